@@ -1,0 +1,46 @@
+"""The preset table: one row each. Adding a preset is adding a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from tq_onnx.codec.spec import LLOYD_MAX, Codec
+
+DEFAULT_PRESET: Final = "int4"
+DEFAULT_SEED: Final = 42
+
+QR: Final = "qr"
+HADAMARD: Final = "hadamard"
+ROTATIONS: Final = (QR, HADAMARD)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named choice of codecs.
+
+    Attributes:
+        name: what the user types.
+        key: codec of the key cache.
+        value: codec of the value cache.
+        rotation: ``qr`` or ``hadamard``.
+        source: where the choice comes from.
+    """
+
+    name: str
+    key: Codec
+    value: Codec
+    rotation: str
+    source: str
+
+
+_ALGORITHM_1 = "TurboQuant paper, Algorithm 1"
+
+PRESETS: Final[dict[str, Preset]] = {
+    preset.name: preset
+    for preset in (
+        Preset("int4", Codec(LLOYD_MAX, 4), Codec(LLOYD_MAX, 4), QR, _ALGORITHM_1),
+        Preset("int3", Codec(LLOYD_MAX, 3), Codec(LLOYD_MAX, 3), QR, _ALGORITHM_1),
+        Preset("int2", Codec(LLOYD_MAX, 2), Codec(LLOYD_MAX, 2), QR, _ALGORITHM_1),
+    )
+}

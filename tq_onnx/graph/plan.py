@@ -1,0 +1,157 @@
+"""What will be done to each layer: frozen, JSON-able data; nothing here touches a graph.
+
+``make_plan`` turns what was recognised (``tq_onnx.graph.match``) and what the user asked for into a
+``Plan``. The plan is written into the converted model's metadata, where the runtime finds the names
+of its inputs, outputs and caches, and where ``inspect`` finds what was done. This module imports
+neither onnx nor onnx-ir, so that the runtime can read a plan without them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from tq_onnx.errors import ModelFileError
+
+METADATA_PLAN: Final = "tq_onnx.plan"
+METADATA_VERSION: Final = "tq_onnx.version"
+METADATA_PRESET: Final = "tq_onnx.preset"
+METADATA_DIGEST: Final = "tq_onnx.layout_digest"
+
+
+@dataclass(frozen=True)
+class Interface:
+    """Names of a decoder's inputs and outputs apart from its caches.
+
+    Attributes:
+        tokens: the token ids ``[B, T]`` int64.
+        attention_mask: ``[B, total]`` int64, ones for tokens that count; None if the graph has none.
+        position_ids: ``[B, T]`` int64; None if the graph has none.
+        logits: the output ``[B, T, vocabulary]``.
+    """
+
+    tokens: str
+    attention_mask: str | None
+    position_ids: str | None
+    logits: str
+
+
+@dataclass(frozen=True)
+class CachePair:
+    """A cache: the graph input it is read from and the graph output it leaves by."""
+
+    past: str
+    present: str
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """One attention layer: what it was, and what it becomes.
+
+    Attributes:
+        layer: index, counted in graph order from 0.
+        dialect: the form it was recognised in.
+        num_heads: query heads H.
+        kv_num_heads: key/value heads N.
+        head_size: D.
+        dtype: ONNX element type of query, key and value: ``FLOAT``, ``FLOAT16`` or ``BFLOAT16``.
+        scale: factor on the scores.
+        causal: whether the operator masks the future itself (otherwise the bias does).
+        sliding_window: number of visible keys, the query's own included; 0 for all.
+        softcap: 0 for none.
+        has_bias: whether an additive mask goes into the operator.
+        key: names of the key cache.
+        value: names of the value cache.
+        key_codec: codec kind of the key cache (see ``codec.spec``), and its bits.
+        value_codec: likewise for values.
+        key_row_bytes: W of the key cache.
+        value_row_bytes: W of the value cache.
+        rotation_seed: seed of this layer's rotation.
+    """
+
+    layer: int
+    dialect: str
+    num_heads: int
+    kv_num_heads: int
+    head_size: int
+    dtype: str
+    scale: float
+    causal: bool
+    sliding_window: int
+    softcap: float
+    has_bias: bool
+    key: CachePair
+    value: CachePair
+    key_codec: str
+    key_bits: int
+    value_codec: str
+    value_bits: int
+    key_row_bytes: int
+    value_row_bytes: int
+    rotation_seed: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole conversion.
+
+    Attributes:
+        tool_version: version of tq-onnx that made it.
+        layout_digest: row layout that it was made for.
+        preset: preset name.
+        rotation: ``qr`` or ``hadamard``.
+        seed: base seed of the rotations.
+        fixed_capacity: whether a caller may bind caches of fixed capacity, updated in place; if not,
+            only growing caches are possible, because the graph takes positions from their length.
+        interface: names of the other inputs and outputs.
+        layers: one entry per attention layer, in graph order.
+    """
+
+    tool_version: str
+    layout_digest: str
+    preset: str
+    rotation: str
+    seed: int
+    fixed_capacity: bool
+    interface: Interface
+    layers: tuple[LayerPlan, ...]
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Cache bytes that one more token of one sequence costs, all layers, metadata included."""
+        return sum(
+            layer.kv_num_heads * (layer.key_row_bytes + layer.value_row_bytes)
+            for layer in self.layers
+        )
+
+    def to_json(self) -> str:
+        """One JSON document with stable key order."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Reads what ``to_json`` wrote.
+
+        Raises:
+            ModelFileError: the text is not a plan.
+        """
+        try:
+            fields = json.loads(text)
+            layers = tuple(_layer(entry) for entry in fields.pop("layers"))
+            interface = Interface(**fields.pop("interface"))
+            return cls(interface=interface, layers=layers, **fields)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ModelFileError(
+                "the model's conversion metadata cannot be read",
+                where=METADATA_PLAN,
+                fix=f"convert the original model again ({error})",
+            ) from error
+
+
+def _layer(entry: Mapping[str, Any]) -> LayerPlan:
+    fields = dict(entry)
+    key = CachePair(**fields.pop("key"))
+    value = CachePair(**fields.pop("value"))
+    return LayerPlan(key=key, value=value, **fields)
