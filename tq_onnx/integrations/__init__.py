@@ -1,0 +1,1 @@
+"""What connects tq-onnx with the files that other tools make: models, weights and tokenizers."""
