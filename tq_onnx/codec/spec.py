@@ -4,9 +4,9 @@ One row holds one vector of one key/value head: codes first, metadata after. Row
 tensors ``[B, N, S, W]`` (batch, KV head, token, row bytes), W static.
 
 Packing is planar, because a plane unpacks with one mask and one shift on every vector unit. A plane
-of ``w`` bits packs ``8 / w`` coordinates into a byte: with ``n = d * w / 8`` bytes, byte ``i`` holds
-coordinate ``i + k * n`` in its bits ``[k * w, (k + 1) * w)``. A code of ``b`` bits is split into
-planes of falling width, low-order bits first: 4 = (4), 3 = (2, 1), 2 = (2), 5 = (4, 1).
+of ``w`` bits packs ``8 / w`` coordinates into a byte: with ``n = d * w / 8`` bytes, byte ``i``
+holds coordinate ``i + k * n`` in its bits ``[k * w, (k + 1) * w)``. A code of ``b`` bits is split
+into planes of falling width, low-order bits first: 4 = (4), 3 = (2, 1), 2 = (2), 5 = (4, 1).
 
 The layout digest goes into the C++ library, into the metadata of every converted model and into
 this package; whoever meets a different digest refuses.

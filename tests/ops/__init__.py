@@ -1,0 +1,1 @@
+"""Tests of the operators as ONNX sees them: schemas and function bodies."""

@@ -1,0 +1,258 @@
+"""Schemas and inference: what is accepted, what is inferred, what is refused and how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx.checker import ValidationError
+from onnx.shape_inference import InferenceError
+
+from tests.ops.models import Site
+from tq_onnx.codec.spec import LLOYD_MAX_BITS
+from tq_onnx.ops import documentation as doc
+from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE, VERSION
+from tq_onnx.ops.schema import (
+    deregister_schemas,
+    is_registered,
+    register_schemas,
+    registered,
+)
+
+
+@pytest.fixture
+def schemas() -> Iterator[None]:
+    with registered():
+        yield
+
+
+def check(model: onnx.ModelProto) -> None:
+    onnx.checker.check_model(model, full_check=True)
+
+
+def node_of(model: onnx.ModelProto, op_type: str) -> onnx.NodeProto:
+    return next(node for node in model.graph.node if node.op_type == op_type)
+
+
+def attribute_of(node: onnx.NodeProto, name: str) -> onnx.AttributeProto:
+    return next(attribute for attribute in node.attribute if attribute.name == name)
+
+
+def inferred(model: onnx.ModelProto) -> dict[str, list[Any]]:
+    """Shapes that inference finds when the graph says nothing about results."""
+    del model.graph.value_info[:]
+    for output in model.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    result = onnx.shape_inference.infer_shapes(model, strict_mode=True)
+    return {
+        value.name: [
+            dim.dim_value if dim.HasField("dim_value") else dim.dim_param
+            for dim in value.type.tensor_type.shape.dim
+        ]
+        for value in [*result.graph.value_info, *result.graph.output]
+    }
+
+
+def test_registering_and_deregistering_twice_is_harmless() -> None:
+    register_schemas()
+    register_schemas()
+    assert is_registered()
+    deregister_schemas()
+    deregister_schemas()
+    assert not is_registered()
+    assert not onnx.defs.has(ENCODE, DOMAIN)
+
+
+def test_registered_leaves_things_as_they_were() -> None:
+    with registered():
+        assert is_registered()
+        with registered():
+            pass
+        assert is_registered()
+    assert not is_registered()
+
+
+def test_an_error_inside_the_block_deregisters_all_the_same() -> None:
+    with pytest.raises(KeyError), registered():
+        raise KeyError
+    assert not is_registered()
+
+
+@pytest.mark.usefixtures("schemas")
+def test_everything_is_documented() -> None:
+    for name, inputs, outputs, attributes in (
+        (ENCODE, doc.ENCODE_INPUTS, doc.ENCODE_OUTPUTS, doc.ENCODE_ATTRIBUTES),
+        (
+            ATTENTION,
+            (*doc.ATTENTION_INPUTS, doc.ATTENTION_BIAS),
+            doc.ATTENTION_OUTPUTS,
+            doc.ATTENTION_ATTRIBUTES,
+        ),
+    ):
+        schema = onnx.defs.get_schema(name, VERSION, DOMAIN)
+        assert schema.doc
+        assert [(p.name, p.description) for p in schema.inputs] == list(inputs)
+        assert [(p.name, p.description) for p in schema.outputs] == list(outputs)
+        assert {n: a.description for n, a in schema.attributes.items()} == dict(attributes)
+        assert all(attribute.required for attribute in schema.attributes.values())
+
+
+@pytest.mark.usefixtures("schemas")
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("dtype", [ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16])
+@pytest.mark.parametrize("bits", list(product(LLOYD_MAX_BITS, LLOYD_MAX_BITS)))
+def test_models_with_bodies_of_the_same_names_are_accepted(
+    bits: tuple[int, int], dtype: ir.DataType, has_bias: bool
+) -> None:
+    check(Site(*bits, dtype=dtype, has_bias=has_bias).model())
+
+
+@pytest.mark.usefixtures("schemas")
+@pytest.mark.parametrize(("bits", "width"), [(4, 66), (3, 50), (2, 34)])
+def test_shapes_are_inferred(bits: int, width: int) -> None:
+    shapes = inferred(Site(key_bits=bits, heads=16, kv_heads=8, head_size=128).model())
+    batch, heads, slots, row_bytes = shapes["present_key"]
+    assert (batch, heads, row_bytes) == ("B", 8, width)
+    assert not isinstance(slots, int)
+    assert shapes["present_value"][3] == 66
+    assert shapes["attended"] == ["B", 16, "T", 128]
+
+
+@pytest.mark.usefixtures("schemas")
+@pytest.mark.parametrize(("past_length", "slots"), [([2, 5], 8), ([2, 9], 12), ([0], 8)])
+def test_slots_are_known_when_everything_is(past_length: list[int], slots: int) -> None:
+    model = Site().model()
+    constant = onnx.numpy_helper.from_array(np.array(past_length, np.int64), "past_length")
+    model.graph.initializer.append(constant)
+    for value in model.graph.input:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_value = {"B": 2, "P": 8, "T": 3}.get(dim.dim_param, len(past_length))
+    assert inferred(model)["present_key"] == [2, 2, slots, 18]
+
+
+@pytest.mark.usefixtures("schemas")
+@pytest.mark.parametrize(
+    ("op_type", "attribute"),
+    [(ENCODE, entry[0]) for entry in doc.ENCODE_ATTRIBUTES]
+    + [(ATTENTION, entry[0]) for entry in doc.ATTENTION_ATTRIBUTES],
+)
+def test_a_missing_attribute_is_caught(op_type: str, attribute: str) -> None:
+    model = Site().model()
+    node = node_of(model, op_type)
+    node.attribute.remove(attribute_of(node, attribute))
+    with pytest.raises(ValidationError, match=f"'{attribute}' is missing"):
+        onnx.checker.check_model(model)
+
+
+@pytest.mark.usefixtures("schemas")
+def test_an_attribute_that_does_not_exist_is_caught() -> None:
+    model = Site().model()
+    attribute_of(node_of(model, ATTENTION), "softcap").name = "soft_cap"
+    with pytest.raises(ValidationError, match="soft"):
+        onnx.checker.check_model(model)
+
+
+def set_attribute(op_type: str, name: str, value: Any) -> Callable[[onnx.ModelProto], None]:
+    def change(model: onnx.ModelProto) -> None:
+        attribute = attribute_of(node_of(model, op_type), name)
+        field = {int: "i", float: "f", bytes: "s"}[type(value)]
+        setattr(attribute, field, value)
+
+    return change
+
+
+def set_size(name: str, axis: int, size: int) -> Callable[[onnx.ModelProto], None]:
+    def change(model: onnx.ModelProto) -> None:
+        for value in [*model.graph.input, *model.graph.value_info]:
+            if value.name in (name, f"{name}_cast"):
+                value.type.tensor_type.shape.dim[axis].dim_value = size
+
+    return change
+
+
+def set_constant(name: str, *shape: int) -> Callable[[onnx.ModelProto], None]:
+    def change(model: onnx.ModelProto) -> None:
+        for tensor in model.graph.initializer:
+            if tensor.name == name:
+                tensor.CopyFrom(onnx.numpy_helper.from_array(np.zeros(shape, np.float32), name))
+        stated = [value for value in model.graph.value_info if value.name == name]
+        for value in stated:
+            model.graph.value_info.remove(value)
+
+    return change
+
+
+@pytest.mark.usefixtures("schemas")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (set_attribute(ENCODE, "bits", 7), "lloyd_max has no 7-bit form"),
+        (set_attribute(ENCODE, "codec", b"zip"), "codec kind 'zip'"),
+        (set_attribute(ENCODE, "bits", 3), "size of centroids for lloyd_max 3 is 16, not 8"),
+        (set_attribute(ENCODE, "norm_correction", 2), "norm_correction is 2, not 0 or 1"),
+        (set_attribute(ATTENTION, "causal", -1), "causal is -1, not 0 or 1"),
+        (set_attribute(ATTENTION, "sliding_window", -4), "sliding_window is -4, below 0"),
+        (set_attribute(ATTENTION, "softcap", -0.5), "softcap is -0.5, below 0"),
+        (set_attribute(ATTENTION, "value_bits", 2), "value_cache has rows of 18 bytes"),
+        (set_attribute(ATTENTION, "key_codec", b"fp8"), "codec kind 'fp8'"),
+        (set_size("past_key", 3, 66), "66 bytes, but lloyd_max 4 at head size 32 needs 18"),
+        (set_size("past_key", 1, 3), "number of heads of vectors and past differs: 2 and 3"),
+        (set_size("key", 3, 64), "head size of vectors and rotation differs: 32 and 64"),
+        (set_size("query", 1, 3), "3 query heads are not a multiple of 2 KV heads"),
+        (set_size("query", 3, 64), "head size of query and rotations differs: 32 and 64"),
+        (set_constant("key_boundaries", 16), "boundaries for lloyd_max 4 is 16, not 15"),
+        (set_constant("value_centroids", 8), "centroids for lloyd_max 4 is 8, not 16"),
+        (set_constant("key_rotation", 32), "rotation has 1 dimensions, not 2"),
+    ],
+)
+def test_contradictions_are_refused(
+    change: Callable[[onnx.ModelProto], None], message: str
+) -> None:
+    model = Site().model()
+    check(model)
+    change(model)
+    with pytest.raises(InferenceError) as caught:
+        check(model)
+    assert message in str(caught.value)
+    assert "TurboQuant" in str(caught.value), "names the operator"
+    assert "present_" in str(caught.value) or "attended" in str(caught.value), "names the node"
+
+
+@pytest.mark.usefixtures("schemas")
+def test_a_bias_that_cannot_be_broadcast_is_refused() -> None:
+    for axis, size, message in (
+        (1, 3, "dimension 1 of attention_bias is 3, not 1 or 4"),
+        (3, 4, "4 columns for 5 new tokens"),
+    ):
+        model = Site(has_bias=True).model()
+        set_size("query", 2, 5)(model)
+        set_size("attention_bias", axis, 1)(model)
+        check(model)
+        set_size("attention_bias", axis, size)(model)
+        with pytest.raises(InferenceError, match=message):
+            check(model)
+
+
+@pytest.mark.usefixtures("schemas")
+def test_element_types_are_checked() -> None:
+    model = Site().model()
+    node_of(model, "Cast").attribute[0].i = onnx.TensorProto.DOUBLE
+    for value in model.graph.value_info:
+        if value.name == "key_cast":
+            value.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+    with pytest.raises(InferenceError, match="type"):
+        check(model)
+
+
+def test_without_the_schemas_a_missing_attribute_goes_unnoticed() -> None:
+    """The negative twin: it is the schemas that catch it."""
+    model = Site().model()
+    node = node_of(model, ENCODE)
+    node.attribute.remove(attribute_of(node, "bits"))
+    onnx.checker.check_model(model)

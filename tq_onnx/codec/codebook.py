@@ -1,0 +1,181 @@
+"""Lloyd-Max codebooks for one coordinate of a random unit vector.
+
+Input: bits b and head size d. Output: L = 2^b centroids and L - 1 boundaries, float32, ready to be
+baked as initializers: antisymmetric to the bit, boundaries midway between centroids, the middle
+boundary exactly 0.
+
+The design density is N(0, 1/d) for d >= 64 and, for smaller d, the exact law of a coordinate of a
+uniformly random unit vector (TurboQuant paper, Lemma 1):
+
+    f(x) = Gamma(d/2) / (sqrt(pi) Gamma((d-1)/2)) (1 - x^2)^((d-3)/2)   on [-1, 1]
+
+Both have closed forms for the probability and the first moment of an interval, so that the
+fixed-point iteration (Lloyd 1982, Max 1960) needs no quadrature and no scipy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tq_onnx.codec.spec import LLOYD_MAX, Codec, row_layout
+
+GAUSSIAN_FROM_HEAD_SIZE: Final = 64
+"""From this head size on the Gaussian stands in for the exact law."""
+
+_CONVERGED: Final = 1e-12
+"""Moves of a centroid below this many standard deviations may be rounding noise."""
+
+
+@dataclass(frozen=True, eq=False)
+class Codebook:
+    """A scalar quantiser.
+
+    Attributes:
+        centroids: float32 ``[L]``, rising; ``centroids[i] == -centroids[L - 1 - i]`` to the bit.
+        boundaries: float32 ``[L - 1]``, rising; a value equal to a boundary belongs above it.
+        mse: expected squared error of a unit vector (d times that of one coordinate) under the
+            design density, without norm correction.
+    """
+
+    centroids: npt.NDArray[np.float32]
+    boundaries: npt.NDArray[np.float32]
+    mse: float
+
+
+class _Law(Protocol):
+    """A symmetric density: what the iteration needs to know of it."""
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation."""
+
+    @property
+    def end(self) -> float:
+        """Upper end of the support."""
+
+    def probability(self, low: float, high: float) -> float:
+        """Probability of ``[low, high]``, 0 <= low."""
+
+    def moment(self, low: float, high: float) -> float:
+        """Integral of x f(x) over ``[low, high]``, 0 <= low."""
+
+
+@dataclass(frozen=True)
+class _Gaussian:
+    """N(0, 1/d), worked out in units of its standard deviation."""
+
+    head_size: int
+    end: float = math.inf
+
+    @property
+    def deviation(self) -> float:
+        return 1 / math.sqrt(self.head_size)
+
+    def probability(self, low: float, high: float) -> float:
+        root = math.sqrt(self.head_size / 2)
+        # erfc keeps the digits of the tail that a difference of erf would lose.
+        return 0.5 * (math.erfc(low * root) - math.erfc(high * root))
+
+    def moment(self, low: float, high: float) -> float:
+        return self._tail_moment(low) - self._tail_moment(high)
+
+    def _tail_moment(self, x: float) -> float:
+        return math.exp(-0.5 * self.head_size * x * x) / math.sqrt(2 * math.pi * self.head_size)
+
+
+@dataclass(frozen=True)
+class _UnitSphere:
+    """One coordinate of a uniformly random unit vector in d dimensions."""
+
+    head_size: int
+    end: float = 1.0
+
+    @property
+    def deviation(self) -> float:
+        return 1 / math.sqrt(self.head_size)
+
+    @property
+    def _density_at_zero(self) -> float:
+        d = self.head_size
+        return math.exp(math.lgamma(d / 2) - math.lgamma((d - 1) / 2)) / math.sqrt(math.pi)
+
+    def probability(self, low: float, high: float) -> float:
+        return self._density_at_zero * (self._cosine_power(high) - self._cosine_power(low))
+
+    def _cosine_power(self, x: float) -> float:
+        """Integral of cos^(d-2) from 0 to asin(x), which x = sin(a) turns f into.
+
+        n I_n = cos^(n-1) sin + (n-1) I_(n-2): for x >= 0 a sum of positive terms, hence stable.
+        """
+        sine, cosine = x, math.sqrt(1 - x * x)
+        even = self.head_size % 2 == 0
+        integral = math.asin(x) if even else sine
+        for n in range(2 if even else 3, self.head_size - 1, 2):
+            integral = (cosine ** (n - 1) * sine + (n - 1) * integral) / n
+        return integral
+
+    def moment(self, low: float, high: float) -> float:
+        d = self.head_size
+        tails = (1 - low * low) ** ((d - 1) / 2) - (1 - high * high) ** ((d - 1) / 2)
+        return float(self._density_at_zero * tails / (d - 1))
+
+
+@cache
+def lloyd_max(bits: int, head_size: int) -> Codebook:
+    """The codebook of ``lloyd_max`` for one number of bits and one head size; cached, read-only.
+
+    Args:
+        bits: bits per coordinate, see ``spec.LLOYD_MAX_BITS``.
+        head_size: coordinates of a vector, d.
+
+    Raises:
+        ValueError: there is no such codec or no such head size.
+    """
+    codec = Codec(LLOYD_MAX, bits)
+    row_layout(codec, head_size)  # refuses head sizes that no row can hold
+    gaussian = head_size >= GAUSSIAN_FROM_HEAD_SIZE
+    law: _Law = _Gaussian(head_size) if gaussian else _UnitSphere(head_size)
+    upper = _converge(law, codec.levels // 2)
+    edges = _edges(law, upper)
+    # At the fixed point E[x q(x)] = E[q(x)^2], hence the error is E[x^2] - E[q(x)^2].
+    energy = 2 * sum(
+        law.probability(low, high) * centroid**2
+        for (low, high), centroid in zip(pairwise(edges), upper, strict=True)
+    )
+    centroids = np.array([-c for c in reversed(upper)] + upper, np.float32)
+    inner = edges[1:-1]
+    boundaries = np.array([-t for t in reversed(inner)] + [0.0] + inner, np.float32)
+    centroids.setflags(write=False)
+    boundaries.setflags(write=False)
+    return Codebook(centroids, boundaries, head_size * (law.deviation**2 - energy))
+
+
+def _converge(law: _Law, count: int) -> list[float]:
+    """The positive centroids of the optimal symmetric quantiser with ``2 * count`` levels."""
+    spacing = 3 * law.deviation / count
+    centroids = [(index + 0.5) * spacing for index in range(count)]
+    previous = math.inf
+    while True:
+        edges = _edges(law, centroids)
+        moved = [
+            law.moment(low, high) / law.probability(low, high) for low, high in pairwise(edges)
+        ]
+        step = max(abs(new - old) for new, old in zip(moved, centroids, strict=True))
+        centroids = moved
+        # Convergence is linear, so a small step alone says little; one that has stopped shrinking
+        # says that only rounding is left.
+        if previous <= step < _CONVERGED * law.deviation or step == 0:
+            return centroids
+        previous = step
+
+
+def _edges(law: _Law, upper: list[float]) -> list[float]:
+    middles = [(low + high) / 2 for low, high in pairwise(upper)]
+    return [0.0, *middles, law.end]

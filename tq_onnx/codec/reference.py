@@ -1,0 +1,237 @@
+"""The oracle: encode, append, decode and attention in numpy float64.
+
+Whatever stands to the right of this module (function bodies, CPU kernels, device kernels) is
+compared with it. It is written for reading, not for speed: attention decodes the whole cache and
+never uses the rotated space, so that the shortcut of the backends is checked and not repeated.
+
+A row is stored as
+
+    gamma = ||x||,  y = (x / gamma) R,  idx_j = #{i : y_j >= t_i},
+    s = gamma / ||c[idx]|| (with norm correction) or gamma,   x' = s c[idx] R^T.
+
+Refused: nothing. A row whose norm is not a finite float32 is stored as the zero vector; a zero
+vector has scale 0 and decodes to exact zeros.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tq_onnx.codec.bitpack import pack, unpack
+from tq_onnx.codec.codebook import Codebook
+from tq_onnx.codec.spec import MAX_SCALE, Codec, row_layout
+
+Float64 = npt.NDArray[np.float64]
+Bytes = npt.NDArray[np.uint8]
+
+_LOWEST: Final = {"float16": -65504.0, "bfloat16": -3.3895313892515355e38}
+_LOWEST_FLOAT32: Final = -3.4028234663852886e38
+
+
+def rotate(
+    vectors: npt.NDArray[np.generic], rotation: npt.NDArray[np.float32]
+) -> tuple[Float64, Float64]:
+    """Splits vectors into norms and rotated directions.
+
+    Args:
+        vectors: floats ``[..., D]``.
+        rotation: float32 ``[D, D]``.
+
+    Returns:
+        norms float64 ``[...]`` and coordinates float64 ``[..., D]``; both 0 for a row whose squared
+        norm is 0 or not finite in float32, which is what the backends accumulate in.
+    """
+    x = np.asarray(vectors, np.float64)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        energy = np.sum(x * x, axis=-1)
+        usable = np.isfinite(energy.astype(np.float32)) & (energy.astype(np.float32) > 0)
+    norms = np.sqrt(np.where(usable, energy, 0))
+    directions = np.where(usable[..., None], x, 0) / np.where(usable, norms, 1)[..., None]
+    return norms, directions @ np.asarray(rotation, np.float64)
+
+
+def encode(
+    vectors: npt.NDArray[np.generic],
+    codec: Codec,
+    rotation: npt.NDArray[np.float32],
+    codebook: Codebook,
+    norm_correction: bool = True,
+) -> Bytes:
+    """Encodes vectors.
+
+    Args:
+        vectors: floats ``[..., D]``.
+        codec: the codec; its bits are those of the codebook.
+        rotation: float32 ``[D, D]``.
+        codebook: centroids and boundaries.
+        norm_correction: whether the scale makes up for the norm that quantisation loses.
+
+    Returns:
+        uint8 ``[..., W]``.
+    """
+    layout = row_layout(codec, np.shape(vectors)[-1])
+    norms, y = rotate(vectors, rotation)
+    boundaries = codebook.boundaries.astype(np.float64)
+    codes = np.searchsorted(boundaries, y, side="right").astype(np.uint8)
+    scales = norms
+    if norm_correction:
+        scales = norms / np.linalg.norm(codebook.centroids.astype(np.float64)[codes], axis=-1)
+    # Through float32, as the backends round.
+    stored = np.minimum(scales, MAX_SCALE).astype(np.float32).astype("<f2")
+    return np.concatenate([pack(codes, layout), stored[..., None].view(np.uint8)], axis=-1)
+
+
+def scales_of(rows: Bytes, codec: Codec, head_size: int) -> Float64:
+    """The scales of rows ``[..., W]``: float64 ``[...]``."""
+    offset = row_layout(codec, head_size).scale_offset
+    stored = np.ascontiguousarray(rows[..., offset:]).view("<f2")[..., 0]
+    return stored.astype(np.float64)
+
+
+def decode(
+    rows: Bytes, codec: Codec, rotation: npt.NDArray[np.float32], codebook: Codebook
+) -> Float64:
+    """Decodes rows ``[..., W]`` to vectors, float64 ``[..., D]``."""
+    return _decode(rows, codec, rotation, codebook.centroids)
+
+
+def _decode(
+    rows: Bytes,
+    codec: Codec,
+    rotation: npt.NDArray[np.float32],
+    centroids: npt.NDArray[np.float32],
+) -> Float64:
+    head_size = rotation.shape[0]
+    values = centroids.astype(np.float64)[unpack(rows, row_layout(codec, head_size))]
+    directions = values @ rotation.astype(np.float64).T
+    # Rows that were never written may hold any bytes, hence any scale; whether one is read at all
+    # is up to the caller.
+    with np.errstate(invalid="ignore"):
+        vectors: Float64 = scales_of(rows, codec, head_size)[..., None] * directions
+    return vectors
+
+
+def append(past: Bytes, rows: Bytes, past_length: npt.NDArray[np.int64]) -> Bytes:
+    """Puts new rows behind those that a cache holds already.
+
+    Args:
+        past: uint8 ``[B, N, P, W]``.
+        rows: uint8 ``[B, N, T, W]``.
+        past_length: int64 ``[B]`` or ``[1]``; row t of sequence b goes to slot past_length[b] + t.
+
+    Returns:
+        uint8 ``[B, N, S, W]`` with S = max(P, max(past_length) + T): slots that are not written
+        keep the bytes of ``past``, or are zero where ``past`` has none.
+
+    Raises:
+        ValueError: a length is negative.
+    """
+    batch, heads, new, width = rows.shape
+    lengths = _lengths(past_length, batch)
+    slots = max(past.shape[2], int(lengths.max(initial=0)) + new)
+    present = np.zeros((batch, heads, slots, width), np.uint8)
+    present[:, :, : past.shape[2]] = past
+    for b, length in enumerate(lengths):
+        present[b, :, length : length + new] = rows[b]
+    return present
+
+
+def attention(
+    query: npt.NDArray[np.generic],
+    key_cache: Bytes,
+    value_cache: Bytes,
+    past_length: npt.NDArray[np.int64],
+    *,
+    key: Codec,
+    value: Codec,
+    key_rotation: npt.NDArray[np.float32],
+    key_codebook: npt.NDArray[np.float32],
+    value_rotation: npt.NDArray[np.float32],
+    value_codebook: npt.NDArray[np.float32],
+    scale: float,
+    causal: bool,
+    sliding_window: int = 0,
+    softcap: float = 0.0,
+    attention_bias: npt.NDArray[np.generic] | None = None,
+) -> Float64:
+    """Grouped-query attention over the decoded caches.
+
+    Query t of sequence b stands at position p = past_length[b] + t; the keys 0 .. past_length[b] +
+    T - 1 exist. A key at position s is visible unless it does not exist, ``causal`` and s > p,
+    ``sliding_window`` and p - s >= sliding_window, or its bias is at most half of the lowest finite
+    value of the bias type. The score is scale * q.k, then softcap * tanh(score / softcap), then the
+    bias is added. A query that sees no key gives zeros.
+
+    Args:
+        query: floats ``[B, H, T, D]``; query head h reads KV head h // (H / N).
+        key_cache: uint8 ``[B, N, S, Wk]``.
+        value_cache: uint8 ``[B, N, S, Wv]``.
+        past_length: int64 ``[B]`` or ``[1]``.
+        key: codec of the keys.
+        value: codec of the values.
+        key_rotation: float32 ``[D, D]``.
+        key_codebook: centroids of the keys, float32 ``[L]``.
+        value_rotation: float32 ``[D, D]``.
+        value_codebook: centroids of the values, float32 ``[L]``.
+        scale: factor on the scores.
+        causal: whether the future is hidden.
+        sliding_window: number of visible keys, the query's own included; 0 for all.
+        softcap: 0 for none.
+        attention_bias: floats broadcastable to ``[B, H, T, total]``, total = max(past_length) + T;
+            a last dimension longer than total is cut.
+
+    Returns:
+        float64 ``[B, H, T, D]``.
+
+    Raises:
+        ValueError: a length is negative or the caches are too short for it.
+    """
+    batch, heads, new, head_size = query.shape
+    lengths = _lengths(past_length, batch)
+    total = int(lengths.max(initial=0)) + new
+    if total > key_cache.shape[2]:
+        raise ValueError(f"a cache of {key_cache.shape[2]} rows is too short for {total}")
+    keys = _decode(key_cache[:, :, :total], key, key_rotation, key_codebook)
+    values = _decode(value_cache[:, :, :total], value, value_rotation, value_codebook)
+    bias, hidden = _bias(attention_bias, (batch, heads, new, total))
+    queries = np.asarray(query, np.float64)
+    group = heads // key_cache.shape[1]
+    output = np.zeros((batch, heads, new, head_size))
+    for b, h, t in np.ndindex(batch, heads, new):
+        position = lengths[b] + t
+        visible = (np.arange(total) < lengths[b] + new) & ~hidden[b, h, t]
+        if causal:
+            visible &= np.arange(total) <= position
+        if sliding_window:
+            visible &= position - np.arange(total) < sliding_window
+        seen = np.flatnonzero(visible)
+        if not len(seen):
+            continue
+        scores = scale * (keys[b, h // group, seen] @ queries[b, h, t])
+        if softcap:
+            scores = softcap * np.tanh(scores / softcap)
+        scores += bias[b, h, t, seen]
+        weights = np.exp(scores - scores.max())
+        output[b, h, t] = weights @ values[b, h // group, seen] / weights.sum()
+    return output
+
+
+def _lengths(past_length: npt.NDArray[np.int64], batch: int) -> npt.NDArray[np.int64]:
+    lengths = np.broadcast_to(np.asarray(past_length, np.int64), (batch,))
+    if (lengths < 0).any():
+        raise ValueError(f"past_length {past_length.tolist()} is negative")
+    return lengths
+
+
+def _bias(
+    bias: npt.NDArray[np.generic] | None, shape: tuple[int, int, int, int]
+) -> tuple[Float64, npt.NDArray[np.bool_]]:
+    """The bias and whether it hides the key, both of ``shape``."""
+    if bias is None:
+        return np.zeros(shape), np.zeros(shape, np.bool_)
+    lowest = _LOWEST.get(bias.dtype.name, _LOWEST_FLOAT32)
+    cut = bias[..., : shape[-1]].astype(np.float64)
+    return np.broadcast_to(cut, shape), np.broadcast_to(cut <= lowest / 2, shape)

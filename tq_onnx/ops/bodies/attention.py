@@ -1,0 +1,186 @@
+"""The body of TurboQuantDequantAttention: attention that never un-rotates a key or a value.
+
+With R orthogonal, ``q . (s c[idx] R^T) = s (q R) . c[idx]``: the query is rotated once and the keys
+stay as centroids; likewise the weighted sum of value centroids is un-rotated once, at the end.
+Scales multiply scores and weights, not vectors. What a mask hides is replaced, never multiplied by
+zero: a hidden key contributes nothing even where its bytes are garbage.
+"""
+
+# Tensor annotations are onnxscript's, which mypy cannot read. A function's output is named after
+# the variable it returns; its parameters are inputs and attributes, positional by nature.
+# mypy: disable-error-code="type-arg,misc,no-any-return"
+# ruff: noqa: RET504, PLR0917
+
+from __future__ import annotations
+
+from typing import Final
+
+from onnxscript import BOOL, FLOAT, INT32, INT64, UINT8, script
+
+from tq_onnx.ops.bodies import BOOLEAN, F32, TURBOQUANT, op
+
+_LOWEST: Final = -3.4028234663852886e38
+
+# Lowest finite values of float32, bfloat16 and float16.
+_LOWEST_OF_TYPES: Final = [_LOWEST, -3.3895313892515355e38, -65504.0]
+
+
+@script(TURBOQUANT, default_opset=op)
+def total_length(query: FLOAT[...], past_length: INT64[...]) -> INT64[...]:
+    """Cached tokens of the longest sequence, the new ones included, as a tensor of one element."""
+    longest = op.ReduceMax(past_length, keepdims=1)
+    total = op.Add(longest, op.Shape(query, start=2, end=3))
+    return total
+
+
+@script(TURBOQUANT, default_opset=op)
+def live_rows(cache: UINT8[...], total: INT64[...]) -> UINT8[...]:
+    """The first total rows of every sequence and head of a cache [B, N, S, W]."""
+    rows = op.Slice(cache, op.Constant(value_ints=[0]), total, op.Constant(value_ints=[2]))
+    return rows
+
+
+@script(TURBOQUANT, default_opset=op)
+def visible_keys(
+    query: FLOAT[...],
+    past_length: INT64[...],
+    total: INT64[...],
+    causal: int,
+    sliding_window: int,
+) -> BOOL[...]:
+    """Which keys each query sees by position: [B or 1, 1, T, total].
+
+    Query t stands at p = past_length + t. Key s is visible iff it exists (s < past_length + T), is
+    not in the future (s <= p, when causal) and is within the window (p - s < window, when set).
+    """
+    zero = op.Constant(value_int=0)
+    one = op.Constant(value_int=1)
+    new = op.Squeeze(op.Shape(query, start=2, end=3))
+    steps = op.Unsqueeze(op.Range(zero, new, one), op.Constant(value_ints=[1]))
+    past = op.Reshape(past_length, op.Constant(value_ints=[-1, 1, 1, 1]))
+    positions = op.Add(past, steps)
+    newest_cached = op.Sub(op.Add(past, new), one)
+    newest = op.Where(op.Cast(op.Constant(value_int=causal), to=BOOLEAN), positions, newest_cached)
+    keys = op.Range(zero, op.Squeeze(total), one)
+    window = op.Constant(value_int=sliding_window)
+    unlimited = op.Constant(value_int=9223372036854775807)
+    reach = op.Where(op.Greater(window, zero), window, unlimited)
+    visible = op.And(
+        op.LessOrEqual(keys, newest),
+        op.Less(op.Sub(positions, keys), reach),
+    )
+    return visible
+
+
+@script(TURBOQUANT, default_opset=op)
+def hidden_by_bias(bias: FLOAT[...]) -> BOOL[...]:
+    """Where a bias is at most half of the lowest finite value of its own type.
+
+    The lowest value is found by casting those of all three types to the type of the bias and back:
+    what does not fit becomes infinite, and the lowest that stays finite is the one.
+    """
+    candidates = op.Cast(op.CastLike(op.Constant(value_floats=_LOWEST_OF_TYPES), bias), to=F32)
+    fits = op.GreaterOrEqual(candidates, op.Constant(value_float=_LOWEST))
+    finite = op.Where(fits, candidates, op.Constant(value_float=0.0))
+    lowest = op.ReduceMin(finite, keepdims=1)
+    half = op.Mul(lowest, op.Constant(value_float=0.5))
+    hidden = op.LessOrEqual(op.Cast(bias, to=F32), half)
+    return hidden
+
+
+@script(TURBOQUANT, default_opset=op)
+def key_scores(
+    query: FLOAT[...],
+    codes: INT32[...],
+    scales: FLOAT[...],
+    rotation: FLOAT[...],
+    centroids: FLOAT[...],
+    scale: float,
+    softcap: float,
+) -> FLOAT[...]:
+    """Scores [B, H, T, S] of queries [B, H, T, D] against keys that stay in the rotated space.
+
+    The query heads that share a key/value head are folded into the rows of one matrix product.
+    """
+    rotated = op.Mul(op.MatMul(query, rotation), op.Constant(value_float=scale))
+    rest = op.Constant(value_ints=[-1])
+    grouped_shape = op.Concat(
+        op.Shape(codes, start=0, end=2), rest, op.Shape(query, start=3), axis=0
+    )
+    keys = op.Transpose(op.Gather(centroids, codes), perm=[0, 1, 3, 2])
+    products = op.MatMul(op.Reshape(rotated, grouped_shape), keys)
+    plain_grouped = op.Mul(products, op.Unsqueeze(scales, op.Constant(value_ints=[2])))
+    heads_shape = op.Concat(op.Shape(query, start=0, end=3), rest, axis=0)
+    plain = op.Reshape(plain_grouped, heads_shape)
+    zero = op.Constant(value_float=0.0)
+    cap = op.Constant(value_float=softcap)
+    capped = op.Greater(cap, zero)
+    divisor = op.Where(capped, cap, op.Constant(value_float=1.0))
+    scores = op.Where(capped, op.Mul(cap, op.Tanh(op.Div(plain, divisor))), plain)
+    return scores
+
+
+@script(TURBOQUANT, default_opset=op)
+def masked_softmax(scores: FLOAT[...], visible: BOOL[...]) -> FLOAT[...]:
+    """Softmax over the visible keys; exactly 0 elsewhere, and in rows that see no key."""
+    shown = op.Where(visible, scores, op.Constant(value_float=_LOWEST))
+    weights = op.Where(visible, op.Softmax(shown, axis=-1), op.Constant(value_float=0.0))
+    return weights
+
+
+@script(TURBOQUANT, default_opset=op)
+def weighted_values(
+    weights: FLOAT[...],
+    visible: BOOL[...],
+    codes: INT32[...],
+    scales: FLOAT[...],
+    rotation: FLOAT[...],
+    centroids: FLOAT[...],
+) -> FLOAT[...]:
+    """Sum over S of weights [B, H, T, S] times values, un-rotated once: [B, H, T, D]."""
+    rest = op.Constant(value_ints=[-1])
+    zero = op.Constant(value_float=0.0)
+    heads_shape = op.Shape(weights)
+    grouped_shape = op.Concat(
+        op.Shape(codes, start=0, end=2), rest, op.Shape(codes, start=2, end=3), axis=0
+    )
+    per_row = op.Unsqueeze(scales, op.Constant(value_ints=[2]))
+    scaled = op.Reshape(op.Mul(op.Reshape(weights, grouped_shape), per_row), heads_shape)
+    # 0 * NaN is NaN: the scale of a hidden row must not reach the sum.
+    clean = op.Reshape(op.Where(visible, scaled, zero), grouped_shape)
+    sums = op.MatMul(clean, op.Gather(centroids, codes))
+    context_shape = op.Concat(
+        op.Slice(heads_shape, op.Constant(value_ints=[0]), op.Constant(value_ints=[3])),
+        rest,
+        axis=0,
+    )
+    context = op.MatMul(op.Reshape(sums, context_shape), op.Transpose(rotation, perm=[1, 0]))
+    return context
+
+
+@script(TURBOQUANT, default_opset=op)
+def attend(
+    query: FLOAT[...],
+    key_codes: INT32[...],
+    key_scales: FLOAT[...],
+    key_rotation: FLOAT[...],
+    key_centroids: FLOAT[...],
+    value_codes: INT32[...],
+    value_scales: FLOAT[...],
+    value_rotation: FLOAT[...],
+    value_centroids: FLOAT[...],
+    visible: BOOL[...],
+    bias: FLOAT[...],
+    scale: float,
+    softcap: float,
+) -> FLOAT[...]:
+    """Attention [B, H, T, D] of queries over unpacked rows, in the query's type."""
+    scores = key_scores(
+        op.Cast(query, to=F32), key_codes, key_scales, key_rotation, key_centroids, scale, softcap
+    )
+    weights = masked_softmax(op.Add(scores, bias), visible)
+    context = weighted_values(
+        weights, visible, value_codes, value_scales, value_rotation, value_centroids
+    )
+    output = op.CastLike(context, query)
+    return output

@@ -1,0 +1,132 @@
+"""onnx.defs schemas of both operators, with type and shape inference.
+
+Once registered, ``onnx.checker`` catches missing attributes and wrong element types, and
+``onnx.shape_inference`` (and so ``check_model(full_check=True)``) the shapes that cannot be: a row
+width that is not the codec's, a rotation of another size, query heads that KV heads do not divide.
+A model that also carries function bodies of the same names is checked against the schemas.
+
+Inference states the batch, heads and row bytes of the caches; the number of slots of ``present``
+stays open unless past, new tokens and ``past_length`` are all constants. It refuses with
+``onnx.shape_inference.InferenceError``, naming the node, the input and both values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import onnx
+from onnx.defs import OpSchema
+
+from tq_onnx.ops import documentation as doc
+from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE, VERSION
+from tq_onnx.ops.inference import infer_attention, infer_encode
+
+_FLOATS: Final = ("tensor(float)", "tensor(float16)", "tensor(bfloat16)")
+_BYTES: Final = "tensor(uint8)"
+_INT64: Final = "tensor(int64)"
+_FLOAT: Final = "tensor(float)"
+_TYPES: Final = (("T", _FLOATS, "element type of the model's activations"),)
+
+_ENCODE_TYPES: Final = {"vectors": "T", "past": _BYTES, "present": _BYTES, "past_length": _INT64}
+_ATTENTION_TYPES: Final = {
+    "query": "T",
+    "key_cache": _BYTES,
+    "value_cache": _BYTES,
+    "past_length": _INT64,
+    "attention_bias": "T",
+    "output": "T",
+}
+_ATTRIBUTE_TYPES: Final[dict[str, Any]] = {
+    "scale": OpSchema.AttrType.FLOAT,
+    "softcap": OpSchema.AttrType.FLOAT,
+    "codec": OpSchema.AttrType.STRING,
+    "key_codec": OpSchema.AttrType.STRING,
+    "value_codec": OpSchema.AttrType.STRING,
+}
+
+
+def _parameter(entry: tuple[str, str], types: dict[str, str], *, optional: bool = False) -> Any:
+    name, meaning = entry
+    options = OpSchema.FormalParameterOption
+    return OpSchema.FormalParameter(
+        name,
+        types.get(name, _FLOAT),
+        meaning,
+        param_option=options.Optional if optional else options.Single,
+    )
+
+
+def _attributes(entries: tuple[tuple[str, str], ...]) -> list[OpSchema.Attribute]:
+    integer = OpSchema.AttrType.INT
+    return [
+        OpSchema.Attribute(name, _ATTRIBUTE_TYPES.get(name, integer), meaning, required=True)
+        for name, meaning in entries
+    ]
+
+
+def encode_schema() -> OpSchema:
+    """The schema of TurboQuantEncode."""
+    schema = OpSchema(
+        ENCODE,
+        DOMAIN,
+        VERSION,
+        doc.ENCODE_SUMMARY,
+        inputs=[_parameter(entry, _ENCODE_TYPES) for entry in doc.ENCODE_INPUTS],
+        outputs=[_parameter(entry, _ENCODE_TYPES) for entry in doc.ENCODE_OUTPUTS],
+        type_constraints=_TYPES,
+        attributes=_attributes(doc.ENCODE_ATTRIBUTES),
+    )
+    schema.set_type_and_shape_inference_function(infer_encode)
+    return schema
+
+
+def attention_schema() -> OpSchema:
+    """The schema of TurboQuantDequantAttention."""
+    schema = OpSchema(
+        ATTENTION,
+        DOMAIN,
+        VERSION,
+        doc.ATTENTION_SUMMARY,
+        inputs=[
+            *(_parameter(entry, _ATTENTION_TYPES) for entry in doc.ATTENTION_INPUTS),
+            _parameter(doc.ATTENTION_BIAS, _ATTENTION_TYPES, optional=True),
+        ],
+        outputs=[_parameter(entry, _ATTENTION_TYPES) for entry in doc.ATTENTION_OUTPUTS],
+        type_constraints=_TYPES,
+        attributes=_attributes(doc.ATTENTION_ATTRIBUTES),
+    )
+    schema.set_type_and_shape_inference_function(infer_attention)
+    return schema
+
+
+def is_registered() -> bool:
+    """Whether onnx knows both operators."""
+    return all(onnx.defs.has(name, DOMAIN) for name in (ENCODE, ATTENTION))
+
+
+def register_schemas() -> None:
+    """Makes both operators known to onnx. Does nothing for one that is known already."""
+    for schema in (encode_schema(), attention_schema()):
+        if not onnx.defs.has(schema.name, DOMAIN):
+            onnx.defs.register_schema(schema)
+
+
+def deregister_schemas() -> None:
+    """Makes onnx forget both operators. Does nothing for one that is not known."""
+    for name in (ENCODE, ATTENTION):
+        if onnx.defs.has(name, DOMAIN):
+            onnx.defs.deregister_schema(name, VERSION, DOMAIN)
+
+
+@contextmanager
+def registered() -> Iterator[None]:
+    """Has the schemas registered inside the block, and leaves them as they were after it."""
+    before = is_registered()
+    register_schemas()
+    try:
+        yield
+    finally:
+        if not before:
+            deregister_schemas()
