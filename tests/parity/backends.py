@@ -1,0 +1,64 @@
+"""Everything that executes the operators, under one call.
+
+``body`` is the function body in ONNX Runtime without the library, ``evaluator`` the same body in
+the onnx reference evaluator, ``scalar``, ``avx2``... the kernels at one SIMD level, which the
+session is proven to run.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx.reference import ReferenceEvaluator
+
+from tq_onnx.errors import LibraryError
+from tq_onnx.runtime.session import make_session, placement
+
+ISA = "TQ_ONNX_ISA"
+
+
+def _levels() -> tuple[str, ...]:
+    from tq_onnx.runtime.library import library_info
+
+    try:
+        return tuple(library_info().isa_supported)
+    except LibraryError:
+        return ("scalar",)  # whose tests then fail with the library's own sentence
+
+
+LEVELS = _levels()
+BODIES = ("body", "evaluator")
+BACKENDS = (*BODIES, *LEVELS)
+
+
+@cache
+def session(backend: str, model: bytes, threads: int = 2) -> onnxruntime.InferenceSession:
+    """An ONNX Runtime session; the level of a kernel is chosen when the kernel is created."""
+    before = os.environ.pop(ISA, None)
+    try:
+        if backend in LEVELS:
+            os.environ[ISA] = backend
+        opened = make_session(model, library=backend in LEVELS, threads=threads)
+    finally:
+        os.environ.pop(ISA, None)
+        if before is not None:
+            os.environ[ISA] = before
+    assert placement(opened).uses_library == (backend in LEVELS)
+    return opened
+
+
+@cache
+def _evaluator(model: bytes) -> ReferenceEvaluator:
+    return ReferenceEvaluator(onnx.load_from_string(model))
+
+
+def run(backend: str, model: bytes, feeds: dict[str, np.ndarray]) -> list[Any]:
+    """The outputs of a model, in graph order."""
+    if backend == "evaluator":
+        return _evaluator(model).run(None, feeds)
+    return session(backend, model).run(None, feeds)
