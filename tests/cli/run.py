@@ -1,0 +1,44 @@
+"""Runs the command line inside this process."""
+
+from __future__ import annotations
+
+import io
+import json
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from typing import Any
+
+from tq_onnx.cli.main import main
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """stdout as the one JSON document that it must be."""
+        return json.loads(self.out)
+
+    def sentence(self, code: int) -> str:
+        """The one line on stderr of a command that failed, as it must."""
+        assert self.code == code, (self.code, self.out, self.err)
+        assert self.err.startswith("error: ")
+        assert self.err.count("\n") == 1
+        assert self.err.endswith("\n")
+        assert "Traceback" not in self.err
+        return self.err.removeprefix("error: ").strip()
+
+
+def run(*arguments: object) -> Outcome:
+    """Runs ``tq-onnx ARGUMENTS``."""
+    out, err = io.StringIO(), io.StringIO()
+    code = 0
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            main.main([str(argument) for argument in arguments])
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+    return Outcome(code, out.getvalue(), err.getvalue())

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+
+from tests.cli.run import run
+from tests.graph_io.models import DYNAMO, GENAI, external, inline, snapshot
+from tq_onnx.codec.spec import layout_digest
+from tq_onnx.graph.plan import METADATA_DIGEST, METADATA_PRESET
+
+
+@pytest.mark.parametrize("fixture", [DYNAMO, GENAI])
+def test_convert_writes_beside_the_input(tmp_path: Path, fixture: str) -> None:
+    model = inline(tmp_path, fixture)
+    before = snapshot(tmp_path)
+    outcome = run("convert", model)
+    assert outcome.code == 0, outcome.err
+    assert outcome.err == ""
+    assert "7.53 times smaller" in outcome.out
+    assert f"tq-onnx verify {model} {tmp_path / 'model.int4.onnx'}" in outcome.out
+    after = snapshot(tmp_path)
+    assert set(after) - set(before) == {"model.int4.onnx"}
+    assert all(after[name] == digest for name, digest in before.items())
+    properties = {p.key: p.value for p in onnx.load(tmp_path / "model.int4.onnx").metadata_props}
+    assert properties[METADATA_PRESET] == "int4"
+    assert properties[METADATA_DIGEST] == layout_digest()
+
+
+def test_the_default_name_tells_the_preset(tmp_path: Path) -> None:
+    assert run("convert", inline(tmp_path), "--preset", "int3").code == 0
+    assert (tmp_path / "model.int3.onnx").exists()
+
+
+def test_json_is_the_only_output(tmp_path: Path) -> None:
+    model = inline(tmp_path)
+    output = tmp_path / "out" / "small.onnx"
+    outcome = run("convert", model, "-o", output, "--json", "--seed", 7, "--rotation", "hadamard")
+    assert outcome.code == 0
+    assert outcome.err == ""
+    document = outcome.document
+    assert document["output"] == str(output)
+    assert document["bytes_per_token_before"] == 2 * 2 * 2 * 64 * 4
+    assert document["bytes_per_token_after"] == 2 * 2 * 2 * 34
+    assert document["plan"]["seed"] == 7
+    assert document["plan"]["rotation"] == "hadamard"
+    assert [layer["rotation_seed"] for layer in document["plan"]["layers"]] == [7, 1344]
+
+
+def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
+    model = inline(tmp_path)
+    for name in ("a.onnx", "b.onnx"):
+        assert run("convert", model, "-o", tmp_path / name).code == 0
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+    assert run("convert", model, "-o", tmp_path / "c.onnx", "--seed", 43).code == 0
+    assert (tmp_path / "a.onnx").read_bytes() != (tmp_path / "c.onnx").read_bytes()
+
+
+def test_an_output_that_exists_is_kept_unless_told_otherwise(tmp_path: Path) -> None:
+    model = inline(tmp_path)
+    output = tmp_path / "model.int4.onnx"
+    output.write_text("precious")
+    before = snapshot(tmp_path)
+    assert "--overwrite" in run("convert", model).sentence(4)
+    assert snapshot(tmp_path) == before
+    assert run("convert", model, "--overwrite").code == 0
+    assert output.stat().st_size > 1000
+
+
+def test_the_input_is_never_the_output(tmp_path: Path) -> None:
+    model = external(tmp_path)
+    (tmp_path / "link.onnx").symlink_to(model)
+    before = snapshot(tmp_path)
+    for output in (model, tmp_path / "model.onnx.data", tmp_path / "link.onnx"):
+        sentence = run("convert", model, "-o", output, "--overwrite").sentence(4)
+        assert "input" in sentence
+    assert snapshot(tmp_path) == before
+
+
+def test_a_second_conversion_is_refused(tmp_path: Path) -> None:
+    assert run("convert", inline(tmp_path)).code == 0
+    before = snapshot(tmp_path)
+    assert "already" in run("convert", tmp_path / "model.int4.onnx").sentence(3)
+    assert snapshot(tmp_path) == before
+
+
+def test_an_unsupported_model_is_refused_by_layer(tmp_path: Path) -> None:
+    model = inline(tmp_path)
+    proto = onnx.load(model)
+    for node in proto.graph.node:
+        if node.op_type == "Softmax":
+            node.op_type = "LogSoftmax"
+    onnx.save(proto, model)
+    before = snapshot(tmp_path)
+    sentence = run("convert", model).sentence(3)
+    assert "layer 0" in sentence
+    assert str(model) in sentence
+    assert snapshot(tmp_path) == before
+
+
+def test_external_data_options(tmp_path: Path) -> None:
+    model = external(tmp_path / "in")
+    assert "nothing to copy" in run("convert", model, "--external-data", "copy").sentence(2)
+    assert "copy or link" in run(
+        "convert", model, "-o", tmp_path / "x" / "m.onnx", "--external-data", "keep"
+    ).sentence(2)
+    assert not (tmp_path / "x").exists()
+    document = run("convert", model, "--json").document
+    assert document["files"]["external_data"] == "keep"
+    document = run("convert", model, "-o", tmp_path / "y" / "m.onnx", "--json").document
+    assert document["files"]["external_data"] == "copy"
+    assert document["files"]["data"] == [str(tmp_path / "y" / "model.onnx.data")]
+
+
+def test_unknown_choices_are_bad_usage(tmp_path: Path) -> None:
+    model = inline(tmp_path)
+    for option in (["--preset", "int9"], ["--rotation", "none"], ["--external-data", "eat"]):
+        assert run("convert", model, *option).code == 2

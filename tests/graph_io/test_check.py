@@ -1,0 +1,217 @@
+"""Each promise of ``check`` has its negative twin: a converted model that breaks just this one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from tests.graph_io.models import DYNAMO, FIXTURES, GENAI
+from tq_onnx.codec.presets import PRESETS
+from tq_onnx.errors import TqOnnxError
+from tq_onnx.graph.check import Facts, check, complaint, facts
+from tq_onnx.graph.load import load
+from tq_onnx.graph.match import recognise
+from tq_onnx.graph.plan import METADATA_DIGEST, METADATA_PLAN, Plan
+from tq_onnx.graph.planning import make_plan
+from tq_onnx.graph.rewrite import ConvertPass
+from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
+
+Converted = tuple[Facts, ir.Model, Plan]
+ALL = sorted(path.stem for path in FIXTURES.glob("*.onnx"))
+
+
+def converted(fixture: str = DYNAMO, preset: str = "int4") -> Converted:
+    model = load(FIXTURES / f"{fixture}.onnx").model
+    before = facts(model)
+    recognition = recognise(model)
+    plan = make_plan(recognition, PRESETS[preset])
+    ConvertPass(plan, recognition)(model)
+    return before, model, plan
+
+
+def nodes(model: ir.Model, op_type: str) -> list[ir.Node]:
+    return [node for node in model.graph if node.op_type == op_type and node.domain == DOMAIN]
+
+
+def constant(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
+    value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
+    model.graph.register_initializer(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("fixture", "preset"), [*((name, "int4") for name in ALL), (GENAI, "int3"), (DYNAMO, "int2")]
+)
+def test_every_conversion_holds(fixture: str, preset: str) -> None:
+    check(*converted(fixture, preset))
+
+
+def other_name(model: ir.Model) -> None:
+    model.graph.inputs[0].name = "renamed"
+
+
+def other_type(model: ir.Model) -> None:
+    model.graph.inputs[0].type = ir.TensorType(ir.DataType.INT32)
+
+
+def other_order(model: ir.Model) -> None:
+    first = model.graph.outputs[0]
+    model.graph.outputs[0] = model.graph.outputs[1]
+    model.graph.outputs[1] = first
+
+
+def free_width(model: ir.Model) -> None:
+    shape = nodes(model, ENCODE)[0].inputs[1].shape
+    nodes(model, ENCODE)[0].inputs[1].shape = ir.Shape([*shape[:3], "w"])
+
+
+def float_cache(model: ir.Model) -> None:
+    nodes(model, ENCODE)[0].outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+
+
+def crooked_rotation(model: ir.Model) -> None:
+    matrix = np.eye(64, dtype=np.float32)
+    matrix[0, 1] = 1e-3
+    replace_rotation(model, matrix)
+
+
+def nan_rotation(model: ir.Model) -> None:
+    replace_rotation(model, np.full((64, 64), np.nan, np.float32))
+
+
+def small_rotation(model: ir.Model) -> None:
+    replace_rotation(model, np.eye(32, dtype=np.float32))
+
+
+def replace_rotation(model: ir.Model, matrix: np.ndarray) -> None:
+    value = constant(model, "other", matrix)
+    old = nodes(model, ENCODE)[0].inputs[3]
+    old.replace_all_uses_with(value)
+
+
+def lopsided_centroids(model: ir.Model) -> None:
+    old = nodes(model, ENCODE)[0].inputs[4]
+    array = old.const_value.numpy().copy()
+    array[-1] = np.nextafter(array[-1], np.float32(9))
+    old.replace_all_uses_with(constant(model, "other", array))
+
+
+def unsorted_boundaries(model: ir.Model) -> None:
+    old = nodes(model, ENCODE)[0].inputs[5]
+    array = -old.const_value.numpy()
+    old.replace_all_uses_with(constant(model, "other", array))
+
+
+def other_codebook_in_attention(model: ir.Model) -> None:
+    old = nodes(model, ENCODE)[0].inputs[4]
+    copy = constant(model, "copy", old.const_value.numpy())
+    nodes(model, ATTENTION)[0].replace_input_with(5, copy)
+
+
+def caches_of_the_other_layer(model: ir.Model) -> None:
+    first, second = nodes(model, ATTENTION)
+    first.replace_input_with(1, second.inputs[1])
+    first.replace_input_with(2, second.inputs[2])
+
+
+def appends_to_the_other_cache(model: ir.Model) -> None:
+    first, second = nodes(model, ENCODE)[:2]
+    first.replace_input_with(1, second.inputs[1])
+
+
+def attention_without_scale(model: ir.Model) -> None:
+    nodes(model, ATTENTION)[0].attributes["scale"] = ir.AttrFloat32("scale", 0.5)
+
+
+def missing_attribute(model: ir.Model) -> None:
+    nodes(model, ENCODE)[0].attributes.pop("bits")
+
+
+def one_layer_less(model: ir.Model) -> None:
+    node = nodes(model, ATTENTION)[0]
+    node.outputs[0].replace_all_uses_with(node.inputs[0])
+    model.graph.remove(node, safe=True)
+
+
+def no_body(model: ir.Model) -> None:
+    del model.functions[(DOMAIN, ENCODE, "")]
+
+
+def no_import(model: ir.Model) -> None:
+    del model.opset_imports[DOMAIN]
+
+
+def other_plan(model: ir.Model) -> None:
+    plan = Plan.from_json(model.metadata_props[METADATA_PLAN])
+    model.metadata_props[METADATA_PLAN] = replace(plan, seed=plan.seed + 1).to_json()
+
+
+def other_digest(model: ir.Model) -> None:
+    model.metadata_props[METADATA_DIGEST] = "0" * 16
+
+
+def invalid_node(model: ir.Model) -> None:
+    softmax = next(node for node in model.graph if node.op_type == "MatMul")
+    softmax.attributes["bogus"] = ir.AttrInt64("bogus", 1)
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (other_name, "inputs are not the same"),
+        (other_type, "input input_ids is INT32"),
+        (other_order, "outputs are not the same"),
+        (free_width, "'w'"),
+        (float_cache, "is FLOAT"),
+        (crooked_rotation, "not orthogonal"),
+        (nan_rotation, "not orthogonal"),
+        (small_rotation, "not a float32 initializer of the head's size"),
+        (lopsided_centroids, "centroids .* antisymmetric"),
+        (unsorted_boundaries, "boundaries .* not sorted"),
+        (other_codebook_in_attention, "do not share"),
+        (caches_of_the_other_layer, "attentions read its caches"),
+        (appends_to_the_other_cache, "does not append to"),
+        (attention_without_scale, "has scale = 0.5"),
+        (missing_attribute, "has bits = None"),
+        (one_layer_less, "4 encoders and 1 attentions for 2 layers"),
+        (no_body, f"body of {ENCODE} is missing"),
+        (no_import, "not imported"),
+        (other_plan, "plan in the metadata"),
+        (other_digest, "layout digest"),
+        (invalid_node, "onnx.checker"),
+    ],
+)
+def test_a_broken_promise_is_found(damage: Callable[[ir.Model], None], text: str) -> None:
+    before, model, plan = converted()
+    damage(model)
+    with pytest.raises(TqOnnxError, match=text) as caught:
+        check(before, model, plan)
+    assert caught.value.exit_code == 1
+    assert "nothing was written" in str(caught.value)
+
+
+def test_the_checker_sees_ours_and_skips_what_only_a_runtime_knows() -> None:
+    _, model, _ = converted(GENAI)
+    assert complaint(model) == ""
+    node = nodes(model, ATTENTION)[0]
+    node.attributes.pop("scale")
+    assert "scale" in complaint(model)
+
+
+def test_an_original_that_the_checker_refuses_is_not_held_against_the_result() -> None:
+    before, model, plan = converted()
+    invalid_node(model)
+    check(replace(before, complaint="was so before"), model, plan)
+
+
+def test_the_checker_leaves_weights_alone() -> None:
+    model = load(FIXTURES / f"{DYNAMO}.onnx").model
+    before = {name: value.const_value for name, value in model.graph.initializers.items()}
+    assert complaint(model) == ""
+    after = {name: value.const_value for name, value in model.graph.initializers.items()}
+    assert before.keys() == after.keys()
+    assert all(after[name] is tensor for name, tensor in before.items())

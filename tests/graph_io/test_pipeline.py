@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import pytest
+
+from tests.graph_io.models import DYNAMO, FIXTURES, GENAI, external, inline, snapshot
+from tq_onnx.errors import (
+    AlreadyConvertedError,
+    ModelFileError,
+    OutputExistsError,
+    TqOnnxError,
+    UsageError,
+)
+from tq_onnx.graph import pipeline
+from tq_onnx.graph.pipeline import STAGES, convert, inspect
+from tq_onnx.graph.plan import METADATA_PLAN, Plan
+
+ALL = sorted(path.stem for path in FIXTURES.glob("*.onnx"))
+
+
+@pytest.mark.parametrize("fixture", ALL)
+def test_every_export_converts(tmp_path: Path, fixture: str) -> None:
+    path = external(tmp_path, fixture)
+    before = snapshot(tmp_path)
+    stages: list[str] = []
+    offered = inspect(path)
+    report = convert(path, tmp_path / "new.onnx", on_stage=stages.append)
+    assert stages == list(STAGES)
+    after = snapshot(tmp_path)
+    assert set(after) - set(before) == {"new.onnx"}
+    assert all(after[name] == digest for name, digest in before.items())
+    assert report.bytes_per_token_after == report.plan.bytes_per_token
+    assert report.bytes_per_token_before == offered.bytes_per_token
+    assert report.bytes_per_token_after == offered.presets[0].bytes_per_token
+    assert report.ratio == pytest.approx(offered.presets[0].ratio)
+    size = report.plan.layers[0].head_size
+    width = ir.DataType[report.plan.layers[0].dtype].itemsize
+    assert report.ratio == pytest.approx(size * width / (size // 2 + 2))
+    found = inspect(tmp_path / "new.onnx")
+    assert found.plan == report.plan
+    assert found.bytes_per_token == report.bytes_per_token_after
+    json.dumps(asdict(report), default=str)
+    json.dumps(asdict(found), default=str)
+
+
+@pytest.mark.parametrize("fixture", [DYNAMO, GENAI])
+def test_the_weights_are_the_same_bytes_and_references(tmp_path: Path, fixture: str) -> None:
+    path = external(tmp_path, fixture)
+    convert(path, tmp_path / "new.onnx")
+    old = onnx.load(path, load_external_data=False).graph.initializer
+    new = onnx.load(tmp_path / "new.onnx", load_external_data=False).graph.initializer
+    here = {tensor.name: tensor for tensor in new}
+    assert any(tensor.external_data for tensor in old)
+    for tensor in old:
+        if tensor.external_data:
+            assert here[tensor.name].external_data == tensor.external_data
+        elif tensor.name in here:
+            assert here[tensor.name].raw_data == tensor.raw_data
+
+
+def test_a_float16_cache_is_3_88_times_smaller(tmp_path: Path) -> None:
+    report = convert(inline(tmp_path, "dynamo-op18-sdpa-hd128-fp16"), tmp_path / "new.onnx")
+    assert round(report.ratio, 2) == 3.88
+
+
+def test_options_reach_the_plan(tmp_path: Path) -> None:
+    path = inline(tmp_path)
+    report = convert(path, tmp_path / "a.onnx", preset="int2", seed=3, rotation="hadamard")
+    assert (report.plan.preset, report.plan.seed, report.plan.rotation) == ("int2", 3, "hadamard")
+    for bad in ({"preset": "int9"}, {"rotation": "twist"}):
+        with pytest.raises(UsageError, match="is not one of"):
+            convert(path, tmp_path / "b.onnx", **bad)  # type: ignore[arg-type]
+    assert not (tmp_path / "b.onnx").exists()
+
+
+def test_an_output_that_exists_is_refused_before_the_work(tmp_path: Path) -> None:
+    path = inline(tmp_path)
+    stages: list[str] = []
+    with pytest.raises(OutputExistsError):
+        convert(path, FIXTURES / f"{GENAI}.onnx", on_stage=stages.append)
+    assert stages == ["load"]
+
+
+def test_a_conversion_that_goes_wrong_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Forgetful(pipeline.ConvertPass):
+        def call(self, model: ir.Model) -> ir.passes.PassResult:
+            result = super().call(model)
+            model.metadata_props.pop("tq_onnx.layout_digest")
+            return result
+
+    monkeypatch.setattr(pipeline, "ConvertPass", Forgetful)
+    path = external(tmp_path / "in")
+    before = snapshot(tmp_path)
+    with pytest.raises(TqOnnxError, match="digest"):
+        convert(path, tmp_path / "out" / "new.onnx")
+    assert snapshot(tmp_path) == before
+
+
+def test_a_pass_that_fails_on_a_valid_model_is_a_defect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(pipeline.ConvertPass):
+        def ensures(self, model: ir.Model) -> None:
+            raise ir.passes.PostconditionError("it went wrong")
+
+    monkeypatch.setattr(pipeline, "ConvertPass", Failing)
+    with pytest.raises(TqOnnxError, match=r"it went wrong.*defect") as caught:
+        convert(inline(tmp_path), tmp_path / "new.onnx")
+    assert caught.value.exit_code == 1
+    assert not (tmp_path / "new.onnx").exists()
+
+
+def test_inspect_names_the_file_of_a_model_with_our_nodes_but_no_plan(tmp_path: Path) -> None:
+    convert(inline(tmp_path), tmp_path / "new.onnx")
+    proto = onnx.load(tmp_path / "new.onnx")
+    del proto.metadata_props[:]
+    onnx.save(proto, tmp_path / "bare.onnx")
+    with pytest.raises(AlreadyConvertedError, match=r"bare\.onnx"):
+        inspect(tmp_path / "bare.onnx")
+
+
+def test_a_plan_without_its_caches_is_refused(tmp_path: Path) -> None:
+    convert(inline(tmp_path), tmp_path / "new.onnx")
+    proto = onnx.load(tmp_path / "new.onnx")
+    text = next(p.value for p in proto.metadata_props if p.key == METADATA_PLAN)
+    original = onnx.load(FIXTURES / f"{GENAI}.onnx")
+    past = Plan.from_json(text).layers[0].key.past
+    for value in (*original.graph.input,):
+        if value.name == past:
+            value.name = "renamed"
+    for node in original.graph.node:
+        for index, name in enumerate(node.input):
+            if name == past:
+                node.input[index] = "renamed"
+    original.metadata_props.add(key=METADATA_PLAN, value=text)
+    onnx.save(original, tmp_path / "liar.onnx")
+    with pytest.raises(ModelFileError, match="metadata"):
+        inspect(tmp_path / "liar.onnx")
+
+
+def test_reports_are_frozen_all_the_way_down(tmp_path: Path) -> None:
+    report = convert(inline(tmp_path), tmp_path / "new.onnx")
+
+    def frozen(data: Any) -> None:
+        assert not isinstance(data, list | dict | set)
+        if is_dataclass(data):
+            assert data.__dataclass_params__.frozen  # type: ignore[union-attr]
+            for field in fields(data):
+                frozen(getattr(data, field.name))
+        elif isinstance(data, tuple):
+            for item in data:
+                frozen(item)
+
+    frozen(report)
+    frozen(inspect(tmp_path / "new.onnx"))
+    frozen(inspect(tmp_path / "model.onnx"))

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.cli.run import run
+from tests.graph_io.models import FIXTURES, external, snapshot
+from tests.security.hostile import HOSTILE, ODD
+from tq_onnx.errors import ModelFileError, TqOnnxError
+from tq_onnx.graph.load import load
+
+
+@pytest.mark.parametrize("name", [name for name, item in HOSTILE.items() if not item.may_hang])
+def test_one_sentence_and_nothing_written(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path = HOSTILE[name].build(folder)
+    before = snapshot(tmp_path)
+    for command in (
+        ["inspect"],
+        ["convert"],
+        ["convert", "--json", "-o", tmp_path / "o" / "m.onnx"],
+    ):
+        outcome = run(command[0], path, *command[1:])
+        sentence = outcome.sentence(HOSTILE[name].code)
+        assert HOSTILE[name].says in sentence
+        assert sentence.startswith(str(path))
+        assert len(sentence) < 500
+        assert outcome.out == ""
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", [name for name, item in HOSTILE.items() if item.may_hang])
+def test_nothing_hangs(name: str, tmp_path: Path) -> None:
+    path = HOSTILE[name].build(tmp_path)
+    before = snapshot(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "tq_onnx.cli.main", "convert", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == HOSTILE[name].code
+    assert done.stderr.count("\n") == 1
+    assert HOSTILE[name].says in done.stderr
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_graphs_do_no_harm(name: str, tmp_path: Path) -> None:
+    path = ODD[name](tmp_path)
+    before = snapshot(tmp_path)
+    outcome = run("convert", path)
+    after = snapshot(tmp_path)
+    if outcome.code == 0:
+        after.pop("model.int4.onnx")
+    else:
+        assert outcome.code in (3, 4), outcome.err
+        assert "defect" not in outcome.sentence(outcome.code)
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    "path", ["/dev/zero", "/dev/stdin", "/proc/self/mem", "/", "/nowhere/x.onnx"]
+)
+def test_special_paths(path: str, tmp_path: Path) -> None:
+    for command in ("inspect", "convert"):
+        run(command, path, *(["-o", tmp_path / "x.onnx"] if command == "convert" else [])).sentence(
+            4
+        )
+    assert snapshot(tmp_path) == {}
+
+
+def test_an_unreadable_name_is_one_sentence(tmp_path: Path) -> None:
+    for name in ("a\nb.onnx", "\x1b[31mred.onnx", "x" * 300 + ".onnx"):
+        outcome = run("inspect", tmp_path / name)
+        assert outcome.code in (2, 4)
+        assert "\x1b" not in outcome.err
+        assert "Traceback" not in outcome.err
+    with pytest.raises(ModelFileError):  # no shell can pass this one
+        load(tmp_path / "nul\0.onnx")
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    cut=st.integers(0, 90_000),
+    flips=st.lists(st.tuples(st.integers(0, 90_000), st.integers(1, 255)), max_size=4),
+)
+def test_damaged_files_load_or_are_refused(
+    tmp_path: Path, cut: int, flips: list[tuple[int, int]]
+) -> None:
+    """Flipped bytes and cut ends of a real export: a sentence or a model, nothing else."""
+    path = tmp_path / "model.onnx"
+    data = bytearray((FIXTURES / "genai-cuda-int4.onnx").read_bytes())
+    for position, mask in flips:
+        data[position] ^= mask
+    path.write_bytes(bytes(data[: len(data) - cut] if cut % 3 == 0 else data))
+    try:
+        load(path)
+    except TqOnnxError as error:
+        assert str(error).startswith(str(path))
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    location=st.text(alphabet="./\\ab~\0\n:*", max_size=12),
+    offset=st.one_of(st.integers(), st.text(max_size=5)).map(str),
+    length=st.one_of(st.integers(), st.text(max_size=5)).map(str),
+)
+def test_no_external_reference_leaves_the_folder(
+    tmp_path: Path, location: str, offset: str, length: str
+) -> None:
+    folder = tmp_path / "folder"
+    if not folder.exists():
+        external(folder)
+        (tmp_path / "a").write_bytes(bytes(1 << 20))
+        (folder / "b").write_bytes(bytes(1 << 20))
+    proto = onnx.load(folder / "model.onnx", load_external_data=False)
+    tensor = next(t for t in proto.graph.initializer if t.external_data)
+    for entry, text in zip(tensor.external_data, (location, offset, length), strict=True):
+        entry.value = text
+    path = folder / "changed.onnx"
+    path.write_bytes(proto.SerializeToString())
+    try:
+        loaded = load(path)
+    except TqOnnxError as error:
+        assert str(error).startswith(str(path))
+    else:
+        for file in loaded.external_files:
+            assert file.resolve().is_relative_to(folder)

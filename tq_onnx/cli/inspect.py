@@ -1,0 +1,110 @@
+"""``tq-onnx inspect``: what convert would find in a model, or what it did to one."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tq_onnx.cli import terminal
+from tq_onnx.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from tq_onnx.graph.plan import LayerPlan, Plan
+    from tq_onnx.graph.reports import InspectionReport
+
+
+@click.command()
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.pass_context
+def inspect(ctx: click.Context, model: Path, as_json: bool) -> None:
+    """Show what convert would find in MODEL, or what it did to it.
+
+    For an original: the attention layers and the cache bytes of one token, now and with each
+    preset, or the reasons why it cannot be converted (exit code 3). For a converted model: preset,
+    seed, row layout and cache bytes.
+
+    \b
+    Example:
+      tq-onnx inspect model.onnx
+      tq-onnx inspect model.int4.onnx --json
+    """
+    from tq_onnx.graph import pipeline
+
+    with terminal.progress() as bar:
+        bar.add_task("Reading the graph", total=None)
+        report = pipeline.inspect(model)
+    if as_json:
+        terminal.print_json(report)
+    elif report.plan is not None:
+        _print_converted(model, report.plan, report.bytes_per_token)
+    else:
+        _print_original(model, report)
+    if report.plan is None and not report.convertible:
+        ctx.exit(UnsupportedModelError.exit_code)
+
+
+def _print_converted(model: Path, plan: Plan, size: int | None) -> None:
+    first = plan.layers[0]
+    rows = (
+        ("preset", plan.preset),
+        ("keys", f"{first.key_codec}, {first.key_bits} bits, {first.key_row_bytes} bytes a row"),
+        (
+            "values",
+            f"{first.value_codec}, {first.value_bits} bits, {first.value_row_bytes} bytes a row",
+        ),
+        ("rotation", f"{plan.rotation}, seed {plan.seed}"),
+        ("layers", f"{len(plan.layers)} ({first.dialect}), {_heads(first)}"),
+        ("caches", "fixed capacity or growing" if plan.fixed_capacity else "growing"),
+        ("cache per token", f"{size:,} bytes" if size is not None else "unknown"),
+        ("tq-onnx", plan.tool_version),
+        ("row layout", plan.layout_digest),
+    )
+    terminal.print_facts(rows, title=f"{model}: converted")
+
+
+def _heads(layer: LayerPlan) -> str:
+    heads = f"{layer.num_heads} heads, {layer.kv_num_heads} KV heads"
+    return f"{heads}, head size {layer.head_size}"
+
+
+def _print_original(model: Path, report: InspectionReport) -> None:
+    terminal.print_line(f"{model}: opset {report.opset}")
+    if report.layers:
+        table = terminal.make_table(
+            ">layer", "form", ">heads", ">KV heads", ">head size", "type", ">scale", "mask"
+        )
+        for found in report.layers:
+            terminal.add_row(
+                table,
+                found.layer,
+                found.dialect,
+                found.num_heads,
+                found.kv_num_heads,
+                found.head_size,
+                found.dtype.lower(),
+                f"{found.scale:.6g}",
+                found.mask,
+            )
+        terminal.print_table(table)
+    if report.presets:
+        table = terminal.make_table("preset", ">cache bytes per token", ">times smaller")
+        terminal.add_row(table, "(now)", f"{report.bytes_per_token:,}", "1.00")
+        for offer in report.presets:
+            if offer.bytes_per_token is None or offer.ratio is None:
+                terminal.add_row(table, offer.preset, offer.refusal, "")
+            else:
+                cells = (f"{offer.bytes_per_token:,}", f"{offer.ratio:.2f}")
+                terminal.add_row(table, offer.preset, *cells)
+        terminal.print_table(table)
+    if report.misses:
+        terminal.print_line("It cannot be converted:")
+        for miss in report.misses:
+            where = "model" if miss.layer is None else f"layer {miss.layer}"
+            node = f" (node {miss.node})" if miss.node else ""
+            terminal.print_line(f"  {where}{node}: {miss.reason}")
+    elif report.convertible:
+        terminal.print_line(f"next: tq-onnx convert {shlex.quote(str(model))}")

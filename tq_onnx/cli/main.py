@@ -1,0 +1,96 @@
+"""``tq-onnx``: the command group.
+
+Each command lives in its own file and is imported only when it runs, so that ``tq-onnx --help``
+answers at once. stdout carries a command's result and nothing else; progress and errors go to
+stderr. Exit codes are documented in ``tq_onnx/errors.py``; no traceback reaches a user unless
+``TQ_ONNX_DEBUG=1`` asks for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+import click
+
+from tq_onnx import __version__
+from tq_onnx.cli import terminal
+
+COMMANDS: Final[dict[str, str]] = {
+    "convert": "Convert an exported decoder to a TurboQuant KV cache.",
+    "inspect": "Show what convert would find in a model, or what it did to one.",
+    "verify": "Compare a converted model with its original.",
+    "generate": "Generate text with an original or a converted model.",
+    "info": "Show versions, the operator library, CPU features and providers.",
+    "demo": "Convert the bundled model and run it before and after.",
+}
+"""Commands in the order of the help; ``tq_onnx/cli/NAME.py`` holds a click command ``NAME``."""
+
+
+class Commands(click.Group):
+    """A group whose commands are imported on use, inside the error boundary of ``terminal``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of the commands, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Imports the file of one command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"tq_onnx.cli.{cmd_name}")
+        command = getattr(module, cmd_name)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"tq_onnx.cli.{cmd_name}.{cmd_name} is not a click command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Lists the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs a command; a reader that closed stdout early is told apart from other errors."""
+        with terminal.quiet_on_broken_pipe():
+            return super().invoke(ctx)
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Parses the arguments, runs the command and exits with its code."""
+
+        def run() -> Any:
+            return super(Commands, self).main(
+                args, prog_name or "tq-onnx", complete_var, standalone_mode=False, **extra
+            )
+
+        if not standalone_mode:
+            return run()
+        sys.exit(terminal.exit_code_of(run))
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, "-V", "--version", prog_name="tq-onnx")
+def main() -> None:
+    """A 4-bit TurboQuant KV cache for ONNX language models.
+
+    \b
+    Example:
+      tq-onnx inspect model.onnx
+      tq-onnx convert model.onnx
+      tq-onnx verify model.onnx model.int4.onnx
+    """
+
+
+if __name__ == "__main__":
+    main()

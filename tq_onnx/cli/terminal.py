@@ -1,0 +1,226 @@
+"""The terminal: one rich console on stderr, tables and JSON on stdout, errors as exit codes.
+
+Every command uses these and draws nothing by other means:
+
+- ``console()``: the shared rich console on stderr.
+- ``progress()``: a progress display on stderr; silent when stderr is not a terminal.
+- ``print_table(table)``, ``print_facts(pairs)``, ``print_line(text)``: the result, on stdout.
+- ``print_json(data)``: exactly one JSON document on stdout; dataclasses and paths are understood.
+- ``exit_code_of(run)``: runs something, prints an error as one sentence, returns the exit code.
+
+File, node and layer names come from files that strangers wrote: ``printable`` takes control
+characters out of them, and rich markup is never interpreted in them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import math
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from tq_onnx.errors import TqOnnxError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
+
+DEBUG_VARIABLE: Final = "TQ_ONNX_DEBUG"
+REPORT: Final = "please report it with the command and, if you can, the model"
+
+EXIT_INTERNAL: Final = 1
+EXIT_INTERRUPTED: Final = 130
+EXIT_BROKEN_PIPE: Final = 141
+
+PIPED_WIDTH: Final = 4000
+"""Columns of a table that goes to a file or a pipe: nobody wants it cut to 80."""
+
+
+class StdoutClosedError(Exception):
+    """The reader of stdout went away: nobody is left to tell."""
+
+
+@cache
+def console() -> Console:
+    """The console on stderr, for progress and notes."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, markup=False, emoji=False)
+
+
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """A progress display on stderr that disappears when it is done.
+
+    Use ``task = bar.add_task("Copying", total=size)`` with ``bar.update(task, advance=n)``, or a
+    total of None for work of unknown length. Silent when stderr is not a terminal.
+    """
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+        console=console(),
+        transient=True,
+        disable=not console().is_terminal,
+    )
+    with bar:
+        yield bar
+
+
+def print_line(text: str = "") -> None:
+    """One line of the result, on stdout."""
+    click.echo(printable(text))
+
+
+def print_facts(facts: Iterable[tuple[str, object]], title: str = "") -> None:
+    """Names and values on stdout, one pair a line; never wrapped, so that values can be copied."""
+    rows = [(name, str(value)) for name, value in facts]
+    width = max(len(name) for name, _ in rows)
+    lines = [f"  {name:{width}}  {value}" for name, value in rows]
+    for line in [title, *lines] if title else lines:
+        print_line(line)
+
+
+def print_table(table: Table) -> None:
+    """A rich table on stdout; neither cut nor padded when stdout is a file or a pipe."""
+    from rich.console import Console
+
+    out = Console(highlight=False, markup=False, emoji=False)
+    if out.is_terminal:
+        out.print(table)
+        return
+    wide = Console(highlight=False, markup=False, emoji=False, width=PIPED_WIDTH)
+    with wide.capture() as captured:
+        wide.print(table)
+    lines = [line.rstrip() for line in captured.get().splitlines()]
+    click.echo("\n".join(lines))
+
+
+def make_table(*columns: str, title: str = "", header: bool = True) -> Table:
+    """An empty table in the one style of the tool; a column named ``>x`` is right-aligned."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        title=Text(printable(title)) if title else None,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_header=header,
+    )
+    for name in columns:
+        justify = "right" if name.startswith(">") else "left"
+        table.add_column(Text(name.lstrip(">")), justify=justify, overflow="fold")  # type: ignore[arg-type]
+    return table
+
+
+def add_row(table: Table, *cells: object) -> None:
+    """Adds a row whose cells are plain text, whatever they contain."""
+    from rich.text import Text
+
+    table.add_row(*(Text(printable(str(cell))) for cell in cells))
+
+
+def print_json(data: object) -> None:
+    """Prints one JSON document on stdout.
+
+    Args:
+        data: mappings, sequences, numbers, strings, dataclasses and paths, nested as wanted. NaN
+            and infinities become null, because JSON has none.
+    """
+    click.echo(json.dumps(_plain(data), indent=2, ensure_ascii=True, allow_nan=False))
+
+
+def _plain(data: Any) -> Any:
+    plain: Any = data
+    if dataclasses.is_dataclass(data) and not isinstance(data, type):
+        plain = {f.name: _plain(getattr(data, f.name)) for f in dataclasses.fields(data)}
+    elif isinstance(data, dict):
+        plain = {str(key): _plain(value) for key, value in data.items()}
+    elif isinstance(data, list | tuple | set | frozenset):
+        plain = [_plain(value) for value in data]
+    elif isinstance(data, Path):
+        plain = str(data)
+    elif isinstance(data, float):
+        plain = float(data) if math.isfinite(data) else None
+    elif hasattr(data, "item"):  # a numpy scalar
+        plain = _plain(data.item())
+    elif not (data is None or isinstance(data, bool | int | str)):
+        raise TypeError(f"{type(data).__name__} has no JSON form")
+    return plain
+
+
+def printable(text: str) -> str:
+    """The text with control characters (terminal escapes above all) shown instead of sent."""
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
+
+def print_error(sentence: str) -> None:
+    """One sentence on stderr, on one line."""
+    click.echo(f"error: {printable(' '.join(sentence.split()))}", err=True)
+
+
+@contextmanager
+def quiet_on_broken_pipe() -> Iterator[None]:
+    """Turns the death of stdout's reader into ``StdoutClosedError``."""
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise StdoutClosedError from error
+        raise
+
+
+def exit_code_of(run: Callable[[], Any]) -> int:
+    """Runs a command and returns its exit code; every error becomes one sentence on stderr.
+
+    Args:
+        run: what to run; what it returns is the exit code if it is an integer, else the code is 0.
+    """
+    try:
+        code = run()
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return EXIT_INTERRUPTED
+    except StdoutClosedError:
+        # The interpreter flushes stdout once more on its way out: give it somewhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except Exception as error:
+        if os.environ.get(DEBUG_VARIABLE):
+            traceback.print_exc()
+        print_error(_sentence(error))
+        return error.exit_code if isinstance(error, TqOnnxError) else EXIT_INTERNAL
+    return code if isinstance(code, int) else 0
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, TqOnnxError):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for this model on this machine"
+    detail = str(error).strip().split("\n", 1)[0][:200]
+    shown = f"{type(error).__name__}: {detail}" if detail else type(error).__name__
+    return f"an unexpected {shown}; this is a defect, {REPORT}"

@@ -1,0 +1,165 @@
+"""Files that appear together or not at all.
+
+A ``Stage`` writes files under temporary names beside their targets and syncs them to the disk;
+``commit`` renames them in the order of staging; ``undo`` removes whatever was made, files and
+folders, and puts back what had been replaced. Between the two, nobody sees half a file.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes copied so far and the bytes to copy in all."""
+
+_CHUNK: Final = 16 << 20
+
+
+class Stage:
+    """Files under temporary names beside their targets.
+
+    Args:
+        overwrite: whether targets that exist are replaced; if not, one that appears before its turn
+            raises ``FileExistsError``.
+
+    Every method raises ``OSError`` as it comes; the caller then calls ``undo``.
+    """
+
+    def __init__(self, overwrite: bool) -> None:
+        """Starts an empty stage."""
+        self._overwrite = overwrite
+        self._folders: list[Path] = []
+        self._staged: list[tuple[Path, Path]] = []
+        self._placed: list[Path] = []
+        self._backups: list[tuple[Path, Path]] = []
+
+    def make_folder(self, folder: Path) -> None:
+        """Makes a folder and its parents, where they do not exist."""
+        missing = []
+        while not folder.exists():
+            missing.append(folder)
+            folder = folder.parent
+        for path in reversed(missing):
+            path.mkdir()
+            self._folders.append(path)
+
+    def link(self, source: Path, target: Path) -> None:
+        """Stages another name of a file."""
+        self.make_folder(target.parent)
+        os.link(source.resolve(), self._temporary(target))
+
+    def copy(
+        self, source: Path, target: Path, done: int, total: int, progress: Progress | None
+    ) -> int:
+        """Copies a file and returns ``done`` plus its size; inside the kernel where it can."""
+        self.make_folder(target.parent)
+        with source.open("rb") as reader, self._temporary(target).open("xb") as writer:
+            in_kernel = hasattr(os, "copy_file_range")
+            while True:
+                count = 0
+                if in_kernel:
+                    try:
+                        count = os.copy_file_range(reader.fileno(), writer.fileno(), _CHUNK)
+                    except OSError:
+                        # Not between these file systems: both offsets are still where they were.
+                        in_kernel = False
+                if not in_kernel:
+                    chunk = os.read(reader.fileno(), _CHUNK)
+                    count = len(chunk)
+                    _write_all(writer.fileno(), chunk)
+                if not count:
+                    break
+                done += count
+                if progress is not None:
+                    progress(done, total)
+            os.fsync(writer.fileno())
+        return done
+
+    def write(self, target: Path, content: bytes) -> None:
+        """Stages a file of the given content."""
+        with self._temporary(target).open("xb") as writer:
+            _write_all(writer.fileno(), content)
+            os.fsync(writer.fileno())
+
+    def commit(self) -> None:
+        """Renames everything, in the order of staging: the model last."""
+        for temporary, target in self._staged:
+            if self._overwrite:
+                self._back_up(target)
+                temporary.replace(target)
+            else:
+                # A link refuses to replace what appeared in the meantime; a rename would not.
+                self._rename_new(temporary, target)
+            self._placed.append(target)
+        self._staged.clear()
+        for folder in {target.parent for target in self._placed}:
+            _sync_folder(folder)
+        self._placed.clear()
+        self._folders.clear()
+        for backup, _ in self._backups:
+            backup.unlink(missing_ok=True)
+        self._backups.clear()
+
+    def undo(self) -> None:
+        """Removes what was made and puts back what was replaced."""
+        for temporary, _ in self._staged:
+            temporary.unlink(missing_ok=True)
+        restored = {target: backup for backup, target in self._backups}
+        for target in self._placed:
+            if target in restored:
+                restored[target].replace(target)
+            else:
+                target.unlink(missing_ok=True)
+        for backup, _ in self._backups:
+            backup.unlink(missing_ok=True)
+        for folder in reversed(self._folders):
+            if not any(folder.iterdir()):
+                folder.rmdir()
+
+    def _back_up(self, target: Path) -> None:
+        if not os.path.lexists(target):
+            return
+        backup = target.with_name(f".{target.name}.{secrets.token_hex(4)}.old")
+        try:
+            os.link(target, backup, follow_symlinks=False)
+        except OSError:  # a file system without hard links
+            target.rename(backup)
+        self._backups.append((backup, target))
+
+    @staticmethod
+    def _rename_new(temporary: Path, target: Path) -> None:
+        try:
+            os.link(temporary, target)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links
+            if os.path.lexists(target):
+                raise
+            temporary.rename(target)
+        else:
+            temporary.unlink()
+
+    def _temporary(self, target: Path) -> Path:
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+        self._staged.append((temporary, target))
+        return temporary
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

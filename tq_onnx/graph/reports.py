@@ -1,0 +1,95 @@
+"""What ``convert`` and ``inspect`` report: frozen, JSON-able data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tq_onnx.graph.plan import Plan
+from tq_onnx.graph.save import SavedFiles
+
+
+@dataclass(frozen=True)
+class ConversionReport:
+    """What a conversion did.
+
+    Attributes:
+        source: the original model.
+        plan: what was done to each layer.
+        output: the converted model.
+        files: what was written, and what the converted model needs.
+        bytes_per_token_before: cache bytes of one token in the original.
+        bytes_per_token_after: cache bytes of one token in the converted model.
+        ratio: how many times smaller the cache is.
+    """
+
+    source: Path
+    plan: Plan
+    output: Path
+    files: SavedFiles
+    bytes_per_token_before: int
+    bytes_per_token_after: int
+    ratio: float
+
+
+@dataclass(frozen=True)
+class LayerFound:
+    """One attention layer of a model that is not converted."""
+
+    layer: int
+    node: str
+    dialect: str
+    num_heads: int
+    kv_num_heads: int
+    head_size: int
+    dtype: str
+    scale: float
+    mask: str
+    past_key: str
+    past_value: str
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A reason not to convert; ``layer`` is None if it concerns the whole model."""
+
+    layer: int | None
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class PresetOffer:
+    """What a preset would make of the caches; ``refusal`` says why it cannot, or is empty."""
+
+    preset: str
+    bytes_per_token: int | None
+    ratio: float | None
+    refusal: str
+
+
+@dataclass(frozen=True)
+class InspectionReport:
+    """What is in a model.
+
+    Attributes:
+        model: its path.
+        opset: version of the default ONNX domain.
+        external_files: its external data files.
+        convertible: whether ``convert`` would convert it.
+        layers: the attention layers that were recognised; empty for a converted model.
+        misses: reasons not to convert it.
+        bytes_per_token: cache bytes of one token now; None if no layer was recognised.
+        presets: what each preset would make of it; empty if it is not convertible.
+        plan: what was done to it; None for a model that is not converted.
+    """
+
+    model: Path
+    opset: int
+    external_files: tuple[Path, ...]
+    convertible: bool
+    layers: tuple[LayerFound, ...]
+    misses: tuple[Miss, ...]
+    bytes_per_token: int | None
+    presets: tuple[PresetOffer, ...]
+    plan: Plan | None

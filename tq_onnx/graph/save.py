@@ -1,0 +1,226 @@
+"""Writing a model: all of it or nothing, and never over its input.
+
+``save`` stages the model and the data it needs beside their targets under temporary names, syncs
+them to the disk and renames them, the model last. Whatever goes wrong before that, an interruption
+included, every file and folder it made is removed and what was there before stays.
+
+External data is never read into memory:
+
+- output in the folder of the input: both models share the data files (``keep``);
+- output elsewhere: the files are copied under the same relative names (``copy``), or hard-linked
+  (``link``: costs no space, but onnx and onnx-ir refuse to read data with several names; ONNX
+  Runtime reads it).
+
+Weights inside the model file stay inside.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import onnx_ir
+
+from tq_onnx.errors import ModelFileError, OutputExistsError, UsageError
+from tq_onnx.graph.commit import Progress, Stage
+from tq_onnx.graph.load import MAX_PROTOBUF_BYTES, LoadedModel
+
+ExternalData = Literal["keep", "copy", "link"]
+
+
+@dataclass(frozen=True)
+class SavedFiles:
+    """What was written, and what the written model needs.
+
+    Attributes:
+        model: the model file.
+        data: the external data files that it reads, below its folder.
+        external_data: how they got there: ``keep``, ``copy`` or ``link``; None without such files.
+        bytes_written: size of the model, and of the data if it was copied.
+    """
+
+    model: Path
+    data: tuple[Path, ...]
+    external_data: ExternalData | None
+    bytes_written: int
+
+
+def check_output(
+    loaded: LoadedModel,
+    output: Path,
+    *,
+    overwrite: bool = False,
+    external_data: ExternalData | None = None,
+) -> tuple[Path, ExternalData | None]:
+    """Refuses an output that ``save`` would refuse, before any work is done.
+
+    Returns:
+        The output with its folder resolved, and how external data gets there.
+
+    Raises:
+        OutputExistsError: the output or a data file beside it exists and ``overwrite`` is false.
+        ModelFileError: the output is the input, one of its data files, or no regular file.
+        UsageError: the external data cannot be kept, copied or linked as asked.
+    """
+    target = Path(os.path.realpath(output.parent)) / output.name
+    where = str(output)
+    sources = (loaded.path, *loaded.external_files)
+    if target in sources or any(_same_file(target, source) for source in sources):
+        raise ModelFileError(
+            "the output would overwrite the input model or its data",
+            where=where,
+            fix="give another output with -o",
+        )
+    _check_target(target, where, overwrite, "give --overwrite or another output")
+    mode = _data_mode(loaded, target, where, external_data)
+    if mode in ("copy", "link"):
+        for source, copy in _copies(loaded, target):
+            if copy == target:
+                raise ModelFileError(
+                    "the output has the name of one of the model's data files", where=where
+                )
+            if _same_file(copy, source):
+                continue
+            fix = "give another folder, or --overwrite if no other model needs the file"
+            _check_target(copy, str(copy), overwrite, fix)
+    return target, mode
+
+
+def save(
+    loaded: LoadedModel,
+    model: onnx_ir.Model,
+    output: Path,
+    *,
+    overwrite: bool = False,
+    external_data: ExternalData | None = None,
+    progress: Progress | None = None,
+) -> SavedFiles:
+    """Writes a model that was made from ``loaded``.
+
+    Args:
+        loaded: where the model came from, and its data files.
+        model: what to write; its external tensors are those of ``loaded``.
+        output: the model file to write; its folder is made if it does not exist.
+        overwrite: whether files that exist may be replaced (never the input or its data).
+        external_data: ``keep``, ``copy`` or ``link``; by default keep in the same folder, copy
+            elsewhere.
+        progress: called while data files are copied.
+
+    Raises:
+        OutputExistsError: something that exists would be overwritten.
+        ModelFileError: the output cannot be written, or would be larger than 2 GiB.
+        UsageError: the external data cannot be kept, copied or linked as asked.
+    """
+    target, mode = check_output(loaded, output, overwrite=overwrite, external_data=external_data)
+    proto = onnx_ir.to_proto(model)
+    size = proto.ByteSize()
+    if size > MAX_PROTOBUF_BYTES:
+        raise ModelFileError(
+            f"the converted model would have {size} bytes in one file, and an ONNX file cannot "
+            "have more than 2 GiB",
+            where=str(output),
+            fix="export the original with external data",
+        )
+    copies = _copies(loaded, target) if mode in ("copy", "link") else ()
+    copies = tuple((source, copy) for source, copy in copies if not _same_file(copy, source))
+    total = sum(source.stat().st_size for source, _ in copies) if mode == "copy" else 0
+    stage = Stage(overwrite)
+    try:
+        stage.make_folder(target.parent)
+        _check_space(target.parent, size + total)
+        done = 0
+        for source, copy in copies:
+            if mode == "link":
+                stage.link(source, copy)
+            else:
+                done = stage.copy(source, copy, done, total, progress)
+        stage.write(target, proto.SerializeToString(deterministic=True))
+        stage.commit()
+    except BaseException as error:
+        stage.undo()
+        if isinstance(error, OSError):
+            raise _refusal(error, output) from error
+        raise
+    folder = loaded.path.parent
+    data = tuple(target.parent / file.relative_to(folder) for file in loaded.external_files)
+    return SavedFiles(target, data, mode, size + total)
+
+
+def _data_mode(
+    loaded: LoadedModel, target: Path, where: str, asked: ExternalData | None
+) -> ExternalData | None:
+    if not loaded.external_files:
+        return None
+    if target.parent == loaded.path.parent:
+        if asked in ("copy", "link"):
+            raise UsageError(
+                f"there is nothing to {asked}: the output lies beside the model's external data",
+                where=where,
+                fix="keep it there, or give an output in another folder",
+            )
+        return "keep"
+    if asked == "keep":
+        if all(_same_file(copy, source) for source, copy in _copies(loaded, target)):
+            return "keep"
+        raise UsageError(
+            "external data can only be kept by an output in the folder of the input",
+            where=where,
+            fix="choose copy or link",
+        )
+    return asked or "copy"
+
+
+def _copies(loaded: LoadedModel, target: Path) -> tuple[tuple[Path, Path], ...]:
+    folder = loaded.path.parent
+    return tuple((file, target.parent / file.relative_to(folder)) for file in loaded.external_files)
+
+
+def _same_file(path: Path, other: Path) -> bool:
+    try:
+        return path.samefile(other)
+    except OSError:
+        return False
+
+
+def _check_target(path: Path, where: str, overwrite: bool, fix: str) -> None:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _refusal(error, path) from error
+    if stat.S_ISDIR(status.st_mode):
+        raise ModelFileError("the output is a folder", where=where, fix="give a file name in it")
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
+        raise ModelFileError("the output exists and is not a regular file", where=where)
+    if not overwrite:
+        raise OutputExistsError("the output exists", where=where, fix=fix)
+
+
+def _check_space(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise ModelFileError(
+            f"the output needs {needed} bytes and {free} are free", where=str(folder)
+        )
+
+
+def _refusal(error: OSError, output: Path) -> ModelFileError:
+    if error.errno == errno.EXDEV:
+        return ModelFileError(
+            "a hard link cannot cross file systems",
+            where=str(output),
+            fix="copy the external data instead",
+        )
+    if isinstance(error, FileExistsError):
+        return OutputExistsError(
+            "the output appeared while it was being written",
+            where=str(error.filename2 or error.filename or output),
+        )
+    detail = error.strerror or type(error).__name__
+    return ModelFileError(f"the output cannot be written ({detail})", where=str(output))
