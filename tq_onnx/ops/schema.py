@@ -12,6 +12,7 @@ stays open unless past, new tokens and ``past_length`` are all constants. It ref
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -111,6 +112,9 @@ def register_schemas() -> None:
     for schema in (encode_schema(), attention_schema()):
         if not onnx.defs.has(schema.name, DOMAIN):
             onnx.defs.register_schema(schema)
+            # onnx 1.21 frees its registry after the interpreter is gone, and a schema with an
+            # inference function in Python then crashes the process on exit.
+            atexit.register(deregister_schemas)
 
 
 def deregister_schemas() -> None:

@@ -1,0 +1,1 @@
+"""Running models: sessions, caches, decoding. The only room that imports onnxruntime."""

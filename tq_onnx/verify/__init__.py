@@ -1,0 +1,1 @@
+"""What a conversion changed: hard properties, quality and the report about both."""

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.run import run
+from tq_onnx.cli import demo
+
+
+@pytest.fixture(autouse=True)
+def shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same demo on less text."""
+    monkeypatch.setattr(demo, "TEXT_TOKENS", 1024)
+    monkeypatch.setattr(demo, "CONTEXT", 512)
+    monkeypatch.setattr(demo, "NEW_TOKENS", 24)
+
+
+def test_the_table_and_both_continuations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = run("demo")
+    assert outcome.code == 0, outcome.err
+    assert outcome.err == ""
+    for word in (
+        "cache bytes per token",
+        "8,192",
+        "1,056",
+        "7.76 x smaller",
+        "perplexity",
+        "tokens/s",
+        "original continues",
+        "int4 continues",
+    ):
+        assert word in outcome.out
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("route", ["genai", "dynamo"])
+def test_json_and_kept_models(tmp_path: Path, route: str) -> None:
+    folder = tmp_path / "kept"
+    outcome = run("demo", "--route", route, "--keep", folder, "--json", "--threads", 1)
+    assert outcome.code == 0, outcome.err
+    document = outcome.document
+    before, after = document["original"], document["converted"]
+    assert Path(before["model"]).is_file()
+    assert Path(after["model"]).is_file()
+    assert before["cache_bytes_per_token"] == 8192
+    assert after["cache_bytes_per_token"] == 1056
+    assert abs(after["perplexity"] / before["perplexity"] - 1) < 0.02
+    # A model of bytes that learnt nothing has a perplexity of 256.
+    assert before["perplexity"] < 8
+    assert len(document["greedy"]["original"]) == 24
+    assert document["top1_agreement"] > 0.9
+    assert "error: " in run("demo", "--route", route, "--keep", folder).err
+
+
+def test_a_folder_that_holds_a_model_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_text("mine")
+    assert "model.onnx" in run("demo", "--keep", tmp_path).sentence(4)
+    assert (tmp_path / "model.onnx").read_text() == "mine"

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.run import Outcome, run
+from tests.runtime.models import DYNAMO, converted, original
+from tq_onnx.integrations.bundled import ROUTES, build_bundled, bundled_directory
+
+PROMPT = ("--prompt", "The whale and the ship")
+FEW = ("--max-new-tokens", 12, "--threads", 1)
+
+
+@pytest.fixture(scope="module", params=ROUTES)
+def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The bundled model, original and converted."""
+    before = build_bundled(request.param, tmp_path_factory.mktemp(request.param) / "model")
+    assert run("convert", before).code == 0
+    return [before, before.with_name("model.int4.onnx")]
+
+
+def continue_(model: Path, *more: object) -> Outcome:
+    outcome = run("generate", model, *PROMPT, *FEW, *more)
+    assert outcome.code == 0, outcome.err
+    return outcome
+
+
+def test_text_goes_to_stdout_and_figures_to_stderr(models: list[Path]) -> None:
+    for model, per_token in zip(models, ("8,192 per token", "1,056 per token"), strict=True):
+        outcome = continue_(model)
+        assert outcome.out.endswith("\n")
+        assert len(outcome.out.strip("\n")) > 3
+        assert "22 + 12 tokens" in outcome.err
+        assert per_token in outcome.err
+        assert "tokens/s" in outcome.err
+
+
+def test_every_way_to_run_a_converted_model_gives_the_same_text(models: list[Path]) -> None:
+    texts = {
+        continue_(models[1], *more).out
+        for more in ((), ("--no-library",), ("--capacity", 100), ("--threads", 2))
+    }
+    assert len(texts) == 1
+
+
+def test_json(models: list[Path]) -> None:
+    outcome = continue_(models[1], "--json")
+    assert outcome.err == ""
+    document = outcome.document
+    assert document["converted"] is True
+    assert document["prompt"] == PROMPT[1]
+    assert document["prompt_tokens"] == 22
+    assert len(document["tokens"]) == 12
+    assert document["capacity"] == 34
+    assert document["cache_bytes"] == 34 * 1056
+    assert document["text"] == continue_(models[1]).out[:-1]
+    assert continue_(models[0], "--json").document["converted"] is False
+
+
+def test_sampling_follows_the_seed(models: list[Path]) -> None:
+    def draw(seed: int) -> str:
+        return continue_(models[1], "--temperature", 1.5, "--top-k", 40, "--seed", seed).out
+
+    assert draw(1) == draw(1)
+    assert draw(1) != draw(2)
+
+
+def test_a_prompt_from_stdin(models: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(PROMPT[1]))
+    outcome = run("generate", models[1], "--prompt", "-", *FEW)
+    assert outcome.out == continue_(models[1]).out
+
+
+def test_a_capacity_that_is_too_small(models: list[Path]) -> None:
+    sentence = run("generate", models[1], *PROMPT, *FEW, "--capacity", 20).sentence(2)
+    assert "capacity of 20" in sentence
+
+
+def test_an_empty_prompt(models: list[Path]) -> None:
+    assert "prompt is empty" in run("generate", models[1], "--prompt", "").sentence(2)
+
+
+def test_a_model_without_a_tokenizer() -> None:
+    for model in (original(DYNAMO), converted(DYNAMO)):
+        assert "--tokenizer" in run("generate", model, *PROMPT).sentence(2)
+
+
+def test_a_tokenizer_that_knows_more_than_the_model() -> None:
+    outcome = run("generate", converted(DYNAMO), *PROMPT, "--tokenizer", bundled_directory())
+    assert "the model knows 97" in outcome.sentence(2)
+
+
+def test_files_that_are_no_decoders(tmp_path: Path) -> None:
+    assert "none.onnx" in run("generate", tmp_path / "none.onnx", *PROMPT).sentence(4)
+    junk = tmp_path / "junk.onnx"
+    junk.write_text("junk")
+    assert "junk.onnx" in run("generate", junk, *PROMPT).sentence(4)
+
+
+@pytest.mark.parametrize(
+    "more", [("--temperature", -1), ("--max-new-tokens", 0), ("--capacity", 0), ("--top-k", -1)]
+)
+def test_options_out_of_range(more: tuple[object, ...]) -> None:
+    assert run("generate", "model.onnx", *PROMPT, *more).code == 2
+
+
+def test_a_prompt_is_required() -> None:
+    assert run("generate", "model.onnx").code == 2

@@ -1,0 +1,44 @@
+"""Real exports, their conversions, and subjects opened from them."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from tq_onnx.graph.pipeline import convert
+from tq_onnx.verify.subject import Subject, open_subject
+
+FIXTURES = Path(__file__).parents[1] / "dialects" / "fixtures"
+DYNAMO = "dynamo-op18-sdpa"
+EAGER = "dynamo-op20-eager"
+HALF = "dynamo-op18-sdpa-hd128-fp16"
+GENAI = "genai-cpu-fp32"
+CONVERTIBLE = (DYNAMO, EAGER, GENAI)
+VOCABULARY = 97
+
+_FOLDER = tempfile.TemporaryDirectory(prefix="tq-onnx-tests-")
+
+
+def original(name: str) -> Path:
+    return FIXTURES / f"{name}.onnx"
+
+
+@cache
+def converted(name: str) -> Path:
+    output = Path(_FOLDER.name) / f"{name}.int4.onnx"
+    convert(original(name), output)
+    return output
+
+
+@cache
+def subject(name: str, kind: str) -> Subject:
+    """``kind``: original, kernel or body."""
+    path = original(name) if kind == "original" else converted(name)
+    return open_subject(path, library=kind == "kernel", threads=1)
+
+
+def ids(count: int, batch: int = 1, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, VOCABULARY, (batch, count))

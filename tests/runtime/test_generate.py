@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.runtime.models import DYNAMO, GENAI, ids, subject
+from tq_onnx.errors import UsageError
+from tq_onnx.runtime.generate import Sampling, choose, generate, stream
+
+PROMPT = ids(10, seed=4)[0].tolist()
+
+
+@pytest.mark.parametrize("kind", ["original", "kernel", "body"])
+def test_greedy_takes_the_most_likely_token(kind: str) -> None:
+    found = generate(subject(DYNAMO, kind).decoder(), PROMPT, max_new_tokens=6)
+    text = [*PROMPT, *found.tokens]
+    logits = subject(DYNAMO, kind).decoder().prefill([text])[0]
+    assert found.tokens == tuple(logits[9:-1].argmax(axis=-1).tolist())
+    assert (found.prompt_tokens, found.steps, found.stopped) == (10, 5, False)
+    assert found.cache_bytes == 15 * subject(DYNAMO, kind).signature.bytes_per_token
+    assert found.tokens_per_second > 0
+
+
+def test_kernels_bodies_and_capacities_give_the_same_tokens() -> None:
+    for name in (DYNAMO, GENAI):
+        decoders = [
+            subject(name, kind).decoder(capacity=capacity)
+            for kind in ("kernel", "body")
+            for capacity in (None, 40)
+        ]
+        found = {generate(decoder, PROMPT, max_new_tokens=20).tokens for decoder in decoders}
+        assert len(found) == 1
+
+
+def test_a_stream_yields_as_it_goes() -> None:
+    states = list(stream(subject(DYNAMO, "kernel").decoder(), PROMPT, max_new_tokens=4))
+    assert [len(state.tokens) for state in states] == [1, 2, 3, 4, 4]
+    assert [state.cache_bytes > 0 for state in states] == [False] * 4 + [True]
+    assert states[-1].tokens == states[-2].tokens
+
+
+def test_a_stop_token_ends_the_text_and_is_not_part_of_it() -> None:
+    tokens = generate(subject(DYNAMO, "kernel").decoder(), PROMPT, max_new_tokens=8).tokens
+    stop = tokens[3]
+    found = generate(subject(DYNAMO, "kernel").decoder(), PROMPT, max_new_tokens=8, stop_ids={stop})
+    assert found.stopped
+    assert found.tokens == tokens[: tokens.index(stop)]
+
+
+def test_the_seed_decides_the_draws() -> None:
+    def draw(seed: int) -> tuple[int, ...]:
+        decoder = subject(DYNAMO, "kernel").decoder()
+        sampling = Sampling(temperature=2.0, seed=seed)
+        return generate(decoder, PROMPT, max_new_tokens=12, sampling=sampling).tokens
+
+    assert draw(1) == draw(1)
+    assert draw(1) != draw(2)
+
+
+def test_a_second_prompt_goes_on_where_the_first_ended() -> None:
+    decoder = subject(DYNAMO, "kernel").decoder()
+    first = generate(decoder, PROMPT, max_new_tokens=3)
+    second = generate(decoder, [first.tokens[-1], 1, 2], max_new_tokens=3)
+    whole = subject(DYNAMO, "kernel").decoder()
+    text = [*PROMPT, *first.tokens, 1, 2]
+    assert second.tokens == generate(whole, text, max_new_tokens=3).tokens
+
+
+@pytest.mark.parametrize(
+    ("prompt", "count", "message"), [([], 3, "prompt is empty"), ([1], -1, "cannot be generated")]
+)
+def test_requests_that_make_no_sense(prompt: list[int], count: int, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        generate(subject(DYNAMO, "kernel").decoder(), prompt, max_new_tokens=count)
+
+
+def test_one_sequence_at_a_time() -> None:
+    with pytest.raises(UsageError, match="batch of 1"):
+        generate(subject(DYNAMO, "kernel").decoder(batch=2), [1], max_new_tokens=1)
+
+
+def test_a_capacity_that_is_too_small_is_told() -> None:
+    with pytest.raises(UsageError, match="capacity of 12"):
+        generate(subject(DYNAMO, "kernel").decoder(capacity=12), PROMPT, max_new_tokens=8)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"top_k": -1},
+    ],
+)
+def test_sampling_refuses_what_no_draw_can_use(arguments: dict[str, float]) -> None:
+    with pytest.raises(UsageError):
+        Sampling(**arguments)  # type: ignore[arg-type]
+
+
+@given(
+    st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=40),
+    st.floats(0.01, 10),
+    st.integers(0, 50),
+    st.integers(0, 2**32 - 1),
+)
+def test_a_draw_is_one_of_the_top_k(
+    scores: list[float], temperature: float, top_k: int, seed: int
+) -> None:
+    logits = np.asarray(scores, np.float32)
+    token = choose(logits, Sampling(temperature, top_k, seed), np.random.default_rng(seed))
+    better = int((logits > logits[token]).sum())
+    assert better < (top_k or len(scores))
+
+
+@given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=40, unique=True))
+def test_one_candidate_is_the_greedy_one(scores: list[float]) -> None:
+    logits = np.asarray(scores, np.float32)
+    draws = np.random.default_rng(0)
+    assert choose(logits, Sampling(1.0, 1), draws) == choose(logits, Sampling(), draws)
+
+
+def test_draws_follow_the_distribution() -> None:
+    logits = np.log(np.array([0.5, 0.3, 0.2], np.float32))
+    draws = np.random.default_rng(0)
+    counts = np.bincount([choose(logits, Sampling(1.0), draws) for _ in range(4000)], minlength=3)
+    np.testing.assert_allclose(counts / 4000, [0.5, 0.3, 0.2], atol=0.03)
+    sharp = np.bincount([choose(logits, Sampling(0.5), draws) for _ in range(4000)], minlength=3)
+    np.testing.assert_allclose(sharp / 4000, np.array([25, 9, 4]) / 38, atol=0.03)

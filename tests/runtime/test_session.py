@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import onnx
+import pytest
+
+from tests.graph_io.models import external
+from tests.runtime.models import CONVERTIBLE, DYNAMO, GENAI, converted, original
+from tq_onnx.errors import LibraryError, ModelFileError, TqOnnxError, UnsupportedModelError
+from tq_onnx.runtime.session import (
+    available_providers,
+    check_library,
+    make_session,
+    placement,
+    ports,
+    vocabulary_size,
+)
+
+
+def one_sentence(error: TqOnnxError) -> str:
+    text = str(error)
+    assert "\n" not in text
+    assert "[ONNXRuntimeError]" not in text
+    assert "/onnxruntime/" not in text
+    return text
+
+
+@pytest.mark.parametrize("name", CONVERTIBLE)
+def test_nodes_run_on_kernels_with_the_library_and_are_inlined_without(name: str) -> None:
+    kernels = placement(make_session(converted(name), library=True, threads=1))
+    assert (kernels.encode, kernels.attention) == (4, 2)
+    assert kernels.uses_library
+    assert kernels.providers == ("CPUExecutionProvider",)
+    bodies = placement(make_session(converted(name), library=False, threads=1))
+    assert (bodies.encode, bodies.attention) == (0, 0)
+    assert not bodies.uses_library
+    assert bodies.nodes > kernels.nodes
+
+
+def test_only_the_cpu_provider_is_used() -> None:
+    session = make_session(original(DYNAMO), library=False, threads=1)
+    assert session.get_providers() == ["CPUExecutionProvider"]
+    assert "CPUExecutionProvider" in available_providers()
+
+
+def test_a_session_needs_no_library_if_none_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TQ_ONNX_LIBRARY", "nowhere.so")
+    make_session(converted(DYNAMO), library=False, threads=1)
+    with pytest.raises(LibraryError, match=r"nowhere\.so"):
+        make_session(converted(DYNAMO), library=True, threads=1)
+
+
+def test_a_file_that_is_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "library.so"
+    path.write_text("this is no library")
+    monkeypatch.setenv("TQ_ONNX_LIBRARY", str(path))
+    with pytest.raises(LibraryError) as caught:
+        check_library()
+    assert str(path) in one_sentence(caught.value)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="there is no such file"):
+        make_session(tmp_path / "model.onnx", library=False)
+
+
+@pytest.mark.parametrize("content", [b"not a model", b"\x00" * 64, b"\x08\x08\xff\xff"])
+def test_a_file_that_is_no_model(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+    with pytest.raises(TqOnnxError) as caught:
+        make_session(path, library=False)
+    assert str(path) in one_sentence(caught.value)
+    assert caught.value.exit_code in (3, 4)
+
+
+def test_missing_external_data(tmp_path: Path) -> None:
+    path = external(tmp_path)
+    make_session(path, library=False, threads=1)
+    (tmp_path / "model.onnx.data").unlink()
+    with pytest.raises(ModelFileError, match=r"model\.onnx\.data") as caught:
+        make_session(path, library=False, threads=1)
+    one_sentence(caught.value)
+
+
+def test_a_graph_that_onnxruntime_refuses(tmp_path: Path) -> None:
+    proto = onnx.load(original(DYNAMO))
+    proto.graph.node[0].op_type = "NoSuchOperator"
+    path = tmp_path / "model.onnx"
+    path.write_bytes(proto.SerializeToString())
+    with pytest.raises(UnsupportedModelError, match="NoSuchOperator") as caught:
+        make_session(path, library=False, threads=1)
+    one_sentence(caught.value)
+
+
+def test_bytes_with_external_data_elsewhere(tmp_path: Path) -> None:
+    path = external(tmp_path)
+    session = make_session(path.read_bytes(), library=False, threads=1, external_data=tmp_path)
+    assert ports(session) == ports(make_session(path, library=False, threads=1))
+
+
+def test_ports_keep_order_and_dimensions() -> None:
+    inputs, outputs = ports(make_session(original(GENAI), library=False, threads=1))
+    assert [port.name for port in inputs][:2] == ["input_ids", "attention_mask"]
+    assert outputs[0].name == "logits"
+    assert outputs[0].shape[-1] == 97
+    assert str(inputs[0]).startswith("tensor(int64)[")
+
+
+def test_the_vocabulary_must_be_stated() -> None:
+    session = make_session(original(DYNAMO), library=False, threads=1)
+    assert vocabulary_size(session, "logits") == 97
+    with pytest.raises(UnsupportedModelError, match="nothing"):
+        vocabulary_size(session, "nothing")
+
+
+def test_a_model_in_a_folder_with_an_odd_name(tmp_path: Path) -> None:
+    folder = tmp_path / "möbel und [farbe]"
+    folder.mkdir()
+    path = Path(shutil.copyfile(original(DYNAMO), folder / "mo del.onnx"))
+    make_session(path, library=False, threads=1)

@@ -1,0 +1,172 @@
+"""The judge itself: right rows pass, wrong ones do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.runtime.models import CONVERTIBLE, DYNAMO, converted, ids
+from tq_onnx.codec.reference import rotate
+from tq_onnx.codec.spec import Codec, row_layout
+from tq_onnx.errors import UnsupportedModelError
+from tq_onnx.runtime.decoder import Decoder
+from tq_onnx.verify import ladder
+from tq_onnx.verify.probe import LayerNames, Probe, make_probe
+
+INT4 = Codec("lloyd_max", 4)
+
+
+@dataclass
+class Fake:
+    """A decoder whose state can be tampered with."""
+
+    watched: dict[str, Any]
+    caches: list[np.ndarray]
+    signature: Any
+
+    def cache(self, index: int) -> np.ndarray:
+        return self.caches[index]
+
+
+@pytest.fixture(scope="module")
+def probe() -> Probe:
+    return make_probe(converted(DYNAMO))
+
+
+@pytest.fixture
+def fake(probe: Probe) -> Iterator[Fake]:
+    decoder = probe.decoder(library=True, threads=1)
+    decoder.prefill(ids(12))
+    decoder.prefill(ids(40, seed=1))
+    caches = [decoder.cache(index) for index in range(4)]
+    yield Fake(
+        {name: value.copy() for name, value in decoder.watched.items()}, caches, decoder.signature
+    )
+
+
+def judge(fake: Fake, layer: LayerNames, backend: str = ladder.KERNEL) -> ladder.LadderFigures:
+    return ladder.judge_layer(fake, layer, backend)[0]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", CONVERTIBLE)
+@pytest.mark.parametrize("library", [True, False])
+def test_both_backends_climb(name: str, library: bool) -> None:
+    probe = make_probe(converted(name))
+    decoder: Decoder = probe.decoder(library=library, threads=1)
+    for tokens in (ids(40), ids(1)):
+        decoder.prefill(tokens)
+        for layer in probe.layers:
+            found, caches = ladder.judge_layer(decoder, layer, ladder.KERNEL)
+            assert found.codes == 2 * 2 * tokens.shape[1] * 64
+            assert found.codes_wrong == 0
+            assert found.codes_differing <= 1
+            assert found.scale_steps <= 1
+            assert found.attention_error <= 2e-5
+            assert caches[0].shape == (1, 2, decoder.length, 34)
+
+
+def test_untouched_figures_are_clean(probe: Probe, fake: Fake) -> None:
+    found = judge(fake, probe.layers[1])
+    assert (found.layer, found.codes_wrong, found.scale_steps) == (1, 0, 0)
+
+
+def test_a_wrong_code_is_seen(probe: Probe, fake: Fake) -> None:
+    fake.caches[0][0, 1, 30, 5] ^= 0x30
+    found = judge(fake, probe.layers[0])
+    assert (found.codes_differing, found.codes_wrong) == (1, 1)
+    assert found.attention_error > 2e-5
+
+
+def test_a_wrong_scale_is_seen(probe: Probe, fake: Fake) -> None:
+    layout = row_layout(INT4, 64)
+    fake.caches[1][0, 0, 20, layout.scale_offset] ^= 0x04
+    found = judge(fake, probe.layers[0])
+    assert (found.codes_differing, found.scale_steps) == (0, 4)
+
+
+def test_a_wrong_output_is_seen(probe: Probe, fake: Fake) -> None:
+    output = fake.watched[probe.layers[0].output]
+    output[0, 3, -1] *= 1.001
+    assert judge(fake, probe.layers[0]).attention_error > 2e-5
+
+
+def test_an_output_that_is_not_a_number_is_seen(probe: Probe, fake: Fake) -> None:
+    fake.watched[probe.layers[0].output][0, 0, -1, 0] = np.nan
+    assert not judge(fake, probe.layers[0]).attention_error <= 2e-5
+
+
+def test_a_tie_is_told_from_a_wrong_code(probe: Probe, fake: Fake) -> None:
+    layer = probe.layers[0]
+    _, rotated = rotate(fake.watched[layer.key.vectors], layer.key.rotation)
+    distances = rotated[..., None] - layer.key.codebook.boundaries
+    place = np.unravel_index(np.abs(distances).argmin(), distances.shape)
+    # The nearest boundary moves to the other side of its coordinate: just so, or by far.
+    side = np.sign(distances[place])
+    for distance, wrong in ((1e-7, False), (1e-5, True)):
+        bounds = layer.key.codebook.boundaries.astype(np.float64)
+        bounds[place[-1]] = rotated[place[:-1]] + side * distance
+        moved = replace(layer.key.codebook, boundaries=bounds)
+        found = judge(fake, replace(layer, key=replace(layer.key, codebook=moved)))
+        assert found.codes_differing >= 1
+        assert (found.codes_wrong >= 1) is wrong
+
+
+def test_bodies_of_half_models_may_miss_a_rounding(probe: Probe, fake: Fake) -> None:
+    assert ladder.BODY_TIE_DISTANCE["FLOAT"] == ladder.TIE_DISTANCE
+    layer = probe.layers[0]
+    names = layer.key.vectors
+    fake.watched[names] = fake.watched[names].astype(np.float16)
+    half = replace(layer, plan=replace(layer.plan, dtype="FLOAT16"))
+    assert judge(fake, half, ladder.KERNEL).codes_wrong > 0
+    assert judge(fake, half, ladder.BODY).codes_wrong == 0
+
+
+@pytest.mark.parametrize(
+    ("bits", "head_size", "error"),
+    [(4, 128, 0.00919), (4, 64, 0.00891), (3, 128, 0.0334), (2, 128, 0.1190)],
+)
+def test_theory(bits: int, head_size: int, error: float) -> None:
+    assert ladder.theory(Codec("lloyd_max", bits), head_size, True) == pytest.approx(
+        error, rel=0.02
+    )
+
+
+def test_theory_without_norm_correction_is_the_lloyd_max_error() -> None:
+    # Exact law of a coordinate of a unit vector, d = 128.
+    assert ladder.theory(INT4, 128, False) == pytest.approx(0.009315, rel=0.01)
+
+
+def test_random_vectors_reconstruct_as_theory_says(probe: Probe) -> None:
+    decoder = probe.decoder(library=True, threads=1)
+    decoder.prefill(ids(200))
+    for layer in probe.layers:
+        _, caches = ladder.judge_layer(decoder, layer, ladder.KERNEL)
+        for loss in ladder.reconstruction(decoder, layer, caches):
+            assert loss.rows <= 400
+            assert abs(loss.excess) < 0.05 + 3 * loss.spread / loss.theory
+
+
+def test_rows_that_come_again_count_once(probe: Probe) -> None:
+    decoder = probe.decoder(library=True, threads=1)
+    decoder.prefill(np.full((1, 30), 7))
+    layer = probe.layers[0]
+    _, caches = ladder.judge_layer(decoder, layer, ladder.KERNEL)
+    key, value = ladder.reconstruction(decoder, layer, caches)
+    # The same token thirty times: its values are the same, its keys turn with the position.
+    assert (key.rows, value.rows) == (60, 2)
+
+
+def test_a_probe_of_some_layers() -> None:
+    probe = make_probe(converted(DYNAMO), layers=[1])
+    assert [layer.plan.layer for layer in probe.layers] == [1]
+
+
+def test_a_probe_needs_a_converted_model() -> None:
+    from tests.runtime.models import original
+
+    with pytest.raises(UnsupportedModelError, match="was not converted"):
+        make_probe(original(DYNAMO))

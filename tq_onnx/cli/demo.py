@@ -1,0 +1,285 @@
+"""``tq-onnx demo``: the bundled trained model before and after, without torch."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from tq_onnx.cli import terminal
+
+if TYPE_CHECKING:
+    from tq_onnx.integrations.huggingface import Tokenizer
+    from tq_onnx.runtime.generate import Generation
+    from tq_onnx.verify.greedy import GreedyFigures
+    from tq_onnx.verify.quality import QualityFigures
+    from tq_onnx.verify.subject import Subject
+
+PRESET: Final = "int4"
+TEXT_TOKENS: Final = 8192
+CONTEXT: Final = 1024
+PROMPT_TOKENS: Final = 512
+NEW_TOKENS: Final = 192
+_SHOWN_PROMPT: Final = 160
+
+
+@dataclass(frozen=True)
+class Side:
+    """One model in the demo.
+
+    Attributes:
+        model: its file.
+        cache_bytes_per_token: from the types of its caches.
+        cache_bytes: of its buffers at the end of the generation.
+        perplexity: on the held-out text, per token (a token is a byte).
+        tokens_per_second: in decode.
+        text: its continuation.
+    """
+
+    model: Path
+    cache_bytes_per_token: int
+    cache_bytes: int
+    perplexity: float
+    tokens_per_second: float
+    text: str
+
+
+@dataclass(frozen=True)
+class DemoReport:
+    """What the demo shows.
+
+    Attributes:
+        preset: of the conversion.
+        route: exporter of the model.
+        model: what the model is.
+        original: before.
+        converted: after.
+        cache_ratio: how many times smaller the caches are.
+        text_tokens: tokens of the perplexity.
+        context: tokens in the caches at the end of the generation.
+        kl_mean: mean KL divergence on the text, in nats.
+        top1_agreement: part of the positions with the same most likely token.
+        greedy: where the continuations part, and whether that is a near-tie.
+        prompt: the text that was continued.
+    """
+
+    preset: str
+    route: str
+    model: str
+    original: Side
+    converted: Side
+    cache_ratio: float
+    text_tokens: int
+    context: int
+    kl_mean: float
+    top1_agreement: float
+    greedy: GreedyFigures
+    prompt: str
+
+
+@click.command()
+@click.option("--keep", type=click.Path(path_type=Path), help="Keep both models in this folder.")
+@click.option(
+    "--route",
+    type=click.Choice(["genai", "dynamo"]),
+    default="genai",
+    show_default=True,
+    help="The exporter whose form of the model is used.",
+)
+@click.option("--threads", type=click.IntRange(min=1), help="Threads for onnxruntime.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def demo(keep: Path | None, route: str, threads: int | None, as_json: bool) -> None:
+    """Convert the bundled model and run it before and after.
+
+    The model is a small Qwen3 that was really trained; the text is one that it has not seen.
+
+    \b
+    Example:
+      tq-onnx demo
+      tq-onnx demo --keep ./demo
+    """
+    place: AbstractContextManager[Any] = nullcontext(keep)
+    if keep is None:
+        place = tempfile.TemporaryDirectory(prefix="tq-onnx-demo-")
+    with place as folder:
+        report = _run(Path(folder), route, threads)
+    if as_json:
+        terminal.print_json(report)
+    else:
+        _print(report, keep)
+
+
+def _run(folder: Path, route: str, threads: int | None) -> DemoReport:
+    from tq_onnx.graph.pipeline import convert
+    from tq_onnx.integrations.bundled import build_bundled, heldout_text
+    from tq_onnx.integrations.huggingface import load_tokenizer
+    from tq_onnx.verify import quality
+    from tq_onnx.verify.subject import open_converted, open_original
+
+    with terminal.progress() as bar:
+        task = bar.add_task("Building the bundled model", total=6)
+
+        def stage(name: str) -> None:
+            bar.update(task, description=name, advance=1)
+
+        original = build_bundled(route, folder)
+        converted = folder / f"model.{PRESET}.onnx"
+        stage("Converting it")
+        convert(original, converted, preset=PRESET)
+        stage("Opening both models")
+        words = load_tokenizer(folder)
+        before = open_original(original, threads=threads)
+        after = open_converted(converted, threads=threads)
+        text = heldout_text()
+        prompt = words.encode(_excerpt(text))
+        tokens = words.encode(text)
+        # It is made of more than one document: its beginning and its end are of different ones.
+        tokens = tokens[: TEXT_TOKENS // 2] + tokens[-TEXT_TOKENS // 2 :]
+        stage("Generating with both models")
+        runs = [_generate(subject, prompt, words) for subject in (before, after)]
+        stage("Reading the held-out text with both models")
+        reading = bar.add_task("  windows", total=None)
+        figures = quality.compare(
+            before.decoder(),
+            after.decoder(),
+            tokens,
+            vocabulary=before.vocabulary,
+            context=CONTEXT,
+            stride=CONTEXT // 2,
+            on_progress=lambda done, total: bar.update(reading, completed=done, total=total),
+        )
+        stage("Done")
+    return _report(
+        route=route,
+        subjects=(before, after),
+        runs=runs,
+        figures=figures,
+        words=words,
+        prompt=prompt,
+        text_tokens=len(tokens),
+    )
+
+
+def _excerpt(text: str) -> str:
+    """Whole words from the first paragraph in the second half of a text."""
+    start = text.find("\n", len(text) * 3 // 5) + 1
+    return text[start : start + PROMPT_TOKENS].rsplit(" ", 1)[0]
+
+
+def _generate(subject: Subject, prompt: list[int], words: Tokenizer) -> Generation:
+    from tq_onnx.runtime.generate import generate
+
+    fixed = len(prompt) + NEW_TOKENS if subject.signature.fixed_capacity else None
+    # One untimed step first: the first call of a session also plans its memory.
+    generate(subject.decoder(), prompt[:8], max_new_tokens=2)
+    return generate(
+        subject.decoder(capacity=fixed), prompt, max_new_tokens=NEW_TOKENS, stop_ids=words.eos_ids
+    )
+
+
+def _report(
+    *,
+    route: str,
+    subjects: tuple[Subject, Subject],
+    runs: list[Generation],
+    figures: QualityFigures,
+    words: Tokenizer,
+    prompt: list[int],
+    text_tokens: int,
+) -> DemoReport:
+    from tq_onnx.verify.greedy import compare_greedy
+
+    before, after = (
+        Side(
+            model=subject.path,
+            cache_bytes_per_token=subject.signature.bytes_per_token,
+            cache_bytes=run.cache_bytes,
+            perplexity=perplexity,
+            tokens_per_second=run.tokens_per_second,
+            text=words.decode(run.tokens),
+        )
+        for subject, run, perplexity in zip(
+            subjects,
+            runs,
+            (figures.original_perplexity, figures.converted_perplexity),
+            strict=True,
+        )
+    )
+    own, other = (run.tokens for run in runs)
+    noise = figures.logit_rms_difference
+    return DemoReport(
+        preset=PRESET,
+        route=route,
+        model=_describe(subjects[1]),
+        original=before,
+        converted=after,
+        cache_ratio=before.cache_bytes_per_token / after.cache_bytes_per_token,
+        text_tokens=text_tokens,
+        context=len(prompt) + NEW_TOKENS,
+        kl_mean=figures.kl_mean,
+        top1_agreement=figures.top1_agreement,
+        greedy=compare_greedy(subjects[0].decoder(), prompt, own, other, noise),
+        prompt=words.decode(prompt),
+    )
+
+
+def _describe(subject: Subject) -> str:
+    layers = subject.plan.layers if subject.plan else ()
+    first = layers[0]
+    return (
+        f"Qwen3: {len(layers)} layers, {first.num_heads} heads, {first.kv_num_heads} KV heads of "
+        f"size {first.head_size}, {subject.vocabulary} tokens"
+    )
+
+
+def _print(report: DemoReport, keep: Path | None) -> None:
+    before, after = report.original, report.converted
+    table = terminal.make_table(
+        "", ">original", f">{report.preset}", ">change", title=f"A small trained {report.model}"
+    )
+    terminal.add_row(
+        table,
+        "cache bytes per token",
+        f"{before.cache_bytes_per_token:,}",
+        f"{after.cache_bytes_per_token:,}",
+        f"{report.cache_ratio:.2f} x smaller",
+    )
+    terminal.add_row(
+        table,
+        f"cache bytes at {report.context} tokens, measured",
+        f"{before.cache_bytes:,}",
+        f"{after.cache_bytes:,}",
+        f"{before.cache_bytes / after.cache_bytes:.2f} x smaller",
+    )
+    terminal.add_row(
+        table,
+        f"perplexity on {report.text_tokens:,} unseen bytes",
+        f"{before.perplexity:.4f}",
+        f"{after.perplexity:.4f}",
+        f"{after.perplexity / before.perplexity - 1:+.2%}",
+    )
+    terminal.add_row(
+        table,
+        "tokens/s in decode",
+        f"{before.tokens_per_second:.0f}",
+        f"{after.tokens_per_second:.0f}",
+        f"{after.tokens_per_second / before.tokens_per_second:.2f} x",
+    )
+    terminal.add_row(
+        table,
+        "same most likely next byte",
+        "",
+        f"{report.top1_agreement:.1%}",
+        f"KL {report.kl_mean:.4f} nats",
+    )
+    terminal.print_table(table)
+    terminal.print_line(f"prompt (its end)      ...{report.prompt[-_SHOWN_PROMPT:]!r}")
+    terminal.print_line(f"original continues    {before.text!r}")
+    terminal.print_line(f"{report.preset} continues        {after.text!r}")
+    terminal.print_line(f"greedy continuations  {report.greedy}")
+    if keep is not None:
+        terminal.print_line(f"kept: {before.model} and {after.model}")

@@ -1,0 +1,150 @@
+"""``tq-onnx generate``: prompt in, text out, with an original or a converted model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tq_onnx.cli import terminal
+from tq_onnx.errors import UsageError
+
+if TYPE_CHECKING:
+    from tq_onnx.runtime.generate import Generation
+
+
+@click.command()
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("--prompt", required=True, help="The text to continue; - reads stdin.")
+@click.option(
+    "--max-new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Limit."
+)
+@click.option(
+    "--capacity",
+    type=click.IntRange(min=1),
+    help="Tokens that the caches hold, updated in place; by default what is needed where the "
+    "model takes caches of fixed capacity, else caches grow.",
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="0 for the most likely token always.",
+)
+@click.option(
+    "--top-k", type=click.IntRange(min=0), default=0, show_default=True, help="0 for all tokens."
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the draws."
+)
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path),
+    help="Folder with tokenizer.json; by default the model's.",
+)
+@click.option("--threads", type=click.IntRange(min=1), help="Threads for onnxruntime.")
+@click.option("--no-library", is_flag=True, help="Run the function bodies instead of the kernels.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def generate(
+    *,
+    model: Path,
+    prompt: str,
+    max_new_tokens: int,
+    capacity: int | None,
+    temperature: float,
+    top_k: int,
+    seed: int,
+    tokenizer: Path | None,
+    threads: int | None,
+    no_library: bool,
+    as_json: bool,
+) -> None:
+    """Continue a text with an original or a converted MODEL.
+
+    The text streams to stdout; speed and cache bytes go to stderr.
+
+    \b
+    Example:
+      tq-onnx generate model.int4.onnx --prompt "Call me Ishmael."
+    """
+    from tq_onnx.cli.tokens import require_tokenizer
+    from tq_onnx.integrations.huggingface import stream_text
+    from tq_onnx.runtime.generate import Sampling, stream
+    from tq_onnx.verify.subject import open_subject
+
+    sampling = Sampling(temperature, top_k, seed)
+    with terminal.progress() as bar:
+        bar.add_task("Opening the model", total=None)
+        subject = open_subject(model, library=not no_library, threads=threads)
+        words = require_tokenizer(tokenizer, model)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    ids = words.encode(text)
+    if ids and max(ids) >= subject.vocabulary:
+        raise UsageError(
+            f"the tokenizer gives token {max(ids)}, but the model knows {subject.vocabulary}",
+            where=str(model),
+            fix="name the folder of its own tokenizer with --tokenizer",
+        )
+    if capacity is None and subject.signature.fixed_capacity:
+        capacity = len(ids) + max_new_tokens
+    states = _Latest(
+        stream(
+            subject.decoder(capacity=capacity),
+            ids,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            stop_ids=words.eos_ids,
+        )
+    )
+    pieces = []
+    for piece in stream_text(words, states.new_tokens()):
+        pieces.append(piece)
+        if not as_json:
+            click.echo(terminal.printable(piece), nl=False)
+            sys.stdout.flush()
+    result = states.latest
+    if as_json:
+        terminal.print_json(
+            {
+                "model": model,
+                "converted": subject.plan is not None,
+                "prompt": text,
+                "text": "".join(pieces),
+                "tokens": result.tokens,
+                "prompt_tokens": result.prompt_tokens,
+                "stopped": result.stopped,
+                "capacity": capacity,
+                "prefill_seconds": result.prefill_seconds,
+                "decode_tokens_per_second": result.tokens_per_second,
+                "cache_bytes": result.cache_bytes,
+                "cache_bytes_per_token": subject.signature.bytes_per_token,
+            }
+        )
+        return
+    terminal.print_line()
+    kept = f"of {capacity} tokens, in place" if capacity else "growing"
+    click.echo(
+        f"{result.prompt_tokens} + {len(result.tokens)} tokens, prompt "
+        f"{result.prefill_seconds:.2f} s, {result.tokens_per_second:.1f} tokens/s; caches "
+        f"{result.cache_bytes:,} bytes ({kept}, {subject.signature.bytes_per_token:,} per token)",
+        err=True,
+    )
+
+
+class _Latest:
+    """Hands out new tokens one by one and keeps the latest state of the generation."""
+
+    def __init__(self, states: Iterable[Generation]) -> None:
+        self._states = states
+        self.latest: Generation
+
+    def new_tokens(self) -> Iterator[int]:
+        known = 0
+        for state in self._states:
+            self.latest = state
+            yield from state.tokens[known:]
+            known = len(state.tokens)

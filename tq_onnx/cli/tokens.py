@@ -1,0 +1,57 @@
+"""Tokens for the commands: the tokenizer beside a model, and text files as token ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tq_onnx.errors import ModelFileError, UsageError
+from tq_onnx.integrations.huggingface import TOKENIZER_FILE, Tokenizer, load_tokenizer
+
+# A text is read no further than this many characters for each token that is wanted.
+_CHARACTERS_PER_TOKEN = 16
+
+
+def find_tokenizer(directory: Path | None, *models: Path) -> Tokenizer | None:
+    """The tokenizer of a folder that was named, or the one beside the first model that has one.
+
+    Raises:
+        ModelFileError: the folder that was named has none.
+    """
+    if directory is not None:
+        return load_tokenizer(directory)
+    for model in models:
+        if (model.parent / TOKENIZER_FILE).is_file():
+            return load_tokenizer(model.parent)
+    return None
+
+
+def require_tokenizer(directory: Path | None, model: Path) -> Tokenizer:
+    """As ``find_tokenizer``, for commands that cannot do without.
+
+    Raises:
+        UsageError: there is none.
+    """
+    tokenizer = find_tokenizer(directory, model)
+    if tokenizer is None:
+        raise UsageError(
+            f"there is no {TOKENIZER_FILE} beside the model",
+            where=str(model),
+            fix="name the folder that has it with --tokenizer",
+        )
+    return tokenizer
+
+
+def file_tokens(path: Path, tokenizer: Tokenizer, count: int) -> list[int]:
+    """The first ``count`` tokens of a UTF-8 text file.
+
+    Raises:
+        ModelFileError: the file cannot be read as text.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(count * _CHARACTERS_PER_TOKEN)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelFileError(
+            "it cannot be read as UTF-8 text", where=str(path), fix="check the file"
+        ) from error
+    return tokenizer.encode(text)[:count]

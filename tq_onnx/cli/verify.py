@@ -1,0 +1,134 @@
+"""``tq-onnx verify``: an original against its conversion. See ``tq_onnx.verify.parity``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tq_onnx.cli import terminal
+from tq_onnx.errors import UsageError, VerificationError
+
+if TYPE_CHECKING:
+    from tq_onnx.verify.report import VerifyReport
+
+_NO_LANGUAGE = "pseudo-random ids, no language: a weak test; use --text and --tokenizer"
+
+
+@click.command()
+@click.argument("original", type=click.Path(path_type=Path))
+@click.argument("converted", type=click.Path(path_type=Path))
+@click.option("--text", type=click.Path(path_type=Path), help="UTF-8 text to read.")
+@click.option(
+    "--tokens",
+    type=click.IntRange(min=16),
+    default=2048,
+    show_default=True,
+    help="Tokens of the text to compare.",
+)
+@click.option(
+    "--new-tokens",
+    type=click.IntRange(min=1),
+    default=32,
+    show_default=True,
+    help="Greedy tokens to generate with each model.",
+)
+@click.option(
+    "--context",
+    type=click.IntRange(min=16),
+    default=512,
+    show_default=True,
+    help="Tokens per window when measuring perplexity.",
+)
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path),
+    help="Folder with tokenizer.json; by default the folder of a model.",
+)
+@click.option("--threads", type=click.IntRange(min=1), help="Threads for onnxruntime.")
+@click.option("--no-library", is_flag=True, help="Check the function bodies only, not the kernels.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def verify(
+    *,
+    original: Path,
+    converted: Path,
+    text: Path | None,
+    tokens: int,
+    new_tokens: int,
+    context: int,
+    tokenizer: Path | None,
+    threads: int | None,
+    no_library: bool,
+    as_json: bool,
+) -> None:
+    """Compare a CONVERTED model with its ORIGINAL.
+
+    Checks what must hold (interface, baked tables, kernels and function bodies against the numpy
+    reference, reconstruction, ways to feed caches) and reports quality: perplexity, KL divergence,
+    greedy continuation, cache bytes. Exit code 5 if a check does not hold.
+
+    \b
+    Example:
+      tq-onnx verify model.onnx model.int4.onnx --text book.txt
+    """
+    ids, source = _text(original, converted, text, tokens, tokenizer)
+    from tq_onnx.verify.parity import verify as run
+
+    with terminal.progress() as bar:
+        task = bar.add_task("Opening both models", total=None)
+        report = run(
+            original,
+            converted,
+            ids,
+            source=source,
+            new_tokens=new_tokens,
+            context=context,
+            library=not no_library,
+            threads=threads,
+            on_stage=lambda name, done, total: bar.update(
+                task, description=name, completed=done, total=total if done else None
+            ),
+        )
+    if as_json:
+        terminal.print_json({"holds": report.holds, "report": report})
+    else:
+        _print(report)
+    if not report.holds:
+        failed = [check.name for check in report.checks if not check.holds]
+        raise VerificationError(
+            f"{len(failed)} of {len(report.checks)} checks do not hold: {'; '.join(failed)}",
+            where=str(converted),
+            fix="convert the original again with this version of tq-onnx",
+        )
+
+
+def _text(
+    original: Path, converted: Path, text: Path | None, count: int, directory: Path | None
+) -> tuple[list[int] | int, str]:
+    """Token ids, or how many to make up, and where they come from."""
+    from tq_onnx.cli.tokens import file_tokens, find_tokenizer
+    from tq_onnx.integrations.bundled import heldout_text
+
+    found = find_tokenizer(directory, original, converted)
+    if found is None:
+        if text is not None:
+            raise UsageError(
+                "a text needs a tokenizer, and there is none beside the model",
+                where=str(text),
+                fix="name the folder that has it with --tokenizer",
+            )
+        return count, _NO_LANGUAGE
+    if text is not None:
+        return file_tokens(text, found, count), str(text)
+    return found.encode(heldout_text())[:count], "the held-out text of the bundled model"
+
+
+def _print(report: VerifyReport) -> None:
+    from tq_onnx.verify.report import render
+
+    for table in render(report):
+        terminal.print_table(table)
+    held = sum(check.holds for check in report.checks)
+    verdict = "verified" if report.holds else "NOT verified"
+    terminal.print_line(f"{verdict}: {held} of {len(report.checks)} checks hold")

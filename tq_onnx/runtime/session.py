@@ -1,0 +1,222 @@
+"""ONNX Runtime sessions on the CPU provider, and where their TurboQuant nodes really run.
+
+A converted model carries its operators twice: as nodes that the library's kernels execute, and as
+function bodies in standard ONNX that run wherever the library is not registered. ``make_session``
+chooses; ``placement`` tells which of the two happened, from ONNX Runtime's own record of the
+assignment and not from the absence of an error.
+
+Refused, in one sentence each: a file that is not a model, external data that is missing, a graph
+that ONNX Runtime cannot build, a library that is missing or does not load.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import onnxruntime
+
+from tq_onnx.errors import LibraryError, ModelFileError, TqOnnxError, UnsupportedModelError
+from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
+
+CPU: Final = "CPUExecutionProvider"
+
+# ONNX Runtime prints errors in colours on stderr before it raises them; only the exception counts.
+_LOG_FATAL: Final = 4
+_RECORD_ASSIGNMENT: Final = "session.record_ep_graph_assignment_info"
+_EXTERNAL_DATA_FOLDER: Final = "session.model_external_initializers_file_folder_path"
+
+_ERROR_PREFIX: Final = re.compile(r"^\s*\[ONNXRuntimeError\]\s*:\s*\d+\s*:\s*\w+\s*:\s*")
+_SOURCE_PLACE: Final = re.compile(
+    r"^\S*[/\\]\S+:\d+\s+(?:\S+::)*[^(]*\([^)]*\)\s*(?:\[[^]]*\]\s*)?"
+)
+_QUOTED: Final = re.compile(r'"([^"]+)"')
+_STATUS: Final = re.compile(r"^.*Non-zero status code returned.*?Name:'([^']*)' Status Message: ")
+_MESSAGE_LENGTH: Final = 240
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which nodes of a session's graph are executed by what.
+
+    Attributes:
+        providers: names of the execution providers that were given nodes.
+        nodes: nodes after optimisation.
+        encode: ``TurboQuantEncode`` nodes that the library executes.
+        attention: ``TurboQuantDequantAttention`` nodes that the library executes.
+    """
+
+    providers: tuple[str, ...]
+    nodes: int
+    encode: int
+    attention: int
+
+    @property
+    def uses_library(self) -> bool:
+        """Whether TurboQuant nodes run as kernels; False if their bodies were inlined."""
+        return self.encode + self.attention > 0
+
+
+def make_session(
+    model: Path | bytes,
+    *,
+    library: bool = True,
+    threads: int | None = None,
+    external_data: Path | None = None,
+) -> onnxruntime.InferenceSession:
+    """Opens a model on the CPU provider.
+
+    Args:
+        model: a file, or the bytes of a serialised model.
+        library: whether the TurboQuant kernels are registered; without them the model's own
+            function bodies run.
+        threads: threads within an operator; None leaves the choice to ONNX Runtime.
+        external_data: folder of the external data of a model given as bytes.
+
+    Raises:
+        LibraryError: the library is missing, does not load, or has another row layout.
+        ModelFileError: the model or its external data is missing or not readable.
+        UnsupportedModelError: ONNX Runtime cannot run this graph on the CPU.
+    """
+    where = str(model) if isinstance(model, Path) else "the model"
+    if isinstance(model, Path) and not model.is_file():
+        raise ModelFileError("there is no such file", where=where, fix="check the path")
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _LOG_FATAL
+    options.add_session_config_entry(_RECORD_ASSIGNMENT, "1")
+    if external_data is not None:
+        options.add_session_config_entry(_EXTERNAL_DATA_FOLDER, str(external_data))
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    if library:
+        _register(options)
+    source = str(model) if isinstance(model, Path) else model
+    try:
+        session = onnxruntime.InferenceSession(source, options, providers=[CPU])
+    except Exception as error:
+        raise _load_error(error, where) from error
+    if CPU not in session.get_providers():
+        raise UnsupportedModelError(
+            f"onnxruntime gave {', '.join(session.get_providers())} instead of {CPU}",
+            where=where,
+            fix="install an onnxruntime with the CPU provider",
+        )
+    return session
+
+
+def placement(session: onnxruntime.InferenceSession) -> Placement:
+    """Tells where the nodes of a session made by ``make_session`` run."""
+    providers: list[str] = []
+    nodes = 0
+    found = {ENCODE: 0, ATTENTION: 0}
+    for subgraph in session.get_provider_graph_assignment_info():
+        providers.append(subgraph.ep_name)
+        for node in subgraph.get_nodes():
+            nodes += 1
+            if node.domain == DOMAIN and node.op_type in found:
+                found[node.op_type] += 1
+    return Placement(tuple(sorted(set(providers))), nodes, found[ENCODE], found[ATTENTION])
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of a graph; dimensions are numbers, names or None."""
+
+    name: str
+    type: str
+    shape: tuple[int | str | None, ...]
+
+    def __str__(self) -> str:
+        """For messages: ``tensor(float)[batch, 2, past, 64]``."""
+        return f"{self.type}[{', '.join(map(str, self.shape))}]"
+
+
+def ports(session: onnxruntime.InferenceSession) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
+    """Inputs and outputs of a session, in the graph's order."""
+    inputs, outputs = (
+        tuple(Port(entry.name, entry.type, tuple(entry.shape)) for entry in side)
+        for side in (session.get_inputs(), session.get_outputs())
+    )
+    return inputs, outputs
+
+
+def vocabulary_size(session: onnxruntime.InferenceSession, logits: str) -> int:
+    """The last dimension of the logits.
+
+    Raises:
+        UnsupportedModelError: the graph does not state it.
+    """
+    shapes = {entry.name: entry.shape for entry in session.get_outputs()}
+    size = shapes[logits][-1] if shapes.get(logits) else None
+    if not isinstance(size, int):
+        raise UnsupportedModelError("the graph does not state the vocabulary size", where=logits)
+    return size
+
+
+def check_library() -> None:
+    """Registers the library with a session that is never opened.
+
+    Raises:
+        LibraryError: onnxruntime does not accept it.
+    """
+    _register(onnxruntime.SessionOptions())
+
+
+def available_providers() -> tuple[str, ...]:
+    """Execution providers of the installed ONNX Runtime, in its order of preference."""
+    return tuple(onnxruntime.get_available_providers())
+
+
+def run_error(error: Exception, where: str) -> TqOnnxError:
+    """The one-sentence form of an error that ONNX Runtime raised while running a graph."""
+    return UnsupportedModelError(f"onnxruntime cannot run it: {_message(error)}", where=where)
+
+
+def _register(options: Any) -> None:
+    from tq_onnx.runtime.library import get_library_path, library_info
+
+    path = get_library_path()
+    library_info()  # refuses another row layout
+    try:
+        options.register_custom_ops_library(str(path))
+    except Exception as error:
+        raise LibraryError(
+            f"onnxruntime {onnxruntime.__version__} cannot load it: {_message(error)}",
+            where=str(path),
+            fix="reinstall tq-onnx, or use onnxruntime 1.24 or newer",
+        ) from error
+
+
+def _load_error(error: Exception, where: str) -> TqOnnxError:
+    kind = type(error).__name__
+    message = _message(error)
+    if kind == "InvalidProtobuf":
+        return ModelFileError("this is not an ONNX model", where=where, fix="check the file")
+    if kind == "NoSuchFile" or "xternal data" in message or "xternal initializer" in message:
+        named = _QUOTED.findall(" ".join(str(error).split()))
+        file = f" from {named[-1]}" if named else f": {message}"
+        return ModelFileError(
+            f"its weights cannot be read{file}",
+            where=where,
+            fix="put the external data file beside the model",
+        )
+    if kind == "NotImplemented":
+        return UnsupportedModelError(
+            f"the CPU has no kernel for a node: {message}",
+            where=where,
+            fix="export the model for the CPU",
+        )
+    return UnsupportedModelError(
+        f"onnxruntime {onnxruntime.__version__} refuses the graph: {message}", where=where
+    )
+
+
+def _message(error: Exception) -> str:
+    """ONNX Runtime's message without its prefix, source places and line breaks."""
+    text = _ERROR_PREFIX.sub("", " ".join(str(error).split()))
+    text = _STATUS.sub(r"node \1: ", text)
+    text = text.replace("Exception during initialization: ", "")
+    text = _SOURCE_PLACE.sub("", text).strip().rstrip(".")
+    return text if len(text) <= _MESSAGE_LENGTH else f"{text[:_MESSAGE_LENGTH]}..."

@@ -1,0 +1,206 @@
+"""The hard properties of a conversion: what ``verify`` fails on.
+
+Each function turns figures into a ``Check``: what must hold, whether it does, what was measured.
+The tolerances stand here, each with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tq_onnx.codec.codebook import lloyd_max
+from tq_onnx.codec.rotation import make_rotation
+from tq_onnx.runtime.session import Port, placement, ports
+from tq_onnx.verify.drift import DriftFigures
+from tq_onnx.verify.ladder import KERNEL, LadderFigures, ReconstructionFigures, theory
+from tq_onnx.verify.modes import ModeFigures
+from tq_onnx.verify.probe import Probe
+from tq_onnx.verify.report import Check, MemoryFigures
+from tq_onnx.verify.subject import Subject
+
+MAX_TIES: Final = 1e-4
+# See ladder.BODY_TIE_DISTANCE: more coordinates lie within a wider distance of a boundary.
+MAX_BODY_TIES: Final = {"FLOAT": MAX_TIES, "FLOAT16": 2e-3, "BFLOAT16": 2e-2}
+MAX_SCALE_STEPS: Final = 1
+MAX_ATTENTION_ERROR: Final = {"FLOAT": 2e-5, "FLOAT16": 1e-3, "BFLOAT16": 8e-3}
+MAX_THEORY_EXCESS: Final = 0.05
+# One rotation and a limited number of vectors scatter around the expectation of theory.
+THEORY_SPREADS: Final = 3.0
+# Large vectors count more here than in theory's mean, and may reconstruct less well.
+MAX_FIRST_LAYER_DRIFT: Final = 2.0
+MAX_CHUNK_FLIPS: Final = 1e-3
+MAX_TABLE_ERROR: Final = 1e-5
+
+
+def interface(before: Subject, after: Subject) -> Check:
+    """All names, in order; types and shapes of everything but the caches."""
+    caches = {spec.pair.past: spec for spec in after.signature.caches}
+    caches |= {spec.pair.present: spec for spec in after.signature.caches}
+    problems = []
+    for old_side, new_side in zip(ports(before.session), ports(after.session), strict=True):
+        if [port.name for port in old_side] != [port.name for port in new_side]:
+            problems.append("names or their order changed")
+            continue
+        for old, new in zip(old_side, new_side, strict=True):
+            if old.name in caches:
+                problems += _cache_problems(old, new, caches[old.name].row)
+            elif old != new:
+                problems.append(f"{old.name} was {old}, is {new}")
+    return Check(
+        "inputs and outputs keep names, order and meaning",
+        not problems,
+        "; ".join(problems) or "only the caches' type and last dimension changed",
+    )
+
+
+def _cache_problems(old: Port, new: Port, row: int) -> list[str]:
+    kept = len(old.shape) == len(new.shape) == 4 and old.shape[1] == new.shape[1]
+    if kept and new.type == "tensor(uint8)" and new.shape[3] == row:
+        return []
+    return [f"{old.name} was {old}, is {new}"]
+
+
+def placed(after: Subject, library: bool) -> Check:
+    """Kernels or function bodies, as asked for, and no mixture."""
+    where = placement(after.session)
+    layers = len(after.signature.caches) // 2
+    wanted = (2 * layers, layers) if library else (0, 0)
+    return Check(
+        "TurboQuant nodes run where they should",
+        (where.encode, where.attention) == wanted,
+        f"{where.encode} encode and {where.attention} attention nodes on the library's kernels, "
+        f"{wanted[0]} and {wanted[1]} expected",
+    )
+
+
+def sizes(after: Subject, memory: MemoryFigures) -> Check:
+    """Bytes of the buffers against those that the plan promises."""
+    planned = after.plan.bytes_per_token if after.plan else 0
+    measured = memory.converted_bytes / memory.tokens
+    return Check(
+        "cache buffers have the planned size",
+        measured == planned,
+        f"{measured:g} bytes per token measured, {planned} planned",
+    )
+
+
+def modes_agree(modes: ModeFigures) -> list[Check]:
+    """Ways to feed caches; see ``verify.modes``."""
+    flips = modes.chunk_bytes_differing / modes.cache_bytes
+    chunked = Check(
+        "a prompt in chunks leaves the same bytes",
+        flips <= MAX_CHUNK_FLIPS,
+        f"{modes.chunk_bytes_differing} of {modes.cache_bytes} bytes differ",
+    )
+    if not modes.fixed_capacity:
+        return [chunked]
+    fixed = Check(
+        "caches in place equal growing caches",
+        modes.in_place_bytes_differing == 0 and modes.in_place_tokens_equal,
+        f"{modes.in_place_bytes_differing} bytes differ after {modes.prompt_tokens} + "
+        f"{modes.new_tokens} tokens, greedy tokens are "
+        f"{'the same' if modes.in_place_tokens_equal else 'different'}",
+    )
+    return [fixed, chunked]
+
+
+def tables(probe: Probe) -> Check:
+    """Rotations and codebooks in the file against those that its plan names."""
+    problems = []
+    for layer in probe.layers:
+        head_size = layer.plan.head_size
+        rotation = make_rotation(probe.plan.rotation, head_size, layer.plan.layer, probe.plan.seed)
+        for cache, names in (("key", layer.key), ("value", layer.value)):
+            where = f"layer {layer.plan.layer} {cache}"
+            book = lloyd_max(names.codec.bits, head_size)
+            if not _close(names.rotation, rotation):
+                problems.append(f"{where}: rotation")
+            if not _close(names.codebook.centroids, book.centroids):
+                problems.append(f"{where}: centroids")
+            if not _close(names.codebook.boundaries, book.boundaries):
+                problems.append(f"{where}: boundaries")
+    return Check(
+        "baked tables are those of the plan",
+        not problems,
+        f"not as planned: {', '.join(problems)}"
+        if problems
+        else f"{probe.plan.rotation} rotations of seed {probe.plan.seed}, codebooks",
+    )
+
+
+def _close(found: npt.NDArray[np.float32], wanted: npt.NDArray[np.float32]) -> bool:
+    return found.shape == wanted.shape and bool(np.abs(found - wanted).max() <= MAX_TABLE_ERROR)
+
+
+def same_weights(drift: Sequence[DriftFigures], probe: Probe) -> Check:
+    """The first layer's caches against the original's: no layer before it can blur them."""
+    first = probe.layers[0]
+    bounds = [
+        MAX_FIRST_LAYER_DRIFT * theory(names.codec, first.plan.head_size, names.norm_correction)
+        for names in (first.key, first.value)
+    ]
+    return Check(
+        "the first layer caches what the original's does",
+        drift[0].key <= bounds[0] and drift[0].value <= bounds[1],
+        f"relative squared distance of keys {drift[0].key:.5f}, of values {drift[0].value:.5f}; "
+        f"{bounds[0]:.5f} and {bounds[1]:.5f} allowed",
+    )
+
+
+def ladder_holds(probe: Probe, rungs: Sequence[LadderFigures]) -> list[Check]:
+    """Every backend against the reference; see ``verify.ladder``."""
+    dtypes = {layer.plan.layer: layer.plan.dtype for layer in probe.layers}
+    checks = []
+    for backend in dict.fromkeys(rung.backend for rung in rungs):
+        own = [rung for rung in rungs if rung.backend == backend]
+        codes = sum(rung.codes for rung in own)
+        differing = sum(rung.codes_differing for rung in own)
+        wrong = sum(rung.codes_wrong for rung in own)
+        steps = max(rung.scale_steps for rung in own)
+        dtype = dtypes[own[0].layer]
+        rate = MAX_TIES if backend == KERNEL else MAX_BODY_TIES[dtype]
+        # One tie in a short text is no rate.
+        few = differing <= max(1, rate * codes)
+        checks.append(
+            Check(
+                f"encode: {backend} equals the reference",
+                few and wrong == 0 and steps <= MAX_SCALE_STEPS,
+                f"{differing} of {codes} codes differ, {wrong} of them no boundary ties; scales "
+                f"within {steps} float16 steps",
+            )
+        )
+        worst = max(own, key=lambda rung: _nan_last(rung.attention_error))
+        checks.append(
+            Check(
+                f"attention: {backend} equals the reference",
+                all(rung.attention_error <= MAX_ATTENTION_ERROR[dtype] for rung in own),
+                f"largest relative error {worst.attention_error:.1e} (layer {worst.layer}), "
+                f"{MAX_ATTENTION_ERROR[dtype]:.0e} allowed",
+            )
+        )
+    return checks
+
+
+def _nan_last(value: float) -> float:
+    return float("inf") if np.isnan(value) else value
+
+
+def theory_holds(losses: Sequence[ReconstructionFigures]) -> Check:
+    """Reconstruction errors against those of random directions."""
+
+    def beyond(loss: ReconstructionFigures) -> float:
+        allowed = MAX_THEORY_EXCESS + THEORY_SPREADS * loss.spread / loss.theory
+        return _nan_last(abs(loss.excess) - allowed)
+
+    worst = max(losses, key=beyond)
+    return Check(
+        "keys and values reconstruct as theory says",
+        beyond(worst) <= 0,
+        f"worst: layer {worst.layer} {worst.cache}, relative squared error {worst.error:.5f}, "
+        f"theory {worst.theory:.5f} ({worst.excess:+.1%} over {worst.rows} vectors, standard error "
+        f"{worst.spread / worst.theory:.1%})",
+    )

@@ -1,0 +1,83 @@
+"""Greedy continuations: where two models part, and whether the original was undecided there.
+
+A greedy continuation is a chain of choices; the first one that falls differently decides all that
+follow. So the first difference is judged by the original's own logits: by how much it preferred its
+token over the other model's. A gap within the noise of the logits is a near-tie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from tq_onnx.runtime.decoder import Decoder
+
+NEAR_TIE: Final = 4.0
+"""A gap below this many RMS logit differences may well close: the difference of two logits has
+sqrt(2) times their noise, and one in a few hundred draws goes beyond three times that."""
+
+
+@dataclass(frozen=True)
+class GreedyFigures:
+    """The most likely continuation by each model.
+
+    Attributes:
+        prompt_tokens: tokens of the prompt.
+        original: tokens of the original.
+        converted: tokens of the converted model.
+        first_difference: position of the first difference; None if there is none.
+        gap: by how much the original preferred its own token there, in logits.
+        noise: RMS difference of a logit between the models.
+    """
+
+    prompt_tokens: int
+    original: tuple[int, ...]
+    converted: tuple[int, ...]
+    first_difference: int | None
+    gap: float | None
+    noise: float
+
+    @property
+    def near_tie(self) -> bool:
+        """Whether the original was undecided where the continuations part."""
+        return self.gap is not None and self.gap <= NEAR_TIE * self.noise
+
+    def __str__(self) -> str:
+        """One line for a report."""
+        count = len(self.original)
+        if self.first_difference is None:
+            return f"the same {count} tokens"
+        tie = "a near-tie" if self.near_tie else "not a near-tie"
+        return (
+            f"the same {self.first_difference} of {count} tokens, then the original prefers its "
+            f"own by {self.gap:.3f} logits ({tie}; logits differ by {self.noise:.3f} RMS)"
+        )
+
+
+def compare_greedy(
+    decoder: Decoder,
+    prompt: Sequence[int],
+    original: Sequence[int],
+    converted: Sequence[int],
+    noise: float,
+) -> GreedyFigures:
+    """Finds the first difference of two continuations and judges it.
+
+    Args:
+        decoder: of the original, batch 1, empty.
+        prompt: ids of the prompt.
+        original: what the original made of it.
+        converted: what the converted model made of it.
+        noise: RMS difference of a logit, see ``QualityFigures``.
+    """
+    pairs = zip(original, converted, strict=False)
+    parted = next((i for i, (own, other) in enumerate(pairs) if own != other), None)
+    gap = None
+    if parted is not None:
+        context = np.asarray([*prompt, *original[:parted]], np.int64)
+        logits = decoder.prefill(context[None])[0, -1].astype(np.float64)
+        gap = float(logits[original[parted]] - logits[converted[parted]])
+    return GreedyFigures(len(prompt), tuple(original), tuple(converted), parted, gap, noise)

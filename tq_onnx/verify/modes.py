@@ -1,0 +1,94 @@
+"""The ways to feed caches, against each other: growing, in place, whole prompts and chunks.
+
+A cache that grows and a cache of fixed capacity must hold the same bytes and lead to the same
+tokens, to the bit: the same kernels run on the same numbers. A prompt fed in chunks should leave
+the same bytes as a prompt fed whole; there the matrix products have other shapes, and where ONNX
+Runtime rounds them differently a code that lies on a boundary may flip.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tq_onnx.runtime.decoder import Decoder
+from tq_onnx.verify.subject import Subject
+
+
+@dataclass(frozen=True)
+class ModeFigures:
+    """What changed with the way of feeding.
+
+    Attributes:
+        prompt_tokens: tokens of the prompt.
+        new_tokens: greedy steps after it.
+        cache_bytes: bytes of all caches after the prompt.
+        fixed_capacity: whether the model takes caches of fixed capacity; if not, the two figures
+            about them mean nothing.
+        in_place_bytes_differing: bytes of the caches that differ from the growing ones at the end.
+        in_place_tokens_equal: whether the greedy tokens are the same.
+        chunk: tokens per chunk.
+        chunk_bytes_differing: bytes after the prompt that differ from those of the whole prompt.
+    """
+
+    prompt_tokens: int
+    new_tokens: int
+    cache_bytes: int
+    fixed_capacity: bool
+    in_place_bytes_differing: int
+    in_place_tokens_equal: bool
+    chunk: int
+    chunk_bytes_differing: int
+
+
+def compare_modes(
+    subject: Subject, prompt: npt.NDArray[np.int64], *, new_tokens: int = 8, chunk: int = 16
+) -> ModeFigures:
+    """Feeds one prompt ``[n]`` in every way to a converted model."""
+    growing = subject.decoder()
+    logits = growing.prefill(prompt[None])[0, -1]
+    whole = all_caches(growing)
+    tokens = _continue(growing, logits, new_tokens)
+    final = all_caches(growing)
+    chunked = subject.decoder()
+    chunked.prefill(prompt[None], chunk=chunk)
+    differing, equal = 0, True
+    if subject.signature.fixed_capacity:
+        # Room to spare: a slot that is never written must not matter.
+        fixed = subject.decoder(capacity=len(prompt) + new_tokens + chunk)
+        logits = fixed.prefill(prompt[None])[0, -1]
+        equal = _continue(fixed, logits, new_tokens) == tokens
+        differing = _differing(final, all_caches(fixed))
+    return ModeFigures(
+        prompt_tokens=len(prompt),
+        new_tokens=new_tokens,
+        cache_bytes=sum(part.nbytes for part in whole),
+        fixed_capacity=subject.signature.fixed_capacity,
+        in_place_bytes_differing=differing,
+        in_place_tokens_equal=equal,
+        chunk=chunk,
+        chunk_bytes_differing=_differing(whole, all_caches(chunked)),
+    )
+
+
+def _continue(decoder: Decoder, logits: npt.NDArray[Any], steps: int) -> list[int]:
+    tokens: list[int] = []
+    for _ in range(steps):
+        tokens.append(int(np.argmax(logits)))
+        logits = decoder.step([tokens[-1]])[0]
+    return tokens
+
+
+def all_caches(decoder: Decoder) -> list[npt.NDArray[Any]]:
+    """Copies of the used parts of all caches, in signature order."""
+    return [decoder.cache(index) for index in range(len(decoder.signature.caches))]
+
+
+def _differing(some: list[npt.NDArray[Any]], others: list[npt.NDArray[Any]]) -> int:
+    return sum(
+        int((one.view(np.uint8) != other.view(np.uint8)).sum())
+        for one, other in zip(some, others, strict=True)
+    )

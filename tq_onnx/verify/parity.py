@@ -1,0 +1,223 @@
+"""``verify``: an original against what was made of it.
+
+Hard properties are checks: the model keeps its inputs and outputs, its baked tables are those of
+its plan, every backend computes what the reference computes, caches hold what theory promises, and
+the way of feeding does not matter. Quality figures (perplexity, KL divergence, greedy continuation)
+are measured and reported; they depend on model and text, so no verdict hangs on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tq_onnx.errors import UsageError, VerificationError
+from tq_onnx.runtime.decoder import Decoder
+from tq_onnx.runtime.generate import generate
+from tq_onnx.verify import checks, ladder, quality
+from tq_onnx.verify.drift import measure_drift
+from tq_onnx.verify.greedy import GreedyFigures, compare_greedy
+from tq_onnx.verify.ladder import BODY, KERNEL
+from tq_onnx.verify.modes import all_caches, compare_modes
+from tq_onnx.verify.probe import Probe, make_probe
+from tq_onnx.verify.report import MemoryFigures, VerifyReport
+from tq_onnx.verify.subject import Subject, open_converted, open_original
+
+PROBE_TOKENS: Final = 512
+LADDER_TOKENS: Final = 128
+PROMPT_TOKENS: Final = 64
+MIN_TOKENS: Final = 16
+
+Stage = Callable[[str, int, int], None]
+"""Told what is being done, how many steps of it are done, and how many there are."""
+
+
+def pseudo_random_tokens(vocabulary: int, count: int) -> npt.NDArray[np.int64]:
+    """Token ids for models without a tokenizer; always the same, and no language at all."""
+    return np.random.default_rng(0).integers(0, vocabulary, count)
+
+
+def verify(
+    original: Path,
+    converted: Path,
+    tokens: Sequence[int] | npt.NDArray[np.int64] | int,
+    *,
+    source: str,
+    new_tokens: int = 32,
+    context: int = 512,
+    library: bool = True,
+    threads: int | None = None,
+    on_stage: Stage | None = None,
+) -> VerifyReport:
+    """Compares a converted model with its original.
+
+    Args:
+        original: the original model.
+        converted: the converted model.
+        tokens: ids of a text, or how many pseudo-random ids to make up.
+        source: where the tokens come from, for the report.
+        new_tokens: greedy tokens to generate with each model.
+        context: tokens per perplexity window.
+        library: whether to check the library's kernels, too; if not, only the function bodies run.
+        threads: threads within an operator.
+        on_stage: progress callback.
+
+    Returns:
+        The report; ``holds`` is its verdict.
+
+    Raises:
+        VerificationError: the two models do not even have the same interface.
+        TqOnnxError: a model or the library is refused, or the text is too short.
+    """
+    told = on_stage or (lambda _name, _done, _total: None)
+    told("Opening both models", 0, 1)
+    before, after = (
+        open_original(original, threads=threads),
+        open_converted(converted, library=library, threads=threads),
+    )
+    if isinstance(tokens, int):
+        tokens = pseudo_random_tokens(before.vocabulary, tokens)
+    text = np.asarray(tokens, np.int64)
+    if len(text) < MIN_TOKENS:
+        raise UsageError(
+            f"a text of {len(text)} tokens is too short", fix=f"give {MIN_TOKENS} or more"
+        )
+    if text.min() < 0 or text.max() >= before.vocabulary:
+        raise UsageError(
+            f"token ids reach from {text.min()} to {text.max()}, but the model knows "
+            f"{before.vocabulary}",
+            fix="give the tokenizer that belongs to the model",
+        )
+    found = [checks.interface(before, after)]
+    if not found[0].holds:
+        raise VerificationError(
+            f"it was not made from {original}: {found[0].detail}",
+            where=str(converted),
+            fix="give the original that it was converted from",
+        )
+    context = min(context, len(text))
+    figures = quality.compare(
+        before.decoder(),
+        after.decoder(),
+        text,
+        vocabulary=before.vocabulary,
+        context=context,
+        stride=max(1, context // 2),
+        on_progress=lambda done, total: told("Reading the text with both models", done, total),
+    )
+    prompt = text[: min(PROMPT_TOKENS, len(text))]
+    told("Continuing a prompt with both models", 0, 1)
+    greedy = _greedy(before, after, prompt.tolist(), new_tokens, figures.logit_rms_difference)
+    own, other = before.decoder(), after.decoder()
+    own.prefill(prompt[None])
+    other.prefill(prompt[None])
+    memory = _memory(before, own, after, other)
+    caches = all_caches(own), all_caches(other)
+    told("Feeding caches in every way", 0, 1)
+    modes = compare_modes(after, prompt)
+    found += [
+        checks.placed(after, library),
+        checks.sizes(after, memory),
+        *checks.modes_agree(modes),
+    ]
+    del before, own, other
+    told("Laying the layers open", 0, 1)
+    probe = make_probe(converted)
+    drift = measure_drift(*caches, probe)
+    found += [checks.tables(probe), checks.same_weights(drift, probe)]
+    rungs, losses, gap = _climb(probe, text[: min(context, PROBE_TOKENS)], library, threads, told)
+    found += [*checks.ladder_holds(probe, rungs), checks.theory_holds(losses)]
+    return VerifyReport(
+        original=original,
+        converted=converted,
+        source=source,
+        tokens=len(text),
+        kernels=library,
+        checks=tuple(found),
+        quality=figures,
+        greedy=greedy,
+        memory=memory,
+        modes=modes,
+        layers=tuple(losses),
+        drift=tuple(drift),
+        ladder=tuple(rungs),
+        logits_kernel_body=gap,
+    )
+
+
+def _greedy(
+    before: Subject, after: Subject, prompt: list[int], count: int, noise: float
+) -> GreedyFigures:
+    own, other = (
+        generate(subject.decoder(), prompt, max_new_tokens=count).tokens
+        for subject in (before, after)
+    )
+    return compare_greedy(before.decoder(), prompt, own, other, noise)
+
+
+def _memory(before: Subject, own: Decoder, after: Subject, other: Decoder) -> MemoryFigures:
+    return MemoryFigures(
+        tokens=own.length,
+        original_bytes=own.cache_bytes,
+        converted_bytes=other.cache_bytes,
+        original_bytes_per_token=before.signature.bytes_per_token,
+        converted_bytes_per_token=after.signature.bytes_per_token,
+    )
+
+
+def _climb(
+    probe: Probe,
+    text: npt.NDArray[np.int64],
+    library: bool,
+    threads: int | None,
+    told: Stage,
+) -> tuple[list[ladder.LadderFigures], list[ladder.ReconstructionFigures], float | None]:
+    """Both backends on a prompt and on one more token; the first also on all of ``text``."""
+    backends = [(KERNEL, True), (BODY, False)] if library else [(BODY, False)]
+    rungs: list[ladder.LadderFigures] = []
+    losses: list[ladder.ReconstructionFigures] = []
+    logits: list[npt.NDArray[np.float64]] = []
+    done, total = 0, (1 + 2 * len(backends)) * len(probe.layers)
+    for backend, kernels in backends:
+        decoder = probe.decoder(library=kernels, threads=threads)
+        found: dict[int, ladder.LadderFigures] = {}
+        # A prompt and one token after it; before that, once, a longer one for the statistics.
+        rung = text[:LADDER_TOKENS]
+        calls = [rung[:-1], rung[-1:]]
+        if not losses:
+            calls.insert(0, text)
+        for call in calls:
+            if len(call) > 1:
+                decoder.reset()
+            last = decoder.prefill(call[None])[0, -1].astype(np.float64)
+            for layer in probe.layers:
+                figures, caches = ladder.judge_layer(decoder, layer, backend)
+                found[figures.layer] = _worse(found.get(figures.layer), figures)
+                if call is text:
+                    losses += ladder.reconstruction(decoder, layer, caches)
+                done += 1
+                told("Climbing the ladder", done, total)
+        logits.append(last)
+        rungs += found.values()
+    gap = None
+    if library:
+        gap = float(np.abs(logits[0] - logits[1]).max() / max(np.abs(logits[1]).max(), 1e-30))
+    return rungs, losses, gap
+
+
+def _worse(one: ladder.LadderFigures | None, other: ladder.LadderFigures) -> ladder.LadderFigures:
+    if one is None:
+        return other
+    return replace(
+        one,
+        codes=one.codes + other.codes,
+        codes_differing=one.codes_differing + other.codes_differing,
+        codes_wrong=one.codes_wrong + other.codes_wrong,
+        scale_steps=max(one.scale_steps, other.scale_steps),
+        attention_error=float(np.maximum(one.attention_error, other.attention_error)),
+    )

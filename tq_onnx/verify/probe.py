@@ -1,0 +1,218 @@
+"""A converted model with its attention laid open: what each TurboQuant node reads and writes.
+
+The probe is the model itself with some inner values made graph outputs, held in memory only;
+weights in external data stay where they are. What a node computed can so be compared with the
+numpy reference on the node's own inputs, whichever backend ran it, with nothing else in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from tq_onnx.codec.codebook import Codebook
+from tq_onnx.codec.spec import Codec
+from tq_onnx.errors import UnsupportedModelError
+from tq_onnx.graph.load import load
+from tq_onnx.graph.plan import METADATA_PLAN, LayerPlan, Plan
+from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
+from tq_onnx.runtime.decoder import Decoder, signature_of
+from tq_onnx.runtime.session import make_session
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class EncodeNames:
+    """Names of what one encode node reads and writes, and its baked tables.
+
+    Attributes:
+        node: name of the node.
+        codec: codec of the cache.
+        norm_correction: whether the scale makes up for the lost norm.
+        vectors: the new vectors.
+        past_length: tokens that the cache held before.
+        present: the cache.
+        rotation: float32 ``[D, D]``.
+        codebook: centroids and boundaries.
+    """
+
+    node: str
+    codec: Codec
+    norm_correction: bool
+    vectors: str
+    past_length: str
+    present: str
+    rotation: npt.NDArray[np.float32]
+    codebook: Codebook
+
+
+@dataclass(frozen=True, eq=False)
+class LayerNames:
+    """Names of what one layer's nodes read and write.
+
+    Attributes:
+        plan: what the layer is.
+        key: its encode node for keys.
+        value: its encode node for values.
+        node: name of the attention node.
+        query: its query.
+        bias: its additive mask; None if it has none.
+        output: its result.
+    """
+
+    plan: LayerPlan
+    key: EncodeNames
+    value: EncodeNames
+    node: str
+    query: str
+    bias: str | None
+    output: str
+
+    def watched(self) -> list[str]:
+        """Outputs that the probe adds to the graph."""
+        names = [self.key.vectors, self.value.vectors, self.key.past_length, self.query]
+        return [*names, self.output, *([self.bias] if self.bias else [])]
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """A probe that is ready to be opened with or without the library.
+
+    Attributes:
+        model: the serialised model.
+        external_data: folder of its external data.
+        layers: the layers laid open.
+        plan: the conversion.
+    """
+
+    model: bytes
+    external_data: Path
+    layers: tuple[LayerNames, ...]
+    plan: Plan
+
+    def decoder(self, *, library: bool, threads: int | None = None) -> Decoder:
+        """A growing decoder of batch 1 whose ``watched`` holds the inner values."""
+        session = make_session(
+            self.model, library=library, threads=threads, external_data=self.external_data
+        )
+        watch = dict.fromkeys(name for layer in self.layers for name in layer.watched())
+        caches = {cache.pair.present for cache in signature_of(session, self.plan).caches}
+        return Decoder(
+            session,
+            signature_of(session, self.plan),
+            watch=[name for name in watch if name not in caches],
+        )
+
+
+def make_probe(path: Path, layers: Collection[int] | None = None) -> Probe:
+    """Lays open a converted model.
+
+    Args:
+        path: the model.
+        layers: indices of the layers; None for all.
+
+    Raises:
+        UnsupportedModelError: the model was not converted, or lacks nodes that its plan promises.
+    """
+    loaded = load(path)
+    model = loaded.model
+    text = model.metadata_props.get(METADATA_PLAN)
+    if text is None:
+        raise UnsupportedModelError("this model was not converted by tq-onnx", where=str(path))
+    plan = Plan.from_json(text)
+    nodes = [node for node in model.graph if node.domain == DOMAIN]
+    names = tuple(
+        _layer(layer, nodes, path)
+        for layer in plan.layers
+        if layers is None or layer.layer in layers
+    )
+    _expose(model, names)
+    return Probe(ir.to_proto(model).SerializeToString(), loaded.path.parent, names, plan)
+
+
+def _layer(layer: LayerPlan, nodes: list[ir.Node], path: Path) -> LayerNames:
+    key = _encoder(layer.key.present, nodes, path)
+    value = _encoder(layer.value.present, nodes, path)
+    for node in nodes:
+        if node.op_type == ATTENTION and node.inputs[1] is key.outputs[0]:
+            bias = node.inputs[8] if len(node.inputs) > 8 else None
+            return LayerNames(
+                layer,
+                _encode_names(key, Codec(layer.key_codec, layer.key_bits)),
+                _encode_names(value, Codec(layer.value_codec, layer.value_bits)),
+                str(node.name),
+                _name(node.inputs[0]),
+                None if bias is None else _name(bias),
+                _name(node.outputs[0]),
+            )
+    raise UnsupportedModelError(
+        f"layer {layer.layer} has no {ATTENTION} node", where=str(path), fix="convert it again"
+    )
+
+
+def _encoder(present: str, nodes: list[ir.Node], path: Path) -> ir.Node:
+    for node in nodes:
+        if node.op_type == ENCODE and node.outputs[0].name == present:
+            return node
+    raise UnsupportedModelError(
+        f"no {ENCODE} node writes {present}", where=str(path), fix="convert it again"
+    )
+
+
+def _encode_names(node: ir.Node, codec: Codec) -> EncodeNames:
+    rotation, centroids, boundaries = (_table(node, index) for index in (3, 4, 5))
+    correction = node.attributes.get("norm_correction")
+    return EncodeNames(
+        node=str(node.name),
+        codec=codec,
+        norm_correction=correction is None or bool(correction.as_int()),
+        vectors=_name(node.inputs[0]),
+        past_length=_name(node.inputs[2]),
+        present=_name(node.outputs[0]),
+        rotation=rotation,
+        codebook=Codebook(centroids, boundaries, float("nan")),
+    )
+
+
+def _table(node: ir.Node, index: int) -> npt.NDArray[np.float32]:
+    value = node.inputs[index]
+    if value is None or value.const_value is None:
+        raise UnsupportedModelError(
+            f"input {index} is not baked into the model", where=str(node.name)
+        )
+    return np.asarray(value.const_value.numpy(), np.float32)
+
+
+def _name(value: ir.Value | None) -> str:
+    if value is None or not value.name:
+        raise UnsupportedModelError("a TurboQuant node lacks a required input")
+    return value.name
+
+
+def _expose(model: ir.Model, layers: tuple[LayerNames, ...]) -> None:
+    """Makes the watched values graph outputs, with the types that the plan tells."""
+    values = {
+        value.name: value
+        for node in model.graph
+        for value in (*node.inputs, *node.outputs)
+        if value is not None
+    }
+    present = {value.name for value in model.graph.outputs}
+    for layer in layers:
+        for name in layer.watched():
+            if name in present:
+                continue
+            present.add(name)
+            value = values[name]
+            length = name == layer.key.past_length
+            value.dtype = ir.DataType.INT64 if length else ir.DataType[layer.plan.dtype]
+            if value.shape is None:
+                value.shape = ir.Shape([None] * (1 if length else 4))
+            model.graph.outputs.append(value)
