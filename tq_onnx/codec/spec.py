@@ -55,12 +55,14 @@ class Codec:
     bits: int
 
     def __post_init__(self) -> None:
+        """Refuses codecs that do not exist."""
         if self.kind not in CODEC_KINDS:
             raise ValueError(f"codec kind {self.kind!r} is not one of {', '.join(CODEC_KINDS)}")
         if self.bits not in LLOYD_MAX_BITS:
             raise ValueError(f"{self.kind} has no {self.bits}-bit form, only {LLOYD_MAX_BITS}")
 
     def __str__(self) -> str:
+        """Kind and bits, as reports and messages name a codec."""
         return f"{self.kind} {self.bits}"
 
     @property

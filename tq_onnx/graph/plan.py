@@ -27,8 +27,8 @@ class Interface:
 
     Attributes:
         tokens: the token ids ``[B, T]`` int64.
-        attention_mask: ``[B, total]`` int64, ones for tokens that count; None if the graph has none.
-        position_ids: ``[B, T]`` int64; None if the graph has none.
+        attention_mask: ``[B, total]`` int64, ones for tokens that count; None if there is none.
+        position_ids: ``[B, T]`` int64; None if there are none.
         logits: the output ``[B, T, vocabulary]``.
     """
 
@@ -103,8 +103,8 @@ class Plan:
         preset: preset name.
         rotation: ``qr`` or ``hadamard``.
         seed: base seed of the rotations.
-        fixed_capacity: whether a caller may bind caches of fixed capacity, updated in place; if not,
-            only growing caches are possible, because the graph takes positions from their length.
+        fixed_capacity: whether a caller may bind caches of fixed capacity, updated in place; if
+            not, caches must grow, because the graph takes positions from their length.
         interface: names of the other inputs and outputs.
         layers: one entry per attention layer, in graph order.
     """

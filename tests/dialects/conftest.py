@@ -1,0 +1,27 @@
+"""What converted models are run by: their own function bodies, and the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from tests.dialects import gqa_oracle, roundtrip
+from tq_onnx.codec.rotation import make_rotation
+from tq_onnx.graph import bake
+
+
+@pytest.fixture(scope="session", autouse=True)
+def remember_rotations() -> Iterator[None]:
+    """One rotation is made once for all tests of this room."""
+    remembered = cache(make_rotation)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (bake, gqa_oracle, roundtrip):
+            patch.setattr(module, "make_rotation", remembered)
+        yield
+
+
+@pytest.fixture(params=["bodies", "library"])
+def library(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param == "library")

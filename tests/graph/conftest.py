@@ -1,0 +1,18 @@
+"""One rotation is made once for all tests of this room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from tq_onnx.codec.rotation import make_rotation
+from tq_onnx.graph import bake
+
+
+@pytest.fixture(scope="session", autouse=True)
+def remember_rotations() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bake, "make_rotation", cache(make_rotation))
+        yield

@@ -1,0 +1,249 @@
+"""Both operators through onnxruntime: values, empty tensors, threads, levels and buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from tests.native.conftest import Feeds
+from tests.native.single_node import FLOATS, attention_model, encode_model, make_session, run
+from tq_onnx.codec import reference
+from tq_onnx.codec.codebook import lloyd_max
+from tq_onnx.codec.spec import LLOYD_MAX, Codec
+from tq_onnx.runtime.library import library_info
+
+LEVELS = library_info().isa_supported
+
+
+@pytest.fixture(params=LEVELS)
+def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("TQ_ONNX_ISA", request.param)
+    return request.param
+
+
+def oracle(feeds: Feeds, bits: int, **options: object) -> np.ndarray:
+    codec = Codec(LLOYD_MAX, bits)
+    arrays = {k: v.astype(np.float32) if v.dtype == FLOATS["bfloat16"][1] else v
+              for k, v in feeds.items()}  # fmt: skip
+    return reference.attention(
+        arrays["query"], arrays["key_cache"], arrays["value_cache"], arrays["past_length"],
+        key=codec, value=codec, key_rotation=arrays["key_rotation"],
+        key_codebook=arrays["key_centroids"], value_rotation=arrays["value_rotation"],
+        value_codebook=arrays["value_centroids"], attention_bias=arrays.get("attention_bias"),
+        **{"scale": 0.25, "causal": True, **options},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_encode_agrees_with_numpy(
+    level: str, dtype: str, bits: int, encode_feeds: Callable[..., Feeds]
+) -> None:
+    feeds = encode_feeds(bits=bits, dtype="float32", size=64)
+    feeds["vectors"] = feeds["vectors"].astype(FLOATS[dtype][1])
+    present = run(make_session(encode_model(dtype, bits=bits)), feeds)
+    rows = reference.encode(
+        feeds["vectors"].astype(np.float32), Codec(LLOYD_MAX, bits), feeds["rotation"],
+        lloyd_max(bits, 64),
+    )  # fmt: skip
+    expected = reference.append(feeds["past"], rows, feeds["past_length"])
+    assert present.shape == expected.shape
+    assert np.count_nonzero(present != expected) <= 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [("float32", 2e-5), ("float16", 1e-3), ("bfloat16", 8e-3)]
+)
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_attention_agrees_with_numpy(
+    level: str, dtype: str, tolerance: float, bits: int, attention_feeds: Callable[..., Feeds]
+) -> None:
+    feeds = attention_feeds(bits=bits, size=64, slots=80, past=70, bias=True)
+    rng = np.random.default_rng(7)
+    bias = rng.standard_normal(feeds["attention_bias"].shape)
+    bias[rng.random(bias.shape) < 0.3] = -np.inf
+    feeds |= {"query": feeds["query"].astype(FLOATS[dtype][1]),
+              "attention_bias": bias.astype(FLOATS[dtype][1])}  # fmt: skip
+    output = run(
+        make_session(attention_model(dtype, bias=True, scale=0.25, key_bits=bits, value_bits=bits)),
+        feeds,
+    )
+    expected = oracle(feeds, bits)
+    assert output.dtype == FLOATS[dtype][1]
+    assert np.abs(output.astype(np.float64) - expected).max() <= tolerance * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_a_bias_at_half_of_the_lowest_value_hides(
+    dtype: str, attention_feeds: Callable[..., Feeds]
+) -> None:
+    lowest = {"float32": -3.4028235e38, "float16": -65504.0, "bfloat16": -3.3895314e38}[dtype]
+    feeds = attention_feeds(batch=1, bias=True)
+    feeds["query"] = feeds["query"].astype(FLOATS[dtype][1])
+    bias = np.zeros((1, 1, 3, 7))
+    bias[..., 2] = lowest / 2
+    bias[0, 0, 1] = lowest
+    feeds["attention_bias"] = bias.astype(FLOATS[dtype][1])
+    session = make_session(attention_model(dtype, bias=True, scale=0.25))
+    clean = run(session, feeds).astype(np.float64)
+    assert not clean[:, :, 1].any()
+    assert clean[:, :, 0].any()
+    spoiled = {**feeds, "key_cache": feeds["key_cache"].copy(),
+               "value_cache": feeds["value_cache"].copy()}  # fmt: skip
+    for name in ("key_cache", "value_cache"):
+        spoiled[name][:, :, 2, -2:] = (0x00, 0x7E)  # scale NaN
+    np.testing.assert_array_equal(run(session, spoiled).astype(np.float64), clean)
+    # The twin: the same row, visible, does spoil the result.
+    feeds["attention_bias"] = np.zeros((1, 1, 3, 7)).astype(FLOATS[dtype][1])
+    assert np.isnan(run(session, {**spoiled, "attention_bias": feeds["attention_bias"]}).astype(
+        np.float64)).all()  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shape"),
+    [
+        ({"tokens": 0}, (2, 2, 8, 10)),
+        ({"batch": 0}, (0, 2, 8, 10)),
+        ({"heads": 0}, (2, 0, 8, 10)),
+        ({"slots": 0, "tokens": 0}, (2, 2, 0, 10)),
+        ({"slots": 0}, (2, 2, 3, 10)),
+    ],
+)
+def test_encode_of_nothing(
+    level: str, sizes: dict[str, int], shape: tuple[int, ...], encode_feeds: Callable[..., Feeds]
+) -> None:
+    feeds = encode_feeds(**sizes)
+    if sizes.get("slots") == 0:
+        feeds["past_length"] = np.zeros(1, np.int64)
+    present = run(make_session(encode_model()), feeds)
+    assert present.shape == shape
+    if sizes.get("tokens") == 0:
+        np.testing.assert_array_equal(present, feeds["past"])
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{"tokens": 0}, {"batch": 0}, {"group": 0}, {"slots": 0, "tokens": 0, "past": 0}],
+)
+def test_attention_of_nothing(
+    level: str, sizes: dict[str, int], attention_feeds: Callable[..., Feeds]
+) -> None:
+    feeds = attention_feeds(**sizes)
+    output = run(make_session(attention_model()), feeds)
+    assert output.shape == feeds["query"].shape
+    assert output.size == 0
+
+
+@pytest.mark.parametrize(("tokens", "group"), [(1, 2), (1, 5), (7, 3), (90, 2)])
+def test_the_number_of_threads_does_not_show(
+    level: str, tokens: int, group: int, attention_feeds: Callable[..., Feeds]
+) -> None:
+    feeds = attention_feeds(tokens=tokens, group=group, past=1500, slots=1600, size=64)
+    model = attention_model(scale=0.125)
+    first, *others = (run(make_session(model, threads), feeds) for threads in (1, 2, 7))
+    for other in others:
+        np.testing.assert_array_equal(other, first)
+    # Splitting the batch does not show either, and the twin: another query does.
+    alone = {k: v[1:] if v.ndim == 4 else v for k, v in feeds.items()}
+    np.testing.assert_array_equal(run(make_session(model), alone), first[1:])
+    assert (run(make_session(model), {**feeds, "query": feeds["query"][::-1]}) != first).any()
+
+
+def test_threads_and_levels_encode_the_same_bytes(
+    encode_feeds: Callable[..., Feeds], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feeds = encode_feeds(tokens=65, slots=300, size=128)
+    results = []
+    for name in LEVELS:
+        monkeypatch.setenv("TQ_ONNX_ISA", name)
+        results += [run(make_session(encode_model(), threads), feeds) for threads in (1, 2, 7)]
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
+
+
+def test_one_buffer_as_past_and_present_is_written_in_place(
+    encode_feeds: Callable[..., Feeds],
+) -> None:
+    feeds = encode_feeds(slots=8, tokens=2)
+    feeds["past_length"] = np.array([3, 6], np.int64)
+    session = make_session(encode_model())
+    expected = run(session, feeds)
+    # The caller's own memory: no copy of it may stand between.
+    cache = feeds["past"].copy()
+    value = ort.OrtValue.ortvalue_from_numpy(cache)
+    assert value.data_ptr() == cache.ctypes.data
+    binding = session.io_binding()
+    for name, array in feeds.items():
+        if name != "past":
+            binding.bind_cpu_input(name, array)
+    binding.bind_ortvalue_input("past", value)
+    binding.bind_ortvalue_output("present", value)
+    session.run_with_iobinding(binding)
+    assert binding.get_outputs()[0].data_ptr() == cache.ctypes.data
+    np.testing.assert_array_equal(cache, expected)
+
+
+def test_in_place_leaves_the_other_rows_alone(encode_feeds: Callable[..., Feeds]) -> None:
+    """Rows beyond the written ones hold a pattern that no copy or clearing would leave."""
+    feeds = encode_feeds(slots=50, tokens=1)
+    feeds["past_length"] = np.array([7], np.int64)
+    cache = np.full_like(feeds["past"], 0xA5)
+    value = ort.OrtValue.ortvalue_from_numpy(cache)
+    session = make_session(encode_model())
+    binding = session.io_binding()
+    for name, array in feeds.items():
+        if name != "past":
+            binding.bind_cpu_input(name, array)
+    binding.bind_ortvalue_input("past", value)
+    binding.bind_ortvalue_output("present", value)
+    session.run_with_iobinding(binding)
+    untouched = np.delete(cache, 7, axis=2)
+    assert (untouched == 0xA5).all()
+    assert (cache[:, :, 7] != 0xA5).any()
+
+
+def test_growing_equals_fixed_capacity(encode_feeds: Callable[..., Feeds]) -> None:
+    session = make_session(encode_model())
+    feeds = encode_feeds(slots=12, tokens=4)
+    fixed = run(session, feeds)
+    grown = run(session, {**feeds, "past": feeds["past"][:, :, :4]})
+    assert grown.shape[2] == 8
+    np.testing.assert_array_equal(fixed[:, :, :8], grown)
+    np.testing.assert_array_equal(fixed[:, :, 8:], feeds["past"][:, :, 8:])
+
+
+def test_prefill_in_pieces_gives_the_same_bytes(encode_feeds: Callable[..., Feeds]) -> None:
+    session = make_session(encode_model())
+    feeds = encode_feeds(slots=0, tokens=11, size=128)
+    feeds["past_length"] = np.zeros(1, np.int64)
+    whole = run(session, feeds)
+    pieces = feeds["past"]
+    for begin, end in ((0, 5), (5, 6), (6, 11)):
+        pieces = run(
+            session,
+            {**feeds, "past": pieces, "past_length": np.array([begin], np.int64),
+             "vectors": feeds["vectors"][:, :, begin:end]},
+        )  # fmt: skip
+    np.testing.assert_array_equal(pieces, whole)
+
+
+def test_a_constant_rotation_gives_the_same_bits(attention_feeds: Callable[..., Feeds]) -> None:
+    """The kernel transposes a constant value rotation once, another one at every run."""
+    feeds = attention_feeds(past=20, slots=30)
+    expected = run(make_session(attention_model()), feeds)
+    constants = {"value_rotation": feeds.pop("value_rotation")}
+    output = run(make_session(attention_model(constants=constants)), feeds)
+    np.testing.assert_array_equal(output, expected)
+
+
+def test_only_three_symbols_are_exported() -> None:
+    import ctypes
+
+    library = ctypes.CDLL(str(library_info().path))
+    for name in ("RegisterCustomOps", "tq_layout_digest", "tq_library_info"):
+        assert hasattr(library, name)
+    with pytest.raises(AttributeError):
+        _ = library.scalar_kernels

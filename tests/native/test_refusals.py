@@ -1,0 +1,214 @@
+"""Bad inputs and attributes: one sentence that names the operator, and the session lives on."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.native.conftest import Feeds
+from tests.native.single_node import Array, attention_model, encode_model, make_session, run
+from tq_onnx.ops.domain import ATTENTION, ENCODE
+
+HUGE = np.iinfo(np.int64).max
+
+
+def zeros(*shape: int, dtype: Any = np.float32) -> Array:
+    return np.zeros(shape, dtype)
+
+
+def lengths(*values: int) -> Array:
+    return np.array(values, np.int64)
+
+
+U8 = np.uint8
+ENCODE_CASES: dict[str, tuple[Mapping[str, Array], str]] = {
+    "vectors of rank 3": ({"vectors": zeros(2, 3, 16)}, "vectors has shape [2, 3, 16], expected 4"),
+    "head size 12": ({"vectors": zeros(2, 2, 3, 12)}, "head size 12, expected a multiple of 8"),
+    "head size 0": ({"vectors": zeros(2, 2, 3, 0)}, "head size 0, expected a multiple of 8"),
+    "head size 520": ({"vectors": zeros(1, 1, 1, 520)}, "head size 520, expected a multiple of 8"),
+    "past of rank 3": (
+        {"past": zeros(2, 2, 10, dtype=U8)},
+        "past has shape [2, 2, 10], expected 4",
+    ),
+    "row width": (
+        {"past": zeros(2, 2, 8, 14, dtype=U8)},
+        "past has row width 14, but 4-bit rows of head size 16 have 10 bytes",
+    ),
+    "row width 0": ({"past": zeros(2, 2, 8, 0, dtype=U8)}, "past has row width 0"),
+    "batch": ({"past": zeros(3, 2, 8, 10, dtype=U8)}, "[3, 2, 8, 10], expected [2, 2, 8, 10]"),
+    "heads": ({"past": zeros(2, 1, 8, 10, dtype=U8)}, "[2, 1, 8, 10], expected [2, 2, 8, 10]"),
+    "rotation": ({"rotation": zeros(16, 8)}, "rotation has shape [16, 8], expected [16, 16]"),
+    "rotation of rank 1": ({"rotation": zeros(256)}, "rotation has shape [256], expected [16, 16]"),
+    "centroids": ({"centroids": zeros(8)}, "centroids has shape [8], expected [16]"),
+    "boundaries": ({"boundaries": zeros(16)}, "boundaries has shape [16], expected [15]"),
+    "scalar past_length": (
+        {"past_length": np.array(4, np.int64)},
+        "past_length has shape [], expected 1 dimension",
+    ),
+    "number of lengths": (
+        {"past_length": lengths(1, 2, 3)},
+        "past_length has 3 elements, expected 1 or 2",
+    ),
+    "no lengths": ({"past_length": lengths()}, "past_length has 0 elements, expected 1 or 2"),
+    "negative length": (
+        {"past_length": lengths(1, -1)},
+        "past_length[1] is -1, expected 0 or more",
+    ),
+    "lowest length": ({"past_length": lengths(-HUGE - 1)}, "expected 0 or more"),
+    "length beyond the past": (
+        {"past_length": lengths(9)},
+        "past_length[0] is 9, but past has only 8 slots",
+    ),
+    "overflowing length": ({"past_length": lengths(HUGE)}, f"is {HUGE}, but past has only 8 slots"),
+}
+
+ATTENTION_CASES: dict[str, tuple[Mapping[str, Array], str]] = {
+    "query of rank 3": ({"query": zeros(4, 3, 16)}, "query has shape [4, 3, 16], expected 4"),
+    "head size 20": ({"query": zeros(2, 4, 3, 20)}, "query has head size 20"),
+    "heads not a multiple": (
+        {"query": zeros(2, 3, 3, 16)},
+        "query has 3 heads, expected a multiple of the 2 heads of key_cache",
+    ),
+    "cache without heads": (
+        {"key_cache": zeros(2, 0, 8, 10, dtype=U8), "value_cache": zeros(2, 0, 8, 10, dtype=U8)},
+        "multiple of the 0 heads",
+    ),
+    "key row width": (
+        {"key_cache": zeros(2, 2, 8, 11, dtype=U8)},
+        "key_cache has row width 11, but 4-bit rows of head size 16 have 10 bytes",
+    ),
+    "value row width": (
+        {"value_cache": zeros(2, 2, 8, 6, dtype=U8)},
+        "value_cache has row width 6",
+    ),
+    "value slots": (
+        {"value_cache": zeros(2, 2, 7, 10, dtype=U8)},
+        "value_cache has shape [2, 2, 7, 10], expected [2, 2, 8, 10]",
+    ),
+    "value heads": ({"value_cache": zeros(2, 1, 8, 10, dtype=U8)}, "expected [2, 2, 8, 10]"),
+    "cache batch": (
+        {"key_cache": zeros(1, 2, 8, 10, dtype=U8), "value_cache": zeros(1, 2, 8, 10, dtype=U8)},
+        "key_cache has shape [1, 2, 8, 10], expected [2, 2, 8, 10]",
+    ),
+    "key_cache of rank 5": (
+        {"key_cache": zeros(1, 2, 2, 8, 10, dtype=U8)},
+        "expected 4 dimensions",
+    ),
+    "key rotation": ({"key_rotation": zeros(15, 16)}, "key_rotation has shape [15, 16]"),
+    "value rotation": ({"value_rotation": zeros(16)}, "value_rotation has shape [16]"),
+    "key centroids": ({"key_centroids": zeros(15)}, "key_centroids has shape [15], expected [16]"),
+    "value centroids": ({"value_centroids": zeros(4, 4)}, "value_centroids has shape [4, 4]"),
+    "too many tokens": (
+        {"past_length": lengths(6)},
+        "past_length 6 plus 3 new tokens is more than the 8 slots of key_cache",
+    ),
+    "negative length": ({"past_length": lengths(-1, 0)}, "past_length[0] is -1"),
+    "overflowing length": ({"past_length": lengths(0, HUGE)}, f"past_length[1] is {HUGE}, but"),
+    "bias of rank 3": ({"attention_bias": zeros(1, 3, 7)}, "attention_bias has shape [1, 3, 7]"),
+    "bias batch": ({"attention_bias": zeros(3, 1, 3, 7)}, "broadcasts to [2, 4, 3, 7]"),
+    "bias heads": ({"attention_bias": zeros(1, 2, 3, 7)}, "broadcasts to [2, 4, 3, 7]"),
+    "bias tokens": ({"attention_bias": zeros(1, 1, 2, 7)}, "broadcasts to [2, 4, 3, 7]"),
+    "short bias": ({"attention_bias": zeros(1, 1, 3, 6)}, "broadcasts to [2, 4, 3, 7]"),
+    "empty bias": ({"attention_bias": zeros(1, 1, 3, 0)}, "broadcasts to [2, 4, 3, 7]"),
+}
+
+
+@pytest.mark.parametrize("name", ENCODE_CASES)
+def test_encode_refuses(name: str, encode_feeds: Callable[..., Feeds]) -> None:
+    changes, message = ENCODE_CASES[name]
+    session = make_session(encode_model())
+    good = encode_feeds()
+    before = run(session, good)
+    with pytest.raises(Exception, match=re.escape(message)) as error:
+        run(session, {**good, **changes})
+    assert f"{ENCODE}: " in str(error.value)
+    np.testing.assert_array_equal(run(session, good), before)
+
+
+@pytest.mark.parametrize("name", ATTENTION_CASES)
+def test_attention_refuses(name: str, attention_feeds: Callable[..., Feeds]) -> None:
+    changes, message = ATTENTION_CASES[name]
+    session = make_session(attention_model(bias=True))
+    good = attention_feeds(bias=True)
+    before = run(session, good)
+    with pytest.raises(Exception, match=re.escape(message)) as error:
+        run(session, {**good, **changes})
+    assert f"{ATTENTION}: " in str(error.value)
+    np.testing.assert_array_equal(run(session, good), before)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"bits": 5}, "bits is 5, expected 2 to 4"),
+        ({"bits": -(2**40)}, "expected 2 to 4"),
+        ({"bits": None}, "attribute bits is missing"),
+        ({"bits": "four"}, "attribute bits is missing or of another type"),
+        ({"codec": "uniform"}, "codec is 'uniform', expected 'lloyd_max'"),
+        ({"codec": ""}, "codec is '', expected 'lloyd_max'"),
+        ({"codec": None}, "attribute codec is missing"),
+        ({"norm_correction": 2}, "norm_correction is 2, expected 0 or 1"),
+        ({"norm_correction": None}, "attribute norm_correction is missing"),
+    ],
+)
+def test_encode_refuses_attributes(attributes: dict[str, object], message: str) -> None:
+    with pytest.raises(Exception, match=re.escape(message)) as error:
+        make_session(encode_model(**attributes))
+    assert f"{ENCODE}: " in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"key_bits": 1}, "key_bits is 1, expected 2 to 4"),
+        ({"value_bits": 8}, "value_bits is 8, expected 2 to 4"),
+        ({"value_codec": "fp8"}, "value_codec is 'fp8', expected 'lloyd_max'"),
+        ({"scale": float("nan")}, "scale is not a finite number"),
+        ({"scale": float("inf")}, "scale is not a finite number"),
+        ({"scale": None}, "attribute scale is missing"),
+        ({"softcap": -1.0}, "softcap is -1.0"),
+        ({"softcap": float("nan")}, "softcap is "),
+        ({"causal": 2}, "causal is 2, expected 0 or 1"),
+        ({"causal": None}, "attribute causal is missing"),
+        ({"sliding_window": -1}, "sliding_window is -1"),
+        ({"sliding_window": None}, "attribute sliding_window is missing"),
+    ],
+)
+def test_attention_refuses_attributes(attributes: dict[str, object], message: str) -> None:
+    with pytest.raises(Exception, match=re.escape(message)) as error:
+        make_session(attention_model(**attributes))
+    assert f"{ATTENTION}: " in str(error.value)
+
+
+@pytest.mark.parametrize("model", [encode_model(), attention_model()])
+@pytest.mark.parametrize("level", ["avx1024", "AVX2", "x" * 1000])
+def test_unknown_levels_are_refused(
+    model: bytes, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TQ_ONNX_ISA", level)
+    with pytest.raises(
+        Exception, match=f"TQ_ONNX_ISA is '{level}', but this machine has only .*scalar"
+    ):
+        make_session(model)
+    monkeypatch.setenv("TQ_ONNX_ISA", "scalar")
+    make_session(model)
+
+
+def test_an_exception_never_leaves_the_library() -> None:
+    """The interpreter must survive a refusal at kernel creation and exit cleanly."""
+    code = (
+        "from tests.native.single_node import *\n"
+        "try: make_session(encode_model(bits=7))\n"
+        "except Exception: print('refused')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ
+    )
+    assert (done.returncode, done.stdout) == (0, "refused\n")

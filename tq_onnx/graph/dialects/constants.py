@@ -1,0 +1,88 @@
+"""Numbers in a graph: scalars and short integer lists, never a weight.
+
+A tensor is only read when its shape says that it is small, so external weights stay on disk.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import onnx_ir as ir
+
+_MAX_DEPTH: Final = 16
+_MAX_LIST: Final = 16
+
+_UNARY: Final[dict[str, Callable[[float], float]]] = {
+    "Identity": lambda a: a,
+    "Cast": lambda a: a,
+    "CastLike": lambda a: a,
+    "Neg": lambda a: -a,
+    "Sqrt": lambda a: a**0.5 if a >= 0 else float("nan"),
+    "Reciprocal": lambda a: 1 / a if a else float("nan"),
+}
+_BINARY: Final[dict[str, Callable[[float, float], float]]] = {
+    "Mul": lambda a, b: a * b,
+    "Div": lambda a, b: a / b if b else float("nan"),
+    "Add": lambda a, b: a + b,
+    "Sub": lambda a, b: a - b,
+    "Pow": lambda a, b: float(np.power(a, b)),
+}
+
+
+def scalar(value: ir.Value | None) -> float | None:
+    """The number that a one-element value always has; None if it is not constant."""
+    number = _scalar(value, _MAX_DEPTH)
+    return None if number is None or math.isnan(number) else number
+
+
+def _scalar(value: ir.Value | None, depth: int) -> float | None:
+    if value is None or depth == 0:
+        return None
+    tensor = _tensor(value)
+    if tensor is not None:
+        return float(tensor.numpy().reshape(())) if tensor.size == 1 else None
+    node = value.producer()
+    if node is None or node.domain != "":
+        return None
+    if node.op_type in _UNARY:
+        operand = _scalar(node.inputs[0], depth - 1)
+        return None if operand is None else _UNARY[node.op_type](operand)
+    if node.op_type in _BINARY:
+        left, right = (_scalar(item, depth - 1) for item in node.inputs[:2])
+        return None if left is None or right is None else _BINARY[node.op_type](left, right)
+    return None
+
+
+def integers(value: ir.Value | None) -> tuple[int, ...] | None:
+    """A constant list of integers; None if it is not constant, or long."""
+    tensor = None if value is None else _tensor(value)
+    if tensor is None or tensor.size > _MAX_LIST or not tensor.dtype.is_integer():
+        return None
+    return tuple(int(item) for item in tensor.numpy().reshape(-1))
+
+
+def _tensor(value: ir.Value) -> ir.TensorProtocol | None:
+    if value.const_value is not None and not value.is_graph_input():
+        return value.const_value
+    node = value.producer()
+    if node is None or node.op_type != "Constant" or node.domain != "":
+        return None
+    for name, attribute in node.attributes.items():
+        if name == "value":
+            return attribute.as_tensor()
+        if name in ("value_int", "value_float", "value_ints", "value_floats"):
+            return ir.tensor(np.array(attribute.value))
+    return None
+
+
+def attribute_int(node: ir.Node, name: str, default: int) -> int:
+    """An integer attribute, or its default."""
+    return node.attributes.get_int(name, default)
+
+
+def attribute_float(node: ir.Node, name: str, default: float) -> float:
+    """A float attribute, or its default."""
+    return node.attributes.get_float(name, default)

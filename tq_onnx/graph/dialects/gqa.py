@@ -1,0 +1,231 @@
+"""Dialect ``gqa``: com.microsoft GroupQueryAttention, as onnxruntime-genai's builder makes it.
+
+The operator's inputs, by slot:
+
+====  ======================  ==============================================================
+0     query                   ``[B, T, H * D]``; or Q, K and V side by side when 1, 2 are empty
+1, 2  key, value              ``[B, T, N * D]``
+3, 4  past_key, past_value    ``[B, N, P, D]``: must be graph inputs
+5     seqlens_k               int32, ``[B]`` or ``[B, 1]``: tokens of each sequence - 1
+6     total_sequence_length   not needed
+7, 8  cos_cache, sin_cache    ``[positions, D / 2]`` or less for a partial rotation
+9     position_ids            ``[B, T]``; otherwise past length, past length + 1, ...
+10    attention_bias          ``[B or 1, H or 1, T, S]``
+11    head_sink               refused
+12    k_scale                 refused: the cache is quantised already
+13    v_scale                 refused: the cache is quantised already
+14    q_norm_weight           ``[D]``: RMS norm of every head before the rotation
+15    k_norm_weight           likewise
+====  ======================  ==============================================================
+
+What the operator does inside is taken out of it: Split, SimplifiedLayerNormalization (the name by
+which genai itself calls RMS norm), RotaryEmbedding. The past length of a sequence is
+``max(seqlens_k + 1 - T, 0)``: never negative in a first prompt that is padded on the right, where
+seqlens_k counts less than T tokens. It does not depend on the size of the caches, so growing caches
+and caches of fixed capacity both work.
+
+Meaning of the attributes: the operator's documentation and ONNX Runtime's
+``core/providers/cpu`` and ``contrib_ops/cpu/bert/gqa_attention_base.h``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import onnx_ir as ir
+
+from tq_onnx.graph.builder import MICROSOFT
+from tq_onnx.graph.dialects.constants import attribute_float, attribute_int
+from tq_onnx.graph.dialects.groupquery import (
+    BIAS,
+    COS,
+    K_NORM,
+    K_SCALE,
+    KEY,
+    PAST_KEY,
+    PAST_VALUE,
+    Q_NORM,
+    QUERY,
+    SEQLENS_K,
+    SIN,
+    SINK,
+    SLOTS,
+    V_SCALE,
+    VALUE,
+    GroupQueryAttention,
+)
+from tq_onnx.graph.dialects.site import (
+    FLOATS,
+    Anchor,
+    GraphView,
+    NoMatch,
+    Site,
+    make_cache,
+    one_of,
+    static_dim,
+)
+
+_ATTRIBUTES: Final = frozenset(
+    {
+        "num_heads",
+        "kv_num_heads",
+        "scale",
+        "softcap",
+        "local_window_size",
+        "causal",
+        "do_rotary",
+        "rotary_interleaved",
+        "qk_norm_epsilon",
+        "smooth_softmax",
+        "sliding_window_cache",
+        "qk_output",
+        "k_quant_type",
+        "v_quant_type",
+        "kv_cache_bit_width",
+    }
+)
+_REFUSED_INPUTS: Final = {
+    SINK: "attention sinks (head_sink) are not supported",
+    K_SCALE: "its key cache is quantised already (k_scale)",
+    V_SCALE: "its value cache is quantised already (v_scale)",
+}
+_REFUSED_FLAGS: Final = {
+    "smooth_softmax": "smooth_softmax is not supported",
+    "sliding_window_cache": "sliding_window_cache keeps a window of the past instead of a cache",
+    "qk_output": "it returns its scores (qk_output)",
+}
+
+
+class _Dialect:
+    name: Final = GroupQueryAttention.dialect
+
+    def claims(self, anchor: Anchor) -> bool:
+        node = anchor.node
+        return (node.domain, node.op_type) == (MICROSOFT, "GroupQueryAttention")
+
+    def match(self, anchors: tuple[Anchor, Anchor], view: GraphView) -> Site:
+        node = anchors[0].node
+        if anchors[1].node is not node:
+            raise NoMatch("its two caches come from different nodes", node)
+        by_slot = {anchor.state.index(): anchor for anchor in anchors}
+        if set(by_slot) != {1, 2}:
+            raise NoMatch("its key cache or its value cache is not a graph output", node)
+        slots = _slots(node)
+        _refuse(node, slots, view)
+        past_key, past_value = slots[PAST_KEY], slots[PAST_VALUE]
+        if past_key is None or past_value is None:
+            raise NoMatch("it takes no past: export the decoder with its cache inputs", node)
+        num_heads = attribute_int(node, "num_heads", 0)
+        kv_num_heads = attribute_int(node, "kv_num_heads", 0)
+        if num_heads <= 0 or kv_num_heads <= 0 or num_heads % kv_num_heads:
+            raise NoMatch(f"{num_heads} heads do not share {kv_num_heads} key/value heads", node)
+        query = slots[QUERY]
+        assert query is not None
+        rotary_dim = _rotary_dim(node, slots)
+        head_size = _head_size(slots, num_heads, kv_num_heads, rotary_dim)
+        if rotary_dim > head_size:
+            raise NoMatch(f"it rotates {rotary_dim} of {head_size} coordinates", node)
+        dtype = query.dtype or past_key.dtype
+        if dtype is None or dtype not in FLOATS:
+            raise NoMatch(f"its query has the element type {dtype}", node)
+        causal = attribute_int(node, "causal", 1) != 0
+        window = attribute_int(node, "local_window_size", -1)
+        if window == 0:
+            raise NoMatch("its sliding window has no room for a key", node)
+        if window > 0 and not causal:
+            raise NoMatch("it has a sliding window without causality", node)
+        return GroupQueryAttention(
+            layer=anchors[0].layer,
+            node=node,
+            key=make_cache(by_slot[1], past_key, {}),
+            value=make_cache(by_slot[2], past_value, {}),
+            num_heads=num_heads,
+            kv_num_heads=kv_num_heads,
+            head_size=head_size,
+            dtype=dtype,
+            scale=attribute_float(node, "scale", 0.0) or head_size**-0.5,
+            causal=causal,
+            sliding_window=max(window, 0),
+            softcap=attribute_float(node, "softcap", 0.0),
+            has_bias=slots[BIAS] is not None,
+            output=node.outputs[0],
+            slots=slots,
+            rotary_dim=rotary_dim,
+            interleaved=attribute_int(node, "rotary_interleaved", 0),
+            epsilon=attribute_float(node, "qk_norm_epsilon", 1e-6),
+        )
+
+
+def _slots(node: ir.Node) -> tuple[ir.Value | None, ...]:
+    inputs = tuple(node.inputs)
+    return inputs + (None,) * (SLOTS - len(inputs))
+
+
+def _refuse(node: ir.Node, slots: tuple[ir.Value | None, ...], view: GraphView) -> None:
+    unknown = sorted(set(node.attributes) - _ATTRIBUTES)
+    if unknown:
+        raise NoMatch(f"its attribute {unknown[0]} is not known", node)
+    for name, reason in _REFUSED_FLAGS.items():
+        if attribute_int(node, name, 0) > 0:
+            raise NoMatch(reason, node)
+    for name in ("k_quant_type", "v_quant_type"):
+        if node.attributes.get_string(name, "NONE") not in ("NONE", ""):
+            raise NoMatch(f"its cache is quantised already ({name})", node)
+    _refuse_inputs(node, slots)
+    if any(view.consumers(output) for output in node.outputs[3:]):
+        raise NoMatch("its scores are used elsewhere", node)
+    if node.outputs[0].is_graph_output():
+        raise NoMatch("its result is an output of the model", node)
+
+
+def _refuse_inputs(node: ir.Node, slots: tuple[ir.Value | None, ...]) -> None:
+    for slot, reason in _REFUSED_INPUTS.items():
+        if slots[slot] is not None:
+            raise NoMatch(reason, node)
+    if any(value is not None for value in slots[SLOTS:]):
+        raise NoMatch(f"it has {len(slots)} inputs, of which only {SLOTS} are known", node)
+    if slots[QUERY] is None or slots[SEQLENS_K] is None:
+        raise NoMatch("its query or its seqlens_k is missing", node)
+    for one, other in ((KEY, VALUE), (Q_NORM, K_NORM), (COS, SIN)):
+        if (slots[one] is None) != (slots[other] is None):
+            raise NoMatch(f"of its inputs {one} and {other} it has only one", node)
+
+
+def _rotary_dim(node: ir.Node, slots: tuple[ir.Value | None, ...]) -> int:
+    if not attribute_int(node, "do_rotary", 0):
+        return 0
+    cos, sin = slots[COS], slots[SIN]
+    if cos is None or sin is None:
+        raise NoMatch("it rotates without cos_cache or sin_cache", node)
+    return 2 * one_of("width of cos_cache", static_dim(cos, -1), static_dim(sin, -1))
+
+
+def _head_size(
+    slots: tuple[ir.Value | None, ...], num_heads: int, kv_num_heads: int, rotary_dim: int
+) -> int:
+    query, key, value, past_key, past_value = slots[:5]
+    assert query is not None and past_key is not None and past_value is not None
+    packed_heads = num_heads + 2 * kv_num_heads
+
+    def share(packed: ir.Value | None, heads: int) -> int | None:
+        width = None if packed is None else static_dim(packed, 2)
+        if width is None:
+            return None
+        if width % heads:
+            raise NoMatch(f"its width {width} is not a multiple of {heads} heads")
+        return width // heads
+
+    sizes = [
+        share(query, num_heads if key is not None else packed_heads),
+        share(key, kv_num_heads),
+        share(value, kv_num_heads),
+        static_dim(past_key, 3),
+        static_dim(past_value, 3),
+        *(static_dim(norm, 0) for norm in slots[Q_NORM:] if norm is not None),
+    ]
+    # Without shapes of the projections a full rotation still tells the head size.
+    known = any(size is not None for size in sizes)
+    return one_of("head size", *(sizes if known else [rotary_dim or None]))
+
+
+DIALECT = _Dialect()

@@ -1,0 +1,62 @@
+"""Which nodes matter: backwards from what is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+import onnx_ir as ir
+
+
+def live_nodes(wanted: Iterable[ir.Value | None], cut: Collection[ir.Value] = ()) -> set[ir.Node]:
+    """Nodes that the wanted values depend on, nodes inside subgraphs included.
+
+    Args:
+        wanted: values to compute.
+        cut: values that are given, so that nothing is needed to compute them.
+    """
+    live: set[ir.Node] = set()
+    pending = [value for value in wanted if value is not None and value not in cut]
+    while pending:
+        node = pending.pop().producer()
+        if node is None or node in live:
+            continue
+        live.add(node)
+        for inner in nested_nodes(node):
+            live.add(inner)
+            pending.extend(v for v in inner.inputs if v is not None and v not in cut)
+        for graph in _graphs(node):
+            pending.extend(value for value in graph.outputs if value not in cut)
+        pending.extend(value for value in node.inputs if value is not None and value not in cut)
+    return live
+
+
+def data_ancestors(values: Iterable[ir.Value]) -> set[ir.Value]:
+    """Everything whose contents flow into the values; what is only asked for its shape does not."""
+    seen: set[ir.Value] = set()
+    pending = list(values)
+    while pending:
+        value = pending.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        node = value.producer()
+        if node is None or node.op_type in ("Shape", "Size"):
+            continue
+        pending.extend(item for item in node.inputs if item is not None)
+        for inner in nested_nodes(node):
+            pending.extend(item for item in inner.inputs if item is not None)
+    return seen
+
+
+def nested_nodes(node: ir.Node) -> Iterator[ir.Node]:
+    """All nodes inside the subgraphs of a node."""
+    for graph in _graphs(node):
+        yield from graph.all_nodes()
+
+
+def _graphs(node: ir.Node) -> Iterator[ir.Graph]:
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()

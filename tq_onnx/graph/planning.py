@@ -1,0 +1,106 @@
+"""Makes the plan of a conversion from what was recognised and what was asked for."""
+
+from __future__ import annotations
+
+from tq_onnx import __version__
+from tq_onnx.codec.presets import DEFAULT_SEED, ROTATIONS, Preset
+from tq_onnx.codec.rotation import rotation_seed
+from tq_onnx.codec.spec import Codec, RowLayout, layout_digest, row_layout
+from tq_onnx.errors import UnsupportedModelError, UsageError
+from tq_onnx.graph.dialects.site import Cache, Site
+from tq_onnx.graph.match import Recognition
+from tq_onnx.graph.plan import CachePair, LayerPlan, Plan
+
+
+def make_plan(
+    recognition: Recognition,
+    preset: Preset,
+    *,
+    rotation: str | None = None,
+    seed: int = DEFAULT_SEED,
+) -> Plan:
+    """Plans the conversion of every layer.
+
+    Args:
+        recognition: what was found in the model.
+        preset: codecs and rotation.
+        rotation: a rotation other than the preset's.
+        seed: base seed of the rotations.
+
+    Raises:
+        UnsupportedModelError: a layer was not recognised, or its head size has no row layout.
+        UsageError: the rotation is unknown, or does not fit the head size.
+    """
+    interface = recognition.interface
+    if recognition.misses or interface is None or not recognition.sites:
+        raise UnsupportedModelError(*_refusal(recognition))
+    kind = rotation or preset.rotation
+    if kind not in ROTATIONS:
+        raise UsageError(f"rotation {kind!r} is not one of {', '.join(ROTATIONS)}")
+    # A function body has no optional inputs: either all layers pass a bias, or none.
+    has_bias = any(site.has_bias for site in recognition.sites)
+    return Plan(
+        tool_version=__version__,
+        layout_digest=layout_digest(),
+        preset=preset.name,
+        rotation=kind,
+        seed=seed,
+        fixed_capacity=recognition.fixed_capacity,
+        interface=interface,
+        layers=tuple(
+            _layer(site, preset, kind, seed, has_bias=has_bias) for site in recognition.sites
+        ),
+    )
+
+
+def _refusal(recognition: Recognition) -> tuple[str]:
+    if not recognition.misses:
+        return ("no attention layer was found",)
+    first, others = recognition.misses[0], len(recognition.misses) - 1
+    more = f" (and {others} more such finding{'s' * (others > 1)})" if others else ""
+    return (f"{first}{more}",)
+
+
+def _layer(site: Site, preset: Preset, kind: str, seed: int, *, has_bias: bool) -> LayerPlan:
+    key = _row_layout(site, preset.key)
+    value = _row_layout(site, preset.value)
+    size = site.head_size
+    if kind == "hadamard" and size & (size - 1):
+        raise UsageError(
+            f"a hadamard rotation needs a head size that is a power of two, not {size}",
+            where=f"layer {site.layer}",
+            fix="use the qr rotation",
+        )
+    return LayerPlan(
+        layer=site.layer,
+        dialect=site.dialect,
+        num_heads=site.num_heads,
+        kv_num_heads=site.kv_num_heads,
+        head_size=size,
+        dtype=site.dtype.name,
+        scale=site.scale,
+        causal=site.causal,
+        sliding_window=site.sliding_window,
+        softcap=site.softcap,
+        has_bias=has_bias,
+        key=_pair(site.key),
+        value=_pair(site.value),
+        key_codec=preset.key.kind,
+        key_bits=preset.key.bits,
+        value_codec=preset.value.kind,
+        value_bits=preset.value.bits,
+        key_row_bytes=key.row_bytes,
+        value_row_bytes=value.row_bytes,
+        rotation_seed=rotation_seed(kind, site.layer, seed),
+    )
+
+
+def _row_layout(site: Site, codec: Codec) -> RowLayout:
+    try:
+        return row_layout(codec, site.head_size)
+    except ValueError as error:
+        raise UnsupportedModelError(str(error), where=f"layer {site.layer}") from error
+
+
+def _pair(cache: Cache) -> CachePair:
+    return CachePair(past=cache.past.name or "", present=cache.present.name or "")

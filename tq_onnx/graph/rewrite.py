@@ -1,0 +1,292 @@
+"""The pass that replaces attention and caches by the two TurboQuant operators.
+
+Per layer: two ``TurboQuantEncode`` (keys, values) and one ``TurboQuantDequantAttention``. The
+caches become uint8 ``[B, N, S, W]`` with a static W; they keep their names, their place among
+inputs and outputs and the names of their first three dimensions. Nodes that nothing needs any more
+are removed, and so are those that read a cache though nothing ever needed them; all others stay as
+they are: projections, norms, the output projection.
+
+Questions for the shape of an old cache are answered from the new ones. Where the graph tells the
+number of past tokens (``Recognition.lengths``), that is the answer for the sequence dimension too,
+so that a model that takes positions from there works with caches of any capacity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+import onnx_ir as ir
+
+from tq_onnx.codec.spec import Codec
+from tq_onnx.graph import bake
+from tq_onnx.graph.builder import MICROSOFT, Builder
+from tq_onnx.graph.dialects.site import Cache, Site
+from tq_onnx.graph.liveness import live_nodes, nested_nodes
+from tq_onnx.graph.match import Recognition, ShapeRead
+from tq_onnx.graph.plan import LayerPlan, Plan
+from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE, VERSION
+
+_NORM_CORRECTION: Final = 1
+_MICROSOFT_VERSION: Final = 1
+_PROLOGUE: Final = "turboquant"
+
+
+class ConvertPass(ir.passes.InPlacePass):
+    """Converts a model according to a plan.
+
+    Args:
+        plan: what each layer becomes.
+        recognition: what ``recognise`` found in the very model that the pass is called with.
+    """
+
+    def __init__(self, plan: Plan, recognition: Recognition) -> None:
+        super().__init__()
+        self._plan = plan
+        self._recognition = recognition
+
+    def requires(self, model: ir.Model) -> None:
+        """The recognition belongs to the model, is complete, and the plan is made from it."""
+        found = self._recognition
+        if found.misses or not found.sites:
+            raise ir.passes.PreconditionError("the model was not recognised completely")
+        names = [(site.key.past.name, site.value.past.name) for site in found.sites]
+        if names != [(layer.key.past, layer.value.past) for layer in self._plan.layers]:
+            raise ir.passes.PreconditionError("the plan was made for another model")
+        if any(site.node.graph is not model.graph for site in found.sites):
+            raise ir.passes.PreconditionError("the recognition belongs to another model")
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrites the model in place."""
+        graph = model.graph
+        build = Builder(graph)
+        live = live_nodes(graph.outputs)
+        caches = [cache for site in self._recognition.sites for cache in (site.key, site.value)]
+        stale = _downstream(cache.past for cache in caches)
+        self._prepare(build, graph)
+        presents: dict[Cache, ir.Value] = {}
+        for site, layer in zip(self._recognition.sites, self._plan.layers, strict=True):
+            presents.update(self._replace(build, graph, site, layer))
+        for read in self._recognition.reads:
+            self._answer(build, read, presents)
+        for cache, present in presents.items():
+            _publish(graph, cache, present)
+        dead = (live | stale) - live_nodes(graph.outputs)
+        _remove(graph, dead)
+        model.opset_imports[DOMAIN] = VERSION
+        if MICROSOFT in build.domains:
+            model.opset_imports.setdefault(MICROSOFT, _MICROSOFT_VERSION)
+        bake.bake_functions(model, self._plan)
+        bake.bake_metadata(model, self._plan)
+        return ir.passes.PassResult(model, modified=True)
+
+    def ensures(self, model: ir.Model) -> None:
+        """Caches are uint8, only our nodes and shape questions read them, the order is valid."""
+        inputs = {value.name: value for value in model.graph.inputs}
+        outputs = {value.name: value for value in model.graph.outputs}
+        for layer in self._plan.layers:
+            for pair in (layer.key, layer.value):
+                past, present = inputs.get(pair.past), outputs.get(pair.present)
+                if past is None or present is None:
+                    raise ir.passes.PostconditionError(f"cache {pair.past} has lost its name")
+                if {past.dtype, present.dtype} != {ir.DataType.UINT8}:
+                    raise ir.passes.PostconditionError(f"cache {pair.past} is not uint8")
+                for value in (past, present):
+                    _check_readers(value)
+        _check_order(model.graph)
+
+    def _prepare(self, build: Builder, graph: ir.Graph) -> None:
+        """Makes what needs nothing but graph inputs, in front of everything."""
+        first = next(iter(graph))
+        sites = self._recognition.sites
+        with build.before(first, _PROLOGUE):
+            if self._recognition.lengths is not None:
+                self._recognition.lengths.past_length(build)
+            elif not all(site.counts_tokens for site in sites):
+                _grown_length(build, sites[0])
+
+    def _replace(
+        self, build: Builder, graph: ir.Graph, site: Site, layer: LayerPlan
+    ) -> dict[Cache, ir.Value]:
+        scope = f"layers.{site.layer}.attention"
+        codecs = Codec(layer.key_codec, layer.key_bits), Codec(layer.value_codec, layer.value_bits)
+        with build.before(site.node, scope):
+            operands = site.operands(build)
+            past_length = self._past_length(build, site)
+            rotation = bake.rotation(build, self._plan, layer)
+        presents = {}
+        for cache, rows, codec, width, role in (
+            (site.key, operands.key, codecs[0], layer.key_row_bytes, "key"),
+            (site.value, operands.value, codecs[1], layer.value_row_bytes, "value"),
+        ):
+            shape = [*_leading(cache.present), width]
+            _retype(cache.past, [*_leading(cache.past), width])
+            with build.before(cache.node, scope):
+                presents[cache] = build.op(
+                    ENCODE,
+                    [
+                        rows,
+                        cache.past,
+                        past_length,
+                        rotation,
+                        bake.centroids(build, codec, layer.head_size),
+                        bake.boundaries(build, codec, layer.head_size),
+                    ],
+                    f"{ENCODE}_{role}",
+                    dtype=ir.DataType.UINT8,
+                    shape=shape,
+                    domain=DOMAIN,
+                    codec=codec.kind,
+                    bits=codec.bits,
+                    norm_correction=_NORM_CORRECTION,
+                )
+        key, value = presents[site.key], presents[site.value]
+        with build.before(site.node, scope):
+            inputs = [operands.query, key, value, past_length]
+            for codec in codecs:
+                inputs += [rotation, bake.centroids(build, codec, layer.head_size)]
+            if layer.has_bias:
+                inputs.append(operands.bias or _no_bias(build, site))
+            attention_BHTD = build.op(
+                ATTENTION,
+                inputs,
+                ATTENTION,
+                dtype=site.dtype,
+                shape=[None, layer.num_heads, None, layer.head_size],
+                domain=DOMAIN,
+                scale=layer.scale,
+                causal=int(layer.causal),
+                sliding_window=layer.sliding_window,
+                softcap=layer.softcap,
+                key_codec=layer.key_codec,
+                key_bits=layer.key_bits,
+                value_codec=layer.value_codec,
+                value_bits=layer.value_bits,
+            )
+            result = site.result(build, attention_BHTD)
+        if result.shape is None or site.output.shape is not None:
+            result.shape = site.output.shape
+        site.output.replace_all_uses_with(result)
+        return presents
+
+    def _past_length(self, build: Builder, site: Site) -> ir.Value:
+        own = site.past_length(build)
+        if own is not None:
+            return own
+        lengths = self._recognition.lengths
+        if lengths is not None:
+            return lengths.past_length(build)
+        return _grown_length(build, self._recognition.sites[0])
+
+    def _answer(self, build: Builder, read: ShapeRead, presents: dict[Cache, ir.Value]) -> None:
+        """Answers a question for the shape of an old cache."""
+        site = read.site
+        cache = site.key if read.is_key else site.value
+        lengths = None if site.counts_tokens else self._recognition.lengths
+        if read.of_past and (set(read.dims) <= {"B", "N"} or (read.dims == ("P",) and not lengths)):
+            return
+        numbers = {
+            "N": site.kv_num_heads,
+            "G": site.num_heads // site.kv_num_heads,
+            "H": site.num_heads,
+            "D": site.head_size,
+            "1": 1,
+        }
+        label = f"{cache.present.name}_{'_'.join(read.dims)}"
+        with build.before(read.node, _PROLOGUE):
+            parts = []
+            for dim in read.dims:
+                if dim in numbers:
+                    parts.append(build.integers(numbers[dim]))
+                elif dim == "B":
+                    parts.append(build.dim(cache.past, 0, "batch"))
+                elif lengths is None:
+                    source = cache.past if dim == "P" else presents[cache]
+                    parts.append(build.dim(source, 2, "cached_tokens"))
+                elif dim == "P":
+                    parts.append(lengths.past_length(build))
+                else:
+                    parts.append(lengths.total_length(build))
+            answer = parts[0]
+            if len(parts) > 1:
+                answer = build.op(
+                    "Concat",
+                    parts,
+                    f"shape_of_{label}",
+                    dtype=ir.DataType.INT64,
+                    shape=[len(parts)],
+                    axis=0,
+                )
+        read.node.outputs[0].replace_all_uses_with(answer)
+
+
+def _grown_length(build: Builder, site: Site) -> ir.Value:
+    """Past length of a growing cache: its size. All layers grow alike."""
+    return build.once("past_length", lambda: build.dim(site.key.past, 2, "past_length"))
+
+
+def _no_bias(build: Builder, site: Site) -> ir.Value:
+    numpy = site.dtype.numpy()
+    return build.constant(f"tq.{site.dtype.name}.no_bias", np.zeros((1, 1, 1, 1), numpy))
+
+
+def _leading(value: ir.Value) -> list[int | str | None]:
+    assert value.shape is not None  # a cache has rank 4
+    return [dim if isinstance(dim, int) else dim.value for dim in value.shape[:3]]
+
+
+def _retype(value: ir.Value, shape: list[int | str | None]) -> None:
+    value.type = ir.TensorType(ir.DataType.UINT8)
+    value.shape = ir.Shape(shape)
+
+
+def _publish(graph: ir.Graph, cache: Cache, present: ir.Value) -> None:
+    """Puts a new cache in the place of an old output, under its name."""
+    name = cache.present.name
+    index = next(i for i, value in enumerate(graph.outputs) if value is cache.present)
+    cache.present.name = f"{name}/replaced"
+    graph.outputs[index] = present
+    present.name = name
+
+
+def _downstream(values: Iterable[ir.Value]) -> set[ir.Node]:
+    """All nodes that read the values, or what is computed from them."""
+    nodes: set[ir.Node] = set()
+    pending = list(values)
+    while pending:
+        for use in pending.pop().uses():
+            if use.node not in nodes:
+                nodes.add(use.node)
+                pending.extend(use.node.outputs)
+    return nodes
+
+
+def _remove(graph: ir.Graph, dead: set[ir.Node]) -> None:
+    """Removes nodes, and initializers that only they used."""
+    own = {node for node in dead if node.graph is graph}
+    used = {value for node in own for value in _read(node) if value.is_initializer()}
+    graph.remove(own, safe=True)
+    for value in used:
+        if not value.uses() and not value.is_graph_input() and not value.is_graph_output():
+            graph.initializers.pop(value.name or "", None)
+
+
+def _read(node: ir.Node) -> Iterable[ir.Value]:
+    for item in (node, *nested_nodes(node)):
+        yield from (value for value in item.inputs if value is not None)
+
+
+def _check_readers(value: ir.Value) -> None:
+    for use in value.uses():
+        if use.node.domain != DOMAIN and use.node.op_type != "Shape":
+            raise ir.passes.PostconditionError(f"{value.name} is read by {use.node.name}")
+
+
+def _check_order(graph: ir.Graph) -> None:
+    known = {*graph.inputs, *graph.initializers.values()}
+    for node in graph:
+        for value in node.inputs:
+            if value is not None and value not in known:
+                raise ir.passes.PostconditionError(f"{node.name} reads {value.name} too early")
+        known.update(node.outputs)

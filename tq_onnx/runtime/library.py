@@ -1,0 +1,135 @@
+"""Where the custom-operator library is, and whether it fits this package.
+
+The library exports ``RegisterCustomOps`` for ONNX Runtime and two strings for us: the digest of the
+row layout that it was built for and a JSON description of itself. They are read with ctypes, so
+none of this needs onnxruntime.
+
+Refused with ``LibraryError``: a library that is missing, cannot be loaded, lacks these symbols, or
+was built for another row layout.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import tq_onnx
+from tq_onnx.codec.spec import layout_digest
+from tq_onnx.errors import LibraryError
+
+LIBRARY_VARIABLE: Final = "TQ_ONNX_LIBRARY"
+"""Environment variable that names another library file."""
+
+_REBUILD: Final = "reinstall tq-onnx to build it again"
+
+
+@dataclass(frozen=True)
+class LibraryInfo:
+    """What a library says of itself.
+
+    Attributes:
+        path: the file.
+        version: version of tq-onnx that it was built from.
+        layout_digest: the row layout that it was built for, equal to the package's own.
+        isa_compiled: SIMD levels in the file, best first.
+        isa_supported: those that this processor runs.
+        isa: the level that kernels use; ``None`` when ``TQ_ONNX_ISA`` names an unsupported one.
+    """
+
+    path: Path
+    version: str
+    layout_digest: str
+    isa_compiled: tuple[str, ...]
+    isa_supported: tuple[str, ...]
+    isa: str | None
+
+
+def library_name() -> str:
+    """File name of the library on this platform."""
+    if sys.platform == "win32":
+        return "tq_onnx_ops.dll"
+    if sys.platform == "darwin":
+        return "libtq_onnx_ops.dylib"
+    return "libtq_onnx_ops.so"
+
+
+def get_library_path() -> Path:
+    """Path of the library, for ``SessionOptions.register_custom_ops_library``.
+
+    The environment variable ``TQ_ONNX_LIBRARY`` overrides the library that came with the package.
+
+    Raises:
+        LibraryError: there is no such file.
+    """
+    override = os.environ.get(LIBRARY_VARIABLE)
+    if override:
+        path = Path(override)
+        if not path.is_file():
+            raise LibraryError(
+                f"{LIBRARY_VARIABLE} names no file",
+                where=override,
+                fix="unset it to use the library of the package",
+            )
+        return path.resolve()
+    for folder in _folders():
+        path = folder / "lib" / library_name()
+        if path.is_file():
+            return path.resolve()
+    raise LibraryError(
+        f"the custom-operator library {library_name()} is not part of this installation",
+        fix=_REBUILD,
+    )
+
+
+def library_info() -> LibraryInfo:
+    """Loads the library and reads its description.
+
+    Raises:
+        LibraryError: there is no library, it cannot be loaded, it is not ours, or its row layout
+            differs from this package's.
+    """
+    path = get_library_path()
+    try:
+        library = ctypes.CDLL(str(path))
+        digest = _string(library, "tq_layout_digest")
+        described = json.loads(_string(library, "tq_library_info"))
+    except OSError as error:
+        raise LibraryError(f"cannot be loaded ({error})", where=str(path), fix=_REBUILD) from error
+    except (AttributeError, ValueError) as error:
+        raise LibraryError("is not a tq-onnx library", where=str(path), fix=_REBUILD) from error
+    if digest != layout_digest():
+        raise LibraryError(
+            f"was built for row layout {digest}, but this package uses {layout_digest()}",
+            where=str(path),
+            fix=_REBUILD,
+        )
+    return LibraryInfo(
+        path=path,
+        version=described["version"],
+        layout_digest=digest,
+        isa_compiled=tuple(described["isa_compiled"]),
+        isa_supported=tuple(described["isa_supported"]),
+        isa=described["isa"],
+    )
+
+
+def _folders() -> Iterator[Path]:
+    """Folders of the package: an editable install has one with sources, one with built files."""
+    for folder in tq_onnx.__path__:
+        yield Path(folder)
+    for folder in sys.path:
+        yield Path(folder) / "tq_onnx"
+
+
+def _string(library: ctypes.CDLL, symbol: str) -> str:
+    function = getattr(library, symbol)
+    function.argtypes = []
+    function.restype = ctypes.c_char_p
+    text: bytes = function()
+    return text.decode()
