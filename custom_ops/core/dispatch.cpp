@@ -1,0 +1,105 @@
+#include "core/dispatch.h"
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__) || defined(_M_X64)
+#define TQ_X86 1
+#if defined(_MSC_VER) && !defined(__clang__)
+#include <intrin.h>
+#else
+#include <cpuid.h>
+#endif
+#endif
+
+namespace tq {
+namespace {
+
+#ifdef TQ_X86
+
+struct Registers {
+  uint32_t eax, ebx, ecx, edx;
+};
+
+Registers cpuid(uint32_t leaf, uint32_t subleaf) {
+  Registers r{};
+#if defined(_MSC_VER) && !defined(__clang__)
+  int out[4];
+  __cpuidex(out, static_cast<int>(leaf), static_cast<int>(subleaf));
+  r = {static_cast<uint32_t>(out[0]), static_cast<uint32_t>(out[1]),
+       static_cast<uint32_t>(out[2]), static_cast<uint32_t>(out[3])};
+#else
+  if (!__get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx)) return {};
+#endif
+  return r;
+}
+
+uint64_t enabled_state() {
+#if defined(_MSC_VER) && !defined(__clang__)
+  return _xgetbv(0);
+#else
+  uint32_t low, high;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return static_cast<uint64_t>(high) << 32 | low;
+#endif
+}
+
+bool has(uint32_t reg, int bit) { return (reg >> bit) & 1u; }
+
+// The processor has the instructions and the operating system saves the registers.
+bool has_avx2() {
+  const Registers one = cpuid(1, 0);
+  const bool saves = has(one.ecx, 27) && (enabled_state() & 0x6u) == 0x6u;
+  const bool fma = has(one.ecx, 12);
+  const bool f16c = has(one.ecx, 29);
+  return saves && fma && f16c && has(cpuid(7, 0).ebx, 5);
+}
+
+bool has_avx512() {
+  if (!has_avx2() || (enabled_state() & 0xe6u) != 0xe6u) return false;
+  const uint32_t ebx = cpuid(7, 0).ebx;
+  return has(ebx, 16) && has(ebx, 17) && has(ebx, 30) && has(ebx, 31);  // F, DQ, BW, VL
+}
+
+#endif
+
+bool is_supported(const Kernels* kernels) {
+#ifdef TQ_X86
+  if (kernels == avx512_kernels()) return has_avx512();
+  if (kernels == avx2_kernels()) return has_avx2();
+#endif
+  return kernels != nullptr;  // NEON is part of every aarch64
+}
+
+}  // namespace
+
+std::vector<const Kernels*> compiled_kernels() {
+  std::vector<const Kernels*> all;
+  for (const Kernels* kernels :
+       {avx512_kernels(), avx2_kernels(), neon_kernels(), scalar_kernels()}) {
+    if (kernels != nullptr) all.push_back(kernels);
+  }
+  return all;
+}
+
+std::vector<const Kernels*> supported_kernels() {
+  std::vector<const Kernels*> supported;
+  for (const Kernels* kernels : compiled_kernels()) {
+    if (is_supported(kernels)) supported.push_back(kernels);
+  }
+  return supported;
+}
+
+const Kernels* find_kernels(const char* name, std::string& reason) {
+  const std::vector<const Kernels*> supported = supported_kernels();
+  if (name == nullptr || *name == '\0') return supported.front();
+  std::string names;
+  for (const Kernels* kernels : supported) {
+    if (std::strcmp(kernels->name, name) == 0) return kernels;
+    names += (names.empty() ? "" : ", ") + std::string(kernels->name);
+  }
+  reason = std::string(kIsaVariable) + " is '" + name + "', but this machine has only " + names;
+  return nullptr;
+}
+
+}  // namespace tq

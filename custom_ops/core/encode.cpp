@@ -1,0 +1,142 @@
+#include "core/encode.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "core/row_format.h"
+
+namespace tq {
+namespace {
+
+constexpr int kRowsPerTask = 8;
+constexpr int64_t kCopyBytesPerTask = 256 * 1024;
+
+void pack(const RowFormat& format, const uint8_t* codes, uint8_t* row) {
+  const int n = format.slot_size;
+  switch (format.bits) {
+    case 4:
+      for (int i = 0; i < n; ++i) row[i] = static_cast<uint8_t>(codes[i] | codes[i + n] << 4);
+      return;
+    case 2:
+      for (int i = 0; i < n; ++i) {
+        row[i] = static_cast<uint8_t>(codes[i] | codes[i + n] << 2 | codes[i + 2 * n] << 4 |
+                                      codes[i + 3 * n] << 6);
+      }
+      return;
+    default:
+      for (int i = 0; i < 2 * n; ++i) {
+        row[i] = static_cast<uint8_t>((codes[i] & 3) | (codes[i + 2 * n] & 3) << 2 |
+                                      (codes[i + 4 * n] & 3) << 4 | (codes[i + 6 * n] & 3) << 6);
+      }
+      for (int i = 0; i < n; ++i) {
+        unsigned high = 0;
+        for (int slot = 0; slot < 8; ++slot) high |= (codes[i + slot * n] >> 2 & 1u) << slot;
+        row[format.high_plane + i] = static_cast<uint8_t>(high);
+      }
+  }
+}
+
+uint16_t row_scale(float norm, float centroid_squares, bool norm_correction) {
+  if (norm == 0.0f) return 0;
+  float scale = norm_correction ? norm / std::sqrt(centroid_squares) : norm;
+  if (!(scale <= spec::kMaxScale)) scale = spec::kMaxScale;
+  return float_to_half(scale);
+}
+
+struct Encoder {
+  const Kernels& kernels;
+  const EncodeCall& call;
+  RowFormat format;
+  float table[kTable];
+  int64_t rows;
+
+  int64_t length(int64_t b) const { return call.past_length[call.length_per_batch ? b : 0]; }
+
+  uint8_t* destination(int64_t row) const {
+    const int64_t lane = row / call.tokens;  // b * N + n
+    const int64_t slot = length(lane / call.heads) + row % call.tokens;
+    return call.present + (lane * call.present_slots + slot) * format.row_bytes;
+  }
+
+  void operator()(std::size_t task) const {
+    const int64_t first = static_cast<int64_t>(task) * kRowsPerTask;
+    const int count = static_cast<int>(std::min<int64_t>(kRowsPerTask, rows - first));
+    const int size = call.head_size;
+    alignas(64) float unit[kRowsPerTask * spec::kMaxHeadSize];
+    alignas(64) float rotated[kRowsPerTask * spec::kMaxHeadSize];
+    alignas(64) uint8_t codes[spec::kMaxHeadSize];
+    float norm[kRowsPerTask];
+    load_floats(kernels, call.element, call.vectors, static_cast<std::size_t>(first * size), unit,
+                static_cast<std::size_t>(count) * size);
+    for (int r = 0; r < count; ++r) {
+      float* const x = unit + r * size;
+      norm[r] = std::sqrt(kernels.sum_squares(x, size));
+      if (!std::isfinite(norm[r])) norm[r] = 0.0f;
+      if (norm[r] == 0.0f) {
+        std::memset(x, 0, size * sizeof(float));
+      } else {
+        kernels.divide(x, norm[r], x, size);
+      }
+    }
+    kernels.rotate(unit, call.rotation, rotated, count, size);
+    for (int r = 0; r < count; ++r) {
+      uint8_t* const row = destination(first + r);
+      const float squares = kernels.quantise(rotated + r * size, call.boundaries, 1 << call.bits,
+                                             table, codes, size);
+      pack(format, codes, row);
+      const uint16_t scale = row_scale(norm[r], squares, call.norm_correction);
+      std::memcpy(row + format.scale_offset, &scale, sizeof scale);
+    }
+  }
+};
+
+// Everything but the new rows: slots of the past, and zeros beyond them.
+struct Copier {
+  const EncodeCall& call;
+  int row_bytes;
+  int64_t slots_per_task, tasks_per_lane;
+
+  void operator()(std::size_t task) const {
+    const int64_t lane = static_cast<int64_t>(task) / tasks_per_lane;
+    const int64_t from = static_cast<int64_t>(task) % tasks_per_lane * slots_per_task;
+    const int64_t to = std::min(from + slots_per_task, call.present_slots);
+    const int64_t begin = call.past_length[call.length_per_batch ? lane / call.heads : 0];
+    const int64_t end = begin + call.tokens;
+    fill(lane, from, std::min(to, begin));
+    fill(lane, std::max(from, end), to);
+  }
+
+  void fill(int64_t lane, int64_t from, int64_t to) const {
+    uint8_t* const out = call.present + lane * call.present_slots * row_bytes;
+    const int64_t copied = std::min(to, call.past_slots);
+    if (from < copied) {
+      std::memcpy(out + from * row_bytes,
+                  call.past + (lane * call.past_slots + from) * row_bytes,
+                  static_cast<std::size_t>((copied - from) * row_bytes));
+    }
+    const int64_t zeroed = std::max(from, copied);
+    if (zeroed < to) {
+      std::memset(out + zeroed * row_bytes, 0, static_cast<std::size_t>((to - zeroed) * row_bytes));
+    }
+  }
+};
+
+}  // namespace
+
+void encode(const Kernels& kernels, const EncodeCall& call, const Parallel& parallel) {
+  const RowFormat format = row_format(call.bits, call.head_size, 1);
+  const int64_t lanes = call.batch * call.heads;
+  if (call.present != call.past) {
+    Copier copier{call, format.row_bytes, std::max<int64_t>(1, kCopyBytesPerTask / format.row_bytes),
+                  0};
+    copier.tasks_per_lane =
+        (call.present_slots + copier.slots_per_task - 1) / copier.slots_per_task;
+    parallel(static_cast<std::size_t>(lanes * copier.tasks_per_lane), copier);
+  }
+  Encoder encoder{kernels, call, format, {}, lanes * call.tokens};
+  fill_table(call.centroids, call.bits, encoder.table);
+  parallel(static_cast<std::size_t>((encoder.rows + kRowsPerTask - 1) / kRowsPerTask), encoder);
+}
+
+}  // namespace tq

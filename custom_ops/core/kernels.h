@@ -1,0 +1,94 @@
+// The table of inner loops that one instruction set provides.
+//
+// Included by the files that are compiled for one instruction set each, so it must hold no inline
+// function and no STL or ORT header: the linker could keep the copy of such a function that was
+// compiled with the widest instructions and run it on every machine.
+//
+// Vectors in "slot order". A byte of the narrowest plane of a row holds `slots` coordinates:
+// i, i + slot_size, i + 2 * slot_size, ... A vector in slot order has its coordinates at
+// [slot * padded_slot + i]; padded_slot is slot_size rounded up to the lanes of the instruction set
+// and the padding of a query is zero. Where no padding is needed it is the natural order.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace tq {
+
+// Tokens per block of the online softmax; a multiple of every instruction set's lanes.
+constexpr int kBlock = 64;
+
+// Length of a table of centroids as the kernels want it: repeated until it has 16 entries, so that
+// bits above the code need not be masked away.
+constexpr int kTable = 16;
+
+// Partial sums of a sum of squares; the same at every level, so that every level rounds the same.
+constexpr int kPartialSums = 16;
+
+// Rows of one cache as the kernels see them.
+struct RowFormat {
+  int bits;
+  int head_size;
+  int slots;
+  int slot_size;
+  int padded_slot;
+  int padded;  // slots * padded_slot
+  int high_plane;  // byte offset of the second plane (3 bits only)
+  int scale_offset;
+  int row_bytes;
+};
+
+struct Kernels {
+  const char* name;
+  int lanes;
+  int max_fused;  // query rows up to which score_rows and accumulate_rows beat decoding to memory
+
+  // ---- conversions between float16 bits and float; float_to_half rounds to nearest even.
+  void (*half_to_float)(const uint16_t* in, float* out, size_t count);
+  void (*float_to_half)(const float* in, uint16_t* out, size_t count);
+
+  // ---- encode: the same bits at every level.
+  // Sum of squares: partial sum i collects x[i], x[i + 16], ... by fused multiply-add; then a tree.
+  float (*sum_squares)(const float* x, int size);
+  void (*divide)(const float* x, float divisor, float* out, int size);
+  // y[r] = x[r] R: y[r][j] accumulates x[r][i] * R[i][j] over rising i by fused multiply-add.
+  void (*rotate)(const float* x, const float* rotation, float* y, int rows, int head_size);
+  // codes[j] = number of boundaries <= y[j]; returns the sum of squares of the chosen centroids.
+  float (*quantise)(const float* y, const float* boundaries, int levels, const float* table,
+                    uint8_t* codes, int size);
+
+  // ---- attention.
+  // c[m][n] (+)= a[m][k] b[k][n]; n is a multiple of the lanes.
+  void (*multiply)(const float* a, int lda, const float* b, int ldb, float* c, int ldc, int m, int n,
+                   int k, bool accumulate);
+  void (*row_scales)(const RowFormat& format, const uint8_t* rows, int count, float* scales);
+  // scores[r][t] = <query[r], centroids of row t>, without the row's scale; queries <= max_fused.
+  void (*score_rows)(const RowFormat& format, const uint8_t* rows, int count, const float* table,
+                     const float* query, int queries, float* scores);
+  // sums[r] += sum over t of weights[r][t] * centroids of row t; queries <= max_fused.
+  void (*accumulate_rows)(const RowFormat& format, const uint8_t* rows, int count,
+                          const float* table, const float* weights, int queries, float* sums);
+  // keys[j][t] = coordinate j of row t, leading dimension kBlock, zero up to a multiple of lanes.
+  void (*decode_columns)(const RowFormat& format, const uint8_t* rows, int count,
+                         const float* table, float* keys);
+  // values[t][j] = coordinate j of row t, leading dimension format.padded.
+  void (*decode_rows)(const RowFormat& format, const uint8_t* rows, int count, const float* table,
+                      float* values);
+  // Scales, caps, biases and hides one row of a block of scores; positions outside [low, high) and
+  // those whose bias is <= hide become -infinity. Arrays are kBlock long. Returns the maximum, NaN
+  // ignored.
+  float (*finish_scores)(float* scores, const float* key_scales, const float* bias, float hide,
+                         float softcap, int count, int low, int high);
+  // scores -> exp(score - max) * value_scale, exactly zero where the score is -infinity; returns the
+  // sum of the exponentials. Positions from count to a multiple of lanes become zero.
+  float (*weigh)(float* scores, const float* value_scales, int count, float max);
+  void (*scale)(float* x, float factor, int size);
+};
+
+// One function per level; null where the level is not compiled for this architecture.
+const Kernels* scalar_kernels();
+const Kernels* avx2_kernels();
+const Kernels* avx512_kernels();
+const Kernels* neon_kernels();
+
+}  // namespace tq

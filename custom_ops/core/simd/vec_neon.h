@@ -1,0 +1,147 @@
+// Four lanes: NEON of aarch64. Included by kernels_neon.cpp only.
+#pragma once
+
+#include <arm_neon.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "core/simd/inline.h"
+
+namespace {
+
+constexpr int kLanes = 4;
+constexpr int kTileM = 6, kTileN = 4;
+constexpr int kMaxFused = 4;
+constexpr int kScoreGroup = 4;
+constexpr int kSumRegisters = 16;
+
+using V = float32x4_t;
+using I = uint32x4_t;
+using M = uint32x4_t;
+struct Table {
+  uint8x16x4_t bytes;
+};
+
+TQ_INLINE M first_lanes(int n) {
+  const int32_t lane[4] = {0, 1, 2, 3};
+  return vcltq_s32(vld1q_s32(lane), vdupq_n_s32(n));
+}
+
+TQ_INLINE V zero() { return vdupq_n_f32(0.0f); }
+TQ_INLINE V set1(float x) { return vdupq_n_f32(x); }
+TQ_INLINE V load(const float* p) { return vld1q_f32(p); }
+TQ_INLINE void store(float* p, V v) { vst1q_f32(p, v); }
+TQ_INLINE V load_n(const float* p, int n) {
+  float lanes[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  for (int i = 0; i < n; ++i) lanes[i] = p[i];
+  return vld1q_f32(lanes);
+}
+TQ_INLINE void store_n(float* p, V v, int n) {
+  float lanes[4];
+  vst1q_f32(lanes, v);
+  for (int i = 0; i < n; ++i) p[i] = lanes[i];
+}
+TQ_INLINE V keep_n(V v, int n) {
+  return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(v), first_lanes(n)));
+}
+
+TQ_INLINE V add(V a, V b) { return vaddq_f32(a, b); }
+TQ_INLINE V sub(V a, V b) { return vsubq_f32(a, b); }
+TQ_INLINE V mul(V a, V b) { return vmulq_f32(a, b); }
+TQ_INLINE V div(V a, V b) { return vdivq_f32(a, b); }
+TQ_INLINE V fma(V a, V b, V c) { return vfmaq_f32(c, a, b); }
+TQ_INLINE V abs(V a) { return vabsq_f32(a); }
+TQ_INLINE V copy_sign(V magnitude, V sign) {
+  return vbslq_f32(vdupq_n_u32(0x80000000u), sign, magnitude);
+}
+TQ_INLINE M less_equal(V a, V b) { return vcleq_f32(a, b); }
+TQ_INLINE V select(M m, V yes, V no) { return vbslq_f32(m, yes, no); }
+// The larger; `b` where either is NaN.
+TQ_INLINE V max(V a, V b) { return select(vcgtq_f32(a, b), a, b); }
+TQ_INLINE M lanes_between(int low, int high) {
+  return vbicq_u32(first_lanes(high), first_lanes(low));
+}
+TQ_INLINE M and_not(M a, M b) { return vbicq_u32(a, b); }
+
+TQ_INLINE I round_to_int(V v) { return vreinterpretq_u32_s32(vcvtnq_s32_f32(v)); }
+TQ_INLINE V to_float(I i) { return vcvtq_f32_s32(vreinterpretq_s32_u32(i)); }
+TQ_INLINE V times_power_of_two(V v, I n) {
+  return vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(v), vshlq_n_u32(n, 23)));
+}
+
+#if defined(_MSC_VER) && !defined(__clang__)
+TQ_INLINE void prefetch(const void* p) { __prefetch(p); }
+#else
+TQ_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+#endif
+
+// ---- codes
+TQ_INLINE I zero_codes() { return vdupq_n_u32(0); }
+TQ_INLINE I load_bytes(const uint8_t* p, int n) {
+  uint32_t bytes = 0;
+  if (n >= kLanes) {
+    memcpy(&bytes, p, sizeof bytes);
+  } else {
+    for (int i = 0; i < n; ++i) bytes |= static_cast<uint32_t>(p[i]) << (8 * i);
+  }
+  const uint8x8_t narrow = vreinterpret_u8_u32(vdup_n_u32(bytes));
+  return vmovl_u16(vget_low_u16(vmovl_u8(narrow)));
+}
+TQ_INLINE void store_bytes(uint8_t* p, I i, int) {  // head sizes are multiples of 8: always full
+  const uint16x4_t words = vmovn_u32(i);
+  const uint8x8_t bytes = vmovn_u16(vcombine_u16(words, words));
+  const uint32_t packed = vget_lane_u32(vreinterpret_u32_u8(bytes), 0);
+  memcpy(p, &packed, sizeof packed);
+}
+template <int N>
+TQ_INLINE I shift_right(I i) {
+  if constexpr (N == 0) {
+    return i;
+  } else {
+    return vshrq_n_u32(i, N);
+  }
+}
+TQ_INLINE I shift_left_2(I i) { return vshlq_n_u32(i, 2); }
+TQ_INLINE I low_2_of(I a, I b) { return vbslq_u32(vdupq_n_u32(3), a, b); }
+TQ_INLINE I count_at_least(I count, V y, V threshold) {
+  return vsubq_u32(count, vcgeq_f32(y, threshold));
+}
+TQ_INLINE Table make_table(const float* p) {
+  Table t;
+  for (int i = 0; i < 4; ++i) t.bytes.val[i] = vreinterpretq_u8_f32(vld1q_f32(p + 4 * i));
+  return t;
+}
+// Looks up single bytes: code c becomes the indices 4 c, 4 c + 1, 4 c + 2, 4 c + 3.
+TQ_INLINE V lookup(const Table& t, I codes) {
+  const I low = vandq_u32(codes, vdupq_n_u32(15));
+  const I indices = vmlaq_n_u32(vdupq_n_u32(0x03020100u), low, 0x04040404u);
+  return vreinterpretq_f32_u8(vqtbl4q_u8(t.bytes, vreinterpretq_u8_u32(indices)));
+}
+
+// ---- across lanes
+TQ_INLINE float lane_max(V v) { return vmaxvq_f32(v); }
+TQ_INLINE float lane_sum(V v) { return vaddvq_f32(v); }
+TQ_INLINE void store_4_sums(float* p, V a, V b, V c, V d) {
+  vst1q_f32(p, vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d)));
+}
+
+TQ_INLINE void transpose_lanes(V* r) {
+  const V a = vtrn1q_f32(r[0], r[1]), b = vtrn2q_f32(r[0], r[1]);
+  const V c = vtrn1q_f32(r[2], r[3]), d = vtrn2q_f32(r[2], r[3]);
+  const float64x2_t p = vreinterpretq_f64_f32(a), q = vreinterpretq_f64_f32(b);
+  const float64x2_t s = vreinterpretq_f64_f32(c), t = vreinterpretq_f64_f32(d);
+  r[0] = vreinterpretq_f32_f64(vtrn1q_f64(p, s));
+  r[1] = vreinterpretq_f32_f64(vtrn1q_f64(q, t));
+  r[2] = vreinterpretq_f32_f64(vtrn2q_f64(p, s));
+  r[3] = vreinterpretq_f32_f64(vtrn2q_f64(q, t));
+}
+
+// ---- float16
+TQ_INLINE V load_half(const uint16_t* p) {
+  return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+}
+TQ_INLINE void store_half(uint16_t* p, V v) {
+  vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(v)));
+}
+
+}  // namespace

@@ -1,0 +1,195 @@
+#include "ort/attention_op.h"
+
+#include <cmath>
+#include <new>
+
+#include "core/attention.h"
+#include "tq/codec_spec.h"
+
+namespace tq::ort {
+namespace {
+
+constexpr const char* kOp = spec::kAttentionOp;
+constexpr size_t kValueRotation = 6;
+
+bool is_square(const Tensor& tensor) {
+  return tensor.type == kFloat && tensor.dims.size() == 2 && tensor.dims[0] == tensor.dims[1] &&
+         tensor.dims[0] <= spec::kMaxHeadSize;
+}
+
+void check_cache(const Tensor& cache, const std::vector<int64_t>& like, int bits, int head_size) {
+  expect_type(kOp, cache, kUint8);
+  expect_rank(kOp, cache, 4);
+  const int64_t width = spec::row_bytes(bits, head_size);
+  if (cache.dims[3] != width) {
+    throw OpError(std::string(kOp) + ": " + cache.name + " has row width " +
+                  std::to_string(cache.dims[3]) + ", but " + std::to_string(bits) +
+                  "-bit rows of head size " + std::to_string(head_size) + " have " +
+                  std::to_string(width) + " bytes");
+  }
+  expect_dims(kOp, cache, {like[0], like[1], like[2], width},
+              "the batch of query and the heads and slots of key_cache");
+}
+
+void check_codec(const Tensor& rotation, const Tensor& centroids, int bits, int head_size) {
+  expect_type(kOp, rotation, kFloat);
+  expect_dims(kOp, rotation, {head_size, head_size}, "this head size");
+  expect_type(kOp, centroids, kFloat);
+  expect_dims(kOp, centroids, {1 << bits}, "these bits");
+}
+
+// Strides of the bias in elements, zero where it is broadcast.
+void read_bias(const Tensor& bias, int float_type, const std::vector<int64_t>& full,
+               int64_t* stride) {
+  expect_type(kOp, bias, float_type);
+  expect_rank(kOp, bias, 4);
+  int64_t step = 1;
+  for (int i = 3; i >= 0; --i) {
+    const int64_t dim = bias.dims[i];
+    const bool fits = dim == 1 || (i == 3 ? dim >= full[3] : dim == full[i]);
+    if (!fits) {
+      throw OpError(std::string(kOp) + ": attention_bias has shape " + text(bias.dims) +
+                    ", expected one that broadcasts to " + text(full) +
+                    " (its last dimension may be longer)");
+    }
+    stride[i] = dim == 1 ? 0 : step;
+    step *= dim;
+  }
+}
+
+}  // namespace
+
+Signature AttentionKernel::signature(int float_type) {
+  return {kOp,
+          {{float_type, kRequired},
+           {kUint8, kRequired},
+           {kUint8, kRequired},
+           {kInt64, kRequired},
+           {kFloat, kRequired},
+           {kFloat, kRequired},
+           {kFloat, kRequired},
+           {kFloat, kRequired},
+           {float_type, kOptional}},
+          {{float_type, kRequired}}};
+}
+
+AttentionKernel::AttentionKernel(const Api& api, const OrtKernelInfo* info, Element element)
+    : api_(api),
+      element_(element),
+      kernels_(choose_kernels(kOp)),
+      key_bits_(read_bits(api, info, kOp, "key_")),
+      value_bits_(read_bits(api, info, kOp, "value_")),
+      scale_(read_float(api, info, kOp, "scale")),
+      softcap_(read_float(api, info, kOp, "softcap")),
+      sliding_window_(read_int(api, info, kOp, "sliding_window")) {
+  const int64_t causal = read_int(api, info, kOp, "causal");
+  const std::string op = std::string(kOp) + ": ";
+  if (causal != 0 && causal != 1) {
+    throw OpError(op + "causal is " + std::to_string(causal) + ", expected 0 or 1");
+  }
+  causal_ = causal == 1;
+  if (sliding_window_ < 0) {
+    throw OpError(op + "sliding_window is " + std::to_string(sliding_window_) +
+                  ", expected 0 for none or a number of positions");
+  }
+  if (!std::isfinite(scale_)) throw OpError(op + "scale is not a finite number");
+  if (!(softcap_ >= 0.0f) || std::isinf(softcap_)) {
+    throw OpError(op + "softcap is " + std::to_string(softcap_) +
+                  ", expected 0 for none or a positive number");
+  }
+  int is_constant = 0;
+  const OrtValue* value = nullptr;
+  check(api_.kernel_info_constant_input(info, kValueRotation, &is_constant, &value));
+  if (is_constant != 0 && value != nullptr) {
+    const Tensor rotation = read_tensor(api_, value, "value_rotation");
+    if (is_square(rotation)) {
+      constant_transposed_.resize(static_cast<size_t>(rotation.dims[0] * rotation.dims[0]));
+      transpose(rotation.as<float>(), static_cast<int>(rotation.dims[0]),
+                constant_transposed_.data());
+    }
+  }
+}
+
+const float* AttentionKernel::transposed(const Tensor& value_rotation,
+                                         std::vector<float>& own) const {
+  if (!constant_transposed_.empty()) return constant_transposed_.data();
+  const int size = static_cast<int>(value_rotation.dims[0]);
+  own.resize(static_cast<size_t>(size) * size);
+  transpose(value_rotation.as<float>(), size, own.data());
+  return own.data();
+}
+
+void AttentionKernel::compute(OrtKernelContext* context) {
+  const Tensor query = read_input(api_, context, 0, "query");
+  const Tensor key_cache = read_input(api_, context, 1, "key_cache");
+  const Tensor value_cache = read_input(api_, context, 2, "value_cache");
+  const Tensor past_length = read_input(api_, context, 3, "past_length");
+  const Tensor key_rotation = read_input(api_, context, 4, "key_rotation");
+  const Tensor key_centroids = read_input(api_, context, 5, "key_centroids");
+  const Tensor value_rotation = read_input(api_, context, kValueRotation, "value_rotation");
+  const Tensor value_centroids = read_input(api_, context, 7, "value_centroids");
+  const Tensor bias = read_optional(api_, context, 8, "attention_bias");
+
+  const std::string op = std::string(kOp) + ": ";
+  expect_rank(kOp, query, 4);
+  expect_rank(kOp, key_cache, 4);
+  const int64_t batch = query.dims[0], query_heads = query.dims[1], tokens = query.dims[2];
+  const int64_t head_size = query.dims[3];
+  if (head_size > spec::kMaxHeadSize || !spec::is_head_size(static_cast<int>(head_size))) {
+    throw OpError(op + "query has head size " + std::to_string(head_size) +
+                  ", expected a multiple of " + std::to_string(spec::kHeadSizeMultiple) +
+                  " up to " + std::to_string(spec::kMaxHeadSize));
+  }
+  const int size = static_cast<int>(head_size);
+  const int64_t heads = key_cache.dims[1], slots = key_cache.dims[2];
+  const std::vector<int64_t> like{batch, heads, slots};
+  check_cache(key_cache, like, key_bits_, size);
+  check_cache(value_cache, like, value_bits_, size);
+  if (heads == 0 || query_heads % heads != 0) {
+    throw OpError(op + "query has " + std::to_string(query_heads) +
+                  " heads, expected a multiple of the " + std::to_string(heads) +
+                  " heads of key_cache");
+  }
+  check_codec(key_rotation, key_centroids, key_bits_, size);
+  check_codec(value_rotation, value_centroids, value_bits_, size);
+  const int64_t longest = check_lengths(kOp, past_length, batch, slots, "key_cache");
+  if (tokens > slots - longest) {
+    throw OpError(op + "past_length " + std::to_string(longest) + " plus " +
+                  std::to_string(tokens) + " new tokens is more than the " +
+                  std::to_string(slots) + " slots of key_cache");
+  }
+
+  AttentionCall call{};
+  if (bias.data != nullptr || !bias.dims.empty()) {
+    read_bias(bias, query.type, {batch, query_heads, tokens, longest + tokens}, call.bias_stride);
+    call.bias = bias.data;
+  }
+  OrtValue* value = nullptr;
+  check(api_.context_output(context, 0, query.dims.data(), query.dims.size(), &value));
+  check(api_.get_tensor_mutable_data(value, &call.output));
+
+  std::vector<float> own;
+  call.element = element_;
+  call.query = query.data;
+  call.key = {key_cache.as<uint8_t>(), key_bits_, key_centroids.as<float>()};
+  call.value = {value_cache.as<uint8_t>(), value_bits_, value_centroids.as<float>()};
+  call.key_rotation = key_rotation.as<float>();
+  call.value_rotation_transposed = transposed(value_rotation, own);
+  call.past_length = past_length.as<int64_t>();
+  call.length_per_batch = past_length.dims[0] != 1;
+  call.batch = batch;
+  call.query_heads = query_heads;
+  call.heads = heads;
+  call.tokens = tokens;
+  call.slots = slots;
+  call.head_size = size;
+  call.scale = scale_;
+  call.softcap = softcap_;
+  call.causal = causal_;
+  call.sliding_window = sliding_window_;
+  Pool pool(api_, context);
+  if (!attention(kernels_, call, pool.parallel())) throw std::bad_alloc();
+  pool.finish();
+}
+
+}  // namespace tq::ort

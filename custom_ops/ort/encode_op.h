@@ -1,0 +1,28 @@
+// TurboQuantEncode(vectors [B, N, T, D], past uint8 [B, N, P, W], past_length int64 [B] or [1],
+//                  rotation f32 [D, D], centroids f32 [L], boundaries f32 [L - 1])
+//   -> present uint8 [B, N, S, W],  S = max(P, max_b(past_length[b]) + T)
+// Refuses: another shape, rank or type, rows of another width, a past_length that is negative or
+// beyond P.
+#pragma once
+
+#include "ort/custom_op.h"
+
+namespace tq::ort {
+
+class EncodeKernel {
+ public:
+  static Signature signature(int float_type);
+
+  EncodeKernel(const Api& api, const OrtKernelInfo* info, Element element);
+  void compute(OrtKernelContext* context);
+  const Api& api() const { return api_; }
+
+ private:
+  Api api_;
+  Element element_;
+  const Kernels& kernels_;
+  int bits_;
+  bool norm_correction_;
+};
+
+}  // namespace tq::ort

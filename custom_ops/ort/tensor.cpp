@@ -1,0 +1,179 @@
+#include "ort/tensor.h"
+
+#include <limits>
+
+#include "tq/codec_spec.h"
+
+namespace tq::ort {
+namespace {
+
+const char* type_name(int type) {
+  switch (type) {
+    case kFloat:
+      return "float";
+    case kUint8:
+      return "uint8";
+    case kInt64:
+      return "int64";
+    case kFloat16:
+      return "float16";
+    case kBfloat16:
+      return "bfloat16";
+    default:
+      return "another type";
+  }
+}
+
+[[noreturn]] void missing(const Api& api, OrtStatus* status, const char* op, const char* name) {
+  api.release_status(status);
+  throw OpError(std::string(op) + ": attribute " + name + " is missing or of another type");
+}
+
+}  // namespace
+
+std::string text(const std::vector<int64_t>& dims) {
+  std::string out = "[";
+  for (size_t i = 0; i < dims.size(); ++i) out += (i ? ", " : "") + std::to_string(dims[i]);
+  return out + "]";
+}
+
+Tensor read_tensor(const Api& api, const OrtValue* value, const char* name) {
+  Tensor tensor{name, 0, {}, nullptr};
+  struct Info {
+    const Api& api;
+    OrtTensorTypeAndShapeInfo* info = nullptr;
+    ~Info() {
+      if (info != nullptr) api.release_tensor_type_and_shape(info);
+    }
+  } holder{api};
+  check(api.get_tensor_type_and_shape(value, &holder.info));
+  check(api.get_tensor_element_type(holder.info, &tensor.type));
+  size_t rank = 0;
+  check(api.get_dimensions_count(holder.info, &rank));
+  tensor.dims.resize(rank);
+  check(api.get_dimensions(holder.info, tensor.dims.data(), rank));
+  check(api.get_tensor_mutable_data(const_cast<OrtValue*>(value), &tensor.data));
+  return tensor;
+}
+
+Tensor read_optional(const Api& api, const OrtKernelContext* context, size_t index,
+                     const char* name) {
+  size_t count = 0;
+  check(api.context_input_count(context, &count));
+  const OrtValue* value = nullptr;
+  if (index < count) check(api.context_input(context, index, &value));
+  if (value == nullptr) return {name, 0, {}, nullptr};
+  return read_tensor(api, value, name);
+}
+
+Tensor read_input(const Api& api, const OrtKernelContext* context, size_t index, const char* name) {
+  const OrtValue* value = nullptr;
+  check(api.context_input(context, index, &value));
+  if (value == nullptr) throw OpError(std::string("input ") + name + " is missing");
+  return read_tensor(api, value, name);
+}
+
+void expect_type(const char* op, const Tensor& tensor, int type) {
+  if (tensor.type != type) {
+    throw OpError(std::string(op) + ": " + tensor.name + " has type " + type_name(tensor.type) +
+                  ", expected " + type_name(type));
+  }
+}
+
+void expect_rank(const char* op, const Tensor& tensor, size_t rank) {
+  if (tensor.dims.size() != rank) {
+    throw OpError(std::string(op) + ": " + tensor.name + " has shape " + text(tensor.dims) +
+                  ", expected " + std::to_string(rank) + " dimensions");
+  }
+}
+
+void expect_dims(const char* op, const Tensor& tensor, const std::vector<int64_t>& dims,
+                 const char* why) {
+  if (tensor.dims != dims) {
+    throw OpError(std::string(op) + ": " + tensor.name + " has shape " + text(tensor.dims) +
+                  ", expected " + text(dims) + " for " + why);
+  }
+}
+
+int64_t expect_fitting(const char* op, const char* name, const std::vector<int64_t>& dims,
+                       int64_t bytes) {
+  int64_t product = bytes;
+  bool fits = true;
+  for (const int64_t dim : dims) {
+    if (dim == 0) return 0;
+    fits = fits && product <= std::numeric_limits<int64_t>::max() / dim;
+    if (fits) product *= dim;
+  }
+  if (!fits) {
+    throw OpError(std::string(op) + ": " + name + " of shape " + text(dims) +
+                  " has more bytes than can be addressed");
+  }
+  return product;
+}
+
+int64_t check_lengths(const char* op, const Tensor& past_length, int64_t batch, int64_t slots,
+                      const char* slots_of) {
+  expect_type(op, past_length, kInt64);
+  expect_rank(op, past_length, 1);
+  const int64_t count = past_length.dims[0];
+  if (count != 1 && count != batch) {
+    throw OpError(std::string(op) + ": past_length has " + std::to_string(count) +
+                  " elements, expected 1 or " + std::to_string(batch) + ", the batch size");
+  }
+  int64_t longest = 0;
+  for (int64_t b = 0; b < count; ++b) {
+    const int64_t length = past_length.as<int64_t>()[b];
+    const std::string item =
+        std::string(op) + ": past_length[" + std::to_string(b) + "] is " + std::to_string(length);
+    if (length < 0) throw OpError(item + ", expected 0 or more");
+    if (length > slots) {
+      throw OpError(item + ", but " + slots_of + " has only " + std::to_string(slots) + " slots");
+    }
+    if (length > longest) longest = length;
+  }
+  return longest;
+}
+
+int64_t read_int(const Api& api, const OrtKernelInfo* info, const char* op, const char* name) {
+  int64_t value = 0;
+  if (OrtStatus* status = api.kernel_info_int64(info, name, &value)) missing(api, status, op, name);
+  return value;
+}
+
+float read_float(const Api& api, const OrtKernelInfo* info, const char* op, const char* name) {
+  float value = 0.0f;
+  if (OrtStatus* status = api.kernel_info_float(info, name, &value)) missing(api, status, op, name);
+  return value;
+}
+
+std::string read_string(const Api& api, const OrtKernelInfo* info, const char* op,
+                        const char* name) {
+  size_t size = 0;
+  if (OrtStatus* status = api.kernel_info_string(info, name, nullptr, &size)) {
+    missing(api, status, op, name);
+  }
+  std::string value(size, '\0');
+  if (OrtStatus* status = api.kernel_info_string(info, name, value.data(), &size)) {
+    missing(api, status, op, name);
+  }
+  while (!value.empty() && value.back() == '\0') value.pop_back();
+  return value;
+}
+
+int read_bits(const Api& api, const OrtKernelInfo* info, const char* op,
+              const std::string& prefix) {
+  const std::string codec = read_string(api, info, op, (prefix + "codec").c_str());
+  if (codec != spec::kCodecLloydMax) {
+    throw OpError(std::string(op) + ": " + prefix + "codec is '" + codec + "', expected '" +
+                  spec::kCodecLloydMax + "'");
+  }
+  const int64_t bits = read_int(api, info, op, (prefix + "bits").c_str());
+  if (bits < spec::kMinBits || bits > spec::kMaxBits || !spec::is_bits(static_cast<int>(bits))) {
+    throw OpError(std::string(op) + ": " + prefix + "bits is " + std::to_string(bits) +
+                  ", expected " + std::to_string(spec::kMinBits) + " to " +
+                  std::to_string(spec::kMaxBits));
+  }
+  return static_cast<int>(bits);
+}
+
+}  // namespace tq::ort

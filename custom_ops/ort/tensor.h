@@ -1,0 +1,77 @@
+// Reading operator inputs: every violation becomes an error that names what was given and expected.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "ort/ort_abi.h"
+
+namespace tq::ort {
+
+// Carried to ONNX Runtime as a status; never crosses the C boundary itself.
+class OpError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// An error of ONNX Runtime's own, passed on as it is.
+class RuntimeStatus : public std::exception {
+ public:
+  explicit RuntimeStatus(OrtStatus* status) : status_(status) {}
+  OrtStatus* status() const { return status_; }
+
+ private:
+  OrtStatus* status_;
+};
+
+inline void check(OrtStatus* status) {
+  if (status != nullptr) throw RuntimeStatus(status);
+}
+
+struct Tensor {
+  const char* name;
+  int type;
+  std::vector<int64_t> dims;
+  void* data;
+
+  template <class T>
+  const T* as() const {
+    return static_cast<const T*>(data);
+  }
+};
+
+std::string text(const std::vector<int64_t>& dims);  // "[1, 8, 70, 66]"
+
+Tensor read_tensor(const Api& api, const OrtValue* value, const char* name);
+Tensor read_input(const Api& api, const OrtKernelContext* context, size_t index, const char* name);
+
+// Null data where the optional input is absent.
+Tensor read_optional(const Api& api, const OrtKernelContext* context, size_t index,
+                     const char* name);
+
+void expect_type(const char* op, const Tensor& tensor, int type);
+void expect_rank(const char* op, const Tensor& tensor, size_t rank);
+void expect_dims(const char* op, const Tensor& tensor, const std::vector<int64_t>& dims,
+                 const char* why);
+
+// The product of the dimensions times `bytes`, refused when it does not fit in 63 bits.
+int64_t expect_fitting(const char* op, const char* name, const std::vector<int64_t>& dims,
+                       int64_t bytes);
+
+// Lengths of the past, one for all sequences or one each: none negative, none above `slots`, and
+// with `tokens` more none overflows. Returns the largest (0 without sequences).
+int64_t check_lengths(const char* op, const Tensor& past_length, int64_t batch, int64_t slots,
+                      const char* slots_of);
+
+// ---- attributes
+int64_t read_int(const Api& api, const OrtKernelInfo* info, const char* op, const char* name);
+float read_float(const Api& api, const OrtKernelInfo* info, const char* op, const char* name);
+std::string read_string(const Api& api, const OrtKernelInfo* info, const char* op,
+                        const char* name);
+
+// Reads `<prefix>codec` and `<prefix>bits`; returns the bits of a codec that this library has.
+int read_bits(const Api& api, const OrtKernelInfo* info, const char* op, const std::string& prefix);
+
+}  // namespace tq::ort
