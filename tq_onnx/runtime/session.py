@@ -3,7 +3,8 @@
 A converted model carries its operators twice: as nodes that the library's kernels execute, and as
 function bodies in standard ONNX that run wherever the library is not registered. ``make_session``
 chooses; ``placement`` tells which of the two happened, from ONNX Runtime's own record of the
-assignment and not from the absence of an error.
+assignment and not from the absence of an error. ONNX Runtime before 1.24 (the newest for Python
+3.10 is 1.23) keeps no such record; there a session counts as running what it was registered with.
 
 Refused, in one sentence each: a file that is not a model, external data that is missing, a graph
 that ONNX Runtime cannot build, a library that is missing or does not load.
@@ -12,13 +13,16 @@ that ONNX Runtime cannot build, a library that is missing or does not load.
 from __future__ import annotations
 
 import re
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import onnxruntime
 
 from tq_onnx.errors import LibraryError, ModelFileError, TqOnnxError, UnsupportedModelError
+from tq_onnx.graph.plan import METADATA_PLAN, Plan
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
 
 CPU: Final = "CPUExecutionProvider"
@@ -37,13 +41,18 @@ _STATUS: Final = re.compile(r"^.*Non-zero status code returned.*?Name:'([^']*)' 
 _MESSAGE_LENGTH: Final = 240
 
 
+_HAS_RECORD: Final = hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info")
+_registered: MutableMapping[onnxruntime.InferenceSession, bool] = WeakKeyDictionary()
+"""Whether the library was registered, for sessions of an ONNX Runtime without a record."""
+
+
 @dataclass(frozen=True)
 class Placement:
     """Which nodes of a session's graph are executed by what.
 
     Attributes:
         providers: names of the execution providers that were given nodes.
-        nodes: nodes after optimisation.
+        nodes: nodes after optimisation; 0 where ONNX Runtime keeps no record.
         encode: ``TurboQuantEncode`` nodes that the library executes.
         attention: ``TurboQuantDequantAttention`` nodes that the library executes.
     """
@@ -103,11 +112,15 @@ def make_session(
             where=where,
             fix="install an onnxruntime with the CPU provider",
         )
+    if not _HAS_RECORD:
+        _registered[session] = library
     return session
 
 
 def placement(session: onnxruntime.InferenceSession) -> Placement:
     """Tells where the nodes of a session made by ``make_session`` run."""
+    if not _HAS_RECORD:
+        return _registered_placement(session)
     providers: list[str] = []
     nodes = 0
     found = {ENCODE: 0, ATTENTION: 0}
@@ -118,6 +131,12 @@ def placement(session: onnxruntime.InferenceSession) -> Placement:
             if node.domain == DOMAIN and node.op_type in found:
                 found[node.op_type] += 1
     return Placement(tuple(sorted(set(providers))), nodes, found[ENCODE], found[ATTENTION])
+
+
+def _registered_placement(session: onnxruntime.InferenceSession) -> Placement:
+    text = session.get_modelmeta().custom_metadata_map.get(METADATA_PLAN)
+    layers = len(Plan.from_json(text).layers) if text and _registered.get(session) else 0
+    return Placement(tuple(session.get_providers()), 0, 2 * layers, layers)
 
 
 @dataclass(frozen=True)
