@@ -329,7 +329,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     command.set_defaults(run=train)
 
-    command = commands.add_parser("report", help="print the perplexity and two samples of a written model")
+    command = commands.add_parser(
+        "report", help="print the perplexity and two samples of a written model"
+    )
     command.add_argument("--model", type=Path, default=DEFAULT_OUTPUT, help="model folder")
     command.set_defaults(run=lambda arguments: write_report(arguments.model))
     return parser
