@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.external_data
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.graph.decoders import FIXTURES, convert, load
@@ -358,6 +358,8 @@ def damage(model: ir.Model, rng: random.Random) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(name=st.sampled_from(ALL), seed=st.integers(0, 2**32))
+@example(name="genai-cpu-fp32", seed=294)
+@example(name="dynamo-op18-sdpa-hd128-fp16", seed=2879997)
 def test_a_damaged_graph_is_recognised_or_refused_but_never_crashes(name: str, seed: int) -> None:
     model = load(name)
     for _ in range(3):

@@ -27,7 +27,7 @@ _EXTERNAL_DATA: Final = ("keep", "copy", "link")
 
 
 @click.command()
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=click.Path(path_type=Path, readable=False))
 @click.option(
     "-o",
     "--output",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=click.Path(path_type=Path, readable=False))
 @click.option("--prompt", required=True, help="The text to continue; - reads stdin.")
 @click.option(
     "--max-new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Limit."
@@ -89,8 +89,15 @@ def generate(
             where=str(model),
             fix="name the folder of its own tokenizer with --tokenizer",
         )
+    needed = len(ids) + max_new_tokens
     if capacity is None and subject.signature.fixed_capacity:
-        capacity = len(ids) + max_new_tokens
+        capacity = needed
+    elif capacity is not None and capacity < needed - 1:  # the last token is not cached
+        raise UsageError(
+            f"{len(ids)} prompt tokens and {max_new_tokens} new ones need a capacity of "
+            f"{needed - 1}, not {capacity}",
+            fix="give a larger --capacity or fewer --max-new-tokens",
+        )
     states = _Latest(
         stream(
             subject.decoder(capacity=capacity),
@@ -126,7 +133,8 @@ def generate(
         )
         return
     terminal.print_line()
-    kept = f"of {capacity} tokens, in place" if capacity else "growing"
+    in_place = subject.plan is None or not no_library
+    kept = f"of {capacity} tokens{', in place' if in_place else ''}" if capacity else "growing"
     click.echo(
         f"{result.prompt_tokens} + {len(result.tokens)} tokens, prompt "
         f"{result.prefill_seconds:.2f} s, {result.tokens_per_second:.1f} tokens/s; caches "

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from tq_onnx.errors import TqOnnxError
+from tq_onnx.errors import ModelFileError, TqOnnxError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -199,7 +199,9 @@ def exit_code_of(run: Callable[[], Any]) -> int:
     try:
         code = run()
     except click.ClickException as error:
-        error.show()
+        where = getattr(error, "ctx", None)
+        hint = f"; `{where.command_path} -h` shows how" if where is not None else ""
+        print_error(f"{error.format_message().rstrip('.')}{hint}")
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
@@ -212,6 +214,8 @@ def exit_code_of(run: Callable[[], Any]) -> int:
         if os.environ.get(DEBUG_VARIABLE):
             traceback.print_exc()
         print_error(_sentence(error))
+        if isinstance(error, OSError):
+            return ModelFileError.exit_code
         return error.exit_code if isinstance(error, TqOnnxError) else EXIT_INTERNAL
     return code if isinstance(code, int) else 0
 
@@ -219,6 +223,8 @@ def exit_code_of(run: Callable[[], Any]) -> int:
 def _sentence(error: Exception) -> str:
     if isinstance(error, TqOnnxError):
         return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or 'the output'}: {error.strerror}"
     if isinstance(error, MemoryError):
         return "there is not enough memory for this model on this machine"
     detail = str(error).strip().split("\n", 1)[0][:200]

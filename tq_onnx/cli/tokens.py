@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tq_onnx.errors import ModelFileError, UsageError
+from tq_onnx.errors import ModelFileError
 from tq_onnx.integrations.huggingface import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 # A text is read no further than this many characters for each token that is wanted.
@@ -29,11 +29,11 @@ def require_tokenizer(directory: Path | None, model: Path) -> Tokenizer:
     """As ``find_tokenizer``, for commands that cannot do without.
 
     Raises:
-        UsageError: there is none.
+        ModelFileError: there is none.
     """
     tokenizer = find_tokenizer(directory, model)
     if tokenizer is None:
-        raise UsageError(
+        raise ModelFileError(
             f"there is no {TOKENIZER_FILE} beside the model",
             where=str(model),
             fix="name the folder that has it with --tokenizer",
@@ -47,6 +47,8 @@ def file_tokens(path: Path, tokenizer: Tokenizer, count: int) -> list[int]:
     Raises:
         ModelFileError: the file cannot be read as text.
     """
+    if not path.exists():
+        raise ModelFileError("there is no such file", where=str(path), fix="check the path")
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(count * _CHARACTERS_PER_TOKEN)

@@ -17,9 +17,9 @@ _NO_LANGUAGE = "pseudo-random ids, no language: a weak test; use --text and --to
 
 
 @click.command()
-@click.argument("original", type=click.Path(path_type=Path))
-@click.argument("converted", type=click.Path(path_type=Path))
-@click.option("--text", type=click.Path(path_type=Path), help="UTF-8 text to read.")
+@click.argument("original", type=click.Path(path_type=Path, readable=False))
+@click.argument("converted", type=click.Path(path_type=Path, readable=False))
+@click.option("--text", type=click.Path(path_type=Path, readable=False), help="UTF-8 text to read.")
 @click.option(
     "--tokens",
     type=click.IntRange(min=16),

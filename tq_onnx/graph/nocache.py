@@ -54,7 +54,7 @@ def is_attention(node: ir.Node, view: GraphView) -> bool:
     """Whether a node is attention: a fused operator, or a softmax between two matrix products."""
     if node.op_type in _FUSED:
         return True
-    if node.op_type != "Softmax" or node.domain != "":
+    if node.op_type != "Softmax" or node.domain != "" or not node.inputs:
         return False
     return _has_product_above(node.inputs[0]) and _has_product_below(node.outputs[0], view)
 
@@ -67,7 +67,8 @@ def _has_product_above(value: ir.Value | None) -> bool:
         if node.op_type in ("MatMul", "FusedMatMul", "Einsum"):
             return True
         # The scores are the first input, except of Where.
-        value = node.inputs[1] if node.op_type == "Where" else node.inputs[0]
+        at = 1 if node.op_type == "Where" else 0
+        value = node.inputs[at] if at < len(node.inputs) else None
     return False
 
 

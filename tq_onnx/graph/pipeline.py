@@ -35,6 +35,11 @@ from tq_onnx.graph.save import ExternalData, check_output, save
 
 Stage = Literal["load", "recognise", "plan", "rewrite", "check", "save"]
 STAGES: Final[tuple[Stage, ...]] = ("load", "recognise", "plan", "rewrite", "check", "save")
+_WHAT_CONVERTS: Final = (
+    "and what converts are exports of onnxruntime-genai's model builder and of "
+    "torch.onnx.export(dynamo=True) at opset 18 or 20"
+)
+
 OnStage = Callable[[Stage], None]
 """Called with the name of each stage as it begins."""
 
@@ -157,7 +162,7 @@ def _recognise(loaded: LoadedModel, path: Path, *, refuse: bool = True) -> Recog
         what = str(misses[0]) if misses else "no attention layer was found"
         if len(misses) > 1:
             what += f" (and {len(misses) - 1} more)"
-        fix = "`tq-onnx inspect` lists everything found" if len(misses) > 1 else ""
+        fix = f"`tq-onnx inspect` lists everything found, {_WHAT_CONVERTS}"
         raise UnsupportedModelError(what, where=str(path), fix=fix)
     return recognition
 

@@ -12,6 +12,7 @@ that ONNX Runtime cannot build, a library that is missing or does not load.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import MutableMapping
 from dataclasses import dataclass
@@ -21,11 +22,19 @@ from weakref import WeakKeyDictionary
 
 import onnxruntime
 
-from tq_onnx.errors import LibraryError, ModelFileError, TqOnnxError, UnsupportedModelError
+from tq_onnx.errors import (
+    LibraryError,
+    ModelFileError,
+    TqOnnxError,
+    UnsupportedModelError,
+    UsageError,
+)
 from tq_onnx.graph.plan import METADATA_PLAN, Plan
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
 
 CPU: Final = "CPUExecutionProvider"
+ISA_VARIABLE: Final = "TQ_ONNX_ISA"
+"""Environment variable that forces a SIMD level; the library reads it."""
 
 # ONNX Runtime prints errors in colours on stderr before it raises them; only the exception counts.
 _LOG_FATAL: Final = 4
@@ -190,14 +199,28 @@ def available_providers() -> tuple[str, ...]:
 
 def run_error(error: Exception, where: str) -> TqOnnxError:
     """The one-sentence form of an error that ONNX Runtime raised while running a graph."""
-    return UnsupportedModelError(f"onnxruntime cannot run it: {_message(error)}", where=where)
+    message = _message(error)
+    if "cos_cache" in message:
+        return UsageError(
+            "the text is longer than the positions that the model knows",
+            where=where,
+            fix="give fewer tokens",
+        )
+    return UnsupportedModelError(f"onnxruntime cannot run it: {message}", where=where)
 
 
 def _register(options: Any) -> None:
     from tq_onnx.runtime.library import get_library_path, library_info
 
     path = get_library_path()
-    library_info()  # refuses another row layout
+    info = library_info()  # refuses another row layout
+    if info.isa is None:
+        raise LibraryError(
+            f"{ISA_VARIABLE} is {os.environ.get(ISA_VARIABLE)!r}, which this processor or this "
+            "library does not run",
+            where=str(path),
+            fix=f"unset it, or use one of {', '.join(info.isa_supported)}",
+        )
     try:
         options.register_custom_ops_library(str(path))
     except Exception as error:
@@ -228,7 +251,9 @@ def _load_error(error: Exception, where: str) -> TqOnnxError:
             fix="export the model for the CPU",
         )
     return UnsupportedModelError(
-        f"onnxruntime {onnxruntime.__version__} refuses the graph: {message}", where=where
+        f"onnxruntime {onnxruntime.__version__} refuses the graph: {message}",
+        where=where,
+        fix="if it was exported for a GPU, export it for the CPU",
     )
 
 

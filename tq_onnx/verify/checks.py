@@ -53,7 +53,7 @@ def interface(before: Subject, after: Subject) -> Check:
     return Check(
         "inputs and outputs keep names, order and meaning",
         not problems,
-        "; ".join(problems) or "only the caches' type and last dimension changed",
+        "; ".join(dict.fromkeys(problems)) or "only the caches' type and last dimension changed",
     )
 
 

@@ -7,6 +7,7 @@ token over the other model's. A gap within the noise of the logits is a near-tie
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -18,6 +19,9 @@ from tq_onnx.runtime.decoder import Decoder
 NEAR_TIE: Final = 4.0
 """A gap below this many RMS logit differences may well close: the difference of two logits has
 sqrt(2) times their noise, and one in a few hundred draws goes beyond three times that."""
+
+MAX_NEAR_TIE_GAP: Final = math.log(2)
+"""However noisy a converted model is, a token twice as likely as the other is no tie."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class GreedyFigures:
     @property
     def near_tie(self) -> bool:
         """Whether the original was undecided where the continuations part."""
-        return self.gap is not None and self.gap <= NEAR_TIE * self.noise
+        return self.gap is not None and self.gap <= min(NEAR_TIE * self.noise, MAX_NEAR_TIE_GAP)
 
     def __str__(self) -> str:
         """One line for a report."""

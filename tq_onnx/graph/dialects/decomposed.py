@@ -114,7 +114,7 @@ class _Dialect:
 def _route(anchor: Anchor, view: GraphView) -> Route:
     node = anchor.node
     axis = attribute_int(node, "axis", 0)
-    if len(node.inputs) != 2 or axis not in (2, -2):
+    if len(node.inputs) != 2 or None in node.inputs or axis not in (2, -2):
         raise NoMatch(f"its cache is made by a Concat along axis {axis}", node)
     return follow(anchor.state, view)
 
@@ -129,7 +129,10 @@ def _site(
     assert past_value is not None and new_value is not None
     key_cache = make_cache(key_anchor, past_key, key.views)
     value_cache = make_cache(value_anchor, past_value, value.views)
-    query, query_scale = _without_scale(key.matmul.inputs[0])
+    product = key.matmul.inputs[0]
+    if product is None:
+        raise NoMatch("its keys are multiplied with nothing", key.matmul)
+    query, query_scale = _without_scale(product)
     if value.factor != 1.0:
         raise NoMatch("its values are scaled after they were cached", node)
     kv_num_heads = one_of(
@@ -175,10 +178,9 @@ def _site(
     )
 
 
-def _without_scale(value: ir.Value | None) -> tuple[ir.Value, float]:
+def _without_scale(value: ir.Value) -> tuple[ir.Value, float]:
     """The query before its constant factors, and their product."""
     factor = 1.0
-    assert value is not None
     while True:
         node = value.producer()
         if node is None or node.domain != "" or node.op_type not in ("Mul", "Div"):

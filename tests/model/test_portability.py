@@ -1,0 +1,123 @@
+"""The converted file without the library: checker, reference evaluator, plain onnxruntime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+from tests.model.conftest import Pairs
+from tests.model.pair import Pair
+from tq_onnx.codec.bitpack import unpack
+from tq_onnx.codec.spec import LLOYD_MAX, Codec, row_layout
+from tq_onnx.integrations.bundled import ROUTES
+from tq_onnx.ops.schema import registered
+from tq_onnx.runtime.session import placement
+from tq_onnx.verify.modes import all_caches
+from tq_onnx.verify.subject import Subject, open_converted
+
+Array = npt.NDArray[Any]
+
+PROMPT = 12
+#: Largest difference of a logit, over the largest logit.
+MAX_LOGIT_ERROR = 1e-4
+#: Share of codes that may lie on a boundary and fall on its other side.
+MAX_TIES = 1e-4
+
+
+@dataclass(frozen=True, eq=False)
+class Told:
+    """What a backend makes of a prompt and one token more."""
+
+    prompt_logits: Array
+    step_logits: Array
+    caches: list[Array]
+
+
+def _onnxruntime(subject: Subject, tokens: npt.NDArray[np.int64]) -> Told:
+    decoder = subject.decoder()
+    prompt = decoder.prefill(tokens[None, :-1])
+    step = decoder.prefill(tokens[None, -1:])
+    return Told(prompt, step, all_caches(decoder))
+
+
+def _reference_evaluator(pair: Pair, tokens: npt.NDArray[np.int64]) -> Told:
+    model = onnx.load(pair.converted)
+    evaluator = ReferenceEvaluator(model)
+    names = pair.after.signature.interface
+    caches = pair.after.signature.caches
+    past = {c.pair.past: np.zeros((1, c.kv_num_heads, 0, c.row), np.uint8) for c in caches}
+    logits: list[Any] = []
+    for start, stop in ((0, len(tokens) - 1), (len(tokens) - 1, len(tokens))):
+        feeds = {names.tokens: tokens[None, start:stop], **past}
+        if names.attention_mask is not None:
+            feeds[names.attention_mask] = np.ones((1, stop), np.int64)
+        if names.position_ids is not None:
+            feeds[names.position_ids] = np.arange(start, stop)[None]
+        outputs = [names.logits, *(c.pair.present for c in caches)]
+        found, *present = evaluator.run(outputs, feeds)
+        past = {c.pair.past: rows for c, rows in zip(caches, present, strict=True)}
+        logits.append(found)
+    return Told(logits[0], logits[1], list(past.values()))
+
+
+def _agree(one: Told, other: Told) -> None:
+    for found, wanted in (
+        (one.prompt_logits, other.prompt_logits),
+        (one.step_logits, other.step_logits),
+    ):
+        assert found.shape == wanted.shape
+        assert np.abs(found - wanted).max() <= MAX_LOGIT_ERROR * np.abs(wanted).max()
+    layout = row_layout(Codec(LLOYD_MAX, 4), 128)
+    steps = []
+    for rows, expected in zip(one.caches, other.caches, strict=True):
+        assert rows.dtype == expected.dtype == np.uint8
+        assert rows.shape == expected.shape == (1, 2, PROMPT + 1, 66)
+        codes = [unpack(part, layout).astype(np.int64) for part in (rows, expected)]
+        steps.append(np.abs(codes[0] - codes[1]))
+        scales = [
+            np.ascontiguousarray(part[..., layout.scale_offset :]).view("<i2").astype(np.int64)
+            for part in (rows, expected)
+        ]
+        assert np.abs(scales[0] - scales[1]).max() <= 1
+    flips = np.concatenate(steps, axis=None)
+    assert flips.max() <= 1
+    assert np.count_nonzero(flips) <= max(1, MAX_TIES * flips.size)
+
+
+def test_the_checker_accepts_it_with_the_schemas_registered(pairs: Pairs) -> None:
+    with registered():
+        onnx.checker.check_model(str(pairs("dynamo").converted), full_check=True)
+
+
+def test_the_checker_finds_what_the_schemas_forbid(pairs: Pairs) -> None:
+    model = onnx.load(pairs("dynamo").converted, load_external_data=True)
+    node = next(node for node in model.graph.node if node.op_type == "TurboQuantEncode")
+    del node.attribute[:]
+    with registered(), pytest.raises(onnx.checker.ValidationError, match="Required attribute"):
+        onnx.checker.check_model(model, full_check=True)
+
+
+def test_the_reference_evaluator_runs_it(pairs: Pairs) -> None:
+    pair = pairs("dynamo")
+    tokens = pair.heldout[: PROMPT + 1]
+    bodies = open_converted(pair.converted, library=False, threads=2)
+    assert not placement(bodies.session).uses_library
+    _agree(_reference_evaluator(pair, tokens), _onnxruntime(bodies, tokens))
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_onnxruntime_runs_it_without_the_library(pairs: Pairs, route: str) -> None:
+    pair = pairs(route)
+    tokens = pair.heldout[: PROMPT + 1]
+    bodies = open_converted(pair.converted, library=False, threads=2)
+    where = placement(bodies.session)
+    assert where.nodes > 0 and not where.uses_library
+    kernels = placement(pair.after.session)
+    assert (kernels.encode, kernels.attention) == (8, 4)
+    _agree(_onnxruntime(bodies, tokens), _onnxruntime(pair.after, tokens))
