@@ -1,3 +1,4 @@
+// Reads the processor's features and the operating system's support for its registers.
 #include "core/dispatch.h"
 
 #include <cstdint>

@@ -1,3 +1,7 @@
+// Encode in two parallel regions: what is not new is copied (or stays, in place), then new rows are
+// written. A row: norm, division, rotation, codes, packing, float16 scale. Each element of the
+// rotation is one chain of fused multiply-adds over rising k and sums of squares add in one fixed
+// tree, so the bytes depend on neither the threads, nor the instruction set, nor the batch.
 #include "core/encode.h"
 
 #include <algorithm>
@@ -126,12 +130,12 @@ struct Copier {
 
 void encode(const Kernels& kernels, const EncodeCall& call, const Parallel& parallel) {
   const RowFormat format = row_format(call.bits, call.head_size, 1);
+  if (call.batch == 0 || call.heads == 0) return;
   const int64_t lanes = call.batch * call.heads;
-  if (call.present != call.past) {
-    Copier copier{call, format.row_bytes, std::max<int64_t>(1, kCopyBytesPerTask / format.row_bytes),
-                  0};
-    copier.tasks_per_lane =
-        (call.present_slots + copier.slots_per_task - 1) / copier.slots_per_task;
+  const bool in_place = call.present == call.past && call.present_slots == call.past_slots;
+  if (!in_place) {
+    const int64_t slots = std::max<int64_t>(1, kCopyBytesPerTask / format.row_bytes);
+    Copier copier{call, format.row_bytes, slots, (call.present_slots + slots - 1) / slots};
     parallel(static_cast<std::size_t>(lanes * copier.tasks_per_lane), copier);
   }
   Encoder encoder{kernels, call, format, {}, lanes * call.tokens};

@@ -10,7 +10,8 @@
 namespace tq {
 
 // All sizes have been checked by the caller. Shapes: vectors [B, N, T, D], past [B, N, P, W],
-// present [B, N, S, W]; present may be past itself.
+// present [B, N, S, W] with S >= P. Present may be past itself, of the same shape: then only the
+// new rows are written. Otherwise the two do not overlap.
 struct EncodeCall {
   Element element;
   const void* vectors;

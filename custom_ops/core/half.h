@@ -56,7 +56,8 @@ inline uint16_t float_to_half(float value) {
   const uint32_t half_way = 1u << (shift - 1u);
   const uint32_t kept = significand >> shift;
   const uint32_t rest = significand & ((1u << shift) - 1u);
-  return static_cast<uint16_t>(sign | (kept + (rest > half_way || (rest == half_way && (kept & 1u)))));
+  const bool up = rest > half_way || (rest == half_way && (kept & 1u));
+  return static_cast<uint16_t>(sign | (kept + up));
 }
 
 inline float bfloat_to_float(uint16_t bfloat) {

@@ -59,8 +59,8 @@ struct Kernels {
 
   // ---- attention.
   // c[m][n] (+)= a[m][k] b[k][n]; n is a multiple of the lanes.
-  void (*multiply)(const float* a, int lda, const float* b, int ldb, float* c, int ldc, int m, int n,
-                   int k, bool accumulate);
+  void (*multiply)(const float* a, int lda, const float* b, int ldb, float* c, int ldc, int m,
+                   int n, int k, bool accumulate);
   void (*row_scales)(const RowFormat& format, const uint8_t* rows, int count, float* scales);
   // scores[r][t] = <query[r], centroids of row t>, without the row's scale; queries <= max_fused.
   void (*score_rows)(const RowFormat& format, const uint8_t* rows, int count, const float* table,
@@ -79,8 +79,8 @@ struct Kernels {
   // ignored.
   float (*finish_scores)(float* scores, const float* key_scales, const float* bias, float hide,
                          float softcap, int count, int low, int high);
-  // scores -> exp(score - max) * value_scale, exactly zero where the score is -infinity; returns the
-  // sum of the exponentials. Positions from count to a multiple of lanes become zero.
+  // scores -> exp(score - max) * value_scale, exactly zero where the score is -infinity; returns
+  // the sum of the exponentials. Positions from count to a multiple of lanes become zero.
   float (*weigh)(float* scores, const float* value_scales, int count, float max);
   void (*scale)(float* x, float factor, int size);
 };

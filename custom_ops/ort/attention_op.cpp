@@ -1,3 +1,4 @@
+// Checks everything that the core takes for granted (core/attention.h), then calls it.
 #include "ort/attention_op.h"
 
 #include <cmath>
@@ -76,6 +77,7 @@ Signature AttentionKernel::signature(int float_type) {
 AttentionKernel::AttentionKernel(const Api& api, const OrtKernelInfo* info, Element element)
     : api_(api),
       element_(element),
+      float_type_(type_of(element)),
       kernels_(choose_kernels(kOp)),
       key_bits_(read_bits(api, info, kOp, "key_")),
       value_bits_(read_bits(api, info, kOp, "value_")),
@@ -112,41 +114,35 @@ AttentionKernel::AttentionKernel(const Api& api, const OrtKernelInfo* info, Elem
 
 const float* AttentionKernel::transposed(const Tensor& value_rotation,
                                          std::vector<float>& own) const {
-  if (!constant_transposed_.empty()) return constant_transposed_.data();
-  const int size = static_cast<int>(value_rotation.dims[0]);
-  own.resize(static_cast<size_t>(size) * size);
-  transpose(value_rotation.as<float>(), size, own.data());
+  const size_t size = static_cast<size_t>(value_rotation.dims[0]);
+  if (constant_transposed_.size() == size * size) return constant_transposed_.data();
+  own.resize(size * size);
+  transpose(value_rotation.as<float>(), static_cast<int>(size), own.data());
   return own.data();
 }
 
 void AttentionKernel::compute(OrtKernelContext* context) {
-  const Tensor query = read_input(api_, context, 0, "query");
-  const Tensor key_cache = read_input(api_, context, 1, "key_cache");
-  const Tensor value_cache = read_input(api_, context, 2, "value_cache");
-  const Tensor past_length = read_input(api_, context, 3, "past_length");
-  const Tensor key_rotation = read_input(api_, context, 4, "key_rotation");
-  const Tensor key_centroids = read_input(api_, context, 5, "key_centroids");
-  const Tensor value_rotation = read_input(api_, context, kValueRotation, "value_rotation");
-  const Tensor value_centroids = read_input(api_, context, 7, "value_centroids");
+  const Tensor query = read_input(api_, context, 0, kOp, "query");
+  const Tensor key_cache = read_input(api_, context, 1, kOp, "key_cache");
+  const Tensor value_cache = read_input(api_, context, 2, kOp, "value_cache");
+  const Tensor past_length = read_input(api_, context, 3, kOp, "past_length");
+  const Tensor key_rotation = read_input(api_, context, 4, kOp, "key_rotation");
+  const Tensor key_centroids = read_input(api_, context, 5, kOp, "key_centroids");
+  const Tensor value_rotation = read_input(api_, context, kValueRotation, kOp, "value_rotation");
+  const Tensor value_centroids = read_input(api_, context, 7, kOp, "value_centroids");
   const Tensor bias = read_optional(api_, context, 8, "attention_bias");
 
-  const std::string op = std::string(kOp) + ": ";
+  expect_type(kOp, query, float_type_);
   expect_rank(kOp, query, 4);
   expect_rank(kOp, key_cache, 4);
   const int64_t batch = query.dims[0], query_heads = query.dims[1], tokens = query.dims[2];
-  const int64_t head_size = query.dims[3];
-  if (head_size > spec::kMaxHeadSize || !spec::is_head_size(static_cast<int>(head_size))) {
-    throw OpError(op + "query has head size " + std::to_string(head_size) +
-                  ", expected a multiple of " + std::to_string(spec::kHeadSizeMultiple) +
-                  " up to " + std::to_string(spec::kMaxHeadSize));
-  }
-  const int size = static_cast<int>(head_size);
+  const int size = expect_head_size(kOp, query);
   const int64_t heads = key_cache.dims[1], slots = key_cache.dims[2];
   const std::vector<int64_t> like{batch, heads, slots};
   check_cache(key_cache, like, key_bits_, size);
   check_cache(value_cache, like, value_bits_, size);
   if (heads == 0 || query_heads % heads != 0) {
-    throw OpError(op + "query has " + std::to_string(query_heads) +
+    throw OpError(std::string(kOp) + ": query has " + std::to_string(query_heads) +
                   " heads, expected a multiple of the " + std::to_string(heads) +
                   " heads of key_cache");
   }
@@ -154,19 +150,17 @@ void AttentionKernel::compute(OrtKernelContext* context) {
   check_codec(value_rotation, value_centroids, value_bits_, size);
   const int64_t longest = check_lengths(kOp, past_length, batch, slots, "key_cache");
   if (tokens > slots - longest) {
-    throw OpError(op + "past_length " + std::to_string(longest) + " plus " +
+    throw OpError(std::string(kOp) + ": past_length " + std::to_string(longest) + " plus " +
                   std::to_string(tokens) + " new tokens is more than the " +
                   std::to_string(slots) + " slots of key_cache");
   }
 
   AttentionCall call{};
-  if (bias.data != nullptr || !bias.dims.empty()) {
-    read_bias(bias, query.type, {batch, query_heads, tokens, longest + tokens}, call.bias_stride);
+  if (bias.type != 0) {
+    read_bias(bias, float_type_, {batch, query_heads, tokens, longest + tokens}, call.bias_stride);
     call.bias = bias.data;
   }
-  OrtValue* value = nullptr;
-  check(api_.context_output(context, 0, query.dims.data(), query.dims.size(), &value));
-  check(api_.get_tensor_mutable_data(value, &call.output));
+  call.output = make_output(api_, context, kOp, "output", float_type_, query.dims).data;
 
   std::vector<float> own;
   call.element = element_;
@@ -188,8 +182,9 @@ void AttentionKernel::compute(OrtKernelContext* context) {
   call.causal = causal_;
   call.sliding_window = sliding_window_;
   Pool pool(api_, context);
-  if (!attention(kernels_, call, pool.parallel())) throw std::bad_alloc();
+  const bool complete = attention(kernels_, call, pool.parallel());
   pool.finish();
+  if (!complete) throw std::bad_alloc();
 }
 
 }  // namespace tq::ort

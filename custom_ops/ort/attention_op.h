@@ -26,6 +26,7 @@ class AttentionKernel {
 
   Api api_;
   Element element_;
+  int float_type_;
   const Kernels& kernels_;
   int key_bits_, value_bits_;
   float scale_, softcap_;

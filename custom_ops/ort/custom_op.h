@@ -32,6 +32,10 @@ inline Element element_of(int float_type) {
                               : (float_type == kFloat16 ? Element::kHalf : Element::kBfloat);
 }
 
+inline int type_of(Element element) {
+  return element == Element::kFloat ? kFloat : (element == Element::kHalf ? kFloat16 : kBfloat16);
+}
+
 // The level to use, forced by the environment or the best there is.
 inline const Kernels& choose_kernels(const char* op) {
   std::string reason;
@@ -88,7 +92,9 @@ class CustomOp : public OrtCustomOp {
       return "CPUExecutionProvider";
     };
     GetInputTypeCount = [](const OrtCustomOp* op) { return self(op).signature_.inputs.size(); };
-    GetInputType = [](const OrtCustomOp* op, size_t i) { return self(op).signature_.inputs[i].type; };
+    GetInputType = [](const OrtCustomOp* op, size_t i) {
+      return self(op).signature_.inputs[i].type;
+    };
     GetInputCharacteristic = [](const OrtCustomOp* op, size_t i) {
       return self(op).signature_.inputs[i].characteristic;
     };

@@ -1,6 +1,9 @@
+// Checks everything that the core takes for granted (core/encode.h), then calls it.
 #include "ort/encode_op.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
 
 #include "core/encode.h"
 #include "tq/codec_spec.h"
@@ -9,6 +12,23 @@ namespace tq::ort {
 namespace {
 
 constexpr const char* kOp = spec::kEncodeOp;
+
+// One buffer for both, of one shape, is the in-place form; anything else in common would be
+// overwritten while it is read.
+void check_buffers(const Tensor& past, const Tensor& present, int64_t past_bytes,
+                   int64_t present_bytes) {
+  if (past_bytes == 0 || present_bytes == 0) return;
+  const uintptr_t from = reinterpret_cast<uintptr_t>(past.data);
+  const uintptr_t to = reinterpret_cast<uintptr_t>(present.data);
+  if (from == to && past.dims == present.dims) return;
+  const bool apart = from < to ? to - from >= static_cast<uintptr_t>(past_bytes)
+                               : from - to >= static_cast<uintptr_t>(present_bytes);
+  if (!apart) {
+    throw OpError(std::string(kOp) + ": present of shape " + text(present.dims) +
+                  " overlaps past of shape " + text(past.dims) +
+                  ", expected one buffer of one shape or two separate ones");
+  }
+}
 
 }  // namespace
 
@@ -26,6 +46,7 @@ Signature EncodeKernel::signature(int float_type) {
 EncodeKernel::EncodeKernel(const Api& api, const OrtKernelInfo* info, Element element)
     : api_(api),
       element_(element),
+      float_type_(type_of(element)),
       kernels_(choose_kernels(kOp)),
       bits_(read_bits(api, info, kOp, "")) {
   const int64_t norm_correction = read_int(api, info, kOp, "norm_correction");
@@ -37,24 +58,19 @@ EncodeKernel::EncodeKernel(const Api& api, const OrtKernelInfo* info, Element el
 }
 
 void EncodeKernel::compute(OrtKernelContext* context) {
-  const Tensor vectors = read_input(api_, context, 0, "vectors");
-  const Tensor past = read_input(api_, context, 1, "past");
-  const Tensor past_length = read_input(api_, context, 2, "past_length");
-  const Tensor rotation = read_input(api_, context, 3, "rotation");
-  const Tensor centroids = read_input(api_, context, 4, "centroids");
-  const Tensor boundaries = read_input(api_, context, 5, "boundaries");
+  const Tensor vectors = read_input(api_, context, 0, kOp, "vectors");
+  const Tensor past = read_input(api_, context, 1, kOp, "past");
+  const Tensor past_length = read_input(api_, context, 2, kOp, "past_length");
+  const Tensor rotation = read_input(api_, context, 3, kOp, "rotation");
+  const Tensor centroids = read_input(api_, context, 4, kOp, "centroids");
+  const Tensor boundaries = read_input(api_, context, 5, kOp, "boundaries");
 
+  expect_type(kOp, vectors, float_type_);
   expect_rank(kOp, vectors, 4);
   expect_type(kOp, past, kUint8);
   expect_rank(kOp, past, 4);
   const int64_t batch = vectors.dims[0], heads = vectors.dims[1], tokens = vectors.dims[2];
-  const int64_t head_size = vectors.dims[3];
-  if (head_size > spec::kMaxHeadSize || !spec::is_head_size(static_cast<int>(head_size))) {
-    throw OpError(std::string(kOp) + ": vectors have head size " + std::to_string(head_size) +
-                  ", expected a multiple of " + std::to_string(spec::kHeadSizeMultiple) +
-                  " up to " + std::to_string(spec::kMaxHeadSize));
-  }
-  const int size = static_cast<int>(head_size);
+  const int size = expect_head_size(kOp, vectors);
   const int64_t width = spec::row_bytes(bits_, size);
   const int64_t slots = past.dims[2];
   if (past.dims[3] != width) {
@@ -71,27 +87,29 @@ void EncodeKernel::compute(OrtKernelContext* context) {
   expect_dims(kOp, boundaries, {(1 << bits_) - 1}, "these bits");
   const int64_t longest = check_lengths(kOp, past_length, batch, slots, "past");
 
-  // longest <= slots and both tensors exist, so the sum is far from overflow.
-  const std::vector<int64_t> shape{batch, heads,
-                                   batch == 0 ? slots : std::max(slots, longest + tokens), width};
-  expect_fitting(kOp, "present", shape, 1);
-  OrtValue* value = nullptr;
-  check(api_.context_output(context, 0, shape.data(), shape.size(), &value));
-  void* present = nullptr;
-  check(api_.get_tensor_mutable_data(value, &present));
+  // Without elements the dimensions may be as large as they like.
+  if (tokens > std::numeric_limits<int64_t>::max() - longest) {
+    throw OpError(std::string(kOp) + ": past_length " + std::to_string(longest) + " plus " +
+                  std::to_string(tokens) + " new tokens is more than can be addressed");
+  }
+  const int64_t total = batch == 0 ? slots : std::max(slots, longest + tokens);
+  const std::vector<int64_t> shape{batch, heads, total, width};
+  const int64_t bytes = expect_fitting(kOp, "present", shape, 1);
+  const Tensor present = make_output(api_, context, kOp, "present", kUint8, shape);
+  check_buffers(past, present, expect_fitting(kOp, "past", past.dims, 1), bytes);
 
   EncodeCall call{};
   call.element = element_;
   call.vectors = vectors.data;
   call.past = past.as<uint8_t>();
-  call.present = static_cast<uint8_t*>(present);
+  call.present = static_cast<uint8_t*>(present.data);
   call.past_length = past_length.as<int64_t>();
   call.length_per_batch = past_length.dims[0] != 1;
   call.batch = batch;
   call.heads = heads;
   call.tokens = tokens;
   call.past_slots = slots;
-  call.present_slots = shape[2];
+  call.present_slots = total;
   call.head_size = size;
   call.bits = bits_;
   call.norm_correction = norm_correction_;

@@ -2,7 +2,7 @@
 //                  rotation f32 [D, D], centroids f32 [L], boundaries f32 [L - 1])
 //   -> present uint8 [B, N, S, W],  S = max(P, max_b(past_length[b]) + T)
 // Refuses: another shape, rank or type, rows of another width, a past_length that is negative or
-// beyond P.
+// beyond P, a present that overlaps past without being the same buffer of the same shape.
 #pragma once
 
 #include "ort/custom_op.h"
@@ -20,6 +20,7 @@ class EncodeKernel {
  private:
   Api api_;
   Element element_;
+  int float_type_;
   const Kernels& kernels_;
   int bits_;
   bool norm_correction_;

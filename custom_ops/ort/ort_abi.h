@@ -162,8 +162,9 @@ class Api {
   // Since API version 17.
   OrtStatus* context_parallel_for(const OrtKernelContext* context, void (*task)(void*, size_t),
                                   size_t total, size_t batches, void* argument) const {
-    return slot<OrtStatus*(const OrtKernelContext*, void (*)(void*, size_t), size_t, size_t, void*)>(
-        274)(context, task, total, batches, argument);
+    using Task = void (*)(void*, size_t);
+    return slot<OrtStatus*(const OrtKernelContext*, Task, size_t, size_t, void*)>(274)(
+        context, task, total, batches, argument);
   }
 
  private:

@@ -1,3 +1,4 @@
+// Types, ranks and dimensions are compared before any data is read; the contract is in tensor.h.
 #include "ort/tensor.h"
 
 #include <limits>
@@ -66,11 +67,23 @@ Tensor read_optional(const Api& api, const OrtKernelContext* context, size_t ind
   return read_tensor(api, value, name);
 }
 
-Tensor read_input(const Api& api, const OrtKernelContext* context, size_t index, const char* name) {
+Tensor read_input(const Api& api, const OrtKernelContext* context, size_t index, const char* op,
+                  const char* name) {
   const OrtValue* value = nullptr;
   check(api.context_input(context, index, &value));
-  if (value == nullptr) throw OpError(std::string("input ") + name + " is missing");
+  if (value == nullptr) throw OpError(std::string(op) + ": input " + name + " is missing");
   return read_tensor(api, value, name);
+}
+
+Tensor make_output(const Api& api, OrtKernelContext* context, const char* op, const char* name,
+                   int type, const std::vector<int64_t>& dims) {
+  OrtValue* value = nullptr;
+  check(api.context_output(context, 0, dims.data(), dims.size(), &value));
+  if (value == nullptr) throw OpError(std::string(op) + ": output " + name + " is missing");
+  const Tensor output = read_tensor(api, value, name);
+  expect_type(op, output, type);
+  expect_dims(op, output, dims, "these inputs");
+  return output;
 }
 
 void expect_type(const char* op, const Tensor& tensor, int type) {
@@ -93,6 +106,16 @@ void expect_dims(const char* op, const Tensor& tensor, const std::vector<int64_t
     throw OpError(std::string(op) + ": " + tensor.name + " has shape " + text(tensor.dims) +
                   ", expected " + text(dims) + " for " + why);
   }
+}
+
+int expect_head_size(const char* op, const Tensor& tensor) {
+  const int64_t size = tensor.dims[3];
+  if (size < 0 || size > spec::kMaxHeadSize || !spec::is_head_size(static_cast<int>(size))) {
+    throw OpError(std::string(op) + ": " + tensor.name + " has head size " + std::to_string(size) +
+                  ", expected a multiple of " + std::to_string(spec::kHeadSizeMultiple) +
+                  " up to " + std::to_string(spec::kMaxHeadSize));
+  }
+  return static_cast<int>(size);
 }
 
 int64_t expect_fitting(const char* op, const char* name, const std::vector<int64_t>& dims,
@@ -123,10 +146,10 @@ int64_t check_lengths(const char* op, const Tensor& past_length, int64_t batch, 
   int64_t longest = 0;
   for (int64_t b = 0; b < count; ++b) {
     const int64_t length = past_length.as<int64_t>()[b];
-    const std::string item =
-        std::string(op) + ": past_length[" + std::to_string(b) + "] is " + std::to_string(length);
-    if (length < 0) throw OpError(item + ", expected 0 or more");
-    if (length > slots) {
+    if (length < 0 || length > slots) {
+      const std::string item = std::string(op) + ": past_length[" + std::to_string(b) + "] is " +
+                               std::to_string(length);
+      if (length < 0) throw OpError(item + ", expected 0 or more");
       throw OpError(item + ", but " + slots_of + " has only " + std::to_string(slots) + " slots");
     }
     if (length > longest) longest = length;

@@ -45,23 +45,32 @@ struct Tensor {
 std::string text(const std::vector<int64_t>& dims);  // "[1, 8, 70, 66]"
 
 Tensor read_tensor(const Api& api, const OrtValue* value, const char* name);
-Tensor read_input(const Api& api, const OrtKernelContext* context, size_t index, const char* name);
+Tensor read_input(const Api& api, const OrtKernelContext* context, size_t index, const char* op,
+                  const char* name);
 
-// Null data where the optional input is absent.
+// No type where the optional input is absent.
 Tensor read_optional(const Api& api, const OrtKernelContext* context, size_t index,
                      const char* name);
+
+// Output 0, which the runtime allocates or the caller has bound; refused unless it is what was
+// asked for, whatever the runtime checked.
+Tensor make_output(const Api& api, OrtKernelContext* context, const char* op, const char* name,
+                   int type, const std::vector<int64_t>& dims);
 
 void expect_type(const char* op, const Tensor& tensor, int type);
 void expect_rank(const char* op, const Tensor& tensor, size_t rank);
 void expect_dims(const char* op, const Tensor& tensor, const std::vector<int64_t>& dims,
                  const char* why);
 
+// The last dimension of a tensor of rank 4 as a head size that the codec has.
+int expect_head_size(const char* op, const Tensor& tensor);
+
 // The product of the dimensions times `bytes`, refused when it does not fit in 63 bits.
 int64_t expect_fitting(const char* op, const char* name, const std::vector<int64_t>& dims,
                        int64_t bytes);
 
-// Lengths of the past, one for all sequences or one each: none negative, none above `slots`, and
-// with `tokens` more none overflows. Returns the largest (0 without sequences).
+// Lengths of the past, one for all sequences or one each: none negative, none above `slots`.
+// Returns the largest (0 without sequences).
 int64_t check_lengths(const char* op, const Tensor& past_length, int64_t batch, int64_t slots,
                       const char* slots_of);
 

@@ -1,3 +1,4 @@
+// Runs the registered cases and reports counts; fails when a check fails or nothing ran.
 #include <cstring>
 
 #include "core/dispatch.h"

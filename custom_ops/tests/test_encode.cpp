@@ -160,7 +160,8 @@ TEST(slots_that_are_not_written_are_copied_or_zero) {
     const int64_t slots = std::max<int64_t>(past_slots, 9);
     Guarded<uint8_t> past(static_cast<std::size_t>(batch * heads * past_slots * width));
     Guarded<uint8_t> present(static_cast<std::size_t>(batch * heads * slots * width));
-    fill_rows(past.data(), static_cast<std::size_t>(batch * heads * past_slots), bits, size, random);
+    const std::size_t past_rows = static_cast<std::size_t>(batch * heads * past_slots);
+    fill_rows(past.data(), past_rows, bits, size, random);
     const std::vector<uint8_t> before(past.begin(), past.end());
     EncodeCall call = setup.call(vectors.data(), past.data(), present.data(), lengths);
     call.length_per_batch = true;

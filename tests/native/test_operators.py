@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -240,10 +243,14 @@ def test_a_constant_rotation_gives_the_same_bits(attention_feeds: Callable[..., 
 
 
 def test_only_three_symbols_are_exported() -> None:
-    import ctypes
-
-    library = ctypes.CDLL(str(library_info().path))
-    for name in ("RegisterCustomOps", "tq_layout_digest", "tq_library_info"):
-        assert hasattr(library, name)
+    path = str(library_info().path)
+    names = {"RegisterCustomOps", "tq_layout_digest", "tq_library_info"}
+    library = ctypes.CDLL(path)
+    assert all(hasattr(library, name) for name in names)
     with pytest.raises(AttributeError):
         _ = library.scalar_kernels
+    if sys.platform.startswith("linux"):  # nm comes with the compiler that test_native.py needs
+        listing = subprocess.run(
+            ["nm", "-D", "--defined-only", path], capture_output=True, text=True, check=True
+        )
+        assert {line.split()[-1] for line in listing.stdout.splitlines()} == names

@@ -1,4 +1,5 @@
-// Forced inlining, and a loop over compile-time constants, without the STL.
+// Forced inlining. TQ_INLINE functions have internal linkage, so that no copy of one that was
+// compiled for a wide instruction set can serve another file (see core/kernels.h).
 #pragma once
 
 #if defined(_MSC_VER) && !defined(__clang__)

@@ -1,0 +1,137 @@
+// One set of query rows: rotation, online softmax over blocks of keys, un-rotation. The contract is
+// in attention_rows.h.
+#include "core/attention_rows.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace tq {
+namespace {
+
+int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+}  // namespace
+
+AttentionRows::AttentionRows(const Kernels& kernels, const AttentionCall& call)
+    : kernels_(kernels),
+      call_(call),
+      key_(row_format(call.key.bits, call.head_size, kernels.lanes)),
+      value_(row_format(call.value.bits, call.head_size, kernels.lanes)),
+      group_(call.query_heads / call.heads),
+      rows_(group_ * call.tokens) {
+  fill_table(call.key.centroids, call.key.bits, key_table_);
+  fill_table(call.value.centroids, call.value.bits, value_table_);
+}
+
+void AttentionRows::attend(const Rows& rows, Range keys, float* work) const {
+  std::fill_n(rows.sums, static_cast<std::size_t>(rows.count) * value_.padded, 0.0f);
+  std::fill_n(rows.max, rows.count, kNoMaximum);
+  std::fill_n(rows.weight, rows.count, 0.0f);
+  const int64_t lane = (rows.b * call_.heads + rows.n) * call_.slots;
+  for (int64_t at = keys.low; at < keys.high; at += kBlock) {
+    const int count = static_cast<int>(std::min<int64_t>(kBlock, keys.high - at));
+    block(rows, call_.key.rows + (lane + at) * key_.row_bytes,
+          call_.value.rows + (lane + at) * value_.row_bytes, at, count, work);
+  }
+}
+
+void AttentionRows::block(const Rows& rows, const uint8_t* keys, const uint8_t* values, int64_t at,
+                          int count, float* work) const {
+  float* const key_scales = work;
+  float* const value_scales = key_scales + kBlock;
+  float* const bias = value_scales + kBlock;
+  float* const scores = bias + kBlock;
+  float* const decoded = scores + static_cast<std::size_t>(rows.count) * kBlock;
+  const bool fused = rows.count <= kernels_.max_fused;
+  kernels_.row_scales(key_, keys, count, key_scales);
+  kernels_.row_scales(value_, values, count, value_scales);
+  if (fused) {
+    kernels_.score_rows(key_, keys, count, key_table_, rows.query, rows.count, scores);
+  } else {
+    kernels_.decode_columns(key_, keys, count, key_table_, decoded);
+    kernels_.multiply(rows.query, key_.padded, decoded, kBlock, scores, kBlock, rows.count,
+                      round_up(count, kernels_.lanes), key_.padded, false);
+  }
+  for (int r = 0; r < rows.count; ++r) {
+    soften(rows, r, at, count, key_scales, value_scales, bias, scores + r * kBlock);
+  }
+  if (fused) {
+    kernels_.accumulate_rows(value_, values, count, value_table_, scores, rows.count, rows.sums);
+  } else {
+    kernels_.decode_rows(value_, values, count, value_table_, decoded);
+    kernels_.multiply(scores, kBlock, decoded, value_.padded, rows.sums, value_.padded,
+                      rows.count, value_.padded, count, true);
+  }
+}
+
+// One step of the online softmax for one query row.
+void AttentionRows::soften(const Rows& rows, int r, int64_t at, int count,
+                           const float* key_scales, const float* value_scales, float* bias,
+                           float* scores) const {
+  const Range range = visible(rows.b, rows.first + r);
+  const int low = static_cast<int>(std::clamp<int64_t>(range.low - at, 0, count));
+  const int high = static_cast<int>(std::clamp<int64_t>(range.high - at, 0, count));
+  const float* const row_bias =
+      call_.bias == nullptr ? nullptr : load_bias(rows, r, at, count, bias);
+  const float max = kernels_.finish_scores(scores, key_scales, row_bias,
+                                           hiding_bias(call_.element), call_.softcap, count, low,
+                                           high);
+  if (max > rows.max[r]) {
+    const float factor = std::exp(rows.max[r] - max);
+    rows.weight[r] *= factor;
+    kernels_.scale(rows.sums + static_cast<std::size_t>(r) * value_.padded, factor,
+                   value_.padded);
+    rows.max[r] = max;
+  }
+  // While every key so far is hidden, any finite maximum gives weights of zero.
+  rows.weight[r] +=
+      kernels_.weigh(scores, value_scales, count, rows.max[r] == kNoMaximum ? 0.0f : rows.max[r]);
+}
+
+const float* AttentionRows::load_bias(const Rows& rows, int r, int64_t at, int count,
+                                      float* bias) const {
+  const int64_t row = rows.first + r;
+  const int64_t* const stride = call_.bias_stride;
+  const int64_t offset = rows.b * stride[0] + query_head(rows.n, row) * stride[1] +
+                         token(row) * stride[2] + at * stride[3];
+  const int loaded = stride[3] == 0 ? 1 : count;
+  load_floats(kernels_, call_.element, call_.bias, static_cast<std::size_t>(offset), bias,
+              static_cast<std::size_t>(loaded));
+  if (loaded == 1) std::fill_n(bias, kBlock, bias[0]);
+  return bias;
+}
+
+void AttentionRows::prepare(const int64_t* flat_rows, int count, float* natural,
+                            float* rotated, float* const* out) const {
+  const int size = call_.head_size;
+  for (int r = 0; r < count; ++r) {
+    load_floats(kernels_, call_.element, call_.query,
+                static_cast<std::size_t>(flat_rows[r]) * size, natural + r * size,
+                static_cast<std::size_t>(size));
+  }
+  kernels_.rotate(natural, call_.key_rotation, rotated, count, size);
+  kernels_.scale(rotated, call_.scale, count * size);
+  for (int r = 0; r < count; ++r) to_slot_order(key_, rotated + r * size, out[r]);
+}
+
+void AttentionRows::finish(const int64_t* flat_rows, int count, const float* const* sums,
+                           const float* weight, float* natural, float* unrotated) const {
+  const int size = call_.head_size;
+  for (int r = 0; r < count; ++r) {
+    float* const x = natural + r * size;
+    to_natural_order(value_, sums[r], x);
+    if (weight[r] == 0.0f) {  // every key is hidden
+      std::fill_n(x, size, 0.0f);
+    } else {
+      kernels_.divide(x, weight[r], x, size);
+    }
+  }
+  kernels_.rotate(natural, call_.value_rotation_transposed, unrotated, count, size);
+  for (int r = 0; r < count; ++r) {
+    store_floats(kernels_, call_.element, unrotated + r * size, call_.output,
+                 static_cast<std::size_t>(flat_rows[r]) * size, static_cast<std::size_t>(size));
+  }
+}
+
+}  // namespace tq

@@ -1,0 +1,160 @@
+// Few query rows: decoded keys and values stay in registers.
+//   score_rows:      scores[q][t] = sum over j of query[q][j] * centroid(t, j)
+//   accumulate_rows: sums[q][j]  += sum over t of weights[q][t] * centroid(t, j)
+// without the rows' scales. Order of summation: a score adds chunk by chunk, within a chunk slot by
+// slot, kLanes partial sums added by store_4_sums at the end; a sum adds over rising t. Neither
+// depends on how query rows are grouped (kScoreGroup) or rows are tiled.
+
+namespace {
+
+template <int BITS, int QUERIES, int ROWS>
+TQ_INLINE void score_tile(const RowFormat& format, const uint8_t* rows, const Table& table,
+                          const float* query, float* scores) {
+  V sums[QUERIES][4];
+  for (int q = 0; q < QUERIES; ++q) {
+    for (int r = 0; r < 4; ++r) sums[q][r] = zero();
+  }
+  for_each_chunk(format, [&](auto partial, int at) {
+    constexpr int kPartial = decltype(partial)::value;
+    Chunk<BITS> chunk[ROWS];
+    for (int r = 0; r < ROWS; ++r) {
+      chunk[r] = load_chunk<BITS, kPartial>(format, rows + r * format.row_bytes, at);
+    }
+    for_each_slot<kSlots<BITS>>([&](auto slot) {
+      constexpr int kSlot = decltype(slot)::value;
+      const float* const q_at = query + kSlot * format.padded_slot + at;
+      for (int r = 0; r < ROWS; ++r) {
+        const V key = lookup(table, codes_of<BITS, kSlot>(chunk[r]));
+        for (int q = 0; q < QUERIES; ++q) {
+          sums[q][r] = fma(key, load(q_at + q * format.padded), sums[q][r]);
+        }
+      }
+    });
+  });
+  for (int q = 0; q < QUERIES; ++q) {
+    if constexpr (ROWS == 4) {
+      store_4_sums(scores + q * kBlock, sums[q][0], sums[q][1], sums[q][2], sums[q][3]);
+    } else {
+      float four[4];
+      store_4_sums(four, sums[q][0], sums[q][1], sums[q][2], sums[q][3]);
+      scores[q * kBlock] = four[0];
+    }
+  }
+}
+
+// Asks for the rows one block further on, which the next call wants; never faults.
+TQ_INLINE void prefetch_rows(const uint8_t* row, int row_bytes, int rows) {
+  const uintptr_t from =
+      reinterpret_cast<uintptr_t>(row) + static_cast<uintptr_t>(kBlock * row_bytes);
+  for (int at = 0; at < rows * row_bytes; at += 64) {
+    prefetch(reinterpret_cast<const void*>(from + static_cast<uintptr_t>(at)));
+  }
+}
+
+template <int BITS, int QUERIES>
+void score_group(const RowFormat& format, const uint8_t* rows, int count, const float* table,
+                 const float* query, float* scores) {
+  const Table centroids = make_table(table);
+  int t = 0;
+  for (; t + 4 <= count; t += 4) {
+    prefetch_rows(rows + t * format.row_bytes, format.row_bytes, 4);
+    score_tile<BITS, QUERIES, 4>(format, rows + t * format.row_bytes, centroids, query, scores + t);
+  }
+  for (; t < count; ++t) {
+    score_tile<BITS, QUERIES, 1>(format, rows + t * format.row_bytes, centroids, query, scores + t);
+  }
+}
+
+template <int BITS, int QUERIES>
+void accumulate_group(const RowFormat& format, const uint8_t* rows, int count, const float* table,
+                      const float* weights, float* sums) {
+  constexpr int kFit = kSumRegisters / (QUERIES * kSlots<BITS>);
+  constexpr int kChunks = kFit < 1 ? 1 : (kFit > 4 ? 4 : kFit);
+  const Table centroids = make_table(table);
+  prefetch_rows(rows, format.row_bytes, count);
+  const auto pass = [&](auto chunks, auto partial, int at) {
+    constexpr int kPass = decltype(chunks)::value;
+    constexpr int kPartial = decltype(partial)::value;
+    V total[kPass][kSlots<BITS>][QUERIES];
+    for (int c = 0; c < kPass; ++c) {
+      for (int s = 0; s < kSlots<BITS>; ++s) {
+        for (int q = 0; q < QUERIES; ++q) {
+          total[c][s][q] =
+              load(sums + q * format.padded + s * format.padded_slot + at + c * kLanes);
+        }
+      }
+    }
+    const uint8_t* row = rows;
+    for (int t = 0; t < count; ++t, row += format.row_bytes) {
+      for (int c = 0; c < kPass; ++c) {
+        const Chunk<BITS> chunk = load_chunk<BITS, kPartial>(format, row, at + c * kLanes);
+        for_each_slot<kSlots<BITS>>([&](auto slot) {
+          constexpr int kSlot = decltype(slot)::value;
+          const V value = lookup(centroids, codes_of<BITS, kSlot>(chunk));
+          for (int q = 0; q < QUERIES; ++q) {
+            total[c][kSlot][q] = fma(value, set1(weights[q * kBlock + t]), total[c][kSlot][q]);
+          }
+        });
+      }
+    }
+    for (int c = 0; c < kPass; ++c) {
+      for (int s = 0; s < kSlots<BITS>; ++s) {
+        for (int q = 0; q < QUERIES; ++q) {
+          store(sums + q * format.padded + s * format.padded_slot + at + c * kLanes,
+                total[c][s][q]);
+        }
+      }
+    }
+  };
+  int at = 0;
+  if constexpr (kChunks > 1) {
+    for (; at + kChunks * kLanes <= format.slot_size; at += kChunks * kLanes) {
+      pass(Number<kChunks>{}, Number<0>{}, at);
+    }
+  }
+  for (; at + kLanes <= format.slot_size; at += kLanes) pass(Number<1>{}, Number<0>{}, at);
+  if (at < format.slot_size) pass(Number<1>{}, Number<1>{}, at);
+}
+
+// body(Number<group>) for group in [1, kScoreGroup].
+template <int LARGEST = kScoreGroup, class Body>
+TQ_INLINE void with_group(int group, Body&& body) {
+  if constexpr (LARGEST > 1) {
+    if (group < LARGEST) return with_group<LARGEST - 1>(group, body);
+  }
+  body(Number<LARGEST>{});
+}
+
+void score_rows(const RowFormat& format, const uint8_t* rows, int count, const float* table,
+                const float* query, int queries, float* scores) {
+  while (queries > 0) {
+    const int group = smaller(queries, kScoreGroup);
+    with_bits(format.bits, [&](auto bits) {
+      with_group(group, [&](auto some) {
+        score_group<decltype(bits)::value, decltype(some)::value>(format, rows, count, table, query,
+                                                                  scores);
+      });
+    });
+    queries -= group;
+    query += static_cast<ptrdiff_t>(group) * format.padded;
+    scores += group * kBlock;
+  }
+}
+
+void accumulate_rows(const RowFormat& format, const uint8_t* rows, int count, const float* table,
+                     const float* weights, int queries, float* sums) {
+  while (queries > 0) {
+    const int group = smaller(queries, kScoreGroup);
+    with_bits(format.bits, [&](auto bits) {
+      with_group(group, [&](auto some) {
+        accumulate_group<decltype(bits)::value, decltype(some)::value>(format, rows, count, table,
+                                                                       weights, sums);
+      });
+    });
+    queries -= group;
+    weights += group * kBlock;
+    sums += static_cast<ptrdiff_t>(group) * format.padded;
+  }
+}
+
+}  // namespace

@@ -1,0 +1,88 @@
+// c[m][n] (+)= a[m][k] b[k][n], row-major with leading dimensions. Every element is one chain of
+// fused multiply-adds over rising k, starting from c or zero, so the tiling (kTileM rows by kTileN
+// vectors) never shows in the bits and `rotate` gives the same bits at every level.
+
+namespace {
+
+template <int ROWS, int VECTORS>
+TQ_INLINE void multiply_tile(const float* a, ptrdiff_t lda, const float* b, ptrdiff_t ldb, float* c,
+                             ptrdiff_t ldc, int k, bool accumulate) {
+  V sums[ROWS][VECTORS];
+  for (int r = 0; r < ROWS; ++r) {
+    for (int v = 0; v < VECTORS; ++v) {
+      sums[r][v] = accumulate ? load(c + r * ldc + v * kLanes) : zero();
+    }
+  }
+  for (int i = 0; i < k; ++i) {
+    V right[VECTORS];
+    for (int v = 0; v < VECTORS; ++v) right[v] = load(b + i * ldb + v * kLanes);
+    for (int r = 0; r < ROWS; ++r) {
+      const V left = set1(a[r * lda + i]);
+      for (int v = 0; v < VECTORS; ++v) sums[r][v] = fma(left, right[v], sums[r][v]);
+    }
+  }
+  for (int r = 0; r < ROWS; ++r) {
+    for (int v = 0; v < VECTORS; ++v) store(c + r * ldc + v * kLanes, sums[r][v]);
+  }
+}
+
+// The last, partial vector of a row.
+TQ_INLINE void multiply_rest(const float* a, const float* b, ptrdiff_t ldb, float* c, int k,
+                             int lanes) {
+  V sum = zero();
+  for (int i = 0; i < k; ++i) sum = fma(set1(a[i]), load_n(b + i * ldb, lanes), sum);
+  store_n(c, sum, lanes);
+}
+
+template <int ROWS>
+void multiply_rows(const float* a, ptrdiff_t lda, const float* b, ptrdiff_t ldb, float* c,
+                   ptrdiff_t ldc, int n, int k, bool accumulate) {
+  int j = 0;
+  for (; j + kTileN * kLanes <= n; j += kTileN * kLanes) {
+    multiply_tile<ROWS, kTileN>(a, lda, b + j, ldb, c + j, ldc, k, accumulate);
+  }
+  for (; j + kLanes <= n; j += kLanes) {
+    multiply_tile<ROWS, 1>(a, lda, b + j, ldb, c + j, ldc, k, accumulate);
+  }
+  if (j < n) {
+    for (int r = 0; r < ROWS; ++r) {
+      multiply_rest(a + r * lda, b + j, ldb, c + r * ldc + j, k, n - j);
+    }
+  }
+}
+
+void multiply(const float* a, int lda, const float* b, int ldb, float* c, int ldc, int m, int n,
+              int k, bool accumulate) {
+  static_assert(kTileM == 6, "one case per number of rows");
+  while (m > 0) {
+    const int rows = smaller(m, kTileM);
+    switch (rows) {
+      case 1:
+        multiply_rows<1>(a, lda, b, ldb, c, ldc, n, k, accumulate);
+        break;
+      case 2:
+        multiply_rows<2>(a, lda, b, ldb, c, ldc, n, k, accumulate);
+        break;
+      case 3:
+        multiply_rows<3>(a, lda, b, ldb, c, ldc, n, k, accumulate);
+        break;
+      case 4:
+        multiply_rows<4>(a, lda, b, ldb, c, ldc, n, k, accumulate);
+        break;
+      case 5:
+        multiply_rows<5>(a, lda, b, ldb, c, ldc, n, k, accumulate);
+        break;
+      default:
+        multiply_rows<6>(a, lda, b, ldb, c, ldc, n, k, accumulate);
+    }
+    m -= rows;
+    a += static_cast<ptrdiff_t>(rows) * lda;
+    c += static_cast<ptrdiff_t>(rows) * ldc;
+  }
+}
+
+void rotate(const float* x, const float* rotation, float* y, int rows, int head_size) {
+  multiply(x, head_size, rotation, head_size, y, head_size, rows, head_size, head_size, false);
+}
+
+}  // namespace
