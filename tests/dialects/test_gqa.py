@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime
 import pytest
 
 from tests.dialects.gqa_oracle import GqaDecoder, cut_holes
@@ -27,6 +28,7 @@ from tests.graph.decoders import (
     session,
     to_float32,
 )
+from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.graph.match import recognise
 
 EXPORTS: Final = {
@@ -36,6 +38,10 @@ EXPORTS: Final = {
     "genai-cuda-fp16": (64, "FLOAT16"),
     "genai-cuda-int4": (64, "FLOAT16"),
 }
+
+# The first version that was seen to have every feature below in its CPU kernel.
+NEWEST_GQA: Final = (1, 31)
+ORT_VERSION: Final = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
 
 Change = Callable[[ir.Model], None]
 
@@ -180,7 +186,13 @@ def test_oracle_is_onnxruntimes_kernel(feature: str) -> None:
     exact = GqaDecoder(cut_holes(changed(feature)), size)
     data = batch(12)
 
-    expected = Decoder(session(changed(feature)), head_size=size).run(data)
+    try:
+        original = session(changed(feature))
+    except UnsupportedModelError as error:
+        if ORT_VERSION >= NEWEST_GQA:
+            raise
+        pytest.skip(f"this feature of the kernel is newer: {error}")
+    expected = Decoder(original, head_size=size).run(data)
 
     assert np.abs(exact.run(data) - expected).max() < EXACT
 

@@ -93,7 +93,7 @@ def test_a_bias_is_broadcast_and_cut(runtime: str, shape: tuple[int, ...], rng: 
     assert_attention(site, feeds, RUNTIMES[runtime](site.model(), feeds))
 
 
-HALF_FLOAT32 = np.float32(-3.4028234663852886e38) / 2
+HALF_FLOAT32 = np.float32(-3.4028234663852886e38) / np.float32(2)
 HALF_BFLOAT16 = np.float32(-3.3895313892515355e38) / 2
 
 

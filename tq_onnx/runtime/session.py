@@ -38,6 +38,7 @@ ISA_VARIABLE: Final = "TQ_ONNX_ISA"
 
 # ONNX Runtime prints errors in colours on stderr before it raises them; only the exception counts.
 _LOG_FATAL: Final = 4
+_FOR_THE_CPU: Final = "if it was exported for a GPU, export it for the CPU"
 _RECORD_ASSIGNMENT: Final = "session.record_ep_graph_assignment_info"
 _EXTERNAL_DATA_FOLDER: Final = "session.model_external_initializers_file_folder_path"
 
@@ -206,7 +207,9 @@ def run_error(error: Exception, where: str) -> TqOnnxError:
             where=where,
             fix="give fewer tokens",
         )
-    return UnsupportedModelError(f"onnxruntime cannot run it: {message}", where=where)
+    return UnsupportedModelError(
+        f"onnxruntime cannot run it: {message}", where=where, fix=_FOR_THE_CPU
+    )
 
 
 def _register(options: Any) -> None:
@@ -236,7 +239,9 @@ def _load_error(error: Exception, where: str) -> TqOnnxError:
     message = _message(error)
     if kind == "InvalidProtobuf":
         return ModelFileError("this is not an ONNX model", where=where, fix="check the file")
-    if kind == "NoSuchFile" or "xternal data" in message or "xternal initializer" in message:
+    # ONNX Runtime 1.24 names only the file system's complaint.
+    signs = ("xternal data", "xternal initializer", "cannot get file size")
+    if kind == "NoSuchFile" or any(sign in message for sign in signs):
         named = _QUOTED.findall(" ".join(str(error).split()))
         file = f" from {named[-1]}" if named else f": {message}"
         return ModelFileError(
@@ -253,7 +258,7 @@ def _load_error(error: Exception, where: str) -> TqOnnxError:
     return UnsupportedModelError(
         f"onnxruntime {onnxruntime.__version__} refuses the graph: {message}",
         where=where,
-        fix="if it was exported for a GPU, export it for the CPU",
+        fix=_FOR_THE_CPU,
     )
 
 
