@@ -102,6 +102,7 @@ class Decoder:
         capacity: tokens that the caches hold, updated in place; None for growing caches.
         alias: whether one buffer may be past and present; None decides by what the session runs.
         watch: names of further outputs; ``watched`` holds their values after every call.
+        where: what errors call the model, its path if it has one.
 
     Raises:
         UnsupportedModelError: the model has inputs that nothing fills, or a capacity was asked of a
@@ -118,6 +119,7 @@ class Decoder:
         capacity: int | None = None,
         alias: bool | None = None,
         watch: Sequence[str] = (),
+        where: str = "the model",
     ) -> None:
         """Allocates empty caches; see the class for arguments and errors."""
         self.session = session
@@ -125,6 +127,7 @@ class Decoder:
         self.batch = batch
         self.capacity = capacity
         self.watch = tuple(watch)
+        self.where = where
         self.watched: dict[str, npt.NDArray[Any]] = {}
         self._types = {entry.name: entry.type for entry in session.get_inputs()}
         self._check_inputs()
@@ -238,7 +241,7 @@ class Decoder:
         try:
             self.session.run_with_iobinding(binding)
         except Exception as error:
-            raise run_error(error, "the model") from error
+            raise run_error(error, self.where) from error
         logits, *others = binding.get_outputs()
         watched, presents = others[: len(self.watch)], others[len(self.watch) :]
         self.watched = {

@@ -45,7 +45,14 @@ class Subject:
         self, *, batch: int = 1, capacity: int | None = None, watch: tuple[str, ...] = ()
     ) -> Decoder:
         """A decoder with empty caches."""
-        return Decoder(self.session, self.signature, batch=batch, capacity=capacity, watch=watch)
+        return Decoder(
+            self.session,
+            self.signature,
+            batch=batch,
+            capacity=capacity,
+            watch=watch,
+            where=str(self.path),
+        )
 
 
 def open_subject(path: Path, *, library: bool = True, threads: int | None = None) -> Subject:
