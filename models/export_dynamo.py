@@ -1,12 +1,14 @@
-"""Export a Qwen3 checkpoint by ``torch.onnx.export(dynamo=True)``, with key/value caches.
+"""Export a checkpoint by ``torch.onnx.export(dynamo=True)``, with key/value caches.
 
-What comes out has the names that Hugging Face decoders have:
+Inputs and outputs are those of ``torch_decoder``. What the attention becomes:
 
-* inputs ``input_ids`` ``[batch_size, sequence_length]``, ``attention_mask``
-  ``[batch_size, total_sequence_length]``, ``position_ids`` ``[batch_size, sequence_length]``, all
-  int64, and ``past_key_values.N.key`` / ``past_key_values.N.value``
-  ``[batch_size, num_key_value_heads, past_sequence_length, head_dim]``;
-* outputs ``logits`` and ``present.N.key`` / ``present.N.value``.
+========= ====== =============================================================================
+attention opset  attention
+========= ====== =============================================================================
+sdpa      18, 20 MatMul, Softmax, MatMul; the scale's square root on the query and on the key
+eager     any    the same with one Mul after the first MatMul
+sdpa      23, 24 ``ai.onnx.Attention`` without caches; Concat and repeat outside
+========= ====== =============================================================================
 
 The exporter cannot take a ``DynamicCache``, so a wrapper passes the caches as a list of pairs.
 
@@ -21,22 +23,27 @@ Example::
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 import onnx_ir as ir
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from torch_decoder import (
+    ATTENTION_FORMS,
+    DTYPES,
+    MASK_AXES,
+    PAST_AXES,
+    TOKENS_AXES,
+    CachesAsPairs,
+    example_step,
+    load_decoder,
+    past_names,
+    present_names,
+)
 
-OPSETS = (18, 20)
-ATTENTION_FORMS = ("sdpa", "eager")
-DTYPES = {"float32": torch.float32, "float16": torch.float16}
+OPSETS = (18, 20, 23, 24)
 
 #: From this many bytes on, weights go to OUT.onnx.data.
 EXTERNAL_FROM_BYTES = 8 << 20
-
-# Sizes of the example input; all different, so that no two dimensions are taken for one.
-BATCH, PAST, NEW = 2, 5, 3
 
 DROPPED_METADATA = (
     "namespace",
@@ -44,37 +51,6 @@ DROPPED_METADATA = (
     "pkg.torch.onnx.fx_node",
     "pkg.torch.onnx.stack_trace",
 )
-
-Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
-
-
-class CachesAsPairs(torch.nn.Module):
-    """A decoder that takes and returns its caches as ``(key, value)`` pairs, one per layer."""
-
-    def __init__(self, decoder: PreTrainedModel) -> None:
-        """Wrap ``decoder``."""
-        super().__init__()
-        self.decoder = decoder
-
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        position_ids: torch.Tensor,
-        past_key_values: Pairs,
-    ) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
-        """Return the logits and the caches after this step."""
-        cache = DynamicCache()
-        for layer, (key, value) in enumerate(past_key_values):
-            cache.update(key, value, layer)
-        result = self.decoder(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=cache,
-            use_cache=True,
-        )
-        return result.logits, [(layer.keys, layer.values) for layer in cache.layers]
 
 
 def export(
@@ -91,40 +67,21 @@ def export(
         model_dir: folder with ``config.json`` and ``model.safetensors``.
         output: the ``.onnx`` file; large weights go beside it, to ``NAME.onnx.data``.
         opset: one of ``OPSETS``.
-        attention: one of ``ATTENTION_FORMS``, the implementation inside transformers.
-        dtype: one of ``DTYPES``, of weights, caches and logits.
+        attention: one of ``torch_decoder.ATTENTION_FORMS``.
+        dtype: one of ``torch_decoder.DTYPES``, of weights, caches and logits.
     """
-    decoder = AutoModelForCausalLM.from_pretrained(
-        model_dir, attn_implementation=attention, dtype=DTYPES[dtype]
-    ).eval()
+    decoder = load_decoder(model_dir, attention=attention, dtype=dtype)
     config = decoder.config
-    layers = range(config.num_hidden_layers)
-    shape = (BATCH, config.num_key_value_heads, PAST, config.head_dim)
-    generator = torch.Generator().manual_seed(0)
-
-    def random_cache() -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(DTYPES[dtype])
-
-    positions = torch.arange(PAST, PAST + NEW)[None].expand(BATCH, NEW).contiguous()
-    arguments = (
-        torch.randint(3, config.vocab_size, (BATCH, NEW), generator=generator),
-        torch.ones(BATCH, PAST + NEW, dtype=torch.long),
-        positions,
-        [(random_cache(), random_cache()) for _ in layers],
-    )
-    tokens = {0: "batch_size", 1: "sequence_length"}
-    total = {0: "batch_size", 1: "total_sequence_length"}
-    cache = {0: "batch_size", 2: "past_sequence_length"}
+    step = example_step(config, dtype=dtype)
+    caches = [(PAST_AXES, PAST_AXES) for _ in step.past_key_values]
     program = torch.onnx.export(
         CachesAsPairs(decoder),
-        arguments,
+        (step.input_ids, step.attention_mask, step.position_ids, step.past_key_values),
         dynamo=True,
         opset_version=opset,
-        input_names=["input_ids", "attention_mask", "position_ids"]
-        + [f"past_key_values.{n}.{part}" for n in layers for part in ("key", "value")],
-        output_names=["logits"]
-        + [f"present.{n}.{part}" for n in layers for part in ("key", "value")],
-        dynamic_shapes=(tokens, total, tokens, [(cache, cache) for _ in layers]),
+        input_names=["input_ids", "attention_mask", "position_ids", *past_names(config)],
+        output_names=["logits", *present_names(config)],
+        dynamic_shapes=(TOKENS_AXES, MASK_AXES, TOKENS_AXES, caches),
         optimize=True,
         verbose=False,
     )
@@ -153,6 +110,7 @@ def main() -> None:
     parser.add_argument("--attention", choices=ATTENTION_FORMS, default="sdpa")
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="float32")
     options = parser.parse_args()
+    torch.set_num_threads(1)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     export(
         options.model_dir,

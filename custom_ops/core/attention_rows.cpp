@@ -6,22 +6,29 @@
 #include <cmath>
 #include <limits>
 
+#include "core/raw_rows.h"
+
 namespace tq {
 namespace {
 
 int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+RowFormat format_of(const CacheView& cache, const AttentionCall& call, int lanes) {
+  if (!cache.raw) return row_format(cache.bits, call.head_size, lanes);
+  return raw_row_format(static_cast<int>(element_size(call.element)), call.head_size, lanes);
+}
 
 }  // namespace
 
 AttentionRows::AttentionRows(const Kernels& kernels, const AttentionCall& call)
     : kernels_(kernels),
       call_(call),
-      key_(row_format(call.key.bits, call.head_size, kernels.lanes)),
-      value_(row_format(call.value.bits, call.head_size, kernels.lanes)),
+      key_(format_of(call.key, call, kernels.lanes)),
+      value_(format_of(call.value, call, kernels.lanes)),
       group_(call.query_heads / call.heads),
       rows_(group_ * call.tokens) {
-  fill_table(call.key.centroids, call.key.bits, key_table_);
-  fill_table(call.value.centroids, call.value.bits, value_table_);
+  if (!call.key.raw) fill_table(call.key.centroids, call.key.bits, key_table_);
+  if (!call.value.raw) fill_table(call.value.centroids, call.value.bits, value_table_);
 }
 
 void AttentionRows::attend(const Rows& rows, Range keys, float* work) const {
@@ -43,24 +50,45 @@ void AttentionRows::block(const Rows& rows, const uint8_t* keys, const uint8_t* 
   float* const bias = value_scales + kBlock;
   float* const scores = bias + kBlock;
   float* const decoded = scores + static_cast<std::size_t>(rows.count) * kBlock;
-  const bool fused = rows.count <= kernels_.max_fused;
-  kernels_.row_scales(key_, keys, count, key_scales);
-  kernels_.row_scales(value_, values, count, value_scales);
-  if (fused) {
-    kernels_.score_rows(key_, keys, count, key_table_, rows.query, rows.count, scores);
+  score(rows, keys, count, key_scales, decoded, scores);
+  if (call_.value.raw) {
+    std::fill_n(value_scales, kBlock, 1.0f);
   } else {
-    kernels_.decode_columns(key_, keys, count, key_table_, decoded);
-    kernels_.multiply(rows.query, key_.padded, decoded, kBlock, scores, kBlock, rows.count,
-                      round_up(count, kernels_.lanes), key_.padded, false);
+    kernels_.row_scales(value_, values, count, value_scales);
   }
   for (int r = 0; r < rows.count; ++r) {
     soften(rows, r, at, count, key_scales, value_scales, bias, scores + r * kBlock);
   }
-  if (fused) {
-    kernels_.accumulate_rows(value_, values, count, value_table_, scores, rows.count, rows.sums);
+  accumulate(rows, values, count, scores, decoded);
+}
+
+void AttentionRows::score(const Rows& rows, const uint8_t* keys, int count, float* scales,
+                          float* decoded, float* scores) const {
+  if (call_.key.raw) {
+    std::fill_n(scales, kBlock, 1.0f);
+    decode_raw_columns(kernels_, key_, call_.element, keys, count, decoded);
+  } else {
+    kernels_.row_scales(key_, keys, count, scales);
+    if (is_fused(rows.count, call_.key)) {
+      kernels_.score_rows(key_, keys, count, key_table_, rows.query, rows.count, scores);
+      return;
+    }
+    kernels_.decode_columns(key_, keys, count, key_table_, decoded);
+  }
+  kernels_.multiply(rows.query, key_.padded, decoded, kBlock, scores, kBlock, rows.count,
+                    round_up(count, kernels_.lanes), key_.padded, false);
+}
+
+void AttentionRows::accumulate(const Rows& rows, const uint8_t* values, int count,
+                               const float* weights, float* decoded) const {
+  if (call_.value.raw) {
+    decode_raw_rows(kernels_, value_, call_.element, values, count, decoded);
+    accumulate_raw_rows(kernels_, value_, weights, rows.count, decoded, count, rows.sums);
+  } else if (is_fused(rows.count, call_.value)) {
+    kernels_.accumulate_rows(value_, values, count, value_table_, weights, rows.count, rows.sums);
   } else {
     kernels_.decode_rows(value_, values, count, value_table_, decoded);
-    kernels_.multiply(scores, kBlock, decoded, value_.padded, rows.sums, value_.padded,
+    kernels_.multiply(weights, kBlock, decoded, value_.padded, rows.sums, value_.padded,
                       rows.count, value_.padded, count, true);
   }
 }
@@ -110,7 +138,11 @@ void AttentionRows::prepare(const int64_t* flat_rows, int count, float* natural,
                 static_cast<std::size_t>(flat_rows[r]) * size, natural + r * size,
                 static_cast<std::size_t>(size));
   }
-  kernels_.rotate(natural, call_.key_rotation, rotated, count, size);
+  if (call_.key.raw) {
+    std::copy_n(natural, count * size, rotated);
+  } else {
+    kernels_.rotate(natural, call_.key_rotation, rotated, count, size);
+  }
   kernels_.scale(rotated, call_.scale, count * size);
   for (int r = 0; r < count; ++r) to_slot_order(key_, rotated + r * size, out[r]);
 }
@@ -127,7 +159,11 @@ void AttentionRows::finish(const int64_t* flat_rows, int count, const float* con
       kernels_.divide(x, weight[r], x, size);
     }
   }
-  kernels_.rotate(natural, call_.value_rotation_transposed, unrotated, count, size);
+  if (call_.value.raw) {
+    unrotated = natural;
+  } else {
+    kernels_.rotate(natural, call_.value_rotation_transposed, unrotated, count, size);
+  }
   for (int r = 0; r < count; ++r) {
     store_floats(kernels_, call_.element, unrotated + r * size, call_.output,
                  static_cast<std::size_t>(flat_rows[r]) * size, static_cast<std::size_t>(size));

@@ -75,7 +75,7 @@ class AttentionRows {
   void attend(const Rows& rows, Range keys, float* work) const;
   std::size_t work_size(int rows) const {
     const std::size_t scores = static_cast<std::size_t>(rows) * kBlock + 3 * kBlock;
-    if (rows <= kernels_.max_fused) return scores;
+    if (is_fused(rows, call_.key) && is_fused(rows, call_.value)) return scores;
     return scores + static_cast<std::size_t>(kBlock) * std::max(key_.padded, value_.padded);
   }
 
@@ -88,7 +88,16 @@ class AttentionRows {
              float* work) const;
   void soften(const Rows& rows, int r, int64_t at, int count, const float* key_scales,
               const float* value_scales, float* bias, float* scores) const;
+  void score(const Rows& rows, const uint8_t* keys, int count, float* scales, float* decoded,
+             float* scores) const;
+  void accumulate(const Rows& rows, const uint8_t* values, int count, const float* weights,
+                  float* decoded) const;
   const float* load_bias(const Rows& rows, int r, int64_t at, int count, float* bias) const;
+
+  // Whether the cache is read without decoding a block to memory first.
+  bool is_fused(int rows, const CacheView& cache) const {
+    return rows <= kernels_.max_fused && !cache.raw;
+  }
 
   const Kernels& kernels_;
   const AttentionCall& call_;

@@ -1,7 +1,8 @@
 // Encode in two parallel regions: what is not new is copied (or stays, in place), then new rows are
 // written. A row: norm, division, rotation, codes, packing, float16 scale. Each element of the
 // rotation is one chain of fused multiply-adds over rising k and sums of squares add in one fixed
-// tree, so the bytes depend on neither the threads, nor the instruction set, nor the batch.
+// tree, so the bytes depend on neither the threads, nor the instruction set, nor the batch. A row
+// of the codec raw is a copy.
 #include "core/encode.h"
 
 #include <algorithm>
@@ -48,20 +49,35 @@ uint16_t row_scale(float norm, float centroid_squares, bool norm_correction) {
   return float_to_half(scale);
 }
 
+uint8_t* destination(const EncodeCall& call, int row_bytes, int64_t row) {
+  const int64_t lane = row / call.tokens;  // b * N + n
+  const int64_t length = call.past_length[call.length_per_batch ? lane / call.heads : 0];
+  const int64_t slot = length + row % call.tokens;
+  return call.present + (lane * call.present_slots + slot) * row_bytes;
+}
+
+struct RawWriter {
+  const EncodeCall& call;
+  int row_bytes;
+  int64_t rows;
+
+  void operator()(std::size_t task) const {
+    const int64_t first = static_cast<int64_t>(task) * kRowsPerTask;
+    const int64_t end = std::min(first + kRowsPerTask, rows);
+    const uint8_t* const vectors = static_cast<const uint8_t*>(call.vectors);
+    for (int64_t row = first; row < end; ++row) {
+      std::memcpy(destination(call, row_bytes, row), vectors + row * row_bytes,
+                  static_cast<std::size_t>(row_bytes));
+    }
+  }
+};
+
 struct Encoder {
   const Kernels& kernels;
   const EncodeCall& call;
   RowFormat format;
   float table[kTable];
   int64_t rows;
-
-  int64_t length(int64_t b) const { return call.past_length[call.length_per_batch ? b : 0]; }
-
-  uint8_t* destination(int64_t row) const {
-    const int64_t lane = row / call.tokens;  // b * N + n
-    const int64_t slot = length(lane / call.heads) + row % call.tokens;
-    return call.present + (lane * call.present_slots + slot) * format.row_bytes;
-  }
 
   void operator()(std::size_t task) const {
     const int64_t first = static_cast<int64_t>(task) * kRowsPerTask;
@@ -85,7 +101,7 @@ struct Encoder {
     }
     kernels.rotate(unit, call.rotation, rotated, count, size);
     for (int r = 0; r < count; ++r) {
-      uint8_t* const row = destination(first + r);
+      uint8_t* const row = destination(call, format.row_bytes, first + r);
       const float squares = kernels.quantise(rotated + r * size, call.boundaries, 1 << call.bits,
                                              table, codes, size);
       pack(format, codes, row);
@@ -129,7 +145,10 @@ struct Copier {
 }  // namespace
 
 void encode(const Kernels& kernels, const EncodeCall& call, const Parallel& parallel) {
-  const RowFormat format = row_format(call.bits, call.head_size, 1);
+  const RowFormat format =
+      call.raw
+          ? raw_row_format(static_cast<int>(element_size(call.element)), call.head_size, 1)
+          : row_format(call.bits, call.head_size, 1);
   if (call.batch == 0 || call.heads == 0) return;
   const int64_t lanes = call.batch * call.heads;
   const bool in_place = call.present == call.past && call.present_slots == call.past_slots;
@@ -138,9 +157,16 @@ void encode(const Kernels& kernels, const EncodeCall& call, const Parallel& para
     Copier copier{call, format.row_bytes, slots, (call.present_slots + slots - 1) / slots};
     parallel(static_cast<std::size_t>(lanes * copier.tasks_per_lane), copier);
   }
-  Encoder encoder{kernels, call, format, {}, lanes * call.tokens};
+  const int64_t rows = lanes * call.tokens;
+  const std::size_t tasks = static_cast<std::size_t>((rows + kRowsPerTask - 1) / kRowsPerTask);
+  if (call.raw) {
+    RawWriter writer{call, format.row_bytes, rows};
+    parallel(tasks, writer);
+    return;
+  }
+  Encoder encoder{kernels, call, format, {}, rows};
   fill_table(call.centroids, call.bits, encoder.table);
-  parallel(static_cast<std::size_t>((encoder.rows + kRowsPerTask - 1) / kRowsPerTask), encoder);
+  parallel(tasks, encoder);
 }
 
 }  // namespace tq

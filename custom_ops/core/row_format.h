@@ -22,6 +22,20 @@ inline RowFormat row_format(int bits, int head_size, int lanes) {
   return format;
 }
 
+// A row of the codec raw is one slot, in the natural order; the kernels' decoders do not read it.
+inline RowFormat raw_row_format(int element_bytes, int head_size, int lanes) {
+  RowFormat format{};
+  format.bits = 8 * element_bytes;
+  format.head_size = head_size;
+  format.slots = 1;
+  format.slot_size = head_size;
+  format.padded_slot = (head_size + lanes - 1) / lanes * lanes;
+  format.padded = format.padded_slot;
+  format.row_bytes = spec::raw_row_bytes(format.bits, head_size);
+  format.scale_offset = format.row_bytes;
+  return format;
+}
+
 // The kernels unpack these planes by hand; a new codec must come here first.
 static_assert(spec::kMinBits == 2 && spec::kMaxBits == 4 && spec::kMaxLevels == kTable);
 static_assert(spec::planes(2).count == 1 && spec::planes(2).plane[0].width == 2);

@@ -18,25 +18,27 @@ bool is_square(const Tensor& tensor) {
          tensor.dims[0] <= spec::kMaxHeadSize;
 }
 
-void check_cache(const Tensor& cache, const std::vector<int64_t>& like, int bits, int head_size) {
+void check_cache(const Tensor& cache, const std::vector<int64_t>& like, const Codec& codec,
+                 int head_size) {
   expect_type(kOp, cache, kUint8);
   expect_rank(kOp, cache, 4);
-  const int64_t width = spec::row_bytes(bits, head_size);
+  const int64_t width = codec.row_bytes(head_size);
   if (cache.dims[3] != width) {
     throw OpError(std::string(kOp) + ": " + cache.name + " has row width " +
-                  std::to_string(cache.dims[3]) + ", but " + std::to_string(bits) +
-                  "-bit rows of head size " + std::to_string(head_size) + " have " +
+                  std::to_string(cache.dims[3]) + ", but " + codec.rows_of(head_size) + " have " +
                   std::to_string(width) + " bytes");
   }
   expect_dims(kOp, cache, {like[0], like[1], like[2], width},
               "the batch of query and the heads and slots of key_cache");
 }
 
-void check_codec(const Tensor& rotation, const Tensor& centroids, int bits, int head_size) {
+void check_tables(const Tensor& rotation, const Tensor& centroids, const Codec& codec,
+                  int head_size) {
   expect_type(kOp, rotation, kFloat);
-  expect_dims(kOp, rotation, {head_size, head_size}, "this head size");
   expect_type(kOp, centroids, kFloat);
-  expect_dims(kOp, centroids, {1 << bits}, "these bits");
+  if (codec.raw) return;
+  expect_dims(kOp, rotation, {head_size, head_size}, "this head size");
+  expect_dims(kOp, centroids, {1 << codec.bits}, "these bits");
 }
 
 // Strides of the bias in elements, zero where it is broadcast.
@@ -79,8 +81,8 @@ AttentionKernel::AttentionKernel(const Api& api, const OrtKernelInfo* info, Elem
       element_(element),
       float_type_(type_of(element)),
       kernels_(choose_kernels(kOp)),
-      key_bits_(read_bits(api, info, kOp, "key_")),
-      value_bits_(read_bits(api, info, kOp, "value_")),
+      key_(read_codec(api, info, kOp, "key_", float_type_)),
+      value_(read_codec(api, info, kOp, "value_", float_type_)),
       scale_(read_float(api, info, kOp, "scale")),
       softcap_(read_float(api, info, kOp, "softcap")),
       sliding_window_(read_int(api, info, kOp, "sliding_window")) {
@@ -102,7 +104,7 @@ AttentionKernel::AttentionKernel(const Api& api, const OrtKernelInfo* info, Elem
   int is_constant = 0;
   const OrtValue* value = nullptr;
   check(api_.kernel_info_constant_input(info, kValueRotation, &is_constant, &value));
-  if (is_constant != 0 && value != nullptr) {
+  if (!value_.raw && is_constant != 0 && value != nullptr) {
     const Tensor rotation = read_tensor(api_, value, "value_rotation");
     if (is_square(rotation)) {
       constant_transposed_.resize(static_cast<size_t>(rotation.dims[0] * rotation.dims[0]));
@@ -114,6 +116,7 @@ AttentionKernel::AttentionKernel(const Api& api, const OrtKernelInfo* info, Elem
 
 const float* AttentionKernel::transposed(const Tensor& value_rotation,
                                          std::vector<float>& own) const {
+  if (value_.raw) return nullptr;
   const size_t size = static_cast<size_t>(value_rotation.dims[0]);
   if (constant_transposed_.size() == size * size) return constant_transposed_.data();
   own.resize(size * size);
@@ -139,15 +142,15 @@ void AttentionKernel::compute(OrtKernelContext* context) {
   const int size = expect_head_size(kOp, query);
   const int64_t heads = key_cache.dims[1], slots = key_cache.dims[2];
   const std::vector<int64_t> like{batch, heads, slots};
-  check_cache(key_cache, like, key_bits_, size);
-  check_cache(value_cache, like, value_bits_, size);
+  check_cache(key_cache, like, key_, size);
+  check_cache(value_cache, like, value_, size);
   if (heads == 0 || query_heads % heads != 0) {
     throw OpError(std::string(kOp) + ": query has " + std::to_string(query_heads) +
                   " heads, expected a multiple of the " + std::to_string(heads) +
                   " heads of key_cache");
   }
-  check_codec(key_rotation, key_centroids, key_bits_, size);
-  check_codec(value_rotation, value_centroids, value_bits_, size);
+  check_tables(key_rotation, key_centroids, key_, size);
+  check_tables(value_rotation, value_centroids, value_, size);
   const int64_t longest = check_lengths(kOp, past_length, batch, slots, "key_cache");
   if (tokens > slots - longest) {
     throw OpError(std::string(kOp) + ": past_length " + std::to_string(longest) + " plus " +
@@ -165,8 +168,8 @@ void AttentionKernel::compute(OrtKernelContext* context) {
   std::vector<float> own;
   call.element = element_;
   call.query = query.data;
-  call.key = {key_cache.as<uint8_t>(), key_bits_, key_centroids.as<float>()};
-  call.value = {value_cache.as<uint8_t>(), value_bits_, value_centroids.as<float>()};
+  call.key = {key_cache.as<uint8_t>(), key_.bits, key_centroids.as<float>(), key_.raw};
+  call.value = {value_cache.as<uint8_t>(), value_.bits, value_centroids.as<float>(), value_.raw};
   call.key_rotation = key_rotation.as<float>();
   call.value_rotation_transposed = transposed(value_rotation, own);
   call.past_length = past_length.as<int64_t>();

@@ -48,7 +48,7 @@ EncodeKernel::EncodeKernel(const Api& api, const OrtKernelInfo* info, Element el
       element_(element),
       float_type_(type_of(element)),
       kernels_(choose_kernels(kOp)),
-      bits_(read_bits(api, info, kOp, "")) {
+      codec_(read_codec(api, info, kOp, "", float_type_)) {
   const int64_t norm_correction = read_int(api, info, kOp, "norm_correction");
   if (norm_correction != 0 && norm_correction != 1) {
     throw OpError(std::string(kOp) + ": norm_correction is " + std::to_string(norm_correction) +
@@ -71,20 +71,21 @@ void EncodeKernel::compute(OrtKernelContext* context) {
   expect_rank(kOp, past, 4);
   const int64_t batch = vectors.dims[0], heads = vectors.dims[1], tokens = vectors.dims[2];
   const int size = expect_head_size(kOp, vectors);
-  const int64_t width = spec::row_bytes(bits_, size);
+  const int64_t width = codec_.row_bytes(size);
   const int64_t slots = past.dims[2];
   if (past.dims[3] != width) {
     throw OpError(std::string(kOp) + ": past has row width " + std::to_string(past.dims[3]) +
-                  ", but " + std::to_string(bits_) + "-bit rows of head size " +
-                  std::to_string(size) + " have " + std::to_string(width) + " bytes");
+                  ", but " + codec_.rows_of(size) + " have " + std::to_string(width) + " bytes");
   }
   expect_dims(kOp, past, {batch, heads, slots, width}, "the batch and heads of vectors");
   expect_type(kOp, rotation, kFloat);
-  expect_dims(kOp, rotation, {size, size}, "this head size");
   expect_type(kOp, centroids, kFloat);
-  expect_dims(kOp, centroids, {1 << bits_}, "these bits");
   expect_type(kOp, boundaries, kFloat);
-  expect_dims(kOp, boundaries, {(1 << bits_) - 1}, "these bits");
+  if (!codec_.raw) {
+    expect_dims(kOp, rotation, {size, size}, "this head size");
+    expect_dims(kOp, centroids, {1 << codec_.bits}, "these bits");
+    expect_dims(kOp, boundaries, {(1 << codec_.bits) - 1}, "these bits");
+  }
   const int64_t longest = check_lengths(kOp, past_length, batch, slots, "past");
 
   // Without elements the dimensions may be as large as they like.
@@ -111,7 +112,8 @@ void EncodeKernel::compute(OrtKernelContext* context) {
   call.past_slots = slots;
   call.present_slots = total;
   call.head_size = size;
-  call.bits = bits_;
+  call.bits = codec_.bits;
+  call.raw = codec_.raw;
   call.norm_correction = norm_correction_;
   call.rotation = rotation.as<float>();
   call.centroids = centroids.as<float>();

@@ -1,6 +1,7 @@
 // TurboQuantEncode(vectors [B, N, T, D], past uint8 [B, N, P, W], past_length int64 [B] or [1],
 //                  rotation f32 [D, D], centroids f32 [L], boundaries f32 [L - 1])
 //   -> present uint8 [B, N, S, W],  S = max(P, max_b(past_length[b]) + T)
+// With the codec raw, rotation, centroids and boundaries are floats of any shape, and not read.
 // Refuses: another shape, rank or type, rows of another width, a past_length that is negative or
 // beyond P, a present that overlaps past without being the same buffer of the same shape.
 #pragma once
@@ -22,7 +23,7 @@ class EncodeKernel {
   Element element_;
   int float_type_;
   const Kernels& kernels_;
-  int bits_;
+  Codec codec_;
   bool norm_correction_;
 };
 

@@ -183,20 +183,36 @@ std::string read_string(const Api& api, const OrtKernelInfo* info, const char* o
   return value;
 }
 
-int read_bits(const Api& api, const OrtKernelInfo* info, const char* op,
-              const std::string& prefix) {
-  const std::string codec = read_string(api, info, op, (prefix + "codec").c_str());
-  if (codec != spec::kCodecLloydMax) {
-    throw OpError(std::string(op) + ": " + prefix + "codec is '" + codec + "', expected '" +
-                  spec::kCodecLloydMax + "'");
+int64_t Codec::row_bytes(int head_size) const {
+  return raw ? spec::raw_row_bytes(bits, head_size) : spec::row_bytes(bits, head_size);
+}
+
+std::string Codec::rows_of(int head_size) const {
+  return (raw ? "raw " : "") + std::to_string(bits) + "-bit rows of head size " +
+         std::to_string(head_size);
+}
+
+Codec read_codec(const Api& api, const OrtKernelInfo* info, const char* op,
+                 const std::string& prefix, int float_type) {
+  const std::string kind = read_string(api, info, op, (prefix + "codec").c_str());
+  if (kind != spec::kCodecLloydMax && kind != spec::kCodecRaw) {
+    throw OpError(std::string(op) + ": " + prefix + "codec is '" + kind + "', expected '" +
+                  spec::kCodecLloydMax + "' or '" + spec::kCodecRaw + "'");
   }
   const int64_t bits = read_int(api, info, op, (prefix + "bits").c_str());
-  if (bits < spec::kMinBits || bits > spec::kMaxBits || !spec::is_bits(static_cast<int>(bits))) {
-    throw OpError(std::string(op) + ": " + prefix + "bits is " + std::to_string(bits) +
-                  ", expected " + std::to_string(spec::kMinBits) + " to " +
-                  std::to_string(spec::kMaxBits));
+  const std::string found =
+      std::string(op) + ": " + prefix + "bits is " + std::to_string(bits) + ", expected ";
+  if (kind == spec::kCodecRaw) {
+    const int wanted = float_type == kFloat ? 32 : 16;
+    if (bits != wanted) {
+      throw OpError(found + std::to_string(wanted) + ", those of " + type_name(float_type));
+    }
+    return {true, wanted};
   }
-  return static_cast<int>(bits);
+  if (bits < spec::kMinBits || bits > spec::kMaxBits || !spec::is_bits(static_cast<int>(bits))) {
+    throw OpError(found + std::to_string(spec::kMinBits) + " to " + std::to_string(spec::kMaxBits));
+  }
+  return {false, static_cast<int>(bits)};
 }
 
 }  // namespace tq::ort

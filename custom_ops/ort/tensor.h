@@ -80,7 +80,17 @@ float read_float(const Api& api, const OrtKernelInfo* info, const char* op, cons
 std::string read_string(const Api& api, const OrtKernelInfo* info, const char* op,
                         const char* name);
 
-// Reads `<prefix>codec` and `<prefix>bits`; returns the bits of a codec that this library has.
-int read_bits(const Api& api, const OrtKernelInfo* info, const char* op, const std::string& prefix);
+// A codec that this library has.
+struct Codec {
+  bool raw;  // else lloyd_max
+  int bits;
+
+  int64_t row_bytes(int head_size) const;
+  std::string rows_of(int head_size) const;  // "4-bit rows of head size 64", for messages
+};
+
+// Reads `<prefix>codec` and `<prefix>bits`. Raw rows hold elements of `float_type` and no others.
+Codec read_codec(const Api& api, const OrtKernelInfo* info, const char* op,
+                 const std::string& prefix, int float_type);
 
 }  // namespace tq::ort

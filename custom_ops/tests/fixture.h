@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <random>
 #include <thread>
 #include <vector>
@@ -57,8 +58,23 @@ inline void fill_codebook(int bits, int head_size, float* centroids, float* boun
   for (int i = 0; i + 1 < levels; ++i) boundaries[i] = 0.5f * (centroids[i] + centroids[i + 1]);
 }
 
-// Arbitrary bytes with finite scales.
+// The tests of float32 problems know a codec by its bits alone.
+inline bool is_raw(int bits) { return bits == 32; }
+
+inline int row_bytes(int bits, int head_size) {
+  return is_raw(bits) ? spec::raw_row_bytes(bits, head_size) : spec::row_bytes(bits, head_size);
+}
+
+// Arbitrary bytes with finite scales; floats for raw rows.
 inline void fill_rows(uint8_t* rows, std::size_t count, int bits, int head_size, Random& random) {
+  if (is_raw(bits)) {
+    std::vector<float> vector(static_cast<std::size_t>(head_size));
+    for (std::size_t t = 0; t < count; ++t, rows += row_bytes(bits, head_size)) {
+      fill_normal(vector.data(), vector.size(), random);
+      std::memcpy(rows, vector.data(), vector.size() * sizeof(float));
+    }
+    return;
+  }
   const RowFormat format = row_format(bits, head_size, 1);
   std::uniform_int_distribution<int> byte(0, 255);
   std::uniform_real_distribution<float> scale(0.1f, 12.0f);

@@ -33,8 +33,14 @@ std::string describe(const Problem& p, const char* level) {
 // Decoded rows [lanes * slots, head_size] in float64.
 std::vector<double> decoded(const uint8_t* rows, std::size_t count, int bits, int size,
                             const float* centroids, const float* rotation) {
-  const int width = spec::row_bytes(bits, size);
+  const int width = row_bytes(bits, size);
   std::vector<double> out(count * static_cast<std::size_t>(size));
+  if (is_raw(bits)) {
+    std::vector<float> floats(out.size());
+    std::memcpy(floats.data(), rows, count * static_cast<std::size_t>(width));
+    std::copy(floats.begin(), floats.end(), out.begin());
+    return out;
+  }
   std::vector<double> codes(static_cast<std::size_t>(size));
   for (std::size_t t = 0; t < count; ++t, rows += width) {
     uint16_t half;
@@ -63,13 +69,13 @@ void solve(const Problem& p, Random& random) {
   fill_rotation(key_rotation.data(), size, random);
   fill_rotation(value_rotation.data(), size, random);
   transpose(value_rotation.data(), size, transposed.data());
-  Guarded<float> key_centroids(std::size_t{1} << p.key_bits),
-      value_centroids(std::size_t{1} << p.value_bits);
+  const auto levels = [](int bits) { return is_raw(bits) ? 0 : std::size_t{1} << bits; };
+  Guarded<float> key_centroids(levels(p.key_bits)), value_centroids(levels(p.value_bits));
   float boundaries[spec::kMaxLevels];
-  fill_codebook(p.key_bits, size, key_centroids.data(), boundaries);
-  fill_codebook(p.value_bits, size, value_centroids.data(), boundaries);
-  const int key_width = spec::row_bytes(p.key_bits, size);
-  const int value_width = spec::row_bytes(p.value_bits, size);
+  if (!is_raw(p.key_bits)) fill_codebook(p.key_bits, size, key_centroids.data(), boundaries);
+  if (!is_raw(p.value_bits)) fill_codebook(p.value_bits, size, value_centroids.data(), boundaries);
+  const int key_width = row_bytes(p.key_bits, size);
+  const int value_width = row_bytes(p.value_bits, size);
   Guarded<uint8_t> keys(rows * static_cast<std::size_t>(key_width));
   Guarded<uint8_t> values(rows * static_cast<std::size_t>(value_width));
   fill_rows(keys.data(), rows, p.key_bits, size, random);
@@ -146,12 +152,17 @@ void solve(const Problem& p, Random& random) {
   }
   if (p.garbage_in_hidden_rows) {
     const uint16_t nan = 0x7e00;
+    const auto spoil = [&](uint8_t* row, int bits, int width) {
+      if (is_raw(bits)) {
+        std::fill_n(row, width, uint8_t{0xff});
+      } else {
+        std::memcpy(row + spec::scale_offset(bits, size), &nan, 2);
+      }
+    };
     for (std::size_t row = 0; row < rows; ++row) {
       if (seen[row]) continue;
-      std::memcpy(keys.data() + row * static_cast<std::size_t>(key_width) +
-                      spec::scale_offset(p.key_bits, size), &nan, 2);
-      std::memcpy(values.data() + row * static_cast<std::size_t>(value_width) +
-                      spec::scale_offset(p.value_bits, size), &nan, 2);
+      spoil(keys.data() + row * static_cast<std::size_t>(key_width), p.key_bits, key_width);
+      spoil(values.data() + row * static_cast<std::size_t>(value_width), p.value_bits, value_width);
     }
   }
 
@@ -159,10 +170,10 @@ void solve(const Problem& p, Random& random) {
   Guarded<float> output(query.size()), again(query.size());
   call.element = Element::kFloat;
   call.query = query.data();
-  call.key = {keys.data(), p.key_bits, key_centroids.data()};
-  call.value = {values.data(), p.value_bits, value_centroids.data()};
-  call.key_rotation = key_rotation.data();
-  call.value_rotation_transposed = transposed.data();
+  call.key = {keys.data(), p.key_bits, key_centroids.data(), is_raw(p.key_bits)};
+  call.value = {values.data(), p.value_bits, value_centroids.data(), is_raw(p.value_bits)};
+  call.key_rotation = is_raw(p.key_bits) ? nullptr : key_rotation.data();
+  call.value_rotation_transposed = is_raw(p.value_bits) ? nullptr : transposed.data();
   call.past_length = p.lengths.data();
   call.length_per_batch = p.lengths.size() > 1;
   call.batch = p.batch;
@@ -212,6 +223,37 @@ TEST(attention_of_every_format) {
       p.slots = 70;
       solve(p, random);
     }
+  }
+}
+
+TEST(attention_with_raw_rows) {
+  Random random(20);
+  const int pairs[][2] = {{32, 32}, {32, 4}, {3, 32}};
+  for (const auto& bits : pairs) {
+    for (const int size : kHeadSizes) {
+      for (const int64_t tokens : {1, 3, 70}) {
+        Problem p;
+        p.key_bits = bits[0];
+        p.value_bits = bits[1];
+        p.head_size = size;
+        p.heads = 2;
+        p.group = 2;
+        p.tokens = tokens;
+        p.lengths = {69};
+        p.slots = 69 + tokens + 2;
+        p.window = 60;
+        p.garbage_in_hidden_rows = true;
+        solve(p, random);
+      }
+    }
+    Problem p;  // many chunks
+    p.key_bits = bits[0];
+    p.value_bits = bits[1];
+    p.group = 3;
+    p.batch = 2;
+    p.lengths = {1300, 511};
+    p.slots = 1301;
+    solve(p, random);
   }
 }
 

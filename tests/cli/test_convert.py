@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import onnx
@@ -7,7 +8,9 @@ import pytest
 
 from tests.cli.run import run
 from tests.graph_io.models import DYNAMO, GENAI, external, inline, snapshot
+from tests.integrations.genai_folder import genai_folder
 from tq_onnx.codec.spec import layout_digest
+from tq_onnx.graph import spill
 from tq_onnx.graph.plan import METADATA_DIGEST, METADATA_PRESET
 
 
@@ -117,3 +120,69 @@ def test_unknown_choices_are_bad_usage(tmp_path: Path) -> None:
     model = inline(tmp_path)
     for option in (["--preset", "int9"], ["--rotation", "none"], ["--external-data", "eat"]):
         assert run("convert", model, *option).code == 2
+
+
+def test_two_presets_share_the_data_of_another_folder(tmp_path: Path) -> None:
+    model = external(tmp_path / "in")
+    for preset in ("int4", "int3"):
+        output = tmp_path / "out" / f"{preset}.onnx"
+        outcome = run("convert", model, "-o", output, "--preset", preset)
+        assert outcome.code == 0, outcome.err
+    assert set(snapshot(tmp_path / "out")) == {"int4.onnx", "int3.onnx", "model.onnx.data"}
+
+
+def test_weights_that_move_out_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = inline(tmp_path)
+    monkeypatch.setattr(spill, "MAX_PROTOBUF_BYTES", model.stat().st_size // 2)
+    outcome = run("convert", model)
+    assert outcome.code == 0, outcome.err
+    moved = tmp_path / "model.int4.onnx.data"
+    assert f"{moved} holds weights" in outcome.out
+    assert moved.exists()
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    source = genai_folder(tmp_path / "qwen3")
+    outcome = run("convert", source, "--preset", "int3")
+    assert outcome.code == 0, outcome.err
+    assert outcome.err == ""
+    out = tmp_path / "qwen3-int3"
+    assert "model.onnx: 2 layers (gqa)" in outcome.out
+    assert "model.onnx.data (copied)" in outcome.out
+    assert "chat_template.jinja, tokenizer.json" in outcome.out
+    assert "custom_ops_library = " in outcome.out
+    assert f"tq-onnx verify {source} {out}" in outcome.out
+    assert "note" not in outcome.out
+    assert "--overwrite" in run("convert", source, "--preset", "int3").sentence(4)
+    outcome = run("convert", source, "-o", out, "--overwrite", "--json")
+    document = outcome.document
+    assert document["output"] == str(out)
+    assert [d["plan"]["preset"] for d in document["decoders"]] == ["int4"]
+    assert document["genai"]["head_size"] == 34
+    assert "original folder" in run("convert", out).sentence(3)
+
+
+def test_a_folder_for_a_gpu(tmp_path: Path) -> None:
+    source = genai_folder(tmp_path / "qwen3")
+    config = source / "genai_config.json"
+    document = json.loads(config.read_text())
+    options = document["model"]["decoder"]["session_options"]
+    options["provider_options"] = [{"cuda": {}}]
+    document["search"]["past_present_share_buffer"] = False
+    config.write_text(json.dumps(document))
+    out = run("convert", source).out
+    assert "asks for cuda, and the library has kernels for the CPU only" in out
+    assert "past_present_share_buffer may be set to true" in out
+
+
+def test_folders_that_are_refused(tmp_path: Path) -> None:
+    source = genai_folder(tmp_path / "in")
+    assert "copy or link" in run("convert", source, "--external-data", "keep").sentence(2)
+    assert "overlaps" in run("convert", source, "-o", source).sentence(4)
+    (source / "model.onnx").unlink()
+    assert "names model.onnx" in run("convert", source).sentence(4)
+    (source / "genai_config.json").unlink()
+    assert "there is no ONNX file in this folder (it has chat_template.jinja" in run(
+        "convert", source
+    ).sentence(3)
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import sys
 from pathlib import Path
 
@@ -109,3 +110,28 @@ def test_options_out_of_range(more: tuple[object, ...]) -> None:
 
 def test_a_prompt_is_required() -> None:
     assert run("generate", "model.onnx").code == 2
+
+
+def test_a_folder_stands_for_the_model_in_it(models: list[Path], tmp_path: Path) -> None:
+    folder = models[0].parent
+    assert (
+        continue_(folder, "--json").document["tokens"]
+        == (continue_(models[0], "--json").document["tokens"])
+    )
+    assert run("convert", folder, "-o", tmp_path / "out").code == 0
+    document = continue_(tmp_path / "out", "--json").document
+    assert document["converted"] is True
+    assert document["tokens"] == continue_(models[1], "--json").document["tokens"]
+
+
+def test_a_tokenizer_one_folder_up(models: list[Path], tmp_path: Path) -> None:
+    shutil.copytree(models[0].parent, tmp_path / "m")
+    (tmp_path / "m" / "onnx").mkdir()
+    for name in ("model.onnx", "model.onnx.data"):
+        (tmp_path / "m" / name).rename(tmp_path / "m" / "onnx" / name)
+    (tmp_path / "m" / "model.int4.onnx").unlink()
+    assert continue_(tmp_path / "m").out == continue_(models[0]).out
+    assert continue_(tmp_path / "m" / "onnx" / "model.onnx").out == continue_(models[0]).out
+    (tmp_path / "m" / "onnx").rename(tmp_path / "m" / "other")
+    outcome = run("generate", tmp_path / "m" / "other" / "model.onnx", *PROMPT)
+    assert "no tokenizer.json" in outcome.sentence(4)

@@ -7,6 +7,7 @@ import pytest
 
 from tests.cli.run import run
 from tests.graph_io.models import DYNAMO, GENAI, external, inline, snapshot
+from tests.integrations.genai_folder import genai_folder
 from tq_onnx import __version__
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.codec.spec import layout_digest, row_layout
@@ -104,3 +105,41 @@ def test_names_of_strangers_are_not_terminal_commands(tmp_path: Path) -> None:
     outcome = run("inspect", model)
     assert "\x1b" not in outcome.out
     assert "\x1b" not in run("convert", model).err
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    source = genai_folder(tmp_path / "in")
+    (source / "old.safetensors").write_text("x")
+    before = snapshot(tmp_path)
+    outcome = run("inspect", source)
+    assert outcome.code == 0, outcome.err
+    assert f"{source / 'model.onnx'}: opset" in outcome.out
+    assert "model.onnx.data" in outcome.out
+    assert "old.safetensors: weights that no ONNX file here reads" in outcome.out
+    assert outcome.out.count("next: ") == 1
+    assert f"next: tq-onnx convert {source}" in outcome.out
+    document = run("inspect", source, "--json").document
+    assert document["convertible"] is True
+    assert [(m["name"], m["role"]) for m in document["models"]] == [("model.onnx", "decoder")]
+    assert document["genai"] is True
+    assert snapshot(tmp_path) == before
+    assert run("convert", source).code == 0
+    outcome = run("inspect", tmp_path / "in-int4")
+    assert outcome.code == 0
+    assert "model.onnx: converted" in outcome.out
+    assert "next" not in outcome.out
+
+
+def test_a_folder_that_cannot_be_converted(tmp_path: Path) -> None:
+    source = genai_folder(tmp_path / "in", DYNAMO)
+    proto = onnx.load(source / "model.onnx", load_external_data=False)
+    for node in proto.graph.node:
+        if node.op_type == "Softmax":
+            node.op_type = "LogSoftmax"
+    (source / "model.onnx").write_bytes(proto.SerializeToString())
+    outcome = run("inspect", source)
+    assert outcome.code == 3
+    assert "It cannot be converted" in outcome.out
+    assert run("inspect", source, "--json").document["convertible"] is False
+    (tmp_path / "empty").mkdir()
+    assert "no ONNX file" in run("inspect", tmp_path / "empty").sentence(3)

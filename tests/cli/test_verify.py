@@ -125,3 +125,13 @@ def test_the_tokenizer_beside_the_model_gives_the_held_out_text(tmp_path: Path) 
     assert outcome.code == 0, outcome.err
     assert "held-out text of the bundled model" in outcome.out
     shutil.rmtree(tmp_path / "m")
+
+
+def test_folders_stand_for_the_models_in_them(tmp_path: Path) -> None:
+    for path, name in ((original(DYNAMO), "a"), (converted(DYNAMO), "b")):
+        (tmp_path / name).mkdir()
+        shutil.copyfile(path, tmp_path / name / "model.onnx")
+    outcome = run("verify", tmp_path / "a", tmp_path / "b", *FEW)
+    assert outcome.code == 0, outcome.err
+    assert "verified: 12 of 12 checks hold" in outcome.out
+    assert run("verify", tmp_path / "b", tmp_path / "a", *FEW).code == 3

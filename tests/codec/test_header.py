@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tq_onnx.codec import header, spec
-from tq_onnx.codec.spec import LLOYD_MAX, LLOYD_MAX_BITS, Codec, row_layout
+from tq_onnx.codec.spec import LLOYD_MAX, LLOYD_MAX_BITS, RAW, RAW_BITS, Codec, row_layout
 
 HEADER = Path(__file__).parents[2] / "custom_ops" / "include" / "tq" / "codec_spec.h"
 
@@ -51,3 +51,10 @@ def test_names_and_numbers_come_from_their_source() -> None:
 def test_row_bytes_are_asserted(bits: int, head_size: int) -> None:
     row_bytes = row_layout(Codec(LLOYD_MAX, bits), head_size).row_bytes
     assert f"static_assert(row_bytes({bits}, {head_size}) == {row_bytes});" in render()
+
+
+@pytest.mark.parametrize("bits", RAW_BITS)
+@pytest.mark.parametrize("head_size", [64, 80, 128, 256])
+def test_raw_row_bytes_are_asserted(bits: int, head_size: int) -> None:
+    row_bytes = row_layout(Codec(RAW, bits), head_size).row_bytes
+    assert f"static_assert(raw_row_bytes({bits}, {head_size}) == {row_bytes});" in render()

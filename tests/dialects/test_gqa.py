@@ -15,6 +15,7 @@ import onnxruntime
 import pytest
 
 from tests.dialects.gqa_oracle import GqaDecoder, cut_holes
+from tests.dialects.onelayer import CACHES, decoder
 from tests.graph.decoders import (
     EXACT,
     Array,
@@ -295,16 +296,20 @@ def test_position_arithmetic_is_made_once() -> None:
 
 
 REFUSALS: Final[dict[str, tuple[Change, str]]] = {
-    "attention sinks": (with_input(11, "sink", ir.DataType.FLOAT, [4]), "attention sinks"),
+    "attention sinks": (
+        with_input(11, "sink", ir.DataType.FLOAT, [4]),
+        "attention sinks (head_sink) are not supported",
+    ),
     "key scale": (with_input(12, "scale", ir.DataType.FLOAT, [1]), "quantised already"),
     "value scale": (with_input(13, "scale", ir.DataType.FLOAT, [1]), "quantised already"),
     "quantised by type": (with_attribute("k_quant_type", "PER_TENSOR"), "quantised already"),
     "an input from the future": (with_input(16, "new", ir.DataType.FLOAT, [1]), "17 inputs"),
     "an attribute from the future": (with_attribute("novelty", 1), "attribute novelty"),
-    "smooth softmax": (with_attribute("smooth_softmax", 1), "smooth_softmax"),
+    "smooth softmax": (with_attribute("smooth_softmax", 1), "no bias widens the softmax"),
     "window instead of a cache": (with_attribute("sliding_window_cache", 1), "window of the past"),
     "scores returned": (with_attribute("qk_output", 1), "qk_output"),
-    "no past": (without_input(3), "takes no past"),
+    "no past": (without_input(3, 4), "takes no past, though the model takes caches"),
+    "half a past": (without_input(3), "past keys or past values, but not both"),
     "no sequence lengths": (without_input(5), "seqlens_k is missing"),
     "one norm of two": (with_input(14, "norm", ir.DataType.FLOAT, [64]), "has only one"),
     "key without value": (without_input(2), "has only one"),
@@ -353,3 +358,121 @@ def test_refuses_a_past_that_is_computed() -> None:
 
     (miss,) = recognise(model).misses
     assert miss.layer == 1 and "does not continue a graph input" in miss.reason
+
+
+# A graph for a first prompt takes no caches.
+
+
+def first_prompt(
+    name: str, *, padding: int, converted: bool = False, library: bool = False
+) -> Array:
+    model = load(name)
+    if converted:
+        plan = convert(model, "raw")
+        assert {layer.dialect for layer in plan.layers} == {"gqa"}
+        assert [layer.key.past for layer in plan.layers] == [None, None]
+    data = batch(7, 2, left_padding=padding)
+    feeds = {
+        "input_ids": data.tokens % 61,
+        "attention_mask": data.mask,
+        "position_ids": data.positions,
+    }
+    (logits,) = session(model, library=library).run(["logits"], feeds)
+    return np.asarray(logits, np.float64)[data.real]
+
+
+def test_first_prompt_of_transformers_exporter_agrees(library: bool) -> None:
+    expected = first_prompt("hf-ortcpu-prefill", padding=0)
+    found = first_prompt("hf-ortcpu-prefill", padding=0, converted=True, library=library)
+
+    assert np.abs(found - expected).max() < EXACT * np.abs(expected).max()
+
+
+def test_padded_first_prompt_is_right_where_the_original_is_not(library: bool) -> None:
+    """ONNX Runtime's kernel rotates every sequence of a first prompt by the angles of one.
+
+    The other fusions tell the truth.
+    """
+    expected = first_prompt("hf-ortcuda-prefill", padding=3)
+    found = first_prompt("hf-ortcpu-prefill", padding=3, converted=True, library=library)
+
+    assert np.abs(found - expected).max() < EXACT * np.abs(expected).max()
+
+
+SEQLENS: Final = """new = Shape<start = 1, end = 2>(input_ids)
+        last = Sub(new, one)
+        last32 = Cast<to = 6>(last)
+        batch = Shape<start = 0, end = 1>(input_ids)
+        seqlens = Expand(last32, batch)
+        new32 = Cast<to = 6>(new)
+        total = Squeeze(new32)
+        """
+OPERATOR: Final = """merged = com.microsoft.GroupQueryAttention<num_heads = 4, kv_num_heads = 2>
+            (q0, k0, v0, "", "", seqlens, total)
+        """
+RETURNED: Final = """present_key = Transpose<perm = [0, 2, 1, 3]>(k1)
+        present_value = Transpose<perm = [0, 2, 1, 3]>(v1)"""
+OUTSIDE: Final = SEQLENS + OPERATOR + RETURNED
+
+
+def returned_from_outside(body: str = OUTSIDE, inputs: str = "") -> ir.Model:
+    return decoder(body, inputs=inputs, heads=4)
+
+
+def test_first_prompt_whose_new_rows_are_returned_from_outside(library: bool) -> None:
+    model = returned_from_outside()
+    convert(model, "raw")
+    feeds = {"input_ids": batch(7, 2).tokens % 61}
+
+    expected, _, _ = session(returned_from_outside()).run(None, feeds)
+    found, key, _ = session(model, library=library).run(None, feeds)
+    assert np.abs(found - expected).max() < EXACT * np.abs(expected).max()
+    assert key.shape[:3] == (2, 2, 7)
+
+
+OUTSIDE_REFUSALS: Final = {
+    "rotated after they were cached": (
+        OUTSIDE.replace("kv_num_heads = 2", "kv_num_heads = 2, do_rotary = 1").replace(
+            "seqlens, total)", "seqlens, total, cos, sin)"
+        ),
+        "float[256, 8] cos, float[256, 8] sin",
+        "before it norms or rotates them",
+    ),
+    "keys for values": (
+        OUTSIDE.replace("(q0, k0, v0,", "(k0, q0, v0,"),
+        "",
+        "not its keys and its values",
+    ),
+    "a cache that grows outside": (
+        SEQLENS
+        + """present_key = Concat<axis = 2>(past_key, k)
+        present_value = Concat<axis = 2>(past_value, v)
+        key_bsnd = Transpose<perm = [0, 2, 1, 3]>(present_key)
+        value_bsnd = Transpose<perm = [0, 2, 1, 3]>(present_value)
+        flat = Constant<value_ints = [0, 0, 32]>()
+        keys = Reshape(key_bsnd, flat)
+        values = Reshape(value_bsnd, flat)
+        """
+        + OPERATOR.replace("(q0, k0, v0,", "(q0, keys, values,"),
+        CACHES,
+        "updated outside of it",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OUTSIDE_REFUSALS)
+def test_refuses_new_rows_from_outside(case: str) -> None:
+    body, inputs, reason = OUTSIDE_REFUSALS[case]
+
+    (miss,) = recognise(returned_from_outside(body, inputs)).misses
+    assert reason in miss.reason
+
+
+def test_refuses_paged_attention() -> None:
+    model = load("genai-cpu-fp32")
+    for node in attentions(model):
+        node.op_type = "PagedAttention"
+
+    misses = recognise(model).misses
+    assert [miss.layer for miss in misses] == [0, 1]
+    assert "paged attention, whose cache belongs to the server" in misses[0].reason

@@ -17,9 +17,10 @@ import numpy as np
 
 from tq_onnx.codec import reference
 from tq_onnx.codec.codebook import lloyd_max
+from tq_onnx.codec.elements import ELEMENT_BITS
 from tq_onnx.codec.presets import QR
 from tq_onnx.codec.rotation import make_rotation, rotation_seed
-from tq_onnx.codec.spec import LLOYD_MAX, LLOYD_MAX_BITS, Codec
+from tq_onnx.codec.spec import LLOYD_MAX, LLOYD_MAX_BITS, RAW, Codec
 
 FOLDER = Path(__file__).parent
 HEAD_SIZES = (64, 128)
@@ -64,6 +65,10 @@ def make_rows() -> None:
                 Codec(LLOYD_MAX, bits),
                 make_rotation(QR, head_size, 0),
                 lloyd_max(bits, head_size),
+            )
+        for element, bits in ELEMENT_BITS.items():
+            arrays[f"rows_{head_size}_{element}"] = reference.encode(
+                np.stack(vectors), Codec(RAW, bits), None, None, element=element
             )
     np.savez_compressed(FOLDER / "codec_rows.npz", **arrays)
 

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tests.graph.decoders import FIXTURES, convert, load
+from tests.graph.decoders import FIXTURES, GROWING, convert, load
 from tests.graph.synthetic import SELECTING, decoder
 from tq_onnx.errors import AlreadyConvertedError
 from tq_onnx.graph.match import Recognition, recognise
 
 ALL = sorted(path.stem for path in FIXTURES.glob("*.onnx"))
+"""Every dialect: what is tested with them holds for any export."""
 
 
 def facts(recognition: Recognition) -> list[tuple[object, ...]]:
@@ -51,7 +52,8 @@ def positions(model: ir.Model, recognition: Recognition) -> list[int | None]:
     places.append(outputs.index(roles.logits))
     for site in recognition.sites:
         for cache in (site.key, site.value):
-            places.append(inputs.index(cache.past.name))
+            past = cache.past
+            places.append(None if past is None else inputs.index(past.name))
             places.append(outputs.index(cache.present.name))
     return places
 
@@ -107,7 +109,7 @@ def test_names_and_order_of_nodes_do_not_matter(name: str, seed: int) -> None:
     assert positions(model, found) == places
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", GROWING)
 def test_a_renamed_and_shuffled_model_converts(name: str) -> None:
     model = load(name)
     rename(model, 1)
@@ -119,16 +121,15 @@ def test_a_renamed_and_shuffled_model_converts(name: str) -> None:
     assert plan.fixed_capacity
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", GROWING)
 def test_interface(name: str) -> None:
-    roles = recognise(load(name)).interface
+    model = load(name)
+    given = {value.name for value in model.graph.inputs}
+    roles = recognise(model).interface
     assert roles is not None
-    assert (roles.tokens, roles.attention_mask, roles.logits) == (
-        "input_ids",
-        "attention_mask",
-        "logits",
-    )
-    assert roles.position_ids == ("position_ids" if name.startswith("dynamo") else None)
+    assert (roles.tokens, roles.logits) == ("input_ids", "logits")
+    assert roles.attention_mask == ("attention_mask" if "attention_mask" in given else None)
+    assert roles.position_ids == ("position_ids" if "position_ids" in given else None)
 
 
 def test_many_layers_in_graph_order() -> None:
@@ -244,15 +245,24 @@ def test_refuses_another_form_by_the_node_that_makes_the_cache() -> None:
     (miss,) = recognise(model).misses
 
     assert miss.layer == 1
-    assert "is made by Attention" in miss.reason and "decomposed, gqa" in miss.reason
+    assert "is made by Attention" in miss.reason
+
+
+def test_caches_that_became_constants_are_a_reason_to_refuse() -> None:
+    model = without_caches(decoder(), inputs=True, outputs=False)
+
+    misses = recognise(model).misses
+
+    assert [miss.layer for miss in misses] == [0, 1]
+    assert all("has become a constant" in miss.reason for miss in misses)
 
 
 @pytest.mark.parametrize("name", ["genai-cpu-fp32", "dynamo-op18-sdpa"])
 def test_a_layer_whose_caches_nobody_sees_is_a_reason_to_refuse(name: str) -> None:
     model = load(name)
-    for output in model.graph.outputs:
+    for output in list(model.graph.outputs):
         if (output.name or "").startswith("present.1"):
-            output.shape = None
+            model.graph.outputs.remove(output)
 
     recognition = recognise(model)
 
@@ -262,9 +272,9 @@ def test_a_layer_whose_caches_nobody_sees_is_a_reason_to_refuse(name: str) -> No
 
 def test_refuses_an_old_opset() -> None:
     model = decoder()
-    model.graph.opset_imports[""] = 14
+    model.graph.opset_imports[""] = 13
 
-    assert "opset 14 is too old" in str(recognise(model).misses[0])
+    assert "opset 13 is too old" in str(recognise(model).misses[0])
 
 
 def test_refuses_a_converted_model_by_its_nodes_and_by_its_metadata() -> None:
@@ -310,7 +320,6 @@ UNCAUSAL = """t0 = Where(kept, nothing, lowest)
             "decoder exported without its cache",
         ),
         (without_caches(decoder(mask=UNCAUSAL), inputs=True, outputs=True), "an encoder"),
-        (without_caches(decoder(), inputs=True, outputs=False), "takes none"),
         (without_caches(decoder(), inputs=False, outputs=True), "returns no caches"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import onnx_ir as ir
 import pytest
@@ -36,6 +37,44 @@ def test_row_bytes_follow_the_preset(preset: str, width: int) -> None:
     plan = make_plan(recognise(load("genai-cpu-fp32")), PRESETS[preset])
 
     assert {layer.key_row_bytes for layer in plan.layers} == {width}
+
+
+@pytest.mark.parametrize(
+    ("fixture", "bits", "width"),
+    [("dynamo-op18-sdpa", 32, 256), ("dynamo-op18-sdpa-hd128-fp16", 16, 256)],
+)
+def test_raw_has_the_width_of_the_models_floats(fixture: str, bits: int, width: int) -> None:
+    plan = make_plan(recognise(load(fixture)), PRESETS["raw"])
+
+    assert (plan.preset, plan.rotation) == ("raw", "none")
+    for layer in plan.layers:
+        assert (layer.key_codec, layer.key_bits, layer.key_row_bytes) == ("raw", bits, width)
+        assert (layer.value_codec, layer.value_bits, layer.value_row_bytes) == ("raw", bits, width)
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_raw_next_to_codes_rotates_the_codes() -> None:
+    mixed = replace(PRESETS["int4"], key=PRESETS["raw"].key)
+    plan = make_plan(recognise(load("dynamo-op18-sdpa-hd128-fp16")), mixed)
+
+    assert plan.rotation == "qr"
+    assert [layer.rotation_seed for layer in plan.layers][:2] == [42, 1042]
+    codecs = {
+        (layer.key_codec, layer.key_bits, layer.value_codec, layer.value_bits)
+        for layer in plan.layers
+    }
+    assert codecs == {("raw", 16, "lloyd_max", 4)}
+
+
+@pytest.mark.parametrize("rotation", ["qr", "hadamard"])
+def test_a_preset_that_does_not_rotate_takes_no_rotation(rotation: str) -> None:
+    with pytest.raises(UsageError, match="preset raw does not rotate"):
+        make_plan(recognise(decoder()), PRESETS["raw"], rotation=rotation)
+
+
+def test_no_rotation_cannot_be_asked_for() -> None:
+    with pytest.raises(UsageError, match="'none' is not one of qr, hadamard"):
+        make_plan(recognise(decoder()), PRESETS["int4"], rotation="none")
 
 
 def test_rotation_and_seed_can_be_chosen() -> None:

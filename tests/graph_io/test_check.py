@@ -44,7 +44,12 @@ def constant(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
 
 
 @pytest.mark.parametrize(
-    ("fixture", "preset"), [*((name, "int4") for name in ALL), (GENAI, "int3"), (DYNAMO, "int2")]
+    ("fixture", "preset"),
+    [
+        *((name, preset) for name in ALL for preset in ("int4", "raw")),
+        (GENAI, "int3"),
+        (DYNAMO, "int2"),
+    ],
 )
 def test_every_conversion_holds(fixture: str, preset: str) -> None:
     check(*converted(fixture, preset))

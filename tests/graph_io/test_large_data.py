@@ -17,7 +17,7 @@ GIB = 1 << 30
 # The address space is limited to less than the data file, so that neither reading it nor mapping it
 # is possible; and the file's opening by Python would be seen.
 CONVERT = """
-import json, resource, sys
+import json, resource, sys, time
 import onnx, onnx_ir, onnxscript
 from pathlib import Path
 from tq_onnx.graph.pipeline import convert, inspect
@@ -29,10 +29,14 @@ sys.addaudithook(
 )
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
 path = Path(sys.argv[1])
+started = time.perf_counter()
 inspect(path)
 report = convert(path, path.with_name("new.onnx"))
 inspect(report.output)
-print(json.dumps([opened, report.files.bytes_written, report.files.external_data]))
+seconds = time.perf_counter() - started
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+files = report.files
+print(json.dumps([opened, files.bytes_written, files.external_data, seconds, peak]))
 """
 
 
@@ -64,10 +68,12 @@ def test_conversion_beside_the_original(large: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    opened, written, mode = json.loads(done.stdout)
+    opened, written, mode, seconds, peak = json.loads(done.stdout)
     assert opened == []
     assert mode == "keep"
     assert written < 1 << 20
+    assert seconds < 10
+    assert peak < GIB
     after = (large.parent / "model.onnx.data").stat()
     assert (after.st_mtime_ns, after.st_size, after.st_blocks) == (
         before.st_mtime_ns,
@@ -79,6 +85,31 @@ def test_conversion_beside_the_original(large: Path) -> None:
         "model.onnx.data",
         "new.onnx",
     ]
+
+
+def test_a_folder_with_hard_links(large: Path) -> None:
+    """The data is neither read nor copied where a link will do."""
+    (large.parent / "config.json").write_text("{}")
+    script = CONVERT.replace(
+        'report = convert(path, path.with_name("new.onnx"))',
+        "from tq_onnx.integrations.folderconversion import convert_folder\n"
+        "whole = convert_folder(path.parent, Path(sys.argv[2]), external_data='link')\n"
+        "report = whole.decoders[0]",
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(large), str(large.parent.with_name("out"))],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    opened, written, mode, seconds, peak = json.loads(done.stdout)
+    assert (opened, mode) == ([], "link")
+    assert written < 1 << 20
+    assert seconds < 10
+    assert peak < GIB
+    assert (large.parent.with_name("out") / large.name).exists()
 
 
 def test_the_watch_notices_a_reader(large: Path) -> None:

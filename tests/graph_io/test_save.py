@@ -5,6 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
@@ -189,13 +190,123 @@ def test_a_full_disk_is_noticed_before_writing(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_too_large_for_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_no_longer_fit_move_out(tmp_path: Path) -> None:
+    path = inline(tmp_path / "in")
+    expected = weights(load(path).model)
+    before = snapshot(tmp_path / "in")
+    loaded = load(path)
+    limit = path.stat().st_size // 2
+    saved = save(loaded, loaded.model, tmp_path / "out" / "new.onnx", limit=limit)
+    assert saved.moved == tmp_path / "out" / "new.onnx.data"
+    assert set(snapshot(tmp_path / "out")) == {"new.onnx", "new.onnx.data"}
+    assert saved.model.stat().st_size <= limit
+    assert saved.bytes_written == saved.model.stat().st_size + saved.moved.stat().st_size
+    onnx.checker.check_model(str(saved.model))
+    proto = onnx.load(saved.model, load_external_data=False)
+    moved = [tensor for tensor in proto.graph.initializer if tensor.external_data]
+    kept = [tensor for tensor in proto.graph.initializer if not tensor.external_data]
+    places = [{entry.key: entry.value for entry in tensor.external_data} for tensor in moved]
+    assert all(int(place["offset"]) % 65536 == 0 for place in places)
+    sizes = [int(place["length"]) for place in places]
+    assert min(sizes) >= max(len(tensor.raw_data) for tensor in kept)
+    for tensor, array in weights(load(saved.model).model).items():
+        np.testing.assert_array_equal(array, expected[tensor])
+    assert snapshot(tmp_path / "in") == before
+    again = load(path)
+    save(again, again.model, tmp_path / "out" / "same.onnx", limit=path.stat().st_size * 2)
+    assert not (tmp_path / "out" / "same.onnx.data").exists()
+
+
+def test_the_new_data_file_takes_no_name_that_is_taken(tmp_path: Path) -> None:
+    """``model.onnx.data`` holds the other weights of this model."""
+    path = external(tmp_path / "in")
+    proto = onnx.load(path, load_external_data=False)
+    big = proto.graph.initializer.add(name="big", data_type=1, dims=[100_000])
+    big.raw_data = bytes(400_000)
+    path.write_bytes(proto.SerializeToString())
+    loaded = load(path)
+    output = tmp_path / "out" / "model.onnx"
+    saved = save(loaded, loaded.model, output, limit=350_000)
+    assert saved.moved == tmp_path / "out" / "model.onnx.1.data"
+    assert saved.data == (tmp_path / "out" / "model.onnx.data",)
+    assert load(output).external_files == (tmp_path / "out" / "model.onnx.data", saved.moved)
+    for options, passes in (({}, False), ({"overwrite": True}, True)):
+        output.unlink()
+        again = load(path)
+        if passes:
+            save(again, again.model, output, limit=350_000, **options)  # type: ignore[arg-type]
+        else:
+            with pytest.raises(OutputExistsError, match=r"model\.onnx\.1\.data"):
+                save(again, again.model, output, limit=350_000)
+            output.touch()
+
+
+def test_a_graph_too_large_for_one_file(tmp_path: Path) -> None:
     path = inline(tmp_path)
     loaded = load(path)
-    monkeypatch.setattr(save_module, "MAX_PROTOBUF_BYTES", 1000)
     with pytest.raises(ModelFileError, match="2 GiB"):
-        save(loaded, loaded.model, tmp_path / "new.onnx")
+        save(loaded, loaded.model, tmp_path / "new.onnx", limit=1000)
     assert list(snapshot(tmp_path)) == ["model.onnx"]
+
+
+def test_a_failure_while_weights_move_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = inline(tmp_path)
+    for at in (1, 2):
+        loaded = load(path)
+        with monkeypatch.context() as patch:
+            Failing(patch, "fsync", at, OSError(errno.ENOSPC, "No space left"))
+            with pytest.raises(ModelFileError, match="No space"):
+                save(loaded, loaded.model, tmp_path / "new.onnx", limit=path.stat().st_size // 2)
+        assert list(snapshot(tmp_path)) == ["model.onnx"]
+
+
+def test_data_that_is_there_already_is_taken_as_it_is(tmp_path: Path) -> None:
+    path = external(tmp_path / "in", data=DATA)
+    out = tmp_path / "out"
+    first = resave(path, out / "int4.onnx")
+    before = [(out / name).stat().st_ino for name in DATA]
+    calls: list[tuple[int, int]] = []
+    second = resave(path, out / "int3.onnx", progress=lambda *done: calls.append(done))
+    assert [(out / name).stat().st_ino for name in DATA] == before
+    assert second.data == first.data
+    assert second.bytes_written == second.model.stat().st_size
+    total = sum((out / name).stat().st_size for name in DATA)
+    assert calls[-1] == (total, total)  # both were compared to their ends
+    onnx.checker.check_model(str(second.model))
+    third = resave(path, out / "int2.onnx", overwrite=True)
+    assert [(out / name).stat().st_ino for name in DATA] == before
+    assert third.bytes_written == third.model.stat().st_size
+
+
+@pytest.mark.parametrize("mode", ["copy", "link"])
+def test_data_of_the_same_size_is_compared(tmp_path: Path, mode: str) -> None:
+    path = external(tmp_path / "in", data=DATA)
+    out = tmp_path / "out"
+    resave(path, out / "int4.onnx")
+    content = bytearray((out / DATA[1]).read_bytes())
+    content[-1] ^= 1
+    (out / DATA[1]).write_bytes(content)
+    before = snapshot(out)
+    with pytest.raises(OutputExistsError, match=r"part\.bin"):
+        resave(path, out / "int3.onnx", external_data=mode)
+    assert snapshot(out) == before
+    resave(path, out / "int3.onnx", external_data=mode, overwrite=True)
+    assert (out / DATA[1]).read_bytes() == (tmp_path / "in" / DATA[1]).read_bytes()
+    assert (out / DATA[1]).samefile(tmp_path / "in" / DATA[1]) is (mode == "link")
+
+
+def test_a_link_is_not_taken_for_the_data(tmp_path: Path) -> None:
+    path = external(tmp_path / "in")
+    out = tmp_path / "out"
+    out.mkdir()
+    (tmp_path / "twin").write_bytes((tmp_path / "in" / "model.onnx.data").read_bytes())
+    (out / "model.onnx.data").symlink_to(tmp_path / "twin")
+    with pytest.raises(OutputExistsError, match=r"model\.onnx\.data"):
+        resave(path, out / "new.onnx")
+    resave(path, out / "new.onnx", overwrite=True)
+    assert not (out / "model.onnx.data").is_symlink()
 
 
 class Failing:

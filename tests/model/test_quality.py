@@ -76,7 +76,7 @@ def test_every_layer_reconstructs_as_theory_says(pairs: Pairs, route: str) -> No
     decoder.prefill(text[None])
     for names in probe.layers:
         _, caches = judge_layer(decoder, names, KERNEL)
-        for found in reconstruction(decoder, names, caches):
+        for found in reconstruction(decoder.watched, names, caches):
             assert theory(names.key.codec, 128, True) == pytest.approx(INT4_ERROR, rel=0.01)
             assert abs(found.error / INT4_ERROR - 1) <= MAX_ERROR_EXCESS, found
             if (found.layer, found.cache) == (0, "value"):

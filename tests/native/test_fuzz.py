@@ -19,12 +19,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.native.conftest import Feeds, rows
+from tests.native.conftest import Feeds, codec_of, rows, tables
 from tests.native.single_node import Array, attention_model, encode_model, make_session, run
 from tq_onnx.codec import reference
 from tq_onnx.codec.codebook import lloyd_max
-from tq_onnx.codec.rotation import make_rotation
-from tq_onnx.codec.spec import LLOYD_MAX, Codec, row_layout
+from tq_onnx.codec.spec import row_layout
 from tq_onnx.ops.domain import ATTENTION, ENCODE
 
 FUZZ = settings(
@@ -47,13 +46,19 @@ small = st.integers(0, 3)
 
 @functools.cache
 def encode_session(bits: int) -> ort.InferenceSession:
-    return make_session(encode_model(bits=bits), threads=2)
+    return make_session(encode_model(codec=codec_of(bits).kind, bits=bits), threads=2)
 
 
 @functools.cache
 def attention_session(key_bits: int, value_bits: int, bias: bool, at: int) -> ort.InferenceSession:
     model = attention_model(
-        bias=bias, scale=0.5, key_bits=key_bits, value_bits=value_bits, **VARIANTS[at]
+        bias=bias,
+        scale=0.5,
+        key_codec=codec_of(key_bits).kind,
+        key_bits=key_bits,
+        value_codec=codec_of(value_bits).kind,
+        value_bits=value_bits,
+        **VARIANTS[at],
     )
     return make_session(model, threads=2)
 
@@ -95,23 +100,30 @@ def encode_fits(feeds: Feeds, bits: int) -> bool:
         size % 8 == 0
         and 0 < size <= 512
         and past.shape[:2] == vectors.shape[:2]
-        and past.shape[3] == row_layout(Codec(LLOYD_MAX, bits), size).row_bytes
+        and past.shape[3] == row_layout(codec_of(bits), size).row_bytes
         and lengths_fit(feeds["past_length"], vectors.shape[0], past.shape[2])
-        and feeds["rotation"].shape == (size, size)
-        and feeds["centroids"].shape == (2**bits,)
-        and feeds["boundaries"].shape == (2**bits - 1,)
+        and tables_fit(bits, size, feeds["rotation"], feeds["centroids"])
+        and (codec_of(bits).is_raw or feeds["boundaries"].shape == (2**bits - 1,))
     )
+
+
+def tables_fit(bits: int, size: int, rotation: Array, centroids: Array) -> bool:
+    if codec_of(bits).is_raw:
+        return True
+    return rotation.shape == (size, size) and centroids.shape == (2**bits,)
 
 
 @FUZZ
 @given(st.data())
 def test_encode(data: st.DataObject) -> None:
-    bits = data.draw(st.sampled_from([2, 3, 4]))
+    bits = data.draw(st.sampled_from([2, 3, 4, 32]))
     size = data.draw(st.sampled_from(SIZES))
     batch, heads, tokens = data.draw(small), data.draw(small), data.draw(st.integers(0, 9))
     slots = data.draw(st.integers(0, 9))
     rng = np.random.default_rng(data.draw(st.integers(0, 999)))
-    book = lloyd_max(bits, size)
+    codec = codec_of(bits)
+    book = None if codec.is_raw else lloyd_max(bits, size)
+    rotation, centroids, boundaries = tables(bits, size, 0)
     vectors = rng.standard_normal((batch, heads, tokens, size)).astype(np.float32)
     if vectors.size and data.draw(st.booleans()):
         vectors.flat[rng.integers(vectors.size)] = data.draw(
@@ -124,12 +136,12 @@ def test_encode(data: st.DataObject) -> None:
         "vectors": vectors,
         "past": rows((batch, heads, slots), bits, size, 2),
         "past_length": np.array(data.draw(past_length | odd_length), np.int64).reshape(count),
-        "rotation": make_rotation("qr", size, 0),
-        "centroids": book.centroids,
-        "boundaries": book.boundaries,
+        "rotation": rotation,
+        "centroids": centroids,
+        "boundaries": boundaries,
     }
     # A codebook that no converter writes: the codes are free, the slots are not.
-    wild = data.draw(st.booleans())
+    wild = data.draw(st.booleans()) and not codec.is_raw
     if wild:
         for name in ("centroids", "boundaries"):
             values = rng.choice(np.array([np.nan, np.inf, -np.inf, 0, 1, -2], np.float32), 2**bits)
@@ -148,11 +160,12 @@ def test_encode(data: st.DataObject) -> None:
     assert present.shape == (batch, heads, total, feeds["past"].shape[3])
     expected = np.zeros_like(present)
     expected[:, :, :slots] = feeds["past"]
-    new = reference.encode(feeds["vectors"], Codec(LLOYD_MAX, bits), feeds["rotation"], book)
+    new = reference.encode(feeds["vectors"], codec, feeds["rotation"], book)
     for b, length in enumerate(past_length):
         written = slice(length, length + tokens)
         expected[b, :, written] = present[b, :, written] if wild else new[b]
-    assert np.count_nonzero(present != expected) <= 1 + new.size // 500
+    ties = 0 if codec.is_raw else 1 + new.size // 500
+    assert np.count_nonzero(present != expected) <= ties
 
 
 def attention_fits(feeds: Feeds, key_bits: int, value_bits: int) -> bool:
@@ -174,9 +187,8 @@ def attention_fits(feeds: Feeds, key_bits: int, value_bits: int) -> bool:
     for role, cache, bits in (("key", key, key_bits), ("value", value, value_bits)):
         fits = (
             fits
-            and cache.shape[3] == row_layout(Codec(LLOYD_MAX, bits), size).row_bytes
-            and feeds[f"{role}_rotation"].shape == (size, size)
-            and feeds[f"{role}_centroids"].shape == (2**bits,)
+            and cache.shape[3] == row_layout(codec_of(bits), size).row_bytes
+            and tables_fit(bits, size, feeds[f"{role}_rotation"], feeds[f"{role}_centroids"])
         )
     if not fits or "attention_bias" not in feeds:
         return fits
@@ -192,7 +204,7 @@ def attention_fits(feeds: Feeds, key_bits: int, value_bits: int) -> bool:
 @FUZZ
 @given(st.data())
 def test_attention(data: st.DataObject) -> None:
-    key_bits, value_bits = (data.draw(st.sampled_from([2, 3, 4])) for _ in range(2))
+    key_bits, value_bits = (data.draw(st.sampled_from([2, 3, 4, 32])) for _ in range(2))
     size = data.draw(st.sampled_from(SIZES))
     batch, heads, group = data.draw(small), data.draw(small), data.draw(small)
     tokens, past = data.draw(st.integers(0, 9)), data.draw(st.integers(0, 70))
@@ -201,16 +213,18 @@ def test_attention(data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 999)))
     count = data.draw(st.sampled_from([1, batch]))
     lowest = data.draw(st.sampled_from([past, 0, -1]))
+    key_rotation, key_centroids, _ = tables(key_bits, size, 0)
+    value_rotation, value_centroids, _ = tables(value_bits, size, 1)
     query = rng.standard_normal((batch, heads * group, tokens, size)).astype(np.float32)
     feeds: Feeds = {
         "query": query,
         "key_cache": rows((batch, heads, max(0, slots)), key_bits, size, 4),
         "value_cache": rows((batch, heads, max(0, slots)), value_bits, size, 5),
         "past_length": rng.integers(min(lowest, past), past + 1, count),
-        "key_rotation": make_rotation("qr", size, 0),
-        "key_centroids": lloyd_max(key_bits, size).centroids,
-        "value_rotation": make_rotation("qr", size, 1),
-        "value_centroids": lloyd_max(value_bits, size).centroids,
+        "key_rotation": key_rotation,
+        "key_centroids": key_centroids,
+        "value_rotation": value_rotation,
+        "value_centroids": value_centroids,
     }
     if with_bias:
         full = (batch, heads * group, tokens, past + tokens + 2)
@@ -231,7 +245,7 @@ def test_attention(data: st.DataObject) -> None:
     variant = {"scale": 0.5, "causal": True, **VARIANTS[at]}
     expected = reference.attention(
         feeds["query"], feeds["key_cache"], feeds["value_cache"], feeds["past_length"],
-        key=Codec(LLOYD_MAX, key_bits), value=Codec(LLOYD_MAX, value_bits),
+        key=codec_of(key_bits), value=codec_of(value_bits),
         key_rotation=feeds["key_rotation"], key_codebook=feeds["key_centroids"],
         value_rotation=feeds["value_rotation"], value_codebook=feeds["value_centroids"],
         attention_bias=feeds.get("attention_bias"), **variant,

@@ -79,6 +79,41 @@ def test_attention_agrees_with_numpy(
     assert np.abs(output.astype(np.float64) - expected).max() <= tolerance * np.abs(expected).max()
 
 
+@pytest.mark.parametrize(("dtype", "bits"), [("float32", 32), ("float16", 16), ("bfloat16", 16)])
+def test_raw_encode_keeps_every_bit(
+    level: str, dtype: str, bits: int, encode_feeds: Callable[..., Feeds]
+) -> None:
+    feeds = encode_feeds(bits=32, size=64)
+    feeds["vectors"] = feeds["vectors"].astype(FLOATS[dtype][1])
+    feeds["vectors"][0, 0, 0, :3] = (np.nan, -np.inf, -0.0)
+    width = 64 * bits // 8
+    feeds["past"] = feeds["past"][..., :width]
+    present = run(make_session(encode_model(dtype, codec="raw", bits=bits)), feeds)
+    rows = np.ascontiguousarray(feeds["vectors"]).view(np.uint8)
+    np.testing.assert_array_equal(
+        present, reference.append(feeds["past"], rows, feeds["past_length"])
+    )
+
+
+def test_raw_codecs_take_any_tables(
+    encode_feeds: Callable[..., Feeds], attention_feeds: Callable[..., Feeds]
+) -> None:
+    """Nothing of them is read, constant or not."""
+    encode_session = make_session(encode_model(codec="raw", bits=32))
+    feeds = encode_feeds(bits=32)
+    expected = run(encode_session, feeds)
+    odd = {"rotation": np.full((3, 1), np.nan, np.float32), "centroids": np.zeros(5, np.float32)}
+    np.testing.assert_array_equal(run(encode_session, feeds | odd), expected)
+    raw = {"key_codec": "raw", "key_bits": 32, "value_codec": "raw", "value_bits": 32}
+    feeds = attention_feeds(bits=32)
+    expected = run(make_session(attention_model(**raw)), feeds)
+    constants = {"value_rotation": np.full((16, 16), np.nan, np.float32)}
+    del feeds["value_rotation"]
+    output = run(make_session(attention_model(constants=constants, **raw)), feeds)
+    np.testing.assert_array_equal(output, expected)
+    assert np.isfinite(output).all()
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_a_bias_at_half_of_the_lowest_value_hides(
     dtype: str, attention_feeds: Callable[..., Feeds]

@@ -151,8 +151,11 @@ def test_attention_refuses(name: str, attention_feeds: Callable[..., Feeds]) -> 
         ({"bits": -(2**40)}, "expected 2 to 4"),
         ({"bits": None}, "attribute bits is missing"),
         ({"bits": "four"}, "attribute bits is missing or of another type"),
-        ({"codec": "uniform"}, "codec is 'uniform', expected 'lloyd_max'"),
-        ({"codec": ""}, "codec is '', expected 'lloyd_max'"),
+        ({"codec": "uniform"}, "codec is 'uniform', expected 'lloyd_max' or 'raw'"),
+        ({"codec": ""}, "codec is '', expected 'lloyd_max' or 'raw'"),
+        ({"codec": "raw"}, "bits is 4, expected 32, those of float"),
+        ({"codec": "raw", "bits": 16}, "bits is 16, expected 32, those of float"),
+        ({"codec": "raw", "bits": 2**40}, "expected 32, those of float"),
         ({"codec": None}, "attribute codec is missing"),
         ({"norm_correction": 2}, "norm_correction is 2, expected 0 or 1"),
         ({"norm_correction": None}, "attribute norm_correction is missing"),
@@ -169,7 +172,10 @@ def test_encode_refuses_attributes(attributes: dict[str, object], message: str) 
     [
         ({"key_bits": 1}, "key_bits is 1, expected 2 to 4"),
         ({"value_bits": 8}, "value_bits is 8, expected 2 to 4"),
-        ({"value_codec": "fp8"}, "value_codec is 'fp8', expected 'lloyd_max'"),
+        ({"value_codec": "fp8"}, "value_codec is 'fp8', expected 'lloyd_max' or 'raw'"),
+        ({"key_codec": "raw", "key_bits": 16}, "key_bits is 16, expected 32, those of float"),
+        ({"value_codec": "raw"}, "value_bits is 4, expected 32, those of float"),
+        ({"value_codec": "lloyd_max", "value_bits": 32}, "value_bits is 32, expected 2 to 4"),
         ({"scale": float("nan")}, "scale is not a finite number"),
         ({"scale": float("inf")}, "scale is not a finite number"),
         ({"scale": None}, "attribute scale is missing"),
@@ -185,6 +191,35 @@ def test_attention_refuses_attributes(attributes: dict[str, object], message: st
     with pytest.raises(Exception, match=re.escape(message)) as error:
         make_session(attention_model(**attributes))
     assert f"{ATTENTION}: " in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_raw_has_the_width_of_its_elements(dtype: str) -> None:
+    message = f"bits is 32, expected 16, those of {dtype}"
+    with pytest.raises(Exception, match=message):
+        make_session(encode_model(dtype, codec="raw", bits=32))
+    with pytest.raises(Exception, match=f"key_{message}"):
+        make_session(attention_model(dtype, key_codec="raw", key_bits=32))
+    make_session(encode_model(dtype, codec="raw", bits=16))
+
+
+def test_raw_rows_of_another_width_are_refused(
+    encode_feeds: Callable[..., Feeds], attention_feeds: Callable[..., Feeds]
+) -> None:
+    width = "row width 63, but raw 32-bit rows of head size 16 have 64 bytes"
+    session = make_session(encode_model(codec="raw", bits=32))
+    good = encode_feeds(bits=32)
+    with pytest.raises(Exception, match=f"past has {width}"):
+        run(session, good | {"past": zeros(2, 2, 8, 63, dtype=U8)})
+    assert run(session, good).shape == (2, 2, 8, 64)
+    session = make_session(attention_model(value_codec="raw", value_bits=32))
+    good = attention_feeds(value_bits=32)
+    with pytest.raises(Exception, match=f"value_cache has {width}"):
+        run(session, good | {"value_cache": zeros(2, 2, 8, 63, dtype=U8)})
+    # The other side keeps its tables.
+    with pytest.raises(Exception, match=re.escape("key_centroids has shape [0], expected [16]")):
+        run(session, good | {"key_centroids": zeros(0)})
+    assert np.isfinite(run(session, good)).all()
 
 
 @pytest.mark.parametrize("model", [encode_model(), attention_model()])

@@ -16,11 +16,14 @@ from tq_onnx.codec import reference
 from tq_onnx.codec.codebook import Codebook, lloyd_max
 from tq_onnx.codec.presets import QR
 from tq_onnx.codec.rotation import make_rotation
-from tq_onnx.codec.spec import LLOYD_MAX, Codec, row_layout
+from tq_onnx.codec.spec import LLOYD_MAX, RAW, RAW_BITS, Codec, row_layout
 from tq_onnx.ops.domain import ATTENTION, BODY_OPSET, DOMAIN, ENCODE, VERSION
 from tq_onnx.ops.functions import function_protos
 
 Arrays = dict[str, np.ndarray[Any, Any]]
+
+NONE = np.zeros(1, np.float32)
+"""What stands for the tables of ``raw``."""
 
 ATTRIBUTES: dict[str, Any] = {"scale": 0.1, "causal": 1, "sliding_window": 0, "softcap": 0.0}
 
@@ -28,6 +31,11 @@ ATTRIBUTES: dict[str, Any] = {"scale": 0.1, "causal": 1, "sliding_window": 0, "s
 @cache
 def _rotation(head_size: int, layer: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     return make_rotation(QR, head_size, layer)
+
+
+def codec_of(bits: int) -> Codec:
+    """The codec that has so many bits: ``raw`` from 16 on."""
+    return Codec(RAW if bits in RAW_BITS else LLOYD_MAX, bits)
 
 
 @dataclass(frozen=True)
@@ -50,21 +58,27 @@ class Site:
 
     @property
     def key(self) -> Codec:
-        return Codec(LLOYD_MAX, self.key_bits)
+        return codec_of(self.key_bits)
 
     @property
     def value(self) -> Codec:
-        return Codec(LLOYD_MAX, self.value_bits)
+        return codec_of(self.value_bits)
 
     @property
     def key_rotation(self) -> np.ndarray[Any, np.dtype[np.float32]]:
-        return _rotation(self.head_size, 0)
+        return NONE if self.key.is_raw else _rotation(self.head_size, 0)
 
     @property
     def value_rotation(self) -> np.ndarray[Any, np.dtype[np.float32]]:
-        return _rotation(self.head_size, 1)
+        return NONE if self.value.is_raw else _rotation(self.head_size, 1)
+
+    @property
+    def element(self) -> str:
+        return str(self.dtype.numpy().name)
 
     def codebook(self, codec: Codec) -> Codebook:
+        if codec.is_raw:
+            return Codebook(NONE, NONE, 0.0)
         return lloyd_max(codec.bits, self.head_size)
 
     def model(self, **attributes: Any) -> onnx.ModelProto:
@@ -147,7 +161,9 @@ class Site:
             ("past_value", self.value, self.value_rotation),
         ):
             vectors = rng.standard_normal((batch, self.kv_heads, rows, self.head_size))
-            arrays[name] = reference.encode(vectors, codec, rotation, self.codebook(codec))
+            arrays[name] = reference.encode(
+                vectors, codec, rotation, self.codebook(codec), element=self.element
+            )
         arrays["past_length"] = np.array(past_length, np.int64)
         return arrays
 
@@ -163,7 +179,12 @@ class Site:
             ("value", self.value, self.value_rotation),
         ):
             rows = reference.encode(
-                feeds[name], codec, rotation, self.codebook(codec), bool(self.norm_correction)
+                feeds[name],
+                codec,
+                rotation,
+                self.codebook(codec),
+                bool(self.norm_correction),
+                element=self.element,
             )
             presents.append(reference.append(feeds[f"past_{name}"], rows, feeds["past_length"]))
         return (self.attended(feeds, *presents, **attributes), *presents)
@@ -190,6 +211,7 @@ class Site:
             causal=bool(options["causal"]),
             sliding_window=options["sliding_window"],
             softcap=options["softcap"],
+            element=self.element,
         )
 
 
@@ -248,7 +270,9 @@ class _Builder:
             name="site",
         )
         site = self.site
-        functions = function_protos(site.key, site.value, has_bias=site.has_bias)
+        functions = function_protos(
+            site.key, site.value, has_bias=site.has_bias, element=site.element
+        )
         model = ir.Model(graph, ir_version=9, functions=[ir.from_proto(f) for f in functions])
         return ir.to_proto(model)
 

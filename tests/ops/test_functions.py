@@ -10,13 +10,18 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.ops.models import Site, run_ort, run_reference_evaluator
+from tests.ops.models import Site, codec_of, run_ort, run_reference_evaluator
 from tq_onnx.codec.spec import LLOYD_MAX, LLOYD_MAX_BITS, Codec
 from tq_onnx.ops import documentation as doc
 from tq_onnx.ops.domain import ATTENTION, BODY_OPSET, DOMAIN, ENCODE, VERSION
 from tq_onnx.ops.functions import function_protos
 
-VARIANTS = list(product(LLOYD_MAX_BITS, LLOYD_MAX_BITS, (False, True)))
+# Bits of keys and of values, element type, bias.
+VARIANTS = [
+    *product(LLOYD_MAX_BITS, LLOYD_MAX_BITS, ("float32",), (False, True)),
+    *product((3, 32), (32,), ("float32",), (False, True)),
+    *product((16,), (4, 16), ("float16", "bfloat16"), (False, True)),
+]
 
 # Not in onnxruntime 1.24, or of another meaning in an opset between 15 and 24.
 UNSAFE = {
@@ -34,8 +39,8 @@ UNSAFE = {
 
 
 def variants() -> Iterator[list[onnx.FunctionProto]]:
-    for key, value, has_bias in VARIANTS:
-        yield function_protos(Codec(LLOYD_MAX, key), Codec(LLOYD_MAX, value), has_bias=has_bias)
+    for key, value, element, has_bias in VARIANTS:
+        yield function_protos(codec_of(key), codec_of(value), has_bias=has_bias, element=element)
 
 
 def test_both_operators_come_after_all_that_they_call() -> None:
@@ -66,7 +71,7 @@ def test_bodies_use_only_what_every_runtime_has() -> None:
 
 
 def test_inputs_outputs_and_attributes_are_those_that_are_documented() -> None:
-    for (_, _, has_bias), protos in zip(VARIANTS, variants(), strict=True):
+    for (*_, has_bias), protos in zip(VARIANTS, variants(), strict=True):
         named = {proto.name: proto for proto in protos}
         bias = (doc.ATTENTION_BIAS,) if has_bias else ()
         for name, inputs, outputs, attributes in (

@@ -113,7 +113,40 @@ def test_models_with_bodies_of_the_same_names_are_accepted(
 
 
 @pytest.mark.usefixtures("schemas")
-@pytest.mark.parametrize(("bits", "width"), [(4, 66), (3, 50), (2, 34)])
+@pytest.mark.parametrize(
+    ("key_bits", "value_bits", "dtype"),
+    [
+        (32, 32, ir.DataType.FLOAT),
+        (3, 32, ir.DataType.FLOAT),
+        (16, 16, ir.DataType.FLOAT16),
+        (16, 4, ir.DataType.BFLOAT16),
+    ],
+)
+def test_models_with_raw_caches_are_accepted(
+    key_bits: int, value_bits: int, dtype: ir.DataType
+) -> None:
+    check(Site(key_bits, value_bits, dtype=dtype).model())
+
+
+@pytest.mark.usefixtures("schemas")
+@pytest.mark.parametrize(
+    ("bits", "dtype", "wrong"),
+    [
+        (32, ir.DataType.FLOAT, 16),
+        (16, ir.DataType.FLOAT16, 32),
+        (16, ir.DataType.BFLOAT16, 32),
+    ],
+)
+def test_raw_rows_of_another_width_are_refused(bits: int, dtype: ir.DataType, wrong: int) -> None:
+    for op_type, name in ((ENCODE, "bits"), (ATTENTION, "key_bits"), (ATTENTION, "value_bits")):
+        model = Site(bits, bits, dtype=dtype).model()
+        attribute_of(node_of(model, op_type), name).i = wrong
+        with pytest.raises(InferenceError, match=rf"{name} is {wrong}, .* the {bits}-bit elements"):
+            check(model)
+
+
+@pytest.mark.usefixtures("schemas")
+@pytest.mark.parametrize(("bits", "width"), [(4, 66), (3, 50), (2, 34), (32, 512)])
 def test_shapes_are_inferred(bits: int, width: int) -> None:
     shapes = inferred(Site(key_bits=bits, heads=16, kv_heads=8, head_size=128).model())
     batch, heads, slots, row_bytes = shapes["present_key"]

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from tq_onnx.codec.codebook import lloyd_max
 from tq_onnx.codec.presets import QR
 from tq_onnx.codec.rotation import make_rotation
-from tq_onnx.codec.spec import LLOYD_MAX, Codec, row_layout
+from tq_onnx.codec.spec import LLOYD_MAX, RAW, RAW_BITS, Codec, row_layout
 from tq_onnx.ops.domain import ATTENTION, BODY_OPSET, DOMAIN, ENCODE, VERSION
 from tq_onnx.ops.functions import function_protos
 
@@ -27,6 +27,11 @@ DTYPES = {
     "float16": ir.DataType.FLOAT16,
     "bfloat16": ir.DataType.BFLOAT16,
 }
+
+
+def codec_of(bits: int) -> Codec:
+    """The codec that has so many bits: ``raw`` from 16 on."""
+    return Codec(RAW if bits in RAW_BITS else LLOYD_MAX, bits)
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,14 @@ class Attention:
     softcap: float = 0.0
     has_bias: bool = False
 
+    @property
+    def key(self) -> Codec:
+        return codec_of(self.key_bits)
+
+    @property
+    def value(self) -> Codec:
+        return codec_of(self.value_bits)
+
 
 def rotation(head_size: int, layer: int) -> np.ndarray:
     return _rotation(head_size, layer)
@@ -57,6 +70,7 @@ class Builder:
     """Collects the inputs, nodes and initializers of one graph."""
 
     def __init__(self, dtype: str) -> None:
+        self.element = dtype
         self.dtype = DTYPES[dtype]
         self.inputs: list[ir.Value] = []
         self.nodes: list[ir.Node] = []
@@ -100,7 +114,8 @@ class Builder:
         self, side: str, bits: int, head_size: int, *, norm_correction: bool = True
     ) -> ir.Value:
         """``<side>`` and ``past_<side>`` to ``present_<side>``."""
-        row_bytes = row_layout(Codec(LLOYD_MAX, bits), head_size).row_bytes
+        codec = codec_of(bits)
+        row_bytes = row_layout(codec, head_size).row_bytes
         vectors = self.floats(side, ["B", "N", "T", head_size])
         past = self.input(f"past_{side}", ir.DataType.UINT8, ["B", "N", "P", row_bytes])
         present = self.node(
@@ -108,7 +123,7 @@ class Builder:
             [vectors, past, self.past_length(), *self.codec(side, bits, head_size)],
             f"present_{side}",
             ir.DataType.UINT8,
-            attributes={"codec": LLOYD_MAX, "bits": bits, "norm_correction": int(norm_correction)},
+            attributes={"codec": codec.kind, "bits": bits, "norm_correction": int(norm_correction)},
             domain=DOMAIN,
         )
         present.shape = ir.Shape(["B", "N", "S", row_bytes])
@@ -116,6 +131,8 @@ class Builder:
 
     def codec(self, side: str, bits: int, head_size: int) -> list[ir.Value]:
         """Rotation, centroids and boundaries."""
+        if codec_of(bits).is_raw:
+            return [self.constant("none", np.zeros(1, np.float32))] * 3
         book = lloyd_max(bits, head_size)
         layer = KEY_LAYER if side == "key" else VALUE_LAYER
         return [
@@ -144,9 +161,9 @@ class Builder:
             "causal": int(spec.causal),
             "sliding_window": spec.sliding_window,
             "softcap": spec.softcap,
-            "key_codec": LLOYD_MAX,
+            "key_codec": spec.key.kind,
             "key_bits": spec.key_bits,
-            "value_codec": LLOYD_MAX,
+            "value_codec": spec.value.kind,
             "value_bits": spec.value_bits,
         }
         narrow = self.dtype == ir.DataType.BFLOAT16
@@ -161,11 +178,7 @@ class Builder:
         return output
 
     def model(self, outputs: list[ir.Value], spec: Attention) -> bytes:
-        protos = function_protos(
-            Codec(LLOYD_MAX, spec.key_bits),
-            Codec(LLOYD_MAX, spec.value_bits),
-            has_bias=spec.has_bias,
-        )
+        protos = function_protos(spec.key, spec.value, has_bias=spec.has_bias, element=self.element)
         used = {value for node in self.nodes for value in node.inputs}
         graph = ir.Graph(
             self.inputs,
@@ -198,7 +211,7 @@ def attention_model(spec: Attention) -> bytes:
         builder.input(
             f"{side}_cache",
             ir.DataType.UINT8,
-            ["B", "N", "S", row_layout(Codec(LLOYD_MAX, bits), spec.head_size).row_bytes],
+            ["B", "N", "S", row_layout(codec_of(bits), spec.head_size).row_bytes],
         )
         for side, bits in (("key", spec.key_bits), ("value", spec.value_bits))
     ]

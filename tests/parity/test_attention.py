@@ -11,11 +11,18 @@ import pytest
 
 from tests.parity.backends import BACKENDS, LEVELS, run
 from tests.parity.compare import check_attention
-from tests.parity.graphs import KEY_LAYER, VALUE_LAYER, Attention, attention_model, rotation
+from tests.parity.graphs import (
+    KEY_LAYER,
+    VALUE_LAYER,
+    Attention,
+    attention_model,
+    codec_of,
+    rotation,
+)
 from tests.parity.test_encode import as_dtype
 from tq_onnx.codec import reference
-from tq_onnx.codec.codebook import lloyd_max
-from tq_onnx.codec.spec import LLOYD_MAX, LLOYD_MAX_BITS, Codec
+from tq_onnx.codec.codebook import Codebook, lloyd_max
+from tq_onnx.codec.spec import LLOYD_MAX_BITS
 
 # The evaluator computes in numpy, which warns where the operators mean to overflow.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
@@ -98,6 +105,36 @@ CASES: dict[str, Case] = {
     "left-padding-prompt": Case(B, batch=3, new=17, past=(0,), bias="left-padding"),
     "hidden-rows": Case(B, batch=2, new=5, past=(6,), bias="hidden-rows"),
     "all-hidden": Case(B, new=2, past=(6,), bias="all-hidden"),
+    # Raw: alone, beside codes, and in every form that a kernel tells apart.
+    "raw-T1": Case(Attention(64, 32, 32), past=(40,)),
+    "raw-24-T17": Case(Attention(24, 32, 32), new=17, past=(9,)),
+    "raw-80-group": Case(Attention(80, 32, 32), group=5, new=2, past=(150,)),
+    "raw-512": Case(Attention(512, 32, 32, scale=0.04), new=3, past=(20,)),
+    "raw-T128-past": Case(Attention(128, 32, 32), new=128, past=(100,)),
+    "raw-S1100": Case(Attention(128, 32, 32), group=4, past=(1099,)),
+    "raw-keys": Case(Attention(64, 32, 4), new=3, past=(70,)),
+    "raw-values": Case(Attention(128, 3, 32), new=3, past=(70,)),
+    "raw-own-lengths-fixed": Case(
+        Attention(64, 32, 32), batch=3, new=17, past=(40, 0, 5), capacity=64
+    ),
+    "raw-window-softcap": Case(
+        Attention(64, 32, 32, sliding_window=8, softcap=5.0), new=17, past=(30,), sharpness=8
+    ),
+    "raw-not-causal": Case(Attention(64, 32, 32, causal=False), new=17, past=(8,)),
+    "raw-left-padding": Case(
+        Attention(64, 32, 32, has_bias=True), batch=3, new=17, past=(20,), bias="left-padding"
+    ),
+    "raw-all-hidden": Case(
+        Attention(64, 32, 32, has_bias=True), new=2, past=(6,), bias="all-hidden"
+    ),
+    **{
+        f"raw-{key}-{value}-{dtype}-T{new}": Case(
+            Attention(128, key, value, dtype=dtype), new=new, past=(past,), capacity=90
+        )
+        for dtype in ("float16", "bfloat16")
+        for key, value in ((16, 16), (16, 2), (4, 16))
+        for new, past in ((1, 60), (17, 5))
+    },
     # Element types.
     **{
         f"{dtype}-T{new}{'-' * bool(bias)}{bias}": Case(
@@ -131,16 +168,31 @@ def inputs(case: Case) -> dict[str, np.ndarray]:
         x *= 10 ** random.uniform(-0.3, 0.3, (case.batch, case.kv_heads, slots, 1))
         rows = reference.encode(
             x,
-            Codec(LLOYD_MAX, bits),
+            codec_of(bits),
             rotation(graph.head_size, layer),
-            lloyd_max(bits, graph.head_size),
+            codebook(bits, graph.head_size),
+            element=graph.dtype,
         )
         for b in range(case.batch):
-            rows[b, :, case.past[b % len(case.past)] + case.new :, -2:] = NAN_SCALE
+            spoil(rows[b, :, case.past[b % len(case.past)] + case.new :], bits)
         feeds[f"{side}_cache"] = rows
     if case.bias:
         feeds["attention_bias"] = bias(case, random, feeds)
     return feeds
+
+
+def codebook(bits: int, head_size: int) -> Codebook:
+    if codec_of(bits).is_raw:
+        return Codebook(np.zeros(1, np.float32), np.zeros(1, np.float32), 0.0)
+    return lloyd_max(bits, head_size)
+
+
+def spoil(rows: np.ndarray, bits: int) -> None:
+    """Makes NaN of all that rows hold."""
+    if codec_of(bits).is_raw:
+        rows[:] = 0xFF
+    else:
+        rows[..., -2:] = NAN_SCALE
 
 
 def bias(case: Case, random: np.random.RandomState, feeds: dict[str, np.ndarray]) -> np.ndarray:
@@ -165,8 +217,8 @@ def bias(case: Case, random: np.random.RandomState, feeds: dict[str, np.ndarray]
         for b in range(batch):
             padding = 3 * b + 1
             values[b, ..., :padding] = -np.inf if b == 1 else lowest
-            feeds["key_cache"][b, :, :padding, -2:] = NAN_SCALE
-            feeds["value_cache"][b, :, :padding, -2:] = NAN_SCALE
+            spoil(feeds["key_cache"][b, :, :padding], case.graph.key_bits)
+            spoil(feeds["value_cache"][b, :, :padding], case.graph.value_bits)
     elif case.bias == "hidden-rows":
         values[:, :, 1] = lowest
         values[0, :, 0, 2] = -np.inf
@@ -184,17 +236,18 @@ def oracle(case: Case) -> np.ndarray:
         feeds["key_cache"],
         feeds["value_cache"],
         feeds["past_length"],
-        key=Codec(LLOYD_MAX, graph.key_bits),
-        value=Codec(LLOYD_MAX, graph.value_bits),
+        key=graph.key,
+        value=graph.value,
         key_rotation=rotation(graph.head_size, KEY_LAYER),
-        key_codebook=lloyd_max(graph.key_bits, graph.head_size).centroids,
+        key_codebook=codebook(graph.key_bits, graph.head_size).centroids,
         value_rotation=rotation(graph.head_size, VALUE_LAYER),
-        value_codebook=lloyd_max(graph.value_bits, graph.head_size).centroids,
+        value_codebook=codebook(graph.value_bits, graph.head_size).centroids,
         scale=graph.scale,
         causal=graph.causal,
         sliding_window=graph.sliding_window,
         softcap=graph.softcap,
         attention_bias=mask,
+        element=graph.dtype,
     )
 
 
@@ -224,18 +277,19 @@ def test_a_bad_query_spoils_only_itself(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_bad_row_spoils_only_who_sees_it(backend: str) -> None:
-    case = CASES["T17-past"]
+@pytest.mark.parametrize("bits", [4, 32])
+def test_a_bad_row_spoils_only_who_sees_it(bits: int, backend: str) -> None:
+    case = replace(CASES["T17-past"], graph=Attention(value_bits=bits))
     feeds = dict(inputs(case))
     feeds["value_cache"] = feeds["value_cache"].copy()
-    feeds["value_cache"][0, 0, 50, -2:] = NAN_SCALE
+    spoil(feeds["value_cache"][0, 0, 50], bits)
     expected = oracle(case).copy()
     expected[0, :2, 10:] = np.nan  # queries from position 50 on, heads of KV head 0
     check_attention(backend, "float32", attend(backend, case.graph, feeds), expected)
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("name", ["T128-past", "S1100", "own-lengths-fixed"])
+@pytest.mark.parametrize("name", ["T128-past", "S1100", "own-lengths-fixed", "raw-S1100"])
 def test_levels_agree(name: str, level: str) -> None:
     case = CASES[name]
     scalar = attend("scalar", case.graph, inputs(case))

@@ -9,8 +9,9 @@ import pytest
 from tests.runtime.models import CONVERTIBLE, DYNAMO, EAGER, GENAI, converted, ids, subject
 from tq_onnx.errors import ModelFileError, UnsupportedModelError, UsageError
 from tq_onnx.graph.plan import METADATA_PLAN, Interface
-from tq_onnx.runtime.decoder import Decoder, plan_of
+from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.session import make_session
+from tq_onnx.runtime.signature import plan_of
 from tq_onnx.verify.probe import make_probe
 
 KINDS = ("original", "kernel", "body")

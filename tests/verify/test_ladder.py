@@ -145,7 +145,7 @@ def test_random_vectors_reconstruct_as_theory_says(probe: Probe) -> None:
     decoder.prefill(ids(200))
     for layer in probe.layers:
         _, caches = ladder.judge_layer(decoder, layer, ladder.KERNEL)
-        for loss in ladder.reconstruction(decoder, layer, caches):
+        for loss in ladder.reconstruction(decoder.watched, layer, caches):
             assert loss.rows <= 400
             assert abs(loss.excess) < 0.05 + 3 * loss.spread / loss.theory
 
@@ -155,7 +155,7 @@ def test_rows_that_come_again_count_once(probe: Probe) -> None:
     decoder.prefill(np.full((1, 30), 7))
     layer = probe.layers[0]
     _, caches = ladder.judge_layer(decoder, layer, ladder.KERNEL)
-    key, value = ladder.reconstruction(decoder, layer, caches)
+    key, value = ladder.reconstruction(decoder.watched, layer, caches)
     # The same token thirty times: its values are the same, its keys turn with the position.
     assert (key.rows, value.rows) == (60, 2)
 

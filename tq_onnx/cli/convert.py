@@ -1,4 +1,4 @@
-"""``tq-onnx convert``: a decoder in, the same decoder with a TurboQuant KV cache out."""
+"""``tq-onnx convert``: a decoder, or a folder with one, in; the same with TurboQuant caches out."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED, PRESETS, ROTATIO
 if TYPE_CHECKING:
     from tq_onnx.graph.reports import ConversionReport
     from tq_onnx.graph.save import ExternalData
+    from tq_onnx.integrations.folderconversion import FolderReport
+    from tq_onnx.integrations.genai import GenaiChanges
 
 _DOING: Final = {
     "load": "Reading the graph",
@@ -32,7 +34,8 @@ _EXTERNAL_DATA: Final = ("keep", "copy", "link")
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help="File to write.  [default: MODEL with .PRESET.onnx, beside MODEL]",
+    help="File or folder to write.  [default: MODEL with .PRESET.onnx, or -PRESET for a folder, "
+    "beside MODEL]",
 )
 @click.option(
     "--preset",
@@ -54,9 +57,14 @@ _EXTERNAL_DATA: Final = ("keep", "copy", "link")
     type=click.Choice(_EXTERNAL_DATA),
     help="What becomes of weights in files beside MODEL. An output in the same folder shares them "
     "(keep); one in another folder gets a copy, or a hard link, which ONNX Runtime reads and onnx "
-    "does not.  [default: keep in the same folder, else copy]",
+    "does not. A copy that is there already is used.  [default: keep in the same folder, else "
+    "copy]",
 )
-@click.option("--overwrite", is_flag=True, help="Replace an output that exists.")
+@click.option(
+    "--overwrite",
+    is_flag=True,
+    help="Replace an output that exists; in a folder, files of the same names.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def convert(
     *,
@@ -74,12 +82,29 @@ def convert(
     MODEL is an ONNX decoder with past key/value inputs and outputs, from onnxruntime-genai's model
     builder or torch.onnx.export. It is not changed. Weights in external data are not read.
 
+    MODEL may also be a folder of onnxruntime-genai or Hugging Face: its decoders are converted, and
+    tokenizer, configurations and other models go along. A folder of onnxruntime-genai then runs
+    there as it is.
+
     \b
     Example:
       tq-onnx convert model.onnx
+      tq-onnx convert qwen3-genai/
       tq-onnx convert model.onnx -o small/model.onnx --preset int3
       tq-onnx convert model.onnx --seed 7 --rotation hadamard --json
     """
+    if model.is_dir():
+        _convert_folder(
+            model,
+            output,
+            preset=preset,
+            seed=seed,
+            rotation=rotation,
+            external_data=external_data,
+            overwrite=overwrite,
+            as_json=as_json,
+        )
+        return
     from tq_onnx.graph import pipeline
 
     target = output or model.with_name(f"{model.stem}.{preset}.onnx")
@@ -125,3 +150,104 @@ def _print(report: ConversionReport, model: Path, target: Path) -> None:
     rows += [("needs", f"{file} ({how[files.external_data or 'keep']})") for file in files.data]
     rows.append(("next", f"tq-onnx verify {shlex.quote(str(model))} {shlex.quote(str(target))}"))
     terminal.print_facts(rows)
+    if files.moved is not None:
+        terminal.print_line(f"  {files.moved} holds weights that did not fit into the model file")
+
+
+def _convert_folder(
+    folder: Path,
+    output: Path | None,
+    *,
+    preset: str,
+    seed: int,
+    rotation: str | None,
+    external_data: ExternalData | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    from tq_onnx.integrations import folderconversion
+
+    target = output or folderconversion.default_output(folder, preset)
+    doing = {"survey": "Looking at", "convert": "Converting", "copy": "Copying files"}
+    with terminal.progress() as bar:
+        task = bar.add_task(doing["survey"], total=None)
+
+        def on_step(step: folderconversion.Step, name: str, done: int, total: int) -> None:
+            text = terminal.printable(f"{doing[step]} {name}".rstrip())
+            bar.update(task, description=text, completed=done, total=total or None)
+
+        report = folderconversion.convert_folder(
+            folder,
+            target,
+            preset=preset,
+            seed=seed,
+            rotation=rotation,
+            overwrite=overwrite,
+            external_data=external_data,
+            on_step=on_step,
+            on_copy=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    if as_json:
+        terminal.print_json(report)
+    else:
+        _print_folder(report, folder, target)
+
+
+def _print_folder(report: FolderReport, folder: Path, target: Path) -> None:
+    plan = report.decoders[0].plan
+    rows = [
+        ("preset", f"{plan.preset}, {plan.rotation} rotation, seed {plan.seed}"),
+        ("output", f"{target} ({report.bytes_written:,} bytes written)"),
+    ]
+    for decoder in report.decoders:
+        dialects = ", ".join(dict.fromkeys(layer.dialect for layer in decoder.plan.layers))
+        before, after = decoder.bytes_per_token_before, decoder.bytes_per_token_after
+        name = decoder.output.relative_to(report.output).as_posix()
+        rows.append(
+            (
+                "converted",
+                f"{name}: {len(decoder.plan.layers)} layers ({dialects}), {before:,} -> {after:,} "
+                f"cache bytes per token, {decoder.ratio:.2f} times smaller",
+            )
+        )
+        if decoder.files.moved is not None:
+            moved = decoder.files.moved.relative_to(report.output).as_posix()
+            rows.append(("data", f"{moved} (weights that did not fit into the model file)"))
+    how = "hard-linked" if report.external_data == "link" else "copied"
+    rows += [("data", f"{name} ({how})") for name in report.data]
+    if report.carried:
+        rows.append(("carried", ", ".join(report.carried)))
+    rows += [("left out", f"{entry.name}: {entry.reason}") for entry in report.left_out]
+    if report.genai is not None:
+        rows += _genai_rows(report.genai)
+    there, here = shlex.quote(str(folder)), shlex.quote(str(target))
+    rows.append(("next", f"tq-onnx verify {there} {here}"))
+    terminal.print_facts(rows)
+
+
+def _genai_rows(changes: GenaiChanges) -> list[tuple[str, str]]:
+    """What was changed in genai_config.json, and what to know about it."""
+    patched = [f"custom_ops_library = {changes.library}"]
+    if changes.head_size is not None:
+        patched.append(f"head_size = {changes.head_size}, the bytes of a cache row")
+    if changes.share_buffer != changes.share_buffer_before:
+        patched.append("past_present_share_buffer = false: the caches of this model must grow")
+    rows = [("genai", "; ".join(patched))]
+    if changes.may_share:
+        rows.append(
+            (
+                "note",
+                "past_present_share_buffer may be set to true now: caches are then updated in "
+                "place instead of copied in every step",
+            )
+        )
+    if changes.providers:
+        rows.append(
+            (
+                "note",
+                f"the configuration asks for {', '.join(changes.providers)}, and the library has "
+                "kernels for the CPU only; without the entry custom_ops_library the function "
+                "bodies run there",
+            )
+        )
+    return rows

@@ -65,21 +65,25 @@ def generate(
 ) -> None:
     """Continue a text with an original or a converted MODEL.
 
-    The text streams to stdout; speed and cache bytes go to stderr.
+    MODEL is a file, or a folder with one decoder. The text streams to stdout; speed and cache bytes
+    go to stderr.
 
     \b
     Example:
       tq-onnx generate model.int4.onnx --prompt "Call me Ishmael."
     """
     from tq_onnx.cli.tokens import require_tokenizer
+    from tq_onnx.integrations.folder import find_model
     from tq_onnx.integrations.huggingface import stream_text
     from tq_onnx.runtime.generate import Sampling, stream
     from tq_onnx.verify.subject import open_subject
 
+    model = find_model(model)
     sampling = Sampling(temperature, top_k, seed)
     with terminal.progress() as bar:
         bar.add_task("Opening the model", total=None)
         subject = open_subject(model, library=not no_library, threads=threads)
+        subject.refuse_text()
         words = require_tokenizer(tokenizer, model)
     text = sys.stdin.read() if prompt == "-" else prompt
     ids = words.encode(text)
@@ -90,17 +94,20 @@ def generate(
             fix="name the folder of its own tokenizer with --tokenizer",
         )
     needed = len(ids) + max_new_tokens
+    capacity = capacity or subject.room
     if capacity is None and subject.signature.fixed_capacity:
         capacity = needed
     elif capacity is not None and capacity < needed - 1:  # the last token is not cached
         raise UsageError(
             f"{len(ids)} prompt tokens and {max_new_tokens} new ones need a capacity of "
             f"{needed - 1}, not {capacity}",
-            fix="give a larger --capacity or fewer --max-new-tokens",
+            fix="give fewer --max-new-tokens"
+            if subject.room
+            else "give a larger --capacity or fewer --max-new-tokens",
         )
     states = _Latest(
         stream(
-            subject.decoder(capacity=capacity),
+            subject.decoder(capacity=None if subject.room else capacity),
             ids,
             max_new_tokens=max_new_tokens,
             sampling=sampling,

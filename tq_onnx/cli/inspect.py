@@ -25,13 +25,19 @@ def inspect(ctx: click.Context, model: Path, as_json: bool) -> None:
 
     For an original: the attention layers and the cache bytes of one token, now and with each
     preset, or the reasons why it cannot be converted (exit code 3). For a converted model: preset,
-    seed, row layout and cache bytes.
+    seed, row layout and cache bytes. MODEL may also be a folder: then this of each decoder in it,
+    and what else convert would take along.
 
     \b
     Example:
       tq-onnx inspect model.onnx
+      tq-onnx inspect qwen3-genai/
       tq-onnx inspect model.int4.onnx --json
     """
+    if model.is_dir():
+        if not _inspect_folder(model, as_json):
+            ctx.exit(UnsupportedModelError.exit_code)
+        return
     from tq_onnx.graph import pipeline
 
     with terminal.progress() as bar:
@@ -45,6 +51,57 @@ def inspect(ctx: click.Context, model: Path, as_json: bool) -> None:
         _print_original(model, report)
     if report.plan is None and not report.convertible:
         ctx.exit(UnsupportedModelError.exit_code)
+
+
+def _inspect_folder(folder: Path, as_json: bool) -> bool:
+    """Shows what is in a folder; returns whether there is anything for convert, or from it."""
+    from tq_onnx.integrations.folder import require_decoder, survey
+
+    with terminal.progress() as bar:
+        task = bar.add_task("Looking at the folder", total=None)
+        found = survey(
+            folder,
+            lambda name: bar.update(task, description=terminal.printable(f"Looking at {name}")),
+        )
+    converted = [model for model in found.models if model.role == "converted"]
+    if not converted:
+        require_decoder(found, folder)
+    reports = [model.report for model in found.decoders]
+    convertible = bool(reports) and all(report.convertible for report in reports)
+    if as_json:
+        terminal.print_json(
+            {
+                "folder": found.path,
+                "convertible": convertible,
+                "models": found.models,
+                "data": found.data,
+                "companions": found.companions,
+                "left_out": found.left_out,
+                "genai": found.genai is not None,
+            }
+        )
+        return convertible or not reports
+    for model in (*found.decoders, *converted):
+        path = folder / model.name
+        if model.report.plan is not None:
+            _print_converted(path, model.report.plan, model.report.bytes_per_token)
+        else:
+            _print_original(path, model.report, following=False)
+    if not reports:
+        return True
+    others = [model.name for model in found.models if model.role == "other"]
+    rows = [
+        (what, name)
+        for what, names in (("carries", others), ("data", found.data))
+        for name in names
+    ]
+    rows += [("carries", ", ".join(found.companions))] if found.companions else []
+    rows += [("leaves out", f"{entry.name}: {entry.reason}") for entry in found.left_out]
+    if rows:
+        terminal.print_facts(rows)
+    if convertible:
+        terminal.print_line(f"next: tq-onnx convert {shlex.quote(str(folder))}")
+    return convertible
 
 
 def _print_converted(model: Path, plan: Plan, size: int | None) -> None:
@@ -71,7 +128,7 @@ def _heads(layer: LayerPlan) -> str:
     return f"{heads}, head size {layer.head_size}"
 
 
-def _print_original(model: Path, report: InspectionReport) -> None:
+def _print_original(model: Path, report: InspectionReport, *, following: bool = True) -> None:
     terminal.print_line(f"{model}: opset {report.opset}")
     if report.layers:
         table = terminal.make_table(
@@ -106,5 +163,5 @@ def _print_original(model: Path, report: InspectionReport) -> None:
             where = "model" if miss.layer is None else f"layer {miss.layer}"
             node = f" (node {miss.node})" if miss.node else ""
             terminal.print_line(f"  {where}{node}: {miss.reason}")
-    elif report.convertible:
+    elif report.convertible and following:
         terminal.print_line(f"next: tq-onnx convert {shlex.quote(str(model))}")

@@ -14,14 +14,18 @@ _CHARACTERS_PER_TOKEN = 16
 def find_tokenizer(directory: Path | None, *models: Path) -> Tokenizer | None:
     """The tokenizer of a folder that was named, or the one beside the first model that has one.
 
+    Models in a folder ``onnx``, as Hugging Face repositories have it, find theirs one folder up.
+
     Raises:
         ModelFileError: the folder that was named has none.
     """
     if directory is not None:
         return load_tokenizer(directory)
     for model in models:
-        if (model.parent / TOKENIZER_FILE).is_file():
-            return load_tokenizer(model.parent)
+        above = [model.parent.parent] if model.parent.name == "onnx" else []
+        for folder in (model.parent, *above):
+            if (folder / TOKENIZER_FILE).is_file():
+                return load_tokenizer(folder)
     return None
 
 

@@ -66,12 +66,16 @@ def verify(
 
     Checks what must hold (interface, baked tables, kernels and function bodies against the numpy
     reference, reconstruction, ways to feed caches) and reports quality: perplexity, KL divergence,
-    greedy continuation, cache bytes. Exit code 5 if a check does not hold.
+    greedy continuation, cache bytes. Exit code 5 if a check does not hold. Both may also be folders
+    with one decoder each.
 
     \b
     Example:
       tq-onnx verify model.onnx model.int4.onnx --text book.txt
     """
+    from tq_onnx.integrations.folder import find_model
+
+    original, converted = find_model(original), find_model(converted)
     ids, source = _text(original, converted, text, tokens, tokenizer)
     from tq_onnx.verify.parity import verify as run
 

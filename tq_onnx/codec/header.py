@@ -26,7 +26,8 @@ _TEMPLATE: Final = """\
 //
 // Row layout of the caches and the operators' names. A row holds one vector of one KV head: the
 // bit planes of its codes, then its scale. In a plane of w bits with n = head_size * w / 8 bytes,
-// byte i holds coordinate i + k * n in its bits [k * w, (k + 1) * w).
+// byte i holds coordinate i + k * n in its bits [k * w, (k + 1) * w). A row of the codec raw holds
+// the coordinates themselves, in the model's element type, and nothing else.
 #pragma once
 
 namespace tq::spec {{
@@ -41,6 +42,7 @@ inline constexpr char kAttentionOp[] = "{attention}";
 
 {kinds}
 
+inline constexpr int kRawBits[] = {{{raw_bits}}};
 inline constexpr int kLloydMaxBits[] = {{{lloyd_max_bits}}};
 inline constexpr int kMinBits = {min_bits};
 inline constexpr int kMaxBits = {max_bits};
@@ -66,7 +68,7 @@ struct Planes {{
   Plane plane[kMaxPlanes];
 }};
 
-// The planes of a code in byte order; none for a number of bits that no codec has.
+// The planes of a code of lloyd_max in byte order; none for a number of bits that no codec has.
 constexpr Planes planes(int bits) {{
   switch (bits) {{
 {plane_cases}
@@ -101,6 +103,9 @@ constexpr int row_bytes(int bits, int head_size) {{
   return scale_offset(bits, head_size) + kScaleBytes;
 }}
 
+// A row of the codec raw, `bits` being those of an element.
+constexpr int raw_row_bytes(int bits, int head_size) {{ return head_size * bits / 8; }}
+
 {assertions}
 
 }}  // namespace tq::spec
@@ -129,6 +134,7 @@ def render_header(*, domain: str, version: int, encode: str, attention: str) -> 
         encode=encode,
         attention=attention,
         kinds=kinds,
+        raw_bits=", ".join(map(str, spec.RAW_BITS)),
         lloyd_max_bits=", ".join(map(str, spec.LLOYD_MAX_BITS)),
         min_bits=min(spec.LLOYD_MAX_BITS),
         max_bits=max(spec.LLOYD_MAX_BITS),
@@ -166,6 +172,10 @@ def _assertions() -> list[str]:
                 f"static_assert(scale_offset({bits}, {head_size}) == {layout.scale_offset});",
                 f"static_assert(row_bytes({bits}, {head_size}) == {layout.row_bytes});",
             ]
+    for bits in spec.RAW_BITS:
+        for head_size in _ASSERTED_HEAD_SIZES:
+            row_bytes = spec.row_layout(spec.Codec(spec.RAW, bits), head_size).row_bytes
+            lines.append(f"static_assert(raw_row_bytes({bits}, {head_size}) == {row_bytes});")
     return lines
 
 

@@ -11,6 +11,9 @@ A row is stored as
 
 Refused: nothing. A row whose norm is not a finite float32 is stored as the zero vector; a zero
 vector has scale 0 and decodes to exact zeros.
+
+With the codec ``raw`` a row is the vector itself, in the model's element type. Whatever else is
+said about a codec (rotation, codebook, norm correction) is then not looked at and may be None.
 """
 
 from __future__ import annotations
@@ -22,10 +25,13 @@ import numpy.typing as npt
 
 from tq_onnx.codec.bitpack import pack, unpack
 from tq_onnx.codec.codebook import Codebook
+from tq_onnx.codec.elements import from_bytes, to_bytes
 from tq_onnx.codec.spec import MAX_SCALE, Codec, row_layout
 
 Float64 = npt.NDArray[np.float64]
 Bytes = npt.NDArray[np.uint8]
+Rotation = npt.NDArray[np.float32] | None
+Centroids = npt.NDArray[np.float32] | None
 
 _LOWEST: Final = {"float16": -65504.0, "bfloat16": -3.3895313892515355e38}
 _LOWEST_FLOAT32: Final = -3.4028234663852886e38
@@ -56,9 +62,11 @@ def rotate(
 def encode(
     vectors: npt.NDArray[np.generic],
     codec: Codec,
-    rotation: npt.NDArray[np.float32],
-    codebook: Codebook,
+    rotation: Rotation,
+    codebook: Codebook | None,
     norm_correction: bool = True,
+    *,
+    element: str = "float32",
 ) -> Bytes:
     """Encodes vectors.
 
@@ -68,10 +76,15 @@ def encode(
         rotation: float32 ``[D, D]``.
         codebook: centroids and boundaries.
         norm_correction: whether the scale makes up for the norm that quantisation loses.
+        element: the model's element type, see ``codec.elements``; only ``raw`` looks at it.
 
     Returns:
         uint8 ``[..., W]``.
     """
+    if codec.is_raw:
+        return to_bytes(vectors, codec, element)
+    assert rotation is not None  # only raw does without
+    assert codebook is not None
     layout = row_layout(codec, np.shape(vectors)[-1])
     norms, y = rotate(vectors, rotation)
     boundaries = codebook.boundaries.astype(np.float64)
@@ -92,18 +105,25 @@ def scales_of(rows: Bytes, codec: Codec, head_size: int) -> Float64:
 
 
 def decode(
-    rows: Bytes, codec: Codec, rotation: npt.NDArray[np.float32], codebook: Codebook
+    rows: Bytes,
+    codec: Codec,
+    rotation: Rotation,
+    codebook: Codebook | None,
+    *,
+    element: str = "float32",
 ) -> Float64:
-    """Decodes rows ``[..., W]`` to vectors, float64 ``[..., D]``."""
-    return _decode(rows, codec, rotation, codebook.centroids)
+    """Decodes rows ``[..., W]`` to vectors, float64 ``[..., D]``; see ``encode``."""
+    centroids = None if codebook is None else codebook.centroids
+    return _decode(rows, codec, rotation, centroids, element)
 
 
 def _decode(
-    rows: Bytes,
-    codec: Codec,
-    rotation: npt.NDArray[np.float32],
-    centroids: npt.NDArray[np.float32],
+    rows: Bytes, codec: Codec, rotation: Rotation, centroids: Centroids, element: str
 ) -> Float64:
+    if codec.is_raw:
+        return from_bytes(rows, codec, element).astype(np.float64)
+    assert rotation is not None  # only raw does without
+    assert centroids is not None
     head_size = rotation.shape[0]
     values = centroids.astype(np.float64)[unpack(rows, row_layout(codec, head_size))]
     directions = values @ rotation.astype(np.float64).T
@@ -147,15 +167,16 @@ def attention(
     *,
     key: Codec,
     value: Codec,
-    key_rotation: npt.NDArray[np.float32],
-    key_codebook: npt.NDArray[np.float32],
-    value_rotation: npt.NDArray[np.float32],
-    value_codebook: npt.NDArray[np.float32],
+    key_rotation: Rotation,
+    key_codebook: Centroids,
+    value_rotation: Rotation,
+    value_codebook: Centroids,
     scale: float,
     causal: bool,
     sliding_window: int = 0,
     softcap: float = 0.0,
     attention_bias: npt.NDArray[np.generic] | None = None,
+    element: str = "float32",
 ) -> Float64:
     """Grouped-query attention over the decoded caches.
 
@@ -182,6 +203,7 @@ def attention(
         softcap: 0 for none.
         attention_bias: floats broadcastable to ``[B, H, T, total]``, total = max(past_length) + T;
             a last dimension longer than total is cut.
+        element: the model's element type, see ``codec.elements``; only ``raw`` looks at it.
 
     Returns:
         float64 ``[B, H, T, D]``.
@@ -194,8 +216,8 @@ def attention(
     total = int(lengths.max(initial=0)) + new
     if total > key_cache.shape[2]:
         raise ValueError(f"a cache of {key_cache.shape[2]} rows is too short for {total}")
-    keys = _decode(key_cache[:, :, :total], key, key_rotation, key_codebook)
-    values = _decode(value_cache[:, :, :total], value, value_rotation, value_codebook)
+    keys = _decode(key_cache[:, :, :total], key, key_rotation, key_codebook, element)
+    values = _decode(value_cache[:, :, :total], value, value_rotation, value_codebook, element)
     bias, hidden = _bias(attention_bias, (batch, heads, new, total))
     queries = np.asarray(query, np.float64)
     group = heads // key_cache.shape[1]

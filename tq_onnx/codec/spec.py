@@ -8,6 +8,10 @@ of ``w`` bits packs ``8 / w`` coordinates into a byte: with ``n = d * w / 8`` by
 holds coordinate ``i + k * n`` in its bits ``[k * w, (k + 1) * w)``. A code of ``b`` bits is split
 into planes of falling width, low-order bits first: 4 = (4), 3 = (2, 1), 2 = (2), 5 = (4, 1).
 
+A ``raw`` row has neither planes nor a scale: it is the D coordinates one after the other, each in
+the bytes of the model's own element type, little endian. With 16 bits that type is float16 or
+bfloat16, and the row does not tell which: whoever reads it knows the type of the model.
+
 The layout digest goes into the C++ library, into the metadata of every converted model and into
 this package; whoever meets a different digest refuses.
 """
@@ -19,13 +23,21 @@ import json
 from dataclasses import dataclass
 from typing import Final
 
-LAYOUT_VERSION: Final = 1
+LAYOUT_VERSION: Final = 2
 
 LLOYD_MAX: Final = "lloyd_max"
 """Codec kind: rotated, Lloyd-Max quantised coordinates and one scale per row."""
 
-CODEC_KINDS: Final = (LLOYD_MAX,)
+RAW: Final = "raw"
+"""Codec kind: the coordinates as they are, not rotated, without metadata."""
+
 LLOYD_MAX_BITS: Final = (2, 3, 4)
+RAW_BITS: Final = (16, 32)
+
+BITS: Final[dict[str, tuple[int, ...]]] = {LLOYD_MAX: LLOYD_MAX_BITS, RAW: RAW_BITS}
+"""Bits per coordinate that a codec kind has."""
+
+CODEC_KINDS: Final = tuple(BITS)
 
 PLANES: Final[dict[int, tuple[int, ...]]] = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1)}
 """Bit widths of the planes of a code, low-order bits first, by bits per code."""
@@ -58,17 +70,32 @@ class Codec:
         """Refuses codecs that do not exist."""
         if self.kind not in CODEC_KINDS:
             raise ValueError(f"codec kind {self.kind!r} is not one of {', '.join(CODEC_KINDS)}")
-        if self.bits not in LLOYD_MAX_BITS:
-            raise ValueError(f"{self.kind} has no {self.bits}-bit form, only {LLOYD_MAX_BITS}")
+        if self.bits not in BITS[self.kind]:
+            raise ValueError(f"{self.kind} has no {self.bits}-bit form, only {BITS[self.kind]}")
 
     def __str__(self) -> str:
         """Kind and bits, as reports and messages name a codec."""
         return f"{self.kind} {self.bits}"
 
     @property
+    def is_raw(self) -> bool:
+        """Whether rows hold floats, so that there is no rotation and no codebook."""
+        return self.kind == RAW
+
+    @property
     def levels(self) -> int:
-        """Number of centroids."""
-        return 1 << self.bits
+        """Number of centroids; 0 if there is no codebook."""
+        return 0 if self.is_raw else 1 << self.bits
+
+    def for_elements(self, bits: int) -> Codec:
+        """The codec in a model whose element type has so many bits.
+
+        ``raw`` takes its width from there; what others store does not depend on it.
+
+        Raises:
+            ValueError: ``raw`` has no such width.
+        """
+        return Codec(RAW, bits) if self.is_raw else self
 
 
 @dataclass(frozen=True)
@@ -95,8 +122,9 @@ class RowLayout:
     Attributes:
         codec: the codec that the row belongs to.
         head_size: coordinates of a vector.
-        planes: the bit planes, in byte order.
-        scale_offset: byte offset of the float16 scale.
+        planes: the bit planes, in byte order; none in a ``raw`` row.
+        scale_offset: byte offset of the float16 scale; ``row_bytes`` in a ``raw`` row, which has
+            none.
         row_bytes: W, the bytes of one row.
     """
 
@@ -118,6 +146,9 @@ def row_layout(codec: Codec, head_size: int) -> RowLayout:
             f"head size {head_size} is not a multiple of {HEAD_SIZE_MULTIPLE} "
             f"between {HEAD_SIZE_MULTIPLE} and {MAX_HEAD_SIZE}"
         )
+    if codec.is_raw:
+        size = head_size * codec.bits // 8
+        return RowLayout(codec, head_size, (), size, size)
     planes = []
     offset = shift = 0
     for width in PLANES[codec.bits]:
@@ -136,7 +167,7 @@ def layout_digest() -> str:
             + [layout.scale_offset, layout.row_bytes]
         ]
         for kind in CODEC_KINDS
-        for bits in LLOYD_MAX_BITS
+        for bits in BITS[kind]
         for head_size in (64, 128)
         for layout in (row_layout(Codec(kind, bits), head_size),)
     }
@@ -145,6 +176,7 @@ def layout_digest() -> str:
         "scale": ["float16", "little", SCALE_BYTES, MAX_SCALE],
         "scale_meaning": "norm / norm(centroids[codes])",
         "ties": "up",
+        "raw": ["elements of the model", "little", "coordinates in order"],
         "rows": rows,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,11 +1,13 @@
 """Puts into a model what its new nodes need: rotations, codebooks, function bodies, metadata.
 
 Rotations are initializers of their own per layer (``tq.rotation.3``), codebooks are shared by all
-caches of a codec and head size (``tq.centroids.4bit_d128``, ``tq.boundaries.4bit_d128``).
+caches of a codec and head size (``tq.centroids.4bit_d128``, ``tq.boundaries.4bit_d128``). Caches of
+the codec ``raw`` have none of them: one number that nothing reads, ``tq.none``, takes their places.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from tq_onnx.codec.codebook import lloyd_max
@@ -27,36 +29,52 @@ FUNCTION_IR_VERSION = 8
 """The first IR version with functions in a model."""
 
 
-def rotation(build: Builder, plan: Plan, layer: LayerPlan) -> ir.Value:
-    """The rotation of a layer, float32 ``[D, D]``, for its keys and its values."""
-    matrix = make_rotation(plan.rotation, layer.head_size, layer.layer, plan.seed)
-    return build.constant(f"tq.rotation.{layer.layer}", matrix)
+def rotation(build: Builder, plan: Plan, layer: LayerPlan, codec: Codec) -> ir.Value:
+    """The rotation of a layer, float32 ``[D, D]``, for those of its caches that are rotated."""
+    if codec.is_raw:
+        return _none(build)
+
+    def make() -> ir.Value:
+        matrix = make_rotation(plan.rotation, layer.head_size, layer.layer, plan.seed)
+        return build.constant(f"tq.rotation.{layer.layer}", matrix)
+
+    return build.once(("rotation", layer.layer), make)
 
 
 def centroids(build: Builder, codec: Codec, head_size: int) -> ir.Value:
     """The centroids of a codebook, float32 ``[L]``."""
+    if codec.is_raw:
+        return _none(build)
     array = lloyd_max(codec.bits, head_size).centroids
     return build.constant(f"tq.centroids.{codec.bits}bit_d{head_size}", array)
 
 
 def boundaries(build: Builder, codec: Codec, head_size: int) -> ir.Value:
     """The decision boundaries of a codebook, float32 ``[L - 1]``."""
+    if codec.is_raw:
+        return _none(build)
     array = lloyd_max(codec.bits, head_size).boundaries
     return build.constant(f"tq.boundaries.{codec.bits}bit_d{head_size}", array)
+
+
+def _none(build: Builder) -> ir.Value:
+    """What stands for a table that the codec does without: an operator has no optional tables."""
+    return build.constant("tq.none", np.zeros(1, np.float32))
 
 
 def bake_functions(model: ir.Model, plan: Plan) -> None:
     """Adds the bodies of the operators, and the opset imports that they need.
 
     All layers of a plan share codecs and the presence of a bias, as functions have no overloads.
-    The bodies import the model's own opset, which ONNX wants to be one for both; what they use has
-    not changed its meaning since the opset that they are written in.
+    The bodies import the model's own opset, which ONNX wants to be one for both; what they use
+    means the same from opset 15 on, which is the oldest that a converted model has.
     """
-    opset = max(model.opset_imports.get("", BODY_OPSET), BODY_OPSET)
+    opset = model.opset_imports.get("", BODY_OPSET)
     layer = plan.layers[0]
     key = Codec(layer.key_codec, layer.key_bits)
     value = Codec(layer.value_codec, layer.value_bits)
-    for proto in function_protos(key, value, has_bias=layer.has_bias):
+    element = ir.DataType[layer.dtype].numpy().name
+    for proto in function_protos(key, value, has_bias=layer.has_bias, element=element):
         function = ir.serde.deserialize_function(proto)
         function.opset_imports[""] = opset
         model.functions[function.identifier()] = function

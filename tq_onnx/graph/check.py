@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from tq_onnx.codec.spec import Codec
+from tq_onnx.codec.spec import RAW, Codec
 from tq_onnx.errors import TqOnnxError
 from tq_onnx.graph.plan import METADATA_DIGEST, METADATA_PLAN, CachePair, LayerPlan, Plan
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
@@ -96,17 +96,17 @@ def check(original: Facts, converted: ir.Model, plan: Plan) -> None:
 
 def _violations(original: Facts, model: ir.Model, plan: Plan) -> Iterator[str]:
     pairs = [
-        (pair, layer, width)
+        (pair, layer.kv_num_heads, width)
         for layer in plan.layers
         for pair, width in (
             (layer.key, layer.key_row_bytes),
             (layer.value, layer.value_row_bytes),
         )
     ]
-    widths = {pair.past: width for pair, _, width in pairs}
-    yield from _ports("input", original.inputs, model.graph.inputs, widths)
-    widths = {pair.present: width for pair, _, width in pairs}
-    yield from _ports("output", original.outputs, model.graph.outputs, widths)
+    sizes = {pair.past: (heads, width) for pair, heads, width in pairs if pair.past is not None}
+    yield from _ports("input", original.inputs, model.graph.inputs, sizes)
+    sizes = {pair.present: (heads, width) for pair, heads, width in pairs}
+    yield from _ports("output", original.outputs, model.graph.outputs, sizes)
     yield from _layers(model, plan)
     for name in (ENCODE, ATTENTION):
         if (DOMAIN, name, "") not in model.functions:
@@ -120,22 +120,31 @@ def _violations(original: Facts, model: ir.Model, plan: Plan) -> Iterator[str]:
 
 
 def _ports(
-    kind: str, before: tuple[Port, ...], values: Any, widths: dict[str, int]
+    kind: str, before: tuple[Port, ...], values: Any, sizes: dict[str, tuple[int, int]]
 ) -> Iterator[str]:
+    """Compares names, types and shapes; ``sizes`` tells heads and row bytes of the caches."""
     after = tuple(_port(value) for value in values)
     if [port.name for port in after] != [port.name for port in before]:
         yield f"the {kind}s are not the same in the same order"
         return
     for old, new in zip(before, after, strict=True):
-        if old.name not in widths:
-            wanted = old
+        if old.name not in sizes:
+            # A shape that was not told may have been inferred.
+            wanted = [old if old.dims is not None else Port(old.name, old.dtype, new.dims)]
         elif old.dims is None:
-            yield f"cache {kind} {old.name} had no rank"
-            continue
+            wanted = [Port(old.name, "UINT8", (*(new.dims or ())[:-1], sizes[old.name][1]))]
         else:
-            wanted = Port(old.name, "UINT8", (*old.dims[:-1], widths[old.name]))
-        if new != wanted:
-            yield f"{kind} {old.name} is {new.dtype} {new.dims}, not {wanted.dtype} {wanted.dims}"
+            wanted = _caches(old, old.dims, *sizes[old.name])
+        if new not in wanted:
+            first = wanted[0]
+            yield f"{kind} {old.name} is {new.dtype} {new.dims}, not {first.dtype} {first.dims}"
+
+
+def _caches(old: Port, dims: _Dims, heads: int, width: int) -> list[Port]:
+    """What may have become of a cache: the number of heads may be told where it was not."""
+    if len(dims) == 3:  # [B, S, ND]
+        return [Port(old.name, "UINT8", (dims[0], heads, dims[1], width))]
+    return [Port(old.name, "UINT8", (dims[0], known, dims[2], width)) for known in (dims[1], heads)]
 
 
 def _layers(model: ir.Model, plan: Plan) -> Iterator[str]:
@@ -155,7 +164,7 @@ def _layers(model: ir.Model, plan: Plan) -> Iterator[str]:
             (layer.key, Codec(layer.key_codec, layer.key_bits)),
             (layer.value, Codec(layer.value_codec, layer.value_bits)),
         ):
-            node = outputs[pair.present].producer()
+            node = _maker(outputs[pair.present])
             if node is None or node not in encoders:
                 yield f"{label}: {pair.present} is not made by {ENCODE}"
                 continue
@@ -169,16 +178,28 @@ def _layers(model: ir.Model, plan: Plan) -> Iterator[str]:
             yield f"{label}: {len(attention)} attentions read its caches"
             continue
         yield from (f"{label}: {text}" for text in _attention(attention[0], made, layer))
-        rotation = made[0].inputs[3]
-        if rotation not in rotations:
-            rotations.add(rotation)
-            yield from (f"{label}: {text}" for text in _rotation(rotation, layer))
+        for node, kind in zip(made, (layer.key_codec, layer.value_codec), strict=True):
+            rotation = node.inputs[3]
+            if kind != RAW and rotation not in rotations:
+                rotations.add(rotation)
+                yield from (f"{label}: {text}" for text in _rotation(rotation, layer))
+
+
+def _maker(present: ir.Value) -> ir.Node | None:
+    """The node that makes a cache, before it is shortened."""
+    node = present.producer()
+    if node is not None and node.op_type == "Slice" and node.inputs[0] is not None:
+        return node.inputs[0].producer()
+    return node
 
 
 def _encoder(node: ir.Node, pair: CachePair, codec: Codec, layer: LayerPlan) -> Iterator[str]:
-    if node.inputs[1] is None or node.inputs[1].name != pair.past:
+    past = node.inputs[1]
+    if pair.past is not None and (past is None or past.name != pair.past):
         yield f"{pair.present} does not append to {pair.past}"
     yield from _attributes(node, {"codec": codec.kind, "bits": codec.bits, "norm_correction": 1})
+    if codec.is_raw:
+        return
     centroids, boundaries = _array(node.inputs[4]), _array(node.inputs[5])
     if centroids is None or boundaries is None:
         yield f"the codebook of {pair.present} is not an initializer"

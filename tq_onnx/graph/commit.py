@@ -3,13 +3,16 @@
 A ``Stage`` writes files under temporary names beside their targets and syncs them to the disk;
 ``commit`` renames them in the order of staging; ``undo`` removes whatever was made, files and
 folders, and puts back what had been replaced. Between the two, nobody sees half a file.
+
+``same_content`` tells whether a file need not be written at all.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +20,36 @@ Progress = Callable[[int, int], None]
 """Called with the bytes copied so far and the bytes to copy in all."""
 
 _CHUNK: Final = 16 << 20
+
+
+def same_content(path: Path, other: Path, done: int, total: int, progress: Progress | None) -> bool:
+    """Whether two regular files hold the same bytes; read in chunks, up to the first difference.
+
+    Links are not followed at ``path``: what a link shows today may be something else tomorrow.
+
+    Args:
+        path: the file that may be there already.
+        other: the file that it is compared with.
+        done: bytes to report before the first chunk.
+        total: bytes to report as the whole.
+        progress: called as bytes are compared.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    status, wanted = path.lstat(), other.stat()
+    if not stat.S_ISREG(status.st_mode) or status.st_size != wanted.st_size:
+        return False
+    with path.open("rb", buffering=0) as left, other.open("rb", buffering=0) as right:
+        while True:
+            chunk = left.read(_CHUNK)
+            if chunk != right.read(_CHUNK):
+                return False
+            if not chunk:
+                return True
+            done += len(chunk)
+            if progress is not None:
+                progress(done, total)
 
 
 class Stage:
@@ -31,7 +64,7 @@ class Stage:
 
     def __init__(self, overwrite: bool) -> None:
         """Starts an empty stage."""
-        self._overwrite = overwrite
+        self.overwrite = overwrite
         self._folders: list[Path] = []
         self._staged: list[tuple[Path, Path]] = []
         self._placed: list[Path] = []
@@ -79,16 +112,25 @@ class Stage:
             os.fsync(writer.fileno())
         return done
 
-    def write(self, target: Path, content: bytes) -> None:
-        """Stages a file of the given content."""
+    def write(self, target: Path, parts: Iterable[bytes]) -> int:
+        """Stages a file whose content is taken part by part, and returns its size."""
+        self.make_folder(target.parent)
+        size = 0
         with self._temporary(target).open("xb") as writer:
-            _write_all(writer.fileno(), content)
+            for part in parts:
+                _write_all(writer.fileno(), part)
+                size += len(part)
             os.fsync(writer.fileno())
+        return size
 
-    def commit(self) -> None:
-        """Renames everything, in the order of staging: the model last."""
+    def commit(self, last: Collection[Path] = ()) -> None:
+        """Renames everything, in the order of staging, what is in ``last`` at the end.
+
+        What reads other files belongs there: a model after its data, a configuration after models.
+        """
+        self._staged.sort(key=lambda item: item[1] in last)
         for temporary, target in self._staged:
-            if self._overwrite:
+            if self.overwrite:
                 self._back_up(target)
                 temporary.replace(target)
             else:

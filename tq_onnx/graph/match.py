@@ -1,8 +1,11 @@
 """Recognises attention: all layers, each by a dialect, or reasons why not.
 
-The search is anchored on the caches: graph outputs of rank 4. Each belongs, by the node that makes
-it, to one dialect (``tq_onnx.graph.dialects``); two of them make a layer, in graph order. Names
-play no part, and neither does the order of nodes that do not depend on each other.
+The search is anchored on the caches: graph outputs of rank 4, or of rank 3 where a TensorScatter
+makes them. Each is followed back to what makes it and forward to what computes with it
+(``tq_onnx.graph.dialects.reach``); that node belongs to one dialect (``tq_onnx.graph.dialects``),
+which tells the attention that a cache is a part of. Two caches of one attention make a layer;
+layers are counted in graph order. Names play no part, and neither does the order of nodes that do
+not depend on each other.
 
 After that the whole graph is looked at once more: what would still be computed if attention and
 caches were replaced? Whoever among that reads an old cache may only ask for its shape
@@ -20,24 +23,30 @@ import onnx_ir as ir
 from tq_onnx.errors import AlreadyConvertedError
 from tq_onnx.graph.dialects import dialects
 from tq_onnx.graph.dialects.constants import attribute_int
+from tq_onnx.graph.dialects.reach import find_anchors, reach
 from tq_onnx.graph.dialects.site import (
     FLOATS,
     Anchor,
+    Dialect,
     Dims,
     GraphView,
     NoMatch,
+    Reach,
     Site,
-    passes_through,
+    label,
     rank,
+    static_dim,
 )
+from tq_onnx.graph.dialects.tensorscatter import is_flat_cache
 from tq_onnx.graph.interface import Lengths, find_lengths, find_roles
 from tq_onnx.graph.liveness import live_nodes
 from tq_onnx.graph.nocache import is_attention, why_no_caches
 from tq_onnx.graph.plan import METADATA_PLAN, Interface
+from tq_onnx.graph.shapes import fill_shapes
 from tq_onnx.ops.domain import DOMAIN
 
-MIN_OPSET: Final = 15
-"""``Shape`` with a range, in the nodes that a conversion adds."""
+MIN_OPSET: Final = 14
+"""What newer opsets changed can be taken over from here on: see ``rewrite``."""
 
 _CACHE_TYPES: Final = (*FLOATS, ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.FLOAT8E4M3FN)
 _READABLE: Final = frozenset("BNGHPSD1")
@@ -107,37 +116,34 @@ def recognise(model: ir.Model) -> Recognition:
     """Recognises all attention layers of a decoder.
 
     Args:
-        model: from ``onnx_ir.load``; not changed.
+        model: from ``onnx_ir.load``; only shapes that it did not tell are filled in.
 
     Raises:
         AlreadyConvertedError: the model holds TurboQuant caches.
     """
     _refuse_converted(model)
+    fill_shapes(model)
     graph = model.graph
     opset = graph.opset_imports.get("", 0)
     live = live_nodes(graph.outputs)
-    view = GraphView(graph, opset, live)
-    layers = _layers(graph)
-    if not layers:
-        return Recognition((), (NearMiss(None, "", why_no_caches(view)),))
-    sites: list[Site] = []
-    misses: list[NearMiss] = []
+    view = GraphView(graph, opset, live, _takes_caches(graph))
+    outputs = _cache_outputs(graph)
+    reason = "" if outputs else why_no_caches(view)
+    if reason:
+        return Recognition((), (NearMiss(None, "", reason),))
+    sites, misses = _layers(outputs, view)
     if opset < MIN_OPSET:
-        reason = f"its opset {opset} is too old: export it with opset 18 or newer"
-        misses.append(NearMiss(None, "", reason))
-    for layer, anchors in enumerate(layers):
-        try:
-            sites.append(_match(anchors, view))
-        except NoMatch as miss:
-            node = miss.node or anchors[0].node
-            misses.append(NearMiss(layer, _label(node), miss.reason))
+        reason = f"its opset {opset} is too old: export it with opset {MIN_OPSET} or newer"
+        misses.insert(0, NearMiss(None, "", reason))
     if misses:
         return Recognition(tuple(sites), tuple(misses))
     roles = find_roles(graph, sites)
     if roles is None:
         reason = "no input for tokens (or their embeddings), or no output for logits, was found"
         return Recognition(tuple(sites), (NearMiss(None, "", reason),))
-    lengths = None if all(site.counts_tokens for site in sites) else find_lengths(roles, sites)
+    counted = all(site.counts_tokens for site in sites)
+    shortened = any(cache.cut for site in sites for cache in (site.key, site.value))
+    lengths = None if counted or shortened else find_lengths(roles, sites)
     reads, problems = _survivors(view, sites)
     return Recognition(
         tuple(sites),
@@ -145,7 +151,7 @@ def recognise(model: ir.Model) -> Recognition:
         roles.interface(),
         lengths,
         tuple(reads),
-        lengths is not None or all(site.counts_tokens for site in sites),
+        view.takes_caches and not shortened and (counted or lengths is not None),
     )
 
 
@@ -159,41 +165,97 @@ def _refuse_converted(model: ir.Model) -> None:
         )
 
 
-def _layers(graph: ir.Graph) -> list[tuple[Anchor, ...]]:
-    """The caches in graph order, two by two."""
+def _looks_like_a_cache(value: ir.Value) -> bool:
+    return value.dtype in _CACHE_TYPES and (rank(value) == 4 or is_flat_cache(value))
+
+
+def _takes_caches(graph: ir.Graph) -> bool:
+    """Whether an input looks like a cache that is returned, and not like a mask."""
+    returned = [value for value in graph.outputs if _looks_like_a_cache(value)]
+    return any(
+        _looks_like_a_cache(value)
+        and (not returned or any(_may_continue(value, output) for output in returned))
+        for value in graph.inputs
+    )
+
+
+def _may_continue(past: ir.Value, present: ir.Value) -> bool:
+    """Whether the heads and their size are the same as far as the graph tells."""
+    sizes = [(static_dim(past, axis), static_dim(present, axis)) for axis in (1, 3)]
+    return rank(past) != rank(present) or all(
+        here == there or None in (here, there) for here, there in sizes
+    )
+
+
+def _cache_outputs(graph: ir.Graph) -> list[list[Anchor]]:
+    """The outputs that look like caches, as what may make them, in graph order."""
     order = {node: index for index, node in enumerate(graph)}
     found = []
     for position, output in enumerate(graph.outputs):
-        if rank(output) != 4 or output.dtype not in _CACHE_TYPES:
-            continue
-        state, passed = output, [output]
-        node = state.producer()
-        while node is not None and passes_through(node) and node.inputs[0] is not None:
-            state = node.inputs[0]
-            passed.append(state)
-            node = state.producer()
-        if node is not None:
-            found.append((order[node], position, output, state, node, tuple(passed)))
+        anchors = find_anchors(output) if _looks_like_a_cache(output) else []
+        if anchors:
+            found.append((order[anchors[0].node], position, anchors))
     found.sort(key=lambda item: item[:2])
-    if not any(rank(value) == 4 and value.dtype in _CACHE_TYPES for value in graph.inputs):
-        return []
-    anchors = [Anchor(index // 2, *item[2:]) for index, item in enumerate(found)]
-    return [tuple(anchors[index : index + 2]) for index in range(0, len(anchors), 2)]
+    return [anchors for _, _, anchors in found]
 
 
-def _match(anchors: Sequence[Anchor], view: GraphView) -> Site:
-    if len(anchors) != 2:
-        raise NoMatch(f"cache {anchors[0].present.name} has no partner", anchors[0].node)
+def _layers(
+    outputs: Sequence[list[Anchor]], view: GraphView
+) -> tuple[list[Site], list[NearMiss]]:
+    """The layers, by their attention; and for each that is none, what was found first."""
+    parts: dict[ir.Node, list[tuple[int, Dialect, Reach]]] = {}
+    misses: dict[int, NearMiss] = {}
+    for position, anchors in enumerate(outputs):
+        try:
+            reached = reach(anchors, view)
+            dialect = _dialect(reached)
+            attention = dialect.attention(reached, view)
+        except NoMatch as miss:
+            misses.setdefault(position // 2, _near_miss(position // 2, miss, anchors[0]))
+        else:
+            parts.setdefault(attention, []).append((position, dialect, reached))
+    order = {node: index for index, node in enumerate(view.graph)}
+    sites = []
+    for count, attention in enumerate(sorted(parts, key=order.__getitem__)):
+        caches = parts[attention]
+        layer = caches[0][0] // 2 if misses else count
+        try:
+            sites.append(_site(layer, caches, attention, view))
+        except NoMatch as miss:
+            misses.setdefault(layer, _near_miss(layer, miss, caches[0][2].anchor))
+    return sites, [misses[layer] for layer in sorted(misses)]
+
+
+def _site(
+    layer: int,
+    caches: Sequence[tuple[int, Dialect, Reach]],
+    attention: ir.Node,
+    view: GraphView,
+) -> Site:
+    names = ", ".join(str(reached.anchor.present.name) for _, _, reached in caches)
+    if len(caches) == 1:
+        raise NoMatch(f"cache {names} has no partner", attention)
+    (_, dialect, first), (_, other, second) = caches[:2]
+    if len(caches) > 2 or dialect is not other:
+        raise NoMatch(f"its attention has the caches {names}, not one of keys and one of values")
+    return dialect.match(layer, (first, second), view)
+
+
+def _dialect(reached: Reach) -> Dialect:
     for dialect in dialects():
-        if dialect.claims(anchors[0]):
-            return dialect.match((anchors[0], anchors[1]), view)
-    node = anchors[0].node
+        if dialect.claims(reached):
+            return dialect
+    reader = reached.reader
     names = ", ".join(dialect.name for dialect in dialects())
     raise NoMatch(
-        f"output {anchors[0].present.name} is made by {node.op_type}, "
-        f"which is not a cache of a known form ({names})",
-        node,
+        f"its cache {reached.anchor.present.name} goes into {reader.op_type}, "
+        f"which is not attention of a known form ({names})",
+        reader,
     )
+
+
+def _near_miss(layer: int, miss: NoMatch, anchor: Anchor) -> NearMiss:
+    return NearMiss(layer, label(miss.node or anchor.node), miss.reason)
 
 
 def _survivors(view: GraphView, sites: Sequence[Site]) -> tuple[list[ShapeRead], list[NearMiss]]:
@@ -208,14 +270,19 @@ def _survivors(view: GraphView, sites: Sequence[Site]) -> tuple[list[ShapeRead],
         for value in outputs
         if value in held
     ]
-    if len(presents) != len(caches) or len({cache.past for _, cache in caches}) != len(caches):
+    pasts = [cache.past for _, cache in caches if cache.past is not None]
+    if len(presents) != len(caches) or len(set(pasts)) != len(pasts):
         problems.append(NearMiss(None, "", "two layers share one cache"))
     surviving = live_nodes(
-        [*outputs, *(value for site in sites for value in site.inputs())],
+        [
+            *outputs,
+            *(value for site in sites for value in site.inputs()),
+            *(value for _, cache in caches if cache.cut for value in cache.cut.inputs[1:]),
+        ],
         cut={*(site.output for site in sites), *held},
     )
     problems += [
-        NearMiss(None, _label(node), f"attention {_label(node)} has no cache that was recognised")
+        NearMiss(None, label(node), f"attention {label(node)} has no cache that was recognised")
         for node in graph
         if node in surviving and _rank_of_scores(node) in (4, None) and is_attention(node, view)
     ]
@@ -228,19 +295,14 @@ def _survivors(view: GraphView, sites: Sequence[Site]) -> tuple[list[ShapeRead],
             answer = use.node.outputs[0]
             if dims is None or use.node.graph is not graph:
                 reason = f"its cache {cache.present.name} is also read by {use.node.op_type}"
-                problems.append(NearMiss(site.layer, _label(use.node), reason))
+                problems.append(NearMiss(site.layer, label(use.node), reason))
             elif answer.is_graph_output():
                 reason = f"output {answer.name} is the shape of its cache {cache.present.name}"
-                problems.append(NearMiss(site.layer, _label(use.node), reason))
+                problems.append(NearMiss(site.layer, label(use.node), reason))
             else:
-                of_past = value is cache.past
+                of_past = cache.past is not None and value is cache.past
                 reads.append(ShapeRead(use.node, site, cache is site.key, of_past, dims))
     return reads, problems
-
-
-def _label(node: ir.Node) -> str:
-    """A node's name, or that of its output where exporters leave nodes nameless."""
-    return node.name or node.outputs[0].name or node.op_type
 
 
 def _rank_of_scores(node: ir.Node) -> int | None:

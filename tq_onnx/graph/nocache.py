@@ -26,21 +26,15 @@ _EXPORT_WITH_PAST: Final = "export it with past key/value inputs and outputs"
 
 
 def why_no_caches(view: GraphView) -> str:
-    """A reason to refuse a model that has no pairs of cache inputs and outputs, as a clause."""
+    """A reason to refuse a model that returns no caches, as a clause."""
     graph = view.graph
     given = [value for value in graph.inputs if rank(value) == 4 and value.dtype in FLOATS]
-    returned = [value for value in graph.outputs if rank(value) == 4 and value.dtype in FLOATS]
     attention = [node for node in graph if node in view.live and is_attention(node, view)]
     if any(node.op_type == "PagedAttention" for node in attention):
         return "it uses paged attention, whose cache belongs to the server that runs it"
     if not attention:
         return "it has no attention: not a decoder"
-    if returned and not given:
-        return (
-            f"it returns caches ({returned[0].name}, ...) but takes none, the graph for a first "
-            f"prompt only: {_EXPORT_WITH_PAST}"
-        )
-    if given and not returned:
+    if given:
         return (
             f"it has inputs of rank 4 ({given[0].name}, ...) but returns no caches: "
             f"{_EXPORT_WITH_PAST}"

@@ -9,6 +9,7 @@ token of one sequence in all layers, from the graph's own types, scales included
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
@@ -18,7 +19,7 @@ from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED, PRESETS
 from tq_onnx.errors import ModelFileError, TqOnnxError, UnsupportedModelError, UsageError
 from tq_onnx.graph.check import Facts, check, complaint, facts
 from tq_onnx.graph.commit import Progress
-from tq_onnx.graph.dialects.site import Site, static_dim
+from tq_onnx.graph.dialects.site import Cache, Site, static_dim
 from tq_onnx.graph.load import LoadedModel, load
 from tq_onnx.graph.match import Recognition, recognise
 from tq_onnx.graph.plan import METADATA_PLAN, Plan
@@ -31,14 +32,12 @@ from tq_onnx.graph.reports import (
     PresetOffer,
 )
 from tq_onnx.graph.rewrite import ConvertPass
-from tq_onnx.graph.save import ExternalData, check_output, save
+from tq_onnx.graph.save import ExternalData, SavedFiles, check_output, save
 
 Stage = Literal["load", "recognise", "plan", "rewrite", "check", "save"]
 STAGES: Final[tuple[Stage, ...]] = ("load", "recognise", "plan", "rewrite", "check", "save")
-_WHAT_CONVERTS: Final = (
-    "and what converts are exports of onnxruntime-genai's model builder and of "
-    "torch.onnx.export(dynamo=True) at opset 18 or 20"
-)
+
+_SEE_INSPECT: Final = "`tq-onnx inspect` shows every layer and what stands in the way of each"
 
 OnStage = Callable[[Stage], None]
 """Called with the name of each stage as it begins."""
@@ -75,12 +74,80 @@ def convert(
         UnsupportedModelError: the model cannot be converted, or is converted already.
         TqOnnxError: the result did not pass its checks; nothing was written.
     """
+
+    def check_first(loaded: LoadedModel) -> None:
+        check_output(loaded, output, overwrite=overwrite, external_data=external_data)
+
+    begin = on_stage or (lambda _: None)
+    prepared = prepare(
+        path, preset=preset, seed=seed, rotation=rotation, on_stage=begin, on_load=check_first
+    )
+    begin("save")
+    files = save(
+        prepared.loaded,
+        prepared.loaded.model,
+        output,
+        overwrite=overwrite,
+        external_data=external_data,
+        progress=on_copy,
+    )
+    return prepared.report(files)
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A model that is converted in memory and not yet written.
+
+    Attributes:
+        loaded: the model, rewritten, and where it came from.
+        plan: what was done to each layer.
+        bytes_before: cache bytes of one token in the original.
+        bytes_after: cache bytes of one token now.
+    """
+
+    loaded: LoadedModel
+    plan: Plan
+    bytes_before: int
+    bytes_after: int
+
+    def report(self, files: SavedFiles) -> ConversionReport:
+        """The report of the conversion, once it is written."""
+        before, after = self.bytes_before, self.bytes_after
+        source = self.loaded.path
+        return ConversionReport(
+            source, self.plan, files.model, files, before, after, before / after
+        )
+
+
+def prepare(
+    path: Path,
+    *,
+    preset: str = DEFAULT_PRESET,
+    seed: int = DEFAULT_SEED,
+    rotation: str | None = None,
+    on_stage: OnStage | None = None,
+    on_load: Callable[[LoadedModel], None] | None = None,
+) -> Prepared:
+    """Everything of ``convert`` but the writing, for callers that write several files together.
+
+    Args:
+        path: the original; it is never changed.
+        preset: a name in ``codec.presets.PRESETS``.
+        seed: base seed of the rotations.
+        rotation: ``qr`` or ``hadamard``; by default the preset's.
+        on_stage: called as each stage begins.
+        on_load: called with the model before any work is done on it; it may refuse.
+
+    Raises:
+        TqOnnxError: as for ``convert``.
+    """
     if preset not in PRESETS:
         raise UsageError(f"preset {preset!r} is not one of {', '.join(PRESETS)}")
     begin = on_stage or (lambda _: None)
     begin("load")
     loaded = load(path)
-    check_output(loaded, output, overwrite=overwrite, external_data=external_data)
+    if on_load is not None:
+        on_load(loaded)
     begin("recognise")
     before = facts(loaded.model)
     recognition = _recognise(loaded, path)
@@ -91,18 +158,7 @@ def convert(
     _rewrite(loaded.model, plan, recognition, before, path)
     begin("check")
     check(before, loaded.model, plan)
-    bytes_after = _converted_bytes(loaded.model, plan)
-    begin("save")
-    files = save(
-        loaded,
-        loaded.model,
-        output,
-        overwrite=overwrite,
-        external_data=external_data,
-        progress=on_copy,
-    )
-    ratio = bytes_before / bytes_after
-    return ConversionReport(loaded.path, plan, files.model, files, bytes_before, bytes_after, ratio)
+    return Prepared(loaded, plan, bytes_before, _converted_bytes(loaded.model, plan))
 
 
 def inspect(path: Path) -> InspectionReport:
@@ -162,8 +218,7 @@ def _recognise(loaded: LoadedModel, path: Path, *, refuse: bool = True) -> Recog
         what = str(misses[0]) if misses else "no attention layer was found"
         if len(misses) > 1:
             what += f" (and {len(misses) - 1} more)"
-        fix = f"`tq-onnx inspect` lists everything found, {_WHAT_CONVERTS}"
-        raise UnsupportedModelError(what, where=str(path), fix=fix)
+        raise UnsupportedModelError(what, where=str(path), fix=_SEE_INSPECT)
     return recognition
 
 
@@ -214,25 +269,26 @@ def _original_bytes(recognition: Recognition) -> int:
     bits = 0
     for site in recognition.sites:
         for cache in (site.key, site.value):
-            dtype = cache.past.dtype or site.dtype
+            dtype = (cache.past or cache.present).dtype or site.dtype
             bits += site.kv_num_heads * site.head_size * dtype.bitwidth
     return bits // 8
 
 
 def _converted_bytes(model: ir.Model, plan: Plan) -> int:
-    """Bytes of one token in the caches of a converted model, from the types of its inputs.
+    """Bytes of one token in the caches of a converted model, from the types of its caches.
 
     Raises:
         KeyError: a cache of the plan is not there, or its row width is not in its type.
     """
-    inputs = {value.name: value for value in model.graph.inputs}
+    values = {value.name: value for value in (*model.graph.outputs, *model.graph.inputs)}
     bits = 0
     for layer in plan.layers:
         for pair in (layer.key, layer.value):
-            value = inputs[pair.past]
+            name = pair.past or pair.present
+            value = values[name]
             width = static_dim(value, -1)
             if width is None or value.dtype is None:
-                raise KeyError(pair.past)
+                raise KeyError(name)
             bits += layer.kv_num_heads * width * value.dtype.bitwidth
     return bits // 8
 
@@ -253,6 +309,10 @@ def _layer(site: Site) -> LayerFound:
         dtype=site.dtype.name,
         scale=site.scale,
         mask=", ".join(mask) or "none",
-        past_key=site.key.past.name or "",
-        past_value=site.value.past.name or "",
+        past_key=_past_name(site.key),
+        past_value=_past_name(site.value),
     )
+
+
+def _past_name(cache: Cache) -> str | None:
+    return None if cache.past is None else cache.past.name

@@ -21,28 +21,69 @@ METADATA_PRESET: Final = "tq_onnx.preset"
 METADATA_DIGEST: Final = "tq_onnx.layout_digest"
 
 
+VISIBLE: Final = "visible"
+PAST_LENGTH: Final = "past_length"
+TOTAL_LENGTH: Final = "total_length"
+CACHE_POSITIONS: Final = "cache_positions"
+LOGITS_TO_KEEP: Final = "logits_to_keep"
+
+
+@dataclass(frozen=True)
+class Fed:
+    """A further input that a decoder can be given without knowing the model.
+
+    Attributes:
+        name: the graph input.
+        role: ``visible``, ``[B, 1, T, S]``, which keys each query sees: bool, or floats to add;
+            ``past_length``, tokens in the caches before a call, integers ``[]``, ``[1]`` or
+            ``[B]``; ``total_length``, the same after it; ``cache_positions``, where the new tokens
+            go in the caches, integers ``[T]``; ``logits_to_keep``, how many of the last tokens get
+            logits.
+    """
+
+    name: str
+    role: str
+
+
 @dataclass(frozen=True)
 class Interface:
     """Names of a decoder's inputs and outputs apart from its caches.
 
     Attributes:
-        tokens: the token ids ``[B, T]`` int64.
+        tokens: the token ids ``[B, T]`` integers, or their embeddings ``[B, T, hidden]`` floats.
         attention_mask: ``[B, total]`` int64, ones for tokens that count; None if there is none.
         position_ids: ``[B, T]`` int64; None if there are none.
         logits: the output ``[B, T, vocabulary]``.
+        fed: further inputs.
+        vocabulary: token ids that the embedding table knows; None if the graph holds none.
+        hidden: whether ``logits`` are hidden states, of a graph without an output projection.
+        static: whether caches have the same size before and after a call, so that a caller must
+            give them with room for the new tokens.
+        padding: whether the mask may hide tokens on the left; not where the number of tokens that
+            it keeps is taken for their place in the caches.
     """
 
     tokens: str
     attention_mask: str | None
     position_ids: str | None
     logits: str
+    fed: tuple[Fed, ...] = ()
+    vocabulary: int | None = None
+    hidden: bool = False
+    static: bool = False
+    padding: bool = True
 
 
 @dataclass(frozen=True)
 class CachePair:
-    """A cache: the graph input it is read from and the graph output it leaves by."""
+    """A cache: the graph input it is read from and the graph output it leaves by.
 
-    past: str
+    Attributes:
+        past: None in a graph for a first prompt, which takes no caches.
+        present: the output.
+    """
+
+    past: str | None
     present: str
 
 
@@ -140,7 +181,7 @@ class Plan:
         try:
             fields = json.loads(text)
             layers = tuple(_layer(entry) for entry in fields.pop("layers"))
-            interface = Interface(**fields.pop("interface"))
+            interface = _interface(fields.pop("interface"))
             return cls(interface=interface, layers=layers, **fields)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ModelFileError(
@@ -148,6 +189,12 @@ class Plan:
                 where=METADATA_PLAN,
                 fix=f"convert the original model again ({error})",
             ) from error
+
+
+def _interface(entry: Mapping[str, Any]) -> Interface:
+    fields = dict(entry)
+    fed = tuple(Fed(**item) for item in fields.pop("fed", ()))
+    return Interface(fed=fed, **fields)
 
 
 def _layer(entry: Mapping[str, Any]) -> LayerPlan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tq_onnx import __version__
-from tq_onnx.codec.presets import DEFAULT_SEED, ROTATIONS, Preset
+from tq_onnx.codec.presets import DEFAULT_SEED, NO_ROTATION, ROTATIONS, Preset
 from tq_onnx.codec.rotation import rotation_seed
 from tq_onnx.codec.spec import Codec, RowLayout, layout_digest, row_layout
 from tq_onnx.errors import UnsupportedModelError, UsageError
@@ -29,14 +29,13 @@ def make_plan(
 
     Raises:
         UnsupportedModelError: a layer was not recognised, or its head size has no row layout.
-        UsageError: the rotation is unknown, or does not fit the head size.
+        UsageError: the rotation is unknown, does not fit the head size, or is asked of a preset
+            that does not rotate.
     """
     interface = recognition.interface
     if recognition.misses or interface is None or not recognition.sites:
         raise UnsupportedModelError(*_refusal(recognition))
-    kind = rotation or preset.rotation
-    if kind not in ROTATIONS:
-        raise UsageError(f"rotation {kind!r} is not one of {', '.join(ROTATIONS)}")
+    kind = _rotation(preset, rotation)
     # A function body has no optional inputs: either all layers pass a bias, or none.
     has_bias = any(site.has_bias for site in recognition.sites)
     return Plan(
@@ -53,6 +52,16 @@ def make_plan(
     )
 
 
+def _rotation(preset: Preset, wanted: str | None) -> str:
+    if wanted is None:
+        return preset.rotation
+    if wanted not in ROTATIONS:
+        raise UsageError(f"rotation {wanted!r} is not one of {', '.join(ROTATIONS)}")
+    if preset.rotation == NO_ROTATION:
+        raise UsageError(f"the preset {preset.name} does not rotate", fix="leave the rotation out")
+    return wanted
+
+
 def _refusal(recognition: Recognition) -> tuple[str]:
     if not recognition.misses:
         return ("no attention layer was found",)
@@ -62,8 +71,9 @@ def _refusal(recognition: Recognition) -> tuple[str]:
 
 
 def _layer(site: Site, preset: Preset, kind: str, seed: int, *, has_bias: bool) -> LayerPlan:
-    key = _row_layout(site, preset.key)
-    value = _row_layout(site, preset.value)
+    element_bits = site.dtype.bitwidth
+    key = _row_layout(site, preset.key.for_elements(element_bits))
+    value = _row_layout(site, preset.value.for_elements(element_bits))
     size = site.head_size
     if kind == "hadamard" and size & (size - 1):
         raise UsageError(
@@ -85,13 +95,13 @@ def _layer(site: Site, preset: Preset, kind: str, seed: int, *, has_bias: bool) 
         has_bias=has_bias,
         key=_pair(site.key),
         value=_pair(site.value),
-        key_codec=preset.key.kind,
-        key_bits=preset.key.bits,
-        value_codec=preset.value.kind,
-        value_bits=preset.value.bits,
+        key_codec=key.codec.kind,
+        key_bits=key.codec.bits,
+        value_codec=value.codec.kind,
+        value_bits=value.codec.bits,
         key_row_bytes=key.row_bytes,
         value_row_bytes=value.row_bytes,
-        rotation_seed=rotation_seed(kind, site.layer, seed),
+        rotation_seed=seed if kind == NO_ROTATION else rotation_seed(kind, site.layer, seed),
     )
 
 
@@ -103,4 +113,5 @@ def _row_layout(site: Site, codec: Codec) -> RowLayout:
 
 
 def _pair(cache: Cache) -> CachePair:
-    return CachePair(past=cache.past.name or "", present=cache.present.name or "")
+    past = None if cache.past is None else cache.past.name
+    return CachePair(past=past, present=cache.present.name or "")

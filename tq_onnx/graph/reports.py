@@ -34,7 +34,7 @@ class ConversionReport:
 
 @dataclass(frozen=True)
 class LayerFound:
-    """One attention layer of a model that is not converted."""
+    """One attention layer of an original; a graph for first prompts has no past."""
 
     layer: int
     node: str
@@ -45,8 +45,8 @@ class LayerFound:
     dtype: str
     scale: float
     mask: str
-    past_key: str
-    past_value: str
+    past_key: str | None
+    past_value: str | None
 
 
 @dataclass(frozen=True)

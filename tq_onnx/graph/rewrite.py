@@ -9,6 +9,11 @@ they are: projections, norms, the output projection.
 Questions for the shape of an old cache are answered from the new ones. Where the graph tells the
 number of past tokens (``Recognition.lengths``), that is the answer for the sequence dimension too,
 so that a model that takes positions from there works with caches of any capacity.
+
+A graph that takes no caches gets empty ones to append to. A Slice that shortens a cache before it is
+returned does the same to the new one. A model of opset 14 is declared to be of opset 15: of the
+operators that it may hold only BatchNormalization, Pow and Shape have changed, which take further
+types and attributes.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ import onnx_ir as ir
 from tq_onnx.codec.spec import Codec
 from tq_onnx.graph import bake
 from tq_onnx.graph.builder import MICROSOFT, Builder
-from tq_onnx.graph.dialects.site import Cache, Site
+from tq_onnx.graph.dialects.site import PAST, Cache, Site
 from tq_onnx.graph.liveness import live_nodes, nested_nodes
 from tq_onnx.graph.match import Recognition, ShapeRead
 from tq_onnx.graph.plan import LayerPlan, Plan
@@ -30,6 +35,8 @@ from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE, VERSION
 
 _NORM_CORRECTION: Final = 1
 _MICROSOFT_VERSION: Final = 1
+_OLDEST_OPSET: Final = 15
+"""``Shape`` with a range, in the nodes that a conversion adds."""
 _PROLOGUE: Final = "turboquant"
 
 
@@ -51,8 +58,8 @@ class ConvertPass(ir.passes.InPlacePass):
         found = self._recognition
         if found.misses or not found.sites:
             raise ir.passes.PreconditionError("the model was not recognised completely")
-        names = [(site.key.past.name, site.value.past.name) for site in found.sites]
-        if names != [(layer.key.past, layer.value.past) for layer in self._plan.layers]:
+        names = [(site.key.present.name, site.value.present.name) for site in found.sites]
+        if names != [(layer.key.present, layer.value.present) for layer in self._plan.layers]:
             raise ir.passes.PreconditionError("the plan was made for another model")
         if any(site.node.graph is not model.graph for site in found.sites):
             raise ir.passes.PreconditionError("the recognition belongs to another model")
@@ -63,16 +70,19 @@ class ConvertPass(ir.passes.InPlacePass):
         build = Builder(graph)
         live = live_nodes(graph.outputs)
         caches = [cache for site in self._recognition.sites for cache in (site.key, site.value)]
-        stale = _downstream(cache.past for cache in caches)
+        stale = _downstream(cache.past for cache in caches if cache.past is not None)
+        model.opset_imports[""] = max(model.opset_imports[""], _OLDEST_OPSET)
         self._prepare(build, graph)
         presents: dict[Cache, ir.Value] = {}
         for site, layer in zip(self._recognition.sites, self._plan.layers, strict=True):
-            presents.update(self._replace(build, graph, site, layer))
+            presents.update(self._replace(build, site, layer))
         for read in self._recognition.reads:
             self._answer(build, read, presents)
         for cache, present in presents.items():
-            _publish(graph, cache, present)
+            _publish(graph, cache, _shortened(build, cache, present))
         dead = (live | stale) - live_nodes(graph.outputs)
+        # What reads a result that nothing needs any more was never needed itself.
+        dead |= _downstream(value for node in dead for value in node.outputs)
         _remove(graph, dead)
         model.opset_imports[DOMAIN] = VERSION
         if MICROSOFT in build.domains:
@@ -87,12 +97,14 @@ class ConvertPass(ir.passes.InPlacePass):
         outputs = {value.name: value for value in model.graph.outputs}
         for layer in self._plan.layers:
             for pair in (layer.key, layer.value):
-                past, present = inputs.get(pair.past), outputs.get(pair.present)
-                if past is None or present is None:
-                    raise ir.passes.PostconditionError(f"cache {pair.past} has lost its name")
-                if {past.dtype, present.dtype} != {ir.DataType.UINT8}:
-                    raise ir.passes.PostconditionError(f"cache {pair.past} is not uint8")
-                for value in (past, present):
+                found = [outputs.get(pair.present)]
+                if pair.past is not None:
+                    found.append(inputs.get(pair.past))
+                for value in found:
+                    if value is None:
+                        raise ir.passes.PostconditionError(f"{pair.present} has lost its name")
+                    if value.dtype is not ir.DataType.UINT8:
+                        raise ir.passes.PostconditionError(f"cache {value.name} is not uint8")
                     _check_readers(value)
         _check_order(model.graph)
 
@@ -103,33 +115,37 @@ class ConvertPass(ir.passes.InPlacePass):
         with build.before(first, _PROLOGUE):
             if self._recognition.lengths is not None:
                 self._recognition.lengths.past_length(build)
-            elif not all(site.counts_tokens for site in sites):
-                _grown_length(build, sites[0])
+            else:
+                for site in sites:
+                    if not site.counts_tokens:
+                        self._grown_length(build, site)
 
-    def _replace(
-        self, build: Builder, graph: ir.Graph, site: Site, layer: LayerPlan
-    ) -> dict[Cache, ir.Value]:
+    def _replace(self, build: Builder, site: Site, layer: LayerPlan) -> dict[Cache, ir.Value]:
         scope = f"layers.{site.layer}.attention"
         codecs = Codec(layer.key_codec, layer.key_bits), Codec(layer.value_codec, layer.value_bits)
+        order = {node: index for index, node in enumerate(site.node.graph or ())}
+        places = [site.node, site.key.node, site.value.node]
+        with build.before(min(places, key=order.__getitem__), scope):
+            past_length = self._past_length(build, site)
         with build.before(site.node, scope):
             operands = site.operands(build)
-            past_length = self._past_length(build, site)
-            rotation = bake.rotation(build, self._plan, layer)
+            rotations = {codec: bake.rotation(build, self._plan, layer, codec) for codec in codecs}
         presents = {}
-        for cache, rows, codec, width, role in (
+        roles = [
             (site.key, operands.key, codecs[0], layer.key_row_bytes, "key"),
             (site.value, operands.value, codecs[1], layer.value_row_bytes, "value"),
-        ):
-            shape = [*_leading(cache.present), width]
-            _retype(cache.past, [*_leading(cache.past), width])
+        ]
+        for cache, operand, codec, width, role in sorted(roles, key=lambda one: order[one[0].node]):
+            shape = [*_leading(cache, site), width]
             with build.before(cache.node, scope):
+                rows = _turned(build, cache, site, operand, role)
                 presents[cache] = build.op(
                     ENCODE,
                     [
                         rows,
-                        cache.past,
+                        _past(build, cache, site, width, rows),
                         past_length,
-                        rotation,
+                        rotations[codec],
                         bake.centroids(build, codec, layer.head_size),
                         bake.boundaries(build, codec, layer.head_size),
                     ],
@@ -145,7 +161,7 @@ class ConvertPass(ir.passes.InPlacePass):
         with build.before(site.node, scope):
             inputs = [operands.query, key, value, past_length]
             for codec in codecs:
-                inputs += [rotation, bake.centroids(build, codec, layer.head_size)]
+                inputs += [rotations[codec], bake.centroids(build, codec, layer.head_size)]
             if layer.has_bias:
                 inputs.append(operands.bias or _no_bias(build, site))
             attention_BHTD = build.op(
@@ -177,14 +193,28 @@ class ConvertPass(ir.passes.InPlacePass):
         lengths = self._recognition.lengths
         if lengths is not None:
             return lengths.past_length(build)
-        return _grown_length(build, self._recognition.sites[0])
+        return self._grown_length(build, site)
+
+    def _grown_length(self, build: Builder, site: Site) -> ir.Value:
+        """Past length of a growing cache: its size. All layers grow alike unless one is cut."""
+        sites = self._recognition.sites
+        alike = not any(cache.cut for one in sites for cache in (one.key, one.value))
+        past = (sites[0] if alike else site).key.past
+        assert past is not None  # a graph without caches counts its tokens
+        return build.once(
+            ("past_length", past), lambda: build.dim(past, 2, "past_length")
+        )
 
     def _answer(self, build: Builder, read: ShapeRead, presents: dict[Cache, ir.Value]) -> None:
         """Answers a question for the shape of an old cache."""
         site = read.site
         cache = site.key if read.is_key else site.value
         lengths = None if site.counts_tokens else self._recognition.lengths
-        if read.of_past and (set(read.dims) <= {"B", "N"} or (read.dims == ("P",) and not lengths)):
+        if cache.past is None:
+            return  # the new rows stay where they are
+        moved = len(cache.views[cache.past]) != len(PAST)
+        asked = set(read.dims) <= {"B", "N"} or (read.dims == ("P",) and not lengths and not moved)
+        if read.of_past and asked:
             return
         numbers = {
             "N": site.kv_num_heads,
@@ -202,8 +232,8 @@ class ConvertPass(ir.passes.InPlacePass):
                 elif dim == "B":
                     parts.append(build.dim(cache.past, 0, "batch"))
                 elif lengths is None:
-                    source = cache.past if dim == "P" else presents[cache]
-                    parts.append(build.dim(source, 2, "cached_tokens"))
+                    source = cache.past if dim == "P" else None
+                    parts.append(build.dim(source or presents[cache], 2, "cached_tokens"))
                 elif dim == "P":
                     parts.append(lengths.past_length(build))
                 else:
@@ -221,24 +251,87 @@ class ConvertPass(ir.passes.InPlacePass):
         read.node.outputs[0].replace_all_uses_with(answer)
 
 
-def _grown_length(build: Builder, site: Site) -> ir.Value:
-    """Past length of a growing cache: its size. All layers grow alike."""
-    return build.once("past_length", lambda: build.dim(site.key.past, 2, "past_length"))
-
-
 def _no_bias(build: Builder, site: Site) -> ir.Value:
     numpy = site.dtype.numpy()
     return build.constant(f"tq.{site.dtype.name}.no_bias", np.zeros((1, 1, 1, 1), numpy))
 
 
-def _leading(value: ir.Value) -> list[int | str | None]:
-    assert value.shape is not None  # a cache has rank 4
-    return [dim if isinstance(dim, int) else dim.value for dim in value.shape[:3]]
+def _leading(cache: Cache, site: Site) -> list[int | str | None]:
+    """Batch, heads and slots of what a layer encodes."""
+    shape = cache.present.shape
+    assert shape is not None  # a cache has a rank
+    sizes = [dim if isinstance(dim, int) else dim.value for dim in shape]
+    if len(sizes) == 4 and cache.cut is None:
+        return [sizes[0], sizes[1], sizes[2]]
+    return [sizes[0], site.kv_num_heads, None if cache.cut else sizes[1]]
 
 
-def _retype(value: ir.Value, shape: list[int | str | None]) -> None:
-    value.type = ir.TensorType(ir.DataType.UINT8)
-    value.shape = ir.Shape(shape)
+def _past(build: Builder, cache: Cache, site: Site, width: int, rows: ir.Value) -> ir.Value:
+    """The bytes to append to: the graph input, retyped, or no rows at all."""
+    if cache.past is None:
+        capacity = 0 if cache.update is None else cache.update.slots
+        size = (site.kv_num_heads, capacity, width)
+        return build.once(("empty", *size), lambda: _empty(build, size, rows))
+    shape = cache.past.shape
+    assert shape is not None  # a cache has a rank
+    sizes = [dim if isinstance(dim, int) else dim.value for dim in shape]
+    slots = sizes[2] if len(sizes) == 4 else sizes[1]
+    cache.past.type = ir.TensorType(ir.DataType.UINT8)
+    cache.past.shape = ir.Shape([sizes[0], site.kv_num_heads, slots, width])
+    return cache.past
+
+
+def _turned(build: Builder, cache: Cache, site: Site, rows: ir.Value, role: str) -> ir.Value:
+    """New rows as ``[B, N, T, D]``."""
+    if cache.turn is None:
+        return rows
+    return build.op(
+        "Transpose",
+        [rows],
+        f"turn_{role}",
+        dtype=rows.dtype,
+        shape=[None, site.kv_num_heads, None, site.head_size],
+        perm=cache.turn,
+    )
+
+
+def _empty(build: Builder, sizes: tuple[int, int, int], rows: ir.Value) -> ir.Value:
+    """A cache ``[B, N, slots, bytes]`` that holds no token."""
+    batch = build.dim(rows, 0, "batch")
+    others = build.integers(*sizes)
+    shape = build.op(
+        "Concat", [batch, others], "no_past_shape", dtype=ir.DataType.INT64, shape=[4], axis=0
+    )
+    no_bytes = build.constant("tq.uint8.none", np.zeros((1, 1, 1, 1), np.uint8))
+    return build.op(
+        "Expand",
+        [no_bytes, shape],
+        "no_past",
+        dtype=ir.DataType.UINT8,
+        shape=[None, *sizes],
+    )
+
+
+def _shortened(build: Builder, cache: Cache, present: ir.Value) -> ir.Value:
+    """What is returned of a new cache: what the Slice of the old one leaves."""
+    cut = cache.cut
+    if cut is None:
+        return present
+    assert present.shape is not None and cache.present.shape is not None
+    kept = cache.present.shape[2]
+    with build.before(cut, _PROLOGUE):
+        return build.op(
+            "Slice",
+            [present, *cut.inputs[1:]],
+            "shortened",
+            dtype=ir.DataType.UINT8,
+            shape=[
+                present.shape[0] if isinstance(present.shape[0], int) else present.shape[0].value,
+                present.shape[1] if isinstance(present.shape[1], int) else present.shape[1].value,
+                kept if isinstance(kept, int) else kept.value,
+                present.shape[3] if isinstance(present.shape[3], int) else present.shape[3].value,
+            ],
+        )
 
 
 def _publish(graph: ir.Graph, cache: Cache, present: ir.Value) -> None:
@@ -279,7 +372,7 @@ def _read(node: ir.Node) -> Iterable[ir.Value]:
 
 def _check_readers(value: ir.Value) -> None:
     for use in value.uses():
-        if use.node.domain != DOMAIN and use.node.op_type != "Shape":
+        if use.node.domain != DOMAIN and use.node.op_type not in ("Shape", "Slice"):
             raise ir.passes.PostconditionError(f"{value.name} is read by {use.node.name}")
 
 

@@ -9,9 +9,10 @@ External data is never read into memory:
 - output in the folder of the input: both models share the data files (``keep``);
 - output elsewhere: the files are copied under the same relative names (``copy``), or hard-linked
   (``link``: costs no space, but onnx and onnx-ir refuse to read data with several names; ONNX
-  Runtime reads it).
+  Runtime reads it). A file that is there already with the same content is taken as it is, so that
+  conversions with several presets share one copy.
 
-Weights inside the model file stay inside.
+Weights inside the model file stay inside, as long as they fit (see ``tq_onnx.graph.spill``).
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ import shutil
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import onnx_ir
 
 from tq_onnx.errors import ModelFileError, OutputExistsError, UsageError
-from tq_onnx.graph.commit import Progress, Stage
-from tq_onnx.graph.load import MAX_PROTOBUF_BYTES, LoadedModel
+from tq_onnx.graph.commit import Progress, Stage, same_content
+from tq_onnx.graph.load import LoadedModel
+from tq_onnx.graph.spill import stage_model
 
 ExternalData = Literal["keep", "copy", "link"]
+
+_OTHER_DATA: Final = "give another folder, or --overwrite if no other model needs the file"
 
 
 @dataclass(frozen=True)
@@ -41,13 +45,15 @@ class SavedFiles:
         model: the model file.
         data: the external data files that it reads, below its folder.
         external_data: how they got there: ``keep``, ``copy`` or ``link``; None without such files.
-        bytes_written: size of the model, and of the data if it was copied.
+        bytes_written: size of what was written: the model, and data that was copied or moved out.
+        moved: another data file, with weights that did not fit into the model file; None as a rule.
     """
 
     model: Path
     data: tuple[Path, ...]
     external_data: ExternalData | None
     bytes_written: int
+    moved: Path | None = None
 
 
 def check_output(
@@ -63,7 +69,8 @@ def check_output(
         The output with its folder resolved, and how external data gets there.
 
     Raises:
-        OutputExistsError: the output or a data file beside it exists and ``overwrite`` is false.
+        OutputExistsError: the output exists, or a data file beside it with another size, and
+            ``overwrite`` is false. (Whether one of the same size is the same, ``save`` finds out.)
         ModelFileError: the output is the input, one of its data files, or no regular file.
         UsageError: the external data cannot be kept, copied or linked as asked.
     """
@@ -84,10 +91,8 @@ def check_output(
                 raise ModelFileError(
                     "the output has the name of one of the model's data files", where=where
                 )
-            if _same_file(copy, source):
-                continue
-            fix = "give another folder, or --overwrite if no other model needs the file"
-            _check_target(copy, str(copy), overwrite, fix)
+            if not _may_be(copy, source):
+                _check_target(copy, str(copy), overwrite, _OTHER_DATA)
     return target, mode
 
 
@@ -99,6 +104,7 @@ def save(
     overwrite: bool = False,
     external_data: ExternalData | None = None,
     progress: Progress | None = None,
+    limit: int | None = None,
 ) -> SavedFiles:
     """Writes a model that was made from ``loaded``.
 
@@ -109,46 +115,72 @@ def save(
         overwrite: whether files that exist may be replaced (never the input or its data).
         external_data: ``keep``, ``copy`` or ``link``; by default keep in the same folder, copy
             elsewhere.
-        progress: called while data files are copied.
+        progress: called while data files are compared and copied.
+        limit: bytes that a model file may have; by default those of a protobuf message.
 
     Raises:
         OutputExistsError: something that exists would be overwritten.
-        ModelFileError: the output cannot be written, or would be larger than 2 GiB.
+        ModelFileError: the output cannot be written, or its graph alone is larger than 2 GiB.
         UsageError: the external data cannot be kept, copied or linked as asked.
     """
     target, mode = check_output(loaded, output, overwrite=overwrite, external_data=external_data)
-    proto = onnx_ir.to_proto(model)
-    size = proto.ByteSize()
-    if size > MAX_PROTOBUF_BYTES:
-        raise ModelFileError(
-            f"the converted model would have {size} bytes in one file, and an ONNX file cannot "
-            "have more than 2 GiB",
-            where=str(output),
-            fix="export the original with external data",
-        )
     copies = _copies(loaded, target) if mode in ("copy", "link") else ()
-    copies = tuple((source, copy) for source, copy in copies if not _same_file(copy, source))
-    total = sum(source.stat().st_size for source, _ in copies) if mode == "copy" else 0
     stage = Stage(overwrite)
     try:
+        missing = _missing(copies, overwrite, progress)
+        total = sum(source.stat().st_size for source, _ in missing) if mode == "copy" else 0
         stage.make_folder(target.parent)
-        _check_space(target.parent, size + total)
+        # What the conversion adds to the model itself is little beside what it had.
+        check_space(target.parent, total + loaded.path.stat().st_size)
         done = 0
-        for source, copy in copies:
+        for source, copy in missing:
             if mode == "link":
                 stage.link(source, copy)
             else:
                 done = stage.copy(source, copy, done, total, progress)
-        stage.write(target, proto.SerializeToString(deterministic=True))
+        taken = {loaded.path, *loaded.external_files, *(copy for _, copy in copies)}
+        staged = stage_model(stage, model, target, taken=taken, limit=limit)
         stage.commit()
     except BaseException as error:
         stage.undo()
         if isinstance(error, OSError):
-            raise _refusal(error, output) from error
+            raise refusal(error, output) from error
         raise
     folder = loaded.path.parent
     data = tuple(target.parent / file.relative_to(folder) for file in loaded.external_files)
-    return SavedFiles(target, data, mode, size + total)
+    written = total + staged.size + staged.data_size
+    return SavedFiles(target, data, mode, written, staged.data)
+
+
+def _missing(
+    copies: tuple[tuple[Path, Path], ...], overwrite: bool, progress: Progress | None
+) -> list[tuple[Path, Path]]:
+    """The copies that are not there yet with the same content.
+
+    Raises:
+        OutputExistsError: one is there with other content, and may not be replaced.
+    """
+    there = [(source, copy) for source, copy in copies if _may_be(copy, source)]
+    there = [pair for pair in there if not _same_file(*pair)]
+    total, done = sum(source.stat().st_size for source, _ in there), 0
+    missing = [(source, copy) for source, copy in copies if not _may_be(copy, source)]
+    for source, copy in there:
+        if not same_content(copy, source, done, total, progress):
+            _check_target(copy, str(copy), overwrite, _OTHER_DATA)
+            missing.append((source, copy))
+        done += source.stat().st_size
+    return missing
+
+
+def _may_be(path: Path, source: Path) -> bool:
+    """Whether a file may have the content of another: the same file, or a file of its size."""
+    if _same_file(path, source):
+        return True
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size == source.stat().st_size
 
 
 def _data_mode(
@@ -193,7 +225,7 @@ def _check_target(path: Path, where: str, overwrite: bool, fix: str) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise _refusal(error, path) from error
+        raise refusal(error, path) from error
     if stat.S_ISDIR(status.st_mode):
         raise ModelFileError("the output is a folder", where=where, fix="give a file name in it")
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
@@ -202,7 +234,12 @@ def _check_target(path: Path, where: str, overwrite: bool, fix: str) -> None:
         raise OutputExistsError("the output exists", where=where, fix=fix)
 
 
-def _check_space(folder: Path, needed: int) -> None:
+def check_space(folder: Path, needed: int) -> None:
+    """Refuses what a file system has no room for.
+
+    Raises:
+        ModelFileError: fewer bytes are free.
+    """
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise ModelFileError(
@@ -210,7 +247,8 @@ def _check_space(folder: Path, needed: int) -> None:
         )
 
 
-def _refusal(error: OSError, output: Path) -> ModelFileError:
+def refusal(error: OSError, output: Path) -> ModelFileError:
+    """What a user is told when writing an output failed."""
     if error.errno == errno.EXDEV:
         return ModelFileError(
             "a hard link cannot cross file systems",

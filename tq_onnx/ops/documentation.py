@@ -20,7 +20,10 @@ one little-endian float16 scale:
     scale  = norm / |centroids[codes]|     (norm alone without norm correction)
     x     ~= scale * centroids[codes] R^T
 
-A vector whose norm is zero, NaN or infinite is stored with scale 0 and decodes to zeros."""
+A vector whose norm is zero, NaN or infinite is stored with scale 0 and decodes to zeros.
+
+With the codec raw a row is the vector itself: its elements, little endian. The tables are then not
+read; a tensor of one number stands for each."""
 
 ENCODE_INPUTS: Final = (
     ("vectors", "new vectors [B, N, T, D]: batch, KV heads, new tokens, head size"),
@@ -43,11 +46,12 @@ ENCODE_OUTPUTS: Final = (
     ),
 )
 ENCODE_ATTRIBUTES: Final = (
-    ("codec", "codec kind: lloyd_max"),
-    ("bits", "bits per coordinate: 2, 3 or 4"),
+    ("codec", "codec kind: lloyd_max or raw"),
+    ("bits", "bits per coordinate: 2, 3 or 4; those of the element type with raw"),
     (
         "norm_correction",
-        "1: the scale makes up for the length that rounding changes; 0: it does not",
+        "1: the scale makes up for the length that rounding changes; 0: it does not; nothing with "
+        "raw",
     ),
 )
 
@@ -63,7 +67,9 @@ space: the query is rotated once, the output is un-rotated once, and no key or v
 Query t of sequence b stands at position p = past_length[b] + t. Key s is visible iff it exists
 (s < past_length[b] + T), is not in the future (s <= p, if causal), is within the window
 (p - s < sliding_window, if set), and its bias is above half of the lowest finite value of the
-bias's type. A query that sees no key gives exact zeros; a hidden key contributes nothing."""
+bias's type. A query that sees no key gives exact zeros; a hidden key contributes nothing.
+
+Rows of the codec raw hold the vectors themselves, not rotated; their tables are not read."""
 
 ATTENTION_INPUTS: Final = (
     ("query", "queries [B, H, T, D]: H is a multiple of N; head h reads KV head h // (H / N)"),
@@ -86,10 +92,10 @@ ATTENTION_ATTRIBUTES: Final = (
     ("causal", "1: a query sees no later key; 0: it sees all that exist"),
     ("sliding_window", "number of visible keys, the query's own included; 0 for all"),
     ("softcap", "bound that scores approach smoothly; 0 for none"),
-    ("key_codec", "codec kind of the keys: lloyd_max"),
-    ("key_bits", "bits per coordinate of the keys: 2, 3 or 4"),
-    ("value_codec", "codec kind of the values: lloyd_max"),
-    ("value_bits", "bits per coordinate of the values: 2, 3 or 4"),
+    ("key_codec", "codec kind of the keys: lloyd_max or raw"),
+    ("key_bits", "bits per coordinate of the keys, as in TurboQuantEncode"),
+    ("value_codec", "codec kind of the values: lloyd_max or raw"),
+    ("value_bits", "bits per coordinate of the values, as in TurboQuantEncode"),
 )
 
 

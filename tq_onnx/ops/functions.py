@@ -4,10 +4,10 @@ A runtime without the library runs these; a runtime with the library ignores the
 executable specification that the kernels are compared with.
 
 ``function_protos`` returns one FunctionProto per operator and one per piece that they are made of,
-all in the operators' domain. The attention body is chosen per model: with or without the input
-``attention_bias`` (function inputs are never optional), and for the codecs of keys and values. The
-encoder's body serves every codec, by its attribute ``bits``. All bodies are polymorphic in the
-element type of vectors, query and bias: float, float16 or bfloat16.
+all in the operators' domain. The bodies are chosen per model: for the codecs of keys and values,
+and with or without the input ``attention_bias`` (function inputs are never optional). They are
+polymorphic in the element type of vectors, query and bias: float, float16 or bfloat16; only what
+reads and writes ``raw`` rows is made for one of them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from onnxscript import OnnxFunction
 
 from tq_onnx.codec.spec import Codec
 from tq_onnx.ops import documentation as doc
-from tq_onnx.ops.bodies import attention, encode, half, planes
-from tq_onnx.ops.bodies.operators import attention_body
+from tq_onnx.ops.bodies import attention, elements, encode, half, planes
+from tq_onnx.ops.bodies.operators import attention_body, encode_body
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
 
 
-def function_protos(key: Codec, value: Codec, *, has_bias: bool) -> list[onnx.FunctionProto]:
+def function_protos(
+    key: Codec, value: Codec, *, has_bias: bool, element: str = "float32"
+) -> list[onnx.FunctionProto]:
     """FunctionProtos for a model whose caches use these codecs.
 
     Args:
@@ -35,6 +37,8 @@ def function_protos(key: Codec, value: Codec, *, has_bias: bool) -> list[onnx.Fu
         value: codec of the value caches.
         has_bias: whether the model's attention nodes have the input ``attention_bias``; all of a
             model's nodes must agree, because a function has no optional inputs.
+        element: element type of vectors and queries, see ``codec.elements``; only the bodies of
+            ``raw`` depend on it.
 
     Returns:
         Fresh copies, which the caller may edit. A function comes after those that it calls; that
@@ -43,7 +47,7 @@ def function_protos(key: Codec, value: Codec, *, has_bias: bool) -> list[onnx.Fu
     inputs = doc.ATTENTION_INPUTS + ((doc.ATTENTION_BIAS,) if has_bias else ())
     operators = (
         _operator(
-            encode.turboquant_encode,
+            encode_body(key, value, element),
             ENCODE,
             doc.markdown(
                 doc.ENCODE_SUMMARY,
@@ -53,7 +57,7 @@ def function_protos(key: Codec, value: Codec, *, has_bias: bool) -> list[onnx.Fu
             ),
         ),
         _operator(
-            attention_body(key.bits, value.bits, has_bias),
+            attention_body(key, value, element, has_bias=has_bias),
             ATTENTION,
             doc.markdown(
                 doc.ATTENTION_SUMMARY,
@@ -101,7 +105,7 @@ def _operator_style(name: str) -> str:
 
 @cache
 def _pieces() -> dict[str, OnnxFunction[..., Any]]:
-    modules: tuple[ModuleType, ...] = (half, planes, encode, attention)
+    modules: tuple[ModuleType, ...] = (half, elements, planes, encode, attention)
     return {
         _operator_style(item.name): item
         for module in modules

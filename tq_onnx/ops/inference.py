@@ -1,12 +1,14 @@
 """Type and shape inference of both operators, called by onnx with an ``InferenceContext``.
 
 What is static must agree; what is symbolic or unknown is let through. Sizes are ``int``, ``str``
-(a symbol) or None (unknown).
+(a symbol) or None (unknown). The tables of a cache of the codec ``raw`` are not looked at, as no
+runtime looks at them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import onnx
 from onnx import numpy_helper
@@ -15,6 +17,12 @@ from onnx.shape_inference import InferenceContext, InferenceError
 from tq_onnx.codec.spec import Codec, row_layout
 
 Size = int | str | None
+
+_ELEMENT_BITS: Final[dict[int, int]] = {
+    onnx.TensorProto.FLOAT: 32,
+    onnx.TensorProto.FLOAT16: 16,
+    onnx.TensorProto.BFLOAT16: 16,
+}
 
 _VECTORS, _PAST, _ENCODE_LENGTH, _ROTATION, _CENTROIDS, _BOUNDARIES = range(6)
 _QUERY, _KEY_CACHE, _VALUE_CACHE, _LENGTH = range(4)
@@ -63,12 +71,25 @@ class _Node:
     def number(self, name: str) -> float:
         return self._attribute(name).f
 
-    def codec(self, prefix: str) -> Codec:
+    def codec(self, prefix: str, elements: int) -> Codec:
+        """The codec that the attributes say; ``elements`` is an input of the model's floats."""
         kind = self._attribute(f"{prefix}codec").s.decode(errors="replace")
         try:
-            return Codec(kind, self.integer(f"{prefix}bits"))
+            codec = Codec(kind, self.integer(f"{prefix}bits"))
         except ValueError as error:
             raise self.error(str(error)) from error
+        bits = _ELEMENT_BITS.get(self.element_type(elements), codec.bits)
+        if codec.is_raw and codec.bits != bits:
+            raise self.error(
+                f"{prefix}bits is {codec.bits}, but {codec.kind} rows hold the "
+                f"{bits}-bit elements of its float inputs"
+            )
+        return codec
+
+    def element_type(self, index: int) -> int:
+        """0 if it is not known."""
+        kind = self.context.get_input_type(index) if self.context.has_input(index) else None
+        return 0 if kind is None else int(kind.tensor_type.elem_type)
 
     def _attribute(self, name: str) -> onnx.AttributeProto:
         attribute: onnx.AttributeProto | None = self.context.get_attribute(name)
@@ -95,7 +116,13 @@ class _Node:
             )
         return expected
 
+    def rotation(self, name: str, codec: Codec, index: int) -> list[Size]:
+        """Both sizes of a rotation; none for a codec that does not rotate."""
+        return [] if codec.is_raw else self.shape(index, name, 2)
+
     def codebook(self, name: str, codec: Codec, index: int, missing: int = 0) -> None:
+        if codec.is_raw:
+            return
         (size,) = self.shape(index, name, 1)
         self.one_of(f"the size of {name} for {codec}", size, codec.levels - missing)
 
@@ -119,15 +146,15 @@ def infer_encode(context: InferenceContext) -> None:
         InferenceError: static sizes or attributes contradict each other.
     """
     node = _Node(context)
-    codec = node.codec("")
+    codec = node.codec("", _VECTORS)
     node.flag("norm_correction")
     batch, heads, new, head_size = node.shape(_VECTORS, "vectors", 4)
     past_batch, past_heads, capacity, width = node.shape(_PAST, "past", 4)
     (lengths,) = node.shape(_ENCODE_LENGTH, "past_length", 1)
-    rows, columns = node.shape(_ROTATION, "rotation", 2)
+    rotation = node.rotation("rotation", codec, _ROTATION)
     batch = node.same("the batch size of vectors and past", batch, past_batch)
     heads = node.same("the number of heads of vectors and past", heads, past_heads)
-    head_size = node.same("the head size of vectors and rotation", head_size, rows, columns)
+    head_size = node.same("the head size of vectors and rotation", head_size, *rotation)
     node.one_of("the size of past_length", lengths, 1, batch)
     node.codebook("centroids", codec, _CENTROIDS)
     node.codebook("boundaries", codec, _BOUNDARIES, missing=1)
@@ -144,29 +171,29 @@ def infer_attention(context: InferenceContext) -> None:
     """
     node = _Node(context)
     node.flag("causal")
-    for name, value in (
+    for name, number in (
         ("sliding_window", node.integer("sliding_window")),
         ("softcap", node.number("softcap")),
     ):
-        if value < 0:
-            raise node.error(f"{name} is {value:g}, below 0")
+        if number < 0:
+            raise node.error(f"{name} is {number:g}, below 0")
     batch, heads, new, head_size = node.shape(_QUERY, "query", 4)
     key_batch, key_heads, key_slots, key_width = node.shape(_KEY_CACHE, "key_cache", 4)
     value_batch, value_heads, value_slots, value_width = node.shape(_VALUE_CACHE, "value_cache", 4)
     batch = node.same("the batch size of query and caches", batch, key_batch, value_batch)
     kv_heads = node.same("the number of heads of key_cache and value_cache", key_heads, value_heads)
     slots = node.same("the number of slots of key_cache and value_cache", key_slots, value_slots)
+    key, value = node.codec("key_", _QUERY), node.codec("value_", _QUERY)
     head_size = node.same(
         "the head size of query and rotations",
         head_size,
-        *node.shape(_KEY_ROTATION, "key_rotation", 2),
-        *node.shape(_VALUE_ROTATION, "value_rotation", 2),
+        *node.rotation("key_rotation", key, _KEY_ROTATION),
+        *node.rotation("value_rotation", value, _VALUE_ROTATION),
     )
-    for prefix, width, index in (
-        ("key_", key_width, _KEY_CENTROIDS),
-        ("value_", value_width, _VALUE_CENTROIDS),
+    for prefix, codec, width, index in (
+        ("key_", key, key_width, _KEY_CENTROIDS),
+        ("value_", value, value_width, _VALUE_CENTROIDS),
     ):
-        codec = node.codec(prefix)
         node.row_bytes(f"{prefix}cache", codec, head_size, width)
         node.codebook(f"{prefix}centroids", codec, index)
     if isinstance(heads, int) and isinstance(kv_heads, int) and heads % max(kv_heads, 1):

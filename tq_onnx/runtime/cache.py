@@ -2,7 +2,8 @@
 
 A ``CacheSpec`` says what one cache holds per token and head: ``row`` elements of one type, which is
 ``W`` uint8 bytes in a converted model and ``D`` floats in an original. Buffers are ``OrtValue``
-``[B, N, S, row]`` on the CPU, so that one buffer can be bound as past and as present.
+``[B, N, S, row]`` on the CPU, so that one buffer can be bound as past and as present. Some
+originals have them flat, ``[B, S, N * row]``.
 
 Caches in bfloat16 are refused: ONNX Runtime's CPU provider has no kernels for such a model.
 """
@@ -29,6 +30,7 @@ _TYPES: Final[dict[str, str]] = {
     "tensor(float16)": "float16",
 }
 _RANK: Final = 4
+_FLAT_RANK: Final = 3
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,16 @@ class CacheSpec:
         type_name: ``uint8``, ``float32`` or ``float16``.
         kv_num_heads: N.
         row: elements per token and head.
+        flat: whether heads lie side by side, ``[B, S, N * row]``.
+        slots: tokens that the graph gives it room for; None if callers choose.
     """
 
     pair: CachePair
     type_name: str
     kv_num_heads: int
     row: int
+    flat: bool = False
+    slots: int | None = None
 
     @property
     def bytes_per_token(self) -> int:
@@ -54,8 +60,39 @@ class CacheSpec:
 
     def allocate(self, batch: int, tokens: int) -> onnxruntime.OrtValue:
         """A zeroed buffer ``[batch, N, tokens, row]``."""
-        shape = [batch, self.kv_num_heads, tokens, self.row]
-        return onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(shape, self.type_name))
+        return self._buffer(np.zeros(self._shape(batch, tokens), self.type_name))
+
+    def resized(self, value: onnxruntime.OrtValue, tokens: int) -> onnxruntime.OrtValue:
+        """A copy of a buffer with room for ``tokens``, no fewer than it has; new rows are zero."""
+        old = as_array(value)
+        axis = 1 if self.flat else 2
+        room = np.zeros(self._shape(old.shape[0], tokens), self.type_name)
+        if self.flat:
+            room[:, : old.shape[axis]] = old
+        else:
+            room[:, :, : old.shape[axis]] = old
+        return self._buffer(room)
+
+    def room(self, value: onnxruntime.OrtValue) -> int:
+        """Tokens that a buffer has room for."""
+        return int(value.shape()[1 if self.flat else 2])
+
+    def view(self, value: onnxruntime.OrtValue) -> npt.NDArray[Any]:
+        """A buffer as ``[B, N, S, row]``, without a copy."""
+        array = as_array(value)
+        if not self.flat:
+            return array
+        heads = array.reshape(*array.shape[:2], self.kv_num_heads, self.row)
+        return np.transpose(heads, (0, 2, 1, 3))
+
+    def _shape(self, batch: int, tokens: int) -> tuple[int, ...]:
+        if self.flat:
+            return batch, tokens, self.kv_num_heads * self.row
+        return batch, self.kv_num_heads, tokens, self.row
+
+    @staticmethod
+    def _buffer(array: npt.NDArray[Any]) -> onnxruntime.OrtValue:
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array)
 
 
 def cache_spec(
@@ -66,34 +103,38 @@ def cache_spec(
     Args:
         session: the model.
         pair: names of the cache's input and output.
-        kv_num_heads: N, used where the graph's input does not state it.
-        head_size: D, used where the graph's input does not state its last dimension (the
+        kv_num_heads: N, used where the graph does not state it.
+        head_size: D, used where the graph does not state its last dimension (the
             onnxruntime-genai model builder leaves it symbolic).
 
     Raises:
-        UnsupportedModelError: the input is missing, or not a rank-4 tensor of a type caches have.
+        UnsupportedModelError: the cache is missing, or not a tensor of a type caches have.
     """
     inputs = {entry.name: entry for entry in session.get_inputs()}
-    outputs = {entry.name for entry in session.get_outputs()}
-    if pair.past not in inputs or pair.present not in outputs:
-        missing = pair.past if pair.past not in inputs else pair.present
+    outputs = {entry.name: entry for entry in session.get_outputs()}
+    where = pair.past or pair.present
+    if pair.present not in outputs or (pair.past is not None and pair.past not in inputs):
+        missing = pair.present if pair.present not in outputs else where
         raise UnsupportedModelError("the model has no such cache", where=missing)
-    entry = inputs[pair.past]
-    if entry.type not in _TYPES or len(entry.shape) != _RANK:
+    entry = outputs[pair.present] if pair.past is None else inputs[pair.past]
+    shape = entry.shape
+    flat = len(shape) == _FLAT_RANK
+    if entry.type not in _TYPES or len(shape) not in (_RANK, _FLAT_RANK):
         raise UnsupportedModelError(
-            f"a cache of type {entry.type} and shape {list(entry.shape)} is not supported",
-            where=pair.past,
+            f"a cache of type {entry.type} and shape {list(shape)} is not supported", where=where
         )
     type_name = _TYPES[entry.type]
-    row = entry.shape[3]
+    row = head_size if flat else shape[3]
     if not isinstance(row, int):
         if type_name == UINT8:
             raise UnsupportedModelError(
-                "the last dimension of a uint8 cache is not a number", where=pair.past
+                "the last dimension of a uint8 cache is not a number", where=where
             )
         row = head_size
-    heads = entry.shape[1] if isinstance(entry.shape[1], int) else kv_num_heads
-    return CacheSpec(pair, type_name, heads, row)
+    heads = kv_num_heads if flat or not isinstance(shape[1], int) else shape[1]
+    tokens = shape[1 if flat else 2]
+    slots = tokens if isinstance(tokens, int) else None
+    return CacheSpec(pair, type_name, heads, row, flat, slots)
 
 
 def bytes_per_token(specs: Iterable[CacheSpec]) -> int:

@@ -1,95 +1,49 @@
 """A decoder with its caches: prefill, decode, growing or of fixed capacity.
 
-A ``Signature`` names the inputs, outputs and caches of a model; for a converted model
-``signature_of`` reads it from the plan in the model's metadata. A ``Decoder`` feeds tokens and
-keeps the caches of one batch:
+A ``Decoder`` feeds tokens to a model with a known ``Signature`` and keeps the caches of one batch:
 
-- growing: every call's ``present`` outputs are the next call's ``past`` inputs;
+- growing: every call's ``present`` outputs are the next call's ``past`` inputs; a graph that does
+  not grow its caches is given larger ones before each call;
 - fixed capacity: one buffer per cache is bound as past and as present, and the kernels write the
   new rows into it. Where the function bodies run instead of the kernels, past and present are two
   buffers that change places, because standard operators may not write what they still read.
 
+A graph for a first prompt gives caches but takes none: it can be called once, or it begins for
+another decoder (``first``) that goes on with its caches. A graph that takes a fixed number of
+tokens is called as often as needed, and one that takes a fixed number of sequences gets each as
+often as needed.
+
 ``attention_mask`` is ``[B, total]`` and ``position_ids`` count the tokens that the mask keeps, so
-that left-padded batches work in models that take both; models that count positions by themselves
-(onnxruntime-genai's) accept no padding.
+that left-padded batches work in models that take both; models that count tokens by themselves
+(onnxruntime-genai's) accept no padding. See ``tq_onnx.runtime.feeding`` for all inputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from tq_onnx.codec.spec import layout_digest
 from tq_onnx.errors import UnsupportedModelError, UsageError
-from tq_onnx.graph.plan import METADATA_PLAN, Interface, Plan
-from tq_onnx.runtime.cache import CacheSpec, as_array, bytes_per_token, cache_spec
+from tq_onnx.runtime.feeding import Feeding, Tokens
 from tq_onnx.runtime.session import placement, run_error
+from tq_onnx.runtime.signature import Signature
 
-Tokens = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.floating[Any]]
 
-_INTEGERS: Final = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 
+@dataclass(frozen=True, eq=False)
+class _Graph:
+    """A graph that a decoder calls."""
 
-@dataclass(frozen=True)
-class Signature:
-    """What a caller must know of a decoder to run it.
-
-    Attributes:
-        interface: names of the inputs and outputs apart from the caches.
-        caches: all caches, keys and values alternating, in layer order.
-        fixed_capacity: whether caches may be larger than the tokens they hold.
-        plan: the conversion; None for an original model.
-    """
-
-    interface: Interface
-    caches: tuple[CacheSpec, ...]
-    fixed_capacity: bool
-    plan: Plan | None = None
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Cache bytes of one token of one sequence, all layers."""
-        return bytes_per_token(self.caches)
-
-
-def plan_of(session: onnxruntime.InferenceSession) -> Plan | None:
-    """The plan in the model's metadata; None if the model was not converted.
-
-    Raises:
-        ModelFileError: the metadata is damaged.
-        UnsupportedModelError: the model was converted for another row layout.
-    """
-    text = session.get_modelmeta().custom_metadata_map.get(METADATA_PLAN)
-    if text is None:
-        return None
-    plan = Plan.from_json(text)
-    if plan.layout_digest != layout_digest():
-        raise UnsupportedModelError(
-            f"the model's caches have layout {plan.layout_digest} (tq-onnx {plan.tool_version}), "
-            f"this tq-onnx has {layout_digest()}",
-            fix="convert the original model again",
-        )
-    return plan
-
-
-def signature_of(session: onnxruntime.InferenceSession, plan: Plan) -> Signature:
-    """The signature of a converted model.
-
-    Raises:
-        UnsupportedModelError: the plan names caches that the model does not have.
-    """
-    caches = [
-        cache_spec(session, pair, kv_num_heads=layer.kv_num_heads, head_size=layer.head_size)
-        for layer in plan.layers
-        for pair in (layer.key, layer.value)
-    ]
-    return Signature(plan.interface, tuple(caches), plan.fixed_capacity, plan)
+    session: onnxruntime.InferenceSession
+    signature: Signature
+    feeding: Feeding
 
 
 class Decoder:
@@ -99,15 +53,18 @@ class Decoder:
         session: from ``make_session``.
         signature: the model's names and caches.
         batch: B, sequences decoded together.
-        capacity: tokens that the caches hold, updated in place; None for growing caches.
+        capacity: tokens that the caches hold, updated in place; None for growing caches, or for
+            the room that the graph gives them.
         alias: whether one buffer may be past and present; None decides by what the session runs.
         watch: names of further outputs; ``watched`` holds their values after every call.
         where: what errors call the model, its path if it has one.
+        embeddings: floats ``[vocabulary, hidden]``, for a graph that takes no ids.
+        first: a graph for first prompts and its signature, whose caches this one continues.
 
     Raises:
         UnsupportedModelError: the model has inputs that nothing fills, or a capacity was asked of a
             model that can only grow.
-        UsageError: the capacity is not positive.
+        UsageError: the capacity is not positive, or the batch does not fit the graph.
     """
 
     def __init__(
@@ -120,28 +77,32 @@ class Decoder:
         alias: bool | None = None,
         watch: Sequence[str] = (),
         where: str = "the model",
+        embeddings: npt.NDArray[Any] | None = None,
+        first: tuple[onnxruntime.InferenceSession, Signature] | None = None,
     ) -> None:
         """Allocates empty caches; see the class for arguments and errors."""
         self.session = session
         self.signature = signature
         self.batch = batch
-        self.capacity = capacity
+        self.capacity = signature.capacity(capacity)
         self.watch = tuple(watch)
         self.where = where
         self.watched: dict[str, npt.NDArray[Any]] = {}
-        self._types = {entry.name: entry.type for entry in session.get_inputs()}
-        self._check_inputs()
-        if capacity is not None:
-            if capacity <= 0:
-                raise UsageError(f"a cache capacity of {capacity} tokens holds nothing")
-            if not signature.fixed_capacity:
-                raise UnsupportedModelError(
-                    "this model counts tokens by the length of its caches, so they can only grow",
-                    fix="leave the capacity out",
-                )
+        feeding = Feeding(session, signature.interface, signature.caches, embeddings)
+        self._graph = _Graph(session, signature, feeding)
+        self._first = None if first is None else self._begin(*first, embeddings)
+        self._copies = _copies(feeding.batch, batch, where)
+        shape = next(e.shape for e in session.get_outputs() if e.name == signature.interface.logits)
+        self.last_only = shape[1] == 1 and feeding.new != 1
+        """Whether a call gives the logits of its last token only."""
+        static = signature.interface.static
+        # An original that scatters new rows into its caches gives them out as new ones.
+        in_place = self.capacity is not None and (signature.plan is not None or not static)
+        in_place = in_place and not signature.first_only
         if alias is None:
             # An original's attention is one kernel that knows the shared buffer, too.
-            alias = signature.plan is None or placement(session).uses_library
+            alias = signature.plan is None or (in_place and placement(session).uses_library)
+        self._in_place = in_place
         self._alias = alias
         self.reset()
 
@@ -149,10 +110,26 @@ class Decoder:
         """Forgets everything: empty caches of the same kind."""
         tokens = self.capacity or 0
         specs = self.signature.caches
-        self._past = [spec.allocate(self.batch, tokens) for spec in specs]
-        spare = self.capacity is not None and not self._alias
-        self._spare = [spec.allocate(self.batch, tokens) for spec in specs] if spare else []
+        rows = self.batch * self._copies
+        self._past = [spec.allocate(rows, tokens) for spec in specs]
+        spare = self._in_place and not self._alias
+        self._spare = [spec.allocate(rows, tokens) for spec in specs] if spare else []
         self._mask = np.ones((self.batch, 0), np.int64)
+
+    @property
+    def longest_call(self) -> int | None:
+        """Tokens that the graph takes in a call; None for any number."""
+        return self._graph.feeding.new
+
+    @property
+    def rows(self) -> int | None:
+        """Sequences that the graph takes in a call; None for any number."""
+        return self._graph.feeding.batch
+
+    @property
+    def takes_padding(self) -> bool:
+        """Whether sequences may be padded on the left."""
+        return self._graph.feeding.takes_padding
 
     @property
     def length(self) -> int:
@@ -160,14 +137,20 @@ class Decoder:
         return int(self._mask.shape[1])
 
     @property
+    def slots(self) -> int:
+        """Tokens that the caches have room for as they are now."""
+        specs = zip(self.signature.caches, self._past, strict=True)
+        return max((spec.room(value) for spec, value in specs), default=0)
+
+    @property
     def cache_bytes(self) -> int:
         """Bytes of the cache buffers as they are now."""
-        return sum(int(value.tensor_size_in_bytes()) for value in self._past)
+        return sum(int(value.tensor_size_in_bytes()) for value in self._past) // self._copies
 
     def cache(self, index: int) -> npt.NDArray[Any]:
         """A copy of the used part ``[B, N, length, row]`` of one cache, in signature order."""
-        used: npt.NDArray[Any] = as_array(self._past[index])[:, :, : self.length].copy()
-        return used
+        held = self.signature.caches[index].view(self._past[index])
+        return np.array(held[:: self._copies, :, : self.length], order="C")
 
     def prefill(
         self,
@@ -184,7 +167,8 @@ class Decoder:
             chunk: tokens per call; None for all at once.
 
         Returns:
-            Logits ``[B, T, vocabulary]`` in the model's own float type.
+            Logits ``[B, T, vocabulary]`` in the model's own float type; if ``last_only``, one row
+            for each call.
 
         Raises:
             UsageError: shapes do not fit, or the capacity is too small.
@@ -199,10 +183,9 @@ class Decoder:
         if attention_mask is not None:
             mask_BT = np.ascontiguousarray(attention_mask, np.int64)
             self._check_mask(mask_BT, tokens_BT.shape)
-        size = chunk or tokens_BT.shape[1]
         parts = [
-            self._run(tokens_BT[:, start : start + size], mask_BT[:, start : start + size])
-            for start in range(0, tokens_BT.shape[1], size)
+            self._run(tokens_BT[:, start:stop], mask_BT[:, start:stop])
+            for start, stop in self._calls(tokens_BT.shape[1], chunk)
         ]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
@@ -211,78 +194,134 @@ class Decoder:
         tokens_B1 = np.asarray(tokens, np.int64).reshape(self.batch, 1)
         return self._run(tokens_B1, np.ones_like(tokens_B1))[:, -1]
 
+    def _begin(
+        self,
+        session: onnxruntime.InferenceSession,
+        signature: Signature,
+        embeddings: npt.NDArray[Any] | None,
+    ) -> _Graph:
+        """The graph for first prompts."""
+        fits = len(signature.caches) == len(self.signature.caches) and signature.first_only
+        if self.capacity != self.signature.slots or not fits:
+            raise UsageError("a graph for first prompts needs one that continues its caches")
+        feeding = Feeding(session, signature.interface, signature.caches, embeddings)
+        return _Graph(session, signature, feeding)
+
+    def _next(self) -> _Graph:
+        """The graph that the next call is for."""
+        return self._first if self._first is not None and self.length == 0 else self._graph
+
+    def _calls(self, new: int, chunk: int | None) -> list[tuple[int, int]]:
+        """Beginnings and ends of the parts that a prompt is fed in."""
+        edges = [0, min(self._next().feeding.new or chunk or new, new)]
+        size = self._graph.feeding.new or chunk or new
+        while edges[-1] < new:
+            edges.append(min(edges[-1] + size, new))
+        return list(pairwise(edges))
+
     def _run(self, tokens_BT: Tokens, mask_BT: Tokens) -> Logits:
         mask_BS = np.concatenate([self._mask, mask_BT], axis=1)
-        if self.capacity is not None and mask_BS.shape[1] > self.capacity:
-            raise UsageError(
-                f"{mask_BS.shape[1]} tokens do not fit into caches with a capacity of "
-                f"{self.capacity}",
-                fix="raise the capacity or feed fewer tokens",
-            )
-        interface = self.signature.interface
-        binding = self.session.io_binding()
-        self._bind_integers(binding, interface.tokens, tokens_BT)
-        if interface.attention_mask is not None:
-            self._bind_integers(binding, interface.attention_mask, mask_BS)
-        if interface.position_ids is not None:
-            positions_BS = np.maximum(np.cumsum(mask_BS, axis=1) - 1, 0)
-            new = tokens_BT.shape[1]
-            self._bind_integers(binding, interface.position_ids, positions_BS[:, -new:])
-        binding.bind_output(interface.logits, "cpu")
-        for name in self.watch:
+        graph = self._next()
+        self._check_call(graph, tokens_BT.shape[1])
+        if graph.signature.interface.static and not graph.signature.first_only:
+            self._make_room(mask_BS.shape[1])
+        # ONNX Runtime reads the arrays where they are: they have to live as long as the results.
+        slots = max(self.slots, mask_BS.shape[1])
+        if not graph.signature.interface.static:
+            slots = mask_BS.shape[1]
+        given = {
+            name: self._repeated(values)
+            for name, values in graph.feeding.values(tokens_BT, mask_BS, slots).items()
+        }
+        watch = self.watch if graph is self._graph else ()
+        in_place = self._in_place and graph is self._graph
+        binding = graph.session.io_binding()
+        for name, values in given.items():
+            binding.bind_cpu_input(name, values)
+        for name in (graph.signature.interface.logits, *watch):
             binding.bind_output(name, "cpu")
-        targets = self._spare or self._past
-        for index, spec in enumerate(self.signature.caches):
-            binding.bind_ortvalue_input(spec.pair.past, self._past[index])
-            if self.capacity is None:
-                binding.bind_output(spec.pair.present, "cpu")
-            else:
-                binding.bind_ortvalue_output(spec.pair.present, targets[index])
+        self._bind_caches(binding, graph.signature, in_place=in_place)
         try:
-            self.session.run_with_iobinding(binding)
+            graph.session.run_with_iobinding(binding)
         except Exception as error:
             raise run_error(error, self.where) from error
         logits, *others = binding.get_outputs()
-        watched, presents = others[: len(self.watch)], others[len(self.watch) :]
         self.watched = {
-            name: np.asarray(value.numpy()) for name, value in zip(self.watch, watched, strict=True)
+            name: self._own(np.array(value.numpy()))
+            for name, value in zip(watch, others[: len(watch)], strict=True)
         }
-        if self.capacity is None:
-            self._past = presents
+        if not in_place:
+            self._past = others[len(watch) :]
         elif self._spare:
             self._past, self._spare = self._spare, self._past
         self._mask = mask_BS
-        return np.asarray(logits.numpy())
+        return self._own(np.asarray(logits.numpy()))
 
-    def _bind_integers(self, binding: Any, name: str, values: npt.NDArray[np.integer[Any]]) -> None:
-        dtype = _INTEGERS[self._types[name]]
-        binding.bind_cpu_input(name, np.ascontiguousarray(values, dtype))
+    def _make_room(self, tokens: int) -> None:
+        """Enlarges caches that the graph does not grow, unless they have a fixed capacity."""
+        if self.capacity is None:
+            pairs = zip(self.signature.caches, self._past, strict=True)
+            self._past = [spec.resized(value, tokens) for spec, value in pairs]
+
+    def _bind_caches(self, binding: Any, signature: Signature, *, in_place: bool) -> None:
+        targets = self._spare or self._past
+        for index, spec in enumerate(signature.caches):
+            if spec.pair.past is not None:
+                binding.bind_ortvalue_input(spec.pair.past, self._past[index])
+            if in_place:
+                binding.bind_ortvalue_output(spec.pair.present, targets[index])
+            else:
+                binding.bind_output(spec.pair.present, "cpu")
+
+    def _check_call(self, graph: _Graph, new: int) -> None:
+        total = self.length + new
+        if graph.signature.first_only and self.length:
+            raise UnsupportedModelError(
+                "the graph takes a first prompt only",
+                where=self.where,
+                fix="go on with the graph that was exported for decoding",
+            )
+        if graph.feeding.new not in (None, new):
+            raise UsageError(
+                f"{new} tokens were given to a graph that takes {graph.feeding.new} in a call",
+                where=self.where,
+            )
+        if self.capacity is not None and total > self.capacity:
+            raise UsageError(
+                f"{total} tokens do not fit into caches with a capacity of {self.capacity}",
+                fix="raise the capacity or feed fewer tokens",
+            )
+
+    def _repeated(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Every sequence as often as the graph needs it."""
+        if self._copies == 1 or values.ndim == 0 or values.shape[0] != self.batch:
+            return values
+        return np.repeat(values, self._copies, axis=0)
+
+    def _own(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The opposite: one of each."""
+        if self._copies == 1 or values.ndim == 0 or values.shape[0] != self.batch * self._copies:
+            return values
+        return values[:: self._copies]
 
     def _check_mask(self, mask_BT: Tokens, shape: Iterable[int]) -> None:
         if mask_BT.shape != tuple(shape):
             raise UsageError(f"the attention mask has shape {list(mask_BT.shape)}, the tokens not")
-        padded = not mask_BT.all()
-        names = self.signature.interface
-        if padded and (names.attention_mask is None or names.position_ids is None):
+        if not mask_BT.all() and not self._graph.feeding.takes_padding:
             raise UnsupportedModelError(
-                "a model without inputs for attention mask and positions takes no padded batches",
+                "a model that is not told mask and positions of tokens takes no padded batches",
                 fix="feed sequences of equal length, or one at a time",
             )
         if (np.diff(mask_BT, axis=1) < 0).any() or not mask_BT[:, -1].all():
             raise UsageError("padding must stand on the left of each sequence")
 
-    def _check_inputs(self) -> None:
-        names = self.signature.interface
-        known = {names.tokens, names.attention_mask, names.position_ids}
-        known |= {spec.pair.past for spec in self.signature.caches}
-        unknown = [name for name in self._types if name not in known]
-        if unknown:
-            raise UnsupportedModelError(
-                f"the model has inputs that a text decoder does not have: {', '.join(unknown)}"
-            )
-        for name in (names.tokens, names.attention_mask, names.position_ids):
-            if name is not None and self._types.get(name) not in _INTEGERS:
-                raise UnsupportedModelError(
-                    f"the input has type {self._types.get(name, 'missing')}, not int64 or int32",
-                    where=name,
-                )
+
+def _copies(rows: int | None, batch: int, where: str) -> int:
+    """How often each sequence goes into a graph that takes so many rows."""
+    if rows is None or rows == batch:
+        return 1
+    if rows % batch:
+        raise UsageError(
+            f"{batch} sequences were given to a graph that takes {rows} at a time", where=where
+        )
+    return rows // batch

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tq_onnx.codec import reference
+from tq_onnx.verify.ladder import decoded_rows
 from tq_onnx.verify.probe import EncodeNames, Probe
 
 Array = npt.NDArray[Any]
@@ -48,14 +48,16 @@ def measure_drift(
     return [
         DriftFigures(
             layer.plan.layer,
-            _distance(original[2 * index], converted[2 * index], layer.key),
-            _distance(original[2 * index + 1], converted[2 * index + 1], layer.value),
+            _distance(original[2 * index], converted[2 * index], layer.key, layer.plan.dtype),
+            _distance(
+                original[2 * index + 1], converted[2 * index + 1], layer.value, layer.plan.dtype
+            ),
         )
         for index, layer in enumerate(probe.layers)
     ]
 
 
-def _distance(vectors: Array, rows: Array, names: EncodeNames) -> float:
+def _distance(vectors: Array, rows: Array, names: EncodeNames, dtype: str) -> float:
     wanted = vectors.astype(np.float64)
-    found = reference.decode(rows, names.codec, names.rotation, names.codebook)
+    found = decoded_rows(rows, names, dtype)
     return float(((found - wanted) ** 2).sum() / max((wanted**2).sum(), 1e-300))

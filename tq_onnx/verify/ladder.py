@@ -13,6 +13,7 @@ model:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache as cached
 from typing import Any, Final
@@ -42,6 +43,7 @@ they are rounded to the values that a kernel, and the graph's own output, see.""
 ORACLE_QUERIES: Final = 32
 
 _THEORY_ROWS: Final = 20_000
+_ELEMENTS: Final = {"FLOAT": "float32", "FLOAT16": "float16", "BFLOAT16": "bfloat16"}
 
 Array = npt.NDArray[Any]
 
@@ -95,6 +97,8 @@ class ReconstructionFigures:
     @property
     def excess(self) -> float:
         """Relative distance from theory; 0.01 is one percent more error."""
+        if self.theory == 0:  # nothing is lost
+            return 0.0 if self.error == 0 else float("inf")
         return self.error / self.theory - 1
 
 
@@ -118,7 +122,7 @@ def judge_layer(
     codes = differing = wrong = steps = 0
     for names, cache in zip((layer.key, layer.value), caches, strict=True):
         rows = cache[:, :, int(length[0]) :]
-        counts = _compare_rows(rows, seen[names.vectors], names, tie)
+        counts = _compare_rows(rows, seen[names.vectors], names, tie, layer.plan.dtype)
         codes += rows.shape[0] * rows.shape[1] * rows.shape[2] * layer.plan.head_size
         differing += counts[0]
         wrong += counts[1]
@@ -144,6 +148,7 @@ def judge_layer(
         sliding_window=layer.plan.sliding_window,
         softcap=layer.plan.softcap,
         attention_bias=bias,
+        element=_ELEMENTS[layer.plan.dtype],
     )
     found = output[:, :, skip:].astype(np.float64)
     error = float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-30))
@@ -154,15 +159,21 @@ def judge_layer(
 
 
 def reconstruction(
-    decoder: Decoder, layer: LayerNames, caches: tuple[Array, Array]
+    seen: Mapping[str, Array], layer: LayerNames, caches: tuple[Array, Array]
 ) -> list[ReconstructionFigures]:
-    """Errors of the rows that the decoder's first call wrote, next to theory."""
+    """Errors of the rows at the end of the caches, next to theory.
+
+    Args:
+        seen: the vectors that became these rows, by their names.
+        layer: the layer.
+        caches: key rows and value rows ``[1, N, S, W]``.
+    """
     figures = []
     both = (("key", layer.key), ("value", layer.value))
     for (cache, names), rows in zip(both, caches, strict=True):
-        vectors = decoder.watched[names.vectors].astype(np.float64)
+        vectors = seen[names.vectors].astype(np.float64)
         new = rows[:, :, -vectors.shape[2] :]
-        decoded = reference.decode(new, names.codec, names.rotation, names.codebook)
+        decoded = decoded_rows(new, names, layer.plan.dtype)
         energy = (vectors**2).sum(axis=-1)
         counted = (energy > 0) & _first_of_its_kind(new)
         errors = ((vectors - decoded) ** 2).sum(axis=-1)[counted] / energy[counted]
@@ -180,6 +191,13 @@ def reconstruction(
     return figures
 
 
+def decoded_rows(rows: Array, names: EncodeNames, dtype: str) -> npt.NDArray[np.float64]:
+    """Rows ``[..., W]`` as vectors ``[..., D]``; ``dtype`` is the model's element type."""
+    return reference.decode(
+        rows, names.codec, names.rotation, names.codebook, element=_ELEMENTS[dtype]
+    )
+
+
 def _first_of_its_kind(rows: Array) -> npt.NDArray[np.bool_]:
     """Which rows ``[B, N, T, W]`` were not seen before in their head: bool ``[B, N, T]``."""
     first = np.zeros(rows.shape[:3], np.bool_)
@@ -194,6 +212,8 @@ def theory(codec: Codec, head_size: int, norm_correction: bool) -> float:
 
     A random direction stays one under any rotation, so none is applied.
     """
+    if codec.is_raw:
+        return 0.0
     draws = np.random.default_rng(0).standard_normal((_THEORY_ROWS, head_size))
     vectors = draws / np.linalg.norm(draws, axis=-1, keepdims=True)
     unit = np.eye(head_size, dtype=np.float32)
@@ -204,9 +224,13 @@ def theory(codec: Codec, head_size: int, norm_correction: bool) -> float:
 
 
 def _compare_rows(
-    rows: Array, vectors: Array, names: EncodeNames, tie: float
+    rows: Array, vectors: Array, names: EncodeNames, tie: float, dtype: str
 ) -> tuple[int, int, int]:
     """Codes that differ, codes that differ and are no ties, largest distance of scales."""
+    if names.codec.is_raw:
+        wanted = reference.encode(vectors, names.codec, None, None, element=_ELEMENTS[dtype])
+        wrong = int((rows != wanted).sum())
+        return wrong, wrong, 0
     head_size = vectors.shape[-1]
     layout = row_layout(names.codec, head_size)
     expected = reference.encode(

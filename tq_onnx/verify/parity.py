@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from tq_onnx.errors import UsageError, VerificationError
+from tq_onnx.errors import UnsupportedModelError, UsageError, VerificationError
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.generate import generate
 from tq_onnx.verify import checks, ladder, quality
@@ -32,6 +32,8 @@ PROBE_TOKENS: Final = 512
 LADDER_TOKENS: Final = 128
 PROMPT_TOKENS: Final = 64
 MIN_TOKENS: Final = 16
+MODE_TOKENS: Final = 8
+ANY_ROOM: Final = 1 << 30
 
 Stage = Callable[[str, int, int], None]
 """Told what is being done, how many steps of it are done, and how many there are."""
@@ -100,7 +102,8 @@ def verify(
             where=str(converted),
             fix="give the original that it was converted from",
         )
-    context = min(context, len(text))
+    room = _room(before, after)
+    context = min(context, len(text), room)
     figures = quality.compare(
         before.decoder(),
         after.decoder(),
@@ -110,7 +113,8 @@ def verify(
         stride=max(1, context // 2),
         on_progress=lambda done, total: told("Reading the text with both models", done, total),
     )
-    prompt = text[: min(PROMPT_TOKENS, len(text))]
+    prompt = text[: min(PROMPT_TOKENS, len(text), room // 2)]
+    new_tokens = min(new_tokens, 1 if before.signature.first_only else room - len(prompt))
     told("Continuing a prompt with both models", 0, 1)
     greedy = _greedy(before, after, prompt.tolist(), new_tokens, figures.logit_rms_difference)
     own, other = before.decoder(), after.decoder()
@@ -119,7 +123,7 @@ def verify(
     memory = _memory(before, own, after, other)
     caches = all_caches(own), all_caches(other)
     told("Feeding caches in every way", 0, 1)
-    modes = compare_modes(after, prompt)
+    modes = compare_modes(after, prompt, new_tokens=min(MODE_TOKENS, room - len(prompt)))
     found += [
         checks.placed(after, library),
         checks.sizes(after, memory),
@@ -150,6 +154,18 @@ def verify(
     )
 
 
+def _room(before: Subject, after: Subject) -> int:
+    """Tokens that both models can hold."""
+    rooms = [subject.room or ANY_ROOM for subject in (before, after)]
+    if min(rooms) < MIN_TOKENS:
+        raise UnsupportedModelError(
+            f"it takes no more than {min(rooms)} tokens, too few to compare anything",
+            where=str(before.path),
+            fix=f"export it with room for {MIN_TOKENS} or more",
+        )
+    return min(rooms)
+
+
 def _greedy(
     before: Subject, after: Subject, prompt: list[int], count: int, noise: float
 ) -> GreedyFigures:
@@ -162,7 +178,7 @@ def _greedy(
 
 def _memory(before: Subject, own: Decoder, after: Subject, other: Decoder) -> MemoryFigures:
     return MemoryFigures(
-        tokens=own.length,
+        tokens=other.slots,
         original_bytes=own.cache_bytes,
         converted_bytes=other.cache_bytes,
         original_bytes_per_token=before.signature.bytes_per_token,
@@ -188,18 +204,18 @@ def _climb(
         found: dict[int, ladder.LadderFigures] = {}
         # A prompt and one token after it; before that, once, a longer one for the statistics.
         rung = text[:LADDER_TOKENS]
-        calls = [rung[:-1], rung[-1:]]
+        calls = [rung] if decoder.signature.first_only else [rung[:-1], rung[-1:]]
         if not losses:
             calls.insert(0, text)
         for call in calls:
             if len(call) > 1:
                 decoder.reset()
-            last = decoder.prefill(call[None])[0, -1].astype(np.float64)
+            last, vectors = _feed(decoder, call, probe)
             for layer in probe.layers:
                 figures, caches = ladder.judge_layer(decoder, layer, backend)
                 found[figures.layer] = _worse(found.get(figures.layer), figures)
                 if call is text:
-                    losses += ladder.reconstruction(decoder, layer, caches)
+                    losses += ladder.reconstruction(vectors, layer, caches)
                 done += 1
                 told("Climbing the ladder", done, total)
         logits.append(last)
@@ -208,6 +224,21 @@ def _climb(
     if library:
         gap = float(np.abs(logits[0] - logits[1]).max() / max(np.abs(logits[1]).max(), 1e-30))
     return rungs, losses, gap
+
+
+def _feed(
+    decoder: Decoder, call: npt.NDArray[np.int64], probe: Probe
+) -> tuple[npt.NDArray[np.float64], dict[str, npt.NDArray[Any]]]:
+    """The last logits, and all vectors that went into caches, by name."""
+    names = [names.vectors for layer in probe.layers for names in (layer.key, layer.value)]
+    seen: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in names}
+    size = decoder.longest_call or len(call)
+    for start in range(0, len(call), size):
+        logits = decoder.prefill(call[None, start : start + size])
+        for name, parts in seen.items():
+            parts.append(decoder.watched[name])
+    vectors = {name: np.concatenate(parts, axis=2) for name, parts in seen.items()}
+    return logits[0, -1].astype(np.float64), vectors
 
 
 def _worse(one: ladder.LadderFigures | None, other: ladder.LadderFigures) -> ladder.LadderFigures:

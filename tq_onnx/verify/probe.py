@@ -22,8 +22,10 @@ from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.graph.load import load
 from tq_onnx.graph.plan import METADATA_PLAN, LayerPlan, Plan
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
-from tq_onnx.runtime.decoder import Decoder, signature_of
+from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.session import make_session
+from tq_onnx.runtime.signature import signature_of
+from tq_onnx.verify.subject import made_up_embeddings
 
 Array = npt.NDArray[Any]
 
@@ -103,11 +105,13 @@ class Probe:
             self.model, library=library, threads=threads, external_data=self.external_data
         )
         watch = dict.fromkeys(name for layer in self.layers for name in layer.watched())
-        caches = {cache.pair.present for cache in signature_of(session, self.plan).caches}
+        signature = signature_of(session, self.plan)
+        caches = {cache.pair.present for cache in signature.caches}
         return Decoder(
             session,
-            signature_of(session, self.plan),
+            signature,
             watch=[name for name in watch if name not in caches],
+            embeddings=made_up_embeddings(session, self.plan.interface),
         )
 
 
@@ -159,7 +163,10 @@ def _layer(layer: LayerPlan, nodes: list[ir.Node], path: Path) -> LayerNames:
 
 def _encoder(present: str, nodes: list[ir.Node], path: Path) -> ir.Node:
     for node in nodes:
-        if node.op_type == ENCODE and node.outputs[0].name == present:
+        made = node.outputs[0]
+        # A cache may be shortened before it is returned.
+        names = [made.name, *(use.node.outputs[0].name for use in made.uses())]
+        if node.op_type == ENCODE and present in names:
             return node
     raise UnsupportedModelError(
         f"no {ENCODE} node writes {present}", where=str(path), fix="convert it again"

@@ -155,6 +155,10 @@ def _read(
 ) -> Iterator[tuple[list[Floats], npt.NDArray[np.int64]]]:
     """Yields each decoder's logits ``[n, vocabulary]`` and the ids ``[n]`` that they predict."""
     chunk = max(1, min(_LONGEST_CHUNK, _CHUNK_LOGITS // vocabulary))
+    if any(decoder.signature.first_only for decoder in decoders):
+        chunk = window.stop - window.start
+    elif any(decoder.last_only for decoder in decoders):
+        chunk = 1
     for decoder in decoders:
         decoder.reset()
     for start in range(window.start, window.stop, chunk):

@@ -8,13 +8,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
 
 from tq_onnx.errors import UnsupportedModelError
-from tq_onnx.graph.plan import METADATA_PLAN, CachePair, Plan
+from tq_onnx.graph.plan import METADATA_PLAN, CachePair, Interface, Plan
 from tq_onnx.runtime.cache import cache_spec
-from tq_onnx.runtime.decoder import Decoder, Signature, plan_of, signature_of
-from tq_onnx.runtime.session import make_session, vocabulary_size
+from tq_onnx.runtime.decoder import Decoder
+from tq_onnx.runtime.session import make_session, ports, vocabulary_size
+from tq_onnx.runtime.signature import Signature, plan_of, signature_of
+
+_MADE_UP_ROWS: Final = 1024
+_MADE_UP_SIZE: Final = 0.02
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,21 +45,83 @@ class Subject:
 
     @property
     def vocabulary(self) -> int:
-        """Number of token ids."""
-        return vocabulary_size(self.session, self.signature.interface.logits)
+        """Number of token ids that may be fed and predicted."""
+        interface = self.signature.interface
+        sizes = [vocabulary_size(self.session, interface.logits)]
+        made_up = made_up_embeddings(self.session, interface)
+        if made_up is not None:
+            sizes.append(len(made_up))
+        if interface.vocabulary is not None:
+            sizes.append(interface.vocabulary)
+        return min(sizes)
+
+    @property
+    def room(self) -> int | None:
+        """Tokens that the graph takes in all; None for any number."""
+        signature = self.signature
+        inputs, _ = ports(self.session)
+        (tokens,) = (port for port in inputs if port.name == signature.interface.tokens)
+        once = tokens.shape[1] if signature.first_only else None
+        return once if isinstance(once, int) else signature.slots
+
+    def refuse_text(self) -> None:
+        """Refuses models that do not go from token ids to logits.
+
+        Raises:
+            UnsupportedModelError: it takes embeddings, or gives hidden states.
+        """
+        interface = self.signature.interface
+        if made_up_embeddings(self.session, interface) is not None:
+            raise UnsupportedModelError(
+                f"the model takes embeddings ({interface.tokens}), not tokens",
+                where=str(self.path),
+                fix="export it with its embedding table",
+            )
+        if interface.hidden:
+            raise UnsupportedModelError(
+                f"the model gives hidden states ({interface.logits}), not logits",
+                where=str(self.path),
+                fix="export it with its output projection",
+            )
 
     def decoder(
-        self, *, batch: int = 1, capacity: int | None = None, watch: tuple[str, ...] = ()
+        self,
+        *,
+        batch: int = 1,
+        capacity: int | None = None,
+        alias: bool | None = None,
+        watch: tuple[str, ...] = (),
+        first: Subject | None = None,
     ) -> Decoder:
-        """A decoder with empty caches."""
+        """A decoder with empty caches; one that takes embeddings gets made-up ones.
+
+        ``first`` is a graph for first prompts whose caches this one continues.
+        """
         return Decoder(
             self.session,
             self.signature,
             batch=batch,
             capacity=capacity,
+            alias=alias,
             watch=watch,
             where=str(self.path),
+            embeddings=made_up_embeddings(self.session, self.signature.interface),
+            first=None if first is None else (first.session, first.signature),
         )
+
+
+def made_up_embeddings(session: Any, interface: Interface) -> npt.NDArray[np.float32] | None:
+    """Random rows in place of a table that a graph does without; None if it takes token ids.
+
+    Always the same, so that two models can be compared, and of a trained table's magnitude.
+    """
+    inputs, _ = ports(session)
+    (tokens,) = (port for port in inputs if port.name == interface.tokens)
+    width = tokens.shape[-1]
+    if len(tokens.shape) != 3 or not isinstance(width, int):
+        return None
+    draws = np.random.default_rng(0).standard_normal((_MADE_UP_ROWS, width))
+    return (_MADE_UP_SIZE * draws).astype(np.float32)
 
 
 def open_subject(path: Path, *, library: bool = True, threads: int | None = None) -> Subject:
@@ -114,7 +183,7 @@ def _recognised(model: Any, session: Any, path: Path) -> Signature:
     caches = [
         cache_spec(
             session,
-            CachePair(str(cache.past.name), str(cache.present.name)),
+            CachePair(None if cache.past is None else cache.past.name, cache.present.name or ""),
             kv_num_heads=site.kv_num_heads,
             head_size=site.head_size,
         )
@@ -122,5 +191,5 @@ def _recognised(model: Any, session: Any, path: Path) -> Signature:
         for cache in (site.key, site.value)
     ]
     # Only attention that is told how many tokens count may find more room than that in its cache.
-    fixed = all(site.counts_tokens for site in found.sites)
+    fixed = found.fixed_capacity and all(site.counts_tokens for site in found.sites)
     return Signature(found.interface, tuple(caches), fixed)

@@ -2,13 +2,14 @@
 //
 // Row layout of the caches and the operators' names. A row holds one vector of one KV head: the
 // bit planes of its codes, then its scale. In a plane of w bits with n = head_size * w / 8 bytes,
-// byte i holds coordinate i + k * n in its bits [k * w, (k + 1) * w).
+// byte i holds coordinate i + k * n in its bits [k * w, (k + 1) * w). A row of the codec raw holds
+// the coordinates themselves, in the model's element type, and nothing else.
 #pragma once
 
 namespace tq::spec {
 
-inline constexpr int kLayoutVersion = 1;
-inline constexpr char kLayoutDigest[] = "ae9e0851ec59a50a";
+inline constexpr int kLayoutVersion = 2;
+inline constexpr char kLayoutDigest[] = "0c189e9e2a1891ba";
 
 inline constexpr char kDomain[] = "ai.turboquant";
 inline constexpr int kDomainVersion = 1;
@@ -16,7 +17,9 @@ inline constexpr char kEncodeOp[] = "TurboQuantEncode";
 inline constexpr char kAttentionOp[] = "TurboQuantDequantAttention";
 
 inline constexpr char kCodecLloydMax[] = "lloyd_max";
+inline constexpr char kCodecRaw[] = "raw";
 
+inline constexpr int kRawBits[] = {16, 32};
 inline constexpr int kLloydMaxBits[] = {2, 3, 4};
 inline constexpr int kMinBits = 2;
 inline constexpr int kMaxBits = 4;
@@ -42,7 +45,7 @@ struct Planes {
   Plane plane[kMaxPlanes];
 };
 
-// The planes of a code in byte order; none for a number of bits that no codec has.
+// The planes of a code of lloyd_max in byte order; none for a number of bits that no codec has.
 constexpr Planes planes(int bits) {
   switch (bits) {
     case 2:
@@ -81,6 +84,9 @@ constexpr int scale_offset(int bits, int head_size) {
 constexpr int row_bytes(int bits, int head_size) {
   return scale_offset(bits, head_size) + kScaleBytes;
 }
+
+// A row of the codec raw, `bits` being those of an element.
+constexpr int raw_row_bytes(int bits, int head_size) { return head_size * bits / 8; }
 
 static_assert(plane_offset(2, 0, 64) == 0);
 static_assert(scale_offset(2, 64) == 16);
@@ -122,5 +128,13 @@ static_assert(row_bytes(4, 128) == 66);
 static_assert(plane_offset(4, 0, 256) == 0);
 static_assert(scale_offset(4, 256) == 128);
 static_assert(row_bytes(4, 256) == 130);
+static_assert(raw_row_bytes(16, 64) == 128);
+static_assert(raw_row_bytes(16, 80) == 160);
+static_assert(raw_row_bytes(16, 128) == 256);
+static_assert(raw_row_bytes(16, 256) == 512);
+static_assert(raw_row_bytes(32, 64) == 256);
+static_assert(raw_row_bytes(32, 80) == 320);
+static_assert(raw_row_bytes(32, 128) == 512);
+static_assert(raw_row_bytes(32, 256) == 1024);
 
 }  // namespace tq::spec

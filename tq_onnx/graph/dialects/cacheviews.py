@@ -1,20 +1,20 @@
-"""Follows a decomposed cache forward, from the graph output to the matrix product that reads it."""
+"""Follows a cache forward, from the node that makes it to the one that computes with it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection
 from typing import Final
 
 import onnx_ir as ir
 
 from tq_onnx.graph.dialects.constants import integers, scalar
+from tq_onnx.graph.dialects.operators import FUSED, PRODUCTS, kind
 from tq_onnx.graph.dialects.site import (
-    PRESENT,
     Dims,
     GraphView,
     NoMatch,
-    passes_through,
+    Route,
+    keeps_numbers,
     rank,
     static_dim,
 )
@@ -27,46 +27,48 @@ _RESHAPES: Final[dict[tuple[Dims, int], Dims]] = {
     (("B", "N", "S", "D"), 5): ("B", "N", "1", "S", "D"),
     (("B", "N", "S", "D"), 3): ("BN", "S", "D"),
     (("B", "H", "S", "D"), 3): ("BH", "S", "D"),
+    (("B", "N", "D", "S"), 3): ("BN", "D", "S"),
+    (("B", "H", "D", "S"), 3): ("BH", "D", "S"),
     (("BH", "D", "S"), 4): ("B", "H", "D", "S"),
     (("BN", "D", "S"), 4): ("B", "N", "D", "S"),
     (("BH", "S", "D"), 4): ("B", "H", "S", "D"),
     (("BN", "S", "D"), 4): ("B", "N", "S", "D"),
+    (("B", "S", "N", "G", "D"), 4): ("B", "S", "H", "D"),
+    (("B", "S", "N", "G", "D"), 3): ("B", "S", "HD"),
+    (("B", "S", "N", "D"), 5): ("B", "S", "N", "1", "D"),
+    (("B", "S", "N", "D"), 3): ("B", "S", "ND"),
+    (("B", "S", "H", "D"), 3): ("B", "S", "HD"),
+    (("B", "S", "ND"), 4): ("B", "S", "N", "D"),
+    (("B", "S", "HD"), 4): ("B", "S", "H", "D"),
 }
 """What a Reshape to a given rank makes of a cache: the only sensible reading of each."""
 
-
-@dataclass(frozen=True, eq=False)
-class Route:
-    """The way of a cache to its matrix product.
-
-    Attributes:
-        views: all values on the way and their dimensions.
-        factor: product of the constants that it is multiplied by.
-        matmul: the matrix product, whose second operand the cache is.
-        dims: dimensions of that operand.
-    """
-
-    views: Mapping[ir.Value, Dims]
-    factor: float
-    matmul: ir.Node
-    dims: Dims
+_REPEATABLE: Final[dict[Dims, Dims]] = {
+    ("B", "N", "S", "D"): ("B", "N", "1", "S", "D"),
+    ("B", "S", "N", "D"): ("B", "S", "N", "1", "D"),
+}
+"""Where a dimension has to be put in for heads to be repeated one by one."""
 
 
-def follow(state: ir.Value, view: GraphView) -> Route:
-    """Follows a cache ``[B, N, S, D]`` to the one MatMul that reads it.
+def follow(state: ir.Value, dims: Dims, view: GraphView, skip: Collection[ir.Node] = ()) -> Route:
+    """Follows a cache to the one matrix product or fused operator that reads it.
+
+    Args:
+        state: what the update of the cache makes.
+        dims: its dimensions.
+        view: the graph.
+        skip: nodes on the way to the graph output, which read it too.
 
     Raises:
         NoMatch: it is read twice, not at all, or changed on the way.
     """
-    value, dims, factor = state, PRESENT, 1.0
+    value, factor = state, 1.0
     views = {state: dims}
     for _ in range(_MAX_STEPS):
-        node, index = _reader(value, view)
-        if node.op_type == "MatMul" and node.domain == "":
-            if index != 1:
-                raise NoMatch("its cache is the first operand of a matrix product", node)
-            return Route(views, factor, node, dims)
-        if node.op_type in ("Mul", "Div") and node.domain == "":
+        node, index = _reader(value, view, skip)
+        if kind(node) in PRODUCTS or kind(node) in FUSED:
+            return Route(views, factor, node, index, dims)
+        if kind(node) in ("Mul", "Div"):
             number = scalar(node.inputs[1 - index])
             if not number or (node.op_type == "Div" and index != 0):
                 raise NoMatch("its cache is multiplied by something that is not constant", node)
@@ -80,8 +82,14 @@ def follow(state: ir.Value, view: GraphView) -> Route:
     raise NoMatch("its cache does not reach a matrix product", value.producer())
 
 
-def _reader(value: ir.Value, view: GraphView) -> tuple[ir.Node, int]:
-    readers = [(node, index) for node, index in view.consumers(value) if node.op_type != "Shape"]
+def _reader(
+    value: ir.Value, view: GraphView, skip: Collection[ir.Node]
+) -> tuple[ir.Node, int]:
+    readers = [
+        (node, index)
+        for node, index in view.consumers(value)
+        if node.op_type != "Shape" and node not in skip
+    ]
     if not readers:
         raise NoMatch("its cache is returned, but no attention reads it", value.producer())
     if len(readers) > 1:
@@ -92,21 +100,23 @@ def _reader(value: ir.Value, view: GraphView) -> tuple[ir.Node, int]:
 
 def _through(node: ir.Node, dims: Dims) -> Dims:
     """Dimensions of a view of a view."""
-    if passes_through(node):
+    if keeps_numbers(node):
         return dims
-    if node.domain == "":
-        if node.op_type == "Cast":
-            return dims
-        if node.op_type == "Unsqueeze" and dims == PRESENT and _axes(node) == (2,):
-            return ("B", "N", "1", "S", "D")
-        if node.op_type == "Expand" and dims == ("B", "N", "1", "S", "D"):
-            return ("B", "N", "G", "S", "D")
-        if node.op_type == "Reshape":
-            return _reshaped(node, dims)
-        if node.op_type == "Transpose":
-            perm = node.attributes.get_ints("perm", ())
-            if sorted(perm) == list(range(len(dims))):
-                return tuple(dims[axis] for axis in perm)
+    what = kind(node)
+    if what == "Unsqueeze" and dims in _REPEATABLE:
+        wider = _REPEATABLE[dims]
+        if _axes(node, len(wider)) == (wider.index("1"),):
+            return wider
+    elif what == "Squeeze" and "1" in dims and _axes(node, len(dims)) == (dims.index("1"),):
+        return tuple(dim for dim in dims if dim != "1")
+    elif (what == "Expand" and "1" in dims) or (what == "Tile" and _repeats(node, dims)):
+        return tuple("G" if dim == "1" else dim for dim in dims)
+    elif what == "Reshape":
+        return _reshaped(node, dims)
+    elif what == "Transpose":
+        perm = node.attributes.get_ints("perm", ())
+        if sorted(perm) == list(range(len(dims))):
+            return tuple(dims[axis] for axis in perm)
     raise NoMatch(
         f"its cache with the layout {', '.join(dims)} goes into {node.op_type}, "
         "which is not a known way to repeat heads",
@@ -114,9 +124,17 @@ def _through(node: ir.Node, dims: Dims) -> Dims:
     )
 
 
-def _axes(node: ir.Node) -> tuple[int, ...] | None:
+def _axes(node: ir.Node, size: int) -> tuple[int, ...] | None:
     axes = integers(node.inputs[1]) if len(node.inputs) > 1 else None
-    return None if axes is None else tuple(axis + 5 if axis < 0 else axis for axis in axes)
+    return None if axes is None else tuple(axis + size if axis < 0 else axis for axis in axes)
+
+
+def _repeats(node: ir.Node, dims: Dims) -> bool:
+    """Whether a Tile repeats nothing but the heads."""
+    counts = integers(node.inputs[1]) if len(node.inputs) > 1 else None
+    return counts is not None and all(
+        count == 1 or dim == "1" for count, dim in zip(counts, dims, strict=True)
+    )
 
 
 def _reshaped(node: ir.Node, dims: Dims) -> Dims:
@@ -129,16 +147,38 @@ def _reshaped(node: ir.Node, dims: Dims) -> Dims:
         raise NoMatch(f"its cache with the layout {', '.join(dims)} is reshaped", node)
     source = node.inputs[0]
     assert source is not None
-    for letter in ("N", "H", "D", "1"):
-        if letter not in result:
-            continue
-        found = static_dim(output, result.index(letter))
-        expected = static_dim(source, dims.index(letter)) if letter in dims else None
-        expected = 1 if letter == "1" else expected
-        if found is not None and expected is not None and found != expected:
+    expected = _sizes(source, dims)
+    for axis, letter in enumerate(result):
+        found = static_dim(output, axis)
+        if found is not None and letter in expected and found != expected[letter]:
             raise NoMatch(
                 f"its cache is reshaped from {source.shape} to {output.shape}, "
                 f"which is not {', '.join(result)}",
                 node,
             )
+    if result[0] != dims[0] and _first(source) == _first(output) and dims[0] == "B":
+        # Another dimension than the batch has been merged, unless there is one head only.
+        if expected.get(dims[1]) != 1:
+            raise NoMatch(f"its cache with the layout {', '.join(dims)} keeps its batch", node)
     return result
+
+
+def _sizes(source: ir.Value, dims: Dims) -> dict[str, int]:
+    """Known sizes of the dimensions, and of those that a Reshape may make of them."""
+    sizes = {"1": 1}
+    for axis, letter in enumerate(dims):
+        size = static_dim(source, axis)
+        if size is not None:
+            sizes[letter] = size
+    for merged, left, right in (("H", "N", "G"), ("HD", "H", "D"), ("ND", "N", "D")):
+        if left in sizes and right in sizes:
+            sizes.setdefault(merged, sizes[left] * sizes[right])
+    return sizes
+
+
+def _first(value: ir.Value) -> int | str | None:
+    """The first dimension; a number of its own where it is not known."""
+    if value.shape is None:
+        return None
+    dim = value.shape[0]
+    return dim if isinstance(dim, int) else dim.value or f"{value.name} has any"

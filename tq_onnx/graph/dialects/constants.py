@@ -72,7 +72,9 @@ def _tensor(value: ir.Value) -> ir.TensorProtocol | None:
         return None
     for name, attribute in node.attributes.items():
         if name == "value":
-            return attribute.as_tensor()
+            # Not as_tensor(), which asks whether the value has all parts of a tensor's protocol.
+            tensor: ir.TensorProtocol = attribute.value
+            return tensor if attribute.type == ir.AttributeType.TENSOR else None
         if name in ("value_int", "value_float", "value_ints", "value_floats"):
             return ir.tensor(np.array(attribute.value))
     return None

@@ -27,24 +27,23 @@ from typing import ClassVar, Final
 import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
-from tq_onnx.graph.dialects.cacheviews import Route, follow
-from tq_onnx.graph.dialects.constants import attribute_int, scalar
-from tq_onnx.graph.dialects.scores import Mask, Scores, follow_scores, probabilities_above
+from tq_onnx.graph.dialects.constants import scalar
+from tq_onnx.graph.dialects.operators import PRODUCTS, kind
+from tq_onnx.graph.dialects.products import product
+from tq_onnx.graph.dialects.rows import check_slots, rows, sizes, snapped
+from tq_onnx.graph.dialects.scores import Mask, Scores, follow_scores, probabilities_above, spelled_out
 from tq_onnx.graph.dialects.site import (
     FLOATS,
-    Anchor,
-    Cache,
     GraphView,
     NoMatch,
     Operands,
+    Reach,
     Site,
-    make_cache,
     one_of,
     rank,
     static_dim,
+    updated_cache,
 )
-
-_SCALE_SNAP: Final = 2e-3
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -55,6 +54,8 @@ class _Decomposed(Site):
     new_key: ir.Value
     new_value: ir.Value
     masks: tuple[Mask, ...]
+    folded: bool
+    """Whether the old attention computes ``[B, N, G, D]`` for one token."""
 
     def inputs(self) -> Collection[ir.Value]:
         return [self.query, self.new_key, self.new_value, *self.mask_sources()]
@@ -76,91 +77,99 @@ class _Decomposed(Site):
         return build.once(("sum", left, right), make)
 
     def result(self, build: Builder, attention_BHTD: ir.Value) -> ir.Value:
-        wanted = self.output.dtype
-        if wanted is None or wanted == self.dtype:
-            return attention_BHTD
-        return build.op(
-            "Cast",
-            [attention_BHTD],
-            "cast_output",
-            dtype=wanted,
-            shape=[None, self.num_heads, None, self.head_size],
-            to=int(wanted),
-        )
+        result, wanted = attention_BHTD, self.output.dtype
+        if wanted is not None and wanted != self.dtype:
+            result = build.op(
+                "Cast",
+                [result],
+                "cast_output",
+                dtype=wanted,
+                shape=[None, self.num_heads, None, self.head_size],
+                to=int(wanted),
+            )
+        if self.folded:
+            sizes = [self.kv_num_heads, self.num_heads // self.kv_num_heads, self.head_size]
+            result = build.op(
+                "Reshape",
+                [result, build.integers(0, *sizes)],
+                "fold_output",
+                dtype=wanted or self.dtype,
+                shape=[None, *sizes],
+            )
+        return result
 
 
 class _Dialect:
     name: Final = _Decomposed.dialect
 
-    def claims(self, anchor: Anchor) -> bool:
-        return (anchor.node.domain, anchor.node.op_type) == ("", "Concat")
+    def claims(self, reach: Reach) -> bool:
+        return reach.route is not None and kind(reach.reader) in PRODUCTS
 
-    def match(self, anchors: tuple[Anchor, Anchor], view: GraphView) -> Site:
-        routes = tuple(_route(anchor, view) for anchor in anchors)
-        above = tuple(probabilities_above(route.matmul.inputs[0], view) for route in routes)
+    def attention(self, reach: Reach, view: GraphView) -> ir.Node:
+        matmul = reach.reader
+        left = matmul.inputs[product(matmul).left]
+        softmax = probabilities_above(left, view)
+        if softmax is None:
+            if spelled_out(left, view):
+                raise NoMatch(
+                    "its softmax is spelled out in other operators: "
+                    "convert the model as it was before an optimizer did that",
+                    matmul,
+                )
+            softmax = follow_scores(matmul, view).softmax
+        return softmax
+
+    def match(self, layer: int, reaches: tuple[Reach, Reach], view: GraphView) -> Site:
+        above = [
+            probabilities_above(reach.reader.inputs[product(reach.reader).left], view)
+            for reach in reaches
+        ]
         if (above[0] is None) == (above[1] is None):
             raise NoMatch(
                 "its two caches are not the keys and the values of one attention",
-                routes[0].matmul,
+                reaches[0].reader,
             )
         at = 0 if above[0] is None else 1
-        key, value = routes[at], routes[1 - at]
-        scores = follow_scores(key.matmul, view)
-        if scores.output_matmul is not value.matmul:
-            raise NoMatch("its keys and its values belong to different attentions", key.matmul)
-        return _site(anchors[at], anchors[1 - at], key, value, scores)
+        key, value = reaches[at], reaches[1 - at]
+        for reach in reaches:
+            if reach.route is None or reach.route.index != product(reach.reader).right:
+                raise NoMatch("its cache is the first operand of a matrix product", reach.reader)
+        scores = follow_scores(key.reader, view)
+        if scores.output_matmul is not value.reader:
+            raise NoMatch("its keys and its values belong to different attentions", key.reader)
+        return _site(layer, key, value, scores)
 
 
-def _route(anchor: Anchor, view: GraphView) -> Route:
-    node = anchor.node
-    axis = attribute_int(node, "axis", 0)
-    if len(node.inputs) != 2 or None in node.inputs or axis not in (2, -2):
-        raise NoMatch(f"its cache is made by a Concat along axis {axis}", node)
-    return follow(anchor.state, view)
-
-
-def _site(
-    key_anchor: Anchor, value_anchor: Anchor, key: Route, value: Route, scores: Scores
-) -> Site:
-    node = value.matmul
-    past_key, new_key = key_anchor.node.inputs
-    past_value, new_value = value_anchor.node.inputs
-    assert past_key is not None and new_key is not None
-    assert past_value is not None and new_value is not None
-    key_cache = make_cache(key_anchor, past_key, key.views)
-    value_cache = make_cache(value_anchor, past_value, value.views)
-    product = key.matmul.inputs[0]
-    if product is None:
-        raise NoMatch("its keys are multiplied with nothing", key.matmul)
-    query, query_scale = _without_scale(product)
-    if value.factor != 1.0:
+def _site(layer: int, key: Reach, value: Reach, scores: Scores) -> Site:
+    node = value.reader
+    assert key.route is not None and value.route is not None
+    new_key, new_value = rows(key), rows(value)
+    multiplied = key.reader.inputs[product(key.reader).left]
+    if multiplied is None:
+        raise NoMatch("its keys are multiplied with nothing", key.reader)
+    query, query_scale = _without_scale(multiplied)
+    if value.route.factor != 1.0:
         raise NoMatch("its values are scaled after they were cached", node)
-    kv_num_heads = one_of(
-        "number of key/value heads",
-        *(static_dim(v, 1) for v in (past_key, new_key, past_value, new_value)),
-    )
-    head_size = one_of(
-        "head size",
-        *(static_dim(v, 3) for v in (past_key, new_key, past_value, new_value, query)),
-    )
-    num_heads = _num_heads(query, key, value, kv_num_heads, node)
-    _check_tokens(query, new_key, key.matmul)
+    check_slots(key, value, masked=bool(scores.masks))
+    kv_num_heads = one_of("number of key/value heads", *sizes("N", key, value))
+    head_size = one_of("head size", static_dim(query, 3), *sizes("D", key, value))
+    unfolded = _unfolded(query, kv_num_heads, head_size)
+    if unfolded is not None:
+        _check_folded(scores.masks, node)
+    num_heads = _num_heads(unfolded or query, key, value, kv_num_heads, folded=bool(unfolded))
+    query = unfolded or query
+    _check_tokens(query, key)
     dtype = query.dtype
     if dtype is None or dtype not in FLOATS:
-        raise NoMatch(f"its query has the element type {dtype}", key.matmul)
-    for cache in (key_cache, value_cache):
-        _check_rows(cache, new_key if cache is key_cache else new_value)
-    scale = query_scale * key.factor * scores.scale
-    usual = head_size**-0.5
-    if abs(scale - usual) <= _SCALE_SNAP * usual:
-        scale = usual
+        raise NoMatch(f"its query has the element type {dtype}", key.reader)
+    scale = snapped(query_scale * key.route.factor * scores.scale, head_size)
     if node.outputs[0].is_graph_output():
         raise NoMatch("its result is an output of the model", node)
     return _Decomposed(
-        layer=key_anchor.layer,
+        layer=layer,
         node=node,
-        key=key_cache,
-        value=value_cache,
+        key=updated_cache(key),
+        value=updated_cache(value),
         num_heads=num_heads,
         kv_num_heads=kv_num_heads,
         head_size=head_size,
@@ -175,6 +184,7 @@ def _site(
         new_key=new_key,
         new_value=new_value,
         masks=scores.masks,
+        folded=unfolded is not None,
     )
 
 
@@ -195,48 +205,72 @@ def _without_scale(value: ir.Value) -> tuple[ir.Value, float]:
         value = source
 
 
-def _num_heads(query: ir.Value, key: Route, value: Route, kv_num_heads: int, node: ir.Node) -> int:
+def _unfolded(query: ir.Value, kv_num_heads: int, head_size: int) -> ir.Value | None:
+    """``[B, H, 1, D]`` of a query ``[B, N, G, D]``; None if the query is not one.
+
+    Traced with one token, torch multiplies all queries that share a key at once.
+    """
+    node = query.producer()
+    if node is None or kind(node) != "Reshape" or node.inputs[0] is None:
+        return None
+    whole = node.inputs[0]
+    group = static_dim(query, 2)
+    if rank(whole) != 4 or rank(query) != 4 or group in (None, 1):
+        return None
+    heads, size = static_dim(whole, 1), static_dim(whole, 3)
+    folds = static_dim(query, 1) in (kv_num_heads, None)
+    folds = folds and static_dim(query, 3) == head_size == size
+    return whole if folds and heads == kv_num_heads * (group or 0) else None
+
+
+def _check_folded(masks: Collection[Mask], node: ir.Node) -> None:
+    for mask in masks:
+        if any(static_dim(mask.value, axis) not in (1, None) for axis in (-3, -2)):
+            raise NoMatch("its mask differs between the queries that share a key", node)
+
+
+def _num_heads(
+    query: ir.Value, key: Reach, value: Reach, kv_num_heads: int, *, folded: bool
+) -> int:
+    assert key.route is not None and value.route is not None
+    node = value.reader
     if rank(query) is None:
         raise NoMatch(
             "the graph does not tell the shape of its query; run ONNX shape inference first",
-            key.matmul,
+            key.reader,
         )
     if rank(query) != 4:
-        raise NoMatch(f"its query is of rank {rank(query)}, not [B, H, T, D]", key.matmul)
-    repeated = [r.matmul.inputs[1] for r in (key, value) if r.dims[1] == "H"]
-    num_heads = one_of(
-        "number of query heads",
-        static_dim(query, 1),
-        *(static_dim(operand, 1) for operand in repeated if operand is not None),
-    )
-    if key.dims not in (("B", "H", "D", "S"), ("B", "N", "D", "S")):
-        raise NoMatch(f"its keys have the layout {', '.join(key.dims)}", key.matmul)
-    if value.dims not in (("B", "H", "S", "D"), ("B", "N", "S", "D")):
-        raise NoMatch(f"its values have the layout {', '.join(value.dims)}", node)
+        raise NoMatch(f"its query is of rank {rank(query)}, not [B, H, T, D]", key.reader)
+    keys = product(key.reader).layout(key.route.dims)
+    values = product(node).layout(value.route.dims)
+    if keys not in (("B", "H", "D", "S"), ("B", "N", "D", "S")):
+        raise NoMatch(f"its keys have the layout {', '.join(keys)}", key.reader)
+    if values not in (("B", "H", "S", "D"), ("B", "N", "S", "D")):
+        raise NoMatch(f"its values have the layout {', '.join(values)}", node)
+    repeated = [
+        static_dim(reach.route.operand, reach.route.dims.index("H"))
+        for reach in (key, value)
+        if reach.route is not None and "H" in reach.route.dims
+    ]
+    num_heads = one_of("number of query heads", static_dim(query, 1), *repeated)
     if num_heads % kv_num_heads:
         raise NoMatch(f"{num_heads} heads do not share {kv_num_heads} key/value heads", node)
-    if "N" in (key.dims[1], value.dims[1]) and num_heads != kv_num_heads:
+    if folded and repeated:
+        raise NoMatch("its heads are repeated although its query is folded", node)
+    if not folded and num_heads != kv_num_heads and len(repeated) < 2:
         raise NoMatch(f"{num_heads} heads meet {kv_num_heads} key/value heads unrepeated", node)
     return num_heads
 
 
-def _check_tokens(query: ir.Value, new_key: ir.Value, node: ir.Node) -> None:
-    """A graph traced with one token may fold heads into the place of the tokens."""
-    asked, cached = static_dim(query, 2), static_dim(new_key, 2)
+def _check_tokens(query: ir.Value, key: Reach) -> None:
+    """Heads may stand in the place of the tokens in other forms than the known one."""
+    asked, cached = static_dim(query, 2), None if key.update is None else key.update.size("T")
     if asked != cached and (asked is not None or cached is not None):
         raise NoMatch(
             f"its query has {asked or 'any number of'} tokens, its new keys "
             f"{cached or 'any number'}",
-            node,
+            key.reader,
         )
-
-
-def _check_rows(cache: Cache, rows: ir.Value) -> None:
-    if rank(rows) not in (4, None):
-        raise NoMatch(f"its new rows are of rank {rank(rows)}", cache.node)
-    dtype = rows.dtype or cache.past.dtype
-    if dtype not in FLOATS:
-        raise NoMatch(f"cache {cache.past.name} has the element type {dtype}", cache.node)
 
 
 DIALECT = _Dialect()

@@ -5,7 +5,7 @@ The operator's inputs, by slot:
 ====  ======================  ==============================================================
 0     query                   ``[B, T, H * D]``; or Q, K and V side by side when 1, 2 are empty
 1, 2  key, value              ``[B, T, N * D]``
-3, 4  past_key, past_value    ``[B, N, P, D]``: must be graph inputs
+3, 4  past_key, past_value    ``[B, N, P, D]``: must be graph inputs; empty in a first prompt
 5     seqlens_k               int32, ``[B]`` or ``[B, 1]``: tokens of each sequence - 1
 6     total_sequence_length   not needed
 7, 8  cos_cache, sin_cache    ``[positions, D / 2]`` or less for a partial rotation
@@ -18,11 +18,18 @@ The operator's inputs, by slot:
 15    k_norm_weight           likewise
 ====  ======================  ==============================================================
 
+A graph for a first prompt takes no caches: inputs 3 and 4 are empty, and the new rows are returned
+by the operator, or by what makes them if the operator neither norms nor rotates them.
+
 What the operator does inside is taken out of it: Split, SimplifiedLayerNormalization (the name by
 which genai itself calls RMS norm), RotaryEmbedding. The past length of a sequence is
 ``max(seqlens_k + 1 - T, 0)``: never negative in a first prompt that is padded on the right, where
 seqlens_k counts less than T tokens. It does not depend on the size of the caches, so growing caches
 and caches of fixed capacity both work.
+
+Refused: attention sinks and smooth softmax, which add to the denominator of the softmax what no
+additive bias can; a window of 0, for which versions of ONNX Runtime hide every key or none; caches
+that are a ring (sliding_window_cache), quantised or paged.
 
 Meaning of the attributes: the operator's documentation and ONNX Runtime's
 ``core/providers/cpu`` and ``contrib_ops/cpu/bert/gqa_attention_base.h``.
@@ -54,17 +61,21 @@ from tq_onnx.graph.dialects.groupquery import (
     VALUE,
     GroupQueryAttention,
 )
+from tq_onnx.graph.dialects.operators import kind
 from tq_onnx.graph.dialects.site import (
     FLOATS,
-    Anchor,
+    Cache,
     GraphView,
     NoMatch,
+    Reach,
     Site,
     make_cache,
     one_of,
     static_dim,
+    updated_cache,
 )
 
+_PAGED: Final = f"{MICROSOFT}.PagedAttention"
 _ATTRIBUTES: Final = frozenset(
     {
         "num_heads",
@@ -85,12 +96,12 @@ _ATTRIBUTES: Final = frozenset(
     }
 )
 _REFUSED_INPUTS: Final = {
-    SINK: "attention sinks (head_sink) are not supported",
+    SINK: "attention sinks (head_sink) are not supported: no bias widens the softmax's denominator",
     K_SCALE: "its key cache is quantised already (k_scale)",
     V_SCALE: "its value cache is quantised already (v_scale)",
 }
 _REFUSED_FLAGS: Final = {
-    "smooth_softmax": "smooth_softmax is not supported",
+    "smooth_softmax": "smooth_softmax is not supported: no bias widens the softmax's denominator",
     "sliding_window_cache": "sliding_window_cache keeps a window of the past instead of a cache",
     "qk_output": "it returns its scores (qk_output)",
 }
@@ -99,22 +110,23 @@ _REFUSED_FLAGS: Final = {
 class _Dialect:
     name: Final = GroupQueryAttention.dialect
 
-    def claims(self, anchor: Anchor) -> bool:
-        node = anchor.node
-        return (node.domain, node.op_type) == (MICROSOFT, "GroupQueryAttention")
+    def claims(self, reach: Reach) -> bool:
+        return kind(reach.reader) in (f"{MICROSOFT}.GroupQueryAttention", _PAGED)
 
-    def match(self, anchors: tuple[Anchor, Anchor], view: GraphView) -> Site:
-        node = anchors[0].node
-        if anchors[1].node is not node:
-            raise NoMatch("its two caches come from different nodes", node)
-        by_slot = {anchor.state.index(): anchor for anchor in anchors}
-        if set(by_slot) != {1, 2}:
-            raise NoMatch("its key cache or its value cache is not a graph output", node)
+    def attention(self, reach: Reach, view: GraphView) -> ir.Node:
+        del view
+        if kind(reach.reader) == _PAGED:
+            raise NoMatch(
+                "it uses paged attention, whose cache belongs to the server that runs it",
+                reach.reader,
+            )
+        return reach.reader
+
+    def match(self, layer: int, reaches: tuple[Reach, Reach], view: GraphView) -> Site:
+        node = reaches[0].reader
         slots = _slots(node)
         _refuse(node, slots, view)
-        past_key, past_value = slots[PAST_KEY], slots[PAST_VALUE]
-        if past_key is None or past_value is None:
-            raise NoMatch("it takes no past: export the decoder with its cache inputs", node)
+        key_cache, value_cache = _caches(node, slots, reaches, view)
         num_heads = attribute_int(node, "num_heads", 0)
         kv_num_heads = attribute_int(node, "kv_num_heads", 0)
         if num_heads <= 0 or kv_num_heads <= 0 or num_heads % kv_num_heads:
@@ -125,20 +137,20 @@ class _Dialect:
         head_size = _head_size(slots, num_heads, kv_num_heads, rotary_dim)
         if rotary_dim > head_size:
             raise NoMatch(f"it rotates {rotary_dim} of {head_size} coordinates", node)
-        dtype = query.dtype or past_key.dtype
+        dtype = query.dtype or key_cache.present.dtype
         if dtype is None or dtype not in FLOATS:
             raise NoMatch(f"its query has the element type {dtype}", node)
         causal = attribute_int(node, "causal", 1) != 0
         window = attribute_int(node, "local_window_size", -1)
         if window == 0:
-            raise NoMatch("its sliding window has no room for a key", node)
+            raise NoMatch("its sliding window (local_window_size) has no room for a key", node)
         if window > 0 and not causal:
             raise NoMatch("it has a sliding window without causality", node)
         return GroupQueryAttention(
-            layer=anchors[0].layer,
+            layer=layer,
             node=node,
-            key=make_cache(by_slot[1], past_key, {}),
-            value=make_cache(by_slot[2], past_value, {}),
+            key=key_cache,
+            value=value_cache,
             num_heads=num_heads,
             kv_num_heads=kv_num_heads,
             head_size=head_size,
@@ -154,6 +166,51 @@ class _Dialect:
             interleaved=attribute_int(node, "rotary_interleaved", 0),
             epsilon=attribute_float(node, "qk_norm_epsilon", 1e-6),
         )
+
+
+def _caches(
+    node: ir.Node,
+    slots: tuple[ir.Value | None, ...],
+    reaches: tuple[Reach, Reach],
+    view: GraphView,
+) -> tuple[Cache, Cache]:
+    """The caches of the keys and of the values."""
+    pasts = slots[PAST_KEY], slots[PAST_VALUE]
+    if (pasts[0] is None) != (pasts[1] is None):
+        raise NoMatch("it takes past keys or past values, but not both", node)
+    if all(reach.update is None for reach in reaches):
+        if pasts[0] is None and view.takes_caches:
+            raise NoMatch("it takes no past, though the model takes caches", node)
+        by_slot = {reach.anchor.state.index(): reach.anchor for reach in reaches}
+        if set(by_slot) != {1, 2}:
+            raise NoMatch("its key cache or its value cache is not a graph output", node)
+        key, value = (
+            Cache(None, anchor.present, node, dict(anchor.views), anchor.cut)
+            if past is None
+            else make_cache(anchor, past, {})
+            for anchor, past in zip((by_slot[1], by_slot[2]), pasts, strict=True)
+        )
+        return key, value
+    if pasts[0] is not None or any(
+        reach.update is None or reach.update.past is not None or reach.update.slots
+        for reach in reaches
+    ):
+        raise NoMatch("its cache is updated outside of it", node)
+    by_input = {reach.route.index: reach for reach in reaches if reach.route is not None}
+    if set(by_input) != {KEY, VALUE}:
+        raise NoMatch("its two caches are not its keys and its values", node)
+    if slots[K_NORM] is not None or attribute_int(node, "do_rotary", 0):
+        raise NoMatch("its keys are cached before it norms or rotates them", node)
+    for reach in by_input.values():
+        route = reach.route
+        if route is None or route.dims != ("B", "S", "ND") or route.factor != 1.0:
+            raise NoMatch("its cache is repeated or scaled before it reads it", node)
+    # What is cached is what the operator reads: the new rows of inputs 1 and 2.
+    key, value = (
+        Cache(None, cache.present, cache.node, cache.views, cache.cut)
+        for cache in (updated_cache(by_input[KEY]), updated_cache(by_input[VALUE]))
+    )
+    return key, value
 
 
 def _slots(node: ir.Node) -> tuple[ir.Value | None, ...]:
@@ -203,8 +260,8 @@ def _rotary_dim(node: ir.Node, slots: tuple[ir.Value | None, ...]) -> int:
 def _head_size(
     slots: tuple[ir.Value | None, ...], num_heads: int, kv_num_heads: int, rotary_dim: int
 ) -> int:
-    query, key, value, past_key, past_value = slots[:5]
-    assert query is not None and past_key is not None and past_value is not None
+    query, key, value, *pasts = slots[: PAST_VALUE + 1]
+    assert query is not None
     packed_heads = num_heads + 2 * kv_num_heads
 
     def share(packed: ir.Value | None, heads: int) -> int | None:
@@ -219,8 +276,7 @@ def _head_size(
         share(query, num_heads if key is not None else packed_heads),
         share(key, kv_num_heads),
         share(value, kv_num_heads),
-        static_dim(past_key, 3),
-        static_dim(past_value, 3),
+        *(static_dim(past, 3) for past in pasts if past is not None),
         *(static_dim(norm, 0) for norm in slots[Q_NORM:] if norm is not None),
     ]
     # Without shapes of the projections a full rotation still tells the head size.

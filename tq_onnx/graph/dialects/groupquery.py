@@ -12,6 +12,7 @@ from typing import ClassVar, Final
 import onnx_ir as ir
 
 from tq_onnx.graph.builder import MICROSOFT, Builder
+from tq_onnx.graph.dialects.heads import merged, split, turned
 from tq_onnx.graph.dialects.site import Operands, Site
 
 SLOTS: Final = 16
@@ -31,7 +32,6 @@ class GroupQueryAttention(Site):
     """
 
     dialect: ClassVar[str] = "gqa"
-    counts_tokens: ClassVar[bool] = True
 
     slots: tuple[ir.Value | None, ...]
     rotary_dim: int
@@ -47,6 +47,11 @@ class GroupQueryAttention(Site):
     def mask_sources(self) -> Collection[ir.Value]:
         """The tokens per sequence, and the bias."""
         return [value for value in (self._seqlens, self.slots[BIAS]) if value is not None]
+
+    @property
+    def counts_tokens(self) -> bool:
+        """It does, by ``seqlens_k``."""
+        return True
 
     def past_length(self, build: Builder) -> ir.Value:
         """``max(seqlens_k + 1 - T, 0)``, once per model."""
@@ -98,22 +103,7 @@ class GroupQueryAttention(Site):
 
     def result(self, build: Builder, attention_BHTD: ir.Value) -> ir.Value:
         """``[B, T, H * D]``."""
-        attention_BTHD = build.op(
-            "Transpose",
-            [attention_BHTD],
-            "transpose_output",
-            dtype=self.dtype,
-            shape=[None, None, self.num_heads, self.head_size],
-            perm=[0, 2, 1, 3],
-        )
-        width = self.num_heads * self.head_size
-        return build.op(
-            "Reshape",
-            [attention_BTHD, build.integers(0, 0, width)],
-            "merge_heads",
-            dtype=self.dtype,
-            shape=[None, None, width],
-        )
+        return merged(build, self, attention_BHTD)
 
     @property
     def _seqlens(self) -> ir.Value:
@@ -147,6 +137,8 @@ class GroupQueryAttention(Site):
         self, build: Builder, packed: ir.Value, role: str, heads: int, norm: ir.Value | None
     ) -> ir.Value:
         """``[B, T, heads * D]`` to ``[B, heads, T, D]``, normalised if there is a norm weight."""
+        if norm is None:
+            return split(build, self, packed, role, heads)
         heads_BTHD = build.op(
             "Reshape",
             [packed, build.integers(0, 0, heads, self.head_size)],
@@ -154,25 +146,17 @@ class GroupQueryAttention(Site):
             dtype=self.dtype,
             shape=[None, None, heads, self.head_size],
         )
-        if norm is not None:
-            heads_BTHD = build.op(
-                "SimplifiedLayerNormalization",
-                [heads_BTHD, norm],
-                f"norm_{role}",
-                dtype=self.dtype,
-                shape=[None, None, heads, self.head_size],
-                axis=-1,
-                epsilon=self.epsilon,
-                stash_type=1,
-            )
-        return build.op(
-            "Transpose",
-            [heads_BTHD],
-            f"transpose_{role}",
+        normed_BTHD = build.op(
+            "SimplifiedLayerNormalization",
+            [heads_BTHD, norm],
+            f"norm_{role}",
             dtype=self.dtype,
-            shape=[None, heads, None, self.head_size],
-            perm=[0, 2, 1, 3],
+            shape=[None, None, heads, self.head_size],
+            axis=-1,
+            epsilon=self.epsilon,
+            stash_type=1,
         )
+        return turned(build, self, normed_BTHD, role, heads)
 
     def _rotate(self, build: Builder, heads_BHTD: ir.Value, role: str, heads: int) -> ir.Value:
         partial: dict[str, int] = {}

@@ -9,7 +9,9 @@ import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.dialects.constants import attribute_int, scalar
-from tq_onnx.graph.dialects.site import GraphView, NoMatch, passes_through, rank
+from tq_onnx.graph.dialects.operators import PRODUCTS, kind
+from tq_onnx.graph.dialects.products import product
+from tq_onnx.graph.dialects.site import GraphView, NoMatch, keeps_numbers, rank
 
 _MAX_STEPS: Final = 16
 _HIDING: Final = -1e4
@@ -80,12 +82,14 @@ class Scores:
         scale: product of the constant factors before the softcap and the mask.
         softcap: 0 for none.
         masks: in the order in which they act.
+        softmax: the softmax.
         output_matmul: the product of the probabilities with the values.
     """
 
     scale: float
     softcap: float
     masks: tuple[Mask, ...]
+    softmax: ir.Node
     output_matmul: ir.Node
 
 
@@ -95,56 +99,73 @@ def follow_scores(matmul: ir.Node, view: GraphView) -> Scores:
     Raises:
         NoMatch: something else happens to them.
     """
-    scale, cap, capped = 1.0, 1.0, False
+    scale, cap, capped = product(matmul).factor, 1.0, False
     masks: list[Mask] = []
     value = matmul.outputs[0]
     for _ in range(_MAX_STEPS):
         node, index = _only_reader(value, view)
-        kind = node.op_type if node.domain == "" else f"{node.domain}.{node.op_type}"
-        if kind == "Softmax":
+        what = kind(node)
+        if what == "Softmax":
             _check_axis(node, view)
-            softcap = cap if capped else 0.0
-            # scores * scale / softcap went into the tanh.
+            # scores * scale / softcap went into the tanh, which is odd.
+            softcap = abs(cap) if capped else 0.0
             return Scores(
-                scale * cap if capped else scale, softcap, tuple(masks), _values(node, view)
+                scale * cap if capped else scale,
+                softcap,
+                tuple(masks),
+                node,
+                _values(node, view),
             )
-        if kind in ("Mul", "Div"):
+        if what in ("Mul", "Div"):
             number = scalar(node.inputs[1 - index])
-            if not number or (kind == "Div" and index != 0):
+            if not number or (what == "Div" and index != 0):
                 raise NoMatch("its scores are multiplied by something not constant", node)
             if masks:
                 raise NoMatch("its scores are scaled after the mask was applied", node)
-            number = number if kind == "Mul" else 1 / number
+            number = number if what == "Mul" else 1 / number
             if capped:
                 cap *= number
             else:
                 scale *= number
-        elif kind == "Tanh" and not capped and not masks:
+        elif what == "Tanh" and not capped and not masks:
             capped = True
-        elif kind == "Add":
+        elif what == "Add":
             masks.append(_additive(node, index))
-        elif kind == "Where" and index in (1, 2):
+        elif what == "Where" and index in (1, 2):
             masks.append(_selecting(node, index))
-        elif kind != "Cast" and not passes_through(node):
-            raise NoMatch(f"its scores go through {kind}", node)
+        elif not keeps_numbers(node):
+            raise NoMatch(f"its scores go through {what}", node)
         value = node.outputs[0]
     raise NoMatch("its scores do not reach a softmax", matmul)
 
 
 def probabilities_above(value: ir.Value | None, view: GraphView) -> ir.Node | None:
     """The softmax whose (guarded) result a value is; None if there is none."""
+    node = _above_guards(value, view)
+    return node if node is not None and node.op_type == "Softmax" else None
+
+
+def spelled_out(value: ir.Value | None, view: GraphView) -> bool:
+    """Whether a value is a quotient of exponentials: a softmax without its operator."""
+    node = _above_guards(value, view)
+    if node is None or node.op_type != "Div":
+        return False
+    above = _above_guards(node.inputs[0], view)
+    return above is not None and above.op_type == "Exp"
+
+
+def _above_guards(value: ir.Value | None, view: GraphView) -> ir.Node | None:
+    """What makes a value, past guards against NaN and changes of precision."""
     for _ in range(_MAX_STEPS):
         node = None if value is None else value.producer()
         if node is None or node not in view.live or node.domain != "":
             return None
-        if node.op_type == "Softmax":
-            return node
         if node.op_type == "Where":
             value = node.inputs[2]
-        elif node.op_type in ("Cast", "Dropout") or passes_through(node):
+        elif node.op_type == "Dropout" or keeps_numbers(node):
             value = node.inputs[0]
         else:
-            return None
+            return node
     return None
 
 
@@ -158,14 +179,23 @@ def _values(softmax: ir.Node, view: GraphView) -> ir.Node:
             value = _guarded(guard[0], readers, view)
             continue
         node, index = _only_reader(value, view)
+        if kind(node) in PRODUCTS:
+            _check_values(node, index)
+            return node
         if node.domain == "" and index == 0:
-            if node.op_type == "MatMul":
-                return node
-            if node.op_type == "Cast" or passes_through(node) or _inactive_dropout(node):
+            if keeps_numbers(node) or _inactive_dropout(node):
                 value = node.outputs[0]
                 continue
         raise NoMatch(f"its probabilities go into {node.op_type}", node)
     raise NoMatch("its probabilities do not reach the values", softmax)
+
+
+def _check_values(node: ir.Node, index: int) -> None:
+    how = product(node)
+    if how.left != index:
+        raise NoMatch("its probabilities are the second operand of a matrix product", node)
+    if how.factor != 1.0:
+        raise NoMatch("its result is scaled", node)
 
 
 def _guarded(is_nan: ir.Node, readers: list[tuple[ir.Node, int]], view: GraphView) -> ir.Value:

@@ -1,21 +1,24 @@
-"""The body of TurboQuantDequantAttention: attention that never un-rotates a key or a value.
+"""Pieces of TurboQuantDequantAttention: attention that never un-rotates a key or a value.
 
 With R orthogonal, ``q . (s c[idx] R^T) = s (q R) . c[idx]``: the query is rotated once and the keys
 stay as centroids; likewise the weighted sum of value centroids is un-rotated once, at the end.
 Scales multiply scores and weights, not vectors. What a mask hides is replaced, never multiplied by
 zero: a hidden key contributes nothing even where its bytes are garbage.
+
+What a codec makes of a row comes in as its coordinates (in the rotated space, if there is one) and
+its scale; ``tq_onnx.ops.bodies.operators`` says which function reads which codec.
 """
 
 # Tensor annotations are onnxscript's, which mypy cannot read. A function's output is named after
 # the variable it returns; its parameters are inputs and attributes, positional by nature.
 # mypy: disable-error-code="type-arg,misc,no-any-return"
-# ruff: noqa: RET504, PLR0917
+# ruff: noqa: RET504
 
 from __future__ import annotations
 
 from typing import Final
 
-from onnxscript import BOOL, FLOAT, INT32, INT64, UINT8, script
+from onnxscript import BOOL, FLOAT, INT64, UINT8, script
 
 from tq_onnx.ops.bodies import BOOLEAN, F32, TURBOQUANT, op
 
@@ -89,26 +92,34 @@ def hidden_by_bias(bias: FLOAT[...]) -> BOOL[...]:
 
 
 @script(TURBOQUANT, default_opset=op)
+def rotated(vectors: FLOAT[...], rotation: FLOAT[...]) -> FLOAT[...]:
+    """Vectors [B, H, T, D] in the rotated space."""
+    turned = op.MatMul(vectors, rotation)
+    return turned
+
+
+@script(TURBOQUANT, default_opset=op)
+def rotated_back(vectors: FLOAT[...], rotation: FLOAT[...]) -> FLOAT[...]:
+    """Vectors [B, H, T, D] of the rotated space as they were."""
+    turned = op.MatMul(vectors, op.Transpose(rotation, perm=[1, 0]))
+    return turned
+
+
+@script(TURBOQUANT, default_opset=op)
 def key_scores(
-    query: FLOAT[...],
-    codes: INT32[...],
-    scales: FLOAT[...],
-    rotation: FLOAT[...],
-    centroids: FLOAT[...],
-    scale: float,
-    softcap: float,
+    query: FLOAT[...], keys: FLOAT[...], scales: FLOAT[...], scale: float, softcap: float
 ) -> FLOAT[...]:
-    """Scores [B, H, T, S] of queries [B, H, T, D] against keys that stay in the rotated space.
+    """Scores [B, H, T, S] of queries [B, H, T, D] against keys [B, N, S, D] times their scales.
 
     The query heads that share a key/value head are folded into the rows of one matrix product.
     """
-    rotated = op.Mul(op.MatMul(query, rotation), op.Constant(value_float=scale))
+    scaled = op.Mul(query, op.Constant(value_float=scale))
     rest = op.Constant(value_ints=[-1])
     grouped_shape = op.Concat(
-        op.Shape(codes, start=0, end=2), rest, op.Shape(query, start=3), axis=0
+        op.Shape(keys, start=0, end=2), rest, op.Shape(query, start=3), axis=0
     )
-    keys = op.Transpose(op.Gather(centroids, codes), perm=[0, 1, 3, 2])
-    products = op.MatMul(op.Reshape(rotated, grouped_shape), keys)
+    columns = op.Transpose(keys, perm=[0, 1, 3, 2])
+    products = op.MatMul(op.Reshape(scaled, grouped_shape), columns)
     plain_grouped = op.Mul(products, op.Unsqueeze(scales, op.Constant(value_ints=[2])))
     heads_shape = op.Concat(op.Shape(query, start=0, end=3), rest, axis=0)
     plain = op.Reshape(plain_grouped, heads_shape)
@@ -129,58 +140,32 @@ def masked_softmax(scores: FLOAT[...], visible: BOOL[...]) -> FLOAT[...]:
 
 
 @script(TURBOQUANT, default_opset=op)
-def weighted_values(
-    weights: FLOAT[...],
-    visible: BOOL[...],
-    codes: INT32[...],
-    scales: FLOAT[...],
-    rotation: FLOAT[...],
-    centroids: FLOAT[...],
-) -> FLOAT[...]:
-    """Sum over S of weights [B, H, T, S] times values, un-rotated once: [B, H, T, D]."""
-    rest = op.Constant(value_ints=[-1])
+def value_weights(weights: FLOAT[...], visible: BOOL[...], scales: FLOAT[...]) -> FLOAT[...]:
+    """Weights [B, H, T, S] times the values' scales [B, N, S]: [B, N, H/N*T, S]."""
     zero = op.Constant(value_float=0.0)
     heads_shape = op.Shape(weights)
     grouped_shape = op.Concat(
-        op.Shape(codes, start=0, end=2), rest, op.Shape(codes, start=2, end=3), axis=0
+        op.Shape(scales, start=0, end=2),
+        op.Constant(value_ints=[-1]),
+        op.Shape(scales, start=2),
+        axis=0,
     )
     per_row = op.Unsqueeze(scales, op.Constant(value_ints=[2]))
     scaled = op.Reshape(op.Mul(op.Reshape(weights, grouped_shape), per_row), heads_shape)
     # 0 * NaN is NaN: the scale of a hidden row must not reach the sum.
-    clean = op.Reshape(op.Where(visible, scaled, zero), grouped_shape)
-    sums = op.MatMul(clean, op.Gather(centroids, codes))
-    context_shape = op.Concat(
-        op.Slice(heads_shape, op.Constant(value_ints=[0]), op.Constant(value_ints=[3])),
-        rest,
-        axis=0,
-    )
-    context = op.MatMul(op.Reshape(sums, context_shape), op.Transpose(rotation, perm=[1, 0]))
-    return context
+    grouped = op.Reshape(op.Where(visible, scaled, zero), grouped_shape)
+    return grouped
 
 
 @script(TURBOQUANT, default_opset=op)
-def attend(
-    query: FLOAT[...],
-    key_codes: INT32[...],
-    key_scales: FLOAT[...],
-    key_rotation: FLOAT[...],
-    key_centroids: FLOAT[...],
-    value_codes: INT32[...],
-    value_scales: FLOAT[...],
-    value_rotation: FLOAT[...],
-    value_centroids: FLOAT[...],
-    visible: BOOL[...],
-    bias: FLOAT[...],
-    scale: float,
-    softcap: float,
-) -> FLOAT[...]:
-    """Attention [B, H, T, D] of queries over unpacked rows, in the query's type."""
-    scores = key_scores(
-        op.Cast(query, to=F32), key_codes, key_scales, key_rotation, key_centroids, scale, softcap
-    )
-    weights = masked_softmax(op.Add(scores, bias), visible)
-    context = weighted_values(
-        weights, visible, value_codes, value_scales, value_rotation, value_centroids
-    )
-    output = op.CastLike(context, query)
-    return output
+def sum_of_centroids(weights: FLOAT[...], values: FLOAT[...]) -> FLOAT[...]:
+    """Weighted sums [B, N, R, D] of values [B, N, S, D], all finite, weights [B, N, R, S]."""
+    sums = op.MatMul(weights, values)
+    return sums
+
+
+@script(TURBOQUANT, default_opset=op)
+def of_all_heads(grouped: FLOAT[...], query: FLOAT[...]) -> FLOAT[...]:
+    """Vectors [B, N, H/N*T, D] as [B, H, T, D], the shape of the query."""
+    vectors = op.Reshape(grouped, op.Shape(query))
+    return vectors

@@ -63,6 +63,22 @@ def scale_to_bytes(scale: FLOAT[...]) -> UINT8[...]:
 
 
 @script(TURBOQUANT, default_opset=op)
+def half_values(pairs: UINT8[...]) -> FLOAT[...]:
+    """Floats [...] of the two bytes [..., 2] of a float16, low byte first."""
+    last = op.Constant(value_ints=[-1])
+    place = op.Constant(value_floats=[1.0, 256.0])
+    bits = op.ReduceSum(op.Mul(op.Cast(pairs, to=F32), place), last, keepdims=0)
+    binade = op.Constant(value_float=1024.0)
+    sign_exponent = op.Floor(op.Div(bits, binade))
+    mantissa = op.Sub(bits, op.Mul(sign_exponent, binade))
+    index = op.Cast(sign_exponent, to=I32)
+    leading = op.Gather(op.Constant(value_floats=_LEADING), index)
+    unit = op.Gather(op.Constant(value_floats=_UNITS), index)
+    values = op.Mul(op.Add(mantissa, leading), unit)
+    return values
+
+
+@script(TURBOQUANT, default_opset=op)
 def row_scales(rows: UINT8[...]) -> FLOAT[...]:
     """Scales [..., S] of rows [..., S, W]: the float16 in the last two bytes, low byte first."""
     last = op.Constant(value_ints=[-1])
@@ -72,13 +88,5 @@ def row_scales(rows: UINT8[...]) -> FLOAT[...]:
         op.Constant(value_ints=[9223372036854775807]),
         last,
     )
-    place = op.Constant(value_floats=[1.0, 256.0])
-    bits = op.ReduceSum(op.Mul(op.Cast(stored, to=F32), place), last, keepdims=0)
-    binade = op.Constant(value_float=1024.0)
-    sign_exponent = op.Floor(op.Div(bits, binade))
-    mantissa = op.Sub(bits, op.Mul(sign_exponent, binade))
-    index = op.Cast(sign_exponent, to=I32)
-    leading = op.Gather(op.Constant(value_floats=_LEADING), index)
-    unit = op.Gather(op.Constant(value_floats=_UNITS), index)
-    scales = op.Mul(op.Add(mantissa, leading), unit)
+    scales = half_values(stored)
     return scales

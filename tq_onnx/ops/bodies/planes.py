@@ -141,3 +141,24 @@ def unpack_codes_3(rows: UINT8[...]) -> INT32[...]:
     four = op.Cast(op.Constant(value_int=4), to=I32)
     codes = op.Add(low, op.Mul(high, four))
     return codes
+
+
+@script(TURBOQUANT, default_opset=op)
+def centroids_of_4_bits(rows: UINT8[...], centroids: FLOAT[...]) -> FLOAT[...]:
+    """Coordinates [B, N, S, D] of rows [B, N, S, W] of four-bit codes, without their scale."""
+    coordinates = op.Gather(centroids, unpack_codes_4(rows))
+    return coordinates
+
+
+@script(TURBOQUANT, default_opset=op)
+def centroids_of_3_bits(rows: UINT8[...], centroids: FLOAT[...]) -> FLOAT[...]:
+    """Coordinates [B, N, S, D] of rows [B, N, S, W] of three-bit codes, without their scale."""
+    coordinates = op.Gather(centroids, unpack_codes_3(rows))
+    return coordinates
+
+
+@script(TURBOQUANT, default_opset=op)
+def centroids_of_2_bits(rows: UINT8[...], centroids: FLOAT[...]) -> FLOAT[...]:
+    """Coordinates [B, N, S, D] of rows [B, N, S, W] of two-bit codes, without their scale."""
+    coordinates = op.Gather(centroids, unpack_codes_2(rows))
+    return coordinates

@@ -1,0 +1,28 @@
+"""Exporters that are commands: how the recipes run them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+#: Checkpoints are folders here: nothing is fetched, and no exporter looks for a GPU.
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+
+
+def run_module(module: str, *arguments: str) -> None:
+    """Run ``python -m module arguments`` in this environment, quietly.
+
+    Raises:
+        RuntimeError: it failed; the message ends with what it printed.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        env=os.environ | ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{module} exited with {done.returncode}:\n{done.stdout[-4000:]}")

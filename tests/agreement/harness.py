@@ -1,0 +1,322 @@
+"""An original and its conversion, fed alike by the product's own loop, and how far they part.
+
+Every figure is the largest difference of a logit over the original's largest logit, over tokens
+that are no padding. Ways to feed:
+
+- ``prompt``: one prompt in one call;
+- ``chunks``: 7, 1, 3 and 1 tokens, caches fed back;
+- ``steps``: one token after the other, for graphs that take no more;
+- ``padded``: chunks of two sequences, one of them padded on the left; or ``batch``, without
+  padding, for graphs that take none;
+- ``in place``: chunks in caches of fixed capacity, where the conversion takes them.
+
+With the preset ``raw`` a conversion must agree with its original but for float noise. With the
+others it must agree with the raw conversion whose new rows are quantised and decoded before they
+are cached: that holds for every form of attention, since ``raw`` proves the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from tests.dialects.gqa_oracle import GqaDecoder, cut_holes
+from tests.dialects.roundtrip import roundtrip_rows
+from tests.graph.decoders import Batch
+from tq_onnx.errors import TqOnnxError
+from tq_onnx.graph.pipeline import Prepared, prepare
+from tq_onnx.ops.domain import DOMAIN, ENCODE
+from tq_onnx.runtime.session import make_session
+from tq_onnx.runtime.signature import plan_of, signature_of
+from tq_onnx.verify.subject import Subject, open_original
+
+Array = np.ndarray[Any, Any]
+
+CHUNKS = (7, 1, 3, 1)
+TOTAL = sum(CHUNKS)
+PADDING = 3
+MIXED_UP = 0.05
+TEXTS = 3
+
+
+@dataclass(frozen=True)
+class Run:
+    """A way to feed tokens.
+
+    Attributes:
+        chunks: tokens of each call.
+        batch: sequences.
+        padding: padding of the first one.
+        in_place: whether the conversion gets caches of fixed capacity.
+    """
+
+    chunks: tuple[int, ...]
+    batch: int = 1
+    padding: int = 0
+    in_place: bool = False
+
+    def data(self, vocabulary: int, seed: int) -> Batch:
+        """Random tokens."""
+        shape = (self.batch, sum(self.chunks))
+        tokens = np.random.default_rng(seed).integers(0, vocabulary, shape)
+        mask = np.ones_like(tokens)
+        mask[0, : self.padding] = 0
+        return Batch(tokens, mask)
+
+    def logits(self, subject: Subject, seed: int) -> Array:
+        """Logits of all tokens that are no padding, ``[n, vocabulary]``."""
+        data = self.data(subject.vocabulary, seed)
+        room = self.in_place and subject.plan is not None and subject.signature.slots is None
+        capacity = sum(self.chunks) + 4 if room else None
+        decoder = subject.decoder(batch=self.batch, capacity=capacity)
+        parts, real = [], []
+        for start, stop in edges(self.chunks):
+            given = data.mask[:, start:stop]
+            part = decoder.prefill(data.tokens[:, start:stop], given if self.padding else None)
+            parts.append(part)
+            real.append(given[:, stop - start - part.shape[1] :])
+        kept = np.concatenate(real, axis=1).astype(bool)
+        return np.concatenate(parts, axis=1)[kept].astype(np.float64)
+
+
+    def alone(self, subject: Subject, seed: int) -> Array:
+        """The same tokens, one sequence after the other, without padding and in one call."""
+        data = self.data(subject.vocabulary, seed)
+        rows = zip(data.tokens, data.mask.astype(bool), strict=True)
+        parts = [subject.decoder().prefill(tokens[real][None])[0] for tokens, real in rows]
+        return np.concatenate(parts).astype(np.float64)
+
+
+def faithful(original: Subject, run: Run, seed: int) -> Array:
+    """What an original says; its sequences one by one where it mixes those of a batch up.
+
+    ONNX Runtime's GroupQueryAttention takes the positions of a first prompt from the first sequence
+    of a batch if the cos and sin caches were made for every sequence, as transformers' exporter
+    does.
+    """
+    logits = run.logits(original, seed)
+    if run.batch == 1 or original.decoder().last_only:
+        return logits
+    try:
+        alone = run.alone(original, seed)
+    except TqOnnxError:  # a graph that takes no prompt of that length
+        return logits
+    return alone if difference(alone, logits) > MIXED_UP else logits
+
+
+def edges(chunks: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Beginning and end of each call."""
+    start = 0
+    for chunk in chunks:
+        yield start, start + chunk
+        start += chunk
+
+
+@dataclass
+class Agreement:
+    """What was found.
+
+    Attributes:
+        dialects: forms of attention.
+        layers: their number.
+        dtype: element type of the model.
+        figures: differences by the way of feeding.
+        noise: how far the original is from itself, fed in other ways.
+        refusal: why there are no figures.
+    """
+
+    dialects: str = ""
+    layers: int = 0
+    dtype: str = ""
+    figures: dict[str, float] = field(default_factory=dict)
+    noise: float = 0.0
+    refusal: str = ""
+
+    @property
+    def worst(self) -> float:
+        """The largest difference; infinite if nothing was compared."""
+        return max(self.figures.values(), default=float("inf"))
+
+
+def opened(model: ir.Model, path: Path, *, library: bool) -> Subject:
+    """A converted model in memory whose external data lies beside ``path``."""
+    data = ir.to_proto(model).SerializeToString()
+    session = make_session(data, library=library, threads=1, external_data=path.parent)
+    plan = plan_of(session)
+    assert plan is not None  # it was just converted
+    return Subject(path, session, signature_of(session, plan))
+
+
+def simulated(path: Path, preset: str) -> Subject:
+    """A raw conversion whose new rows go through a preset's codec before they are cached."""
+    plan = prepare(path, preset=preset).plan
+    raw = prepare(path, preset="raw")
+    nodes = {
+        node.outputs[0].name: node
+        for node in raw.loaded.model.graph
+        if (node.domain, node.op_type) == (DOMAIN, ENCODE)
+    }
+    own = {layer.layer: layer for layer in raw.plan.layers}
+    for layer in plan.layers:
+        assert own[layer.layer].key == layer.key
+        for pair, bits in ((layer.key, layer.key_bits), (layer.value, layer.value_bits)):
+            roundtrip_rows(raw.loaded.model.graph, nodes[pair.present], plan, layer, bits=bits)
+    return opened(raw.loaded.model, path, library=False)
+
+
+def runs(original: Subject) -> dict[str, Run]:
+    """The ways that a model can be fed in."""
+    probe = original.decoder()
+    room = original.signature.slots or TOTAL
+    chunks = CHUNKS if room >= TOTAL else (room - 3, 1, 1, 1)
+    total = sum(chunks)
+    batches = probe.rows in (None, 2)
+    if original.signature.first_only:
+        size = probe.longest_call or min(total, room)
+        found = {"prompt": Run((size,))}
+        if probe.takes_padding and batches:
+            found["padded"] = Run((size,), 2, min(PADDING, size - 1))
+        return {name: run for name, run in found.items() if _runs(run, original)}
+    found = {"prompt": Run((total,)), "chunks": Run(chunks)}
+    if not _runs(found["prompt"], original):
+        chunks = (1,) * total
+        found = {"steps": Run(chunks)}
+    if probe.takes_padding and batches:
+        found["padded"] = Run(chunks, 2, min(PADDING, max(chunks[0] - 1, 1)))
+    elif batches:
+        # ONNX Runtime appends to several sequences only token by token in some operators.
+        found["batch"] = Run((total - 3, 1, 1, 1) if max(chunks) > 1 else chunks, 2)
+    return {name: run for name, run in found.items() if _runs(run, original)}
+
+
+def _runs(run: Run, subject: Subject) -> bool:
+    """Whether a graph takes calls of such sizes."""
+    try:
+        run.logits(subject, 0)
+    except TqOnnxError:
+        return False
+    return True
+
+
+def difference(expected: Array, found: Array, *, typical: bool = False) -> float:
+    """The largest difference over the largest expected value; NaN counts as infinite.
+
+    Args:
+        expected: logits ``[n, vocabulary]``.
+        found: likewise.
+        typical: whether the median over tokens counts, not the largest.
+    """
+    if expected.shape != found.shape or not np.isfinite(expected).all():
+        return float("inf")
+    errors = np.abs(found - expected).max(axis=-1) / np.abs(expected).max()
+    error = np.median(errors) if typical else errors.max()
+    return float("inf") if np.isnan(error) else float(error)
+
+
+def compare(
+    reference: Callable[[Run, int], Array],
+    made: Subject,
+    found: dict[str, Run],
+    *,
+    typical: bool = False,
+) -> dict[str, float]:
+    """Feeds both models in every way; ``typical``: as for ``difference``, median of some texts."""
+
+    def one(run: Run, seed: int) -> float:
+        return difference(reference(run, seed), run.logits(made, seed), typical=typical)
+
+    seeds = range(TEXTS if typical else 1)
+    return {
+        name: float(np.median([one(run, seed) for seed in seeds])) for name, run in found.items()
+    }
+
+
+def noise(original: Subject, found: dict[str, Run]) -> float:
+    """How far an original is from itself, fed in one call or token by token."""
+    run = found.get("prompt")
+    if run is None or original.signature.first_only or original.decoder().last_only:
+        return 0.0
+    single = Run((1,) * sum(run.chunks))
+    if not _runs(single, original):
+        return 0.0
+    return difference(run.logits(original, 0), single.logits(original, 0))
+
+
+def agreement(path: Path, preset: str = "raw", *, library: bool = False) -> Agreement:
+    """Converts a file and compares; what is refused on the way is told, not raised."""
+    try:
+        prepared = prepare(path, preset=preset)
+    except TqOnnxError as error:
+        return Agreement(refusal=str(error))
+    layers = prepared.plan.layers
+    dialects = ",".join(sorted({layer.dialect for layer in layers}))
+    known = Agreement(dialects, len(layers), layers[0].dtype)
+    if preset != "raw":
+        # Float noise may put a coordinate of a cached row on the other side of a boundary: a
+        # difference that is seen, but no error. What is wrong is wrong for most tokens.
+        _compare(known, simulated(path, preset), prepared, path, library=library, typical=True)
+        return known
+    try:
+        original = open_original(path, threads=1)
+        found = runs(original)
+        if not found:
+            Run((original.decoder().longest_call or 1,)).logits(original, 0)
+    except TqOnnxError as error:
+        known.refusal = f"original does not run: {error}"
+        if "q_norm_weight" in known.refusal:
+            _ask_oracle(known, prepared, path, library=library)
+        return known
+    known.noise = noise(original, found)
+    # Where weights are quantised, activations may be too: the last bit of a float may decide about
+    # a step of theirs, likewise.
+    _compare(known, original, prepared, path, library=library, typical=_quantises(path))
+    return known
+
+
+def _compare(
+    known: Agreement,
+    reference: Subject,
+    prepared: Prepared,
+    path: Path,
+    *,
+    library: bool,
+    typical: bool,
+) -> None:
+    try:
+        made = opened(prepared.loaded.model, path, library=library)
+        found = runs(reference)
+        if made.signature.fixed_capacity:
+            chunks = [run.chunks for run in found.values() if run.batch == 1]
+            found["in place"] = Run(chunks[-1], in_place=True)
+        known.figures = compare(
+            lambda run, seed: faithful(reference, run, seed), made, found, typical=typical
+        )
+    except TqOnnxError as error:
+        known.refusal = f"conversion does not run: {error}"
+
+
+def _quantises(path: Path) -> bool:
+    kinds = ("MatMulNBits", "DynamicQuantizeLinear", "MatMulInteger")
+    return any(node.op_type in kinds for node in ir.load(path).graph)
+
+
+def _ask_oracle(known: Agreement, prepared: Prepared, path: Path, *, library: bool) -> None:
+    """GroupQueryAttention that the CPU has no kernel for: by numpy instead."""
+    made = opened(prepared.loaded.model, path, library=library)
+    model = ir.load(path)
+    ir.external_data.load_to_model(model)
+    holes = cut_holes(model)
+    size = prepared.plan.layers[0].head_size
+
+    def reference(run: Run, seed: int) -> Array:
+        data = run.data(made.vocabulary, seed)
+        logits = GqaDecoder(holes, size, run.batch).run(data, run.chunks)
+        return logits.reshape(-1, logits.shape[-1])
+
+    known.figures = compare(reference, made, {"prompt": Run((TOTAL,)), "chunks": Run(CHUNKS)})
+    known.refusal = ""

@@ -1,0 +1,87 @@
+"""Every real export in the fixtures agrees with its conversion, however it is fed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from tests.agreement.harness import Run, agreement, compare, difference, opened, runs, simulated
+from tests.agreement.tolerances import allowed
+from tq_onnx.codec.presets import PRESETS
+from tq_onnx.graph.pipeline import prepare
+from tq_onnx.ops.domain import ATTENTION
+from tq_onnx.runtime.decoder import Decoder
+from tq_onnx.verify.subject import open_original
+
+FIXTURES = Path(__file__).parents[1] / "dialects" / "fixtures"
+EXPORTS = sorted(path.stem for path in FIXTURES.glob("*.onnx"))
+#: Feedings that every graph must have been compared in, unless it is listed here.
+ONE_PROMPT = {"hf-ortcpu-prefill", "hf-ortcuda-prefill", "hf-static-prefill"}
+#: ONNX Runtime's CPU runs the original's first call only.
+FIRST_CALL_RUNS = {"genai-cpu-fp16"}
+
+
+@pytest.mark.parametrize("library", [False, True], ids=["bodies", "library"])
+@pytest.mark.parametrize("name", EXPORTS)
+def test_a_raw_conversion_is_its_original(name: str, library: bool) -> None:
+    found = agreement(FIXTURES / f"{name}.onnx", "raw", library=library)
+
+    assert found.refusal == ""
+    assert found.layers > 0
+    assert found.worst <= allowed(found, "raw"), found.figures
+    if name not in ONE_PROMPT | FIRST_CALL_RUNS:
+        assert {"chunks", "steps"} & set(found.figures), found.figures
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_a_quantised_conversion_is_the_raw_one_over_decoded_caches(name: str) -> None:
+    found = agreement(FIXTURES / f"{name}.onnx", "int4", library=True)
+
+    assert found.refusal == ""
+    assert found.worst <= allowed(found, "int4"), found.figures
+
+
+@pytest.mark.parametrize("name", ["dynamo-op18-sdpa", "genai-cpu-fp32"])
+def test_a_wrong_scale_is_seen(name: str) -> None:
+    path = FIXTURES / f"{name}.onnx"
+    model = prepare(path, preset="raw").loaded.model
+    node = next(node for node in model.graph if node.op_type == ATTENTION)
+    node.attributes["scale"] = ir.AttrFloat32("scale", 1.05 * node.attributes["scale"].as_float())
+    original, made = open_original(path, threads=1), opened(model, path, library=False)
+
+    figures = compare(lambda run, seed: run.logits(original, seed), made, runs(original))
+
+    assert min(figures.values()) > 1e-3
+
+
+def test_another_codec_is_seen() -> None:
+    path = FIXTURES / "dynamo-op18-sdpa.onnx"
+    made = opened(prepare(path, preset="int4").loaded.model, path, library=False)
+    reference = simulated(path, "int3")
+
+    figures = compare(
+        lambda run, seed: run.logits(reference, seed), made, runs(reference), typical=True
+    )
+
+    assert min(figures.values()) > 1e-3
+
+
+def test_a_difference_is_relative_and_no_number_is_infinite() -> None:
+    expected = np.array([[4.0, -8.0], [1.0, 2.0]])
+    assert difference(expected, expected + [[0.0, 0.8], [0.0, 0.0]]) == pytest.approx(0.1)
+    assert difference(expected, expected * np.nan) == float("inf")
+    assert difference(expected, expected[:1]) == float("inf")
+
+
+@pytest.mark.parametrize("preset", ["raw", "int4"])
+def test_a_decode_graph_continues_what_a_prefill_graph_began(preset: str) -> None:
+    """Both graphs of a pair have the same layers, so one fixture serves as its own beginning."""
+    assert preset in PRESETS
+    path = FIXTURES / "dynamo-op18-sdpa.onnx"
+    made = opened(prepare(path, preset=preset).loaded.model, path, library=False)
+    with pytest.raises(Exception, match="first prompts"):
+        Decoder(made.session, made.signature, first=(made.session, made.signature))
+    assert Run((3, 1)).logits(made, 0).shape == (4, made.vocabulary)

@@ -1,0 +1,161 @@
+"""Sizes and types that a graph does not tell: each rule, and where there is nothing to tell."""
+
+from __future__ import annotations
+
+import time
+
+import onnx.parser
+import onnx_ir as ir
+import pytest
+
+from tests.graph.decoders import load
+from tests.graph.synthetic import decoder
+from tq_onnx.codec.presets import PRESETS
+from tq_onnx.graph.check import check, facts
+from tq_onnx.graph.match import recognise
+from tq_onnx.graph.planning import make_plan
+from tq_onnx.graph.rewrite import ConvertPass
+from tq_onnx.graph.shapes import fill_shapes
+from tq_onnx.graph.sizes import sizes
+
+GRAPH = """
+<ir_version: 10, opset_import: ["" : 17, "com.microsoft" : 1]>
+graph (float[B, T, 32] x, float[B, 4, T, 8] q, float[32] w, float[T] unknown, int64[1] count)
+    => (float[B] y)
+<int64[1] rest = {-1}, int64[1] eight = {8}, int64[1] four = {4}, int64 two = {2}, int64 last = {3},
+ int64[1] nought = {0}, int64[1] three = {3}, int64[2] halves = {24, 8}, int64[1] end = {1000}>
+{
+    BODY
+}
+"""
+HEADS = """l = Shape(x)
+    zero = Constant<value_int = 0>()
+    one = Constant<value_int = 1>()
+    b0 = Gather(l, zero)
+    t0 = Gather(l, one)
+    b = Unsqueeze(b0, nought)
+    t = Unsqueeze(t0, nought)"""
+
+KNOWN: dict[str, tuple[str, tuple[int | str | None, ...] | None]] = {
+    "heads of a split projection": (
+        f"{HEADS}\n    s = Concat<axis = 0>(b, t, rest, eight)\n    y = Reshape(x, s)",
+        ("B", "T", 4, 8),
+    ),
+    "heads by zeros": ("s = Concat<axis = 0>(nought, nought, rest, eight)\n    y = Reshape(x, s)", ("B", "T", 4, 8)),
+    "a size that is computed": (
+        f"""l = Shape(q)
+    one = Constant<value_int = 1>()
+    h = Gather(l, one)
+    g0 = Div(h, two)
+    g1 = Cast<to = 7>(g0)
+    g = Unsqueeze(g1, nought)
+    s = Concat<axis = 0>(nought, g, four, eight)
+    y = Reshape(q, s)""",
+        ("B", 2, 4, 8),
+    ),
+    "half of a rotary embedding": (
+        """l = Shape(q)
+    d = Gather(l, last)
+    h0 = Div(d, two)
+    h = Unsqueeze(h0, nought)
+    s0 = Slice(q, nought, h, three)
+    s1 = Slice(q, h, end, three)
+    n = Neg(s1)
+    y = Concat<axis = -1>(n, s0)""",
+        (None, 4, None, 8),
+    ),
+    "after an operator that onnx does not know": (
+        "n = SimplifiedLayerNormalization(x, w)\n    y = Transpose<perm = [0, 2, 1]>(n)",
+        ("B", 32, "T"),
+    ),
+    "after a quick gelu": ("n = com.microsoft.QuickGelu(x)\n    y = Mul(n, x)", ("B", "T", 32)),
+    "a fused product": (
+        "n = SimplifiedLayerNormalization(q, w)\n    y = com.microsoft.FusedMatMul<transB = 1>(n, q)",
+        ("B", 4, "T", "T"),
+    ),
+    "quantised weights": ("y = com.microsoft.MatMulNBits<N = 48, K = 32>(x, w, w)", ("B", "T", 48)),
+    "the second part": ("z, y = Split<axis = -1>(x, halves)", ("B", "T", 8)),
+    "a slice of other axes": ("y = Slice(q, count, end, nought)", (None, 4, None, 8)),
+    "a slice of unknown axes": ("y = Slice(q, nought, end, count)", (None, None, None, None)),
+    "a split of unknown width": (
+        "z, y = Split<axis = 2>(x, counts)\n    ".replace("counts", "unknown_counts")
+        + "unknown_counts = Concat<axis = 0>(count, count)",
+        ("B", "T", None),
+    ),
+}
+
+
+def told(body: str) -> ir.Value:
+    lines = body.split("\n")
+    if "unknown_counts" in lines[0]:  # nodes stand in the order in which they compute
+        lines = [lines[1], lines[0]]
+    text = GRAPH.replace("BODY", "\n".join(lines)).replace("float[B] y)", "float[B] other)")
+    text = text.replace("\n}\n", "\n    other = Identity(unknown)\n}\n")
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    fill_shapes(model)
+    return next(v for node in model.graph for v in node.outputs if v.name == "y")
+
+
+@pytest.mark.parametrize("case", KNOWN)
+def test_what_must_be_so_is_told(case: str) -> None:
+    body, expected = KNOWN[case]
+    value = told(body)
+    found = sizes(value)
+    assert found is not None
+    assert expected is not None
+    named = tuple(None if isinstance(size, str) and size.startswith("unk") else size for size in found)
+    assert named == expected
+    assert value.dtype == ir.DataType.FLOAT
+
+
+def test_nothing_that_the_model_tells_is_changed() -> None:
+    model = load("dynamo-op18-sdpa")
+    before = {v.name: sizes(v) for node in model.graph for v in node.outputs if v.shape is not None}
+    fill_shapes(model)
+
+    after = {v.name: sizes(v) for node in model.graph for v in node.outputs}
+    assert {name: after[name] for name in before} == before
+
+
+def test_a_shape_that_contradicts_itself_is_left_alone() -> None:
+    model = decoder(infer=False)
+    value = next(v for node in model.graph for v in node.outputs if v.name == "q1_0")
+    value.shape = ir.Shape(["B", "T", 3, 16])
+    fill_shapes(model)
+
+    assert sizes(value) == ("B", "T", 3, 16)
+
+
+ARITHMETIC = """
+        za{i} = Shape(q)
+        zb{i} = Gather(za{i}, order)
+        zc{i} = Cast<to = 7>(zb{i})
+        zd{i} = Add(ze{last}, zc{i})
+        ze{i} = Sub(zd{i}, zc{i})"""
+"""The shape of the query once more, by a detour."""
+
+
+def test_thirty_six_layers_without_shapes_take_seconds() -> None:
+    """A graph like those of torch's older exporter: 10,000 nodes, most of them about shapes."""
+    detours = "".join(ARITHMETIC.format(i=index, last=index - 1) for index in range(1, 53))
+    query = f"""order = Constant<value_ints = [0, 1, 2, 3]>()
+        ze0 = Shape(q){detours}
+        qz = Reshape(q, ze52)
+        qs = Mul(qz, quarter)"""
+    model = decoder(layers=36, query=query, infer=False)
+    assert len(model.graph) > 10_000
+
+    start = time.process_time()
+    before = facts(model)
+    split = {"facts": time.process_time()}
+    recognition = recognise(model)
+    split["recognise"] = time.process_time()
+    plan = make_plan(recognition, PRESETS["raw"])
+    ConvertPass(plan, recognition)(model)
+    split["rewrite"] = time.process_time()
+    check(before, model, plan)
+    split["check"] = time.process_time()
+
+    print({name: round(stop - start, 2) for name, stop in split.items()})
+    assert len(recognition.sites) == 36
+    assert split["check"] - start < 5

@@ -1,0 +1,89 @@
+"""Shapes that an export does not tell: inferred by onnx, on a copy without weights, and refined.
+
+torch's older exporter tells the shapes of inputs and outputs only, and recognition has to know which
+dimension of a repeated cache is what. Only what is missing is filled in; nothing that the model
+tells is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import onnx
+import onnx.shape_inference
+import onnx_ir as ir
+
+from tq_onnx.graph.sizes import refine
+
+_MAX_CONSTANT: Final = 64
+"""Elements of a constant that inference may want to see: shapes, axes, factors."""
+
+
+def fill_shapes(model: ir.Model) -> None:
+    """Gives shapes and types to the values of the main graph that have none.
+
+    A graph that inference cannot work with stays as it is.
+    """
+    graph = model.graph
+    missing = {
+        value.name: value
+        for node in graph
+        for value in node.outputs
+        if value.name and (value.shape is None or value.dtype is None)
+    }
+    if not missing:
+        return
+    untold = {value for value in missing.values() if value.shape is None}
+    for info in _inferred(model):
+        value = missing.get(info.name)
+        if value is None or not info.type.HasField("tensor_type"):
+            continue
+        kind = info.type.tensor_type
+        if value.dtype is None and kind.elem_type:
+            value.type = ir.TensorType(ir.DataType(kind.elem_type))
+        if value.shape is None and kind.HasField("shape"):
+            value.shape = ir.serde.deserialize_type_proto_for_shape(info.type)
+    refine(graph, untold)
+
+
+def _inferred(model: ir.Model) -> Iterable[onnx.ValueInfoProto]:
+    try:
+        proto = onnx.shape_inference.infer_shapes(_without_weights(model), data_prop=True)
+    except Exception:  # a graph that is no valid ONNX is refused where it matters
+        return ()
+    return proto.graph.value_info
+
+
+def _without_weights(model: ir.Model) -> onnx.ModelProto:
+    """The model with its weights as inputs; constants that are small stay."""
+    graph = model.graph
+    kept: dict[str, ir.Value] = {}
+    weights: list[ir.Value] = []
+    for name, value in graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None or tensor.size > _MAX_CONSTANT or isinstance(tensor, ir.ExternalTensor):
+            weights.append(value)
+        else:
+            kept[name] = value
+    proto = onnx.ModelProto()
+    proto.ir_version = model.ir_version
+    for domain, version in model.opset_imports.items():
+        proto.opset_import.add(domain=domain, version=version)
+    content = proto.graph
+    content.name = graph.name or "graph"
+    declared = {value.name for value in graph.inputs}
+    content.input.extend(ir.to_proto(value) for value in graph.inputs)
+    content.input.extend(ir.to_proto(value) for value in weights if value.name not in declared)
+    content.output.extend(ir.to_proto(value) for value in graph.outputs)
+    content.initializer.extend(
+        ir.to_proto(value.const_value) for value in kept.values() if value.const_value is not None
+    )
+    content.value_info.extend(
+        ir.to_proto(value)
+        for node in graph
+        for value in node.outputs
+        if value.name and value.type is not None
+    )
+    content.node.extend(ir.to_proto(node) for node in graph)
+    return proto

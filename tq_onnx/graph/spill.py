@@ -1,0 +1,152 @@
+"""Weights that no longer fit into the model's own file move into a data file beside it.
+
+An ONNX file is one protobuf message, which cannot have more than 2 GiB. A conversion adds rotations
+and function bodies, so a model that only just fitted may not fit any more. ``stage_model`` writes a
+model and, where it would exceed the limit, its largest initializers into ``MODEL.data``: the usual
+external data, in which every tensor begins at a multiple of 64 KiB, so that it can be mapped.
+
+Refused with ``ModelFileError``: a model that is too large even so, by its nodes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import onnx
+import onnx_ir as ir
+
+from tq_onnx.errors import ModelFileError, OutputExistsError
+from tq_onnx.graph.commit import Stage
+from tq_onnx.graph.load import MAX_PROTOBUF_BYTES
+
+_ALIGNMENT: Final = 64 << 10
+
+
+@dataclass(frozen=True)
+class StagedModel:
+    """What ``stage_model`` put on the stage.
+
+    Attributes:
+        size: bytes of the model file.
+        data: the file that holds its moved weights; None if they all stayed inside.
+        data_size: bytes of that file.
+    """
+
+    size: int
+    data: Path | None
+    data_size: int
+
+
+def stage_model(
+    stage: Stage,
+    model: ir.Model,
+    target: Path,
+    *,
+    taken: Collection[Path] = (),
+    limit: int | None = None,
+) -> StagedModel:
+    """Stages a model file, the data file for its weights first if one is needed.
+
+    Args:
+        stage: where to write.
+        model: the model; weights that move become references to the new file.
+        target: the model file.
+        taken: files that the data file must not be.
+        limit: bytes that a model file may have; by default those of a protobuf message.
+
+    Raises:
+        ModelFileError: the graph without its weights is larger than the limit.
+        OutputExistsError: the data file exists and the stage does not overwrite.
+        OSError: the files cannot be written.
+    """
+    limit = MAX_PROTOBUF_BYTES if limit is None else limit
+    data, data_size, proto = None, 0, None
+    inside = sum(_bytes(value) for value in _movable(model))
+    # Beyond the limit protobuf fails rather than counts; what is no weight is far below a half.
+    if inside <= limit - limit // 16:
+        proto = ir.to_proto(model)
+    if proto is None or _size(proto) > limit:
+        data = _free_name(target, taken)
+        if data.exists() and not stage.overwrite:
+            raise OutputExistsError(
+                "the output exists", where=str(data), fix="give --overwrite or another output"
+            )
+        data_size = stage.write(data, _move(_largest(model, inside - limit // 2), data))
+        proto = ir.to_proto(model)
+    size = _size(proto)
+    if size > limit:
+        raise ModelFileError(
+            f"the converted graph alone has {size} bytes, and an ONNX file cannot have more than "
+            "2 GiB",
+            where=str(target),
+            fix="export the original with external data",
+        )
+    stage.write(target, [proto.SerializeToString(deterministic=True)])
+    return StagedModel(size, data, data_size)
+
+
+def _movable(model: ir.Model) -> Iterator[ir.Value]:
+    """Initializers whose content is inside the model."""
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if tensor is None or isinstance(tensor, ir.ExternalTensor):
+            continue
+        if tensor.dtype != ir.DataType.STRING:
+            yield value
+
+
+def _bytes(value: ir.Value) -> int:
+    return 0 if value.const_value is None else int(value.const_value.nbytes)
+
+
+def _largest(model: ir.Model, excess: int) -> list[ir.Value]:
+    """The fewest initializers that hold ``excess`` bytes, in the order of the graph."""
+    order = list(_movable(model))
+    chosen: set[ir.Value] = set()
+    for value in sorted(order, key=_bytes, reverse=True):
+        if excess <= 0:
+            break
+        chosen.add(value)
+        excess -= _bytes(value)
+    return [value for value in order if value in chosen]
+
+
+def _move(values: Iterable[ir.Value], data: Path) -> Iterator[bytes]:
+    """Yields the content of the data file; each weight becomes a reference as it is passed."""
+    offset = 0
+    for value in values:
+        tensor = value.const_value
+        assert tensor is not None  # by _movable
+        padding = -offset % _ALIGNMENT
+        content = tensor.tobytes()
+        yield bytes(padding)
+        yield content
+        offset += padding
+        value.const_value = ir.ExternalTensor(
+            data.name,
+            offset,
+            len(content),
+            tensor.dtype,
+            shape=tensor.shape,  # type: ignore[arg-type]
+            name=tensor.name or value.name or "",
+            doc_string=tensor.doc_string,
+            base_dir=data.parent,
+        )
+        offset += len(content)
+
+
+def _free_name(target: Path, taken: Collection[Path]) -> Path:
+    data, number = target.with_name(f"{target.name}.data"), 1
+    while data in taken:
+        data, number = target.with_name(f"{target.name}.{number}.data"), number + 1
+    return data
+
+
+def _size(proto: onnx.ModelProto) -> int:
+    try:
+        return int(proto.ByteSize())
+    except Exception:  # which one depends on the implementation of protobuf
+        return MAX_PROTOBUF_BYTES + 1

@@ -1,0 +1,296 @@
+"""What is in a model folder: decoders, other models, their data, and what goes along with them.
+
+``survey`` looks at a folder of onnxruntime-genai (``genai_config.json``) or of Hugging Face
+(``config.json`` beside ``*.onnx``, perhaps in ``onnx/``). Every ONNX file is inspected; a decoder
+is one that has caches. The other files are sorted into those that go along (tokenizer,
+configurations, chat template, ...), data of the models, and those that do not: weights that no
+model here reads, folders and locks of tools.
+
+A link counts as its target if that lies in the folder, or in the ``blobs`` of the Hugging Face
+cache that holds the folder; any other link is refused with ``ModelFileError``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from tq_onnx.errors import (
+    AlreadyConvertedError,
+    ModelFileError,
+    UnsupportedModelError,
+    UsageError,
+)
+from tq_onnx.graph import pipeline
+from tq_onnx.graph.load import load
+from tq_onnx.graph.preflight import is_blob
+from tq_onnx.graph.reports import InspectionReport
+from tq_onnx.integrations.genai import CONFIG_FILE, GenaiConfig, read_config
+
+Role = Literal["decoder", "converted", "other"]
+
+_TOOL_FOLDERS: Final = frozenset({".git", ".cache", "__pycache__"})
+_TOOL_FILES: Final = re.compile(r".*\.(lock|incomplete|tmp|pyc)|\.DS_Store")
+_WEIGHTS: Final = re.compile(
+    r".*\.(data|data[_.-]?\d+|onnx_data|onnx_data_\d+|safetensors|gguf|ggml|ckpt|pt|pth|h5|msgpack|ot)"
+    r"|pytorch_model.*\.bin|openvino.*\.bin|.*\.safetensors\.index\.json|pytorch_model.*\.json",
+    re.IGNORECASE,
+)
+_LARGEST_COMPANION: Final = 256 << 20
+"""No tokenizer is larger; what is, and is read by no model here, is weights of some kind."""
+_SHOWN: Final = 6
+
+
+@dataclass(frozen=True)
+class FolderModel:
+    """An ONNX file of a folder.
+
+    Attributes:
+        name: its path relative to the folder, with forward slashes.
+        role: ``decoder`` has caches to convert, ``converted`` has TurboQuant caches already,
+            ``other`` has none.
+        report: what ``inspect`` found.
+    """
+
+    name: str
+    role: Role
+    report: InspectionReport
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A file that does not go along, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Folder:
+    """What is in a folder.
+
+    Attributes:
+        path: its real path.
+        models: the ONNX files.
+        data: data files of those that go along, relative to the folder.
+        companions: the other files that go along, likewise.
+        left_out: what does not.
+        genai: its genai_config.json, if it has one.
+    """
+
+    path: Path
+    models: tuple[FolderModel, ...]
+    data: tuple[str, ...]
+    companions: tuple[str, ...]
+    left_out: tuple[LeftOut, ...]
+    genai: GenaiConfig | None
+
+    @property
+    def decoders(self) -> tuple[FolderModel, ...]:
+        """The models to convert."""
+        return tuple(model for model in self.models if model.role == "decoder")
+
+
+def survey(folder: Path, on_model: Callable[[str], None] | None = None) -> Folder:
+    """Looks at a folder; changes nothing.
+
+    Args:
+        folder: the folder.
+        on_model: called with the name of each ONNX file before it is read.
+
+    Raises:
+        ModelFileError: a file cannot be read, or lies outside; the configuration names a model that
+            is not there.
+        UsageError: the folder is a repository of the Hugging Face cache, with all its revisions.
+        UnsupportedModelError: a model holds what a conversion would lose.
+    """
+    root = Path(os.path.realpath(folder))
+    if (root / "snapshots").is_dir() and (root / "blobs").is_dir():
+        raise UsageError(
+            "this is a whole repository of the Hugging Face cache",
+            where=str(folder),
+            fix="give one of the folders in its snapshots",
+        )
+    left_out: list[LeftOut] = []
+    names = tuple(_files(root, folder, left_out))
+    genai = read_config(root)
+    for name in () if genai is None else (*genai.decoders, *genai.others):
+        if name not in names:
+            raise ModelFileError(
+                f"it names {name}, which is not in the folder",
+                where=str(folder / CONFIG_FILE),
+                fix="complete the download or the export",
+            )
+    models: list[FolderModel] = []
+    for name in names:
+        if name.endswith(".onnx"):
+            if on_model is not None:
+                on_model(name)
+            models.append(_model(root, folder, name, genai))
+    data = dict.fromkeys(
+        file.relative_to(root).as_posix()
+        for model in models
+        if model.role != "converted"
+        for file in model.report.external_files
+    )
+    left_out += [
+        LeftOut(model.name, "converted by tq-onnx already")
+        for model in models
+        if model.role == "converted"
+    ]
+    others = [name for name in names if not name.endswith(".onnx") and name not in data]
+    reasons = {name: _why_not(root / name) for name in others}
+    left_out += [LeftOut(name, reason) for name, reason in reasons.items() if reason]
+    companions = tuple(name for name, reason in reasons.items() if not reason)
+    return Folder(root, tuple(models), tuple(data), companions, tuple(left_out), genai)
+
+
+def require_decoder(found: Folder, folder: Path) -> None:
+    """Refuses a folder that has nothing to convert.
+
+    Raises:
+        UnsupportedModelError: there is no decoder; the sentence lists what was seen.
+        AlreadyConvertedError: all its decoders are converted already.
+    """
+    if found.decoders:
+        return
+    if any(model.role == "converted" for model in found.models):
+        raise AlreadyConvertedError(
+            "the decoders in this folder have TurboQuant caches already",
+            where=str(folder),
+            fix="convert the original folder instead",
+        )
+    if found.models:
+        seen = [
+            f"{model.name}: {model.report.misses[0].reason if model.report.misses else 'no caches'}"
+            for model in found.models
+        ]
+        raise UnsupportedModelError(
+            f"no ONNX file in this folder is a decoder with caches ({_list(seen)})",
+            where=str(folder),
+            fix="export the decoder with past key/value inputs and outputs",
+        )
+    seen = sorted([*found.companions, *(entry.name for entry in found.left_out)])
+    raise UnsupportedModelError(
+        f"there is no ONNX file in this folder (it has {_list(seen) or 'no files'})",
+        where=str(folder),
+        fix="export the model to ONNX first",
+    )
+
+
+def find_model(path: Path) -> Path:
+    """The model file that a user means: the path itself, or the decoder in a folder.
+
+    Raises:
+        ModelFileError: the folder has no ONNX file, or its configuration cannot be read.
+        UsageError: it has several, and none has the name of a decoder.
+    """
+    if not path.is_dir():
+        return path
+    genai = read_config(path)
+    if genai is not None and len(genai.decoders) == 1:
+        return path / genai.decoders[0]
+    for usual in ("model.onnx", "onnx/model.onnx", "decode.onnx", "decoder_with_past_model.onnx"):
+        if (path / usual).is_file():
+            return path / usual
+    found = sorted(entry for pattern in ("*.onnx", "onnx/*.onnx") for entry in path.glob(pattern))
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ModelFileError("there is no ONNX file in this folder", where=str(path))
+    names = _list([entry.relative_to(path).as_posix() for entry in found])
+    raise UsageError(
+        f"there are several ONNX files in this folder ({names})",
+        where=str(path),
+        fix="name the one you mean",
+    )
+
+
+def _files(root: Path, folder: Path, left_out: list[LeftOut]) -> Iterator[str]:
+    """Regular files below the root, by relative name, in order."""
+    for home, folders, files in os.walk(root, onerror=_raise):
+        here = Path(home)
+        for name in sorted(folders):
+            if (here / name).is_symlink():
+                shown = (here / name).relative_to(root).as_posix()
+                left_out.append(LeftOut(shown, "a link to a folder"))
+        folders[:] = sorted(set(folders) - _TOOL_FOLDERS)
+        for name in sorted(files):
+            path = here / name
+            shown = path.relative_to(root).as_posix()
+            if _TOOL_FILES.fullmatch(name):
+                continue
+            if _is_file(path, root, folder / shown):
+                yield shown
+            else:
+                left_out.append(LeftOut(shown, "not a regular file"))
+
+
+def _is_file(path: Path, root: Path, where: Path) -> bool:
+    """Whether a path is a regular file, here or where a link may lead."""
+    if path.is_symlink():
+        try:
+            real = path.resolve(strict=True)
+        except (OSError, RuntimeError) as error:
+            raise ModelFileError(
+                "is a link to a file that is missing",
+                where=str(where),
+                fix="complete the download, or remove the link",
+            ) from error
+        if not real.is_relative_to(root) and not is_blob(real, path.parent):
+            raise ModelFileError(
+                "is a link that leaves the folder",
+                where=str(where),
+                fix="put the file itself there",
+            )
+        path = real
+    return stat.S_ISREG(path.stat().st_mode)
+
+
+def _model(root: Path, folder: Path, name: str, genai: GenaiConfig | None) -> FolderModel:
+    path = root / name
+    shown = folder / name
+    report = pipeline.inspect(shown)
+    if report.model.parent != path.parent:
+        raise ModelFileError(
+            "is a link to a model in another folder", where=str(shown), fix="put the file there"
+        )
+    return FolderModel(name, _role(name, report, genai), report)
+
+
+def _role(name: str, report: InspectionReport, genai: GenaiConfig | None) -> Role:
+    if report.plan is not None:
+        return "converted"
+    if genai is not None and name in genai.others:
+        return "other"
+    if genai is not None and (name,) == genai.decoders:
+        return "decoder"
+    if report.layers:
+        return "decoder"
+    if all(miss.layer is None for miss in report.misses):
+        return "other"
+    # A decoder gives logits, keys and values; an image in and an image out look like a cache too.
+    return "decoder" if len(load(report.model).model.graph.outputs) > 2 else "other"
+
+
+def _why_not(path: Path) -> str:
+    """Why a file that is no model does not go along; empty if it does."""
+    if _WEIGHTS.fullmatch(path.name):
+        return "weights that no ONNX file here reads"
+    if path.stat().st_size > _LARGEST_COMPANION:
+        return "large, and no ONNX file here reads it"
+    return ""
+
+
+def _list(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _raise(error: OSError) -> None:
+    raise error

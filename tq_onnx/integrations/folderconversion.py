@@ -1,0 +1,278 @@
+"""A model folder in, the same folder with TurboQuant caches out: all of it or nothing.
+
+``convert_folder`` converts every decoder of a folder with one preset and seed, under the names they
+have, and takes along what belongs to them (see ``tq_onnx.integrations.folder``). Each data file is
+copied, or hard-linked, once. A folder of onnxruntime-genai also gets the operator library and a
+patched configuration (``tq_onnx.integrations.genai``), and runs there as it is.
+
+Everything is written under temporary names and renamed at the end, models after their data and
+configurations last; whatever goes wrong before, nothing is left. Decoders come first, so that a
+refusal costs no copying. The original folder is only read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED, PRESETS
+from tq_onnx.errors import ModelFileError, OutputExistsError, UsageError
+from tq_onnx.graph import pipeline
+from tq_onnx.graph.commit import Progress, Stage, same_content
+from tq_onnx.graph.plan import Plan
+from tq_onnx.graph.reports import ConversionReport
+from tq_onnx.graph.save import ExternalData, SavedFiles, check_space, refusal
+from tq_onnx.graph.spill import stage_model
+from tq_onnx.integrations.folder import Folder, LeftOut, require_decoder, survey
+from tq_onnx.integrations.genai import (
+    CONFIG_FILE,
+    GenaiChanges,
+    GenaiConfig,
+    check_config,
+    patch_config,
+)
+from tq_onnx.runtime.library import get_library_path
+
+Step = Literal["survey", "convert", "copy"]
+OnStep = Callable[[Step, str, int, int], None]
+"""Called as a step begins: its kind, the file, how many of the kind are done and how many in all
+(0 where that is not known)."""
+
+_CONFIGURATIONS: Final = (CONFIG_FILE, "config.json")
+
+
+@dataclass(frozen=True)
+class FolderReport:
+    """What the conversion of a folder did.
+
+    Attributes:
+        source: the original folder.
+        output: the converted folder.
+        decoders: what was done to each decoder.
+        carried: files that went along, relative to the folder: other models, tokenizer, ...
+        data: external data files, likewise.
+        external_data: whether those were copied or hard-linked; None without any.
+        left_out: files that did not go along, and why.
+        genai: what was changed in genai_config.json; None without one.
+        bytes_written: size of everything that was written.
+    """
+
+    source: Path
+    output: Path
+    decoders: tuple[ConversionReport, ...]
+    carried: tuple[str, ...]
+    data: tuple[str, ...]
+    external_data: ExternalData | None
+    left_out: tuple[LeftOut, ...]
+    genai: GenaiChanges | None
+    bytes_written: int
+
+
+def default_output(folder: Path, preset: str) -> Path:
+    """The folder beside the original that a conversion writes by default."""
+    real = Path(os.path.realpath(folder)) if folder.name in ("", "..") else folder
+    return real.with_name(f"{real.name}-{preset}")
+
+
+def convert_folder(
+    folder: Path,
+    output: Path,
+    *,
+    preset: str = DEFAULT_PRESET,
+    seed: int = DEFAULT_SEED,
+    rotation: str | None = None,
+    overwrite: bool = False,
+    external_data: ExternalData | None = None,
+    on_step: OnStep | None = None,
+    on_copy: Progress | None = None,
+) -> FolderReport:
+    """Converts all decoders of a folder.
+
+    Args:
+        folder: the original; it is never changed.
+        output: the folder to write.
+        preset: a name in ``codec.presets.PRESETS``.
+        seed: base seed of the rotations, the same for every decoder.
+        rotation: ``qr`` or ``hadamard``; by default the preset's.
+        overwrite: whether files of an output that exists may be replaced; others in it stay.
+        external_data: ``copy`` (the default) or ``link``.
+        on_step: called as each step begins.
+        on_copy: called with the bytes done and to do while files are copied.
+
+    Raises:
+        UsageError: an option has no such value, or does not fit.
+        UnsupportedModelError: there is no decoder, or one of them cannot be converted.
+        ModelFileError: a file cannot be read or written, or the output exists.
+        LibraryError: a folder of onnxruntime-genai needs the library, and there is none.
+    """
+    if preset not in PRESETS:
+        raise UsageError(f"preset {preset!r} is not one of {', '.join(PRESETS)}")
+    if external_data == "keep":
+        raise UsageError(
+            "a converted folder has its data files in it", fix="choose copy or link instead of keep"
+        )
+    step = on_step or (lambda *_: None)
+    target = _check_output(folder, output, overwrite)
+    found = survey(folder, lambda name: step("survey", name, 0, 0))
+    require_decoder(found, folder)
+    library = None
+    if found.genai is not None:
+        check_config(found.genai)
+        library = get_library_path()
+    job = _Job(found, folder, target, Stage(overwrite), external_data or "copy")
+    try:
+        job.check_room(library)
+        job.stage.make_folder(target)
+        reports = []
+        for index, model in enumerate(found.decoders):
+            step("convert", model.name, index, len(found.decoders))
+            prepared = pipeline.prepare(
+                folder / model.name, preset=preset, seed=seed, rotation=rotation
+            )
+            reports.append(prepared.report(job.write_model(prepared, model.name)))
+        changes = None
+        if found.genai is not None and library is not None:
+            plans = dict(
+                zip(
+                    (model.name for model in found.decoders), (r.plan for r in reports), strict=True
+                )
+            )
+            changes = job.write_genai(found.genai, plans, library)
+        step("copy", "", 0, 0)
+        carried = job.copy(on_copy, library)
+        job.commit()
+    except BaseException as error:
+        job.stage.undo()
+        if isinstance(error, OSError):
+            raise refusal(error, output) from error
+        raise
+    return FolderReport(
+        found.path,
+        target,
+        tuple(reports),
+        carried,
+        found.data,
+        job.mode if found.data else None,
+        found.left_out,
+        changes,
+        job.written,
+    )
+
+
+class _Job:
+    """What is being written, and how much of it."""
+
+    def __init__(
+        self, found: Folder, shown: Path, target: Path, stage: Stage, mode: ExternalData
+    ) -> None:
+        self.found = found
+        self.shown = shown
+        self.target = target
+        self.stage = stage
+        self.mode = mode
+        self.written = 0
+        converted = {model.name for model in found.models if model.role != "other"}
+        models = tuple(model.name for model in found.models if model.name not in converted)
+        self.carried = (*models, *found.companions)
+
+    def check_room(self, library: Path | None) -> None:
+        """Refuses what the file system has no room for, before anything is written."""
+        names = [*self.carried, *(model.name for model in self.found.decoders)]
+        if self.mode == "copy":
+            names += self.found.data
+        sizes = [(self.found.path / name).stat().st_size for name in names]
+        if library is not None:
+            sizes.append(library.stat().st_size)
+        home = self.target
+        while not home.exists():
+            home = home.parent
+        check_space(home, sum(sizes))
+
+    def write_model(self, prepared: pipeline.Prepared, name: str) -> SavedFiles:
+        """Stages one decoder under the name it has."""
+        target = self.target / name
+        taken = {self.target / data for data in self.found.data}
+        loaded = prepared.loaded
+        staged = stage_model(self.stage, loaded.model, target, taken=taken)
+        self.written += staged.size + staged.data_size
+        data = tuple(
+            target.parent / file.relative_to(loaded.path.parent) for file in loaded.external_files
+        )
+        mode = self.mode if data else None
+        return SavedFiles(target, data, mode, staged.size + staged.data_size, staged.data)
+
+    def write_genai(
+        self, config: GenaiConfig, plans: dict[str, Plan], library: Path
+    ) -> GenaiChanges:
+        """Stages the configuration of onnxruntime-genai."""
+        named = {name: plan for name, plan in plans.items() if name in config.decoders}
+        content, changes = patch_config(config, named, library.name)
+        self.written += self.stage.write(self.target / CONFIG_FILE, [content])
+        return changes
+
+    def copy(self, progress: Progress | None, library: Path | None) -> tuple[str, ...]:
+        """Stages all files that stay as they are; returns the names of those that are no data."""
+        carried = tuple(
+            name for name in self.carried if name != CONFIG_FILE or self.found.genai is None
+        )
+        root = self.found.path
+        copies = [(root / name, self.target / name) for name in carried]
+        data = [(root / name, self.target / name) for name in self.found.data]
+        if self.mode == "copy":
+            copies += data
+        if library is not None:
+            if any(target.name == library.name for _, target in copies):
+                raise ModelFileError(
+                    f"it has a file {library.name} of its own, the name of the operator library",
+                    where=str(self.shown),
+                    fix="remove that file from the folder",
+                )
+            copies.append((library, self.target / library.name))
+        total, done = sum(source.stat().st_size for source, _ in copies), 0
+        for source, target in copies:
+            size = source.stat().st_size
+            if target.exists() and same_content(target, source, done, total, progress):
+                done += size
+                continue
+            done = self.stage.copy(source, target, done, total, progress)
+            self.written += size
+        for source, target in data if self.mode == "link" else ():
+            if not (target.exists() and target.samefile(source)):
+                self.stage.link(source, target)
+        return carried
+
+    def commit(self) -> None:
+        """Renames everything: models after the rest, configurations at the end."""
+        models = [self.target / model.name for model in self.found.models]
+        last = [self.target / name for name in _CONFIGURATIONS]
+        self.stage.commit(last=[*models, *last])
+
+
+def _check_output(folder: Path, output: Path, overwrite: bool) -> Path:
+    """The output as a real path.
+
+    Raises:
+        ModelFileError: it is the original folder, lies in it, or is no folder.
+        OutputExistsError: there is something in it and ``overwrite`` is false.
+    """
+    root, target = Path(os.path.realpath(folder)), Path(os.path.realpath(output))
+    if target == root or target.is_relative_to(root) or root.is_relative_to(target):
+        raise ModelFileError(
+            "the output folder overlaps with the original",
+            where=str(output),
+            fix="give a folder beside it with -o",
+        )
+    if os.path.lexists(target) and not target.is_dir():
+        raise ModelFileError(
+            "the output exists and is not a folder", where=str(output), fix="give another with -o"
+        )
+    if target.is_dir() and not overwrite and any(target.iterdir()):
+        raise OutputExistsError(
+            "the output folder exists",
+            where=str(output),
+            fix="give --overwrite to replace what has the same names in it, or another folder",
+        )
+    return target

@@ -1,0 +1,212 @@
+"""The configuration of onnxruntime-genai: which file is the decoder, and what a conversion changes.
+
+``genai_config.json`` drives a model folder. ``read_config`` finds the models that it names;
+``patch_config`` returns its text for the converted folder. Everything in it is kept, but for:
+
+=============================================== ===================================================
+``model.decoder.session_options``               ``custom_ops_library``: file name of the library,
+                                                which must be a real file in the folder
+                                                (onnxruntime-genai refuses links and other places)
+``model.decoder.head_size``                     bytes of a cache row, if all layers have the same:
+                                                old releases (0.9) size caches by it, newer
+                                                ones (0.18) ask the graph, which says the same
+``search.past_present_share_buffer``            false for a model whose caches must grow
+=============================================== ===================================================
+
+What onnxruntime-genai does with such a folder (``src/models/kv_cache.cpp``, 0.18): one element type
+for all caches, from the first; one shape for key and value of a layer, from the key's input; with
+``past_present_share_buffer`` (and no beams) caches of ``max_length`` that are past and present at
+once; without, new ones of the total length in every step.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any, Final
+
+from tq_onnx.errors import ModelFileError, UnsupportedModelError
+from tq_onnx.graph.plan import Plan
+
+CONFIG_FILE: Final = "genai_config.json"
+_LIBRARY: Final = "custom_ops_library"
+_SHARE: Final = "past_present_share_buffer"
+_SAVE_AGAIN: Final = "copy it again from the original export"
+
+
+@dataclass(frozen=True, eq=False)
+class GenaiConfig:
+    """A configuration, as read.
+
+    Attributes:
+        path: the file.
+        document: what it holds.
+        decoders: model files of the decoder, relative to the folder: one, or a pipeline's.
+        others: model files of everything else (vision, speech, embedding), likewise.
+        providers: execution providers that the decoder asks for, but for the CPU's.
+    """
+
+    path: Path
+    document: dict[str, Any]
+    decoders: tuple[str, ...]
+    others: tuple[str, ...]
+    providers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class GenaiChanges:
+    """What was changed in a configuration.
+
+    Attributes:
+        library: the entry ``custom_ops_library``.
+        head_size: the entry ``head_size``, a cache row's bytes; None if it was left as it was.
+        share_buffer: whether past and present share a buffer of fixed capacity; None if the
+            configuration does not say.
+        share_buffer_before: what it was.
+        may_share: whether it is false and could be true.
+        providers: execution providers, but for the CPU's, that the decoder still asks for.
+    """
+
+    library: str
+    head_size: int | None
+    share_buffer: bool | None
+    share_buffer_before: bool | None
+    may_share: bool
+    providers: tuple[str, ...]
+
+
+def read_config(folder: Path) -> GenaiConfig | None:
+    """Reads the configuration of a folder; None if it has none.
+
+    Raises:
+        ModelFileError: it cannot be read, or names no decoder in the folder.
+    """
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        return None
+    try:
+        document = json.loads(path.read_text(encoding="utf-8-sig"))
+        model = document["model"]
+        decoder = model["decoder"]
+        decoders = tuple(_file_names(decoder))
+        others = tuple(
+            name
+            for key, part in model.items()
+            if key != "decoder" and isinstance(part, dict)
+            for name in _file_names(part)
+        )
+        options = decoder.get("session_options", {}).get("provider_options", [])
+        providers = tuple(name for entry in options for name in entry)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelFileError(
+            "it cannot be read as JSON", where=str(path), fix=_SAVE_AGAIN
+        ) from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ModelFileError(
+            "it does not describe a decoder of onnxruntime-genai", where=str(path), fix=_SAVE_AGAIN
+        ) from error
+    if not decoders:
+        raise ModelFileError("it names no file of a decoder", where=str(path), fix=_SAVE_AGAIN)
+    for name in (*decoders, *others):
+        _check_name(name, path)
+    providers = tuple(name for name in providers if name.lower() not in ("cpu", ""))
+    return GenaiConfig(path, document, decoders, others, providers)
+
+
+def check_config(config: GenaiConfig) -> None:
+    """Refuses a configuration that has no room for the library.
+
+    Raises:
+        UnsupportedModelError: it names another library of operators already.
+    """
+    for options in _session_options(config.document["model"]["decoder"], config.decoders):
+        if options.get(_LIBRARY):
+            raise UnsupportedModelError(
+                f"it names a library of custom operators already ({options[_LIBRARY]}), and "
+                "onnxruntime-genai takes one",
+                where=str(config.path),
+                fix="remove the entry if the model does not need it",
+            )
+
+
+def patch_config(
+    config: GenaiConfig, plans: dict[str, Plan], library: str
+) -> tuple[bytes, GenaiChanges]:
+    """Makes the configuration of the converted folder.
+
+    Args:
+        config: the original.
+        plans: the conversion of each model file of the decoder that has caches, by its name.
+        library: file name of the operator library in the folder.
+
+    Returns:
+        The text in UTF-8, and what is different.
+
+    Raises:
+        UnsupportedModelError: keys and values of a layer have rows of different widths.
+    """
+    document = copy.deepcopy(config.document)
+    decoder = document["model"]["decoder"]
+    for options in _session_options(decoder, tuple(plans)):
+        options[_LIBRARY] = library
+    layers = [layer for plan in plans.values() for layer in plan.layers]
+    for layer in layers:
+        if layer.key_row_bytes != layer.value_row_bytes:
+            raise UnsupportedModelError(
+                f"layer {layer.layer} has key rows of {layer.key_row_bytes} bytes and value rows "
+                f"of {layer.value_row_bytes}, and onnxruntime-genai gives both one width",
+                where=str(config.path),
+                fix="choose a preset with the same codec for keys and values",
+            )
+    widths = {layer.key_row_bytes for layer in layers}
+    width = widths.pop() if len(widths) == 1 and "head_size" in decoder else None
+    if width is not None:
+        decoder["head_size"] = width
+    search = document.get("search")
+    before = search.get(_SHARE) if isinstance(search, dict) else None
+    after = before
+    fixed = all(plan.fixed_capacity for plan in plans.values())
+    if before and not fixed:
+        document["search"][_SHARE] = after = False
+    text = json.dumps(document, indent=4, ensure_ascii=False) + "\n"
+    may_share = before is False and fixed
+    changes = GenaiChanges(library, width, after, before, may_share, config.providers)
+    return text.encode(), changes
+
+
+def _file_names(part: dict[str, Any]) -> Iterator[str]:
+    """Model files of one part: its own, or those of its pipeline."""
+    if part.get("filename"):
+        yield str(part["filename"])
+    for _, stage in _pipeline(part):
+        if stage.get("filename"):
+            yield str(stage["filename"])
+
+
+def _pipeline(part: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Stages of a pipeline: a list of objects, each with one name or several."""
+    for entry in part.get("pipeline") or ():
+        for name, stage in entry.items():
+            if isinstance(stage, dict):
+                yield name, stage
+
+
+def _session_options(decoder: dict[str, Any], names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """Session options that hold for models of those names; made where there are none."""
+    yield decoder.setdefault("session_options", {})
+    for _, stage in _pipeline(decoder):
+        if stage.get("filename") in names and "session_options" in stage:
+            yield stage["session_options"]
+
+
+def _check_name(name: str, path: Path) -> None:
+    parts = PurePosixPath(name.replace("\\", "/")).parts
+    if ".." in parts or name[:1] in ("/", "\\") or PureWindowsPath(name).drive:
+        raise ModelFileError(
+            f"it names the file {name!r}, which is not in its folder",
+            where=str(path),
+            fix="move the model into the folder",
+        )

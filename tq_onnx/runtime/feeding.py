@@ -1,0 +1,182 @@
+"""What goes into a decoder besides its caches, made from tokens and the mask of all tokens so far.
+
+===================  =====================  ======================================================
+input                shape                  contents
+===================  =====================  ======================================================
+tokens               ``[B, T]``             ids; or their rows of a table, ``[B, T, hidden]``
+attention mask       ``[B, S]``             1 for tokens that count; zeros up to a fixed length
+positions            ``[B, T]``             tokens before it that count
+``visible``          ``[B, 1, T, slots]``   keys that count and are not later; bool, or 0 and lowest
+``past_length``      ``[]``, [1], ``[B]``   tokens in the caches before the call
+``total_length``     ``[]``, [1], ``[B]``   the same after it
+``cache_positions``  ``[T]``                past length + 0, 1, ...
+``logits_to_keep``   ``[]``, ``[1]``        T
+===================  =====================  ======================================================
+
+Refused: inputs that are none of these, by name; tokens or masks of other types.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+
+from tq_onnx.errors import UnsupportedModelError
+from tq_onnx.graph.plan import (
+    CACHE_POSITIONS,
+    LOGITS_TO_KEEP,
+    PAST_LENGTH,
+    TOTAL_LENGTH,
+    VISIBLE,
+    Interface,
+)
+from tq_onnx.runtime.cache import CacheSpec
+
+Tokens = npt.NDArray[np.int64]
+
+_INTEGERS: Final = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
+_FLOATS: Final = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+_FLAGS: Final = {"tensor(bool)": np.bool_}
+
+
+class Feeding:
+    """Makes the inputs of one graph.
+
+    Args:
+        session: the model.
+        interface: names of its inputs.
+        caches: its caches.
+        embeddings: floats ``[vocabulary, hidden]`` for a graph that takes no ids.
+
+    Raises:
+        UnsupportedModelError: the graph has inputs that nothing fills.
+    """
+
+    def __init__(
+        self,
+        session: onnxruntime.InferenceSession,
+        interface: Interface,
+        caches: tuple[CacheSpec, ...],
+        embeddings: npt.NDArray[Any] | None = None,
+    ) -> None:
+        """Looks at the graph's inputs; see the class for arguments and errors."""
+        self.interface = interface
+        self._entries = {entry.name: entry for entry in session.get_inputs()}
+        self._embeddings = embeddings
+        self._check(caches)
+        tokens = self._entries[interface.tokens].shape
+        self.batch: int | None = tokens[0] if isinstance(tokens[0], int) else None
+        """Sequences that the graph takes; None for any number."""
+        self.new: int | None = tokens[1] if isinstance(tokens[1], int) else None
+        """Tokens that the graph takes in a call; None for any number."""
+
+    @property
+    def takes_padding(self) -> bool:
+        """Whether the graph is told which tokens count, and the positions of those that do."""
+        masked = self.interface.attention_mask is not None or any(
+            entry.role == VISIBLE for entry in self.interface.fed
+        )
+        positions = self.interface.position_ids is not None
+        return masked and positions and self.interface.padding
+
+    def values(self, tokens_BT: Tokens, mask_BS: Tokens, slots: int) -> dict[str, npt.NDArray[Any]]:
+        """All inputs but the caches.
+
+        Args:
+            tokens_BT: ids.
+            mask_BS: 1 for tokens that count, those in the caches included.
+            slots: tokens that the caches have room for.
+        """
+        names = self.interface
+        new, total = tokens_BT.shape[1], mask_BS.shape[1]
+        values: dict[str, npt.NDArray[Any]] = {names.tokens: self._tokens(tokens_BT)}
+        if names.attention_mask is not None:
+            values[names.attention_mask] = self._mask(names.attention_mask, mask_BS)
+        if names.position_ids is not None:
+            positions_BS = np.maximum(np.cumsum(mask_BS, axis=1) - 1, 0)
+            values[names.position_ids] = self._typed(
+                names.position_ids, positions_BS[:, total - new :], _INTEGERS
+            )
+        for entry in names.fed:
+            values[entry.name] = self._fed(entry.name, entry.role, mask_BS, new, slots)
+        return values
+
+    def _tokens(self, tokens_BT: Tokens) -> npt.NDArray[Any]:
+        name = self.interface.tokens
+        if self._embeddings is None:
+            return self._typed(name, tokens_BT, _INTEGERS)
+        return self._typed(name, self._embeddings[tokens_BT], _FLOATS)
+
+    def _mask(self, name: str, mask_BS: Tokens) -> npt.NDArray[Any]:
+        length = self._entries[name].shape[1]
+        if isinstance(length, int) and length > mask_BS.shape[1]:
+            mask_BS = np.pad(mask_BS, ((0, 0), (0, length - mask_BS.shape[1])))
+        return self._typed(name, mask_BS, {**_INTEGERS, **_FLAGS})
+
+    def _fed(self, name: str, role: str, mask_BS: Tokens, new: int, slots: int) -> npt.NDArray[Any]:
+        batch, total = mask_BS.shape
+        if role == VISIBLE:
+            return self._visible(name, mask_BS, new, slots)
+        if role == CACHE_POSITIONS:
+            return self._typed(name, np.arange(total - new, total), _INTEGERS)
+        number = {PAST_LENGTH: total - new, TOTAL_LENGTH: total, LOGITS_TO_KEEP: new}[role]
+        shape = self._entries[name].shape
+        # One number for all sequences where the graph says so, else one for each.
+        sizes = [1 if shape[0] == 1 or role == LOGITS_TO_KEEP else batch] if shape else []
+        return self._typed(name, np.full(sizes, number), _INTEGERS)
+
+    def _visible(self, name: str, mask_BS: Tokens, new: int, slots: int) -> npt.NDArray[Any]:
+        total = mask_BS.shape[1]
+        stated = self._entries[name].shape[3]
+        slots = max(stated if isinstance(stated, int) else slots, total)
+        slot, query = np.arange(slots), np.arange(total - new, total)
+        counts = np.pad(mask_BS.astype(bool), ((0, 0), (0, slots - total)))
+        seen = counts[:, None, None, :] & (slot <= query[:, None])
+        if self._entries[name].type in _FLAGS:
+            return self._typed(name, seen, _FLAGS)
+        lowest = np.finfo(_FLOATS[self._entries[name].type]).min
+        return self._typed(name, np.where(seen, 0, lowest), _FLOATS)
+
+    def _typed(
+        self, name: str, values: npt.NDArray[Any], types: dict[str, Any]
+    ) -> npt.NDArray[Any]:
+        # Not ascontiguousarray: that gives a number a dimension.
+        return np.array(values, types[self._entries[name].type], order="C")
+
+    def _check(self, caches: tuple[CacheSpec, ...]) -> None:
+        names = self.interface
+        roles = {entry.name: entry.role for entry in names.fed}
+        known = {names.tokens, names.attention_mask, names.position_ids, *roles}
+        known |= {spec.pair.past for spec in caches}
+        unknown = [name for name in self._entries if name not in known]
+        if unknown:
+            raise UnsupportedModelError(
+                f"the model has inputs that a text decoder does not have: {', '.join(unknown)}"
+            )
+        tokens = _INTEGERS if self._embeddings is None else _FLOATS
+        masks = {**_INTEGERS, **_FLAGS}
+        wanted: list[tuple[str | None, dict[str, Any], int | None]] = [
+            (names.tokens, tokens, 2 if self._embeddings is None else 3),
+            (names.attention_mask, masks, 2),
+            (names.position_ids, _INTEGERS, 2),
+        ]
+        for fed, role in roles.items():
+            visible = role == VISIBLE
+            wanted.append((fed, {**_FLAGS, **_FLOATS}, 4) if visible else (fed, _INTEGERS, None))
+        for name, types, rank in wanted:
+            if name is None:
+                continue
+            entry = self._entries.get(name)
+            if entry is None or entry.type not in types:
+                raise UnsupportedModelError(
+                    f"the input has type {'missing' if entry is None else entry.type}, not "
+                    + " or ".join(key.removeprefix("tensor(").rstrip(")") for key in types),
+                    where=name,
+                )
+            if rank is not None and len(entry.shape) != rank:
+                raise UnsupportedModelError(
+                    f"the input has rank {len(entry.shape)}, not {rank}", where=name
+                )

@@ -1,0 +1,106 @@
+"""What a caller must know of a decoder to run it: names, caches, and how caches may be given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnxruntime
+
+from tq_onnx.codec.spec import layout_digest
+from tq_onnx.errors import UnsupportedModelError, UsageError
+from tq_onnx.graph.plan import METADATA_PLAN, Interface, Plan
+from tq_onnx.runtime.cache import CacheSpec, bytes_per_token, cache_spec
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a caller must know of a decoder to run it.
+
+    Attributes:
+        interface: names of the inputs and outputs apart from the caches.
+        caches: all caches, keys and values alternating, in layer order.
+        fixed_capacity: whether caches may be larger than the tokens they hold.
+        plan: the conversion; None for an original model.
+    """
+
+    interface: Interface
+    caches: tuple[CacheSpec, ...]
+    fixed_capacity: bool
+    plan: Plan | None = None
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Cache bytes of one token of one sequence, all layers."""
+        return bytes_per_token(self.caches)
+
+    @property
+    def first_only(self) -> bool:
+        """Whether the graph takes a first prompt, and no caches."""
+        return any(spec.pair.past is None for spec in self.caches)
+
+    def capacity(self, wanted: int | None) -> int | None:
+        """Tokens that caches hold, updated in place; None where they grow.
+
+        Args:
+            wanted: what a caller asks for; None for what the graph says.
+
+        Raises:
+            UnsupportedModelError: the model can only grow.
+            UsageError: the graph says something else, or nothing would fit.
+        """
+        given = self.slots
+        if wanted is None:
+            return given
+        if wanted <= 0:
+            raise UsageError(f"a cache capacity of {wanted} tokens holds nothing")
+        if given is not None and wanted != given:
+            raise UsageError(
+                f"the caches of this model hold {given} tokens, not {wanted}",
+                fix="leave the capacity out",
+            )
+        if not self.fixed_capacity:
+            raise UnsupportedModelError(
+                "this model counts tokens by the length of its caches, so they can only grow",
+                fix="leave the capacity out",
+            )
+        return wanted
+
+    @property
+    def slots(self) -> int | None:
+        """Tokens that the graph gives its caches room for; None if callers choose."""
+        sizes = [spec.slots for spec in self.caches if spec.slots is not None]
+        return min(sizes) if sizes else None
+
+
+def plan_of(session: onnxruntime.InferenceSession) -> Plan | None:
+    """The plan in the model's metadata; None if the model was not converted.
+
+    Raises:
+        ModelFileError: the metadata is damaged.
+        UnsupportedModelError: the model was converted for another row layout.
+    """
+    text = session.get_modelmeta().custom_metadata_map.get(METADATA_PLAN)
+    if text is None:
+        return None
+    plan = Plan.from_json(text)
+    if plan.layout_digest != layout_digest():
+        raise UnsupportedModelError(
+            f"the model's caches have layout {plan.layout_digest} (tq-onnx {plan.tool_version}), "
+            f"this tq-onnx has {layout_digest()}",
+            fix="convert the original model again",
+        )
+    return plan
+
+
+def signature_of(session: onnxruntime.InferenceSession, plan: Plan) -> Signature:
+    """The signature of a converted model.
+
+    Raises:
+        UnsupportedModelError: the plan names caches that the model does not have.
+    """
+    caches = [
+        cache_spec(session, pair, kv_num_heads=layer.kv_num_heads, head_size=layer.head_size)
+        for layer in plan.layers
+        for pair in (layer.key, layer.value)
+    ]
+    return Signature(plan.interface, tuple(caches), plan.fixed_capacity, plan)
