@@ -70,6 +70,9 @@ FIXTURES = {
     "hf-static-prefill": Fixture(
         "transformers", "qwen3-16", "--cache static --capacity 24", file="prefill"
     ),
+    "hf-static-ortcuda-decode": Fixture(
+        "transformers", "qwen3-16", "--cache static --capacity 24 --fusions cuda", file="decode"
+    ),
     "hf-ortcpu-prefill": Fixture("transformers", "qwen3-16", "--fusions cpu", file="prefill"),
     "hf-ortcuda-prefill": Fixture("transformers", "qwen3-16", "--fusions cuda", file="prefill"),
     "hf-ortcuda-decode": Fixture("transformers", "qwen3-16", "--fusions cuda", file="decode"),

@@ -44,7 +44,7 @@ SMALL = {
 #: Those whose heads are as large as real ones.
 LARGE = {
     "vocab_size": 97,
-    "max_position_embeddings": 256,
+    "max_position_embeddings": 128,
     "rope_theta": 1e6,
 }
 

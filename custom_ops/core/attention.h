@@ -13,7 +13,7 @@ struct CacheView {
   const uint8_t* rows;  // [B, N, S, W]
   int bits;
   const float* centroids;
-  bool raw = false;  // the call's elements; no centroids, and the rotation is not looked at
+  bool raw = false;  // elements (raw_element); no centroids, and the rotation is not looked at
 };
 
 // All sizes have been checked by the caller. Shapes: query and output [B, H, T, D]; the caches hold

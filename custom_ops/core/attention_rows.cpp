@@ -15,7 +15,7 @@ int round_up(int value, int multiple) { return (value + multiple - 1) / multiple
 
 RowFormat format_of(const CacheView& cache, const AttentionCall& call, int lanes) {
   if (!cache.raw) return row_format(cache.bits, call.head_size, lanes);
-  return raw_row_format(static_cast<int>(element_size(call.element)), call.head_size, lanes);
+  return raw_row_format(cache.bits / 8, call.head_size, lanes);
 }
 
 }  // namespace
@@ -66,7 +66,8 @@ void AttentionRows::score(const Rows& rows, const uint8_t* keys, int count, floa
                           float* decoded, float* scores) const {
   if (call_.key.raw) {
     std::fill_n(scales, kBlock, 1.0f);
-    decode_raw_columns(kernels_, key_, call_.element, keys, count, decoded);
+    decode_raw_columns(kernels_, key_, raw_element(call_.element, key_.bits), keys, count,
+                       decoded);
   } else {
     kernels_.row_scales(key_, keys, count, scales);
     if (is_fused(rows.count, call_.key)) {
@@ -82,7 +83,8 @@ void AttentionRows::score(const Rows& rows, const uint8_t* keys, int count, floa
 void AttentionRows::accumulate(const Rows& rows, const uint8_t* values, int count,
                                const float* weights, float* decoded) const {
   if (call_.value.raw) {
-    decode_raw_rows(kernels_, value_, call_.element, values, count, decoded);
+    decode_raw_rows(kernels_, value_, raw_element(call_.element, value_.bits), values, count,
+                    decoded);
     accumulate_raw_rows(kernels_, value_, weights, rows.count, decoded, count, rows.sums);
   } else if (is_fused(rows.count, call_.value)) {
     kernels_.accumulate_rows(value_, values, count, value_table_, weights, rows.count, rows.sums);

@@ -26,6 +26,13 @@ inline float hiding_bias(Element element) {
   }
 }
 
+// What raw rows of `bits` hold. A model in float16 has float16 rows even where ONNX Runtime runs a
+// node between float32 neighbours in float32.
+inline Element raw_element(Element element, int bits) {
+  if (bits == 32) return Element::kFloat;
+  return element == Element::kFloat ? Element::kHalf : element;
+}
+
 // `in` points at element `offset`'s base; reads `count` elements.
 inline void load_floats(const Kernels& kernels, Element element, const void* in, std::size_t offset,
                         float* out, std::size_t count) {

@@ -57,6 +57,7 @@ uint8_t* destination(const EncodeCall& call, int row_bytes, int64_t row) {
 }
 
 struct RawWriter {
+  const Kernels& kernels;
   const EncodeCall& call;
   int row_bytes;
   int64_t rows;
@@ -64,11 +65,24 @@ struct RawWriter {
   void operator()(std::size_t task) const {
     const int64_t first = static_cast<int64_t>(task) * kRowsPerTask;
     const int64_t end = std::min(first + kRowsPerTask, rows);
+    const Element element = raw_element(call.element, call.bits);
     const uint8_t* const vectors = static_cast<const uint8_t*>(call.vectors);
     for (int64_t row = first; row < end; ++row) {
+      if (element != call.element) {
+        narrow(element, row);
+        continue;
+      }
       std::memcpy(destination(call, row_bytes, row), vectors + row * row_bytes,
                   static_cast<std::size_t>(row_bytes));
     }
+  }
+
+  // The cache may lie at any address, the conversions want whole elements.
+  void narrow(Element element, int64_t row) const {
+    alignas(64) uint16_t aligned[spec::kMaxHeadSize];
+    const float* const vector = static_cast<const float*>(call.vectors) + row * call.head_size;
+    store_floats(kernels, element, vector, aligned, 0, static_cast<std::size_t>(call.head_size));
+    std::memcpy(destination(call, row_bytes, row), aligned, static_cast<std::size_t>(row_bytes));
   }
 };
 
@@ -147,7 +161,7 @@ struct Copier {
 void encode(const Kernels& kernels, const EncodeCall& call, const Parallel& parallel) {
   const RowFormat format =
       call.raw
-          ? raw_row_format(static_cast<int>(element_size(call.element)), call.head_size, 1)
+          ? raw_row_format(call.bits / 8, call.head_size, 1)
           : row_format(call.bits, call.head_size, 1);
   if (call.batch == 0 || call.heads == 0) return;
   const int64_t lanes = call.batch * call.heads;
@@ -160,7 +174,7 @@ void encode(const Kernels& kernels, const EncodeCall& call, const Parallel& para
   const int64_t rows = lanes * call.tokens;
   const std::size_t tasks = static_cast<std::size_t>((rows + kRowsPerTask - 1) / kRowsPerTask);
   if (call.raw) {
-    RawWriter writer{call, format.row_bytes, rows};
+    RawWriter writer{kernels, call, format.row_bytes, rows};
     parallel(tasks, writer);
     return;
   }

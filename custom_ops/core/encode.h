@@ -21,7 +21,7 @@ struct EncodeCall {
   bool length_per_batch;  // else one length for all
   int64_t batch, heads, tokens, past_slots, present_slots;
   int head_size, bits;
-  bool raw;  // rows are the vectors' own bytes, and what follows is not looked at
+  bool raw;  // rows are the vectors themselves (raw_element), and what follows is not looked at
   bool norm_correction;
   const float* rotation;
   const float* centroids;

@@ -203,11 +203,11 @@ Codec read_codec(const Api& api, const OrtKernelInfo* info, const char* op,
   const std::string found =
       std::string(op) + ": " + prefix + "bits is " + std::to_string(bits) + ", expected ";
   if (kind == spec::kCodecRaw) {
-    const int wanted = float_type == kFloat ? 32 : 16;
-    if (bits != wanted) {
-      throw OpError(found + std::to_string(wanted) + ", those of " + type_name(float_type));
+    if (bits != 16 && (bits != 32 || float_type != kFloat)) {
+      throw OpError(found + (float_type == kFloat ? "32 or 16 for " : "16 for ") +
+                    type_name(float_type));
     }
-    return {true, wanted};
+    return {true, static_cast<int>(bits)};
   }
   if (bits < spec::kMinBits || bits > spec::kMaxBits || !spec::is_bits(static_cast<int>(bits))) {
     throw OpError(found + std::to_string(spec::kMinBits) + " to " + std::to_string(spec::kMaxBits));

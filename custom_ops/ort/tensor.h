@@ -89,7 +89,8 @@ struct Codec {
   std::string rows_of(int head_size) const;  // "4-bit rows of head size 64", for messages
 };
 
-// Reads `<prefix>codec` and `<prefix>bits`. Raw rows hold elements of `float_type` and no others.
+// Reads `<prefix>codec` and `<prefix>bits`. Raw rows hold elements of `float_type`, or float16 where
+// ONNX Runtime runs a node of a float16 model in float32.
 Codec read_codec(const Api& api, const OrtKernelInfo* info, const char* op,
                  const std::string& prefix, int float_type);
 

@@ -1,6 +1,7 @@
 // Raw rows of every element type: stored to the bit, read as floats, wherever they lie.
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "core/attention.h"
 #include "core/encode.h"
@@ -126,12 +127,47 @@ std::vector<double> expected_attention(const std::vector<float>& query, const Ve
   return out;
 }
 
+// Elements of a call and of its rows.
+constexpr std::pair<Element, Element> kPairs[] = {{Element::kFloat, Element::kFloat},
+                                                  {Element::kHalf, Element::kHalf},
+                                                  {Element::kBfloat, Element::kBfloat},
+                                                  {Element::kFloat, Element::kHalf}};
+
+TEST(float_vectors_become_float16_rows_where_the_model_is_float16) {
+  Random random(33);
+  for (const int size : kHeadSizes) {
+    const std::size_t count = static_cast<std::size_t>(size) * 21;
+    Guarded<float> vectors(count);
+    fill_normal(vectors.data(), count, random);
+    Guarded<uint8_t> present(2 * count);
+    const int64_t length = 0;
+    EncodeCall call = encode_call(Element::kFloat, size);
+    call.bits = 16;
+    call.vectors = vectors.data();
+    call.present = present.data();
+    call.past_length = &length;
+    call.batch = call.heads = 1;
+    call.tokens = call.present_slots = 21;
+    for (const Kernels* level : supported_kernels()) {
+      std::memset(present.data(), 0xff, present.size());
+      encode(*level, call, threaded());
+      bool same = true;
+      for (std::size_t i = 0; i < count; ++i) {
+        uint16_t bits;
+        std::memcpy(&bits, present.data() + 2 * i, 2);
+        same = same && bits == float_to_half(vectors[i]);
+      }
+      CHECK(same, describe(level->name, Element::kHalf, size));
+    }
+  }
+}
+
 TEST(raw_rows_of_every_element_are_read_at_any_address) {
   Random random(31);
-  for (const Element element : kElements) {
+  for (const auto& [element, stored] : kPairs) {
     for (const int head_size : kHeadSizes) {
       const std::size_t size = static_cast<std::size_t>(head_size), count = 75;
-      Vectors keys(element, count * size, random), values(element, count * size, random);
+      Vectors keys(stored, count * size, random), values(stored, count * size, random);
       std::vector<float> query(size);
       fill_normal(query.data(), size, random, 1.0f / std::sqrt(static_cast<float>(head_size)));
       std::vector<uint16_t> narrow(size);
@@ -146,7 +182,7 @@ TEST(raw_rows_of_every_element_are_read_at_any_address) {
       const std::vector<double> expected = expected_attention(query, keys, values, count, size);
       Guarded<uint8_t> output(size * element_size(element));
       const int64_t length = static_cast<int64_t>(count) - 1;
-      const int bits = static_cast<int>(8 * element_size(element));
+      const int bits = static_cast<int>(8 * element_size(stored));
       AttentionCall call{};
       call.element = element;
       call.query = element == Element::kFloat ? static_cast<const void*>(query.data())

@@ -83,7 +83,6 @@ class Run:
         kept = np.concatenate(real, axis=1).astype(bool)
         return np.concatenate(parts, axis=1)[kept].astype(np.float64)
 
-
     def alone(self, subject: Subject, seed: int) -> Array:
         """The same tokens, one sequence after the other, without padding and in one call."""
         data = self.data(subject.vocabulary, seed)

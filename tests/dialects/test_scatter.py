@@ -46,10 +46,16 @@ def export_feeds(model: ir.Model, call: int) -> Feeds:
     return given
 
 
-def run_export(calls: int, *, preset: str | None, library: bool = False) -> Array:
+def run_export(
+    calls: int,
+    *,
+    preset: str | None,
+    library: bool = False,
+    decode: str = "hf-static-decode",
+) -> Array:
     """Logits ``[2, total, vocabulary]`` of the prompt and the tokens after it."""
     logits, caches = [], {}
-    models = {"hf-static-prefill": [0], "hf-static-decode": range(1, calls)}
+    models = {"hf-static-prefill": [0], decode: range(1, calls)}
     for name, numbers in models.items():
         model = load(name)
         if preset is not None:
@@ -84,9 +90,11 @@ def test_recognises_both_files_of_the_export(name: str) -> None:
     assert recognition.fixed_capacity == decodes
 
 
-def test_converted_export_agrees(library: bool) -> None:
-    expected = run_export(5, preset=None)
-    found = run_export(5, preset="raw", library=library)
+@pytest.mark.parametrize("decode", ["hf-static-decode", "hf-static-ortcuda-decode"])
+def test_converted_export_agrees(decode: str, library: bool) -> None:
+    """With its fusions, one token is GroupQueryAttention, whose cache has a fixed size."""
+    expected = run_export(5, preset=None, decode=decode)
+    found = run_export(5, preset="raw", library=library, decode=decode)
     real = np.ones(expected.shape[:2], bool)
     real[0, :2] = False
 

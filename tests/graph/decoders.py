@@ -28,7 +28,7 @@ DECOMPOSED = sorted(
     for path in FIXTURES.glob("*.onnx")
     if path.stem.startswith(("dynamo-op18", "dynamo-op20", "legacy", "optimum"))
 )
-"""Real exports whose attention is spelled out, with the names of Hugging Face and growing caches."""
+"""Real exports whose attention is spelled out, with Hugging Face's names and growing caches."""
 GROWING = [
     *DECOMPOSED,
     *("genai-cpu-fp32", "genai-cpu-int4", "genai-cpu-int4-hd128"),

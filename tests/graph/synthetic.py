@@ -176,13 +176,13 @@ def decoder(
     for old, new in breakage:
         assert old in other, old
         other = other.replace(old, new)
-    template = MODEL.replace("BOOLS", FORGOTTEN if cache == SLIDING_CACHE else "bools = Identity(whole)")
+    template = MODEL.replace(
+        "BOOLS", FORGOTTEN if cache == SLIDING_CACHE else "bools = Identity(whole)"
+    )
     text = template.format(heads=heads, group=heads // KV_HEADS, width=heads * 16, layers=layers)
     text = text.replace(
         "LAYERS",
-        "\n".join(
-            _layer(other if index == broken else body, index) for index in range(layers)
-        ),
+        "\n".join(_layer(other if index == broken else body, index) for index in range(layers)),
     )
     text = text.replace("        logits =", f"{extra}\n        logits =")
     roles = [(index, role) for index in range(layers) for role in ("key", "value")]

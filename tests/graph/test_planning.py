@@ -143,3 +143,16 @@ def test_a_hadamard_rotation_needs_a_power_of_two() -> None:
 
     with pytest.raises(UsageError, match="power of two, not 24"):
         make_plan(recognise(model), PRESETS["int4"], rotation="hadamard")
+
+
+def test_a_plan_of_an_older_version_is_read() -> None:
+    plan = make_plan(recognise(load("genai-cpu-fp32")), PRESETS["int4"])
+    fields = json.loads(plan.to_json())
+    older = ("tokens", "attention_mask", "position_ids", "logits")
+    fields["interface"] = {name: fields["interface"][name] for name in older}
+
+    read = Plan.from_json(json.dumps(fields)).interface
+
+    assert (read.tokens, read.fed, read.vocabulary) == ("input_ids", (), None)
+    assert (read.hidden, read.static, read.padding) == (False, False, True)
+    assert Plan.from_json(plan.to_json()) == plan

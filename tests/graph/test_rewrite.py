@@ -204,6 +204,9 @@ def test_every_question_for_a_shape_is_answered_for_the_old_cache() -> None:
         "ask_present_batch": "Shape<end = 1>(present_key_0)",
         "ask_heads_up": "Shape<start = 1, end = 4>(kr_0)",
         "ask_turned": "Shape<start = -2, end = -1>(kt_0)",
+        "ask_wide": "Shape(ku_0)",
+        "ask_repeated": "Shape<start = 1, end = 3>(ve_1)",
+        "ask_heads_of_values": "Shape<start = -4, end = -2>(vr_1)",
     }
     lines = [
         f"{name}_shape = {text}\n        {name} = Identity({name}_shape)"
@@ -231,6 +234,8 @@ def test_every_question_for_a_shape_is_answered_for_the_old_cache() -> None:
         assert answers(model) == expected
         assert expected["ask_past_all"] == [2, 2, 4, 16]
         assert expected["ask_heads_up"] == [4, 5, 16]
+        assert expected["ask_wide"] == [2, 2, 1, 5, 16]
+        assert expected["ask_repeated"] == [2, 2]
         if plan.fixed_capacity:
             assert answers(model, 9) == expected
 
@@ -243,6 +248,17 @@ def test_a_shape_that_is_an_output_is_a_reason_to_refuse() -> None:
     (miss,) = recognise(model).misses
 
     assert "is the shape of its cache" in miss.reason
+
+
+def test_the_number_of_elements_of_a_cache_is_a_reason_to_refuse() -> None:
+    model = decoder(extra="asked = Size(present_key_1)\n        told = Identity(asked)")
+    node = next(node for node in model.graph if node.outputs[0].name == "told")
+    model.graph.outputs.append(node.outputs[0])
+
+    (miss,) = recognise(model).misses
+
+    assert miss.layer == 1
+    assert "Size" in miss.reason
 
 
 def test_requires_a_complete_recognition_of_this_very_model() -> None:

@@ -16,7 +16,7 @@ from tq_onnx.graph.match import recognise
 from tq_onnx.graph.planning import make_plan
 from tq_onnx.graph.rewrite import ConvertPass
 from tq_onnx.graph.shapes import fill_shapes
-from tq_onnx.graph.sizes import sizes
+from tq_onnx.graph.sizerules import sizes
 
 GRAPH = """
 <ir_version: 10, opset_import: ["" : 17, "com.microsoft" : 1]>
@@ -41,9 +41,12 @@ KNOWN: dict[str, tuple[str, tuple[int | str | None, ...] | None]] = {
         f"{HEADS}\n    s = Concat<axis = 0>(b, t, rest, eight)\n    y = Reshape(x, s)",
         ("B", "T", 4, 8),
     ),
-    "heads by zeros": ("s = Concat<axis = 0>(nought, nought, rest, eight)\n    y = Reshape(x, s)", ("B", "T", 4, 8)),
+    "heads by zeros": (
+        "s = Concat<axis = 0>(nought, nought, rest, eight)\n    y = Reshape(x, s)",
+        ("B", "T", 4, 8),
+    ),
     "a size that is computed": (
-        f"""l = Shape(q)
+        """l = Shape(q)
     one = Constant<value_int = 1>()
     h = Gather(l, one)
     g0 = Div(h, two)
@@ -70,7 +73,8 @@ KNOWN: dict[str, tuple[str, tuple[int | str | None, ...] | None]] = {
     ),
     "after a quick gelu": ("n = com.microsoft.QuickGelu(x)\n    y = Mul(n, x)", ("B", "T", 32)),
     "a fused product": (
-        "n = SimplifiedLayerNormalization(q, w)\n    y = com.microsoft.FusedMatMul<transB = 1>(n, q)",
+        "n = SimplifiedLayerNormalization(q, w)"
+        "\n    y = com.microsoft.FusedMatMul<transB = 1>(n, q)",
         ("B", 4, "T", "T"),
     ),
     "quantised weights": ("y = com.microsoft.MatMulNBits<N = 48, K = 32>(x, w, w)", ("B", "T", 48)),
@@ -103,7 +107,9 @@ def test_what_must_be_so_is_told(case: str) -> None:
     found = sizes(value)
     assert found is not None
     assert expected is not None
-    named = tuple(None if isinstance(size, str) and size.startswith("unk") else size for size in found)
+    named = tuple(
+        None if isinstance(size, str) and size.startswith("unk") else size for size in found
+    )
     assert named == expected
     assert value.dtype == ir.DataType.FLOAT
 

@@ -80,7 +80,8 @@ CACHES = {
     "concat": CACHE,
     "joined alone": CACHE.replace("present_key", "jk").replace("present_value", "jv")
     + "\n        present_key = Concat<axis = 0>(jk)\n        present_value = Identity(jv)",
-    "past joined alone": "pk = Concat<axis = 1>(past_key)\n        pv = Identity(past_value)\n        "
+    "past joined alone": "pk = Concat<axis = 1>(past_key)"
+    "\n        pv = Identity(past_value)\n        "
     + CACHE.replace("past_key", "pk").replace("past_value", "pv"),
 }
 REPEATS = {
@@ -162,7 +163,9 @@ def variants(draw: st.DrawFn) -> Variant:
 
     repeat = either(REPEATS)
     keys, product = either(PRODUCTS)
-    query = "\n        ".join([_passed("qa", "q", draw(st.integers(0, 3))), step("qs", "qa", on_query)])
+    query = "\n        ".join(
+        [_passed("qa", "q", draw(st.integers(0, 3))), step("qs", "qa", on_query)]
+    )
     keys = "\n        ".join(
         [step("ks", "kr", on_keys), keys.replace("KR", "ks"), step("kx", "kt", on_turned)]
     )

@@ -115,12 +115,20 @@ def _print_converted(model: Path, plan: Plan, size: int | None) -> None:
         ),
         ("rotation", f"{plan.rotation}, seed {plan.seed}"),
         ("layers", f"{len(plan.layers)} ({first.dialect}), {_heads(first)}"),
-        ("caches", "fixed capacity or growing" if plan.fixed_capacity else "growing"),
+        ("caches", _caches(plan)),
         ("cache per token", f"{size:,} bytes" if size is not None else "unknown"),
         ("tq-onnx", plan.tool_version),
         ("row layout", plan.layout_digest),
     )
     terminal.print_facts(rows, title=f"{model}: converted")
+
+
+def _caches(plan: Plan) -> str:
+    if any(layer.key.past is None for layer in plan.layers):
+        return "none taken: a graph for a first prompt"
+    if plan.interface.static:
+        return "fixed capacity"
+    return "fixed capacity or growing" if plan.fixed_capacity else "growing"
 
 
 def _heads(layer: LayerPlan) -> str:

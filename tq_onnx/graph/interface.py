@@ -15,9 +15,10 @@ import onnx_ir as ir
 from tq_onnx.graph.builder import MICROSOFT, Builder
 from tq_onnx.graph.dialects.constants import attribute_int
 from tq_onnx.graph.dialects.site import FLOATS, Cache, Site, rank, static_dim
-from tq_onnx.graph.liveness import data_ancestors
+from tq_onnx.graph.liveness import data_ancestors, live_nodes
 from tq_onnx.graph.plan import (
     CACHE_POSITIONS,
+    IGNORED,
     LOGITS_TO_KEEP,
     PAST_LENGTH,
     TOTAL_LENGTH,
@@ -137,7 +138,14 @@ def find_roles(graph: ir.Graph, sites: Sequence[Site]) -> Roles | None:
     same = [value for value in others if not _differs(value, tokens)]
     positions = _named(others, "position_ids") or (same[0] if len(same) == 1 else None)
     named = (tokens, mask, positions)
-    fed = [_fed(value, tokens, sources) for value in given if value not in named]
+    live = live_nodes([logits, *(cache.present for cache in caches)])
+    fed = [
+        _fed(value, tokens, sources)
+        if any(use.node in live for use in value.uses())
+        else Fed(_name(value), IGNORED)
+        for value in given
+        if value not in named
+    ]
     rows, width = _table_sizes(tokens)
     size = static_dim(logits, 2)
     return Roles(

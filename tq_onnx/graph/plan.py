@@ -26,6 +26,7 @@ PAST_LENGTH: Final = "past_length"
 TOTAL_LENGTH: Final = "total_length"
 CACHE_POSITIONS: Final = "cache_positions"
 LOGITS_TO_KEEP: Final = "logits_to_keep"
+IGNORED: Final = "ignored"
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Fed:
             ``past_length``, tokens in the caches before a call, integers ``[]``, ``[1]`` or
             ``[B]``; ``total_length``, the same after it; ``cache_positions``, where the new tokens
             go in the caches, integers ``[T]``; ``logits_to_keep``, how many of the last tokens get
-            logits.
+            logits; ``ignored``, neither logits nor caches depend on it.
     """
 
     name: str

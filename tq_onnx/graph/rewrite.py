@@ -18,7 +18,7 @@ types and attributes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import numpy as np
@@ -74,8 +74,9 @@ class ConvertPass(ir.passes.InPlacePass):
         model.opset_imports[""] = max(model.opset_imports[""], _OLDEST_OPSET)
         self._prepare(build, graph)
         presents: dict[Cache, ir.Value] = {}
+        order = {node: index for index, node in enumerate(graph)}
         for site, layer in zip(self._recognition.sites, self._plan.layers, strict=True):
-            presents.update(self._replace(build, site, layer))
+            presents.update(self._replace(build, site, layer, order))
         for read in self._recognition.reads:
             self._answer(build, read, presents)
         for cache, present in presents.items():
@@ -120,10 +121,11 @@ class ConvertPass(ir.passes.InPlacePass):
                     if not site.counts_tokens:
                         self._grown_length(build, site)
 
-    def _replace(self, build: Builder, site: Site, layer: LayerPlan) -> dict[Cache, ir.Value]:
+    def _replace(
+        self, build: Builder, site: Site, layer: LayerPlan, order: Mapping[ir.Node, int]
+    ) -> dict[Cache, ir.Value]:
         scope = f"layers.{site.layer}.attention"
         codecs = Codec(layer.key_codec, layer.key_bits), Codec(layer.value_codec, layer.value_bits)
-        order = {node: index for index, node in enumerate(site.node.graph or ())}
         places = [site.node, site.key.node, site.value.node]
         with build.before(min(places, key=order.__getitem__), scope):
             past_length = self._past_length(build, site)

@@ -1,8 +1,8 @@
 """Shapes that an export does not tell: inferred by onnx, on a copy without weights, and refined.
 
-torch's older exporter tells the shapes of inputs and outputs only, and recognition has to know which
-dimension of a repeated cache is what. Only what is missing is filled in; nothing that the model
-tells is changed.
+torch's older exporter tells the shapes of inputs and outputs only, and recognition has to know
+which dimension of a repeated cache is what. Only what is missing is filled in; nothing that the
+model tells is changed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _inferred(model: ir.Model) -> Iterable[onnx.ValueInfoProto]:
         proto = onnx.shape_inference.infer_shapes(_without_weights(model), data_prop=True)
     except Exception:  # a graph that is no valid ONNX is refused where it matters
         return ()
-    return proto.graph.value_info
+    return list(proto.graph.value_info)
 
 
 def _without_weights(model: ir.Model) -> onnx.ModelProto:

@@ -11,6 +11,7 @@ positions            ``[B, T]``             tokens before it that count
 ``total_length``     ``[]``, [1], ``[B]``   the same after it
 ``cache_positions``  ``[T]``                past length + 0, 1, ...
 ``logits_to_keep``   ``[]``, ``[1]``        T
+``ignored``          any                    zeros
 ===================  =====================  ======================================================
 
 Refused: inputs that are none of these, by name; tokens or masks of other types.
@@ -27,6 +28,7 @@ import onnxruntime
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.graph.plan import (
     CACHE_POSITIONS,
+    IGNORED,
     LOGITS_TO_KEEP,
     PAST_LENGTH,
     TOTAL_LENGTH,
@@ -40,6 +42,7 @@ Tokens = npt.NDArray[np.int64]
 _INTEGERS: Final = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 _FLOATS: Final = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 _FLAGS: Final = {"tensor(bool)": np.bool_}
+_ANY: Final = {**_INTEGERS, **_FLOATS, **_FLAGS}
 
 
 class Feeding:
@@ -120,6 +123,10 @@ class Feeding:
         batch, total = mask_BS.shape
         if role == VISIBLE:
             return self._visible(name, mask_BS, new, slots)
+        if role == IGNORED:
+            entry = self._entries[name]
+            shape = [dim if isinstance(dim, int) else 1 for dim in entry.shape]
+            return self._typed(name, np.zeros(shape), _ANY)
         if role == CACHE_POSITIONS:
             return self._typed(name, np.arange(total - new, total), _INTEGERS)
         number = {PAST_LENGTH: total - new, TOTAL_LENGTH: total, LOGITS_TO_KEEP: new}[role]
@@ -164,8 +171,8 @@ class Feeding:
             (names.position_ids, _INTEGERS, 2),
         ]
         for fed, role in roles.items():
-            visible = role == VISIBLE
-            wanted.append((fed, {**_FLAGS, **_FLOATS}, 4) if visible else (fed, _INTEGERS, None))
+            types = {VISIBLE: {**_FLAGS, **_FLOATS}, IGNORED: _ANY}.get(role, _INTEGERS)
+            wanted.append((fed, types, 4 if role == VISIBLE else None))
         for name, types, rank in wanted:
             if name is None:
                 continue

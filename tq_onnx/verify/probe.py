@@ -102,7 +102,11 @@ class Probe:
     def decoder(self, *, library: bool, threads: int | None = None) -> Decoder:
         """A growing decoder of batch 1 whose ``watched`` holds the inner values."""
         session = make_session(
-            self.model, library=library, threads=threads, external_data=self.external_data
+            self.model,
+            library=library,
+            threads=threads,
+            external_data=self.external_data,
+            memory_reuse=library,
         )
         watch = dict.fromkeys(name for layer in self.layers for name in layer.watched())
         signature = signature_of(session, self.plan)

@@ -140,7 +140,12 @@ def open_subject(path: Path, *, library: bool = True, threads: int | None = None
 
     loaded = load(path)  # refuses what is no model, before onnxruntime sees it
     converted = METADATA_PLAN in loaded.model.metadata_props
-    session = make_session(loaded.path, library=library and converted, threads=threads)
+    session = make_session(
+        loaded.path,
+        library=library and converted,
+        threads=threads,
+        memory_reuse=library or not converted,
+    )
     plan = plan_of(session)
     if plan is not None:
         return Subject(loaded.path, session, signature_of(session, plan))

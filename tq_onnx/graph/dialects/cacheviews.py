@@ -82,9 +82,7 @@ def follow(state: ir.Value, dims: Dims, view: GraphView, skip: Collection[ir.Nod
     raise NoMatch("its cache does not reach a matrix product", value.producer())
 
 
-def _reader(
-    value: ir.Value, view: GraphView, skip: Collection[ir.Node]
-) -> tuple[ir.Node, int]:
+def _reader(value: ir.Value, view: GraphView, skip: Collection[ir.Node]) -> tuple[ir.Node, int]:
     readers = [
         (node, index)
         for node, index in view.consumers(value)
@@ -156,10 +154,10 @@ def _reshaped(node: ir.Node, dims: Dims) -> Dims:
                 f"which is not {', '.join(result)}",
                 node,
             )
-    if result[0] != dims[0] and _first(source) == _first(output) and dims[0] == "B":
-        # Another dimension than the batch has been merged, unless there is one head only.
-        if expected.get(dims[1]) != 1:
-            raise NoMatch(f"its cache with the layout {', '.join(dims)} keeps its batch", node)
+    merged = dims[0] == "B" != result[0]
+    if merged and _first(source) == _first(output) and expected.get(dims[1]) != 1:
+        # The first dimension is the batch still: others have been merged than these two.
+        raise NoMatch(f"its cache with the layout {', '.join(dims)} keeps its batch", node)
     return result
 
 

@@ -20,6 +20,13 @@ def taken(anchor: Anchor, past: ir.Value, dims: Dims) -> tuple[ir.Value, dict[ir
     """
     found = past_input(past)
     if found is None:
+        node = past.producer()
+        if node is not None and (node.domain, node.op_type) == ("", "Cast"):
+            raise NoMatch(
+                f"cache {anchor.present.name} has another element type than the input that it "
+                "continues, so that it cannot be fed back",
+                anchor.node,
+            )
         raise NoMatch(f"cache {anchor.present.name} does not continue a graph input", anchor.node)
     graph_input, passed = found
     if rank(graph_input) != len(dims):

@@ -31,7 +31,13 @@ from tq_onnx.graph.dialects.constants import scalar
 from tq_onnx.graph.dialects.operators import PRODUCTS, kind
 from tq_onnx.graph.dialects.products import product
 from tq_onnx.graph.dialects.rows import check_slots, rows, sizes, snapped
-from tq_onnx.graph.dialects.scores import Mask, Scores, follow_scores, probabilities_above, spelled_out
+from tq_onnx.graph.dialects.scores import (
+    Mask,
+    Scores,
+    follow_scores,
+    probabilities_above,
+    spelled_out,
+)
 from tq_onnx.graph.dialects.site import (
     FLOATS,
     GraphView,

@@ -25,7 +25,7 @@ What the operator does inside is taken out of it: Split, SimplifiedLayerNormaliz
 which genai itself calls RMS norm), RotaryEmbedding. The past length of a sequence is
 ``max(seqlens_k + 1 - T, 0)``: never negative in a first prompt that is padded on the right, where
 seqlens_k counts less than T tokens. It does not depend on the size of the caches, so growing caches
-and caches of fixed capacity both work.
+and caches of fixed capacity both work, and so does a number of slots that was fixed when exporting.
 
 Refused: attention sinks and smooth softmax, which add to the denominator of the softmax what no
 additive bias can; a window of 0, for which versions of ONNX Runtime hide every key or none; caches
@@ -187,7 +187,7 @@ def _caches(
         key, value = (
             Cache(None, anchor.present, node, dict(anchor.views), anchor.cut)
             if past is None
-            else make_cache(anchor, past, {})
+            else make_cache(anchor, past, {}, fixed_length=True)
             for anchor, past in zip((by_slot[1], by_slot[2]), pasts, strict=True)
         )
         return key, value

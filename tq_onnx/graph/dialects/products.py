@@ -52,9 +52,9 @@ def product(node: ir.Node) -> Product:
         return Product(0, 1, 1.0, _STRAIGHT)
     if kind(node) == "Einsum":
         return _einsum(node)
-    unread = [name for name in ("transA", "transBatchA", "transBatchB") if attribute_int(node, name, 0)]
-    if unread:
-        raise NoMatch(f"its {node.op_type} has the attribute {unread[0]}", node)
+    for name in ("transA", "transBatchA", "transBatchB"):
+        if attribute_int(node, name, 0):
+            raise NoMatch(f"its {node.op_type} has the attribute {name}", node)
     axes = _TURNED if attribute_int(node, "transB", 0) else _STRAIGHT
     return Product(0, 1, attribute_float(node, "alpha", 1.0), axes)
 
@@ -64,7 +64,7 @@ def _einsum(node: ir.Node) -> Product:
     operands, _, result = equation.partition("->")
     terms = operands.split(",")
     if len(terms) == 2 and all(_plain(term) for term in (*terms, result)):
-        batch, heads, row, column = result
+        batch, heads, row, column = list(result)
         left = 0 if row in terms[0] else 1
         contracted = set(terms[left]) - set(result)
         if len(contracted) == 1:

@@ -182,10 +182,9 @@ def _values(softmax: ir.Node, view: GraphView) -> ir.Node:
         if kind(node) in PRODUCTS:
             _check_values(node, index)
             return node
-        if node.domain == "" and index == 0:
-            if keeps_numbers(node) or _inactive_dropout(node):
-                value = node.outputs[0]
-                continue
+        if index == 0 and (keeps_numbers(node) or _inactive_dropout(node)):
+            value = node.outputs[0]
+            continue
         raise NoMatch(f"its probabilities go into {node.op_type}", node)
     raise NoMatch("its probabilities do not reach the values", softmax)
 
