@@ -31,7 +31,13 @@ def export(model_dir: Path, output: Path, *arguments: str) -> None:
         RuntimeError: the exporter failed; the message ends with what it printed.
     """
     dtype = () if "--dtype" in arguments else ("--dtype", "f32")
-    run_module("mobius", "build", "--config", str(model_dir), *dtype, *arguments, str(output))
+    # The graph is named after the checkpoint as it is given: by its last part, not a whole path.
+    checkpoint = model_dir.resolve()
+    run_module(
+        *("mobius", "build", "--config", checkpoint.name, *dtype, *arguments),
+        str(output.resolve()),
+        folder=checkpoint.parent,
+    )
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
-"""Make the ONNX exports of a checkpoint by any route, each in its own pinned environment.
+"""Make the ONNX exports of a checkpoint by any route, each in its pinned environment.
 
 An environment is a virtual environment with the packages of ``environments/NAME.txt``; it is made
-when a route first needs it (several hundred MB each, most of it torch). Delete its folder after a
-pin has changed.
+when a route first needs it (about 1 GB each, most of it torch), and again after a pin has changed.
 
-``OUT/ROUTE/`` receives each export. Arguments after ``--`` go to every recipe.
+``OUT/ROUTE/`` receives each export. Arguments after ``--`` go to every recipe. The exit status is
+``UNREACHABLE`` where pip reaches no package index, and 1 after any other failure.
 
 Example::
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,16 @@ from pathlib import Path
 
 MODELS = Path(__file__).resolve().parent
 ENVIRONMENTS = MODELS.parent / "build" / "environments"
+
+#: Exit status where the packages cannot be had from here: sysexits.h calls it a temporary failure.
+UNREACHABLE = 75
+
+#: What pip says of a network that is not there.
+NO_NETWORK = re.compile(
+    "Failed to establish a new connection|connection broken by|Max retries exceeded|Read timed out"
+)
+#: What pip ends with when an index has not answered, as opposed to having no such version.
+NO_ANSWER = re.compile(r"from versions: none|Max retries exceeded|Read timed out|Connection ?Error")
 
 
 @dataclass(frozen=True)
@@ -47,30 +58,57 @@ ROUTES = {
     "legacy": Route("torch", "export_legacy.py", "model.onnx"),
     "transformers": Route("torch", "export_transformers.py"),
     "genai": Route("torch", "export_genai.py"),
-    "genai09": Route("genai09", "export_genai.py"),
-    "optimum": Route("optimum", "export_optimum.py"),
-    "mobius": Route("mobius", "export_mobius.py"),
+    "genai09": Route("transformers4", "export_genai.py"),
+    "optimum": Route("transformers4", "export_optimum.py"),
+    "mobius": Route("torch", "export_mobius.py"),
 }
 
 
+class UnreachableError(RuntimeError):
+    """No package index answers pip; the message is one sentence."""
+
+
 def prepare(environment: str, folder: Path = ENVIRONMENTS) -> Path:
-    """Return the environment's Python, making the environment in ``folder`` if it is missing.
+    """Return the environment's Python, making the environment in ``folder`` where it is not there.
+
+    ``folder/NAME.txt`` is written last: the pins that the environment was made with.
 
     Raises:
-        subprocess.CalledProcessError: pip failed; nothing of the environment stays.
+        UnreachableError: no package index answered pip.
+        SystemExit: it failed otherwise; the message ends with what it printed.
     """
-    home = folder / environment
+    home, made_with = folder / environment, folder / f"{environment}.txt"
     python = home / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    if not python.exists():
-        requirements = MODELS / "environments" / f"{environment}.txt"
-        try:
-            subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
-            install = [str(python), "-m", "pip", "install", "--quiet"]
-            subprocess.run([*install, "--requirement", str(requirements)], check=True)
-        except BaseException:
-            shutil.rmtree(home, ignore_errors=True)
-            raise
+    pins = MODELS / "environments" / f"{environment}.txt"
+    wanted = pins.read_text(encoding="utf-8")
+    if python.exists() and made_with.exists() and made_with.read_text(encoding="utf-8") == wanted:
+        return python
+    made_with.unlink(missing_ok=True)
+    if home.exists():
+        shutil.rmtree(home)
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
+    install(python, pins)
+    made_with.write_text(wanted, encoding="utf-8")
     return python
+
+
+def install(python: Path, pins: Path) -> None:
+    """Install the packages of a requirements file; errors are those of ``prepare``."""
+    # Nothing is compiled beforehand: of so many modules few are imported.
+    options = ("install", "--quiet", "--no-compile", "--requirement", str(pins))
+    done = subprocess.run(
+        [str(python), "-m", "pip", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 0:
+        return
+    if NO_NETWORK.search(done.stdout) and NO_ANSWER.search(done.stdout):
+        raise UnreachableError(f"no package index answers pip for the packages of {pins.name}")
+    raise SystemExit(f"pip could not install {pins.name}:\n{done.stdout[-4000:]}")
 
 
 def run(script: str, python: Path, *arguments: str) -> None:
@@ -110,7 +148,8 @@ def export(
         environments: folder of the virtual environments.
 
     Raises:
-        SystemExit: the recipe failed; the message ends with what it printed.
+        UnreachableError: the environment is missing, and no package index answered pip.
+        SystemExit: the recipe or pip failed; the message ends with what it printed.
     """
     entry = ROUTES[route]
     output.mkdir(parents=True, exist_ok=True)
@@ -139,7 +178,11 @@ def main() -> None:
     options = parser.parse_args(own)
     for route in options.routes:
         folder = options.output / route
-        export(route, options.model, folder, arguments, environments=options.environments)
+        try:
+            export(route, options.model, folder, arguments, environments=options.environments)
+        except UnreachableError as error:
+            print(error, file=sys.stderr)
+            sys.exit(UNREACHABLE)
         for path in sorted(folder.glob("*.onnx")):
             print(path, flush=True)
 

@@ -13,12 +13,17 @@ else:
     import tomli as tomllib
 
 
+def bounds(table: str) -> dict[str, float]:
+    """A table of the file."""
+    text = (Path(__file__).parents[1] / "tolerances.toml").read_text(encoding="utf-8")
+    return {name: float(value) for name, value in tomllib.loads(text)[table].items()}
+
+
 def allowed(found: Agreement, preset: str) -> float:
     """The largest difference that is noise, for a model and a preset."""
-    text = (Path(__file__).parents[1] / "tolerances.toml").read_text(encoding="utf-8")
-    table = tomllib.loads(text)["agreement"]
+    noise = bounds("agreement")
     if found.dtype == "FLOAT":
-        return float(table["float32"])
+        return noise["float32"]
     if preset == "raw":
-        return max(float(table["float16"]), table["float16_noise_factor"] * found.noise)
-    return float(table["float16_quantised"])
+        return max(noise["float16"], noise["float16_noise_factor"] * found.noise)
+    return noise["float16_quantised"]

@@ -92,8 +92,8 @@ def test_an_unreadable_name_is_one_sentence(tmp_path: Path) -> None:
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
-    cut=st.integers(0, 90_000),
-    flips=st.lists(st.tuples(st.integers(0, 90_000), st.integers(1, 255)), max_size=4),
+    cut=st.integers(0, 65_000),
+    flips=st.lists(st.tuples(st.integers(0, 65_000), st.integers(1, 255)), max_size=4),
 )
 def test_damaged_files_load_or_are_refused(
     tmp_path: Path, cut: int, flips: list[tuple[int, int]]

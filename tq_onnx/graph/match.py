@@ -199,9 +199,7 @@ def _cache_outputs(graph: ir.Graph) -> list[list[Anchor]]:
     return [anchors for _, _, anchors in found]
 
 
-def _layers(
-    outputs: Sequence[list[Anchor]], view: GraphView
-) -> tuple[list[Site], list[NearMiss]]:
+def _layers(outputs: Sequence[list[Anchor]], view: GraphView) -> tuple[list[Site], list[NearMiss]]:
     """The layers, by their attention; and for each that is none, what was found first."""
     parts: dict[ir.Node, list[tuple[int, Dialect, Reach]]] = {}
     misses: dict[int, NearMiss] = {}

@@ -10,8 +10,8 @@ Questions for the shape of an old cache are answered from the new ones. Where th
 number of past tokens (``Recognition.lengths``), that is the answer for the sequence dimension too,
 so that a model that takes positions from there works with caches of any capacity.
 
-A graph that takes no caches gets empty ones to append to. A Slice that shortens a cache before it is
-returned does the same to the new one. A model of opset 14 is declared to be of opset 15: of the
+A graph that takes no caches gets empty ones to append to. A Slice that shortens a cache before it
+is returned does the same to the new one. A model of opset 14 is declared to be of opset 15: of the
 operators that it may hold only BatchNormalization, Pow and Shape have changed, which take further
 types and attributes.
 """
@@ -203,9 +203,7 @@ class ConvertPass(ir.passes.InPlacePass):
         alike = not any(cache.cut for one in sites for cache in (one.key, one.value))
         past = (sites[0] if alike else site).key.past
         assert past is not None  # a graph without caches counts its tokens
-        return build.once(
-            ("past_length", past), lambda: build.dim(past, 2, "past_length")
-        )
+        return build.once(("past_length", past), lambda: build.dim(past, 2, "past_length"))
 
     def _answer(self, build: Builder, read: ShapeRead, presents: dict[Cache, ir.Value]) -> None:
         """Answers a question for the shape of an old cache."""

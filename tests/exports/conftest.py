@@ -1,0 +1,47 @@
+"""Exports are made once per run, and only where they are asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.exports.recipes import UNREACHABLE, make_exports
+
+#: The folder of a route's export.
+Exports = Callable[[str], Path]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves the lane out unless ``-m`` names it, so that nothing else makes environments."""
+    if "exports" in config.option.markexpr:
+        return
+    own = [item for item in items if item.get_closest_marker("exports")]
+    config.hook.pytest_deselected(items=own)
+    items[:] = [item for item in items if item not in own]
+
+
+@pytest.fixture(scope="session")
+def exports(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Exports:
+    """Makes the export of a route; skips where its packages cannot be had."""
+    folder = tmp_path_factory.mktemp("exports")
+    named = os.environ.get("TQ_EXPORTS_ENVIRONMENTS")
+    store = request.config.cache
+    assert named or store is not None
+    environments = Path(named) if named or store is None else store.mkdir("environments")
+
+    @cache
+    def made(route: str) -> tuple[int, str]:
+        return make_exports(route, folder, environments=environments)
+
+    def export(route: str) -> Path:
+        status, told = made(route)
+        if status == UNREACHABLE:
+            pytest.skip(told)
+        assert status == 0, told
+        return folder / route
+
+    return export

@@ -1,0 +1,39 @@
+"""Runs ``models/make_exports.py`` as users run it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+#: Its exit status where no package index answers.
+UNREACHABLE = 75
+
+
+def make_exports(
+    route: str, folder: Path, *, environments: Path, **variables: str
+) -> tuple[int, str]:
+    """Exports the trained model by a route.
+
+    Args:
+        route: one of the script's routes.
+        folder: receives ``ROUTE/``.
+        environments: folder of the virtual environments.
+        variables: of the process, more than those of this one.
+
+    Returns:
+        The exit status, and what was printed to stderr.
+    """
+    done = subprocess.run(
+        [
+            *(sys.executable, str(ROOT / "models" / "make_exports.py"), route, str(folder)),
+            *("--environments", str(environments)),
+        ],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stderr.strip()
