@@ -29,9 +29,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
     """Makes the export of a route; skips where its packages cannot be had."""
     folder = tmp_path_factory.mktemp("exports")
     named = os.environ.get("TQ_EXPORTS_ENVIRONMENTS")
-    store = request.config.cache
-    assert named or store is not None
-    environments = Path(named) if named or store is None else store.mkdir("environments")
+    environments = Path(named) if named else request.config.cache.mkdir("environments")
 
     @cache
     def made(route: str) -> tuple[int, str]:
