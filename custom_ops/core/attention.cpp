@@ -3,6 +3,7 @@
 // The cut depends on the shapes and lengths, never on the threads. Where keys are split, chunk c has
 // maximum m_c, weight w_c and sums s_c; with m the largest m_c a row is
 //   (sum of exp(m_c - m) s_c) / (sum of exp(m_c - m) w_c),  both added over rising c.
+// A sink counts in chunk 0 alone.
 #include "core/attention.h"
 
 #include <algorithm>
@@ -50,7 +51,7 @@ bool run_tiled(const AttentionCall& call, const AttentionRows& worker, const Par
       pointers[r] = query_at + static_cast<std::size_t>(r) * worker.query_width();
     }
     worker.prepare(flat_rows, rows.count, natural_at, natural_at + natural, pointers);
-    worker.attend(rows, worker.visible(rows.b, first, first + count - 1), sums_at + sums);
+    worker.attend(rows, worker.visible(rows.b, first, first + count - 1), true, sums_at + sums);
     for (int r = 0; r < rows.count; ++r) {
       pointers[r] = sums_at + static_cast<std::size_t>(r) * worker.sums_width();
     }
@@ -112,7 +113,8 @@ bool run_chunked(const Kernels& kernels, const AttentionCall& call, const Attent
 
   auto attend_chunk = [&](std::size_t index) {
     const int64_t lane = static_cast<int64_t>(index) / chunks;
-    const int64_t at = (first_chunk + static_cast<int64_t>(index) % chunks) * chunk;
+    const int64_t c = static_cast<int64_t>(index) % chunks;
+    const int64_t at = (first_chunk + c) * chunk;
     const std::size_t partial = index * static_cast<std::size_t>(count);
     FloatBuffer work(worker.work_size(count));
     if (work.get() == nullptr) {
@@ -129,7 +131,8 @@ bool run_chunked(const Kernels& kernels, const AttentionCall& call, const Attent
         max + partial,
         weight + partial};
     const Range range = worker.visible(rows.b, 0, worker.rows() - 1);
-    worker.attend(rows, {std::max(range.low, at), std::min(range.high, at + chunk)}, work.get());
+    worker.attend(rows, {std::max(range.low, at), std::min(range.high, at + chunk)}, c == 0,
+                  work.get());
   };
   parallel(static_cast<std::size_t>(lanes * chunks), attend_chunk);
   if (!complete) return false;

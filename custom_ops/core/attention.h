@@ -31,6 +31,7 @@ struct AttentionCall {
   int head_size;
   const void* bias;  // may be null
   int64_t bias_stride[4];
+  const void* sink;  // [H] of the element type, may be null
   float scale, softcap;  // softcap 0: none
   bool causal;
   int64_t sliding_window;  // 0: none

@@ -31,15 +31,25 @@ AttentionRows::AttentionRows(const Kernels& kernels, const AttentionCall& call)
   if (!call.value.raw) fill_table(call.value.centroids, call.value.bits, value_table_);
 }
 
-void AttentionRows::attend(const Rows& rows, Range keys, float* work) const {
+void AttentionRows::attend(const Rows& rows, Range keys, bool counts_sink, float* work) const {
   std::fill_n(rows.sums, static_cast<std::size_t>(rows.count) * value_.padded, 0.0f);
   std::fill_n(rows.max, rows.count, kNoMaximum);
   std::fill_n(rows.weight, rows.count, 0.0f);
+  if (counts_sink && call_.sink != nullptr) start_from_sinks(rows);
   const int64_t lane = (rows.b * call_.heads + rows.n) * call_.slots;
   for (int64_t at = keys.low; at < keys.high; at += kBlock) {
     const int count = static_cast<int>(std::min<int64_t>(kBlock, keys.high - at));
     block(rows, call_.key.rows + (lane + at) * key_.row_bytes,
           call_.value.rows + (lane + at) * value_.row_bytes, at, count, work);
+  }
+}
+
+// A sink is a key without a value that every query sees: exp(sink - max) with max = sink.
+void AttentionRows::start_from_sinks(const Rows& rows) const {
+  for (int r = 0; r < rows.count; ++r) {
+    load_floats(kernels_, call_.element, call_.sink,
+                static_cast<std::size_t>(query_head(rows.n, rows.first + r)), rows.max + r, 1);
+    rows.weight[r] = rows.max[r] == kNoMaximum ? 0.0f : 1.0f;
   }
 }
 
@@ -155,7 +165,7 @@ void AttentionRows::finish(const int64_t* flat_rows, int count, const float* con
   for (int r = 0; r < count; ++r) {
     float* const x = natural + r * size;
     to_natural_order(value_, sums[r], x);
-    if (weight[r] == 0.0f) {  // every key is hidden
+    if (weight[r] == 0.0f) {  // every key is hidden, and there is no sink
       std::fill_n(x, size, 0.0f);
     } else {
       kernels_.divide(x, weight[r], x, size);

@@ -71,8 +71,9 @@ class AttentionRows {
   void prepare(const int64_t* flat_rows, int count, float* natural, float* rotated,
                float* const* out) const;
 
-  // Fills sums, max and weight; `work` has work_size(rows.count) floats.
-  void attend(const Rows& rows, Range keys, float* work) const;
+  // Fills sums, max and weight; `work` has work_size(rows.count) floats. Of the ranges that a row's
+  // keys are split into, one counts its sink.
+  void attend(const Rows& rows, Range keys, bool counts_sink, float* work) const;
   std::size_t work_size(int rows) const {
     const std::size_t scores = static_cast<std::size_t>(rows) * kBlock + 3 * kBlock;
     if (is_fused(rows, call_.key) && is_fused(rows, call_.value)) return scores;
@@ -92,6 +93,7 @@ class AttentionRows {
              float* scores) const;
   void accumulate(const Rows& rows, const uint8_t* values, int count, const float* weights,
                   float* decoded) const;
+  void start_from_sinks(const Rows& rows) const;
   const float* load_bias(const Rows& rows, int r, int64_t at, int count, float* bias) const;
 
   // Whether the cache is read without decoding a block to memory first.

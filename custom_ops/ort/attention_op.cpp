@@ -60,6 +60,11 @@ void read_bias(const Tensor& bias, int float_type, const std::vector<int64_t>& f
   }
 }
 
+void check_sink(const Tensor& sink, int float_type, int64_t query_heads) {
+  expect_type(kOp, sink, float_type);
+  expect_dims(kOp, sink, {query_heads}, "one sink per head of query");
+}
+
 }  // namespace
 
 Signature AttentionKernel::signature(int float_type) {
@@ -72,6 +77,7 @@ Signature AttentionKernel::signature(int float_type) {
            {kFloat, kRequired},
            {kFloat, kRequired},
            {kFloat, kRequired},
+           {float_type, kOptional},
            {float_type, kOptional}},
           {{float_type, kRequired}}};
 }
@@ -134,6 +140,7 @@ void AttentionKernel::compute(OrtKernelContext* context) {
   const Tensor value_rotation = read_input(api_, context, kValueRotation, kOp, "value_rotation");
   const Tensor value_centroids = read_input(api_, context, 7, kOp, "value_centroids");
   const Tensor bias = read_optional(api_, context, 8, "attention_bias");
+  const Tensor sink = read_optional(api_, context, 9, "head_sink");
 
   expect_type(kOp, query, float_type_);
   expect_rank(kOp, query, 4);
@@ -162,6 +169,10 @@ void AttentionKernel::compute(OrtKernelContext* context) {
   if (bias.type != 0) {
     read_bias(bias, float_type_, {batch, query_heads, tokens, longest + tokens}, call.bias_stride);
     call.bias = bias.data;
+  }
+  if (sink.type != 0) {
+    check_sink(sink, float_type_, query_heads);
+    call.sink = sink.data;
   }
   call.output = make_output(api_, context, kOp, "output", float_type_, query.dims).data;
 

@@ -21,6 +21,7 @@ struct Problem {
   float softcap = 0.0f;
   std::vector<int64_t> bias_dims;  // empty: none
   bool garbage_in_hidden_rows = false;
+  std::vector<float> sinks;  // taken in turn by the query heads; empty: none
 };
 
 std::string describe(const Problem& p, const char* level) {
@@ -101,6 +102,9 @@ void solve(const Problem& p, Random& random) {
     }
   }
 
+  Guarded<float> sinks(p.sinks.empty() ? 0 : static_cast<std::size_t>(query_heads));
+  for (std::size_t h = 0; h < sinks.size(); ++h) sinks[h] = p.sinks[h % p.sinks.size()];
+
   const double scale = 1.0 / std::sqrt(static_cast<double>(size));
   const auto past = [&](int64_t b) { return p.lengths[p.lengths.size() > 1 ? b : 0]; };
   std::vector<double> expected(query.size());
@@ -138,8 +142,9 @@ void solve(const Problem& p, Random& random) {
           seen[row] = true;
         }
         if (visible.empty()) continue;
-        const double top = *std::max_element(scores.begin(), scores.end());
-        double sum = 0;
+        const double sink = p.sinks.empty() ? -kInfinity : sinks[static_cast<std::size_t>(h)];
+        const double top = std::max(sink, *std::max_element(scores.begin(), scores.end()));
+        double sum = std::exp(sink - top);
         for (double& score : scores) sum += score = std::exp(score - top);
         for (std::size_t i = 0; i < d; ++i) {
           double x = 0;
@@ -184,6 +189,7 @@ void solve(const Problem& p, Random& random) {
   call.head_size = size;
   call.bias = bias_size > 0 ? bias.data() : nullptr;
   std::copy_n(stride, 4, call.bias_stride);
+  call.sink = p.sinks.empty() ? nullptr : sinks.data();
   call.scale = static_cast<float>(scale);
   call.softcap = p.softcap;
   call.causal = p.causal;
@@ -317,6 +323,42 @@ TEST(attention_over_many_chunks) {
   solve(p, random);
 }
 
+TEST(attention_with_sinks) {
+  Random random(21);
+  for (const int bits : {4, 32}) {
+    for (const int64_t tokens : {int64_t{1}, int64_t{3}, int64_t{70}}) {
+      for (const int variant : {0, 1, 2, 3}) {
+        Problem p;
+        p.key_bits = p.value_bits = bits;
+        p.batch = 2;
+        p.heads = 2;
+        p.group = 3;
+        p.tokens = tokens;
+        p.lengths = {100, 37};
+        p.slots = 100 + tokens + 7;
+        p.sinks = {0.5f, -1.5f, 4.0f, 80.0f, -80.0f, -kInfinity};
+        p.garbage_in_hidden_rows = true;
+        if (variant == 1) p.window = 9;
+        if (variant == 2) p.softcap = 2.5f;
+        if (variant == 3) p.bias_dims = {2, 6, tokens, 100 + tokens};
+        solve(p, random);
+      }
+    }
+  }
+  // Many chunks, of which one counts the sinks; with a window also where none of its keys is seen.
+  for (const int64_t window : {0, 300}) {
+    Problem p;
+    p.heads = 2;
+    p.group = 2;
+    p.batch = 2;
+    p.lengths = {2200, 511};
+    p.slots = 2304;
+    p.window = window;
+    p.sinks = {1.0f, 9.0f, -kInfinity};
+    solve(p, random);
+  }
+}
+
 TEST(attention_where_nothing_is_visible_gives_zero) {
   Random random(14);
   Problem p;
@@ -349,11 +391,15 @@ TEST(attention_where_nothing_is_visible_gives_zero) {
   call.bias = bias;
   call.bias_stride[3] = 1;
   call.scale = 1.0f;
-  for (const Kernels* level : supported_kernels()) {
-    std::fill(output.begin(), output.end(), 5.0f);
-    CHECK(attention(*level, call, serial()), level->name);
-    CHECK(std::all_of(output.begin(), output.end(), [](float x) { return x == 0.0f; }),
-          level->name);
+  const float sinks[2] = {0.0f, -kInfinity};
+  for (const float* sink : {static_cast<const float*>(nullptr), sinks}) {
+    call.sink = sink;
+    for (const Kernels* level : supported_kernels()) {
+      std::fill(output.begin(), output.end(), 5.0f);
+      CHECK(attention(*level, call, serial()), level->name);
+      CHECK(std::all_of(output.begin(), output.end(), [](float x) { return x == 0.0f; }),
+            level->name);
+    }
   }
 }
 

@@ -176,6 +176,44 @@ def test_a_query_that_sees_nothing_gives_zeros() -> None:
     assert output[:, :, 1].any()
 
 
+def test_a_sink_widens_the_denominator_of_its_head() -> None:
+    query, keys, values = case(1, 2, 2, 3, 5)
+    k, v = decoded(keys, values)
+    sinks = np.array([0.7, -1.3])
+    output = run(query * 20, keys, values, [2], softcap=2.0, head_sink=sinks, causal=False)
+    for h, t in np.ndindex(2, 3):
+        # Neither scaled nor capped: exp(sink) beside the exponentials of finished scores.
+        exponentials = np.exp(2.0 * np.tanh(SCALE * k[0, 0] @ query[0, h, t] * 20 / 2.0))
+        expected = exponentials @ v[0, 0] / (exponentials.sum() + np.exp(sinks[h]))
+        np.testing.assert_allclose(output[0, h, t], expected, atol=1e-12)
+
+
+def test_a_sink_of_minus_infinity_is_none() -> None:
+    query, keys, values = case(2, 2, 1, 3, 5)
+    none = np.full(2, -np.inf, np.float16)
+    plain = run(query, keys, values, [2])
+    assert np.array_equal(run(query, keys, values, [2], head_sink=none), plain)
+    zero = run(query, keys, values, [2], head_sink=np.zeros(2))
+    assert (np.abs(zero) < np.abs(plain)).all()
+
+
+def test_a_sink_far_above_or_below_all_scores_overflows_nothing() -> None:
+    query, keys, values = case(1, 2, 1, 2, 5)
+    plain = run(query, keys, values, [3])
+    output = run(query, keys, values, [3], head_sink=np.array([6e4, -6e4]))
+    assert not output[:, 0].any()
+    np.testing.assert_allclose(output[:, 1], plain[:, 1], atol=1e-12)
+
+
+def test_a_query_that_sees_nothing_but_its_sink_gives_zeros() -> None:
+    query, keys, values = case(1, 2, 1, 2, 4)
+    bias = np.zeros((1, 1, 2, 4), np.float32)
+    bias[:, :, 0] = -np.inf
+    output = run(query, keys, values, [2], attention_bias=bias, head_sink=np.zeros(2))
+    assert not output[:, :, 0].any()
+    assert output[:, :, 1].any()
+
+
 def test_a_bad_query_spoils_only_itself() -> None:
     query, keys, values = case(1, 2, 1, 3, 4)
     clean = run(query, keys, values, [1])

@@ -23,7 +23,15 @@ from tq_onnx.codec.rotation import make_rotation
 from tq_onnx.codec.spec import Codec
 from tq_onnx.graph.plan import LayerPlan, Plan
 
-SLOTS = {0: "query", 1: "key", 2: "value", 5: "seqlens_k", 9: "position_ids", 10: "bias"}
+SLOTS = {
+    0: "query",
+    1: "key",
+    2: "value",
+    5: "seqlens_k",
+    9: "position_ids",
+    10: "bias",
+    11: "sink",
+}
 
 
 @dataclass
@@ -178,8 +186,11 @@ def attend(
     if window > 0:
         seen = seen & (standing - slots < window)
     scores = np.where(seen, scores, -np.inf)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    output = weights / weights.sum(-1, keepdims=True) @ values
+    sinks = np.full(heads, 0.0 if attributes.get("smooth_softmax") == 1 else -np.inf)
+    sinks = operands.get("sink", sinks).astype(np.float64)[:, None, None]
+    top = np.maximum(scores.max(-1, keepdims=True), sinks)
+    weights = np.exp(scores - top)
+    output = weights / (weights.sum(-1, keepdims=True) + np.exp(sinks - top)) @ values
     return output.transpose(0, 2, 1, 3).reshape(count, new, heads * head_size)
 
 

@@ -187,10 +187,18 @@ def test_scale_is_the_product_of_all_factors() -> None:
 
 
 def test_a_scale_that_float16_rounded_is_snapped() -> None:
+    model = load("dynamo-op18-sdpa-hd128-fp16")
+    rounded = float(np.float16(128**-0.25)) ** 2
+    assert rounded != pytest.approx(128**-0.5, rel=1e-4)
+
+    assert [site.scale for site in recognise(model).sites] == [128**-0.5] * 2
+
+
+def test_a_scale_that_single_precision_tells_is_not_snapped() -> None:
     model = decoder()
     model.graph.initializers["quarter"].const_value = ir.tensor(np.array(0.2501, np.float32))
 
-    assert [site.scale for site in recognise(model).sites] == [0.25, 0.25]
+    assert [site.scale for site in recognise(model).sites] == [pytest.approx(0.2501)] * 2
 
 
 def test_a_mask_is_made_into_a_bias_once() -> None:

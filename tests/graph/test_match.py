@@ -369,6 +369,8 @@ def damage(model: ir.Model, rng: random.Random) -> None:
 @given(name=st.sampled_from(ALL), seed=st.integers(0, 2**32))
 @example(name="genai-cpu-fp32", seed=294)
 @example(name="dynamo-op18-sdpa-hd128-fp16", seed=2879997)
+@example(name="hf-ortcpu-prefill", seed=1870)
+@example(name="dynamo-op18-sdpa", seed=1000460)
 def test_a_damaged_graph_is_recognised_or_refused_but_never_crashes(name: str, seed: int) -> None:
     model = load(name)
     for _ in range(3):

@@ -150,9 +150,14 @@ def test_a_plan_of_an_older_version_is_read() -> None:
     fields = json.loads(plan.to_json())
     older = ("tokens", "attention_mask", "position_ids", "logits")
     fields["interface"] = {name: fields["interface"][name] for name in older}
+    for layer in fields["layers"]:
+        del layer["has_sink"]
 
-    read = Plan.from_json(json.dumps(fields)).interface
+    old = Plan.from_json(json.dumps(fields))
+    read = old.interface
 
     assert (read.tokens, read.fed, read.vocabulary) == ("input_ids", (), None)
     assert (read.hidden, read.static, read.padding) == (False, False, True)
+    assert old.layers == plan.layers
+    assert not any(layer.has_sink for layer in old.layers)
     assert Plan.from_json(plan.to_json()) == plan

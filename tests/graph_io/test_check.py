@@ -132,6 +132,12 @@ def attention_without_scale(model: ir.Model) -> None:
     nodes(model, ATTENTION)[0].attributes["scale"] = ir.AttrFloat32("scale", 0.5)
 
 
+def attention_with_sinks(model: ir.Model) -> None:
+    node = nodes(model, ATTENTION)[0]
+    node.resize_inputs(10)
+    node.replace_input_with(9, constant(model, "sinks", np.zeros(4, np.float32)))
+
+
 def missing_attribute(model: ir.Model) -> None:
     nodes(model, ENCODE)[0].attributes.pop("bits")
 
@@ -181,6 +187,7 @@ def invalid_node(model: ir.Model) -> None:
         (caches_of_the_other_layer, "attentions read its caches"),
         (appends_to_the_other_cache, "does not append to"),
         (attention_without_scale, "has scale = 0.5"),
+        (attention_with_sinks, "sink of attention is not as planned"),
         (missing_attribute, "has bits = None"),
         (one_layer_less, "4 encoders and 1 attentions for 2 layers"),
         (no_body, f"body of {ENCODE} is missing"),

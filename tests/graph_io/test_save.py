@@ -258,7 +258,9 @@ def test_a_failure_while_weights_move_leaves_nothing(
         with monkeypatch.context() as patch:
             Failing(patch, "fsync", at, OSError(errno.ENOSPC, "No space left"))
             with pytest.raises(ModelFileError, match="No space"):
-                save(loaded, loaded.model, tmp_path / "new.onnx", limit=path.stat().st_size * 3 // 4)
+                save(
+                    loaded, loaded.model, tmp_path / "new.onnx", limit=path.stat().st_size * 3 // 4
+                )
         assert list(snapshot(tmp_path)) == ["model.onnx"]
 
 

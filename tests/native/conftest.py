@@ -81,6 +81,7 @@ def attention_feeds() -> Callable[..., Feeds]:
         value_bits: int | None = None,
         past: int = 4,
         bias: bool = False,
+        sink: bool = False,
     ) -> Feeds:
         rng = np.random.default_rng(3)
         value_bits = value_bits or bits
@@ -98,6 +99,8 @@ def attention_feeds() -> Callable[..., Feeds]:
         }
         if bias:
             feeds["attention_bias"] = np.zeros((batch, 1, tokens, past + tokens), np.float32)
+        if sink:
+            feeds["head_sink"] = rng.standard_normal(heads * group).astype(np.float32)
         return feeds
 
     return make

@@ -37,14 +37,18 @@ ATTENTION_DEFAULTS = {
 
 def _single_node(
     op: str,
-    inputs: Sequence[tuple[str, ir.DataType]],
+    inputs: Sequence[tuple[str, ir.DataType] | None],
     output: tuple[str, ir.DataType],
     attributes: Mapping[str, object],
     constants: Mapping[str, Array],
 ) -> bytes:
-    values = []
+    values: list[ir.Value | None] = []
     initializers = []
-    for name, dtype in inputs:
+    for given in inputs:
+        if given is None:
+            values.append(None)
+            continue
+        name, dtype = given
         # No shapes: the operators must check whatever arrives.
         value = ir.Value(name=name, type=ir.TensorType(dtype))
         if name in constants:
@@ -56,7 +60,7 @@ def _single_node(
     node.outputs[0].name = output[0]
     node.outputs[0].type = ir.TensorType(output[1])
     graph = ir.Graph(
-        [value for value in values if value.name not in constants],
+        [value for value in values if value is not None and value.name not in constants],
         node.outputs,
         nodes=[node],
         initializers=initializers,
@@ -86,11 +90,12 @@ def attention_model(
     dtype: str = "float32",
     *,
     bias: bool = False,
+    sink: bool = False,
     constants: Mapping[str, Array] | None = None,
     **attributes: object,
 ) -> bytes:
     """A model of one TurboQuantDequantAttention; inputs named as in the operator."""
-    inputs = [
+    inputs: list[tuple[str, ir.DataType] | None] = [
         ("query", FLOATS[dtype][0]),
         ("key_cache", U8),
         ("value_cache", U8),
@@ -102,6 +107,8 @@ def attention_model(
     ]
     if bias:
         inputs.append(("attention_bias", FLOATS[dtype][0]))
+    if sink:
+        inputs += [*([] if bias else [None]), ("head_sink", FLOATS[dtype][0])]
     chosen = {k: v for k, v in {**ATTENTION_DEFAULTS, **attributes}.items() if v is not None}
     output = ("output", FLOATS[dtype][0])
     return _single_node(ATTENTION, inputs, output, chosen, constants or {})

@@ -50,9 +50,12 @@ def encode_session(bits: int) -> ort.InferenceSession:
 
 
 @functools.cache
-def attention_session(key_bits: int, value_bits: int, bias: bool, at: int) -> ort.InferenceSession:
+def attention_session(
+    key_bits: int, value_bits: int, bias: bool, sink: bool, at: int
+) -> ort.InferenceSession:
     model = attention_model(
         bias=bias,
+        sink=sink,
         scale=0.5,
         key_codec=codec_of(key_bits).kind,
         key_bits=key_bits,
@@ -190,6 +193,7 @@ def attention_fits(feeds: Feeds, key_bits: int, value_bits: int) -> bool:
             and cache.shape[3] == row_layout(codec_of(bits), size).row_bytes
             and tables_fit(bits, size, feeds[f"{role}_rotation"], feeds[f"{role}_centroids"])
         )
+    fits = fits and ("head_sink" not in feeds or feeds["head_sink"].shape == (query_heads,))
     if not fits or "attention_bias" not in feeds:
         return fits
     bias = feeds["attention_bias"]
@@ -232,8 +236,12 @@ def test_attention(data: st.DataObject) -> None:
         bias = rng.standard_normal(shape).astype(np.float32)
         bias[rng.random(shape) < 0.3] = -np.inf
         feeds["attention_bias"] = bias
+    with_sink = data.draw(st.booleans())
+    if with_sink:
+        sinks = rng.choice(np.array([-np.inf, -3e38, -1.5, 0, 2, 90], np.float32), heads * group)
+        feeds["head_sink"] = sinks
     feeds = spoiled(data, feeds)
-    session = attention_session(key_bits, value_bits, with_bias, at)
+    session = attention_session(key_bits, value_bits, with_bias, with_sink, at)
     if not attention_fits(feeds, key_bits, value_bits):
         with pytest.raises(Exception, match=ATTENTION):
             run(session, feeds)
@@ -248,6 +256,6 @@ def test_attention(data: st.DataObject) -> None:
         key=codec_of(key_bits), value=codec_of(value_bits),
         key_rotation=feeds["key_rotation"], key_codebook=feeds["key_centroids"],
         value_rotation=feeds["value_rotation"], value_codebook=feeds["value_centroids"],
-        attention_bias=feeds.get("attention_bias"), **variant,
+        attention_bias=feeds.get("attention_bias"), head_sink=feeds.get("head_sink"), **variant,
     )  # fmt: skip
     np.testing.assert_allclose(output, expected, rtol=0, atol=1e-4 * (1 + np.abs(expected).max()))

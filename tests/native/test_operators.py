@@ -36,6 +36,7 @@ def oracle(feeds: Feeds, bits: int, **options: object) -> np.ndarray:
         key=codec, value=codec, key_rotation=arrays["key_rotation"],
         key_codebook=arrays["key_centroids"], value_rotation=arrays["value_rotation"],
         value_codebook=arrays["value_centroids"], attention_bias=arrays.get("attention_bias"),
+        head_sink=arrays.get("head_sink"),
         **{"scale": 0.25, "causal": True, **options},
     )  # fmt: skip
 
@@ -77,6 +78,27 @@ def test_attention_agrees_with_numpy(
     expected = oracle(feeds, bits)
     assert output.dtype == FLOATS[dtype][1]
     assert np.abs(output.astype(np.float64) - expected).max() <= tolerance * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [("float32", 2e-5), ("float16", 1e-3), ("bfloat16", 8e-3)]
+)
+@pytest.mark.parametrize("bias", [False, True])
+def test_sinks_agree_with_numpy(
+    level: str, dtype: str, tolerance: float, bias: bool, attention_feeds: Callable[..., Feeds]
+) -> None:
+    """Also without a bias, which no function body can be."""
+    feeds = attention_feeds(size=64, slots=1300, past=1200, bias=bias, sink=True)
+    feeds["head_sink"] = feeds["head_sink"] * 2 + 8  # to be felt among so many keys
+    names = {"query", "attention_bias", "head_sink"} & feeds.keys()
+    feeds |= {name: feeds[name].astype(FLOATS[dtype][1]) for name in names}
+    output = run(make_session(attention_model(dtype, bias=bias, sink=True, scale=0.25)), feeds)
+    expected = oracle(feeds, 4)
+    assert np.abs(output.astype(np.float64) - expected).max() <= tolerance * np.abs(expected).max()
+    # The negative twin: sinks make a difference.
+    del feeds["head_sink"]
+    without = oracle(feeds, 4)
+    assert np.abs(expected - without).max() > 3 * tolerance * np.abs(expected).max()
 
 
 @pytest.mark.parametrize(("dtype", "bits"), [("float32", 32), ("float16", 16), ("bfloat16", 16)])

@@ -117,6 +117,12 @@ ATTENTION_CASES: dict[str, tuple[Mapping[str, Array], str]] = {
     "bias tokens": ({"attention_bias": zeros(1, 1, 2, 7)}, "broadcasts to [2, 4, 3, 7]"),
     "short bias": ({"attention_bias": zeros(1, 1, 3, 6)}, "broadcasts to [2, 4, 3, 7]"),
     "empty bias": ({"attention_bias": zeros(1, 1, 3, 0)}, "broadcasts to [2, 4, 3, 7]"),
+    "sinks of the other heads": ({"head_sink": zeros(2)}, "head_sink has shape [2], expected [4]"),
+    "one sink for all": ({"head_sink": zeros(1)}, "head_sink has shape [1], expected [4]"),
+    "too many sinks": ({"head_sink": zeros(5)}, "head_sink has shape [5], expected [4]"),
+    "no sinks": ({"head_sink": zeros(0)}, "head_sink has shape [0], expected [4]"),
+    "scalar sink": ({"head_sink": zeros()}, "head_sink has shape [], expected [4]"),
+    "sinks of rank 2": ({"head_sink": zeros(1, 4)}, "head_sink has shape [1, 4], expected [4]"),
 }
 
 
@@ -135,13 +141,25 @@ def test_encode_refuses(name: str, encode_feeds: Callable[..., Feeds]) -> None:
 @pytest.mark.parametrize("name", ATTENTION_CASES)
 def test_attention_refuses(name: str, attention_feeds: Callable[..., Feeds]) -> None:
     changes, message = ATTENTION_CASES[name]
-    session = make_session(attention_model(bias=True))
-    good = attention_feeds(bias=True)
+    session = make_session(attention_model(bias=True, sink=True))
+    good = attention_feeds(bias=True, sink=True)
     before = run(session, good)
     with pytest.raises(Exception, match=re.escape(message)) as error:
         run(session, {**good, **changes})
     assert f"{ATTENTION}: " in str(error.value)
     np.testing.assert_array_equal(run(session, good), before)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_sinks_are_of_the_type_of_the_query(
+    bias: bool, attention_feeds: Callable[..., Feeds]
+) -> None:
+    session = make_session(attention_model(bias=bias, sink=True))
+    good = attention_feeds(bias=bias, sink=True)
+    assert np.isfinite(run(session, good)).all()
+    half = good["head_sink"].astype(np.float16)
+    with pytest.raises(Exception, match="Unexpected input data type"):
+        run(session, {**good, "head_sink": half})
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,9 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", ["dynamo-op18-sdpa", "genai-cpu-fp32"])
+@pytest.mark.parametrize(
+    "name", ["dynamo-op18-sdpa", "genai-cpu-fp32", "legacy-op17-sdpa", "mobius-static"]
+)
 def test_netron_draws_every_operator_of_ours(name: str, tmp_path: Path) -> None:
     output = tmp_path / "converted.onnx"
     report = convert(FIXTURES / f"{name}.onnx", output)

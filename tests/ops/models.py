@@ -53,6 +53,7 @@ class Site:
     head_size: int = 32
     dtype: ir.DataType = ir.DataType.FLOAT
     has_bias: bool = False
+    has_sink: bool = False
     norm_correction: int = 1
     opset: int = BODY_OPSET
 
@@ -126,6 +127,8 @@ class Site:
         ]
         if self.has_bias:
             inputs.append(build.float_input("attention_bias", ["b0", "b1", "b2", "b3"]))
+        if self.has_sink:
+            inputs.append(build.float_input("head_sink", [self.heads]))
         codecs = {
             "key_codec": self.key.kind,
             "key_bits": self.key.bits,
@@ -194,7 +197,7 @@ class Site:
     ) -> np.ndarray[Any, np.dtype[np.float64]]:
         """Float64 attention over given caches."""
         options = ATTRIBUTES | attributes
-        bias = feeds.get("attention_bias")
+        bias, sink = feeds.get("attention_bias"), feeds.get("head_sink")
         return reference.attention(
             feeds["query"],
             key_cache,
@@ -207,6 +210,7 @@ class Site:
             value_rotation=self.value_rotation,
             value_codebook=self.codebook(self.value).centroids,
             attention_bias=None if bias is None else bias.astype(self.dtype.numpy()),
+            head_sink=sink,
             scale=options["scale"],
             causal=bool(options["causal"]),
             sliding_window=options["sliding_window"],
@@ -271,7 +275,11 @@ class _Builder:
         )
         site = self.site
         functions = function_protos(
-            site.key, site.value, has_bias=site.has_bias, element=site.element
+            site.key,
+            site.value,
+            has_bias=site.has_bias,
+            has_sink=site.has_sink,
+            element=site.element,
         )
         model = ir.Model(graph, ir_version=9, functions=[ir.from_proto(f) for f in functions])
         return ir.to_proto(model)

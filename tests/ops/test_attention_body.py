@@ -93,6 +93,56 @@ def test_a_bias_is_broadcast_and_cut(runtime: str, shape: tuple[int, ...], rng: 
     assert_attention(site, feeds, RUNTIMES[runtime](site.model(), feeds))
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize(
+    ("key_bits", "value_bits", "dtype"),
+    [
+        (4, 3, ir.DataType.FLOAT),
+        (32, 32, ir.DataType.FLOAT),
+        (4, 2, ir.DataType.FLOAT16),
+        (16, 16, ir.DataType.FLOAT16),
+        (3, 4, ir.DataType.BFLOAT16),
+    ],
+)
+@pytest.mark.parametrize(("causal", "sliding_window", "softcap"), [(1, 0, 0.0), (0, 3, 0.7)])
+def test_sinks(
+    *,
+    runtime: str,
+    key_bits: int,
+    value_bits: int,
+    dtype: ir.DataType,
+    causal: int,
+    sliding_window: int,
+    softcap: float,
+    rng: Any,
+) -> None:
+    attributes = {"causal": causal, "sliding_window": sliding_window, "softcap": softcap}
+    site = Site(key_bits, value_bits, heads=6, dtype=dtype, has_bias=True, has_sink=True)
+    feeds = site.feeds(rng, past_length=(4, 1), new=3, capacity=9)
+    feeds["attention_bias"] = bias_for(site, feeds, rng)
+    feeds["attention_bias"][0, :, 1] = -np.inf  # sees nothing but its sink
+    feeds["head_sink"] = site.rounded(np.array([0.5, -1.5, 3.0, 100.0, -100.0, -np.inf]))
+    results = RUNTIMES[runtime](site.model(**attributes), feeds)
+    assert_attention(site, feeds, results, **attributes)
+    assert not results[0][0, :, 1].any()
+    # The negative twin: the comparison sees the sinks.
+    del feeds["head_sink"]
+    with pytest.raises(AssertionError):
+        assert_attention(site, feeds, results, **attributes)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_sinks_of_minus_infinity_change_nothing(runtime: str, rng: Any) -> None:
+    plain = Site()
+    feeds = plain.feeds(rng, past_length=(4, 1), new=3)
+    wanted = RUNTIMES[runtime](plain.model(), feeds)[0]
+    feeds["attention_bias"] = np.zeros((1, 1, 1, 1), np.float32)
+    feeds["head_sink"] = np.full(4, -np.inf, np.float32)
+    model = Site(has_bias=True, has_sink=True).model()
+    np.testing.assert_allclose(RUNTIMES[runtime](model, feeds)[0], wanted, atol=1e-6)
+
+
 HALF_FLOAT32 = np.float32(-3.4028234663852886e38) / np.float32(2)
 HALF_BFLOAT16 = np.float32(-3.3895313892515355e38) / 2
 

@@ -16,11 +16,11 @@ from tq_onnx.ops import documentation as doc
 from tq_onnx.ops.domain import ATTENTION, BODY_OPSET, DOMAIN, ENCODE, VERSION
 from tq_onnx.ops.functions import function_protos
 
-# Bits of keys and of values, element type, bias.
+# Bits of keys and of values, element type, number of optional inputs: bias, sink.
 VARIANTS = [
-    *product(LLOYD_MAX_BITS, LLOYD_MAX_BITS, ("float32",), (False, True)),
-    *product((3, 32), (32,), ("float32",), (False, True)),
-    *product((16,), (4, 16), ("float16", "bfloat16"), (False, True)),
+    *product(LLOYD_MAX_BITS, LLOYD_MAX_BITS, ("float32",), (0, 1, 2)),
+    *product((3, 32), (32,), ("float32",), (0, 1, 2)),
+    *product((16,), (4, 16), ("float16", "bfloat16"), (0, 1, 2)),
 ]
 
 # Not in onnxruntime 1.24, or of another meaning in an opset between 15 and 24.
@@ -39,8 +39,14 @@ UNSAFE = {
 
 
 def variants() -> Iterator[list[onnx.FunctionProto]]:
-    for key, value, element, has_bias in VARIANTS:
-        yield function_protos(codec_of(key), codec_of(value), has_bias=has_bias, element=element)
+    for key, value, element, extra in VARIANTS:
+        yield function_protos(
+            codec_of(key),
+            codec_of(value),
+            has_bias=extra > 0,
+            has_sink=extra > 1,
+            element=element,
+        )
 
 
 def test_both_operators_come_after_all_that_they_call() -> None:
@@ -71,14 +77,14 @@ def test_bodies_use_only_what_every_runtime_has() -> None:
 
 
 def test_inputs_outputs_and_attributes_are_those_that_are_documented() -> None:
-    for (*_, has_bias), protos in zip(VARIANTS, variants(), strict=True):
+    for (*_, extra), protos in zip(VARIANTS, variants(), strict=True):
         named = {proto.name: proto for proto in protos}
-        bias = (doc.ATTENTION_BIAS,) if has_bias else ()
+        optional = (doc.ATTENTION_BIAS, doc.HEAD_SINK)[:extra]
         for name, inputs, outputs, attributes in (
             (ENCODE, doc.ENCODE_INPUTS, doc.ENCODE_OUTPUTS, doc.ENCODE_ATTRIBUTES),
             (
                 ATTENTION,
-                doc.ATTENTION_INPUTS + bias,
+                doc.ATTENTION_INPUTS + optional,
                 doc.ATTENTION_OUTPUTS,
                 doc.ATTENTION_ATTRIBUTES,
             ),
@@ -90,6 +96,12 @@ def test_inputs_outputs_and_attributes_are_those_that_are_documented() -> None:
             for entry, meaning in (*inputs, *outputs, *attributes):
                 assert f"`{entry}`: {meaning}" in proto.doc_string
         assert all(proto.doc_string for proto in protos)
+
+
+def test_a_sink_without_a_bias_is_no_variant() -> None:
+    codec = Codec(LLOYD_MAX, 4)
+    with pytest.raises(ValueError, match="has a bias too"):
+        function_protos(codec, codec, has_bias=False, has_sink=True)
 
 
 def test_a_caller_may_edit_what_it_gets() -> None:

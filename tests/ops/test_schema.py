@@ -89,7 +89,7 @@ def test_everything_is_documented() -> None:
         (ENCODE, doc.ENCODE_INPUTS, doc.ENCODE_OUTPUTS, doc.ENCODE_ATTRIBUTES),
         (
             ATTENTION,
-            (*doc.ATTENTION_INPUTS, doc.ATTENTION_BIAS),
+            (*doc.ATTENTION_INPUTS, doc.ATTENTION_BIAS, doc.HEAD_SINK),
             doc.ATTENTION_OUTPUTS,
             doc.ATTENTION_ATTRIBUTES,
         ),
@@ -270,6 +270,24 @@ def test_a_bias_that_cannot_be_broadcast_is_refused() -> None:
         set_size("attention_bias", axis, size)(model)
         with pytest.raises(InferenceError, match=message):
             check(model)
+
+
+@pytest.mark.usefixtures("schemas")
+def test_sinks_that_are_not_one_per_head_are_refused() -> None:
+    model = Site(has_bias=True, has_sink=True).model()
+    check(model)
+    set_size("head_sink", 0, 2)(model)
+    with pytest.raises(InferenceError, match="heads of query and head_sink differs: 2 and 4"):
+        check(model)
+
+
+@pytest.mark.usefixtures("schemas")
+def test_sinks_of_another_rank_are_refused() -> None:
+    model = Site(has_bias=True, has_sink=True).model()
+    node = node_of(model, ATTENTION)
+    node.input[9] = node.input[8]
+    with pytest.raises(InferenceError, match="head_sink has 4 dimensions, not 1"):
+        check(model)
 
 
 @pytest.mark.usefixtures("schemas")

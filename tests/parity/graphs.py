@@ -47,6 +47,7 @@ class Attention:
     sliding_window: int = 0
     softcap: float = 0.0
     has_bias: bool = False
+    has_sink: bool = False
 
     @property
     def key(self) -> Codec:
@@ -156,6 +157,8 @@ class Builder:
         ]
         if spec.has_bias:
             inputs.append(self.floats("attention_bias", ["B1", "H1", "T1", "S1"]))
+        if spec.has_sink:
+            inputs.append(self.floats("head_sink", ["H"]))
         attributes: dict[str, Any] = {
             "scale": spec.scale,
             "causal": int(spec.causal),
@@ -178,7 +181,13 @@ class Builder:
         return output
 
     def model(self, outputs: list[ir.Value], spec: Attention) -> bytes:
-        protos = function_protos(spec.key, spec.value, has_bias=spec.has_bias, element=self.element)
+        protos = function_protos(
+            spec.key,
+            spec.value,
+            has_bias=spec.has_bias,
+            has_sink=spec.has_sink,
+            element=self.element,
+        )
         used = {value for node in self.nodes for value in node.inputs}
         graph = ir.Graph(
             self.inputs,
@@ -205,7 +214,10 @@ def encode_model(
 
 @cache
 def attention_model(spec: Attention) -> bytes:
-    """Inputs: key_cache, value_cache, past_length, query, attention_bias?. Output: output."""
+    """Inputs: key_cache, value_cache, past_length, query, attention_bias?, head_sink?.
+
+    Output: output.
+    """
     builder = Builder(spec.dtype)
     caches = [
         builder.input(

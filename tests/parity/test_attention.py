@@ -30,6 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarn
 NAN_SCALE = [0x00, 0x7E]
 PLAIN = Attention()
 B = Attention(has_bias=True)
+SINKS = Attention(has_bias=True, has_sink=True)
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,28 @@ CASES: dict[str, Case] = {
     "left-padding-prompt": Case(B, batch=3, new=17, past=(0,), bias="left-padding"),
     "hidden-rows": Case(B, batch=2, new=5, past=(6,), bias="hidden-rows"),
     "all-hidden": Case(B, new=2, past=(6,), bias="all-hidden"),
+    # Sinks: in both forms of a task, over several chunks, with every other attribute, and alone.
+    "sink-T1": Case(SINKS, batch=2, group=3, past=(40, 7), bias="row"),
+    "sink-T17": Case(SINKS, new=17, past=(9,), bias="full"),
+    "sink-T128-past": Case(replace(SINKS, head_size=128), new=128, past=(100,), bias="row"),
+    "sink-S1100": Case(replace(SINKS, head_size=128), group=4, past=(1099,), bias="zero"),
+    "sink-S1100-window": Case(
+        replace(SINKS, sliding_window=600), batch=2, group=2, past=(1099, 300), bias="zero"
+    ),
+    "sink-window-softcap": Case(
+        replace(SINKS, sliding_window=8, softcap=5.0), new=17, past=(30,), bias="full", sharpness=8
+    ),
+    "sink-not-causal": Case(replace(SINKS, causal=False), new=5, past=(6,), bias="full"),
+    "sink-hidden-rows": Case(SINKS, batch=2, new=5, past=(6,), bias="hidden-rows"),
+    "sink-all-hidden": Case(SINKS, new=2, past=(6,), bias="all-hidden"),
+    "sink-raw": Case(replace(SINKS, key_bits=32, value_bits=32), new=2, past=(60,), bias="full"),
+    **{
+        f"sink-{dtype}-T{new}": Case(
+            replace(SINKS, head_size=128, dtype=dtype), new=new, past=(past,), bias="full"
+        )
+        for dtype in ("float16", "bfloat16")
+        for new, past in ((1, 60), (17, 5))
+    },
     # Raw: alone, beside codes, and in every form that a kernel tells apart.
     "raw-T1": Case(Attention(64, 32, 32), past=(40,)),
     "raw-24-T17": Case(Attention(24, 32, 32), new=17, past=(9,)),
@@ -178,6 +201,10 @@ def inputs(case: Case) -> dict[str, np.ndarray]:
         feeds[f"{side}_cache"] = rows
     if case.bias:
         feeds["attention_bias"] = bias(case, random, feeds)
+    if graph.has_sink:
+        sinks = random.uniform(-2, 4, case.kv_heads * case.group)
+        sinks[-1] = -np.inf
+        feeds["head_sink"] = as_dtype(sinks, graph.dtype)
     return feeds
 
 
@@ -202,6 +229,7 @@ def bias(case: Case, random: np.random.RandomState, feeds: dict[str, np.ndarray]
         "full": (batch, heads, case.new, total),
         "heads": (1, heads, 1, total),
         "row": (1, 1, 1, total),
+        "zero": (1, 1, 1, 1),
         "column": (batch, 1, case.new, 1),
         "longer": (batch, 1, case.new, total + 7),
     }.get(case.bias, (batch, 1, case.new, total))
@@ -222,6 +250,8 @@ def bias(case: Case, random: np.random.RandomState, feeds: dict[str, np.ndarray]
     elif case.bias == "hidden-rows":
         values[:, :, 1] = lowest
         values[0, :, 0, 2] = -np.inf
+    elif case.bias == "zero":
+        values[:] = 0
     elif case.bias == "all-hidden":
         values[:] = -np.inf
     return as_dtype(values, case.graph.dtype)
@@ -247,6 +277,7 @@ def oracle(case: Case) -> np.ndarray:
         sliding_window=graph.sliding_window,
         softcap=graph.softcap,
         attention_bias=mask,
+        head_sink=feeds.get("head_sink"),
         element=graph.dtype,
     )
 
@@ -289,7 +320,9 @@ def test_a_bad_row_spoils_only_who_sees_it(bits: int, backend: str) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("name", ["T128-past", "S1100", "own-lengths-fixed", "raw-S1100"])
+@pytest.mark.parametrize(
+    "name", ["T128-past", "S1100", "own-lengths-fixed", "raw-S1100", "sink-S1100"]
+)
 def test_levels_agree(name: str, level: str) -> None:
     case = CASES[name]
     scalar = attend("scalar", case.graph, inputs(case))
@@ -303,6 +336,16 @@ def test_same_result_every_time(level: str) -> None:
     first = attend(level, case.graph, inputs(case))
     for _ in range(5):
         assert np.array_equal(attend(level, case.graph, inputs(case)), first)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sinks_are_seen(backend: str) -> None:
+    """The negative twin: without them the oracle says something else."""
+    case = CASES["sink-S1100"]
+    feeds = {name: array for name, array in inputs(case).items() if name != "head_sink"}
+    graph = replace(case.graph, has_sink=False)
+    with pytest.raises(AssertionError):
+        check_attention("negative", "float32", attend(backend, graph, feeds), oracle(case))
 
 
 def test_a_wrong_backend_would_be_noticed() -> None:

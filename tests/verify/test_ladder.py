@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
-from tests.runtime.models import CONVERTIBLE, DYNAMO, converted, ids
+from tests.runtime.models import CONVERTIBLE, DYNAMO, GENAI, converted, ids, original
 from tq_onnx.codec.reference import rotate
 from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.errors import UnsupportedModelError
+from tq_onnx.graph.load import load
+from tq_onnx.graph.pipeline import convert
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.verify import ladder
 from tq_onnx.verify.probe import LayerNames, Probe, make_probe
@@ -67,6 +71,25 @@ def test_both_backends_climb(name: str, library: bool) -> None:
             assert found.scale_steps <= 1
             assert found.attention_error <= 2e-5
             assert caches[0].shape == (1, 2, decoder.length, 34)
+
+
+def test_sinks_are_judged(tmp_path: Path) -> None:
+    model = load(original(GENAI)).model
+    for node in model.graph:
+        if node.op_type == "GroupQueryAttention":
+            node.attributes["smooth_softmax"] = ir.AttrInt64("smooth_softmax", 1)
+    before, after = tmp_path / "before.onnx", tmp_path / "after.onnx"
+    ir.save(model, before)
+    convert(before, after)
+    probe = make_probe(after)
+    decoder = probe.decoder(library=True, threads=1)
+    decoder.prefill(ids(12))
+    seen, layer = dict(decoder.watched), probe.layers[0]
+    fake = Fake(seen, [decoder.cache(index) for index in range(4)], decoder.signature)
+    assert np.array_equal(seen[layer.sink], np.zeros(4))
+    assert judge(fake, layer).attention_error <= 2e-5
+    seen[layer.sink] = np.full(4, -np.inf, np.float32)
+    assert judge(fake, layer).attention_error > 1e-2
 
 
 def test_untouched_figures_are_clean(probe: Probe, fake: Fake) -> None:

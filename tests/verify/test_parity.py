@@ -16,7 +16,7 @@ from onnx import numpy_helper
 from tests.graph_io.models import external
 from tests.runtime.models import CONVERTIBLE, DYNAMO, GENAI, HALF, converted, ids, original
 from tq_onnx.errors import UnsupportedModelError, UsageError, VerificationError
-from tq_onnx.graph.pipeline import convert
+from tq_onnx.graph.pipeline import convert, inspect
 from tq_onnx.graph.plan import METADATA_PLAN, Plan
 from tq_onnx.ops.domain import ATTENTION, ENCODE
 from tq_onnx.verify.parity import verify
@@ -47,6 +47,50 @@ def test_a_conversion_holds(name: str) -> None:
     assert report.modes.in_place_bytes_differing == 0
     assert 0 < report.quality.kl_mean < 0.05
     assert all(0.005 < drift.key < 0.06 for drift in report.drift)
+
+
+def sinking(path: Path, sinks: np.ndarray | None) -> Path:
+    """A model of GroupQueryAttention with these sinks; None for a smooth softmax."""
+    model = onnx.load(original(GENAI))
+    for node in model.graph.node:
+        if node.op_type != "GroupQueryAttention":
+            continue
+        if sinks is None:
+            node.attribute.append(
+                onnx.AttributeProto(name="smooth_softmax", type=onnx.AttributeProto.INT, i=1)
+            )
+        else:
+            node.input.extend([""] * (12 - len(node.input)))
+            node.input[11] = "sinks"
+    if sinks is not None:
+        model.graph.initializer.append(numpy_helper.from_array(sinks, "sinks"))
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "sinks", [np.array([1.5, -1, 0.3, 4], np.float32), None], ids=["sinks", "smooth"]
+)
+def test_a_conversion_with_sinks_holds(tmp_path: Path, sinks: np.ndarray | None) -> None:
+    before, after = sinking(tmp_path / "before.onnx", sinks), tmp_path / "after.onnx"
+    convert(before, after)
+    report = check(before, after)
+    assert report.holds, [entry for entry in report.checks if not entry.holds]
+    assert len(report.ladder) == 4
+    assert "sinks" in inspect(before).layers[0].mask
+
+
+def test_sinks_that_were_lost_are_seen(tmp_path: Path) -> None:
+    """Each operator is right on its own inputs; the whole model is far from its original."""
+    before = sinking(tmp_path / "before.onnx", np.full(4, 3, np.float32))
+    after = tmp_path / "after.onnx"
+    convert(before, after)
+    kept = check(before, after).quality.kl_mean
+    model = onnx.load(after)
+    (sinks,) = (tensor for tensor in model.graph.initializer if tensor.name == "sinks")
+    sinks.CopyFrom(numpy_helper.from_array(np.full(4, -np.inf, np.float32), "sinks"))
+    onnx.save(model, after)
+    assert check(before, after).quality.kl_mean > 4 * kept
 
 
 @pytest.mark.parametrize("preset", ["int3", "int2"])

@@ -176,6 +176,7 @@ def attention(
     sliding_window: int = 0,
     softcap: float = 0.0,
     attention_bias: npt.NDArray[np.generic] | None = None,
+    head_sink: npt.NDArray[np.generic] | None = None,
     element: str = "float32",
 ) -> Float64:
     """Grouped-query attention over the decoded caches.
@@ -184,7 +185,8 @@ def attention(
     T - 1 exist. A key at position s is visible unless it does not exist, ``causal`` and s > p,
     ``sliding_window`` and p - s >= sliding_window, or its bias is at most half of the lowest finite
     value of the bias type. The score is scale * q.k, then softcap * tanh(score / softcap), then the
-    bias is added. A query that sees no key gives zeros.
+    bias is added. A sink is one more score, neither scaled nor capped, of a key that every query
+    sees and that has no value. A query that sees no other key gives zeros.
 
     Args:
         query: floats ``[B, H, T, D]``; query head h reads KV head h // (H / N).
@@ -203,6 +205,7 @@ def attention(
         softcap: 0 for none.
         attention_bias: floats broadcastable to ``[B, H, T, total]``, total = max(past_length) + T;
             a last dimension longer than total is cut.
+        head_sink: floats ``[H]``, the sink of each query head; minus infinity is none.
         element: the model's element type, see ``codec.elements``; only ``raw`` looks at it.
 
     Returns:
@@ -220,6 +223,7 @@ def attention(
     values = _decode(value_cache[:, :, :total], value, value_rotation, value_codebook, element)
     bias, hidden = _bias(attention_bias, (batch, heads, new, total))
     queries = np.asarray(query, np.float64)
+    sinks = np.full(heads, -np.inf) if head_sink is None else np.asarray(head_sink, np.float64)
     group = heads // key_cache.shape[1]
     output = np.zeros((batch, heads, new, head_size))
     for b, h, t in np.ndindex(batch, heads, new):
@@ -236,8 +240,10 @@ def attention(
         if softcap:
             scores = softcap * np.tanh(scores / softcap)
         scores += bias[b, h, t, seen]
-        weights = np.exp(scores - scores.max())
-        output[b, h, t] = weights @ values[b, h // group, seen] / weights.sum()
+        top = max(scores.max(), sinks[h])
+        weights = np.exp(scores - top)
+        denominator = weights.sum() + np.exp(sinks[h] - top)
+        output[b, h, t] = weights @ values[b, h // group, seen] / denominator
     return output
 
 

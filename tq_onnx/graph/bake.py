@@ -65,7 +65,8 @@ def _none(build: Builder) -> ir.Value:
 def bake_functions(model: ir.Model, plan: Plan) -> None:
     """Adds the bodies of the operators, and the opset imports that they need.
 
-    All layers of a plan share codecs and the presence of a bias, as functions have no overloads.
+    All layers of a plan share codecs and whether there are a bias and sinks, as functions have no
+    overloads.
     The bodies import the model's own opset, which ONNX wants to be one for both; what they use
     means the same from opset 15 on, which is the oldest that a converted model has.
     """
@@ -74,7 +75,9 @@ def bake_functions(model: ir.Model, plan: Plan) -> None:
     key = Codec(layer.key_codec, layer.key_bits)
     value = Codec(layer.value_codec, layer.value_bits)
     element = ir.DataType[layer.dtype].numpy().name
-    for proto in function_protos(key, value, has_bias=layer.has_bias, element=element):
+    for proto in function_protos(
+        key, value, has_bias=layer.has_bias, has_sink=layer.has_sink, element=element
+    ):
         function = ir.serde.deserialize_function(proto)
         function.opset_imports[""] = opset
         model.functions[function.identifier()] = function

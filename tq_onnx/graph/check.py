@@ -225,9 +225,9 @@ def _attention(node: ir.Node, made: list[ir.Node], layer: LayerPlan) -> Iterator
     }
     if any(node.inputs[slot] is not wanted for slot, wanted in wired.items()):
         yield "attention and encoders do not share past length, rotation and codebook"
-    has_bias = len(node.inputs) > 8 and node.inputs[8] is not None
-    if has_bias != layer.has_bias:
-        yield "the bias of attention is not as planned"
+    for slot, what, planned in ((8, "bias", layer.has_bias), (9, "sink", layer.has_sink)):
+        if (len(node.inputs) > slot and node.inputs[slot] is not None) != planned:
+            yield f"the {what} of attention is not as planned"
     yield from _attributes(
         node,
         {

@@ -12,7 +12,7 @@ from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.graph.builder import MICROSOFT, Builder
+from tq_onnx.graph.builder import MICROSOFT
 from tq_onnx.graph.dialects.constants import attribute_int
 from tq_onnx.graph.dialects.site import FLOATS, Cache, Site, rank, static_dim
 from tq_onnx.graph.liveness import data_ancestors, live_nodes
@@ -50,38 +50,6 @@ _NAMES: Final = {
 _SCATTERS: Final = ("ScatterND", "ScatterElements", "TensorScatter")
 # Values that are looked at to learn what an input is for; what is near tells.
 _MOST_VALUES: Final = 200
-
-
-@dataclass(frozen=True, eq=False)
-class Lengths:
-    """Inputs whose shapes tell how many tokens there are, whatever the size of the caches.
-
-    Attributes:
-        total: dimension 1 is the total length, the attention mask.
-        tokens: dimension 1 is the number of new tokens.
-    """
-
-    total: ir.Value
-    tokens: ir.Value
-
-    def total_length(self, build: Builder) -> ir.Value:
-        """S, int64 ``[1]``."""
-        return build.once("total_length", lambda: build.dim(self.total, 1, "total_length"))
-
-    def past_length(self, build: Builder) -> ir.Value:
-        """P, int64 ``[1]``."""
-
-        def make() -> ir.Value:
-            new = build.dim(self.tokens, 1, "new_tokens")
-            return build.op(
-                "Sub",
-                [self.total_length(build), new],
-                "past_length",
-                dtype=ir.DataType.INT64,
-                shape=[1],
-            )
-
-        return build.once("past_length", make)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,12 +98,12 @@ def find_roles(graph: ir.Graph, sites: Sequence[Site]) -> Roles | None:
         if value is not tokens and rank(value) == 2 and value.dtype in _MASKS
     ]
     masks = [value for value in pairs if value in sources]
-    longer = [value for value in masks if _differs(value, tokens)]
+    longer = [value for value in masks if differs(value, tokens)]
     mask = _choose(longer or masks, "attention_mask")
     if mask is None:
         mask = _named(pairs, "attention_mask")
     others = [value for value in pairs if value is not mask and value.dtype in _INTEGERS]
-    same = [value for value in others if not _differs(value, tokens)]
+    same = [value for value in others if not differs(value, tokens)]
     positions = _named(others, "position_ids") or (same[0] if len(same) == 1 else None)
     named = (tokens, mask, positions)
     live = live_nodes([logits, *(cache.present for cache in caches)])
@@ -159,27 +127,6 @@ def find_roles(graph: ir.Graph, sites: Sequence[Site]) -> Roles | None:
         any(_keeps_its_size(cache) for cache in caches),
         mask is None or not any(_counts_by(mask, site) for site in sites),
     )
-
-
-def find_lengths(roles: Roles, sites: Sequence[Site]) -> Lengths | None:
-    """Where the past length can be read without the caches; None if nowhere.
-
-    That needs an input that flows into the mask of every layer, and whose length is by its name
-    another than that of the tokens: the attention mask ``[B, S]``.
-    """
-    mask = roles.attention_mask
-    if mask is None or rank(roles.tokens) not in (2, 3) or not _differs(mask, roles.tokens):
-        return None
-    checked: set[ir.Value] = set()
-    for site in sites:
-        sources = frozenset(site.mask_sources())
-        if not sources <= checked:
-            if mask not in data_ancestors(sources):
-                return None
-            checked |= sources
-        if not sources:
-            return None
-    return Lengths(mask, roles.tokens)
 
 
 def _tokens(given: Sequence[ir.Value]) -> ir.Value | None:
@@ -270,7 +217,7 @@ def _as_many(value: ir.Value, tokens: ir.Value) -> bool:
     if value.shape is None or len(value.shape) != 1:
         return False
     length = value.shape[0] if isinstance(value.shape[0], int) else value.shape[0].value
-    return length is not None and length != 1 and length == _dim(tokens)
+    return length is not None and length != 1 and length == dimension(tokens)
 
 
 def _keeps_its_size(cache: Cache) -> bool:
@@ -281,7 +228,7 @@ def _keeps_its_size(cache: Cache) -> bool:
     if cache.node.op_type in _SCATTERS:
         return True
     axis = 2 if rank(past) == 4 else 1
-    here, there = _dim(past, axis), _dim(present, axis)
+    here, there = dimension(past, axis), dimension(present, axis)
     return here is not None and here == there
 
 
@@ -294,13 +241,14 @@ def _named(values: Iterable[ir.Value], name: str) -> ir.Value | None:
     return next((value for value in values if value.name == name), None)
 
 
-def _differs(value: ir.Value, other: ir.Value) -> bool:
+def differs(value: ir.Value, other: ir.Value) -> bool:
     """Whether dimensions 1 are known to have different names or sizes."""
-    here, there = _dim(value), _dim(other)
+    here, there = dimension(value), dimension(other)
     return here is not None and there is not None and here != there
 
 
-def _dim(value: ir.Value, axis: int = 1) -> int | str | None:
+def dimension(value: ir.Value, axis: int = 1) -> int | str | None:
+    """A dimension of a value, as a number or by its name; None if neither is known."""
     if value.shape is None or len(value.shape) <= axis:
         return None
     dim = value.shape[axis]

@@ -38,7 +38,8 @@ from tq_onnx.graph.dialects.site import (
     static_dim,
 )
 from tq_onnx.graph.dialects.tensorscatter import is_flat_cache
-from tq_onnx.graph.interface import Lengths, find_lengths, find_roles
+from tq_onnx.graph.interface import find_roles
+from tq_onnx.graph.lengths import Lengths, find_lengths
 from tq_onnx.graph.liveness import live_nodes
 from tq_onnx.graph.nocache import is_attention, why_no_caches
 from tq_onnx.graph.plan import METADATA_PLAN, Interface
@@ -151,7 +152,10 @@ def recognise(model: ir.Model) -> Recognition:
         roles.interface(),
         lengths,
         tuple(reads),
-        view.takes_caches and not shortened and (counted or lengths is not None),
+        view.takes_caches
+        and not shortened
+        and (counted or lengths is not None)
+        and not any(_asks_a_capacity(read) for read in reads),
     )
 
 
@@ -301,6 +305,13 @@ def _survivors(view: GraphView, sites: Sequence[Site]) -> tuple[list[ShapeRead],
                 of_past = cache.past is not None and value is cache.past
                 reads.append(ShapeRead(use.node, site, cache is site.key, of_past, dims))
     return reads, problems
+
+
+def _asks_a_capacity(read: ShapeRead) -> bool:
+    """Whether a graph takes the size of a growing cache for its tokens, and is told the size."""
+    cache = read.site.key if read.is_key else read.site.value
+    grows = cache.update is None or cache.update.past_length is None
+    return read.site.counts_tokens and grows and bool({"P", "S"} & {*read.dims})
 
 
 def _rank_of_scores(node: ir.Node) -> int | None:

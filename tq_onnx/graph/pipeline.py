@@ -299,6 +299,8 @@ def _layer(site: Site) -> LayerFound:
         mask.append(f"window {site.sliding_window}")
     if site.softcap:
         mask.append(f"softcap {site.softcap:g}")
+    if site.has_sink:
+        mask.append("sinks")
     return LayerFound(
         layer=site.layer,
         node=site.node.name or "",

@@ -111,6 +111,8 @@ class LayerPlan:
         key_row_bytes: W of the key cache.
         value_row_bytes: W of the value cache.
         rotation_seed: seed of this layer's rotation.
+        has_sink: whether sinks of the heads go into the operator, which then has a bias too; plans
+            of versions that knew no sinks do not say.
     """
 
     layer: int
@@ -133,6 +135,7 @@ class LayerPlan:
     key_row_bytes: int
     value_row_bytes: int
     rotation_seed: int
+    has_sink: bool = False
 
 
 @dataclass(frozen=True)

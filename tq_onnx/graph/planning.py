@@ -36,8 +36,11 @@ def make_plan(
     if recognition.misses or interface is None or not recognition.sites:
         raise UnsupportedModelError(*_refusal(recognition))
     kind = _rotation(preset, rotation)
-    # A function body has no optional inputs: either all layers pass a bias, or none.
-    has_bias = any(site.has_bias for site in recognition.sites)
+    # A function body has no optional inputs: either all layers pass a bias, or none; so with sinks,
+    # which come after the bias.
+    has_sink = any(site.has_sink for site in recognition.sites)
+    has_bias = has_sink or any(site.has_bias for site in recognition.sites)
+    _check_elements(recognition, preset)
     return Plan(
         tool_version=__version__,
         layout_digest=layout_digest(),
@@ -47,7 +50,8 @@ def make_plan(
         fixed_capacity=recognition.fixed_capacity,
         interface=interface,
         layers=tuple(
-            _layer(site, preset, kind, seed, has_bias=has_bias) for site in recognition.sites
+            _layer(site, preset, kind, seed, has_bias=has_bias, has_sink=has_sink)
+            for site in recognition.sites
         ),
     )
 
@@ -62,6 +66,16 @@ def _rotation(preset: Preset, wanted: str | None) -> str:
     return wanted
 
 
+def _check_elements(recognition: Recognition, preset: Preset) -> None:
+    """One function body writes the raw rows of all layers, and knows one element type."""
+    types = sorted({site.dtype.name for site in recognition.sites})
+    if preset.rotation == NO_ROTATION and len(types) > 1:
+        raise UnsupportedModelError(
+            f"its layers compute in several element types ({', '.join(types)})",
+            fix="use a preset that quantises",
+        )
+
+
 def _refusal(recognition: Recognition) -> tuple[str]:
     if not recognition.misses:
         return ("no attention layer was found",)
@@ -70,7 +84,9 @@ def _refusal(recognition: Recognition) -> tuple[str]:
     return (f"{first}{more}",)
 
 
-def _layer(site: Site, preset: Preset, kind: str, seed: int, *, has_bias: bool) -> LayerPlan:
+def _layer(
+    site: Site, preset: Preset, kind: str, seed: int, *, has_bias: bool, has_sink: bool
+) -> LayerPlan:
     element_bits = site.dtype.bitwidth
     key = _row_layout(site, preset.key.for_elements(element_bits))
     value = _row_layout(site, preset.value.for_elements(element_bits))
@@ -102,6 +118,7 @@ def _layer(site: Site, preset: Preset, kind: str, seed: int, *, has_bias: bool) 
         key_row_bytes=key.row_bytes,
         value_row_bytes=value.row_bytes,
         rotation_seed=seed if kind == NO_ROTATION else rotation_seed(kind, site.layer, seed),
+        has_sink=has_sink,
     )
 
 

@@ -116,6 +116,8 @@ class ConvertPass(ir.passes.InPlacePass):
         with build.before(first, _PROLOGUE):
             if self._recognition.lengths is not None:
                 self._recognition.lengths.past_length(build)
+                if any("S" in read.dims for read in self._recognition.reads):
+                    self._recognition.lengths.total_length(build)
             else:
                 for site in sites:
                     if not site.counts_tokens:
@@ -141,6 +143,8 @@ class ConvertPass(ir.passes.InPlacePass):
             shape = [*_leading(cache, site), width]
             with build.before(cache.node, scope):
                 rows = _turned(build, cache, site, operand, role)
+                if codec.is_raw:
+                    rows = _as_query(build, site, rows, role)
                 presents[cache] = build.op(
                     ENCODE,
                     [
@@ -166,6 +170,8 @@ class ConvertPass(ir.passes.InPlacePass):
                 inputs += [rotations[codec], bake.centroids(build, codec, layer.head_size)]
             if layer.has_bias:
                 inputs.append(operands.bias or _no_bias(build, site))
+            if layer.has_sink:
+                inputs.append(operands.sink or _no_sinks(build, site))
             attention_BHTD = build.op(
                 ATTENTION,
                 inputs,
@@ -256,6 +262,11 @@ def _no_bias(build: Builder, site: Site) -> ir.Value:
     return build.constant(f"tq.{site.dtype.name}.no_bias", np.zeros((1, 1, 1, 1), numpy))
 
 
+def _no_sinks(build: Builder, site: Site) -> ir.Value:
+    none = np.full(site.num_heads, -np.inf).astype(site.dtype.numpy())
+    return build.constant(f"tq.{site.dtype.name}.no_sinks_of_{site.num_heads}", none)
+
+
 def _leading(cache: Cache, site: Site) -> list[int | str | None]:
     """Batch, heads and slots of what a layer encodes."""
     shape = cache.present.shape
@@ -295,6 +306,15 @@ def _turned(build: Builder, cache: Cache, site: Site, rows: ir.Value, role: str)
     )
 
 
+def _as_query(build: Builder, site: Site, rows: ir.Value, role: str) -> ir.Value:
+    """Rows of the element type of the query: bytes of the codec raw do not tell theirs."""
+    if rows.dtype in (None, site.dtype):
+        return rows
+    shape = [None, site.kv_num_heads, None, site.head_size]
+    cast = f"cast_{role}"
+    return build.op("Cast", [rows], cast, dtype=site.dtype, shape=shape, to=int(site.dtype))
+
+
 def _empty(build: Builder, sizes: tuple[int, int, int], rows: ir.Value) -> ir.Value:
     """A cache ``[B, N, slots, bytes]`` that holds no token."""
     batch = build.dim(rows, 0, "batch")
@@ -319,10 +339,12 @@ def _shortened(build: Builder, cache: Cache, present: ir.Value) -> ir.Value:
         return present
     assert present.shape is not None and cache.present.shape is not None
     kept = cache.present.shape[2]
+    starts, ends, _, *steps = cut.inputs[1:]
     with build.before(cut, _PROLOGUE):
         return build.op(
             "Slice",
-            [present, *cut.inputs[1:]],
+            # The old cache may have had its tokens along another axis there.
+            [present, starts, ends, build.integers(2), *steps],
             "shortened",
             dtype=ir.DataType.UINT8,
             shape=[

@@ -122,6 +122,8 @@ def _joined(numbers: Numbers, node: ir.Node) -> Sizes | None:
     if not shapes or any(len(shape) != len(shapes[0]) for shape in shapes):
         return None
     size = len(shapes[0])
+    if not size:
+        return None  # scalars cannot be joined
     along = attribute_int(node, "axis", 0) % size
     result: list[Size] = []
     for axis in range(size):
@@ -141,13 +143,15 @@ def _sliced(numbers: Numbers, node: ir.Node) -> Sizes | None:
         return None
     result = list(shape)
     steps = numbers(operand(node, 4)) or (1,) * len(axes)
+    if any(given is not None and len(given) != len(axes) for given in (starts, ends, steps)):
+        return None
     for index, axis in enumerate(axes):
-        if not isinstance(axis, int):
+        if not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
             return (None,) * len(shape)
         size, length = shape[axis], None
         if isinstance(size, int) and starts is not None and ends is not None:
             start, end, step = starts[index], ends[index], steps[index]
-            if isinstance(start, int) and isinstance(end, int) and isinstance(step, int):
+            if isinstance(start, int) and isinstance(end, int) and isinstance(step, int) and step:
                 length = len(range(size)[start:end:step])
         result[axis] = length
     return tuple(result)
@@ -171,7 +175,10 @@ def _quantised_product(numbers: Numbers, node: ir.Node) -> Sizes | None:
 
 
 def _expanded(numbers: Numbers, node: ir.Node) -> Sizes | None:
-    return broadcast([sizes(operand(node, 0)), numbers(operand(node, 1))])
+    target = numbers(operand(node, 1))
+    if target is not None and any(isinstance(size, int) and size < 0 for size in target):
+        return None
+    return broadcast([sizes(operand(node, 0)), target])
 
 
 def _shape(numbers: Numbers, node: ir.Node) -> Sizes | None:
@@ -208,12 +215,12 @@ def _listed(numbers: Numbers, node: ir.Node) -> Sizes | None:
 def _part(numbers: Numbers, node: ir.Node) -> Sizes | None:
     items = numbers(operand(node, 0))
     starts, ends, axes, steps = (numbers(operand(node, index)) for index in (1, 2, 3, 4))
-    if items is None or starts is None or ends is None or axes not in ((0,), None):
+    if items is None or not starts or not ends or axes not in ((0,), None):
         return None
     start, end, step = starts[0], ends[0], (steps or (1,))[0]
     if not (isinstance(start, int) and isinstance(end, int) and isinstance(step, int)):
         return None
-    return items[start:end:step]
+    return items[start:end:step] if step else None
 
 
 def _taken_over(numbers: Numbers, node: ir.Node) -> Sizes | None:
@@ -225,7 +232,7 @@ def _computed(numbers: Numbers, node: ir.Node) -> Sizes | None:
     if left is None or right is None:
         return None
     length = max(len(left), len(right))
-    if {len(left), len(right)} - {1, length}:
+    if not length or {len(left), len(right)} - {1, length}:
         return None
     left, right = left * (length // len(left)), right * (length // len(right))
     rule = _ARITHMETIC[node.op_type]

@@ -101,7 +101,7 @@ class _Known:
     def sizes_of_parts(self, node: ir.Node) -> list[Sizes | None]:
         """Shapes of the outputs of a Split."""
         shape = sizes(operand(node, 0))
-        if shape is None:
+        if not shape:
             return [None] * len(node.outputs)
         axis = attribute_int(node, "axis", 0) % len(shape)
         parts = self.numbers(operand(node, 1)) or (None,) * len(node.outputs)

@@ -67,7 +67,8 @@ space: the query is rotated once, the output is un-rotated once, and no key or v
 Query t of sequence b stands at position p = past_length[b] + t. Key s is visible iff it exists
 (s < past_length[b] + T), is not in the future (s <= p, if causal), is within the window
 (p - s < sliding_window, if set), and its bias is above half of the lowest finite value of the
-bias's type. A query that sees no key gives exact zeros; a hidden key contributes nothing.
+bias's type. A query that sees no key gives exact zeros; a hidden key contributes nothing. With
+head_sink, exp(head_sink) of the query's head is added to the denominator of the softmax.
 
 Rows of the codec raw hold the vectors themselves, not rotated; their tables are not read."""
 
@@ -85,6 +86,11 @@ ATTENTION_BIAS: Final = (
     "attention_bias",
     "added to the scores; each of its four dimensions is 1 or that of [B, H, T, total], "
     "total = max(past_length) + T; columns beyond total are ignored",
+)
+HEAD_SINK: Final = (
+    "head_sink",
+    "one more score per query head [H], neither scaled nor capped, for a key that every query sees "
+    "and that has no value: it only widens the denominator of the softmax; minus infinity for none",
 )
 ATTENTION_OUTPUTS: Final = (("output", "attention output [B, H, T, D], in the query's type"),)
 ATTENTION_ATTRIBUTES: Final = (

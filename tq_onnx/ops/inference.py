@@ -26,7 +26,7 @@ _ELEMENT_BITS: Final[dict[int, int]] = {
 
 _VECTORS, _PAST, _ENCODE_LENGTH, _ROTATION, _CENTROIDS, _BOUNDARIES = range(6)
 _QUERY, _KEY_CACHE, _VALUE_CACHE, _LENGTH = range(4)
-_KEY_ROTATION, _KEY_CENTROIDS, _VALUE_ROTATION, _VALUE_CENTROIDS, _BIAS = range(4, 9)
+_KEY_ROTATION, _KEY_CENTROIDS, _VALUE_ROTATION, _VALUE_CENTROIDS, _BIAS, _SINK = range(4, 10)
 
 
 class _Node:
@@ -203,6 +203,9 @@ def infer_attention(context: InferenceContext) -> None:
     (lengths,) = node.shape(_LENGTH, "past_length", 1)
     node.one_of("the size of past_length", lengths, 1, batch)
     _check_bias(node, batch, heads, new)
+    node.same(
+        "the number of heads of query and head_sink", heads, *node.shape(_SINK, "head_sink", 1)
+    )
     query_type = context.get_input_type(_QUERY)
     node.output(query_type.tensor_type.elem_type, [batch, heads, new, head_size])
 

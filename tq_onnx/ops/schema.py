@@ -37,6 +37,7 @@ _ATTENTION_TYPES: Final = {
     "value_cache": _BYTES,
     "past_length": _INT64,
     "attention_bias": "T",
+    "head_sink": "T",
     "output": "T",
 }
 _ATTRIBUTE_TYPES: Final[dict[str, Any]] = {
@@ -93,6 +94,7 @@ def attention_schema() -> OpSchema:
         inputs=[
             *(_parameter(entry, _ATTENTION_TYPES) for entry in doc.ATTENTION_INPUTS),
             _parameter(doc.ATTENTION_BIAS, _ATTENTION_TYPES, optional=True),
+            _parameter(doc.HEAD_SINK, _ATTENTION_TYPES, optional=True),
         ],
         outputs=[_parameter(entry, _ATTENTION_TYPES) for entry in doc.ATTENTION_OUTPUTS],
         type_constraints=_TYPES,

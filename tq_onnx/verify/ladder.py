@@ -148,6 +148,7 @@ def judge_layer(
         sliding_window=layer.plan.sliding_window,
         softcap=layer.plan.softcap,
         attention_bias=bias,
+        head_sink=None if layer.sink is None else seen[layer.sink],
         element=_ELEMENTS[layer.plan.dtype],
     )
     found = output[:, :, skip:].astype(np.float64)

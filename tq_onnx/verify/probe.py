@@ -66,6 +66,7 @@ class LayerNames:
         node: name of the attention node.
         query: its query.
         bias: its additive mask; None if it has none.
+        sink: its heads' sinks; None if it has none.
         output: its result.
     """
 
@@ -75,12 +76,13 @@ class LayerNames:
     node: str
     query: str
     bias: str | None
+    sink: str | None
     output: str
 
     def watched(self) -> list[str]:
         """Outputs that the probe adds to the graph."""
         names = [self.key.vectors, self.value.vectors, self.key.past_length, self.query]
-        return [*names, self.output, *([self.bias] if self.bias else [])]
+        return [*names, self.output, *(name for name in (self.bias, self.sink) if name)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +152,7 @@ def _layer(layer: LayerPlan, nodes: list[ir.Node], path: Path) -> LayerNames:
     value = _encoder(layer.value.present, nodes, path)
     for node in nodes:
         if node.op_type == ATTENTION and node.inputs[1] is key.outputs[0]:
-            bias = node.inputs[8] if len(node.inputs) > 8 else None
+            bias, sink = (node.inputs[slot] if len(node.inputs) > slot else None for slot in (8, 9))
             return LayerNames(
                 layer,
                 _encode_names(key, Codec(layer.key_codec, layer.key_bits)),
@@ -158,6 +160,7 @@ def _layer(layer: LayerPlan, nodes: list[ir.Node], path: Path) -> LayerNames:
                 str(node.name),
                 _name(node.inputs[0]),
                 None if bias is None else _name(bias),
+                None if sink is None else _name(sink),
                 _name(node.outputs[0]),
             )
     raise UnsupportedModelError(
@@ -225,5 +228,5 @@ def _expose(model: ir.Model, layers: tuple[LayerNames, ...]) -> None:
             length = name == layer.key.past_length
             value.dtype = ir.DataType.INT64 if length else ir.DataType[layer.plan.dtype]
             if value.shape is None:
-                value.shape = ir.Shape([None] * (1 if length else 4))
+                value.shape = ir.Shape([None] * (1 if length or name == layer.sink else 4))
             model.graph.outputs.append(value)

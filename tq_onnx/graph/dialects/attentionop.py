@@ -27,6 +27,7 @@ from tq_onnx.graph.dialects.site import (
     rank,
     static_dim,
 )
+from tq_onnx.graph.dialects.tokens import check_tokens
 from tq_onnx.graph.dialects.validkeys import valid_keys
 
 SLOTS: Final = 7
@@ -179,6 +180,7 @@ def make_site(
     if not scale > 0:
         raise NoMatch(f"its scale is {scale}", node)
     mask = _mask(node, slots[MASK])
+    check_tokens(query, (key_rows, value_rows), node)
     return StandardAttention(
         layer=layer,
         node=node,
@@ -188,7 +190,7 @@ def make_site(
         kv_num_heads=kv_num_heads,
         head_size=head_size,
         dtype=dtype,
-        scale=snapped(scale, head_size),
+        scale=snapped(scale, head_size, dtype),
         causal=attribute_int(node, "is_causal", 0) != 0,
         sliding_window=0,
         softcap=attribute_float(node, "softcap", 0.0),

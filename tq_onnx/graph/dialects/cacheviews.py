@@ -43,6 +43,9 @@ _RESHAPES: Final[dict[tuple[Dims, int], Dims]] = {
 }
 """What a Reshape to a given rank makes of a cache: the only sensible reading of each."""
 
+_TELLING: Final = frozenset({"1", "H", "N"})
+"""Dimensions that a Reshape makes and that tell how, by their size: others are symbolic, or -1."""
+
 _REPEATABLE: Final[dict[Dims, Dims]] = {
     ("B", "N", "S", "D"): ("B", "N", "1", "S", "D"),
     ("B", "S", "N", "D"): ("B", "S", "N", "1", "D"),
@@ -130,8 +133,10 @@ def _axes(node: ir.Node, size: int) -> tuple[int, ...] | None:
 def _repeats(node: ir.Node, dims: Dims) -> bool:
     """Whether a Tile repeats nothing but the heads."""
     counts = integers(node.inputs[1]) if len(node.inputs) > 1 else None
-    return counts is not None and all(
-        count == 1 or dim == "1" for count, dim in zip(counts, dims, strict=True)
+    return (
+        counts is not None
+        and len(counts) == len(dims)
+        and all(count == 1 or dim == "1" for count, dim in zip(counts, dims, strict=True))
     )
 
 
@@ -148,6 +153,8 @@ def _reshaped(node: ir.Node, dims: Dims) -> Dims:
     expected = _sizes(source, dims)
     for axis, letter in enumerate(result):
         found = static_dim(output, axis)
+        if found is None and dims[0] == "B" and letter in _TELLING - {*dims}:
+            raise NoMatch(f"the graph does not tell how its cache {source.shape} is reshaped", node)
         if found is not None and letter in expected and found != expected[letter]:
             raise NoMatch(
                 f"its cache is reshaped from {source.shape} to {output.shape}, "

@@ -30,6 +30,8 @@ _BINARY: Final[dict[str, Callable[[float, float], float]]] = {
     "Sub": lambda a, b: a - b,
     "Pow": lambda a, b: float(np.power(a, b)),
 }
+_EXACT: Final = frozenset({"Identity", "Neg", "Mul", "Add", "Sub"})
+"""What means the same for integers."""
 
 
 def scalar(value: ir.Value | None) -> float | None:
@@ -43,9 +45,14 @@ def _scalar(value: ir.Value | None, depth: int) -> float | None:
         return None
     tensor = _tensor(value)
     if tensor is not None:
-        return float(tensor.numpy().reshape(())) if tensor.size == 1 else None
+        plain = tensor.dtype.is_integer() or tensor.dtype.is_floating_point()
+        return float(tensor.numpy().reshape(())) if tensor.size == 1 and plain else None
     node = value.producer()
-    if node is None or node.domain != "":
+    if (
+        node is None
+        or node.domain != ""
+        or not (node.op_type in _EXACT or _computes_with_floats(node))
+    ):
         return None
     if node.op_type in _UNARY:
         operand = _scalar(node.inputs[0], depth - 1)
@@ -54,6 +61,14 @@ def _scalar(value: ir.Value | None, depth: int) -> float | None:
         left, right = (_scalar(item, depth - 1) for item in node.inputs[:2])
         return None if left is None or right is None else _BINARY[node.op_type](left, right)
     return None
+
+
+def _computes_with_floats(node: ir.Node) -> bool:
+    """Whether a node does not round to integers."""
+    if node.op_type == "Cast":
+        return ir.DataType(node.attributes.get_int("to", 0)).is_floating_point()
+    dtype = node.outputs[0].dtype
+    return dtype is not None and dtype.is_floating_point()
 
 
 def integers(value: ir.Value | None) -> tuple[int, ...] | None:

@@ -9,7 +9,7 @@ Anchored on the caches, never on names or on a sequence of operators::
     output  = MatMul(Softmax(scores), repeated values)        [B, H, T, D]
 
 The scale may sit on the query, on the keys and on the scores: their product counts. Float16
-exports round it, so a product within 2e-3 of D^-0.5 is taken for D^-0.5. A guard that turns NaN
+exports round it, so a product near D^-0.5 is taken for D^-0.5 there. A guard that turns NaN
 into 0 after the softmax goes with it, because the operator gives 0 for a row without visible keys.
 The mask is kept as an additive bias, and causality with it (``causal`` is off); a Boolean mask
 becomes a bias once per model.
@@ -50,6 +50,7 @@ from tq_onnx.graph.dialects.site import (
     static_dim,
     updated_cache,
 )
+from tq_onnx.graph.dialects.tokens import check_tokens
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -165,10 +166,11 @@ def _site(layer: int, key: Reach, value: Reach, scores: Scores) -> Site:
     num_heads = _num_heads(unfolded or query, key, value, kv_num_heads, folded=bool(unfolded))
     query = unfolded or query
     _check_tokens(query, key)
+    check_tokens(query, (new_key, new_value), key.reader)
     dtype = query.dtype
     if dtype is None or dtype not in FLOATS:
         raise NoMatch(f"its query has the element type {dtype}", key.reader)
-    scale = snapped(query_scale * key.route.factor * scores.scale, head_size)
+    scale = snapped(query_scale * key.route.factor * scores.scale, head_size, dtype)
     if node.outputs[0].is_graph_output():
         raise NoMatch("its result is an output of the model", node)
     return _Decomposed(

@@ -11,7 +11,7 @@ The operator's inputs, by slot:
 7, 8  cos_cache, sin_cache    ``[positions, D / 2]`` or less for a partial rotation
 9     position_ids            ``[B, T]``; otherwise past length, past length + 1, ...
 10    attention_bias          ``[B or 1, H or 1, T, S]``
-11    head_sink               refused
+11    head_sink               ``[H]``: one more score per head in the softmax, without a value
 12    k_scale                 refused: the cache is quantised already
 13    v_scale                 refused: the cache is quantised already
 14    q_norm_weight           ``[D]``: RMS norm of every head before the rotation
@@ -27,9 +27,10 @@ which genai itself calls RMS norm), RotaryEmbedding. The past length of a sequen
 seqlens_k counts less than T tokens. It does not depend on the size of the caches, so growing caches
 and caches of fixed capacity both work, and so does a number of slots that was fixed when exporting.
 
-Refused: attention sinks and smooth softmax, which add to the denominator of the softmax what no
-additive bias can; a window of 0, for which versions of ONNX Runtime hide every key or none; caches
-that are a ring (sliding_window_cache), quantised or paged.
+A smooth softmax (1) has a sink of 0 in every head; where there are both, head_sink counts.
+
+Refused: a window of 0, for which versions of ONNX Runtime hide every key or none; caches that are a
+ring (sliding_window_cache), quantised or paged.
 
 Meaning of the attributes: the operator's documentation and ONNX Runtime's
 ``core/providers/cpu`` and ``contrib_ops/cpu/bert/gqa_attention_base.h``.
@@ -71,6 +72,7 @@ from tq_onnx.graph.dialects.site import (
     Site,
     make_cache,
     one_of,
+    rank,
     static_dim,
     updated_cache,
 )
@@ -96,12 +98,10 @@ _ATTRIBUTES: Final = frozenset(
     }
 )
 _REFUSED_INPUTS: Final = {
-    SINK: "attention sinks (head_sink) are not supported: no bias widens the softmax's denominator",
     K_SCALE: "its key cache is quantised already (k_scale)",
     V_SCALE: "its value cache is quantised already (v_scale)",
 }
 _REFUSED_FLAGS: Final = {
-    "smooth_softmax": "smooth_softmax is not supported: no bias widens the softmax's denominator",
     "sliding_window_cache": "sliding_window_cache keeps a window of the past instead of a cache",
     "qk_output": "it returns its scores (qk_output)",
 }
@@ -160,6 +160,7 @@ class _Dialect:
             sliding_window=max(window, 0),
             softcap=attribute_float(node, "softcap", 0.0),
             has_bias=slots[BIAS] is not None,
+            has_sink=_has_sink(node, slots, num_heads),
             output=node.outputs[0],
             slots=slots,
             rotary_dim=rotary_dim,
@@ -246,6 +247,16 @@ def _refuse_inputs(node: ir.Node, slots: tuple[ir.Value | None, ...]) -> None:
     for one, other in ((KEY, VALUE), (Q_NORM, K_NORM), (COS, SIN)):
         if (slots[one] is None) != (slots[other] is None):
             raise NoMatch(f"of its inputs {one} and {other} it has only one", node)
+
+
+def _has_sink(node: ir.Node, slots: tuple[ir.Value | None, ...], num_heads: int) -> bool:
+    sink = slots[SINK]
+    if sink is None:
+        return attribute_int(node, "smooth_softmax", 0) == 1
+    sinks = static_dim(sink, 0)
+    if rank(sink) not in (None, 1) or sinks not in (None, num_heads):
+        raise NoMatch(f"its sinks (head_sink) are not one for each of {num_heads} heads", node)
+    return True
 
 
 def _rotary_dim(node: ir.Node, slots: tuple[ir.Value | None, ...]) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+import numpy as np
 import onnx_ir as ir
 
 from tq_onnx.graph.builder import MICROSOFT, Builder
@@ -99,11 +100,18 @@ class GroupQueryAttention(Site):
         if self.rotary_dim:
             query_BHTD = self._rotate(build, query_BHTD, "query", self.num_heads)
             key_BNTD = self._rotate(build, key_BNTD, "key", self.kv_num_heads)
-        return Operands(query_BHTD, key_BNTD, value_BNTD, self.slots[BIAS])
+        return Operands(query_BHTD, key_BNTD, value_BNTD, self.slots[BIAS], self._sink(build))
 
     def result(self, build: Builder, attention_BHTD: ir.Value) -> ir.Value:
         """``[B, T, H * D]``."""
         return merged(build, self, attention_BHTD)
+
+    def _sink(self, build: Builder) -> ir.Value | None:
+        """The sinks; zeros for a smooth softmax, whose sinks they are."""
+        if not self.has_sink or self.slots[SINK] is not None:
+            return self.slots[SINK]
+        zeros = np.zeros(self.num_heads, self.dtype.numpy())
+        return build.constant(f"tq.{self.dtype.name}.sinks_of_zero_{self.num_heads}", zeros)
 
     @property
     def _seqlens(self) -> ir.Value:

@@ -53,6 +53,7 @@ from tq_onnx.graph.dialects.site import (
     static_dim,
     updated_cache,
 )
+from tq_onnx.graph.dialects.tokens import check_tokens
 
 _SLOTS: Final = 10
 _QUERY, _KEY, _VALUE, _PACKED_BIAS, _PADDING, _BIAS, _PAST_KEY, _PAST_VALUE = range(8)
@@ -260,6 +261,7 @@ def _site(
     num_heads = attribute_int(node, "num_heads", 0)
     if num_heads <= 0 or kv_num_heads <= 0 or num_heads % kv_num_heads:
         raise NoMatch(f"{num_heads} heads do not share {kv_num_heads} key/value heads", node)
+    check_tokens(query, (key_rows, value_rows), node)
     shares = [_share(value, num_heads, node) for value in slots[: _VALUE + 1]]
     head_size = one_of("head size", *head_sizes, *shares)
     dtype = query.dtype or key_rows.dtype
@@ -277,7 +279,7 @@ def _site(
         kv_num_heads=kv_num_heads,
         head_size=head_size,
         dtype=dtype,
-        scale=snapped(scale * factor, head_size),
+        scale=snapped(scale * factor, head_size, dtype),
         causal=attribute_int(node, "unidirectional", 0) != 0,
         sliding_window=0,
         softcap=0.0,

@@ -34,6 +34,9 @@ from tq_onnx.graph.dialects.updates import find_update
 _FLAT: Final[Dims] = ("B", "S", "ND")
 """A cache of rank 3: heads side by side."""
 _SCATTERS: Final = frozenset({"ScatterND", "ScatterElements", "TensorScatter"})
+_VIEWS: Final = frozenset(
+    {"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Cast", "Slice", "Split", "Gather"}
+)
 _MAX_STEPS: Final = 16
 
 
@@ -89,6 +92,7 @@ def reach(anchors: list[Anchor], view: GraphView) -> Reach:
             "which is not a known way to update a cache",
             anchor.node,
         )
+    _refuse_other_pasts(anchor)
     for constant in anchors:
         along_tokens = (2, -2) if rank(anchor.present) == 4 else (1, -2)
         grown = kind(constant.node) == "Concat"
@@ -107,6 +111,42 @@ def reach(anchors: list[Anchor], view: GraphView) -> Reach:
     rows_dims = tuple("T" if dim == "S" else dim for dim in anchor.dims)
     update = Update(None, anchor.state, rows_dims, {})
     return Reach(anchor, update, _route(anchor, view))
+
+
+def _refuse_other_pasts(anchor: Anchor) -> None:
+    """A graph that takes caches of another form, as ``[B * N, P, D]``, is none for a first prompt.
+
+    Raises:
+        NoMatch: views of a graph input are joined to the new rows, or written into.
+    """
+    value: ir.Value | None = anchor.present
+    while value is not None:
+        node = value.producer()
+        if node is None:
+            if value.is_graph_input():
+                raise NoMatch(f"cache {anchor.present.name} is a view of the input {value.name}")
+            return
+        if kind(node) in _SCATTERS or (kind(node) == "Concat" and len(node.inputs) > 1):
+            for item in node.inputs:
+                past = _viewed(item)
+                if past is not None and past.is_graph_input():
+                    raise NoMatch(
+                        f"cache {anchor.present.name} continues the input {past.name}, "
+                        f"which is of rank {rank(past)}, not [B, N, P, D]",
+                        node,
+                    )
+            return
+        value = node.inputs[0] if kind(node) in _VIEWS and node.inputs else None
+
+
+def _viewed(value: ir.Value | None) -> ir.Value | None:
+    """What a value is a view or a part of."""
+    while value is not None:
+        node = value.producer()
+        if node is None or kind(node) not in _VIEWS or not node.inputs:
+            return value
+        value = node.inputs[0]
+    return None
 
 
 def _route(anchor: Anchor, view: GraphView) -> Route:

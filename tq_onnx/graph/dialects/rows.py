@@ -8,7 +8,8 @@ import onnx_ir as ir
 
 from tq_onnx.graph.dialects.site import FLOATS, PAST, ROWS, NoMatch, Reach, rank, static_dim
 
-_SCALE_SNAP: Final = 2e-3
+_HALF_NOISE: Final = 2e-3
+_FLOAT_NOISE: Final = 1e-6
 
 
 def rows(reach: Reach) -> ir.Value:
@@ -37,10 +38,11 @@ def rows(reach: Reach) -> ir.Value:
     return update.rows
 
 
-def snapped(scale: float, head_size: int) -> float:
-    """A scale; D^-0.5 if it is within 2e-3 of that, because float16 exports round it."""
+def snapped(scale: float, head_size: int, dtype: ir.DataType) -> float:
+    """A scale; D^-0.5 if it is as near to that as the roundings of the element type explain."""
     usual = head_size**-0.5
-    return usual if abs(scale - usual) <= _SCALE_SNAP * usual else scale
+    near = _FLOAT_NOISE if dtype is ir.DataType.FLOAT else _HALF_NOISE
+    return usual if abs(scale - usual) <= near * usual else scale
 
 
 def sizes(letter: str, *reaches: Reach) -> list[int | None]:

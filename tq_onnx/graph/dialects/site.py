@@ -183,6 +183,8 @@ class Cache:
 class Operands:
     """Operands of attention: query ``[B, H, T, D]``, new rows ``[B, N, T, D]``, additive bias.
 
+    The sink, ``[H]``, is a further score of each head that has no value.
+
     New rows of an update may have its layout: see ``Cache.turn``.
     """
 
@@ -190,6 +192,7 @@ class Operands:
     key: ir.Value
     value: ir.Value
     bias: ir.Value | None
+    sink: ir.Value | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -211,6 +214,7 @@ class Site(ABC):
         softcap: 0 for none.
         has_bias: whether there is an additive bias.
         output: what the old attention computes.
+        has_sink: whether a score without a value takes part in the softmax.
     """
 
     dialect: ClassVar[str]
@@ -229,6 +233,7 @@ class Site(ABC):
     softcap: float
     has_bias: bool
     output: ir.Value
+    has_sink: bool = False
 
     @abstractmethod
     def inputs(self) -> Collection[ir.Value]:
@@ -341,7 +346,8 @@ def passes_through(node: ir.Node) -> bool:
 def keeps_numbers(node: ir.Node) -> bool:
     """Whether a node's output is its first input but for the precision."""
     if (node.domain, node.op_type) == ("", "Cast"):
-        return ir.DataType(node.attributes.get_int("to", 0)).is_floating_point()
+        # Not a type of 8 bits or less: that is quantisation.
+        return node.attributes.get_int("to", 0) in (*FLOATS, ir.DataType.DOUBLE)
     return passes_through(node)
 
 

@@ -6,7 +6,7 @@ Scales multiply scores and weights, not vectors. What a mask hides is replaced, 
 zero: a hidden key contributes nothing even where its bytes are garbage.
 
 What a codec makes of a row comes in as its coordinates (in the rotated space, if there is one) and
-its scale; ``tq_onnx.ops.bodies.operators`` says which function reads which codec.
+its scale; ``tq_onnx.ops.bodies.readers`` says which function reads which codec.
 """
 
 # Tensor annotations are onnxscript's, which mypy cannot read. A function's output is named after
@@ -41,6 +41,13 @@ def live_rows(cache: UINT8[...], total: INT64[...]) -> UINT8[...]:
     """The first total rows of every sequence and head of a cache [B, N, S, W]."""
     rows = op.Slice(cache, op.Constant(value_ints=[0]), total, op.Constant(value_ints=[2]))
     return rows
+
+
+@script(TURBOQUANT, default_opset=op)
+def live_bias(bias: FLOAT[...], total: INT64[...]) -> FLOAT[...]:
+    """The first total columns of a bias; the one column of a bias that has no more."""
+    columns = op.Slice(bias, op.Constant(value_ints=[0]), total, op.Constant(value_ints=[3]))
+    return columns
 
 
 @script(TURBOQUANT, default_opset=op)
@@ -136,6 +143,22 @@ def masked_softmax(scores: FLOAT[...], visible: BOOL[...]) -> FLOAT[...]:
     """Softmax over the visible keys; exactly 0 elsewhere, and in rows that see no key."""
     shown = op.Where(visible, scores, op.Constant(value_float=_LOWEST))
     weights = op.Where(visible, op.Softmax(shown, axis=-1), op.Constant(value_float=0.0))
+    return weights
+
+
+@script(TURBOQUANT, default_opset=op)
+def masked_softmax_with_sink(
+    scores: FLOAT[...], visible: BOOL[...], sink: FLOAT[...]
+) -> FLOAT[...]:
+    """The same with one more score per head, sink [H], whose weight is left out of the result."""
+    one = op.Constant(value_ints=[1])
+    rows_shape = op.Concat(op.Shape(scores, start=0, end=3), one, axis=0)
+    column = op.Expand(op.Unsqueeze(sink, op.Constant(value_ints=[0, 2, 3])), rows_shape)
+    shown = op.Where(visible, scores, op.Constant(value_float=_LOWEST))
+    all_weights = op.Softmax(op.Concat(shown, column, axis=-1), axis=-1)
+    first = op.Constant(value_ints=[0])
+    of_keys = op.Slice(all_weights, first, op.Shape(scores, start=3), op.Constant(value_ints=[3]))
+    weights = op.Where(visible, of_keys, op.Constant(value_float=0.0))
     return weights
 
 

@@ -1,10 +1,11 @@
 """The bodies of both operators, in the variant that a model needs.
 
-A function's inputs are not optional, so there is a variant of the attention with ``attention_bias``
-and one without. The codecs decide how rows are written and read: see ``_Reader``. The attributes
-``key_codec`` to ``value_bits`` belong to the signature, which the kernels share; an attention body
-is made for one choice and does not read them. A model has one encoder for keys and values: where
-only one of them is ``raw``, it tells by ``bits`` which it is called for.
+A function's inputs are not optional, so there are variants of the attention: without
+``attention_bias``, with it, and with ``head_sink`` as well. What depends on the codecs is in two
+pieces that the variants share (``tq_onnx.ops.bodies.readers``). The attributes ``key_codec`` to
+``value_bits`` belong to the signature, which the kernels share; an attention body is made for one
+choice and does not read them. A model has one encoder for keys and values: where only one of them
+is ``raw``, it tells by ``bits`` which it is called for.
 """
 
 # Tensor annotations are onnxscript's, which mypy cannot read. A function's output is named after
@@ -14,74 +15,29 @@ only one of them is ``raw``, it tells by ``bits`` which it is called for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
 from onnxscript import FLOAT, INT64, UINT8, OnnxFunction, script
 
 from tq_onnx.codec.spec import Codec
-from tq_onnx.ops.bodies import F32, I64, TURBOQUANT, attention, elements, encode, op, planes
+from tq_onnx.ops.bodies import F32, I64, TURBOQUANT, elements, encode, op
 from tq_onnx.ops.bodies.attention import (
     hidden_by_bias,
-    key_scores,
-    live_rows,
+    live_bias,
     masked_softmax,
-    of_all_heads,
+    masked_softmax_with_sink,
     total_length,
-    value_weights,
     visible_keys,
 )
 from tq_onnx.ops.bodies.encode import append_rows, encode_rows
-from tq_onnx.ops.bodies.half import row_scales
+from tq_onnx.ops.bodies.readers import cache_readers
 
-_CENTROIDS: Final[dict[int, Any]] = {
-    2: planes.centroids_of_2_bits,
-    3: planes.centroids_of_3_bits,
-    4: planes.centroids_of_4_bits,
-}
 _WRITE_RAW: Final[dict[str, Any]] = {
     "float32": elements.float_rows,
     "float16": elements.half_rows,
     "bfloat16": elements.bfloat_rows,
 }
-_READ_RAW: Final[dict[str, Any]] = {
-    "float32": elements.floats_of_rows,
-    "float16": elements.halves_of_rows,
-    "bfloat16": elements.bfloats_of_rows,
-}
-
-
-@dataclass(frozen=True)
-class _Reader:
-    """How attention reads the rows of a codec.
-
-    Attributes:
-        coordinates: rows and centroids to coordinates, scales left out.
-        scales: rows to their scales.
-        turn: brings queries to where the coordinates are; takes the rotation.
-        turn_back: brings sums of coordinates back; takes the rotation.
-        add: weighted sum of coordinates.
-    """
-
-    coordinates: Any
-    scales: Any
-    turn: Any
-    turn_back: Any
-    add: Any
-
-
-def _reader(codec: Codec, element: str) -> _Reader:
-    if codec.is_raw:
-        same = elements.not_rotated
-        return _Reader(_READ_RAW[element], elements.no_scales, same, same, elements.sum_of_floats)
-    return _Reader(
-        _CENTROIDS[codec.bits],
-        row_scales,
-        attention.rotated,
-        attention.rotated_back,
-        attention.sum_of_centroids,
-    )
 
 
 @cache
@@ -164,18 +120,21 @@ def _encode_either(raw_rows: Any, coded_bits: int) -> OnnxFunction[..., Any]:
 
 @cache
 def attention_body(
-    key: Codec, value: Codec, element: str, *, has_bias: bool
+    key: Codec, value: Codec, element: str, *, has_bias: bool, has_sink: bool = False
 ) -> OnnxFunction[..., Any]:
-    """The attention operator's body for caches of these codecs and this element type."""
-    build = _with_bias if has_bias else _without_bias
-    return build(_reader(key, element), _reader(value, element))
+    """The attention operator's body for caches of these codecs and this element type.
+
+    A body with a sink has a bias too.
+    """
+    scores, sums = cache_readers(key, value, element)
+    if has_sink:
+        return _with_sink(scores, sums)
+    return (_with_bias if has_bias else _without_bias)(scores, sums)
 
 
-def _without_bias(key: _Reader, value: _Reader) -> OnnxFunction[..., Any]:
-    key_coordinates, key_scales, key_turn = key.coordinates, key.scales, key.turn
-    value_coordinates, value_scales = value.coordinates, value.scales
-    value_sums, value_turn_back = value.add, value.turn_back
-
+def _without_bias(
+    scores_of_cache: OnnxFunction[..., Any], sums_of_cache: OnnxFunction[..., Any]
+) -> OnnxFunction[..., Any]:
     @script(TURBOQUANT, default_opset=op)
     def turboquant_attention(
         query: FLOAT[...],
@@ -197,26 +156,21 @@ def _without_bias(key: _Reader, value: _Reader) -> OnnxFunction[..., Any]:
     ) -> FLOAT[...]:
         total = total_length(query, past_length)
         visible = visible_keys(query, past_length, total, causal, sliding_window)
-        keys = live_rows(key_cache, total)
-        values = live_rows(value_cache, total)
-        turned = key_turn(op.Cast(query, to=F32), key_rotation)
-        coordinates = key_coordinates(keys, key_centroids)
-        scores = key_scores(turned, coordinates, key_scales(keys), scale, softcap)
-        softened = masked_softmax(scores, visible)
-        weights = value_weights(softened, visible, value_scales(values))
-        sums = value_sums(weights, value_coordinates(values, value_centroids))
-        context = value_turn_back(of_all_heads(sums, query), value_rotation)
-        output = op.CastLike(context, query)
+        scores = scores_of_cache(
+            query, key_cache, key_rotation, key_centroids, total, scale, softcap
+        )
+        weights = masked_softmax(scores, visible)
+        output = sums_of_cache(
+            query, weights, visible, value_cache, value_rotation, value_centroids, total
+        )
         return output
 
     return turboquant_attention
 
 
-def _with_bias(key: _Reader, value: _Reader) -> OnnxFunction[..., Any]:
-    key_coordinates, key_scales, key_turn = key.coordinates, key.scales, key.turn
-    value_coordinates, value_scales = value.coordinates, value.scales
-    value_sums, value_turn_back = value.add, value.turn_back
-
+def _with_bias(
+    scores_of_cache: OnnxFunction[..., Any], sums_of_cache: OnnxFunction[..., Any]
+) -> OnnxFunction[..., Any]:
     @script(TURBOQUANT, default_opset=op)
     def turboquant_attention(
         query: FLOAT[...],
@@ -238,20 +192,58 @@ def _with_bias(key: _Reader, value: _Reader) -> OnnxFunction[..., Any]:
         value_bits: int,
     ) -> FLOAT[...]:
         total = total_length(query, past_length)
-        first = op.Constant(value_ints=[0])
-        bias = op.Slice(attention_bias, first, total, op.Constant(value_ints=[3]))
+        bias = live_bias(attention_bias, total)
         by_position = visible_keys(query, past_length, total, causal, sliding_window)
         visible = op.And(by_position, op.Not(hidden_by_bias(bias)))
-        keys = live_rows(key_cache, total)
-        values = live_rows(value_cache, total)
-        turned = key_turn(op.Cast(query, to=F32), key_rotation)
-        coordinates = key_coordinates(keys, key_centroids)
-        scores = key_scores(turned, coordinates, key_scales(keys), scale, softcap)
-        softened = masked_softmax(op.Add(scores, op.Cast(bias, to=F32)), visible)
-        weights = value_weights(softened, visible, value_scales(values))
-        sums = value_sums(weights, value_coordinates(values, value_centroids))
-        context = value_turn_back(of_all_heads(sums, query), value_rotation)
-        output = op.CastLike(context, query)
+        scores = scores_of_cache(
+            query, key_cache, key_rotation, key_centroids, total, scale, softcap
+        )
+        biased = op.Add(scores, op.Cast(bias, to=F32))
+        weights = masked_softmax(biased, visible)
+        output = sums_of_cache(
+            query, weights, visible, value_cache, value_rotation, value_centroids, total
+        )
+        return output
+
+    return turboquant_attention
+
+
+def _with_sink(
+    scores_of_cache: OnnxFunction[..., Any], sums_of_cache: OnnxFunction[..., Any]
+) -> OnnxFunction[..., Any]:
+    @script(TURBOQUANT, default_opset=op)
+    def turboquant_attention(
+        query: FLOAT[...],
+        key_cache: UINT8[...],
+        value_cache: UINT8[...],
+        past_length: INT64[...],
+        key_rotation: FLOAT[...],
+        key_centroids: FLOAT[...],
+        value_rotation: FLOAT[...],
+        value_centroids: FLOAT[...],
+        attention_bias: FLOAT[...],
+        head_sink: FLOAT[...],
+        scale: float,
+        causal: int,
+        sliding_window: int,
+        softcap: float,
+        key_codec: str,
+        key_bits: int,
+        value_codec: str,
+        value_bits: int,
+    ) -> FLOAT[...]:
+        total = total_length(query, past_length)
+        bias = live_bias(attention_bias, total)
+        by_position = visible_keys(query, past_length, total, causal, sliding_window)
+        visible = op.And(by_position, op.Not(hidden_by_bias(bias)))
+        scores = scores_of_cache(
+            query, key_cache, key_rotation, key_centroids, total, scale, softcap
+        )
+        biased = op.Add(scores, op.Cast(bias, to=F32))
+        weights = masked_softmax_with_sink(biased, visible, op.Cast(head_sink, to=F32))
+        output = sums_of_cache(
+            query, weights, visible, value_cache, value_rotation, value_centroids, total
+        )
         return output
 
     return turboquant_attention
