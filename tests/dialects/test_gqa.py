@@ -75,8 +75,8 @@ def with_input(slot: int, name: str, dtype: ir.DataType, shape: list[int | str])
 def with_float_activations(model: ir.Model) -> None:
     """Multiplies int4 weights with floats.
 
-    With accuracy_level 4 activations become int8: float noise puts some on the other side of a step,
-    which is far more than the difference that is looked for.
+    With accuracy_level 4 activations become int8: float noise puts some on the other side of a
+    step, which is far more than the difference that is looked for.
     """
     for node in model.graph:
         if node.op_type == "MatMulNBits":

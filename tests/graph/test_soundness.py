@@ -431,3 +431,43 @@ def test_positions_from_the_size_of_a_cache_forbid_a_fixed_one(axis: int, told: 
     assert recognise(make()).fixed_capacity is told
     # The kernel takes but one sequence when some of it is cached.
     assert agrees(make, batch=1)
+
+
+def prefixed(feeds: dict[str, Array]) -> None:
+    """Two more tokens in this call and in each before it."""
+    call = 1 + [5, 6, 9, 10].index(feeds["attention_mask"].shape[1])
+    feeds["attention_mask"] = np.pad(
+        feeds["attention_mask"], ((0, 0), (2 * call, 0)), constant_values=1
+    )
+
+
+def test_tokens_that_the_graph_adds_are_not_told_by_its_inputs() -> None:
+    def make() -> ir.Model:
+        model = model_of(("Shape<start = 1, end = 2>(input_ids)", "Shape<start = 1, end = 2>(x)"))
+        graph = model.graph
+        prefix = ir.Value(name="prefix", const_value=ir.tensor(np.ones((2, 2, 32), np.float32)))
+        prefix.type, prefix.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([2, 2, 32])
+        graph.register_initializer(prefix)
+        words = next(node for node in graph if node.op_type == "Gather").outputs[0]
+        joined = ir.node("Concat", [prefix, words], attributes={"axis": 1})
+        joined.outputs[0].name, joined.outputs[0].type = "joined", words.type
+        joined.outputs[0].shape = ir.Shape(["B", "more", 32])
+        for use in list(words.uses()):
+            use.node.replace_input_with(use.idx, joined.outputs[0])
+        joined.replace_input_with(1, words)
+        graph.insert_after(words.producer(), joined)
+        graph.outputs[0].shape = ir.Shape(["B", "more", TOKENS])
+        return model
+
+    assert not recognise(make()).fixed_capacity
+    assert agrees(make, prefixed)
+
+
+def test_a_scalar_of_five_dimensions_is_refused() -> None:
+    constant = "five = Constant<value = float[1, 1, 1, 1, 1] {0.25}>()\n "
+    model = model_of(
+        ("s0 = MatMul(qs, kt)", f"{constant}s9 = MatMul(qs, kt)\n s0 = Mul(s9, five)"),
+        (MERGED, MERGED.replace("o1 =", "o4 = Squeeze(o, zero_1)\n o1 =").replace("(o)", "(o4)")),
+    )
+
+    assert "of rank 5" in reason(model)

@@ -9,7 +9,8 @@ from typing import Final
 import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
-from tq_onnx.graph.dialects.site import Site, rank
+from tq_onnx.graph.dialects.constants import attribute_int
+from tq_onnx.graph.dialects.site import FLOATS, Site, rank, static_dim
 from tq_onnx.graph.interface import Roles, differs, dimension
 from tq_onnx.graph.liveness import data_ancestors
 
@@ -81,6 +82,8 @@ def find_lengths(roles: Roles, sites: Sequence[Site]) -> Lengths | None:
             checked |= sources
         if not sources:
             return None
+    if any(_adds_tokens(node) for node in sites[0].node.graph or ()):
+        return None
     past = next((site.key.past for site in sites if not site.counts_tokens), None)
     if (
         past is None
@@ -90,6 +93,16 @@ def find_lengths(roles: Roles, sites: Sequence[Site]) -> Lengths | None:
     ):
         return None
     return Lengths(mask, roles.tokens, past)
+
+
+def _adds_tokens(node: ir.Node) -> bool:
+    """Whether vectors are joined token after token, as a prompt of images with one of words."""
+    if node.op_type != "Concat" or node.domain != "" or len(node.inputs) < 2:
+        return False
+    output = node.outputs[0]
+    symbolic = any(value is None or static_dim(value, 1) is None for value in node.inputs)
+    joins_tokens = symbolic and attribute_int(node, "axis", 0) in (1, -2)
+    return rank(output) == 3 and output.dtype in FLOATS and joins_tokens
 
 
 def _lengthened(mask: ir.Value) -> bool:

@@ -173,6 +173,8 @@ def _site(layer: int, key: Reach, value: Reach, scores: Scores) -> Site:
     scale = snapped(query_scale * key.route.factor * scores.scale, head_size, dtype)
     if node.outputs[0].is_graph_output():
         raise NoMatch("its result is an output of the model", node)
+    if rank(node.outputs[0]) not in (4, None):
+        raise NoMatch(f"its result is of rank {rank(node.outputs[0])}", node)
     return _Decomposed(
         layer=layer,
         node=node,
