@@ -14,7 +14,13 @@ import onnx_ir as ir
 
 from tq_onnx.graph.builder import MICROSOFT
 from tq_onnx.graph.dialects.constants import attribute_int
-from tq_onnx.graph.dialects.site import FLOATS, Cache, Site, rank, static_dim
+from tq_onnx.graph.dialects.site import Site
+from tq_onnx.graph.dialects.traces import (
+    FLOATS,
+    Cache,
+    rank,
+    static_dim,
+)
 from tq_onnx.graph.liveness import data_ancestors, live_nodes
 from tq_onnx.graph.plan import (
     CACHE_POSITIONS,

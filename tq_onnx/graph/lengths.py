@@ -10,7 +10,12 @@ import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.dialects.constants import attribute_int
-from tq_onnx.graph.dialects.site import FLOATS, Site, rank, static_dim
+from tq_onnx.graph.dialects.site import Site
+from tq_onnx.graph.dialects.traces import (
+    FLOATS,
+    rank,
+    static_dim,
+)
 from tq_onnx.graph.interface import Roles, differs, dimension
 from tq_onnx.graph.liveness import data_ancestors
 

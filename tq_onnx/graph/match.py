@@ -24,20 +24,18 @@ from tq_onnx.errors import AlreadyConvertedError
 from tq_onnx.graph.dialects import dialects
 from tq_onnx.graph.dialects.constants import attribute_int
 from tq_onnx.graph.dialects.reach import find_anchors, reach
-from tq_onnx.graph.dialects.site import (
+from tq_onnx.graph.dialects.site import Dialect, GraphView, Site
+from tq_onnx.graph.dialects.tensorscatter import is_flat_cache
+from tq_onnx.graph.dialects.traces import (
     FLOATS,
     Anchor,
-    Dialect,
     Dims,
-    GraphView,
     NoMatch,
     Reach,
-    Site,
     label,
     rank,
     static_dim,
 )
-from tq_onnx.graph.dialects.tensorscatter import is_flat_cache
 from tq_onnx.graph.interface import find_roles
 from tq_onnx.graph.lengths import Lengths, find_lengths
 from tq_onnx.graph.liveness import live_nodes

@@ -7,7 +7,11 @@ from typing import Final
 import onnx_ir as ir
 
 from tq_onnx.graph.dialects.constants import attribute_int
-from tq_onnx.graph.dialects.site import FLOATS, GraphView, rank
+from tq_onnx.graph.dialects.site import GraphView
+from tq_onnx.graph.dialects.traces import (
+    FLOATS,
+    rank,
+)
 from tq_onnx.graph.liveness import live_nodes
 
 _FUSED: Final = {

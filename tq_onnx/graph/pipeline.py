@@ -19,7 +19,11 @@ from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED, PRESETS
 from tq_onnx.errors import ModelFileError, TqOnnxError, UnsupportedModelError, UsageError
 from tq_onnx.graph.check import Facts, check, complaint, facts
 from tq_onnx.graph.commit import Progress
-from tq_onnx.graph.dialects.site import Cache, Site, static_dim
+from tq_onnx.graph.dialects.site import Site
+from tq_onnx.graph.dialects.traces import (
+    Cache,
+    static_dim,
+)
 from tq_onnx.graph.load import LoadedModel, load
 from tq_onnx.graph.match import Recognition, recognise
 from tq_onnx.graph.plan import METADATA_PLAN, Plan

@@ -7,7 +7,10 @@ from tq_onnx.codec.presets import DEFAULT_SEED, NO_ROTATION, ROTATIONS, Preset
 from tq_onnx.codec.rotation import rotation_seed
 from tq_onnx.codec.spec import Codec, RowLayout, layout_digest, row_layout
 from tq_onnx.errors import UnsupportedModelError, UsageError
-from tq_onnx.graph.dialects.site import Cache, Site
+from tq_onnx.graph.dialects.site import Site
+from tq_onnx.graph.dialects.traces import (
+    Cache,
+)
 from tq_onnx.graph.match import Recognition
 from tq_onnx.graph.plan import CachePair, LayerPlan, Plan
 

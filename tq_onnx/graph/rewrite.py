@@ -27,9 +27,22 @@ import onnx_ir as ir
 from tq_onnx.codec.spec import Codec
 from tq_onnx.graph import bake
 from tq_onnx.graph.builder import MICROSOFT, Builder
-from tq_onnx.graph.dialects.site import PAST, Cache, Site
+from tq_onnx.graph.cachenodes import (
+    SCOPE,
+    answer,
+    as_query,
+    leading,
+    past_bytes,
+    publish,
+    shortened,
+    turned,
+)
+from tq_onnx.graph.dialects.site import Site
+from tq_onnx.graph.dialects.traces import (
+    Cache,
+)
 from tq_onnx.graph.liveness import live_nodes, nested_nodes
-from tq_onnx.graph.match import Recognition, ShapeRead
+from tq_onnx.graph.match import Recognition
 from tq_onnx.graph.plan import LayerPlan, Plan
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE, VERSION
 
@@ -37,7 +50,6 @@ _NORM_CORRECTION: Final = 1
 _MICROSOFT_VERSION: Final = 1
 _OLDEST_OPSET: Final = 15
 """``Shape`` with a range, in the nodes that a conversion adds."""
-_PROLOGUE: Final = "turboquant"
 
 
 class ConvertPass(ir.passes.InPlacePass):
@@ -78,9 +90,10 @@ class ConvertPass(ir.passes.InPlacePass):
         for site, layer in zip(self._recognition.sites, self._plan.layers, strict=True):
             presents.update(self._replace(build, site, layer, order))
         for read in self._recognition.reads:
-            self._answer(build, read, presents)
+            lengths = None if read.site.counts_tokens else self._recognition.lengths
+            answer(build, read, presents, lengths)
         for cache, present in presents.items():
-            _publish(graph, cache, _shortened(build, cache, present))
+            publish(graph, cache, shortened(build, cache, present))
         dead = (live | stale) - live_nodes(graph.outputs)
         # What reads a result that nothing needs any more was never needed itself.
         dead |= _downstream(value for node in dead for value in node.outputs)
@@ -113,7 +126,7 @@ class ConvertPass(ir.passes.InPlacePass):
         """Makes what needs nothing but graph inputs, in front of everything."""
         first = next(iter(graph))
         sites = self._recognition.sites
-        with build.before(first, _PROLOGUE):
+        with build.before(first, SCOPE):
             if self._recognition.lengths is not None:
                 self._recognition.lengths.past_length(build)
                 if any("S" in read.dims for read in self._recognition.reads):
@@ -140,16 +153,16 @@ class ConvertPass(ir.passes.InPlacePass):
             (site.value, operands.value, codecs[1], layer.value_row_bytes, "value"),
         ]
         for cache, operand, codec, width, role in sorted(roles, key=lambda one: order[one[0].node]):
-            shape = [*_leading(cache, site), width]
+            shape = [*leading(cache, site), width]
             with build.before(cache.node, scope):
-                rows = _turned(build, cache, site, operand, role)
+                rows = turned(build, cache, site, operand, role)
                 if codec.is_raw:
-                    rows = _as_query(build, site, rows, role)
+                    rows = as_query(build, site, rows, role)
                 presents[cache] = build.op(
                     ENCODE,
                     [
                         rows,
-                        _past(build, cache, site, width, rows),
+                        past_bytes(build, cache, site, width, rows),
                         past_length,
                         rotations[codec],
                         bake.centroids(build, codec, layer.head_size),
@@ -211,51 +224,6 @@ class ConvertPass(ir.passes.InPlacePass):
         assert past is not None  # a graph without caches counts its tokens
         return build.once(("past_length", past), lambda: build.dim(past, 2, "past_length"))
 
-    def _answer(self, build: Builder, read: ShapeRead, presents: dict[Cache, ir.Value]) -> None:
-        """Answers a question for the shape of an old cache."""
-        site = read.site
-        cache = site.key if read.is_key else site.value
-        lengths = None if site.counts_tokens else self._recognition.lengths
-        if cache.past is None:
-            return  # the new rows stay where they are
-        moved = len(cache.views[cache.past]) != len(PAST)
-        asked = set(read.dims) <= {"B", "N"} or (read.dims == ("P",) and not lengths and not moved)
-        if read.of_past and asked:
-            return
-        numbers = {
-            "N": site.kv_num_heads,
-            "G": site.num_heads // site.kv_num_heads,
-            "H": site.num_heads,
-            "D": site.head_size,
-            "1": 1,
-        }
-        label = f"{cache.present.name}_{'_'.join(read.dims)}"
-        with build.before(read.node, _PROLOGUE):
-            parts = []
-            for dim in read.dims:
-                if dim in numbers:
-                    parts.append(build.integers(numbers[dim]))
-                elif dim == "B":
-                    parts.append(build.dim(cache.past, 0, "batch"))
-                elif lengths is None:
-                    source = cache.past if dim == "P" else None
-                    parts.append(build.dim(source or presents[cache], 2, "cached_tokens"))
-                elif dim == "P":
-                    parts.append(lengths.past_length(build))
-                else:
-                    parts.append(lengths.total_length(build))
-            answer = parts[0]
-            if len(parts) > 1:
-                answer = build.op(
-                    "Concat",
-                    parts,
-                    f"shape_of_{label}",
-                    dtype=ir.DataType.INT64,
-                    shape=[len(parts)],
-                    axis=0,
-                )
-        read.node.outputs[0].replace_all_uses_with(answer)
-
 
 def _no_bias(build: Builder, site: Site) -> ir.Value:
     numpy = site.dtype.numpy()
@@ -265,104 +233,6 @@ def _no_bias(build: Builder, site: Site) -> ir.Value:
 def _no_sinks(build: Builder, site: Site) -> ir.Value:
     none = np.full(site.num_heads, -np.inf).astype(site.dtype.numpy())
     return build.constant(f"tq.{site.dtype.name}.no_sinks_of_{site.num_heads}", none)
-
-
-def _leading(cache: Cache, site: Site) -> list[int | str | None]:
-    """Batch, heads and slots of what a layer encodes."""
-    shape = cache.present.shape
-    assert shape is not None  # a cache has a rank
-    sizes = [dim if isinstance(dim, int) else dim.value for dim in shape]
-    if len(sizes) == 4 and cache.cut is None:
-        return [sizes[0], sizes[1], sizes[2]]
-    return [sizes[0], site.kv_num_heads, None if cache.cut else sizes[1]]
-
-
-def _past(build: Builder, cache: Cache, site: Site, width: int, rows: ir.Value) -> ir.Value:
-    """The bytes to append to: the graph input, retyped, or no rows at all."""
-    if cache.past is None:
-        capacity = 0 if cache.update is None else cache.update.slots
-        size = (site.kv_num_heads, capacity, width)
-        return build.once(("empty", *size), lambda: _empty(build, size, rows))
-    shape = cache.past.shape
-    assert shape is not None  # a cache has a rank
-    sizes = [dim if isinstance(dim, int) else dim.value for dim in shape]
-    slots = sizes[2] if len(sizes) == 4 else sizes[1]
-    cache.past.type = ir.TensorType(ir.DataType.UINT8)
-    cache.past.shape = ir.Shape([sizes[0], site.kv_num_heads, slots, width])
-    return cache.past
-
-
-def _turned(build: Builder, cache: Cache, site: Site, rows: ir.Value, role: str) -> ir.Value:
-    """New rows as ``[B, N, T, D]``."""
-    if cache.turn is None:
-        return rows
-    return build.op(
-        "Transpose",
-        [rows],
-        f"turn_{role}",
-        dtype=rows.dtype,
-        shape=[None, site.kv_num_heads, None, site.head_size],
-        perm=cache.turn,
-    )
-
-
-def _as_query(build: Builder, site: Site, rows: ir.Value, role: str) -> ir.Value:
-    """Rows of the element type of the query: bytes of the codec raw do not tell theirs."""
-    if rows.dtype in (None, site.dtype):
-        return rows
-    shape = [None, site.kv_num_heads, None, site.head_size]
-    cast = f"cast_{role}"
-    return build.op("Cast", [rows], cast, dtype=site.dtype, shape=shape, to=int(site.dtype))
-
-
-def _empty(build: Builder, sizes: tuple[int, int, int], rows: ir.Value) -> ir.Value:
-    """A cache ``[B, N, slots, bytes]`` that holds no token."""
-    batch = build.dim(rows, 0, "batch")
-    others = build.integers(*sizes)
-    shape = build.op(
-        "Concat", [batch, others], "no_past_shape", dtype=ir.DataType.INT64, shape=[4], axis=0
-    )
-    no_bytes = build.constant("tq.uint8.none", np.zeros((1, 1, 1, 1), np.uint8))
-    return build.op(
-        "Expand",
-        [no_bytes, shape],
-        "no_past",
-        dtype=ir.DataType.UINT8,
-        shape=[None, *sizes],
-    )
-
-
-def _shortened(build: Builder, cache: Cache, present: ir.Value) -> ir.Value:
-    """What is returned of a new cache: what the Slice of the old one leaves."""
-    cut = cache.cut
-    if cut is None:
-        return present
-    assert present.shape is not None and cache.present.shape is not None
-    kept = cache.present.shape[2]
-    starts, ends, _, *steps = cut.inputs[1:]
-    with build.before(cut, _PROLOGUE):
-        return build.op(
-            "Slice",
-            # The old cache may have had its tokens along another axis there.
-            [present, starts, ends, build.integers(2), *steps],
-            "shortened",
-            dtype=ir.DataType.UINT8,
-            shape=[
-                present.shape[0] if isinstance(present.shape[0], int) else present.shape[0].value,
-                present.shape[1] if isinstance(present.shape[1], int) else present.shape[1].value,
-                kept if isinstance(kept, int) else kept.value,
-                present.shape[3] if isinstance(present.shape[3], int) else present.shape[3].value,
-            ],
-        )
-
-
-def _publish(graph: ir.Graph, cache: Cache, present: ir.Value) -> None:
-    """Puts a new cache in the place of an old output, under its name."""
-    name = cache.present.name
-    index = next(i for i, value in enumerate(graph.outputs) if value is cache.present)
-    cache.present.name = f"{name}/replaced"
-    graph.outputs[index] = present
-    present.name = name
 
 
 def _downstream(values: Iterable[ir.Value]) -> set[ir.Node]:

@@ -15,19 +15,18 @@ from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.dialects.constants import attribute_float, attribute_int
 from tq_onnx.graph.dialects.rows import snapped
 from tq_onnx.graph.dialects.scores import Mask
-from tq_onnx.graph.dialects.site import (
+from tq_onnx.graph.dialects.site import Operands, Site
+from tq_onnx.graph.dialects.tokens import check_tokens
+from tq_onnx.graph.dialects.traces import (
     FLOATS,
     Cache,
     NoMatch,
-    Operands,
     Route,
-    Site,
     Update,
     one_of,
     rank,
     static_dim,
 )
-from tq_onnx.graph.dialects.tokens import check_tokens
 from tq_onnx.graph.dialects.validkeys import valid_keys
 
 SLOTS: Final = 7

@@ -9,9 +9,9 @@ import onnx_ir as ir
 
 from tq_onnx.graph.dialects.constants import integers, scalar
 from tq_onnx.graph.dialects.operators import FUSED, PRODUCTS, kind
-from tq_onnx.graph.dialects.site import (
+from tq_onnx.graph.dialects.site import GraphView
+from tq_onnx.graph.dialects.traces import (
     Dims,
-    GraphView,
     NoMatch,
     Route,
     keeps_numbers,

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from tq_onnx.graph.dialects.site import FLOATS, Anchor, Dims, NoMatch, past_input, rank
+from tq_onnx.graph.dialects.traces import (
+    FLOATS,
+    Anchor,
+    Dims,
+    NoMatch,
+    past_input,
+    rank,
+)
 
 
 def taken(anchor: Anchor, past: ir.Value, dims: Dims) -> tuple[ir.Value, dict[ir.Value, Dims]]:

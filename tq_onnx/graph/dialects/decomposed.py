@@ -38,19 +38,17 @@ from tq_onnx.graph.dialects.scores import (
     probabilities_above,
     spelled_out,
 )
-from tq_onnx.graph.dialects.site import (
+from tq_onnx.graph.dialects.site import GraphView, Operands, Site
+from tq_onnx.graph.dialects.tokens import check_tokens
+from tq_onnx.graph.dialects.traces import (
     FLOATS,
-    GraphView,
     NoMatch,
-    Operands,
     Reach,
-    Site,
     one_of,
     rank,
     static_dim,
     updated_cache,
 )
-from tq_onnx.graph.dialects.tokens import check_tokens
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -63,13 +63,12 @@ from tq_onnx.graph.dialects.groupquery import (
     GroupQueryAttention,
 )
 from tq_onnx.graph.dialects.operators import kind
-from tq_onnx.graph.dialects.site import (
+from tq_onnx.graph.dialects.site import GraphView, Site
+from tq_onnx.graph.dialects.traces import (
     FLOATS,
     Cache,
-    GraphView,
     NoMatch,
     Reach,
-    Site,
     make_cache,
     one_of,
     rank,

@@ -38,22 +38,20 @@ from tq_onnx.graph.dialects.constants import attribute_float, attribute_int
 from tq_onnx.graph.dialects.heads import merged, split
 from tq_onnx.graph.dialects.operators import kind
 from tq_onnx.graph.dialects.rows import check_slots, rows, sizes, snapped
-from tq_onnx.graph.dialects.site import (
+from tq_onnx.graph.dialects.site import GraphView, Operands, Site
+from tq_onnx.graph.dialects.tokens import check_tokens
+from tq_onnx.graph.dialects.traces import (
     FLOATS,
     Anchor,
     Cache,
-    GraphView,
     NoMatch,
-    Operands,
     Reach,
-    Site,
     make_cache,
     one_of,
     rank,
     static_dim,
     updated_cache,
 )
-from tq_onnx.graph.dialects.tokens import check_tokens
 
 _SLOTS: Final = 10
 _QUERY, _KEY, _VALUE, _PACKED_BIAS, _PADDING, _BIAS, _PAST_KEY, _PAST_VALUE = range(8)

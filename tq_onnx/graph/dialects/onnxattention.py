@@ -55,13 +55,12 @@ from tq_onnx.graph.dialects.attentionop import (
 from tq_onnx.graph.dialects.constants import attribute_int
 from tq_onnx.graph.dialects.operators import kind
 from tq_onnx.graph.dialects.rows import rows
-from tq_onnx.graph.dialects.site import (
+from tq_onnx.graph.dialects.site import GraphView, Site
+from tq_onnx.graph.dialects.traces import (
     Anchor,
     Cache,
-    GraphView,
     NoMatch,
     Reach,
-    Site,
     Update,
     make_cache,
     rank,

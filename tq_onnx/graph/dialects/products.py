@@ -14,7 +14,10 @@ import onnx_ir as ir
 
 from tq_onnx.graph.dialects.constants import attribute_float, attribute_int
 from tq_onnx.graph.dialects.operators import kind
-from tq_onnx.graph.dialects.site import Dims, NoMatch
+from tq_onnx.graph.dialects.traces import (
+    Dims,
+    NoMatch,
+)
 
 _RANK: Final = 4
 _STRAIGHT: Final = (0, 1, 2, 3)

@@ -16,11 +16,11 @@ import onnx_ir as ir
 from tq_onnx.graph.dialects.cacheviews import follow
 from tq_onnx.graph.dialects.constants import integers
 from tq_onnx.graph.dialects.operators import FUSED, kind
-from tq_onnx.graph.dialects.site import (
+from tq_onnx.graph.dialects.site import GraphView
+from tq_onnx.graph.dialects.traces import (
     PRESENT,
     Anchor,
     Dims,
-    GraphView,
     NoMatch,
     Reach,
     Route,

@@ -6,7 +6,15 @@ from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.graph.dialects.site import FLOATS, PAST, ROWS, NoMatch, Reach, rank, static_dim
+from tq_onnx.graph.dialects.traces import (
+    FLOATS,
+    PAST,
+    ROWS,
+    NoMatch,
+    Reach,
+    rank,
+    static_dim,
+)
 
 _HALF_NOISE: Final = 2e-3
 _FLOAT_NOISE: Final = 1e-6

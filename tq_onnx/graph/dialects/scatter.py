@@ -26,11 +26,11 @@ from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.dialects.constants import scalar
 from tq_onnx.graph.dialects.continued import taken
 from tq_onnx.graph.dialects.operators import kind
-from tq_onnx.graph.dialects.site import (
+from tq_onnx.graph.dialects.site import GraphView
+from tq_onnx.graph.dialects.traces import (
     ROWS,
     Anchor,
     Dims,
-    GraphView,
     NoMatch,
     Update,
     passes_through,

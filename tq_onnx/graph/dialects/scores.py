@@ -11,7 +11,12 @@ from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.dialects.constants import attribute_int, scalar
 from tq_onnx.graph.dialects.operators import PRODUCTS, kind
 from tq_onnx.graph.dialects.products import product
-from tq_onnx.graph.dialects.site import GraphView, NoMatch, keeps_numbers, rank
+from tq_onnx.graph.dialects.site import GraphView
+from tq_onnx.graph.dialects.traces import (
+    NoMatch,
+    keeps_numbers,
+    rank,
+)
 
 _MAX_STEPS: Final = 16
 _HIDING: Final = -3e4

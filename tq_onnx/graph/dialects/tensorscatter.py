@@ -20,7 +20,7 @@ from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.dialects.constants import attribute_int
 from tq_onnx.graph.dialects.continued import taken
 from tq_onnx.graph.dialects.operators import kind
-from tq_onnx.graph.dialects.site import (
+from tq_onnx.graph.dialects.traces import (
     Anchor,
     NoMatch,
     Update,

@@ -17,7 +17,12 @@ import onnx_ir as ir
 
 from tq_onnx.graph.dialects.constants import attribute_int, integers
 from tq_onnx.graph.dialects.operators import kind
-from tq_onnx.graph.dialects.site import NoMatch, label, rank, static_dim
+from tq_onnx.graph.dialects.traces import (
+    NoMatch,
+    label,
+    rank,
+    static_dim,
+)
 from tq_onnx.graph.liveness import nested_nodes
 
 _CHOOSERS: Final = frozenset({"Slice", "Split", "Gather"})

@@ -15,14 +15,14 @@ from tq_onnx.graph.dialects.constants import attribute_int
 from tq_onnx.graph.dialects.continued import taken
 from tq_onnx.graph.dialects.operators import kind
 from tq_onnx.graph.dialects.scatter import SCATTER_ND, written
-from tq_onnx.graph.dialects.site import (
+from tq_onnx.graph.dialects.site import GraphView
+from tq_onnx.graph.dialects.tensorscatter import TENSOR_SCATTER, scattered
+from tq_onnx.graph.dialects.traces import (
     Anchor,
-    GraphView,
     NoMatch,
     Update,
     static_dim,
 )
-from tq_onnx.graph.dialects.tensorscatter import TENSOR_SCATTER, scattered
 
 
 def find_update(anchor: Anchor, view: GraphView) -> Update | None:

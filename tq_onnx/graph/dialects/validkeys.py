@@ -6,7 +6,9 @@ import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.dialects.scores import Mask
-from tq_onnx.graph.dialects.site import rank
+from tq_onnx.graph.dialects.traces import (
+    rank,
+)
 
 _I64 = ir.DataType.INT64
 

@@ -1,0 +1,171 @@
+"""The nodes around a cache in its new form: what goes in, what comes out, who asks for its size.
+
+A cache becomes uint8 ``[B, N, S, W]`` under the names of its input and output. Questions for the
+shape of the old one are answered from the new one, or, where the graph tells the number of past
+tokens, from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+import onnx_ir as ir
+
+from tq_onnx.graph.builder import Builder
+from tq_onnx.graph.dialects.site import Site
+from tq_onnx.graph.dialects.traces import PAST, Cache
+from tq_onnx.graph.lengths import Lengths
+from tq_onnx.graph.match import ShapeRead
+
+SCOPE: Final = "turboquant"
+"""Names of nodes that belong to no layer begin with it."""
+
+
+def leading(cache: Cache, site: Site) -> list[int | str | None]:
+    """Batch, heads and slots of what a layer encodes."""
+    sizes = _sizes(cache.present)
+    if len(sizes) == 4 and cache.cut is None:
+        return [sizes[0], sizes[1], sizes[2]]
+    return [sizes[0], site.kv_num_heads, None if cache.cut else sizes[1]]
+
+
+def past_bytes(build: Builder, cache: Cache, site: Site, width: int, rows: ir.Value) -> ir.Value:
+    """The bytes to append to: the graph input, retyped, or no rows at all."""
+    if cache.past is None:
+        capacity = 0 if cache.update is None else cache.update.slots
+        size = (site.kv_num_heads, capacity, width)
+        return build.once(("empty", *size), lambda: _empty(build, size, rows))
+    sizes = _sizes(cache.past)
+    slots = sizes[2] if len(sizes) == 4 else sizes[1]
+    cache.past.type = ir.TensorType(ir.DataType.UINT8)
+    cache.past.shape = ir.Shape([sizes[0], site.kv_num_heads, slots, width])
+    return cache.past
+
+
+def turned(build: Builder, cache: Cache, site: Site, rows: ir.Value, role: str) -> ir.Value:
+    """New rows as ``[B, N, T, D]``."""
+    if cache.turn is None:
+        return rows
+    return build.op(
+        "Transpose",
+        [rows],
+        f"turn_{role}",
+        dtype=rows.dtype,
+        shape=[None, site.kv_num_heads, None, site.head_size],
+        perm=cache.turn,
+    )
+
+
+def as_query(build: Builder, site: Site, rows: ir.Value, role: str) -> ir.Value:
+    """Rows of the element type of the query: bytes of the codec raw do not tell theirs."""
+    if rows.dtype in (None, site.dtype):
+        return rows
+    shape = [None, site.kv_num_heads, None, site.head_size]
+    cast = f"cast_{role}"
+    return build.op("Cast", [rows], cast, dtype=site.dtype, shape=shape, to=int(site.dtype))
+
+
+def _empty(build: Builder, sizes: tuple[int, int, int], rows: ir.Value) -> ir.Value:
+    """A cache ``[B, N, slots, bytes]`` that holds no token."""
+    batch = build.dim(rows, 0, "batch")
+    others = build.integers(*sizes)
+    shape = build.op(
+        "Concat", [batch, others], "no_past_shape", dtype=ir.DataType.INT64, shape=[4], axis=0
+    )
+    no_bytes = build.constant("tq.uint8.none", np.zeros((1, 1, 1, 1), np.uint8))
+    return build.op(
+        "Expand",
+        [no_bytes, shape],
+        "no_past",
+        dtype=ir.DataType.UINT8,
+        shape=[None, *sizes],
+    )
+
+
+def shortened(build: Builder, cache: Cache, present: ir.Value) -> ir.Value:
+    """What is returned of a new cache: what the Slice of the old one leaves."""
+    cut = cache.cut
+    if cut is None:
+        return present
+    batch, heads, _, width = _sizes(present)
+    kept = _sizes(cache.present)[2]
+    starts, ends, _, *steps = cut.inputs[1:]
+    with build.before(cut, SCOPE):
+        return build.op(
+            "Slice",
+            # The old cache may have had its tokens along another axis there.
+            [present, starts, ends, build.integers(2), *steps],
+            "shortened",
+            dtype=ir.DataType.UINT8,
+            shape=[batch, heads, kept, width],
+        )
+
+
+def publish(graph: ir.Graph, cache: Cache, present: ir.Value) -> None:
+    """Puts a new cache in the place of an old output, under its name."""
+    name = cache.present.name
+    index = next(i for i, value in enumerate(graph.outputs) if value is cache.present)
+    cache.present.name = f"{name}/replaced"
+    graph.outputs[index] = present
+    present.name = name
+
+
+def answer(
+    build: Builder, read: ShapeRead, presents: Mapping[Cache, ir.Value], lengths: Lengths | None
+) -> None:
+    """Answers a question for the shape of an old cache.
+
+    Args:
+        build: makes the nodes.
+        read: the question.
+        presents: the new caches.
+        lengths: what tells the tokens; None where the sizes of the caches do.
+    """
+    site = read.site
+    cache = site.key if read.is_key else site.value
+    if cache.past is None:
+        return  # the new rows stay where they are
+    moved = len(cache.views[cache.past]) != len(PAST)
+    asked = set(read.dims) <= {"B", "N"} or (read.dims == ("P",) and not lengths and not moved)
+    if read.of_past and asked:
+        return
+    numbers = {
+        "N": site.kv_num_heads,
+        "G": site.num_heads // site.kv_num_heads,
+        "H": site.num_heads,
+        "D": site.head_size,
+        "1": 1,
+    }
+    label = f"{cache.present.name}_{'_'.join(read.dims)}"
+    with build.before(read.node, SCOPE):
+        parts = []
+        for dim in read.dims:
+            if dim in numbers:
+                parts.append(build.integers(numbers[dim]))
+            elif dim == "B":
+                parts.append(build.dim(cache.past, 0, "batch"))
+            elif lengths is None:
+                source = cache.past if dim == "P" else None
+                parts.append(build.dim(source or presents[cache], 2, "cached_tokens"))
+            elif dim == "P":
+                parts.append(lengths.past_length(build))
+            else:
+                parts.append(lengths.total_length(build))
+        told = parts[0]
+        if len(parts) > 1:
+            told = build.op(
+                "Concat",
+                parts,
+                f"shape_of_{label}",
+                dtype=ir.DataType.INT64,
+                shape=[len(parts)],
+                axis=0,
+            )
+    read.node.outputs[0].replace_all_uses_with(told)
+
+
+def _sizes(value: ir.Value) -> list[int | str | None]:
+    assert value.shape is not None  # a cache has a rank
+    return [dim if isinstance(dim, int) else dim.value for dim in value.shape]

@@ -1,0 +1,288 @@
+"""A cache traced through a graph: where it comes from, how it is updated, what reads it.
+
+``Anchor`` is an output followed back to the node that makes it, ``Update`` how new rows get into
+it, ``Route`` its way to the node that computes with it, ``Reach`` all three, and ``Cache`` what the
+rewriter needs of them. A cache that is none of a known form raises ``NoMatch`` with the reason.
+
+Shape letters: B batch, T new tokens, P cached tokens, S = P + T, H query heads, N key/value heads,
+G = H / N, D head size; two letters side by side are one dimension, as ``BN``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import onnx_ir as ir
+
+from tq_onnx.graph.builder import Builder
+
+FLOATS: Final = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+"""Element types that the operators take."""
+
+Dims = tuple[str, ...]
+"""Meaning of each dimension of a value that holds a cache: B, N, G, H, P, S, D, 1, BN, BH, ND, HD;
+C for what a Slice left of S."""
+
+PAST: Final[Dims] = ("B", "N", "P", "D")
+PRESENT: Final[Dims] = ("B", "N", "S", "D")
+ROWS: Final[Dims] = ("B", "N", "T", "D")
+
+
+class NoMatch(Exception):  # noqa: N818 - control flow inside the converter, never shown as an error
+    """A layer is not what the dialect knows.
+
+    Args:
+        reason: a clause that says what was found instead.
+        node: where; None for the node that makes the cache.
+    """
+
+    def __init__(self, reason: str, node: ir.Node | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.node = node
+
+
+@dataclass(frozen=True, eq=False)
+class Anchor:
+    """A graph output that looks like a cache, followed back to the node that makes it.
+
+    Attributes:
+        present: the graph output.
+        state: the value that ``node`` makes.
+        dims: meaning of the dimensions of ``state``.
+        node: what makes the cache: an update, a fused operator, or the last step of the new rows
+            in a graph that takes no caches.
+        views: the values from ``state`` to ``present``, both included, and their dimensions.
+        tail: the nodes between ``state`` and ``present``.
+        cut: the Slice among them that shortens the cache, None if there is none.
+    """
+
+    present: ir.Value
+    state: ir.Value
+    dims: Dims
+    node: ir.Node
+    views: Mapping[ir.Value, Dims]
+    tail: tuple[ir.Node, ...]
+    cut: ir.Node | None
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """How new rows get into a cache, outside of a fused operator.
+
+    Attributes:
+        past: the graph input; None in a graph that takes no caches.
+        rows: the new rows.
+        rows_dims: meaning of their dimensions: B, N, T, D in some order, or B, T, ND.
+        views: the values from ``past`` to the update and their dimensions, ``past`` included.
+        past_length: makes the tokens in the cache before this call, int64 ``[B]`` or ``[1]``; None
+            where a cache grows, and its size tells.
+        sources: what ``past_length`` reads.
+        slots: of the cache that a graph starts from which takes none; 0 if it has no rows.
+    """
+
+    past: ir.Value | None
+    rows: ir.Value
+    rows_dims: Dims
+    views: Mapping[ir.Value, Dims]
+    past_length: Callable[[Builder], ir.Value] | None = None
+    sources: tuple[ir.Value, ...] = ()
+    slots: int = 0
+
+    def size(self, letter: str) -> int | None:
+        """A dimension of the new rows, if it is known as a number."""
+        axis = self.rows_dims.index(letter) if letter in self.rows_dims else None
+        return None if axis is None else static_dim(self.rows, axis)
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """The way of a cache to the node that computes with it.
+
+    Attributes:
+        views: all values on the way and their dimensions.
+        factor: product of the constants that it is multiplied by.
+        reader: the matrix product or the fused operator.
+        index: the input of ``reader`` that the cache is.
+        dims: dimensions of that operand.
+    """
+
+    views: Mapping[ir.Value, Dims]
+    factor: float
+    reader: ir.Node
+    index: int
+    dims: Dims
+
+    @property
+    def operand(self) -> ir.Value:
+        """The cache as ``reader`` sees it."""
+        value = self.reader.inputs[self.index]
+        assert value is not None  # the route ends there
+        return value
+
+
+@dataclass(frozen=True, eq=False)
+class Reach:
+    """A cache from its update to its reader.
+
+    Attributes:
+        anchor: the output and what makes it.
+        update: how new rows get into it; None if the reader makes the cache itself.
+        route: the way from the update to the reader; None likewise.
+    """
+
+    anchor: Anchor
+    update: Update | None
+    route: Route | None
+
+    @property
+    def reader(self) -> ir.Node:
+        """The node that computes with the cache."""
+        return self.anchor.node if self.route is None else self.route.reader
+
+
+@dataclass(frozen=True, eq=False)
+class Cache:
+    """One cache of a layer.
+
+    Attributes:
+        past: the graph input; None in a graph that takes no caches.
+        present: the graph output.
+        node: the node that makes it, or that reads it if it is nothing but the new rows; they are
+            known before this node.
+        views: every value that holds the cache in the old form, ``past`` included, and its
+            dimensions; a reader of one that outlives the conversion may only ask for its shape.
+        cut: the Slice that shortens the cache before it is returned; None if there is none.
+        update: how new rows get into it; None if a fused operator does that.
+    """
+
+    past: ir.Value | None
+    present: ir.Value
+    node: ir.Node
+    views: Mapping[ir.Value, Dims]
+    cut: ir.Node | None = None
+    update: Update | None = None
+
+    @property
+    def turn(self) -> tuple[int, ...] | None:
+        """How the new rows are transposed to ``[B, N, T, D]``; None if they need not be."""
+        dims = () if self.update is None else self.update.rows_dims
+        if sorted(dims) != sorted(ROWS) or dims == ROWS:
+            return None
+        return tuple(dims.index(letter) for letter in ROWS)
+
+
+def static_dim(value: ir.Value, axis: int) -> int | None:
+    """A dimension of a value if it is known as a number."""
+    if value.shape is None or not -len(value.shape) <= axis < len(value.shape):
+        return None
+    dim = value.shape[axis]
+    return dim if isinstance(dim, int) else None
+
+
+def rank(value: ir.Value) -> int | None:
+    """Number of dimensions, if known."""
+    return None if value.shape is None else len(value.shape)
+
+
+def label(node: ir.Node) -> str:
+    """A node's name, or that of its output where exporters leave nodes nameless."""
+    return node.name or node.outputs[0].name or node.op_type
+
+
+def passes_through(node: ir.Node) -> bool:
+    """Whether a node's output is its first input."""
+    return node.domain == "" and (
+        node.op_type == "Identity" or (node.op_type == "Concat" and len(node.inputs) == 1)
+    )
+
+
+def keeps_numbers(node: ir.Node) -> bool:
+    """Whether a node's output is its first input but for the precision."""
+    if (node.domain, node.op_type) == ("", "Cast"):
+        # Not a type of 8 bits or less: that is quantisation.
+        return node.attributes.get_int("to", 0) in (*FLOATS, ir.DataType.DOUBLE)
+    return passes_through(node)
+
+
+def past_input(value: ir.Value | None) -> tuple[ir.Value, tuple[ir.Value, ...]] | None:
+    """The graph input that a value is, and the values between, the input included.
+
+    Returns:
+        None if the value is not a graph input, nor one passed through.
+    """
+    passed = []
+    while value is not None:
+        passed.append(value)
+        node = value.producer()
+        if node is None:
+            return (value, tuple(passed)) if value.is_graph_input() else None
+        if not passes_through(node):
+            return None
+        value = node.inputs[0]
+    return None
+
+
+def make_cache(
+    anchor: Anchor,
+    past: ir.Value | None,
+    views: Mapping[ir.Value, Dims],
+    *,
+    fixed_length: bool = False,
+    rank_of_past: int = 4,
+) -> Cache:
+    """Ties a graph output to the graph input that it continues.
+
+    Args:
+        anchor: the output.
+        past: what it continues, perhaps through nodes that change nothing.
+        views: further values that hold the cache.
+        fixed_length: whether the number of tokens may be fixed.
+        rank_of_past: of the graph input.
+
+    Raises:
+        NoMatch: ``past`` is no float graph input of that rank with a free number of tokens.
+    """
+    found = past_input(past)
+    if found is None:
+        raise NoMatch(f"cache {anchor.present.name} does not continue a graph input", anchor.node)
+    graph_input, passed = found
+    if rank(graph_input) != rank_of_past:
+        raise NoMatch(f"cache {graph_input.name} is not of rank {rank_of_past}", anchor.node)
+    if graph_input.dtype not in FLOATS:
+        raise NoMatch(f"cache {graph_input.name} is quantised already", anchor.node)
+    tokens = static_dim(graph_input, 2)
+    if tokens is not None and not fixed_length:
+        raise NoMatch(
+            f"cache {graph_input.name} was exported with a fixed length of {tokens} tokens",
+            anchor.node,
+        )
+    held = {**dict.fromkeys(passed, PAST), **anchor.views, **views}
+    return Cache(graph_input, anchor.present, anchor.node, held, anchor.cut)
+
+
+def updated_cache(reach: Reach) -> Cache:
+    """The cache of a reach that has an update."""
+    anchor, update, route = reach.anchor, reach.update, reach.route
+    assert update is not None and route is not None
+    held = {**update.views, **anchor.views, **route.views}
+    # A cache that is nothing but the new rows is made by no node: they are known at the reader.
+    made = update.past is not None or update.slots
+    node = anchor.node if made else route.reader
+    return Cache(update.past, anchor.present, node, held, anchor.cut, update)
+
+
+def one_of(what: str, *sizes: int | None) -> int:
+    """The number that all known sizes agree on.
+
+    Raises:
+        NoMatch: they differ, or none is known.
+    """
+    known = {size for size in sizes if size is not None}
+    if len(known) == 1:
+        return known.pop()
+    if not known:
+        raise NoMatch(f"the graph does not tell the {what}; run ONNX shape inference first")
+    raise NoMatch(f"the graph tells more than one {what}: {sorted(known)}")
