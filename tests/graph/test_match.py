@@ -380,3 +380,18 @@ def test_a_damaged_graph_is_recognised_or_refused_but_never_crashes(name: str, s
 
     assert recognition.misses or len(recognition.sites) == 2
     assert all(miss.reason for miss in recognition.misses)
+
+
+def test_a_graph_that_reads_what_is_not_made_yet_is_refused_and_never_followed() -> None:
+    count = len(list(decoder().graph))
+    for index in range(count):
+        model = decoder()
+        node = list(model.graph)[index]
+        if not node.inputs:
+            continue
+        node.replace_input_with(0, node.outputs[0])
+
+        recognition = recognise(model)
+
+        assert recognition.sites == ()
+        assert "before it is made" in recognition.misses[0].reason

@@ -48,6 +48,24 @@ def data_ancestors(values: Iterable[ir.Value]) -> set[ir.Value]:
     return seen
 
 
+def read_too_early(graph: ir.Graph) -> tuple[ir.Node, ir.Value] | None:
+    """The first node that reads what is made after it, or by itself, and what it reads.
+
+    Where there is none, every way backwards through the graph ends.
+    """
+    made: set[ir.Node] = set()
+    for node in graph:
+        for item in (node, *nested_nodes(node)):
+            for value in item.inputs:
+                maker = None if value is None else value.producer()
+                if value is None or maker is None or maker.graph is not graph:
+                    continue
+                if maker not in made:
+                    return node, value
+        made.add(node)
+    return None
+
+
 def nested_nodes(node: ir.Node) -> Iterator[ir.Node]:
     """All nodes inside the subgraphs of a node."""
     for graph in _graphs(node):

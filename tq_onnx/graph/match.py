@@ -38,7 +38,7 @@ from tq_onnx.graph.dialects.traces import (
 )
 from tq_onnx.graph.interface import find_roles
 from tq_onnx.graph.lengths import Lengths, find_lengths
-from tq_onnx.graph.liveness import live_nodes
+from tq_onnx.graph.liveness import live_nodes, read_too_early
 from tq_onnx.graph.nocache import is_attention, why_no_caches
 from tq_onnx.graph.plan import METADATA_PLAN, Interface
 from tq_onnx.graph.shapes import fill_shapes
@@ -121,8 +121,13 @@ def recognise(model: ir.Model) -> Recognition:
         AlreadyConvertedError: the model holds TurboQuant caches.
     """
     _refuse_converted(model)
-    fill_shapes(model)
     graph = model.graph
+    early = read_too_early(graph)
+    if early is not None:
+        node, value = early
+        reason = f"node {label(node)} reads {value.name} before it is made: export the model again"
+        return Recognition((), (NearMiss(None, "", reason),))
+    fill_shapes(model)
     opset = graph.opset_imports.get("", 0)
     live = live_nodes(graph.outputs)
     view = GraphView(graph, opset, live, _takes_caches(graph))
