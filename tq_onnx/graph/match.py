@@ -283,6 +283,7 @@ def _survivors(view: GraphView, sites: Sequence[Site]) -> tuple[list[ShapeRead],
             *outputs,
             *(value for site in sites for value in site.inputs()),
             *(value for _, cache in caches if cache.cut for value in cache.cut.inputs[1:]),
+            *(value for _, cache in caches if cache.update for value in cache.update.sources),
         ],
         cut={*(site.output for site in sites), *held},
     )

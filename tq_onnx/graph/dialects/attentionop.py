@@ -5,7 +5,7 @@ The slots of its inputs are described in ``tq_onnx.graph.dialects.onnxattention`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.dialects.constants import attribute_float, attribute_int
+from tq_onnx.graph.dialects.heads import merged, split
 from tq_onnx.graph.dialects.rows import snapped
 from tq_onnx.graph.dialects.scores import Mask
 from tq_onnx.graph.dialects.site import Operands, Site
@@ -22,7 +23,6 @@ from tq_onnx.graph.dialects.traces import (
     Cache,
     NoMatch,
     Route,
-    Update,
     one_of,
     rank,
     static_dim,
@@ -42,7 +42,6 @@ class StandardAttention(Site):
         key_rows: new rows ``[B, N, T, D]`` or ``[B, T, N * D]``.
         value_rows: likewise.
         mask: what hides keys; None if nothing does.
-        update: how the key cache is updated; None if the operator does it.
         valid: int64 ``[B]``, the slots of each sequence that hold a key (nonpad_kv_seqlen).
     """
 
@@ -52,27 +51,16 @@ class StandardAttention(Site):
     key_rows: ir.Value
     value_rows: ir.Value
     mask: Mask | None
-    update: Update | None
     valid: ir.Value | None
 
     def inputs(self) -> Collection[ir.Value]:
         """Query, new rows, mask, and what tells the number of tokens."""
-        sources = () if self.update is None else self.update.sources
-        return [self.query, self.key_rows, self.value_rows, *self.mask_sources(), *sources]
+        return [self.query, self.key_rows, self.value_rows, *self.mask_sources()]
 
     def mask_sources(self) -> Collection[ir.Value]:
         """The mask and the number of valid keys."""
         mask = None if self.mask is None else self.mask.value
         return [value for value in (mask, self.valid) if value is not None]
-
-    @property
-    def counts_tokens(self) -> bool:
-        """Only a cache of a fixed size has its tokens counted, or one that does not exist."""
-        return self.key.past is None or self._scattered is not None
-
-    def past_length(self, build: Builder) -> ir.Value | None:
-        """``write_indices``."""
-        return super().past_length(build) if self._scattered is None else self._scattered(build)
 
     def operands(self, build: Builder) -> Operands:
         """Splits heads that stand side by side, and makes one bias of mask and valid keys."""
@@ -93,46 +81,11 @@ class StandardAttention(Site):
         """``[B, H, T, D]``, or ``[B, T, H * D]`` if that is the form of the query."""
         if rank(self.query) == 4:
             return attention_BHTD
-        attention_BTHD = build.op(
-            "Transpose",
-            [attention_BHTD],
-            "transpose_output",
-            dtype=self.dtype,
-            shape=[None, None, self.num_heads, self.head_size],
-            perm=[0, 2, 1, 3],
-        )
-        width = self.num_heads * self.head_size
-        return build.op(
-            "Reshape",
-            [attention_BTHD, build.integers(0, 0, width)],
-            "merge_heads",
-            dtype=self.dtype,
-            shape=[None, None, width],
-        )
-
-    @property
-    def _scattered(self) -> Callable[[Builder], ir.Value] | None:
-        return None if self.update is None else self.update.past_length
+        return merged(build, self, attention_BHTD)
 
     def _heads(self, build: Builder, rows: ir.Value, role: str, heads: int) -> ir.Value:
-        """``[B, T, heads * D]`` to ``[B, heads, T, D]``."""
-        if rank(rows) == 4:
-            return rows
-        rows_BTHD = build.op(
-            "Reshape",
-            [rows, build.integers(0, 0, heads, self.head_size)],
-            f"split_heads_{role}",
-            dtype=self.dtype,
-            shape=[None, None, heads, self.head_size],
-        )
-        return build.op(
-            "Transpose",
-            [rows_BTHD],
-            f"transpose_{role}",
-            dtype=self.dtype,
-            shape=[None, heads, None, self.head_size],
-            perm=[0, 2, 1, 3],
-        )
+        """``[B, heads, T, D]``, also of heads side by side."""
+        return rows if rank(rows) == 4 else split(build, self, rows, role, heads)
 
 
 def make_site(
@@ -143,7 +96,6 @@ def make_site(
     new_rows: tuple[ir.Value | None, ir.Value | None],
     *,
     routes: tuple[Route, ...] = (),
-    update: Update | None = None,
 ) -> StandardAttention:
     """Checks sizes and types, and makes a layer.
 
@@ -154,7 +106,6 @@ def make_site(
         caches: of keys and of values.
         new_rows: of keys and of values.
         routes: the ways of the caches to the operator if it does not update them itself.
-        update: how the key cache is updated then.
 
     Raises:
         NoMatch: they do not fit together.
@@ -199,7 +150,6 @@ def make_site(
         key_rows=key_rows,
         value_rows=value_rows,
         mask=mask,
-        update=update,
         valid=valid,
     )
 

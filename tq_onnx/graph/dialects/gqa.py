@@ -69,8 +69,9 @@ from tq_onnx.graph.dialects.traces import (
     Cache,
     NoMatch,
     Reach,
-    make_cache,
+    by_input,
     one_of,
+    own_cache,
     rank,
     static_dim,
     updated_cache,
@@ -185,9 +186,7 @@ def _caches(
         if set(by_slot) != {1, 2}:
             raise NoMatch("its key cache or its value cache is not a graph output", node)
         key, value = (
-            Cache(None, anchor.present, node, dict(anchor.views), anchor.cut)
-            if past is None
-            else make_cache(anchor, past, {}, fixed_length=True)
+            own_cache(anchor, past, fixed_length=True)
             for anchor, past in zip((by_slot[1], by_slot[2]), pasts, strict=True)
         )
         return key, value
@@ -196,19 +195,17 @@ def _caches(
         for reach in reaches
     ):
         raise NoMatch("its cache is updated outside of it", node)
-    by_input = {reach.route.index: reach for reach in reaches if reach.route is not None}
-    if set(by_input) != {KEY, VALUE}:
-        raise NoMatch("its two caches are not its keys and its values", node)
+    read = by_input(node, reaches, KEY, VALUE)
     if slots[K_NORM] is not None or attribute_int(node, "do_rotary", 0):
         raise NoMatch("its keys are cached before it norms or rotates them", node)
-    for reach in by_input.values():
+    for reach in read:
         route = reach.route
         if route is None or route.dims != ("B", "S", "ND") or route.factor != 1.0:
             raise NoMatch("its cache is repeated or scaled before it reads it", node)
     # What is cached is what the operator reads: the new rows of inputs 1 and 2.
     key, value = (
         Cache(None, cache.present, cache.node, cache.views, cache.cut)
-        for cache in (updated_cache(by_input[KEY]), updated_cache(by_input[VALUE]))
+        for cache in map(updated_cache, read)
     )
     return key, value
 

@@ -42,12 +42,12 @@ from tq_onnx.graph.dialects.site import GraphView, Operands, Site
 from tq_onnx.graph.dialects.tokens import check_tokens
 from tq_onnx.graph.dialects.traces import (
     FLOATS,
-    Anchor,
     Cache,
     NoMatch,
     Reach,
-    make_cache,
+    by_input,
     one_of,
+    own_cache,
     rank,
     static_dim,
     updated_cache,
@@ -177,17 +177,11 @@ def _updated_inside(
         layer,
         node,
         slots,
-        (_own_cache(by_output[1], pasts[0]), _own_cache(by_output[2], pasts[1])),
+        (own_cache(by_output[1], pasts[0]), own_cache(by_output[2], pasts[1])),
         slots[_KEY : _VALUE + 1],
         kv_num_heads=attribute_int(node, "num_heads", 0),
         head_sizes=[static_dim(past, 3) for past in pasts if past is not None],
     )
-
-
-def _own_cache(anchor: Anchor, past: ir.Value | None) -> Cache:
-    if past is None:
-        return Cache(None, anchor.present, anchor.node, dict(anchor.views), anchor.cut)
-    return make_cache(anchor, past, {})
 
 
 def _updated_outside(
@@ -196,12 +190,9 @@ def _updated_outside(
     slots: tuple[ir.Value | None, ...],
     reaches: tuple[Reach, Reach],
 ) -> Site:
-    by_slot = {reach.route.index: reach for reach in reaches if reach.route is not None}
-    if set(by_slot) != {_KEY, _VALUE}:
-        raise NoMatch("its two caches are not its keys and its values", node)
+    key, value = by_input(node, reaches, _KEY, _VALUE)
     if slots[_PAST_KEY] is not None or slots[_PAST_VALUE] is not None:
         raise NoMatch("it takes a past besides a cache that is updated outside of it", node)
-    key, value = by_slot[_KEY], by_slot[_VALUE]
     check_slots(key, value, masked=slots[_BIAS] is not None)
     first_prompt = all(
         reach.update is not None and reach.update.past is None and not reach.update.slots

@@ -57,12 +57,11 @@ from tq_onnx.graph.dialects.operators import kind
 from tq_onnx.graph.dialects.rows import rows
 from tq_onnx.graph.dialects.site import GraphView, Site
 from tq_onnx.graph.dialects.traces import (
-    Anchor,
-    Cache,
     NoMatch,
     Reach,
     Update,
-    make_cache,
+    by_input,
+    own_cache,
     rank,
     updated_cache,
 )
@@ -141,18 +140,12 @@ def _updated_inside(
     if slots[VALID] is not None:
         raise NoMatch("it has nonpad_kv_seqlen besides a cache of its own", node)
     key, value = (
-        _own_cache(by_output[output], slots[past])
+        own_cache(by_output[output], slots[past])
         for output, past in ((1, PAST_KEY), (2, PAST_VALUE))
     )
     if (key.past is None) != (value.past is None):
         raise NoMatch("it takes past keys or past values, but not both", node)
     return make_site(layer, node, slots, (key, value), (slots[KEY], slots[VALUE]))
-
-
-def _own_cache(anchor: Anchor, past: ir.Value | None) -> Cache:
-    if past is None:
-        return Cache(None, anchor.present, anchor.node, dict(anchor.views), anchor.cut)
-    return make_cache(anchor, past, {})
 
 
 def _updated_outside(
@@ -161,12 +154,9 @@ def _updated_outside(
     slots: tuple[ir.Value | None, ...],
     reaches: tuple[Reach, Reach],
 ) -> Site:
-    by_slot = {reach.route.index: reach for reach in reaches if reach.route is not None}
-    if set(by_slot) != {KEY, VALUE}:
-        raise NoMatch("its two caches are not its keys and its values", node)
+    key, value = by_input(node, reaches, KEY, VALUE)
     if slots[PAST_KEY] is not None or slots[PAST_VALUE] is not None:
         raise NoMatch("it takes a past besides a cache that is updated outside of it", node)
-    key, value = by_slot[KEY], by_slot[VALUE]
     assert key.update is not None and key.route is not None
     assert value.update is not None and value.route is not None
     if value.route.factor != 1.0:
@@ -182,7 +172,6 @@ def _updated_outside(
         (updated_cache(key), updated_cache(value)),
         (_rows(key), _rows(value)),
         routes=(key.route, value.route),
-        update=update,
     )
 
 

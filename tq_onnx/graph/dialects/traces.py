@@ -225,32 +225,25 @@ def past_input(value: ir.Value | None) -> tuple[ir.Value, tuple[ir.Value, ...]] 
     return None
 
 
-def make_cache(
-    anchor: Anchor,
-    past: ir.Value | None,
-    views: Mapping[ir.Value, Dims],
-    *,
-    fixed_length: bool = False,
-    rank_of_past: int = 4,
-) -> Cache:
-    """Ties a graph output to the graph input that it continues.
+def own_cache(anchor: Anchor, past: ir.Value | None, *, fixed_length: bool = False) -> Cache:
+    """A cache that the operator which reads it makes itself.
 
     Args:
         anchor: the output.
-        past: what it continues, perhaps through nodes that change nothing.
-        views: further values that hold the cache.
+        past: what it continues, perhaps through nodes that change nothing; None if nothing.
         fixed_length: whether the number of tokens may be fixed.
-        rank_of_past: of the graph input.
 
     Raises:
-        NoMatch: ``past`` is no float graph input of that rank with a free number of tokens.
+        NoMatch: ``past`` is no float graph input of rank 4 with a free number of tokens.
     """
+    if past is None:
+        return Cache(None, anchor.present, anchor.node, dict(anchor.views), anchor.cut)
     found = past_input(past)
     if found is None:
         raise NoMatch(f"cache {anchor.present.name} does not continue a graph input", anchor.node)
     graph_input, passed = found
-    if rank(graph_input) != rank_of_past:
-        raise NoMatch(f"cache {graph_input.name} is not of rank {rank_of_past}", anchor.node)
+    if rank(graph_input) != 4:
+        raise NoMatch(f"cache {graph_input.name} is not of rank 4", anchor.node)
     if graph_input.dtype not in FLOATS:
         raise NoMatch(f"cache {graph_input.name} is quantised already", anchor.node)
     tokens = static_dim(graph_input, 2)
@@ -259,8 +252,22 @@ def make_cache(
             f"cache {graph_input.name} was exported with a fixed length of {tokens} tokens",
             anchor.node,
         )
-    held = {**dict.fromkeys(passed, PAST), **anchor.views, **views}
+    held = {**dict.fromkeys(passed, PAST), **anchor.views}
     return Cache(graph_input, anchor.present, anchor.node, held, anchor.cut)
+
+
+def by_input(
+    node: ir.Node, reaches: tuple[Reach, Reach], key: int, value: int
+) -> tuple[Reach, Reach]:
+    """The caches that a fused operator reads as its keys and as its values.
+
+    Raises:
+        NoMatch: it reads them by other inputs.
+    """
+    read = {reach.route.index: reach for reach in reaches if reach.route is not None}
+    if set(read) != {key, value}:
+        raise NoMatch("its two caches are not its keys and its values", node)
+    return read[key], read[value]
 
 
 def updated_cache(reach: Reach) -> Cache:
