@@ -24,38 +24,45 @@ constexpr int64_t kFlatRows = 8;    // query rows rotated or un-rotated together
 // Prefill: a task is one tile of query rows of one KV head against all the keys it sees.
 bool run_tiled(const AttentionCall& call, const AttentionRows& worker, const Parallel& parallel) {
   const int64_t tiles = (worker.rows() + kTileRows - 1) / kTileRows;
-  const std::size_t natural = static_cast<std::size_t>(kTileRows) * call.head_size;
-  const std::size_t query = static_cast<std::size_t>(kTileRows) * worker.query_width();
-  const std::size_t sums = static_cast<std::size_t>(kTileRows) * worker.sums_width();
+  const std::size_t scratch = kTileRows * worker.scratch_width();
+  const std::size_t query = kTileRows * worker.query_width();
+  const std::size_t sums = kTileRows * worker.sums_width();
+  const std::size_t shifts = kTileRows * worker.shift_width();
+  const std::size_t buckets = kTileRows * worker.bucket_width();
   std::atomic<bool> complete{true};
   auto task = [&](std::size_t index) {
     const int64_t tile = static_cast<int64_t>(index) % tiles;
     const int64_t lane = static_cast<int64_t>(index) / tiles;
-    FloatBuffer buffer(2 * natural + query + sums + worker.work_size(kTileRows));
+    FloatBuffer buffer(scratch + query + sums + shifts + buckets + worker.work_size(kTileRows));
     if (buffer.get() == nullptr) {
       complete = false;
       return;
     }
-    float* const natural_at = buffer.get();
-    float* const query_at = natural_at + 2 * natural;
+    float* const scratch_at = buffer.get();
+    float* const query_at = scratch_at + scratch;
     float* const sums_at = query_at + query;
+    float* const shifts_at = sums_at + sums;
+    float* const buckets_at = shifts_at + shifts;
     float max[kTileRows], weight[kTileRows];
     int64_t flat_rows[kTileRows];
-    float* pointers[kTileRows];
+    float *wide[kTileRows], *narrow[kTileRows];
     const int64_t first = tile * kTileRows;
     const int count = static_cast<int>(std::min<int64_t>(kTileRows, worker.rows() - first));
-    const AttentionRows::Rows rows{
-        lane / call.heads, lane % call.heads, first, count, query_at, sums_at, max, weight};
+    const AttentionRows::Rows rows{lane / call.heads, lane % call.heads, first,   count, query_at,
+                                   shifts_at,         sums_at,           buckets_at, max,   weight};
     for (int r = 0; r < rows.count; ++r) {
       flat_rows[r] = worker.flat(rows.b, rows.n, rows.first + r);
-      pointers[r] = query_at + static_cast<std::size_t>(r) * worker.query_width();
+      wide[r] = query_at + static_cast<std::size_t>(r) * worker.query_width();
+      narrow[r] = shifts_at + static_cast<std::size_t>(r) * worker.shift_width();
     }
-    worker.prepare(flat_rows, rows.count, natural_at, natural_at + natural, pointers);
-    worker.attend(rows, worker.visible(rows.b, first, first + count - 1), true, sums_at + sums);
+    worker.prepare(flat_rows, rows.count, scratch_at, wide, narrow);
+    worker.attend(rows, worker.visible(rows.b, first, first + count - 1), true,
+                  buckets_at + buckets);
     for (int r = 0; r < rows.count; ++r) {
-      pointers[r] = sums_at + static_cast<std::size_t>(r) * worker.sums_width();
+      wide[r] = sums_at + static_cast<std::size_t>(r) * worker.sums_width();
+      narrow[r] = buckets_at + static_cast<std::size_t>(r) * worker.bucket_width();
     }
-    worker.finish(flat_rows, rows.count, pointers, weight, natural_at, natural_at + natural);
+    worker.finish(flat_rows, rows.count, wide, narrow, weight, scratch_at);
   };
   parallel(static_cast<std::size_t>(call.batch * call.heads * tiles), task);
   return complete;
@@ -81,15 +88,21 @@ bool run_chunked(const Kernels& kernels, const AttentionCall& call, const Attent
   const std::size_t partials = static_cast<std::size_t>(lanes * chunks) * count;
   FloatBuffer query(static_cast<std::size_t>(lanes) * count * query_row);
   FloatBuffer sums(partials * sums_row);
-  FloatBuffer extremes(2 * partials);
-  if (query.get() == nullptr || sums.get() == nullptr || extremes.get() == nullptr) return false;
+  const std::size_t shift_row = worker.shift_width(), bucket_row = worker.bucket_width();
+  FloatBuffer shifts(static_cast<std::size_t>(lanes) * count * shift_row);
+  FloatBuffer extremes((2 + bucket_row) * partials);
+  if (query.get() == nullptr || sums.get() == nullptr || shifts.get() == nullptr ||
+      extremes.get() == nullptr) {
+    return false;
+  }
   float* const max = extremes.get();
   float* const weight = max + partials;
+  float* const buckets = weight + partials;
   std::atomic<bool> complete{true};
 
   const int64_t flat_count = lanes * count;
   const std::size_t flat_tasks = static_cast<std::size_t>((flat_count + kFlatRows - 1) / kFlatRows);
-  const std::size_t natural = static_cast<std::size_t>(kFlatRows) * call.head_size;
+  const std::size_t scratch = kFlatRows * worker.scratch_width();
   // Flat query row -> (b * N + n) * count + row.
   auto lane_row = [&](int64_t flat_row) {
     const int64_t t = flat_row % call.tokens;
@@ -97,19 +110,26 @@ bool run_chunked(const Kernels& kernels, const AttentionCall& call, const Attent
     return head / worker.group() * count + t * worker.group() + head % worker.group();
   };
 
-  auto rotate = [&](std::size_t index) {
-    alignas(64) float scratch[2 * kFlatRows * spec::kMaxHeadSize];
+  auto rotate_some = [&](std::size_t index) {
+    FloatBuffer buffer(scratch);
+    if (buffer.get() == nullptr) {
+      complete = false;
+      return;
+    }
     int64_t flat_rows[kFlatRows];
-    float* out[kFlatRows];
+    float *out[kFlatRows], *shifts_out[kFlatRows];
     const int64_t first = static_cast<int64_t>(index) * kFlatRows;
     const int some = static_cast<int>(std::min(kFlatRows, flat_count - first));
     for (int r = 0; r < some; ++r) {
       flat_rows[r] = first + r;
-      out[r] = query.get() + static_cast<std::size_t>(lane_row(first + r)) * query_row;
+      const std::size_t row = static_cast<std::size_t>(lane_row(first + r));
+      out[r] = query.get() + row * query_row;
+      shifts_out[r] = shifts.get() + row * shift_row;
     }
-    worker.prepare(flat_rows, some, scratch, scratch + natural, out);
+    worker.prepare(flat_rows, some, buffer.get(), out, shifts_out);
   };
-  parallel(flat_tasks, rotate);
+  parallel(flat_tasks, rotate_some);
+  if (!complete) return false;
 
   auto attend_chunk = [&](std::size_t index) {
     const int64_t lane = static_cast<int64_t>(index) / chunks;
@@ -127,7 +147,9 @@ bool run_chunked(const Kernels& kernels, const AttentionCall& call, const Attent
         0,
         count,
         query.get() + static_cast<std::size_t>(lane) * count * query_row,
+        shifts.get() + static_cast<std::size_t>(lane) * count * shift_row,
         sums.get() + partial * sums_row,
+        buckets + partial * bucket_row,
         max + partial,
         weight + partial};
     const Range range = worker.visible(rows.b, 0, worker.rows() - 1);
@@ -138,9 +160,13 @@ bool run_chunked(const Kernels& kernels, const AttentionCall& call, const Attent
   if (!complete) return false;
 
   auto merge = [&](std::size_t index) {
-    alignas(64) float scratch[2 * kFlatRows * spec::kMaxHeadSize];
+    FloatBuffer buffer(scratch);
+    if (buffer.get() == nullptr) {
+      complete = false;
+      return;
+    }
     int64_t flat_rows[kFlatRows];
-    float* merged[kFlatRows];
+    float *merged[kFlatRows], *merged_buckets[kFlatRows];
     float total[kFlatRows];
     const int64_t first = static_cast<int64_t>(index) * kFlatRows;
     const int some = static_cast<int>(std::min(kFlatRows, flat_count - first));
@@ -166,11 +192,20 @@ bool run_chunked(const Kernels& kernels, const AttentionCall& call, const Attent
                          static_cast<int>(count * sums_row), merged[r], 0, 1,
                          static_cast<int>(sums_row), static_cast<int>(chunks - 1), true);
       }
+      merged_buckets[r] = buckets + begin * bucket_row;
+      for (std::size_t p = 0; p < bucket_row; ++p) {
+        float sum = 0.0f;
+        for (int64_t c = 0; c < chunks; ++c) {
+          const std::size_t partial = begin + static_cast<std::size_t>(c * count);
+          sum += factors[c] * buckets[partial * bucket_row + p];
+        }
+        merged_buckets[r][p] = sum;
+      }
     }
-    worker.finish(flat_rows, some, merged, total, scratch, scratch + natural);
+    worker.finish(flat_rows, some, merged, merged_buckets, total, buffer.get());
   };
   parallel(flat_tasks, merge);
-  return true;
+  return complete;
 }
 
 }  // namespace
@@ -180,12 +215,6 @@ bool attention(const Kernels& kernels, const AttentionCall& call, const Parallel
   const AttentionRows worker(kernels, call);
   return worker.rows() <= kTileRows ? run_chunked(kernels, call, worker, parallel)
                                     : run_tiled(call, worker, parallel);
-}
-
-void transpose(const float* rotation, int head_size, float* out) {
-  for (int i = 0; i < head_size; ++i) {
-    for (int j = 0; j < head_size; ++j) out[j * head_size + i] = rotation[i * head_size + j];
-  }
 }
 
 }  // namespace tq

@@ -6,15 +6,20 @@
 #include "core/element.h"
 #include "core/kernels.h"
 #include "core/parallel.h"
+#include "core/rotation.h"
+#include "tq/codec_spec.h"
 
 namespace tq {
 
 struct CacheView {
   const uint8_t* rows;  // [B, N, S, W]
-  int bits;
-  const float* centroids;
-  bool raw = false;  // elements (raw_element); no centroids, and the rotation is not looked at
+  spec::Codec codec;
+  int stride;              // W, at least the bytes of a row
+  const float* centroids;  // not looked at without rotation
 };
+
+// Most rows of an offset.
+inline constexpr int64_t kMaxOffsets = 64;
 
 // All sizes have been checked by the caller. Shapes: query and output [B, H, T, D]; the caches hold
 // `slots` rows per head; strides of the bias in elements, zero where it is broadcast.
@@ -23,8 +28,8 @@ struct AttentionCall {
   const void* query;
   void* output;
   CacheView key, value;
-  const float* key_rotation;
-  const float* value_rotation_transposed;
+  Rotation key_rotation;    // its matrix, or the fast form; not looked at by codecs without
+  Rotation value_rotation;  // its transposed matrix, or the fast form
   const int64_t* past_length;
   bool length_per_batch;
   int64_t batch, query_heads, heads, tokens, slots;
@@ -35,14 +40,16 @@ struct AttentionCall {
   float scale, softcap;  // softcap 0: none
   bool causal;
   int64_t sliding_window;  // 0: none
+  // [P, N, D], both or neither: what is added to the keys and values of slot s is row
+  // min(s, P - 1).
+  const float* key_offset;
+  const float* value_offset;
+  int64_t offsets;  // P, at most kMaxOffsets; 0 without
 };
 
 // Works in the rotated space: <q, x'> = s <qR, c[idx]>, and the weighted sum of the values is
 // un-rotated once. The result depends on the shapes and the instruction set, not on the threads.
 // False when there was no memory for the work areas.
 bool attention(const Kernels& kernels, const AttentionCall& call, const Parallel& parallel);
-
-// out[j][i] = rotation[i][j].
-void transpose(const float* rotation, int head_size, float* out);
 
 }  // namespace tq

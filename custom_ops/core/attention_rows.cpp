@@ -6,41 +6,27 @@
 #include <cmath>
 #include <limits>
 
-#include "core/raw_rows.h"
-
 namespace tq {
-namespace {
-
-int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
-
-RowFormat format_of(const CacheView& cache, const AttentionCall& call, int lanes) {
-  if (!cache.raw) return row_format(cache.bits, call.head_size, lanes);
-  return raw_row_format(cache.bits / 8, call.head_size, lanes);
-}
-
-}  // namespace
 
 AttentionRows::AttentionRows(const Kernels& kernels, const AttentionCall& call)
     : kernels_(kernels),
       call_(call),
-      key_(format_of(call.key, call, kernels.lanes)),
-      value_(format_of(call.value, call, kernels.lanes)),
+      key_(kernels, call.key, call.element, call.head_size),
+      value_(kernels, call.value, call.element, call.head_size),
       group_(call.query_heads / call.heads),
-      rows_(group_ * call.tokens) {
-  if (!call.key.raw) fill_table(call.key.centroids, call.key.bits, key_table_);
-  if (!call.value.raw) fill_table(call.value.centroids, call.value.bits, value_table_);
-}
+      rows_(group_ * call.tokens) {}
 
 void AttentionRows::attend(const Rows& rows, Range keys, bool counts_sink, float* work) const {
-  std::fill_n(rows.sums, static_cast<std::size_t>(rows.count) * value_.padded, 0.0f);
-  std::fill_n(rows.max, rows.count, kNoMaximum);
-  std::fill_n(rows.weight, rows.count, 0.0f);
+  const std::size_t count = static_cast<std::size_t>(rows.count);
+  std::fill_n(rows.sums, count * sums_width(), 0.0f);
+  std::fill_n(rows.buckets, count * bucket_width(), 0.0f);
+  std::fill_n(rows.max, count, kNoMaximum);
+  std::fill_n(rows.weight, count, 0.0f);
   if (counts_sink && call_.sink != nullptr) start_from_sinks(rows);
   const int64_t lane = (rows.b * call_.heads + rows.n) * call_.slots;
   for (int64_t at = keys.low; at < keys.high; at += kBlock) {
-    const int count = static_cast<int>(std::min<int64_t>(kBlock, keys.high - at));
-    block(rows, call_.key.rows + (lane + at) * key_.row_bytes,
-          call_.value.rows + (lane + at) * value_.row_bytes, at, count, work);
+    const int some = static_cast<int>(std::min<int64_t>(kBlock, keys.high - at));
+    attend_block(rows, lane, at, some, work);
   }
 }
 
@@ -53,131 +39,172 @@ void AttentionRows::start_from_sinks(const Rows& rows) const {
   }
 }
 
-void AttentionRows::block(const Rows& rows, const uint8_t* keys, const uint8_t* values, int64_t at,
-                          int count, float* work) const {
-  float* const key_scales = work;
-  float* const value_scales = key_scales + kBlock;
-  float* const bias = value_scales + kBlock;
-  float* const scores = bias + kBlock;
+void AttentionRows::attend_block(const Rows& rows, int64_t lane, int64_t at, int count,
+                                 float* work) const {
+  const auto take = [&work] {
+    float* const taken = work;
+    work += kBlock;
+    return taken;
+  };
+  const Block block{at, count, take(), take(), take(), take(), take(), take(), take()};
+  float* const scores = work;
   float* const decoded = scores + static_cast<std::size_t>(rows.count) * kBlock;
-  score(rows, keys, count, key_scales, decoded, scores);
-  if (call_.value.raw) {
-    std::fill_n(value_scales, kBlock, 1.0f);
-  } else {
-    kernels_.row_scales(value_, values, count, value_scales);
-  }
-  for (int r = 0; r < rows.count; ++r) {
-    soften(rows, r, at, count, key_scales, value_scales, bias, scores + r * kBlock);
-  }
-  accumulate(rows, values, count, scores, decoded);
-}
-
-void AttentionRows::score(const Rows& rows, const uint8_t* keys, int count, float* scales,
-                          float* decoded, float* scores) const {
-  if (call_.key.raw) {
-    std::fill_n(scales, kBlock, 1.0f);
-    decode_raw_columns(kernels_, key_, raw_element(call_.element, key_.bits), keys, count,
-                       decoded);
-  } else {
-    kernels_.row_scales(key_, keys, count, scales);
-    if (is_fused(rows.count, call_.key)) {
-      kernels_.score_rows(key_, keys, count, key_table_, rows.query, rows.count, scores);
-      return;
-    }
-    kernels_.decode_columns(key_, keys, count, key_table_, decoded);
-  }
-  kernels_.multiply(rows.query, key_.padded, decoded, kBlock, scores, kBlock, rows.count,
-                    round_up(count, kernels_.lanes), key_.padded, false);
-}
-
-void AttentionRows::accumulate(const Rows& rows, const uint8_t* values, int count,
-                               const float* weights, float* decoded) const {
-  if (call_.value.raw) {
-    decode_raw_rows(kernels_, value_, raw_element(call_.element, value_.bits), values, count,
-                    decoded);
-    accumulate_raw_rows(kernels_, value_, weights, rows.count, decoded, count, rows.sums);
-  } else if (is_fused(rows.count, call_.value)) {
-    kernels_.accumulate_rows(value_, values, count, value_table_, weights, rows.count, rows.sums);
-  } else {
-    kernels_.decode_rows(value_, values, count, value_table_, decoded);
-    kernels_.multiply(weights, kBlock, decoded, value_.padded, rows.sums, value_.padded,
-                      rows.count, value_.padded, count, true);
-  }
+  const uint8_t* const keys = key_.row(lane + at);
+  const uint8_t* const values = value_.row(lane + at);
+  key_.score(keys, count, rows.query, rows.count, decoded, scores);
+  key_.scales(keys, count, block.key_scales);
+  if (key_.has_zeros()) key_.zeros(keys, count, block.key_scales, block.key_zeros);
+  value_.scales(values, count, block.value_scales);
+  if (value_.has_zeros()) value_.zeros(values, count, block.value_scales, block.value_zeros);
+  if (value_.has_zeros() || call_.offsets > 0) std::fill_n(block.ones, kBlock, 1.0f);
+  for (int r = 0; r < rows.count; ++r) soften(rows, r, block, scores + r * kBlock);
+  value_.accumulate(values, count, scores, rows.count, decoded, rows.sums);
 }
 
 // One step of the online softmax for one query row.
-void AttentionRows::soften(const Rows& rows, int r, int64_t at, int count,
-                           const float* key_scales, const float* value_scales, float* bias,
-                           float* scores) const {
+void AttentionRows::soften(const Rows& rows, int r, const Block& block, float* scores) const {
   const Range range = visible(rows.b, rows.first + r);
-  const int low = static_cast<int>(std::clamp<int64_t>(range.low - at, 0, count));
-  const int high = static_cast<int>(std::clamp<int64_t>(range.high - at, 0, count));
-  const float* const row_bias =
-      call_.bias == nullptr ? nullptr : load_bias(rows, r, at, count, bias);
-  const float max = kernels_.finish_scores(scores, key_scales, row_bias,
-                                           hiding_bias(call_.element), call_.softcap, count, low,
-                                           high);
+  const int low = static_cast<int>(std::clamp<int64_t>(range.low - block.at, 0, block.count));
+  const int high = static_cast<int>(std::clamp<int64_t>(range.high - block.at, 0, block.count));
+  const float* const shift = has_shift() ? load_shift(rows, r, block) : nullptr;
+  const float* const bias = call_.bias == nullptr ? nullptr : load_bias(rows, r, block);
+  const float max = kernels_.finish_scores(scores, block.key_scales, shift, bias,
+                                           hiding_bias(call_.element), call_.softcap, block.count,
+                                           low, high);
   if (max > rows.max[r]) {
-    const float factor = std::exp(rows.max[r] - max);
-    rows.weight[r] *= factor;
-    kernels_.scale(rows.sums + static_cast<std::size_t>(r) * value_.padded, factor,
-                   value_.padded);
+    rescale(rows, r, std::exp(rows.max[r] - max));
     rows.max[r] = max;
   }
   // While every key so far is hidden, any finite maximum gives weights of zero.
-  rows.weight[r] +=
-      kernels_.weigh(scores, value_scales, count, rows.max[r] == kNoMaximum ? 0.0f : rows.max[r]);
+  weigh(rows, r, block, rows.max[r] == kNoMaximum ? 0.0f : rows.max[r], scores);
 }
 
-const float* AttentionRows::load_bias(const Rows& rows, int r, int64_t at, int count,
-                                      float* bias) const {
+void AttentionRows::rescale(const Rows& rows, int r, float factor) const {
+  rows.weight[r] *= factor;
+  kernels_.scale(rows.sums + static_cast<std::size_t>(r) * sums_width(), factor, value_.padded());
+  kernels_.scale(rows.buckets + static_cast<std::size_t>(r) * bucket_width(), factor,
+                 static_cast<int>(bucket_width()));
+}
+
+// From scores to what the numbers of the values are multiplied with; adds everything else that the
+// weights do.
+void AttentionRows::weigh(const Rows& rows, int r, const Block& block, float max,
+                          float* scores) const {
+  const int64_t last = call_.offsets - 1;
+  float* const buckets = rows.buckets + static_cast<std::size_t>(r) * bucket_width();
+  const bool is_late = block.at >= last;  // one bucket for all
+  if (is_late && !value_.has_zeros()) {
+    const float sum = kernels_.weigh(scores, block.value_scales, block.count, max);
+    rows.weight[r] += sum;
+    if (last >= 0) buckets[last] += sum;
+    return;
+  }
+  const float sum = kernels_.weigh(scores, block.ones, block.count, max);
+  rows.weight[r] += sum;
+  if (is_late && last >= 0) buckets[last] += sum;
+  float zeros = 0.0f;
+  for (int t = 0; t < block.count; ++t) {
+    const float weight = scores[t];
+    // What is hidden contributes nothing, even where its fields are no numbers.
+    if (weight == 0.0f) continue;
+    if (!is_late) buckets[offset_of(block.at + t)] += weight;
+    if (value_.has_zeros()) zeros += weight * block.value_zeros[t];
+    scores[t] = weight * block.value_scales[t];
+  }
+  if (!value_.has_zeros()) return;
+  float* const sums = rows.sums + static_cast<std::size_t>(r) * sums_width();
+  for (int j = 0; j < value_.padded(); ++j) sums[j] += zeros;
+}
+
+// What is added to the scaled scores: zero * sum(q), <q, offset>.
+const float* AttentionRows::load_shift(const Rows& rows, int r, const Block& block) const {
+  const float* const shifts = rows.shifts + static_cast<std::size_t>(r) * shift_width();
+  if (call_.offsets == 0) {
+    for (int t = 0; t < kBlock; ++t) block.shift[t] = block.key_zeros[t] * shifts[0];
+    return block.shift;
+  }
+  for (int t = 0; t < kBlock; ++t) block.shift[t] = shifts[1 + offset_of(block.at + t)];
+  if (key_.has_zeros()) {
+    for (int t = 0; t < kBlock; ++t) block.shift[t] += block.key_zeros[t] * shifts[0];
+  }
+  return block.shift;
+}
+
+const float* AttentionRows::load_bias(const Rows& rows, int r, const Block& block) const {
   const int64_t row = rows.first + r;
   const int64_t* const stride = call_.bias_stride;
   const int64_t offset = rows.b * stride[0] + query_head(rows.n, row) * stride[1] +
-                         token(row) * stride[2] + at * stride[3];
-  const int loaded = stride[3] == 0 ? 1 : count;
-  load_floats(kernels_, call_.element, call_.bias, static_cast<std::size_t>(offset), bias,
+                         token(row) * stride[2] + block.at * stride[3];
+  const int loaded = stride[3] == 0 ? 1 : block.count;
+  load_floats(kernels_, call_.element, call_.bias, static_cast<std::size_t>(offset), block.bias,
               static_cast<std::size_t>(loaded));
-  if (loaded == 1) std::fill_n(bias, kBlock, bias[0]);
-  return bias;
+  if (loaded == 1) std::fill_n(block.bias, kBlock, block.bias[0]);
+  return block.bias;
 }
 
-void AttentionRows::prepare(const int64_t* flat_rows, int count, float* natural,
-                            float* rotated, float* const* out) const {
-  const int size = call_.head_size;
+void AttentionRows::prepare(const int64_t* flat_rows, int count, float* scratch,
+                            float* const* query, float* const* shifts) const {
+  const int size = call_.head_size, width = key_.coordinates();
+  float* const natural = scratch;
+  float* const rotated = scratch + static_cast<std::size_t>(count) * size;
   for (int r = 0; r < count; ++r) {
     load_floats(kernels_, call_.element, call_.query,
                 static_cast<std::size_t>(flat_rows[r]) * size, natural + r * size,
                 static_cast<std::size_t>(size));
   }
-  if (call_.key.raw) {
-    std::copy_n(natural, count * size, rotated);
+  kernels_.scale(natural, call_.scale, count * size);
+  if (spec::is_rotated(call_.key.codec.kind)) {
+    rotate(kernels_, call_.key_rotation, natural, rotated, count, size, width);
   } else {
-    kernels_.rotate(natural, call_.key_rotation, rotated, count, size);
+    std::copy_n(natural, count * size, rotated);
   }
-  kernels_.scale(rotated, call_.scale, count * size);
-  for (int r = 0; r < count; ++r) to_slot_order(key_, rotated + r * size, out[r]);
+  for (int r = 0; r < count; ++r) {
+    key_.to_slots(rotated + r * width, query[r]);
+    if (!has_shift()) continue;
+    const float* const q = natural + r * size;
+    double sum = 0;
+    for (int j = 0; j < size; ++j) sum += q[j];
+    shifts[r][0] = static_cast<float>(sum);
+    for (int64_t p = 0; p < call_.offsets; ++p) {
+      const float* const offset =
+          call_.key_offset + (p * call_.heads + head_of(flat_rows[r])) * size;
+      double dot = 0;
+      for (int j = 0; j < size; ++j) dot += static_cast<double>(q[j]) * offset[j];
+      shifts[r][1 + p] = static_cast<float>(dot);
+    }
+  }
 }
 
 void AttentionRows::finish(const int64_t* flat_rows, int count, const float* const* sums,
-                           const float* weight, float* natural, float* unrotated) const {
-  const int size = call_.head_size;
+                           const float* const* buckets, const float* weight,
+                           float* scratch) const {
+  const int size = call_.head_size, width = value_.coordinates();
+  float* const natural = scratch;
+  float* out = scratch + static_cast<std::size_t>(count) * width;
   for (int r = 0; r < count; ++r) {
-    float* const x = natural + r * size;
-    to_natural_order(value_, sums[r], x);
+    float* const x = natural + r * width;
+    value_.to_natural(sums[r], x);
     if (weight[r] == 0.0f) {  // every key is hidden, and there is no sink
-      std::fill_n(x, size, 0.0f);
+      std::fill_n(x, width, 0.0f);
     } else {
-      kernels_.divide(x, weight[r], x, size);
+      kernels_.divide(x, weight[r], x, width);
     }
   }
-  if (call_.value.raw) {
-    unrotated = natural;
+  if (spec::is_rotated(call_.value.codec.kind)) {
+    unrotate(kernels_, call_.value_rotation, natural, out, count, size, width);
   } else {
-    kernels_.rotate(natural, call_.value_rotation_transposed, unrotated, count, size);
+    out = natural;
   }
   for (int r = 0; r < count; ++r) {
-    store_floats(kernels_, call_.element, unrotated + r * size, call_.output,
+    float* const x = out + r * size;
+    for (int64_t p = 0; weight[r] != 0.0f && p < call_.offsets; ++p) {
+      const float share = buckets[r][p] / weight[r];
+      if (share == 0.0f) continue;
+      const float* const offset =
+          call_.value_offset + (p * call_.heads + head_of(flat_rows[r])) * size;
+      for (int j = 0; j < size; ++j) x[j] += share * offset[j];
+    }
+    store_floats(kernels_, call_.element, x, call_.output,
                  static_cast<std::size_t>(flat_rows[r]) * size, static_cast<std::size_t>(size));
   }
 }

@@ -4,6 +4,11 @@
 // kBlock from the start of the range; for each block the online softmax rescales what a row has
 // summed so far when its maximum rises, then adds the block's weights and weighted values. So a
 // row's sums depend on where its range starts and ends, never on which rows share a task.
+//
+// Keys and values are scale * number + zero, plus the offset of their slot, in the space of the
+// vectors. So a score is scale * <q, numbers> + zero * sum(q) + <q, offset>, and what the offsets
+// add to an output is the mean of the offsets by the weight of their slots, which is counted in one
+// bucket per row of the offset; the last one is that of all later slots.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +17,8 @@
 #include <limits>
 
 #include "core/attention.h"
+#include "core/cache_rows.h"
 #include "core/kernels.h"
-#include "core/row_format.h"
 
 namespace tq {
 
@@ -54,59 +59,74 @@ class AttentionRows {
 
   int64_t rows() const { return rows_; }  // query rows per KV head
   int64_t group() const { return group_; }
-  std::size_t query_width() const { return static_cast<std::size_t>(key_.padded); }
-  std::size_t sums_width() const { return static_cast<std::size_t>(value_.padded); }
+  std::size_t query_width() const { return static_cast<std::size_t>(key_.padded()); }
+  std::size_t sums_width() const { return static_cast<std::size_t>(value_.padded()); }
+  // Per query row: its sum, then its product with each offset; nothing where nobody asks for it.
+  std::size_t shift_width() const { return has_shift() ? 1 + bucket_width() : 0; }
+  std::size_t bucket_width() const { return static_cast<std::size_t>(call_.offsets); }
+  // Scratch of prepare and finish, per row.
+  std::size_t scratch_width() const {
+    return static_cast<std::size_t>(call_.head_size) +
+           static_cast<std::size_t>(std::max(key_.coordinates(), value_.coordinates()));
+  }
 
   // ---- query rows first .. first + count of KV head n of sequence b, and where results go.
   struct Rows {
     int64_t b, n, first;
     int count;
-    const float* query;  // [count, query_width], rotated and scaled, slot order
-    float* sums;         // [count, sums_width], slot order
-    float* max;          // [count]
-    float* weight;       // [count], sum of the exponentials
+    const float* query;   // [count, query_width], rotated and scaled, slot order
+    const float* shifts;  // [count, shift_width]
+    float* sums;          // [count, sums_width], slot order
+    float* buckets;       // [count, bucket_width], weights by row of the offset
+    float* max;           // [count]
+    float* weight;        // [count], sum of the exponentials
   };
 
-  // `natural` and `rotated` are scratch of [count, head_size]; out[r] has query_width floats.
-  void prepare(const int64_t* flat_rows, int count, float* natural, float* rotated,
-               float* const* out) const;
+  // `scratch` is [count, scratch_width]; query[r] has query_width floats, shifts[r] shift_width.
+  void prepare(const int64_t* flat_rows, int count, float* scratch, float* const* query,
+               float* const* shifts) const;
 
-  // Fills sums, max and weight; `work` has work_size(rows.count) floats. Of the ranges that a row's
-  // keys are split into, one counts its sink.
+  // Fills sums, buckets, max and weight; `work` has work_size(rows.count) floats. Of the ranges that
+  // a row's keys are split into, one counts its sink.
   void attend(const Rows& rows, Range keys, bool counts_sink, float* work) const;
   std::size_t work_size(int rows) const {
-    const std::size_t scores = static_cast<std::size_t>(rows) * kBlock + 3 * kBlock;
-    if (is_fused(rows, call_.key) && is_fused(rows, call_.value)) return scores;
-    return scores + static_cast<std::size_t>(kBlock) * std::max(key_.padded, value_.padded);
+    return static_cast<std::size_t>(rows) * kBlock + kBlockArrays * kBlock +
+           std::max(key_.work_size(rows), value_.work_size(rows));
   }
 
-  // Divides sums[r] by weight[r], un-rotates, writes the output; zeros where weight[r] is zero.
-  void finish(const int64_t* flat_rows, int count, const float* const* sums, const float* weight,
-              float* natural, float* unrotated) const;
+  // Divides sums[r] by weight[r], un-rotates, adds the offsets' share, writes the output; zeros
+  // where weight[r] is zero.
+  void finish(const int64_t* flat_rows, int count, const float* const* sums,
+              const float* const* buckets, const float* weight, float* scratch) const;
 
  private:
-  void block(const Rows& rows, const uint8_t* keys, const uint8_t* values, int64_t at, int count,
-             float* work) const;
-  void soften(const Rows& rows, int r, int64_t at, int count, const float* key_scales,
-              const float* value_scales, float* bias, float* scores) const;
-  void score(const Rows& rows, const uint8_t* keys, int count, float* scales, float* decoded,
-             float* scores) const;
-  void accumulate(const Rows& rows, const uint8_t* values, int count, const float* weights,
-                  float* decoded) const;
-  void start_from_sinks(const Rows& rows) const;
-  const float* load_bias(const Rows& rows, int r, int64_t at, int count, float* bias) const;
+  // Keys at .. at + count, and what their rows say; arrays of kBlock.
+  struct Block {
+    int64_t at;
+    int count;
+    float *key_scales, *key_zeros, *value_scales, *value_zeros, *ones, *shift, *bias;
+  };
+  static constexpr int kBlockArrays = 7;
 
-  // Whether the cache is read without decoding a block to memory first.
-  bool is_fused(int rows, const CacheView& cache) const {
-    return rows <= kernels_.max_fused && !cache.raw;
+  bool has_shift() const { return key_.has_zeros() || call_.offsets > 0; }
+  int64_t offset_of(int64_t slot) const { return std::min(slot, call_.offsets - 1); }
+  int64_t head_of(int64_t flat_row) const {
+    return flat_row / call_.tokens % call_.query_heads / group_;
   }
+
+  void attend_block(const Rows& rows, int64_t lane, int64_t at, int count, float* work) const;
+  void soften(const Rows& rows, int r, const Block& block, float* scores) const;
+  void rescale(const Rows& rows, int r, float factor) const;
+  void weigh(const Rows& rows, int r, const Block& block, float max, float* scores) const;
+  const float* load_shift(const Rows& rows, int r, const Block& block) const;
+  const float* load_bias(const Rows& rows, int r, const Block& block) const;
+  void start_from_sinks(const Rows& rows) const;
 
   const Kernels& kernels_;
   const AttentionCall& call_;
-  const RowFormat key_, value_;
+  const CacheRows key_, value_;
   const int64_t group_;
   const int64_t rows_;
-  float key_table_[kTable], value_table_[kTable];
 };
 
 }  // namespace tq

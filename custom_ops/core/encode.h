@@ -6,6 +6,8 @@
 #include "core/element.h"
 #include "core/kernels.h"
 #include "core/parallel.h"
+#include "core/rotation.h"
+#include "tq/codec_spec.h"
 
 namespace tq {
 
@@ -20,12 +22,17 @@ struct EncodeCall {
   const int64_t* past_length;
   bool length_per_batch;  // else one length for all
   int64_t batch, heads, tokens, past_slots, present_slots;
-  int head_size, bits;
-  bool raw;  // rows are the vectors themselves (raw_element), and what follows is not looked at
+  int head_size;
+  int width;  // W, at least the bytes of a row
+  spec::Codec codec;
+  // Looked at by codecs that rotate only; prod wants both forms of the matrix.
   bool norm_correction;
-  const float* rotation;
+  Rotation rotation;
   const float* centroids;
   const float* boundaries;
+  // [offsets, N, D] or null: row min(slot, offsets - 1) is subtracted from what goes to a slot.
+  const float* offset;
+  int64_t offsets;
 };
 
 void encode(const Kernels& kernels, const EncodeCall& call, const Parallel& parallel);

@@ -18,6 +18,14 @@ inline uint32_t float_to_bits(float value) {
   return bits;
 }
 
+// Whether no element is an infinity or NaN.
+inline bool is_finite(const float* x, int size) {
+  constexpr uint32_t kExponent = 0x7f800000u;
+  bool finite = true;
+  for (int j = 0; j < size; ++j) finite &= (float_to_bits(x[j]) & kExponent) != kExponent;
+  return finite;
+}
+
 inline float half_to_float(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
   const uint32_t magnitude = half & 0x7fffu;

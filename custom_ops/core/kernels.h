@@ -18,24 +18,23 @@ namespace tq {
 // Tokens per block of the online softmax; a multiple of every instruction set's lanes.
 constexpr int kBlock = 64;
 
-// Length of a table of centroids as the kernels want it: repeated until it has 16 entries, so that
-// bits above the code need not be masked away.
-constexpr int kTable = 16;
+// Length of a table of centroids as the kernels want it: repeated until it has 32 entries, so that
+// bits above the code need not be masked away. Codes of up to 4 bits look at the first 16 only.
+constexpr int kTable = 32;
 
 // Partial sums of a sum of squares; the same at every level, so that every level rounds the same.
 constexpr int kPartialSums = 16;
 
-// Rows of one cache as the kernels see them.
+// Packed codes of one cache as the kernels see them.
 struct RowFormat {
-  int bits;
+  int bits;  // of a code: 1 to 5 in planes, or 8: a byte each
   int head_size;
   int slots;
   int slot_size;
   int padded_slot;
   int padded;  // slots * padded_slot
-  int high_plane;  // byte offset of the second plane (3 bits only)
-  int scale_offset;
-  int row_bytes;
+  int high_plane;  // byte offset of the second plane (3 and 5 bits only)
+  int stride;  // bytes from one row to the next
 };
 
 struct Kernels {
@@ -51,17 +50,25 @@ struct Kernels {
   // Sum of squares: partial sum i collects x[i], x[i + 16], ... by fused multiply-add; then a tree.
   float (*sum_squares)(const float* x, int size);
   void (*divide)(const float* x, float divisor, float* out, int size);
-  // y[r] = x[r] R: y[r][j] accumulates x[r][i] * R[i][j] over rising i by fused multiply-add.
-  void (*rotate)(const float* x, const float* rotation, float* y, int rows, int head_size);
+  // y[r] = x[r] M, leading dimensions ldx, ldm and ldy: y[r][j] accumulates x[r][i] * M[i][j] over
+  // i = 0, 1, ..., inner - 1 by fused multiply-add.
+  void (*rotate)(const float* x, int ldx, const float* matrix, int ldm, float* y, int ldy, int rows,
+                 int inner, int width);
   // codes[j] = number of boundaries <= y[j]; returns the sum of squares of the chosen centroids.
   float (*quantise)(const float* y, const float* boundaries, int levels, const float* table,
                     uint8_t* codes, int size);
+  // codes[j] = the low byte of (x[j] - zero) / scale rounded, ties to even, within [low, high].
+  void (*round_steps)(const float* x, float zero, float scale, float low, float high,
+                      uint8_t* codes, int size);
+  // E4M3FN, to nearest, ties to even, saturating; x is finite.
+  void (*encode_fp8)(const float* x, uint8_t* codes, int size);
 
   // ---- attention.
   // c[m][n] (+)= a[m][k] b[k][n]; n is a multiple of the lanes.
   void (*multiply)(const float* a, int lda, const float* b, int ldb, float* c, int ldc, int m,
                    int n, int k, bool accumulate);
-  void (*row_scales)(const RowFormat& format, const uint8_t* rows, int count, float* scales);
+  // out[t] = the float16 at at[t * stride], zero from count to kBlock.
+  void (*load_fields)(const uint8_t* at, int stride, int count, float* out);
   // scores[r][t] = <query[r], centroids of row t>, without the row's scale; queries <= max_fused.
   void (*score_rows)(const RowFormat& format, const uint8_t* rows, int count, const float* table,
                      const float* query, int queries, float* scores);
@@ -74,11 +81,18 @@ struct Kernels {
   // values[t][j] = coordinate j of row t, leading dimension format.padded.
   void (*decode_rows)(const RowFormat& format, const uint8_t* rows, int count, const float* table,
                       float* values);
-  // Scales, caps, biases and hides one row of a block of scores; positions outside [low, high) and
-  // those whose bias is <= hide become -infinity. Arrays are kBlock long. Returns the maximum, NaN
-  // ignored.
-  float (*finish_scores)(float* scores, const float* key_scales, const float* bias, float hide,
-                         float softcap, int count, int low, int high);
+  // Floats of rows that have a byte per coordinate.
+  void (*decode_fp8)(const uint8_t* codes, float* out, int size);
+  void (*decode_int8)(const uint8_t* codes, float scale, float* out, int size);
+  // columns[j][t] = rows[t][j], leading dimensions kBlock and width; width is a multiple of the
+  // lanes; zero for t from count up to a multiple of the lanes.
+  void (*transpose_block)(const float* rows, int count, int width, float* columns);
+  // Scales, shifts (unless null), caps, biases and hides one row of a block of scores; positions
+  // outside [low, high) and those whose bias is <= hide become -infinity. Arrays are kBlock long.
+  // Returns the maximum, NaN ignored.
+  float (*finish_scores)(float* scores, const float* key_scales, const float* shift,
+                         const float* bias, float hide, float softcap, int count, int low,
+                         int high);
   // scores -> exp(score - max) * value_scale, exactly zero where the score is -infinity; returns
   // the sum of the exponentials. Positions from count to a multiple of lanes become zero.
   float (*weigh)(float* scores, const float* value_scales, int count, float max);

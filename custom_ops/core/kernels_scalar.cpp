@@ -41,11 +41,13 @@ void divide(const float* x, float divisor, float* out, int size) {
   for (int i = 0; i < size; ++i) out[i] = x[i] / divisor;
 }
 
-void rotate(const float* x, const float* rotation, float* y, int rows, int head_size) {
-  for (int r = 0; r < rows; ++r, x += head_size, y += head_size) {
-    for (int j = 0; j < head_size; ++j) y[j] = 0.0f;
-    for (int i = 0; i < head_size; ++i) {
-      for (int j = 0; j < head_size; ++j) y[j] = std::fma(x[i], rotation[i * head_size + j], y[j]);
+void rotate(const float* x, int ldx, const float* matrix, int ldm, float* y, int ldy, int rows,
+            int inner, int width) {
+  for (int r = 0; r < rows; ++r, x += ldx, y += ldy) {
+    for (int j = 0; j < width; ++j) y[j] = 0.0f;
+    for (int i = 0; i < inner; ++i) {
+      const float* const row = matrix + static_cast<ptrdiff_t>(i) * ldm;
+      for (int j = 0; j < width; ++j) y[j] = std::fma(x[i], row[j], y[j]);
     }
   }
 }
@@ -62,6 +64,31 @@ float quantise(const float* y, const float* boundaries, int levels, const float*
   return add_partial_sums(partial);
 }
 
+void round_steps(const float* x, float zero, float scale, float low, float high, uint8_t* codes,
+                 int size) {
+  for (int j = 0; j < size; ++j) {
+    const float step = std::nearbyint((x[j] - zero) / scale);
+    codes[j] = static_cast<uint8_t>(static_cast<int>(step < low ? low : step > high ? high : step));
+  }
+}
+
+// Below 2^-6 the steps are 2^-9, the last place of numbers around 2^14.
+constexpr float kFp8Subnormal = 0.015625f, kFp8Magic = 16384.0f;
+
+void encode_fp8(const float* x, uint8_t* codes, int size) {
+  for (int j = 0; j < size; ++j) {
+    const uint32_t sign = float_to_bits(x[j]) >> 24 & 0x80u;
+    const float magnitude = std::fabs(x[j]) <= 448.0f ? std::fabs(x[j]) : 448.0f;
+    const uint32_t bits = float_to_bits(magnitude);
+    // From exponent bias 127 to 7.
+    const uint32_t code =
+        magnitude <= kFp8Subnormal
+            ? float_to_bits(magnitude + kFp8Magic) - float_to_bits(kFp8Magic)
+            : ((bits + 0x7ffffu + (bits >> 20 & 1u)) >> 20) - (120u << 3);
+    codes[j] = static_cast<uint8_t>(code | sign);
+  }
+}
+
 void multiply(const float* a, int lda, const float* b, int ldb, float* c, int ldc, int m, int n,
               int k, bool accumulate) {
   for (int row = 0; row < m; ++row, a += lda, c += ldc) {
@@ -75,28 +102,31 @@ void multiply(const float* a, int lda, const float* b, int ldb, float* c, int ld
   }
 }
 
-void row_scales(const RowFormat& format, const uint8_t* rows, int count, float* scales) {
+void load_fields(const uint8_t* at, int stride, int count, float* out) {
   for (int t = 0; t < count; ++t) {
     uint16_t half;
-    std::memcpy(&half, rows + static_cast<ptrdiff_t>(t) * format.row_bytes + format.scale_offset,
-                sizeof half);
-    scales[t] = half_to_float(half);
+    std::memcpy(&half, at + static_cast<ptrdiff_t>(t) * stride, sizeof half);
+    out[t] = half_to_float(half);
   }
-  for (int t = count; t < kBlock; ++t) scales[t] = 0.0f;
+  for (int t = count; t < kBlock; ++t) out[t] = 0.0f;
 }
 
 int code_at(const RowFormat& format, const uint8_t* row, int j) {
   const int n = format.slot_size;
+  const auto field = [](const uint8_t* plane, int width, int size, int at) {
+    return (plane[at % size] >> (width * (at / size))) & ((1 << width) - 1);
+  };
   switch (format.bits) {
-    case 4:
-      return (row[j % n] >> (4 * (j / n))) & 15;
+    case 1:
     case 2:
-      return (row[j % n] >> (2 * (j / n))) & 3;
-    default: {
-      const int low = (row[j % (2 * n)] >> (2 * (j / (2 * n)))) & 3;
-      const int high = (row[format.high_plane + j % n] >> (j / n)) & 1;
-      return low | high << 2;
-    }
+    case 4:
+      return field(row, format.bits, n, j);
+    case 3:
+      return field(row, 2, 2 * n, j) | field(row + format.high_plane, 1, n, j) << 2;
+    case 5:
+      return field(row, 4, 4 * n, j) | field(row + format.high_plane, 1, n, j) << 4;
+    default:
+      return row[j] % kTable;
   }
 }
 
@@ -111,7 +141,7 @@ void score_rows(const RowFormat& format, const uint8_t* rows, int count, const f
                 const float* query, int queries, float* scores) {
   float key[kMaxHeadSize];
   for (int t = 0; t < count; ++t) {
-    decode_row(format, rows + static_cast<ptrdiff_t>(t) * format.row_bytes, table, key);
+    decode_row(format, rows + static_cast<ptrdiff_t>(t) * format.stride, table, key);
     for (int r = 0; r < queries; ++r) {
       const float* const q = query + static_cast<ptrdiff_t>(r) * format.padded;
       float partial[kPartialSums] = {};
@@ -125,7 +155,7 @@ void accumulate_rows(const RowFormat& format, const uint8_t* rows, int count, co
                      const float* weights, int queries, float* sums) {
   float value[kMaxHeadSize];
   for (int t = 0; t < count; ++t) {
-    decode_row(format, rows + static_cast<ptrdiff_t>(t) * format.row_bytes, table, value);
+    decode_row(format, rows + static_cast<ptrdiff_t>(t) * format.stride, table, value);
     for (int r = 0; r < queries; ++r) {
       float* const sum = sums + static_cast<ptrdiff_t>(r) * format.padded;
       const float weight = weights[r * kBlock + t];
@@ -137,7 +167,7 @@ void accumulate_rows(const RowFormat& format, const uint8_t* rows, int count, co
 void decode_columns(const RowFormat& format, const uint8_t* rows, int count, const float* table,
                     float* keys) {
   for (int t = 0; t < count; ++t) {
-    const uint8_t* const row = rows + static_cast<ptrdiff_t>(t) * format.row_bytes;
+    const uint8_t* const row = rows + static_cast<ptrdiff_t>(t) * format.stride;
     for (int j = 0; j < format.head_size; ++j) {
       keys[static_cast<ptrdiff_t>(j) * kBlock + t] = table[code_at(format, row, j)];
     }
@@ -147,13 +177,37 @@ void decode_columns(const RowFormat& format, const uint8_t* rows, int count, con
 void decode_rows(const RowFormat& format, const uint8_t* rows, int count, const float* table,
                  float* values) {
   for (int t = 0; t < count; ++t) {
-    decode_row(format, rows + static_cast<ptrdiff_t>(t) * format.row_bytes, table,
+    decode_row(format, rows + static_cast<ptrdiff_t>(t) * format.stride, table,
                values + static_cast<ptrdiff_t>(t) * format.padded);
   }
 }
 
-float finish_scores(float* scores, const float* key_scales, const float* bias, float hide,
-                    float softcap, int count, int low, int high) {
+void decode_fp8(const uint8_t* codes, float* out, int size) {
+  for (int j = 0; j < size; ++j) {
+    const uint32_t magnitude = codes[j] & 0x7fu;
+    float value = bits_to_float((magnitude << 20) + (120u << 23));
+    if (magnitude < 8) value = bits_to_float((magnitude << 20) + (121u << 23)) - kFp8Subnormal;
+    if (magnitude == 0x7f) value = 0.0f;  // NaN, which nobody writes
+    out[j] = codes[j] & 0x80u ? -value : value;
+  }
+}
+
+void decode_int8(const uint8_t* codes, float scale, float* out, int size) {
+  for (int j = 0; j < size; ++j) {
+    out[j] = static_cast<float>(static_cast<int8_t>(codes[j])) * scale;
+  }
+}
+
+void transpose_block(const float* rows, int count, int width, float* columns) {
+  for (int t = 0; t < count; ++t) {
+    for (int j = 0; j < width; ++j) {
+      columns[static_cast<ptrdiff_t>(j) * kBlock + t] = rows[static_cast<ptrdiff_t>(t) * width + j];
+    }
+  }
+}
+
+float finish_scores(float* scores, const float* key_scales, const float* shift, const float* bias,
+                    float hide, float softcap, int count, int low, int high) {
   float max = kHidden;
   for (int t = 0; t < count; ++t) {
     if (t < low || t >= high || (bias != nullptr && bias[t] <= hide)) {
@@ -161,6 +215,7 @@ float finish_scores(float* scores, const float* key_scales, const float* bias, f
       continue;
     }
     float score = scores[t] * key_scales[t];
+    if (shift != nullptr) score += shift[t];
     if (softcap > 0.0f) score = softcap * std::tanh(score / softcap);
     if (bias != nullptr) score += bias[t];
     scores[t] = score;
@@ -188,12 +243,29 @@ void scale(float* x, float factor, int size) {
 }
 
 constexpr Kernels kKernels = {
-    "scalar",        1,           std::numeric_limits<int>::max(),
-    convert_from_half, convert_to_half, sum_squares,
-    divide,          rotate,      quantise,
-    multiply,        row_scales,  score_rows,
-    accumulate_rows, decode_columns, decode_rows,
-    finish_scores,   weigh,       scale,
+    "scalar",
+    1,
+    std::numeric_limits<int>::max(),
+    convert_from_half,
+    convert_to_half,
+    sum_squares,
+    divide,
+    rotate,
+    quantise,
+    round_steps,
+    encode_fp8,
+    multiply,
+    load_fields,
+    score_rows,
+    accumulate_rows,
+    decode_columns,
+    decode_rows,
+    decode_fp8,
+    decode_int8,
+    transpose_block,
+    finish_scores,
+    weigh,
+    scale,
 };
 
 }  // namespace

@@ -6,9 +6,10 @@
 
 namespace tq {
 
-inline RowFormat row_format(int bits, int head_size, int lanes) {
-  const spec::Planes planes = spec::planes(bits);
-  const int narrowest = planes.plane[planes.count - 1].width;
+// Codes of `bits` each, in the planes that lloyd_max has (one for 1 bit, a byte each for 8).
+inline RowFormat row_format(int bits, int head_size, int lanes, int stride) {
+  const bool two_planes = bits == 3 || bits == 5;
+  const int narrowest = two_planes ? 1 : bits;
   RowFormat format{};
   format.bits = bits;
   format.head_size = head_size;
@@ -16,33 +17,36 @@ inline RowFormat row_format(int bits, int head_size, int lanes) {
   format.slot_size = spec::plane_bytes(narrowest, head_size);
   format.padded_slot = (format.slot_size + lanes - 1) / lanes * lanes;
   format.padded = format.slots * format.padded_slot;
-  format.high_plane = spec::plane_offset(bits, 1, head_size);
-  format.scale_offset = spec::scale_offset(bits, head_size);
-  format.row_bytes = spec::row_bytes(bits, head_size);
-  return format;
-}
-
-// A row of the codec raw is one slot, in the natural order; the kernels' decoders do not read it.
-inline RowFormat raw_row_format(int element_bytes, int head_size, int lanes) {
-  RowFormat format{};
-  format.bits = 8 * element_bytes;
-  format.head_size = head_size;
-  format.slots = 1;
-  format.slot_size = head_size;
-  format.padded_slot = (head_size + lanes - 1) / lanes * lanes;
-  format.padded = format.padded_slot;
-  format.row_bytes = spec::raw_row_bytes(format.bits, head_size);
-  format.scale_offset = format.row_bytes;
+  format.high_plane = two_planes ? spec::plane_bytes(bits - 1, head_size) : 0;
+  format.stride = stride;
   return format;
 }
 
 // The kernels unpack these planes by hand; a new codec must come here first.
-static_assert(spec::kMinBits == 2 && spec::kMaxBits == 4 && spec::kMaxLevels == kTable);
-static_assert(spec::planes(2).count == 1 && spec::planes(2).plane[0].width == 2);
-static_assert(spec::planes(3).count == 2 && spec::planes(3).plane[0].width == 2 &&
-              spec::planes(3).plane[1].width == 1 && spec::planes(3).plane[1].shift == 2);
-static_assert(spec::planes(4).count == 1 && spec::planes(4).plane[0].width == 4);
-static_assert(spec::kScaleBytes == 2);
+constexpr bool has_planes(spec::Codec codec, int first, int second = 0, int third = 0) {
+  const int widths[] = {first, second, third};
+  const spec::Planes planes = spec::planes(codec);
+  int shift = 0;
+  for (int i = 0; i < 3; ++i) {
+    if (i >= planes.count) return widths[i] == 0;
+    if (planes.plane[i].width != widths[i] || planes.plane[i].shift != shift) return false;
+    shift += widths[i];
+  }
+  return true;
+}
+static_assert(spec::kMaxPlanes == 3 && spec::kMaxLevels == kTable);
+static_assert(has_planes({spec::Kind::kLloydMax, 2}, 2));
+static_assert(has_planes({spec::Kind::kLloydMax, 3}, 2, 1));
+static_assert(has_planes({spec::Kind::kLloydMax, 4}, 4));
+static_assert(has_planes({spec::Kind::kLloydMax, 5}, 4, 1));
+static_assert(has_planes({spec::Kind::kUniform, 2}, 2));
+static_assert(has_planes({spec::Kind::kUniform, 3}, 2, 1));
+static_assert(has_planes({spec::Kind::kUniform, 4}, 4));
+static_assert(has_planes({spec::Kind::kProd, 3}, 2, 1));
+static_assert(has_planes({spec::Kind::kProd, 4}, 2, 1, 1));
+static_assert(has_planes({spec::Kind::kU8, 4}, 8));
+static_assert(has_planes({spec::Kind::kFp8E4m3, 8}, 8));
+static_assert(has_planes({spec::Kind::kQ8_0, 8}, 8));
 
 inline void to_slot_order(const RowFormat& format, const float* natural, float* slotted) {
   for (int slot = 0; slot < format.slots; ++slot) {
@@ -61,10 +65,8 @@ inline void to_natural_order(const RowFormat& format, const float* slotted, floa
   }
 }
 
-inline void fill_table(const float* centroids, int bits, float* table) {
-  for (int i = 0; i < kTable; ++i) {
-    table[i] = centroids[i & ((1 << bits) - 1)];
-  }
+inline void fill_table(const float* centroids, int levels, float* table) {
+  for (int i = 0; i < kTable; ++i) table[i] = centroids[i % levels];
 }
 
 }  // namespace tq

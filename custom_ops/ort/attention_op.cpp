@@ -11,34 +11,19 @@ namespace tq::ort {
 namespace {
 
 constexpr const char* kOp = spec::kAttentionOp;
-constexpr size_t kValueRotation = 6;
+constexpr size_t kKeyRotation = 4, kValueRotation = 6;
 
-bool is_square(const Tensor& tensor) {
-  return tensor.type == kFloat && tensor.dims.size() == 2 && tensor.dims[0] == tensor.dims[1] &&
-         tensor.dims[0] <= spec::kMaxHeadSize;
-}
-
-void check_cache(const Tensor& cache, const std::vector<int64_t>& like, const Codec& codec,
+void check_cache(const Tensor& cache, const std::vector<int64_t>& like, spec::Codec codec,
                  int head_size) {
   expect_type(kOp, cache, kUint8);
   expect_rank(kOp, cache, 4);
-  const int64_t width = codec.row_bytes(head_size);
-  if (cache.dims[3] != width) {
-    throw OpError(std::string(kOp) + ": " + cache.name + " has row width " +
-                  std::to_string(cache.dims[3]) + ", but " + codec.rows_of(head_size) + " have " +
-                  std::to_string(width) + " bytes");
-  }
+  const int64_t width = expect_rows(kOp, cache, codec, head_size);
   expect_dims(kOp, cache, {like[0], like[1], like[2], width},
               "the batch of query and the heads and slots of key_cache");
 }
 
-void check_tables(const Tensor& rotation, const Tensor& centroids, const Codec& codec,
-                  int head_size) {
-  expect_type(kOp, rotation, kFloat);
-  expect_type(kOp, centroids, kFloat);
-  if (codec.raw) return;
-  expect_dims(kOp, rotation, {head_size, head_size}, "this head size");
-  expect_dims(kOp, centroids, {1 << codec.bits}, "these bits");
+CacheView view(const Tensor& cache, spec::Codec codec, const Tensor& centroids) {
+  return {cache.as<uint8_t>(), codec, static_cast<int>(cache.dims[3]), centroids.as<float>()};
 }
 
 // Strides of the bias in elements, zero where it is broadcast.
@@ -65,6 +50,21 @@ void check_sink(const Tensor& sink, int float_type, int64_t query_heads) {
   expect_dims(kOp, sink, {query_heads}, "one sink per head of query");
 }
 
+void read_offsets(const Tensor& key, const Tensor& value, int64_t heads, int head_size,
+                  AttentionCall& call) {
+  for (const Tensor* one : {&key, &value}) {
+    if (one->type == 0) {
+      throw OpError(std::string(kOp) + ": " + one->name +
+                    " is missing, expected key_offset and value_offset together");
+    }
+  }
+  call.offsets = expect_offset(kOp, key, heads, head_size);
+  expect_offset(kOp, value, heads, head_size);
+  expect_dims(kOp, value, key.dims, "the key_offset beside it");
+  call.key_offset = key.as<float>();
+  call.value_offset = value.as<float>();
+}
+
 }  // namespace
 
 Signature AttentionKernel::signature(int float_type) {
@@ -78,7 +78,9 @@ Signature AttentionKernel::signature(int float_type) {
            {kFloat, kRequired},
            {kFloat, kRequired},
            {float_type, kOptional},
-           {float_type, kOptional}},
+           {float_type, kOptional},
+           {kFloat, kOptional},
+           {kFloat, kOptional}},
           {{float_type, kRequired}}};
 }
 
@@ -89,6 +91,8 @@ AttentionKernel::AttentionKernel(const Api& api, const OrtKernelInfo* info, Elem
       kernels_(choose_kernels(kOp)),
       key_(read_codec(api, info, kOp, "key_", float_type_)),
       value_(read_codec(api, info, kOp, "value_", float_type_)),
+      key_rotation_(api, info, kKeyRotation, key_, false),
+      value_rotation_(api, info, kValueRotation, value_, true),
       scale_(read_float(api, info, kOp, "scale")),
       softcap_(read_float(api, info, kOp, "softcap")),
       sliding_window_(read_int(api, info, kOp, "sliding_window")) {
@@ -107,27 +111,6 @@ AttentionKernel::AttentionKernel(const Api& api, const OrtKernelInfo* info, Elem
     throw OpError(op + "softcap is " + std::to_string(softcap_) +
                   ", expected 0 for none or a positive number");
   }
-  int is_constant = 0;
-  const OrtValue* value = nullptr;
-  check(api_.kernel_info_constant_input(info, kValueRotation, &is_constant, &value));
-  if (!value_.raw && is_constant != 0 && value != nullptr) {
-    const Tensor rotation = read_tensor(api_, value, "value_rotation");
-    if (is_square(rotation)) {
-      constant_transposed_.resize(static_cast<size_t>(rotation.dims[0] * rotation.dims[0]));
-      transpose(rotation.as<float>(), static_cast<int>(rotation.dims[0]),
-                constant_transposed_.data());
-    }
-  }
-}
-
-const float* AttentionKernel::transposed(const Tensor& value_rotation,
-                                         std::vector<float>& own) const {
-  if (value_.raw) return nullptr;
-  const size_t size = static_cast<size_t>(value_rotation.dims[0]);
-  if (constant_transposed_.size() == size * size) return constant_transposed_.data();
-  own.resize(size * size);
-  transpose(value_rotation.as<float>(), static_cast<int>(size), own.data());
-  return own.data();
 }
 
 void AttentionKernel::compute(OrtKernelContext* context) {
@@ -135,12 +118,14 @@ void AttentionKernel::compute(OrtKernelContext* context) {
   const Tensor key_cache = read_input(api_, context, 1, kOp, "key_cache");
   const Tensor value_cache = read_input(api_, context, 2, kOp, "value_cache");
   const Tensor past_length = read_input(api_, context, 3, kOp, "past_length");
-  const Tensor key_rotation = read_input(api_, context, 4, kOp, "key_rotation");
+  const Tensor key_rotation = read_input(api_, context, kKeyRotation, kOp, "key_rotation");
   const Tensor key_centroids = read_input(api_, context, 5, kOp, "key_centroids");
   const Tensor value_rotation = read_input(api_, context, kValueRotation, kOp, "value_rotation");
   const Tensor value_centroids = read_input(api_, context, 7, kOp, "value_centroids");
   const Tensor bias = read_optional(api_, context, 8, "attention_bias");
   const Tensor sink = read_optional(api_, context, 9, "head_sink");
+  const Tensor key_offset = read_optional(api_, context, 10, "key_offset");
+  const Tensor value_offset = read_optional(api_, context, 11, "value_offset");
 
   expect_type(kOp, query, float_type_);
   expect_rank(kOp, query, 4);
@@ -156,8 +141,8 @@ void AttentionKernel::compute(OrtKernelContext* context) {
                   " heads, expected a multiple of the " + std::to_string(heads) +
                   " heads of key_cache");
   }
-  check_tables(key_rotation, key_centroids, key_, size);
-  check_tables(value_rotation, value_centroids, value_, size);
+  expect_tables(kOp, key_rotation, key_centroids, key_, size);
+  expect_tables(kOp, value_rotation, value_centroids, value_, size);
   const int64_t longest = check_lengths(kOp, past_length, batch, slots, "key_cache");
   if (tokens > slots - longest) {
     throw OpError(std::string(kOp) + ": past_length " + std::to_string(longest) + " plus " +
@@ -174,15 +159,18 @@ void AttentionKernel::compute(OrtKernelContext* context) {
     check_sink(sink, float_type_, query_heads);
     call.sink = sink.data;
   }
+  if (key_offset.type != 0 || value_offset.type != 0) {
+    read_offsets(key_offset, value_offset, heads, size, call);
+  }
   call.output = make_output(api_, context, kOp, "output", float_type_, query.dims).data;
 
-  std::vector<float> own;
+  std::vector<float> own_key, own_value;
   call.element = element_;
   call.query = query.data;
-  call.key = {key_cache.as<uint8_t>(), key_.bits, key_centroids.as<float>(), key_.raw};
-  call.value = {value_cache.as<uint8_t>(), value_.bits, value_centroids.as<float>(), value_.raw};
-  call.key_rotation = key_rotation.as<float>();
-  call.value_rotation_transposed = transposed(value_rotation, own);
+  call.key = view(key_cache, key_, key_centroids);
+  call.value = view(value_cache, value_, value_centroids);
+  call.key_rotation = key_rotation_.get(key_rotation, own_key);
+  call.value_rotation = value_rotation_.get(value_rotation, own_value);
   call.past_length = past_length.as<int64_t>();
   call.length_per_batch = past_length.dims[0] != 1;
   call.batch = batch;

@@ -12,6 +12,7 @@ namespace tq::ort {
 namespace {
 
 constexpr const char* kOp = spec::kEncodeOp;
+constexpr size_t kRotation = 3;
 
 // One buffer for both, of one shape, is the in-place form; anything else in common would be
 // overwritten while it is read.
@@ -39,7 +40,8 @@ Signature EncodeKernel::signature(int float_type) {
            {kInt64, kRequired},
            {kFloat, kRequired},
            {kFloat, kRequired},
-           {kFloat, kRequired}},
+           {kFloat, kRequired},
+           {kFloat, kOptional}},
           {{kUint8, kRequired}}};
 }
 
@@ -48,7 +50,8 @@ EncodeKernel::EncodeKernel(const Api& api, const OrtKernelInfo* info, Element el
       element_(element),
       float_type_(type_of(element)),
       kernels_(choose_kernels(kOp)),
-      codec_(read_codec(api, info, kOp, "", float_type_)) {
+      codec_(read_codec(api, info, kOp, "", float_type_)),
+      rotation_(api, info, kRotation, codec_, codec_.kind == spec::Kind::kProd) {
   const int64_t norm_correction = read_int(api, info, kOp, "norm_correction");
   if (norm_correction != 0 && norm_correction != 1) {
     throw OpError(std::string(kOp) + ": norm_correction is " + std::to_string(norm_correction) +
@@ -61,9 +64,10 @@ void EncodeKernel::compute(OrtKernelContext* context) {
   const Tensor vectors = read_input(api_, context, 0, kOp, "vectors");
   const Tensor past = read_input(api_, context, 1, kOp, "past");
   const Tensor past_length = read_input(api_, context, 2, kOp, "past_length");
-  const Tensor rotation = read_input(api_, context, 3, kOp, "rotation");
+  const Tensor rotation = read_input(api_, context, kRotation, kOp, "rotation");
   const Tensor centroids = read_input(api_, context, 4, kOp, "centroids");
   const Tensor boundaries = read_input(api_, context, 5, kOp, "boundaries");
+  const Tensor offset = read_optional(api_, context, 6, "offset");
 
   expect_type(kOp, vectors, float_type_);
   expect_rank(kOp, vectors, 4);
@@ -71,21 +75,15 @@ void EncodeKernel::compute(OrtKernelContext* context) {
   expect_rank(kOp, past, 4);
   const int64_t batch = vectors.dims[0], heads = vectors.dims[1], tokens = vectors.dims[2];
   const int size = expect_head_size(kOp, vectors);
-  const int64_t width = codec_.row_bytes(size);
+  const int width = expect_rows(kOp, past, codec_, size);
   const int64_t slots = past.dims[2];
-  if (past.dims[3] != width) {
-    throw OpError(std::string(kOp) + ": past has row width " + std::to_string(past.dims[3]) +
-                  ", but " + codec_.rows_of(size) + " have " + std::to_string(width) + " bytes");
-  }
   expect_dims(kOp, past, {batch, heads, slots, width}, "the batch and heads of vectors");
-  expect_type(kOp, rotation, kFloat);
-  expect_type(kOp, centroids, kFloat);
+  expect_tables(kOp, rotation, centroids, codec_, size);
   expect_type(kOp, boundaries, kFloat);
-  if (!codec_.raw) {
-    expect_dims(kOp, rotation, {size, size}, "this head size");
-    expect_dims(kOp, centroids, {1 << codec_.bits}, "these bits");
-    expect_dims(kOp, boundaries, {(1 << codec_.bits) - 1}, "these bits");
+  if (spec::is_rotated(codec_.kind)) {
+    expect_dims(kOp, boundaries, {spec::levels(codec_) - 1}, rows_of(codec_, size).c_str());
   }
+  const int64_t offsets = offset.type == 0 ? 0 : expect_offset(kOp, offset, heads, size);
   const int64_t longest = check_lengths(kOp, past_length, batch, slots, "past");
 
   // Without elements the dimensions may be as large as they like.
@@ -112,12 +110,15 @@ void EncodeKernel::compute(OrtKernelContext* context) {
   call.past_slots = slots;
   call.present_slots = total;
   call.head_size = size;
-  call.bits = codec_.bits;
-  call.raw = codec_.raw;
+  call.width = width;
+  call.codec = codec_;
   call.norm_correction = norm_correction_;
-  call.rotation = rotation.as<float>();
+  std::vector<float> own;
+  call.rotation = rotation_.get(rotation, own);
   call.centroids = centroids.as<float>();
   call.boundaries = boundaries.as<float>();
+  call.offset = offset.as<float>();
+  call.offsets = offsets;
   Pool pool(api_, context);
   encode(kernels_, call, pool.parallel());
   pool.finish();

@@ -1,11 +1,15 @@
 // TurboQuantEncode(vectors [B, N, T, D], past uint8 [B, N, P, W], past_length int64 [B] or [1],
-//                  rotation f32 [D, D], centroids f32 [L], boundaries f32 [L - 1])
+//                  rotation f32 [D, C], centroids f32 [L], boundaries f32 [L - 1],
+//                  offset f32 [O, N, D] (optional))
 //   -> present uint8 [B, N, S, W],  S = max(P, max_b(past_length[b]) + T)
-// With the codec raw, rotation, centroids and boundaries are floats of any shape, and not read.
-// Refuses: another shape, rank or type, rows of another width, a past_length that is negative or
-// beyond P, a present that overlaps past without being the same buffer of the same shape.
+// C is D, for prod 2 D. Of a codec that does not rotate, rotation, centroids and boundaries are
+// floats of any shape, and not read.
+// Refuses: another shape, rank or type, rows that are narrower than the codec's, a past_length that
+// is negative or beyond P, a present that overlaps past without being the same buffer of the same
+// shape, more than kMaxOffsets rows of an offset.
 #pragma once
 
+#include "ort/codec_inputs.h"
 #include "ort/custom_op.h"
 
 namespace tq::ort {
@@ -23,7 +27,8 @@ class EncodeKernel {
   Element element_;
   int float_type_;
   const Kernels& kernels_;
-  Codec codec_;
+  spec::Codec codec_;
+  ReadyRotation rotation_;
   bool norm_correction_;
 };
 

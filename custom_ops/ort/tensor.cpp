@@ -8,6 +8,13 @@
 namespace tq::ort {
 namespace {
 
+[[noreturn]] void missing(const Api& api, OrtStatus* status, const char* op, const char* name) {
+  api.release_status(status);
+  throw OpError(std::string(op) + ": attribute " + name + " is missing or of another type");
+}
+
+}  // namespace
+
 const char* type_name(int type) {
   switch (type) {
     case kFloat:
@@ -24,13 +31,6 @@ const char* type_name(int type) {
       return "another type";
   }
 }
-
-[[noreturn]] void missing(const Api& api, OrtStatus* status, const char* op, const char* name) {
-  api.release_status(status);
-  throw OpError(std::string(op) + ": attribute " + name + " is missing or of another type");
-}
-
-}  // namespace
 
 std::string text(const std::vector<int64_t>& dims) {
   std::string out = "[";
@@ -181,38 +181,6 @@ std::string read_string(const Api& api, const OrtKernelInfo* info, const char* o
   }
   while (!value.empty() && value.back() == '\0') value.pop_back();
   return value;
-}
-
-int64_t Codec::row_bytes(int head_size) const {
-  return raw ? spec::raw_row_bytes(bits, head_size) : spec::row_bytes(bits, head_size);
-}
-
-std::string Codec::rows_of(int head_size) const {
-  return (raw ? "raw " : "") + std::to_string(bits) + "-bit rows of head size " +
-         std::to_string(head_size);
-}
-
-Codec read_codec(const Api& api, const OrtKernelInfo* info, const char* op,
-                 const std::string& prefix, int float_type) {
-  const std::string kind = read_string(api, info, op, (prefix + "codec").c_str());
-  if (kind != spec::kCodecLloydMax && kind != spec::kCodecRaw) {
-    throw OpError(std::string(op) + ": " + prefix + "codec is '" + kind + "', expected '" +
-                  spec::kCodecLloydMax + "' or '" + spec::kCodecRaw + "'");
-  }
-  const int64_t bits = read_int(api, info, op, (prefix + "bits").c_str());
-  const std::string found =
-      std::string(op) + ": " + prefix + "bits is " + std::to_string(bits) + ", expected ";
-  if (kind == spec::kCodecRaw) {
-    if (bits != 16 && (bits != 32 || float_type != kFloat)) {
-      throw OpError(found + (float_type == kFloat ? "32 or 16 for " : "16 for ") +
-                    type_name(float_type));
-    }
-    return {true, static_cast<int>(bits)};
-  }
-  if (bits < spec::kMinBits || bits > spec::kMaxBits || !spec::is_bits(static_cast<int>(bits))) {
-    throw OpError(found + std::to_string(spec::kMinBits) + " to " + std::to_string(spec::kMaxBits));
-  }
-  return {false, static_cast<int>(bits)};
 }
 
 }  // namespace tq::ort

@@ -74,24 +74,12 @@ int64_t expect_fitting(const char* op, const char* name, const std::vector<int64
 int64_t check_lengths(const char* op, const Tensor& past_length, int64_t batch, int64_t slots,
                       const char* slots_of);
 
+const char* type_name(int type);  // "float16"
+
 // ---- attributes
 int64_t read_int(const Api& api, const OrtKernelInfo* info, const char* op, const char* name);
 float read_float(const Api& api, const OrtKernelInfo* info, const char* op, const char* name);
 std::string read_string(const Api& api, const OrtKernelInfo* info, const char* op,
                         const char* name);
-
-// A codec that this library has.
-struct Codec {
-  bool raw;  // else lloyd_max
-  int bits;
-
-  int64_t row_bytes(int head_size) const;
-  std::string rows_of(int head_size) const;  // "4-bit rows of head size 64", for messages
-};
-
-// Reads `<prefix>codec` and `<prefix>bits`. Raw rows hold elements of `float_type`, or float16 where
-// ONNX Runtime runs a node of a float16 model in float32.
-Codec read_codec(const Api& api, const OrtKernelInfo* info, const char* op,
-                 const std::string& prefix, int float_type);
 
 }  // namespace tq::ort

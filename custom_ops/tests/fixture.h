@@ -6,7 +6,9 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -14,6 +16,7 @@
 #include "core/half.h"
 #include "core/kernels.h"
 #include "core/parallel.h"
+#include "core/rotation.h"
 #include "core/row_format.h"
 #include "tests/guard.h"
 
@@ -58,44 +61,177 @@ inline void fill_codebook(int bits, int head_size, float* centroids, float* boun
   for (int i = 0; i + 1 < levels; ++i) boundaries[i] = 0.5f * (centroids[i] + centroids[i + 1]);
 }
 
-// The tests of float32 problems know a codec by its bits alone.
-inline bool is_raw(int bits) { return bits == 32; }
+using spec::Codec;
+using spec::Kind;
 
-inline int row_bytes(int bits, int head_size) {
-  return is_raw(bits) ? spec::raw_row_bytes(bits, head_size) : spec::row_bytes(bits, head_size);
+constexpr Codec kRaw{Kind::kRaw, 32};
+constexpr Codec lloyd_max(int bits) { return {Kind::kLloydMax, bits}; }
+
+// Every codec that a model of float32 has.
+inline std::vector<Codec> float_codecs() {
+  std::vector<Codec> all;
+  for (const Codec& codec : spec::kCodecs) {
+    if (codec.kind != Kind::kRaw || codec.bits == 32) all.push_back(codec);
+  }
+  return all;
 }
 
-// Arbitrary bytes with finite scales; floats for raw rows.
-inline void fill_rows(uint8_t* rows, std::size_t count, int bits, int head_size, Random& random) {
-  if (is_raw(bits)) {
-    std::vector<float> vector(static_cast<std::size_t>(head_size));
-    for (std::size_t t = 0; t < count; ++t, rows += row_bytes(bits, head_size)) {
-      fill_normal(vector.data(), vector.size(), random);
-      std::memcpy(rows, vector.data(), vector.size() * sizeof(float));
-    }
-    return;
+inline std::string name_of(Codec codec) {
+  return std::string(spec::kKindNames[static_cast<int>(codec.kind)]) + " " +
+         std::to_string(codec.bits);
+}
+
+inline float half_at(const uint8_t* bytes) {
+  uint16_t half;
+  std::memcpy(&half, bytes, sizeof half);
+  return half_to_float(half);
+}
+
+// One rotation per head size, since they take long to make.
+inline const std::vector<float>& rotation_of(int head_size) {
+  static std::map<int, std::vector<float>> all;
+  std::vector<float>& rotation = all[head_size];
+  if (rotation.empty()) {
+    Random random(static_cast<unsigned>(head_size));
+    rotation.resize(static_cast<std::size_t>(head_size) * head_size);
+    fill_rotation(rotation.data(), head_size, random);
   }
-  const RowFormat format = row_format(bits, head_size, 1);
+  return rotation;
+}
+
+// What the rows of a codec need besides its bits.
+struct Tables {
+  Tables(Codec codec, int head_size, Random& random)
+      : width(spec::coordinates(codec, head_size)),
+        rotation(spec::is_rotated(codec.kind) ? static_cast<std::size_t>(head_size * width) : 0),
+        transposed(rotation.size()),
+        centroids(static_cast<std::size_t>(spec::levels(codec))),
+        boundaries(centroids.size() > 0 ? centroids.size() - 1 : 0) {
+    if (rotation.size() == 0) return;
+    const std::vector<float>& square = rotation_of(head_size);
+    fill_normal(rotation.data(), rotation.size(), random);
+    for (int j = 0; j < head_size; ++j) {
+      const float sign = random() % 2 ? 1.0f : -1.0f;
+      for (int i = 0; i < head_size; ++i) {
+        rotation[static_cast<std::size_t>(i * width + j)] =
+            sign * square[static_cast<std::size_t>(i * head_size + j)];
+      }
+    }
+    transpose(rotation.data(), head_size, width, transposed.data());
+    fill_codebook(spec::index_bits(codec), head_size, centroids.data(), boundaries.data());
+  }
+  Rotation ready() const { return {width, rotation.data(), transposed.data(), nullptr, 0.0f}; }
+
+  int width;
+  Guarded<float> rotation, transposed, centroids, boundaries;
+};
+
+inline void store_half(float value, uint8_t* out) {
+  const uint16_t half = float_to_half(value);
+  std::memcpy(out, &half, sizeof half);
+}
+
+// Arbitrary codes with fields around one; floats for raw rows.
+inline void fill_rows(uint8_t* rows, std::size_t count, Codec codec, int head_size, int stride,
+                      Random& random) {
   std::uniform_int_distribution<int> byte(0, 255);
-  std::uniform_real_distribution<float> scale(0.1f, 12.0f);
-  for (std::size_t t = 0; t < count; ++t, rows += format.row_bytes) {
-    for (int i = 0; i < format.scale_offset; ++i) rows[i] = static_cast<uint8_t>(byte(random));
-    const uint16_t half = float_to_half(scale(random));
-    std::memcpy(rows + format.scale_offset, &half, sizeof half);
+  std::uniform_real_distribution<float> field(0.1f, 12.0f);
+  std::vector<float> vector(static_cast<std::size_t>(head_size));
+  const int codes = spec::code_bytes(codec, head_size);
+  for (std::size_t t = 0; t < count; ++t, rows += stride) {
+    for (int i = 0; i < stride; ++i) rows[i] = static_cast<uint8_t>(byte(random));
+    switch (codec.kind) {
+      case Kind::kRaw:
+        fill_normal(vector.data(), vector.size(), random);
+        std::memcpy(rows, vector.data(), vector.size() * sizeof(float));
+        break;
+      case Kind::kU8: {
+        const float scale = field(random);
+        std::memcpy(rows + codes, &scale, sizeof scale);
+        break;
+      }
+      case Kind::kFp8E4m3:  // up to 4, of either sign, and what nobody writes
+        for (int i = 0; i < codes; ++i) {
+          if (rows[i] % 0x80 != 0x7f) rows[i] = static_cast<uint8_t>((rows[i] & 0xbf) + 0x08);
+        }
+        break;
+      case Kind::kQ8_0:
+        for (int i = 0; i < head_size; i += spec::kQ8_0Block) {
+          store_half(0.01f * field(random), rows + codes + i / spec::kQ8_0Block * 2);
+        }
+        break;
+      default:
+        for (int i = 0; i < spec::field_bytes(codec, head_size); i += 2) {
+          const bool is_uniform = codec.kind == Kind::kUniform;
+          const float own = is_uniform ? (i ? -1.0f : 0.2f) * field(random) : field(random);
+          store_half(own, rows + codes + i);
+        }
+    }
   }
 }
 
 // The code of one coordinate, from the definition of the planes.
-inline int code_of(int bits, int head_size, const uint8_t* row, int j) {
+inline int code_of(Codec codec, int head_size, const uint8_t* row, int j) {
   int code = 0;
-  const spec::Planes planes = spec::planes(bits);
+  const spec::Planes planes = spec::planes(codec);
   for (int p = 0; p < planes.count; ++p) {
     const int width = planes.plane[p].width;
     const int n = spec::plane_bytes(width, head_size);
-    const uint8_t byte = row[spec::plane_offset(bits, p, head_size) + j % n];
+    const uint8_t byte = row[spec::plane_offset(codec, p, head_size) + j % n];
     code |= ((byte >> (j / n * width)) & ((1 << width) - 1)) << planes.plane[p].shift;
   }
   return code;
+}
+
+// E4M3FN, from its definition.
+inline double fp8_value(int code) {
+  const int exponent = (code >> 3) & 15, mantissa = code & 7;
+  if (exponent == 15 && mantissa == 7) return 0;
+  const double value = exponent == 0 ? std::ldexp(mantissa, -9)
+                                     : std::ldexp(8 + mantissa, exponent - 10);
+  return code & 0x80 ? -value : value;
+}
+
+// The coordinates [C] that a row stands for, where the rotation leads to.
+inline std::vector<double> coordinates_of(Codec codec, int head_size, const uint8_t* row,
+                                          const float* centroids) {
+  std::vector<double> out(static_cast<std::size_t>(spec::coordinates(codec, head_size)));
+  const uint8_t* const fields = row + spec::code_bytes(codec, head_size);
+  for (int j = 0; j < head_size; ++j) {
+    const int code = code_of(codec, head_size, row, j);
+    double& x = out[static_cast<std::size_t>(j)];
+    float own;
+    switch (codec.kind) {
+      case Kind::kRaw:
+        std::memcpy(&own, row + 4 * j, sizeof own);
+        x = own;
+        break;
+      case Kind::kU8:
+        std::memcpy(&own, fields, sizeof own);
+        x = static_cast<double>(own) * centroids[code % 16];
+        break;
+      case Kind::kFp8E4m3:
+        x = fp8_value(code);
+        break;
+      case Kind::kQ8_0:
+        x = static_cast<double>(half_at(fields + j / spec::kQ8_0Block * 2)) *
+            static_cast<int8_t>(code);
+        break;
+      case Kind::kUniform:
+        x = static_cast<double>(half_at(fields)) * code + half_at(fields + 2);
+        break;
+      default: {
+        const int levels = spec::levels(codec);
+        x = static_cast<double>(half_at(fields)) * centroids[code % levels];
+        if (codec.kind == Kind::kProd) {
+          out[static_cast<std::size_t>(head_size + j)] =
+              (code >= levels ? 1.2533141373155003 : -1.2533141373155003) / head_size *
+              half_at(fields + 2);
+        }
+      }
+    }
+  }
+  return out;
 }
 
 inline Parallel serial() {
@@ -120,9 +256,8 @@ inline Parallel threaded() {
           nullptr};
 }
 
-inline std::string describe(const char* level, int bits, int head_size) {
-  return std::string(level) + ", " + std::to_string(bits) + " bits, head size " +
-         std::to_string(head_size);
+inline std::string describe(const char* level, Codec codec, int head_size) {
+  return std::string(level) + ", " + name_of(codec) + ", head size " + std::to_string(head_size);
 }
 
 constexpr int kHeadSizes[] = {8, 16, 24, 40, 64, 80, 96, 128, 192, 256, 512};

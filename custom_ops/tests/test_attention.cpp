@@ -13,7 +13,8 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 struct Problem {
-  int key_bits = 4, value_bits = 4, head_size = 64;
+  Codec key = lloyd_max(4), value = lloyd_max(4);
+  int head_size = 64;
   int64_t batch = 1, heads = 1, group = 1, tokens = 1, slots = 1;
   std::vector<int64_t> lengths{0};
   bool causal = true;
@@ -22,40 +23,43 @@ struct Problem {
   std::vector<int64_t> bias_dims;  // empty: none
   bool garbage_in_hidden_rows = false;
   std::vector<float> sinks;  // taken in turn by the query heads; empty: none
+  int64_t offsets = 0;
+  int padding = 0;  // more bytes per row
 };
 
 std::string describe(const Problem& p, const char* level) {
-  return std::string(level) + ": k" + std::to_string(p.key_bits) + "v" +
-         std::to_string(p.value_bits) + " D" + std::to_string(p.head_size) + " B" +
+  return std::string(level) + ": " + name_of(p.key) + ", " + name_of(p.value) + " D" +
+         std::to_string(p.head_size) + " B" +
          std::to_string(p.batch) + " N" + std::to_string(p.heads) + " G" + std::to_string(p.group) +
-         " T" + std::to_string(p.tokens) + " S" + std::to_string(p.slots);
+         " T" + std::to_string(p.tokens) + " S" + std::to_string(p.slots) + " P" +
+         std::to_string(p.offsets);
 }
 
-// Decoded rows [lanes * slots, head_size] in float64.
-std::vector<double> decoded(const uint8_t* rows, std::size_t count, int bits, int size,
-                            const float* centroids, const float* rotation) {
-  const int width = row_bytes(bits, size);
-  std::vector<double> out(count * static_cast<std::size_t>(size));
-  if (is_raw(bits)) {
-    std::vector<float> floats(out.size());
-    std::memcpy(floats.data(), rows, count * static_cast<std::size_t>(width));
-    std::copy(floats.begin(), floats.end(), out.begin());
-    return out;
-  }
-  std::vector<double> codes(static_cast<std::size_t>(size));
+// Decoded rows [lanes * slots, head_size] in float64, with their offsets.
+std::vector<double> decoded(const uint8_t* rows, const Problem& p, Codec codec, int width,
+                            const Tables& tables, const float* offset) {
+  const int size = p.head_size;
+  const std::size_t count = static_cast<std::size_t>(p.batch * p.heads * p.slots);
+  const std::size_t d = static_cast<std::size_t>(size);
+  std::vector<double> out(count * d);
   for (std::size_t t = 0; t < count; ++t, rows += width) {
-    uint16_t half;
-    std::memcpy(&half, rows + spec::scale_offset(bits, size), sizeof half);
-    for (int j = 0; j < size; ++j) {
-      codes[static_cast<std::size_t>(j)] =
-          static_cast<double>(half_to_float(half)) * centroids[code_of(bits, size, rows, j)];
-    }
-    for (int i = 0; i < size; ++i) {
+    std::vector<double> x = coordinates_of(codec, size, rows, tables.centroids.data());
+    const int64_t slot = static_cast<int64_t>(t) % p.slots;
+    const int64_t head = static_cast<int64_t>(t) / p.slots % p.heads;
+    for (std::size_t i = 0; i < d; ++i) {
       double sum = 0;
-      for (int j = 0; j < size; ++j) {
-        sum += codes[static_cast<std::size_t>(j)] * rotation[i * size + j];
+      if (spec::is_rotated(codec.kind)) {
+        for (std::size_t j = 0; j < x.size(); ++j) {
+          sum += x[j] * tables.rotation[i * x.size() + j];
+        }
+      } else {
+        sum = x[i];
       }
-      out[t * static_cast<std::size_t>(size) + static_cast<std::size_t>(i)] = sum;
+      if (p.offsets > 0) {
+        const int64_t row = std::min(slot, p.offsets - 1) * p.heads + head;
+        sum += offset[static_cast<std::size_t>(row) * d + i];
+      }
+      out[t * d + i] = sum;
     }
   }
   return out;
@@ -66,21 +70,17 @@ void solve(const Problem& p, Random& random) {
   const std::size_t d = static_cast<std::size_t>(size);
   const int64_t query_heads = p.heads * p.group;
   const std::size_t rows = static_cast<std::size_t>(p.batch * p.heads * p.slots);
-  Guarded<float> key_rotation(d * d), value_rotation(d * d), transposed(d * d);
-  fill_rotation(key_rotation.data(), size, random);
-  fill_rotation(value_rotation.data(), size, random);
-  transpose(value_rotation.data(), size, transposed.data());
-  const auto levels = [](int bits) { return is_raw(bits) ? 0 : std::size_t{1} << bits; };
-  Guarded<float> key_centroids(levels(p.key_bits)), value_centroids(levels(p.value_bits));
-  float boundaries[spec::kMaxLevels];
-  if (!is_raw(p.key_bits)) fill_codebook(p.key_bits, size, key_centroids.data(), boundaries);
-  if (!is_raw(p.value_bits)) fill_codebook(p.value_bits, size, value_centroids.data(), boundaries);
-  const int key_width = row_bytes(p.key_bits, size);
-  const int value_width = row_bytes(p.value_bits, size);
+  const Tables key_tables(p.key, size, random), value_tables(p.value, size, random);
+  const int key_width = spec::row_bytes(p.key, size) + p.padding;
+  const int value_width = spec::row_bytes(p.value, size) + p.padding;
   Guarded<uint8_t> keys(rows * static_cast<std::size_t>(key_width));
   Guarded<uint8_t> values(rows * static_cast<std::size_t>(value_width));
-  fill_rows(keys.data(), rows, p.key_bits, size, random);
-  fill_rows(values.data(), rows, p.value_bits, size, random);
+  fill_rows(keys.data(), rows, p.key, size, key_width, random);
+  fill_rows(values.data(), rows, p.value, size, value_width, random);
+  Guarded<float> key_offset(static_cast<std::size_t>(p.offsets * p.heads) * d);
+  Guarded<float> value_offset(key_offset.size());
+  fill_normal(key_offset.data(), key_offset.size(), random, 2.0f);
+  fill_normal(value_offset.data(), value_offset.size(), random, 2.0f);
   Guarded<float> query(static_cast<std::size_t>(p.batch * query_heads * p.tokens) * d);
   fill_normal(query.data(), query.size(), random);
 
@@ -109,10 +109,9 @@ void solve(const Problem& p, Random& random) {
   const auto past = [&](int64_t b) { return p.lengths[p.lengths.size() > 1 ? b : 0]; };
   std::vector<double> expected(query.size());
   std::vector<bool> seen(rows);
-  const auto k = decoded(keys.data(), rows, p.key_bits, size, key_centroids.data(),
-                         key_rotation.data());
-  const auto v = decoded(values.data(), rows, p.value_bits, size, value_centroids.data(),
-                         value_rotation.data());
+  const auto k = decoded(keys.data(), p, p.key, key_width, key_tables, key_offset.data());
+  const auto v = decoded(values.data(), p, p.value, value_width, value_tables,
+                         value_offset.data());
   double largest = 0;
   for (int64_t b = 0; b < p.batch; ++b) {
     for (int64_t h = 0; h < query_heads; ++h) {
@@ -156,18 +155,12 @@ void solve(const Problem& p, Random& random) {
     }
   }
   if (p.garbage_in_hidden_rows) {
-    const uint16_t nan = 0x7e00;
-    const auto spoil = [&](uint8_t* row, int bits, int width) {
-      if (is_raw(bits)) {
-        std::fill_n(row, width, uint8_t{0xff});
-      } else {
-        std::memcpy(row + spec::scale_offset(bits, size), &nan, 2);
-      }
-    };
     for (std::size_t row = 0; row < rows; ++row) {
       if (seen[row]) continue;
-      spoil(keys.data() + row * static_cast<std::size_t>(key_width), p.key_bits, key_width);
-      spoil(values.data() + row * static_cast<std::size_t>(value_width), p.value_bits, value_width);
+      std::fill_n(keys.data() + row * static_cast<std::size_t>(key_width), key_width,
+                  uint8_t{0xff});
+      std::fill_n(values.data() + row * static_cast<std::size_t>(value_width), value_width,
+                  uint8_t{0xff});
     }
   }
 
@@ -175,10 +168,16 @@ void solve(const Problem& p, Random& random) {
   Guarded<float> output(query.size()), again(query.size());
   call.element = Element::kFloat;
   call.query = query.data();
-  call.key = {keys.data(), p.key_bits, key_centroids.data(), is_raw(p.key_bits)};
-  call.value = {values.data(), p.value_bits, value_centroids.data(), is_raw(p.value_bits)};
-  call.key_rotation = is_raw(p.key_bits) ? nullptr : key_rotation.data();
-  call.value_rotation_transposed = is_raw(p.value_bits) ? nullptr : transposed.data();
+  call.key = {keys.data(), p.key, key_width, key_tables.centroids.data()};
+  call.value = {values.data(), p.value, value_width, value_tables.centroids.data()};
+  call.key_rotation = key_tables.ready();
+  call.value_rotation = value_tables.ready();
+  call.key_rotation.transposed = call.value_rotation.matrix = nullptr;  // nobody asks for them
+  if (p.offsets > 0) {
+    call.key_offset = key_offset.data();
+    call.value_offset = value_offset.data();
+    call.offsets = p.offsets;
+  }
   call.past_length = p.lengths.data();
   call.length_per_batch = p.lengths.size() > 1;
   call.batch = p.batch;
@@ -215,32 +214,33 @@ void solve(const Problem& p, Random& random) {
   }
 }
 
-TEST(attention_of_every_format) {
+TEST(attention_of_every_codec) {
   Random random(10);
+  const std::vector<Codec> codecs = float_codecs();
   for (const int size : kHeadSizes) {
-    for (const int key_bits : spec::kLloydMaxBits) {
+    for (std::size_t i = 0; i < codecs.size(); ++i) {
       Problem p;
-      p.key_bits = key_bits;
-      p.value_bits = key_bits == 2 ? 4 : key_bits - 1;
+      p.key = codecs[i];
+      p.value = codecs[(i * 5 + 2) % codecs.size()];  // every codec as values too
       p.head_size = size;
       p.heads = 2;
       p.group = 3;
       p.lengths = {69};
       p.slots = 70;
+      p.padding = size == 64 ? 3 : 0;
       solve(p, random);
     }
   }
 }
 
-TEST(attention_with_raw_rows) {
+// As few queries and as many as there are forms of a task, and rows that nobody sees are garbage.
+TEST(no_codec_lets_hidden_rows_in) {
   Random random(20);
-  const int pairs[][2] = {{32, 32}, {32, 4}, {3, 32}};
-  for (const auto& bits : pairs) {
-    for (const int size : kHeadSizes) {
+  for (const Codec codec : float_codecs()) {
+    for (const int size : {24, 64, 80, 128}) {
       for (const int64_t tokens : {1, 3, 70}) {
         Problem p;
-        p.key_bits = bits[0];
-        p.value_bits = bits[1];
+        p.key = p.value = codec;
         p.head_size = size;
         p.heads = 2;
         p.group = 2;
@@ -253,12 +253,54 @@ TEST(attention_with_raw_rows) {
       }
     }
     Problem p;  // many chunks
-    p.key_bits = bits[0];
-    p.value_bits = bits[1];
+    p.key = p.value = codec;
     p.group = 3;
     p.batch = 2;
     p.lengths = {1300, 511};
     p.slots = 1301;
+    p.garbage_in_hidden_rows = true;
+    solve(p, random);
+  }
+}
+
+TEST(attention_with_offsets) {
+  Random random(22);
+  for (const Codec codec : float_codecs()) {
+    for (const int64_t offsets : {1, 2, 5, 64}) {
+      for (const int64_t tokens : {int64_t{1}, int64_t{3}, int64_t{50}}) {
+        Problem p;
+        p.key = codec;
+        p.value = offsets % 2 ? codec : lloyd_max(4);
+        p.batch = 2;
+        p.heads = 2;
+        p.group = 2;
+        p.tokens = tokens;
+        p.lengths = {100, 2};
+        p.slots = 100 + tokens + 7;
+        p.offsets = offsets;
+        p.garbage_in_hidden_rows = true;
+        if (tokens == 3) {
+          p.softcap = 2.5f;
+          p.window = 30;
+        }
+        if (tokens == 50) {
+          p.sinks = {0.5f, 4.0f, -kInfinity};
+          p.bias_dims = {2, 4, tokens, 100 + tokens};
+        }
+        solve(p, random);
+      }
+    }
+  }
+  for (const int64_t window : {0, 300}) {  // many chunks
+    Problem p;
+    p.heads = 2;
+    p.group = 2;
+    p.batch = 2;
+    p.lengths = {2200, 511};
+    p.slots = 2304;
+    p.window = window;
+    p.offsets = 5;
+    p.sinks = {1.0f, 9.0f, -kInfinity};
     solve(p, random);
   }
 }
@@ -325,11 +367,11 @@ TEST(attention_over_many_chunks) {
 
 TEST(attention_with_sinks) {
   Random random(21);
-  for (const int bits : {4, 32}) {
+  for (const Codec codec : {lloyd_max(4), kRaw}) {
     for (const int64_t tokens : {int64_t{1}, int64_t{3}, int64_t{70}}) {
       for (const int variant : {0, 1, 2, 3}) {
         Problem p;
-        p.key_bits = p.value_bits = bits;
+        p.key = p.value = codec;
         p.batch = 2;
         p.heads = 2;
         p.group = 3;
@@ -374,15 +416,16 @@ TEST(attention_where_nothing_is_visible_gives_zero) {
   fill_rotation(rotation.data(), size, random);
   float centroids[16], boundaries[16];
   fill_codebook(4, size, centroids, boundaries);
-  std::vector<uint8_t> rows(3 * static_cast<std::size_t>(spec::row_bytes(4, size)), 0xff);
+  const int width = spec::row_bytes(lloyd_max(4), size);
+  std::vector<uint8_t> rows(3 * static_cast<std::size_t>(width), 0xff);
   const float bias[3] = {-kInfinity, -3.4e38f, -1.8e38f};
   const int64_t length = 0;
   AttentionCall call{};
   call.element = Element::kFloat;
   call.query = query.data();
   call.output = output.data();
-  call.key = call.value = {rows.data(), 4, centroids};
-  call.key_rotation = call.value_rotation_transposed = rotation.data();
+  call.key = call.value = {rows.data(), lloyd_max(4), width, centroids};
+  call.key_rotation = call.value_rotation = {size, rotation.data(), rotation.data(), nullptr, 0};
   call.past_length = &length;
   call.batch = call.heads = 1;
   call.query_heads = 2;
@@ -411,11 +454,11 @@ TEST(long_prefill_in_tiles) {
   p.tokens = 150;
   p.lengths = {70};
   p.slots = 220;
-  p.key_bits = 3;
-  p.value_bits = 2;
+  p.key = lloyd_max(3);
+  p.value = lloyd_max(2);
   p.head_size = 80;
   solve(p, random);
-  p.key_bits = p.value_bits = 4;
+  p.key = p.value = lloyd_max(4);
   p.head_size = 128;
   p.window = 20;
   p.garbage_in_hidden_rows = true;

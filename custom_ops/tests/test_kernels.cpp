@@ -12,26 +12,36 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 bool near(double a, double b, double tolerance) { return std::abs(a - b) <= tolerance; }
 
+// Every number of bits per code that has its own planes.
+constexpr Codec kPacked[] = {lloyd_max(2), lloyd_max(3), lloyd_max(4), lloyd_max(5),
+                             {Kind::kU8, 4}};
+
 struct Rows {
-  Rows(const Kernels& level, int bits, int size, int count_, Side side, Random& random)
-      : format(row_format(bits, size, level.lanes)),
+  Rows(const Kernels& level, Codec codec_, int size, int count_, int more, Side side,
+       Random& random)
+      : codec(codec_),
+        format(row_format(codec.kind == Kind::kU8 ? 8 : codec.bits, size, level.lanes,
+                          spec::row_bytes(codec, size) + more)),
+        fields(spec::code_bytes(codec, size)),
         count(count_),
-        bytes(static_cast<std::size_t>(count) * format.row_bytes, side) {
-    fill_rows(bytes.data(), static_cast<std::size_t>(count), bits, size, random);
+        bytes(static_cast<std::size_t>(count) * format.stride, side) {
+    fill_rows(bytes.data(), static_cast<std::size_t>(count), codec, size, format.stride, random);
     float centroids[spec::kMaxLevels], boundaries[spec::kMaxLevels];
-    fill_codebook(bits, size, centroids, boundaries);
-    fill_table(centroids, bits, table);
+    fill_codebook(codec.bits, size, centroids, boundaries);
+    fill_table(centroids, 1 << codec.bits, table);
   }
   float centroid(int t, int j) const {
-    return table[code_of(format.bits, format.head_size, bytes.data() + t * format.row_bytes, j)];
+    const uint8_t* const row = bytes.data() + t * format.stride;
+    return table[code_of(codec, format.head_size, row, j) % kTable];
   }
   // Position of coordinate j in slot order.
   int at(int j) const {
     return j / format.slot_size * format.padded_slot + j % format.slot_size;
   }
 
+  Codec codec;
   RowFormat format;
-  int count;
+  int fields, count;
   Guarded<uint8_t> bytes;
   float table[kTable];
 };
@@ -41,11 +51,11 @@ void for_each_format(Body&& body) {
   Random random(7);
   for (const Kernels* level : supported_kernels()) {
     for (const int size : kHeadSizes) {
-      for (const int bits : spec::kLloydMaxBits) {
+      for (const Codec codec : kPacked) {
         for (const int count : {1, 3, 4, 17, kBlock}) {
           const Side side = count % 2 ? Side::kBegin : Side::kEnd;
-          const Rows rows(*level, bits, size, count, side, random);
-          body(*level, rows, random, describe(level->name, bits, size));
+          const Rows rows(*level, codec, size, count, count == 17 ? 5 : 0, side, random);
+          body(*level, rows, random, describe(level->name, codec, size));
         }
       }
     }
@@ -60,7 +70,7 @@ TEST(decoding_follows_the_layout) {
     Guarded<float> scales(kBlock);
     level.decode_rows(format, rows.bytes.data(), rows.count, rows.table, values.data());
     level.decode_columns(format, rows.bytes.data(), rows.count, rows.table, keys.data());
-    level.row_scales(format, rows.bytes.data(), rows.count, scales.data());
+    level.load_fields(rows.bytes.data() + rows.fields, format.stride, rows.count, scales.data());
     bool same = true;
     for (int t = 0; t < rows.count; ++t) {
       for (int j = 0; j < format.head_size; ++j) {
@@ -68,9 +78,9 @@ TEST(decoding_follows_the_layout) {
         same = same && values[static_cast<std::size_t>(t * format.padded + rows.at(j))] == expected;
         same = same && keys[static_cast<std::size_t>(rows.at(j) * kBlock + t)] == expected;
       }
-      uint16_t half;
-      std::memcpy(&half, rows.bytes.data() + t * format.row_bytes + format.scale_offset, 2);
-      same = same && scales[static_cast<std::size_t>(t)] == half_to_float(half);
+      const float scale = half_at(rows.bytes.data() + t * format.stride + rows.fields);
+      const float got = scales[static_cast<std::size_t>(t)];
+      same = same && (got == scale || std::isnan(scale));
     }
     CHECK(same, what);
   });
@@ -164,10 +174,141 @@ TEST(products_and_rotations_are_right) {
       Guarded<float> rotation(static_cast<std::size_t>(size) * size);
       fill_normal(x.data(), x.size(), random);
       fill_normal(rotation.data(), rotation.size(), random);
-      scalar_kernels()->rotate(x.data(), rotation.data(), expected.data(), rows, size);
-      level->rotate(x.data(), rotation.data(), y.data(), rows, size);
+      const float* const matrix = rotation.data();
+      scalar_kernels()->rotate(x.data(), size, matrix, size, expected.data(), size, rows, size,
+                               size);
+      level->rotate(x.data(), size, matrix, size, y.data(), size, rows, size, size);
       CHECK(std::memcmp(y.data(), expected.data(), x.size() * sizeof(float)) == 0,
-            describe(level->name, 0, size));
+            std::string(level->name) + ", " + std::to_string(size));
+    }
+  }
+}
+
+TEST(signs_are_decoded) {
+  Random random(16);
+  const float signs[kTable] = {-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1,
+                               -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1};
+  std::uniform_int_distribution<int> byte(0, 255);
+  for (const Kernels* level : supported_kernels()) {
+    for (const int size : kHeadSizes) {
+      const RowFormat format = row_format(1, size, level->lanes, size / 8);
+      Guarded<uint8_t> rows(static_cast<std::size_t>(3 * format.stride));
+      Guarded<float> values(static_cast<std::size_t>(3 * format.padded));
+      for (uint8_t& x : rows) x = static_cast<uint8_t>(byte(random));
+      level->decode_rows(format, rows.data(), 3, signs, values.data());
+      bool same = true;
+      for (int t = 0; t < 3; ++t) {
+        for (int j = 0; j < size; ++j) {
+          const int slot = j / format.slot_size, at = j % format.slot_size;
+          const bool is_set = rows[static_cast<std::size_t>(t * format.stride + at)] >> slot & 1;
+          same = same && values[static_cast<std::size_t>(t * format.padded +
+                                                         slot * format.padded_slot + at)] ==
+                             (is_set ? 1.0f : -1.0f);
+        }
+      }
+      CHECK(same, std::string(level->name) + ", " + std::to_string(size));
+    }
+  }
+}
+
+TEST(bytes_become_floats) {
+  Guarded<uint8_t> codes(256);
+  Guarded<float> out(256);
+  for (int i = 0; i < 256; ++i) codes[static_cast<std::size_t>(i)] = static_cast<uint8_t>(i);
+  for (const Kernels* level : supported_kernels()) {
+    for (const int from : {0, 8, 40, 248}) {
+      const std::size_t at = static_cast<std::size_t>(from);
+      level->decode_fp8(codes.data() + at, out.data() + at, 256 - from);
+      bool same = true;
+      for (int i = from; i < 256; ++i) {
+        const float got = out[static_cast<std::size_t>(i)];
+        same = same && got == static_cast<float>(fp8_value(i));
+      }
+      CHECK(same, level->name);
+      level->decode_int8(codes.data() + at, 0.375f, out.data() + at, 256 - from);
+      for (int i = from; i < 256; ++i) {
+        const int code = i < 128 ? i : i - 256;
+        same = same && out[static_cast<std::size_t>(i)] == 0.375f * static_cast<float>(code);
+      }
+      CHECK(same, level->name);
+    }
+  }
+}
+
+// Every float that is halfway between two codes, and its neighbours, goes to the even one or the
+// nearer one.
+TEST(floats_become_the_nearest_fp8) {
+  std::vector<float> values{0.0f, -0.0f, 1e-45f, 1e-30f, 448.0f, 464.0f, 1e38f, 3.4e38f};
+  std::vector<int> expected{0, 0x80, 0, 0, 0x7e, 0x7e, 0x7e, 0x7e};
+  for (int code = 0; code < 0x7e; ++code) {
+    const float low = static_cast<float>(fp8_value(code));
+    const float high = static_cast<float>(fp8_value(code + 1));
+    const float middle = 0.5f * (low + high);  // exact
+    values.insert(values.end(), {low, std::nextafter(middle, 0.0f), middle,
+                                 std::nextafter(middle, kInfinity), -middle});
+    const int even = code % 2 ? code + 1 : code;
+    expected.insert(expected.end(), {code, code, even, code + 1, even | 0x80});
+  }
+  while (values.size() % 8) {
+    values.push_back(1.0f);
+    expected.push_back(0x38);
+  }
+  Guarded<float> x(values.size());
+  Guarded<uint8_t> codes(values.size());
+  std::copy(values.begin(), values.end(), x.begin());
+  for (const Kernels* level : supported_kernels()) {
+    level->encode_fp8(x.data(), codes.data(), static_cast<int>(x.size()));
+    bool same = true;
+    for (std::size_t i = 0; i < x.size(); ++i) same = same && codes[i] == expected[i];
+    CHECK(same, level->name);
+  }
+}
+
+TEST(steps_are_rounded_to_even_and_kept_in_range) {
+  const float x[] = {0.5f, 1.5f, 2.5f, -0.5f, -1.5f, 1e38f, -1e38f, 3.0f,
+                     3.4f, 3.6f, 0.0f, -0.0f, -127.5f, 126.5f, -2.4f, 7.0f};
+  const int signed_codes[] = {0, 2, 2, 0, -2, 127, -127, 3, 3, 4, 0, 0, -127, 126, -2, 7};
+  Guarded<float> in(16);
+  Guarded<uint8_t> codes(16);
+  for (const Kernels* level : supported_kernels()) {
+    for (const int size : {8, 16}) {
+      const std::size_t at = static_cast<std::size_t>(16 - size);
+      std::copy(x, x + 16, in.begin());
+      level->round_steps(in.data() + at, 0.0f, 1.0f, -127.0f, 127.0f, codes.data() + at, size);
+      bool same = true;
+      for (std::size_t i = at; i < 16; ++i) {
+        same = same && static_cast<int8_t>(codes[i]) == signed_codes[i];
+      }
+      CHECK(same, level->name);
+      for (float& value : in) value = 0.25f * value - 3.0f;
+      level->round_steps(in.data() + at, -3.0f, 0.25f, 0.0f, 7.0f, codes.data() + at, size);
+      for (std::size_t i = at; i < 16; ++i) {
+        const int code = signed_codes[i] < 0 ? 0 : signed_codes[i] > 7 ? 7 : signed_codes[i];
+        same = same && codes[i] == code;
+      }
+      CHECK(same, level->name);
+    }
+  }
+}
+
+TEST(blocks_are_transposed) {
+  Random random(17);
+  for (const Kernels* level : supported_kernels()) {
+    for (const int width : {16, 48, 128}) {
+      for (const int count : {1, 5, 16, 17, kBlock}) {
+        Guarded<float> rows(static_cast<std::size_t>(count * width));
+        Guarded<float> columns(static_cast<std::size_t>(kBlock * width));
+        fill_normal(rows.data(), rows.size(), random);
+        level->transpose_block(rows.data(), count, width, columns.data());
+        bool same = true;
+        for (int t = 0; t < count; ++t) {
+          for (int j = 0; j < width; ++j) {
+            same = same && rows[static_cast<std::size_t>(t * width + j)] ==
+                               columns[static_cast<std::size_t>(j * kBlock + t)];
+          }
+        }
+        CHECK(same, level->name);
+      }
     }
   }
 }
@@ -179,10 +320,12 @@ TEST(softmax_steps_hide_and_keep) {
       for (const bool with_bias : {false, true}) {
         for (const float softcap : {0.0f, 3.0f}) {
           Guarded<float> scores(kBlock), key_scales(kBlock), value_scales(kBlock), bias(kBlock);
+          Guarded<float> shift(kBlock);
           fill_normal(scores.data(), kBlock, random, 4.0f);
           std::fill(key_scales.begin(), key_scales.end(), 0.5f);
           std::fill(value_scales.begin(), value_scales.end(), 2.0f);
           fill_normal(bias.data(), kBlock, random);
+          fill_normal(shift.data(), kBlock, random);
           const int low = count > 8 ? 3 : 0, high = count > 8 ? count - 2 : count;
           std::vector<double> expected(kBlock, -INFINITY);
           double top = -INFINITY;
@@ -192,7 +335,7 @@ TEST(softmax_steps_hide_and_keep) {
               continue;
             }
             const std::size_t i = static_cast<std::size_t>(t);
-            double s = 0.5 * scores[i];
+            double s = 0.5 * scores[i] + (with_bias ? shift[i] : 0.0f);
             if (softcap > 0) s = softcap * std::tanh(s / softcap);
             expected[i] = s + (with_bias ? bias[i] : 0.0f);
             top = std::max(top, expected[i]);
@@ -202,9 +345,9 @@ TEST(softmax_steps_hide_and_keep) {
             key_scales[static_cast<std::size_t>(t)] = kNan;
             value_scales[static_cast<std::size_t>(t)] = kNan;
           }
-          const float max = level->finish_scores(scores.data(), key_scales.data(),
-                                                 with_bias ? bias.data() : nullptr, -1.7e38f,
-                                                 softcap, count, low, high);
+          const float max = level->finish_scores(
+              scores.data(), key_scales.data(), with_bias ? shift.data() : nullptr,
+              with_bias ? bias.data() : nullptr, -1.7e38f, softcap, count, low, high);
           CHECK(max == top || near(max, top, 2e-6), level->name);
           const float used = std::isinf(max) ? 0.0f : max;
           const double sum = level->weigh(scores.data(), value_scales.data(), count, used);
@@ -223,7 +366,7 @@ TEST(softmax_steps_hide_and_keep) {
     float scores[kBlock] = {kNan, 1.0f}, scales[kBlock];
     std::fill_n(scales, kBlock, 1.0f);
     const float max =
-        level->finish_scores(scores, scales, nullptr, -1.7e38f, 0.0f, 2, 0, 2);
+        level->finish_scores(scores, scales, nullptr, nullptr, -1.7e38f, 0.0f, 2, 0, 2);
     CHECK(max == 1.0f, level->name);
     CHECK(std::isnan(level->weigh(scores, scales, 2, max)), level->name);
   }

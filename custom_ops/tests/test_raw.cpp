@@ -18,12 +18,14 @@ std::string describe(const char* level, Element element, int size) {
          " bytes, head size " + std::to_string(size);
 }
 
+Codec raw_of(Element element) { return {Kind::kRaw, static_cast<int>(8 * element_size(element))}; }
+
 EncodeCall encode_call(Element element, int size) {
   EncodeCall call{};
   call.element = element;
   call.head_size = size;
-  call.bits = static_cast<int>(8 * element_size(element));
-  call.raw = true;
+  call.codec = raw_of(element);
+  call.width = spec::row_bytes(call.codec, size);
   return call;
 }
 
@@ -142,7 +144,8 @@ TEST(float_vectors_become_float16_rows_where_the_model_is_float16) {
     Guarded<uint8_t> present(2 * count);
     const int64_t length = 0;
     EncodeCall call = encode_call(Element::kFloat, size);
-    call.bits = 16;
+    call.codec = raw_of(Element::kHalf);
+    call.width = spec::row_bytes(call.codec, size);
     call.vectors = vectors.data();
     call.present = present.data();
     call.past_length = &length;
@@ -182,14 +185,14 @@ TEST(raw_rows_of_every_element_are_read_at_any_address) {
       const std::vector<double> expected = expected_attention(query, keys, values, count, size);
       Guarded<uint8_t> output(size * element_size(element));
       const int64_t length = static_cast<int64_t>(count) - 1;
-      const int bits = static_cast<int>(8 * element_size(stored));
+      const int width = spec::row_bytes(raw_of(stored), head_size);
       AttentionCall call{};
       call.element = element;
       call.query = element == Element::kFloat ? static_cast<const void*>(query.data())
                                               : static_cast<const void*>(narrow.data());
       call.output = output.data();
-      call.key = {keys.at(), bits, nullptr, true};
-      call.value = {values.at(), bits, nullptr, true};
+      call.key = {keys.at(), raw_of(stored), width, nullptr};
+      call.value = {values.at(), raw_of(stored), width, nullptr};
       call.past_length = &length;
       call.batch = call.query_heads = call.heads = call.tokens = 1;
       call.slots = static_cast<int64_t>(count);
@@ -229,8 +232,9 @@ TEST(a_raw_value_that_is_not_finite_spoils_who_sees_it) {
     call.element = Element::kFloat;
     call.query = query.data();
     call.output = output.data();
-    call.key = {reinterpret_cast<const uint8_t*>(keys.data()), 32, nullptr, true};
-    call.value = {reinterpret_cast<const uint8_t*>(values.data()), 32, nullptr, true};
+    const int width = spec::row_bytes(kRaw, static_cast<int>(size));
+    call.key = {reinterpret_cast<const uint8_t*>(keys.data()), kRaw, width, nullptr};
+    call.value = {reinterpret_cast<const uint8_t*>(values.data()), kRaw, width, nullptr};
     call.past_length = &length;
     call.batch = call.query_heads = call.heads = 1;
     call.tokens = 2;

@@ -11,6 +11,8 @@ from onnx.reference import ReferenceEvaluator
 
 from tests.agreement.harness import agreement, compare, difference, opened, runs, simulated
 from tests.agreement.tolerances import allowed
+from tq_onnx.codec.presets import PRESETS
+from tq_onnx.graph.options import Options
 from tq_onnx.graph.pipeline import prepare
 from tq_onnx.ops.domain import ATTENTION
 from tq_onnx.verify.subject import open_original
@@ -23,6 +25,8 @@ EXPORTS = sorted({path.stem for path in FIXTURES.glob("*.onnx")} - BFLOAT16)
 ONE_PROMPT = {"hf-ortcpu-prefill", "hf-ortcuda-prefill", "hf-prefill", "hf-static-prefill"}
 #: ONNX Runtime's CPU runs the original's first call only.
 FIRST_CALL_RUNS = {"genai-cpu-fp16"}
+#: All presets but the two that every export is converted with.
+OTHERS = [name for name in PRESETS if name not in ("raw", "int4")]
 TOKENS = 6
 
 
@@ -44,6 +48,25 @@ def test_a_quantised_conversion_is_the_raw_one_over_decoded_caches(name: str) ->
 
     assert found.refusal == ""
     assert found.worst <= allowed(found, "int4"), found.figures
+
+
+@pytest.mark.parametrize("index", range(len(OTHERS)))
+def test_every_preset_is_the_raw_conversion_over_decoded_caches(index: int) -> None:
+    """Some by the kernels and some by the bodies; that both agree is shown elsewhere."""
+    name = ("dynamo-op18-sdpa", "genai-cpu-fp32")[index % 2]
+    found = agreement(FIXTURES / f"{name}.onnx", OTHERS[index], library=index % 4 < 2)
+
+    assert found.refusal == ""
+    assert found.worst <= allowed(found, OTHERS[index]), found.figures
+
+
+@pytest.mark.parametrize("preset", ["k5v3", "k8v4", "experimental-max"])
+def test_layers_of_several_codecs(preset: str) -> None:
+    options = Options(layers="1", equalize=False)
+    found = agreement(FIXTURES / "dynamo-op18-sdpa.onnx", preset, options, library=False)
+
+    assert found.refusal == ""
+    assert found.worst <= allowed(found, preset), found.figures
 
 
 @pytest.mark.parametrize("name", sorted(BFLOAT16))

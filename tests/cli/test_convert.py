@@ -3,14 +3,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
 from tests.cli.run import run
 from tests.graph_io.models import DYNAMO, GENAI, external, inline, snapshot
 from tests.integrations.genai_folder import genai_folder
+from tq_onnx.codec.calibration import Calibration, LayerStatistics
 from tq_onnx.codec.spec import layout_digest
 from tq_onnx.graph import spill
+from tq_onnx.graph.calibrationfile import write_calibration
 from tq_onnx.graph.plan import METADATA_DIGEST, METADATA_PRESET
 
 
@@ -122,6 +125,69 @@ def test_unknown_choices_are_bad_usage(tmp_path: Path) -> None:
         assert run("convert", model, *option).code == 2
 
 
+def test_options_of_layers_and_bits(tmp_path: Path) -> None:
+    model = inline(tmp_path)
+    outcome = run("convert", model, "--preset", "k8v4", "--layers", 1, "--bits-v", 3)
+    assert outcome.code == 0, outcome.err
+    assert "raw 32, 256 bytes a row in layer 0" in outcome.out
+    assert "keys fp8_e4m3 8, values uniform 3, 64 and 28 bytes a row in layer 1" in outcome.out
+    assert "rotation" not in outcome.out
+    found = run("convert", model, "--json", "-o", tmp_path / "x.onnx", "--no-equalize").document
+    assert [layer["equalised"] for layer in found["plan"]["layers"]] == ["", ""]
+    assert found["equalisation"] == []
+    sentence = run("convert", model, "--boundary-layers", 1).sentence(2)
+    assert "leave nothing to compress in a model of 2 layers" in sentence
+    assert "have no" not in sentence
+    assert "no form of 9 bits" in run("convert", model, "--bits-k", 9).sentence(2)
+    assert "names no layers" in run("convert", model, "--layers", "all").sentence(2)
+    assert run("convert", model, "--boundary-layers", -1).code == 2
+
+
+def test_keys_that_are_too_uneven_are_told(tmp_path: Path) -> None:
+    model = inline(tmp_path)
+    proto = onnx.load(model)
+    for tensor in proto.graph.initializer:
+        if "_norm.weight" in tensor.name and list(tensor.dims) == [64]:
+            # Equal for queries and keys, and only in their last pair: nothing to equalise.
+            weight = np.ones(64, np.float32)
+            weight[[31, 63]] = 16
+            tensor.CopyFrom(onnx.numpy_helper.from_array(weight, tensor.name))
+    onnx.save(proto, model)
+    outcome = run("convert", model)
+    assert outcome.code == 0, outcome.err
+    assert "note: the keys of layers 0-1 are too uneven for lloyd_max 4" in outcome.out
+    assert "--preset k8v4 is safer" in outcome.out
+    outcome = run("inspect", model)
+    assert "4-bit keys are unsafe in 2 of 2 layers" in outcome.out
+    assert outcome.out.count(" unsafe ") >= 2
+    assert "note" not in run("convert", model, "--preset", "k8v4").out
+
+
+def test_a_calibration_file(tmp_path: Path) -> None:
+    model, known = inline(tmp_path), tmp_path / "known.safetensors"
+    plan = run("convert", model, "--json").document["plan"]
+    layers = tuple(statistics_of(layer["kv_num_heads"], 4, 64) for layer in plan["layers"])
+    facts = {"tokens": 9, "context": 9, "tool_version": "1", "text_digest": "0" * 64}
+    write_calibration(known, Calibration(layers, np.ones(9, np.int64), **facts))
+    given = ("--calibration", known, "--overwrite")
+    outcome = run("convert", model, *given)
+    assert outcome.code == 0, outcome.err
+    assert "centered         keys and values by their means\n" in outcome.out
+    found = run("convert", model, *given, "--layers", 0, "--json").document["plan"]
+    assert [layer["centered"] for layer in found["layers"]] == [True, False]
+    assert "not between 0 and 8" in run("convert", model, *given, "--center-from", 9).sentence(2)
+    few = Calibration(layers[:1], np.ones(9, np.int64), **facts)
+    write_calibration(known, few, overwrite=True)
+    assert "1 layers, and the model has 2" in run("convert", model, *given).sentence(2)
+    known.write_bytes(b"no safetensors")
+    assert str(known) in run("convert", model, *given).sentence(4)
+
+
+def statistics_of(kv_heads: int, heads: int, size: int) -> LayerStatistics:
+    means = np.random.default_rng(0).standard_normal((9, kv_heads, size))
+    return LayerStatistics(means, means**2 + 1, means, means**2 + 1, np.ones((heads, size)))
+
+
 def test_two_presets_share_the_data_of_another_folder(tmp_path: Path) -> None:
     model = external(tmp_path / "in")
     for preset in ("int4", "int3"):
@@ -160,6 +226,16 @@ def test_a_folder(tmp_path: Path) -> None:
     assert [d["plan"]["preset"] for d in document["decoders"]] == ["int4"]
     assert document["genai"]["head_size"] == 34
     assert "original folder" in run("convert", out).sentence(3)
+
+
+def test_a_folder_with_padding_and_several_widths(tmp_path: Path) -> None:
+    source = genai_folder(tmp_path / "qwen3")
+    outcome = run("convert", source, "--preset", "k5v3", "--layers", 1)
+    assert outcome.code == 0, outcome.err
+    # Two heads, five bits and three: 42 and 26 bytes.
+    assert "32 bytes of each token are padding" in outcome.out
+    assert "rows of several widths" in outcome.out
+    assert "42 and 42 bytes a row in layer 1" in outcome.out
 
 
 def test_a_folder_for_a_gpu(tmp_path: Path) -> None:

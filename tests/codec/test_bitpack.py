@@ -4,36 +4,52 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tq_onnx.codec.bitpack import pack, unpack
-from tq_onnx.codec.spec import LLOYD_MAX, LLOYD_MAX_BITS, Codec, row_layout
+from tq_onnx.codec.spec import (
+    BITS,
+    FP8,
+    LLOYD_MAX,
+    PROD,
+    Q8_0,
+    RAW,
+    U8,
+    Codec,
+    plane_widths,
+    row_layout,
+)
 
 SHAPES = st.tuples(st.integers(0, 3), st.integers(1, 2), st.integers(1, 24).map(lambda n: 8 * n))
+PACKED = [Codec(kind, bits) for kind in BITS if kind != RAW for bits in BITS[kind]]
+"""Every codec that has codes."""
 
 
-@pytest.mark.parametrize("bits", LLOYD_MAX_BITS)
+@pytest.mark.parametrize("codec", PACKED, ids=str)
+@settings(max_examples=25)
 @given(data=st.data(), shape=SHAPES)
-def test_round_trip(bits: int, data: st.DataObject, shape: tuple[int, ...]) -> None:
-    layout = row_layout(Codec(LLOYD_MAX, bits), shape[-1])
-    codes = data.draw(hnp.arrays(np.uint8, shape, elements=st.integers(0, 2**bits - 1)))
+def test_round_trip(codec: Codec, data: st.DataObject, shape: tuple[int, ...]) -> None:
+    layout = row_layout(codec, shape[-1])
+    top = 2 ** sum(plane_widths(codec)) - 1
+    codes = data.draw(hnp.arrays(np.uint8, shape, elements=st.integers(0, top)))
     packed = pack(codes, layout)
-    assert packed.shape == (*shape[:-1], layout.scale_offset)
+    assert packed.shape == (*shape[:-1], layout.code_bytes)
     assert packed.dtype == np.uint8
-    scale = np.full((*shape[:-1], 2), 0xA5, np.uint8)
-    assert np.array_equal(unpack(np.concatenate([packed, scale], axis=-1), layout), codes)
+    behind = np.full((*shape[:-1], 7), 0xA5, np.uint8)
+    assert np.array_equal(unpack(np.concatenate([packed, behind], axis=-1), layout), codes)
 
 
-@pytest.mark.parametrize("bits", LLOYD_MAX_BITS)
+@pytest.mark.parametrize("codec", PACKED, ids=str)
+@settings(max_examples=25)
 @given(data=st.data(), shape=SHAPES)
-def test_every_bit_is_used(bits: int, data: st.DataObject, shape: tuple[int, ...]) -> None:
+def test_every_bit_is_used(codec: Codec, data: st.DataObject, shape: tuple[int, ...]) -> None:
     # Any bytes are some codes, and those codes give the bytes back: no bit is lost or shared.
-    layout = row_layout(Codec(LLOYD_MAX, bits), shape[-1])
-    rows = data.draw(hnp.arrays(np.uint8, (*shape[:-1], layout.scale_offset)))
+    layout = row_layout(codec, shape[-1])
+    rows = data.draw(hnp.arrays(np.uint8, (*shape[:-1], layout.code_bytes)))
     codes = unpack(rows, layout)
-    assert (codes < 2**bits).all()
+    assert (codes < 2 ** sum(plane_widths(codec))).all()
     assert np.array_equal(pack(codes, layout), rows)
 
 
@@ -57,8 +73,33 @@ def test_three_bits_by_hand() -> None:
     assert packed.tolist() == [0b10_00_10_00, 0b11_01_11_01, 0b1111_0000]
 
 
-@pytest.mark.parametrize("bits", LLOYD_MAX_BITS)
-def test_codes_too_wide_do_not_leak(bits: int) -> None:
-    layout = row_layout(Codec(LLOYD_MAX, bits), 8)
-    codes = np.array([2**bits, 0, 0, 0, 0, 0, 0, 0], np.uint8)
+def test_five_bits_by_hand() -> None:
+    codes = np.array([0, 17, 2, 31, 4, 5, 22, 16], np.uint8)
+    packed = pack(codes, row_layout(Codec(LLOYD_MAX, 5), 8))
+    # The low nibbles as with four bits, then one byte of the high bits.
+    assert packed.tolist() == [0x40, 0x51, 0x62, 0x0F, 0b1100_1010]
+
+
+def test_prod_by_hand() -> None:
+    # Three bits of an index and the sign above them: planes of 2, 1 and 1 bits.
+    codes = np.array([0, 1, 2, 3, 4, 5, 6, 7], np.uint8) | np.array([8, 0] * 4, np.uint8)
+    packed = pack(codes, row_layout(Codec(PROD, 4), 8))
+    assert packed.tolist() == [0b10_00_10_00, 0b11_01_11_01, 0b1111_0000, 0b0101_0101]
+    codes = np.array([0, 1, 2, 3, 3, 2, 1, 0], np.uint8) | np.array([4, 4, 0, 0] * 2, np.uint8)
+    packed = pack(codes, row_layout(Codec(PROD, 3), 8))
+    assert packed.tolist() == [0b01_11_10_00, 0b00_10_11_01, 0b0011_0011]
+
+
+@pytest.mark.parametrize("kind", [FP8, Q8_0, U8])
+def test_whole_bytes_are_the_codes(kind: str) -> None:
+    codes = np.arange(240, 256, dtype=np.uint8)
+    assert np.array_equal(pack(codes, row_layout(Codec(kind, BITS[kind][0]), 16)), codes)
+
+
+@pytest.mark.parametrize(
+    "codec", [codec for codec in PACKED if sum(plane_widths(codec)) < 8], ids=str
+)
+def test_codes_too_wide_do_not_leak(codec: Codec) -> None:
+    layout = row_layout(codec, 8)
+    codes = np.array([2**codec.bits, 0, 0, 0, 0, 0, 0, 0], np.uint8)
     assert not pack(codes, layout).any()

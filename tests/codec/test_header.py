@@ -7,9 +7,20 @@ from pathlib import Path
 import pytest
 
 from tq_onnx.codec import header, spec
-from tq_onnx.codec.spec import LLOYD_MAX, LLOYD_MAX_BITS, RAW, RAW_BITS, Codec, row_layout
+from tq_onnx.codec.spec import BITS, Codec, row_layout
 
 HEADER = Path(__file__).parents[2] / "custom_ops" / "include" / "tq" / "codec_spec.h"
+
+CODECS = [Codec(kind, bits) for kind in BITS for bits in BITS[kind]]
+ENUMERATORS = {
+    "lloyd_max": "kLloydMax",
+    "uniform": "kUniform",
+    "fp8_e4m3": "kFp8E4m3",
+    "q8_0": "kQ8_0",
+    "prod": "kProd",
+    "u8": "kU8",
+    "raw": "kRaw",
+}
 
 
 def render() -> str:
@@ -28,7 +39,7 @@ def test_check_sees_a_difference(tmp_path: Path) -> None:
     assert header.main([str(path)]) == 0
     assert path.read_bytes() == HEADER.read_bytes()
     assert header.main(["--check", str(path)]) == 0
-    path.write_text(path.read_text().replace("kScaleBytes = 2", "kScaleBytes = 4"))
+    path.write_text(path.read_text().replace("kQ8_0Block = 32", "kQ8_0Block = 16"))
     assert header.main(["--check", str(path)]) == 1
 
 
@@ -41,20 +52,22 @@ def test_names_and_numbers_come_from_their_source() -> None:
         'kEncodeOp[] = "EncodeOp"',
         'kAttentionOp[] = "AttnOp"',
         f'kLayoutDigest[] = "{spec.layout_digest()}"',
-        f"kMaxScale = {spec.MAX_SCALE}f",
+        f"kMaxHalf = {spec.MAX_HALF}f",
+        f"kMaxLevels = {max(codec.levels for codec in CODECS)}",
+        "enum class Kind { kLloydMax, kUniform, kFp8E4m3, kQ8_0, kProd, kU8, kRaw };",
     ):
         assert fact in text
 
 
-@pytest.mark.parametrize("bits", LLOYD_MAX_BITS)
+@pytest.mark.parametrize("codec", CODECS, ids=str)
 @pytest.mark.parametrize("head_size", [64, 80, 128, 256])
-def test_row_bytes_are_asserted(bits: int, head_size: int) -> None:
-    row_bytes = row_layout(Codec(LLOYD_MAX, bits), head_size).row_bytes
-    assert f"static_assert(row_bytes({bits}, {head_size}) == {row_bytes});" in render()
-
-
-@pytest.mark.parametrize("bits", RAW_BITS)
-@pytest.mark.parametrize("head_size", [64, 80, 128, 256])
-def test_raw_row_bytes_are_asserted(bits: int, head_size: int) -> None:
-    row_bytes = row_layout(Codec(RAW, bits), head_size).row_bytes
-    assert f"static_assert(raw_row_bytes({bits}, {head_size}) == {row_bytes});" in render()
+def test_layouts_are_asserted(codec: Codec, head_size: int) -> None:
+    layout = row_layout(codec, head_size)
+    name = f"{{Kind::{ENUMERATORS[codec.kind]}, {codec.bits}}}"
+    text = render()
+    facts = {"row_bytes": layout.row_bytes, "code_bytes": layout.code_bytes}
+    for function, number in facts.items():
+        assert f"static_assert({function}({name}, {head_size}) == {number});" in text
+    for index, plane in enumerate(layout.planes):
+        fact = f"plane_offset({name}, {index}, {head_size}) == {plane.offset}"
+        assert f"static_assert({fact});" in text

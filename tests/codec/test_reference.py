@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from tq_onnx.codec import reference
 from tq_onnx.codec.bitpack import unpack
 from tq_onnx.codec.codebook import lloyd_max
-from tq_onnx.codec.presets import HADAMARD, QR
+from tq_onnx.codec.presets import QR
+from tq_onnx.codec.quantise import rotate
 from tq_onnx.codec.rotation import make_rotation
-from tq_onnx.codec.spec import LLOYD_MAX, LLOYD_MAX_BITS, MAX_SCALE, Codec, row_layout
+from tq_onnx.codec.spec import LLOYD_MAX, LLOYD_MAX_BITS, MAX_HALF, Codec, row_layout
 
 CODECS = [Codec(LLOYD_MAX, bits) for bits in LLOYD_MAX_BITS]
 HALF = 2.0**-11  # relative rounding of a normal float16
@@ -29,37 +30,6 @@ def round_trip(
 def unit_vectors(count: int, head_size: int, seed: int = 0) -> np.ndarray:
     x = np.random.RandomState(seed).standard_normal((count, head_size))
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
-
-
-# Mean squared error of a unit vector. Plain: this codebook under the exact law of a coordinate
-# (test_codebook.py integrates it). Corrected: 2 - 2 E[cos], a Monte Carlo over 400,000 unit vectors
-# in float64 without rotation and without float16, standard error below 3e-5 relative to 0.12.
-ERRORS = {
-    (64, 2): (0.11646, 0.114546),
-    (64, 3): (0.03281, 0.033444),
-    (64, 4): (0.008870, 0.009171),
-    (128, 2): (0.1189, 0.1160),
-    (128, 3): (0.0338, 0.03398),
-    (128, 4): (0.0092, 0.00933),
-}
-
-
-@pytest.mark.parametrize(("head_size", "bits"), ERRORS)
-@pytest.mark.parametrize("kind", [QR, HADAMARD])
-def test_error_is_what_theory_says(kind: str, head_size: int, bits: int) -> None:
-    x = unit_vectors(8_000, head_size)
-    for norm_correction, expected in zip((True, False), ERRORS[head_size, bits], strict=True):
-        decoded = round_trip(x, Codec(LLOYD_MAX, bits), kind, norm_correction)
-        error = float(np.mean(np.sum((x - decoded) ** 2, axis=-1)))
-        assert error == pytest.approx(expected, rel=0.01)
-
-
-def test_cosine_at_four_bits() -> None:
-    x = unit_vectors(8_000, 128)
-    decoded = round_trip(x, CODECS[-1])
-    cosine = np.sum(x * decoded, axis=-1) / np.linalg.norm(decoded, axis=-1)
-    assert cosine.mean() == pytest.approx(0.9954, abs=2e-4)
-    assert cosine.min() > 0.97
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=str)
@@ -117,7 +87,7 @@ def test_ties_go_up() -> None:
         x = np.zeros(64)
         x[:15] = values
         x[15] = np.sqrt(1 - np.sum(x**2))
-        norm, y = reference.rotate(x, np.eye(64, dtype=np.float32))
+        norm, y = rotate(x, np.eye(64, dtype=np.float32))
         assert norm == pytest.approx(1, abs=1e-15)
         y[:15] = values  # undo the rounding of x / norm
         codes = np.searchsorted(book.boundaries.astype(float), y[:15], side="right")
@@ -132,7 +102,7 @@ def test_scale_is_clamped(norm: float) -> None:
     codec, rotation, book = CODECS[-1], make_rotation(QR, 64, 0), lloyd_max(4, 64)
     x = unit_vectors(4, 64) * norm
     scales = reference.scales_of(reference.encode(x * 2, codec, rotation, book), codec, 64)
-    assert (scales == MAX_SCALE).all()
+    assert (scales == MAX_HALF).all()
 
 
 def test_tiny_rows_use_subnormal_scales() -> None:

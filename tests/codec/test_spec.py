@@ -7,46 +7,103 @@ import pytest
 from tq_onnx.codec import spec
 from tq_onnx.codec.presets import DEFAULT_PRESET, NO_ROTATION, PRESETS, ROTATIONS
 from tq_onnx.codec.spec import (
+    BITS,
+    FP8,
     LLOYD_MAX,
-    LLOYD_MAX_BITS,
+    PROD,
+    Q8_0,
     RAW,
     RAW_BITS,
+    U8,
+    UNIFORM,
     Codec,
     layout_digest,
     row_layout,
 )
 
+CODECS = [Codec(kind, bits) for kind in BITS for bits in BITS[kind]]
 HEAD_SIZES = range(spec.HEAD_SIZE_MULTIPLE, spec.MAX_HEAD_SIZE + 1, spec.HEAD_SIZE_MULTIPLE)
 
 
 @pytest.mark.parametrize(
-    ("bits", "head_size", "row_bytes"),
-    [(4, 128, 66), (3, 128, 50), (2, 128, 34), (4, 64, 34), (3, 64, 26), (2, 64, 18), (3, 80, 32)],
+    ("codec", "sizes"),
+    [
+        (Codec(LLOYD_MAX, 2), {64: 18, 80: 22, 128: 34}),
+        (Codec(LLOYD_MAX, 3), {64: 26, 80: 32, 128: 50}),
+        (Codec(LLOYD_MAX, 4), {64: 34, 80: 42, 128: 66}),
+        (Codec(LLOYD_MAX, 5), {64: 42, 80: 52, 128: 82}),
+        (Codec(UNIFORM, 2), {64: 20, 80: 24, 128: 36}),
+        (Codec(UNIFORM, 3), {64: 28, 80: 34, 128: 52}),
+        (Codec(UNIFORM, 4), {64: 36, 80: 44, 128: 68}),
+        (Codec(FP8, 8), {64: 64, 80: 80, 128: 128}),
+        (Codec(Q8_0, 8), {64: 68, 80: 86, 128: 136}),  # 80: two blocks of 32 and one of 16
+        (Codec(PROD, 3), {64: 28, 80: 34, 128: 52}),
+        (Codec(PROD, 4), {64: 36, 80: 44, 128: 68}),
+        (Codec(U8, 4), {64: 68, 80: 84, 128: 132}),
+    ],
+    ids=str,
 )
-def test_row_bytes(bits: int, head_size: int, row_bytes: int) -> None:
-    assert row_layout(Codec(LLOYD_MAX, bits), head_size).row_bytes == row_bytes
+def test_row_bytes(codec: Codec, sizes: dict[int, int]) -> None:
+    assert {size: row_layout(codec, size).row_bytes for size in sizes} == sizes
 
 
-@pytest.mark.parametrize("bits", LLOYD_MAX_BITS)
-@pytest.mark.parametrize("head_size", HEAD_SIZES)
-def test_planes_tile_the_row(bits: int, head_size: int) -> None:
-    layout = row_layout(Codec(LLOYD_MAX, bits), head_size)
-    end = shift = 0
-    for plane in layout.planes:
-        assert (plane.offset, plane.shift) == (end, shift)
-        assert plane.size * 8 == head_size * plane.width
-        end, shift = plane.offset + plane.size, plane.shift + plane.width
-    assert (end, shift) == (layout.scale_offset, bits)
-    assert layout.row_bytes == end + spec.SCALE_BYTES
+@pytest.mark.parametrize("codec", [codec for codec in CODECS if not codec.is_raw], ids=str)
+def test_planes_and_fields_tile_the_row(codec: Codec) -> None:
+    for head_size in HEAD_SIZES:
+        layout = row_layout(codec, head_size)
+        end = shift = 0
+        for plane in layout.planes:
+            assert (plane.offset, plane.shift) == (end, shift)
+            assert plane.size * 8 == head_size * plane.width
+            end, shift = plane.offset + plane.size, plane.shift + plane.width
+        assert end == layout.code_bytes
+        assert shift == (8 if codec.kind == U8 else codec.bits)
+        for field in layout.fields:
+            assert layout.field(field.name) is field
+            assert field.offset == end
+            assert field.size in (2, 4)
+            end += field.count * field.size
+        assert layout.row_bytes == end
+
+
+def test_fields() -> None:
+    def named(codec: Codec) -> list[tuple[str, int, int]]:
+        return [(f.name, f.count, f.size) for f in row_layout(codec, 80).fields]
+
+    assert named(Codec(LLOYD_MAX, 4)) == [("scale", 1, 2)]
+    assert named(Codec(UNIFORM, 4)) == [("scale", 1, 2), ("zero", 1, 2)]
+    assert named(Codec(Q8_0, 8)) == [("scale", 3, 2)]
+    assert named(Codec(PROD, 4)) == [("scale", 1, 2), ("residual_norm", 1, 2)]
+    assert named(Codec(U8, 4)) == [("scale", 1, 4)]
+    assert named(Codec(FP8, 8)) == []
+    with pytest.raises(KeyError, match="zero"):
+        row_layout(Codec(LLOYD_MAX, 4), 80).field("zero")
 
 
 @pytest.mark.parametrize("bits", RAW_BITS)
-@pytest.mark.parametrize("head_size", HEAD_SIZES)
-def test_a_raw_row_is_the_vector(bits: int, head_size: int) -> None:
-    layout = row_layout(Codec(RAW, bits), head_size)
-    assert layout.row_bytes == head_size * bits // 8
-    assert layout.planes == ()
-    assert layout.scale_offset == layout.row_bytes  # there is none
+def test_a_raw_row_is_the_vector(bits: int) -> None:
+    for head_size in HEAD_SIZES:
+        layout = row_layout(Codec(RAW, bits), head_size)
+        assert layout.row_bytes == layout.code_bytes == head_size * bits // 8
+        assert layout.planes == layout.fields == ()
+
+
+@pytest.mark.parametrize(
+    ("codec", "needs"),
+    [
+        (Codec(LLOYD_MAX, 5), (True, True, 5, 32, 80)),
+        (Codec(PROD, 4), (True, True, 3, 8, 160)),
+        (Codec(U8, 4), (True, False, 4, 16, 80)),
+        (Codec(UNIFORM, 3), (False, False, 0, 0, 80)),
+        (Codec(FP8, 8), (False, False, 0, 0, 80)),
+        (Codec(Q8_0, 8), (False, False, 0, 0, 80)),
+        (Codec(RAW, 16), (False, False, 0, 0, 80)),
+    ],
+    ids=str,
+)
+def test_what_a_codec_needs(codec: Codec, needs: tuple[bool, bool, int, int, int]) -> None:
+    found = (codec.is_rotated, codec.corrects_norm, codec.index_bits, codec.levels)
+    assert (*found, codec.coordinates(80)) == needs
 
 
 def test_raw_takes_its_width_from_the_model() -> None:
@@ -64,7 +121,7 @@ def test_raw_has_no_codebook() -> None:
 
 
 @pytest.mark.parametrize("head_size", [0, -8, 4, 12, 100, 520])
-@pytest.mark.parametrize("codec", [Codec(LLOYD_MAX, 4), Codec(RAW, 16)], ids=str)
+@pytest.mark.parametrize("codec", CODECS, ids=str)
 def test_head_sizes_that_no_row_holds(codec: Codec, head_size: int) -> None:
     with pytest.raises(ValueError, match=f"head size {head_size} "):
         row_layout(codec, head_size)
@@ -72,7 +129,11 @@ def test_head_sizes_that_no_row_holds(codec: Codec, head_size: int) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "bits"),
-    [("uniform", 4), (LLOYD_MAX, 1), (LLOYD_MAX, 6), (LLOYD_MAX, 16), (RAW, 4), (RAW, 64)],
+    [
+        *((LLOYD_MAX, 1), (LLOYD_MAX, 6), (LLOYD_MAX, 16), (RAW, 4), (RAW, 64)),
+        *((UNIFORM, 5), (UNIFORM, 8), (FP8, 4), (Q8_0, 4), (PROD, 2), (PROD, 5), (U8, 8)),
+        ("turbo", 4),
+    ],
 )
 def test_codecs_that_do_not_exist(kind: str, bits: int) -> None:
     with pytest.raises(ValueError, match=kind):
@@ -82,7 +143,7 @@ def test_codecs_that_do_not_exist(kind: str, bits: int) -> None:
 def test_digest_is_frozen() -> None:
     # Caches and converted models in the field carry this digest. Whoever changes what a stored byte
     # means changes it with LAYOUT_VERSION; whoever did not mean to has found out here.
-    assert (spec.LAYOUT_VERSION, layout_digest()) == (2, "0c189e9e2a1891ba")
+    assert (spec.LAYOUT_VERSION, layout_digest()) == (3, "d0a46b4e80332dff")
 
 
 def test_digest_follows_the_layout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +156,38 @@ def test_presets_are_complete() -> None:
     assert DEFAULT_PRESET in PRESETS
     for name, preset in PRESETS.items():
         assert name == preset.name
-        rotated = [codec for codec in (preset.key, preset.value) if not codec.is_raw]
+        rotated = preset.key.is_rotated or preset.value.is_rotated
         assert preset.rotation in (ROTATIONS if rotated else (NO_ROTATION,))
+        assert preset.rotates == rotated
         assert preset.source
+
+
+TABLE = {
+    "int4": ("lloyd_max 4", "lloyd_max 4", "qr"),
+    "int3": ("lloyd_max 3", "lloyd_max 3", "qr"),
+    "int2": ("lloyd_max 2", "lloyd_max 2", "qr"),
+    "k5v3": ("lloyd_max 5", "lloyd_max 3", "qr"),
+    "k4v3": ("lloyd_max 4", "lloyd_max 3", "qr"),
+    "k4v2": ("lloyd_max 4", "lloyd_max 2", "qr"),
+    "prod4": ("prod 4", "prod 4", "qr"),
+    "prod3": ("prod 3", "prod 3", "qr"),
+    "k8v4": ("fp8_e4m3 8", "uniform 4", "none"),
+    "4bit_nc": ("lloyd_max 4", "uniform 4", "hadamard"),
+    "k3v4_nc": ("lloyd_max 3", "uniform 4", "hadamard"),
+    "3bit_nc": ("lloyd_max 3", "uniform 3", "hadamard"),
+    "safe-lowbit": ("q8_0 8", "lloyd_max 4", "hadamard"),
+    "balanced": ("lloyd_max 4", "lloyd_max 4", "hadamard"),
+    "experimental-max": ("prod 3", "prod 3", "hadamard"),
+    "ascend-u8": ("u8 4", "u8 4", "qr"),
+}
+
+
+def test_every_row_of_the_specification_is_there() -> None:
+    rows = {p.name: (str(p.key), str(p.value), p.rotation) for p in PRESETS.values()}
+    assert {name: rows[name] for name in TABLE} == TABLE
+    assert {name for name in rows if PRESETS[name].experimental} == {
+        *("prod4", "prod3", "experimental-max")
+    }
+    corrected = {name for name in TABLE if PRESETS[name].norm_correction}
+    assert {"int4", "int3", "int2", "4bit_nc", "k3v4_nc", "3bit_nc"} <= corrected
+    assert not corrected & {"balanced", "prod4"}

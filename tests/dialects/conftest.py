@@ -7,17 +7,16 @@ from functools import cache
 
 import pytest
 
-from tests.dialects import gqa_oracle, roundtrip
-from tq_onnx.codec.rotation import make_rotation
-from tq_onnx.graph import bake
+from tests.dialects import gqa_oracle
+from tq_onnx.codec import rotation
 
 
 @pytest.fixture(scope="session", autouse=True)
 def remember_rotations() -> Iterator[None]:
     """One rotation is made once for all tests of this room."""
-    remembered = cache(make_rotation)
+    remembered = cache(rotation.make_rotation)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (bake, gqa_oracle, roundtrip):
+        for module in (rotation, gqa_oracle):
             patch.setattr(module, "make_rotation", remembered)
         yield
 

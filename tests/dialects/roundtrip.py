@@ -2,77 +2,179 @@
 
 The nodes of the original attention stay; only what goes into the caches is replaced by what a
 TurboQuant cache would give back. So a converted model must agree with it but for float noise.
+
+The codecs are written down here once more, in plain nodes and from their formulas
+(``tq_onnx.codec.quantise``); only rotations and codebooks are the product's.
 """
 
 from __future__ import annotations
 
+import math
 import re
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from tq_onnx.codec.codebook import lloyd_max
-from tq_onnx.codec.rotation import make_rotation
+from tq_onnx.codec.codebook import codebook_of
+from tq_onnx.codec.rotation import rotation_of
+from tq_onnx.codec.spec import FP8, PROD, Q8_0, Q8_0_BLOCK, RAW, U8, UNIFORM, Codec
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.plan import LayerPlan, Plan
+
+F32, F16, I64 = ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.INT64
 
 
 def insert_roundtrip(model: ir.Model, plan: Plan) -> None:
     """Puts every new row through the codec; in place. Layers are told by the outputs' names."""
-    build = Builder(model.graph)
     for output in list(model.graph.outputs):
         found = re.fullmatch(r"present\.(\d+)\.(key|value)", output.name or "")
         if found is None:
             continue
         layer = plan.layers[int(found[1])]
-        bits = layer.key_bits if found[2] == "key" else layer.value_bits
         concat = output.producer()
         assert concat is not None and concat.op_type == "Concat"
-        rows = concat.inputs[1]
-        assert rows is not None
-        with build.before(concat, f"roundtrip.{found[0]}"):
-            matrix = make_rotation(plan.rotation, layer.head_size, layer.layer, plan.seed)
-            concat.replace_input_with(1, _roundtrip(build, rows, matrix, bits))
+        codec = layer.key_of if found[2] == "key" else layer.value_of
+        roundtrip_rows(model.graph, concat, plan, layer, codec, index=1)
 
 
 def roundtrip_rows(
-    graph: ir.Graph, node: ir.Node, plan: Plan, layer: LayerPlan, *, bits: int
+    graph: ir.Graph, node: ir.Node, plan: Plan, layer: LayerPlan, codec: Codec, *, index: int = 0
 ) -> None:
-    """Puts what a node reads first, floats ``[..., D]``, through a layer's codec; in place."""
+    """Puts an input of a node, floats ``[..., D]``, through a layer's codec; in place."""
+    if codec.kind == RAW:
+        return
+    rows = node.inputs[index]
+    assert rows is not None and rows.dtype is not None
     build = Builder(graph)
-    rows = node.inputs[0]
-    assert rows is not None
     with build.before(node, f"roundtrip.{node.outputs[0].name}"):
-        matrix = make_rotation(plan.rotation, layer.head_size, layer.layer, plan.seed)
-        node.replace_input_with(0, _roundtrip(build, rows, matrix, bits))
+        made = Nodes(build, plan, layer, codec)
+        vectors = made.cast(rows, F32)
+        node.replace_input_with(index, made.cast(made.through(vectors), rows.dtype))
 
 
-def _roundtrip(build: Builder, rows: ir.Value, matrix: np.ndarray, bits: int) -> ir.Value:
-    book = lloyd_max(bits, matrix.shape[0])
-    size = matrix.shape[0]
-    seed = abs(hash(matrix.tobytes()))
-    forward = build.constant(f"R.{seed}", matrix)
-    backward = build.constant(f"Rt.{seed}", np.ascontiguousarray(matrix.T))
-    centroids = build.constant(f"c.{bits}.{size}", book.centroids)
-    boundaries = build.constant(f"t.{bits}.{size}", book.boundaries)
-    f32, i64 = ir.DataType.FLOAT, ir.DataType.INT64
+class Nodes:
+    """The nodes of one codec."""
 
-    def op(kind: str, *inputs: ir.Value, dtype: ir.DataType = f32, **attributes: int) -> ir.Value:
-        return build.op(kind, inputs, kind, dtype=dtype, **attributes)
+    def __init__(self, build: Builder, plan: Plan, layer: LayerPlan, codec: Codec) -> None:
+        self.build = build
+        self.plan = plan
+        self.layer = layer
+        self.codec = codec
+        self.corrects = plan.norm_correction and codec.corrects_norm
 
-    def norm(value: ir.Value) -> ir.Value:
+    def op(
+        self, kind: str, *inputs: ir.Value, dtype: ir.DataType = F32, **attributes: int
+    ) -> ir.Value:
+        return self.build.op(kind, inputs, kind, dtype=dtype, **attributes)
+
+    def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+        return self.op("Cast", value, dtype=dtype, to=int(dtype))
+
+    def half(self, value: ir.Value) -> ir.Value:
+        """Rounded to float16."""
+        return self.cast(self.cast(value, F16), F32)
+
+    def number(self, value: float) -> ir.Value:
+        return self.build.constant(f"number.{value!r}", np.float32(value))
+
+    def table(self, name: str, array: np.ndarray) -> ir.Value:
+        seed = abs(hash(array.tobytes()))
+        return self.build.constant(f"{name}.{seed}", np.ascontiguousarray(array))
+
+    def through(self, vectors: ir.Value) -> ir.Value:
+        """Encoded and decoded."""
+        kind = self.codec.kind
+        if kind == UNIFORM:
+            return self.uniform(vectors)
+        if kind == Q8_0:
+            return self.blocks(vectors)
+        if kind == FP8:
+            return self.eight_bits(vectors)
+        return self.rotated(vectors)
+
+    def rotated(self, vectors: ir.Value) -> ir.Value:
+        layer, plan = self.layer, self.plan
+        size = layer.head_size
+        matrix = rotation_of(self.codec, plan.rotation, size, layer.layer, plan.seed)
+        book = codebook_of(self.codec, size)
+        last = self.build.integers(-1)
+        norms = self.norm(vectors)
+        directions = self.op("Div", vectors, norms)
+        turned = self.op("MatMul", directions, self.table("R", matrix[:, :size]))
+        above = self.op(
+            "GreaterOrEqual",
+            self.op("Unsqueeze", turned, last),
+            self.table("t", book.boundaries),
+            dtype=ir.DataType.BOOL,
+        )
+        codes = self.op("ReduceSum", self.cast(above, I64), last, dtype=I64, keepdims=0)
+        chosen = self.op("Gather", self.table("c", book.centroids), codes)
+        scales = self.op("Div", norms, self.norm(chosen)) if self.corrects else norms
+        if self.codec.kind != U8:
+            scales = self.half(scales)
+        back = self.table("Rt", matrix[:, :size].T)
+        decoded = self.op("MatMul", self.op("Mul", chosen, scales), back)
+        if self.codec.kind != PROD:
+            return decoded
+        residual = self.op("Sub", vectors, decoded)
+        projected = self.op("MatMul", residual, self.table("S", matrix[:, size:]))
+        positive = self.op("GreaterOrEqual", projected, self.number(0), dtype=ir.DataType.BOOL)
+        signs = self.op("Where", positive, self.number(1), self.number(-1))
+        lengths = self.op(
+            "Mul", self.half(self.norm(residual)), self.number(math.sqrt(math.pi / 2) / size)
+        )
+        sketch = self.table("St", matrix[:, size:].T)
+        estimate = self.op("MatMul", self.op("Mul", signs, lengths), sketch)
+        return self.op("Add", decoded, estimate)
+
+    def eight_bits(self, vectors: ir.Value) -> ir.Value:
+        """The nearest of all floats of 8 bits; Cast knows them from opset 19 on only."""
+        known = np.arange(0x7F, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+        last = self.build.integers(-1)
+        place = self.op("Unsqueeze", self.op("Abs", vectors), last)
+        between = self.table("between", (known[1:] + known[:-1]) / 2)
+        above = self.op("Greater", place, between, dtype=ir.DataType.BOOL)
+        codes = self.op("ReduceSum", self.cast(above, I64), last, dtype=I64, keepdims=0)
+        return self.op(
+            "Mul", self.op("Sign", vectors), self.op("Gather", self.table("known", known), codes)
+        )
+
+    def norm(self, value: ir.Value) -> ir.Value:
         # ReduceL2 takes its axes in another way before opset 18.
-        return op("Sqrt", op("ReduceSum", op("Mul", value, value), last, keepdims=1))
+        last = self.build.integers(-1)
+        return self.op("Sqrt", self.op("ReduceSum", self.op("Mul", value, value), last, keepdims=1))
 
-    last = build.integers(-1)
-    vectors = op("Cast", rows, to=int(f32))
-    norms = norm(vectors)
-    rotated = op("MatMul", op("Div", vectors, norms), forward)
-    above = op("GreaterOrEqual", op("Unsqueeze", rotated, last), boundaries, dtype=ir.DataType.BOOL)
-    codes = op("ReduceSum", op("Cast", above, dtype=i64, to=int(i64)), last, dtype=i64, keepdims=0)
-    chosen = op("Gather", centroids, codes)
-    scales = op("Div", norms, norm(chosen))
-    half = op("Cast", scales, dtype=ir.DataType.FLOAT16, to=int(ir.DataType.FLOAT16))
-    decoded = op("MatMul", op("Mul", chosen, op("Cast", half, to=int(f32))), backward)
-    assert rows.dtype is not None
-    return op("Cast", decoded, dtype=rows.dtype, to=int(rows.dtype))
+    def extreme(self, value: ir.Value, *, largest: bool) -> ir.Value:
+        # So do ReduceMax and ReduceMin; TopK has been as it is since opset 11.
+        one = self.build.integers(1)
+        found, _ = self.build.ops(
+            "TopK",
+            [value, one],
+            "TopK",
+            dtype=None,  # of two types
+            shapes=[None, None],
+            attributes={"axis": -1, "largest": int(largest)},
+        )
+        return found
+
+    def uniform(self, vectors: ir.Value) -> ir.Value:
+        top = self.number((1 << self.codec.bits) - 1)
+        low = self.extreme(vectors, largest=False)
+        spread = self.op("Sub", self.extreme(vectors, largest=True), low)
+        scale = self.op("Div", spread, top)
+        codes = self.op("Round", self.op("Div", self.op("Sub", vectors, low), scale))
+        return self.op("Add", self.op("Mul", codes, self.half(scale)), self.half(low))
+
+    def blocks(self, vectors: ir.Value) -> ir.Value:
+        size = self.layer.head_size
+        parts = []
+        for start in range(0, size, Q8_0_BLOCK):
+            ends = self.build.integers(min(start + Q8_0_BLOCK, size))
+            begin, last = self.build.integers(start), self.build.integers(-1)
+            block = self.op("Slice", vectors, begin, ends, last)
+            top = self.extreme(self.op("Abs", block), largest=True)
+            scale = self.op("Div", top, self.number(127))
+            codes = self.op("Round", self.op("Div", block, scale))
+            parts.append(self.op("Mul", codes, self.half(scale)))
+        return self.op("Concat", *parts, axis=-1)

@@ -7,12 +7,11 @@ from functools import cache
 
 import pytest
 
-from tq_onnx.codec.rotation import make_rotation
-from tq_onnx.graph import bake
+from tq_onnx.codec import rotation
 
 
 @pytest.fixture(scope="session", autouse=True)
 def remember_rotations() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bake, "make_rotation", cache(make_rotation))
+        patch.setattr(rotation, "make_rotation", cache(rotation.make_rotation))
         yield

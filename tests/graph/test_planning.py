@@ -16,6 +16,7 @@ from tq_onnx.codec.presets import PRESETS
 from tq_onnx.codec.spec import layout_digest
 from tq_onnx.errors import ModelFileError, UnsupportedModelError, UsageError
 from tq_onnx.graph.match import Recognition, recognise
+from tq_onnx.graph.options import Options
 from tq_onnx.graph.plan import Plan
 from tq_onnx.graph.planning import make_plan
 
@@ -69,16 +70,16 @@ def test_raw_next_to_codes_rotates_the_codes() -> None:
 @pytest.mark.parametrize("rotation", ["qr", "hadamard"])
 def test_a_preset_that_does_not_rotate_takes_no_rotation(rotation: str) -> None:
     with pytest.raises(UsageError, match="preset raw does not rotate"):
-        make_plan(recognise(decoder()), PRESETS["raw"], rotation=rotation)
+        make_plan(recognise(decoder()), PRESETS["raw"], Options(rotation=rotation))
 
 
 def test_no_rotation_cannot_be_asked_for() -> None:
     with pytest.raises(UsageError, match="'none' is not one of qr, hadamard"):
-        make_plan(recognise(decoder()), PRESETS["int4"], rotation="none")
+        make_plan(recognise(decoder()), PRESETS["int4"], Options(rotation="none"))
 
 
 def test_rotation_and_seed_can_be_chosen() -> None:
-    plan = make_plan(recognise(decoder()), PRESETS["int4"], rotation="hadamard", seed=7)
+    plan = make_plan(recognise(decoder()), PRESETS["int4"], Options(rotation="hadamard", seed=7))
 
     assert plan.rotation == "hadamard"
     assert [layer.rotation_seed for layer in plan.layers] == [7, 7 + 1337]
@@ -111,7 +112,7 @@ def test_nothing_found_is_told() -> None:
 
 def test_an_unknown_rotation_is_told() -> None:
     with pytest.raises(UsageError, match="'spin' is not one of qr, hadamard"):
-        make_plan(recognise(decoder()), PRESETS["int4"], rotation="spin")
+        make_plan(recognise(decoder()), PRESETS["int4"], Options(rotation="spin"))
 
 
 def resize(size: int) -> Callable[[ir.Model], None]:
@@ -142,7 +143,7 @@ def test_a_hadamard_rotation_needs_a_power_of_two() -> None:
     resize(24)(model)
 
     with pytest.raises(UsageError, match="power of two, not 24"):
-        make_plan(recognise(model), PRESETS["int4"], rotation="hadamard")
+        make_plan(recognise(model), PRESETS["int4"], Options(rotation="hadamard"))
 
 
 def test_a_plan_of_an_older_version_is_read() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -15,6 +16,7 @@ from tq_onnx.errors import TqOnnxError
 from tq_onnx.graph.check import Facts, check, complaint, facts
 from tq_onnx.graph.load import load
 from tq_onnx.graph.match import recognise
+from tq_onnx.graph.options import Options
 from tq_onnx.graph.plan import METADATA_DIGEST, METADATA_PLAN, Plan
 from tq_onnx.graph.planning import make_plan
 from tq_onnx.graph.rewrite import ConvertPass
@@ -24,11 +26,13 @@ Converted = tuple[Facts, ir.Model, Plan]
 ALL = sorted(path.stem for path in FIXTURES.glob("*.onnx"))
 
 
-def converted(fixture: str = DYNAMO, preset: str = "int4") -> Converted:
+def converted(
+    fixture: str = DYNAMO, preset: str = "int4", options: Options | None = None
+) -> Converted:
     model = load(FIXTURES / f"{fixture}.onnx").model
     before = facts(model)
     recognition = recognise(model)
-    plan = make_plan(recognition, PRESETS[preset])
+    plan = make_plan(recognition, PRESETS[preset], options or Options())
     ConvertPass(plan, recognition)(model)
     return before, model, plan
 
@@ -47,8 +51,7 @@ def constant(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
     ("fixture", "preset"),
     [
         *((name, preset) for name in ALL for preset in ("int4", "raw")),
-        (GENAI, "int3"),
-        (DYNAMO, "int2"),
+        *((GENAI, name) for name in PRESETS if name not in ("int4", "raw")),
     ],
 )
 def test_every_conversion_holds(fixture: str, preset: str) -> None:
@@ -204,6 +207,98 @@ def test_a_broken_promise_is_found(damage: Callable[[ir.Model], None], text: str
         check(before, model, plan)
     assert caught.value.exit_code == 1
     assert "nothing was written" in str(caught.value)
+
+
+def other_correction(model: ir.Model) -> None:
+    nodes(model, ENCODE)[2].attributes["norm_correction"] = ir.AttrInt64("norm_correction", 0)
+
+
+def other_index(model: ir.Model) -> None:
+    node = nodes(model, ATTENTION)[1]
+    node.attributes["value_codec_index"] = ir.AttrInt64("value_codec_index", 0)
+
+
+def no_index(model: ir.Model) -> None:
+    nodes(model, ENCODE)[0].attributes.pop("codec_index")
+
+
+def offset_of_its_own(model: ir.Model) -> None:
+    node = nodes(model, ATTENTION)[1]
+    copy = constant(model, "copy", np.zeros((1, 2, 64), np.float32))
+    node.replace_input_with(10, copy)
+
+
+def replace_offsets(model: ir.Model, array: np.ndarray) -> None:
+    nodes(model, ENCODE)[0].inputs[6].replace_all_uses_with(constant(model, "other", array))
+
+
+def endless_offset(model: ir.Model) -> None:
+    replace_offsets(model, np.full((1, 2, 64), np.inf, np.float32))
+
+
+def small_offset(model: ir.Model) -> None:
+    replace_offsets(model, np.zeros((1, 1, 64), np.float32))
+
+
+def offset_of_a_raw_layer(model: ir.Model) -> None:
+    replace_offsets(model, np.ones((1, 2, 64), np.float32))
+
+
+def no_offset(model: ir.Model) -> None:
+    nodes(model, ENCODE)[3].resize_inputs(6)
+
+
+def square_rotation(model: ir.Model) -> None:
+    replace_rotation_of(model, lambda matrix: matrix[:, :64])
+
+
+def endless_projection(model: ir.Model) -> None:
+    replace_rotation_of(model, lambda matrix: np.where(np.arange(128) < 64, matrix, np.nan))
+
+
+def replace_rotation_of(model: ir.Model, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    node = nodes(model, ENCODE)[2]
+    changed = change(node.inputs[3].const_value.numpy()).astype(np.float32)
+    node.inputs[3].replace_all_uses_with(constant(model, "other", changed))
+
+
+MIXED = Options(layers="1", calibration=Path("a file"))
+
+
+def test_a_mixed_conversion_holds() -> None:
+    check(*converted(DYNAMO, "prod4", MIXED))
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (other_correction, "has norm_correction = 0 instead of 1"),
+        (other_index, "has value_codec_index = 0 instead of 1"),
+        (no_index, "has codec_index = None"),
+        (offset_of_its_own, "do not share .*offset"),
+        (endless_offset, "offset of .* not finite"),
+        (small_offset, "offset of .* is not a float32 initializer"),
+        (offset_of_a_raw_layer, "offset of .* is not zero"),
+        (no_offset, "offset of .* is not as planned"),
+        (square_rotation, "not a float32 initializer of the head's size"),
+        (endless_projection, "projection beside the rotation is not finite"),
+    ],
+)
+def test_a_broken_promise_of_a_mixed_model_is_found(
+    damage: Callable[[ir.Model], None], text: str
+) -> None:
+    preset = "prod4" if damage in (square_rotation, endless_projection) else "int4"
+    before, model, plan = converted(DYNAMO, preset, MIXED)
+    damage(model)
+    with pytest.raises(TqOnnxError, match=text):
+        check(before, model, plan)
+
+
+def test_rows_that_are_too_short_are_found() -> None:
+    before, model, plan = converted()
+    layers = (replace(plan.layers[0], key_bits=5), plan.layers[1])
+    with pytest.raises(TqOnnxError, match="rows of 34 bytes are too short for lloyd_max 5"):
+        check(before, model, replace(plan, layers=layers))
 
 
 def test_the_checker_sees_ours_and_skips_what_only_a_runtime_knows() -> None:

@@ -20,7 +20,8 @@ CONVERT = """
 import json, resource, sys, time
 import onnx, onnx_ir, onnxscript
 from pathlib import Path
-from tq_onnx.graph.pipeline import convert, inspect
+from tq_onnx.graph.inspection import inspect
+from tq_onnx.graph.pipeline import convert
 
 opened = []
 sys.addaudithook(

@@ -18,7 +18,9 @@ from tq_onnx.errors import (
     UsageError,
 )
 from tq_onnx.graph import pipeline
-from tq_onnx.graph.pipeline import STAGES, convert, inspect
+from tq_onnx.graph.inspection import inspect
+from tq_onnx.graph.options import Options
+from tq_onnx.graph.pipeline import STAGES, convert
 from tq_onnx.graph.plan import METADATA_PLAN, Plan
 
 ALL = sorted(path.stem for path in FIXTURES.glob("*.onnx"))
@@ -71,9 +73,11 @@ def test_a_float16_cache_is_3_88_times_smaller(tmp_path: Path) -> None:
 
 def test_options_reach_the_plan(tmp_path: Path) -> None:
     path = inline(tmp_path)
-    report = convert(path, tmp_path / "a.onnx", preset="int2", seed=3, rotation="hadamard")
+    report = convert(
+        path, tmp_path / "a.onnx", preset="int2", options=Options(seed=3, rotation="hadamard")
+    )
     assert (report.plan.preset, report.plan.seed, report.plan.rotation) == ("int2", 3, "hadamard")
-    for bad in ({"preset": "int9"}, {"rotation": "twist"}):
+    for bad in ({"preset": "int9"}, {"options": Options(rotation="twist")}):
         with pytest.raises(UsageError, match="is not one of"):
             convert(path, tmp_path / "b.onnx", **bad)  # type: ignore[arg-type]
     assert not (tmp_path / "b.onnx").exists()

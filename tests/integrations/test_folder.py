@@ -21,12 +21,15 @@ from tq_onnx.errors import (
 from tq_onnx.graph import commit
 from tq_onnx.graph import save as save_module
 from tq_onnx.graph.load import load
+from tq_onnx.graph.options import Options
 from tq_onnx.graph.pipeline import convert
 from tq_onnx.graph.plan import METADATA_PLAN
 from tq_onnx.integrations import folderconversion
 from tq_onnx.integrations.folder import find_model, survey
 from tq_onnx.integrations.folderconversion import convert_folder, default_output
 from tq_onnx.runtime.library import library_name
+
+HADAMARD_9 = Options(seed=9, rotation="hadamard")
 
 
 def embedding(folder: Path, name: str = "embedding.onnx", data: str | None = None) -> Path:
@@ -86,12 +89,31 @@ def test_a_folder_of_genai(tmp_path: Path) -> None:
     assert all(after[name] == digest for name, digest in before.items())
 
 
+@pytest.mark.parametrize("preset", ["k5v3", "k8v4"])
+def test_genai_gets_keys_and_values_of_one_width(tmp_path: Path, preset: str) -> None:
+    source = genai_folder(tmp_path / "qwen3")
+    report = convert_folder(source, tmp_path / "out", preset=preset, options=Options(layers="1"))
+    layers = report.decoders[0].plan.layers
+    width = {"k5v3": 42, "k8v4": 64}[preset]
+    assert [(layer.key_row_bytes, layer.value_row_bytes) for layer in layers] == [
+        (256, 256),
+        (width, width),
+    ]
+    assert report.genai is not None
+    assert report.genai.several_widths
+    assert report.genai.padding == 2 * (width - {"k5v3": 26, "k8v4": 36}[preset])
+    # Without the configuration there is nothing to be wider for.
+    (source / "genai_config.json").unlink()
+    report = convert_folder(source, tmp_path / "plain", preset=preset)
+    assert {
+        layer.key_row_bytes == layer.value_row_bytes for layer in report.decoders[0].plan.layers
+    } == {False}
+
+
 def test_the_same_as_file_by_file(tmp_path: Path) -> None:
     source = genai_folder(tmp_path / "in")
-    convert_folder(source, tmp_path / "out", preset="int3", seed=9, rotation="hadamard")
-    convert(
-        source / "model.onnx", tmp_path / "m" / "m.onnx", preset="int3", seed=9, rotation="hadamard"
-    )
+    convert_folder(source, tmp_path / "out", preset="int3", options=HADAMARD_9)
+    convert(source / "model.onnx", tmp_path / "m" / "m.onnx", preset="int3", options=HADAMARD_9)
     one, other = tmp_path / "out" / "model.onnx", tmp_path / "m" / "m.onnx"
     assert one.read_bytes() == other.read_bytes()
 

@@ -13,6 +13,7 @@ import pytest
 
 from tests.cli.run import run
 from tests.integrations.genai_folder import genai_config, write_config
+from tq_onnx.graph.options import Options
 from tq_onnx.integrations.bundled import build_bundled, heldout_text
 from tq_onnx.integrations.folderconversion import FolderReport, convert_folder
 from tq_onnx.runtime.generate import generate
@@ -130,6 +131,30 @@ def test_without_loss_it_is_the_original(
         assert answers == continued(report.source, batch, beams=beams)
     # Four bits do change which of several beams wins.
     assert continued(report.output, batch, beams=3) != answers
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        ("k5v3", Options()),
+        ("k8v4", Options(boundary_layers=1)),
+        ("4bit_nc", Options(layers="1-2", bits_k=5)),
+    ],
+)
+@pytest.mark.parametrize("on", [True, False])
+def test_keys_unlike_values_and_layers_unlike_others(
+    report: FolderReport,
+    configured: Configure,
+    tmp_path_factory: pytest.TempPathFactory,
+    chosen: tuple[str, Options],
+    on: bool,
+) -> None:
+    """Padded rows, and layers of several widths."""
+    out = tmp_path_factory.mktemp("mixed") / "out"
+    made = convert_folder(report.source, out, preset=chosen[0], options=chosen[1])
+    assert made.genai is not None and made.genai.padding > 0
+    folder = share(out, configured, on)
+    assert continued(folder, prompts(2)) == expected(folder, prompts(2))
 
 
 def test_the_folder_runs_as_it_is(report: FolderReport) -> None:

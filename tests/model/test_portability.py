@@ -81,7 +81,7 @@ def _agree(one: Told, other: Told) -> None:
         codes = [unpack(part, layout).astype(np.int64) for part in (rows, expected)]
         steps.append(np.abs(codes[0] - codes[1]))
         scales = [
-            np.ascontiguousarray(part[..., layout.scale_offset :]).view("<i2").astype(np.int64)
+            np.ascontiguousarray(part[..., layout.code_bytes :]).view("<i2").astype(np.int64)
             for part in (rows, expected)
         ]
         assert np.abs(scales[0] - scales[1]).max() <= 1

@@ -9,35 +9,44 @@ import numpy.typing as npt
 import pytest
 
 from tests.native.single_node import Array
-from tq_onnx.codec.codebook import lloyd_max
-from tq_onnx.codec.rotation import make_rotation
-from tq_onnx.codec.spec import LLOYD_MAX, RAW, RAW_BITS, Codec, row_layout
+from tq_onnx.codec.codebook import codebook_of
+from tq_onnx.codec.rotation import rotation_of
+from tq_onnx.codec.spec import BITS, FP8, LLOYD_MAX, RAW, Codec, row_layout
 
 Feeds = dict[str, Array]
 
+INT4 = Codec(LLOYD_MAX, 4)
+RAW32 = Codec(RAW, 32)
+CODECS = [Codec(kind, bits) for kind in BITS for bits in BITS[kind] if bits != 16]
+"""Those that a model of float32 has."""
 
-def codec_of(bits: int) -> Codec:
-    """The codec that has so many bits: ``raw`` from 16 on."""
-    return Codec(RAW if bits in RAW_BITS else LLOYD_MAX, bits)
 
-
-def tables(bits: int, head_size: int, layer: int) -> tuple[Array, Array, Array]:
-    """Rotation, centroids and boundaries; of ``raw`` something that nobody may read."""
-    if codec_of(bits).is_raw:
+def tables(codec: Codec, head_size: int, layer: int, kind: str = "qr") -> tuple[Array, ...]:
+    """Rotation, centroids and boundaries; of a codec without something that nobody may read."""
+    if not codec.is_rotated:
         return (np.zeros(0, np.float32),) * 3
-    book = lloyd_max(bits, head_size)
-    return make_rotation("qr", head_size, layer), book.centroids, book.boundaries
+    book = codebook_of(codec, head_size)
+    return rotation_of(codec, kind, head_size, layer), book.centroids, book.boundaries
 
 
-def rows(shape: tuple[int, ...], bits: int, head_size: int, seed: int) -> npt.NDArray[np.uint8]:
-    """Arbitrary codes with scales around one, or vectors as float32; shape ``[*shape, W]``."""
+def rows(
+    shape: tuple[int, ...], codec: Codec, head_size: int, seed: int, padding: int = 0
+) -> npt.NDArray[np.uint8]:
+    """Arbitrary codes with fields around one, or vectors as float32; shape ``[*shape, W]``."""
     rng = np.random.default_rng(seed)
-    if codec_of(bits).is_raw:
-        return rng.standard_normal((*shape, head_size)).astype("<f4").view(np.uint8)
-    layout = row_layout(Codec(LLOYD_MAX, bits), head_size)
-    cache = rng.integers(0, 256, (*shape, layout.row_bytes), dtype=np.uint8)
-    scales = rng.uniform(0.5, 12.0, (*shape, 1)).astype("<f2")
-    cache[..., layout.scale_offset :] = scales.view(np.uint8)
+    layout = row_layout(codec, head_size)
+    cache = rng.integers(0, 256, (*shape, layout.row_bytes + padding), dtype=np.uint8)
+    if codec.is_raw:
+        vectors = rng.standard_normal((*shape, head_size)).astype("<f4")
+        cache[..., : layout.row_bytes] = vectors.view(np.uint8)
+    elif codec.kind == FP8:
+        cache &= 0xBF  # smaller than 2
+    for field in layout.fields:
+        values = rng.uniform(0.5, 12.0, (*shape, field.count)).astype(f"<f{field.size}")
+        if codec.kind == "q8_0":
+            values /= 100
+        end = field.offset + field.count * field.size
+        cache[..., field.offset : end] = values.view(np.uint8)
     return cache
 
 
@@ -50,19 +59,24 @@ def encode_feeds() -> Callable[..., Feeds]:
         tokens: int = 3,
         slots: int = 8,
         size: int = 16,
-        bits: int = 4,
+        codec: Codec = INT4,
+        padding: int = 0,
+        offsets: int = 0,
         dtype: str = "float32",
     ) -> Feeds:
         rng = np.random.default_rng(1)
-        rotation, centroids, boundaries = tables(bits, size, 0)
-        return {
+        rotation, centroids, boundaries = tables(codec, size, 0)
+        feeds: Feeds = {
             "vectors": rng.standard_normal((batch, heads, tokens, size)).astype(dtype),
-            "past": rows((batch, heads, slots), bits, size, 2),
+            "past": rows((batch, heads, slots), codec, size, 2, padding),
             "past_length": np.array([4], np.int64),
             "rotation": rotation,
             "centroids": centroids,
             "boundaries": boundaries,
         }
+        if offsets:
+            feeds["offset"] = rng.standard_normal((offsets, heads, size)).astype(np.float32)
+        return feeds
 
     return make
 
@@ -77,20 +91,21 @@ def attention_feeds() -> Callable[..., Feeds]:
         tokens: int = 3,
         slots: int = 8,
         size: int = 16,
-        bits: int = 4,
-        value_bits: int | None = None,
+        key: Codec = INT4,
+        value: Codec = INT4,
+        padding: int = 0,
+        offsets: int = 0,
         past: int = 4,
         bias: bool = False,
         sink: bool = False,
     ) -> Feeds:
         rng = np.random.default_rng(3)
-        value_bits = value_bits or bits
-        key_rotation, key_centroids, _ = tables(bits, size, 0)
-        value_rotation, value_centroids, _ = tables(value_bits, size, 1)
+        key_rotation, key_centroids, _ = tables(key, size, 0)
+        value_rotation, value_centroids, _ = tables(value, size, 1)
         feeds: Feeds = {
             "query": rng.standard_normal((batch, heads * group, tokens, size)).astype(np.float32),
-            "key_cache": rows((batch, heads, slots), bits, size, 4),
-            "value_cache": rows((batch, heads, slots), value_bits, size, 5),
+            "key_cache": rows((batch, heads, slots), key, size, 4, padding),
+            "value_cache": rows((batch, heads, slots), value, size, 5, padding),
             "past_length": np.array([past], np.int64),
             "key_rotation": key_rotation,
             "key_centroids": key_centroids,
@@ -101,6 +116,8 @@ def attention_feeds() -> Callable[..., Feeds]:
             feeds["attention_bias"] = np.zeros((batch, 1, tokens, past + tokens), np.float32)
         if sink:
             feeds["head_sink"] = rng.standard_normal(heads * group).astype(np.float32)
+        for name in ("key_offset", "value_offset") if offsets else ():
+            feeds[name] = rng.standard_normal((offsets, heads, size)).astype(np.float32)
         return feeds
 
     return make

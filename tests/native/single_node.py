@@ -71,7 +71,11 @@ def _single_node(
 
 
 def encode_model(
-    dtype: str = "float32", *, constants: Mapping[str, Array] | None = None, **attributes: object
+    dtype: str = "float32",
+    *,
+    offset: bool = False,
+    constants: Mapping[str, Array] | None = None,
+    **attributes: object,
 ) -> bytes:
     """A model of one TurboQuantEncode; inputs named as in the operator."""
     inputs = [
@@ -81,6 +85,7 @@ def encode_model(
         ("rotation", F32),
         ("centroids", F32),
         ("boundaries", F32),
+        *([("offset", F32)] if offset else []),
     ]
     chosen = {k: v for k, v in {**ENCODE_DEFAULTS, **attributes}.items() if v is not None}
     return _single_node(ENCODE, inputs, ("present", U8), chosen, constants or {})
@@ -91,6 +96,8 @@ def attention_model(
     *,
     bias: bool = False,
     sink: bool = False,
+    offset: bool = False,
+    without: str = "",
     constants: Mapping[str, Array] | None = None,
     **attributes: object,
 ) -> bytes:
@@ -105,10 +112,13 @@ def attention_model(
         ("value_rotation", F32),
         ("value_centroids", F32),
     ]
-    if bias:
-        inputs.append(("attention_bias", FLOATS[dtype][0]))
-    if sink:
-        inputs += [*([] if bias else [None]), ("head_sink", FLOATS[dtype][0])]
+    inputs.append(("attention_bias", FLOATS[dtype][0]) if bias else None)
+    inputs.append(("head_sink", FLOATS[dtype][0]) if sink else None)
+    if offset:
+        names = ("key_offset", "value_offset")
+        inputs += [None if name == without else (name, F32) for name in names]
+    while inputs[-1] is None:
+        del inputs[-1]
     chosen = {k: v for k, v in {**ATTENTION_DEFAULTS, **attributes}.items() if v is not None}
     output = ("output", FLOATS[dtype][0])
     return _single_node(ATTENTION, inputs, output, chosen, constants or {})

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.native.conftest import Feeds
+from tests.native.conftest import RAW32, Feeds
 from tests.native.single_node import Array, attention_model, encode_model, make_session, run
+from tq_onnx.codec.spec import PROD, Codec
 from tq_onnx.ops.domain import ATTENTION, ENCODE
 
 HUGE = np.iinfo(np.int64).max
@@ -38,8 +39,12 @@ ENCODE_CASES: dict[str, tuple[Mapping[str, Array], str]] = {
         "past has shape [2, 2, 10], expected 4",
     ),
     "row width": (
-        {"past": zeros(2, 2, 8, 14, dtype=U8)},
-        "past has row width 14, but 4-bit rows of head size 16 have 10 bytes",
+        {"past": zeros(2, 2, 8, 9, dtype=U8)},
+        "past has row width 9, but lloyd_max 4 rows of head size 16 have 10 bytes",
+    ),
+    "row width 70000": (
+        {"past": zeros(2, 2, 8, 70000, dtype=U8)},
+        "lloyd_max 4 rows of head size 16 have 10 bytes and may be padded to 65536",
     ),
     "row width 0": ({"past": zeros(2, 2, 8, 0, dtype=U8)}, "past has row width 0"),
     "batch": ({"past": zeros(3, 2, 8, 10, dtype=U8)}, "[3, 2, 8, 10], expected [2, 2, 8, 10]"),
@@ -81,8 +86,8 @@ ATTENTION_CASES: dict[str, tuple[Mapping[str, Array], str]] = {
         "multiple of the 0 heads",
     ),
     "key row width": (
-        {"key_cache": zeros(2, 2, 8, 11, dtype=U8)},
-        "key_cache has row width 11, but 4-bit rows of head size 16 have 10 bytes",
+        {"key_cache": zeros(2, 2, 8, 8, dtype=U8)},
+        "key_cache has row width 8, but lloyd_max 4 rows of head size 16 have 10 bytes",
     ),
     "value row width": (
         {"value_cache": zeros(2, 2, 8, 6, dtype=U8)},
@@ -150,6 +155,72 @@ def test_attention_refuses(name: str, attention_feeds: Callable[..., Feeds]) -> 
     np.testing.assert_array_equal(run(session, good), before)
 
 
+OFFSETS = {
+    "rank 2": (zeros(2, 16), "{0} has shape [2, 16], expected 3 dimensions"),
+    "heads": (zeros(1, 1, 16), "{0} has shape [1, 1, 16], expected [1, 2, 16]"),
+    "size": (zeros(1, 2, 8), "{0} has shape [1, 2, 8], expected [1, 2, 16]"),
+    "no rows": (zeros(0, 2, 16), "{0} has shape [0, 2, 16], expected 1 to 64 rows"),
+    "too many rows": (zeros(65, 2, 16), "{0} has shape [65, 2, 16], expected 1 to 64 rows"),
+}
+
+
+@pytest.mark.parametrize("name", OFFSETS)
+def test_offsets_of_another_shape_are_refused(
+    name: str, encode_feeds: Callable[..., Feeds], attention_feeds: Callable[..., Feeds]
+) -> None:
+    array, message = OFFSETS[name]
+    session = make_session(encode_model(offset=True))
+    good = encode_feeds(offsets=64)
+    with pytest.raises(Exception, match=re.escape(f"{ENCODE}: {message.format('offset')}")):
+        run(session, good | {"offset": array})
+    run(session, good)
+    session = make_session(attention_model(offset=True))
+    good = attention_feeds(offsets=64)
+    message = re.escape(f"{ATTENTION}: {message.format('key_offset')}")
+    with pytest.raises(Exception, match=message):
+        run(session, good | {"key_offset": array, "value_offset": array})
+    with pytest.raises(Exception, match=f"{ATTENTION}: value_offset has shape"):
+        run(session, good | {"value_offset": array})
+    run(session, good)
+
+
+def test_offsets_come_together(attention_feeds: Callable[..., Feeds]) -> None:
+    feeds = attention_feeds(offsets=3)
+    with pytest.raises(Exception, match=re.escape("value_offset has shape [1, 2, 16], expected")):
+        run(
+            make_session(attention_model(offset=True)),
+            feeds | {"value_offset": feeds["value_offset"][:1]},
+        )
+    for missing in ("key_offset", "value_offset"):
+        rest = {name: array for name, array in feeds.items() if name != missing}
+        with pytest.raises(Exception, match=f"{ATTENTION}: {missing} is missing, expected"):
+            run(make_session(attention_model(offset=True, without=missing)), rest)
+
+
+def test_the_rotation_of_prod_is_twice_as_wide(
+    encode_feeds: Callable[..., Feeds], attention_feeds: Callable[..., Feeds]
+) -> None:
+    prod = Codec(PROD, 4)
+    feeds = encode_feeds(codec=prod)
+    session = make_session(encode_model(codec="prod"))
+    with pytest.raises(Exception, match=re.escape("has shape [16, 16], expected [16, 32]")):
+        run(session, feeds | {"rotation": feeds["rotation"][:, :16]})
+    run(session, feeds)
+    # Its codebook has one bit less.
+    with pytest.raises(Exception, match=re.escape("centroids has shape [16], expected [8]")):
+        run(session, feeds | {"centroids": zeros(16)})
+    feeds = attention_feeds(key=prod)
+    session = make_session(attention_model(key_codec="prod"))
+    with pytest.raises(Exception, match=re.escape("key_rotation has shape [16, 16], expected")):
+        run(session, feeds | {"key_rotation": feeds["key_rotation"][:, :16]})
+    assert np.isfinite(run(session, feeds)).all()
+    # A constant of another shape waits for the first call.
+    constants = {"key_rotation": feeds.pop("key_rotation")[:, :16]}
+    session = make_session(attention_model(key_codec="prod", constants=constants))
+    with pytest.raises(Exception, match=re.escape("key_rotation has shape [16, 16], expected")):
+        run(session, feeds)
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_sinks_are_of_the_type_of_the_query(
     bias: bool, attention_feeds: Callable[..., Feeds]
@@ -165,14 +236,20 @@ def test_sinks_are_of_the_type_of_the_query(
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
-        ({"bits": 5}, "bits is 5, expected 2 to 4"),
-        ({"bits": -(2**40)}, "expected 2 to 4"),
+        ({"bits": 6}, "bits is 6, expected 2 or 3 or 4 or 5 for lloyd_max"),
+        ({"bits": -(2**40)}, "expected 2 or 3 or 4 or 5 for lloyd_max"),
         ({"bits": None}, "attribute bits is missing"),
         ({"bits": "four"}, "attribute bits is missing or of another type"),
-        ({"codec": "uniform"}, "codec is 'uniform', expected 'lloyd_max' or 'raw'"),
-        ({"codec": ""}, "codec is '', expected 'lloyd_max' or 'raw'"),
-        ({"codec": "raw"}, "bits is 4, expected 32 or 16 for float"),
-        ({"codec": "raw", "bits": 2**40}, "expected 32 or 16 for float"),
+        ({"codec": "uniform", "bits": 5}, "bits is 5, expected 2 or 3 or 4 for uniform"),
+        ({"codec": "fp8_e4m3"}, "bits is 4, expected 8 for fp8_e4m3"),
+        ({"codec": "prod", "bits": 2}, "bits is 2, expected 3 or 4 for prod"),
+        (
+            {"codec": "fp8"},
+            "codec is 'fp8', expected one of lloyd_max, uniform, fp8_e4m3, q8_0, prod, u8, raw",
+        ),
+        ({"codec": ""}, "codec is '', expected one of lloyd_max, uniform, "),
+        ({"codec": "raw"}, "bits is 4, expected 16 or 32 for raw of float"),
+        ({"codec": "raw", "bits": 2**40}, "expected 16 or 32 for raw of float"),
         ({"codec": None}, "attribute codec is missing"),
         ({"norm_correction": 2}, "norm_correction is 2, expected 0 or 1"),
         ({"norm_correction": None}, "attribute norm_correction is missing"),
@@ -187,11 +264,12 @@ def test_encode_refuses_attributes(attributes: dict[str, object], message: str) 
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
-        ({"key_bits": 1}, "key_bits is 1, expected 2 to 4"),
-        ({"value_bits": 8}, "value_bits is 8, expected 2 to 4"),
-        ({"value_codec": "fp8"}, "value_codec is 'fp8', expected 'lloyd_max' or 'raw'"),
-        ({"value_codec": "raw"}, "value_bits is 4, expected 32 or 16 for float"),
-        ({"value_codec": "lloyd_max", "value_bits": 32}, "value_bits is 32, expected 2 to 4"),
+        ({"key_bits": 1}, "key_bits is 1, expected 2 or 3 or 4 or 5 for lloyd_max"),
+        ({"value_bits": 8}, "value_bits is 8, expected 2 or 3 or 4 or 5 for lloyd_max"),
+        ({"value_codec": "fp8"}, "value_codec is 'fp8', expected one of lloyd_max, uniform, "),
+        ({"value_codec": "raw"}, "value_bits is 4, expected 16 or 32 for raw of float"),
+        ({"value_codec": "u8", "value_bits": 8}, "value_bits is 8, expected 4 for u8"),
+        ({"value_codec": "q8_0"}, "value_bits is 4, expected 8 for q8_0"),
         ({"scale": float("nan")}, "scale is not a finite number"),
         ({"scale": float("inf")}, "scale is not a finite number"),
         ({"scale": None}, "attribute scale is missing"),
@@ -211,7 +289,7 @@ def test_attention_refuses_attributes(attributes: dict[str, object], message: st
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_raw_has_the_width_of_its_elements(dtype: str) -> None:
-    message = f"bits is 32, expected 16 for {dtype}"
+    message = f"bits is 32, expected 16 for raw of {dtype}"
     with pytest.raises(Exception, match=message):
         make_session(encode_model(dtype, codec="raw", bits=32))
     with pytest.raises(Exception, match=f"key_{message}"):
@@ -222,14 +300,14 @@ def test_raw_has_the_width_of_its_elements(dtype: str) -> None:
 def test_raw_rows_of_another_width_are_refused(
     encode_feeds: Callable[..., Feeds], attention_feeds: Callable[..., Feeds]
 ) -> None:
-    width = "row width 63, but raw 32-bit rows of head size 16 have 64 bytes"
+    width = "row width 63, but raw 32 rows of head size 16 have 64 bytes"
     session = make_session(encode_model(codec="raw", bits=32))
-    good = encode_feeds(bits=32)
+    good = encode_feeds(codec=RAW32)
     with pytest.raises(Exception, match=f"past has {width}"):
         run(session, good | {"past": zeros(2, 2, 8, 63, dtype=U8)})
     assert run(session, good).shape == (2, 2, 8, 64)
     session = make_session(attention_model(value_codec="raw", value_bits=32))
-    good = attention_feeds(value_bits=32)
+    good = attention_feeds(value=RAW32)
     with pytest.raises(Exception, match=f"value_cache has {width}"):
         run(session, good | {"value_cache": zeros(2, 2, 8, 63, dtype=U8)})
     # The other side keeps its tables.

@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
-from tests.ops.models import Site, codec_of, run_ort, run_reference_evaluator
-from tq_onnx.codec.spec import LLOYD_MAX, LLOYD_MAX_BITS, Codec
+from tests.ops.models import (
+    CODECS,
+    FLOATS,
+    INT2,
+    INT3,
+    INT4,
+    Site,
+    codec_of,
+    run_ort,
+    run_reference_evaluator,
+)
+from tq_onnx.codec.spec import PROD, Codec
 from tq_onnx.ops import documentation as doc
+from tq_onnx.ops.bodies.composing import Composer
 from tq_onnx.ops.domain import ATTENTION, BODY_OPSET, DOMAIN, ENCODE, VERSION
-from tq_onnx.ops.functions import function_protos
+from tq_onnx.ops.functions import body_codecs, function_protos
 
-# Bits of keys and of values, element type, number of optional inputs: bias, sink.
-VARIANTS = [
-    *product(LLOYD_MAX_BITS, LLOYD_MAX_BITS, ("float32",), (0, 1, 2)),
-    *product((3, 32), (32,), ("float32",), (0, 1, 2)),
-    *product((16,), (4, 16), ("float16", "bfloat16"), (0, 1, 2)),
+HALVES = codec_of(16)
+EVERYTHING = {"has_bias": True, "has_sink": True, "has_offset": True}
+MIXED = [(INT4, INT4), (FLOATS, FLOATS), (Codec(PROD, 4), INT3)]
+
+# Codecs of the layers, and options.
+VARIANTS: list[tuple[list[tuple[Codec, Codec]], dict[str, Any]]] = [
+    *(([(codec, codec)], {}) for codec in CODECS),
+    *(([(codec, codec)], EVERYTHING) for codec in CODECS),
+    *(([(HALVES, HALVES)], {"element": element}) for element in ("float16", "bfloat16")),
+    ([(INT4, INT3)], {"has_bias": True}),
+    ([(INT4, INT3)], {"has_sink": True}),
+    ([(INT4, INT3)], {"has_offset": True}),
+    (MIXED, {}),
+    (MIXED, EVERYTHING),
 ]
 
 # Not in onnxruntime 1.24, or of another meaning in an opset between 15 and 24.
@@ -30,7 +49,6 @@ UNSAFE = {
     "BitwiseAnd",
     "BitwiseOr",
     "Split",
-    "If",
     "Loop",
     "Scan",
     "Attention",
@@ -39,21 +57,23 @@ UNSAFE = {
 
 
 def variants() -> Iterator[list[onnx.FunctionProto]]:
-    for key, value, element, extra in VARIANTS:
-        yield function_protos(
-            codec_of(key),
-            codec_of(value),
-            has_bias=extra > 0,
-            has_sink=extra > 1,
-            element=element,
-        )
+    for pairs, options in VARIANTS:
+        yield function_protos(pairs, **options)
+
+
+def nodes_of(nodes: Any) -> Iterator[onnx.NodeProto]:
+    """Nodes, those of branches included."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            yield from nodes_of(attribute.g.node)
 
 
 def test_both_operators_come_after_all_that_they_call() -> None:
     for protos in variants():
         seen: set[str] = set()
         for proto in protos:
-            called = {node.op_type for node in proto.node if node.domain == DOMAIN}
+            called = {node.op_type for node in nodes_of(proto.node) if node.domain == DOMAIN}
             assert called <= seen
             seen.add(proto.name)
         assert {ENCODE, ATTENTION} <= seen
@@ -67,26 +87,48 @@ def test_bodies_use_only_what_every_runtime_has() -> None:
         opsets = {entry.domain: entry.version for entry in proto.opset_import}
         assert opsets.pop("", BODY_OPSET) == BODY_OPSET
         assert opsets in ({}, {DOMAIN: VERSION})
-        for node in proto.node:
+        for node in nodes_of(proto.node):
             assert node.op_type not in UNSAFE
             assert all(node.input), f"{proto.name}: an optional input is left out"
-            kinds = {attribute.type for attribute in node.attribute}
-            assert not kinds & {onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS}
             if node.op_type in ("ReduceMax", "ReduceMin"):
                 assert len(node.input) == 1, "axes moved from attribute to input in opset 18"
 
 
+def test_only_models_that_mix_codecs_have_anything_to_choose() -> None:
+    for (pairs, _), protos in zip(VARIANTS, variants(), strict=True):
+        choices = [
+            node for proto in protos for node in nodes_of(proto.node) if node.op_type == "If"
+        ]
+        keys, values = (len(set(codecs)) for codecs in zip(*pairs, strict=True))
+        assert len(choices) == len(body_codecs(pairs)) - 1 + (keys - 1) + (values - 1)
+
+
+def test_every_name_within_an_operator_is_its_own() -> None:
+    for proto in (proto for protos in variants() for proto in protos):
+        names = [name for node in nodes_of(proto.node) for name in node.output]
+        assert len(names) == len(set(names))
+        assert not set(names) & set(proto.input)
+
+
 def test_inputs_outputs_and_attributes_are_those_that_are_documented() -> None:
-    for (*_, extra), protos in zip(VARIANTS, variants(), strict=True):
+    for (pairs, options), protos in zip(VARIANTS, variants(), strict=True):
         named = {proto.name: proto for proto in protos}
-        optional = (doc.ATTENTION_BIAS, doc.HEAD_SINK)[:extra]
+        offset = (doc.OFFSET,) if options.get("has_offset") else ()
+        last = [name for name in ("has_bias", "has_sink", "has_offset") if options.get(name)][-1:]
+        count = {"has_bias": 1, "has_sink": 2, "has_offset": 4}[last[0]] if last else 0
+        mixed = len(body_codecs(pairs)) > 1
         for name, inputs, outputs, attributes in (
-            (ENCODE, doc.ENCODE_INPUTS, doc.ENCODE_OUTPUTS, doc.ENCODE_ATTRIBUTES),
+            (
+                ENCODE,
+                doc.ENCODE_INPUTS + offset,
+                doc.ENCODE_OUTPUTS,
+                doc.ENCODE_ATTRIBUTES + (doc.ENCODE_CHOICE if mixed else ()),
+            ),
             (
                 ATTENTION,
-                doc.ATTENTION_INPUTS + optional,
+                doc.ATTENTION_INPUTS + doc.ATTENTION_OPTIONAL[:count],
                 doc.ATTENTION_OUTPUTS,
-                doc.ATTENTION_ATTRIBUTES,
+                doc.ATTENTION_ATTRIBUTES + (doc.ATTENTION_CHOICE if mixed else ()),
             ),
         ):
             proto = named[name]
@@ -98,16 +140,21 @@ def test_inputs_outputs_and_attributes_are_those_that_are_documented() -> None:
         assert all(proto.doc_string for proto in protos)
 
 
-def test_a_sink_without_a_bias_is_no_variant() -> None:
-    codec = Codec(LLOYD_MAX, 4)
-    with pytest.raises(ValueError, match="has a bias too"):
-        function_protos(codec, codec, has_bias=False, has_sink=True)
+def test_the_order_of_codecs_is_that_of_the_layers() -> None:
+    assert body_codecs(MIXED) == (INT4, FLOATS, Codec(PROD, 4), INT3)
+    assert body_codecs([(INT2, INT4), (INT4, INT3), (INT2, INT4)]) == (INT2, INT4, INT3)
+
+
+def test_a_single_case_is_no_choice() -> None:
+    body = Composer()
+    made = body.standard("one", "Constant", [], value_int=1)
+    assert body.choose("chosen", "index", {7: lambda _: made}, made) is made
+    assert len(body.nodes) == 1
 
 
 def test_a_caller_may_edit_what_it_gets() -> None:
-    codec = Codec(LLOYD_MAX, 4)
-    function_protos(codec, codec, has_bias=False)[0].name = "edited"
-    assert function_protos(codec, codec, has_bias=False)[0].name != "edited"
+    function_protos([(INT4, INT4)])[0].name = "edited"
+    assert function_protos([(INT4, INT4)])[0].name != "edited"
 
 
 def test_a_node_must_have_as_many_inputs_as_its_body(rng: Any) -> None:

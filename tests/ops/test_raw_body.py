@@ -8,9 +8,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from tests.ops.models import RUNTIMES, Site, run_ort
+from tests.ops.models import FLOATS, RUNTIMES, Site, codec_of, run_ort
+from tests.ops.rows import assert_same_rows
 from tests.ops.test_attention_body import assert_attention, bias_for
-from tests.ops.test_encode_body import assert_same_rows
 
 FLOAT, HALF, BFLOAT = ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16
 PAIRS = [
@@ -54,7 +54,7 @@ def elements(rows: np.ndarray[Any, Any], dtype: ir.DataType) -> np.ndarray[Any, 
 @pytest.mark.parametrize("dtype", VALUES, ids=str)
 def test_every_value_is_stored_to_the_bit(runtime: str, dtype: ir.DataType, rng: Any) -> None:
     bits = BITS[dtype]
-    site = Site(bits, bits, heads=1, kv_heads=1, head_size=64, dtype=dtype)
+    site = Site(codec_of(bits), codec_of(bits), heads=1, kv_heads=1, head_size=64, dtype=dtype)
     feeds = site.feeds(rng, new=1024)
     values = VALUES[dtype]()
     feeds["key"] = values.reshape(1, 1, 1024, 64)
@@ -74,7 +74,7 @@ def test_every_value_is_stored_to_the_bit(runtime: str, dtype: ir.DataType, rng:
 def test_every_value_is_read_to_the_bit(runtime: str, dtype: ir.DataType, rng: Any) -> None:
     """A sequence of one key gives its value back."""
     bits = BITS[dtype]
-    site = Site(bits, bits, heads=1, kv_heads=1, head_size=64, dtype=dtype)
+    site = Site(codec_of(bits), codec_of(bits), heads=1, kv_heads=1, head_size=64, dtype=dtype)
     feeds = site.feeds(rng, batch=1024)
     values = VALUES[dtype]()
     feeds["value"] = values.reshape(1024, 1, 1, 64)
@@ -91,7 +91,13 @@ def test_every_value_is_read_to_the_bit(runtime: str, dtype: ir.DataType, rng: A
 def test_every_pair_of_codecs(
     *, runtime: str, key_bits: int, value_bits: int, dtype: ir.DataType, has_bias: bool, rng: Any
 ) -> None:
-    site = Site(key_bits, value_bits, heads=6, kv_heads=2, dtype=dtype, has_bias=has_bias)
+    site = Site(
+        *(codec_of(key_bits), codec_of(value_bits)),
+        heads=6,
+        kv_heads=2,
+        dtype=dtype,
+        has_bias=has_bias,
+    )
     feeds = site.feeds(rng, past_length=(6, 2), new=3, capacity=11)
     if has_bias:
         feeds["attention_bias"] = bias_for(site, feeds, rng, extra=2)
@@ -101,12 +107,12 @@ def test_every_pair_of_codecs(
     assert_attention(site, feeds, results, **attributes)
 
 
-@pytest.mark.parametrize("opset", [15, 17, 18, 20, 21, 22, 23, 24])
+@pytest.mark.parametrize("opset", [15, 18, 21, 24])
 @pytest.mark.parametrize(("key_bits", "value_bits", "dtype"), PAIRS, ids=str)
 def test_the_model_around_it_may_have_any_opset_from_15(
     opset: int, key_bits: int, value_bits: int, dtype: ir.DataType, rng: Any
 ) -> None:
-    site = Site(key_bits, value_bits, dtype=dtype, opset=opset)
+    site = Site(codec_of(key_bits), codec_of(value_bits), dtype=dtype, opset=opset)
     feeds = site.feeds(rng, past_length=(4, 1), new=2)
     results = run_ort(site.model(), feeds)
     assert_same_rows(site, feeds, results[1:], site.expected(feeds)[1:])
@@ -115,7 +121,7 @@ def test_the_model_around_it_may_have_any_opset_from_15(
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_a_vector_that_is_not_finite_spoils_only_who_sees_it(runtime: str, rng: Any) -> None:
-    site = Site(32, 32)
+    site = Site(FLOATS, FLOATS)
     feeds = site.feeds(rng, past_length=(3,), new=3)
     clean, *_ = RUNTIMES[runtime](site.model(), feeds)
     for name, bad in (("key", np.nan), ("value", np.nan), ("value", np.inf)):
@@ -130,7 +136,7 @@ def test_a_vector_that_is_not_finite_spoils_only_who_sees_it(runtime: str, rng: 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_what_is_hidden_contributes_nothing(runtime: str, rng: Any) -> None:
-    site = Site(32, 32, has_bias=True)
+    site = Site(FLOATS, FLOATS, has_bias=True)
     attributes = {"sliding_window": 4}
     feeds = site.feeds(rng, past_length=(6, 2), new=2, capacity=12)
     feeds["attention_bias"] = np.zeros((1, 1, 1, 8), np.float32)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,8 @@ import pytest
 from onnx.checker import ValidationError
 from onnx.shape_inference import InferenceError
 
-from tests.ops.models import Site
-from tq_onnx.codec.spec import LLOYD_MAX_BITS
+from tests.ops.models import CODECS, FLOATS, INT3, INT4, NONE, Site, codec_of
+from tq_onnx.codec.spec import PROD, Q8_0, U8, Codec, row_layout
 from tq_onnx.ops import documentation as doc
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE, VERSION
 from tq_onnx.ops.schema import (
@@ -85,31 +84,47 @@ def test_an_error_inside_the_block_deregisters_all_the_same() -> None:
 
 @pytest.mark.usefixtures("schemas")
 def test_everything_is_documented() -> None:
-    for name, inputs, outputs, attributes in (
-        (ENCODE, doc.ENCODE_INPUTS, doc.ENCODE_OUTPUTS, doc.ENCODE_ATTRIBUTES),
+    for name, inputs, outputs, attributes, choices in (
+        (
+            ENCODE,
+            (*doc.ENCODE_INPUTS, doc.OFFSET),
+            doc.ENCODE_OUTPUTS,
+            doc.ENCODE_ATTRIBUTES,
+            doc.ENCODE_CHOICE,
+        ),
         (
             ATTENTION,
-            (*doc.ATTENTION_INPUTS, doc.ATTENTION_BIAS, doc.HEAD_SINK),
+            doc.ATTENTION_INPUTS + doc.ATTENTION_OPTIONAL,
             doc.ATTENTION_OUTPUTS,
             doc.ATTENTION_ATTRIBUTES,
+            doc.ATTENTION_CHOICE,
         ),
     ):
         schema = onnx.defs.get_schema(name, VERSION, DOMAIN)
         assert schema.doc
         assert [(p.name, p.description) for p in schema.inputs] == list(inputs)
         assert [(p.name, p.description) for p in schema.outputs] == list(outputs)
-        assert {n: a.description for n, a in schema.attributes.items()} == dict(attributes)
-        assert all(attribute.required for attribute in schema.attributes.values())
+        described = {n: a.description for n, a in schema.attributes.items()}
+        assert described == dict(attributes + choices)
+        required = {n for n, attribute in schema.attributes.items() if attribute.required}
+        assert required == dict(attributes).keys()
 
 
 @pytest.mark.usefixtures("schemas")
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("dtype", [ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16])
-@pytest.mark.parametrize("bits", list(product(LLOYD_MAX_BITS, LLOYD_MAX_BITS)))
+@pytest.mark.parametrize("offset_rows", [0, 3])
 def test_models_with_bodies_of_the_same_names_are_accepted(
-    bits: tuple[int, int], dtype: ir.DataType, has_bias: bool
+    *, dtype: ir.DataType, has_bias: bool, offset_rows: int
 ) -> None:
-    check(Site(*bits, dtype=dtype, has_bias=has_bias).model())
+    check(Site(value=INT3, dtype=dtype, has_bias=has_bias, offset_rows=offset_rows).model())
+
+
+@pytest.mark.usefixtures("schemas")
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_models_of_every_codec_are_accepted(codec: Codec) -> None:
+    check(Site(codec, codec, spare_bytes=5).model())
+    check(Site(codec, INT4, others=((FLOATS, FLOATS),), has_sink=True).model())
 
 
 @pytest.mark.usefixtures("schemas")
@@ -125,7 +140,7 @@ def test_models_with_bodies_of_the_same_names_are_accepted(
 def test_models_with_raw_caches_are_accepted(
     key_bits: int, value_bits: int, dtype: ir.DataType
 ) -> None:
-    check(Site(key_bits, value_bits, dtype=dtype).model())
+    check(Site(codec_of(key_bits), codec_of(value_bits), dtype=dtype).model())
 
 
 @pytest.mark.usefixtures("schemas")
@@ -139,7 +154,7 @@ def test_models_with_raw_caches_are_accepted(
 )
 def test_raw_rows_of_another_width_are_refused(bits: int, dtype: ir.DataType, wrong: int) -> None:
     for op_type, name in ((ENCODE, "bits"), (ATTENTION, "key_bits"), (ATTENTION, "value_bits")):
-        model = Site(bits, bits, dtype=dtype).model()
+        model = Site(codec_of(bits), codec_of(bits), dtype=dtype).model()
         attribute_of(node_of(model, op_type), name).i = wrong
         with pytest.raises(InferenceError, match=rf"{name} is {wrong}, .* the {bits}-bit elements"):
             check(model)
@@ -148,7 +163,7 @@ def test_raw_rows_of_another_width_are_refused(bits: int, dtype: ir.DataType, wr
 @pytest.mark.usefixtures("schemas")
 @pytest.mark.parametrize(("bits", "width"), [(4, 66), (3, 50), (2, 34), (32, 512)])
 def test_shapes_are_inferred(bits: int, width: int) -> None:
-    shapes = inferred(Site(key_bits=bits, heads=16, kv_heads=8, head_size=128).model())
+    shapes = inferred(Site(codec_of(bits), heads=16, kv_heads=8, head_size=128).model())
     batch, heads, slots, row_bytes = shapes["present_key"]
     assert (batch, heads, row_bytes) == ("B", 8, width)
     assert not isinstance(slots, int)
@@ -232,13 +247,15 @@ def set_constant(name: str, *shape: int) -> Callable[[onnx.ModelProto], None]:
         (set_attribute(ATTENTION, "causal", -1), "causal is -1, not 0 or 1"),
         (set_attribute(ATTENTION, "sliding_window", -4), "sliding_window is -4, below 0"),
         (set_attribute(ATTENTION, "softcap", -0.5), "softcap is -0.5, below 0"),
-        (set_attribute(ATTENTION, "value_bits", 2), "value_cache has rows of 18 bytes"),
+        (set_attribute(ATTENTION, "value_bits", 2), "value_centroids for lloyd_max 2 is 16, not 4"),
         (set_attribute(ATTENTION, "key_codec", b"fp8"), "codec kind 'fp8'"),
-        (set_size("past_key", 3, 66), "66 bytes, but lloyd_max 4 at head size 32 needs 18"),
+        (set_size("past_key", 3, 17), "17 bytes, but lloyd_max 4 at head size 32 needs 18"),
+        (set_attribute(ATTENTION, "key_bits", 5), "key_cache has rows of 18 bytes"),
+        (set_constant("key_rotation", 32, 64), "width of rotation for lloyd_max 4 is 64, not 32"),
         (set_size("past_key", 1, 3), "number of heads of vectors and past differs: 2 and 3"),
         (set_size("key", 3, 64), "head size of vectors and rotation differs: 32 and 64"),
         (set_size("query", 1, 3), "3 query heads are not a multiple of 2 KV heads"),
-        (set_size("query", 3, 64), "head size of query and rotations differs: 32 and 64"),
+        (set_size("query", 3, 64), "head size of query and key_rotation differs: 32 and 64"),
         (set_constant("key_boundaries", 16), "boundaries for lloyd_max 4 is 16, not 15"),
         (set_constant("value_centroids", 8), "centroids for lloyd_max 4 is 8, not 16"),
         (set_constant("key_rotation", 32), "rotation has 1 dimensions, not 2"),
@@ -270,6 +287,65 @@ def test_a_bias_that_cannot_be_broadcast_is_refused() -> None:
         set_size("attention_bias", axis, size)(model)
         with pytest.raises(InferenceError, match=message):
             check(model)
+
+
+@pytest.mark.usefixtures("schemas")
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("key_offset", (3, 4, 32), "number of heads of offset and of the cache differs: 2 and 4"),
+        ("value_offset", (3, 2, 16), "head size of vectors and offset differs: 16 and 32"),
+        ("key_offset", (2, 2, 32), "rows of key_offset and value_offset differs: 2 and 3"),
+        ("value_offset", (0, 2, 32), "offset has no rows"),
+        ("value_offset", (64,), "offset has 1 dimensions, not 3"),
+    ],
+)
+def test_offsets_of_the_wrong_size_are_refused(
+    name: str, shape: tuple[int, ...], message: str
+) -> None:
+    model = Site(offset_rows=3).model()
+    check(model)
+    set_constant(name, *shape)(model)
+    with pytest.raises(InferenceError, match=message):
+        check(model)
+
+
+@pytest.mark.usefixtures("schemas")
+def test_one_offset_alone_is_refused() -> None:
+    model = Site(offset_rows=3).model()
+    node_of(model, ATTENTION).input[11] = ""
+    with pytest.raises(InferenceError, match="come together or not at all"):
+        check(model)
+
+
+@pytest.mark.usefixtures("schemas")
+def test_a_codec_index_below_zero_is_refused() -> None:
+    model = Site(value=INT3).model()
+    attribute_of(node_of(model, ENCODE), "codec_index").i = -1
+    with pytest.raises(InferenceError, match="codec_index is -1, below 0"):
+        check(model)
+
+
+@pytest.mark.usefixtures("schemas")
+@pytest.mark.parametrize(
+    ("codec", "table"), [(Codec(PROD, 4), "key_rotation"), (Codec(U8, 4), "key_centroids")]
+)
+def test_tables_of_one_number_are_refused_for_codecs_that_have_some(
+    codec: Codec, table: str
+) -> None:
+    model = Site(codec, codec).model()
+    set_constant(table, *NONE.shape)(model)
+    with pytest.raises(
+        InferenceError, match=r"(rotation has 1 dimensions|centroids for u8 4 is 1)"
+    ):
+        check(model)
+
+
+@pytest.mark.usefixtures("schemas")
+def test_wider_rows_are_inferred_as_they_are() -> None:
+    codec = Codec(Q8_0, 8)
+    shapes = inferred(Site(codec, codec, spare_bytes=3).model())
+    assert shapes["present_key"][3] == row_layout(codec, 32).row_bytes + 3
 
 
 @pytest.mark.usefixtures("schemas")

@@ -6,6 +6,7 @@ A bfloat16 graph takes and gives float32, with casts around the operator: numpy 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -13,12 +14,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from tq_onnx.codec.codebook import lloyd_max
+from tq_onnx.codec.codebook import Codebook, codebook_of
 from tq_onnx.codec.presets import QR
-from tq_onnx.codec.rotation import make_rotation
+from tq_onnx.codec.rotation import make_rotation, rotation_of
 from tq_onnx.codec.spec import LLOYD_MAX, RAW, RAW_BITS, Codec, row_layout
 from tq_onnx.ops.domain import ATTENTION, BODY_OPSET, DOMAIN, ENCODE, VERSION
-from tq_onnx.ops.functions import function_protos
+from tq_onnx.ops.functions import body_codecs, function_protos
 
 KEY_LAYER, VALUE_LAYER = 0, 1
 
@@ -29,8 +30,10 @@ DTYPES = {
 }
 
 
-def codec_of(bits: int) -> Codec:
-    """The codec that has so many bits: ``raw`` from 16 on."""
+def codec_of(bits: int | Codec) -> Codec:
+    """A codec, or that of so many bits: ``lloyd_max``, and ``raw`` from 16 on."""
+    if isinstance(bits, Codec):
+        return bits
     return Codec(RAW if bits in RAW_BITS else LLOYD_MAX, bits)
 
 
@@ -39,8 +42,8 @@ class Attention:
     """Everything about an attention node that is fixed in the graph."""
 
     head_size: int = 64
-    key_bits: int = 4
-    value_bits: int = 4
+    key_bits: int | Codec = 4
+    value_bits: int | Codec = 4
     dtype: str = "float32"
     scale: float = 0.125
     causal: bool = True
@@ -48,6 +51,24 @@ class Attention:
     softcap: float = 0.0
     has_bias: bool = False
     has_sink: bool = False
+    has_offset: bool = False
+    rotation: str = QR
+    norm_correction: bool = True
+    padding: int = 0  # bytes of a cache's rows behind those of the codec
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Of the node, but for what chooses its codecs in the body."""
+        return {
+            "scale": self.scale,
+            "causal": int(self.causal),
+            "sliding_window": self.sliding_window,
+            "softcap": self.softcap,
+            "key_codec": self.key.kind,
+            "key_bits": self.key.bits,
+            "value_codec": self.value.kind,
+            "value_bits": self.value.bits,
+        }
 
     @property
     def key(self) -> Codec:
@@ -67,12 +88,22 @@ def _rotation(head_size: int, layer: int) -> np.ndarray:
     return make_rotation(QR, head_size, layer)
 
 
+@cache
+def tables(
+    codec: Codec, head_size: int, layer: int, kind: str = QR
+) -> tuple[np.ndarray | None, Codebook | None]:
+    """Rotation and codebook of a codec; None where it has none."""
+    if not codec.is_rotated:
+        return None, None
+    return rotation_of(codec, kind, head_size, layer), codebook_of(codec, head_size)
+
+
 class Builder:
     """Collects the inputs, nodes and initializers of one graph."""
 
-    def __init__(self, dtype: str) -> None:
-        self.element = dtype
-        self.dtype = DTYPES[dtype]
+    def __init__(self, spec: Attention) -> None:
+        self.spec = spec
+        self.dtype = DTYPES[spec.dtype]
         self.inputs: list[ir.Value] = []
         self.nodes: list[ir.Node] = []
         self.initializers: dict[str, ir.Value] = {}
@@ -98,7 +129,7 @@ class Builder:
     def node(
         self,
         kind: str,
-        inputs: list[ir.Value],
+        inputs: Sequence[ir.Value | None],
         output: str,
         dtype: ir.DataType,
         *,
@@ -111,64 +142,81 @@ class Builder:
         self.nodes.append(node)
         return node.outputs[0]
 
-    def encode(
-        self, side: str, bits: int, head_size: int, *, norm_correction: bool = True
-    ) -> ir.Value:
+    def width(self, codec: Codec) -> int:
+        """Bytes of a cache's rows."""
+        return row_layout(codec, self.spec.head_size).row_bytes + self.spec.padding
+
+    def encode(self, side: str, codec: Codec) -> ir.Value:
         """``<side>`` and ``past_<side>`` to ``present_<side>``."""
-        codec = codec_of(bits)
-        row_bytes = row_layout(codec, head_size).row_bytes
+        head_size, row_bytes = self.spec.head_size, self.width(codec)
         vectors = self.floats(side, ["B", "N", "T", head_size])
         past = self.input(f"past_{side}", ir.DataType.UINT8, ["B", "N", "P", row_bytes])
+        inputs = [vectors, past, self.past_length(), *self.codec(side, codec)]
+        if self.spec.has_offset:
+            inputs.append(self.offset(side))
+        correction = int(self.spec.norm_correction and codec.corrects_norm)
+        attributes = {"codec": codec.kind, "bits": codec.bits, "norm_correction": correction}
         present = self.node(
             ENCODE,
-            [vectors, past, self.past_length(), *self.codec(side, bits, head_size)],
+            inputs,
             f"present_{side}",
             ir.DataType.UINT8,
-            attributes={"codec": codec.kind, "bits": bits, "norm_correction": int(norm_correction)},
+            attributes=attributes | self.index("codec_index", codec),
             domain=DOMAIN,
         )
         present.shape = ir.Shape(["B", "N", "S", row_bytes])
         return present
 
-    def codec(self, side: str, bits: int, head_size: int) -> list[ir.Value]:
+    def index(self, name: str, codec: Codec) -> dict[str, int]:
+        """Which of the body's codecs, where it knows more than one."""
+        known = body_codecs([(self.spec.key, self.spec.value)])
+        return {name: known.index(codec)} if len(known) > 1 else {}
+
+    def codec(self, side: str, codec: Codec) -> list[ir.Value | None]:
         """Rotation, centroids and boundaries."""
-        if codec_of(bits).is_raw:
-            return [self.constant("none", np.zeros(1, np.float32))] * 3
-        book = lloyd_max(bits, head_size)
         layer = KEY_LAYER if side == "key" else VALUE_LAYER
+        turn, book = tables(codec, self.spec.head_size, layer, self.spec.rotation)
+        if turn is None or book is None:
+            return [self.constant("none", np.zeros(1, np.float32))] * 3
         return [
-            self.constant(f"{side}_rotation", rotation(head_size, layer)),
+            self.constant(f"{side}_rotation", turn),
             self.constant(f"{side}_centroids", book.centroids),
             self.constant(f"{side}_boundaries", book.boundaries),
         ]
 
     def past_length(self) -> ir.Value:
-        for value in self.inputs:
-            if value.name == "past_length":
-                return value
-        return self.input("past_length", ir.DataType.INT64, ["L"])
+        return self.shared("past_length", ir.DataType.INT64, ["L"])
 
-    def attention(self, spec: Attention, key: ir.Value, value: ir.Value) -> ir.Value:
+    def offset(self, side: str) -> ir.Value:
+        return self.shared(f"{side}_offset", ir.DataType.FLOAT, ["O", "N", self.spec.head_size])
+
+    def shared(self, name: str, dtype: ir.DataType, shape: list[str | int]) -> ir.Value:
+        """An input that several nodes take."""
+        for value in self.inputs:
+            if value.name == name:
+                return value
+        return self.input(name, dtype, shape)
+
+    def attention(self, key: ir.Value, value: ir.Value) -> ir.Value:
+        spec = self.spec
         query = self.floats("query", ["B", "H", "T", spec.head_size])
-        inputs = [
+        inputs: list[ir.Value | None] = [
             *(query, key, value, self.past_length()),
-            *self.codec("key", spec.key_bits, spec.head_size)[:2],
-            *self.codec("value", spec.value_bits, spec.head_size)[:2],
+            *self.codec("key", spec.key)[:2],
+            *self.codec("value", spec.value)[:2],
         ]
+        bias = sink = None
         if spec.has_bias:
-            inputs.append(self.floats("attention_bias", ["B1", "H1", "T1", "S1"]))
+            bias = self.floats("attention_bias", ["B1", "H1", "T1", "S1"])
         if spec.has_sink:
-            inputs.append(self.floats("head_sink", ["H"]))
-        attributes: dict[str, Any] = {
-            "scale": spec.scale,
-            "causal": int(spec.causal),
-            "sliding_window": spec.sliding_window,
-            "softcap": spec.softcap,
-            "key_codec": spec.key.kind,
-            "key_bits": spec.key_bits,
-            "value_codec": spec.value.kind,
-            "value_bits": spec.value_bits,
-        }
+            sink = self.floats("head_sink", ["H"])
+        offsets = [self.offset(side) for side in ("key", "value") if spec.has_offset]
+        optional = [bias, sink, *offsets]
+        while optional and optional[-1] is None:
+            optional.pop()
+        inputs += optional
+        attributes = spec.attributes | self.index("key_codec_index", spec.key)
+        attributes |= self.index("value_codec_index", spec.value)
         narrow = self.dtype == ir.DataType.BFLOAT16
         name = "output_bf16" if narrow else "output"
         output = self.node(
@@ -180,13 +228,14 @@ class Builder:
         output.shape = ir.Shape(["B", "H", "T", spec.head_size])
         return output
 
-    def model(self, outputs: list[ir.Value], spec: Attention) -> bytes:
+    def model(self, outputs: list[ir.Value]) -> bytes:
+        spec = self.spec
         protos = function_protos(
-            spec.key,
-            spec.value,
+            [(spec.key, spec.value)],
             has_bias=spec.has_bias,
             has_sink=spec.has_sink,
-            element=self.element,
+            has_offset=spec.has_offset,
+            element=spec.dtype,
         )
         used = {value for node in self.nodes for value in node.inputs}
         graph = ir.Graph(
@@ -204,40 +253,36 @@ class Builder:
 
 @cache
 def encode_model(
-    side: str, bits: int, head_size: int, dtype: str, *, norm_correction: bool = True
+    side: str, bits: int | Codec, head_size: int, dtype: str, *, norm_correction: bool = True
 ) -> bytes:
     """Inputs: side, past_<side>, past_length. Output: present_<side>."""
-    builder = Builder(dtype)
-    present = builder.encode(side, bits, head_size, norm_correction=norm_correction)
-    return builder.model([present], Attention(head_size, bits, bits))
+    spec = Attention(head_size, bits, bits, dtype, norm_correction=norm_correction)
+    builder = Builder(spec)
+    return builder.model([builder.encode(side, spec.key)])
 
 
 @cache
 def attention_model(spec: Attention) -> bytes:
-    """Inputs: key_cache, value_cache, past_length, query, attention_bias?, head_sink?.
+    """Inputs: key_cache, value_cache, past_length, query, attention_bias?, head_sink?, and
+    key_offset and value_offset if they are there.
 
     Output: output.
     """
-    builder = Builder(spec.dtype)
+    builder = Builder(spec)
     caches = [
-        builder.input(
-            f"{side}_cache",
-            ir.DataType.UINT8,
-            ["B", "N", "S", row_layout(codec_of(bits), spec.head_size).row_bytes],
-        )
-        for side, bits in (("key", spec.key_bits), ("value", spec.value_bits))
+        builder.input(f"{side}_cache", ir.DataType.UINT8, ["B", "N", "S", builder.width(codec)])
+        for side, codec in (("key", spec.key), ("value", spec.value))
     ]
-    return builder.model([builder.attention(spec, *caches)], spec)
+    return builder.model([builder.attention(*caches)])
 
 
 @cache
 def step_model(spec: Attention) -> bytes:
     """One layer's decode step: both encoders, and attention over what they wrote.
 
-    Inputs: key, past_key, past_length, value, past_value, query. Outputs: output, present_key,
-    present_value.
+    Inputs: key, past_key, past_length, value, past_value, query, and the optional ones of
+    ``attention_model``. Outputs: output, present_key, present_value.
     """
-    builder = Builder(spec.dtype)
-    key = builder.encode("key", spec.key_bits, spec.head_size)
-    value = builder.encode("value", spec.value_bits, spec.head_size)
-    return builder.model([builder.attention(spec, key, value), key, value], spec)
+    builder = Builder(spec)
+    key, value = builder.encode("key", spec.key), builder.encode("value", spec.value)
+    return builder.model([builder.attention(key, value), key, value])

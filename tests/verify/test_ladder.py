@@ -12,13 +12,13 @@ import onnx_ir as ir
 import pytest
 
 from tests.runtime.models import CONVERTIBLE, DYNAMO, GENAI, converted, ids, original
-from tq_onnx.codec.reference import rotate
+from tq_onnx.codec.quantise import rotate
 from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.graph.load import load
 from tq_onnx.graph.pipeline import convert
 from tq_onnx.runtime.decoder import Decoder
-from tq_onnx.verify import ladder
+from tq_onnx.verify import ladder, rowcomparison
 from tq_onnx.verify.probe import LayerNames, Probe, make_probe
 
 INT4 = Codec("lloyd_max", 4)
@@ -106,7 +106,7 @@ def test_a_wrong_code_is_seen(probe: Probe, fake: Fake) -> None:
 
 def test_a_wrong_scale_is_seen(probe: Probe, fake: Fake) -> None:
     layout = row_layout(INT4, 64)
-    fake.caches[1][0, 0, 20, layout.scale_offset] ^= 0x04
+    fake.caches[1][0, 0, 20, layout.field("scale").offset] ^= 0x04
     found = judge(fake, probe.layers[0])
     assert (found.codes_differing, found.scale_steps) == (0, 4)
 
@@ -139,7 +139,7 @@ def test_a_tie_is_told_from_a_wrong_code(probe: Probe, fake: Fake) -> None:
 
 
 def test_bodies_of_half_models_may_miss_a_rounding(probe: Probe, fake: Fake) -> None:
-    assert ladder.BODY_TIE_DISTANCE["FLOAT"] == ladder.TIE_DISTANCE
+    assert rowcomparison.BODY_TIE_DISTANCE["FLOAT"] == rowcomparison.TIE_DISTANCE
     layer = probe.layers[0]
     names = layer.key.vectors
     fake.watched[names] = fake.watched[names].astype(np.float16)

@@ -16,7 +16,9 @@ from onnx import numpy_helper
 from tests.graph_io.models import external
 from tests.runtime.models import CONVERTIBLE, DYNAMO, GENAI, HALF, converted, ids, original
 from tq_onnx.errors import UnsupportedModelError, UsageError, VerificationError
-from tq_onnx.graph.pipeline import convert, inspect
+from tq_onnx.graph.inspection import inspect
+from tq_onnx.graph.options import Options
+from tq_onnx.graph.pipeline import convert
 from tq_onnx.graph.plan import METADATA_PLAN, Plan
 from tq_onnx.ops.domain import ATTENTION, ENCODE
 from tq_onnx.verify.parity import verify
@@ -96,9 +98,32 @@ def test_sinks_that_were_lost_are_seen(tmp_path: Path) -> None:
 @pytest.mark.parametrize("preset", ["int3", "int2"])
 def test_other_presets_hold_too(tmp_path: Path, preset: str) -> None:
     output = tmp_path / "model.onnx"
-    convert(original(DYNAMO), output, preset=preset, seed=7, rotation="hadamard")
+    convert(original(DYNAMO), output, preset=preset, options=Options(seed=7, rotation="hadamard"))
     report = check(original(DYNAMO), output)
     assert report.holds, [entry for entry in report.checks if not entry.holds]
+
+
+@pytest.mark.parametrize(
+    ("preset", "name", "options", "checks"),
+    [
+        ("k8v4", DYNAMO, Options(), 12),
+        ("k8v4", HALF, Options(), 12),
+        ("3bit_nc", HALF, Options(), 13),
+        ("prod4", DYNAMO, Options(layers="1"), 12),
+        ("ascend-u8", GENAI, Options(), 12),
+        ("safe-lowbit", GENAI, Options(equal_rows=True), 13),
+        ("raw", DYNAMO, Options(), 12),
+    ],
+)
+def test_every_kind_of_codec_holds(
+    tmp_path: Path, preset: str, name: str, options: Options, checks: int
+) -> None:
+    output = tmp_path / "model.onnx"
+    convert(original(name), output, preset=preset, options=options)
+    report = check(original(name), output)
+    assert report.holds, [entry for entry in report.checks if not entry.holds]
+    assert len(report.checks) == checks
+    assert len(render(report)) == 3
 
 
 def test_bodies_alone() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from tq_onnx.cli import terminal
+from tq_onnx.cli import planned, terminal
 from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED, PRESETS, ROTATIONS
+from tq_onnx.graph.options import CENTER_FROM, Options
 
 if TYPE_CHECKING:
     from tq_onnx.graph.reports import ConversionReport
@@ -50,7 +51,47 @@ _EXTERNAL_DATA: Final = ("keep", "copy", "link")
 @click.option(
     "--rotation",
     type=click.Choice(list(ROTATIONS)),
-    help="Kind of the rotations.  [default: the preset's]",
+    help="Kind of the rotations; hadamard needs a head size that is a power of two.  "
+    "[default: the preset's]",
+)
+@click.option(
+    "--bits-k", type=int, metavar="BITS", help="Bits of the keys, in the preset's kind of codec."
+)
+@click.option(
+    "--bits-v", type=int, metavar="BITS", help="Bits of the values, in the preset's kind of codec."
+)
+@click.option(
+    "--boundary-layers",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Leave the first N and the last N layers uncompressed.",
+)
+@click.option(
+    "--layers",
+    metavar="A-B",
+    help="Compress these layers only, counted from 0: 4-12, 7, or 0,2-5.  [default: all]",
+)
+@click.option(
+    "--equalize/--no-equalize",
+    default=None,
+    help="Fold scales into the norm weights of queries and keys, which makes rotated keys cost "
+    "less and changes nothing else.  [default: where there are such weights]",
+)
+@click.option(
+    "--calibration",
+    type=click.Path(path_type=Path, readable=False),
+    metavar="FILE",
+    help="Statistics that `tq-onnx calibrate` made of this model: keys and values are centered by "
+    "their means, and keys equalised where there are no norm weights for it.",
+)
+@click.option(
+    "--center-from",
+    type=click.IntRange(min=0),
+    default=CENTER_FROM,
+    show_default=True,
+    metavar="N",
+    help="With --calibration: the first token that is centered by the mean of all later ones.",
 )
 @click.option(
     "--external-data",
@@ -71,11 +112,10 @@ def convert(
     model: Path,
     output: Path | None,
     preset: str,
-    seed: int,
-    rotation: str | None,
     external_data: ExternalData | None,
     overwrite: bool,
     as_json: bool,
+    **chosen: Any,
 ) -> None:
     """Convert an exported decoder to a TurboQuant KV cache.
 
@@ -86,20 +126,26 @@ def convert(
     tokenizer, configurations and other models go along. A folder of onnxruntime-genai then runs
     there as it is.
 
+    `tq-onnx presets` lists the presets, and what a token costs with each. All options combine with
+    all presets; layers that stay uncompressed have caches of bytes like the others.
+
     \b
     Example:
       tq-onnx convert model.onnx
       tq-onnx convert qwen3-genai/
       tq-onnx convert model.onnx -o small/model.onnx --preset int3
+      tq-onnx convert model.onnx --preset k8v4 --boundary-layers 2
+      tq-onnx convert model.onnx --layers 4-20 --bits-k 5 --bits-v 3
+      tq-onnx convert model.onnx --calibration model.calibration.safetensors
       tq-onnx convert model.onnx --seed 7 --rotation hadamard --json
     """
+    options = Options(**chosen)
     if model.is_dir():
         _convert_folder(
             model,
             output,
             preset=preset,
-            seed=seed,
-            rotation=rotation,
+            options=options,
             external_data=external_data,
             overwrite=overwrite,
             as_json=as_json,
@@ -123,8 +169,7 @@ def convert(
             model,
             target,
             preset=preset,
-            seed=seed,
-            rotation=rotation,
+            options=options,
             overwrite=overwrite,
             external_data=external_data,
             on_stage=on_stage,
@@ -138,11 +183,9 @@ def convert(
 
 def _print(report: ConversionReport, model: Path, target: Path) -> None:
     plan, files = report.plan, report.files
-    dialects = ", ".join(dict.fromkeys(layer.dialect for layer in plan.layers))
     before, after = report.bytes_per_token_before, report.bytes_per_token_after
     rows = [
-        ("layers", f"{len(plan.layers)} ({dialects})"),
-        ("preset", f"{plan.preset}, {plan.rotation} rotation, seed {plan.seed}"),
+        *planned.rows(plan, report.equalisation),
         ("cache per token", f"{before:,} -> {after:,} bytes, {report.ratio:.2f} times smaller"),
         ("output", f"{target} ({files.bytes_written:,} bytes written)"),
     ]
@@ -152,6 +195,7 @@ def _print(report: ConversionReport, model: Path, target: Path) -> None:
     terminal.print_facts(rows)
     if files.moved is not None:
         terminal.print_line(f"  {files.moved} holds weights that did not fit into the model file")
+    planned.warn(plan, report.equalisation)
 
 
 def _convert_folder(
@@ -159,8 +203,7 @@ def _convert_folder(
     output: Path | None,
     *,
     preset: str,
-    seed: int,
-    rotation: str | None,
+    options: Options,
     external_data: ExternalData | None,
     overwrite: bool,
     as_json: bool,
@@ -180,8 +223,7 @@ def _convert_folder(
             folder,
             target,
             preset=preset,
-            seed=seed,
-            rotation=rotation,
+            options=options,
             overwrite=overwrite,
             external_data=external_data,
             on_step=on_step,
@@ -194,9 +236,9 @@ def _convert_folder(
 
 
 def _print_folder(report: FolderReport, folder: Path, target: Path) -> None:
-    plan = report.decoders[0].plan
+    first = report.decoders[0]
     rows = [
-        ("preset", f"{plan.preset}, {plan.rotation} rotation, seed {plan.seed}"),
+        *planned.rows(first.plan, first.equalisation),
         ("output", f"{target} ({report.bytes_written:,} bytes written)"),
     ]
     for decoder in report.decoders:
@@ -223,6 +265,8 @@ def _print_folder(report: FolderReport, folder: Path, target: Path) -> None:
     there, here = shlex.quote(str(folder)), shlex.quote(str(target))
     rows.append(("next", f"tq-onnx verify {there} {here}"))
     terminal.print_facts(rows)
+    for decoder in report.decoders:
+        planned.warn(decoder.plan, decoder.equalisation)
 
 
 def _genai_rows(changes: GenaiChanges) -> list[tuple[str, str]]:
@@ -233,6 +277,22 @@ def _genai_rows(changes: GenaiChanges) -> list[tuple[str, str]]:
     if changes.share_buffer != changes.share_buffer_before:
         patched.append("past_present_share_buffer = false: the caches of this model must grow")
     rows = [("genai", "; ".join(patched))]
+    if changes.padding:
+        rows.append(
+            (
+                "note",
+                f"{changes.padding:,} bytes of each token are padding, because onnxruntime-genai "
+                "wants keys and values of a layer equally wide",
+            )
+        )
+    if changes.several_widths:
+        rows.append(
+            (
+                "note",
+                "layers have rows of several widths, which onnxruntime-genai takes from the graph; "
+                "old releases (0.9) do not",
+            )
+        )
     if changes.may_share:
         rows.append(
             (

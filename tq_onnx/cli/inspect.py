@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from tq_onnx.cli import terminal
+from tq_onnx.cli import planned, terminal
+from tq_onnx.codec.presets import PRESETS
 from tq_onnx.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
+    from tq_onnx.graph.equalise import LayerEqualisation
     from tq_onnx.graph.plan import LayerPlan, Plan
     from tq_onnx.graph.reports import InspectionReport
 
@@ -23,9 +26,10 @@ if TYPE_CHECKING:
 def inspect(ctx: click.Context, model: Path, as_json: bool) -> None:
     """Show what convert would find in MODEL, or what it did to it.
 
-    For an original: the attention layers and the cache bytes of one token, now and with each
-    preset, or the reasons why it cannot be converted (exit code 3). For a converted model: preset,
-    seed, row layout and cache bytes. MODEL may also be a folder: then this of each decoder in it,
+    For an original: the attention layers, the noise that 4-bit keys would put into its scores if it
+    has norms of queries and keys, and the cache bytes of one token, now and with each preset, or
+    the reasons why it cannot be converted (exit code 3). For a converted model: preset, seed, row
+    layout and cache bytes. MODEL may also be a folder: then this of each decoder in it,
     and what else convert would take along.
 
     \b
@@ -38,11 +42,11 @@ def inspect(ctx: click.Context, model: Path, as_json: bool) -> None:
         if not _inspect_folder(model, as_json):
             ctx.exit(UnsupportedModelError.exit_code)
         return
-    from tq_onnx.graph import pipeline
+    from tq_onnx.graph import inspection
 
     with terminal.progress() as bar:
         bar.add_task("Reading the graph", total=None)
-        report = pipeline.inspect(model)
+        report = inspection.inspect(model)
     if as_json:
         terminal.print_json(report)
     elif report.plan is not None:
@@ -105,17 +109,10 @@ def _inspect_folder(folder: Path, as_json: bool) -> bool:
 
 
 def _print_converted(model: Path, plan: Plan, size: int | None) -> None:
-    first = plan.layers[0]
     rows = (
-        ("preset", plan.preset),
-        ("keys", f"{first.key_codec}, {first.key_bits} bits, {first.key_row_bytes} bytes a row"),
-        (
-            "values",
-            f"{first.value_codec}, {first.value_bits} bits, {first.value_row_bytes} bytes a row",
-        ),
-        ("rotation", f"{plan.rotation}, seed {plan.seed}"),
-        ("layers", f"{len(plan.layers)} ({first.dialect}), {_heads(first)}"),
-        ("caches", _caches(plan)),
+        *planned.rows(plan),
+        ("heads", _heads(plan.layers[0])),
+        ("capacity", _caches(plan)),
         ("cache per token", f"{size:,} bytes" if size is not None else "unknown"),
         ("tq-onnx", plan.tool_version),
         ("row layout", plan.layout_digest),
@@ -139,8 +136,17 @@ def _heads(layer: LayerPlan) -> str:
 def _print_original(model: Path, report: InspectionReport, *, following: bool = True) -> None:
     terminal.print_line(f"{model}: opset {report.opset}")
     if report.layers:
+        noise = {entry.layer: entry for entry in report.equalisation if entry.noise_after}
         table = terminal.make_table(
-            ">layer", "form", ">heads", ">KV heads", ">head size", "type", ">scale", "mask"
+            ">layer",
+            "form",
+            ">heads",
+            ">KV heads",
+            ">head size",
+            "type",
+            ">scale",
+            "mask",
+            *((">noise", ">equalised", ">gain") if noise else ()),
         )
         for found in report.layers:
             terminal.add_row(
@@ -153,17 +159,25 @@ def _print_original(model: Path, report: InspectionReport, *, following: bool = 
                 found.dtype.lower(),
                 f"{found.scale:.6g}",
                 found.mask,
+                *_noise(noise.get(found.layer)),
             )
         terminal.print_table(table)
+    if report.equalisation:
+        _explain(report.equalisation)
     if report.presets:
-        table = terminal.make_table("preset", ">cache bytes per token", ">times smaller")
-        terminal.add_row(table, "(now)", f"{report.bytes_per_token:,}", "1.00")
+        table = terminal.make_table(
+            "preset", "keys", "values", ">cache bytes per token", ">times smaller", ""
+        )
+        terminal.add_row(table, "(now)", "", "", f"{report.bytes_per_token:,}", "1.00", "")
         for offer in report.presets:
+            preset = PRESETS[offer.preset]
+            codecs = ("", "") if preset.key.is_raw else (preset.key, preset.value)
             if offer.bytes_per_token is None or offer.ratio is None:
-                terminal.add_row(table, offer.preset, offer.refusal, "")
+                cells = ("", "", offer.refusal)
             else:
-                cells = (f"{offer.bytes_per_token:,}", f"{offer.ratio:.2f}")
-                terminal.add_row(table, offer.preset, *cells)
+                mark = "experimental" if preset.experimental else ""
+                cells = (f"{offer.bytes_per_token:,}", f"{offer.ratio:.2f}", mark)
+            terminal.add_row(table, offer.preset, *codecs, *cells)
         terminal.print_table(table)
     if report.misses:
         terminal.print_line("It cannot be converted:")
@@ -173,3 +187,38 @@ def _print_original(model: Path, report: InspectionReport, *, following: bool = 
             terminal.print_line(f"  {where}{node}: {miss.reason}")
     elif report.convertible and following:
         terminal.print_line(f"next: tq-onnx convert {shlex.quote(str(model))}")
+
+
+def _noise(entry: LayerEqualisation | None) -> tuple[str, ...]:
+    """Cells of a layer: noise of its scores as it is, and equalised, and what that gains."""
+    if entry is None:
+        return ()
+    after = f"{entry.noise_after:.4f}" + (" unsafe" if entry.unsafe else "")
+    return f"{entry.noise_before:.4f}", after, f"{entry.gain:.2f}"
+
+
+def _explain(equalisation: Sequence[LayerEqualisation]) -> None:
+    """What the noise of scores is, and what to do where it is large."""
+    from tq_onnx.graph.equalise import SAFER_PRESET
+
+    known = [entry for entry in equalisation if entry.noise_after is not None]
+    reason = next((entry.reason for entry in equalisation if entry.reason), "")
+    if not known:
+        terminal.print_line(
+            f"Scales cannot go into norm weights ({reason}); `tq-onnx calibrate` finds others."
+        )
+        return
+    terminal.print_line(
+        "noise: of a score, in nats, with 4-bit rotated keys; equalised: with scales in the norm "
+        "weights, as convert does; gain: how many times less variance that is"
+    )
+    if reason:
+        terminal.print_line(
+            f"{len(equalisation) - len(known)} layers have no such weights ({reason})"
+        )
+    unsafe = [entry for entry in known if entry.unsafe]
+    if unsafe:
+        terminal.print_line(
+            f"4-bit keys are unsafe in {len(unsafe)} of {len(equalisation)} layers: "
+            f"`tq-onnx convert --preset {SAFER_PRESET}` is safer"
+        )

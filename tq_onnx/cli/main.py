@@ -21,7 +21,10 @@ from tq_onnx.cli import terminal
 COMMANDS: Final[dict[str, str]] = {
     "convert": "Convert an exported decoder to a TurboQuant KV cache.",
     "inspect": "Show what convert would find in a model, or what it did to one.",
+    "presets": "List the presets: codecs, bytes of a token, where each comes from.",
     "verify": "Compare a converted model with its original.",
+    "report": "Measure what conversions of a model cost in quality.",
+    "calibrate": "Gather statistics of a model on a text, for convert --calibration.",
     "generate": "Generate text with an original or a converted model.",
     "info": "Show versions, the operator library, CPU features and providers.",
     "demo": "Convert the bundled model and run it before and after.",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from tq_onnx.errors import ModelFileError
+from tq_onnx.errors import ModelFileError, UsageError
 from tq_onnx.integrations.huggingface import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 # A text is read no further than this many characters for each token that is wanted.
 _CHARACTERS_PER_TOKEN = 16
+
+NO_LANGUAGE = "pseudo-random ids, no language: a weak test; use --text and --tokenizer"
 
 
 def find_tokenizer(directory: Path | None, *models: Path) -> Tokenizer | None:
@@ -61,3 +64,37 @@ def file_tokens(path: Path, tokenizer: Tokenizer, count: int) -> list[int]:
             "it cannot be read as UTF-8 text", where=str(path), fix="check the file"
         ) from error
     return tokenizer.encode(text)[:count]
+
+
+def model_tokens(
+    models: Sequence[Path], text: Path | None, count: int, directory: Path | None
+) -> tuple[list[int] | int, str]:
+    """What models that are compared read: of a file, or else of the bundled model's own text.
+
+    Args:
+        models: files, beside one of which the tokenizer may be.
+        text: the file.
+        count: tokens to read.
+        directory: the folder of the tokenizer.
+
+    Returns:
+        Token ids, or how many to make up where there is no tokenizer, and where they come from.
+
+    Raises:
+        UsageError: there is a text and no tokenizer.
+        ModelFileError: the text or the tokenizer cannot be read.
+    """
+    from tq_onnx.integrations.bundled import heldout_text
+
+    found = find_tokenizer(directory, *models)
+    if found is None:
+        if text is not None:
+            raise UsageError(
+                "a text needs a tokenizer, and there is none beside the model",
+                where=str(text),
+                fix="name the folder that has it with --tokenizer",
+            )
+        return count, NO_LANGUAGE
+    if text is not None:
+        return file_tokens(text, found, count), str(text)
+    return found.encode(heldout_text())[:count], "the held-out text of the bundled model"

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from tq_onnx.cli import terminal
-from tq_onnx.errors import UsageError, VerificationError
+from tq_onnx.errors import VerificationError
 
 if TYPE_CHECKING:
     from tq_onnx.verify.report import VerifyReport
-
-_NO_LANGUAGE = "pseudo-random ids, no language: a weak test; use --text and --tokenizer"
 
 
 @click.command()
@@ -73,10 +71,11 @@ def verify(
     Example:
       tq-onnx verify model.onnx model.int4.onnx --text book.txt
     """
+    from tq_onnx.cli.tokens import model_tokens
     from tq_onnx.integrations.folder import find_model
 
     original, converted = find_model(original), find_model(converted)
-    ids, source = _text(original, converted, text, tokens, tokenizer)
+    ids, source = model_tokens((original, converted), text, tokens, tokenizer)
     from tq_onnx.verify.parity import verify as run
 
     with terminal.progress() as bar:
@@ -105,27 +104,6 @@ def verify(
             where=str(converted),
             fix="convert the original again with this version of tq-onnx",
         )
-
-
-def _text(
-    original: Path, converted: Path, text: Path | None, count: int, directory: Path | None
-) -> tuple[list[int] | int, str]:
-    """Token ids, or how many to make up, and where they come from."""
-    from tq_onnx.cli.tokens import file_tokens, find_tokenizer
-    from tq_onnx.integrations.bundled import heldout_text
-
-    found = find_tokenizer(directory, original, converted)
-    if found is None:
-        if text is not None:
-            raise UsageError(
-                "a text needs a tokenizer, and there is none beside the model",
-                where=str(text),
-                fix="name the folder that has it with --tokenizer",
-            )
-        return count, _NO_LANGUAGE
-    if text is not None:
-        return file_tokens(text, found, count), str(text)
-    return found.encode(heldout_text())[:count], "the held-out text of the bundled model"
 
 
 def _print(report: VerifyReport) -> None:

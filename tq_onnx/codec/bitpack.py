@@ -1,7 +1,7 @@
 """Codes to bit planes and back: the only place in Python where the bit order is written.
 
-Input: codes uint8 ``[..., D]``, each below 2^bits. Output: bytes uint8 ``[..., scale_offset]``,
-the planes of ``tq_onnx.codec.spec.RowLayout`` in byte order, without the scale. In a plane of w
+Input: codes uint8 ``[..., D]``, each below 2^bits. Output: bytes uint8 ``[..., code_bytes]``,
+the planes of ``tq_onnx.codec.spec.RowLayout`` in byte order, without the fields. In a plane of w
 bits with n = D * w / 8 bytes, byte i holds coordinate i + k * n in its bits [k * w, (k + 1) * w).
 """
 
@@ -21,9 +21,9 @@ def pack(codes: npt.NDArray[np.uint8], layout: RowLayout) -> npt.NDArray[np.uint
         layout: layout of the row.
 
     Returns:
-        uint8 ``[..., layout.scale_offset]``.
+        uint8 ``[..., layout.code_bytes]``.
     """
-    rows = np.zeros((*codes.shape[:-1], layout.scale_offset), np.uint8)
+    rows = np.zeros((*codes.shape[:-1], layout.code_bytes), np.uint8)
     for plane in layout.planes:
         part = (codes >> plane.shift) & ((1 << plane.width) - 1)
         groups = part.reshape(*part.shape[:-1], 8 // plane.width, plane.size)
@@ -38,7 +38,7 @@ def unpack(rows: npt.NDArray[np.uint8], layout: RowLayout) -> npt.NDArray[np.uin
     """Unpacks the codes of whole rows.
 
     Args:
-        rows: uint8 ``[..., W]``; bytes after the planes are ignored.
+        rows: uint8 ``[..., W]``; bytes behind the planes are ignored.
         layout: layout of the row.
 
     Returns:

@@ -24,10 +24,12 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tq_onnx.codec.spec import LLOYD_MAX, Codec, row_layout
+from tq_onnx.codec.spec import LLOYD_MAX, LLOYD_MAX_BITS, Codec, row_layout
 
 GAUSSIAN_FROM_HEAD_SIZE: Final = 64
 """From this head size on the Gaussian stands in for the exact law."""
+
+MAX_INDEX_BITS: Final = max(LLOYD_MAX_BITS)
 
 _CONVERGED: Final = 1e-12
 """Moves of a centroid below this many standard deviations may be rounding noise."""
@@ -127,22 +129,34 @@ class _UnitSphere:
         return float(self._density_at_zero * tails / (d - 1))
 
 
+def codebook_of(codec: Codec, head_size: int) -> Codebook:
+    """The codebook of a codec.
+
+    Raises:
+        ValueError: the codec has none, or there is no such head size.
+    """
+    if not codec.is_rotated:
+        raise ValueError(f"{codec} has no codebook")
+    return lloyd_max(codec.index_bits, head_size)
+
+
 @cache
 def lloyd_max(bits: int, head_size: int) -> Codebook:
-    """The codebook of ``lloyd_max`` for one number of bits and one head size; cached, read-only.
+    """The codebook of so many bits for one head size; cached, read-only.
 
     Args:
-        bits: bits per coordinate, see ``spec.LLOYD_MAX_BITS``.
+        bits: bits of an index, up to ``MAX_INDEX_BITS``.
         head_size: coordinates of a vector, d.
 
     Raises:
-        ValueError: there is no such codec or no such head size.
+        ValueError: there is no codebook of so many bits, or no such head size.
     """
-    codec = Codec(LLOYD_MAX, bits)
-    row_layout(codec, head_size)  # refuses head sizes that no row can hold
+    if not 1 <= bits <= MAX_INDEX_BITS:
+        raise ValueError(f"there is no codebook of {bits} bits, only of 1 to {MAX_INDEX_BITS}")
+    row_layout(Codec(LLOYD_MAX, MAX_INDEX_BITS), head_size)  # refuses what no row can hold
     gaussian = head_size >= GAUSSIAN_FROM_HEAD_SIZE
     law: _Law = _Gaussian(head_size) if gaussian else _UnitSphere(head_size)
-    upper = _converge(law, codec.levels // 2)
+    upper = _converge(law, 1 << (bits - 1))
     edges = _edges(law, upper)
     # At the fixed point E[x q(x)] = E[q(x)^2], hence the error is E[x^2] - E[q(x)^2].
     energy = 2 * sum(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from tq_onnx.codec.spec import LLOYD_MAX, RAW, Codec
+from tq_onnx.codec.spec import FP8, LLOYD_MAX, PROD, Q8_0, RAW, U8, UNIFORM, Codec
 
 DEFAULT_PRESET: Final = "int4"
 DEFAULT_SEED: Final = 42
@@ -27,6 +27,9 @@ class Preset:
         value: codec of the value cache, likewise.
         rotation: ``qr``, ``hadamard`` or, where nothing is rotated, ``none``.
         source: where the choice comes from.
+        norm_correction: whether scales make up for the norm that quantisation loses, for kinds
+            that can.
+        experimental: whether other presets of its size are known to do better on real models.
     """
 
     name: str
@@ -34,17 +37,53 @@ class Preset:
     value: Codec
     rotation: str
     source: str
+    norm_correction: bool = True
+    experimental: bool = False
+
+    @property
+    def rotates(self) -> bool:
+        """Whether keys or values are rotated."""
+        return self.rotation != NO_ROTATION
 
 
-_ALGORITHM_1 = "TurboQuant paper, Algorithm 1"
-_LOSSLESS = "nothing is lost: proves a conversion apart from quantisation"
+_ALGORITHM_1: Final = "TurboQuant paper, Algorithm 1"
+_ALGORITHM_2: Final = "TurboQuant paper, Algorithm 2"
+_OURS: Final = "ours: bits to the keys, which are the more fragile"
+_ASCEND: Final = "cache layout of the Ascend design note"
+_LOSSLESS: Final = "nothing is lost: proves a conversion apart from quantisation"
 
-PRESETS: Final[dict[str, Preset]] = {
-    preset.name: preset
-    for preset in (
-        Preset("int4", Codec(LLOYD_MAX, 4), Codec(LLOYD_MAX, 4), QR, _ALGORITHM_1),
-        Preset("int3", Codec(LLOYD_MAX, 3), Codec(LLOYD_MAX, 3), QR, _ALGORITHM_1),
-        Preset("int2", Codec(LLOYD_MAX, 2), Codec(LLOYD_MAX, 2), QR, _ALGORITHM_1),
-        Preset("raw", Codec(RAW, 32), Codec(RAW, 32), NO_ROTATION, _LOSSLESS),
-    )
-}
+_INT2, _INT3, _INT4, _INT5 = (Codec(LLOYD_MAX, bits) for bits in (2, 3, 4, 5))
+_UNIFORM3, _UNIFORM4 = Codec(UNIFORM, 3), Codec(UNIFORM, 4)
+_FP8, _Q8_0 = Codec(FP8, 8), Codec(Q8_0, 8)
+_PROD3, _PROD4 = Codec(PROD, 3), Codec(PROD, 4)
+_U8, _RAW = Codec(U8, 4), Codec(RAW, 32)
+
+_ROWS: Final = (
+    Preset("int4", _INT4, _INT4, QR, _ALGORITHM_1),
+    Preset("int3", _INT3, _INT3, QR, _ALGORITHM_1),
+    Preset("int2", _INT2, _INT2, QR, _ALGORITHM_1),
+    Preset("k5v3", _INT5, _INT3, QR, _OURS),
+    Preset("k4v3", _INT4, _INT3, QR, _OURS),
+    Preset("k4v2", _INT4, _INT2, QR, _OURS),
+    Preset("prod4", _PROD4, _PROD4, QR, _ALGORITHM_2, norm_correction=False, experimental=True),
+    Preset("prod3", _PROD3, _PROD3, QR, _ALGORITHM_2, norm_correction=False, experimental=True),
+    Preset("k8v4", _FP8, _UNIFORM4, NO_ROTATION, "vLLM turboquant_k8v4"),
+    Preset("4bit_nc", _INT4, _UNIFORM4, HADAMARD, "vLLM turboquant_4bit_nc"),
+    Preset("k3v4_nc", _INT3, _UNIFORM4, HADAMARD, "vLLM turboquant_k3v4_nc"),
+    Preset("3bit_nc", _INT3, _UNIFORM3, HADAMARD, "vLLM turboquant_3bit_nc"),
+    Preset("safe-lowbit", _Q8_0, _INT4, HADAMARD, "SKaiNET", norm_correction=False),
+    Preset("balanced", _INT4, _INT4, HADAMARD, "SKaiNET", norm_correction=False),
+    Preset(
+        "experimental-max",
+        _PROD3,
+        _PROD3,
+        HADAMARD,
+        "SKaiNET",
+        norm_correction=False,
+        experimental=True,
+    ),
+    Preset("ascend-u8", _U8, _U8, QR, _ASCEND),
+    Preset("raw", _RAW, _RAW, NO_ROTATION, _LOSSLESS),
+)
+
+PRESETS: Final[dict[str, Preset]] = {preset.name: preset for preset in _ROWS}

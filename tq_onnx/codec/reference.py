@@ -4,13 +4,10 @@ Whatever stands to the right of this module (function bodies, CPU kernels, devic
 compared with it. It is written for reading, not for speed: attention decodes the whole cache and
 never uses the rotated space, so that the shortcut of the backends is checked and not repeated.
 
-A row is stored as
+What the codecs do to a vector is in ``tq_onnx.codec.quantise``. Refused: nothing.
 
-    gamma = ||x||,  y = (x / gamma) R,  idx_j = #{i : y_j >= t_i},
-    s = gamma / ||c[idx]|| (with norm correction) or gamma,   x' = s c[idx] R^T.
-
-Refused: nothing. A row whose norm is not a finite float32 is stored as the zero vector; a zero
-vector has scale 0 and decodes to exact zeros.
+With an offset ``[P, N, D]`` the row in slot p of head n encodes x - offset[min(p, P - 1), n], and
+whoever reads it adds that again.
 
 With the codec ``raw`` a row is the vector itself, in the model's element type. Whatever else is
 said about a codec (rotation, codebook, norm correction) is then not looked at and may be None.
@@ -18,7 +15,7 @@ said about a codec (rotation, codebook, norm correction) is then not looked at a
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -26,37 +23,28 @@ import numpy.typing as npt
 from tq_onnx.codec.bitpack import pack, unpack
 from tq_onnx.codec.codebook import Codebook
 from tq_onnx.codec.elements import from_bytes, to_bytes
-from tq_onnx.codec.spec import MAX_SCALE, Codec, row_layout
+from tq_onnx.codec.quantise import Fields, Float64, coordinates, quantise
+from tq_onnx.codec.spec import (
+    HEAD_SIZE_MULTIPLE,
+    MAX_HEAD_SIZE,
+    Codec,
+    RowLayout,
+    row_layout,
+)
 
-Float64 = npt.NDArray[np.float64]
 Bytes = npt.NDArray[np.uint8]
 Rotation = npt.NDArray[np.float32] | None
 Centroids = npt.NDArray[np.float32] | None
+Offset = npt.NDArray[np.float32] | None
+
+
+class _How(TypedDict):
+    size: int
+    element: str
+
 
 _LOWEST: Final = {"float16": -65504.0, "bfloat16": -3.3895313892515355e38}
 _LOWEST_FLOAT32: Final = -3.4028234663852886e38
-
-
-def rotate(
-    vectors: npt.NDArray[np.generic], rotation: npt.NDArray[np.float32]
-) -> tuple[Float64, Float64]:
-    """Splits vectors into norms and rotated directions.
-
-    Args:
-        vectors: floats ``[..., D]``.
-        rotation: float32 ``[D, D]``.
-
-    Returns:
-        norms float64 ``[...]`` and coordinates float64 ``[..., D]``; both 0 for a row whose squared
-        norm is 0 or not finite in float32, which is what the backends accumulate in.
-    """
-    x = np.asarray(vectors, np.float64)
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        energy = np.sum(x * x, axis=-1)
-        usable = np.isfinite(energy.astype(np.float32)) & (energy.astype(np.float32) > 0)
-    norms = np.sqrt(np.where(usable, energy, 0))
-    directions = np.where(usable[..., None], x, 0) / np.where(usable, norms, 1)[..., None]
-    return norms, directions @ np.asarray(rotation, np.float64)
 
 
 def encode(
@@ -72,8 +60,8 @@ def encode(
 
     Args:
         vectors: floats ``[..., D]``.
-        codec: the codec; its bits are those of the codebook.
-        rotation: float32 ``[D, D]``.
+        codec: the codec.
+        rotation: float32 ``[D, D]``, or ``[D, 2 D]`` for ``prod``.
         codebook: centroids and boundaries.
         norm_correction: whether the scale makes up for the norm that quantisation loses.
         element: the model's element type, see ``codec.elements``; only ``raw`` looks at it.
@@ -83,25 +71,28 @@ def encode(
     """
     if codec.is_raw:
         return to_bytes(vectors, codec, element)
-    assert rotation is not None  # only raw does without
-    assert codebook is not None
     layout = row_layout(codec, np.shape(vectors)[-1])
-    norms, y = rotate(vectors, rotation)
-    boundaries = codebook.boundaries.astype(np.float64)
-    codes = np.searchsorted(boundaries, y, side="right").astype(np.uint8)
-    scales = norms
-    if norm_correction:
-        scales = norms / np.linalg.norm(codebook.centroids.astype(np.float64)[codes], axis=-1)
-    # Through float32, as the backends round.
-    stored = np.minimum(scales, MAX_SCALE).astype(np.float32).astype("<f2")
-    return np.concatenate([pack(codes, layout), stored[..., None].view(np.uint8)], axis=-1)
+    codes, fields = quantise(vectors, codec, rotation, codebook, norm_correction)
+    parts = [pack(codes, layout)]
+    for field in layout.fields:
+        stored = np.ascontiguousarray(fields[field.name], np.dtype(f"<f{field.size}"))
+        parts.append(stored.view(np.uint8))
+    return np.concatenate(parts, axis=-1)
+
+
+def fields_of(rows: Bytes, layout: RowLayout) -> Fields:
+    """The fields of rows ``[..., W]``: name to float64 ``[..., count]``."""
+    found = {}
+    for field in layout.fields:
+        part = rows[..., field.offset : field.offset + field.count * field.size]
+        stored = np.ascontiguousarray(part).view(f"<f{field.size}")
+        found[field.name] = stored.astype(np.float64)
+    return found
 
 
 def scales_of(rows: Bytes, codec: Codec, head_size: int) -> Float64:
-    """The scales of rows ``[..., W]``: float64 ``[...]``."""
-    offset = row_layout(codec, head_size).scale_offset
-    stored = np.ascontiguousarray(rows[..., offset:]).view("<f2")[..., 0]
-    return stored.astype(np.float64)
+    """The one scale that each of rows ``[..., W]`` has: float64 ``[...]``."""
+    return fields_of(rows, row_layout(codec, head_size))["scale"][..., 0]
 
 
 def decode(
@@ -110,28 +101,67 @@ def decode(
     rotation: Rotation,
     codebook: Codebook | None,
     *,
+    head_size: int | None = None,
     element: str = "float32",
 ) -> Float64:
-    """Decodes rows ``[..., W]`` to vectors, float64 ``[..., D]``; see ``encode``."""
+    """Decodes rows ``[..., W]`` to vectors, float64 ``[..., D]``; see ``encode``.
+
+    Args:
+        rows: uint8 ``[..., W]``; bytes behind those of the codec are not read.
+        codec: the codec.
+        rotation: as for ``encode``.
+        codebook: as for ``encode``.
+        head_size: D; by default that of the rotation, or what W says where there is none.
+        element: as for ``encode``.
+    """
     centroids = None if codebook is None else codebook.centroids
-    return _decode(rows, codec, rotation, centroids, element)
+    size = head_size or _head_size(rows, codec, rotation)
+    return _decode(rows, codec, rotation, centroids, size=size, element=element)
+
+
+def _head_size(rows: Bytes, codec: Codec, rotation: Rotation) -> int:
+    if codec.is_rotated and rotation is not None:
+        return int(rotation.shape[0])
+    return next(
+        size
+        for size in range(HEAD_SIZE_MULTIPLE, MAX_HEAD_SIZE + 1, HEAD_SIZE_MULTIPLE)
+        if row_layout(codec, size).row_bytes == rows.shape[-1]
+    )
 
 
 def _decode(
-    rows: Bytes, codec: Codec, rotation: Rotation, centroids: Centroids, element: str
+    rows: Bytes, codec: Codec, rotation: Rotation, centroids: Centroids, *, size: int, element: str
 ) -> Float64:
+    layout = row_layout(codec, size)
     if codec.is_raw:
-        return from_bytes(rows, codec, element).astype(np.float64)
-    assert rotation is not None  # only raw does without
-    assert centroids is not None
-    head_size = rotation.shape[0]
-    values = centroids.astype(np.float64)[unpack(rows, row_layout(codec, head_size))]
-    directions = values @ rotation.astype(np.float64).T
-    # Rows that were never written may hold any bytes, hence any scale; whether one is read at all
-    # is up to the caller.
+        return from_bytes(rows[..., : layout.row_bytes], codec, element).astype(np.float64)
+    decoded = coordinates(unpack(rows, layout), fields_of(rows, layout), codec, centroids)
+    if not codec.is_rotated:
+        return decoded
+    assert rotation is not None  # only other kinds do without
     with np.errstate(invalid="ignore"):
-        vectors: Float64 = scales_of(rows, codec, head_size)[..., None] * directions
+        vectors: Float64 = decoded @ rotation.astype(np.float64).T
     return vectors
+
+
+def offset_rows(
+    offset: npt.NDArray[np.float32], past_length: npt.NDArray[np.int64], batch: int, new: int
+) -> Float64:
+    """What is subtracted from new vectors ``[B, N, T, D]`` before they are encoded.
+
+    Args:
+        offset: float32 ``[P, N, D]``.
+        past_length: int64 ``[B]`` or ``[1]``.
+        batch: B.
+        new: T.
+
+    Returns:
+        float64 ``[B, N, T, D]``.
+    """
+    slots = _lengths(past_length, batch)[:, None] + np.arange(new)
+    rows = np.asarray(offset, np.float64)[np.minimum(slots, len(offset) - 1)]
+    by_head: Float64 = rows.transpose(0, 2, 1, 3)
+    return by_head
 
 
 def append(past: Bytes, rows: Bytes, past_length: npt.NDArray[np.int64]) -> Bytes:
@@ -177,6 +207,8 @@ def attention(
     softcap: float = 0.0,
     attention_bias: npt.NDArray[np.generic] | None = None,
     head_sink: npt.NDArray[np.generic] | None = None,
+    key_offset: Offset = None,
+    value_offset: Offset = None,
     element: str = "float32",
 ) -> Float64:
     """Grouped-query attention over the decoded caches.
@@ -195,9 +227,9 @@ def attention(
         past_length: int64 ``[B]`` or ``[1]``.
         key: codec of the keys.
         value: codec of the values.
-        key_rotation: float32 ``[D, D]``.
+        key_rotation: float32 ``[D, D]``, or ``[D, 2 D]`` for ``prod``.
         key_codebook: centroids of the keys, float32 ``[L]``.
-        value_rotation: float32 ``[D, D]``.
+        value_rotation: likewise.
         value_codebook: centroids of the values, float32 ``[L]``.
         scale: factor on the scores.
         causal: whether the future is hidden.
@@ -206,6 +238,8 @@ def attention(
         attention_bias: floats broadcastable to ``[B, H, T, total]``, total = max(past_length) + T;
             a last dimension longer than total is cut.
         head_sink: floats ``[H]``, the sink of each query head; minus infinity is none.
+        key_offset: float32 ``[P, N, D]``, added to the decoded keys by their slots.
+        value_offset: likewise for values.
         element: the model's element type, see ``codec.elements``; only ``raw`` looks at it.
 
     Returns:
@@ -219,8 +253,14 @@ def attention(
     total = int(lengths.max(initial=0)) + new
     if total > key_cache.shape[2]:
         raise ValueError(f"a cache of {key_cache.shape[2]} rows is too short for {total}")
-    keys = _decode(key_cache[:, :, :total], key, key_rotation, key_codebook, element)
-    values = _decode(value_cache[:, :, :total], value, value_rotation, value_codebook, element)
+    how: _How = {"size": head_size, "element": element}
+    keys = _decode(key_cache[:, :, :total], key, key_rotation, key_codebook, **how)
+    values = _decode(value_cache[:, :, :total], value, value_rotation, value_codebook, **how)
+    start = np.zeros(1, np.int64)
+    if key_offset is not None:
+        keys = keys + offset_rows(key_offset, start, 1, total)
+    if value_offset is not None:
+        values = values + offset_rows(value_offset, start, 1, total)
     bias, hidden = _bias(attention_bias, (batch, heads, new, total))
     queries = np.asarray(query, np.float64)
     sinks = np.full(heads, -np.inf) if head_sink is None else np.asarray(head_sink, np.float64)

@@ -12,6 +12,10 @@ draws on a CPU, reproduced here without torch: the same 32-bit Mersenne Twister 
 ``torch.randint(0, 2, (d,)) * 2 - 1`` draws from a generator seeded ``seed + 1337 * layer``. Without
 the signs a vector with a constant part would end up in a single coordinate.
 
+The projection of ``prod`` is a Gaussian matrix S, drawn like that of ``qr`` from a seed between
+those of two layers. It travels beside the rotation, as ``[R | S^T]``: one product with it brings a
+query to where both the codes and the signs are (Johnson-Lindenstrauss, quantised to one bit: QJL).
+
 What is baked into a model is what counts: nothing derives a rotation a second time.
 """
 
@@ -23,9 +27,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.codec.presets import DEFAULT_SEED, HADAMARD, QR, ROTATIONS
+from tq_onnx.codec.spec import PROD, Codec
 from tq_onnx.errors import UsageError
 
 _LAYER_STRIDE: Final = {QR: 1000, HADAMARD: 1337}
+_SKETCH_SEED: Final = 500
 _SEED_MASK: Final = 0xFFFF_FFFF
 """The generator is seeded with 32 bits; torch drops the others too."""
 
@@ -62,6 +68,42 @@ def make_rotation(
     """
     own_seed = rotation_seed(kind, layer, seed)
     return _qr(head_size, own_seed) if kind == QR else _hadamard(head_size, own_seed)
+
+
+def make_sketch(head_size: int, layer: int, seed: int = DEFAULT_SEED) -> npt.NDArray[np.float32]:
+    """The random projection of one layer, standard normal entries.
+
+    Args:
+        head_size: D, a multiple of 4.
+        layer: index of the layer.
+        seed: base seed of the model.
+
+    Returns:
+        S, float32 ``[D, D]``; signs are those of ``S r``.
+    """
+    own_seed = seed + _LAYER_STRIDE[QR] * layer + _SKETCH_SEED
+    return _randn(head_size * head_size, own_seed).reshape(head_size, head_size)
+
+
+def rotation_of(
+    codec: Codec, kind: str, head_size: int, layer: int, seed: int = DEFAULT_SEED
+) -> npt.NDArray[np.float32]:
+    """What the operators get as the rotation of one cache.
+
+    Args:
+        codec: a codec that rotates.
+        kind: as for ``make_rotation``.
+        head_size: likewise.
+        layer: likewise.
+        seed: likewise.
+
+    Returns:
+        float32 ``[D, C]``, C = ``codec.coordinates(D)``: R, for ``prod`` ``[R | S^T]``.
+    """
+    rotation = make_rotation(kind, head_size, layer, seed)
+    if codec.kind != PROD:
+        return rotation
+    return np.concatenate([rotation, make_sketch(head_size, layer, seed).T], axis=1)
 
 
 def _check_kind(kind: str) -> None:

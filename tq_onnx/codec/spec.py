@@ -8,9 +8,15 @@ of ``w`` bits packs ``8 / w`` coordinates into a byte: with ``n = d * w / 8`` by
 holds coordinate ``i + k * n`` in its bits ``[k * w, (k + 1) * w)``. A code of ``b`` bits is split
 into planes of falling width, low-order bits first: 4 = (4), 3 = (2, 1), 2 = (2), 5 = (4, 1).
 
-A ``raw`` row has neither planes nor a scale: it is the D coordinates one after the other, each in
+Kinds that code a coordinate in a whole byte have one plane of eight bits: the byte is the code.
+What follows the planes are fields, little-endian floats in a fixed order (``Field``).
+
+A ``raw`` row has neither planes nor fields: it is the D coordinates one after the other, each in
 the bytes of the model's own element type, little endian. With 16 bits that type is float16 or
 bfloat16, and the row does not tell which: whoever reads it knows the type of the model.
+
+A cache may have wider rows than its codec needs, where a runtime wants keys and values of one
+width: the bytes behind a row are zero when it is written, and never read.
 
 The layout digest goes into the C++ library, into the metadata of every converted model and into
 this package; whoever meets a different digest refuses.
@@ -23,30 +29,56 @@ import json
 from dataclasses import dataclass
 from typing import Final
 
-LAYOUT_VERSION: Final = 2
+LAYOUT_VERSION: Final = 3
 
 LLOYD_MAX: Final = "lloyd_max"
 """Codec kind: rotated, Lloyd-Max quantised coordinates and one scale per row."""
 
+UNIFORM: Final = "uniform"
+"""Codec kind: equal steps between the smallest and the largest coordinate of a row; not rotated."""
+
+FP8: Final = "fp8_e4m3"
+"""Codec kind: every coordinate as a float of 8 bits, E4M3FN, saturating; no metadata."""
+
+Q8_0: Final = "q8_0"
+"""Codec kind: signed bytes, one scale per block of coordinates; not rotated."""
+
+PROD: Final = "prod"
+"""Codec kind: ``lloyd_max`` of one bit less, and the signs of a random projection of what it left
+over (QJL), which make the estimate of an inner product unbiased."""
+
+U8: Final = "u8"
+"""Codec kind: a four-bit index of ``lloyd_max`` in a byte of its own, and the norm in float32."""
+
 RAW: Final = "raw"
 """Codec kind: the coordinates as they are, not rotated, without metadata."""
 
-LLOYD_MAX_BITS: Final = (2, 3, 4)
-RAW_BITS: Final = (16, 32)
-
-BITS: Final[dict[str, tuple[int, ...]]] = {LLOYD_MAX: LLOYD_MAX_BITS, RAW: RAW_BITS}
-"""Bits per coordinate that a codec kind has."""
+BITS: Final[dict[str, tuple[int, ...]]] = {
+    LLOYD_MAX: (2, 3, 4, 5),
+    UNIFORM: (2, 3, 4),
+    FP8: (8,),
+    Q8_0: (8,),
+    PROD: (3, 4),
+    U8: (4,),
+    RAW: (16, 32),
+}
+"""Bits per coordinate that a codec kind has; those of ``prod`` count the sign."""
 
 CODEC_KINDS: Final = tuple(BITS)
+LLOYD_MAX_BITS: Final = BITS[LLOYD_MAX]
+RAW_BITS: Final = BITS[RAW]
 
-PLANES: Final[dict[int, tuple[int, ...]]] = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1)}
+PLANES: Final[dict[int, tuple[int, ...]]] = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 8: (8,)}
 """Bit widths of the planes of a code, low-order bits first, by bits per code."""
 
-SCALE_BYTES: Final = 2
-"""The scale of a row: one float16, little endian."""
+Q8_0_BLOCK: Final = 32
+"""Coordinates that share a scale; the last block of a row may have fewer."""
 
-MAX_SCALE: Final = 65504.0
-"""Scales are clamped to the largest finite float16."""
+MAX_HALF: Final = 65504.0
+"""What is stored as float16 is clamped to the largest finite one."""
+
+FP8_MAX: Final = 448.0
+"""The largest finite E4M3FN."""
 
 HEAD_SIZE_MULTIPLE: Final = 8
 """A head size must fill whole bytes of a one-bit plane."""
@@ -79,13 +111,37 @@ class Codec:
 
     @property
     def is_raw(self) -> bool:
-        """Whether rows hold floats, so that there is no rotation and no codebook."""
+        """Whether rows hold floats as they are."""
         return self.kind == RAW
+
+    @property
+    def is_rotated(self) -> bool:
+        """Whether vectors are rotated and quantised with a codebook."""
+        return self.kind in (LLOYD_MAX, PROD, U8)
+
+    @property
+    def corrects_norm(self) -> bool:
+        """Whether the scale can make up for the norm that quantisation loses."""
+        return self.kind in (LLOYD_MAX, PROD)
+
+    @property
+    def index_bits(self) -> int:
+        """Bits of an index into the codebook; 0 if there is none."""
+        if not self.is_rotated:
+            return 0
+        return self.bits - 1 if self.kind == PROD else self.bits
 
     @property
     def levels(self) -> int:
         """Number of centroids; 0 if there is no codebook."""
-        return 0 if self.is_raw else 1 << self.bits
+        return 1 << self.index_bits if self.is_rotated else 0
+
+    def coordinates(self, head_size: int) -> int:
+        """Numbers that a row decodes to, in the space that the rotation leads to.
+
+        With ``prod`` there are the D of the codebook and the D signs.
+        """
+        return 2 * head_size if self.kind == PROD else head_size
 
     def for_elements(self, bits: int) -> Codec:
         """The codec in a model whose element type has so many bits.
@@ -116,6 +172,23 @@ class Plane:
 
 
 @dataclass(frozen=True)
+class Field:
+    """Metadata of a row: one or more little-endian floats.
+
+    Attributes:
+        name: ``scale``, ``zero`` or ``residual_norm``.
+        offset: first byte within the row.
+        count: number of floats.
+        size: bytes of one float: 2 (float16) or 4 (float32).
+    """
+
+    name: str
+    offset: int
+    count: int
+    size: int
+
+
+@dataclass(frozen=True)
 class RowLayout:
     """Byte layout of one row.
 
@@ -123,16 +196,37 @@ class RowLayout:
         codec: the codec that the row belongs to.
         head_size: coordinates of a vector.
         planes: the bit planes, in byte order; none in a ``raw`` row.
-        scale_offset: byte offset of the float16 scale; ``row_bytes`` in a ``raw`` row, which has
-            none.
-        row_bytes: W, the bytes of one row.
+        code_bytes: bytes of the planes, or of the floats of a ``raw`` row.
+        fields: the metadata, in byte order.
+        row_bytes: bytes of one row; a cache may give it more.
     """
 
     codec: Codec
     head_size: int
     planes: tuple[Plane, ...]
-    scale_offset: int
+    code_bytes: int
+    fields: tuple[Field, ...]
     row_bytes: int
+
+    def field(self, name: str) -> Field:
+        """The field of that name.
+
+        Raises:
+            KeyError: rows of this codec have none.
+        """
+        for field in self.fields:
+            if field.name == name:
+                return field
+        raise KeyError(name)
+
+
+def plane_widths(codec: Codec) -> tuple[int, ...]:
+    """Bit widths of the planes of a row, low-order bits first; none for ``raw``."""
+    if codec.is_raw:
+        return ()
+    if codec.kind == PROD:
+        return (*PLANES[codec.index_bits], 1)
+    return PLANES[8] if codec.kind == U8 else PLANES[codec.bits]
 
 
 def row_layout(codec: Codec, head_size: int) -> RowLayout:
@@ -148,15 +242,32 @@ def row_layout(codec: Codec, head_size: int) -> RowLayout:
         )
     if codec.is_raw:
         size = head_size * codec.bits // 8
-        return RowLayout(codec, head_size, (), size, size)
+        return RowLayout(codec, head_size, (), size, (), size)
     planes = []
     offset = shift = 0
-    for width in PLANES[codec.bits]:
+    for width in plane_widths(codec):
         size = head_size * width // 8
         planes.append(Plane(offset, size, width, shift))
         offset += size
         shift += width
-    return RowLayout(codec, head_size, tuple(planes), offset, offset + SCALE_BYTES)
+    code_bytes = offset
+    fields = []
+    for name, count, size in _metadata(codec, head_size):
+        fields.append(Field(name, offset, count, size))
+        offset += count * size
+    return RowLayout(codec, head_size, tuple(planes), code_bytes, tuple(fields), offset)
+
+
+def _metadata(codec: Codec, head_size: int) -> tuple[tuple[str, int, int], ...]:
+    """Name, count and bytes of every field."""
+    return {
+        LLOYD_MAX: (("scale", 1, 2),),
+        UNIFORM: (("scale", 1, 2), ("zero", 1, 2)),
+        FP8: (),
+        Q8_0: (("scale", -(-head_size // Q8_0_BLOCK), 2),),
+        PROD: (("scale", 1, 2), ("residual_norm", 1, 2)),
+        U8: (("scale", 1, 4),),
+    }[codec.kind]
 
 
 def layout_digest() -> str:
@@ -164,7 +275,8 @@ def layout_digest() -> str:
     rows = {
         f"{kind}{bits}/{head_size}": [
             [[p.offset, p.size, p.width, p.shift] for p in layout.planes]
-            + [layout.scale_offset, layout.row_bytes]
+            + [[f.name, f.offset, f.count, f.size] for f in layout.fields]
+            + [layout.code_bytes, layout.row_bytes]
         ]
         for kind in CODEC_KINDS
         for bits in BITS[kind]
@@ -173,10 +285,18 @@ def layout_digest() -> str:
     }
     facts = {
         "version": LAYOUT_VERSION,
-        "scale": ["float16", "little", SCALE_BYTES, MAX_SCALE],
-        "scale_meaning": "norm / norm(centroids[codes])",
+        "floats": ["float16 or float32", "little", MAX_HALF],
+        "scale": {
+            LLOYD_MAX: "norm / norm(centroids[codes])",
+            UNIFORM: "scale * code + zero",
+            FP8: ["E4M3FN", FP8_MAX],
+            Q8_0: ["scale * signed code", Q8_0_BLOCK],
+            PROD: "scale * centroids, sqrt(pi/2)/d * residual_norm * signs, sign in the top plane",
+            U8: "norm",
+            RAW: ["elements of the model", "little", "coordinates in order"],
+        },
         "ties": "up",
-        "raw": ["elements of the model", "little", "coordinates in order"],
+        "offset": "row minus offset[min(slot, P - 1), head]",
         "rows": rows,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

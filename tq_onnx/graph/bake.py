@@ -1,8 +1,10 @@
 """Puts into a model what its new nodes need: rotations, codebooks, function bodies, metadata.
 
-Rotations are initializers of their own per layer (``tq.rotation.3``), codebooks are shared by all
-caches of a codec and head size (``tq.centroids.4bit_d128``, ``tq.boundaries.4bit_d128``). Caches of
-the codec ``raw`` have none of them: one number that nothing reads, ``tq.none``, takes their places.
+Rotations are initializers of their own per layer (``tq.rotation.3``; ``tq.rotation_sketch.3`` with
+the projection of the codec ``prod`` beside it), codebooks are shared by all caches whose indices
+have so many bits and whose heads have one size (``tq.centroids.4bit_d128``,
+``tq.boundaries.4bit_d128``). Caches of a codec without them get one number that nothing reads,
+``tq.none``, in their places.
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from tq_onnx.codec.codebook import lloyd_max
-from tq_onnx.codec.rotation import make_rotation
-from tq_onnx.codec.spec import Codec
+from tq_onnx.codec.codebook import codebook_of
+from tq_onnx.codec.rotation import rotation_of
+from tq_onnx.codec.spec import PROD, Codec
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.plan import (
     METADATA_DIGEST,
@@ -23,38 +25,52 @@ from tq_onnx.graph.plan import (
     Plan,
 )
 from tq_onnx.ops.domain import BODY_OPSET
-from tq_onnx.ops.functions import function_protos
+from tq_onnx.ops.functions import body_codecs, function_protos
 
 FUNCTION_IR_VERSION = 8
 """The first IR version with functions in a model."""
 
 
 def rotation(build: Builder, plan: Plan, layer: LayerPlan, codec: Codec) -> ir.Value:
-    """The rotation of a layer, float32 ``[D, D]``, for those of its caches that are rotated."""
-    if codec.is_raw:
+    """The rotation of a layer, float32 ``[D, C]``, for those of its caches that are rotated."""
+    if not codec.is_rotated:
         return _none(build)
+    name = "rotation_sketch" if codec.kind == PROD else "rotation"
 
     def make() -> ir.Value:
-        matrix = make_rotation(plan.rotation, layer.head_size, layer.layer, plan.seed)
-        return build.constant(f"tq.rotation.{layer.layer}", matrix)
+        matrix = rotation_of(codec, plan.rotation, layer.head_size, layer.layer, plan.seed)
+        return build.constant(f"tq.{name}.{layer.layer}", matrix)
 
-    return build.once(("rotation", layer.layer), make)
+    return build.once((name, layer.layer), make)
 
 
 def centroids(build: Builder, codec: Codec, head_size: int) -> ir.Value:
     """The centroids of a codebook, float32 ``[L]``."""
-    if codec.is_raw:
+    if not codec.is_rotated:
         return _none(build)
-    array = lloyd_max(codec.bits, head_size).centroids
-    return build.constant(f"tq.centroids.{codec.bits}bit_d{head_size}", array)
+    array = codebook_of(codec, head_size).centroids
+    return build.constant(f"tq.centroids.{codec.index_bits}bit_d{head_size}", array)
 
 
 def boundaries(build: Builder, codec: Codec, head_size: int) -> ir.Value:
     """The decision boundaries of a codebook, float32 ``[L - 1]``."""
-    if codec.is_raw:
+    if not codec.is_rotated:
         return _none(build)
-    array = lloyd_max(codec.bits, head_size).boundaries
-    return build.constant(f"tq.boundaries.{codec.bits}bit_d{head_size}", array)
+    array = codebook_of(codec, head_size).boundaries
+    return build.constant(f"tq.boundaries.{codec.index_bits}bit_d{head_size}", array)
+
+
+def no_offset(build: Builder, layer: LayerPlan) -> ir.Value:
+    """The offset of a layer that has none, in a model where others have: float32 ``[1, N, D]``."""
+    sizes = (1, layer.kv_num_heads, layer.head_size)
+    name = f"tq.no_offset.{sizes[1]}x{sizes[2]}"
+    return build.constant(name, np.zeros(sizes, np.float32))
+
+
+def codec_index(plan: Plan, prefix: str, codec: Codec) -> dict[str, int]:
+    """Which of the codecs that the bodies know a node means; nothing where they know one."""
+    known = body_codecs(plan.pairs)
+    return {f"{prefix}codec_index": known.index(codec)} if len(known) > 1 else {}
 
 
 def _none(build: Builder) -> ir.Value:
@@ -65,18 +81,19 @@ def _none(build: Builder) -> ir.Value:
 def bake_functions(model: ir.Model, plan: Plan) -> None:
     """Adds the bodies of the operators, and the opset imports that they need.
 
-    All layers of a plan share codecs and whether there are a bias and sinks, as functions have no
-    overloads.
+    One body of each operator serves all layers, as functions have no overloads: for all of their
+    codecs, and with all inputs that one of them has.
     The bodies import the model's own opset, which ONNX wants to be one for both; what they use
     means the same from opset 15 on, which is the oldest that a converted model has.
     """
     opset = model.opset_imports.get("", BODY_OPSET)
     layer = plan.layers[0]
-    key = Codec(layer.key_codec, layer.key_bits)
-    value = Codec(layer.value_codec, layer.value_bits)
-    element = ir.DataType[layer.dtype].numpy().name
     for proto in function_protos(
-        key, value, has_bias=layer.has_bias, has_sink=layer.has_sink, element=element
+        plan.pairs,
+        has_bias=layer.has_bias,
+        has_sink=layer.has_sink,
+        has_offset=plan.centered,
+        element=ir.DataType[layer.dtype].numpy().name,
     ):
         function = ir.serde.deserialize_function(proto)
         function.opset_imports[""] = opset

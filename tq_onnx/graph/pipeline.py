@@ -1,9 +1,9 @@
-"""The two things that the converter does for a user: ``convert`` and ``inspect``.
+"""The conversion of a model file, from end to end.
 
-``convert`` runs load -> recognise -> plan -> rewrite and bake -> check -> save; nothing is written
-before everything holds. ``inspect`` stops after recognising, and changes nothing. Both return
-the frozen, JSON-able reports of ``tq_onnx.graph.reports``. Bytes per token are those of one more
-token of one sequence in all layers, from the graph's own types, scales included.
+``convert`` runs load -> recognise -> plan -> rewrite, bake and adapt -> check -> save; nothing is
+written before everything holds. It returns a frozen, JSON-able report
+(``tq_onnx.graph.reports``). Bytes per token are those of one more token of one sequence in all
+layers, from the graph's own types, scales included.
 """
 
 from __future__ import annotations
@@ -15,26 +15,20 @@ from typing import Final, Literal
 
 import onnx_ir as ir
 
-from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED, PRESETS
-from tq_onnx.errors import ModelFileError, TqOnnxError, UnsupportedModelError, UsageError
+from tq_onnx.codec.presets import DEFAULT_PRESET, Preset
+from tq_onnx.errors import ModelFileError, TqOnnxError, UnsupportedModelError
+from tq_onnx.graph.adapt import adapt
+from tq_onnx.graph.calibrationfile import read_calibration
 from tq_onnx.graph.check import Facts, check, complaint, facts
 from tq_onnx.graph.commit import Progress
-from tq_onnx.graph.dialects.site import Site
-from tq_onnx.graph.dialects.traces import (
-    Cache,
-    static_dim,
-)
+from tq_onnx.graph.dialects.traces import static_dim
+from tq_onnx.graph.equalise import LayerEqualisation
 from tq_onnx.graph.load import LoadedModel, load
 from tq_onnx.graph.match import Recognition, recognise
-from tq_onnx.graph.plan import METADATA_PLAN, Plan
-from tq_onnx.graph.planning import make_plan
-from tq_onnx.graph.reports import (
-    ConversionReport,
-    InspectionReport,
-    LayerFound,
-    Miss,
-    PresetOffer,
-)
+from tq_onnx.graph.options import Options, preset_of
+from tq_onnx.graph.plan import Plan
+from tq_onnx.graph.planning import DEFAULT_OPTIONS, make_plan
+from tq_onnx.graph.reports import ConversionReport
 from tq_onnx.graph.rewrite import ConvertPass
 from tq_onnx.graph.save import ExternalData, SavedFiles, check_output, save
 
@@ -52,8 +46,7 @@ def convert(
     output: Path,
     *,
     preset: str = DEFAULT_PRESET,
-    seed: int = DEFAULT_SEED,
-    rotation: str | None = None,
+    options: Options = DEFAULT_OPTIONS,
     overwrite: bool = False,
     external_data: ExternalData | None = None,
     on_stage: OnStage | None = None,
@@ -65,8 +58,7 @@ def convert(
         path: the original; it is never changed.
         output: the model to write.
         preset: a name in ``codec.presets.PRESETS``.
-        seed: base seed of the rotations.
-        rotation: ``qr`` or ``hadamard``; by default the preset's.
+        options: what else is asked for.
         overwrite: whether an output that exists may be replaced.
         external_data: what becomes of external data, see ``tq_onnx.graph.save``.
         on_stage: called as each stage begins.
@@ -83,9 +75,7 @@ def convert(
         check_output(loaded, output, overwrite=overwrite, external_data=external_data)
 
     begin = on_stage or (lambda _: None)
-    prepared = prepare(
-        path, preset=preset, seed=seed, rotation=rotation, on_stage=begin, on_load=check_first
-    )
+    prepared = prepare(path, preset=preset, options=options, on_stage=begin, on_load=check_first)
     begin("save")
     files = save(
         prepared.loaded,
@@ -107,19 +97,28 @@ class Prepared:
         plan: what was done to each layer.
         bytes_before: cache bytes of one token in the original.
         bytes_after: cache bytes of one token now.
+        equalisation: what scales of the norm weights do; see ``ConversionReport``.
     """
 
     loaded: LoadedModel
     plan: Plan
     bytes_before: int
     bytes_after: int
+    equalisation: tuple[LayerEqualisation, ...] = ()
 
     def report(self, files: SavedFiles) -> ConversionReport:
         """The report of the conversion, once it is written."""
         before, after = self.bytes_before, self.bytes_after
         source = self.loaded.path
         return ConversionReport(
-            source, self.plan, files.model, files, before, after, before / after
+            source,
+            self.plan,
+            files.model,
+            files,
+            before,
+            after,
+            before / after,
+            self.equalisation,
         )
 
 
@@ -127,8 +126,7 @@ def prepare(
     path: Path,
     *,
     preset: str = DEFAULT_PRESET,
-    seed: int = DEFAULT_SEED,
-    rotation: str | None = None,
+    options: Options = DEFAULT_OPTIONS,
     on_stage: OnStage | None = None,
     on_load: Callable[[LoadedModel], None] | None = None,
 ) -> Prepared:
@@ -137,16 +135,15 @@ def prepare(
     Args:
         path: the original; it is never changed.
         preset: a name in ``codec.presets.PRESETS``.
-        seed: base seed of the rotations.
-        rotation: ``qr`` or ``hadamard``; by default the preset's.
+        options: what else is asked for.
         on_stage: called as each stage begins.
         on_load: called with the model before any work is done on it; it may refuse.
 
     Raises:
         TqOnnxError: as for ``convert``.
     """
-    if preset not in PRESETS:
-        raise UsageError(f"preset {preset!r} is not one of {', '.join(PRESETS)}")
+    chosen = preset_of(preset)
+    calibration = None if options.calibration is None else read_calibration(options.calibration)
     begin = on_stage or (lambda _: None)
     begin("load")
     loaded = load(path)
@@ -154,60 +151,34 @@ def prepare(
         on_load(loaded)
     begin("recognise")
     before = facts(loaded.model)
-    recognition = _recognise(loaded, path)
+    recognition = recognised(loaded, path)
     begin("plan")
-    plan = _plan(recognition, preset, rotation, seed, path)
-    bytes_before = _original_bytes(recognition)
+    plan = _plan(recognition, chosen, options, path)
+    if calibration is not None:
+        calibration.check_matches(plan.layers)
+        calibration.check_center_from(options.center_from)
+    bytes_before = original_bytes(recognition)
     begin("rewrite")
     _rewrite(loaded.model, plan, recognition, before, path)
+    plan, equalisation = adapt(loaded.model, plan, options, calibration)
     begin("check")
     check(before, loaded.model, plan)
-    return Prepared(loaded, plan, bytes_before, _converted_bytes(loaded.model, plan))
+    size = converted_bytes(loaded.model, plan)
+    return Prepared(loaded, plan, bytes_before, size, equalisation)
 
 
-def inspect(path: Path) -> InspectionReport:
-    """Looks into a model file: what ``convert`` would find, or what it did.
+def recognised(loaded: LoadedModel, path: Path, *, refuse: bool = True) -> Recognition:
+    """What is found in a model.
+
+    Args:
+        loaded: the model.
+        path: what errors call it.
+        refuse: whether to refuse a model that was not recognised completely.
 
     Raises:
-        ModelFileError: the file cannot be read.
+        UnsupportedModelError: it is no decoder, or one that cannot be converted.
+        ModelFileError: it is not a valid model.
     """
-    loaded = load(path)
-    if METADATA_PLAN in loaded.model.metadata_props:
-        return _inspect_converted(loaded, path)
-    recognition = _recognise(loaded, path, refuse=False)
-    found = tuple(_layer(site) for site in recognition.sites)
-    convertible = bool(found) and not recognition.misses
-    size = _original_bytes(recognition) if found else None
-    offers = tuple(_offer(name, recognition, size) for name in PRESETS) if convertible else ()
-    return InspectionReport(
-        loaded.path,
-        loaded.opset,
-        loaded.external_files,
-        convertible and any(not offer.refusal for offer in offers),
-        found,
-        tuple(Miss(miss.layer, miss.node, miss.reason) for miss in recognition.misses),
-        size,
-        offers,
-        None,
-    )
-
-
-def _inspect_converted(loaded: LoadedModel, path: Path) -> InspectionReport:
-    try:
-        plan = Plan.from_json(loaded.model.metadata_props[METADATA_PLAN])
-        size = _converted_bytes(loaded.model, plan)
-    except (ModelFileError, KeyError, TypeError, AttributeError) as error:
-        raise ModelFileError(
-            "its conversion metadata cannot be read",
-            where=str(path),
-            fix="convert the original model again",
-        ) from error
-    return InspectionReport(
-        loaded.path, loaded.opset, loaded.external_files, False, (), (), size, (), plan
-    )
-
-
-def _recognise(loaded: LoadedModel, path: Path, *, refuse: bool = True) -> Recognition:
     try:
         recognition = recognise(loaded.model)
     except UnsupportedModelError as error:
@@ -226,11 +197,9 @@ def _recognise(loaded: LoadedModel, path: Path, *, refuse: bool = True) -> Recog
     return recognition
 
 
-def _plan(
-    recognition: Recognition, preset: str, rotation: str | None, seed: int, path: Path
-) -> Plan:
+def _plan(recognition: Recognition, preset: Preset, options: Options, path: Path) -> Plan:
     try:
-        return make_plan(recognition, PRESETS[preset], rotation=rotation, seed=seed)
+        return make_plan(recognition, preset, options)
     except UnsupportedModelError as error:
         where = f"{path}: {error.where}" if error.where else str(path)
         raise UnsupportedModelError(error.what, where=where, fix=error.fix) from error
@@ -260,15 +229,7 @@ def _invalid(text: str, path: Path) -> ModelFileError:
     )
 
 
-def _offer(name: str, recognition: Recognition, size: int | None) -> PresetOffer:
-    try:
-        after = make_plan(recognition, PRESETS[name]).bytes_per_token
-    except TqOnnxError as error:
-        return PresetOffer(name, None, None, str(error))
-    return PresetOffer(name, after, size / after if size else None, "")
-
-
-def _original_bytes(recognition: Recognition) -> int:
+def original_bytes(recognition: Recognition) -> int:
     """Bytes of one token in the caches of an original, from their own element types."""
     bits = 0
     for site in recognition.sites:
@@ -278,7 +239,7 @@ def _original_bytes(recognition: Recognition) -> int:
     return bits // 8
 
 
-def _converted_bytes(model: ir.Model, plan: Plan) -> int:
+def converted_bytes(model: ir.Model, plan: Plan) -> int:
     """Bytes of one token in the caches of a converted model, from the types of its caches.
 
     Raises:
@@ -295,30 +256,3 @@ def _converted_bytes(model: ir.Model, plan: Plan) -> int:
                 raise KeyError(name)
             bits += layer.kv_num_heads * width * value.dtype.bitwidth
     return bits // 8
-
-
-def _layer(site: Site) -> LayerFound:
-    mask = [text for text, there in (("causal", site.causal), ("bias", site.has_bias)) if there]
-    if site.sliding_window:
-        mask.append(f"window {site.sliding_window}")
-    if site.softcap:
-        mask.append(f"softcap {site.softcap:g}")
-    if site.has_sink:
-        mask.append("sinks")
-    return LayerFound(
-        layer=site.layer,
-        node=site.node.name or "",
-        dialect=site.dialect,
-        num_heads=site.num_heads,
-        kv_num_heads=site.kv_num_heads,
-        head_size=site.head_size,
-        dtype=site.dtype.name,
-        scale=site.scale,
-        mask=", ".join(mask) or "none",
-        past_key=_past_name(site.key),
-        past_value=_past_name(site.value),
-    )
-
-
-def _past_name(cache: Cache) -> str | None:
-    return None if cache.past is None else cache.past.name

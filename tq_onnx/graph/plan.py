@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from tq_onnx.codec.spec import Codec
 from tq_onnx.errors import ModelFileError
 
 METADATA_PLAN: Final = "tq_onnx.plan"
@@ -108,11 +109,15 @@ class LayerPlan:
         value: names of the value cache.
         key_codec: codec kind of the key cache (see ``codec.spec``), and its bits.
         value_codec: likewise for values.
-        key_row_bytes: W of the key cache.
-        value_row_bytes: W of the value cache.
+        key_row_bytes: W of the key cache in the graph, which may be more than its codec needs.
+        value_row_bytes: W of the value cache, likewise.
         rotation_seed: seed of this layer's rotation.
-        has_sink: whether sinks of the heads go into the operator, which then has a bias too; plans
-            of versions that knew no sinks do not say.
+        has_sink: whether sinks of the heads go into the operator, which then has a bias too.
+        centered: whether offsets are taken from keys and values before they are encoded, and given
+            back when they are read.
+        equalised: what holds the scales that make the channels of queries and keys alike:
+            ``norms``, the weights of their norms; ``nodes``, multiplications of their own; empty
+            if there are none.
     """
 
     layer: int
@@ -136,6 +141,23 @@ class LayerPlan:
     value_row_bytes: int
     rotation_seed: int
     has_sink: bool = False
+    centered: bool = False
+    equalised: str = ""
+
+    @property
+    def key_of(self) -> Codec:
+        """Codec of the key cache."""
+        return Codec(self.key_codec, self.key_bits)
+
+    @property
+    def value_of(self) -> Codec:
+        """Codec of the value cache."""
+        return Codec(self.value_codec, self.value_bits)
+
+    @property
+    def codecs(self) -> tuple[Codec, Codec]:
+        """Codecs of keys and values."""
+        return self.key_of, self.value_of
 
 
 @dataclass(frozen=True)
@@ -146,8 +168,10 @@ class Plan:
         tool_version: version of tq-onnx that made it.
         layout_digest: row layout that it was made for.
         preset: preset name.
-        rotation: ``qr`` or ``hadamard``.
+        rotation: ``qr`` or ``hadamard``; ``none`` where nothing is rotated.
         seed: base seed of the rotations.
+        norm_correction: whether scales make up for the norm that quantisation loses, where a codec
+            can.
         fixed_capacity: whether a caller may bind caches of fixed capacity, updated in place; if
             not, caches must grow, because the graph takes positions from their length.
         interface: names of the other inputs and outputs.
@@ -159,6 +183,7 @@ class Plan:
     preset: str
     rotation: str
     seed: int
+    norm_correction: bool
     fixed_capacity: bool
     interface: Interface
     layers: tuple[LayerPlan, ...]
@@ -170,6 +195,16 @@ class Plan:
             layer.kv_num_heads * (layer.key_row_bytes + layer.value_row_bytes)
             for layer in self.layers
         )
+
+    @property
+    def pairs(self) -> tuple[tuple[Codec, Codec], ...]:
+        """The distinct codecs of keys and values, in the order of the layers."""
+        return tuple(dict.fromkeys(layer.codecs for layer in self.layers))
+
+    @property
+    def centered(self) -> bool:
+        """Whether some layer has offsets."""
+        return any(layer.centered for layer in self.layers)
 
     def to_json(self) -> str:
         """One JSON document with stable key order."""

@@ -2,80 +2,88 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
 from tq_onnx import __version__
-from tq_onnx.codec.presets import DEFAULT_SEED, NO_ROTATION, ROTATIONS, Preset
+from tq_onnx.codec.presets import HADAMARD, Preset
 from tq_onnx.codec.rotation import rotation_seed
-from tq_onnx.codec.spec import Codec, RowLayout, layout_digest, row_layout
+from tq_onnx.codec.spec import RAW, Codec, RowLayout, layout_digest, row_layout
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.graph.dialects.site import Site
 from tq_onnx.graph.dialects.traces import (
     Cache,
 )
 from tq_onnx.graph.match import Recognition
+from tq_onnx.graph.options import Options, adapted, compressed_layers
 from tq_onnx.graph.plan import CachePair, LayerPlan, Plan
 
+DEFAULT_OPTIONS: Final = Options()
 
-def make_plan(
-    recognition: Recognition,
-    preset: Preset,
-    *,
-    rotation: str | None = None,
-    seed: int = DEFAULT_SEED,
-) -> Plan:
+_RAW: Final = Codec(RAW, 32)
+
+
+def make_plan(recognition: Recognition, preset: Preset, options: Options = DEFAULT_OPTIONS) -> Plan:
     """Plans the conversion of every layer.
 
     Args:
         recognition: what was found in the model.
         preset: codecs and rotation.
-        rotation: a rotation other than the preset's.
-        seed: base seed of the rotations.
+        options: what else was asked for; scales and offsets are of the graph, not of the plan, but
+            for whether there will be offsets.
 
     Raises:
         UnsupportedModelError: a layer was not recognised, or its head size has no row layout.
-        UsageError: the rotation is unknown, does not fit the head size, or is asked of a preset
-            that does not rotate.
+        UsageError: an option has no such value, does not fit the preset, or not the model.
     """
     interface = recognition.interface
     if recognition.misses or interface is None or not recognition.sites:
         raise UnsupportedModelError(*_refusal(recognition))
-    kind = _rotation(preset, rotation)
+    sites = recognition.sites
+    chosen = adapted(preset, options)
+    compressed = compressed_layers(options, len(sites))
     # A function body has no optional inputs: either all layers pass a bias, or none; so with sinks,
     # which come after the bias.
-    has_sink = any(site.has_sink for site in recognition.sites)
-    has_bias = has_sink or any(site.has_bias for site in recognition.sites)
-    _check_elements(recognition, preset)
+    has_sink = any(site.has_sink for site in sites)
+    has_bias = has_sink or any(site.has_bias for site in sites)
+    layers = tuple(
+        replace(
+            _layer(
+                site,
+                chosen if site.layer in compressed else _uncompressed(chosen),
+                options,
+            ),
+            has_bias=has_bias,
+            has_sink=has_sink,
+        )
+        for site in sites
+    )
+    _check_elements(layers)
     return Plan(
         tool_version=__version__,
         layout_digest=layout_digest(),
         preset=preset.name,
-        rotation=kind,
-        seed=seed,
+        rotation=chosen.rotation,
+        seed=options.seed,
+        norm_correction=chosen.norm_correction,
         fixed_capacity=recognition.fixed_capacity,
         interface=interface,
-        layers=tuple(
-            _layer(site, preset, kind, seed, has_bias=has_bias, has_sink=has_sink)
-            for site in recognition.sites
-        ),
+        layers=layers,
     )
 
 
-def _rotation(preset: Preset, wanted: str | None) -> str:
-    if wanted is None:
-        return preset.rotation
-    if wanted not in ROTATIONS:
-        raise UsageError(f"rotation {wanted!r} is not one of {', '.join(ROTATIONS)}")
-    if preset.rotation == NO_ROTATION:
-        raise UsageError(f"the preset {preset.name} does not rotate", fix="leave the rotation out")
-    return wanted
+def _uncompressed(preset: Preset) -> Preset:
+    return replace(preset, key=_RAW, value=_RAW)
 
 
-def _check_elements(recognition: Recognition, preset: Preset) -> None:
+def _check_elements(layers: Sequence[LayerPlan]) -> None:
     """One function body writes the raw rows of all layers, and knows one element type."""
-    types = sorted({site.dtype.name for site in recognition.sites})
-    if preset.rotation == NO_ROTATION and len(types) > 1:
+    types = sorted({layer.dtype for layer in layers})
+    if len(types) > 1 and any(codec.is_raw for layer in layers for codec in layer.codecs):
         raise UnsupportedModelError(
             f"its layers compute in several element types ({', '.join(types)})",
-            fix="use a preset that quantises",
+            fix="use a preset that quantises, in all layers",
         )
 
 
@@ -87,19 +95,23 @@ def _refusal(recognition: Recognition) -> tuple[str]:
     return (f"{first}{more}",)
 
 
-def _layer(
-    site: Site, preset: Preset, kind: str, seed: int, *, has_bias: bool, has_sink: bool
-) -> LayerPlan:
+def _layer(site: Site, preset: Preset, options: Options) -> LayerPlan:
     element_bits = site.dtype.bitwidth
     key = _row_layout(site, preset.key.for_elements(element_bits))
     value = _row_layout(site, preset.value.for_elements(element_bits))
     size = site.head_size
-    if kind == "hadamard" and size & (size - 1):
+    rotated = key.codec.is_rotated or value.codec.is_rotated
+    if rotated and preset.rotation == HADAMARD and size & (size - 1):
         raise UsageError(
             f"a hadamard rotation needs a head size that is a power of two, not {size}",
             where=f"layer {site.layer}",
-            fix="use the qr rotation",
+            fix="choose the qr rotation, with --rotation qr",
         )
+    widths = (key.row_bytes, value.row_bytes)
+    if options.equal_rows:
+        widths = (max(widths), max(widths))
+    seed = options.seed
+    quantised = not (key.codec.is_raw and value.codec.is_raw)
     return LayerPlan(
         layer=site.layer,
         dialect=site.dialect,
@@ -111,17 +123,18 @@ def _layer(
         causal=site.causal,
         sliding_window=site.sliding_window,
         softcap=site.softcap,
-        has_bias=has_bias,
+        has_bias=site.has_bias,
         key=_pair(site.key),
         value=_pair(site.value),
         key_codec=key.codec.kind,
         key_bits=key.codec.bits,
         value_codec=value.codec.kind,
         value_bits=value.codec.bits,
-        key_row_bytes=key.row_bytes,
-        value_row_bytes=value.row_bytes,
-        rotation_seed=seed if kind == NO_ROTATION else rotation_seed(kind, site.layer, seed),
-        has_sink=has_sink,
+        key_row_bytes=widths[0],
+        value_row_bytes=widths[1],
+        rotation_seed=rotation_seed(preset.rotation, site.layer, seed) if rotated else seed,
+        has_sink=site.has_sink,
+        centered=options.calibration is not None and quantised,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tq_onnx.graph.equalise import LayerEqualisation
 from tq_onnx.graph.plan import Plan
 from tq_onnx.graph.save import SavedFiles
 
@@ -21,6 +22,8 @@ class ConversionReport:
         bytes_per_token_before: cache bytes of one token in the original.
         bytes_per_token_after: cache bytes of one token in the converted model.
         ratio: how many times smaller the cache is.
+        equalisation: for each layer, what scales of its norm weights do to the noise of scores;
+            empty if none were asked for.
     """
 
     source: Path
@@ -30,6 +33,7 @@ class ConversionReport:
     bytes_per_token_before: int
     bytes_per_token_after: int
     ratio: float
+    equalisation: tuple[LayerEqualisation, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,8 @@ class InspectionReport:
         bytes_per_token: cache bytes of one token now; None if no layer was recognised.
         presets: what each preset would make of it; empty if it is not convertible.
         plan: what was done to it; None for a model that is not converted.
+        equalisation: what scales of the norm weights would do for 4-bit keys; empty if it is not
+            convertible.
     """
 
     model: Path
@@ -93,3 +99,4 @@ class InspectionReport:
     bytes_per_token: int | None
     presets: tuple[PresetOffer, ...]
     plan: Plan | None
+    equalisation: tuple[LayerEqualisation, ...] = ()

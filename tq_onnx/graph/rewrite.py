@@ -21,21 +21,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-import numpy as np
 import onnx_ir as ir
 
-from tq_onnx.codec.spec import Codec
 from tq_onnx.graph import bake
 from tq_onnx.graph.builder import MICROSOFT, Builder
 from tq_onnx.graph.cachenodes import (
     SCOPE,
     answer,
-    as_query,
-    leading,
-    past_bytes,
     publish,
     shortened,
-    turned,
 )
 from tq_onnx.graph.dialects.site import Site
 from tq_onnx.graph.dialects.traces import (
@@ -43,10 +37,10 @@ from tq_onnx.graph.dialects.traces import (
 )
 from tq_onnx.graph.liveness import live_nodes, nested_nodes
 from tq_onnx.graph.match import Recognition
+from tq_onnx.graph.operatornodes import LayerNodes, Role
 from tq_onnx.graph.plan import LayerPlan, Plan
-from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE, VERSION
+from tq_onnx.ops.domain import DOMAIN, VERSION
 
-_NORM_CORRECTION: Final = 1
 _MICROSOFT_VERSION: Final = 1
 _OLDEST_OPSET: Final = 15
 """``Shape`` with a range, in the nodes that a conversion adds."""
@@ -140,68 +134,24 @@ class ConvertPass(ir.passes.InPlacePass):
         self, build: Builder, site: Site, layer: LayerPlan, order: Mapping[ir.Node, int]
     ) -> dict[Cache, ir.Value]:
         scope = f"layers.{site.layer}.attention"
-        codecs = Codec(layer.key_codec, layer.key_bits), Codec(layer.value_codec, layer.value_bits)
         places = [site.node, site.key.node, site.value.node]
         with build.before(min(places, key=order.__getitem__), scope):
             past_length = self._past_length(build, site)
         with build.before(site.node, scope):
             operands = site.operands(build)
-            rotations = {codec: bake.rotation(build, self._plan, layer, codec) for codec in codecs}
+        made = LayerNodes(build, self._plan, site, layer, past_length)
         presents = {}
-        roles = [
-            (site.key, operands.key, codecs[0], layer.key_row_bytes, "key"),
-            (site.value, operands.value, codecs[1], layer.value_row_bytes, "value"),
+        roles: list[tuple[Cache, ir.Value, Role]] = [
+            (site.key, operands.key, "key"),
+            (site.value, operands.value, "value"),
         ]
-        for cache, operand, codec, width, role in sorted(roles, key=lambda one: order[one[0].node]):
-            shape = [*leading(cache, site), width]
+        for cache, rows, role in sorted(roles, key=lambda one: order[one[0].node]):
             with build.before(cache.node, scope):
-                rows = turned(build, cache, site, operand, role)
-                if codec.is_raw:
-                    rows = as_query(build, site, rows, role)
-                presents[cache] = build.op(
-                    ENCODE,
-                    [
-                        rows,
-                        past_bytes(build, cache, site, width, rows),
-                        past_length,
-                        rotations[codec],
-                        bake.centroids(build, codec, layer.head_size),
-                        bake.boundaries(build, codec, layer.head_size),
-                    ],
-                    f"{ENCODE}_{role}",
-                    dtype=ir.DataType.UINT8,
-                    shape=shape,
-                    domain=DOMAIN,
-                    codec=codec.kind,
-                    bits=codec.bits,
-                    norm_correction=_NORM_CORRECTION,
-                )
-        key, value = presents[site.key], presents[site.value]
+                presents[cache] = made.encode(cache, rows, role)
         with build.before(site.node, scope):
-            inputs = [operands.query, key, value, past_length]
-            for codec in codecs:
-                inputs += [rotations[codec], bake.centroids(build, codec, layer.head_size)]
-            if layer.has_bias:
-                inputs.append(operands.bias or _no_bias(build, site))
-            if layer.has_sink:
-                inputs.append(operands.sink or _no_sinks(build, site))
-            attention_BHTD = build.op(
-                ATTENTION,
-                inputs,
-                ATTENTION,
-                dtype=site.dtype,
-                shape=[None, layer.num_heads, None, layer.head_size],
-                domain=DOMAIN,
-                scale=layer.scale,
-                causal=int(layer.causal),
-                sliding_window=layer.sliding_window,
-                softcap=layer.softcap,
-                key_codec=layer.key_codec,
-                key_bits=layer.key_bits,
-                value_codec=layer.value_codec,
-                value_bits=layer.value_bits,
+            result = site.result(
+                build, made.attend(operands, presents[site.key], presents[site.value])
             )
-            result = site.result(build, attention_BHTD)
         if result.shape is None or site.output.shape is not None:
             result.shape = site.output.shape
         site.output.replace_all_uses_with(result)
@@ -223,16 +173,6 @@ class ConvertPass(ir.passes.InPlacePass):
         past = (sites[0] if alike else site).key.past
         assert past is not None  # a graph without caches counts its tokens
         return build.once(("past_length", past), lambda: build.dim(past, 2, "past_length"))
-
-
-def _no_bias(build: Builder, site: Site) -> ir.Value:
-    numpy = site.dtype.numpy()
-    return build.constant(f"tq.{site.dtype.name}.no_bias", np.zeros((1, 1, 1, 1), numpy))
-
-
-def _no_sinks(build: Builder, site: Site) -> ir.Value:
-    none = np.full(site.num_heads, -np.inf).astype(site.dtype.numpy())
-    return build.constant(f"tq.{site.dtype.name}.no_sinks_of_{site.num_heads}", none)
 
 
 def _downstream(values: Iterable[ir.Value]) -> set[ir.Node]:

@@ -26,7 +26,7 @@ from tq_onnx.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from tq_onnx.graph import pipeline
+from tq_onnx.graph import inspection
 from tq_onnx.graph.load import load
 from tq_onnx.graph.preflight import is_blob
 from tq_onnx.graph.reports import InspectionReport
@@ -255,7 +255,7 @@ def _is_file(path: Path, root: Path, where: Path) -> bool:
 def _model(root: Path, folder: Path, name: str, genai: GenaiConfig | None) -> FolderModel:
     path = root / name
     shown = folder / name
-    report = pipeline.inspect(shown)
+    report = inspection.inspect(shown)
     if report.model.parent != path.parent:
         raise ModelFileError(
             "is a link to a model in another folder", where=str(shown), fix="put the file there"

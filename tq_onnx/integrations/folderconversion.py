@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED, PRESETS
+from tq_onnx.codec.presets import DEFAULT_PRESET
 from tq_onnx.errors import ModelFileError, OutputExistsError, UsageError
 from tq_onnx.graph import pipeline
 from tq_onnx.graph.commit import Progress, Stage, same_content
+from tq_onnx.graph.options import Options, preset_of
 from tq_onnx.graph.plan import Plan
+from tq_onnx.graph.planning import DEFAULT_OPTIONS
 from tq_onnx.graph.reports import ConversionReport
 from tq_onnx.graph.save import ExternalData, SavedFiles, check_space, refusal
 from tq_onnx.graph.spill import stage_model
@@ -82,8 +84,7 @@ def convert_folder(
     output: Path,
     *,
     preset: str = DEFAULT_PRESET,
-    seed: int = DEFAULT_SEED,
-    rotation: str | None = None,
+    options: Options = DEFAULT_OPTIONS,
     overwrite: bool = False,
     external_data: ExternalData | None = None,
     on_step: OnStep | None = None,
@@ -95,8 +96,8 @@ def convert_folder(
         folder: the original; it is never changed.
         output: the folder to write.
         preset: a name in ``codec.presets.PRESETS``.
-        seed: base seed of the rotations, the same for every decoder.
-        rotation: ``qr`` or ``hadamard``; by default the preset's.
+        options: what else is asked for, the same for every decoder. A folder of
+            onnxruntime-genai gets equal rows in any case.
         overwrite: whether files of an output that exists may be replaced; others in it stay.
         external_data: ``copy`` (the default) or ``link``.
         on_step: called as each step begins.
@@ -108,8 +109,7 @@ def convert_folder(
         ModelFileError: a file cannot be read or written, or the output exists.
         LibraryError: a folder of onnxruntime-genai needs the library, and there is none.
     """
-    if preset not in PRESETS:
-        raise UsageError(f"preset {preset!r} is not one of {', '.join(PRESETS)}")
+    preset_of(preset)
     if external_data == "keep":
         raise UsageError(
             "a converted folder has its data files in it", fix="choose copy or link instead of keep"
@@ -121,6 +121,7 @@ def convert_folder(
     library = None
     if found.genai is not None:
         check_config(found.genai)
+        options = replace(options, equal_rows=True)
         library = get_library_path()
     job = _Job(found, folder, target, Stage(overwrite), external_data or "copy")
     try:
@@ -129,9 +130,7 @@ def convert_folder(
         reports = []
         for index, model in enumerate(found.decoders):
             step("convert", model.name, index, len(found.decoders))
-            prepared = pipeline.prepare(
-                folder / model.name, preset=preset, seed=seed, rotation=rotation
-            )
+            prepared = pipeline.prepare(folder / model.name, preset=preset, options=options)
             reports.append(prepared.report(job.write_model(prepared, model.name)))
         changes = None
         if found.genai is not None and library is not None:

@@ -9,7 +9,8 @@
                                                 (onnxruntime-genai refuses links and other places)
 ``model.decoder.head_size``                     bytes of a cache row, if all layers have the same:
                                                 old releases (0.9) size caches by it, newer
-                                                ones (0.18) ask the graph, which says the same
+                                                ones (0.18) ask the graph, which says the same;
+                                                only those run layers of several widths
 ``search.past_present_share_buffer``            false for a model whose caches must grow
 =============================================== ===================================================
 
@@ -28,8 +29,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Final
 
+from tq_onnx.codec.spec import row_layout
 from tq_onnx.errors import ModelFileError, UnsupportedModelError
-from tq_onnx.graph.plan import Plan
+from tq_onnx.graph.plan import LayerPlan, Plan
 
 CONFIG_FILE: Final = "genai_config.json"
 _LIBRARY: Final = "custom_ops_library"
@@ -68,6 +70,9 @@ class GenaiChanges:
         share_buffer_before: what it was.
         may_share: whether it is false and could be true.
         providers: execution providers, but for the CPU's, that the decoder still asks for.
+        several_widths: whether layers differ in the bytes of a row, so that no entry tells them.
+        padding: cache bytes of a token, all layers, that only make keys and values of a layer
+            equally wide.
     """
 
     library: str
@@ -76,6 +81,8 @@ class GenaiChanges:
     share_buffer_before: bool | None
     may_share: bool
     providers: tuple[str, ...]
+    several_widths: bool = False
+    padding: int = 0
 
 
 def read_config(folder: Path) -> GenaiConfig | None:
@@ -159,10 +166,10 @@ def patch_config(
                 f"layer {layer.layer} has key rows of {layer.key_row_bytes} bytes and value rows "
                 f"of {layer.value_row_bytes}, and onnxruntime-genai gives both one width",
                 where=str(config.path),
-                fix="choose a preset with the same codec for keys and values",
+                fix="convert with equal rows, or a preset with the same codec for both",
             )
     widths = {layer.key_row_bytes for layer in layers}
-    width = widths.pop() if len(widths) == 1 and "head_size" in decoder else None
+    width = next(iter(widths)) if len(widths) == 1 and "head_size" in decoder else None
     if width is not None:
         decoder["head_size"] = width
     search = document.get("search")
@@ -173,8 +180,23 @@ def patch_config(
         document["search"][_SHARE] = after = False
     text = json.dumps(document, indent=4, ensure_ascii=False) + "\n"
     may_share = before is False and fixed
-    changes = GenaiChanges(library, width, after, before, may_share, config.providers)
+    changes = GenaiChanges(
+        library,
+        width,
+        after,
+        before,
+        may_share,
+        config.providers,
+        several_widths=len(widths) > 1,
+        padding=sum(_padding(layer) for layer in layers),
+    )
     return text.encode(), changes
+
+
+def _padding(layer: LayerPlan) -> int:
+    """Bytes of a token, behind the rows of one layer."""
+    needed = sum(row_layout(codec, layer.head_size).row_bytes for codec in layer.codecs)
+    return layer.kv_num_heads * (layer.key_row_bytes + layer.value_row_bytes - needed)
 
 
 def _file_names(part: dict[str, Any]) -> Iterator[str]:

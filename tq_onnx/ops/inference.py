@@ -1,8 +1,8 @@
 """Type and shape inference of both operators, called by onnx with an ``InferenceContext``.
 
 What is static must agree; what is symbolic or unknown is let through. Sizes are ``int``, ``str``
-(a symbol) or None (unknown). The tables of a cache of the codec ``raw`` are not looked at, as no
-runtime looks at them.
+(a symbol) or None (unknown). The tables of a cache whose codec has no use for them are not looked
+at, as no runtime looks at them. Rows may be wider than their codec needs.
 """
 
 from __future__ import annotations
@@ -24,16 +24,19 @@ _ELEMENT_BITS: Final[dict[int, int]] = {
     onnx.TensorProto.BFLOAT16: 16,
 }
 
-_VECTORS, _PAST, _ENCODE_LENGTH, _ROTATION, _CENTROIDS, _BOUNDARIES = range(6)
+_VECTORS, _PAST, _ENCODE_LENGTH, _ROTATION, _CENTROIDS, _BOUNDARIES, _OFFSET = range(7)
 _QUERY, _KEY_CACHE, _VALUE_CACHE, _LENGTH = range(4)
-_KEY_ROTATION, _KEY_CENTROIDS, _VALUE_ROTATION, _VALUE_CENTROIDS, _BIAS, _SINK = range(4, 10)
+_KEY_ROTATION, _KEY_CENTROIDS, _VALUE_ROTATION, _VALUE_CENTROIDS = range(4, 8)
+_BIAS, _SINK, _KEY_OFFSET, _VALUE_OFFSET = range(8, 12)
 
 
 class _Node:
     """What inference needs to see of one node, with errors that name it."""
 
-    def __init__(self, context: InferenceContext) -> None:
+    def __init__(self, context: InferenceContext, floats: str) -> None:
+        """``floats`` is the name of the input that has the model's element type."""
         self.context = context
+        self.floats = floats
 
     def error(self, text: str) -> InferenceError:
         return InferenceError(f"{self.context.get_display_name()}: {text}")
@@ -101,30 +104,50 @@ class _Node:
         if self.integer(name) not in (0, 1):
             raise self.error(f"{name} is {self.integer(name)}, not 0 or 1")
 
-    def row_bytes(self, what: str, codec: Codec, head_size: Size, width: Size) -> Size:
-        """W of rows of this codec; refuses a static width that differs."""
+    def choice(self, name: str) -> None:
+        """A number that may be missing."""
+        attribute = self.context.get_attribute(name)
+        if attribute is not None and attribute.i < 0:
+            raise self.error(f"{name} is {attribute.i}, below 0")
+
+    def row_bytes(self, what: str, codec: Codec, head_size: Size, width: Size) -> None:
+        """Refuses rows that have less room than the codec needs."""
         if not isinstance(head_size, int):
-            return width
+            return
         try:
-            expected = row_layout(codec, head_size).row_bytes
+            needed = row_layout(codec, head_size).row_bytes
         except ValueError as error:
             raise self.error(str(error)) from error
-        if isinstance(width, int) and width != expected:
+        if isinstance(width, int) and width < needed:
             raise self.error(
                 f"{what} has rows of {width} bytes, but {codec} at head size {head_size} "
-                f"needs {expected}"
+                f"needs {needed}"
             )
-        return expected
 
-    def rotation(self, name: str, codec: Codec, index: int) -> list[Size]:
-        """Both sizes of a rotation; none for a codec that does not rotate."""
-        return [] if codec.is_raw else self.shape(index, name, 2)
+    def rotation(self, name: str, codec: Codec, index: int, head_size: Size) -> Size:
+        """The head size, checked against a rotation [D, C] if the codec has one."""
+        if not codec.is_rotated:
+            return head_size
+        rows, columns = self.shape(index, name, 2)
+        head_size = self.same(f"the head size of {self.floats} and {name}", head_size, rows)
+        if isinstance(head_size, int):
+            self.one_of(f"the width of {name} for {codec}", columns, codec.coordinates(head_size))
+        return head_size
 
     def codebook(self, name: str, codec: Codec, index: int, missing: int = 0) -> None:
-        if codec.is_raw:
+        if not codec.is_rotated:
             return
         (size,) = self.shape(index, name, 1)
         self.one_of(f"the size of {name} for {codec}", size, codec.levels - missing)
+
+    def offset(self, name: str, index: int, heads: Size, head_size: Size) -> Size:
+        """Rows of an offset [P, N, D]; None if there is none."""
+        rows, offset_heads, offset_size = self.shape(index, name, 3)
+        self.same(f"the number of heads of {name} and of the cache", heads, offset_heads)
+        self.same(f"the head size of {self.floats} and {name}", head_size, offset_size)
+        if rows == 0:
+            raise self.error(f"{name} has no rows")
+        return rows
 
     def output(self, element_type: int, sizes: Sequence[Size]) -> None:
         kind = onnx.TypeProto()
@@ -145,20 +168,21 @@ def infer_encode(context: InferenceContext) -> None:
     Raises:
         InferenceError: static sizes or attributes contradict each other.
     """
-    node = _Node(context)
+    node = _Node(context, "vectors")
     codec = node.codec("", _VECTORS)
     node.flag("norm_correction")
+    node.choice("codec_index")
     batch, heads, new, head_size = node.shape(_VECTORS, "vectors", 4)
     past_batch, past_heads, capacity, width = node.shape(_PAST, "past", 4)
     (lengths,) = node.shape(_ENCODE_LENGTH, "past_length", 1)
-    rotation = node.rotation("rotation", codec, _ROTATION)
     batch = node.same("the batch size of vectors and past", batch, past_batch)
     heads = node.same("the number of heads of vectors and past", heads, past_heads)
-    head_size = node.same("the head size of vectors and rotation", head_size, *rotation)
+    head_size = node.rotation("rotation", codec, _ROTATION, head_size)
     node.one_of("the size of past_length", lengths, 1, batch)
     node.codebook("centroids", codec, _CENTROIDS)
     node.codebook("boundaries", codec, _BOUNDARIES, missing=1)
-    width = node.row_bytes("past", codec, head_size, width)
+    node.offset("offset", _OFFSET, heads, head_size)
+    node.row_bytes("past", codec, head_size, width)
     slots = _slots(context, capacity, new)
     node.output(onnx.TensorProto.UINT8, [batch, heads, slots, width])
 
@@ -169,8 +193,10 @@ def infer_attention(context: InferenceContext) -> None:
     Raises:
         InferenceError: static sizes or attributes contradict each other.
     """
-    node = _Node(context)
+    node = _Node(context, "query")
     node.flag("causal")
+    node.choice("key_codec_index")
+    node.choice("value_codec_index")
     for name, number in (
         ("sliding_window", node.integer("sliding_window")),
         ("softcap", node.number("softcap")),
@@ -184,12 +210,8 @@ def infer_attention(context: InferenceContext) -> None:
     kv_heads = node.same("the number of heads of key_cache and value_cache", key_heads, value_heads)
     slots = node.same("the number of slots of key_cache and value_cache", key_slots, value_slots)
     key, value = node.codec("key_", _QUERY), node.codec("value_", _QUERY)
-    head_size = node.same(
-        "the head size of query and rotations",
-        head_size,
-        *node.rotation("key_rotation", key, _KEY_ROTATION),
-        *node.rotation("value_rotation", value, _VALUE_ROTATION),
-    )
+    head_size = node.rotation("key_rotation", key, _KEY_ROTATION, head_size)
+    head_size = node.rotation("value_rotation", value, _VALUE_ROTATION, head_size)
     for prefix, codec, width, index in (
         ("key_", key, key_width, _KEY_CENTROIDS),
         ("value_", value, value_width, _VALUE_CENTROIDS),
@@ -206,6 +228,7 @@ def infer_attention(context: InferenceContext) -> None:
     node.same(
         "the number of heads of query and head_sink", heads, *node.shape(_SINK, "head_sink", 1)
     )
+    _check_offsets(node, kv_heads, head_size)
     query_type = context.get_input_type(_QUERY)
     node.output(query_type.tensor_type.elem_type, [batch, heads, new, head_size])
 
@@ -217,6 +240,17 @@ def _check_bias(node: _Node, batch: Size, heads: Size, new: Size) -> None:
     last = sizes[3]
     if isinstance(last, int) and isinstance(new, int) and 1 < last < new:
         raise node.error(f"attention_bias has {last} columns for {new} new tokens alone")
+
+
+def _check_offsets(node: _Node, heads: Size, head_size: Size) -> None:
+    has_key, has_value = map(node.context.has_input, (_KEY_OFFSET, _VALUE_OFFSET))
+    if has_key != has_value:
+        raise node.error("key_offset and value_offset come together or not at all")
+    node.same(
+        "the number of rows of key_offset and value_offset",
+        node.offset("key_offset", _KEY_OFFSET, heads, head_size),
+        node.offset("value_offset", _VALUE_OFFSET, heads, head_size),
+    )
 
 
 def _slots(context: InferenceContext, capacity: Size, new: Size) -> Size:

@@ -60,12 +60,20 @@ def _parameter(entry: tuple[str, str], types: dict[str, str], *, optional: bool 
     )
 
 
-def _attributes(entries: tuple[tuple[str, str], ...]) -> list[OpSchema.Attribute]:
-    integer = OpSchema.AttrType.INT
-    return [
+def _attributes(
+    entries: tuple[tuple[str, str], ...], choices: tuple[tuple[str, str], ...]
+) -> list[OpSchema.Attribute]:
+    """Attributes that must be there, and numbers that are 0 if they are not."""
+    integer, number = OpSchema.AttrType.INT, onnx.AttributeProto.INT
+    required = [
         OpSchema.Attribute(name, _ATTRIBUTE_TYPES.get(name, integer), meaning, required=True)
         for name, meaning in entries
     ]
+    optional = [
+        OpSchema.Attribute(name, onnx.AttributeProto(name=name, type=number, i=0), meaning)
+        for name, meaning in choices
+    ]
+    return required + optional
 
 
 def encode_schema() -> OpSchema:
@@ -75,10 +83,13 @@ def encode_schema() -> OpSchema:
         DOMAIN,
         VERSION,
         doc.ENCODE_SUMMARY,
-        inputs=[_parameter(entry, _ENCODE_TYPES) for entry in doc.ENCODE_INPUTS],
+        inputs=[
+            *(_parameter(entry, _ENCODE_TYPES) for entry in doc.ENCODE_INPUTS),
+            _parameter(doc.OFFSET, _ENCODE_TYPES, optional=True),
+        ],
         outputs=[_parameter(entry, _ENCODE_TYPES) for entry in doc.ENCODE_OUTPUTS],
         type_constraints=_TYPES,
-        attributes=_attributes(doc.ENCODE_ATTRIBUTES),
+        attributes=_attributes(doc.ENCODE_ATTRIBUTES, doc.ENCODE_CHOICE),
     )
     schema.set_type_and_shape_inference_function(infer_encode)
     return schema
@@ -93,12 +104,11 @@ def attention_schema() -> OpSchema:
         doc.ATTENTION_SUMMARY,
         inputs=[
             *(_parameter(entry, _ATTENTION_TYPES) for entry in doc.ATTENTION_INPUTS),
-            _parameter(doc.ATTENTION_BIAS, _ATTENTION_TYPES, optional=True),
-            _parameter(doc.HEAD_SINK, _ATTENTION_TYPES, optional=True),
+            *(_parameter(e, _ATTENTION_TYPES, optional=True) for e in doc.ATTENTION_OPTIONAL),
         ],
         outputs=[_parameter(entry, _ATTENTION_TYPES) for entry in doc.ATTENTION_OUTPUTS],
         type_constraints=_TYPES,
-        attributes=_attributes(doc.ATTENTION_ATTRIBUTES),
+        attributes=_attributes(doc.ATTENTION_ATTRIBUTES, doc.ATTENTION_CHOICE),
     )
     schema.set_type_and_shape_inference_function(infer_attention)
     return schema

@@ -12,19 +12,19 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tq_onnx.codec.codebook import lloyd_max
-from tq_onnx.codec.rotation import make_rotation
+from tq_onnx.codec.codebook import codebook_of
+from tq_onnx.codec.rotation import rotation_of
 from tq_onnx.runtime.cache import CacheSpec
 from tq_onnx.runtime.session import Port, placement, ports
 from tq_onnx.verify.drift import DriftFigures
-from tq_onnx.verify.ladder import KERNEL, LadderFigures, ReconstructionFigures, theory
+from tq_onnx.verify.ladder import KERNEL, LadderFigures, ReconstructionFigures
 from tq_onnx.verify.modes import ModeFigures
 from tq_onnx.verify.probe import Probe
 from tq_onnx.verify.report import Check, MemoryFigures
 from tq_onnx.verify.subject import Subject
 
 MAX_TIES: Final = 1e-4
-# See ladder.BODY_TIE_DISTANCE: more coordinates lie within a wider distance of a boundary.
+# See rowcomparison.BODY_TIE_DISTANCE: more coordinates lie within a wider distance of a boundary.
 MAX_BODY_TIES: Final = {"FLOAT": MAX_TIES, "FLOAT16": 2e-3, "BFLOAT16": 2e-2}
 MAX_SCALE_STEPS: Final = 1
 MAX_ATTENTION_ERROR: Final = {"FLOAT": 2e-5, "FLOAT16": 1e-3, "BFLOAT16": 8e-3}
@@ -135,25 +135,29 @@ def tables(probe: Probe) -> Check:
     for layer in probe.layers:
         head_size = layer.plan.head_size
         for cache, names in (("key", layer.key), ("value", layer.value)):
-            if names.codec.is_raw:
+            if names.rotation is None or names.codebook is None:
                 continue
             where = f"layer {layer.plan.layer} {cache}"
-            rotation = make_rotation(
-                probe.plan.rotation, head_size, layer.plan.layer, probe.plan.seed
+            rotation = rotation_of(
+                names.codec, probe.plan.rotation, head_size, layer.plan.layer, probe.plan.seed
             )
-            book = lloyd_max(names.codec.bits, head_size)
+            book = codebook_of(names.codec, head_size)
             if not _close(names.rotation, rotation):
                 problems.append(f"{where}: rotation")
             if not _close(names.codebook.centroids, book.centroids):
                 problems.append(f"{where}: centroids")
             if not _close(names.codebook.boundaries, book.boundaries):
                 problems.append(f"{where}: boundaries")
+    rotated = any(names.rotation is not None for one in probe.layers for names in one.caches)
+    baked = f"{probe.plan.rotation} rotations of seed {probe.plan.seed}, codebooks"
     return Check(
         "baked tables are those of the plan",
         not problems,
         f"not as planned: {', '.join(problems)}"
         if problems
-        else f"{probe.plan.rotation} rotations of seed {probe.plan.seed}, codebooks",
+        else baked
+        if rotated
+        else "its codecs have none",
     )
 
 
@@ -163,16 +167,16 @@ def _close(found: npt.NDArray[np.float32], wanted: npt.NDArray[np.float32]) -> b
 
 def same_weights(drift: Sequence[DriftFigures], probe: Probe) -> Check:
     """The first layer's caches against the original's: no layer before it can blur them."""
-    first = probe.layers[0]
+    first = drift[0]
+    dtype = probe.layers[0].plan.dtype
     bounds = [
-        MAX_FIRST_LAYER_DRIFT * theory(names.codec, first.plan.head_size, names.norm_correction)
-        + ROUNDING_DRIFT[first.plan.dtype]
-        for names in (first.key, first.value)
+        MAX_FIRST_LAYER_DRIFT * expected + ROUNDING_DRIFT[dtype]
+        for expected in (first.key_expected, first.value_expected)
     ]
     return Check(
         "the first layer caches what the original's does",
-        drift[0].key <= bounds[0] and drift[0].value <= bounds[1],
-        f"relative squared distance of keys {drift[0].key:.5f}, of values {drift[0].value:.5f}; "
+        first.key <= bounds[0] and first.value <= bounds[1],
+        f"relative squared distance of keys {first.key:.5f}, of values {first.value:.5f}; "
         f"{bounds[0]:.5f} and {bounds[1]:.5f} allowed",
     )
 
@@ -195,8 +199,8 @@ def ladder_holds(probe: Probe, rungs: Sequence[LadderFigures]) -> list[Check]:
             Check(
                 f"encode: {backend} equals the reference",
                 few and wrong == 0 and steps <= MAX_SCALE_STEPS,
-                f"{differing} of {codes} codes differ, {wrong} of them no boundary ties; scales "
-                f"within {steps} float16 steps",
+                f"{differing} of {codes} codes differ, {wrong} of them no boundary ties; fields "
+                f"within {steps} steps of their type",
             )
         )
         worst = max(own, key=lambda rung: _nan_last(rung.attention_error))
@@ -215,20 +219,40 @@ def _nan_last(value: float) -> float:
     return float("inf") if np.isnan(value) else value
 
 
-def theory_holds(losses: Sequence[ReconstructionFigures]) -> Check:
-    """Reconstruction errors against those of random directions."""
+def theory_holds(losses: Sequence[ReconstructionFigures]) -> list[Check]:
+    """Reconstruction errors against those of random directions, or what the steps allow."""
 
     def beyond(loss: ReconstructionFigures) -> float:
+        assert loss.theory is not None  # only such losses come here
         if loss.theory == 0:
-            return _nan_last(abs(loss.excess))
+            return _nan_last(abs(loss.excess)) or -np.inf
         allowed = MAX_THEORY_EXCESS + THEORY_SPREADS * loss.spread / loss.theory
         return _nan_last(abs(loss.excess) - allowed)
 
-    worst = max(losses, key=beyond)
-    return Check(
-        "keys and values reconstruct as theory says",
-        beyond(worst) <= 0,
-        f"worst: layer {worst.layer} {worst.cache}, relative squared error {worst.error:.5f}, "
-        f"theory {worst.theory:.5f} ({worst.excess:+.1%} over {worst.rows} vectors, standard error "
-        f"{worst.spread / max(worst.theory, 1e-30):.1%})",
-    )
+    checks = []
+    promised = [loss for loss in losses if loss.theory is not None]
+    if promised:
+        worst = max(promised, key=beyond)
+        checks.append(
+            Check(
+                "keys and values reconstruct as theory says",
+                beyond(worst) <= 0,
+                f"worst: layer {worst.layer} {worst.cache}, relative squared error "
+                f"{worst.error:.5f}, theory {worst.theory:.5f} ({worst.excess:+.1%} over "
+                f"{worst.rows} vectors, standard error "
+                f"{worst.spread / max(worst.theory or 0.0, 1e-30):.1%})",
+            )
+        )
+    stepped = [(loss.share, loss) for loss in losses if loss.share is not None]
+    if stepped:
+        share, loss = max(stepped, key=lambda one: _nan_last(one[0]))
+        codecs = ", ".join(dict.fromkeys(one.codec for _, one in stepped))
+        checks.append(
+            Check(
+                "rows err by no more than half a step",
+                _nan_last(share) <= 1,
+                f"{codecs} promise no error of their own, as they do not rotate; worst: layer "
+                f"{loss.layer} {loss.cache}, {share:.1%} of the squared error that its steps allow",
+            )
+        )
+    return checks

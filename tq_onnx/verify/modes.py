@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tq_onnx.codec.spec import RAW
+from tq_onnx.codec.spec import U8, row_layout
 from tq_onnx.graph.plan import Plan
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.verify.subject import Subject
@@ -108,18 +108,30 @@ def _differing(some: list[npt.NDArray[Any]], others: list[npt.NDArray[Any]]) -> 
 
 
 def _apart(some: list[npt.NDArray[Any]], others: list[npt.NDArray[Any]], plan: Plan | None) -> int:
-    """As ``_differing``, but for roundings of floats."""
-    codecs = [
-        (codec, layer.dtype)
-        for layer in (plan.layers if plan is not None else ())
-        for codec in (layer.key_codec, layer.value_codec)
-    ]
-    if not any(codec == RAW for codec, _ in codecs):
+    """As ``_differing``, but for roundings of floats of 32 bits, and of floats kept as they are."""
+    if plan is None:
         return _differing(some, others)
+    kinds = [(codec, layer) for layer in plan.layers for codec in layer.codecs]
     count = 0
-    for one, other, (_, dtype) in zip(some, others, codecs, strict=True):
-        floats = _FLOATS[dtype]
-        here, there = (part.view(floats).astype(np.float64) for part in (one, other))
-        apart = np.abs(here - there) > _ROUNDING[dtype] * np.abs(here).max(initial=0)
-        count += int(apart.sum()) * np.dtype(floats).itemsize
+    for one, other, (codec, layer) in zip(some, others, kinds, strict=True):
+        layout = row_layout(codec, layer.head_size)
+        start, stop, dtype = 0, 0, layer.dtype
+        if codec.is_raw:
+            stop = layout.row_bytes
+        elif codec.kind == U8:
+            field = layout.field("scale")
+            start, stop, dtype = field.offset, field.offset + field.size, "FLOAT"
+        count += _floats_apart(one[..., start:stop], other[..., start:stop], dtype)
+        count += int((one[..., :start] != other[..., :start]).sum())
+        count += int((one[..., stop:] != other[..., stop:]).sum())
     return count
+
+
+def _floats_apart(one: npt.NDArray[Any], other: npt.NDArray[Any], dtype: str) -> int:
+    """Bytes of floats that differ by more than roundings."""
+    floats = _FLOATS[dtype]
+    here, there = (
+        np.ascontiguousarray(part).view(floats).astype(np.float64) for part in (one, other)
+    )
+    apart = np.abs(here - there) > _ROUNDING[dtype] * np.abs(here).max(initial=0)
+    return int(apart.sum()) * np.dtype(floats).itemsize

@@ -89,12 +89,7 @@ def verify(
         raise UsageError(
             f"a text of {len(text)} tokens is too short", fix=f"give {MIN_TOKENS} or more"
         )
-    if text.min() < 0 or text.max() >= before.vocabulary:
-        raise UsageError(
-            f"token ids reach from {text.min()} to {text.max()}, but the model knows "
-            f"{before.vocabulary}",
-            fix="give the tokenizer that belongs to the model",
-        )
+    before.refuse_tokens(text)
     found = [checks.interface(before, after)]
     if not found[0].holds:
         raise VerificationError(
@@ -135,7 +130,7 @@ def verify(
     drift = measure_drift(*caches, probe)
     found += [checks.tables(probe), checks.same_weights(drift, probe)]
     rungs, losses, gap = _climb(probe, text[: min(context, PROBE_TOKENS)], library, threads, told)
-    found += [*checks.ladder_holds(probe, rungs), checks.theory_holds(losses)]
+    found += [*checks.ladder_holds(probe, rungs), *checks.theory_holds(losses)]
     return VerifyReport(
         original=original,
         converted=converted,

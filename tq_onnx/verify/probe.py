@@ -17,6 +17,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from tq_onnx.codec.codebook import Codebook
+from tq_onnx.codec.reference import offset_rows
 from tq_onnx.codec.spec import Codec
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.graph.load import load
@@ -41,8 +42,10 @@ class EncodeNames:
         vectors: the new vectors.
         past_length: tokens that the cache held before.
         present: the cache.
-        rotation: float32 ``[D, D]``.
-        codebook: centroids and boundaries.
+        rotation: float32 ``[D, C]``; None for a codec that does not rotate.
+        codebook: centroids and boundaries; None likewise.
+        head_size: D.
+        offset: what is taken from vectors, float32 ``[P, N, D]``; None in a model without.
     """
 
     node: str
@@ -51,8 +54,25 @@ class EncodeNames:
     vectors: str
     past_length: str
     present: str
-    rotation: npt.NDArray[np.float32]
-    codebook: Codebook
+    rotation: npt.NDArray[np.float32] | None
+    codebook: Codebook | None
+    head_size: int
+    offset: npt.NDArray[np.float32] | None = None
+
+    @property
+    def centroids(self) -> npt.NDArray[np.float32] | None:
+        """The centroids of the codebook, if there is one."""
+        return None if self.codebook is None else self.codebook.centroids
+
+    def centered(
+        self, vectors: Array, past_length: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float64]:
+        """What is encoded of vectors ``[B, N, T, D]`` that go behind so many tokens."""
+        wide: npt.NDArray[np.float64] = np.asarray(vectors, np.float64)
+        if self.offset is None:
+            return wide
+        batch, _, new, _ = wide.shape
+        return wide - offset_rows(self.offset, past_length, batch, new)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +98,11 @@ class LayerNames:
     bias: str | None
     sink: str | None
     output: str
+
+    @property
+    def caches(self) -> tuple[EncodeNames, EncodeNames]:
+        """Both encode nodes, keys first."""
+        return self.key, self.value
 
     def watched(self) -> list[str]:
         """Outputs that the probe adds to the graph."""
@@ -132,19 +157,32 @@ def make_probe(path: Path, layers: Collection[int] | None = None) -> Probe:
         UnsupportedModelError: the model was not converted, or lacks nodes that its plan promises.
     """
     loaded = load(path)
-    model = loaded.model
+    return lay_open(loaded.model, path, loaded.path.parent, layers)
+
+
+def lay_open(
+    model: ir.Model, where: Path, external_data: Path, layers: Collection[int] | None = None
+) -> Probe:
+    """As ``make_probe``, of a converted model in memory, which is changed.
+
+    Args:
+        model: the model.
+        where: what errors call it.
+        external_data: folder of its external data.
+        layers: indices of the layers; None for all.
+    """
     text = model.metadata_props.get(METADATA_PLAN)
     if text is None:
-        raise UnsupportedModelError("this model was not converted by tq-onnx", where=str(path))
+        raise UnsupportedModelError("this model was not converted by tq-onnx", where=str(where))
     plan = Plan.from_json(text)
     nodes = [node for node in model.graph if node.domain == DOMAIN]
     names = tuple(
-        _layer(layer, nodes, path)
+        _layer(layer, nodes, where)
         for layer in plan.layers
         if layers is None or layer.layer in layers
     )
     _expose(model, names)
-    return Probe(ir.to_proto(model).SerializeToString(), loaded.path.parent, names, plan)
+    return Probe(ir.to_proto(model).SerializeToString(), external_data, names, plan)
 
 
 def _layer(layer: LayerPlan, nodes: list[ir.Node], path: Path) -> LayerNames:
@@ -155,8 +193,8 @@ def _layer(layer: LayerPlan, nodes: list[ir.Node], path: Path) -> LayerNames:
             bias, sink = (node.inputs[slot] if len(node.inputs) > slot else None for slot in (8, 9))
             return LayerNames(
                 layer,
-                _encode_names(key, Codec(layer.key_codec, layer.key_bits)),
-                _encode_names(value, Codec(layer.value_codec, layer.value_bits)),
+                _encode_names(key, layer.key_of, layer.head_size),
+                _encode_names(value, layer.value_of, layer.head_size),
                 str(node.name),
                 _name(node.inputs[0]),
                 None if bias is None else _name(bias),
@@ -180,8 +218,11 @@ def _encoder(present: str, nodes: list[ir.Node], path: Path) -> ir.Node:
     )
 
 
-def _encode_names(node: ir.Node, codec: Codec) -> EncodeNames:
-    rotation, centroids, boundaries = (_table(node, index) for index in (3, 4, 5))
+def _encode_names(node: ir.Node, codec: Codec, head_size: int) -> EncodeNames:
+    rotation = codebook = None
+    if codec.is_rotated:
+        rotation, centroids, boundaries = (_table(node, index) for index in (3, 4, 5))
+        codebook = Codebook(centroids, boundaries, float("nan"))
     correction = node.attributes.get("norm_correction")
     return EncodeNames(
         node=str(node.name),
@@ -191,7 +232,9 @@ def _encode_names(node: ir.Node, codec: Codec) -> EncodeNames:
         past_length=_name(node.inputs[2]),
         present=_name(node.outputs[0]),
         rotation=rotation,
-        codebook=Codebook(centroids, boundaries, float("nan")),
+        codebook=codebook,
+        head_size=head_size,
+        offset=_table(node, 6) if len(node.inputs) > 6 else None,
     )
 
 

@@ -1,7 +1,8 @@
 """How much a conversion changes what a model says: perplexity, KL divergence, agreement.
 
 Two decoders read the same tokens in windows; their logits are compared chunk by chunk and then
-forgotten, so that memory does not grow with the text.
+forgotten, so that memory does not grow with the text. Where many models are compared with one
+original, its logits are recorded instead; see ``tq_onnx.verify.recording``.
 
     perplexity = exp(mean of -log p(next token))
     KL         = sum_i p_i (log p_i - log q_i), p the original's distribution, q the converted one's
@@ -51,7 +52,11 @@ class QualityFigures:
         positions: predictions that were compared.
         original_perplexity: of the original, on the next tokens of the text.
         converted_perplexity: of the converted model.
+        perplexity_change: relative change of the perplexity; 0.01 is one percent worse.
+        perplexity_change_error: its standard error, taking the positions for independent.
         kl_mean: mean KL divergence in nats.
+        kl_error: standard error of the mean, taking the positions for independent.
+        kl_p99: 99th percentile of the KL divergence.
         kl_max: largest KL divergence.
         top1_agreement: part of the positions where both models prefer the same token.
         logit_max_difference: largest absolute difference of a logit.
@@ -64,17 +69,16 @@ class QualityFigures:
     positions: int
     original_perplexity: float
     converted_perplexity: float
+    perplexity_change: float
+    perplexity_change_error: float
     kl_mean: float
+    kl_error: float
+    kl_p99: float
     kl_max: float
     top1_agreement: float
     logit_max_difference: float
     logit_relative_error: float
     logit_rms_difference: float
-
-    @property
-    def perplexity_change(self) -> float:
-        """Relative change of the perplexity; 0.01 is one percent worse."""
-        return self.converted_perplexity / self.original_perplexity - 1
 
 
 def windows(tokens: int, context: int, stride: int) -> list[Window]:
@@ -95,6 +99,22 @@ def windows(tokens: int, context: int, stride: int) -> list[Window]:
         # The prediction made at position p is for p + 1; the last window's final one is still due.
         found.append(Window(start, stop, last.stop - 1))
     return found
+
+
+def blocks(tokens: int, context: int) -> list[Window]:
+    """Windows side by side; of each, every prediction of a token inside it is scored.
+
+    What is left behind the last whole window is not read; a text shorter than one is one window.
+
+    Raises:
+        UsageError: the text or a size is too small.
+    """
+    if tokens < 2:
+        raise UsageError(f"a text of {tokens} tokens predicts nothing", fix="give a longer text")
+    if context < 2:
+        raise UsageError(f"windows of {context} tokens predict nothing")
+    size = min(context, tokens)
+    return [Window(start, start + size, start) for start in range(0, tokens - size + 1, size)]
 
 
 def compare(
@@ -123,9 +143,9 @@ def compare(
     """
     text = np.asarray(tokens, np.int64)
     todo = windows(len(text), context, stride)
-    sums = _Sums()
+    sums = Sums()
     for done, window in enumerate(todo):
-        for (own, other), following in _read((original, converted), text, window, vocabulary):
+        for (own, other), following in read((original, converted), text, window, vocabulary):
             sums.add(own, other, following)
         if on_progress is not None:
             on_progress(done + 1, len(todo))
@@ -144,13 +164,13 @@ def perplexity(
     text = np.asarray(tokens, np.int64)
     loss, count = 0.0, 0
     for window in windows(len(text), context, stride):
-        for (logits,), following in _read((decoder,), text, window, vocabulary):
+        for (logits,), following in read((decoder,), text, window, vocabulary):
             loss -= float(_picked(log_softmax(logits), following).sum())
             count += len(following)
     return float(np.exp(loss / count))
 
 
-def _read(
+def read(
     decoders: Sequence[Decoder], text: npt.NDArray[np.int64], window: Window, vocabulary: int
 ) -> Iterator[tuple[list[Floats], npt.NDArray[np.int64]]]:
     """Yields each decoder's logits ``[n, vocabulary]`` and the ids ``[n]`` that they predict."""
@@ -185,50 +205,57 @@ def _picked(scores: npt.NDArray[np.float64], ids: npt.NDArray[np.int64]) -> npt.
     return picked
 
 
-class _Sums:
-    """Running sums of everything in ``QualityFigures``."""
+class Sums:
+    """Running sums of everything in ``QualityFigures``, and two numbers of each position."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self.values = 0
-        self.loss = [0.0, 0.0]
-        self.kl = 0.0
-        self.kl_max = 0.0
-        self.agreed = 0
-        self.largest = 0.0
-        self.difference = 0.0
-        self.energy = 0.0
+        self._kl: list[npt.NDArray[np.float64]] = []
+        self._gain: list[npt.NDArray[np.float64]] = []
+        self._loss = 0.0
+        self._values = 0
+        self._agreed = 0
+        self._largest = 0.0
+        self._difference = 0.0
+        self._energy = 0.0
 
     def add(self, own: Floats, other: Floats, following: npt.NDArray[np.int64]) -> None:
+        """Counts the logits ``[n, vocabulary]`` of both models and the ids ``[n]`` that came."""
         p, q = log_softmax(own), log_softmax(other)
-        kl = (np.exp(p) * (p - q)).sum(axis=-1)
-        self.count += len(kl)
-        self.values += own.size
-        self.loss[0] -= float(_picked(p, following).sum())
-        self.loss[1] -= float(_picked(q, following).sum())
-        self.kl += float(kl.sum())
-        self.kl_max = max(self.kl_max, float(kl.max()))
-        self.agreed += int((own.argmax(axis=-1) == other.argmax(axis=-1)).sum())
-        self.largest = max(
-            self.largest, float(np.abs(own.astype(np.float64) - other.astype(np.float64)).max())
+        self._kl.append((np.exp(p) * (p - q)).sum(axis=-1))
+        own_loss = -_picked(p, following)
+        self._gain.append(-_picked(q, following) - own_loss)
+        self._loss += float(own_loss.sum())
+        self._values += own.size
+        self._agreed += int((own.argmax(axis=-1) == other.argmax(axis=-1)).sum())
+        self._largest = max(
+            self._largest, float(np.abs(own.astype(np.float64) - other.astype(np.float64)).max())
         )
         # A constant added to all logits changes no probability, so it counts in neither sum.
         p -= p.mean(axis=-1, keepdims=True)
         q -= q.mean(axis=-1, keepdims=True)
-        self.difference += float(((p - q) ** 2).sum())
-        self.energy += float((p**2).sum())
+        self._difference += float(((p - q) ** 2).sum())
+        self._energy += float((p**2).sum())
 
     def figures(self, context: int, stride: int) -> QualityFigures:
+        """What was counted, for windows of ``context`` tokens that advance by ``stride``."""
+        kl, gain = np.concatenate(self._kl), np.concatenate(self._gain)
+        count = len(kl)
+        change = float(np.exp(gain.mean()))
+        own = float(np.exp(self._loss / count))
         return QualityFigures(
             context=context,
             stride=stride,
-            positions=self.count,
-            original_perplexity=float(np.exp(self.loss[0] / self.count)),
-            converted_perplexity=float(np.exp(self.loss[1] / self.count)),
-            kl_mean=self.kl / self.count,
-            kl_max=self.kl_max,
-            top1_agreement=self.agreed / self.count,
-            logit_max_difference=self.largest,
-            logit_relative_error=float(np.sqrt(self.difference / max(self.energy, 1e-300))),
-            logit_rms_difference=float(np.sqrt(self.difference / self.values)),
+            positions=count,
+            original_perplexity=own,
+            converted_perplexity=own * change,
+            perplexity_change=change - 1,
+            perplexity_change_error=change * float(gain.std()) / float(np.sqrt(count)),
+            kl_mean=float(kl.mean()),
+            kl_error=float(kl.std() / np.sqrt(count)),
+            kl_p99=float(np.percentile(kl, 99)),
+            kl_max=float(kl.max()),
+            top1_agreement=self._agreed / count,
+            logit_max_difference=self._largest,
+            logit_relative_error=float(np.sqrt(self._difference / max(self._energy, 1e-300))),
+            logit_rms_difference=float(np.sqrt(self._difference / self._values)),
         )

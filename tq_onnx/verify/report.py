@@ -165,17 +165,24 @@ def _layers(report: VerifyReport) -> Table:
             table,
             key.layer,
             key.codec if key.codec == value.codec else f"{key.codec} / {value.codec}",
-            f"{key.theory:.5f}"
-            if key.codec == value.codec
-            else f"{key.theory:.5f} / {value.theory:.5f}",
-            f"{key.error:.5f} ({key.excess:+.1%})",
-            f"{value.error:.5f} ({value.excess:+.1%})",
+            _theory(key) if key.codec == value.codec else f"{_theory(key)} / {_theory(value)}",
+            _error(key),
+            _error(value),
             f"{drift.key:.5f}",
             f"{drift.value:.5f}",
             attention.get((key.layer, KERNEL), "-"),
             attention.get((key.layer, BODY), "-"),
         )
     return table
+
+
+def _theory(loss: ReconstructionFigures) -> str:
+    return "-" if loss.theory is None else f"{loss.theory:.5f}"
+
+
+def _error(loss: ReconstructionFigures) -> str:
+    excess = "" if loss.theory is None else f" ({loss.excess:+.1%})"
+    return f"{loss.error:.5f}{excess}"
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tq_onnx.errors import UnsupportedModelError
+from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.graph.plan import METADATA_PLAN, CachePair, Interface, Plan
 from tq_onnx.runtime.cache import cache_spec
 from tq_onnx.runtime.decoder import Decoder
@@ -82,6 +82,19 @@ class Subject:
                 f"the model gives hidden states ({interface.logits}), not logits",
                 where=str(self.path),
                 fix="export it with its output projection",
+            )
+
+    def refuse_tokens(self, tokens: npt.NDArray[np.int64]) -> None:
+        """Refuses ids that the model does not know.
+
+        Raises:
+            UsageError: there are such ids.
+        """
+        if tokens.min() < 0 or tokens.max() >= self.vocabulary:
+            raise UsageError(
+                f"token ids reach from {tokens.min()} to {tokens.max()}, but the model knows "
+                f"{self.vocabulary}",
+                fix="give the tokenizer that belongs to the model",
             )
 
     def decoder(

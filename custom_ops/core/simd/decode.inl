@@ -1,14 +1,14 @@
 // Many query rows: a block of up to kBlock rows is decoded once, to memory, for `multiply`.
 //   decode_columns: keys[j][t], leading dimension kBlock, zero up to a multiple of kLanes
 //   decode_rows:    values[t][j], leading dimension format.padded
-// j runs in slot order (core/kernels.h); scales are left out and read by row_scales.
+// j runs in slot order (core/kernels.h); scales are left out (load_fields).
 
 namespace {
 
 template <int BITS>
 void decode_columns_of(const RowFormat& format, const uint8_t* rows, int count, const float* table,
                        float* keys) {
-  const Table centroids = make_table(table);
+  const auto centroids = make_table_of<BITS>(table);
   for (int t = 0; t < count; t += kLanes) {
     const int some = smaller(kLanes, count - t);
     for_each_chunk(format, [&](auto partial, int at) {
@@ -19,7 +19,7 @@ void decode_columns_of(const RowFormat& format, const uint8_t* rows, int count, 
         for (int r = 0; r < kLanes; ++r) {
           lanes[r] = zero();
           if (r < some) {
-            const uint8_t* const row = rows + (t + r) * format.row_bytes;
+            const uint8_t* const row = rows + (t + r) * format.stride;
             lanes[r] = lookup(
                 centroids, codes_of<BITS, kSlot>(load_chunk<BITS, kPartial>(format, row, at)));
           }
@@ -36,8 +36,8 @@ void decode_columns_of(const RowFormat& format, const uint8_t* rows, int count, 
 template <int BITS>
 void decode_rows_of(const RowFormat& format, const uint8_t* rows, int count, const float* table,
                     float* values) {
-  const Table centroids = make_table(table);
-  for (int t = 0; t < count; ++t, rows += format.row_bytes, values += format.padded) {
+  const auto centroids = make_table_of<BITS>(table);
+  for (int t = 0; t < count; ++t, rows += format.stride, values += format.padded) {
     for_each_chunk(format, [&](auto partial, int at) {
       constexpr int kPartial = decltype(partial)::value;
       const Chunk<BITS> chunk = load_chunk<BITS, kPartial>(format, rows, at);
@@ -59,18 +59,30 @@ void decode_columns(const RowFormat& format, const uint8_t* rows, int count, con
 
 void decode_rows(const RowFormat& format, const uint8_t* rows, int count, const float* table,
                  float* values) {
+  if (format.bits == 1) return decode_rows_of<1>(format, rows, count, table, values);
   with_bits(format.bits, [&](auto bits) {
     decode_rows_of<decltype(bits)::value>(format, rows, count, table, values);
   });
 }
 
-void row_scales(const RowFormat& format, const uint8_t* rows, int count, float* scales) {
+void load_fields(const uint8_t* at, int stride, int count, float* out) {
   uint16_t bits[kBlock] = {};
-  const uint8_t* at = rows + format.scale_offset;
-  for (int t = 0; t < count; ++t, at += format.row_bytes) {
-    bits[t] = static_cast<uint16_t>(at[0] | at[1] << 8);
+  for (int t = 0; t < count; ++t, at += stride) bits[t] = static_cast<uint16_t>(at[0] | at[1] << 8);
+  half_to_float(bits, out, kBlock);
+}
+
+void transpose_block(const float* rows, int count, int width, float* columns) {
+  for (int t = 0; t < count; t += kLanes) {
+    for (int at = 0; at < width; at += kLanes) {
+      V lanes[kLanes];
+      for (int r = 0; r < kLanes; ++r) {
+        lanes[r] = t + r < count ? load(rows + static_cast<ptrdiff_t>(t + r) * width + at) : zero();
+      }
+      transpose_lanes(lanes);
+      float* const out = columns + static_cast<ptrdiff_t>(at) * kBlock + t;
+      for (int j = 0; j < kLanes; ++j) store(out + j * kBlock, lanes[j]);
+    }
   }
-  half_to_float(bits, scales, kBlock);
 }
 
 }  // namespace

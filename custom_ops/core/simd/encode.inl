@@ -37,9 +37,9 @@ void divide(const float* x, float divisor, float* out, int size) {
   if (i < size) store_n(out + i, div(load_n(x + i, size - i), by), size - i);
 }
 
-float quantise(const float* y, const float* boundaries, int levels, const float* table,
-               uint8_t* codes, int size) {
-  const Table centroids = make_table(table);
+template <class AnyTable>
+float quantise_with(const AnyTable& centroids, const float* y, const float* boundaries, int levels,
+                    uint8_t* codes, int size) {
   V sums[kPartialVectors];
   for (V& sum : sums) sum = zero();
   for (int j = 0; j < size; j += kPartialSums) {
@@ -58,6 +58,14 @@ float quantise(const float* y, const float* boundaries, int levels, const float*
     }
   }
   return add_partial_sums(sums);
+}
+
+float quantise(const float* y, const float* boundaries, int levels, const float* table,
+               uint8_t* codes, int size) {
+  if (levels > 16) {
+    return quantise_with(make_wide_table(table), y, boundaries, levels, codes, size);
+  }
+  return quantise_with(make_table(table), y, boundaries, levels, codes, size);
 }
 
 }  // namespace

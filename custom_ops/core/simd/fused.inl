@@ -7,8 +7,8 @@
 
 namespace {
 
-template <int BITS, int QUERIES, int ROWS>
-TQ_INLINE void score_tile(const RowFormat& format, const uint8_t* rows, const Table& table,
+template <int BITS, int QUERIES, int ROWS, class AnyTable>
+TQ_INLINE void score_tile(const RowFormat& format, const uint8_t* rows, const AnyTable& table,
                           const float* query, float* scores) {
   V sums[QUERIES][4];
   for (int q = 0; q < QUERIES; ++q) {
@@ -18,7 +18,7 @@ TQ_INLINE void score_tile(const RowFormat& format, const uint8_t* rows, const Ta
     constexpr int kPartial = decltype(partial)::value;
     Chunk<BITS> chunk[ROWS];
     for (int r = 0; r < ROWS; ++r) {
-      chunk[r] = load_chunk<BITS, kPartial>(format, rows + r * format.row_bytes, at);
+      chunk[r] = load_chunk<BITS, kPartial>(format, rows + r * format.stride, at);
     }
     for_each_slot<kSlots<BITS>>([&](auto slot) {
       constexpr int kSlot = decltype(slot)::value;
@@ -43,10 +43,10 @@ TQ_INLINE void score_tile(const RowFormat& format, const uint8_t* rows, const Ta
 }
 
 // Asks for the rows one block further on, which the next call wants; never faults.
-TQ_INLINE void prefetch_rows(const uint8_t* row, int row_bytes, int rows) {
+TQ_INLINE void prefetch_rows(const uint8_t* row, int stride, int rows) {
   const uintptr_t from =
-      reinterpret_cast<uintptr_t>(row) + static_cast<uintptr_t>(kBlock * row_bytes);
-  for (int at = 0; at < rows * row_bytes; at += 64) {
+      reinterpret_cast<uintptr_t>(row) + static_cast<uintptr_t>(kBlock * stride);
+  for (int at = 0; at < rows * stride; at += 64) {
     prefetch(reinterpret_cast<const void*>(from + static_cast<uintptr_t>(at)));
   }
 }
@@ -54,14 +54,14 @@ TQ_INLINE void prefetch_rows(const uint8_t* row, int row_bytes, int rows) {
 template <int BITS, int QUERIES>
 void score_group(const RowFormat& format, const uint8_t* rows, int count, const float* table,
                  const float* query, float* scores) {
-  const Table centroids = make_table(table);
+  const auto centroids = make_table_of<BITS>(table);
   int t = 0;
   for (; t + 4 <= count; t += 4) {
-    prefetch_rows(rows + t * format.row_bytes, format.row_bytes, 4);
-    score_tile<BITS, QUERIES, 4>(format, rows + t * format.row_bytes, centroids, query, scores + t);
+    prefetch_rows(rows + t * format.stride, format.stride, 4);
+    score_tile<BITS, QUERIES, 4>(format, rows + t * format.stride, centroids, query, scores + t);
   }
   for (; t < count; ++t) {
-    score_tile<BITS, QUERIES, 1>(format, rows + t * format.row_bytes, centroids, query, scores + t);
+    score_tile<BITS, QUERIES, 1>(format, rows + t * format.stride, centroids, query, scores + t);
   }
 }
 
@@ -70,8 +70,8 @@ void accumulate_group(const RowFormat& format, const uint8_t* rows, int count, c
                       const float* weights, float* sums) {
   constexpr int kFit = kSumRegisters / (QUERIES * kSlots<BITS>);
   constexpr int kChunks = kFit < 1 ? 1 : (kFit > 4 ? 4 : kFit);
-  const Table centroids = make_table(table);
-  prefetch_rows(rows, format.row_bytes, count);
+  const auto centroids = make_table_of<BITS>(table);
+  prefetch_rows(rows, format.stride, count);
   const auto pass = [&](auto chunks, auto partial, int at) {
     constexpr int kPass = decltype(chunks)::value;
     constexpr int kPartial = decltype(partial)::value;
@@ -85,7 +85,7 @@ void accumulate_group(const RowFormat& format, const uint8_t* rows, int count, c
       }
     }
     const uint8_t* row = rows;
-    for (int t = 0; t < count; ++t, row += format.row_bytes) {
+    for (int t = 0; t < count; ++t, row += format.stride) {
       for (int c = 0; c < kPass; ++c) {
         const Chunk<BITS> chunk = load_chunk<BITS, kPartial>(format, row, at + c * kLanes);
         for_each_slot<kSlots<BITS>>([&](auto slot) {

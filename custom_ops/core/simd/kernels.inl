@@ -24,6 +24,7 @@ struct Number {
 
 #include "core/simd/convert.inl"
 #include "core/simd/encode.inl"
+#include "core/simd/bytes.inl"
 #include "core/simd/multiply.inl"
 #include "core/simd/unpack.inl"
 #include "core/simd/fused.inl"
@@ -33,9 +34,29 @@ struct Number {
 namespace {
 
 constexpr tq::Kernels kKernels = {
-    TQ_LEVEL,        kLanes,        kMaxFused,     half_to_float,   float_to_half,  sum_squares,
-    divide,          rotate,        quantise,      multiply,        row_scales,     score_rows,
-    accumulate_rows, decode_columns, decode_rows,  finish_scores,   weigh,          scale,
+    TQ_LEVEL,
+    kLanes,
+    kMaxFused,
+    half_to_float,
+    float_to_half,
+    sum_squares,
+    divide,
+    rotate,
+    quantise,
+    round_steps,
+    encode_fp8,
+    multiply,
+    load_fields,
+    score_rows,
+    accumulate_rows,
+    decode_columns,
+    decode_rows,
+    decode_fp8,
+    decode_int8,
+    transpose_block,
+    finish_scores,
+    weigh,
+    scale,
 };
 
 }  // namespace

@@ -81,8 +81,9 @@ void multiply(const float* a, int lda, const float* b, int ldb, float* c, int ld
   }
 }
 
-void rotate(const float* x, const float* rotation, float* y, int rows, int head_size) {
-  multiply(x, head_size, rotation, head_size, y, head_size, rows, head_size, head_size, false);
+void rotate(const float* x, int ldx, const float* matrix, int ldm, float* y, int ldy, int rows,
+            int inner, int width) {
+  multiply(x, ldx, matrix, ldm, y, ldy, rows, width, inner, false);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // The online softmax's two passes over one row of a block of kBlock scores.
-//   finish_scores: score * key_scale, then softcap * tanh(score / softcap), then + bias; hidden
-//                  positions become -infinity; returns the maximum, NaN passed over
+//   finish_scores: score * key_scale + shift, then softcap * tanh(score / softcap), then + bias;
+//                  hidden positions become -infinity; returns the maximum, NaN passed over
 //   weigh:         exp(score - max) * value_scale; returns the sum of the exponentials, kLanes
 //                  partial sums over rising positions added across lanes at the end
 
@@ -31,12 +31,13 @@ TQ_INLINE V hyperbolic_tangent(V x) {
   return copy_sign(div(sub(set1(1.0f), e), add(set1(1.0f), e)), x);
 }
 
-float finish_scores(float* scores, const float* key_scales, const float* bias, float hide,
-                    float softcap, int count, int low, int high) {
+float finish_scores(float* scores, const float* key_scales, const float* shift, const float* bias,
+                    float hide, float softcap, int count, int low, int high) {
   const V hidden = set1(-__builtin_huge_valf());
   V top = hidden;
   for (int t = 0; t < count; t += kLanes) {
     V score = mul(load(scores + t), load(key_scales + t));
+    if (shift != nullptr) score = add(score, load(shift + t));
     if (softcap > 0.0f) {
       score = mul(set1(softcap), hyperbolic_tangent(div(score, set1(softcap))));
     }

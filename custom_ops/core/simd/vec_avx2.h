@@ -20,6 +20,9 @@ using M = __m256;
 struct Table {
   __m256 low, high;
 };
+struct WideTable {
+  Table half[2];
+};
 
 TQ_INLINE M first_lanes(int n) {
   const I lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
@@ -85,10 +88,15 @@ TQ_INLINE I shift_right(I i) {
   if constexpr (N == 0) return i;
   return _mm256_srli_epi32(i, N);
 }
-TQ_INLINE I shift_left_2(I i) { return _mm256_slli_epi32(i, 2); }
-TQ_INLINE I low_2_of(I a, I b) {
-  const I three = _mm256_set1_epi32(3);
-  return _mm256_or_si256(_mm256_and_si256(three, a), _mm256_andnot_si256(three, b));
+template <int N>
+TQ_INLINE I shift_left(I i) {
+  return _mm256_slli_epi32(i, N);
+}
+// N low bits of a, the others of b.
+template <int N>
+TQ_INLINE I low_bits_of(I a, I b) {
+  const I low = _mm256_set1_epi32((1 << N) - 1);
+  return _mm256_or_si256(_mm256_and_si256(low, a), _mm256_andnot_si256(low, b));
 }
 TQ_INLINE I count_at_least(I count, V y, V threshold) {
   return _mm256_sub_epi32(count, _mm256_castps_si256(_mm256_cmp_ps(y, threshold, _CMP_GE_OQ)));
@@ -100,6 +108,23 @@ TQ_INLINE V lookup(const Table& t, I codes) {
                           _mm256_permutevar8x32_ps(t.high, codes),
                           _mm256_castsi256_ps(_mm256_slli_epi32(codes, 28)));
 }
+
+TQ_INLINE WideTable make_wide_table(const float* p) {
+  return {{make_table(p), make_table(p + 16)}};
+}
+TQ_INLINE V lookup(const WideTable& t, I codes) {
+  return _mm256_blendv_ps(lookup(t.half[0], codes), lookup(t.half[1], codes),
+                          _mm256_castsi256_ps(_mm256_slli_epi32(codes, 27)));
+}
+
+// ---- bits
+TQ_INLINE I set1_int(int x) { return _mm256_set1_epi32(x); }
+TQ_INLINE I bits_of(V v) { return _mm256_castps_si256(v); }
+TQ_INLINE V float_of(I i) { return _mm256_castsi256_ps(i); }
+TQ_INLINE I add_int(I a, I b) { return _mm256_add_epi32(a, b); }
+TQ_INLINE I sub_int(I a, I b) { return _mm256_sub_epi32(a, b); }
+TQ_INLINE I and_int(I a, I b) { return _mm256_and_si256(a, b); }
+TQ_INLINE I or_int(I a, I b) { return _mm256_or_si256(a, b); }
 
 // ---- across lanes
 TQ_INLINE float lane_max(V v) {

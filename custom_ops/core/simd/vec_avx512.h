@@ -20,6 +20,9 @@ using M = __mmask16;
 struct Table {
   __m512 entries;
 };
+struct WideTable {
+  __m512 low, high;
+};
 
 TQ_INLINE M first_lanes(int n) { return static_cast<M>((1u << n) - 1u); }
 
@@ -79,10 +82,14 @@ TQ_INLINE I shift_right(I i) {
   if constexpr (N == 0) return i;
   return _mm512_srli_epi32(i, N);
 }
-TQ_INLINE I shift_left_2(I i) { return _mm512_slli_epi32(i, 2); }
-// Two low bits of a, the others of b.
-TQ_INLINE I low_2_of(I a, I b) {
-  return _mm512_ternarylogic_epi32(_mm512_set1_epi32(3), a, b, 0xCA);
+template <int N>
+TQ_INLINE I shift_left(I i) {
+  return _mm512_slli_epi32(i, N);
+}
+// N low bits of a, the others of b.
+template <int N>
+TQ_INLINE I low_bits_of(I a, I b) {
+  return _mm512_ternarylogic_epi32(_mm512_set1_epi32((1 << N) - 1), a, b, 0xCA);
 }
 TQ_INLINE I count_at_least(I count, V y, V threshold) {
   const M m = _mm512_cmp_ps_mask(y, threshold, _CMP_GE_OQ);
@@ -90,6 +97,22 @@ TQ_INLINE I count_at_least(I count, V y, V threshold) {
 }
 TQ_INLINE Table make_table(const float* p) { return {_mm512_loadu_ps(p)}; }
 TQ_INLINE V lookup(const Table& t, I codes) { return _mm512_permutexvar_ps(codes, t.entries); }
+
+TQ_INLINE WideTable make_wide_table(const float* p) {
+  return {_mm512_loadu_ps(p), _mm512_loadu_ps(p + 16)};
+}
+TQ_INLINE V lookup(const WideTable& t, I codes) {
+  return _mm512_permutex2var_ps(t.low, codes, t.high);
+}
+
+// ---- bits
+TQ_INLINE I set1_int(int x) { return _mm512_set1_epi32(x); }
+TQ_INLINE I bits_of(V v) { return _mm512_castps_si512(v); }
+TQ_INLINE V float_of(I i) { return _mm512_castsi512_ps(i); }
+TQ_INLINE I add_int(I a, I b) { return _mm512_add_epi32(a, b); }
+TQ_INLINE I sub_int(I a, I b) { return _mm512_sub_epi32(a, b); }
+TQ_INLINE I and_int(I a, I b) { return _mm512_and_si512(a, b); }
+TQ_INLINE I or_int(I a, I b) { return _mm512_or_si512(a, b); }
 
 // ---- across lanes
 TQ_INLINE float lane_max(V v) { return _mm512_reduce_max_ps(v); }

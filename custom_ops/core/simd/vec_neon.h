@@ -21,6 +21,9 @@ using M = uint32x4_t;
 struct Table {
   uint8x16x4_t bytes;
 };
+struct WideTable {
+  Table low, high;
+};
 
 TQ_INLINE M first_lanes(int n) {
   const int32_t lane[4] = {0, 1, 2, 3};
@@ -101,8 +104,15 @@ TQ_INLINE I shift_right(I i) {
     return vshrq_n_u32(i, N);
   }
 }
-TQ_INLINE I shift_left_2(I i) { return vshlq_n_u32(i, 2); }
-TQ_INLINE I low_2_of(I a, I b) { return vbslq_u32(vdupq_n_u32(3), a, b); }
+template <int N>
+TQ_INLINE I shift_left(I i) {
+  return vshlq_n_u32(i, N);
+}
+// N low bits of a, the others of b.
+template <int N>
+TQ_INLINE I low_bits_of(I a, I b) {
+  return vbslq_u32(vdupq_n_u32((1u << N) - 1u), a, b);
+}
 TQ_INLINE I count_at_least(I count, V y, V threshold) {
   return vsubq_u32(count, vcgeq_f32(y, threshold));
 }
@@ -117,6 +127,26 @@ TQ_INLINE V lookup(const Table& t, I codes) {
   const I indices = vmlaq_n_u32(vdupq_n_u32(0x03020100u), low, 0x04040404u);
   return vreinterpretq_f32_u8(vqtbl4q_u8(t.bytes, vreinterpretq_u8_u32(indices)));
 }
+
+TQ_INLINE WideTable make_wide_table(const float* p) { return {make_table(p), make_table(p + 16)}; }
+// Indices beyond a table of 64 bytes give zero, or leave what is there.
+TQ_INLINE V lookup(const WideTable& t, I codes) {
+  const I low = vandq_u32(codes, vdupq_n_u32(31));
+  const uint8x16_t indices =
+      vreinterpretq_u8_u32(vmlaq_n_u32(vdupq_n_u32(0x03020100u), low, 0x04040404u));
+  const uint8x16_t found = vqtbl4q_u8(t.low.bytes, indices);
+  return vreinterpretq_f32_u8(
+      vqtbx4q_u8(found, t.high.bytes, vsubq_u8(indices, vdupq_n_u8(64))));
+}
+
+// ---- bits
+TQ_INLINE I set1_int(int x) { return vreinterpretq_u32_s32(vdupq_n_s32(x)); }
+TQ_INLINE I bits_of(V v) { return vreinterpretq_u32_f32(v); }
+TQ_INLINE V float_of(I i) { return vreinterpretq_f32_u32(i); }
+TQ_INLINE I add_int(I a, I b) { return vaddq_u32(a, b); }
+TQ_INLINE I sub_int(I a, I b) { return vsubq_u32(a, b); }
+TQ_INLINE I and_int(I a, I b) { return vandq_u32(a, b); }
+TQ_INLINE I or_int(I a, I b) { return vorrq_u32(a, b); }
 
 // ---- across lanes
 TQ_INLINE float lane_max(V v) { return vmaxvq_f32(v); }

@@ -4,11 +4,13 @@ Every function here becomes a FunctionProto of its own in the operators' domain:
 it in Netron, and nothing is written twice. ``tq_onnx.ops.functions`` picks what a model needs.
 Together they are the executable specification of the operators: plain arithmetic in float32, one
 idea per function, and only operators that every runtime has (no BitCast, no TensorScatter, no
-optional inputs, no subgraphs).
+optional inputs). The operators themselves are put together from them for each model
+(``tq_onnx.ops.bodies.operators``); a choice between codecs is their only subgraph.
 
 onnxruntime inlines a body into the graph that calls it and reads it with that graph's opset, not
 with the function's own. So every node here is written in a form that means the same in all opsets
-from 15: reductions other than ReduceSum without axes, no Bitwise operators, no Split.
+from 15: reductions other than ReduceSum without axes (the largest of a row is a TopK), no Bitwise
+operators, no Split.
 """
 
 from __future__ import annotations

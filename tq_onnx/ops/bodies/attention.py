@@ -2,7 +2,8 @@
 
 With R orthogonal, ``q . (s c[idx] R^T) = s (q R) . c[idx]``: the query is rotated once and the keys
 stay as centroids; likewise the weighted sum of value centroids is un-rotated once, at the end.
-Scales multiply scores and weights, not vectors. What a mask hides is replaced, never multiplied by
+Scales multiply scores and weights, not vectors; offsets that were taken from keys and values come
+back as scores and as sums of their own. What a mask hides is replaced, never multiplied by
 zero: a hidden key contributes nothing even where its bytes are garbage.
 
 What a codec makes of a row comes in as its coordinates (in the rotated space, if there is one) and
@@ -100,23 +101,21 @@ def hidden_by_bias(bias: FLOAT[...]) -> BOOL[...]:
 
 @script(TURBOQUANT, default_opset=op)
 def rotated(vectors: FLOAT[...], rotation: FLOAT[...]) -> FLOAT[...]:
-    """Vectors [B, H, T, D] in the rotated space."""
+    """Vectors [B, H, T, D] in the rotated space: [B, H, T, C]."""
     turned = op.MatMul(vectors, rotation)
     return turned
 
 
 @script(TURBOQUANT, default_opset=op)
 def rotated_back(vectors: FLOAT[...], rotation: FLOAT[...]) -> FLOAT[...]:
-    """Vectors [B, H, T, D] of the rotated space as they were."""
+    """Vectors [B, H, T, C] of the rotated space as they were: [B, H, T, D]."""
     turned = op.MatMul(vectors, op.Transpose(rotation, perm=[1, 0]))
     return turned
 
 
 @script(TURBOQUANT, default_opset=op)
-def key_scores(
-    query: FLOAT[...], keys: FLOAT[...], scales: FLOAT[...], scale: float, softcap: float
-) -> FLOAT[...]:
-    """Scores [B, H, T, S] of queries [B, H, T, D] against keys [B, N, S, D] times their scales.
+def key_scores(query: FLOAT[...], keys: FLOAT[...], scales: FLOAT[...], scale: float) -> FLOAT[...]:
+    """Scores [B, H, T, S] of queries [B, H, T, C] against keys [B, N, S, C] times their scales.
 
     The query heads that share a key/value head are folded into the rows of one matrix product.
     """
@@ -129,13 +128,68 @@ def key_scores(
     products = op.MatMul(op.Reshape(scaled, grouped_shape), columns)
     plain_grouped = op.Mul(products, op.Unsqueeze(scales, op.Constant(value_ints=[2])))
     heads_shape = op.Concat(op.Shape(query, start=0, end=3), rest, axis=0)
-    plain = op.Reshape(plain_grouped, heads_shape)
-    zero = op.Constant(value_float=0.0)
-    cap = op.Constant(value_float=softcap)
-    capped = op.Greater(cap, zero)
-    divisor = op.Where(capped, cap, op.Constant(value_float=1.0))
-    scores = op.Where(capped, op.Mul(cap, op.Tanh(op.Div(plain, divisor))), plain)
+    scores = op.Reshape(plain_grouped, heads_shape)
     return scores
+
+
+@script(TURBOQUANT, default_opset=op)
+def slots_of_offset(offset: FLOAT[...], total: INT64[...]) -> INT64[...]:
+    """Which row of an offset [P, N, D] each of total slots has: its own, from P on the last."""
+    zero = op.Constant(value_int=0)
+    one = op.Constant(value_int=1)
+    last = op.Sub(op.Shape(offset, start=0, end=1), one)
+    rows = op.Min(op.Range(zero, op.Squeeze(total), one), last)
+    return rows
+
+
+@script(TURBOQUANT, default_opset=op)
+def offset_scores(
+    query: FLOAT[...], offset: FLOAT[...], total: INT64[...], scale: float
+) -> FLOAT[...]:
+    """Scores [B, H, T, total] of queries [B, H, T, D] against the offsets [P, N, D] of the keys."""
+    rest = op.Constant(value_ints=[-1])
+    grouped_shape = op.Concat(
+        op.Shape(query, start=0, end=1),
+        op.Shape(offset, start=1, end=2),
+        rest,
+        op.Shape(query, start=3),
+        axis=0,
+    )
+    scaled = op.Mul(query, op.Constant(value_float=scale))
+    columns = op.Transpose(offset, perm=[1, 2, 0])
+    products = op.MatMul(op.Reshape(scaled, grouped_shape), columns)
+    of_slots = op.Gather(products, slots_of_offset(offset, total), axis=3)
+    heads_shape = op.Concat(op.Shape(query, start=0, end=3), rest, axis=0)
+    scores = op.Reshape(of_slots, heads_shape)
+    return scores
+
+
+@script(TURBOQUANT, default_opset=op)
+def offset_sums(
+    query: FLOAT[...], weights: FLOAT[...], offset: FLOAT[...], total: INT64[...]
+) -> FLOAT[...]:
+    """Weighted sums [B, H, T, D] of the offsets [P, N, D] of the values, weights [B, H, T, S]."""
+    grouped_shape = op.Concat(
+        op.Shape(weights, start=0, end=1),
+        op.Shape(offset, start=1, end=2),
+        op.Constant(value_ints=[-1]),
+        op.Shape(weights, start=3),
+        axis=0,
+    )
+    of_slots = op.Gather(offset, slots_of_offset(offset, total), axis=0)
+    values = op.Transpose(of_slots, perm=[1, 0, 2])
+    sums = op.Reshape(op.MatMul(op.Reshape(weights, grouped_shape), values), op.Shape(query))
+    return sums
+
+
+@script(TURBOQUANT, default_opset=op)
+def softcapped(scores: FLOAT[...], softcap: float) -> FLOAT[...]:
+    """Scores, or softcap * tanh(score / softcap) if softcap is more than 0."""
+    cap = op.Constant(value_float=softcap)
+    has_cap = op.Greater(cap, op.Constant(value_float=0.0))
+    divisor = op.Where(has_cap, cap, op.Constant(value_float=1.0))
+    capped = op.Where(has_cap, op.Mul(cap, op.Tanh(op.Div(scores, divisor))), scores)
+    return capped
 
 
 @script(TURBOQUANT, default_opset=op)
@@ -181,7 +235,7 @@ def value_weights(weights: FLOAT[...], visible: BOOL[...], scales: FLOAT[...]) -
 
 
 @script(TURBOQUANT, default_opset=op)
-def sum_of_centroids(weights: FLOAT[...], values: FLOAT[...]) -> FLOAT[...]:
+def sum_of_finite(weights: FLOAT[...], values: FLOAT[...]) -> FLOAT[...]:
     """Weighted sums [B, N, R, D] of values [B, N, S, D], all finite, weights [B, N, R, S]."""
     sums = op.MatMul(weights, values)
     return sums
@@ -189,6 +243,8 @@ def sum_of_centroids(weights: FLOAT[...], values: FLOAT[...]) -> FLOAT[...]:
 
 @script(TURBOQUANT, default_opset=op)
 def of_all_heads(grouped: FLOAT[...], query: FLOAT[...]) -> FLOAT[...]:
-    """Vectors [B, N, H/N*T, D] as [B, H, T, D], the shape of the query."""
-    vectors = op.Reshape(grouped, op.Shape(query))
+    """Vectors [B, N, H/N*T, C] as [B, H, T, C], in the order of the query's heads."""
+    rest = op.Constant(value_ints=[-1])
+    heads_shape = op.Concat(op.Shape(query, start=0, end=3), rest, axis=0)
+    vectors = op.Reshape(grouped, heads_shape)
     return vectors

@@ -25,10 +25,11 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from onnxscript import BOOL, FLOAT, INT32, UINT8, script
+from onnxscript import BOOL, FLOAT, INT32, INT64, UINT8, script
 
 from tq_onnx.ops.bodies import F32, I32, TURBOQUANT, U8, op
 from tq_onnx.ops.bodies.half import half_values
+from tq_onnx.ops.bodies.planes import plane_bytes
 
 _LARGEST: Final = 3.4028234663852886e38
 _LOG2_E: Final = 1 / math.log(2)
@@ -164,26 +165,29 @@ def float_values(elements: UINT8[...], places: FLOAT[...]) -> FLOAT[...]:
 
 
 @script(TURBOQUANT, default_opset=op)
-def floats_of_rows(rows: UINT8[...], centroids: FLOAT[...]) -> FLOAT[...]:
-    """Coordinates [B, N, S, D] of rows [B, N, S, 4*D] of float32; there are no centroids."""
-    elements = op.Reshape(rows, op.Constant(value_ints=[0, 0, 0, -1, 4]))
+def floats_of_rows(rows: UINT8[...], head_size: INT64[...]) -> FLOAT[...]:
+    """Coordinates [B, N, S, D] of rows [B, N, S, W] of float32."""
+    stored = plane_bytes(rows, head_size, 0, 32)
+    elements = op.Reshape(stored, op.Constant(value_ints=[0, 0, 0, -1, 4]))
     places = op.Constant(value_floats=[1.0, 256.0, 65536.0, 0.0])
     coordinates = float_values(elements, places)
     return coordinates
 
 
 @script(TURBOQUANT, default_opset=op)
-def halves_of_rows(rows: UINT8[...], centroids: FLOAT[...]) -> FLOAT[...]:
-    """Coordinates [B, N, S, D] of rows [B, N, S, 2*D] of float16; there are no centroids."""
-    elements = op.Reshape(rows, op.Constant(value_ints=[0, 0, 0, -1, 2]))
+def halves_of_rows(rows: UINT8[...], head_size: INT64[...]) -> FLOAT[...]:
+    """Coordinates [B, N, S, D] of rows [B, N, S, W] of float16."""
+    stored = plane_bytes(rows, head_size, 0, 16)
+    elements = op.Reshape(stored, op.Constant(value_ints=[0, 0, 0, -1, 2]))
     coordinates = half_values(elements)
     return coordinates
 
 
 @script(TURBOQUANT, default_opset=op)
-def bfloats_of_rows(rows: UINT8[...], centroids: FLOAT[...]) -> FLOAT[...]:
-    """Coordinates [B, N, S, D] of rows [B, N, S, 2*D] of bfloat16; there are no centroids."""
-    elements = op.Reshape(rows, op.Constant(value_ints=[0, 0, 0, -1, 2]))
+def bfloats_of_rows(rows: UINT8[...], head_size: INT64[...]) -> FLOAT[...]:
+    """Coordinates [B, N, S, D] of rows [B, N, S, W] of bfloat16."""
+    stored = plane_bytes(rows, head_size, 0, 16)
+    elements = op.Reshape(stored, op.Constant(value_ints=[0, 0, 0, -1, 2]))
     coordinates = float_values(elements, op.Constant(value_floats=[65536.0, 0.0]))
     return coordinates
 
@@ -193,13 +197,6 @@ def no_scales(rows: UINT8[...]) -> FLOAT[...]:
     """Scales [B, N, S] of rows [B, N, S, W] that have none: all 1."""
     scales = op.Expand(op.Constant(value_float=1.0), op.Shape(rows, start=0, end=3))
     return scales
-
-
-@script(TURBOQUANT, default_opset=op)
-def not_rotated(vectors: FLOAT[...], rotation: FLOAT[...]) -> FLOAT[...]:
-    """The vectors: there is no rotation."""
-    same = op.Identity(vectors)
-    return same
 
 
 @script(TURBOQUANT, default_opset=op)

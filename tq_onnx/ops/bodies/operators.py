@@ -1,249 +1,241 @@
-"""The bodies of both operators, in the variant that a model needs.
+"""The bodies of both operators, made for the codecs and the optional inputs of one model.
 
-A function's inputs are not optional, so there are variants of the attention: without
-``attention_bias``, with it, and with ``head_sink`` as well. What depends on the codecs is in two
-pieces that the variants share (``tq_onnx.ops.bodies.readers``). The attributes ``key_codec`` to
-``value_bits`` belong to the signature, which the kernels share; an attention body is made for one
-choice and does not read them. A model has one encoder for keys and values: where only one of them
-is ``raw``, it tells by ``bits`` which it is called for.
+A body declares the inputs up to the last one that the model uses; runtimes want a node to have as
+many. Those in the middle that the model lacks are empty on its nodes, and the body does not touch
+them. Attributes that say the codec (``codec``, ``key_bits`` ...) belong to the signature, which the
+kernels share. Where the caches of a model have more than one codec, the attributes ``codec_index``,
+``key_codec_index`` and ``value_codec_index`` choose between them.
 """
-
-# Tensor annotations are onnxscript's, which mypy cannot read. A function's output is named after
-# the variable it returns; its parameters are inputs and attributes, positional by nature.
-# mypy: disable-error-code="type-arg,misc,no-any-return"
-# ruff: noqa: RET504, PLR0917
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
-from onnxscript import FLOAT, INT64, UINT8, OnnxFunction, script
+import onnx_ir as ir
 
 from tq_onnx.codec.spec import Codec
-from tq_onnx.ops.bodies import F32, I64, TURBOQUANT, elements, encode, op
-from tq_onnx.ops.bodies.attention import (
-    hidden_by_bias,
-    live_bias,
-    masked_softmax,
-    masked_softmax_with_sink,
-    total_length,
-    visible_keys,
-)
-from tq_onnx.ops.bodies.encode import append_rows, encode_rows
-from tq_onnx.ops.bodies.readers import cache_readers
+from tq_onnx.ops import documentation as doc
+from tq_onnx.ops.bodies import F32, attention, elements, encode, rotated
+from tq_onnx.ops.bodies.codecs import reader, writer
+from tq_onnx.ops.bodies.composing import Composer
+from tq_onnx.ops.domain import ATTENTION, ENCODE
 
-_WRITE_RAW: Final[dict[str, Any]] = {
-    "float32": elements.float_rows,
-    "float16": elements.half_rows,
-    "bfloat16": elements.bfloat_rows,
-}
+Pairs = Sequence[tuple[Codec, Codec]]
 
 
-@cache
-def encode_body(key: Codec, value: Codec, element: str) -> OnnxFunction[..., Any]:
-    """The encoder's body for a model with these codecs and this element type."""
-    coded = [codec.bits for codec in (key, value) if not codec.is_raw]
-    if len(coded) == 2:
-        return encode.turboquant_encode
-    if coded:
-        return _encode_either(_WRITE_RAW[element], coded[0])
-    return _encode_raw(_WRITE_RAW[element])
+@dataclass(frozen=True)
+class Model:
+    """What the bodies need to know of a model.
 
-
-def _encode_raw(raw_rows: Any) -> OnnxFunction[..., Any]:
-    @script(TURBOQUANT, default_opset=op)
-    def turboquant_encode(
-        vectors: FLOAT[...],
-        past: UINT8[...],
-        past_length: INT64[...],
-        rotation: FLOAT[...],
-        centroids: FLOAT[...],
-        boundaries: FLOAT[...],
-        codec: str,
-        bits: int,
-        norm_correction: int,
-    ) -> UINT8[...]:
-        rows = raw_rows(op.Cast(vectors, to=F32))
-        present = append_rows(past, rows, past_length)
-        return present
-
-    return turboquant_encode
-
-
-def _encode_either(raw_rows: Any, coded_bits: int) -> OnnxFunction[..., Any]:
-    levels = 1 << coded_bits
-    inner_boundaries = levels - 1
-
-    @script(TURBOQUANT, default_opset=op)
-    def turboquant_encode(
-        vectors: FLOAT[...],
-        past: UINT8[...],
-        past_length: INT64[...],
-        rotation: FLOAT[...],
-        centroids: FLOAT[...],
-        boundaries: FLOAT[...],
-        codec: str,
-        bits: int,
-        norm_correction: int,
-    ) -> UINT8[...]:
-        wide = op.Cast(vectors, to=F32)
-        raw = raw_rows(wide)
-        # Where the codec is raw, one number stands for each of the tables, and what comes of it is
-        # dropped.
-        size = op.Shape(vectors, start=3)
-        coded = encode_rows(
-            wide,
-            op.Expand(rotation, op.Concat(size, size, axis=0)),
-            op.Expand(centroids, op.Constant(value_ints=[levels])),
-            op.Expand(boundaries, op.Constant(value_ints=[inner_boundaries])),
-            coded_bits,
-            norm_correction,
-        )
-        eight = op.Constant(value_int=8)
-        is_raw = op.Cast(op.Greater(op.Constant(value_int=bits), eight), to=I64)
-        is_coded = op.Sub(op.Constant(value_int=1), is_raw)
-        first = op.Constant(value_ints=[0])
-        last = op.Constant(value_ints=[-1])
-        coded_bytes = op.Mul(op.Shape(coded, start=3), is_coded)
-        raw_bytes = op.Mul(op.Shape(raw, start=3), is_raw)
-        rows = op.Concat(
-            op.Slice(coded, first, coded_bytes, last),
-            op.Slice(raw, first, raw_bytes, last),
-            axis=-1,
-        )
-        present = append_rows(past, rows, past_length)
-        return present
-
-    return turboquant_encode
-
-
-@cache
-def attention_body(
-    key: Codec, value: Codec, element: str, *, has_bias: bool, has_sink: bool = False
-) -> OnnxFunction[..., Any]:
-    """The attention operator's body for caches of these codecs and this element type.
-
-    A body with a sink has a bias too.
+    Attributes:
+        codecs: all codecs of its caches, in the order of the attributes that choose.
+        pairs: those of keys and of values, as they come together.
+        has_bias: whether attention has the input ``attention_bias``.
+        has_sink: likewise ``head_sink``.
+        has_offset: likewise ``key_offset`` and ``value_offset``, and encoding ``offset``.
+        element: element type of vectors and queries.
     """
-    scores, sums = cache_readers(key, value, element)
-    if has_sink:
-        return _with_sink(scores, sums)
-    return (_with_bias if has_bias else _without_bias)(scores, sums)
+
+    codecs: tuple[Codec, ...]
+    pairs: tuple[tuple[Codec, Codec], ...]
+    has_bias: bool
+    has_sink: bool
+    has_offset: bool
+    element: str
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether there is anything to choose."""
+        return len(self.codecs) > 1
+
+    def number(self, codec: Codec) -> int:
+        """What the attributes that choose call a codec."""
+        return self.codecs.index(codec)
 
 
-def _without_bias(
-    scores_of_cache: OnnxFunction[..., Any], sums_of_cache: OnnxFunction[..., Any]
-) -> OnnxFunction[..., Any]:
-    @script(TURBOQUANT, default_opset=op)
-    def turboquant_attention(
-        query: FLOAT[...],
-        key_cache: UINT8[...],
-        value_cache: UINT8[...],
-        past_length: INT64[...],
-        key_rotation: FLOAT[...],
-        key_centroids: FLOAT[...],
-        value_rotation: FLOAT[...],
-        value_centroids: FLOAT[...],
-        scale: float,
-        causal: int,
-        sliding_window: int,
-        softcap: float,
-        key_codec: str,
-        key_bits: int,
-        value_codec: str,
-        value_bits: int,
-    ) -> FLOAT[...]:
-        total = total_length(query, past_length)
-        visible = visible_keys(query, past_length, total, causal, sliding_window)
-        scores = scores_of_cache(
-            query, key_cache, key_rotation, key_centroids, total, scale, softcap
+def body_codecs(pairs: Pairs) -> tuple[Codec, ...]:
+    """The codecs of a model in the order that ``codec_index`` counts in.
+
+    Args:
+        pairs: codecs of keys and values, of one layer after the other.
+    """
+    return tuple(dict.fromkeys(codec for pair in pairs for codec in pair))
+
+
+def _rotation(
+    body: Composer, table: ir.Value, head_size: ir.Value, codec: Codec, others: Sequence[Codec]
+) -> ir.Value:
+    """A rotation, of the codec's size also where nodes with other codecs come with another one."""
+    sizes = {each.is_rotated and each.coordinates(1) for each in others}
+    if len(sizes) == 1:
+        return table
+    per_coordinate = {"per_coordinate": codec.coordinates(1)}
+    inputs = [table, head_size]
+    return body.call(f"sized_{table.name}", rotated.rotation_of_codec, inputs, per_coordinate)
+
+
+def encode_function(model: Model) -> ir.Function:
+    """The body of TurboQuantEncode."""
+    entries = doc.ENCODE_INPUTS + ((doc.OFFSET,) if model.has_offset else ())
+    given = {name: ir.Value(name=name) for name, _ in entries}
+    body = Composer()
+    vectors = given["vectors"]
+    if model.has_offset:
+        inputs = [vectors, given["past_length"], given["offset"]]
+        vectors = body.call("centred", encode.centred, inputs)
+    cases = {
+        model.number(codec): partial(_rows, model=model, codec=codec, given=given, vectors=vectors)
+        for codec in model.codecs
+    }
+    rows = body.choose("rows", "codec_index", cases, given["past_length"])
+    past = [given["past"], rows, given["past_length"]]
+    present = body.call("present", encode.append_rows, past)
+    attributes = doc.ENCODE_ATTRIBUTES + (doc.ENCODE_CHOICE if model.is_mixed else ())
+    text = doc.markdown(
+        doc.ENCODE_SUMMARY, inputs=entries, outputs=doc.ENCODE_OUTPUTS, attributes=attributes
+    )
+    return body.function(ENCODE, text, [*given.values()], present, [name for name, _ in attributes])
+
+
+def _rows(
+    body: Composer, *, model: Model, codec: Codec, given: Mapping[str, ir.Value], vectors: ir.Value
+) -> ir.Value:
+    how = writer(codec, model.element)
+    if not model.has_offset:
+        vectors = body.standard("wide", "Cast", [vectors], to=F32)
+    tables = {name: given[name] for name in how.tables}
+    if "rotation" in tables and model.is_mixed:
+        head_size = body.standard("head_size", "Shape", [vectors], start=3)
+        table = tables["rotation"]
+        tables["rotation"] = _rotation(body, table, head_size, codec, model.codecs)
+    forwarded = ("norm_correction",) if how.corrects_norm else ()
+    return body.call("rows", how.rows, [vectors, *tables.values()], how.attributes, forwarded)
+
+
+def attention_function(model: Model) -> ir.Function:
+    """The body of TurboQuantDequantAttention."""
+    entries = doc.ATTENTION_INPUTS + _optional_inputs(model)
+    given = {name: ir.Value(name=name) for name, _ in entries}
+    body = Composer()
+    made = _Attention(model, body, given)
+    weights, visible = made.weights()
+    output = body.standard("output", "CastLike", [made.sums(weights, visible), given["query"]])
+    attributes = doc.ATTENTION_ATTRIBUTES + (doc.ATTENTION_CHOICE if model.is_mixed else ())
+    text = doc.markdown(
+        doc.ATTENTION_SUMMARY, inputs=entries, outputs=doc.ATTENTION_OUTPUTS, attributes=attributes
+    )
+    names = [name for name, _ in attributes]
+    return body.function(ATTENTION, text, [*given.values()], output, names)
+
+
+def _optional_inputs(model: Model) -> tuple[tuple[str, str], ...]:
+    """Those up to the last that the model has."""
+    used = (model.has_bias, model.has_sink, model.has_offset, model.has_offset)
+    count = max((place for place, there in enumerate(used, start=1) if there), default=0)
+    return doc.ATTENTION_OPTIONAL[:count]
+
+
+class _Attention:
+    """The body of the attention operator while it is made."""
+
+    def __init__(self, model: Model, body: Composer, given: Mapping[str, ir.Value]) -> None:
+        self.model = model
+        self.body = body
+        self.given = given
+        query = given["query"]
+        self.head_size = body.standard("head_size", "Shape", [query], start=3)
+        self.total = body.call("total", attention.total_length, [query, given["past_length"]])
+
+    def weights(self) -> tuple[ir.Value, ir.Value]:
+        """Weights of the values [B, H, T, S], and which keys are visible."""
+        body, given, model = self.body, self.given, self.model
+        visible = body.call(
+            "visible",
+            attention.visible_keys,
+            [given["query"], given["past_length"], self.total],
+            forwarded=("causal", "sliding_window"),
         )
-        weights = masked_softmax(scores, visible)
-        output = sums_of_cache(
-            query, weights, visible, value_cache, value_rotation, value_centroids, total
-        )
-        return output
+        scores = self._scores()
+        if model.has_bias:
+            bias = body.call("bias", attention.live_bias, [given["attention_bias"], self.total])
+            hidden = body.call("hidden", attention.hidden_by_bias, [bias])
+            shown = body.standard("shown", "Not", [hidden])
+            visible = body.standard("visible_shown", "And", [visible, shown])
+            wide_bias = body.standard("wide_bias", "Cast", [bias], to=F32)
+            scores = body.standard("biased", "Add", [scores, wide_bias])
+        if not model.has_sink:
+            return body.call("weights", attention.masked_softmax, [scores, visible]), visible
+        sink = body.standard("sink", "Cast", [given["head_sink"]], to=F32)
+        inputs = [scores, visible, sink]
+        return body.call("weights", attention.masked_softmax_with_sink, inputs), visible
 
-    return turboquant_attention
+    def _scores(self) -> ir.Value:
+        body, model = self.body, self.model
+        keys = dict.fromkeys(key for key, _ in model.pairs)
+        cases = {model.number(key): partial(self._scores_of_cache, codec=key) for key in keys}
+        scores = body.choose("scores", "key_codec_index", cases, self.given["past_length"])
+        if model.has_offset:
+            query = body.standard("wide_query", "Cast", [self.given["query"]], to=F32)
+            inputs = [query, self.given["key_offset"], self.total]
+            more = body.call("more", attention.offset_scores, inputs, forwarded=("scale",))
+            scores = body.standard("all_scores", "Add", [scores, more])
+        return body.call("capped", attention.softcapped, [scores], forwarded=("softcap",))
 
+    def _scores_of_cache(self, body: Composer, *, codec: Codec) -> ir.Value:
+        query = body.standard("wide", "Cast", [self.given["query"]], to=F32)
+        if codec.is_rotated:
+            rotation = self._rotation(body, "key", codec)
+            query = body.call("turned", attention.rotated, [query, rotation])
+        keys, scales = self._read(body, "key", codec)
+        inputs = [query, keys, scales]
+        return body.call("plain_scores", attention.key_scores, inputs, forwarded=("scale",))
 
-def _with_bias(
-    scores_of_cache: OnnxFunction[..., Any], sums_of_cache: OnnxFunction[..., Any]
-) -> OnnxFunction[..., Any]:
-    @script(TURBOQUANT, default_opset=op)
-    def turboquant_attention(
-        query: FLOAT[...],
-        key_cache: UINT8[...],
-        value_cache: UINT8[...],
-        past_length: INT64[...],
-        key_rotation: FLOAT[...],
-        key_centroids: FLOAT[...],
-        value_rotation: FLOAT[...],
-        value_centroids: FLOAT[...],
-        attention_bias: FLOAT[...],
-        scale: float,
-        causal: int,
-        sliding_window: int,
-        softcap: float,
-        key_codec: str,
-        key_bits: int,
-        value_codec: str,
-        value_bits: int,
-    ) -> FLOAT[...]:
-        total = total_length(query, past_length)
-        bias = live_bias(attention_bias, total)
-        by_position = visible_keys(query, past_length, total, causal, sliding_window)
-        visible = op.And(by_position, op.Not(hidden_by_bias(bias)))
-        scores = scores_of_cache(
-            query, key_cache, key_rotation, key_centroids, total, scale, softcap
-        )
-        biased = op.Add(scores, op.Cast(bias, to=F32))
-        weights = masked_softmax(biased, visible)
-        output = sums_of_cache(
-            query, weights, visible, value_cache, value_rotation, value_centroids, total
-        )
-        return output
+    def sums(self, weights: ir.Value, visible: ir.Value) -> ir.Value:
+        """Weighted sums of the values, float32 [B, H, T, D]."""
+        body, model = self.body, self.model
+        values = dict.fromkeys(value for _, value in model.pairs)
+        cases = {
+            model.number(value): partial(
+                self._sums_of_cache, codec=value, weights=weights, visible=visible
+            )
+            for value in values
+        }
+        sums = body.choose("sums", "value_codec_index", cases, self.given["past_length"])
+        if not model.has_offset:
+            return sums
+        inputs = [self.given["query"], weights, self.given["value_offset"], self.total]
+        more = body.call("more_sums", attention.offset_sums, inputs)
+        return body.standard("all_sums", "Add", [sums, more])
 
-    return turboquant_attention
+    def _sums_of_cache(
+        self, body: Composer, *, codec: Codec, weights: ir.Value, visible: ir.Value
+    ) -> ir.Value:
+        values, scales = self._read(body, "value", codec)
+        scaled = body.call("scaled", attention.value_weights, [weights, visible, scales])
+        add = elements.sum_of_floats if codec.is_raw else attention.sum_of_finite
+        grouped = body.call("grouped", add, [scaled, values])
+        sums = body.call("context", attention.of_all_heads, [grouped, self.given["query"]])
+        if not codec.is_rotated:
+            return sums
+        rotation = self._rotation(body, "value", codec)
+        return body.call("turned_back", attention.rotated_back, [sums, rotation])
 
+    def _read(self, body: Composer, side: str, codec: Codec) -> tuple[ir.Value, ir.Value]:
+        """Coordinates [B, N, S, C] of the live rows of a cache, and their scales [B, N, S]."""
+        how = reader(codec, self.model.element)
+        cache = [self.given[f"{side}_cache"], self.total]
+        rows = body.call(f"{side}_rows", attention.live_rows, cache)
+        tables = [self.given[f"{side}_centroids"]] if codec.is_rotated else []
+        inputs = [rows, self.head_size, *tables]
+        coordinates = body.call(f"{side}_coordinates", how.coordinates, inputs)
+        if how.scales is None:
+            return coordinates, body.call(f"{side}_scales", elements.no_scales, [rows])
+        inputs = [rows, self.head_size]
+        return coordinates, body.call(f"{side}_scales", how.scales, inputs, how.attributes)
 
-def _with_sink(
-    scores_of_cache: OnnxFunction[..., Any], sums_of_cache: OnnxFunction[..., Any]
-) -> OnnxFunction[..., Any]:
-    @script(TURBOQUANT, default_opset=op)
-    def turboquant_attention(
-        query: FLOAT[...],
-        key_cache: UINT8[...],
-        value_cache: UINT8[...],
-        past_length: INT64[...],
-        key_rotation: FLOAT[...],
-        key_centroids: FLOAT[...],
-        value_rotation: FLOAT[...],
-        value_centroids: FLOAT[...],
-        attention_bias: FLOAT[...],
-        head_sink: FLOAT[...],
-        scale: float,
-        causal: int,
-        sliding_window: int,
-        softcap: float,
-        key_codec: str,
-        key_bits: int,
-        value_codec: str,
-        value_bits: int,
-    ) -> FLOAT[...]:
-        total = total_length(query, past_length)
-        bias = live_bias(attention_bias, total)
-        by_position = visible_keys(query, past_length, total, causal, sliding_window)
-        visible = op.And(by_position, op.Not(hidden_by_bias(bias)))
-        scores = scores_of_cache(
-            query, key_cache, key_rotation, key_centroids, total, scale, softcap
-        )
-        biased = op.Add(scores, op.Cast(bias, to=F32))
-        weights = masked_softmax_with_sink(biased, visible, op.Cast(head_sink, to=F32))
-        output = sums_of_cache(
-            query, weights, visible, value_cache, value_rotation, value_centroids, total
-        )
-        return output
-
-    return turboquant_attention
+    def _rotation(self, body: Composer, side: str, codec: Codec) -> ir.Value:
+        others = [pair[side == "value"] for pair in self.model.pairs]
+        table = self.given[f"{side}_rotation"]
+        return _rotation(body, table, self.head_size, codec, others)

@@ -4,9 +4,9 @@ A plane of ``w`` bits puts ``k = 8 / w`` coordinates into a byte: viewed as ``[k
 the coordinates of one byte stand in one column. Packing is a weighted sum over the columns,
 unpacking a shift and a mask per row of that view.
 
-Packing serves every number of bits by one body, driven by the attribute, because a model may store
-keys and values with different codecs and carries only one encoder. Unpacking runs over the whole
-cache, so it is written out per number of bits, with nothing to skip at run time.
+Packing serves every number of bits by one body, driven by the attribute. Unpacking runs over the
+whole cache, so it is written out per number of bits, with nothing to skip at run time. Planes are
+found by the head size: a cache may have wider rows than its codec needs.
 """
 
 # Tensor annotations are onnxscript's, which mypy cannot read. A function's output is named after
@@ -16,14 +16,9 @@ cache, so it is written out per number of bits, with nothing to skip at run time
 
 from __future__ import annotations
 
-from typing import Final
+from onnxscript import FLOAT, INT32, INT64, UINT8, script
 
-from onnxscript import FLOAT, INT32, UINT8, script
-
-from tq_onnx.codec.spec import SCALE_BYTES
 from tq_onnx.ops.bodies import F32, I32, I64, TURBOQUANT, U8, op
-
-_SCALE_START: Final = -SCALE_BYTES
 
 
 @script(TURBOQUANT, default_opset=op)
@@ -47,7 +42,7 @@ def pack_plane(codes: FLOAT[...], width: FLOAT, per_byte: FLOAT) -> UINT8[...]:
 
 @script(TURBOQUANT, default_opset=op)
 def pack_codes(codes: FLOAT[...], bits: int) -> UINT8[...]:
-    """Planes of codes [B, N, T, D]: a plane of 2 or 4 bits, and one of 1 bit if bits is odd."""
+    """Planes of codes [B, N, T, D], bits from 2 to 5: 2 or 4 bits, then 1 bit if bits is odd."""
     number_of_bits = op.Cast(op.Constant(value_int=bits), to=F32)
     two = op.Constant(value_float=2.0)
     low_width = op.Mul(op.Floor(op.Div(number_of_bits, two)), two)
@@ -66,6 +61,16 @@ def pack_codes(codes: FLOAT[...], bits: int) -> UINT8[...]:
 
 
 @script(TURBOQUANT, default_opset=op)
+def plane_bytes(rows: UINT8[...], head_size: INT64[...], first: int, end: int) -> UINT8[...]:
+    """The plane of rows [B, N, S, W] that holds the bits from first to end of every code."""
+    eight = op.Constant(value_int=8)
+    start = op.Div(op.Mul(head_size, op.Constant(value_int=first)), eight)
+    stop = op.Div(op.Mul(head_size, op.Constant(value_int=end)), eight)
+    plane = op.Slice(rows, start, stop, op.Constant(value_ints=[-1]))
+    return plane
+
+
+@script(TURBOQUANT, default_opset=op)
 def unpack_plane(plane: UINT8[...], to_top: UINT8[...], to_bottom: UINT8) -> UINT8[...]:
     """Fields of a plane [B, N, S, n] as [B, N, S, k*n].
 
@@ -76,38 +81,6 @@ def unpack_plane(plane: UINT8[...], to_top: UINT8[...], to_bottom: UINT8) -> UIN
     at_top = op.BitShift(columns, to_top, direction="LEFT")
     fields = op.BitShift(at_top, to_bottom, direction="RIGHT")
     codes = op.Reshape(fields, op.Constant(value_ints=[0, 0, 0, -1]))
-    return codes
-
-
-@script(TURBOQUANT, default_opset=op)
-def code_bytes(rows: UINT8[...]) -> UINT8[...]:
-    """Rows [B, N, S, W] without their scale."""
-    codes = op.Slice(
-        rows,
-        op.Constant(value_ints=[0]),
-        op.Constant(value_ints=[_SCALE_START]),
-        op.Constant(value_ints=[-1]),
-    )
-    return codes
-
-
-@script(TURBOQUANT, default_opset=op)
-def unpack_codes_4(rows: UINT8[...]) -> INT32[...]:
-    """Four-bit codes [B, N, S, D] of rows [B, N, S, W]."""
-    last = op.Constant(value_ints=[-1])
-    to_top = op.Cast(op.Unsqueeze(op.Constant(value_ints=[4, 0]), last), to=U8)
-    to_bottom = op.Cast(op.Constant(value_int=4), to=U8)
-    codes = op.Cast(unpack_plane(code_bytes(rows), to_top, to_bottom), to=I32)
-    return codes
-
-
-@script(TURBOQUANT, default_opset=op)
-def unpack_two_bits(plane: UINT8[...]) -> INT32[...]:
-    """A plane [B, N, S, D/4] of two-bit codes as [B, N, S, D]."""
-    last = op.Constant(value_ints=[-1])
-    to_top = op.Cast(op.Unsqueeze(op.Constant(value_ints=[6, 4, 2, 0]), last), to=U8)
-    to_bottom = op.Cast(op.Constant(value_int=6), to=U8)
-    codes = op.Cast(unpack_plane(plane, to_top, to_bottom), to=I32)
     return codes
 
 
@@ -123,42 +96,59 @@ def unpack_one_bit(plane: UINT8[...]) -> INT32[...]:
 
 
 @script(TURBOQUANT, default_opset=op)
-def unpack_codes_2(rows: UINT8[...]) -> INT32[...]:
-    """Two-bit codes [B, N, S, D] of rows [B, N, S, W]."""
-    codes = unpack_two_bits(code_bytes(rows))
-    return codes
-
-
-@script(TURBOQUANT, default_opset=op)
-def unpack_codes_3(rows: UINT8[...]) -> INT32[...]:
-    """Three-bit codes [B, N, S, D]: two thirds of the bytes are a plane of the two lower bits."""
+def unpack_two_bits(plane: UINT8[...]) -> INT32[...]:
+    """A plane [B, N, S, D/4] of two-bit codes as [B, N, S, D]."""
     last = op.Constant(value_ints=[-1])
-    planes = code_bytes(rows)
-    size = op.Shape(planes, start=3)
-    low_size = op.Sub(size, op.Div(size, op.Constant(value_ints=[3])))
-    low = unpack_two_bits(op.Slice(planes, op.Constant(value_ints=[0]), low_size, last))
-    high = unpack_one_bit(op.Slice(planes, low_size, size, last))
-    four = op.Cast(op.Constant(value_int=4), to=I32)
-    codes = op.Add(low, op.Mul(high, four))
+    to_top = op.Cast(op.Unsqueeze(op.Constant(value_ints=[6, 4, 2, 0]), last), to=U8)
+    to_bottom = op.Cast(op.Constant(value_int=6), to=U8)
+    codes = op.Cast(unpack_plane(plane, to_top, to_bottom), to=I32)
     return codes
 
 
 @script(TURBOQUANT, default_opset=op)
-def centroids_of_4_bits(rows: UINT8[...], centroids: FLOAT[...]) -> FLOAT[...]:
-    """Coordinates [B, N, S, D] of rows [B, N, S, W] of four-bit codes, without their scale."""
-    coordinates = op.Gather(centroids, unpack_codes_4(rows))
-    return coordinates
+def unpack_four_bits(plane: UINT8[...]) -> INT32[...]:
+    """A plane [B, N, S, D/2] of four-bit codes as [B, N, S, D]."""
+    last = op.Constant(value_ints=[-1])
+    to_top = op.Cast(op.Unsqueeze(op.Constant(value_ints=[4, 0]), last), to=U8)
+    to_bottom = op.Cast(op.Constant(value_int=4), to=U8)
+    codes = op.Cast(unpack_plane(plane, to_top, to_bottom), to=I32)
+    return codes
 
 
 @script(TURBOQUANT, default_opset=op)
-def centroids_of_3_bits(rows: UINT8[...], centroids: FLOAT[...]) -> FLOAT[...]:
-    """Coordinates [B, N, S, D] of rows [B, N, S, W] of three-bit codes, without their scale."""
-    coordinates = op.Gather(centroids, unpack_codes_3(rows))
-    return coordinates
+def unpack_codes_2(rows: UINT8[...], head_size: INT64[...]) -> INT32[...]:
+    """Two-bit codes [B, N, S, D] of rows [B, N, S, W]."""
+    codes = unpack_two_bits(plane_bytes(rows, head_size, 0, 2))
+    return codes
 
 
 @script(TURBOQUANT, default_opset=op)
-def centroids_of_2_bits(rows: UINT8[...], centroids: FLOAT[...]) -> FLOAT[...]:
-    """Coordinates [B, N, S, D] of rows [B, N, S, W] of two-bit codes, without their scale."""
-    coordinates = op.Gather(centroids, unpack_codes_2(rows))
-    return coordinates
+def unpack_codes_3(rows: UINT8[...], head_size: INT64[...]) -> INT32[...]:
+    """Three-bit codes [B, N, S, D] of rows [B, N, S, W]: a plane of two bits, one of one."""
+    low = unpack_two_bits(plane_bytes(rows, head_size, 0, 2))
+    high = unpack_one_bit(plane_bytes(rows, head_size, 2, 3))
+    codes = op.Add(low, op.Mul(high, op.Cast(op.Constant(value_int=4), to=I32)))
+    return codes
+
+
+@script(TURBOQUANT, default_opset=op)
+def unpack_codes_4(rows: UINT8[...], head_size: INT64[...]) -> INT32[...]:
+    """Four-bit codes [B, N, S, D] of rows [B, N, S, W]."""
+    codes = unpack_four_bits(plane_bytes(rows, head_size, 0, 4))
+    return codes
+
+
+@script(TURBOQUANT, default_opset=op)
+def unpack_codes_5(rows: UINT8[...], head_size: INT64[...]) -> INT32[...]:
+    """Five-bit codes [B, N, S, D] of rows [B, N, S, W]: a plane of four bits, one of one."""
+    low = unpack_four_bits(plane_bytes(rows, head_size, 0, 4))
+    high = unpack_one_bit(plane_bytes(rows, head_size, 4, 5))
+    codes = op.Add(low, op.Mul(high, op.Cast(op.Constant(value_int=16), to=I32)))
+    return codes
+
+
+@script(TURBOQUANT, default_opset=op)
+def unpack_codes_8(rows: UINT8[...], head_size: INT64[...]) -> INT32[...]:
+    """Codes [B, N, S, D] of rows [B, N, S, W] that have a byte for each."""
+    codes = op.Cast(plane_bytes(rows, head_size, 0, 8), to=I32)
+    return codes

@@ -1,0 +1,165 @@
+"""Write docs/quality.md: what every preset costs, on two models, each figure below its command.
+
+The commands on the page are the ones that this script runs, in a folder that is given: first they
+make the models, then ``tq-onnx report`` measures them, and what it writes becomes the section. A
+conversion that is there already is used again. With 18 presets the large model takes about an hour
+on two cores, and 5 GB of disk for a while.
+
+Examples::
+
+    python benchmarks/make_quality_page.py work --text wiki.valid.txt
+    python benchmarks/make_quality_page.py work --only qwen3-tiny       # that section alone
+    python benchmarks/make_quality_page.py work --text wiki.valid.txt --smollm2 smollm2
+
+``--smollm2`` names what ``models/export_smollm2.py`` wrote; without it the script runs that, too,
+which needs torch (see the recipe). Sections that are not made again keep what was measured before:
+it lies in ``FOLDER/NAME.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tq_onnx.codec.presets import PRESETS
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+DOCS = REPOSITORY / "docs"
+PAGE = DOCS / "quality.md"
+QWEN, SMOLLM = "qwen3-tiny", "smollm2"
+
+INTRODUCTION = """\
+# What each preset costs
+
+Written by `python benchmarks/make_quality_page.py`; every table is what the command above it wrote.
+
+Every model reads the text through onnxruntime, in windows that begin with empty caches, every key
+and value written to its cache and read back from there, the token's own included. Windows stand
+side by side and every prediction inside them counts. The original is the same file before its
+conversion, in float32.
+"""
+
+ABOUT = {
+    QWEN: "## The bundled Qwen3: 4 layers, head size 128\n\nA small model that was really trained; "
+    "its text is one that it has not seen. It tells little about large models, but everybody can "
+    "repeat it in a minute.",
+    SMOLLM: "## SmolLM2-135M-Instruct: 30 layers, head size 64\n\nA language model with trained "
+    "weights, on the validation text of WikiText-2. Head size 64 is harder than 128: the metadata "
+    "of a row weighs twice as much, and coordinates are further from the normal distribution.",
+}
+
+
+@dataclass(frozen=True)
+class Section:
+    """One model on the page.
+
+    Attributes:
+        name: of its folder, its picture and its measured piece.
+        make: commands that make its original.
+        report: arguments of ``tq-onnx report`` besides the models.
+    """
+
+    name: str
+    make: tuple[tuple[str, ...], ...]
+    report: tuple[str, ...]
+
+
+def main() -> None:
+    """Run what was asked for and write the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path, help="where the models go")
+    parser.add_argument("--text", type=Path, help="the validation text of WikiText-2")
+    parser.add_argument("--smollm2", type=Path, help="an export that exists")
+    parser.add_argument("--only", choices=(QWEN, SMOLLM), help="measure one section only")
+    parser.add_argument("--presets", nargs="+", default=list(PRESETS), help="default: all")
+    parser.add_argument(
+        "--convert",
+        action="append",
+        default=[],
+        metavar="NAME=OPTIONS",
+        help="one more conversion, e.g. 'int4-b2=--preset int4 --boundary-layers 2'",
+    )
+    parser.add_argument("--tokens", default="6144", help="of the large model's text")
+    parser.add_argument("--threads", default="2")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    conversions = {name: ("--preset", name) for name in options.presets}
+    for entry in options.convert:
+        name, _, words = entry.partition("=")
+        conversions[name] = tuple(shlex.split(words))
+    for section in sections(options):
+        if options.only in (None, section.name):
+            measure(section, conversions, options.folder)
+    pieces = [
+        f"{ABOUT[name]}\n\n{(options.folder / f'{name}.md').read_text(encoding='utf-8')}"
+        for name in (QWEN, SMOLLM)
+        if (options.folder / f"{name}.md").is_file()
+    ]
+    PAGE.write_text("\n".join([INTRODUCTION, *pieces]), encoding="utf-8")
+    print(f"wrote {PAGE.relative_to(REPOSITORY)}")
+
+
+def sections(options: argparse.Namespace) -> list[Section]:
+    """The models of the page, as far as they can be measured."""
+    threads = ("--threads", options.threads)
+    found = [Section(QWEN, (("tq-onnx", "demo", "--keep", QWEN),), ("--tokens", "8192", *threads))]
+    if options.only != QWEN:
+        if options.text is None:
+            raise SystemExit("the text of WikiText-2 is missing: name it with --text")
+        text = options.folder / "wikitext2-valid.txt"
+        shutil.copyfile(options.text, text)
+        if options.smollm2 is not None and not (options.folder / SMOLLM).exists():
+            (options.folder / SMOLLM).symlink_to(options.smollm2.resolve())
+        make = (("python", str(REPOSITORY / "models" / "export_smollm2.py"), SMOLLM),)
+        read = ("--text", text.name, "--tokens", options.tokens, *threads)
+        found.append(Section(SMOLLM, make, read))
+    return found
+
+
+def measure(section: Section, conversions: dict[str, tuple[str, ...]], folder: Path) -> None:
+    """Make the models of a section, measure them, and write ``FOLDER/NAME.md``."""
+    shown: list[str] = []
+    original = f"{section.name}/model.onnx"
+    for command in section.make:
+        run(command, folder, shown, unless=folder / original)
+    models = []
+    for name, words in conversions.items():
+        models.append(f"{section.name}/model.{name}.onnx")
+        run(
+            ("tq-onnx", "convert", original, *words, "-o", models[-1], "--overwrite"), folder, shown
+        )
+    picture = f"quality-{section.name}.svg"
+    piece = f"{section.name}.report.md"
+    outputs = ("--picture", picture, "--markdown", piece)
+    command = ("tq-onnx", "report", original, *models, *section.report, *outputs)
+    run(command, folder, shown)
+    shutil.copyfile(folder / picture, DOCS / picture)
+    commands = "\n".join(["```sh", *shown, "```"])
+    measured = (folder / piece).read_text(encoding="utf-8")
+    (folder / f"{section.name}.md").write_text(f"{commands}\n\n{measured}", encoding="utf-8")
+
+
+def run(
+    command: Sequence[str], folder: Path, shown: list[str], *, unless: Path | None = None
+) -> None:
+    """Run a command in the folder, unless what it makes is there, and note how it is shown."""
+    line = shlex.join(word.removeprefix(f"{REPOSITORY}/") for word in command)
+    shown.append(line)
+    if unless is not None and unless.exists():
+        return
+    print(f"$ {line}", flush=True)
+    programs = {
+        "tq-onnx": [sys.executable, "-c", "from tq_onnx.cli.main import main; main()"],
+        "python": [sys.executable],
+    }
+    subprocess.run([*programs[command[0]], *command[1:]], cwd=folder, check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+// One small batch of rows at a time; the contract is in row_encoder.h.
+#include "core/row_encoder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "core/rotation.h"
+
+namespace tq {
+namespace {
+
+using spec::Kind;
+
+uint16_t stored_half(float value) {
+  if (!(value <= spec::kMaxHalf)) value = spec::kMaxHalf;
+  if (value < -spec::kMaxHalf) value = -spec::kMaxHalf;
+  return float_to_half(value);
+}
+
+void store(uint16_t half, uint8_t* out) { std::memcpy(out, &half, sizeof half); }
+
+template <int WIDTH>
+void pack_plane(const uint8_t* codes, int shift, int bytes, uint8_t* out) {
+  for (int i = 0; i < bytes; ++i) {
+    unsigned packed = 0;
+    for (int k = 0; k < 8 / WIDTH; ++k) {
+      packed |= (codes[i + k * bytes] >> shift & ((1u << WIDTH) - 1u)) << (k * WIDTH);
+    }
+    out[i] = static_cast<uint8_t>(packed);
+  }
+}
+
+}  // namespace
+
+RowEncoder::RowEncoder(const Kernels& kernels, const EncodeCall& call)
+    : kernels_(kernels),
+      call_(call),
+      size_(call.head_size),
+      fields_(spec::code_bytes(call.codec, call.head_size)),
+      used_(spec::row_bytes(call.codec, call.head_size)),
+      planes_(spec::planes(call.codec)) {
+  if (spec::is_rotated(call.codec.kind)) {
+    fill_table(call.centroids, spec::levels(call.codec), table_);
+  }
+}
+
+void RowEncoder::encode(float* x, int count, uint8_t* const* rows) const {
+  for (int r = 0; r < count; ++r) {
+    std::memset(rows[r] + used_, 0, static_cast<std::size_t>(call_.width - used_));
+  }
+  if (spec::is_rotated(call_.codec.kind)) return encode_rotated(x, count, rows);
+  for (int r = 0; r < count; ++r, x += size_) {
+    if (call_.codec.kind == Kind::kRaw) {
+      // The cache may lie at any address, the conversions want whole elements.
+      alignas(64) uint16_t aligned[spec::kMaxHeadSize * sizeof(float) / sizeof(uint16_t)];
+      store_floats(kernels_, raw_element(call_.element, call_.codec.bits), x, aligned, 0,
+                   static_cast<std::size_t>(size_));
+      std::memcpy(rows[r], aligned, static_cast<std::size_t>(used_));
+      continue;
+    }
+    if (!is_finite(x, size_)) std::fill_n(x, size_, 0.0f);
+    switch (call_.codec.kind) {
+      case Kind::kFp8E4m3:
+        kernels_.encode_fp8(x, rows[r], size_);
+        break;
+      case Kind::kQ8_0:
+        encode_blocks(x, rows[r]);
+        break;
+      default:
+        encode_steps(x, rows[r]);
+    }
+  }
+}
+
+void RowEncoder::encode_rotated(float* x, int count, uint8_t* const* rows) const {
+  alignas(64) float unit[kMaxRows * spec::kMaxHeadSize];
+  alignas(64) float rotated[kMaxRows * spec::kMaxHeadSize];
+  alignas(64) uint8_t codes[kMaxRows * spec::kMaxHeadSize];
+  float norms[kMaxRows], scales[kMaxRows];
+  for (int r = 0; r < count; ++r) {
+    float* const from = x + r * size_;
+    float* const to = unit + r * size_;
+    norms[r] = std::sqrt(kernels_.sum_squares(from, size_));
+    if (!std::isfinite(norms[r])) norms[r] = 0.0f;
+    if (norms[r] == 0.0f) {
+      std::fill_n(from, size_, 0.0f);
+      std::fill_n(to, size_, 0.0f);
+    } else {
+      kernels_.divide(from, norms[r], to, size_);
+    }
+  }
+  rotate(kernels_, call_.rotation, unit, rotated, count, size_, size_);
+  for (int r = 0; r < count; ++r) {
+    const float squares =
+        kernels_.quantise(rotated + r * size_, call_.boundaries, spec::levels(call_.codec), table_,
+                          codes + r * size_, size_);
+    scales[r] = call_.norm_correction && norms[r] != 0.0f ? norms[r] / std::sqrt(squares)
+                                                           : norms[r];
+    uint8_t* const fields = rows[r] + fields_;
+    if (call_.codec.kind == Kind::kU8) {
+      std::memcpy(fields, norms + r, sizeof norms[r]);
+    } else {
+      store(stored_half(scales[r]), fields);
+    }
+    if (call_.codec.kind != Kind::kProd) pack(codes + r * size_, rows[r]);
+  }
+  if (call_.codec.kind == Kind::kProd) encode_residuals(x, count, scales, rotated, codes, rows);
+}
+
+// What the codes leave over, as a reader will see them: the signs of its projection, and its norm.
+void RowEncoder::encode_residuals(const float* x, int count, const float* scales, float* scratch,
+                                  uint8_t* codes, uint8_t* const* rows) const {
+  alignas(64) float residual[kMaxRows * spec::kMaxHeadSize];
+  for (int r = 0; r < count; ++r) {
+    const float scale = half_to_float(stored_half(scales[r]));
+    for (int j = r * size_; j < (r + 1) * size_; ++j) scratch[j] = scale * table_[codes[j]];
+  }
+  unrotate(kernels_, call_.rotation, scratch, residual, count, size_, size_);
+  for (int j = 0; j < count * size_; ++j) residual[j] = x[j] - residual[j];
+  const Rotation& rotation = call_.rotation;
+  kernels_.rotate(residual, size_, rotation.matrix + size_, rotation.width, scratch, size_, count,
+                  size_, size_);
+  const int sign = spec::index_bits(call_.codec);
+  for (int r = 0; r < count; ++r) {
+    uint8_t* const own = codes + r * size_;
+    const float* const projected = scratch + r * size_;
+    for (int j = 0; j < size_; ++j) {
+      own[j] = static_cast<uint8_t>(own[j] | (projected[j] >= 0.0f ? 1u << sign : 0u));
+    }
+    pack(own, rows[r]);
+    const float norm = std::sqrt(kernels_.sum_squares(residual + r * size_, size_));
+    store(stored_half(norm), rows[r] + fields_ + 2);
+  }
+}
+
+void RowEncoder::encode_steps(const float* x, uint8_t* row) const {
+  alignas(64) uint8_t codes[spec::kMaxHeadSize];
+  const float low = *std::min_element(x, x + size_);
+  const float top = static_cast<float>((1 << call_.codec.bits) - 1);
+  // The whole range may be more than a float can hold.
+  const double range = static_cast<double>(*std::max_element(x, x + size_)) - low;
+  const float scale = static_cast<float>(range / top);
+  if (scale > 0.0f) {
+    kernels_.round_steps(x, low, scale, 0.0f, top, codes, size_);
+  } else {
+    std::fill_n(codes, size_, uint8_t{0});
+  }
+  pack(codes, row);
+  store(stored_half(scale), row + fields_);
+  store(stored_half(low), row + fields_ + 2);
+}
+
+void RowEncoder::encode_blocks(const float* x, uint8_t* row) const {
+  uint8_t* field = row + fields_;
+  for (int from = 0; from < size_; from += spec::kQ8_0Block, field += 2) {
+    const int count = std::min(spec::kQ8_0Block, size_ - from);
+    float largest = 0.0f;
+    for (int j = from; j < from + count; ++j) largest = std::max(largest, std::fabs(x[j]));
+    const float scale = static_cast<float>(static_cast<double>(largest) / 127);
+    if (scale > 0.0f) {
+      kernels_.round_steps(x + from, 0.0f, scale, -127.0f, 127.0f, row + from, count);
+    } else {
+      std::fill_n(row + from, count, uint8_t{0});
+    }
+    store(stored_half(scale), field);
+  }
+}
+
+void RowEncoder::pack(const uint8_t* codes, uint8_t* row) const {
+  for (int i = 0; i < planes_.count; ++i) {
+    const int shift = planes_.plane[i].shift;
+    const int bytes = spec::plane_bytes(planes_.plane[i].width, size_);
+    switch (planes_.plane[i].width) {
+      case 1:
+        pack_plane<1>(codes, shift, bytes, row);
+        break;
+      case 2:
+        pack_plane<2>(codes, shift, bytes, row);
+        break;
+      case 4:
+        pack_plane<4>(codes, shift, bytes, row);
+        break;
+      default:
+        std::memcpy(row, codes, static_cast<std::size_t>(bytes));
+    }
+    row += bytes;
+  }
+}
+
+}  // namespace tq

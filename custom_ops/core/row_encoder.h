@@ -1,0 +1,43 @@
+// Vectors to rows, for every codec.
+//
+// The bytes depend on neither the threads, nor the instruction set, nor what else is encoded: sums
+// of squares add in one fixed tree, an element of a product is one chain of fused multiply-adds,
+// and every other step is one correctly rounded operation.
+#pragma once
+
+#include <cstdint>
+
+#include "core/encode.h"
+#include "core/kernels.h"
+#include "core/row_format.h"
+
+namespace tq {
+
+class RowEncoder {
+ public:
+  static constexpr int kMaxRows = 8;
+
+  // The call outlives this object.
+  RowEncoder(const Kernels& kernels, const EncodeCall& call);
+
+  // Writes the rows of x [count, D], which is changed, to rows[0], ..., up to their last byte.
+  void encode(float* x, int count, uint8_t* const* rows) const;
+
+ private:
+  void encode_rotated(float* x, int count, uint8_t* const* rows) const;
+  void encode_residuals(const float* x, int count, const float* scales, float* scratch,
+                        uint8_t* codes, uint8_t* const* rows) const;
+  void encode_steps(const float* x, uint8_t* row) const;
+  void encode_blocks(const float* x, uint8_t* row) const;
+  void pack(const uint8_t* codes, uint8_t* row) const;
+
+  const Kernels& kernels_;
+  const EncodeCall& call_;
+  const int size_;    // of a vector
+  const int fields_;  // first byte of the fields
+  const int used_;    // bytes of a row, without the padding
+  const spec::Planes planes_;
+  float table_[kTable];
+};
+
+}  // namespace tq

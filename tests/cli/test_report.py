@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cli.run import run
+from tests.runtime.models import DYNAMO, GENAI, converted, original
+from tq_onnx.integrations.bundled import build_bundled, bundled_directory
+
+FEW = ("--tokens", 64, "--context", 32, "--threads", 1)
+
+
+@pytest.fixture(scope="module")
+def plain() -> tuple[Path, Path]:
+    return original(DYNAMO), converted(DYNAMO)
+
+
+def test_a_table_a_picture_and_a_page(plain: tuple[Path, Path], tmp_path: Path) -> None:
+    picture, page = tmp_path / "pictures" / "cost.svg", tmp_path / "cost.md"
+    picture.parent.mkdir()
+    files = ("--picture", picture, "--markdown", page)
+    outcome = run("report", *plain, *FEW, "--layers", *files)
+    assert outcome.code == 0, outcome.err
+    assert outcome.err == ""
+    for words in ("int4", "ORT float16", "ORT int8", "ORT int4", "7.53", "lloyd_max 4"):
+        assert words in outcome.out
+    assert "62 predictions, 2 windows of 32 tokens" in outcome.out
+    assert "pseudo-random ids, no language: a weak test" in outcome.out
+    assert "ORT float16" in picture.read_text()
+    text = page.read_text()
+    assert text.startswith("![quality against cache bytes per token](pictures/cost.svg)")
+    assert "| int4 | 4.25 | 272 | 7.53 |" in text
+    assert "<summary>int4</summary>" in text
+
+
+def test_json_is_one_document(plain: tuple[Path, Path]) -> None:
+    outcome = run("report", *plain, *FEW, "--json", "--no-peers", "--no-library")
+    assert outcome.code == 0, outcome.err
+    document = outcome.document
+    assert document["kernels"] is False
+    assert document["peers"] == document["missing"] == []
+    (model,) = document["models"]
+    assert model["preset"] == "int4"
+    assert model["path"] == str(plain[1])
+    assert model["bytes_per_token"] == 272
+    assert model["compression"] == pytest.approx(256 / 34)
+    assert {"kl_mean", "kl_p99", "perplexity_change", "top1_agreement"} <= set(model["quality"])
+    assert [layer["layer"] for layer in model["layers"]] == [0, 1]
+    assert model["layers"][0]["attention_cosine"] > 0.98
+
+
+def test_the_bundled_model_reads_its_held_out_text(tmp_path: Path) -> None:
+    model = build_bundled("dynamo", tmp_path / "m")
+    assert run("convert", model, "--preset", "int4").code == 0
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    shutil.move(model.with_name("model.int4.onnx"), folder / "model.onnx")
+    shutil.copyfile(model.with_name("model.onnx.data"), folder / "model.onnx.data")
+    models = (tmp_path / "m", folder, "--tokens", 512, "--context", 256)
+    outcome = run("report", *models, "--json", "--threads", 1)
+    assert outcome.code == 0, outcome.err
+    document = outcome.document
+    assert document["source"] == "the held-out text of the bundled model"
+    assert document["windows"] == 2
+    int4 = document["models"][0]
+    assert 3 < document["perplexity"] < 5
+    assert abs(int4["quality"]["perplexity_change"]) < 0.01
+    half, *quantised = (peer["quality"]["kl_mean"] for peer in document["peers"])
+    assert half < 1e-6
+    # int8 and int4, where this onnxruntime has them.
+    assert [found < int4["quality"]["kl_mean"] for found in quantised] in ([True, False], [])
+    for layer in int4["layers"]:
+        assert layer["key_error"] == pytest.approx(layer["key_theory"], rel=0.05)
+        assert layer["value_error"] == pytest.approx(layer["value_theory"], rel=0.05)
+
+
+def test_what_is_refused(plain: tuple[Path, Path], tmp_path: Path) -> None:
+    before, after = plain
+    assert run("report", before).code == 2
+    assert run("report", before, after, "--tokens", 3).code == 2
+    assert "missing.onnx" in run("report", before, tmp_path / "missing.onnx").sentence(4)
+    assert "was not converted" in run("report", before, after, before, *FEW).sentence(3)
+    assert "was not made from" in run("report", original(GENAI), after, *FEW).sentence(5)
+    picture = run("report", *plain, *FEW, "--picture", tmp_path / "cost.txt")
+    assert "cost.txt" in picture.sentence(2)
+    page = run("report", *plain, *FEW, "--markdown", tmp_path / "none" / "cost.md")
+    assert "no such folder" in page.sentence(4)
+    text = tmp_path / "text.txt"
+    text.write_text("No digit of it, no word of it: only what the tokenizer knows. " * 4)
+    assert "--tokenizer" in run("report", *plain, *FEW, "--text", text).sentence(2)
+    sentence = run(
+        "report", *plain, *FEW, "--text", text, "--tokenizer", bundled_directory()
+    ).sentence(2)
+    assert "the model knows 97" in sentence

@@ -1,0 +1,309 @@
+"""Calibration files: what is written is read, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from tq_onnx.codec.calibration import LayerStatistics
+from tq_onnx.errors import ModelFileError, OutputExistsError, TqOnnxError
+from tq_onnx.graph import calibrationfile
+from tq_onnx.graph.calibrationfile import check_target, read_calibration, write_calibration
+
+P, H, N, D = 5, 4, 2, 8
+Tensors = dict[str, np.ndarray]
+FACTS = {
+    "format": "tq_onnx.calibration",
+    "format_version": "1",
+    "tool_version": "0.1.0",
+    "tokens": "640",
+    "context": "128",
+    "text_digest": "ab" * 32,
+}
+
+
+def tensors(layers: int = 2) -> Tensors:
+    rng = np.random.default_rng(0)
+    made: Tensors = {"counts": np.array([5, 5, 5, 5, 620])}
+    for layer in range(layers):
+        for name, shape in (("k", (P, N, D)), ("v", (P, N, D)), ("q", (H, D))):
+            draws = rng.standard_normal(shape).astype(np.float32)
+            if name != "q":
+                made[f"layers.{layer}.{name}_mean"] = draws
+            made[f"layers.{layer}.{name}_energy"] = draws**2 + 1
+    return made
+
+
+@pytest.fixture
+def sound(tmp_path: Path) -> Path:
+    path = tmp_path / "sound.safetensors"
+    save_file(tensors(), path, FACTS)
+    return path
+
+
+def test_round_trip(sound: Path, tmp_path: Path) -> None:
+    found = read_calibration(sound)
+    wanted = tensors()
+    np.testing.assert_array_equal(found.counts, wanted["counts"])
+    assert (found.tokens, found.context, found.tool_version) == (640, 128, "0.1.0")
+    assert found.text_digest == FACTS["text_digest"]
+    assert len(found.layers) == 2
+    for index, layer in enumerate(found.layers):
+        for field in fields(LayerStatistics):
+            table = getattr(layer, field.name)
+            assert table.dtype == np.float64
+            np.testing.assert_array_equal(table, wanted[f"layers.{index}.{field.name}"])
+    again = tmp_path / "deep" / "again.safetensors"  # its folder is made
+    write_calibration(again, found)
+    second = read_calibration(again)
+    np.testing.assert_array_equal(second.layers[1].k_mean, found.layers[1].k_mean)
+    np.testing.assert_array_equal(second.scales(1), found.scales(1))
+    for field in ("tokens", "context", "tool_version", "text_digest"):
+        assert getattr(second, field) == getattr(found, field)
+
+
+def test_the_same_statistics_give_the_same_bytes(sound: Path, tmp_path: Path) -> None:
+    found = read_calibration(sound)
+    contents = set()
+    for number in range(8):
+        path = tmp_path / str(number)
+        write_calibration(path, found)
+        contents.add(path.read_bytes())
+    assert len(contents) == 1
+
+
+def test_many_layers_keep_their_order(tmp_path: Path) -> None:
+    path = tmp_path / "many"
+    save_file(tensors(12), path, FACTS)
+    found = read_calibration(path)
+    for index in (2, 10, 11):
+        wanted = tensors(12)[f"layers.{index}.v_mean"]
+        np.testing.assert_array_equal(found.layers[index].v_mean, wanted)
+
+
+def without(*names: str) -> Callable[[Tensors, dict[str, str]], None]:
+    def edit(made: Tensors, facts: dict[str, str]) -> None:
+        for name in names:
+            (made if name in made else facts).pop(name)
+
+    return edit
+
+
+def with_tensor(name: str, tensor: object) -> Callable[[Tensors, dict[str, str]], None]:
+    return lambda made, facts: made.__setitem__(name, np.asarray(tensor))
+
+
+def with_fact(name: str, value: str) -> Callable[[Tensors, dict[str, str]], None]:
+    return lambda made, facts: facts.__setitem__(name, value)
+
+
+def with_number(name: str, number: float) -> Callable[[Tensors, dict[str, str]], None]:
+    return lambda made, facts: made[name].__setitem__((1,) * made[name].ndim, number)
+
+
+MEAN = "layers.1.k_mean"
+SMALL = np.ones((P, N, D), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (without("counts"), "counts"),
+        (with_tensor("counts", [5, 5, 5, 5, 0]), "counts are out of range"),
+        (with_tensor("counts", [5, 5, 5, 5, 2**62]), "counts are out of range"),
+        (with_tensor("counts", [5.0, 5, 5, 5, 9]), "counts"),
+        (with_tensor("counts", [[5, 5, 5, 5, 9]]), "counts"),
+        (with_tensor("counts", np.array(5)), "counts"),
+        (with_tensor("counts", [5]), "counts"),
+        (with_tensor("counts", [5, 5, 5, 9]), "layer 0 has keys of shape (5, 2, 8)"),
+        (without(MEAN), "layer 1 lacks tables"),
+        (without("layers.0.q_energy"), "layer 0 lacks tables"),
+        (without(*(name for name in tensors() if ".0." in name)), "layers are missing"),
+        (without(*(name for name in tensors() if "layers" in name)), "layers are missing"),
+        (with_tensor("layers.01.k_mean", SMALL), "'layers.01.k_mean' is no table"),
+        (with_tensor("layers.\u0661.k_mean", SMALL), "is no table"),
+        (with_tensor("layers.99999.k_mean", SMALL), "layers are missing"),
+        (with_tensor("layers.1.k_median", SMALL), "'layers.1.k_median' is no table"),
+        (with_tensor("x" * 300, SMALL), "xxx' is no table"),
+        (with_tensor(MEAN, SMALL.astype(np.float64)), "k_mean' is no table of float32"),
+        (with_tensor(MEAN, SMALL.astype(np.float16)), "k_mean' is no table of float32"),
+        (with_tensor(MEAN, SMALL[:, :, :7]), "the tables of layer 1 differ in shape"),
+        (with_tensor(MEAN, SMALL[:, :1]), "the tables of layer 1 differ in shape"),
+        (with_tensor(MEAN, SMALL[0]), "layer 1 has keys of shape (2, 8)"),
+        (with_tensor(MEAN, SMALL[:, :0]), "layer 1 has keys of shape (5, 0, 8)"),
+        (with_tensor("layers.1.v_mean", SMALL[:4]), "the tables of layer 1 differ"),
+        (with_tensor("layers.1.q_energy", SMALL[0, 0]), "queries of shape (8,)"),
+        (with_tensor("layers.1.q_energy", np.ones((3, D), np.float32)), "queries of shape (3, 8)"),
+        (with_tensor("layers.1.q_energy", np.ones((0, D), np.float32)), "queries of shape (0, 8)"),
+        (with_tensor("layers.1.q_energy", np.ones((4, 7), np.float32)), "queries of shape (4, 7)"),
+        (with_number(MEAN, np.nan), "not finite"),
+        (with_number(MEAN, -np.inf), "not finite"),
+        (with_number(MEAN, 1e37), "too large"),
+        (with_number("layers.0.q_energy", np.inf), "not finite"),
+        (with_number("layers.0.k_energy", -1e-9), "layer 0 has a negative energy"),
+        (with_number("layers.0.q_energy", -1), "layer 0 has a negative energy"),
+        (without("format"), "its format is not tq_onnx.calibration"),
+        (with_fact("format", "pt"), "its format is not tq_onnx.calibration"),
+        (with_fact("format_version", "2"), "its format is not version 1"),
+        (without("tokens"), "its tokens is missing"),
+        (with_fact("tokens", "-1"), "its tokens is missing or damaged"),
+        (with_fact("tokens", "9" * 5000), "its tokens is missing or damaged"),
+        (with_fact("context", "many"), "its context is missing or damaged"),
+        (with_fact("tool_version", "1\n\x1b[31m"), "its tool_version is missing or damaged"),
+        (with_fact("text_digest", "0" * 63 + "\n"), "its text_digest is missing or damaged"),
+    ],
+)
+def test_damaged_contents(
+    tmp_path: Path, edit: Callable[[Tensors, dict[str, str]], None], says: str
+) -> None:
+    made, facts = tensors(), dict(FACTS)
+    edit(made, facts)
+    path = tmp_path / "damaged"
+    save_file({name: np.ascontiguousarray(tensor) for name, tensor in made.items()}, path, facts)
+    refused(path, says)
+
+
+def refused(path: Path, *says: str) -> str:
+    with pytest.raises(ModelFileError) as caught:
+        read_calibration(path)
+    sentence = str(caught.value)
+    assert sentence.startswith(f"{path}: ")
+    assert sentence.endswith("; make one with `tq-onnx calibrate`")
+    assert "\n" not in sentence
+    assert len(sentence) < 400 + len(str(path))
+    for words in says:
+        assert words in sentence
+    return sentence
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\0" * 7,
+        b"\0" * 8,
+        b"text, nothing else\n" * 9,
+        (2**63 - 1).to_bytes(8, "little") + b"{}",
+        (90_000_000).to_bytes(8, "little") + b"{}" + b" " * 99,
+        b"\2\0\0\0\0\0\0\0{}",
+        b"\2\0\0\0\0\0\0\0{\xff",
+        b"\x08\0\0\0\0\0\0\0[1, 2]  ",
+    ],
+)
+def test_other_bytes(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "bytes"
+    path.write_bytes(content)
+    refused(path, "it is not a calibration file")
+
+
+@pytest.mark.parametrize("part", [0.01, 0.3, 0.6, 0.99])
+def test_truncated(sound: Path, part: float) -> None:
+    content = sound.read_bytes()
+    sound.write_bytes(content[: int(part * len(content))])
+    refused(sound, "it is not a calibration file")
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F8_E4M3", "BOOL", "F99"])
+def test_other_element_types(sound: Path, dtype: str) -> None:
+    content = sound.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    begin, end = header[MEAN]["data_offsets"]
+    header[MEAN] |= {"dtype": dtype, "shape": [(end - begin) // (2 if dtype == "BF16" else 1)]}
+    text = json.dumps(header).encode()
+    sound.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
+    refused(sound, "it is not a calibration file")
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    assert "there is no such file" in refused(tmp_path / "missing")
+    refused(tmp_path, "it is no regular file")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)  # nobody writes: to open it would never end
+    refused(pipe, "it is no regular file")
+    link = tmp_path / "link"
+    link.symlink_to("missing")
+    refused(link, "there is no such file")
+    refused(tmp_path / "missing" / ".." / "x" / "y", "there is no such file")
+
+
+def test_too_large_is_not_read(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrationfile, "_LARGEST_FILE", 100)
+    refused(sound, f"it has {sound.stat().st_size} bytes")
+
+
+def test_only_a_calibration_file_is_replaced(sound: Path, tmp_path: Path) -> None:
+    found = read_calibration(sound)
+    before = sound.read_bytes()
+    changed = replace(found, tokens=641)
+    with pytest.raises(OutputExistsError, match="give --overwrite or another output"):
+        write_calibration(sound, changed)
+    assert sound.read_bytes() == before
+    write_calibration(sound, changed, overwrite=True)
+    assert read_calibration(sound).tokens == 641
+    model = tmp_path / "model.onnx"
+    model.write_bytes(b"precious")
+    with pytest.raises(OutputExistsError, match="is no calibration file"):
+        write_calibration(model, found, overwrite=True)
+    weights = tmp_path / "weights.safetensors"
+    save_file({"w": SMALL}, weights)
+    with pytest.raises(OutputExistsError, match="is no calibration file"):
+        check_target(weights, overwrite=True)
+    assert model.read_bytes() == b"precious"
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_targets_that_are_no_files(sound: Path, tmp_path: Path) -> None:
+    found = read_calibration(sound)
+    folder, pipe, link = tmp_path / "folder", tmp_path / "pipe", tmp_path / "link"
+    folder.mkdir()
+    os.mkfifo(pipe)
+    link.symlink_to(sound)
+    beneath = sound / "x"
+    for path, says in (
+        (folder, "the output is a folder"),
+        (pipe, "the output is no regular file"),
+        (link, "the output is no regular file"),
+        (beneath, "Not a directory"),
+        (beneath / "y", "Not a directory"),
+        (tmp_path / ("x" * 300), "too long"),
+    ):
+        with pytest.raises(TqOnnxError, match=says) as caught:
+            write_calibration(path, found, overwrite=True)
+        assert caught.value.exit_code == 4
+    assert stat.S_ISFIFO(pipe.lstat().st_mode)
+    assert sorted(tmp_path.iterdir()) == sorted([sound, folder, pipe, link])
+
+
+@pytest.mark.parametrize("moment", ["write", "commit"])
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_nothing_half_written(
+    sound: Path, monkeypatch: pytest.MonkeyPatch, moment: str, error: BaseException
+) -> None:
+    found = read_calibration(sound)
+    before = sound.read_bytes()
+    real = getattr(calibrationfile.Stage, moment)
+
+    def fail(*arguments: object) -> None:
+        if moment == "write":
+            real(*arguments)
+        raise error
+
+    monkeypatch.setattr(calibrationfile.Stage, moment, fail)
+    target = sound.parent / "new" / "file"
+    for path in (target, sound):
+        expected = ModelFileError if isinstance(error, OSError) else KeyboardInterrupt
+        with pytest.raises(expected) as caught:
+            write_calibration(path, found, overwrite=True)
+        if isinstance(error, OSError):
+            assert "it cannot be written (No space left on device)" in str(caught.value)
+    assert list(sound.parent.iterdir()) == [sound]
+    assert sound.read_bytes() == before

@@ -1,0 +1,113 @@
+"""Outliers in the norm weights ruin 4-bit keys, and scales in the same weights undo it.
+
+The bundled model gets a few RoPE pairs of channels whose keys are 16 to 64 times as large, as they
+are in trained Qwen3, and whose queries are as much smaller: the float model is the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from tests.model.conftest import Pairs
+from tests.model.pair import Pair
+from tq_onnx.codec.presets import PRESETS
+from tq_onnx.graph.equalise import UNSAFE_NOISE, LayerEqualisation, equalise
+from tq_onnx.graph.load import load
+from tq_onnx.graph.match import recognise
+from tq_onnx.graph.planning import make_plan
+from tq_onnx.graph.rewrite import ConvertPass
+from tq_onnx.integrations.bundled import ROUTES
+from tq_onnx.verify import quality
+from tq_onnx.verify.quality import QualityFigures
+from tq_onnx.verify.subject import Subject, open_converted, open_original
+
+TOKENS = 1024
+LAYERS, HEAD_SIZE, OUTLIERS = 4, 128, 6
+#: What int4 costs may grow by this, and no more; measured: none in four digits.
+AS_CLEAN = 1.1
+
+
+@dataclass(frozen=True, eq=False)
+class Models:
+    """The clean export, and one with outliers beside it."""
+
+    pair: Pair
+    spoilt: Path
+
+    def kl(self, subject: Subject) -> QualityFigures:
+        """Against the clean original."""
+        return quality.compare(
+            self.pair.before.decoder(),
+            subject.decoder(),
+            self.pair.heldout[:TOKENS],
+            vocabulary=self.pair.before.vocabulary,
+            context=512,
+            stride=504,
+        )
+
+
+@pytest.fixture(scope="module", params=ROUTES)
+def models(request: pytest.FixtureRequest, pairs: Pairs) -> Models:
+    pair = pairs(request.param)
+    model = ir.load(pair.original)
+    rng = np.random.default_rng(0)
+    for layer in range(LAYERS):
+        factor = np.ones(HEAD_SIZE)
+        chosen = rng.choice(HEAD_SIZE // 2, OUTLIERS, replace=False)
+        factor[chosen] = np.exp(rng.uniform(np.log(16), np.log(64), OUTLIERS))
+        factor[HEAD_SIZE // 2 :] = factor[: HEAD_SIZE // 2]
+        for role, change in (("q", 1 / factor), ("k", factor)):
+            (value,) = (
+                value
+                for name, value in model.graph.initializers.items()
+                if f"layers.{layer}." in name and f"{role}_norm" in name
+            )
+            assert value.const_value is not None
+            weight = (value.const_value.numpy() * change).astype(np.float32)
+            value.const_value = ir.tensor(weight, name=value.name)
+    spoilt = pair.original.with_name("spoilt.onnx")
+    ir.save(model, spoilt)
+    return Models(pair, spoilt)
+
+
+def converted(original: Path, *, scaled: bool) -> tuple[Subject, tuple[LayerEqualisation, ...]]:
+    """An original in int4, on the kernels."""
+    model = load(original).model
+    found = recognise(model)
+    plan = make_plan(found, PRESETS["int4"])
+    ConvertPass(plan, found)(model)
+    report = equalise(model, plan) if scaled else ()
+    path = original.with_name(f"{original.stem}-{'scaled' if scaled else 'plain'}.onnx")
+    ir.save(model, path)
+    return open_converted(path, threads=2), report
+
+
+def test_scales_bring_the_clean_model_back(models: Models) -> None:
+    assert models.kl(open_original(models.spoilt, threads=2)).kl_mean < 1e-9
+    clean, _ = converted(models.pair.original, scaled=False)
+    plain, _ = converted(models.spoilt, scaled=False)
+    scaled, report = converted(models.spoilt, scaled=True)
+    before, ruined, after = (models.kl(subject) for subject in (clean, plain, scaled))
+    assert before.kl_mean > 1e-4
+    assert ruined.kl_mean > 100 * before.kl_mean
+    assert ruined.perplexity_change > 0.3
+    assert after.kl_mean <= AS_CLEAN * before.kl_mean
+    assert abs(after.perplexity_change) < 0.01
+    for layer in report:
+        assert layer.noise_before is not None and layer.noise_after is not None
+        assert layer.noise_after < UNSAFE_NOISE < layer.noise_before
+        assert layer.scaled and not layer.unsafe
+        assert layer.gain is not None and layer.gain > 50
+
+
+def test_scales_do_not_harm_a_clean_model(models: Models) -> None:
+    plain, _ = converted(models.pair.original, scaled=False)
+    scaled, report = converted(models.pair.original, scaled=True)
+    assert models.kl(scaled).kl_mean <= AS_CLEAN * models.kl(plain).kl_mean
+    assert [layer.layer for layer in report] == [*range(LAYERS)]
+    assert all(layer.gain is not None and 1 <= layer.gain < 1.1 for layer in report)

@@ -1,0 +1,96 @@
+"""How a plan looks on the terminal: what was asked for, and what became of each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from tq_onnx.cli import terminal
+
+if TYPE_CHECKING:
+    from tq_onnx.graph.equalise import LayerEqualisation
+    from tq_onnx.graph.plan import LayerPlan, Plan
+
+
+def rows(plan: Plan, equalisation: Sequence[LayerEqualisation] = ()) -> list[tuple[str, str]]:
+    """Facts of a plan: label and text."""
+    dialects = ", ".join(dict.fromkeys(layer.dialect for layer in plan.layers))
+    found = [("layers", f"{len(plan.layers)} ({dialects})"), ("preset", _preset(plan))]
+    groups: dict[str, list[LayerPlan]] = {}
+    for layer in plan.layers:
+        groups.setdefault(_codecs(layer), []).append(layer)
+    found += [
+        ("caches", text if len(groups) == 1 else f"{text} in {_names(layers)}")
+        for text, layers in groups.items()
+    ]
+    for where, text in (
+        ("norms", "scales in the norm weights of queries and keys"),
+        ("nodes", "scales from the calibration file"),
+    ):
+        scaled = [layer for layer in plan.layers if layer.equalised == where]
+        if scaled:
+            some = "" if len(scaled) == len(plan.layers) else f" in {_names(scaled)}"
+            found.append(("equalised", f"{text}{some}{_noise(equalisation, scaled)}"))
+    centered = [layer for layer in plan.layers if layer.centered]
+    if centered:
+        some = "" if len(centered) == len(plan.layers) else f" in {_names(centered)}"
+        found.append(("centered", f"keys and values by their means{some}"))
+    return found
+
+
+def warn(plan: Plan, equalisation: Sequence[LayerEqualisation]) -> None:
+    """Says which layers have keys too coarse for their model."""
+    from tq_onnx.graph.equalise import SAFER_PRESET
+
+    unsafe = [entry.layer for entry in equalisation if entry.unsafe]
+    if unsafe:
+        layers = [layer for layer in plan.layers if layer.layer in unsafe]
+        terminal.print_line(
+            f"note: the keys of {_names(layers)} are too uneven for {_kinds(layers)}: scores get a "
+            f"noise of up to {max(entry.noise_after or 0.0 for entry in equalisation):.2f} nats; "
+            f"--preset {SAFER_PRESET} is safer, and `tq-onnx report` measures it"
+        )
+
+
+def _kinds(layers: Iterable[LayerPlan]) -> str:
+    return ", ".join(dict.fromkeys(str(layer.key_of) for layer in layers))
+
+
+def _preset(plan: Plan) -> str:
+    if not any(codec.is_rotated for pair in plan.pairs for codec in pair):
+        return plan.preset
+    return f"{plan.preset}, {plan.rotation} rotation, seed {plan.seed}"
+
+
+def _codecs(layer: LayerPlan) -> str:
+    """Codecs and bytes of a row, of both caches."""
+    if layer.key_of == layer.value_of:
+        return f"{layer.key_of}, {layer.key_row_bytes} bytes a row"
+    return (
+        f"keys {layer.key_of}, values {layer.value_of}, "
+        f"{layer.key_row_bytes} and {layer.value_row_bytes} bytes a row"
+    )
+
+
+def _names(layers: Sequence[LayerPlan]) -> str:
+    """``layers 0-3, 7``."""
+    numbered = enumerate(layer.layer for layer in layers)
+    runs = [
+        [layer for _, layer in run] for _, run in groupby(numbered, lambda pair: pair[1] - pair[0])
+    ]
+    names = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    return f"layer{'s' if len(layers) > 1 else ''} {', '.join(names)}"
+
+
+def _noise(equalisation: Sequence[LayerEqualisation], layers: Sequence[LayerPlan]) -> str:
+    """What scales do to the worst of some layers."""
+    own = {layer.layer for layer in layers}
+    entries = [entry for entry in equalisation if entry.layer in own and entry.noise_after]
+    if not entries:
+        return ""
+    worst = max(entries, key=lambda entry: entry.noise_before or 0.0)
+    return (
+        f"; noise of a score {worst.noise_before:.3f} -> {worst.noise_after:.3f} nats at worst "
+        f"(layer {worst.layer})"
+    )

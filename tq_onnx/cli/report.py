@@ -1,0 +1,155 @@
+"""``tq-onnx report``: what conversions cost in quality. See ``tq_onnx.verify.comparison``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tq_onnx.cli import terminal
+from tq_onnx.errors import ModelFileError
+
+if TYPE_CHECKING:
+    from tq_onnx.verify.comparison import ComparisonReport
+    from tq_onnx.verify.comparisontables import TextTable
+
+
+@click.command()
+@click.argument("original", type=click.Path(path_type=Path, readable=False))
+@click.argument(
+    "converted", nargs=-1, required=True, type=click.Path(path_type=Path, readable=False)
+)
+@click.option("--text", type=click.Path(path_type=Path, readable=False), help="UTF-8 text to read.")
+@click.option(
+    "--tokens",
+    type=click.IntRange(min=16),
+    default=6144,
+    show_default=True,
+    help="Tokens of the text to read.",
+)
+@click.option(
+    "--context",
+    type=click.IntRange(min=16),
+    default=1024,
+    show_default=True,
+    help="Tokens per window; each begins with empty caches.",
+)
+@click.option(
+    "--stride",
+    type=click.IntRange(min=1),
+    help="Let windows overlap: tokens by which they advance. By default they stand side by side, "
+    "and every prediction inside them counts.",
+)
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path),
+    help="Folder with tokenizer.json; by default the folder of a model.",
+)
+@click.option("--threads", type=click.IntRange(min=1), help="Threads for onnxruntime.")
+@click.option("--no-library", is_flag=True, help="Run the function bodies, not the kernels.")
+@click.option(
+    "--peers/--no-peers",
+    default=True,
+    show_default=True,
+    help="Whether to measure ONNX Runtime's own float16, int8 and int4 caches, too.",
+)
+@click.option("--layers", is_flag=True, help="Also print a table of the layers of each model.")
+@click.option("--picture", type=click.Path(path_type=Path), help="Draw a .png or .svg file.")
+@click.option(
+    "--markdown",
+    type=click.Path(path_type=Path),
+    help="Write all tables to a file, as a piece of a Markdown page.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def report(
+    *,
+    original: Path,
+    converted: tuple[Path, ...],
+    text: Path | None,
+    tokens: int,
+    context: int,
+    stride: int | None,
+    tokenizer: Path | None,
+    threads: int | None,
+    no_library: bool,
+    peers: bool,
+    layers: bool,
+    picture: Path | None,
+    markdown: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure what each CONVERTED model of one ORIGINAL costs in quality.
+
+    Every model reads the text through onnxruntime, its caches really written and read: perplexity,
+    KL divergence and agreement against the original, cache bytes, and for each layer the error of
+    keys, values and attention. Models may also be folders with one decoder each. The original's
+    predictions are kept in a temporary file, 4 bytes for each token and vocabulary entry.
+
+    \b
+    Example:
+      tq-onnx report model.onnx model.int4.onnx model.int3.onnx --text book.txt --picture cost.svg
+    """
+    from tq_onnx.cli.tokens import model_tokens
+    from tq_onnx.integrations.folder import find_model
+    from tq_onnx.verify.comparison import compare_models
+    from tq_onnx.verify.comparisontables import to_page
+    from tq_onnx.verify.picture import check_picture, draw
+
+    if picture is not None:
+        check_picture(picture)
+    if markdown is not None and not markdown.parent.is_dir():
+        raise ModelFileError("there is no such folder", where=str(markdown.parent))
+    original = find_model(original)
+    models = [find_model(path) for path in converted]
+    ids, source = model_tokens((original, *models), text, tokens, tokenizer)
+    with terminal.progress() as bar:
+        task = bar.add_task("Opening the original", total=None)
+        found = compare_models(
+            original,
+            models,
+            ids,
+            source=source,
+            context=context,
+            stride=stride,
+            library=not no_library,
+            threads=threads,
+            peers=peers,
+            on_stage=lambda name, done, total: bar.update(
+                task, description=name, completed=done, total=total if done else None
+            ),
+        )
+    if picture is not None:
+        draw(found, picture)
+    if markdown is not None:
+        markdown.write_text(to_page(found, _link(markdown, picture)), encoding="utf-8")
+    if as_json:
+        terminal.print_json(found)
+    else:
+        _print(found, layers=layers)
+
+
+def _link(page: Path, picture: Path | None) -> str | None:
+    """Where a page finds its picture."""
+    if picture is None:
+        return None
+    return Path(os.path.relpath(picture.resolve(), page.resolve().parent)).as_posix()
+
+
+def _print(found: ComparisonReport, *, layers: bool) -> None:
+    from tq_onnx.verify.comparisontables import layer_table, notes, summary
+
+    _print_table(summary(found))
+    if layers:
+        for model in found.models:
+            _print_table(layer_table(model, found.layer_tokens))
+    for line in notes(found):
+        terminal.print_line(line)
+
+
+def _print_table(content: TextTable) -> None:
+    table = terminal.make_table(*content.columns, title=content.title)
+    for row in content.rows:
+        terminal.add_row(table, *row)
+    terminal.print_table(table)

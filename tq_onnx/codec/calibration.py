@@ -1,0 +1,228 @@
+"""What a model's keys, values and queries are like on a text, and what follows from it.
+
+Statistics are means over tokens. The first positions of a window are kept apart, each on its own,
+because their keys and values lie far from those of all others (attention sinks); the last row of a
+table holds all later positions together.
+
+    offsets   rows are encoded minus the mean of their position: a constant is free to add back
+              (softmax does not see q.mu where all keys have it; weights of values sum to one)
+    scales    K / s and Q s leave every score as it is, whatever s > 0; the noise that quantising a
+              rotated key puts into a score is proportional to |q|^2 |k|^2, which
+              s_i = (E (k_i - mu_i)^2 / E q_i^2)^(1/4) makes smallest
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tq_onnx.errors import UsageError
+
+Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
+
+LARGEST_SCALE: Final = 32.0
+"""The furthest that a scale is from its head's median: a channel that is nearly silent on a text
+may speak on another."""
+
+LARGEST_STATISTIC: Final = 1e36
+"""Means and energies beyond it are no model's, and would not fit float32 once they are scaled."""
+
+# What float32 leaves of a variance, energy minus mean squared, as part of the energy.
+_SMALLEST_VARIANCE: Final = 1e-6
+
+Leading = Literal["means", "zeros"]
+
+
+class Heads(Protocol):
+    """What tells whether statistics belong to a layer."""
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads H."""
+
+    @property
+    def kv_num_heads(self) -> int:
+        """Key/value heads N."""
+
+    @property
+    def head_size(self) -> int:
+        """D."""
+
+
+@dataclass(frozen=True, eq=False)
+class LayerStatistics:
+    """One layer: float64 means over the tokens of each position row.
+
+    Attributes:
+        k_mean: keys after rotary embedding, ``[P, N, D]``.
+        k_energy: their squares, ``[P, N, D]``.
+        v_mean: values, ``[P, N, D]``.
+        v_energy: their squares, ``[P, N, D]``.
+        q_energy: squares of the queries of all positions, ``[H, D]``.
+    """
+
+    k_mean: Float64
+    k_energy: Float64
+    v_mean: Float64
+    v_energy: Float64
+    q_energy: Float64
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads H."""
+        return int(self.q_energy.shape[0])
+
+    @property
+    def kv_num_heads(self) -> int:
+        """Key/value heads N."""
+        return int(self.k_mean.shape[1])
+
+    @property
+    def head_size(self) -> int:
+        """D."""
+        return int(self.k_mean.shape[2])
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """Statistics of a whole model on one text.
+
+    Attributes:
+        layers: in graph order.
+        counts: tokens in each position row, int64 ``[P]``, none zero.
+        tokens: tokens that were read.
+        context: tokens per window.
+        tool_version: version of tq-onnx that made it.
+        text_digest: SHA-256 of the token ids, hexadecimal.
+    """
+
+    layers: tuple[LayerStatistics, ...]
+    counts: npt.NDArray[np.int64]
+    tokens: int
+    context: int
+    tool_version: str
+    text_digest: str
+
+    @property
+    def longest_center_from(self) -> int:
+        """The most first positions that can have offsets of their own."""
+        return len(self.counts) - 1
+
+    def check_matches(self, layers: Sequence[Heads]) -> None:
+        """Refuses a model that the statistics are not of.
+
+        Raises:
+            UsageError: it has other layers or heads.
+        """
+        own = [_heads(layer) for layer in self.layers]
+        theirs = [_heads(layer) for layer in layers]
+        if own == theirs:
+            return
+        if len(own) != len(theirs):
+            what = f"{len(own)} layers, and the model has {len(theirs)}"
+        else:
+            index = next(
+                i for i, pair in enumerate(zip(own, theirs, strict=True)) if len({*pair}) > 1
+            )
+            what = (
+                f"{_describe(own[index])} in layer {index}, and the model has "
+                f"{_describe(theirs[index])}"
+            )
+        raise UsageError(
+            f"the calibration file is of a model with {what}",
+            fix="calibrate the very model that you convert",
+        )
+
+    def check_center_from(self, center_from: int) -> None:
+        """Refuses a first centered token that the statistics do not reach.
+
+        Raises:
+            UsageError: it is negative or too large.
+        """
+        if not 0 <= center_from <= self.longest_center_from:
+            raise UsageError(
+                f"--center-from {center_from} is not between 0 and {self.longest_center_from}, "
+                "the positions that the calibration file keeps apart"
+            )
+
+    def scales(self, layer: int, center_from: int | None = 4) -> Float32:
+        """Scales of a layer's keys: K' = K / s, Q' = Q s.
+
+        Args:
+            layer: index of the layer.
+            center_from: the first token that is centered by the common mean; None if keys are not
+                centered.
+
+        Returns:
+            float32 ``[N, D]``, all positive, geometric mean 1 per head, none further from a head's
+            median than ``LARGEST_SCALE``; 1 for dead channels.
+        """
+        found = self.layers[layer]
+        energy = self._pooled(found.k_energy, center_from or 0)
+        if center_from is not None:
+            variance = energy - self._pooled(found.k_mean, center_from) ** 2
+            energy = np.maximum(variance, _SMALLEST_VARIANCE * energy)
+        heads, size = energy.shape
+        queries = found.q_energy.reshape(heads, -1, size).mean(axis=1)
+        scales = np.ones((heads, size), np.float32)
+        limit = np.log(LARGEST_SCALE)
+        for head in range(heads):
+            live = (energy[head] > 0) & (queries[head] > 0)
+            if not live.any():
+                continue
+            logarithm = np.log(energy[head, live] / queries[head, live]) / 4
+            # From the median, which channels that are nearly dead do not move.
+            logarithm = np.clip(logarithm - np.median(logarithm), -limit, limit)
+            scales[head, live] = np.exp(logarithm - logarithm.mean())
+        return scales
+
+    def offsets(
+        self,
+        layer: int,
+        center_from: int = 4,
+        *,
+        key_scale: Float32 | None = None,
+        leading: Leading = "means",
+    ) -> tuple[Float32, Float32]:
+        """Offsets of a layer's keys and values, as the operators take them.
+
+        Args:
+            layer: index of the layer.
+            center_from: the first token that is centered by the common mean.
+            key_scale: ``[N, D]``, what keys are divided by before they are encoded.
+            leading: whether each earlier position is centered by its own mean or not at all.
+
+        Returns:
+            Two arrays float32 ``[center_from + 1, N, D]``.
+        """
+        found = self.layers[layer]
+        made = []
+        for means, scale in ((found.k_mean, key_scale), (found.v_mean, None)):
+            own = means[:center_from] if leading == "means" else np.zeros_like(means[:center_from])
+            rows = np.concatenate([own, self._pooled(means, center_from)[None]])
+            made.append(np.ascontiguousarray(rows if scale is None else rows / scale, np.float32))
+        return made[0], made[1]
+
+    def _pooled(self, table: Float64, start: int) -> Float64:
+        """The mean ``[N, D]`` over all tokens from a position on of what ``[P, N, D]`` is of each.
+
+        Raises:
+            UsageError: the statistics do not reach that position.
+        """
+        self.check_center_from(start)
+        counts = self.counts[start:]
+        pooled: Float64 = np.tensordot(counts / counts.sum(), table[start:], axes=1)
+        return pooled
+
+
+def _heads(layer: Heads) -> tuple[int, int, int]:
+    return layer.num_heads, layer.kv_num_heads, layer.head_size
+
+
+def _describe(heads: tuple[int, int, int]) -> str:
+    return f"{heads[0]} query heads and {heads[1]} key/value heads of size {heads[2]}"

@@ -1,0 +1,103 @@
+"""Running sums over the tokens of a text, which become a ``Calibration``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tq_onnx.codec.calibration import LARGEST_STATISTIC, Calibration, Float64, LayerStatistics
+from tq_onnx.errors import UnsupportedModelError, UsageError
+
+FEWEST_TOKENS: Final = 64
+"""Means of fewer are noise, which offsets would add to what is encoded."""
+
+
+class Gathering:
+    """Running sums of one model's statistics.
+
+    Args:
+        layers: number of layers.
+        positions: position rows P.
+    """
+
+    def __init__(self, layers: int, positions: int) -> None:
+        """Begins with no tokens."""
+        self._positions = positions
+        self._counts = np.zeros(positions, np.int64)
+        self._sums: list[dict[str, Float64]] = [{} for _ in range(layers)]
+
+    def count(self, start: int, new: int) -> None:
+        """Takes note of tokens at positions start to start + new of a window."""
+        own = self._own(start, new)
+        self._counts[start : start + own] += 1
+        self._counts[-1] += new - own
+
+    def add(
+        self,
+        layer: int,
+        start: int,
+        query: npt.NDArray[np.generic],
+        key: npt.NDArray[np.generic],
+        value: npt.NDArray[np.generic],
+    ) -> None:
+        """Adds what one layer made of tokens that were counted.
+
+        Args:
+            layer: index of the layer.
+            start: position of the first.
+            query: ``[H, T, D]``.
+            key: ``[N, T, D]``.
+            value: ``[N, T, D]``.
+        """
+        sums = self._sums[layer]
+        own = self._own(start, key.shape[1])
+        for name, vectors in (("k", key), ("v", value)):
+            by_token = vectors.astype(np.float64).transpose(1, 0, 2)
+            for kind, numbers in (("mean", by_token), ("energy", by_token**2)):
+                shape = (self._positions, *numbers.shape[1:])
+                into = sums.setdefault(f"{name}_{kind}", np.zeros(shape))
+                into[start : start + own] += numbers[:own]
+                into[-1] += numbers[own:].sum(axis=0)
+        energy = (query.astype(np.float64) ** 2).sum(axis=1)
+        sums["q_energy"] = sums.get("q_energy", 0.0) + energy
+
+    def result(
+        self, *, tokens: int, context: int, tool_version: str, text_digest: str
+    ) -> Calibration:
+        """The statistics; positions that no window reached are left out.
+
+        Raises:
+            UsageError: there are too few tokens.
+            UnsupportedModelError: numbers are not finite, or absurdly large.
+        """
+        counted = int(self._counts.sum())
+        if counted < FEWEST_TOKENS:
+            raise UsageError(
+                f"{counted} tokens are too few to calibrate on",
+                fix=f"give a text of {FEWEST_TOKENS} tokens at the very least",
+            )
+        reached = int((self._counts > 0).sum())
+        counts = self._counts[:reached]
+        layers = []
+        for index, sums in enumerate(self._sums):
+            tables = {
+                name: table / counted
+                if name == "q_energy"
+                else table[:reached] / counts[:, None, None]
+                for name, table in sums.items()
+            }
+            for name, table in tables.items():
+                if not (np.abs(table) < LARGEST_STATISTIC).all():
+                    what = {"k": "keys", "v": "values", "q": "queries"}[name[0]]
+                    raise UnsupportedModelError(
+                        f"the {what} of layer {index} overflow on this text",
+                        fix="calibrate an export in float32",
+                    )
+            layers.append(LayerStatistics(**tables))
+        return Calibration(tuple(layers), counts, tokens, context, tool_version, text_digest)
+
+    def _own(self, start: int, new: int) -> int:
+        """How many of these tokens have a position row of their own."""
+        return min(max(self._positions - 1 - start, 0), new)

@@ -1,0 +1,185 @@
+"""What a conversion does to a converted graph so that its own keys and values quantise better.
+
+Two things, both exact: scores and results of the unquantised model stay what they were.
+
+Scales make the channels of queries and keys alike (``tq_onnx.graph.equalise``). They go into the
+weights of norms where there are such; where there are none, and a calibration file tells the
+energies of the channels, into multiplications of their own, of the operator's query (by s) and of
+the new keys (by 1 / s), behind the rotary embedding, so that no pairs are tied.
+
+Offsets are means from a calibration file, ``tq.key_offset.3`` and ``tq.value_offset.3``, float32
+``[P, N, D]``. The encoders take them away and attention gives them back. Those of the keys are
+means of keys as the encoders see them, scales included.
+
+Layers that are not quantised get neither.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from tq_onnx.codec.calibration import Calibration
+from tq_onnx.errors import UsageError
+from tq_onnx.graph.builder import Builder
+from tq_onnx.graph.cachenodes import maker
+from tq_onnx.graph.equalise import LayerEqualisation, equalise, layer_scales
+from tq_onnx.graph.norms import LayerNorms, find_norms
+from tq_onnx.graph.options import Options
+from tq_onnx.graph.plan import METADATA_PLAN, LayerPlan, Plan
+from tq_onnx.ops.domain import ATTENTION
+
+Scales = npt.NDArray[np.float32]
+
+_NO_SCALES: Final = np.ones((1, 1), np.float32)
+
+
+def adapt(
+    model: ir.Model, plan: Plan, options: Options, calibration: Calibration | None
+) -> tuple[Plan, tuple[LayerEqualisation, ...]]:
+    """Gives a converted model scales and offsets, in place.
+
+    Args:
+        model: after ``ConvertPass``.
+        plan: the plan that it was converted by.
+        options: what was asked for.
+        calibration: statistics of this model; None for none.
+
+    Returns:
+        The plan with what was done to each layer, which is in the metadata too; and for each layer
+        what scales of its norm weights do, empty if they were not asked for.
+
+    Raises:
+        UsageError: scales were asked for and there is no place for them.
+    """
+    folded: dict[int, Scales] = {}
+    report: tuple[LayerEqualisation, ...] = ()
+    if options.equalize is not False:
+        folded, report = _fold(model, plan)
+        if options.equalize and not folded and calibration is None:
+            _refuse(plan, report)
+    layers = [
+        replace(layer, equalised="norms")
+        if (folded.get(layer.layer, _NO_SCALES) != 1).any()
+        else layer
+        for layer in plan.layers
+    ]
+    if calibration is not None:
+        made = _Calibrated(model, calibration, options, folded)
+        layers = [made.adapt(layer) for layer in layers]
+        made.drop_fillers()
+    adapted = replace(plan, layers=tuple(layers))
+    model.metadata_props[METADATA_PLAN] = adapted.to_json()
+    return adapted, report
+
+
+def _fold(model: ir.Model, plan: Plan) -> tuple[dict[int, Scales], tuple[LayerEqualisation, ...]]:
+    """Folds scales into norm weights; returns them, ``[N, D]`` by layer, in the keys' order."""
+    found = find_norms(model, plan)
+    scales = {
+        layer.layer: layer_scales(norms)
+        for layer, norms in zip(plan.layers, found, strict=True)
+        if isinstance(norms, LayerNorms) and layer.key_of.is_rotated
+    }
+    report = equalise(model, plan, found)
+    sizes = {layer.layer: layer.kv_num_heads for layer in plan.layers}
+    return {
+        layer: np.tile(s.astype(np.float32), (sizes[layer], 1)) for layer, s in scales.items()
+    }, report
+
+
+def _refuse(plan: Plan, report: tuple[LayerEqualisation, ...]) -> None:
+    if not any(layer.key_of.is_rotated for layer in plan.layers):
+        raise UsageError(
+            f"the keys of the preset {plan.preset} are not rotated, and scales do nothing for them",
+            fix="leave --equalize out",
+        )
+    reason = next((entry.reason for entry in report if entry.reason), "none was found")
+    raise UsageError(
+        f"there are no norm weights to put scales into ({reason})",
+        fix="leave --equalize out, or give statistics with --calibration",
+    )
+
+
+class _Calibrated:
+    """Puts what a calibration file tells into one model."""
+
+    def __init__(
+        self,
+        model: ir.Model,
+        calibration: Calibration,
+        options: Options,
+        folded: dict[int, Scales],
+    ) -> None:
+        self._graph = model.graph
+        self._build = Builder(model.graph)
+        self._calibration = calibration
+        self._options = options
+        self._folded = folded
+        self._outputs = {value.name: value for value in model.graph.outputs}
+        self._fillers: set[ir.Value] = set()
+
+    def adapt(self, layer: LayerPlan) -> LayerPlan:
+        """Gives a layer its offsets, and scales if it has none; returns what it is now."""
+        if not layer.centered:
+            return layer
+        attention, key, value = self._nodes(layer)
+        center = self._options.center_from
+        scales = self._folded.get(layer.layer)
+        if scales is None and layer.key_of.is_rotated and self._options.equalize is not False:
+            scales = self._calibration.scales(layer.layer, center)
+            self._multiply(attention, key, scales, layer)
+            layer = replace(layer, equalised="nodes")
+        offsets = self._calibration.offsets(layer.layer, center, key_scale=scales)
+        roles = (("key", key, 10, layer.key_of), ("value", value, 11, layer.value_of))
+        for (role, encoder, slot, codec), offset in zip(roles, offsets, strict=True):
+            # Both caches of a layer have offsets or none; raw rows would only be rounded by one.
+            array = np.zeros_like(offset) if codec.is_raw else offset
+            baked = self._build.constant(f"tq.{role}_offset.{layer.layer}", array)
+            for node, index in ((encoder, 6), (attention, slot)):
+                filler = node.inputs[index]
+                assert filler is not None  # ConvertPass has put one there
+                self._fillers.add(filler)
+                node.replace_input_with(index, baked)
+        return layer
+
+    def drop_fillers(self) -> None:
+        """Removes the fillers that no layer needs any more."""
+        for filler in self._fillers:
+            if not filler.uses():
+                self._graph.initializers.pop(filler.name or "", None)
+
+    def _nodes(self, layer: LayerPlan) -> tuple[ir.Node, ir.Node, ir.Node]:
+        """Attention and both encoders."""
+        key, value = (maker(self._outputs[pair.present]) for pair in (layer.key, layer.value))
+        assert key is not None
+        assert value is not None  # ConvertPass has made them
+        uses = [use.node for use in key.outputs[0].uses()]
+        attention = next(node for node in uses if node.op_type == ATTENTION)
+        return attention, key, value
+
+    def _multiply(self, attention: ir.Node, key: ir.Node, scales: Scales, layer: LayerPlan) -> None:
+        """Queries times s, new keys over s."""
+        group = layer.num_heads // layer.kv_num_heads
+        factors = (
+            (attention, "query", np.repeat(scales, group, axis=0)),
+            (key, "key", 1 / scales),
+        )
+        for node, role, factor in factors:
+            operand = node.inputs[0]
+            assert operand is not None  # it is never optional
+            dtype = ir.DataType[layer.dtype] if operand.dtype is None else operand.dtype
+            table = factor[None, :, None, :].astype(dtype.numpy())
+            with self._build.before(node, f"layers.{layer.layer}.attention"):
+                scaled = self._build.op(
+                    "Mul",
+                    [operand, self._build.constant(f"tq.{role}_scale.{layer.layer}", table)],
+                    f"equalise_{role}",
+                    dtype=dtype,
+                    shape=[None, len(factor), None, layer.head_size],
+                )
+            node.replace_input_with(0, scaled)

@@ -1,0 +1,220 @@
+"""Calibration files: safetensors with the statistics of ``tq_onnx.codec.calibration``.
+
+Tensors are float32 ``layers.3.k_mean`` and so on, and int64 ``counts``; the metadata says the
+format's version, the tool's, the number of tokens, the context and a digest of the token ids.
+A file comes from anywhere: everything in it is checked before it is used.
+Only calibration files are ever replaced by one, never a model or its data.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from tq_onnx.codec.calibration import LARGEST_STATISTIC, Calibration, LayerStatistics
+from tq_onnx.codec.spec import MAX_HEAD_SIZE
+from tq_onnx.errors import ModelFileError, OutputExistsError
+from tq_onnx.graph.commit import Stage
+
+FORMAT: Final = "tq_onnx.calibration"
+FORMAT_VERSION: Final = "1"
+
+_LARGEST_FILE: Final = 1 << 28
+_TABLES: Final = ("k_mean", "k_energy", "v_mean", "v_energy")
+_QUERIES: Final = "q_energy"
+_NAME: Final = re.compile(rf"layers\.(0|[1-9][0-9]{{0,4}})\.({'|'.join((*_TABLES, _QUERIES))})")
+_FACTS: Final = {
+    "tool_version": re.compile(r"[0-9A-Za-z.+!-]{1,64}"),
+    "tokens": re.compile(r"[1-9][0-9]{0,14}"),
+    "context": re.compile(r"[1-9][0-9]{0,14}"),
+    "text_digest": re.compile(r"[0-9a-f]{64}"),
+}
+_MOST_TOKENS: Final = 10**15
+
+
+def write_calibration(path: Path, calibration: Calibration, *, overwrite: bool = False) -> None:
+    """Writes a file; it appears whole or not at all.
+
+    Raises:
+        ModelFileError: it exists and may not be replaced, or cannot be written.
+    """
+    tensors = {"counts": calibration.counts}
+    for index, layer in enumerate(calibration.layers):
+        for name in (*_TABLES, _QUERIES):
+            tensors[f"layers.{index}.{name}"] = np.ascontiguousarray(
+                getattr(layer, name), np.float32
+            )
+    facts = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "tool_version": calibration.tool_version,
+        "tokens": str(calibration.tokens),
+        "context": str(calibration.context),
+        "text_digest": calibration.text_digest,
+    }
+    check_target(path, overwrite=overwrite)
+    stage = Stage(overwrite=overwrite)
+    try:
+        stage.write(path, _settled(save(tensors, facts)))
+        stage.commit()
+    except OSError as error:
+        stage.undo()
+        raise _unwritable(path, error) from error
+    except BaseException:
+        stage.undo()
+        raise
+
+
+def check_target(path: Path, *, overwrite: bool) -> None:
+    """Refuses a file to write, before any work is done for it.
+
+    Raises:
+        OutputExistsError: it exists, and may not be replaced or is something else.
+        ModelFileError: it is no regular file, or its folder is no folder.
+    """
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        _check_folder(path.parent)
+        return
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    if not stat.S_ISREG(status.st_mode):
+        what = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
+        raise ModelFileError(f"the output is {what}", where=str(path), fix="give a file name")
+    if not overwrite:
+        raise OutputExistsError(
+            "the output exists", where=str(path), fix="give --overwrite or another output"
+        )
+    if not _is_calibration(path):
+        raise OutputExistsError(
+            "the output exists and is no calibration file",
+            where=str(path),
+            fix="give another output",
+        )
+
+
+def read_calibration(path: Path) -> Calibration:
+    """Reads a file.
+
+    Raises:
+        ModelFileError: it cannot be read, or is not a calibration file.
+    """
+    try:
+        status = path.stat()
+        # Before it is opened: a pipe would never end.
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is no regular file")
+        if status.st_size > _LARGEST_FILE:
+            raise ValueError(f"it has {status.st_size} bytes")
+        with safe_open(path, framework="numpy") as file:
+            facts = file.metadata() or {}
+            _check_format(facts)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return _checked(tensors, facts)
+    except FileNotFoundError as error:
+        raise ModelFileError(
+            "there is no such file", where=str(path), fix="make one with `tq-onnx calibrate`"
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise ModelFileError(
+            f"it is not a calibration file ({' '.join(str(reason or error).split())[:200]})",
+            where=str(path),
+            fix="make one with `tq-onnx calibrate`",
+        ) from error
+
+
+def _settled(content: bytes) -> tuple[bytes, ...]:
+    """The same file with its header in order, which safetensors takes from a random hash map."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.dumps(json.loads(content[8:end]), sort_keys=True).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little"), header, content[end:]
+
+
+def _check_folder(folder: Path) -> None:
+    while not os.path.lexists(folder):  # those that do not exist are made
+        folder = folder.parent
+    if not folder.is_dir():
+        raise ModelFileError("it is no folder", where=str(folder), fix="give another output")
+
+
+def _unwritable(path: Path, error: OSError) -> ModelFileError:
+    return ModelFileError(
+        f"it cannot be written ({error.strerror or error})",
+        where=str(path),
+        fix="give another output",
+    )
+
+
+def _is_calibration(path: Path) -> bool:
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return (file.metadata() or {}).get("format") == FORMAT
+    except (OSError, SafetensorError):
+        return False
+
+
+def _check_format(facts: dict[str, str]) -> None:
+    if facts.get("format") != FORMAT:
+        raise ValueError(f"its format is not {FORMAT}")
+    if facts.get("format_version") != FORMAT_VERSION:
+        raise ValueError(f"its format is not version {FORMAT_VERSION}")
+    for name, form in _FACTS.items():
+        if form.fullmatch(facts.get(name, "")) is None:
+            raise ValueError(f"its {name} is missing or damaged")
+
+
+def _checked(tensors: dict[str, Any], facts: dict[str, str]) -> Calibration:
+    counts = tensors.pop("counts", None)
+    if counts is None or counts.dtype != np.int64 or counts.ndim != 1 or len(counts) < 2:
+        raise ValueError("counts are not one integer for each position")
+    if (counts < 1).any() or (counts > _MOST_TOKENS).any():
+        raise ValueError("counts are out of range")
+    found: dict[int, dict[str, Any]] = {}
+    for name, tensor in tensors.items():
+        parsed = _NAME.fullmatch(name)
+        if parsed is None or tensor.dtype != np.float32:
+            raise ValueError(f"{name[:40]!r} is no table of float32 that belongs there")
+        if not (np.abs(tensor) < LARGEST_STATISTIC).all():
+            raise ValueError(f"{name!r} has numbers that are not finite, or too large")
+        found.setdefault(int(parsed[1]), {})[parsed[2]] = tensor.astype(np.float64)
+    if sorted(found) != list(range(len(found))) or not found:
+        raise ValueError("layers are missing")
+    layers = []
+    for index in range(len(found)):
+        tables = found[index]
+        if sorted(tables) != sorted((*_TABLES, _QUERIES)):
+            raise ValueError(f"layer {index} lacks tables")
+        _check_layer(index, tables, len(counts))
+        layers.append(LayerStatistics(**tables))
+    return Calibration(
+        tuple(layers),
+        counts,
+        int(facts["tokens"]),
+        int(facts["context"]),
+        str(facts["tool_version"]),
+        str(facts["text_digest"]),
+    )
+
+
+def _check_layer(index: int, tables: dict[str, Any], positions: int) -> None:
+    shape = tables["k_mean"].shape
+    if len(shape) != 3 or shape[0] != positions or 0 in shape or shape[2] > MAX_HEAD_SIZE:
+        raise ValueError(f"layer {index} has keys of shape {shape}")
+    if any(tables[name].shape != shape for name in _TABLES):
+        raise ValueError(f"the tables of layer {index} differ in shape")
+    queries = tables[_QUERIES].shape
+    if len(queries) != 2 or queries[1] != shape[2] or queries[0] < 1 or queries[0] % shape[1]:
+        raise ValueError(f"layer {index} has queries of shape {queries}")
+    if any((tables[name] < 0).any() for name in ("k_energy", "v_energy", _QUERIES)):
+        raise ValueError(f"layer {index} has a negative energy")

@@ -1,0 +1,116 @@
+"""Looks into a model file: what ``convert`` would find, or what it did. Nothing is changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_ir as ir
+
+from tq_onnx.codec.presets import DEFAULT_PRESET, PRESETS
+from tq_onnx.codec.spec import RAW
+from tq_onnx.errors import ModelFileError, TqOnnxError
+from tq_onnx.graph.dialects.site import Site
+from tq_onnx.graph.dialects.traces import (
+    Cache,
+)
+from tq_onnx.graph.equalise import LayerEqualisation, predict
+from tq_onnx.graph.foresight import foresee
+from tq_onnx.graph.load import LoadedModel, load
+from tq_onnx.graph.match import Recognition
+from tq_onnx.graph.pipeline import converted_bytes, original_bytes, recognised
+from tq_onnx.graph.plan import METADATA_PLAN, Plan
+from tq_onnx.graph.planning import make_plan
+from tq_onnx.graph.reports import InspectionReport, LayerFound, Miss, PresetOffer
+
+
+def inspect(path: Path) -> InspectionReport:
+    """Looks into a model file: what ``convert`` would find, or what it did.
+
+    Raises:
+        ModelFileError: the file cannot be read.
+    """
+    loaded = load(path)
+    if METADATA_PLAN in loaded.model.metadata_props:
+        return _inspect_converted(loaded, path)
+    recognition = recognised(loaded, path, refuse=False)
+    found = tuple(_layer(site) for site in recognition.sites)
+    convertible = bool(found) and not recognition.misses
+    size = original_bytes(recognition) if found else None
+    offers = tuple(_offer(name, recognition, size) for name in PRESETS) if convertible else ()
+    convertible = any(not offer.refusal for offer in offers)
+    return InspectionReport(
+        loaded.path,
+        loaded.opset,
+        loaded.external_files,
+        convertible,
+        found,
+        tuple(Miss(miss.layer, miss.node, miss.reason) for miss in recognition.misses),
+        size,
+        offers,
+        None,
+        _foreseen(loaded.model, recognition) if convertible else (),
+    )
+
+
+def _inspect_converted(loaded: LoadedModel, path: Path) -> InspectionReport:
+    try:
+        plan = Plan.from_json(loaded.model.metadata_props[METADATA_PLAN])
+        size = converted_bytes(loaded.model, plan)
+    except (ModelFileError, KeyError, TypeError, AttributeError) as error:
+        raise ModelFileError(
+            "its conversion metadata cannot be read",
+            where=str(path),
+            fix="convert the original model again",
+        ) from error
+    return InspectionReport(
+        loaded.path, loaded.opset, loaded.external_files, False, (), (), size, (), plan
+    )
+
+
+def _offer(name: str, recognition: Recognition, size: int | None) -> PresetOffer:
+    try:
+        after = make_plan(recognition, PRESETS[name]).bytes_per_token
+    except TqOnnxError as error:
+        return PresetOffer(name, None, None, str(error))
+    return PresetOffer(name, after, size / after if size else None, "")
+
+
+def _foreseen(model: ir.Model, recognition: Recognition) -> tuple[LayerEqualisation, ...]:
+    """What scales of the norm weights would do."""
+    for preset in (PRESETS[RAW], PRESETS[DEFAULT_PRESET]):
+        try:
+            plan = make_plan(recognition, preset)
+        except TqOnnxError:
+            continue
+        try:
+            return predict(foresee(model, plan), plan)
+        except Exception:
+            return ()  # an invalid model: convert will say so
+    return ()
+
+
+def _layer(site: Site) -> LayerFound:
+    mask = [text for text, there in (("causal", site.causal), ("bias", site.has_bias)) if there]
+    if site.sliding_window:
+        mask.append(f"window {site.sliding_window}")
+    if site.softcap:
+        mask.append(f"softcap {site.softcap:g}")
+    if site.has_sink:
+        mask.append("sinks")
+    return LayerFound(
+        layer=site.layer,
+        node=site.node.name or "",
+        dialect=site.dialect,
+        num_heads=site.num_heads,
+        kv_num_heads=site.kv_num_heads,
+        head_size=site.head_size,
+        dtype=site.dtype.name,
+        scale=site.scale,
+        mask=", ".join(mask) or "none",
+        past_key=_past_name(site.key),
+        past_value=_past_name(site.value),
+    )
+
+
+def _past_name(cache: Cache) -> str | None:
+    return None if cache.past is None else cache.past.name

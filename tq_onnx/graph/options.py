@@ -1,0 +1,152 @@
+"""What a user may ask for besides a preset: frozen data, and the choice of layers.
+
+Every option combines with every preset that has what it is about. Layers that are left out stay
+uncompressed: their caches are ``raw``, uint8 as those of all others.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from tq_onnx.codec.presets import DEFAULT_SEED, NO_ROTATION, PRESETS, ROTATIONS, Preset
+from tq_onnx.codec.spec import BITS, Codec
+from tq_onnx.errors import UsageError
+
+CENTER_FROM: Final = 4
+"""The first token that is centered by the mean of all later ones."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Choices of a conversion.
+
+    Attributes:
+        rotation: ``qr`` or ``hadamard``; None for the preset's.
+        seed: base seed of the rotations.
+        bits_k: bits of the keys, in the kind of codec that the preset gives them; None for the
+            preset's.
+        bits_v: likewise for values.
+        boundary_layers: that many layers at the beginning, and as many at the end, stay
+            uncompressed.
+        layers: the layers to compress, as ``4-12`` or ``0,2-5``, counted from 0; None for all.
+        equal_rows: whether keys and values of a layer get rows of one width, the wider.
+        equalize: whether scales go into the norm weights of queries and keys; None for wherever
+            that can be done.
+        calibration: file with statistics of this model, of which offsets are made, and scales
+            where there are no norm weights for them.
+        center_from: the first token that is centered by the mean of all later ones.
+    """
+
+    rotation: str | None = None
+    seed: int = DEFAULT_SEED
+    bits_k: int | None = None
+    bits_v: int | None = None
+    boundary_layers: int = 0
+    layers: str | None = None
+    equal_rows: bool = False
+    equalize: bool | None = None
+    calibration: Path | None = None
+    center_from: int = CENTER_FROM
+
+
+def preset_of(name: str) -> Preset:
+    """The preset of that name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name not in PRESETS:
+        raise UsageError(f"preset {name!r} is not one of {', '.join(PRESETS)}")
+    return PRESETS[name]
+
+
+def adapted(preset: Preset, options: Options) -> Preset:
+    """The preset with the bits and the rotation that were asked for.
+
+    Raises:
+        UsageError: a codec has no such bits, or the rotation is unknown or has nothing to rotate.
+    """
+    chosen = replace(
+        preset,
+        key=_codec(preset.key, options.bits_k, "keys", preset),
+        value=_codec(preset.value, options.bits_v, "values", preset),
+    )
+    if options.rotation is None:
+        return chosen
+    if options.rotation not in ROTATIONS:
+        raise UsageError(f"rotation {options.rotation!r} is not one of {', '.join(ROTATIONS)}")
+    if preset.rotation == NO_ROTATION:
+        raise UsageError(f"the preset {preset.name} does not rotate", fix="leave the rotation out")
+    return replace(chosen, rotation=options.rotation)
+
+
+def _codec(codec: Codec, bits: int | None, what: str, preset: Preset) -> Codec:
+    if bits is None:
+        return codec
+    letter = what[0]
+    if codec.is_raw:
+        raise UsageError(
+            f"the preset {preset.name} keeps the {what} as they are, in no number of bits",
+            fix=f"leave --bits-{letter} out or choose another preset",
+        )
+    if bits not in BITS[codec.kind]:
+        known = " or ".join(str(number) for number in BITS[codec.kind])
+        raise UsageError(
+            f"the {what} of the preset {preset.name} are {codec.kind}, which has no form of "
+            f"{bits} bits",
+            fix=f"give --bits-{letter} {known}"
+            if len(BITS[codec.kind]) > 1
+            else f"leave --bits-{letter} out, it has {known} bits",
+        )
+    return Codec(codec.kind, bits)
+
+
+def compressed_layers(options: Options, count: int) -> frozenset[int]:
+    """The layers to compress, of a model with so many.
+
+    Raises:
+        UsageError: the choice cannot be read, names layers that are not there, or leaves none.
+    """
+    edge = options.boundary_layers
+    if edge < 0:
+        raise UsageError(f"{edge} boundary layers are fewer than none")
+    if edge and 2 * edge >= count:
+        raise UsageError(
+            f"{edge} boundary layers at each end leave nothing to compress in a model of {count} "
+            "layers",
+            fix=f"give at most {(count - 1) // 2}" if count > 2 else "leave them out",
+        )
+    chosen = frozenset(range(edge, count - edge))
+    if options.layers is None:
+        return chosen
+    named = _parse(options.layers)
+    if max(named) >= count:
+        raise UsageError(
+            f"there is no layer {max(named)} in a model of {count} layers",
+            where=f"--layers {options.layers}",
+            fix=f"layers are counted from 0 to {count - 1}",
+        )
+    if not named & chosen:
+        raise UsageError(
+            f"of the layers {options.layers} none is left to compress between {edge} boundary "
+            "layers at each end",
+            fix="leave one of the two options out",
+        )
+    return named & chosen
+
+
+def _parse(text: str) -> frozenset[int]:
+    """The layers of ``4-12`` or ``0,2-5``."""
+    named: set[int] = set()
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d{1,5})(?:\s*-\s*(\d{1,5}))?\s*", part)
+        first, last = (0, -1) if found is None else (int(found[1]), int(found[2] or found[1]))
+        if first > last:
+            raise UsageError(
+                f"{text!r} names no layers", fix="give them as 4-12, as 7, or as 0,2-5"
+            )
+        named.update(range(first, last + 1))
+    return frozenset(named)

@@ -1,0 +1,105 @@
+"""Scales per channel for ONNX Runtime's quantised caches, found on the very text that is scored.
+
+ONNX Runtime takes one step per KV head and channel, the same for all tokens, and leaves it to its
+user to find them. Here they are found with hindsight, so that its caches show their best: over the
+windows that are scored afterwards. With 8 bits the step is what the largest element of a channel
+needs; with 4 it is the fraction of that whose squared error is smallest. Each was measured to be
+the better choice on SmolLM2: KL 0.0006 against 0.0012 with 8 bits, 0.11 against 0.18 with 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tq_onnx.verify.probe import EncodeNames, Probe
+from tq_onnx.verify.quality import Window
+
+KEPT_ROWS: Final = 1024
+"""Vectors of each head that steps are tried on, spread over the text."""
+
+_CLIPPED_BITS: Final = 4
+"""With more bits than these, cutting off a rare large element costs more than finer steps give."""
+
+_FRACTIONS: Final = np.linspace(1.0, 0.25, 16)
+_CALL_TOKENS: Final = 256
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelSamples:
+    """Vectors of one cache.
+
+    Attributes:
+        largest: largest absolute element of each channel, ``[N, D]``.
+        rows: vectors ``[N, n, D]``.
+    """
+
+    largest: Floats
+    rows: Floats
+
+    def steps(self, bits: int) -> Floats:
+        """The best steps of signed codes of so many bits: ``[N, D]``, none of them zero."""
+        most = (1 << (bits - 1)) - 1
+        widest: Floats = np.maximum(self.largest, np.float32(1e-12)) / np.float32(most)
+        if bits > _CLIPPED_BITS:
+            return widest
+        best: Floats = widest
+        least = np.full(widest.shape, np.inf)
+        for fraction in _FRACTIONS:
+            step = (widest * fraction).astype(np.float32)
+            codes = np.clip(np.rint(self.rows / step[:, None]), -most - 1, most)
+            error = ((codes * step[:, None] - self.rows) ** 2).sum(axis=1)
+            best = np.where(error < least, step, best)
+            least = np.minimum(error, least)
+        return best
+
+
+def sample_channels(
+    probe: Probe,
+    tokens: npt.NDArray[np.int64],
+    windows: Sequence[Window],
+    *,
+    library: bool,
+    threads: int | None,
+    on_progress: Callable[[int, int], None],
+) -> list[tuple[ChannelSamples, ChannelSamples]]:
+    """Reads the windows and samples the keys and values of every layer.
+
+    Args:
+        probe: a ``raw`` conversion laid open.
+        tokens: ids ``[n]``.
+        windows: what to read of them.
+        library: whether the library's kernels run.
+        threads: threads within an operator.
+        on_progress: progress callback.
+    """
+    decoder = probe.decoder(library=library, threads=threads)
+    total = sum(window.stop - window.start for window in windows)
+    every = max(1, -(-total // KEPT_ROWS))
+    caches = [names for layer in probe.layers for names in (layer.key, layer.value)]
+    kept: dict[str, list[Floats]] = {names.vectors: [] for names in caches}
+    largest: dict[str, npt.NDArray[Any]] = {}
+    for done, window in enumerate(windows):
+        decoder.reset()
+        size = decoder.longest_call or _CALL_TOKENS
+        if decoder.signature.first_only:
+            size = window.stop - window.start
+        for start in range(window.start, window.stop, size):
+            decoder.prefill(tokens[None, start : min(start + size, window.stop)])
+            for names in caches:
+                rows = decoder.watched[names.vectors][0].astype(np.float32)
+                top = np.abs(rows).max(axis=1)
+                largest[names.vectors] = np.maximum(largest.get(names.vectors, top), top)
+                kept[names.vectors].append(rows[:, -start % every :: every])
+        on_progress(done + 1, len(windows))
+
+    def samples(names: EncodeNames) -> ChannelSamples:
+        return ChannelSamples(largest[names.vectors], np.concatenate(kept[names.vectors], axis=1))
+
+    return [(samples(layer.key), samples(layer.value)) for layer in probe.layers]

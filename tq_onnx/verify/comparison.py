@@ -1,0 +1,348 @@
+"""``report``: what each of several conversions of one model costs in quality, on a user's text.
+
+The original reads the text once and its predictions are recorded. Then every converted model is
+opened on its own, reads the same windows through onnxruntime with its caches really written and
+read, and is compared; on the beginning of the text its layers are laid open too. Beside them stand
+the caches that ONNX Runtime has itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError, VerificationError
+from tq_onnx.graph.load import load
+from tq_onnx.graph.pipeline import prepare
+from tq_onnx.graph.plan import METADATA_PLAN, Plan
+from tq_onnx.runtime.session import ports
+from tq_onnx.verify.channelscales import sample_channels
+from tq_onnx.verify.layererrors import LayerErrors, measure_layers
+from tq_onnx.verify.ortcaches import FLOAT16, INT4, INT8, OrtCacheModel, Steps, with_ort_caches
+from tq_onnx.verify.probe import lay_open
+from tq_onnx.verify.quality import QualityFigures, Window, blocks, windows
+from tq_onnx.verify.recording import Recording
+from tq_onnx.verify.subject import Subject, open_converted, open_original
+
+LAYER_TOKENS: Final = 512
+"""Tokens of the text that the layers are judged on: all their inputs are kept in memory."""
+
+MIN_TOKENS: Final = 16
+
+_RAW: Final = "raw"
+_PEER_NAMES: Final = {FLOAT16: "ORT float16", INT8: "ORT int8", INT4: "ORT int4"}
+
+Stage = Callable[[str, int, int], None]
+"""Told what is being done, how many steps of it are done, and how many there are."""
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ModelFigures:
+    """One model against the original.
+
+    Attributes:
+        name: the preset, with the file where several have the same, or what peer it is.
+        path: the file; None for a peer, which has none.
+        preset: the preset; None for a peer.
+        peer: whether it has ONNX Runtime's own caches.
+        bytes_per_token: cache bytes of one token in all layers, from the graph's types.
+        bits_per_value: bits per number in the caches, metadata included.
+        compression: cache bytes of the original over those of this model.
+        quality: its predictions against the original's.
+        layers: its layers; none for a peer.
+    """
+
+    name: str
+    path: Path | None
+    preset: str | None
+    peer: bool
+    bytes_per_token: int
+    bits_per_value: float
+    compression: float
+    quality: QualityFigures
+    layers: tuple[LayerErrors, ...]
+
+
+@dataclass(frozen=True)
+class MissingPeer:
+    """A peer that this model cannot have.
+
+    Attributes:
+        name: the peer.
+        reason: why.
+    """
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ComparisonReport:
+    """Everything that ``report`` found.
+
+    Attributes:
+        original: the original model.
+        source: where the tokens come from.
+        tokens: tokens that were read.
+        context: tokens per window.
+        stride: tokens by which windows advance; ``context`` where they stand side by side.
+        windows: number of windows.
+        positions: predictions that were compared.
+        kernels: whether the library's kernels ran, or else the function bodies.
+        layer_tokens: tokens that the layers were judged on.
+        perplexity: of the original.
+        bytes_per_token: of the original.
+        models: the converted models, in the order given.
+        peers: ONNX Runtime's own caches.
+        missing: peers that this model cannot have.
+    """
+
+    original: Path
+    source: str
+    tokens: int
+    context: int
+    stride: int
+    windows: int
+    positions: int
+    kernels: bool
+    layer_tokens: int
+    perplexity: float
+    bytes_per_token: int
+    models: tuple[ModelFigures, ...]
+    peers: tuple[ModelFigures, ...]
+    missing: tuple[MissingPeer, ...]
+
+
+def compare_models(
+    original: Path,
+    converted: Sequence[Path],
+    tokens: Sequence[int] | Ids | int,
+    *,
+    source: str,
+    context: int = 1024,
+    stride: int | None = None,
+    library: bool = True,
+    threads: int | None = None,
+    peers: bool = True,
+    on_stage: Stage | None = None,
+) -> ComparisonReport:
+    """Compares converted models with their original.
+
+    Args:
+        original: the original model.
+        converted: conversions of it.
+        tokens: ids of a text, or how many pseudo-random ids to make up.
+        source: where the tokens come from, for the report.
+        context: tokens per window.
+        stride: tokens by which windows advance; None for windows side by side, see
+            ``quality.blocks``.
+        library: whether the library's kernels run; if not, the function bodies.
+        threads: threads within an operator.
+        peers: whether to compare ONNX Runtime's own caches, too.
+        on_stage: progress callback.
+
+    Raises:
+        VerificationError: a converted model does not even have the original's interface.
+        TqOnnxError: a model or the library is refused, or the text is too short.
+    """
+    told = on_stage or (lambda _name, _done, _total: None)
+    told("Opening the original", 0, 0)
+    before = open_original(original, threads=threads)
+    plans = [_plan(before, path) for path in converted]
+    text = _text(before, tokens)
+    context = min(context, len(text), before.room or len(text))
+    todo = blocks(len(text), context) if stride is None else windows(len(text), context, stride)
+    recording = Recording(
+        before.decoder(),
+        text,
+        todo,
+        vocabulary=before.vocabulary,
+        on_progress=lambda done, total: told("Reading the text with the original", done, total),
+    )
+    run = _Run(
+        recording=recording,
+        text=text,
+        windows=todo,
+        stride=stride or context,
+        original_bytes=before.signature.bytes_per_token,
+        library=library,
+        threads=threads,
+        told=told,
+    )
+    del before  # one model at a time
+    with recording:
+        names = _names(converted, plans)
+        models = tuple(
+            run.converted(path, plan, name)
+            for path, plan, name in zip(converted, plans, names, strict=True)
+        )
+        found, missing = run.peers(original) if peers else ((), ())
+        perplexity = models[0].quality.original_perplexity
+    return ComparisonReport(
+        original=original,
+        source=source,
+        tokens=todo[-1].stop,
+        context=context,
+        stride=stride or context,
+        windows=len(todo),
+        positions=recording.positions,
+        kernels=library,
+        layer_tokens=len(run.layer_text),
+        perplexity=perplexity,
+        bytes_per_token=run.original_bytes,
+        models=models,
+        peers=found,
+        missing=missing,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """What all models are measured with."""
+
+    recording: Recording
+    text: Ids
+    windows: list[Window]
+    stride: int
+    original_bytes: int
+    library: bool
+    threads: int | None
+    told: Stage
+
+    @property
+    def layer_text(self) -> Ids:
+        """Tokens that the layers are judged on: the beginning of the first window."""
+        return self.text[: min(self.windows[0].stop, LAYER_TOKENS)]
+
+    def converted(self, path: Path, plan: Plan, name: str) -> ModelFigures:
+        """Reads the text with a converted model, and lays its layers open."""
+        self.told(f"Opening {name}", 0, 0)
+        subject = open_converted(path, library=self.library, threads=self.threads)
+        quality = self.recording.compare(
+            subject.decoder(),
+            stride=self.stride,
+            on_progress=lambda done, total: self.told(f"Reading the text with {name}", done, total),
+        )
+        size = subject.signature.bytes_per_token
+        del subject
+        self.told(f"Laying the layers of {name} open", 0, 0)
+        layers = measure_layers(path, self.layer_text, library=self.library, threads=self.threads)
+        return self._figures(name, plan, quality, size=size, path=path, layers=layers)
+
+    def peers(self, original: Path) -> tuple[tuple[ModelFigures, ...], tuple[MissingPeer, ...]]:
+        """Reads the text with ONNX Runtime's own caches."""
+        found, missing = [], []
+        steps: dict[str, Steps] = {}
+        for cache, name in _PEER_NAMES.items():
+            try:
+                if cache != FLOAT16 and not steps:
+                    steps = self._steps(original)
+                found.append(self._peer(original, cache, name, steps.get(cache, ())))
+            except TqOnnxError as error:
+                missing.append(MissingPeer(name, str(error)))
+        return tuple(found), tuple(missing)
+
+    def _steps(self, original: Path) -> dict[str, Steps]:
+        """The steps of the quantised caches, by cache."""
+        raw = prepare(original, preset=_RAW)
+        samples = sample_channels(
+            lay_open(raw.loaded.model, original, raw.loaded.path.parent),
+            self.text,
+            self.windows,
+            library=self.library,
+            threads=self.threads,
+            on_progress=lambda done, total: self.told(
+                "Finding steps for ONNX Runtime's caches", done, total
+            ),
+        )
+        return {
+            cache: [(key.steps(bits), value.steps(bits)) for key, value in samples]
+            for cache, bits in ((INT8, 8), (INT4, 4))
+        }
+
+    def _peer(self, original: Path, cache: str, name: str, steps: Steps) -> ModelFigures:
+        self.told(f"Opening {name}", 0, 0)
+        raw = prepare(original, preset=_RAW)
+        if cache == FLOAT16 and raw.plan.layers[0].dtype == "FLOAT16":
+            raise UnsupportedModelError("the original's own caches are float16")
+        model: OrtCacheModel = with_ort_caches(raw, cache, steps)
+        quality = self.recording.compare(
+            model.decoder(threads=self.threads),
+            stride=self.stride,
+            on_progress=lambda done, total: self.told(f"Reading the text with {name}", done, total),
+        )
+        return self._figures(name, raw.plan, quality, size=model.bytes_per_token)
+
+    def _figures(
+        self,
+        name: str,
+        plan: Plan,
+        quality: QualityFigures,
+        *,
+        size: int,
+        path: Path | None = None,
+        layers: tuple[LayerErrors, ...] = (),
+    ) -> ModelFigures:
+        values = sum(2 * layer.kv_num_heads * layer.head_size for layer in plan.layers)
+        return ModelFigures(
+            name=name,
+            path=path,
+            preset=None if path is None else plan.preset,
+            peer=path is None,
+            bytes_per_token=size,
+            bits_per_value=8 * size / values,
+            compression=self.original_bytes / size,
+            quality=quality,
+            layers=layers,
+        )
+
+
+def _plan(before: Subject, path: Path) -> Plan:
+    """The plan of a converted model, which must have the names of the original's interface."""
+    loaded = load(path)
+    text = loaded.model.metadata_props.get(METADATA_PLAN)
+    if text is None:
+        raise UnsupportedModelError(
+            "this model was not converted by tq-onnx", where=str(path), fix="convert it first"
+        )
+    graph = loaded.model.graph
+    inputs = [value for value in graph.inputs if value.name not in graph.initializers]
+    for side, values in zip(ports(before.session), (inputs, graph.outputs), strict=True):
+        if {port.name for port in side} != {value.name for value in values}:
+            raise VerificationError(
+                f"it was not made from {before.path}: its inputs or outputs have other names",
+                where=str(path),
+                fix="give the original that it was converted from",
+            )
+    return Plan.from_json(text)
+
+
+def _text(before: Subject, tokens: Sequence[int] | Ids | int) -> Ids:
+    if isinstance(tokens, int):
+        tokens = np.random.default_rng(0).integers(0, before.vocabulary, tokens)
+    text = np.asarray(tokens, np.int64)
+    if len(text) < MIN_TOKENS:
+        raise UsageError(
+            f"a text of {len(text)} tokens is too short", fix=f"give {MIN_TOKENS} or more"
+        )
+    before.refuse_tokens(text)
+    return text
+
+
+def _names(paths: Sequence[Path], plans: Sequence[Plan]) -> list[str]:
+    """The presets; with the file, or the whole path, where that does not tell models apart."""
+    presets = [plan.preset for plan in plans]
+    names = [
+        preset if presets.count(preset) == 1 else f"{preset} ({path.name})"
+        for path, preset in zip(paths, presets, strict=True)
+    ]
+    return [
+        name if names.count(name) == 1 else f"{preset} ({path})"
+        for name, path, preset in zip(names, paths, presets, strict=True)
+    ]

@@ -1,0 +1,161 @@
+"""What each layer of a converted model loses: keys and values against theory, and its attention.
+
+Measured on the model's own nodes while it reads a text: the vectors that went into a cache against
+the rows that came out, and the result of attention against exact attention over the same queries
+and over keys and values that were never quantised. What layers before it lost is in the inputs of
+both, so a layer answers for itself only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tq_onnx.codec import reference
+from tq_onnx.codec.elements import ELEMENT_BITS, to_bytes
+from tq_onnx.codec.spec import RAW, Codec
+from tq_onnx.runtime.decoder import Decoder
+from tq_onnx.verify.ladder import ReconstructionFigures, reconstruction
+from tq_onnx.verify.probe import EncodeNames, LayerNames, make_probe
+from tq_onnx.verify.rowcomparison import ELEMENTS
+
+JUDGED_QUERIES: Final = 64
+"""Queries of a layer whose attention is compared, spread over the text: exact attention is slow."""
+
+Array = npt.NDArray[Any]
+Seen = Mapping[str, Array]
+"""What the probe shows of one call, by name."""
+
+
+@dataclass(frozen=True)
+class LayerErrors:
+    """What one layer loses.
+
+    Attributes:
+        layer: index of the layer.
+        key_codec: codec of the keys.
+        value_codec: codec of the values.
+        key_error: mean over the vectors of squared error over squared norm; in a model with
+            offsets, of what these leave of the vectors.
+        key_theory: the same for random directions; None for codecs that promise nothing, because
+            they do not rotate.
+        value_error: as ``key_error``, of the values.
+        value_theory: as ``key_theory``, of the values.
+        attention_cosine: mean cosine between the result of attention and that of exact attention,
+            over queries and heads.
+        attention_cosine_lowest: the lowest of them.
+    """
+
+    layer: int
+    key_codec: str
+    value_codec: str
+    key_error: float
+    key_theory: float | None
+    value_error: float
+    value_theory: float | None
+    attention_cosine: float
+    attention_cosine_lowest: float
+
+
+def measure_layers(
+    path: Path,
+    tokens: npt.NDArray[np.int64],
+    *,
+    library: bool = True,
+    threads: int | None = None,
+) -> tuple[LayerErrors, ...]:
+    """Reads tokens with a converted model and judges every layer.
+
+    Args:
+        path: the converted model.
+        tokens: ids ``[n]``, few enough for all queries, keys and values of all layers to be kept.
+        library: whether the library's kernels run; if not, the function bodies.
+        threads: threads within an operator.
+
+    Raises:
+        UnsupportedModelError: the model was not converted, or lacks nodes that its plan promises.
+    """
+    probe = make_probe(path)
+    decoder = probe.decoder(library=library, threads=threads)
+    size = decoder.longest_call or len(tokens)
+    calls = []
+    for start in range(0, len(tokens), size):
+        decoder.prefill(tokens[None, start : start + size])
+        calls.append(dict(decoder.watched))
+    return tuple(_judge(decoder, layer, calls) for layer in probe.layers)
+
+
+def _judge(decoder: Decoder, layer: LayerNames, calls: list[dict[str, Array]]) -> LayerErrors:
+    names = (layer.key.vectors, layer.value.vectors)
+    vectors = {name: np.concatenate([seen[name] for seen in calls], axis=2) for name in names}
+    by_name = {spec.pair.present: index for index, spec in enumerate(decoder.signature.caches)}
+    pairs = (layer.plan.key.present, layer.plan.value.present)
+    key_rows, value_rows = (decoder.cache(by_name[present]) for present in pairs)
+    key, value = reconstruction(vectors, layer, (key_rows, value_rows))
+    cosines = np.concatenate(list(_cosines(layer, calls, vectors)))
+    return LayerErrors(
+        layer=layer.plan.layer,
+        key_codec=key.codec,
+        value_codec=value.codec,
+        key_error=key.error,
+        key_theory=_theory(key, layer.key),
+        value_error=value.error,
+        value_theory=_theory(value, layer.value),
+        attention_cosine=float(cosines.mean()),
+        attention_cosine_lowest=float(cosines.min()),
+    )
+
+
+def _theory(figures: ReconstructionFigures, names: EncodeNames) -> float | None:
+    return figures.theory if names.codec.levels else None
+
+
+def _cosines(
+    layer: LayerNames, calls: list[dict[str, Array]], vectors: Seen
+) -> Iterator[npt.NDArray[np.float64]]:
+    """For some queries the cosines of all heads, float64 ``[H]``; results of zero say nothing."""
+    plan = layer.plan
+    total = sum(seen[layer.query].shape[2] for seen in calls)
+    wanted = np.unique(np.linspace(0, total - 1, JUDGED_QUERIES).astype(int))
+    element = ELEMENTS[plan.dtype]
+    raw = Codec(RAW, ELEMENT_BITS[element])
+    keys, values = (
+        to_bytes(vectors[names.vectors], raw, element) for names in (layer.key, layer.value)
+    )
+    start = 0
+    for seen in calls:
+        query = seen[layer.query]
+        for position in wanted[(wanted >= start) & (wanted < start + query.shape[2])]:
+            here = position - start
+            bias = None if layer.bias is None else seen[layer.bias]
+            if bias is not None and bias.shape[2] > 1:
+                bias = bias[:, :, here : here + 1]
+            expected = reference.attention(
+                query[:, :, here : here + 1],
+                keys,
+                values,
+                np.array([position]),
+                key=raw,
+                value=raw,
+                key_rotation=None,
+                key_codebook=None,
+                value_rotation=None,
+                value_codebook=None,
+                scale=plan.scale,
+                causal=plan.causal,
+                sliding_window=plan.sliding_window,
+                softcap=plan.softcap,
+                attention_bias=bias,
+                head_sink=None if layer.sink is None else seen[layer.sink],
+                element=element,
+            )[0, :, 0]
+            found = seen[layer.output][0, :, here].astype(np.float64)
+            lengths = np.linalg.norm(expected, axis=-1) * np.linalg.norm(found, axis=-1)
+            products = (expected * found).sum(axis=-1)
+            yield products[lengths > 0] / lengths[lengths > 0]
+        start += query.shape[2]

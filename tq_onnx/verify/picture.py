@@ -1,0 +1,174 @@
+"""The result of ``report`` as a picture: quality against bytes, one point for each model.
+
+matplotlib is an optional dependency (``pip install tq-onnx[report]``) and imported here only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from tq_onnx.errors import ModelFileError, UsageError
+from tq_onnx.verify.comparison import ComparisonReport, ModelFigures
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.text import Annotation
+
+FORMATS: Final = (".png", ".svg")
+
+_LEAST_KL: Final = 1e-5
+_LINEAR_PERCENT: Final = 0.1
+_GAP: Final = 6
+"""Points between a marker and its label."""
+_Place = tuple[int, int, Literal["left", "center", "right"], Literal["bottom", "center", "top"]]
+_PLACES: Final[tuple[_Place, ...]] = (
+    *((1, 0, "left", "center"), (-1, 0, "right", "center")),
+    *((0, 1, "center", "bottom"), (0, -1, "center", "top")),
+    *((1, 1, "left", "bottom"), (1, -1, "left", "top")),
+    *((-1, 1, "right", "bottom"), (-1, -1, "right", "top")),
+    *((2, 2, "left", "bottom"), (2, -2, "left", "top")),
+    *((-2, 2, "right", "bottom"), (-2, -2, "right", "top")),
+    *((4, 3, "left", "bottom"), (4, -3, "left", "top")),
+    *((-4, 3, "right", "bottom"), (-4, -3, "right", "top")),
+    *((6, 5, "left", "bottom"), (6, -5, "left", "top")),
+    *((-6, 5, "right", "bottom"), (-6, -5, "right", "top")),
+)
+"""Where a label may stand, best first: steps to the right and up, alignment."""
+
+
+def check_picture(path: Path) -> None:
+    """Refuses a picture that could not be drawn, before any work is done.
+
+    Raises:
+        UsageError: matplotlib is not installed, or the file is neither PNG nor SVG.
+        ModelFileError: the folder is not there.
+    """
+    if path.suffix.lower() not in FORMATS:
+        raise UsageError(
+            f"a picture is one of {', '.join(FORMATS)}", where=str(path), fix="name such a file"
+        )
+    if not path.parent.is_dir():
+        raise ModelFileError("there is no such folder", where=str(path.parent))
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            "matplotlib, which draws the picture, is not installed",
+            fix="install it with `pip install tq-onnx[report]`, or leave --picture out",
+        ) from error
+
+
+def draw(report: ComparisonReport, path: Path) -> None:
+    """Draws KL divergence and change of perplexity over bytes per token.
+
+    Args:
+        report: what was measured.
+        path: a file of one of ``FORMATS``; one that exists is replaced.
+
+    Raises:
+        UsageError, ModelFileError: as ``check_picture``.
+    """
+    check_picture(path)
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    # Text stays text in an SVG, and the same report gives the same file.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "tq-onnx"}):
+        figure = Figure(figsize=(14, 7), dpi=120, layout="constrained")
+        left, right = figure.subplots(1, 2)
+        figure.suptitle(
+            f"{report.original.name}: {report.positions:,} predictions, windows of "
+            f"{report.context} tokens; float perplexity {report.perplexity:.2f}"
+        )
+        left.set_ylabel(f"mean KL divergence from the original, nats (at least {_LEAST_KL:g})")
+        left.set_yscale("log")
+        right.set_ylabel("change of the perplexity, %")
+        right.set_yscale("symlog", linthresh=_LINEAR_PERCENT)
+        right.yaxis.set_major_formatter(lambda value, _: f"{value:+g}" if value else "0")
+        right.axhline(0, color="0.7", linewidth=0.8)
+        panels = (
+            (left, [max(model.quality.kl_mean, _LEAST_KL) for model in _points(report)]),
+            (right, [100 * model.quality.perplexity_change for model in _points(report)]),
+        )
+        for axes, heights in panels:
+            _scatter(axes, report, heights)
+        figure.draw_without_rendering()
+        for axes, heights in panels:
+            _label(axes, _points(report), heights)
+        metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {}
+        figure.savefig(path, metadata=metadata)
+
+
+def _points(report: ComparisonReport) -> list[ModelFigures]:
+    return [*report.models, *report.peers]
+
+
+def _scatter(axes: Axes, report: ComparisonReport, heights: Sequence[float]) -> None:
+    points = list(zip(_points(report), heights, strict=True))
+    for peer, marker, colour, label in (
+        (False, "o", "tab:blue", "tq-onnx"),
+        (True, "s", "tab:orange", "ONNX Runtime's own caches"),
+    ):
+        chosen = [(model, height) for model, height in points if model.peer is peer]
+        if chosen:
+            axes.scatter(
+                [model.bytes_per_token for model, _ in chosen],
+                [height for _, height in chosen],
+                marker=marker,
+                color=colour,
+                label=label,
+                zorder=3,
+            )
+    axes.axvline(report.bytes_per_token, color="0.6", linestyle=":", label="the original's cache")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.set_xlabel("cache bytes per token, all layers")
+    axes.margins(x=0.12, y=0.08)
+    axes.grid(visible=True, which="major", color="0.92")
+    axes.legend(loc="upper right")
+
+
+def _label(axes: Axes, models: Sequence[ModelFigures], heights: Sequence[float]) -> None:
+    """Names beside the points, each in the first place where it covers nothing."""
+    spots = [
+        axes.transData.transform((model.bytes_per_token, height))
+        for model, height in zip(models, heights, strict=True)
+    ]
+    taken: list[Any] = []
+    for model, height in zip(models, heights, strict=True):
+        point = (model.bytes_per_token, height)
+        for place in _PLACES:
+            text = _write(axes, model.name, point, place)
+            box = text.get_window_extent()
+            free = not any(box.overlaps(other) for other in taken)
+            if free and not any(box.contains(*spot) for spot in spots):
+                break
+            text.remove()
+        else:
+            place = _PLACES[0]
+            text = _write(axes, model.name, point, place)
+            box = text.get_window_extent()
+        taken.append(box)
+        if max(abs(place[0]), abs(place[1])) > 1:
+            text.remove()
+            line = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.5, "shrinkB": 3}
+            _write(axes, model.name, point, place, arrowprops=line)
+
+
+def _write(
+    axes: Axes, name: str, point: tuple[float, float], place: _Place, **line: Any
+) -> Annotation:
+    """A name beside a point, with a line to it if it is told how that looks."""
+    right, up, horizontal, vertical = place
+    return axes.annotate(
+        name,
+        point,
+        xytext=(right * _GAP, up * _GAP),
+        textcoords="offset points",
+        ha=horizontal,
+        va=vertical,
+        fontsize=8,
+        **line,
+    )
