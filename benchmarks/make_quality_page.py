@@ -19,6 +19,7 @@ it lies in ``FOLDER/NAME.md``.
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import shutil
 import subprocess
@@ -33,6 +34,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 DOCS = REPOSITORY / "docs"
 PAGE = DOCS / "quality.md"
 QWEN, SMOLLM = "qwen3-tiny", "smollm2"
+CALIBRATION = "smollm2.calibration.safetensors"
+CALIBRATED = ("int4", "int3", "k5v3")
 
 INTRODUCTION = """\
 # What each preset costs
@@ -44,6 +47,22 @@ and value written to its cache and read back from there, the token's own include
 side by side and every prediction inside them counts. The original is the same file before its
 conversion, in float32.
 """
+
+# What quality_simulation.py calls a conversion that has another name here.
+SIMULATED = {"int4-calibrated": "int4 centered (4, own means), equalised"}
+
+SIMULATION = """\
+## Against an independent simulation
+
+SmolLM2 on the same windows, simulated in torch by formulas written down a second time
+(`benchmarks/quality_simulation.py CHECKPOINT --text wikitext2-valid.txt --windows 6 --json FILE`).
+The last column is the difference of the KL divergences in standard errors. Perplexities scatter
+more: rounding differs between the two, a coordinate that falls on the other side of a boundary
+changes all layers above it, and from some layer on the two have noise of the same size, but not
+the same noise.
+
+| conversion | perplexity | simulated | KL mean | simulated | difference |
+|---|---|---|---|---|---|"""
 
 ABOUT = {
     QWEN: "## The bundled Qwen3: 4 layers, head size 128\n\nA small model that was really trained; "
@@ -61,12 +80,14 @@ class Section:
 
     Attributes:
         name: of its folder, its picture and its measured piece.
-        make: commands that make its original.
+        make: commands that make its original and what conversions need, each with its product.
+        conversions: names and options of ``tq-onnx convert``, besides those of the presets.
         report: arguments of ``tq-onnx report`` besides the models.
     """
 
     name: str
-    make: tuple[tuple[str, ...], ...]
+    make: tuple[tuple[tuple[str, ...], str], ...]
+    conversions: dict[str, tuple[str, ...]]
     report: tuple[str, ...]
 
 
@@ -85,6 +106,7 @@ def main() -> None:
         metavar="NAME=OPTIONS",
         help="one more conversion, e.g. 'int4-b2=--preset int4 --boundary-layers 2'",
     )
+    parser.add_argument("--simulation", type=Path, help="what quality_simulation.py wrote")
     parser.add_argument("--tokens", default="6144", help="of the large model's text")
     parser.add_argument("--threads", default="2")
     options = parser.parse_args()
@@ -95,20 +117,44 @@ def main() -> None:
         conversions[name] = tuple(shlex.split(words))
     for section in sections(options):
         if options.only in (None, section.name):
-            measure(section, conversions, options.folder)
+            measure(section, conversions | section.conversions, options.folder)
     pieces = [
         f"{ABOUT[name]}\n\n{(options.folder / f'{name}.md').read_text(encoding='utf-8')}"
         for name in (QWEN, SMOLLM)
         if (options.folder / f"{name}.md").is_file()
     ]
+    if options.simulation is not None:
+        pieces.append(against_simulation(options.folder, options.simulation))
     PAGE.write_text("\n".join([INTRODUCTION, *pieces]), encoding="utf-8")
     print(f"wrote {PAGE.relative_to(REPOSITORY)}")
+
+
+def against_simulation(folder: Path, simulation: Path) -> str:
+    """The section that puts the measured figures beside those of quality_simulation.py."""
+    simulated = json.loads(simulation.read_text(encoding="utf-8"))
+    measured = json.loads((folder / f"{SMOLLM}.json").read_text(encoding="utf-8"))
+    rows = []
+    for model in measured["models"]:
+        name = Path(model["path"]).name.removeprefix("model.").removesuffix(".onnx")
+        found = simulated.get(SIMULATED.get(name, name))
+        if found is None:
+            continue
+        quality = model["quality"]
+        error = (quality["kl_error"] ** 2 + found["kl_error"] ** 2) ** 0.5
+        rows.append(
+            f"| {name} | {quality['perplexity_change']:+.1%} | {found['change']:+.1%} "
+            f"| {quality['kl_mean']:.4f} | {found['kl_mean']:.4f} "
+            f"| {(quality['kl_mean'] - found['kl_mean']) / error:+.1f} |"
+        )
+    return "\n".join([SIMULATION, *rows, ""])
 
 
 def sections(options: argparse.Namespace) -> list[Section]:
     """The models of the page, as far as they can be measured."""
     threads = ("--threads", options.threads)
-    found = [Section(QWEN, (("tq-onnx", "demo", "--keep", QWEN),), ("--tokens", "8192", *threads))]
+    model = f"{QWEN}/model.onnx"
+    tiny = ((("tq-onnx", "demo", "--keep", QWEN), model),)
+    found = [Section(QWEN, tiny, {}, ("--tokens", "8192", *threads))]
     if options.only != QWEN:
         if options.text is None:
             raise SystemExit("the text of WikiText-2 is missing: name it with --text")
@@ -116,9 +162,19 @@ def sections(options: argparse.Namespace) -> list[Section]:
         shutil.copyfile(options.text, text)
         if options.smollm2 is not None and not (options.folder / SMOLLM).exists():
             (options.folder / SMOLLM).symlink_to(options.smollm2.resolve())
-        make = (("python", str(REPOSITORY / "models" / "export_smollm2.py"), SMOLLM),)
-        read = ("--text", text.name, "--tokens", options.tokens, *threads)
-        found.append(Section(SMOLLM, make, read))
+        model = f"{SMOLLM}/model.onnx"
+        read = ("--text", text.name, *threads)
+        # The statistics come from text behind what is measured.
+        calibrate = ("tq-onnx", "calibrate", model, *read, "--skip", "8192", "-o", CALIBRATION)
+        make = (
+            (("python", str(REPOSITORY / "models" / "export_smollm2.py"), SMOLLM), model),
+            (calibrate, CALIBRATION),
+        )
+        calibrated = {
+            f"{name}-calibrated": ("--preset", name, "--calibration", CALIBRATION)
+            for name in CALIBRATED
+        } | {"int4-boundary2": ("--preset", "int4", "--boundary-layers", "2")}
+        found.append(Section(SMOLLM, make, calibrated, (*read, "--tokens", options.tokens)))
     return found
 
 
@@ -126,8 +182,8 @@ def measure(section: Section, conversions: dict[str, tuple[str, ...]], folder: P
     """Make the models of a section, measure them, and write ``FOLDER/NAME.md``."""
     shown: list[str] = []
     original = f"{section.name}/model.onnx"
-    for command in section.make:
-        run(command, folder, shown, unless=folder / original)
+    for command, product in section.make:
+        run(command, folder, shown, unless=folder / product)
     models = []
     for name, words in conversions.items():
         models.append(f"{section.name}/model.{name}.onnx")
@@ -137,8 +193,8 @@ def measure(section: Section, conversions: dict[str, tuple[str, ...]], folder: P
     picture = f"quality-{section.name}.svg"
     piece = f"{section.name}.report.md"
     outputs = ("--picture", picture, "--markdown", piece)
-    command = ("tq-onnx", "report", original, *models, *section.report, *outputs)
-    run(command, folder, shown)
+    command = ("tq-onnx", "report", original, *models, *section.report, *outputs, "--json")
+    run(command, folder, shown, into=folder / f"{section.name}.json")
     shutil.copyfile(folder / picture, DOCS / picture)
     commands = "\n".join(["```sh", *shown, "```"])
     measured = (folder / piece).read_text(encoding="utf-8")
@@ -146,10 +202,24 @@ def measure(section: Section, conversions: dict[str, tuple[str, ...]], folder: P
 
 
 def run(
-    command: Sequence[str], folder: Path, shown: list[str], *, unless: Path | None = None
+    command: Sequence[str],
+    folder: Path,
+    shown: list[str],
+    *,
+    unless: Path | None = None,
+    into: Path | None = None,
 ) -> None:
-    """Run a command in the folder, unless what it makes is there, and note how it is shown."""
+    """Run a command in the folder, unless what it makes is there, and note how it is shown.
+
+    Args:
+        command: a program and its arguments.
+        folder: where it runs.
+        shown: receives the line for the page.
+        unless: what it makes; if that exists, it is not run.
+        into: file for what it prints.
+    """
     line = shlex.join(word.removeprefix(f"{REPOSITORY}/") for word in command)
+    line += "" if into is None else f" > {into.name}"
     shown.append(line)
     if unless is not None and unless.exists():
         return
@@ -158,7 +228,12 @@ def run(
         "tq-onnx": [sys.executable, "-c", "from tq_onnx.cli.main import main; main()"],
         "python": [sys.executable],
     }
-    subprocess.run([*programs[command[0]], *command[1:]], cwd=folder, check=True)
+    words = [*programs[command[0]], *command[1:]]
+    if into is None:
+        subprocess.run(words, cwd=folder, check=True)
+        return
+    with into.open("wb") as file:
+        subprocess.run(words, cwd=folder, check=True, stdout=file)
 
 
 if __name__ == "__main__":

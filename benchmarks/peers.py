@@ -141,7 +141,7 @@ class TurboQuant:
         for role, bits in self._roles():
             layout = row_layout(Codec(LLOYD_MAX, bits), HEAD_SIZE)
             rows = rng.integers(0, 256, (1, heads, context, layout.row_bytes), dtype=np.uint8)
-            rows[..., layout.scale_offset :] = np.full(1, 11, "<f2").view(np.uint8)
+            rows[..., layout.code_bytes :] = np.full(1, 11, "<f2").view(np.uint8)
             caches[f"past_{role}"] = (f"present_{role}", rows)
         return Contender(
             self.name,

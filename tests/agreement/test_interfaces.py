@@ -12,8 +12,10 @@ import pytest
 from tests.agreement import surgery
 from tests.agreement.harness import Run, agreement, opened
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError
+from tq_onnx.graph.options import Options
 from tq_onnx.graph.pipeline import convert, prepare
 from tq_onnx.graph.plan import IGNORED, LOGITS_TO_KEEP, PAST_LENGTH, TOTAL_LENGTH, VISIBLE, Fed
+from tq_onnx.graph.planning import DEFAULT_OPTIONS
 from tq_onnx.verify.parity import verify
 from tq_onnx.verify.subject import Subject, open_original, open_subject
 
@@ -126,14 +128,24 @@ def test_roles_of_added_inputs(tmp_path: Path) -> None:
         assert prepare(operated(tmp_path, operation)).plan.interface.fed == (Fed(name, role),)
 
 
-def pair(preset: str | None) -> tuple[Subject, Subject]:
+def pair(preset: str | None, then_options: Options = DEFAULT_OPTIONS) -> tuple[Subject, Subject]:
     paths = [FIXTURES / f"hf-static-{part}.onnx" for part in ("prefill", "decode")]
     if preset is None:
         return open_original(paths[0], threads=1), open_original(paths[1], threads=1)
     first, then = (
-        opened(prepare(path, preset=preset).loaded.model, path, library=False) for path in paths
+        opened(prepare(path, preset=preset, options=options).loaded.model, path, library=False)
+        for path, options in zip(paths, (DEFAULT_OPTIONS, then_options), strict=True)
     )
     return first, then
+
+
+def test_graphs_that_were_not_converted_alike_make_no_pair() -> None:
+    for options in (Options(seed=43), Options(rotation="hadamard"), Options(layers="0")):
+        first, then = pair("int4", options)
+        with pytest.raises(UsageError, match="not converted alike in the caches of layer"):
+            then.decoder(first=first)
+    with pytest.raises(UsageError, match="were not converted alike"):
+        then.decoder(first=pair(None)[0])
 
 
 @pytest.mark.parametrize("preset", [None, "raw", "int4"])

@@ -176,6 +176,7 @@ def test_a_calibration_file(tmp_path: Path) -> None:
     found = run("convert", model, *given, "--layers", 0, "--json").document["plan"]
     assert [layer["centered"] for layer in found["layers"]] == [True, False]
     assert "not between 0 and 8" in run("convert", model, *given, "--center-from", 9).sentence(2)
+    assert "--center-from says" in run("convert", model, "--center-from", 2).sentence(2)
     few = Calibration(layers[:1], np.ones(9, np.int64), **facts)
     write_calibration(known, few, overwrite=True)
     assert "1 layers, and the model has 2" in run("convert", model, *given).sentence(2)

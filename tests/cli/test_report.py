@@ -85,6 +85,8 @@ def test_what_is_refused(plain: tuple[Path, Path], tmp_path: Path) -> None:
     assert "was not made from" in run("report", original(GENAI), after, *FEW).sentence(5)
     picture = run("report", *plain, *FEW, "--picture", tmp_path / "cost.txt")
     assert "cost.txt" in picture.sentence(2)
+    model = run("report", *plain, *FEW, "--markdown", plain[0])
+    assert "ends with .md" in model.sentence(2)
     page = run("report", *plain, *FEW, "--markdown", tmp_path / "none" / "cost.md")
     assert "no such folder" in page.sentence(4)
     text = tmp_path / "text.txt"

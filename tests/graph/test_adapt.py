@@ -10,13 +10,14 @@ import onnx_ir as ir
 import pytest
 
 from tests.graph.decoders import Batch, Decoder, batch, load, session
-from tests.graph.synthetic import decoder
+from tests.graph.synthetic import SLIDING_CACHE, SLIDING_MASK, SLIDING_REPEAT, decoder
 from tq_onnx.codec.calibration import Calibration, LayerStatistics
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.errors import UsageError
 from tq_onnx.graph.adapt import adapt
 from tq_onnx.graph.check import check, facts
 from tq_onnx.graph.match import recognise
+from tq_onnx.graph.norms import NoNorms
 from tq_onnx.graph.options import Options
 from tq_onnx.graph.plan import METADATA_PLAN, Plan
 from tq_onnx.graph.planning import make_plan
@@ -148,6 +149,47 @@ def test_scales_are_nodes_where_there_are_no_norms() -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["legacy-op17-sdpa-fp16", "dynamo-op18-sdpa-bf16"])
+def test_scales_of_half_precision_are_powers_of_two(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else s and 1 / s, each rounded, would make every score another."""
+    monkeypatch.setattr(
+        "tq_onnx.graph.adapt.find_norms",
+        lambda _, plan: tuple(NoNorms(layer.layer, "none") for layer in plan.layers),
+    )
+    model = load(name)
+    plan, known = converted(model, "int4", CENTERED)
+
+    assert {layer.equalised for layer in plan.layers} == {"nodes"}
+    for layer in plan.layers:
+        query, key = (array(model, f"tq.{role}_scale.{layer.layer}") for role in ("query", "key"))
+        assert query.dtype == key.dtype == ir.DataType[layer.dtype].numpy()
+        exact = known.scales(layer.layer, 2)
+        group = layer.num_heads // layer.kv_num_heads
+        scales = query[0, ::group, 0].astype(np.float32)
+        assert np.array_equal(scales * key[0, :, 0].astype(np.float32), np.ones_like(scales))
+        assert np.abs(np.log2(scales / exact)).max() <= 0.5
+        offset = known.offsets(layer.layer, 2, key_scale=scales)[0]
+        assert np.array_equal(array(model, f"tq.key_offset.{layer.layer}"), offset)
+
+
+@pytest.mark.parametrize("library", [False, True], ids=["body", "kernel"])
+def test_rows_that_move_to_other_slots_have_one_offset(library: bool) -> None:
+    parts = {"cache": SLIDING_CACHE, "repeat": SLIDING_REPEAT, "mask": SLIDING_MASK, "infer": False}
+    data, chunks, lost = batch(12, 2), (1,) * 12, []
+    wanted = Decoder(session(decoder(**parts)), 2).run(data, chunks)
+    for center_from in (0, 2):
+        model = decoder(**parts)
+        options = replace(CENTERED, bits_k=5, bits_v=5, center_from=center_from)
+        _, known = converted(model, "int4", options)
+        found = Decoder(session(model, library=library), 2).run(data, chunks)
+        lost.append(apart(found, wanted))
+        offset = known.offsets(0, center_from, key_scale=known.scales(0, center_from))[0]
+        assert np.array_equal(array(model, "tq.key_offset.0"), offset[-1:])
+    assert lost[1] < 2 * lost[0]
+
+
 @pytest.mark.parametrize("preset", ["k8v4", "safe-lowbit", "int4"])
 def test_only_rotated_keys_get_scales(preset: str) -> None:
     model = decoder()
@@ -191,9 +233,14 @@ def test_offsets_are_those_of_folded_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("preset", "told"),
-    [("int4", "no norm weights.*--calibration"), ("k8v4", "k8v4 are not rotated")],
+    ("preset", "options", "told"),
+    [
+        ("int4", Options(equalize=True), "no norm weights.*--calibration"),
+        ("k8v4", Options(equalize=True), "k8v4 are not rotated"),
+        ("k8v4", replace(CENTERED, equalize=True), "k8v4 are not rotated"),
+        ("raw", CENTERED, "raw quantises nothing"),
+    ],
 )
-def test_scales_without_a_place_are_refused(preset: str, told: str) -> None:
+def test_what_would_do_nothing_is_refused(preset: str, options: Options, told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        converted(decoder(), preset, Options(equalize=True))
+        converted(decoder(), preset, options)

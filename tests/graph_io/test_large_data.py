@@ -35,7 +35,9 @@ inspect(path)
 report = convert(path, path.with_name("new.onnx"))
 inspect(report.output)
 seconds = time.perf_counter() - started
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+# Not ru_maxrss, which begins with what the process had that started this one.
+status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+peak = int(status["VmHWM"].split()[0]) * 1024
 files = report.files
 print(json.dumps([opened, files.bytes_written, files.external_data, seconds, peak]))
 """

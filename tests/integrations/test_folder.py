@@ -5,9 +5,12 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
+from tests.graph.decoders import FIXTURES
 from tests.graph_io.models import DYNAMO, GENAI, external, inline, point, snapshot
 from tests.graph_io.test_load import hugging_face_cache
 from tests.integrations.genai_folder import genai_folder
@@ -18,12 +21,14 @@ from tq_onnx.errors import (
     UnsupportedModelError,
     UsageError,
 )
+from tq_onnx.graph import adapt as adapt_module
 from tq_onnx.graph import commit
 from tq_onnx.graph import save as save_module
 from tq_onnx.graph.load import load
+from tq_onnx.graph.norms import LayerNorms, NoNorms, find_norms
 from tq_onnx.graph.options import Options
 from tq_onnx.graph.pipeline import convert
-from tq_onnx.graph.plan import METADATA_PLAN
+from tq_onnx.graph.plan import METADATA_PLAN, Plan
 from tq_onnx.integrations import folderconversion
 from tq_onnx.integrations.folder import find_model, survey
 from tq_onnx.integrations.folderconversion import convert_folder, default_output
@@ -62,6 +67,33 @@ def hugging_face_folder(folder: Path) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("a tool's")
     return folder
+
+
+def test_a_pair_of_graphs_gets_the_same_scales_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "pair"
+    source.mkdir()
+    for name in ("decode", "prefill"):
+        shutil.copyfile(FIXTURES / f"hf-{name}.onnx", source / f"{name}.onnx")
+    (source / "config.json").write_text("{}")
+    monkeypatch.setattr(adapt_module, "layer_scales", lambda norms: np.full(len(norms.groups), 2.0))
+    report = convert_folder(source, tmp_path / "alike")
+    plans = [decoder.plan for decoder in report.decoders]
+    assert [layer.equalised for plan in plans for layer in plan.layers] == ["norms"] * 4
+    assert plans[0].unlike(plans[1]) is None
+
+    def found_in_one(model: ir.Model, plan: Plan) -> tuple[LayerNorms | NoNorms, ...]:
+        if plan.layers[0].key.past is None:
+            return tuple(NoNorms(layer.layer, "none") for layer in plan.layers)
+        return find_norms(model, plan)
+
+    monkeypatch.setattr(adapt_module, "find_norms", found_in_one)
+    with pytest.raises(UsageError, match=r"layer 0 of prefill.onnx and decode.onnx") as error:
+        convert_folder(source, tmp_path / "other")
+    assert "--no-equalize" in str(error.value)
+    assert not (tmp_path / "other").exists()
+    convert_folder(source, tmp_path / "plain", options=Options(equalize=False))
 
 
 def is_converted(path: Path) -> bool:

@@ -10,11 +10,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.graph import synthetic
 from tests.runtime.models import DYNAMO, GENAI, VOCABULARY, ids, original, subject
 from tq_onnx.errors import UnsupportedModelError, UsageError, VerificationError
 from tq_onnx.graph.pipeline import convert, prepare
@@ -25,6 +27,7 @@ from tq_onnx.verify.comparison import ComparisonReport, compare_models
 from tq_onnx.verify.comparisontables import layer_table, notes, summary, to_markdown
 from tq_onnx.verify.layererrors import LayerErrors, measure_layers
 from tq_onnx.verify.ortcaches import FLOAT16, INT4, INT8, Steps, with_ort_caches
+from tq_onnx.verify.parity import verify
 from tq_onnx.verify.probe import Probe, lay_open
 from tq_onnx.verify.quality import Window, blocks, compare, windows
 from tq_onnx.verify.recording import Recording
@@ -345,6 +348,14 @@ def test_refusals(models: Callable[[str, str], Path]) -> None:
         compare_models(int4, [int4], 64, source="")
     with pytest.raises(VerificationError, match="was not made from"):
         compare_models(original(GENAI), [int4], 64, source="")
+    wide = original("dynamo-op18-sdpa-hd128-fp16")
+    with pytest.raises(VerificationError, match="its caches have other heads"):
+        compare_models(wide, [int4], 64, source="")
+    longer = ir.load(int4)
+    longer.graph.outputs[0].shape = ir.Shape(["B", "T", 98])
+    ir.save(longer, int4.with_name("longer.onnx"))
+    with pytest.raises(VerificationError, match="it has 98 logits, not 97"):
+        compare_models(original(DYNAMO), [int4.with_name("longer.onnx")], 64, source="")
     with pytest.raises(UsageError, match="too short"):
         compare_models(original(DYNAMO), [int4], [1] * 8, source="")
     with pytest.raises(UsageError, match="the model knows 97"):
@@ -376,3 +387,21 @@ def test_the_same_model_opens_as_before() -> None:
     found.refuse_tokens(TEXT)
     with pytest.raises(UsageError, match="-1"):
         found.refuse_tokens(np.array([-1]))
+
+
+def test_caches_that_keep_a_window_of_the_tokens(tmp_path: Path) -> None:
+    """No call sees all rows that were written, so that layers cannot be judged by them."""
+    parts = {
+        "cache": synthetic.SLIDING_CACHE,
+        "repeat": synthetic.SLIDING_REPEAT,
+        "mask": synthetic.SLIDING_MASK,
+        "infer": False,
+    }
+    before, after = tmp_path / "model.onnx", tmp_path / "model.k8v4.onnx"
+    ir.save(synthetic.decoder(**parts), before)
+    convert(before, after, preset="k8v4")
+    found = compare_models(before, [after], 48, source="", peers=False, threads=1)
+    assert found.models[0].layers == ()
+    assert 0 < found.models[0].quality.kl_mean < 1
+    with pytest.raises(UnsupportedModelError, match="keep a window of the tokens"):
+        verify(before, after, 48, source="", new_tokens=4, threads=1)

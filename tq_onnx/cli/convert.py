@@ -10,6 +10,7 @@ import click
 
 from tq_onnx.cli import planned, terminal
 from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED, PRESETS, ROTATIONS
+from tq_onnx.errors import UsageError
 from tq_onnx.graph.options import CENTER_FROM, Options
 
 if TYPE_CHECKING:
@@ -139,6 +140,7 @@ def convert(
       tq-onnx convert model.onnx --calibration model.calibration.safetensors
       tq-onnx convert model.onnx --seed 7 --rotation hadamard --json
     """
+    _check_used(chosen)
     options = Options(**chosen)
     if model.is_dir():
         _convert_folder(
@@ -179,6 +181,16 @@ def convert(
         terminal.print_json(report)
     else:
         _print(report, model, target)
+
+
+def _check_used(chosen: dict[str, Any]) -> None:
+    """Refuses an option that would do nothing."""
+    source = click.get_current_context().get_parameter_source("center_from")
+    if chosen["calibration"] is None and source is click.core.ParameterSource.COMMANDLINE:
+        raise UsageError(
+            "--center-from says where the statistics of --calibration begin, and there are none",
+            fix="give --calibration, or leave --center-from out",
+        )
 
 
 def _print(report: ConversionReport, model: Path, target: Path) -> None:

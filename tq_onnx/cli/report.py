@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tq_onnx.cli import terminal
-from tq_onnx.errors import ModelFileError
+from tq_onnx.errors import ModelFileError, UsageError
 
 if TYPE_CHECKING:
     from tq_onnx.verify.comparison import ComparisonReport
@@ -99,8 +99,8 @@ def report(
 
     if picture is not None:
         check_picture(picture)
-    if markdown is not None and not markdown.parent.is_dir():
-        raise ModelFileError("there is no such folder", where=str(markdown.parent))
+    if markdown is not None:
+        _check_page(markdown)
     original = find_model(original)
     models = [find_model(path) for path in converted]
     ids, source = model_tokens((original, *models), text, tokens, tokenizer)
@@ -130,6 +130,14 @@ def report(
         _print(found, layers=layers)
 
 
+def _check_page(path: Path) -> None:
+    """Refuses a page that could not be written, or might be a model."""
+    if path.suffix.lower() != ".md":
+        raise UsageError("a page of Markdown ends with .md", where=str(path))
+    if not path.parent.is_dir():
+        raise ModelFileError("there is no such folder", where=str(path.parent))
+
+
 def _link(page: Path, picture: Path | None) -> str | None:
     """Where a page finds its picture."""
     if picture is None:
@@ -142,7 +150,7 @@ def _print(found: ComparisonReport, *, layers: bool) -> None:
 
     _print_table(summary(found))
     if layers:
-        for model in found.models:
+        for model in (model for model in found.models if model.layers):
             _print_table(layer_table(model, found.layer_tokens))
     for line in notes(found):
         terminal.print_line(line)

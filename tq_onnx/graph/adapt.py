@@ -5,17 +5,20 @@ Two things, both exact: scores and results of the unquantised model stay what th
 Scales make the channels of queries and keys alike (``tq_onnx.graph.equalise``). They go into the
 weights of norms where there are such; where there are none, and a calibration file tells the
 energies of the channels, into multiplications of their own, of the operator's query (by s) and of
-the new keys (by 1 / s), behind the rotary embedding, so that no pairs are tied.
+the new keys (by 1 / s), behind the rotary embedding, so that no pairs are tied; powers of two in
+half precision, where 1 / s would be rounded otherwise than s.
 
 Offsets are means from a calibration file, ``tq.key_offset.3`` and ``tq.value_offset.3``, float32
 ``[P, N, D]``. The encoders take them away and attention gives them back. Those of the keys are
-means of keys as the encoders see them, scales included.
+means of keys as the encoders see them, scales included. A cache that is shortened before it is
+returned has one offset for all its rows, because they move to other slots.
 
 Layers that are not quantised get neither.
 """
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import Final
 
@@ -54,21 +57,28 @@ def adapt(
         what scales of its norm weights do, empty if they were not asked for.
 
     Raises:
-        UsageError: scales were asked for and there is no place for them.
+        UsageError: scales were asked for and there is no place for them, or statistics are of no
+            use.
     """
     folded: dict[int, Scales] = {}
     report: tuple[LayerEqualisation, ...] = ()
     if options.equalize is not False:
         folded, report = _fold(model, plan)
-        if options.equalize and not folded and calibration is None:
+        rotated = any(layer.key_of.is_rotated for layer in plan.layers)
+        if options.equalize and not folded and not (rotated and calibration):
             _refuse(plan, report)
     layers = [
-        replace(layer, equalised="norms")
+        replace(layer, equalised="norms", adaptation=_digest(folded[layer.layer]))
         if (folded.get(layer.layer, _NO_SCALES) != 1).any()
         else layer
         for layer in plan.layers
     ]
     if calibration is not None:
+        if not plan.centered:
+            raise UsageError(
+                f"the preset {plan.preset} quantises nothing, and statistics do nothing for it",
+                fix="leave --calibration out",
+            )
         made = _Calibrated(model, calibration, options, folded)
         layers = [made.adapt(layer) for layer in layers]
         made.drop_fillers()
@@ -132,26 +142,36 @@ class _Calibrated:
         scales = self._folded.get(layer.layer)
         if scales is None and layer.key_of.is_rotated and self._options.equalize is not False:
             scales = self._calibration.scales(layer.layer, center)
+            if any(_dtype(node, layer).bitwidth < 32 for node in (attention, key)):
+                scales = np.exp2(np.rint(np.log2(scales)))
             self._multiply(attention, key, scales, layer)
             layer = replace(layer, equalised="nodes")
         offsets = self._calibration.offsets(layer.layer, center, key_scale=scales)
+        moves = any(self._is_shortened(pair.present) for pair in (layer.key, layer.value))
         roles = (("key", key, 10, layer.key_of), ("value", value, 11, layer.value_of))
+        held = [] if scales is None else [scales]
         for (role, encoder, slot, codec), offset in zip(roles, offsets, strict=True):
             # Both caches of a layer have offsets or none; raw rows would only be rounded by one.
-            array = np.zeros_like(offset) if codec.is_raw else offset
+            rows = offset[-1:] if moves else offset
+            array = np.zeros_like(rows) if codec.is_raw else rows
+            held.append(array)
             baked = self._build.constant(f"tq.{role}_offset.{layer.layer}", array)
             for node, index in ((encoder, 6), (attention, slot)):
                 filler = node.inputs[index]
                 assert filler is not None  # ConvertPass has put one there
                 self._fillers.add(filler)
                 node.replace_input_with(index, baked)
-        return layer
+        return replace(layer, adaptation=_digest(*held))
 
     def drop_fillers(self) -> None:
         """Removes the fillers that no layer needs any more."""
         for filler in self._fillers:
             if not filler.uses():
                 self._graph.initializers.pop(filler.name or "", None)
+
+    def _is_shortened(self, present: str) -> bool:
+        node = self._outputs[present].producer()
+        return node is not None and node.op_type == "Slice"
 
     def _nodes(self, layer: LayerPlan) -> tuple[ir.Node, ir.Node, ir.Node]:
         """Attention and both encoders."""
@@ -172,7 +192,7 @@ class _Calibrated:
         for node, role, factor in factors:
             operand = node.inputs[0]
             assert operand is not None  # it is never optional
-            dtype = ir.DataType[layer.dtype] if operand.dtype is None else operand.dtype
+            dtype = _dtype(node, layer)
             table = factor[None, :, None, :].astype(dtype.numpy())
             with self._build.before(node, f"layers.{layer.layer}.attention"):
                 scaled = self._build.op(
@@ -183,3 +203,17 @@ class _Calibrated:
                     shape=[None, len(factor), None, layer.head_size],
                 )
             node.replace_input_with(0, scaled)
+
+
+def _digest(*arrays: npt.NDArray[np.float32]) -> str:
+    """Tells what keys were divided by, and what was taken from keys and values."""
+    content = hashlib.sha256()
+    for array in arrays:
+        content.update(np.ascontiguousarray(array, "<f4").tobytes())
+    return content.hexdigest()[:16]
+
+
+def _dtype(node: ir.Node, layer: LayerPlan) -> ir.DataType:
+    """Element type of the queries, or new keys, of an operator."""
+    operand = node.inputs[0]
+    return ir.DataType[layer.dtype] if operand is None or operand.dtype is None else operand.dtype

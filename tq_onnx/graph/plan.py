@@ -9,7 +9,7 @@ neither onnx nor onnx-ir, so that the runtime can read a plan without them.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -118,6 +118,8 @@ class LayerPlan:
         equalised: what holds the scales that make the channels of queries and keys alike:
             ``norms``, the weights of their norms; ``nodes``, multiplications of their own; empty
             if there are none.
+        adaptation: digest of those scales and of the offsets; empty without either. Graphs whose
+            digests differ cannot go on with each other's caches.
     """
 
     layer: int
@@ -143,6 +145,7 @@ class LayerPlan:
     has_sink: bool = False
     centered: bool = False
     equalised: str = ""
+    adaptation: str = ""
 
     @property
     def key_of(self) -> Codec:
@@ -206,6 +209,13 @@ class Plan:
         """Whether some layer has offsets."""
         return any(layer.centered for layer in self.layers)
 
+    def unlike(self, other: Plan) -> int | None:
+        """The first layer whose caches another graph cannot go on with; None if it can."""
+        pairs = zip(_rows_of(self), _rows_of(other), strict=False)
+        found = (index for index, (one, its) in enumerate(pairs) if one != its)
+        shorter = min(len(self.layers), len(other.layers))
+        return next(found, None if len(self.layers) == len(other.layers) else shorter)
+
     def to_json(self) -> str:
         """One JSON document with stable key order."""
         return json.dumps(asdict(self), sort_keys=True)
@@ -228,6 +238,18 @@ class Plan:
                 where=METADATA_PLAN,
                 fix=f"convert the original model again ({error})",
             ) from error
+
+
+def _rows_of(plan: Plan) -> Iterator[tuple[object, ...]]:
+    """What the bytes of each layer's caches mean."""
+    for layer in plan.layers:
+        yield (
+            *(layer.kv_num_heads, layer.head_size, *layer.codecs, layer.adaptation),
+            *(layer.key_row_bytes, layer.value_row_bytes),
+            (plan.rotation, layer.rotation_seed)
+            if any(codec.is_rotated for codec in layer.codecs)
+            else None,
+        )
 
 
 def _interface(entry: Mapping[str, Any]) -> Interface:

@@ -13,7 +13,7 @@ refusal costs no copying. The original folder is only read.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
@@ -132,6 +132,7 @@ def convert_folder(
             step("convert", model.name, index, len(found.decoders))
             prepared = pipeline.prepare(folder / model.name, preset=preset, options=options)
             reports.append(prepared.report(job.write_model(prepared, model.name)))
+        _check_pairs(reports, folder)
         changes = None
         if found.genai is not None and library is not None:
             plans = dict(
@@ -159,6 +160,31 @@ def convert_folder(
         changes,
         job.written,
     )
+
+
+def _check_pairs(reports: Sequence[ConversionReport], folder: Path) -> None:
+    """Refuses graphs for first prompts whose caches no graph beside them could go on with.
+
+    Raises:
+        UsageError: scales found a place in the one and not in the other.
+    """
+    firsts = [r for r in reports if any(layer.key.past is None for layer in r.plan.layers)]
+    others = [r for r in reports if r not in firsts]
+    for first in firsts:
+        for other in others:
+            shapes = [
+                [(layer.kv_num_heads, layer.head_size, layer.dtype) for layer in r.plan.layers]
+                for r in (first, other)
+            ]
+            layer = first.plan.unlike(other.plan) if shapes[0] == shapes[1] else None
+            if layer is not None:
+                names = " and ".join(r.source.name for r in (first, other))
+                raise UsageError(
+                    f"the caches of layer {layer} of {names} would hold different numbers, because "
+                    "scales find a place in one of them only",
+                    where=str(folder),
+                    fix="give --no-equalize",
+                )
 
 
 class _Job:

@@ -30,6 +30,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from tq_onnx.errors import UnsupportedModelError, UsageError
+from tq_onnx.graph.plan import Plan
 from tq_onnx.runtime.feeding import Feeding, Tokens
 from tq_onnx.runtime.session import placement, run_error
 from tq_onnx.runtime.signature import Signature
@@ -204,6 +205,7 @@ class Decoder:
         fits = len(signature.caches) == len(self.signature.caches) and signature.first_only
         if self.capacity != self.signature.slots or not fits:
             raise UsageError("a graph for first prompts needs one that continues its caches")
+        _check_pair(signature.plan, self.signature.plan)
         feeding = Feeding(session, signature.interface, signature.caches, embeddings)
         return _Graph(session, signature, feeding)
 
@@ -314,6 +316,19 @@ class Decoder:
             )
         if (np.diff(mask_BT, axis=1) < 0).any() or not mask_BT[:, -1].all():
             raise UsageError("padding must stand on the left of each sequence")
+
+
+def _check_pair(first: Plan | None, then: Plan | None) -> None:
+    """Refuses a graph for first prompts whose caches mean something else in the other graph."""
+    converted = (first is not None) + (then is not None)
+    layer = first.unlike(then) if first is not None and then is not None else None
+    if converted == 1 or layer is not None:
+        where = "" if layer is None else f" in the caches of layer {layer}"
+        raise UsageError(
+            "the graph for first prompts and the one that continues its caches were not converted "
+            f"alike{where}",
+            fix="convert both with the same preset, options and calibration file",
+        )
 
 
 def _copies(rows: int | None, batch: int, where: str) -> int:

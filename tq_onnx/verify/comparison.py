@@ -20,7 +20,7 @@ from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError, Verif
 from tq_onnx.graph.load import load
 from tq_onnx.graph.pipeline import prepare
 from tq_onnx.graph.plan import METADATA_PLAN, Plan
-from tq_onnx.runtime.session import ports
+from tq_onnx.runtime.session import ports, vocabulary_size
 from tq_onnx.verify.channelscales import sample_channels
 from tq_onnx.verify.layererrors import LayerErrors, measure_layers
 from tq_onnx.verify.ortcaches import FLOAT16, INT4, INT8, OrtCacheModel, Steps, with_ort_caches
@@ -55,7 +55,7 @@ class ModelFigures:
         bits_per_value: bits per number in the caches, metadata included.
         compression: cache bytes of the original over those of this model.
         quality: its predictions against the original's.
-        layers: its layers; none for a peer.
+        layers: its layers; none for a peer, nor where caches keep a window of the tokens only.
     """
 
     name: str
@@ -304,7 +304,7 @@ class _Run:
 
 
 def _plan(before: Subject, path: Path) -> Plan:
-    """The plan of a converted model, which must have the names of the original's interface."""
+    """The plan of a converted model, which must have the names and heads of the original."""
     loaded = load(path)
     text = loaded.model.metadata_props.get(METADATA_PLAN)
     if text is None:
@@ -313,14 +313,28 @@ def _plan(before: Subject, path: Path) -> Plan:
         )
     graph = loaded.model.graph
     inputs = [value for value in graph.inputs if value.name not in graph.initializers]
+    plan, unlike = Plan.from_json(text), ""
     for side, values in zip(ports(before.session), (inputs, graph.outputs), strict=True):
         if {port.name for port in side} != {value.name for value in values}:
-            raise VerificationError(
-                f"it was not made from {before.path}: its inputs or outputs have other names",
-                where=str(path),
-                fix="give the original that it was converted from",
-            )
-    return Plan.from_json(text)
+            unlike = "its inputs or outputs have other names"
+    sizes = [(layer.kv_num_heads, layer.head_size) for layer in plan.layers for _ in "kv"]
+    if [(cache.kv_num_heads, cache.row) for cache in before.signature.caches] != sizes:
+        unlike = unlike or "its caches have other heads"
+    logits = next((v for v in graph.outputs if v.name == before.signature.interface.logits), None)
+    width = None if logits is None or not logits.shape else logits.shape[-1]
+    if not unlike and isinstance(width, int) and width != _width(before):
+        unlike = f"it has {width} logits, not {_width(before)}"
+    if unlike:
+        raise VerificationError(
+            f"it was not made from {before.path}: {unlike}",
+            where=str(path),
+            fix="give the original that it was converted from",
+        )
+    return plan
+
+
+def _width(before: Subject) -> int:
+    return vocabulary_size(before.session, before.signature.interface.logits)
 
 
 def _text(before: Subject, tokens: Sequence[int] | Ids | int) -> Ids:

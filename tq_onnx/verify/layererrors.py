@@ -79,8 +79,13 @@ def measure_layers(
 
     Raises:
         UnsupportedModelError: the model was not converted, or lacks nodes that its plan promises.
+
+    Returns:
+        One entry per layer; none of a model that keeps a window of its caches only.
     """
     probe = make_probe(path)
+    if any(layer.is_shortened for layer in probe.layers):
+        return ()
     decoder = probe.decoder(library=library, threads=threads)
     size = decoder.longest_call or len(tokens)
     calls = []

@@ -127,6 +127,12 @@ def verify(
     del before, own, other
     told("Laying the layers open", 0, 1)
     probe = make_probe(converted)
+    if any(layer.is_shortened for layer in probe.layers):
+        raise UnsupportedModelError(
+            "its caches keep a window of the tokens, and verify compares all of them",
+            where=str(converted),
+            fix="see what it costs with `tq-onnx report`",
+        )
     drift = measure_drift(*caches, probe)
     found += [checks.tables(probe), checks.same_weights(drift, probe)]
     rungs, losses, gap = _climb(probe, text[: min(context, PROBE_TOKENS)], library, threads, told)

@@ -104,6 +104,12 @@ class LayerNames:
         """Both encode nodes, keys first."""
         return self.key, self.value
 
+    @property
+    def is_shortened(self) -> bool:
+        """Whether a cache is returned without some of its rows, and no call sees all of them."""
+        presents = self.plan.key.present, self.plan.value.present
+        return presents != (self.key.present, self.value.present)
+
     def watched(self) -> list[str]:
         """Outputs that the probe adds to the graph."""
         names = [self.key.vectors, self.value.vectors, self.key.past_length, self.query]
