@@ -350,8 +350,8 @@ def _text(before: Subject, tokens: Sequence[int] | Ids | int) -> Ids:
 
 
 def _names(paths: Sequence[Path], plans: Sequence[Plan]) -> list[str]:
-    """The presets; with the file, or the whole path, where that does not tell models apart."""
-    presets = [plan.preset for plan in plans]
+    """The presets, calibrated or not; with the file, or its path, where that is not enough."""
+    presets = [plan.preset + (", calibrated" if plan.centered else "") for plan in plans]
     names = [
         preset if presets.count(preset) == 1 else f"{preset} ({path.name})"
         for path, preset in zip(paths, presets, strict=True)
