@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from tq_onnx.cli import terminal
+from tq_onnx.cli import flags, terminal
 from tq_onnx.errors import UsageError
 
 
@@ -39,22 +39,12 @@ from tq_onnx.errors import UsageError
     show_default=True,
     help="Tokens at the start of the text to leave out, to measure quality on them later.",
 )
-@click.option(
-    "--context",
-    type=click.IntRange(min=16),
-    default=1024,
-    show_default=True,
-    help="Tokens per window; each begins with empty caches.",
-)
-@click.option(
-    "--tokenizer",
-    type=click.Path(path_type=Path),
-    help="Folder with tokenizer.json; by default the folder of the model.",
-)
-@click.option("--threads", type=click.IntRange(min=1), help="Threads for onnxruntime.")
-@click.option("--no-library", is_flag=True, help="Run the function bodies, not the kernels.")
+@flags.windows
+@flags.tokenizer
+@flags.threads
+@flags.no_library
 @click.option("--overwrite", is_flag=True, help="Replace an output that exists.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@flags.as_json
 def calibrate(
     *,
     model: Path,

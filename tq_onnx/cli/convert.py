@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from tq_onnx.cli import planned, terminal
+from tq_onnx.cli import flags, planned, terminal
 from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED, PRESETS, ROTATIONS
 from tq_onnx.errors import UsageError
 from tq_onnx.graph.options import CENTER_FROM, Options
@@ -107,7 +107,7 @@ _EXTERNAL_DATA: Final = ("keep", "copy", "link")
     is_flag=True,
     help="Replace an output that exists; in a folder, files of the same names.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@flags.as_json
 def convert(
     *,
     model: Path,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from tq_onnx.cli import terminal
+from tq_onnx.cli import flags, terminal
 
 if TYPE_CHECKING:
     from tq_onnx.integrations.huggingface import Tokenizer
@@ -90,8 +90,8 @@ class DemoReport:
     show_default=True,
     help="The exporter whose form of the model is used.",
 )
-@click.option("--threads", type=click.IntRange(min=1), help="Threads for onnxruntime.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@flags.threads
+@flags.as_json
 def demo(keep: Path | None, route: str, threads: int | None, as_json: bool) -> None:
     """Convert the bundled model and run it before and after.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tq_onnx.cli import terminal
+from tq_onnx.cli import flags, terminal
 from tq_onnx.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,14 +41,10 @@ if TYPE_CHECKING:
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the draws."
 )
-@click.option(
-    "--tokenizer",
-    type=click.Path(path_type=Path),
-    help="Folder with tokenizer.json; by default the model's.",
-)
-@click.option("--threads", type=click.IntRange(min=1), help="Threads for onnxruntime.")
+@flags.tokenizer
+@flags.threads
 @click.option("--no-library", is_flag=True, help="Run the function bodies instead of the kernels.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@flags.as_json
 def generate(
     *,
     model: Path,

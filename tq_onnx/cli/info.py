@@ -8,7 +8,7 @@ from importlib import metadata
 
 import click
 
-from tq_onnx.cli import terminal
+from tq_onnx.cli import flags, terminal
 from tq_onnx.errors import LibraryError
 
 _PACKAGES = ("tq-onnx", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "numpy")
@@ -79,7 +79,7 @@ def collect() -> InfoReport:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@flags.as_json
 def info(as_json: bool) -> None:
     """Show versions, the operator library, CPU features and providers.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tq_onnx.cli import planned, terminal
+from tq_onnx.cli import flags, planned, terminal
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.errors import UnsupportedModelError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path, readable=False))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@flags.as_json
 @click.pass_context
 def inspect(ctx: click.Context, model: Path, as_json: bool) -> None:
     """Show what convert would find in MODEL, or what it did to it.

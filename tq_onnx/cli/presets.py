@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from tq_onnx.cli import terminal
+from tq_onnx.cli import flags, terminal
 from tq_onnx.codec.presets import DEFAULT_PRESET, PRESETS, Preset
 from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.errors import UsageError
@@ -59,7 +59,7 @@ class PresetFacts:
     show_default=True,
     help="Head size that the bytes are told for.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@flags.as_json
 def presets(head_size: int, as_json: bool) -> None:
     """List every preset: codecs, bytes of a token, and where it comes from.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tq_onnx.cli import terminal
+from tq_onnx.cli import flags, terminal
 from tq_onnx.errors import ModelFileError, UsageError
 
 if TYPE_CHECKING:
@@ -29,26 +29,16 @@ if TYPE_CHECKING:
     show_default=True,
     help="Tokens of the text to read.",
 )
-@click.option(
-    "--context",
-    type=click.IntRange(min=16),
-    default=1024,
-    show_default=True,
-    help="Tokens per window; each begins with empty caches.",
-)
+@flags.windows
 @click.option(
     "--stride",
     type=click.IntRange(min=1),
     help="Let windows overlap: tokens by which they advance. By default they stand side by side, "
     "and every prediction inside them counts.",
 )
-@click.option(
-    "--tokenizer",
-    type=click.Path(path_type=Path),
-    help="Folder with tokenizer.json; by default the folder of a model.",
-)
-@click.option("--threads", type=click.IntRange(min=1), help="Threads for onnxruntime.")
-@click.option("--no-library", is_flag=True, help="Run the function bodies, not the kernels.")
+@flags.tokenizer
+@flags.threads
+@flags.no_library
 @click.option(
     "--peers/--no-peers",
     default=True,
@@ -62,7 +52,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="Write all tables to a file, as a piece of a Markdown page.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@flags.as_json
 def report(
     *,
     original: Path,

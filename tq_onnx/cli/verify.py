@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tq_onnx.cli import terminal
+from tq_onnx.cli import flags, terminal
 from tq_onnx.errors import VerificationError
 
 if TYPE_CHECKING:
@@ -39,14 +39,10 @@ if TYPE_CHECKING:
     show_default=True,
     help="Tokens per window when measuring perplexity.",
 )
-@click.option(
-    "--tokenizer",
-    type=click.Path(path_type=Path),
-    help="Folder with tokenizer.json; by default the folder of a model.",
-)
-@click.option("--threads", type=click.IntRange(min=1), help="Threads for onnxruntime.")
+@flags.tokenizer
+@flags.threads
 @click.option("--no-library", is_flag=True, help="Check the function bodies only, not the kernels.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@flags.as_json
 def verify(
     *,
     original: Path,

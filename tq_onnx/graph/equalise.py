@@ -109,11 +109,10 @@ def equalise(
     build = Builder(model.graph)
     report = []
     for norms, layer in zip(found, plan.layers, strict=True):
-        codec = Codec(layer.key_codec, layer.key_bits)
-        if not codec.is_rotated:
+        if not layer.key_of.is_rotated:
             report.append(LayerEqualisation(layer.layer, False, ""))
             continue
-        report.append(_predicted(norms, layer, codec))
+        report.append(_predicted(norms, layer, layer.key_of))
         if isinstance(norms, LayerNorms):
             fold(model, norms, layer_scales(norms), build)
     return tuple(report)

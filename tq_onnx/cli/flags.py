@@ -1,0 +1,25 @@
+"""Options that several commands have, spelled once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+tokenizer = click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path),
+    help="Folder with tokenizer.json; by default the folder of a model.",
+)
+threads = click.option("--threads", type=click.IntRange(min=1), help="Threads for onnxruntime.")
+no_library = click.option(
+    "--no-library", is_flag=True, help="Run the function bodies, not the kernels."
+)
+windows = click.option(
+    "--context",
+    type=click.IntRange(min=16),
+    default=1024,
+    show_default=True,
+    help="Tokens per window; each begins with empty caches.",
+)
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
