@@ -7,8 +7,9 @@ Rows are chosen with a margin: no rotated coordinate lies near a boundary and no
 float16 rounding, so that every correct implementation must give exactly these bytes.
 
 There are two sets. ``vectors_D`` came with ``lloyd_max`` 2 to 4 and ``raw``, whose rows have not
-changed since the first version. ``kinds_vectors_D`` are for every kind that quantises, with vectors
-for which all of them have their margin.
+changed since the first version: they have its centroids, which were not rounded, as have the models
+of that time. ``kinds_vectors_D`` are for every kind that quantises, with vectors for which all of
+them have their margin.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def has_margin(vector: np.ndarray) -> bool:
     head_size = len(vector)
     norm, y = rotate(vector, make_rotation(QR, head_size, 0))
     for bits in FIRST_BITS:
-        book = lloyd_max(bits, head_size)
+        book = lloyd_max(bits, head_size, rounded=False)
         if np.abs(y[:, None] - book.boundaries.astype(np.float64)).min() < BOUNDARY_MARGIN:
             return False
         codes = np.searchsorted(book.boundaries, y, side="right")
@@ -139,7 +140,7 @@ def make_rows() -> None:
                 np.stack(vectors),
                 Codec(LLOYD_MAX, bits),
                 make_rotation(QR, head_size, 0),
-                lloyd_max(bits, head_size),
+                lloyd_max(bits, head_size, rounded=False),
             )
         for element, bits in ELEMENT_BITS.items():
             arrays[f"rows_{head_size}_{element}"] = reference.encode(

@@ -15,6 +15,7 @@ from onnx import numpy_helper
 
 from tests.graph_io.models import external
 from tests.runtime.models import CONVERTIBLE, DYNAMO, GENAI, HALF, converted, ids, original
+from tq_onnx.codec.codebook import lloyd_max
 from tq_onnx.errors import UnsupportedModelError, UsageError, VerificationError
 from tq_onnx.graph.inspection import inspect
 from tq_onnx.graph.options import Options
@@ -254,6 +255,16 @@ def test_tampering_is_found(tmp_path: Path, tamper: Tamper, check_name: str) -> 
     report = check(original(DYNAMO), tampered(tmp_path, tamper))
     assert not report.holds
     assert check_name in failed(report)
+
+
+def test_centroids_of_before_their_rounding_hold(tmp_path: Path) -> None:
+    def unround(proto: onnx.ModelProto) -> None:
+        older = lloyd_max(4, table(proto, 3).dims[0], rounded=False).centroids
+        # Far enough from the rounded ones to be told from them.
+        change(table(proto, 4), lambda c: older if np.abs(older - c).max() > 1e-4 else c * np.nan)
+
+    report = check(original(DYNAMO), tampered(tmp_path, unround))
+    assert report.holds, failed(report)
 
 
 def test_the_wrong_original_is_told_at_once() -> None:

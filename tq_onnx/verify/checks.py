@@ -142,9 +142,11 @@ def tables(probe: Probe) -> Check:
                 names.codec, probe.plan.rotation, head_size, layer.plan.layer, probe.plan.seed
             )
             book = codebook_of(names.codec, head_size)
+            # Models that were converted before centroids were rounded have the others.
+            older = codebook_of(names.codec, head_size, rounded=False)
             if not _close(names.rotation, rotation):
                 problems.append(f"{where}: rotation")
-            if not _close(names.codebook.centroids, book.centroids):
+            if not any(_close(names.codebook.centroids, one.centroids) for one in (book, older)):
                 problems.append(f"{where}: centroids")
             if not _close(names.codebook.boundaries, book.boundaries):
                 problems.append(f"{where}: boundaries")
