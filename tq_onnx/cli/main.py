@@ -24,6 +24,7 @@ COMMANDS: Final[dict[str, str]] = {
     "presets": "List the presets: codecs, bytes of a token, where each comes from.",
     "verify": "Compare a converted model with its original.",
     "report": "Measure what conversions of a model cost in quality.",
+    "bench": "Measure how fast a model is before and after its conversion.",
     "calibrate": "Gather statistics of a model on a text, for convert --calibration.",
     "generate": "Generate text with an original or a converted model.",
     "info": "Show versions, the operator library, CPU features and providers.",

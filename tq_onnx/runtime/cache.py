@@ -73,6 +73,18 @@ class CacheSpec:
             room[:, :, : old.shape[axis]] = old
         return self._buffer(room)
 
+    def repeated(self, value: onnxruntime.OrtValue, held: int, tokens: int) -> onnxruntime.OrtValue:
+        """A copy of a buffer whose first ``held`` rows are repeated until there are ``tokens``."""
+        old = as_array(value)
+        axis = 1 if self.flat else 2
+        room = np.zeros(self._shape(old.shape[0], max(tokens, old.shape[axis])), self.type_name)
+        rows = np.take(old, np.arange(tokens) % held, axis=axis)
+        if self.flat:
+            room[:, :tokens] = rows
+        else:
+            room[:, :, :tokens] = rows
+        return self._buffer(room)
+
     def room(self, value: onnxruntime.OrtValue) -> int:
         """Tokens that a buffer has room for."""
         return int(value.shape()[1 if self.flat else 2])

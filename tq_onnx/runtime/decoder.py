@@ -144,6 +144,11 @@ class Decoder:
         return max((spec.room(value) for spec, value in specs), default=0)
 
     @property
+    def in_place(self) -> bool:
+        """Whether a call writes its new rows into the buffers that it reads."""
+        return self._in_place and not self._spare
+
+    @property
     def cache_bytes(self) -> int:
         """Bytes of the cache buffers as they are now."""
         return sum(int(value.tensor_size_in_bytes()) for value in self._past) // self._copies
@@ -194,6 +199,26 @@ class Decoder:
         """Feeds one token per sequence, ids ``[B]``; returns logits ``[B, vocabulary]``."""
         tokens_B1 = np.asarray(tokens, np.int64).reshape(self.batch, 1)
         return self._run(tokens_B1, np.ones_like(tokens_B1))[:, -1]
+
+    def repeat(self, length: int) -> None:
+        """Fills the caches with copies of the rows that they hold.
+
+        That is no context that means anything, but one to measure speed with: where it does not
+        matter what a cache holds, a long one is there at once.
+
+        Args:
+            length: tokens per sequence afterwards.
+
+        Raises:
+            UsageError: there are no rows to copy, or already more, or no room.
+        """
+        most = length if self.capacity is None else self.capacity
+        if not 0 < self.length <= length <= most:
+            raise UsageError(f"{self.length} tokens cannot become {length} in caches of {most}")
+        specs = zip(self.signature.caches, self._past, strict=True)
+        self._past = [spec.repeated(value, self.length, length) for spec, value in specs]
+        new = np.ones((self.batch, length - self.length), np.int64)
+        self._mask = np.concatenate([self._mask, new], axis=1)
 
     def _begin(
         self,

@@ -154,7 +154,7 @@ def compare_models(
     told = on_stage or (lambda _name, _done, _total: None)
     told("Opening the original", 0, 0)
     before = open_original(original, threads=threads)
-    plans = [_plan(before, path) for path in converted]
+    plans = [conversion_of(before, path) for path in converted]
     text = _text(before, tokens)
     context = min(context, len(text), before.room or len(text))
     todo = blocks(len(text), context) if stride is None else windows(len(text), context, stride)
@@ -303,7 +303,7 @@ class _Run:
         )
 
 
-def _plan(before: Subject, path: Path) -> Plan:
+def conversion_of(before: Subject, path: Path) -> Plan:
     """The plan of a converted model, which must have the names and heads of the original."""
     loaded = load(path)
     text = loaded.model.metadata_props.get(METADATA_PLAN)

@@ -175,6 +175,29 @@ def open_converted(path: Path, *, library: bool = True, threads: int | None = No
     return subject
 
 
+def open_conversion(
+    path: Path, *, preset: str, library: bool = True, threads: int | None = None
+) -> Subject:
+    """Converts an original and opens the result, of which nothing is written to disk.
+
+    Raises:
+        TqOnnxError: as ``tq_onnx.graph.pipeline.convert`` and ``open_subject``.
+    """
+    import onnx_ir as ir
+
+    from tq_onnx.graph.pipeline import prepare
+
+    prepared = prepare(path, preset=preset)
+    session = make_session(
+        ir.to_proto(prepared.loaded.model).SerializeToString(),
+        library=library,
+        threads=threads,
+        external_data=prepared.loaded.path.parent,
+        memory_reuse=library,
+    )
+    return Subject(path, session, signature_of(session, prepared.plan))
+
+
 def open_original(path: Path, *, threads: int | None = None) -> Subject:
     """As ``open_subject``, for a model that must not be a converted one."""
     subject = open_subject(path, library=False, threads=threads)

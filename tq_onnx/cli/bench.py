@@ -1,0 +1,127 @@
+"""``tq-onnx bench``: how fast a model is before and after. See ``tq_onnx.verify.speedreport``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tq_onnx.cli import flags, terminal
+from tq_onnx.codec.presets import DEFAULT_PRESET, PRESETS
+from tq_onnx.errors import UsageError
+
+
+def _numbers(
+    _context: click.Context, _option: click.Parameter, text: str | None
+) -> tuple[int, ...] | None:
+    """Numbers of tokens, with commas between them."""
+    if text is None:
+        return None
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        found = (0,)
+    if min(found) < 1:
+        raise click.BadParameter(f"{text!r} is not a list of numbers of tokens, like 1024,4096")
+    return found
+
+
+@click.command()
+@click.argument("original", type=click.Path(path_type=Path, readable=False))
+@click.argument("converted", required=False, type=click.Path(path_type=Path, readable=False))
+@click.option(
+    "--contexts",
+    metavar="N,...",
+    callback=_numbers,
+    help="Tokens in the caches when decode begins.  [default: those of 1024,4096,16384 that the "
+    "model and the memory take]",
+)
+@click.option(
+    "--tokens",
+    type=click.IntRange(min=1),
+    default=32,
+    show_default=True,
+    help="Decode steps to time, for each model and context.",
+)
+@click.option(
+    "--prompt-limit",
+    type=click.IntRange(min=0),
+    default=4096,
+    show_default=True,
+    help="Longest context that is read as a prompt, which takes time and gives the time to the "
+    "first token; longer ones are filled with copies of the rows of a short prompt.",
+)
+@click.option(
+    "--preset",
+    type=click.Choice(list(PRESETS)),
+    help=f"How to convert ORIGINAL where no CONVERTED is given.  [default: {DEFAULT_PRESET}]",
+)
+@flags.threads
+@flags.no_library
+@click.option("--picture", "--plot", type=click.Path(path_type=Path), help="Draw a .png or .svg.")
+@flags.as_json
+def bench(
+    *,
+    original: Path,
+    converted: Path | None,
+    contexts: tuple[int, ...] | None,
+    tokens: int,
+    prompt_limit: int,
+    preset: str | None,
+    threads: int | None,
+    no_library: bool,
+    picture: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure how fast an ORIGINAL model is before and after its conversion.
+
+    Tokens per second in decode, time to the first token and cache bytes, at several contexts. The
+    conversion is CONVERTED, or made in memory. Both models run in turns, batch 1, their caches
+    updated in place where they allow it. What the tokens are does not matter here: they are
+    random. Both models may also be folders with one decoder each.
+
+    \b
+    Example:
+      tq-onnx bench model.onnx
+      tq-onnx bench model.onnx --contexts 1024,8192 --threads 2 --picture speed.svg
+      tq-onnx bench model.onnx model.k8v4.onnx --json
+    """
+    from tq_onnx.integrations.folder import find_model
+    from tq_onnx.verify.picture import check_picture
+    from tq_onnx.verify.speedpicture import draw_speed
+    from tq_onnx.verify.speedreport import measure_speed, notes, summary
+
+    if converted is not None and preset is not None:
+        raise UsageError(
+            "--preset says how to convert, and a converted model was given",
+            fix="leave one of them out",
+        )
+    if picture is not None:
+        check_picture(picture)
+    with terminal.progress() as bar:
+        task = bar.add_task("Opening the original", total=None)
+        found = measure_speed(
+            find_model(original),
+            None if converted is None else find_model(converted),
+            preset=preset or DEFAULT_PRESET,
+            contexts=contexts,
+            tokens=tokens,
+            prompt_limit=prompt_limit,
+            library=not no_library,
+            threads=threads,
+            on_stage=lambda name, done, total: bar.update(
+                task, description=name, completed=done, total=total if total else None
+            ),
+        )
+    if picture is not None:
+        draw_speed(found, picture)
+    if as_json:
+        terminal.print_json(found)
+        return
+    content = summary(found)
+    table = terminal.make_table(*content.columns, title=content.title)
+    for row in content.rows:
+        terminal.add_row(table, *row)
+    terminal.print_table(table)
+    for line in notes(found):
+        terminal.print_line(line)

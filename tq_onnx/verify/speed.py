@@ -1,0 +1,266 @@
+"""Tokens per second, time to the first token and cache bytes of models, side by side.
+
+``measure`` times any number of opened models at one context: each reads a prompt of that length, in
+pieces, or has its caches filled with copies of the rows of a short one, which for the speed of
+decode is the same. Then they decode in turns, a few steps each, so that whatever disturbs the
+machine disturbs all of them; the median counts. Caches are those of a good loop: buffers of fixed
+capacity, updated in place, wherever the model allows it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError
+from tq_onnx.runtime.decoder import Decoder
+from tq_onnx.verify.subject import Subject
+
+PIECE: Final = 512
+"""Tokens of a prompt per call: what a call needs besides the caches grows with them."""
+
+TURN: Final = 8
+"""Timed steps of a model before it is the next one's turn."""
+
+_WAKE: Final = 2
+"""Untimed steps before them."""
+
+_SPIN_SECONDS: Final = 0.1
+"""How long the threads of the model before may spin, waiting for work, on our cores."""
+
+_PROMPT_SECONDS: Final = 0.5
+_MOST_PROMPTS: Final = 5
+"""Short prompts are read again, until that time is up or that often; the median counts."""
+
+_SEED_TOKENS: Final = 64
+"""Tokens of the prompt whose rows are copied."""
+
+_MEMORY: Final = Path("/proc/meminfo")
+
+OnProgress = Callable[[int, int], None]
+"""Told how much of the work is done, and how much there is."""
+
+
+@dataclass(frozen=True)
+class SpeedFigures:
+    """One model at one context.
+
+    Attributes:
+        tokens_per_second: in decode, from the median step.
+        step_seconds: the median step.
+        fastest_step_seconds: the least disturbed one.
+        first_token_seconds: time of a prompt that fills the context; None if none was read.
+        cache_bytes: bytes of the context in the cache buffers; all of them if the graph says how
+            large they are.
+        in_place: whether steps write into the caches, and do not make new ones.
+    """
+
+    tokens_per_second: float
+    step_seconds: float
+    fastest_step_seconds: float
+    first_token_seconds: float | None
+    cache_bytes: int
+    in_place: bool
+
+
+@dataclass(eq=False)
+class _Runner:
+    """A model while it is measured."""
+
+    subject: Subject
+    decoder: Decoder
+    ids: list[int]
+    prompts: list[float] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
+
+    def read(self, context: int) -> Iterator[None]:
+        """Reads a prompt, piece by piece."""
+        self.decoder.reset()
+        size = self.decoder.longest_call or PIECE
+        seconds = 0.0
+        for start in range(0, context, size):
+            piece = np.resize(self.ids, (1, min(size, context - start)))
+            begin = time.perf_counter()
+            self.decoder.prefill(piece)
+            seconds += time.perf_counter() - begin
+            yield
+        self.prompts.append(seconds)
+
+    def fill(self, context: int) -> None:
+        """Fills the caches without reading all that."""
+        size = self.decoder.longest_call or _SEED_TOKENS
+        self.decoder.reset()
+        self.decoder.prefill(np.resize(self.ids, (1, min(size, context))))
+        self.decoder.repeat(context)
+
+    def take_turn(self, steps: int) -> None:
+        """Decodes."""
+        for number in range(_WAKE + steps):
+            begin = time.perf_counter()
+            self.decoder.step([self.ids[number % len(self.ids)]])
+            if number >= _WAKE:
+                self.steps.append(time.perf_counter() - begin)
+
+    def figures(self, context: int, cache_bytes: int) -> SpeedFigures:
+        """What was found."""
+        step = statistics.median(self.steps)
+        return SpeedFigures(
+            tokens_per_second=1 / step,
+            step_seconds=step,
+            fastest_step_seconds=min(self.steps),
+            first_token_seconds=statistics.median(self.prompts) if self.prompts else None,
+            cache_bytes=cache_bytes,
+            in_place=self.decoder.in_place,
+        )
+
+
+def measure(
+    subjects: Sequence[Subject],
+    context: int,
+    *,
+    tokens: int,
+    prompt: bool,
+    pause: bool = True,
+    on_progress: OnProgress | None = None,
+) -> list[SpeedFigures]:
+    """Times models at one context, batch 1.
+
+    Args:
+        subjects: the models, all opened.
+        context: tokens in the caches when decode begins.
+        tokens: steps of decode that are timed, for each model.
+        prompt: whether the context is read, and the time to the first token measured.
+        pause: whether to wait before each turn for the threads of the model before to sleep.
+        on_progress: progress callback.
+
+    Raises:
+        UsageError: the context does not fit a model or the memory.
+        UnsupportedModelError: a model cannot decode.
+    """
+    check_fits(subjects, context, tokens=tokens)
+    told = on_progress or (lambda _done, _total: None)
+    runners = [_runner(subject, context, tokens) for subject in subjects]
+    turns = [min(TURN, tokens - start) for start in range(0, tokens, TURN)]
+    pieces = sum(_pieces(runner, context) for runner in runners) if prompt else 0
+    # Pieces and turns count alike: on a CPU both read the weights a few times.
+    total = pieces + len(turns) * len(runners)
+    done = 0
+    told(done, total)
+    if prompt:
+        for number in range(_MOST_PROMPTS):
+            for runner in runners:
+                for _ in runner.read(context):
+                    done += number == 0
+                    told(done, total)
+            if sum(sum(runner.prompts) for runner in runners) > _PROMPT_SECONDS * len(runners):
+                break
+    else:
+        for runner in runners:
+            runner.fill(context)
+    sizes = [_cache_bytes(runner, context) for runner in runners]
+    for steps in turns:
+        for runner in runners:
+            if pause:
+                time.sleep(_SPIN_SECONDS)
+            runner.take_turn(steps)
+            done += 1
+            told(done, total)
+    return [runner.figures(context, size) for runner, size in zip(runners, sizes, strict=True)]
+
+
+def decode_steps(tokens: int) -> int:
+    """Steps that are taken for so many timed ones."""
+    return tokens + _WAKE * -(-tokens // TURN)
+
+
+def check_fits(subjects: Sequence[Subject], context: int, *, tokens: int) -> None:
+    """Refuses a context that does not fit, before it is tried.
+
+    Raises:
+        UsageError: the caches of a model, or the memory, have no room for it.
+        UnsupportedModelError: a model takes no caches.
+    """
+    steps = decode_steps(tokens)
+    for subject in subjects:
+        room = subject.room
+        if subject.signature.first_only:
+            raise UnsupportedModelError(
+                "the graph takes a first prompt only, so it decodes nothing",
+                where=str(subject.path),
+                fix="give the graph that was exported for decoding",
+            )
+        if room is not None and context + steps > room:
+            raise UsageError(
+                f"the caches of this model hold {room:,} tokens, and a context of {context:,} "
+                f"needs {context + steps:,}, the decoded ones included",
+                where=str(subject.path),
+                fix="give smaller --contexts",
+            )
+    # Caches that grow are there twice in a step.
+    needed = sum(
+        subject.signature.bytes_per_token
+        * (context + steps)
+        * (1 if subject.signature.fixed_capacity else 2)
+        for subject in subjects
+    )
+    free = free_memory()
+    if free is not None and needed > free:
+        raise UsageError(
+            f"a context of {context:,} tokens needs {needed / 2**30:.1f} GiB for the caches of "
+            f"all models, and {free / 2**30:.1f} GiB of memory are free",
+            fix="give smaller --contexts",
+        )
+
+
+def check_positions(subject: Subject, context: int, *, tokens: int) -> None:
+    """Refuses a context that a model has no positions for, by one step at its very end.
+
+    Raises:
+        UsageError: the model does not take it.
+    """
+    last = context + decode_steps(tokens)
+    try:
+        runner = _runner(subject, context, tokens)
+        runner.fill(last - 1)
+        runner.decoder.step([0])
+    except TqOnnxError as error:
+        raise UsageError(
+            f"a context of {context:,} tokens and {last - context} after it do not run: "
+            f"{error.what}",
+            where=str(subject.path),
+            fix="give smaller --contexts",
+        ) from error
+
+
+def free_memory() -> int | None:
+    """Bytes that a program may still ask for; None if the system does not tell."""
+    try:
+        lines = _MEMORY.read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvail"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
+
+
+def _runner(subject: Subject, context: int, tokens: int) -> _Runner:
+    fixed = subject.signature.fixed_capacity and subject.room is None
+    capacity = context + decode_steps(tokens) if fixed else None
+    ids = np.random.default_rng(0).integers(0, subject.vocabulary, PIECE)
+    return _Runner(subject, subject.decoder(capacity=capacity), [int(number) for number in ids])
+
+
+def _pieces(runner: _Runner, context: int) -> int:
+    return -(-context // (runner.decoder.longest_call or PIECE))
+
+
+def _cache_bytes(runner: _Runner, context: int) -> int:
+    """Bytes of the buffers; those of the context alone where the room beyond it is our choice."""
+    held = runner.decoder.cache_bytes
+    if runner.subject.room is not None:
+        return held
+    return held * context // runner.decoder.slots

@@ -1,0 +1,247 @@
+"""``bench``: an original and its conversion at several contexts, and what is said about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tq_onnx.errors import UsageError
+from tq_onnx.runtime.session import placement
+from tq_onnx.verify.comparison import conversion_of
+from tq_onnx.verify.comparisontables import TextTable
+from tq_onnx.verify.speed import (
+    PIECE,
+    SpeedFigures,
+    check_fits,
+    check_positions,
+    decode_steps,
+    measure,
+)
+from tq_onnx.verify.subject import Subject, open_conversion, open_converted, open_original
+
+CONTEXTS: Final = (1024, 4096, 16384)
+"""Contexts that are measured where nobody asks for others and the model takes them."""
+
+Stage = Callable[[str, int, int], None]
+"""Told what is being done, how much of it is done, and how much there is."""
+
+
+@dataclass(frozen=True)
+class SpeedRow:
+    """Both models at one context.
+
+    Attributes:
+        context: tokens in the caches when decode begins.
+        before: the original.
+        after: the converted model.
+        speedup: tokens per second after, over those before.
+        first_token_speedup: time to the first token before, over that after; None if not measured.
+        cache_ratio: how many times smaller the caches became.
+    """
+
+    context: int
+    before: SpeedFigures
+    after: SpeedFigures
+    speedup: float
+    first_token_speedup: float | None
+    cache_ratio: float
+
+
+@dataclass(frozen=True)
+class SpeedReport:
+    """Everything that ``bench`` found.
+
+    Attributes:
+        original: the original model.
+        converted: its conversion; None for one that was made in memory.
+        preset: of the conversion.
+        kernels: whether the library's kernels ran, or else the function bodies.
+        threads: threads within an operator; None for onnxruntime's choice.
+        tokens: steps of decode that were timed, for each model and context.
+        piece: tokens of a prompt per call.
+        rows: what was measured.
+    """
+
+    original: Path
+    converted: Path | None
+    preset: str
+    kernels: bool
+    threads: int | None
+    tokens: int
+    piece: int
+    rows: tuple[SpeedRow, ...]
+
+
+def measure_speed(
+    original: Path,
+    converted: Path | None = None,
+    *,
+    preset: str,
+    contexts: Sequence[int] | None = None,
+    tokens: int = 32,
+    prompt_limit: int = 4096,
+    library: bool = True,
+    threads: int | None = None,
+    on_stage: Stage | None = None,
+) -> SpeedReport:
+    """Measures a model before and after its conversion.
+
+    Args:
+        original: the original model.
+        converted: its conversion; None to convert it in memory.
+        preset: of that conversion.
+        contexts: tokens in the caches; None for those of ``CONTEXTS`` that fit.
+        tokens: steps of decode to time.
+        prompt_limit: the longest context that is read as a prompt, and not filled with copies.
+        library: whether the library's kernels run; if not, the function bodies.
+        threads: threads within an operator.
+        on_stage: progress callback.
+
+    Raises:
+        UsageError: a context does not fit.
+        VerificationError: the converted model was not made from this original.
+        TqOnnxError: a model or the library is refused.
+    """
+    told = on_stage or (lambda _name, _done, _total: None)
+    told("Opening the original", 0, 0)
+    before = open_original(original, threads=threads)
+    if converted is None:
+        told("Converting it", 0, 0)
+        after = open_conversion(original, preset=preset, library=library, threads=threads)
+    else:
+        told("Opening the converted model", 0, 0)
+        conversion_of(before, converted)
+        after = open_converted(converted, library=library, threads=threads)
+    told("Looking which contexts fit", 0, 0)
+    chosen = _chosen(before, after, contexts, tokens)
+    rows = []
+    for context in chosen:
+        figures = measure(
+            (before, after),
+            context,
+            tokens=tokens,
+            prompt=context <= prompt_limit,
+            pause=threads != 1,
+            on_progress=lambda done, total, context=context: told(  # type: ignore[misc]
+                f"Measuring at {context:,} tokens", done, total
+            ),
+        )
+        rows.append(_row(context, *figures))
+    return SpeedReport(
+        original=original,
+        converted=converted,
+        preset=after.plan.preset if after.plan else preset,
+        kernels=placement(after.session).uses_library,
+        threads=threads,
+        tokens=tokens,
+        piece=PIECE,
+        rows=tuple(rows),
+    )
+
+
+def summary(report: SpeedReport) -> TextTable:
+    """One row for each context."""
+    plural = "" if report.threads == 1 else "s"
+    threads = "" if report.threads is None else f", {report.threads} thread{plural}"
+    columns = [">context", ">tokens/s before", ">after", ">times"]
+    if any(row.before.first_token_seconds is not None for row in report.rows):
+        columns += [">first token before", ">after", ">times"]
+    columns += [">cache before", ">after", ">times smaller"]
+    return TextTable(
+        f"{report.original.name} before and after {report.preset}: medians of {report.tokens} "
+        f"decode steps{threads}",
+        tuple(columns),
+        tuple(_cells(row, len(columns)) for row in report.rows),
+    )
+
+
+def notes(report: SpeedReport) -> list[str]:
+    """What a reader of the table has to know, one sentence each."""
+    lines = []
+    read = [row.context for row in report.rows if row.before.first_token_seconds is not None]
+    if read:
+        lines.append(
+            f"first token: the time of a prompt that fills the context, in pieces of {report.piece}"
+        )
+    if len(read) < len(report.rows):
+        lines.append(
+            "contexts without it were filled with copies of the rows of a short prompt; "
+            "--prompt-limit reads longer ones"
+        )
+    first = report.rows[0]
+    if not first.before.in_place:
+        lines.append("the original's caches only grow: it makes new ones in each step")
+    if not first.after.in_place:
+        lines.append("the converted model's caches are copied in each step, too")
+    if not report.kernels:
+        lines.append("the function bodies ran, not the library's kernels")
+    return lines
+
+
+def _chosen(
+    before: Subject, after: Subject, contexts: Sequence[int] | None, tokens: int
+) -> list[int]:
+    """The contexts to measure, shortest first."""
+    if contexts is not None:
+        for context in (asked := sorted(set(contexts))):
+            check_fits((before, after), context, tokens=tokens)
+        check_positions(after, asked[-1], tokens=tokens)
+        return asked
+    room = min((side.room for side in (before, after) if side.room is not None), default=None)
+    usual = list(CONTEXTS)
+    if room is not None and room < usual[0]:
+        usual = [max(1, room - decode_steps(tokens))]
+    while True:
+        try:
+            check_fits((before, after), usual[-1], tokens=tokens)
+            check_positions(after, usual[-1], tokens=tokens)
+            return usual
+        except UsageError:
+            if len(usual) == 1:
+                raise
+            usual.pop()
+
+
+def _row(context: int, before: SpeedFigures, after: SpeedFigures) -> SpeedRow:
+    first = None
+    if before.first_token_seconds is not None and after.first_token_seconds is not None:
+        first = before.first_token_seconds / after.first_token_seconds
+    return SpeedRow(
+        context=context,
+        before=before,
+        after=after,
+        speedup=after.tokens_per_second / before.tokens_per_second,
+        first_token_speedup=first,
+        cache_ratio=before.cache_bytes / after.cache_bytes,
+    )
+
+
+def _cells(row: SpeedRow, columns: int) -> tuple[str, ...]:
+    """A row of so many columns: those of the first token are left out where no row has one."""
+    sides = (row.before, row.after)
+    speed = [_number(side.tokens_per_second) for side in sides]
+    first = [
+        "" if side.first_token_seconds is None else f"{_number(side.first_token_seconds)} s"
+        for side in sides
+    ]
+    times = "" if row.first_token_speedup is None else f"{row.first_token_speedup:.2f} x"
+    cache = [_size(side.cache_bytes) for side in sides]
+    cells = (
+        *(f"{row.context:,}", *speed, f"{row.speedup:.2f} x"),
+        *(*first, times),
+        *(*cache, f"{row.cache_ratio:.2f} x"),
+    )
+    return cells if columns == len(cells) else (*cells[:4], *cells[7:])
+
+
+def _number(value: float) -> str:
+    """Three digits that count, or more before the point."""
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
+    return f"{value:,.{digits}f}"
+
+
+def _size(count: int) -> str:
+    power, unit = (30, "GiB") if count >= 2**30 else (20, "MiB") if count >= 2**20 else (10, "KiB")
+    return f"{_number(count / 2**power)} {unit}"
