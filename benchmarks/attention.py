@@ -1,90 +1,195 @@
-"""Decode attention of one layer: the TurboQuant operators against ONNX Runtime's own cache ops.
+"""Decode attention of one layer against its memory floor: our operators and everybody else's.
 
 Run it from the repository with tq-onnx installed:
 
     python benchmarks/attention.py
-    python benchmarks/attention.py --contexts 4096 --threads 1 --json
+    python benchmarks/attention.py --contexts 4096,16384 --shapes 16/8,40/8 --threads 1,2 --json
+    python benchmarks/attention.py --contexts "" --prefill 512,2048 --peers tq-onnx,ort
 
-Each contender does what one layer does in one decode step: append one token to a cache of fixed
-capacity, in place, and attend to all of it. The method is in README.md of this folder.
+Each contender does what one layer does in one step of decode: append one token to a cache of fixed
+capacity and attend to all of it. The method is in README.md of this folder.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
-from dataclasses import asdict
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
 
-import onnxruntime as ort
-from peers import HEAD_SIZE, PEERS, YARDSTICK, Shape
-from timing import Result, measure
+import registry
+from bandwidth import NoCompilerError, compile_probe
+from contender import Step
+from machine import describe
+from processes import WorkerError, WorkerProcess
+from registry import Named
+from report import Row, decode_rows, prefill_rows, table
+from timing import Limits, Timing, measure
 
-from tq_onnx.runtime.library import library_info
+from tq_onnx.codec.presets import PRESETS
+
+
+class Benchmark:
+    """The workers of one run."""
+
+    def __init__(self, options: argparse.Namespace, stack: ExitStack) -> None:
+        """Starts a process per contender; ``stack`` ends them."""
+        self._options = options
+        self._limits = Limits(options.seconds, options.cold_mb << 20, int(options.max_memory * 1e9))
+        self._probe: str | None = None
+        try:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            self._probe = str(compile_probe(Path(folder)))
+        except NoCompilerError as error:
+            print(error, file=sys.stderr)
+        chosen = _chosen(options)
+        pythons = options.peer_python
+        self._named = {named.name: named for named in chosen}
+        started = {}
+        for named in chosen:
+            python = pythons.get(named.family, sys.executable)
+            started[named.name] = WorkerProcess(named, python)
+            stack.callback(started[named.name].close)
+        self._missing: dict[str, str] = {}
+        self.versions: dict[str, str] = {}
+        self._workers: dict[str, WorkerProcess] = {}
+        for name, worker in started.items():
+            try:
+                version = worker.open()
+            except WorkerError as error:
+                self._missing[name] = str(error)
+                continue
+            self._workers[name] = worker
+            if version:
+                family = {"ort": "onnxruntime"}.get(worker.named.family, worker.named.family)
+                self.versions[family] = version
+
+    def decode(self, step: Step, threads: int) -> list[Row]:
+        """Times one decode step."""
+        timings, rate = measure(self._workers, step, threads, self._limits, probe=self._probe)
+        return decode_rows(step, threads, self._complete(timings, list(self._named)), rate)
+
+    def prefill(self, step: Step, threads: int) -> list[Row]:
+        """Times one prompt, of those that take part."""
+        names = [name for name, named in self._named.items() if named.prefill]
+        workers = {name: self._workers[name] for name in names if name in self._workers}
+        timings, _ = measure(workers, step, threads, self._limits, probe=None)
+        return prefill_rows(step, threads, self._complete(timings, names))
+
+    def _complete(self, timings: dict[str, Timing], names: Sequence[str]) -> dict[str, Timing]:
+        gone = {name: Timing(missing=self._missing[name]) for name in names if name not in timings}
+        return {name: (timings | gone)[name] for name in names}
+
+
+def _chosen(options: argparse.Namespace) -> list[Named]:
+    every = [*registry.ours(options.presets), *registry.PEERS]
+    return [named for named in every if any(part in named.name for part in options.peers)]
 
 
 def _shapes(text: str) -> list[tuple[int, int]]:
     pairs = []
     for item in text.split(","):
-        query_heads, kv_heads = (int(part) for part in item.split("/"))
+        try:
+            query_heads, kv_heads = (int(part) for part in item.split("/"))
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{item!r} is not like 16/8") from error
+        if kv_heads < 1 or query_heads < 1 or query_heads % kv_heads:
+            raise argparse.ArgumentTypeError(f"{item}: the first must be a multiple of the second")
         pairs.append((query_heads, kv_heads))
     return pairs
 
 
 def _integers(text: str) -> list[int]:
-    return [int(item) for item in text.split(",")]
+    try:
+        numbers = [int(item) for item in text.split(",") if item]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not like 1,2") from error
+    if any(number < 1 for number in numbers):
+        raise argparse.ArgumentTypeError(f"{text!r} has a number below 1")
+    return numbers
+
+
+def _words(text: str) -> list[str]:
+    return [item.strip() for item in text.split(",") if item.strip()]
+
+
+def _presets(text: str) -> list[str]:
+    names = _words(text)
+    for name in names:
+        if name not in PRESETS:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(PRESETS)}")
+    return names
+
+
+def _pythons(text: str) -> dict[str, str]:
+    pythons = {}
+    for item in _words(text):
+        family, _, path = item.partition("=")
+        if shutil.which(path) is None:
+            raise argparse.ArgumentTypeError(f"{item!r} is not like torch=/path/to/python")
+        pythons[family] = path
+    return pythons
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add = parser.add_argument
+    add("--shapes", type=_shapes, default=[(16, 8), (40, 8)], metavar="H/N,...", help="heads")
+    add("--contexts", type=_integers, default=[1024, 4096, 16384], help="tokens of the cache")
+    add("--prefill", type=_integers, default=[], metavar="T,...", help="prompts, also")
+    add("--threads", type=_integers, default=[1, 2])
+    add("--batch", type=_integers, default=[1])
+    add("--head-size", type=int, default=128)
+    add("--presets", type=_presets, default=["int4"], help="ours")
+    add("--peers", type=_words, default=[""], help="contenders whose name contains one of these")
+    add(
+        "--peer-python",
+        type=_pythons,
+        default={},
+        metavar="torch=PATH,...",
+        help="another python for a family of peers",
+    )
+    add("--seconds", type=float, default=1.0, help="per contender and step")
+    add("--cold-mb", type=int, default=128, help="copies of a contender's caches together")
+    add("--max-memory", type=float, default=8.0, help="GB of caches at one time")
+    add("--json", action="store_true", help="one document in place of tables")
+    return parser
 
 
 def main() -> None:
-    """Prints a table, or one JSON document."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shapes", type=_shapes, default=[(16, 8), (40, 8)], metavar="H/N,...")
-    parser.add_argument("--contexts", type=_integers, default=[1024, 4096, 16384])
-    parser.add_argument("--threads", type=_integers, default=[1, 2])
-    parser.add_argument("--only", default="", help="contenders whose name contains this")
-    parser.add_argument("--cold-mb", type=int, default=128, help="caches of a contender in all")
-    parser.add_argument("--seconds", type=float, default=1.0, help="per contender and shape")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    peers = [peer for peer in PEERS if arguments.only in peer.name or peer.name == YARDSTICK]
-    info = library_info()
-    if not arguments.json:
-        print(f"onnxruntime {ort.__version__}, tq-onnx {info.version} ({info.isa})")
-        print(
-            f"{'heads':>7} {'context':>8} {'threads':>7}  {'contender':<28} "
-            f"{'ms':>8} {'fastest':>8} {'x f32':>6}"
-        )
-    results = []
-    for query_heads, kv_heads in arguments.shapes:
-        for context in arguments.contexts:
-            for threads in arguments.threads:
-                some = measure(
-                    Shape(query_heads, kv_heads, context),
-                    threads,
-                    peers,
-                    cold_mb=arguments.cold_mb,
-                    seconds=arguments.seconds,
-                )
-                results += some
-                if not arguments.json:
-                    for result in some:
-                        _print(result)
-    if arguments.json:
-        rows = [{k: v for k, v in asdict(r).items() if k != "samples"} for r in results]
-        document = {"onnxruntime": ort.__version__, "tq_onnx": info.version, "isa": info.isa,
-                    "head_size": HEAD_SIZE, "results": rows}  # fmt: skip
-        json.dump(document, sys.stdout, indent=2)
-        print()
-
-
-def _print(result: Result) -> None:
-    where = f"{result.query_heads}/{result.kv_heads}"
-    left = f"{where:>7} {result.context:>8} {result.threads:>7}  {result.name:<28}"
-    if result.milliseconds is None:
-        print(f"{left} missing: {result.reason}", flush=True)
-        return
-    ratio = f"{result.times_float32_gqa:6.2f}" if result.times_float32_gqa else "     -"
-    print(f"{left} {result.milliseconds:8.3f} {result.fastest_ms:8.3f} {ratio}", flush=True)
+    """Prints tables, or one JSON document."""
+    options = _parser().parse_args()
+    with ExitStack() as stack:
+        benchmark = Benchmark(options, stack)
+        document: dict[str, object] = {"machine": describe(benchmark.versions)}
+        if not options.json:
+            print(json.dumps(document["machine"], indent=1), end="\n\n")
+        rows: dict[str, list[Row]] = {"rows": [], "prefill": []}
+        kinds = {"rows": options.contexts, "prefill": options.prefill}
+        for kind, tokens in kinds.items():
+            for (heads, kv_heads), batch, count, threads in (
+                (shape, batch, count, threads)
+                for shape in options.shapes
+                for batch in options.batch
+                for count in tokens
+                for threads in options.threads
+            ):
+                new = 1 if kind == "rows" else count
+                step = Step(heads, kv_heads, options.head_size, batch, count, new)
+                what = f"{heads}/{kv_heads}, batch {batch}, {count} tokens, {threads} threads"
+                print(f"{'decode' if new == 1 else 'prefill'} {what}", file=sys.stderr, flush=True)
+                time = benchmark.decode if kind == "rows" else benchmark.prefill
+                found = time(step, threads)
+                rows[kind] += found
+                if not options.json and found:
+                    print(table(found), flush=True)
+        if options.json:
+            json.dump(document | rows, sys.stdout, indent=1)
+            print()
 
 
 if __name__ == "__main__":

@@ -1,128 +1,225 @@
-"""How the contenders are timed: interleaved, cold, the median; see README.md of this folder."""
+"""How contenders are timed: in turns, cold, the median; see README.md of this folder."""
 
 from __future__ import annotations
 
+import contextlib
+import math
+import random
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 
-import onnxruntime as ort
-from peers import YARDSTICK, Array, Contender, Peer, Shape
-
-from tq_onnx.runtime.library import get_library_path
-
-STEPS = 8
-"""Timed steps of a contender's turn."""
+from contender import Step
+from processes import WorkerError, WorkerProcess
 
 WAKE_SECONDS = 0.02
-"""Untimed steps before them, until the system has put the threads on cores of their own."""
+"""Untimed steps at the begin of a turn."""
 
-SPIN_SECONDS = 0.1
-"""How long the threads of the contender before may spin, waiting for work, on our cores."""
+BURST_SECONDS = 0.05
+"""Timed steps of a turn."""
+
+MOST_STEPS = 64
+"""Timed steps of a turn, at most."""
+
+FEWEST_ROUNDS = 5
 
 
 @dataclass
-class Result:
-    """Timing of one contender at one shape."""
+class Timing:
+    """What was found of one contender at one step.
 
-    name: str
-    query_heads: int
-    kv_heads: int
-    context: int
-    threads: int
+    Attributes:
+        cache_bytes: of one copy.
+        ms: milliseconds of every timed step.
+        missing: why there are none.
+    """
+
     cache_bytes: int = 0
-    milliseconds: float | None = None
-    fastest_ms: float | None = None
-    times_float32_gqa: float | None = None
-    reason: str = ""
-    samples: list[float] = field(default_factory=list, repr=False)
+    ms: list[float] = field(default_factory=list)
+    missing: str = ""
+
+    @property
+    def median(self) -> float:
+        """Milliseconds of a step."""
+        return statistics.median(self.ms)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """The first and the third."""
+        first, _, third = statistics.quantiles(self.ms, n=4, method="inclusive")
+        return first, third
 
 
-class Runner:
-    """A session with as many copies of the caches as do not fit into the processor's cache."""
+@dataclass(frozen=True)
+class Bandwidth:
+    """Bytes per second: the median of the better loop, and the best that was seen."""
 
-    def __init__(self, contender: Contender, threads: int, cold_bytes: int) -> None:
-        """Binds copies of the caches, ``cold_bytes`` together."""
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        if contender.custom_ops:
-            options.register_custom_ops_library(str(get_library_path()))
-        self.session = ort.InferenceSession(
-            contender.model, options, providers=["CPUExecutionProvider"]
-        )
-        self.cache_bytes = sum(content.nbytes for _, content in contender.caches.values())
-        self.bindings = []
-        self.alive: list[object] = []
-        for _ in range(max(2, -(-cold_bytes // self.cache_bytes))):
-            binding = self.session.io_binding()
-            for name, array in contender.constants.items():
-                binding.bind_ortvalue_input(name, self._keep(array))
-            for name, (output, content) in contender.caches.items():
-                value = self._keep(content.copy())
-                binding.bind_ortvalue_input(name, value)
-                binding.bind_ortvalue_output(output, value)
-            binding.bind_output("output")
-            self.bindings.append(binding)
-        self.at = 0
+    median: float
+    best: float
 
-    def _keep(self, array: Array) -> ort.OrtValue:
-        value = ort.OrtValue.ortvalue_from_numpy(array)
-        self.alive += [array, value]
-        return value
 
-    def wake(self) -> None:
-        """Steps that nobody times."""
-        end = time.perf_counter() + WAKE_SECONDS
-        self.step()
-        while time.perf_counter() < end:
-            self.step()
+@dataclass(frozen=True)
+class Probe:
+    """Whose caches are read, by what, and what was found, in bytes per second."""
 
-    def step(self) -> float:
-        """Milliseconds of one decode step on the next copy of the caches."""
-        binding = self.bindings[self.at % len(self.bindings)]
-        self.at += 1
-        begin = time.perf_counter()
-        self.session.run_with_iobinding(binding)
-        return (time.perf_counter() - begin) * 1e3
+    host: str
+    library: str
+    rates: Mapping[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long, how cold and how large.
+
+    Attributes:
+        seconds: per contender and step.
+        cold_bytes: the copies of a contender's caches together, at least.
+        memory: bytes of all that is in memory at one time, without sessions.
+    """
+
+    seconds: float
+    cold_bytes: int
+    memory: int
 
 
 def measure(
-    shape: Shape, threads: int, peers: Sequence[Peer], *, cold_mb: int, seconds: float
-) -> list[Result]:
-    """Times all contenders at one shape, taking turns; a contender that fails says why."""
-    results = {
-        peer.name: Result(peer.name, shape.query_heads, shape.kv_heads, shape.context, threads)
-        for peer in peers
-    }
-    runners = {}
-    for peer in peers:
-        result = results[peer.name]
+    workers: Mapping[str, WorkerProcess],
+    step: Step,
+    threads: int,
+    limits: Limits,
+    *,
+    probe: str | None,
+) -> tuple[dict[str, Timing], Bandwidth | None]:
+    """Times all contenders at one step.
+
+    Args:
+        workers: open workers by name.
+        step: what they do.
+        threads: how many each has.
+        limits: how long, how cold, how large.
+        probe: the compiled bandwidth probe; it reads the caches of the first contender that has
+            some in plain pages, which is in memory all the time.
+
+    Returns:
+        What was found by name, and the bandwidth, if there is a probe.
+    """
+    timings = {name: Timing() for name in workers}
+    copies = _copies(workers, step, limits, timings)
+    rates: dict[str, list[float]] = {"plain": [], "prefetching": []}
+    host = ""
+    for group in _groups(copies, timings, limits.memory):
+        names = [host, *group] if host else group
+        ready = {}
+        for name in names:
+            try:
+                answer = workers[name].ask(
+                    do="prepare",
+                    step=asdict(step),
+                    threads=threads,
+                    copies=copies[name],
+                    cold_bytes=limits.cold_bytes,
+                )
+            except WorkerError as error:
+                timings[name].missing = str(error)
+                continue
+            ready[name] = workers[name]
+            if not host and probe is not None and answer["readable"]:
+                host = name
+        _rounds(ready, timings, limits, Probe(host, probe, rates) if host and probe else None)
+        for name in names:
+            _free(workers[name])
+    if not rates["plain"]:
+        return timings, None
+    medians, bests = (
+        [kind(found) for found in rates.values()] for kind in (statistics.median, max)
+    )
+    return timings, Bandwidth(max(medians), max(bests))
+
+
+def _copies(
+    workers: Mapping[str, WorkerProcess],
+    step: Step,
+    limits: Limits,
+    timings: Mapping[str, Timing],
+) -> dict[str, int]:
+    """How many copies of its caches each contender gets."""
+    sizes, most = {}, {}
+    for name, worker in workers.items():
         try:
-            runner = Runner(peer.contender(shape), threads, cold_mb << 20)
-            runner.step()
-        except Exception as error:  # whatever a peer's session raises is the reason it is missing
-            result.reason = str(error).splitlines()[0]
+            answer = worker.ask(do="size", step=asdict(step))
+        except WorkerError as error:
+            timings[name].missing = str(error)
             continue
-        runners[peer.name] = runner
-        result.cache_bytes = runner.cache_bytes
-    end = time.perf_counter() + seconds * max(1, len(runners))
+        timings[name].cache_bytes = sizes[name] = answer["cache_bytes"]
+        most[name] = answer["most_copies"] or math.inf
+
+    def choose(fewest: int) -> dict[str, int]:
+        wanted = {n: max(fewest, -(-limits.cold_bytes // size)) for n, size in sizes.items()}
+        return {name: int(min(count, most[name])) for name, count in wanted.items()}
+
+    # A cache that is larger than what it is to be pushed out of pushes itself out.
+    copies = choose(2)
+    if sum(copies[name] * size for name, size in sizes.items()) > limits.memory:
+        copies = choose(1)
+    return copies
+
+
+def _groups(
+    copies: Mapping[str, int], timings: Mapping[str, Timing], memory: int
+) -> Iterable[list[str]]:
+    """Contenders that are in memory together."""
+    group: list[str] = []
+    used = 0
+    for name, count in copies.items():
+        needed = count * timings[name].cache_bytes
+        if needed > memory:
+            timings[name].missing = f"needs {needed / 1e9:.1f} GB, more than --max-memory"
+            continue
+        if used + needed > memory:
+            yield group
+            group, used = [], 0
+        group.append(name)
+        used += needed
+    if group:
+        yield group
+
+
+def _rounds(
+    ready: dict[str, WorkerProcess],
+    timings: Mapping[str, Timing],
+    limits: Limits,
+    probe: Probe | None,
+) -> None:
+    """Turns, in an order that is another one in each round."""
+    end = time.perf_counter() + limits.seconds * len(ready)
+    order = random.Random(0)
+    host = probe.host if probe is not None else ""
+    turn = {"seconds": min(BURST_SECONDS, limits.seconds / FEWEST_ROUNDS), "most": MOST_STEPS}
     rounds = 0
-    while rounds < 5 or time.perf_counter() < end:
-        for name, runner in runners.items():
-            if threads > 1:
-                time.sleep(SPIN_SECONDS)
-            runner.wake()
-            results[name].samples += [runner.step() for _ in range(STEPS)]
+    while ready and (rounds < FEWEST_ROUNDS or time.perf_counter() < end):
+        names = [*ready, *([""] if probe is not None else [])]
+        order.shuffle(names)
+        for name in names:
+            try:
+                if name:
+                    worker = ready[name]
+                    timings[name].ms += worker.ask(do="burst", wake=WAKE_SECONDS, **turn)["ms"]
+                elif probe is not None and host in ready:
+                    worker = ready[host]
+                    answer = worker.ask(do="read", library=probe.library, **turn)
+                    for loop, found in probe.rates.items():
+                        found.extend(answer[loop])
+            except WorkerError as error:
+                failed = name or host
+                timings[failed].missing = str(error)
+                timings[failed].ms.clear()
+                del ready[failed]
+                continue
+            worker.wait_until_quiet()
         rounds += 1
-    for result in results.values():
-        if result.samples:
-            result.milliseconds = statistics.median(result.samples)
-            result.fastest_ms = min(result.samples)
-    yardstick = results[YARDSTICK].milliseconds if YARDSTICK in results else None
-    for result in results.values():
-        if result.milliseconds and yardstick:
-            result.times_float32_gqa = yardstick / result.milliseconds
-    return list(results.values())
+
+
+def _free(worker: WorkerProcess) -> None:
+    with contextlib.suppress(WorkerError):  # it has ended, which its row says
+        worker.ask(do="free")

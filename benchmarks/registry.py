@@ -1,0 +1,81 @@
+"""Which contenders there are, by the names that tables and ``--peers`` use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+OURS = "tq-onnx"
+YARDSTICK = "ort gqa float32"
+GQA = "ort gqa"
+
+
+@dataclass(frozen=True)
+class Named:
+    """How a contender is made.
+
+    Attributes:
+        name: in tables.
+        module: of the class.
+        kind: the class.
+        arguments: of its constructor.
+        environment: what its process gets besides our own.
+        prefill: whether it takes part in prefill.
+    """
+
+    name: str
+    module: str
+    kind: str
+    arguments: dict[str, object] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    prefill: bool = False
+
+    @property
+    def family(self) -> str:
+        """The first word of the name: what ``--peer-python`` calls it."""
+        return self.name.split()[0]
+
+
+def _gqa(cache: str, *, per_channel: bool = False, prefill: bool = False) -> Named:
+    name = f"{GQA} {cache}{' per channel' if per_channel else ''}"
+    arguments: dict[str, object] = {"cache": cache, "per_channel": per_channel}
+    return Named(name, "peers_ort", "GroupQueryAttention", arguments, prefill=prefill)
+
+
+PEERS: tuple[Named, ...] = (
+    _gqa("float32", prefill=True),
+    _gqa("float16", prefill=True),
+    _gqa("int8", prefill=True),
+    Named(
+        f"{GQA} int8 vnni",
+        "peers_ort",
+        "GroupQueryAttention",
+        {"cache": "int8"},
+        # Quantises the query, too; read when the process starts.
+        {"ORT_MLAS_QKGEMM_S8_APPROX_VNNI": "1"},
+    ),
+    _gqa("int8", per_channel=True),
+    _gqa("int4"),
+    _gqa("int4", per_channel=True),
+    Named("ort attention", "peers_ort", "Attention"),
+    *(
+        Named(f"torch sdpa {dtype}", "peers_torch", "Sdpa", {"dtype": dtype})
+        for dtype in ("float32", "bfloat16")
+    ),
+    *(
+        Named(f"openvino {cache}", "peers_openvino", "OpenVino", {"cache": cache})
+        for cache in ("f16", "u8", "u4", "tbq4", "tbq3")
+    ),
+    *(
+        Named(f"llama.cpp {cache}", "peers_llama", "FlashAttention", {"cache": cache})
+        for cache in ("f16", "q8_0", "q4_0")
+    ),
+)
+
+
+def ours(presets: Sequence[str]) -> list[Named]:
+    """Our contenders."""
+    return [
+        Named(f"{OURS} {preset}", "peers_turboquant", "TurboQuant", {"preset": preset}, {}, True)
+        for preset in presets
+    ]
