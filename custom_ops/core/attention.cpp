@@ -10,75 +10,38 @@
 #include <atomic>
 #include <cmath>
 
+#include "core/attention_prefill.h"
 #include "core/attention_rows.h"
 #include "core/buffer.h"
 
 namespace tq {
 namespace {
 
-constexpr int kTileRows = 64;       // query rows that share each decoded block in a prefill
 constexpr int64_t kChunk = 512;     // keys per task in a decode step
-constexpr int64_t kMaxChunks = 64;  // bounds the memory for partial results
-constexpr int64_t kFlatRows = 8;    // query rows rotated or un-rotated together
+constexpr int64_t kMaxChunks = 64;
+constexpr int64_t kFlatRows = 8;  // query rows rotated or un-rotated together
 
-// Prefill: a task is one tile of query rows of one KV head against all the keys it sees.
-bool run_tiled(const AttentionCall& call, const AttentionRows& worker, const Parallel& parallel) {
-  const int64_t tiles = (worker.rows() + kTileRows - 1) / kTileRows;
-  const std::size_t scratch = kTileRows * worker.scratch_width();
-  const std::size_t query = kTileRows * worker.query_width();
-  const std::size_t sums = kTileRows * worker.sums_width();
-  const std::size_t shifts = kTileRows * worker.shift_width();
-  const std::size_t buckets = kTileRows * worker.bucket_width();
-  std::atomic<bool> complete{true};
-  auto task = [&](std::size_t index) {
-    const int64_t tile = static_cast<int64_t>(index) % tiles;
-    const int64_t lane = static_cast<int64_t>(index) / tiles;
-    FloatBuffer buffer(scratch + query + sums + shifts + buckets + worker.work_size(kTileRows));
-    if (buffer.get() == nullptr) {
-      complete = false;
-      return;
-    }
-    float* const scratch_at = buffer.get();
-    float* const query_at = scratch_at + scratch;
-    float* const sums_at = query_at + query;
-    float* const shifts_at = sums_at + sums;
-    float* const buckets_at = shifts_at + shifts;
-    float max[kTileRows], weight[kTileRows];
-    int64_t flat_rows[kTileRows];
-    float *wide[kTileRows], *narrow[kTileRows];
-    const int64_t first = tile * kTileRows;
-    const int count = static_cast<int>(std::min<int64_t>(kTileRows, worker.rows() - first));
-    const AttentionRows::Rows rows{lane / call.heads, lane % call.heads, first,   count, query_at,
-                                   shifts_at,         sums_at,           buckets_at, max,   weight};
-    for (int r = 0; r < rows.count; ++r) {
-      flat_rows[r] = worker.flat(rows.b, rows.n, rows.first + r);
-      wide[r] = query_at + static_cast<std::size_t>(r) * worker.query_width();
-      narrow[r] = shifts_at + static_cast<std::size_t>(r) * worker.shift_width();
-    }
-    worker.prepare(flat_rows, rows.count, scratch_at, wide, narrow);
-    worker.attend(rows, worker.visible(rows.b, first, first + count - 1), true,
-                  buckets_at + buckets);
-    for (int r = 0; r < rows.count; ++r) {
-      wide[r] = sums_at + static_cast<std::size_t>(r) * worker.sums_width();
-      narrow[r] = buckets_at + static_cast<std::size_t>(r) * worker.bucket_width();
-    }
-    worker.finish(flat_rows, rows.count, wide, narrow, weight, scratch_at);
-  };
-  parallel(static_cast<std::size_t>(call.batch * call.heads * tiles), task);
-  return complete;
-}
+// Query rows, and rows of partial results, that are kept at a time: these bound the memory.
+constexpr int64_t kWaveRows = 256;
+constexpr int64_t kPartialRows = 512;
 
-// Decode: few query rows, so the keys are split too and partial results are merged in key order.
-bool run_chunked(const Kernels& kernels, const AttentionCall& call, const AttentionRows& worker,
-                 const Parallel& parallel) {
-  const int64_t lanes = call.batch * call.heads;
-  const int count = static_cast<int>(worker.rows());
+// Keys of every sequence.
+Range range_of(const AttentionCall& call, const AttentionRows& worker) {
   Range all = worker.visible(0, 0, worker.rows() - 1);
   for (int64_t b = 1; b < call.batch; ++b) {
     const Range range = worker.visible(b, 0, worker.rows() - 1);
     all = {std::min(all.low, range.low), std::max(all.high, range.high)};
   }
-  const int64_t factor = (all.high - all.low) / (kChunk * kMaxChunks) + 1;
+  return all;
+}
+
+// Decode: few query rows, so the keys are split too and partial results are merged in key order.
+// Of the lanes (sequence, KV head) `lanes` from `first_lane` on.
+bool run_wave(const Kernels& kernels, const AttentionCall& call, const AttentionRows& worker,
+              Range all, int64_t first_lane, int64_t lanes, const Parallel& parallel) {
+  const int count = static_cast<int>(worker.rows());
+  const int64_t most = std::clamp<int64_t>(kPartialRows / (lanes * count), 1, kMaxChunks);
+  const int64_t factor = (all.high - all.low) / (kChunk * most) + 1;
   const int64_t chunk = kChunk * factor;
   const int64_t first_chunk = all.low / chunk;
   const int64_t chunks = std::max<int64_t>(1, (all.high + chunk - 1) / chunk - first_chunk);
@@ -100,14 +63,15 @@ bool run_chunked(const Kernels& kernels, const AttentionCall& call, const Attent
   float* const buckets = weight + partials;
   std::atomic<bool> complete{true};
 
-  const int64_t flat_count = lanes * count;
+  const int64_t flat_first = first_lane * count, flat_count = lanes * count;
   const std::size_t flat_tasks = static_cast<std::size_t>((flat_count + kFlatRows - 1) / kFlatRows);
   const std::size_t scratch = kFlatRows * worker.scratch_width();
-  // Flat query row -> (b * N + n) * count + row.
+  // Flat query row -> (b * N + n - first_lane) * count + row.
   auto lane_row = [&](int64_t flat_row) {
     const int64_t t = flat_row % call.tokens;
     const int64_t head = flat_row / call.tokens;  // b * H + h; H = N * group
-    return head / worker.group() * count + t * worker.group() + head % worker.group();
+    return (head / worker.group() - first_lane) * count + t * worker.group() +
+           head % worker.group();
   };
 
   auto rotate_some = [&](std::size_t index) {
@@ -121,8 +85,8 @@ bool run_chunked(const Kernels& kernels, const AttentionCall& call, const Attent
     const int64_t first = static_cast<int64_t>(index) * kFlatRows;
     const int some = static_cast<int>(std::min(kFlatRows, flat_count - first));
     for (int r = 0; r < some; ++r) {
-      flat_rows[r] = first + r;
-      const std::size_t row = static_cast<std::size_t>(lane_row(first + r));
+      flat_rows[r] = flat_first + first + r;
+      const std::size_t row = static_cast<std::size_t>(lane_row(flat_rows[r]));
       out[r] = query.get() + row * query_row;
       shifts_out[r] = shifts.get() + row * shift_row;
     }
@@ -142,8 +106,8 @@ bool run_chunked(const Kernels& kernels, const AttentionCall& call, const Attent
       return;
     }
     const AttentionRows::Rows rows{
-        lane / call.heads,
-        lane % call.heads,
+        (first_lane + lane) / call.heads,
+        (first_lane + lane) % call.heads,
         0,
         count,
         query.get() + static_cast<std::size_t>(lane) * count * query_row,
@@ -171,8 +135,8 @@ bool run_chunked(const Kernels& kernels, const AttentionCall& call, const Attent
     const int64_t first = static_cast<int64_t>(index) * kFlatRows;
     const int some = static_cast<int>(std::min(kFlatRows, flat_count - first));
     for (int r = 0; r < some; ++r) {
-      flat_rows[r] = first + r;
-      const int64_t row = lane_row(first + r);
+      flat_rows[r] = flat_first + first + r;
+      const int64_t row = lane_row(flat_rows[r]);
       const std::size_t begin =
           static_cast<std::size_t>(row / count * chunks * count + row % count);
       float factors[kMaxChunks + 2];
@@ -208,13 +172,26 @@ bool run_chunked(const Kernels& kernels, const AttentionCall& call, const Attent
   return complete;
 }
 
+bool run_chunked(const Kernels& kernels, const AttentionCall& call, const AttentionRows& worker,
+                 const Parallel& parallel) {
+  const Range all = range_of(call, worker);
+  const int64_t lanes = call.batch * call.heads;
+  const int64_t wave = std::max<int64_t>(1, kWaveRows / worker.rows());
+  for (int64_t first = 0; first < lanes; first += wave) {
+    if (!run_wave(kernels, call, worker, all, first, std::min(wave, lanes - first), parallel)) {
+      return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 bool attention(const Kernels& kernels, const AttentionCall& call, const Parallel& parallel) {
   if (call.batch == 0 || call.query_heads == 0 || call.tokens == 0) return true;
   const AttentionRows worker(kernels, call);
-  return worker.rows() <= kTileRows ? run_chunked(kernels, call, worker, parallel)
-                                    : run_tiled(call, worker, parallel);
+  return is_prefill(worker) ? run_prefill(kernels, call, worker, parallel)
+                            : run_chunked(kernels, call, worker, parallel);
 }
 
 }  // namespace tq

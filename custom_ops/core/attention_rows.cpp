@@ -11,8 +11,10 @@ namespace tq {
 AttentionRows::AttentionRows(const Kernels& kernels, const AttentionCall& call)
     : kernels_(kernels),
       call_(call),
-      key_(kernels, call.key, call.element, call.head_size),
-      value_(kernels, call.value, call.element, call.head_size),
+      // Scores of uniform keys are small differences of large products.
+      key_(kernels, call.key, call.element, call.head_size,
+           call.key.codec.kind != spec::Kind::kUniform),
+      value_(kernels, call.value, call.element, call.head_size, true),
       group_(call.query_heads / call.heads),
       rows_(group_ * call.tokens) {}
 
@@ -57,8 +59,40 @@ void AttentionRows::attend_block(const Rows& rows, int64_t lane, int64_t at, int
   value_.scales(values, count, block.value_scales);
   if (value_.has_zeros()) value_.zeros(values, count, block.value_scales, block.value_zeros);
   if (value_.has_zeros() || call_.offsets > 0) std::fill_n(block.ones, kBlock, 1.0f);
-  for (int r = 0; r < rows.count; ++r) soften(rows, r, block, scores + r * kBlock);
-  value_.accumulate(values, count, scores, rows.count, decoded, rows.sums);
+  if (!value_.is_integer()) {
+    for (int r = 0; r < rows.count; ++r) soften(rows, r, block, scores + r * kBlock);
+    return value_.accumulate(values, count, scores, rows.count, decoded, rows.sums);
+  }
+  const bool is_plain = count == kBlock && !has_shift() && !value_.has_zeros() &&
+                        call_.bias == nullptr && call_.softcap == 0.0f;
+  for (int r = 0; r < rows.count; ++r) {
+    float* const numbers = decoded + r * kNumbersFloats;
+    const Range range = visible(rows.b, rows.first + r);
+    if (is_plain && range.low <= at && at + count <= range.high &&
+        soften_plainly(rows, r, block, scores + r * kBlock, numbers)) {
+      continue;
+    }
+    soften(rows, r, block, scores + r * kBlock);
+    value_.quantise(values, count, scores + r * kBlock, numbers,
+                    rows.sums + static_cast<std::size_t>(r) * sums_width());
+  }
+  value_.accumulate_numbers(values, count, decoded, rows.count, rows.sums);
+}
+
+// The same for a whole block that needs nothing but its scales; false, and nothing done, where
+// something is not finite.
+bool AttentionRows::soften_plainly(const Rows& rows, int r, const Block& block,
+                                   const float* scores, float* numbers) const {
+  float max = rows.max[r];
+  const float sum = kernels_.integers->soften(scores, block.key_scales, block.value_scales, &max,
+                                              numbers);
+  if (!(sum == sum)) return false;
+  if (max > rows.max[r]) {
+    rescale(rows, r, std::exp(rows.max[r] - max));
+    rows.max[r] = max;
+  }
+  rows.weight[r] += sum;
+  return true;
 }
 
 // One step of the online softmax for one query row.
@@ -81,7 +115,8 @@ void AttentionRows::soften(const Rows& rows, int r, const Block& block, float* s
 
 void AttentionRows::rescale(const Rows& rows, int r, float factor) const {
   rows.weight[r] *= factor;
-  kernels_.scale(rows.sums + static_cast<std::size_t>(r) * sums_width(), factor, value_.padded());
+  kernels_.scale(rows.sums + static_cast<std::size_t>(r) * sums_width(), factor,
+                 static_cast<int>(sums_width()));
   kernels_.scale(rows.buckets + static_cast<std::size_t>(r) * bucket_width(), factor,
                  static_cast<int>(bucket_width()));
 }
@@ -102,18 +137,17 @@ void AttentionRows::weigh(const Rows& rows, int r, const Block& block, float max
   const float sum = kernels_.weigh(scores, block.ones, block.count, max);
   rows.weight[r] += sum;
   if (is_late && last >= 0) buckets[last] += sum;
-  float zeros = 0.0f;
-  for (int t = 0; t < block.count; ++t) {
-    const float weight = scores[t];
-    // What is hidden contributes nothing, even where its fields are no numbers.
-    if (weight == 0.0f) continue;
-    if (!is_late) buckets[offset_of(block.at + t)] += weight;
-    if (value_.has_zeros()) zeros += weight * block.value_zeros[t];
-    scores[t] = weight * block.value_scales[t];
+  for (int t = 0; !is_late && t < block.count; ++t) {
+    buckets[offset_of(block.at + t)] += scores[t];
   }
+  // What is hidden contributes nothing, even where its fields are no numbers.
+  const float zeros = kernels_.apply_fields(scores, block.value_scales,
+                                            value_.has_zeros() ? block.value_zeros : nullptr,
+                                            block.count, scores);
   if (!value_.has_zeros()) return;
-  float* const sums = rows.sums + static_cast<std::size_t>(r) * sums_width();
-  for (int j = 0; j < value_.padded(); ++j) sums[j] += zeros;
+  const std::size_t width = sums_width();
+  float* const sums = rows.sums + static_cast<std::size_t>(r) * width;
+  for (std::size_t j = 0; j < width; ++j) sums[j] += zeros;
 }
 
 // What is added to the scaled scores: zero * sum(q), <q, offset>.
@@ -159,7 +193,7 @@ void AttentionRows::prepare(const int64_t* flat_rows, int count, float* scratch,
     std::copy_n(natural, count * size, rotated);
   }
   for (int r = 0; r < count; ++r) {
-    key_.to_slots(rotated + r * width, query[r]);
+    key_.prepare_query(rotated + r * width, query[r]);
     if (!has_shift()) continue;
     const float* const q = natural + r * size;
     double sum = 0;
@@ -183,7 +217,7 @@ void AttentionRows::finish(const int64_t* flat_rows, int count, const float* con
   float* out = scratch + static_cast<std::size_t>(count) * width;
   for (int r = 0; r < count; ++r) {
     float* const x = natural + r * width;
-    value_.to_natural(sums[r], x);
+    value_.natural_sums(sums[r], x);
     if (weight[r] == 0.0f) {  // every key is hidden, and there is no sink
       std::fill_n(x, width, 0.0f);
     } else {

@@ -59,8 +59,8 @@ class AttentionRows {
 
   int64_t rows() const { return rows_; }  // query rows per KV head
   int64_t group() const { return group_; }
-  std::size_t query_width() const { return static_cast<std::size_t>(key_.padded()); }
-  std::size_t sums_width() const { return static_cast<std::size_t>(value_.padded()); }
+  std::size_t query_width() const { return static_cast<std::size_t>(key_.query_width()); }
+  std::size_t sums_width() const { return static_cast<std::size_t>(value_.sums_width()); }
   // Per query row: its sum, then its product with each offset; nothing where nobody asks for it.
   std::size_t shift_width() const { return has_shift() ? 1 + bucket_width() : 0; }
   std::size_t bucket_width() const { return static_cast<std::size_t>(call_.offsets); }
@@ -74,9 +74,9 @@ class AttentionRows {
   struct Rows {
     int64_t b, n, first;
     int count;
-    const float* query;   // [count, query_width], rotated and scaled, slot order
+    const float* query;   // [count, query_width], rotated and scaled, as the keys want it
     const float* shifts;  // [count, shift_width]
-    float* sums;          // [count, sums_width], slot order
+    float* sums;          // [count, sums_width], as the values want them
     float* buckets;       // [count, bucket_width], weights by row of the offset
     float* max;           // [count]
     float* weight;        // [count], sum of the exponentials
@@ -116,6 +116,8 @@ class AttentionRows {
 
   void attend_block(const Rows& rows, int64_t lane, int64_t at, int count, float* work) const;
   void soften(const Rows& rows, int r, const Block& block, float* scores) const;
+  bool soften_plainly(const Rows& rows, int r, const Block& block, const float* scores,
+                      float* numbers) const;
   void rescale(const Rows& rows, int r, float factor) const;
   void weigh(const Rows& rows, int r, const Block& block, float max, float* scores) const;
   const float* load_shift(const Rows& rows, int r, const Block& block) const;

@@ -11,6 +11,9 @@
 #else
 #include <cpuid.h>
 #endif
+#elif defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace tq {
@@ -62,13 +65,61 @@ bool has_avx512() {
   return has(ebx, 16) && has(ebx, 17) && has(ebx, 30) && has(ebx, 31);  // F, DQ, BW, VL
 }
 
+bool has_avx512vnni() { return has_avx512() && has(cpuid(7, 0).ecx, 11); }
+
 #endif
+
+#if defined(__aarch64__) && defined(__linux__)
+bool has_neondot() { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
+#elif defined(__aarch64__) && defined(__APPLE__)
+bool has_neondot() { return true; }  // every Apple silicon
+#else
+bool has_neondot() { return false; }
+#endif
+
+// A level with integer products, which lie in files of their own.
+Kernels join(const Kernels& level, const char* name, const IntegerKernels* integers) {
+  Kernels all = level;
+  all.name = name;
+  all.integers = integers;
+  return all;
+}
+
+const Kernels* whole_avx2_kernels() {
+  if (avx2_kernels() == nullptr) return nullptr;
+  static const Kernels kernels = join(*avx2_kernels(), avx2_kernels()->name, avx2_integers());
+  return &kernels;
+}
+
+const Kernels* avx512vnni_kernels() {
+  if (avx512_kernels() == nullptr || avx512vnni_integers() == nullptr) return nullptr;
+  static const Kernels kernels = [] {
+    Kernels all = join(*avx512_kernels(), "avx512vnni", avx512vnni_integers());
+    all.multiply_pairs = avx512vnni_multiply_pairs();
+    return all;
+  }();
+  return &kernels;
+}
+
+const Kernels* whole_neon_kernels() {
+  if (neon_kernels() == nullptr) return nullptr;
+  static const Kernels kernels = join(*neon_kernels(), neon_kernels()->name, neon_integers());
+  return &kernels;
+}
+
+const Kernels* neondot_kernels() {
+  if (neon_kernels() == nullptr || neondot_integers() == nullptr) return nullptr;
+  static const Kernels kernels = join(*neon_kernels(), "neondot", neondot_integers());
+  return &kernels;
+}
 
 bool is_supported(const Kernels* kernels) {
 #ifdef TQ_X86
+  if (kernels == avx512vnni_kernels()) return has_avx512vnni();
   if (kernels == avx512_kernels()) return has_avx512();
-  if (kernels == avx2_kernels()) return has_avx2();
+  if (kernels == whole_avx2_kernels()) return has_avx2();
 #endif
+  if (kernels == neondot_kernels()) return has_neondot();
   return kernels != nullptr;  // NEON is part of every aarch64
 }
 
@@ -77,7 +128,8 @@ bool is_supported(const Kernels* kernels) {
 std::vector<const Kernels*> compiled_kernels() {
   std::vector<const Kernels*> all;
   for (const Kernels* kernels :
-       {avx512_kernels(), avx2_kernels(), neon_kernels(), scalar_kernels()}) {
+       {avx512vnni_kernels(), avx512_kernels(), whole_avx2_kernels(), neondot_kernels(),
+        whole_neon_kernels(), scalar_kernels()}) {
     if (kernels != nullptr) all.push_back(kernels);
   }
   return all;

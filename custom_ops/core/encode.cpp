@@ -10,7 +10,8 @@
 namespace tq {
 namespace {
 
-constexpr int kRowsPerTask = RowEncoder::kMaxRows;
+constexpr int64_t kFewRows = 8;       // per task, where there are not many tasks
+constexpr int64_t kManyTasks = 16;
 constexpr int64_t kCopyBytesPerTask = 256 * 1024;
 
 int64_t length_of(const EncodeCall& call, int64_t lane) {  // lane = b * N + n
@@ -29,13 +30,19 @@ struct Place {
   int64_t lane, slot;
 };
 
+// By the shapes, not by the threads.
+int64_t rows_per_task(int64_t rows, int head_size) {
+  const int64_t most = RowEncoder::rows_at_once(head_size);
+  return rows >= kManyTasks * most ? most : std::min(most, kFewRows);
+}
+
 struct Copy {
   const EncodeCall& call;
-  int64_t rows;
+  int64_t rows, rows_per_task;
 
   void operator()(std::size_t task) const {
-    const int64_t first = static_cast<int64_t>(task) * kRowsPerTask;
-    const int64_t end = std::min(first + kRowsPerTask, rows);
+    const int64_t first = static_cast<int64_t>(task) * rows_per_task;
+    const int64_t end = std::min(first + rows_per_task, rows);
     const std::size_t used = static_cast<std::size_t>(spec::row_bytes(call.codec, call.head_size));
     const uint8_t* const vectors = static_cast<const uint8_t*>(call.vectors);
     for (int64_t row = first; row < end; ++row) {
@@ -50,14 +57,14 @@ struct Encode {
   const Kernels& kernels;
   const EncodeCall& call;
   const RowEncoder& encoder;
-  int64_t rows;
+  int64_t rows, rows_per_task;
 
   void operator()(std::size_t task) const {
-    const int64_t first = static_cast<int64_t>(task) * kRowsPerTask;
-    const int count = static_cast<int>(std::min<int64_t>(kRowsPerTask, rows - first));
+    const int64_t first = static_cast<int64_t>(task) * rows_per_task;
+    const int count = static_cast<int>(std::min(rows_per_task, rows - first));
     const int size = call.head_size;
-    alignas(64) float vectors[kRowsPerTask * spec::kMaxHeadSize];
-    uint8_t* out[kRowsPerTask];
+    alignas(64) float vectors[RowEncoder::kMaxFloats];
+    uint8_t* out[RowEncoder::kMaxRows];
     load_floats(kernels, call.element, call.vectors, static_cast<std::size_t>(first * size),
                 vectors, static_cast<std::size_t>(count) * size);
     for (int r = 0; r < count; ++r) {
@@ -116,15 +123,16 @@ void encode(const Kernels& kernels, const EncodeCall& call, const Parallel& para
     parallel(static_cast<std::size_t>(lanes * keeper.tasks_per_lane), keeper);
   }
   const int64_t rows = lanes * call.tokens;
-  const std::size_t tasks = static_cast<std::size_t>((rows + kRowsPerTask - 1) / kRowsPerTask);
+  const int64_t share = rows_per_task(rows, call.head_size);
+  const std::size_t tasks = static_cast<std::size_t>((rows + share - 1) / share);
   if (call.codec.kind == spec::Kind::kRaw && call.offset == nullptr &&
       raw_element(call.element, call.codec.bits) == call.element) {
-    Copy copy{call, rows};
+    Copy copy{call, rows, share};
     parallel(tasks, copy);
     return;
   }
   const RowEncoder encoder(kernels, call);
-  Encode encode{kernels, call, encoder, rows};
+  Encode encode{kernels, call, encoder, rows, share};
   parallel(tasks, encode);
 }
 

@@ -13,14 +13,19 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "core/prefill_kernels.h"
+
 namespace tq {
 
 // Tokens per block of the online softmax; a multiple of every instruction set's lanes.
-constexpr int kBlock = 64;
+constexpr int kBlock = 128;
 
 // Length of a table of centroids as the kernels want it: repeated until it has 32 entries, so that
 // bits above the code need not be masked away. Codes of up to 4 bits look at the first 16 only.
 constexpr int kTable = 32;
+
+// Tokens that a prefill decodes at a time.
+constexpr int kPrefillBlock = 128;
 
 // Partial sums of a sum of squares; the same at every level, so that every level rounds the same.
 constexpr int kPartialSums = 16;
@@ -34,6 +39,60 @@ struct RowFormat {
   int padded_slot;
   int padded;  // slots * padded_slot
   int high_plane;  // byte offset of the second plane (3 and 5 bits only)
+  int stride;  // bytes from one row to the next
+};
+
+// Centroids as integers: centroid i is unit * entries[i % levels].
+struct IntegerTable {
+  int8_t entries[16];
+  float unit;
+};
+
+// Coordinates of all slots, each rounded up to whole words.
+constexpr int kMaxIntegerWidth = 576;
+
+// Floats that a row of a block of integers takes.
+constexpr int kNumbersFloats = kBlock / 2 + 4;
+
+// Products with integers, for codes of at most 16 levels. Numbers that are multiplied with codes are
+// rounded to 16 bits of the largest of their row or block: exact to some 3e-5 of the result.
+struct IntegerKernels {
+  int (*query_floats)(const RowFormat& format);  // of a prepared query row
+  int (*sums_floats)(const RowFormat& format);   // of a row of sums
+  void (*prepare_query)(const RowFormat& format, const float* natural, float* prepared);
+  // scores[r][t] = <query[r], centroids of row t>, leading dimension kBlock; not a number where
+  // query[r] is not finite.
+  void (*score_rows)(const RowFormat& format, const uint8_t* rows, int count,
+                     const IntegerTable& table, const float* prepared, int queries, float* scores);
+  // One row of a block of weights as integers, kNumbersFloats long; weights are zero from count to
+  // a multiple of the lanes. False, and the integers zeros, where one is negative or not finite.
+  bool (*quantise_weights)(const float* weights, int count, float* numbers);
+  // The online softmax of one row of a whole block that has no shift, cap, bias or hidden key, from
+  // scores without the keys' scales to integers. Returns the sum of the exponentials; `maximum`
+  // rises to that of the block if it is larger. NaN, and nothing done, where a weight is none.
+  float (*soften)(const float* scores, const float* key_scales, const float* value_scales,
+                  float* maximum, float* numbers);
+  // sums[r] += sum over t of numbers[r][t] * centroids of row t, in an order of their own.
+  void (*accumulate_rows)(const RowFormat& format, const uint8_t* rows, int count,
+                          const IntegerTable& table, const float* numbers, int queries,
+                          float* sums);
+  void (*natural_sums)(const RowFormat& format, const float* sums, float* natural);
+  // The other way; what is no coordinate becomes zero.
+  void (*ordered_sums)(const RowFormat& format, const float* natural, float* sums);
+};
+
+// Coordinates that lie one after the other.
+enum class Coordinate { kFp8, kInt8, kFloat, kHalf, kBfloat };
+
+// Coordinates of kInt8 that share a scale, a float16.
+constexpr int kScaleBlock = 32;
+
+struct ByteFormat {
+  Coordinate kind;
+  int bytes;  // of a coordinate
+  int head_size;
+  int padded;  // head_size rounded up to the lanes
+  int scales;  // byte offset of the scales of kInt8
   int stride;  // bytes from one row to the next
 };
 
@@ -97,6 +156,31 @@ struct Kernels {
   // the sum of the exponentials. Positions from count to a multiple of lanes become zero.
   float (*weigh)(float* scores, const float* value_scales, int count, float max);
   void (*scale)(float* x, float factor, int size);
+  const IntegerKernels* integers;  // null where the level has none
+
+  // ---- prefill; null at the scalar level.
+  // One step of the online softmax of query rows that see the tokens [low[r], high[r]) of the block
+  // and nothing but scaled scores: updates max, weight (the sum of the exponentials) and sums.
+  void (*attend_block)(const PrefillBlock& block, const float* query, int rows, const int* low,
+                       const int* high, float* max, float* weight, float* sums);
+  const PairKernels* pairs;      // null where the level has none
+  MultiplyPairs multiply_pairs;  // likewise
+
+  // ---- attention with few query rows, of rows that are bytes or floats.
+  int max_fused_bytes;  // query rows up to which these beat decoding to memory
+  // scores[r][t] = <query[r], row t>, leading dimensions padded and kBlock; may write up to the
+  // next multiple of four behind count.
+  void (*score_bytes)(const ByteFormat& format, const uint8_t* rows, int count, const float* query,
+                      int queries, float* scores);
+  // sums[r] += sum over t of weights[r][t] * row t, leading dimensions padded and kBlock. A weight
+  // of zero adds nothing, even of a row that is not finite.
+  void (*accumulate_bytes)(const ByteFormat& format, const uint8_t* rows, int count,
+                           const float* weights, int queries, float* sums);
+  // out[t] = weights[t] * scales[t], zero where the weight is zero; returns the sum of
+  // weights[t] * zeros[t], likewise, 0 where `zeros` is null. Arrays have kBlock floats; weights
+  // from count to a multiple of the lanes are zero.
+  float (*apply_fields)(const float* weights, const float* scales, const float* zeros, int count,
+                        float* out);
 };
 
 // One function per level; null where the level is not compiled for this architecture.
@@ -104,5 +188,14 @@ const Kernels* scalar_kernels();
 const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();
 const Kernels* neon_kernels();
+
+// Beside the levels of the same instructions; null where the compiler is none for them.
+const IntegerKernels* avx2_integers();
+const IntegerKernels* neon_integers();
+// Beside the neon level, on processors that have products of bytes.
+const IntegerKernels* neondot_integers();
+// Beside the avx512 level, on processors that have VNNI.
+const IntegerKernels* avx512vnni_integers();
+MultiplyPairs avx512vnni_multiply_pairs();
 
 }  // namespace tq

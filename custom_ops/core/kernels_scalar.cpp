@@ -198,6 +198,66 @@ void decode_int8(const uint8_t* codes, float scale, float* out, int size) {
   }
 }
 
+void decode_bytes(const ByteFormat& format, const uint8_t* row, float* out) {
+  for (int j = 0; j < format.head_size; ++j) {
+    uint16_t half;
+    switch (format.kind) {
+      case Coordinate::kFp8:
+        decode_fp8(row + j, out + j, 1);
+        break;
+      case Coordinate::kInt8:
+        std::memcpy(&half, row + format.scales + j / kScaleBlock * 2, sizeof half);
+        decode_int8(row + j, half_to_float(half), out + j, 1);
+        break;
+      case Coordinate::kFloat:
+        std::memcpy(out + j, row + 4 * j, sizeof *out);
+        break;
+      default:
+        std::memcpy(&half, row + 2 * j, sizeof half);
+        out[j] = format.kind == Coordinate::kHalf ? half_to_float(half) : bfloat_to_float(half);
+    }
+  }
+}
+
+void score_bytes(const ByteFormat& format, const uint8_t* rows, int count, const float* query,
+                 int queries, float* scores) {
+  float key[kMaxHeadSize];
+  for (int t = 0; t < count; ++t) {
+    decode_bytes(format, rows + static_cast<ptrdiff_t>(t) * format.stride, key);
+    for (int r = 0; r < queries; ++r) {
+      const float* const q = query + static_cast<ptrdiff_t>(r) * format.padded;
+      float partial[kPartialSums] = {};
+      for (int j = 0; j < format.head_size; ++j) partial[j % kPartialSums] += q[j] * key[j];
+      scores[r * kBlock + t] = add_partial_sums(partial);
+    }
+  }
+}
+
+void accumulate_bytes(const ByteFormat& format, const uint8_t* rows, int count,
+                      const float* weights, int queries, float* sums) {
+  float value[kMaxHeadSize];
+  for (int t = 0; t < count; ++t) {
+    decode_bytes(format, rows + static_cast<ptrdiff_t>(t) * format.stride, value);
+    for (int r = 0; r < queries; ++r) {
+      float* const sum = sums + static_cast<ptrdiff_t>(r) * format.padded;
+      const float weight = weights[r * kBlock + t];
+      if (weight == 0.0f) continue;
+      for (int j = 0; j < format.head_size; ++j) sum[j] += weight * value[j];
+    }
+  }
+}
+
+float apply_fields(const float* weights, const float* scales, const float* zeros, int count,
+                   float* out) {
+  float sum = 0.0f;
+  for (int t = 0; t < count; ++t) {
+    const float weight = weights[t];
+    out[t] = weight == 0.0f ? 0.0f : weight * scales[t];
+    if (zeros != nullptr && weight != 0.0f) sum += weight * zeros[t];
+  }
+  return sum;
+}
+
 void transpose_block(const float* rows, int count, int width, float* columns) {
   for (int t = 0; t < count; ++t) {
     for (int j = 0; j < width; ++j) {
@@ -266,6 +326,14 @@ constexpr Kernels kKernels = {
     finish_scores,
     weigh,
     scale,
+    nullptr,
+    nullptr,
+    nullptr,
+    nullptr,
+    std::numeric_limits<int>::max(),
+    score_bytes,
+    accumulate_bytes,
+    apply_fields,
 };
 
 }  // namespace

@@ -8,19 +8,45 @@
 namespace tq {
 namespace {
 
-// x H, in log2(size) rounds of sums and differences.
-void hadamard(float* x, int size) {
-  for (int half = 1; half < size; half *= 2) {
-    for (int from = 0; from < size; from += 2 * half) {
-      float* const low = x + from;
-      float* const high = low + half;
-      for (int i = 0; i < half; ++i) {
-        const float sum = low[i] + high[i], difference = low[i] - high[i];
-        low[i] = sum;
-        high[i] = difference;
-      }
+// One round of sums and differences; constant counts let the compiler use vectors.
+template <int HALF>
+void add_and_subtract(float* x, int size) {
+  constexpr int kSome = HALF < 8 ? HALF : 8;
+  for (int from = 0; from < size; from += 2 * HALF) {
+    for (int at = from; at < from + HALF; at += kSome) {
+      float low[kSome], high[kSome];
+      for (int i = 0; i < kSome; ++i) low[i] = x[at + i];
+      for (int i = 0; i < kSome; ++i) high[i] = x[at + HALF + i];
+      for (int i = 0; i < kSome; ++i) x[at + i] = low[i] + high[i];
+      for (int i = 0; i < kSome; ++i) x[at + HALF + i] = low[i] - high[i];
     }
   }
+}
+
+// The first two rounds, of four neighbours at a time.
+void add_and_subtract_neighbours(float* x, int size) {
+  for (int i = 0; i < size; i += 4) {
+    const float a = x[i] + x[i + 1], b = x[i] - x[i + 1];
+    const float c = x[i + 2] + x[i + 3], d = x[i + 2] - x[i + 3];
+    x[i] = a + c;
+    x[i + 1] = b + d;
+    x[i + 2] = a - c;
+    x[i + 3] = b - d;
+  }
+}
+
+// x H, in log2(size) rounds of sums and differences.
+void hadamard(float* x, int size) {
+  static_assert(spec::kMaxHeadSize == 512, "one round per power of two");
+  if (size < 4) return size < 2 ? void() : add_and_subtract<1>(x, size);
+  add_and_subtract_neighbours(x, size);
+  if (size >= 8) add_and_subtract<4>(x, size);
+  if (size >= 16) add_and_subtract<8>(x, size);
+  if (size >= 32) add_and_subtract<16>(x, size);
+  if (size >= 64) add_and_subtract<32>(x, size);
+  if (size >= 128) add_and_subtract<64>(x, size);
+  if (size >= 256) add_and_subtract<128>(x, size);
+  if (size >= 512) add_and_subtract<256>(x, size);
 }
 
 bool is_odd(unsigned bits) {

@@ -74,9 +74,9 @@ void RowEncoder::encode(float* x, int count, uint8_t* const* rows) const {
 }
 
 void RowEncoder::encode_rotated(float* x, int count, uint8_t* const* rows) const {
-  alignas(64) float unit[kMaxRows * spec::kMaxHeadSize];
-  alignas(64) float rotated[kMaxRows * spec::kMaxHeadSize];
-  alignas(64) uint8_t codes[kMaxRows * spec::kMaxHeadSize];
+  alignas(64) float unit[kMaxFloats];
+  alignas(64) float rotated[kMaxFloats];
+  alignas(64) uint8_t codes[kMaxFloats];
   float norms[kMaxRows], scales[kMaxRows];
   for (int r = 0; r < count; ++r) {
     float* const from = x + r * size_;
@@ -111,7 +111,7 @@ void RowEncoder::encode_rotated(float* x, int count, uint8_t* const* rows) const
 // What the codes leave over, as a reader will see them: the signs of its projection, and its norm.
 void RowEncoder::encode_residuals(const float* x, int count, const float* scales, float* scratch,
                                   uint8_t* codes, uint8_t* const* rows) const {
-  alignas(64) float residual[kMaxRows * spec::kMaxHeadSize];
+  alignas(64) float residual[kMaxFloats];
   for (int r = 0; r < count; ++r) {
     const float scale = half_to_float(stored_half(scales[r]));
     for (int j = r * size_; j < (r + 1) * size_; ++j) scratch[j] = scale * table_[codes[j]];

@@ -5,6 +5,7 @@
 // and every other step is one correctly rounded operation.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "core/encode.h"
@@ -15,7 +16,11 @@ namespace tq {
 
 class RowEncoder {
  public:
-  static constexpr int kMaxRows = 8;
+  static constexpr int kMaxRows = 64;
+  static constexpr int kMaxFloats = 8 * spec::kMaxHeadSize;
+
+  // How many rows can be encoded at once; bounds the work areas, which lie on the stack.
+  static int rows_at_once(int head_size) { return std::min(kMaxRows, kMaxFloats / head_size); }
 
   // The call outlives this object.
   RowEncoder(const Kernels& kernels, const EncodeCall& call);

@@ -23,3 +23,4 @@ SCALE_STEPS: int = _TABLES["scales"]["float16_steps"]
 FLOAT32_FIELD: float = _TABLES["scales"]["float32_relative"]
 ATTENTION: dict[str, float] = _TABLES["attention"]
 PER_QUERY_FACTOR: float = ATTENTION.pop("per_query_factor")
+INTEGERS: float = ATTENTION.pop("integers")

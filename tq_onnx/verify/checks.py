@@ -28,6 +28,8 @@ MAX_TIES: Final = 1e-4
 MAX_BODY_TIES: Final = {"FLOAT": MAX_TIES, "FLOAT16": 2e-3, "BFLOAT16": 2e-2}
 MAX_SCALE_STEPS: Final = 1
 MAX_ATTENTION_ERROR: Final = {"FLOAT": 2e-5, "FLOAT16": 1e-3, "BFLOAT16": 8e-3}
+# Kernels that multiply codes as integers round queries and weights to 16 bits.
+MAX_KERNEL_ATTENTION_ERROR: Final = {**MAX_ATTENTION_ERROR, "FLOAT": 2e-4}
 MAX_THEORY_EXCESS: Final = 0.05
 # One rotation and a limited number of vectors scatter around the expectation of theory.
 THEORY_SPREADS: Final = 3.0
@@ -206,12 +208,13 @@ def ladder_holds(probe: Probe, rungs: Sequence[LadderFigures]) -> list[Check]:
             )
         )
         worst = max(own, key=lambda rung: _nan_last(rung.attention_error))
+        limit = (MAX_KERNEL_ATTENTION_ERROR if backend == KERNEL else MAX_ATTENTION_ERROR)[dtype]
         checks.append(
             Check(
                 f"attention: {backend} equals the reference",
-                all(rung.attention_error <= MAX_ATTENTION_ERROR[dtype] for rung in own),
+                all(rung.attention_error <= limit for rung in own),
                 f"largest relative error {worst.attention_error:.1e} (layer {worst.layer}), "
-                f"{MAX_ATTENTION_ERROR[dtype]:.0e} allowed",
+                f"{limit:.0e} allowed",
             )
         )
     return checks

@@ -1,9 +1,11 @@
-// Forced inlining. TQ_INLINE functions have internal linkage, so that no copy of one that was
+// Forced inlining, of functions and of lambdas. TQ_INLINE functions have internal linkage, so that no copy of one that was
 // compiled for a wide instruction set can serve another file (see core/kernels.h).
 #pragma once
 
 #if defined(_MSC_VER) && !defined(__clang__)
 #define TQ_INLINE static __forceinline
+#define TQ_INLINED
 #else
 #define TQ_INLINE static inline __attribute__((always_inline))
+#define TQ_INLINED __attribute__((always_inline))
 #endif

@@ -10,6 +10,8 @@ namespace {
 
 using tq::kBlock;
 using tq::kPartialSums;
+using tq::kPrefillBlock;
+using tq::PrefillBlock;
 using tq::RowFormat;
 
 TQ_INLINE int smaller(int a, int b) { return a < b ? a : b; }
@@ -29,7 +31,16 @@ struct Number {
 #include "core/simd/unpack.inl"
 #include "core/simd/fused.inl"
 #include "core/simd/decode.inl"
+#include "core/simd/fused_bytes.inl"
 #include "core/simd/softmax.inl"
+#include "core/simd/prefill.inl"
+#ifdef TQ_PAIRS
+#include "core/simd/prefill_pairs.inl"
+#else
+namespace {
+constexpr const tq::PairKernels* kPairs = nullptr;
+}  // namespace
+#endif
 
 namespace {
 
@@ -57,6 +68,14 @@ constexpr tq::Kernels kKernels = {
     finish_scores,
     weigh,
     scale,
+    nullptr,
+    attend_block,
+    kPairs,
+    nullptr,
+    kMaxFusedBytes,
+    score_bytes,
+    accumulate_bytes,
+    apply_fields,
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 #if defined(__x86_64__) || defined(_M_X64)
 
 #define TQ_LEVEL "avx512"
+#define TQ_PAIRS
 #include "core/simd/vec_avx512.h"
 #include "core/simd/kernels.inl"
 

@@ -1,6 +1,7 @@
 // c[m][n] (+)= a[m][k] b[k][n], row-major with leading dimensions. Every element is one chain of
 // fused multiply-adds over rising k, starting from c or zero, so the tiling (kTileM rows by kTileN
-// vectors) never shows in the bits and `rotate` gives the same bits at every level.
+// vectors, or kTallM by kTallN) never shows in the bits and `rotate` gives the same bits at every
+// level.
 
 namespace {
 
@@ -34,12 +35,12 @@ TQ_INLINE void multiply_rest(const float* a, const float* b, ptrdiff_t ldb, floa
   store_n(c, sum, lanes);
 }
 
-template <int ROWS>
+template <int ROWS, int VECTORS = kTileN>
 void multiply_rows(const float* a, ptrdiff_t lda, const float* b, ptrdiff_t ldb, float* c,
                    ptrdiff_t ldc, int n, int k, bool accumulate) {
   int j = 0;
-  for (; j + kTileN * kLanes <= n; j += kTileN * kLanes) {
-    multiply_tile<ROWS, kTileN>(a, lda, b + j, ldb, c + j, ldc, k, accumulate);
+  for (; j + VECTORS * kLanes <= n; j += VECTORS * kLanes) {
+    multiply_tile<ROWS, VECTORS>(a, lda, b + j, ldb, c + j, ldc, k, accumulate);
   }
   for (; j + kLanes <= n; j += kLanes) {
     multiply_tile<ROWS, 1>(a, lda, b + j, ldb, c + j, ldc, k, accumulate);
@@ -55,7 +56,9 @@ void multiply(const float* a, int lda, const float* b, int ldb, float* c, int ld
               int k, bool accumulate) {
   static_assert(kTileM == 6, "one case per number of rows");
   while (m > 0) {
-    const int rows = smaller(m, kTileM);
+    // Eight rows at once read b once, six and two twice.
+    const bool is_tall = m % kTallM == 0 && m % kTileM != 0;
+    const int rows = is_tall ? kTallM : smaller(m, kTileM);
     switch (rows) {
       case 1:
         multiply_rows<1>(a, lda, b, ldb, c, ldc, n, k, accumulate);
@@ -72,8 +75,11 @@ void multiply(const float* a, int lda, const float* b, int ldb, float* c, int ld
       case 5:
         multiply_rows<5>(a, lda, b, ldb, c, ldc, n, k, accumulate);
         break;
-      default:
+      case 6:
         multiply_rows<6>(a, lda, b, ldb, c, ldc, n, k, accumulate);
+        break;
+      default:
+        multiply_rows<kTallM, kTallN>(a, lda, b, ldb, c, ldc, n, k, accumulate);
     }
     m -= rows;
     a += static_cast<ptrdiff_t>(rows) * lda;

@@ -10,7 +10,9 @@ namespace {
 
 constexpr int kLanes = 8;
 constexpr int kTileM = 6, kTileN = 2;
+constexpr int kTallM = kTileM, kTallN = kTileN;  // registers for no other form
 constexpr int kMaxFused = 4;
+constexpr int kMaxFusedBytes = 12;
 constexpr int kScoreGroup = 2;
 constexpr int kSumRegisters = 8;
 
@@ -168,6 +170,27 @@ TQ_INLINE V load_half(const uint16_t* p) {
 TQ_INLINE void store_half(uint16_t* p, V v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                    _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+// ---- rows of bytes and floats, at any address; always full, head sizes being multiples of 8
+// 256ths of E4M3FN numbers, by way of float16, whose exponents reach further down; NaN is zero.
+TQ_INLINE V load_fp8(const uint8_t* p, int) {
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  const __m128i is_nan =
+      _mm_cmpeq_epi8(_mm_or_si128(bytes, _mm_set1_epi8(-128)), _mm_set1_epi8(-1));
+  const __m128i words = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_andnot_si128(is_nan, bytes)), 7);
+  return _mm256_cvtph_ps(_mm_and_si128(words, _mm_set1_epi16(-0x4001)));
+}
+TQ_INLINE V load_int8(const uint8_t* p, int) {
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+}
+TQ_INLINE V load_half_bytes(const uint8_t* p, int) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+TQ_INLINE V load_bfloat(const uint8_t* p, int) {
+  const __m128i words = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(words), 16));
 }
 
 }  // namespace

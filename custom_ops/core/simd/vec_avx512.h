@@ -10,7 +10,10 @@ namespace {
 
 constexpr int kLanes = 16;
 constexpr int kTileM = 6, kTileN = 4;  // accumulators of `multiply`, in rows and vectors
+constexpr int kTallM = 8, kTallN = 3;  // likewise, for multiples of eight rows
 constexpr int kMaxFused = 6;
+#define TQ_BISECTS  // a lookup is cheaper than several comparisons
+constexpr int kMaxFusedBytes = 64;
 constexpr int kScoreGroup = 6;    // query rows that share the decoded keys of four rows
 constexpr int kSumRegisters = 24;  // accumulators of accumulate_rows
 
@@ -95,6 +98,10 @@ TQ_INLINE I count_at_least(I count, V y, V threshold) {
   const M m = _mm512_cmp_ps_mask(y, threshold, _CMP_GE_OQ);
   return _mm512_mask_add_epi32(count, m, count, _mm512_set1_epi32(1));
 }
+TQ_INLINE I add_where_at_least(I count, V y, V threshold, int step) {
+  const M m = _mm512_cmp_ps_mask(y, threshold, _CMP_GE_OQ);
+  return _mm512_mask_add_epi32(count, m, count, _mm512_set1_epi32(step));
+}
 TQ_INLINE Table make_table(const float* p) { return {_mm512_loadu_ps(p)}; }
 TQ_INLINE V lookup(const Table& t, I codes) { return _mm512_permutexvar_ps(codes, t.entries); }
 
@@ -113,6 +120,11 @@ TQ_INLINE I add_int(I a, I b) { return _mm512_add_epi32(a, b); }
 TQ_INLINE I sub_int(I a, I b) { return _mm512_sub_epi32(a, b); }
 TQ_INLINE I and_int(I a, I b) { return _mm512_and_si512(a, b); }
 TQ_INLINE I or_int(I a, I b) { return _mm512_or_si512(a, b); }
+
+// ---- 16-bit numbers
+TQ_INLINE void store_words(int16_t* p, I i) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(i));
+}
 
 // ---- across lanes
 TQ_INLINE float lane_max(V v) { return _mm512_reduce_max_ps(v); }
@@ -160,6 +172,30 @@ TQ_INLINE V load_half(const uint16_t* p) {
 TQ_INLINE void store_half(uint16_t* p, V v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                       _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+// ---- rows of bytes and floats, at any address; lanes from n on are zero
+// 256ths of E4M3FN numbers, by way of float16, whose exponents reach further down; NaN is zero.
+TQ_INLINE V load_fp8(const uint8_t* p, int n) {
+  const __m128i bytes = n >= kLanes ? _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))
+                                    : _mm_maskz_loadu_epi8(first_lanes(n), p);
+  const M is_number =
+      _mm_cmpneq_epi8_mask(_mm_or_si128(bytes, _mm_set1_epi8(-128)), _mm_set1_epi8(-1));
+  const __m256i words = _mm256_slli_epi16(_mm256_maskz_cvtepi8_epi16(is_number, bytes), 7);
+  return _mm512_cvtph_ps(_mm256_and_si256(words, _mm256_set1_epi16(-0x4001)));
+}
+TQ_INLINE V load_int8(const uint8_t* p, int n) {
+  const __m128i bytes = n >= kLanes ? _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))
+                                    : _mm_maskz_loadu_epi8(first_lanes(n), p);
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+}
+TQ_INLINE __m256i load_words(const uint8_t* p, int n) {
+  return n >= kLanes ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))
+                     : _mm256_maskz_loadu_epi16(first_lanes(n), p);
+}
+TQ_INLINE V load_half_bytes(const uint8_t* p, int n) { return _mm512_cvtph_ps(load_words(p, n)); }
+TQ_INLINE V load_bfloat(const uint8_t* p, int n) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_words(p, n)), 16));
 }
 
 }  // namespace

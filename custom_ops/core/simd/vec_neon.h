@@ -11,7 +11,9 @@ namespace {
 
 constexpr int kLanes = 4;
 constexpr int kTileM = 6, kTileN = 4;
+constexpr int kTallM = 8, kTallN = 3;
 constexpr int kMaxFused = 4;
+constexpr int kMaxFusedBytes = 16;
 constexpr int kScoreGroup = 4;
 constexpr int kSumRegisters = 16;
 
@@ -172,6 +174,31 @@ TQ_INLINE V load_half(const uint16_t* p) {
 }
 TQ_INLINE void store_half(uint16_t* p, V v) {
   vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(v)));
+}
+
+// ---- rows of bytes and floats, at any address; always full, head sizes being multiples of 8
+TQ_INLINE int8x8_t load_4_bytes(const uint8_t* p) {
+  uint32_t bytes;
+  memcpy(&bytes, p, sizeof bytes);
+  return vreinterpret_s8_u32(vdup_n_u32(bytes));
+}
+// 256ths of E4M3FN numbers, by way of float16, whose exponents reach further down; NaN is zero.
+TQ_INLINE V load_fp8(const uint8_t* p, int) {
+  const int8x8_t bytes = load_4_bytes(p);
+  const uint8x8_t is_nan = vceq_s8(vorr_s8(bytes, vdup_n_s8(-128)), vdup_n_s8(-1));
+  const int16x8_t words = vshll_n_s8(vbic_s8(bytes, vreinterpret_s8_u8(is_nan)), 7);
+  const int16x4_t half = vand_s16(vget_low_s16(words), vdup_n_s16(-0x4001));
+  return vcvt_f32_f16(vreinterpret_f16_s16(half));
+}
+TQ_INLINE V load_int8(const uint8_t* p, int) {
+  return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(load_4_bytes(p)))));
+}
+TQ_INLINE uint16x4_t load_4_words(const uint8_t* p) { return vreinterpret_u16_u8(vld1_u8(p)); }
+TQ_INLINE V load_half_bytes(const uint8_t* p, int) {
+  return vcvt_f32_f16(vreinterpret_f16_u16(load_4_words(p)));
+}
+TQ_INLINE V load_bfloat(const uint8_t* p, int) {
+  return vreinterpretq_f32_u32(vshll_n_u16(load_4_words(p), 16));
 }
 
 }  // namespace

@@ -1,0 +1,382 @@
+// Tiles of query rows; the contract is in attention_prefill.h.
+//
+// Where both caches are lloyd_max and a score is a product and nothing more, a tile goes through
+// blocks of kPrefillBlock keys by kernels.attend_block: PlainTile. Everything else goes the general
+// way, by AttentionRows: GeneralTile.
+#include "core/attention_prefill.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+
+#include "core/buffer.h"
+#include "core/element.h"
+#include "core/rotation.h"
+#include "core/row_format.h"
+
+namespace tq {
+namespace {
+
+// One cache of codes whose numbers are centroids times the scale of the row.
+class PlainRows {
+ public:
+  PlainRows(const Kernels& kernels, const CacheView& cache, int head_size)
+      : kernels_(kernels),
+        cache_(cache),
+        format_(row_format(cache.codec.bits, head_size, kernels.lanes, cache.stride)),
+        fields_(spec::code_bytes(cache.codec, head_size)) {
+    fill_table(cache.centroids, spec::levels(cache.codec), table_);
+    is_integer_ = read_integers();
+  }
+
+  // Whether every centroid is a multiple of 1/127 of the largest.
+  bool is_integer() const { return is_integer_; }
+  float unit() const { return integers_.unit; }
+  const RowFormat& format() const { return format_; }
+
+  const uint8_t* row(int64_t index) const { return cache_.rows + index * cache_.stride; }
+  // Of queries and sums, which are in slot order (core/kernels.h).
+  std::size_t width() const { return static_cast<std::size_t>(format_.padded); }
+
+  void to_slots(const float* natural, float* slotted) const {
+    to_slot_order(format_, natural, slotted);
+  }
+  void to_natural(const float* slotted, float* natural) const {
+    to_natural_order(format_, slotted, natural);
+  }
+
+  void decode_keys(const uint8_t* rows, int count, float* out) const {
+    for_each_block(rows, count, [&](const uint8_t* at, int some, int from) {
+      kernels_.decode_columns(format_, at, some, table_, out + from * width());
+    });
+  }
+
+  void decode_values(const uint8_t* rows, int count, float* out) const {
+    kernels_.decode_rows(format_, rows, count, table_, out);
+  }
+
+  void decode_keys(const uint8_t* rows, int count, int32_t* out) const {
+    for_each_block(rows, count, [&](const uint8_t* at, int some, int from) {
+      kernels_.pairs->decode_columns(format_, at, some, integers_,
+                                     out + from * static_cast<std::ptrdiff_t>(width() / 2));
+    });
+  }
+
+  void decode_values(const uint8_t* rows, int count, int32_t* out) const {
+    kernels_.pairs->decode_rows(format_, rows, count, integers_, out);
+  }
+
+  void scales(const uint8_t* rows, int count, float* out) const {
+    for_each_block(rows, count, [&](const uint8_t* at, int some, int from) {
+      kernels_.load_fields(at + fields_, cache_.stride, some, out + from);
+    });
+  }
+
+ private:
+  template <class Body>
+  void for_each_block(const uint8_t* rows, int count, const Body& body) const {
+    for (int from = 0; from < count; from += kBlock) {
+      body(rows + static_cast<std::ptrdiff_t>(from) * cache_.stride, std::min(kBlock, count - from),
+           from);
+    }
+  }
+
+  bool read_integers() {
+    if (kernels_.pairs == nullptr || kernels_.multiply_pairs == nullptr) return false;
+    constexpr int kLevels = 16;
+    if (spec::levels(cache_.codec) > kLevels) return false;
+    float largest = 0.0f;
+    for (int i = 0; i < kLevels; ++i) largest = std::max(largest, std::fabs(table_[i]));
+    const float unit = largest / 127.0f;
+    if (!std::isnormal(unit)) return false;
+    for (int i = 0; i < kLevels; ++i) {
+      const float number = std::nearbyint(table_[i] / unit);
+      if (!(std::fabs(table_[i] - number * unit) <= 1e-6f * largest)) return false;
+      integers_.entries[i] = static_cast<int8_t>(number);
+    }
+    integers_.unit = unit;
+    return true;
+  }
+
+  const Kernels& kernels_;
+  const CacheView& cache_;
+  const RowFormat format_;
+  const int fields_;
+  float table_[kTable];
+  IntegerTable integers_{};
+  bool is_integer_ = false;
+};
+
+// Neighbouring query rows of one KV head of one sequence; arrays of `count`.
+struct Tile {
+  int64_t b, n, first;
+  int count;
+  const int64_t* flat_rows;
+  float *max, *weight;
+};
+
+class GeneralTile {
+ public:
+  static constexpr int kRows = 64;
+
+  explicit GeneralTile(const AttentionRows& worker) : worker_(worker) {}
+
+  std::size_t work_size() const {
+    return kRows * (worker_.query_width() + worker_.sums_width() + worker_.shift_width() +
+                    worker_.bucket_width() + worker_.scratch_width()) +
+           worker_.work_size(kRows);
+  }
+
+  void run(const Tile& tile, float* work) const {
+    const auto take = [&work](std::size_t size) {
+      float* const taken = work;
+      work += kRows * size;
+      return taken;
+    };
+    float* const query = take(worker_.query_width());
+    float* const sums = take(worker_.sums_width());
+    float* const shifts = take(worker_.shift_width());
+    float* const buckets = take(worker_.bucket_width());
+    float* const scratch = take(worker_.scratch_width());
+    float *wide[kRows], *narrow[kRows];
+    for (int r = 0; r < tile.count; ++r) {
+      wide[r] = query + static_cast<std::size_t>(r) * worker_.query_width();
+      narrow[r] = shifts + static_cast<std::size_t>(r) * worker_.shift_width();
+    }
+    worker_.prepare(tile.flat_rows, tile.count, scratch, wide, narrow);
+    const AttentionRows::Rows rows{tile.b, tile.n, tile.first, tile.count, query,
+                                   shifts, sums,   buckets,    tile.max,   tile.weight};
+    worker_.attend(rows, worker_.visible(tile.b, tile.first, tile.first + tile.count - 1), true,
+                   work);
+    for (int r = 0; r < tile.count; ++r) {
+      wide[r] = sums + static_cast<std::size_t>(r) * worker_.sums_width();
+      narrow[r] = buckets + static_cast<std::size_t>(r) * worker_.bucket_width();
+    }
+    worker_.finish(tile.flat_rows, tile.count, wide, narrow, tile.weight, scratch);
+  }
+
+ private:
+  const AttentionRows& worker_;
+};
+
+class PlainTile {
+ public:
+  // Many, since each tile decodes every block; a multiple of the rows of a tile of products.
+  static constexpr int kRows = 192;
+
+  PlainTile(const Kernels& kernels, const AttentionCall& call, const AttentionRows& worker)
+      : kernels_(kernels),
+        call_(call),
+        worker_(worker),
+        key_(kernels, call.key, call.head_size),
+        value_(kernels, call.value, call.head_size),
+        is_integer_(key_.is_integer() && value_.is_integer()) {}
+
+  static bool covers(const Kernels& kernels, const AttentionCall& call) {
+    const auto is_coded = [](const CacheView& cache) {
+      return cache.codec.kind == spec::Kind::kLloydMax;
+    };
+    return kernels.attend_block != nullptr && is_coded(call.key) && is_coded(call.value) &&
+           call.bias == nullptr && call.softcap == 0.0f && call.offsets == 0;
+  }
+
+  std::size_t work_size() const {
+    const std::size_t scratch = 2 * kRows * static_cast<std::size_t>(call_.head_size);
+    return kRows * (key_.width() + value_.width()) + std::max(scratch, blocks_size());
+  }
+
+  void run(const Tile& tile, float* work) const {
+    float* const query = work;
+    float* const sums = query + kRows * key_.width();
+    float* const rest = sums + kRows * value_.width();  // rotations and blocks take turns
+    prepare(tile, rest, query);
+    std::fill_n(sums, static_cast<std::size_t>(tile.count) * value_.width(), 0.0f);
+    start(tile);
+    if (is_integer_) {
+      attend_pairs(tile, rest, query, sums);
+    } else {
+      attend(tile, rest, query, sums);
+    }
+    finish(tile, rest, sums);
+  }
+
+ private:
+  std::size_t blocks_size() const {
+    return kPrefillBlock * (key_.width() + value_.width() + 2);
+  }
+
+  void prepare(const Tile& tile, float* scratch, float* query) const {
+    const int size = call_.head_size;
+    float* const natural = scratch;
+    float* const rotated = scratch + static_cast<std::ptrdiff_t>(tile.count) * size;
+    for (int r = 0; r < tile.count; ++r) {
+      load_floats(kernels_, call_.element, call_.query,
+                  static_cast<std::size_t>(tile.flat_rows[r]) * size, natural + r * size,
+                  static_cast<std::size_t>(size));
+    }
+    kernels_.scale(natural, call_.scale, tile.count * size);
+    rotate(kernels_, call_.key_rotation, natural, rotated, tile.count, size, size);
+    for (int r = 0; r < tile.count; ++r) {
+      key_.to_slots(rotated + r * size, query + static_cast<std::size_t>(r) * key_.width());
+    }
+  }
+
+  // A sink is a key without a value that every query sees: exp(sink - max) with max = sink.
+  void start(const Tile& tile) const {
+    std::fill_n(tile.max, tile.count, kNoMaximum);
+    std::fill_n(tile.weight, tile.count, 0.0f);
+    if (call_.sink == nullptr) return;
+    for (int r = 0; r < tile.count; ++r) {
+      load_floats(kernels_, call_.element, call_.sink,
+                  static_cast<std::size_t>(worker_.query_head(tile.n, tile.first + r)),
+                  tile.max + r, 1);
+      tile.weight[r] = tile.max[r] == kNoMaximum ? 0.0f : 1.0f;
+    }
+  }
+
+  // body(rows of the keys, rows of the values, count, low, high) for every block.
+  template <class Body>
+  void for_each_block(const Tile& tile, const Body& body) const {
+    const int64_t lane = (tile.b * call_.heads + tile.n) * call_.slots;
+    const Range all = worker_.visible(tile.b, tile.first, tile.first + tile.count - 1);
+    for (int64_t at = all.low; at < all.high; at += kPrefillBlock) {
+      const int count = static_cast<int>(std::min<int64_t>(kPrefillBlock, all.high - at));
+      int low[kRows], high[kRows];
+      for (int r = 0; r < tile.count; ++r) {
+        const Range range = worker_.visible(tile.b, tile.first + r);
+        low[r] = static_cast<int>(std::clamp<int64_t>(range.low - at, 0, count));
+        high[r] = static_cast<int>(std::clamp<int64_t>(range.high - at, 0, count));
+      }
+      body(key_.row(lane + at), value_.row(lane + at), count, low, high);
+    }
+  }
+
+  void attend(const Tile& tile, float* work, const float* query, float* sums) const {
+    float* const keys = work;
+    float* const values = keys + kPrefillBlock * key_.width();
+    float* const key_scales = values + kPrefillBlock * value_.width();
+    float* const value_scales = key_scales + kPrefillBlock;
+    const PrefillBlock block{keys,
+                             values,
+                             key_scales,
+                             value_scales,
+                             static_cast<int>(key_.width()),
+                             static_cast<int>(value_.width())};
+    for_each_block(tile, [&](const uint8_t* key_rows, const uint8_t* value_rows, int count,
+                             const int* low, const int* high) {
+      key_.decode_keys(key_rows, count, keys);
+      key_.scales(key_rows, count, key_scales);
+      value_.decode_values(value_rows, count, values);
+      value_.scales(value_rows, count, value_scales);
+      kernels_.attend_block(block, query, tile.count, low, high, tile.max, tile.weight, sums);
+    });
+  }
+
+  // `query` is replaced by its words.
+  void attend_pairs(const Tile& tile, float* work, float* query, float* sums) const {
+    const std::size_t pairs = key_.width() / 2;
+    int32_t* const words = reinterpret_cast<int32_t*>(query);
+    float steps[kRows];
+    alignas(64) float row[spec::kMaxHeadSize * 2];
+    for (int r = 0; r < tile.count; ++r) {
+      std::copy_n(query + r * key_.width(), key_.width(), row);
+      steps[r] = kernels_.pairs->pack_query(key_.format(), row, words + r * pairs);
+    }
+    int32_t* const keys = reinterpret_cast<int32_t*>(work);
+    int32_t* const values = keys + kPrefillBlock * pairs;
+    float* const key_scales =
+        reinterpret_cast<float*>(values + kPrefillBlock / 2 * value_.width());
+    float* const value_scales = key_scales + kPrefillBlock;
+    const PairBlock block{keys,
+                          values,
+                          key_scales,
+                          value_scales,
+                          static_cast<int>(pairs),
+                          static_cast<int>(value_.width()),
+                          kernels_.multiply_pairs};
+    for_each_block(tile, [&](const uint8_t* key_rows, const uint8_t* value_rows, int count,
+                             const int* low, const int* high) {
+      key_.decode_keys(key_rows, count, keys);
+      key_.scales(key_rows, count, key_scales);
+      kernels_.scale(key_scales, key_.unit(), kPrefillBlock);
+      value_.decode_values(value_rows, count, values);
+      value_.scales(value_rows, count, value_scales);
+      kernels_.scale(value_scales, value_.unit(), kPrefillBlock);
+      kernels_.pairs->attend_block(block, words, steps, tile.count, low, high, tile.max,
+                                   tile.weight, sums);
+    });
+  }
+
+  void finish(const Tile& tile, float* scratch, const float* sums) const {
+    const int size = call_.head_size;
+    float* const natural = scratch;
+    float* const out = scratch + static_cast<std::ptrdiff_t>(tile.count) * size;
+    for (int r = 0; r < tile.count; ++r) {
+      float* const x = natural + r * size;
+      value_.to_natural(sums + static_cast<std::size_t>(r) * value_.width(), x);
+      if (tile.weight[r] == 0.0f) {  // every key is hidden, and there is no sink
+        std::fill_n(x, size, 0.0f);
+      } else {
+        kernels_.divide(x, tile.weight[r], x, size);
+      }
+    }
+    unrotate(kernels_, call_.value_rotation, natural, out, tile.count, size, size);
+    for (int r = 0; r < tile.count; ++r) {
+      store_floats(kernels_, call_.element, out + r * size, call_.output,
+                   static_cast<std::size_t>(tile.flat_rows[r]) * size,
+                   static_cast<std::size_t>(size));
+    }
+  }
+
+  const Kernels& kernels_;
+  const AttentionCall& call_;
+  const AttentionRows& worker_;
+  const PlainRows key_, value_;
+  const bool is_integer_;
+};
+
+template <class AnyTile>
+bool run_tiles(const AttentionCall& call, const AttentionRows& worker, const Parallel& parallel,
+               const AnyTile& any) {
+  constexpr int kRows = AnyTile::kRows;
+  const int64_t lanes = call.batch * call.heads;
+  const int64_t tiles = (worker.rows() + kRows - 1) / kRows;
+  std::atomic<bool> complete{true};
+  auto task = [&](std::size_t index) {
+    FloatBuffer buffer(any.work_size());
+    if (buffer.get() == nullptr) {
+      complete = false;
+      return;
+    }
+    // The last tiles of a causal prefill see most: they go first, so that threads end together.
+    const int64_t first = (tiles - 1 - static_cast<int64_t>(index) / lanes) * kRows;
+    const int64_t lane = static_cast<int64_t>(index) % lanes;
+    int64_t flat_rows[kRows];
+    float max[kRows], weight[kRows];
+    const Tile tile{lane / call.heads,
+                    lane % call.heads,
+                    first,
+                    static_cast<int>(std::min<int64_t>(kRows, worker.rows() - first)),
+                    flat_rows,
+                    max,
+                    weight};
+    for (int r = 0; r < tile.count; ++r) flat_rows[r] = worker.flat(tile.b, tile.n, first + r);
+    any.run(tile, buffer.get());
+  };
+  parallel(static_cast<std::size_t>(lanes * tiles), task);
+  return complete;
+}
+
+}  // namespace
+
+bool is_prefill(const AttentionRows& worker) { return worker.rows() > GeneralTile::kRows; }
+
+bool run_prefill(const Kernels& kernels, const AttentionCall& call, const AttentionRows& worker,
+                 const Parallel& parallel) {
+  if (PlainTile::covers(kernels, call)) {
+    return run_tiles(call, worker, parallel, PlainTile(kernels, call, worker));
+  }
+  return run_tiles(call, worker, parallel, GeneralTile(worker));
+}
+
+}  // namespace tq

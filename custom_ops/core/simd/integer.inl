@@ -1,0 +1,585 @@
+// Products with integers, in terms of the words of one vec_int_*.h.
+//
+// Codes are looked up as 8-bit integers; queries and weights are rounded to 16-bit numbers of steps
+// (of their largest number), and every product and sum is exact. Four neighbouring bytes make
+// a word, and a word's four products are added at once:
+//   score_rows       a word: four coordinates of one token; every quarter of a vector (16 bytes) is
+//                    transposed for itself, so that its words are tokens, and the quarters of a row
+//                    are added at the end
+//   accumulate_rows  a word: one coordinate of four tokens; rows are interleaved
+// A row's planes come in segments of slot_size bytes (core/kernels.h): one, or three for 3 bits (the
+// even and the odd slots of the two-bit plane, the one-bit plane).
+
+namespace {
+
+using tq::IntegerTable;
+using tq::kBlock;
+using tq::RowFormat;
+
+constexpr int kGroups = kBlock / 4;  // of the weights of a block
+constexpr int kAhead = 256;  // rows between what is read and what is asked for
+constexpr int kMaxCopies = 576 * kBlock;  // bytes of copied rows
+
+TQ_INLINE int smaller(int a, int b) { return a < b ? a : b; }
+constexpr int round_up(int value, int multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+template <int N>
+struct Number {
+  static constexpr int value = N;
+};
+
+// body(Number<0>), ..., body(Number<LAST - 1>)
+template <int LAST, int FIRST = 0, class Body>
+TQ_INLINE void for_each_number(Body&& body) {
+  if constexpr (FIRST < LAST) {
+    body(Number<FIRST>{});
+    for_each_number<LAST, FIRST + 1>(body);
+  }
+}
+
+// ---- layout
+template <int BITS>
+constexpr int kSlots = BITS == 8 ? 1 : (BITS == 4 ? 2 : (BITS == 2 ? 4 : 8));
+template <int BITS>
+constexpr int kSegments = BITS == 3 ? 3 : 1;
+
+TQ_INLINE int segment_offset(const RowFormat& format, int segment) {
+  return segment == 2 ? format.high_plane : segment * format.slot_size;
+}
+// Rows of a segment side by side in a vector: as many as makes a piece of a row of 64 or 128
+// coordinates fill its share. Segments are cut into pieces of kBytes / packed bytes.
+TQ_INLINE int packed(const RowFormat& format) {
+  switch (format.bits) {
+    case 4:
+      return kBytes >= 64 && format.slot_size <= 32 ? 2 : 1;
+    case 1:
+    case 3:
+      return kBytes / 16;
+    case 8:
+      return 1;
+    default:
+      return kBytes >= 64 ? 2 : 1;
+  }
+}
+TQ_INLINE int piece_bytes(const RowFormat& format) { return kBytes / packed(format); }
+TQ_INLINE int pieces(const RowFormat& format) {
+  return (format.slot_size + piece_bytes(format) - 1) / piece_bytes(format);
+}
+// Vectors of words that the interleaved rows of a piece fill.
+TQ_INLINE int piece_lines(const RowFormat& format) { return 4 / packed(format); }
+TQ_INLINE int lines(const RowFormat& format) { return pieces(format) * piece_lines(format); }
+
+// body(Number<bits>, Number<packed>)
+template <class Body>
+TQ_INLINE void with_format(const RowFormat& format, Body&& body) {
+  switch (format.bits) {
+    case 4:
+      if constexpr (kBytes >= 64) {
+        if (packed(format) == 2) return body(Number<4>{}, Number<2>{});
+      }
+      return body(Number<4>{}, Number<1>{});
+    case 3:
+      return body(Number<3>{}, Number<kBytes / 16>{});
+    case 1:
+      return body(Number<1>{}, Number<kBytes / 16>{});
+    case 8:
+      return body(Number<8>{}, Number<1>{});
+    default:
+      return body(Number<2>{}, Number<(kBytes >= 64 ? 2 : 1)>{});
+  }
+}
+
+// ---- rows to words
+// Rows that the products may read in whole tiles of whole pieces: those of the cache, and copies of
+// what is too short or of the last ones, with zeros behind them.
+struct Rows {
+  const uint8_t* cache;
+  ptrdiff_t cache_stride;
+  int in_cache;  // rows from here on are copies
+  ptrdiff_t copy_stride, copied_segment;
+  alignas(64) uint8_t copies[kMaxCopies];
+
+  Rows(const RowFormat& format, const uint8_t* rows, int count, int tile)
+      : cache(rows), cache_stride(format.stride), in_cache(count) {
+    const bool is_whole = format.slot_size % piece_bytes(format) == 0;
+    if (is_whole && count % tile == 0) return;
+    in_cache = is_whole ? count / tile * tile : 0;
+    copy(format, count, round_up(count, tile));
+  }
+
+  void copy(const RowFormat& format, int count, int padded) {
+    copy_stride = static_cast<ptrdiff_t>(pieces(format)) * piece_bytes(format);
+    copied_segment = (padded - in_cache) * copy_stride;
+    const int segments = format.bits == 3 ? 3 : 1;
+    __builtin_memset(copies, 0, static_cast<size_t>(segments * copied_segment));
+    for (int i = 0; i < segments; ++i) {
+      for (int t = in_cache; t < count; ++t) {
+        __builtin_memcpy(copies + i * copied_segment + (t - in_cache) * copy_stride,
+                         cache + t * cache_stride + segment_offset(format, i),
+                         static_cast<size_t>(format.slot_size));
+      }
+    }
+  }
+
+  inline const uint8_t* row(const RowFormat& format, int segment, int t) const {
+    return t < in_cache ? cache + t * cache_stride + segment_offset(format, segment)
+                        : copies + segment * copied_segment + (t - in_cache) * copy_stride;
+  }
+  inline ptrdiff_t stride(int t) const { return t < in_cache ? cache_stride : copy_stride; }
+};
+
+// Asks for what lies further on, which the next calls want, between the products: all at once it
+// would fill the processor's queue of misses. A prefetch never faults. Of SHARES passes over the
+// same rows each asks for its share.
+template <int PACKED, int SHARE, int SHARES>
+TQ_INLINE void prefetch_ahead(const uint8_t* row, ptrdiff_t stride, int i) {
+  const uintptr_t at = reinterpret_cast<uintptr_t>(row) + static_cast<uintptr_t>(kAhead * stride);
+  // Pieces as wide as a line of the processor's cache lie in two.
+  constexpr int kLinesOfRow = PACKED == 1 && kBytes >= 64 ? 2 : 1;
+  for (int line = 0; line < kLinesOfRow; ++line) {
+    if ((i * kLinesOfRow + line) % SHARES == SHARE) {
+      prefetch(reinterpret_cast<const void*>(at + static_cast<uintptr_t>(line * (kBytes - 1))));
+    }
+  }
+}
+
+// words[w]: word w of the quarters of rows 0 .. 3, PACKED > 1: of rows 4 .. 7 behind them, ...
+template <int PACKED, bool PREFETCH>
+TQ_INLINE void load_words(const uint8_t* rows, ptrdiff_t stride, Bytes* words) {
+  for_each_number<4>([&](auto i) TQ_INLINED {
+    constexpr int kRow = decltype(i)::value;
+    const auto load = [&](int row) TQ_INLINED {
+      if (PREFETCH) prefetch_ahead<PACKED, 0, 1>(rows + row * stride, stride, row);
+      return load_row<PACKED>(rows + row * stride);
+    };
+    if constexpr (PACKED == 1) {
+      words[kRow] = load(kRow);
+    } else if constexpr (PACKED == 2) {
+      words[kRow] = pack(load(kRow), load(kRow + 4));
+    } else {
+      words[kRow] = pack(load(kRow), load(kRow + 4), load(kRow + 8), load(kRow + 12));
+    }
+  });
+  transpose_words(words);
+}
+
+// lines[j]: bytes of rows 0 .. 3 side by side.
+template <int PACKED, int HALF, int SHARE, int SHARES>
+TQ_INLINE void load_lines(const uint8_t* rows, ptrdiff_t stride, Bytes* lines) {
+  const auto load = [&](int row) TQ_INLINED {
+    if (SHARE < SHARES) prefetch_ahead<PACKED, SHARE, SHARES>(rows + row * stride, stride, row);
+    return load_row<PACKED>(rows + row * stride);
+  };
+  interleave<HALF>(load(0), load(1), load(2), load(3), lines);
+}
+
+template <int BITS, int SLOT>
+TQ_INLINE Bytes index_of(const Bytes* segment) {
+  if constexpr (BITS == 3) {
+    const Bytes low = shift_right<2 * (SLOT / 2)>(segment[SLOT % 2]);
+    if constexpr (SLOT <= 2) {
+      return low_bits_of<2>(low, shift_left<2 - SLOT>(segment[2]));
+    } else {
+      return low_bits_of<2>(low, shift_right<SLOT - 2>(segment[2]));
+    }
+  } else {
+    return shift_right<BITS == 8 ? 0 : BITS * SLOT>(segment[0]);
+  }
+}
+
+// ---- queries
+// A prepared query row: factors[piece][slot][w], two vectors each as the words of the keys lie, then
+// the value of a step and the sum of the numbers.
+struct Ending {
+  float step;
+  int32_t total;
+};
+
+TQ_INLINE int factor_count(const RowFormat& format) { return pieces(format) * format.slots * 4; }
+int query_floats(const RowFormat& format) {
+  return factor_count(format) * 2 * kWords + kWords;
+}
+TQ_INLINE Ending ending_at(const RowFormat& format, const float* prepared) {
+  Ending ending;
+  __builtin_memcpy(&ending, prepared + factor_count(format) * 2 * kWords, sizeof ending);
+  return ending;
+}
+
+// The largest magnitude of n numbers, n a multiple of the words; not finite if one is not.
+TQ_INLINE float largest_of(const float* x, int n) {
+  Floats largest = spread(0.0f);
+  bool finite = true;
+  for (int i = 0; i < n; i += kWords) {
+    const Floats some = load_floats(x + i);
+    finite = finite && all_finite(some);
+    largest = largest_magnitude(largest, some);
+  }
+  return finite ? largest_lane(largest) : __builtin_huge_valf();
+}
+
+// What is not finite becomes zeros with a step that is not a number.
+TQ_INLINE Ending quantise_numbers(const float* x, int n, Group* groups) {
+  const float largest = largest_of(x, n);
+  const bool finite = largest < __builtin_huge_valf();
+  // Below this a step has no inverse; such numbers are zeros beside anything.
+  const float inverse = finite && largest > 1e-30f ? kLargestNumber / largest : 0.0f;
+  Total total = zero_total();
+  float zeros[kWords] = {};
+  for (int i = 0; i < n; i += kWords) {
+    total = store_groups(finite ? x + i : zeros, inverse, groups + i / 4, total);
+  }
+  return {finite ? largest / kLargestNumber : __builtin_nanf(""), total_of(total)};
+}
+
+void prepare_query(const RowFormat& format, const float* natural, float* prepared) {
+  const int words = (format.slot_size + 3) / 4;  // of a slot
+  const int padded = round_up(format.slots * words * 4, kWords);
+  float slotted[tq::kMaxIntegerWidth];
+  Group groups[tq::kMaxIntegerWidth / 4];
+  if (format.slot_size % 4 == 0) {
+    __builtin_memcpy(slotted, natural, static_cast<size_t>(format.head_size) * sizeof(float));
+    for (int i = format.head_size; i < padded; ++i) slotted[i] = 0.0f;
+  } else {
+    for (int i = 0; i < padded; ++i) slotted[i] = 0.0f;
+    for (int i = 0; i < format.head_size; ++i) {
+      slotted[i / format.slot_size * 4 * words + i % format.slot_size] = natural[i];
+    }
+  }
+  const Ending ending = quantise_numbers(slotted, padded, groups);
+  const int quarters = kBytes / 16 / packed(format);
+  for (int piece = 0; piece < pieces(format); ++piece) {
+    for (int slot = 0; slot < format.slots; ++slot) {
+      for (int w = 0; w < 4; ++w) {
+        Group all[kWords] = {};
+        for (int i = 0; i < kWords; ++i) {
+          const int word = piece * piece_bytes(format) / 4 + i / 4 % quarters * 4 + w;
+          if (word < words) all[i] = groups[slot * words + word];
+        }
+        store_factors(all, prepared + ((piece * format.slots + slot) * 4 + w) * 2 * kWords);
+      }
+    }
+  }
+  __builtin_memcpy(prepared + factor_count(format) * 2 * kWords, &ending, sizeof ending);
+}
+
+// Loops over registers go by for_each_number: with indices that are constants from the start the
+// compiler keeps the sums in registers.
+
+// ---- scores
+// kTileVectors vectors of words: scores[q][0 .. kTileVectors * tokens).
+template <int BITS, int QUERIES, int PACKED>
+TQ_INLINE void score_tile(const RowFormat& format, const Rows& rows, int t, int all, Table table,
+                          const float* prepared, int pitch, const Ending* endings, float unit,
+                          float* scores) {
+  constexpr int kTokens = 4 * PACKED;
+  constexpr int kPiece = kBytes / PACKED;
+  Sums sums[kTileVectors * QUERIES];
+  for_each_number<kTileVectors * QUERIES>([&](auto i) TQ_INLINED {
+    sums[decltype(i)::value] = zero_sums();
+  });
+  const ptrdiff_t stride = rows.stride(t);
+  const uint8_t* segments[kSegments<BITS>];
+  for_each_number<kSegments<BITS>>([&](auto i) TQ_INLINED {
+    segments[decltype(i)::value] = rows.row(format, decltype(i)::value, t);
+  });
+  for (int piece = 0; piece < all; ++piece) {
+    Bytes words[kTileVectors][kSegments<BITS>][4];
+    for_each_number<kTileVectors>([&](auto half) TQ_INLINED {
+      for_each_number<kSegments<BITS>>([&](auto segment) TQ_INLINED {
+        constexpr int kHalf = decltype(half)::value, kSegment = decltype(segment)::value;
+        load_words<PACKED, kSegment == 0>(segments[kSegment] + piece * kPiece +
+                                              kHalf * kTokens * stride,
+                                          stride, words[kHalf][kSegment]);
+      });
+    });
+    const float* const of_piece = prepared + piece * (kSlots<BITS> * 8 * kWords);
+    for_each_number<4>([&](auto w) TQ_INLINED {
+      constexpr int kWord = decltype(w)::value;
+      for_each_number<kSlots<BITS>>([&](auto slot) TQ_INLINED {
+        constexpr int kSlot = decltype(slot)::value;
+        const auto codes_of = [&](auto half) TQ_INLINED {
+          constexpr int kHalf = decltype(half)::value;
+          Bytes segment[kSegments<BITS>];
+          for_each_number<kSegments<BITS>>([&](auto i) TQ_INLINED {
+            segment[decltype(i)::value] = words[kHalf][decltype(i)::value][kWord];
+          });
+          return lookup(table, index_of<BITS, kSlot>(segment));
+        };
+        const Codes one = codes_of(Number<0>{}), last = codes_of(Number<kTileVectors - 1>{});
+        for_each_number<QUERIES>([&](auto query) TQ_INLINED {
+          constexpr int kQuery = decltype(query)::value;
+          const Factors by =
+              load_factors(of_piece + kQuery * pitch + (kSlot * 4 + kWord) * 2 * kWords);
+          add_key_products(sums[kTileVectors * kQuery], one, by);
+          if constexpr (kTileVectors == 2) add_key_products(sums[2 * kQuery + 1], last, by);
+        });
+      });
+    });
+  }
+  for_each_number<QUERIES>([&](auto query) TQ_INLINED {
+    constexpr int kQuery = decltype(query)::value;
+    store_scores<PACKED>(sums + kTileVectors * kQuery, endings[kQuery].total,
+                         endings[kQuery].step * unit, scores + kQuery * kBlock);
+  });
+}
+
+template <int BITS, int QUERIES, int PACKED>
+void score_tiles(const RowFormat& format, const uint8_t* rows, int count, Table table,
+                 const float* prepared, int pitch, float unit, float* scores) {
+  constexpr int kTile = 4 * PACKED * kTileVectors;
+  const Rows source(format, rows, count, kTile);
+  Ending endings[QUERIES];
+  for (int q = 0; q < QUERIES; ++q) endings[q] = ending_at(format, prepared + q * pitch);
+  const int all = pieces(format);
+  for (int t = 0; t < count; t += kTile) {
+    score_tile<BITS, QUERIES, PACKED>(format, source, t, all, table, prepared, pitch, endings, unit,
+                                      scores + t);
+  }
+}
+
+// A row of a block of weights: groups, then the value of a step and what first_value_sums wants.
+TQ_INLINE const Group* groups_of(const float* numbers) {
+  return reinterpret_cast<const Group*>(numbers);
+}
+TQ_INLINE Sums first_sums_of(const float* numbers) {
+  int32_t total;
+  __builtin_memcpy(&total, numbers + 2 * kGroups + 1, sizeof total);
+  return first_value_sums(total);
+}
+
+template <int BITS, int QUERIES, int PACKED, int HALF, int FIRST_SLOT>
+TQ_INLINE void accumulate_pass(const RowFormat& format, const Rows& rows, int count, int piece,
+                               Table table, const float* numbers, float unit, float* sums,
+                               int pitch, int next) {
+  constexpr int kTogether = kSlots<BITS> > 1 && QUERIES <= kWideQueries ? 2 : 1;
+  constexpr int kLines = PACKED == 4 ? 1 : 2;
+  constexpr int kParts = kSlots<BITS> / kTogether;
+  constexpr int kShares = (PACKED == 1 ? 2 : 1) * kParts;
+  constexpr int kShare = HALF * kParts + FIRST_SLOT / kTogether;
+  Sums total[QUERIES * kTogether * kLines];
+  for_each_number<QUERIES * kTogether * kLines>([&](auto i) TQ_INLINED {
+    constexpr int kQuery = decltype(i)::value / (kTogether * kLines);
+    total[decltype(i)::value] = first_sums_of(numbers + kQuery * tq::kNumbersFloats);
+  });
+  const float* weights = numbers;
+  // Of the cache, then of the copies.
+  for (int t = 0; t < count;) {
+    const ptrdiff_t stride = rows.stride(t);
+    const uint8_t* at[kSegments<BITS>];
+    for_each_number<kSegments<BITS>>([&](auto segment) TQ_INLINED {
+      constexpr int kSegment = decltype(segment)::value;
+      at[kSegment] = rows.row(format, kSegment, t) + piece * (kBytes / PACKED);
+    });
+    for (const int end = t < rows.in_cache ? rows.in_cache : count; t < end; t += 4) {
+      Bytes from[kSegments<BITS>][2];
+      for_each_number<kSegments<BITS>>([&](auto segment) TQ_INLINED {
+        constexpr int kSegment = decltype(segment)::value;
+        load_lines<PACKED, HALF, kSegment == 0 ? kShare : kShares, kShares>(at[kSegment], stride,
+                                                                            from[kSegment]);
+        at[kSegment] += 4 * stride;
+      });
+      Codes codes[kTogether * kLines];
+      for_each_number<kTogether>([&](auto s) TQ_INLINED {
+        for_each_number<kLines>([&](auto line) TQ_INLINED {
+          constexpr int kAt = decltype(s)::value, kLine = decltype(line)::value;
+          Bytes segment[kSegments<BITS>];
+          for_each_number<kSegments<BITS>>([&](auto i) TQ_INLINED {
+            segment[decltype(i)::value] = from[decltype(i)::value][kLine];
+          });
+          codes[kAt * kLines + kLine] = lookup(table, index_of<BITS, FIRST_SLOT + kAt>(segment));
+        });
+      });
+      for_each_number<QUERIES>([&](auto query) TQ_INLINED {
+        constexpr int kQuery = decltype(query)::value;
+        const Factors by = spread_factors(*groups_of(weights + kQuery * tq::kNumbersFloats));
+        for_each_number<kTogether * kLines>([&](auto i) TQ_INLINED {
+          constexpr int kAt = decltype(i)::value;
+          add_value_products(total[kQuery * kTogether * kLines + kAt], codes[kAt], by);
+        });
+      });
+      weights += 2;  // a group
+    }
+  }
+  for_each_number<QUERIES>([&](auto query) TQ_INLINED {
+    constexpr int kQuery = decltype(query)::value;
+    const Floats step = spread(numbers[kQuery * tq::kNumbersFloats + 2 * kGroups] * unit);
+    for_each_number<kTogether * kLines>([&](auto i) TQ_INLINED {
+      constexpr int kAt = decltype(i)::value;
+      float* const at = sums + kQuery * pitch + (FIRST_SLOT + kAt / kLines) * next +
+                        (HALF * kLines + kAt % kLines) * kWords;
+      store_floats(at, multiply_add(value_sums(total[kQuery * kTogether * kLines + kAt]), step,
+                                    load_floats(at)));
+    });
+  });
+}
+
+template <int BITS, int QUERIES, int PACKED>
+void accumulate_lines(const RowFormat& format, const uint8_t* rows, int count, Table table,
+                      const float* numbers, float unit, float* sums, int pitch) {
+  constexpr int kTogether = kSlots<BITS> > 1 && QUERIES <= kWideQueries ? 2 : 1;
+  constexpr int kHalves = PACKED == 1 ? 2 : 1;
+  const int all = pieces(format);
+  const Rows source(format, rows, count, 4);
+  for (int piece = 0; piece < all; ++piece) {
+    for_each_number<kHalves>([&](auto half) TQ_INLINED {
+      for_each_number<kSlots<BITS> / kTogether>([&](auto part) TQ_INLINED {
+        accumulate_pass<BITS, QUERIES, PACKED, decltype(half)::value,
+                        decltype(part)::value * kTogether>(
+            format, source, count, piece, table, numbers, unit,
+            sums + piece * piece_lines(format) * kWords, pitch, all * piece_lines(format) * kWords);
+      });
+    });
+  }
+}
+
+int sums_floats(const RowFormat& format) { return format.slots * lines(format) * kWords; }
+
+// body(coordinate, index, count): neighbouring coordinates and where `interleave` leaves their sums.
+template <class Body>
+TQ_INLINE void for_each_quad(const RowFormat& format, Body&& body) {
+  const int all = lines(format);
+  const int quarters = kBytes / 16 / packed(format);  // of a row, side by side in a line
+  const int quads = piece_lines(format) * (kWords / 4);
+  for (int slot = 0; slot < format.slots; ++slot) {
+    for (int piece = 0; piece < pieces(format); ++piece) {
+      for (int i = 0; i < quads; ++i) {
+        const int byte = piece * piece_bytes(format) + 16 * (i % quarters) + 4 * (i / quarters);
+        if (byte >= format.slot_size) continue;
+        body(slot * format.slot_size + byte,
+             (slot * all + piece * piece_lines(format)) * kWords + 4 * i,
+             smaller(4, format.slot_size - byte));
+      }
+    }
+  }
+}
+
+void natural_sums(const RowFormat& format, const float* sums, float* natural) {
+  for_each_quad(format, [&](int coordinate, int index, int count) {
+    for (int j = 0; j < count; ++j) natural[coordinate + j] = sums[index + j];
+  });
+}
+
+void ordered_sums(const RowFormat& format, const float* natural, float* sums) {
+  for (int i = 0; i < sums_floats(format); ++i) sums[i] = 0.0f;
+  for_each_quad(format, [&](int coordinate, int index, int count) {
+    for (int j = 0; j < count; ++j) sums[index + j] = natural[coordinate + j];
+  });
+}
+
+// ---- over any number of query rows
+// body(Number<queries>) for queries in [1, kMaxQueries].
+template <int LARGEST = kMaxQueries, class Body>
+TQ_INLINE void with_queries(int queries, Body&& body) {
+  if constexpr (LARGEST > 1) {
+    if (queries < LARGEST) return with_queries<LARGEST - 1>(queries, body);
+  }
+  body(Number<LARGEST>{});
+}
+
+// body(first, count) for even shares of at most kMaxQueries.
+template <class Body>
+TQ_INLINE void for_each_share(int queries, Body&& body) {
+  const int shares = (queries + kMaxQueries - 1) / kMaxQueries;
+  int first = 0;
+  for (int share = 0; share < shares; ++share) {
+    const int count = (queries - first + shares - share - 1) / (shares - share);
+    body(first, count);
+    first += count;
+  }
+}
+
+void score_rows(const RowFormat& format, const uint8_t* rows, int count, const IntegerTable& table,
+                const float* prepared, int queries, float* scores) {
+  const Table entries = make_key_table(table.entries);
+  const int pitch = query_floats(format);
+  with_format(format, [&](auto bits, auto many) {
+    for_each_share(queries, [&](int first, int some) {
+      with_queries(some, [&](auto share) {
+        score_tiles<decltype(bits)::value, decltype(share)::value, decltype(many)::value>(
+            format, rows, count, entries, prepared + first * pitch, pitch, table.unit,
+            scores + first * kBlock);
+      });
+    });
+  });
+}
+
+// A row of weights that are good, `largest` the largest of them.
+template <int COUNT>
+TQ_INLINE void store_numbers(const Floats* x, float largest, float* numbers) {
+  // Below this a step has no inverse; such weights are zeros beside anything.
+  const float inverse = largest > 1e-30f ? kLargestWeight / largest : 0.0f;
+  const int32_t total = store_weights<COUNT>(x, inverse, reinterpret_cast<Group*>(numbers));
+  numbers[2 * kGroups] = largest / kLargestWeight;
+  __builtin_memcpy(numbers + 2 * kGroups + 1, &total, sizeof total);
+}
+
+bool quantise_weights(const float* weights, int count, float* numbers) {
+  constexpr int kVectors = kBlock / kWords;
+  Floats x[kVectors], largest = spread(0.0f);
+  for (int i = 0; i < kVectors; ++i) {
+    x[i] = i * kWords < count ? load_floats(weights + i * kWords) : spread(0.0f);
+    largest = largest_magnitude(largest, x[i]);
+  }
+  const bool are_good = are_weights<kVectors>(x);
+  const float most = are_good ? largest_lane(largest) : 0.0f;
+  if (!are_good) {
+    for (int i = 0; i < kVectors; ++i) x[i] = spread(0.0f);
+  }
+  store_numbers<kVectors>(x, most, numbers);
+  return are_good;
+}
+
+float soften(const float* scores, const float* key_scales, const float* value_scales,
+             float* maximum, float* numbers) {
+  constexpr int kVectors = kBlock / kWords;
+  Floats x[kVectors];
+  for (int i = 0; i < kVectors; ++i) {
+    x[i] = product(load_floats(scores + i * kWords), load_floats(key_scales + i * kWords));
+  }
+  const float top = largest_of_all<kVectors>(x);
+  const float max = top > *maximum ? top : *maximum;
+  // NaN scores are passed over by the maximum, and make the sum NaN below.
+  if (!(max < __builtin_huge_valf()) || !(max > -__builtin_huge_valf())) {
+    return __builtin_nanf("");
+  }
+  Floats sum = spread(0.0f), largest = spread(0.0f);
+  const Floats from = spread(max);
+  for (int i = 0; i < kVectors; ++i) {
+    const Floats weight = exponential(difference(x[i], from));
+    sum = total_of_floats(sum, weight);
+    x[i] = product(weight, load_floats(value_scales + i * kWords));
+    largest = largest_magnitude(largest, x[i]);
+  }
+  const float exponentials = sum_of_lanes(sum);
+  const float most = largest_lane(largest);
+  if (!(exponentials < __builtin_huge_valf()) || !are_weights<kVectors>(x)) {
+    return __builtin_nanf("");
+  }
+  store_numbers<kVectors>(x, most, numbers);
+  *maximum = max;
+  return exponentials;
+}
+
+void accumulate_rows(const RowFormat& format, const uint8_t* rows, int count,
+                     const IntegerTable& table, const float* numbers, int queries, float* sums) {
+  const Table entries = make_value_table(table.entries);
+  const int pitch = sums_floats(format);
+  with_format(format, [&](auto bits, auto many) {
+    for_each_share(queries, [&](int first, int some) {
+      with_queries(some, [&](auto share) {
+        accumulate_lines<decltype(bits)::value, decltype(share)::value, decltype(many)::value>(
+            format, rows, count, entries, numbers + first * tq::kNumbersFloats, table.unit,
+            sums + first * pitch, pitch);
+      });
+    });
+  });
+}
+
+constexpr tq::IntegerKernels kIntegerKernels = {
+    query_floats,   sums_floats, prepare_query,   score_rows,   quantise_weights,
+    soften, accumulate_rows, natural_sums, ordered_sums,
+};
+
+}  // namespace

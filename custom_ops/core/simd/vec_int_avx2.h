@@ -1,0 +1,277 @@
+// Integer products with AVX2: eight 32-bit words. Included by integer_avx2.cpp only.
+//
+// Entries count from -128, so that a code splits into its even and odd bytes as 16-bit integers by a
+// mask and a shift; what that adds to every sum is known beforehand.
+#pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "core/simd/inline.h"
+
+namespace {
+
+constexpr int kWords = 8;
+constexpr int kBytes = 4 * kWords;
+constexpr int kMaxQueries = 3;   // query rows that share the looked up codes
+constexpr int kWideQueries = 0;  // of these, up to how many take two slots of a value at once
+constexpr int kTileVectors = 1;  // of words that share the loaded factors of a query
+
+constexpr float kLargestNumber = 32767.0f;
+constexpr float kLargestWeight = 32767.0f;
+
+using Bytes = __m256i;
+using Table = __m256i;
+using Floats = __m256;
+using Sums = __m256i;
+struct Codes {
+  __m256i even, odd;
+};
+
+// Four numbers, as maddwd wants them beside the even and the odd bytes of a word.
+struct Group {
+  int16_t even[2];
+  int16_t odd[2];
+};
+
+// ---- bytes
+// The compiler may not regroup sums: it would have all the looked up codes wait for them.
+TQ_INLINE __m256i keep(__m256i v) {
+#if defined(__GNUC__)
+  __asm__("" : "+x"(v));
+#endif
+  return v;
+}
+
+// kBytes / PACKED bytes at p.
+template <int PACKED>
+TQ_INLINE auto load_row(const uint8_t* p) {
+  if constexpr (PACKED == 1) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  } else {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  }
+}
+TQ_INLINE Bytes pack(__m128i one, __m128i two) {
+  return _mm256_inserti128_si256(_mm256_castsi128_si256(one), two, 1);
+}
+
+// In each quarter: words of four rows to rows of four words.
+TQ_INLINE void transpose_words(Bytes* r) {
+  const __m256i a = _mm256_unpacklo_epi32(r[0], r[1]), b = _mm256_unpackhi_epi32(r[0], r[1]);
+  const __m256i c = _mm256_unpacklo_epi32(r[2], r[3]), d = _mm256_unpackhi_epi32(r[2], r[3]);
+  r[0] = _mm256_unpacklo_epi64(a, c);
+  r[1] = _mm256_unpackhi_epi64(a, c);
+  r[2] = _mm256_unpacklo_epi64(b, d);
+  r[3] = _mm256_unpackhi_epi64(b, d);
+}
+
+// Bytes of four rows side by side, as words: word 4 u + i of line j comes from byte 16 u + 4 j + i
+// of rows of 32 bytes. Of these lines 2 * HALF and the next.
+template <int HALF>
+TQ_INLINE void interleave(__m256i a, __m256i b, __m256i c, __m256i d, Bytes* lines) {
+  const __m256i ab = HALF == 0 ? _mm256_unpacklo_epi8(a, b) : _mm256_unpackhi_epi8(a, b);
+  const __m256i cd = HALF == 0 ? _mm256_unpacklo_epi8(c, d) : _mm256_unpackhi_epi8(c, d);
+  lines[0] = _mm256_unpacklo_epi16(ab, cd);
+  lines[1] = _mm256_unpackhi_epi16(ab, cd);
+}
+// Rows of 16 bytes: the four lines side by side in two.
+template <int HALF>
+TQ_INLINE void interleave(__m128i a, __m128i b, __m128i c, __m128i d, Bytes* lines) {
+  const __m128i ab = _mm_unpacklo_epi8(a, b), high_ab = _mm_unpackhi_epi8(a, b);
+  const __m128i cd = _mm_unpacklo_epi8(c, d), high_cd = _mm_unpackhi_epi8(c, d);
+  lines[0] = pack(_mm_unpacklo_epi16(ab, cd), _mm_unpackhi_epi16(ab, cd));
+  lines[1] = pack(_mm_unpacklo_epi16(high_ab, high_cd), _mm_unpackhi_epi16(high_ab, high_cd));
+}
+
+// ---- codes
+// Shifts of 16-bit units: what comes from the neighbouring byte lies above the bits that count.
+template <int N>
+TQ_INLINE Bytes shift_right(Bytes b) {
+  if constexpr (N == 0) return b;
+  return _mm256_srli_epi16(b, N);
+}
+template <int N>
+TQ_INLINE Bytes shift_left(Bytes b) {
+  if constexpr (N == 0) return b;
+  return _mm256_slli_epi16(b, N);
+}
+// The N low bits of every byte of a, the others of b.
+template <int N>
+TQ_INLINE Bytes low_bits_of(Bytes a, Bytes b) {
+  const __m256i low = _mm256_set1_epi8((1 << N) - 1);
+  return _mm256_or_si256(_mm256_and_si256(low, a), _mm256_andnot_si256(low, b));
+}
+TQ_INLINE Table make_key_table(const int8_t* entries) {
+  const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(entries));
+  return _mm256_broadcastsi128_si256(_mm_xor_si128(table, _mm_set1_epi8(-128)));
+}
+TQ_INLINE Table make_value_table(const int8_t* entries) { return make_key_table(entries); }
+// By the four low bits of every byte.
+TQ_INLINE Codes lookup(Table table, Bytes index) {
+  const __m256i found =
+      _mm256_shuffle_epi8(table, _mm256_and_si256(index, _mm256_set1_epi8(15)));
+  return {_mm256_and_si256(found, _mm256_set1_epi16(255)), _mm256_srli_epi16(found, 8)};
+}
+
+// ---- products
+TQ_INLINE Sums zero_sums() { return _mm256_setzero_si256(); }
+// What the entries' beginning adds to the sums, taken away first; `total` is the weights' sum.
+TQ_INLINE Sums first_value_sums(int32_t total) {
+  return _mm256_slli_epi32(_mm256_set1_epi32(-total), 7);
+}
+struct Factors {
+  __m256i even, odd;
+};
+TQ_INLINE Factors load_factors(const void* p) {
+  return {_mm256_loadu_si256(static_cast<const __m256i*>(p)),
+          _mm256_loadu_si256(static_cast<const __m256i*>(p) + 1)};
+}
+TQ_INLINE void store_factors(const Group* groups, float* out) {
+  uint8_t* const at = reinterpret_cast<uint8_t*>(out);
+  for (int i = 0; i < kWords; ++i) {
+    memcpy(at + 4 * i, groups[i].even, 4);
+    memcpy(at + kBytes + 4 * i, groups[i].odd, 4);
+  }
+}
+TQ_INLINE Factors spread_factors(const Group& group) {
+  int32_t even, odd;
+  memcpy(&even, group.even, sizeof even);
+  memcpy(&odd, group.odd, sizeof odd);
+  return {_mm256_set1_epi32(even), _mm256_set1_epi32(odd)};
+}
+TQ_INLINE void add_products(Sums& sums, const Codes& codes, const Factors& by) {
+  sums = keep(_mm256_add_epi32(sums, _mm256_add_epi32(_mm256_madd_epi16(codes.even, by.even),
+                                                      _mm256_madd_epi16(codes.odd, by.odd))));
+}
+TQ_INLINE void add_key_products(Sums& sums, const Codes& keys, const Factors& query) {
+  add_products(sums, keys, query);
+}
+TQ_INLINE void add_value_products(Sums& sums, const Codes& values, const Factors& weights) {
+  add_products(sums, values, weights);
+}
+TQ_INLINE Floats value_sums(Sums sums) { return _mm256_cvtepi32_ps(sums); }
+// Of a vector of words: the sums over the quarters that hold the same tokens, as floats times
+// `step`, in the tokens' order; `total` is the sum of the query's numbers.
+template <int PACKED>
+TQ_INLINE void store_scores(const Sums* sums, int32_t total, float step, float* scores) {
+  const __m256i offset = _mm256_slli_epi32(_mm256_set1_epi32(total), 7);
+  const __m256 by = _mm256_set1_ps(step);
+  if constexpr (PACKED == 2) {
+    _mm256_storeu_ps(scores,
+                     _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_sub_epi32(*sums, offset)), by));
+    return;
+  }
+  const __m128i both =
+      _mm_add_epi32(_mm256_castsi256_si128(*sums), _mm256_extracti128_si256(*sums, 1));
+  const __m128i numbers = _mm_sub_epi32(both, _mm256_castsi256_si128(offset));
+  _mm_storeu_ps(scores, _mm_mul_ps(_mm_cvtepi32_ps(numbers), _mm256_castps256_ps128(by)));
+}
+
+// ---- numbers
+TQ_INLINE Floats load_floats(const float* p) { return _mm256_loadu_ps(p); }
+TQ_INLINE void store_floats(float* p, Floats v) { _mm256_storeu_ps(p, v); }
+TQ_INLINE Floats spread(float x) { return _mm256_set1_ps(x); }
+TQ_INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+TQ_INLINE Floats product(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
+TQ_INLINE Floats difference(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
+TQ_INLINE Floats total_of_floats(Floats a, Floats b) { return _mm256_add_ps(a, b); }
+TQ_INLINE Floats magnitude(Floats a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+TQ_INLINE Floats largest_magnitude(Floats a, Floats b) { return _mm256_max_ps(a, magnitude(b)); }
+TQ_INLINE float largest_lane(Floats v) {
+  __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+  return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+TQ_INLINE float sum_of_lanes(Floats v) {
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+TQ_INLINE __m256 not_infinite(Floats v) {  // nor NaN
+  return _mm256_cmp_ps(v, _mm256_set1_ps(3.402823466e38f), _CMP_LE_OQ);
+}
+TQ_INLINE bool all_finite(Floats v) {
+  return _mm256_movemask_ps(not_infinite(magnitude(v))) == 0xff;
+}
+// NaN is passed over.
+template <int COUNT>
+TQ_INLINE float largest_of_all(const Floats* v) {
+  Floats largest = _mm256_set1_ps(-__builtin_huge_valf());
+  for (int i = 0; i < COUNT; ++i) largest = _mm256_max_ps(v[i], largest);
+  return largest_lane(largest);
+}
+// Neither negative nor infinite nor NaN.
+template <int COUNT>
+TQ_INLINE bool are_weights(const Floats* v) {
+  __m256 all = _mm256_castsi256_ps(_mm256_set1_epi32(-1));
+  for (int i = 0; i < COUNT; ++i) {
+    all = _mm256_and_ps(all, _mm256_and_ps(_mm256_cmp_ps(v[i], _mm256_setzero_ps(), _CMP_GE_OQ),
+                                           not_infinite(v[i])));
+  }
+  return _mm256_movemask_ps(all) == 0xff;
+}
+// exp(x) for x <= 0 to 3 in 10^7: 2^n times a polynomial in the rest, of minimal error on
+// [-1/2, 1/2]; zero below 2^-149; NaN stays NaN.
+TQ_INLINE Floats exponential(Floats x) {
+  // NaN is the second operand and passes.
+  const __m256 y =
+      _mm256_max_ps(_mm256_set1_ps(-200.0f), _mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)));
+  const __m256 n = _mm256_round_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m256 f = _mm256_sub_ps(y, n);
+  __m256 p = _mm256_set1_ps(1.3333558e-3f);
+  p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(9.6181291e-3f));
+  p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(5.5504109e-2f));
+  p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(2.4022651e-1f));
+  p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(6.9314718e-1f));
+  p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(1.0f));
+  // 2^n in two steps: it may be smaller than the smallest normal number.
+  const __m256i all = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(all, 1);
+  const auto power = [](__m256i exponent) TQ_INLINED {
+    return _mm256_castsi256_ps(
+        _mm256_slli_epi32(_mm256_add_epi32(exponent, _mm256_set1_epi32(127)), 23));
+  };
+  return _mm256_mul_ps(_mm256_mul_ps(p, power(half)), power(_mm256_sub_epi32(all, half)));
+}
+using Total = __m256i;
+TQ_INLINE Total zero_total() { return _mm256_setzero_si256(); }
+TQ_INLINE int32_t total_of(Total t) {
+  __m128i s = _mm_add_epi32(_mm256_castsi256_si128(t), _mm256_extracti128_si256(t, 1));
+  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+}
+// In each group of four numbers: the even ones, then the odd ones.
+TQ_INLINE __m256i even_first(__m256i numbers) {
+  return _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(numbers, 0xd8), 0xd8);
+}
+// x[0 .. 8) / step, rounded, as two groups; adds the numbers.
+TQ_INLINE Total store_groups(const float* x, float inverse, Group* groups, Total total) {
+  const __m256i number =
+      _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), _mm256_set1_ps(inverse)));
+  const __m128i pairs =
+      _mm_packs_epi32(_mm256_castsi256_si128(number), _mm256_extracti128_si256(number, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(groups),
+                   _mm256_castsi256_si128(even_first(_mm256_castsi128_si256(pairs))));
+  return _mm256_add_epi32(total, number);
+}
+
+// COUNT vectors of weights / step, rounded; no weight is negative. Returns the numbers' sum.
+template <int COUNT>
+TQ_INLINE int32_t store_weights(const Floats* x, float inverse, Group* groups) {
+  static_assert(COUNT % 2 == 0);
+  const __m256 by = _mm256_set1_ps(inverse);
+  __m256i total = _mm256_setzero_si256();
+  for (int i = 0; i < COUNT; i += 2) {
+    const __m256i a = _mm256_cvtps_epi32(_mm256_mul_ps(x[i], by));
+    const __m256i b = _mm256_cvtps_epi32(_mm256_mul_ps(x[i + 1], by));
+    total = _mm256_add_epi32(total, _mm256_add_epi32(a, b));
+    const __m256i pairs = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(groups + 2 * i), even_first(pairs));
+  }
+  return total_of(total);
+}
+
+TQ_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+
+}  // namespace

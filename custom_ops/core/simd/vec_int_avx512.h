@@ -1,0 +1,282 @@
+// Integer products with AVX-512 VNNI: sixteen 32-bit words. Included by integer_avx512vnni.cpp only.
+#pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#include "core/simd/inline.h"
+
+namespace {
+
+constexpr int kWords = 16;
+constexpr int kBytes = 4 * kWords;
+constexpr int kMaxQueries = 4;   // query rows that share the looked up codes
+constexpr int kWideQueries = 3;  // of these, up to how many take two slots of a value at once
+constexpr int kTileVectors = 2;  // of words that share the loaded factors of a query
+
+constexpr float kLargestNumber = 32512.0f;  // 127 * 256
+constexpr float kLargestWeight = 65280.0f;  // 255 * 256
+
+using Bytes = __m512i;
+using Codes = Bytes;  // looked up
+using Table = __m512i;
+using Floats = __m512;
+
+// Four numbers 256 * high + low, as dpbusd wants them beside four unsigned bytes.
+struct Group {
+  int8_t high[4];
+  int8_t low[4];
+};
+struct Sums {
+  __m512i high, low;
+};
+
+// ---- bytes
+// The compiler may not load the vector a second time instead of keeping it: the loads of unaligned
+// rows and of factors are what bounds the loops otherwise.
+TQ_INLINE __m512i keep(__m512i v) {
+  __asm__("" : "+v"(v));
+  return v;
+}
+
+// kBytes / PACKED bytes at p.
+template <int PACKED>
+TQ_INLINE auto load_row(const uint8_t* p) {
+  if constexpr (PACKED == 1) {
+    return keep(_mm512_loadu_si512(p));
+  } else if constexpr (PACKED == 2) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  } else {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  }
+}
+TQ_INLINE Bytes pack(__m256i one, __m256i two) {
+  return _mm512_inserti64x4(_mm512_castsi256_si512(one), two, 1);
+}
+TQ_INLINE Bytes pack(__m128i one, __m128i two, __m128i three, __m128i four) {
+  return pack(_mm256_inserti128_si256(_mm256_castsi128_si256(one), two, 1),
+              _mm256_inserti128_si256(_mm256_castsi128_si256(three), four, 1));
+}
+
+// In each quarter: words of four rows to rows of four words.
+TQ_INLINE void transpose_words(Bytes* r) {
+  const __m512i a = _mm512_unpacklo_epi32(r[0], r[1]), b = _mm512_unpackhi_epi32(r[0], r[1]);
+  const __m512i c = _mm512_unpacklo_epi32(r[2], r[3]), d = _mm512_unpackhi_epi32(r[2], r[3]);
+  r[0] = _mm512_unpacklo_epi64(a, c);
+  r[1] = _mm512_unpackhi_epi64(a, c);
+  r[2] = _mm512_unpacklo_epi64(b, d);
+  r[3] = _mm512_unpackhi_epi64(b, d);
+}
+
+// Bytes of four rows side by side, as words: word 4 u + i of line j comes from byte 16 u + 4 j + i
+// of rows of 64 bytes. Of these lines 2 * HALF and the next.
+template <int HALF>
+TQ_INLINE void interleave(__m512i a, __m512i b, __m512i c, __m512i d, Bytes* lines) {
+  const __m512i ab = HALF == 0 ? _mm512_unpacklo_epi8(a, b) : _mm512_unpackhi_epi8(a, b);
+  const __m512i cd = HALF == 0 ? _mm512_unpacklo_epi8(c, d) : _mm512_unpackhi_epi8(c, d);
+  lines[0] = _mm512_unpacklo_epi16(ab, cd);
+  lines[1] = _mm512_unpackhi_epi16(ab, cd);
+}
+// Rows of 32 bytes: the four lines side by side in two.
+template <int HALF>
+TQ_INLINE void interleave(__m256i a, __m256i b, __m256i c, __m256i d, Bytes* lines) {
+  const __m256i ab = _mm256_unpacklo_epi8(a, b), high_ab = _mm256_unpackhi_epi8(a, b);
+  const __m256i cd = _mm256_unpacklo_epi8(c, d), high_cd = _mm256_unpackhi_epi8(c, d);
+  lines[0] = pack(_mm256_unpacklo_epi16(ab, cd), _mm256_unpackhi_epi16(ab, cd));
+  lines[1] = pack(_mm256_unpacklo_epi16(high_ab, high_cd), _mm256_unpackhi_epi16(high_ab, high_cd));
+}
+// Rows of 16 bytes: in one.
+template <int HALF>
+TQ_INLINE void interleave(__m128i a, __m128i b, __m128i c, __m128i d, Bytes* lines) {
+  const __m128i ab = _mm_unpacklo_epi8(a, b), high_ab = _mm_unpackhi_epi8(a, b);
+  const __m128i cd = _mm_unpacklo_epi8(c, d), high_cd = _mm_unpackhi_epi8(c, d);
+  lines[0] = pack(_mm_unpacklo_epi16(ab, cd), _mm_unpackhi_epi16(ab, cd),
+                  _mm_unpacklo_epi16(high_ab, high_cd), _mm_unpackhi_epi16(high_ab, high_cd));
+}
+
+// ---- codes
+// Shifts of 16-bit units: what comes from the neighbouring byte lies above the bits that count.
+template <int N>
+TQ_INLINE Bytes shift_right(Bytes b) {
+  if constexpr (N == 0) return b;
+  return _mm512_srli_epi16(b, N);
+}
+template <int N>
+TQ_INLINE Bytes shift_left(Bytes b) {
+  if constexpr (N == 0) return b;
+  return _mm512_slli_epi16(b, N);
+}
+// The N low bits of every byte of a, the others of b.
+template <int N>
+TQ_INLINE Bytes low_bits_of(Bytes a, Bytes b) {
+  return _mm512_ternarylogic_epi32(_mm512_set1_epi8((1 << N) - 1), a, b, 0xCA);
+}
+// dpbusd multiplies unsigned bytes with signed ones. Queries are signed, so keys count from -128;
+// weights are not.
+TQ_INLINE Table make_key_table(const int8_t* entries) {
+  const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(entries));
+  return _mm512_broadcast_i32x4(_mm_xor_si128(table, _mm_set1_epi8(-128)));
+}
+TQ_INLINE Table make_value_table(const int8_t* entries) {
+  return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(entries)));
+}
+// By the four low bits of every byte.
+TQ_INLINE Codes lookup(Table table, Bytes index) {
+  return _mm512_shuffle_epi8(table, _mm512_and_si512(index, _mm512_set1_epi8(15)));
+}
+
+// ---- products
+TQ_INLINE Sums zero_sums() { return {_mm512_setzero_si512(), _mm512_setzero_si512()}; }
+TQ_INLINE Sums first_value_sums(int32_t) { return zero_sums(); }
+// Instructions, not intrinsics, for the products: compilers load all factors of a loop beforehand,
+// and then have no registers left for the sums.
+struct Factors {
+  __m512i high, low;
+};
+TQ_INLINE Factors load_factors(const void* p) {
+  return {keep(_mm512_loadu_si512(p)),
+          keep(_mm512_loadu_si512(static_cast<const __m512i*>(p) + 1))};
+}
+TQ_INLINE void store_factors(const Group* groups, float* out) {
+  int8_t* const at = reinterpret_cast<int8_t*>(out);
+  for (int i = 0; i < kWords; ++i) {
+    __builtin_memcpy(at + 4 * i, groups[i].high, 4);
+    __builtin_memcpy(at + kBytes + 4 * i, groups[i].low, 4);
+  }
+}
+TQ_INLINE Factors spread_factors(const Group& group) {
+  int32_t high, low;
+  __builtin_memcpy(&high, group.high, sizeof high);
+  __builtin_memcpy(&low, group.low, sizeof low);
+  return {keep(_mm512_set1_epi32(high)), keep(_mm512_set1_epi32(low))};
+}
+TQ_INLINE void add_product(__m512i& sum, __m512i unsigned_bytes, __m512i signed_bytes) {
+  __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(unsigned_bytes), "v"(signed_bytes));
+}
+TQ_INLINE void add_key_products(Sums& sums, Bytes keys, const Factors& query) {
+  add_product(sums.high, keys, query.high);
+  add_product(sums.low, keys, query.low);
+}
+TQ_INLINE void add_value_products(Sums& sums, Bytes values, const Factors& weights) {
+  add_product(sums.high, weights.high, values);
+  add_product(sums.low, weights.low, values);
+}
+TQ_INLINE __m512i whole_sums(const Sums& sums) {
+  return _mm512_add_epi32(_mm512_slli_epi32(sums.high, 8), sums.low);
+}
+TQ_INLINE Floats value_sums(const Sums& sums) { return _mm512_cvtepi32_ps(whole_sums(sums)); }
+// Of two vectors of words: the sums over the quarters that hold the same tokens, as floats times
+// `step`, in the tokens' order; `total` is the sum of the query's numbers.
+template <int PACKED>
+TQ_INLINE void store_scores(const Sums* sums, int32_t total, float step, float* scores) {
+  const __m512i offset = _mm512_slli_epi32(_mm512_set1_epi32(total), 7);
+  const __m512i a = whole_sums(sums[0]), b = whole_sums(sums[1]);
+  const __m512 by = _mm512_set1_ps(step);
+  if constexpr (PACKED == 4) {
+    _mm512_storeu_ps(scores, _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(a, offset)), by));
+    _mm512_storeu_ps(scores + 16,
+                     _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(b, offset)), by));
+    return;
+  }
+  const __m512i pairs =
+      _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+  if constexpr (PACKED == 2) {
+    _mm512_storeu_ps(scores, _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(pairs, offset)), by));
+    return;
+  }
+  const __m512i all = _mm512_add_epi32(_mm512_shuffle_i32x4(pairs, pairs, 0x08),
+                                       _mm512_shuffle_i32x4(pairs, pairs, 0x0d));
+  const __m256i numbers =
+      _mm256_sub_epi32(_mm512_castsi512_si256(all), _mm512_castsi512_si256(offset));
+  _mm256_storeu_ps(scores, _mm256_mul_ps(_mm256_cvtepi32_ps(numbers), _mm512_castps512_ps256(by)));
+}
+
+// ---- numbers
+// x[0 .. 16) / step, rounded, as four groups; returns the sum of the numbers.
+TQ_INLINE Floats load_floats(const float* p) { return _mm512_loadu_ps(p); }
+TQ_INLINE void store_floats(float* p, Floats v) { _mm512_storeu_ps(p, v); }
+TQ_INLINE Floats spread(float x) { return _mm512_set1_ps(x); }
+TQ_INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+TQ_INLINE Floats product(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+TQ_INLINE Floats largest_magnitude(Floats a, Floats b) {
+  return _mm512_max_ps(a, _mm512_abs_ps(b));
+}
+TQ_INLINE float largest_lane(Floats v) { return _mm512_reduce_max_ps(v); }
+TQ_INLINE bool all_finite(Floats v) {
+  return _mm512_cmp_ps_mask(_mm512_abs_ps(v), _mm512_set1_ps(3.402823466e38f), _CMP_LE_OQ) ==
+         0xffff;
+}
+TQ_INLINE Floats difference(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
+TQ_INLINE Floats total_of_floats(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+TQ_INLINE float sum_of_lanes(Floats v) { return _mm512_reduce_add_ps(v); }
+// NaN is passed over.
+template <int COUNT>
+TQ_INLINE float largest_of_all(const Floats* v) {
+  Floats largest = _mm512_set1_ps(-__builtin_huge_valf());
+  for (int i = 0; i < COUNT; ++i) largest = _mm512_max_ps(v[i], largest);
+  return _mm512_reduce_max_ps(largest);
+}
+// Neither negative nor infinite nor NaN.
+template <int COUNT>
+TQ_INLINE bool are_weights(const Floats* v) {
+  __mmask16 all = 0xffff;
+  for (int i = 0; i < COUNT; ++i) {
+    all = static_cast<__mmask16>(
+        all & _mm512_cmp_ps_mask(v[i], _mm512_setzero_ps(), _CMP_GE_OQ) &
+        _mm512_cmp_ps_mask(v[i], _mm512_set1_ps(3.402823466e38f), _CMP_LE_OQ));
+  }
+  return all == 0xffff;
+}
+// exp(x) for x <= 0 to 3 in 10^7: 2^n times a polynomial in the rest, of minimal error on
+// [-1/2, 1/2]; zero below 2^-149; NaN stays NaN.
+TQ_INLINE Floats exponential(Floats x) {
+  // NaN is the second operand and passes.
+  const __m512 y = _mm512_max_ps(_mm512_set1_ps(-200.0f), _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)));
+  const __m512 n = _mm512_roundscale_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512 f = _mm512_sub_ps(y, n);
+  __m512 p = _mm512_set1_ps(1.3333558e-3f);
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.6181291e-3f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.5504109e-2f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.4022651e-1f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.9314718e-1f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+  return _mm512_scalef_ps(p, n);
+}
+using Total = __m512i;
+TQ_INLINE Total zero_total() { return _mm512_setzero_si512(); }
+TQ_INLINE int32_t total_of(Total t) { return _mm512_reduce_add_epi32(t); }
+TQ_INLINE Total store_groups(const float* x, float inverse, Group* groups, Total total) {
+  const __m512i number =
+      _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x), _mm512_set1_ps(inverse)));
+  const __m512i low = _mm512_srai_epi32(_mm512_slli_epi32(number, 24), 24);
+  const __m512i high = _mm512_srai_epi32(_mm512_sub_epi32(number, low), 8);
+  const __m128i highs = _mm512_cvtepi32_epi8(high), lows = _mm512_cvtepi32_epi8(low);
+  __m128i* const out = reinterpret_cast<__m128i*>(groups);
+  _mm_storeu_si128(out, _mm_unpacklo_epi32(highs, lows));
+  _mm_storeu_si128(out + 1, _mm_unpackhi_epi32(highs, lows));
+  return _mm512_add_epi32(total, number);
+}
+
+// COUNT vectors of weights / step, rounded; no weight is negative. Returns what first_value_sums
+// wants.
+template <int COUNT>
+TQ_INLINE int32_t store_weights(const Floats* x, float inverse, Group* groups) {
+  static_assert(COUNT % 2 == 0);
+  const __m512 by = _mm512_set1_ps(inverse);
+  const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+  // In each group of four 16-bit numbers: the high bytes, then the low ones.
+  const __m512i split = _mm512_broadcast_i32x4(
+      _mm_setr_epi8(1, 3, 5, 7, 0, 2, 4, 6, 9, 11, 13, 15, 8, 10, 12, 14));
+  for (int i = 0; i < COUNT; i += 2) {
+    const __m512i a = _mm512_cvtps_epi32(_mm512_mul_ps(x[i], by));
+    const __m512i b = _mm512_cvtps_epi32(_mm512_mul_ps(x[i + 1], by));
+    const __m512i pairs = _mm512_shuffle_epi8(_mm512_packus_epi32(a, b), split);
+    _mm512_storeu_si512(groups + 4 * i, _mm512_permutexvar_epi64(order, pairs));
+  }
+  return 0;
+}
+
+// Into the second level: the first has too few places for what is under way from memory.
+TQ_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+
+}  // namespace

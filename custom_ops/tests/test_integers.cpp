@@ -1,0 +1,300 @@
+// Products with integers of every level that has them, against float64: queries and weights may be
+// off by half a step of 1/32512 of the largest of their row, and by nothing else.
+#include "tests/fixture.h"
+#include "tests/testing.h"
+
+#include <limits>
+
+namespace tq::test {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr double kHalfStep = 0.5 / 32512;
+constexpr double kFloat = 1e-6;  // what float32 leaves of the few operations after the products
+
+constexpr int kSizes[] = {8,   16,  24,  32,  40,  48,  56,  64,  72,  80,  88,  96,  112,
+                          120, 128, 136, 160, 192, 200, 256, 264, 320, 384, 448, 504, 512};
+constexpr int kCounts[] = {1,  2,  3,  4,  5,  7,  8,  9,   15,  16,  17,
+                           31, 32, 33, 47, 64, 65, 96, 100, 127, kBlock};
+constexpr Codec kCodecs[] = {lloyd_max(2), lloyd_max(3), lloyd_max(4), {Kind::kU8, 4}};
+
+// Rows that end, or begin, at an inaccessible page, and what their codes stand for.
+struct Codes {
+  Codes(const Kernels& level, Codec codec, int size, int count_, int more, Side side,
+        Random& random)
+      : format(row_format(codec.kind == Kind::kU8 ? 8 : codec.bits, size, level.lanes,
+                          spec::row_bytes(codec, size) + more)),
+        count(count_),
+        bytes(static_cast<std::size_t>(count) * format.stride, side),
+        numbers(static_cast<std::size_t>(count) * size) {
+    fill_rows(bytes.data(), static_cast<std::size_t>(count), codec, size, format.stride, random);
+    const int levels = 1 << codec.bits;
+    table.unit = 0.0019f;
+    for (int i = 0; i < 16; ++i) {
+      table.entries[i] = static_cast<int8_t>(static_cast<int>(random() % 255) - 127);
+    }
+    table.entries[0] = -127;
+    table.entries[levels - 1] = 127;
+    for (int i = levels; i < 16; ++i) table.entries[i] = table.entries[i % levels];
+    for (int t = 0; t < count; ++t) {
+      const uint8_t* const row = bytes.data() + t * format.stride;
+      for (int j = 0; j < size; ++j) {
+        numbers[static_cast<std::size_t>(t * size + j)] =
+            static_cast<double>(table.unit) * table.entries[code_of(codec, size, row, j) % 16];
+      }
+    }
+  }
+  double number(int t, int j) const {
+    return numbers[static_cast<std::size_t>(t * format.head_size + j)];
+  }
+
+  RowFormat format;
+  int count;
+  IntegerTable table{};
+  Guarded<uint8_t> bytes;
+  std::vector<double> numbers;
+};
+
+// Rows of queries, weights and sums as the kernels want them.
+struct Work {
+  Work(const IntegerKernels& k, const RowFormat& format, int queries)
+      : query_width(k.query_floats(format)),
+        sums_width(k.sums_floats(format)),
+        prepared(static_cast<std::size_t>(queries) * query_width),
+        scores(static_cast<std::size_t>(queries) * kBlock),
+        weights(static_cast<std::size_t>(queries) * kBlock),
+        numbers(static_cast<std::size_t>(queries) * kNumbersFloats),
+        sums(static_cast<std::size_t>(queries) * sums_width) {}
+  int query_width, sums_width;
+  Guarded<float> prepared, scores, weights, numbers, sums;
+};
+
+// body(level, integers, codes, queries, random, what)
+template <class Body>
+void for_each_case(Body&& body) {
+  for (const Kernels* level : supported_kernels()) {
+    if (level->integers == nullptr) continue;
+    Random random(11);
+    std::size_t at = 0;
+    for (const int size : kSizes) {
+      for (const Codec codec : kCodecs) {
+        for (int queries = 1; queries <= 12; ++queries, ++at) {
+          const int count = kCounts[at % std::size(kCounts)];
+          const Codes codes(*level, codec, size, count, queries % 3 == 0 ? 5 : 0,
+                            queries % 4 == 0 ? Side::kBegin : Side::kEnd, random);
+          body(*level, *level->integers, codes, queries, random,
+               describe(level->name, codec, size) + ", " + std::to_string(count) + " rows, " +
+                   std::to_string(queries) + " queries");
+        }
+      }
+    }
+  }
+}
+
+double largest(const float* x, int count) {
+  double most = 0;
+  for (int i = 0; i < count; ++i) most = std::max(most, std::abs(static_cast<double>(x[i])));
+  return most;
+}
+
+// NaN stays.
+double larger(double a, double b) { return std::isnan(a) || b <= a ? a : b; }
+
+// How far sum q is beyond what rounded weights allow, as a share of it: at most 1 where right.
+double excess_of_sums(const IntegerKernels& k, const Codes& codes, const Work& work, int q,
+                      const double* weights, double before) {
+  const int size = codes.format.head_size;
+  std::vector<float> natural(static_cast<std::size_t>(size));
+  k.natural_sums(codes.format, work.sums.data() + q * work.sums_width, natural.data());
+  double most = 0, worst = 0;
+  for (int t = 0; t < codes.count; ++t) most = std::max(most, weights[t]);
+  for (int j = 0; j < size; ++j) {
+    double sum = before, magnitude = 0;
+    for (int t = 0; t < codes.count; ++t) {
+      sum += weights[t] * codes.number(t, j);
+      magnitude += std::abs(codes.number(t, j));
+    }
+    const double allowed =
+        magnitude * most * (kHalfStep + kFloat) + kFloat * std::abs(before) + 1e-30;
+    const double off = std::abs(natural[static_cast<std::size_t>(j)] - sum) / allowed;
+    worst = larger(worst, off);
+  }
+  return worst;
+}
+
+TEST(integer_scores_are_right) {
+  for_each_case([](const Kernels&, const IntegerKernels& k, const Codes& codes, int queries,
+                   Random& random, const std::string& what) {
+    const RowFormat& format = codes.format;
+    const int size = format.head_size;
+    Work work(k, format, queries);
+    Guarded<float> natural(static_cast<std::size_t>(queries * size));
+    fill_normal(natural.data(), natural.size(), random, queries % 2 ? 1.0f : 3e4f);
+    // One row is not finite, one is zero; neither touches the others.
+    const int strange = queries > 2 ? queries / 2 : -1, none = queries > 3 ? 0 : -1;
+    if (strange >= 0) {
+      const float odd[] = {kNan, kInfinity, -kInfinity};
+      natural[static_cast<std::size_t>(strange * size) + random() % size] = odd[queries % 3];
+    }
+    if (none >= 0) std::fill_n(natural.data(), size, 0.0f);
+    for (int q = 0; q < queries; ++q) {
+      k.prepare_query(format, natural.data() + q * size,
+                      work.prepared.data() + q * work.query_width);
+    }
+    std::fill(work.scores.begin(), work.scores.end(), 77.0f);
+    k.score_rows(format, codes.bytes.data(), codes.count, codes.table, work.prepared.data(),
+                 queries, work.scores.data());
+    double worst = 0;
+    bool exact = true;
+    for (int q = 0; q < queries; ++q) {
+      const double most = largest(natural.data() + q * size, size);
+      for (int t = 0; t < codes.count; ++t) {
+        const float score = work.scores[static_cast<std::size_t>(q * kBlock + t)];
+        if (q == strange || q == none) {
+          exact = exact && (q == none ? score == 0.0f : std::isnan(score));
+          continue;
+        }
+        double sum = 0, magnitude = 0;
+        for (int j = 0; j < size; ++j) {
+          sum += codes.number(t, j) * natural[static_cast<std::size_t>(q * size + j)];
+          magnitude += std::abs(codes.number(t, j));
+        }
+        const double off = std::abs(score - sum) / (magnitude * most * (kHalfStep + kFloat));
+        worst = larger(worst, off);
+      }
+    }
+    CHECK(worst <= 1, what + ", " + std::to_string(worst));
+    CHECK(exact, what);
+  });
+}
+
+TEST(integer_sums_are_right) {
+  for_each_case([](const Kernels& level, const IntegerKernels& k, const Codes& codes, int queries,
+                   Random& random, const std::string& what) {
+    const RowFormat& format = codes.format;
+    Work work(k, format, queries);
+    std::vector<double> weights(static_cast<std::size_t>(queries) * kBlock);
+    std::uniform_real_distribution<float> uniform(0.0f, 5.0f);
+    std::fill(work.weights.begin(), work.weights.end(), kNan);
+    // One row is no row of weights, one is zero.
+    const int strange = queries > 2 ? queries / 2 : -1, none = queries > 3 ? 0 : -1;
+    const float odd[] = {kNan, kInfinity, -kInfinity, -1e-9f};
+    bool good = true;
+    for (int q = 0; q < queries; ++q) {
+      float* const row = work.weights.data() + q * kBlock;
+      for (int t = 0; t < (codes.count + level.lanes - 1) / level.lanes * level.lanes; ++t) {
+        row[t] = t < codes.count && q != none && random() % 5 ? uniform(random) : 0.0f;
+        if (q != strange) weights[static_cast<std::size_t>(q * kBlock + t)] = row[t];
+      }
+      if (q == strange) row[random() % static_cast<unsigned>(codes.count)] = odd[queries % 4];
+      good = good && k.quantise_weights(row, codes.count,
+                                        work.numbers.data() + q * kNumbersFloats) ==
+                         (q != strange);
+    }
+    CHECK(good, what);
+    std::vector<float> before(static_cast<std::size_t>(format.head_size), 1.0f);
+    for (int q = 0; q < queries; ++q) {
+      k.ordered_sums(format, before.data(), work.sums.data() + q * work.sums_width);
+    }
+    k.accumulate_rows(format, codes.bytes.data(), codes.count, codes.table, work.numbers.data(),
+                      queries, work.sums.data());
+    double worst = 0;
+    for (int q = 0; q < queries; ++q) {
+      const double off = excess_of_sums(k, codes, work, q, weights.data() + q * kBlock, 1.0);
+      worst = larger(worst, off);
+    }
+    CHECK(worst <= 1, what + ", " + std::to_string(worst));
+  });
+}
+
+TEST(integer_softmax_is_right) {
+  for (const Kernels* level : supported_kernels()) {
+    if (level->integers == nullptr) continue;
+    const IntegerKernels& k = *level->integers;
+    Random random(12);
+    std::uniform_real_distribution<float> field(0.1f, 12.0f);
+    const Codes codes(*level, lloyd_max(4), 64, kBlock, 0, Side::kEnd, random);
+    Work work(k, codes.format, 1);
+    Guarded<float> key_scales(kBlock), value_scales(kBlock);
+    for (const float spread : {0.0f, 0.1f, 3.0f, 40.0f, 1e4f}) {
+      for (const float start : {-std::numeric_limits<float>::max(), -3.0f, 2.0f, 1e3f}) {
+        const std::string what = std::string(level->name) + ", " + std::to_string(spread) + " " +
+                                 std::to_string(start);
+        fill_normal(work.scores.data(), kBlock, random, spread);
+        for (float& x : key_scales) x = field(random);
+        for (float& x : value_scales) x = random() % 7 ? field(random) : 0.0f;
+        work.scores[random() % kBlock] = -kInfinity;
+        float top = start;
+        for (std::size_t t = 0; t < kBlock; ++t) {
+          top = std::max(top, work.scores[t] * key_scales[t]);
+        }
+        double sum = 0;
+        std::vector<double> weights(kBlock);
+        for (std::size_t t = 0; t < kBlock; ++t) {
+          const double weight =
+              std::exp(static_cast<double>(work.scores[t] * key_scales[t]) - top);
+          sum += weight;
+          weights[t] = weight * value_scales[t];
+        }
+        float max = start;
+        const float got = k.soften(work.scores.data(), key_scales.data(), value_scales.data(),
+                                   &max, work.numbers.data());
+        CHECK(max == top, what);
+        CHECK(std::abs(got - sum) <= 2e-6 * sum + 1e-36,
+              what + ": " + std::to_string(got) + " for " + std::to_string(sum));
+        std::fill(work.sums.begin(), work.sums.end(), 0.0f);
+        k.accumulate_rows(codes.format, codes.bytes.data(), kBlock, codes.table,
+                          work.numbers.data(), 1, work.sums.data());
+        const double off = excess_of_sums(k, codes, work, 0, weights.data(), 0.0);
+        CHECK(off <= 1.1, what + ", " + std::to_string(off));  // exp is float32
+
+        // What is no weight is left to others, with nothing done.
+        struct Odd {
+          Guarded<float>& where;
+          float what;
+        };
+        for (const Odd& odd : {Odd{work.scores, kNan}, Odd{work.scores, kInfinity},
+                               Odd{key_scales, kNan}, Odd{value_scales, kNan},
+                               Odd{value_scales, kInfinity}, Odd{value_scales, -1.0f}}) {
+          const std::size_t t = random() % kBlock;
+          // A weight of zero hides the sign of its scale.
+          if (odd.what < 0 && !(weights[t] > 1e-30)) continue;
+          const float before = odd.where[t];
+          odd.where[t] = odd.what;
+          max = start;
+          const float none = k.soften(work.scores.data(), key_scales.data(), value_scales.data(),
+                                      &max, work.numbers.data());
+          CHECK(std::isnan(none) && max == start, what + ", " + std::to_string(odd.what));
+          odd.where[t] = before;
+        }
+      }
+    }
+    std::fill_n(work.scores.data(), kBlock, -kInfinity);
+    float max = -kInfinity;
+    CHECK(std::isnan(k.soften(work.scores.data(), key_scales.data(), value_scales.data(), &max,
+                              work.numbers.data())),
+          std::string(level->name) + ", nothing but -infinity");
+  }
+}
+
+TEST(integer_sums_keep_their_order) {
+  for_each_case([](const Kernels&, const IntegerKernels& k, const Codes& codes, int queries,
+                   Random& random, const std::string& what) {
+    if (queries > 1) return;
+    const RowFormat& format = codes.format;
+    Guarded<float> natural(static_cast<std::size_t>(format.head_size)), back(natural.size());
+    Guarded<float> ordered(static_cast<std::size_t>(k.sums_floats(format)));
+    for (float& x : natural) x = 1.0f + static_cast<float>(random() % 1000);
+    std::fill(ordered.begin(), ordered.end(), kNan);
+    k.ordered_sums(format, natural.data(), ordered.data());
+    k.natural_sums(format, ordered.data(), back.data());
+    CHECK(std::memcmp(natural.data(), back.data(), natural.size() * sizeof(float)) == 0, what);
+    const auto zeros = std::count(ordered.begin(), ordered.end(), 0.0f);
+    CHECK(zeros == static_cast<long>(ordered.size() - natural.size()), what);
+    CHECK(ordered.size() <= kMaxIntegerWidth, what);
+  });
+}
+
+}  // namespace
+}  // namespace tq::test
