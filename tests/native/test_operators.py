@@ -139,11 +139,11 @@ def test_attention_agrees_with_numpy(
     )  # fmt: skip
     output = run(make_session(model), feeds)
     expected = oracle(feeds, key, value, softcap=softcap)
-    assert np.linalg.norm(output - expected) <= 2e-5 * np.linalg.norm(expected)
+    assert np.linalg.norm(output - expected) <= 2e-4 * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [("float32", 2e-5), ("float16", 1e-3), ("bfloat16", 8e-3)]
+    ("dtype", "tolerance"), [("float32", 2e-4), ("float16", 1e-3), ("bfloat16", 8e-3)]
 )
 @pytest.mark.parametrize("bits", [2, 3, 4, 5])
 def test_attention_with_a_bias_agrees_with_numpy(
@@ -172,7 +172,7 @@ def test_attention_with_a_bias_agrees_with_numpy(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [("float32", 2e-5), ("float16", 1e-3), ("bfloat16", 8e-3)]
+    ("dtype", "tolerance"), [("float32", 2e-4), ("float16", 1e-3), ("bfloat16", 8e-3)]
 )
 @pytest.mark.parametrize("bias", [False, True])
 def test_sinks_agree_with_numpy(
@@ -414,7 +414,7 @@ def test_a_constant_hadamard_rotation_is_applied_fast(
     rest = {k: v for k, v in feeds.items() if k not in constants}
     session = make_session(attention_model(constants=constants, scale=0.25, **attributes))
     expected = oracle(feeds | constants, codec, codec)
-    assert np.abs(run(session, rest) - expected).max() <= 2e-5 * np.abs(expected).max()
+    assert np.abs(run(session, rest) - expected).max() <= 2e-4 * np.abs(expected).max()
 
 
 def test_codec_index_is_not_looked_at(

@@ -80,7 +80,7 @@ def check_rows(
     return int(off.sum())
 
 
-INTEGER_LEVELS = ("avx512vnni", "avx2", "neon")
+INTEGER_LEVELS = ("avx512vnni", "avx2", "neon", "neondot")
 """Where products with codes are taken with integers; not avx512, which has no fast form of them."""
 
 

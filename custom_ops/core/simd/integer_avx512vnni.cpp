@@ -1,5 +1,5 @@
 // Integer products of the avx512vnni level, compiled with its own flags (see CMakeLists.txt).
-#if defined(__x86_64__) || defined(_M_X64)
+#if (defined(__x86_64__) || defined(_M_X64)) && (!defined(_MSC_VER) || defined(__clang__))
 
 #include "core/kernels.h"
 #include "core/simd/vec_int_avx512.h"
