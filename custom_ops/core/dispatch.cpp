@@ -155,4 +155,25 @@ const Kernels* find_kernels(const char* name, std::string& reason) {
   return nullptr;
 }
 
+const Kernels* with_products(const Kernels& kernels, const char* name, std::string& reason) {
+  if (name == nullptr || *name == '\0' || std::strcmp(name, "integer") == 0) return &kernels;
+  if (std::strcmp(name, "float") != 0) {
+    reason = std::string(kProductsVariable) + " is '" + name + "', expected float or integer";
+    return nullptr;
+  }
+  static const std::vector<Kernels> exact = [] {
+    std::vector<Kernels> all;
+    for (const Kernels* one : supported_kernels()) {
+      all.push_back(*one);
+      all.back().integers = nullptr;
+      all.back().multiply_pairs = nullptr;
+    }
+    return all;
+  }();
+  for (const Kernels& one : exact) {
+    if (std::strcmp(one.name, kernels.name) == 0) return &one;
+  }
+  return &kernels;
+}
+
 }  // namespace tq

@@ -36,10 +36,13 @@ inline int type_of(Element element) {
   return element == Element::kFloat ? kFloat : (element == Element::kHalf ? kFloat16 : kBfloat16);
 }
 
-// The level to use, forced by the environment or the best there is.
+// The level to use, forced by the environment or the best there is, and its products.
 inline const Kernels& choose_kernels(const char* op) {
   std::string reason;
-  const Kernels* const kernels = find_kernels(std::getenv(kIsaVariable), reason);
+  const Kernels* kernels = find_kernels(std::getenv(kIsaVariable), reason);
+  if (kernels != nullptr) {
+    kernels = with_products(*kernels, std::getenv(kProductsVariable), reason);
+  }
   if (kernels == nullptr) throw OpError(std::string(op) + ": " + reason);
   return *kernels;
 }

@@ -372,6 +372,21 @@ TEST(softmax_steps_hide_and_keep) {
   }
 }
 
+TEST(products_are_chosen_by_name) {
+  for (const Kernels* level : supported_kernels()) {
+    std::string reason;
+    CHECK(with_products(*level, nullptr, reason) == level, level->name);
+    CHECK(with_products(*level, "integer", reason) == level, level->name);
+    const Kernels* const exact = with_products(*level, "float", reason);
+    CHECK(exact != nullptr && exact->integers == nullptr && exact->multiply_pairs == nullptr,
+          level->name);
+    CHECK(std::string(exact->name) == level->name, level->name);
+    CHECK(with_products(*level, "fast", reason) == nullptr &&
+              reason.find("float or integer") != std::string::npos,
+          reason);
+  }
+}
+
 TEST(unknown_levels_are_refused_by_name) {
   std::string reason;
   CHECK(find_kernels("mmx", reason) == nullptr, "no such level");

@@ -17,6 +17,8 @@ from tq_onnx.verify.subject import open_converted
 Array = npt.NDArray[Any]
 
 #: Share of bytes that may differ because a code lies on a boundary.
+pytestmark = pytest.mark.usefixtures("exact_products")
+
 MAX_TIES = 1e-4
 
 

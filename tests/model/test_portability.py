@@ -25,6 +25,8 @@ Array = npt.NDArray[Any]
 
 PROMPT = 12
 #: Largest difference of a logit, over the largest logit.
+pytestmark = pytest.mark.usefixtures("exact_products")
+
 MAX_LOGIT_ERROR = 1e-4
 #: Share of codes that may lie on a boundary and fall on its other side.
 MAX_TIES = 1e-4

@@ -156,7 +156,7 @@ def test_an_added_preset_converts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         widths = [row_layout(codec, 64).row_bytes for codec in (row.key, row.value)]
         assert [decoder.cache(index).shape[-1] for index in range(2)] == widths
     for kernel, body in zip(logits[:2], logits[2:], strict=True):
-        np.testing.assert_allclose(kernel, body, atol=1e-4 * np.abs(body).max())
+        np.testing.assert_allclose(kernel, body, atol=1e-3 * np.abs(body).max())
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
