@@ -16,11 +16,10 @@ from tq_onnx.verify.subject import open_converted
 
 Array = npt.NDArray[Any]
 
-#: Share of bytes that may differ because a code lies on a boundary.
 pytestmark = pytest.mark.usefixtures("exact_products")
 
-# Prompts and single tokens add up in another order, so vectors of later layers differ by 1e-7.
-# Measured 1.6e-4 with a token at a time.
+# Share of bytes that may differ because a code lies on a boundary. Prompts and single tokens add up
+# in another order, so vectors of later layers differ by 1e-7; measured 1.6e-4, a token at a time.
 MAX_TIES = 5e-4
 
 
