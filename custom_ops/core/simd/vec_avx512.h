@@ -14,7 +14,11 @@ constexpr int kTallM = 8, kTallN = 3;  // likewise, for multiples of eight rows
 constexpr int kMaxFused = 6;
 #define TQ_BISECTS  // a lookup is cheaper than several comparisons
 constexpr int kMaxFusedBytes = 64;
-constexpr int kScoreGroup = 6;    // query rows that share the decoded keys of four rows
+#ifdef TQ_FEW_GROUPS
+constexpr int kScoreGroup = 2;
+#else
+constexpr int kScoreGroup = 6;  // query rows that share the decoded keys of four rows
+#endif
 constexpr int kSumRegisters = 24;  // accumulators of accumulate_rows
 
 using V = __m512;

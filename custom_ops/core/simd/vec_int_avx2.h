@@ -14,7 +14,11 @@ namespace {
 
 constexpr int kWords = 8;
 constexpr int kBytes = 4 * kWords;
-constexpr int kMaxQueries = 3;   // query rows that share the looked up codes
+#ifdef TQ_FEW_GROUPS
+constexpr int kMaxQueries = 1;
+#else
+constexpr int kMaxQueries = 3;  // query rows that share the looked up codes
+#endif
 constexpr int kWideQueries = 0;  // of these, up to how many take two slots of a value at once
 constexpr int kTileVectors = 1;  // of words that share the loaded factors of a query
 

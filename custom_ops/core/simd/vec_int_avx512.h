@@ -10,7 +10,11 @@ namespace {
 
 constexpr int kWords = 16;
 constexpr int kBytes = 4 * kWords;
-constexpr int kMaxQueries = 4;   // query rows that share the looked up codes
+#ifdef TQ_FEW_GROUPS
+constexpr int kMaxQueries = 2;
+#else
+constexpr int kMaxQueries = 4;  // query rows that share the looked up codes
+#endif
 constexpr int kWideQueries = 3;  // of these, up to how many take two slots of a value at once
 constexpr int kTileVectors = 2;  // of words that share the loaded factors of a query
 
