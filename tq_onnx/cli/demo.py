@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tq_onnx.runtime.generate import Generation
     from tq_onnx.verify.greedy import GreedyFigures
     from tq_onnx.verify.quality import QualityFigures
+    from tq_onnx.verify.speed import SpeedFigures
     from tq_onnx.verify.subject import Subject
 
 PRESET: Final = "int4"
@@ -24,6 +25,7 @@ TEXT_TOKENS: Final = 8192
 CONTEXT: Final = 1024
 PROMPT_TOKENS: Final = 512
 NEW_TOKENS: Final = 192
+TIMED_STEPS: Final = 64
 _SHOWN_PROMPT: Final = 160
 
 
@@ -36,7 +38,7 @@ class Side:
         cache_bytes_per_token: from the types of its caches.
         cache_bytes: of its buffers at the end of the generation.
         perplexity: on the held-out text, per token (a token is a byte).
-        tokens_per_second: in decode.
+        tokens_per_second: in decode behind the prompt, from the median step.
         text: its continuation.
     """
 
@@ -117,11 +119,11 @@ def _run(folder: Path, route: str, threads: int | None) -> DemoReport:
     from tq_onnx.graph.pipeline import convert
     from tq_onnx.integrations.bundled import build_bundled, heldout_text
     from tq_onnx.integrations.huggingface import load_tokenizer
-    from tq_onnx.verify import quality
+    from tq_onnx.verify import quality, speed
     from tq_onnx.verify.subject import open_converted, open_original
 
     with terminal.progress() as bar:
-        task = bar.add_task("Building the bundled model", total=6)
+        task = bar.add_task("Building the bundled model", total=7)
 
         def stage(name: str) -> None:
             bar.update(task, description=name, advance=1)
@@ -141,6 +143,8 @@ def _run(folder: Path, route: str, threads: int | None) -> DemoReport:
         tokens = tokens[: TEXT_TOKENS // 2] + tokens[-TEXT_TOKENS // 2 :]
         stage("Generating with both models")
         runs = [_generate(subject, prompt, words) for subject in (before, after)]
+        stage("Timing both models in turns")
+        speeds = speed.measure((before, after), len(prompt), tokens=TIMED_STEPS, prompt=False)
         stage("Reading the held-out text with both models")
         reading = bar.add_task("  windows", total=None)
         figures = quality.compare(
@@ -157,6 +161,7 @@ def _run(folder: Path, route: str, threads: int | None) -> DemoReport:
         route=route,
         subjects=(before, after),
         runs=runs,
+        speeds=speeds,
         figures=figures,
         words=words,
         prompt=prompt,
@@ -174,8 +179,6 @@ def _generate(subject: Subject, prompt: list[int], words: Tokenizer) -> Generati
     from tq_onnx.runtime.generate import generate
 
     fixed = len(prompt) + NEW_TOKENS if subject.signature.fixed_capacity else None
-    # One untimed step first: the first call of a session also plans its memory.
-    generate(subject.decoder(), prompt[:8], max_new_tokens=2)
     return generate(
         subject.decoder(capacity=fixed), prompt, max_new_tokens=NEW_TOKENS, stop_ids=words.eos_ids
     )
@@ -186,6 +189,7 @@ def _report(
     route: str,
     subjects: tuple[Subject, Subject],
     runs: list[Generation],
+    speeds: list[SpeedFigures],
     figures: QualityFigures,
     words: Tokenizer,
     prompt: list[int],
@@ -199,12 +203,13 @@ def _report(
             cache_bytes_per_token=subject.signature.bytes_per_token,
             cache_bytes=run.cache_bytes,
             perplexity=perplexity,
-            tokens_per_second=run.tokens_per_second,
+            tokens_per_second=speed.tokens_per_second,
             text=words.decode(run.tokens),
         )
-        for subject, run, perplexity in zip(
+        for subject, run, speed, perplexity in zip(
             subjects,
             runs,
+            speeds,
             (figures.original_perplexity, figures.converted_perplexity),
             strict=True,
         )

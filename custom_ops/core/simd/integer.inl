@@ -253,9 +253,10 @@ void prepare_query(const RowFormat& format, const float* natural, float* prepare
     for (int slot = 0; slot < format.slots; ++slot) {
       for (int w = 0; w < 4; ++w) {
         Group all[kWords] = {};
-        for (int i = 0; i < kWords; ++i) {
-          const int word = piece * piece_bytes(format) / 4 + i / 4 % quarters * 4 + w;
-          if (word < words) all[i] = groups[slot * words + word];
+        for (int lane = 0; lane < kWords / 4; ++lane) {  // `quarters` is a power of two
+          const int word = piece * piece_bytes(format) / 4 + (lane & (quarters - 1)) * 4 + w;
+          if (word >= words) continue;
+          for (int i = 0; i < 4; ++i) all[4 * lane + i] = groups[slot * words + word];
         }
         store_factors(all, prepared + ((piece * format.slots + slot) * 4 + w) * 2 * kWords);
       }
@@ -441,15 +442,16 @@ template <class Body>
 TQ_INLINE void for_each_quad(const RowFormat& format, Body&& body) {
   const int all = lines(format);
   const int quarters = kBytes / 16 / packed(format);  // of a row, side by side in a line
-  const int quads = piece_lines(format) * (kWords / 4);
   for (int slot = 0; slot < format.slots; ++slot) {
     for (int piece = 0; piece < pieces(format); ++piece) {
-      for (int i = 0; i < quads; ++i) {
-        const int byte = piece * piece_bytes(format) + 16 * (i % quarters) + 4 * (i / quarters);
-        if (byte >= format.slot_size) continue;
-        body(slot * format.slot_size + byte,
-             (slot * all + piece * piece_lines(format)) * kWords + 4 * i,
-             smaller(4, format.slot_size - byte));
+      for (int word = 0; word < 4; ++word) {
+        for (int quarter = 0; quarter < quarters; ++quarter) {
+          const int byte = piece * piece_bytes(format) + 16 * quarter + 4 * word;
+          if (byte >= format.slot_size) continue;
+          body(slot * format.slot_size + byte,
+               (slot * all + piece * piece_lines(format)) * kWords + 4 * (word * quarters + quarter),
+               smaller(4, format.slot_size - byte));
+        }
       }
     }
   }
