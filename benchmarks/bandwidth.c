@@ -15,24 +15,12 @@
 /* GCC and Clang make of it what the processor has: one, two or four registers. */
 typedef uint64_t Line __attribute__((vector_size(64)));
 
-static uint64_t read_plain(const unsigned char* at, size_t bytes) {
+static inline __attribute__((always_inline)) uint64_t read_bytes(const unsigned char* at,
+                                                                 size_t bytes, int prefetch) {
   Line a = {0}, b = {0}, c = {0}, d = {0};
   for (size_t i = 0; i < bytes; i += 256) {
     const Line* lines = (const Line*)(at + i);
-    a |= lines[0];
-    b |= lines[1];
-    c |= lines[2];
-    d |= lines[3];
-  }
-  a |= b | c | d;
-  return a[0] | a[1] | a[2] | a[3] | a[4] | a[5] | a[6] | a[7];
-}
-
-static uint64_t read_prefetching(const unsigned char* at, size_t bytes) {
-  Line a = {0}, b = {0}, c = {0}, d = {0};
-  for (size_t i = 0; i < bytes; i += 256) {
-    const Line* lines = (const Line*)(at + i);
-    for (int line = 0; line < 4; ++line) __builtin_prefetch(at + i + AHEAD + 64 * line);
+    for (int line = 0; prefetch && line < 4; ++line) __builtin_prefetch(at + i + AHEAD + 64 * line);
     a |= lines[0];
     b |= lines[1];
     c |= lines[2];
@@ -68,7 +56,7 @@ static void* read_share(void* argument) {
   for (int i = 0; i < share->count; ++i) {
     size_t bytes = share->bytes[i] / (size_t)share->threads;
     const unsigned char* at = share->pieces[i] + bytes * (size_t)share->own;
-    share->seen |= share->prefetch ? read_prefetching(at, bytes) : read_plain(at, bytes);
+    share->seen |= share->prefetch ? read_bytes(at, bytes, 1) : read_bytes(at, bytes, 0);
   }
   share->end = now();
   return NULL;

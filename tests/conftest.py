@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -16,3 +17,14 @@ if os.environ.get("CI"):
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What compiles comes first: of two workers, none then waits for it at the end."""
     items.sort(key=lambda item: item.path.name != "test_native.py")
+
+
+@pytest.fixture(scope="module")
+def exact_products() -> Iterator[None]:
+    """Products of floats, read when a session is made: for tests of the graph.
+
+    Products with integers have tests of their own, in tests/parity.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TQ_ONNX_PRODUCTS", "float")
+        yield

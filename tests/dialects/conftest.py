@@ -26,12 +26,6 @@ def library(request: pytest.FixtureRequest) -> bool:
     return bool(request.param == "library")
 
 
-@pytest.fixture(scope="package", autouse=True)
-def exact_products() -> Iterator[None]:
-    """Products of floats, read when a session is made: what is compared here is the graph.
-
-    Products with integers have tests of their own, in tests/parity.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TQ_ONNX_PRODUCTS", "float")
-        yield
+@pytest.fixture(scope="module", autouse=True)
+def products(exact_products: None) -> None:
+    """What is compared here is the graph."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -23,14 +23,3 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
         return make_pair(folder, route, preset)
 
     return lambda route, preset="int4": made(route, preset)
-
-
-@pytest.fixture(scope="module")
-def exact_products() -> Iterator[None]:
-    """Products of floats, read when a session is made: what is compared here is the graph.
-
-    Products with integers have tests of their own, in tests/parity.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TQ_ONNX_PRODUCTS", "float")
-        yield

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 )
 @flags.tokenizer
 @flags.threads
-@click.option("--no-library", is_flag=True, help="Run the function bodies instead of the kernels.")
+@flags.no_library
 @flags.as_json
 def generate(
     *,
