@@ -1,7 +1,7 @@
 // How the attention is cut into tasks; the contract is in attention.h, a task in attention_rows.h.
 //
-// The cut depends on the shapes and lengths, never on the threads. Where keys are split, chunk c has
-// maximum m_c, weight w_c and sums s_c; with m the largest m_c a row is
+// The cut depends on the shapes and lengths, never on the threads. Where keys are split, chunk c
+// has maximum m_c, weight w_c and sums s_c; with m the largest m_c a row is
 //   (sum of exp(m_c - m) s_c) / (sum of exp(m_c - m) w_c),  both added over rising c.
 // A sink counts in chunk 0 alone.
 #include "core/attention.h"

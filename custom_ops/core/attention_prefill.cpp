@@ -7,105 +7,15 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 
 #include "core/buffer.h"
 #include "core/element.h"
+#include "core/plain_rows.h"
 #include "core/rotation.h"
 #include "core/row_format.h"
 
 namespace tq {
 namespace {
-
-// One cache of codes whose numbers are centroids times the scale of the row.
-class PlainRows {
- public:
-  PlainRows(const Kernels& kernels, const CacheView& cache, int head_size)
-      : kernels_(kernels),
-        cache_(cache),
-        format_(row_format(cache.codec.bits, head_size, kernels.lanes, cache.stride)),
-        fields_(spec::code_bytes(cache.codec, head_size)) {
-    fill_table(cache.centroids, spec::levels(cache.codec), table_);
-    is_integer_ = read_integers();
-  }
-
-  // Whether every centroid is a multiple of 1/127 of the largest.
-  bool is_integer() const { return is_integer_; }
-  float unit() const { return integers_.unit; }
-  const RowFormat& format() const { return format_; }
-
-  const uint8_t* row(int64_t index) const { return cache_.rows + index * cache_.stride; }
-  // Of queries and sums, which are in slot order (core/kernels.h).
-  std::size_t width() const { return static_cast<std::size_t>(format_.padded); }
-
-  void to_slots(const float* natural, float* slotted) const {
-    to_slot_order(format_, natural, slotted);
-  }
-  void to_natural(const float* slotted, float* natural) const {
-    to_natural_order(format_, slotted, natural);
-  }
-
-  void decode_keys(const uint8_t* rows, int count, float* out) const {
-    for_each_block(rows, count, [&](const uint8_t* at, int some, int from) {
-      kernels_.decode_columns(format_, at, some, table_, out + from * width());
-    });
-  }
-
-  void decode_values(const uint8_t* rows, int count, float* out) const {
-    kernels_.decode_rows(format_, rows, count, table_, out);
-  }
-
-  void decode_keys(const uint8_t* rows, int count, int32_t* out) const {
-    for_each_block(rows, count, [&](const uint8_t* at, int some, int from) {
-      kernels_.pairs->decode_columns(format_, at, some, integers_,
-                                     out + from * static_cast<std::ptrdiff_t>(width() / 2));
-    });
-  }
-
-  void decode_values(const uint8_t* rows, int count, int32_t* out) const {
-    kernels_.pairs->decode_rows(format_, rows, count, integers_, out);
-  }
-
-  void scales(const uint8_t* rows, int count, float* out) const {
-    for_each_block(rows, count, [&](const uint8_t* at, int some, int from) {
-      kernels_.load_fields(at + fields_, cache_.stride, some, out + from);
-    });
-  }
-
- private:
-  template <class Body>
-  void for_each_block(const uint8_t* rows, int count, const Body& body) const {
-    for (int from = 0; from < count; from += kBlock) {
-      body(rows + static_cast<std::ptrdiff_t>(from) * cache_.stride, std::min(kBlock, count - from),
-           from);
-    }
-  }
-
-  bool read_integers() {
-    if (kernels_.pairs == nullptr || kernels_.multiply_pairs == nullptr) return false;
-    constexpr int kLevels = 16;
-    if (spec::levels(cache_.codec) > kLevels) return false;
-    float largest = 0.0f;
-    for (int i = 0; i < kLevels; ++i) largest = std::max(largest, std::fabs(table_[i]));
-    const float unit = largest / 127.0f;
-    if (!std::isnormal(unit)) return false;
-    for (int i = 0; i < kLevels; ++i) {
-      const float number = std::nearbyint(table_[i] / unit);
-      if (!(std::fabs(table_[i] - number * unit) <= 1e-6f * largest)) return false;
-      integers_.entries[i] = static_cast<int8_t>(number);
-    }
-    integers_.unit = unit;
-    return true;
-  }
-
-  const Kernels& kernels_;
-  const CacheView& cache_;
-  const RowFormat format_;
-  const int fields_;
-  float table_[kTable];
-  IntegerTable integers_{};
-  bool is_integer_ = false;
-};
 
 // Neighbouring query rows of one KV head of one sequence; arrays of `count`.
 struct Tile {
@@ -217,7 +127,8 @@ class PlainTile {
     kernels_.scale(natural, call_.scale, tile.count * size);
     rotate(kernels_, call_.key_rotation, natural, rotated, tile.count, size, size);
     for (int r = 0; r < tile.count; ++r) {
-      key_.to_slots(rotated + r * size, query + static_cast<std::size_t>(r) * key_.width());
+      to_slot_order(key_.format(), rotated + r * size,
+                    query + static_cast<std::size_t>(r) * key_.width());
     }
   }
 
@@ -313,7 +224,7 @@ class PlainTile {
     float* const out = scratch + static_cast<std::ptrdiff_t>(tile.count) * size;
     for (int r = 0; r < tile.count; ++r) {
       float* const x = natural + r * size;
-      value_.to_natural(sums + static_cast<std::size_t>(r) * value_.width(), x);
+      to_natural_order(value_.format(), sums + static_cast<std::size_t>(r) * value_.width(), x);
       if (tile.weight[r] == 0.0f) {  // every key is hidden, and there is no sink
         std::fill_n(x, size, 0.0f);
       } else {

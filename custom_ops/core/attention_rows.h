@@ -86,8 +86,8 @@ class AttentionRows {
   void prepare(const int64_t* flat_rows, int count, float* scratch, float* const* query,
                float* const* shifts) const;
 
-  // Fills sums, buckets, max and weight; `work` has work_size(rows.count) floats. Of the ranges that
-  // a row's keys are split into, one counts its sink.
+  // Fills sums, buckets, max and weight; `work` has work_size(rows.count) floats. Of the ranges
+  // that a row's keys are split into, one counts its sink.
   void attend(const Rows& rows, Range keys, bool counts_sink, float* work) const;
   std::size_t work_size(int rows) const {
     return static_cast<std::size_t>(rows) * kBlock + kBlockArrays * kBlock +

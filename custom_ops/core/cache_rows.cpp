@@ -2,7 +2,6 @@
 #include "core/cache_rows.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "core/row_format.h"
@@ -30,18 +29,6 @@ float half_at(const uint8_t* bytes) {
   return half_to_float(static_cast<uint16_t>(bytes[0] | bytes[1] << 8));
 }
 
-// sqrt(pi / 2)
-constexpr double kRootOfHalfPi = 1.2533141373155002512;
-
-// Codes of more levels are no 8-bit integers.
-constexpr int kIntegerLevels = 16;
-
-// Of the largest centroid: what float32 leaves of a product.
-constexpr float kSameNumber = 1e-6f;
-
-// Query rows of prod that are multiplied in registers at every level.
-constexpr int kMaxFusedProd = 16;
-
 ByteFormat byte_format(spec::Codec codec, Element element, int head_size, int lanes, int stride) {
   Coordinate kind = Coordinate::kFloat;
   if (codec.kind == Kind::kFp8E4m3) kind = Coordinate::kFp8;
@@ -54,10 +41,29 @@ ByteFormat byte_format(spec::Codec codec, Element element, int head_size, int la
 }
 static_assert(kScaleBlock == spec::kQ8_0Block);
 
-constexpr float kSigns[kTable] = {-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1,
-                                  -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1};
-constexpr IntegerTable kIntegerSigns = {{-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1},
-                                        1.0f};
+// What the codes stand for: the codebook's centroids; of uniform, whose numbers are left to its
+// scale and zero, codes from the middle of the range, so that little cancels between these two.
+CodedPart coded_part(const Kernels& kernels, const CacheView& cache, int head_size,
+                     bool may_round) {
+  const spec::Codec codec = cache.codec;
+  const RowFormat format =
+      row_format(bits_of_index(codec), head_size, kernels.lanes, cache.stride);
+  float table[kTable] = {};
+  std::optional<IntegerTable> integers;
+  may_round = may_round && kernels.integers != nullptr;
+  if (spec::is_rotated(codec.kind)) {
+    const int levels = spec::levels(codec);
+    fill_table(cache.centroids, levels, table);
+    if (may_round) integers = integers_of(table, levels, kLargestInteger);
+  } else if (codec.kind == Kind::kUniform) {
+    const int top = (1 << codec.bits) - 1;
+    for (int i = 0; i < kTable; ++i) {
+      table[i] = static_cast<float>(i % (top + 1)) - 0.5f * static_cast<float>(top);
+    }
+    if (may_round) integers = integers_of(table, top + 1, top);
+  }
+  return {kernels, format, table, integers};
+}
 
 }  // namespace
 
@@ -70,46 +76,9 @@ CacheRows::CacheRows(const Kernels& kernels, const CacheView& cache, Element ele
       rows_(cache.rows),
       stride_(cache.stride),
       fields_(spec::code_bytes(cache.codec, head_size)),
-      code_(row_format(bits_of_index(cache.codec), head_size, kernels.lanes, cache.stride)),
-      sign_(row_format(1, head_size, kernels.lanes, cache.stride)),
-      signs_(spec::plane_offset(cache.codec, spec::planes(cache.codec).count - 1, head_size)),
       bytes_(byte_format(cache.codec, element_, head_size, kernels.lanes, cache.stride)),
-      padded_(code_.padded + (codec_.kind == Kind::kProd ? sign_.padded : 0)) {
-  if (spec::is_rotated(codec_.kind)) {
-    fill_table(cache.centroids, spec::levels(codec_), table_);
-  } else if (has_zeros()) {
-    // Codes from the middle of the range, so that little cancels between scale and zero.
-    const int top = (1 << codec_.bits) - 1;
-    for (int i = 0; i < kTable; ++i) {
-      table_[i] = static_cast<float>(i % (top + 1)) - 0.5f * static_cast<float>(top);
-    }
-  }
-  if (may_round && (is_coded() || is_prod()) && kernels.integers != nullptr &&
-      spec::levels(codec_) <= kIntegerLevels) {
-    read_integers();
-  }
-  query_width_ = query_width_of(code_);
-  sums_width_ = sums_width_of(code_);
-  if (is_prod()) {
-    sign_query_width_ = query_width_of(sign_);
-    sign_sums_width_ = sums_width_of(sign_);
-  }
-}
-
-// Where every number of the table is a multiple of 1/127 of the largest, or of a half.
-void CacheRows::read_integers() {
-  float largest = 0.0f;
-  for (int i = 0; i < kIntegerLevels; ++i) largest = std::max(largest, std::fabs(table_[i]));
-  const float unit = has_zeros() ? 0.5f : largest / 127.0f;
-  if (!std::isnormal(unit)) return;
-  IntegerTable integers{};
-  for (int i = 0; i < kIntegerLevels; ++i) {
-    const float number = std::nearbyint(table_[i] / unit);
-    if (!(std::fabs(table_[i] - number * unit) <= kSameNumber * largest)) return;
-    integers.entries[i] = static_cast<int8_t>(number);
-  }
-  integers.unit = unit;
-  integers_ = integers;
+      code_(coded_part(kernels, cache, head_size, may_round)) {
+  if (codec_.kind == Kind::kProd) prod_.emplace(kernels, cache, head_size, code_);
 }
 
 bool CacheRows::is_coded() const {
@@ -117,33 +86,14 @@ bool CacheRows::is_coded() const {
          codec_.kind == Kind::kU8;
 }
 
-int CacheRows::query_width_of(const RowFormat& format) const {
-  return has_integers() ? kernels_.integers->query_floats(format) : format.padded;
-}
-
-int CacheRows::sums_width_of(const RowFormat& format) const {
-  return has_integers() ? kernels_.integers->sums_floats(format) : format.padded;
-}
-
-void CacheRows::prepare_part(const RowFormat& format, const float* natural,
-                             float* prepared) const {
-  if (has_integers()) return kernels_.integers->prepare_query(format, natural, prepared);
-  to_slot_order(format, natural, prepared);
-}
-
-void CacheRows::natural_part(const RowFormat& format, const float* sums, float* natural) const {
-  if (has_integers()) return kernels_.integers->natural_sums(format, sums, natural);
-  to_natural_order(format, sums, natural);
-}
-
 void CacheRows::prepare_query(const float* natural, float* prepared) const {
-  prepare_part(code_, natural, prepared);
-  if (is_prod()) prepare_part(sign_, natural + head_size_, prepared + query_width_);
+  if (prod_) return prod_->prepare_query(natural, prepared);
+  code_.prepare_query(natural, prepared);
 }
 
 void CacheRows::natural_sums(const float* sums, float* natural) const {
-  natural_part(code_, sums, natural);
-  if (is_prod()) natural_part(sign_, sums + sums_width_, natural + head_size_);
+  if (prod_) return prod_->natural_sums(sums, natural);
+  code_.natural_sums(sums, natural);
 }
 
 void CacheRows::scales(const uint8_t* rows, int count, float* out) const {
@@ -165,216 +115,81 @@ void CacheRows::zeros(const uint8_t* rows, int count, const float* scales, float
   for (int t = 0; t < kBlock; ++t) out[t] += scales[t] * middle;
 }
 
-std::size_t CacheRows::work_size(int queries) const {
-  if (is_integer()) return static_cast<std::size_t>(queries) * kNumbersFloats;
-  return slots_size(queries);
-}
-
 bool CacheRows::is_fused(int queries) const {
-  // Integers of prod are never decoded: their queries lie in another order.
-  if (is_prod()) return has_integers() || queries <= kMaxFusedProd;
-  return queries <= (is_coded() ? kernels_.max_fused : kernels_.max_fused_bytes);
+  if (prod_) return prod_->is_fused(queries);
+  if (!is_coded()) return queries <= kernels_.max_fused_bytes;
+  return code_.is_integer() || queries <= kernels_.max_fused;
 }
 
-std::size_t CacheRows::slots_size(int queries) const {
-  if (is_fused(queries)) return is_prod() ? prod_size(queries) : 0;
-  const std::size_t block = static_cast<std::size_t>(kBlock) * padded_;
+std::size_t CacheRows::work_size(int queries) const {
+  if (is_fused(queries)) return prod_ ? prod_->work_size(queries) : code_.work_size(queries);
+  const std::size_t block = static_cast<std::size_t>(kBlock) * padded();
   return is_coded() ? block : 2 * block;
 }
 
 void CacheRows::score(const uint8_t* rows, int count, const float* query, int queries, float* work,
                       float* scores) const {
-  if (is_integer()) {
-    kernels_.integers->score_rows(code_, rows, count, integers_, query, queries, scores);
-    return;
-  }
   if (is_fused(queries)) {
-    if (is_prod()) return score_prod(rows, count, query, queries, work, scores);
+    if (prod_) return prod_->score(rows, count, query, queries, work, scores);
     if (!is_coded()) return kernels_.score_bytes(bytes_, rows, count, query, queries, scores);
-    return kernels_.score_rows(code_, rows, count, table_, query, queries, scores);
+    return code_.score(rows, count, query, queries, scores);
   }
+  const int width = padded();
   if (is_coded()) {
-    kernels_.decode_columns(code_, rows, count, table_, work);
+    code_.decode_columns(rows, count, work);
   } else {
-    float* const values = work + static_cast<std::size_t>(kBlock) * padded_;
+    float* const values = work + static_cast<std::size_t>(kBlock) * width;
     decode(rows, count, values);
-    kernels_.transpose_block(values, count, padded_, work);
+    kernels_.transpose_block(values, count, width, work);
   }
-  kernels_.multiply(query, padded_, work, kBlock, scores, kBlock, queries,
-                    round_up(count, kernels_.lanes), padded_, false);
+  kernels_.multiply(query, width, work, kBlock, scores, kBlock, queries,
+                    round_up(count, kernels_.lanes), width, false);
 }
 
 void CacheRows::accumulate(const uint8_t* rows, int count, const float* weights, int queries,
                            float* work, float* sums) const {
-  if (is_integer()) {
-    for (int r = 0; r < queries; ++r) {
-      quantise(rows, count, weights + r * kBlock, work + r * kNumbersFloats,
-               sums + static_cast<std::ptrdiff_t>(r) * sums_width());
-    }
-    return accumulate_numbers(rows, count, work, queries, sums);
-  }
   if (is_fused(queries)) {
-    if (is_prod()) return accumulate_prod(rows, count, weights, queries, work, sums);
+    if (prod_) return prod_->accumulate(rows, count, weights, queries, work, sums);
     if (!is_coded()) {
       return kernels_.accumulate_bytes(bytes_, rows, count, weights, queries, sums);
     }
-    return kernels_.accumulate_rows(code_, rows, count, table_, weights, queries, sums);
+    return code_.accumulate(rows, count, weights, queries, work, sums);
   }
+  const int width = padded();
   if (is_coded()) {
-    kernels_.decode_rows(code_, rows, count, table_, work);
+    code_.decode_rows(rows, count, work);
   } else {
     decode(rows, count, work);
     add_strange_rows(weights, queries, work, count, sums);
   }
-  kernels_.multiply(weights, kBlock, work, padded_, sums, padded_, queries, padded_, count, true);
-}
-
-// ---- prod in registers
-std::size_t CacheRows::prod_size(int queries) const {
-  const std::size_t widest = std::max(
-      {query_width_, sign_query_width_, sums_width_ + kNumbersFloats,
-       sign_sums_width_ + kNumbersFloats});
-  return 2 * kBlock + static_cast<std::size_t>(queries) * (kBlock + widest);
-}
-
-// What a row's numbers stand for: index * centroid, sign * (+-1).
-void CacheRows::load_scales(const uint8_t* rows, int count, float* index, float* sign) const {
-  kernels_.load_fields(rows + fields_, stride_, count, index);
-  kernels_.load_fields(rows + fields_ + 2, stride_, count, sign);
-  kernels_.scale(sign, static_cast<float>(kRootOfHalfPi / head_size_), kBlock);
-}
-
-void CacheRows::score_part(const RowFormat& format, const uint8_t* rows, int count,
-                           const float* table, const IntegerTable& integers, const float* query,
-                           int queries, float* scores) const {
-  if (has_integers()) {
-    kernels_.integers->score_rows(format, rows, count, integers, query, queries, scores);
-  } else {
-    kernels_.score_rows(format, rows, count, table, query, queries, scores);
-  }
-}
-
-void CacheRows::score_prod(const uint8_t* rows, int count, const float* query, int queries,
-                           float* work, float* scores) const {
-  float* const index_scales = work;
-  float* const sign_scales = index_scales + kBlock;
-  float* const of_signs = sign_scales + kBlock;
-  float* const part = of_signs + static_cast<std::size_t>(queries) * kBlock;
-  load_scales(rows, count, index_scales, sign_scales);
-  // The kernels want the rows of a part one after the other.
-  const auto take_part = [&](int first, int width) {
-    for (int r = 0; r < queries; ++r) {
-      std::copy_n(query + r * query_width() + first, width, part + r * width);
-    }
-  };
-  take_part(0, query_width_);
-  score_part(code_, rows, count, table_, integers_, part, queries, scores);
-  take_part(query_width_, sign_query_width_);
-  score_part(sign_, signs(rows), count, kSigns, kIntegerSigns, part, queries, of_signs);
-  for (int r = 0; r < queries; ++r) {
-    float* const score = scores + r * kBlock;
-    const float* const of_sign = of_signs + r * kBlock;
-    for (int t = 0; t < count; ++t) {
-      score[t] = score[t] * index_scales[t] + of_sign[t] * sign_scales[t];
-    }
-  }
-}
-
-// Sums lie from `first` on in their rows, `width` of them.
-void CacheRows::accumulate_part(const RowFormat& format, const uint8_t* rows, int count,
-                                const float* table, const IntegerTable& integers,
-                                const float* weights, int queries, int first, int width,
-                                float* work, float* sums) const {
-  float* const part = work;
-  float* const numbers = part + static_cast<std::size_t>(queries) * width;
-  for (int r = 0; r < queries; ++r) {
-    const float* const row_weights = weights + r * kBlock;
-    float* const sum = part + r * width;
-    std::copy_n(sums + r * sums_width() + first, width, sum);
-    if (has_integers() && !kernels_.integers->quantise_weights(row_weights, count,
-                                                               numbers + r * kNumbersFloats)) {
-      accumulate_strange(format, rows, count, table, row_weights, sum);
-    }
-  }
-  if (has_integers()) {
-    kernels_.integers->accumulate_rows(format, rows, count, integers, numbers, queries, part);
-  } else {
-    kernels_.accumulate_rows(format, rows, count, table, weights, queries, part);
-  }
-  for (int r = 0; r < queries; ++r) {
-    std::copy_n(part + r * width, width, sums + r * sums_width() + first);
-  }
-}
-
-void CacheRows::accumulate_prod(const uint8_t* rows, int count, const float* weights, int queries,
-                                float* work, float* sums) const {
-  float* const index_scales = work;
-  float* const sign_scales = index_scales + kBlock;
-  float* const scaled = sign_scales + kBlock;
-  float* const rest = scaled + static_cast<std::size_t>(queries) * kBlock;
-  load_scales(rows, count, index_scales, sign_scales);
-  const auto scale_weights = [&](const float* scales) {
-    for (int r = 0; r < queries; ++r) {
-      kernels_.apply_fields(weights + r * kBlock, scales, nullptr, count, scaled + r * kBlock);
-    }
-  };
-  scale_weights(index_scales);
-  accumulate_part(code_, rows, count, table_, integers_, scaled, queries, 0, sums_width_, rest,
-                  sums);
-  scale_weights(sign_scales);
-  accumulate_part(sign_, signs(rows), count, kSigns, kIntegerSigns, scaled, queries, sums_width_,
-                  sign_sums_width_, rest, sums);
-}
-
-void CacheRows::quantise(const uint8_t* rows, int count, const float* weights, float* numbers,
-                         float* sum) const {
-  if (!kernels_.integers->quantise_weights(weights, count, numbers)) {
-    accumulate_strange(code_, rows, count, table_, weights, sum);
-  }
-}
-
-void CacheRows::accumulate_numbers(const uint8_t* rows, int count, const float* numbers,
-                                   int queries, float* sums) const {
-  kernels_.integers->accumulate_rows(code_, rows, count, integers_, numbers, queries, sums);
-}
-
-// One query row whose weights are not all finite; a weight of zero adds nothing.
-void CacheRows::accumulate_strange(const RowFormat& format, const uint8_t* rows, int count,
-                                   const float* table, const float* weights, float* sum) const {
-  alignas(64) float value[kMaxIntegerWidth], natural[kMaxIntegerWidth], ordered[kMaxIntegerWidth];
-  const int width = kernels_.integers->sums_floats(format);
-  for (int t = 0; t < count; ++t, rows += stride_) {
-    kernels_.decode_rows(format, rows, 1, table, value);
-    to_natural_order(format, value, natural);
-    kernels_.integers->ordered_sums(format, natural, ordered);
-    if (weights[t] == 0.0f) continue;
-    for (int j = 0; j < width; ++j) sum[j] += weights[t] * ordered[j];
-  }
+  kernels_.multiply(weights, kBlock, work, width, sums, width, queries, width, count, true);
 }
 
 // In a product of matrices, zero times infinity would spoil queries that do not see a row. Rows
 // that are not finite are added here and left out there.
 void CacheRows::add_strange_rows(const float* weights, int queries, float* values, int count,
                                  float* sums) const {
+  const int width = padded();
   for (int t = 0; t < count; ++t) {
-    float* const value = values + static_cast<std::ptrdiff_t>(t) * padded_;
-    if (is_finite(value, padded_)) continue;
+    float* const value = values + static_cast<std::ptrdiff_t>(t) * width;
+    if (is_finite(value, width)) continue;
     for (int r = 0; r < queries; ++r) {
       const float weight = weights[r * kBlock + t];
       if (weight == 0.0f) continue;
-      float* const sum = sums + static_cast<std::ptrdiff_t>(r) * padded_;
-      for (int j = 0; j < padded_; ++j) sum[j] += weight * value[j];
+      float* const sum = sums + static_cast<std::ptrdiff_t>(r) * width;
+      for (int j = 0; j < width; ++j) sum[j] += weight * value[j];
     }
-    std::fill_n(value, padded_, 0.0f);
+    std::fill_n(value, width, 0.0f);
   }
 }
 
-// values[t][j], leading dimension padded.
+// values[t][j], leading dimension padded().
 void CacheRows::decode(const uint8_t* rows, int count, float* values) const {
-  if (codec_.kind == Kind::kProd) return decode_prod(rows, count, values);
-  for (int t = 0; t < count; ++t, rows += stride_, values += padded_) {
+  if (prod_) return prod_->decode(rows, count, values);
+  const int width = padded();
+  for (int t = 0; t < count; ++t, rows += stride_, values += width) {
     decode_row(rows, values);
-    std::fill(values + head_size_, values + padded_, 0.0f);
+    std::fill(values + head_size_, values + width, 0.0f);
   }
 }
 
@@ -394,16 +209,6 @@ void CacheRows::decode_row(const uint8_t* row, float* value) const {
       std::memcpy(aligned, row, static_cast<std::size_t>(fields_));
       load_floats(kernels_, element_, aligned, 0, value, static_cast<std::size_t>(head_size_));
     }
-  }
-}
-
-void CacheRows::decode_prod(const uint8_t* rows, int count, float* values) const {
-  const float share = static_cast<float>(kRootOfHalfPi / head_size_);
-  for (int t = 0; t < count; ++t, rows += stride_, values += padded_) {
-    kernels_.decode_rows(code_, rows, 1, table_, values);
-    kernels_.scale(values, half_at(rows + fields_), code_.padded);
-    kernels_.decode_rows(sign_, signs(rows), 1, kSigns, values + code_.padded);
-    kernels_.scale(values + code_.padded, share * half_at(rows + fields_ + 2), sign_.padded);
   }
 }
 

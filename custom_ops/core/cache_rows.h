@@ -4,15 +4,18 @@
 // of the codes, in registers for few queries or decoded to memory for many, and a row's scale, for
 // uniform also its zero, is left to the caller. The others (raw, fp8_e4m3, q8_0, prod): coordinates
 // with everything that their fields say, in registers or decoded to memory likewise; the scales are
-// ones. A row of prod is two, one of the index and one of the signs, with a scale each.
+// ones.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "core/attention.h"
+#include "core/coded_part.h"
 #include "core/element.h"
 #include "core/kernels.h"
+#include "core/prod_rows.h"
 
 namespace tq {
 
@@ -24,10 +27,9 @@ class CacheRows {
 
   int coordinates() const { return spec::coordinates(codec_, head_size_); }
 
-  // Queries and sums lie as the kernels want them: in slot order (core/kernels.h), or as integers
-  // and in the order of their words (core/simd/integer.inl).
-  int query_width() const { return query_width_ + sign_query_width_; }
-  int sums_width() const { return sums_width_ + sign_sums_width_; }
+  // Queries and sums lie as the kernels want them, see CodedPart.
+  int query_width() const { return prod_ ? prod_->query_width() : code_.query_width(); }
+  int sums_width() const { return prod_ ? prod_->sums_width() : code_.sums_width(); }
   void prepare_query(const float* natural, float* prepared) const;
   void natural_sums(const float* sums, float* natural) const;
 
@@ -50,44 +52,24 @@ class CacheRows {
   void accumulate(const uint8_t* rows, int count, const float* weights, int queries, float* work,
                   float* sums) const;
 
-  // Where products are taken with integers, a row of weights may be prepared for itself: numbers has
-  // kNumbersFloats floats. What is not finite goes into its sum at once.
-  bool is_integer() const { return has_integers() && is_coded(); }
+  // Where products are taken with integers, a row of weights may be prepared for itself: numbers
+  // has kNumbersFloats floats. What is not finite goes into its sum at once.
+  bool is_integer() const { return !prod_ && code_.is_integer(); }
   void quantise(const uint8_t* rows, int count, const float* weights, float* numbers,
-                float* sum) const;
+                float* sum) const {
+    code_.quantise(rows, count, weights, numbers, sum);
+  }
   void accumulate_numbers(const uint8_t* rows, int count, const float* numbers, int queries,
-                          float* sums) const;
+                          float* sums) const {
+    code_.accumulate_numbers(rows, count, numbers, queries, sums);
+  }
 
  private:
   bool is_coded() const;
-  void read_integers();
-  std::size_t slots_size(int queries) const;
-  void accumulate_strange(const RowFormat& format, const uint8_t* rows, int count,
-                          const float* table, const float* weights, float* sum) const;
-  bool has_integers() const { return integers_.unit > 0.0f; }
-  bool is_prod() const { return codec_.kind == spec::Kind::kProd; }
   bool is_fused(int queries) const;
-  // Of prod; `work` has prod_size(queries) floats.
-  std::size_t prod_size(int queries) const;
-  const uint8_t* signs(const uint8_t* rows) const { return rows + signs_; }
-  int query_width_of(const RowFormat& format) const;
-  int sums_width_of(const RowFormat& format) const;
-  void prepare_part(const RowFormat& format, const float* natural, float* prepared) const;
-  void natural_part(const RowFormat& format, const float* sums, float* natural) const;
-  void score_part(const RowFormat& format, const uint8_t* rows, int count, const float* table,
-                  const IntegerTable& integers, const float* query, int queries,
-                  float* scores) const;
-  void accumulate_part(const RowFormat& format, const uint8_t* rows, int count, const float* table,
-                       const IntegerTable& integers, const float* weights, int queries, int first,
-                       int width, float* work, float* sums) const;
-  void load_scales(const uint8_t* rows, int count, float* index, float* sign) const;
-  void score_prod(const uint8_t* rows, int count, const float* query, int queries, float* work,
-                  float* scores) const;
-  void accumulate_prod(const uint8_t* rows, int count, const float* weights, int queries,
-                       float* work, float* sums) const;
+  int padded() const { return prod_ ? prod_->padded() : code_.padded(); }
   void decode(const uint8_t* rows, int count, float* values) const;
   void decode_row(const uint8_t* row, float* value) const;
-  void decode_prod(const uint8_t* rows, int count, float* values) const;
   void add_strange_rows(const float* weights, int queries, float* values, int count,
                         float* sums) const;
 
@@ -97,16 +79,10 @@ class CacheRows {
   const int head_size_;
   const uint8_t* const rows_;
   const int stride_;
-  const int fields_;      // first byte of the fields
-  const RowFormat code_;  // of the planes, for prod of the index
-  const RowFormat sign_;  // of the signs of prod
-  const int signs_;       // first byte of the signs of prod
-  const ByteFormat bytes_;  // of raw, fp8_e4m3 and q8_0
-  const int padded_;
-  float table_[kTable];
-  IntegerTable integers_{};  // its unit is 0 where codes are no integers
-  int query_width_, sums_width_;  // without the signs of prod, which follow
-  int sign_query_width_ = 0, sign_sums_width_ = 0;
+  const int fields_;              // first byte of the fields
+  const ByteFormat bytes_;        // of raw, fp8_e4m3 and q8_0
+  const CodedPart code_;          // of coded rows; of others only the order of queries and sums
+  std::optional<ProdRows> prod_;  // of prod, which has an order of its own
 };
 
 }  // namespace tq

@@ -22,8 +22,8 @@ const Kernels* find_kernels(const char* name, std::string& reason);
 // Environment variable that asks for exact products of floats where integers would be faster.
 inline constexpr char kProductsVariable[] = "TQ_ONNX_PRODUCTS";
 
-// The same level with the products called `name`, float or integer; what it has where `name` is null
-// or empty; null, with a reason, for another name.
+// The same level with the products called `name`, float or integer; what it has where `name` is
+// null or empty; null, with a reason, for another name.
 const Kernels* with_products(const Kernels& kernels, const char* name, std::string& reason);
 
 }  // namespace tq

@@ -54,8 +54,8 @@ constexpr int kMaxIntegerWidth = 576;
 // Floats that a row of a block of integers takes.
 constexpr int kNumbersFloats = kBlock / 2 + 4;
 
-// Products with integers, for codes of at most 16 levels. Numbers that are multiplied with codes are
-// rounded to 16 bits of the largest of their row or block: exact to some 3e-5 of the result.
+// Products with integers, for codes of at most 16 levels. Numbers that are multiplied with codes
+// are rounded to 16 bits of the largest of their row or block: exact to some 3e-5 of the result.
 struct IntegerKernels {
   int (*query_floats)(const RowFormat& format);  // of a prepared query row
   int (*sums_floats)(const RowFormat& format);   // of a row of sums

@@ -9,9 +9,9 @@ namespace tq {
 struct RowFormat;
 struct IntegerTable;
 
-// Keys and values, decoded without their scales; of up to kPrefillBlock tokens. Widths are multiples
-// of the lanes. What lies beyond the tokens is not looked at, but for the keys up to a multiple of
-// the lanes.
+// Keys and values, decoded without their scales; of up to kPrefillBlock tokens. Widths are
+// multiples of the lanes. What lies beyond the tokens is not looked at, but for the keys up to a
+// multiple of the lanes.
 struct PrefillBlock {
   const float* keys;    // [kPrefillBlock / kBlock][key_width][kBlock]
   const float* values;  // [tokens][value_width]
@@ -24,8 +24,9 @@ struct PrefillBlock {
 using MultiplyPairs = void (*)(const int32_t* a, int lda, const int32_t* b, int ldb, float* c,
                                int ldc, int m, int n, int k, const float* steps, bool accumulate);
 
-// The same in words: the coordinates that two neighbouring slots have at one place, or one coordinate
-// of two neighbouring tokens. Centroids are integers, the scales are times what one stands for.
+// The same in words: the coordinates that two neighbouring slots have at one place, or one
+// coordinate of two neighbouring tokens. Centroids are integers, the scales are times what one
+// stands for.
 struct PairBlock {
   const int32_t* keys;    // [kPrefillBlock / kBlock][key_pairs][kBlock]
   const int32_t* values;  // [tokens / 2][value_width], zero beyond the last token

@@ -1,6 +1,10 @@
 // From the generated layout to what the kernels need to know of it.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
 #include "core/kernels.h"
 #include "tq/codec_spec.h"
 
@@ -67,6 +71,34 @@ inline void to_natural_order(const RowFormat& format, const float* slotted, floa
 
 inline void fill_table(const float* centroids, int levels, float* table) {
   for (int i = 0; i < kTable; ++i) table[i] = centroids[i % levels];
+}
+
+// Codes of more levels are no 8-bit integers.
+constexpr int kIntegerLevels = 16;
+
+// The largest centroid of a codebook that is made of integers.
+constexpr int kLargestInteger = 127;
+
+// Of the largest centroid: what float32 leaves of a product.
+constexpr float kSameNumber = 1e-6f;
+
+// A table of centroids, filled for `levels`, as integers up to `largest_integer`; nothing where one
+// is no multiple of the unit that follows from that.
+inline std::optional<IntegerTable> integers_of(const float* table, int levels,
+                                               int largest_integer) {
+  if (levels > kIntegerLevels) return std::nullopt;
+  float largest = 0.0f;
+  for (int i = 0; i < kIntegerLevels; ++i) largest = std::max(largest, std::fabs(table[i]));
+  const float unit = largest / static_cast<float>(largest_integer);
+  if (!std::isnormal(unit)) return std::nullopt;
+  IntegerTable integers{};
+  for (int i = 0; i < kIntegerLevels; ++i) {
+    const float number = std::nearbyint(table[i] / unit);
+    if (!(std::fabs(table[i] - number * unit) <= kSameNumber * largest)) return std::nullopt;
+    integers.entries[i] = static_cast<int8_t>(number);
+  }
+  integers.unit = unit;
+  return integers;
 }
 
 }  // namespace tq

@@ -8,8 +8,8 @@
 // C is D, for prod 2 D. Of a codec that does not rotate, rotation and centroids are floats of any
 // shape, and not read.
 // Refuses: another shape, rank or type, rows that are narrower than the codec's, H not a multiple
-// of N, a past_length that is negative or leaves fewer than T slots, a bias that does not broadcast,
-// more than kMaxOffsets rows of an offset.
+// of N, a past_length that is negative or leaves fewer than T slots, a bias that does not
+// broadcast, more than kMaxOffsets rows of an offset.
 #pragma once
 
 #include "ort/codec_inputs.h"

@@ -13,8 +13,8 @@ namespace tq::ort {
 
 std::string rows_of(spec::Codec codec, int head_size);  // "lloyd_max 4 rows of head size 64"
 
-// Reads `<prefix>codec` and `<prefix>bits`. Raw rows hold elements of `float_type`, or float16 where
-// ONNX Runtime runs a node of a float16 model in float32.
+// Reads `<prefix>codec` and `<prefix>bits`. Raw rows hold elements of `float_type`, or float16
+// where ONNX Runtime runs a node of a float16 model in float32.
 spec::Codec read_codec(const Api& api, const OrtKernelInfo* info, const char* op,
                        const std::string& prefix, int float_type);
 

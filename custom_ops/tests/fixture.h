@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/dispatch.h"
+#include "core/encode.h"
 #include "core/half.h"
 #include "core/kernels.h"
 #include "core/parallel.h"
@@ -125,6 +126,21 @@ struct Tables {
   int width;
   Guarded<float> rotation, transposed, centroids, boundaries;
 };
+
+// The encode of one head of one sequence; vectors, rows and their numbers are left to the test.
+inline EncodeCall encode_call(Codec codec, int head_size, int width, const Tables& tables) {
+  EncodeCall call{};
+  call.element = Element::kFloat;
+  call.batch = call.heads = 1;
+  call.head_size = head_size;
+  call.width = width;
+  call.codec = codec;
+  call.norm_correction = true;
+  call.rotation = tables.ready();
+  call.centroids = tables.centroids.data();
+  call.boundaries = tables.boundaries.data();
+  return call;
+}
 
 inline void store_half(float value, uint8_t* out) {
   const uint16_t half = float_to_half(value);

@@ -21,20 +21,11 @@ struct Setup {
 
   EncodeCall call(const float* vectors, const uint8_t* past, uint8_t* present,
                   const int64_t* length) const {
-    EncodeCall c{};
-    c.element = Element::kFloat;
+    EncodeCall c = encode_call(codec, head_size, width, tables);
     c.vectors = vectors;
     c.past = past;
     c.present = present;
     c.past_length = length;
-    c.batch = c.heads = 1;
-    c.head_size = head_size;
-    c.width = width;
-    c.codec = codec;
-    c.norm_correction = true;
-    c.rotation = tables.ready();
-    c.centroids = tables.centroids.data();
-    c.boundaries = tables.boundaries.data();
     return c;
   }
 

@@ -257,20 +257,11 @@ TEST(encode_of_a_prefill_gives_the_same_bytes_at_every_level) {
     Guarded<float> vectors(static_cast<std::size_t>(tokens * size));
     fill_normal(vectors.data(), vectors.size(), random);
     Guarded<uint8_t> expected(bytes), rows(bytes), none(0);
-    EncodeCall call{};
-    call.element = Element::kFloat;
+    EncodeCall call = encode_call(codec, size, width, tables);
     call.vectors = vectors.data();
     call.past = none.data();
     call.past_length = &length;
-    call.batch = call.heads = 1;
     call.tokens = call.present_slots = tokens;
-    call.head_size = size;
-    call.width = width;
-    call.codec = codec;
-    call.norm_correction = true;
-    call.rotation = tables.ready();
-    call.centroids = tables.centroids.data();
-    call.boundaries = tables.boundaries.data();
     for (int64_t t = 0; t < tokens; ++t) {  // row by row
       EncodeCall one = call;
       one.vectors = vectors.data() + t * size;

@@ -20,7 +20,7 @@ std::string describe(const char* level, Element element, int size) {
 
 Codec raw_of(Element element) { return {Kind::kRaw, static_cast<int>(8 * element_size(element))}; }
 
-EncodeCall encode_call(Element element, int size) {
+EncodeCall raw_call(Element element, int size) {
   EncodeCall call{};
   call.element = element;
   call.head_size = size;
@@ -43,7 +43,7 @@ TEST(raw_rows_are_the_vectors) {
         Guarded<uint8_t> present(static_cast<std::size_t>(batch * heads * slots) * width);
         for (uint8_t& x : vectors) x = static_cast<uint8_t>(byte(random));  // NaN and all
         for (uint8_t& x : past) x = static_cast<uint8_t>(byte(random));
-        EncodeCall call = encode_call(element, size);
+        EncodeCall call = raw_call(element, size);
         call.vectors = vectors.data();
         call.past = past.data();
         call.present = present.data();
@@ -143,7 +143,7 @@ TEST(float_vectors_become_float16_rows_where_the_model_is_float16) {
     fill_normal(vectors.data(), count, random);
     Guarded<uint8_t> present(2 * count);
     const int64_t length = 0;
-    EncodeCall call = encode_call(Element::kFloat, size);
+    EncodeCall call = raw_call(Element::kFloat, size);
     call.codec = raw_of(Element::kHalf);
     call.width = spec::row_bytes(call.codec, size);
     call.vectors = vectors.data();

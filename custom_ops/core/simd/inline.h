@@ -1,5 +1,6 @@
-// Forced inlining, of functions and of lambdas. TQ_INLINE functions have internal linkage, so that no copy of one that was
-// compiled for a wide instruction set can serve another file (see core/kernels.h).
+// Forced inlining, of functions and of lambdas. TQ_INLINE functions have internal linkage, so that
+// no copy of one that was compiled for a wide instruction set can serve another file (see
+// core/kernels.h).
 #pragma once
 
 #if defined(_MSC_VER) && !defined(__clang__)

@@ -7,8 +7,8 @@
 //                    transposed for itself, so that its words are tokens, and the quarters of a row
 //                    are added at the end
 //   accumulate_rows  a word: one coordinate of four tokens; rows are interleaved
-// A row's planes come in segments of slot_size bytes (core/kernels.h): one, or three for 3 bits (the
-// even and the odd slots of the two-bit plane, the one-bit plane).
+// A row's planes come in segments of slot_size bytes (core/kernels.h): one, or three for 3 bits
+// (the even and the odd slots of the two-bit plane, the one-bit plane).
 
 namespace {
 
@@ -190,8 +190,8 @@ TQ_INLINE Bytes index_of(const Bytes* segment) {
 }
 
 // ---- queries
-// A prepared query row: factors[piece][slot][w], two vectors each as the words of the keys lie, then
-// the value of a step and the sum of the numbers.
+// A prepared query row: factors[piece][slot][w], two vectors each as the words of the keys lie,
+// then the value of a step and the sum of the numbers.
 struct Ending {
   float step;
   int32_t total;
@@ -437,7 +437,8 @@ void accumulate_lines(const RowFormat& format, const uint8_t* rows, int count, T
 
 int sums_floats(const RowFormat& format) { return format.slots * lines(format) * kWords; }
 
-// body(coordinate, index, count): neighbouring coordinates and where `interleave` leaves their sums.
+// body(coordinate, index, count): neighbouring coordinates and where `interleave` leaves their
+// sums.
 template <class Body>
 TQ_INLINE void for_each_quad(const RowFormat& format, Body&& body) {
   const int all = lines(format);
@@ -448,8 +449,8 @@ TQ_INLINE void for_each_quad(const RowFormat& format, Body&& body) {
         for (int quarter = 0; quarter < quarters; ++quarter) {
           const int byte = piece * piece_bytes(format) + 16 * quarter + 4 * word;
           if (byte >= format.slot_size) continue;
-          body(slot * format.slot_size + byte,
-               (slot * all + piece * piece_lines(format)) * kWords + 4 * (word * quarters + quarter),
+          const int line = slot * all + piece * piece_lines(format);
+          body(slot * format.slot_size + byte, line * kWords + 4 * (word * quarters + quarter),
                smaller(4, format.slot_size - byte));
         }
       }

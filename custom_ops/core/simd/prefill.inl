@@ -7,7 +7,8 @@ namespace {
 TQ_INLINE int round_down(int n) { return n / kLanes * kLanes; }
 TQ_INLINE int round_up(int n) { return round_down(n + kLanes - 1); }
 
-// Scores [from, to) times their scales, -infinity outside [low, high); the maximum, NaN passed over.
+// Scores [from, to) times their scales, -infinity outside [low, high); the maximum, NaN passed
+// over.
 template <bool MASKED>
 TQ_INLINE float scale_scores(float* scores, const float* scales, int from, int to, int low,
                              int high) {
@@ -23,7 +24,8 @@ TQ_INLINE float scale_scores(float* scores, const float* scales, int from, int t
 }
 
 // Scores become weights; the sum of the exponentials.
-TQ_INLINE float exponentiate(float* scores, const float* scales, int from, int to, float max_score) {
+TQ_INLINE float exponentiate(float* scores, const float* scales, int from, int to,
+                             float max_score) {
   const V top = set1(max_score);
   V sum = zero();
   for (int t = from; t < to; t += kLanes) {

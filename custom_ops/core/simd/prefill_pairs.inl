@@ -1,7 +1,7 @@
-// A prefill with integers. Centroids are 8-bit integers times a unit; queries and weights are rounded
-// to 32767 steps of the largest of their row or block, which is exact to some 3e-5 of the result.
-// Two numbers make a word: the coordinates that two neighbouring slots have at one place, or one
-// coordinate of two neighbouring tokens.
+// A prefill with integers. Centroids are 8-bit integers times a unit; queries and weights are
+// rounded to 32767 steps of the largest of their row or block, which is exact to some 3e-5 of the
+// result. Two numbers make a word: the coordinates that two neighbouring slots have at one place,
+// or one coordinate of two neighbouring tokens.
 
 namespace {
 

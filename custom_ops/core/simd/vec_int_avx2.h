@@ -1,7 +1,7 @@
 // Integer products with AVX2: eight 32-bit words. Included by integer_avx2.cpp only.
 //
-// Entries count from -128, so that a code splits into its even and odd bytes as 16-bit integers by a
-// mask and a shift; what that adds to every sum is known beforehand.
+// Entries count from -128, so that a code splits into its even and odd bytes as 16-bit integers by
+// a mask and a shift; what that adds to every sum is known beforehand.
 #pragma once
 
 #include <immintrin.h>

@@ -1,4 +1,5 @@
-// Integer products with AVX-512 VNNI: sixteen 32-bit words. Included by integer_avx512vnni.cpp only.
+// Integer products with AVX-512 VNNI: sixteen 32-bit words. Included by integer_avx512vnni.cpp
+// only.
 #pragma once
 
 #include <immintrin.h>
@@ -185,7 +186,8 @@ TQ_INLINE void store_scores(const Sums* sums, int32_t total, float step, float* 
   const __m512i pairs =
       _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
   if constexpr (PACKED == 2) {
-    _mm512_storeu_ps(scores, _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(pairs, offset)), by));
+    const __m512 numbers = _mm512_cvtepi32_ps(_mm512_sub_epi32(pairs, offset));
+    _mm512_storeu_ps(scores, _mm512_mul_ps(numbers, by));
     return;
   }
   const __m512i all = _mm512_add_epi32(_mm512_shuffle_i32x4(pairs, pairs, 0x08),
@@ -235,7 +237,8 @@ TQ_INLINE bool are_weights(const Floats* v) {
 // [-1/2, 1/2]; zero below 2^-149; NaN stays NaN.
 TQ_INLINE Floats exponential(Floats x) {
   // NaN is the second operand and passes.
-  const __m512 y = _mm512_max_ps(_mm512_set1_ps(-200.0f), _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)));
+  const __m512 scaled = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f));
+  const __m512 y = _mm512_max_ps(_mm512_set1_ps(-200.0f), scaled);
   const __m512 n = _mm512_roundscale_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   const __m512 f = _mm512_sub_ps(y, n);
   __m512 p = _mm512_set1_ps(1.3333558e-3f);

@@ -1,0 +1,86 @@
+// Products of one part of a row; the contract is in coded_part.h.
+#include "core/coded_part.h"
+
+#include <algorithm>
+
+#include "core/row_format.h"
+
+namespace tq {
+
+CodedPart::CodedPart(const Kernels& kernels, const RowFormat& format, const float* table,
+                     const std::optional<IntegerTable>& integers)
+    : kernels_(kernels),
+      format_(format),
+      integers_(integers),
+      query_width_(is_integer() ? kernels.integers->query_floats(format) : format.padded),
+      sums_width_(is_integer() ? kernels.integers->sums_floats(format) : format.padded) {
+  std::copy_n(table, kTable, table_);
+}
+
+void CodedPart::prepare_query(const float* natural, float* prepared) const {
+  if (is_integer()) return kernels_.integers->prepare_query(format_, natural, prepared);
+  to_slot_order(format_, natural, prepared);
+}
+
+void CodedPart::natural_sums(const float* sums, float* natural) const {
+  if (is_integer()) return kernels_.integers->natural_sums(format_, sums, natural);
+  to_natural_order(format_, sums, natural);
+}
+
+void CodedPart::score(const uint8_t* rows, int count, const float* query, int queries,
+                      float* scores) const {
+  if (is_integer()) {
+    return kernels_.integers->score_rows(format_, rows, count, *integers_, query, queries, scores);
+  }
+  kernels_.score_rows(format_, rows, count, table_, query, queries, scores);
+}
+
+std::size_t CodedPart::work_size(int queries) const {
+  return is_integer() ? static_cast<std::size_t>(queries) * kNumbersFloats : 0;
+}
+
+void CodedPart::accumulate(const uint8_t* rows, int count, const float* weights, int queries,
+                           float* work, float* sums) const {
+  if (!is_integer()) {
+    return kernels_.accumulate_rows(format_, rows, count, table_, weights, queries, sums);
+  }
+  for (int r = 0; r < queries; ++r) {
+    quantise(rows, count, weights + r * kBlock, work + r * kNumbersFloats, sums + r * sums_width_);
+  }
+  accumulate_numbers(rows, count, work, queries, sums);
+}
+
+void CodedPart::quantise(const uint8_t* rows, int count, const float* weights, float* numbers,
+                         float* sum) const {
+  if (!kernels_.integers->quantise_weights(weights, count, numbers)) {
+    accumulate_strange(rows, count, weights, sum);
+  }
+}
+
+void CodedPart::accumulate_numbers(const uint8_t* rows, int count, const float* numbers,
+                                   int queries, float* sums) const {
+  kernels_.integers->accumulate_rows(format_, rows, count, *integers_, numbers, queries, sums);
+}
+
+// One query row whose weights are not all finite; a weight of zero adds nothing.
+void CodedPart::accumulate_strange(const uint8_t* rows, int count, const float* weights,
+                                   float* sum) const {
+  alignas(64) float value[kMaxIntegerWidth], natural[kMaxIntegerWidth], ordered[kMaxIntegerWidth];
+  for (int t = 0; t < count; ++t, rows += format_.stride) {
+    if (weights[t] == 0.0f) continue;
+    decode_rows(rows, 1, value);
+    to_natural_order(format_, value, natural);
+    kernels_.integers->ordered_sums(format_, natural, ordered);
+    for (int j = 0; j < sums_width_; ++j) sum[j] += weights[t] * ordered[j];
+  }
+}
+
+void CodedPart::decode_rows(const uint8_t* rows, int count, float* values) const {
+  kernels_.decode_rows(format_, rows, count, table_, values);
+}
+
+void CodedPart::decode_columns(const uint8_t* rows, int count, float* keys) const {
+  kernels_.decode_columns(format_, rows, count, table_, keys);
+}
+
+}  // namespace tq

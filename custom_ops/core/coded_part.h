@@ -1,0 +1,59 @@
+// Codes that lie together in the rows of a cache, and products with the centroids behind them:
+// with integers where the codebook is made of them, else with floats.
+//
+// A row of lloyd_max, uniform or u8 has one such part, a row of prod two (core/prod_rows.h). Scales
+// are none of its business.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "core/kernels.h"
+
+namespace tq {
+
+class CodedPart {
+ public:
+  // `table` has kTable centroids. With `integers`, which are the same, products are integers.
+  CodedPart(const Kernels& kernels, const RowFormat& format, const float* table,
+            const std::optional<IntegerTable>& integers);
+
+  bool is_integer() const { return integers_.has_value(); }
+  int padded() const { return format_.padded; }  // width of a decoded row
+
+  // Queries and sums lie as the kernels want them: in slot order (core/kernels.h), or as integers
+  // and in the order of their words (core/simd/integer.inl).
+  int query_width() const { return query_width_; }
+  int sums_width() const { return sums_width_; }
+  void prepare_query(const float* natural, float* prepared) const;
+  void natural_sums(const float* sums, float* natural) const;
+
+  // In registers, of up to kBlock rows; of floats for up to max_fused queries only.
+  void score(const uint8_t* rows, int count, const float* query, int queries, float* scores) const;
+  // `work` has work_size(queries) floats.
+  void accumulate(const uint8_t* rows, int count, const float* weights, int queries, float* work,
+                  float* sums) const;
+  std::size_t work_size(int queries) const;
+
+  // The two steps of accumulate where is_integer(), see CacheRows.
+  void quantise(const uint8_t* rows, int count, const float* weights, float* numbers,
+                float* sum) const;
+  void accumulate_numbers(const uint8_t* rows, int count, const float* numbers, int queries,
+                          float* sums) const;
+
+  // Centroids in slot order, as Kernels has these.
+  void decode_rows(const uint8_t* rows, int count, float* values) const;
+  void decode_columns(const uint8_t* rows, int count, float* keys) const;
+
+ private:
+  void accumulate_strange(const uint8_t* rows, int count, const float* weights, float* sum) const;
+
+  const Kernels& kernels_;
+  const RowFormat format_;
+  float table_[kTable];
+  const std::optional<IntegerTable> integers_;
+  const int query_width_, sums_width_;
+};
+
+}  // namespace tq
