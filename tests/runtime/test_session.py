@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
 from tests.graph_io.models import external
 from tests.runtime.models import CONVERTIBLE, DYNAMO, GENAI, converted, original
 from tq_onnx.errors import LibraryError, ModelFileError, TqOnnxError, UnsupportedModelError
+from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.session import (
     available_providers,
     check_library,
@@ -17,6 +20,7 @@ from tq_onnx.runtime.session import (
     ports,
     vocabulary_size,
 )
+from tq_onnx.runtime.signature import plan_of, signature_of
 
 
 def one_sentence(error: TqOnnxError) -> str:
@@ -121,3 +125,21 @@ def test_a_model_in_a_folder_with_an_odd_name(tmp_path: Path) -> None:
     folder.mkdir()
     path = Path(shutil.copyfile(original(DYNAMO), folder / "mo del.onnx"))
     make_session(path, library=False, threads=1)
+
+
+def test_an_exact_session_multiplies_floats(monkeypatch: pytest.MonkeyPatch) -> None:
+    def logits(exact: bool) -> bytes:
+        session = make_session(converted(DYNAMO), threads=1, exact=exact)
+        plan = plan_of(session)
+        assert plan is not None
+        decoder = Decoder(session, signature_of(session, plan))
+        return decoder.prefill(np.arange(1, 40)[None]).tobytes()
+
+    monkeypatch.setenv("TQ_ONNX_PRODUCTS", "float")
+    floats = logits(exact=False)
+    monkeypatch.setenv("TQ_ONNX_PRODUCTS", "integer")
+    assert logits(exact=True) == floats
+    assert os.environ["TQ_ONNX_PRODUCTS"] == "integer"
+    monkeypatch.delenv("TQ_ONNX_PRODUCTS")
+    assert logits(exact=True) == floats
+    assert "TQ_ONNX_PRODUCTS" not in os.environ

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -35,6 +36,8 @@ from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
 CPU: Final = "CPUExecutionProvider"
 ISA_VARIABLE: Final = "TQ_ONNX_ISA"
 """Environment variable that forces a SIMD level; the library reads it."""
+PRODUCTS_VARIABLE: Final = "TQ_ONNX_PRODUCTS"
+"""Environment variable that says how the kernels multiply; the library reads it."""
 
 # ONNX Runtime prints errors in colours on stderr before it raises them; only the exception counts.
 _LOG_FATAL: Final = 4
@@ -85,6 +88,7 @@ def make_session(
     threads: int | None = None,
     external_data: Path | None = None,
     memory_reuse: bool = True,
+    exact: bool = False,
 ) -> onnxruntime.InferenceSession:
     """Opens a model on the CPU provider.
 
@@ -97,6 +101,8 @@ def make_session(
         memory_reuse: whether ONNX Runtime plans which buffers nodes share. The time of that plan
             grows with the square of the number of nodes: with the bodies of 24 layers 17 s of a
             session's 18. Buffers that are not shared are freed all the same.
+        exact: whether the kernels multiply floats, whatever the environment says, and do not round
+            queries and weights to 16 bits.
 
     Raises:
         LibraryError: the library is missing, does not load, or has another row layout.
@@ -118,7 +124,8 @@ def make_session(
         _register(options)
     source = str(model) if isinstance(model, Path) else model
     try:
-        session = onnxruntime.InferenceSession(source, options, providers=[CPU])
+        with _products_of_floats() if exact else nullcontext():
+            session = onnxruntime.InferenceSession(source, options, providers=[CPU])
     except Exception as error:
         raise _load_error(error, where) from error
     if CPU not in session.get_providers():
@@ -130,6 +137,20 @@ def make_session(
     if not _HAS_RECORD:
         _registered[session] = library
     return session
+
+
+@contextmanager
+def _products_of_floats() -> Iterator[None]:
+    """Kernels read the variable when they are made, with their session."""
+    before = os.environ.get(PRODUCTS_VARIABLE)
+    os.environ[PRODUCTS_VARIABLE] = "float"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[PRODUCTS_VARIABLE]
+        else:
+            os.environ[PRODUCTS_VARIABLE] = before
 
 
 def placement(session: onnxruntime.InferenceSession) -> Placement:

@@ -5,6 +5,10 @@ tokens, to the bit: the same kernels run on the same numbers. A prompt fed in ch
 the same bytes as a prompt fed whole; there the matrix products have other shapes, and where ONNX
 Runtime rounds them differently a code that lies on a boundary may flip. Of caches that hold floats
 as they are, a number counts as different if it differs by more than such roundings.
+
+Kernels that multiply integers round queries and weights by the block that they are read with, so
+that a few codes of the second layer differ; what that does to the last of many layers says nothing
+about the graph. A subject should therefore be opened as ``exact``.
 """
 
 from __future__ import annotations

@@ -137,13 +137,16 @@ def made_up_embeddings(session: Any, interface: Interface) -> npt.NDArray[np.flo
     return (_MADE_UP_SIZE * draws).astype(np.float32)
 
 
-def open_subject(path: Path, *, library: bool = True, threads: int | None = None) -> Subject:
+def open_subject(
+    path: Path, *, library: bool = True, threads: int | None = None, exact: bool = False
+) -> Subject:
     """Opens a model.
 
     Args:
         path: the model file.
         library: whether a converted model runs on the library's kernels; if not, on its bodies.
         threads: threads within an operator.
+        exact: whether the kernels multiply floats, see ``make_session``.
 
     Raises:
         TqOnnxError: the file, the library or the graph is refused, see ``make_session``; an
@@ -158,6 +161,7 @@ def open_subject(path: Path, *, library: bool = True, threads: int | None = None
         library=library and converted,
         threads=threads,
         memory_reuse=library or not converted,
+        exact=exact,
     )
     plan = plan_of(session)
     if plan is not None:
@@ -165,9 +169,11 @@ def open_subject(path: Path, *, library: bool = True, threads: int | None = None
     return Subject(loaded.path, session, _recognised(loaded.model, session, path))
 
 
-def open_converted(path: Path, *, library: bool = True, threads: int | None = None) -> Subject:
+def open_converted(
+    path: Path, *, library: bool = True, threads: int | None = None, exact: bool = False
+) -> Subject:
     """As ``open_subject``, for a model that must be a converted one."""
-    subject = open_subject(path, library=library, threads=threads)
+    subject = open_subject(path, library=library, threads=threads, exact=exact)
     if subject.plan is None:
         raise UnsupportedModelError(
             "this model was not converted by tq-onnx", where=str(path), fix="convert it first"
