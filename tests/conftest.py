@@ -14,6 +14,11 @@ if os.environ.get("CI"):
     settings.load_profile("ci")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Files keep the order of below; pytest-xdist would begin with those of the most tests."""
+    config.option.loadscopereorder = False
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What compiles comes first: of two workers, none then waits for it at the end."""
     items.sort(key=lambda item: item.path.name != "test_native.py")
