@@ -86,7 +86,8 @@ def fields_of(rows: Bytes, layout: RowLayout) -> Fields:
     for field in layout.fields:
         part = rows[..., field.offset : field.offset + field.count * field.size]
         stored = np.ascontiguousarray(part).view(f"<f{field.size}")
-        found[field.name] = stored.astype(np.float64)
+        with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
+            found[field.name] = stored.astype(np.float64)
     return found
 
 
