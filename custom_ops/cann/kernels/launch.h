@@ -1,0 +1,53 @@
+// The C ABI of a kernel library: what a host that opened it with dlopen looks up by name. Plain C;
+// no header of CANN is needed, a stream is a void*.
+//
+// A build of Ascend makes aclrtlaunch_<kernel> of each kernel; the simulated library of the tests
+// (custom_ops/cann/testing/shim) has the same functions. They enqueue a launch on `cores` vector
+// cores and return 0, or an error of the runtime. All addresses are on the device, aligned as the
+// runtime's allocator does. Nothing is checked on the device: the caller has checked that
+//
+//   head_size is 64 or 128; batch, heads, new_tokens, cores and query_heads are at least 1
+//   query_heads is a multiple of heads
+//   every past length + new_tokens is at most capacity, and 0 at least
+//   the caches are [batch, heads, capacity, W] with the W of lloyd_max, 4 bits, and no wider
+//   products of sizes: batch * heads * new_tokens * group is below 2^32
+//
+// rotation is float32 [D, D], centroids float32 [16], boundaries float32 [15]. `lengths` is int64
+// [batch], the past length of each sequence, or null, and then past_length is that of all.
+#pragma once
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// The digest of the row layout that the kernels were compiled with (tq/codec_spec.h); a host with
+// another refuses the library.
+const char* tq_kernels_layout_digest(void);
+
+// Vectors [batch, heads, new_tokens, D] to the rows of `cache` from each past length on. What else
+// is in the cache stays as it is.
+typedef uint32_t TqLaunchEncode(uint32_t cores, void* stream, void* vectors, void* rotation,
+                                void* centroids, void* boundaries, void* lengths, void* cache,
+                                uint32_t past_length, uint32_t batch, uint32_t heads,
+                                uint32_t new_tokens, uint32_t capacity, uint32_t head_size);
+
+TqLaunchEncode aclrtlaunch_tq_encode_float32;
+TqLaunchEncode aclrtlaunch_tq_encode_float16;
+
+// Causal attention of query [batch, query_heads, new_tokens, D] to `output`, likewise; the caches
+// have the new rows already. `scale` is the factor on the scores.
+typedef uint32_t TqLaunchAttention(uint32_t cores, void* stream, void* query, void* keys,
+                                   void* values, void* key_rotation, void* key_centroids,
+                                   void* value_rotation, void* value_centroids, void* lengths,
+                                   void* output, uint32_t past_length, uint32_t batch,
+                                   uint32_t query_heads, uint32_t heads, uint32_t new_tokens,
+                                   uint32_t capacity, uint32_t head_size, float scale);
+
+TqLaunchAttention aclrtlaunch_tq_attention_float32;
+TqLaunchAttention aclrtlaunch_tq_attention_float16;
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,72 @@
+// What the fake ACL runtime offers beyond ACL itself: to the simulated kernel library, which
+// launches work on its streams, and to tests, which read what happened. Plain C; test-only.
+//
+// The provider brings libascendcl.so into the process for itself only: dlsym(RTLD_DEFAULT, ...)
+// does not see it. Either link to it, or dlopen("libascendcl.so") and ask that handle; both give
+// the library that is loaded already. The same holds for aclrtGetSocName in the host bridge.
+//
+// The environment chooses, before the library is loaded:
+//   TQ_FAKE_ACL_SOC        what aclrtGetSocName says; Ascend910B3
+//   TQ_FAKE_ACL_MEMORY_MB  the size of the device's memory; 16384, of which none is set aside
+//   TQ_FAKE_ACL_DELAY_US   as fake_acl_set_delay; 0
+//   TQ_FAKE_ACL_SEED       as fake_acl_set_delay; 1
+//   TQ_FAKE_ACL_COUNTS     a file for fake_acl_counts_json when the process ends
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ---- for simulated kernels
+
+// Runs `task(argument)` once on the thread of `stream` (an aclrtStream; null is the default
+// stream), after everything enqueued there before. `task` owns `argument`. What it returns that is
+// not 0 is an aclError: the next synchronisation of the stream reports it. Counted as
+// "kernel.<name>". Returns an aclError, in which case `task` does not run: an unknown stream.
+int fake_acl_enqueue(void* stream, const char* name, int (*task)(void* argument), void* argument);
+
+// Where the host reads and writes what is at this device address. Null for an address that is not
+// on the device. Only code that runs on a stream may use the result.
+void* fake_acl_alias(const void* device_address);
+
+// Whether all of [address, address + bytes) lies in one block from aclrtMalloc that is not freed
+// yet, counting the bytes that were asked for, not those of the padding.
+int fake_acl_is_live(const void* address, size_t bytes);
+
+// Whether any byte of [address, address + bytes) is in the device's address range.
+int fake_acl_is_device(const void* address, size_t bytes);
+
+// ---- for tests
+
+// Everything counted since the start or the last reset, as one JSON object {"name": number}:
+//   "<aclFunction>"                               calls
+//   "copy.host_to_device", .device_to_host, ...   copies by direction, accepted ones only
+//   "bytes.host_to_device", ...                   their bytes
+//   "op.<Type>"                                   single operators launched
+//   "kernel.<name>"                               launches through fake_acl_enqueue
+//   "violations"                                  calls and tasks that broke a rule
+// Writes at most `capacity` bytes with the terminator and returns the length of the whole text.
+size_t fake_acl_counts_json(char* text, size_t capacity);
+uint64_t fake_acl_count(const char* name);
+void fake_acl_reset_counts(void);
+
+// Bad copies, use of freed blocks, unknown handles, ...: a correct program has none.
+uint64_t fake_acl_violations(void);
+// The text of the last of them, or "".
+size_t fake_acl_last_violation(char* text, size_t capacity);
+
+// Every task waits a random time below `microseconds` first; 0 switches that off. The sequence
+// depends on the seed, what it does to the order of the threads does not.
+void fake_acl_set_delay(uint32_t microseconds, uint32_t seed);
+
+// Makes the next copy of this kind (aclrtMemcpyKind) ask for `bytes` more than its caller did, in
+// source and destination, as a caller with a wrong size would. Shows that such a copy is refused
+// also when the real provider makes it.
+void fake_acl_lengthen_next_copy(int kind, size_t bytes);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,139 @@
+// The rules of core.h.
+#include "core.h"
+
+namespace shim {
+namespace {
+
+constexpr uint8_t kUnknown = 0xCD;
+constexpr int kEvents = 8;
+
+const char* name(int pipe) {
+  static const char* const names[] = {"S", "V", "MTE2", "MTE3"};
+  return names[pipe];
+}
+
+std::string name(int from, int to, int id) {
+  return std::string("flag ") + name(from) + "_" + name(to) + " " + std::to_string(id);
+}
+
+}  // namespace
+
+Core::Core(uint32_t index, uint32_t count)
+    : index_(index),
+      count_(count),
+      ub_(kUbBytes + kBlock, kUnknown),
+      blocks_(kUbBytes / kBlock),
+      written_(kUbBytes, 0) {
+  // Addresses of UB are aligned as those of the device are.
+  const auto raw = reinterpret_cast<uintptr_t>(ub_.data());
+  base_ = ub_.data() + (kBlock - raw % kBlock) % kBlock;
+}
+
+void Core::fail(const std::string& message) {
+  report("core " + std::to_string(index_) + ": " + message);
+}
+
+uint8_t* Core::allocate(uint32_t bytes) {
+  const uint64_t whole = (static_cast<uint64_t>(bytes) + kBlock - 1) / kBlock * kBlock;
+  if (whole > kUbBytes - top_) {
+    fail("UB overflow: " + std::to_string(top_ + whole) + " of " + std::to_string(kUbBytes));
+    return base_;
+  }
+  uint8_t* const place = base_ + top_;
+  top_ += static_cast<uint32_t>(whole);
+  return place;
+}
+
+void Core::aligned(const void* address, const char* what) {
+  if (offset(address) % kBlock) fail(std::string(what) + " is not aligned to 32 bytes");
+}
+
+bool Core::read(int pipe, const void* address, uint64_t bytes, const char* what) {
+  if (!in_ub(address, bytes, what)) return false;
+  const uint64_t first = offset(address);
+  if (const void* const gap = std::memchr(written_.data() + first, 0, bytes)) {
+    const auto at = static_cast<const uint8_t*>(gap) - written_.data();
+    fail(std::string(what) + " reads UB+" + std::to_string(at) + ", which nobody wrote");
+  }
+  for (uint64_t b = first / kBlock; b <= (first + bytes - 1) / kBlock; ++b) {
+    Block& block = blocks_[b];
+    if (block.writer >= 0) ordered(pipe, block.writer, block.write_time, what, b);
+    if (block.writer == pipe && block.write_time == clock_[pipe]) {
+      fail(std::string(what) + " reads what it wrote itself at UB+" + std::to_string(b * kBlock));
+    }
+    block.read_time[pipe] = clock_[pipe];
+  }
+  return true;
+}
+
+bool Core::write(int pipe, const void* address, uint64_t bytes, const char* what) {
+  if (!in_ub(address, bytes, what)) return false;
+  const uint64_t first = offset(address);
+  std::memset(written_.data() + first, 1, bytes);
+  for (uint64_t b = first / kBlock; b <= (first + bytes - 1) / kBlock; ++b) {
+    Block& block = blocks_[b];
+    if (block.writer >= 0) ordered(pipe, block.writer, block.write_time, what, b);
+    for (int reader = PIPE_V; reader < kPipes; ++reader) {
+      if (reader == pipe || block.read_time[reader] == 0) continue;
+      ordered(pipe, reader, block.read_time[reader], what, b);
+    }
+    block.writer = pipe;
+    block.write_time = clock_[pipe];
+  }
+  return true;
+}
+
+void Core::spoil(const void* address, uint64_t bytes) {
+  std::memset(written_.data() + offset(address), 0, bytes);
+  std::memset(base_ + offset(address), kUnknown, bytes);
+}
+
+void Core::set_flag(int from, int to, int id) {
+  if (id < 0 || id >= kEvents) fail("event " + std::to_string(id) + " does not exist");
+  Flag& flag = flags_[{from, to, id}];
+  if (flag.set) fail(name(from, to, id) + " is set twice");
+  flag.set = true;
+  std::memcpy(flag.seen, seen_[from], sizeof flag.seen);
+  flag.seen[from] = clock_[from];
+}
+
+void Core::wait_flag(int from, int to, int id) {
+  Flag& flag = flags_[{from, to, id}];
+  if (!flag.set) fail(name(from, to, id) + " is waited for and not set: a hang");
+  flag.set = false;
+  for (int p = 0; p < kPipes; ++p) {
+    if (flag.seen[p] > seen_[to][p]) seen_[to][p] = flag.seen[p];
+  }
+}
+
+void Core::barrier(int pipe) {
+  if (pipe != PIPE_ALL) {
+    seen_[pipe][pipe] = clock_[pipe];
+    return;
+  }
+  for (auto& view : seen_) std::memcpy(view, clock_, sizeof clock_);
+}
+
+void Core::finish() {
+  for (const auto& [key, flag] : flags_) {
+    if (!flag.set) continue;
+    fail(name(std::get<0>(key), std::get<1>(key), std::get<2>(key)) + " is left set");
+  }
+}
+
+bool Core::in_ub(const void* address, uint64_t bytes, const char* what) {
+  if (bytes == 0) return false;
+  if (offset(address) <= top_ && bytes <= top_ - offset(address)) return true;
+  fail(std::string(what) + " leaves the allocated UB");
+  return false;
+}
+
+void Core::ordered(int pipe, int other, uint64_t time, const char* what, uint64_t block) {
+  // The other pipes finish one instruction before the next.
+  if (pipe == other && (pipe != PIPE_V || time == clock_[pipe])) return;
+  if (time <= seen_[pipe][other]) return;
+  fail(std::string(what) + " on " + name(pipe) + " is not ordered behind " + name(other) +
+       " at UB+" + std::to_string(block * kBlock));
+}
+
+}  // namespace shim

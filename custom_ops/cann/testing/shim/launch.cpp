@@ -1,0 +1,50 @@
+// The simulated kernel library: the unmodified kernels, and the entry points that the build of
+// Ascend makes of them (launch.h).
+#include "kernel_operator.h"
+#include "launch_queue.h"
+
+#include "../../kernels/launch.h"
+#include "../../kernels/library.cpp"
+#include "../../kernels/tq_attention.cpp"
+#include "../../kernels/tq_encode.cpp"
+
+namespace {
+
+GM_ADDR at(void* address) { return static_cast<GM_ADDR>(address); }
+
+}  // namespace
+
+extern "C" {
+
+// The kernels' own arguments, in the order of launch.h.
+#define SHIM_LAUNCH_ENCODE(NAME)                                                                  \
+  uint32_t aclrtlaunch_##NAME(uint32_t cores, void* stream, void* vectors, void* rotation,        \
+                              void* centroids, void* boundaries, void* lengths, void* cache,      \
+                              uint32_t past_length, uint32_t batch, uint32_t heads,               \
+                              uint32_t new_tokens, uint32_t capacity, uint32_t head_size) {       \
+    return shim::launch(cores, stream, #NAME, [=] {                                               \
+      NAME(at(vectors), at(rotation), at(centroids), at(boundaries), at(lengths), at(cache),      \
+           past_length, batch, heads, new_tokens, capacity, head_size);                           \
+    });                                                                                           \
+  }
+
+#define SHIM_LAUNCH_ATTENTION(NAME)                                                               \
+  uint32_t aclrtlaunch_##NAME(uint32_t cores, void* stream, void* query, void* keys,              \
+                              void* values, void* key_rotation, void* key_centroids,              \
+                              void* value_rotation, void* value_centroids, void* lengths,         \
+                              void* output, uint32_t past_length, uint32_t batch,                 \
+                              uint32_t query_heads, uint32_t heads, uint32_t new_tokens,          \
+                              uint32_t capacity, uint32_t head_size, float scale) {               \
+    return shim::launch(cores, stream, #NAME, [=] {                                               \
+      NAME(at(query), at(keys), at(values), at(key_rotation), at(key_centroids),                  \
+           at(value_rotation), at(value_centroids), at(lengths), at(output), past_length, batch,  \
+           query_heads, heads, new_tokens, capacity, head_size, scale);                           \
+    });                                                                                           \
+  }
+
+SHIM_LAUNCH_ENCODE(tq_encode_float32)
+SHIM_LAUNCH_ENCODE(tq_encode_float16)
+SHIM_LAUNCH_ATTENTION(tq_attention_float32)
+SHIM_LAUNCH_ATTENTION(tq_attention_float16)
+
+}  // extern "C"

@@ -1,0 +1,205 @@
+// Runs launches, core after core, and keeps what went wrong: hazards of the cores (core.h), global
+// memory that two cores touch, and the synchronisation statements that ran. Tests ask by tq_sim_*.
+//
+// Cores run one after the other and instructions in program order. What that hides is what the
+// checks are for; a race that they do not know of would not be seen.
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "core.h"
+#include "device.h"
+#include "launch_queue.h"
+
+namespace shim {
+namespace {
+
+struct Access {
+  const uint8_t* first;
+  const uint8_t* last;
+  uint32_t core;
+};
+
+struct Launch {
+  std::vector<Access> reads, writes;
+};
+
+struct Record {
+  uint64_t hazards = 0;
+  std::vector<std::string> messages;
+  uint32_t ub_bytes = 0;
+  uint64_t vector_instructions = 0;
+};
+
+Record& record() {
+  static Record all;
+  return all;
+}
+
+constexpr size_t kKeptMessages = 20;
+constexpr uint32_t kMaxCores = 64;
+constexpr int kHazardError = 507015;  // ACL_ERROR_RT_AICORE_EXCEPTION
+
+// One launch at a time, whatever the streams: what it finds is its own. Tests that ask wait, too.
+std::mutex& simulation() {
+  static std::mutex one;
+  return one;
+}
+
+Core* current = nullptr;
+Launch* launched = nullptr;
+
+// What one core writes no other may write, and nobody reads: launches do not order their cores.
+void check_cores(Launch& launch) {
+  auto& writes = launch.writes;
+  std::sort(writes.begin(), writes.end(),
+            [](const Access& a, const Access& b) { return a.first < b.first; });
+  const Access* widest = nullptr;
+  for (const Access& write : writes) {
+    if (widest != nullptr && write.first < widest->last && write.core != widest->core) {
+      report("cores " + std::to_string(widest->core) + " and " + std::to_string(write.core) +
+             " write the same global memory");
+    }
+    if (widest == nullptr || write.last > widest->last) widest = &write;
+  }
+  std::vector<const uint8_t*> reach;  // how far the writes up to each one go
+  for (const Access& write : writes) {
+    reach.push_back(reach.empty() ? write.last : std::max(reach.back(), write.last));
+  }
+  for (const Access& read : launch.reads) {
+    const auto behind =
+        std::lower_bound(writes.begin(), writes.end(), read.last,
+                         [](const Access& write, const uint8_t* end) { return write.first < end; });
+    if (behind == writes.begin() || reach[behind - writes.begin() - 1] <= read.first) continue;
+    report("core " + std::to_string(read.core) + " reads global memory that the launch writes");
+  }
+}
+
+struct Job {
+  uint32_t cores;
+  std::function<void()> kernel;
+};
+
+int run(void* argument) {
+  const std::unique_ptr<Job> job(static_cast<Job*>(argument));
+  const std::lock_guard<std::mutex> lock(simulation());
+  const uint64_t before = record().hazards;
+  Launch launch;
+  launched = &launch;
+  for (uint32_t i = 0; i < job->cores; ++i) {
+    Core one(i, job->cores);
+    current = &one;
+    job->kernel();
+    one.finish();
+    record().ub_bytes = std::max(record().ub_bytes, one.allocated());
+    record().vector_instructions += one.issued(PIPE_V);
+  }
+  current = nullptr;
+  check_cores(launch);
+  launched = nullptr;
+  return record().hazards == before ? 0 : kHazardError;
+}
+
+}  // namespace
+
+Core& core() { return *current; }
+
+uint32_t launch(uint32_t cores, void* stream, const char* name, std::function<void()> kernel) {
+  if (cores == 0 || cores > kMaxCores) return 107000;  // ACL_ERROR_RT_PARAM_INVALID
+  return static_cast<uint32_t>(
+      enqueue(stream, name, run, new Job{cores, std::move(kernel)}));
+}
+
+std::map<Site, SiteState>& sites() {
+  static std::map<Site, SiteState> all;
+  return all;
+}
+
+bool runs(const char* kind, const char* file, int line) {
+  // The texts are literals: their addresses tell sites apart much sooner than their contents.
+  static std::map<std::tuple<const char*, const char*, int>, SiteState*> known;
+  SiteState*& site = known[{kind, file, line}];
+  if (site == nullptr) {
+    const std::string path = file;
+    site = &sites()[{path.substr(path.rfind('/') + 1), line, kind}];
+  }
+  ++site->executed;
+  return !site->skipped;
+}
+
+void report(const std::string& message) {
+  ++record().hazards;
+  if (record().messages.size() < kKeptMessages) record().messages.push_back(message);
+}
+
+uint8_t* Core::global(const void* address, uint64_t bytes, bool is_write, const char* what) {
+  uint8_t* const place = bytes > 0 ? device_bytes(address, bytes) : nullptr;
+  if (place == nullptr) {
+    fail(std::string(what) + " of " + std::to_string(bytes) +
+         " bytes of global memory outside of every live block");
+    return nullptr;
+  }
+  auto& accesses = is_write ? launched->writes : launched->reads;
+  accesses.push_back({static_cast<const uint8_t*>(address),
+                      static_cast<const uint8_t*>(address) + bytes, index_});
+  return place;
+}
+
+}  // namespace shim
+
+extern "C" {
+
+int tq_sim_arch(void) { return __NPU_ARCH__; }
+
+uint64_t tq_sim_hazards(void) {
+  const std::lock_guard<std::mutex> lock(shim::simulation());
+  return shim::record().hazards;
+}
+
+void tq_sim_reset(void) {
+  const std::lock_guard<std::mutex> lock(shim::simulation());
+  shim::record().hazards = 0;
+  shim::record().messages.clear();
+  shim::record().vector_instructions = 0;
+}
+
+// UB that the kernels allocated at most.
+uint32_t tq_sim_ub_bytes(void) {
+  const std::lock_guard<std::mutex> lock(shim::simulation());
+  return shim::record().ub_bytes;
+}
+
+// Instructions of the vector pipes since the last reset, by all cores.
+uint64_t tq_sim_vector_instructions(void) {
+  const std::lock_guard<std::mutex> lock(shim::simulation());
+  return shim::record().vector_instructions;
+}
+
+// Message `index` of those kept since the last reset; returns its length, 0 if there is none.
+size_t tq_sim_message(size_t index, char* text, size_t capacity) {
+  const std::lock_guard<std::mutex> lock(shim::simulation());
+  if (index >= shim::record().messages.size()) return 0;
+  const std::string& message = shim::record().messages[index];
+  std::snprintf(text, capacity, "%s", message.c_str());
+  return message.size();
+}
+
+// Synchronisation statement `index`, as "file:line:kind executed"; returns 0 behind the last.
+size_t tq_sim_site(size_t index, char* text, size_t capacity) {
+  const std::lock_guard<std::mutex> lock(shim::simulation());
+  if (index >= shim::sites().size()) return 0;
+  const auto& [site, state] = *std::next(shim::sites().begin(), static_cast<long>(index));
+  return static_cast<size_t>(std::snprintf(text, capacity, "%s:%d:%s %llu", site.file.c_str(),
+                                           site.line, site.kind.c_str(),
+                                           static_cast<unsigned long long>(state.executed)));
+}
+
+// Makes the kernels run as if the statement was not there.
+void tq_sim_skip(const char* file, int line, const char* kind, int skipped) {
+  const std::lock_guard<std::mutex> lock(shim::simulation());
+  shim::sites()[{file, line, kind}].skipped = skipped != 0;
+}
+
+}  // extern "C"

@@ -1,0 +1,244 @@
+// Vector instructions of the Ascend C API; see kernel_operator.h.
+//
+// Two forms: `count` elements one after the other, or `repeats` of `mask` elements whose blocks of
+// 32 bytes are `BlkStride` blocks apart within a repeat and `RepStride` from repeat to repeat.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
+#include "lanes.h"
+
+namespace AscendC {
+
+enum class RoundMode { CAST_NONE, CAST_RINT, CAST_FLOOR, CAST_CEIL, CAST_ROUND, CAST_TRUNC };
+enum class CMPMODE { LT, GT, EQ, LE, GE, NE };
+enum class SELMODE { VSEL_CMPMASK_SPR, VSEL_TENSOR_SCALAR_MODE, VSEL_TENSOR_TENSOR_MODE };
+
+namespace vec {
+
+// ---- casts
+
+template <typename To, typename From>
+struct Pair : std::false_type {};
+template <> struct Pair<half, uint8_t> : std::true_type {};
+template <> struct Pair<uint8_t, half> : std::true_type {};
+template <> struct Pair<float, half> : std::true_type {};
+template <> struct Pair<half, float> : std::true_type {};
+template <> struct Pair<int32_t, float> : std::true_type {};
+template <> struct Pair<float, int32_t> : std::true_type {};
+
+template <typename To, typename From>
+constexpr bool has_mode(RoundMode mode) {
+  if (std::is_same_v<To, int32_t>) return mode != RoundMode::CAST_NONE;
+  if (mode == RoundMode::CAST_NONE) return true;
+  const bool narrows = sizeof(To) < sizeof(From) || std::is_same_v<From, int32_t>;
+  return narrows && __NPU_ARCH__ == 2201;
+}
+
+template <typename To, typename From>
+To convert(From from, RoundMode mode) {
+  if constexpr (std::is_integral_v<To>) {
+    double value = static_cast<double>(static_cast<float>(from));
+    switch (mode) {
+      case RoundMode::CAST_FLOOR: value = std::floor(value); break;
+      case RoundMode::CAST_CEIL: value = std::ceil(value); break;
+      case RoundMode::CAST_TRUNC: value = std::trunc(value); break;
+      case RoundMode::CAST_ROUND: value = std::round(value); break;
+      default: value = std::nearbyint(value);
+    }
+    if (std::isnan(value)) value = 0;
+    const double low = static_cast<double>(std::numeric_limits<To>::min());
+    return static_cast<To>(
+        std::clamp(value, low, static_cast<double>(std::numeric_limits<To>::max())));
+  } else {
+    if (mode != RoundMode::CAST_NONE && mode != RoundMode::CAST_RINT) {
+      shim::core().fail("the shim rounds floats to nearest only");
+    }
+    return static_cast<To>(from);
+  }
+}
+
+template <typename To, typename From>
+void check_cast(RoundMode mode) {
+  static_assert(Pair<To, From>::value, "Cast does not have this pair of types");
+  if (has_mode<To, From>(mode)) return;
+  shim::core().fail("Cast does not have this rounding for its types");
+}
+
+}  // namespace vec
+
+#define SHIM_BINARY(NAME, EXPRESSION)                                                             \
+  template <typename T>                                                                           \
+  void NAME(const LocalTensor<T>& to, const LocalTensor<T>& a, const LocalTensor<T>& b,           \
+            uint32_t count) {                                                                     \
+    vec::binary(#NAME, to, a, b, count, [](T x, T y) { return static_cast<T>(EXPRESSION); });     \
+  }                                                                                               \
+  template <typename T>                                                                           \
+  void NAME(const LocalTensor<T>& to, const LocalTensor<T>& a, const LocalTensor<T>& b,           \
+            uint64_t mask, uint8_t repeats, const BinaryRepeatParams& strides) {                  \
+    vec::binary(#NAME, to, a, b, mask, repeats, strides,                                          \
+                [](T x, T y) { return static_cast<T>(EXPRESSION); });                             \
+  }
+
+SHIM_BINARY(Add, x + y)
+SHIM_BINARY(Sub, x - y)
+SHIM_BINARY(Mul, x * y)
+SHIM_BINARY(Div, x / y)
+SHIM_BINARY(Max, x > y ? x : y)
+#undef SHIM_BINARY
+
+#define SHIM_SCALAR(NAME, EXPRESSION)                                                             \
+  template <typename T>                                                                           \
+  void NAME(const LocalTensor<T>& to, const LocalTensor<T>& a, T y, uint32_t count) {             \
+    vec::unary(#NAME, to, a, count, [y](T x) { return static_cast<T>(EXPRESSION); });             \
+  }
+
+SHIM_SCALAR(Muls, x * y)
+SHIM_SCALAR(Adds, x + y)
+SHIM_SCALAR(Maxs, x > y ? x : y)
+SHIM_SCALAR(Mins, x < y ? x : y)
+#undef SHIM_SCALAR
+
+inline void Exp(const LocalTensor<float>& to, const LocalTensor<float>& from, uint32_t count) {
+  vec::unary("Exp", to, from, count, [](float x) { return std::exp(x); });
+}
+
+inline void Sqrt(const LocalTensor<float>& to, const LocalTensor<float>& from, uint32_t count) {
+  vec::unary("Sqrt", to, from, count, [](float x) { return std::sqrt(x); });
+}
+
+template <typename T>
+void Duplicate(const LocalTensor<T>& to, T value, uint32_t count) {
+  static_assert(sizeof(T) >= 2, "Duplicate has no types of 8 bits");
+  shim::Core& core = vec::begin("Duplicate", {to.bytes()});
+  if (!vec::fits("Duplicate", to, count)) return;
+  if (!core.write(PIPE_V, to.bytes(), count * sizeof(T), "Duplicate")) return;
+  for (uint32_t i = 0; i < count; ++i) vec::put<T>(to.bytes() + i * sizeof(T), value);
+}
+
+template <typename To, typename From>
+void Cast(const LocalTensor<To>& to, const LocalTensor<From>& from, RoundMode mode,
+          uint32_t count) {
+  vec::check_cast<To, From>(mode);
+  vec::unary("Cast", to, from, count, [mode](From x) { return vec::convert<To>(x, mode); });
+}
+
+template <typename To, typename From>
+void Cast(const LocalTensor<To>& to, const LocalTensor<From>& from, RoundMode mode, uint64_t mask,
+          uint8_t repeats, const UnaryRepeatParams& p) {
+  vec::check_cast<To, From>(mode);
+  vec::begin("Cast", {to.bytes(), from.bytes()});
+  if (!vec::shape("Cast", mask, repeats, std::max(sizeof(To), sizeof(From)))) return;
+  const uint32_t lanes = static_cast<uint32_t>(mask);
+  const vec::Lanes<To> out(to, p.dstBlkStride, p.dstRepStride);
+  const vec::Lanes<From> in(from, p.srcBlkStride, p.srcRepStride);
+  From read[vec::kRepeatBytes];
+  To written[vec::kRepeatBytes];
+  for (uint32_t r = 0; r < repeats; ++r) {
+    if (!in.touch("Cast", r, lanes, false) || !out.touch("Cast", r, lanes, true)) return;
+    in.load(r, lanes, read);
+    for (uint32_t i = 0; i < lanes; ++i) written[i] = vec::convert<To>(read[i], mode);
+    out.store(r, lanes, written);
+  }
+}
+
+// Offsets and base in bytes.
+template <typename T>
+void Gather(const LocalTensor<T>& to, const LocalTensor<T>& from,
+            const LocalTensor<uint32_t>& offsets, uint32_t base, uint32_t count) {
+  static_assert(sizeof(T) == 2 || sizeof(T) == 4, "Gather has types of 16 and 32 bits");
+  shim::Core& core = vec::begin("Gather", {to.bytes(), from.bytes(), offsets.bytes()});
+  if (!vec::fits("Gather", to, count) || !vec::fits("Gather", offsets, count)) return;
+  vec::apart("Gather", to.bytes(), count * sizeof(T), offsets.bytes(), count * 4ull, false);
+  if (!core.read(PIPE_V, offsets.bytes(), count * 4ull, "Gather")) return;
+  std::vector<T> picked(count);
+  std::vector<bool> known(from.GetSize());
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint64_t offset =
+        static_cast<uint64_t>(base) + vec::at<uint32_t>(offsets.bytes() + i * 4ull);
+    if (offset % sizeof(T) || offset + sizeof(T) > from.size()) {
+      core.fail("Gather's offset " + std::to_string(offset) + " is not in its source");
+      return;
+    }
+    picked[i] = vec::at<T>(from.bytes() + offset);
+    if (known[offset / sizeof(T)]) continue;
+    known[offset / sizeof(T)] = true;
+    vec::apart("Gather", to.bytes(), count * sizeof(T), from.bytes() + offset, sizeof(T), false);
+    if (!core.read(PIPE_V, from.bytes() + offset, sizeof(T), "Gather")) return;
+  }
+  if (!core.write(PIPE_V, to.bytes(), count * sizeof(T), "Gather")) return;
+  std::memcpy(to.bytes(), picked.data(), count * sizeof(T));
+}
+
+inline void CompareScalar(const LocalTensor<uint8_t>& bits, const LocalTensor<float>& from,
+                          float y, CMPMODE mode, uint32_t count) {
+  const char* const what = "CompareScalar";
+  shim::Core& core = vec::begin(what, {bits.bytes(), from.bytes()});
+  if (count * sizeof(float) % vec::kRepeatBytes) core.fail("CompareScalar takes whole 256 bytes");
+  if (mode != CMPMODE::GE) core.fail("the shim compares with GE only");
+  if (!vec::fits(what, from, count) || !vec::fits(what, bits, count / 8)) return;
+  if (!core.read(PIPE_V, from.bytes(), count * sizeof(float), what)) return;
+  if (!core.write(PIPE_V, bits.bytes(), count / 8, what)) return;
+  std::memset(bits.bytes(), 0, count / 8);
+  for (uint32_t i = 0; i < count; ++i) {
+    const bool set = vec::at<float>(from.bytes() + i * sizeof(float)) >= y;
+    bits.bytes()[i / 8] |= static_cast<uint8_t>(set << i % 8);
+  }
+}
+
+inline void Select(const LocalTensor<float>& to, const LocalTensor<uint8_t>& bits,
+                   const LocalTensor<float>& from, float other, SELMODE mode, uint32_t count) {
+  const char* const what = "Select";
+  shim::Core& core = vec::begin(what, {to.bytes(), bits.bytes(), from.bytes()});
+  if (mode != SELMODE::VSEL_TENSOR_SCALAR_MODE) core.fail("Select with another mode");
+  if (!vec::fits(what, to, count) || !vec::fits(what, from, count)) return;
+  if (!vec::fits(what, bits, (count + 7) / 8)) return;
+  if (!core.read(PIPE_V, bits.bytes(), (count + 7) / 8, what)) return;
+  if (!core.read(PIPE_V, from.bytes(), count * sizeof(float), what)) return;
+  if (!core.write(PIPE_V, to.bytes(), count * sizeof(float), what)) return;
+  for (uint32_t i = 0; i < count; ++i) {
+    const bool set = bits.bytes()[i / 8] >> i % 8 & 1;
+    const float x = vec::at<float>(from.bytes() + i * sizeof(float));
+    vec::put<float>(to.bytes() + i * sizeof(float), set ? x : other);
+  }
+}
+
+// dstRepStride counts elements.
+inline void WholeReduceSum(const LocalTensor<float>& to, const LocalTensor<float>& from,
+                           int32_t mask, int32_t repeats, int32_t dstRepStride,
+                           int32_t srcBlkStride, int32_t srcRepStride) {
+  const char* const what = "WholeReduceSum";
+  shim::Core& core = vec::begin(what, {from.bytes()});
+  if (!vec::shape(what, mask, repeats, sizeof(float))) return;
+  const vec::Lanes<float> in(from, srcBlkStride, srcRepStride);
+  for (int32_t r = 0; r < repeats; ++r) {
+    if (!in.touch(what, r, mask, false)) return;
+    float values[64];
+    in.load(r, mask, values);
+    if (!vec::fits(what, to, static_cast<uint64_t>(r) * dstRepStride + 1)) return;
+    uint8_t* const place = to.bytes() + static_cast<uint64_t>(r) * dstRepStride * sizeof(float);
+    if (!core.write(PIPE_V, place, sizeof(float), what)) return;
+    vec::put(place, vec::tree(values, mask));
+  }
+}
+
+inline void BlockReduceSum(const LocalTensor<float>& to, const LocalTensor<float>& from,
+                           int32_t repeats, int32_t mask, int32_t dstRepStride,
+                           int32_t srcBlkStride, int32_t srcRepStride) {
+  vec::reduce_blocks("BlockReduceSum", to, from, repeats, mask, dstRepStride, srcBlkStride,
+                     srcRepStride, [](float* values) { return vec::tree(values, 8); });
+}
+
+inline void BlockReduceMax(const LocalTensor<float>& to, const LocalTensor<float>& from,
+                           int32_t repeats, int32_t mask, int32_t dstRepStride,
+                           int32_t srcBlkStride, int32_t srcRepStride) {
+  vec::reduce_blocks("BlockReduceMax", to, from, repeats, mask, dstRepStride, srcBlkStride,
+                     srcRepStride,
+                     [](float* values) { return *std::max_element(values, values + 8); });
+}
+
+}  // namespace AscendC
