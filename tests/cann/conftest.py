@@ -1,0 +1,59 @@
+"""The simulated kernels, built once per run, and the CANN bench, which runs only where asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cann.bench import Measured, fake, fake_library, measured
+from tests.cann.kernels import COMPILER, ByArchitecture, Kernels, build
+
+__all__ = ["fake", "fake_library", "measured"]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves the bench out unless ``-m`` names it: it needs an environment of its own."""
+    if "cann" in config.option.markexpr:
+        return
+    own = [item for item in items if item.get_closest_marker("cann")]
+    config.hook.pytest_deselected(items=own)
+    items[:] = [item for item in items if item not in own]
+
+
+@pytest.fixture(scope="session")
+def kernel_files(tmp_path_factory: pytest.TempPathFactory) -> ByArchitecture[Path]:
+    if COMPILER is None:
+        pytest.skip("needs g++")
+    folder = tmp_path_factory.mktemp("kernels")
+    return ByArchitecture(lambda arch: build(arch, folder))
+
+
+@pytest.fixture(scope="session")
+def libraries(kernel_files: ByArchitecture[Path]) -> ByArchitecture[Kernels]:
+    return ByArchitecture(lambda arch: Kernels(kernel_files[arch]))
+
+
+@pytest.fixture(params=[2201, pytest.param(2002, marks=pytest.mark.cann)])
+def kernels(request: pytest.FixtureRequest, libraries: ByArchitecture[Kernels]) -> Kernels:
+    found = libraries[request.param]
+    found.reset()
+    return found
+
+
+@pytest.fixture(scope="session")
+def hazards_so_far() -> list[int]:
+    return []
+
+
+@pytest.fixture(autouse=True)
+def count_hazards(
+    request: pytest.FixtureRequest, hazards_so_far: list[int], measured: Measured
+) -> Iterator[None]:
+    """Sums what the kernels' tests leave; those that provoke hazards reset them."""
+    yield
+    if "libraries" in request.fixturenames:
+        found: ByArchitecture[Kernels] = request.getfixturevalue("libraries")
+        hazards_so_far.append(sum(kernels.hazards for kernels in found.made.values()))
+        measured("hazards", sum(hazards_so_far))

@@ -1,0 +1,170 @@
+"""The mutation gate: are the kernels' synchronisation statements needed, and does the shim see it?
+
+Each statement of ``custom_ops/cann/kernels`` that orders pipes (SetFlag, WaitFlag, PipeBarrier) is
+deleted once on its own, and each flag once altogether, with all that sets it and waits for it. The
+shim runs the kernels as if the statement was not there, so nothing is compiled again. A mutation is
+caught if some run then has a hazard; one that is not must be explained in ``EXPLAINED``.
+
+    python -m tests.cann.mutations [--build FOLDER]
+
+prints one JSON object: how many mutations there were, how many were caught, and the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from tests.cann.kernels import (
+    ARCHITECTURES,
+    CUSTOM_OPS,
+    Kernels,
+    Site,
+    build,
+    rotation_of,
+    row_bytes,
+)
+
+SOURCES = sorted((CUSTOM_OPS / "cann" / "kernels").glob("*.[hc]*"))
+STATEMENT = re.compile(r"\b(SetFlag|WaitFlag|PipeBarrier)<(?:HardEvent::)?(\w+)>\((.*?)\);")
+
+EXPLAINED: dict[tuple[str, str], str] = {}
+"""Mutations that no run can catch, by file and the text of the statement's line: why."""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """Statements that are deleted together."""
+
+    sites: tuple[Site, ...]
+    text: str
+
+
+def mutations() -> list[Mutation]:
+    """All mutations of the kernels' sources."""
+    found = []
+    for source in SOURCES:
+        statements = []
+        flags: dict[str, list[Site]] = {}
+        for line, text in enumerate(source.read_text(encoding="utf-8").splitlines(), 1):
+            match = STATEMENT.search(text)
+            if match is None or text.lstrip().startswith("//"):
+                continue
+            kind, event, identity = match.groups()
+            site = (source.name, line, kind)
+            statements.append((site, event, identity))
+            found.append(Mutation((site,), text.strip()))
+            if kind != "PipeBarrier" and not identity.startswith("EVENT_"):
+                flags.setdefault(event, []).append(site)
+        for (site, *which), (after, *same) in pairwise(statements):
+            event, identity = which
+            is_pair = site[2] == "SetFlag" and after[2] == "WaitFlag" and same == which
+            if is_pair and identity.startswith("EVENT_"):
+                found.append(Mutation((site, after), f"both of {event} {identity}"))
+        for event, sites in flags.items():
+            found.append(Mutation(tuple(sites), f"all of {event} by tile"))
+    return found
+
+
+def cases(seed: int = 0) -> list[Callable[[Kernels], object]]:
+    """Runs that together reach every statement, the cheap ones first."""
+    rng = np.random.default_rng(seed)
+
+    def encode(size: int, dtype: str) -> Callable[[Kernels], object]:
+        vectors = rng.standard_normal((1, 2, 9, size)).astype(dtype)
+        vectors[0, 0, 1] = np.inf
+        cache = np.zeros((1, 2, 12, row_bytes(size)), np.uint8)
+        return lambda kernels: kernels.encode(vectors, cache, 3, rotation_of(size), cores=1)
+
+    def attend(size: int, dtype: str) -> Callable[[Kernels], object]:
+        query = rng.standard_normal((1, 4, 5, size)).astype(dtype)
+        cache = rng.integers(0, 60, (1, 2, 135, row_bytes(size))).astype(np.uint8)
+        rotations = (rotation_of(size), rotation_of(size, 1))
+        return lambda kernels: kernels.attention(
+            query, cache, cache, 130, rotations, scale=0.1, cores=1
+        )
+
+    return [
+        encode(64, "float32"), attend(64, "float32"), encode(64, "float16"),
+        encode(128, "float32"), attend(64, "float16"), attend(128, "float32"),
+    ]  # fmt: skip
+
+
+def is_caught(
+    kernels: Kernels, mutation: Mutation, runs: list[Callable[[Kernels], object]]
+) -> bool:
+    """Whether some run has a hazard without the statements of the mutation."""
+    with kernels.without(mutation.sites):
+        for run in runs:
+            kernels.reset()
+            run(kernels)
+            if kernels.hazards:
+                return True
+    return False
+
+
+def gate(libraries: Mapping[int, Kernels]) -> dict[str, object]:
+    """Runs all mutations on all architectures.
+
+    Raises:
+        AssertionError: there are hazards without any mutation, or a statement never runs.
+    """
+    runs = cases()
+    reached: set[Site] = set()
+    by_arch: dict[int, set[Site]] = {}
+    for arch, kernels in libraries.items():
+        before = kernels.sites()
+        for run in runs:
+            kernels.reset()
+            run(kernels)
+            assert not kernels.hazards, kernels.messages()
+        by_arch[arch] = {
+            site for site, count in kernels.sites().items() if count > before.get(site, 0)
+        }
+        reached |= by_arch[arch]
+    caught, total, explained, missed = 0, 0, [], []
+    for mutation in mutations():
+        assert reached >= set(mutation.sites), f"{mutation} never runs"
+        for arch, kernels in libraries.items():
+            if not by_arch[arch] >= set(mutation.sites):
+                continue  # the other architecture's
+            total += 1
+            if is_caught(kernels, mutation, runs):
+                caught += 1
+                continue
+            file, line, _ = mutation.sites[0]
+            entry = {"arch": arch, "file": file, "line": line, "text": mutation.text}
+            reason = EXPLAINED.get((file, mutation.text))
+            (missed if reason is None else explained).append({**entry, "reason": reason})
+    for kernels in libraries.values():
+        kernels.reset()
+    return {
+        "mutations_total": total,
+        "mutations_caught": caught,
+        "explained": explained,
+        "missed": missed,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--build", type=Path, help="keep the libraries here")
+    folder = parser.parse_args().build
+    with tempfile.TemporaryDirectory() as temporary:
+        place = folder or Path(temporary)
+        place.mkdir(parents=True, exist_ok=True)
+        result = gate({arch: Kernels(build(arch, place)) for arch in ARCHITECTURES})
+    print(json.dumps(result))
+    return 1 if result["missed"] else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,235 @@
+"""The Ascend C kernels, run in the shim, against the oracle: rows to the byte, attention to 1e-5.
+
+Nothing here was seen by bisheng or an NPU: the shim executes the kernels' sources and refuses what
+the device would not do (``custom_ops/cann/testing/shim/core.h``). No run may have a hazard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+import numpy as np
+import pytest
+
+from tests.cann import mutations
+from tests.cann.bench import Measured
+from tests.cann.kernels import ARCHITECTURES, INT4, Kernels, rotation_of, row_bytes
+from tests.parity.compare import check_rows
+from tq_onnx.codec import reference
+from tq_onnx.codec.codebook import codebook_of
+
+HEAD_SIZES = (64, 128)
+GROUPS = (1, 2, 4, 5, 8)
+LONGEST = 300
+HALF_STEP = 2.0**-11
+"""Relative error of rounding to float16."""
+
+both_sizes = pytest.mark.parametrize("size", HEAD_SIZES)
+both_types = pytest.mark.parametrize("dtype", ["float32", "float16"])
+
+
+@cache
+def _rows(size: int, heads: int, count: int, layer: int) -> np.ndarray:
+    """Encoded random vectors ``[1, heads, count, W]``."""
+    vectors = np.random.default_rng(layer).standard_normal((1, heads, count, size))
+    return reference.encode(vectors, INT4, rotation_of(size, layer), codebook_of(INT4, size))
+
+
+def _encode(
+    kernels: Kernels, vectors: np.ndarray, past: int | np.ndarray, spare: int = 1, cores: int = 3
+) -> None:
+    """Encodes into a cache of noise; everything but the new rows must stay as it was."""
+    batch, heads, new, size = vectors.shape
+    lengths = np.broadcast_to(past, batch)
+    capacity = int(lengths.max()) + new + spare
+    before = np.random.default_rng(5).integers(
+        0, 256, (batch, heads, capacity, row_bytes(size)), dtype=np.uint8
+    )
+    rotation = rotation_of(size)
+    after = kernels.encode(vectors, before, past, rotation, cores=cores)
+    assert not kernels.hazards, kernels.messages()
+    new_rows = [after[b, :, lengths[b] : lengths[b] + new] for b in range(batch)]
+    rows = reference.encode(vectors, INT4, rotation, codebook_of(INT4, size))
+    if not np.array_equal(np.stack(new_rows), rows):
+        check_rows(f"ascend-{kernels.arch}", np.stack(new_rows), vectors, INT4, rotation)
+    for b in range(batch):
+        after[b, :, lengths[b] : lengths[b] + new] = before[b, :, lengths[b] : lengths[b] + new]
+    assert np.array_equal(after, before)
+
+
+def _attend(
+    kernels: Kernels,
+    shape: tuple[int, int, int, int, int],
+    past: int | np.ndarray,
+    *,
+    spare: int = 0,
+    dtype: str = "float32",
+    cores: int = 3,
+) -> float:
+    """The largest error; ``shape`` is batch, KV heads, group, new tokens, head size."""
+    batch, heads, group, new, size = shape
+    capacity = int(np.max(past)) + new + spare
+    caches = [_rows(size, batch * heads, LONGEST + 1, layer) for layer in (0, 1)]
+    keys, values = (
+        cache[:, :, :capacity].copy().reshape(batch, heads, capacity, -1) for cache in caches
+    )
+    for b, length in enumerate(np.broadcast_to(past, batch)):
+        keys[b, :, length + new :] = values[b, :, length + new :] = 0xFF  # scales are NaN
+    seed = new * 1000 + int(np.max(past))
+    query = np.random.default_rng(seed).standard_normal((batch, heads * group, new, size))
+    query = query.astype(dtype)
+    rotations = (rotation_of(size), rotation_of(size, 1))
+    scale = size**-0.5
+    output = kernels.attention(query, keys, values, past, rotations, scale=scale, cores=cores)
+    assert not kernels.hazards, kernels.messages()
+    assert output.dtype == query.dtype
+    centroids = codebook_of(INT4, size).centroids
+    expected = reference.attention(
+        query, keys, values, np.atleast_1d(past),
+        key=INT4, value=INT4, key_rotation=rotations[0], key_codebook=centroids,
+        value_rotation=rotations[1], value_codebook=centroids, scale=scale, causal=True,
+    )  # fmt: skip
+    error = np.abs(output - expected)
+    if dtype == "float16":
+        error = np.maximum(error - HALF_STEP * np.abs(expected), 0)
+    return float(error.max())
+
+
+@both_sizes
+@both_types
+@pytest.mark.parametrize("new", [1, 7, 8, 9, 33])
+def test_rows_are_those_of_the_oracle(kernels: Kernels, size: int, dtype: str, new: int) -> None:
+    rng = np.random.default_rng(new)
+    vectors = rng.standard_normal((2, 3, new, size)) * np.exp(rng.standard_normal((2, 3, new, 1)))
+    _encode(kernels, vectors.astype(dtype), past=new % 3)
+
+
+@both_sizes
+def test_rows_of_a_batch_go_where_its_lengths_say(kernels: Kernels, size: int) -> None:
+    vectors = np.random.default_rng(3).standard_normal((3, 2, 5, size)).astype(np.float32)
+    _encode(kernels, vectors, past=np.array([4, 0, 17]))
+
+
+@both_sizes
+def test_unusual_vectors(kernels: Kernels, size: int) -> None:
+    vectors = np.random.default_rng(4).standard_normal((1, 1, 9, size)).astype(np.float32)
+    vectors[0, 0, 0] = 0
+    vectors[0, 0, 1, 5] = np.inf
+    vectors[0, 0, 2, 0] = np.nan
+    vectors[0, 0, 3] = 3e38  # the squared norm is not finite
+    vectors[0, 0, 4] *= 1e5  # the scale is clamped
+    vectors[0, 0, 5] *= 1e-7  # a scale that float16 has as a subnormal
+    vectors[0, 0, 6] = 0
+    vectors[0, 0, 6, 1] = 1
+    with np.errstate(invalid="ignore"):
+        _encode(kernels, vectors, past=0)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 40])
+def test_any_number_of_cores(kernels: Kernels, cores: int) -> None:
+    vectors = np.random.default_rng(6).standard_normal((1, 3, 10, 64)).astype(np.float32)
+    _encode(kernels, vectors, past=2, cores=cores)
+    assert _attend(kernels, (1, 2, 4, 5, 64), 70, cores=cores) < 1e-5
+
+
+@both_sizes
+@pytest.mark.parametrize("group", GROUPS)
+def test_decode(kernels: Kernels, size: int, group: int) -> None:
+    for past in (0, 1, 62, 63, 64, 127, 150):
+        assert _attend(kernels, (1, 2, group, 1, size), past, spare=past % 2) < 1e-5
+
+
+@both_sizes
+@pytest.mark.parametrize("group", GROUPS)
+def test_prefill(kernels: Kernels, size: int, group: int) -> None:
+    for new, past in ((9, 0), (17, 60)):
+        assert _attend(kernels, (1, 2, group, new, size), past) < 1e-5
+
+
+@both_sizes
+def test_a_batch_of_different_lengths(kernels: Kernels, size: int) -> None:
+    past = np.array([100, 0, 63])
+    assert _attend(kernels, (3, 2, 2, 1, size), past) < 1e-5
+    assert _attend(kernels, (3, 1, 4, 3, size), past, spare=2) < 1e-5
+
+
+@both_sizes
+def test_float16_queries(kernels: Kernels, size: int) -> None:
+    assert _attend(kernels, (2, 2, 2, 3, size), 70, dtype="float16") < 1e-5
+
+
+@both_sizes
+def test_keys_of_the_future_may_be_anything(kernels: Kernels, size: int) -> None:
+    query = np.random.default_rng(8).standard_normal((1, 4, 3, size)).astype(np.float32)
+    rotations = (rotation_of(size), rotation_of(size, 1))
+    keys, values = (_rows(size, 2, 70, layer)[:, :, :70].copy() for layer in (0, 1))
+    outputs = []
+    for _ in range(2):
+        outputs.append(kernels.attention(query, keys, values, 67, rotations, scale=0.1))
+        keys[:, :, 69] = values[:, :, 69] = 0xFF
+    assert not kernels.hazards, kernels.messages()
+    assert np.array_equal(outputs[0][:, :, :2], outputs[1][:, :, :2])
+    assert np.isnan(outputs[1][:, :, 2]).all()
+
+
+@pytest.mark.parametrize("group", [3, 12, 16])
+def test_other_groups(kernels: Kernels, group: int) -> None:
+    assert _attend(kernels, (1, 1, group, 3, 64), 65) < 1e-5
+
+
+def test_a_vector_instruction_takes_many_tokens(kernels: Kernels) -> None:
+    """A tile of 64 tokens costs fewer instructions than it has tokens, for one query."""
+    counts = []
+    for past in (63, 64 + 63):
+        kernels.reset()
+        _attend(kernels, (1, 1, 1, 1, 128), past, cores=1)
+        counts.append(kernels.vector_instructions)
+    assert 0 < counts[1] - counts[0] < 64
+
+
+@pytest.mark.cann
+def test_everything_fits_either_architecture(libraries: Mapping[int, Kernels]) -> None:
+    for kernels in libraries.values():
+        _attend(kernels, (1, 1, 1, 1, 128), 0, dtype="float16")
+        _encode(kernels, np.ones((1, 1, 1, 128), np.float16), 0)
+        assert 0 < kernels.ub_bytes <= 192 * 1024
+
+
+@pytest.mark.cann
+def test_each_synchronisation_is_missed(
+    libraries: Mapping[int, Kernels], measured: Measured
+) -> None:
+    result = mutations.gate(libraries)
+    measured("mutations_caught", result["mutations_caught"])
+    measured("mutations_total", result["mutations_total"])
+    assert not result["missed"]
+    assert result["mutations_caught"] == result["mutations_total"] > 100
+
+
+@pytest.mark.cann
+@both_sizes
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+class TestEveryLength:
+    """T in 1 .. 300."""
+
+    def test_encode(self, libraries: Mapping[int, Kernels], arch: int, size: int) -> None:
+        kernels = libraries[arch]
+        kernels.reset()
+        vectors = np.random.default_rng(7).standard_normal((1, 1, LONGEST, size))
+        for new in range(1, LONGEST + 1):
+            _encode(kernels, vectors[:, :, :new].astype(np.float32), past=new % 5)
+
+    def test_decode(self, libraries: Mapping[int, Kernels], arch: int, size: int) -> None:
+        kernels = libraries[arch]
+        kernels.reset()
+        for total in range(1, LONGEST + 1):
+            for group in GROUPS:
+                assert _attend(kernels, (1, 1, group, 1, size), total - 1) < 1e-5
+
+    def test_prefill(self, libraries: Mapping[int, Kernels], arch: int, size: int) -> None:
+        kernels = libraries[arch]
+        kernels.reset()
+        for new in range(1, LONGEST + 1, 13):
+            group = GROUPS[new % len(GROUPS)]
+            assert _attend(kernels, (1, 1, group, new, size), 0) < 1e-5
