@@ -2,6 +2,7 @@
 #include "core/coded_part.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/row_format.h"
 
@@ -68,6 +69,11 @@ void CodedPart::accumulate_strange(const uint8_t* rows, int count, const float* 
   alignas(64) float value[kMaxIntegerWidth], natural[kMaxIntegerWidth], ordered[kMaxIntegerWidth];
   for (int t = 0; t < count; ++t, rows += format_.stride) {
     if (weights[t] == 0.0f) continue;
+    if (std::isnan(weights[t])) {
+      // Times any centroid it is NaN. Where one is, mostly all are: a spoilt query is no slow one.
+      std::fill_n(sum, sums_width_, weights[t]);
+      return;
+    }
     decode_rows(rows, 1, value);
     to_natural_order(format_, value, natural);
     kernels_.integers->ordered_sums(format_, natural, ordered);
