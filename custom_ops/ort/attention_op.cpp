@@ -1,6 +1,7 @@
 // Checks everything that the core takes for granted (core/attention.h), then calls it.
 #include "ort/attention_op.h"
 
+#include <algorithm>
 #include <cmath>
 #include <new>
 
@@ -26,7 +27,6 @@ CacheView view(const Tensor& cache, spec::Codec codec, const Tensor& centroids) 
   return {cache.as<uint8_t>(), codec, static_cast<int>(cache.dims[3]), centroids.as<float>()};
 }
 
-// Strides of the bias in elements, zero where it is broadcast.
 void read_bias(const Tensor& bias, int float_type, const std::vector<int64_t>& full,
                int64_t* stride) {
   expect_type(kOp, bias, float_type);
@@ -50,19 +50,18 @@ void check_sink(const Tensor& sink, int float_type, int64_t query_heads) {
   expect_dims(kOp, sink, {query_heads}, "one sink per head of query");
 }
 
-void read_offsets(const Tensor& key, const Tensor& value, int64_t heads, int head_size,
-                  AttentionCall& call) {
+// Returns how many rows they have.
+int64_t check_offsets(const Tensor& key, const Tensor& value, int64_t heads, int head_size) {
   for (const Tensor* one : {&key, &value}) {
     if (one->type == 0) {
       throw OpError(std::string(kOp) + ": " + one->name +
                     " is missing, expected key_offset and value_offset together");
     }
   }
-  call.offsets = expect_offset(kOp, key, heads, head_size);
+  const int64_t offsets = expect_offset(kOp, key, heads, head_size);
   expect_offset(kOp, value, heads, head_size);
   expect_dims(kOp, value, key.dims, "the key_offset beside it");
-  call.key_offset = key.as<float>();
-  call.value_offset = value.as<float>();
+  return offsets;
 }
 
 }  // namespace
@@ -84,105 +83,128 @@ Signature AttentionKernel::signature(int float_type) {
           {{float_type, kRequired}}};
 }
 
-AttentionKernel::AttentionKernel(const Api& api, const OrtKernelInfo* info, Element element)
-    : api_(api),
-      element_(element),
-      float_type_(type_of(element)),
-      kernels_(choose_kernels(kOp)),
-      key_(read_codec(api, info, kOp, "key_", float_type_)),
-      value_(read_codec(api, info, kOp, "value_", float_type_)),
-      key_rotation_(api, info, kKeyRotation, key_, false),
-      value_rotation_(api, info, kValueRotation, value_, true),
-      scale_(read_float(api, info, kOp, "scale")),
-      softcap_(read_float(api, info, kOp, "softcap")),
-      sliding_window_(read_int(api, info, kOp, "sliding_window")) {
+AttentionAttributes read_attention_attributes(const Api& api, const OrtKernelInfo* info,
+                                              int float_type) {
+  AttentionAttributes read{};
+  read.key = read_codec(api, info, kOp, "key_", float_type);
+  read.value = read_codec(api, info, kOp, "value_", float_type);
+  read.scale = read_float(api, info, kOp, "scale");
+  read.softcap = read_float(api, info, kOp, "softcap");
+  read.sliding_window = read_int(api, info, kOp, "sliding_window");
   const int64_t causal = read_int(api, info, kOp, "causal");
   const std::string op = std::string(kOp) + ": ";
   if (causal != 0 && causal != 1) {
     throw OpError(op + "causal is " + std::to_string(causal) + ", expected 0 or 1");
   }
-  causal_ = causal == 1;
-  if (sliding_window_ < 0) {
-    throw OpError(op + "sliding_window is " + std::to_string(sliding_window_) +
+  read.causal = causal == 1;
+  if (read.sliding_window < 0) {
+    throw OpError(op + "sliding_window is " + std::to_string(read.sliding_window) +
                   ", expected 0 for none or a number of positions");
   }
-  if (!std::isfinite(scale_)) throw OpError(op + "scale is not a finite number");
-  if (!(softcap_ >= 0.0f) || std::isinf(softcap_)) {
-    throw OpError(op + "softcap is " + std::to_string(softcap_) +
+  if (!std::isfinite(read.scale)) throw OpError(op + "scale is not a finite number");
+  if (!(read.softcap >= 0.0f) || std::isinf(read.softcap)) {
+    throw OpError(op + "softcap is " + std::to_string(read.softcap) +
                   ", expected 0 for none or a positive number");
   }
+  return read;
 }
 
-void AttentionKernel::compute(OrtKernelContext* context) {
-  const Tensor query = read_input(api_, context, 0, kOp, "query");
-  const Tensor key_cache = read_input(api_, context, 1, kOp, "key_cache");
-  const Tensor value_cache = read_input(api_, context, 2, kOp, "value_cache");
-  const Tensor past_length = read_input(api_, context, 3, kOp, "past_length");
-  const Tensor key_rotation = read_input(api_, context, kKeyRotation, kOp, "key_rotation");
-  const Tensor key_centroids = read_input(api_, context, 5, kOp, "key_centroids");
-  const Tensor value_rotation = read_input(api_, context, kValueRotation, kOp, "value_rotation");
-  const Tensor value_centroids = read_input(api_, context, 7, kOp, "value_centroids");
-  const Tensor bias = read_optional(api_, context, 8, "attention_bias");
-  const Tensor sink = read_optional(api_, context, 9, "head_sink");
-  const Tensor key_offset = read_optional(api_, context, 10, "key_offset");
-  const Tensor value_offset = read_optional(api_, context, 11, "value_offset");
+AttentionTensors read_attention(const Api& api, OrtKernelContext* context,
+                                const AttentionAttributes& attributes, int float_type) {
+  AttentionTensors call{};
+  call.query = read_input(api, context, 0, kOp, "query");
+  call.key_cache = read_input(api, context, 1, kOp, "key_cache");
+  call.value_cache = read_input(api, context, 2, kOp, "value_cache");
+  call.past_length = read_input(api, context, 3, kOp, "past_length");
+  call.key_rotation = read_input(api, context, kKeyRotation, kOp, "key_rotation");
+  call.key_centroids = read_input(api, context, 5, kOp, "key_centroids");
+  call.value_rotation = read_input(api, context, kValueRotation, kOp, "value_rotation");
+  call.value_centroids = read_input(api, context, 7, kOp, "value_centroids");
+  call.bias = read_optional(api, context, 8, "attention_bias");
+  call.sink = read_optional(api, context, 9, "head_sink");
+  call.key_offset = read_optional(api, context, 10, "key_offset");
+  call.value_offset = read_optional(api, context, 11, "value_offset");
 
-  expect_type(kOp, query, float_type_);
-  expect_rank(kOp, query, 4);
-  expect_rank(kOp, key_cache, 4);
-  const int64_t batch = query.dims[0], query_heads = query.dims[1], tokens = query.dims[2];
-  const int size = expect_head_size(kOp, query);
-  const int64_t heads = key_cache.dims[1], slots = key_cache.dims[2];
+  expect_type(kOp, call.query, float_type);
+  expect_rank(kOp, call.query, 4);
+  expect_rank(kOp, call.key_cache, 4);
+  const std::vector<int64_t>& dims = call.query.dims;
+  const int64_t batch = dims[0], query_heads = dims[1], tokens = dims[2];
+  const int size = expect_head_size(kOp, call.query);
+  const int64_t heads = call.key_cache.dims[1], slots = call.key_cache.dims[2];
   const std::vector<int64_t> like{batch, heads, slots};
-  check_cache(key_cache, like, key_, size);
-  check_cache(value_cache, like, value_, size);
+  check_cache(call.key_cache, like, attributes.key, size);
+  check_cache(call.value_cache, like, attributes.value, size);
   if (heads == 0 || query_heads % heads != 0) {
     throw OpError(std::string(kOp) + ": query has " + std::to_string(query_heads) +
                   " heads, expected a multiple of the " + std::to_string(heads) +
                   " heads of key_cache");
   }
-  expect_tables(kOp, key_rotation, key_centroids, key_, size);
-  expect_tables(kOp, value_rotation, value_centroids, value_, size);
-  const int64_t longest = check_lengths(kOp, past_length, batch, slots, "key_cache");
+  expect_tables(kOp, call.key_rotation, call.key_centroids, attributes.key, size);
+  expect_tables(kOp, call.value_rotation, call.value_centroids, attributes.value, size);
+  const int64_t longest = check_lengths(kOp, call.past_length, batch, slots, "key_cache");
   if (tokens > slots - longest) {
     throw OpError(std::string(kOp) + ": past_length " + std::to_string(longest) + " plus " +
                   std::to_string(tokens) + " new tokens is more than the " +
                   std::to_string(slots) + " slots of key_cache");
   }
+  if (call.bias.type != 0) {
+    const std::vector<int64_t> full{batch, query_heads, tokens, longest + tokens};
+    read_bias(call.bias, float_type, full, call.bias_stride);
+  }
+  if (call.sink.type != 0) check_sink(call.sink, float_type, query_heads);
+  if (call.key_offset.type != 0 || call.value_offset.type != 0) {
+    call.offsets = check_offsets(call.key_offset, call.value_offset, heads, size);
+  }
+  call.output = make_output(api, context, kOp, "output", float_type, call.query.dims);
 
-  AttentionCall call{};
-  if (bias.type != 0) {
-    read_bias(bias, float_type_, {batch, query_heads, tokens, longest + tokens}, call.bias_stride);
-    call.bias = bias.data;
-  }
-  if (sink.type != 0) {
-    check_sink(sink, float_type_, query_heads);
-    call.sink = sink.data;
-  }
-  if (key_offset.type != 0 || value_offset.type != 0) {
-    read_offsets(key_offset, value_offset, heads, size, call);
-  }
-  call.output = make_output(api_, context, kOp, "output", float_type_, query.dims).data;
-
-  std::vector<float> own_key, own_value;
-  call.element = element_;
-  call.query = query.data;
-  call.key = view(key_cache, key_, key_centroids);
-  call.value = view(value_cache, value_, value_centroids);
-  call.key_rotation = key_rotation_.get(key_rotation, own_key);
-  call.value_rotation = value_rotation_.get(value_rotation, own_value);
-  call.past_length = past_length.as<int64_t>();
-  call.length_per_batch = past_length.dims[0] != 1;
   call.batch = batch;
   call.query_heads = query_heads;
   call.heads = heads;
   call.tokens = tokens;
   call.slots = slots;
   call.head_size = size;
-  call.scale = scale_;
-  call.softcap = softcap_;
-  call.causal = causal_;
-  call.sliding_window = sliding_window_;
+  return call;
+}
+
+AttentionKernel::AttentionKernel(const Api& api, const OrtKernelInfo* info, Element element)
+    : api_(api),
+      element_(element),
+      float_type_(type_of(element)),
+      kernels_(choose_kernels(kOp)),
+      attributes_(read_attention_attributes(api, info, float_type_)),
+      key_rotation_(api, info, kKeyRotation, attributes_.key, false),
+      value_rotation_(api, info, kValueRotation, attributes_.value, true) {}
+
+void AttentionKernel::compute(OrtKernelContext* context) {
+  const AttentionTensors given = read_attention(api_, context, attributes_, float_type_);
+  std::vector<float> own_key, own_value;
+  AttentionCall call{};
+  call.element = element_;
+  call.query = given.query.data;
+  call.key = view(given.key_cache, attributes_.key, given.key_centroids);
+  call.value = view(given.value_cache, attributes_.value, given.value_centroids);
+  call.key_rotation = key_rotation_.get(given.key_rotation, own_key);
+  call.value_rotation = value_rotation_.get(given.value_rotation, own_value);
+  call.past_length = given.past_length.as<int64_t>();
+  call.length_per_batch = given.past_length.dims[0] != 1;
+  call.bias = given.bias.data;
+  std::copy_n(given.bias_stride, 4, call.bias_stride);
+  call.sink = given.sink.data;
+  call.key_offset = given.key_offset.as<float>();
+  call.value_offset = given.value_offset.as<float>();
+  call.offsets = given.offsets;
+  call.output = given.output.data;
+  call.batch = given.batch;
+  call.query_heads = given.query_heads;
+  call.heads = given.heads;
+  call.tokens = given.tokens;
+  call.slots = given.slots;
+  call.head_size = given.head_size;
+  call.scale = attributes_.scale;
+  call.softcap = attributes_.softcap;
+  call.causal = attributes_.causal;
+  call.sliding_window = attributes_.sliding_window;
   Pool pool(api_, context);
   const bool complete = attention(kernels_, call, pool.parallel());
   pool.finish();

@@ -17,6 +17,30 @@
 
 namespace tq::ort {
 
+struct AttentionAttributes {
+  spec::Codec key, value;
+  float scale, softcap;
+  bool causal;
+  int64_t sliding_window;
+};
+
+AttentionAttributes read_attention_attributes(const Api& api, const OrtKernelInfo* info,
+                                              int float_type);
+
+// The tensors of one call, checked. Only the lengths were read: the rest may be on a device.
+struct AttentionTensors {
+  Tensor query, key_cache, value_cache, past_length;
+  Tensor key_rotation, key_centroids, value_rotation, value_centroids;
+  Tensor bias, sink, key_offset, value_offset, output;
+  int64_t batch, query_heads, heads, tokens, slots;
+  int64_t bias_stride[4];  // in elements, zero where it is broadcast
+  int64_t offsets;
+  int head_size;
+};
+
+AttentionTensors read_attention(const Api& api, OrtKernelContext* context,
+                                const AttentionAttributes& attributes, int float_type);
+
 class AttentionKernel {
  public:
   static Signature signature(int float_type);
@@ -30,11 +54,8 @@ class AttentionKernel {
   Element element_;
   int float_type_;
   const Kernels& kernels_;
-  spec::Codec key_, value_;
+  AttentionAttributes attributes_;
   ReadyRotation key_rotation_, value_rotation_;
-  float scale_, softcap_;
-  bool causal_;
-  int64_t sliding_window_;
 };
 
 }  // namespace tq::ort

@@ -19,12 +19,14 @@ namespace tq::ort {
 struct Port {
   int type;
   int characteristic;
+  int memory = kDefaultMemory;  // of the provider; looked at for inputs
 };
 
 struct Signature {
   const char* name;
   std::vector<Port> inputs;
   std::vector<Port> outputs;
+  const char* provider = "CPUExecutionProvider";
 };
 
 inline Element element_of(int float_type) {
@@ -91,9 +93,7 @@ class CustomOp : public OrtCustomOp {
       : OrtCustomOp{}, float_type_(float_type), signature_(Kernel::signature(float_type)) {
     version = kApiVersion;
     GetName = [](const OrtCustomOp* op) { return self(op).signature_.name; };
-    GetExecutionProviderType = [](const OrtCustomOp*) -> const char* {
-      return "CPUExecutionProvider";
-    };
+    GetExecutionProviderType = [](const OrtCustomOp* op) { return self(op).signature_.provider; };
     GetInputTypeCount = [](const OrtCustomOp* op) { return self(op).signature_.inputs.size(); };
     GetInputType = [](const OrtCustomOp* op, size_t i) {
       return self(op).signature_.inputs[i].type;
@@ -108,7 +108,9 @@ class CustomOp : public OrtCustomOp {
     GetOutputCharacteristic = [](const OrtCustomOp* op, size_t i) {
       return self(op).signature_.outputs[i].characteristic;
     };
-    GetInputMemoryType = [](const OrtCustomOp*, size_t) -> int { return kDefaultMemory; };
+    GetInputMemoryType = [](const OrtCustomOp* op, size_t i) {
+      return self(op).signature_.inputs[i].memory;
+    };
     GetVariadicInputMinArity = [](const OrtCustomOp*) { return 1; };
     GetVariadicInputHomogeneity = [](const OrtCustomOp*) { return 1; };
     GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 1; };

@@ -45,46 +45,43 @@ Signature EncodeKernel::signature(int float_type) {
           {{kUint8, kRequired}}};
 }
 
-EncodeKernel::EncodeKernel(const Api& api, const OrtKernelInfo* info, Element element)
-    : api_(api),
-      element_(element),
-      float_type_(type_of(element)),
-      kernels_(choose_kernels(kOp)),
-      codec_(read_codec(api, info, kOp, "", float_type_)),
-      rotation_(api, info, kRotation, codec_, codec_.kind == spec::Kind::kProd) {
+bool read_norm_correction(const Api& api, const OrtKernelInfo* info) {
   const int64_t norm_correction = read_int(api, info, kOp, "norm_correction");
   if (norm_correction != 0 && norm_correction != 1) {
     throw OpError(std::string(kOp) + ": norm_correction is " + std::to_string(norm_correction) +
                   ", expected 0 or 1");
   }
-  norm_correction_ = norm_correction == 1;
+  return norm_correction == 1;
 }
 
-void EncodeKernel::compute(OrtKernelContext* context) {
-  const Tensor vectors = read_input(api_, context, 0, kOp, "vectors");
-  const Tensor past = read_input(api_, context, 1, kOp, "past");
-  const Tensor past_length = read_input(api_, context, 2, kOp, "past_length");
-  const Tensor rotation = read_input(api_, context, kRotation, kOp, "rotation");
-  const Tensor centroids = read_input(api_, context, 4, kOp, "centroids");
-  const Tensor boundaries = read_input(api_, context, 5, kOp, "boundaries");
-  const Tensor offset = read_optional(api_, context, 6, "offset");
+EncodeTensors read_encode(const Api& api, OrtKernelContext* context, spec::Codec codec,
+                          int float_type) {
+  EncodeTensors call{};
+  call.vectors = read_input(api, context, 0, kOp, "vectors");
+  call.past = read_input(api, context, 1, kOp, "past");
+  call.past_length = read_input(api, context, 2, kOp, "past_length");
+  call.rotation = read_input(api, context, kRotation, kOp, "rotation");
+  call.centroids = read_input(api, context, 4, kOp, "centroids");
+  call.boundaries = read_input(api, context, 5, kOp, "boundaries");
+  call.offset = read_optional(api, context, 6, "offset");
 
-  expect_type(kOp, vectors, float_type_);
-  expect_rank(kOp, vectors, 4);
-  expect_type(kOp, past, kUint8);
-  expect_rank(kOp, past, 4);
-  const int64_t batch = vectors.dims[0], heads = vectors.dims[1], tokens = vectors.dims[2];
-  const int size = expect_head_size(kOp, vectors);
-  const int width = expect_rows(kOp, past, codec_, size);
-  const int64_t slots = past.dims[2];
-  expect_dims(kOp, past, {batch, heads, slots, width}, "the batch and heads of vectors");
-  expect_tables(kOp, rotation, centroids, codec_, size);
-  expect_type(kOp, boundaries, kFloat);
-  if (spec::is_rotated(codec_.kind)) {
-    expect_dims(kOp, boundaries, {spec::levels(codec_) - 1}, rows_of(codec_, size).c_str());
+  expect_type(kOp, call.vectors, float_type);
+  expect_rank(kOp, call.vectors, 4);
+  expect_type(kOp, call.past, kUint8);
+  expect_rank(kOp, call.past, 4);
+  const std::vector<int64_t>& dims = call.vectors.dims;
+  const int64_t batch = dims[0], heads = dims[1], tokens = dims[2];
+  const int size = expect_head_size(kOp, call.vectors);
+  const int width = expect_rows(kOp, call.past, codec, size);
+  const int64_t slots = call.past.dims[2];
+  expect_dims(kOp, call.past, {batch, heads, slots, width}, "the batch and heads of vectors");
+  expect_tables(kOp, call.rotation, call.centroids, codec, size);
+  expect_type(kOp, call.boundaries, kFloat);
+  if (spec::is_rotated(codec.kind)) {
+    expect_dims(kOp, call.boundaries, {spec::levels(codec) - 1}, rows_of(codec, size).c_str());
   }
-  const int64_t offsets = offset.type == 0 ? 0 : expect_offset(kOp, offset, heads, size);
-  const int64_t longest = check_lengths(kOp, past_length, batch, slots, "past");
+  call.offsets = call.offset.type == 0 ? 0 : expect_offset(kOp, call.offset, heads, size);
+  const int64_t longest = check_lengths(kOp, call.past_length, batch, slots, "past");
 
   // Without elements the dimensions may be as large as they like.
   if (tokens > std::numeric_limits<int64_t>::max() - longest) {
@@ -94,31 +91,52 @@ void EncodeKernel::compute(OrtKernelContext* context) {
   const int64_t total = batch == 0 ? slots : std::max(slots, longest + tokens);
   const std::vector<int64_t> shape{batch, heads, total, width};
   const int64_t bytes = expect_fitting(kOp, "present", shape, 1);
-  const Tensor present = make_output(api_, context, kOp, "present", kUint8, shape);
-  check_buffers(past, present, expect_fitting(kOp, "past", past.dims, 1), bytes);
+  call.present = make_output(api, context, kOp, "present", kUint8, shape);
+  check_buffers(call.past, call.present, expect_fitting(kOp, "past", call.past.dims, 1), bytes);
 
-  EncodeCall call{};
-  call.element = element_;
-  call.vectors = vectors.data;
-  call.past = past.as<uint8_t>();
-  call.present = static_cast<uint8_t*>(present.data);
-  call.past_length = past_length.as<int64_t>();
-  call.length_per_batch = past_length.dims[0] != 1;
   call.batch = batch;
   call.heads = heads;
   call.tokens = tokens;
-  call.past_slots = slots;
-  call.present_slots = total;
+  call.slots = slots;
+  call.total = total;
   call.head_size = size;
   call.width = width;
+  return call;
+}
+
+EncodeKernel::EncodeKernel(const Api& api, const OrtKernelInfo* info, Element element)
+    : api_(api),
+      element_(element),
+      float_type_(type_of(element)),
+      kernels_(choose_kernels(kOp)),
+      codec_(read_codec(api, info, kOp, "", float_type_)),
+      rotation_(api, info, kRotation, codec_, codec_.kind == spec::Kind::kProd),
+      norm_correction_(read_norm_correction(api, info)) {}
+
+void EncodeKernel::compute(OrtKernelContext* context) {
+  const EncodeTensors given = read_encode(api_, context, codec_, float_type_);
+  EncodeCall call{};
+  call.element = element_;
+  call.vectors = given.vectors.data;
+  call.past = given.past.as<uint8_t>();
+  call.present = static_cast<uint8_t*>(given.present.data);
+  call.past_length = given.past_length.as<int64_t>();
+  call.length_per_batch = given.past_length.dims[0] != 1;
+  call.batch = given.batch;
+  call.heads = given.heads;
+  call.tokens = given.tokens;
+  call.past_slots = given.slots;
+  call.present_slots = given.total;
+  call.head_size = given.head_size;
+  call.width = given.width;
   call.codec = codec_;
   call.norm_correction = norm_correction_;
   std::vector<float> own;
-  call.rotation = rotation_.get(rotation, own);
-  call.centroids = centroids.as<float>();
-  call.boundaries = boundaries.as<float>();
-  call.offset = offset.as<float>();
-  call.offsets = offsets;
+  call.rotation = rotation_.get(given.rotation, own);
+  call.centroids = given.centroids.as<float>();
+  call.boundaries = given.boundaries.as<float>();
+  call.offset = given.offset.as<float>();
+  call.offsets = given.offsets;
   Pool pool(api_, context);
   encode(kernels_, call, pool.parallel());
   pool.finish();

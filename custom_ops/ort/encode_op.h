@@ -14,6 +14,22 @@
 
 namespace tq::ort {
 
+// The tensors of one call, checked. Only the lengths were read: the rest may be on a device.
+struct EncodeTensors {
+  Tensor vectors, past, past_length, rotation, centroids, boundaries, offset, present;
+  int64_t batch, heads, tokens;
+  int64_t slots, total;  // of past and of present
+  int64_t offsets;
+  int head_size, width;
+
+  bool in_place() const { return present.data == past.data && total == slots; }
+};
+
+EncodeTensors read_encode(const Api& api, OrtKernelContext* context, spec::Codec codec,
+                          int float_type);
+
+bool read_norm_correction(const Api& api, const OrtKernelInfo* info);
+
 class EncodeKernel {
  public:
   static Signature signature(int float_type);

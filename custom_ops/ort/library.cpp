@@ -3,6 +3,9 @@
 #include <mutex>
 #include <string>
 
+#if defined(TQ_CANN)
+#include "cann/host/operators.h"
+#endif
 #include "core/dispatch.h"
 #include "ort/attention_op.h"
 #include "ort/custom_op.h"
@@ -18,23 +21,30 @@
 namespace tq::ort {
 namespace {
 
-// ONNX Runtime keeps pointers to the operators and to the domain as long as any session lives, so
-// they live as long as the process.
+template <class Kernel>
+void declare(const Api& api, OrtCustomOpDomain* domain, const std::vector<int>& float_types) {
+  // ONNX Runtime keeps pointers to the operators and to the domain as long as any session lives, so
+  // they live as long as the process.
+  for (const int type : float_types) {
+    check(api.custom_op_domain_add(domain, new CustomOp<Kernel>(type)));
+  }
+}
+
 OrtCustomOpDomain* operators(const Api& api) {
   static std::mutex mutex;
   static OrtCustomOpDomain* domain = nullptr;
-  static CustomOp<EncodeKernel> encode[] = {CustomOp<EncodeKernel>(kFloat),
-                                            CustomOp<EncodeKernel>(kFloat16),
-                                            CustomOp<EncodeKernel>(kBfloat16)};
-  static CustomOp<AttentionKernel> attend[] = {CustomOp<AttentionKernel>(kFloat),
-                                               CustomOp<AttentionKernel>(kFloat16),
-                                               CustomOp<AttentionKernel>(kBfloat16)};
   const std::lock_guard<std::mutex> lock(mutex);
   if (domain == nullptr) {
     OrtCustomOpDomain* created = nullptr;
     check(api.create_custom_op_domain(spec::kDomain, &created));
-    for (const OrtCustomOp& op : encode) check(api.custom_op_domain_add(created, &op));
-    for (const OrtCustomOp& op : attend) check(api.custom_op_domain_add(created, &op));
+    const std::vector<int> types{kFloat, kFloat16, kBfloat16};
+    declare<EncodeKernel>(api, created, types);
+    declare<AttentionKernel>(api, created, types);
+#if defined(TQ_CANN)
+    // Of the same names, for another provider: a session without it does not look at them.
+    declare<cann::EncodeKernel>(api, created, types);
+    declare<cann::AttentionKernel>(api, created, types);
+#endif
     domain = created;
   }
   return domain;

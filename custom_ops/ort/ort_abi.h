@@ -88,7 +88,7 @@ enum ElementType : int {
   kBfloat16 = 16,
 };
 enum Characteristic : int { kRequired = 0, kOptional = 1 };
-enum MemoryType : int { kDefaultMemory = 0 };
+enum MemoryType : int { kCpuInput = -2, kDefaultMemory = 0 };
 
 // One accessor per slot: `api.create_status(...)`.
 class Api {
@@ -152,6 +152,19 @@ class Api {
   void release_status(OrtStatus* status) const { slot<void(OrtStatus*)>(93)(status); }
   void release_tensor_type_and_shape(OrtTensorTypeAndShapeInfo* info) const {
     slot<void(OrtTensorTypeAndShapeInfo*)>(99)(info);
+  }
+  // Since API version 10. What the execution provider enqueues its work on.
+  OrtStatus* context_stream(const OrtKernelContext* context, void** stream) const {
+    return slot<OrtStatus*(const OrtKernelContext*, void**)>(193)(context, stream);
+  }
+  // Since API version 14. Inputs that are left out between others count, and have an empty name.
+  OrtStatus* kernel_info_input_count(const OrtKernelInfo* info, size_t* count) const {
+    return slot<OrtStatus*(const OrtKernelInfo*, size_t*)>(230)(info, count);
+  }
+  OrtStatus* kernel_info_input_name(const OrtKernelInfo* info, size_t index, char* out,
+                                    size_t* size) const {
+    return slot<OrtStatus*(const OrtKernelInfo*, size_t, char*, size_t*)>(232)(info, index, out,
+                                                                              size);
   }
   // Since API version 15. Null when the input is not a constant.
   OrtStatus* kernel_info_constant_input(const OrtKernelInfo* info, size_t index, int* is_constant,

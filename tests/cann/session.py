@@ -59,8 +59,16 @@ class PlacedNode:
 class CannSession:
     """A session that must have the provider; its nodes are profiled."""
 
-    def __init__(self, model: bytes, folder: Path, disabled: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        model: bytes,
+        folder: Path,
+        disabled: Sequence[str] = (),
+        library: Path | None = None,
+    ) -> None:
         options = ort.SessionOptions()
+        if library is not None:
+            options.register_custom_ops_library(str(library))
         options.enable_profiling = True
         options.profile_file_prefix = str(folder / "profile")
         self.session = ort.InferenceSession(
@@ -88,7 +96,10 @@ class CannSession:
         return list(found.values())
 
 
-def on_cpu(model: bytes, feeds: dict[str, Array]) -> list[Array]:
+def on_cpu(model: bytes, feeds: dict[str, Array], library: Path | None = None) -> list[Array]:
     """What the CPU provider of the same wheel gives."""
-    session = ort.InferenceSession(model, providers=[CPU])
+    options = ort.SessionOptions()
+    if library is not None:
+        options.register_custom_ops_library(str(library))
+    session = ort.InferenceSession(model, options, providers=[CPU])
     return [np.asarray(output) for output in session.run(None, feeds)]

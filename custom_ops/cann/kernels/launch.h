@@ -3,8 +3,9 @@
 //
 // A build of Ascend makes aclrtlaunch_<kernel> of each kernel; the simulated library of the tests
 // (custom_ops/cann/testing/shim) has the same functions. They enqueue a launch on `cores` vector
-// cores and return 0, or an error of the runtime. All addresses are on the device, aligned as the
-// runtime's allocator does. Nothing is checked on the device: the caller has checked that
+// cores and return 0, or an error of the runtime. All addresses are on the device: of a cache any,
+// as the rows of one are anywhere, of the rest multiples of 32 bytes. Nothing is checked on the
+// device: the caller has checked that
 //
 //   head_size is 64 or 128; batch, heads, new_tokens, cores and query_heads are at least 1
 //   query_heads is a multiple of heads

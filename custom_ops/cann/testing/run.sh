@@ -7,6 +7,7 @@
 #
 # Needs Python 3.11 and a C++17 compiler on Linux.
 #   TQ_CANN_ENV      folder of the environment, kept between runs; by default in the user's cache
+#   TQ_ONNX_LIBRARY  the operators' library to test; by default it is built, which takes minutes once
 #   TQ_CANN_PYTHON   the interpreter it is made with; by default python3.11
 set -euo pipefail
 testing="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -52,6 +53,17 @@ say "building the fake ACL runtime"
   cmake --build "$build"
 } >"$environment/build.log" 2>&1 || { tail -30 "$environment/build.log" >&2; exit 1; }
 
+# The library that ships, built without anything of CANN.
+library="${TQ_ONNX_LIBRARY:-}"
+if [ -z "$library" ]; then
+  say "building the operators' library"
+  library="$build-operators/libtq_onnx_ops.so"
+  {
+    cmake -S "$repository/custom_ops" -B "$build-operators" -G Ninja
+    cmake --build "$build-operators"
+  } >"$environment/operators.log" 2>&1 || { tail -30 "$environment/operators.log" >&2; exit 1; }
+fi
+
 flock -u 9
 
 results="$(mktemp -d)"
@@ -60,7 +72,8 @@ trap 'rm -rf "$results"' EXIT
 # The provider finds the fake runtime by the names of the three libraries, as it would find CANN.
 status=0
 cd "$repository"
-TQ_CANN_RESULTS="$results" LD_LIBRARY_PATH="$build${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" \
+TQ_CANN_RESULTS="$results" TQ_ONNX_LIBRARY="$library" \
+  LD_LIBRARY_PATH="$build${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" \
   python -m pytest -m "cann or not cann" -p no:cacheprovider tests/cann "$@" || status=$?
 python "$testing/summary.py" "$results"
 exit "$status"

@@ -1,0 +1,72 @@
+// TurboQuantDequantAttention on a device.
+#include "cann/host/launch.h"
+#include "cann/host/limits.h"
+#include "cann/host/operators.h"
+
+namespace tq::cann {
+namespace {
+
+constexpr const char* kOp = spec::kAttentionOp;
+constexpr size_t kPastLength = 3, kBias = 8;
+
+void refuse(const char* name, const std::string& value, const char* expected) {
+  throw ort::OpError(std::string(kOp) + " on " + kProvider + ": " + name + " is " + value +
+                     ", expected " + expected);
+}
+
+}  // namespace
+
+ort::Signature AttentionKernel::signature(int float_type) {
+  ort::Signature signature = ort::AttentionKernel::signature(float_type);
+  signature.inputs[kPastLength].memory = ort::kCpuInput;
+  signature.provider = kProvider;
+  return signature;
+}
+
+AttentionKernel::AttentionKernel(const ort::Api& api, const OrtKernelInfo* info, Element element)
+    : api_(api),
+      element_(element),
+      float_type_(ort::type_of(element)),
+      attributes_(ort::read_attention_attributes(api, info, float_type_)) {
+  expect_element(kOp, float_type_);
+  expect_codec(kOp, "key_codec", attributes_.key);
+  expect_codec(kOp, "value_codec", attributes_.value);
+  if (!attributes_.causal) refuse("causal", "0", "1");
+  if (attributes_.sliding_window != 0) {
+    refuse("sliding_window", std::to_string(attributes_.sliding_window), "0");
+  }
+  if (attributes_.softcap != 0.0f) refuse("softcap", std::to_string(attributes_.softcap), "0");
+  expect_no_inputs(api, info, kOp, kBias,
+                   {"attention_bias", "head_sink", "key_offset", "value_offset"});
+  library_ = &kernel_library(kOp);
+}
+
+void AttentionKernel::compute(OrtKernelContext* context) {
+  const ort::AttentionTensors call =
+      ort::read_attention(api_, context, attributes_, float_type_);
+  expect_kernel_head_size(kOp, call.query);
+  expect_exact_rows(kOp, call.key_cache, call.head_size);
+  expect_exact_rows(kOp, call.value_cache, call.head_size);
+  expect_counted(kOp, call.query, call.slots);
+  if (call.batch == 0 || call.query_heads == 0 || call.tokens == 0) return;
+
+  void* const stream = stream_of(api_, context, kOp);
+  const auto launch =
+      element_ == Element::kFloat ? library_->attention_float32 : library_->attention_float16;
+  const int64_t bytes = element_ == Element::kFloat ? 4 : 2;
+  for_each_part(call.past_length, call.batch, [&](const Part& part) {
+    const uint32_t status = launch(
+        cores_for(part.count * call.query_heads * call.tokens, library_->cores), stream,
+        sequence(call.query, part.first, bytes), sequence(call.key_cache, part.first, 1),
+        sequence(call.value_cache, part.first, 1), call.key_rotation.data,
+        call.key_centroids.data, call.value_rotation.data, call.value_centroids.data, nullptr,
+        sequence(call.output, part.first, bytes), part.past_length,
+        static_cast<uint32_t>(part.count), static_cast<uint32_t>(call.query_heads),
+        static_cast<uint32_t>(call.heads), static_cast<uint32_t>(call.tokens),
+        static_cast<uint32_t>(call.slots), static_cast<uint32_t>(call.head_size),
+        attributes_.scale);
+    expect_enqueued(kOp, "its kernel", status);
+  });
+}
+
+}  // namespace tq::cann

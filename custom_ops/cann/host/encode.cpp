@@ -1,0 +1,82 @@
+// TurboQuantEncode on a device.
+#include "cann/host/launch.h"
+#include "cann/host/limits.h"
+#include "cann/host/operators.h"
+
+namespace tq::cann {
+namespace {
+
+constexpr const char* kOp = spec::kEncodeOp;
+constexpr size_t kPastLength = 2, kOffset = 6;
+constexpr int kDeviceToDevice = 3;  // aclrtMemcpyKind
+
+}  // namespace
+
+ort::Signature EncodeKernel::signature(int float_type) {
+  ort::Signature signature = ort::EncodeKernel::signature(float_type);
+  signature.inputs[kPastLength].memory = ort::kCpuInput;
+  signature.provider = kProvider;
+  return signature;
+}
+
+EncodeKernel::EncodeKernel(const ort::Api& api, const OrtKernelInfo* info, Element element)
+    : api_(api),
+      element_(element),
+      float_type_(ort::type_of(element)),
+      codec_(ort::read_codec(api, info, kOp, "", float_type_)) {
+  expect_element(kOp, float_type_);
+  expect_codec(kOp, "codec", codec_);
+  if (!ort::read_norm_correction(api, info)) {
+    throw ort::OpError(std::string(kOp) + " on " + kProvider +
+                       ": norm_correction is 0, expected 1");
+  }
+  expect_no_inputs(api, info, kOp, kOffset, {"offset"});
+  library_ = &kernel_library(kOp);
+}
+
+void EncodeKernel::keep(const ort::EncodeTensors& call, void* stream) const {
+  const auto copy = [&](uint8_t* to, const uint8_t* from, int64_t bytes) {
+    const size_t size = static_cast<size_t>(bytes);
+    if (size == 0) return;
+    expect_enqueued(kOp, "the copy of past",
+                    library_->copy(to, size, from, size, kDeviceToDevice, stream));
+  };
+  const int64_t lanes = call.batch * call.heads;
+  const int64_t past = call.slots * call.width, present = call.total * call.width;
+  uint8_t* const to = static_cast<uint8_t*>(call.present.data);
+  const uint8_t* const from = call.past.as<uint8_t>();
+  if (past == present) return copy(to, from, lanes * past);
+  for (int64_t lane = 0; lane < lanes; ++lane) {
+    copy(to + lane * present, from + lane * past, past);
+    const size_t rest = static_cast<size_t>(present - past);
+    expect_enqueued(kOp, "the zeros beyond past",
+                    library_->fill(to + lane * present + past, rest, 0, rest, stream));
+  }
+}
+
+void EncodeKernel::compute(OrtKernelContext* context) {
+  const ort::EncodeTensors call = ort::read_encode(api_, context, codec_, float_type_);
+  expect_kernel_head_size(kOp, call.vectors);
+  expect_exact_rows(kOp, call.past, call.head_size);
+  expect_counted(kOp, call.vectors, call.total);
+  if (call.batch == 0 || call.heads == 0) return;
+
+  void* const stream = stream_of(api_, context, kOp);
+  if (!call.in_place()) keep(call, stream);
+  if (call.tokens == 0) return;
+  const auto launch =
+      element_ == Element::kFloat ? library_->encode_float32 : library_->encode_float16;
+  const int64_t bytes = element_ == Element::kFloat ? 4 : 2;
+  for_each_part(call.past_length, call.batch, [&](const Part& part) {
+    const uint32_t status = launch(
+        cores_for(part.count * call.heads * call.tokens, library_->cores), stream,
+        sequence(call.vectors, part.first, bytes), call.rotation.data, call.centroids.data,
+        call.boundaries.data, nullptr, sequence(call.present, part.first, 1), part.past_length,
+        static_cast<uint32_t>(part.count), static_cast<uint32_t>(call.heads),
+        static_cast<uint32_t>(call.tokens), static_cast<uint32_t>(call.total),
+        static_cast<uint32_t>(call.head_size));
+    expect_enqueued(kOp, "its kernel", status);
+  });
+}
+
+}  // namespace tq::cann

@@ -1,0 +1,133 @@
+// Opening the kernel library; the contract is in kernel_library.h.
+#include "cann/host/kernel_library.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <map>
+#include <mutex>
+
+#include "ort/tensor.h"
+#include "tq/codec_spec.h"
+
+namespace tq::cann {
+namespace {
+
+using ort::OpError;
+
+constexpr const char* kRuntime = "libascendcl.so";
+
+// SoCs by the beginning of their names. Kernels take their tasks in turn, so that another number
+// of cores than a device has would be slower and no less right.
+struct Soc {
+  const char* begins;
+  const char* name;
+  uint32_t cores;  // vector cores
+};
+
+constexpr Soc kSocs[] = {
+    {"Ascend910B", "ascend910b", 40},
+    {"Ascend910_93", "ascend910_93", 40},
+    {"Ascend310P", "ascend310p", 8},
+};
+
+template <class Function>
+void find(const char* op, void* library, const std::string& path, const char* name,
+          Function*& function) {
+  function = reinterpret_cast<Function*>(dlsym(library, name));
+  if (function == nullptr) {
+    throw OpError(std::string(op) + ": " + path + " has no function " + name);
+  }
+}
+
+// The provider has loaded the runtime for itself only, where a search of the whole process does not
+// look; asking by name gives the one that is loaded already, and never loads another.
+void* runtime(const char* op) {
+  void* const library = dlopen(kRuntime, RTLD_LAZY | RTLD_NOLOAD);
+  if (library == nullptr) {
+    throw OpError(std::string(op) + ": the ACL runtime " + kRuntime +
+                  " is not loaded in this process, expected CANNExecutionProvider to have done so");
+  }
+  return library;
+}
+
+const Soc& soc_of(const char* op, void* acl) {
+  const char* (*soc_name)() = nullptr;
+  find(op, acl, kRuntime, "aclrtGetSocName", soc_name);
+  const char* const given = soc_name();
+  const std::string name = given == nullptr ? "" : given;
+  for (const Soc& soc : kSocs) {
+    if (name.rfind(soc.begins, 0) == 0) return soc;
+  }
+  throw OpError(std::string(op) + ": the device is '" + name +
+                "', expected one of Ascend910B, Ascend910_93 and Ascend310P");
+}
+
+std::string path_of(const char* op, const Soc& soc) {
+  const char* const chosen = std::getenv(kLibraryVariable);
+  if (chosen != nullptr && *chosen != '\0') return chosen;
+  Dl_info own{};
+  if (dladdr(reinterpret_cast<const void*>(&kernel_library), &own) == 0) {
+    throw OpError(std::string(op) + ": no folder is known to look for the kernel library in; name "
+                  "the file in " + kLibraryVariable);
+  }
+  const std::string file = own.dli_fname;
+  const size_t slash = file.rfind('/');
+  const std::string folder = slash == std::string::npos ? "./" : file.substr(0, slash + 1);
+  return folder + "libtq_kernels_" + soc.name + ".so";
+}
+
+void* open(const char* op, const std::string& path) {
+  void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    const char* const reason = dlerror();
+    throw OpError(std::string(op) + ": the kernel library for CANN cannot be opened (" +
+                  (reason == nullptr ? path : reason) + "); build it as in "
+                  "custom_ops/cann/kernels/README.md, or name it in " + kLibraryVariable);
+  }
+  return library;
+}
+
+void check_layout(const char* op, void* library, const std::string& path) {
+  const char* (*digest)() = nullptr;
+  find(op, library, path, "tq_kernels_layout_digest", digest);
+  const std::string theirs = digest();
+  if (theirs != spec::kLayoutDigest) {
+    throw OpError(std::string(op) + ": " + path + " was built for row layout " + theirs +
+                  ", expected " + spec::kLayoutDigest);
+  }
+}
+
+KernelLibrary load(const char* op, void* acl, const Soc& soc, const std::string& path) {
+  KernelLibrary found{};
+  found.path = path;
+  found.cores = soc.cores;
+  find(op, acl, kRuntime, "aclrtMemcpyAsync", found.copy);
+  find(op, acl, kRuntime, "aclrtMemsetAsync", found.fill);
+  // Stays open when it is refused: closing would run destructors of a library that is not ours.
+  void* const library = open(op, path);
+  check_layout(op, library, path);
+  find(op, library, path, "aclrtlaunch_tq_encode_float32", found.encode_float32);
+  find(op, library, path, "aclrtlaunch_tq_encode_float16", found.encode_float16);
+  find(op, library, path, "aclrtlaunch_tq_attention_float32", found.attention_float32);
+  find(op, library, path, "aclrtlaunch_tq_attention_float16", found.attention_float16);
+  return found;
+}
+
+}  // namespace
+
+const KernelLibrary& kernel_library(const char* op) {
+  // Kernels keep references, so entries stay where they are until the process ends; a failure is
+  // not kept, since the environment may name another file next time.
+  static std::mutex mutex;
+  static auto& libraries = *new std::map<std::string, KernelLibrary>;
+  void* const acl = runtime(op);
+  const Soc& soc = soc_of(op, acl);
+  const std::string path = path_of(op, soc);
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto known = libraries.find(path);
+  if (known != libraries.end()) return known->second;
+  return libraries.emplace(path, load(op, acl, soc, path)).first->second;
+}
+
+}  // namespace tq::cann

@@ -1,0 +1,184 @@
+"""Sessions that are not made: models that the kernels of CANN cannot run, wrong kernel libraries.
+
+Each is an error of ONNX Runtime with the operator's name and the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cann.fake_acl import FakeAcl
+from tests.cann.kernels import COMPILER, ByArchitecture
+from tests.cann.operators import Sizes, decoder_attention
+from tests.cann.session import CannSession
+from tq_onnx.codec.spec import layout_digest
+from tq_onnx.ops.domain import ATTENTION, ENCODE
+from tq_onnx.runtime.library import get_library_path
+
+pytestmark = pytest.mark.cann
+
+KERNELS = "TQ_ONNX_CANN_KERNELS"
+ON_CANN = "on CANNExecutionProvider: "
+
+
+@pytest.fixture
+def kernels_named(kernel_files: ByArchitecture[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KERNELS, str(kernel_files[2201]))
+
+
+CREATIONS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "bits": ({"encode": {"bits": 3}}, ENCODE, "codec is lloyd_max with 3 bits, expected lloyd_max"),
+    "codec": (
+        {"encode": {"codec": "uniform"}},
+        ENCODE,
+        "codec is uniform with 4 bits, expected lloyd_max with 4 bits",
+    ),
+    "norm correction": (
+        {"encode": {"norm_correction": 0}},
+        ENCODE,
+        "norm_correction is 0, expected 1",
+    ),
+    "an offset": ({"encode_inputs": ("offset",)}, ENCODE, "input offset is given, expected none"),
+    "key codec": (
+        {"attention": {"key_bits": 5}},
+        ATTENTION,
+        "key_codec is lloyd_max with 5 bits, expected lloyd_max with 4 bits",
+    ),
+    "value codec": (
+        {"attention": {"value_codec": "prod"}},
+        ATTENTION,
+        "value_codec is prod with 4 bits, expected lloyd_max with 4 bits",
+    ),
+    "causal": ({"attention": {"causal": 0}}, ATTENTION, "causal is 0, expected 1"),
+    "window": ({"attention": {"sliding_window": 7}}, ATTENTION, "sliding_window is 7, expected 0"),
+    "softcap": ({"attention": {"softcap": 30.0}}, ATTENTION, "softcap is 30.000000, expected 0"),
+    "a bias": (
+        {"attention_inputs": ("bias",)},
+        ATTENTION,
+        "input attention_bias is given, expected none",
+    ),
+    "a sink": ({"attention_inputs": ("", "sink")}, ATTENTION, "input head_sink is given"),
+    "offsets": (
+        {"attention_inputs": ("", "", "key_offset", "value_offset")},
+        ATTENTION,
+        "input key_offset is given, expected none",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CREATIONS)
+def test_a_model_that_the_kernels_cannot_run(
+    fake: FakeAcl, kernels_named: None, tmp_path: Path, case: str
+) -> None:
+    """At session creation, by the values; on the CPU the same models run."""
+    options, op, message = CREATIONS[case]
+    with pytest.raises(Exception, match=re.escape(f"{op} {ON_CANN}{message}")):
+        CannSession(decoder_attention(**options), tmp_path, library=get_library_path())
+
+
+def test_no_bfloat16(fake: FakeAcl, kernels_named: None, tmp_path: Path) -> None:
+    message = f"{ON_CANN}the model has type bfloat16, expected float or float16"
+    with pytest.raises(Exception, match=re.escape(message)):
+        CannSession(decoder_attention("bfloat16"), tmp_path, library=get_library_path())
+
+
+def compiled(folder: Path, source: str) -> Path:
+    """A library of C++ text."""
+    library = folder / "libother.so"
+    command = [str(COMPILER), "-x", "c++", "-shared", "-fPIC", "-o", str(library), "-"]
+    subprocess.run(command, input=source, text=True, check=True)
+    return library
+
+
+def refusal(folder: Path) -> str:
+    """What making a session says."""
+    with pytest.raises(Exception, match=f"{ENCODE}|{ATTENTION}") as caught:
+        CannSession(decoder_attention(), folder, library=get_library_path())
+    return str(caught.value)
+
+
+def test_no_kernel_library(fake: FakeAcl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KERNELS, raising=False)
+    beside = get_library_path().resolve().parent / "libtq_kernels_ascend910b.so"
+    message = refusal(tmp_path)
+    assert f"the kernel library for CANN cannot be opened ({beside}: " in message
+    assert f"name it in {KERNELS}" in message
+
+
+def test_a_named_library_that_is_not_there(
+    fake: FakeAcl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KERNELS, str(tmp_path / "none.so"))
+    assert f"cannot be opened ({tmp_path / 'none.so'}: " in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("int other;", "has no function tq_kernels_layout_digest"),
+        (
+            'extern "C" const char* tq_kernels_layout_digest() { return "0123"; }',
+            f"was built for row layout 0123, expected {layout_digest()}",
+        ),
+        (
+            f'extern "C" const char* tq_kernels_layout_digest() {{ return "{layout_digest()}"; }}',
+            "has no function aclrtlaunch_tq_encode_float32",
+        ),
+    ],
+)
+def test_another_library(
+    fake: FakeAcl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, message: str
+) -> None:
+    library = compiled(tmp_path, source)
+    monkeypatch.setenv(KERNELS, str(library))
+    assert f"{library} {message}" in refusal(tmp_path)
+
+
+def test_another_soc(kernels_named: None, tmp_path: Path) -> None:
+    """In a process of its own: the runtime is told once which device it is."""
+    script = (
+        "import sys; from pathlib import Path; from tests.cann.operators import *\n"
+        "from tests.cann.session import *; from tq_onnx.runtime.library import get_library_path\n"
+        "CannSession(decoder_attention(), Path(sys.argv[1]), library=get_library_path())"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        env={**os.environ, "TQ_FAKE_ACL_SOC": "Ascend910A"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 1, ran.stderr
+    expected = "the device is 'Ascend910A', expected one of Ascend910B, Ascend910_93"
+    assert expected in ran.stderr
+
+
+def test_a_launch_that_fails(
+    fake: FakeAcl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"tq_{op}_float{bits}" for op in ("encode", "attention") for bits in (32, 16)]
+    library = compiled(
+        tmp_path,
+        f'extern "C" const char* tq_kernels_layout_digest() {{ return "{layout_digest()}"; }}\n'
+        + "\n".join(f'extern "C" unsigned aclrtlaunch_{name}() {{ return 7; }}' for name in names),
+    )
+    monkeypatch.setenv(KERNELS, str(library))
+    session = CannSession(decoder_attention(), tmp_path, library=get_library_path())
+    with pytest.raises(Exception, match=f"{ENCODE}: its kernel was not enqueued, ACL error 7"):
+        session.run(
+            {
+                **Sizes().vectors(3, "float32"),
+                **{f"past_{kind}": Sizes().empty_cache(8) for kind in ("key", "value")},
+                "past_length": np.array([4]),
+            }
+        )
+    # The provider ends the stream of a run that failed without waiting for its own copies.
+    fake.acl.aclrtSynchronizeDevice()

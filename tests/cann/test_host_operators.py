@@ -1,0 +1,179 @@
+"""Both operators on CANNExecutionProvider of the real wheel, with the simulated kernels.
+
+The library that is tested is the one that ships. What is compared with is its CPU operators in the
+same wheel: caches to the byte, attention to 1e-4.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from tests.cann.fake_acl import FakeAcl
+from tests.cann.kernels import ARCHITECTURES, ByArchitecture, Kernels
+from tests.cann.operators import OURS, Sizes, decoder_attention
+from tests.cann.session import CANN, Array, CannSession, on_cpu
+from tq_onnx.runtime.library import get_library_path
+
+# Products of floats on the CPU: those with integers differ from them by more than 1e-4.
+pytestmark = [pytest.mark.cann, pytest.mark.usefixtures("exact_products")]
+
+CACHES = ("key", "value")
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def simulated(
+    request: pytest.FixtureRequest,
+    kernel_files: ByArchitecture[Path],
+    libraries: ByArchitecture[Kernels],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Kernels:
+    """The kernels of one architecture, as the library that the operators open."""
+    monkeypatch.setenv("TQ_ONNX_CANN_KERNELS", str(kernel_files[request.param]))
+    kernels = libraries[request.param]
+    kernels.reset()
+    return kernels
+
+
+def assert_agree(ours: Array, theirs: Array) -> None:
+    """Outputs of the attention; those of float16 within a unit in the last place besides."""
+    assert ours.dtype == theirs.dtype
+    assert np.isfinite(theirs).all()
+    relative = 2.0**-10 if ours.dtype == np.float16 else 0.0
+    np.testing.assert_allclose(
+        ours.astype(np.float32), theirs.astype(np.float32), rtol=relative, atol=1e-4
+    )
+
+
+def assert_same(ours: list[Array], theirs: list[Array]) -> None:
+    """All outputs of ``decoder_attention``."""
+    for present, expected in zip(ours[1:], theirs[1:], strict=True):
+        np.testing.assert_array_equal(present, expected)
+    assert_agree(ours[0], theirs[0])
+
+
+class Decoding:
+    """A session whose caches stay on the device, in place, beside the CPU provider's."""
+
+    def __init__(self, model: bytes, sizes: Sizes, slots: int, folder: Path) -> None:
+        self.model = model
+        self.cann = CannSession(model, folder, library=get_library_path())
+        self.theirs = {f"past_{kind}": sizes.empty_cache(slots) for kind in CACHES}
+        self.caches = {
+            kind: ort.OrtValue.ortvalue_from_numpy(sizes.empty_cache(slots), "cann", 0)
+            for kind in CACHES
+        }
+
+    def step(self, vectors: dict[str, Array], past_length: Array) -> None:
+        """Runs both on new tokens and compares what they leave."""
+        feeds = {**vectors, "past_length": past_length}
+        binding = self.cann.session.io_binding()
+        for name, array in feeds.items():
+            binding.bind_cpu_input(name, array)
+        binding.bind_output("output")
+        for kind, cache in self.caches.items():
+            binding.bind_ortvalue_input(f"past_{kind}", cache)
+            binding.bind_ortvalue_output(f"present_{kind}", cache)
+        self.cann.session.run_with_iobinding(binding)
+        output, *caches = on_cpu(self.model, {**feeds, **self.theirs}, get_library_path())
+        self.theirs = dict(zip(self.theirs, caches, strict=True))
+        for kind, expected in zip(CACHES, caches, strict=True):
+            np.testing.assert_array_equal(self.caches[kind].numpy(), expected)
+        assert_agree(binding.get_outputs()[0].numpy(), output)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("sizes", [Sizes(d, group) for d in (64, 128) for group in (1, 2, 4)])
+def test_prefill_and_decode_in_place(
+    fake: FakeAcl, simulated: Kernels, tmp_path: Path, dtype: str, sizes: Sizes
+) -> None:
+    model = decoder_attention(dtype, sizes.head_size)
+    decoding = Decoding(model, sizes, slots=16, folder=tmp_path)
+    past = 0
+    for seed, tokens in enumerate((9, 1, 1, 2)):
+        decoding.step(sizes.vectors(tokens, dtype, seed), np.array([past]))
+        past += tokens
+    placed = {node.name: node.provider for node in decoding.cann.end()}
+    assert set(placed) >= set(OURS)
+    assert set(placed.values()) == {CANN}, placed
+    assert fake.counts()[f"kernel.tq_encode_{dtype}"] == 8
+    assert fake.counts()[f"kernel.tq_attention_{dtype}"] == 4
+    assert simulated.hazards == 0, simulated.messages()
+
+
+def test_sequences_of_other_lengths_and_delays(
+    fake: FakeAcl, simulated: Kernels, tmp_path: Path
+) -> None:
+    sizes = Sizes(128, 2)
+    decoding = Decoding(decoder_attention("float32", 128), sizes, slots=80, folder=tmp_path)
+    fake.set_delay(2000)
+    lengths = np.array([0, 0])
+    for seed, (tokens, kept) in enumerate([(70, [70, 5]), (1, [71, 6]), (3, [74, 9])]):
+        decoding.step(sizes.vectors(tokens, "float32", seed), lengths)
+        lengths = np.array(kept)
+    assert simulated.hazards == 0, simulated.messages()
+
+
+def test_in_place_nothing_but_the_new_vectors_and_the_output_is_copied(
+    fake: FakeAcl, simulated: Kernels, tmp_path: Path
+) -> None:
+    sizes = Sizes()
+    decoding = Decoding(decoder_attention(), sizes, slots=16, folder=tmp_path)
+    for past in range(3):
+        fake.reset()
+        decoding.step(sizes.vectors(1, "float32", past), np.array([past]))
+        counts = fake.copies()
+        # Two of the copies to the host are of this test, which reads the caches.
+        assert counts == {"host_to_device": 3, "device_to_host": 1 + 2}
+
+
+@pytest.mark.parametrize("slots", [16, 9, 5])
+def test_without_binding_the_past_is_copied_on_the_device(
+    fake: FakeAcl, simulated: Kernels, tmp_path: Path, slots: int
+) -> None:
+    """Slots for all, for some and for none of the new tokens."""
+    sizes = Sizes(head_size=64, group=4)
+    model = decoder_attention()
+    ours = CannSession(model, tmp_path, library=get_library_path())
+    first = on_cpu(
+        model,
+        {
+            **sizes.vectors(5, "float32"),
+            **{f"past_{kind}": sizes.empty_cache(slots) for kind in CACHES},
+            "past_length": np.array([0]),
+        },
+        get_library_path(),
+    )
+    feeds = {
+        **sizes.vectors(5, "float32", 1),
+        **{f"past_{kind}": cache for kind, cache in zip(CACHES, first[1:], strict=True)},
+        "past_length": np.array([5, 3]),
+    }
+    fake.set_delay(2000)
+    assert_same(ours.run(feeds), on_cpu(model, feeds, get_library_path()))
+    assert simulated.hazards == 0, simulated.messages()
+    assert {node.provider for node in ours.end()} == {CANN}
+
+
+def test_kernels_beside_the_library_are_found(
+    fake: FakeAcl,
+    kernel_files: ByArchitecture[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TQ_ONNX_CANN_KERNELS", raising=False)
+    library = Path(shutil.copy(get_library_path(), tmp_path))
+    shutil.copy(kernel_files[2201], tmp_path / "libtq_kernels_ascend910b.so")
+    CannSession(decoder_attention(), tmp_path, library=library)
+
+
+def test_the_library_needs_nothing_of_cann() -> None:
+    command = ["nm", "-D", "--undefined-only", str(get_library_path())]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "dlopen" in listed
+    assert "acl" not in listed
