@@ -6,17 +6,17 @@ the shim knows, so that an access outside of it is a hazard. Nothing here needs 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
+from tests.cann.simulator import Simulator
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.rotation import make_rotation
 from tq_onnx.codec.spec import LLOYD_MAX, Codec, layout_digest, row_layout
@@ -29,9 +29,6 @@ CUSTOM_OPS = Path(__file__).parents[2] / "custom_ops"
 SHIM = CUSTOM_OPS / "cann" / "testing" / "shim"
 SIMULATOR = ("simulator.cpp", "core.cpp", "device.cpp")
 COMPILER = shutil.which("g++")
-
-Site = tuple[str, int, str]
-"""A synchronisation statement of the kernels: file, line, kind."""
 
 
 class ByArchitecture(Mapping[int, Made]):
@@ -86,77 +83,6 @@ def rotation_of(head_size: int, layer: int = 0) -> np.ndarray:
 def row_bytes(head_size: int) -> int:
     """W of the caches that these kernels know."""
     return row_layout(INT4, head_size).row_bytes
-
-
-class Simulator:
-    """A library with the simulator in it: what it saw, and which memory is the device's."""
-
-    def __init__(self, path: Path) -> None:
-        self._library = ctypes.CDLL(str(path))
-        self._library.tq_sim_hazards.restype = ctypes.c_uint64
-        self._library.tq_sim_vector_instructions.restype = ctypes.c_uint64
-        self._library.tq_sim_message.restype = ctypes.c_size_t
-        self._library.tq_sim_site.restype = ctypes.c_size_t
-        self.arch = int(self._library.tq_sim_arch())
-
-    def call(self, name: str, *arguments: Any) -> int:
-        """A function that returns an int."""
-        return int(self._library[name](*arguments))
-
-    @property
-    def hazards(self) -> int:
-        """How many hazards there were since the last reset."""
-        return int(self._library.tq_sim_hazards())
-
-    @property
-    def ub_bytes(self) -> int:
-        """The most bytes of the unified buffer that a kernel allocated so far."""
-        return int(self._library.tq_sim_ub_bytes())
-
-    @property
-    def vector_instructions(self) -> int:
-        """How many there were since the last reset, by all cores."""
-        return int(self._library.tq_sim_vector_instructions())
-
-    def messages(self) -> list[str]:
-        """The first hazards since the last reset, in words."""
-        return list(_texts(self._library.tq_sim_message))
-
-    def reset(self) -> None:
-        """Forgets the hazards."""
-        self._library.tq_sim_reset()
-
-    def sites(self) -> dict[Site, int]:
-        """How often synchronisation statements ran so far."""
-        found = {}
-        for text in _texts(self._library.tq_sim_site):
-            place, count = text.rsplit(" ", 1)
-            file, line, kind = place.split(":")
-            found[file, int(line), kind] = int(count)
-        return found
-
-    @contextlib.contextmanager
-    def without(self, sites: Sequence[Site]) -> Iterator[None]:
-        """As if these statements had been deleted from the kernels."""
-        for file, line, kind in sites:
-            self._library.tq_sim_skip(file.encode(), line, kind.encode(), 1)
-        try:
-            yield
-        finally:
-            for file, line, kind in sites:
-                self._library.tq_sim_skip(file.encode(), line, kind.encode(), 0)
-
-    @contextlib.contextmanager
-    def device_memory(self, blocks: Sequence[np.ndarray]) -> Iterator[list[ctypes.c_void_p]]:
-        """The addresses of arrays that are device memory meanwhile."""
-        addresses = [ctypes.c_void_p(block.ctypes.data) for block in blocks]
-        for block, address in zip(blocks, addresses, strict=True):
-            self._library.tq_sim_register(address, ctypes.c_size_t(block.nbytes))
-        try:
-            yield addresses
-        finally:
-            for address in addresses:
-                self._library.tq_sim_unregister(address)
 
 
 class Kernels(Simulator):
@@ -228,6 +154,66 @@ class Kernels(Simulator):
         )[-1]
         return output
 
+    def rms_normalization(
+        self, x: np.ndarray, scale: np.ndarray, *, epsilon: float, cores: int = 3
+    ) -> np.ndarray:
+        """Rows ``[rows, width]`` over the roots of their mean squares, times ``scale``."""
+        output: np.ndarray = self._launch(
+            f"tq_rms_normalization_{x.dtype.name}",
+            [x, scale, np.full_like(x, np.nan)],
+            {"rows": x.shape[0], "width": x.shape[1]},
+            cores,
+            ctypes.c_float(epsilon),
+        )[-1]
+        return output
+
+    def rotary_embedding(
+        self,
+        x: np.ndarray,
+        tables: tuple[np.ndarray, np.ndarray],
+        position: int,
+        *,
+        first: int = 0,
+        count: int | None = None,
+        cores: int = 3,
+    ) -> np.ndarray:
+        """Rotates tokens of ``[heads, new_tokens, D]``; what is not written is NaN.
+
+        Args:
+            x: float32 or float16.
+            tables: cosines and sines, float32 ``[P, D / 2]``.
+            position: that of token ``first``.
+            first: the first token.
+            count: how many tokens, by default all from ``first`` on.
+            cores: how many cores share the work.
+        """
+        heads, tokens, size = x.shape
+        sizes = {
+            **{"heads": heads, "new_tokens": tokens, "first": first},
+            **{"count": tokens - first if count is None else count},
+            **{"position": position, "head_size": size},
+        }
+        name = f"tq_rotary_embedding_{x.dtype.name}"
+        arrays = [x, *tables, np.full_like(x, np.nan)]
+        output: np.ndarray = self._launch(name, arrays, sizes, cores)[-1]
+        return output
+
+    def swish(self, x: np.ndarray, *, cores: int = 3) -> np.ndarray:
+        """x / (1 + exp(-x)) of each element."""
+        arrays = [x, np.full_like(x, np.nan)]
+        output: np.ndarray = self._launch(
+            f"tq_swish_{x.dtype.name}", arrays, {"count": x.size}, cores
+        )[-1]
+        return output
+
+    def transpose(self, x: np.ndarray, *, cores: int = 3) -> np.ndarray:
+        """uint8 ``[batch, rows, columns, bytes]`` with rows and columns exchanged."""
+        batch, rows, columns, count = x.shape
+        sizes = {"batch": batch, "rows": rows, "columns": columns, "bytes": count}
+        y = np.full((batch, columns, rows, count), 0xFF, np.uint8)
+        output: np.ndarray = self._launch("tq_transpose", [x, y], sizes, cores)[-1]
+        return output
+
     def _launch(
         self,
         name: str,
@@ -258,11 +244,3 @@ def _lengths(past: int | np.ndarray) -> np.ndarray | None:
 
 def _scalar(past: int | np.ndarray) -> int:
     return past if isinstance(past, int) else 0
-
-
-def _texts(function: Callable[..., int]) -> Iterator[str]:
-    text = ctypes.create_string_buffer(500)
-    index = 0
-    while function(ctypes.c_size_t(index), text, ctypes.c_size_t(len(text))):
-        yield text.value.decode()
-        index += 1

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cann.kernels import ARCHITECTURES, COMPILER, SHIM, Simulator, compile_library, flags
+from tests.cann.kernels import ARCHITECTURES, COMPILER, SHIM, compile_library, flags
+from tests.cann.simulator import Simulator
 
 pytestmark = pytest.mark.cann
 
@@ -30,6 +31,12 @@ MESSAGES = {
     "unaligned": "Duplicate is not aligned to 32 bytes",
     "no such memory": "outside of every live block",
     "beyond a global tensor": "DataCopy leaves its global tensor",
+    "pieces": "",
+    "pieces beyond a buffer": "DataCopy leaves its local tensor",
+    "pieces beyond a global tensor": "DataCopy leaves its global tensor",
+    "pieces without V_MTE3": "DataCopy on MTE3 is not ordered behind V",
+    "too many pieces": "DataCopy of 4096 pieces of 1 blocks",
+    "empty pieces": "DataCopy of 1 pieces of 0 blocks",
     "set twice": "flag V_S 1 is set twice",
     "never set": "flag V_S 1 is waited for and not set",
     "left set": "flag V_S 1 is left set",

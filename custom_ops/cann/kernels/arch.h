@@ -33,6 +33,8 @@ namespace tq {
 using namespace AscendC;
 
 constexpr uint32_t kBlockBytes = 32;  // unit of addresses in UB, and of strides
+constexpr uint32_t kBlockFloats = 8;  // floats of one block
+constexpr uint32_t kLanes = 64;       // floats of one repeat
 
 // Layout of a row in the cache (from the generated header) and of its place in UB: the codes, and
 // a block that has the scale in it.

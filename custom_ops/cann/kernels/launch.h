@@ -5,7 +5,7 @@
 // (custom_ops/cann/testing/shim) has the same functions. They enqueue a launch on `cores` vector
 // cores and return 0, or an error of the runtime. All addresses are on the device: of a cache any,
 // as the rows of one are anywhere, of the rest multiples of 32 bytes. Nothing is checked on the
-// device: the caller has checked that
+// device: the caller has checked what is said below, and for encode and attention that
 //
 //   head_size is 64 or 128; batch, heads, new_tokens, cores and query_heads are at least 1
 //   query_heads is a multiple of heads
@@ -48,6 +48,42 @@ typedef uint32_t TqLaunchAttention(uint32_t cores, void* stream, void* query, vo
 
 TqLaunchAttention aclrtlaunch_tq_attention_float32;
 TqLaunchAttention aclrtlaunch_tq_attention_float16;
+
+// The other operators of a decoder. Sizes are at least 1 and their products below 2^32; y does not
+// overlap what is read. Elements of x and y are of the type in the kernel's name.
+
+// y = x / sqrt(mean of squares of a row + epsilon) * scale, of x [rows, width] and scale [width],
+// which is of the same type. width is a multiple of 16 and at most 65,536.
+typedef uint32_t TqLaunchRmsNormalization(uint32_t cores, void* stream, void* x, void* scale,
+                                          void* y, uint32_t rows, uint32_t width, float epsilon);
+
+TqLaunchRmsNormalization aclrtlaunch_tq_rms_normalization_float32;
+TqLaunchRmsNormalization aclrtlaunch_tq_rms_normalization_float16;
+
+// Rotates the halves of x [heads, new_tokens, D] by the rows position .. position + count - 1 of
+// cosines and sines, float32 [P, D / 2], at the tokens first .. first + count - 1 of every head.
+// Other tokens of y stay as they are. head_size D is 64 or 128; first + count is at most
+// new_tokens, position + count at most P. `heads` are those of all sequences.
+typedef uint32_t TqLaunchRotaryEmbedding(uint32_t cores, void* stream, void* x, void* cosines,
+                                         void* sines, void* y, uint32_t heads, uint32_t new_tokens,
+                                         uint32_t first, uint32_t count, uint32_t position,
+                                         uint32_t head_size);
+
+TqLaunchRotaryEmbedding aclrtlaunch_tq_rotary_embedding_float32;
+TqLaunchRotaryEmbedding aclrtlaunch_tq_rotary_embedding_float16;
+
+// y = x / (1 + exp(-x)) of `count` elements, a multiple of 16.
+typedef uint32_t TqLaunchSwish(uint32_t cores, void* stream, void* x, void* y, uint32_t count);
+
+TqLaunchSwish aclrtlaunch_tq_swish_float32;
+TqLaunchSwish aclrtlaunch_tq_swish_float16;
+
+// x [batch, rows, columns, bytes] to y [batch, columns, rows, bytes]. bytes is a multiple of 32 and
+// at most 65,536.
+typedef uint32_t TqLaunchTranspose(uint32_t cores, void* stream, void* x, void* y, uint32_t batch,
+                                   uint32_t rows, uint32_t columns, uint32_t bytes);
+
+TqLaunchTranspose aclrtlaunch_tq_transpose;
 
 #ifdef __cplusplus
 }

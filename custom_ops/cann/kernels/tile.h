@@ -21,10 +21,8 @@
 
 namespace tq {
 
-constexpr uint32_t kLanes = 64;       // floats of one repeat
-constexpr uint32_t kBlockFloats = 8;  // floats of one block
-constexpr uint32_t kTileRows = 64;    // a row of their scores is one repeat
-constexpr uint32_t kTaskRows = 8;     // vectors of a task: what one reduction by blocks leaves
+constexpr uint32_t kTileRows = 64;  // a row of their scores is one repeat
+constexpr uint32_t kTaskRows = 8;   // vectors of a task: what one reduction by blocks leaves
 
 template <uint32_t D>
 class Tile {

@@ -122,6 +122,32 @@ const std::map<std::string, Fault>& faults() {
          DataCopy(s.a, s.in, 8);
        }},
       {"beyond a global tensor", [](Setup& s) { DataCopy(s.a, s.in[8], kCount); }},
+      {"pieces",
+       [](Setup& s) {
+         s.load();
+         Duplicate(s.b, 1.0f, kCount);
+         Setup::order<HardEvent::V_MTE3>();
+         DataCopy(s.out, s.b, DataCopyParams{3, 2, 1, 1});  // to the last block of either
+       }},
+      {"pieces beyond a buffer",
+       [](Setup& s) {
+         Duplicate(s.b, 1.0f, kCount);
+         Setup::order<HardEvent::V_MTE3>();
+         DataCopy(s.out, s.b, DataCopyParams{3, 2, 2, 0});
+       }},
+      {"pieces beyond a global tensor",
+       [](Setup& s) {
+         Duplicate(s.b, 1.0f, kCount);
+         Setup::order<HardEvent::V_MTE3>();
+         DataCopy(s.out, s.b, DataCopyParams{3, 2, 0, 2});
+       }},
+      {"pieces without V_MTE3",
+       [](Setup& s) {
+         Duplicate(s.b, 1.0f, kCount);
+         DataCopy(s.out, s.b, DataCopyParams{3, 2, 1, 1});
+       }},
+      {"too many pieces", [](Setup& s) { DataCopy(s.out, s.b, DataCopyParams{4096, 1, 0, 0}); }},
+      {"empty pieces", [](Setup& s) { DataCopy(s.out, s.b, DataCopyParams{1, 0, 0, 0}); }},
       {"set twice",
        [](Setup&) {
          SetFlag<HardEvent::V_S>(EVENT_ID1);

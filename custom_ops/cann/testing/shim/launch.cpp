@@ -7,6 +7,10 @@
 #include "../../kernels/library.cpp"
 #include "../../kernels/tq_attention.cpp"
 #include "../../kernels/tq_encode.cpp"
+#include "../../kernels/tq_rms_normalization.cpp"
+#include "../../kernels/tq_rotary_embedding.cpp"
+#include "../../kernels/tq_swish.cpp"
+#include "../../kernels/tq_transpose.cpp"
 
 namespace {
 
@@ -42,9 +46,43 @@ extern "C" {
     });                                                                                           \
   }
 
+#define SHIM_LAUNCH_RMS_NORMALIZATION(NAME)                                                       \
+  uint32_t aclrtlaunch_##NAME(uint32_t cores, void* stream, void* x, void* scale, void* y,        \
+                              uint32_t rows, uint32_t width, float epsilon) {                     \
+    return shim::launch(cores, stream, #NAME,                                                     \
+                        [=] { NAME(at(x), at(scale), at(y), rows, width, epsilon); });            \
+  }
+
+#define SHIM_LAUNCH_ROTARY_EMBEDDING(NAME)                                                        \
+  uint32_t aclrtlaunch_##NAME(uint32_t cores, void* stream, void* x, void* cosines, void* sines,  \
+                              void* y, uint32_t heads, uint32_t new_tokens, uint32_t first,       \
+                              uint32_t count, uint32_t position, uint32_t head_size) {            \
+    return shim::launch(cores, stream, #NAME, [=] {                                               \
+      NAME(at(x), at(cosines), at(sines), at(y), heads, new_tokens, first, count, position,       \
+           head_size);                                                                            \
+    });                                                                                           \
+  }
+
+#define SHIM_LAUNCH_SWISH(NAME)                                                                   \
+  uint32_t aclrtlaunch_##NAME(uint32_t cores, void* stream, void* x, void* y, uint32_t count) {   \
+    return shim::launch(cores, stream, #NAME, [=] { NAME(at(x), at(y), count); });                \
+  }
+
+uint32_t aclrtlaunch_tq_transpose(uint32_t cores, void* stream, void* x, void* y, uint32_t batch,
+                                  uint32_t rows, uint32_t columns, uint32_t bytes) {
+  return shim::launch(cores, stream, "tq_transpose",
+                      [=] { tq_transpose(at(x), at(y), batch, rows, columns, bytes); });
+}
+
 SHIM_LAUNCH_ENCODE(tq_encode_float32)
 SHIM_LAUNCH_ENCODE(tq_encode_float16)
 SHIM_LAUNCH_ATTENTION(tq_attention_float32)
 SHIM_LAUNCH_ATTENTION(tq_attention_float16)
+SHIM_LAUNCH_RMS_NORMALIZATION(tq_rms_normalization_float32)
+SHIM_LAUNCH_RMS_NORMALIZATION(tq_rms_normalization_float16)
+SHIM_LAUNCH_ROTARY_EMBEDDING(tq_rotary_embedding_float32)
+SHIM_LAUNCH_ROTARY_EMBEDDING(tq_rotary_embedding_float16)
+SHIM_LAUNCH_SWISH(tq_swish_float32)
+SHIM_LAUNCH_SWISH(tq_swish_float16)
 
 }  // extern "C"

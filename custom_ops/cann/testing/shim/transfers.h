@@ -49,6 +49,33 @@ void DataCopy(const GlobalTensor<T>& to, const LocalTensor<T>& from, uint32_t co
   }
 }
 
+// All in blocks of 32 bytes; a stride is from the end of one piece of data to the start of the
+// next.
+struct DataCopyParams {
+  uint16_t blockCount, blockLen, srcStride, dstStride;
+};
+
+template <typename T>
+void DataCopy(const GlobalTensor<T>& to, const LocalTensor<T>& from, const DataCopyParams& shape) {
+  shim::Core& core = shim::core();
+  core.issue(PIPE_MTE3);
+  core.aligned(from.bytes(), "DataCopy's local tensor");
+  if (shape.blockCount < 1 || shape.blockCount > 4095 || shape.blockLen < 1) {
+    core.fail("DataCopy of " + std::to_string(shape.blockCount) + " pieces of " +
+              std::to_string(shape.blockLen) + " blocks");
+    return;
+  }
+  const uint64_t bytes = shape.blockLen * static_cast<uint64_t>(shim::kBlock);
+  for (uint64_t i = 0; i < shape.blockCount; ++i) {
+    const uint64_t place = i * (bytes + shape.srcStride * shim::kBlock);
+    if (!checked::holds(from, place + bytes, "DataCopy")) return;
+    const uint64_t step = bytes + static_cast<uint64_t>(shape.dstStride) * shim::kBlock;
+    uint8_t* const target = to[i * step / sizeof(T)].host(bytes, true, "DataCopy");
+    if (!core.read(PIPE_MTE3, from.bytes() + place, bytes, "DataCopy")) return;
+    if (target != nullptr) std::memcpy(target, from.bytes() + place, bytes);
+  }
+}
+
 #if __NPU_ARCH__ == 2201
 
 // Lengths in bytes; the stride in global memory in bytes, that in UB in blocks, each from the end
