@@ -4,11 +4,13 @@
 #include <string>
 
 #if defined(TQ_CANN)
+#include "cann/host/decoder.h"
 #include "cann/host/operators.h"
 #endif
 #include "core/dispatch.h"
 #include "ort/attention_op.h"
 #include "ort/custom_op.h"
+#include "ort/decoder_ops.h"
 #include "ort/encode_op.h"
 #include "tq/codec_spec.h"
 
@@ -40,10 +42,20 @@ OrtCustomOpDomain* operators(const Api& api) {
     const std::vector<int> types{kFloat, kFloat16, kBfloat16};
     declare<EncodeKernel>(api, created, types);
     declare<AttentionKernel>(api, created, types);
+    declare<RmsNormalizationKernel>(api, created, types);
+    declare<RotaryEmbeddingKernel>(api, created, types);
+    declare<SwishKernel>(api, created, types);
+    declare<TransposeKernel>(api, created, types);
+    declare<GatherKernel>(api, created, types);
 #if defined(TQ_CANN)
     // Of the same names, for another provider: a session without it does not look at them.
     declare<cann::EncodeKernel>(api, created, types);
     declare<cann::AttentionKernel>(api, created, types);
+    declare<cann::RmsNormalizationKernel>(api, created, types);
+    declare<cann::RotaryEmbeddingKernel>(api, created, types);
+    declare<cann::SwishKernel>(api, created, types);
+    declare<cann::TransposeKernel>(api, created, types);
+    declare<cann::GatherKernel>(api, created, types);
 #endif
     domain = created;
   }

@@ -153,6 +153,12 @@ class Api {
   void release_tensor_type_and_shape(OrtTensorTypeAndShapeInfo* info) const {
     slot<void(OrtTensorTypeAndShapeInfo*)>(99)(info);
   }
+  // Since API version 8. Says the size where `out` is null.
+  OrtStatus* kernel_info_int64s(const OrtKernelInfo* info, const char* name, int64_t* out,
+                                size_t* size) const {
+    return slot<OrtStatus*(const OrtKernelInfo*, const char*, int64_t*, size_t*)>(163)(info, name,
+                                                                                     out, size);
+  }
   // Since API version 10. What the execution provider enqueues its work on.
   OrtStatus* context_stream(const OrtKernelContext* context, void** stream) const {
     return slot<OrtStatus*(const OrtKernelContext*, void**)>(193)(context, stream);

@@ -163,6 +163,20 @@ int64_t read_int(const Api& api, const OrtKernelInfo* info, const char* op, cons
   return value;
 }
 
+std::vector<int64_t> read_ints(const Api& api, const OrtKernelInfo* info, const char* op,
+                               const char* name) {
+  size_t size = 0;
+  if (OrtStatus* status = api.kernel_info_int64s(info, name, nullptr, &size)) {
+    missing(api, status, op, name);
+  }
+  std::vector<int64_t> values(size);
+  if (size == 0) return values;
+  if (OrtStatus* status = api.kernel_info_int64s(info, name, values.data(), &size)) {
+    missing(api, status, op, name);
+  }
+  return values;
+}
+
 float read_float(const Api& api, const OrtKernelInfo* info, const char* op, const char* name) {
   float value = 0.0f;
   if (OrtStatus* status = api.kernel_info_float(info, name, &value)) missing(api, status, op, name);

@@ -78,6 +78,8 @@ const char* type_name(int type);  // "float16"
 
 // ---- attributes
 int64_t read_int(const Api& api, const OrtKernelInfo* info, const char* op, const char* name);
+std::vector<int64_t> read_ints(const Api& api, const OrtKernelInfo* info, const char* op,
+                               const char* name);
 float read_float(const Api& api, const OrtKernelInfo* info, const char* op, const char* name);
 std::string read_string(const Api& api, const OrtKernelInfo* info, const char* op,
                         const char* name);

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cann.bench import Measured, fake, fake_library, measured
-from tests.cann.kernels import COMPILER, ByArchitecture, Kernels, build
+from tests.cann.kernels import ARCHITECTURES, COMPILER, ByArchitecture, Kernels, build
 
 __all__ = ["fake", "fake_library", "measured"]
 
@@ -40,6 +40,26 @@ def kernels(request: pytest.FixtureRequest, libraries: ByArchitecture[Kernels]) 
     found = libraries[request.param]
     found.reset()
     return found
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def simulated(
+    request: pytest.FixtureRequest,
+    kernel_files: ByArchitecture[Path],
+    libraries: ByArchitecture[Kernels],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Kernels:
+    """The kernels of one architecture, as the library that the operators open."""
+    monkeypatch.setenv("TQ_ONNX_CANN_KERNELS", str(kernel_files[request.param]))
+    kernels = libraries[request.param]
+    kernels.reset()
+    return kernels
+
+
+@pytest.fixture
+def kernels_named(kernel_files: ByArchitecture[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels of one architecture as the library that the operators open."""
+    monkeypatch.setenv("TQ_ONNX_CANN_KERNELS", str(kernel_files[2201]))
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.cann.fake_acl import FakeAcl
-from tests.cann.kernels import COMPILER, ByArchitecture
+from tests.cann.kernels import COMPILER
 from tests.cann.operators import Sizes, decoder_attention
 from tests.cann.session import CannSession
 from tq_onnx.codec.spec import layout_digest
@@ -27,11 +27,6 @@ pytestmark = pytest.mark.cann
 
 KERNELS = "TQ_ONNX_CANN_KERNELS"
 ON_CANN = "on CANNExecutionProvider: "
-
-
-@pytest.fixture
-def kernels_named(kernel_files: ByArchitecture[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(KERNELS, str(kernel_files[2201]))
 
 
 CREATIONS: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -164,7 +159,8 @@ def test_another_soc(kernels_named: None, tmp_path: Path) -> None:
 def test_a_launch_that_fails(
     fake: FakeAcl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = [f"tq_{op}_float{bits}" for op in ("encode", "attention") for bits in (32, 16)]
+    typed = ("encode", "attention", "rms_normalization", "rotary_embedding", "swish")
+    names = [f"tq_{op}_float{bits}" for op in typed for bits in (32, 16)] + ["tq_transpose"]
     library = compiled(
         tmp_path,
         f'extern "C" const char* tq_kernels_layout_digest() {{ return "{layout_digest()}"; }}\n'

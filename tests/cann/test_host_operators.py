@@ -15,7 +15,7 @@ import onnxruntime as ort
 import pytest
 
 from tests.cann.fake_acl import FakeAcl
-from tests.cann.kernels import ARCHITECTURES, ByArchitecture, Kernels
+from tests.cann.kernels import ByArchitecture, Kernels
 from tests.cann.operators import OURS, Sizes, decoder_attention
 from tests.cann.session import CANN, Array, CannSession, on_cpu
 from tq_onnx.runtime.library import get_library_path
@@ -24,20 +24,6 @@ from tq_onnx.runtime.library import get_library_path
 pytestmark = [pytest.mark.cann, pytest.mark.usefixtures("exact_products")]
 
 CACHES = ("key", "value")
-
-
-@pytest.fixture(params=ARCHITECTURES)
-def simulated(
-    request: pytest.FixtureRequest,
-    kernel_files: ByArchitecture[Path],
-    libraries: ByArchitecture[Kernels],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Kernels:
-    """The kernels of one architecture, as the library that the operators open."""
-    monkeypatch.setenv("TQ_ONNX_CANN_KERNELS", str(kernel_files[request.param]))
-    kernels = libraries[request.param]
-    kernels.reset()
-    return kernels
 
 
 def assert_agree(ours: Array, theirs: Array) -> None:

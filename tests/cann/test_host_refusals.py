@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from tests.cann.fake_acl import FakeAcl
-from tests.cann.kernels import ByArchitecture
 from tests.cann.operators import Sizes, decoder_attention
 from tests.cann.session import Array, CannSession, on_cpu
 from tq_onnx.ops.domain import ATTENTION, ENCODE
@@ -25,11 +24,6 @@ pytestmark = [pytest.mark.cann, pytest.mark.usefixtures("exact_products")]
 KERNELS = "TQ_ONNX_CANN_KERNELS"
 U8 = np.uint8
 SIZES = Sizes(head_size=64, group=2, heads=2, batch=2)
-
-
-@pytest.fixture
-def kernels_named(kernel_files: ByArchitecture[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(KERNELS, str(kernel_files[2201]))
 
 
 def zeros(*shape: int, dtype: Any = np.float32) -> Array:

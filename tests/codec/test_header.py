@@ -24,7 +24,8 @@ ENUMERATORS = {
 
 
 def render() -> str:
-    return header.render_header(domain="a.domain", version=7, encode="EncodeOp", attention="AttnOp")
+    names = {operator: f"{operator}Op" for operator in header.OPERATORS}
+    return header.render_header(domain="a.domain", version=7, names=names)
 
 
 def test_committed_header_is_current() -> None:
@@ -49,8 +50,10 @@ def test_names_and_numbers_come_from_their_source() -> None:
     for fact in (
         'kDomain[] = "a.domain"',
         "kDomainVersion = 7",
-        'kEncodeOp[] = "EncodeOp"',
-        'kAttentionOp[] = "AttnOp"',
+        'kEncodeOp[] = "encodeOp"',
+        'kAttentionOp[] = "attentionOp"',
+        'kRmsNormalizationOp[] = "rms_normalizationOp"',
+        'kGatherOp[] = "gatherOp"',
         f'kLayoutDigest[] = "{spec.layout_digest()}"',
         f"kMaxHalf = {spec.MAX_HALF}f",
         f"kMaxLevels = {max(codec.levels for codec in CODECS)}",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -40,6 +40,11 @@ inline constexpr char kDomain[] = "{domain}";
 inline constexpr int kDomainVersion = {domain_version};
 inline constexpr char kEncodeOp[] = "{encode}";
 inline constexpr char kAttentionOp[] = "{attention}";
+inline constexpr char kRmsNormalizationOp[] = "{rms_normalization}";
+inline constexpr char kRotaryEmbeddingOp[] = "{rotary_embedding}";
+inline constexpr char kSwishOp[] = "{swish}";
+inline constexpr char kTransposeOp[] = "{transpose}";
+inline constexpr char kGatherOp[] = "{gather}";
 
 enum class Kind {{ {kinds} }};
 
@@ -155,7 +160,14 @@ constexpr int row_bytes(Codec codec, int head_size) {{
 """
 
 
-def render_header(*, domain: str, version: int, encode: str, attention: str) -> str:
+OPERATORS: Final = (
+    *("encode", "attention"),
+    *("rms_normalization", "rotary_embedding", "swish", "transpose", "gather"),
+)
+"""What ``tq_onnx.ops.domain`` calls the operators, in lower case."""
+
+
+def render_header(*, domain: str, version: int, names: Mapping[str, str]) -> str:
     """The text of the header.
 
     The operators' names are arguments because this room lies below ``tq_onnx.ops``.
@@ -163,8 +175,7 @@ def render_header(*, domain: str, version: int, encode: str, attention: str) -> 
     Args:
         domain: operator domain.
         version: version of the domain.
-        encode: name of the operator that appends to a cache.
-        attention: name of the operator that reads the caches.
+        names: the name of each operator of ``OPERATORS``.
     """
     codecs = _codecs()
     rotated = [kind for kind in spec.CODEC_KINDS if _any_codec(kind).is_rotated]
@@ -173,8 +184,7 @@ def render_header(*, domain: str, version: int, encode: str, attention: str) -> 
         digest=spec.layout_digest(),
         domain=domain,
         domain_version=version,
-        encode=encode,
-        attention=attention,
+        **{operator: names[operator] for operator in OPERATORS},
         kinds=", ".join(map(_enumerator, spec.CODEC_KINDS)),
         kind_count=len(spec.CODEC_KINDS),
         kind_names="\n".join(f'    "{kind}",' for kind in spec.CODEC_KINDS),
@@ -264,8 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = render_header(
         domain=names.DOMAIN,
         version=names.VERSION,
-        encode=names.ENCODE,
-        attention=names.ATTENTION,
+        names={operator: getattr(names, operator.upper()) for operator in OPERATORS},
     )
     path: Path = options.path
     if options.check:

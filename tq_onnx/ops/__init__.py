@@ -1,1 +1,1 @@
-"""The two operators as ONNX sees them: names, schemas, function bodies."""
+"""The operators as ONNX sees them: names, schemas, function bodies."""

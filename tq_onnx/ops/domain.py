@@ -14,5 +14,14 @@ VERSION: Final = 1
 ENCODE: Final = "TurboQuantEncode"
 ATTENTION: Final = "TurboQuantDequantAttention"
 
+# What else a decoder needs where an execution provider has too few of the standard operators
+# (``convert --target cann``). They are what standard ONNX calls by these names, less generality.
+RMS_NORMALIZATION: Final = "RMSNormalization"
+ROTARY_EMBEDDING: Final = "RotaryEmbedding"
+SWISH: Final = "Swish"
+TRANSPOSE: Final = "Transpose"
+GATHER: Final = "Gather"
+DECODER: Final = (RMS_NORMALIZATION, ROTARY_EMBEDDING, SWISH, TRANSPOSE, GATHER)
+
 # The default ONNX opset that the function bodies are written in; no newer operator may be used.
 BODY_OPSET: Final = 18

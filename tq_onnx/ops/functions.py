@@ -1,4 +1,4 @@
-"""Function bodies: both operators in standard ONNX, to travel inside every converted model.
+"""Function bodies: the operators in standard ONNX, to travel inside every converted model.
 
 A runtime without the library runs these; a runtime with the library ignores them. They are the
 executable specification that the kernels are compared with.
@@ -7,13 +7,14 @@ executable specification that the kernels are compared with.
 all in the operators' domain. The bodies are made per model: for the codecs of its caches, and for
 the optional inputs that its nodes have. They are polymorphic in the element type of vectors, query
 and bias: float, float16 or bfloat16; only what reads and writes ``raw`` rows is made for one of
-them.
+them. ``decoder_function_protos`` returns those of the decoder's other operators, which depend on no
+model.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -23,12 +24,22 @@ import onnx_ir as ir
 from onnxscript import OnnxFunction
 
 from tq_onnx.codec.spec import Codec
-from tq_onnx.ops.bodies import attention, elements, encode, half, planes, rotated, unrotated
+from tq_onnx.ops.bodies import (
+    attention,
+    decoder,
+    elements,
+    encode,
+    half,
+    planes,
+    rotated,
+    unrotated,
+)
 from tq_onnx.ops.bodies.composing import operator_style
 from tq_onnx.ops.bodies.operators import Model, attention_function, body_codecs, encode_function
+from tq_onnx.ops.decoder import OPERATORS
 from tq_onnx.ops.domain import DOMAIN
 
-__all__ = ["body_codecs", "function_protos"]
+__all__ = ["body_codecs", "decoder_function_protos", "function_protos"]
 
 _Functions = dict[str, OnnxFunction[..., Any]]
 
@@ -71,6 +82,24 @@ def function_protos(
     for function in (encode_function(model), attention_function(model)):
         _add_with_pieces(ir.serde.serialize_function(function), protos)
     return list(protos.values())
+
+
+def decoder_function_protos(names: Iterable[str]) -> list[onnx.FunctionProto]:
+    """FunctionProtos of the decoder's other operators, each of one function.
+
+    Args:
+        names: those of the operators that a model uses, of ``domain.DECODER``.
+
+    Returns:
+        Fresh copies, which the caller may edit, in the order of ``names``.
+    """
+    protos = []
+    for name in names:
+        proto = decoder.BODIES[name].to_function_proto()
+        proto.name = name
+        proto.doc_string = OPERATORS[name].documentation
+        protos.append(proto)
+    return protos
 
 
 def _add_with_pieces(proto: onnx.FunctionProto, protos: dict[str, onnx.FunctionProto]) -> None:

@@ -1,4 +1,4 @@
-"""onnx.defs schemas of both operators, with type and shape inference.
+"""onnx.defs schemas of the operators, with type and shape inference.
 
 Once registered, ``onnx.checker`` catches missing attributes and wrong element types, and
 ``onnx.shape_inference`` (and so ``check_model(full_check=True)``) the shapes that cannot be: a row
@@ -21,7 +21,9 @@ import onnx
 from onnx.defs import OpSchema
 
 from tq_onnx.ops import documentation as doc
-from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE, VERSION
+from tq_onnx.ops.decoder import OPERATORS
+from tq_onnx.ops.decoder_inference import INFERENCE
+from tq_onnx.ops.domain import ATTENTION, DECODER, DOMAIN, ENCODE, VERSION
 from tq_onnx.ops.inference import infer_attention, infer_encode
 
 _FLOATS: Final = ("tensor(float)", "tensor(float16)", "tensor(bfloat16)")
@@ -43,10 +45,14 @@ _ATTENTION_TYPES: Final = {
 _ATTRIBUTE_TYPES: Final[dict[str, Any]] = {
     "scale": OpSchema.AttrType.FLOAT,
     "softcap": OpSchema.AttrType.FLOAT,
+    "epsilon": OpSchema.AttrType.FLOAT,
+    "perm": OpSchema.AttrType.INTS,
     "codec": OpSchema.AttrType.STRING,
     "key_codec": OpSchema.AttrType.STRING,
     "value_codec": OpSchema.AttrType.STRING,
 }
+
+_NAMES: Final = (ENCODE, ATTENTION, *DECODER)
 
 
 def _parameter(entry: tuple[str, str], types: dict[str, str], *, optional: bool = False) -> Any:
@@ -114,14 +120,33 @@ def attention_schema() -> OpSchema:
     return schema
 
 
+def decoder_schema(name: str) -> OpSchema:
+    """The schema of one of the decoder's other operators."""
+    operator = OPERATORS[name]
+    floats = dict.fromkeys((entry[0] for entry in (*operator.inputs, operator.output)), "T")
+    types = floats | dict(operator.types)
+    schema = OpSchema(
+        name,
+        DOMAIN,
+        VERSION,
+        operator.summary,
+        inputs=[_parameter(entry, types) for entry in operator.inputs],
+        outputs=[_parameter(operator.output, types)],
+        type_constraints=_TYPES,
+        attributes=_attributes(operator.attributes, ()),
+    )
+    schema.set_type_and_shape_inference_function(INFERENCE[name])
+    return schema
+
+
 def is_registered() -> bool:
-    """Whether onnx knows both operators."""
-    return all(onnx.defs.has(name, DOMAIN) for name in (ENCODE, ATTENTION))
+    """Whether onnx knows all operators."""
+    return all(onnx.defs.has(name, DOMAIN) for name in _NAMES)
 
 
 def register_schemas() -> None:
-    """Makes both operators known to onnx. Does nothing for one that is known already."""
-    for schema in (encode_schema(), attention_schema()):
+    """Makes all operators known to onnx. Does nothing for one that is known already."""
+    for schema in (encode_schema(), attention_schema(), *map(decoder_schema, DECODER)):
         if not onnx.defs.has(schema.name, DOMAIN):
             onnx.defs.register_schema(schema)
             # onnx 1.21 frees its registry after the interpreter is gone, and a schema with an
@@ -130,8 +155,8 @@ def register_schemas() -> None:
 
 
 def deregister_schemas() -> None:
-    """Makes onnx forget both operators. Does nothing for one that is not known."""
-    for name in (ENCODE, ATTENTION):
+    """Makes onnx forget all operators. Does nothing for one that is not known."""
+    for name in _NAMES:
         if onnx.defs.has(name, DOMAIN):
             onnx.defs.deregister_schema(name, VERSION, DOMAIN)
 

@@ -9,18 +9,10 @@ namespace {
 constexpr const char* kOp = spec::kAttentionOp;
 constexpr size_t kPastLength = 3, kBias = 8;
 
-void refuse(const char* name, const std::string& value, const char* expected) {
-  throw ort::OpError(std::string(kOp) + " on " + kProvider + ": " + name + " is " + value +
-                     ", expected " + expected);
-}
-
 }  // namespace
 
 ort::Signature AttentionKernel::signature(int float_type) {
-  ort::Signature signature = ort::AttentionKernel::signature(float_type);
-  signature.inputs[kPastLength].memory = ort::kCpuInput;
-  signature.provider = kProvider;
-  return signature;
+  return on_device(ort::AttentionKernel::signature(float_type), {kPastLength});
 }
 
 AttentionKernel::AttentionKernel(const ort::Api& api, const OrtKernelInfo* info, Element element)
@@ -31,11 +23,13 @@ AttentionKernel::AttentionKernel(const ort::Api& api, const OrtKernelInfo* info,
   expect_element(kOp, float_type_);
   expect_codec(kOp, "key_codec", attributes_.key);
   expect_codec(kOp, "value_codec", attributes_.value);
-  if (!attributes_.causal) refuse("causal", "0", "1");
+  if (!attributes_.causal) refuse(kOp, "causal is 0", "1");
   if (attributes_.sliding_window != 0) {
-    refuse("sliding_window", std::to_string(attributes_.sliding_window), "0");
+    refuse(kOp, "sliding_window is " + std::to_string(attributes_.sliding_window), "0");
   }
-  if (attributes_.softcap != 0.0f) refuse("softcap", std::to_string(attributes_.softcap), "0");
+  if (attributes_.softcap != 0.0f) {
+    refuse(kOp, "softcap is " + std::to_string(attributes_.softcap), "0");
+  }
   expect_no_inputs(api, info, kOp, kBias,
                    {"attention_bias", "head_sink", "key_offset", "value_offset"});
   library_ = &kernel_library(kOp);

@@ -8,15 +8,11 @@ namespace {
 
 constexpr const char* kOp = spec::kEncodeOp;
 constexpr size_t kPastLength = 2, kOffset = 6;
-constexpr int kDeviceToDevice = 3;  // aclrtMemcpyKind
 
 }  // namespace
 
 ort::Signature EncodeKernel::signature(int float_type) {
-  ort::Signature signature = ort::EncodeKernel::signature(float_type);
-  signature.inputs[kPastLength].memory = ort::kCpuInput;
-  signature.provider = kProvider;
-  return signature;
+  return on_device(ort::EncodeKernel::signature(float_type), {kPastLength});
 }
 
 EncodeKernel::EncodeKernel(const ort::Api& api, const OrtKernelInfo* info, Element element)
@@ -26,20 +22,14 @@ EncodeKernel::EncodeKernel(const ort::Api& api, const OrtKernelInfo* info, Eleme
       codec_(ort::read_codec(api, info, kOp, "", float_type_)) {
   expect_element(kOp, float_type_);
   expect_codec(kOp, "codec", codec_);
-  if (!ort::read_norm_correction(api, info)) {
-    throw ort::OpError(std::string(kOp) + " on " + kProvider +
-                       ": norm_correction is 0, expected 1");
-  }
+  if (!ort::read_norm_correction(api, info)) refuse(kOp, "norm_correction is 0", "1");
   expect_no_inputs(api, info, kOp, kOffset, {"offset"});
   library_ = &kernel_library(kOp);
 }
 
 void EncodeKernel::keep(const ort::EncodeTensors& call, void* stream) const {
   const auto copy = [&](uint8_t* to, const uint8_t* from, int64_t bytes) {
-    const size_t size = static_cast<size_t>(bytes);
-    if (size == 0) return;
-    expect_enqueued(kOp, "the copy of past",
-                    library_->copy(to, size, from, size, kDeviceToDevice, stream));
+    if (bytes > 0) enqueue_copy(*library_, kOp, "the copy of past", to, from, bytes, stream);
   };
   const int64_t lanes = call.batch * call.heads;
   const int64_t past = call.slots * call.width, present = call.total * call.width;

@@ -111,6 +111,17 @@ KernelLibrary load(const char* op, void* acl, const Soc& soc, const std::string&
   find(op, library, path, "aclrtlaunch_tq_encode_float16", found.encode_float16);
   find(op, library, path, "aclrtlaunch_tq_attention_float32", found.attention_float32);
   find(op, library, path, "aclrtlaunch_tq_attention_float16", found.attention_float16);
+  find(op, library, path, "aclrtlaunch_tq_rms_normalization_float32",
+       found.rms_normalization_float32);
+  find(op, library, path, "aclrtlaunch_tq_rms_normalization_float16",
+       found.rms_normalization_float16);
+  find(op, library, path, "aclrtlaunch_tq_rotary_embedding_float32",
+       found.rotary_embedding_float32);
+  find(op, library, path, "aclrtlaunch_tq_rotary_embedding_float16",
+       found.rotary_embedding_float16);
+  find(op, library, path, "aclrtlaunch_tq_swish_float32", found.swish_float32);
+  find(op, library, path, "aclrtlaunch_tq_swish_float16", found.swish_float16);
+  find(op, library, path, "aclrtlaunch_tq_transpose", found.transpose);
   return found;
 }
 

@@ -5,6 +5,11 @@
 #include <string>
 
 namespace tq::cann {
+namespace {
+
+constexpr int kDeviceToDevice = 3;  // aclrtMemcpyKind
+
+}  // namespace
 
 void* stream_of(const ort::Api& api, const OrtKernelContext* context, const char* op) {
   void* stream = nullptr;
@@ -20,6 +25,12 @@ void expect_enqueued(const char* op, const char* what, int64_t status) {
   if (status == 0) return;
   throw std::runtime_error(std::string(op) + ": " + what + " was not enqueued, ACL error " +
                            std::to_string(status));
+}
+
+void enqueue_copy(const KernelLibrary& library, const char* op, const char* what, void* to,
+                  const void* from, int64_t bytes, void* stream) {
+  const size_t size = static_cast<size_t>(bytes);
+  expect_enqueued(op, what, library.copy(to, size, from, size, kDeviceToDevice, stream));
 }
 
 }  // namespace tq::cann

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cann/host/kernel_library.h"
 #include "ort/tensor.h"
 
 namespace tq::cann {
@@ -41,5 +42,9 @@ void* stream_of(const ort::Api& api, const OrtKernelContext* context, const char
 
 // Throws unless `status` is 0. `what` is what was to be enqueued.
 void expect_enqueued(const char* op, const char* what, int64_t status);
+
+// Copies within the device, of a byte at least.
+void enqueue_copy(const KernelLibrary& library, const char* op, const char* what, void* to,
+                  const void* from, int64_t bytes, void* stream);
 
 }  // namespace tq::cann

@@ -1,34 +1,38 @@
 // Refusals of what is not compiled into the kernels; the contract is in limits.h.
 #include "cann/host/limits.h"
 
-#include <limits>
-
 #include "ort/codec_inputs.h"
 
 namespace tq::cann {
 namespace {
 
-using ort::OpError;
-
 constexpr spec::Codec kCodec{spec::Kind::kLloydMax, 4};
-constexpr int64_t kMost = std::numeric_limits<uint32_t>::max();
-
-std::string on_cann(const char* op) { return std::string(op) + " on " + kProvider + ": "; }
+constexpr uintptr_t kAlignment = 32;
 
 }  // namespace
 
+void refuse(const char* op, const std::string& found, const std::string& expected) {
+  throw ort::OpError(std::string(op) + " on " + kProvider + ": " + found + ", expected " +
+                     expected);
+}
+
+ort::Signature on_device(ort::Signature signature, std::initializer_list<size_t> host_inputs) {
+  for (const size_t input : host_inputs) signature.inputs[input].memory = ort::kCpuInput;
+  signature.provider = kProvider;
+  return signature;
+}
+
 void expect_element(const char* op, int float_type) {
-  if (float_type != ort::kFloat && float_type != ort::kFloat16) {
-    throw OpError(on_cann(op) + "the model has type " + ort::type_name(float_type) +
-                  ", expected float or float16");
-  }
+  if (float_type == ort::kFloat || float_type == ort::kFloat16) return;
+  refuse(op, std::string("the model has type ") + ort::type_name(float_type), "float or float16");
 }
 
 void expect_codec(const char* op, const char* name, spec::Codec codec) {
   if (codec.kind == kCodec.kind && codec.bits == kCodec.bits) return;
-  throw OpError(on_cann(op) + name + " is " +
-                spec::kKindNames[static_cast<int>(codec.kind)] + " with " +
-                std::to_string(codec.bits) + " bits, expected lloyd_max with 4 bits");
+  refuse(op,
+         std::string(name) + " is " + spec::kKindNames[static_cast<int>(codec.kind)] + " with " +
+             std::to_string(codec.bits) + " bits",
+         "lloyd_max with 4 bits");
 }
 
 void expect_no_inputs(const ort::Api& api, const OrtKernelInfo* info, const char* op, size_t first,
@@ -39,36 +43,56 @@ void expect_no_inputs(const ort::Api& api, const OrtKernelInfo* info, const char
   for (const char* const name : names) {
     size_t size = 0;  // with the terminator
     if (index < count) ort::check(api.kernel_info_input_name(info, index, nullptr, &size));
-    if (size > 1) throw OpError(on_cann(op) + "input " + name + " is given, expected none");
+    if (size > 1) refuse(op, std::string("input ") + name + " is given", "none");
     ++index;
   }
 }
 
 void expect_kernel_head_size(const char* op, const ort::Tensor& tensor) {
   const int64_t size = tensor.dims[3];
-  if (size != 64 && size != 128) {
-    throw OpError(on_cann(op) + tensor.name + " has head size " + std::to_string(size) +
-                  ", expected 64 or 128");
-  }
+  if (size == 64 || size == 128) return;
+  refuse(op, std::string(tensor.name) + " has head size " + std::to_string(size), "64 or 128");
 }
 
 void expect_exact_rows(const char* op, const ort::Tensor& cache, int head_size) {
   const int64_t width = cache.dims[3], used = spec::row_bytes(kCodec, head_size);
-  if (width != used) {
-    throw OpError(on_cann(op) + cache.name + " has row width " + std::to_string(width) +
-                  ", expected the " + std::to_string(used) + " bytes of " +
-                  ort::rows_of(kCodec, head_size));
-  }
+  if (width == used) return;
+  refuse(op, std::string(cache.name) + " has row width " + std::to_string(width),
+         "the " + std::to_string(used) + " bytes of " + ort::rows_of(kCodec, head_size));
 }
 
 void expect_counted(const char* op, const ort::Tensor& vectors, int64_t slots) {
   const std::vector<int64_t> counted(vectors.dims.begin(), vectors.dims.end() - 1);
   const int64_t count = ort::expect_fitting(op, vectors.name, counted, 1);
-  if (count > kMost || slots > kMost) {
-    throw OpError(on_cann(op) + vectors.name + " of shape " + ort::text(vectors.dims) + " and " +
-                  std::to_string(slots) + " slots, expected at most " + std::to_string(kMost) +
-                  " vectors and slots");
-  }
+  if (count <= kMostCounted && slots <= kMostCounted) return;
+  refuse(op,
+         std::string(vectors.name) + " of shape " + ort::text(vectors.dims) + " and " +
+             std::to_string(slots) + " slots",
+         "at most " + std::to_string(kMostCounted) + " vectors and slots");
+}
+
+void expect_elements(const char* op, const ort::Tensor& tensor) {
+  if (ort::expect_fitting(op, tensor.name, tensor.dims, 1) <= kMostCounted) return;
+  refuse(op, std::string(tensor.name) + " has shape " + ort::text(tensor.dims),
+         "at most " + std::to_string(kMostCounted) + " elements");
+}
+
+void expect_multiple(const char* op, const ort::Tensor& tensor, const char* what, int64_t size,
+                     int64_t unit, int64_t most) {
+  if (size % unit == 0 && size <= most) return;
+  refuse(op,
+         std::string(tensor.name) + " of shape " + ort::text(tensor.dims) + " has " +
+             std::to_string(size) + " " + what,
+         "a multiple of " + std::to_string(unit) + " and at most " + std::to_string(most));
+}
+
+void* aligned(const char* op, const ort::Tensor& tensor) {
+  const uintptr_t address = reinterpret_cast<uintptr_t>(tensor.data);
+  if (address % kAlignment == 0) return tensor.data;
+  refuse(op,
+         std::string(tensor.name) + " begins " + std::to_string(address % kAlignment) +
+             " bytes behind a multiple of " + std::to_string(kAlignment),
+         "an address that is one");
 }
 
 }  // namespace tq::cann

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
+#include <string>
 
-#include "core/element.h"
+#include "ort/custom_op.h"
 #include "ort/tensor.h"
 #include "tq/codec_spec.h"
 
@@ -12,7 +14,17 @@ namespace tq::cann {
 
 inline constexpr const char* kProvider = "CANNExecutionProvider";
 
+// Of whatever the kernels count, in 32 bits.
+inline constexpr int64_t kMostCounted = UINT32_MAX;
+
+// An error: "<op> on CANNExecutionProvider: <found>, expected <expected>".
+[[noreturn]] void refuse(const char* op, const std::string& found, const std::string& expected);
+
 // ---- when a session is made
+// An operator of the CPU declared for this provider. Inputs that the host reads stay there: every
+// value is checked before anything is enqueued.
+ort::Signature on_device(ort::Signature signature, std::initializer_list<size_t> host_inputs = {});
+
 void expect_element(const char* op, int float_type);
 void expect_codec(const char* op, const char* name, spec::Codec codec);
 // Refuses the optional inputs, which are those from `first` on.
@@ -26,5 +38,13 @@ void expect_exact_rows(const char* op, const ort::Tensor& cache, int head_size);
 // Sizes as the kernels count them. Vectors are the [B, H, T] of `vectors`, which the grouped
 // queries and the slots of a cache are counted by.
 void expect_counted(const char* op, const ort::Tensor& vectors, int64_t slots);
+
+// As many elements as the kernels of a decoder can count.
+void expect_elements(const char* op, const ort::Tensor& tensor);
+// A size of the tensor that is a multiple of `unit` and at most `most`; `what` is counted.
+void expect_multiple(const char* op, const ort::Tensor& tensor, const char* what, int64_t size,
+                     int64_t unit, int64_t most);
+// The address of a tensor, which must be a multiple of 32 bytes.
+void* aligned(const char* op, const ort::Tensor& tensor);
 
 }  // namespace tq::cann

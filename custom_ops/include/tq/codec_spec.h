@@ -16,6 +16,11 @@ inline constexpr char kDomain[] = "ai.turboquant";
 inline constexpr int kDomainVersion = 1;
 inline constexpr char kEncodeOp[] = "TurboQuantEncode";
 inline constexpr char kAttentionOp[] = "TurboQuantDequantAttention";
+inline constexpr char kRmsNormalizationOp[] = "RMSNormalization";
+inline constexpr char kRotaryEmbeddingOp[] = "RotaryEmbedding";
+inline constexpr char kSwishOp[] = "Swish";
+inline constexpr char kTransposeOp[] = "Transpose";
+inline constexpr char kGatherOp[] = "Gather";
 
 enum class Kind { kLloydMax, kUniform, kFp8E4m3, kQ8_0, kProd, kU8, kRaw };
 

@@ -1,0 +1,191 @@
+// The decoder's own operators on a device; the contract is in decoder.h.
+#include "cann/host/decoder.h"
+
+#include "cann/host/launch.h"
+#include "cann/host/limits.h"
+
+namespace tq::cann {
+namespace {
+
+constexpr int64_t kMost = 65536;  // columns of a row that is normalised, bytes of a vector
+constexpr int64_t kUnit = 16;     // elements
+constexpr int64_t kBlock = 32;    // bytes
+constexpr const char* kKernel = "its kernel";
+
+uint32_t narrow(int64_t size) { return static_cast<uint32_t>(size); }
+
+// The end of the run from `first` on: numbers that count up by one, as a kernel or a copy takes
+// them at once.
+int64_t end_of_run(const int64_t* numbers, int64_t first, int64_t count) {
+  int64_t end = first + 1;
+  while (end < count && numbers[end] == numbers[end - 1] + 1) ++end;
+  return end;
+}
+
+// Whether all sequences have the same positions.
+bool is_shared(const ort::Tensor& positions) {
+  const int64_t* const rows = positions.as<int64_t>();
+  const int64_t tokens = positions.dims[1];
+  for (int64_t b = 1; b < positions.dims[0]; ++b) {
+    if (!std::equal(rows, rows + tokens, rows + b * tokens)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+DecoderKernel::DecoderKernel(const ort::Api& api, const char* op, Element element)
+    : api_(api),
+      element_(element),
+      float_type_(ort::type_of(element)),
+      // Refused before a library is looked for.
+      library_((expect_element(op, float_type_), kernel_library(op))) {}
+
+// ---- RMSNormalization
+
+ort::Signature RmsNormalizationKernel::signature(int float_type) {
+  return on_device(ort::rms_normalization_signature(float_type));
+}
+
+RmsNormalizationKernel::RmsNormalizationKernel(const ort::Api& api, const OrtKernelInfo* info,
+                                               Element element)
+    : DecoderKernel(api, spec::kRmsNormalizationOp, element),
+      epsilon_(ort::read_epsilon(api, info)) {}
+
+void RmsNormalizationKernel::compute(OrtKernelContext* context) {
+  const char* const op = spec::kRmsNormalizationOp;
+  const ort::RmsNormalizationTensors call =
+      ort::read_rms_normalization(api_, context, float_type_);
+  if (call.rows == 0) return;
+  expect_multiple(op, call.x, "columns", call.width, kUnit, kMost);
+  expect_elements(op, call.x);
+  const auto launch =
+      of_element(library_.rms_normalization_float32, library_.rms_normalization_float16);
+  const uint32_t status =
+      launch(cores_for(call.rows, library_.cores), stream_of(api_, context, op),
+             aligned(op, call.x), aligned(op, call.scale), aligned(op, call.y), narrow(call.rows),
+             narrow(call.width), epsilon_);
+  expect_enqueued(op, kKernel, status);
+}
+
+// ---- RotaryEmbedding
+
+ort::Signature RotaryEmbeddingKernel::signature(int float_type) {
+  return on_device(ort::rotary_embedding_signature(float_type), {ort::kPositionIds});
+}
+
+RotaryEmbeddingKernel::RotaryEmbeddingKernel(const ort::Api& api, const OrtKernelInfo*,
+                                             Element element)
+    : DecoderKernel(api, spec::kRotaryEmbeddingOp, element) {}
+
+void RotaryEmbeddingKernel::compute(OrtKernelContext* context) {
+  const char* const op = spec::kRotaryEmbeddingOp;
+  const ort::RotaryEmbeddingTensors call = ort::read_rotary_embedding(api_, context, float_type_);
+  if (call.count == 0) return;
+  expect_kernel_head_size(op, call.x);
+  expect_elements(op, call.x);
+  expect_elements(op, call.cosines);
+  void* const stream = stream_of(api_, context, op);
+  uint8_t* const x = static_cast<uint8_t*>(aligned(op, call.x));
+  uint8_t* const y = static_cast<uint8_t*>(aligned(op, call.y));
+  void* const cosines = aligned(op, call.cosines);
+  void* const sines = aligned(op, call.sines);
+  const auto launch =
+      of_element(library_.rotary_embedding_float32, library_.rotary_embedding_float16);
+
+  // One launch for each run of positions, of all sequences together where these are the same.
+  const int64_t parts = is_shared(call.positions) ? 1 : call.batch;
+  const int64_t heads = call.heads * (call.batch / parts);
+  const int64_t bytes = heads * call.tokens * call.head_size *
+                        static_cast<int64_t>(element_size(element_));
+  for (int64_t part = 0; part < parts; ++part) {
+    const int64_t* const positions = call.positions.as<int64_t>() + part * call.tokens;
+    for (int64_t first = 0, end = 0; first < call.tokens; first = end) {
+      end = end_of_run(positions, first, call.tokens);
+      const uint32_t status = launch(
+          cores_for(heads * (end - first), library_.cores), stream, x + part * bytes, cosines,
+          sines, y + part * bytes, narrow(heads), narrow(call.tokens), narrow(first),
+          narrow(end - first), narrow(positions[first]), narrow(call.head_size));
+      expect_enqueued(op, kKernel, status);
+    }
+  }
+}
+
+// ---- Swish
+
+ort::Signature SwishKernel::signature(int float_type) {
+  return on_device(ort::swish_signature(float_type));
+}
+
+SwishKernel::SwishKernel(const ort::Api& api, const OrtKernelInfo*, Element element)
+    : DecoderKernel(api, spec::kSwishOp, element) {}
+
+void SwishKernel::compute(OrtKernelContext* context) {
+  const char* const op = spec::kSwishOp;
+  const ort::SwishTensors call = ort::read_swish(api_, context, float_type_);
+  if (call.count == 0) return;
+  expect_multiple(op, call.x, "elements", call.count, kUnit, kMostCounted);
+  const auto launch = of_element(library_.swish_float32, library_.swish_float16);
+  const uint32_t status =
+      launch(cores_for(call.count / kUnit, library_.cores), stream_of(api_, context, op),
+             aligned(op, call.x), aligned(op, call.y), narrow(call.count));
+  expect_enqueued(op, kKernel, status);
+}
+
+// ---- Transpose
+
+ort::Signature TransposeKernel::signature(int float_type) {
+  return on_device(ort::transpose_signature(float_type));
+}
+
+TransposeKernel::TransposeKernel(const ort::Api& api, const OrtKernelInfo* info, Element element)
+    : DecoderKernel(api, spec::kTransposeOp, element) {
+  ort::expect_perm(api, info);
+}
+
+void TransposeKernel::compute(OrtKernelContext* context) {
+  const char* const op = spec::kTransposeOp;
+  const ort::TransposeTensors call = ort::read_transpose(api_, context, float_type_);
+  if (call.bytes == 0) return;
+  void* const stream = stream_of(api_, context, op);
+  const int64_t vectors = call.batch * call.rows * call.columns;
+  if (call.rows == 1 || call.columns == 1) {
+    enqueue_copy(library_, op, "the copy of X", call.y.data, call.x.data, vectors * call.bytes,
+                 stream);
+    return;
+  }
+  expect_multiple(op, call.x, "bytes in a vector", call.bytes, kBlock, kMost);
+  expect_elements(op, call.x);
+  const uint32_t status = library_.transpose(
+      cores_for(vectors, library_.cores), stream, aligned(op, call.x), aligned(op, call.y),
+      narrow(call.batch), narrow(call.rows), narrow(call.columns), narrow(call.bytes));
+  expect_enqueued(op, kKernel, status);
+}
+
+// ---- Gather
+
+ort::Signature GatherKernel::signature(int float_type) {
+  return on_device(ort::gather_signature(float_type), {ort::kIndices});
+}
+
+GatherKernel::GatherKernel(const ort::Api& api, const OrtKernelInfo*, Element element)
+    : DecoderKernel(api, spec::kGatherOp, element) {}
+
+void GatherKernel::compute(OrtKernelContext* context) {
+  const char* const op = spec::kGatherOp;
+  const ort::GatherTensors call = ort::read_gather(api_, context, float_type_);
+  if (call.bytes == 0) return;
+  void* const stream = stream_of(api_, context, op);
+  uint8_t* const y = static_cast<uint8_t*>(call.y.data);
+  const int64_t* const indices = call.indices.as<int64_t>();
+  for (int64_t first = 0, end = 0; first < call.count; first = end) {
+    const int64_t row = indices[first] < 0 ? indices[first] + call.rows : indices[first];
+    end = end_of_run(indices, first, call.count);
+    // From -1 to 0 the numbers run on, and the rows do not.
+    if (indices[first] < 0) end = std::min(end, first - indices[first]);
+    enqueue_copy(library_, op, "the copy of a row", y + first * call.bytes,
+                 call.data.as<uint8_t>() + row * call.bytes, (end - first) * call.bytes, stream);
+  }
+}
+
+}  // namespace tq::cann

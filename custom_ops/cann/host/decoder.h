@@ -1,0 +1,79 @@
+// The decoder's own operators on the stream of CANNExecutionProvider. The contracts are those of
+// ort/decoder_inputs.h, less what limits.h refuses and
+//
+//   RMSNormalization  E is a multiple of 16 and at most 65,536
+//   RotaryEmbedding   D is 64 or 128
+//   Swish             the number of elements is a multiple of 16
+//   Transpose         a vector has a multiple of 32 bytes, at most 65,536, unless A or C is 1
+//
+// position_ids and indices stay on the host, which checks all of them before anything is enqueued.
+#pragma once
+
+#include "cann/host/kernel_library.h"
+#include "ort/decoder_inputs.h"
+
+namespace tq::cann {
+
+// What all of them keep.
+class DecoderKernel {
+ public:
+  const ort::Api& api() const { return api_; }
+
+ protected:
+  DecoderKernel(const ort::Api& api, const char* op, Element element);
+
+  template <class Launch>
+  Launch* of_element(Launch* float32, Launch* float16) const {
+    return element_ == Element::kFloat ? float32 : float16;
+  }
+
+  ort::Api api_;
+  Element element_;
+  int float_type_;
+  const KernelLibrary& library_;
+};
+
+class RmsNormalizationKernel : public DecoderKernel {
+ public:
+  static ort::Signature signature(int float_type);
+
+  RmsNormalizationKernel(const ort::Api& api, const OrtKernelInfo* info, Element element);
+  void compute(OrtKernelContext* context);
+
+ private:
+  float epsilon_;
+};
+
+class RotaryEmbeddingKernel : public DecoderKernel {
+ public:
+  static ort::Signature signature(int float_type);
+
+  RotaryEmbeddingKernel(const ort::Api& api, const OrtKernelInfo* info, Element element);
+  void compute(OrtKernelContext* context);
+};
+
+class SwishKernel : public DecoderKernel {
+ public:
+  static ort::Signature signature(int float_type);
+
+  SwishKernel(const ort::Api& api, const OrtKernelInfo* info, Element element);
+  void compute(OrtKernelContext* context);
+};
+
+class TransposeKernel : public DecoderKernel {
+ public:
+  static ort::Signature signature(int float_type);
+
+  TransposeKernel(const ort::Api& api, const OrtKernelInfo* info, Element element);
+  void compute(OrtKernelContext* context);
+};
+
+class GatherKernel : public DecoderKernel {
+ public:
+  static ort::Signature signature(int float_type);
+
+  GatherKernel(const ort::Api& api, const OrtKernelInfo* info, Element element);
+  void compute(OrtKernelContext* context);
+};
+
+}  // namespace tq::cann

@@ -1,0 +1,190 @@
+// Shapes are compared before any data is read; the contract is in decoder_inputs.h.
+#include "ort/decoder_inputs.h"
+
+#include <limits>
+
+#include "tq/codec_spec.h"
+
+namespace tq::ort {
+namespace {
+
+const std::vector<int64_t> kPerm{0, 2, 1, 3};
+
+// A tensor of the operator's floats.
+Tensor read_floats(const Api& api, const OrtKernelContext* context, size_t index, const char* op,
+                   const char* name, int float_type) {
+  Tensor tensor = read_input(api, context, index, op, name);
+  expect_type(op, tensor, float_type);
+  return tensor;
+}
+
+int64_t bytes_of(int float_type) {
+  return static_cast<int64_t>(element_size(element_of(float_type)));
+}
+
+// Elements of a tensor. Where one dimension is zero the others may be as large as they like.
+int64_t count_of(const char* op, const Tensor& tensor) {
+  return expect_fitting(op, tensor.name, tensor.dims, 1);
+}
+
+// A table [P, half], of the cosines or the sines.
+void expect_angles(const char* op, const Tensor& table, int64_t rows, int64_t half) {
+  expect_type(op, table, kFloat);
+  expect_dims(op, table, {rows, half}, "the head size of X and the rows of cos_cache");
+}
+
+// The first value outside of [least, end) is refused, with its place and value.
+void expect_in_range(const char* op, const Tensor& numbers, int64_t least, int64_t end,
+                     const std::string& rows_of) {
+  const int64_t* const values = numbers.as<int64_t>();
+  const int64_t count = count_of(op, numbers);
+  for (int64_t i = 0; i < count; ++i) {
+    if (values[i] >= least && values[i] < end) continue;
+    const int64_t width = numbers.dims.back();
+    std::vector<int64_t> place{i % width};
+    if (numbers.dims.size() == 2) place.insert(place.begin(), i / width);
+    throw OpError(std::string(op) + ": " + numbers.name + text(place) + " is " +
+                  std::to_string(values[i]) + ", expected " + std::to_string(least) +
+                  " or more and less than the " + std::to_string(end) + " rows of " + rows_of);
+  }
+}
+
+}  // namespace
+
+Signature rms_normalization_signature(int float_type) {
+  return {spec::kRmsNormalizationOp,
+          {{float_type, kRequired}, {float_type, kRequired}},
+          {{float_type, kRequired}}};
+}
+
+Signature rotary_embedding_signature(int float_type) {
+  return {spec::kRotaryEmbeddingOp,
+          {{float_type, kRequired}, {kFloat, kRequired}, {kFloat, kRequired}, {kInt64, kRequired}},
+          {{float_type, kRequired}}};
+}
+
+Signature swish_signature(int float_type) {
+  return {spec::kSwishOp, {{float_type, kRequired}}, {{float_type, kRequired}}};
+}
+
+Signature transpose_signature(int float_type) {
+  return {spec::kTransposeOp, {{float_type, kRequired}}, {{float_type, kRequired}}};
+}
+
+Signature gather_signature(int float_type) {
+  return {spec::kGatherOp,
+          {{float_type, kRequired}, {kInt64, kRequired}},
+          {{float_type, kRequired}}};
+}
+
+float read_epsilon(const Api& api, const OrtKernelInfo* info) {
+  const char* const op = spec::kRmsNormalizationOp;
+  const float epsilon = read_float(api, info, op, "epsilon");
+  if (!(epsilon >= 0.0f && epsilon <= std::numeric_limits<float>::max())) {
+    throw OpError(std::string(op) + ": epsilon is " + std::to_string(epsilon) +
+                  ", expected a finite number that is not negative");
+  }
+  return epsilon;
+}
+
+void expect_perm(const Api& api, const OrtKernelInfo* info) {
+  const char* const op = spec::kTransposeOp;
+  const std::vector<int64_t> perm = read_ints(api, info, op, "perm");
+  if (perm != kPerm) {
+    throw OpError(std::string(op) + ": perm is " + text(perm) + ", expected " + text(kPerm));
+  }
+}
+
+RmsNormalizationTensors read_rms_normalization(const Api& api, OrtKernelContext* context,
+                                               int float_type) {
+  const char* const op = spec::kRmsNormalizationOp;
+  RmsNormalizationTensors call{};
+  call.x = read_floats(api, context, 0, op, "X", float_type);
+  call.scale = read_floats(api, context, 1, op, "scale", float_type);
+  if (call.x.dims.empty()) {
+    throw OpError(std::string(op) + ": X has shape [], expected 1 dimension or more");
+  }
+  call.width = call.x.dims.back();
+  expect_dims(op, call.scale, {call.width}, "the last dimension of X");
+  call.rows = call.width == 0 ? 0 : count_of(op, call.x) / call.width;
+  call.y = make_output(api, context, op, "Y", float_type, call.x.dims);
+  return call;
+}
+
+RotaryEmbeddingTensors read_rotary_embedding(const Api& api, OrtKernelContext* context,
+                                             int float_type) {
+  const char* const op = spec::kRotaryEmbeddingOp;
+  RotaryEmbeddingTensors call{};
+  call.x = read_floats(api, context, 0, op, "X", float_type);
+  call.cosines = read_input(api, context, 1, op, "cos_cache");
+  call.sines = read_input(api, context, 2, op, "sin_cache");
+  call.positions = read_input(api, context, kPositionIds, op, "position_ids");
+  expect_rank(op, call.x, 4);
+  call.batch = call.x.dims[0];
+  call.heads = call.x.dims[1];
+  call.tokens = call.x.dims[2];
+  call.head_size = call.x.dims[3];
+  if (call.head_size % 2 != 0) {
+    throw OpError(std::string(op) + ": X has head size " + std::to_string(call.head_size) +
+                  ", expected an even number");
+  }
+  expect_rank(op, call.cosines, 2);
+  const int64_t rows = call.cosines.dims[0];
+  expect_angles(op, call.cosines, rows, call.head_size / 2);
+  expect_angles(op, call.sines, rows, call.head_size / 2);
+  expect_type(op, call.positions, kInt64);
+  expect_rank(op, call.positions, 2);
+  if (call.positions.dims[0] != 1) {
+    expect_dims(op, call.positions, {call.batch, call.tokens},
+                "the batch and tokens of X, or one row for all");
+  }
+  expect_dims(op, call.positions, {call.positions.dims[0], call.tokens}, "the tokens of X");
+  expect_in_range(op, call.positions, 0, rows, "cos_cache");
+  call.count = count_of(op, call.x);
+  call.y = make_output(api, context, op, "Y", float_type, call.x.dims);
+  return call;
+}
+
+SwishTensors read_swish(const Api& api, OrtKernelContext* context, int float_type) {
+  const char* const op = spec::kSwishOp;
+  SwishTensors call{};
+  call.x = read_floats(api, context, 0, op, "X", float_type);
+  call.count = count_of(op, call.x);
+  call.y = make_output(api, context, op, "Y", float_type, call.x.dims);
+  return call;
+}
+
+TransposeTensors read_transpose(const Api& api, OrtKernelContext* context, int float_type) {
+  const char* const op = spec::kTransposeOp;
+  TransposeTensors call{};
+  call.x = read_floats(api, context, 0, op, "X", float_type);
+  expect_rank(op, call.x, 4);
+  const std::vector<int64_t>& dims = call.x.dims;
+  call.batch = dims[0];
+  call.rows = dims[1];
+  call.columns = dims[2];
+  call.bytes = count_of(op, call.x) == 0 ? 0 : dims[3] * bytes_of(float_type);
+  call.y = make_output(api, context, op, "Y", float_type, {dims[0], dims[2], dims[1], dims[3]});
+  return call;
+}
+
+GatherTensors read_gather(const Api& api, OrtKernelContext* context, int float_type) {
+  const char* const op = spec::kGatherOp;
+  GatherTensors call{};
+  call.data = read_floats(api, context, 0, op, "data", float_type);
+  call.indices = read_input(api, context, kIndices, op, "indices");
+  expect_rank(op, call.data, 2);
+  expect_type(op, call.indices, kInt64);
+  if (call.indices.dims.size() != 1) expect_rank(op, call.indices, 2);
+  call.rows = call.data.dims[0];
+  call.count = count_of(op, call.indices);
+  expect_in_range(op, call.indices, -call.rows, call.rows, "data");
+  std::vector<int64_t> shape = call.indices.dims;
+  shape.push_back(call.data.dims[1]);
+  const int64_t size = expect_fitting(op, "Y", shape, bytes_of(float_type));
+  call.bytes = call.count == 0 ? 0 : size / call.count;
+  call.y = make_output(api, context, op, "Y", float_type, shape);
+  return call;
+}
+
+}  // namespace tq::ort

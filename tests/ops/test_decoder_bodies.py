@@ -1,0 +1,96 @@
+"""Bodies of the decoder's own operators against numpy, in onnxruntime and in the evaluator."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from tests.ops.decoder_models import (
+    ATTRIBUTES,
+    EMPTY_SHAPES,
+    INPUTS,
+    ORACLES,
+    SHAPES,
+    TYPES,
+    Shape,
+    assert_close,
+    decoder_feeds,
+    decoder_model,
+)
+from tests.ops.models import RUNTIMES
+from tq_onnx.ops.decoder import OPERATORS
+from tq_onnx.ops.domain import BODY_OPSET, DECODER, DOMAIN, RMS_NORMALIZATION, SWISH
+from tq_onnx.ops.functions import decoder_function_protos
+
+# Of one meaning in all opsets from 15 to 24.
+SAFE = {
+    *("Cast", "CastLike", "Constant", "ReduceSum", "Mul", "Div", "Add", "Sub", "Sqrt", "Shape"),
+    *("Gather", "Unsqueeze", "Slice", "Concat", "Neg", "Exp", "Transpose"),
+}
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("dtype", TYPES, ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize(("op", "shape"), SHAPES)
+def test_the_numbers(op: str, shape: Shape, dtype: ir.DataType, runtime: str) -> None:
+    feeds = decoder_feeds(op, shape, dtype)
+    (given,) = RUNTIMES[runtime](decoder_model(op, dtype), feeds)
+    assert_close(given, ORACLES[op](feeds), dtype)
+
+
+@pytest.mark.parametrize(("op", "shape"), EMPTY_SHAPES)
+def test_nothing(op: str, shape: Shape) -> None:
+    feeds = decoder_feeds(op, shape)
+    (given,) = RUNTIMES["onnxruntime"](decoder_model(op), feeds)
+    assert given.shape == ORACLES[op](feeds).shape
+
+
+@pytest.mark.parametrize("opset", [15, 17, 18, 21, 23, 24])
+@pytest.mark.parametrize("op", DECODER)
+def test_the_model_around_it_may_have_any_opset_from_15(op: str, opset: int) -> None:
+    """onnxruntime reads an inlined body with the opset of the graph that calls it."""
+    shape = next(shape for name, shape in SHAPES if name == op)
+    feeds = decoder_feeds(op, shape)
+    (given,) = RUNTIMES["onnxruntime"](decoder_model(op, opset=opset), feeds)
+    assert_close(given, ORACLES[op](feeds), ir.DataType.FLOAT)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_swish_where_the_exponential_overflows(runtime: str) -> None:
+    feeds = {"X": np.array([-1e4, -100.0, -0.0, 100.0, 1e4], np.float32)}
+    (given,) = RUNTIMES[runtime](decoder_model(SWISH), feeds)
+    np.testing.assert_allclose(given, [0, 0, 0, 100, 1e4], atol=1e-30)
+
+
+def test_a_row_of_zeros_stays_one() -> None:
+    feeds = {"X": np.zeros((2, 8), np.float32), "scale": np.ones(8, np.float32)}
+    (given,) = RUNTIMES["onnxruntime"](decoder_model(RMS_NORMALIZATION), feeds)
+    np.testing.assert_array_equal(given, feeds["X"])
+
+
+@pytest.mark.parametrize("op", DECODER)
+def test_what_travels_in_a_model(op: str) -> None:
+    (proto,) = decoder_function_protos([op])
+    operator = OPERATORS[op]
+    assert (proto.name, proto.domain) == (op, DOMAIN)
+    assert [(entry.domain, entry.version) for entry in proto.opset_import] == [("", BODY_OPSET)]
+    assert tuple(proto.input) == INPUTS[op] == tuple(name for name, _ in operator.inputs)
+    assert list(proto.output) == [operator.output[0]]
+    assert list(proto.attribute) == list(ATTRIBUTES.get(op, {}))
+    assert {node.op_type for node in proto.node} <= SAFE
+    assert all(node.domain == "" for node in proto.node)
+    for name, meaning in (*operator.inputs, operator.output, *operator.attributes):
+        assert f"`{name}`: {meaning}" in proto.doc_string
+    onnx.checker.check_function(proto)
+
+
+def test_bodies_come_in_the_order_of_the_names_and_are_fresh() -> None:
+    names = DECODER[::-1]
+    first, second = (decoder_function_protos(names) for _ in range(2))
+    assert tuple(proto.name for proto in first) == names
+    first[0].name = "another"
+    assert second[0].name == names[0]
+    assert decoder_function_protos([]) == []
