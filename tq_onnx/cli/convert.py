@@ -12,6 +12,7 @@ from tq_onnx.cli import flags, planned, terminal
 from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED, PRESETS, ROTATIONS
 from tq_onnx.errors import UsageError
 from tq_onnx.graph.options import CENTER_FROM, Options
+from tq_onnx.graph.plan import CANN, CPU, TARGETS
 
 if TYPE_CHECKING:
     from tq_onnx.graph.reports import ConversionReport
@@ -37,7 +38,7 @@ _EXTERNAL_DATA: Final = ("keep", "copy", "link")
     "--output",
     type=click.Path(path_type=Path),
     help="File or folder to write.  [default: MODEL with .PRESET.onnx, or -PRESET for a folder, "
-    "beside MODEL]",
+    "beside MODEL; with --target cann .PRESET-cann.onnx and -PRESET-cann]",
 )
 @click.option(
     "--preset",
@@ -95,6 +96,21 @@ _EXTERNAL_DATA: Final = ("keep", "copy", "link")
     help="With --calibration: the first token that is centered by the mean of all later ones.",
 )
 @click.option(
+    "--target",
+    type=click.Choice(TARGETS),
+    default=CPU,
+    show_default=True,
+    help="cann: rewrite the rest of the decoder too, so that CANNExecutionProvider runs every node "
+    "of floats on an Ascend NPU; the model still runs on the CPU. It takes no padding then.",
+)
+@click.option(
+    "--max-positions",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --target cann: the longest context, for which tables of the rotary embedding are "
+    "made.  [default: max_position_embeddings of config.json beside MODEL, or 32768]",
+)
+@click.option(
     "--external-data",
     type=click.Choice(_EXTERNAL_DATA),
     help="What becomes of weights in files beside MODEL. An output in the same folder shares them "
@@ -139,6 +155,7 @@ def convert(
       tq-onnx convert model.onnx --layers 4-20 --bits-k 5 --bits-v 3
       tq-onnx convert model.onnx --calibration model.calibration.safetensors
       tq-onnx convert model.onnx --seed 7 --rotation hadamard --json
+      tq-onnx convert model.onnx --target cann --max-positions 8192
     """
     _check_used(chosen)
     options = Options(**chosen)
@@ -155,7 +172,7 @@ def convert(
         return
     from tq_onnx.graph import pipeline
 
-    target = output or model.with_name(f"{model.stem}.{preset}.onnx")
+    target = output or model.with_name(f"{model.stem}.{_kind(preset, options)}.onnx")
     with terminal.progress() as bar:
         task = bar.add_task(_DOING["load"], total=len(pipeline.STAGES))
         copying = bar.add_task("Copying external data", total=None, visible=False)
@@ -183,6 +200,11 @@ def convert(
         _print(report, model, target)
 
 
+def _kind(preset: str, options: Options) -> str:
+    """What a conversion is called in the names of its outputs."""
+    return preset if options.target == CPU else f"{preset}-{options.target}"
+
+
 def _check_used(chosen: dict[str, Any]) -> None:
     """Refuses an option that would do nothing."""
     source = click.get_current_context().get_parameter_source("center_from")
@@ -190,6 +212,11 @@ def _check_used(chosen: dict[str, Any]) -> None:
         raise UsageError(
             "--center-from says where the statistics of --calibration begin, and there are none",
             fix="give --calibration, or leave --center-from out",
+        )
+    if chosen["max_positions"] is not None and chosen["target"] != CANN:
+        raise UsageError(
+            "--max-positions is the size of tables that only a model for CANN gets",
+            fix="give --target cann, or leave --max-positions out",
         )
 
 
@@ -222,7 +249,7 @@ def _convert_folder(
 ) -> None:
     from tq_onnx.integrations import folderconversion
 
-    target = output or folderconversion.default_output(folder, preset)
+    target = output or folderconversion.default_output(folder, _kind(preset, options))
     doing = {"survey": "Looking at", "convert": "Converting", "copy": "Copying files"}
     with terminal.progress() as bar:
         task = bar.add_task(doing["survey"], total=None)

@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from tq_onnx.cli import terminal
+from tq_onnx.graph.plan import CANN
 
 if TYPE_CHECKING:
     from tq_onnx.graph.equalise import LayerEqualisation
@@ -17,6 +18,8 @@ def rows(plan: Plan, equalisation: Sequence[LayerEqualisation] = ()) -> list[tup
     """Facts of a plan: label and text."""
     dialects = ", ".join(dict.fromkeys(layer.dialect for layer in plan.layers))
     found = [("layers", f"{len(plan.layers)} ({dialects})"), ("preset", _preset(plan))]
+    if plan.target == CANN:
+        found.append(("target", "every node of floats on CANNExecutionProvider; no padding"))
     groups: dict[str, list[LayerPlan]] = {}
     for layer in plan.layers:
         groups.setdefault(_codecs(layer), []).append(layer)

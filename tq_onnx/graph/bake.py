@@ -9,7 +9,10 @@ have so many bits and whose heads have one size (``tq.centroids.4bit_d128``,
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from tq_onnx.codec.codebook import codebook_of
@@ -86,15 +89,21 @@ def bake_functions(model: ir.Model, plan: Plan) -> None:
     The bodies import the model's own opset, which ONNX wants to be one for both; what they use
     means the same from opset 15 on, which is the oldest that a converted model has.
     """
-    opset = model.opset_imports.get("", BODY_OPSET)
     layer = plan.layers[0]
-    for proto in function_protos(
+    protos = function_protos(
         plan.pairs,
         has_bias=layer.has_bias,
         has_sink=layer.has_sink,
         has_offset=plan.centered,
         element=ir.DataType[layer.dtype].numpy().name,
-    ):
+    )
+    add_functions(model, protos)
+
+
+def add_functions(model: ir.Model, protos: Iterable[onnx.FunctionProto]) -> None:
+    """Adds function bodies in the model's own opset, and the imports that they need."""
+    opset = model.opset_imports.get("", BODY_OPSET)
+    for proto in protos:
         function = ir.serde.deserialize_function(proto)
         function.opset_imports[""] = opset
         model.functions[function.identifier()] = function

@@ -179,12 +179,12 @@ def _as_norm(node: ir.Node, head_size: int) -> Norm | None:
     if kind(node) in _NORMS:
         last = attribute_int(node, "axis", -1) in (-1, (rank(node.outputs[0]) or 0) - 1)
         biased = any(value is not None for value in node.inputs[2:])
-        weight = _weight(node.inputs[1], head_size) if last and not biased else None
+        weight = constant_channels(node.inputs[1], head_size) if last and not biased else None
         return None if weight is None else Norm(node, 1, weight)
     if kind(node) != "Mul":
         return None
     for index in (0, 1):
-        weight = _weight(node.inputs[index], head_size)
+        weight = constant_channels(node.inputs[index], head_size)
         if weight is not None and _is_normalised(node.inputs[1 - index]):
             return Norm(node, index, weight)
     return None
@@ -192,7 +192,7 @@ def _as_norm(node: ir.Node, head_size: int) -> Norm | None:
 
 def _is_normalised(value: ir.Value | None) -> bool:
     """Whether a value is numbers times, or over, what their mean square along the last axis is."""
-    node = _above_casts(value)
+    node = above_casts(value)
     if node is None or kind(node) not in ("Mul", "Div"):
         return False
     factors = node.inputs if node.op_type == "Mul" else node.inputs[1:]
@@ -201,7 +201,7 @@ def _is_normalised(value: ir.Value | None) -> bool:
 
 def _comes_from_mean(value: ir.Value | None) -> bool:
     for _ in range(_MAX_STEPS):
-        node = _above_casts(value)
+        node = above_casts(value)
         if node is None or node.domain != "":
             return False
         if node.op_type == "ReduceMean":
@@ -219,7 +219,8 @@ def _comes_from_mean(value: ir.Value | None) -> bool:
     return False
 
 
-def _above_casts(value: ir.Value | None) -> ir.Node | None:
+def above_casts(value: ir.Value | None) -> ir.Node | None:
+    """What makes a value, but for nodes that change its precision at most."""
     node = None if value is None else value.producer()
     while node is not None and keeps_numbers(node):
         source = node.inputs[0]
@@ -227,7 +228,7 @@ def _above_casts(value: ir.Value | None) -> ir.Node | None:
     return node
 
 
-def _weight(value: ir.Value | None, head_size: int) -> Array | None:
+def constant_channels(value: ir.Value | None, head_size: int) -> Array | None:
     """The constant ``[D]`` or ``[1, ..., D]`` that a value always is; None if it is another one."""
     array = _constant(value, head_size, _MAX_STEPS)
     if array is None or array.shape != (1,) * (array.ndim - 1) + (head_size,):

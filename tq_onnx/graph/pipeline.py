@@ -19,6 +19,7 @@ from tq_onnx.codec.presets import DEFAULT_PRESET, Preset
 from tq_onnx.errors import ModelFileError, TqOnnxError, UnsupportedModelError
 from tq_onnx.graph.adapt import adapt
 from tq_onnx.graph.calibrationfile import read_calibration
+from tq_onnx.graph.cann.kernels import expect_kernels, expect_whole_blocks
 from tq_onnx.graph.check import Facts, check, complaint, facts
 from tq_onnx.graph.commit import Progress
 from tq_onnx.graph.dialects.traces import static_dim
@@ -26,7 +27,7 @@ from tq_onnx.graph.equalise import LayerEqualisation
 from tq_onnx.graph.load import LoadedModel, load
 from tq_onnx.graph.match import Recognition, recognise
 from tq_onnx.graph.options import Options, preset_of
-from tq_onnx.graph.plan import Plan
+from tq_onnx.graph.plan import CANN, Plan
 from tq_onnx.graph.planning import DEFAULT_OPTIONS, make_plan
 from tq_onnx.graph.reports import ConversionReport
 from tq_onnx.graph.rewrite import ConvertPass
@@ -154,6 +155,8 @@ def prepare(
     recognition = recognised(loaded, path)
     begin("plan")
     plan = _plan(recognition, chosen, options, path)
+    if options.target == CANN:
+        expect_kernels(plan)
     if calibration is not None:
         calibration.check_matches(plan.layers)
         calibration.check_center_from(options.center_from)
@@ -161,6 +164,13 @@ def prepare(
     begin("rewrite")
     _rewrite(loaded.model, plan, recognition, before, path)
     plan, equalisation = adapt(loaded.model, plan, options, calibration)
+    if options.target == CANN:
+        # Imported where it is needed: it takes onnx's reference evaluator with it.
+        from tq_onnx.graph.cann.lower import lower
+        from tq_onnx.graph.cann.positions import positions_of
+
+        plan = lower(loaded.model, plan, positions_of(path, options.max_positions))
+        expect_whole_blocks(loaded.model)
     begin("check")
     check(before, loaded.model, plan)
     size = converted_bytes(loaded.model, plan)

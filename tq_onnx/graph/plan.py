@@ -29,6 +29,10 @@ CACHE_POSITIONS: Final = "cache_positions"
 LOGITS_TO_KEEP: Final = "logits_to_keep"
 IGNORED: Final = "ignored"
 
+CPU: Final = "cpu"
+CANN: Final = "cann"
+TARGETS: Final = (CPU, CANN)
+
 
 @dataclass(frozen=True)
 class Fed:
@@ -179,6 +183,8 @@ class Plan:
             not, caches must grow, because the graph takes positions from their length.
         interface: names of the other inputs and outputs.
         layers: one entry per attention layer, in graph order.
+        target: ``cpu``, or ``cann`` for a graph of which CANNExecutionProvider runs every node that
+            computes floats; it runs on the CPU too.
     """
 
     tool_version: str
@@ -190,6 +196,7 @@ class Plan:
     fixed_capacity: bool
     interface: Interface
     layers: tuple[LayerPlan, ...]
+    target: str = CPU
 
     @property
     def bytes_per_token(self) -> int:

@@ -49,13 +49,13 @@ def fill_shapes(model: ir.Model) -> None:
 
 def _inferred(model: ir.Model) -> Iterable[onnx.ValueInfoProto]:
     try:
-        proto = onnx.shape_inference.infer_shapes(_without_weights(model), data_prop=True)
+        proto = onnx.shape_inference.infer_shapes(without_weights(model), data_prop=True)
     except Exception:  # a graph that is no valid ONNX is refused where it matters
         return ()
     return list(proto.graph.value_info)
 
 
-def _without_weights(model: ir.Model) -> onnx.ModelProto:
+def without_weights(model: ir.Model) -> onnx.ModelProto:
     """The model with its weights as inputs; constants that are small stay."""
     graph = model.graph
     kept: dict[str, ir.Value] = {}

@@ -73,10 +73,10 @@ class FolderReport:
     bytes_written: int
 
 
-def default_output(folder: Path, preset: str) -> Path:
-    """The folder beside the original that a conversion writes by default."""
+def default_output(folder: Path, kind: str) -> Path:
+    """The folder beside the original that a conversion of some kind writes by default."""
     real = Path(os.path.realpath(folder)) if folder.name in ("", "..") else folder
-    return real.with_name(f"{real.name}-{preset}")
+    return real.with_name(f"{real.name}-{kind}")
 
 
 def convert_folder(

@@ -1,0 +1,85 @@
+"""``convert --target cann``: the file that it writes, and what it refuses; no wheel is needed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+
+from tests.cli.run import run
+from tests.graph_io.models import snapshot
+from tq_onnx.graph.plan import METADATA_PLAN, Plan
+from tq_onnx.integrations.bundled import build_bundled
+from tq_onnx.ops.domain import DOMAIN, GATHER, ROTARY_EMBEDDING
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    return build_bundled("dynamo", tmp_path)
+
+
+def tables(model: Path) -> set[tuple[int, ...]]:
+    """Shapes of the tables of the rotary embedding."""
+    graph = onnx.load(model, load_external_data=False).graph
+    shapes = {weight.name: tuple(weight.dims) for weight in graph.initializer}
+    nodes = [n for n in graph.node if n.domain == DOMAIN and n.op_type == ROTARY_EMBEDDING]
+    return {shapes[name] for node in nodes for name in node.input[1:3]}
+
+
+def test_writes_a_model_for_cann_beside_the_input(exported: Path) -> None:
+    before = snapshot(exported.parent)
+    outcome = run("convert", exported, "--target", "cann")
+    assert outcome.code == 0, outcome.err
+    assert "every node of floats on CANNExecutionProvider; no padding" in outcome.out
+    output = exported.with_name("model.int4-cann.onnx")
+    assert set(snapshot(exported.parent)) - set(before) == {output.name}
+    model = onnx.load(output, load_external_data=False)
+    assert {(f.domain, f.name) for f in model.functions} >= {(DOMAIN, GATHER)}
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    assert Plan.from_json(metadata[METADATA_PLAN]).target == "cann"
+    positions = json.loads((exported.parent / "config.json").read_text())["max_position_embeddings"]
+    assert tables(output) == {(positions, 64)}
+
+
+def test_holds_on_the_cpu_too(exported: Path) -> None:
+    output = exported.with_name("cann.onnx")
+    assert run("convert", exported, "--target", "cann", "-o", output).code == 0
+    outcome = run("verify", exported, output, "--tokens", 64)
+    assert outcome.code == 0, outcome.out + outcome.err
+
+
+def test_as_many_positions_as_asked(exported: Path) -> None:
+    output = exported.with_name("short.onnx")
+    outcome = run("convert", exported, "--target", "cann", "--max-positions", 96, "-o", output)
+    assert outcome.code == 0, outcome.err
+    assert tables(output) == {(96, 64)}
+
+
+@pytest.mark.parametrize("told", ["", "{", '{"max_position_embeddings": -1}', "[]"])
+def test_positions_without_a_configuration(exported: Path, told: str) -> None:
+    (exported.parent / "config.json").write_text(told)
+    output = exported.with_name("default.onnx")
+    assert run("convert", exported, "--target", "cann", "-o", output).code == 0
+    assert tables(output) == {(32_768, 64)}
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--preset", "int3"), "there are no kernels for CANN with caches of lloyd_max 3"),
+        (("--preset", "k8v4"), "expected lloyd_max 4 for both"),
+        (("--boundary-layers", "1"), "layer 0: there are no kernels for CANN with caches of raw"),
+        (("--max-positions", "2000000"), "2000000 positions are not between 1 and 1,048,576"),
+    ],
+)
+def test_refusals(exported: Path, options: tuple[str, ...], sentence: str) -> None:
+    before = snapshot(exported.parent)
+    assert sentence in run("convert", exported, "--target", "cann", *options).sentence(2)
+    assert snapshot(exported.parent) == before
+
+
+def test_positions_are_for_cann_only(exported: Path) -> None:
+    outcome = run("convert", exported, "--max-positions", 64)
+    assert "only a model for CANN gets" in outcome.sentence(2)

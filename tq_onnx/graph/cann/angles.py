@@ -1,0 +1,197 @@
+"""The tables of a rotary embedding, and the positions by which a graph looks into them.
+
+However an exporter computes the cosines and sines of its angles, they are functions of positions:
+of integers, the only numbers of a call that reach them. So the graph's own nodes are evaluated for
+the positions 0 .. P - 1, which gives the tables, and for a few others in several sequences, which
+shows that nothing else has a say, and along which axes tokens and sequences lie.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import onnx_ir as ir
+
+from tq_onnx.graph.builder import Builder
+from tq_onnx.graph.cann.evaluate import Array, evaluate
+from tq_onnx.graph.dialects.operators import kind
+from tq_onnx.graph.dialects.traces import NoMatch, rank, static_dim
+from tq_onnx.graph.sizerules import sizes
+from tq_onnx.ops.domain import DOMAIN, GATHER
+
+_INTEGERS: Final = (ir.DataType.INT64, ir.DataType.INT32)
+_VIEWS: Final = frozenset({"Unsqueeze", "Squeeze", "Reshape", "Expand", "Identity", "Cast"})
+_LOOKUPS: Final = ("Gather", f"{DOMAIN}.{GATHER}")
+_MAX_STEPS: Final = 16
+_SOME: Final = ((5, 0, 3), (1, 6, 2))
+"""Positions that do not follow each other, of two sequences."""
+_CLOSE: Final = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class Angles:
+    """Cosines and sines by position.
+
+    Attributes:
+        cosines: float32 ``[P, width]``.
+        sines: likewise.
+        positions: what the graph computes them from, int64 or int32 ``[B, T]``, ``[1, T]`` or
+            ``[T]``.
+    """
+
+    cosines: Array
+    sines: Array
+    positions: ir.Value
+
+
+def read_angles(
+    cosines: ir.Value, sines: ir.Value, shape: Sequence[str | int], positions: int
+) -> Angles:
+    """What two values are as functions of positions.
+
+    Args:
+        cosines: a value that broadcasts to ``shape``.
+        sines: likewise.
+        shape: its dimensions: "B", "T", 1, and the width of the tables at last.
+        positions: rows of the tables; those of the graph's own where it looks into some.
+
+    Raises:
+        NoMatch: they are no functions of positions alone, or have another shape.
+    """
+    ids, lookups = _source(cosines, sines)
+    limits = [rows for gather in lookups if (rows := _rows(gather)) is not None]
+    rows = min(limits, default=positions)
+    both, width = [cosines, sines], shape[-1]
+    assert isinstance(width, int)
+    tables = []
+    for numbers in _evaluated(both, ids, np.arange(rows)[None], lookups):
+        table = _broadcast(numbers, [1 if dim == "B" else dim for dim in shape], (1, rows))
+        tables.append(np.ascontiguousarray(table.reshape(rows, width), np.float32))
+    some = np.array(_SOME)
+    if rank(ids) == 1 or static_dim(ids, 0) == 1:
+        some = some[:1]
+    some = np.minimum(some, rows - 1)
+    again = _evaluated(both, ids, some, lookups)
+    for numbers, table in zip(again, tables, strict=True):
+        found = _broadcast(numbers, shape, some.shape)
+        if not np.allclose(found.reshape(*some.shape, width), table[some], 0, _CLOSE):
+            raise NoMatch(f"{cosines.name} depends on more than positions")
+    return Angles(tables[0], tables[1], ids)
+
+
+def read_table(value: ir.Value) -> Array:
+    """A constant table, float32 ``[P, width]``.
+
+    Raises:
+        NoMatch: it is not constant, or no table.
+    """
+    (table,) = evaluate([value], {})
+    if table.ndim != 2 or table.dtype not in (np.float32, np.float16):
+        raise NoMatch(f"{value.name} is no table")
+    return np.ascontiguousarray(table, np.float32)
+
+
+def position_ids(build: Builder, ids: ir.Value) -> ir.Value:
+    """Positions as int64 ``[B, T]`` or ``[1, T]``, made before the node that ``build`` is at."""
+
+    def make() -> ir.Value:
+        made = ids
+        if ids.dtype is not ir.DataType.INT64:
+            made = build.op(
+                "Cast", [ids], "position_ids", dtype=ir.DataType.INT64, shape=sizes(ids), to=7
+            )
+        if rank(ids) == 2:
+            return made
+        shape = [1, *(sizes(ids) or (None,))]
+        return build.op(
+            "Unsqueeze",
+            [made, build.integers(0)],
+            "position_ids",
+            dtype=ir.DataType.INT64,
+            shape=shape,
+        )
+
+    return build.once(("position_ids", ids), make)
+
+
+def table(build: Builder, name: str, numbers: Array) -> ir.Value:
+    """A table as a constant; the same numbers give the same one."""
+    digest = hashlib.sha256(numbers.tobytes()).hexdigest()[:8]
+    return build.constant(f"tq.{name}.{len(numbers)}x{numbers.shape[1]}.{digest}", numbers)
+
+
+def _evaluated(
+    values: Sequence[ir.Value], ids: ir.Value, numbers: Array, lookups: Sequence[ir.Node]
+) -> list[Array]:
+    """Values for given positions, ``[B, T]``."""
+    dtype = np.int64 if ids.dtype is None else ids.dtype.numpy()
+    given = {ids: (numbers[0] if rank(ids) == 1 else numbers).astype(dtype)}
+    for gather in lookups:
+        table, indices = gather.inputs
+        # The evaluator does not know ours.
+        if gather.domain == DOMAIN and table is not None and indices is not None:
+            (rows,), (places,) = evaluate([table], {}), evaluate([indices], given)
+            if places.size and not -len(rows) <= places.min() <= places.max() < len(rows):
+                raise NoMatch(f"{table.name} has {len(rows)} rows, and others are looked up")
+            given[gather.outputs[0]] = rows[places]
+    return evaluate(values, given)
+
+
+def _broadcast(numbers: Array, shape: Sequence[str | int], sizes: tuple[int, ...]) -> Array:
+    named = dict(zip("BT", sizes, strict=True))
+    wanted = [dim if isinstance(dim, int) else named[dim] for dim in shape]
+    try:
+        return np.broadcast_to(numbers, wanted)
+    except ValueError as error:
+        raise NoMatch(f"cosines of the shape {numbers.shape}, expected {wanted}") from error
+
+
+def _source(*values: ir.Value) -> tuple[ir.Value, list[ir.Node]]:
+    """The positions that floats are computed from, and the nodes that look into tables by them."""
+    roots: set[ir.Value] = set()
+    lookups: list[ir.Node] = []
+    seen: set[ir.Node] = set()
+    pending: list[ir.Value | None] = list(values)
+    while pending:
+        value = pending.pop()
+        node = None if value is None else value.producer()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        for index, operand in enumerate(node.inputs):
+            if operand is None or operand.const_value is not None:
+                continue
+            if operand.dtype not in _INTEGERS:
+                pending.append(operand)
+            elif kind(node) == "Cast":
+                roots.add(_before_views(operand))
+            elif kind(node) in _LOOKUPS and index == 1:
+                roots.add(_before_views(operand))
+                lookups.append(node)
+    if len(roots) != 1:
+        raise NoMatch(f"{values[0].name} is computed from {len(roots)} values of integers")
+    return roots.pop(), lookups
+
+
+def _rows(gather: ir.Node) -> int | None:
+    source = gather.inputs[0]
+    return None if source is None else static_dim(source, 0)
+
+
+def _before_views(value: ir.Value) -> ir.Value:
+    """The positions that a value is another view of: the first of them with at most two axes."""
+    found = value
+    for _ in range(_MAX_STEPS):
+        if value.dtype in _INTEGERS and rank(value) in (1, 2):
+            found = value
+        node = value.producer()
+        if node is None or kind(node) not in _VIEWS or node.inputs[0] is None:
+            break
+        value = node.inputs[0]
+    if rank(found) not in (1, 2):
+        raise NoMatch(f"{found.name} is no list of positions")
+    return found

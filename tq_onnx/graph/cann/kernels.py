@@ -1,0 +1,76 @@
+"""What the kernels for CANN compute, so that a conversion for others is refused in time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import onnx_ir as ir
+
+from tq_onnx.codec.spec import LLOYD_MAX, Codec
+from tq_onnx.errors import UnsupportedModelError, UsageError
+from tq_onnx.graph.dialects.traces import label, static_dim
+from tq_onnx.graph.plan import LayerPlan, Plan
+from tq_onnx.ops.domain import DOMAIN, RMS_NORMALIZATION, SWISH, TRANSPOSE
+
+_CODEC: Final = Codec(LLOYD_MAX, 4)
+_HEAD_SIZES: Final = (64, 128)
+_ELEMENTS: Final = ("FLOAT", "FLOAT16")
+_IN_BLOCKS: Final = frozenset({RMS_NORMALIZATION, SWISH, TRANSPOSE})
+_BLOCK: Final = 16
+"""Elements: what is moved is whole blocks of 32 bytes, in either type."""
+
+
+def expect_kernels(plan: Plan) -> None:
+    """Refuses a plan with something that there are no kernels for.
+
+    Raises:
+        UsageError: a layer has it.
+    """
+    for layer in plan.layers:
+        for lacking in _lacking(layer, plan):
+            raise UsageError(
+                f"there are no kernels for CANN with {lacking}",
+                where=f"layer {layer.layer}",
+                fix="use --preset int4 for all layers of a Qwen3 decoder, or leave out "
+                "--target cann",
+            )
+
+
+def expect_whole_blocks(model: ir.Model) -> None:
+    """Refuses a lowered model with rows that the kernels cannot move.
+
+    Raises:
+        UnsupportedModelError: a row is no multiple of 16 elements.
+    """
+    for node in model.graph:
+        if node.domain != DOMAIN or node.op_type not in _IN_BLOCKS:
+            continue
+        width = static_dim(node.outputs[0], -1)
+        if width is not None and width % _BLOCK:
+            raise UnsupportedModelError(
+                f"the kernels for CANN take rows of a multiple of {_BLOCK} elements, and "
+                f"{label(node)} ({node.op_type}) has rows of {width}",
+                where="--target cann",
+                fix="leave out --target cann",
+            )
+
+
+def _lacking(layer: LayerPlan, plan: Plan) -> Iterator[str]:
+    """What a layer has that there are no kernels for."""
+    if layer.codecs != (_CODEC, _CODEC) or not plan.norm_correction:
+        yield f"caches of {layer.key_of} and {layer.value_of}, expected {_CODEC} for both"
+    if layer.centered:
+        yield "centered keys and values"
+    if layer.sliding_window:
+        yield f"a sliding window of {layer.sliding_window} tokens"
+    if layer.softcap:
+        yield f"a softcap of {layer.softcap}"
+    if layer.has_sink:
+        yield "attention sinks"
+    if layer.head_size not in _HEAD_SIZES:
+        yield f"a head size of {layer.head_size}, expected 64 or 128"
+    if layer.dtype not in _ELEMENTS:
+        yield f"the element type {layer.dtype}, expected FLOAT or FLOAT16"
+    if layer.key.past is None:
+        yield "a graph for a first prompt, which takes no caches"

@@ -1,0 +1,41 @@
+"""How many positions a model for CANN gets tables of a rotary embedding for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+from tq_onnx.errors import UsageError
+
+DEFAULT_POSITIONS: Final = 32_768
+MOST_POSITIONS: Final = 1 << 20
+"""The tables of a head size of 128 are 512 MiB then."""
+
+_CONFIGURATION: Final = "config.json"
+_KEY: Final = "max_position_embeddings"
+
+
+def positions_of(model: Path, chosen: int | None) -> int:
+    """Positions for a model file.
+
+    Args:
+        model: the file; ``config.json`` beside it is Hugging Face's.
+        chosen: what the user asked for; None for ``max_position_embeddings`` of the configuration,
+            and ``DEFAULT_POSITIONS`` where there is none.
+
+    Raises:
+        UsageError: more than ``MOST_POSITIONS``, or less than one, were asked for.
+    """
+    if chosen is not None:
+        if not 1 <= chosen <= MOST_POSITIONS:
+            raise UsageError(
+                f"{chosen} positions are not between 1 and {MOST_POSITIONS:,}",
+                fix="give the longest context that the model is to be used with",
+            )
+        return chosen
+    try:
+        told = json.loads((model.parent / _CONFIGURATION).read_text("utf-8"))[_KEY]
+    except (OSError, ValueError, KeyError, TypeError):
+        return DEFAULT_POSITIONS
+    return min(told, MOST_POSITIONS) if isinstance(told, int) and told > 0 else DEFAULT_POSITIONS

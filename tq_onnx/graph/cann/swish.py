@@ -1,0 +1,58 @@
+"""SiLU, ``x * Sigmoid(x)`` in either order or one node, as ``Swish``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import onnx_ir as ir
+
+from tq_onnx.graph.builder import MICROSOFT, Builder
+from tq_onnx.graph.cann.provider import ELEMENTS
+from tq_onnx.graph.cann.substitute import substitute
+from tq_onnx.graph.dialects.constants import attribute_float
+from tq_onnx.graph.dialects.operators import kind
+from tq_onnx.graph.dialects.traces import label
+from tq_onnx.graph.sizerules import sizes
+from tq_onnx.ops.domain import DOMAIN, SWISH
+
+_ALPHAS: Final = {"Swish": 1.0, f"{MICROSOFT}.QuickGelu": 1.702}
+"""Operators for ``x * Sigmoid(alpha * x)``, and the alpha of each that does not tell its own."""
+
+
+def lower_swish(model: ir.Model, build: Builder) -> int:
+    """Replaces every SiLU.
+
+    Args:
+        model: a converted model; changed in place, what is left without a reader stays.
+        build: of the model's graph.
+
+    Returns:
+        how many were replaced.
+    """
+    count = 0
+    for node in list(model.graph):
+        source = _argument(node)
+        if source is None or source.dtype not in ELEMENTS:
+            continue
+        with build.before(node, label(node)):
+            made = build.op(
+                SWISH, [source], SWISH, dtype=source.dtype, shape=sizes(source), domain=DOMAIN
+            )
+        substitute(node.outputs[0], made)
+        count += 1
+    return count
+
+
+def _argument(node: ir.Node) -> ir.Value | None:
+    """The x of a node that is x * Sigmoid(x)."""
+    if kind(node) in _ALPHAS:
+        alpha = attribute_float(node, "alpha", _ALPHAS[kind(node)])
+        return node.inputs[0] if alpha == 1 else None
+    if kind(node) != "Mul":
+        return None
+    for index in (0, 1):
+        source, gate = node.inputs[index], node.inputs[1 - index]
+        maker = None if gate is None else gate.producer()
+        if maker is not None and kind(maker) == "Sigmoid" and maker.inputs[0] is source:
+            return source
+    return None
