@@ -57,11 +57,14 @@ class PlacedNode:
 
 
 class CannSession:
-    """A session that must have the provider; its nodes are profiled."""
+    """A session that must have the provider; its nodes are profiled.
+
+    The model is its bytes, or the path of a file with external data.
+    """
 
     def __init__(
         self,
-        model: bytes,
+        model: bytes | str,
         folder: Path,
         disabled: Sequence[str] = (),
         library: Path | None = None,

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from tq_onnx.runtime.providers import CPU, PROVIDERS
+
 tokenizer = click.option(
     "--tokenizer",
     type=click.Path(path_type=Path),
@@ -14,6 +16,13 @@ tokenizer = click.option(
 threads = click.option("--threads", type=click.IntRange(min=1), help="Threads for onnxruntime.")
 no_library = click.option(
     "--no-library", is_flag=True, help="Run the function bodies, not the kernels."
+)
+ep = click.option(
+    "--ep",
+    type=click.Choice(list(PROVIDERS)),
+    default=CPU.name,
+    show_default=True,
+    help="Execution provider that must run all of the converted model.",
 )
 windows = click.option(
     "--context",

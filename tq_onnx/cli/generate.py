@@ -11,6 +11,7 @@ import click
 
 from tq_onnx.cli import flags, terminal
 from tq_onnx.errors import UsageError
+from tq_onnx.runtime.providers import PROVIDERS
 
 if TYPE_CHECKING:
     from tq_onnx.runtime.generate import Generation
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 )
 @flags.tokenizer
 @flags.threads
+@flags.ep
 @flags.no_library
 @flags.as_json
 def generate(
@@ -56,6 +58,7 @@ def generate(
     seed: int,
     tokenizer: Path | None,
     threads: int | None,
+    ep: str,
     no_library: bool,
     as_json: bool,
 ) -> None:
@@ -78,7 +81,7 @@ def generate(
     sampling = Sampling(temperature, top_k, seed)
     with terminal.progress() as bar:
         bar.add_task("Opening the model", total=None)
-        subject = open_subject(model, library=not no_library, threads=threads)
+        subject = open_subject(model, library=not no_library, threads=threads, ep=PROVIDERS[ep])
         subject.refuse_text()
         words = require_tokenizer(tokenizer, model)
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -128,6 +131,7 @@ def generate(
                 "prompt_tokens": result.prompt_tokens,
                 "stopped": result.stopped,
                 "capacity": capacity,
+                "provider": PROVIDERS[ep].provider,
                 "prefill_seconds": result.prefill_seconds,
                 "decode_tokens_per_second": result.tokens_per_second,
                 "cache_bytes": result.cache_bytes,
@@ -138,8 +142,9 @@ def generate(
     terminal.print_line()
     in_place = subject.plan is None or not no_library
     kept = f"of {capacity} tokens{', in place' if in_place else ''}" if capacity else "growing"
+    place = f" on {PROVIDERS[ep].provider}" if PROVIDERS[ep].has_own_memory else ""
     click.echo(
-        f"{result.prompt_tokens} + {len(result.tokens)} tokens, prompt "
+        f"{result.prompt_tokens} + {len(result.tokens)} tokens{place}, prompt "
         f"{result.prefill_seconds:.2f} s, {result.tokens_per_second:.1f} tokens/s; caches "
         f"{result.cache_bytes:,} bytes ({kept}, {subject.signature.bytes_per_token:,} per token)",
         err=True,

@@ -1,15 +1,26 @@
-"""``tq-onnx info``: what is installed here, and which kernels will run."""
+"""``tq-onnx info``: what is installed here, which kernels will run, and where a model's nodes do.
+
+What is wrong with an installation is a finding of the report; ``--check`` makes it an error.
+"""
 
 from __future__ import annotations
 
 import platform
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from tq_onnx.cli import flags, terminal
-from tq_onnx.errors import LibraryError
+from tq_onnx.errors import LibraryError, UnsupportedModelError, VerificationError
+from tq_onnx.runtime.providers import PROVIDERS, ExecutionProvider
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tq_onnx.verify.placements import PlacementReport
 
 _PACKAGES = ("tq-onnx", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "numpy")
 
@@ -40,6 +51,23 @@ class LibraryReport:
 
 
 @dataclass(frozen=True)
+class ProviderReport:
+    """An execution provider as it is found here, and what it runs.
+
+    Attributes:
+        provider: its name.
+        model: the model that was opened; None for one of a single node.
+        placement: where the nodes of the model run; None if it was not opened.
+        problem: what is wrong; None if nothing is.
+    """
+
+    provider: str
+    model: str | None
+    placement: PlacementReport | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
 class InfoReport:
     """What ``info`` shows.
 
@@ -51,6 +79,7 @@ class InfoReport:
         cpu_features: SIMD extensions that numpy found in this CPU.
         providers: execution providers of onnxruntime.
         library: the operator library.
+        provider: the provider that was asked for, and a model on it; None if nothing was asked.
     """
 
     python: str
@@ -60,37 +89,71 @@ class InfoReport:
     cpu_features: tuple[str, ...]
     providers: tuple[str, ...]
     library: LibraryReport
+    provider: ProviderReport | None = None
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with the library, the provider and the model."""
+        found = (self.library.problem, self.provider.problem if self.provider else None)
+        return [problem for problem in found if problem is not None]
 
 
-def collect() -> InfoReport:
-    """Looks at the installation; a broken library is a finding and not an error."""
+def collect(model: Path | None = None, ep: ExecutionProvider | None = None) -> InfoReport:
+    """Looks at the installation; what is broken is a finding and not an error.
+
+    Args:
+        model: a model to open on the provider; None for one of a single node.
+        ep: the provider; None to open nothing.
+    """
     from tq_onnx.codec.spec import layout_digest
     from tq_onnx.runtime.session import available_providers
 
     return InfoReport(
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
-        packages={name: _version(name) for name in _PACKAGES},
+        packages=_packages(),
         layout_digest=layout_digest(),
         cpu_features=_cpu_features(),
         providers=available_providers(),
         library=_library(),
+        provider=None if ep is None else _provider(ep, model),
     )
 
 
 @click.command()
+@click.argument("model", type=click.Path(path_type=Path, readable=False), required=False)
+@click.option(
+    "--check", is_flag=True, help="Exit code 5 if the library, the provider or MODEL has a problem."
+)
+@flags.ep
 @flags.as_json
-def info(as_json: bool) -> None:
+def info(*, model: Path | None, check: bool, ep: str, as_json: bool) -> None:
     """Show versions, the operator library, CPU features and providers.
+
+    With a MODEL, or a folder with one decoder, also where its nodes run. A problem is a provider
+    that does not load, a node that computes floats or touches a cache on another provider than
+    --ep, and TurboQuant nodes without kernels.
 
     \b
     Example:
       tq-onnx info --json
+      tq-onnx info model.int4.onnx --check --ep cann
     """
-    report = collect()
+    from tq_onnx.integrations.folder import find_model
+
+    if model is not None:
+        model = find_model(model)
+    chosen = PROVIDERS[ep]
+    report = collect(model, chosen if model or check or chosen.has_own_memory else None)
     if as_json:
         terminal.print_json(report)
-        return
+    else:
+        terminal.print_table(_table(report))
+    if check and report.problems:
+        raise VerificationError("; ".join(report.problems))
+
+
+def _table(report: InfoReport) -> Table:
     table = terminal.make_table("what", "found")
     for name, version in report.packages.items():
         terminal.add_row(table, name, version or "not installed")
@@ -110,7 +173,26 @@ def info(as_json: bool) -> None:
         terminal.add_row(table, "onnxruntime accepts it", "yes" if library.registers else "no")
     if library.problem is not None:
         terminal.add_row(table, "library problem", library.problem)
-    terminal.print_table(table)
+    if report.provider is not None:
+        what = report.provider.model or "a model of one node"
+        terminal.add_row(table, f"{what} runs", report.provider.placement or "not")
+        if report.provider.problem is not None:
+            terminal.add_row(table, "provider problem", report.provider.problem)
+    return table
+
+
+def _provider(ep: ExecutionProvider, model: Path | None) -> ProviderReport:
+    from tq_onnx.verify.placements import open_placed, problem_of, try_provider
+
+    where = None if model is None else str(model)
+    try:
+        placement = try_provider(ep) if model is None else open_placed(model, ep)
+    except (LibraryError, UnsupportedModelError) as error:
+        return ProviderReport(ep.provider, where, problem=str(error))
+    problem = problem_of(placement)
+    if problem is not None and where is not None:
+        problem = f"{where}: {problem}"
+    return ProviderReport(ep.provider, where, placement, problem)
 
 
 def _library() -> LibraryReport:
@@ -141,6 +223,13 @@ def _library() -> LibraryReport:
         registers=registers,
         problem=problem,
     )
+
+
+def _packages() -> dict[str, str | None]:
+    """Versions by name, and which other package ONNX Runtime is from, if it is."""
+    found = {name: _version(name) for name in _PACKAGES}
+    others = {one.package: _version(one.package) for one in PROVIDERS.values()}
+    return {**found, **{name: version for name, version in others.items() if version}}
 
 
 def _version(package: str) -> str | None:

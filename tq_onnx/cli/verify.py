@@ -9,6 +9,7 @@ import click
 
 from tq_onnx.cli import flags, terminal
 from tq_onnx.errors import VerificationError
+from tq_onnx.runtime.providers import PROVIDERS
 
 if TYPE_CHECKING:
     from tq_onnx.verify.report import VerifyReport
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 )
 @flags.tokenizer
 @flags.threads
+@flags.ep
 @click.option("--no-library", is_flag=True, help="Check the function bodies only, not the kernels.")
 @flags.as_json
 def verify(
@@ -53,6 +55,7 @@ def verify(
     context: int,
     tokenizer: Path | None,
     threads: int | None,
+    ep: str,
     no_library: bool,
     as_json: bool,
 ) -> None:
@@ -62,6 +65,9 @@ def verify(
     reference, reconstruction, ways to feed caches) and reports quality: perplexity, KL divergence,
     greedy continuation, cache bytes. Exit code 5 if a check does not hold. Both may also be folders
     with one decoder each.
+
+    With --ep cann the converted model runs there, and is compared with itself on the CPU too:
+    logits, greedy tokens, cache bytes, and where every node runs.
 
     \b
     Example:
@@ -85,6 +91,7 @@ def verify(
             context=context,
             library=not no_library,
             threads=threads,
+            ep=PROVIDERS[ep],
             on_stage=lambda name, done, total: bar.update(
                 task, description=name, completed=done, total=total if done else None
             ),

@@ -2,8 +2,8 @@
 
 A ``CacheSpec`` says what one cache holds per token and head: ``row`` elements of one type, which is
 ``W`` uint8 bytes in a converted model and ``D`` floats in an original. Buffers are ``OrtValue``
-``[B, N, S, row]`` on the CPU, so that one buffer can be bound as past and as present. Some
-originals have them flat, ``[B, S, N * row]``.
+``[B, N, S, row]`` on the CPU or on a device, so that one buffer can be bound as past and as
+present. Some originals have them flat, ``[B, S, N * row]``.
 
 Caches in bfloat16 are refused: ONNX Runtime's CPU provider has no kernels for such a model.
 """
@@ -58,9 +58,9 @@ class CacheSpec:
         """Bytes of one token of one sequence, all heads, metadata included."""
         return self.kv_num_heads * self.row * np.dtype(self.type_name).itemsize
 
-    def allocate(self, batch: int, tokens: int) -> onnxruntime.OrtValue:
-        """A zeroed buffer ``[batch, N, tokens, row]``."""
-        return self._buffer(np.zeros(self._shape(batch, tokens), self.type_name))
+    def allocate(self, batch: int, tokens: int, device: str = "cpu") -> onnxruntime.OrtValue:
+        """A zeroed buffer ``[batch, N, tokens, row]`` in the memory of a device."""
+        return self._buffer(np.zeros(self._shape(batch, tokens), self.type_name), device)
 
     def resized(self, value: onnxruntime.OrtValue, tokens: int) -> onnxruntime.OrtValue:
         """A copy of a buffer with room for ``tokens``, no fewer than it has; new rows are zero."""
@@ -71,7 +71,7 @@ class CacheSpec:
             room[:, : old.shape[axis]] = old
         else:
             room[:, :, : old.shape[axis]] = old
-        return self._buffer(room)
+        return self._buffer(room, value.device_name())
 
     def repeated(self, value: onnxruntime.OrtValue, held: int, tokens: int) -> onnxruntime.OrtValue:
         """A copy of a buffer whose first ``held`` rows are repeated until there are ``tokens``."""
@@ -83,14 +83,14 @@ class CacheSpec:
             room[:, :tokens] = rows
         else:
             room[:, :, :tokens] = rows
-        return self._buffer(room)
+        return self._buffer(room, value.device_name())
 
     def room(self, value: onnxruntime.OrtValue) -> int:
         """Tokens that a buffer has room for."""
         return int(value.shape()[1 if self.flat else 2])
 
     def view(self, value: onnxruntime.OrtValue) -> npt.NDArray[Any]:
-        """A buffer as ``[B, N, S, row]``, without a copy."""
+        """A buffer as ``[B, N, S, row]``; without a copy if it is on the CPU."""
         array = as_array(value)
         if not self.flat:
             return array
@@ -103,8 +103,8 @@ class CacheSpec:
         return batch, self.kv_num_heads, tokens, self.row
 
     @staticmethod
-    def _buffer(array: npt.NDArray[Any]) -> onnxruntime.OrtValue:
-        return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+    def _buffer(array: npt.NDArray[Any], device: str) -> onnxruntime.OrtValue:
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array, device, 0)
 
 
 def cache_spec(
@@ -155,5 +155,5 @@ def bytes_per_token(specs: Iterable[CacheSpec]) -> int:
 
 
 def as_array(value: onnxruntime.OrtValue) -> npt.NDArray[Any]:
-    """A numpy view of a cache buffer, without a copy; valid as long as the buffer is kept."""
+    """A buffer as a view that is valid as long as it is kept; as a copy if it is on a device."""
     return np.asarray(value.numpy())

@@ -8,6 +8,9 @@ A ``Decoder`` feeds tokens to a model with a known ``Signature`` and keeps the c
   new rows into it. Where the function bodies run instead of the kernels, past and present are two
   buffers that change places, because standard operators may not write what they still read.
 
+A session of a provider with memory of its own has its caches there, always of fixed capacity; all
+other inputs are fed from the CPU, and logits and watched outputs come back to it.
+
 A graph for a first prompt gives caches but takes none: it can be called once, or it begins for
 another decoder (``first``) that goes on with its caches. A graph that takes a fixed number of
 tokens is called as often as needed, and one that takes a fixed number of sequences gets each as
@@ -32,7 +35,9 @@ import onnxruntime
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.graph.plan import Plan
 from tq_onnx.runtime.feeding import Feeding, Tokens
-from tq_onnx.runtime.session import placement, run_error
+from tq_onnx.runtime.providers import provider_of
+from tq_onnx.runtime.refusals import run_error
+from tq_onnx.runtime.session import placement
 from tq_onnx.runtime.signature import Signature
 
 Logits = npt.NDArray[np.floating[Any]]
@@ -65,7 +70,8 @@ class Decoder:
     Raises:
         UnsupportedModelError: the model has inputs that nothing fills, or a capacity was asked of a
             model that can only grow.
-        UsageError: the capacity is not positive, or the batch does not fit the graph.
+        UsageError: the capacity is not positive, or missing where the caches are on a device, or
+            the batch does not fit the graph.
     """
 
     def __init__(
@@ -85,6 +91,7 @@ class Decoder:
         self.session = session
         self.signature = signature
         self.batch = batch
+        self.ep = provider_of(session)
         self.capacity = signature.capacity(capacity)
         self.watch = tuple(watch)
         self.where = where
@@ -100,6 +107,12 @@ class Decoder:
         # An original that scatters new rows into its caches gives them out as new ones.
         in_place = self.capacity is not None and (signature.plan is not None or not static)
         in_place = in_place and not signature.first_only
+        if self.ep.has_own_memory and (not in_place or first is not None):
+            raise UsageError(
+                f"caches on {self.ep.provider} are updated in place and have a fixed capacity",
+                where=where,
+                fix="give a capacity, and one converted model for prompts and decoding",
+            )
         if alias is None:
             # An original's attention is one kernel that knows the shared buffer, too.
             alias = signature.plan is None or (in_place and placement(session).uses_library)
@@ -112,9 +125,10 @@ class Decoder:
         tokens = self.capacity or 0
         specs = self.signature.caches
         rows = self.batch * self._copies
-        self._past = [spec.allocate(rows, tokens) for spec in specs]
+        device = self.ep.device
+        self._past = [spec.allocate(rows, tokens, device) for spec in specs]
         spare = self._in_place and not self._alias
-        self._spare = [spec.allocate(rows, tokens) for spec in specs] if spare else []
+        self._spare = [spec.allocate(rows, tokens, device) for spec in specs] if spare else []
         self._mask = np.ones((self.batch, 0), np.int64)
 
     @property
@@ -271,7 +285,7 @@ class Decoder:
         try:
             graph.session.run_with_iobinding(binding)
         except Exception as error:
-            raise run_error(error, self.where) from error
+            raise run_error(error, self.where, self.ep) from error
         logits, *others = binding.get_outputs()
         self.watched = {
             name: self._own(np.array(value.numpy()))

@@ -1,4 +1,4 @@
-"""ONNX Runtime sessions on the CPU provider, and where their TurboQuant nodes really run.
+"""ONNX Runtime sessions on one execution provider, and where their nodes really run.
 
 A converted model carries its operators twice: as nodes that the library's kernels execute, and as
 function bodies in standard ONNX that run wherever the library is not registered. ``make_session``
@@ -7,13 +7,13 @@ assignment and not from the absence of an error. ONNX Runtime before 1.24 (the n
 3.10 is 1.23) keeps no such record; there a session counts as running what it was registered with.
 
 Refused, in one sentence each: a file that is not a model, external data that is missing, a graph
-that ONNX Runtime cannot build, a library that is missing or does not load.
+that ONNX Runtime cannot build, a library that is missing or does not load, a provider that is
+missing or does not load: ONNX Runtime itself would go on with the CPU.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -23,17 +23,12 @@ from weakref import WeakKeyDictionary
 
 import onnxruntime
 
-from tq_onnx.errors import (
-    LibraryError,
-    ModelFileError,
-    TqOnnxError,
-    UnsupportedModelError,
-    UsageError,
-)
+from tq_onnx.errors import LibraryError, ModelFileError, UnsupportedModelError
 from tq_onnx.graph.plan import METADATA_PLAN, Plan
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
+from tq_onnx.runtime.providers import CPU, ExecutionProvider
+from tq_onnx.runtime.refusals import absent, load_error, message_of, not_loaded
 
-CPU: Final = "CPUExecutionProvider"
 ISA_VARIABLE: Final = "TQ_ONNX_ISA"
 """Environment variable that forces a SIMD level; the library reads it."""
 PRODUCTS_VARIABLE: Final = "TQ_ONNX_PRODUCTS"
@@ -41,22 +36,29 @@ PRODUCTS_VARIABLE: Final = "TQ_ONNX_PRODUCTS"
 
 # ONNX Runtime prints errors in colours on stderr before it raises them; only the exception counts.
 _LOG_FATAL: Final = 4
-_FOR_THE_CPU: Final = "if it was exported for a GPU, export it for the CPU"
 _RECORD_ASSIGNMENT: Final = "session.record_ep_graph_assignment_info"
 _EXTERNAL_DATA_FOLDER: Final = "session.model_external_initializers_file_folder_path"
-
-_ERROR_PREFIX: Final = re.compile(r"^\s*\[ONNXRuntimeError\]\s*:\s*\d+\s*:\s*\w+\s*:\s*")
-_SOURCE_PLACE: Final = re.compile(
-    r"^\S*[/\\]\S+:\d+\s+(?:\S+::)*[^(]*\([^)]*\)\s*(?:\[[^]]*\]\s*)?"
-)
-_QUOTED: Final = re.compile(r'"([^"]+)"')
-_STATUS: Final = re.compile(r"^.*Non-zero status code returned.*?Name:'([^']*)' Status Message: ")
-_MESSAGE_LENGTH: Final = 240
-
 
 _HAS_RECORD: Final = hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info")
 _registered: MutableMapping[onnxruntime.InferenceSession, bool] = WeakKeyDictionary()
 """Whether the library was registered, for sessions of an ONNX Runtime without a record."""
+
+
+@dataclass(frozen=True)
+class PlacedNode:
+    """A node of a session's graph, after optimisation.
+
+    Attributes:
+        name: as in the file, or one that ONNX Runtime gave it.
+        op_type: its operator.
+        domain: of the operator.
+        provider: the execution provider that runs it.
+    """
+
+    name: str
+    op_type: str
+    domain: str
+    provider: str
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,14 @@ class Placement:
         nodes: nodes after optimisation; 0 where ONNX Runtime keeps no record.
         encode: ``TurboQuantEncode`` nodes that the library executes.
         attention: ``TurboQuantDequantAttention`` nodes that the library executes.
+        assigned: each of the nodes; empty where ONNX Runtime keeps no record.
     """
 
     providers: tuple[str, ...]
     nodes: int
     encode: int
     attention: int
+    assigned: tuple[PlacedNode, ...] = ()
 
     @property
     def uses_library(self) -> bool:
@@ -89,8 +93,9 @@ def make_session(
     external_data: Path | None = None,
     memory_reuse: bool = True,
     exact: bool = False,
+    ep: ExecutionProvider = CPU,
 ) -> onnxruntime.InferenceSession:
-    """Opens a model on the CPU provider.
+    """Opens a model on one execution provider.
 
     Args:
         model: a file, or the bytes of a serialised model.
@@ -103,12 +108,23 @@ def make_session(
             session's 18. Buffers that are not shared are freed all the same.
         exact: whether the kernels multiply floats, whatever the environment says, and do not round
             queries and weights to 16 bits.
+        ep: where it runs. Nodes that this provider does not claim run on the CPU, see
+            ``placement``.
 
     Raises:
-        LibraryError: the library is missing, does not load, or has another row layout.
+        LibraryError: the library or the provider is missing or does not load, or the library has
+            another row layout.
         ModelFileError: the model or its external data is missing or not readable.
-        UnsupportedModelError: ONNX Runtime cannot run this graph on the CPU.
+        UnsupportedModelError: ONNX Runtime cannot run this graph there.
     """
+    if (missing := absent(ep)) is not None:
+        raise missing
+    if ep.has_own_memory and not _HAS_RECORD:
+        raise LibraryError(
+            f"onnxruntime {onnxruntime.__version__} keeps no record of which nodes "
+            f"{ep.provider} runs",
+            fix=f"install {ep.package} 1.24 or newer",
+        )
     where = str(model) if isinstance(model, Path) else "the model"
     if isinstance(model, Path) and not model.is_file():
         raise ModelFileError("there is no such file", where=where, fix="check the path")
@@ -123,17 +139,24 @@ def make_session(
     if library:
         _register(options)
     source = str(model) if isinstance(model, Path) else model
+    providers = [(ep.provider, dict(ep.options))]
+    if ep.has_own_memory:
+        providers.append((CPU.provider, {}))
+        # A provider logs its errors by itself, and not by the session.
+        onnxruntime.set_default_logger_severity(_LOG_FATAL)
     try:
         with _products_of_floats() if exact else nullcontext():
-            session = onnxruntime.InferenceSession(source, options, providers=[CPU])
+            session = onnxruntime.InferenceSession(
+                source,
+                options,
+                providers=providers,
+                disabled_optimizers=list(ep.disabled_optimizers) or None,
+                enable_fallback=0,
+            )
     except Exception as error:
-        raise _load_error(error, where) from error
-    if CPU not in session.get_providers():
-        raise UnsupportedModelError(
-            f"onnxruntime gave {', '.join(session.get_providers())} instead of {CPU}",
-            where=where,
-            fix="install an onnxruntime with the CPU provider",
-        )
+        raise load_error(error, where, ep) from error
+    if ep.provider not in session.get_providers():
+        raise not_loaded(ep)
     if not _HAS_RECORD:
         _registered[session] = library
     return session
@@ -157,16 +180,22 @@ def placement(session: onnxruntime.InferenceSession) -> Placement:
     """Tells where the nodes of a session made by ``make_session`` run."""
     if not _HAS_RECORD:
         return _registered_placement(session)
-    providers: list[str] = []
-    nodes = 0
-    found = {ENCODE: 0, ATTENTION: 0}
+    providers: set[str] = set()
+    assigned: list[PlacedNode] = []
     for subgraph in session.get_provider_graph_assignment_info():
-        providers.append(subgraph.ep_name)
-        for node in subgraph.get_nodes():
-            nodes += 1
-            if node.domain == DOMAIN and node.op_type in found:
-                found[node.op_type] += 1
-    return Placement(tuple(sorted(set(providers))), nodes, found[ENCODE], found[ATTENTION])
+        providers.add(subgraph.ep_name)
+        assigned += (
+            PlacedNode(node.name, node.op_type, node.domain, subgraph.ep_name)
+            for node in subgraph.get_nodes()
+        )
+    own = [node.op_type for node in assigned if node.domain == DOMAIN]
+    return Placement(
+        tuple(sorted(providers)),
+        len(assigned),
+        own.count(ENCODE),
+        own.count(ATTENTION),
+        tuple(assigned),
+    )
 
 
 def _registered_placement(session: onnxruntime.InferenceSession) -> Placement:
@@ -224,20 +253,6 @@ def available_providers() -> tuple[str, ...]:
     return tuple(onnxruntime.get_available_providers())
 
 
-def run_error(error: Exception, where: str) -> TqOnnxError:
-    """The one-sentence form of an error that ONNX Runtime raised while running a graph."""
-    message = _message(error)
-    if "cos_cache" in message:
-        return UsageError(
-            "the text is longer than the positions that the model knows",
-            where=where,
-            fix="give fewer tokens",
-        )
-    return UnsupportedModelError(
-        f"onnxruntime cannot run it: {message}", where=where, fix=_FOR_THE_CPU
-    )
-
-
 def _register(options: Any) -> None:
     from tq_onnx.runtime.library import get_library_path, library_info
 
@@ -254,44 +269,7 @@ def _register(options: Any) -> None:
         options.register_custom_ops_library(str(path))
     except Exception as error:
         raise LibraryError(
-            f"onnxruntime {onnxruntime.__version__} cannot load it: {_message(error)}",
+            f"onnxruntime {onnxruntime.__version__} cannot load it: {message_of(error)}",
             where=str(path),
             fix="reinstall tq-onnx, or use onnxruntime 1.24 or newer",
         ) from error
-
-
-def _load_error(error: Exception, where: str) -> TqOnnxError:
-    kind = type(error).__name__
-    message = _message(error)
-    if kind == "InvalidProtobuf":
-        return ModelFileError("this is not an ONNX model", where=where, fix="check the file")
-    # ONNX Runtime 1.24 names only the file system's complaint.
-    signs = ("xternal data", "xternal initializer", "cannot get file size")
-    if kind == "NoSuchFile" or any(sign in message for sign in signs):
-        named = _QUOTED.findall(" ".join(str(error).split()))
-        file = f" from {named[-1]}" if named else f": {message}"
-        return ModelFileError(
-            f"its weights cannot be read{file}",
-            where=where,
-            fix="put the external data file beside the model",
-        )
-    if kind == "NotImplemented":
-        return UnsupportedModelError(
-            f"the CPU has no kernel for a node: {message}",
-            where=where,
-            fix="export the model for the CPU",
-        )
-    return UnsupportedModelError(
-        f"onnxruntime {onnxruntime.__version__} refuses the graph: {message}",
-        where=where,
-        fix=_FOR_THE_CPU,
-    )
-
-
-def _message(error: Exception) -> str:
-    """ONNX Runtime's message without its prefix, source places and line breaks."""
-    text = _ERROR_PREFIX.sub("", " ".join(str(error).split()))
-    text = _STATUS.sub(r"node \1: ", text)
-    text = text.replace("Exception during initialization: ", "")
-    text = _SOURCE_PLACE.sub("", text).strip().rstrip(".")
-    return text if len(text) <= _MESSAGE_LENGTH else f"{text[:_MESSAGE_LENGTH]}..."

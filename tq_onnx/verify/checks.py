@@ -17,7 +17,7 @@ from tq_onnx.codec.rotation import rotation_of
 from tq_onnx.runtime.cache import CacheSpec
 from tq_onnx.runtime.session import Port, placement, ports
 from tq_onnx.verify.drift import DriftFigures
-from tq_onnx.verify.ladder import KERNEL, LadderFigures, ReconstructionFigures
+from tq_onnx.verify.ladder import BODY, KERNEL, LadderFigures, ReconstructionFigures
 from tq_onnx.verify.modes import ModeFigures
 from tq_onnx.verify.probe import Probe
 from tq_onnx.verify.report import Check, MemoryFigures
@@ -196,7 +196,7 @@ def ladder_holds(probe: Probe, rungs: Sequence[LadderFigures]) -> list[Check]:
         wrong = sum(rung.codes_wrong for rung in own)
         steps = max(rung.scale_steps for rung in own)
         dtype = dtypes[own[0].layer]
-        rate = MAX_TIES if backend == KERNEL else MAX_BODY_TIES[dtype]
+        rate = MAX_BODY_TIES[dtype] if backend == BODY else MAX_TIES
         # One tie in a short text is no rate.
         few = differing <= max(1, rate * codes)
         checks.append(

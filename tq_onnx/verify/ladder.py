@@ -30,6 +30,8 @@ from tq_onnx.verify.rowcomparison import ELEMENTS, compare_rows
 
 KERNEL: Final = "kernel"
 BODY: Final = "function body"
+DEVICE: Final = "kernel on {}"
+"""Name of the backend that an execution provider with its own memory is."""
 
 ORACLE_QUERIES: Final = 32
 

@@ -78,7 +78,7 @@ def compare_modes(
         fixed = subject.decoder(capacity=given or len(prompt) + new_tokens + chunk)
         logits = fixed.prefill(prompt[None])[0, -1]
         equal = _continue(fixed, logits, new_tokens) == tokens
-        differing = _differing(final, all_caches(fixed))
+        differing = bytes_differing(final, all_caches(fixed))
     return ModeFigures(
         prompt_tokens=len(prompt),
         new_tokens=new_tokens,
@@ -104,7 +104,8 @@ def all_caches(decoder: Decoder) -> list[npt.NDArray[Any]]:
     return [decoder.cache(index) for index in range(len(decoder.signature.caches))]
 
 
-def _differing(some: list[npt.NDArray[Any]], others: list[npt.NDArray[Any]]) -> int:
+def bytes_differing(some: list[npt.NDArray[Any]], others: list[npt.NDArray[Any]]) -> int:
+    """How many bytes of some arrays differ from those of others."""
     return sum(
         int((one.view(np.uint8) != other.view(np.uint8)).sum())
         for one, other in zip(some, others, strict=True)
@@ -112,9 +113,9 @@ def _differing(some: list[npt.NDArray[Any]], others: list[npt.NDArray[Any]]) -> 
 
 
 def _apart(some: list[npt.NDArray[Any]], others: list[npt.NDArray[Any]], plan: Plan | None) -> int:
-    """As ``_differing``, but for roundings of floats of 32 bits, and of floats kept as they are."""
+    """As ``bytes_differing``, but for roundings of float32, and of floats kept as they are."""
     if plan is None:
-        return _differing(some, others)
+        return bytes_differing(some, others)
     kinds = [(codec, layer) for layer in plan.layers for codec in layer.codecs]
     count = 0
     for one, other, (codec, layer) in zip(some, others, kinds, strict=True):

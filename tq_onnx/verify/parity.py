@@ -9,7 +9,7 @@ are measured and reported; they depend on model and text, so no verdict hangs on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,13 +17,17 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.errors import UnsupportedModelError, UsageError, VerificationError
+from tq_onnx.graph.load import load
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.generate import generate
-from tq_onnx.verify import checks, ladder, quality
+from tq_onnx.runtime.providers import CPU, ExecutionProvider
+from tq_onnx.verify import checks, ladder, providerchecks, quality
+from tq_onnx.verify.crossproviders import compare_providers
 from tq_onnx.verify.drift import measure_drift
 from tq_onnx.verify.greedy import GreedyFigures, compare_greedy
-from tq_onnx.verify.ladder import BODY, KERNEL
+from tq_onnx.verify.ladder import BODY, DEVICE, KERNEL
 from tq_onnx.verify.modes import all_caches, compare_modes
+from tq_onnx.verify.placements import report_placement
 from tq_onnx.verify.probe import Probe, make_probe
 from tq_onnx.verify.report import MemoryFigures, VerifyReport
 from tq_onnx.verify.subject import Subject, open_converted, open_original
@@ -54,6 +58,7 @@ def verify(
     context: int = 512,
     library: bool = True,
     threads: int | None = None,
+    ep: ExecutionProvider = CPU,
     on_stage: Stage | None = None,
 ) -> VerifyReport:
     """Compares a converted model with its original.
@@ -67,6 +72,8 @@ def verify(
         context: tokens per perplexity window.
         library: whether to check the library's kernels, too; if not, only the function bodies run.
         threads: threads within an operator.
+        ep: where the converted model runs when it is compared with the original, which always runs
+            on the CPU; it is then compared with itself on the CPU too.
         on_stage: progress callback.
 
     Returns:
@@ -80,7 +87,7 @@ def verify(
     told("Opening both models", 0, 1)
     before, after = (
         open_original(original, threads=threads),
-        open_converted(converted, library=library, threads=threads),
+        open_converted(converted, library=library, threads=threads, ep=ep),
     )
     if isinstance(tokens, int):
         tokens = pseudo_random_tokens(before.vocabulary, tokens)
@@ -101,7 +108,7 @@ def verify(
     context = min(context, len(text), room)
     figures = quality.compare(
         before.decoder(),
-        after.decoder(),
+        after.decoder(most=context),
         text,
         vocabulary=before.vocabulary,
         context=context,
@@ -112,11 +119,12 @@ def verify(
     new_tokens = min(new_tokens, 1 if before.signature.first_only else room - len(prompt))
     told("Continuing a prompt with both models", 0, 1)
     greedy = _greedy(before, after, prompt.tolist(), new_tokens, figures.logit_rms_difference)
-    own, other = before.decoder(), after.decoder()
+    own, other = before.decoder(), after.decoder(most=len(prompt))
     own.prefill(prompt[None])
     other.prefill(prompt[None])
     memory = _memory(before, own, after, other)
     caches = all_caches(own), all_caches(other)
+    nodes = report_placement(after.session, load(converted).model)
     found += [checks.placed(after, library), checks.sizes(after, memory)]
     del before, own, other
     told("Feeding caches in every way", 0, 1)
@@ -136,8 +144,16 @@ def verify(
         )
     drift = measure_drift(*caches, probe)
     found += [checks.tables(probe), checks.same_weights(drift, probe)]
-    rungs, losses, gap = _climb(probe, text[: min(context, PROBE_TOKENS)], library, threads, told)
+    rungs, losses, gap = _climb(
+        probe, text[: min(context, PROBE_TOKENS)], _backends(library, ep), threads, told
+    )
     found += [*checks.ladder_holds(probe, rungs), *checks.theory_holds(losses)]
+    device = None
+    if ep.has_own_memory:
+        told(f"Comparing {ep.provider} with the CPU", 0, 1)
+        device = compare_providers(probe, prompt, new_tokens=new_tokens, ep=ep, threads=threads)
+        found.append(providerchecks.on_device(nodes))
+        found += providerchecks.providers_agree(device, probe.layers[0].plan.dtype)
     return VerifyReport(
         original=original,
         converted=converted,
@@ -153,6 +169,8 @@ def verify(
         drift=tuple(drift),
         ladder=tuple(rungs),
         logits_kernel_body=gap,
+        placement=nodes,
+        device=device,
     )
 
 
@@ -172,7 +190,7 @@ def _greedy(
     before: Subject, after: Subject, prompt: list[int], count: int, noise: float
 ) -> GreedyFigures:
     own, other = (
-        generate(subject.decoder(), prompt, max_new_tokens=count).tokens
+        generate(subject.decoder(most=len(prompt) + count), prompt, max_new_tokens=count).tokens
         for subject in (before, after)
     )
     return compare_greedy(before.decoder(), prompt, own, other, noise)
@@ -188,24 +206,41 @@ def _memory(before: Subject, own: Decoder, after: Subject, other: Decoder) -> Me
     )
 
 
+@dataclass(frozen=True)
+class _Backend:
+    """What runs the nodes that the ladder judges."""
+
+    name: str
+    library: bool
+    ep: ExecutionProvider = CPU
+
+
+def _backends(library: bool, ep: ExecutionProvider) -> list[_Backend]:
+    found = [_Backend(KERNEL, True), _Backend(BODY, False)] if library else [_Backend(BODY, False)]
+    if ep.has_own_memory:
+        found.append(_Backend(DEVICE.format(ep.provider), True, ep))
+    return found
+
+
 def _climb(
     probe: Probe,
     text: npt.NDArray[np.int64],
-    library: bool,
+    backends: Sequence[_Backend],
     threads: int | None,
     told: Stage,
 ) -> tuple[list[ladder.LadderFigures], list[ladder.ReconstructionFigures], float | None]:
-    """Both backends on a prompt and on one more token; the first also on all of ``text``."""
-    backends = [(KERNEL, True), (BODY, False)] if library else [(BODY, False)]
+    """Every backend on a prompt and on one more token; the first also on all of ``text``."""
     rungs: list[ladder.LadderFigures] = []
     losses: list[ladder.ReconstructionFigures] = []
     logits: list[npt.NDArray[np.float64]] = []
     done, total = 0, (1 + 2 * len(backends)) * len(probe.layers)
-    for backend, kernels in backends:
-        decoder = probe.decoder(library=kernels, threads=threads)
+    # A prompt and one token after it; before that, once, a longer one for the statistics.
+    rung = text[:LADDER_TOKENS]
+    for backend in backends:
+        decoder = probe.decoder(
+            library=backend.library, threads=threads, ep=backend.ep, most=len(rung)
+        )
         found: dict[int, ladder.LadderFigures] = {}
-        # A prompt and one token after it; before that, once, a longer one for the statistics.
-        rung = text[:LADDER_TOKENS]
         calls = [rung] if decoder.signature.first_only else [rung[:-1], rung[-1:]]
         if not losses:
             calls.insert(0, text)
@@ -214,7 +249,7 @@ def _climb(
                 decoder.reset()
             last, vectors = _feed(decoder, call, probe)
             for layer in probe.layers:
-                figures, caches = ladder.judge_layer(decoder, layer, backend)
+                figures, caches = ladder.judge_layer(decoder, layer, backend.name)
                 found[figures.layer] = _worse(found.get(figures.layer), figures)
                 if call is text:
                     losses += ladder.reconstruction(vectors, layer, caches)
@@ -223,7 +258,7 @@ def _climb(
         logits.append(last)
         rungs += found.values()
     gap = None
-    if library:
+    if [backend.name for backend in backends[:2]] == [KERNEL, BODY]:
         gap = float(np.abs(logits[0] - logits[1]).max() / max(np.abs(logits[1]).max(), 1e-30))
     return rungs, losses, gap
 

@@ -21,11 +21,13 @@ from tq_onnx.codec.reference import offset_rows
 from tq_onnx.codec.spec import Codec
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.graph.load import load
-from tq_onnx.graph.plan import METADATA_PLAN, LayerPlan, Plan
+from tq_onnx.graph.plan import CANN, METADATA_PLAN, LayerPlan, Plan
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
 from tq_onnx.runtime.decoder import Decoder
+from tq_onnx.runtime.providers import CPU, ExecutionProvider
 from tq_onnx.runtime.session import make_session
 from tq_onnx.runtime.signature import signature_of
+from tq_onnx.verify.exposing import expose
 from tq_onnx.verify.subject import made_up_embeddings
 
 Array = npt.NDArray[Any]
@@ -132,14 +134,32 @@ class Probe:
     layers: tuple[LayerNames, ...]
     plan: Plan
 
-    def decoder(self, *, library: bool, threads: int | None = None) -> Decoder:
-        """A growing decoder of batch 1 whose ``watched`` holds the inner values."""
+    def decoder(
+        self,
+        *,
+        library: bool,
+        threads: int | None = None,
+        exact: bool = False,
+        ep: ExecutionProvider = CPU,
+        most: int | None = None,
+    ) -> Decoder:
+        """A decoder of batch 1 whose ``watched`` holds the inner values.
+
+        Args:
+            library: as for ``make_session``, like all but the last.
+            threads: threads within an operator.
+            exact: whether the kernels multiply floats.
+            ep: where it runs.
+            most: capacity of caches that cannot grow because they are on a device.
+        """
         session = make_session(
             self.model,
             library=library,
             threads=threads,
             external_data=self.external_data,
             memory_reuse=library,
+            exact=exact,
+            ep=ep,
         )
         watch = dict.fromkeys(name for layer in self.layers for name in layer.watched())
         signature = signature_of(session, self.plan)
@@ -147,6 +167,7 @@ class Probe:
         return Decoder(
             session,
             signature,
+            capacity=(signature.slots or most) if ep.has_own_memory else None,
             watch=[name for name in watch if name not in caches],
             embeddings=made_up_embeddings(session, self.plan.interface),
         )
@@ -187,7 +208,7 @@ def lay_open(
         for layer in plan.layers
         if layers is None or layer.layer in layers
     )
-    _expose(model, names)
+    expose(model.graph, _watched(names), views=plan.target != CANN)
     return Probe(ir.to_proto(model).SerializeToString(), external_data, names, plan)
 
 
@@ -259,23 +280,13 @@ def _name(value: ir.Value | None) -> str:
     return value.name
 
 
-def _expose(model: ir.Model, layers: tuple[LayerNames, ...]) -> None:
-    """Makes the watched values graph outputs, with the types that the plan tells."""
-    values = {
-        value.name: value
-        for node in model.graph
-        for value in (*node.inputs, *node.outputs)
-        if value is not None
-    }
-    present = {value.name for value in model.graph.outputs}
+def _watched(layers: Collection[LayerNames]) -> dict[str, ir.TypeAndShape]:
+    """Outputs that the probe adds to the graph, with the types that the plan tells."""
+    found: dict[str, ir.TypeAndShape] = {}
     for layer in layers:
         for name in layer.watched():
-            if name in present:
-                continue
-            present.add(name)
-            value = values[name]
             length = name == layer.key.past_length
-            value.dtype = ir.DataType.INT64 if length else ir.DataType[layer.plan.dtype]
-            if value.shape is None:
-                value.shape = ir.Shape([None] * (1 if length or name == layer.sink else 4))
-            model.graph.outputs.append(value)
+            dtype = ir.DataType.INT64 if length else ir.DataType[layer.plan.dtype]
+            rank = 1 if length or name == layer.sink else 4
+            found.setdefault(name, ir.TypeAndShape(ir.TensorType(dtype), ir.Shape([None] * rank)))
+    return found

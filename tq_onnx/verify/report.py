@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tq_onnx.verify.crossproviders import ProviderFigures
 from tq_onnx.verify.drift import DriftFigures
 from tq_onnx.verify.greedy import GreedyFigures
 from tq_onnx.verify.ladder import BODY, KERNEL, LadderFigures, ReconstructionFigures
 from tq_onnx.verify.modes import ModeFigures
+from tq_onnx.verify.placements import PlacementReport
 from tq_onnx.verify.quality import QualityFigures
 
 if TYPE_CHECKING:
@@ -74,6 +76,8 @@ class VerifyReport:
         drift: every cache against the original's.
         ladder: every backend on every layer.
         logits_kernel_body: largest relative difference of logits between kernels and bodies.
+        placement: where the nodes of the converted model ran that was compared with the original.
+        device: the converted model on that provider against itself on the CPU; None if that is it.
     """
 
     original: Path
@@ -90,6 +94,8 @@ class VerifyReport:
     drift: tuple[DriftFigures, ...]
     ladder: tuple[LadderFigures, ...]
     logits_kernel_body: float | None
+    placement: PlacementReport
+    device: ProviderFigures | None = None
 
     @property
     def holds(self) -> bool:
@@ -144,9 +150,10 @@ def _quality(report: VerifyReport) -> Table:
 
 
 def _layers(report: VerifyReport) -> Table:
+    backends = list(dict.fromkeys((KERNEL, BODY, *(rung.backend for rung in report.ladder))))
     table = _table(
         "Layers: relative squared errors of the caches; drift is the distance from the original's "
-        "caches; kernel and body are relative errors of attention",
+        "caches; the last columns are relative errors of attention",
         ">layer",
         "codec",
         ">theory",
@@ -154,8 +161,7 @@ def _layers(report: VerifyReport) -> Table:
         ">value",
         ">key drift",
         ">value drift",
-        ">kernel",
-        ">body",
+        *(f">{backend}" for backend in backends),
     )
     attention = {(r.layer, r.backend): f"{r.attention_error:.1e}" for r in report.ladder}
     keys = [loss for loss in report.layers if loss.cache == "key"]
@@ -170,8 +176,7 @@ def _layers(report: VerifyReport) -> Table:
             _error(value),
             f"{drift.key:.5f}",
             f"{drift.value:.5f}",
-            attention.get((key.layer, KERNEL), "-"),
-            attention.get((key.layer, BODY), "-"),
+            *(attention.get((key.layer, backend), "-") for backend in backends),
         )
     return table
 

@@ -17,8 +17,10 @@ from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.graph.plan import METADATA_PLAN, CachePair, Interface, Plan
 from tq_onnx.runtime.cache import cache_spec
 from tq_onnx.runtime.decoder import Decoder
+from tq_onnx.runtime.providers import CPU, ExecutionProvider, provider_of
 from tq_onnx.runtime.session import make_session, ports, vocabulary_size
 from tq_onnx.runtime.signature import Signature, plan_of, signature_of
+from tq_onnx.verify.placements import refuse_misplaced
 
 _MADE_UP_ROWS: Final = 1024
 _MADE_UP_SIZE: Final = 0.02
@@ -105,11 +107,15 @@ class Subject:
         alias: bool | None = None,
         watch: tuple[str, ...] = (),
         first: Subject | None = None,
+        most: int | None = None,
     ) -> Decoder:
         """A decoder with empty caches; one that takes embeddings gets made-up ones.
 
-        ``first`` is a graph for first prompts whose caches this one continues.
+        ``first`` is a graph for first prompts whose caches this one continues; ``most`` is the
+        capacity of caches that cannot grow because they are on a device.
         """
+        if capacity is None and provider_of(self.session).has_own_memory:
+            capacity = self.signature.slots or most
         return Decoder(
             self.session,
             self.signature,
@@ -138,7 +144,12 @@ def made_up_embeddings(session: Any, interface: Interface) -> npt.NDArray[np.flo
 
 
 def open_subject(
-    path: Path, *, library: bool = True, threads: int | None = None, exact: bool = False
+    path: Path,
+    *,
+    library: bool = True,
+    threads: int | None = None,
+    exact: bool = False,
+    ep: ExecutionProvider = CPU,
 ) -> Subject:
     """Opens a model.
 
@@ -147,13 +158,20 @@ def open_subject(
         library: whether a converted model runs on the library's kernels; if not, on its bodies.
         threads: threads within an operator.
         exact: whether the kernels multiply floats, see ``make_session``.
+        ep: where it runs, and all of it.
 
     Raises:
-        TqOnnxError: the file, the library or the graph is refused, see ``make_session``; an
-            original is also refused if its attention is not recognised.
+        TqOnnxError: the file, the library, the provider or the graph is refused, see
+            ``make_session``; an original is also refused if its attention is not recognised, and
+            a model if the provider would leave nodes to the CPU.
     """
     from tq_onnx.graph.load import load
 
+    if ep.has_own_memory and not library:
+        raise UsageError(
+            f"function bodies are not what {ep.provider} runs",
+            fix="use the library, or leave out --ep",
+        )
     loaded = load(path)  # refuses what is no model, before onnxruntime sees it
     converted = METADATA_PLAN in loaded.model.metadata_props
     session = make_session(
@@ -162,7 +180,10 @@ def open_subject(
         threads=threads,
         memory_reuse=library or not converted,
         exact=exact,
+        ep=ep,
     )
+    if ep.has_own_memory:
+        refuse_misplaced(session, loaded.model, path)
     plan = plan_of(session)
     if plan is not None:
         return Subject(loaded.path, session, signature_of(session, plan))
@@ -170,10 +191,15 @@ def open_subject(
 
 
 def open_converted(
-    path: Path, *, library: bool = True, threads: int | None = None, exact: bool = False
+    path: Path,
+    *,
+    library: bool = True,
+    threads: int | None = None,
+    exact: bool = False,
+    ep: ExecutionProvider = CPU,
 ) -> Subject:
     """As ``open_subject``, for a model that must be a converted one."""
-    subject = open_subject(path, library=library, threads=threads, exact=exact)
+    subject = open_subject(path, library=library, threads=threads, exact=exact, ep=ep)
     if subject.plan is None:
         raise UnsupportedModelError(
             "this model was not converted by tq-onnx", where=str(path), fix="convert it first"

@@ -1,0 +1,168 @@
+"""``verify``, ``info`` and ``generate`` of the bundled Qwen3 that was converted for CANN."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from tests.cann.fake_acl import FakeAcl
+from tests.cann.kernels import ByArchitecture
+from tests.cann.session import CANN
+from tests.cli.run import run
+from tests.runtime.models import HALF, ids, original
+from tq_onnx.graph.options import Options
+from tq_onnx.graph.pipeline import convert
+from tq_onnx.integrations.bundled import build_bundled
+from tq_onnx.runtime import providers
+from tq_onnx.verify.modes import all_caches
+from tq_onnx.verify.subject import open_converted
+
+pytestmark = [pytest.mark.cann, pytest.mark.usefixtures("kernels_named")]
+
+EP = ("--ep", "cann")
+SHORT = ("--tokens", 80, "--context", 40, "--new-tokens", 6, "--threads", 1)
+
+
+@pytest.fixture
+def kernels_named(kernel_files: ByArchitecture[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TQ_ONNX_CANN_KERNELS", str(kernel_files[2201]))
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The original, and its conversion."""
+    folder = tmp_path_factory.mktemp("cann")
+    original = build_bundled("dynamo", folder)
+    convert(original, folder / "cann.onnx", options=Options(target="cann"))
+    return original, folder / "cann.onnx"
+
+
+def test_verify_holds_on_the_device_and_beside_the_cpu(
+    fake: FakeAcl, pair: tuple[Path, Path]
+) -> None:
+    outcome = run("verify", *pair, *EP, *SHORT, "--json")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.document["holds"] is True
+    report = outcome.document["report"]
+    names = [check["name"] for check in report["checks"] if CANN in check["name"]]
+    assert names == [
+        f"encode: kernel on {CANN} equals the reference",
+        f"attention: kernel on {CANN} equals the reference",
+        f"{CANN} runs every node that it should",
+        f"logits on {CANN} equal those on the CPU",
+        f"greedy tokens on {CANN} equal those on the CPU",
+        f"caches on {CANN} equal those on the CPU",
+    ]
+    placement = report["placement"]
+    assert (placement["provider"], placement["misplaced"]) == (CANN, [])
+    assert (placement["encode"], placement["attention"]) == (8, 4)
+    assert placement["on_provider"] + sum(placement["elsewhere"].values()) == placement["nodes"]
+    device = report["device"]
+    assert (device["provider"], device["same_tokens"], device["new_tokens"]) == (CANN, 6, 6)
+    assert device["logit_error"] <= 1e-4
+    assert device["codes_wrong"] == 0
+
+
+def test_a_batch_in_place(fake: FakeAcl, pair: tuple[Path, Path]) -> None:
+    """Two sequences of one length, whose prompts are fed in two calls."""
+    ours = open_converted(pair[1], ep=providers.CANN).decoder(batch=2, capacity=32)
+    theirs = open_converted(pair[1], exact=True).decoder(batch=2, capacity=32)
+    fake.set_delay(300)
+    tokens = ids(20, batch=2, seed=5)
+    for one in (ours, theirs):
+        one.prefill(tokens, chunk=12)
+    for step in range(6):
+        logits = [one.step([step, 50 + step]) for one in (ours, theirs)]
+        np.testing.assert_allclose(*logits, atol=1e-4)
+    for mine, its in zip(all_caches(ours), all_caches(theirs), strict=True):
+        np.testing.assert_array_equal(mine, its)
+
+
+def test_float16_holds(fake: FakeAcl, tmp_path: Path) -> None:
+    """The CPU computes between its nodes in float32: other codes, each right for its vector."""
+    path = tmp_path / "cann.onnx"
+    convert(original(HALF), path, options=Options(target="cann"))
+    outcome = run("verify", original(HALF), path, *EP, *SHORT, "--json")
+    assert (outcome.code, outcome.err) == (0, "")
+    device = outcome.document["report"]["device"]
+    assert device["bytes_differing"] > 0
+    assert (device["codes_wrong"], device["scale_steps"]) == (0, 0)
+    assert 1e-4 < device["vector_error"] < 5e-3
+
+
+def test_the_table_of_verify(fake: FakeAcl, pair: tuple[Path, Path]) -> None:
+    outcome = run("verify", *pair, *EP, *SHORT)
+    assert outcome.code == 0
+    assert "verified: 18 of 18 checks hold" in outcome.out
+    assert f"kernel on {CANN}" in outcome.out
+
+
+def test_without_the_option_the_cpu_runs_it(pair: tuple[Path, Path]) -> None:
+    outcome = run("verify", *pair, *SHORT, "--json")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.document["report"]["device"] is None
+    assert outcome.document["report"]["placement"]["provider"] == "CPUExecutionProvider"
+
+
+def test_info(fake: FakeAcl, pair: tuple[Path, Path]) -> None:
+    outcome = run("info", pair[1], "--check", *EP, "--json")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.document["provider"]["placement"]["misplaced"] == []
+
+
+def test_generate_says_what_it_says_on_the_cpu(fake: FakeAcl, pair: tuple[Path, Path]) -> None:
+    asked = ("generate", pair[1], "--prompt", "It was ", "--max-new-tokens", 12, "--json")
+    ours, theirs = run(*asked, *EP).document, run(*asked).document
+    assert ours["text"] == theirs["text"]
+    assert ours["tokens"] == theirs["tokens"]
+    assert (ours["provider"], theirs["provider"]) == (CANN, "CPUExecutionProvider")
+    assert ours["cache_bytes"] == ours["capacity"] * ours["cache_bytes_per_token"]
+
+
+def spoilt(model: onnx.ModelProto, op: str, to: str) -> str:
+    """Puts a node behind the first of an operator; returns its name."""
+    node = next(node for node in model.graph.node if node.op_type == op)
+    index = list(model.graph.node).index(node)
+    before = f"{node.output[0]}/before"
+    after = onnx.NodeProto(op_type=to, input=[before], output=[node.output[0]], name="intruder")
+    node.output[0] = before
+    model.graph.node.insert(index + 1, after)
+    del model.graph.value_info[:]
+    return after.name
+
+
+def test_one_node_on_the_cpu_is_enough(
+    fake: FakeAcl, pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    model = onnx.load(pair[1])
+    name = spoilt(model, "Swish", "Softsign")
+    path = tmp_path / "spoilt.onnx"
+    onnx.save(model, path)
+    told = f"{path}: node {name} (Softsign) runs on CPUExecutionProvider"
+    for command in (
+        ["verify", pair[0], path, *SHORT],
+        ["generate", path, "--prompt", "It was "],
+    ):
+        assert told in run(*command, *EP).sentence(3)
+    assert told in run("info", path, "--check", *EP).sentence(5)
+
+
+def test_weights_that_differ_do_not_hold(
+    fake: FakeAcl, pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Of the original; the provider agrees with the CPU about them all the same."""
+    model = onnx.load(pair[1])
+    weight = max(model.graph.initializer, key=lambda tensor: len(tensor.raw_data))
+    array = numpy_helper.to_array(weight)
+    changed = np.random.default_rng(0).permutation(array.reshape(-1)).reshape(array.shape)
+    weight.CopyFrom(numpy_helper.from_array(changed, weight.name))
+    path = tmp_path / "changed.onnx"
+    onnx.save(model, path)
+    outcome = run("verify", pair[0], path, *EP, *SHORT, "--json")
+    assert outcome.code == 5
+    failed = [one["name"] for one in outcome.document["report"]["checks"] if not one["holds"]]
+    assert not [name for name in failed if "those on the CPU" in name]

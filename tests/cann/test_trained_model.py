@@ -1,0 +1,203 @@
+"""The trained Qwen3, converted for CANN, in the real wheel: 64 tokens beside the CPU provider.
+
+The device is simulated and so are its kernels; provider, session, converted file, operators'
+library and runner are those that a user has. What is compared with is the same file on the CPU
+provider of the same wheel.
+
+Two providers sum in different orders. Now and then a coordinate of a key or value lies within that
+noise of the boundary between two codes, and then either code is right; behind such a tie a decoder
+goes its own way by a little. So several texts are read: up to its first tie each is held to the
+limits, a tie may change one row, and most texts have none. That a tie is one is shown by
+``verify --ep cann`` (tests/cann/test_ep_verify.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cann.bench import Measured
+from tests.cann.fake_acl import FakeAcl
+from tests.cann.kernels import ARCHITECTURES, ByArchitecture, Kernels
+from tests.cann.session import CANN, CPU, Array, CannSession
+from tq_onnx.graph.options import Options
+from tq_onnx.graph.pipeline import convert
+from tq_onnx.integrations.bundled import build_bundled, heldout_text
+from tq_onnx.integrations.huggingface import load_tokenizer
+from tq_onnx.runtime import providers
+from tq_onnx.runtime.decoder import Decoder
+from tq_onnx.runtime.library import get_library_path
+from tq_onnx.verify.subject import Subject, open_converted
+
+pytestmark = pytest.mark.cann
+
+ROUTES = ("dynamo", "genai")
+PLACES = (1000, 5000, 20000)
+"""Where in the held-out text prompts begin."""
+PROMPT, STEPS = 24, 64
+CAPACITY = 128
+TOLERANCE = 1e-4
+MOST_COPIES = 4
+TIE_BYTES = 3
+"""A byte with the code, and the scale that makes up for it."""
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    files = {}
+    for route in ROUTES:
+        folder = tmp_path_factory.mktemp(route)
+        files[route] = folder / "cann.onnx"
+        convert(build_bundled(route, folder), files[route], options=Options(target="cann"))
+    return files
+
+
+@pytest.fixture(scope="module")
+def prompts(converted: dict[str, Path]) -> list[list[int]]:
+    tokenizer, text = load_tokenizer(converted["dynamo"].parent), heldout_text()
+    return [tokenizer.encode(text[place : place + 400])[:PROMPT] for place in PLACES]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The simulated device, the models, and where figures go."""
+
+    fake: FakeAcl
+    converted: dict[str, Path]
+    measured: Measured
+
+
+@pytest.fixture
+def bench(fake: FakeAcl, converted: dict[str, Path], measured: Measured) -> Bench:
+    return Bench(fake, converted, measured)
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def simulated(
+    request: pytest.FixtureRequest,
+    kernel_files: ByArchitecture[Path],
+    libraries: ByArchitecture[Kernels],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Kernels:
+    """The kernels of one architecture, as the library that the operators open."""
+    monkeypatch.setenv("TQ_ONNX_CANN_KERNELS", str(kernel_files[request.param]))
+    kernels = libraries[request.param]
+    kernels.reset()
+    return kernels
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """A text on the device and on the CPU.
+
+    Attributes:
+        same_tokens: whether all greedy tokens are.
+        logit_error: largest difference of a logit before the first difference of a cache.
+        tie_bytes: bytes of the first cache row that differs; 0 if none does.
+        bytes_differing: those of all caches at the end.
+        copies: the most between host and device in a step.
+    """
+
+    same_tokens: bool
+    logit_error: float
+    tie_bytes: int
+    bytes_differing: int
+    copies: int
+
+
+def compare(host: Subject, device: Subject, prompt: list[int], fake: FakeAcl) -> Compared:
+    """Decodes greedily on both, with caches of fixed capacity, in place."""
+    own, its = (subject.decoder(capacity=CAPACITY) for subject in (host, device))
+    ids, same, error, tie, copies = prompt, True, 0.0, 0, 0
+    for step in range(1 + STEPS):
+        expected = own.prefill([ids])[0, -1]
+        fake.reset()
+        found = its.prefill([ids])[0, -1]
+        counts = fake.copies()
+        if step > 0:
+            between = counts.get("host_to_device", 0) + counts.get("device_to_host", 0)
+            copies = max(copies, between)
+        same = same and found.argmax() == expected.argmax()
+        tie = tie or _first_difference(own, its)
+        if not tie:
+            error = max(error, float(np.abs(found - expected).max()))
+        ids = [int(expected.argmax())]
+    assert its.in_place
+    return Compared(same, error, tie, sum(_differing(own, its)), copies)
+
+
+def _differing(own: Decoder, its: Decoder) -> Iterator[int]:
+    for index in range(len(own.signature.caches)):
+        yield int((own.cache(index) != its.cache(index)).sum())
+
+
+def _first_difference(own: Decoder, its: Decoder) -> int:
+    """How many bytes differ in the first layer that has a difference."""
+    per_cache = list(_differing(own, its))
+    layers = [max(per_cache[at : at + 2]) for at in range(0, len(per_cache), 2)]
+    return next((count for count in layers if count), 0)
+
+
+@pytest.mark.parametrize("delay", [0, 200], ids=["prompt", "delayed"])
+@pytest.mark.parametrize("route", ROUTES)
+def test_decodes_as_on_the_cpu(
+    simulated: Kernels, bench: Bench, prompts: list[list[int]], route: str, delay: int
+) -> None:
+    host = open_converted(bench.converted[route], exact=True)
+    device = open_converted(bench.converted[route], ep=providers.CANN)
+    assert device.session.get_providers() == [CANN, CPU]
+    bench.fake.set_delay(delay)
+    found = [compare(host, device, prompt, bench.fake) for prompt in prompts]
+
+    if (route, delay) == (ROUTES[0], 0):
+        shown = min(found, key=lambda one: one.bytes_differing)
+        bench.measured("provider", device.session.get_providers()[0])
+        bench.measured("copies_per_step", max(one.copies for one in found))
+        bench.measured("same_greedy_tokens", all(one.same_tokens for one in found))
+        bench.measured("cache_bytes_differing", shown.bytes_differing)
+        bench.measured("max_logit_error", max(one.logit_error for one in found))
+    for one in found:
+        assert one.same_tokens
+        assert one.logit_error <= TOLERANCE
+        assert one.tie_bytes <= TIE_BYTES
+        assert one.copies <= MOST_COPIES
+    assert sum(one.bytes_differing == 0 for one in found) * 2 > len(found)
+    assert simulated.hazards == 0, simulated.messages()
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_node_of_floats_runs_on_the_device(
+    simulated: Kernels, bench: Bench, tmp_path: Path, route: str
+) -> None:
+    """By the profile of what ran, not by what was planned."""
+    session = CannSession(
+        str(bench.converted[route]),
+        tmp_path,
+        disabled=providers.CANN.disabled_optimizers,
+        library=get_library_path(),
+    )
+    session.run(feeds_of(session, tokens=3))
+    ran = session.end()
+    on_cpu = [node for node in ran if node.provider == CPU and node.is_float]
+    if route == ROUTES[0]:
+        bench.measured("float_nodes_on_cpu", len(on_cpu))
+    assert {node.provider for node in ran} == {CANN, CPU}
+    assert on_cpu == []
+
+
+def feeds_of(session: CannSession, tokens: int) -> dict[str, Array]:
+    """A prompt, and caches with room for more."""
+    given: dict[str, Array] = {
+        "input_ids": np.arange(tokens)[None],
+        "attention_mask": np.ones((1, tokens), np.int64),
+        "position_ids": np.arange(tokens)[None],
+    }
+    inputs = {entry.name: entry.shape for entry in session.session.get_inputs()}
+    for name, shape in inputs.items():
+        if name not in given:
+            given[name] = np.zeros((1, shape[1], CAPACITY, shape[3]), np.uint8)
+    return {name: given[name] for name in inputs}

@@ -1,0 +1,118 @@
+"""The comparison of two providers, with the CPU on both sides; with a device: ``tests/cann``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.runtime.models import DYNAMO, HALF, converted, ids, original
+from tq_onnx.graph.options import Options
+from tq_onnx.graph.pipeline import convert
+from tq_onnx.runtime.providers import CPU
+from tq_onnx.verify import crossproviders
+from tq_onnx.verify.crossproviders import ProviderFigures, compare_providers
+from tq_onnx.verify.probe import Probe, make_probe
+from tq_onnx.verify.providerchecks import providers_agree
+
+pytestmark = pytest.mark.usefixtures("exact_products")
+
+PROMPT = ids(40, seed=3)[0]
+GOOD = ProviderFigures(
+    provider="X",
+    prompt_tokens=9,
+    new_tokens=4,
+    same_tokens=4,
+    gap=None,
+    alike_tokens=12,
+    logit_error=1e-5,
+    later_logit_error=None,
+    largest_logit=10.0,
+    cache_bytes=1000,
+    bytes_differing=0,
+    codes_wrong=0,
+    scale_steps=0,
+    vector_error=1e-6,
+)
+
+
+@pytest.mark.parametrize("name", [DYNAMO, HALF])
+def test_the_same_on_both_sides(name: str) -> None:
+    figures = compare_providers(make_probe(converted(name)), PROMPT, new_tokens=6, ep=CPU)
+    assert (figures.same_tokens, figures.logit_error, figures.bytes_differing) == (6, 0, 0)
+    assert (figures.alike_tokens, figures.later_logit_error) == (len(PROMPT) + 5, None)
+    assert figures.codes_wrong == 0
+    assert figures.largest_logit > 0
+    assert all(check.holds for check in providers_agree(figures, "FLOAT"))
+
+
+def test_another_rotation_is_no_tie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tmp_path / "other.onnx"
+    convert(original(DYNAMO), other, options=Options(seed=1))
+    probe, theirs = make_probe(converted(DYNAMO)), make_probe(other)
+    made = Probe.decoder
+
+    def decoder(self: Probe, **options: Any) -> Any:
+        return made(self if options.get("exact") else theirs, **options)
+
+    monkeypatch.setattr(Probe, "decoder", decoder)
+    figures = compare_providers(probe, PROMPT, new_tokens=6, ep=CPU)
+    assert figures.codes_wrong > 1000
+    assert figures.bytes_differing > 1000
+    failed = [check.name for check in providers_agree(figures, "FLOAT") if not check.holds]
+    assert "caches on CPUExecutionProvider equal those on the CPU" in failed
+
+
+@pytest.mark.parametrize("at", [0, 33])
+def test_one_byte_is_found(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """A code, and the upper byte of a scale."""
+    calls = []
+    given = crossproviders.all_caches
+
+    def spoilt(decoder: Any) -> list[Any]:
+        caches = given(decoder)
+        calls.append(decoder)
+        if len(calls) == 4:  # of the device, after the second call
+            caches[2][0, 1, 17, at] ^= 0x40
+        return caches
+
+    monkeypatch.setattr(crossproviders, "all_caches", spoilt)
+    figures = compare_providers(make_probe(converted(DYNAMO)), PROMPT, new_tokens=2, ep=CPU)
+    assert figures.bytes_differing == 1
+    assert (figures.alike_tokens, figures.later_logit_error) == (len(PROMPT), 0)
+    assert figures.codes_wrong == (1 if at == 0 else 0)
+    assert figures.scale_steps > 1 or at == 0
+    (check,) = (one for one in providers_agree(figures, "FLOAT") if not one.holds)
+    assert check.name.startswith("caches on")
+    assert check.detail.startswith("1 of ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype", "failed"),
+    [
+        ({}, "FLOAT", []),
+        ({"logit_error": 2e-4}, "FLOAT", ["logits"]),
+        ({"logit_error": float("inf")}, "FLOAT", ["logits"]),
+        ({"logit_error": 2e-2}, "FLOAT16", []),
+        ({"logit_error": 4e-1}, "FLOAT16", ["logits"]),
+        # Ties move all that follows, and nothing before.
+        ({"later_logit_error": 2e-2}, "FLOAT", []),
+        ({"later_logit_error": 4e-1}, "FLOAT", ["logits"]),
+        ({"logit_error": 2e-4, "later_logit_error": 2e-2}, "FLOAT", ["logits"]),
+        ({"same_tokens": 3, "gap": 0.15, "later_logit_error": 2e-2}, "FLOAT", []),
+        ({"same_tokens": 3, "gap": 1e-5}, "FLOAT", ["greedy"]),
+        ({"same_tokens": 3, "gap": 0.15}, "FLOAT16", []),
+        ({"same_tokens": 3, "gap": 0.65}, "FLOAT16", ["greedy"]),
+        ({"bytes_differing": 1, "vector_error": 0.1}, "FLOAT", ["caches"]),
+        ({"bytes_differing": 1, "codes_wrong": 1}, "FLOAT", ["caches"]),
+        ({"bytes_differing": 1, "scale_steps": 2}, "FLOAT", ["caches"]),
+        ({"bytes_differing": 1, "scale_steps": 1}, "FLOAT", []),
+    ],
+)
+def test_what_must_hold(changes: dict[str, Any], dtype: str, failed: list[str]) -> None:
+    found = providers_agree(replace(GOOD, **changes), dtype)
+    assert [check.name.split()[0] for check in found if not check.holds] == failed
+    assert np.unique([check.name for check in found]).size == 3

@@ -1,0 +1,73 @@
+"""Execution providers: what ONNX Runtime must be told to run a model on one of them.
+
+ONNX Runtime gives a session of the CPU, with no more than a warning, where it cannot load the
+provider that was asked for, and runs single nodes on the CPU that a provider does not claim.
+``make_session`` refuses the first; ``tq_onnx.verify.placements`` finds the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+from tq_onnx.graph import plan
+
+
+@dataclass(frozen=True)
+class ExecutionProvider:
+    """A place where sessions run.
+
+    Attributes:
+        name: as users name it.
+        provider: as ONNX Runtime names it.
+        package: of an ONNX Runtime that has it.
+        export: what to do about a graph that it does not run.
+        options: what it is created with.
+        disabled_optimizers: rewrites of ONNX Runtime that make nodes which it does not run.
+        device: of the ``OrtValue`` that its nodes read and write.
+    """
+
+    name: str
+    provider: str
+    package: str
+    export: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    disabled_optimizers: tuple[str, ...] = ()
+    device: str = "cpu"
+
+    @property
+    def has_own_memory(self) -> bool:
+        """Whether what its nodes read has to be copied to a device."""
+        return self.device != "cpu"
+
+
+CPU: Final = ExecutionProvider(
+    name=plan.CPU,
+    provider="CPUExecutionProvider",
+    package="onnxruntime",
+    export="if it was exported for a GPU, export it for the CPU",
+)
+CANN: Final = ExecutionProvider(
+    name=plan.CANN,
+    provider="CANNExecutionProvider",
+    package="onnxruntime-cann",
+    export="convert the original with --target cann",
+    # One operator at a time, because a compiled graph takes no custom operator; and no copies of
+    # graphs in the working directory, where it leaves them by default.
+    options=MappingProxyType({"enable_cann_graph": "0", "dump_om_model": "0"}),
+    # It makes Gemm of MatMul and Add, and the provider has none.
+    disabled_optimizers=("MatMulAddFusion",),
+    device="cann",
+)
+
+PROVIDERS: Final[Mapping[str, ExecutionProvider]] = MappingProxyType(
+    {one.name: one for one in (CPU, CANN)}
+)
+
+
+def provider_of(session: Any) -> ExecutionProvider:
+    """The provider that a session of ``make_session`` was opened for."""
+    first = session.get_providers()[0]
+    return next((one for one in PROVIDERS.values() if one.provider == first), CPU)

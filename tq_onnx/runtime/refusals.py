@@ -1,0 +1,137 @@
+"""What ONNX Runtime raises, as one sentence: what is wrong with which file, and what to do."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+from typing import Final
+
+import onnxruntime
+
+from tq_onnx.errors import (
+    LibraryError,
+    ModelFileError,
+    TqOnnxError,
+    UnsupportedModelError,
+    UsageError,
+)
+from tq_onnx.runtime.providers import CPU, ExecutionProvider
+
+_ERROR_PREFIX: Final = re.compile(r"^\s*\[ONNXRuntimeError\]\s*:\s*\d+\s*:\s*\w+\s*:\s*")
+_SOURCE_PLACE: Final = re.compile(
+    r"^\S*[/\\]\S+:\d+\s+(?:\S+::)*[^(]*\([^)]*\)\s*(?:\[[^]]*\]\s*)?"
+)
+_QUOTED: Final = re.compile(r'"([^"]+)"')
+_STATUS: Final = re.compile(r"^.*Non-zero status code returned.*?Name:'([^']*)' Status Message: ")
+_MESSAGE_LENGTH: Final = 240
+_ADVICE_LENGTH: Final = 1000
+
+KERNELS_VARIABLE: Final = "TQ_ONNX_CANN_KERNELS"
+"""Environment variable that names the kernels for CANN; the library reads it and tells of it."""
+
+
+def run_error(error: Exception, where: str, ep: ExecutionProvider = CPU) -> TqOnnxError:
+    """The one-sentence form of an error that ONNX Runtime raised while running a graph."""
+    message = message_of(error)
+    if "cos_cache" in message:
+        return UsageError(
+            "the text is longer than the positions that the model knows",
+            where=where,
+            fix="give fewer tokens",
+        )
+    return UnsupportedModelError(
+        f"onnxruntime cannot run it: {message}", where=where, fix=ep.export
+    )
+
+
+def load_error(error: Exception, where: str, ep: ExecutionProvider = CPU) -> TqOnnxError:
+    """The one-sentence form of an error that ONNX Runtime raised while opening a model."""
+    kind = type(error).__name__
+    message = message_of(error)
+    if ep.has_own_memory and (found := _provider_error(message, error, where, ep)) is not None:
+        return found
+    if kind == "InvalidProtobuf":
+        return ModelFileError("this is not an ONNX model", where=where, fix="check the file")
+    # ONNX Runtime 1.24 names only the file system's complaint.
+    signs = ("xternal data", "xternal initializer", "cannot get file size")
+    if kind == "NoSuchFile" or any(sign in message for sign in signs):
+        named = _QUOTED.findall(" ".join(str(error).split()))
+        file = f" from {named[-1]}" if named else f": {message}"
+        return ModelFileError(
+            f"its weights cannot be read{file}",
+            where=where,
+            fix="put the external data file beside the model",
+        )
+    if kind == "NotImplemented":
+        return UnsupportedModelError(
+            f"the CPU has no kernel for a node: {message}",
+            where=where,
+            fix="export the model for the CPU",
+        )
+    return UnsupportedModelError(
+        f"onnxruntime {onnxruntime.__version__} refuses the graph: {message}",
+        where=where,
+        fix=ep.export,
+    )
+
+
+def _provider_error(
+    message: str, error: Exception, where: str, ep: ExecutionProvider
+) -> LibraryError | None:
+    """What is wrong with a device or its libraries; None if it is something else."""
+    if f"create {ep.name.upper()} ExecutionProvider" in message:
+        return not_loaded(ep)
+    if f"{ep.name.upper()} failure" in message:
+        return LibraryError(
+            f"{ep.provider} does not work here: {message}",
+            where=where,
+            fix="see whether the device is free and has room",
+        )
+    if KERNELS_VARIABLE in str(error):
+        # It says itself what to do.
+        return LibraryError(message_of(error, length=_ADVICE_LENGTH), where=where)
+    return None
+
+
+def message_of(error: Exception, length: int = _MESSAGE_LENGTH) -> str:
+    """ONNX Runtime's message without its prefix, source places and line breaks."""
+    text = _ERROR_PREFIX.sub("", " ".join(str(error).split()))
+    text = _STATUS.sub(r"node \1: ", text)
+    text = text.replace("Exception during initialization: ", "")
+    text = _SOURCE_PLACE.sub("", text).strip().rstrip(".")
+    return text if len(text) <= length else f"{text[:length]}..."
+
+
+def absent(ep: ExecutionProvider) -> LibraryError | None:
+    """What to say of a provider that the installed ONNX Runtime does not have; None if it does."""
+    available = onnxruntime.get_available_providers()
+    if ep.provider in available:
+        return None
+    return LibraryError(
+        f"this onnxruntime {onnxruntime.__version__} has no {ep.provider}, "
+        f"only {', '.join(available)}",
+        fix=f"install {ep.package} in an environment of its own",
+    )
+
+
+def not_loaded(ep: ExecutionProvider) -> LibraryError:
+    """What to say of a provider that was not given though ONNX Runtime has it."""
+    reason = _loader_error(ep)
+    return LibraryError(
+        f"onnxruntime {onnxruntime.__version__} cannot load its {ep.provider}"
+        + (f" ({reason})" if reason else ""),
+        fix=f"install the libraries and the device that {ep.package} needs, and have the loader "
+        "find them",
+    )
+
+
+def _loader_error(ep: ExecutionProvider) -> str:
+    """Which library the loader misses; ONNX Runtime prints that and does not raise it."""
+    folder = Path(onnxruntime.__file__).parent / "capi"
+    for path in folder.glob(f"*onnxruntime_providers_{ep.name}.*"):
+        try:
+            ctypes.CDLL(str(path))
+        except OSError as error:
+            return str(error)
+    return ""

@@ -1,0 +1,163 @@
+"""A converted model on a device against itself on the CPU: logits, greedy tokens, caches.
+
+Both read the same prompt and go on greedily until they disagree about a token. The kernels of the
+CPU multiply floats here: those that multiply integers differ from them by more than a device may.
+
+The two sum in different orders, so that vectors differ in their last bits before they are encoded,
+and a code may fall on the other side of a boundary. A byte may therefore differ where the row is
+what the reference makes of the device's own vector (``tq_onnx.verify.rowcomparison``), and that
+vector is the CPU's but for roundings. Behind such a tie everything differs by a little.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tq_onnx.runtime.decoder import Decoder, Logits
+from tq_onnx.runtime.providers import ExecutionProvider
+from tq_onnx.verify.modes import all_caches, bytes_differing
+from tq_onnx.verify.probe import Probe
+from tq_onnx.verify.rowcomparison import compare_rows
+
+Array = npt.NDArray[Any]
+Tokens = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ProviderFigures:
+    """What a device makes of a model, against the CPU.
+
+    Attributes:
+        provider: the device's execution provider.
+        prompt_tokens: tokens of the prompt.
+        new_tokens: greedy tokens that were asked for.
+        same_tokens: tokens before the first that differs, where the comparison ends.
+        gap: by how much the CPU preferred its own token there, in logits; None if all are the same.
+        alike_tokens: tokens in the caches when these were last the same to the byte.
+        logit_error: largest difference of a logit up to there.
+        later_logit_error: the same behind it; None if there is nothing behind it.
+        largest_logit: largest absolute logit on the CPU.
+        cache_bytes: bytes of all caches at the end.
+        bytes_differing: those that differ.
+        codes_wrong: codes on the device that are neither what the reference makes of the device's
+            vectors, nor boundary ties.
+        scale_steps: largest distance of a field from the reference, in steps of its type, over rows
+            of equal codes.
+        vector_error: largest distance of a vector from the CPU's, over the length of that.
+    """
+
+    provider: str
+    prompt_tokens: int
+    new_tokens: int
+    same_tokens: int
+    gap: float | None
+    alike_tokens: int
+    logit_error: float
+    later_logit_error: float | None
+    largest_logit: float
+    cache_bytes: int
+    bytes_differing: int
+    codes_wrong: int
+    scale_steps: int
+    vector_error: float
+
+
+def compare_providers(
+    probe: Probe,
+    prompt: Tokens,
+    *,
+    new_tokens: int,
+    ep: ExecutionProvider,
+    threads: int | None = None,
+) -> ProviderFigures:
+    """Runs a model on the CPU and on a device.
+
+    Args:
+        probe: the model laid open, all layers of it.
+        prompt: ids ``[n]``.
+        new_tokens: greedy tokens after it, at least one.
+        ep: the device.
+        threads: threads within an operator.
+    """
+    most = len(prompt) + new_tokens
+    host = _Side(probe.decoder(library=True, threads=threads, exact=True))
+    device = _Side(probe.decoder(library=True, threads=threads, ep=ep, most=most))
+    errors: dict[bool, float] = {}
+    largest, same, alike, gap = 0.0, 0, 0, None
+    ids = prompt
+    while same < new_tokens:
+        own, its = host.feed(ids), device.feed(ids)
+        caches = all_caches(host.decoder), all_caches(device.decoder)
+        differing = bytes_differing(*caches)
+        if differing == 0:
+            alike = host.decoder.length
+        errors[differing == 0] = max(errors.get(differing == 0, 0.0), _largest(its - own))
+        largest = max(largest, _largest(own))
+        ids = np.argmax(own[-1:], axis=-1)
+        if (other := np.argmax(its[-1])) != ids[0]:
+            gap = float(own[-1, ids[0]] - own[-1, other])
+            break
+        same += 1
+    names = [names for layer in probe.layers for names in layer.caches]
+    dtypes = [layer.plan.dtype for layer in probe.layers for _ in layer.caches]
+    vectors = [[side.vectors(one.vectors) for one in names] for side in (host, device)]
+    judged = [
+        compare_rows(rows, seen, one, np.zeros(1, np.int64), dtype, body=False)
+        for rows, seen, one, dtype in zip(caches[1], vectors[1], names, dtypes, strict=True)
+    ]
+    return ProviderFigures(
+        provider=ep.provider,
+        prompt_tokens=len(prompt),
+        new_tokens=new_tokens,
+        same_tokens=same,
+        gap=gap,
+        alike_tokens=alike,
+        logit_error=errors.get(True, 0.0),
+        later_logit_error=errors.get(False),
+        largest_logit=largest,
+        cache_bytes=sum(cache.nbytes for cache in caches[0]),
+        bytes_differing=differing,
+        codes_wrong=sum(one.wrong for one in judged),
+        scale_steps=max(one.steps for one in judged),
+        vector_error=max(_apart(*pair) for pair in zip(*vectors, strict=True)),
+    )
+
+
+class _Side:
+    """A decoder, and the vectors that went into its caches."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        self._seen: dict[str, list[Array]] = {name: [] for name in decoder.watch}
+
+    def feed(self, ids: Tokens) -> Logits:
+        """Logits ``[n, vocabulary]``, in the calls that the graph takes."""
+        size = self.decoder.longest_call or len(ids)
+        found = []
+        for start in range(0, len(ids), size):
+            found.append(self.decoder.prefill(ids[None, start : start + size])[0])
+            for name, parts in self._seen.items():
+                parts.append(self.decoder.watched[name])
+        return np.concatenate(found).astype(np.float64)
+
+    def vectors(self, name: str) -> Array:
+        """Vectors ``[1, N, S, D]`` of all calls."""
+        return np.concatenate(self._seen[name], axis=2)
+
+
+def _apart(vectors: Array, others: Array) -> float:
+    """The largest distance of a vector ``[..., D]`` from another, relative to the first."""
+    wide = vectors.astype(np.float64)
+    lengths = np.linalg.norm(wide, axis=-1)
+    distances = np.linalg.norm(others.astype(np.float64) - wide, axis=-1)
+    return _largest(distances / np.maximum(lengths, np.finfo(np.float32).tiny))
+
+
+def _largest(values: npt.NDArray[np.floating[Any]]) -> float:
+    """The largest absolute value; infinite where there is one that is no number."""
+    largest = float(np.abs(values).max())
+    return largest if np.isfinite(largest) else float("inf")

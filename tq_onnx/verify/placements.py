@@ -1,0 +1,170 @@
+"""Whether a provider runs all of a model, by ONNX Runtime's record and the types in the file.
+
+The record names the nodes that are left after optimisation and the provider of each, but not what
+they compute. That is told by the file: a node belongs on the device if it gives floats or touches a
+cache. A node that the file does not have by that name was made by ONNX Runtime; it is taken for
+one of floats unless the file has its operator, and for other numbers only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from tq_onnx.errors import UnsupportedModelError
+from tq_onnx.graph.load import load
+from tq_onnx.graph.plan import METADATA_PLAN, Plan
+from tq_onnx.graph.shapes import fill_shapes
+from tq_onnx.ops.domain import ATTENTION, ENCODE
+from tq_onnx.runtime.providers import CPU, ExecutionProvider, provider_of
+from tq_onnx.runtime.session import PlacedNode, make_session, placement
+
+
+@dataclass(frozen=True)
+class PlacementReport:
+    """Where the nodes of a model run.
+
+    Attributes:
+        provider: the execution provider that was asked for.
+        nodes: nodes after optimisation; 0 where ONNX Runtime keeps no record.
+        on_provider: those that it runs.
+        elsewhere: the others by operator, and how many there are of each.
+        misplaced: those among them that compute floats or touch a cache.
+        encode: ``TurboQuantEncode`` nodes that run on the library's kernels.
+        attention: likewise ``TurboQuantDequantAttention``.
+        layers: attention layers that were converted; 0 in an original.
+    """
+
+    provider: str
+    nodes: int
+    on_provider: int
+    elsewhere: Mapping[str, int]
+    misplaced: tuple[PlacedNode, ...]
+    encode: int
+    attention: int
+    layers: int
+
+    def __str__(self) -> str:
+        """One line for a report."""
+        if self.nodes == 0:
+            return f"{self.provider}; this onnxruntime keeps no record of nodes"
+        others = ", ".join(f"{count} {op}" for op, count in self.elsewhere.items())
+        on_it = f"{self.on_provider} of {self.nodes} nodes on {self.provider}"
+        return f"{on_it}; on the CPU: {others}" if others else on_it
+
+
+def report_placement(session: Any, model: ir.Model) -> PlacementReport:
+    """Tells where the nodes of a session run.
+
+    Args:
+        session: from ``make_session``.
+        model: the graph that it was opened from; types that it lacks are filled in.
+    """
+    found = placement(session)
+    wanted = provider_of(session).provider
+    text = model.metadata_props.get(METADATA_PLAN)
+    others = [node for node in found.assigned if node.provider != wanted]
+    misplaced: tuple[PlacedNode, ...] = ()
+    if others:
+        belongs = _Belonging(model)
+        misplaced = tuple(node for node in others if belongs.on_device(node))
+    return PlacementReport(
+        wanted,
+        found.nodes,
+        found.nodes - len(others),
+        dict(sorted(Counter(node.op_type for node in others).items())),
+        misplaced,
+        found.encode,
+        found.attention,
+        0 if text is None else len(Plan.from_json(text).layers),
+    )
+
+
+def problem_of(report: PlacementReport) -> str | None:
+    """What is wrong with a placement, as a clause; None if nothing is."""
+    if report.misplaced:
+        first, *others = report.misplaced
+        plural = "" if len(others) == 1 else "s"
+        more = f" (and {len(others)} more node{plural})" if others else ""
+        return f"node {first.name} ({first.op_type}) runs on {first.provider}{more}"
+    if (report.encode, report.attention) != (2 * report.layers, report.layers):
+        return (
+            f"{report.encode} {ENCODE} and {report.attention} {ATTENTION} nodes of "
+            f"{report.layers} layers run on kernels"
+        )
+    return None
+
+
+def refuse_misplaced(session: Any, model: ir.Model, where: Path) -> None:
+    """Refuses a model of which the provider does not run every node that it should.
+
+    Args:
+        session: from ``make_session``.
+        model: the graph that it was opened from; types that it lacks are filled in.
+        where: what errors call it.
+
+    Raises:
+        UnsupportedModelError: there is such a node; ONNX Runtime would run it on the CPU.
+    """
+    problem = problem_of(report_placement(session, model))
+    if problem is not None:
+        raise UnsupportedModelError(problem, where=str(where), fix=provider_of(session).export)
+
+
+def open_placed(path: Path, ep: ExecutionProvider) -> PlacementReport:
+    """Opens a model on a provider and tells where its nodes run.
+
+    Raises:
+        TqOnnxError: as ``make_session``.
+    """
+    loaded = load(path)
+    converted = METADATA_PLAN in loaded.model.metadata_props
+    session = make_session(loaded.path, library=converted, ep=ep)
+    return report_placement(session, loaded.model)
+
+
+class _Belonging:
+    """Which nodes of a model belong on the device."""
+
+    def __init__(self, model: ir.Model) -> None:
+        fill_shapes(model)
+        caches = {value for value in model.graph.inputs if value.dtype is ir.DataType.UINT8}
+        self._by_name: dict[str, bool] = {}
+        self._by_operator: dict[tuple[str, str], bool] = {}
+        for node in model.graph:
+            # Bytes are caches and nothing else; a shortened cache is bytes, too.
+            belongs = any(value in caches for value in node.inputs) or any(
+                value.dtype is None
+                or value.dtype.is_floating_point()
+                or value.dtype is ir.DataType.UINT8
+                for value in node.outputs
+            )
+            if node.name:
+                self._by_name[node.name] = belongs
+            key = (node.domain, node.op_type)
+            self._by_operator[key] = self._by_operator.get(key, False) or belongs
+
+    def on_device(self, node: PlacedNode) -> bool:
+        known = self._by_name.get(node.name)
+        return self._by_operator.get((node.domain, node.op_type), True) if known is None else known
+
+
+def try_provider(ep: ExecutionProvider) -> PlacementReport:
+    """Opens a model of one node on a provider.
+
+    Raises:
+        LibraryError: the provider is missing or does not load.
+    """
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([2]))
+    node = ir.node("Neg", [x], name="negated")
+    (y,) = node.outputs
+    y.name, y.type, y.shape = "y", x.type, x.shape
+    graph = ir.Graph([x], [y], nodes=[node], opset_imports={"": 18}, name="one_node")
+    model = ir.Model(graph, ir_version=9)
+    session = make_session(ir.to_proto(model).SerializeToString(), library=ep is not CPU, ep=ep)
+    return report_placement(session, model)
