@@ -23,6 +23,7 @@ COMMANDS: Final[dict[str, str]] = {
     "inspect": "Show what convert would find in a model, or what it did to one.",
     "presets": "List the presets: codecs, bytes of a token, where each comes from.",
     "verify": "Compare a converted model with its original.",
+    "verify-on-npu": "Check everything on an Ascend NPU and write a report to send back.",
     "report": "Measure what conversions of a model cost in quality.",
     "bench": "Measure how fast a model is before and after its conversion.",
     "calibrate": "Gather statistics of a model on a text, for convert --calibration.",
@@ -30,7 +31,8 @@ COMMANDS: Final[dict[str, str]] = {
     "info": "Show versions, the operator library, CPU features and providers.",
     "demo": "Convert the bundled model and run it before and after.",
 }
-"""Commands in the order of the help; ``tq_onnx/cli/NAME.py`` holds a click command ``NAME``."""
+"""Commands in the order of the help; ``tq_onnx/cli/NAME.py`` holds a click command ``NAME``, with
+an underscore for every hyphen."""
 
 
 class Commands(click.Group):
@@ -44,10 +46,11 @@ class Commands(click.Group):
         """Imports the file of one command."""
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"tq_onnx.cli.{cmd_name}")
-        command = getattr(module, cmd_name)
+        name = cmd_name.replace("-", "_")
+        module = importlib.import_module(f"tq_onnx.cli.{name}")
+        command = getattr(module, name)
         if not isinstance(command, click.Command):
-            raise TypeError(f"tq_onnx.cli.{cmd_name}.{cmd_name} is not a click command")
+            raise TypeError(f"tq_onnx.cli.{name}.{name} is not a click command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

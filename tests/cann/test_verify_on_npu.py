@@ -1,0 +1,167 @@
+"""``tq-onnx verify-on-npu`` on the simulated device: all checks run, and none can end the rest."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.cann.fake_acl import FakeAcl
+from tests.cann.graph_engine import GraphEngine
+from tests.cann.kernels import ARCHITECTURES, ByArchitecture
+from tests.cann.session import model_of
+from tests.cli.run import run
+from tq_onnx.graph.options import Options
+from tq_onnx.graph.pipeline import convert
+from tq_onnx.integrations.bundled import build_bundled
+from tq_onnx.verify import npu
+from tq_onnx.verify.npu.findings import BRIEF, PARTS, Findings
+from tq_onnx.verify.npu.models import check_graph_mode
+
+pytestmark = pytest.mark.cann
+
+SOC = {2201: "Ascend910B3", 2002: "Ascend310P3"}
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def kernels(
+    request: pytest.FixtureRequest,
+    kernel_files: ByArchitecture[Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> int:
+    """The kernels of one architecture, and its device, for the processes of the parts."""
+    monkeypatch.setenv("TQ_ONNX_CANN_KERNELS", str(kernel_files[request.param]))
+    monkeypatch.setenv("TQ_FAKE_ACL_SOC", SOC[request.param])
+    return int(request.param)
+
+
+def report_of(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text()))
+
+
+def test_everything_holds_on_the_simulated_device(kernels: int, tmp_path: Path) -> None:
+    output = tmp_path / "report.json"
+    result = run("verify-on-npu", "-o", output)
+    assert result.code == 0, result.err
+    assert "not those of an NPU" in result.err
+    report = report_of(output)
+    assert report["holds"]
+    assert report["simulated"] is True
+    assert report["note"].startswith("The device was simulated")
+    assert report["environment"]["soc"] == SOC[kernels]
+    checks = {check["name"]: check for check in report["checks"]}
+    assert all(check["holds"] for name, check in checks.items() if "graph mode" not in name)
+    assert checks["bundled Qwen3: graph mode"]["holds"] is None
+    # Vectors are drawn so that no byte depends on the order of a sum.
+    encode = [check for name, check in checks.items() if name.startswith("encode")]
+    assert len(encode) == 24
+    assert all(check["figures"]["bytes_differing"] == 0 for check in encode)
+    decode = checks["bundled Qwen3: decode"]["figures"]
+    assert decode["same_tokens"] == decode["new_tokens"]
+    names = {timing["name"].split()[0] for timing in report["timings"]}
+    assert {"encode", "attention", "RMSNormalization", "bundled"} <= names
+
+
+def part(name: str, *models: Path) -> dict[str, Any]:
+    """The checks of one part by their names."""
+    found = npu._in_a_process(name, npu.Request(models=models, brief=True), 100)
+    return {check["name"]: check for check in found["checks"]}
+
+
+def test_further_models(
+    kernel_files: ByArchitecture[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is for CANN already, behind one that is no decoder."""
+    monkeypatch.setenv("TQ_ONNX_CANN_KERNELS", str(kernel_files[2201]))
+    converted, other = tmp_path / "mine.onnx", tmp_path / "other.onnx"
+    convert(
+        build_bundled("genai", tmp_path / "exported"), converted, options=Options(target="cann")
+    )
+    onnx.save(onnx.load_from_string(model_of("(float[2] x) => (float[2] y) { y = Neg(x) }")), other)
+    checks = part("models", other, converted)
+    assert "it has no attention" in checks["other.onnx: conversion"]["problem"]
+    assert checks["mine.onnx: placement"]["holds"]
+    decode = checks["mine.onnx: decode"]
+    assert decode["holds"]
+    assert decode["figures"]["bytes_differing"] == 0
+
+
+def test_nothing_private_is_in_the_report(
+    kernel_files: ByArchitecture[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors of the loader and of ONNX Runtime name folders, and CANN's name the host."""
+    folder = tmp_path / "home" / "somebody"
+    folder.mkdir(parents=True)
+    (folder / "libkernels.so").write_text("no library")
+    (folder / "model.onnx").write_text("no model")
+    monkeypatch.setenv("TQ_ONNX_CANN_KERNELS", str(folder / "libkernels.so"))
+    output = tmp_path / "report.json"
+    result = run("verify-on-npu", folder / "model.onnx", "-o", output, "--seconds", "100")
+    assert result.code == 5
+    text = output.read_text()
+    assert "libkernels.so" in text
+    assert "model.onnx" in text
+    for private in (str(tmp_path), "somebody", f'"{platform.node()}"', getpass.getuser() + "/"):
+        assert private not in text
+
+
+def test_a_missing_kernel_library_fails_its_checks_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TQ_ONNX_CANN_KERNELS", str(tmp_path / "absent.so"))
+    output = tmp_path / "report.json"
+    result = run("verify-on-npu", "-o", output)
+    assert result.code == 5
+    assert "checks do not hold: kernel library; encode float32" in result.err
+    report = report_of(output)
+    checks = {check["name"]: check for check in report["checks"]}
+    assert "absent.so" in checks["kernel library"]["problem"]
+    assert not checks["bundled Qwen3: decode"]["holds"]
+    assert report["environment"]["soc"]
+    # Every part was tried.
+    assert result.err.count(" ...") == len(PARTS) - 1
+
+
+def test_a_device_without_kernels(
+    kernel_files: ByArchitecture[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TQ_ONNX_CANN_KERNELS", str(kernel_files[2201]))
+    monkeypatch.setenv("TQ_FAKE_ACL_SOC", "Ascend610")
+    assert "the device is 'Ascend610'" in part("device")["kernel library"]["problem"]
+
+
+def test_without_the_runtime_there_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The libraries of CANN are not found by the processes of the parts."""
+    monkeypatch.delenv("LD_LIBRARY_PATH")
+    output = tmp_path / "report.json"
+    result = run("verify-on-npu", "-o", output)
+    assert result.code == 4
+    assert "cannot load its CANNExecutionProvider" in result.err
+    assert not output.exists()
+
+
+def test_graph_mode_where_there_is_a_compiler(fake: FakeAcl, tmp_path: Path) -> None:
+    """What is left out on the simulated device, with the CPU behind CANN's parser."""
+    exported = build_bundled("dynamo", tmp_path)
+    converted = exported.with_name("converted.onnx")
+    convert(exported, converted)
+    findings = Findings(BRIEF)
+    engine = GraphEngine()
+    with engine.installed(fake):
+        check_graph_mode(findings, "it", converted, np.arange(100, 124))
+    (check,) = findings.checks
+    assert check.holds, check
+    assert check.figures["cache_bytes_differing"] == 0
+    assert check.figures["same_tokens"] == check.figures["steps"]
+    assert len(engine.graphs) == 1
+    assert [timing.name for timing in findings.timings] == [
+        "it: graph mode, a step with copies of the caches"
+    ]

@@ -1,0 +1,97 @@
+"""``tq-onnx verify-on-npu``: all checks on an Ascend NPU. See ``tq_onnx.verify.npu``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from tq_onnx.cli import terminal
+from tq_onnx.errors import ModelFileError, VerificationError
+
+if TYPE_CHECKING:
+    from tq_onnx.verify.npu import NpuReport
+
+
+PROMPT_TOKENS: Final = 24
+
+
+@click.command(name="verify-on-npu")
+@click.argument("models", type=click.Path(path_type=Path, readable=False), nargs=-1)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Write the report to this file."
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1),
+    default=1200,
+    show_default=True,
+    help="How long each part of the verification may take.",
+)
+def verify_on_npu(*, models: tuple[Path, ...], output: Path | None, seconds: float) -> None:
+    """Check everything on an Ascend NPU and write a report to send back.
+
+    Bytes of encode and errors of attention against numpy, the bundled trained model against the
+    CPU, placement, graph mode, times; and MODELS, converted for CANN or originals. The report is
+    JSON. It names files but no folders, and neither the host nor its user. Exit code 5 if a check
+    does not hold; the report has what failed and why.
+
+    \b
+    Example:
+      tq-onnx verify-on-npu -o report.json
+      tq-onnx verify-on-npu model.cann.onnx -o report.json
+    """
+    from tq_onnx.integrations.bundled import build_bundled, heldout_text
+    from tq_onnx.integrations.folder import find_model
+    from tq_onnx.verify.npu import Request
+    from tq_onnx.verify.npu import verify_on_npu as run
+
+    files = tuple(find_model(model) for model in models)
+    # A token of the bundled model is a byte.
+    prompt = tuple(heldout_text().encode()[:PROMPT_TOKENS])
+    with tempfile.TemporaryDirectory(prefix="tq-onnx-npu-") as folder:
+        trained = build_bundled("dynamo", Path(folder) / "trained")
+        report = run(
+            Request(trained, prompt, files),
+            part_seconds=seconds,
+            on_part=lambda part, done, total: click.echo(
+                f"[{done + 1}/{total}] {part} ...", err=True
+            ),
+        )
+    _write(report, output)
+    _print(report, output)
+    if report.failed:
+        raise VerificationError(
+            f"{len(report.failed)} of {len(report.checks)} checks do not hold: "
+            + "; ".join(check.name for check in report.failed[:5]),
+            fix="send the report back",
+        )
+
+
+def _write(report: NpuReport, output: Path | None) -> None:
+    document: dict[str, Any] = {"holds": not report.failed, **dataclasses.asdict(report)}
+    if output is None:
+        terminal.print_json(document)
+        return
+    try:
+        output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ModelFileError(
+            f"the report cannot be written ({error.strerror})",
+            where=str(output),
+            fix="give another file with -o",
+        ) from error
+
+
+def _print(report: NpuReport, output: Path | None) -> None:
+    soc = report.environment.get("soc") or "an unknown device"
+    held = sum(check.holds is True for check in report.checks)
+    left_out = sum(check.holds is None for check in report.checks)
+    more = f", {left_out} left out" if left_out else ""
+    where = "" if output is None else f", in {output}"
+    click.echo(f"{soc}: {held} of {len(report.checks)} checks hold{more}{where}", err=True)
+    click.echo(report.note, err=True)

@@ -1,0 +1,156 @@
+"""What someone with an Ascend NPU runs and sends back: every check on the device, as one report.
+
+``verify_on_npu`` runs part after part (``tq_onnx.verify.npu.part``), each in a process of its own
+with a time limit, so that a failing kernel is an entry of the report and not its end. Nothing in
+the report names a folder, the host or its user.
+
+On the simulated device of the test bench (``custom_ops/cann/testing``) everything runs too, and
+the report says ``simulated``: none of its figures is then one of an NPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import tq_onnx
+from tq_onnx.errors import LibraryError
+from tq_onnx.runtime.providers import CANN
+from tq_onnx.runtime.refusals import absent
+from tq_onnx.verify.npu.findings import PARTS, Check, Request, Timing
+from tq_onnx.verify.npu.privacy import impersonal
+
+__all__ = ["Check", "NpuReport", "Request", "Timing", "verify_on_npu"]
+
+PART_SECONDS: Final = 1200
+"""How long a part may take, by default."""
+
+_NOTES: Final = {
+    True: "The device was simulated: these figures, times above all, are not those of an NPU.",
+    False: "Measured on this device; times are wall clock of runs that were waited for.",
+    None: "Nobody knows what this ran on: the device did not answer.",
+}
+_LAST_WORDS: Final = 6
+"""Lines of what a part that died said last."""
+
+OnPart = Callable[[str, int, int], None]
+"""Called with the part that begins, how many are done, and how many there are."""
+
+
+@dataclass(frozen=True)
+class NpuReport:
+    """Everything that was found.
+
+    Attributes:
+        simulated: whether the device was the simulated one of the test bench; None if no device
+            answered.
+        note: what that means for the figures.
+        environment: device, versions and libraries.
+        checks: those of all parts.
+        timings: likewise.
+        seconds: what all of it took.
+    """
+
+    simulated: bool | None
+    note: str
+    environment: dict[str, Any]
+    checks: tuple[Check, ...]
+    timings: tuple[Timing, ...]
+    seconds: float
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        """Checks that do not hold, or could not be done; not those that were left out."""
+        return tuple(check for check in self.checks if check.holds is False)
+
+
+def verify_on_npu(
+    request: Request = Request(),  # noqa: B008 - it is frozen
+    *,
+    on_part: OnPart | None = None,
+    part_seconds: float = PART_SECONDS,
+) -> NpuReport:
+    """Runs all checks.
+
+    Args:
+        request: what to look at besides the operators. Sizes are small on a simulated device, too.
+        on_part: called as each part begins.
+        part_seconds: how long a part may take.
+
+    Raises:
+        LibraryError: there is no CANN in this environment.
+    """
+    missing = absent(CANN)
+    if missing is not None:
+        raise missing
+    begin = time.monotonic()
+    told = on_part or (lambda _part, _done, _total: None)
+    parts = [part for part in PARTS if request.models or part != "models"]
+    facts: dict[str, Any] = {}
+    checks: list[Check] = []
+    timings: list[Timing] = []
+    for done, part in enumerate(parts):
+        told(part, done, len(parts))
+        found = _in_a_process(part, request, part_seconds)
+        if part == parts[0]:
+            if found["absent"] is not None:
+                what, where, fix = found["absent"]
+                raise LibraryError(what, where=where, fix=fix)
+            facts = dict(found["facts"])
+            request = replace(request, brief=request.brief or bool(facts.get("simulated")))
+        checks += (Check(**check) for check in found["checks"])
+        timings += (Timing(**timing) for timing in found["timings"])
+    simulated = facts.pop("simulated", None)
+    return NpuReport(
+        simulated=simulated,
+        note=_NOTES[simulated],
+        environment=facts,
+        checks=tuple(checks),
+        timings=tuple(timings),
+        seconds=round(time.monotonic() - begin, 1),
+    )
+
+
+def _in_a_process(part: str, request: Request, seconds: float) -> dict[str, Any]:
+    """What a part found; if it died, that is what was found."""
+    with tempfile.TemporaryDirectory(prefix="tq-onnx-npu-") as folder:
+        asked, output = Path(folder) / "request.json", Path(folder) / "found.json"
+        asked.write_text(request.to_json(), encoding="utf-8")
+        try:
+            ended = subprocess.run(
+                [sys.executable, "-m", "tq_onnx.verify.npu.part", part, str(asked), str(output)],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=seconds,
+                check=False,
+                cwd=folder,
+                env=_environment(),
+            )
+        except subprocess.TimeoutExpired:
+            return _died(part, f"it did not end within {seconds:g} seconds")
+        if output.is_file():
+            found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+            return found
+        said = (ended.stderr + ended.stdout).decode(errors="replace").splitlines()
+        words = impersonal(" / ".join(said[-_LAST_WORDS:]))
+        return _died(part, f"its process ended with {ended.returncode}: {words}")
+
+
+def _environment() -> dict[str, str]:
+    """This process's, in which the same package is found from any folder."""
+    before = os.environ.get("PYTHONPATH")
+    folders = [str(Path(tq_onnx.__file__).resolve().parents[1]), *([before] if before else [])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+
+
+def _died(part: str, problem: str) -> dict[str, Any]:
+    check = {"name": part, "holds": False, "problem": problem}
+    return {"checks": [check], "timings": [], "facts": {}, "absent": None}

@@ -1,0 +1,135 @@
+"""What a report says about where it was made: device, versions, libraries by name and digest."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.metadata
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from tq_onnx import __version__
+from tq_onnx.codec.spec import layout_digest
+from tq_onnx.runtime.library import get_library_path
+from tq_onnx.runtime.providers import CANN
+
+RUNTIME: Final = "libascendcl.so"
+MARKER: Final = "fake_acl_enqueue"
+"""A function of the simulated runtime (custom_ops/cann/testing), which CANN's does not have."""
+KERNELS_VARIABLE: Final = "TQ_ONNX_CANN_KERNELS"
+
+_PACKAGES: Final = (CANN.package, "onnxruntime", "onnx", "onnx-ir", "numpy")
+_HOMES: Final = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
+_VERSION_FILES: Final = (
+    *("version.cfg", "version.info", "compiler/version.info", "runtime/version.info"),
+    "opp/version.info",
+)
+_DRIVER: Final = Path("/usr/local/Ascend/driver/version.info")
+_MAPS: Final = Path("/proc/self/maps")
+_OWN_LIBRARIES: Final = ("libtq_kernels", "tq_onnx_ops", RUNTIME)
+
+
+def facts() -> dict[str, Any]:
+    """Everything; what cannot be found out is None.
+
+    To be asked for once a session of the provider is open, so that its libraries are loaded.
+    """
+    runtime = _runtime()
+    return {
+        "simulated": runtime is not None and hasattr(runtime, MARKER),
+        "soc": _soc(runtime),
+        "cann_runtime_api": _runtime_version(runtime),
+        "cann_version_files": dict(_version_files()),
+        "driver": _versions_in(_DRIVER),
+        "tq_onnx": __version__,
+        "layout_digest": layout_digest(),
+        "packages": {name: _package(name) for name in _PACKAGES},
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "libraries": [
+            _described(path) for path in sorted(_libraries(), key=lambda path: path.name)
+        ],
+    }
+
+
+def _runtime() -> ctypes.CDLL | None:
+    """The runtime that the provider has loaded; not one that is only installed."""
+    try:
+        return ctypes.CDLL(RUNTIME, mode=os.RTLD_LAZY | getattr(os, "RTLD_NOLOAD", 0))
+    except (OSError, AttributeError):  # not loaded, or another operating system
+        return None
+
+
+def _soc(runtime: ctypes.CDLL | None) -> str | None:
+    function = getattr(runtime, "aclrtGetSocName", None)
+    if function is None:
+        return None
+    function.restype = ctypes.c_char_p
+    name = function()
+    return None if name is None else str(name.decode(errors="replace"))
+
+
+def _runtime_version(runtime: ctypes.CDLL | None) -> str | None:
+    function = getattr(runtime, "aclrtGetVersion", None)
+    if function is None:
+        return None
+    numbers = [ctypes.c_int32() for _ in range(3)]
+    if function(*(ctypes.byref(number) for number in numbers)) != 0:
+        return None
+    return ".".join(str(number.value) for number in numbers)
+
+
+def _version_files() -> Iterator[tuple[str, list[str]]]:
+    for variable in _HOMES:
+        home = os.environ.get(variable)
+        for name in _VERSION_FILES if home else ():
+            lines = _versions_in(Path(str(home)) / name)
+            if lines is not None:
+                yield f"{variable}/{name}", lines
+
+
+def _versions_in(path: Path) -> list[str] | None:
+    """The lines of a file that say a version."""
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return None
+    lines = [line.strip() for line in text.splitlines() if "version" in line.lower()]
+    return [line for line in lines if "/" not in line][:20]
+
+
+def _package(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _libraries() -> set[Path]:
+    """Our libraries, CANN's runtime and the provider, as they are loaded in this process."""
+    found = {get_library_path()}
+    kernels = os.environ.get(KERNELS_VARIABLE)
+    if kernels:
+        found.add(Path(kernels))
+    try:
+        lines = _MAPS.read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        name = line.partition("/")[2]
+        path = Path(f"/{name}")
+        if name and any(part in path.name for part in (*_OWN_LIBRARIES, "providers_cann")):
+            found.add(path)
+    return {path.resolve() for path in found if path.is_file()}
+
+
+def _described(path: Path) -> dict[str, Any]:
+    content = path.read_bytes()
+    return {
+        "file": path.name,
+        "bytes": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }

@@ -1,0 +1,161 @@
+"""What one part of the verification finds: checks, times, facts. Plain data that goes into JSON."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from tq_onnx.errors import TqOnnxError
+from tq_onnx.verify.npu.privacy import impersonal
+
+Figures = Mapping[str, Any]
+
+PARTS: Final = ("device", "encode", "attention", "decoder", "bundled", "graph mode", "models")
+"""All parts in their order; the facts of the first one are the report's."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the parts are to look at.
+
+    Attributes:
+        trained: the bundled trained model, as it was exported; None to leave it out.
+        prompt: token ids for it.
+        models: further models: converted for CANN, or originals.
+        brief: whether sizes are small.
+    """
+
+    trained: Path | None = None
+    prompt: tuple[int, ...] = ()
+    models: tuple[Path, ...] = ()
+    brief: bool = False
+
+    def to_json(self) -> str:
+        """For a process of its own."""
+        files = [str(model.resolve()) for model in self.models]
+        trained = None if self.trained is None else str(self.trained.resolve())
+        document = {"trained": trained, "prompt": self.prompt, "models": files}
+        return json.dumps({**document, "brief": self.brief})
+
+    @classmethod
+    def from_json(cls, text: str) -> Request:
+        """Reads what ``to_json`` wrote."""
+        found = json.loads(text)
+        return cls(
+            None if found["trained"] is None else Path(found["trained"]),
+            tuple(found["prompt"]),
+            tuple(Path(model) for model in found["models"]),
+            found["brief"],
+        )
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that must be so.
+
+    Attributes:
+        name: what was checked, with its sizes.
+        holds: whether it is; None for a check that was not done, which ``problem`` explains.
+        figures: what was found.
+        expected: what they must be, in words.
+        problem: why the check did not come to an end; None if it did.
+    """
+
+    name: str
+    holds: bool | None
+    figures: Figures = field(default_factory=dict)
+    expected: str = ""
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times of the same thing, done several times.
+
+    Attributes:
+        name: what was done, with its sizes.
+        runs: how often it was timed.
+        median_ms: the median, in milliseconds.
+        fastest_ms: the least disturbed one.
+    """
+
+    name: str
+    runs: int
+    median_ms: float
+    fastest_ms: float
+
+    @classmethod
+    def of(cls, name: str, seconds: Sequence[float]) -> Timing:
+        """The figures of times in seconds."""
+        return cls(
+            name,
+            len(seconds),
+            round(1000 * statistics.median(seconds), 6),
+            round(1000 * min(seconds), 6),
+        )
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is done.
+
+    Attributes:
+        runs: timed runs of an operator.
+        context: tokens in the caches when decode is timed.
+        steps: timed steps of decode.
+        new_tokens: greedy tokens that are compared.
+        most: elements of the largest query that attention is checked with.
+    """
+
+    runs: int = 50
+    context: int = 512
+    steps: int = 32
+    new_tokens: int = 64
+    most: int = 1 << 30
+
+
+#: For a simulated device, which is slow and of which no time means anything.
+BRIEF = Effort(runs=3, context=16, steps=2, new_tokens=16, most=1 << 15)
+
+
+@dataclass
+class Findings:
+    """What a part found so far.
+
+    Attributes:
+        effort: how much it is to do.
+        checks: in the order in which they were done.
+        timings: likewise.
+        facts: anything else.
+    """
+
+    effort: Effort = field(default_factory=Effort)
+    checks: list[Check] = field(default_factory=list)
+    timings: list[Timing] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def check(self, name: str, measure: Callable[[], tuple[bool, Figures]], expected: str) -> None:
+        """Does a check; whatever it raises is its result."""
+        try:
+            holds, figures = measure()
+        except Exception as error:
+            self.checks.append(Check(name, False, expected=expected, problem=clause(error)))
+        else:
+            self.checks.append(Check(name, holds, figures, expected))
+
+    def time(self, name: str, measure: Callable[[], Sequence[float]]) -> None:
+        """Times something; where that fails, the entry is a check that failed."""
+        try:
+            self.timings.append(Timing.of(name, measure()))
+        except Exception as error:
+            self.checks.append(Check(f"timing of {name}", False, problem=clause(error)))
+
+
+def clause(error: Exception) -> str:
+    """What an error says, for a report."""
+    kind = "" if isinstance(error, TqOnnxError) else f"{type(error).__name__}: "
+    return impersonal(f"{kind}{error}")

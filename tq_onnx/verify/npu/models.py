@@ -1,0 +1,218 @@
+"""Whole models on the device: placement, the CPU's logits and tokens, caches, times; graph mode."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from tq_onnx.graph.graphmode import lower_for_graph_mode
+from tq_onnx.graph.load import load
+from tq_onnx.graph.options import Options
+from tq_onnx.graph.pipeline import convert
+from tq_onnx.graph.plan import CANN as CANN_TARGET
+from tq_onnx.graph.plan import METADATA_PLAN, Plan
+from tq_onnx.runtime.providers import CANN, CPU, ExecutionProvider
+from tq_onnx.runtime.session import make_session, ports
+from tq_onnx.verify.crossproviders import compare_providers
+from tq_onnx.verify.npu.findings import Figures, Findings
+from tq_onnx.verify.npu.privacy import impersonal
+from tq_onnx.verify.placements import open_placed, problem_of
+from tq_onnx.verify.probe import make_probe
+from tq_onnx.verify.speed import measure
+from tq_onnx.verify.subject import open_converted
+
+Array = npt.NDArray[Any]
+
+LOGIT_ERROR: Final = 1e-4
+"""Of a logit, relative to the largest where that is more than 1."""
+
+_PROMPT: Final = 24
+GRAPH_MODE: Final[ExecutionProvider] = replace(
+    CANN,
+    options={
+        "enable_cann_graph": "1",
+        "dump_om_model": "0",
+        # Its own default computes in half precision whatever can be, and rows are made of exact
+        # numbers of more than 11 bits.
+        "precision_mode": "must_keep_origin_dtype",
+    },
+    disabled_optimizers=(),
+)
+"""Whole graphs for CANN's compiler."""
+
+_GRAPH_CAPACITY: Final = 64
+_GRAPH_STEPS: Final = 8
+
+
+def for_cann(model: Path, folder: Path) -> Path:
+    """The model if it is for CANN already; an original is converted into the folder."""
+    text = load(model).model.metadata_props.get(METADATA_PLAN)
+    if text is not None and Plan.from_json(text).target == CANN_TARGET:
+        return model
+    output = folder / f"{model.stem}.cann.onnx"
+    convert(model, output, options=Options(target=CANN_TARGET))
+    return output
+
+
+def check_model(findings: Findings, name: str, model: Path, prompt: Array | None = None) -> None:
+    """One model on the device and on the CPU.
+
+    Args:
+        findings: where the checks go.
+        name: what the report calls it.
+        model: converted for CANN.
+        prompt: token ids ``[n]``; some that mean nothing by default.
+    """
+    findings.check(
+        f"{name}: placement", lambda: _placed(model), "every node that computes floats on CANN"
+    )
+    findings.check(
+        f"{name}: decode",
+        lambda: _compared(findings, model, prompt),
+        f"the CPU's greedy tokens, logits within {LOGIT_ERROR}, no wrong byte in the caches",
+    )
+    _time(findings, name, model)
+
+
+def _placed(model: Path) -> tuple[bool, Figures]:
+    report = open_placed(model, CANN)
+    problem = problem_of(report)
+    figures = {
+        "nodes": report.nodes,
+        "on_cann": report.on_provider,
+        "elsewhere": dict(report.elsewhere),
+        "problem": None if problem is None else impersonal(problem),
+    }
+    return problem is None, figures
+
+
+def _compared(findings: Findings, model: Path, prompt: Array | None) -> tuple[bool, Figures]:
+    found = compare_providers(
+        make_probe(model),
+        np.arange(1, 1 + _PROMPT) if prompt is None else prompt,
+        new_tokens=findings.effort.new_tokens,
+        ep=CANN,
+    )
+    limit = LOGIT_ERROR * max(1.0, found.largest_logit)
+    holds = (
+        found.same_tokens == found.new_tokens
+        and found.logit_error <= limit
+        and found.codes_wrong == 0
+        and found.scale_steps <= 1
+    )
+    return holds, {**asdict(found), "limit": limit}
+
+
+def _time(findings: Findings, name: str, model: Path) -> None:
+    effort = findings.effort
+    steps: list[float] = []
+    prompts: list[float] = []
+
+    def run() -> list[float]:
+        subject = open_converted(model, ep=CANN)
+        (found,) = measure([subject], effort.context, tokens=effort.steps, prompt=True, pause=False)
+        prompts.append(found.first_token_seconds or 0.0)
+        steps.append(found.fastest_step_seconds)
+        return [found.step_seconds]
+
+    findings.time(f"{name}: a step of decode behind {effort.context} tokens", run)
+    if prompts:
+        findings.time(f"{name}: a prompt of {effort.context} tokens", lambda: prompts)
+
+
+def check_graph_mode(findings: Findings, name: str, converted: Path, prompt: Array) -> None:
+    """The same model lowered to standard ONNX and compiled by CANN, against the CPU."""
+    findings.check(
+        f"{name}: graph mode",
+        lambda: _in_graph_mode(findings, name, converted, prompt),
+        f"logits within {LOGIT_ERROR} of the CPU's, the same greedy tokens",
+    )
+
+
+def _in_graph_mode(
+    findings: Findings, name: str, converted: Path, prompt: Array
+) -> tuple[bool, Figures]:
+    model = load(converted).model
+    plan = lower_for_graph_mode(model, capacity=_GRAPH_CAPACITY)
+    graph = ir.to_proto(model).SerializeToString()
+    host = _Graph(graph, plan, CPU)
+    begin = time.perf_counter()
+    device = _Graph(graph, plan, GRAPH_MODE)
+    error, largest, same, differing = 0.0, 0.0, 0, 0
+    token = int(prompt[0])
+    seconds: list[float] = []
+    for place in range(min(len(prompt), _GRAPH_STEPS) + _GRAPH_STEPS):
+        own, its = host.step(token), device.step(token)
+        seconds.append(device.seconds)
+        error = max(error, float(np.abs(its - own).max()))
+        largest = max(largest, float(np.abs(own).max()))
+        same += int(own.argmax() == its.argmax())
+        token = int(prompt[place + 1] if place + 1 < _GRAPH_STEPS else own.argmax())
+    for one, other in zip(host.caches.values(), device.caches.values(), strict=True):
+        differing += int((one != other).sum())
+    findings.time(f"{name}: graph mode, a step with copies of the caches", lambda: seconds[1:])
+    limit = LOGIT_ERROR * max(1.0, largest)
+    figures = {
+        "nodes": len(model.graph),
+        "steps": len(seconds),
+        "same_tokens": same,
+        "logit_error": error,
+        "limit": limit,
+        "cache_bytes_differing": differing,
+        "seconds_to_the_first_logits": round(seconds[0] + device.opened - begin, 3),
+    }
+    return error <= limit and same == len(seconds), figures
+
+
+class _Graph:
+    """A lowered model that is fed one token after the other."""
+
+    def __init__(self, model: bytes, plan: Plan, ep: ExecutionProvider) -> None:
+        self._session = make_session(model, library=False, ep=ep)
+        self.opened = time.perf_counter()
+        self._plan = plan
+        inputs, outputs = ports(self._session)
+        self._outputs = [port.name for port in outputs]
+        self._shapes = {port.name: port.shape for port in inputs}
+        self._pairs = {
+            str(pair.past): pair.present
+            for layer in plan.layers
+            for pair in (layer.key, layer.value)
+        }
+        self.caches: dict[str, Array] = {
+            past: np.zeros([int(str(size)) for size in self._shapes[past]], np.uint8)
+            for past in self._pairs
+        }
+        self._length = 0
+        self.seconds = 0.0
+
+    def step(self, token: int) -> Array:
+        """Logits ``[vocabulary]`` of one token."""
+        names = self._plan.interface
+        mask = np.zeros((1, _GRAPH_CAPACITY), np.int64)
+        mask[:, : self._length + 1] = 1
+        given = {
+            names.tokens: np.array([[token]]),
+            names.attention_mask: mask,
+            names.position_ids: np.array([[self._length]]),
+        }
+        feeds = {name: array for name, array in given.items() if name in self._shapes}
+        begin = time.perf_counter()
+        found = dict(
+            zip(
+                self._outputs,
+                self._session.run(self._outputs, {**feeds, **self.caches}),
+                strict=True,
+            )
+        )
+        self.seconds = time.perf_counter() - begin
+        self._length += 1
+        self.caches = {past: found[present] for past, present in self._pairs.items()}
+        logits: Array = found[names.logits][0, -1].astype(np.float64)
+        return logits

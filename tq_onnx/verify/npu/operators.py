@@ -1,0 +1,286 @@
+"""The operators on the device against numpy: bytes that encode writes, errors of attention.
+
+Encoding must be what the reference makes of the same vectors, but for ties
+(``tq_onnx.verify.rowcomparison``): the device sums in another order. Vectors are drawn so that none
+is near a tie, hence every byte is expected to be equal. Attention is compared with attention in
+float64 over the caches as the reference decodes them, which leaves nothing of quantisation in the
+error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tq_onnx.codec import reference
+from tq_onnx.codec.quantise import rotate
+from tq_onnx.codec.spec import row_layout
+from tq_onnx.runtime.bound import BoundModel
+from tq_onnx.runtime.providers import CANN
+from tq_onnx.runtime.session import make_session
+from tq_onnx.verify.npu.findings import Figures, Findings
+from tq_onnx.verify.npu.singlenodes import INT4, Tables, attention_model, encode_model
+from tq_onnx.verify.probe import EncodeNames
+from tq_onnx.verify.rowcomparison import compare_rows
+
+Array = npt.NDArray[Any]
+
+DTYPES: Final = ("float32", "float16")
+HEAD_SIZES: Final = (64, 128)
+ATTENTION_ERROR: Final = 1e-4
+"""Absolute, for values of the size of random unit vectors; half precision rounds the result too."""
+
+_HEADS: Final = 2
+_FAR: Final = 1e-5
+"""How far from every boundary a coordinate of a unit vector must be."""
+_FAR_STEPS: Final = 5e-3
+"""How far from the middle between two numbers of float16 a scale must be, in their distance."""
+_HALF_ROUNDING: Final = 2.0**-10
+_NEW_PLAN: Final = {"float32": "FLOAT", "float16": "FLOAT16"}
+_WAKE: Final = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes of one call.
+
+    Attributes:
+        head_size: D.
+        new: T.
+        past: tokens in the caches, of each sequence.
+        group: query heads of each KV head.
+        spare: slots behind the new tokens.
+    """
+
+    head_size: int
+    new: int
+    past: tuple[int, ...]
+    group: int = 1
+    spare: int = 3
+
+    @property
+    def batch(self) -> int:
+        """B."""
+        return len(self.past)
+
+    @property
+    def slots(self) -> int:
+        """S."""
+        return max(self.past) + self.new + self.spare
+
+    def __str__(self) -> str:
+        """For names of checks."""
+        past = ",".join(map(str, self.past))
+        group = f" group={self.group}" if self.group > 1 else ""
+        return f"D={self.head_size} B={self.batch} T={self.new} past={past}{group}"
+
+
+Bind = Callable[[Case, str], tuple[BoundModel, dict[str, Array], Tables]]
+"""Makes a call ready: what runs it, its inputs and its tables."""
+
+
+def encode_cases() -> Iterator[Case]:
+    """Steps and prompts, of one sequence and of sequences of different lengths."""
+    for size in HEAD_SIZES:
+        for new, past in ((1, (0,)), (1, (37,)), (17, (0,)), (300, (5,)), (9, (5, 3)), (1, (8, 2))):
+            yield Case(size, new, past)
+
+
+def attention_cases(most: int) -> Iterator[Case]:
+    """The same for attention, with groups; queries have no more elements than told."""
+    for size in HEAD_SIZES:
+        for group, new, past in (
+            (1, 1, (0,)),
+            (2, 1, (63,)),
+            (4, 1, (300,)),
+            (8, 1, (1000,)),
+            (2, 17, (0,)),
+            (1, 64, (10,)),
+            (5, 3, (70, 4)),
+        ):
+            case = Case(size, new, past, group)
+            if case.batch * _HEADS * group * new * size <= most:
+                yield case
+
+
+def check_encode(findings: Findings, dtypes: Sequence[str] = DTYPES) -> None:
+    """Bytes of encode, and its times."""
+    for dtype in dtypes:
+        for case in encode_cases():
+            findings.check(
+                f"encode {dtype} {case}",
+                partial(_encoded, case, dtype),
+                "no code that is not a tie differs, fields by at most one step, no other byte",
+            )
+    for dtype in dtypes:
+        for case in (Case(128, 1, (1000,)), Case(128, 512, (0,))):
+            findings.time(
+                f"encode {dtype} {case}",
+                partial(_time, _encode_bound, case, dtype, findings.effort.runs),
+            )
+
+
+def check_attention(findings: Findings, dtypes: Sequence[str] = DTYPES) -> None:
+    """Errors of attention, and its times."""
+    for dtype in dtypes:
+        for case in attention_cases(findings.effort.most):
+            findings.check(
+                f"attention {dtype} {case}",
+                partial(_attended, case, dtype),
+                f"an error of at most {ATTENTION_ERROR} against float64"
+                + (", and half a step of float16" if dtype == "float16" else ""),
+            )
+    for dtype in dtypes:
+        for past in (findings.effort.context, 8 * findings.effort.context):
+            case = Case(128, 1, (past,), group=4)
+            findings.time(
+                f"attention {dtype} {case}",
+                partial(_time, _attention_bound, case, dtype, findings.effort.runs),
+            )
+
+
+def _time(bind: Bind, case: Case, dtype: str, runs: int) -> list[float]:
+    bound, _, _ = bind(case, dtype)
+    return bound.seconds(runs, _WAKE)
+
+
+def _encode_bound(case: Case, dtype: str) -> tuple[BoundModel, dict[str, Array], Tables]:
+    tables = Tables(case.head_size)
+    rng = np.random.default_rng(case.new)
+    width = row_layout(INT4, case.head_size).row_bytes
+    # What was in other slots must be there afterwards.
+    past = rng.integers(0, 256, (case.batch, _HEADS, case.slots, width)).astype(np.uint8)
+    inputs = {
+        "vectors": _vectors(rng, (case.batch, _HEADS, case.new, case.head_size), dtype, tables),
+        "past": past,
+        "past_length": np.array(case.past, np.int64),
+    }
+    bound = BoundModel(
+        make_session(encode_model(tables, dtype), ep=CANN),
+        inputs,
+        on_host=("past_length",),
+        in_place={"present": "past"},
+        where=f"encode {case}",
+    )
+    return bound, inputs, tables
+
+
+def _encoded(case: Case, dtype: str) -> tuple[bool, Figures]:
+    bound, inputs, tables = _encode_bound(case, dtype)
+    found = bound.run()["present"]
+    lengths = inputs["past_length"]
+    rows = reference.encode(inputs["vectors"], INT4, tables.rotations[0], tables.codebook)
+    expected = reference.append(inputs["past"], rows, lengths)
+    new = np.stack([found[b, :, length : length + case.new] for b, length in enumerate(lengths)])
+    judged = compare_rows(
+        new,
+        inputs["vectors"],
+        _names(tables, case.head_size),
+        lengths,
+        _NEW_PLAN[dtype],
+        body=False,
+    )
+    differing = int((found != expected).sum())
+    others = differing - int((new != rows).sum())
+    figures = {
+        "bytes": int(rows.size),
+        "bytes_differing": differing - others,
+        "other_bytes_changed": others,
+        "codes_wrong": judged.wrong,
+        "scale_steps": judged.steps,
+    }
+    return judged.wrong == 0 and judged.steps <= 1 and others == 0, figures
+
+
+def _attention_bound(case: Case, dtype: str) -> tuple[BoundModel, dict[str, Array], Tables]:
+    tables = Tables(case.head_size)
+    rng = np.random.default_rng(case.new)
+    shape = (case.batch, _HEADS, case.slots, case.head_size)
+    caches = [
+        reference.encode(rng.standard_normal(shape), INT4, rotation, tables.codebook)
+        for rotation in tables.rotations
+    ]
+    heads = (case.batch, _HEADS * case.group, case.new, case.head_size)
+    inputs = {
+        "query": rng.standard_normal(heads).astype(dtype),
+        "keys": caches[0],
+        "values": caches[1],
+        "past_length": np.array(case.past, np.int64),
+    }
+    bound = BoundModel(
+        make_session(attention_model(tables, dtype, case.head_size**-0.5), ep=CANN),
+        inputs,
+        on_host=("past_length",),
+        where=f"attention {case}",
+    )
+    return bound, inputs, tables
+
+
+def _attended(case: Case, dtype: str) -> tuple[bool, Figures]:
+    bound, inputs, tables = _attention_bound(case, dtype)
+    found = bound.run()["output"].astype(np.float64)
+    centroids = tables.codebook.centroids
+    expected = reference.attention(
+        inputs["query"],
+        inputs["keys"],
+        inputs["values"],
+        inputs["past_length"],
+        key=INT4,
+        value=INT4,
+        key_rotation=tables.rotations[0],
+        key_codebook=centroids,
+        value_rotation=tables.rotations[1],
+        value_codebook=centroids,
+        scale=case.head_size**-0.5,
+        causal=True,
+    )
+    largest = float(np.abs(expected).max())
+    error = float(np.abs(found - expected).max())  # NaN fails the comparison below
+    limit = ATTENTION_ERROR + (_HALF_ROUNDING * largest if dtype == "float16" else 0.0)
+    figures = {"error": number(error), "largest": largest, "limit": limit}
+    return bool(error <= limit), figures
+
+
+def _vectors(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, tables: Tables) -> Array:
+    """Random vectors of which no coordinate is near a boundary."""
+    vectors = rng.standard_normal(shape).astype(dtype)
+    while (near := _near(vectors, tables)).any():
+        vectors[near] = rng.standard_normal((int(near.sum()), shape[-1])).astype(dtype)
+    return vectors
+
+
+def _near(vectors: Array, tables: Tables) -> Array:
+    """Which of them have a code or a scale that depends on the order of a sum."""
+    book = tables.codebook
+    norms, rotated = rotate(vectors, tables.rotations[0])
+    boundaries = book.boundaries.astype(np.float64)
+    of_codes = (np.abs(rotated[..., None] - boundaries) < _FAR).any(axis=(-2, -1))
+    codes = np.searchsorted(boundaries, rotated, side="right")
+    scales = norms / np.linalg.norm(book.centroids.astype(np.float64)[codes], axis=-1)
+    halves = scales.astype(np.float16)
+    steps = np.abs(scales - halves.astype(np.float64)) / np.spacing(halves).astype(np.float64)
+    return np.asarray(of_codes | (np.abs(steps - 0.5) < _FAR_STEPS))
+
+
+def _names(tables: Tables, head_size: int) -> EncodeNames:
+    return EncodeNames(
+        node="encode",
+        codec=INT4,
+        norm_correction=True,
+        vectors="vectors",
+        past_length="past_length",
+        present="present",
+        rotation=tables.rotations[0],
+        codebook=tables.codebook,
+        head_size=head_size,
+    )
+
+
+def number(value: float) -> float | str:
+    """JSON has no number that is none."""
+    return value if np.isfinite(value) else str(value)
