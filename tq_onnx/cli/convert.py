@@ -11,8 +11,8 @@ import click
 from tq_onnx.cli import flags, planned, terminal
 from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED, PRESETS, ROTATIONS
 from tq_onnx.errors import UsageError
-from tq_onnx.graph.options import CENTER_FROM, Options
-from tq_onnx.graph.plan import CANN, CPU, TARGETS
+from tq_onnx.graph.options import CENTER_FROM, DEFAULT_CAPACITY, Options
+from tq_onnx.graph.plan import CANN, CANN_GRAPH, CPU, TARGETS
 
 if TYPE_CHECKING:
     from tq_onnx.graph.reports import ConversionReport
@@ -101,7 +101,9 @@ _EXTERNAL_DATA: Final = ("keep", "copy", "link")
     default=CPU,
     show_default=True,
     help="cann: rewrite the rest of the decoder too, so that CANNExecutionProvider runs every node "
-    "of floats on an Ascend NPU; the model still runs on the CPU. It takes no padding then.",
+    "of floats on an Ascend NPU; the model still runs on the CPU. It takes no padding then. "
+    "cann-graph: standard operators and fixed sizes, for the provider's graph mode; see "
+    "docs/ascend.md.",
 )
 @click.option(
     "--max-positions",
@@ -109,6 +111,23 @@ _EXTERNAL_DATA: Final = ("keep", "copy", "link")
     metavar="N",
     help="With --target cann: the longest context, for which tables of the rotary embedding are "
     "made.  [default: max_position_embeddings of config.json beside MODEL, or 32768]",
+)
+@click.option(
+    "--capacity",
+    type=click.IntRange(min=1),
+    default=DEFAULT_CAPACITY,
+    show_default=True,
+    metavar="N",
+    help="With --target cann-graph: tokens that the caches have room for.",
+)
+@click.option(
+    "--call-tokens",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="With --target cann-graph: new tokens in each call. Convert a second time with more of "
+    "them for prompts; both files go on with each other's caches.",
 )
 @click.option(
     "--external-data",
@@ -156,10 +175,17 @@ def convert(
       tq-onnx convert model.onnx --calibration model.calibration.safetensors
       tq-onnx convert model.onnx --seed 7 --rotation hadamard --json
       tq-onnx convert model.onnx --target cann --max-positions 8192
+      tq-onnx convert model.onnx --target cann-graph --capacity 2048
     """
     _check_used(chosen)
     options = Options(**chosen)
     if model.is_dir():
+        if options.target == CANN_GRAPH:
+            raise UsageError(
+                "a graph for CANN is one file, which no runtime of folders knows",
+                where=str(model),
+                fix="give the .onnx file of its decoder",
+            )
         _convert_folder(
             model,
             output,
@@ -207,17 +233,27 @@ def _kind(preset: str, options: Options) -> str:
 
 def _check_used(chosen: dict[str, Any]) -> None:
     """Refuses an option that would do nothing."""
-    source = click.get_current_context().get_parameter_source("center_from")
-    if chosen["calibration"] is None and source is click.core.ParameterSource.COMMANDLINE:
+    if chosen["calibration"] is None and _is_given("center_from"):
         raise UsageError(
             "--center-from says where the statistics of --calibration begin, and there are none",
             fix="give --calibration, or leave --center-from out",
         )
-    if chosen["max_positions"] is not None and chosen["target"] != CANN:
-        raise UsageError(
-            "--max-positions is the size of tables that only a model for CANN gets",
-            fix="give --target cann, or leave --max-positions out",
-        )
+    for name, target in (
+        ("max_positions", CANN),
+        ("capacity", CANN_GRAPH),
+        ("call_tokens", CANN_GRAPH),
+    ):
+        if _is_given(name) and chosen["target"] != target:
+            option = "--" + name.replace("_", "-")
+            raise UsageError(
+                f"{option} is a size that only a model for --target {target} has",
+                fix=f"give --target {target}, or leave {option} out",
+            )
+
+
+def _is_given(parameter: str) -> bool:
+    source = click.get_current_context().get_parameter_source(parameter)
+    return source is click.core.ParameterSource.COMMANDLINE
 
 
 def _print(report: ConversionReport, model: Path, target: Path) -> None:
@@ -230,7 +266,9 @@ def _print(report: ConversionReport, model: Path, target: Path) -> None:
     ]
     how = {"keep": "shared with the original", "copy": "copied", "link": "hard-linked"}
     rows += [("needs", f"{file} ({how[files.external_data or 'keep']})") for file in files.data]
-    rows.append(("next", f"tq-onnx verify {shlex.quote(str(model))} {shlex.quote(str(target))}"))
+    if plan.target != CANN_GRAPH:
+        pair = f"{shlex.quote(str(model))} {shlex.quote(str(target))}"
+        rows.append(("next", f"tq-onnx verify {pair}"))
     terminal.print_facts(rows)
     if files.moved is not None:
         terminal.print_line(f"  {files.moved} holds weights that did not fit into the model file")

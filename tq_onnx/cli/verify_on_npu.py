@@ -43,7 +43,7 @@ def verify_on_npu(*, models: tuple[Path, ...], output: Path | None, seconds: flo
     \b
     Example:
       tq-onnx verify-on-npu -o report.json
-      tq-onnx verify-on-npu model.cann.onnx -o report.json
+      tq-onnx verify-on-npu model.int4-cann.onnx -o report.json
     """
     from tq_onnx.integrations.bundled import build_bundled, heldout_text
     from tq_onnx.integrations.folder import find_model

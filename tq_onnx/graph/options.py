@@ -19,6 +19,9 @@ from tq_onnx.graph.plan import CPU
 CENTER_FROM: Final = 4
 """The first token that is centered by the mean of all later ones."""
 
+DEFAULT_CAPACITY: Final = 1024
+"""Of caches whose size is in the graph; every step copies and reads all of it."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -42,6 +45,8 @@ class Options:
         target: what the model is to run on, one of ``tq_onnx.graph.plan.TARGETS``.
         max_positions: positions that a model for CANN knows; None for as many as its
             configuration says.
+        capacity: tokens that the caches of a graph for CANN have room for.
+        call_tokens: new tokens in a call of such a graph.
     """
 
     rotation: str | None = None
@@ -56,6 +61,8 @@ class Options:
     center_from: int = CENTER_FROM
     target: str = CPU
     max_positions: int | None = None
+    capacity: int = DEFAULT_CAPACITY
+    call_tokens: int = 1
 
 
 def preset_of(name: str) -> Preset:

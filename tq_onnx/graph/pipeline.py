@@ -9,7 +9,7 @@ layers, from the graph's own types, scales included.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -27,7 +27,7 @@ from tq_onnx.graph.equalise import LayerEqualisation
 from tq_onnx.graph.load import LoadedModel, load
 from tq_onnx.graph.match import Recognition, recognise
 from tq_onnx.graph.options import Options, preset_of
-from tq_onnx.graph.plan import CANN, Plan
+from tq_onnx.graph.plan import CANN, CANN_GRAPH, Plan
 from tq_onnx.graph.planning import DEFAULT_OPTIONS, make_plan
 from tq_onnx.graph.reports import ConversionReport
 from tq_onnx.graph.rewrite import ConvertPass
@@ -169,11 +169,22 @@ def prepare(
         from tq_onnx.graph.cann.lower import lower
         from tq_onnx.graph.cann.positions import positions_of
 
-        plan = lower(loaded.model, plan, positions_of(path, options.max_positions))
-        expect_whole_blocks(loaded.model)
+        positions = positions_of(path, options.max_positions)
+        try:
+            plan = lower(loaded.model, plan, positions)
+            expect_whole_blocks(loaded.model)
+        except UnsupportedModelError as error:
+            where = f"{path}: {error.where}"
+            raise UnsupportedModelError(error.what, where=where, fix=error.fix) from error
     begin("check")
     check(before, loaded.model, plan)
     size = converted_bytes(loaded.model, plan)
+    if options.target == CANN_GRAPH:
+        from tq_onnx.graph.graphmode import lower_for_graph_mode
+
+        sizes = {"capacity": options.capacity, "tokens": options.call_tokens}
+        plan = lower_for_graph_mode(loaded.model, **sizes)
+        loaded = replace(loaded, external_files=())  # its weights are in the model now
     return Prepared(loaded, plan, bytes_before, size, equalisation)
 
 

@@ -31,7 +31,8 @@ IGNORED: Final = "ignored"
 
 CPU: Final = "cpu"
 CANN: Final = "cann"
-TARGETS: Final = (CPU, CANN)
+CANN_GRAPH: Final = "cann-graph"
+TARGETS: Final = (CPU, CANN, CANN_GRAPH)
 
 
 @dataclass(frozen=True)
@@ -183,8 +184,9 @@ class Plan:
             not, caches must grow, because the graph takes positions from their length.
         interface: names of the other inputs and outputs.
         layers: one entry per attention layer, in graph order.
-        target: ``cpu``, or ``cann`` for a graph of which CANNExecutionProvider runs every node that
-            computes floats; it runs on the CPU too.
+        target: ``cpu``; ``cann`` for a graph of which CANNExecutionProvider runs every node that
+            computes floats; ``cann-graph`` for one that it hands over as a whole. All of them run
+            on the CPU too.
     """
 
     tool_version: str

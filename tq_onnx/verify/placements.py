@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.graph.load import load
-from tq_onnx.graph.plan import METADATA_PLAN, Plan
+from tq_onnx.graph.plan import CANN_GRAPH, METADATA_PLAN, Plan
 from tq_onnx.graph.shapes import fill_shapes
 from tq_onnx.ops.domain import ATTENTION, ENCODE
 from tq_onnx.runtime.providers import CPU, ExecutionProvider, provider_of
@@ -37,7 +37,7 @@ class PlacementReport:
         misplaced: those among them that compute floats or touch a cache.
         encode: ``TurboQuantEncode`` nodes that run on the library's kernels.
         attention: likewise ``TurboQuantDequantAttention``.
-        layers: attention layers that were converted; 0 in an original.
+        layers: attention layers with operators of ours; none in an original, or for graph mode.
     """
 
     provider: str
@@ -81,8 +81,12 @@ def report_placement(session: Any, model: ir.Model) -> PlacementReport:
         misplaced,
         found.encode,
         found.attention,
-        0 if text is None else len(Plan.from_json(text).layers),
+        0 if text is None else _layers(Plan.from_json(text)),
     )
+
+
+def _layers(plan: Plan) -> int:
+    return 0 if plan.target == CANN_GRAPH else len(plan.layers)
 
 
 def problem_of(report: PlacementReport) -> str | None:

@@ -21,7 +21,7 @@ from tq_onnx.codec.reference import offset_rows
 from tq_onnx.codec.spec import Codec
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.graph.load import load
-from tq_onnx.graph.plan import CANN, METADATA_PLAN, LayerPlan, Plan
+from tq_onnx.graph.plan import CANN, CANN_GRAPH, METADATA_PLAN, LayerPlan, Plan
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
@@ -202,6 +202,12 @@ def lay_open(
     if text is None:
         raise UnsupportedModelError("this model was not converted by tq-onnx", where=str(where))
     plan = Plan.from_json(text)
+    if plan.target == CANN_GRAPH:
+        raise UnsupportedModelError(
+            f"a model for {CANN_GRAPH} has standard operators in the place of ours",
+            where=str(where),
+            fix="verify the same conversion without --target",
+        )
     nodes = [node for node in model.graph if node.domain == DOMAIN]
     names = tuple(
         _layer(layer, nodes, where)

@@ -36,7 +36,7 @@ from tq_onnx.graph.graphmode import provider
 from tq_onnx.graph.graphmode.bodies import inline_operators
 from tq_onnx.graph.graphmode.lengths import Sizes, fix_lengths
 from tq_onnx.graph.graphmode.standard import lower_opset, simplify
-from tq_onnx.graph.plan import CANN, METADATA_PLAN, Plan
+from tq_onnx.graph.plan import CANN_GRAPH, CPU, METADATA_PLAN, Plan
 from tq_onnx.graph.shapes import fill_shapes
 from tq_onnx.ops.domain import DECODER, DOMAIN, VERSION
 from tq_onnx.ops.functions import decoder_function_protos
@@ -83,11 +83,11 @@ def lower_for_graph_mode(
             "it is not a converted model", where="graph mode", fix="convert it first"
         )
     plan = Plan.from_json(text)
-    if plan.target == CANN:
+    if plan.target != CPU:
         raise UnsupportedModelError(
-            "it is made for running operators one by one",
+            f"it was converted for {plan.target}",
             where="graph mode",
-            fix="convert the original without --target cann",
+            fix="convert the original with --target cann-graph",
         )
     sizes = Sizes(batch, tokens, capacity)
     fill_shapes(model)
@@ -105,7 +105,9 @@ def lower_for_graph_mode(
     _embed(model)
     layers = tuple(replace(layer, has_bias=True, causal=True) for layer in plan.layers)
     interface = replace(plan.interface, static=True)
-    lowered = replace(plan, fixed_capacity=True, interface=interface, layers=layers)
+    lowered = replace(
+        plan, target=CANN_GRAPH, fixed_capacity=True, interface=interface, layers=layers
+    )
     model.metadata_props[METADATA_PLAN] = lowered.to_json()
     return lowered
 
