@@ -5,6 +5,7 @@
 
 #if defined(TQ_CANN)
 #include "cann/host/decoder.h"
+#include "cann/host/launch.h"
 #include "cann/host/operators.h"
 #endif
 #include "core/dispatch.h"
@@ -49,13 +50,13 @@ OrtCustomOpDomain* operators(const Api& api) {
     declare<GatherKernel>(api, created, types);
 #if defined(TQ_CANN)
     // Of the same names, for another provider: a session without it does not look at them.
-    declare<cann::EncodeKernel>(api, created, types);
-    declare<cann::AttentionKernel>(api, created, types);
-    declare<cann::RmsNormalizationKernel>(api, created, types);
-    declare<cann::RotaryEmbeddingKernel>(api, created, types);
-    declare<cann::SwishKernel>(api, created, types);
-    declare<cann::TransposeKernel>(api, created, types);
-    declare<cann::GatherKernel>(api, created, types);
+    declare<cann::Settled<cann::EncodeKernel>>(api, created, types);
+    declare<cann::Settled<cann::AttentionKernel>>(api, created, types);
+    declare<cann::Settled<cann::RmsNormalizationKernel>>(api, created, types);
+    declare<cann::Settled<cann::RotaryEmbeddingKernel>>(api, created, types);
+    declare<cann::Settled<cann::SwishKernel>>(api, created, types);
+    declare<cann::Settled<cann::TransposeKernel>>(api, created, types);
+    declare<cann::Settled<cann::GatherKernel>>(api, created, types);
 #endif
     domain = created;
   }

@@ -37,9 +37,10 @@ def fake(fake_library: FakeAcl) -> Iterator[FakeAcl]:
 @pytest.fixture
 def measured() -> Measured:
     folder = os.environ.get("TQ_CANN_RESULTS")
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
 
     def note(field: str, value: object) -> None:
         if folder:
-            (Path(folder) / f"{field}.json").write_text(json.dumps(value))
+            (Path(folder) / f"{field}.{worker}.json").write_text(json.dumps(value))
 
     return note

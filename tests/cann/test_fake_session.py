@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from pathlib import Path
 
 import numpy as np
@@ -139,7 +140,8 @@ def test_a_bad_copy_of_the_provider_is_an_error_of_the_run(
     fake.acl.fake_acl_lengthen_next_copy(kind, 1 << 34)
     with pytest.raises(Exception, match="CANN error executing aclrtMemcpyAsync"):
         session.run({"x": x})
-    assert "is not inside a live block" in fake.take_violation()
+    # At its host end so long a copy may reach the addresses of the device.
+    assert re.search("is not inside a live block|should be host memory", fake.take_violation())
     assert_equal_to_cpu(model, x, session.run({"x": x}))  # and only that copy
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from tests.cann.decoder_models import POSITIONS, feeds_of, model_of_operator
+from tests.cann.decoder_models import INPUTS, POSITIONS, feeds_of, model_of_operator
 from tests.cann.fake_acl import FakeAcl
 from tests.cann.kernels import COMPILER
 from tests.cann.session import Array, CannSession, on_cpu
@@ -189,11 +189,24 @@ def test_a_bad_call(fake: FakeAcl, tmp_path: Path, case: str) -> None:
     counts = fake.counts()
     assert not [name for name in counts if name.startswith("kernel.tq_")]
     assert "copy.device_to_device" not in counts
-    # The provider ends the stream of a run that failed without waiting for its own copies.
-    fake.acl.aclrtSynchronizeDevice()
     (theirs,) = on_cpu(model, good, get_library_path())
     (ours,) = session.run(good)
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("op", SHAPES)
+def test_a_bad_call_waits_for_its_inputs(fake: FakeAcl, tmp_path: Path, op: str) -> None:
+    """Or the provider destroys a stream that is still at its copies, which ``fake`` forbids."""
+    session = CannSession(model_of_operator(op), tmp_path, library=get_library_path())
+    fake.set_delay(20_000)
+    first = INPUTS[op][0]
+    bad = {first: np.ones((1, *SHAPES[op]), np.float32)}
+    if op == SWISH:
+        bad = {first: np.ones(15, np.float32)}
+    if op == RMS_NORMALIZATION:
+        bad = {"scale": np.ones(32, np.float32)}
+    with pytest.raises(Exception, match=op):
+        session.run({**feeds_of(op, "float32", SHAPES[op]), **bad})
 
 
 def test_an_address_that_is_not_aligned(fake: FakeAcl, tmp_path: Path) -> None:
@@ -282,4 +295,3 @@ def test_a_launch_that_fails(
     session = CannSession(model_of_operator(op), tmp_path, library=get_library_path())
     with pytest.raises(Exception, match=f"{op}: its kernel was not enqueued, ACL error 9"):
         session.run(feeds_of(op, "float32", SHAPES[op]))
-    fake.acl.aclrtSynchronizeDevice()

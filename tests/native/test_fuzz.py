@@ -5,21 +5,21 @@ refused with the operator's name. The draws are the same in every run. To see al
 happen to hit mapped memory, run it on a library built with -DTQ_SANITIZE=ON (Linux):
 
     LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" \\
-    ASAN_OPTIONS=detect_leaks=0 TQ_ONNX_LIBRARY=... python -m pytest tests/native/test_fuzz.py
+    ASAN_OPTIONS=detect_leaks=0 TQ_ONNX_LIBRARY=... python -m pytest tests/native -k fuzz
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 
 import numpy as np
 import onnxruntime as ort
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.native.conftest import CODECS, Feeds, rows, tables
+from tests.native.fuzzing import FUZZ, spoiled
 from tests.native.single_node import Array, attention_model, encode_model, make_session, run
 from tq_onnx.codec import reference
 from tq_onnx.codec.bitpack import unpack
@@ -27,13 +27,6 @@ from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.ops.domain import ATTENTION, ENCODE
 
-FUZZ = settings(
-    max_examples=200,
-    derandomize=True,
-    database=None,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
 SIZES = [8, 16, 24, 40, 72, 128]
 VARIANTS: list[dict[str, object]] = [
     {},
@@ -68,26 +61,6 @@ def attention_session(
         **VARIANTS[at],
     )
     return make_session(model, threads=2)
-
-
-def spoiled(data: st.DataObject, feeds: Mapping[str, Array]) -> Feeds:
-    """Now and then one input with another shape (which may still fit)."""
-    out = dict(feeds)
-    if data.draw(st.integers(0, 2)):
-        return out
-    name = data.draw(st.sampled_from(sorted(out)))
-    shape = list(out[name].shape)
-    change = data.draw(st.sampled_from(["rank", "more", "dimension"]))
-    if change == "rank":
-        shape = shape[1:]
-    elif change == "more":
-        shape = [1, *shape]
-    else:
-        at = data.draw(st.integers(0, len(shape) - 1))
-        shape[at] = data.draw(st.sampled_from([0, 1, shape[at] - 1, shape[at] + 1, 8]))
-        shape[at] = max(0, shape[at])
-    out[name] = np.resize(out[name], shape) if out[name].size else np.zeros(shape, out[name].dtype)
-    return out
 
 
 def lengths_fit(past_length: Array, batch: int, slots: int, tokens: int = 0) -> bool:

@@ -1,6 +1,8 @@
 // The decoder's own operators on a device; the contract is in decoder.h.
 #include "cann/host/decoder.h"
 
+#include <algorithm>
+
 #include "cann/host/launch.h"
 #include "cann/host/limits.h"
 

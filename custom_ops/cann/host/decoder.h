@@ -18,6 +18,7 @@ namespace tq::cann {
 class DecoderKernel {
  public:
   const ort::Api& api() const { return api_; }
+  const KernelLibrary& library() const { return library_; }
 
  protected:
   DecoderKernel(const ort::Api& api, const char* op, Element element);

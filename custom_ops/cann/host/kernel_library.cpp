@@ -104,6 +104,7 @@ KernelLibrary load(const char* op, void* acl, const Soc& soc, const std::string&
   found.cores = soc.cores;
   find(op, acl, kRuntime, "aclrtMemcpyAsync", found.copy);
   find(op, acl, kRuntime, "aclrtMemsetAsync", found.fill);
+  find(op, acl, kRuntime, "aclrtSynchronizeStream", found.wait);
   // Stays open when it is refused: closing would run destructors of a library that is not ours.
   void* const library = open(op, path);
   check_layout(op, library, path);

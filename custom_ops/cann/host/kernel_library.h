@@ -27,6 +27,7 @@ struct KernelLibrary {
   // Enqueue a copy within the device, and a fill with one byte; 0 or an error of the runtime.
   int (*copy)(void* to, size_t room, const void* from, size_t bytes, int kind, void* stream);
   int (*fill)(void* to, size_t room, int32_t byte, size_t bytes, void* stream);
+  int (*wait)(void* stream);  // until the stream is idle
 };
 
 // Opened by the first caller and kept as long as the process. Throws OpError, with the name of the

@@ -21,6 +21,14 @@ void* stream_of(const ort::Api& api, const OrtKernelContext* context, const char
   return stream;
 }
 
+void wait_for_stream(const ort::Api& api, const OrtKernelContext* context,
+                     const KernelLibrary& library) {
+  void* stream = nullptr;
+  if (OrtStatus* status = api.context_stream(context, &stream)) api.release_status(status);
+  // What the stream itself has to report comes after what failed here.
+  if (stream != nullptr) library.wait(stream);
+}
+
 void expect_enqueued(const char* op, const char* what, int64_t status) {
   if (status == 0) return;
   throw std::runtime_error(std::string(op) + ": " + what + " was not enqueued, ACL error " +

@@ -40,6 +40,27 @@ inline uint32_t cores_for(int64_t vectors, uint32_t most) {
 
 void* stream_of(const ort::Api& api, const OrtKernelContext* context, const char* op);
 
+// Waits for all that was enqueued on the call's stream, if it has one.
+void wait_for_stream(const ort::Api& api, const OrtKernelContext* context,
+                     const KernelLibrary& library);
+
+// An operator whose calls fail with an idle stream. When a run fails the provider destroys its
+// stream, and the caller may free the inputs; neither waits for their copies to the device.
+template <class Kernel>
+class Settled : public Kernel {
+ public:
+  using Kernel::Kernel;
+
+  void compute(OrtKernelContext* context) {
+    try {
+      Kernel::compute(context);
+    } catch (...) {
+      wait_for_stream(this->api(), context, this->library());
+      throw;
+    }
+  }
+};
+
 // Throws unless `status` is 0. `what` is what was to be enqueued.
 void expect_enqueued(const char* op, const char* what, int64_t status);
 

@@ -17,6 +17,7 @@ class EncodeKernel {
   EncodeKernel(const ort::Api& api, const OrtKernelInfo* info, Element element);
   void compute(OrtKernelContext* context);
   const ort::Api& api() const { return api_; }
+  const KernelLibrary& library() const { return *library_; }
 
  private:
   // What the kernel does not write: the past and, where present has more slots, zeros.
@@ -36,6 +37,7 @@ class AttentionKernel {
   AttentionKernel(const ort::Api& api, const OrtKernelInfo* info, Element element);
   void compute(OrtKernelContext* context);
   const ort::Api& api() const { return api_; }
+  const KernelLibrary& library() const { return *library_; }
 
  private:
   ort::Api api_;

@@ -9,6 +9,8 @@
 #   TQ_CANN_ENV      folder of the environment, kept between runs; by default in the user's cache
 #   TQ_ONNX_LIBRARY  the operators' library to test; by default it is built, which takes minutes once
 #   TQ_CANN_PYTHON   the interpreter it is made with; by default python3.11
+#   TQ_CANN_SANITIZE where it is 1, the operators' library and the fake runtime are built with the
+#                    address and undefined-behaviour sanitizers of g++, apart from the others
 set -euo pipefail
 testing="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 repository="$(cd "$testing/../../.." && pwd)"
@@ -47,9 +49,22 @@ export PATH="$environment/venv/bin:$PATH"
 
 # One build folder per checkout: CMake ties it to its sources.
 build="$environment/build-$(printf %s "$testing" | sha256sum | cut -c1-12)"
+runtime_options=() operators_options=() preload=""
+if [ "${TQ_CANN_SANITIZE:-}" = 1 ]; then
+  build="$build-sanitized"
+  # It is a C interface, whose numbers for kinds and types may be any; it refuses the others.
+  flags="-g1 -fsanitize=address,undefined -fno-sanitize=enum -fno-sanitize-recover=all"
+  runtime_options=(-DCMAKE_CXX_COMPILER=g++ "-DCMAKE_CXX_FLAGS=$flags")
+  operators_options=(-DCMAKE_CXX_COMPILER=g++ -DTQ_SANITIZE=ON)
+  # Python is not built with them; what it opens is.
+  preload="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so)"
+  # Python keeps memory to its end. That device memory cannot be read is a signal that tests expect.
+  export ASAN_OPTIONS="detect_leaks=0:handle_segv=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
+fi
 say "building the fake ACL runtime"
 {
-  cmake -S "$testing/fake_acl" -B "$build" -G Ninja -DACL_INCLUDE="$environment/include"
+  cmake -S "$testing/fake_acl" -B "$build" -G Ninja -DACL_INCLUDE="$environment/include" \
+    "${runtime_options[@]}"
   cmake --build "$build"
 } >"$environment/build.log" 2>&1 || { tail -30 "$environment/build.log" >&2; exit 1; }
 
@@ -59,7 +74,7 @@ if [ -z "$library" ]; then
   say "building the operators' library"
   library="$build-operators/libtq_onnx_ops.so"
   {
-    cmake -S "$repository/custom_ops" -B "$build-operators" -G Ninja
+    cmake -S "$repository/custom_ops" -B "$build-operators" -G Ninja "${operators_options[@]}"
     cmake --build "$build-operators"
   } >"$environment/operators.log" 2>&1 || { tail -30 "$environment/operators.log" >&2; exit 1; }
 fi
@@ -74,6 +89,8 @@ status=0
 cd "$repository"
 TQ_CANN_RESULTS="$results" TQ_ONNX_LIBRARY="$library" \
   LD_LIBRARY_PATH="$build${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" \
-  python -m pytest -m "cann or not cann" -p no:cacheprovider tests/cann "$@" || status=$?
+  LD_PRELOAD="$preload${LD_PRELOAD:+${preload:+ }$LD_PRELOAD}" \
+  python -m pytest -n 2 --dist loadfile -m "cann or not cann" -p no:cacheprovider tests/cann "$@" ||
+  status=$?
 python "$testing/summary.py" "$results"
 exit "$status"

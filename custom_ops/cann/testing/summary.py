@@ -1,7 +1,7 @@
 """Prints what the bench measured as one JSON object on one line.
 
-Usage: summary.py FOLDER. A test that measures a field writes ``<field>.json`` there; a field that
-nothing measured is null.
+Usage: summary.py FOLDER. A test that measures a field writes ``<field>.<worker>.json`` there, a
+worker being a process of pytest; a field that nothing measured is null.
 """
 
 from __future__ import annotations
@@ -23,13 +23,20 @@ FIELDS = (
 )
 
 
+SUMMED = ("hazards",)
+"""What every worker counts for its own tests; the other fields have one test each."""
+
+
 def main() -> None:
-    folder = Path(sys.argv[1])
-    measured = {file.stem: json.loads(file.read_text()) for file in folder.glob("*.json")}
-    unknown = sorted(set(measured) - set(FIELDS))
-    if unknown:
-        sys.exit(f"unknown fields: {', '.join(unknown)}")
-    print(json.dumps({field: measured.get(field) for field in FIELDS}))
+    found: dict[str, list[int]] = {}
+    for file in sorted(Path(sys.argv[1]).glob("*.json")):
+        found.setdefault(file.name.split(".")[0], []).append(json.loads(file.read_text()))
+    unknown = sorted(set(found) - set(FIELDS))
+    several = sorted(name for name in set(found) - set(SUMMED) if len(found[name]) > 1)
+    if unknown or several:
+        sys.exit(f"unknown fields: {unknown}; fields of several workers: {several}")
+    summed = {name: sum(values) if name in SUMMED else values[0] for name, values in found.items()}
+    print(json.dumps({field: summed.get(field) for field in FIELDS}))
 
 
 if __name__ == "__main__":
