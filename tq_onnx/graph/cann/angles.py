@@ -27,8 +27,11 @@ _INTEGERS: Final = (ir.DataType.INT64, ir.DataType.INT32)
 _VIEWS: Final = frozenset({"Unsqueeze", "Squeeze", "Reshape", "Expand", "Identity", "Cast"})
 _LOOKUPS: Final = ("Gather", f"{DOMAIN}.{GATHER}")
 _MAX_STEPS: Final = 16
-_SOME: Final = ((5, 0, 3), (1, 6, 2))
-"""Positions that do not follow each other, of two sequences."""
+_CALLS: Final = (((5, 0, 3), (1, 6, 2)), ((1, 0), (0, 1)), ((1 << 30,), (0,)))
+"""Positions of two sequences: some that do not follow each other, the first two, the last.
+
+Angles may depend on how long a text is, by the largest of its positions.
+"""
 _CLOSE: Final = 1e-6
 
 
@@ -71,15 +74,14 @@ def read_angles(
     for numbers in _evaluated(both, ids, np.arange(rows)[None], lookups):
         table = _broadcast(numbers, [1 if dim == "B" else dim for dim in shape], (1, rows))
         tables.append(np.ascontiguousarray(table.reshape(rows, width), np.float32))
-    some = np.array(_SOME)
-    if rank(ids) == 1 or static_dim(ids, 0) == 1:
-        some = some[:1]
-    some = np.minimum(some, rows - 1)
-    again = _evaluated(both, ids, some, lookups)
-    for numbers, table in zip(again, tables, strict=True):
-        found = _broadcast(numbers, shape, some.shape)
-        if not np.allclose(found.reshape(*some.shape, width), table[some], 0, _CLOSE):
-            raise NoMatch(f"{cosines.name} depends on more than positions")
+    single = rank(ids) == 1 or static_dim(ids, 0) == 1
+    for calls in _CALLS:
+        some = np.minimum(np.array(calls[:1] if single else calls), rows - 1)
+        again = _evaluated(both, ids, some, lookups)
+        for numbers, table in zip(again, tables, strict=True):
+            found = _broadcast(numbers, shape, some.shape)
+            if not np.allclose(found.reshape(*some.shape, width), table[some], 0, _CLOSE):
+                raise NoMatch(f"{cosines.name} depends on more than positions")
     return Angles(tables[0], tables[1], ids)
 
 

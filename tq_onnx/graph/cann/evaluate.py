@@ -24,6 +24,8 @@ _IR_VERSION: Final = 10
 _MOST_NODES: Final = 2_000
 _MOST_NUMBERS: Final = 1 << 24
 """Of a constant; a part of a graph that needs weights is none that is proven by numbers."""
+_MOST_DETAIL: Final = 200
+"""Letters of what the evaluator says; it lists all that it knows."""
 
 
 def evaluate(values: Sequence[ir.Value], given: Mapping[ir.Value, Array]) -> list[Array]:
@@ -55,7 +57,8 @@ def evaluate(values: Sequence[ir.Value], given: Mapping[ir.Value, Array]) -> lis
     try:
         found = ReferenceEvaluator(model).run(None, feeds) if wanted else []
     except Exception as error:
-        raise NoMatch(f"{values[0].name} cannot be computed ({error})") from error
+        detail = " ".join(str(error).split())[:_MOST_DETAIL]
+        raise NoMatch(f"{values[0].name} cannot be computed ({detail})") from error
     computed = dict(zip(wanted, found, strict=True))
     return [
         np.asarray(computed[value])
@@ -81,7 +84,8 @@ def _add_source(
     if value is None or value in given or value.producer() is not None:
         return
     tensor = value.const_value
-    if tensor is None or tensor.size > _MOST_NUMBERS:
+    # What is an input too may have other numbers in a call.
+    if tensor is None or tensor.size > _MOST_NUMBERS or value.is_graph_input():
         raise NoMatch(f"it depends on {value.name}")
     constants[_name(value)] = tensor
 
@@ -111,7 +115,7 @@ def _model(
 
 def _constant(value: ir.Value) -> Array:
     tensor = value.const_value
-    if tensor is None:
+    if tensor is None or value.is_graph_input():
         raise NoMatch(f"it depends on {value.name}")
     return tensor.numpy()
 

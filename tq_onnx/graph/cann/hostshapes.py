@@ -11,15 +11,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import onnx
 import onnx.shape_inference
 import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
+from tq_onnx.graph.cann.evaluate import Array
 from tq_onnx.graph.cann.provider import is_float
 from tq_onnx.graph.dialects.constants import attribute_int
+from tq_onnx.graph.liveness import live_nodes
 from tq_onnx.graph.plan import Plan
 from tq_onnx.graph.shapes import without_weights
+from tq_onnx.graph.sizerules import sizes
 from tq_onnx.ops.schema import registered
 
 _BATCH: Final = "batch"
@@ -80,6 +84,25 @@ def answer_shapes(model: ir.Model, build: Builder, plan: Plan) -> int:
     return count
 
 
+def shapes_by_name(value: ir.Value, names: Mapping[str, int]) -> dict[ir.Value, Array]:
+    """What the Shape nodes of floats answer from which a value is computed.
+
+    Args:
+        value: the value.
+        names: of sizes, and what they are; a Shape that asks for others is left out.
+    """
+    known: dict[ir.Value, Array] = {}
+    for node in live_nodes([value]):
+        asked = sizes(node.inputs[0]) if node.domain == "" and node.op_type == "Shape" else None
+        if asked is None or not _is_on_device(node.inputs[0]):
+            continue
+        start, end = attribute_int(node, "start", 0), attribute_int(node, "end", len(asked))
+        answer = [names.get(size) if isinstance(size, str) else size for size in asked[start:end]]
+        if None not in answer:
+            known[node.outputs[0]] = np.array(answer, np.int64)
+    return known
+
+
 def _is_on_device(value: ir.Value | None) -> bool:
     return value is not None and (is_float(value) or value.dtype is ir.DataType.UINT8)
 
@@ -87,7 +110,7 @@ def _is_on_device(value: ir.Value | None) -> bool:
 def _meaning(one: int, other: int) -> str | int | None:
     """What a dimension is that has these sizes in the two calls."""
     if one == other:
-        return one
+        return one if one >= 0 else None
     for meaning in (_BATCH, _TOKENS):
         if (one, other) == tuple(getattr(sizes, meaning) for sizes in _CALLS):
             return meaning
@@ -117,7 +140,8 @@ def _inferred(model: ir.Model, plan: Plan, sizes: _Sizes) -> _Dims:
         if entry.name in caches and len(dims) == 4:
             known = (sizes.batch, dims[1].dim_value, sizes.capacity, dims[3].dim_value)
         for dim, size in zip(dims, known or (), strict=False):
-            dim.dim_value = size
+            if not dim.HasField("dim_value"):
+                dim.dim_value = size
     for entry in proto.graph.output:
         entry.type.tensor_type.ClearField("shape")
     try:
@@ -136,5 +160,5 @@ def _static(info: onnx.ValueInfoProto) -> tuple[int, ...] | None:
     kind = info.type.tensor_type
     if not kind.HasField("shape"):
         return None
-    # What is not known is different in every call, and so nothing that is asked for.
+    # What is not known is nothing that is asked for.
     return tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in kind.shape.dim)

@@ -28,12 +28,11 @@ def expect_kernels(plan: Plan) -> None:
         UsageError: a layer has it.
     """
     for layer in plan.layers:
-        for lacking in _lacking(layer, plan):
+        for lacking, fix in _lacking(layer, plan):
             raise UsageError(
                 f"there are no kernels for CANN with {lacking}",
                 where=f"layer {layer.layer}",
-                fix="use --preset int4 for all layers of a Qwen3 decoder, or leave out "
-                "--target cann",
+                fix=f"{fix}, or leave out --target cann" if fix else "leave out --target cann",
             )
 
 
@@ -56,21 +55,24 @@ def expect_whole_blocks(model: ir.Model) -> None:
             )
 
 
-def _lacking(layer: LayerPlan, plan: Plan) -> Iterator[str]:
-    """What a layer has that there are no kernels for."""
-    if layer.codecs != (_CODEC, _CODEC) or not plan.norm_correction:
-        yield f"caches of {layer.key_of} and {layer.value_of}, expected {_CODEC} for both"
-    if layer.centered:
-        yield "centered keys and values"
-    if layer.sliding_window:
-        yield f"a sliding window of {layer.sliding_window} tokens"
-    if layer.softcap:
-        yield f"a softcap of {layer.softcap}"
-    if layer.has_sink:
-        yield "attention sinks"
-    if layer.head_size not in _HEAD_SIZES:
-        yield f"a head size of {layer.head_size}, expected 64 or 128"
+def _lacking(layer: LayerPlan, plan: Plan) -> Iterator[tuple[str, str]]:
+    """What a layer has that there are no kernels for, and what to do about it, if anything."""
     if layer.dtype not in _ELEMENTS:
-        yield f"the element type {layer.dtype}, expected FLOAT or FLOAT16"
+        other = f"the element type {layer.dtype}, expected FLOAT or FLOAT16"
+        yield other, "export it in float32 or float16"
     if layer.key.past is None:
-        yield "a graph for a first prompt, which takes no caches"
+        other = "a graph for a first prompt, which takes no caches"
+        yield other, "export it with past key/value inputs and outputs"
+    if layer.sliding_window:
+        yield f"a sliding window of {layer.sliding_window} tokens", ""
+    if layer.softcap:
+        yield f"a softcap of {layer.softcap}", ""
+    if layer.has_sink:
+        yield "attention sinks", ""
+    if layer.head_size not in _HEAD_SIZES:
+        yield f"a head size of {layer.head_size}, expected 64 or 128", ""
+    if layer.codecs != (_CODEC, _CODEC) or not plan.norm_correction:
+        caches = f"caches of {layer.key_of} and {layer.value_of}, expected {_CODEC} for both"
+        yield caches, "use --preset int4 for all layers"
+    if layer.centered:
+        yield "centered keys and values", "leave out --calibration"

@@ -1,6 +1,6 @@
 """Rewrites a converted decoder so that CANNExecutionProvider runs all of it, operator by operator.
 
-    mask -> past length -> embedding -> norms -> rotary -> swish -> layout -> check
+    masks -> embedding -> norms -> shapes -> lengths -> rotary -> swish -> layout -> check
 
 After it every node that computes floats is one that the provider claims, or an operator of ours
 (``tq_onnx.graph.cann.provider``); token ids, positions and lengths stay on the host, the caches
@@ -18,7 +18,11 @@ from dataclasses import replace
 from typing import Final
 
 import onnx_ir as ir
-from onnx_ir.passes.common import LiftConstantsToInitializersPass, RemoveUnusedNodesPass
+from onnx_ir.passes.common import (
+    LiftConstantsToInitializersPass,
+    RemoveUnusedFunctionsPass,
+    RemoveUnusedNodesPass,
+)
 
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.graph import bake
@@ -30,15 +34,16 @@ from tq_onnx.graph.cann.layout import lower_layout
 from tq_onnx.graph.cann.norms import lower_norms
 from tq_onnx.graph.cann.rotary import lower_rotary
 from tq_onnx.graph.cann.swish import lower_swish
+from tq_onnx.graph.dialects.constants import attribute_int
 from tq_onnx.graph.dialects.traces import NoMatch
+from tq_onnx.graph.liveness import live_nodes, nested_nodes
 from tq_onnx.graph.plan import CANN, Plan
 from tq_onnx.graph.shapes import fill_shapes
-from tq_onnx.ops.domain import DECODER, DOMAIN, ENCODE, ROTARY_EMBEDDING
+from tq_onnx.ops.domain import ATTENTION, DECODER, DOMAIN, ENCODE, ROTARY_EMBEDDING
 from tq_onnx.ops.functions import decoder_function_protos
 
 SCOPE: Final = "cann"
-
-_EXPORT: Final = "export the model in float32 or float16 for the CPU, as in docs/ascend.md"
+_TARGET: Final = "--target cann"
 
 
 def lower(model: ir.Model, plan: Plan, positions: int) -> Plan:
@@ -59,54 +64,100 @@ def lower(model: ir.Model, plan: Plan, positions: int) -> Plan:
     """
     # A constant that is a node is one of the CPU, and copied from there in every call.
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    tokens = next(v for v in model.graph.inputs if v.name == plan.interface.tokens)
+    told = tokens.shape
+    tokens.shape = _named(told)
     fill_shapes(model)
     build = Builder(model.graph)
     try:
+        _drop_masks(model, plan)
+        lower_embedding(model, build)
+        lower_norms(model, build)
+        _remove_dead(model)  # onnx infers no shapes beside operators that it does not know
+        answer_shapes(model, build, plan)
         _lower_lengths(model, build, plan)
     except NoMatch as miss:
-        raise UnsupportedModelError(miss.reason, where="--target cann", fix=_EXPORT) from miss
-    lower_embedding(model, build)
-    lower_norms(model, build)
-    RemoveUnusedNodesPass()(model)  # onnx infers no shapes beside operators that it does not know
-    answer_shapes(model, build, plan)
-    lower_rotary(model, build, positions)
+        raise UnsupportedModelError(miss.reason, where=_TARGET, fix=provider.WITHOUT) from miss
+    misses: list[str] = []
+    lower_rotary(model, build, positions, misses)
     _lower_positions(model, build, plan)
     lower_swish(model, build)
     lower_layout(model, build)
-    RemoveUnusedNodesPass()(model)
+    _remove_dead(model)
     provider.declare_old_opset(model)
     found = list(provider.left_over(model))
     if found:
         more = f" (and {len(found) - 1} more nodes)" if len(found) > 1 else ""
+        # Nodes that make angles come first then, and say less.
+        angles = f"a rotary embedding stays, because {misses[0]}: " if misses else ""
         raise UnsupportedModelError(
-            f"CANNExecutionProvider cannot run the whole model: {found[0]}{more}",
-            where="--target cann",
-            fix=_EXPORT,
+            f"CANNExecutionProvider cannot run the whole model: {angles}{found[0].what}{more}",
+            where=_TARGET,
+            fix=found[0].fix,
         )
     layers = tuple(replace(layer, has_bias=False, causal=True) for layer in plan.layers)
     interface = replace(plan.interface, padding=False)
     lowered = replace(plan, target=CANN, fixed_capacity=True, layers=layers, interface=interface)
+    tokens.shape = told
     _bake(model, lowered)
     return lowered
 
 
-def _lower_lengths(model: ir.Model, build: Builder, plan: Plan) -> None:
-    """Takes masks away, and has lengths read from inputs that stay on the host."""
+def _named(shape: ir.Shape | None) -> ir.Shape | None:
+    """A shape whose every size has a name, by which it is known again further down."""
+    if shape is None:
+        return None
+    dims = [dim if isinstance(dim, int) else dim.value for dim in shape]
+    return ir.Shape(
+        [f"{SCOPE}_size_{axis}" if dim is None else dim for axis, dim in enumerate(dims)]
+    )
+
+
+def _drop_masks(model: ir.Model, plan: Plan) -> None:
+    """Takes masks away that hide the future, and nothing else."""
     nodes = mask.attention_nodes(model)
+    shown: set[tuple[object, ...]] = set()  # layers share their masks
     for layer, node in zip(plan.layers, nodes, strict=True):
+        key = (*node.inputs[mask.BIAS :], attribute_int(node, "causal", 0))
+        if key in shown:
+            continue
         try:
-            causal, why = mask.is_causal(node, plan, model), "it hides more than the future"
+            causal, why = mask.is_causal(node, plan, model), mask.complaint(node)
         except NoMatch as miss:
             causal, why = False, miss.reason
         if not causal:
             raise NoMatch(f"the mask of layer {layer.layer} is not shown to be causal: {why}")
+        shown.add(key)
+    for node in nodes:
         mask.drop_bias(node)
     mask.keep_all_rows(model, plan)
+
+
+def _lower_lengths(model: ir.Model, build: Builder, plan: Plan) -> None:
+    """Has lengths read from inputs that stay on the host."""
+    places = {ENCODE: 2, ATTENTION: 3}
+    readers = [
+        (node, places[node.op_type])
+        for node in model.graph
+        if node.domain == DOMAIN and node.op_type in places
+    ]
+    for old in dict.fromkeys(node.inputs[index] for node, index in readers):
+        if old is not None and not mask.is_past_length(old, plan, model):
+            raise NoMatch(f"{old.name} is not shown to be the number of tokens in the caches")
     with build.before(next(iter(model.graph)), SCOPE):
         length = mask.past_length(build, model, plan)
+    for node, index in readers:
+        node.replace_input_with(index, length)
+
+
+def _remove_dead(model: ir.Model) -> None:
+    """Removes nodes that no output needs, those that only dead subgraphs read among them."""
+    live = live_nodes(model.graph.outputs)
     for node in model.graph:
-        if node.domain == DOMAIN:
-            node.replace_input_with(2 if node.op_type == ENCODE else 3, length)
+        for inner in () if node in live else nested_nodes(node):
+            for index in range(len(inner.inputs)):
+                inner.replace_input_with(index, None)
+    RemoveUnusedNodesPass()(model)
 
 
 def _lower_positions(model: ir.Model, build: Builder, plan: Plan) -> None:
@@ -129,6 +180,8 @@ def _bake(model: ir.Model, plan: Plan) -> None:
     """The bodies of the operators that the model has now, and the plan."""
     for identifier in [key for key in model.functions if key[0] == DOMAIN]:
         del model.functions[identifier]
+    # The checker refuses those of a newer opset.
+    RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
     bake.bake_functions(model, plan)
     used = {node.op_type for node in model.graph if node.domain == DOMAIN}
     bake.add_functions(model, decoder_function_protos([name for name in DECODER if name in used]))

@@ -18,9 +18,12 @@ import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.cann.evaluate import Array, evaluate
+from tq_onnx.graph.cann.hostshapes import shapes_by_name
 from tq_onnx.graph.dialects.constants import attribute_int
 from tq_onnx.graph.dialects.traces import NoMatch, rank, static_dim
+from tq_onnx.graph.liveness import data_ancestors
 from tq_onnx.graph.plan import Plan
+from tq_onnx.graph.sizerules import sizes
 from tq_onnx.ops.domain import ATTENTION, DOMAIN
 
 BIAS: Final = 8
@@ -29,7 +32,8 @@ BIAS: Final = 8
 PADDING: Final = "attention_mask_must_not_have_padding"
 """Ends the name of the node that fails where it has."""
 
-_INTEGERS: Final = (ir.DataType.INT64, ir.DataType.INT32)
+_POSITIONS: Final = "position_ids"
+_MASKS: Final = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)
 _HIDDEN: Final = -1e4
 """A bias up to here takes a key out of the softmax, in half precision too."""
 
@@ -57,12 +61,30 @@ def is_causal(attention: ir.Node, plan: Plan, model: ir.Model) -> bool:
     if bias is None:
         return attribute_int(attention, "causal", 0) == 1
     causal = attribute_int(attention, "causal", 0) == 1
+    _expect_no_contents(bias, plan, model)
     return all(
         _hides_the_future(
-            evaluate([bias], dict(_inputs(plan, model, *sizes)))[0], *sizes, already_causal=causal
+            evaluate([bias], dict(_inputs(plan, model, *call)))[0], *call, already_causal=causal
         )
-        for sizes in _LENGTHS
+        for call in _LENGTHS
     )
+
+
+def complaint(attention: ir.Node) -> str:
+    """What is wrong with the mask of a layer that is not causal, as a clause."""
+    given = len(attention.inputs) > BIAS and attention.inputs[BIAS] is not None
+    return "it hides more than the future, or less" if given else "there is none"
+
+
+def _expect_no_contents(value: ir.Value, plan: Plan, model: ir.Model) -> None:
+    """Refuses a value that is computed from tokens or positions, and not from their number only.
+
+    Lengths can be tried out; what a prompt may be cannot: a mask may hide certain tokens.
+    """
+    ancestors = data_ancestors([value])
+    for name in (plan.interface.tokens, plan.interface.position_ids):
+        if _input(model, name) in ancestors:
+            raise NoMatch(f"it depends on what is in {name}")
 
 
 def _inputs(
@@ -76,8 +98,8 @@ def _inputs(
         if value.name in caches:
             heads, width = static_dim(value, 1), static_dim(value, 3)
             if heads is not None and width is not None:
-                sizes = (batch, heads, past, width)
-                yield value, np.broadcast_to(np.zeros((), np.uint8), sizes)
+                shape = (batch, heads, past, width)
+                yield value, np.broadcast_to(np.zeros((), np.uint8), shape)
         elif value.name == interface.tokens:
             yield value, np.zeros((batch, tokens), dtype)
         elif value.name == interface.attention_mask:
@@ -128,6 +150,8 @@ def keep_all_rows(model: ir.Model, plan: Plan) -> int:
             numbers = None if other is None else other.const_value
             if condition is None or numbers is None or numbers.size != 1:
                 continue
+            if choice.outputs[0].is_graph_output():
+                continue
             if _is_always(condition, use.idx == 1, plan, model):
                 choice.outputs[0].replace_all_uses_with(attended)
                 count += 1
@@ -136,14 +160,15 @@ def keep_all_rows(model: ir.Model, plan: Plan) -> int:
 
 def _is_always(condition: ir.Value, wanted: bool, plan: Plan, model: ir.Model) -> bool:
     """Whether a condition ``[B, 1, T, 1]``, or smaller, is this in every call without padding."""
-    for sizes in _LENGTHS[:-1]:
-        try:
-            (numbers,) = evaluate([condition], dict(_inputs(plan, model, *sizes)))
-        except NoMatch:
-            return False
-        broadcast = np.broadcast_shapes(numbers.shape, (sizes[0], 1, sizes[1], 1))
-        if broadcast != (sizes[0], 1, sizes[1], 1) or not (numbers == wanted).all():
-            return False
+    try:
+        _expect_no_contents(condition, plan, model)
+        for call in _LENGTHS[:-1]:
+            (numbers,) = evaluate([condition], dict(_inputs(plan, model, *call)))
+            rows = (call[0], 1, call[1], 1)
+            if np.broadcast_shapes(numbers.shape, rows) != rows or not (numbers == wanted).all():
+                return False
+    except (NoMatch, ValueError):  # of another shape
+        return False
     return True
 
 
@@ -158,11 +183,14 @@ def past_length(build: Builder, model: ir.Model, plan: Plan) -> ir.Value:
     mask, positions = _mask(model, plan), _input(model, plan.interface.position_ids)
     if mask is not None:
         return _refusing_padding(build, mask, _past_of_mask(build, mask, model, plan))
-    if positions is not None and rank(positions) == 2:
+    if plan.interface.attention_mask is not None:  # nothing would refuse its padding
+        raise NoMatch(f"{plan.interface.attention_mask} is not [batch, total tokens]")
+    # A list of another name, as long as the tokens, may hold anything.
+    if positions is not None and rank(positions) == 2 and positions.name == _POSITIONS:
         return _first_positions(build, positions)
     raise NoMatch(
-        "it has no attention_mask of integers [batch, total tokens] and no position_ids, to tell "
-        "how many tokens there are in caches of fixed capacity"
+        f"it has no attention_mask [batch, total tokens] and no {_POSITIONS} [batch, tokens], to "
+        "tell how many tokens there are in caches of fixed capacity"
     )
 
 
@@ -189,7 +217,7 @@ def _input(model: ir.Model, name: str | None) -> ir.Value | None:
 
 def _mask(model: ir.Model, plan: Plan) -> ir.Value | None:
     mask = _input(model, plan.interface.attention_mask)
-    return mask if mask is not None and mask.dtype in _INTEGERS and rank(mask) == 2 else None
+    return mask if mask is not None and mask.dtype in _MASKS and rank(mask) == 2 else None
 
 
 def _past_of_mask(build: Builder, mask: ir.Value, model: ir.Model, plan: Plan) -> ir.Value:
@@ -214,6 +242,10 @@ def _past_of_mask(build: Builder, mask: ir.Value, model: ir.Model, plan: Plan) -
 def _refusing_padding(build: Builder, mask: ir.Value, past: ir.Value) -> ir.Value:
     """The length, read in a way that fails where the mask has a 0."""
     int64 = ir.DataType.INT64
+    if mask.dtype is ir.DataType.BOOL:
+        # No Cast: the provider takes those to itself, and copies.
+        numbers = [mask, build.integers(1), build.integers(0)]
+        mask = build.op("Where", numbers, "mask_of_integers", dtype=int64, shape=[None, None])
     lowest = build.op("ReduceMin", [mask], "lowest", dtype=mask.dtype, shape=[], keepdims=0)
     zero = np.zeros((), np.int64 if mask.dtype is int64 else np.int32)
     padding = build.constant(f"tq.padding.{zero.dtype}", zero)
@@ -227,18 +259,39 @@ def _first_positions(build: Builder, ids: ir.Value) -> ir.Value:
     """The first column of the positions, int64 ``[B]``."""
     zeroth, first, int64 = build.integers(0), build.integers(1), ir.DataType.INT64
     bounds = [ids, zeroth, first, first]
-    column = build.op("Slice", bounds, "first_positions", dtype=int64, shape=[None, 1])
+    column = build.op("Slice", bounds, "first_positions", dtype=ids.dtype, shape=[None, 1])
+    if ids.dtype is not int64:
+        column = build.op("Cast", [column], "first_positions", dtype=int64, shape=[None, 1], to=7)
     return build.op("Squeeze", [column, first], "past_length", dtype=int64, shape=[None])
 
 
 def is_positions(value: ir.Value, plan: Plan, model: ir.Model) -> bool:
     """Whether a value ``[B, T]`` or ``[1, T]`` counts on from the past, without padding."""
-    for batch, tokens, past in _LENGTHS[:-1]:
-        try:
+    try:
+        _expect_no_contents(value, plan, model)
+        for batch, tokens, past in _LENGTHS[:-1]:
             (found,) = evaluate([value], dict(_inputs(plan, model, batch, tokens, past)))
-        except NoMatch:
-            return False
-        wanted = np.arange(past, past + tokens)
-        if found.shape not in ((1, tokens), (batch, tokens)) or not (found == wanted).all():
+            wanted = np.arange(past, past + tokens)
+            if found.shape not in ((1, tokens), (batch, tokens)) or not (found == wanted).all():
+                return False
+    except NoMatch:
+        return False
+    return True
+
+
+def is_past_length(value: ir.Value, plan: Plan, model: ir.Model) -> bool:
+    """Whether a value ``[B]`` or ``[1]`` is the number of tokens in the caches, without padding.
+
+    Raises:
+        NoMatch: it depends on something else than lengths and ``attention_mask``.
+    """
+    _expect_no_contents(value, plan, model)
+    ids = _input(model, plan.interface.tokens)
+    for batch, tokens, past in _LENGTHS[:-1]:
+        named = zip((sizes(ids) or ())[:2], (batch, tokens), strict=False)
+        names = {name: size for name, size in named if isinstance(name, str)}
+        given = {**shapes_by_name(value, names), **dict(_inputs(plan, model, batch, tokens, past))}
+        (found,) = evaluate([value], given)
+        if found.shape not in ((1,), (batch,)) or not (found == past).all():
             return False
     return True

@@ -7,11 +7,13 @@ inputs and outputs are copied between host and device, and nothing says so.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import onnx_ir as ir
 
 from tq_onnx.graph.dialects.traces import label
+from tq_onnx.graph.sizerules import Sizes, sizes
 from tq_onnx.ops.domain import ATTENTION, DECODER, DOMAIN, ENCODE
 
 CLAIMED: Final = frozenset(
@@ -38,6 +40,19 @@ UNCHANGED: Final = frozenset(
 ELEMENTS: Final = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 """Element types that our own kernels for CANN take."""
 
+WITHOUT: Final = "leave out --target cann"
+_EXPORT: Final = "export it in float32 or float16"
+_DEQUANTISED: Final = "export its weights in float32 or float16"
+_INLINED: Final = "inline its functions, as onnx.inliner.inline_local_functions does"
+_QUANTISED: Final = frozenset(
+    {
+        *("MatMulNBits", "MatMulBnb4", "GatherBlockQuantized", "QMoE", "DequantizeLinear"),
+        *("MatMulInteger", "QLinearMatMul", "DynamicQuantizeMatMul", "MatMulIntegerToFloat"),
+    }
+)
+_NEW_ATTRIBUTES: Final = ("saturate", "round_mode")
+"""Of Cast, since opsets 19 and 24."""
+
 _OWN: Final = frozenset({ENCODE, ATTENTION, *DECODER})
 _VIEWS: Final = frozenset({"Reshape", "Flatten", "Identity"})
 _BROADCASTING: Final = frozenset({"Add", "Sub", "Mul", "Div"})
@@ -55,34 +70,76 @@ def is_float(value: ir.Value) -> bool:
     return value.dtype not in _NOT_FLOATS
 
 
-def left_over(model: ir.Model) -> Iterator[str]:
-    """What the provider would not run, or not rightly: a clause for each such node."""
-    opset = model.opset_imports.get("", 0)
-    if opset > NEWEST_OPSET:
-        yield f"its opset is {opset}, newer than {NEWEST_OPSET}"
+@dataclass(frozen=True)
+class LeftOver:
+    """What the provider would not run, or not rightly.
+
+    Attributes:
+        what: a clause.
+        fix: what the user can do.
+    """
+
+    what: str
+    fix: str = WITHOUT
+
+
+def left_over(model: ir.Model) -> Iterator[LeftOver]:
+    """What the provider would not run, or not rightly: nodes in graph order, then the opset."""
     caches = {v for v in model.graph.inputs if v.dtype is ir.DataType.UINT8}
     for node in model.graph:
         if node.domain == DOMAIN and node.op_type in _OWN:
             continue
+        name = f"{label(node)} ({_name(node)})"
         read = [value for value in node.inputs if value in caches]
         if read:
-            yield f"{label(node)} ({node.op_type}) reads {read[0].name}, which is on the device"
+            yield LeftOver(f"{name} reads {read[0].name}, which is on the device")
         if not any(is_float(value) for value in node.outputs):
             continue
         if node.domain != "" or node.op_type not in CLAIMED:
-            yield f"{label(node)} ({_name(node)}) computes floats and has no kernel there"
+            fix = _DEQUANTISED if node.op_type in _QUANTISED else WITHOUT
+            if node.op_identifier() in model.functions:
+                fix = _INLINED
+            yield LeftOver(f"{name} computes floats and has no kernel there", fix)
+            continue
+        other = [v for v in (*node.inputs, *node.outputs) if v is not None and _is_other_float(v)]
+        if other:
+            yield LeftOver(f"{name} has numbers of the type {other[0].dtype}", _EXPORT)
         elif node.op_type in _VIEWS and node.outputs[0].is_graph_output():
-            yield f"{label(node)} ({node.op_type}) is an output, copied before it is computed"
+            yield LeftOver(f"{name} is an output, copied before it is computed")
         elif node.op_type in _BROADCASTING and not _has_full_operand(node):
-            yield f"{label(node)} ({node.op_type}) broadcasts both operands, which it does wrongly"
+            yield LeftOver(f"{name} broadcasts both operands, which it does wrongly")
+    opset = model.opset_imports.get("", 0)
+    if opset > NEWEST_OPSET:
+        newer = [n for n in model.graph if n.domain == "" and not _is_unchanged(n)]
+        what = f" for {label(newer[0])} ({newer[0].op_type})" if newer else ""
+        yield LeftOver(
+            f"its opset is {opset}, and {NEWEST_OPSET} is the newest{what}",
+            f"export it with opset {NEWEST_OPSET}",
+        )
+
+
+def _is_other_float(value: ir.Value) -> bool:
+    return value.dtype is not None and is_float(value) and value.dtype not in ELEMENTS
 
 
 def declare_old_opset(model: ir.Model) -> None:
     """Declares the opset that the provider knows, if all nodes mean the same in it."""
-    opset = model.opset_imports.get("", 0)
-    standard = {node.op_type for node in model.graph if node.domain == ""}
-    if opset > NEWEST_OPSET and standard <= UNCHANGED:
-        model.opset_imports[""] = NEWEST_OPSET
+    standard = [node for node in model.graph if node.domain == ""]
+    if model.opset_imports.get("", 0) <= NEWEST_OPSET or not all(map(_is_unchanged, standard)):
+        return
+    for node in standard:
+        for name in _NEW_ATTRIBUTES:
+            node.attributes.pop(name, None)
+    model.opset_imports[""] = NEWEST_OPSET
+
+
+def _is_unchanged(node: ir.Node) -> bool:
+    """Whether a node means the same in an older opset, without the attributes that it lacks."""
+    # Both are about types of 8 bits and less, of which a Cast here makes none.
+    return node.op_type in UNCHANGED and not any(
+        value.dtype is not None and value.dtype.is_floating_point() and value.dtype.bitwidth <= 8
+        for value in node.outputs
+    )
 
 
 def _has_full_operand(node: ir.Node) -> bool:
@@ -91,17 +148,17 @@ def _has_full_operand(node: ir.Node) -> bool:
     The operand whose every dimension is at least the other's; unknown ones are different unless
     their names are the same. Operands of one rank and the same names need no broadcast at all.
     """
-    one, other = (None if v is None else v.shape for v in node.inputs)
+    one, other = (sizes(value) for value in node.inputs)
     if one is None or other is None:
         return False
     return _covers(one, other) or _covers(other, one)
 
 
-def _covers(one: ir.Shape, other: ir.Shape) -> bool:
-    if one.rank() < other.rank():
+def _covers(one: Sizes, other: Sizes) -> bool:
+    if len(one) < len(other):
         return False
-    pairs = zip(reversed(list(one)), reversed(list(other)), strict=False)
-    return all(its in (mine, 1) for mine, its in pairs)
+    pairs = zip(reversed(one), reversed(other), strict=False)
+    return all(its == 1 or (its is not None and its == mine) for mine, its in pairs)
 
 
 def _name(node: ir.Node) -> str:

@@ -57,7 +57,9 @@ class _Rotation:
         return 2 * int(self.angles.cosines.shape[1])
 
 
-def lower_rotary(model: ir.Model, build: Builder, positions: int) -> int:
+def lower_rotary(
+    model: ir.Model, build: Builder, positions: int, misses: list[str] | None = None
+) -> int:
     """Replaces every rotary embedding over whole heads in halves.
 
     Args:
@@ -65,6 +67,7 @@ def lower_rotary(model: ir.Model, build: Builder, positions: int) -> int:
             reader stays.
         build: of the model's graph.
         positions: rows of the tables, where the graph computes its angles.
+        misses: gets a clause for each rotary embedding whose angles are not those of positions.
 
     Returns:
         how many were replaced.
@@ -80,6 +83,8 @@ def lower_rotary(model: ir.Model, build: Builder, positions: int) -> int:
             with build.before(node, label(node)):
                 substitute(rotation.output, _rotated(build, rotation))
             count += 1
+    if misses is not None:
+        misses += finder.misses
     return count
 
 
@@ -150,6 +155,11 @@ class _Finder:
     def __init__(self, positions: int) -> None:
         self._positions = positions
         self._known: dict[tuple[object, ...], Angles | NoMatch] = {}
+
+    @property
+    def misses(self) -> list[str]:
+        """Why angles were not found to be those of positions."""
+        return [found.reason for found in self._known.values() if isinstance(found, NoMatch)]
 
     def find(self, node: ir.Node) -> _Rotation | None:
         """The rotary embedding that a node is, or the last step of.
