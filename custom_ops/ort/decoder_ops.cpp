@@ -8,8 +8,7 @@ namespace tq::ort {
 
 RmsNormalizationKernel::RmsNormalizationKernel(const Api& api, const OrtKernelInfo* info,
                                                Element element)
-    : api_(api),
-      element_(element),
+    : DecoderKernel(api, element),
       kernels_(choose_kernels(spec::kRmsNormalizationOp)),
       epsilon_(read_epsilon(api, info)) {}
 
@@ -24,7 +23,7 @@ void RmsNormalizationKernel::compute(OrtKernelContext* context) {
 }
 
 RotaryEmbeddingKernel::RotaryEmbeddingKernel(const Api& api, const OrtKernelInfo*, Element element)
-    : api_(api), element_(element), kernels_(choose_kernels(spec::kRotaryEmbeddingOp)) {}
+    : DecoderKernel(api, element), kernels_(choose_kernels(spec::kRotaryEmbeddingOp)) {}
 
 void RotaryEmbeddingKernel::compute(OrtKernelContext* context) {
   const RotaryEmbeddingTensors given = read_rotary_embedding(api_, context, type_of(element_));
@@ -47,7 +46,7 @@ void RotaryEmbeddingKernel::compute(OrtKernelContext* context) {
 }
 
 SwishKernel::SwishKernel(const Api& api, const OrtKernelInfo*, Element element)
-    : api_(api), element_(element), kernels_(choose_kernels(spec::kSwishOp)) {}
+    : DecoderKernel(api, element), kernels_(choose_kernels(spec::kSwishOp)) {}
 
 void SwishKernel::compute(OrtKernelContext* context) {
   const SwishTensors given = read_swish(api_, context, type_of(element_));
@@ -57,7 +56,7 @@ void SwishKernel::compute(OrtKernelContext* context) {
 }
 
 TransposeKernel::TransposeKernel(const Api& api, const OrtKernelInfo* info, Element element)
-    : api_(api), element_(element) {
+    : DecoderKernel(api, element) {
   expect_perm(api, info);
 }
 
@@ -73,7 +72,7 @@ void TransposeKernel::compute(OrtKernelContext* context) {
 }
 
 GatherKernel::GatherKernel(const Api& api, const OrtKernelInfo*, Element element)
-    : api_(api), element_(element) {}
+    : DecoderKernel(api, element) {}
 
 void GatherKernel::compute(OrtKernelContext* context) {
   const GatherTensors given = read_gather(api_, context, type_of(element_));

@@ -5,73 +5,66 @@
 
 namespace tq::ort {
 
-class RmsNormalizationKernel {
+// What all of them keep.
+class DecoderKernel {
+ public:
+  const Api& api() const { return api_; }
+
+ protected:
+  DecoderKernel(const Api& api, Element element) : api_(api), element_(element) {}
+
+  Api api_;
+  Element element_;
+};
+
+class RmsNormalizationKernel : public DecoderKernel {
  public:
   static Signature signature(int float_type) { return rms_normalization_signature(float_type); }
 
   RmsNormalizationKernel(const Api& api, const OrtKernelInfo* info, Element element);
   void compute(OrtKernelContext* context);
-  const Api& api() const { return api_; }
 
  private:
-  Api api_;
-  Element element_;
   const Kernels& kernels_;
   float epsilon_;
 };
 
-class RotaryEmbeddingKernel {
+class RotaryEmbeddingKernel : public DecoderKernel {
  public:
   static Signature signature(int float_type) { return rotary_embedding_signature(float_type); }
 
   RotaryEmbeddingKernel(const Api& api, const OrtKernelInfo* info, Element element);
   void compute(OrtKernelContext* context);
-  const Api& api() const { return api_; }
 
  private:
-  Api api_;
-  Element element_;
   const Kernels& kernels_;
 };
 
-class SwishKernel {
+class SwishKernel : public DecoderKernel {
  public:
   static Signature signature(int float_type) { return swish_signature(float_type); }
 
   SwishKernel(const Api& api, const OrtKernelInfo* info, Element element);
   void compute(OrtKernelContext* context);
-  const Api& api() const { return api_; }
 
  private:
-  Api api_;
-  Element element_;
   const Kernels& kernels_;
 };
 
-class TransposeKernel {
+class TransposeKernel : public DecoderKernel {
  public:
   static Signature signature(int float_type) { return transpose_signature(float_type); }
 
   TransposeKernel(const Api& api, const OrtKernelInfo* info, Element element);
   void compute(OrtKernelContext* context);
-  const Api& api() const { return api_; }
-
- private:
-  Api api_;
-  Element element_;
 };
 
-class GatherKernel {
+class GatherKernel : public DecoderKernel {
  public:
   static Signature signature(int float_type) { return gather_signature(float_type); }
 
   GatherKernel(const Api& api, const OrtKernelInfo* info, Element element);
   void compute(OrtKernelContext* context);
-  const Api& api() const { return api_; }
-
- private:
-  Api api_;
-  Element element_;
 };
 
 }  // namespace tq::ort

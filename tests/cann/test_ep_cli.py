@@ -13,7 +13,6 @@ import pytest
 
 from tests.cann.ep_models import LAYERS, decoder
 from tests.cann.fake_acl import FakeAcl
-from tests.cann.kernels import ByArchitecture
 from tests.cann.session import CANN
 from tests.cli.run import run
 from tq_onnx.graph.pipeline import convert
@@ -23,11 +22,6 @@ pytestmark = [pytest.mark.cann, pytest.mark.usefixtures("kernels_named")]
 
 LEFT_OVER = "runs on CPUExecutionProvider (and"
 NO_KERNEL = "TurboQuantDequantAttention on CANNExecutionProvider: causal is 0, expected 1"
-
-
-@pytest.fixture
-def kernels_named(kernel_files: ByArchitecture[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TQ_ONNX_CANN_KERNELS", str(kernel_files[2201]))
 
 
 @pytest.fixture(scope="module")

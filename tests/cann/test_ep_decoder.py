@@ -12,7 +12,6 @@ import pytest
 
 from tests.cann.ep_models import LAYERS, VOCABULARY, decoder
 from tests.cann.fake_acl import DEVICE_TO_HOST, FakeAcl
-from tests.cann.kernels import ByArchitecture
 from tests.cann.session import model_of
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.runtime.decoder import Decoder
@@ -26,11 +25,6 @@ from tq_onnx.verify.providerchecks import providers_agree
 from tq_onnx.verify.subject import open_subject
 
 pytestmark = [pytest.mark.cann, pytest.mark.usefixtures("kernels_named")]
-
-
-@pytest.fixture
-def kernels_named(kernel_files: ByArchitecture[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TQ_ONNX_CANN_KERNELS", str(kernel_files[2201]))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import pytest
 from onnx import numpy_helper
 
 from tests.cann.fake_acl import FakeAcl
-from tests.cann.kernels import ByArchitecture
 from tests.cann.session import CANN
 from tests.cli.run import run
 from tests.runtime.models import HALF, ids, original
@@ -25,11 +24,6 @@ pytestmark = [pytest.mark.cann, pytest.mark.usefixtures("kernels_named")]
 
 EP = ("--ep", "cann")
 SHORT = ("--tokens", 80, "--context", 40, "--new-tokens", 6, "--threads", 1)
-
-
-@pytest.fixture
-def kernels_named(kernel_files: ByArchitecture[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TQ_ONNX_CANN_KERNELS", str(kernel_files[2201]))
 
 
 @pytest.fixture(scope="module")
