@@ -37,8 +37,8 @@ WITHOUT_CANN = pytest.mark.skipif(
 )
 
 
-def test_targets_of_conversions_are_providers() -> None:
-    assert tuple(PROVIDERS) == TARGETS
+def test_providers_are_targets_of_conversions() -> None:
+    assert tuple(PROVIDERS) == TARGETS[: len(PROVIDERS)]
 
 
 @WITHOUT_CANN
