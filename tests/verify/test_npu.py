@@ -50,6 +50,12 @@ def test_long_texts_are_cut() -> None:
     assert len(impersonal("word " * 1000)) < 700
 
 
+@pytest.mark.parametrize("place", [".", "missing/report.json"])
+def test_a_report_that_could_not_be_kept_is_not_begun(tmp_path: Path, place: str) -> None:
+    outcome = run("verify-on-npu", "-o", tmp_path / place)
+    assert "the report cannot be written there; give another file with -o" in outcome.sentence(4)
+
+
 def test_without_cann_there_is_one_sentence(tmp_path: Path) -> None:
     output = tmp_path / "report.json"
     sentence = run("verify-on-npu", "-o", output).sentence(4)

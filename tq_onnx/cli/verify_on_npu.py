@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -50,6 +51,10 @@ def verify_on_npu(*, models: tuple[Path, ...], output: Path | None, seconds: flo
     from tq_onnx.verify.npu import Request
     from tq_onnx.verify.npu import verify_on_npu as run
 
+    if output is not None and (output.is_dir() or not os.access(output.parent, os.W_OK)):
+        raise ModelFileError(
+            "the report cannot be written there", where=str(output), fix="give another file with -o"
+        )
     files = tuple(find_model(model) for model in models)
     # A token of the bundled model is a byte.
     prompt = tuple(heldout_text().encode()[:PROMPT_TOKENS])
@@ -80,6 +85,7 @@ def _write(report: NpuReport, output: Path | None) -> None:
     try:
         output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
+        terminal.print_json(document)  # it took minutes to make
         raise ModelFileError(
             f"the report cannot be written ({error.strerror})",
             where=str(output),
