@@ -16,9 +16,7 @@ ort::Signature AttentionKernel::signature(int float_type) {
 }
 
 AttentionKernel::AttentionKernel(const ort::Api& api, const OrtKernelInfo* info, Element element)
-    : api_(api),
-      element_(element),
-      float_type_(ort::type_of(element)),
+    : DeviceKernel(api, element),
       attributes_(ort::read_attention_attributes(api, info, float_type_)) {
   expect_element(kOp, float_type_);
   expect_codec(kOp, "key_codec", attributes_.key);
@@ -45,9 +43,8 @@ void AttentionKernel::compute(OrtKernelContext* context) {
   if (call.batch == 0 || call.query_heads == 0 || call.tokens == 0) return;
 
   void* const stream = stream_of(api_, context, kOp);
-  const auto launch =
-      element_ == Element::kFloat ? library_->attention_float32 : library_->attention_float16;
-  const int64_t bytes = element_ == Element::kFloat ? 4 : 2;
+  const auto launch = of_element(library_->attention_float32, library_->attention_float16);
+  const int64_t bytes = static_cast<int64_t>(element_size(element_));
   for_each_part(call.past_length, call.batch, [&](const Part& part) {
     const uint32_t status = launch(
         cores_for(part.count * call.query_heads * call.tokens, library_->cores), stream,

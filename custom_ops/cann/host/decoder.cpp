@@ -37,11 +37,10 @@ bool is_shared(const ort::Tensor& positions) {
 }  // namespace
 
 DecoderKernel::DecoderKernel(const ort::Api& api, const char* op, Element element)
-    : api_(api),
-      element_(element),
-      float_type_(ort::type_of(element)),
-      // Refused before a library is looked for.
-      library_((expect_element(op, float_type_), kernel_library(op))) {}
+    : DeviceKernel(api, element) {
+  expect_element(op, float_type_);
+  library_ = &kernel_library(op);
+}
 
 // ---- RMSNormalization
 
@@ -62,9 +61,9 @@ void RmsNormalizationKernel::compute(OrtKernelContext* context) {
   expect_multiple(op, call.x, "columns", call.width, kUnit, kMost);
   expect_elements(op, call.x);
   const auto launch =
-      of_element(library_.rms_normalization_float32, library_.rms_normalization_float16);
+      of_element(library_->rms_normalization_float32, library_->rms_normalization_float16);
   const uint32_t status =
-      launch(cores_for(call.rows, library_.cores), stream_of(api_, context, op),
+      launch(cores_for(call.rows, library_->cores), stream_of(api_, context, op),
              aligned(op, call.x), aligned(op, call.scale), aligned(op, call.y), narrow(call.rows),
              narrow(call.width), epsilon_);
   expect_enqueued(op, kKernel, status);
@@ -93,7 +92,7 @@ void RotaryEmbeddingKernel::compute(OrtKernelContext* context) {
   void* const cosines = aligned(op, call.cosines);
   void* const sines = aligned(op, call.sines);
   const auto launch =
-      of_element(library_.rotary_embedding_float32, library_.rotary_embedding_float16);
+      of_element(library_->rotary_embedding_float32, library_->rotary_embedding_float16);
 
   // One launch for each run of positions, of all sequences together where these are the same.
   const int64_t parts = is_shared(call.positions) ? 1 : call.batch;
@@ -105,7 +104,7 @@ void RotaryEmbeddingKernel::compute(OrtKernelContext* context) {
     for (int64_t first = 0, end = 0; first < call.tokens; first = end) {
       end = end_of_run(positions, first, call.tokens);
       const uint32_t status = launch(
-          cores_for(heads * (end - first), library_.cores), stream, x + part * bytes, cosines,
+          cores_for(heads * (end - first), library_->cores), stream, x + part * bytes, cosines,
           sines, y + part * bytes, narrow(heads), narrow(call.tokens), narrow(first),
           narrow(end - first), narrow(positions[first]), narrow(call.head_size));
       expect_enqueued(op, kKernel, status);
@@ -127,9 +126,9 @@ void SwishKernel::compute(OrtKernelContext* context) {
   const ort::SwishTensors call = ort::read_swish(api_, context, float_type_);
   if (call.count == 0) return;
   expect_multiple(op, call.x, "elements", call.count, kUnit, kMostCounted);
-  const auto launch = of_element(library_.swish_float32, library_.swish_float16);
+  const auto launch = of_element(library_->swish_float32, library_->swish_float16);
   const uint32_t status =
-      launch(cores_for(call.count / kUnit, library_.cores), stream_of(api_, context, op),
+      launch(cores_for(call.count / kUnit, library_->cores), stream_of(api_, context, op),
              aligned(op, call.x), aligned(op, call.y), narrow(call.count));
   expect_enqueued(op, kKernel, status);
 }
@@ -152,14 +151,14 @@ void TransposeKernel::compute(OrtKernelContext* context) {
   void* const stream = stream_of(api_, context, op);
   const int64_t vectors = call.batch * call.rows * call.columns;
   if (call.rows == 1 || call.columns == 1) {
-    enqueue_copy(library_, op, "the copy of X", call.y.data, call.x.data, vectors * call.bytes,
+    enqueue_copy(*library_, op, "the copy of X", call.y.data, call.x.data, vectors * call.bytes,
                  stream);
     return;
   }
   expect_multiple(op, call.x, "bytes in a vector", call.bytes, kBlock, kMost);
   expect_elements(op, call.x);
-  const uint32_t status = library_.transpose(
-      cores_for(vectors, library_.cores), stream, aligned(op, call.x), aligned(op, call.y),
+  const uint32_t status = library_->transpose(
+      cores_for(vectors, library_->cores), stream, aligned(op, call.x), aligned(op, call.y),
       narrow(call.batch), narrow(call.rows), narrow(call.columns), narrow(call.bytes));
   expect_enqueued(op, kKernel, status);
 }
@@ -185,7 +184,7 @@ void GatherKernel::compute(OrtKernelContext* context) {
     end = end_of_run(indices, first, call.count);
     // From -1 to 0 the numbers run on, and the rows do not.
     if (indices[first] < 0) end = std::min(end, first - indices[first]);
-    enqueue_copy(library_, op, "the copy of a row", y + first * call.bytes,
+    enqueue_copy(*library_, op, "the copy of a row", y + first * call.bytes,
                  call.data.as<uint8_t>() + row * call.bytes, (end - first) * call.bytes, stream);
   }
 }

@@ -9,29 +9,15 @@
 // position_ids and indices stay on the host, which checks all of them before anything is enqueued.
 #pragma once
 
-#include "cann/host/kernel_library.h"
+#include "cann/host/operators.h"
 #include "ort/decoder_inputs.h"
 
 namespace tq::cann {
 
-// What all of them keep.
-class DecoderKernel {
- public:
-  const ort::Api& api() const { return api_; }
-  const KernelLibrary& library() const { return library_; }
-
+// Refuses other elements, and then a library that is missing.
+class DecoderKernel : public DeviceKernel {
  protected:
   DecoderKernel(const ort::Api& api, const char* op, Element element);
-
-  template <class Launch>
-  Launch* of_element(Launch* float32, Launch* float16) const {
-    return element_ == Element::kFloat ? float32 : float16;
-  }
-
-  ort::Api api_;
-  Element element_;
-  int float_type_;
-  const KernelLibrary& library_;
 };
 
 class RmsNormalizationKernel : public DecoderKernel {

@@ -16,9 +16,7 @@ ort::Signature EncodeKernel::signature(int float_type) {
 }
 
 EncodeKernel::EncodeKernel(const ort::Api& api, const OrtKernelInfo* info, Element element)
-    : api_(api),
-      element_(element),
-      float_type_(ort::type_of(element)),
+    : DeviceKernel(api, element),
       codec_(ort::read_codec(api, info, kOp, "", float_type_)) {
   expect_element(kOp, float_type_);
   expect_codec(kOp, "codec", codec_);
@@ -54,9 +52,8 @@ void EncodeKernel::compute(OrtKernelContext* context) {
   void* const stream = stream_of(api_, context, kOp);
   if (!call.in_place()) keep(call, stream);
   if (call.tokens == 0) return;
-  const auto launch =
-      element_ == Element::kFloat ? library_->encode_float32 : library_->encode_float16;
-  const int64_t bytes = element_ == Element::kFloat ? 4 : 2;
+  const auto launch = of_element(library_->encode_float32, library_->encode_float16);
+  const int64_t bytes = static_cast<int64_t>(element_size(element_));
   for_each_part(call.past_length, call.batch, [&](const Part& part) {
     const uint32_t status = launch(
         cores_for(part.count * call.heads * call.tokens, library_->cores), stream,

@@ -10,41 +10,51 @@
 
 namespace tq::cann {
 
-class EncodeKernel {
+// What every operator on a device keeps.
+class DeviceKernel {
+ public:
+  const ort::Api& api() const { return api_; }
+  const KernelLibrary& library() const { return *library_; }
+
+ protected:
+  // Each operator looks its library up itself, behind its refusals.
+  DeviceKernel(const ort::Api& api, Element element)
+      : api_(api), element_(element), float_type_(ort::type_of(element)) {}
+
+  template <class Launch>
+  Launch* of_element(Launch* float32, Launch* float16) const {
+    return element_ == Element::kFloat ? float32 : float16;
+  }
+
+  ort::Api api_;
+  Element element_;
+  int float_type_;
+  const KernelLibrary* library_ = nullptr;
+};
+
+class EncodeKernel : public DeviceKernel {
  public:
   static ort::Signature signature(int float_type);
 
   EncodeKernel(const ort::Api& api, const OrtKernelInfo* info, Element element);
   void compute(OrtKernelContext* context);
-  const ort::Api& api() const { return api_; }
-  const KernelLibrary& library() const { return *library_; }
 
  private:
   // What the kernel does not write: the past and, where present has more slots, zeros.
   void keep(const ort::EncodeTensors& call, void* stream) const;
 
-  ort::Api api_;
-  Element element_;
-  int float_type_;
   spec::Codec codec_;
-  const KernelLibrary* library_ = nullptr;
 };
 
-class AttentionKernel {
+class AttentionKernel : public DeviceKernel {
  public:
   static ort::Signature signature(int float_type);
 
   AttentionKernel(const ort::Api& api, const OrtKernelInfo* info, Element element);
   void compute(OrtKernelContext* context);
-  const ort::Api& api() const { return api_; }
-  const KernelLibrary& library() const { return *library_; }
 
  private:
-  ort::Api api_;
-  Element element_;
-  int float_type_;
   ort::AttentionAttributes attributes_;
-  const KernelLibrary* library_ = nullptr;
 };
 
 }  // namespace tq::cann
