@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.cli.run import run
-from tests.graph_io.models import snapshot
+from tests.files.models import snapshot
 from tests.runtime.models import DYNAMO, converted, original
 from tq_onnx.cli import tokens as tokens_module
 from tq_onnx.graph.calibrationfile import read_calibration

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from tests.cli.run import run
-from tests.graph_io.models import snapshot
+from tests.files.models import snapshot
 from tq_onnx.graph.plan import METADATA_PLAN, Plan
 from tq_onnx.integrations.bundled import build_bundled
 from tq_onnx.ops.domain import DOMAIN, GATHER, ROTARY_EMBEDDING

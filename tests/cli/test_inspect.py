@@ -6,7 +6,7 @@ import onnx
 import pytest
 
 from tests.cli.run import run
-from tests.graph_io.models import DYNAMO, GENAI, external, inline, snapshot
+from tests.files.models import DYNAMO, GENAI, external, inline, snapshot
 from tests.integrations.genai_folder import genai_folder
 from tq_onnx import __version__
 from tq_onnx.codec.presets import PRESETS

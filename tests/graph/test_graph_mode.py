@@ -12,8 +12,8 @@ import onnxruntime as ort
 import pytest
 
 from tq_onnx.errors import UnsupportedModelError, UsageError
+from tq_onnx.files.load import load
 from tq_onnx.graph.graphmode import lower_for_graph_mode, provider, standard
-from tq_onnx.graph.load import load
 from tq_onnx.graph.options import Options
 from tq_onnx.graph.pipeline import convert
 from tq_onnx.graph.plan import METADATA_PLAN, Plan

@@ -10,11 +10,11 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from tests.graph_io.models import DYNAMO, FIXTURES, GENAI
+from tests.files.models import DYNAMO, FIXTURES, GENAI
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.errors import TqOnnxError
+from tq_onnx.files.load import load
 from tq_onnx.graph.check import Facts, check, complaint, facts
-from tq_onnx.graph.load import load
 from tq_onnx.graph.match import recognise
 from tq_onnx.graph.options import Options
 from tq_onnx.graph.plan import METADATA_DIGEST, METADATA_PLAN, Plan

@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from tests.graph_io.models import DYNAMO, FIXTURES, GENAI, external, inline, snapshot
+from tests.files.models import DYNAMO, FIXTURES, GENAI, external, inline, snapshot
 from tq_onnx.errors import (
     AlreadyConvertedError,
     ModelFileError,

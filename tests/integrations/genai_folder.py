@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.graph_io.models import GENAI, external
+from tests.files.models import GENAI, external
 
 
 def genai_config(

@@ -10,9 +10,9 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from tests.files.models import DYNAMO, GENAI, external, inline, point, snapshot
+from tests.files.test_load import hugging_face_cache
 from tests.graph.decoders import FIXTURES
-from tests.graph_io.models import DYNAMO, GENAI, external, inline, point, snapshot
-from tests.graph_io.test_load import hugging_face_cache
 from tests.integrations.genai_folder import genai_folder
 from tq_onnx.errors import (
     AlreadyConvertedError,
@@ -21,10 +21,10 @@ from tq_onnx.errors import (
     UnsupportedModelError,
     UsageError,
 )
+from tq_onnx.files import save as save_module
+from tq_onnx.files import transaction as commit
+from tq_onnx.files.load import load
 from tq_onnx.graph import adapt as adapt_module
-from tq_onnx.graph import commit
-from tq_onnx.graph import save as save_module
-from tq_onnx.graph.load import load
 from tq_onnx.graph.norms import LayerNorms, NoNorms, find_norms
 from tq_onnx.graph.options import Options
 from tq_onnx.graph.pipeline import convert

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.graph_io.models import DYNAMO, GENAI, inline
+from tests.files.models import DYNAMO, GENAI, inline
 from tests.integrations.genai_folder import genai_config, write_config
 from tq_onnx.errors import ModelFileError, UnsupportedModelError
 from tq_onnx.graph.pipeline import prepare

@@ -16,8 +16,8 @@ import pytest
 from tests.model.conftest import Pairs
 from tests.model.pair import Pair
 from tq_onnx.codec.presets import PRESETS
+from tq_onnx.files.load import load
 from tq_onnx.graph.equalise import UNSAFE_NOISE, LayerEqualisation, equalise
-from tq_onnx.graph.load import load
 from tq_onnx.graph.match import recognise
 from tq_onnx.graph.planning import make_plan
 from tq_onnx.graph.rewrite import ConvertPass

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.graph_io.models import external
+from tests.files.models import external
 from tests.runtime.models import CONVERTIBLE, DYNAMO, GENAI, converted, original
 from tq_onnx.errors import LibraryError, ModelFileError, TqOnnxError, UnsupportedModelError
 from tq_onnx.runtime.decoder import Decoder

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import onnx
 
-from tests.graph_io.models import DYNAMO, FIXTURES, external, inline, point
+from tests.files.models import DYNAMO, FIXTURES, external, inline, point
 
 Build = Callable[[Path], Path]
 

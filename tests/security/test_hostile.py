@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.cli.run import run
-from tests.graph_io.models import FIXTURES, external, snapshot
+from tests.files.models import FIXTURES, external, snapshot
 from tests.security.hostile import HOSTILE, ODD
 from tq_onnx.errors import ModelFileError, TqOnnxError
-from tq_onnx.graph.load import load
+from tq_onnx.files.load import load
 
 
 @pytest.mark.parametrize("name", [name for name, item in HOSTILE.items() if not item.may_hang])

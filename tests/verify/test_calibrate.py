@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 
 from tests.agreement.surgery import embeddings_given
-from tests.graph_io.models import external, snapshot
+from tests.files.models import external, snapshot
 from tests.runtime.models import DYNAMO, GENAI, VOCABULARY, converted, ids, original
 from tq_onnx.codec.calibration import Calibration
 from tq_onnx.errors import AlreadyConvertedError, UnsupportedModelError, UsageError

@@ -13,7 +13,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from tests.graph_io.models import external
+from tests.files.models import external
 from tests.runtime.models import CONVERTIBLE, DYNAMO, GENAI, HALF, converted, ids, original
 from tq_onnx.codec.codebook import lloyd_max
 from tq_onnx.errors import UnsupportedModelError, UsageError, VerificationError

@@ -15,8 +15,8 @@ from tq_onnx.graph.options import CENTER_FROM, DEFAULT_CAPACITY, Options
 from tq_onnx.graph.plan import CANN, CANN_GRAPH, CPU, TARGETS
 
 if TYPE_CHECKING:
+    from tq_onnx.files.save import ExternalData
     from tq_onnx.graph.reports import ConversionReport
-    from tq_onnx.graph.save import ExternalData
     from tq_onnx.integrations.folderconversion import FolderReport
     from tq_onnx.integrations.genai import GenaiChanges
 

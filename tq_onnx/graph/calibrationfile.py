@@ -22,7 +22,7 @@ from safetensors.numpy import save
 from tq_onnx.codec.calibration import LARGEST_STATISTIC, Calibration, LayerStatistics
 from tq_onnx.codec.spec import MAX_HEAD_SIZE
 from tq_onnx.errors import ModelFileError, OutputExistsError
-from tq_onnx.graph.commit import Stage
+from tq_onnx.files.transaction import Stage
 
 FORMAT: Final = "tq_onnx.calibration"
 FORMAT_VERSION: Final = "1"

@@ -9,13 +9,13 @@ import onnx_ir as ir
 from tq_onnx.codec.presets import DEFAULT_PRESET, PRESETS
 from tq_onnx.codec.spec import RAW
 from tq_onnx.errors import ModelFileError, TqOnnxError
+from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.graph.dialects.site import Site
 from tq_onnx.graph.dialects.traces import (
     Cache,
 )
 from tq_onnx.graph.equalise import LayerEqualisation, predict
 from tq_onnx.graph.foresight import foresee
-from tq_onnx.graph.load import LoadedModel, load
 from tq_onnx.graph.match import Recognition
 from tq_onnx.graph.pipeline import converted_bytes, original_bytes, recognised
 from tq_onnx.graph.plan import METADATA_PLAN, Plan

@@ -17,21 +17,21 @@ import onnx_ir as ir
 
 from tq_onnx.codec.presets import DEFAULT_PRESET, Preset
 from tq_onnx.errors import ModelFileError, TqOnnxError, UnsupportedModelError
+from tq_onnx.files.load import LoadedModel, load
+from tq_onnx.files.save import ExternalData, SavedFiles, check_output, save
+from tq_onnx.files.transaction import Progress
 from tq_onnx.graph.adapt import adapt
 from tq_onnx.graph.calibrationfile import read_calibration
 from tq_onnx.graph.cann.kernels import expect_kernels, expect_whole_blocks
 from tq_onnx.graph.check import Facts, check, complaint, facts
-from tq_onnx.graph.commit import Progress
 from tq_onnx.graph.dialects.traces import static_dim
 from tq_onnx.graph.equalise import LayerEqualisation
-from tq_onnx.graph.load import LoadedModel, load
 from tq_onnx.graph.match import Recognition, recognise
 from tq_onnx.graph.options import Options, preset_of
 from tq_onnx.graph.plan import CANN, CANN_GRAPH, Plan
 from tq_onnx.graph.planning import DEFAULT_OPTIONS, make_plan
 from tq_onnx.graph.reports import ConversionReport
 from tq_onnx.graph.rewrite import ConvertPass
-from tq_onnx.graph.save import ExternalData, SavedFiles, check_output, save
 
 Stage = Literal["load", "recognise", "plan", "rewrite", "check", "save"]
 STAGES: Final[tuple[Stage, ...]] = ("load", "recognise", "plan", "rewrite", "check", "save")
@@ -61,7 +61,7 @@ def convert(
         preset: a name in ``codec.presets.PRESETS``.
         options: what else is asked for.
         overwrite: whether an output that exists may be replaced.
-        external_data: what becomes of external data, see ``tq_onnx.graph.save``.
+        external_data: what becomes of external data, see ``tq_onnx.files.save``.
         on_stage: called as each stage begins.
         on_copy: called with the bytes done and to do while external data is copied.
 

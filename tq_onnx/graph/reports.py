@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tq_onnx.files.save import SavedFiles
 from tq_onnx.graph.equalise import LayerEqualisation
 from tq_onnx.graph.plan import Plan
-from tq_onnx.graph.save import SavedFiles
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,9 @@ from tq_onnx.errors import (
     UnsupportedModelError,
     UsageError,
 )
+from tq_onnx.files.load import load
+from tq_onnx.files.preflight import is_blob
 from tq_onnx.graph import inspection
-from tq_onnx.graph.load import load
-from tq_onnx.graph.preflight import is_blob
 from tq_onnx.graph.reports import InspectionReport
 from tq_onnx.integrations.genai import CONFIG_FILE, GenaiConfig, read_config
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError, VerificationError
-from tq_onnx.graph.load import load
+from tq_onnx.files.load import load
 from tq_onnx.graph.pipeline import prepare
 from tq_onnx.graph.plan import METADATA_PLAN, Plan
 from tq_onnx.runtime.session import ports, vocabulary_size

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.errors import UnsupportedModelError, UsageError, VerificationError
-from tq_onnx.graph.load import load
+from tq_onnx.files.load import load
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.generate import generate
 from tq_onnx.runtime.providers import CPU, ExecutionProvider

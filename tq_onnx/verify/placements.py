@@ -17,7 +17,7 @@ from typing import Any
 import onnx_ir as ir
 
 from tq_onnx.errors import UnsupportedModelError
-from tq_onnx.graph.load import load
+from tq_onnx.files.load import load
 from tq_onnx.graph.plan import CANN_GRAPH, METADATA_PLAN, Plan
 from tq_onnx.graph.shapes import fill_shapes
 from tq_onnx.ops.domain import ATTENTION, ENCODE

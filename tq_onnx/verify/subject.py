@@ -165,7 +165,7 @@ def open_subject(
             ``make_session``; an original is also refused if its attention is not recognised, and
             a model if the provider would leave nodes to the CPU.
     """
-    from tq_onnx.graph.load import load
+    from tq_onnx.files.load import load
 
     if ep.has_own_memory and not library:
         raise UsageError(

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from tq_onnx.files.load import load
 from tq_onnx.graph.graphmode import lower_for_graph_mode
-from tq_onnx.graph.load import load
 from tq_onnx.graph.options import Options
 from tq_onnx.graph.pipeline import convert
 from tq_onnx.graph.plan import CANN as CANN_TARGET

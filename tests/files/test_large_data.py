@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from tests.graph_io.models import external, point
+from tests.files.models import external, point
 
 GIB = 1 << 30
 
@@ -119,7 +119,7 @@ def test_the_watch_notices_a_reader(large: Path) -> None:
     """The negative twin: reading a weight under the same watch fails."""
     script = CONVERT.replace(
         "inspect(path)\n",
-        "from tq_onnx.graph.load import load\n"
+        "from tq_onnx.files.load import load\n"
         "load(path).model.graph.initializers['large.3'].const_value.numpy()\n",
         1,
     )

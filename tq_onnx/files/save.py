@@ -12,7 +12,7 @@ External data is never read into memory:
   Runtime reads it). A file that is there already with the same content is taken as it is, so that
   conversions with several presets share one copy.
 
-Weights inside the model file stay inside, as long as they fit (see ``tq_onnx.graph.spill``).
+Weights inside the model file stay inside, as long as they fit (see ``tq_onnx.files.oversize``).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from typing import Final, Literal
 import onnx_ir
 
 from tq_onnx.errors import ModelFileError, OutputExistsError, UsageError
-from tq_onnx.graph.commit import Progress, Stage, same_content
-from tq_onnx.graph.load import LoadedModel
-from tq_onnx.graph.spill import stage_model
+from tq_onnx.files.load import LoadedModel
+from tq_onnx.files.oversize import stage_model
+from tq_onnx.files.transaction import Progress, Stage, same_content
 
 ExternalData = Literal["keep", "copy", "link"]
 

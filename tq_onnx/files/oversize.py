@@ -19,8 +19,8 @@ import onnx
 import onnx_ir as ir
 
 from tq_onnx.errors import ModelFileError, OutputExistsError
-from tq_onnx.graph.commit import Stage
-from tq_onnx.graph.load import MAX_PROTOBUF_BYTES
+from tq_onnx.files.load import MAX_PROTOBUF_BYTES
+from tq_onnx.files.transaction import Stage
 
 _ALIGNMENT: Final = 64 << 10
 

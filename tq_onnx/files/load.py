@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx_ir import external_data
 
 from tq_onnx.errors import ModelFileError, UnsupportedModelError
-from tq_onnx.graph.preflight import is_blob, preflight
+from tq_onnx.files.preflight import is_blob, preflight
 
 MAX_PROTOBUF_BYTES: Final = (1 << 31) - 1
 
@@ -58,7 +58,7 @@ def load(path: Path) -> LoadedModel:
 
     Raises:
         ModelFileError: the file is missing, unreadable or no ONNX model, or it declares sizes or
-            external data that cannot be right (see ``tq_onnx.graph.preflight``).
+            external data that cannot be right (see ``tq_onnx.files.preflight``).
         UnsupportedModelError: it holds what a conversion would lose.
     """
     where = str(path)

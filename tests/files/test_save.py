@@ -10,13 +10,13 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from tests.graph_io.models import external, inline, snapshot
-from tests.graph_io.test_load import hugging_face_cache, weights
+from tests.files.models import external, inline, snapshot
+from tests.files.test_load import hugging_face_cache, weights
 from tq_onnx.errors import ModelFileError, OutputExistsError, UsageError
-from tq_onnx.graph import commit
-from tq_onnx.graph import save as save_module
-from tq_onnx.graph.load import load
-from tq_onnx.graph.save import SavedFiles, save
+from tq_onnx.files import save as save_module
+from tq_onnx.files import transaction as commit
+from tq_onnx.files.load import load
+from tq_onnx.files.save import SavedFiles, save
 
 DATA = ("model.onnx.data", "more/part.bin")
 

@@ -8,9 +8,9 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from tests.graph_io.models import DYNAMO, FIXTURES, external, inline
+from tests.files.models import DYNAMO, FIXTURES, external, inline
 from tq_onnx.errors import ModelFileError, UnsupportedModelError
-from tq_onnx.graph.load import load
+from tq_onnx.files.load import load
 
 
 def weights(model: ir.Model) -> dict[str, np.ndarray]:

@@ -1,0 +1,1 @@
+"""Reads and writes model files: refused before they are read, complete or not there at all."""
