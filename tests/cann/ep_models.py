@@ -16,7 +16,7 @@ import onnx.parser
 from tests.cann.kernels import INT4, rotation_of, row_bytes
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.spec import layout_digest
-from tq_onnx.graph.plan import (
+from tq_onnx.plan import (
     METADATA_PLAN,
     PAST_LENGTH,
     CachePair,

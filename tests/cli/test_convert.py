@@ -14,7 +14,7 @@ from tq_onnx.codec.calibration import Calibration, LayerStatistics
 from tq_onnx.codec.spec import layout_digest
 from tq_onnx.files import oversize as spill
 from tq_onnx.graph.calibrationfile import write_calibration
-from tq_onnx.graph.plan import METADATA_DIGEST, METADATA_PRESET
+from tq_onnx.plan import METADATA_DIGEST, METADATA_PRESET
 
 
 @pytest.mark.parametrize("fixture", [DYNAMO, GENAI])

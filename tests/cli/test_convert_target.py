@@ -10,9 +10,9 @@ import pytest
 
 from tests.cli.run import run
 from tests.files.models import snapshot
-from tq_onnx.graph.plan import METADATA_PLAN, Plan
 from tq_onnx.integrations.bundled import build_bundled
 from tq_onnx.ops.domain import DOMAIN, GATHER, ROTARY_EMBEDDING
+from tq_onnx.plan import METADATA_PLAN, Plan
 
 
 @pytest.fixture

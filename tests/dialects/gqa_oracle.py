@@ -21,7 +21,7 @@ from tq_onnx.codec import reference
 from tq_onnx.codec.codebook import lloyd_max
 from tq_onnx.codec.rotation import make_rotation
 from tq_onnx.codec.spec import Codec
-from tq_onnx.graph.plan import LayerPlan, Plan
+from tq_onnx.plan import LayerPlan, Plan
 
 SLOTS = {
     0: "query",

@@ -20,7 +20,7 @@ from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.rotation import rotation_of
 from tq_onnx.codec.spec import FP8, PROD, Q8_0, Q8_0_BLOCK, RAW, U8, UNIFORM, Codec
 from tq_onnx.graph.builder import Builder
-from tq_onnx.graph.plan import LayerPlan, Plan
+from tq_onnx.plan import LayerPlan, Plan
 
 F32, F16, I64 = ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.INT64
 

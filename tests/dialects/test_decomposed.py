@@ -32,7 +32,7 @@ from tests.graph.synthetic import (
     UNMASKED,
     decoder,
 )
-from tq_onnx.graph.match import recognise
+from tq_onnx.recognise.match import recognise
 
 EXPORTS = {
     "dynamo-op18-sdpa": 64,

@@ -30,7 +30,7 @@ from tests.graph.decoders import (
     to_float32,
 )
 from tq_onnx.errors import UnsupportedModelError
-from tq_onnx.graph.match import recognise
+from tq_onnx.recognise.match import recognise
 
 EXPORTS: Final = {
     "genai-cpu-fp32": (64, "FLOAT"),

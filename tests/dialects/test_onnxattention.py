@@ -19,8 +19,8 @@ import onnxruntime
 import pytest
 
 from tests.graph.decoders import NUMPY, Array, convert, load, session
-from tq_onnx.graph.match import recognise
-from tq_onnx.graph.plan import Plan
+from tq_onnx.plan import Plan
+from tq_onnx.recognise.match import recognise
 
 HEADS, SHARED, SIZE, TOKENS, CAPACITY = 4, 2, 16, 61, 24
 CLOSE: Final = 1e-5

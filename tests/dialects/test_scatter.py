@@ -15,7 +15,7 @@ import pytest
 
 from tests.dialects.onelayer import TOKENS, decoder
 from tests.graph.decoders import NUMPY, Array, convert, load, session
-from tq_onnx.graph.match import recognise
+from tq_onnx.recognise.match import recognise
 
 CLOSE: Final = 1e-5
 CAPACITY: Final = 24

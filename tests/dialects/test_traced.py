@@ -18,7 +18,7 @@ from tests.graph.synthetic import (
     SLIDING_REPEAT,
     decoder,
 )
-from tq_onnx.graph.match import recognise
+from tq_onnx.recognise.match import recognise
 
 TRACED = {
     "legacy-op14-eager": 16,

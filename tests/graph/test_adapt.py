@@ -16,13 +16,13 @@ from tq_onnx.codec.presets import PRESETS
 from tq_onnx.errors import UsageError
 from tq_onnx.graph.adapt import adapt
 from tq_onnx.graph.check import check, facts
-from tq_onnx.graph.match import recognise
 from tq_onnx.graph.norms import NoNorms
 from tq_onnx.graph.options import Options
-from tq_onnx.graph.plan import METADATA_PLAN, Plan
 from tq_onnx.graph.planning import make_plan
 from tq_onnx.graph.rewrite import ConvertPass
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
+from tq_onnx.plan import METADATA_PLAN, Plan
+from tq_onnx.recognise.match import recognise
 
 CENTERED = Options(calibration=Path("statistics"), center_from=2)
 NORMED = "dynamo-op18-sdpa"

@@ -29,10 +29,10 @@ from tq_onnx.graph.equalise import (
     score_noise,
 )
 from tq_onnx.graph.foresight import foresee
-from tq_onnx.graph.match import recognise
 from tq_onnx.graph.norms import LayerNorms, NoNorms, find_norms
-from tq_onnx.graph.plan import Plan
 from tq_onnx.graph.planning import make_plan
+from tq_onnx.plan import Plan
+from tq_onnx.recognise.match import recognise
 
 WEIGHTS = arrays(np.float64, 8, elements=st.floats(1e-3, 1e3))
 HALVES = np.arange(8) % 4

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.graph.decoders import FIXTURES, GROWING, convert, load
 from tests.graph.synthetic import SELECTING, decoder
 from tq_onnx.errors import AlreadyConvertedError
-from tq_onnx.graph.match import Recognition, recognise
+from tq_onnx.recognise.match import Recognition, recognise
 
 ALL = sorted(path.stem for path in FIXTURES.glob("*.onnx"))
 """Every dialect: what is tested with them holds for any export."""

@@ -11,10 +11,10 @@ from tests.graph.test_planning import resize
 from tq_onnx.codec.presets import NO_ROTATION, PRESETS
 from tq_onnx.codec.spec import RAW, Codec, row_layout
 from tq_onnx.errors import UnsupportedModelError, UsageError
-from tq_onnx.graph.match import recognise
 from tq_onnx.graph.options import Options, adapted, compressed_layers
-from tq_onnx.graph.plan import Plan
 from tq_onnx.graph.planning import make_plan
+from tq_onnx.plan import Plan
+from tq_onnx.recognise.match import recognise
 
 FIXTURE = "genai-cpu-int4-hd128"
 RAW_CODEC = Codec(RAW, 32)

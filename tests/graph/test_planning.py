@@ -15,10 +15,10 @@ from tq_onnx import __version__
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.codec.spec import layout_digest
 from tq_onnx.errors import ModelFileError, UnsupportedModelError, UsageError
-from tq_onnx.graph.match import Recognition, recognise
 from tq_onnx.graph.options import Options
-from tq_onnx.graph.plan import Plan
 from tq_onnx.graph.planning import make_plan
+from tq_onnx.plan import Plan
+from tq_onnx.recognise.match import Recognition, recognise
 
 
 def test_a_plan_says_what_each_layer_becomes() -> None:

@@ -15,11 +15,11 @@ from tq_onnx.codec.codebook import lloyd_max
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.codec.rotation import make_rotation
 from tq_onnx.errors import UnsupportedModelError
-from tq_onnx.graph.match import recognise
-from tq_onnx.graph.plan import Plan
 from tq_onnx.graph.planning import make_plan
 from tq_onnx.graph.rewrite import ConvertPass
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
+from tq_onnx.plan import Plan
+from tq_onnx.recognise.match import recognise
 
 
 def of_type(model: ir.Model, op_type: str) -> list[ir.Node]:

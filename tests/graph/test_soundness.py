@@ -17,8 +17,8 @@ from tests.graph.decoders import NUMPY, Array, convert, session
 from tests.graph.synthetic import decoder as two_layers
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.errors import UnsupportedModelError
-from tq_onnx.graph.match import recognise
 from tq_onnx.graph.planning import make_plan
+from tq_onnx.recognise.match import recognise
 
 EXACT = 1e-5
 CHUNKS = (5, 1, 3, 1)

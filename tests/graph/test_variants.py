@@ -21,9 +21,9 @@ from tests.graph.synthetic import KEYS, PRODUCT, REPEAT, decoder
 from tests.graph.variants import SCALE, TURNED_FLAT, Variant, variants
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.errors import UnsupportedModelError
-from tq_onnx.graph.dialects.site import Site
-from tq_onnx.graph.match import NearMiss, recognise
 from tq_onnx.graph.planning import make_plan
+from tq_onnx.recognise.match import NearMiss, recognise
+from tq_onnx.recognise.site import Site
 
 LAYERS = 3
 RELAXED = (HealthCheck.too_slow, HealthCheck.data_too_large)

@@ -15,12 +15,12 @@ from tq_onnx.codec.presets import PRESETS
 from tq_onnx.errors import TqOnnxError
 from tq_onnx.files.load import load
 from tq_onnx.graph.check import Facts, check, complaint, facts
-from tq_onnx.graph.match import recognise
 from tq_onnx.graph.options import Options
-from tq_onnx.graph.plan import METADATA_DIGEST, METADATA_PLAN, Plan
 from tq_onnx.graph.planning import make_plan
 from tq_onnx.graph.rewrite import ConvertPass
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
+from tq_onnx.plan import METADATA_DIGEST, METADATA_PLAN, Plan
+from tq_onnx.recognise.match import recognise
 
 Converted = tuple[Facts, ir.Model, Plan]
 ALL = sorted(path.stem for path in FIXTURES.glob("*.onnx"))

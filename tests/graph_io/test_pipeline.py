@@ -21,7 +21,7 @@ from tq_onnx.graph import pipeline
 from tq_onnx.graph.inspection import inspect
 from tq_onnx.graph.options import Options
 from tq_onnx.graph.pipeline import STAGES, convert
-from tq_onnx.graph.plan import METADATA_PLAN, Plan
+from tq_onnx.plan import METADATA_PLAN, Plan
 
 ALL = sorted(path.stem for path in FIXTURES.glob("*.onnx"))
 

@@ -28,10 +28,10 @@ from tq_onnx.graph import adapt as adapt_module
 from tq_onnx.graph.norms import LayerNorms, NoNorms, find_norms
 from tq_onnx.graph.options import Options
 from tq_onnx.graph.pipeline import convert
-from tq_onnx.graph.plan import METADATA_PLAN, Plan
 from tq_onnx.integrations import folderconversion
 from tq_onnx.integrations.folder import find_model, survey
 from tq_onnx.integrations.folderconversion import convert_folder, default_output
+from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.runtime.library import library_name
 
 HADAMARD_9 = Options(seed=9, rotation="hadamard")

@@ -12,13 +12,13 @@ from tests.files.models import DYNAMO, GENAI, inline
 from tests.integrations.genai_folder import genai_config, write_config
 from tq_onnx.errors import ModelFileError, UnsupportedModelError
 from tq_onnx.graph.pipeline import prepare
-from tq_onnx.graph.plan import Plan
 from tq_onnx.integrations.genai import (
     GenaiChanges,
     check_config,
     patch_config,
     read_config,
 )
+from tq_onnx.plan import Plan
 
 LIBRARY = "libtq_onnx_ops.so"
 SIZES = {"layers": 2, "heads": 4, "kv_heads": 2, "head_size": 64, "vocabulary": 97}

@@ -5,7 +5,7 @@ import pytest
 
 from tests.runtime.models import DYNAMO, GENAI, HALF, converted, original, subject
 from tq_onnx.errors import UnsupportedModelError
-from tq_onnx.graph.plan import CachePair
+from tq_onnx.plan import CachePair
 from tq_onnx.runtime.cache import as_array, bytes_per_token, cache_spec
 from tq_onnx.runtime.session import make_session
 

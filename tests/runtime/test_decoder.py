@@ -8,7 +8,7 @@ import pytest
 
 from tests.runtime.models import CONVERTIBLE, DYNAMO, EAGER, GENAI, converted, ids, subject
 from tq_onnx.errors import ModelFileError, UnsupportedModelError, UsageError
-from tq_onnx.graph.plan import METADATA_PLAN, Interface
+from tq_onnx.plan import METADATA_PLAN, Interface
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.session import make_session
 from tq_onnx.runtime.signature import plan_of

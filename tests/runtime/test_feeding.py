@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tq_onnx.errors import UnsupportedModelError
-from tq_onnx.graph.plan import (
+from tq_onnx.plan import (
     CACHE_POSITIONS,
     IGNORED,
     LOGITS_TO_KEEP,

@@ -14,7 +14,7 @@ import pytest
 
 from tests.runtime.models import DYNAMO, converted, original
 from tq_onnx.errors import LibraryError, UnsupportedModelError, UsageError
-from tq_onnx.graph.plan import TARGETS
+from tq_onnx.plan import TARGETS
 from tq_onnx.runtime import refusals
 from tq_onnx.runtime import session as sessions
 from tq_onnx.runtime.providers import CANN, CPU, PROVIDERS, provider_of

@@ -20,8 +20,8 @@ from tq_onnx.errors import UnsupportedModelError, UsageError, VerificationError
 from tq_onnx.graph.inspection import inspect
 from tq_onnx.graph.options import Options
 from tq_onnx.graph.pipeline import convert
-from tq_onnx.graph.plan import METADATA_PLAN, Plan
 from tq_onnx.ops.domain import ATTENTION, ENCODE
+from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.verify.parity import verify
 from tq_onnx.verify.report import VerifyReport, render
 

@@ -12,7 +12,7 @@ from tq_onnx.cli import flags, planned, terminal
 from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED, PRESETS, ROTATIONS
 from tq_onnx.errors import UsageError
 from tq_onnx.graph.options import CENTER_FROM, DEFAULT_CAPACITY, Options
-from tq_onnx.graph.plan import CANN, CANN_GRAPH, CPU, TARGETS
+from tq_onnx.plan import CANN, CANN_GRAPH, CPU, TARGETS
 
 if TYPE_CHECKING:
     from tq_onnx.files.save import ExternalData

@@ -15,8 +15,8 @@ from tq_onnx.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     from tq_onnx.graph.equalise import LayerEqualisation
-    from tq_onnx.graph.plan import LayerPlan, Plan
     from tq_onnx.graph.reports import InspectionReport
+    from tq_onnx.plan import LayerPlan, Plan
 
 
 @click.command()

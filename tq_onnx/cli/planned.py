@@ -7,11 +7,11 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from tq_onnx.cli import terminal
-from tq_onnx.graph.plan import CANN, CANN_GRAPH
+from tq_onnx.plan import CANN, CANN_GRAPH
 
 if TYPE_CHECKING:
     from tq_onnx.graph.equalise import LayerEqualisation
-    from tq_onnx.graph.plan import LayerPlan, Plan
+    from tq_onnx.plan import LayerPlan, Plan
 
 _TARGETS: Final = {
     CANN: "every node of floats on CANNExecutionProvider; no padding",

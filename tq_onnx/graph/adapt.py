@@ -33,8 +33,8 @@ from tq_onnx.graph.cachenodes import maker
 from tq_onnx.graph.equalise import LayerEqualisation, equalise, layer_scales
 from tq_onnx.graph.norms import LayerNorms, find_norms
 from tq_onnx.graph.options import Options
-from tq_onnx.graph.plan import METADATA_PLAN, LayerPlan, Plan
 from tq_onnx.ops.domain import ATTENTION
+from tq_onnx.plan import METADATA_PLAN, LayerPlan, Plan
 
 Scales = npt.NDArray[np.float32]
 

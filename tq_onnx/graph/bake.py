@@ -19,7 +19,9 @@ from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.rotation import rotation_of
 from tq_onnx.codec.spec import PROD, Codec
 from tq_onnx.graph.builder import Builder
-from tq_onnx.graph.plan import (
+from tq_onnx.ops.domain import BODY_OPSET
+from tq_onnx.ops.functions import body_codecs, function_protos
+from tq_onnx.plan import (
     METADATA_DIGEST,
     METADATA_PLAN,
     METADATA_PRESET,
@@ -27,8 +29,6 @@ from tq_onnx.graph.plan import (
     LayerPlan,
     Plan,
 )
-from tq_onnx.ops.domain import BODY_OPSET
-from tq_onnx.ops.functions import body_codecs, function_protos
 
 FUNCTION_IR_VERSION = 8
 """The first IR version with functions in a model."""

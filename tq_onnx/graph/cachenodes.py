@@ -14,10 +14,10 @@ import numpy as np
 import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
-from tq_onnx.graph.dialects.site import Site
-from tq_onnx.graph.dialects.traces import PAST, Cache
-from tq_onnx.graph.lengths import Lengths
-from tq_onnx.graph.match import ShapeRead
+from tq_onnx.recognise.caches import PAST, Cache
+from tq_onnx.recognise.lengths import Lengths
+from tq_onnx.recognise.match import ShapeRead
+from tq_onnx.recognise.site import Site
 
 SCOPE: Final = "turboquant"
 """Names of nodes that belong to no layer begin with it."""

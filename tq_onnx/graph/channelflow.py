@@ -9,9 +9,9 @@ from typing import Final
 import onnx_ir as ir
 
 from tq_onnx.graph.channels import STEPS, Channels, Ids, Way
-from tq_onnx.graph.dialects.operators import kind
-from tq_onnx.graph.dialects.traces import NoMatch, rank
+from tq_onnx.graph.operators import kind
 from tq_onnx.ops.domain import DOMAIN
+from tq_onnx.recognise.caches import NoMatch, rank
 
 _HALVES: Final = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 

@@ -22,8 +22,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from tq_onnx.graph.builder import MICROSOFT
-from tq_onnx.graph.dialects.constants import attribute_int, integers
-from tq_onnx.graph.dialects.traces import NoMatch, keeps_numbers, rank, static_dim
+from tq_onnx.graph.constants import attribute_int, integers
+from tq_onnx.recognise.caches import NoMatch, keeps_numbers, rank, static_dim
 
 Ids = npt.NDArray[np.int64]
 

@@ -22,9 +22,9 @@ import onnx_ir as ir
 
 from tq_onnx.errors import TqOnnxError
 from tq_onnx.graph.checknodes import layer_violations
-from tq_onnx.graph.plan import METADATA_DIGEST, METADATA_PLAN, Plan
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
 from tq_onnx.ops.schema import register_schemas
+from tq_onnx.plan import METADATA_DIGEST, METADATA_PLAN, Plan
 
 _SMALL_BYTES: Final = 1024
 """Tensors up to this size are given to the checker; larger ones it does not see."""

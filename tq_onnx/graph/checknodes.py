@@ -11,8 +11,8 @@ import onnx_ir as ir
 from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.graph.bake import codec_index
 from tq_onnx.graph.cachenodes import maker
-from tq_onnx.graph.plan import CachePair, LayerPlan, Plan
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
+from tq_onnx.plan import CachePair, LayerPlan, Plan
 
 ORTHOGONALITY: Final = 1e-5
 """Largest entry of ``R^T R - I``."""

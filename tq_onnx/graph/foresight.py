@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from tq_onnx.graph.match import recognise
 from tq_onnx.graph.norms import LayerNorms, NoNorms, find_norms
-from tq_onnx.graph.plan import Plan
 from tq_onnx.graph.rewrite import ConvertPass
+from tq_onnx.plan import Plan
+from tq_onnx.recognise.match import recognise
 
 
 def foresee(model: ir.Model, plan: Plan) -> tuple[LayerNorms | NoNorms, ...]:

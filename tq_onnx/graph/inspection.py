@@ -10,17 +10,17 @@ from tq_onnx.codec.presets import DEFAULT_PRESET, PRESETS
 from tq_onnx.codec.spec import RAW
 from tq_onnx.errors import ModelFileError, TqOnnxError
 from tq_onnx.files.load import LoadedModel, load
-from tq_onnx.graph.dialects.site import Site
-from tq_onnx.graph.dialects.traces import (
-    Cache,
-)
 from tq_onnx.graph.equalise import LayerEqualisation, predict
 from tq_onnx.graph.foresight import foresee
-from tq_onnx.graph.match import Recognition
 from tq_onnx.graph.pipeline import converted_bytes, original_bytes, recognised
-from tq_onnx.graph.plan import METADATA_PLAN, Plan
 from tq_onnx.graph.planning import make_plan
 from tq_onnx.graph.reports import InspectionReport, LayerFound, Miss, PresetOffer
+from tq_onnx.plan import METADATA_PLAN, Plan
+from tq_onnx.recognise.caches import (
+    Cache,
+)
+from tq_onnx.recognise.match import Recognition
+from tq_onnx.recognise.site import Site
 
 
 def inspect(path: Path) -> InspectionReport:

@@ -22,12 +22,12 @@ import onnx_ir as ir
 from tq_onnx.graph.builder import MICROSOFT
 from tq_onnx.graph.channelflow import follow_channels
 from tq_onnx.graph.channels import Ids, Ties, Way
-from tq_onnx.graph.dialects.constants import attribute_int, integers, scalar
-from tq_onnx.graph.dialects.operators import kind
-from tq_onnx.graph.dialects.traces import NoMatch, keeps_numbers, label, rank, static_dim
+from tq_onnx.graph.constants import attribute_int, integers, scalar
 from tq_onnx.graph.liveness import live_nodes
-from tq_onnx.graph.plan import LayerPlan, Plan
+from tq_onnx.graph.operators import kind
 from tq_onnx.ops.domain import ATTENTION, DOMAIN
+from tq_onnx.plan import LayerPlan, Plan
+from tq_onnx.recognise.caches import NoMatch, keeps_numbers, label, rank, static_dim
 
 Array = npt.NDArray[Any]
 

@@ -16,10 +16,10 @@ import onnx_ir as ir
 from tq_onnx.graph import bake
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.cachenodes import as_query, leading, past_bytes, turned
-from tq_onnx.graph.dialects.site import Operands, Site
-from tq_onnx.graph.dialects.traces import Cache
-from tq_onnx.graph.plan import LayerPlan, Plan
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
+from tq_onnx.plan import LayerPlan, Plan
+from tq_onnx.recognise.caches import Cache
+from tq_onnx.recognise.site import Operands, Site
 
 Role = Literal["key", "value"]
 

@@ -14,7 +14,7 @@ from typing import Final
 from tq_onnx.codec.presets import DEFAULT_SEED, NO_ROTATION, PRESETS, ROTATIONS, Preset
 from tq_onnx.codec.spec import BITS, Codec
 from tq_onnx.errors import UsageError
-from tq_onnx.graph.plan import CPU
+from tq_onnx.plan import CPU
 
 CENTER_FROM: Final = 4
 """The first token that is centered by the mean of all later ones."""
@@ -42,7 +42,7 @@ class Options:
         calibration: file with statistics of this model, of which offsets are made, and scales
             where there are no norm weights for them.
         center_from: the first token that is centered by the mean of all later ones.
-        target: what the model is to run on, one of ``tq_onnx.graph.plan.TARGETS``.
+        target: what the model is to run on, one of ``tq_onnx.plan.TARGETS``.
         max_positions: positions that a model for CANN knows; None for as many as its
             configuration says.
         capacity: tokens that the caches of a graph for CANN have room for.

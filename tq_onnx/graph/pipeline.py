@@ -24,14 +24,14 @@ from tq_onnx.graph.adapt import adapt
 from tq_onnx.graph.calibrationfile import read_calibration
 from tq_onnx.graph.cann.kernels import expect_kernels, expect_whole_blocks
 from tq_onnx.graph.check import Facts, check, complaint, facts
-from tq_onnx.graph.dialects.traces import static_dim
 from tq_onnx.graph.equalise import LayerEqualisation
-from tq_onnx.graph.match import Recognition, recognise
 from tq_onnx.graph.options import Options, preset_of
-from tq_onnx.graph.plan import CANN, CANN_GRAPH, Plan
 from tq_onnx.graph.planning import DEFAULT_OPTIONS, make_plan
 from tq_onnx.graph.reports import ConversionReport
 from tq_onnx.graph.rewrite import ConvertPass
+from tq_onnx.plan import CANN, CANN_GRAPH, Plan
+from tq_onnx.recognise.caches import static_dim
+from tq_onnx.recognise.match import Recognition, recognise
 
 Stage = Literal["load", "recognise", "plan", "rewrite", "check", "save"]
 STAGES: Final[tuple[Stage, ...]] = ("load", "recognise", "plan", "rewrite", "check", "save")

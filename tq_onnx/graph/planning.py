@@ -11,13 +11,13 @@ from tq_onnx.codec.presets import HADAMARD, Preset
 from tq_onnx.codec.rotation import rotation_seed
 from tq_onnx.codec.spec import RAW, Codec, RowLayout, layout_digest, row_layout
 from tq_onnx.errors import UnsupportedModelError, UsageError
-from tq_onnx.graph.dialects.site import Site
-from tq_onnx.graph.dialects.traces import (
+from tq_onnx.graph.options import Options, adapted, compressed_layers
+from tq_onnx.plan import CachePair, LayerPlan, Plan
+from tq_onnx.recognise.caches import (
     Cache,
 )
-from tq_onnx.graph.match import Recognition
-from tq_onnx.graph.options import Options, adapted, compressed_layers
-from tq_onnx.graph.plan import CachePair, LayerPlan, Plan
+from tq_onnx.recognise.match import Recognition
+from tq_onnx.recognise.site import Site
 
 DEFAULT_OPTIONS: Final = Options()
 

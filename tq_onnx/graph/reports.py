@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tq_onnx.files.save import SavedFiles
 from tq_onnx.graph.equalise import LayerEqualisation
-from tq_onnx.graph.plan import Plan
+from tq_onnx.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -31,15 +31,15 @@ from tq_onnx.graph.cachenodes import (
     publish,
     shortened,
 )
-from tq_onnx.graph.dialects.site import Site
-from tq_onnx.graph.dialects.traces import (
+from tq_onnx.graph.liveness import live_nodes, nested_nodes
+from tq_onnx.graph.operatornodes import LayerNodes, Role
+from tq_onnx.ops.domain import DOMAIN, VERSION
+from tq_onnx.plan import LayerPlan, Plan
+from tq_onnx.recognise.caches import (
     Cache,
 )
-from tq_onnx.graph.liveness import live_nodes, nested_nodes
-from tq_onnx.graph.match import Recognition
-from tq_onnx.graph.operatornodes import LayerNodes, Role
-from tq_onnx.graph.plan import LayerPlan, Plan
-from tq_onnx.ops.domain import DOMAIN, VERSION
+from tq_onnx.recognise.match import Recognition
+from tq_onnx.recognise.site import Site
 
 _MICROSOFT_VERSION: Final = 1
 _OLDEST_OPSET: Final = 15

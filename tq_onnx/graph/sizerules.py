@@ -12,7 +12,7 @@ from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.graph.dialects.constants import attribute_int
+from tq_onnx.graph.constants import attribute_int
 
 Size = int | str | None
 """A number, a name that stands for one and the same number, or nothing known."""

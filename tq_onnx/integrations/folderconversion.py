@@ -25,7 +25,6 @@ from tq_onnx.files.save import ExternalData, SavedFiles, check_space, refusal
 from tq_onnx.files.transaction import Progress, Stage, same_content
 from tq_onnx.graph import pipeline
 from tq_onnx.graph.options import Options, preset_of
-from tq_onnx.graph.plan import Plan
 from tq_onnx.graph.planning import DEFAULT_OPTIONS
 from tq_onnx.graph.reports import ConversionReport
 from tq_onnx.integrations.folder import Folder, LeftOut, require_decoder, survey
@@ -36,6 +35,7 @@ from tq_onnx.integrations.genai import (
     check_config,
     patch_config,
 )
+from tq_onnx.plan import Plan
 from tq_onnx.runtime.library import get_library_path
 
 Step = Literal["survey", "convert", "copy"]

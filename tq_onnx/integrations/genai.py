@@ -31,7 +31,7 @@ from typing import Any, Final
 
 from tq_onnx.codec.spec import row_layout
 from tq_onnx.errors import ModelFileError, UnsupportedModelError
-from tq_onnx.graph.plan import LayerPlan, Plan
+from tq_onnx.plan import LayerPlan, Plan
 
 CONFIG_FILE: Final = "genai_config.json"
 _LIBRARY: Final = "custom_ops_library"

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from tq_onnx.errors import UnsupportedModelError
-from tq_onnx.graph.plan import CachePair
+from tq_onnx.plan import CachePair
 
 UINT8: Final = "uint8"
 

@@ -33,7 +33,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from tq_onnx.errors import UnsupportedModelError, UsageError
-from tq_onnx.graph.plan import Plan
+from tq_onnx.plan import Plan
 from tq_onnx.runtime.feeding import Feeding, Tokens
 from tq_onnx.runtime.providers import provider_of
 from tq_onnx.runtime.refusals import run_error

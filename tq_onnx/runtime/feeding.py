@@ -26,7 +26,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from tq_onnx.errors import UnsupportedModelError
-from tq_onnx.graph.plan import (
+from tq_onnx.plan import (
     CACHE_POSITIONS,
     IGNORED,
     LOGITS_TO_KEEP,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
-from tq_onnx.graph import plan
+from tq_onnx import plan
 
 
 @dataclass(frozen=True)

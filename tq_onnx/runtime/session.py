@@ -24,8 +24,8 @@ from weakref import WeakKeyDictionary
 import onnxruntime
 
 from tq_onnx.errors import LibraryError, ModelFileError, UnsupportedModelError
-from tq_onnx.graph.plan import METADATA_PLAN, Plan
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
+from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
 from tq_onnx.runtime.refusals import absent, load_error, message_of, not_loaded
 

@@ -8,7 +8,7 @@ import onnxruntime
 
 from tq_onnx.codec.spec import layout_digest
 from tq_onnx.errors import UnsupportedModelError, UsageError
-from tq_onnx.graph.plan import METADATA_PLAN, Interface, Plan
+from tq_onnx.plan import METADATA_PLAN, Interface, Plan
 from tq_onnx.runtime.cache import CacheSpec, bytes_per_token, cache_spec
 
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError, VerificationError
 from tq_onnx.files.load import load
 from tq_onnx.graph.pipeline import prepare
-from tq_onnx.graph.plan import METADATA_PLAN, Plan
+from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.runtime.session import ports, vocabulary_size
 from tq_onnx.verify.channelscales import sample_channels
 from tq_onnx.verify.layererrors import LayerErrors, measure_layers

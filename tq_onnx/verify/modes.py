@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.codec.spec import U8, row_layout
-from tq_onnx.graph.plan import Plan
+from tq_onnx.plan import Plan
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.verify.subject import Subject
 

@@ -26,8 +26,8 @@ import onnx_ir as ir
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.graph.builder import MICROSOFT, Builder
 from tq_onnx.graph.pipeline import Prepared
-from tq_onnx.graph.plan import METADATA_PLAN, LayerPlan
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
+from tq_onnx.plan import METADATA_PLAN, LayerPlan
 from tq_onnx.runtime.cache import CacheSpec, bytes_per_token
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.session import make_session

@@ -18,9 +18,9 @@ import onnx_ir as ir
 
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.files.load import load
-from tq_onnx.graph.plan import CANN_GRAPH, METADATA_PLAN, Plan
 from tq_onnx.graph.shapes import fill_shapes
 from tq_onnx.ops.domain import ATTENTION, ENCODE
+from tq_onnx.plan import CANN_GRAPH, METADATA_PLAN, Plan
 from tq_onnx.runtime.providers import CPU, ExecutionProvider, provider_of
 from tq_onnx.runtime.session import PlacedNode, make_session, placement
 

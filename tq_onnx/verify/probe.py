@@ -21,8 +21,8 @@ from tq_onnx.codec.reference import offset_rows
 from tq_onnx.codec.spec import Codec
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.files.load import load
-from tq_onnx.graph.plan import CANN, CANN_GRAPH, METADATA_PLAN, LayerPlan, Plan
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
+from tq_onnx.plan import CANN, CANN_GRAPH, METADATA_PLAN, LayerPlan, Plan
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
 from tq_onnx.runtime.session import make_session

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.errors import UnsupportedModelError, UsageError
-from tq_onnx.graph.plan import METADATA_PLAN, CachePair, Interface, Plan
+from tq_onnx.plan import METADATA_PLAN, CachePair, Interface, Plan
 from tq_onnx.runtime.cache import cache_spec
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.providers import CPU, ExecutionProvider, provider_of
@@ -243,7 +243,7 @@ def open_original(path: Path, *, threads: int | None = None) -> Subject:
 
 
 def _recognised(model: Any, session: Any, path: Path) -> Signature:
-    from tq_onnx.graph.match import recognise
+    from tq_onnx.recognise.match import recognise
 
     found = recognise(model)
     if found.misses or found.interface is None:

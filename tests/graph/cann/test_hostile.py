@@ -29,8 +29,8 @@ from tq_onnx.graph.cann.kernels import expect_kernels
 from tq_onnx.graph.cann.lower import lower
 from tq_onnx.graph.cann.mask import PADDING
 from tq_onnx.graph.check import complaint
-from tq_onnx.graph.plan import Plan
 from tq_onnx.ops.domain import DOMAIN, ENCODE
+from tq_onnx.plan import Plan
 
 BASE = "dynamo-op18-sdpa"
 POSITIONS = 64

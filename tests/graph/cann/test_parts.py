@@ -14,7 +14,7 @@ from tq_onnx.graph.cann.norms import lower_norms
 from tq_onnx.graph.cann.provider import is_float
 from tq_onnx.graph.cann.rotary import lower_rotary
 from tq_onnx.graph.cann.swish import lower_swish
-from tq_onnx.graph.dialects.constants import integers
+from tq_onnx.graph.constants import integers
 from tq_onnx.graph.shapes import fill_shapes
 from tq_onnx.ops.domain import DOMAIN
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.graph.dialects.constants import attribute_int, integers
+from tq_onnx.graph.constants import attribute_int, integers
 from tq_onnx.graph.sizerules import NUMBERS, SHAPES, Sizes, broadcast, nothing, operand, sizes
 from tq_onnx.ops.domain import ATTENTION, DOMAIN
 

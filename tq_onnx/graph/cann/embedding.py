@@ -6,10 +6,10 @@ import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.cann.provider import ELEMENTS
-from tq_onnx.graph.cann.substitute import substitute
-from tq_onnx.graph.dialects.constants import attribute_int
-from tq_onnx.graph.dialects.traces import rank
+from tq_onnx.graph.constants import attribute_int
+from tq_onnx.graph.substitute import substitute
 from tq_onnx.ops.domain import DOMAIN, GATHER
+from tq_onnx.recognise.caches import rank
 
 
 def lower_embedding(model: ir.Model, build: Builder) -> int:

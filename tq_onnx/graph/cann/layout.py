@@ -22,12 +22,12 @@ from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.cann.dimensions import follow_sizes
 from tq_onnx.graph.cann.projections import bake_transposes, divide_projections
 from tq_onnx.graph.cann.provider import ELEMENTS
-from tq_onnx.graph.cann.substitute import substitute
-from tq_onnx.graph.dialects.constants import integers
-from tq_onnx.graph.dialects.operators import kind
-from tq_onnx.graph.dialects.traces import label
+from tq_onnx.graph.constants import integers
+from tq_onnx.graph.operators import kind
 from tq_onnx.graph.sizerules import Sizes, sizes
+from tq_onnx.graph.substitute import substitute
 from tq_onnx.ops.domain import DOMAIN, RMS_NORMALIZATION, TRANSPOSE
+from tq_onnx.recognise.caches import label
 
 _TURN: Final = (0, 2, 1, 3)
 

@@ -34,13 +34,13 @@ from tq_onnx.graph.cann.layout import lower_layout
 from tq_onnx.graph.cann.norms import lower_norms
 from tq_onnx.graph.cann.rotary import lower_rotary
 from tq_onnx.graph.cann.swish import lower_swish
-from tq_onnx.graph.dialects.constants import attribute_int
-from tq_onnx.graph.dialects.traces import NoMatch
+from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.liveness import live_nodes, nested_nodes
-from tq_onnx.graph.plan import CANN, Plan
 from tq_onnx.graph.shapes import fill_shapes
 from tq_onnx.ops.domain import ATTENTION, DECODER, DOMAIN, ENCODE, ROTARY_EMBEDDING
 from tq_onnx.ops.functions import decoder_function_protos
+from tq_onnx.plan import CANN, Plan
+from tq_onnx.recognise.caches import NoMatch
 
 SCOPE: Final = "cann"
 _TARGET: Final = "--target cann"

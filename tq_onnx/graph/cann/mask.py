@@ -17,14 +17,14 @@ import numpy as np
 import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
-from tq_onnx.graph.cann.evaluate import Array, evaluate
 from tq_onnx.graph.cann.hostshapes import shapes_by_name
-from tq_onnx.graph.dialects.constants import attribute_int
-from tq_onnx.graph.dialects.traces import NoMatch, rank, static_dim
+from tq_onnx.graph.constants import attribute_int
+from tq_onnx.graph.evaluate import Array, evaluate
 from tq_onnx.graph.liveness import data_ancestors
-from tq_onnx.graph.plan import Plan
 from tq_onnx.graph.sizerules import sizes
 from tq_onnx.ops.domain import ATTENTION, DOMAIN
+from tq_onnx.plan import Plan
+from tq_onnx.recognise.caches import NoMatch, rank, static_dim
 
 BIAS: Final = 8
 """Index of ``attention_bias`` among the inputs of TurboQuantDequantAttention."""

@@ -19,18 +19,18 @@ import onnx_ir as ir
 
 from tq_onnx.graph.builder import MICROSOFT, Builder
 from tq_onnx.graph.cann.provider import ELEMENTS
-from tq_onnx.graph.cann.substitute import substitute
-from tq_onnx.graph.dialects.constants import (
+from tq_onnx.graph.constants import (
     attribute_float,
     attribute_int,
     integers,
     scalar,
 )
-from tq_onnx.graph.dialects.operators import kind
-from tq_onnx.graph.dialects.traces import label, rank, static_dim
 from tq_onnx.graph.norms import above_casts, constant_channels
+from tq_onnx.graph.operators import kind
 from tq_onnx.graph.sizerules import sizes
+from tq_onnx.graph.substitute import substitute
 from tq_onnx.ops.domain import DOMAIN, RMS_NORMALIZATION
+from tq_onnx.recognise.caches import label, rank, static_dim
 
 _SKIP: Final = f"{MICROSOFT}.SkipSimplifiedLayerNormalization"
 _EPSILONS: Final = {

@@ -12,9 +12,9 @@ from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.graph.dialects.traces import label
 from tq_onnx.graph.sizerules import Sizes, sizes
 from tq_onnx.ops.domain import ATTENTION, DECODER, DOMAIN, ENCODE
+from tq_onnx.recognise.caches import label
 
 CLAIMED: Final = frozenset(
     {

@@ -23,14 +23,14 @@ import onnx_ir as ir
 
 from tq_onnx.graph.builder import MICROSOFT, Builder
 from tq_onnx.graph.cann.angles import Angles, position_ids, read_angles, read_table, table
-from tq_onnx.graph.cann.evaluate import evaluate
 from tq_onnx.graph.cann.provider import ELEMENTS
-from tq_onnx.graph.cann.substitute import substitute
-from tq_onnx.graph.dialects.constants import attribute_float, attribute_int
-from tq_onnx.graph.dialects.operators import kind
-from tq_onnx.graph.dialects.traces import NoMatch, label, rank, static_dim
+from tq_onnx.graph.constants import attribute_float, attribute_int
+from tq_onnx.graph.evaluate import evaluate
+from tq_onnx.graph.operators import kind
 from tq_onnx.graph.sizerules import Size, sizes
+from tq_onnx.graph.substitute import substitute
 from tq_onnx.ops.domain import DOMAIN, ROTARY_EMBEDDING
+from tq_onnx.recognise.caches import NoMatch, label, rank, static_dim
 
 _MICROSOFT: Final = f"{MICROSOFT}.RotaryEmbedding"
 _TOLERANCE: Final = {ir.DataType.FLOAT: 1e-5, ir.DataType.FLOAT16: 2e-2}

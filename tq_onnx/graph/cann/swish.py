@@ -8,12 +8,12 @@ import onnx_ir as ir
 
 from tq_onnx.graph.builder import MICROSOFT, Builder
 from tq_onnx.graph.cann.provider import ELEMENTS
-from tq_onnx.graph.cann.substitute import substitute
-from tq_onnx.graph.dialects.constants import attribute_float
-from tq_onnx.graph.dialects.operators import kind
-from tq_onnx.graph.dialects.traces import label
+from tq_onnx.graph.constants import attribute_float
+from tq_onnx.graph.operators import kind
 from tq_onnx.graph.sizerules import sizes
+from tq_onnx.graph.substitute import substitute
 from tq_onnx.ops.domain import DOMAIN, SWISH
+from tq_onnx.recognise.caches import label
 
 _ALPHAS: Final = {"Swish": 1.0, f"{MICROSOFT}.QuickGelu": 1.702}
 """Operators for ``x * Sigmoid(alpha * x)``, and the alpha of each that does not tell its own."""

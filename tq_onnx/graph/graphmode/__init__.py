@@ -31,15 +31,15 @@ from tq_onnx.graph.bake import add_functions
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.cann.norms import lower_norms
 from tq_onnx.graph.cann.rotary import lower_rotary
-from tq_onnx.graph.dialects.traces import NoMatch
 from tq_onnx.graph.graphmode import provider
 from tq_onnx.graph.graphmode.bodies import inline_operators
 from tq_onnx.graph.graphmode.lengths import Sizes, fix_lengths
 from tq_onnx.graph.graphmode.standard import lower_opset, simplify
-from tq_onnx.graph.plan import CANN_GRAPH, CPU, METADATA_PLAN, Plan
 from tq_onnx.graph.shapes import fill_shapes
 from tq_onnx.ops.domain import DECODER, DOMAIN, VERSION
 from tq_onnx.ops.functions import decoder_function_protos
+from tq_onnx.plan import CANN_GRAPH, CPU, METADATA_PLAN, Plan
+from tq_onnx.recognise.caches import NoMatch
 
 __all__ = ["lower_for_graph_mode"]
 

@@ -22,9 +22,9 @@ from onnxscript.optimizer import fold_constants
 
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.graph.builder import Builder
-from tq_onnx.graph.dialects.constants import integers
-from tq_onnx.graph.dialects.traces import label, rank
+from tq_onnx.graph.constants import integers
 from tq_onnx.graph.shapes import fill_shapes
+from tq_onnx.recognise.caches import label, rank
 
 OPSET: Final = 16
 IR_VERSION: Final = 8

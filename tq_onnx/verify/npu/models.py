@@ -15,8 +15,8 @@ from tq_onnx.files.load import load
 from tq_onnx.graph.graphmode import lower_for_graph_mode
 from tq_onnx.graph.options import Options
 from tq_onnx.graph.pipeline import convert
-from tq_onnx.graph.plan import CANN as CANN_TARGET
-from tq_onnx.graph.plan import METADATA_PLAN, Plan
+from tq_onnx.plan import CANN as CANN_TARGET
+from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.runtime.providers import CANN, CPU, ExecutionProvider
 from tq_onnx.runtime.session import make_session, ports
 from tq_onnx.verify.crossproviders import compare_providers

@@ -1,0 +1,274 @@
+"""What will be done to each layer: frozen, JSON-able data; nothing here touches a graph.
+
+``make_plan`` turns what was recognised (``tq_onnx.recognise.match``) and what the user asked for into a
+``Plan``. The plan is written into the converted model's metadata, where the runtime finds the names
+of its inputs, outputs and caches, and where ``inspect`` finds what was done. This module imports
+neither onnx nor onnx-ir, so that the runtime can read a plan without them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from tq_onnx.codec.spec import Codec
+from tq_onnx.errors import ModelFileError
+
+METADATA_PLAN: Final = "tq_onnx.plan"
+METADATA_VERSION: Final = "tq_onnx.version"
+METADATA_PRESET: Final = "tq_onnx.preset"
+METADATA_DIGEST: Final = "tq_onnx.layout_digest"
+
+
+VISIBLE: Final = "visible"
+PAST_LENGTH: Final = "past_length"
+TOTAL_LENGTH: Final = "total_length"
+CACHE_POSITIONS: Final = "cache_positions"
+LOGITS_TO_KEEP: Final = "logits_to_keep"
+IGNORED: Final = "ignored"
+
+CPU: Final = "cpu"
+CANN: Final = "cann"
+CANN_GRAPH: Final = "cann-graph"
+TARGETS: Final = (CPU, CANN, CANN_GRAPH)
+
+
+@dataclass(frozen=True)
+class Fed:
+    """A further input that a decoder can be given without knowing the model.
+
+    Attributes:
+        name: the graph input.
+        role: ``visible``, ``[B, 1, T, S]``, which keys each query sees: bool, or floats to add;
+            ``past_length``, tokens in the caches before a call, integers ``[]``, ``[1]`` or
+            ``[B]``; ``total_length``, the same after it; ``cache_positions``, where the new tokens
+            go in the caches, integers ``[T]``; ``logits_to_keep``, how many of the last tokens get
+            logits; ``ignored``, neither logits nor caches depend on it.
+    """
+
+    name: str
+    role: str
+
+
+@dataclass(frozen=True)
+class Interface:
+    """Names of a decoder's inputs and outputs apart from its caches.
+
+    Attributes:
+        tokens: the token ids ``[B, T]`` integers, or their embeddings ``[B, T, hidden]`` floats.
+        attention_mask: ``[B, total]`` int64, ones for tokens that count; None if there is none.
+        position_ids: ``[B, T]`` int64; None if there are none.
+        logits: the output ``[B, T, vocabulary]``.
+        fed: further inputs.
+        vocabulary: token ids that the embedding table knows; None if the graph holds none.
+        hidden: whether ``logits`` are hidden states, of a graph without an output projection.
+        static: whether caches have the same size before and after a call, so that a caller must
+            give them with room for the new tokens.
+        padding: whether the mask may hide tokens on the left; not where the number of tokens that
+            it keeps is taken for their place in the caches.
+    """
+
+    tokens: str
+    attention_mask: str | None
+    position_ids: str | None
+    logits: str
+    fed: tuple[Fed, ...] = ()
+    vocabulary: int | None = None
+    hidden: bool = False
+    static: bool = False
+    padding: bool = True
+
+
+@dataclass(frozen=True)
+class CachePair:
+    """A cache: the graph input it is read from and the graph output it leaves by.
+
+    Attributes:
+        past: None in a graph for a first prompt, which takes no caches.
+        present: the output.
+    """
+
+    past: str | None
+    present: str
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """One attention layer: what it was, and what it becomes.
+
+    Attributes:
+        layer: index, counted in graph order from 0.
+        dialect: the form it was recognised in.
+        num_heads: query heads H.
+        kv_num_heads: key/value heads N.
+        head_size: D.
+        dtype: ONNX element type of query, key and value: ``FLOAT``, ``FLOAT16`` or ``BFLOAT16``.
+        scale: factor on the scores.
+        causal: whether the operator masks the future itself (otherwise the bias does).
+        sliding_window: number of visible keys, the query's own included; 0 for all.
+        softcap: 0 for none.
+        has_bias: whether an additive mask goes into the operator.
+        key: names of the key cache.
+        value: names of the value cache.
+        key_codec: codec kind of the key cache (see ``codec.spec``), and its bits.
+        value_codec: likewise for values.
+        key_row_bytes: W of the key cache in the graph, which may be more than its codec needs.
+        value_row_bytes: W of the value cache, likewise.
+        rotation_seed: seed of this layer's rotation.
+        has_sink: whether sinks of the heads go into the operator, which then has a bias too.
+        centered: whether offsets are taken from keys and values before they are encoded, and given
+            back when they are read.
+        equalised: what holds the scales that make the channels of queries and keys alike:
+            ``norms``, the weights of their norms; ``nodes``, multiplications of their own; empty
+            if there are none.
+        adaptation: digest of those scales and of the offsets; empty without either. Graphs whose
+            digests differ cannot go on with each other's caches.
+    """
+
+    layer: int
+    dialect: str
+    num_heads: int
+    kv_num_heads: int
+    head_size: int
+    dtype: str
+    scale: float
+    causal: bool
+    sliding_window: int
+    softcap: float
+    has_bias: bool
+    key: CachePair
+    value: CachePair
+    key_codec: str
+    key_bits: int
+    value_codec: str
+    value_bits: int
+    key_row_bytes: int
+    value_row_bytes: int
+    rotation_seed: int
+    has_sink: bool = False
+    centered: bool = False
+    equalised: str = ""
+    adaptation: str = ""
+
+    @property
+    def key_of(self) -> Codec:
+        """Codec of the key cache."""
+        return Codec(self.key_codec, self.key_bits)
+
+    @property
+    def value_of(self) -> Codec:
+        """Codec of the value cache."""
+        return Codec(self.value_codec, self.value_bits)
+
+    @property
+    def codecs(self) -> tuple[Codec, Codec]:
+        """Codecs of keys and values."""
+        return self.key_of, self.value_of
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole conversion.
+
+    Attributes:
+        tool_version: version of tq-onnx that made it.
+        layout_digest: row layout that it was made for.
+        preset: preset name.
+        rotation: ``qr`` or ``hadamard``; ``none`` where nothing is rotated.
+        seed: base seed of the rotations.
+        norm_correction: whether scales make up for the norm that quantisation loses, where a codec
+            can.
+        fixed_capacity: whether a caller may bind caches of fixed capacity, updated in place; if
+            not, caches must grow, because the graph takes positions from their length.
+        interface: names of the other inputs and outputs.
+        layers: one entry per attention layer, in graph order.
+        target: ``cpu``; ``cann`` for a graph of which CANNExecutionProvider runs every node that
+            computes floats; ``cann-graph`` for one that it hands over as a whole. All of them run
+            on the CPU too.
+    """
+
+    tool_version: str
+    layout_digest: str
+    preset: str
+    rotation: str
+    seed: int
+    norm_correction: bool
+    fixed_capacity: bool
+    interface: Interface
+    layers: tuple[LayerPlan, ...]
+    target: str = CPU
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Cache bytes that one more token of one sequence costs, all layers, metadata included."""
+        return sum(
+            layer.kv_num_heads * (layer.key_row_bytes + layer.value_row_bytes)
+            for layer in self.layers
+        )
+
+    @property
+    def pairs(self) -> tuple[tuple[Codec, Codec], ...]:
+        """The distinct codecs of keys and values, in the order of the layers."""
+        return tuple(dict.fromkeys(layer.codecs for layer in self.layers))
+
+    @property
+    def centered(self) -> bool:
+        """Whether some layer has offsets."""
+        return any(layer.centered for layer in self.layers)
+
+    def unlike(self, other: Plan) -> int | None:
+        """The first layer whose caches another graph cannot go on with; None if it can."""
+        pairs = zip(_rows_of(self), _rows_of(other), strict=False)
+        found = (index for index, (one, its) in enumerate(pairs) if one != its)
+        shorter = min(len(self.layers), len(other.layers))
+        return next(found, None if len(self.layers) == len(other.layers) else shorter)
+
+    def to_json(self) -> str:
+        """One JSON document with stable key order."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Reads what ``to_json`` wrote.
+
+        Raises:
+            ModelFileError: the text is not a plan.
+        """
+        try:
+            fields = json.loads(text)
+            layers = tuple(_layer(entry) for entry in fields.pop("layers"))
+            interface = _interface(fields.pop("interface"))
+            return cls(interface=interface, layers=layers, **fields)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ModelFileError(
+                "the model's conversion metadata cannot be read",
+                where=METADATA_PLAN,
+                fix=f"convert the original model again ({error})",
+            ) from error
+
+
+def _rows_of(plan: Plan) -> Iterator[tuple[object, ...]]:
+    """What the bytes of each layer's caches mean."""
+    for layer in plan.layers:
+        yield (
+            *(layer.kv_num_heads, layer.head_size, *layer.codecs, layer.adaptation),
+            *(layer.key_row_bytes, layer.value_row_bytes),
+            (plan.rotation, layer.rotation_seed)
+            if any(codec.is_rotated for codec in layer.codecs)
+            else None,
+        )
+
+
+def _interface(entry: Mapping[str, Any]) -> Interface:
+    fields = dict(entry)
+    fed = tuple(Fed(**item) for item in fields.pop("fed", ()))
+    return Interface(fed=fed, **fields)
+
+
+def _layer(entry: Mapping[str, Any]) -> LayerPlan:
+    fields = dict(entry)
+    key = CachePair(**fields.pop("key"))
+    value = CachePair(**fields.pop("value"))
+    return LayerPlan(key=key, value=value, **fields)

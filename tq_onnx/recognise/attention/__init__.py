@@ -1,0 +1,1 @@
+"""Reads the parts of attention that several dialects share."""

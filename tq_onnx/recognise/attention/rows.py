@@ -1,0 +1,84 @@
+"""What all dialects ask of the new rows of a cache."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import onnx_ir as ir
+
+from tq_onnx.recognise.caches import (
+    FLOATS,
+    PAST,
+    ROWS,
+    NoMatch,
+    Reach,
+    rank,
+    static_dim,
+)
+
+_HALF_NOISE: Final = 2e-3
+_FLOAT_NOISE: Final = 1e-6
+
+
+def rows(reach: Reach) -> ir.Value:
+    """The new rows of a cache that is updated outside of its reader.
+
+    Returns:
+        the rows in the layout that the update gives them: ``[B, N, T, D]``, or turned
+        (``Cache.turn``).
+
+    Raises:
+        NoMatch: they have another layout or no float type.
+    """
+    update, node = reach.update, reach.anchor.node
+    assert update is not None
+    if sorted(update.rows_dims) != sorted(ROWS):
+        raise NoMatch(f"its new rows have the layout {', '.join(update.rows_dims)}", node)
+    if update.past is not None and update.views[update.past] != PAST:
+        raise NoMatch(
+            f"cache {update.past.name} has the layout {', '.join(update.views[update.past])}", node
+        )
+    if rank(update.rows) not in (4, None):
+        raise NoMatch(f"its new rows are of rank {rank(update.rows)}", node)
+    dtype = update.rows.dtype or (update.past.dtype if update.past is not None else None)
+    if dtype not in FLOATS:
+        raise NoMatch(f"cache {reach.anchor.present.name} has the element type {dtype}", node)
+    return update.rows
+
+
+def snapped(scale: float, head_size: int, dtype: ir.DataType) -> float:
+    """A scale; D^-0.5 if it is as near to that as the roundings of the element type explain."""
+    usual = head_size**-0.5
+    near = _FLOAT_NOISE if dtype is ir.DataType.FLOAT else _HALF_NOISE
+    return usual if abs(scale - usual) <= near * usual else scale
+
+
+def sizes(letter: str, *reaches: Reach) -> list[int | None]:
+    """A dimension of all new rows and pasts; None where the graph does not tell it."""
+    found: list[int | None] = []
+    for reach in reaches:
+        update = reach.update
+        if update is None:
+            continue
+        found.append(update.size(letter))
+        if update.past is not None and letter in update.views[update.past]:
+            found.append(static_dim(update.past, update.views[update.past].index(letter)))
+    return found
+
+
+def check_slots(key: Reach, value: Reach, *, masked: bool) -> None:
+    """Keys and values of one token go to the same slot, and a mask hides the slots without one.
+
+    Args:
+        key: cache of the keys.
+        value: cache of the values.
+        masked: whether there is a mask.
+
+    Raises:
+        NoMatch: the graph tells their slots separately, or attention sees slots without a token.
+    """
+    sources = [() if reach.update is None else reach.update.sources for reach in (key, value)]
+    if sources[0] != sources[1]:
+        raise NoMatch("its keys and its values are written to different slots", key.anchor.node)
+    if not masked and key.update is not None and key.update.past_length is not None:
+        raise NoMatch("nothing hides the slots of its cache that hold no key", key.reader)

@@ -1,0 +1,112 @@
+"""Whether attention asks as many queries as it caches new rows.
+
+The operator takes the number of its queries for the number of new tokens: the last query stands at
+the last key. A graph that asks for the last tokens only, as some do in their last layer to save
+work, would be told that there are fewer keys than there are. Sizes rarely tell, as both are
+symbolic. So the ways to the query and to the new rows are followed back to where they meet, and
+nothing may choose among the tokens on the way.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from typing import Final
+
+import onnx_ir as ir
+
+from tq_onnx.graph.constants import attribute_int, integers
+from tq_onnx.graph.liveness import nested_nodes
+from tq_onnx.graph.operators import kind
+from tq_onnx.recognise.caches import (
+    NoMatch,
+    label,
+    rank,
+    static_dim,
+)
+
+_CHOOSERS: Final = frozenset({"Slice", "Split", "Gather"})
+"""They choose along an axis."""
+_ANYWHERE: Final = frozenset(
+    {"GatherElements", "GatherND", "Compress", "TopK", "NonZero", "Unique", "Pad", "Resize"}
+)
+_ALL: Final = 2**31 - 1
+"""An end from here on is none."""
+
+
+def check_tokens(query: ir.Value, rows: Iterable[ir.Value], reader: ir.Node) -> None:
+    """Checks that nothing chooses tokens for the query, or for new rows, alone.
+
+    Args:
+        query: what attention asks with.
+        rows: the new rows of both caches.
+        reader: the node to blame if sizes differ.
+
+    Raises:
+        NoMatch: something does, or may.
+    """
+    ways = [query, *rows]
+    graph = reader.graph
+    order = {node: index for index, node in enumerate(graph or ())}
+    everywhere = (1 << len(ways)) - 1
+    marks: dict[ir.Node, int] = {}
+    heap: list[tuple[int, ir.Node]] = []
+
+    def mark(value: ir.Value | None, ways: int) -> None:
+        node = None if value is None else value.producer()
+        if node is None or node not in order:
+            return
+        if node not in marks:
+            marks[node] = 0
+            heapq.heappush(heap, (-order[node], node))
+        marks[node] |= ways
+
+    for index, value in enumerate(ways):
+        mark(value, 1 << index)
+    while heap:
+        _, node = heapq.heappop(heap)
+        found = marks.pop(node)
+        if found != everywhere and _may_choose_tokens(node):
+            who = "query" if found & 1 else "new rows"
+            raise NoMatch(f"its {who} may be of some tokens only, by {label(node)}", node)
+        if node.op_type in ("Shape", "Size") or found == everywhere:
+            continue
+        for item in (node, *nested_nodes(node)):
+            for read in item.inputs:
+                mark(read, found)
+
+
+def _may_choose_tokens(node: ir.Node) -> bool:
+    if node.domain != "" or kind(node) in _ANYWHERE:
+        return node.domain == ""
+    if kind(node) not in _CHOOSERS:
+        return False
+    source = node.inputs[0]
+    return source is None or any(_may_be_tokens(source, axis) for axis in _axes(node))
+
+
+def _may_be_tokens(source: ir.Value, axis: int | None) -> bool:
+    """Whether an axis may be that of the tokens: neither the last one nor of a known size."""
+    size = rank(source)
+    if axis == -1 or (size is not None and axis == size - 1):
+        return False
+    return axis is None or static_dim(source, axis) is None
+
+
+def _axes(node: ir.Node) -> tuple[int | None, ...]:
+    """The axes along which a node chooses; None where it is not known."""
+    if node.op_type != "Slice":
+        return (attribute_int(node, "axis", 0),)
+    starts, ends, axes, steps = (
+        integers(node.inputs[index]) if index < len(node.inputs) else None for index in (1, 2, 3, 4)
+    )
+    if axes is None:
+        return (None,)
+    if len(node.inputs) < 5:
+        steps = (1,) * len(axes)
+    if starts is None or ends is None or steps is None:
+        return axes
+    if not len(axes) == len(starts) == len(ends) == len(steps):
+        return (None,)
+    chosen = zip(axes, starts, ends, steps, strict=True)
+    return tuple(axis for axis, start, end, step in chosen if (start, step) != (0, 1) or end < _ALL)

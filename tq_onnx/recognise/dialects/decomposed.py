@@ -1,0 +1,284 @@
+"""Dialect ``decomposed``: attention in standard operators, as torch's dynamo exporter makes it.
+
+Anchored on the caches, never on names or on a sequence of operators::
+
+    present = Concat(past, new, axis=2)                       [B, N, S, D]
+    keys    = present, repeated to H heads, transposed        [B, H, D, S]
+    scores  = MatMul(query, keys)                             [B, H, T, S]
+    scores  = scores * scale; softcap * tanh(scores / softcap); + mask, or Where(mask, scores, -inf)
+    output  = MatMul(Softmax(scores), repeated values)        [B, H, T, D]
+
+The scale may sit on the query, on the keys and on the scores: their product counts. Float16
+exports round it, so a product near D^-0.5 is taken for D^-0.5 there. A guard that turns NaN
+into 0 after the softmax goes with it, because the operator gives 0 for a row without visible keys.
+The mask is kept as an additive bias, and causality with it (``causal`` is off); a Boolean mask
+becomes a bias once per model.
+
+Refused: new rows before old ones, heads repeated in another order, any other operator on the way,
+scores or probabilities used elsewhere, a scale after the mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import onnx_ir as ir
+
+from tq_onnx.graph.builder import Builder
+from tq_onnx.graph.constants import scalar
+from tq_onnx.graph.operators import PRODUCTS, kind
+from tq_onnx.recognise.attention.products import product
+from tq_onnx.recognise.attention.rows import check_slots, rows, sizes, snapped
+from tq_onnx.recognise.attention.scores import (
+    Mask,
+    Scores,
+    follow_scores,
+    probabilities_above,
+    spelled_out,
+)
+from tq_onnx.recognise.attention.tokens import check_tokens
+from tq_onnx.recognise.caches import (
+    FLOATS,
+    NoMatch,
+    Reach,
+    one_of,
+    rank,
+    static_dim,
+    updated_cache,
+)
+from tq_onnx.recognise.site import GraphView, Operands, Site
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Decomposed(Site):
+    dialect: ClassVar[str] = "decomposed"
+
+    query: ir.Value
+    new_key: ir.Value
+    new_value: ir.Value
+    masks: tuple[Mask, ...]
+    folded: bool
+    """Whether the old attention computes ``[B, N, G, D]`` for one token."""
+
+    def inputs(self) -> Collection[ir.Value]:
+        return [self.query, self.new_key, self.new_value, *self.mask_sources()]
+
+    def mask_sources(self) -> Collection[ir.Value]:
+        return [mask.value for mask in self.masks]
+
+    def operands(self, build: Builder) -> Operands:
+        bias: ir.Value | None = None
+        for mask in self.masks:
+            term = mask.bias(build, self.dtype)
+            bias = term if bias is None else self._sum(build, bias, term)
+        return Operands(self.query, self.new_key, self.new_value, bias)
+
+    def _sum(self, build: Builder, left: ir.Value, right: ir.Value) -> ir.Value:
+        def make() -> ir.Value:
+            return build.op("Add", [left, right], "bias_sum", dtype=self.dtype, shape=[None] * 4)
+
+        return build.once(("sum", left, right), make)
+
+    def result(self, build: Builder, attention_BHTD: ir.Value) -> ir.Value:
+        result, wanted = attention_BHTD, self.output.dtype
+        if wanted is not None and wanted != self.dtype:
+            result = build.op(
+                "Cast",
+                [result],
+                "cast_output",
+                dtype=wanted,
+                shape=[None, self.num_heads, None, self.head_size],
+                to=int(wanted),
+            )
+        if self.folded:
+            sizes = [self.kv_num_heads, self.num_heads // self.kv_num_heads, self.head_size]
+            result = build.op(
+                "Reshape",
+                [result, build.integers(0, *sizes)],
+                "fold_output",
+                dtype=wanted or self.dtype,
+                shape=[None, *sizes],
+            )
+        return result
+
+
+class _Dialect:
+    name: Final = _Decomposed.dialect
+
+    def claims(self, reach: Reach) -> bool:
+        return reach.route is not None and kind(reach.reader) in PRODUCTS
+
+    def attention(self, reach: Reach, view: GraphView) -> ir.Node:
+        matmul = reach.reader
+        left = matmul.inputs[product(matmul).left]
+        softmax = probabilities_above(left, view)
+        if softmax is None:
+            if spelled_out(left, view):
+                raise NoMatch(
+                    "its softmax is spelled out in other operators: "
+                    "convert the model as it was before an optimizer did that",
+                    matmul,
+                )
+            softmax = follow_scores(matmul, view).softmax
+        return softmax
+
+    def match(self, layer: int, reaches: tuple[Reach, Reach], view: GraphView) -> Site:
+        above = [
+            probabilities_above(reach.reader.inputs[product(reach.reader).left], view)
+            for reach in reaches
+        ]
+        if (above[0] is None) == (above[1] is None):
+            raise NoMatch(
+                "its two caches are not the keys and the values of one attention",
+                reaches[0].reader,
+            )
+        at = 0 if above[0] is None else 1
+        key, value = reaches[at], reaches[1 - at]
+        for reach in reaches:
+            if reach.route is None or reach.route.index != product(reach.reader).right:
+                raise NoMatch("its cache is the first operand of a matrix product", reach.reader)
+        scores = follow_scores(key.reader, view)
+        if scores.output_matmul is not value.reader:
+            raise NoMatch("its keys and its values belong to different attentions", key.reader)
+        return _site(layer, key, value, scores)
+
+
+def _site(layer: int, key: Reach, value: Reach, scores: Scores) -> Site:
+    node = value.reader
+    assert key.route is not None and value.route is not None
+    new_key, new_value = rows(key), rows(value)
+    multiplied = key.reader.inputs[product(key.reader).left]
+    if multiplied is None:
+        raise NoMatch("its keys are multiplied with nothing", key.reader)
+    query, query_scale = _without_scale(multiplied)
+    if value.route.factor != 1.0:
+        raise NoMatch("its values are scaled after they were cached", node)
+    check_slots(key, value, masked=bool(scores.masks))
+    kv_num_heads = one_of("number of key/value heads", *sizes("N", key, value))
+    head_size = one_of("head size", static_dim(query, 3), *sizes("D", key, value))
+    unfolded = _unfolded(query, kv_num_heads, head_size)
+    if unfolded is not None:
+        _check_folded(scores.masks, node)
+    num_heads = _num_heads(unfolded or query, key, value, kv_num_heads, folded=bool(unfolded))
+    query = unfolded or query
+    _check_tokens(query, key)
+    check_tokens(query, (new_key, new_value), key.reader)
+    dtype = query.dtype
+    if dtype is None or dtype not in FLOATS:
+        raise NoMatch(f"its query has the element type {dtype}", key.reader)
+    scale = snapped(query_scale * key.route.factor * scores.scale, head_size, dtype)
+    if node.outputs[0].is_graph_output():
+        raise NoMatch("its result is an output of the model", node)
+    if rank(node.outputs[0]) not in (4, None):
+        raise NoMatch(f"its result is of rank {rank(node.outputs[0])}", node)
+    return _Decomposed(
+        layer=layer,
+        node=node,
+        key=updated_cache(key),
+        value=updated_cache(value),
+        num_heads=num_heads,
+        kv_num_heads=kv_num_heads,
+        head_size=head_size,
+        dtype=dtype,
+        scale=scale,
+        causal=False,
+        sliding_window=0,
+        softcap=scores.softcap,
+        has_bias=bool(scores.masks),
+        output=node.outputs[0],
+        query=query,
+        new_key=new_key,
+        new_value=new_value,
+        masks=scores.masks,
+        folded=unfolded is not None,
+    )
+
+
+def _without_scale(value: ir.Value) -> tuple[ir.Value, float]:
+    """The query before its constant factors, and their product."""
+    factor = 1.0
+    while True:
+        node = value.producer()
+        if node is None or node.domain != "" or node.op_type not in ("Mul", "Div"):
+            return value, factor
+        left, right = node.inputs
+        number, source = scalar(right), left
+        if number is None and node.op_type == "Mul":
+            number, source = scalar(left), right
+        if not number or source is None or rank(source) != 4:
+            return value, factor
+        factor *= number if node.op_type == "Mul" else 1 / number
+        value = source
+
+
+def _unfolded(query: ir.Value, kv_num_heads: int, head_size: int) -> ir.Value | None:
+    """``[B, H, 1, D]`` of a query ``[B, N, G, D]``; None if the query is not one.
+
+    Traced with one token, torch multiplies all queries that share a key at once.
+    """
+    node = query.producer()
+    if node is None or kind(node) != "Reshape" or node.inputs[0] is None:
+        return None
+    whole = node.inputs[0]
+    group = static_dim(query, 2)
+    if rank(whole) != 4 or rank(query) != 4 or group in (None, 1):
+        return None
+    heads, size = static_dim(whole, 1), static_dim(whole, 3)
+    folds = static_dim(query, 1) in (kv_num_heads, None)
+    folds = folds and static_dim(query, 3) == head_size == size
+    return whole if folds and heads == kv_num_heads * (group or 0) else None
+
+
+def _check_folded(masks: Collection[Mask], node: ir.Node) -> None:
+    for mask in masks:
+        if any(static_dim(mask.value, axis) not in (1, None) for axis in (-3, -2)):
+            raise NoMatch("its mask differs between the queries that share a key", node)
+
+
+def _num_heads(
+    query: ir.Value, key: Reach, value: Reach, kv_num_heads: int, *, folded: bool
+) -> int:
+    assert key.route is not None and value.route is not None
+    node = value.reader
+    if rank(query) is None:
+        raise NoMatch(
+            "the graph does not tell the shape of its query; run ONNX shape inference first",
+            key.reader,
+        )
+    if rank(query) != 4:
+        raise NoMatch(f"its query is of rank {rank(query)}, not [B, H, T, D]", key.reader)
+    keys = product(key.reader).layout(key.route.dims)
+    values = product(node).layout(value.route.dims)
+    if keys not in (("B", "H", "D", "S"), ("B", "N", "D", "S")):
+        raise NoMatch(f"its keys have the layout {', '.join(keys)}", key.reader)
+    if values not in (("B", "H", "S", "D"), ("B", "N", "S", "D")):
+        raise NoMatch(f"its values have the layout {', '.join(values)}", node)
+    repeated = [
+        static_dim(reach.route.operand, reach.route.dims.index("H"))
+        for reach in (key, value)
+        if reach.route is not None and "H" in reach.route.dims
+    ]
+    num_heads = one_of("number of query heads", static_dim(query, 1), *repeated)
+    if num_heads % kv_num_heads:
+        raise NoMatch(f"{num_heads} heads do not share {kv_num_heads} key/value heads", node)
+    if folded and repeated:
+        raise NoMatch("its heads are repeated although its query is folded", node)
+    if not folded and num_heads != kv_num_heads and len(repeated) < 2:
+        raise NoMatch(f"{num_heads} heads meet {kv_num_heads} key/value heads unrepeated", node)
+    return num_heads
+
+
+def _check_tokens(query: ir.Value, key: Reach) -> None:
+    """Heads may stand in the place of the tokens in other forms than the known one."""
+    asked, cached = static_dim(query, 2), None if key.update is None else key.update.size("T")
+    if asked != cached and (asked is not None or cached is not None):
+        raise NoMatch(
+            f"its query has {asked or 'any number of'} tokens, its new keys "
+            f"{cached or 'any number'}",
+            key.reader,
+        )
+
+
+DIALECT = _Dialect()

@@ -1,0 +1,294 @@
+"""Dialect ``gqa``: com.microsoft GroupQueryAttention, as onnxruntime-genai's builder makes it.
+
+The operator's inputs, by slot:
+
+====  ======================  ==============================================================
+0     query                   ``[B, T, H * D]``; or Q, K and V side by side when 1, 2 are empty
+1, 2  key, value              ``[B, T, N * D]``
+3, 4  past_key, past_value    ``[B, N, P, D]``: must be graph inputs; empty in a first prompt
+5     seqlens_k               int32, ``[B]`` or ``[B, 1]``: tokens of each sequence - 1
+6     total_sequence_length   not needed
+7, 8  cos_cache, sin_cache    ``[positions, D / 2]`` or less for a partial rotation
+9     position_ids            ``[B, T]``; otherwise past length, past length + 1, ...
+10    attention_bias          ``[B or 1, H or 1, T, S]``
+11    head_sink               ``[H]``: one more score per head in the softmax, without a value
+12    k_scale                 refused: the cache is quantised already
+13    v_scale                 refused: the cache is quantised already
+14    q_norm_weight           ``[D]``: RMS norm of every head before the rotation
+15    k_norm_weight           likewise
+====  ======================  ==============================================================
+
+A graph for a first prompt takes no caches: inputs 3 and 4 are empty, and the new rows are returned
+by the operator, or by what makes them if the operator neither norms nor rotates them.
+
+What the operator does inside is taken out of it: Split, SimplifiedLayerNormalization (the name by
+which genai itself calls RMS norm), RotaryEmbedding. The past length of a sequence is
+``max(seqlens_k + 1 - T, 0)``: never negative in a first prompt that is padded on the right, where
+seqlens_k counts less than T tokens. It does not depend on the size of the caches, so growing caches
+and caches of fixed capacity both work, and so does a number of slots that was fixed when exporting.
+
+A smooth softmax (1) has a sink of 0 in every head; where there are both, head_sink counts.
+
+Refused: a window of 0, for which versions of ONNX Runtime hide every key or none; caches that are a
+ring (sliding_window_cache), quantised or paged.
+
+Meaning of the attributes: the operator's documentation and ONNX Runtime's
+``core/providers/cpu`` and ``contrib_ops/cpu/bert/gqa_attention_base.h``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import onnx_ir as ir
+
+from tq_onnx.graph.builder import MICROSOFT
+from tq_onnx.graph.constants import attribute_float, attribute_int
+from tq_onnx.graph.operators import kind
+from tq_onnx.recognise.attention.groupquery import (
+    BIAS,
+    COS,
+    K_NORM,
+    K_SCALE,
+    KEY,
+    PAST_KEY,
+    PAST_VALUE,
+    Q_NORM,
+    QUERY,
+    SEQLENS_K,
+    SIN,
+    SINK,
+    SLOTS,
+    V_SCALE,
+    VALUE,
+    GroupQueryAttention,
+)
+from tq_onnx.recognise.caches import (
+    FLOATS,
+    Cache,
+    NoMatch,
+    Reach,
+    by_input,
+    one_of,
+    own_cache,
+    rank,
+    static_dim,
+    updated_cache,
+)
+from tq_onnx.recognise.site import GraphView, Site
+
+_PAGED: Final = f"{MICROSOFT}.PagedAttention"
+_ATTRIBUTES: Final = frozenset(
+    {
+        "num_heads",
+        "kv_num_heads",
+        "scale",
+        "softcap",
+        "local_window_size",
+        "causal",
+        "do_rotary",
+        "rotary_interleaved",
+        "qk_norm_epsilon",
+        "smooth_softmax",
+        "sliding_window_cache",
+        "qk_output",
+        "k_quant_type",
+        "v_quant_type",
+        "kv_cache_bit_width",
+    }
+)
+_REFUSED_INPUTS: Final = {
+    K_SCALE: "its key cache is quantised already (k_scale)",
+    V_SCALE: "its value cache is quantised already (v_scale)",
+}
+_REFUSED_FLAGS: Final = {
+    "sliding_window_cache": "sliding_window_cache keeps a window of the past instead of a cache",
+    "qk_output": "it returns its scores (qk_output)",
+}
+
+
+class _Dialect:
+    name: Final = GroupQueryAttention.dialect
+
+    def claims(self, reach: Reach) -> bool:
+        return kind(reach.reader) in (f"{MICROSOFT}.GroupQueryAttention", _PAGED)
+
+    def attention(self, reach: Reach, view: GraphView) -> ir.Node:
+        del view
+        if kind(reach.reader) == _PAGED:
+            raise NoMatch(
+                "it uses paged attention, whose cache belongs to the server that runs it",
+                reach.reader,
+            )
+        return reach.reader
+
+    def match(self, layer: int, reaches: tuple[Reach, Reach], view: GraphView) -> Site:
+        node = reaches[0].reader
+        slots = _slots(node)
+        _refuse(node, slots, view)
+        key_cache, value_cache = _caches(node, slots, reaches, view)
+        num_heads = attribute_int(node, "num_heads", 0)
+        kv_num_heads = attribute_int(node, "kv_num_heads", 0)
+        if num_heads <= 0 or kv_num_heads <= 0 or num_heads % kv_num_heads:
+            raise NoMatch(f"{num_heads} heads do not share {kv_num_heads} key/value heads", node)
+        query = slots[QUERY]
+        assert query is not None
+        rotary_dim = _rotary_dim(node, slots)
+        head_size = _head_size(slots, num_heads, kv_num_heads, rotary_dim)
+        if rotary_dim > head_size:
+            raise NoMatch(f"it rotates {rotary_dim} of {head_size} coordinates", node)
+        dtype = query.dtype or key_cache.present.dtype
+        if dtype is None or dtype not in FLOATS:
+            raise NoMatch(f"its query has the element type {dtype}", node)
+        causal = attribute_int(node, "causal", 1) != 0
+        window = attribute_int(node, "local_window_size", -1)
+        if window == 0:
+            raise NoMatch("its sliding window (local_window_size) has no room for a key", node)
+        if window > 0 and not causal:
+            raise NoMatch("it has a sliding window without causality", node)
+        return GroupQueryAttention(
+            layer=layer,
+            node=node,
+            key=key_cache,
+            value=value_cache,
+            num_heads=num_heads,
+            kv_num_heads=kv_num_heads,
+            head_size=head_size,
+            dtype=dtype,
+            scale=attribute_float(node, "scale", 0.0) or head_size**-0.5,
+            causal=causal,
+            sliding_window=max(window, 0),
+            softcap=attribute_float(node, "softcap", 0.0),
+            has_bias=slots[BIAS] is not None,
+            has_sink=_has_sink(node, slots, num_heads),
+            output=node.outputs[0],
+            slots=slots,
+            rotary_dim=rotary_dim,
+            interleaved=attribute_int(node, "rotary_interleaved", 0),
+            epsilon=attribute_float(node, "qk_norm_epsilon", 1e-6),
+        )
+
+
+def _caches(
+    node: ir.Node,
+    slots: tuple[ir.Value | None, ...],
+    reaches: tuple[Reach, Reach],
+    view: GraphView,
+) -> tuple[Cache, Cache]:
+    """The caches of the keys and of the values."""
+    pasts = slots[PAST_KEY], slots[PAST_VALUE]
+    if (pasts[0] is None) != (pasts[1] is None):
+        raise NoMatch("it takes past keys or past values, but not both", node)
+    if all(reach.update is None for reach in reaches):
+        if pasts[0] is None and view.takes_caches:
+            raise NoMatch("it takes no past, though the model takes caches", node)
+        by_slot = {reach.anchor.state.index(): reach.anchor for reach in reaches}
+        if set(by_slot) != {1, 2}:
+            raise NoMatch("its key cache or its value cache is not a graph output", node)
+        key, value = (
+            own_cache(anchor, past, fixed_length=True)
+            for anchor, past in zip((by_slot[1], by_slot[2]), pasts, strict=True)
+        )
+        return key, value
+    if pasts[0] is not None or any(
+        reach.update is None or reach.update.past is not None or reach.update.slots
+        for reach in reaches
+    ):
+        raise NoMatch("its cache is updated outside of it", node)
+    read = by_input(node, reaches, KEY, VALUE)
+    if slots[K_NORM] is not None or attribute_int(node, "do_rotary", 0):
+        raise NoMatch("its keys are cached before it norms or rotates them", node)
+    for reach in read:
+        route = reach.route
+        if route is None or route.dims != ("B", "S", "ND") or route.factor != 1.0:
+            raise NoMatch("its cache is repeated or scaled before it reads it", node)
+    # What is cached is what the operator reads: the new rows of inputs 1 and 2.
+    key, value = (
+        Cache(None, cache.present, cache.node, cache.views, cache.cut)
+        for cache in map(updated_cache, read)
+    )
+    return key, value
+
+
+def _slots(node: ir.Node) -> tuple[ir.Value | None, ...]:
+    inputs = tuple(node.inputs)
+    return inputs + (None,) * (SLOTS - len(inputs))
+
+
+def _refuse(node: ir.Node, slots: tuple[ir.Value | None, ...], view: GraphView) -> None:
+    unknown = sorted(set(node.attributes) - _ATTRIBUTES)
+    if unknown:
+        raise NoMatch(f"its attribute {unknown[0]} is not known", node)
+    for name, reason in _REFUSED_FLAGS.items():
+        if attribute_int(node, name, 0) > 0:
+            raise NoMatch(reason, node)
+    for name in ("k_quant_type", "v_quant_type"):
+        if node.attributes.get_string(name, "NONE") not in ("NONE", ""):
+            raise NoMatch(f"its cache is quantised already ({name})", node)
+    _refuse_inputs(node, slots)
+    if any(view.consumers(output) for output in node.outputs[3:]):
+        raise NoMatch("its scores are used elsewhere", node)
+    if node.outputs[0].is_graph_output():
+        raise NoMatch("its result is an output of the model", node)
+
+
+def _refuse_inputs(node: ir.Node, slots: tuple[ir.Value | None, ...]) -> None:
+    for slot, reason in _REFUSED_INPUTS.items():
+        if slots[slot] is not None:
+            raise NoMatch(reason, node)
+    if any(value is not None for value in slots[SLOTS:]):
+        raise NoMatch(f"it has {len(slots)} inputs, of which only {SLOTS} are known", node)
+    if slots[QUERY] is None or slots[SEQLENS_K] is None:
+        raise NoMatch("its query or its seqlens_k is missing", node)
+    for one, other in ((KEY, VALUE), (Q_NORM, K_NORM), (COS, SIN)):
+        if (slots[one] is None) != (slots[other] is None):
+            raise NoMatch(f"of its inputs {one} and {other} it has only one", node)
+
+
+def _has_sink(node: ir.Node, slots: tuple[ir.Value | None, ...], num_heads: int) -> bool:
+    sink = slots[SINK]
+    if sink is None:
+        return attribute_int(node, "smooth_softmax", 0) == 1
+    sinks = static_dim(sink, 0)
+    if rank(sink) not in (None, 1) or sinks not in (None, num_heads):
+        raise NoMatch(f"its sinks (head_sink) are not one for each of {num_heads} heads", node)
+    return True
+
+
+def _rotary_dim(node: ir.Node, slots: tuple[ir.Value | None, ...]) -> int:
+    if not attribute_int(node, "do_rotary", 0):
+        return 0
+    cos, sin = slots[COS], slots[SIN]
+    if cos is None or sin is None:
+        raise NoMatch("it rotates without cos_cache or sin_cache", node)
+    return 2 * one_of("width of cos_cache", static_dim(cos, -1), static_dim(sin, -1))
+
+
+def _head_size(
+    slots: tuple[ir.Value | None, ...], num_heads: int, kv_num_heads: int, rotary_dim: int
+) -> int:
+    query, key, value, *pasts = slots[: PAST_VALUE + 1]
+    assert query is not None
+    packed_heads = num_heads + 2 * kv_num_heads
+
+    def share(packed: ir.Value | None, heads: int) -> int | None:
+        width = None if packed is None else static_dim(packed, 2)
+        if width is None:
+            return None
+        if width % heads:
+            raise NoMatch(f"its width {width} is not a multiple of {heads} heads")
+        return width // heads
+
+    sizes = [
+        share(query, num_heads if key is not None else packed_heads),
+        share(key, kv_num_heads),
+        share(value, kv_num_heads),
+        *(static_dim(past, 3) for past in pasts if past is not None),
+        *(static_dim(norm, 0) for norm in slots[Q_NORM:] if norm is not None),
+    ]
+    # Without shapes of the projections a full rotation still tells the head size.
+    known = any(size is not None for size in sizes)
+    return one_of("head size", *(sizes if known else [rotary_dim or None]))
+
+
+DIALECT = _Dialect()

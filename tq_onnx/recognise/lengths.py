@@ -1,0 +1,124 @@
+"""How many tokens there are, told by an input other than the caches: by the attention mask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import onnx_ir as ir
+
+from tq_onnx.graph.builder import Builder
+from tq_onnx.graph.constants import attribute_int
+from tq_onnx.graph.liveness import data_ancestors
+from tq_onnx.recognise.caches import (
+    FLOATS,
+    rank,
+    static_dim,
+)
+from tq_onnx.recognise.interface import Roles, differs, dimension
+from tq_onnx.recognise.site import Site
+
+_RESHAPERS: Final = frozenset(
+    {
+        *("Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Expand", "Slice"),
+        *("Not", "And", "Or", "Equal", "Greater", "Less", "Sub", "Mul", "Add", "Where"),
+    }
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Lengths:
+    """Inputs whose shapes tell how many tokens there are, whatever the size of the caches.
+
+    Attributes:
+        total: dimension 1 is the total length, the attention mask; more than that where the graph
+            takes from a longer mask what it needs.
+        tokens: dimension 1 is the number of new tokens.
+        past: a cache, whose size no past length exceeds.
+    """
+
+    total: ir.Value
+    tokens: ir.Value
+    past: ir.Value
+
+    def total_length(self, build: Builder) -> ir.Value:
+        """S, int64 ``[1]``."""
+
+        def make() -> ir.Value:
+            parts = [self.past_length(build), self._new_tokens(build)]
+            return self._number(build, "Add", parts, "total_length")
+
+        return build.once("total_length", make)
+
+    def past_length(self, build: Builder) -> ir.Value:
+        """P, int64 ``[1]``."""
+
+        def make() -> ir.Value:
+            told = build.dim(self.total, 1, "mask_length")
+            room = build.dim(self.past, 2, "slots")
+            before = self._number(build, "Sub", [told, self._new_tokens(build)], "before")
+            return self._number(build, "Min", [before, room], "past_length")
+
+        return build.once("past_length", make)
+
+    def _new_tokens(self, build: Builder) -> ir.Value:
+        return build.once("new_tokens", lambda: build.dim(self.tokens, 1, "new_tokens"))
+
+    def _number(self, build: Builder, kind: str, parts: list[ir.Value], label: str) -> ir.Value:
+        return build.op(kind, parts, label, dtype=ir.DataType.INT64, shape=[1])
+
+
+def find_lengths(roles: Roles, sites: Sequence[Site]) -> Lengths | None:
+    """Where the past length can be read without the caches; None if nowhere.
+
+    That needs an input that flows into the mask of every layer, and whose length is by its name
+    another than that of the tokens: the attention mask ``[B, S]``.
+    """
+    mask = roles.attention_mask
+    if mask is None or rank(roles.tokens) not in (2, 3) or not differs(mask, roles.tokens):
+        return None
+    checked: set[ir.Value] = set()
+    for site in sites:
+        sources = frozenset(site.mask_sources())
+        if not sources <= checked:
+            if mask not in data_ancestors(sources):
+                return None
+            checked |= sources
+        if not sources:
+            return None
+    if any(_adds_tokens(node) for node in sites[0].node.graph or ()):
+        return None
+    past = next((site.key.past for site in sites if not site.counts_tokens), None)
+    if (
+        past is None
+        or rank(past) != 4
+        or dimension(mask) == dimension(past, 2)
+        or _lengthened(mask)
+    ):
+        return None
+    return Lengths(mask, roles.tokens, past)
+
+
+def _adds_tokens(node: ir.Node) -> bool:
+    """Whether vectors are joined token after token, as a prompt of images with one of words."""
+    if node.op_type != "Concat" or node.domain != "" or len(node.inputs) < 2:
+        return False
+    output = node.outputs[0]
+    symbolic = any(value is None or static_dim(value, 1) is None for value in node.inputs)
+    joins_tokens = symbolic and attribute_int(node, "axis", 0) in (1, -2)
+    return rank(output) == 3 and output.dtype in FLOATS and joins_tokens
+
+
+def _lengthened(mask: ir.Value) -> bool:
+    """Whether a mask is made longer before it is used: it tells of the past tokens only then."""
+    pending, seen = [mask], {mask}
+    for value in pending:
+        for node, _ in value.uses():
+            if node.op_type in ("Concat", "Pad"):
+                return True
+            if node.op_type in _RESHAPERS:
+                new = [output for output in node.outputs if output not in seen]
+                pending.extend(new)
+                seen.update(new)
+    return False

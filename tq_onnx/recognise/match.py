@@ -1,0 +1,334 @@
+"""Recognises attention: all layers, each by a dialect, or reasons why not.
+
+The search is anchored on the caches: graph outputs of rank 4, or of rank 3 where a TensorScatter
+makes them. Each is followed back to what makes it and forward to what computes with it
+(``tq_onnx.recognise.trace``); that node belongs to one dialect (``tq_onnx.recognise.dialects``),
+which tells the attention that a cache is a part of. Two caches of one attention make a layer;
+layers are counted in graph order. Names play no part, and neither does the order of nodes that do
+not depend on each other.
+
+After that the whole graph is looked at once more: what would still be computed if attention and
+caches were replaced? Whoever among that reads an old cache may only ask for its shape
+(``ShapeRead``); any other reader is a reason to refuse, and so is attention that is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import onnx_ir as ir
+
+from tq_onnx.errors import AlreadyConvertedError
+from tq_onnx.graph.constants import attribute_int
+from tq_onnx.graph.liveness import live_nodes, read_too_early
+from tq_onnx.graph.shapes import fill_shapes
+from tq_onnx.ops.domain import DOMAIN
+from tq_onnx.plan import METADATA_PLAN, Interface
+from tq_onnx.recognise.caches import (
+    FLOATS,
+    Anchor,
+    Dims,
+    NoMatch,
+    Reach,
+    label,
+    rank,
+    static_dim,
+)
+from tq_onnx.recognise.dialects import dialects
+from tq_onnx.recognise.interface import find_roles
+from tq_onnx.recognise.lengths import Lengths, find_lengths
+from tq_onnx.recognise.nocache import is_attention, why_no_caches
+from tq_onnx.recognise.site import Dialect, GraphView, Site
+from tq_onnx.recognise.trace import find_anchors, reach
+from tq_onnx.recognise.updates.tensorscatter import is_flat_cache
+
+MIN_OPSET: Final = 14
+"""What newer opsets changed can be taken over from here on: see ``rewrite``."""
+
+_CACHE_TYPES: Final = (*FLOATS, ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.FLOAT8E4M3FN)
+_READABLE: Final = frozenset("BNGHPSD1")
+
+
+@dataclass(frozen=True)
+class NearMiss:
+    """Something that stands in the way of a conversion.
+
+    Attributes:
+        layer: index of the layer; None if it concerns the whole model.
+        node: name of the node; empty if there is none.
+        reason: what was found, as a clause.
+    """
+
+    layer: int | None
+    node: str
+    reason: str
+
+    def __str__(self) -> str:
+        """One clause that names layer, node and reason."""
+        node = f" (node {self.node})" if self.node else ""
+        return self.reason if self.layer is None else f"layer {self.layer}{node}: {self.reason}"
+
+
+@dataclass(frozen=True, eq=False)
+class ShapeRead:
+    """A node that will outlive the conversion and asks for the shape of an old cache.
+
+    Attributes:
+        node: the Shape node.
+        site: the layer.
+        is_key: whether it is the layer's key cache.
+        of_past: whether the past itself is asked, which stays where it is.
+        dims: meaning of the dimensions that it returns.
+    """
+
+    node: ir.Node
+    site: Site
+    is_key: bool
+    of_past: bool
+    dims: Dims
+
+
+@dataclass(frozen=True, eq=False)
+class Recognition:
+    """What was found in a model.
+
+    Attributes:
+        sites: the layers, in graph order.
+        misses: reasons not to convert; the model is convertible iff there are none.
+        interface: names of the other inputs and outputs; None if they were not found.
+        lengths: where the past length is read in models whose attention does not tell it.
+        reads: surviving questions for the shape of a cache.
+        fixed_capacity: whether the converted model may run on caches larger than their contents.
+    """
+
+    sites: tuple[Site, ...]
+    misses: tuple[NearMiss, ...]
+    interface: Interface | None = None
+    lengths: Lengths | None = None
+    reads: tuple[ShapeRead, ...] = ()
+    fixed_capacity: bool = False
+
+
+def recognise(model: ir.Model) -> Recognition:
+    """Recognises all attention layers of a decoder.
+
+    Args:
+        model: from ``onnx_ir.load``; only shapes that it did not tell are filled in.
+
+    Raises:
+        AlreadyConvertedError: the model holds TurboQuant caches.
+    """
+    _refuse_converted(model)
+    graph = model.graph
+    early = read_too_early(graph)
+    if early is not None:
+        node, value = early
+        reason = f"node {label(node)} reads {value.name} before it is made: export the model again"
+        return Recognition((), (NearMiss(None, "", reason),))
+    fill_shapes(model)
+    opset = graph.opset_imports.get("", 0)
+    live = live_nodes(graph.outputs)
+    view = GraphView(graph, opset, live, _takes_caches(graph))
+    outputs = _cache_outputs(graph)
+    reason = "" if outputs else why_no_caches(view)
+    if reason:
+        return Recognition((), (NearMiss(None, "", reason),))
+    sites, misses = _layers(outputs, view)
+    if opset < MIN_OPSET:
+        reason = f"its opset {opset} is too old: export it with opset {MIN_OPSET} or newer"
+        misses.insert(0, NearMiss(None, "", reason))
+    if misses:
+        return Recognition(tuple(sites), tuple(misses))
+    roles = find_roles(graph, sites)
+    if roles is None:
+        reason = "no input for tokens (or their embeddings), or no output for logits, was found"
+        return Recognition(tuple(sites), (NearMiss(None, "", reason),))
+    counted = all(site.counts_tokens for site in sites)
+    shortened = any(cache.cut for site in sites for cache in (site.key, site.value))
+    lengths = None if counted or shortened else find_lengths(roles, sites)
+    reads, problems = _survivors(view, sites)
+    return Recognition(
+        tuple(sites),
+        tuple(problems),
+        roles.interface(),
+        lengths,
+        tuple(reads),
+        view.takes_caches
+        and not shortened
+        and (counted or lengths is not None)
+        and not any(_asks_a_capacity(read) for read in reads),
+    )
+
+
+def _refuse_converted(model: ir.Model) -> None:
+    if METADATA_PLAN in model.metadata_props or any(
+        node.domain == DOMAIN for node in model.graph.all_nodes()
+    ):
+        raise AlreadyConvertedError(
+            "the model's caches are TurboQuant caches already",
+            fix="convert the original model instead",
+        )
+
+
+def _looks_like_a_cache(value: ir.Value) -> bool:
+    return value.dtype in _CACHE_TYPES and (rank(value) == 4 or is_flat_cache(value))
+
+
+def _takes_caches(graph: ir.Graph) -> bool:
+    """Whether an input looks like a cache that is returned, and not like a mask."""
+    returned = [value for value in graph.outputs if _looks_like_a_cache(value)]
+    return any(
+        _looks_like_a_cache(value)
+        and (not returned or any(_may_continue(value, output) for output in returned))
+        for value in graph.inputs
+    )
+
+
+def _may_continue(past: ir.Value, present: ir.Value) -> bool:
+    """Whether the heads and their size are the same as far as the graph tells."""
+    sizes = [(static_dim(past, axis), static_dim(present, axis)) for axis in (1, 3)]
+    return rank(past) != rank(present) or all(
+        here == there or None in (here, there) for here, there in sizes
+    )
+
+
+def _cache_outputs(graph: ir.Graph) -> list[list[Anchor]]:
+    """The outputs that look like caches, as what may make them, in graph order."""
+    order = {node: index for index, node in enumerate(graph)}
+    found = []
+    for position, output in enumerate(graph.outputs):
+        anchors = find_anchors(output) if _looks_like_a_cache(output) else []
+        if anchors:
+            found.append((order[anchors[0].node], position, anchors))
+    found.sort(key=lambda item: item[:2])
+    return [anchors for _, _, anchors in found]
+
+
+def _layers(outputs: Sequence[list[Anchor]], view: GraphView) -> tuple[list[Site], list[NearMiss]]:
+    """The layers, by their attention; and for each that is none, what was found first."""
+    parts: dict[ir.Node, list[tuple[int, Dialect, Reach]]] = {}
+    misses: dict[int, NearMiss] = {}
+    for position, anchors in enumerate(outputs):
+        try:
+            reached = reach(anchors, view)
+            dialect = _dialect(reached)
+            attention = dialect.attention(reached, view)
+        except NoMatch as miss:
+            misses.setdefault(position // 2, _near_miss(position // 2, miss, anchors[0]))
+        else:
+            parts.setdefault(attention, []).append((position, dialect, reached))
+    order = {node: index for index, node in enumerate(view.graph)}
+    sites = []
+    for count, attention in enumerate(sorted(parts, key=order.__getitem__)):
+        caches = parts[attention]
+        layer = caches[0][0] // 2 if misses else count
+        try:
+            sites.append(_site(layer, caches, attention, view))
+        except NoMatch as miss:
+            misses.setdefault(layer, _near_miss(layer, miss, caches[0][2].anchor))
+    return sites, [misses[layer] for layer in sorted(misses)]
+
+
+def _site(
+    layer: int,
+    caches: Sequence[tuple[int, Dialect, Reach]],
+    attention: ir.Node,
+    view: GraphView,
+) -> Site:
+    names = ", ".join(str(reached.anchor.present.name) for _, _, reached in caches)
+    if len(caches) == 1:
+        raise NoMatch(f"cache {names} has no partner", attention)
+    (_, dialect, first), (_, other, second) = caches[:2]
+    if len(caches) > 2 or dialect is not other:
+        raise NoMatch(f"its attention has the caches {names}, not one of keys and one of values")
+    return dialect.match(layer, (first, second), view)
+
+
+def _dialect(reached: Reach) -> Dialect:
+    for dialect in dialects():
+        if dialect.claims(reached):
+            return dialect
+    reader = reached.reader
+    names = ", ".join(dialect.name for dialect in dialects())
+    raise NoMatch(
+        f"its cache {reached.anchor.present.name} goes into {reader.op_type}, "
+        f"which is not attention of a known form ({names})",
+        reader,
+    )
+
+
+def _near_miss(layer: int, miss: NoMatch, anchor: Anchor) -> NearMiss:
+    return NearMiss(layer, label(miss.node or anchor.node), miss.reason)
+
+
+def _survivors(view: GraphView, sites: Sequence[Site]) -> tuple[list[ShapeRead], list[NearMiss]]:
+    """What a conversion would leave: readers of the old caches, and attention left out."""
+    graph = view.graph
+    caches = [(site, cache) for site in sites for cache in (site.key, site.value)]
+    presents = {cache.present for _, cache in caches}
+    held = {value: (site, cache) for site, cache in caches for value in cache.views}
+    outputs = [value for value in graph.outputs if value not in presents]
+    problems = [
+        NearMiss(held[value][0].layer, "", f"output {value.name} is its cache in another form")
+        for value in outputs
+        if value in held
+    ]
+    pasts = [cache.past for _, cache in caches if cache.past is not None]
+    if len(presents) != len(caches) or len(set(pasts)) != len(pasts):
+        problems.append(NearMiss(None, "", "two layers share one cache"))
+    surviving = live_nodes(
+        [
+            *outputs,
+            *(value for site in sites for value in site.inputs()),
+            *(value for _, cache in caches if cache.cut for value in cache.cut.inputs[1:]),
+            *(value for _, cache in caches if cache.update for value in cache.update.sources),
+        ],
+        cut={*(site.output for site in sites), *held},
+    )
+    problems += [
+        NearMiss(None, label(node), f"attention {label(node)} has no cache that was recognised")
+        for node in graph
+        if node in surviving and _rank_of_scores(node) in (4, None) and is_attention(node, view)
+    ]
+    reads = []
+    for value, (site, cache) in held.items():
+        for use in value.uses():
+            if use.node not in surviving:
+                continue
+            dims = _asked(use.node, cache.views[value])
+            answer = use.node.outputs[0]
+            if dims is None or use.node.graph is not graph:
+                reason = f"its cache {cache.present.name} is also read by {use.node.op_type}"
+                problems.append(NearMiss(site.layer, label(use.node), reason))
+            elif answer.is_graph_output():
+                reason = f"output {answer.name} is the shape of its cache {cache.present.name}"
+                problems.append(NearMiss(site.layer, label(use.node), reason))
+            else:
+                of_past = cache.past is not None and value is cache.past
+                reads.append(ShapeRead(use.node, site, cache is site.key, of_past, dims))
+    return reads, problems
+
+
+def _asks_a_capacity(read: ShapeRead) -> bool:
+    """Whether a graph takes the size of a growing cache for its tokens, and is told the size."""
+    cache = read.site.key if read.is_key else read.site.value
+    grows = cache.update is None or cache.update.past_length is None
+    return read.site.counts_tokens and grows and bool({"P", "S"} & {*read.dims})
+
+
+def _rank_of_scores(node: ir.Node) -> int | None:
+    """Rank of what a softmax normalises: routers of experts have less than attention's 4."""
+    scores = node.inputs[0] if node.op_type == "Softmax" and node.inputs else None
+    return None if scores is None else rank(scores)
+
+
+def _asked(node: ir.Node, dims: Dims) -> Dims | None:
+    """The dimensions that a Shape node returns; None if it is another node, or they are unknown."""
+    if (node.domain, node.op_type) != ("", "Shape"):
+        return None
+    asked = dims[attribute_int(node, "start", 0) :]
+    if "end" in node.attributes:
+        asked = dims[attribute_int(node, "start", 0) : attribute_int(node, "end", 0)]
+    return asked if asked and all(dim in _READABLE for dim in asked) else None

@@ -1,0 +1,112 @@
+"""Attention without a cache: finds it, and tells why such a model cannot be converted."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import onnx_ir as ir
+
+from tq_onnx.graph.constants import attribute_int
+from tq_onnx.graph.liveness import live_nodes
+from tq_onnx.recognise.caches import (
+    FLOATS,
+    rank,
+)
+from tq_onnx.recognise.site import GraphView
+
+_FUSED: Final = {
+    "Attention",
+    "MultiHeadAttention",
+    "GroupQueryAttention",
+    "PagedAttention",
+    "SparseAttention",
+    "DecoderMaskedMultiHeadAttention",
+}
+_CAUSAL_ATTRIBUTES: Final = ("is_causal", "unidirectional", "causal")
+_ORDERINGS: Final = {"Trilu", "LessOrEqual", "Less", "GreaterOrEqual", "Greater"}
+_MAX_STEPS: Final = 8
+
+_EXPORT_WITH_PAST: Final = "export it with past key/value inputs and outputs"
+
+
+def why_no_caches(view: GraphView) -> str:
+    """A reason to refuse a model that returns no caches, as a clause."""
+    graph = view.graph
+    given = [value for value in graph.inputs if rank(value) == 4 and value.dtype in FLOATS]
+    attention = [node for node in graph if node in view.live and is_attention(node, view)]
+    if any(node.op_type == "PagedAttention" for node in attention):
+        return "it uses paged attention, whose cache belongs to the server that runs it"
+    if not attention:
+        return "it has no attention: not a decoder"
+    if given:
+        return (
+            f"it has inputs of rank 4 ({given[0].name}, ...) but returns no caches: "
+            f"{_EXPORT_WITH_PAST}"
+        )
+    if any(_is_causal(node, view) for node in attention):
+        return f"it is a decoder exported without its cache: {_EXPORT_WITH_PAST}"
+    return "it has attention but no cache and no causal mask: an encoder, which keeps no cache"
+
+
+def is_attention(node: ir.Node, view: GraphView) -> bool:
+    """Whether a node is attention: a fused operator, or a softmax between two matrix products."""
+    if node.op_type in _FUSED:
+        return True
+    if node.op_type != "Softmax" or node.domain != "" or not node.inputs:
+        return False
+    return _has_product_above(node.inputs[0]) and _has_product_below(node.outputs[0], view)
+
+
+def _has_product_above(value: ir.Value | None) -> bool:
+    for _ in range(_MAX_STEPS):
+        node = None if value is None else value.producer()
+        if node is None:
+            return False
+        if node.op_type in ("MatMul", "FusedMatMul", "Einsum"):
+            return True
+        # The scores are the first input, except of Where.
+        at = 1 if node.op_type == "Where" else 0
+        value = node.inputs[at] if at < len(node.inputs) else None
+    return False
+
+
+def _has_product_below(value: ir.Value, view: GraphView) -> bool:
+    for _ in range(_MAX_STEPS):
+        readers = [node for node, _ in view.consumers(value)]
+        if any(node.op_type in ("MatMul", "FusedMatMul", "Einsum") for node in readers):
+            return True
+        following = [node for node in readers if node.op_type not in ("IsNaN", "Shape")]
+        if not following:
+            return False
+        value = following[0].outputs[0]
+    return False
+
+
+def _is_causal(node: ir.Node, view: GraphView) -> bool:
+    if node.op_type in _FUSED:
+        causal_by_default = node.op_type in ("GroupQueryAttention", "SparseAttention")
+        flags = [attribute_int(node, name, 0) for name in _CAUSAL_ATTRIBUTES]
+        if causal_by_default or any(flags):
+            return True
+        operands = [item for item in node.inputs[3:] if item is not None]
+    else:
+        operands = _mask_operands(node)
+    above = live_nodes(operands)
+    products = any(item.op_type == "MatMul" for item in above)
+    return not products and any(item.op_type in _ORDERINGS for item in above)
+
+
+def _mask_operands(softmax: ir.Node) -> list[ir.Value]:
+    """What is combined with the scores between their product and the softmax."""
+    operands: list[ir.Value] = []
+    value = softmax.inputs[0]
+    for _ in range(_MAX_STEPS):
+        node = None if value is None else value.producer()
+        if node is None or node.op_type in ("MatMul", "FusedMatMul", "Einsum"):
+            return operands
+        at = 1 if node.op_type == "Where" else 0
+        operands += [
+            item for index, item in enumerate(node.inputs) if index != at and item is not None
+        ]
+        value = node.inputs[at]
+    return operands

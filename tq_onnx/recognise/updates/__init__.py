@@ -1,0 +1,1 @@
+"""Finds how new rows get into a cache."""

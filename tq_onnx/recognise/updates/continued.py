@@ -1,0 +1,43 @@
+"""The graph input that an update of a cache continues."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from tq_onnx.recognise.caches import (
+    FLOATS,
+    Anchor,
+    Dims,
+    NoMatch,
+    past_input,
+    rank,
+)
+
+
+def taken(anchor: Anchor, past: ir.Value, dims: Dims) -> tuple[ir.Value, dict[ir.Value, Dims]]:
+    """The graph input that an update continues, and the values on the way to the update.
+
+    Args:
+        anchor: the output of the same cache.
+        past: what the update reads.
+        dims: its dimensions.
+
+    Raises:
+        NoMatch: it is no float graph input.
+    """
+    found = past_input(past)
+    if found is None:
+        node = past.producer()
+        if node is not None and (node.domain, node.op_type) == ("", "Cast"):
+            raise NoMatch(
+                f"cache {anchor.present.name} has another element type than the input that it "
+                "continues, so that it cannot be fed back",
+                anchor.node,
+            )
+        raise NoMatch(f"cache {anchor.present.name} does not continue a graph input", anchor.node)
+    graph_input, passed = found
+    if rank(graph_input) != len(dims):
+        raise NoMatch(f"cache {graph_input.name} is not of rank {len(dims)}", anchor.node)
+    if graph_input.dtype not in FLOATS:
+        raise NoMatch(f"cache {graph_input.name} is quantised already", anchor.node)
+    return graph_input, dict.fromkeys(passed, dims)
