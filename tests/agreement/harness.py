@@ -28,9 +28,9 @@ import onnx_ir as ir
 from tests.dialects.gqa_oracle import GqaDecoder, cut_holes
 from tests.dialects.roundtrip import roundtrip_rows
 from tests.graph.decoders import Batch
+from tq_onnx.conversion.options import Options
+from tq_onnx.conversion.pipeline import Prepared, prepare
 from tq_onnx.errors import TqOnnxError
-from tq_onnx.graph.options import Options
-from tq_onnx.graph.pipeline import Prepared, prepare
 from tq_onnx.ops.domain import DOMAIN, ENCODE
 from tq_onnx.runtime.session import make_session
 from tq_onnx.runtime.signature import plan_of, signature_of

@@ -12,8 +12,8 @@ from onnx.reference import ReferenceEvaluator
 from tests.agreement.harness import agreement, compare, difference, opened, runs, simulated
 from tests.agreement.tolerances import allowed
 from tq_onnx.codec.presets import PRESETS
-from tq_onnx.graph.options import Options
-from tq_onnx.graph.pipeline import prepare
+from tq_onnx.conversion.options import Options
+from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.ops.domain import ATTENTION
 from tq_onnx.verify.subject import open_original
 

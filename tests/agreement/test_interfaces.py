@@ -11,10 +11,10 @@ import pytest
 
 from tests.agreement import surgery
 from tests.agreement.harness import Run, agreement, opened
+from tq_onnx.conversion.options import Options
+from tq_onnx.conversion.pipeline import convert, prepare
+from tq_onnx.conversion.planning import DEFAULT_OPTIONS
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError
-from tq_onnx.graph.options import Options
-from tq_onnx.graph.pipeline import convert, prepare
-from tq_onnx.graph.planning import DEFAULT_OPTIONS
 from tq_onnx.plan import IGNORED, LOGITS_TO_KEEP, PAST_LENGTH, TOTAL_LENGTH, VISIBLE, Fed
 from tq_onnx.verify.parity import verify
 from tq_onnx.verify.subject import Subject, open_original, open_subject

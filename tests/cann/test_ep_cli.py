@@ -15,7 +15,7 @@ from tests.cann.ep_models import LAYERS, decoder
 from tests.cann.fake_acl import FakeAcl
 from tests.cann.session import CANN
 from tests.cli.run import run
-from tq_onnx.graph.pipeline import convert
+from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled
 
 pytestmark = [pytest.mark.cann, pytest.mark.usefixtures("kernels_named")]

@@ -13,8 +13,8 @@ from tests.cann.fake_acl import FakeAcl
 from tests.cann.session import CANN
 from tests.cli.run import run
 from tests.runtime.models import HALF, ids, original
-from tq_onnx.graph.options import Options
-from tq_onnx.graph.pipeline import convert
+from tq_onnx.conversion.options import Options
+from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled
 from tq_onnx.runtime import providers
 from tq_onnx.verify.modes import all_caches

@@ -18,10 +18,10 @@ import pytest
 from tests.cann.fake_acl import FakeAcl
 from tests.cann.graph_engine import GraphEngine
 from tests.cann.session import CANN, CPU, Array, model_of
+from tq_onnx.conversion.pipeline import convert
 from tq_onnx.files.load import load
 from tq_onnx.graph.graphmode import lower_for_graph_mode
 from tq_onnx.graph.graphmode.provider import CLAIMED
-from tq_onnx.graph.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled
 from tq_onnx.runtime.session import make_session
 

@@ -24,8 +24,8 @@ from tests.cann.bench import Measured
 from tests.cann.fake_acl import FakeAcl
 from tests.cann.kernels import Kernels
 from tests.cann.session import CANN, CPU, Array, CannSession
-from tq_onnx.graph.options import Options
-from tq_onnx.graph.pipeline import convert
+from tq_onnx.conversion.options import Options
+from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled, heldout_text
 from tq_onnx.integrations.huggingface import load_tokenizer
 from tq_onnx.runtime import providers

@@ -17,8 +17,8 @@ from tests.cann.graph_engine import GraphEngine
 from tests.cann.kernels import ARCHITECTURES, ByArchitecture
 from tests.cann.session import model_of
 from tests.cli.run import run
-from tq_onnx.graph.options import Options
-from tq_onnx.graph.pipeline import convert
+from tq_onnx.conversion.options import Options
+from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled
 from tq_onnx.verify import npu
 from tq_onnx.verify.npu.findings import BRIEF, PARTS, Findings

@@ -12,8 +12,8 @@ from tests.files.models import DYNAMO, GENAI, external, inline, snapshot
 from tests.integrations.genai_folder import genai_folder
 from tq_onnx.codec.calibration import Calibration, LayerStatistics
 from tq_onnx.codec.spec import layout_digest
+from tq_onnx.conversion.calibrationfile import write_calibration
 from tq_onnx.files import oversize as spill
-from tq_onnx.graph.calibrationfile import write_calibration
 from tq_onnx.plan import METADATA_DIGEST, METADATA_PRESET
 
 

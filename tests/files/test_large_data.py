@@ -20,8 +20,8 @@ CONVERT = """
 import json, resource, sys, time
 import onnx, onnx_ir, onnxscript
 from pathlib import Path
-from tq_onnx.graph.inspection import inspect
-from tq_onnx.graph.pipeline import convert
+from tq_onnx.conversion.inspect import inspect
+from tq_onnx.conversion.pipeline import convert
 
 opened = []
 sys.addaudithook(

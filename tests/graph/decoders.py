@@ -12,8 +12,8 @@ import onnx_ir as ir
 import onnxruntime
 
 from tq_onnx.codec.presets import PRESETS
-from tq_onnx.graph.planning import make_plan
-from tq_onnx.graph.rewrite import ConvertPass
+from tq_onnx.conversion.planning import make_plan
+from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.plan import Plan
 from tq_onnx.recognise.match import recognise
 from tq_onnx.runtime.session import make_session

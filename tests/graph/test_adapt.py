@@ -13,13 +13,13 @@ from tests.graph.decoders import Batch, Decoder, batch, load, session
 from tests.graph.synthetic import SLIDING_CACHE, SLIDING_MASK, SLIDING_REPEAT, decoder
 from tq_onnx.codec.calibration import Calibration, LayerStatistics
 from tq_onnx.codec.presets import PRESETS
+from tq_onnx.conversion.check import check, facts
+from tq_onnx.conversion.headnorms import NoNorms
+from tq_onnx.conversion.options import Options
+from tq_onnx.conversion.planning import make_plan
+from tq_onnx.conversion.rewrite import ConvertPass
+from tq_onnx.conversion.scales import adapt
 from tq_onnx.errors import UsageError
-from tq_onnx.graph.adapt import adapt
-from tq_onnx.graph.check import check, facts
-from tq_onnx.graph.norms import NoNorms
-from tq_onnx.graph.options import Options
-from tq_onnx.graph.planning import make_plan
-from tq_onnx.graph.rewrite import ConvertPass
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.recognise.match import recognise
@@ -155,7 +155,7 @@ def test_scales_of_half_precision_are_powers_of_two(
 ) -> None:
     """Else s and 1 / s, each rounded, would make every score another."""
     monkeypatch.setattr(
-        "tq_onnx.graph.adapt.find_norms",
+        "tq_onnx.conversion.scales.find_norms",
         lambda _, plan: tuple(NoNorms(layer.layer, "none") for layer in plan.layers),
     )
     model = load(name)

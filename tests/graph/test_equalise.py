@@ -17,7 +17,7 @@ from tests.graph.decoders import EXACT, FIXTURES, Array, Decoder, batch, convert
 from tests.graph.test_soundness import BODY, MASK, run
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.codec.spec import LLOYD_MAX, Codec
-from tq_onnx.graph.equalise import (
+from tq_onnx.conversion.equalise import (
     INT4,
     UNSAFE_NOISE,
     LayerEqualisation,
@@ -28,9 +28,9 @@ from tq_onnx.graph.equalise import (
     scales,
     score_noise,
 )
-from tq_onnx.graph.foresight import foresee
-from tq_onnx.graph.norms import LayerNorms, NoNorms, find_norms
-from tq_onnx.graph.planning import make_plan
+from tq_onnx.conversion.foresight import foresee
+from tq_onnx.conversion.headnorms import LayerNorms, NoNorms, find_norms
+from tq_onnx.conversion.planning import make_plan
 from tq_onnx.plan import Plan
 from tq_onnx.recognise.match import recognise
 
@@ -323,7 +323,7 @@ def test_other_pairs_would_have_changed_the_logits(
     rope: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the test above would see."""
-    from tq_onnx.graph import channels
+    from tq_onnx.conversion import channels
 
     monkeypatch.setattr(channels.Ties, "tie", lambda *_: None)
     monkeypatch.setattr(channels.Ties, "groups", lambda _, ids: ids % 16)

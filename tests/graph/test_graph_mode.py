@@ -11,11 +11,11 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
+from tq_onnx.conversion.options import Options
+from tq_onnx.conversion.pipeline import convert
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.files.load import load
 from tq_onnx.graph.graphmode import lower_for_graph_mode, provider, standard
-from tq_onnx.graph.options import Options
-from tq_onnx.graph.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.runtime.session import make_session

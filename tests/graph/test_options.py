@@ -10,9 +10,9 @@ from tests.graph.synthetic import decoder
 from tests.graph.test_planning import resize
 from tq_onnx.codec.presets import NO_ROTATION, PRESETS
 from tq_onnx.codec.spec import RAW, Codec, row_layout
+from tq_onnx.conversion.options import Options, adapted, compressed_layers
+from tq_onnx.conversion.planning import make_plan
 from tq_onnx.errors import UnsupportedModelError, UsageError
-from tq_onnx.graph.options import Options, adapted, compressed_layers
-from tq_onnx.graph.planning import make_plan
 from tq_onnx.plan import Plan
 from tq_onnx.recognise.match import recognise
 

@@ -14,9 +14,9 @@ from tests.graph.synthetic import decoder
 from tq_onnx import __version__
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.codec.spec import layout_digest
+from tq_onnx.conversion.options import Options
+from tq_onnx.conversion.planning import make_plan
 from tq_onnx.errors import ModelFileError, UnsupportedModelError, UsageError
-from tq_onnx.graph.options import Options
-from tq_onnx.graph.planning import make_plan
 from tq_onnx.plan import Plan
 from tq_onnx.recognise.match import Recognition, recognise
 

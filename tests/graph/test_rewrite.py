@@ -14,9 +14,9 @@ from tests.graph.synthetic import ADDITIVE, SELECTING, UNMASKED, decoder
 from tq_onnx.codec.codebook import lloyd_max
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.codec.rotation import make_rotation
+from tq_onnx.conversion.planning import make_plan
+from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.errors import UnsupportedModelError
-from tq_onnx.graph.planning import make_plan
-from tq_onnx.graph.rewrite import ConvertPass
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
 from tq_onnx.plan import Plan
 from tq_onnx.recognise.match import recognise

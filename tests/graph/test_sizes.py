@@ -11,9 +11,9 @@ import pytest
 from tests.graph.decoders import load
 from tests.graph.synthetic import decoder
 from tq_onnx.codec.presets import PRESETS
-from tq_onnx.graph.check import check, facts
-from tq_onnx.graph.planning import make_plan
-from tq_onnx.graph.rewrite import ConvertPass
+from tq_onnx.conversion.check import check, facts
+from tq_onnx.conversion.planning import make_plan
+from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.graph.shapes import fill_shapes
 from tq_onnx.graph.sizerules import sizes
 from tq_onnx.recognise.match import recognise

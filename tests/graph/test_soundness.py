@@ -16,8 +16,8 @@ from tests.dialects.onelayer import CACHES, PRESENTS, TOKENS, decoder
 from tests.graph.decoders import NUMPY, Array, convert, session
 from tests.graph.synthetic import decoder as two_layers
 from tq_onnx.codec.presets import PRESETS
+from tq_onnx.conversion.planning import make_plan
 from tq_onnx.errors import UnsupportedModelError
-from tq_onnx.graph.planning import make_plan
 from tq_onnx.recognise.match import recognise
 
 EXACT = 1e-5

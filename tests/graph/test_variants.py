@@ -20,8 +20,8 @@ from tests.graph.decoders import DECOMPOSED, EXACT, Decoder, batch, convert, loa
 from tests.graph.synthetic import KEYS, PRODUCT, REPEAT, decoder
 from tests.graph.variants import SCALE, TURNED_FLAT, Variant, variants
 from tq_onnx.codec.presets import PRESETS
+from tq_onnx.conversion.planning import make_plan
 from tq_onnx.errors import UnsupportedModelError
-from tq_onnx.graph.planning import make_plan
 from tq_onnx.recognise.match import NearMiss, recognise
 from tq_onnx.recognise.site import Site
 

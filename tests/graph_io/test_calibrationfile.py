@@ -14,9 +14,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from tq_onnx.codec.calibration import LayerStatistics
+from tq_onnx.conversion import calibrationfile
+from tq_onnx.conversion.calibrationfile import check_target, read_calibration, write_calibration
 from tq_onnx.errors import ModelFileError, OutputExistsError, TqOnnxError
-from tq_onnx.graph import calibrationfile
-from tq_onnx.graph.calibrationfile import check_target, read_calibration, write_calibration
 
 P, H, N, D = 5, 4, 2, 8
 Tensors = dict[str, np.ndarray]

@@ -12,12 +12,12 @@ import pytest
 
 from tests.files.models import DYNAMO, FIXTURES, GENAI
 from tq_onnx.codec.presets import PRESETS
+from tq_onnx.conversion.check import Facts, check, complaint, facts
+from tq_onnx.conversion.options import Options
+from tq_onnx.conversion.planning import make_plan
+from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.errors import TqOnnxError
 from tq_onnx.files.load import load
-from tq_onnx.graph.check import Facts, check, complaint, facts
-from tq_onnx.graph.options import Options
-from tq_onnx.graph.planning import make_plan
-from tq_onnx.graph.rewrite import ConvertPass
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
 from tq_onnx.plan import METADATA_DIGEST, METADATA_PLAN, Plan
 from tq_onnx.recognise.match import recognise

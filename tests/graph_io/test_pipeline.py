@@ -10,6 +10,10 @@ import onnx_ir as ir
 import pytest
 
 from tests.files.models import DYNAMO, FIXTURES, GENAI, external, inline, snapshot
+from tq_onnx.conversion import pipeline
+from tq_onnx.conversion.inspect import inspect
+from tq_onnx.conversion.options import Options
+from tq_onnx.conversion.pipeline import STAGES, convert
 from tq_onnx.errors import (
     AlreadyConvertedError,
     ModelFileError,
@@ -17,10 +21,6 @@ from tq_onnx.errors import (
     TqOnnxError,
     UsageError,
 )
-from tq_onnx.graph import pipeline
-from tq_onnx.graph.inspection import inspect
-from tq_onnx.graph.options import Options
-from tq_onnx.graph.pipeline import STAGES, convert
 from tq_onnx.plan import METADATA_PLAN, Plan
 
 ALL = sorted(path.stem for path in FIXTURES.glob("*.onnx"))

@@ -14,6 +14,10 @@ from tests.files.models import DYNAMO, GENAI, external, inline, point, snapshot
 from tests.files.test_load import hugging_face_cache
 from tests.graph.decoders import FIXTURES
 from tests.integrations.genai_folder import genai_folder
+from tq_onnx.conversion import scales as adapt_module
+from tq_onnx.conversion.headnorms import LayerNorms, NoNorms, find_norms
+from tq_onnx.conversion.options import Options
+from tq_onnx.conversion.pipeline import convert
 from tq_onnx.errors import (
     AlreadyConvertedError,
     ModelFileError,
@@ -24,10 +28,6 @@ from tq_onnx.errors import (
 from tq_onnx.files import save as save_module
 from tq_onnx.files import transaction as commit
 from tq_onnx.files.load import load
-from tq_onnx.graph import adapt as adapt_module
-from tq_onnx.graph.norms import LayerNorms, NoNorms, find_norms
-from tq_onnx.graph.options import Options
-from tq_onnx.graph.pipeline import convert
 from tq_onnx.integrations import folderconversion
 from tq_onnx.integrations.folder import find_model, survey
 from tq_onnx.integrations.folderconversion import convert_folder, default_output

@@ -10,8 +10,8 @@ import pytest
 
 from tests.files.models import DYNAMO, GENAI, inline
 from tests.integrations.genai_folder import genai_config, write_config
+from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.errors import ModelFileError, UnsupportedModelError
-from tq_onnx.graph.pipeline import prepare
 from tq_onnx.integrations.genai import (
     GenaiChanges,
     check_config,

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tq_onnx.graph.pipeline import convert
+from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled, heldout_text
 from tq_onnx.integrations.huggingface import Tokenizer, load_tokenizer
 from tq_onnx.verify import quality

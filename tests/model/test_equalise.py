@@ -16,10 +16,10 @@ import pytest
 from tests.model.conftest import Pairs
 from tests.model.pair import Pair
 from tq_onnx.codec.presets import PRESETS
+from tq_onnx.conversion.equalise import UNSAFE_NOISE, LayerEqualisation, equalise
+from tq_onnx.conversion.planning import make_plan
+from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.files.load import load
-from tq_onnx.graph.equalise import UNSAFE_NOISE, LayerEqualisation, equalise
-from tq_onnx.graph.planning import make_plan
-from tq_onnx.graph.rewrite import ConvertPass
 from tq_onnx.integrations.bundled import ROUTES
 from tq_onnx.recognise.match import recognise
 from tq_onnx.verify import quality

@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.run import run
 from tests.integrations.genai_folder import genai_config, write_config
-from tq_onnx.graph.options import Options
+from tq_onnx.conversion.options import Options
 from tq_onnx.integrations.bundled import build_bundled, heldout_text
 from tq_onnx.integrations.folderconversion import FolderReport, convert_folder
 from tq_onnx.runtime.generate import generate

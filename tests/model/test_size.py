@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.model.conftest import Pairs
-from tq_onnx.graph.pipeline import convert
+from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import ROUTES
 from tq_onnx.verify.subject import Subject, open_converted, open_original
 

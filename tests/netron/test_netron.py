@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tq_onnx.graph.pipeline import convert
+from tq_onnx.conversion.pipeline import convert
 
 from .page import chromium, document
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tests.runtime.models import DYNAMO, HALF, converted, ids, original
-from tq_onnx.graph.options import Options
-from tq_onnx.graph.pipeline import convert
+from tq_onnx.conversion.options import Options
+from tq_onnx.conversion.pipeline import convert
 from tq_onnx.runtime.providers import CPU
 from tq_onnx.verify import crossproviders
 from tq_onnx.verify.crossproviders import ProviderFigures, compare_providers

@@ -14,9 +14,9 @@ import pytest
 from tests.runtime.models import CONVERTIBLE, DYNAMO, GENAI, converted, ids, original
 from tq_onnx.codec.quantise import rotate
 from tq_onnx.codec.spec import Codec, row_layout
+from tq_onnx.conversion.pipeline import convert
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.files.load import load
-from tq_onnx.graph.pipeline import convert
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.verify import ladder, rowcomparison
 from tq_onnx.verify.probe import LayerNames, Probe, make_probe

@@ -16,10 +16,10 @@ from onnx import numpy_helper
 from tests.files.models import external
 from tests.runtime.models import CONVERTIBLE, DYNAMO, GENAI, HALF, converted, ids, original
 from tq_onnx.codec.codebook import lloyd_max
+from tq_onnx.conversion.inspect import inspect
+from tq_onnx.conversion.options import Options
+from tq_onnx.conversion.pipeline import convert
 from tq_onnx.errors import UnsupportedModelError, UsageError, VerificationError
-from tq_onnx.graph.inspection import inspect
-from tq_onnx.graph.options import Options
-from tq_onnx.graph.pipeline import convert
 from tq_onnx.ops.domain import ATTENTION, ENCODE
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.verify.parity import verify

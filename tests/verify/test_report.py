@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from tests.graph import synthetic
 from tests.runtime.models import DYNAMO, GENAI, VOCABULARY, ids, original, subject
+from tq_onnx.conversion.pipeline import convert, prepare
 from tq_onnx.errors import UnsupportedModelError, UsageError, VerificationError
-from tq_onnx.graph.pipeline import convert, prepare
 from tq_onnx.ops.domain import ATTENTION
 from tq_onnx.verify import recording as recordings
 from tq_onnx.verify.channelscales import ChannelSamples, sample_channels

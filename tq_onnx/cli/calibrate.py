@@ -72,7 +72,7 @@ def calibrate(
     """
     from tq_onnx.cli.tokens import file_tokens, require_tokenizer
     from tq_onnx.codec.gathering import FEWEST_TOKENS
-    from tq_onnx.graph.calibrationfile import check_target, write_calibration
+    from tq_onnx.conversion.calibrationfile import check_target, write_calibration
     from tq_onnx.integrations.folder import find_model
 
     model = find_model(model)

@@ -10,13 +10,13 @@ import click
 
 from tq_onnx.cli import flags, planned, terminal
 from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED, PRESETS, ROTATIONS
+from tq_onnx.conversion.options import CENTER_FROM, DEFAULT_CAPACITY, Options
 from tq_onnx.errors import UsageError
-from tq_onnx.graph.options import CENTER_FROM, DEFAULT_CAPACITY, Options
 from tq_onnx.plan import CANN, CANN_GRAPH, CPU, TARGETS
 
 if TYPE_CHECKING:
+    from tq_onnx.conversion.reports import ConversionReport
     from tq_onnx.files.save import ExternalData
-    from tq_onnx.graph.reports import ConversionReport
     from tq_onnx.integrations.folderconversion import FolderReport
     from tq_onnx.integrations.genai import GenaiChanges
 
@@ -196,7 +196,7 @@ def convert(
             as_json=as_json,
         )
         return
-    from tq_onnx.graph import pipeline
+    from tq_onnx.conversion import pipeline
 
     target = output or model.with_name(f"{model.stem}.{_kind(preset, options)}.onnx")
     with terminal.progress() as bar:

@@ -116,7 +116,7 @@ def demo(keep: Path | None, route: str, threads: int | None, as_json: bool) -> N
 
 
 def _run(folder: Path, route: str, threads: int | None) -> DemoReport:
-    from tq_onnx.graph.pipeline import convert
+    from tq_onnx.conversion.pipeline import convert
     from tq_onnx.integrations.bundled import build_bundled, heldout_text
     from tq_onnx.integrations.huggingface import load_tokenizer
     from tq_onnx.verify import quality, speed

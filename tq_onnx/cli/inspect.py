@@ -14,8 +14,8 @@ from tq_onnx.codec.presets import PRESETS
 from tq_onnx.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
-    from tq_onnx.graph.equalise import LayerEqualisation
-    from tq_onnx.graph.reports import InspectionReport
+    from tq_onnx.conversion.equalise import LayerEqualisation
+    from tq_onnx.conversion.reports import InspectionReport
     from tq_onnx.plan import LayerPlan, Plan
 
 
@@ -42,7 +42,7 @@ def inspect(ctx: click.Context, model: Path, as_json: bool) -> None:
         if not _inspect_folder(model, as_json):
             ctx.exit(UnsupportedModelError.exit_code)
         return
-    from tq_onnx.graph import inspection
+    from tq_onnx.conversion import inspect as inspection
 
     with terminal.progress() as bar:
         bar.add_task("Reading the graph", total=None)
@@ -199,7 +199,7 @@ def _noise(entry: LayerEqualisation | None) -> tuple[str, ...]:
 
 def _explain(equalisation: Sequence[LayerEqualisation]) -> None:
     """What the noise of scores is, and what to do where it is large."""
-    from tq_onnx.graph.equalise import SAFER_PRESET
+    from tq_onnx.conversion.equalise import SAFER_PRESET
 
     known = [entry for entry in equalisation if entry.noise_after is not None]
     reason = next((entry.reason for entry in equalisation if entry.reason), "")

@@ -10,7 +10,7 @@ from tq_onnx.cli import terminal
 from tq_onnx.plan import CANN, CANN_GRAPH
 
 if TYPE_CHECKING:
-    from tq_onnx.graph.equalise import LayerEqualisation
+    from tq_onnx.conversion.equalise import LayerEqualisation
     from tq_onnx.plan import LayerPlan, Plan
 
 _TARGETS: Final = {
@@ -49,7 +49,7 @@ def rows(plan: Plan, equalisation: Sequence[LayerEqualisation] = ()) -> list[tup
 
 def warn(plan: Plan, equalisation: Sequence[LayerEqualisation]) -> None:
     """Says which layers have keys too coarse for their model."""
-    from tq_onnx.graph.equalise import SAFER_PRESET
+    from tq_onnx.conversion.equalise import SAFER_PRESET
 
     unsafe = [entry.layer for entry in equalisation if entry.unsafe]
     if unsafe:

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from tq_onnx.conversion import inspect as inspection
+from tq_onnx.conversion.reports import InspectionReport
 from tq_onnx.errors import (
     AlreadyConvertedError,
     ModelFileError,
@@ -28,8 +30,6 @@ from tq_onnx.errors import (
 )
 from tq_onnx.files.load import load
 from tq_onnx.files.preflight import is_blob
-from tq_onnx.graph import inspection
-from tq_onnx.graph.reports import InspectionReport
 from tq_onnx.integrations.genai import CONFIG_FILE, GenaiConfig, read_config
 
 Role = Literal["decoder", "converted", "other"]

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Final, Literal
 
 from tq_onnx.codec.presets import DEFAULT_PRESET
+from tq_onnx.conversion import pipeline
+from tq_onnx.conversion.options import Options, preset_of
+from tq_onnx.conversion.planning import DEFAULT_OPTIONS
+from tq_onnx.conversion.reports import ConversionReport
 from tq_onnx.errors import ModelFileError, OutputExistsError, UsageError
 from tq_onnx.files.oversize import stage_model
 from tq_onnx.files.save import ExternalData, SavedFiles, check_space, refusal
 from tq_onnx.files.transaction import Progress, Stage, same_content
-from tq_onnx.graph import pipeline
-from tq_onnx.graph.options import Options, preset_of
-from tq_onnx.graph.planning import DEFAULT_OPTIONS
-from tq_onnx.graph.reports import ConversionReport
 from tq_onnx.integrations.folder import Folder, LeftOut, require_decoder, survey
 from tq_onnx.integrations.genai import (
     CONFIG_FILE,

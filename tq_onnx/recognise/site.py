@@ -6,7 +6,7 @@ it tells the node that the two caches of a layer have in common (``attention``),
 into a ``Site``, or raises ``NoMatch`` with the reason. A site holds the facts that go into the plan
 and handles into the graph, and knows two things that differ between dialects: how to get the
 operands of attention from the graph (``operands``), and what form the old attention's result had
-(``result``). All else is done by ``tq_onnx.graph.rewrite``.
+(``result``). All else is done by ``tq_onnx.conversion.rewrite``.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from tq_onnx import __version__
 from tq_onnx.codec.calibration import Calibration
 from tq_onnx.codec.gathering import Gathering
+from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.errors import UsageError
-from tq_onnx.graph.pipeline import prepare
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.verify.probe import Probe, lay_open
 from tq_onnx.verify.subject import Subject

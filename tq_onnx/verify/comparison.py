@@ -16,9 +16,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError, VerificationError
 from tq_onnx.files.load import load
-from tq_onnx.graph.pipeline import prepare
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.runtime.session import ports, vocabulary_size
 from tq_onnx.verify.channelscales import sample_channels

@@ -23,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from tq_onnx.conversion.pipeline import Prepared
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.graph.builder import MICROSOFT, Builder
-from tq_onnx.graph.pipeline import Prepared
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
 from tq_onnx.plan import METADATA_PLAN, LayerPlan
 from tq_onnx.runtime.cache import CacheSpec, bytes_per_token

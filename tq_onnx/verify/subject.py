@@ -213,11 +213,11 @@ def open_conversion(
     """Converts an original and opens the result, of which nothing is written to disk.
 
     Raises:
-        TqOnnxError: as ``tq_onnx.graph.pipeline.convert`` and ``open_subject``.
+        TqOnnxError: as ``tq_onnx.conversion.pipeline.convert`` and ``open_subject``.
     """
     import onnx_ir as ir
 
-    from tq_onnx.graph.pipeline import prepare
+    from tq_onnx.conversion.pipeline import prepare
 
     prepared = prepare(path, preset=preset)
     session = make_session(

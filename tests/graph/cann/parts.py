@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from tests.graph.decoders import Array, session
-from tq_onnx.graph import bake
+from tq_onnx.conversion import bake
 from tq_onnx.graph.builder import MICROSOFT, Builder
 from tq_onnx.graph.shapes import fill_shapes
 from tq_onnx.ops.domain import DECODER, DOMAIN

@@ -17,12 +17,12 @@ from tests.graph.decoders import (
     load,
     session,
 )
+from tq_onnx.conversion.check import complaint
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.graph.cann import provider
 from tq_onnx.graph.cann.kernels import expect_kernels
 from tq_onnx.graph.cann.lower import lower
 from tq_onnx.graph.cann.mask import _LENGTHS, PADDING, _hides_the_future
-from tq_onnx.graph.check import complaint
 from tq_onnx.ops.domain import ATTENTION, DECODER, DOMAIN, ENCODE
 from tq_onnx.plan import CANN, METADATA_PLAN, Plan
 

@@ -24,8 +24,8 @@ from onnx_ir.passes.common import (
     RemoveUnusedNodesPass,
 )
 
+from tq_onnx.conversion import bake
 from tq_onnx.errors import UnsupportedModelError
-from tq_onnx.graph import bake
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.cann import mask, provider
 from tq_onnx.graph.cann.embedding import lower_embedding

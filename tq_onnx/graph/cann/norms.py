@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy.typing as npt
 import onnx_ir as ir
 
+from tq_onnx.conversion.headnorms import above_casts, constant_channels
 from tq_onnx.graph.builder import MICROSOFT, Builder
 from tq_onnx.graph.cann.provider import ELEMENTS
 from tq_onnx.graph.constants import (
@@ -25,7 +26,6 @@ from tq_onnx.graph.constants import (
     integers,
     scalar,
 )
-from tq_onnx.graph.norms import above_casts, constant_channels
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.sizerules import sizes
 from tq_onnx.graph.substitute import substitute

@@ -26,8 +26,8 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from tq_onnx.conversion.bake import add_functions
 from tq_onnx.errors import UnsupportedModelError, UsageError
-from tq_onnx.graph.bake import add_functions
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.cann.norms import lower_norms
 from tq_onnx.graph.cann.rotary import lower_rotary

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from tq_onnx.conversion.options import Options
+from tq_onnx.conversion.pipeline import convert
 from tq_onnx.files.load import load
 from tq_onnx.graph.graphmode import lower_for_graph_mode
-from tq_onnx.graph.options import Options
-from tq_onnx.graph.pipeline import convert
 from tq_onnx.plan import CANN as CANN_TARGET
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.runtime.providers import CANN, CPU, ExecutionProvider

@@ -73,7 +73,7 @@ def _trained(findings: Findings, request: Request) -> None:
 
 
 def _graph_mode(findings: Findings, request: Request) -> None:
-    from tq_onnx.graph.pipeline import convert
+    from tq_onnx.conversion.pipeline import convert
     from tq_onnx.runtime.providers import CANN
     from tq_onnx.verify.npu.models import check_graph_mode
     from tq_onnx.verify.placements import try_provider

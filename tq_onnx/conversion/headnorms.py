@@ -4,7 +4,7 @@ A converted model is where the search is the same for every dialect: queries are
 ``TurboQuantDequantAttention`` and new keys input 0 of the encoder whose cache it reads. From there
 backwards through what is linear to the one multiplication of normalised numbers by a weight of D
 elements: a node (SimplifiedLayerNormalization, RMSNormalization, LayerNormalization without a
-bias), or spelled out. From there forwards again (``tq_onnx.graph.channelflow``), because scaling
+bias), or spelled out. From there forwards again (``tq_onnx.conversion.channelflow``), because scaling
 the weight must scale this layer's queries, or keys, and nothing else.
 
 Weights are read only where their shape says that they have D elements.
@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from tq_onnx.conversion.channelflow import follow_channels
+from tq_onnx.conversion.channels import Ids, Ties, Way
 from tq_onnx.graph.builder import MICROSOFT
-from tq_onnx.graph.channelflow import follow_channels
-from tq_onnx.graph.channels import Ids, Ties, Way
 from tq_onnx.graph.constants import attribute_int, integers, scalar
 from tq_onnx.graph.liveness import live_nodes
 from tq_onnx.graph.operators import kind

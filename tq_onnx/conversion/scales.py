@@ -2,7 +2,7 @@
 
 Two things, both exact: scores and results of the unquantised model stay what they were.
 
-Scales make the channels of queries and keys alike (``tq_onnx.graph.equalise``). They go into the
+Scales make the channels of queries and keys alike (``tq_onnx.conversion.equalise``). They go into the
 weights of norms where there are such; where there are none, and a calibration file tells the
 energies of the channels, into multiplications of their own, of the operator's query (by s) and of
 the new keys (by 1 / s), behind the rotary embedding, so that no pairs are tied; powers of two in
@@ -27,12 +27,12 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from tq_onnx.codec.calibration import Calibration
+from tq_onnx.conversion.cachenodes import maker
+from tq_onnx.conversion.equalise import LayerEqualisation, equalise, layer_scales
+from tq_onnx.conversion.headnorms import LayerNorms, find_norms
+from tq_onnx.conversion.options import Options
 from tq_onnx.errors import UsageError
 from tq_onnx.graph.builder import Builder
-from tq_onnx.graph.cachenodes import maker
-from tq_onnx.graph.equalise import LayerEqualisation, equalise, layer_scales
-from tq_onnx.graph.norms import LayerNorms, find_norms
-from tq_onnx.graph.options import Options
 from tq_onnx.ops.domain import ATTENTION
 from tq_onnx.plan import METADATA_PLAN, LayerPlan, Plan
 

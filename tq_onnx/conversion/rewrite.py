@@ -23,16 +23,16 @@ from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.graph import bake
-from tq_onnx.graph.builder import MICROSOFT, Builder
-from tq_onnx.graph.cachenodes import (
+from tq_onnx.conversion import bake
+from tq_onnx.conversion.cachenodes import (
     SCOPE,
     answer,
     publish,
     shortened,
 )
+from tq_onnx.conversion.nodes import LayerNodes, Role
+from tq_onnx.graph.builder import MICROSOFT, Builder
 from tq_onnx.graph.liveness import live_nodes, nested_nodes
-from tq_onnx.graph.operatornodes import LayerNodes, Role
 from tq_onnx.ops.domain import DOMAIN, VERSION
 from tq_onnx.plan import LayerPlan, Plan
 from tq_onnx.recognise.caches import (

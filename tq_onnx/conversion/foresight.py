@@ -1,6 +1,6 @@
 """What equalisation will find in a model that is not converted yet.
 
-Norms are found in converted models (``tq_onnx.graph.norms``), so a copy is converted, in memory and
+Norms are found in converted models (``tq_onnx.conversion.headnorms``), so a copy is converted, in memory and
 without reading a weight. For ``inspect``, and for plans that must say beforehand which layers get
 scales; scales depend on weights alone, so those that the model itself gets later are the same.
 """
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from tq_onnx.graph.norms import LayerNorms, NoNorms, find_norms
-from tq_onnx.graph.rewrite import ConvertPass
+from tq_onnx.conversion.headnorms import LayerNorms, NoNorms, find_norms
+from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.plan import Plan
 from tq_onnx.recognise.match import recognise
 

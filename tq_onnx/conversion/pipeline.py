@@ -2,7 +2,7 @@
 
 ``convert`` runs load -> recognise -> plan -> rewrite, bake and adapt -> check -> save; nothing is
 written before everything holds. It returns a frozen, JSON-able report
-(``tq_onnx.graph.reports``). Bytes per token are those of one more token of one sequence in all
+(``tq_onnx.conversion.reports``). Bytes per token are those of one more token of one sequence in all
 layers, from the graph's own types, scales included.
 """
 
@@ -16,19 +16,19 @@ from typing import Final, Literal
 import onnx_ir as ir
 
 from tq_onnx.codec.presets import DEFAULT_PRESET, Preset
+from tq_onnx.conversion.calibrationfile import read_calibration
+from tq_onnx.conversion.check import Facts, check, complaint, facts
+from tq_onnx.conversion.equalise import LayerEqualisation
+from tq_onnx.conversion.options import Options, preset_of
+from tq_onnx.conversion.planning import DEFAULT_OPTIONS, make_plan
+from tq_onnx.conversion.reports import ConversionReport
+from tq_onnx.conversion.rewrite import ConvertPass
+from tq_onnx.conversion.scales import adapt
 from tq_onnx.errors import ModelFileError, TqOnnxError, UnsupportedModelError
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.files.save import ExternalData, SavedFiles, check_output, save
 from tq_onnx.files.transaction import Progress
-from tq_onnx.graph.adapt import adapt
-from tq_onnx.graph.calibrationfile import read_calibration
 from tq_onnx.graph.cann.kernels import expect_kernels, expect_whole_blocks
-from tq_onnx.graph.check import Facts, check, complaint, facts
-from tq_onnx.graph.equalise import LayerEqualisation
-from tq_onnx.graph.options import Options, preset_of
-from tq_onnx.graph.planning import DEFAULT_OPTIONS, make_plan
-from tq_onnx.graph.reports import ConversionReport
-from tq_onnx.graph.rewrite import ConvertPass
 from tq_onnx.plan import CANN, CANN_GRAPH, Plan
 from tq_onnx.recognise.caches import static_dim
 from tq_onnx.recognise.match import Recognition, recognise

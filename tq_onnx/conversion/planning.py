@@ -10,8 +10,8 @@ from tq_onnx import __version__
 from tq_onnx.codec.presets import HADAMARD, Preset
 from tq_onnx.codec.rotation import rotation_seed
 from tq_onnx.codec.spec import RAW, Codec, RowLayout, layout_digest, row_layout
+from tq_onnx.conversion.options import Options, adapted, compressed_layers
 from tq_onnx.errors import UnsupportedModelError, UsageError
-from tq_onnx.graph.options import Options, adapted, compressed_layers
 from tq_onnx.plan import CachePair, LayerPlan, Plan
 from tq_onnx.recognise.caches import (
     Cache,

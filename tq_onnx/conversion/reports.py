@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tq_onnx.conversion.equalise import LayerEqualisation
 from tq_onnx.files.save import SavedFiles
-from tq_onnx.graph.equalise import LayerEqualisation
 from tq_onnx.plan import Plan
 
 

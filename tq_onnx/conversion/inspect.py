@@ -8,13 +8,13 @@ import onnx_ir as ir
 
 from tq_onnx.codec.presets import DEFAULT_PRESET, PRESETS
 from tq_onnx.codec.spec import RAW
+from tq_onnx.conversion.equalise import LayerEqualisation, predict
+from tq_onnx.conversion.foresight import foresee
+from tq_onnx.conversion.pipeline import converted_bytes, original_bytes, recognised
+from tq_onnx.conversion.planning import make_plan
+from tq_onnx.conversion.reports import InspectionReport, LayerFound, Miss, PresetOffer
 from tq_onnx.errors import ModelFileError, TqOnnxError
 from tq_onnx.files.load import LoadedModel, load
-from tq_onnx.graph.equalise import LayerEqualisation, predict
-from tq_onnx.graph.foresight import foresee
-from tq_onnx.graph.pipeline import converted_bytes, original_bytes, recognised
-from tq_onnx.graph.planning import make_plan
-from tq_onnx.graph.reports import InspectionReport, LayerFound, Miss, PresetOffer
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.recognise.caches import (
     Cache,

@@ -13,9 +13,9 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
-from tq_onnx.graph import bake
+from tq_onnx.conversion import bake
+from tq_onnx.conversion.cachenodes import as_query, leading, past_bytes, turned
 from tq_onnx.graph.builder import Builder
-from tq_onnx.graph.cachenodes import as_query, leading, past_bytes, turned
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
 from tq_onnx.plan import LayerPlan, Plan
 from tq_onnx.recognise.caches import Cache

@@ -4,7 +4,7 @@
 keep name, order, type and shape (caches: uint8, the last dimension W and static); every layer has
 two encoders and one attention, wired to its caches, with the attributes of the plan; rotations are
 orthogonal, codebooks sorted and antisymmetric to the bit, offsets finite (all of that in
-``tq_onnx.graph.checknodes``); the function bodies are there; the plan is read back from the
+``tq_onnx.conversion.checknodes``); the function bodies are there; the plan is read back from the
 metadata; and onnx's own checker, with our schemas registered, is content.
 
 A violation is a defect of the converter, never the user's fault: nothing is written.
@@ -20,8 +20,8 @@ from typing import Any, Final
 import onnx
 import onnx_ir as ir
 
+from tq_onnx.conversion.checknodes import layer_violations
 from tq_onnx.errors import TqOnnxError
-from tq_onnx.graph.checknodes import layer_violations
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
 from tq_onnx.ops.schema import register_schemas
 from tq_onnx.plan import METADATA_DIGEST, METADATA_PLAN, Plan

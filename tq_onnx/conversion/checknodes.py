@@ -1,4 +1,4 @@
-"""What must hold of the operators in a converted model; a part of ``tq_onnx.graph.check``."""
+"""What must hold of the operators in a converted model; a part of ``tq_onnx.conversion.check``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from tq_onnx.codec.spec import Codec, row_layout
-from tq_onnx.graph.bake import codec_index
-from tq_onnx.graph.cachenodes import maker
+from tq_onnx.conversion.bake import codec_index
+from tq_onnx.conversion.cachenodes import maker
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
 from tq_onnx.plan import CachePair, LayerPlan, Plan
 

@@ -42,9 +42,9 @@ import onnx_ir as ir
 
 from tq_onnx.codec.codebook import lloyd_max
 from tq_onnx.codec.spec import LLOYD_MAX, PROD, Codec
+from tq_onnx.conversion.channels import Ids
+from tq_onnx.conversion.headnorms import Array, LayerNorms, NoNorms, Norm, find_norms
 from tq_onnx.graph.builder import Builder
-from tq_onnx.graph.channels import Ids
-from tq_onnx.graph.norms import Array, LayerNorms, NoNorms, Norm, find_norms
 from tq_onnx.plan import LayerPlan, Plan
 
 Floats = npt.NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""Follows the channels of a norm forwards to all that reads them (``tq_onnx.graph.channels``)."""
+"""Follows the channels of a norm forwards to all that reads them (``tq_onnx.conversion.channels``)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.graph.channels import STEPS, Channels, Ids, Way
+from tq_onnx.conversion.channels import STEPS, Channels, Ids, Way
 from tq_onnx.graph.operators import kind
 from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.recognise.caches import NoMatch, rank

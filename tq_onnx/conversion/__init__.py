@@ -1,0 +1,1 @@
+"""Converts a recognised decoder: plans, rewrites and checks it."""
