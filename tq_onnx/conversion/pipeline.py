@@ -28,10 +28,10 @@ from tq_onnx.errors import ModelFileError, TqOnnxError, UnsupportedModelError
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.files.save import ExternalData, SavedFiles, check_output, save
 from tq_onnx.files.transaction import Progress
-from tq_onnx.graph.cann.kernels import expect_kernels, expect_whole_blocks
 from tq_onnx.plan import CANN, CANN_GRAPH, Plan
 from tq_onnx.recognise.caches import static_dim
 from tq_onnx.recognise.match import Recognition, recognise
+from tq_onnx.targets.cann.kernels import expect_kernels, expect_whole_blocks
 
 Stage = Literal["load", "recognise", "plan", "rewrite", "check", "save"]
 STAGES: Final[tuple[Stage, ...]] = ("load", "recognise", "plan", "rewrite", "check", "save")
@@ -166,8 +166,8 @@ def prepare(
     plan, equalisation = adapt(loaded.model, plan, options, calibration)
     if options.target == CANN:
         # Imported where it is needed: it takes onnx's reference evaluator with it.
-        from tq_onnx.graph.cann.lower import lower
-        from tq_onnx.graph.cann.positions import positions_of
+        from tq_onnx.targets.cann.lower import lower
+        from tq_onnx.targets.cann.positions import positions_of
 
         positions = positions_of(path, options.max_positions)
         try:
@@ -180,7 +180,7 @@ def prepare(
     check(before, loaded.model, plan)
     size = converted_bytes(loaded.model, plan)
     if options.target == CANN_GRAPH:
-        from tq_onnx.graph.graphmode import lower_for_graph_mode
+        from tq_onnx.targets.cann_graph import lower_for_graph_mode
 
         sizes = {"capacity": options.capacity, "tokens": options.call_tokens}
         plan = lower_for_graph_mode(loaded.model, **sizes)

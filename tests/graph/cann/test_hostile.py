@@ -25,12 +25,12 @@ from tests.graph.decoders import (
 from tq_onnx.cli.main import main
 from tq_onnx.conversion.check import complaint
 from tq_onnx.errors import UnsupportedModelError, UsageError
-from tq_onnx.graph.cann import provider
-from tq_onnx.graph.cann.kernels import expect_kernels
-from tq_onnx.graph.cann.lower import lower
-from tq_onnx.graph.cann.mask import PADDING
 from tq_onnx.ops.domain import DOMAIN, ENCODE
 from tq_onnx.plan import Plan
+from tq_onnx.targets.cann import claims as provider
+from tq_onnx.targets.cann.kernels import expect_kernels
+from tq_onnx.targets.cann.lower import lower
+from tq_onnx.targets.cann.mask import PADDING
 
 BASE = "dynamo-op18-sdpa"
 POSITIONS = 64

@@ -10,8 +10,8 @@ import pytest
 
 from tests.graph.cann.parts import Array, finish, left_alone, lowered, numbers, part, run
 from tq_onnx.graph.builder import Builder
-from tq_onnx.graph.cann.layout import lower_layout
 from tq_onnx.ops.domain import TRANSPOSE
+from tq_onnx.targets.cann.layout import lower_layout
 
 OURS = f".{TRANSPOSE}"
 WEIGHTS = {

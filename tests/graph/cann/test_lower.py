@@ -19,12 +19,12 @@ from tests.graph.decoders import (
 )
 from tq_onnx.conversion.check import complaint
 from tq_onnx.errors import UnsupportedModelError, UsageError
-from tq_onnx.graph.cann import provider
-from tq_onnx.graph.cann.kernels import expect_kernels
-from tq_onnx.graph.cann.lower import lower
-from tq_onnx.graph.cann.mask import _LENGTHS, PADDING, _hides_the_future
 from tq_onnx.ops.domain import ATTENTION, DECODER, DOMAIN, ENCODE
 from tq_onnx.plan import CANN, METADATA_PLAN, Plan
+from tq_onnx.targets.cann import claims as provider
+from tq_onnx.targets.cann.kernels import expect_kernels
+from tq_onnx.targets.cann.lower import lower
+from tq_onnx.targets.cann.mask import _LENGTHS, PADDING, _hides_the_future
 
 SINGLE = [
     *("dynamo-op18-eager", "dynamo-op18-sdpa", "dynamo-op20-sdpa", "dynamo-op23-eager"),

@@ -7,8 +7,8 @@ import onnx_ir as ir
 import pytest
 
 from tests.graph.cann.parts import left_alone, lowered, numbers, part
-from tq_onnx.graph.cann.norms import lower_norms
 from tq_onnx.ops.domain import RMS_NORMALIZATION
+from tq_onnx.targets.cann.rmsnormalization import lower_norms
 
 SPELLED = """two = Constant<value_float = 2.0>()
 last = Constant<value_ints = [-1]>()

@@ -9,14 +9,14 @@ import pytest
 from tests.graph.cann.parts import finish
 from tests.graph.decoders import EXACT, Decoder, batch, convert, load, session
 from tq_onnx.graph.builder import Builder
-from tq_onnx.graph.cann.layout import lower_layout
-from tq_onnx.graph.cann.norms import lower_norms
-from tq_onnx.graph.cann.provider import is_float
-from tq_onnx.graph.cann.rotary import lower_rotary
-from tq_onnx.graph.cann.swish import lower_swish
 from tq_onnx.graph.constants import integers
 from tq_onnx.graph.shapes import fill_shapes
 from tq_onnx.ops.domain import DOMAIN
+from tq_onnx.targets.cann.claims import is_float
+from tq_onnx.targets.cann.layout import lower_layout
+from tq_onnx.targets.cann.rmsnormalization import lower_norms
+from tq_onnx.targets.cann.rotary import lower_rotary
+from tq_onnx.targets.cann.swish import lower_swish
 
 POSITIONS = 64
 QWEN = (9, 4, 2)

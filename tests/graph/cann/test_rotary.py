@@ -11,8 +11,8 @@ import pytest
 
 from tests.graph.cann.parts import Array, left_alone, lowered, numbers, part, run
 from tq_onnx.graph.builder import Builder
-from tq_onnx.graph.cann.rotary import lower_rotary
 from tq_onnx.ops.domain import ROTARY_EMBEDDING
+from tq_onnx.targets.cann.rotary import lower_rotary
 
 POSITIONS = 50
 LOWER = partial(lower_rotary, positions=POSITIONS)

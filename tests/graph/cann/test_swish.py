@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.graph.cann.parts import left_alone, lowered, numbers, part
-from tq_onnx.graph.cann.swish import lower_swish
 from tq_onnx.ops.domain import SWISH
+from tq_onnx.targets.cann.swish import lower_swish
 
 FORMS = {
     "gate last": "s = Sigmoid(x)\ny = Mul(x, s)",

@@ -14,11 +14,11 @@ import onnx_ir as ir
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.files.load import load
-from tq_onnx.graph.graphmode import lower_for_graph_mode
 from tq_onnx.plan import CANN as CANN_TARGET
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.runtime.providers import CANN, CPU, ExecutionProvider
 from tq_onnx.runtime.session import make_session, ports
+from tq_onnx.targets.cann_graph import lower_for_graph_mode
 from tq_onnx.verify.crossproviders import compare_providers
 from tq_onnx.verify.npu.findings import Figures, Findings
 from tq_onnx.verify.npu.privacy import impersonal

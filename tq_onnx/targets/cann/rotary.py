@@ -8,7 +8,7 @@ float32 ``[P, D / 2]``, looked into by positions that stay on the host.
 Recognised are RotaryEmbedding of ONNX 23, with cosines and sines or with tables and positions, that
 of com.microsoft, both with heads before tokens or in one row of ``[B, T, N * D]``, and arithmetic:
 an Add whose nodes do, for numbers drawn at random, what the formula says. The angles may be
-computed in any way (``tq_onnx.graph.cann.angles``). Interleaved and partial embeddings are left
+computed in any way (``tq_onnx.targets.cann.angles``). Interleaved and partial embeddings are left
 alone.
 """
 
@@ -22,8 +22,6 @@ import numpy as np
 import onnx_ir as ir
 
 from tq_onnx.graph.builder import MICROSOFT, Builder
-from tq_onnx.graph.cann.angles import Angles, position_ids, read_angles, read_table, table
-from tq_onnx.graph.cann.provider import ELEMENTS
 from tq_onnx.graph.constants import attribute_float, attribute_int
 from tq_onnx.graph.evaluate import evaluate
 from tq_onnx.graph.operators import kind
@@ -31,6 +29,8 @@ from tq_onnx.graph.sizerules import Size, sizes
 from tq_onnx.graph.substitute import substitute
 from tq_onnx.ops.domain import DOMAIN, ROTARY_EMBEDDING
 from tq_onnx.recognise.caches import NoMatch, label, rank, static_dim
+from tq_onnx.targets.cann.angles import Angles, position_ids, read_angles, read_table, table
+from tq_onnx.targets.cann.claims import ELEMENTS
 
 _MICROSOFT: Final = f"{MICROSOFT}.RotaryEmbedding"
 _TOLERANCE: Final = {ir.DataType.FLOAT: 1e-5, ir.DataType.FLOAT16: 2e-2}

@@ -17,7 +17,6 @@ import onnx.shape_inference
 import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
-from tq_onnx.graph.cann.provider import is_float
 from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.evaluate import Array
 from tq_onnx.graph.liveness import live_nodes
@@ -25,6 +24,7 @@ from tq_onnx.graph.shapes import without_weights
 from tq_onnx.graph.sizerules import sizes
 from tq_onnx.ops.schema import registered
 from tq_onnx.plan import Plan
+from tq_onnx.targets.cann.claims import is_float
 
 _BATCH: Final = "batch"
 _TOKENS: Final = "tokens"

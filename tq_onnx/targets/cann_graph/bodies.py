@@ -21,12 +21,12 @@ from onnx_ir.passes.common import InlinePass
 from onnxscript import INT64, UINT8, script
 
 from tq_onnx.codec.spec import Codec
-from tq_onnx.graph.graphmode.lengths import Sizes
 from tq_onnx.ops.bodies import TURBOQUANT, U8, op
 from tq_onnx.ops.bodies.composing import operator_style
 from tq_onnx.ops.domain import ATTENTION, BODY_OPSET, DOMAIN, ENCODE, VERSION
 from tq_onnx.ops.functions import function_protos
 from tq_onnx.plan import LayerPlan, Plan
+from tq_onnx.targets.cann_graph.masklengths import Sizes
 
 _CODEC_INDICES = ("codec_index", "key_codec_index", "value_codec_index")
 

@@ -7,13 +7,13 @@ from typing import Final
 import onnx_ir as ir
 
 from tq_onnx.graph.builder import MICROSOFT, Builder
-from tq_onnx.graph.cann.provider import ELEMENTS
 from tq_onnx.graph.constants import attribute_float
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.sizerules import sizes
 from tq_onnx.graph.substitute import substitute
 from tq_onnx.ops.domain import DOMAIN, SWISH
 from tq_onnx.recognise.caches import label
+from tq_onnx.targets.cann.claims import ELEMENTS
 
 _ALPHAS: Final = {"Swish": 1.0, f"{MICROSOFT}.QuickGelu": 1.702}
 """Operators for ``x * Sigmoid(alpha * x)``, and the alpha of each that does not tell its own."""

@@ -17,7 +17,6 @@ import numpy as np
 import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
-from tq_onnx.graph.cann.hostshapes import shapes_by_name
 from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.evaluate import Array, evaluate
 from tq_onnx.graph.liveness import data_ancestors
@@ -25,6 +24,7 @@ from tq_onnx.graph.sizerules import sizes
 from tq_onnx.ops.domain import ATTENTION, DOMAIN
 from tq_onnx.plan import Plan
 from tq_onnx.recognise.caches import NoMatch, rank, static_dim
+from tq_onnx.targets.cann.hostshapes import shapes_by_name
 
 BIAS: Final = 8
 """Index of ``attention_bias`` among the inputs of TurboQuantDequantAttention."""

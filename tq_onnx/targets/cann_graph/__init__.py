@@ -6,9 +6,9 @@ With ``enable_cann_graph=1``, its default, CANNExecutionProvider never takes a k
 hands graphs of standard operators to CANN, which compiles them for the sizes of their inputs. So
 here the operators become the function bodies that every converted model carries, caches have a
 fixed capacity, calls a fixed number of tokens, and lengths are read from the attention mask
-(``tq_onnx.graph.graphmode.lengths``). All of it are operators that the provider takes, so that it
+(``tq_onnx.targets.cann_graph.masklengths``). All of it are operators that the provider takes, so that it
 makes one graph of the model. Norms and rotary embeddings that onnxruntime has operators for become
-standard ONNX as well (``tq_onnx.graph.cann``). The same file runs wherever ONNX does.
+standard ONNX as well (``tq_onnx.targets.cann``). The same file runs wherever ONNX does.
 
 CANN's parser is given the bytes of a graph and no folder, so the weights are in the model itself,
 which may have 2 GiB then.
@@ -29,17 +29,17 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from tq_onnx.conversion.bake import add_functions
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.graph.builder import Builder
-from tq_onnx.graph.cann.norms import lower_norms
-from tq_onnx.graph.cann.rotary import lower_rotary
-from tq_onnx.graph.graphmode import provider
-from tq_onnx.graph.graphmode.bodies import inline_operators
-from tq_onnx.graph.graphmode.lengths import Sizes, fix_lengths
-from tq_onnx.graph.graphmode.standard import lower_opset, simplify
 from tq_onnx.graph.shapes import fill_shapes
 from tq_onnx.ops.domain import DECODER, DOMAIN, VERSION
 from tq_onnx.ops.functions import decoder_function_protos
 from tq_onnx.plan import CANN_GRAPH, CPU, METADATA_PLAN, Plan
 from tq_onnx.recognise.caches import NoMatch
+from tq_onnx.targets.cann.rmsnormalization import lower_norms
+from tq_onnx.targets.cann.rotary import lower_rotary
+from tq_onnx.targets.cann_graph import graphoperators as provider
+from tq_onnx.targets.cann_graph.bodies import inline_operators
+from tq_onnx.targets.cann_graph.masklengths import Sizes, fix_lengths
+from tq_onnx.targets.cann_graph.standard import lower_opset, simplify
 
 __all__ = ["lower_for_graph_mode"]
 

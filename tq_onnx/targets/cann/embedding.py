@@ -5,11 +5,11 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
-from tq_onnx.graph.cann.provider import ELEMENTS
 from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.substitute import substitute
 from tq_onnx.ops.domain import DOMAIN, GATHER
 from tq_onnx.recognise.caches import rank
+from tq_onnx.targets.cann.claims import ELEMENTS
 
 
 def lower_embedding(model: ir.Model, build: Builder) -> int:

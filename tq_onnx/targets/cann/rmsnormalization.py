@@ -19,7 +19,6 @@ import onnx_ir as ir
 
 from tq_onnx.conversion.headnorms import above_casts, constant_channels
 from tq_onnx.graph.builder import MICROSOFT, Builder
-from tq_onnx.graph.cann.provider import ELEMENTS
 from tq_onnx.graph.constants import (
     attribute_float,
     attribute_int,
@@ -31,6 +30,7 @@ from tq_onnx.graph.sizerules import sizes
 from tq_onnx.graph.substitute import substitute
 from tq_onnx.ops.domain import DOMAIN, RMS_NORMALIZATION
 from tq_onnx.recognise.caches import label, rank, static_dim
+from tq_onnx.targets.cann.claims import ELEMENTS
 
 _SKIP: Final = f"{MICROSOFT}.SkipSimplifiedLayerNormalization"
 _EPSILONS: Final = {

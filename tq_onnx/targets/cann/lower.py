@@ -3,13 +3,13 @@
     masks -> embedding -> norms -> shapes -> lengths -> rotary -> swish -> layout -> check
 
 After it every node that computes floats is one that the provider claims, or an operator of ours
-(``tq_onnx.graph.cann.provider``); token ids, positions and lengths stay on the host, the caches
+(``tq_onnx.targets.cann.claims``); token ids, positions and lengths stay on the host, the caches
 and everything else on the device. The same file runs on the CPU, and by its function bodies
 anywhere. What is not recognised is refused by name: a node that is left over would not fail but be
 run on the CPU, between copies.
 
 Padding is the one thing that the model could say before and cannot now; see
-``tq_onnx.graph.cann.mask``.
+``tq_onnx.targets.cann.mask``.
 """
 
 from __future__ import annotations
@@ -27,13 +27,6 @@ from onnx_ir.passes.common import (
 from tq_onnx.conversion import bake
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.graph.builder import Builder
-from tq_onnx.graph.cann import mask, provider
-from tq_onnx.graph.cann.embedding import lower_embedding
-from tq_onnx.graph.cann.hostshapes import answer_shapes
-from tq_onnx.graph.cann.layout import lower_layout
-from tq_onnx.graph.cann.norms import lower_norms
-from tq_onnx.graph.cann.rotary import lower_rotary
-from tq_onnx.graph.cann.swish import lower_swish
 from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.liveness import live_nodes, nested_nodes
 from tq_onnx.graph.shapes import fill_shapes
@@ -41,6 +34,14 @@ from tq_onnx.ops.domain import ATTENTION, DECODER, DOMAIN, ENCODE, ROTARY_EMBEDD
 from tq_onnx.ops.functions import decoder_function_protos
 from tq_onnx.plan import CANN, Plan
 from tq_onnx.recognise.caches import NoMatch
+from tq_onnx.targets.cann import claims as provider
+from tq_onnx.targets.cann import mask
+from tq_onnx.targets.cann.embedding import lower_embedding
+from tq_onnx.targets.cann.hostshapes import answer_shapes
+from tq_onnx.targets.cann.layout import lower_layout
+from tq_onnx.targets.cann.rmsnormalization import lower_norms
+from tq_onnx.targets.cann.rotary import lower_rotary
+from tq_onnx.targets.cann.swish import lower_swish
 
 SCOPE: Final = "cann"
 _TARGET: Final = "--target cann"
@@ -51,7 +52,7 @@ def lower(model: ir.Model, plan: Plan, positions: int) -> Plan:
 
     Args:
         model: after ``ConvertPass`` and ``adapt``.
-        plan: the plan that it was converted by; ``tq_onnx.graph.cann.kernels`` has nothing
+        plan: the plan that it was converted by; ``tq_onnx.targets.cann.kernels`` has nothing
             against it.
         positions: rows of the tables of a rotary embedding that the graph computes; where it has
             tables of its own, those.
