@@ -19,8 +19,8 @@ import numpy as np
 import onnx_ir as ir
 
 from tq_onnx.errors import UnsupportedModelError
+from tq_onnx.runtime.model import Subject
 from tq_onnx.runtime.session import make_session
-from tq_onnx.verify.subject import Subject
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 QWEN3_06B = {

@@ -32,9 +32,9 @@ from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import Prepared, prepare
 from tq_onnx.errors import TqOnnxError
 from tq_onnx.ops.domain import DOMAIN, ENCODE
+from tq_onnx.runtime.model import Subject, open_original
 from tq_onnx.runtime.session import make_session
 from tq_onnx.runtime.signature import plan_of, signature_of
-from tq_onnx.verify.subject import Subject, open_original
 
 Array = np.ndarray[Any, Any]
 

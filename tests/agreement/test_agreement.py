@@ -15,7 +15,7 @@ from tq_onnx.codec.presets import PRESETS
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.ops.domain import ATTENTION
-from tq_onnx.verify.subject import open_original
+from tq_onnx.runtime.model import open_original
 
 FIXTURES = Path(__file__).parents[1] / "dialects" / "fixtures"
 #: ONNX Runtime's CPU provider has no bfloat16; the reference evaluator has.

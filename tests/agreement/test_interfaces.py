@@ -15,9 +15,9 @@ from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert, prepare
 from tq_onnx.conversion.planning import DEFAULT_OPTIONS
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError
+from tq_onnx.measure.verify import verify
 from tq_onnx.plan import IGNORED, LOGITS_TO_KEEP, PAST_LENGTH, TOTAL_LENGTH, VISIBLE, Fed
-from tq_onnx.verify.parity import verify
-from tq_onnx.verify.subject import Subject, open_original, open_subject
+from tq_onnx.runtime.model import Subject, open_original, open_subject
 
 FIXTURES = Path(__file__).parents[1] / "dialects" / "fixtures"
 GENAI = FIXTURES / "genai-cpu-fp32.onnx"

@@ -14,15 +14,15 @@ from tests.cann.ep_models import LAYERS, VOCABULARY, decoder
 from tests.cann.fake_acl import DEVICE_TO_HOST, FakeAcl
 from tests.cann.session import model_of
 from tq_onnx.errors import UnsupportedModelError, UsageError
+from tq_onnx.measure.devicechecks import providers_agree
+from tq_onnx.measure.devices import compare_providers
+from tq_onnx.measure.feeding_modes import all_caches
+from tq_onnx.measure.probe import make_probe
 from tq_onnx.runtime.decoder import Decoder
+from tq_onnx.runtime.model import open_subject
+from tq_onnx.runtime.placement import open_placed, problem_of, report_placement
 from tq_onnx.runtime.providers import CANN
 from tq_onnx.runtime.session import make_session, placement
-from tq_onnx.verify.crossproviders import compare_providers
-from tq_onnx.verify.modes import all_caches
-from tq_onnx.verify.placements import open_placed, problem_of, report_placement
-from tq_onnx.verify.probe import make_probe
-from tq_onnx.verify.providerchecks import providers_agree
-from tq_onnx.verify.subject import open_subject
 
 pytestmark = [pytest.mark.cann, pytest.mark.usefixtures("kernels_named")]
 

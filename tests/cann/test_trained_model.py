@@ -31,7 +31,7 @@ from tq_onnx.integrations.huggingface import load_tokenizer
 from tq_onnx.runtime import providers
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.library import get_library_path
-from tq_onnx.verify.subject import Subject, open_converted
+from tq_onnx.runtime.model import Subject, open_converted
 
 pytestmark = pytest.mark.cann
 

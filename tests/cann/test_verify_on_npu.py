@@ -20,9 +20,9 @@ from tests.cli.run import run
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled
-from tq_onnx.verify import npu
-from tq_onnx.verify.npu.findings import BRIEF, PARTS, Findings
-from tq_onnx.verify.npu.models import check_graph_mode
+from tq_onnx.measure import npu
+from tq_onnx.measure.npu.findings import BRIEF, PARTS, Findings
+from tq_onnx.measure.npu.models import check_graph_mode
 
 pytestmark = pytest.mark.cann
 

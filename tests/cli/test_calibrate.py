@@ -14,7 +14,7 @@ from tq_onnx.cli import tokens as tokens_module
 from tq_onnx.conversion.calibrationfile import read_calibration
 from tq_onnx.integrations.bundled import build_bundled, bundled_directory, heldout_text
 from tq_onnx.integrations.huggingface import load_tokenizer
-from tq_onnx.verify.calibrate import calibrate
+from tq_onnx.measure.calibrate import calibrate
 
 BODIES = ("--no-library", "--threads", 1)
 NAME = "model.calibration.safetensors"

@@ -14,11 +14,11 @@ from tests.agreement.tolerances import allowed, bounds
 from tests.exports.conftest import Exports
 from tq_onnx.integrations.bundled import build_bundled, heldout_text
 from tq_onnx.integrations.folderconversion import convert_folder
+from tq_onnx.measure import quality
+from tq_onnx.measure.quality import QualityFigures
+from tq_onnx.measure.verify import verify
 from tq_onnx.runtime.decoder import Decoder
-from tq_onnx.verify import quality
-from tq_onnx.verify.parity import verify
-from tq_onnx.verify.quality import QualityFigures
-from tq_onnx.verify.subject import open_subject
+from tq_onnx.runtime.model import open_subject
 
 pytestmark = [
     pytest.mark.exports,

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled, heldout_text
 from tq_onnx.integrations.huggingface import Tokenizer, load_tokenizer
-from tq_onnx.verify import quality
-from tq_onnx.verify.quality import QualityFigures
-from tq_onnx.verify.subject import Subject, open_converted, open_original
+from tq_onnx.measure import quality
+from tq_onnx.measure.quality import QualityFigures
+from tq_onnx.runtime.model import Subject, open_converted, open_original
 
 #: Tokens on which presets are compared with each other.
 SAMPLE = 2048

@@ -21,10 +21,10 @@ from tq_onnx.conversion.planning import make_plan
 from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.files.load import load
 from tq_onnx.integrations.bundled import ROUTES
+from tq_onnx.measure import quality
+from tq_onnx.measure.quality import QualityFigures
 from tq_onnx.recognise.match import recognise
-from tq_onnx.verify import quality
-from tq_onnx.verify.quality import QualityFigures
-from tq_onnx.verify.subject import Subject, open_converted, open_original
+from tq_onnx.runtime.model import Subject, open_converted, open_original
 
 TOKENS = 1024
 LAYERS, HEAD_SIZE, OUTLIERS = 4, 128, 6

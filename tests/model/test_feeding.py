@@ -10,9 +10,9 @@ import pytest
 
 from tests.model.conftest import Pairs
 from tq_onnx.integrations.bundled import ROUTES
-from tq_onnx.verify.modes import all_caches, compare_modes
-from tq_onnx.verify.probe import Probe, make_probe
-from tq_onnx.verify.subject import open_converted
+from tq_onnx.measure.feeding_modes import all_caches, compare_modes
+from tq_onnx.measure.probe import Probe, make_probe
+from tq_onnx.runtime.model import open_converted
 
 Array = npt.NDArray[Any]
 

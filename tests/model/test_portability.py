@@ -16,10 +16,10 @@ from tests.model.pair import Pair
 from tq_onnx.codec.bitpack import unpack
 from tq_onnx.codec.spec import LLOYD_MAX, Codec, row_layout
 from tq_onnx.integrations.bundled import ROUTES
+from tq_onnx.measure.feeding_modes import all_caches
 from tq_onnx.ops.schema import registered
+from tq_onnx.runtime.model import Subject, open_converted
 from tq_onnx.runtime.session import placement
-from tq_onnx.verify.modes import all_caches
-from tq_onnx.verify.subject import Subject, open_converted
 
 Array = npt.NDArray[Any]
 

@@ -8,10 +8,10 @@ import pytest
 from tests.model.conftest import Pairs
 from tests.model.pair import Pair
 from tq_onnx.integrations.bundled import ROUTES, heldout_text
+from tq_onnx.measure.greedy import GreedyFigures, compare_greedy
+from tq_onnx.measure.oracle import KERNEL, judge_layer, reconstruction, theory
+from tq_onnx.measure.probe import make_probe
 from tq_onnx.runtime.generate import generate
-from tq_onnx.verify.greedy import GreedyFigures, compare_greedy
-from tq_onnx.verify.ladder import KERNEL, judge_layer, reconstruction, theory
-from tq_onnx.verify.probe import make_probe
 
 MIN_BYTES = 8192
 MAX_PERPLEXITY_CHANGE = 0.02

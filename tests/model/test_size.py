@@ -11,7 +11,7 @@ import pytest
 from tests.model.conftest import Pairs
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import ROUTES
-from tq_onnx.verify.subject import Subject, open_converted, open_original
+from tq_onnx.runtime.model import Subject, open_converted, open_original
 
 FIXTURES = Path(__file__).parent.parent / "dialects" / "fixtures"
 #: Bytes of a row of 128 elements, its scale included.

@@ -24,7 +24,7 @@ from tq_onnx.codec.presets import HADAMARD, PRESETS, QR, Preset
 from tq_onnx.codec.spec import LLOYD_MAX, UNIFORM, Codec, row_layout
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.errors import UsageError
-from tq_onnx.verify.subject import open_subject
+from tq_onnx.runtime.model import open_subject
 
 # The evaluator computes in numpy, which warns where the operators mean to overflow.
 pytestmark = [

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tq_onnx.conversion.pipeline import convert
-from tq_onnx.verify.subject import Subject, open_subject
+from tq_onnx.runtime.model import Subject, open_subject
 
 FIXTURES = Path(__file__).parents[1] / "dialects" / "fixtures"
 DYNAMO = "dynamo-op18-sdpa"

@@ -8,11 +8,11 @@ import pytest
 
 from tests.runtime.models import CONVERTIBLE, DYNAMO, EAGER, GENAI, converted, ids, subject
 from tq_onnx.errors import ModelFileError, UnsupportedModelError, UsageError
+from tq_onnx.measure.probe import make_probe
 from tq_onnx.plan import METADATA_PLAN, Interface
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.session import make_session
 from tq_onnx.runtime.signature import plan_of
-from tq_onnx.verify.probe import make_probe
 
 KINDS = ("original", "kernel", "body")
 ALL = [(name, kind) for name in CONVERTIBLE for kind in KINDS]

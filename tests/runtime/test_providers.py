@@ -15,11 +15,10 @@ import pytest
 from tests.runtime.models import DYNAMO, converted, original
 from tq_onnx.errors import LibraryError, UnsupportedModelError, UsageError
 from tq_onnx.plan import TARGETS
-from tq_onnx.runtime import refusals
+from tq_onnx.runtime import errors as refusals
 from tq_onnx.runtime import session as sessions
-from tq_onnx.runtime.providers import CANN, CPU, PROVIDERS, provider_of
-from tq_onnx.runtime.session import make_session, placement
-from tq_onnx.verify.placements import (
+from tq_onnx.runtime.model import open_subject
+from tq_onnx.runtime.placement import (
     PlacementReport,
     open_placed,
     problem_of,
@@ -27,7 +26,8 @@ from tq_onnx.verify.placements import (
     report_placement,
     try_provider,
 )
-from tq_onnx.verify.subject import open_subject
+from tq_onnx.runtime.providers import CANN, CPU, PROVIDERS, provider_of
+from tq_onnx.runtime.session import make_session, placement
 
 RECORDED = pytest.mark.skipif(
     not sessions._HAS_RECORD, reason="this ONNX Runtime keeps no record of placements"

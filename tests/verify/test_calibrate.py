@@ -17,9 +17,9 @@ from tests.files.models import external, snapshot
 from tests.runtime.models import DYNAMO, GENAI, VOCABULARY, converted, ids, original
 from tq_onnx.codec.calibration import Calibration
 from tq_onnx.errors import AlreadyConvertedError, UnsupportedModelError, UsageError
-from tq_onnx.verify import calibrate as module
-from tq_onnx.verify.calibrate import POSITIONS, calibrate
-from tq_onnx.verify.subject import open_original
+from tq_onnx.measure import calibrate as module
+from tq_onnx.measure.calibrate import POSITIONS, calibrate
+from tq_onnx.runtime.model import open_original
 
 CONTEXT, HEAD_SIZE = 24, 16
 FEWEST = 61

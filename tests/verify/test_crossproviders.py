@@ -12,11 +12,11 @@ import pytest
 from tests.runtime.models import DYNAMO, HALF, converted, ids, original
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
+from tq_onnx.measure import devices as crossproviders
+from tq_onnx.measure.devicechecks import providers_agree
+from tq_onnx.measure.devices import ProviderFigures, compare_providers
+from tq_onnx.measure.probe import Probe, make_probe
 from tq_onnx.runtime.providers import CPU
-from tq_onnx.verify import crossproviders
-from tq_onnx.verify.crossproviders import ProviderFigures, compare_providers
-from tq_onnx.verify.probe import Probe, make_probe
-from tq_onnx.verify.providerchecks import providers_agree
 
 pytestmark = pytest.mark.usefixtures("exact_products")
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from tests.runtime.models import DYNAMO, ids, subject
+from tq_onnx.measure.greedy import NEAR_TIE, GreedyFigures, compare_greedy
 from tq_onnx.runtime.generate import generate
-from tq_onnx.verify.greedy import NEAR_TIE, GreedyFigures, compare_greedy
 
 PROMPT = ids(12, seed=6)[0].tolist()
 

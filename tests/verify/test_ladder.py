@@ -17,9 +17,10 @@ from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.files.load import load
+from tq_onnx.measure import oracle as ladder
+from tq_onnx.measure import rowcomparison
+from tq_onnx.measure.probe import LayerNames, Probe, make_probe
 from tq_onnx.runtime.decoder import Decoder
-from tq_onnx.verify import ladder, rowcomparison
-from tq_onnx.verify.probe import LayerNames, Probe, make_probe
 
 INT4 = Codec("lloyd_max", 4)
 

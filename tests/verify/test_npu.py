@@ -14,13 +14,13 @@ import pytest
 
 from tests.cli.run import run
 from tq_onnx.errors import LibraryError, UsageError
+from tq_onnx.measure import npu
+from tq_onnx.measure.npu import environment
+from tq_onnx.measure.npu.anonymise import impersonal
+from tq_onnx.measure.npu.findings import PARTS, Findings, Request, Timing
+from tq_onnx.measure.npu.operators import attention_cases, encode_cases
+from tq_onnx.measure.npu.part import run_part
 from tq_onnx.runtime.library import library_name
-from tq_onnx.verify import npu
-from tq_onnx.verify.npu import environment
-from tq_onnx.verify.npu.findings import PARTS, Findings, Request, Timing
-from tq_onnx.verify.npu.operators import attention_cases, encode_cases
-from tq_onnx.verify.npu.part import run_part
-from tq_onnx.verify.npu.privacy import impersonal
 
 
 @pytest.mark.parametrize(

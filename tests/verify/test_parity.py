@@ -20,10 +20,10 @@ from tq_onnx.conversion.inspect import inspect
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.errors import UnsupportedModelError, UsageError, VerificationError
+from tq_onnx.measure.verify import verify
+from tq_onnx.measure.verifyreport import VerifyReport, render
 from tq_onnx.ops.domain import ATTENTION, ENCODE
 from tq_onnx.plan import METADATA_PLAN, Plan
-from tq_onnx.verify.parity import verify
-from tq_onnx.verify.report import VerifyReport, render
 
 TEXT = ids(160, seed=7)[0]
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from tests.runtime.models import DYNAMO, GENAI, VOCABULARY, ids, subject
 from tq_onnx.errors import UsageError
-from tq_onnx.verify import quality
-from tq_onnx.verify.quality import compare, log_softmax, perplexity, windows
+from tq_onnx.measure import quality
+from tq_onnx.measure.quality import compare, log_softmax, perplexity, windows
 
 TEXT = ids(150, seed=5)[0]
 

@@ -20,18 +20,18 @@ from tests.graph import synthetic
 from tests.runtime.models import DYNAMO, GENAI, VOCABULARY, ids, original, subject
 from tq_onnx.conversion.pipeline import convert, prepare
 from tq_onnx.errors import UnsupportedModelError, UsageError, VerificationError
+from tq_onnx.measure import recording as recordings
+from tq_onnx.measure.channelscales import ChannelSamples, sample_channels
+from tq_onnx.measure.layers import LayerErrors, measure_layers
+from tq_onnx.measure.ortcaches import FLOAT16, INT4, INT8, Steps, with_ort_caches
+from tq_onnx.measure.probe import Probe, lay_open
+from tq_onnx.measure.quality import Window, blocks, compare, windows
+from tq_onnx.measure.recording import Recording
+from tq_onnx.measure.report import ComparisonReport, compare_models
+from tq_onnx.measure.tables import layer_table, notes, summary, to_markdown
+from tq_onnx.measure.verify import verify
 from tq_onnx.ops.domain import ATTENTION
-from tq_onnx.verify import recording as recordings
-from tq_onnx.verify.channelscales import ChannelSamples, sample_channels
-from tq_onnx.verify.comparison import ComparisonReport, compare_models
-from tq_onnx.verify.comparisontables import layer_table, notes, summary, to_markdown
-from tq_onnx.verify.layererrors import LayerErrors, measure_layers
-from tq_onnx.verify.ortcaches import FLOAT16, INT4, INT8, Steps, with_ort_caches
-from tq_onnx.verify.parity import verify
-from tq_onnx.verify.probe import Probe, lay_open
-from tq_onnx.verify.quality import Window, blocks, compare, windows
-from tq_onnx.verify.recording import Recording
-from tq_onnx.verify.subject import open_subject
+from tq_onnx.runtime.model import open_subject
 
 TEXT = ids(200, seed=7)[0]
 CONTEXT = 64

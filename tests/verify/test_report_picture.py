@@ -8,8 +8,8 @@ import pytest
 
 from tests.runtime.models import DYNAMO, converted, original
 from tq_onnx.errors import ModelFileError, UsageError
-from tq_onnx.verify.comparison import ComparisonReport, compare_models
-from tq_onnx.verify.picture import check_picture, draw
+from tq_onnx.measure.picture import check_picture, draw
+from tq_onnx.measure.report import ComparisonReport, compare_models
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ import pytest
 
 from tests.runtime.models import DYNAMO, GENAI, HALF, ids, original, subject
 from tq_onnx.errors import UnsupportedModelError, UsageError
-from tq_onnx.verify import speed
-from tq_onnx.verify.speed import check_fits, check_positions, decode_steps, measure
-from tq_onnx.verify.speedpicture import draw_speed
-from tq_onnx.verify.speedreport import SpeedReport, measure_speed, notes, summary
+from tq_onnx.measure import speed
+from tq_onnx.measure.bench import SpeedReport, measure_speed, notes, summary
+from tq_onnx.measure.speed import check_fits, check_positions, decode_steps, measure
+from tq_onnx.measure.speedpicture import draw_speed
 
 KINDS = ("original", "kernel", "body")
 # That original can only grow.

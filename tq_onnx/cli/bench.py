@@ -1,4 +1,4 @@
-"""``tq-onnx bench``: how fast a model is before and after. See ``tq_onnx.verify.speedreport``."""
+"""``tq-onnx bench``: how fast a model is before and after. See ``tq_onnx.measure.bench``."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ def bench(
       tq-onnx bench model.onnx model.k8v4.onnx --json
     """
     from tq_onnx.integrations.folder import find_model
-    from tq_onnx.verify.picture import check_picture
-    from tq_onnx.verify.speedpicture import draw_speed
-    from tq_onnx.verify.speedreport import measure_speed, notes, summary
+    from tq_onnx.measure.bench import measure_speed, notes, summary
+    from tq_onnx.measure.picture import check_picture
+    from tq_onnx.measure.speedpicture import draw_speed
 
     if converted is not None and preset is not None:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""``tq-onnx calibrate``: statistics of a model on a text. See ``tq_onnx.verify.calibrate``."""
+"""``tq-onnx calibrate``: statistics of a model on a text. See ``tq_onnx.measure.calibrate``."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def calibrate(
             where=str(text),
             fix="skip fewer, or give a longer text" if skip else "give a longer text",
         )
-    from tq_onnx.verify.calibrate import calibrate as run
+    from tq_onnx.measure.calibrate import calibrate as run
 
     with terminal.progress() as bar:
         task = bar.add_task("Opening the model", total=None)

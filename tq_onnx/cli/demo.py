@@ -14,11 +14,11 @@ from tq_onnx.cli import flags, terminal
 
 if TYPE_CHECKING:
     from tq_onnx.integrations.huggingface import Tokenizer
+    from tq_onnx.measure.greedy import GreedyFigures
+    from tq_onnx.measure.quality import QualityFigures
+    from tq_onnx.measure.speed import SpeedFigures
     from tq_onnx.runtime.generate import Generation
-    from tq_onnx.verify.greedy import GreedyFigures
-    from tq_onnx.verify.quality import QualityFigures
-    from tq_onnx.verify.speed import SpeedFigures
-    from tq_onnx.verify.subject import Subject
+    from tq_onnx.runtime.model import Subject
 
 PRESET: Final = "int4"
 TEXT_TOKENS: Final = 8192
@@ -119,8 +119,8 @@ def _run(folder: Path, route: str, threads: int | None) -> DemoReport:
     from tq_onnx.conversion.pipeline import convert
     from tq_onnx.integrations.bundled import build_bundled, heldout_text
     from tq_onnx.integrations.huggingface import load_tokenizer
-    from tq_onnx.verify import quality, speed
-    from tq_onnx.verify.subject import open_converted, open_original
+    from tq_onnx.measure import quality, speed
+    from tq_onnx.runtime.model import open_converted, open_original
 
     with terminal.progress() as bar:
         task = bar.add_task("Building the bundled model", total=7)
@@ -195,7 +195,7 @@ def _report(
     prompt: list[int],
     text_tokens: int,
 ) -> DemoReport:
-    from tq_onnx.verify.greedy import compare_greedy
+    from tq_onnx.measure.greedy import compare_greedy
 
     before, after = (
         Side(

@@ -75,7 +75,7 @@ def generate(
     from tq_onnx.integrations.folder import find_model
     from tq_onnx.integrations.huggingface import stream_text
     from tq_onnx.runtime.generate import Sampling, stream
-    from tq_onnx.verify.subject import open_subject
+    from tq_onnx.runtime.model import open_subject
 
     model = find_model(model)
     sampling = Sampling(temperature, top_k, seed)

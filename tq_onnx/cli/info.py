@@ -20,7 +20,7 @@ from tq_onnx.runtime.providers import PROVIDERS, ExecutionProvider
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tq_onnx.verify.placements import PlacementReport
+    from tq_onnx.runtime.placement import PlacementReport
 
 _PACKAGES = ("tq-onnx", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "numpy")
 
@@ -182,7 +182,7 @@ def _table(report: InfoReport) -> Table:
 
 
 def _provider(ep: ExecutionProvider, model: Path | None) -> ProviderReport:
-    from tq_onnx.verify.placements import open_placed, problem_of, try_provider
+    from tq_onnx.runtime.placement import open_placed, problem_of, try_provider
 
     where = None if model is None else str(model)
     try:

@@ -1,4 +1,4 @@
-"""``tq-onnx report``: what conversions cost in quality. See ``tq_onnx.verify.comparison``."""
+"""``tq-onnx report``: what conversions cost in quality. See ``tq_onnx.measure.report``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tq_onnx.cli import flags, terminal
 from tq_onnx.errors import ModelFileError, UsageError
 
 if TYPE_CHECKING:
-    from tq_onnx.verify.comparison import ComparisonReport
-    from tq_onnx.verify.comparisontables import TextTable
+    from tq_onnx.measure.report import ComparisonReport
+    from tq_onnx.measure.tables import TextTable
 
 
 @click.command()
@@ -83,9 +83,9 @@ def report(
     """
     from tq_onnx.cli.tokens import model_tokens
     from tq_onnx.integrations.folder import find_model
-    from tq_onnx.verify.comparison import compare_models
-    from tq_onnx.verify.comparisontables import to_page
-    from tq_onnx.verify.picture import check_picture, draw
+    from tq_onnx.measure.picture import check_picture, draw
+    from tq_onnx.measure.report import compare_models
+    from tq_onnx.measure.tables import to_page
 
     if picture is not None:
         check_picture(picture)
@@ -136,7 +136,7 @@ def _link(page: Path, picture: Path | None) -> str | None:
 
 
 def _print(found: ComparisonReport, *, layers: bool) -> None:
-    from tq_onnx.verify.comparisontables import layer_table, notes, summary
+    from tq_onnx.measure.tables import layer_table, notes, summary
 
     _print_table(summary(found))
     if layers:

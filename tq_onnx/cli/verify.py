@@ -1,4 +1,4 @@
-"""``tq-onnx verify``: an original against its conversion. See ``tq_onnx.verify.parity``."""
+"""``tq-onnx verify``: an original against its conversion. See ``tq_onnx.measure.verify``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tq_onnx.errors import VerificationError
 from tq_onnx.runtime.providers import PROVIDERS
 
 if TYPE_CHECKING:
-    from tq_onnx.verify.report import VerifyReport
+    from tq_onnx.measure.verifyreport import VerifyReport
 
 
 @click.command()
@@ -78,7 +78,7 @@ def verify(
 
     original, converted = find_model(original), find_model(converted)
     ids, source = model_tokens((original, converted), text, tokens, tokenizer)
-    from tq_onnx.verify.parity import verify as run
+    from tq_onnx.measure.verify import verify as run
 
     with terminal.progress() as bar:
         task = bar.add_task("Opening both models", total=None)
@@ -110,7 +110,7 @@ def verify(
 
 
 def _print(report: VerifyReport) -> None:
-    from tq_onnx.verify.report import render
+    from tq_onnx.measure.verifyreport import render
 
     for table in render(report):
         terminal.print_table(table)

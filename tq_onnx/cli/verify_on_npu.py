@@ -1,4 +1,4 @@
-"""``tq-onnx verify-on-npu``: all checks on an Ascend NPU. See ``tq_onnx.verify.npu``."""
+"""``tq-onnx verify-on-npu``: all checks on an Ascend NPU. See ``tq_onnx.measure.npu``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tq_onnx.cli import terminal
 from tq_onnx.errors import ModelFileError, VerificationError
 
 if TYPE_CHECKING:
-    from tq_onnx.verify.npu import NpuReport
+    from tq_onnx.measure.npu import NpuReport
 
 
 PROMPT_TOKENS: Final = 24
@@ -48,8 +48,8 @@ def verify_on_npu(*, models: tuple[Path, ...], output: Path | None, seconds: flo
     """
     from tq_onnx.integrations.bundled import build_bundled, heldout_text
     from tq_onnx.integrations.folder import find_model
-    from tq_onnx.verify.npu import Request
-    from tq_onnx.verify.npu import verify_on_npu as run
+    from tq_onnx.measure.npu import Request
+    from tq_onnx.measure.npu import verify_on_npu as run
 
     if output is not None and (output.is_dir() or not os.access(output.parent, os.W_OK)):
         raise ModelFileError(

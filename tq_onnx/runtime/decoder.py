@@ -34,9 +34,9 @@ import onnxruntime
 
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.plan import Plan
+from tq_onnx.runtime.errors import run_error
 from tq_onnx.runtime.feeding import Feeding, Tokens
 from tq_onnx.runtime.providers import provider_of
-from tq_onnx.runtime.refusals import run_error
 from tq_onnx.runtime.session import placement
 from tq_onnx.runtime.signature import Signature
 

@@ -2,7 +2,7 @@
 
 ONNX Runtime gives a session of the CPU, with no more than a warning, where it cannot load the
 provider that was asked for, and runs single nodes on the CPU that a provider does not claim.
-``make_session`` refuses the first; ``tq_onnx.verify.placements`` finds the second.
+``make_session`` refuses the first; ``tq_onnx.runtime.placement`` finds the second.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ import onnxruntime
 from tq_onnx.errors import LibraryError, ModelFileError, UnsupportedModelError
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
 from tq_onnx.plan import METADATA_PLAN, Plan
+from tq_onnx.runtime.errors import absent, load_error, message_of, not_loaded
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
-from tq_onnx.runtime.refusals import absent, load_error, message_of, not_loaded
 
 ISA_VARIABLE: Final = "TQ_ONNX_ISA"
 """Environment variable that forces a SIMD level; the library reads it."""

@@ -14,14 +14,14 @@ import numpy.typing as npt
 
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.rotation import rotation_of
+from tq_onnx.measure.drift import DriftFigures
+from tq_onnx.measure.feeding_modes import ModeFigures
+from tq_onnx.measure.oracle import BODY, KERNEL, LadderFigures, ReconstructionFigures
+from tq_onnx.measure.probe import Probe
+from tq_onnx.measure.verifyreport import Check, MemoryFigures
 from tq_onnx.runtime.cache import CacheSpec
+from tq_onnx.runtime.model import Subject
 from tq_onnx.runtime.session import Port, placement, ports
-from tq_onnx.verify.drift import DriftFigures
-from tq_onnx.verify.ladder import BODY, KERNEL, LadderFigures, ReconstructionFigures
-from tq_onnx.verify.modes import ModeFigures
-from tq_onnx.verify.probe import Probe
-from tq_onnx.verify.report import Check, MemoryFigures
-from tq_onnx.verify.subject import Subject
 
 MAX_TIES: Final = 1e-4
 # See rowcomparison.BODY_TIE_DISTANCE: more coordinates lie within a wider distance of a boundary.

@@ -20,9 +20,9 @@ from tq_onnx.codec.calibration import Calibration
 from tq_onnx.codec.gathering import Gathering
 from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.errors import UsageError
+from tq_onnx.measure.probe import Probe, lay_open
 from tq_onnx.runtime.decoder import Decoder
-from tq_onnx.verify.probe import Probe, lay_open
-from tq_onnx.verify.subject import Subject
+from tq_onnx.runtime.model import Subject
 
 POSITIONS: Final = 17
 """Position rows of a table: sixteen first positions on their own, and all others."""

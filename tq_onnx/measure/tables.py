@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tq_onnx.verify.comparison import ComparisonReport, ModelFigures
-from tq_onnx.verify.layererrors import LayerErrors
+from tq_onnx.measure.layers import LayerErrors
+from tq_onnx.measure.report import ComparisonReport, ModelFigures
 
 PEER_NOTE = (
     "ORT: ONNX Runtime's own GroupQueryAttention caches; int8 and int4 with one step per KV head "

@@ -1,7 +1,7 @@
 """The operators on the device against numpy: bytes that encode writes, errors of attention.
 
 Encoding must be what the reference makes of the same vectors, but for ties
-(``tq_onnx.verify.rowcomparison``): the device sums in another order. Vectors are drawn so that none
+(``tq_onnx.measure.rowcomparison``): the device sums in another order. Vectors are drawn so that none
 is near a tie, hence every byte is expected to be equal. Attention is compared with attention in
 float64 over the caches as the reference decodes them, which leaves nothing of quantisation in the
 error.
@@ -20,13 +20,13 @@ import numpy.typing as npt
 from tq_onnx.codec import reference
 from tq_onnx.codec.quantise import rotate
 from tq_onnx.codec.spec import row_layout
-from tq_onnx.runtime.bound import BoundModel
+from tq_onnx.measure.npu.findings import Figures, Findings
+from tq_onnx.measure.npu.singlenodes import INT4, Tables, attention_model, encode_model
+from tq_onnx.measure.probe import EncodeNames
+from tq_onnx.measure.rowcomparison import compare_rows
+from tq_onnx.runtime.io_binding import BoundModel
 from tq_onnx.runtime.providers import CANN
 from tq_onnx.runtime.session import make_session
-from tq_onnx.verify.npu.findings import Figures, Findings
-from tq_onnx.verify.npu.singlenodes import INT4, Tables, attention_model, encode_model
-from tq_onnx.verify.probe import EncodeNames
-from tq_onnx.verify.rowcomparison import compare_rows
 
 Array = npt.NDArray[Any]
 

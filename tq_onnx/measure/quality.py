@@ -2,7 +2,7 @@
 
 Two decoders read the same tokens in windows; their logits are compared chunk by chunk and then
 forgotten, so that memory does not grow with the text. Where many models are compared with one
-original, its logits are recorded instead; see ``tq_onnx.verify.recording``.
+original, its logits are recorded instead; see ``tq_onnx.measure.recording``.
 
     perplexity = exp(mean of -log p(next token))
     KL         = sum_i p_i (log p_i - log q_i), p the original's distribution, q the converted one's

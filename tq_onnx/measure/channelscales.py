@@ -16,8 +16,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tq_onnx.verify.probe import EncodeNames, Probe
-from tq_onnx.verify.quality import Window
+from tq_onnx.measure.probe import EncodeNames, Probe
+from tq_onnx.measure.quality import Window
 
 KEPT_ROWS: Final = 1024
 """Vectors of each head that steps are tried on, spread over the text."""

@@ -21,14 +21,14 @@ from tq_onnx.codec.reference import offset_rows
 from tq_onnx.codec.spec import Codec
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.files.load import load
+from tq_onnx.measure.expose_internals import expose
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
 from tq_onnx.plan import CANN, CANN_GRAPH, METADATA_PLAN, LayerPlan, Plan
 from tq_onnx.runtime.decoder import Decoder
+from tq_onnx.runtime.model import made_up_embeddings
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
 from tq_onnx.runtime.session import make_session
 from tq_onnx.runtime.signature import signature_of
-from tq_onnx.verify.exposing import expose
-from tq_onnx.verify.subject import made_up_embeddings
 
 Array = npt.NDArray[Any]
 

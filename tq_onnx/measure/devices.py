@@ -5,7 +5,7 @@ CPU multiply floats here: those that multiply integers differ from them by more 
 
 The two sum in different orders, so that vectors differ in their last bits before they are encoded,
 and a code may fall on the other side of a boundary. A byte may therefore differ where the row is
-what the reference makes of the device's own vector (``tq_onnx.verify.rowcomparison``), and that
+what the reference makes of the device's own vector (``tq_onnx.measure.rowcomparison``), and that
 vector is the CPU's but for roundings. Behind such a tie everything differs by a little.
 """
 
@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tq_onnx.measure.feeding_modes import all_caches, bytes_differing
+from tq_onnx.measure.probe import Probe
+from tq_onnx.measure.rowcomparison import compare_rows
 from tq_onnx.runtime.decoder import Decoder, Logits
 from tq_onnx.runtime.providers import ExecutionProvider
-from tq_onnx.verify.modes import all_caches, bytes_differing
-from tq_onnx.verify.probe import Probe
-from tq_onnx.verify.rowcomparison import compare_rows
 
 Array = npt.NDArray[Any]
 Tokens = npt.NDArray[np.int64]

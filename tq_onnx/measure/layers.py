@@ -19,10 +19,10 @@ import numpy.typing as npt
 from tq_onnx.codec import reference
 from tq_onnx.codec.elements import ELEMENT_BITS, to_bytes
 from tq_onnx.codec.spec import RAW, Codec
+from tq_onnx.measure.oracle import ReconstructionFigures, reconstruction
+from tq_onnx.measure.probe import EncodeNames, LayerNames, make_probe
+from tq_onnx.measure.rowcomparison import ELEMENTS
 from tq_onnx.runtime.decoder import Decoder
-from tq_onnx.verify.ladder import ReconstructionFigures, reconstruction
-from tq_onnx.verify.probe import EncodeNames, LayerNames, make_probe
-from tq_onnx.verify.rowcomparison import ELEMENTS
 
 JUDGED_QUERIES: Final = 64
 """Queries of a layer whose attention is compared, spread over the text: exact attention is slow."""

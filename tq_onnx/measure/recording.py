@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.errors import UsageError
+from tq_onnx.measure.quality import QualityFigures, Sums, Window, read
 from tq_onnx.runtime.decoder import Decoder
-from tq_onnx.verify.quality import QualityFigures, Sums, Window, read
 
 Progress = Callable[[int, int], None]
 """Told how many windows are done, and how many there are."""

@@ -17,10 +17,10 @@ from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.plan import METADATA_PLAN, CachePair, Interface, Plan
 from tq_onnx.runtime.cache import cache_spec
 from tq_onnx.runtime.decoder import Decoder
+from tq_onnx.runtime.placement import refuse_misplaced
 from tq_onnx.runtime.providers import CPU, ExecutionProvider, provider_of
 from tq_onnx.runtime.session import make_session, ports, vocabulary_size
 from tq_onnx.runtime.signature import Signature, plan_of, signature_of
-from tq_onnx.verify.placements import refuse_misplaced
 
 _MADE_UP_ROWS: Final = 1024
 _MADE_UP_SIZE: Final = 0.02

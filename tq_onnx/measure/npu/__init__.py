@@ -1,6 +1,6 @@
 """What someone with an Ascend NPU runs and sends back: every check on the device, as one report.
 
-``verify_on_npu`` runs part after part (``tq_onnx.verify.npu.part``), each in a process of its own
+``verify_on_npu`` runs part after part (``tq_onnx.measure.npu.part``), each in a process of its own
 with a time limit, so that a failing kernel is an entry of the report and not its end. Nothing in
 the report names a folder, the host or its user.
 
@@ -23,10 +23,10 @@ from typing import Any, Final
 
 import tq_onnx
 from tq_onnx.errors import LibraryError
+from tq_onnx.measure.npu.anonymise import impersonal
+from tq_onnx.measure.npu.findings import PARTS, Check, Request, Timing
+from tq_onnx.runtime.errors import absent
 from tq_onnx.runtime.providers import CANN
-from tq_onnx.runtime.refusals import absent
-from tq_onnx.verify.npu.findings import PARTS, Check, Request, Timing
-from tq_onnx.verify.npu.privacy import impersonal
 
 __all__ = ["Check", "NpuReport", "Request", "Timing", "verify_on_npu"]
 
@@ -126,7 +126,7 @@ def _in_a_process(part: str, request: Request, seconds: float) -> dict[str, Any]
         asked.write_text(request.to_json(), encoding="utf-8")
         try:
             ended = subprocess.run(
-                [sys.executable, "-m", "tq_onnx.verify.npu.part", part, str(asked), str(output)],
+                [sys.executable, "-m", "tq_onnx.measure.npu.part", part, str(asked), str(output)],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=seconds,

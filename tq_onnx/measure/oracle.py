@@ -4,7 +4,7 @@ Every TurboQuant node of the probed layers is judged on its own inputs, taken fr
 model:
 
 - encode: codes and fields of the new rows against ``codec.reference.encode``
-  (``tq_onnx.verify.rowcomparison``);
+  (``tq_onnx.measure.rowcomparison``);
 - attention: the result against float64 attention over the decoded cache;
 - reconstruction: the relative squared error of the decoded rows against the vectors that went in,
   next to what theory says of this codec, or within what its steps allow.
@@ -24,9 +24,9 @@ from tq_onnx.codec import reference
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.rotation import make_sketch
 from tq_onnx.codec.spec import FP8, FP8_MAX, PROD, Q8_0, Q8_0_BLOCK, Codec
+from tq_onnx.measure.probe import EncodeNames, LayerNames
+from tq_onnx.measure.rowcomparison import ELEMENTS, compare_rows
 from tq_onnx.runtime.decoder import Decoder
-from tq_onnx.verify.probe import EncodeNames, LayerNames
-from tq_onnx.verify.rowcomparison import ELEMENTS, compare_rows
 
 KERNEL: Final = "kernel"
 BODY: Final = "function body"

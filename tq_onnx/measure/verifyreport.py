@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tq_onnx.verify.crossproviders import ProviderFigures
-from tq_onnx.verify.drift import DriftFigures
-from tq_onnx.verify.greedy import GreedyFigures
-from tq_onnx.verify.ladder import BODY, KERNEL, LadderFigures, ReconstructionFigures
-from tq_onnx.verify.modes import ModeFigures
-from tq_onnx.verify.placements import PlacementReport
-from tq_onnx.verify.quality import QualityFigures
+from tq_onnx.measure.devices import ProviderFigures
+from tq_onnx.measure.drift import DriftFigures
+from tq_onnx.measure.feeding_modes import ModeFigures
+from tq_onnx.measure.greedy import GreedyFigures
+from tq_onnx.measure.oracle import BODY, KERNEL, LadderFigures, ReconstructionFigures
+from tq_onnx.measure.quality import QualityFigures
+from tq_onnx.runtime.placement import PlacementReport
 
 if TYPE_CHECKING:
     from rich.table import Table

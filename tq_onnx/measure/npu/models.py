@@ -14,18 +14,18 @@ import onnx_ir as ir
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.files.load import load
+from tq_onnx.measure.devices import compare_providers
+from tq_onnx.measure.npu.anonymise import impersonal
+from tq_onnx.measure.npu.findings import Figures, Findings
+from tq_onnx.measure.probe import make_probe
+from tq_onnx.measure.speed import measure
 from tq_onnx.plan import CANN as CANN_TARGET
 from tq_onnx.plan import METADATA_PLAN, Plan
+from tq_onnx.runtime.model import open_converted
+from tq_onnx.runtime.placement import open_placed, problem_of
 from tq_onnx.runtime.providers import CANN, CPU, ExecutionProvider
 from tq_onnx.runtime.session import make_session, ports
 from tq_onnx.targets.cann_graph import lower_for_graph_mode
-from tq_onnx.verify.crossproviders import compare_providers
-from tq_onnx.verify.npu.findings import Figures, Findings
-from tq_onnx.verify.npu.privacy import impersonal
-from tq_onnx.verify.placements import open_placed, problem_of
-from tq_onnx.verify.probe import make_probe
-from tq_onnx.verify.speed import measure
-from tq_onnx.verify.subject import open_converted
 
 Array = npt.NDArray[Any]
 

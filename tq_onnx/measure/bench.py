@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from tq_onnx.errors import UsageError
-from tq_onnx.runtime.session import placement
-from tq_onnx.verify.comparison import conversion_of
-from tq_onnx.verify.comparisontables import TextTable
-from tq_onnx.verify.speed import (
+from tq_onnx.measure.report import conversion_of
+from tq_onnx.measure.speed import (
     PIECE,
     SpeedFigures,
     check_fits,
@@ -19,7 +17,9 @@ from tq_onnx.verify.speed import (
     decode_steps,
     measure,
 )
-from tq_onnx.verify.subject import Subject, open_conversion, open_converted, open_original
+from tq_onnx.measure.tables import TextTable
+from tq_onnx.runtime.model import Subject, open_conversion, open_converted, open_original
+from tq_onnx.runtime.session import placement
 
 CONTEXTS: Final = (1024, 4096, 16384)
 """Contexts that are measured where nobody asks for others and the model takes them."""

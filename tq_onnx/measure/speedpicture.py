@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tq_onnx.verify.picture import check_picture
-from tq_onnx.verify.speedreport import SpeedReport
+from tq_onnx.measure.bench import SpeedReport
+from tq_onnx.measure.picture import check_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +22,7 @@ def draw_speed(report: SpeedReport, path: Path) -> None:
         path: a PNG or SVG file; one that exists is replaced.
 
     Raises:
-        UsageError, ModelFileError: as ``tq_onnx.verify.picture.check_picture``.
+        UsageError, ModelFileError: as ``tq_onnx.measure.picture.check_picture``.
     """
     check_picture(path)
     import matplotlib

@@ -10,13 +10,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tq_onnx.measure.npu.findings import Figures, Findings
+from tq_onnx.measure.npu.operators import DTYPES, number
+from tq_onnx.measure.npu.singlenodes import single_node
 from tq_onnx.ops.domain import GATHER, RMS_NORMALIZATION, ROTARY_EMBEDDING, SWISH, TRANSPOSE
-from tq_onnx.runtime.bound import BoundModel
+from tq_onnx.runtime.io_binding import BoundModel
 from tq_onnx.runtime.providers import CANN
 from tq_onnx.runtime.session import make_session
-from tq_onnx.verify.npu.findings import Figures, Findings
-from tq_onnx.verify.npu.operators import DTYPES, number
-from tq_onnx.verify.npu.singlenodes import single_node
 
 Array = npt.NDArray[Any]
 Expected = Callable[[Mapping[str, Array]], Array]

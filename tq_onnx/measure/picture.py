@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tq_onnx.errors import ModelFileError, UsageError
-from tq_onnx.verify.comparison import ComparisonReport, ModelFigures
+from tq_onnx.measure.report import ComparisonReport, ModelFigures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

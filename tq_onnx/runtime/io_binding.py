@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
+from tq_onnx.runtime.errors import run_error
 from tq_onnx.runtime.providers import provider_of
-from tq_onnx.runtime.refusals import run_error
 
 Array = npt.NDArray[Any]
 

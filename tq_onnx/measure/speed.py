@@ -20,7 +20,7 @@ import numpy as np
 
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError
 from tq_onnx.runtime.decoder import Decoder
-from tq_onnx.verify.subject import Subject
+from tq_onnx.runtime.model import Subject
 
 PIECE: Final = 512
 """Tokens of a prompt per call: what a call needs besides the caches grows with them."""

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from tq_onnx.codec.spec import U8, row_layout
 from tq_onnx.plan import Plan
 from tq_onnx.runtime.decoder import Decoder
-from tq_onnx.verify.subject import Subject
+from tq_onnx.runtime.model import Subject
 
 _FLOATS: Final = {"FLOAT": np.float32, "FLOAT16": np.float16}
 _ROUNDING: Final = {"FLOAT": 1e-4, "FLOAT16": 1e-2}

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from tq_onnx.verify.checks import MAX_SCALE_STEPS
-from tq_onnx.verify.crossproviders import ProviderFigures
-from tq_onnx.verify.greedy import MAX_NEAR_TIE_GAP
-from tq_onnx.verify.placements import PlacementReport, problem_of
-from tq_onnx.verify.report import Check
+from tq_onnx.measure.checks import MAX_SCALE_STEPS
+from tq_onnx.measure.devices import ProviderFigures
+from tq_onnx.measure.greedy import MAX_NEAR_TIE_GAP
+from tq_onnx.measure.verifyreport import Check
+from tq_onnx.runtime.placement import PlacementReport, problem_of
 
 # Sums in other orders, through all layers.
 MAX_LOGIT_ERROR: Final = 1e-4

@@ -1,4 +1,4 @@
-"""One part of the verification, in a process of its own: ``python -m tq_onnx.verify.npu.part``.
+"""One part of the verification, in a process of its own: ``python -m tq_onnx.measure.npu.part``.
 
 A kernel that hangs or that leaves the device in a state of error must cost its own checks only.
 Arguments: the part, a file with the request, and the file for what it finds. What is raised before
@@ -19,8 +19,8 @@ from typing import Final
 import numpy as np
 
 from tq_onnx.errors import LibraryError, TqOnnxError
-from tq_onnx.verify.npu import environment
-from tq_onnx.verify.npu.findings import BRIEF, PARTS, Check, Findings, Request, clause
+from tq_onnx.measure.npu import environment
+from tq_onnx.measure.npu.findings import BRIEF, PARTS, Check, Findings, Request, clause
 
 TRAINED: Final = "bundled Qwen3"
 _SIMULATED: Final = "not done: the device is simulated, and has no compiler of graphs"
@@ -30,10 +30,10 @@ Run = Callable[[Findings, Request], None]
 
 def _device(findings: Findings, request: Request) -> None:
     """Opens a session of ours, so that everything is loaded, and tells what that is."""
+    from tq_onnx.measure.npu.singlenodes import Tables, encode_model
+    from tq_onnx.runtime.placement import try_provider
     from tq_onnx.runtime.providers import CANN
     from tq_onnx.runtime.session import make_session
-    from tq_onnx.verify.npu.singlenodes import Tables, encode_model
-    from tq_onnx.verify.placements import try_provider
 
     try_provider(CANN)  # raises what ends the command: there is no CANN here
     findings.check(
@@ -45,25 +45,25 @@ def _device(findings: Findings, request: Request) -> None:
 
 
 def _encode(findings: Findings, request: Request) -> None:
-    from tq_onnx.verify.npu.operators import check_encode
+    from tq_onnx.measure.npu.operators import check_encode
 
     check_encode(findings)
 
 
 def _attention(findings: Findings, request: Request) -> None:
-    from tq_onnx.verify.npu.operators import check_attention
+    from tq_onnx.measure.npu.operators import check_attention
 
     check_attention(findings)
 
 
 def _decoder(findings: Findings, request: Request) -> None:
-    from tq_onnx.verify.npu.decoderoperators import check_decoder
+    from tq_onnx.measure.npu.decoderoperators import check_decoder
 
     check_decoder(findings)
 
 
 def _trained(findings: Findings, request: Request) -> None:
-    from tq_onnx.verify.npu.models import check_model, for_cann
+    from tq_onnx.measure.npu.models import check_model, for_cann
 
     if request.trained is None:
         return
@@ -74,9 +74,9 @@ def _trained(findings: Findings, request: Request) -> None:
 
 def _graph_mode(findings: Findings, request: Request) -> None:
     from tq_onnx.conversion.pipeline import convert
+    from tq_onnx.measure.npu.models import check_graph_mode
+    from tq_onnx.runtime.placement import try_provider
     from tq_onnx.runtime.providers import CANN
-    from tq_onnx.verify.npu.models import check_graph_mode
-    from tq_onnx.verify.placements import try_provider
 
     if request.trained is None:
         return
@@ -91,7 +91,7 @@ def _graph_mode(findings: Findings, request: Request) -> None:
 
 
 def _models(findings: Findings, request: Request) -> None:
-    from tq_onnx.verify.npu.models import check_model, for_cann
+    from tq_onnx.measure.npu.models import check_model, for_cann
 
     for model in request.models:
         with tempfile.TemporaryDirectory(prefix="tq-onnx-npu-") as folder:

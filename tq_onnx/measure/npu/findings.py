@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tq_onnx.errors import TqOnnxError
-from tq_onnx.verify.npu.privacy import impersonal
+from tq_onnx.measure.npu.anonymise import impersonal
 
 Figures = Mapping[str, Any]
 

@@ -19,15 +19,15 @@ import numpy.typing as npt
 from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError, VerificationError
 from tq_onnx.files.load import load
+from tq_onnx.measure.channelscales import sample_channels
+from tq_onnx.measure.layers import LayerErrors, measure_layers
+from tq_onnx.measure.ortcaches import FLOAT16, INT4, INT8, OrtCacheModel, Steps, with_ort_caches
+from tq_onnx.measure.probe import lay_open
+from tq_onnx.measure.quality import QualityFigures, Window, blocks, windows
+from tq_onnx.measure.recording import Recording
 from tq_onnx.plan import METADATA_PLAN, Plan
+from tq_onnx.runtime.model import Subject, open_converted, open_original
 from tq_onnx.runtime.session import ports, vocabulary_size
-from tq_onnx.verify.channelscales import sample_channels
-from tq_onnx.verify.layererrors import LayerErrors, measure_layers
-from tq_onnx.verify.ortcaches import FLOAT16, INT4, INT8, OrtCacheModel, Steps, with_ort_caches
-from tq_onnx.verify.probe import lay_open
-from tq_onnx.verify.quality import QualityFigures, Window, blocks, windows
-from tq_onnx.verify.recording import Recording
-from tq_onnx.verify.subject import Subject, open_converted, open_original
 
 LAYER_TOKENS: Final = 512
 """Tokens of the text that the layers are judged on: all their inputs are kept in memory."""

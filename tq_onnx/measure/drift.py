@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.codec.reference import offset_rows
-from tq_onnx.verify.ladder import decoded_rows, largest_error, theory
-from tq_onnx.verify.probe import EncodeNames, LayerNames, Probe
+from tq_onnx.measure.oracle import decoded_rows, largest_error, theory
+from tq_onnx.measure.probe import EncodeNames, LayerNames, Probe
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]

@@ -22,7 +22,7 @@ from tq_onnx.codec import fp8, reference
 from tq_onnx.codec.bitpack import unpack
 from tq_onnx.codec.quantise import Fields, coordinates, quantise, rotate
 from tq_onnx.codec.spec import FP8, PROD, Q8_0, Q8_0_BLOCK, Field, RowLayout, row_layout
-from tq_onnx.verify.probe import EncodeNames
+from tq_onnx.measure.probe import EncodeNames
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]

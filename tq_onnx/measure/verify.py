@@ -18,19 +18,21 @@ import numpy.typing as npt
 
 from tq_onnx.errors import UnsupportedModelError, UsageError, VerificationError
 from tq_onnx.files.load import load
+from tq_onnx.measure import checks, quality
+from tq_onnx.measure import devicechecks as providerchecks
+from tq_onnx.measure import oracle as ladder
+from tq_onnx.measure.devices import compare_providers
+from tq_onnx.measure.drift import measure_drift
+from tq_onnx.measure.feeding_modes import all_caches, compare_modes
+from tq_onnx.measure.greedy import GreedyFigures, compare_greedy
+from tq_onnx.measure.oracle import BODY, DEVICE, KERNEL
+from tq_onnx.measure.probe import Probe, make_probe
+from tq_onnx.measure.verifyreport import MemoryFigures, VerifyReport
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.generate import generate
+from tq_onnx.runtime.model import Subject, open_converted, open_original
+from tq_onnx.runtime.placement import report_placement
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
-from tq_onnx.verify import checks, ladder, providerchecks, quality
-from tq_onnx.verify.crossproviders import compare_providers
-from tq_onnx.verify.drift import measure_drift
-from tq_onnx.verify.greedy import GreedyFigures, compare_greedy
-from tq_onnx.verify.ladder import BODY, DEVICE, KERNEL
-from tq_onnx.verify.modes import all_caches, compare_modes
-from tq_onnx.verify.placements import report_placement
-from tq_onnx.verify.probe import Probe, make_probe
-from tq_onnx.verify.report import MemoryFigures, VerifyReport
-from tq_onnx.verify.subject import Subject, open_converted, open_original
 
 PROBE_TOKENS: Final = 512
 LADDER_TOKENS: Final = 128
