@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from tests.dialects.gqa_oracle import GqaDecoder, cut_holes
-from tests.dialects.roundtrip import roundtrip_rows
-from tests.graph.decoders import Batch
+from tests.decoders.running import Batch
+from tests.recognise.dialects.gqa_oracle import GqaDecoder, cut_holes
+from tests.recognise.dialects.roundtrip import roundtrip_rows
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import Prepared, prepare
 from tq_onnx.errors import TqOnnxError

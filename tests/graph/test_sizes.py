@@ -8,8 +8,8 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
-from tests.graph.decoders import load
-from tests.graph.synthetic import decoder
+from tests.decoders.running import load
+from tests.decoders.synthetic import decoder
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.conversion.check import check, facts
 from tq_onnx.conversion.planning import make_plan

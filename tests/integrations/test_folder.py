@@ -10,9 +10,9 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from tests.decoders.running import FIXTURES
 from tests.files.models import DYNAMO, GENAI, external, inline, point, snapshot
 from tests.files.test_load import hugging_face_cache
-from tests.graph.decoders import FIXTURES
 from tests.integrations.genai_folder import genai_folder
 from tq_onnx.conversion import scales as adapt_module
 from tq_onnx.conversion.headnorms import LayerNorms, NoNorms, find_norms

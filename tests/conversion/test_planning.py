@@ -1,0 +1,164 @@
+"""Plans: facts of the layers, sizes, seeds, and what cannot be planned."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import onnx_ir as ir
+import pytest
+
+from tests.decoders.running import load
+from tests.decoders.synthetic import decoder
+from tq_onnx import __version__
+from tq_onnx.codec.presets import PRESETS
+from tq_onnx.codec.spec import layout_digest
+from tq_onnx.conversion.options import Options
+from tq_onnx.conversion.planning import make_plan
+from tq_onnx.errors import ModelFileError, UnsupportedModelError, UsageError
+from tq_onnx.plan import Plan
+from tq_onnx.recognise.match import Recognition, recognise
+
+
+def test_a_plan_says_what_each_layer_becomes() -> None:
+    plan = make_plan(recognise(load("genai-cpu-int4-hd128")), PRESETS["int4"])
+
+    assert (plan.tool_version, plan.layout_digest) == (__version__, layout_digest())
+    assert (plan.preset, plan.rotation, plan.seed) == ("int4", "qr", 42)
+    assert plan.fixed_capacity
+    assert [layer.rotation_seed for layer in plan.layers] == [42, 1042]
+    assert {(layer.key_row_bytes, layer.value_row_bytes) for layer in plan.layers} == {(66, 66)}
+    # Two layers, two heads, keys and values.
+    assert plan.bytes_per_token == 2 * 2 * 2 * 66
+
+
+@pytest.mark.parametrize(("preset", "width"), [("int4", 34), ("int3", 26), ("int2", 18)])
+def test_row_bytes_follow_the_preset(preset: str, width: int) -> None:
+    plan = make_plan(recognise(load("genai-cpu-fp32")), PRESETS[preset])
+
+    assert {layer.key_row_bytes for layer in plan.layers} == {width}
+
+
+@pytest.mark.parametrize(
+    ("fixture", "bits", "width"),
+    [("dynamo-op18-sdpa", 32, 256), ("dynamo-op18-sdpa-hd128-fp16", 16, 256)],
+)
+def test_raw_has_the_width_of_the_models_floats(fixture: str, bits: int, width: int) -> None:
+    plan = make_plan(recognise(load(fixture)), PRESETS["raw"])
+
+    assert (plan.preset, plan.rotation) == ("raw", "none")
+    for layer in plan.layers:
+        assert (layer.key_codec, layer.key_bits, layer.key_row_bytes) == ("raw", bits, width)
+        assert (layer.value_codec, layer.value_bits, layer.value_row_bytes) == ("raw", bits, width)
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_raw_next_to_codes_rotates_the_codes() -> None:
+    mixed = replace(PRESETS["int4"], key=PRESETS["raw"].key)
+    plan = make_plan(recognise(load("dynamo-op18-sdpa-hd128-fp16")), mixed)
+
+    assert plan.rotation == "qr"
+    assert [layer.rotation_seed for layer in plan.layers][:2] == [42, 1042]
+    codecs = {
+        (layer.key_codec, layer.key_bits, layer.value_codec, layer.value_bits)
+        for layer in plan.layers
+    }
+    assert codecs == {("raw", 16, "lloyd_max", 4)}
+
+
+@pytest.mark.parametrize("rotation", ["qr", "hadamard"])
+def test_a_preset_that_does_not_rotate_takes_no_rotation(rotation: str) -> None:
+    with pytest.raises(UsageError, match="preset raw does not rotate"):
+        make_plan(recognise(decoder()), PRESETS["raw"], Options(rotation=rotation))
+
+
+def test_no_rotation_cannot_be_asked_for() -> None:
+    with pytest.raises(UsageError, match="'none' is not one of qr, hadamard"):
+        make_plan(recognise(decoder()), PRESETS["int4"], Options(rotation="none"))
+
+
+def test_rotation_and_seed_can_be_chosen() -> None:
+    plan = make_plan(recognise(decoder()), PRESETS["int4"], Options(rotation="hadamard", seed=7))
+
+    assert plan.rotation == "hadamard"
+    assert [layer.rotation_seed for layer in plan.layers] == [7, 7 + 1337]
+
+
+def test_a_plan_survives_its_json() -> None:
+    plan = make_plan(recognise(load("dynamo-op18-sdpa")), PRESETS["int4"])
+
+    assert Plan.from_json(plan.to_json()) == plan
+    assert json.loads(plan.to_json())["layers"][1]["key"]["past"] == "past_key_values.1.key"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"layers": 3}', '{"layers": [{}]}'])
+def test_damaged_json_is_told(text: str) -> None:
+    with pytest.raises(ModelFileError, match="metadata"):
+        Plan.from_json(text)
+
+
+def test_a_miss_is_told_with_layer_node_and_reason() -> None:
+    recognition = recognise(decoder(scores="s1 = Relu(s0)"))
+
+    with pytest.raises(UnsupportedModelError, match=r"^layer 0 .*Relu \(and 1 more"):
+        make_plan(recognition, PRESETS["int4"])
+
+
+def test_nothing_found_is_told() -> None:
+    with pytest.raises(UnsupportedModelError, match="no attention"):
+        make_plan(Recognition((), ()), PRESETS["int4"])
+
+
+def test_an_unknown_rotation_is_told() -> None:
+    with pytest.raises(UsageError, match="'spin' is not one of qr, hadamard"):
+        make_plan(recognise(decoder()), PRESETS["int4"], Options(rotation="spin"))
+
+
+def resize(size: int) -> Callable[[ir.Model], None]:
+    """Pretends that heads have another size; enough for a plan, not for a run."""
+
+    def change(model: ir.Model) -> None:
+        values = [*model.graph.inputs, *model.graph.outputs]
+        values += [value for node in model.graph for value in node.outputs]
+        for value in values:
+            if value.shape is not None:
+                dims = [size if dim == 16 else dim for dim in value.shape]
+                value.shape = ir.Shape(dims)
+
+    return change
+
+
+@pytest.mark.parametrize("size", [20, 520])
+def test_a_head_size_without_a_row_layout_is_refused(size: int) -> None:
+    model = decoder()
+    resize(size)(model)
+
+    with pytest.raises(UnsupportedModelError, match=f"layer 0: head size {size}"):
+        make_plan(recognise(model), PRESETS["int4"])
+
+
+def test_a_hadamard_rotation_needs_a_power_of_two() -> None:
+    model = decoder()
+    resize(24)(model)
+
+    with pytest.raises(UsageError, match="power of two, not 24"):
+        make_plan(recognise(model), PRESETS["int4"], Options(rotation="hadamard"))
+
+
+def test_a_plan_of_an_older_version_is_read() -> None:
+    plan = make_plan(recognise(load("genai-cpu-fp32")), PRESETS["int4"])
+    fields = json.loads(plan.to_json())
+    older = ("tokens", "attention_mask", "position_ids", "logits")
+    fields["interface"] = {name: fields["interface"][name] for name in older}
+    for layer in fields["layers"]:
+        del layer["has_sink"]
+
+    old = Plan.from_json(json.dumps(fields))
+    read = old.interface
+
+    assert (read.tokens, read.fed, read.vocabulary) == ("input_ids", (), None)
+    assert (read.hidden, read.static, read.padding) == (False, False, True)
+    assert old.layers == plan.layers
+    assert not any(layer.has_sink for layer in old.layers)
+    assert Plan.from_json(plan.to_json()) == plan

@@ -1,0 +1,246 @@
+"""Offsets and scales from statistics: exact, in place, and in no layer that is not quantised."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from tests.decoders.running import Batch, Decoder, batch, load, session
+from tests.decoders.synthetic import SLIDING_CACHE, SLIDING_MASK, SLIDING_REPEAT, decoder
+from tq_onnx.codec.calibration import Calibration, LayerStatistics
+from tq_onnx.codec.presets import PRESETS
+from tq_onnx.conversion.check import check, facts
+from tq_onnx.conversion.headnorms import NoNorms
+from tq_onnx.conversion.options import Options
+from tq_onnx.conversion.planning import make_plan
+from tq_onnx.conversion.rewrite import ConvertPass
+from tq_onnx.conversion.scales import adapt
+from tq_onnx.errors import UsageError
+from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
+from tq_onnx.plan import METADATA_PLAN, Plan
+from tq_onnx.recognise.match import recognise
+
+CENTERED = Options(calibration=Path("statistics"), center_from=2)
+NORMED = "dynamo-op18-sdpa"
+
+
+def statistics(plan: Plan, positions: int = 5) -> Calibration:
+    """Made-up numbers: means far from zero, energies of channels that are far apart."""
+    rng = np.random.default_rng(5)
+    layers = []
+    for layer in plan.layers:
+        heads = (layer.kv_num_heads, layer.head_size)
+        k_mean, v_mean = rng.standard_normal((2, positions, *heads))
+        spread = 4.0 ** rng.uniform(-1, 1, heads)
+        layers.append(
+            LayerStatistics(
+                k_mean=k_mean,
+                k_energy=k_mean**2 + spread**2,
+                v_mean=v_mean,
+                v_energy=v_mean**2 + 1,
+                q_energy=4.0 ** rng.uniform(-1, 1, (layer.num_heads, layer.head_size)),
+            )
+        )
+    return Calibration(tuple(layers), np.ones(positions, np.int64), 5, 5, "1", "0" * 64)
+
+
+def converted(
+    model: ir.Model, preset: str, options: Options, calibration: Calibration | None = None
+) -> tuple[Plan, Calibration]:
+    before = facts(model)
+    found = recognise(model)
+    plan = make_plan(found, PRESETS[preset], options)
+    ConvertPass(plan, found)(model)
+    known = calibration or statistics(plan)
+    plan, _ = adapt(model, plan, options, known if options.calibration else None)
+    check(before, model, plan)
+    return plan, known
+
+
+def nodes(model: ir.Model, op_type: str) -> list[ir.Node]:
+    return [node for node in model.graph if node.op_type == op_type and node.domain == DOMAIN]
+
+
+def logits(model: ir.Model, data: Batch, *, library: bool = False) -> np.ndarray:
+    return Decoder(session(model, library=library)).run(data)
+
+
+def apart(found: np.ndarray, wanted: np.ndarray) -> float:
+    """Median over the tokens of the largest difference of a logit."""
+    return float(np.median(np.abs(found - wanted).max(axis=-1)) / np.abs(wanted).max())
+
+
+def array(model: ir.Model, name: str) -> np.ndarray:
+    return model.graph.initializers[name].const_value.numpy()
+
+
+@pytest.mark.parametrize("library", [False, True], ids=["body", "kernel"])
+@pytest.mark.parametrize(
+    ("preset", "options"),
+    [
+        ("k8v4", CENTERED),
+        ("k5v3", replace(CENTERED, bits_v=5)),
+        ("int4", replace(CENTERED, bits_k=5, bits_v=5, layers="1")),
+    ],
+)
+def test_logits_stay_what_they_were(preset: str, options: Options, library: bool) -> None:
+    data = batch(12)
+    wanted, model = logits(decoder(layers=3), data), decoder(layers=3)
+    converted(model, preset, options)
+    # The model is a sensitive one; without statistics the presets lose as much.
+    lost = apart(logits(model, data, library=library), wanted)
+    assert lost < 0.2
+    damaged = ir.from_proto(ir.to_proto(model))
+    offset = next(v for k, v in damaged.graph.initializers.items() if k.startswith("tq.value_off"))
+    reader = next(node for node in nodes(damaged, ATTENTION) if node.inputs[11] is offset)
+    other = ir.Value(name="other", const_value=ir.tensor(3 * offset.const_value.numpy(), name="o"))
+    damaged.graph.register_initializer(other)
+    reader.replace_input_with(11, other)
+    assert apart(logits(damaged, data, library=library), wanted) > 2 * lost
+
+
+def test_offsets_go_into_both_operators_of_quantised_layers() -> None:
+    model = decoder(layers=3)
+    plan, known = converted(model, "int4", replace(CENTERED, boundary_layers=1))
+
+    assert [layer.centered for layer in plan.layers] == [False, True, False]
+    assert Plan.from_json(model.metadata_props[METADATA_PLAN]) == plan
+    names = {name for name in model.graph.initializers if "offset" in name}
+    assert names == {"tq.key_offset.1", "tq.value_offset.1", "tq.no_offset.2x16"}
+    key, value = known.offsets(1, 2, key_scale=known.scales(1, 2))
+    assert np.array_equal(array(model, "tq.key_offset.1"), key)
+    assert np.array_equal(array(model, "tq.value_offset.1"), value)
+    assert key.shape == (3, 2, 16)
+    assert not array(model, "tq.no_offset.2x16").any()
+    read = [[value.name for value in node.inputs[10:]] for node in nodes(model, ATTENTION)]
+    none = ["tq.no_offset.2x16"] * 2
+    assert read == [none, ["tq.key_offset.1", "tq.value_offset.1"], none]
+    # Neither bias nor sink is missing in between by accident.
+    assert [node.inputs[9] for node in nodes(model, ATTENTION)] == [None] * 3
+    assert {len(node.inputs) for node in nodes(model, ENCODE)} == {7}
+
+
+def test_fillers_go_where_nothing_needs_them() -> None:
+    model = decoder()
+    converted(model, "int4", CENTERED)
+
+    assert not [name for name in model.graph.initializers if name.startswith("tq.no_offset")]
+
+
+def test_scales_are_nodes_where_there_are_no_norms() -> None:
+    model = decoder(layers=3)
+    plan, known = converted(model, "4bit_nc", replace(CENTERED, layers="1-2"))
+
+    assert [layer.equalised for layer in plan.layers] == ["", "nodes", "nodes"]
+    for layer in (1, 2):
+        scales = known.scales(layer, 2)
+        assert scales.max() > 1.5 * scales.min()
+        query, key = (array(model, f"tq.{role}_scale.{layer}") for role in ("query", "key"))
+        assert (query.shape, key.shape) == ((1, 4, 1, 16), (1, 2, 1, 16))
+        np.testing.assert_allclose(query[0, :, 0], np.repeat(scales, 2, axis=0))
+        np.testing.assert_allclose(key[0, :, 0] * scales, 1, rtol=1e-6)
+    muls = [n for n in model.graph if n.op_type == "Mul" and "equalise" in (n.name or "")]
+    assert {node.name for node in muls} == {
+        f"layers.{layer}.attention/equalise_{role}" for layer in (1, 2) for role in ("query", "key")
+    }
+
+
+@pytest.mark.parametrize("name", ["legacy-op17-sdpa-fp16", "dynamo-op18-sdpa-bf16"])
+def test_scales_of_half_precision_are_powers_of_two(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else s and 1 / s, each rounded, would make every score another."""
+    monkeypatch.setattr(
+        "tq_onnx.conversion.scales.find_norms",
+        lambda _, plan: tuple(NoNorms(layer.layer, "none") for layer in plan.layers),
+    )
+    model = load(name)
+    plan, known = converted(model, "int4", CENTERED)
+
+    assert {layer.equalised for layer in plan.layers} == {"nodes"}
+    for layer in plan.layers:
+        query, key = (array(model, f"tq.{role}_scale.{layer.layer}") for role in ("query", "key"))
+        assert query.dtype == key.dtype == ir.DataType[layer.dtype].numpy()
+        exact = known.scales(layer.layer, 2)
+        group = layer.num_heads // layer.kv_num_heads
+        scales = query[0, ::group, 0].astype(np.float32)
+        assert np.array_equal(scales * key[0, :, 0].astype(np.float32), np.ones_like(scales))
+        assert np.abs(np.log2(scales / exact)).max() <= 0.5
+        offset = known.offsets(layer.layer, 2, key_scale=scales)[0]
+        assert np.array_equal(array(model, f"tq.key_offset.{layer.layer}"), offset)
+
+
+@pytest.mark.parametrize("library", [False, True], ids=["body", "kernel"])
+def test_rows_that_move_to_other_slots_have_one_offset(library: bool) -> None:
+    parts = {"cache": SLIDING_CACHE, "repeat": SLIDING_REPEAT, "mask": SLIDING_MASK, "infer": False}
+    data, chunks, lost = batch(12, 2), (1,) * 12, []
+    wanted = Decoder(session(decoder(**parts)), 2).run(data, chunks)
+    for center_from in (0, 2):
+        model = decoder(**parts)
+        options = replace(CENTERED, bits_k=5, bits_v=5, center_from=center_from)
+        _, known = converted(model, "int4", options)
+        found = Decoder(session(model, library=library), 2).run(data, chunks)
+        lost.append(apart(found, wanted))
+        offset = known.offsets(0, center_from, key_scale=known.scales(0, center_from))[0]
+        assert np.array_equal(array(model, "tq.key_offset.0"), offset[-1:])
+    assert lost[1] < 2 * lost[0]
+
+
+@pytest.mark.parametrize("preset", ["k8v4", "safe-lowbit", "int4"])
+def test_only_rotated_keys_get_scales(preset: str) -> None:
+    model = decoder()
+    plan, known = converted(model, preset, CENTERED)
+
+    rotated = PRESETS[preset].key.is_rotated
+    assert {layer.equalised for layer in plan.layers} == {"nodes" if rotated else ""}
+    scale = known.scales(0, 2) if rotated else None
+    wanted = known.offsets(0, 2, key_scale=scale)[0]
+    assert np.array_equal(array(model, "tq.key_offset.0"), wanted)
+
+
+def test_scales_can_be_left_out() -> None:
+    model = decoder()
+    plan, known = converted(model, "int4", replace(CENTERED, equalize=False))
+
+    assert {layer.equalised for layer in plan.layers} == {""}
+    assert np.array_equal(array(model, "tq.key_offset.0"), known.offsets(0, 2)[0])
+
+
+def test_offsets_are_those_of_folded_keys() -> None:
+    model, plain = load(NORMED), load(NORMED)
+    # Norm weights of a checkpoint without training are all one, and leave nothing to scale.
+    for one in (model, plain):
+        for name, value in one.graph.initializers.items():
+            if "k_norm" in name:
+                value.const_value = ir.tensor(np.linspace(0.2, 5, 64, dtype=np.float32), name=name)
+    plan, known = converted(model, "int4", CENTERED)
+    assert {layer.equalised for layer in plan.layers} == {"norms"}
+    converted(plain, "int4", replace(CENTERED, equalize=False), known)
+    folded, whole = (array(one, "tq.key_offset.0") for one in (model, plain))
+    k_norm = [
+        value.const_value.numpy()
+        for name, value in model.graph.initializers.items()
+        if name == "tq.k_norm.0"
+    ]
+    ratio = k_norm[0].reshape(-1) / np.linspace(0.2, 5, 64, dtype=np.float32)
+    np.testing.assert_allclose(folded, whole * ratio, rtol=1e-5)
+    values = (array(one, "tq.value_offset.0") for one in (model, plain))
+    assert np.array_equal(*values)
+
+
+@pytest.mark.parametrize(
+    ("preset", "options", "told"),
+    [
+        ("int4", Options(equalize=True), "no norm weights.*--calibration"),
+        ("k8v4", Options(equalize=True), "k8v4 are not rotated"),
+        ("k8v4", replace(CENTERED, equalize=True), "k8v4 are not rotated"),
+        ("raw", CENTERED, "raw quantises nothing"),
+    ],
+)
+def test_what_would_do_nothing_is_refused(preset: str, options: Options, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        converted(decoder(), preset, options)

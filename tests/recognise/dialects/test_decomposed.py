@@ -1,0 +1,360 @@
+"""Dialect decomposed: real exports, other forms, and everything that must be refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from tests.decoders.running import (
+    EXACT,
+    Array,
+    Batch,
+    Decoder,
+    agree,
+    batch,
+    batches,
+    convert,
+    load,
+    session,
+    to_float32,
+)
+from tests.decoders.synthetic import (
+    CACHE,
+    HIDING,
+    KEYS,
+    PLAIN,
+    REPEAT,
+    SELECTING,
+    UNMASKED,
+    decoder,
+)
+from tests.recognise.dialects.roundtrip import insert_roundtrip
+from tq_onnx.recognise.match import recognise
+
+EXPORTS = {
+    "dynamo-op18-sdpa": 64,
+    "dynamo-op18-eager": 64,
+    "dynamo-op20-sdpa": 64,
+    "dynamo-op20-eager": 64,
+    "dynamo-op18-sdpa-hd128-fp16": 128,
+}
+SOFTCAP = """t0 = Mul(s0, half)
+        t1 = Div(t0, cap)
+        t2 = Tanh(t1)
+        s1 = Mul(t2, cap)"""
+NAN_GUARD = """t3 = IsNaN(p0)
+        p = Where(t3, nothing, p0)"""
+TWO_MASKS = """t4 = Add(s1, bias)
+        s2 = Where(keep, t4, lowest)"""
+NEGATIVE_SOFTCAP = SOFTCAP.replace("Mul(t2, cap)", "Mul(t2, below)").replace(
+    "t0 =", "below = Constant<value_float = -0.7>()\n        t0 ="
+)
+EINSUM = {
+    "keys": "kt = Identity(kr)",
+    "product": 's0 = Einsum<equation = "bhsd,bhtd->bhts">(kt, qs)',
+    "weighted": 'o = Einsum<equation = "bhts,bhsd->bhtd">(p, vr)',
+}
+FUSED = {
+    "query": "qs = Identity(q)",
+    "keys": "kt = Identity(kr)",
+    "product": "s0 = com.microsoft.FusedMatMul<transB = 1, alpha = 0.25>(qs, kt)",
+    "weighted": "o = com.microsoft.FusedMatMul(p, vr)",
+}
+LOW_RANK_MASK = """t5 = Squeeze(bias)
+        s2 = Add(s1, t5)"""
+
+FORMS: dict[str, dict[str, Any]] = {
+    "additive mask": {},
+    "selecting mask": {"mask": SELECTING},
+    "hiding mask": {"mask": HIDING},
+    "two masks": {"mask": TWO_MASKS},
+    "no mask": {"mask": UNMASKED},
+    "no repeat": {"heads": 2, "repeat": PLAIN},
+    "three queries a key": {"heads": 6},
+    "softcap": {"scores": SOFTCAP},
+    "scale on scores": {"query": "qs = Identity(q)", "scores": "s1 = Mul(s0, quarter)"},
+    "scale divides": {"query": "qs = Div(q, half)", "scores": "s1 = Mul(quarter, s0)"},
+    "no scale": {"query": "qs = Identity(q)"},
+    "guard against NaN": {"probabilities": NAN_GUARD},
+    "cast after scale": {"query": "t6 = Mul(q, half)\n        qs = Cast<to = 1>(t6)"},
+    "dropout": {"probabilities": "p = Dropout(p0)"},
+    "one layer": {"layers": 1},
+    "Einsum": EINSUM,
+    "FusedMatMul": FUSED,
+    "softcap with another sign": {"scores": NEGATIVE_SOFTCAP},
+}
+
+
+@pytest.mark.parametrize(("name", "head_size"), EXPORTS.items())
+def test_recognises_every_layer_of_an_export(name: str, head_size: int) -> None:
+    recognition = recognise(load(name))
+
+    assert recognition.misses == ()
+    assert [site.layer for site in recognition.sites] == [0, 1]
+    for site in recognition.sites:
+        assert site.dialect == "decomposed"
+        assert (site.num_heads, site.kv_num_heads, site.head_size) == (4, 2, head_size)
+        assert site.scale == head_size**-0.5
+        assert (site.causal, site.has_bias, site.softcap, site.sliding_window) == (
+            False,
+            True,
+            0,
+            0,
+        )
+        assert site.key.past.name == f"past_key_values.{site.layer}.key"
+        assert site.value.present.name == f"present.{site.layer}.value"
+    assert recognition.fixed_capacity
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+@pytest.mark.parametrize(("size", "padding"), [(1, 0), (2, 3)])
+def test_converted_export_is_the_original_over_decoded_caches(
+    name: str, size: int, padding: int, library: bool
+) -> None:
+    original, model = load(name), load(name)
+    for each in (original, model):
+        to_float32(each)
+    insert_roundtrip(original, convert(model))
+    reference, converted = session(original), session(model, library=library)
+    data = batches(12, size, left_padding=padding)
+
+    def run(batch: Batch) -> Array:
+        grown = Decoder(converted, size)
+        fixed = Decoder(converted, size, capacity=16)
+        logits, fixed_logits = grown.run(batch), fixed.run(batch)
+        assert np.abs(fixed_logits - logits)[batch.real].max() < EXACT * np.abs(logits).max()
+        assert fixed.same_bytes(grown, 12)
+        assert {cache.shape[2] for cache in grown.caches.values()} == {12}
+        assert {cache.shape[2] for cache in fixed.caches.values()} == {16}
+        return logits
+
+    assert agree(Decoder.runner(reference, size), run, data)
+
+
+def test_float16_export_stays_within_the_noise_of_float16(library: bool) -> None:
+    name = "dynamo-op18-sdpa-hd128-fp16"
+    original, model = load(name), load(name)
+    plan = convert(model)
+    insert_roundtrip(original, plan)
+    data = batch(12)
+
+    expected = Decoder(session(original)).run(data)
+    logits = Decoder(session(model, library=library)).run(data)
+
+    assert plan.layers[0].dtype == "FLOAT16"
+    # A few codes fall on the other side of a boundary: one step of 4 bits in 1 of 128 coordinates.
+    assert np.sqrt(np.square(logits - expected).mean() / np.square(expected).mean()) < 0.02
+
+
+@pytest.mark.parametrize("preset", ["int3", "int2"])
+def test_other_widths(preset: str, library: bool) -> None:
+    original, model = load("dynamo-op18-sdpa"), load("dynamo-op18-sdpa")
+    insert_roundtrip(original, convert(model, preset))
+    reference, converted = session(original), session(model, library=library)
+
+    assert agree(Decoder.runner(reference), Decoder.runner(converted), batches(12))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_form_is_the_original_over_decoded_caches(form: str, library: bool) -> None:
+    original, model = decoder(**FORMS[form]), decoder(**FORMS[form])
+    plan = convert(model)
+    insert_roundtrip(original, plan)
+    reference, converted = session(original), session(model, library=library)
+    data = batches(12, 2, left_padding=2)
+
+    assert agree(Decoder.runner(reference, 2), Decoder.runner(converted, 2), data)
+    assert plan.fixed_capacity == (form != "no mask")
+    if plan.fixed_capacity:
+        grown, fixed = Decoder(converted, 2), Decoder(converted, 2, capacity=16)
+        logits, fixed_logits = grown.run(data[0]), fixed.run(data[0])
+        difference = np.abs(fixed_logits - logits)[data[0].real]
+        assert difference.max() < EXACT * np.abs(logits).max()
+        assert fixed.same_bytes(grown, 12)
+
+
+def test_scale_is_the_product_of_all_factors() -> None:
+    model = decoder(
+        query="qs = Mul(q, half)",
+        repeat=REPEAT.replace("kr =", "t7 =").replace("vu =", "kr = Mul(t7, half)\n        vu ="),
+        scores="s1 = Mul(s0, half)",
+    )
+
+    assert [site.scale for site in recognise(model).sites] == [0.125, 0.125]
+
+
+def test_a_scale_that_float16_rounded_is_snapped() -> None:
+    model = load("dynamo-op18-sdpa-hd128-fp16")
+    rounded = float(np.float16(128**-0.25)) ** 2
+    assert rounded != pytest.approx(128**-0.5, rel=1e-4)
+
+    assert [site.scale for site in recognise(model).sites] == [128**-0.5] * 2
+
+
+def test_a_scale_that_single_precision_tells_is_not_snapped() -> None:
+    model = decoder()
+    model.graph.initializers["quarter"].const_value = ir.tensor(np.array(0.2501, np.float32))
+
+    assert [site.scale for site in recognise(model).sites] == [pytest.approx(0.2501)] * 2
+
+
+def test_a_mask_is_made_into_a_bias_once() -> None:
+    model = decoder(mask=SELECTING, layers=3)
+    before = sum(node.op_type == "Where" for node in model.graph)
+    convert(model)
+
+    assert before == 4  # one that nobody needs, and one in each layer
+    assert sum(node.op_type == "Where" for node in model.graph) == 1
+
+
+def test_a_low_rank_mask_gets_its_rank() -> None:
+    original, model = decoder(mask=LOW_RANK_MASK), decoder(mask=LOW_RANK_MASK)
+    for each in (original, model):
+        for node in each.graph:
+            if node.op_type == "Squeeze" and node.outputs[0].name.startswith("t5"):
+                node.outputs[0].shape = ir.Shape(["T", "S"])
+    insert_roundtrip(original, convert(model))
+    reference, converted = session(original), session(model)
+
+    # One token at a time would squeeze its dimension too.
+    assert agree(
+        lambda data: Decoder(reference).run(data, (5, 3)),
+        lambda data: Decoder(converted).run(data, (5, 3)),
+        batches(8),
+    )
+
+
+REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
+    "new rows first": (
+        {"cache": CACHE.replace("(past_key, k)", "(k, past_key)")},
+        "does not continue a graph input",
+    ),
+    "cached along another axis": ({"cache": CACHE.replace("-2", "1")}, "along axis 1"),
+    "past changed before": (
+        {"cache": "t0 = Relu(past_key)\n        " + CACHE.replace("(past_key, k)", "(t0, k)")},
+        "does not continue a graph input",
+    ),
+    "past of another precision": (
+        {
+            "cache": "t0 = Cast<to = 1>(past_key)\n        "
+            + CACHE.replace("(past_key, k)", "(t0, k)")
+        },
+        "has another element type",
+    ),
+    "heads repeated in another order": (
+        {"repeat": REPEAT.replace("Unsqueeze(present_key, two)", "Unsqueeze(present_key, one)")},
+        "not a known way to repeat heads",
+    ),
+    "keys changed after caching": (
+        {
+            "repeat": REPEAT.replace("ku = ", "t0 = Relu(present_key)\n        ku = ").replace(
+                "Unsqueeze(present_key, two)", "Unsqueeze(t0, two)"
+            )
+        },
+        "goes into Relu",
+    ),
+    "values scaled": (
+        {"repeat": REPEAT.replace("vr =", "t7 =") + "\n        vr = Mul(t7, half)"},
+        "values are scaled",
+    ),
+    "scores changed": ({"scores": "s1 = Relu(s0)"}, "go through Relu"),
+    "scale after the mask": (
+        {"mask": "t0 = Add(s1, bias)\n        s2 = Mul(t0, half)"},
+        "scaled after the mask",
+    ),
+    "scale by something computed": (
+        {"scores": "t0 = ReduceMax(s0)\n        s1 = Mul(s0, t0)"},
+        "read by",
+    ),
+    "fill that hides nothing": (
+        {"mask": "s2 = Where(keep, s1, half)"},
+        "does not hide a key",
+    ),
+    "probabilities changed": ({"probabilities": "p = Relu(p0)"}, "probabilities go into Relu"),
+    "softmax spelled out": (
+        {
+            "probabilities": """t0 = Exp(s2)
+        t1 = ReduceSum(t0, three)
+        p = Div(t0, t1)"""
+        },
+        "its scores go through Exp",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refuses_with_layer_and_reason(case: str) -> None:
+    parts, reason = REFUSALS[case]
+    recognition = recognise(decoder(**parts, infer=case != "cached along another axis"))
+
+    assert [miss.layer for miss in recognition.misses] == [0, 1]
+    assert reason in str(recognition.misses[0])
+    assert all(miss.node for miss in recognition.misses)
+
+
+def test_refuses_all_for_one_layer() -> None:
+    model = load("dynamo-op18-sdpa")
+    concat = next(v.producer() for v in model.graph.outputs if v.name == "present.1.value")
+    assert concat is not None
+    first, second = concat.inputs
+    concat.replace_input_with(0, second)
+    concat.replace_input_with(1, first)
+
+    recognition = recognise(model)
+
+    assert [site.layer for site in recognition.sites] == [0]
+    (miss,) = recognition.misses
+    assert (miss.layer, miss.node) == (1, concat.name)
+
+
+def test_refuses_a_cache_with_a_fixed_length() -> None:
+    model = decoder()
+    model.graph.inputs[2].shape = ir.Shape(["B", 2, 8, 16])
+
+    assert "fixed length of 8 tokens" in str(recognise(model).misses[0])
+
+
+def test_shapes_are_found_where_the_graph_does_not_tell_them() -> None:
+    told, untold = recognise(decoder()), recognise(decoder(infer=False, mask=UNMASKED))
+
+    assert untold.misses == ()
+    for with_shapes, without in zip(told.sites, untold.sites, strict=True):
+        assert without.num_heads == with_shapes.num_heads == 4
+        assert without.head_size == with_shapes.head_size == 16
+
+
+def test_refuses_where_nothing_tells_the_heads() -> None:
+    """Their number is computed from what the graph is fed."""
+    lost = """t0 = Gather(input_ids, nought)
+        t1 = Reshape(t0, rest)
+        t2 = Slice(t1, nought, one, nought)
+        t3 = Concat<axis = 0>(nought, t2, rest, sixteen)
+        t4 = Reshape(q, t3)
+        qs = Mul(t4, quarter)"""
+    model = decoder(infer=False, heads=2, repeat=PLAIN, query=lost)
+
+    assert "run ONNX shape inference" in str(recognise(model).misses[0])
+
+
+def test_bfloat16_is_recognised() -> None:
+    model = decoder()
+    for value in (*model.graph.inputs, *model.graph.outputs, *_values(model)):
+        if value.dtype == ir.DataType.FLOAT:
+            value.type = ir.TensorType(ir.DataType.BFLOAT16)
+
+    assert {site.dtype for site in recognise(model).sites} == {ir.DataType.BFLOAT16}
+
+
+def _values(model: ir.Model) -> list[ir.Value]:
+    return [value for node in model.graph for value in node.outputs]
+
+
+def test_a_cast_of_the_keys_to_integers_is_refused() -> None:
+    keys = "t0 = Cast<to = 7>(kr)\n        t1 = Cast<to = 1>(t0)\n        " + KEYS.replace(
+        "kr", "t1"
+    )
+
+    assert "goes into Cast" in str(recognise(decoder(keys=keys)).misses[0])

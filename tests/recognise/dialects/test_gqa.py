@@ -1,0 +1,576 @@
+"""Dialect gqa: what genai writes, every feature of the operator that is taken out, refusals.
+
+The oracle is numpy attention around the original's other nodes (``gqa_oracle``). It is itself
+compared with ONNX Runtime's kernel, feature by feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+from tests.decoders.running import (
+    EXACT,
+    Array,
+    Batch,
+    Decoder,
+    agree,
+    batch,
+    batches,
+    convert,
+    load,
+    session,
+    to_float32,
+)
+from tests.recognise.dialects.gqa_oracle import GqaDecoder, cut_holes
+from tests.recognise.dialects.onelayer import CACHES, decoder
+from tq_onnx.errors import UnsupportedModelError
+from tq_onnx.recognise.match import recognise
+
+EXPORTS: Final = {
+    "genai-cpu-fp32": (64, "FLOAT"),
+    "genai-cpu-int4": (64, "FLOAT"),
+    "genai-cpu-int4-hd128": (128, "FLOAT"),
+    "genai-cuda-fp16": (64, "FLOAT16"),
+    "genai-cuda-int4": (64, "FLOAT16"),
+}
+
+# The first version that was seen to have every feature below in its CPU kernel.
+NEWEST_GQA: Final = (1, 31)
+ORT_VERSION: Final = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
+
+Change = Callable[[ir.Model], None]
+
+
+def attentions(model: ir.Model) -> list[ir.Node]:
+    return [node for node in model.graph if node.op_type == "GroupQueryAttention"]
+
+
+def with_attribute(name: str, value: int | float | str) -> Change:
+    def change(model: ir.Model) -> None:
+        for node in attentions(model):
+            node.attributes[name] = ir.convenience.convert_attribute(name, value)
+
+    return change
+
+
+def with_input(slot: int, name: str, dtype: ir.DataType, shape: list[int | str]) -> Change:
+    """Connects a slot of every attention to a new graph input."""
+
+    def change(model: ir.Model) -> None:
+        value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
+        model.graph.inputs.append(value)
+        for node in attentions(model):
+            node.resize_inputs(max(len(node.inputs), slot + 1))
+            node.replace_input_with(slot, value)
+
+    return change
+
+
+def with_float_activations(model: ir.Model) -> None:
+    """Multiplies int4 weights with floats.
+
+    With accuracy_level 4 activations become int8: float noise puts some on the other side of a
+    step, which is far more than the difference that is looked for.
+    """
+    for node in model.graph:
+        if node.op_type == "MatMulNBits":
+            node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", 0)
+
+
+def without_input(*slots: int) -> Change:
+    def change(model: ir.Model) -> None:
+        for node in attentions(model):
+            for slot in slots:
+                node.replace_input_with(slot, None)
+
+    return change
+
+
+def with_sinks(dtype: ir.DataType = ir.DataType.FLOAT) -> Change:
+    """Gives every attention sinks of its own, as initializers."""
+
+    def change(model: ir.Model) -> None:
+        for index, node in enumerate(attentions(model)):
+            sinks = np.array([0.6, -0.8, 2.5, 0.1]) * (1 - 2 * index)
+            tensor = ir.tensor(sinks.astype(dtype.numpy()), name=f"sinks.{index}")
+            value = ir.Value(
+                name=tensor.name,
+                type=ir.TensorType(dtype),
+                shape=ir.Shape([4]),
+                const_value=tensor,
+            )
+            model.graph.register_initializer(value)
+            node.resize_inputs(max(len(node.inputs), 12))
+            node.replace_input_with(11, value)
+
+    return change
+
+
+def both(*changes: Change) -> Change:
+    def change(model: ir.Model) -> None:
+        for each in changes:
+            each(model)
+
+    return change
+
+
+def rotate_half_the_head(model: ir.Model) -> None:
+    for name in ("cos_cache", "sin_cache"):
+        value = model.graph.initializers[name]
+        assert value.const_value is not None
+        array = np.ascontiguousarray(value.const_value.numpy()[:, :16])
+        value.const_value = ir.tensor(array, name=name)
+        value.shape = ir.Shape(array.shape)
+
+
+def pack_projections(model: ir.Model) -> None:
+    """Lets the operator split the packed projection itself: inputs 1 and 2 empty."""
+    for node in attentions(model):
+        query = node.inputs[0]
+        assert query is not None
+        split = query.producer()
+        assert split is not None and split.op_type == "Split"
+        node.replace_input_with(0, split.inputs[0])
+    without_input(1, 2)(model)
+
+
+def unchanged(model: ir.Model) -> None:
+    del model
+
+
+# Features, and whether ONNX Runtime's CPU kernel has them.
+FEATURES: Final[dict[str, tuple[str, Change, bool]]] = {
+    "as exported": ("genai-cpu-fp32", unchanged, True),
+    "int4 weights": ("genai-cpu-int4", with_float_activations, True),
+    "head size 128": ("genai-cpu-int4-hd128", with_float_activations, True),
+    "sliding window": ("genai-cpu-fp32", with_attribute("local_window_size", 3), True),
+    "window of one": ("genai-cpu-fp32", with_attribute("local_window_size", 1), True),
+    "softcap": ("genai-cpu-fp32", with_attribute("softcap", 0.7), True),
+    "scale": ("genai-cpu-fp32", with_attribute("scale", 0.3), True),
+    "default scale": ("genai-cpu-fp32", with_attribute("scale", 0.0), True),
+    "interleaved rotation": ("genai-cpu-fp32", with_attribute("rotary_interleaved", 1), True),
+    "partial rotation": ("genai-cpu-fp32", rotate_half_the_head, True),
+    "no rotation": ("genai-cpu-fp32", with_attribute("do_rotary", 0), True),
+    "not causal": ("genai-cpu-fp32", with_attribute("causal", 0), True),
+    "bias": (
+        "genai-cpu-fp32",
+        with_input(10, "bias", ir.DataType.FLOAT, [1, 1, "T", "total"]),
+        True,
+    ),
+    "sinks": ("genai-cpu-fp32", with_sinks(), True),
+    "smooth softmax": ("genai-cpu-fp32", with_attribute("smooth_softmax", 1), True),
+    "no smooth softmax": ("genai-cpu-fp32", with_attribute("smooth_softmax", 0), True),
+    "sinks and smooth softmax": (
+        "genai-cpu-fp32",
+        both(with_sinks(), with_attribute("smooth_softmax", 1)),
+        True,
+    ),
+    "sinks, window, softcap, bias": (
+        "genai-cpu-fp32",
+        both(
+            with_sinks(),
+            with_attribute("local_window_size", 3),
+            with_attribute("softcap", 0.7),
+            with_input(10, "bias", ir.DataType.FLOAT, [1, 1, "T", "total"]),
+        ),
+        True,
+    ),
+    "norms inside": ("genai-cuda-fp16", to_float32, False),
+    "norms inside, int4": ("genai-cuda-int4", to_float32, False),
+    "packed projections": (
+        "genai-cuda-fp16",
+        both(to_float32, pack_projections, without_input(14, 15)),
+        True,
+    ),
+    "packed projections, norms inside": (
+        "genai-cuda-fp16",
+        both(to_float32, pack_projections),
+        False,
+    ),
+}
+
+
+def changed(feature: str) -> ir.Model:
+    name, change, _ = FEATURES[feature]
+    model = load(name)
+    change(model)
+    return model
+
+
+def head_size_of(feature: str) -> int:
+    return EXPORTS[FEATURES[feature][0]][0]
+
+
+@pytest.mark.parametrize(("name", "facts"), EXPORTS.items())
+def test_recognises_every_layer_of_an_export(name: str, facts: tuple[int, str]) -> None:
+    head_size, dtype = facts
+    recognition = recognise(load(name))
+
+    assert recognition.misses == ()
+    assert [site.layer for site in recognition.sites] == [0, 1]
+    for site in recognition.sites:
+        assert site.dialect == "gqa"
+        assert (site.num_heads, site.kv_num_heads, site.head_size) == (4, 2, head_size)
+        assert site.dtype.name == dtype
+        assert site.scale == pytest.approx(head_size**-0.5, rel=1e-6)
+        assert (site.causal, site.has_bias, site.softcap, site.sliding_window) == (
+            True,
+            False,
+            0,
+            0,
+        )
+        assert site.key.past.name == f"past_key_values.{site.layer}.key"
+        assert site.value.present.name == f"present.{site.layer}.value"
+    assert recognition.fixed_capacity
+
+
+@pytest.mark.parametrize("feature", [name for name in FEATURES if FEATURES[name][2]])
+def test_oracle_is_onnxruntimes_kernel(feature: str) -> None:
+    size = head_size_of(feature)
+    exact = GqaDecoder(cut_holes(changed(feature)), size)
+    data = batch(12)
+
+    try:
+        original = session(changed(feature))
+    except UnsupportedModelError as error:
+        if ORT_VERSION >= NEWEST_GQA:
+            raise
+        pytest.skip(f"this feature of the kernel is newer: {error}")
+    expected = Decoder(original, head_size=size).run(data)
+
+    assert np.abs(exact.run(data) - expected).max() < EXACT
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_converted_feature_is_the_oracle_over_decoded_caches(feature: str, library: bool) -> None:
+    size = head_size_of(feature)
+    model, holes = changed(feature), cut_holes(changed(feature))
+    plan = convert(model)
+    converted = session(model, library=library)
+
+    def run(data: Batch) -> Array:
+        grown, fixed = Decoder(converted), Decoder(converted, capacity=16)
+        logits, fixed_logits = grown.run(data), fixed.run(data)
+        assert np.abs(fixed_logits - logits).max() < EXACT * np.abs(logits).max()
+        assert fixed.same_bytes(grown, 12)
+        assert {cache.shape[2] for cache in grown.caches.values()} == {12}
+        return logits
+
+    assert agree(lambda data: GqaDecoder(holes, size, plan=plan).run(data), run, batches(12))
+
+
+@pytest.mark.parametrize("name", ["genai-cuda-fp16", "genai-cuda-int4"])
+def test_float16_export_stays_within_the_noise_of_float16(name: str, library: bool) -> None:
+    model, holes = load(name), cut_holes(load(name))
+    plan = convert(model)
+    data = batch(12)
+
+    expected = GqaDecoder(holes, 64, plan=plan).run(data)
+    logits = Decoder(session(model, library=library)).run(data)
+
+    # The oracle rounds nothing between projections and codec, so some codes differ by a step: an
+    # error, but a small one beside that of the codec itself.
+    exact = GqaDecoder(holes, 64).run(data)
+    assert np.square(logits - expected).mean() < 0.2 * np.square(exact - expected).mean()
+
+
+def test_given_positions_are_used(library: bool) -> None:
+    give = with_input(9, "position_ids", ir.DataType.INT64, ["batch_size", "sequence_length"])
+    model, holes = load("genai-cpu-fp32"), load("genai-cpu-fp32")
+    give(model)
+    give(holes)
+    plan = convert(model)
+    converted, cut = session(model, library=library), cut_holes(holes)
+
+    def shifted(data: Batch) -> list[dict[str, Array]]:
+        # Gaps grow, for equal gaps would not show in what is a relative encoding.
+        return [{**feeds, "position_ids": feeds["position_ids"] * 3} for feeds in data.feeds()]
+
+    def oracle(data: Batch) -> Array:
+        decoder = GqaDecoder(cut, 64, plan=plan)
+        return np.concatenate([decoder.feed(feeds) for feeds in shifted(data)], axis=1)
+
+    def run(data: Batch) -> Array:
+        decoder = Decoder(converted)
+        return np.concatenate([decoder.feed(feeds) for feeds in shifted(data)], axis=1)
+
+    assert plan.interface.position_ids == "position_ids"
+    assert agree(oracle, run, batches(12))
+
+
+def test_prompts_of_different_lengths_are_padded_on_the_right(library: bool) -> None:
+    """As onnxruntime-genai feeds them: seqlens_k differ, and first prompts are shorter than T."""
+    model, holes = load("genai-cpu-fp32"), cut_holes(load("genai-cpu-fp32"))
+    plan = convert(model)
+    converted, original = session(model, library=library), session(load("genai-cpu-fp32"))
+    prompt, total = 6, 10
+
+    def decode(decoder: Decoder | GqaDecoder, data: Batch) -> Array:
+        parts = []
+        for start, stop in [(0, prompt), *((at, at + 1) for at in range(prompt, total))]:
+            feeds = {
+                "input_ids": data.tokens[:, start:stop],
+                "attention_mask": data.mask[:, :stop],
+            }
+            parts.append(decoder.feed(feeds))
+        return np.concatenate(parts, axis=1)
+
+    data = batches(total, 2)
+    for each in data:
+        each.mask[1, 4:prompt] = 0
+
+    exact = decode(GqaDecoder(holes, 64, 2), data[0])
+    assert np.abs(exact - decode(Decoder(original, 2), data[0]))[data[0].real].max() < EXACT
+    for capacity in (0, 12):
+        assert agree(
+            lambda each: decode(GqaDecoder(holes, 64, 2, plan=plan), each),
+            lambda each, capacity=capacity: decode(Decoder(converted, 2, capacity), each),
+            data,
+        )
+
+
+def test_position_arithmetic_is_made_once() -> None:
+    model = load("genai-cpu-fp32")
+    convert(model)
+
+    kinds = [node.op_type for node in model.graph]
+    assert (kinds.count("Range"), kinds.count("Max")) == (1, 1)
+    assert kinds.count("RotaryEmbedding") == 4
+
+
+def test_layers_with_and_without_sinks_share_one_body(library: bool) -> None:
+    """A function has no optional inputs: the layer without sinks is given some that do nothing."""
+
+    def change(model: ir.Model) -> None:
+        with_sinks()(model)
+        attentions(model)[1].replace_input_with(11, None)
+
+    model, original = load("genai-cpu-fp32"), load("genai-cpu-fp32")
+    change(model)
+    change(original)
+    assert [site.has_sink for site in recognise(model).sites] == [True, False]
+    assert [site.has_bias for site in recognise(model).sites] == [False, False]
+    plan = convert(model, "raw")
+    data = batch(12)
+
+    assert [(layer.has_bias, layer.has_sink) for layer in plan.layers] == [(True, True)] * 2
+    expected = Decoder(session(original), head_size=64).run(data)
+    found = Decoder(session(model, library=library)).run(data)
+    assert np.abs(found - expected).max() < EXACT * np.abs(expected).max()
+    # The negative twin: sinks make a difference.
+    unlike = Decoder(session(load("genai-cpu-fp32")), head_size=64).run(data)
+    assert np.abs(found - unlike).max() > 1e-3 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+def test_float16_sinks_are_those_of_onnxruntime(smooth: bool, library: bool) -> None:
+    sinks = with_attribute("smooth_softmax", 1) if smooth else with_sinks(ir.DataType.FLOAT16)
+    # ONNX Runtime's CPU kernel has no norms inside.
+    change = both(without_input(14, 15), sinks)
+    model, original, unlike = (load("genai-cuda-fp16") for _ in range(3))
+    change(model)
+    change(original)
+    without_input(14, 15)(unlike)
+    plan = convert(model, "raw")
+    data = batch(12)
+
+    assert {(layer.dtype, layer.has_sink) for layer in plan.layers} == {("FLOAT16", True)}
+    expected = Decoder(session(original), head_size=64).run(data)
+    found = Decoder(session(model, library=library)).run(data)
+    noise = np.abs(found - expected).max()
+    assert noise < 5e-3 * np.abs(expected).max()
+    # The negative twin: sinks make a difference.
+    plain = Decoder(session(unlike), head_size=64).run(data)
+    assert noise < 0.2 * np.abs(found - plain).max()
+
+
+REFUSALS: Final[dict[str, tuple[Change, str]]] = {
+    "sinks of other heads": (
+        with_input(11, "sink", ir.DataType.FLOAT, [2]),
+        "its sinks (head_sink) are not one for each of 4 heads",
+    ),
+    "sinks of rank 2": (
+        with_input(11, "sink", ir.DataType.FLOAT, [4, 1]),
+        "its sinks (head_sink) are not one for each of 4 heads",
+    ),
+    "key scale": (with_input(12, "scale", ir.DataType.FLOAT, [1]), "quantised already"),
+    "value scale": (with_input(13, "scale", ir.DataType.FLOAT, [1]), "quantised already"),
+    "quantised by type": (with_attribute("k_quant_type", "PER_TENSOR"), "quantised already"),
+    "an input from the future": (with_input(16, "new", ir.DataType.FLOAT, [1]), "17 inputs"),
+    "an attribute from the future": (with_attribute("novelty", 1), "attribute novelty"),
+    "window instead of a cache": (with_attribute("sliding_window_cache", 1), "window of the past"),
+    "scores returned": (with_attribute("qk_output", 1), "qk_output"),
+    "no past": (without_input(3, 4), "takes no past, though the model takes caches"),
+    "half a past": (without_input(3), "past keys or past values, but not both"),
+    "no sequence lengths": (without_input(5), "seqlens_k is missing"),
+    "one norm of two": (with_input(14, "norm", ir.DataType.FLOAT, [64]), "has only one"),
+    "key without value": (without_input(2), "has only one"),
+    "rotation without angles": (without_input(7, 8), "cos_cache"),
+    "empty window": (with_attribute("local_window_size", 0), "no room for a key"),
+    "window without causality": (
+        both(with_attribute("local_window_size", 3), with_attribute("causal", 0)),
+        "without causality",
+    ),
+    "heads that do not share": (with_attribute("num_heads", 5), "do not share"),
+    "widths that do not fit": (with_attribute("kv_num_heads", 1), "head size"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refuses_with_layer_and_reason(case: str) -> None:
+    change, reason = REFUSALS[case]
+    model = load("genai-cpu-fp32")
+    change(model)
+
+    recognition = recognise(model)
+
+    assert [miss.layer for miss in recognition.misses] == [0, 1]
+    assert reason in str(recognition.misses[0])
+    assert recognition.misses[1].node == "/model/layers.1/attn/GroupQueryAttention"
+
+
+def test_refuses_a_cache_that_is_bytes_already() -> None:
+    model = load("genai-cpu-fp32")
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        if "key" in (value.name or "") and value.shape is not None and len(value.shape) == 4:
+            value.type = ir.TensorType(ir.DataType.UINT8)
+
+    assert "quantised already" in str(recognise(model).misses[0])
+
+
+def test_refuses_a_past_that_is_computed() -> None:
+    model = load("genai-cpu-fp32")
+    node = attentions(model)[1]
+    past = node.inputs[3]
+    assert past is not None
+    changed_past = ir.node("Neg", [past], name="changed")
+    changed_past.outputs[0].type, changed_past.outputs[0].shape = past.type, past.shape
+    model.graph.insert_before(node, changed_past)
+    node.replace_input_with(3, changed_past.outputs[0])
+
+    (miss,) = recognise(model).misses
+    assert miss.layer == 1 and "does not continue a graph input" in miss.reason
+
+
+# A graph for a first prompt takes no caches.
+
+
+def first_prompt(
+    name: str, *, padding: int, converted: bool = False, library: bool = False
+) -> Array:
+    model = load(name)
+    if converted:
+        plan = convert(model, "raw")
+        assert {layer.dialect for layer in plan.layers} == {"gqa"}
+        assert [layer.key.past for layer in plan.layers] == [None, None]
+    data = batch(7, 2, left_padding=padding)
+    feeds = {
+        "input_ids": data.tokens % 61,
+        "attention_mask": data.mask,
+        "position_ids": data.positions,
+    }
+    (logits,) = session(model, library=library).run(["logits"], feeds)
+    return np.asarray(logits, np.float64)[data.real]
+
+
+def test_first_prompt_of_transformers_exporter_agrees(library: bool) -> None:
+    expected = first_prompt("hf-ortcpu-prefill", padding=0)
+    found = first_prompt("hf-ortcpu-prefill", padding=0, converted=True, library=library)
+
+    assert np.abs(found - expected).max() < EXACT * np.abs(expected).max()
+
+
+def test_padded_first_prompt_is_right_where_the_original_is_not(library: bool) -> None:
+    """ONNX Runtime's kernel rotates every sequence of a first prompt by the angles of one.
+
+    The other fusions tell the truth.
+    """
+    expected = first_prompt("hf-ortcuda-prefill", padding=3)
+    found = first_prompt("hf-ortcpu-prefill", padding=3, converted=True, library=library)
+
+    assert np.abs(found - expected).max() < EXACT * np.abs(expected).max()
+
+
+SEQLENS: Final = """new = Shape<start = 1, end = 2>(input_ids)
+        last = Sub(new, one)
+        last32 = Cast<to = 6>(last)
+        batch = Shape<start = 0, end = 1>(input_ids)
+        seqlens = Expand(last32, batch)
+        new32 = Cast<to = 6>(new)
+        total = Squeeze(new32)
+        """
+OPERATOR: Final = """merged = com.microsoft.GroupQueryAttention<num_heads = 4, kv_num_heads = 2>
+            (q0, k0, v0, "", "", seqlens, total)
+        """
+RETURNED: Final = """present_key = Transpose<perm = [0, 2, 1, 3]>(k1)
+        present_value = Transpose<perm = [0, 2, 1, 3]>(v1)"""
+OUTSIDE: Final = SEQLENS + OPERATOR + RETURNED
+
+
+def returned_from_outside(body: str = OUTSIDE, inputs: str = "") -> ir.Model:
+    return decoder(body, inputs=inputs, heads=4)
+
+
+def test_first_prompt_whose_new_rows_are_returned_from_outside(library: bool) -> None:
+    model = returned_from_outside()
+    convert(model, "raw")
+    feeds = {"input_ids": batch(7, 2).tokens % 61}
+
+    expected, _, _ = session(returned_from_outside()).run(None, feeds)
+    found, key, _ = session(model, library=library).run(None, feeds)
+    assert np.abs(found - expected).max() < EXACT * np.abs(expected).max()
+    assert key.shape[:3] == (2, 2, 7)
+
+
+OUTSIDE_REFUSALS: Final = {
+    "rotated after they were cached": (
+        OUTSIDE.replace("kv_num_heads = 2", "kv_num_heads = 2, do_rotary = 1").replace(
+            "seqlens, total)", "seqlens, total, cos, sin)"
+        ),
+        "float[256, 8] cos, float[256, 8] sin",
+        "before it norms or rotates them",
+    ),
+    "keys for values": (
+        OUTSIDE.replace("(q0, k0, v0,", "(k0, q0, v0,"),
+        "",
+        "not its keys and its values",
+    ),
+    "a cache that grows outside": (
+        SEQLENS
+        + """present_key = Concat<axis = 2>(past_key, k)
+        present_value = Concat<axis = 2>(past_value, v)
+        key_bsnd = Transpose<perm = [0, 2, 1, 3]>(present_key)
+        value_bsnd = Transpose<perm = [0, 2, 1, 3]>(present_value)
+        flat = Constant<value_ints = [0, 0, 32]>()
+        keys = Reshape(key_bsnd, flat)
+        values = Reshape(value_bsnd, flat)
+        """
+        + OPERATOR.replace("(q0, k0, v0,", "(q0, keys, values,"),
+        CACHES,
+        "updated outside of it",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OUTSIDE_REFUSALS)
+def test_refuses_new_rows_from_outside(case: str) -> None:
+    body, inputs, reason = OUTSIDE_REFUSALS[case]
+
+    (miss,) = recognise(returned_from_outside(body, inputs)).misses
+    assert reason in miss.reason
+
+
+def test_refuses_paged_attention() -> None:
+    model = load("genai-cpu-fp32")
+    for node in attentions(model):
+        node.op_type = "PagedAttention"
+
+    misses = recognise(model).misses
+    assert [miss.layer for miss in misses] == [0, 1]
+    assert "paged attention, whose cache belongs to the server" in misses[0].reason

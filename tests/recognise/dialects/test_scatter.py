@@ -1,0 +1,329 @@
+"""Static caches written by ScatterND: what transformers' exporter makes, and what is refused.
+
+The oracle is the original itself in ONNX Runtime: with ``raw`` caches a converted model must agree
+with it but for float noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from tests.decoders.running import NUMPY, Array, convert, load, session
+from tests.recognise.dialects.onelayer import TOKENS, decoder
+from tq_onnx.recognise.match import recognise
+
+CLOSE: Final = 1e-5
+CAPACITY: Final = 24
+
+Feeds = dict[str, Array]
+
+
+# Real exports: B = 2, a prompt of 6 tokens, then one token at a time, caches of 24.
+
+
+def export_feeds(model: ir.Model, call: int) -> Feeds:
+    """What the exporter's own loop gives to the first prompt (0) or to a later token."""
+    rng = np.random.default_rng(3)
+    ids = rng.integers(3, TOKENS, (2, CAPACITY))
+    kept = np.ones((2, CAPACITY), bool)
+    kept[0, :2] = False
+    positions = np.maximum(np.cumsum(kept, axis=1) - 1, 0)
+    start, stop = (0, 6) if call == 0 else (5 + call, 6 + call)
+    slots = np.arange(CAPACITY)
+    visible = (slots <= np.arange(start, stop)[:, None])[None, None] & kept[:, None, None]
+    given = {"input_ids": ids[:, start:stop], "position_ids": positions[:, start:stop]}
+    for value in model.graph.inputs:
+        name = value.name or ""
+        if name.startswith("attention_mask"):
+            given[name] = visible
+        elif name.endswith("cumulative_length"):
+            given[name] = np.array(start)
+    return given
+
+
+def run_export(
+    calls: int,
+    *,
+    preset: str | None,
+    library: bool = False,
+    decode: str = "hf-static-decode",
+) -> Array:
+    """Logits ``[2, total, vocabulary]`` of the prompt and the tokens after it."""
+    logits, caches = [], {}
+    models = {"hf-static-prefill": [0], decode: range(1, calls)}
+    for name, numbers in models.items():
+        model = load(name)
+        if preset is not None:
+            convert(model, preset)
+        made = session(model, library=library)
+        for call in numbers:
+            feeds = {**export_feeds(model, call), **caches}
+            named = {entry.name for entry in made.get_inputs()}
+            results = made.run(None, {key: item for key, item in feeds.items() if key in named})
+            for entry, result in zip(made.get_outputs(), results, strict=True):
+                if entry.name == "logits":
+                    logits.append(np.asarray(result, np.float64))
+                elif "cumulative" not in entry.name:
+                    caches["input." + entry.name.removeprefix("output.")] = result
+    return np.concatenate(logits, axis=1)
+
+
+@pytest.mark.parametrize("name", ["hf-static-prefill", "hf-static-decode"])
+def test_recognises_both_files_of_the_export(name: str) -> None:
+    recognition = recognise(load(name))
+
+    decodes = name.endswith("decode")
+    assert recognition.misses == ()
+    assert [site.layer for site in recognition.sites] == [0, 1]
+    for site in recognition.sites:
+        assert (site.dialect, site.num_heads, site.kv_num_heads) == ("decomposed", 4, 2)
+        assert site.counts_tokens
+        assert (site.key.past is not None) == decodes
+        assert site.key.update.slots == (0 if decodes else CAPACITY)
+        (source,) = site.key.update.sources
+        assert source.name == f"input.past_key_values.layers.{site.layer}.cumulative_length"
+    assert recognition.fixed_capacity == decodes
+
+
+@pytest.mark.parametrize("decode", ["hf-static-decode", "hf-static-ortcuda-decode"])
+def test_converted_export_agrees(decode: str, library: bool) -> None:
+    """With its fusions, one token is GroupQueryAttention, whose cache has a fixed size."""
+    expected = run_export(5, preset=None, decode=decode)
+    found = run_export(5, preset="raw", library=library, decode=decode)
+    real = np.ones(expected.shape[:2], bool)
+    real[0, :2] = False
+
+    assert np.abs(found - expected)[real].max() < CLOSE * np.abs(expected[real]).max()
+
+
+def test_caches_become_bytes_of_the_same_capacity() -> None:
+    for name in ("hf-static-prefill", "hf-static-decode"):
+        model = load(name)
+        plan = convert(model, "int4")
+
+        width = plan.layers[0].key_row_bytes
+        caches = [value for value in model.graph.outputs if value.dtype is ir.DataType.UINT8]
+        assert [list(value.shape) for value in caches] == [[2, 2, CAPACITY, width]] * 4
+        assert not [node for node in model.graph if node.op_type == "ScatterND"]
+
+
+# A decoder of our own: every size is free.
+
+DATA: Final = "past_key_t = Transpose<perm = [2, 0, 1, 3]>(past_key)\n" + (
+    "past_value_t = Transpose<perm = [2, 0, 1, 3]>(past_value)\n"
+)
+ZEROS: Final = """batch = Shape<start = 0, end = 1>(input_ids)
+        sizes = Concat<axis = 0>(batch, rest)
+        zeros = Expand(nothing, sizes)
+        past_key_t = Transpose<perm = [2, 0, 1, 3]>(zeros)
+        past_value_t = Identity(past_key_t)"""
+INDICES: Final = """new = Shape<start = 1, end = 2>(input_ids)
+        new0 = Squeeze(new)
+        steps = Range(zero, new0, step)
+        slots = Add(steps, start)
+        indices = Unsqueeze(slots, minus_one)
+        value_indices = Identity(indices)"""
+WRITE: Final = """k_t = Transpose<perm = [2, 0, 1, 3]>(k)
+        v_t = Transpose<perm = [1, 0, 2, 3]>(v1)
+        key_t = ScatterND(past_key_t, indices, k_t)
+        value_t = ScatterND(past_value_t, value_indices, v_t)"""
+ATTENTION: Final = """present_key = Transpose<perm = [1, 2, 0, 3]>(key_t)
+        present_value = Transpose<perm = [1, 2, 0, 3]>(value_t)
+        kt = Transpose<perm = [0, 1, 3, 2]>(present_key)
+        s0 = MatMul(q, kt)
+        s1 = Mul(s0, quarter)
+        s2 = Where(mask, s1, lowest)
+        p = Softmax<axis = -1>(s2)
+        o = MatMul(p, present_value)
+        o1 = Transpose<perm = [0, 2, 1, 3]>(o)
+        merged = Reshape(o1, merged_shape)"""
+PASTS: Final = "float[B, 2, M, 16] past_key, float[B, 2, M, 16] past_value"
+PRESENTS: Final = "float[B, 2, M, 16] present_key, float[B, 2, M, 16] present_value"
+OTHERS: Final = "bool[B, 1, T, M] mask, int64 start"
+
+
+def written(
+    *,
+    data: str = DATA,
+    indices: str = INDICES,
+    write: str = WRITE,
+    attention: str = ATTENTION,
+    inputs: str = f"{OTHERS}, {PASTS}",
+    outputs: str = PRESENTS,
+) -> ir.Model:
+    model = decoder("\n".join([data, indices, write, attention]), inputs=inputs, outputs=outputs)
+    rest = ir.tensor(np.array([2, 12, 16], np.int64), name="rest")
+    model.graph.register_initializer(
+        ir.Value(name="rest", type=ir.TensorType(rest.dtype), shape=rest.shape, const_value=rest)
+    )
+    return model
+
+
+def run(model: ir.Model, chunks: Sequence[int], *, library: bool = False) -> Array:
+    """Logits ``[2, total, vocabulary]``, caches of 12 slots fed back."""
+    made = session(model, library=library)
+    rng = np.random.default_rng(5)
+    ids = rng.integers(0, TOKENS, (2, 12))
+    caches: Feeds = {}
+    for entry in made.get_inputs():
+        if entry.name.startswith("past"):
+            # What stands in slots that hold no token must not matter.
+            garbage = rng.integers(0, 200, (2, 2, 12, entry.shape[3]))
+            caches[entry.name] = garbage.astype(NUMPY[entry.type])
+    starts = {entry.name: entry.shape for entry in made.get_inputs() if "start" in entry.name}
+    logits, begin = [], 0
+    for chunk in chunks:
+        end = begin + chunk
+        mask = np.arange(12) <= np.arange(begin, end)[:, None]
+        feeds = {"input_ids": ids[:, begin:end], "mask": np.tile(mask, (2, 1, 1, 1)), **caches}
+        feeds |= {name: np.full(shape, begin) for name, shape in starts.items()}
+        result, key, value = made.run(["logits", "present_key", "present_value"], feeds)
+        if caches:
+            caches = {"past_key": key, "past_value": value}
+        logits.append(np.asarray(result, np.float64))
+        begin = end
+    return np.concatenate(logits, axis=1)
+
+
+STARTS: Final[dict[str, Callable[[], ir.Model]]] = {
+    "a number": written,
+    "a list of one": lambda: written(inputs=f"bool[B, 1, T, M] mask, int64[1] start, {PASTS}"),
+    "start first": lambda: written(indices=INDICES.replace("(steps, start)", "(start, steps)")),
+    "reshaped start": lambda: written(
+        indices=INDICES.replace("slots =", "begin = Reshape(start, one)\n slots =").replace(
+            "(steps, start)", "(steps, begin)"
+        )
+    ),
+    "rows expanded to what they are": lambda: written(
+        write=WRITE.replace("(past_key_t, indices, k_t)", "(past_key_t, indices, k_e)").replace(
+            "v_t =", "k_s = Shape(k_t)\n k_e = Expand(k_t, k_s)\n v_t ="
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("form", STARTS)
+def test_converted_form_agrees(form: str, library: bool) -> None:
+    model = STARTS[form]()
+    convert(model, "raw")
+
+    expected = run(STARTS[form](), (5, 1, 3, 1))
+    found = run(model, (5, 1, 3, 1), library=library)
+    assert np.abs(found - expected).max() < CLOSE * np.abs(expected).max()
+    # The harness feeds caches back as it should: all tokens at once give the same.
+    at_once = run(STARTS[form](), (10,))
+    assert np.abs(expected - at_once).max() < CLOSE * np.abs(at_once).max()
+
+
+def test_one_token_needs_no_range() -> None:
+    """Traced with one token: the indices are the number itself."""
+    indices = """indices = Unsqueeze(start, first_two)
+        value_indices = Identity(indices)"""
+    one = f"{OTHERS}, {PASTS}".replace("T,", "1,")
+
+    def make() -> ir.Model:
+        model = written(indices=indices, inputs=one)
+        model.graph.inputs[0].shape = ir.Shape(["B", 1])
+        return model
+
+    model = make()
+    convert(model, "raw")
+    expected, found = run(make(), (1, 1, 1)), run(model, (1, 1, 1))
+    assert np.abs(found - expected).max() < CLOSE * np.abs(expected).max()
+
+
+def test_a_first_prompt_that_starts_from_zeros(library: bool) -> None:
+    """It takes no caches, and returns ones of the full capacity."""
+
+    def make() -> ir.Model:
+        return written(data=ZEROS, inputs=OTHERS, outputs=PRESENTS.replace("M", "12"))
+
+    model = make()
+    plan = convert(model, "raw")
+    expected, found = run(make(), (5,)), run(model, (5,), library=library)
+    assert np.abs(found - expected).max() < CLOSE * np.abs(expected).max()
+    assert plan.layers[0].key.past is None
+    assert [value.shape[2] for value in model.graph.outputs[1:]] == [12, 12]
+
+
+REFUSALS: Final[dict[str, tuple[Callable[[], ir.Model], str]]] = {
+    "positions chosen by the caller": (
+        lambda: written(
+            indices="indices = Unsqueeze(slots, minus_one)\nvalue_indices = Identity(indices)",
+            inputs=f"bool[B, 1, T, M] mask, int64[T] slots, {PASTS}",
+        ),
+        "does not tell that they follow each other",
+    ),
+    "every other slot": (
+        lambda: written(indices=INDICES.replace("zero, new0, step", "zero, new0, two")),
+        "does not tell that they follow each other",
+    ),
+    "slots from one on": (
+        lambda: written(indices=INDICES.replace("zero, new0, step", "step, new0, step")),
+        "does not tell that they follow each other",
+    ),
+    "steps counted twice": (
+        lambda: written(indices=INDICES.replace("(steps, start)", "(steps, steps)")),
+        "does not tell that they follow each other",
+    ),
+    "a start of every sequence": (
+        lambda: written(inputs=f"bool[B, 1, T, M] mask, int64[T] start, {PASTS}"),
+        "does not tell that they follow each other",
+    ),
+    "keys and values apart": (
+        lambda: written(
+            indices=INDICES.replace(
+                "value_indices = Identity(indices)",
+                "others = Add(steps, other_start)\nvalue_indices = Unsqueeze(others, minus_one)",
+            ),
+            inputs=f"{OTHERS}, int64 other_start, {PASTS}",
+        ),
+        "written to different slots",
+    ),
+    "slots that nothing hides": (
+        lambda: written(attention=ATTENTION.replace("Where(mask, s1, lowest)", "Identity(s1)")),
+        "nothing hides the slots of its cache that hold no key",
+    ),
+    "added to what is there": (
+        lambda: written(write=WRITE.replace("ScatterND", 'ScatterND<reduction = "add">')),
+        "adds to what is there",
+    ),
+    "a past that is computed": (
+        lambda: written(
+            data=DATA.replace("(past_key)", "(doubled)").replace(
+                "past_key_t =", "doubled = Add(past_key, past_key)\npast_key_t =", 1
+            )
+        ),
+        "does not continue a graph input",
+    ),
+    "a constant that is not zero": (
+        lambda: written(
+            data=ZEROS.replace("nothing", "quarter"),
+            inputs=OTHERS,
+            outputs=PRESENTS.replace("M", "12"),
+        ),
+        "the cache has become a constant",
+    ),
+    "zeros of unknown size": (
+        lambda: written(
+            data=ZEROS.replace("Concat<axis = 0>(batch, rest)", "Identity(cache_shape)"),
+            inputs=f"{OTHERS}, int64[4] cache_shape",
+        ),
+        "does not tell how many tokens",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refuses_with_a_reason(case: str) -> None:
+    make, reason = REFUSALS[case]
+
+    recognition = recognise(make())
+
+    assert recognition.misses
+    assert reason in str(recognition.misses[0])

@@ -1,0 +1,152 @@
+"""Whole decoders for CANN: the same numbers, no masks, nothing that the provider would not run."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from tests.decoders.running import (
+    CHUNKS,
+    EXACT,
+    Decoder,
+    agree,
+    batch,
+    batches,
+    convert,
+    load,
+    session,
+)
+from tq_onnx.conversion.check import complaint
+from tq_onnx.errors import UnsupportedModelError, UsageError
+from tq_onnx.ops.domain import ATTENTION, DECODER, DOMAIN, ENCODE
+from tq_onnx.plan import CANN, METADATA_PLAN, Plan
+from tq_onnx.targets.cann import claims as provider
+from tq_onnx.targets.cann.kernels import expect_kernels
+from tq_onnx.targets.cann.lower import lower
+from tq_onnx.targets.cann.mask import _LENGTHS, PADDING, _hides_the_future
+
+SINGLE = [
+    *("dynamo-op18-eager", "dynamo-op18-sdpa", "dynamo-op20-sdpa", "dynamo-op23-eager"),
+    *("dynamo-op23-sdpa", "dynamo-op24-sdpa", "genai-cpu-fp32", "genai09-cpu-fp32"),
+    *("legacy-op14-eager", "legacy-op17-sdpa", "mobius-default", "optimum"),
+]
+HALF = [
+    *("dynamo-op18-sdpa-hd128-fp16", "genai-cuda-fp16", "genai-dml-fp16", "genai-webgpu-fp16"),
+    "legacy-op17-sdpa-fp16",
+]
+"""In half precision caches are not quantised here: its noise would change codes."""
+HALF_NOISE = 4e-3
+POSITIONS = 64
+
+pytestmark = pytest.mark.usefixtures("exact_products")
+
+
+def preset_of(name: str) -> str:
+    return "raw" if name in HALF else "int4"
+
+
+def lowered(name: str) -> tuple[ir.Model, Plan]:
+    model = load(name)
+    plan = convert(model, preset_of(name))
+    return model, lower(model, plan, POSITIONS)
+
+
+@pytest.mark.parametrize("name", [*SINGLE, *HALF])
+@pytest.mark.parametrize("library", [False, True], ids=["bodies", "library"])
+def test_computes_the_same(name: str, library: bool) -> None:
+    original = load(name)
+    convert(original, preset_of(name))
+    noise = HALF_NOISE if name in HALF else EXACT
+    model, _ = lowered(name)
+    size = 2
+    expected = Decoder.runner(session(original, library=library), size)
+    found = Decoder.runner(session(model, library=library), size)
+    assert agree(expected, found, batches(sum(CHUNKS), size), noise)
+    # Slots that hold no token yet change nothing.
+    roomy = Decoder.runner(session(model, library=library), size, capacity=sum(CHUNKS) + 5)
+    assert agree(expected, roomy, batches(sum(CHUNKS), size), noise)
+
+
+@pytest.mark.parametrize("name", [*SINGLE, *HALF])
+def test_leaves_nothing_to_the_cpu(name: str) -> None:
+    model, plan = lowered(name)
+
+    assert list(provider.left_over(model)) == []
+    assert complaint(model) == ""
+    own = {node.op_type for node in model.graph if node.domain == DOMAIN}
+    assert own == {ENCODE, ATTENTION, *DECODER}
+    assert plan.target == CANN
+    assert plan.fixed_capacity
+    assert not plan.interface.padding
+    assert Plan.from_json(model.metadata_props[METADATA_PLAN]) == plan
+    for node in model.graph:
+        if node.domain == DOMAIN and node.op_type == ATTENTION:
+            assert node.attributes.get_int("causal") == 1
+            assert len(node.inputs) == 8
+
+
+@pytest.mark.parametrize("library", [False, True], ids=["bodies", "library"])
+def test_padding_is_no_text(library: bool) -> None:
+    model, _ = lowered("dynamo-op18-sdpa")
+    decoder = Decoder(session(model, library=library), 2)
+
+    with pytest.raises(Exception, match=PADDING):
+        decoder.run(batch(4, 2, left_padding=1), (4,))
+
+
+def test_refuses_masks_that_are_more_than_causal() -> None:
+    model = load("dynamo-gemma2")
+    with pytest.raises(UnsupportedModelError, match=r"mask of layer 0 .* hides more than"):
+        lower(model, convert(model), POSITIONS)
+
+
+def test_takes_lengths_from_positions_where_there_is_no_mask() -> None:
+    model = load("hf-decode")
+    plan = lower(model, convert(model), POSITIONS)
+
+    assert list(provider.left_over(model)) == []
+    assert plan.fixed_capacity
+
+
+def test_refuses_what_has_no_kernel_by_name() -> None:
+    model = load("genai-cpu-int4")
+    with pytest.raises(UnsupportedModelError, match="MatMulNBits"):
+        lower(model, convert(model), POSITIONS)
+
+
+@pytest.mark.parametrize(
+    ("preset", "named"),
+    [("k8v4", "q8_0|fp8"), ("int3", "lloyd_max"), ("4bit_nc", "norm|lloyd|head")],
+)
+def test_refuses_presets_without_kernels(preset: str, named: str) -> None:
+    model = load("dynamo-op18-sdpa-hd128-fp16")
+    with pytest.raises(UsageError, match=named):
+        expect_kernels(convert(model, preset))
+
+
+def test_refuses_head_sizes_without_kernels() -> None:
+    model = load("optimum")
+    with pytest.raises(UsageError, match="head size of 16, expected 64 or 128"):
+        expect_kernels(convert(model))
+
+
+def test_tables_have_as_many_positions_as_asked() -> None:
+    model, _ = lowered("dynamo-op18-sdpa")
+    tables = {
+        value.shape.numpy()
+        for node in model.graph
+        if node.domain == DOMAIN and node.op_type == "RotaryEmbedding"
+        for value in node.inputs[1:3]
+        if value is not None and value.shape is not None
+    }
+    assert tables == {(POSITIONS, 32)}
+
+
+def test_a_mask_with_a_window_is_no_causal_mask() -> None:
+    """Windows of other models are longer than what is tried in full, and shorter than the last."""
+    batch_size, tokens, past = _LENGTHS[-1]
+    bias = np.zeros((1, 1, tokens, past + tokens), np.float32)
+    assert _hides_the_future(bias, batch_size, tokens, past, already_causal=False)
+    bias[..., 0] = -np.inf
+    assert not _hides_the_future(bias, batch_size, tokens, past, already_causal=False)
