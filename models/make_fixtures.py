@@ -5,8 +5,8 @@ in its own environment (see ``make_exports``); this script itself needs onnx-ir 
 
 Example::
 
-    python models/make_fixtures.py tests/dialects/fixtures
-    python models/make_fixtures.py tests/dialects/fixtures --only legacy
+    python models/make_fixtures.py tests/fixtures
+    python models/make_fixtures.py tests/fixtures --only legacy
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MANIFEST = ROOT / "models" / "manifest.json"
-PATTERNS = ("models/qwen3-tiny/*", "tests/dialects/fixtures/*.onnx")
+PATTERNS = ("models/qwen3-tiny/*", "tests/fixtures/*.onnx")
 
 
 def describe() -> dict[str, dict[str, int | str]]:

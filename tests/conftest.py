@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 from hypothesis import settings
+
+from tq_onnx.codec import rotation
 
 # CI must give the same answer for the same commit; anywhere else hypothesis explores.
 settings.register_profile("ci", derandomize=True)
@@ -32,4 +35,12 @@ def exact_products() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TQ_ONNX_PRODUCTS", "float")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def remember_rotations() -> Iterator[None]:
+    """Lets a worker make one rotation once, for all tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rotation, "make_rotation", cache(rotation.make_rotation))
         yield

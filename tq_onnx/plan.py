@@ -1,9 +1,9 @@
 """What will be done to each layer: frozen, JSON-able data; nothing here touches a graph.
 
-``make_plan`` turns what was recognised (``tq_onnx.recognise.match``) and what the user asked for into a
-``Plan``. The plan is written into the converted model's metadata, where the runtime finds the names
-of its inputs, outputs and caches, and where ``inspect`` finds what was done. This module imports
-neither onnx nor onnx-ir, so that the runtime can read a plan without them.
+``make_plan`` turns what was recognised (``tq_onnx.recognise.match``) and what the user asked for
+into a ``Plan``. The plan is written into the converted model's metadata, where the runtime finds
+the names of its inputs, outputs and caches, and where ``inspect`` finds what was done. This module
+imports neither onnx nor onnx-ir, so that the runtime can read a plan without them.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.ops.domain import ATTENTION
 from tq_onnx.runtime.model import open_original
 
-FIXTURES = Path(__file__).parents[1] / "dialects" / "fixtures"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 #: ONNX Runtime's CPU provider has no bfloat16; the reference evaluator has.
 BFLOAT16 = {"dynamo-op18-sdpa-bf16"}
 EXPORTS = sorted({path.stem for path in FIXTURES.glob("*.onnx")} - BFLOAT16)

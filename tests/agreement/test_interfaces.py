@@ -19,7 +19,7 @@ from tq_onnx.measure.verify import verify
 from tq_onnx.plan import IGNORED, LOGITS_TO_KEEP, PAST_LENGTH, TOTAL_LENGTH, VISIBLE, Fed
 from tq_onnx.runtime.model import Subject, open_original, open_subject
 
-FIXTURES = Path(__file__).parents[1] / "dialects" / "fixtures"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 GENAI = FIXTURES / "genai-cpu-fp32.onnx"
 Surgery = Callable[[ir.Model], None]
 

@@ -20,7 +20,7 @@ from tq_onnx.runtime.session import make_session
 
 Array = np.ndarray[Any, Any]
 
-FIXTURES = Path(__file__).parents[1] / "dialects" / "fixtures"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 VOCABULARY = 61
 """Of the smallest fixture."""
 DECOMPOSED = sorted(

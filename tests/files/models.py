@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnx
 
-FIXTURES = Path(__file__).parents[1] / "dialects" / "fixtures"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 DYNAMO = "dynamo-op18-sdpa"
 GENAI = "genai-cpu-int4"
 

@@ -13,7 +13,7 @@ from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import ROUTES
 from tq_onnx.runtime.model import Subject, open_converted, open_original
 
-FIXTURES = Path(__file__).parent.parent / "dialects" / "fixtures"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 #: Bytes of a row of 128 elements, its scale included.
 ROW_BYTES = {"int4": 66, "int3": 50, "int2": 34}
 

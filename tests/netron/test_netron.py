@@ -11,7 +11,7 @@ from tq_onnx.conversion.pipeline import convert
 
 from .page import chromium, document
 
-FIXTURES = Path(__file__).parents[1] / "dialects" / "fixtures"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 pytestmark = [
     pytest.mark.browser,

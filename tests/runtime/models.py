@@ -11,7 +11,7 @@ import numpy as np
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.runtime.model import Subject, open_subject
 
-FIXTURES = Path(__file__).parents[1] / "dialects" / "fixtures"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 DYNAMO = "dynamo-op18-sdpa"
 EAGER = "dynamo-op20-eager"
 HALF = "dynamo-op18-sdpa-hd128-fp16"

@@ -220,7 +220,7 @@ def test_reductions_get_their_axes_as_attributes() -> None:
     assert len(node.inputs) == 1
 
 
-FIXTURES = Path(__file__).parents[1] / "dialects" / "fixtures"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Follows the channels of a norm forwards to all that reads them (``tq_onnx.conversion.channels``)."""
+"""Follows the channels of a norm forwards to all that reads them
+(``tq_onnx.conversion.channels``)."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ import onnx_ir as ir
 
 from tq_onnx.conversion.channels import STEPS, Channels, Ids, Way
 from tq_onnx.graph.operators import kind
+from tq_onnx.graph.values import rank
 from tq_onnx.ops.domain import DOMAIN
-from tq_onnx.recognise.caches import NoMatch, rank
+from tq_onnx.recognise.caches import NoMatch
 
 _HALVES: Final = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 

@@ -3,10 +3,10 @@
 Scaling channel i of what a norm makes by s_i scales what comes of it, element by element, as long
 as every node on the way treats channels one by one, and as long as channels that are added to each
 other have one and the same scale. Those are *tied*: by a rotary embedding the two of each pair,
-whether it is one node or spelled out, in halves or interleaved, over the whole head or a part.
-So nothing on the way is recognised by its form: the channels are followed from node to node
-(``tq_onnx.conversion.channelflow``), and what cannot be followed is a reason to leave the layer alone.
-To tie more than needed costs nothing but some of the gain.
+whether it is one node or spelled out, in halves or interleaved, over the whole head or a part. So
+nothing on the way is recognised by its form: the channels are followed from node to node
+(``tq_onnx.conversion.channelflow``), and what cannot be followed is a reason to leave the layer
+alone. To tie more than needed costs nothing but some of the gain.
 
 ``STEPS`` holds, for every operator that keeps channels apart, what becomes of them in it.
 """
@@ -23,7 +23,8 @@ import onnx_ir as ir
 
 from tq_onnx.graph.builder import MICROSOFT
 from tq_onnx.graph.constants import attribute_int, integers
-from tq_onnx.recognise.caches import NoMatch, keeps_numbers, rank, static_dim
+from tq_onnx.graph.values import keeps_numbers, rank, static_dim
+from tq_onnx.recognise.caches import NoMatch
 
 Ids = npt.NDArray[np.int64]
 

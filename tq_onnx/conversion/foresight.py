@@ -1,8 +1,9 @@
 """What equalisation will find in a model that is not converted yet.
 
-Norms are found in converted models (``tq_onnx.conversion.headnorms``), so a copy is converted, in memory and
-without reading a weight. For ``inspect``, and for plans that must say beforehand which layers get
-scales; scales depend on weights alone, so those that the model itself gets later are the same.
+Norms are found in converted models (``tq_onnx.conversion.headnorms``), so a copy is converted, in
+memory and without reading a weight. For ``inspect``, and for plans that must say beforehand which
+layers get scales; scales depend on weights alone, so those that the model itself gets later are the
+same.
 """
 
 from __future__ import annotations

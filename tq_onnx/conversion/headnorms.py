@@ -4,8 +4,8 @@ A converted model is where the search is the same for every dialect: queries are
 ``TurboQuantDequantAttention`` and new keys input 0 of the encoder whose cache it reads. From there
 backwards through what is linear to the one multiplication of normalised numbers by a weight of D
 elements: a node (SimplifiedLayerNormalization, RMSNormalization, LayerNormalization without a
-bias), or spelled out. From there forwards again (``tq_onnx.conversion.channelflow``), because scaling
-the weight must scale this layer's queries, or keys, and nothing else.
+bias), or spelled out. From there forwards again (``tq_onnx.conversion.channelflow``), because
+scaling the weight must scale this layer's queries, or keys, and nothing else.
 
 Weights are read only where their shape says that they have D elements.
 """
@@ -25,9 +25,10 @@ from tq_onnx.graph.builder import MICROSOFT
 from tq_onnx.graph.constants import attribute_int, integers, scalar
 from tq_onnx.graph.liveness import live_nodes
 from tq_onnx.graph.operators import kind
+from tq_onnx.graph.values import keeps_numbers, label, rank, static_dim
 from tq_onnx.ops.domain import ATTENTION, DOMAIN
 from tq_onnx.plan import LayerPlan, Plan
-from tq_onnx.recognise.caches import NoMatch, keeps_numbers, label, rank, static_dim
+from tq_onnx.recognise.caches import NoMatch
 
 Array = npt.NDArray[Any]
 

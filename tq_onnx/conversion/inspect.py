@@ -16,9 +16,7 @@ from tq_onnx.conversion.reports import InspectionReport, LayerFound, Miss, Prese
 from tq_onnx.errors import ModelFileError, TqOnnxError
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.plan import METADATA_PLAN, Plan
-from tq_onnx.recognise.caches import (
-    Cache,
-)
+from tq_onnx.recognise.caches import Cache
 from tq_onnx.recognise.match import Recognition
 from tq_onnx.recognise.site import Site
 

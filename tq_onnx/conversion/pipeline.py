@@ -28,8 +28,8 @@ from tq_onnx.errors import ModelFileError, TqOnnxError, UnsupportedModelError
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.files.save import ExternalData, SavedFiles, check_output, save
 from tq_onnx.files.transaction import Progress
+from tq_onnx.graph.values import static_dim
 from tq_onnx.plan import CANN, CANN_GRAPH, Plan
-from tq_onnx.recognise.caches import static_dim
 from tq_onnx.recognise.match import Recognition, recognise
 from tq_onnx.targets.cann.kernels import expect_kernels, expect_whole_blocks
 

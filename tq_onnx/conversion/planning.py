@@ -13,9 +13,7 @@ from tq_onnx.codec.spec import RAW, Codec, RowLayout, layout_digest, row_layout
 from tq_onnx.conversion.options import Options, adapted, compressed_layers
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.plan import CachePair, LayerPlan, Plan
-from tq_onnx.recognise.caches import (
-    Cache,
-)
+from tq_onnx.recognise.caches import Cache
 from tq_onnx.recognise.match import Recognition
 from tq_onnx.recognise.site import Site
 

@@ -35,9 +35,7 @@ from tq_onnx.graph.builder import MICROSOFT, Builder
 from tq_onnx.graph.liveness import live_nodes, nested_nodes
 from tq_onnx.ops.domain import DOMAIN, VERSION
 from tq_onnx.plan import LayerPlan, Plan
-from tq_onnx.recognise.caches import (
-    Cache,
-)
+from tq_onnx.recognise.caches import Cache
 from tq_onnx.recognise.match import Recognition
 from tq_onnx.recognise.site import Site
 

@@ -2,8 +2,8 @@
 
 Two things, both exact: scores and results of the unquantised model stay what they were.
 
-Scales make the channels of queries and keys alike (``tq_onnx.conversion.equalise``). They go into the
-weights of norms where there are such; where there are none, and a calibration file tells the
+Scales make the channels of queries and keys alike (``tq_onnx.conversion.equalise``). They go into
+the weights of norms where there are such; where there are none, and a calibration file tells the
 energies of the channels, into multiplications of their own, of the operator's query (by s) and of
 the new keys (by 1 / s), behind the rotary embedding, so that no pairs are tied; powers of two in
 half precision, where 1 / s would be rounded otherwise than s.

@@ -17,9 +17,7 @@ from typing import Final
 import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
-
-FLOATS: Final = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-"""Element types that the operators take."""
+from tq_onnx.graph.values import FLOATS, passes_through, rank, static_dim
 
 Dims = tuple[str, ...]
 """Meaning of each dimension of a value that holds a cache: B, N, G, H, P, S, D, 1, BN, BH, ND, HD;
@@ -172,39 +170,6 @@ class Cache:
         if sorted(dims) != sorted(ROWS) or dims == ROWS:
             return None
         return tuple(dims.index(letter) for letter in ROWS)
-
-
-def static_dim(value: ir.Value, axis: int) -> int | None:
-    """A dimension of a value if it is known as a number."""
-    if value.shape is None or not -len(value.shape) <= axis < len(value.shape):
-        return None
-    dim = value.shape[axis]
-    return dim if isinstance(dim, int) else None
-
-
-def rank(value: ir.Value) -> int | None:
-    """Number of dimensions, if known."""
-    return None if value.shape is None else len(value.shape)
-
-
-def label(node: ir.Node) -> str:
-    """A node's name, or that of its output where exporters leave nodes nameless."""
-    return node.name or node.outputs[0].name or node.op_type
-
-
-def passes_through(node: ir.Node) -> bool:
-    """Whether a node's output is its first input."""
-    return node.domain == "" and (
-        node.op_type == "Identity" or (node.op_type == "Concat" and len(node.inputs) == 1)
-    )
-
-
-def keeps_numbers(node: ir.Node) -> bool:
-    """Whether a node's output is its first input but for the precision."""
-    if (node.domain, node.op_type) == ("", "Cast"):
-        # Not a type of 8 bits or less: that is quantisation.
-        return node.attributes.get_int("to", 0) in (*FLOATS, ir.DataType.DOUBLE)
-    return passes_through(node)
 
 
 def past_input(value: ir.Value | None) -> tuple[ir.Value, tuple[ir.Value, ...]] | None:

@@ -9,14 +9,8 @@ import onnx_ir as ir
 
 from tq_onnx.graph.constants import integers, scalar
 from tq_onnx.graph.operators import FUSED, PRODUCTS, kind
-from tq_onnx.recognise.caches import (
-    Dims,
-    NoMatch,
-    Route,
-    keeps_numbers,
-    rank,
-    static_dim,
-)
+from tq_onnx.graph.values import keeps_numbers, rank, static_dim
+from tq_onnx.recognise.caches import Dims, NoMatch, Route
 from tq_onnx.recognise.site import GraphView
 
 _MAX_STEPS: Final = 24

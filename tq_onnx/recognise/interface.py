@@ -15,6 +15,7 @@ import onnx_ir as ir
 from tq_onnx.graph.builder import MICROSOFT
 from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.liveness import data_ancestors, live_nodes
+from tq_onnx.graph.values import FLOATS, rank, static_dim
 from tq_onnx.plan import (
     CACHE_POSITIONS,
     IGNORED,
@@ -25,12 +26,7 @@ from tq_onnx.plan import (
     Fed,
     Interface,
 )
-from tq_onnx.recognise.caches import (
-    FLOATS,
-    Cache,
-    rank,
-    static_dim,
-)
+from tq_onnx.recognise.caches import Cache
 from tq_onnx.recognise.site import Site
 
 _INTEGERS: Final = (ir.DataType.INT64, ir.DataType.INT32)

@@ -11,11 +11,7 @@ import onnx_ir as ir
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.liveness import data_ancestors
-from tq_onnx.recognise.caches import (
-    FLOATS,
-    rank,
-    static_dim,
-)
+from tq_onnx.graph.values import FLOATS, rank, static_dim
 from tq_onnx.recognise.interface import Roles, differs, dimension
 from tq_onnx.recognise.site import Site
 

@@ -8,10 +8,7 @@ import onnx_ir as ir
 
 from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.liveness import live_nodes
-from tq_onnx.recognise.caches import (
-    FLOATS,
-    rank,
-)
+from tq_onnx.graph.values import FLOATS, rank
 from tq_onnx.recognise.site import GraphView
 
 _FUSED: Final = {

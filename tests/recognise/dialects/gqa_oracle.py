@@ -17,9 +17,8 @@ import onnx_ir as ir
 import onnxruntime
 
 from tests.decoders.running import CHUNKS, Array, Batch, session
-from tq_onnx.codec import reference
+from tq_onnx.codec import reference, rotation
 from tq_onnx.codec.codebook import lloyd_max
-from tq_onnx.codec.rotation import make_rotation
 from tq_onnx.codec.spec import Codec
 from tq_onnx.plan import LayerPlan, Plan
 
@@ -220,10 +219,10 @@ def rotate(
 
 def through(rows: Array, bits: int, layer: LayerPlan, plan: Plan) -> Array:
     """Encoded and decoded."""
-    rotation = make_rotation(plan.rotation, layer.head_size, layer.layer, plan.seed)
+    turn = rotation.make_rotation(plan.rotation, layer.head_size, layer.layer, plan.seed)
     codec, book = Codec(layer.key_codec, bits), lloyd_max(bits, layer.head_size)
-    encoded = reference.encode(rows.astype(np.float32), codec, rotation, book)
-    return reference.decode(encoded, codec, rotation, book)
+    encoded = reference.encode(rows.astype(np.float32), codec, turn, book)
+    return reference.decode(encoded, codec, turn, book)
 
 
 def append(past: Array, rows: Array, lengths: Array) -> Array:

@@ -1,10 +1,10 @@
 """The operators on the device against numpy: bytes that encode writes, errors of attention.
 
 Encoding must be what the reference makes of the same vectors, but for ties
-(``tq_onnx.measure.rowcomparison``): the device sums in another order. Vectors are drawn so that none
-is near a tie, hence every byte is expected to be equal. Attention is compared with attention in
-float64 over the caches as the reference decodes them, which leaves nothing of quantisation in the
-error.
+(``tq_onnx.measure.rowcomparison``): the device sums in another order. Vectors are drawn so that
+none is near a tie, hence every byte is expected to be equal. Attention is compared with attention
+in float64 over the caches as the reference decodes them, which leaves nothing of quantisation in
+the error.
 """
 
 from __future__ import annotations

@@ -6,15 +6,8 @@ from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.recognise.caches import (
-    FLOATS,
-    PAST,
-    ROWS,
-    NoMatch,
-    Reach,
-    rank,
-    static_dim,
-)
+from tq_onnx.graph.values import FLOATS, rank, static_dim
+from tq_onnx.recognise.caches import PAST, ROWS, NoMatch, Reach
 
 _HALF_NOISE: Final = 2e-3
 _FLOAT_NOISE: Final = 1e-6

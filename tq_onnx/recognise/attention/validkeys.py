@@ -5,10 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
+from tq_onnx.graph.values import rank
 from tq_onnx.recognise.attention.scores import Mask
-from tq_onnx.recognise.caches import (
-    rank,
-)
 
 _I64 = ir.DataType.INT64
 

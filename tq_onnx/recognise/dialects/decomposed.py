@@ -29,6 +29,7 @@ import onnx_ir as ir
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import scalar
 from tq_onnx.graph.operators import PRODUCTS, kind
+from tq_onnx.graph.values import FLOATS, rank, static_dim
 from tq_onnx.recognise.attention.products import product
 from tq_onnx.recognise.attention.rows import check_slots, rows, sizes, snapped
 from tq_onnx.recognise.attention.scores import (
@@ -39,15 +40,7 @@ from tq_onnx.recognise.attention.scores import (
     spelled_out,
 )
 from tq_onnx.recognise.attention.tokens import check_tokens
-from tq_onnx.recognise.caches import (
-    FLOATS,
-    NoMatch,
-    Reach,
-    one_of,
-    rank,
-    static_dim,
-    updated_cache,
-)
+from tq_onnx.recognise.caches import NoMatch, Reach, one_of, updated_cache
 from tq_onnx.recognise.site import GraphView, Operands, Site
 
 

@@ -45,6 +45,7 @@ import onnx_ir as ir
 from tq_onnx.graph.builder import MICROSOFT
 from tq_onnx.graph.constants import attribute_float, attribute_int
 from tq_onnx.graph.operators import kind
+from tq_onnx.graph.values import FLOATS, rank, static_dim
 from tq_onnx.recognise.attention.groupquery import (
     BIAS,
     COS,
@@ -64,15 +65,12 @@ from tq_onnx.recognise.attention.groupquery import (
     GroupQueryAttention,
 )
 from tq_onnx.recognise.caches import (
-    FLOATS,
     Cache,
     NoMatch,
     Reach,
     by_input,
     one_of,
     own_cache,
-    rank,
-    static_dim,
     updated_cache,
 )
 from tq_onnx.recognise.site import GraphView, Site

@@ -13,8 +13,8 @@ from typing import Final
 import onnx_ir as ir
 
 from tq_onnx.graph.sizerules import Sizes, sizes
+from tq_onnx.graph.values import label
 from tq_onnx.ops.domain import ATTENTION, DECODER, DOMAIN, ENCODE
-from tq_onnx.recognise.caches import label
 
 CLAIMED: Final = frozenset(
     {

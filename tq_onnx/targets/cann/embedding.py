@@ -6,9 +6,8 @@ import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import attribute_int
-from tq_onnx.graph.substitute import substitute
+from tq_onnx.graph.values import rank, substitute
 from tq_onnx.ops.domain import DOMAIN, GATHER
-from tq_onnx.recognise.caches import rank
 from tq_onnx.targets.cann.claims import ELEMENTS
 
 

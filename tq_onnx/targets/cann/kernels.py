@@ -9,9 +9,9 @@ import onnx_ir as ir
 
 from tq_onnx.codec.spec import LLOYD_MAX, Codec
 from tq_onnx.errors import UnsupportedModelError, UsageError
+from tq_onnx.graph.values import label, static_dim
 from tq_onnx.ops.domain import DOMAIN, RMS_NORMALIZATION, SWISH, TRANSPOSE
 from tq_onnx.plan import LayerPlan, Plan
-from tq_onnx.recognise.caches import label, static_dim
 
 _CODEC: Final = Codec(LLOYD_MAX, 4)
 _HEAD_SIZES: Final = (64, 128)

@@ -1,14 +1,15 @@
 """What moves numbers and computes none: transpositions, shapes, and parts of packed projections.
 
 - Transposed weights become constants. A Split, or Slices along the last axis, of a projection by a
-  constant weight becomes a projection by a part of the weight (``tq_onnx.targets.cann.projections``).
+  constant weight becomes a projection by a part of the weight
+  (``tq_onnx.targets.cann.projections``).
 - A Reshape to a computed shape gets a constant one: 0 where a size stays, at most one -1.
 - Of Reshapes in a row one is left, or none, also where a norm stands between them; likewise of two
   Transposes, and Casts to the same type go.
 - Transposes of tokens and heads, [0, 2, 1, 3], become ``Transpose``.
 
-Sizes are those that follow from the inputs (``tq_onnx.targets.cann.dimensions``). A Reshape of which
-more than one size is not known to be one of its operand's is left alone.
+Sizes are those that follow from the inputs (``tq_onnx.targets.cann.dimensions``). A Reshape of
+which more than one size is not known to be one of its operand's is left alone.
 """
 
 from __future__ import annotations
@@ -22,9 +23,8 @@ from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import integers
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.sizerules import Sizes, sizes
-from tq_onnx.graph.substitute import substitute
+from tq_onnx.graph.values import label, substitute
 from tq_onnx.ops.domain import DOMAIN, RMS_NORMALIZATION, TRANSPOSE
-from tq_onnx.recognise.caches import label
 from tq_onnx.targets.cann.claims import ELEMENTS
 from tq_onnx.targets.cann.dimensions import follow_sizes
 from tq_onnx.targets.cann.projections import bake_transposes, divide_projections

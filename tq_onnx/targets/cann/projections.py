@@ -20,8 +20,7 @@ from tq_onnx.graph.constants import attribute_int, integers
 from tq_onnx.graph.evaluate import Array
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.sizerules import sizes
-from tq_onnx.graph.substitute import substitute
-from tq_onnx.recognise.caches import label, rank, static_dim
+from tq_onnx.graph.values import label, rank, static_dim, substitute
 from tq_onnx.targets.cann.claims import ELEMENTS
 
 _MAX_PARTS: Final = 16

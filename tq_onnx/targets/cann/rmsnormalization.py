@@ -27,9 +27,8 @@ from tq_onnx.graph.constants import (
 )
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.sizerules import sizes
-from tq_onnx.graph.substitute import substitute
+from tq_onnx.graph.values import label, rank, static_dim, substitute
 from tq_onnx.ops.domain import DOMAIN, RMS_NORMALIZATION
-from tq_onnx.recognise.caches import label, rank, static_dim
 from tq_onnx.targets.cann.claims import ELEMENTS
 
 _SKIP: Final = f"{MICROSOFT}.SkipSimplifiedLayerNormalization"

@@ -10,9 +10,8 @@ from tq_onnx.graph.builder import MICROSOFT, Builder
 from tq_onnx.graph.constants import attribute_float
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.sizerules import sizes
-from tq_onnx.graph.substitute import substitute
+from tq_onnx.graph.values import label, substitute
 from tq_onnx.ops.domain import DOMAIN, SWISH
-from tq_onnx.recognise.caches import label
 from tq_onnx.targets.cann.claims import ELEMENTS
 
 _ALPHAS: Final = {"Swish": 1.0, f"{MICROSOFT}.QuickGelu": 1.702}

@@ -6,9 +6,9 @@ With ``enable_cann_graph=1``, its default, CANNExecutionProvider never takes a k
 hands graphs of standard operators to CANN, which compiles them for the sizes of their inputs. So
 here the operators become the function bodies that every converted model carries, caches have a
 fixed capacity, calls a fixed number of tokens, and lengths are read from the attention mask
-(``tq_onnx.targets.cann_graph.masklengths``). All of it are operators that the provider takes, so that it
-makes one graph of the model. Norms and rotary embeddings that onnxruntime has operators for become
-standard ONNX as well (``tq_onnx.targets.cann``). The same file runs wherever ONNX does.
+(``tq_onnx.targets.cann_graph.masklengths``). All of it are operators that the provider takes, so
+that it makes one graph of the model. Norms and rotary embeddings that onnxruntime has operators for
+become standard ONNX as well (``tq_onnx.targets.cann``). The same file runs wherever ONNX does.
 
 CANN's parser is given the bytes of a graph and no folder, so the weights are in the model itself,
 which may have 2 GiB then.

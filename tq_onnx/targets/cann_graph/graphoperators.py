@@ -14,7 +14,7 @@ from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.recognise.caches import label
+from tq_onnx.graph.values import label
 
 CLAIMED: Final = frozenset(
     {

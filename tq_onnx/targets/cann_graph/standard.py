@@ -24,7 +24,7 @@ from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import integers
 from tq_onnx.graph.shapes import fill_shapes
-from tq_onnx.recognise.caches import label, rank
+from tq_onnx.graph.values import label, rank
 
 OPSET: Final = 16
 IR_VERSION: Final = 8

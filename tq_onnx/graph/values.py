@@ -1,0 +1,56 @@
+"""Values of a graph: their dimensions, their names, and which nodes leave their numbers alone."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import onnx_ir as ir
+
+FLOATS: Final = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+"""Element types that the operators take."""
+
+
+def static_dim(value: ir.Value, axis: int) -> int | None:
+    """A dimension of a value if it is known as a number."""
+    if value.shape is None or not -len(value.shape) <= axis < len(value.shape):
+        return None
+    dim = value.shape[axis]
+    return dim if isinstance(dim, int) else None
+
+
+def rank(value: ir.Value) -> int | None:
+    """Number of dimensions, if known."""
+    return None if value.shape is None else len(value.shape)
+
+
+def label(node: ir.Node) -> str:
+    """A node's name, or that of its output where exporters leave nodes nameless."""
+    return node.name or node.outputs[0].name or node.op_type
+
+
+def passes_through(node: ir.Node) -> bool:
+    """Whether a node's output is its first input."""
+    return node.domain == "" and (
+        node.op_type == "Identity" or (node.op_type == "Concat" and len(node.inputs) == 1)
+    )
+
+
+def keeps_numbers(node: ir.Node) -> bool:
+    """Whether a node's output is its first input but for the precision."""
+    if (node.domain, node.op_type) == ("", "Cast"):
+        # Not a type of 8 bits or less: that is quantisation.
+        return node.attributes.get_int("to", 0) in (*FLOATS, ir.DataType.DOUBLE)
+    return passes_through(node)
+
+
+def substitute(old: ir.Value, new: ir.Value) -> None:
+    """Lets every reader of a value read another one; an output of the graph keeps its name.
+
+    Args:
+        old: what is read now.
+        new: what is to be read; no input and no output of the graph.
+    """
+    new.type = new.type or old.type
+    if old.is_graph_output():
+        old.name, new.name = f"{old.name}/replaced", old.name
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
