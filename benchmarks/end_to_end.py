@@ -25,7 +25,7 @@ from whole_models import QWEN3_06B, WEIGHTS, make_model, with_cache
 
 from tq_onnx.errors import TqOnnxError
 from tq_onnx.measure.speed import measure
-from tq_onnx.runtime.model import Subject, open_conversion, open_original
+from tq_onnx.runtime.model import OpenModel, open_conversion, open_original
 
 ORT_CACHES = ("float16", "int8", "int4")
 YARDSTICK = "ort gqa float32"
@@ -80,8 +80,10 @@ def _rows(path: Path, weights: str, options: argparse.Namespace) -> Iterator[Row
             del other
 
 
-def _peers(original: Subject, presets: list[str], threads: int) -> dict[str, Callable[[], Subject]]:
-    found: dict[str, Callable[[], Subject]] = {}
+def _peers(
+    original: OpenModel, presets: list[str], threads: int
+) -> dict[str, Callable[[], OpenModel]]:
+    found: dict[str, Callable[[], OpenModel]] = {}
     for preset in presets:
         found[f"tq-onnx {preset}"] = lambda preset=preset: open_conversion(
             original.path, preset=preset, threads=threads
@@ -91,13 +93,13 @@ def _peers(original: Subject, presets: list[str], threads: int) -> dict[str, Cal
     return found
 
 
-def _ort(original: Subject, cache: str, threads: int) -> Subject:
+def _ort(original: OpenModel, cache: str, threads: int) -> OpenModel:
     if cache == "float16":
         raise TqOnnxError("on the CPU a float32 model has no float16 cache")
     return with_cache(original, cache, threads=threads)
 
 
-def _measured(original: Subject, other: Subject, row: Row, options: argparse.Namespace) -> Row:
+def _measured(original: OpenModel, other: OpenModel, row: Row, options: argparse.Namespace) -> Row:
     try:
         before, after = measure(
             (original, other),

@@ -19,7 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from tq_onnx.errors import UnsupportedModelError
-from tq_onnx.runtime.model import Subject
+from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.session import make_session
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -85,7 +85,7 @@ def _save_checkpoint(folder: Path, layers: int) -> None:
         shutil.copyfile(file, folder / file.name)
 
 
-def with_cache(original: Subject, cache: str, *, threads: int | None) -> Subject:
+def with_cache(original: OpenModel, cache: str, *, threads: int | None) -> OpenModel:
     """Opens a model of the builder with a quantised cache of ONNX Runtime, one scale per tensor.
 
     Args:
@@ -127,4 +127,4 @@ def with_cache(original: Subject, cache: str, *, threads: int | None) -> Subject
     caches = tuple(
         replace(spec, type_name=numpy_type, row=spec.row // packed) for spec in signature.caches
     )
-    return Subject(path, session, replace(signature, caches=caches))
+    return OpenModel(path, session, replace(signature, caches=caches))

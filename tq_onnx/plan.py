@@ -36,7 +36,7 @@ TARGETS: Final = (CPU, CANN, CANN_GRAPH)
 
 
 @dataclass(frozen=True)
-class Fed:
+class ExtraInput:
     """A further input that a decoder can be given without knowing the model.
 
     Attributes:
@@ -74,7 +74,7 @@ class Interface:
     attention_mask: str | None
     position_ids: str | None
     logits: str
-    fed: tuple[Fed, ...] = ()
+    fed: tuple[ExtraInput, ...] = ()
     vocabulary: int | None = None
     hidden: bool = False
     static: bool = False
@@ -263,7 +263,7 @@ def _rows_of(plan: Plan) -> Iterator[tuple[object, ...]]:
 
 def _interface(entry: Mapping[str, Any]) -> Interface:
     fields = dict(entry)
-    fed = tuple(Fed(**item) for item in fields.pop("fed", ()))
+    fed = tuple(ExtraInput(**item) for item in fields.pop("fed", ()))
     return Interface(fed=fed, **fields)
 
 

@@ -69,7 +69,7 @@ void AttentionRows::attend_block(const Rows& rows, int64_t lane, int64_t at, int
     float* const numbers = decoded + r * kNumbersFloats;
     const Range range = visible(rows.b, rows.first + r);
     if (is_plain && range.low <= at && at + count <= range.high &&
-        soften_plainly(rows, r, block, scores + r * kBlock, numbers)) {
+        softmax_block_fast(rows, r, block, scores + r * kBlock, numbers)) {
       continue;
     }
     soften(rows, r, block, scores + r * kBlock);
@@ -81,7 +81,7 @@ void AttentionRows::attend_block(const Rows& rows, int64_t lane, int64_t at, int
 
 // The same for a whole block that needs nothing but its scales; false, and nothing done, where
 // something is not finite.
-bool AttentionRows::soften_plainly(const Rows& rows, int r, const Block& block,
+bool AttentionRows::softmax_block_fast(const Rows& rows, int r, const Block& block,
                                    const float* scores, float* numbers) const {
   float max = rows.max[r];
   const float sum = kernels_.integers->soften(scores, block.key_scales, block.value_scales, &max,

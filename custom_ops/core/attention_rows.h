@@ -116,7 +116,7 @@ class AttentionRows {
 
   void attend_block(const Rows& rows, int64_t lane, int64_t at, int count, float* work) const;
   void soften(const Rows& rows, int r, const Block& block, float* scores) const;
-  bool soften_plainly(const Rows& rows, int r, const Block& block, const float* scores,
+  bool softmax_block_fast(const Rows& rows, int r, const Block& block, const float* scores,
                       float* numbers) const;
   void rescale(const Rows& rows, int r, float factor) const;
   void weigh(const Rows& rows, int r, const Block& block, float max, float* scores) const;

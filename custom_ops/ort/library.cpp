@@ -50,13 +50,13 @@ OrtCustomOpDomain* operators(const Api& api) {
     declare<GatherKernel>(api, created, types);
 #if defined(TQ_CANN)
     // Of the same names, for another provider: a session without it does not look at them.
-    declare<cann::Settled<cann::EncodeKernel>>(api, created, types);
-    declare<cann::Settled<cann::AttentionKernel>>(api, created, types);
-    declare<cann::Settled<cann::RmsNormalizationKernel>>(api, created, types);
-    declare<cann::Settled<cann::RotaryEmbeddingKernel>>(api, created, types);
-    declare<cann::Settled<cann::SwishKernel>>(api, created, types);
-    declare<cann::Settled<cann::TransposeKernel>>(api, created, types);
-    declare<cann::Settled<cann::GatherKernel>>(api, created, types);
+    declare<cann::DrainOnError<cann::EncodeKernel>>(api, created, types);
+    declare<cann::DrainOnError<cann::AttentionKernel>>(api, created, types);
+    declare<cann::DrainOnError<cann::RmsNormalizationKernel>>(api, created, types);
+    declare<cann::DrainOnError<cann::RotaryEmbeddingKernel>>(api, created, types);
+    declare<cann::DrainOnError<cann::SwishKernel>>(api, created, types);
+    declare<cann::DrainOnError<cann::TransposeKernel>>(api, created, types);
+    declare<cann::DrainOnError<cann::GatherKernel>>(api, created, types);
 #endif
     domain = created;
   }

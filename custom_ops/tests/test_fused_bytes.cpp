@@ -405,7 +405,7 @@ TEST(prod_agrees_with_the_scalar_level) {
             good = good && (sees ? !std::isfinite(output[at])
                                  : std::abs(output[at] - before[at]) <= 1e-4 * largest);
           }
-          CHECK(good, describe(level->name, codec, size) + ", strange fields");
+          CHECK(good, describe(level->name, codec, size) + ", nonfinite fields");
           std::copy(sound.begin(), sound.end(), values.begin());
         }
       }

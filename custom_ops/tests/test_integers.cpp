@@ -132,10 +132,10 @@ TEST(integer_scores_are_right) {
     Guarded<float> natural(static_cast<std::size_t>(queries * size));
     fill_normal(natural.data(), natural.size(), random, queries % 2 ? 1.0f : 3e4f);
     // One row is not finite, one is zero; neither touches the others.
-    const int strange = queries > 2 ? queries / 2 : -1, none = queries > 3 ? 0 : -1;
-    if (strange >= 0) {
+    const int nonfinite = queries > 2 ? queries / 2 : -1, none = queries > 3 ? 0 : -1;
+    if (nonfinite >= 0) {
       const float odd[] = {kNan, kInfinity, -kInfinity};
-      natural[static_cast<std::size_t>(strange * size) + random() % size] = odd[queries % 3];
+      natural[static_cast<std::size_t>(nonfinite * size) + random() % size] = odd[queries % 3];
     }
     if (none >= 0) std::fill_n(natural.data(), size, 0.0f);
     for (int q = 0; q < queries; ++q) {
@@ -151,7 +151,7 @@ TEST(integer_scores_are_right) {
       const double most = largest(natural.data() + q * size, size);
       for (int t = 0; t < codes.count; ++t) {
         const float score = work.scores[static_cast<std::size_t>(q * kBlock + t)];
-        if (q == strange || q == none) {
+        if (q == nonfinite || q == none) {
           exact = exact && (q == none ? score == 0.0f : std::isnan(score));
           continue;
         }
@@ -178,19 +178,19 @@ TEST(integer_sums_are_right) {
     std::uniform_real_distribution<float> uniform(0.0f, 5.0f);
     std::fill(work.weights.begin(), work.weights.end(), kNan);
     // One row is no row of weights, one is zero.
-    const int strange = queries > 2 ? queries / 2 : -1, none = queries > 3 ? 0 : -1;
+    const int nonfinite = queries > 2 ? queries / 2 : -1, none = queries > 3 ? 0 : -1;
     const float odd[] = {kNan, kInfinity, -kInfinity, -1e-9f};
     bool good = true;
     for (int q = 0; q < queries; ++q) {
       float* const row = work.weights.data() + q * kBlock;
       for (int t = 0; t < (codes.count + level.lanes - 1) / level.lanes * level.lanes; ++t) {
         row[t] = t < codes.count && q != none && random() % 5 ? uniform(random) : 0.0f;
-        if (q != strange) weights[static_cast<std::size_t>(q * kBlock + t)] = row[t];
+        if (q != nonfinite) weights[static_cast<std::size_t>(q * kBlock + t)] = row[t];
       }
-      if (q == strange) row[random() % static_cast<unsigned>(codes.count)] = odd[queries % 4];
+      if (q == nonfinite) row[random() % static_cast<unsigned>(codes.count)] = odd[queries % 4];
       good = good && k.quantise_weights(row, codes.count,
                                         work.numbers.data() + q * kNumbersFloats) ==
-                         (q != strange);
+                         (q != nonfinite);
     }
     CHECK(good, what);
     std::vector<float> before(static_cast<std::size_t>(format.head_size), 1.0f);

@@ -244,9 +244,9 @@ TEST(a_raw_value_that_is_not_finite_spoils_who_sees_it) {
     call.causal = true;
     for (const Kernels* level : supported_kernels()) {
       CHECK(attention(*level, call, serial()), level->name);
-      int strange = 0;
-      for (std::size_t i = 0; i < output.size(); ++i) strange += !std::isfinite(output[i]);
-      CHECK(strange == 1 && !std::isfinite(output[size + 5]), level->name);
+      int nonfinite = 0;
+      for (std::size_t i = 0; i < output.size(); ++i) nonfinite += !std::isfinite(output[i]);
+      CHECK(nonfinite == 1 && !std::isfinite(output[size + 5]), level->name);
     }
   }
 }

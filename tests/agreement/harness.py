@@ -32,7 +32,7 @@ from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import Prepared, prepare
 from tq_onnx.errors import TqOnnxError
 from tq_onnx.ops.domain import DOMAIN, ENCODE
-from tq_onnx.runtime.model import Subject, open_original
+from tq_onnx.runtime.model import OpenModel, open_original
 from tq_onnx.runtime.session import make_session
 from tq_onnx.runtime.signature import plan_of, signature_of
 
@@ -71,7 +71,7 @@ class Run:
         mask[0, : self.padding] = 0
         return Batch(tokens, mask)
 
-    def logits(self, subject: Subject, seed: int) -> Array:
+    def logits(self, subject: OpenModel, seed: int) -> Array:
         """Logits of all tokens that are no padding, ``[n, vocabulary]``."""
         data = self.data(subject.vocabulary, seed)
         room = self.in_place and subject.plan is not None and subject.signature.slots is None
@@ -86,7 +86,7 @@ class Run:
         kept = np.concatenate(real, axis=1).astype(bool)
         return np.concatenate(parts, axis=1)[kept].astype(np.float64)
 
-    def alone(self, subject: Subject, seed: int) -> Array:
+    def alone(self, subject: OpenModel, seed: int) -> Array:
         """The same tokens, one sequence after the other, without padding and in one call."""
         data = self.data(subject.vocabulary, seed)
         rows = zip(data.tokens, data.mask.astype(bool), strict=True)
@@ -94,7 +94,7 @@ class Run:
         return np.concatenate(parts).astype(np.float64)
 
 
-def faithful(original: Subject, run: Run, seed: int) -> Array:
+def faithful(original: OpenModel, run: Run, seed: int) -> Array:
     """What an original says; its sequences one by one where it mixes those of a batch up.
 
     ONNX Runtime's GroupQueryAttention takes the positions of a first prompt from the first sequence
@@ -145,16 +145,16 @@ class Agreement:
         return max(self.figures.values(), default=float("inf"))
 
 
-def opened(model: ir.Model, path: Path, *, library: bool) -> Subject:
+def opened(model: ir.Model, path: Path, *, library: bool) -> OpenModel:
     """A converted model in memory whose external data lies beside ``path``."""
     data = ir.to_proto(model).SerializeToString()
     session = make_session(data, library=library, threads=1, external_data=path.parent)
     plan = plan_of(session)
     assert plan is not None  # it was just converted
-    return Subject(path, session, signature_of(session, plan))
+    return OpenModel(path, session, signature_of(session, plan))
 
 
-def simulated(path: Path, preset: str, options: Options = AS_THEY_ARE) -> Subject:
+def simulated(path: Path, preset: str, options: Options = AS_THEY_ARE) -> OpenModel:
     """A raw conversion whose new rows go through a preset's codec before they are cached."""
     plan = prepare(path, preset=preset, options=options).plan
     raw = prepare(path, preset="raw")
@@ -171,7 +171,7 @@ def simulated(path: Path, preset: str, options: Options = AS_THEY_ARE) -> Subjec
     return opened(raw.loaded.model, path, library=False)
 
 
-def runs(original: Subject) -> dict[str, Run]:
+def runs(original: OpenModel) -> dict[str, Run]:
     """The ways that a model can be fed in."""
     probe = original.decoder()
     room = original.signature.slots or TOTAL
@@ -196,7 +196,7 @@ def runs(original: Subject) -> dict[str, Run]:
     return {name: run for name, run in found.items() if _runs(run, original)}
 
 
-def _runs(run: Run, subject: Subject) -> bool:
+def _runs(run: Run, subject: OpenModel) -> bool:
     """Whether a graph takes calls of such sizes."""
     try:
         run.logits(subject, 0)
@@ -222,7 +222,7 @@ def difference(expected: Array, found: Array, *, typical: bool = False) -> float
 
 def compare(
     reference: Callable[[Run, int], Array],
-    made: Subject,
+    made: OpenModel,
     found: dict[str, Run],
     *,
     typical: bool = False,
@@ -238,7 +238,7 @@ def compare(
     }
 
 
-def noise(original: Subject, found: dict[str, Run]) -> float:
+def noise(original: OpenModel, found: dict[str, Run]) -> float:
     """How far an original is from itself, fed in one call or token by token."""
     run = found.get("prompt")
     if run is None or original.signature.first_only or original.decoder().last_only:
@@ -285,7 +285,7 @@ def agreement(
 
 def _compare(
     known: Agreement,
-    reference: Subject,
+    reference: OpenModel,
     prepared: Prepared,
     path: Path,
     *,

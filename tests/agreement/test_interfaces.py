@@ -16,8 +16,8 @@ from tq_onnx.conversion.pipeline import convert, prepare
 from tq_onnx.conversion.planning import DEFAULT_OPTIONS
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError
 from tq_onnx.measure.verify import verify
-from tq_onnx.plan import IGNORED, LOGITS_TO_KEEP, PAST_LENGTH, TOTAL_LENGTH, VISIBLE, Fed
-from tq_onnx.runtime.model import Subject, open_original, open_subject
+from tq_onnx.plan import IGNORED, LOGITS_TO_KEEP, PAST_LENGTH, TOTAL_LENGTH, VISIBLE, ExtraInput
+from tq_onnx.runtime.model import OpenModel, open_model, open_original
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 GENAI = FIXTURES / "genai-cpu-fp32.onnx"
@@ -68,8 +68,8 @@ def test_verify_drives_both_models(operation: Surgery, tmp_path: Path) -> None:
 )
 def test_what_is_no_text_is_refused(operation: Surgery, message: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
-        open_subject(operated(tmp_path, operation)).refuse_text()
-    open_subject(GENAI).refuse_text()
+        open_model(operated(tmp_path, operation)).refuse_text()
+    open_model(GENAI).refuse_text()
 
 
 def test_an_input_that_matters_and_is_unknown_is_named(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_an_input_that_matters_and_is_unknown_is_named(tmp_path: Path) -> None:
 
     assert prepare(path).plan.interface.fed == ()
     with pytest.raises(UnsupportedModelError, match="does not have: temperature"):
-        open_subject(path).decoder()
+        open_model(path).decoder()
 
 
 @pytest.mark.parametrize(
@@ -125,10 +125,14 @@ def test_roles_of_added_inputs(tmp_path: Path) -> None:
         (surgery.logits_to_keep, LOGITS_TO_KEEP, "num_logits_to_keep"),
         (surgery.counted_twice, IGNORED, "window"),
     ):
-        assert prepare(operated(tmp_path, operation)).plan.interface.fed == (Fed(name, role),)
+        assert prepare(operated(tmp_path, operation)).plan.interface.fed == (
+            ExtraInput(name, role),
+        )
 
 
-def pair(preset: str | None, then_options: Options = DEFAULT_OPTIONS) -> tuple[Subject, Subject]:
+def pair(
+    preset: str | None, then_options: Options = DEFAULT_OPTIONS
+) -> tuple[OpenModel, OpenModel]:
     paths = [FIXTURES / f"hf-static-{part}.onnx" for part in ("prefill", "decode")]
     if preset is None:
         return open_original(paths[0], threads=1), open_original(paths[1], threads=1)

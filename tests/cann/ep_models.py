@@ -20,7 +20,7 @@ from tq_onnx.plan import (
     METADATA_PLAN,
     PAST_LENGTH,
     CachePair,
-    Fed,
+    ExtraInput,
     Interface,
     LayerPlan,
     Plan,
@@ -107,7 +107,7 @@ def _plan() -> Plan:
         norm_correction=True,
         fixed_capacity=True,
         interface=Interface(
-            "inputs_embeds", None, None, "logits", fed=(Fed("past_length", PAST_LENGTH),)
+            "inputs_embeds", None, None, "logits", fed=(ExtraInput("past_length", PAST_LENGTH),)
         ),
         layers=tuple(_layer(i) for i in range(LAYERS)),
         target="cann",

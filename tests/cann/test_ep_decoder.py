@@ -19,7 +19,7 @@ from tq_onnx.measure.devices import compare_providers
 from tq_onnx.measure.feeding_modes import all_caches
 from tq_onnx.measure.probe import make_probe
 from tq_onnx.runtime.decoder import Decoder
-from tq_onnx.runtime.model import open_subject
+from tq_onnx.runtime.model import open_model
 from tq_onnx.runtime.placement import open_placed, problem_of, report_placement
 from tq_onnx.runtime.providers import CANN
 from tq_onnx.runtime.session import make_session, placement
@@ -34,8 +34,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def both(model: Path, capacity: int) -> tuple[Decoder, Decoder]:
     """A decoder on the device and one on the CPU."""
-    ours = open_subject(model, ep=CANN).decoder(most=capacity)
-    return ours, open_subject(model, exact=True).decoder(capacity=capacity)
+    ours = open_model(model, ep=CANN).decoder(most=capacity)
+    return ours, open_model(model, exact=True).decoder(capacity=capacity)
 
 
 def assert_agree(ours: Decoder, theirs: Decoder, one: np.ndarray, other: np.ndarray) -> None:
@@ -78,7 +78,7 @@ def test_delays_change_nothing(fake: FakeAcl, model: Path) -> None:
 
 def test_two_buffers_that_change_places(fake: FakeAcl, model: Path) -> None:
     """Not what is done by default, but what a caller may ask for."""
-    subject = open_subject(model, ep=CANN)
+    subject = open_model(model, ep=CANN)
     ours, theirs = subject.decoder(capacity=16, alias=False), both(model, 16)[1]
     for tokens in ([[1, 2, 3]], [[4]], [[5]]):
         assert_agree(ours, theirs, ours.prefill(tokens), theirs.prefill(tokens))
@@ -100,14 +100,14 @@ def test_a_context_that_is_filled_with_copies_and_one_that_is_forgotten(
 
 def test_caches_need_a_capacity(fake: FakeAcl, model: Path) -> None:
     with pytest.raises(UsageError, match="have a fixed capacity; give a capacity"):
-        open_subject(model, ep=CANN).decoder()
+        open_model(model, ep=CANN).decoder()
     with pytest.raises(UsageError, match="3 tokens do not fit into caches with a capacity of 2"):
-        open_subject(model, ep=CANN).decoder(capacity=2).prefill([[1, 2, 3]])
+        open_model(model, ep=CANN).decoder(capacity=2).prefill([[1, 2, 3]])
 
 
 def test_bodies_are_not_for_the_device(fake: FakeAcl, model: Path) -> None:
     with pytest.raises(UsageError, match="function bodies are not what CANNExecutionProvider runs"):
-        open_subject(model, library=False, ep=CANN)
+        open_model(model, library=False, ep=CANN)
 
 
 def test_an_error_of_the_device_is_one_sentence(
@@ -144,8 +144,8 @@ def test_a_node_on_the_cpu_is_refused_by_name(fake: FakeAcl, tmp_path: Path) -> 
         "with --target cann"
     )
     with pytest.raises(UnsupportedModelError, match=message):
-        open_subject(path, ep=CANN)
-    open_subject(path)  # there it is no problem
+        open_model(path, ep=CANN)
+    open_model(path)  # there it is no problem
 
 
 def test_nodes_of_integers_may_be_on_the_cpu(fake: FakeAcl, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from tq_onnx.integrations.huggingface import load_tokenizer
 from tq_onnx.runtime import providers
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.library import get_library_path
-from tq_onnx.runtime.model import Subject, open_converted
+from tq_onnx.runtime.model import OpenModel, open_converted
 
 pytestmark = pytest.mark.cann
 
@@ -95,7 +95,7 @@ class Compared:
     copies: int
 
 
-def compare(host: Subject, device: Subject, prompt: list[int], fake: FakeAcl) -> Compared:
+def compare(host: OpenModel, device: OpenModel, prompt: list[int], fake: FakeAcl) -> Compared:
     """Decodes greedily on both, with caches of fixed capacity, in place."""
     own, its = (subject.decoder(capacity=CAPACITY) for subject in (host, device))
     ids, same, error, tie, copies = prompt, True, 0.0, 0, 0

@@ -12,7 +12,7 @@ import pytest
 
 from tests.files.models import DYNAMO, FIXTURES, GENAI
 from tq_onnx.codec.presets import PRESETS
-from tq_onnx.conversion.check import Facts, check, complaint, facts
+from tq_onnx.conversion.check import InterfaceSnapshot, check, complaint, snapshot_interface
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.planning import make_plan
 from tq_onnx.conversion.rewrite import ConvertPass
@@ -22,7 +22,7 @@ from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
 from tq_onnx.plan import METADATA_DIGEST, METADATA_PLAN, Plan
 from tq_onnx.recognise.match import recognise
 
-Converted = tuple[Facts, ir.Model, Plan]
+Converted = tuple[InterfaceSnapshot, ir.Model, Plan]
 ALL = sorted(path.stem for path in FIXTURES.glob("*.onnx"))
 
 
@@ -30,7 +30,7 @@ def converted(
     fixture: str = DYNAMO, preset: str = "int4", options: Options | None = None
 ) -> Converted:
     model = load(FIXTURES / f"{fixture}.onnx").model
-    before = facts(model)
+    before = snapshot_interface(model)
     recognition = recognise(model)
     plan = make_plan(recognition, PRESETS[preset], options or Options())
     ConvertPass(plan, recognition)(model)

@@ -13,7 +13,7 @@ from tests.decoders.running import Batch, Decoder, batch, load, session
 from tests.decoders.synthetic import SLIDING_CACHE, SLIDING_MASK, SLIDING_REPEAT, decoder
 from tq_onnx.codec.calibration import Calibration, LayerStatistics
 from tq_onnx.codec.presets import PRESETS
-from tq_onnx.conversion.check import check, facts
+from tq_onnx.conversion.check import check, snapshot_interface
 from tq_onnx.conversion.headnorms import NoNorms
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.planning import make_plan
@@ -51,7 +51,7 @@ def statistics(plan: Plan, positions: int = 5) -> Calibration:
 def converted(
     model: ir.Model, preset: str, options: Options, calibration: Calibration | None = None
 ) -> tuple[Plan, Calibration]:
-    before = facts(model)
+    before = snapshot_interface(model)
     found = recognise(model)
     plan = make_plan(found, PRESETS[preset], options)
     ConvertPass(plan, found)(model)

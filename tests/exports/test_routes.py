@@ -18,7 +18,7 @@ from tq_onnx.measure import quality
 from tq_onnx.measure.quality import QualityFigures
 from tq_onnx.measure.verify import verify
 from tq_onnx.runtime.decoder import Decoder
-from tq_onnx.runtime.model import open_subject
+from tq_onnx.runtime.model import open_model
 
 pytestmark = [
     pytest.mark.exports,
@@ -137,7 +137,7 @@ def test_int4_tells_the_same_story(file: File, exports: Exports, reference: Qual
 
 def pair(folder: Path) -> Decoder:
     """A prompt by one graph, what follows by the other."""
-    first, then = (open_subject(folder / f"{name}.onnx") for name in ("prefill", "decode"))
+    first, then = (open_model(folder / f"{name}.onnx") for name in ("prefill", "decode"))
     return then.decoder(first=first)
 
 

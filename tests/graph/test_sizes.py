@@ -11,7 +11,7 @@ import pytest
 from tests.decoders.running import load
 from tests.decoders.synthetic import decoder
 from tq_onnx.codec.presets import PRESETS
-from tq_onnx.conversion.check import check, facts
+from tq_onnx.conversion.check import check, snapshot_interface
 from tq_onnx.conversion.planning import make_plan
 from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.graph.shapes import fill_shapes
@@ -152,7 +152,7 @@ def test_thirty_six_layers_without_shapes_take_seconds() -> None:
     assert len(model.graph) > 10_000
 
     start = time.process_time()
-    before = facts(model)
+    before = snapshot_interface(model)
     split = {"facts": time.process_time()}
     recognition = recognise(model)
     split["recognise"] = time.process_time()

@@ -16,7 +16,7 @@ from tests.cli.run import run
 from tq_onnx.errors import LibraryError, UsageError
 from tq_onnx.measure import npu
 from tq_onnx.measure.npu import environment
-from tq_onnx.measure.npu.anonymise import impersonal
+from tq_onnx.measure.npu.anonymise import anonymise
 from tq_onnx.measure.npu.findings import PARTS, Findings, Request, Timing
 from tq_onnx.measure.npu.operators import attention_cases, encode_cases
 from tq_onnx.measure.npu.part import run_part
@@ -37,17 +37,17 @@ from tq_onnx.runtime.library import library_name
     ],
 )
 def test_texts_have_no_folders_and_no_host(text: str, expected: str) -> None:
-    assert impersonal(text) == expected
+    assert anonymise(text) == expected
 
 
 def test_texts_have_neither_host_nor_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "node", lambda: "ascend-box")
     monkeypatch.setattr(getpass, "getuser", lambda: "somebody")
-    assert impersonal("somebody on ascend-box said so") == "... on ... said so"
+    assert anonymise("somebody on ascend-box said so") == "... on ... said so"
 
 
 def test_long_texts_are_cut() -> None:
-    assert len(impersonal("word " * 1000)) < 700
+    assert len(anonymise("word " * 1000)) < 700
 
 
 @pytest.mark.parametrize("place", [".", "missing/report.json"])

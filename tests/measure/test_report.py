@@ -31,7 +31,7 @@ from tq_onnx.measure.report import ComparisonReport, compare_models
 from tq_onnx.measure.tables import layer_table, notes, summary, to_markdown
 from tq_onnx.measure.verify import verify
 from tq_onnx.ops.domain import ATTENTION
-from tq_onnx.runtime.model import open_subject
+from tq_onnx.runtime.model import open_model
 
 TEXT = ids(200, seed=7)[0]
 CONTEXT = 64
@@ -383,7 +383,7 @@ def test_tables(report: ComparisonReport) -> None:
 
 def test_the_same_model_opens_as_before() -> None:
     """``refuse_tokens`` is what verify and report share."""
-    found = open_subject(original(DYNAMO), threads=1)
+    found = open_model(original(DYNAMO), threads=1)
     found.refuse_tokens(TEXT)
     with pytest.raises(UsageError, match="-1"):
         found.refuse_tokens(np.array([-1]))

@@ -14,7 +14,7 @@ from tq_onnx.integrations.bundled import build_bundled, heldout_text
 from tq_onnx.integrations.huggingface import Tokenizer, load_tokenizer
 from tq_onnx.measure import quality
 from tq_onnx.measure.quality import QualityFigures
-from tq_onnx.runtime.model import Subject, open_converted, open_original
+from tq_onnx.runtime.model import OpenModel, open_converted, open_original
 
 #: Tokens on which presets are compared with each other.
 SAMPLE = 2048
@@ -26,8 +26,8 @@ class Pair:
 
     original: Path
     converted: Path
-    before: Subject
-    after: Subject
+    before: OpenModel
+    after: OpenModel
     tokenizer: Tokenizer
 
     @cached_property

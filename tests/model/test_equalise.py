@@ -24,7 +24,7 @@ from tq_onnx.integrations.bundled import ROUTES
 from tq_onnx.measure import quality
 from tq_onnx.measure.quality import QualityFigures
 from tq_onnx.recognise.match import recognise
-from tq_onnx.runtime.model import Subject, open_converted, open_original
+from tq_onnx.runtime.model import OpenModel, open_converted, open_original
 
 TOKENS = 1024
 LAYERS, HEAD_SIZE, OUTLIERS = 4, 128, 6
@@ -39,7 +39,7 @@ class Models:
     pair: Pair
     spoilt: Path
 
-    def kl(self, subject: Subject) -> QualityFigures:
+    def kl(self, subject: OpenModel) -> QualityFigures:
         """Against the clean original."""
         return quality.compare(
             self.pair.before.decoder(),
@@ -75,7 +75,7 @@ def models(request: pytest.FixtureRequest, pairs: Pairs) -> Models:
     return Models(pair, spoilt)
 
 
-def converted(original: Path, *, scaled: bool) -> tuple[Subject, tuple[LayerEqualisation, ...]]:
+def converted(original: Path, *, scaled: bool) -> tuple[OpenModel, tuple[LayerEqualisation, ...]]:
     """An original in int4, on the kernels."""
     model = load(original).model
     found = recognise(model)

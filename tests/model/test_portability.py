@@ -18,7 +18,7 @@ from tq_onnx.codec.spec import LLOYD_MAX, Codec, row_layout
 from tq_onnx.integrations.bundled import ROUTES
 from tq_onnx.measure.feeding_modes import all_caches
 from tq_onnx.ops.schema import registered
-from tq_onnx.runtime.model import Subject, open_converted
+from tq_onnx.runtime.model import OpenModel, open_converted
 from tq_onnx.runtime.session import placement
 
 Array = npt.NDArray[Any]
@@ -39,7 +39,7 @@ class Told:
     caches: list[Array]
 
 
-def _onnxruntime(subject: Subject, tokens: npt.NDArray[np.int64]) -> Told:
+def _onnxruntime(subject: OpenModel, tokens: npt.NDArray[np.int64]) -> Told:
     decoder = subject.decoder()
     prompt = decoder.prefill(tokens[None, :-1])
     step = decoder.prefill(tokens[None, -1:])

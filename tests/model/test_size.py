@@ -11,14 +11,14 @@ import pytest
 from tests.model.conftest import Pairs
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import ROUTES
-from tq_onnx.runtime.model import Subject, open_converted, open_original
+from tq_onnx.runtime.model import OpenModel, open_converted, open_original
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 #: Bytes of a row of 128 elements, its scale included.
 ROW_BYTES = {"int4": 66, "int3": 50, "int2": 34}
 
 
-def _ratio(before: Subject, after: Subject, tokens: int) -> Fraction:
+def _ratio(before: OpenModel, after: OpenModel, tokens: int) -> Fraction:
     prompt = np.arange(tokens)[None] % before.vocabulary
     own, other = before.decoder(), after.decoder()
     own.prefill(prompt)

@@ -24,7 +24,7 @@ from tq_onnx.codec.presets import HADAMARD, PRESETS, QR, Preset
 from tq_onnx.codec.spec import LLOYD_MAX, UNIFORM, Codec, row_layout
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.errors import UsageError
-from tq_onnx.runtime.model import open_subject
+from tq_onnx.runtime.model import open_model
 
 # The evaluator computes in numpy, which warns where the operators mean to overflow.
 pytestmark = [
@@ -149,7 +149,7 @@ def test_an_added_preset_converts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert report.plan.preset == "k5v2"
     logits = []
     for library in (True, False):
-        subject = open_subject(tmp_path / "model.onnx", library=library, threads=1)
+        subject = open_model(tmp_path / "model.onnx", library=library, threads=1)
         decoder = subject.decoder()
         logits.append(decoder.prefill(ids(17)))
         logits.append(decoder.step(ids(1)))

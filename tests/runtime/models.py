@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tq_onnx.conversion.pipeline import convert
-from tq_onnx.runtime.model import Subject, open_subject
+from tq_onnx.runtime.model import OpenModel, open_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 DYNAMO = "dynamo-op18-sdpa"
@@ -34,10 +34,10 @@ def converted(name: str) -> Path:
 
 
 @cache
-def subject(name: str, kind: str) -> Subject:
+def subject(name: str, kind: str) -> OpenModel:
     """``kind``: original, kernel or body."""
     path = original(name) if kind == "original" else converted(name)
-    return open_subject(path, library=kind == "kernel", threads=1)
+    return open_model(path, library=kind == "kernel", threads=1)
 
 
 def ids(count: int, batch: int = 1, seed: int = 0) -> np.ndarray:

@@ -16,7 +16,7 @@ from tq_onnx.plan import (
     PAST_LENGTH,
     TOTAL_LENGTH,
     VISIBLE,
-    Fed,
+    ExtraInput,
     Interface,
 )
 from tq_onnx.runtime.feeding import Feeding
@@ -56,7 +56,7 @@ def feeding(entries: list[Entry], interface: Interface, **options: Any) -> Feedi
 def one(role: str, type_name: str, shape: list[Any], slots: int = 5) -> np.ndarray:
     """What a further input is given in a call of two tokens after three."""
     entries = [*ENTRIES, Entry("more", type_name, shape)]
-    made = feeding(entries, replace(PLAIN, fed=(Fed("more", role),)))
+    made = feeding(entries, replace(PLAIN, fed=(ExtraInput("more", role),)))
     return made.values(TOKENS, MASK, slots)["more"]
 
 
@@ -153,12 +153,22 @@ def test_padding_needs_mask_and_positions(interface: Interface, padding: bool) -
     ("entry", "fed", "message"),
     [
         (Entry("more", INTEGER, []), (), "does not have: more"),
-        (Entry("more", "tensor(float)", []), (Fed("more", PAST_LENGTH),), "type tensor.float."),
-        (Entry("more", INTEGER, ["B", "T"]), (Fed("more", VISIBLE),), "not bool or float"),
-        (Entry("more", "tensor(bool)", ["B", "T"]), (Fed("more", VISIBLE),), "rank 2, not 4"),
+        (
+            Entry("more", "tensor(float)", []),
+            (ExtraInput("more", PAST_LENGTH),),
+            "type tensor.float.",
+        ),
+        (Entry("more", INTEGER, ["B", "T"]), (ExtraInput("more", VISIBLE),), "not bool or float"),
+        (
+            Entry("more", "tensor(bool)", ["B", "T"]),
+            (ExtraInput("more", VISIBLE),),
+            "rank 2, not 4",
+        ),
     ],
 )
-def test_what_cannot_be_filled_is_named(entry: Entry, fed: tuple[Fed, ...], message: str) -> None:
+def test_what_cannot_be_filled_is_named(
+    entry: Entry, fed: tuple[ExtraInput, ...], message: str
+) -> None:
     with pytest.raises(UnsupportedModelError, match=message) as caught:
         feeding([*ENTRIES, entry], replace(PLAIN, fed=fed))
     assert "more" in str(caught.value)

@@ -17,7 +17,7 @@ from tq_onnx.errors import LibraryError, UnsupportedModelError, UsageError
 from tq_onnx.plan import TARGETS
 from tq_onnx.runtime import errors as refusals
 from tq_onnx.runtime import session as sessions
-from tq_onnx.runtime.model import open_subject
+from tq_onnx.runtime.model import open_model
 from tq_onnx.runtime.placement import (
     PlacementReport,
     open_placed,
@@ -82,7 +82,7 @@ def test_what_is_said_of_errors(message: str, told: str) -> None:
 
 def test_bodies_are_for_the_cpu() -> None:
     with pytest.raises(UsageError, match="leave out --ep"):
-        open_subject(converted(DYNAMO), library=False, ep=CANN)
+        open_model(converted(DYNAMO), library=False, ep=CANN)
 
 
 @RECORDED

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tq_onnx.measure.quality import QualityFigures
     from tq_onnx.measure.speed import SpeedFigures
     from tq_onnx.runtime.generate import Generation
-    from tq_onnx.runtime.model import Subject
+    from tq_onnx.runtime.model import OpenModel
 
 PRESET: Final = "int4"
 TEXT_TOKENS: Final = 8192
@@ -175,7 +175,7 @@ def _excerpt(text: str) -> str:
     return text[start : start + PROMPT_TOKENS].rsplit(" ", 1)[0]
 
 
-def _generate(subject: Subject, prompt: list[int], words: Tokenizer) -> Generation:
+def _generate(subject: OpenModel, prompt: list[int], words: Tokenizer) -> Generation:
     from tq_onnx.runtime.generate import generate
 
     fixed = len(prompt) + NEW_TOKENS if subject.signature.fixed_capacity else None
@@ -187,7 +187,7 @@ def _generate(subject: Subject, prompt: list[int], words: Tokenizer) -> Generati
 def _report(
     *,
     route: str,
-    subjects: tuple[Subject, Subject],
+    subjects: tuple[OpenModel, OpenModel],
     runs: list[Generation],
     speeds: list[SpeedFigures],
     figures: QualityFigures,
@@ -232,7 +232,7 @@ def _report(
     )
 
 
-def _describe(subject: Subject) -> str:
+def _describe(subject: OpenModel) -> str:
     layers = subject.plan.layers if subject.plan else ()
     first = layers[0]
     return (

@@ -75,13 +75,13 @@ def generate(
     from tq_onnx.integrations.folder import find_model
     from tq_onnx.integrations.huggingface import stream_text
     from tq_onnx.runtime.generate import Sampling, stream
-    from tq_onnx.runtime.model import open_subject
+    from tq_onnx.runtime.model import open_model
 
     model = find_model(model)
     sampling = Sampling(temperature, top_k, seed)
     with terminal.progress() as bar:
         bar.add_task("Opening the model", total=None)
-        subject = open_subject(model, library=not no_library, threads=threads, ep=PROVIDERS[ep])
+        subject = open_model(model, library=not no_library, threads=threads, ep=PROVIDERS[ep])
         subject.refuse_text()
         words = require_tokenizer(tokenizer, model)
     text = sys.stdin.read() if prompt == "-" else prompt

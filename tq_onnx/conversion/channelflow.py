@@ -10,10 +10,10 @@ from typing import Final
 import onnx_ir as ir
 
 from tq_onnx.conversion.channels import STEPS, Channels, Ids, Way
+from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.values import rank
 from tq_onnx.ops.domain import DOMAIN
-from tq_onnx.recognise.caches import NoMatch
 
 _HALVES: Final = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 

@@ -1,10 +1,10 @@
 """What must hold of a converted model before it is written; values included.
 
-``facts(model)`` is taken before the conversion, ``check`` compares afterwards: inputs and outputs
-keep name, order, type and shape (caches: uint8, the last dimension W and static); every layer has
-two encoders and one attention, wired to its caches, with the attributes of the plan; rotations are
-orthogonal, codebooks sorted and antisymmetric to the bit, offsets finite (all of that in
-``tq_onnx.conversion.checknodes``); the function bodies are there; the plan is read back from the
+``snapshot_interface(model)`` is taken before the conversion, ``check`` compares afterwards: inputs
+and outputs keep name, order, type and shape (caches: uint8, the last dimension W and static); every
+layer has two encoders and one attention, wired to its caches, with the attributes of the plan;
+rotations are orthogonal, codebooks sorted and antisymmetric to the bit, offsets finite (all of that
+in ``tq_onnx.conversion.checknodes``); the function bodies are there; the plan is read back from the
 metadata; and onnx's own checker, with our schemas registered, is content.
 
 A violation is a defect of the converter, never the user's fault: nothing is written.
@@ -44,7 +44,7 @@ class Port:
 
 
 @dataclass(frozen=True)
-class Facts:
+class InterfaceSnapshot:
     """What a conversion must not change.
 
     Attributes:
@@ -59,21 +59,21 @@ class Facts:
     complaint: str
 
 
-def facts(model: ir.Model) -> Facts:
+def snapshot_interface(model: ir.Model) -> InterfaceSnapshot:
     """Takes down what the conversion of a model must not change."""
     graph = model.graph
-    return Facts(
+    return InterfaceSnapshot(
         tuple(_port(value) for value in graph.inputs),
         tuple(_port(value) for value in graph.outputs),
         complaint(model),
     )
 
 
-def check(original: Facts, converted: ir.Model, plan: Plan) -> None:
+def check(original: InterfaceSnapshot, converted: ir.Model, plan: Plan) -> None:
     """Checks a converted model.
 
     Args:
-        original: ``facts`` of the model before its conversion.
+        original: ``snapshot_interface`` of the model before its conversion.
         converted: the same model after it.
         plan: what was to be done.
 
@@ -91,7 +91,7 @@ def check(original: Facts, converted: ir.Model, plan: Plan) -> None:
         )
 
 
-def _violations(original: Facts, model: ir.Model, plan: Plan) -> Iterator[str]:
+def _violations(original: InterfaceSnapshot, model: ir.Model, plan: Plan) -> Iterator[str]:
     pairs = [
         (pair, layer.kv_num_heads, width)
         for layer in plan.layers

@@ -24,11 +24,11 @@ from tq_onnx.conversion.channels import Ids, Ties, Way
 from tq_onnx.graph.builder import MICROSOFT
 from tq_onnx.graph.constants import attribute_int, integers, scalar
 from tq_onnx.graph.liveness import live_nodes
+from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.values import keeps_numbers, label, rank, static_dim
 from tq_onnx.ops.domain import ATTENTION, DOMAIN
 from tq_onnx.plan import LayerPlan, Plan
-from tq_onnx.recognise.caches import NoMatch
 
 Array = npt.NDArray[Any]
 

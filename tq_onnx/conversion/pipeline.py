@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from tq_onnx.codec.presets import DEFAULT_PRESET, Preset
 from tq_onnx.conversion.calibrationfile import read_calibration
-from tq_onnx.conversion.check import Facts, check, complaint, facts
+from tq_onnx.conversion.check import InterfaceSnapshot, check, complaint, snapshot_interface
 from tq_onnx.conversion.equalise import LayerEqualisation
 from tq_onnx.conversion.options import Options, preset_of
 from tq_onnx.conversion.planning import DEFAULT_OPTIONS, make_plan
@@ -151,7 +151,7 @@ def prepare(
     if on_load is not None:
         on_load(loaded)
     begin("recognise")
-    before = facts(loaded.model)
+    before = snapshot_interface(loaded.model)
     recognition = recognised(loaded, path)
     begin("plan")
     plan = _plan(recognition, chosen, options, path)
@@ -227,7 +227,7 @@ def _plan(recognition: Recognition, preset: Preset, options: Options, path: Path
 
 
 def _rewrite(
-    model: ir.Model, plan: Plan, recognition: Recognition, before: Facts, path: Path
+    model: ir.Model, plan: Plan, recognition: Recognition, before: InterfaceSnapshot, path: Path
 ) -> None:
     try:
         ConvertPass(plan, recognition)(model)

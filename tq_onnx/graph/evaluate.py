@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from tq_onnx.graph.liveness import live_nodes, nested_nodes
-from tq_onnx.recognise.caches import NoMatch
+from tq_onnx.graph.nomatch import NoMatch
 
 Array = npt.NDArray[Any]
 

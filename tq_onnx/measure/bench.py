@@ -18,7 +18,7 @@ from tq_onnx.measure.speed import (
     measure,
 )
 from tq_onnx.measure.tables import TextTable
-from tq_onnx.runtime.model import Subject, open_conversion, open_converted, open_original
+from tq_onnx.runtime.model import OpenModel, open_conversion, open_converted, open_original
 from tq_onnx.runtime.session import placement
 
 CONTEXTS: Final = (1024, 4096, 16384)
@@ -181,7 +181,7 @@ def notes(report: SpeedReport) -> list[str]:
 
 
 def _chosen(
-    before: Subject, after: Subject, contexts: Sequence[int] | None, tokens: int
+    before: OpenModel, after: OpenModel, contexts: Sequence[int] | None, tokens: int
 ) -> list[int]:
     """The contexts to measure, shortest first."""
     if contexts is not None:

@@ -22,7 +22,7 @@ from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.errors import UsageError
 from tq_onnx.measure.probe import Probe, lay_open
 from tq_onnx.runtime.decoder import Decoder
-from tq_onnx.runtime.model import Subject
+from tq_onnx.runtime.model import OpenModel
 
 POSITIONS: Final = 17
 """Position rows of a table: sixteen first positions on their own, and all others."""
@@ -62,7 +62,7 @@ def calibrate(
     prepared = prepare(model, preset="raw")
     probe = lay_open(prepared.loaded.model, model, prepared.loaded.path.parent)
     decoder = probe.decoder(library=library, threads=threads)
-    subject = Subject(model, decoder.session, decoder.signature)
+    subject = OpenModel(model, decoder.session, decoder.signature)
     subject.refuse_text()
     if len(text):
         subject.refuse_tokens(np.concatenate([begin, text]).astype(np.int64))

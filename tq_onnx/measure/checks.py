@@ -20,7 +20,7 @@ from tq_onnx.measure.oracle import BODY, KERNEL, LadderFigures, ReconstructionFi
 from tq_onnx.measure.probe import Probe
 from tq_onnx.measure.verifyreport import Check, MemoryFigures
 from tq_onnx.runtime.cache import CacheSpec
-from tq_onnx.runtime.model import Subject
+from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.session import Port, placement, ports
 
 MAX_TIES: Final = 1e-4
@@ -41,7 +41,7 @@ MAX_CHUNK_FLIPS: Final = 1e-3
 MAX_TABLE_ERROR: Final = 1e-5
 
 
-def interface(before: Subject, after: Subject) -> Check:
+def interface(before: OpenModel, after: OpenModel) -> Check:
     """All names, in order; types and shapes of everything but the caches."""
     caches = {
         name: spec
@@ -85,7 +85,7 @@ def _cache_problems(old: Port, new: Port, spec: CacheSpec) -> list[str]:
     return [f"{old.name} was {old}, is {new}"]
 
 
-def placed(after: Subject, library: bool) -> Check:
+def placed(after: OpenModel, library: bool) -> Check:
     """Kernels or function bodies, as asked for, and no mixture."""
     where = placement(after.session)
     layers = len(after.signature.caches) // 2
@@ -98,7 +98,7 @@ def placed(after: Subject, library: bool) -> Check:
     )
 
 
-def sizes(after: Subject, memory: MemoryFigures) -> Check:
+def sizes(after: OpenModel, memory: MemoryFigures) -> Check:
     """Bytes of the buffers against those that the plan promises."""
     planned = after.plan.bytes_per_token if after.plan else 0
     measured = memory.converted_bytes / memory.tokens

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from tq_onnx.codec.spec import U8, row_layout
 from tq_onnx.plan import Plan
 from tq_onnx.runtime.decoder import Decoder
-from tq_onnx.runtime.model import Subject
+from tq_onnx.runtime.model import OpenModel
 
 _FLOATS: Final = {"FLOAT": np.float32, "FLOAT16": np.float16}
 _ROUNDING: Final = {"FLOAT": 1e-4, "FLOAT16": 1e-2}
@@ -58,7 +58,7 @@ class ModeFigures:
 
 
 def compare_modes(
-    subject: Subject, prompt: npt.NDArray[np.int64], *, new_tokens: int = 8, chunk: int = 16
+    subject: OpenModel, prompt: npt.NDArray[np.int64], *, new_tokens: int = 8, chunk: int = 16
 ) -> ModeFigures:
     """Feeds one prompt ``[n]`` in every way to a converted model."""
     if subject.signature.first_only:

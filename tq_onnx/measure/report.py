@@ -26,7 +26,7 @@ from tq_onnx.measure.probe import lay_open
 from tq_onnx.measure.quality import QualityFigures, Window, blocks, windows
 from tq_onnx.measure.recording import Recording
 from tq_onnx.plan import METADATA_PLAN, Plan
-from tq_onnx.runtime.model import Subject, open_converted, open_original
+from tq_onnx.runtime.model import OpenModel, open_converted, open_original
 from tq_onnx.runtime.session import ports, vocabulary_size
 
 LAYER_TOKENS: Final = 512
@@ -303,7 +303,7 @@ class _Run:
         )
 
 
-def conversion_of(before: Subject, path: Path) -> Plan:
+def conversion_of(before: OpenModel, path: Path) -> Plan:
     """The plan of a converted model, which must have the names and heads of the original."""
     loaded = load(path)
     text = loaded.model.metadata_props.get(METADATA_PLAN)
@@ -333,11 +333,11 @@ def conversion_of(before: Subject, path: Path) -> Plan:
     return plan
 
 
-def _width(before: Subject) -> int:
+def _width(before: OpenModel) -> int:
     return vocabulary_size(before.session, before.signature.interface.logits)
 
 
-def _text(before: Subject, tokens: Sequence[int] | Ids | int) -> Ids:
+def _text(before: OpenModel, tokens: Sequence[int] | Ids | int) -> Ids:
     if isinstance(tokens, int):
         tokens = np.random.default_rng(0).integers(0, before.vocabulary, tokens)
     text = np.asarray(tokens, np.int64)

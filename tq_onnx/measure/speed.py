@@ -20,7 +20,7 @@ import numpy as np
 
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError
 from tq_onnx.runtime.decoder import Decoder
-from tq_onnx.runtime.model import Subject
+from tq_onnx.runtime.model import OpenModel
 
 PIECE: Final = 512
 """Tokens of a prompt per call: what a call needs besides the caches grows with them."""
@@ -73,7 +73,7 @@ class SpeedFigures:
 class _Runner:
     """A model while it is measured."""
 
-    subject: Subject
+    subject: OpenModel
     decoder: Decoder
     ids: list[int]
     prompts: list[float] = field(default_factory=list)
@@ -121,7 +121,7 @@ class _Runner:
 
 
 def measure(
-    subjects: Sequence[Subject],
+    subjects: Sequence[OpenModel],
     context: int,
     *,
     tokens: int,
@@ -179,7 +179,7 @@ def decode_steps(tokens: int) -> int:
     return tokens + _WAKE * -(-tokens // TURN)
 
 
-def check_fits(subjects: Sequence[Subject], context: int, *, tokens: int) -> None:
+def check_fits(subjects: Sequence[OpenModel], context: int, *, tokens: int) -> None:
     """Refuses a context that does not fit, before it is tried.
 
     Raises:
@@ -218,7 +218,7 @@ def check_fits(subjects: Sequence[Subject], context: int, *, tokens: int) -> Non
         )
 
 
-def check_positions(subject: Subject, context: int, *, tokens: int) -> None:
+def check_positions(subject: OpenModel, context: int, *, tokens: int) -> None:
     """Refuses a context that a model has no positions for, by one step at its very end.
 
     Raises:
@@ -247,7 +247,7 @@ def free_memory() -> int | None:
         return None
 
 
-def _runner(subject: Subject, context: int, tokens: int) -> _Runner:
+def _runner(subject: OpenModel, context: int, tokens: int) -> _Runner:
     fixed = subject.signature.fixed_capacity and subject.room is None
     capacity = context + decode_steps(tokens) if fixed else None
     ids = np.random.default_rng(0).integers(0, subject.vocabulary, PIECE)

@@ -30,7 +30,7 @@ from tq_onnx.measure.probe import Probe, make_probe
 from tq_onnx.measure.verifyreport import MemoryFigures, VerifyReport
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.generate import generate
-from tq_onnx.runtime.model import Subject, open_converted, open_original
+from tq_onnx.runtime.model import OpenModel, open_converted, open_original
 from tq_onnx.runtime.placement import report_placement
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
 
@@ -176,7 +176,7 @@ def verify(
     )
 
 
-def _room(before: Subject, after: Subject) -> int:
+def _room(before: OpenModel, after: OpenModel) -> int:
     """Tokens that both models can hold."""
     rooms = [subject.room or ANY_ROOM for subject in (before, after)]
     if min(rooms) < MIN_TOKENS:
@@ -189,7 +189,7 @@ def _room(before: Subject, after: Subject) -> int:
 
 
 def _greedy(
-    before: Subject, after: Subject, prompt: list[int], count: int, noise: float
+    before: OpenModel, after: OpenModel, prompt: list[int], count: int, noise: float
 ) -> GreedyFigures:
     own, other = (
         generate(subject.decoder(most=len(prompt) + count), prompt, max_new_tokens=count).tokens
@@ -198,7 +198,7 @@ def _greedy(
     return compare_greedy(before.decoder(), prompt, own, other, noise)
 
 
-def _memory(before: Subject, own: Decoder, after: Subject, other: Decoder) -> MemoryFigures:
+def _memory(before: OpenModel, own: Decoder, after: OpenModel, other: Decoder) -> MemoryFigures:
     return MemoryFigures(
         tokens=other.slots,
         original_bytes=own.cache_bytes,

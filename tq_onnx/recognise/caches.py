@@ -17,6 +17,7 @@ from typing import Final
 import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
+from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.values import FLOATS, passes_through, rank, static_dim
 
 Dims = tuple[str, ...]
@@ -26,20 +27,6 @@ C for what a Slice left of S."""
 PAST: Final[Dims] = ("B", "N", "P", "D")
 PRESENT: Final[Dims] = ("B", "N", "S", "D")
 ROWS: Final[Dims] = ("B", "N", "T", "D")
-
-
-class NoMatch(Exception):  # noqa: N818 - control flow inside the converter, never shown as an error
-    """A layer is not what the dialect knows.
-
-    Args:
-        reason: a clause that says what was found instead.
-        node: where; None for the node that makes the cache.
-    """
-
-    def __init__(self, reason: str, node: ir.Node | None = None) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.node = node
 
 
 @dataclass(frozen=True, eq=False)

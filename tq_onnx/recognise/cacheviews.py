@@ -8,9 +8,10 @@ from typing import Final
 import onnx_ir as ir
 
 from tq_onnx.graph.constants import integers, scalar
+from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import FUSED, PRODUCTS, kind
 from tq_onnx.graph.values import keeps_numbers, rank, static_dim
-from tq_onnx.recognise.caches import Dims, NoMatch, Route
+from tq_onnx.recognise.caches import Dims, Route
 from tq_onnx.recognise.site import GraphView
 
 _MAX_STEPS: Final = 24

@@ -23,7 +23,7 @@ from tq_onnx.plan import (
     PAST_LENGTH,
     TOTAL_LENGTH,
     VISIBLE,
-    Fed,
+    ExtraInput,
     Interface,
 )
 from tq_onnx.recognise.caches import Cache
@@ -62,7 +62,7 @@ class Roles:
     attention_mask: ir.Value | None
     position_ids: ir.Value | None
     logits: ir.Value
-    fed: tuple[Fed, ...] = ()
+    fed: tuple[ExtraInput, ...] = ()
     vocabulary: int | None = None
     hidden: bool = False
     static: bool = False
@@ -112,7 +112,7 @@ def find_roles(graph: ir.Graph, sites: Sequence[Site]) -> Roles | None:
     fed = [
         _fed(value, tokens, sources)
         if any(use.node in live for use in value.uses())
-        else Fed(_name(value), IGNORED)
+        else ExtraInput(_name(value), IGNORED)
         for value in given
         if value not in named
     ]
@@ -179,18 +179,18 @@ def _logits(graph: ir.Graph, caches: Collection[ir.Value]) -> ir.Value | None:
     return _choose(outputs, "logits")
 
 
-def _fed(value: ir.Value, tokens: ir.Value, sources: Collection[ir.Value]) -> Fed | None:
+def _fed(value: ir.Value, tokens: ir.Value, sources: Collection[ir.Value]) -> ExtraInput | None:
     name = _name(value)
     if rank(value) == 4:
         masks = value.dtype is ir.DataType.BOOL or (value.dtype in FLOATS and value in sources)
         # A mask for windows takes the window's size to make, which only the graph knows.
-        return Fed(name, VISIBLE) if masks and "sliding" not in name else None
+        return ExtraInput(name, VISIBLE) if masks and "sliding" not in name else None
     if value.dtype not in _INTEGERS or rank(value) not in (0, 1):
         return None
     role = _purpose(value) or _NAMES.get(name.rsplit(".", 1)[-1])
     if role == PAST_LENGTH and _as_many(value, tokens):
         role = CACHE_POSITIONS
-    return None if role is None else Fed(name, role)
+    return None if role is None else ExtraInput(name, role)
 
 
 def _counts_by(mask: ir.Value, site: Site) -> bool:

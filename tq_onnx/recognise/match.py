@@ -23,11 +23,12 @@ import onnx_ir as ir
 from tq_onnx.errors import AlreadyConvertedError
 from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.liveness import live_nodes, read_too_early
+from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.shapes import fill_shapes
 from tq_onnx.graph.values import FLOATS, label, rank, static_dim
 from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.plan import METADATA_PLAN, Interface
-from tq_onnx.recognise.caches import Anchor, Dims, NoMatch, Reach
+from tq_onnx.recognise.caches import Anchor, Dims, Reach
 from tq_onnx.recognise.dialects import dialects
 from tq_onnx.recognise.interface import find_roles
 from tq_onnx.recognise.lengths import Lengths, find_lengths

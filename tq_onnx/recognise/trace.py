@@ -14,9 +14,10 @@ from typing import Final
 import onnx_ir as ir
 
 from tq_onnx.graph.constants import integers
+from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import FUSED, kind
 from tq_onnx.graph.values import passes_through, rank, static_dim
-from tq_onnx.recognise.caches import PRESENT, Anchor, Dims, NoMatch, Reach, Route, Update
+from tq_onnx.recognise.caches import PRESENT, Anchor, Dims, Reach, Route, Update
 from tq_onnx.recognise.cacheviews import follow
 from tq_onnx.recognise.site import GraphView
 from tq_onnx.recognise.updates.find import find_update

@@ -27,7 +27,7 @@ _MADE_UP_SIZE: Final = 0.02
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class OpenModel:
     """A model with an open session.
 
     Attributes:
@@ -106,7 +106,7 @@ class Subject:
         capacity: int | None = None,
         alias: bool | None = None,
         watch: tuple[str, ...] = (),
-        first: Subject | None = None,
+        first: OpenModel | None = None,
         most: int | None = None,
     ) -> Decoder:
         """A decoder with empty caches; one that takes embeddings gets made-up ones.
@@ -143,14 +143,14 @@ def made_up_embeddings(session: Any, interface: Interface) -> npt.NDArray[np.flo
     return (_MADE_UP_SIZE * draws).astype(np.float32)
 
 
-def open_subject(
+def open_model(
     path: Path,
     *,
     library: bool = True,
     threads: int | None = None,
     exact: bool = False,
     ep: ExecutionProvider = CPU,
-) -> Subject:
+) -> OpenModel:
     """Opens a model.
 
     Args:
@@ -186,8 +186,8 @@ def open_subject(
         refuse_misplaced(session, loaded.model, path)
     plan = plan_of(session)
     if plan is not None:
-        return Subject(loaded.path, session, signature_of(session, plan))
-    return Subject(loaded.path, session, _recognised(loaded.model, session, path))
+        return OpenModel(loaded.path, session, signature_of(session, plan))
+    return OpenModel(loaded.path, session, _recognised(loaded.model, session, path))
 
 
 def open_converted(
@@ -197,9 +197,9 @@ def open_converted(
     threads: int | None = None,
     exact: bool = False,
     ep: ExecutionProvider = CPU,
-) -> Subject:
-    """As ``open_subject``, for a model that must be a converted one."""
-    subject = open_subject(path, library=library, threads=threads, exact=exact, ep=ep)
+) -> OpenModel:
+    """As ``open_model``, for a model that must be a converted one."""
+    subject = open_model(path, library=library, threads=threads, exact=exact, ep=ep)
     if subject.plan is None:
         raise UnsupportedModelError(
             "this model was not converted by tq-onnx", where=str(path), fix="convert it first"
@@ -209,11 +209,11 @@ def open_converted(
 
 def open_conversion(
     path: Path, *, preset: str, library: bool = True, threads: int | None = None
-) -> Subject:
+) -> OpenModel:
     """Converts an original and opens the result, of which nothing is written to disk.
 
     Raises:
-        TqOnnxError: as ``tq_onnx.conversion.pipeline.convert`` and ``open_subject``.
+        TqOnnxError: as ``tq_onnx.conversion.pipeline.convert`` and ``open_model``.
     """
     import onnx_ir as ir
 
@@ -227,12 +227,12 @@ def open_conversion(
         external_data=prepared.loaded.path.parent,
         memory_reuse=library,
     )
-    return Subject(path, session, signature_of(session, prepared.plan))
+    return OpenModel(path, session, signature_of(session, prepared.plan))
 
 
-def open_original(path: Path, *, threads: int | None = None) -> Subject:
-    """As ``open_subject``, for a model that must not be a converted one."""
-    subject = open_subject(path, library=False, threads=threads)
+def open_original(path: Path, *, threads: int | None = None) -> OpenModel:
+    """As ``open_model``, for a model that must not be a converted one."""
+    subject = open_model(path, library=False, threads=threads)
     if subject.plan is not None:
         raise UnsupportedModelError(
             "this model is a converted one already",

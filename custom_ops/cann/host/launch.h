@@ -47,7 +47,7 @@ void wait_for_stream(const ort::Api& api, const OrtKernelContext* context,
 // An operator whose calls fail with an idle stream. When a run fails the provider destroys its
 // stream, and the caller may free the inputs; neither waits for their copies to the device.
 template <class Kernel>
-class Settled : public Kernel {
+class DrainOnError : public Kernel {
  public:
   using Kernel::Kernel;
 

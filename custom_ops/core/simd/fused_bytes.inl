@@ -121,11 +121,11 @@ TQ_INLINE void accumulate_bytes_pass(const ByteFormat& format, const uint8_t* ro
       for (int q = 0; q < QUERIES; ++q) total[c][q] = fma(value, by[q], total[c][q]);
     }
   }
-  V strange = zero();
+  V nonfinite = zero();
   for (int c = 0; c < VECTORS; ++c) {
-    for (int q = 0; q < QUERIES; ++q) strange = fma(total[c][q], zero(), strange);
+    for (int q = 0; q < QUERIES; ++q) nonfinite = fma(total[c][q], zero(), nonfinite);
   }
-  const bool is_finite = lane_sum(strange) == 0.0f;
+  const bool is_finite = lane_sum(nonfinite) == 0.0f;
   for (int c = 0; c < VECTORS; ++c) {
     for (int q = 0; q < QUERIES; ++q) {
       float* const sum = sums + q * format.padded + at + c * kLanes;

@@ -108,13 +108,13 @@ TQ_INLINE float inverse_step(float largest) {
 TQ_INLINE float step_of(float largest) { return (largest - largest * 0.0f) / kLargestNumber; }
 
 float pack_query(const RowFormat& format, const float* query, int32_t* words) {
-  V top = zero(), strange = zero();
+  V top = zero(), nonfinite = zero();
   for (int i = 0; i < format.padded; i += kLanes) {
     const V some = load(query + i);
     top = max(abs(some), top);
-    strange = fma(some, zero(), strange);
+    nonfinite = fma(some, zero(), nonfinite);
   }
-  const float largest = lane_max(top) + lane_sum(strange);  // NaN where one is not finite
+  const float largest = lane_max(top) + lane_sum(nonfinite);  // NaN where one is not finite
   const V inverse = set1(inverse_step(largest));
   for (int slot = 0; slot < format.slots; slot += 2) {
     for (int i = 0; i < format.padded_slot; i += kLanes) {
@@ -129,13 +129,13 @@ float pack_query(const RowFormat& format, const float* query, int32_t* words) {
 
 // Weights [from, to) to 16-bit numbers; returns the step.
 TQ_INLINE float pack_weights(const float* weights, int from, int to, int16_t* numbers) {
-  V top = zero(), strange = zero();
+  V top = zero(), nonfinite = zero();
   for (int t = from; t < to; t += kLanes) {
     const V some = load(weights + t);
     top = max(abs(some), top);
-    strange = fma(some, zero(), strange);
+    nonfinite = fma(some, zero(), nonfinite);
   }
-  const float largest = lane_max(top) + lane_sum(strange);
+  const float largest = lane_max(top) + lane_sum(nonfinite);
   const V inverse = set1(inverse_step(largest));
   for (int t = from; t < to; t += kLanes) {
     store_words(numbers + t, round_to_int(mul(load(weights + t), inverse)));

@@ -117,7 +117,7 @@ def lowered(model: ir.Model) -> tuple[ir.Model, ir.Model, Plan]:
     return one, other, lower(other, plan, POSITIONS)
 
 
-class Fed(Decoder):
+class ExtraInput(Decoder):
     """A decoder with inputs of its own."""
 
     more: Callable[[dict[str, Array]], dict[str, Array]] = staticmethod(lambda feeds: {})
@@ -137,7 +137,7 @@ def stays_the_same(
         open_session = session(of)
 
         def run(data: object) -> Array:
-            decoder = Fed(open_session, SIZE, capacity=capacity)
+            decoder = ExtraInput(open_session, SIZE, capacity=capacity)
             decoder.more = more or decoder.more
             return decoder.run(data, CHUNKS)  # type: ignore[arg-type]
 

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import tq_onnx
 from tq_onnx.errors import LibraryError
-from tq_onnx.measure.npu.anonymise import impersonal
+from tq_onnx.measure.npu.anonymise import anonymise
 from tq_onnx.measure.npu.findings import PARTS, Check, Request, Timing
 from tq_onnx.runtime.errors import absent
 from tq_onnx.runtime.providers import CANN
@@ -140,7 +140,7 @@ def _in_a_process(part: str, request: Request, seconds: float) -> dict[str, Any]
             found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
             return found
         said = (ended.stderr + ended.stdout).decode(errors="replace").splitlines()
-        words = impersonal(" / ".join(said[-_LAST_WORDS:]))
+        words = anonymise(" / ".join(said[-_LAST_WORDS:]))
         return _died(part, f"its process ended with {ended.returncode}: {words}")
 
 

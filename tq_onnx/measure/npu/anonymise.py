@@ -15,7 +15,7 @@ _SHORTEST_NAME: Final = 3
 """Of a host or user: shorter ones are parts of words."""
 
 
-def impersonal(text: str) -> str:
+def anonymise(text: str) -> str:
     """A text with file names for paths, and without the names of the machine and its user."""
     text = _HOST.sub(r"\1...", " ".join(text.split()))
     text = _PATH.sub("", text)

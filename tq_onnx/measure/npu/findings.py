@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tq_onnx.errors import TqOnnxError
-from tq_onnx.measure.npu.anonymise import impersonal
+from tq_onnx.measure.npu.anonymise import anonymise
 
 Figures = Mapping[str, Any]
 
@@ -158,4 +158,4 @@ class Findings:
 def clause(error: Exception) -> str:
     """What an error says, for a report."""
     kind = "" if isinstance(error, TqOnnxError) else f"{type(error).__name__}: "
-    return impersonal(f"{kind}{error}")
+    return anonymise(f"{kind}{error}")

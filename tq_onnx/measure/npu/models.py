@@ -15,7 +15,7 @@ from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.files.load import load
 from tq_onnx.measure.devices import compare_providers
-from tq_onnx.measure.npu.anonymise import impersonal
+from tq_onnx.measure.npu.anonymise import anonymise
 from tq_onnx.measure.npu.findings import Figures, Findings
 from tq_onnx.measure.probe import make_probe
 from tq_onnx.measure.speed import measure
@@ -87,7 +87,7 @@ def _placed(model: Path) -> tuple[bool, Figures]:
         "nodes": report.nodes,
         "on_cann": report.on_provider,
         "elsewhere": dict(report.elsewhere),
-        "problem": None if problem is None else impersonal(problem),
+        "problem": None if problem is None else anonymise(problem),
     }
     return problem is None, figures
 

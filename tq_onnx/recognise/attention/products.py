@@ -13,8 +13,9 @@ from typing import Final
 import onnx_ir as ir
 
 from tq_onnx.graph.constants import attribute_float, attribute_int
+from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
-from tq_onnx.recognise.caches import Dims, NoMatch
+from tq_onnx.recognise.caches import Dims
 
 _RANK: Final = 4
 _STRAIGHT: Final = (0, 1, 2, 3)

@@ -6,8 +6,9 @@ from typing import Final
 
 import onnx_ir as ir
 
+from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.values import FLOATS, rank, static_dim
-from tq_onnx.recognise.caches import PAST, ROWS, NoMatch, Reach
+from tq_onnx.recognise.caches import PAST, ROWS, Reach
 
 _HALF_NOISE: Final = 2e-3
 _FLOAT_NOISE: Final = 1e-6

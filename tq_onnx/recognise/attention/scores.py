@@ -9,10 +9,10 @@ import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import attribute_int, scalar
+from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import PRODUCTS, kind
 from tq_onnx.graph.values import keeps_numbers, rank
 from tq_onnx.recognise.attention.products import product
-from tq_onnx.recognise.caches import NoMatch
 from tq_onnx.recognise.site import GraphView
 
 _MAX_STEPS: Final = 16

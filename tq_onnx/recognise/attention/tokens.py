@@ -17,9 +17,9 @@ import onnx_ir as ir
 
 from tq_onnx.graph.constants import attribute_int, integers
 from tq_onnx.graph.liveness import nested_nodes
+from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.values import label, rank, static_dim
-from tq_onnx.recognise.caches import NoMatch
 
 _CHOOSERS: Final = frozenset({"Slice", "Split", "Gather"})
 """They choose along an axis."""

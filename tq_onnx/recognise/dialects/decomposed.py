@@ -28,6 +28,7 @@ import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import scalar
+from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import PRODUCTS, kind
 from tq_onnx.graph.values import FLOATS, rank, static_dim
 from tq_onnx.recognise.attention.products import product
@@ -40,7 +41,7 @@ from tq_onnx.recognise.attention.scores import (
     spelled_out,
 )
 from tq_onnx.recognise.attention.tokens import check_tokens
-from tq_onnx.recognise.caches import NoMatch, Reach, one_of, updated_cache
+from tq_onnx.recognise.caches import Reach, one_of, updated_cache
 from tq_onnx.recognise.site import GraphView, Operands, Site
 
 

@@ -44,6 +44,7 @@ import onnx_ir as ir
 
 from tq_onnx.graph.builder import MICROSOFT
 from tq_onnx.graph.constants import attribute_float, attribute_int
+from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.values import FLOATS, rank, static_dim
 from tq_onnx.recognise.attention.groupquery import (
@@ -64,15 +65,7 @@ from tq_onnx.recognise.attention.groupquery import (
     VALUE,
     GroupQueryAttention,
 )
-from tq_onnx.recognise.caches import (
-    Cache,
-    NoMatch,
-    Reach,
-    by_input,
-    one_of,
-    own_cache,
-    updated_cache,
-)
+from tq_onnx.recognise.caches import Cache, Reach, by_input, one_of, own_cache, updated_cache
 from tq_onnx.recognise.site import GraphView, Site
 
 _PAGED: Final = f"{MICROSOFT}.PagedAttention"

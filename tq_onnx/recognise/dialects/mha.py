@@ -35,20 +35,13 @@ import onnx_ir as ir
 
 from tq_onnx.graph.builder import MICROSOFT, Builder
 from tq_onnx.graph.constants import attribute_float, attribute_int
+from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.values import FLOATS, rank, static_dim
 from tq_onnx.recognise.attention.heads import merged, split
 from tq_onnx.recognise.attention.rows import check_slots, rows, sizes, snapped
 from tq_onnx.recognise.attention.tokens import check_tokens
-from tq_onnx.recognise.caches import (
-    Cache,
-    NoMatch,
-    Reach,
-    by_input,
-    one_of,
-    own_cache,
-    updated_cache,
-)
+from tq_onnx.recognise.caches import Cache, Reach, by_input, one_of, own_cache, updated_cache
 from tq_onnx.recognise.site import GraphView, Operands, Site
 
 _SLOTS: Final = 10

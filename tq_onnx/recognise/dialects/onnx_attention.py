@@ -42,6 +42,7 @@ from typing import Final
 import onnx_ir as ir
 
 from tq_onnx.graph.constants import attribute_int
+from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.values import rank
 from tq_onnx.recognise.attention.rows import rows
@@ -56,7 +57,7 @@ from tq_onnx.recognise.attention.standard import (
     StandardAttention,
     make_site,
 )
-from tq_onnx.recognise.caches import NoMatch, Reach, Update, by_input, own_cache, updated_cache
+from tq_onnx.recognise.caches import Reach, Update, by_input, own_cache, updated_cache
 from tq_onnx.recognise.site import GraphView, Site
 
 _SCORES_OUTPUT: Final = 3

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.values import FLOATS, rank
-from tq_onnx.recognise.caches import Anchor, Dims, NoMatch, past_input
+from tq_onnx.recognise.caches import Anchor, Dims, past_input
 
 
 def taken(anchor: Anchor, past: ir.Value, dims: Dims) -> tuple[ir.Value, dict[ir.Value, Dims]]:

@@ -12,9 +12,10 @@ written         ``ScatterND(past, start + [0 .. T - 1], rows)``        ``start``
 from __future__ import annotations
 
 from tq_onnx.graph.constants import attribute_int
+from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.values import static_dim
-from tq_onnx.recognise.caches import Anchor, NoMatch, Update
+from tq_onnx.recognise.caches import Anchor, Update
 from tq_onnx.recognise.site import GraphView
 from tq_onnx.recognise.updates.continued import taken
 from tq_onnx.recognise.updates.scatter import SCATTER_ND, written

@@ -24,9 +24,10 @@ import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import scalar
+from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.values import passes_through, rank, static_dim
-from tq_onnx.recognise.caches import ROWS, Anchor, Dims, NoMatch, Update
+from tq_onnx.recognise.caches import ROWS, Anchor, Dims, Update
 from tq_onnx.recognise.site import GraphView
 from tq_onnx.recognise.updates.continued import taken
 

@@ -18,9 +18,10 @@ import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import attribute_int
+from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.values import passes_through, rank
-from tq_onnx.recognise.caches import Anchor, NoMatch, Update
+from tq_onnx.recognise.caches import Anchor, Update
 from tq_onnx.recognise.updates.continued import taken
 
 TENSOR_SCATTER: Final = "TensorScatter"

@@ -18,11 +18,11 @@ import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.evaluate import Array, evaluate
+from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.sizerules import sizes
 from tq_onnx.graph.values import rank, static_dim
 from tq_onnx.ops.domain import DOMAIN, GATHER
-from tq_onnx.recognise.caches import NoMatch
 
 _INTEGERS: Final = (ir.DataType.INT64, ir.DataType.INT32)
 _VIEWS: Final = frozenset({"Unsqueeze", "Squeeze", "Reshape", "Expand", "Identity", "Cast"})

@@ -29,11 +29,11 @@ from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.liveness import live_nodes, nested_nodes
+from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.shapes import fill_shapes
 from tq_onnx.ops.domain import ATTENTION, DECODER, DOMAIN, ENCODE, ROTARY_EMBEDDING
 from tq_onnx.ops.functions import decoder_function_protos
 from tq_onnx.plan import CANN, Plan
-from tq_onnx.recognise.caches import NoMatch
 from tq_onnx.targets.cann import claims as provider
 from tq_onnx.targets.cann import mask
 from tq_onnx.targets.cann.embedding import lower_embedding

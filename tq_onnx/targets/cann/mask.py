@@ -20,11 +20,11 @@ from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.evaluate import Array, evaluate
 from tq_onnx.graph.liveness import data_ancestors
+from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.sizerules import sizes
 from tq_onnx.graph.values import rank, static_dim
 from tq_onnx.ops.domain import ATTENTION, DOMAIN
 from tq_onnx.plan import Plan
-from tq_onnx.recognise.caches import NoMatch
 from tq_onnx.targets.cann.hostshapes import shapes_by_name
 
 BIAS: Final = 8

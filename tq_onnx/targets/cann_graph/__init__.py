@@ -29,11 +29,11 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from tq_onnx.conversion.bake import add_functions
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.graph.builder import Builder
+from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.shapes import fill_shapes
 from tq_onnx.ops.domain import DECODER, DOMAIN, VERSION
 from tq_onnx.ops.functions import decoder_function_protos
 from tq_onnx.plan import CANN_GRAPH, CPU, METADATA_PLAN, Plan
-from tq_onnx.recognise.caches import NoMatch
 from tq_onnx.targets.cann.rmsnormalization import lower_norms
 from tq_onnx.targets.cann.rotary import lower_rotary
 from tq_onnx.targets.cann_graph import graphoperators as provider

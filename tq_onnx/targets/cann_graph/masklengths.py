@@ -22,10 +22,10 @@ import numpy as np
 import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
+from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.values import rank
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
 from tq_onnx.plan import Plan
-from tq_onnx.recognise.caches import NoMatch
 from tq_onnx.targets.cann import mask as causal
 
 SCOPE = "graph_mode"
