@@ -20,9 +20,9 @@ from tests.ops.decoder_models import (
     decoder_model,
 )
 from tests.ops.models import RUNTIMES
-from tq_onnx.ops.decoder import OPERATORS
 from tq_onnx.ops.domain import BODY_OPSET, DECODER, DOMAIN, RMS_NORMALIZATION, SWISH
 from tq_onnx.ops.functions import decoder_function_protos
+from tq_onnx.ops.operators import BY_NAME
 
 # Of one meaning in all opsets from 15 to 24.
 SAFE = {
@@ -74,16 +74,16 @@ def test_a_row_of_zeros_stays_one() -> None:
 @pytest.mark.parametrize("op", DECODER)
 def test_what_travels_in_a_model(op: str) -> None:
     (proto,) = decoder_function_protos([op])
-    operator = OPERATORS[op]
+    operator = BY_NAME[op]
     assert (proto.name, proto.domain) == (op, DOMAIN)
     assert [(entry.domain, entry.version) for entry in proto.opset_import] == [("", BODY_OPSET)]
-    assert tuple(proto.input) == INPUTS[op] == tuple(name for name, _ in operator.inputs)
-    assert list(proto.output) == [operator.output[0]]
+    assert tuple(proto.input) == INPUTS[op] == tuple(each.name for each in operator.inputs)
+    assert list(proto.output) == [each.name for each in operator.outputs]
     assert list(proto.attribute) == list(ATTRIBUTES.get(op, {}))
     assert {node.op_type for node in proto.node} <= SAFE
     assert all(node.domain == "" for node in proto.node)
-    for name, meaning in (*operator.inputs, operator.output, *operator.attributes):
-        assert f"`{name}`: {meaning}" in proto.doc_string
+    for each in (*operator.inputs, *operator.outputs, *operator.attributes):
+        assert f"`{each.name}`: {each.meaning}" in proto.doc_string
     onnx.checker.check_function(proto)
 
 

@@ -12,7 +12,6 @@ from onnx.checker import ValidationError
 from onnx.shape_inference import InferenceError
 
 from tests.ops.decoder_models import SHAPES, TYPES, decoder_feeds, decoder_model
-from tq_onnx.ops.decoder import OPERATORS
 from tq_onnx.ops.domain import (
     DECODER,
     DOMAIN,
@@ -23,6 +22,7 @@ from tq_onnx.ops.domain import (
     TRANSPOSE,
     VERSION,
 )
+from tq_onnx.ops.operators import BY_NAME, DECODER_OPERATORS
 from tq_onnx.ops.schema import registered
 
 Sizes = dict[str, list[int | str]]
@@ -48,12 +48,13 @@ def inferred(op: str, sizes: Sizes) -> list[Any] | None:
 @pytest.mark.parametrize("op", DECODER)
 def test_everything_is_documented(op: str) -> None:
     schema = onnx.defs.get_schema(op, VERSION, DOMAIN)
-    operator = OPERATORS[op]
+    operator = BY_NAME[op]
     assert schema.doc == operator.summary
-    assert [(p.name, p.description) for p in schema.inputs] == list(operator.inputs)
-    assert [(p.name, p.description) for p in schema.outputs] == [operator.output]
-    described = {name: a.description for name, a in schema.attributes.items()}
-    assert described == dict(operator.attributes)
+    for found, expected in ((schema.inputs, operator.inputs), (schema.outputs, operator.outputs)):
+        described = [(p.name, p.description) for p in found]
+        assert described == [(p.name, p.meaning) for p in expected]
+    meanings = {a.name: a.meaning for a in operator.attributes}
+    assert {name: a.description for name, a in schema.attributes.items()} == meanings
     assert all(attribute.required for attribute in schema.attributes.values())
 
 
@@ -164,4 +165,4 @@ def test_attributes_are_required(op: str) -> None:
 
 
 def test_there_is_an_operator_for_each_name() -> None:
-    assert tuple(OPERATORS) == DECODER
+    assert tuple(each.name for each in DECODER_OPERATORS) == DECODER

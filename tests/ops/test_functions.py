@@ -21,10 +21,10 @@ from tests.ops.models import (
     run_reference_evaluator,
 )
 from tq_onnx.codec.spec import PROD, Codec
-from tq_onnx.ops import documentation as doc
 from tq_onnx.ops.bodies.composing import Composer
 from tq_onnx.ops.domain import ATTENTION, BODY_OPSET, DOMAIN, ENCODE, VERSION
 from tq_onnx.ops.functions import body_codecs, function_protos
+from tq_onnx.ops.operators import Attention, Encode
 
 HALVES = codec_of(16)
 EVERYTHING = {"has_bias": True, "has_sink": True, "has_offset": True}
@@ -113,30 +113,25 @@ def test_every_name_within_an_operator_is_its_own() -> None:
 def test_inputs_outputs_and_attributes_are_those_that_are_documented() -> None:
     for (pairs, options), protos in zip(VARIANTS, variants(), strict=True):
         named = {proto.name: proto for proto in protos}
-        offset = (doc.OFFSET,) if options.get("has_offset") else ()
         last = [name for name in ("has_bias", "has_sink", "has_offset") if options.get(name)][-1:]
         count = {"has_bias": 1, "has_sink": 2, "has_offset": 4}[last[0]] if last else 0
         mixed = len(body_codecs(pairs)) > 1
-        for name, inputs, outputs, attributes in (
-            (
-                ENCODE,
-                doc.ENCODE_INPUTS + offset,
-                doc.ENCODE_OUTPUTS,
-                doc.ENCODE_ATTRIBUTES + (doc.ENCODE_CHOICE if mixed else ()),
-            ),
-            (
-                ATTENTION,
-                doc.ATTENTION_INPUTS + doc.ATTENTION_OPTIONAL[:count],
-                doc.ATTENTION_OUTPUTS,
-                doc.ATTENTION_ATTRIBUTES + (doc.ATTENTION_CHOICE if mixed else ()),
-            ),
+        for operator, inputs, attributes in (
+            (Encode, 7 if options.get("has_offset") else 6, 4 if mixed else 3),
+            (Attention, 8 + count, 10 if mixed else 8),
         ):
-            proto = named[name]
-            assert list(proto.input) == [entry[0] for entry in inputs]
-            assert list(proto.output) == [entry[0] for entry in outputs]
-            assert list(proto.attribute) == [entry[0] for entry in attributes]
-            for entry, meaning in (*inputs, *outputs, *attributes):
-                assert f"`{entry}`: {meaning}" in proto.doc_string
+            proto = named[operator.name]
+            entries = (
+                operator.inputs[:inputs],
+                operator.outputs,
+                operator.attributes[:attributes],
+            )
+            for found, expected in zip(
+                (proto.input, proto.output, proto.attribute), entries, strict=True
+            ):
+                assert list(found) == [each.name for each in expected]
+                for each in expected:
+                    assert f"`{each.name}`: {each.meaning}" in proto.doc_string
         assert all(proto.doc_string for proto in protos)
 
 
@@ -148,7 +143,7 @@ def test_the_order_of_codecs_is_that_of_the_layers() -> None:
 def test_a_single_case_is_no_choice() -> None:
     body = Composer()
     made = body.standard("one", "Constant", [], value_int=1)
-    assert body.choose("chosen", "index", {7: lambda _: made}, made) is made
+    assert body.choose("chosen", Encode.codec_index, {7: lambda _: made}, made) is made
     assert len(body.nodes) == 1
 
 

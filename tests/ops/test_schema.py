@@ -14,8 +14,8 @@ from onnx.shape_inference import InferenceError
 
 from tests.ops.models import CODECS, FLOATS, INT3, INT4, NONE, Site, codec_of
 from tq_onnx.codec.spec import PROD, Q8_0, U8, Codec, row_layout
-from tq_onnx.ops import documentation as doc
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE, VERSION
+from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.ops.schema import (
     deregister_schemas,
     is_registered,
@@ -84,30 +84,20 @@ def test_an_error_inside_the_block_deregisters_all_the_same() -> None:
 
 @pytest.mark.usefixtures("schemas")
 def test_everything_is_documented() -> None:
-    for name, inputs, outputs, attributes, choices in (
-        (
-            ENCODE,
-            (*doc.ENCODE_INPUTS, doc.OFFSET),
-            doc.ENCODE_OUTPUTS,
-            doc.ENCODE_ATTRIBUTES,
-            doc.ENCODE_CHOICE,
-        ),
-        (
-            ATTENTION,
-            doc.ATTENTION_INPUTS + doc.ATTENTION_OPTIONAL,
-            doc.ATTENTION_OUTPUTS,
-            doc.ATTENTION_ATTRIBUTES,
-            doc.ATTENTION_CHOICE,
-        ),
-    ):
-        schema = onnx.defs.get_schema(name, VERSION, DOMAIN)
-        assert schema.doc
-        assert [(p.name, p.description) for p in schema.inputs] == list(inputs)
-        assert [(p.name, p.description) for p in schema.outputs] == list(outputs)
-        described = {n: a.description for n, a in schema.attributes.items()}
-        assert described == dict(attributes + choices)
+    for operator in (Encode, Attention):
+        schema = onnx.defs.get_schema(operator.name, VERSION, DOMAIN)
+        assert schema.doc == operator.summary
+        for found, expected in (
+            (schema.inputs, operator.inputs),
+            (schema.outputs, operator.outputs),
+        ):
+            described = [(p.name, p.type_str, p.description) for p in found]
+            assert described == [(p.name, p.element, p.meaning) for p in expected]
+        meanings = {a.name: a.meaning for a in operator.attributes}
+        assert {n: a.description for n, a in schema.attributes.items()} == meanings
         required = {n for n, attribute in schema.attributes.items() if attribute.required}
-        assert required == dict(attributes).keys()
+        assert required == {a.name for a in operator.attributes_with(frozenset())}
+        assert required == {a.name for a in operator.attributes if a.default is None}
 
 
 @pytest.mark.usefixtures("schemas")
@@ -187,8 +177,11 @@ def test_slots_are_known_when_everything_is(past_length: list[int], slots: int) 
 @pytest.mark.usefixtures("schemas")
 @pytest.mark.parametrize(
     ("op_type", "attribute"),
-    [(ENCODE, entry[0]) for entry in doc.ENCODE_ATTRIBUTES]
-    + [(ATTENTION, entry[0]) for entry in doc.ATTENTION_ATTRIBUTES],
+    [
+        (operator.name, attribute.name)
+        for operator in (Encode, Attention)
+        for attribute in operator.attributes_with(frozenset())
+    ],
 )
 def test_a_missing_attribute_is_caught(op_type: str, attribute: str) -> None:
     model = Site().model()

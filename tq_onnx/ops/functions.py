@@ -36,8 +36,8 @@ from tq_onnx.ops.bodies import (
 )
 from tq_onnx.ops.bodies.composing import operator_style
 from tq_onnx.ops.bodies.operators import Model, attention_function, body_codecs, encode_function
-from tq_onnx.ops.decoder import OPERATORS
 from tq_onnx.ops.domain import DOMAIN
+from tq_onnx.ops.operators import BY_NAME
 
 __all__ = ["body_codecs", "decoder_function_protos", "function_protos"]
 
@@ -97,7 +97,7 @@ def decoder_function_protos(names: Iterable[str]) -> list[onnx.FunctionProto]:
     for name in names:
         proto = decoder.BODIES[name].to_function_proto()
         proto.name = name
-        proto.doc_string = OPERATORS[name].documentation
+        proto.doc_string = BY_NAME[name].documentation()
         protos.append(proto)
     return protos
 

@@ -7,20 +7,16 @@ depend on the model, and onnxscript reads one text. What they call is.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import onnx_ir as ir
 from onnxscript import OnnxFunction
 
 from tq_onnx.ops.domain import BODY_OPSET, DOMAIN, VERSION
+from tq_onnx.ops.operator import Attribute, Features, Operator
 
 Make = Callable[["Composer"], ir.Value]
 """Adds nodes and returns the result."""
-
-_TYPES: Final = {
-    "scale": ir.AttributeType.FLOAT,
-    "softcap": ir.AttributeType.FLOAT,
-}
 
 
 def operator_style(name: str) -> str:
@@ -42,7 +38,7 @@ class Composer:
         piece: OnnxFunction[..., Any],
         inputs: Sequence[ir.Value],
         attributes: Mapping[str, int] | None = None,
-        forwarded: Sequence[str] = (),
+        forwarded: Sequence[Attribute] = (),
     ) -> ir.Value:
         """Calls a piece.
 
@@ -51,10 +47,10 @@ class Composer:
             piece: the piece.
             inputs: its inputs.
             attributes: attributes with their values.
-            forwarded: attributes that have the value of the operator's of that name.
+            forwarded: attributes of the operator that the piece gets under their names.
         """
         given = [ir.AttrInt64(name, value) for name, value in (attributes or {}).items()]
-        given += [_forwarded(name, name) for name in forwarded]
+        given += [_forwarded(each.name, each) for each in forwarded]
         return self._node(result, operator_style(piece.name), inputs, given, domain=DOMAIN)
 
     def standard(
@@ -65,7 +61,7 @@ class Composer:
         return self._node(result, op_type, inputs, given)
 
     def choose(
-        self, result: str, index: str, cases: Mapping[int, Make], past_length: ir.Value
+        self, result: str, index: Attribute, cases: Mapping[int, Make], past_length: ir.Value
     ) -> ir.Value:
         """What one of the cases makes: the one of the number that is the operator's attribute.
 
@@ -74,7 +70,7 @@ class Composer:
 
         Args:
             result: name of the result.
-            index: name of the attribute.
+            index: the attribute.
             cases: by number; the last one is not asked for. A single one needs no attribute.
             past_length: int64 ``[B]`` or ``[1]``, not negative. It makes the choice one of run
                 time: onnxruntime 1.24 loses the constants of a branch that it picks beforehand.
@@ -82,7 +78,7 @@ class Composer:
         if len(cases) == 1:
             (make,) = cases.values()
             return make(self)
-        said = self._node(index, "Constant", [], [_forwarded("value_int", index)])
+        said = self._node(index.name, "Constant", [], [_forwarded("value_int", index)])
         zero = self.standard(f"{result}_zero", "Constant", [], value_int=0)
         longest = self.standard(f"{result}_longest", "ReduceMax", [past_length], keepdims=0)
         nothing = self.standard(f"{result}_nothing", "Min", [longest, zero])
@@ -124,27 +120,23 @@ class Composer:
 
     def function(
         self,
-        name: str,
-        documentation: str,
+        operator: type[Operator],
+        features: Features,
         inputs: Sequence[ir.Value],
         output: ir.Value,
-        attributes: Sequence[str],
     ) -> ir.Function:
-        """The function of all nodes so far, in the operators' domain."""
+        """Return the function of all nodes so far, for models with these features."""
         graph = ir.Graph(
             inputs,
             [output],
             nodes=self.nodes,
             opset_imports={"": BODY_OPSET, DOMAIN: VERSION},
-            doc_string=documentation,
+            doc_string=operator.documentation(features),
         )
-        declared = [ir.Attr(each, _type(each), None) for each in attributes]
-        return ir.Function(DOMAIN, name, graph=graph, attributes=declared)
+        attributes = operator.attributes_with(features)
+        declared = [ir.Attr(each.name, each.kind, None) for each in attributes]
+        return ir.Function(DOMAIN, operator.name, graph=graph, attributes=declared)
 
 
-def _forwarded(name: str, of_operator: str) -> ir.Attr:
-    return ir.RefAttr(name, of_operator, _type(of_operator))
-
-
-def _type(attribute: str) -> ir.AttributeType:
-    return _TYPES.get(attribute, ir.AttributeType.INT)
+def _forwarded(name: str, attribute: Attribute) -> ir.Attr:
+    return ir.RefAttr(name, attribute.name, attribute.kind)

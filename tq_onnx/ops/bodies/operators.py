@@ -16,11 +16,11 @@ from functools import partial
 import onnx_ir as ir
 
 from tq_onnx.codec.spec import Codec
-from tq_onnx.ops import documentation as doc
 from tq_onnx.ops.bodies import F32, attention, elements, encode, rotated
 from tq_onnx.ops.bodies.codecs import reader, writer
 from tq_onnx.ops.bodies.composing import Composer
-from tq_onnx.ops.domain import ATTENTION, ENCODE
+from tq_onnx.ops.operator import Feature, Operator
+from tq_onnx.ops.operators import Attention, Encode
 
 Pairs = Sequence[tuple[Codec, Codec]]
 
@@ -50,6 +50,17 @@ class Model:
         """Whether there is anything to choose."""
         return len(self.codecs) > 1
 
+    @property
+    def features(self) -> frozenset[Feature]:
+        """What decides the optional inputs and attributes of the operators."""
+        features: dict[Feature, bool] = {
+            "bias": self.has_bias,
+            "sink": self.has_sink,
+            "offset": self.has_offset,
+            "mixed": self.is_mixed,
+        }
+        return frozenset(feature for feature, there in features.items() if there)
+
     def number(self, codec: Codec) -> int:
         """What the attributes that choose call a codec."""
         return self.codecs.index(codec)
@@ -78,8 +89,7 @@ def _rotation(
 
 def encode_function(model: Model) -> ir.Function:
     """The body of TurboQuantEncode."""
-    entries = doc.ENCODE_INPUTS + ((doc.OFFSET,) if model.has_offset else ())
-    given = {name: ir.Value(name=name) for name, _ in entries}
+    given = _values(Encode, model)
     body = Composer()
     vectors = given["vectors"]
     if model.has_offset:
@@ -89,14 +99,10 @@ def encode_function(model: Model) -> ir.Function:
         model.number(codec): partial(_rows, model=model, codec=codec, given=given, vectors=vectors)
         for codec in model.codecs
     }
-    rows = body.choose("rows", "codec_index", cases, given["past_length"])
+    rows = body.choose("rows", Encode.codec_index, cases, given["past_length"])
     past = [given["past"], rows, given["past_length"]]
     present = body.call("present", encode.append_rows, past)
-    attributes = doc.ENCODE_ATTRIBUTES + (doc.ENCODE_CHOICE if model.is_mixed else ())
-    text = doc.markdown(
-        doc.ENCODE_SUMMARY, inputs=entries, outputs=doc.ENCODE_OUTPUTS, attributes=attributes
-    )
-    return body.function(ENCODE, text, [*given.values()], present, [name for name, _ in attributes])
+    return body.function(Encode, model.features, [*given.values()], present)
 
 
 def _rows(
@@ -110,31 +116,23 @@ def _rows(
         head_size = body.standard("head_size", "Shape", [vectors], start=3)
         table = tables["rotation"]
         tables["rotation"] = _rotation(body, table, head_size, codec, model.codecs)
-    forwarded = ("norm_correction",) if how.corrects_norm else ()
+    forwarded = (Encode.norm_correction,) if how.corrects_norm else ()
     return body.call("rows", how.rows, [vectors, *tables.values()], how.attributes, forwarded)
 
 
 def attention_function(model: Model) -> ir.Function:
     """The body of TurboQuantDequantAttention."""
-    entries = doc.ATTENTION_INPUTS + _optional_inputs(model)
-    given = {name: ir.Value(name=name) for name, _ in entries}
+    given = _values(Attention, model)
     body = Composer()
     made = _Attention(model, body, given)
     weights, visible = made.weights()
     output = body.standard("output", "CastLike", [made.sums(weights, visible), given["query"]])
-    attributes = doc.ATTENTION_ATTRIBUTES + (doc.ATTENTION_CHOICE if model.is_mixed else ())
-    text = doc.markdown(
-        doc.ATTENTION_SUMMARY, inputs=entries, outputs=doc.ATTENTION_OUTPUTS, attributes=attributes
-    )
-    names = [name for name, _ in attributes]
-    return body.function(ATTENTION, text, [*given.values()], output, names)
+    return body.function(Attention, model.features, [*given.values()], output)
 
 
-def _optional_inputs(model: Model) -> tuple[tuple[str, str], ...]:
-    """Those up to the last that the model has."""
-    used = (model.has_bias, model.has_sink, model.has_offset, model.has_offset)
-    count = max((place for place, there in enumerate(used, start=1) if there), default=0)
-    return doc.ATTENTION_OPTIONAL[:count]
+def _values(operator: type[Operator], model: Model) -> dict[str, ir.Value]:
+    """Return the inputs of the function by name."""
+    return {each.name: ir.Value(name=each.name) for each in operator.inputs_with(model.features)}
 
 
 class _Attention:
@@ -155,7 +153,7 @@ class _Attention:
             "visible",
             attention.visible_keys,
             [given["query"], given["past_length"], self.total],
-            forwarded=("causal", "sliding_window"),
+            forwarded=(Attention.causal, Attention.sliding_window),
         )
         scores = self._scores()
         if model.has_bias:
@@ -175,13 +173,13 @@ class _Attention:
         body, model = self.body, self.model
         keys = dict.fromkeys(key for key, _ in model.pairs)
         cases = {model.number(key): partial(self._scores_of_cache, codec=key) for key in keys}
-        scores = body.choose("scores", "key_codec_index", cases, self.given["past_length"])
+        scores = body.choose("scores", Attention.key_codec_index, cases, self.given["past_length"])
         if model.has_offset:
             query = body.standard("wide_query", "Cast", [self.given["query"]], to=F32)
             inputs = [query, self.given["key_offset"], self.total]
-            more = body.call("more", attention.offset_scores, inputs, forwarded=("scale",))
+            more = body.call("more", attention.offset_scores, inputs, forwarded=(Attention.scale,))
             scores = body.standard("all_scores", "Add", [scores, more])
-        return body.call("capped", attention.softcapped, [scores], forwarded=("softcap",))
+        return body.call("capped", attention.softcapped, [scores], forwarded=(Attention.softcap,))
 
     def _scores_of_cache(self, body: Composer, *, codec: Codec) -> ir.Value:
         query = body.standard("wide", "Cast", [self.given["query"]], to=F32)
@@ -190,7 +188,7 @@ class _Attention:
             query = body.call("turned", attention.rotated, [query, rotation])
         keys, scales = self._read(body, "key", codec)
         inputs = [query, keys, scales]
-        return body.call("plain_scores", attention.key_scores, inputs, forwarded=("scale",))
+        return body.call("plain_scores", attention.key_scores, inputs, forwarded=(Attention.scale,))
 
     def sums(self, weights: ir.Value, visible: ir.Value) -> ir.Value:
         """Weighted sums of the values, float32 [B, H, T, D]."""
@@ -202,7 +200,7 @@ class _Attention:
             )
             for value in values
         }
-        sums = body.choose("sums", "value_codec_index", cases, self.given["past_length"])
+        sums = body.choose("sums", Attention.value_codec_index, cases, self.given["past_length"])
         if not model.has_offset:
             return sums
         inputs = [self.given["query"], weights, self.given["value_offset"], self.total]

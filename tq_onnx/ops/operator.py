@@ -1,0 +1,181 @@
+"""The form of an operator's record: its inputs, outputs and attributes, and what is made of them.
+
+An operator is a class that derives from ``Operator``; ``tq_onnx.ops.operators`` has all. The
+order of the inputs in the class is the order of their slots. The class is never instantiated: its
+members name slots and attributes, so a misspelt one is an error of the type checker:
+
+    Encode.past_length.slot            2
+    Encode.rotation.of(node)           the value that a node has there, or None
+    Encode.nodes(model.graph)          the nodes of the operator in a graph
+    Encode.arguments({Encode.past: past, ...})    a node's inputs, in the order of the slots
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import ClassVar, Final, Literal
+
+import onnx_ir as ir
+
+from tq_onnx.ops.domain import DOMAIN
+
+FLOATS: Final = "T"
+"""The element type of the model's activations: float32, float16 or bfloat16."""
+BYTES: Final = "tensor(uint8)"
+INT64: Final = "tensor(int64)"
+FLOAT32: Final = "tensor(float)"
+
+Feature = Literal["bias", "sink", "offset", "mixed"]
+"""What only some models have: an additive mask, sinks, offsets of a calibration, several codecs."""
+Features = AbstractSet[Feature]
+
+
+@dataclass(eq=False)
+class Parameter:
+    """One input or output.
+
+    Attributes:
+        element: ``FLOATS`` or the only element type, as ``onnx.defs`` spells it.
+        meaning: its shape and what it holds, in Markdown.
+        when: the feature of a model that brings an optional input; None if it is required.
+        name: its name, that of the class member.
+        slot: its place among the operator's inputs or outputs, from 0.
+    """
+
+    element: str
+    meaning: str
+    when: Feature | None = None
+    name: str = field(init=False)
+    slot: int = field(init=False)
+
+    def __set_name__(self, owner: type[object], name: str) -> None:
+        self.name = name
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether a node may lack it."""
+        return self.when is not None
+
+
+class Input(Parameter):
+    """One input."""
+
+    def of(self, node: ir.Node) -> ir.Value | None:
+        """Return the value that a node reads here; None if the node lacks the input."""
+        return node.inputs[self.slot] if self.slot < len(node.inputs) else None
+
+    def replace(self, node: ir.Node, value: ir.Value | None) -> None:
+        """Make a node that has the slot read another value."""
+        node.replace_input_with(self.slot, value)
+
+
+class Output(Parameter):
+    """One output."""
+
+
+@dataclass(eq=False)
+class Attribute:
+    """One attribute.
+
+    Attributes:
+        kind: the type of its value.
+        meaning: what it says, in Markdown.
+        default: the value where a node lacks it; None if it is required.
+        when: the feature of a model whose nodes have it; None if all nodes do.
+        name: its name, that of the class member.
+    """
+
+    kind: ir.AttributeType
+    meaning: str
+    default: int | None = None
+    when: Feature | None = None
+    name: str = field(init=False)
+
+    def __set_name__(self, owner: type[object], name: str) -> None:
+        self.name = name
+
+
+class Operator:
+    """One operator of the domain.
+
+    Attributes:
+        name: its name in ONNX.
+        summary: what it computes, in Markdown.
+        inputs: by slot; the optional ones come last.
+        outputs: by slot.
+        attributes: the required ones first.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    inputs: ClassVar[tuple[Input, ...]]
+    outputs: ClassVar[tuple[Output, ...]]
+    attributes: ClassVar[tuple[Attribute, ...]]
+
+    def __init_subclass__(cls) -> None:
+        members = tuple(vars(cls).values())
+        cls.inputs = tuple(each for each in members if isinstance(each, Input))
+        cls.outputs = tuple(each for each in members if isinstance(each, Output))
+        cls.attributes = tuple(each for each in members if isinstance(each, Attribute))
+        for parameters in (cls.inputs, cls.outputs):
+            for slot, parameter in enumerate(parameters):
+                parameter.slot = slot
+
+    @classmethod
+    def is_node(cls, node: ir.Node) -> bool:
+        """Whether a node is one of this operator."""
+        return node.domain == DOMAIN and node.op_type == cls.name
+
+    @classmethod
+    def nodes(cls, graph: Iterable[ir.Node]) -> list[ir.Node]:
+        """Return the nodes of this operator, in the order of the graph."""
+        return [node for node in graph if cls.is_node(node)]
+
+    @classmethod
+    def arguments(cls, values: Mapping[Input, ir.Value | None]) -> list[ir.Value | None]:
+        """Return the inputs of a new node, in the order of the slots.
+
+        Args:
+            values: by input; None, or no entry, for an input that the node lacks. The node ends
+                with the last that is there, and those that it lacks before it are empty.
+        """
+        inputs = [values.get(each) for each in cls.inputs]
+        while inputs and inputs[-1] is None:
+            inputs.pop()
+        return inputs
+
+    @classmethod
+    def inputs_with(cls, features: Features) -> tuple[Input, ...]:
+        """Return the inputs up to the last one that a model with these features uses.
+
+        Those in the middle that the model lacks are among them: a function has no optional inputs,
+        and a node has as many as its function.
+        """
+        used = (each.slot for each in cls.inputs if each.when is None or each.when in features)
+        return cls.inputs[: max(used, default=-1) + 1]
+
+    @classmethod
+    def attributes_with(cls, features: Features) -> tuple[Attribute, ...]:
+        """Return the attributes that the nodes of a model with these features have."""
+        return tuple(each for each in cls.attributes if each.when is None or each.when in features)
+
+    @classmethod
+    def documentation(cls, features: Features = frozenset()) -> str:
+        """Return the summary, inputs, outputs and attributes as Markdown.
+
+        Args:
+            features: those of the model that the text is for.
+        """
+        sections: dict[str, Iterable[Parameter | Attribute]] = {
+            "Inputs": cls.inputs_with(features),
+            "Outputs": cls.outputs,
+            "Attributes": cls.attributes_with(features),
+        }
+        parts = [cls.summary]
+        for title, entries in sections.items():
+            lines = [f"- `{each.name}`: {each.meaning}" for each in entries]
+            if lines:
+                parts.append("\n".join([f"**{title}**", "", *lines]))
+        return "\n\n".join(parts)

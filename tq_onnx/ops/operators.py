@@ -1,0 +1,280 @@
+"""The operators: one record for each, the only place that says what they take and return.
+
+Schemas, function bodies and their documentation, the tables of ``docs/operators.md`` and the slots
+in ``custom_ops/include/tq/operators.h`` are made of these records. The order of the inputs is that
+of their slots.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import onnx_ir as ir
+
+from tq_onnx.ops import domain
+from tq_onnx.ops.operator import (
+    BYTES,
+    FLOAT32,
+    FLOATS,
+    INT64,
+    Attribute,
+    Input,
+    Operator,
+    Output,
+)
+
+_INT: Final = ir.AttributeType.INT
+_FLOAT: Final = ir.AttributeType.FLOAT
+_STRING: Final = ir.AttributeType.STRING
+
+
+class Encode(Operator):
+    """Appends compressed vectors to a cache."""
+
+    name = domain.ENCODE
+    summary = """\
+Compresses new key or value vectors and appends them to a key/value cache.
+
+A row of the cache holds one vector: the codes of its coordinates, then little-endian floats
+(float16, those of u8 float32). The codec says what they mean:
+
+- `lloyd_max`: the vector is normalised, rotated by an orthogonal matrix R and rounded, coordinate
+  by coordinate, to the centroids of a codebook:
+
+      code  = number of boundaries <= (x / |x|) R
+      scale = |x| / |centroids[code]|     (|x| alone without norm correction)
+      x    ~= scale * centroids[code] R^T
+
+- `prod`: the same with one bit less; then, of the residual r = x - scale * centroids[code] R^T, the
+  signs of a random projection S r and |r|, which add sqrt(pi/2) / D * |r| * S^T signs
+- `u8`: `lloyd_max` with a byte per code, without norm correction, the scale in float32
+- `uniform`: x ~= scale * code + zero, zero the smallest coordinate
+- `q8_0`: x ~= scale * code, code a signed byte, one scale for each 32 coordinates
+- `fp8_e4m3`: every coordinate as a float of eight bits, E4M3FN, saturating
+- `raw`: every coordinate as it is
+
+A vector that is not finite (`lloyd_max`, `prod`, `u8`: whose norm is not) is stored as the zero
+vector by all but `raw`. Tables that a codec has no use for are not read; a tensor of one number
+stands for each."""
+
+    vectors = Input(FLOATS, "new vectors [B, N, T, D]: batch, KV heads, new tokens, head size")
+    past = Input(BYTES, "cache so far [B, N, P, W]; W is at least the number of bytes of a row")
+    past_length = Input(
+        INT64,
+        "tokens already in the cache, per sequence [B] or one for all [1]; new token t of "
+        "sequence b goes to slot past_length[b] + t",
+    )
+    rotation = Input(
+        FLOAT32,
+        "orthogonal matrix R [D, D], applied to row vectors from the right; with prod "
+        "[R | S^T], [D, 2 D]",
+    )
+    centroids = Input(FLOAT32, "codebook, ascending [L]")
+    boundaries = Input(FLOAT32, "decision boundaries, ascending [L - 1]; ties go up")
+    offset = Input(
+        FLOAT32,
+        "vectors to encode the differences from [K, N, D]: the row in slot p of head n is that of "
+        "x - offset[min(p, K - 1), n]",
+        when="offset",
+    )
+
+    present = Output(
+        BYTES,
+        "cache with the new rows [B, N, S, W], S = max(P, max(past_length) + T); other slots keep "
+        "what past holds, or zero bytes, and so do bytes behind a row. When past and present are "
+        "the same buffer, only the new rows are written",
+    )
+
+    codec = Attribute(_STRING, "codec kind: lloyd_max, uniform, fp8_e4m3, q8_0, prod, u8 or raw")
+    bits = Attribute(
+        _INT,
+        "bits per coordinate: lloyd_max 2 to 5, uniform 2 to 4, fp8_e4m3 8, q8_0 8, prod 3 or 4, "
+        "u8 4, raw those of the element type",
+    )
+    norm_correction = Attribute(
+        _INT,
+        "1: the scale makes up for the length that rounding changes; 0: it does not; nothing "
+        "but for lloyd_max and prod",
+    )
+    codec_index = Attribute(
+        _INT,
+        "number of the codec among those that the function body of this model knows",
+        default=0,
+        when="mixed",
+    )
+
+
+class Attention(Operator):
+    """Attends to compressed keys and values."""
+
+    name = domain.ATTENTION
+    summary = """\
+Scaled dot-product attention over compressed key and value caches.
+
+Grouped-query attention in float32 that decodes rows while it reads them. Where rows are rotated it
+works in the rotated space: the query is rotated once, the output is un-rotated once, and no key or
+value ever is.
+
+    score(t, s)  = scale * q_t . k_s,  then softcap * tanh(score / softcap) if softcap > 0
+    output(t)    = sum over visible s of softmax(score(t, .) + bias)(s) * v_s
+
+Query t of sequence b stands at position p = past_length[b] + t. Key s is visible iff it exists
+(s < past_length[b] + T), is not in the future (s <= p, if causal), is within the window
+(p - s < sliding_window, if set), and its bias is above half of the lowest finite value of the
+bias's type. A query that sees no key gives exact zeros; a hidden key contributes nothing. With
+head_sink, exp(head_sink) of the query's head is added to the denominator of the softmax. With
+offsets, k_s and v_s are what the rows say plus the offsets of slot s.
+
+Tables that a codec has no use for are not read."""
+
+    query = Input(
+        FLOATS, "queries [B, H, T, D]: H is a multiple of N; head h reads KV head h // (H / N)"
+    )
+    key_cache = Input(
+        BYTES, "compressed keys [B, N, S, Wk], the new ones included (see TurboQuantEncode)"
+    )
+    value_cache = Input(BYTES, "compressed values [B, N, S, Wv], the new ones included")
+    past_length = Input(INT64, "tokens before the new ones, per sequence [B] or one for all [1]")
+    key_rotation = Input(FLOAT32, "rotation of the keys, as in TurboQuantEncode")
+    key_centroids = Input(FLOAT32, "codebook of the keys")
+    value_rotation = Input(FLOAT32, "rotation of the values")
+    value_centroids = Input(FLOAT32, "codebook of the values")
+    attention_bias = Input(
+        FLOATS,
+        "added to the scores; each of its four dimensions is 1 or that of [B, H, T, total], "
+        "total = max(past_length) + T; columns beyond total are ignored",
+        when="bias",
+    )
+    head_sink = Input(
+        FLOATS,
+        "one more score per query head [H], neither scaled nor capped, for a key that every query "
+        "sees and that has no value: it only widens the denominator of the softmax; minus infinity "
+        "for none",
+        when="sink",
+    )
+    key_offset = Input(
+        FLOAT32,
+        "what was subtracted from keys before they were encoded [K, N, D]: offset[min(s, K - 1), "
+        "n] is added to the key in slot s of head n",
+        when="offset",
+    )
+    value_offset = Input(
+        FLOAT32, "likewise for values, of the same shape; both or neither", when="offset"
+    )
+
+    output = Output(FLOATS, "attention output [B, H, T, D], in the query's type")
+
+    scale = Attribute(_FLOAT, "factor on the scores, usually 1 / sqrt(D)")
+    causal = Attribute(_INT, "1: a query sees no later key; 0: it sees all that exist")
+    sliding_window = Attribute(_INT, "number of visible keys, the query's own included; 0 for all")
+    softcap = Attribute(_FLOAT, "bound that scores approach smoothly; 0 for none")
+    key_codec = Attribute(_STRING, "codec kind of the keys, as in TurboQuantEncode")
+    key_bits = Attribute(_INT, "bits per coordinate of the keys, as in TurboQuantEncode")
+    value_codec = Attribute(_STRING, "codec kind of the values, as in TurboQuantEncode")
+    value_bits = Attribute(_INT, "bits per coordinate of the values, as in TurboQuantEncode")
+    key_codec_index = Attribute(
+        _INT,
+        "number of the keys' codec, as codec_index in TurboQuantEncode",
+        default=0,
+        when="mixed",
+    )
+    value_codec_index = Attribute(
+        _INT, "number of the values' codec, likewise", default=0, when="mixed"
+    )
+
+
+class RmsNormalization(Operator):
+    """Divides vectors by the root of the mean of their squares."""
+
+    name = domain.RMS_NORMALIZATION
+    summary = """\
+Divides vectors by the root of the mean of their squares.
+
+    Y = X / sqrt(mean(X * X) + epsilon) * scale
+
+The mean is over the last dimension; in float32, rounded once."""
+
+    X = Input(FLOATS, "vectors [..., E]")
+    scale = Input(FLOATS, "factors [E]")
+
+    Y = Output(FLOATS, "normalised vectors, of X's type and shape")
+
+    epsilon = Attribute(_FLOAT, "added to the mean of the squares; not negative")
+
+
+class RotaryEmbedding(Operator):
+    """Rotates queries or keys by the angles of their positions."""
+
+    name = domain.ROTARY_EMBEDDING
+    summary = """\
+Rotates queries or keys by the angles of their positions.
+
+With x1 and x2 the halves of a vector, and the cosines and sines of its position's row:
+
+    y1 = x1 * cos - x2 * sin
+    y2 = x2 * cos + x1 * sin
+
+In float32, rounded once."""
+
+    X = Input(FLOATS, "vectors [B, N, T, D]: batch, heads, tokens, head size")
+    cos_cache = Input(FLOAT32, "cosines by position [P, D / 2]")
+    sin_cache = Input(FLOAT32, "sines by position [P, D / 2]")
+    position_ids = Input(
+        INT64,
+        "positions of the tokens, per sequence [B, T] or one row for all [1, T]; from 0, below P",
+    )
+
+    Y = Output(FLOATS, "rotated vectors, of X's type and shape")
+
+
+class Swish(Operator):
+    """Multiplies numbers by their sigmoids."""
+
+    name = domain.SWISH
+    summary = "The activation Y = X / (1 + exp(-X)), also called SiLU; in float32, rounded once."
+
+    X = Input(FLOATS, "numbers of any shape")
+
+    Y = Output(FLOATS, "their activations, of X's type and shape")
+
+
+class Transpose(Operator):
+    """Exchanges tokens and heads."""
+
+    name = domain.TRANSPOSE
+    summary = "Exchanges the two dimensions in the middle: tokens and heads."
+
+    X = Input(FLOATS, "vectors [B, A, C, E]")
+
+    Y = Output(FLOATS, "the same vectors [B, C, A, E]")
+
+    perm = Attribute(ir.AttributeType.INTS, "0, 2, 1, 3: which dimension of X each one of Y is")
+
+
+class Gather(Operator):
+    """Looks up rows of a table by their numbers."""
+
+    name = domain.GATHER
+    summary = "Looks up rows of a table by their numbers: the embeddings of tokens."
+
+    data = Input(FLOATS, "table of rows [V, E]")
+    indices = Input(
+        INT64, "numbers of rows [B, T] or [T]; from -V, which count from the end, below V"
+    )
+
+    Y = Output(FLOATS, "the rows [B, T, E] or [T, E]")
+
+
+OPERATORS: Final[tuple[type[Operator], ...]] = (
+    Encode,
+    Attention,
+    RmsNormalization,
+    RotaryEmbedding,
+    Swish,
+    Transpose,
+    Gather,
+)
+"""All of them."""
+DECODER_OPERATORS: Final = OPERATORS[2:]
+"""The ones that stand for standard operators, in the order of ``domain.DECODER``."""
+BY_NAME: Final = {operator.name: operator for operator in OPERATORS}
