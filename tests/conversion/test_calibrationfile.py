@@ -290,14 +290,14 @@ def test_nothing_half_written(
 ) -> None:
     found = read_calibration(sound)
     before = sound.read_bytes()
-    real = getattr(calibrationfile.Stage, moment)
+    real = getattr(calibrationfile.Transaction, moment)
 
     def fail(*arguments: object) -> None:
         if moment == "write":
             real(*arguments)
         raise error
 
-    monkeypatch.setattr(calibrationfile.Stage, moment, fail)
+    monkeypatch.setattr(calibrationfile.Transaction, moment, fail)
     target = sound.parent / "new" / "file"
     for path in (target, sound):
         expected = ModelFileError if isinstance(error, OSError) else KeyboardInterrupt

@@ -13,7 +13,7 @@ from tests.files.models import DYNAMO, FIXTURES, GENAI, external, inline, snapsh
 from tq_onnx.conversion import pipeline
 from tq_onnx.conversion.inspect import inspect
 from tq_onnx.conversion.options import Options
-from tq_onnx.conversion.pipeline import STAGES, convert
+from tq_onnx.conversion.pipeline import STEPS, convert
 from tq_onnx.errors import (
     AlreadyConvertedError,
     ModelFileError,
@@ -22,6 +22,7 @@ from tq_onnx.errors import (
     UsageError,
 )
 from tq_onnx.plan import METADATA_PLAN, Plan
+from tq_onnx.progress import Progress
 
 ALL = sorted(path.stem for path in FIXTURES.glob("*.onnx"))
 
@@ -30,10 +31,10 @@ ALL = sorted(path.stem for path in FIXTURES.glob("*.onnx"))
 def test_every_export_converts(tmp_path: Path, fixture: str) -> None:
     path = external(tmp_path, fixture)
     before = snapshot(tmp_path)
-    stages: list[str] = []
+    seen: list[Progress] = []
     offered = inspect(path)
-    report = convert(path, tmp_path / "new.onnx", on_stage=stages.append)
-    assert stages == list(STAGES)
+    report = convert(path, tmp_path / "new.onnx", on_progress=seen.append)
+    assert seen == [Progress(step, done, 6) for done, step in enumerate(STEPS)]
     after = snapshot(tmp_path)
     assert set(after) - set(before) == {"new.onnx"}
     assert all(after[name] == digest for name, digest in before.items())
@@ -85,10 +86,10 @@ def test_options_reach_the_plan(tmp_path: Path) -> None:
 
 def test_an_output_that_exists_is_refused_before_the_work(tmp_path: Path) -> None:
     path = inline(tmp_path)
-    stages: list[str] = []
+    seen: list[Progress] = []
     with pytest.raises(OutputExistsError):
-        convert(path, FIXTURES / f"{GENAI}.onnx", on_stage=stages.append)
-    assert stages == ["load"]
+        convert(path, FIXTURES / f"{GENAI}.onnx", on_progress=seen.append)
+    assert [progress.doing for progress in seen] == ["Reading the graph"]
 
 
 def test_a_conversion_that_goes_wrong_writes_nothing(

@@ -17,6 +17,7 @@ from tq_onnx.files import save as save_module
 from tq_onnx.files import transaction as commit
 from tq_onnx.files.load import load
 from tq_onnx.files.save import SavedFiles, save
+from tq_onnx.progress import Progress
 
 DATA = ("model.onnx.data", "more/part.bin")
 
@@ -42,12 +43,12 @@ def test_beside_the_input_the_data_is_shared(tmp_path: Path) -> None:
 def test_elsewhere_the_data_is_copied_under_the_same_names(tmp_path: Path) -> None:
     path = external(tmp_path / "in", data=DATA)
     before = snapshot(tmp_path / "in")
-    calls: list[tuple[int, int]] = []
+    calls: list[Progress] = []
     output = tmp_path / "out" / "deep" / "new.onnx"
-    saved = resave(path, output, progress=lambda done, total: calls.append((done, total)))
+    saved = resave(path, output, on_progress=calls.append)
     assert saved.external_data == "copy"
     total = sum((tmp_path / "in" / name).stat().st_size for name in DATA)
-    assert calls[-1] == (total, total)
+    assert calls[-1] == Progress("Copying files", total, total)
     assert saved.bytes_written == total + output.stat().st_size
     files = {name: what for name, what in snapshot(output.parent).items() if what != "folder"}
     assert set(files) == {"new.onnx", *DATA}
@@ -269,13 +270,15 @@ def test_data_that_is_there_already_is_taken_as_it_is(tmp_path: Path) -> None:
     out = tmp_path / "out"
     first = resave(path, out / "int4.onnx")
     before = [(out / name).stat().st_ino for name in DATA]
-    calls: list[tuple[int, int]] = []
-    second = resave(path, out / "int3.onnx", progress=lambda *done: calls.append(done))
+    calls: list[Progress] = []
+    second = resave(path, out / "int3.onnx", on_progress=calls.append)
     assert [(out / name).stat().st_ino for name in DATA] == before
     assert second.data == first.data
     assert second.bytes_written == second.model.stat().st_size
     total = sum((out / name).stat().st_size for name in DATA)
-    assert calls[-1] == (total, total)  # both were compared to their ends
+    assert calls[-1] == Progress(
+        "Comparing files", total, total
+    )  # both were compared to their ends
     onnx.checker.check_model(str(second.model))
     third = resave(path, out / "int2.onnx", overwrite=True)
     assert [(out / name).stat().st_ino for name in DATA] == before

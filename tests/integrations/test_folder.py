@@ -32,6 +32,7 @@ from tq_onnx.integrations import folderconversion
 from tq_onnx.integrations.folder import find_model, survey
 from tq_onnx.integrations.folderconversion import convert_folder, default_output
 from tq_onnx.plan import METADATA_PLAN, Plan
+from tq_onnx.progress import Progress
 from tq_onnx.runtime.library import library_name
 
 HADAMARD_9 = Options(seed=9, rotation="hadamard")
@@ -153,12 +154,12 @@ def test_the_same_as_file_by_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["copy", "link"])
 def test_a_folder_of_hugging_face(tmp_path: Path, mode: str) -> None:
     source = hugging_face_folder(tmp_path / "in")
-    calls: list[tuple[int, int]] = []
+    calls: list[Progress] = []
     report = convert_folder(
         source,
         tmp_path / "out",
         external_data=mode,  # type: ignore[arg-type]
-        on_copy=lambda done, total: calls.append((done, total)),
+        on_progress=calls.append,
     )
     out = tmp_path / "out"
     files = {name for name, what in snapshot(out).items() if what != "folder"}
@@ -179,7 +180,11 @@ def test_a_folder_of_hugging_face(tmp_path: Path, mode: str) -> None:
         "stale.onnx.data",
         "onnx/other.onnx_data",
     }
-    assert calls[-1][0] == calls[-1][1] > 0
+    assert [call for call in calls if call.doing.startswith("Looking")] == [
+        Progress(f"Looking at {name}") for name in sorted({*models, "onnx/embedding.onnx"})
+    ]
+    assert calls[-1].doing == "Copying files"
+    assert calls[-1].done == (calls[-1].total or 0) > 0
     assert report.genai is None
     assert report.external_data == mode
     # What is left out does not matter: the folder stands alone.

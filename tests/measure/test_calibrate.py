@@ -19,6 +19,7 @@ from tq_onnx.codec.calibration import Calibration
 from tq_onnx.errors import AlreadyConvertedError, UnsupportedModelError, UsageError
 from tq_onnx.measure import calibrate as module
 from tq_onnx.measure.calibrate import POSITIONS, calibrate
+from tq_onnx.progress import Progress
 from tq_onnx.runtime.model import open_original
 
 CONTEXT, HEAD_SIZE = 24, 16
@@ -194,9 +195,10 @@ def test_each_window_begins_as_texts_do() -> None:
 
 
 def test_what_is_told() -> None:
-    seen: list[tuple[int, int]] = []
-    found = gather(DYNAMO, on_progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(done, 65) for done in (10, 20, 24, 34, 44, 48, 58, 65)]
+    seen: list[Progress] = []
+    found = gather(DYNAMO, on_progress=seen.append)
+    counts = (10, 20, 24, 34, 44, 48, 58, 65)
+    assert seen == [Progress("Reading the text", done, 65) for done in counts]
     assert (found.tokens, found.context) == (65, 24)
     assert found.counts.tolist() == [3] * 16 + [8 + 8 + 1]
     assert plain(DYNAMO).text_digest == found.text_digest

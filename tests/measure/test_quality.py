@@ -9,6 +9,7 @@ from tests.runtime.models import DYNAMO, GENAI, VOCABULARY, ids, subject
 from tq_onnx.errors import UsageError
 from tq_onnx.measure import quality
 from tq_onnx.measure.quality import compare, log_softmax, perplexity, windows
+from tq_onnx.progress import Progress
 
 TEXT = ids(150, seed=5)[0]
 
@@ -86,7 +87,7 @@ def test_figures_are_those_of_the_definition(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_progress_counts_windows() -> None:
-    seen: list[tuple[int, int]] = []
+    seen: list[Progress] = []
     decoders = (subject(DYNAMO, "original").decoder(), subject(DYNAMO, "kernel").decoder())
     compare(
         *decoders,
@@ -94,9 +95,10 @@ def test_progress_counts_windows() -> None:
         vocabulary=VOCABULARY,
         context=50,
         stride=25,
-        on_progress=lambda done, total: seen.append((done, total)),
+        on_progress=seen.append,
     )
-    assert seen == [(done, 5) for done in range(1, 6)]
+    doing = "Reading the text with both models"
+    assert seen == [Progress(doing, done, 5) for done in range(1, 6)]
 
 
 def test_one_model_alone() -> None:

@@ -221,7 +221,6 @@ def samples(name: str) -> list[tuple[ChannelSamples, ChannelSamples]]:
         blocks(len(TEXT), CONTEXT),
         library=False,
         threads=1,
-        on_progress=lambda _done, _total: None,
     )
 
 
@@ -314,7 +313,7 @@ def test_without_peers_and_kernels(models: Callable[[str, str], Path]) -> None:
         library=False,
         peers=False,
         threads=1,
-        on_stage=lambda name, _done, _total: stages.append(name),
+        on_progress=lambda progress: stages.append(progress.doing),
     )
     assert (found.peers, found.missing) == ((), ())
     assert found.positions == len(TEXT) - 1

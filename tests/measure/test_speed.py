@@ -12,6 +12,7 @@ from tq_onnx.measure import speed
 from tq_onnx.measure.bench import SpeedReport, measure_speed, notes, summary
 from tq_onnx.measure.speed import check_fits, check_positions, decode_steps, measure
 from tq_onnx.measure.speedpicture import draw_speed
+from tq_onnx.progress import Progress
 
 KINDS = ("original", "kernel", "body")
 # That original can only grow.
@@ -56,7 +57,7 @@ def test_every_model_takes_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         turn(runner, steps)
 
     monkeypatch.setattr(speed._Runner, "take_turn", count)
-    told: list[tuple[int, int]] = []
+    told: list[Progress] = []
     pair = [subject(GENAI, kind) for kind in ("original", "kernel")]
     before, after = measure(
         pair,
@@ -64,11 +65,11 @@ def test_every_model_takes_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         tokens=11,
         prompt=True,
         pause=False,
-        on_progress=lambda done, total: told.append((done, total)),
+        on_progress=told.append,
     )
     assert taken == [("o", 8), ("k", 8), ("o", 3), ("k", 3)]
-    assert told[0] == (0, 6)
-    assert told[-1] == (6, 6)
+    assert told[0] == Progress("Measuring at 40 tokens", 0, 6)
+    assert (told[-1].done, told[-1].total) == (6, 6)
     assert decode_steps(11) == 15
     for figures, one in zip((before, after), pair, strict=True):
         assert figures.fastest_step_seconds <= figures.step_seconds

@@ -24,6 +24,7 @@ from tq_onnx.measure.verify import verify
 from tq_onnx.measure.verifyreport import VerifyReport, render
 from tq_onnx.ops.domain import ATTENTION, ENCODE
 from tq_onnx.plan import METADATA_PLAN, Plan
+from tq_onnx.progress import Progress
 
 TEXT = ids(160, seed=7)[0]
 
@@ -152,7 +153,7 @@ def test_pseudo_random_tokens_are_the_same_every_time() -> None:
 
 
 def test_progress_is_told() -> None:
-    seen: list[str] = []
+    seen: list[Progress] = []
     verify(
         original(DYNAMO),
         converted(DYNAMO),
@@ -161,10 +162,12 @@ def test_progress_is_told() -> None:
         new_tokens=2,
         context=32,
         threads=1,
-        on_stage=lambda name, done, total: seen.append(name) if done <= total else seen.clear(),
+        on_progress=seen.append,
     )
-    assert "Reading the text with both models" in seen
-    assert "Climbing the ladder" in seen
+    assert all(progress.done <= (progress.total or 0) for progress in seen)
+    doing = [progress.doing for progress in seen]
+    assert "Reading the text with both models" in doing
+    assert "Climbing the ladder" in doing
 
 
 def test_a_report_is_drawn() -> None:

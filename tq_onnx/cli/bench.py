@@ -98,8 +98,7 @@ def bench(
         )
     if picture is not None:
         check_picture(picture)
-    with terminal.progress() as bar:
-        task = bar.add_task("Opening the original", total=None)
+    with terminal.progress("Opening the original") as on_progress:
         found = measure_speed(
             find_model(original),
             None if converted is None else find_model(converted),
@@ -109,9 +108,7 @@ def bench(
             prompt_limit=prompt_limit,
             library=not no_library,
             threads=threads,
-            on_stage=lambda name, done, total: bar.update(
-                task, description=name, completed=done, total=total if total else None
-            ),
+            on_progress=on_progress,
         )
     if picture is not None:
         draw_speed(found, picture)

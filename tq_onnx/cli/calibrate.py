@@ -94,8 +94,7 @@ def calibrate(
         )
     from tq_onnx.measure.calibrate import calibrate as run
 
-    with terminal.progress() as bar:
-        task = bar.add_task("Opening the model", total=None)
+    with terminal.progress("Opening the model") as on_progress:
         found = run(
             model,
             ids,
@@ -103,9 +102,7 @@ def calibrate(
             begin=begin,
             library=not no_library,
             threads=threads,
-            on_progress=lambda done, total: bar.update(
-                task, description="Reading the text", completed=done, total=total
-            ),
+            on_progress=on_progress,
         )
     write_calibration(target, found, overwrite=overwrite)
     size = target.stat().st_size

@@ -20,14 +20,6 @@ if TYPE_CHECKING:
     from tq_onnx.integrations.folderconversion import FolderReport
     from tq_onnx.integrations.genai import GenaiChanges
 
-_DOING: Final = {
-    "load": "Reading the graph",
-    "recognise": "Looking for attention",
-    "plan": "Planning",
-    "rewrite": "Rewriting",
-    "check": "Checking the result",
-    "save": "Writing",
-}
 _EXTERNAL_DATA: Final = ("keep", "copy", "link")
 
 
@@ -199,17 +191,7 @@ def convert(
     from tq_onnx.conversion import pipeline
 
     target = output or model.with_name(f"{model.stem}.{_kind(preset, options)}.onnx")
-    with terminal.progress() as bar:
-        task = bar.add_task(_DOING["load"], total=len(pipeline.STAGES))
-        copying = bar.add_task("Copying external data", total=None, visible=False)
-
-        def on_stage(stage: pipeline.Stage) -> None:
-            done = pipeline.STAGES.index(stage)
-            bar.update(task, completed=done, description=_DOING[stage])
-
-        def on_copy(done: int, total: int) -> None:
-            bar.update(copying, completed=done, total=total, visible=True)
-
+    with terminal.progress("Reading the graph") as on_progress:
         report = pipeline.convert(
             model,
             target,
@@ -217,8 +199,7 @@ def convert(
             options=options,
             overwrite=overwrite,
             external_data=external_data,
-            on_stage=on_stage,
-            on_copy=on_copy,
+            on_progress=on_progress,
         )
     if as_json:
         terminal.print_json(report)
@@ -288,14 +269,7 @@ def _convert_folder(
     from tq_onnx.integrations import folderconversion
 
     target = output or folderconversion.default_output(folder, _kind(preset, options))
-    doing = {"survey": "Looking at", "convert": "Converting", "copy": "Copying files"}
-    with terminal.progress() as bar:
-        task = bar.add_task(doing["survey"], total=None)
-
-        def on_step(step: folderconversion.Step, name: str, done: int, total: int) -> None:
-            text = terminal.printable(f"{doing[step]} {name}".rstrip())
-            bar.update(task, description=text, completed=done, total=total or None)
-
+    with terminal.progress("Looking at the folder") as on_progress:
         report = folderconversion.convert_folder(
             folder,
             target,
@@ -303,8 +277,7 @@ def _convert_folder(
             options=options,
             overwrite=overwrite,
             external_data=external_data,
-            on_step=on_step,
-            on_copy=lambda done, total: bar.update(task, completed=done, total=total),
+            on_progress=on_progress,
         )
     if as_json:
         terminal.print_json(report)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from tq_onnx.cli import flags, terminal
+from tq_onnx.progress import Progress
 
 if TYPE_CHECKING:
     from tq_onnx.integrations.huggingface import Tokenizer
@@ -122,17 +123,12 @@ def _run(folder: Path, route: str, threads: int | None) -> DemoReport:
     from tq_onnx.measure import quality, speed
     from tq_onnx.runtime.model import open_converted, open_original
 
-    with terminal.progress() as bar:
-        task = bar.add_task("Building the bundled model", total=7)
-
-        def stage(name: str) -> None:
-            bar.update(task, description=name, advance=1)
-
+    with terminal.progress("Building the bundled model") as on_progress:
         original = build_bundled(route, folder)
         converted = folder / f"model.{PRESET}.onnx"
-        stage("Converting it")
+        on_progress(Progress("Converting it", 1, 6))
         convert(original, converted, preset=PRESET)
-        stage("Opening both models")
+        on_progress(Progress("Opening both models", 2, 6))
         words = load_tokenizer(folder)
         before = open_original(original, threads=threads)
         after = open_converted(converted, threads=threads)
@@ -141,12 +137,15 @@ def _run(folder: Path, route: str, threads: int | None) -> DemoReport:
         tokens = words.encode(text)
         # It is made of more than one document: its beginning and its end are of different ones.
         tokens = tokens[: TEXT_TOKENS // 2] + tokens[-TEXT_TOKENS // 2 :]
-        stage("Generating with both models")
+        on_progress(Progress("Generating with both models", 3, 6))
         runs = [_generate(subject, prompt, words) for subject in (before, after)]
-        stage("Timing both models in turns")
-        speeds = speed.measure((before, after), len(prompt), tokens=TIMED_STEPS, prompt=False)
-        stage("Reading the held-out text with both models")
-        reading = bar.add_task("  windows", total=None)
+        speeds = speed.measure(
+            (before, after),
+            len(prompt),
+            tokens=TIMED_STEPS,
+            prompt=False,
+            on_progress=on_progress,
+        )
         figures = quality.compare(
             before.decoder(),
             after.decoder(),
@@ -154,9 +153,8 @@ def _run(folder: Path, route: str, threads: int | None) -> DemoReport:
             vocabulary=before.vocabulary,
             context=CONTEXT,
             stride=CONTEXT // 2,
-            on_progress=lambda done, total: bar.update(reading, completed=done, total=total),
+            on_progress=on_progress,
         )
-        stage("Done")
     return _report(
         route=route,
         subjects=(before, after),

@@ -79,8 +79,7 @@ def generate(
 
     model = find_model(model)
     sampling = Sampling(temperature, top_k, seed)
-    with terminal.progress() as bar:
-        bar.add_task("Opening the model", total=None)
+    with terminal.progress("Opening the model"):
         subject = open_model(model, library=not no_library, threads=threads, ep=PROVIDERS[ep])
         subject.refuse_text()
         words = require_tokenizer(tokenizer, model)

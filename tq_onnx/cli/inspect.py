@@ -44,8 +44,7 @@ def inspect(ctx: click.Context, model: Path, as_json: bool) -> None:
         return
     from tq_onnx.conversion import inspect as inspection
 
-    with terminal.progress() as bar:
-        bar.add_task("Reading the graph", total=None)
+    with terminal.progress("Reading the graph"):
         report = inspection.inspect(model)
     if as_json:
         terminal.print_json(report)
@@ -61,12 +60,8 @@ def _inspect_folder(folder: Path, as_json: bool) -> bool:
     """Shows what is in a folder; returns whether there is anything for convert, or from it."""
     from tq_onnx.integrations.folder import require_decoder, survey
 
-    with terminal.progress() as bar:
-        task = bar.add_task("Looking at the folder", total=None)
-        found = survey(
-            folder,
-            lambda name: bar.update(task, description=terminal.printable(f"Looking at {name}")),
-        )
+    with terminal.progress("Looking at the folder") as on_progress:
+        found = survey(folder, on_progress)
     converted = [model for model in found.models if model.role == "converted"]
     if not converted:
         require_decoder(found, folder)

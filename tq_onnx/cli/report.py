@@ -94,8 +94,7 @@ def report(
     original = find_model(original)
     models = [find_model(path) for path in converted]
     ids, source = model_tokens((original, *models), text, tokens, tokenizer)
-    with terminal.progress() as bar:
-        task = bar.add_task("Opening the original", total=None)
+    with terminal.progress("Opening the original") as on_progress:
         found = compare_models(
             original,
             models,
@@ -106,9 +105,7 @@ def report(
             library=not no_library,
             threads=threads,
             peers=peers,
-            on_stage=lambda name, done, total: bar.update(
-                task, description=name, completed=done, total=total if done else None
-            ),
+            on_progress=on_progress,
         )
     if picture is not None:
         draw(found, picture)

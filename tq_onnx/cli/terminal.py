@@ -3,7 +3,8 @@
 Every command uses these and draws nothing by other means:
 
 - ``console()``: the shared rich console on stderr.
-- ``progress()``: a progress display on stderr; silent when stderr is not a terminal.
+- ``progress(doing)``: draws the progress of some work on stderr; silent when that is no terminal.
+- ``print_progress``: the same as lines, for work that runs elsewhere and takes hours.
 - ``print_table(table)``, ``print_facts(pairs)``, ``print_line(text)``: the result, on stdout.
 - ``print_json(data)``: exactly one JSON document on stdout; dataclasses and paths are understood.
 - ``exit_code_of(run)``: runs something, prints an error as one sentence, returns the exit code.
@@ -33,8 +34,9 @@ from tq_onnx.errors import ModelFileError, TqOnnxError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
     from rich.table import Table
+
+    from tq_onnx.progress import OnProgress, Progress
 
 DEBUG_VARIABLE: Final = "TQ_ONNX_DEBUG"
 REPORT: Final = "please report it with the command and, if you can, the model"
@@ -60,15 +62,19 @@ def console() -> Console:
 
 
 @contextmanager
-def progress() -> Iterator[Progress]:
-    """A progress display on stderr that disappears when it is done.
+def progress(doing: str) -> Iterator[OnProgress]:
+    """Draw the progress of some work on stderr; the line disappears when the work is done.
 
-    Use ``task = bar.add_task("Copying", total=size)`` with ``bar.update(task, advance=n)``, or a
-    total of None for work of unknown length. Silent when stderr is not a terminal.
+    Args:
+        doing: what is being done until the first call.
+
+    Yields:
+        What to give as ``on_progress``. It does nothing when stderr is not a terminal.
     """
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
 
-    bar = Progress(
+    bar = Bar(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -79,7 +85,19 @@ def progress() -> Iterator[Progress]:
         disable=not console().is_terminal,
     )
     with bar:
-        yield bar
+        task = bar.add_task(doing, total=None)
+
+        def draw(moment: Progress) -> None:
+            # ``update`` takes None for "as before".
+            bar.tasks[task].total = moment.total or None
+            bar.update(task, description=printable(moment.doing), completed=moment.done)
+
+        yield draw
+
+
+def print_progress(moment: Progress) -> None:
+    """Print a step that begins, as a line on stderr."""
+    click.echo(f"[{moment.done + 1}/{moment.total}] {printable(moment.doing)} ...", err=True)
 
 
 def print_line(text: str = "") -> None:

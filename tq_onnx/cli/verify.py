@@ -80,8 +80,7 @@ def verify(
     ids, source = model_tokens((original, converted), text, tokens, tokenizer)
     from tq_onnx.measure.verify import verify as run
 
-    with terminal.progress() as bar:
-        task = bar.add_task("Opening both models", total=None)
+    with terminal.progress("Opening both models") as on_progress:
         report = run(
             original,
             converted,
@@ -92,9 +91,7 @@ def verify(
             library=not no_library,
             threads=threads,
             ep=PROVIDERS[ep],
-            on_stage=lambda name, done, total: bar.update(
-                task, description=name, completed=done, total=total if done else None
-            ),
+            on_progress=on_progress,
         )
     if as_json:
         terminal.print_json({"holds": report.holds, "report": report})

@@ -63,9 +63,7 @@ def verify_on_npu(*, models: tuple[Path, ...], output: Path | None, seconds: flo
         report = run(
             Request(trained, prompt, files),
             part_seconds=seconds,
-            on_part=lambda part, done, total: click.echo(
-                f"[{done + 1}/{total}] {part} ...", err=True
-            ),
+            on_progress=terminal.print_progress,
         )
     _write(report, output)
     _print(report, output)

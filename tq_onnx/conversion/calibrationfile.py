@@ -22,7 +22,7 @@ from safetensors.numpy import save
 from tq_onnx.codec.calibration import LARGEST_STATISTIC, Calibration, LayerStatistics
 from tq_onnx.codec.spec import MAX_HEAD_SIZE
 from tq_onnx.errors import ModelFileError, OutputExistsError
-from tq_onnx.files.transaction import Stage
+from tq_onnx.files.transaction import Transaction
 
 FORMAT: Final = "tq_onnx.calibration"
 FORMAT_VERSION: Final = "1"
@@ -61,15 +61,15 @@ def write_calibration(path: Path, calibration: Calibration, *, overwrite: bool =
         "text_digest": calibration.text_digest,
     }
     check_target(path, overwrite=overwrite)
-    stage = Stage(overwrite=overwrite)
+    transaction = Transaction(overwrite=overwrite)
     try:
-        stage.write(path, _settled(save(tensors, facts)))
-        stage.commit()
+        transaction.write(path, _settled(save(tensors, facts)))
+        transaction.commit()
     except OSError as error:
-        stage.undo()
+        transaction.undo()
         raise _unwritable(path, error) from error
     except BaseException:
-        stage.undo()
+        transaction.undo()
         raise
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import onnx_ir as ir
 
@@ -27,19 +27,22 @@ from tq_onnx.conversion.scales import adapt
 from tq_onnx.errors import ModelFileError, TqOnnxError, UnsupportedModelError
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.files.save import ExternalData, SavedFiles, check_output, save
-from tq_onnx.files.transaction import Progress
 from tq_onnx.graph.values import static_dim
 from tq_onnx.plan import CANN, CANN_GRAPH, Plan
+from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.recognise.match import Recognition, recognise
 from tq_onnx.targets.cann.kernels import expect_kernels, expect_whole_blocks
 
-Stage = Literal["load", "recognise", "plan", "rewrite", "check", "save"]
-STAGES: Final[tuple[Stage, ...]] = ("load", "recognise", "plan", "rewrite", "check", "save")
+_LOAD: Final = "Reading the graph"
+_RECOGNISE: Final = "Looking for attention"
+_PLAN: Final = "Planning"
+_REWRITE: Final = "Rewriting"
+_CHECK: Final = "Checking the result"
+_SAVE: Final = "Writing"
+STEPS: Final = (_LOAD, _RECOGNISE, _PLAN, _REWRITE, _CHECK, _SAVE)
+"""Steps of a conversion, as progress names them."""
 
 _SEE_INSPECT: Final = "`tq-onnx inspect` shows every layer and what stands in the way of each"
-
-OnStage = Callable[[Stage], None]
-"""Called with the name of each stage as it begins."""
 
 
 def convert(
@@ -50,8 +53,7 @@ def convert(
     options: Options = DEFAULT_OPTIONS,
     overwrite: bool = False,
     external_data: ExternalData | None = None,
-    on_stage: OnStage | None = None,
-    on_copy: Progress | None = None,
+    on_progress: OnProgress | None = None,
 ) -> ConversionReport:
     """Converts a model file.
 
@@ -62,8 +64,7 @@ def convert(
         options: what else is asked for.
         overwrite: whether an output that exists may be replaced.
         external_data: what becomes of external data, see ``tq_onnx.files.save``.
-        on_stage: called as each stage begins.
-        on_copy: called with the bytes done and to do while external data is copied.
+        on_progress: called as each step begins, and while external data is copied.
 
     Raises:
         UsageError: an option has no such value, or does not fit the model.
@@ -75,16 +76,17 @@ def convert(
     def check_first(loaded: LoadedModel) -> None:
         check_output(loaded, output, overwrite=overwrite, external_data=external_data)
 
-    begin = on_stage or (lambda _: None)
-    prepared = prepare(path, preset=preset, options=options, on_stage=begin, on_load=check_first)
-    begin("save")
+    prepared = prepare(
+        path, preset=preset, options=options, on_progress=on_progress, on_load=check_first
+    )
+    _tell(on_progress, _SAVE)
     files = save(
         prepared.loaded,
         prepared.loaded.model,
         output,
         overwrite=overwrite,
         external_data=external_data,
-        progress=on_copy,
+        on_progress=on_progress,
     )
     return prepared.report(files)
 
@@ -128,7 +130,7 @@ def prepare(
     *,
     preset: str = DEFAULT_PRESET,
     options: Options = DEFAULT_OPTIONS,
-    on_stage: OnStage | None = None,
+    on_progress: OnProgress | None = None,
     on_load: Callable[[LoadedModel], None] | None = None,
 ) -> Prepared:
     """Everything of ``convert`` but the writing, for callers that write several files together.
@@ -137,7 +139,7 @@ def prepare(
         path: the original; it is never changed.
         preset: a name in ``codec.presets.PRESETS``.
         options: what else is asked for.
-        on_stage: called as each stage begins.
+        on_progress: called as each step begins.
         on_load: called with the model before any work is done on it; it may refuse.
 
     Raises:
@@ -145,15 +147,14 @@ def prepare(
     """
     chosen = preset_of(preset)
     calibration = None if options.calibration is None else read_calibration(options.calibration)
-    begin = on_stage or (lambda _: None)
-    begin("load")
+    _tell(on_progress, _LOAD)
     loaded = load(path)
     if on_load is not None:
         on_load(loaded)
-    begin("recognise")
+    _tell(on_progress, _RECOGNISE)
     before = snapshot_interface(loaded.model)
     recognition = recognised(loaded, path)
-    begin("plan")
+    _tell(on_progress, _PLAN)
     plan = _plan(recognition, chosen, options, path)
     if options.target == CANN:
         expect_kernels(plan)
@@ -161,7 +162,7 @@ def prepare(
         calibration.check_matches(plan.layers)
         calibration.check_center_from(options.center_from)
     bytes_before = original_bytes(recognition)
-    begin("rewrite")
+    _tell(on_progress, _REWRITE)
     _rewrite(loaded.model, plan, recognition, before, path)
     plan, equalisation = adapt(loaded.model, plan, options, calibration)
     if options.target == CANN:
@@ -176,7 +177,7 @@ def prepare(
         except UnsupportedModelError as error:
             where = f"{path}: {error.where}"
             raise UnsupportedModelError(error.what, where=where, fix=error.fix) from error
-    begin("check")
+    _tell(on_progress, _CHECK)
     check(before, loaded.model, plan)
     size = converted_bytes(loaded.model, plan)
     if options.target == CANN_GRAPH:
@@ -248,6 +249,10 @@ def _invalid(text: str, path: Path) -> ModelFileError:
     return ModelFileError(
         f"it is not a valid model (onnx.checker: {text})", where=str(path), fix="export it again"
     )
+
+
+def _tell(on_progress: OnProgress | None, step: str) -> None:
+    (on_progress or silent)(Progress(step, STEPS.index(step), len(STEPS)))
 
 
 def original_bytes(recognition: Recognition) -> int:

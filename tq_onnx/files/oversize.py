@@ -20,14 +20,14 @@ import onnx_ir as ir
 
 from tq_onnx.errors import ModelFileError, OutputExistsError
 from tq_onnx.files.load import MAX_PROTOBUF_BYTES
-from tq_onnx.files.transaction import Stage
+from tq_onnx.files.transaction import Transaction
 
 _ALIGNMENT: Final = 64 << 10
 
 
 @dataclass(frozen=True)
 class StagedModel:
-    """What ``stage_model`` put on the stage.
+    """What ``stage_model`` staged.
 
     Attributes:
         size: bytes of the model file.
@@ -41,7 +41,7 @@ class StagedModel:
 
 
 def stage_model(
-    stage: Stage,
+    transaction: Transaction,
     model: ir.Model,
     target: Path,
     *,
@@ -51,7 +51,7 @@ def stage_model(
     """Stages a model file, the data file for its weights first if one is needed.
 
     Args:
-        stage: where to write.
+        transaction: where to write.
         model: the model; weights that move become references to the new file.
         target: the model file.
         taken: files that the data file must not be.
@@ -59,7 +59,7 @@ def stage_model(
 
     Raises:
         ModelFileError: the graph without its weights is larger than the limit.
-        OutputExistsError: the data file exists and the stage does not overwrite.
+        OutputExistsError: the data file exists and the transaction does not overwrite.
         OSError: the files cannot be written.
     """
     limit = MAX_PROTOBUF_BYTES if limit is None else limit
@@ -70,11 +70,11 @@ def stage_model(
         proto = ir.to_proto(model)
     if proto is None or _size(proto) > limit:
         data = _free_name(target, taken)
-        if data.exists() and not stage.overwrite:
+        if data.exists() and not transaction.overwrite:
             raise OutputExistsError(
                 "the output exists", where=str(data), fix="give --overwrite or another output"
             )
-        data_size = stage.write(data, _move(_largest(model, inside - limit // 2), data))
+        data_size = transaction.write(data, _move(_largest(model, inside - limit // 2), data))
         proto = ir.to_proto(model)
     size = _size(proto)
     if size > limit:
@@ -84,7 +84,7 @@ def stage_model(
             where=str(target),
             fix="export the original with external data",
         )
-    stage.write(target, [proto.SerializeToString(deterministic=True)])
+    transaction.write(target, [proto.SerializeToString(deterministic=True)])
     return StagedModel(size, data, data_size)
 
 

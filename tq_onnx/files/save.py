@@ -30,7 +30,8 @@ import onnx_ir
 from tq_onnx.errors import ModelFileError, OutputExistsError, UsageError
 from tq_onnx.files.load import LoadedModel
 from tq_onnx.files.oversize import stage_model
-from tq_onnx.files.transaction import Progress, Stage, same_content
+from tq_onnx.files.transaction import Transaction, same_content
+from tq_onnx.progress import OnProgress
 
 ExternalData = Literal["keep", "copy", "link"]
 
@@ -103,7 +104,7 @@ def save(
     *,
     overwrite: bool = False,
     external_data: ExternalData | None = None,
-    progress: Progress | None = None,
+    on_progress: OnProgress | None = None,
     limit: int | None = None,
 ) -> SavedFiles:
     """Writes a model that was made from ``loaded``.
@@ -115,7 +116,7 @@ def save(
         overwrite: whether files that exist may be replaced (never the input or its data).
         external_data: ``keep``, ``copy`` or ``link``; by default keep in the same folder, copy
             elsewhere.
-        progress: called while data files are compared and copied.
+        on_progress: called while data files are compared and copied.
         limit: bytes that a model file may have; by default those of a protobuf message.
 
     Raises:
@@ -125,24 +126,24 @@ def save(
     """
     target, mode = check_output(loaded, output, overwrite=overwrite, external_data=external_data)
     copies = _copies(loaded, target) if mode in ("copy", "link") else ()
-    stage = Stage(overwrite)
+    transaction = Transaction(overwrite)
     try:
-        missing = _missing(copies, overwrite, progress)
+        missing = _missing(copies, overwrite, on_progress)
         total = sum(source.stat().st_size for source, _ in missing) if mode == "copy" else 0
-        stage.make_folder(target.parent)
+        transaction.make_folder(target.parent)
         # What the conversion adds to the model itself is little beside what it had.
         check_space(target.parent, total + loaded.path.stat().st_size)
         done = 0
         for source, copy in missing:
             if mode == "link":
-                stage.link(source, copy)
+                transaction.link(source, copy)
             else:
-                done = stage.copy(source, copy, done, total, progress)
+                done = transaction.copy(source, copy, done, total, on_progress)
         taken = {loaded.path, *loaded.external_files, *(copy for _, copy in copies)}
-        staged = stage_model(stage, model, target, taken=taken, limit=limit)
-        stage.commit()
+        staged = stage_model(transaction, model, target, taken=taken, limit=limit)
+        transaction.commit()
     except BaseException as error:
-        stage.undo()
+        transaction.undo()
         if isinstance(error, OSError):
             raise refusal(error, output) from error
         raise
@@ -153,7 +154,7 @@ def save(
 
 
 def _missing(
-    copies: tuple[tuple[Path, Path], ...], overwrite: bool, progress: Progress | None
+    copies: tuple[tuple[Path, Path], ...], overwrite: bool, on_progress: OnProgress | None
 ) -> list[tuple[Path, Path]]:
     """The copies that are not there yet with the same content.
 
@@ -165,7 +166,7 @@ def _missing(
     total, done = sum(source.stat().st_size for source, _ in there), 0
     missing = [(source, copy) for source, copy in copies if not _may_be(copy, source)]
     for source, copy in there:
-        if not same_content(copy, source, done, total, progress):
+        if not same_content(copy, source, done, total, on_progress):
             _check_target(copy, str(copy), overwrite, _OTHER_DATA)
             missing.append((source, copy))
         done += source.stat().st_size

@@ -1,7 +1,7 @@
 """Files that appear together or not at all.
 
-A ``Stage`` writes files under temporary names beside their targets and syncs them to the disk;
-``commit`` renames them in the order of staging; ``undo`` removes whatever was made, files and
+A ``Transaction`` writes files under temporary names beside their targets and syncs them to the
+disk; ``commit`` renames them in the order of staging; ``undo`` removes whatever was made, files and
 folders, and puts back what had been replaced. Between the two, nobody sees half a file.
 
 ``same_content`` tells whether a file need not be written at all.
@@ -12,17 +12,18 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
-Progress = Callable[[int, int], None]
-"""Called with the bytes copied so far and the bytes to copy in all."""
+from tq_onnx.progress import OnProgress, Progress
 
 _CHUNK: Final = 16 << 20
 
 
-def same_content(path: Path, other: Path, done: int, total: int, progress: Progress | None) -> bool:
+def same_content(
+    path: Path, other: Path, done: int, total: int, on_progress: OnProgress | None
+) -> bool:
     """Whether two regular files hold the same bytes; read in chunks, up to the first difference.
 
     Links are not followed at ``path``: what a link shows today may be something else tomorrow.
@@ -32,7 +33,7 @@ def same_content(path: Path, other: Path, done: int, total: int, progress: Progr
         other: the file that it is compared with.
         done: bytes to report before the first chunk.
         total: bytes to report as the whole.
-        progress: called as bytes are compared.
+        on_progress: called as bytes are compared.
 
     Raises:
         OSError: a file cannot be read.
@@ -48,11 +49,11 @@ def same_content(path: Path, other: Path, done: int, total: int, progress: Progr
             if not chunk:
                 return True
             done += len(chunk)
-            if progress is not None:
-                progress(done, total)
+            if on_progress is not None:
+                on_progress(Progress("Comparing files", done, total))
 
 
-class Stage:
+class Transaction:
     """Files under temporary names beside their targets.
 
     Args:
@@ -63,7 +64,7 @@ class Stage:
     """
 
     def __init__(self, overwrite: bool) -> None:
-        """Starts an empty stage."""
+        """Start an empty transaction."""
         self.overwrite = overwrite
         self._folders: list[Path] = []
         self._staged: list[tuple[Path, Path]] = []
@@ -86,7 +87,7 @@ class Stage:
         os.link(source.resolve(), self._temporary(target))
 
     def copy(
-        self, source: Path, target: Path, done: int, total: int, progress: Progress | None
+        self, source: Path, target: Path, done: int, total: int, on_progress: OnProgress | None
     ) -> int:
         """Copies a file and returns ``done`` plus its size; inside the kernel where it can."""
         self.make_folder(target.parent)
@@ -107,8 +108,8 @@ class Stage:
                 if not count:
                     break
                 done += count
-                if progress is not None:
-                    progress(done, total)
+                if on_progress is not None:
+                    on_progress(Progress("Copying files", done, total))
             os.fsync(writer.fileno())
         return done
 

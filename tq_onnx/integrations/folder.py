@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -31,6 +31,7 @@ from tq_onnx.errors import (
 from tq_onnx.files.load import load
 from tq_onnx.files.preflight import is_blob
 from tq_onnx.integrations.genai import CONFIG_FILE, GenaiConfig, read_config
+from tq_onnx.progress import OnProgress, Progress, silent
 
 Role = Literal["decoder", "converted", "other"]
 
@@ -96,12 +97,12 @@ class Folder:
         return tuple(model for model in self.models if model.role == "decoder")
 
 
-def survey(folder: Path, on_model: Callable[[str], None] | None = None) -> Folder:
+def survey(folder: Path, on_progress: OnProgress | None = None) -> Folder:
     """Looks at a folder; changes nothing.
 
     Args:
         folder: the folder.
-        on_model: called with the name of each ONNX file before it is read.
+        on_progress: called before each ONNX file is read.
 
     Raises:
         ModelFileError: a file cannot be read, or lies outside; the configuration names a model that
@@ -129,8 +130,7 @@ def survey(folder: Path, on_model: Callable[[str], None] | None = None) -> Folde
     models: list[FolderModel] = []
     for name in names:
         if name.endswith(".onnx"):
-            if on_model is not None:
-                on_model(name)
+            (on_progress or silent)(Progress(f"Looking at {name}"))
             models.append(_model(root, folder, name, genai))
     data = dict.fromkeys(
         file.relative_to(root).as_posix()

@@ -13,10 +13,10 @@ refusal costs no copying. The original folder is only read.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from tq_onnx.codec.presets import DEFAULT_PRESET
 from tq_onnx.conversion import pipeline
@@ -26,7 +26,7 @@ from tq_onnx.conversion.reports import ConversionReport
 from tq_onnx.errors import ModelFileError, OutputExistsError, UsageError
 from tq_onnx.files.oversize import stage_model
 from tq_onnx.files.save import ExternalData, SavedFiles, check_space, refusal
-from tq_onnx.files.transaction import Progress, Stage, same_content
+from tq_onnx.files.transaction import Transaction, same_content
 from tq_onnx.integrations.folder import Folder, LeftOut, require_decoder, survey
 from tq_onnx.integrations.genai import (
     CONFIG_FILE,
@@ -36,12 +36,8 @@ from tq_onnx.integrations.genai import (
     patch_config,
 )
 from tq_onnx.plan import Plan
+from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.runtime.library import get_library_path
-
-Step = Literal["survey", "convert", "copy"]
-OnStep = Callable[[Step, str, int, int], None]
-"""Called as a step begins: its kind, the file, how many of the kind are done and how many in all
-(0 where that is not known)."""
 
 _CONFIGURATIONS: Final = (CONFIG_FILE, "config.json")
 
@@ -87,8 +83,7 @@ def convert_folder(
     options: Options = DEFAULT_OPTIONS,
     overwrite: bool = False,
     external_data: ExternalData | None = None,
-    on_step: OnStep | None = None,
-    on_copy: Progress | None = None,
+    on_progress: OnProgress | None = None,
 ) -> FolderReport:
     """Converts all decoders of a folder.
 
@@ -100,8 +95,7 @@ def convert_folder(
             onnxruntime-genai gets equal rows in any case.
         overwrite: whether files of an output that exists may be replaced; others in it stay.
         external_data: ``copy`` (the default) or ``link``.
-        on_step: called as each step begins.
-        on_copy: called with the bytes done and to do while files are copied.
+        on_progress: called as each step begins, and while files are copied.
 
     Raises:
         UsageError: an option has no such value, or does not fit.
@@ -114,22 +108,22 @@ def convert_folder(
         raise UsageError(
             "a converted folder has its data files in it", fix="choose copy or link instead of keep"
         )
-    step = on_step or (lambda *_: None)
+    tell = on_progress or silent
     target = _check_output(folder, output, overwrite)
-    found = survey(folder, lambda name: step("survey", name, 0, 0))
+    found = survey(folder, on_progress)
     require_decoder(found, folder)
     library = None
     if found.genai is not None:
         check_config(found.genai)
         options = replace(options, equal_rows=True)
         library = get_library_path()
-    job = _Job(found, folder, target, Stage(overwrite), external_data or "copy")
+    job = _Job(found, folder, target, Transaction(overwrite), external_data or "copy")
     try:
         job.check_room(library)
-        job.stage.make_folder(target)
+        job.transaction.make_folder(target)
         reports = []
         for index, model in enumerate(found.decoders):
-            step("convert", model.name, index, len(found.decoders))
+            tell(Progress(f"Converting {model.name}", index, len(found.decoders)))
             prepared = pipeline.prepare(folder / model.name, preset=preset, options=options)
             reports.append(prepared.report(job.write_model(prepared, model.name)))
         _check_pairs(reports, folder)
@@ -141,11 +135,11 @@ def convert_folder(
                 )
             )
             changes = job.write_genai(found.genai, plans, library)
-        step("copy", "", 0, 0)
-        carried = job.copy(on_copy, library)
+        tell(Progress("Copying files"))
+        carried = job.copy(on_progress, library)
         job.commit()
     except BaseException as error:
-        job.stage.undo()
+        job.transaction.undo()
         if isinstance(error, OSError):
             raise refusal(error, output) from error
         raise
@@ -191,12 +185,17 @@ class _Job:
     """What is being written, and how much of it."""
 
     def __init__(
-        self, found: Folder, shown: Path, target: Path, stage: Stage, mode: ExternalData
+        self,
+        found: Folder,
+        shown: Path,
+        target: Path,
+        transaction: Transaction,
+        mode: ExternalData,
     ) -> None:
         self.found = found
         self.shown = shown
         self.target = target
-        self.stage = stage
+        self.transaction = transaction
         self.mode = mode
         self.written = 0
         converted = {model.name for model in found.models if model.role != "other"}
@@ -221,7 +220,7 @@ class _Job:
         target = self.target / name
         taken = {self.target / data for data in self.found.data}
         loaded = prepared.loaded
-        staged = stage_model(self.stage, loaded.model, target, taken=taken)
+        staged = stage_model(self.transaction, loaded.model, target, taken=taken)
         self.written += staged.size + staged.data_size
         data = tuple(
             target.parent / file.relative_to(loaded.path.parent) for file in loaded.external_files
@@ -235,10 +234,10 @@ class _Job:
         """Stages the configuration of onnxruntime-genai."""
         named = {name: plan for name, plan in plans.items() if name in config.decoders}
         content, changes = patch_config(config, named, library.name)
-        self.written += self.stage.write(self.target / CONFIG_FILE, [content])
+        self.written += self.transaction.write(self.target / CONFIG_FILE, [content])
         return changes
 
-    def copy(self, progress: Progress | None, library: Path | None) -> tuple[str, ...]:
+    def copy(self, on_progress: OnProgress | None, library: Path | None) -> tuple[str, ...]:
         """Stages all files that stay as they are; returns the names of those that are no data."""
         carried = tuple(
             name for name in self.carried if name != CONFIG_FILE or self.found.genai is None
@@ -259,21 +258,21 @@ class _Job:
         total, done = sum(source.stat().st_size for source, _ in copies), 0
         for source, target in copies:
             size = source.stat().st_size
-            if target.exists() and same_content(target, source, done, total, progress):
+            if target.exists() and same_content(target, source, done, total, on_progress):
                 done += size
                 continue
-            done = self.stage.copy(source, target, done, total, progress)
+            done = self.transaction.copy(source, target, done, total, on_progress)
             self.written += size
         for source, target in data if self.mode == "link" else ():
             if not (target.exists() and target.samefile(source)):
-                self.stage.link(source, target)
+                self.transaction.link(source, target)
         return carried
 
     def commit(self) -> None:
         """Renames everything: models after the rest, configurations at the end."""
         models = [self.target / model.name for model in self.found.models]
         last = [self.target / name for name in _CONFIGURATIONS]
-        self.stage.commit(last=[*models, *last])
+        self.transaction.commit(last=[*models, *last])
 
 
 def _check_output(folder: Path, output: Path, overwrite: bool) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,14 +18,12 @@ from tq_onnx.measure.speed import (
     measure,
 )
 from tq_onnx.measure.tables import TextTable
+from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.runtime.model import OpenModel, open_conversion, open_converted, open_original
 from tq_onnx.runtime.session import placement
 
 CONTEXTS: Final = (1024, 4096, 16384)
 """Contexts that are measured where nobody asks for others and the model takes them."""
-
-Stage = Callable[[str, int, int], None]
-"""Told what is being done, how much of it is done, and how much there is."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ def measure_speed(
     prompt_limit: int = 4096,
     library: bool = True,
     threads: int | None = None,
-    on_stage: Stage | None = None,
+    on_progress: OnProgress | None = None,
 ) -> SpeedReport:
     """Measures a model before and after its conversion.
 
@@ -97,24 +95,24 @@ def measure_speed(
         prompt_limit: the longest context that is read as a prompt, and not filled with copies.
         library: whether the library's kernels run; if not, the function bodies.
         threads: threads within an operator.
-        on_stage: progress callback.
+        on_progress: called as each step begins and goes on.
 
     Raises:
         UsageError: a context does not fit.
         VerificationError: the converted model was not made from this original.
         TqOnnxError: a model or the library is refused.
     """
-    told = on_stage or (lambda _name, _done, _total: None)
-    told("Opening the original", 0, 0)
+    tell = on_progress or silent
+    tell(Progress("Opening the original"))
     before = open_original(original, threads=threads)
     if converted is None:
-        told("Converting it", 0, 0)
+        tell(Progress("Converting it"))
         after = open_conversion(original, preset=preset, library=library, threads=threads)
     else:
-        told("Opening the converted model", 0, 0)
+        tell(Progress("Opening the converted model"))
         conversion_of(before, converted)
         after = open_converted(converted, library=library, threads=threads)
-    told("Looking which contexts fit", 0, 0)
+    tell(Progress("Looking which contexts fit"))
     chosen = _chosen(before, after, contexts, tokens)
     rows = []
     for context in chosen:
@@ -124,9 +122,7 @@ def measure_speed(
             tokens=tokens,
             prompt=context <= prompt_limit,
             pause=threads != 1,
-            on_progress=lambda done, total, context=context: told(  # type: ignore[misc]
-                f"Measuring at {context:,} tokens", done, total
-            ),
+            on_progress=on_progress,
         )
         rows.append(_row(context, *figures))
     return SpeedReport(

@@ -8,7 +8,7 @@ Nothing is written, and weights in external data stay where they are.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +21,7 @@ from tq_onnx.codec.gathering import Gathering
 from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.errors import UsageError
 from tq_onnx.measure.probe import Probe, lay_open
+from tq_onnx.progress import OnProgress, Progress
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.model import OpenModel
 
@@ -29,8 +30,6 @@ POSITIONS: Final = 17
 
 _CHUNK: Final = 256
 """Tokens per call, which bounds the memory that keys, values and queries of all layers take."""
-
-Progress = Callable[[int, int], None]
 
 
 def calibrate(
@@ -41,7 +40,7 @@ def calibrate(
     begin: Sequence[int] = (),
     library: bool = True,
     threads: int | None = None,
-    on_progress: Progress | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Calibration:
     """Gathers the statistics of an original.
 
@@ -52,7 +51,7 @@ def calibrate(
         begin: tokens that every text begins with, and so every window.
         library: whether kernels run the caches, or function bodies.
         threads: threads within an operator.
-        on_progress: told how many tokens are done, and how many there are.
+        on_progress: called as tokens are read.
 
     Raises:
         TqOnnxError: the model cannot be converted or run, or the text is too short or not of its
@@ -80,7 +79,7 @@ def calibrate(
             _add(gathering, probe, decoder, position)
             read += min(len(chunk), max(0, position + len(chunk) - len(begin)))
             if on_progress is not None:
-                on_progress(read, len(text))
+                on_progress(Progress("Reading the text", read, len(text)))
     digest = hashlib.sha256(text.astype("<i8").tobytes()).hexdigest()
     return gathering.result(
         tokens=read, context=context, tool_version=__version__, text_digest=digest

@@ -9,7 +9,7 @@ the better choice on SmolLM2: KL 0.0006 against 0.0012 with 8 bits, 0.11 against
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from tq_onnx.measure.probe import EncodeNames, Probe
 from tq_onnx.measure.quality import Window
+from tq_onnx.progress import OnProgress, Progress, silent
 
 KEPT_ROWS: Final = 1024
 """Vectors of each head that steps are tried on, spread over the text."""
@@ -67,7 +68,7 @@ def sample_channels(
     *,
     library: bool,
     threads: int | None,
-    on_progress: Callable[[int, int], None],
+    on_progress: OnProgress | None = None,
 ) -> list[tuple[ChannelSamples, ChannelSamples]]:
     """Reads the windows and samples the keys and values of every layer.
 
@@ -77,8 +78,9 @@ def sample_channels(
         windows: what to read of them.
         library: whether the library's kernels run.
         threads: threads within an operator.
-        on_progress: progress callback.
+        on_progress: called as windows are read.
     """
+    tell = on_progress or silent
     decoder = probe.decoder(library=library, threads=threads)
     total = sum(window.stop - window.start for window in windows)
     every = max(1, -(-total // KEPT_ROWS))
@@ -97,7 +99,7 @@ def sample_channels(
                 top = np.abs(rows).max(axis=1)
                 largest[names.vectors] = np.maximum(largest.get(names.vectors, top), top)
                 kept[names.vectors].append(rows[:, -start % every :: every])
-        on_progress(done + 1, len(windows))
+        tell(Progress("Finding steps for ONNX Runtime's caches", done + 1, len(windows)))
 
     def samples(names: EncodeNames) -> ChannelSamples:
         return ChannelSamples(largest[names.vectors], np.concatenate(kept[names.vectors], axis=1))

@@ -10,7 +10,7 @@ original, its logits are recorded instead; see ``tq_onnx.measure.recording``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.errors import UsageError
+from tq_onnx.progress import OnProgress, Progress
 from tq_onnx.runtime.decoder import Decoder
 
 # Logits of one chunk: at most this many numbers per model.
@@ -125,7 +126,7 @@ def compare(
     vocabulary: int,
     context: int = 512,
     stride: int = 256,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> QualityFigures:
     """Reads a text with both models and compares their predictions.
 
@@ -136,7 +137,7 @@ def compare(
         vocabulary: number of token ids, which bounds the chunks.
         context: tokens per window.
         stride: tokens by which windows advance.
-        on_progress: called with windows done and windows in all.
+        on_progress: called as windows are read.
 
     Raises:
         UsageError: the text is too short.
@@ -148,7 +149,7 @@ def compare(
         for (own, other), following in read((original, converted), text, window, vocabulary):
             sums.add(own, other, following)
         if on_progress is not None:
-            on_progress(done + 1, len(todo))
+            on_progress(Progress("Reading the text with both models", done + 1, len(todo)))
     return sums.figures(context, stride)
 
 

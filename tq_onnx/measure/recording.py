@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final
 
@@ -19,10 +19,8 @@ import numpy.typing as npt
 
 from tq_onnx.errors import UsageError
 from tq_onnx.measure.quality import QualityFigures, Sums, Window, read
+from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.runtime.decoder import Decoder
-
-Progress = Callable[[int, int], None]
-"""Told how many windows are done, and how many there are."""
 
 _GIGABYTE: Final = 1e9
 
@@ -35,7 +33,7 @@ class Recording:
         tokens: ids ``[n]``.
         windows: what to read of them.
         vocabulary: number of token ids, which bounds the chunks.
-        on_progress: progress callback.
+        on_progress: called as windows are read.
 
     Raises:
         UsageError: there is no room for the file.
@@ -48,7 +46,7 @@ class Recording:
         windows: Sequence[Window],
         *,
         vocabulary: int,
-        on_progress: Progress | None = None,
+        on_progress: OnProgress | None = None,
     ) -> None:
         """Reads the text; see the class for arguments and errors."""
         self._text = np.asarray(tokens, np.int64)
@@ -80,32 +78,39 @@ class Recording:
         return sum(window.stop - 1 - window.scored for window in self._windows)
 
     def compare(
-        self, decoder: Decoder, *, stride: int, on_progress: Progress | None = None
+        self,
+        decoder: Decoder,
+        *,
+        stride: int,
+        name: str = "another model",
+        on_progress: OnProgress | None = None,
     ) -> QualityFigures:
         """Reads the text with another model and compares its predictions.
 
         Args:
             decoder: batch 1, growing.
             stride: tokens by which the windows advance, for the figures.
-            on_progress: progress callback.
+            name: of the other model, for progress.
+            on_progress: called as windows are read.
         """
-        sums = Sums()
+        sums, tell = Sums(), on_progress or silent
         self._file.seek(0)
         for done, window in enumerate(self._windows):
             for (logits,), following in read((decoder,), self._text, window, self._vocabulary):
                 sums.add(self._next(len(logits)), logits, following)
-            _tell(on_progress, done + 1, len(self._windows))
+            tell(Progress(f"Reading the text with {name}", done + 1, len(self._windows)))
         first = self._windows[0]
         return sums.figures(first.stop - first.start, stride)
 
-    def _record(self, decoder: Decoder, on_progress: Progress | None) -> None:
+    def _record(self, decoder: Decoder, on_progress: OnProgress | None) -> None:
+        tell = on_progress or silent
         for done, window in enumerate(self._windows):
             for (logits,), _ in read((decoder,), self._text, window, self._vocabulary):
                 if not self._width:
                     self._width, self._dtype = logits.shape[-1], logits.dtype
                     self._check_room()
                 self._file.write(np.ascontiguousarray(logits).data)
-            _tell(on_progress, done + 1, len(self._windows))
+            tell(Progress("Reading the text with the original", done + 1, len(self._windows)))
 
     def _check_room(self) -> None:
         folder = tempfile.gettempdir()
@@ -123,8 +128,3 @@ class Recording:
         """The next rows of the file: ``[rows, vocabulary]``."""
         data = self._file.read(rows * self._width * self._dtype.itemsize)
         return np.frombuffer(data, self._dtype).reshape(rows, self._width)
-
-
-def _tell(on_progress: Progress | None, done: int, total: int) -> None:
-    if on_progress is not None:
-        on_progress(done, total)

@@ -8,7 +8,7 @@ the caches that ONNX Runtime has itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,6 +26,7 @@ from tq_onnx.measure.probe import lay_open
 from tq_onnx.measure.quality import QualityFigures, Window, blocks, windows
 from tq_onnx.measure.recording import Recording
 from tq_onnx.plan import METADATA_PLAN, Plan
+from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.runtime.model import OpenModel, open_converted, open_original
 from tq_onnx.runtime.session import ports, vocabulary_size
 
@@ -36,9 +37,6 @@ MIN_TOKENS: Final = 16
 
 _RAW: Final = "raw"
 _PEER_NAMES: Final = {FLOAT16: "ORT float16", INT8: "ORT int8", INT4: "ORT int4"}
-
-Stage = Callable[[str, int, int], None]
-"""Told what is being done, how many steps of it are done, and how many there are."""
 Ids = npt.NDArray[np.int64]
 
 
@@ -130,7 +128,7 @@ def compare_models(
     library: bool = True,
     threads: int | None = None,
     peers: bool = True,
-    on_stage: Stage | None = None,
+    on_progress: OnProgress | None = None,
 ) -> ComparisonReport:
     """Compares converted models with their original.
 
@@ -145,14 +143,14 @@ def compare_models(
         library: whether the library's kernels run; if not, the function bodies.
         threads: threads within an operator.
         peers: whether to compare ONNX Runtime's own caches, too.
-        on_stage: progress callback.
+        on_progress: called as each step begins, and as windows are read.
 
     Raises:
         VerificationError: a converted model does not even have the original's interface.
         TqOnnxError: a model or the library is refused, or the text is too short.
     """
-    told = on_stage or (lambda _name, _done, _total: None)
-    told("Opening the original", 0, 0)
+    tell = on_progress or silent
+    tell(Progress("Opening the original"))
     before = open_original(original, threads=threads)
     plans = [conversion_of(before, path) for path in converted]
     text = _text(before, tokens)
@@ -163,7 +161,7 @@ def compare_models(
         text,
         todo,
         vocabulary=before.vocabulary,
-        on_progress=lambda done, total: told("Reading the text with the original", done, total),
+        on_progress=on_progress,
     )
     run = _Run(
         recording=recording,
@@ -173,7 +171,7 @@ def compare_models(
         original_bytes=before.signature.bytes_per_token,
         library=library,
         threads=threads,
-        told=told,
+        tell=tell,
     )
     del before  # one model at a time
     with recording:
@@ -213,7 +211,7 @@ class _Run:
     original_bytes: int
     library: bool
     threads: int | None
-    told: Stage
+    tell: OnProgress
 
     @property
     def layer_text(self) -> Ids:
@@ -222,16 +220,17 @@ class _Run:
 
     def converted(self, path: Path, plan: Plan, name: str) -> ModelFigures:
         """Reads the text with a converted model, and lays its layers open."""
-        self.told(f"Opening {name}", 0, 0)
+        self.tell(Progress(f"Opening {name}"))
         subject = open_converted(path, library=self.library, threads=self.threads)
         quality = self.recording.compare(
             subject.decoder(),
             stride=self.stride,
-            on_progress=lambda done, total: self.told(f"Reading the text with {name}", done, total),
+            name=name,
+            on_progress=self.tell,
         )
         size = subject.signature.bytes_per_token
         del subject
-        self.told(f"Laying the layers of {name} open", 0, 0)
+        self.tell(Progress(f"Laying the layers of {name} open"))
         layers = measure_layers(path, self.layer_text, library=self.library, threads=self.threads)
         return self._figures(name, plan, quality, size=size, path=path, layers=layers)
 
@@ -257,9 +256,7 @@ class _Run:
             self.windows,
             library=self.library,
             threads=self.threads,
-            on_progress=lambda done, total: self.told(
-                "Finding steps for ONNX Runtime's caches", done, total
-            ),
+            on_progress=self.tell,
         )
         return {
             cache: [(key.steps(bits), value.steps(bits)) for key, value in samples]
@@ -267,7 +264,7 @@ class _Run:
         }
 
     def _peer(self, original: Path, cache: str, name: str, steps: Steps) -> ModelFigures:
-        self.told(f"Opening {name}", 0, 0)
+        self.tell(Progress(f"Opening {name}"))
         raw = prepare(original, preset=_RAW)
         if cache == FLOAT16 and raw.plan.layers[0].dtype == "FLOAT16":
             raise UnsupportedModelError("the original's own caches are float16")
@@ -275,7 +272,8 @@ class _Run:
         quality = self.recording.compare(
             model.decoder(threads=self.threads),
             stride=self.stride,
-            on_progress=lambda done, total: self.told(f"Reading the text with {name}", done, total),
+            name=name,
+            on_progress=self.tell,
         )
         return self._figures(name, raw.plan, quality, size=model.bytes_per_token)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError
+from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.model import OpenModel
 
@@ -42,9 +43,6 @@ _SEED_TOKENS: Final = 64
 """Tokens of the prompt whose rows are copied."""
 
 _MEMORY: Final = Path("/proc/meminfo")
-
-OnProgress = Callable[[int, int], None]
-"""Told how much of the work is done, and how much there is."""
 
 
 @dataclass(frozen=True)
@@ -137,27 +135,27 @@ def measure(
         tokens: steps of decode that are timed, for each model.
         prompt: whether the context is read, and the time to the first token measured.
         pause: whether to wait before each turn for the threads of the model before to sleep.
-        on_progress: progress callback.
+        on_progress: called as pieces of prompts and turns of decode are done.
 
     Raises:
         UsageError: the context does not fit a model or the memory.
         UnsupportedModelError: a model cannot decode.
     """
     check_fits(subjects, context, tokens=tokens)
-    told = on_progress or (lambda _done, _total: None)
+    tell, doing = on_progress or silent, f"Measuring at {context:,} tokens"
     runners = [_runner(subject, context, tokens) for subject in subjects]
     turns = [min(TURN, tokens - start) for start in range(0, tokens, TURN)]
     pieces = sum(_pieces(runner, context) for runner in runners) if prompt else 0
     # Pieces and turns count alike: on a CPU both read the weights a few times.
     total = pieces + len(turns) * len(runners)
     done = 0
-    told(done, total)
+    tell(Progress(doing, done, total))
     if prompt:
         for number in range(_MOST_PROMPTS):
             for runner in runners:
                 for _ in runner.read(context):
                     done += number == 0
-                    told(done, total)
+                    tell(Progress(doing, done, total))
             if sum(sum(runner.prompts) for runner in runners) > _PROMPT_SECONDS * len(runners):
                 break
     else:
@@ -170,7 +168,7 @@ def measure(
                 time.sleep(_SPIN_SECONDS)
             runner.take_turn(steps)
             done += 1
-            told(done, total)
+            tell(Progress(doing, done, total))
     return [runner.figures(context, size) for runner, size in zip(runners, sizes, strict=True)]
 
 

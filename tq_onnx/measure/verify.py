@@ -8,7 +8,7 @@ are measured and reported; they depend on model and text, so no verdict hangs on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +28,7 @@ from tq_onnx.measure.greedy import GreedyFigures, compare_greedy
 from tq_onnx.measure.oracle import BODY, DEVICE, KERNEL
 from tq_onnx.measure.probe import Probe, make_probe
 from tq_onnx.measure.verifyreport import MemoryFigures, VerifyReport
+from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.generate import generate
 from tq_onnx.runtime.model import OpenModel, open_converted, open_original
@@ -40,9 +41,6 @@ PROMPT_TOKENS: Final = 64
 MIN_TOKENS: Final = 16
 MODE_TOKENS: Final = 8
 ANY_ROOM: Final = 1 << 30
-
-Stage = Callable[[str, int, int], None]
-"""Told what is being done, how many steps of it are done, and how many there are."""
 
 
 def pseudo_random_tokens(vocabulary: int, count: int) -> npt.NDArray[np.int64]:
@@ -61,7 +59,7 @@ def verify(
     library: bool = True,
     threads: int | None = None,
     ep: ExecutionProvider = CPU,
-    on_stage: Stage | None = None,
+    on_progress: OnProgress | None = None,
 ) -> VerifyReport:
     """Compares a converted model with its original.
 
@@ -76,7 +74,7 @@ def verify(
         threads: threads within an operator.
         ep: where the converted model runs when it is compared with the original, which always runs
             on the CPU; it is then compared with itself on the CPU too.
-        on_stage: progress callback.
+        on_progress: called as each step begins, and as windows and layers are done.
 
     Returns:
         The report; ``holds`` is its verdict.
@@ -85,8 +83,8 @@ def verify(
         VerificationError: the two models do not even have the same interface.
         TqOnnxError: a model or the library is refused, or the text is too short.
     """
-    told = on_stage or (lambda _name, _done, _total: None)
-    told("Opening both models", 0, 1)
+    tell = on_progress or silent
+    tell(Progress("Opening both models"))
     before, after = (
         open_original(original, threads=threads),
         open_converted(converted, library=library, threads=threads, ep=ep),
@@ -115,11 +113,11 @@ def verify(
         vocabulary=before.vocabulary,
         context=context,
         stride=max(1, context // 2),
-        on_progress=lambda done, total: told("Reading the text with both models", done, total),
+        on_progress=on_progress,
     )
     prompt = text[: min(PROMPT_TOKENS, len(text), room // 2)]
     new_tokens = min(new_tokens, 1 if before.signature.first_only else room - len(prompt))
-    told("Continuing a prompt with both models", 0, 1)
+    tell(Progress("Continuing a prompt with both models"))
     greedy = _greedy(before, after, prompt.tolist(), new_tokens, figures.logit_rms_difference)
     own, other = before.decoder(), after.decoder(most=len(prompt))
     own.prefill(prompt[None])
@@ -129,14 +127,14 @@ def verify(
     nodes = report_placement(after.session, load(converted).model)
     found += [checks.placed(after, library), checks.sizes(after, memory)]
     del before, own, other
-    told("Feeding caches in every way", 0, 1)
+    tell(Progress("Feeding caches in every way"))
     if library:
         del after  # before its place is taken
         after = open_converted(converted, threads=threads, exact=True)
     modes = compare_modes(after, prompt, new_tokens=min(MODE_TOKENS, room - len(prompt)))
     found += checks.modes_agree(modes)
     del after
-    told("Laying the layers open", 0, 1)
+    tell(Progress("Laying the layers open"))
     probe = make_probe(converted)
     if any(layer.is_shortened for layer in probe.layers):
         raise UnsupportedModelError(
@@ -147,12 +145,12 @@ def verify(
     drift = measure_drift(*caches, probe)
     found += [checks.tables(probe), checks.same_weights(drift, probe)]
     rungs, losses, gap = _climb(
-        probe, text[: min(context, PROBE_TOKENS)], _backends(library, ep), threads, told
+        probe, text[: min(context, PROBE_TOKENS)], _backends(library, ep), threads, tell
     )
     found += [*checks.ladder_holds(probe, rungs), *checks.theory_holds(losses)]
     device = None
     if ep.has_own_memory:
-        told(f"Comparing {ep.provider} with the CPU", 0, 1)
+        tell(Progress(f"Comparing {ep.provider} with the CPU"))
         device = compare_providers(probe, prompt, new_tokens=new_tokens, ep=ep, threads=threads)
         found.append(providerchecks.on_device(nodes))
         found += providerchecks.providers_agree(device, probe.layers[0].plan.dtype)
@@ -229,7 +227,7 @@ def _climb(
     text: npt.NDArray[np.int64],
     backends: Sequence[_Backend],
     threads: int | None,
-    told: Stage,
+    tell: OnProgress,
 ) -> tuple[list[ladder.LadderFigures], list[ladder.ReconstructionFigures], float | None]:
     """Every backend on a prompt and on one more token; the first also on all of ``text``."""
     rungs: list[ladder.LadderFigures] = []
@@ -256,7 +254,7 @@ def _climb(
                 if call is text:
                     losses += ladder.reconstruction(vectors, layer, caches)
                 done += 1
-                told("Climbing the ladder", done, total)
+                tell(Progress("Climbing the ladder", done, total))
         logits.append(last)
         rungs += found.values()
     gap = None

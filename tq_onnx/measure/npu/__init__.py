@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +24,7 @@ import tq_onnx
 from tq_onnx.errors import LibraryError
 from tq_onnx.measure.npu.anonymise import anonymise
 from tq_onnx.measure.npu.findings import PARTS, Check, Request, Timing
+from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.runtime.errors import absent
 from tq_onnx.runtime.providers import CANN
 
@@ -40,9 +40,6 @@ _NOTES: Final = {
 }
 _LAST_WORDS: Final = 6
 """Lines of what a part that died said last."""
-
-OnPart = Callable[[str, int, int], None]
-"""Called with the part that begins, how many are done, and how many there are."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +72,14 @@ class NpuReport:
 def verify_on_npu(
     request: Request = Request(),  # noqa: B008 - it is frozen
     *,
-    on_part: OnPart | None = None,
+    on_progress: OnProgress | None = None,
     part_seconds: float = PART_SECONDS,
 ) -> NpuReport:
     """Runs all checks.
 
     Args:
         request: what to look at besides the operators. Sizes are small on a simulated device, too.
-        on_part: called as each part begins.
+        on_progress: called as each part begins; units are parts.
         part_seconds: how long a part may take.
 
     Raises:
@@ -92,13 +89,13 @@ def verify_on_npu(
     if missing is not None:
         raise missing
     begin = time.monotonic()
-    told = on_part or (lambda _part, _done, _total: None)
+    tell = on_progress or silent
     parts = [part for part in PARTS if request.models or part != "models"]
     facts: dict[str, Any] = {}
     checks: list[Check] = []
     timings: list[Timing] = []
     for done, part in enumerate(parts):
-        told(part, done, len(parts))
+        tell(Progress(part, done, len(parts)))
         found = _in_a_process(part, request, part_seconds)
         if part == parts[0]:
             if found["absent"] is not None:
