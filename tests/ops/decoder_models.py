@@ -1,4 +1,4 @@
-"""Models of one of the decoder's own operators, inputs for them, and what the numbers should be."""
+"""Inputs for the decoder's own operators, and what the numbers should be."""
 
 from __future__ import annotations
 
@@ -7,42 +7,20 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 import onnx_ir as ir
 
+from tests.singleop import INPUTS
 from tq_onnx.ops.domain import (
-    BODY_OPSET,
-    DOMAIN,
     GATHER,
     RMS_NORMALIZATION,
     ROTARY_EMBEDDING,
     SWISH,
     TRANSPOSE,
-    VERSION,
 )
-from tq_onnx.ops.functions import decoder_function_protos
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 
-#: Names of the operators' inputs; those in lower case without a type here have the model's floats.
-INPUTS: Final = {
-    RMS_NORMALIZATION: ("X", "scale"),
-    ROTARY_EMBEDDING: ("X", "cos_cache", "sin_cache", "position_ids"),
-    SWISH: ("X",),
-    TRANSPOSE: ("X",),
-    GATHER: ("data", "indices"),
-}
-ATTRIBUTES: Final[dict[str, dict[str, Any]]] = {
-    RMS_NORMALIZATION: {"epsilon": 1e-6},
-    TRANSPOSE: {"perm": [0, 2, 1, 3]},
-}
-_TYPES: Final = {
-    "cos_cache": ir.DataType.FLOAT,
-    "sin_cache": ir.DataType.FLOAT,
-    "position_ids": ir.DataType.INT64,
-    "indices": ir.DataType.INT64,
-}
 TYPES: Final = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 #: Half a unit in the last place of an element type, and what float32 loses before it.
@@ -68,61 +46,6 @@ EMPTY_SHAPES: Final[list[tuple[str, Shape]]] = [
     *((TRANSPOSE, shape) for shape in ((2, 0, 3, 4), (2, 3, 0, 4), (2, 3, 4, 0), (0, 1, 1, 1))),
     *((GATHER, shape) for shape in ((5, 0),)),
 ]
-
-
-def decoder_model(
-    op: str,
-    dtype: ir.DataType = ir.DataType.FLOAT,
-    *,
-    opset: int = BODY_OPSET,
-    shapes: Mapping[str, list[int | str]] | None = None,
-    attributes: Mapping[str, Any] | None = None,
-) -> onnx.ModelProto:
-    """Casts of float32 inputs to the type, the operator with its body, a cast of what it gives.
-
-    Args:
-        op: name of the operator.
-        dtype: of its floats.
-        opset: of the model.
-        shapes: of the inputs, by name; unknown where they are missing.
-        attributes: those of the node, where they are not ``ATTRIBUTES``.
-    """
-    inputs, given, nodes = [], [], []
-    for name in INPUTS[op]:
-        held = _TYPES.get(name, dtype)
-        is_cast = held in {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
-        value = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT if is_cast else held))
-        if shapes and name in shapes:
-            value.shape = ir.Shape(shapes[name])
-        inputs.append(value)
-        if is_cast:
-            nodes.append(_node("Cast", [value], {"to": int(held)}, f"{name}_cast", held))
-            value = nodes[-1].outputs[0]
-        given.append(value)
-    shown = ATTRIBUTES.get(op, {}) if attributes is None else attributes
-    nodes.append(_node(op, given, shown, "Y", dtype))
-    if dtype is not ir.DataType.FLOAT:
-        to = {"to": int(ir.DataType.FLOAT)}
-        nodes.append(_node("Cast", nodes[-1].outputs, to, "Y_cast", ir.DataType.FLOAT))
-    graph = ir.Graph(
-        inputs,
-        nodes[-1].outputs,
-        nodes=nodes,
-        opset_imports={"": opset, DOMAIN: VERSION},
-        name=op,
-    )
-    functions = [ir.from_proto(proto) for proto in decoder_function_protos([op])]
-    return ir.to_proto(ir.Model(graph, ir_version=9, functions=functions))
-
-
-def _node(
-    op: str, inputs: Any, attributes: Mapping[str, Any], output: str, dtype: ir.DataType
-) -> ir.Node:
-    domain = "" if op == "Cast" else DOMAIN
-    node = ir.node(op, inputs, dict(attributes), domain=domain, name=output)
-    node.outputs[0].name = output
-    node.outputs[0].type = ir.TensorType(dtype)
-    return node
 
 
 def decoder_feeds(

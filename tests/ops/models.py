@@ -1,4 +1,4 @@
-"""Small models that hold the operators, built with onnx-ir, and the two runtimes they run in."""
+"""One attention layer with its encoders: its model, inputs for it, and what the oracle says."""
 
 from __future__ import annotations
 
@@ -9,16 +9,24 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
-from onnx.reference import ReferenceEvaluator
 
+from tests.singleop import INT4, codec_indices, codec_of
 from tq_onnx.codec import reference
 from tq_onnx.codec.codebook import Codebook, codebook_of
 from tq_onnx.codec.presets import QR
 from tq_onnx.codec.rotation import rotation_of
-from tq_onnx.codec.spec import BITS, LLOYD_MAX, RAW, RAW_BITS, Codec, row_layout
-from tq_onnx.ops.domain import ATTENTION, BODY_OPSET, DOMAIN, ENCODE, VERSION
+from tq_onnx.codec.spec import BITS, RAW, Codec, row_layout
+from tq_onnx.ops.domain import BODY_OPSET
 from tq_onnx.ops.functions import body_codecs, function_protos
+from tq_onnx.ops.operators import Attention, Encode
+from tq_onnx.ops.singleop import (
+    PRESENT_CACHES,
+    OperatorModel,
+    attention_attributes,
+    codec_constants,
+    encode_attributes,
+    side_names,
+)
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -33,12 +41,6 @@ def _rotation(codec: Codec, head_size: int, layer: int) -> np.ndarray[Any, np.dt
     return rotation_of(codec, QR, head_size, layer) if codec.is_rotated else NONE
 
 
-def codec_of(bits: int) -> Codec:
-    """The ``lloyd_max`` that has so many bits, or ``raw`` from 16 on."""
-    return Codec(RAW if bits in RAW_BITS else LLOYD_MAX, bits)
-
-
-INT4 = codec_of(4)
 INT3 = codec_of(3)
 INT2 = codec_of(2)
 FLOATS = codec_of(32)
@@ -101,73 +103,71 @@ class Site:
 
     def model(self, **attributes: Any) -> onnx.ModelProto:
         """The model, function bodies included; ``attributes`` override those of ATTRIBUTES."""
-        build = _Builder(self)
-        past_length = build.input("past_length", ir.DataType.INT64, ["lengths"])
+        build = OperatorModel(
+            self.element, constants=self.constants, shapes=self.shapes, as_float32=True
+        )
         known = body_codecs(self.pairs)
-        caches = []
-        codebooks = []
-        offsets = []
-        for name, codec, rotation in (
-            ("key", self.key, self.key_rotation),
-            ("value", self.value, self.value_rotation),
-        ):
-            width = self.width(codec)
-            past = build.input(f"past_{name}", ir.DataType.UINT8, ["B", self.kv_heads, "P", width])
-            book = self.codebook(codec)
-            rotated = build.constant(f"{name}_rotation", rotation)
-            centroids = build.constant(f"{name}_centroids", book.centroids)
-            boundaries = build.constant(f"{name}_boundaries", book.boundaries)
-            codebooks += [rotated, centroids]
-            offset = (
-                [build.constant(f"{name}_offset", self.offset(name))] if self.offset_rows else []
-            )
-            offsets += offset
-            present = build.node(
-                ENCODE,
-                [
-                    build.float_input(name, ["B", self.kv_heads, "T", self.head_size]),
-                    past,
-                    past_length,
-                    rotated,
-                    centroids,
-                    boundaries,
-                    *offset,
-                ],
+        for side, codec in (("key", self.key), ("value", self.value)):
+            build.operator(
+                Encode,
                 {
-                    "codec": codec.kind,
-                    "bits": codec.bits,
+                    **encode_attributes(codec),
                     "norm_correction": self.norm_correction,
-                }
-                | ({"codec_index": known.index(codec)} if len(known) > 1 else {}),
-                f"present_{name}",
+                    **codec_indices(known, codec_index=codec),
+                },
+                f"present_{side}",
+                names=side_names(side),
+                optional=[Encode.offset] if self.offset_rows else [],
             )
-            present.type = ir.TensorType(ir.DataType.UINT8)
-            present.shape = ir.Shape(["B", self.kv_heads, "S", width])
-            caches.append(present)
-        inputs: list[ir.Value | None] = [
-            build.float_input("query", ["B", self.heads, "T", self.head_size]),
-            *caches,
-            past_length,
-            *codebooks,
-            build.float_input("attention_bias", list("abcd")) if self.has_bias else None,
-            build.float_input("head_sink", [self.heads]) if self.has_sink else None,
-            *offsets,
-        ]
-        while inputs[-1] is None:
-            inputs.pop()
-        codecs = {
-            "key_codec": self.key.kind,
-            "key_bits": self.key.bits,
-            "value_codec": self.value.kind,
-            "value_bits": self.value.bits,
+        has = {
+            Attention.attention_bias: self.has_bias,
+            Attention.head_sink: self.has_sink,
+            Attention.key_offset: self.offset_rows,
+            Attention.value_offset: self.offset_rows,
         }
-        if len(known) > 1:
-            codecs["key_codec_index"] = known.index(self.key)
-            codecs["value_codec_index"] = known.index(self.value)
-        attended = build.node(ATTENTION, inputs, ATTRIBUTES | attributes | codecs, "attended")
-        attended.type = ir.TensorType(self.dtype)
-        attended.shape = ir.Shape(["B", self.heads, "T", self.head_size])
-        return build.finish([build.cast(attended, ir.DataType.FLOAT, "output"), *caches])
+        build.operator(
+            Attention,
+            {
+                **attention_attributes(self.key, self.value, 0.0),
+                **ATTRIBUTES,
+                **attributes,
+                **codec_indices(known, key_codec_index=self.key, value_codec_index=self.value),
+            },
+            "attended",
+            names=PRESENT_CACHES,
+            optional=[each for each, is_there in has.items() if is_there],
+        )
+        functions = function_protos(
+            self.pairs,
+            has_bias=self.has_bias,
+            has_sink=self.has_sink,
+            has_offset=self.offset_rows > 0,
+            element=self.element,
+        )
+        outputs = ["attended", "present_key", "present_value"]
+        return build.build(outputs, functions, opsets={"": self.opset})
+
+    @property
+    def constants(self) -> Arrays:
+        """Rotations, codebooks and offsets."""
+        made: Arrays = {}
+        for layer, (side, codec) in enumerate((("key", self.key), ("value", self.value))):
+            made |= codec_constants(codec, self.head_size, prefix=f"{side}_", layer=layer)
+            if self.offset_rows:
+                made[f"{side}_offset"] = self.offset(side)
+        return made
+
+    @property
+    def shapes(self) -> dict[str, list[int | str]]:
+        """Of inputs and outputs."""
+        queries: list[int | str] = ["B", self.heads, "T", self.head_size]
+        made: dict[str, list[int | str]] = {"query": queries, "attended": queries}
+        for side, codec in (("key", self.key), ("value", self.value)):
+            made[side] = ["B", self.kv_heads, "T", self.head_size]
+            made[f"past_{side}"] = ["B", self.kv_heads, "P", self.width(codec)]
+            made[f"present_{side}"] = ["B", self.kv_heads, "S", self.width(codec)]
+        rest = {"past_length": ["lengths"], "attention_bias": [*"abcd"], "head_sink": [self.heads]}
+        return {**made, **rest}
 
     def feeds(
         self,
@@ -260,115 +260,3 @@ class Site:
             softcap=options["softcap"],
             element=self.element,
         )
-
-
-class _Builder:
-    def __init__(self, site: Site) -> None:
-        self.site = site
-        self.inputs: list[ir.Value] = []
-        self.constants: list[ir.Value] = []
-        self.nodes: list[ir.Node] = []
-
-    def input(self, name: str, dtype: ir.DataType, shape: list[int | str]) -> ir.Value:
-        value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
-        self.inputs.append(value)
-        return value
-
-    def float_input(self, name: str, shape: list[int | str]) -> ir.Value:
-        value = self.input(name, ir.DataType.FLOAT, shape)
-        return self.cast(value, self.site.dtype, f"{name}_cast")
-
-    def cast(self, value: ir.Value, dtype: ir.DataType, name: str) -> ir.Value:
-        result = self.node("Cast", [value], {"to": int(dtype)}, name, domain="")
-        result.type = ir.TensorType(dtype)
-        result.shape = value.shape
-        return result
-
-    def constant(self, name: str, array: np.ndarray[Any, Any]) -> ir.Value:
-        value = ir.Value(
-            name=name,
-            type=ir.TensorType(ir.DataType.FLOAT),
-            shape=ir.Shape(array.shape),
-            const_value=ir.tensor(array, name=name),
-        )
-        self.constants.append(value)
-        return value
-
-    def node(
-        self,
-        op_type: str,
-        inputs: list[ir.Value] | list[ir.Value | None],
-        attributes: dict[str, Any],
-        output: str,
-        domain: str = DOMAIN,
-    ) -> ir.Value:
-        node = ir.node(op_type, inputs, attributes, domain=domain, name=output)
-        node.outputs[0].name = output
-        self.nodes.append(node)
-        return node.outputs[0]
-
-    def finish(self, outputs: list[ir.Value]) -> onnx.ModelProto:
-        graph = ir.Graph(
-            self.inputs,
-            outputs,
-            nodes=self.nodes,
-            initializers=self.constants,
-            opset_imports={"": self.site.opset, DOMAIN: VERSION},
-            name="site",
-        )
-        site = self.site
-        functions = function_protos(
-            site.pairs,
-            has_bias=site.has_bias,
-            has_sink=site.has_sink,
-            has_offset=site.offset_rows > 0,
-            element=site.element,
-        )
-        model = ir.Model(graph, ir_version=9, functions=[ir.from_proto(f) for f in functions])
-        return ir.to_proto(model)
-
-
-def function_model(
-    name: str,
-    types: dict[str, ir.DataType],
-    shapes: dict[str, list[int | str]],
-    output: ir.DataType,
-) -> onnx.ModelProto:
-    """A model that calls one piece of the bodies on inputs of these types."""
-    protos = function_protos([(INT4, INT3)])
-    values = [
-        ir.Value(name=key, type=ir.TensorType(dtype), shape=ir.Shape(shapes[key]))
-        for key, dtype in types.items()
-    ]
-    node = ir.node(name, values, domain=DOMAIN, name=name)
-    (result,) = node.outputs
-    result.name = "result"
-    result.type = ir.TensorType(output)
-    graph = ir.Graph(
-        values, [result], nodes=[node], opset_imports={"": BODY_OPSET, DOMAIN: VERSION}, name=name
-    )
-    functions = [ir.from_proto(proto) for proto in protos]
-    return ir.to_proto(ir.Model(graph, ir_version=9, functions=functions))
-
-
-def run_ort(
-    model: onnx.ModelProto,
-    feeds: Arrays,
-    level: Any = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
-) -> list[np.ndarray[Any, Any]]:
-    """onnxruntime's CPU provider, no library registered: the function bodies run."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.graph_optimization_level = level
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return session.run(None, feeds)
-
-
-def run_reference_evaluator(model: onnx.ModelProto, feeds: Arrays) -> list[np.ndarray[Any, Any]]:
-    """onnx.reference."""
-    return ReferenceEvaluator(model).run(None, feeds)
-
-
-RUNTIMES = {"onnxruntime": run_ort, "reference evaluator": run_reference_evaluator}

@@ -11,15 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ops.models import (
-    INT3,
-    RUNTIMES,
-    Arrays,
-    Site,
-    codec_of,
-    run_ort,
-    run_reference_evaluator,
-)
+from tests.ops.models import INT3, Arrays, Site
+from tests.singleop import RUNTIMES, codec_of, run_ort, run_reference_evaluator
 
 # Largest difference, relative to the largest output: float32 arithmetic, then the output's type.
 TOLERANCE = {

@@ -8,18 +8,15 @@ import onnx_ir as ir
 import pytest
 
 from tests.ops.decoder_models import (
-    ATTRIBUTES,
     EMPTY_SHAPES,
-    INPUTS,
     ORACLES,
     SHAPES,
     TYPES,
     Shape,
     assert_close,
     decoder_feeds,
-    decoder_model,
 )
-from tests.ops.models import RUNTIMES
+from tests.singleop import DECODER_ATTRIBUTES, INPUTS, RUNTIMES, decoder_model
 from tq_onnx.ops.domain import BODY_OPSET, DECODER, DOMAIN, RMS_NORMALIZATION, SWISH
 from tq_onnx.ops.functions import decoder_function_protos
 from tq_onnx.ops.operators import BY_NAME
@@ -79,7 +76,7 @@ def test_what_travels_in_a_model(op: str) -> None:
     assert [(entry.domain, entry.version) for entry in proto.opset_import] == [("", BODY_OPSET)]
     assert tuple(proto.input) == INPUTS[op] == tuple(each.name for each in operator.inputs)
     assert list(proto.output) == [each.name for each in operator.outputs]
-    assert list(proto.attribute) == list(ATTRIBUTES.get(op, {}))
+    assert list(proto.attribute) == list(DECODER_ATTRIBUTES.get(op, {}))
     assert {node.op_type for node in proto.node} <= SAFE
     assert all(node.domain == "" for node in proto.node)
     for each in (*operator.inputs, *operator.outputs, *operator.attributes):

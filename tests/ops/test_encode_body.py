@@ -11,15 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ops.models import (
-    INT3,
-    RUNTIMES,
-    Site,
-    codec_of,
-    run_ort,
-    run_reference_evaluator,
-)
+from tests.ops.models import INT3, Site
 from tests.ops.rows import assert_same_rows
+from tests.singleop import RUNTIMES, codec_of, run_ort, run_reference_evaluator
 from tq_onnx.codec.spec import LLOYD_MAX_BITS
 
 DTYPES = [ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16]

@@ -9,17 +9,8 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.ops.models import (
-    CODECS,
-    FLOATS,
-    INT2,
-    INT3,
-    INT4,
-    Site,
-    codec_of,
-    run_ort,
-    run_reference_evaluator,
-)
+from tests.ops.models import CODECS, FLOATS, INT2, INT3, Site
+from tests.singleop import INT4, codec_of, run_ort, run_reference_evaluator
 from tq_onnx.codec.spec import PROD, Codec
 from tq_onnx.ops.bodies.composing import Composer
 from tq_onnx.ops.domain import ATTENTION, BODY_OPSET, DOMAIN, ENCODE, VERSION

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ops.models import RUNTIMES, function_model
+from tests.singleop import RUNTIMES, function_model
 
 FINITE = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
 

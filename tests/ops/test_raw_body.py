@@ -8,9 +8,10 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from tests.ops.models import FLOATS, RUNTIMES, Site, codec_of, run_ort
+from tests.ops.models import FLOATS, Site
 from tests.ops.rows import assert_same_rows
 from tests.ops.test_attention_body import assert_attention, bias_for
+from tests.singleop import RUNTIMES, codec_of, run_ort
 
 FLOAT, HALF, BFLOAT = ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16
 PAIRS = [

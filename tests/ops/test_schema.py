@@ -12,7 +12,8 @@ import pytest
 from onnx.checker import ValidationError
 from onnx.shape_inference import InferenceError
 
-from tests.ops.models import CODECS, FLOATS, INT3, INT4, NONE, Site, codec_of
+from tests.ops.models import CODECS, FLOATS, INT3, NONE, Site
+from tests.singleop import INT4, codec_of
 from tq_onnx.codec.spec import PROD, Q8_0, U8, Codec, row_layout
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE, VERSION
 from tq_onnx.ops.operators import Attention, Encode

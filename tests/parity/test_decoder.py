@@ -18,10 +18,9 @@ from tests.ops.decoder_models import (
     Shape,
     assert_close,
     decoder_feeds,
-    decoder_model,
 )
-from tests.ops.models import run_ort
 from tests.parity.backends import ISA, LEVELS
+from tests.singleop import decoder_model, run_ort
 from tq_onnx.ops.domain import GATHER, TRANSPOSE
 from tq_onnx.runtime.library import get_library_path
 
