@@ -17,6 +17,7 @@ from tq_onnx.cli import main as main_module
 from tq_onnx.cli import terminal
 from tq_onnx.cli.main import COMMANDS, main
 from tq_onnx.errors import ModelFileError, VerificationError
+from tq_onnx.runtime.variables import DEBUG
 
 ROOT = Path(__file__).parents[2]
 PYTHON = (sys.executable, "-m", "tq_onnx.cli.main")
@@ -136,7 +137,7 @@ def test_errors_become_one_sentence(
 
 def test_debug_variable_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, RuntimeError("boom"))
-    monkeypatch.setenv(terminal.DEBUG_VARIABLE, "1")
+    monkeypatch.setenv(DEBUG.name, "1")
     outcome = run("convert")
     assert outcome.code == 1
     assert "Traceback" in outcome.err

@@ -11,7 +11,8 @@ import tq_onnx
 from tq_onnx.codec.spec import layout_digest
 from tq_onnx.errors import LibraryError
 from tq_onnx.runtime import library
-from tq_onnx.runtime.library import LIBRARY_VARIABLE, get_library_path, library_info
+from tq_onnx.runtime.library import get_library_path, library_info
+from tq_onnx.runtime.variables import LIBRARY
 
 
 def test_the_library_describes_itself() -> None:
@@ -27,18 +28,18 @@ def test_the_library_describes_itself() -> None:
 def test_the_environment_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = tmp_path / "other.so"
     shutil.copy(get_library_path(), other)
-    monkeypatch.setenv(LIBRARY_VARIABLE, str(other))
+    monkeypatch.setenv(LIBRARY.name, str(other))
     assert get_library_path() == other.resolve()
 
 
 def test_a_missing_override_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(LIBRARY_VARIABLE, str(tmp_path / "none.so"))
+    monkeypatch.setenv(LIBRARY.name, str(tmp_path / "none.so"))
     with pytest.raises(LibraryError, match="names no file"):
         get_library_path()
 
 
 def test_an_installation_without_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(LIBRARY_VARIABLE, raising=False)
+    monkeypatch.delenv(LIBRARY.name, raising=False)
     monkeypatch.setattr(library, "_folders", lambda: iter([Path("nowhere")]))
     with pytest.raises(LibraryError, match="not part of this installation"):
         get_library_path()
@@ -49,7 +50,7 @@ def test_a_file_that_is_no_library_is_refused(
 ) -> None:
     broken = tmp_path / "broken.so"
     broken.write_bytes(b"not a library")
-    monkeypatch.setenv(LIBRARY_VARIABLE, str(broken))
+    monkeypatch.setenv(LIBRARY.name, str(broken))
     with pytest.raises(LibraryError, match="cannot be loaded"):
         library_info()
 
@@ -59,7 +60,7 @@ def test_another_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
     capi = Path(onnxruntime.__file__).parent / "capi"
     other = next(p for p in capi.iterdir() if "providers_shared" in p.name)
-    monkeypatch.setenv(LIBRARY_VARIABLE, str(other))
+    monkeypatch.setenv(LIBRARY.name, str(other))
     with pytest.raises(LibraryError, match="is not a tq-onnx library"):
         library_info()
 

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from tq_onnx.errors import ModelFileError, TqOnnxError
+from tq_onnx.runtime.variables import DEBUG
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
     from tq_onnx.progress import OnProgress, Progress
 
-DEBUG_VARIABLE: Final = "TQ_ONNX_DEBUG"
 REPORT: Final = "please report it with the command and, if you can, the model"
 
 EXIT_INTERNAL: Final = 1
@@ -229,7 +229,7 @@ def exit_code_of(run: Callable[[], Any]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except Exception as error:
-        if os.environ.get(DEBUG_VARIABLE):
+        if os.environ.get(DEBUG.name):
             traceback.print_exc()
         print_error(_sentence(error))
         if isinstance(error, OSError):

@@ -17,6 +17,7 @@ from tq_onnx.errors import (
     UsageError,
 )
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
+from tq_onnx.runtime.variables import CANN_KERNELS
 
 _ERROR_PREFIX: Final = re.compile(r"^\s*\[ONNXRuntimeError\]\s*:\s*\d+\s*:\s*\w+\s*:\s*")
 _SOURCE_PLACE: Final = re.compile(
@@ -26,9 +27,6 @@ _QUOTED: Final = re.compile(r'"([^"]+)"')
 _STATUS: Final = re.compile(r"^.*Non-zero status code returned.*?Name:'([^']*)' Status Message: ")
 _MESSAGE_LENGTH: Final = 240
 _ADVICE_LENGTH: Final = 1000
-
-KERNELS_VARIABLE: Final = "TQ_ONNX_CANN_KERNELS"
-"""Environment variable that names the kernels for CANN; the library reads it and tells of it."""
 
 
 def run_error(error: Exception, where: str, ep: ExecutionProvider = CPU) -> TqOnnxError:
@@ -88,8 +86,8 @@ def _provider_error(
             where=where,
             fix="see whether the device is free and has room",
         )
-    if KERNELS_VARIABLE in str(error):
-        # It says itself what to do.
+    if CANN_KERNELS.name in str(error):
+        # The library names the variable where its kernels are missing, and says what to do.
         return LibraryError(message_of(error, length=_ADVICE_LENGTH), where=where)
     return None
 

@@ -22,9 +22,7 @@ from typing import Final
 import tq_onnx
 from tq_onnx.codec.spec import layout_digest
 from tq_onnx.errors import LibraryError
-
-LIBRARY_VARIABLE: Final = "TQ_ONNX_LIBRARY"
-"""Environment variable that names another library file."""
+from tq_onnx.runtime.variables import LIBRARY
 
 _REBUILD: Final = "reinstall tq-onnx to build it again"
 
@@ -67,12 +65,12 @@ def get_library_path() -> Path:
     Raises:
         LibraryError: there is no such file.
     """
-    override = os.environ.get(LIBRARY_VARIABLE)
+    override = os.environ.get(LIBRARY.name)
     if override:
         path = Path(override)
         if not path.is_file():
             raise LibraryError(
-                f"{LIBRARY_VARIABLE} names no file",
+                f"{LIBRARY.name} names no file",
                 where=override,
                 fix="unset it to use the library of the package",
             )

@@ -28,11 +28,7 @@ from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.runtime.errors import absent, load_error, message_of, not_loaded
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
-
-ISA_VARIABLE: Final = "TQ_ONNX_ISA"
-"""Environment variable that forces a SIMD level; the library reads it."""
-PRODUCTS_VARIABLE: Final = "TQ_ONNX_PRODUCTS"
-"""Environment variable that says how the kernels multiply; the library reads it."""
+from tq_onnx.runtime.variables import ISA, PRODUCTS
 
 # ONNX Runtime prints errors in colours on stderr before it raises them; only the exception counts.
 _LOG_FATAL: Final = 4
@@ -165,15 +161,15 @@ def make_session(
 @contextmanager
 def _products_of_floats() -> Iterator[None]:
     """Kernels read the variable when they are made, with their session."""
-    before = os.environ.get(PRODUCTS_VARIABLE)
-    os.environ[PRODUCTS_VARIABLE] = "float"
+    before = os.environ.get(PRODUCTS.name)
+    os.environ[PRODUCTS.name] = "float"
     try:
         yield
     finally:
         if before is None:
-            del os.environ[PRODUCTS_VARIABLE]
+            del os.environ[PRODUCTS.name]
         else:
-            os.environ[PRODUCTS_VARIABLE] = before
+            os.environ[PRODUCTS.name] = before
 
 
 def placement(session: onnxruntime.InferenceSession) -> Placement:
@@ -260,7 +256,7 @@ def _register(options: Any) -> None:
     info = library_info()  # refuses another row layout
     if info.isa is None:
         raise LibraryError(
-            f"{ISA_VARIABLE} is {os.environ.get(ISA_VARIABLE)!r}, which this processor or this "
+            f"{ISA.name} is {os.environ.get(ISA.name)!r}, which this processor or this "
             "library does not run",
             where=str(path),
             fix=f"unset it, or use one of {', '.join(info.isa_supported)}",

@@ -15,14 +15,14 @@ from tq_onnx import __version__
 from tq_onnx.codec.spec import layout_digest
 from tq_onnx.runtime.library import get_library_path
 from tq_onnx.runtime.providers import CANN
+from tq_onnx.runtime.variables import ASCEND_HOME, ASCEND_TOOLKIT, CANN_KERNELS
 
 RUNTIME: Final = "libascendcl.so"
 MARKER: Final = "fake_acl_enqueue"
 """A function of the simulated runtime (custom_ops/cann/testing), which CANN's does not have."""
-KERNELS_VARIABLE: Final = "TQ_ONNX_CANN_KERNELS"
 
 _PACKAGES: Final = (CANN.package, "onnxruntime", "onnx", "onnx-ir", "numpy")
-_HOMES: Final = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
+_HOMES: Final = (ASCEND_HOME.name, ASCEND_TOOLKIT.name)
 _VERSION_FILES: Final = (
     *("version.cfg", "version.info", "compiler/version.info", "runtime/version.info"),
     "opp/version.info",
@@ -111,7 +111,7 @@ def _package(name: str) -> str | None:
 def _libraries() -> set[Path]:
     """Our libraries, CANN's runtime and the provider, as they are loaded in this process."""
     found = {get_library_path()}
-    kernels = os.environ.get(KERNELS_VARIABLE)
+    kernels = os.environ.get(CANN_KERNELS.name)
     if kernels:
         found.add(Path(kernels))
     try:

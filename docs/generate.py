@@ -1,0 +1,253 @@
+"""Render the generated blocks of README.md and docs/*.md from the product.
+
+A block stands between ``<!-- generated: NAME -->`` and ``<!-- end generated -->``. Its text comes
+from the function of ``BLOCKS`` with that name, so that no table of the documentation repeats by
+hand what the code declares.
+
+    python docs/generate.py            write the blocks
+    python docs/generate.py --check    exit 1 and name the files whose blocks differ
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import click
+
+from tq_onnx.cli.main import COMMANDS, main
+from tq_onnx.codec.presets import DEFAULT_PRESET, PRESETS, Preset
+from tq_onnx.codec.spec import BITS, CODEC_KINDS, Codec, Field, row_layout
+from tq_onnx.ops.domain import BODY_OPSET
+from tq_onnx.recognise.match import MIN_OPSET
+from tq_onnx.runtime.variables import VARIABLES
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+CANN_REQUIREMENTS: Final = ROOT / "custom_ops" / "cann" / "testing" / "requirements.txt"
+HALF_BITS: Final = 16
+HEAD_SIZES: Final = (64, 128)
+
+_BLOCK: Final = re.compile(
+    r"(?P<begin>^<!-- generated: (?P<name>[^\n]+?) -->\n)(?P<text>.*?)"
+    r"(?P<end>^<!-- end generated -->$)",
+    re.DOTALL | re.MULTILINE,
+)
+_MARKER: Final = re.compile(r"^<!-- (?:generated: .*|end generated) -->$", re.MULTILINE)
+
+
+def documents() -> list[Path]:
+    """Return the files that may have blocks: README.md and the pages of docs."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def render(text: str) -> str:
+    """Return a document with all of its blocks rendered anew.
+
+    Raises:
+        ValueError: a marker is without its partner, or no block has such a name.
+    """
+    markers = len(_MARKER.findall(text))
+    blocks = list(_BLOCK.finditer(text))
+    if markers != 2 * len(blocks):
+        raise ValueError(f"{markers} markers do not make {len(blocks)} blocks")
+
+    def rendered(block: re.Match[str]) -> str:
+        name, _, argument = block["name"].partition(" ")
+        if name not in BLOCKS:
+            raise ValueError(f"there is no block {name!r}, only {', '.join(BLOCKS)}")
+        body = BLOCKS[name](argument) if argument else BLOCKS[name]()
+        return f"{block['begin']}{body}\n{block['end']}"
+
+    return _BLOCK.sub(rendered, text)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a Markdown table; a column whose head begins with ``>`` is aligned to the right."""
+    lines = [
+        [title.removeprefix(">") for title in head],
+        ["---:" if title.startswith(">") else "---" for title in head],
+        *([str(cell).replace("|", r"\|") for cell in row] for row in rows),
+    ]
+    return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
+
+
+def _presets() -> str:
+    return table(
+        ("preset", "keys", "values", ">bytes", ">smaller than float16", "from"),
+        ((*_preset(one)[:3], *_preset(one)[4:]) for one in PRESETS.values()),
+    )
+
+
+def _presets_with_rotation() -> str:
+    return table(
+        ("preset", "keys", "values", "rotation", ">bytes", ">smaller than float16", "from"),
+        map(_preset, PRESETS.values()),
+    )
+
+
+def _preset(preset: Preset) -> tuple[str, ...]:
+    codecs = [codec.for_elements(HALF_BITS) for codec in (preset.key, preset.value)]
+    size = sum(row_layout(codec, HEAD_SIZES[-1]).row_bytes for codec in codecs)
+    original = 2 * HEAD_SIZES[-1] * HALF_BITS // 8
+    return (
+        f"`{preset.name}`" + (" (default)" if preset.name == DEFAULT_PRESET else ""),
+        *(_codec(codec, preset) for codec in codecs),
+        _rotation(preset),
+        str(size),
+        f"{original / size:.2f}x",
+        preset.source + ("; experimental" if preset.experimental else ""),
+    )
+
+
+def _rotation(preset: Preset) -> str:
+    rotated = [codec.is_rotated for codec in (preset.key, preset.value)]
+    only = {(True, False): " (keys)", (False, True): " (values)"}
+    return preset.rotation + only.get((rotated[0], rotated[1]), "")
+
+
+def _codec(codec: Codec, preset: Preset) -> str:
+    if codec.is_raw:
+        return "as in the model"
+    return f"{codec} nc" if codec.corrects_norm and preset.norm_correction else str(codec)
+
+
+def _rows() -> str:
+    def row(kind: str, bits: int) -> tuple[object, ...]:
+        layouts = [row_layout(Codec(kind, bits), head_size) for head_size in HEAD_SIZES]
+        planes = " + ".join(str(plane.width) for plane in layouts[0].planes)
+        fields = "; ".join(map(_field, layouts[0].fields))
+        sizes = [layout.row_bytes for layout in layouts]
+        return f"`{kind}`", bits, planes or "none: the elements", fields or "none", *sizes
+
+    sizes = [f">bytes, D = {head_size}" for head_size in HEAD_SIZES]
+    return table(
+        ("codec", ">bits", "planes, bits", "fields", *sizes),
+        (row(kind, bits) for kind in CODEC_KINDS for bits in BITS[kind]),
+    )
+
+
+def _field(field: Field) -> str:
+    each = f" for each {HEAD_SIZES[0] // field.count} coordinates" if field.count > 1 else ""
+    return f"{field.name.replace('_', ' ')}{each}, float{8 * field.size}"
+
+
+def _commands() -> str:
+    return table(
+        ("command", "purpose"),
+        ((f"`{usage(name)}`", summary) for name, summary in COMMANDS.items()),
+    )
+
+
+def _help(name: str) -> str:
+    command, context = _command(name)
+    context.terminal_width = context.max_content_width = 80
+    return f"```text\n{command.get_help(context).rstrip()}\n```"
+
+
+def usage(name: str) -> str:
+    """Return a command with its arguments and its required options, as a user types it."""
+    command, context = _command(name)
+    words = ["tq-onnx", name]
+    for one in command.params:
+        if isinstance(one, click.Argument):
+            words.append(one.make_metavar(context))
+        elif one.required:
+            words += [one.opts[0], one.make_metavar(context)]
+    return " ".join(words)
+
+
+def _command(name: str) -> tuple[click.Command, click.Context]:
+    parent = click.Context(main, info_name="tq-onnx")
+    command = main.get_command(parent, name)
+    if command is None:
+        raise ValueError(f"there is no command {name!r}")
+    context = click.Context(
+        command,
+        info_name=name,
+        parent=parent,
+        help_option_names=main.context_settings["help_option_names"],
+    )
+    return command, context
+
+
+def _environment() -> str:
+    return table(
+        ("variable", "values", "effect", "read by"),
+        ((f"`{one.name}`", one.values, one.meaning, ", ".join(one.readers)) for one in VARIABLES),
+    )
+
+
+def _versions() -> str:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    optional = project["optional-dependencies"]
+    cann = [line for line in CANN_REQUIREMENTS.read_text().splitlines() if "cann==" in line]
+    genai = [line for line in optional["test"] if line.startswith("onnxruntime-genai")]
+    rows = [("Python", project["requires-python"].replace(">=", "") + " or newer", "required")]
+    rows += [(*_requirement(line), "required") for line in project["dependencies"]]
+    for extra in ("text", "report"):
+        rows += [(*_requirement(line), f"optional: `tq-onnx[{extra}]`") for line in optional[extra]]
+    rows += [(*_requirement(line), "runs converted folders; tested") for line in genai]
+    rows += [(*_requirement(line), "runs `--target cann`; tested, Python 3.11") for line in cann]
+    rows += [
+        ("opset of an original", f"{MIN_OPSET} or newer", "older ones are refused"),
+        ("opset of the function bodies", str(BODY_OPSET), "for runs without the operator library"),
+    ]
+    return table(("", "version", "use"), rows)
+
+
+def _requirement(line: str) -> tuple[str, str]:
+    requirement, _, marker = (part.strip() for part in line.partition(";"))
+    found = re.fullmatch(r"([\w-]+)([<>=]=)(.+)", requirement)
+    if found is None:
+        raise ValueError(f"pyproject.toml: {line!r} is not NAME>=VERSION or NAME==VERSION")
+    name, comparison, version = found.groups()
+    when = re.sub(r"python_version (\S+) '([\d.]+)'", r"Python \1 \2", marker)
+    said = f"{version} or newer" if comparison == ">=" else version
+    return name, said + (f" ({when})" if when else "")
+
+
+BLOCKS: Final[dict[str, Callable[..., str]]] = {
+    "presets": _presets,
+    "presets-with-rotation": _presets_with_rotation,
+    "rows": _rows,
+    "commands": _commands,
+    "help": _help,
+    "environment": _environment,
+    "versions": _versions,
+}
+"""The renderer of each block, by name; words behind the name are its argument."""
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Write or check the blocks; return the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument(
+        "--check", action="store_true", help="only compare; status 1 if one differs"
+    )
+    check = parser.parse_args(arguments).check
+    stale = []
+    for path in documents():
+        text = path.read_text(encoding="utf-8")
+        new = render(text)
+        if new != text:
+            stale.append(path)
+            if not check:
+                path.write_text(new, encoding="utf-8", newline="\n")
+    for path in stale:
+        print(
+            path.relative_to(ROOT), "differs: run python docs/generate.py" if check else "written"
+        )
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run())

@@ -1,0 +1,83 @@
+"""The generated blocks of the documentation are current, and their sources are complete."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import types
+from pathlib import Path
+
+import pytest
+
+from tq_onnx.cli.main import COMMANDS
+from tq_onnx.runtime.variables import OPERATORS, PACKAGE, VARIABLES
+
+ROOT = Path(__file__).parents[2]
+CPP = ("core", "ort", "cann/host")
+VARIABLE = re.compile(r'"((?:TQ_ONNX|ASCEND)_[A-Z_]+)"')
+
+
+@pytest.fixture(scope="module")
+def generate() -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_blocks_are_current(generate: types.ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate.run(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_check_sees_a_difference_and_writing_mends_it(
+    generate: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "README.md"
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
+    page.write_text((ROOT / "README.md").read_text().replace("| `int4` (default) |", "| other |"))
+    monkeypatch.setattr(generate, "ROOT", tmp_path)
+    assert generate.run(["--check"]) == 1
+    assert generate.run([]) == 0
+    assert page.read_text() == (ROOT / "README.md").read_text()
+    assert generate.run(["--check"]) == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<!-- generated: presets -->\n",
+        "<!-- end generated -->\n",
+        "<!-- generated: no-such-block -->\n<!-- end generated -->\n",
+        "<!-- generated: help no-such-command -->\n<!-- end generated -->\n",
+    ],
+)
+def test_a_broken_marker_is_an_error(generate: types.ModuleType, text: str) -> None:
+    with pytest.raises(ValueError, match=r"marker|no block|no command"):
+        generate.render(text)
+
+
+def test_every_block_is_used(generate: types.ModuleType) -> None:
+    text = "".join(path.read_text() for path in generate.documents())
+    used = set(re.findall(r"^<!-- generated: ([\w-]+)", text, re.M))
+    assert used == set(generate.BLOCKS)
+    helped = re.findall(r"^<!-- generated: help ([\w-]+) -->$", text, re.M)
+    assert helped == list(COMMANDS)
+
+
+def test_every_environment_variable_is_declared() -> None:
+    python = "".join(
+        path.read_text() for path in (ROOT / "tq_onnx").rglob("*.py") if path.name != "variables.py"
+    )
+    assert VARIABLE.findall(python) == [], "declare it in tq_onnx/runtime/variables.py"
+    native = "".join(
+        path.read_text()
+        for folder in CPP
+        for path in (ROOT / "custom_ops" / folder).rglob("*")
+        if path.suffix in (".h", ".cpp")
+    )
+    declared = {one.name for one in VARIABLES if OPERATORS in one.readers}
+    assert set(VARIABLE.findall(native)) == declared
+    assert {reader for one in VARIABLES for reader in one.readers} == {PACKAGE, OPERATORS}

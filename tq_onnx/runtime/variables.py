@@ -1,0 +1,76 @@
+"""The environment variables that tq-onnx reads: declared here once, with their meaning.
+
+The documentation renders its table from ``VARIABLES``. The C++ library spells the names that it
+reads a second time; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+PACKAGE: Final = "package"
+OPERATORS: Final = "operator library"
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable.
+
+    Attributes:
+        name: its name.
+        values: the values that it takes, as documentation shows them.
+        meaning: the effect, as a sentence in Markdown.
+        readers: the programs that read it, ``PACKAGE`` or ``OPERATORS``.
+    """
+
+    name: str
+    values: str
+    meaning: str
+    readers: tuple[str, ...] = (PACKAGE,)
+
+
+LIBRARY: Final = Variable(
+    "TQ_ONNX_LIBRARY",
+    "a file",
+    "Load this operator library instead of the one in the package.",
+)
+ISA: Final = Variable(
+    "TQ_ONNX_ISA",
+    "`avx512vnni`, `avx512`, `avx2`, `neondot`, `neon`, `scalar`",
+    "Run the kernels of this instruction set. The default is the best set that the processor has; "
+    "`tq-onnx info` lists the sets.",
+    (OPERATORS, PACKAGE),
+)
+PRODUCTS: Final = Variable(
+    "TQ_ONNX_PRODUCTS",
+    "`float`, `integer`",
+    "Multiply codes as floating-point numbers or as integers. The default is the faster one of the "
+    "instruction set.",
+    (OPERATORS, PACKAGE),
+)
+CANN_KERNELS: Final = Variable(
+    "TQ_ONNX_CANN_KERNELS",
+    "a file",
+    "Load this library of Ascend kernels. The default is the one beside the operator library.",
+    (OPERATORS, PACKAGE),
+)
+ASCEND_HOME: Final = Variable(
+    "ASCEND_HOME_PATH",
+    "a folder",
+    "Folder of CANN, which CANN's `set_env.sh` sets. `tq-onnx verify-on-npu` reports the version "
+    "that it finds there; the build of the Ascend kernels needs it.",
+)
+ASCEND_TOOLKIT: Final = Variable(
+    "ASCEND_TOOLKIT_HOME",
+    "a folder",
+    "Like `ASCEND_HOME_PATH`, in other releases of CANN.",
+)
+DEBUG: Final = Variable(
+    "TQ_ONNX_DEBUG",
+    "`1`",
+    "Print the Python traceback of an error, too.",
+)
+
+VARIABLES: Final = (LIBRARY, ISA, PRODUCTS, CANN_KERNELS, ASCEND_HOME, ASCEND_TOOLKIT, DEBUG)
+"""All of them, in the order of the documentation."""
