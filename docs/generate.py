@@ -11,11 +11,12 @@ hand what the code declares.
 from __future__ import annotations
 
 import argparse
+import importlib
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -186,8 +187,28 @@ def _environment() -> str:
     )
 
 
+def _floors() -> str:
+    contracts = _pyproject()["tool"]["importlinter"]["contracts"]
+    [floors] = [one["layers"] for one in contracts if one["type"] == "layers"]
+    rows = []
+    for count, floor in zip(range(len(floors), 0, -1), floors, strict=True):
+        rows += [(count, f"`{room}`", _summary(room)) for room in re.findall(r"\w+", floor)]
+    return table((">floor", "room", "content"), rows)
+
+
+def _summary(room: str) -> str:
+    documentation = importlib.import_module(f"tq_onnx.{room}").__doc__
+    if not documentation:
+        raise ValueError(f"tq_onnx.{room} has no docstring")
+    return " ".join(documentation.split("\n\n", 1)[0].split()).replace("``", "`")
+
+
+def _pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
 def _versions() -> str:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = _pyproject()["project"]
     optional = project["optional-dependencies"]
     cann = [line for line in CANN_REQUIREMENTS.read_text().splitlines() if "cann==" in line]
     genai = [line for line in optional["test"] if line.startswith("onnxruntime-genai")]
@@ -222,6 +243,7 @@ BLOCKS: Final[dict[str, Callable[..., str]]] = {
     "commands": _commands,
     "help": _help,
     "environment": _environment,
+    "floors": _floors,
     "versions": _versions,
 }
 """The renderer of each block, by name; words behind the name are its argument."""

@@ -1,4 +1,4 @@
-"""The only exception tree of tq-onnx.
+"""Define the only exception tree of tq-onnx.
 
 Every error says what is wrong, where (file, node or layer) and what to do, in one sentence or two.
 The command line prints ``str(error)`` and exits with ``error.exit_code``; nothing else ever

@@ -1,4 +1,4 @@
-"""What will be done to each layer: frozen, JSON-able data; nothing here touches a graph.
+"""Hold the plan of a conversion: what is done to each layer, as frozen, JSON-able data.
 
 ``make_plan`` turns what was recognised (``tq_onnx.recognise.match``) and what the user asked for
 into a ``Plan``. The plan is written into the converted model's metadata, where the runtime finds

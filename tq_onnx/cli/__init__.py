@@ -1,1 +1,1 @@
-"""The command line: one file per command; nobody imports this package."""
+"""The command line: one file for each command. Nothing imports this package."""

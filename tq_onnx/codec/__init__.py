@@ -1,1 +1,1 @@
-"""The codec: row layouts, codebooks, rotations and the numpy oracle; knows nothing of ONNX."""
+"""Define the codec: row layouts, codebooks, rotations, the numpy reference. No ONNX."""

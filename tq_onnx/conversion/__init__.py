@@ -1,1 +1,1 @@
-"""Converts a recognised decoder: plans, rewrites and checks it."""
+"""Plan, rewrite and check the conversion of a recognised decoder."""

@@ -1,1 +1,1 @@
-"""Reads and writes model files: refused before they are read, complete or not there at all."""
+"""Read and write model files: refuse hostile ones, write all of a model or nothing."""

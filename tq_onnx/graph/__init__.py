@@ -1,0 +1,1 @@
+"""Read and build graphs: values, constants, shapes, sizes. The toolbox of the rooms above."""

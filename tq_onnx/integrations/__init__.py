@@ -1,1 +1,1 @@
-"""What connects tq-onnx with the files that other tools make: models, weights and tokenizers."""
+"""Connect tq-onnx with the files of other tools: model folders, tokenizers, weights."""

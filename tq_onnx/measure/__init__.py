@@ -1,1 +1,1 @@
-"""What a conversion changed: hard properties, quality and the report about both."""
+"""Measure what a conversion changed: hard properties, quality and speed."""

@@ -1,1 +1,1 @@
-"""The operators as ONNX sees them: names, schemas, function bodies."""
+"""Define the operators as ONNX sees them: names, schemas, function bodies."""

@@ -1,1 +1,1 @@
-"""Finds the attention layers of a decoder, whatever exporter made it."""
+"""Find the attention layers of a decoder, whatever exporter made it."""

@@ -1,1 +1,1 @@
-"""Running models: sessions, caches, decoding. The only room that imports onnxruntime."""
+"""Run models: sessions, caches, decoding. Only this room imports onnxruntime."""

@@ -1,1 +1,1 @@
-"""Rewrites a converted decoder for one kind of hardware; a target is a folder."""
+"""Rewrite a converted decoder for one kind of hardware. A target is a folder."""
