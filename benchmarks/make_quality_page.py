@@ -40,13 +40,13 @@ CALIBRATED = ("int4", "int3", "k5v3")
 INTRODUCTION = """\
 # What each preset costs
 
-Written by `python benchmarks/make_quality_page.py`; every table is what the command above it wrote.
+Written by `python benchmarks/make_quality_page.py`. Every table is the output of the command above it.
 
-Every model reads the text through onnxruntime, in windows that begin with empty caches, every key
-and value written to its cache and read back from there, the token's own included. Windows stand
-side by side and every prediction inside them counts. The original is the same file before its
-conversion, in float32. The figures are of centroids as they were before they were rounded to what
-int8 can say; that raises the KL divergence of int4 by less than its standard error
+Every model reads the text through onnxruntime, in windows that begin with empty caches. Every key
+and value is written to its cache and read back from there, the token's own included. Windows stand
+side by side, and every prediction inside them counts. The original is the same file before its
+conversion, in float32. The figures are of centroids before they were rounded to integers for int8,
+which raises the KL divergence of int4 by less than its standard error
 ([docs/presets.md](presets.md)).
 """
 
@@ -59,17 +59,17 @@ SIMULATION = """\
 SmolLM2 on the same windows, simulated in torch by formulas written down a second time
 (`benchmarks/quality_simulation.py CHECKPOINT --text wikitext2-valid.txt --windows 6 --json FILE`).
 The last column is the difference of the KL divergences in standard errors. Perplexities scatter
-more: rounding differs between the two, a coordinate that falls on the other side of a boundary
-changes all layers above it, and from some layer on the two have noise of the same size, but not
-the same noise.
+more, because rounding differs between the two. A coordinate that falls on the other side of a
+boundary changes all layers above it. From some layer on the two have noise of the same size, but
+not the same noise.
 
 | conversion | perplexity | simulated | KL mean | simulated | difference |
 |---|---|---|---|---|---|"""
 
 ABOUT = {
-    QWEN: "## The bundled Qwen3: 4 layers, head size 128\n\nA small model that was really trained; "
-    "its text is one that it has not seen. It tells little about large models, but everybody can "
-    "repeat it in a minute.",
+    QWEN: "## The bundled Qwen3: 4 layers, head size 128\n\nA small model that was really trained. "
+    "It has not seen the text. It says little about large models, but everybody can repeat the "
+    "measurement in a minute.",
     SMOLLM: "## SmolLM2-135M-Instruct: 30 layers, head size 64\n\nA language model with trained "
     "weights, on the validation text of WikiText-2. Head size 64 is harder than 128: the metadata "
     "of a row weighs twice as much, and coordinates are further from the normal distribution.",
