@@ -40,7 +40,8 @@ CALIBRATED = ("int4", "int3", "k5v3")
 INTRODUCTION = """\
 # What each preset costs
 
-Written by `python benchmarks/make_quality_page.py`. Every table is the output of the command above it.
+Written by `python benchmarks/make_quality_page.py`. Every table is the output of the command above
+it.
 
 Every model reads the text through onnxruntime, in windows that begin with empty caches. Every key
 and value is written to its cache and read back from there, the token's own included. Windows stand
