@@ -14,8 +14,7 @@ from tests.cann.ep_models import LAYERS, VOCABULARY, decoder
 from tests.cann.fake_acl import DEVICE_TO_HOST, FakeAcl
 from tests.cann.session import model_of
 from tq_onnx.errors import UnsupportedModelError, UsageError
-from tq_onnx.measure.devicechecks import providers_agree
-from tq_onnx.measure.devices import compare_providers
+from tq_onnx.measure.devices import compare_providers, providers_agree
 from tq_onnx.measure.feeding_modes import all_caches
 from tq_onnx.measure.probe import make_probe
 from tq_onnx.runtime.decoder import Decoder

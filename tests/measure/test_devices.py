@@ -12,9 +12,8 @@ import pytest
 from tests.runtime.models import DYNAMO, HALF, converted, ids, original
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
-from tq_onnx.measure import devices as crossproviders
-from tq_onnx.measure.devicechecks import providers_agree
-from tq_onnx.measure.devices import ProviderFigures, compare_providers
+from tq_onnx.measure import devices
+from tq_onnx.measure.devices import ProviderFigures, compare_providers, providers_agree
 from tq_onnx.measure.probe import Probe, make_probe
 from tq_onnx.runtime.providers import CPU
 
@@ -70,7 +69,7 @@ def test_another_rotation_is_no_tie(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_one_byte_is_found(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """A code, and the upper byte of a scale."""
     calls = []
-    given = crossproviders.all_caches
+    given = devices.all_caches
 
     def spoilt(decoder: Any) -> list[Any]:
         caches = given(decoder)
@@ -79,7 +78,7 @@ def test_one_byte_is_found(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
             caches[2][0, 1, 17, at] ^= 0x40
         return caches
 
-    monkeypatch.setattr(crossproviders, "all_caches", spoilt)
+    monkeypatch.setattr(devices, "all_caches", spoilt)
     figures = compare_providers(make_probe(converted(DYNAMO)), PROMPT, new_tokens=2, ep=CPU)
     assert figures.bytes_differing == 1
     assert (figures.alike_tokens, figures.later_logit_error) == (len(PROMPT), 0)

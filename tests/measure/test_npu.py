@@ -110,7 +110,7 @@ def test_a_provider_that_does_not_load_ends_the_command() -> None:
 
 
 def answer(part: str, simulated: bool | None) -> dict[str, object]:
-    checks = [dataclasses.asdict(npu.Check(part, True))]
+    checks = [dataclasses.asdict(npu.DeviceCheck(part, True))]
     facts = {"simulated": simulated} if part == PARTS[0] else {}
     return {"checks": checks, "timings": [], "facts": facts, "absent": None}
 

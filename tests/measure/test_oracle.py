@@ -17,9 +17,9 @@ from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.files.load import load
-from tq_onnx.measure import oracle as ladder
-from tq_onnx.measure import rowcomparison
+from tq_onnx.measure import oracle, rowcomparison
 from tq_onnx.measure.probe import LayerNames, Probe, make_probe
+from tq_onnx.measure.reconstruction import reconstruction, theory
 from tq_onnx.runtime.decoder import Decoder
 
 INT4 = Codec("lloyd_max", 4)
@@ -53,19 +53,19 @@ def fake(probe: Probe) -> Iterator[Fake]:
     )
 
 
-def judge(fake: Fake, layer: LayerNames, backend: str = ladder.KERNEL) -> ladder.LadderFigures:
-    return ladder.judge_layer(fake, layer, backend)[0]  # type: ignore[arg-type]
+def judge(fake: Fake, layer: LayerNames, backend: str = oracle.KERNEL) -> oracle.OracleFigures:
+    return oracle.judge_layer(fake, layer, backend)[0]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", CONVERTIBLE)
 @pytest.mark.parametrize("library", [True, False])
-def test_both_backends_climb(name: str, library: bool) -> None:
+def test_both_backends_equal_the_reference(name: str, library: bool) -> None:
     probe = make_probe(converted(name))
     decoder: Decoder = probe.decoder(library=library, threads=1)
     for tokens in (ids(40), ids(1)):
         decoder.prefill(tokens)
         for layer in probe.layers:
-            found, caches = ladder.judge_layer(decoder, layer, ladder.KERNEL)
+            found, caches = oracle.judge_layer(decoder, layer, oracle.KERNEL)
             assert found.codes == 2 * 2 * tokens.shape[1] * 64
             assert found.codes_wrong == 0
             assert found.codes_differing <= 1
@@ -145,8 +145,8 @@ def test_bodies_of_half_models_may_miss_a_rounding(probe: Probe, fake: Fake) -> 
     names = layer.key.vectors
     fake.watched[names] = fake.watched[names].astype(np.float16)
     half = replace(layer, plan=replace(layer.plan, dtype="FLOAT16"))
-    assert judge(fake, half, ladder.KERNEL).codes_wrong > 0
-    assert judge(fake, half, ladder.BODY).codes_wrong == 0
+    assert judge(fake, half, oracle.KERNEL).codes_wrong > 0
+    assert judge(fake, half, oracle.BODY).codes_wrong == 0
 
 
 @pytest.mark.parametrize(
@@ -154,22 +154,20 @@ def test_bodies_of_half_models_may_miss_a_rounding(probe: Probe, fake: Fake) -> 
     [(4, 128, 0.00919), (4, 64, 0.00891), (3, 128, 0.0334), (2, 128, 0.1190)],
 )
 def test_theory(bits: int, head_size: int, error: float) -> None:
-    assert ladder.theory(Codec("lloyd_max", bits), head_size, True) == pytest.approx(
-        error, rel=0.02
-    )
+    assert theory(Codec("lloyd_max", bits), head_size, True) == pytest.approx(error, rel=0.02)
 
 
 def test_theory_without_norm_correction_is_the_lloyd_max_error() -> None:
     # Exact law of a coordinate of a unit vector, d = 128.
-    assert ladder.theory(INT4, 128, False) == pytest.approx(0.009315, rel=0.01)
+    assert theory(INT4, 128, False) == pytest.approx(0.009315, rel=0.01)
 
 
 def test_random_vectors_reconstruct_as_theory_says(probe: Probe) -> None:
     decoder = probe.decoder(library=True, threads=1)
     decoder.prefill(ids(200))
     for layer in probe.layers:
-        _, caches = ladder.judge_layer(decoder, layer, ladder.KERNEL)
-        for loss in ladder.reconstruction(decoder.watched, layer, caches):
+        _, caches = oracle.judge_layer(decoder, layer, oracle.KERNEL)
+        for loss in reconstruction(decoder.watched, layer, caches):
             assert loss.rows <= 400
             assert abs(loss.excess) < 0.05 + 3 * loss.spread / loss.theory
 
@@ -178,8 +176,8 @@ def test_rows_that_come_again_count_once(probe: Probe) -> None:
     decoder = probe.decoder(library=True, threads=1)
     decoder.prefill(np.full((1, 30), 7))
     layer = probe.layers[0]
-    _, caches = ladder.judge_layer(decoder, layer, ladder.KERNEL)
-    key, value = ladder.reconstruction(decoder.watched, layer, caches)
+    _, caches = oracle.judge_layer(decoder, layer, oracle.KERNEL)
+    key, value = reconstruction(decoder.watched, layer, caches)
     # The same token thirty times: its values are the same, its keys turn with the position.
     assert (key.rows, value.rows) == (60, 2)
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.runtime.models import DYNAMO, converted, original
 from tq_onnx.errors import ModelFileError, UsageError
-from tq_onnx.measure.picture import check_picture, draw
+from tq_onnx.measure.picture import check_picture, draw_quality
 from tq_onnx.measure.report import ComparisonReport, compare_models
 
 
@@ -21,18 +21,18 @@ def report() -> ComparisonReport:
 
 def test_an_svg_names_every_point(report: ComparisonReport, tmp_path: Path) -> None:
     assert report.peers[0].name == "ORT float16"
-    draw(report, tmp_path / "a.svg")
+    draw_quality(report, tmp_path / "a.svg")
     text = (tmp_path / "a.svg").read_text()
     for name in ("int4", *(peer.name for peer in report.peers)):
         assert text.count(f">{name}<") == 2  # once in each panel
     assert "cache bytes per token" in text
-    draw(report, tmp_path / "b.svg")
+    draw_quality(report, tmp_path / "b.svg")
     assert (tmp_path / "b.svg").read_text() == text
 
 
 def test_a_png_without_peers(report: ComparisonReport, tmp_path: Path) -> None:
     path = tmp_path / "a.PNG"
-    draw(replace(report, peers=()), path)
+    draw_quality(replace(report, peers=()), path)
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 

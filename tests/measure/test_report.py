@@ -28,7 +28,7 @@ from tq_onnx.measure.probe import Probe, lay_open
 from tq_onnx.measure.quality import Window, blocks, compare, windows
 from tq_onnx.measure.recording import Recording
 from tq_onnx.measure.report import ComparisonReport, compare_models
-from tq_onnx.measure.tables import layer_table, notes, summary, to_markdown
+from tq_onnx.measure.tables import layer_table, report_notes, report_table, to_markdown
 from tq_onnx.measure.verify import verify
 from tq_onnx.ops.domain import ATTENTION
 from tq_onnx.runtime.model import open_model
@@ -286,7 +286,7 @@ def test_peers_that_a_model_cannot_have(
     assert found.peers == ()
     assert [peer.name for peer in found.missing] == ["ORT float16", "ORT int8", "ORT int4"]
     assert all(reason in peer.reason for peer in found.missing)
-    assert f"ORT int8 is left out: {found.missing[1].reason}" in notes(found)
+    assert f"ORT int8 is left out: {found.missing[1].reason}" in report_notes(found)
 
 
 def test_a_float16_model_has_float16_caches_of_its_own(
@@ -318,7 +318,7 @@ def test_without_peers_and_kernels(models: Callable[[str, str], Path]) -> None:
     assert (found.peers, found.missing) == ((), ())
     assert found.positions == len(TEXT) - 1
     assert found.stride == 20
-    assert "the function bodies ran" in " ".join(notes(found))
+    assert "the function bodies ran" in " ".join(report_notes(found))
     assert list(dict.fromkeys(stages)) == [
         "Opening the original",
         "Reading the text with the original",
@@ -364,7 +364,7 @@ def test_refusals(models: Callable[[str, str], Path]) -> None:
 
 
 def test_tables(report: ComparisonReport) -> None:
-    table = summary(report)
+    table = report_table(report)
     assert {len(row) for row in table.rows} == {len(table.columns)}
     assert [row[0] for row in table.rows] == [
         *("original", "int4", "int2", "raw"),

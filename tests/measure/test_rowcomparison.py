@@ -9,8 +9,8 @@ from tq_onnx.codec import reference
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.rotation import rotation_of
 from tq_onnx.codec.spec import BITS, FP8, PROD, Q8_0, RAW, U8, UNIFORM, Codec, row_layout
-from tq_onnx.measure.oracle import largest_error, theory
 from tq_onnx.measure.probe import EncodeNames
+from tq_onnx.measure.reconstruction import largest_error, theory
 from tq_onnx.measure.rowcomparison import RowFigures, compare_rows
 
 D, N, T = 80, 2, 6

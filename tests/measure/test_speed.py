@@ -9,9 +9,10 @@ import pytest
 from tests.runtime.models import DYNAMO, GENAI, HALF, ids, original, subject
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.measure import speed
-from tq_onnx.measure.bench import SpeedReport, measure_speed, notes, summary
+from tq_onnx.measure.bench import SpeedReport, measure_speed
+from tq_onnx.measure.picture import draw_speed
 from tq_onnx.measure.speed import check_fits, check_positions, decode_steps, measure
-from tq_onnx.measure.speedpicture import draw_speed
+from tq_onnx.measure.tables import bench_notes, bench_table
 from tq_onnx.progress import Progress
 
 KINDS = ("original", "kernel", "body")
@@ -112,9 +113,9 @@ def test_a_picture_of_what_there_is(tmp_path: Path) -> None:
     )
     assert [row.context for row in report.rows] == [16, 24]
     assert report.preset == "int3"
-    assert len(summary(report).rows) == 2
-    assert summary(report).rows[1][4:7] == ("", "", "")
-    assert len(notes(report)) == 3
+    assert len(bench_table(report).rows) == 2
+    assert bench_table(report).rows[1][4:7] == ("", "", "")
+    assert len(bench_notes(report)) == 3
     draw_speed(report, tmp_path / "a.svg")
     text = (tmp_path / "a.svg").read_text()
     assert ">seconds to the first token<" in text
@@ -132,7 +133,7 @@ def test_a_picture_of_what_there_is(tmp_path: Path) -> None:
             for row in report.rows
         ),
     )
-    assert [len(row) for row in summary(unread).rows] == [7, 7]
-    assert len(summary(unread).columns) == 7
+    assert [len(row) for row in bench_table(unread).rows] == [7, 7]
+    assert len(bench_table(unread).columns) == 7
     draw_speed(unread, tmp_path / "c.svg")
     assert "seconds to the first token" not in (tmp_path / "c.svg").read_text()

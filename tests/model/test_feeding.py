@@ -10,7 +10,7 @@ import pytest
 
 from tests.model.conftest import Pairs
 from tq_onnx.integrations.bundled import ROUTES
-from tq_onnx.measure.feeding_modes import all_caches, compare_modes
+from tq_onnx.measure.feeding_modes import all_caches, compare_feeding_modes
 from tq_onnx.measure.probe import Probe, make_probe
 from tq_onnx.runtime.model import open_converted
 
@@ -26,7 +26,7 @@ MAX_TIES = 5e-4
 @pytest.mark.parametrize("route", ROUTES)
 def test_in_place_and_growing_caches_give_the_same_tokens(pairs: Pairs, route: str) -> None:
     pair = pairs(route)
-    figures = compare_modes(pair.after, pair.heldout[:200], new_tokens=24, chunk=48)
+    figures = compare_feeding_modes(pair.after, pair.heldout[:200], new_tokens=24, chunk=48)
     assert figures.fixed_capacity
     assert figures.in_place_tokens_equal
     assert figures.in_place_bytes_differing == 0
@@ -85,6 +85,6 @@ def test_in_place_is_one_buffer(pairs: Pairs, route: str) -> None:
 def test_bodies_take_caches_of_fixed_capacity_too(pairs: Pairs) -> None:
     pair = pairs("dynamo")
     bodies = open_converted(pair.converted, library=False, threads=2)
-    figures = compare_modes(bodies, pair.heldout[:48], new_tokens=8, chunk=16)
+    figures = compare_feeding_modes(bodies, pair.heldout[:48], new_tokens=8, chunk=16)
     assert figures.in_place_tokens_equal
     assert figures.in_place_bytes_differing == 0

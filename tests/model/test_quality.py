@@ -9,8 +9,9 @@ from tests.model.conftest import Pairs
 from tests.model.pair import Pair
 from tq_onnx.integrations.bundled import ROUTES, heldout_text
 from tq_onnx.measure.greedy import GreedyFigures, compare_greedy
-from tq_onnx.measure.oracle import KERNEL, judge_layer, reconstruction, theory
+from tq_onnx.measure.oracle import KERNEL, judge_layer
 from tq_onnx.measure.probe import make_probe
+from tq_onnx.measure.reconstruction import reconstruction, theory
 from tq_onnx.runtime.generate import generate
 
 MIN_BYTES = 8192

@@ -87,9 +87,9 @@ def bench(
       tq-onnx bench model.onnx model.k8v4.onnx --json
     """
     from tq_onnx.integrations.folder import find_model
-    from tq_onnx.measure.bench import measure_speed, notes, summary
-    from tq_onnx.measure.picture import check_picture
-    from tq_onnx.measure.speedpicture import draw_speed
+    from tq_onnx.measure.bench import measure_speed
+    from tq_onnx.measure.picture import check_picture, draw_speed
+    from tq_onnx.measure.tables import bench_notes, bench_table
 
     if converted is not None and preset is not None:
         raise UsageError(
@@ -115,10 +115,6 @@ def bench(
     if as_json:
         terminal.print_json(found)
         return
-    content = summary(found)
-    table = terminal.make_table(*content.columns, title=content.title)
-    for row in content.rows:
-        terminal.add_row(table, *row)
-    terminal.print_table(table)
-    for line in notes(found):
+    terminal.print_table(bench_table(found))
+    for line in bench_notes(found):
         terminal.print_line(line)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from tq_onnx.cli import flags, terminal
+from tq_onnx.measure.tables import TextTable
 from tq_onnx.progress import Progress
 
 if TYPE_CHECKING:
@@ -241,45 +242,40 @@ def _describe(subject: OpenModel) -> str:
 
 def _print(report: DemoReport, keep: Path | None) -> None:
     before, after = report.original, report.converted
-    table = terminal.make_table(
-        "", ">original", f">{report.preset}", ">change", title=f"A small trained {report.model}"
-    )
-    terminal.add_row(
-        table,
-        "cache bytes per token",
-        f"{before.cache_bytes_per_token:,}",
-        f"{after.cache_bytes_per_token:,}",
-        f"{report.cache_ratio:.2f} x smaller",
-    )
-    terminal.add_row(
-        table,
-        f"cache bytes at {report.context} tokens, measured",
-        f"{before.cache_bytes:,}",
-        f"{after.cache_bytes:,}",
-        f"{before.cache_bytes / after.cache_bytes:.2f} x smaller",
-    )
-    terminal.add_row(
-        table,
-        f"perplexity on {report.text_tokens:,} unseen bytes",
-        f"{before.perplexity:.4f}",
-        f"{after.perplexity:.4f}",
-        f"{after.perplexity / before.perplexity - 1:+.2%}",
-    )
-    terminal.add_row(
-        table,
-        "tokens/s in decode",
-        f"{before.tokens_per_second:.0f}",
-        f"{after.tokens_per_second:.0f}",
-        f"{after.tokens_per_second / before.tokens_per_second:.2f} x",
-    )
-    terminal.add_row(
-        table,
-        "same most likely next byte",
-        "",
-        f"{report.top1_agreement:.1%}",
-        f"KL {report.kl_mean:.4f} nats",
-    )
-    terminal.print_table(table)
+    rows = [
+        (
+            "cache bytes per token",
+            f"{before.cache_bytes_per_token:,}",
+            f"{after.cache_bytes_per_token:,}",
+            f"{report.cache_ratio:.2f} x smaller",
+        ),
+        (
+            f"cache bytes at {report.context} tokens, measured",
+            f"{before.cache_bytes:,}",
+            f"{after.cache_bytes:,}",
+            f"{before.cache_bytes / after.cache_bytes:.2f} x smaller",
+        ),
+        (
+            f"perplexity on {report.text_tokens:,} unseen bytes",
+            f"{before.perplexity:.4f}",
+            f"{after.perplexity:.4f}",
+            f"{after.perplexity / before.perplexity - 1:+.2%}",
+        ),
+        (
+            "tokens/s in decode",
+            f"{before.tokens_per_second:.0f}",
+            f"{after.tokens_per_second:.0f}",
+            f"{after.tokens_per_second / before.tokens_per_second:.2f} x",
+        ),
+        (
+            "same most likely next byte",
+            "",
+            f"{report.top1_agreement:.1%}",
+            f"KL {report.kl_mean:.4f} nats",
+        ),
+    ]
+    columns = ("", ">original", f">{report.preset}", ">change")
+    terminal.print_table(TextTable.of(columns, rows, f"A small trained {report.model}"))
     terminal.print_line(f"prompt (its end)      ...{report.prompt[-_SHOWN_PROMPT:]!r}")
     terminal.print_line(f"original continues    {before.text!r}")
     terminal.print_line(f"{report.preset} continues        {after.text!r}")

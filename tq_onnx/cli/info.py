@@ -15,11 +15,10 @@ import click
 
 from tq_onnx.cli import flags, terminal
 from tq_onnx.errors import LibraryError, UnsupportedModelError, VerificationError
+from tq_onnx.measure.tables import TextTable
 from tq_onnx.runtime.providers import PROVIDERS, ExecutionProvider
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from tq_onnx.runtime.placement import PlacementReport
 
 _PACKAGES = ("tq-onnx", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "numpy")
@@ -153,32 +152,32 @@ def info(*, model: Path | None, check: bool, ep: str, as_json: bool) -> None:
         raise VerificationError("; ".join(report.problems))
 
 
-def _table(report: InfoReport) -> Table:
-    table = terminal.make_table("what", "found")
+def _table(report: InfoReport) -> TextTable:
+    rows: list[tuple[str, object]] = []
     for name, version in report.packages.items():
-        terminal.add_row(table, name, version or "not installed")
-    terminal.add_row(table, "python", report.python)
-    terminal.add_row(table, "platform", report.platform)
-    terminal.add_row(table, "CPU features", " ".join(report.cpu_features) or "unknown")
-    terminal.add_row(table, "providers", ", ".join(report.providers))
-    terminal.add_row(table, "row layout", report.layout_digest)
+        rows.append((name, version or "not installed"))
+    rows.append(("python", report.python))
+    rows.append(("platform", report.platform))
+    rows.append(("CPU features", " ".join(report.cpu_features) or "unknown"))
+    rows.append(("providers", ", ".join(report.providers)))
+    rows.append(("row layout", report.layout_digest))
     library = report.library
-    terminal.add_row(table, "library", library.path or "missing")
+    rows.append(("library", library.path or "missing"))
     if library.version is not None:
-        terminal.add_row(table, "library version", library.version)
-        terminal.add_row(table, "library row layout", library.layout_digest)
-        terminal.add_row(table, "kernels use", library.isa or "nothing")
-        terminal.add_row(table, "kernels compiled for", ", ".join(library.isa_compiled))
-        terminal.add_row(table, "this CPU runs", ", ".join(library.isa_supported))
-        terminal.add_row(table, "onnxruntime accepts it", "yes" if library.registers else "no")
+        rows.append(("library version", library.version))
+        rows.append(("library row layout", library.layout_digest))
+        rows.append(("kernels use", library.isa or "nothing"))
+        rows.append(("kernels compiled for", ", ".join(library.isa_compiled)))
+        rows.append(("this CPU runs", ", ".join(library.isa_supported)))
+        rows.append(("onnxruntime accepts it", "yes" if library.registers else "no"))
     if library.problem is not None:
-        terminal.add_row(table, "library problem", library.problem)
+        rows.append(("library problem", library.problem))
     if report.provider is not None:
         what = report.provider.model or "a model of one node"
-        terminal.add_row(table, f"{what} runs", report.provider.placement or "not")
+        rows.append((f"{what} runs", report.provider.placement or "not"))
         if report.provider.problem is not None:
-            terminal.add_row(table, "provider problem", report.provider.problem)
-    return table
+            rows.append(("provider problem", report.provider.problem))
+    return TextTable.of(("what", "found"), rows)
 
 
 def _provider(ep: ExecutionProvider, model: Path | None) -> ProviderReport:

@@ -12,6 +12,7 @@ import click
 from tq_onnx.cli import flags, planned, terminal
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.errors import UnsupportedModelError
+from tq_onnx.measure.tables import TextTable
 
 if TYPE_CHECKING:
     from tq_onnx.conversion.equalise import LayerEqualisation
@@ -132,20 +133,9 @@ def _print_original(model: Path, report: InspectionReport, *, following: bool = 
     terminal.print_line(f"{model}: opset {report.opset}")
     if report.layers:
         noise = {entry.layer: entry for entry in report.equalisation if entry.noise_after}
-        table = terminal.make_table(
-            ">layer",
-            "form",
-            ">heads",
-            ">KV heads",
-            ">head size",
-            "type",
-            ">scale",
-            "mask",
-            *((">noise", ">equalised", ">gain") if noise else ()),
-        )
-        for found in report.layers:
-            terminal.add_row(
-                table,
+        columns = (">layer", "form", ">heads", ">KV heads", ">head size", "type", ">scale", "mask")
+        rows = [
+            (
                 found.layer,
                 found.dialect,
                 found.num_heads,
@@ -156,14 +146,16 @@ def _print_original(model: Path, report: InspectionReport, *, following: bool = 
                 found.mask,
                 *_noise(noise.get(found.layer)),
             )
-        terminal.print_table(table)
+            for found in report.layers
+        ]
+        more = (">noise", ">equalised", ">gain") if noise else ()
+        terminal.print_table(TextTable.of((*columns, *more), rows))
     if report.equalisation:
         _explain(report.equalisation)
     if report.presets:
-        table = terminal.make_table(
-            "preset", "keys", "values", ">cache bytes per token", ">times smaller", ""
-        )
-        terminal.add_row(table, "(now)", "", "", f"{report.bytes_per_token:,}", "1.00", "")
+        offers: list[tuple[object, ...]] = [
+            ("(now)", "", "", f"{report.bytes_per_token:,}", "1.00", "")
+        ]
         for offer in report.presets:
             preset = PRESETS[offer.preset]
             codecs = ("", "") if preset.key.is_raw else (preset.key, preset.value)
@@ -172,8 +164,12 @@ def _print_original(model: Path, report: InspectionReport, *, following: bool = 
             else:
                 mark = "experimental" if preset.experimental else ""
                 cells = (f"{offer.bytes_per_token:,}", f"{offer.ratio:.2f}", mark)
-            terminal.add_row(table, offer.preset, *codecs, *cells)
-        terminal.print_table(table)
+            offers.append((offer.preset, *codecs, *cells))
+        terminal.print_table(
+            TextTable.of(
+                ("preset", "keys", "values", ">cache bytes per token", ">times smaller", ""), offers
+            )
+        )
     if report.misses:
         terminal.print_line("It cannot be converted:")
         for miss in report.misses:

@@ -11,6 +11,7 @@ from tq_onnx.cli import flags, terminal
 from tq_onnx.codec.presets import DEFAULT_PRESET, PRESETS, Preset
 from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.errors import UsageError
+from tq_onnx.measure.tables import TextTable
 
 _HALF_BYTES: Final = 2
 _VLLM_HEAD_SIZE: Final = 128
@@ -78,23 +79,23 @@ def presets(head_size: int, as_json: bool) -> None:
     if as_json:
         terminal.print_json(found)
         return
-    table = terminal.make_table(
-        "preset", "keys", "values", "rotation", ">bytes", ">bits", ">smaller", "from"
-    )
+    rows = []
     for entry in found:
         slot = "" if entry.vllm_slot is None else f" (its slot: {entry.vllm_slot} bytes)"
-        terminal.add_row(
-            table,
-            entry.preset + (" (default)" if entry.default else ""),
-            entry.key,
-            entry.value,
-            entry.rotation,
-            entry.bytes_per_token,
-            f"{entry.bits_per_value:.2f}",
-            f"{entry.ratio:.2f}",
-            f"{entry.source}{slot}{'; experimental' if entry.experimental else ''}",
+        rows.append(
+            (
+                entry.preset + (" (default)" if entry.default else ""),
+                entry.key,
+                entry.value,
+                entry.rotation,
+                entry.bytes_per_token,
+                f"{entry.bits_per_value:.2f}",
+                f"{entry.ratio:.2f}",
+                f"{entry.source}{slot}{'; experimental' if entry.experimental else ''}",
+            )
         )
-    terminal.print_table(table)
+    columns = ("preset", "keys", "values", "rotation", ">bytes", ">bits", ">smaller", "from")
+    terminal.print_table(TextTable.of(columns, rows))
     terminal.print_line(
         f"bytes: key and value of one token and KV head of size {head_size}; bits: of one value; "
         "smaller: than float16, times"

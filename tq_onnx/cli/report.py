@@ -13,7 +13,6 @@ from tq_onnx.errors import ModelFileError, UsageError
 
 if TYPE_CHECKING:
     from tq_onnx.measure.report import ComparisonReport
-    from tq_onnx.measure.tables import TextTable
 
 
 @click.command()
@@ -83,7 +82,7 @@ def report(
     """
     from tq_onnx.cli.tokens import model_tokens
     from tq_onnx.integrations.folder import find_model
-    from tq_onnx.measure.picture import check_picture, draw
+    from tq_onnx.measure.picture import check_picture, draw_quality
     from tq_onnx.measure.report import compare_models
     from tq_onnx.measure.tables import to_page
 
@@ -108,7 +107,7 @@ def report(
             on_progress=on_progress,
         )
     if picture is not None:
-        draw(found, picture)
+        draw_quality(found, picture)
     if markdown is not None:
         markdown.write_text(to_page(found, _link(markdown, picture)), encoding="utf-8")
     if as_json:
@@ -133,18 +132,11 @@ def _link(page: Path, picture: Path | None) -> str | None:
 
 
 def _print(found: ComparisonReport, *, layers: bool) -> None:
-    from tq_onnx.measure.tables import layer_table, notes, summary
+    from tq_onnx.measure.tables import layer_table, report_notes, report_table
 
-    _print_table(summary(found))
+    terminal.print_table(report_table(found))
     if layers:
         for model in (model for model in found.models if model.layers):
-            _print_table(layer_table(model, found.layer_tokens))
-    for line in notes(found):
+            terminal.print_table(layer_table(model, found.layer_tokens))
+    for line in report_notes(found):
         terminal.print_line(line)
-
-
-def _print_table(content: TextTable) -> None:
-    table = terminal.make_table(*content.columns, title=content.title)
-    for row in content.rows:
-        terminal.add_row(table, *row)
-    terminal.print_table(table)

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from tq_onnx.measure.tables import TextTable
     from tq_onnx.progress import OnProgress, Progress
 
 REPORT: Final = "please report it with the command and, if you can, the model"
@@ -114,10 +115,11 @@ def print_facts(facts: Iterable[tuple[str, object]], title: str = "") -> None:
         print_line(line)
 
 
-def print_table(table: Table) -> None:
-    """A rich table on stdout; neither cut nor padded when stdout is a file or a pipe."""
+def print_table(content: TextTable) -> None:
+    """Print a table on stdout; neither cut nor padded when stdout is a file or a pipe."""
     from rich.console import Console
 
+    table = _drawn(content)
     out = Console(highlight=False, markup=False, emoji=False)
     if out.is_terminal:
         out.print(table)
@@ -129,29 +131,23 @@ def print_table(table: Table) -> None:
     click.echo("\n".join(lines))
 
 
-def make_table(*columns: str, title: str = "", header: bool = True) -> Table:
-    """An empty table in the one style of the tool; a column named ``>x`` is right-aligned."""
+def _drawn(content: TextTable) -> Table:
+    """Make a rich table in the one style of the tool; cells are plain text, whatever they hold."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(
-        title=Text(printable(title)) if title else None,
+        title=Text(printable(content.title)) if content.title else None,
         title_justify="left",
         box=box.SIMPLE_HEAD,
-        show_header=header,
     )
-    for name in columns:
-        justify = "right" if name.startswith(">") else "left"
-        table.add_column(Text(name.lstrip(">")), justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for name in content.columns:
+        justify: Literal["left", "right"] = "right" if name.startswith(">") else "left"
+        table.add_column(Text(name.lstrip(">")), justify=justify, overflow="fold")
+    for row in content.rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
     return table
-
-
-def add_row(table: Table, *cells: object) -> None:
-    """Adds a row whose cells are plain text, whatever they contain."""
-    from rich.text import Text
-
-    table.add_row(*(Text(printable(str(cell))) for cell in cells))
 
 
 def print_json(data: object) -> None:

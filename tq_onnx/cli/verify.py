@@ -12,7 +12,7 @@ from tq_onnx.errors import VerificationError
 from tq_onnx.runtime.providers import PROVIDERS
 
 if TYPE_CHECKING:
-    from tq_onnx.measure.verifyreport import VerifyReport
+    from tq_onnx.measure.verify import VerifyReport
 
 
 @click.command()
@@ -78,6 +78,7 @@ def verify(
 
     original, converted = find_model(original), find_model(converted)
     ids, source = model_tokens((original, converted), text, tokens, tokenizer)
+    from tq_onnx.measure.checks import failure
     from tq_onnx.measure.verify import verify as run
 
     with terminal.progress("Opening both models") as on_progress:
@@ -98,19 +99,18 @@ def verify(
     else:
         _print(report)
     if not report.holds:
-        failed = [check.name for check in report.checks if not check.holds]
         raise VerificationError(
-            f"{len(failed)} of {len(report.checks)} checks do not hold: {'; '.join(failed)}",
+            failure(report.checks),
             where=str(converted),
             fix="convert the original again with this version of tq-onnx",
         )
 
 
 def _print(report: VerifyReport) -> None:
-    from tq_onnx.measure.verifyreport import render
+    from tq_onnx.measure.tables import verify_tables
 
-    for table in render(report):
+    for table in verify_tables(report):
         terminal.print_table(table)
-    held = sum(check.holds for check in report.checks)
+    held = sum(check.holds is True for check in report.checks)
     verdict = "verified" if report.holds else "NOT verified"
     terminal.print_line(f"{verdict}: {held} of {len(report.checks)} checks hold")

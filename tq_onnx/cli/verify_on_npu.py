@@ -48,6 +48,7 @@ def verify_on_npu(*, models: tuple[Path, ...], output: Path | None, seconds: flo
     """
     from tq_onnx.integrations.bundled import build_bundled, heldout_text
     from tq_onnx.integrations.folder import find_model
+    from tq_onnx.measure.checks import failure
     from tq_onnx.measure.npu import Request
     from tq_onnx.measure.npu import verify_on_npu as run
 
@@ -67,16 +68,12 @@ def verify_on_npu(*, models: tuple[Path, ...], output: Path | None, seconds: flo
         )
     _write(report, output)
     _print(report, output)
-    if report.failed:
-        raise VerificationError(
-            f"{len(report.failed)} of {len(report.checks)} checks do not hold: "
-            + "; ".join(check.name for check in report.failed[:5]),
-            fix="send the report back",
-        )
+    if not report.holds:
+        raise VerificationError(failure(report.checks, named=5), fix="send the report back")
 
 
 def _write(report: NpuReport, output: Path | None) -> None:
-    document: dict[str, Any] = {"holds": not report.failed, **dataclasses.asdict(report)}
+    document: dict[str, Any] = {"holds": report.holds, **dataclasses.asdict(report)}
     if output is None:
         terminal.print_json(document)
         return

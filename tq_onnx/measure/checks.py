@@ -1,12 +1,13 @@
-"""The hard properties of a conversion: what ``verify`` fails on.
+"""The properties that a conversion must have: ``verify`` fails if one does not hold.
 
-Each function turns figures into a ``Check``: what must hold, whether it does, what was measured.
-The tolerances stand here, each with its reason.
+Each function turns figures into a ``Check`` with its verdict and the measured numbers. The
+tolerances stand here, each with its reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -14,11 +15,10 @@ import numpy.typing as npt
 
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.rotation import rotation_of
-from tq_onnx.measure.drift import DriftFigures
-from tq_onnx.measure.feeding_modes import ModeFigures
-from tq_onnx.measure.oracle import BODY, KERNEL, LadderFigures, ReconstructionFigures
+from tq_onnx.measure.feeding_modes import FeedingFigures
+from tq_onnx.measure.oracle import BODY, KERNEL, OracleFigures
 from tq_onnx.measure.probe import Probe
-from tq_onnx.measure.verifyreport import Check, MemoryFigures
+from tq_onnx.measure.reconstruction import CacheDistance, ReconstructionFigures
 from tq_onnx.runtime.cache import CacheSpec
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.session import Port, placement, ports
@@ -34,15 +34,56 @@ MAX_THEORY_EXCESS: Final = 0.05
 # One rotation and a limited number of vectors scatter around the expectation of theory.
 THEORY_SPREADS: Final = 3.0
 # Large vectors count more here than in theory's mean, and may reconstruct less well.
-MAX_FIRST_LAYER_DRIFT: Final = 2.0
+MAX_FIRST_LAYER_DISTANCE: Final = 2.0
 # The two graphs may round what they cache differently, by a few units in the last place.
-ROUNDING_DRIFT: Final = {"FLOAT": 1e-10, "FLOAT16": 1e-5, "BFLOAT16": 1e-3}
+ROUNDING_DISTANCE: Final = {"FLOAT": 1e-10, "FLOAT16": 1e-5, "BFLOAT16": 1e-3}
 MAX_CHUNK_FLIPS: Final = 1e-3
 MAX_TABLE_ERROR: Final = 1e-5
 
 
-def interface(before: OpenModel, after: OpenModel) -> Check:
-    """All names, in order; types and shapes of everything but the caches."""
+@dataclass(frozen=True)
+class Check:
+    """A property that must hold.
+
+    Attributes:
+        name: the property, with sizes where it has some.
+        holds: the verdict; None if the check was not done.
+    """
+
+    name: str
+    holds: bool | None
+
+
+@dataclass(frozen=True)
+class PropertyCheck(Check):
+    """A property of a conversion.
+
+    Attributes:
+        detail: the measured numbers, in words.
+    """
+
+    detail: str
+
+
+def failed(checks: Iterable[Check]) -> tuple[Check, ...]:
+    """Return the checks that do not hold; checks that were not done are not among them."""
+    return tuple(check for check in checks if check.holds is False)
+
+
+def failure(checks: Sequence[Check], *, named: int | None = None) -> str:
+    """Return one clause that counts the failed checks and names them.
+
+    Args:
+        checks: all checks, some of which do not hold.
+        named: the most names; None for all.
+    """
+    lost = failed(checks)
+    names = "; ".join(check.name for check in lost[:named])
+    return f"{len(lost)} of {len(checks)} checks do not hold: {names}"
+
+
+def interface(before: OpenModel, after: OpenModel) -> PropertyCheck:
+    """Compare names and their order, and types and shapes of everything but the caches."""
     caches = {
         name: spec
         for spec in after.signature.caches
@@ -59,7 +100,7 @@ def interface(before: OpenModel, after: OpenModel) -> Check:
                 problems += _cache_problems(old, new, caches[old.name])
             elif not _same(old, new):
                 problems.append(f"{old.name} was {old}, is {new}")
-    return Check(
+    return PropertyCheck(
         "inputs and outputs keep names, order and meaning",
         not problems,
         "; ".join(dict.fromkeys(problems)) or "only the caches' type and last dimension changed",
@@ -67,7 +108,7 @@ def interface(before: OpenModel, after: OpenModel) -> Check:
 
 
 def _same(old: Port, new: Port) -> bool:
-    """Equal, but for what the runtime infers of dimensions that the file gives a name or none."""
+    """Compare two ports; dimensions that the file does not state as numbers may be inferred."""
     dims = zip(old.shape, new.shape, strict=False)
     return (old.type, len(old.shape)) == (new.type, len(new.shape)) and all(
         here == there or not (isinstance(here, int) and isinstance(there, int))
@@ -85,12 +126,12 @@ def _cache_problems(old: Port, new: Port, spec: CacheSpec) -> list[str]:
     return [f"{old.name} was {old}, is {new}"]
 
 
-def placed(after: OpenModel, library: bool) -> Check:
-    """Kernels or function bodies, as asked for, and no mixture."""
+def placed(after: OpenModel, library: bool) -> PropertyCheck:
+    """Check that kernels or function bodies run, as asked for, and no mixture."""
     where = placement(after.session)
     layers = len(after.signature.caches) // 2
     wanted = (2 * layers, layers) if library else (0, 0)
-    return Check(
+    return PropertyCheck(
         "TurboQuant nodes run where they should",
         (where.encode, where.attention) == wanted,
         f"{where.encode} encode and {where.attention} attention nodes on the library's kernels, "
@@ -98,30 +139,30 @@ def placed(after: OpenModel, library: bool) -> Check:
     )
 
 
-def sizes(after: OpenModel, memory: MemoryFigures) -> Check:
-    """Bytes of the buffers against those that the plan promises."""
-    planned = after.plan.bytes_per_token if after.plan else 0
-    measured = memory.converted_bytes / memory.tokens
-    return Check(
+def cache_sizes(converted: OpenModel, cache_bytes: int, tokens: int) -> PropertyCheck:
+    """Compare the bytes of the cache buffers after some tokens with the bytes in the plan."""
+    planned = converted.plan.bytes_per_token if converted.plan else 0
+    measured = cache_bytes / tokens
+    return PropertyCheck(
         "cache buffers have the planned size",
         measured == planned,
         f"{measured:g} bytes per token measured, {planned} planned",
     )
 
 
-def modes_agree(modes: ModeFigures) -> list[Check]:
-    """Ways to feed caches; see ``verify.modes``. A first prompt is fed in one way only."""
+def feeding_modes_agree(modes: FeedingFigures) -> list[PropertyCheck]:
+    """Compare the ways to feed caches; a graph for first prompts is fed in one way only."""
     if modes.first_only:
         return []
     flips = modes.chunk_bytes_differing / modes.cache_bytes
-    chunked = Check(
+    chunked = PropertyCheck(
         "a prompt in chunks leaves the same bytes",
         flips <= MAX_CHUNK_FLIPS,
         f"{modes.chunk_bytes_differing} of {modes.cache_bytes} bytes differ",
     )
     if not modes.fixed_capacity:
         return [chunked]
-    fixed = Check(
+    fixed = PropertyCheck(
         "caches in place equal growing caches",
         modes.in_place_bytes_differing == 0 and modes.in_place_tokens_equal,
         f"{modes.in_place_bytes_differing} bytes differ after {modes.prompt_tokens} + "
@@ -131,8 +172,8 @@ def modes_agree(modes: ModeFigures) -> list[Check]:
     return [fixed, chunked]
 
 
-def tables(probe: Probe) -> Check:
-    """Rotations and codebooks in the file against those that its plan names."""
+def tables(probe: Probe) -> PropertyCheck:
+    """Compare rotations and codebooks in the file with those that its plan names."""
     problems = []
     for layer in probe.layers:
         head_size = layer.plan.head_size
@@ -154,7 +195,7 @@ def tables(probe: Probe) -> Check:
                 problems.append(f"{where}: boundaries")
     rotated = any(names.rotation is not None for one in probe.layers for names in one.caches)
     baked = f"{probe.plan.rotation} rotations of seed {probe.plan.seed}, codebooks"
-    return Check(
+    return PropertyCheck(
         "baked tables are those of the plan",
         not problems,
         f"not as planned: {', '.join(problems)}"
@@ -169,15 +210,15 @@ def _close(found: npt.NDArray[np.float32], wanted: npt.NDArray[np.float32]) -> b
     return found.shape == wanted.shape and bool(np.abs(found - wanted).max() <= MAX_TABLE_ERROR)
 
 
-def same_weights(drift: Sequence[DriftFigures], probe: Probe) -> Check:
-    """The first layer's caches against the original's: no layer before it can blur them."""
-    first = drift[0]
+def same_weights(distances: Sequence[CacheDistance], probe: Probe) -> PropertyCheck:
+    """Compare the first layer's caches with the original's: no layer before it can blur them."""
+    first = distances[0]
     dtype = probe.layers[0].plan.dtype
     bounds = [
-        MAX_FIRST_LAYER_DRIFT * expected + ROUNDING_DRIFT[dtype]
+        MAX_FIRST_LAYER_DISTANCE * expected + ROUNDING_DISTANCE[dtype]
         for expected in (first.key_expected, first.value_expected)
     ]
-    return Check(
+    return PropertyCheck(
         "the first layer caches what the original's does",
         first.key <= bounds[0] and first.value <= bounds[1],
         f"relative squared distance of keys {first.key:.5f}, of values {first.value:.5f}; "
@@ -185,34 +226,34 @@ def same_weights(drift: Sequence[DriftFigures], probe: Probe) -> Check:
     )
 
 
-def ladder_holds(probe: Probe, rungs: Sequence[LadderFigures]) -> list[Check]:
-    """Every backend against the reference; see ``verify.ladder``."""
+def backends_hold(probe: Probe, figures: Sequence[OracleFigures]) -> list[PropertyCheck]:
+    """Compare every backend with the reference; see ``tq_onnx.measure.oracle``."""
     dtypes = {layer.plan.layer: layer.plan.dtype for layer in probe.layers}
     checks = []
-    for backend in dict.fromkeys(rung.backend for rung in rungs):
-        own = [rung for rung in rungs if rung.backend == backend]
-        codes = sum(rung.codes for rung in own)
-        differing = sum(rung.codes_differing for rung in own)
-        wrong = sum(rung.codes_wrong for rung in own)
-        steps = max(rung.scale_steps for rung in own)
+    for backend in dict.fromkeys(one.backend for one in figures):
+        own = [one for one in figures if one.backend == backend]
+        codes = sum(one.codes for one in own)
+        differing = sum(one.codes_differing for one in own)
+        wrong = sum(one.codes_wrong for one in own)
+        steps = max(one.scale_steps for one in own)
         dtype = dtypes[own[0].layer]
         rate = MAX_BODY_TIES[dtype] if backend == BODY else MAX_TIES
         # One tie in a short text is no rate.
         few = differing <= max(1, rate * codes)
         checks.append(
-            Check(
+            PropertyCheck(
                 f"encode: {backend} equals the reference",
                 few and wrong == 0 and steps <= MAX_SCALE_STEPS,
                 f"{differing} of {codes} codes differ, {wrong} of them no boundary ties; fields "
                 f"within {steps} steps of their type",
             )
         )
-        worst = max(own, key=lambda rung: _nan_last(rung.attention_error))
+        worst = max(own, key=lambda one: _nan_last(one.attention_error))
         limit = (MAX_KERNEL_ATTENTION_ERROR if backend == KERNEL else MAX_ATTENTION_ERROR)[dtype]
         checks.append(
-            Check(
+            PropertyCheck(
                 f"attention: {backend} equals the reference",
-                all(rung.attention_error <= limit for rung in own),
+                all(one.attention_error <= limit for one in own),
                 f"largest relative error {worst.attention_error:.1e} (layer {worst.layer}), "
                 f"{limit:.0e} allowed",
             )
@@ -224,8 +265,8 @@ def _nan_last(value: float) -> float:
     return float("inf") if np.isnan(value) else value
 
 
-def theory_holds(losses: Sequence[ReconstructionFigures]) -> list[Check]:
-    """Reconstruction errors against those of random directions, or what the steps allow."""
+def theory_holds(losses: Sequence[ReconstructionFigures]) -> list[PropertyCheck]:
+    """Compare errors of reconstruction with theory, or with what the codec's steps allow."""
 
     def beyond(loss: ReconstructionFigures) -> float:
         assert loss.theory is not None  # only such losses come here
@@ -239,7 +280,7 @@ def theory_holds(losses: Sequence[ReconstructionFigures]) -> list[Check]:
     if promised:
         worst = max(promised, key=beyond)
         checks.append(
-            Check(
+            PropertyCheck(
                 "keys and values reconstruct as theory says",
                 beyond(worst) <= 0,
                 f"worst: layer {worst.layer} {worst.cache}, relative squared error "
@@ -253,7 +294,7 @@ def theory_holds(losses: Sequence[ReconstructionFigures]) -> list[Check]:
         share, loss = max(stepped, key=lambda one: _nan_last(one[0]))
         codecs = ", ".join(dict.fromkeys(one.codec for _, one in stepped))
         checks.append(
-            Check(
+            PropertyCheck(
                 "rows err by no more than half a step",
                 _nan_last(share) <= 1,
                 f"{codecs} promise no error of their own, as they do not rotate; worst: layer "

@@ -30,7 +30,7 @@ _ROUNDING: Final = {"FLOAT": 1e-4, "FLOAT16": 1e-2}
 
 
 @dataclass(frozen=True)
-class ModeFigures:
+class FeedingFigures:
     """What changed with the way of feeding.
 
     Attributes:
@@ -57,12 +57,12 @@ class ModeFigures:
     first_only: bool = False
 
 
-def compare_modes(
+def compare_feeding_modes(
     subject: OpenModel, prompt: npt.NDArray[np.int64], *, new_tokens: int = 8, chunk: int = 16
-) -> ModeFigures:
+) -> FeedingFigures:
     """Feeds one prompt ``[n]`` in every way to a converted model."""
     if subject.signature.first_only:
-        return ModeFigures(len(prompt), 0, 0, False, 0, True, 0, 0, first_only=True)
+        return FeedingFigures(len(prompt), 0, 0, False, 0, True, 0, 0, first_only=True)
     given = subject.signature.slots
     # Where the graph fixes the room, the other way is to keep past and present apart.
     growing = subject.decoder(alias=None if given is None else False)
@@ -79,7 +79,7 @@ def compare_modes(
         logits = fixed.prefill(prompt[None])[0, -1]
         equal = _continue(fixed, logits, new_tokens) == tokens
         differing = bytes_differing(final, all_caches(fixed))
-    return ModeFigures(
+    return FeedingFigures(
         prompt_tokens=len(prompt),
         new_tokens=new_tokens,
         cache_bytes=sum(part.nbytes for part in whole),

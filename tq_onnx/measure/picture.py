@@ -1,20 +1,24 @@
-"""The result of ``report`` as a picture: quality against bytes, one point for each model.
+"""Pictures of the results of ``report`` and ``bench``.
 
 matplotlib is an optional dependency (``pip install tq-onnx[report]``) and imported here only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tq_onnx.errors import ModelFileError, UsageError
-from tq_onnx.measure.report import ComparisonReport, ModelFigures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from matplotlib.text import Annotation
+
+    from tq_onnx.measure.bench import SpeedReport
+    from tq_onnx.measure.report import ComparisonReport, ModelFigures
 
 FORMATS: Final = (".png", ".svg")
 
@@ -36,6 +40,8 @@ _PLACES: Final[tuple[_Place, ...]] = (
     *((-6, 5, "right", "bottom"), (-6, -5, "right", "top")),
 )
 """Where a label may stand, best first: steps to the right and up, alignment."""
+
+_Line = list[tuple[int, float]]
 
 
 def check_picture(path: Path) -> None:
@@ -60,8 +66,8 @@ def check_picture(path: Path) -> None:
         ) from error
 
 
-def draw(report: ComparisonReport, path: Path) -> None:
-    """Draws KL divergence and change of perplexity over bytes per token.
+def draw_quality(report: ComparisonReport, path: Path) -> None:
+    """Draw KL divergence and change of perplexity over bytes per token, one point for each model.
 
     Args:
         report: what was measured.
@@ -70,13 +76,7 @@ def draw(report: ComparisonReport, path: Path) -> None:
     Raises:
         UsageError, ModelFileError: as ``check_picture``.
     """
-    check_picture(path)
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    # Text stays text in an SVG, and the same report gives the same file.
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "tq-onnx"}):
-        figure = Figure(figsize=(14, 7), dpi=120, layout="constrained")
+    with _figure(path, 14, 7) as figure:
         left, right = figure.subplots(1, 2)
         figure.suptitle(
             f"{report.original.name}: {report.positions:,} predictions, windows of "
@@ -89,24 +89,55 @@ def draw(report: ComparisonReport, path: Path) -> None:
         right.yaxis.set_major_formatter(lambda value, _: f"{value:+g}" if value else "0")
         right.axhline(0, color="0.7", linewidth=0.8)
         panels = (
-            (left, [max(model.quality.kl_mean, _LEAST_KL) for model in _points(report)]),
-            (right, [100 * model.quality.perplexity_change for model in _points(report)]),
+            (left, [max(model.quality.kl_mean, _LEAST_KL) for model in _drawn(report)]),
+            (right, [100 * model.quality.perplexity_change for model in _drawn(report)]),
         )
         for axes, heights in panels:
             _scatter(axes, report, heights)
         figure.draw_without_rendering()
         for axes, heights in panels:
-            _label(axes, _points(report), heights)
+            _label(axes, _drawn(report), heights)
+
+
+def draw_speed(report: SpeedReport, path: Path) -> None:
+    """Draw a panel for each figure of ``bench``, with a line for each model.
+
+    Args:
+        report: what was measured.
+        path: a file of one of ``FORMATS``; one that exists is replaced.
+
+    Raises:
+        UsageError, ModelFileError: as ``check_picture``.
+    """
+    panels = _panels(report)
+    with _figure(path, 5 * len(panels), 4.5) as figure:
+        figure.suptitle(f"{report.original.name} before and after {report.preset}")
+        row = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axes, (name, before, after) in zip(row, panels, strict=True):
+            _lines(axes, name, before, after, report.preset)
+
+
+@contextmanager
+def _figure(path: Path, width: float, height: float) -> Iterator[Figure]:
+    """Yield an empty figure and write it to the file afterwards; sizes are in inches."""
+    check_picture(path)
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    # Text stays text in an SVG, and the same report gives the same file.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "tq-onnx"}):
+        figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
+        yield figure
         metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {}
         figure.savefig(path, metadata=metadata)
 
 
-def _points(report: ComparisonReport) -> list[ModelFigures]:
+def _drawn(report: ComparisonReport) -> list[ModelFigures]:
     return [*report.models, *report.peers]
 
 
 def _scatter(axes: Axes, report: ComparisonReport, heights: Sequence[float]) -> None:
-    points = list(zip(_points(report), heights, strict=True))
+    points = list(zip(_drawn(report), heights, strict=True))
     for peer, marker, colour, label in (
         (False, "o", "tab:blue", "tq-onnx"),
         (True, "s", "tab:orange", "ONNX Runtime's own caches"),
@@ -172,3 +203,37 @@ def _write(
         fontsize=8,
         **line,
     )
+
+
+def _panels(report: SpeedReport) -> list[tuple[str, _Line, _Line]]:
+    """Names of the figures, and their points before and after."""
+    found: list[tuple[str, _Line, _Line]] = [
+        ("tokens per second in decode", [], []),
+        ("seconds to the first token", [], []),
+        ("MiB of cache", [], []),
+    ]
+    for row in report.rows:
+        for side, figures in ((1, row.before), (2, row.after)):
+            values = (
+                figures.tokens_per_second,
+                figures.first_token_seconds,
+                figures.cache_bytes / 2**20,
+            )
+            for panel, value in zip(found, values, strict=True):
+                if value is not None:
+                    (panel[1] if side == 1 else panel[2]).append((row.context, value))
+    return [panel for panel in found if panel[1]]
+
+
+def _lines(axes: Axes, name: str, before: _Line, after: _Line, preset: str) -> None:
+    for points, label, colour in ((before, "original", "tab:orange"), (after, preset, "tab:blue")):
+        axes.plot(*zip(*points, strict=True), marker="o", color=colour, label=label)
+    axes.set_title(name)
+    axes.set_xscale("log", base=2)
+    contexts = [context for context, _ in before]
+    axes.set_xticks(contexts, [f"{context:,}" for context in contexts])
+    axes.minorticks_off()
+    axes.set_xlabel("tokens in the caches")
+    axes.set_ylim(bottom=0)
+    axes.grid(visible=True, color="0.92")
+    axes.legend()

@@ -19,20 +19,29 @@ import numpy.typing as npt
 from tq_onnx.errors import UnsupportedModelError, UsageError, VerificationError
 from tq_onnx.files.load import load
 from tq_onnx.measure import checks, quality
-from tq_onnx.measure import devicechecks as providerchecks
-from tq_onnx.measure import oracle as ladder
-from tq_onnx.measure.devices import compare_providers
-from tq_onnx.measure.drift import measure_drift
-from tq_onnx.measure.feeding_modes import all_caches, compare_modes
+from tq_onnx.measure.checks import PropertyCheck, failed
+from tq_onnx.measure.devices import (
+    ProviderFigures,
+    compare_providers,
+    on_device,
+    providers_agree,
+)
+from tq_onnx.measure.feeding_modes import FeedingFigures, all_caches, compare_feeding_modes
 from tq_onnx.measure.greedy import GreedyFigures, compare_greedy
-from tq_onnx.measure.oracle import BODY, DEVICE, KERNEL
+from tq_onnx.measure.oracle import BODY, DEVICE, KERNEL, OracleFigures, judge_layer
 from tq_onnx.measure.probe import Probe, make_probe
-from tq_onnx.measure.verifyreport import MemoryFigures, VerifyReport
+from tq_onnx.measure.quality import QualityFigures
+from tq_onnx.measure.reconstruction import (
+    CacheDistance,
+    ReconstructionFigures,
+    cache_distances,
+    reconstruction,
+)
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.generate import generate
 from tq_onnx.runtime.model import OpenModel, open_converted, open_original
-from tq_onnx.runtime.placement import report_placement
+from tq_onnx.runtime.placement import PlacementReport, report_placement
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
 
 PROBE_TOKENS: Final = 512
@@ -41,6 +50,76 @@ PROMPT_TOKENS: Final = 64
 MIN_TOKENS: Final = 16
 MODE_TOKENS: Final = 8
 ANY_ROOM: Final = 1 << 30
+
+
+@dataclass(frozen=True)
+class MemoryFigures:
+    """Cache bytes, measured on the buffers and told by the types.
+
+    Attributes:
+        tokens: tokens that the measured caches held.
+        original_bytes: bytes of the original's buffers.
+        converted_bytes: bytes of the converted model's buffers.
+        original_bytes_per_token: from the types of the original's caches.
+        converted_bytes_per_token: from the types of the converted model's caches.
+    """
+
+    tokens: int
+    original_bytes: int
+    converted_bytes: int
+    original_bytes_per_token: int
+    converted_bytes_per_token: int
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller the caches became."""
+        return self.original_bytes / self.converted_bytes
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """Everything that ``verify`` found.
+
+    Attributes:
+        original: the original model.
+        converted: the converted model.
+        source: where the tokens come from.
+        tokens: tokens of the text.
+        kernels: whether the library's kernels were checked, and not only the function bodies.
+        checks: the hard properties.
+        quality: original against converted.
+        greedy: their continuations.
+        memory: their caches.
+        modes: ways to feed the converted model.
+        layers: reconstruction of every cache.
+        drift: every cache against the original's.
+        ladder: every backend on every layer.
+        logits_kernel_body: largest relative difference of logits between kernels and bodies.
+        placement: where the nodes of the converted model ran that was compared with the original.
+        device: the converted model on that provider against itself on the CPU; None if that is it.
+    """
+
+    original: Path
+    converted: Path
+    source: str
+    tokens: int
+    kernels: bool
+    checks: tuple[PropertyCheck, ...]
+    quality: QualityFigures
+    greedy: GreedyFigures
+    memory: MemoryFigures
+    modes: FeedingFigures
+    layers: tuple[ReconstructionFigures, ...]
+    drift: tuple[CacheDistance, ...]
+    ladder: tuple[OracleFigures, ...]
+    logits_kernel_body: float | None
+    placement: PlacementReport
+    device: ProviderFigures | None = None
+
+    @property
+    def holds(self) -> bool:
+        """The verdict: True if every check holds."""
+        return not failed(self.checks)
 
 
 def pseudo_random_tokens(vocabulary: int, count: int) -> npt.NDArray[np.int64]:
@@ -97,7 +176,7 @@ def verify(
             f"a text of {len(text)} tokens is too short", fix=f"give {MIN_TOKENS} or more"
         )
     before.refuse_tokens(text)
-    found = [checks.interface(before, after)]
+    found: list[PropertyCheck] = [checks.interface(before, after)]
     if not found[0].holds:
         raise VerificationError(
             f"it was not made from {original}: {found[0].detail}",
@@ -125,14 +204,15 @@ def verify(
     memory = _memory(before, own, after, other)
     caches = all_caches(own), all_caches(other)
     nodes = report_placement(after.session, load(converted).model)
-    found += [checks.placed(after, library), checks.sizes(after, memory)]
+    found.append(checks.placed(after, library))
+    found.append(checks.cache_sizes(after, memory.converted_bytes, memory.tokens))
     del before, own, other
     tell(Progress("Feeding caches in every way"))
     if library:
         del after  # before its place is taken
         after = open_converted(converted, threads=threads, exact=True)
-    modes = compare_modes(after, prompt, new_tokens=min(MODE_TOKENS, room - len(prompt)))
-    found += checks.modes_agree(modes)
+    modes = compare_feeding_modes(after, prompt, new_tokens=min(MODE_TOKENS, room - len(prompt)))
+    found += checks.feeding_modes_agree(modes)
     del after
     tell(Progress("Laying the layers open"))
     probe = make_probe(converted)
@@ -142,18 +222,18 @@ def verify(
             where=str(converted),
             fix="see what it costs with `tq-onnx report`",
         )
-    drift = measure_drift(*caches, probe)
-    found += [checks.tables(probe), checks.same_weights(drift, probe)]
-    rungs, losses, gap = _climb(
+    distances = cache_distances(*caches, probe)
+    found += [checks.tables(probe), checks.same_weights(distances, probe)]
+    judged, losses, gap = _climb(
         probe, text[: min(context, PROBE_TOKENS)], _backends(library, ep), threads, tell
     )
-    found += [*checks.ladder_holds(probe, rungs), *checks.theory_holds(losses)]
+    found += [*checks.backends_hold(probe, judged), *checks.theory_holds(losses)]
     device = None
     if ep.has_own_memory:
         tell(Progress(f"Comparing {ep.provider} with the CPU"))
         device = compare_providers(probe, prompt, new_tokens=new_tokens, ep=ep, threads=threads)
-        found.append(providerchecks.on_device(nodes))
-        found += providerchecks.providers_agree(device, probe.layers[0].plan.dtype)
+        found.append(on_device(nodes))
+        found += providers_agree(device, probe.layers[0].plan.dtype)
     return VerifyReport(
         original=original,
         converted=converted,
@@ -166,8 +246,8 @@ def verify(
         memory=memory,
         modes=modes,
         layers=tuple(losses),
-        drift=tuple(drift),
-        ladder=tuple(rungs),
+        drift=tuple(distances),
+        ladder=tuple(judged),
         logits_kernel_body=gap,
         placement=nodes,
         device=device,
@@ -228,10 +308,10 @@ def _climb(
     backends: Sequence[_Backend],
     threads: int | None,
     tell: OnProgress,
-) -> tuple[list[ladder.LadderFigures], list[ladder.ReconstructionFigures], float | None]:
+) -> tuple[list[OracleFigures], list[ReconstructionFigures], float | None]:
     """Every backend on a prompt and on one more token; the first also on all of ``text``."""
-    rungs: list[ladder.LadderFigures] = []
-    losses: list[ladder.ReconstructionFigures] = []
+    rungs: list[OracleFigures] = []
+    losses: list[ReconstructionFigures] = []
     logits: list[npt.NDArray[np.float64]] = []
     done, total = 0, (1 + 2 * len(backends)) * len(probe.layers)
     # A prompt and one token after it; before that, once, a longer one for the statistics.
@@ -240,7 +320,7 @@ def _climb(
         decoder = probe.decoder(
             library=backend.library, threads=threads, ep=backend.ep, most=len(rung)
         )
-        found: dict[int, ladder.LadderFigures] = {}
+        found: dict[int, OracleFigures] = {}
         calls = [rung] if decoder.signature.first_only else [rung[:-1], rung[-1:]]
         if not losses:
             calls.insert(0, text)
@@ -249,10 +329,10 @@ def _climb(
                 decoder.reset()
             last, vectors = _feed(decoder, call, probe)
             for layer in probe.layers:
-                figures, caches = ladder.judge_layer(decoder, layer, backend.name)
+                figures, caches = judge_layer(decoder, layer, backend.name)
                 found[figures.layer] = _worse(found.get(figures.layer), figures)
                 if call is text:
-                    losses += ladder.reconstruction(vectors, layer, caches)
+                    losses += reconstruction(vectors, layer, caches)
                 done += 1
                 tell(Progress("Climbing the ladder", done, total))
         logits.append(last)
@@ -278,7 +358,7 @@ def _feed(
     return logits[0, -1].astype(np.float64), vectors
 
 
-def _worse(one: ladder.LadderFigures | None, other: ladder.LadderFigures) -> ladder.LadderFigures:
+def _worse(one: OracleFigures | None, other: OracleFigures) -> OracleFigures:
     if one is None:
         return other
     return replace(

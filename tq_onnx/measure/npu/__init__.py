@@ -22,13 +22,14 @@ from typing import Any, Final
 
 import tq_onnx
 from tq_onnx.errors import LibraryError
+from tq_onnx.measure.checks import failed
 from tq_onnx.measure.npu.anonymise import anonymise
-from tq_onnx.measure.npu.findings import PARTS, Check, Request, Timing
+from tq_onnx.measure.npu.findings import PARTS, DeviceCheck, Request, Timing
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.runtime.errors import absent
 from tq_onnx.runtime.providers import CANN
 
-__all__ = ["Check", "NpuReport", "Request", "Timing", "verify_on_npu"]
+__all__ = ["DeviceCheck", "NpuReport", "Request", "Timing", "verify_on_npu"]
 
 PART_SECONDS: Final = 1200
 """How long a part may take, by default."""
@@ -59,14 +60,14 @@ class NpuReport:
     simulated: bool | None
     note: str
     environment: dict[str, Any]
-    checks: tuple[Check, ...]
+    checks: tuple[DeviceCheck, ...]
     timings: tuple[Timing, ...]
     seconds: float
 
     @property
-    def failed(self) -> tuple[Check, ...]:
-        """Checks that do not hold, or could not be done; not those that were left out."""
-        return tuple(check for check in self.checks if check.holds is False)
+    def holds(self) -> bool:
+        """The verdict: True if no check failed; checks that were not done do not count."""
+        return not failed(self.checks)
 
 
 def verify_on_npu(
@@ -92,7 +93,7 @@ def verify_on_npu(
     tell = on_progress or silent
     parts = [part for part in PARTS if request.models or part != "models"]
     facts: dict[str, Any] = {}
-    checks: list[Check] = []
+    checks: list[DeviceCheck] = []
     timings: list[Timing] = []
     for done, part in enumerate(parts):
         tell(Progress(part, done, len(parts)))
@@ -103,7 +104,7 @@ def verify_on_npu(
                 raise LibraryError(what, where=where, fix=fix)
             facts = dict(found["facts"])
             request = replace(request, brief=request.brief or bool(facts.get("simulated")))
-        checks += (Check(**check) for check in found["checks"])
+        checks += (DeviceCheck(**check) for check in found["checks"])
         timings += (Timing(**timing) for timing in found["timings"])
     simulated = facts.pop("simulated", None)
     return NpuReport(

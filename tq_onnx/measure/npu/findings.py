@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tq_onnx.errors import TqOnnxError
+from tq_onnx.measure.checks import Check
 from tq_onnx.measure.npu.anonymise import anonymise
 
 Figures = Mapping[str, Any]
@@ -54,19 +55,15 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Check:
-    """One thing that must be so.
+class DeviceCheck(Check):
+    """A property of a device.
 
     Attributes:
-        name: what was checked, with its sizes.
-        holds: whether it is; None for a check that was not done, which ``problem`` explains.
-        figures: what was found.
-        expected: what they must be, in words.
-        problem: why the check did not come to an end; None if it did.
+        figures: the measured numbers, by name.
+        expected: the property in words.
+        problem: why the check did not come to an end, or was not done; None if it ended.
     """
 
-    name: str
-    holds: bool | None
     figures: Figures = field(default_factory=dict)
     expected: str = ""
     problem: str | None = None
@@ -134,7 +131,7 @@ class Findings:
     """
 
     effort: Effort = field(default_factory=Effort)
-    checks: list[Check] = field(default_factory=list)
+    checks: list[DeviceCheck] = field(default_factory=list)
     timings: list[Timing] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -143,16 +140,16 @@ class Findings:
         try:
             holds, figures = measure()
         except Exception as error:
-            self.checks.append(Check(name, False, expected=expected, problem=clause(error)))
+            self.checks.append(DeviceCheck(name, False, expected=expected, problem=clause(error)))
         else:
-            self.checks.append(Check(name, holds, figures, expected))
+            self.checks.append(DeviceCheck(name, holds, figures, expected))
 
     def time(self, name: str, measure: Callable[[], Sequence[float]]) -> None:
         """Times something; where that fails, the entry is a check that failed."""
         try:
             self.timings.append(Timing.of(name, measure()))
         except Exception as error:
-            self.checks.append(Check(f"timing of {name}", False, problem=clause(error)))
+            self.checks.append(DeviceCheck(f"timing of {name}", False, problem=clause(error)))
 
 
 def clause(error: Exception) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 
 from tq_onnx.errors import LibraryError, TqOnnxError
 from tq_onnx.measure.npu import environment
-from tq_onnx.measure.npu.findings import BRIEF, PARTS, Check, Findings, Request, clause
+from tq_onnx.measure.npu.findings import BRIEF, PARTS, DeviceCheck, Findings, Request, clause
 
 TRAINED: Final = "bundled Qwen3"
 _SIMULATED: Final = "not done: the device is simulated, and has no compiler of graphs"
@@ -82,7 +82,7 @@ def _graph_mode(findings: Findings, request: Request) -> None:
         return
     try_provider(CANN)
     if environment.facts()["simulated"]:
-        findings.checks.append(Check(f"{TRAINED}: graph mode", None, problem=_SIMULATED))
+        findings.checks.append(DeviceCheck(f"{TRAINED}: graph mode", None, problem=_SIMULATED))
         return
     with tempfile.TemporaryDirectory(prefix="tq-onnx-npu-") as folder:
         converted = Path(folder) / "converted.onnx"
@@ -99,7 +99,7 @@ def _models(findings: Findings, request: Request) -> None:
                 ready = for_cann(model, Path(folder))
             except TqOnnxError as error:
                 findings.checks.append(
-                    Check(f"{model.name}: conversion", False, problem=clause(error))
+                    DeviceCheck(f"{model.name}: conversion", False, problem=clause(error))
                 )
             else:
                 check_model(findings, model.name, ready)
@@ -124,9 +124,9 @@ def run_part(part: str, request: Request, output: Path) -> None:
         _RUN[part](findings, request)
     except LibraryError as absent:
         error = absent
-        findings.checks.append(Check(part, False, problem=clause(absent)))
+        findings.checks.append(DeviceCheck(part, False, problem=clause(absent)))
     except Exception as failure:
-        findings.checks.append(Check(part, False, problem=clause(failure)))
+        findings.checks.append(DeviceCheck(part, False, problem=clause(failure)))
     found = {
         "checks": [asdict(check) for check in findings.checks],
         "timings": [asdict(timing) for timing in findings.timings],

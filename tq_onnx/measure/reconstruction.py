@@ -1,0 +1,288 @@
+"""What caches lost: their rows against the vectors that went in, and against the original's caches.
+
+- Reconstruction: the relative squared error of the decoded rows against the vectors that went in,
+  next to what theory says of this codec, or within what its steps allow.
+- Distance: the relative squared distance from the original's caches on the same tokens. In the
+  first layer both models cache the same vectors, so the distance is that of the codec alone; more
+  than that means that the two files hold different weights. From layer to layer it grows, because
+  each layer reads what the quantised ones before it made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache as cached
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tq_onnx.codec import reference
+from tq_onnx.codec.codebook import codebook_of
+from tq_onnx.codec.rotation import make_sketch
+from tq_onnx.codec.spec import FP8, FP8_MAX, PROD, Q8_0, Q8_0_BLOCK, Codec
+from tq_onnx.measure.probe import EncodeNames, LayerNames, Probe
+from tq_onnx.measure.rowcomparison import ELEMENTS
+
+_THEORY_ROWS: Final = 20_000
+_COMPARED_ROWS: Final = 1024
+"""Rows that are compared with each other, to see how alike they are."""
+
+_HALF: Final = 2.0**-11
+_SMALLEST_HALF: Final = 2.0**-25
+"""Half a step of float16, of normal numbers relatively, and below."""
+_ROUNDING: Final = 1 + 1e-4
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ReconstructionFigures:
+    """How well one cache of one layer holds what was put in.
+
+    Attributes:
+        layer: index of the layer.
+        cache: ``key`` or ``value``.
+        codec: the codec.
+        rows: distinct rows measured. A row that comes again is no new evidence: in the first layer
+            values depend on the token alone, and a text repeats its tokens.
+        error: mean over these rows of squared error over squared norm, both of what is encoded:
+            with offsets, of what they leave.
+        theory: the same for random directions; None for codecs that do not rotate, whose error
+            depends on the vectors.
+        spread: standard error of ``error``; rows that are alike count as fewer.
+        share: for those, the largest error of a row over the most that its steps allow.
+    """
+
+    layer: int
+    cache: str
+    codec: str
+    rows: int
+    error: float
+    theory: float | None
+    spread: float
+    share: float | None = None
+
+    @property
+    def excess(self) -> float:
+        """Relative distance from theory; 0.01 is one percent more error; NaN without theory."""
+        if self.theory is None:
+            return float("nan")
+        if self.theory == 0:  # nothing is lost
+            return 0.0 if self.error == 0 else float("inf")
+        return self.error / self.theory - 1
+
+
+@dataclass(frozen=True)
+class CacheDistance:
+    """One layer's caches against the original's.
+
+    Attributes:
+        layer: index of the layer.
+        key: squared distance of all keys over the squared norm of the original's; where keys are
+            equalised, after each channel of the original's is scaled as the converted ones are.
+        value: the same of the values.
+        key_expected: what quantisation alone may be expected to make of ``key``.
+        value_expected: likewise of ``value``.
+    """
+
+    layer: int
+    key: float
+    value: float
+    key_expected: float = 0.0
+    value_expected: float = 0.0
+
+
+def reconstruction(
+    seen: Mapping[str, Array], layer: LayerNames, caches: tuple[Array, Array]
+) -> list[ReconstructionFigures]:
+    """Errors of the rows at the end of the caches, next to theory.
+
+    Args:
+        seen: the vectors that became these rows, by their names.
+        layer: the layer.
+        caches: key rows and value rows ``[1, N, S, W]``.
+    """
+    figures = []
+    both = (("key", layer.key), ("value", layer.value))
+    for (cache, names), rows in zip(both, caches, strict=True):
+        given = seen[names.vectors]
+        new = rows[:, :, -given.shape[2] :]
+        vectors = names.centered(given, np.array([rows.shape[2] - given.shape[2]]))
+        decoded = decoded_rows(new, names, layer.plan.dtype)
+        energy = (vectors**2).sum(axis=-1)
+        counted = (energy > 0) & _first_of_its_kind(new)
+        squares = ((vectors - decoded) ** 2).sum(axis=-1)[counted]
+        errors = squares / energy[counted]
+        share = None
+        if not (names.codec.is_rotated or names.codec.is_raw):
+            most = largest_error(vectors[counted], names.codec)
+            share = float((squares / most).max(initial=0))
+        figures.append(
+            ReconstructionFigures(
+                layer=layer.plan.layer,
+                cache=cache,
+                codec=str(names.codec),
+                rows=int(counted.sum()),
+                error=float(errors.mean()),
+                theory=theory(names.codec, layer.plan.head_size, names.norm_correction),
+                spread=_spread(errors, vectors[counted], names),
+                share=share,
+            )
+        )
+    return figures
+
+
+def decoded_rows(rows: Array, names: EncodeNames, dtype: str) -> npt.NDArray[np.float64]:
+    """Rows ``[..., W]`` as what was encoded, ``[..., D]``; ``dtype`` is the model's element type.
+
+    With offsets this is what they left of the vectors.
+    """
+    return reference.decode(
+        rows,
+        names.codec,
+        names.rotation,
+        names.codebook,
+        head_size=names.head_size,
+        element=ELEMENTS[dtype],
+    )
+
+
+def _first_of_its_kind(rows: Array) -> npt.NDArray[np.bool_]:
+    """Which rows ``[B, N, T, W]`` were not seen before in their head: bool ``[B, N, T]``."""
+    first = np.zeros(rows.shape[:3], np.bool_)
+    for b, n in np.ndindex(*rows.shape[:2]):
+        first[b, n, np.unique(rows[b, n], axis=0, return_index=True)[1]] = True
+    return first
+
+
+def _spread(
+    errors: npt.NDArray[np.float64], vectors: npt.NDArray[np.float64], names: EncodeNames
+) -> float:
+    """Standard error of the mean error of rows ``[n]``, whose vectors are ``[n, D]``.
+
+    Keys of one head may all point into nearly the same direction. A rotation then draws one error
+    for all of them, and many rows tell no more than one.
+    """
+    count = max(len(errors), 1)
+    alone = float(errors.std() / np.sqrt(count))
+    if not names.codec.is_rotated:
+        return alone
+    some = vectors[:: -(-count // _COMPARED_ROWS)]
+    units = some / np.linalg.norm(some, axis=-1, keepdims=True)
+    alike = float(((units @ units.T) ** 2).mean())
+    single = _simulated(names.codec, names.head_size, names.norm_correction)[1]
+    return max(alone, single * float(np.sqrt(alike)))
+
+
+def theory(codec: Codec, head_size: int, norm_correction: bool) -> float | None:
+    """Mean relative squared error of random directions, by simulation; good to about 0.1 %.
+
+    A random direction stays one under any rotation, so none is applied. None for codecs that do
+    not rotate: their error depends on the vectors.
+    """
+    if codec.is_raw:
+        return 0.0
+    return _simulated(codec, head_size, norm_correction)[0] if codec.is_rotated else None
+
+
+@cached
+def _simulated(codec: Codec, head_size: int, norm_correction: bool) -> tuple[float, float]:
+    """Mean and standard deviation of the error of random directions."""
+    draws = np.random.default_rng(0).standard_normal((_THEORY_ROWS, head_size))
+    vectors = draws / np.linalg.norm(draws, axis=-1, keepdims=True)
+    rotation = np.eye(head_size, dtype=np.float32)
+    if codec.kind == PROD:
+        rotation = np.concatenate([rotation, make_sketch(head_size, 0).T], axis=1)
+    codebook = codebook_of(codec, head_size)
+    rows = reference.encode(vectors, codec, rotation, codebook, norm_correction)
+    decoded = reference.decode(rows, codec, rotation, codebook)
+    errors = ((vectors - decoded) ** 2).sum(axis=-1)
+    return float(errors.mean()), float(errors.std())
+
+
+def largest_error(vectors: npt.NDArray[np.float64], codec: Codec) -> npt.NDArray[np.float64]:
+    """The largest squared error of vectors ``[n, D]`` that the steps of a codec allow: ``[n]``.
+
+    Half a step for every coordinate, and what the fields lose by being stored as float16.
+    """
+    if codec.kind == FP8:
+        kept = np.minimum(np.abs(vectors), FP8_MAX)
+        # Three bits of mantissa, and steps of 2^-9 below the smallest normal number.
+        errors = np.maximum(kept * 2.0**-4, 2.0**-10) + np.abs(vectors) - kept
+    elif codec.kind == Q8_0:
+        starts = range(0, vectors.shape[-1], Q8_0_BLOCK)
+        blocks = [np.abs(vectors[:, at : at + Q8_0_BLOCK]) for at in starts]
+        largest = [np.broadcast_to(b.max(axis=-1, keepdims=True), b.shape) for b in blocks]
+        top = np.concatenate(largest, axis=-1)
+        errors = top / 254 + top * _HALF + 127 * _SMALLEST_HALF
+    else:
+        low, high = vectors.min(axis=-1, keepdims=True), vectors.max(axis=-1, keepdims=True)
+        steps = (1 << codec.bits) - 1
+        stored = (high - low + np.abs(low)) * _HALF + (steps + 1) * _SMALLEST_HALF
+        errors = np.broadcast_to((high - low) / (2 * steps) + stored, vectors.shape)
+    total: npt.NDArray[np.float64] = (_ROUNDING * errors**2).sum(axis=-1)
+    return total
+
+
+def cache_distances(
+    original: Sequence[Array], converted: Sequence[Array], probe: Probe
+) -> list[CacheDistance]:
+    """Compares the caches of both models after the same prompt.
+
+    Args:
+        original: floats ``[B, N, S, D]``, keys and values alternating.
+        converted: uint8 ``[B, N, S, W]`` in the same order.
+        probe: tells how to decode each layer; all layers of the model.
+    """
+    figures = []
+    for index, layer in enumerate(probe.layers):
+        keys, values = (array.astype(np.float64) for array in original[2 * index : 2 * index + 2])
+        rows = converted[2 * index : 2 * index + 2]
+        if layer.plan.equalised:
+            keys = _scaled(keys, _decoded(rows[0], layer.key, layer))
+        key, key_expected = _distance(keys, rows[0], layer.key, layer)
+        value, value_expected = _distance(values, rows[1], layer.value, layer)
+        figures.append(CacheDistance(layer.plan.layer, key, value, key_expected, value_expected))
+    return figures
+
+
+def _decoded(rows: Array, names: EncodeNames, layer: LayerNames) -> Floats:
+    """What a converted cache stands for, offsets included."""
+    return decoded_rows(rows, names, layer.plan.dtype) + _offsets(rows, names)
+
+
+def _offsets(rows: Array, names: EncodeNames) -> Floats:
+    batch, heads, tokens, _ = rows.shape
+    if names.offset is None:
+        return np.zeros((batch, heads, tokens, names.head_size))
+    return reference.offset_rows(names.offset, np.zeros(1, np.int64), batch, tokens)
+
+
+def _scaled(keys: Floats, found: Floats) -> Floats:
+    """Keys whose channels are scaled as those that were found.
+
+    The scales are in no file of their own, so they are the ones that fit best; whatever is not a
+    scale of the channels of a head remains.
+    """
+    products = (keys * found).sum(axis=(0, 2), keepdims=True)
+    energies = (keys * keys).sum(axis=(0, 2), keepdims=True)
+    scaled: Floats = keys * (products / np.where(energies > 0, energies, 1))
+    return scaled
+
+
+def _distance(
+    vectors: Floats, rows: Array, names: EncodeNames, layer: LayerNames
+) -> tuple[float, float]:
+    """The distance, and what may be expected of it."""
+    energy = max(float((vectors**2).sum()), 1e-300)
+    distance = float(((_decoded(rows, names, layer) - vectors) ** 2).sum()) / energy
+    left = vectors - _offsets(rows, names)
+    promised = theory(names.codec, names.head_size, names.norm_correction)
+    if promised is None:
+        expected = float(largest_error(left.reshape(-1, names.head_size), names.codec).sum())
+    else:
+        expected = promised * float((left**2).sum())
+    return distance, expected / energy
