@@ -24,6 +24,8 @@ from tq_onnx.cli.main import COMMANDS, main
 from tq_onnx.codec.presets import DEFAULT_PRESET, PRESETS, Preset
 from tq_onnx.codec.spec import BITS, CODEC_KINDS, Codec, Field, row_layout
 from tq_onnx.ops.domain import BODY_OPSET
+from tq_onnx.ops.operator import FLOAT32, FLOATS, Attribute, Parameter
+from tq_onnx.ops.operators import BY_NAME
 from tq_onnx.recognise.match import MIN_OPSET
 from tq_onnx.runtime.variables import VARIABLES
 
@@ -141,6 +143,45 @@ def _field(field: Field) -> str:
     return f"{field.name.replace('_', ' ')}{each}, float{8 * field.size}"
 
 
+def _operator(name: str) -> str:
+    if name not in BY_NAME:
+        raise ValueError(f"there is no operator {name!r}, only {', '.join(BY_NAME)}")
+    operator = BY_NAME[name]
+    inputs = table(
+        (">slot", "input", "type", "meaning"),
+        (
+            (one.slot, f"`{one.name}`", _element(one), _prose(one.meaning))
+            for one in operator.inputs
+        ),
+    )
+    outputs = table(
+        ("output", "type", "meaning"),
+        ((f"`{one.name}`", _element(one), _prose(one.meaning)) for one in operator.outputs),
+    )
+    attributes = table(
+        ("attribute", "type", "meaning"),
+        ((f"`{one.name}`", _kind(one), _prose(one.meaning)) for one in operator.attributes),
+    )
+    return "\n\n".join([inputs, outputs, attributes][: 3 if operator.attributes else 2])
+
+
+def _element(parameter: Parameter) -> str:
+    name = {FLOATS: "float", FLOAT32: "float32"}.get(
+        parameter.element, parameter.element.removeprefix("tensor(").removesuffix(")")
+    )
+    return f"{name}, optional" if parameter.is_optional else name
+
+
+def _kind(attribute: Attribute) -> str:
+    kind = attribute.kind.name.lower()
+    return kind if attribute.default is None else f"{kind}, default {attribute.default}"
+
+
+def _prose(meaning: str) -> str:
+    """Put the shapes and subscripts of a record's text into backticks."""
+    return re.sub(r"(?:\b\w+)?\[[^]]*\]", lambda found: f"`{found[0]}`", meaning)
+
+
 def _commands() -> str:
     return table(
         ("command", "purpose"),
@@ -240,6 +281,7 @@ BLOCKS: Final[dict[str, Callable[..., str]]] = {
     "presets": _presets,
     "presets-with-rotation": _presets_with_rotation,
     "rows": _rows,
+    "operator": _operator,
     "commands": _commands,
     "help": _help,
     "environment": _environment,

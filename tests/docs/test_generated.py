@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tq_onnx.cli.main import COMMANDS
+from tq_onnx.ops.operators import BY_NAME
 from tq_onnx.runtime.variables import OPERATORS, PACKAGE, VARIABLES
 
 ROOT = Path(__file__).parents[2]
@@ -51,11 +52,12 @@ def test_check_sees_a_difference_and_writing_mends_it(
         "<!-- generated: presets -->\n",
         "<!-- end generated -->\n",
         "<!-- generated: no-such-block -->\n<!-- end generated -->\n",
+        "<!-- generated: operator NoSuchOperator -->\n<!-- end generated -->\n",
         "<!-- generated: help no-such-command -->\n<!-- end generated -->\n",
     ],
 )
 def test_a_broken_marker_is_an_error(generate: types.ModuleType, text: str) -> None:
-    with pytest.raises(ValueError, match=r"marker|no block|no command"):
+    with pytest.raises(ValueError, match=r"marker|no block|no command|no operator"):
         generate.render(text)
 
 
@@ -65,6 +67,7 @@ def test_every_block_is_used(generate: types.ModuleType) -> None:
     assert used == set(generate.BLOCKS)
     helped = re.findall(r"^<!-- generated: help ([\w-]+) -->$", text, re.M)
     assert helped == list(COMMANDS)
+    assert re.findall(r"^<!-- generated: operator (\w+) -->$", text, re.M) == list(BY_NAME)
 
 
 def test_every_environment_variable_is_declared() -> None:
