@@ -112,14 +112,6 @@ def publish(graph: ir.Graph, cache: Cache, present: ir.Value) -> None:
     present.name = name
 
 
-def maker(present: ir.Value) -> ir.Node | None:
-    """The node that makes a cache, before it is shortened."""
-    node = present.producer()
-    if node is not None and node.op_type == "Slice" and node.inputs[0] is not None:
-        return node.inputs[0].producer()
-    return node
-
-
 def answer(
     build: Builder, read: ShapeRead, presents: Mapping[Cache, ir.Value], lengths: Lengths | None
 ) -> None:

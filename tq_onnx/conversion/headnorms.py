@@ -1,7 +1,7 @@
 """Finds the weights of the norms in front of queries and keys, in a converted model.
 
-A converted model is where the search is the same for every dialect: queries are input 0 of
-``TurboQuantDequantAttention`` and new keys input 0 of the encoder whose cache it reads. From there
+A converted model is where the search is the same for every dialect: queries are an input of
+``TurboQuantDequantAttention`` and new keys one of the encoder whose cache it reads. From there
 backwards through what is linear to the one multiplication of normalised numbers by a weight of D
 elements: a node (SimplifiedLayerNormalization, RMSNormalization, LayerNormalization without a
 bias), or spelled out. From there forwards again (``tq_onnx.conversion.channelflow``), because
@@ -21,14 +21,15 @@ import onnx_ir as ir
 
 from tq_onnx.conversion.channelflow import follow_channels
 from tq_onnx.conversion.channels import Ids, Ties, Way
+from tq_onnx.conversion.layers import ConvertedLayer, converted_layers
 from tq_onnx.graph.builder import MICROSOFT
 from tq_onnx.graph.constants import attribute_int, integers, scalar
 from tq_onnx.graph.liveness import live_nodes
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.values import keeps_numbers, label, rank, static_dim
-from tq_onnx.ops.domain import ATTENTION, DOMAIN
-from tq_onnx.plan import LayerPlan, Plan
+from tq_onnx.ops.operators import Attention, Encode
+from tq_onnx.plan import Plan
 
 Array = npt.NDArray[Any]
 
@@ -113,34 +114,31 @@ def find_norms(model: ir.Model, plan: Plan) -> tuple[LayerNorms | NoNorms, ...]:
     graph = model.graph
     live = live_nodes(graph.outputs)
     order = {node: index for index, node in enumerate(graph) if node in live}
-    readers = [n for n in order if n.domain == DOMAIN and n.op_type == ATTENTION]
     found: list[LayerNorms | NoNorms] = []
-    for layer, attention in zip(plan.layers, readers, strict=True):
-        ties = Ties(2 * layer.head_size)
+    for layer in converted_layers(model, plan):
+        size = layer.plan.head_size
         try:
-            found.append(_layer(layer, attention, Way(graph, order, ties, layer.head_size)))
+            found.append(_layer(layer, Way(graph, order, Ties(2 * size), size)))
         except NoMatch as miss:
-            found.append(NoNorms(layer.layer, miss.reason))
+            found.append(NoNorms(layer.plan.layer, miss.reason))
     return tuple(found)
 
 
-def _layer(layer: LayerPlan, attention: ir.Node, way: Way) -> LayerNorms:
-    cache = attention.inputs[1]
-    encoder = None if cache is None else cache.producer()
-    assert encoder is not None  # a converted model's
-    own = np.arange(layer.head_size)
-    norms, halves = [], layer.dtype != "FLOAT"
-    for role, reader, ids in (
-        ("query", attention, own),
-        ("key", encoder, own + layer.head_size),
+def _layer(layer: ConvertedLayer, way: Way) -> LayerNorms:
+    plan = layer.plan
+    own = np.arange(plan.head_size)
+    norms, halves = [], plan.dtype != "FLOAT"
+    for role, reader, slot, ids in (
+        ("query", layer.attention.node, Attention.query, own),
+        ("key", layer.key.node, Encode.vectors, own + plan.head_size),
     ):
-        norm = _norm(role, reader.inputs[0], layer.head_size)
+        norm = _norm(role, slot.of(reader), plan.head_size)
         try:
             reached = follow_channels(norm.node.outputs[0], ids, way)
         except NoMatch as miss:
             where = "" if miss.node is None else f" (node {label(miss.node)})"
             raise NoMatch(f"its normalised {role} {miss.reason}{where}", miss.node) from miss
-        if [(node, index) for node, index, _ in reached.ends] != [(reader, 0)]:
+        if [(node, index) for node, index, _ in reached.ends] != [(reader, slot.slot)]:
             raise NoMatch(f"its normalised {role} is not read by its attention alone", norm.node)
         channels = reached.ends[0][2]
         if channels.axis != 3 or not np.array_equal(channels.ids, ids):
@@ -148,8 +146,8 @@ def _layer(layer: LayerPlan, attention: ir.Node, way: Way) -> LayerNorms:
         norms.append(norm)
         halves = halves or reached.halves or norm.weight.dtype not in (np.float32, np.float64)
     # Element j of a query meets element j of a key.
-    way.ties.tie(own, own + layer.head_size)
-    return LayerNorms(layer.layer, norms[0], norms[1], way.ties.groups(own), halves)
+    way.ties.tie(own, own + plan.head_size)
+    return LayerNorms(plan.layer, norms[0], norms[1], way.ties.groups(own), halves)
 
 
 def _norm(role: str, operand: ir.Value | None, head_size: int) -> Norm:

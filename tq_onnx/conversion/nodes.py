@@ -8,20 +8,19 @@ changes nothing (a bias of zero, sinks of minus infinity, offsets of zero).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
 
 from tq_onnx.conversion import bake
 from tq_onnx.conversion.cachenodes import as_query, leading, past_bytes, turned
+from tq_onnx.conversion.layers import Role
 from tq_onnx.graph.builder import Builder
-from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
+from tq_onnx.ops.domain import DOMAIN
+from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.plan import LayerPlan, Plan
 from tq_onnx.recognise.caches import Cache
 from tq_onnx.recognise.site import Operands, Site
-
-Role = Literal["key", "value"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,20 +50,20 @@ class LayerNodes:
         rows = turned(build, cache, site, operand, role)
         if any(one.is_raw for pair in plan.pairs for one in pair):
             rows = as_query(build, site, rows, role)
-        inputs = [
-            rows,
-            past_bytes(build, cache, site, width, rows),
-            self.past_length,
-            bake.rotation(build, plan, layer, codec),
-            bake.centroids(build, codec, layer.head_size),
-            bake.boundaries(build, codec, layer.head_size),
-        ]
-        if plan.centered:
-            inputs.append(bake.no_offset(build, layer))
         return build.op(
-            ENCODE,
-            inputs,
-            f"{ENCODE}_{role}",
+            Encode.name,
+            Encode.arguments(
+                {
+                    Encode.vectors: rows,
+                    Encode.past: past_bytes(build, cache, site, width, rows),
+                    Encode.past_length: self.past_length,
+                    Encode.rotation: bake.rotation(build, plan, layer, codec),
+                    Encode.centroids: bake.centroids(build, codec, layer.head_size),
+                    Encode.boundaries: bake.boundaries(build, codec, layer.head_size),
+                    Encode.offset: self._no_offset(),
+                }
+            ),
+            f"{Encode.name}_{role}",
             dtype=ir.DataType.UINT8,
             shape=[*leading(cache, site), width],
             domain=DOMAIN,
@@ -77,19 +76,27 @@ class LayerNodes:
     def attend(self, operands: Operands, key: ir.Value, value: ir.Value) -> ir.Value:
         """Attention over the new caches: ``[B, H, T, D]``."""
         build, plan, layer = self.build, self.plan, self.layer
-        inputs: list[ir.Value | None] = [operands.query, key, value, self.past_length]
-        for codec in layer.codecs:
-            inputs.append(bake.rotation(build, plan, layer, codec))
-            inputs.append(bake.centroids(build, codec, layer.head_size))
-        inputs.append((operands.bias or self._no_bias()) if layer.has_bias else None)
-        inputs.append((operands.sink or self._no_sinks()) if layer.has_sink else None)
-        inputs += [bake.no_offset(build, layer) if plan.centered else None] * 2
-        while inputs[-1] is None:
-            inputs.pop()
         return build.op(
-            ATTENTION,
-            inputs,
-            ATTENTION,
+            Attention.name,
+            Attention.arguments(
+                {
+                    Attention.query: operands.query,
+                    Attention.key_cache: key,
+                    Attention.value_cache: value,
+                    Attention.past_length: self.past_length,
+                    Attention.key_rotation: bake.rotation(build, plan, layer, layer.key_of),
+                    Attention.key_centroids: bake.centroids(build, layer.key_of, layer.head_size),
+                    Attention.value_rotation: bake.rotation(build, plan, layer, layer.value_of),
+                    Attention.value_centroids: bake.centroids(
+                        build, layer.value_of, layer.head_size
+                    ),
+                    Attention.attention_bias: self._bias(operands),
+                    Attention.head_sink: self._sinks(operands),
+                    Attention.key_offset: self._no_offset(),
+                    Attention.value_offset: self._no_offset(),
+                }
+            ),
+            Attention.name,
             dtype=self.site.dtype,
             shape=[None, layer.num_heads, None, layer.head_size],
             domain=DOMAIN,
@@ -105,13 +112,24 @@ class LayerNodes:
             **bake.codec_index(plan, "value_", layer.value_of),
         )
 
-    def _no_bias(self) -> ir.Value:
+    def _no_offset(self) -> ir.Value | None:
+        return bake.no_offset(self.build, self.layer) if self.plan.centered else None
+
+    def _bias(self, operands: Operands) -> ir.Value | None:
+        if not self.layer.has_bias:
+            return None
+        if operands.bias is not None:
+            return operands.bias
         dtype = self.site.dtype
         return self.build.constant(
             f"tq.{dtype.name}.no_bias", np.zeros((1, 1, 1, 1), dtype.numpy())
         )
 
-    def _no_sinks(self) -> ir.Value:
+    def _sinks(self, operands: Operands) -> ir.Value | None:
+        if not self.layer.has_sink:
+            return None
+        if operands.sink is not None:
+            return operands.sink
         dtype, heads = self.site.dtype, self.site.num_heads
         none = np.full(heads, -np.inf).astype(dtype.numpy())
         return self.build.constant(f"tq.{dtype.name}.no_sinks_of_{heads}", none)

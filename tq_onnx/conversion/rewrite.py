@@ -30,7 +30,8 @@ from tq_onnx.conversion.cachenodes import (
     publish,
     shortened,
 )
-from tq_onnx.conversion.nodes import LayerNodes, Role
+from tq_onnx.conversion.layers import Role
+from tq_onnx.conversion.nodes import LayerNodes
 from tq_onnx.graph.builder import MICROSOFT, Builder
 from tq_onnx.graph.liveness import live_nodes, nested_nodes
 from tq_onnx.ops.domain import DOMAIN, VERSION

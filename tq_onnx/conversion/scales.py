@@ -20,23 +20,24 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
 from tq_onnx.codec.calibration import Calibration
-from tq_onnx.conversion.cachenodes import maker
 from tq_onnx.conversion.equalise import LayerEqualisation, equalise, layer_scales
 from tq_onnx.conversion.headnorms import LayerNorms, find_norms
+from tq_onnx.conversion.layers import SHARED, ConvertedLayer, converted_layers
 from tq_onnx.conversion.options import Options
 from tq_onnx.errors import UsageError
 from tq_onnx.graph.builder import Builder
-from tq_onnx.ops.domain import ATTENTION
+from tq_onnx.ops.operators import Encode
 from tq_onnx.plan import METADATA_PLAN, LayerPlan, Plan
 
 Scales = npt.NDArray[np.float32]
+_Factors = npt.NDArray[np.floating[Any]]
 
 _NO_SCALES: Final = np.ones((1, 1), np.float32)
 
@@ -80,7 +81,8 @@ def adapt(
                 fix="leave --calibration out",
             )
         made = _Calibrated(model, calibration, options, folded)
-        layers = [made.adapt(layer) for layer in layers]
+        found = converted_layers(model, replace(plan, layers=tuple(layers)))
+        layers = [made.adapt(layer) for layer in found]
         made.drop_fillers()
     adapted = replace(plan, layers=tuple(layers))
     model.metadata_props[METADATA_PLAN] = adapted.to_json()
@@ -130,38 +132,39 @@ class _Calibrated:
         self._calibration = calibration
         self._options = options
         self._folded = folded
-        self._outputs = {value.name: value for value in model.graph.outputs}
         self._fillers: set[ir.Value] = set()
 
-    def adapt(self, layer: LayerPlan) -> LayerPlan:
+    def adapt(self, layer: ConvertedLayer) -> LayerPlan:
         """Gives a layer its offsets, and scales if it has none; returns what it is now."""
-        if not layer.centered:
-            return layer
-        attention, key, value = self._nodes(layer)
+        plan = layer.plan
+        if not plan.centered:
+            return plan
         center = self._options.center_from
-        scales = self._folded.get(layer.layer)
-        if scales is None and layer.key_of.is_rotated and self._options.equalize is not False:
-            scales = self._calibration.scales(layer.layer, center)
-            if any(_dtype(node, layer).bitwidth < 32 for node in (attention, key)):
+        scales = self._folded.get(plan.layer)
+        if scales is None and plan.key_of.is_rotated and self._options.equalize is not False:
+            scales = self._calibration.scales(plan.layer, center)
+            operands = layer.attention.query, layer.key.vectors
+            if any(_dtype(operand, plan).bitwidth < 32 for operand in operands):
                 scales = np.exp2(np.rint(np.log2(scales)))
-            self._multiply(attention, key, scales, layer)
-            layer = replace(layer, equalised="nodes")
-        offsets = self._calibration.offsets(layer.layer, center, key_scale=scales)
-        moves = any(self._is_shortened(pair.present) for pair in (layer.key, layer.value))
-        roles = (("key", key, 10, layer.key_of), ("value", value, 11, layer.value_of))
+            self._multiply(layer, scales)
+            plan = replace(plan, equalised="nodes")
+        offsets = self._calibration.offsets(plan.layer, center, key_scale=scales)
         held = [] if scales is None else [scales]
-        for (role, encoder, slot, codec), offset in zip(roles, offsets, strict=True):
+        for encoder, offset in zip(layer.encoders, offsets, strict=True):
             # Both caches of a layer have offsets or none; raw rows would only be rounded by one.
-            rows = offset[-1:] if moves else offset
-            array = np.zeros_like(rows) if codec.is_raw else rows
+            rows = offset[-1:] if layer.is_shortened else offset
+            array = np.zeros_like(rows) if encoder.codec.is_raw else rows
             held.append(array)
-            baked = self._build.constant(f"tq.{role}_offset.{layer.layer}", array)
-            for node, index in ((encoder, 6), (attention, slot)):
-                filler = node.inputs[index]
+            baked = self._build.constant(f"tq.{encoder.role}_offset.{plan.layer}", array)
+            for node, slot in (
+                (encoder.node, Encode.offset),
+                (layer.attention.node, SHARED[encoder.role][Encode.offset]),
+            ):
+                filler = slot.of(node)
                 assert filler is not None  # ConvertPass has put one there
                 self._fillers.add(filler)
-                node.replace_input_with(index, baked)
-        return replace(layer, adaptation=_digest(*held))
+                slot.replace(node, baked)
+        return replace(plan, adaptation=_digest(*held))
 
     def drop_fillers(self) -> None:
         """Removes the fillers that no layer needs any more."""
@@ -169,40 +172,26 @@ class _Calibrated:
             if not filler.uses():
                 self._graph.initializers.pop(filler.name or "", None)
 
-    def _is_shortened(self, present: str) -> bool:
-        node = self._outputs[present].producer()
-        return node is not None and node.op_type == "Slice"
-
-    def _nodes(self, layer: LayerPlan) -> tuple[ir.Node, ir.Node, ir.Node]:
-        """Attention and both encoders."""
-        key, value = (maker(self._outputs[pair.present]) for pair in (layer.key, layer.value))
-        assert key is not None
-        assert value is not None  # ConvertPass has made them
-        uses = [use.node for use in key.outputs[0].uses()]
-        attention = next(node for node in uses if node.op_type == ATTENTION)
-        return attention, key, value
-
-    def _multiply(self, attention: ir.Node, key: ir.Node, scales: Scales, layer: LayerPlan) -> None:
+    def _multiply(self, layer: ConvertedLayer, scales: Scales) -> None:
         """Queries times s, new keys over s."""
-        group = layer.num_heads // layer.kv_num_heads
-        factors = (
-            (attention, "query", np.repeat(scales, group, axis=0)),
-            (key, "key", 1 / scales),
+        plan, attention, key = layer.plan, layer.attention, layer.key
+        group = plan.num_heads // plan.kv_num_heads
+        query_scales = np.repeat(scales, group, axis=0)
+        with self._build.before(attention.node, f"layers.{plan.layer}.attention"):
+            attention.query = self._scaled(attention.query, query_scales, "query", plan)
+        with self._build.before(key.node, f"layers.{plan.layer}.attention"):
+            key.vectors = self._scaled(key.vectors, 1 / scales, "key", plan)
+
+    def _scaled(self, operand: ir.Value, factor: _Factors, role: str, plan: LayerPlan) -> ir.Value:
+        dtype = _dtype(operand, plan)
+        table = factor[None, :, None, :].astype(dtype.numpy())
+        return self._build.op(
+            "Mul",
+            [operand, self._build.constant(f"tq.{role}_scale.{plan.layer}", table)],
+            f"equalise_{role}",
+            dtype=dtype,
+            shape=[None, len(factor), None, plan.head_size],
         )
-        for node, role, factor in factors:
-            operand = node.inputs[0]
-            assert operand is not None  # it is never optional
-            dtype = _dtype(node, layer)
-            table = factor[None, :, None, :].astype(dtype.numpy())
-            with self._build.before(node, f"layers.{layer.layer}.attention"):
-                scaled = self._build.op(
-                    "Mul",
-                    [operand, self._build.constant(f"tq.{role}_scale.{layer.layer}", table)],
-                    f"equalise_{role}",
-                    dtype=dtype,
-                    shape=[None, len(factor), None, layer.head_size],
-                )
-            node.replace_input_with(0, scaled)
 
 
 def _digest(*arrays: npt.NDArray[np.float32]) -> str:
@@ -213,7 +202,6 @@ def _digest(*arrays: npt.NDArray[np.float32]) -> str:
     return content.hexdigest()[:16]
 
 
-def _dtype(node: ir.Node, layer: LayerPlan) -> ir.DataType:
-    """Element type of the queries, or new keys, of an operator."""
-    operand = node.inputs[0]
-    return ir.DataType[layer.dtype] if operand is None or operand.dtype is None else operand.dtype
+def _dtype(operand: ir.Value, layer: LayerPlan) -> ir.DataType:
+    """Element type of queries, or of new keys."""
+    return ir.DataType[layer.dtype] if operand.dtype is None else operand.dtype

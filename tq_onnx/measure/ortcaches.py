@@ -23,10 +23,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from tq_onnx.conversion.layers import AttentionNode, ConvertedLayer, converted_layers
 from tq_onnx.conversion.pipeline import Prepared
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.graph.builder import MICROSOFT, Builder
-from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
+from tq_onnx.ops.domain import ATTENTION, DOMAIN
 from tq_onnx.plan import METADATA_PLAN, LayerPlan
 from tq_onnx.runtime.cache import CacheSpec, bytes_per_token
 from tq_onnx.runtime.decoder import Decoder
@@ -101,18 +102,13 @@ def with_ort_caches(prepared: Prepared, cache: str, steps: Steps = ()) -> OrtCac
     """
     model = prepared.loaded.model
     build = Builder(model.graph)
-    attention = {
-        _made_by(node.inputs[1], ENCODE).outputs[0].name: node
-        for node in model.graph
-        if node.domain == DOMAIN and node.op_type == ATTENTION
-    }
     specs = []
-    for index, layer in enumerate(prepared.plan.layers):
-        node = attention.get(layer.key.present)
-        if node is None:
-            raise _unlike("its caches are shortened before they are returned", layer)
+    for index, found in enumerate(
+        converted_layers(model, prepared.plan, str(prepared.loaded.path))
+    ):
+        layer = found.plan
         own_steps = steps[index] if steps else None
-        _replace(build, model.graph, node, layer=layer, cache=cache, steps=own_steps)
+        _replace(build, model.graph, found, cache, own_steps)
         type_name, packed = _STORED[cache]
         row = layer.head_size // packed
         specs += [
@@ -128,30 +124,30 @@ def with_ort_caches(prepared: Prepared, cache: str, steps: Steps = ()) -> OrtCac
 def _replace(
     build: Builder,
     graph: ir.Graph,
-    node: ir.Node,
-    *,
-    layer: LayerPlan,
+    converted: ConvertedLayer,
     cache: str,
     steps: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None,
 ) -> None:
-    """Puts GroupQueryAttention in the place of one layer's three nodes."""
-    encoders = [_made_by(node.inputs[slot], ENCODE) for slot in (1, 2)]
-    pasts = [_new_type(encoder.inputs[1], graph.inputs, cache, layer) for encoder in encoders]
+    """Put GroupQueryAttention in the place of one layer's three nodes."""
+    layer, attention, encoders = converted.plan, converted.attention, converted.encoders
+    if converted.is_shortened:
+        raise _unlike("its caches are shortened before they are returned", layer)
+    pasts = [_new_type(encoder.past, graph.inputs, cache, layer) for encoder in encoders]
     element = ir.DataType[layer.dtype]
     scope = f"layers.{layer.layer}.groupquery"
-    with build.before(node, scope):
+    with build.before(attention.node, scope):
         operands: list[ir.Value | None] = [
-            _rows(build, node.inputs[0], layer.num_heads * layer.head_size, element)
+            _rows(build, attention.query, layer.num_heads * layer.head_size, element)
         ]
         for encoder in encoders:
-            vectors = encoder.inputs[0]
+            vectors = encoder.vectors
             if cache == FLOAT16:
                 vectors = _cast(build, _cast(build, vectors, ir.DataType.FLOAT16), element)
             operands.append(_rows(build, vectors, layer.kv_num_heads * layer.head_size, element))
         operands += [_cast(build, past, element) if cache == FLOAT16 else past for past in pasts]
-        operands += _lengths(build, node)
+        operands += _lengths(build, attention)
         operands += [None, None, None]  # tables of rotary embeddings, positions
-        operands += [_given(node, slot) for slot in (8, 9)]  # bias, sinks
+        operands += [_given(attention.bias, 0.0), _given(attention.sink, -np.inf)]
         attributes: dict[str, int | float | str] = {
             "num_heads": layer.num_heads,
             "kv_num_heads": layer.kv_num_heads,
@@ -188,10 +184,10 @@ def _replace(
         if cache == FLOAT16:
             presents = [_cast(build, present, ir.DataType.FLOAT16) for present in presents]
         output = _heads(build, result, layer, element)
-    node.outputs[0].replace_all_uses_with(output, replace_graph_outputs=True)
+    attention.output.replace_all_uses_with(output, replace_graph_outputs=True)
     for encoder, present in zip(encoders, presents, strict=True):
-        _publish(graph, encoder.outputs[0], present, layer)
-    graph.remove([node, *encoders], safe=True)
+        _publish(graph, encoder.output, present, layer)
+    graph.remove([operator.node for operator in converted.operators], safe=True)
 
 
 def _publish(graph: ir.Graph, old: ir.Value, new: ir.Value, layer: LayerPlan) -> None:
@@ -199,9 +195,7 @@ def _publish(graph: ir.Graph, old: ir.Value, new: ir.Value, layer: LayerPlan) ->
     readers = [use.node.op_type for use in old.uses() if use.node.op_type != ATTENTION]
     if readers:
         raise _unlike("something computes with the size of a cache that is not made yet", layer)
-    index = next((i for i, value in enumerate(graph.outputs) if value is old), None)
-    if index is None:
-        raise _unlike("its caches are shortened before they are returned", layer)
+    index = next(i for i, value in enumerate(graph.outputs) if value is old)
     old.name, new.name = f"{old.name}/replaced", old.name
     shape = list(old.shape or [None] * 4)
     new.shape = ir.Shape([*shape[:3], None])
@@ -220,13 +214,10 @@ def _new_type(
     return past
 
 
-def _lengths(build: Builder, node: ir.Node) -> list[ir.Value]:
-    """Tokens after the call, less one, int32 ``[B]``; and their number, int32 ``[]``."""
-    query, past_length = node.inputs[0], node.inputs[3]
-    assert query is not None
-    assert past_length is not None
-    new = build.dim(query, 2, "new")
-    total = build.op("Add", [past_length, new], "total", dtype=ir.DataType.INT64)
+def _lengths(build: Builder, attention: AttentionNode) -> list[ir.Value]:
+    """Return the tokens after the call less one, int32 ``[B]``, and their number, int32 ``[]``."""
+    new = build.dim(attention.query, 2, "new")
+    total = build.op("Add", [attention.past_length, new], "total", dtype=ir.DataType.INT64)
     last = build.op("Sub", [total, build.integers(1)], "last", dtype=ir.DataType.INT64)
     one = build.op("Gather", [total, build.number(0)], "count", dtype=ir.DataType.INT64)
     return [_cast(build, last, ir.DataType.INT32), _cast(build, one, ir.DataType.INT32)]
@@ -245,25 +236,15 @@ def _heads(build: Builder, value: ir.Value, layer: LayerPlan, element: ir.DataTy
     return build.op("Transpose", [split], "heads", dtype=element, perm=[0, 2, 1, 3])
 
 
-def _given(node: ir.Node, slot: int) -> ir.Value | None:
-    """An optional input; None for the filler of a layer that has nothing to give."""
-    value = node.inputs[slot] if len(node.inputs) > slot else None
+def _given(value: ir.Value | None, nothing: float) -> ir.Value | None:
+    """Return an optional input; None for a filler, all of whose numbers are ``nothing``."""
     if value is None or value.const_value is None:
         return value
-    numbers = value.const_value.numpy().astype(np.float32)
-    nothing = (numbers == 0 if slot == 8 else np.isneginf(numbers)).all()
-    return None if nothing else value
+    return None if (value.const_value.numpy().astype(np.float32) == nothing).all() else value
 
 
 def _cast(build: Builder, value: ir.Value | None, dtype: ir.DataType) -> ir.Value:
     return build.op("Cast", [value], "cast", dtype=dtype, to=dtype.value)
-
-
-def _made_by(value: ir.Value | None, op_type: str) -> ir.Node:
-    node = None if value is None else value.producer()
-    if node is None or node.op_type != op_type:
-        raise UnsupportedModelError(f"a TurboQuant node reads what no {op_type} wrote")
-    return node
 
 
 def _forget_ours(model: ir.Model) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +19,10 @@ import onnx_ir as ir
 from tq_onnx.codec.codebook import Codebook
 from tq_onnx.codec.reference import offset_rows
 from tq_onnx.codec.spec import Codec
+from tq_onnx.conversion.layers import ConvertedLayer, EncodeNode, converted_layers
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.files.load import load
 from tq_onnx.measure.expose_internals import expose
-from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
 from tq_onnx.plan import CANN, CANN_GRAPH, METADATA_PLAN, LayerPlan, Plan
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.model import made_up_embeddings
@@ -208,82 +208,67 @@ def lay_open(
             where=str(where),
             fix="verify the same conversion without --target",
         )
-    nodes = [node for node in model.graph if node.domain == DOMAIN]
     names = tuple(
-        _layer(layer, nodes, where)
-        for layer in plan.layers
-        if layers is None or layer.layer in layers
+        _layer(layer)
+        for layer in converted_layers(model, plan, str(where))
+        if layers is None or layer.plan.layer in layers
     )
     expose(model.graph, _watched(names), views=plan.target != CANN)
     return Probe(ir.to_proto(model).SerializeToString(), external_data, names, plan)
 
 
-def _layer(layer: LayerPlan, nodes: list[ir.Node], path: Path) -> LayerNames:
-    key = _encoder(layer.key.present, nodes, path)
-    value = _encoder(layer.value.present, nodes, path)
-    for node in nodes:
-        if node.op_type == ATTENTION and node.inputs[1] is key.outputs[0]:
-            bias, sink = (node.inputs[slot] if len(node.inputs) > slot else None for slot in (8, 9))
-            return LayerNames(
-                layer,
-                _encode_names(key, layer.key_of, layer.head_size),
-                _encode_names(value, layer.value_of, layer.head_size),
-                str(node.name),
-                _name(node.inputs[0]),
-                None if bias is None else _name(bias),
-                None if sink is None else _name(sink),
-                _name(node.outputs[0]),
-            )
-    raise UnsupportedModelError(
-        f"layer {layer.layer} has no {ATTENTION} node", where=str(path), fix="convert it again"
+def _layer(layer: ConvertedLayer) -> LayerNames:
+    attention = layer.attention
+    key, value = (_encoder(encoder, layer.plan.head_size) for encoder in layer.encoders)
+    return LayerNames(
+        plan=layer.plan,
+        key=key,
+        value=value,
+        node=attention.name,
+        query=_name(attention.query),
+        bias=_name(attention.bias),
+        sink=_name(attention.sink),
+        output=_name(attention.output),
     )
 
 
-def _encoder(present: str, nodes: list[ir.Node], path: Path) -> ir.Node:
-    for node in nodes:
-        made = node.outputs[0]
-        # A cache may be shortened before it is returned.
-        names = [made.name, *(use.node.outputs[0].name for use in made.uses())]
-        if node.op_type == ENCODE and present in names:
-            return node
-    raise UnsupportedModelError(
-        f"no {ENCODE} node writes {present}", where=str(path), fix="convert it again"
-    )
-
-
-def _encode_names(node: ir.Node, codec: Codec, head_size: int) -> EncodeNames:
+def _encoder(encoder: EncodeNode, head_size: int) -> EncodeNames:
     rotation = codebook = None
-    if codec.is_rotated:
-        rotation, centroids, boundaries = (_table(node, index) for index in (3, 4, 5))
-        codebook = Codebook(centroids, boundaries, float("nan"))
-    correction = node.attributes.get("norm_correction")
+    if encoder.codec.is_rotated:
+        rotation = _table(encoder, encoder.rotation)
+        centroids = _table(encoder, encoder.centroids)
+        codebook = Codebook(centroids, _table(encoder, encoder.boundaries), float("nan"))
+    correction = encoder.node.attributes.get("norm_correction")
     return EncodeNames(
-        node=str(node.name),
-        codec=codec,
+        node=encoder.name,
+        codec=encoder.codec,
         norm_correction=correction is None or bool(correction.as_int()),
-        vectors=_name(node.inputs[0]),
-        past_length=_name(node.inputs[2]),
-        present=_name(node.outputs[0]),
+        vectors=_name(encoder.vectors),
+        past_length=_name(encoder.past_length),
+        present=_name(encoder.output),
         rotation=rotation,
         codebook=codebook,
         head_size=head_size,
-        offset=_table(node, 6) if len(node.inputs) > 6 else None,
+        offset=None if encoder.offset is None else _table(encoder, encoder.offset),
     )
 
 
-def _table(node: ir.Node, index: int) -> npt.NDArray[np.float32]:
-    value = node.inputs[index]
-    if value is None or value.const_value is None:
-        raise UnsupportedModelError(
-            f"input {index} is not baked into the model", where=str(node.name)
-        )
+def _table(encoder: EncodeNode, value: ir.Value) -> npt.NDArray[np.float32]:
+    if value.const_value is None:
+        raise UnsupportedModelError(f"{value.name} is not baked into the model", where=encoder.name)
     return np.asarray(value.const_value.numpy(), np.float32)
 
 
-def _name(value: ir.Value | None) -> str:
-    if value is None or not value.name:
-        raise UnsupportedModelError("a TurboQuant node lacks a required input")
-    return value.name
+@overload
+def _name(value: ir.Value) -> str: ...
+
+
+@overload
+def _name(value: ir.Value | None) -> str | None: ...
+
+
+def _name(value: ir.Value | None) -> str | None:
+    return None if value is None else str(value.name)
 
 
 def _watched(layers: Collection[LayerNames]) -> dict[str, ir.TypeAndShape]:

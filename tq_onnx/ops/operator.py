@@ -67,8 +67,15 @@ class Input(Parameter):
         return node.inputs[self.slot] if self.slot < len(node.inputs) else None
 
     def replace(self, node: ir.Node, value: ir.Value | None) -> None:
-        """Make a node that has the slot read another value."""
+        """Make a node read another value, or none.
+
+        The node gets as many inputs as the last one that is there needs.
+        """
+        if self.slot >= len(node.inputs):
+            node.resize_inputs(self.slot + 1)
         node.replace_input_with(self.slot, value)
+        slots = [slot for slot, each in enumerate(node.inputs) if each is not None]
+        node.resize_inputs(max(slots, default=-1) + 1)
 
 
 class Output(Parameter):

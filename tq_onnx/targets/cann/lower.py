@@ -25,14 +25,16 @@ from onnx_ir.passes.common import (
 )
 
 from tq_onnx.conversion import bake
+from tq_onnx.conversion.layers import converted_layers
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.liveness import live_nodes, nested_nodes
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.shapes import fill_shapes
-from tq_onnx.ops.domain import ATTENTION, DECODER, DOMAIN, ENCODE, ROTARY_EMBEDDING
+from tq_onnx.ops.domain import DECODER, DOMAIN
 from tq_onnx.ops.functions import decoder_function_protos
+from tq_onnx.ops.operators import RotaryEmbedding
 from tq_onnx.plan import CANN, Plan
 from tq_onnx.targets.cann import claims as provider
 from tq_onnx.targets.cann import mask
@@ -116,39 +118,35 @@ def _named(shape: ir.Shape | None) -> ir.Shape | None:
 
 def _drop_masks(model: ir.Model, plan: Plan) -> None:
     """Takes masks away that hide the future, and nothing else."""
-    nodes = mask.attention_nodes(model)
+    layers = converted_layers(model, plan)
     shown: set[tuple[object, ...]] = set()  # layers share their masks
-    for layer, node in zip(plan.layers, nodes, strict=True):
-        key = (*node.inputs[mask.BIAS :], attribute_int(node, "causal", 0))
+    for layer in layers:
+        attention = layer.attention
+        key = (attention.bias, attribute_int(attention.node, "causal", 0))
         if key in shown:
             continue
         try:
-            causal, why = mask.is_causal(node, plan, model), mask.complaint(node)
+            causal, why = mask.is_causal(attention, plan, model), mask.complaint(attention)
         except NoMatch as miss:
             causal, why = False, miss.reason
         if not causal:
-            raise NoMatch(f"the mask of layer {layer.layer} is not shown to be causal: {why}")
+            raise NoMatch(f"the mask of layer {layer.plan.layer} is not shown to be causal: {why}")
         shown.add(key)
-    for node in nodes:
-        mask.drop_bias(node)
+    for layer in layers:
+        mask.drop_bias(layer.attention)
     mask.keep_all_rows(model, plan)
 
 
 def _lower_lengths(model: ir.Model, build: Builder, plan: Plan) -> None:
     """Has lengths read from inputs that stay on the host."""
-    places = {ENCODE: 2, ATTENTION: 3}
-    readers = [
-        (node, places[node.op_type])
-        for node in model.graph
-        if node.domain == DOMAIN and node.op_type in places
-    ]
-    for old in dict.fromkeys(node.inputs[index] for node, index in readers):
-        if old is not None and not mask.is_past_length(old, plan, model):
+    readers = [node for layer in converted_layers(model, plan) for node in layer.operators]
+    for old in dict.fromkeys(reader.past_length for reader in readers):
+        if not mask.is_past_length(old, plan, model):
             raise NoMatch(f"{old.name} is not shown to be the number of tokens in the caches")
     with build.before(next(iter(model.graph)), SCOPE):
         length = mask.past_length(build, model, plan)
-    for node, index in readers:
-        node.replace_input_with(index, length)
+    for reader in readers:
+        reader.past_length = length
 
 
 def _remove_dead(model: ir.Model) -> None:
@@ -164,9 +162,8 @@ def _remove_dead(model: ir.Model) -> None:
 def _lower_positions(model: ir.Model, build: Builder, plan: Plan) -> None:
     """Positions that are computed, and not an input, are counted without arithmetic."""
     proven = dict.fromkeys(model.graph.inputs, False)
-    nodes = [n for n in model.graph if n.domain == DOMAIN and n.op_type == ROTARY_EMBEDDING]
-    for node in nodes:
-        given = node.inputs[3]
+    for node in RotaryEmbedding.nodes(model.graph):
+        given = RotaryEmbedding.position_ids.of(node)
         if given is not None and given not in proven:
             proven[given] = mask.is_positions(given, plan, model)
         if given is None or not proven[given]:
@@ -174,7 +171,7 @@ def _lower_positions(model: ir.Model, build: Builder, plan: Plan) -> None:
         with build.before(node, SCOPE):
             counted = mask.positions(build, model, plan)
         if counted is not None:
-            node.replace_input_with(3, counted)
+            RotaryEmbedding.position_ids.replace(node, counted)
 
 
 def _bake(model: ir.Model, plan: Plan) -> None:

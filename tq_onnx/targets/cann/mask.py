@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
+from tq_onnx.conversion.layers import AttentionNode, converted_layers
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.evaluate import Array, evaluate
@@ -23,12 +24,8 @@ from tq_onnx.graph.liveness import data_ancestors
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.sizerules import sizes
 from tq_onnx.graph.values import rank, static_dim
-from tq_onnx.ops.domain import ATTENTION, DOMAIN
 from tq_onnx.plan import Plan
 from tq_onnx.targets.cann.hostshapes import shapes_by_name
-
-BIAS: Final = 8
-"""Index of ``attention_bias`` among the inputs of TurboQuantDequantAttention."""
 
 PADDING: Final = "attention_mask_must_not_have_padding"
 """Ends the name of the node that fails where it has."""
@@ -42,12 +39,7 @@ _LENGTHS: Final = ((1, 1, 0), (2, 1, 5), (1, 4, 0), (2, 3, 4), (1, 7, 40), (1, 1
 """Sequences, new tokens and past tokens; the last is longer than windows are."""
 
 
-def attention_nodes(model: ir.Model) -> list[ir.Node]:
-    """The attention of every layer, in graph order."""
-    return [n for n in model.graph if n.domain == DOMAIN and n.op_type == ATTENTION]
-
-
-def is_causal(attention: ir.Node, plan: Plan, model: ir.Model) -> bool:
+def is_causal(attention: AttentionNode, plan: Plan, model: ir.Model) -> bool:
     """Whether a layer's mask hides the future and nothing else.
 
     Args:
@@ -58,10 +50,9 @@ def is_causal(attention: ir.Node, plan: Plan, model: ir.Model) -> bool:
     Raises:
         NoMatch: the mask depends on something else than lengths and ``attention_mask``.
     """
-    bias = attention.inputs[BIAS] if len(attention.inputs) > BIAS else None
+    bias, causal = attention.bias, attribute_int(attention.node, "causal", 0) == 1
     if bias is None:
-        return attribute_int(attention, "causal", 0) == 1
-    causal = attribute_int(attention, "causal", 0) == 1
+        return causal
     _expect_no_contents(bias, plan, model)
     return all(
         _hides_the_future(
@@ -71,10 +62,9 @@ def is_causal(attention: ir.Node, plan: Plan, model: ir.Model) -> bool:
     )
 
 
-def complaint(attention: ir.Node) -> str:
+def complaint(attention: AttentionNode) -> str:
     """What is wrong with the mask of a layer that is not causal, as a clause."""
-    given = len(attention.inputs) > BIAS and attention.inputs[BIAS] is not None
-    return "it hides more than the future, or less" if given else "there is none"
+    return "there is none" if attention.bias is None else "it hides more than the future, or less"
 
 
 def _expect_no_contents(value: ir.Value, plan: Plan, model: ir.Model) -> None:
@@ -127,11 +117,10 @@ def _hides_the_future(
     return shows and (already_causal or bool((numbers[..., ~seen] <= _HIDDEN).all()))
 
 
-def drop_bias(attention: ir.Node) -> None:
-    """Lets the operator hide the future itself; what made the mask is left without a reader."""
-    if len(attention.inputs) > BIAS:
-        attention.resize_inputs(BIAS)
-    attention.attributes["causal"] = ir.AttrInt64("causal", 1)
+def drop_bias(attention: AttentionNode) -> None:
+    """Let the operator hide the future itself; what made the mask is left without a reader."""
+    attention.bias = None
+    attention.node.attributes["causal"] = ir.AttrInt64("causal", 1)
 
 
 def keep_all_rows(model: ir.Model, plan: Plan) -> int:
@@ -141,8 +130,8 @@ def keep_all_rows(model: ir.Model, plan: Plan) -> int:
         how many there were.
     """
     count = 0
-    for node in attention_nodes(model):
-        attended = node.outputs[0]
+    for layer in converted_layers(model, plan):
+        attended = layer.attention.output
         for use in list(attended.uses()):
             choice = use.node
             if choice.domain != "" or choice.op_type != "Where" or use.idx == 0:

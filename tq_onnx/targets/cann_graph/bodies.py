@@ -13,7 +13,7 @@ for every slot instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import onnx
 import onnx_ir as ir
@@ -21,6 +21,7 @@ from onnx_ir.passes.common import InlinePass
 from onnxscript import INT64, UINT8, script
 
 from tq_onnx.codec.spec import Codec
+from tq_onnx.conversion.layers import converted_layers
 from tq_onnx.ops.bodies import TURBOQUANT, U8, op
 from tq_onnx.ops.bodies.composing import operator_style
 from tq_onnx.ops.domain import ATTENTION, BODY_OPSET, DOMAIN, ENCODE, VERSION
@@ -80,21 +81,19 @@ def inline_operators(model: ir.Model, plan: Plan, sizes: Sizes) -> None:
     """
     for identifier in [key for key in model.functions if key[1] in (ENCODE, ATTENTION)]:
         del model.functions[identifier]
-    nodes = [node for node in model.graph if node.domain == DOMAIN]
-    encoders = {node.outputs[0].name: node for node in nodes if node.op_type == ENCODE}
-    attention = [node for node in nodes if node.op_type == ATTENTION]
     made: dict[tuple[str, tuple[Codec, Codec]], str] = {}
-    for layer, reader in zip(plan.layers, attention, strict=True):
-        key, value = layer.codecs
-        for node, kind, codecs in (
-            (_encoder(encoders, reader, 1), ENCODE, (key, key)),
-            (_encoder(encoders, reader, 2), ENCODE, (value, value)),
-            (reader, ATTENTION, (key, value)),
+    for layer in converted_layers(model, plan):
+        key, value = layer.plan.codecs
+        for node, codecs in (
+            (layer.key.node, (key, key)),
+            (layer.value.node, (value, value)),
+            (layer.attention.node, (key, value)),
         ):
+            kind = node.op_type
             if (kind, codecs) not in made:
                 # Without If, each codec needs bodies of its own, in a domain of their own.
                 domain = made[kind, codecs] = f"{DOMAIN}.graph{len(made)}"
-                for function in _bodies(plan, layer, codecs, sizes):
+                for function in _bodies(plan, layer.plan, codecs, sizes):
                     _add_body(model, function, domain)
                 model.opset_imports[domain] = VERSION
             node.domain = made[kind, codecs]
@@ -105,12 +104,6 @@ def inline_operators(model: ir.Model, plan: Plan, sizes: Sizes) -> None:
     for domain in [name for name in model.opset_imports if name != ""]:
         if not any(node.domain == domain for node in model.graph):
             del model.opset_imports[domain]
-
-
-def _encoder(encoders: Mapping[str | None, ir.Node], reader: ir.Node, slot: int) -> ir.Node:
-    cache = reader.inputs[slot]
-    assert cache is not None
-    return encoders[cache.name]
 
 
 def _bodies(

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from tq_onnx.conversion.layers import converted_layers
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.values import rank
-from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
 from tq_onnx.plan import Plan
 from tq_onnx.targets.cann import mask as causal
 
@@ -63,10 +63,11 @@ def fix_lengths(model: ir.Model, build: Builder, plan: Plan, sizes: Sizes) -> No
             "it has no attention_mask of integers [batch, total tokens], the only input that tells "
             "how many tokens there are in a cache of fixed capacity"
         )
-    attention = causal.attention_nodes(model)
-    for layer, node in zip(plan.layers, attention, strict=True):
-        if not causal.is_causal(node, plan, model):
-            raise NoMatch(f"the mask of layer {layer.layer} hides more than the future", node)
+    layers = converted_layers(model, plan)
+    for layer in layers:
+        if not causal.is_causal(layer.attention, plan, model):
+            number, node = layer.plan.layer, layer.attention.node
+            raise NoMatch(f"the mask of layer {number} hides more than the future", node)
     causal.keep_all_rows(model, plan)
     with build.before(next(iter(model.graph)), SCOPE):
         total = _total(build, mask, sizes)
@@ -74,13 +75,11 @@ def fix_lengths(model: ir.Model, build: Builder, plan: Plan, sizes: Sizes) -> No
             "Sub", [total, build.integers(sizes.tokens)], "past_length", dtype=_INT64, shape=[1]
         )
         bias = _bias(build, mask, sizes)
-    for node in attention:
-        causal.drop_bias(node)
-        node.resize_inputs(causal.BIAS + 1)
-        node.replace_input_with(causal.BIAS, bias)
-    for node in list(model.graph):
-        if node.domain == DOMAIN and node.op_type in (ENCODE, ATTENTION):
-            node.replace_input_with(2 if node.op_type == ENCODE else 3, past)
+    for layer in layers:
+        causal.drop_bias(layer.attention)
+        layer.attention.bias = bias
+        for operator in layer.operators:
+            operator.past_length = past
     caches = {pair.past for layer in plan.layers for pair in (layer.key, layer.value)}
     read = {mask: (1, total)} | {inputs[name]: (2, past) for name in caches if name in inputs}
     for value, (axis, length) in read.items():

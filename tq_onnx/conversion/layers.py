@@ -1,0 +1,249 @@
+"""The operators of a layer in a converted model, with named inputs.
+
+``converted_layers`` finds for every layer of a plan the two encoders that make its caches, and the
+attention that reads them. Whatever looks at a converted model, or changes it further, asks here:
+
+    for layer in converted_layers(model, plan):
+        layer.attention.bias = None
+        layer.key.offset = build.constant(...)
+
+Nodes are found by the names of the caches in the plan: a cache is the output of an encoder, or of a
+Slice that shortens what the encoder made. Which slot an input has is known to the operators'
+records (``tq_onnx.ops.operators``) alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import onnx_ir as ir
+
+from tq_onnx.codec.spec import Codec
+from tq_onnx.errors import UnsupportedModelError
+from tq_onnx.graph.nomatch import NoMatch
+from tq_onnx.graph.values import label
+from tq_onnx.ops.operator import Input
+from tq_onnx.ops.operators import Attention, Encode
+from tq_onnx.plan import CachePair, LayerPlan, Plan
+
+Role = Literal["key", "value"]
+
+SHARED: Final[Mapping[Role, Mapping[Input, Input]]] = {
+    "key": {
+        Encode.past_length: Attention.past_length,
+        Encode.rotation: Attention.key_rotation,
+        Encode.centroids: Attention.key_centroids,
+        Encode.offset: Attention.key_offset,
+    },
+    "value": {
+        Encode.past_length: Attention.past_length,
+        Encode.rotation: Attention.value_rotation,
+        Encode.centroids: Attention.value_centroids,
+        Encode.offset: Attention.value_offset,
+    },
+}
+"""The inputs of an encoder that attention has too, and what they are there, by cache."""
+
+
+@dataclass(frozen=True)
+class _Required:
+    """An input that every node of an operator has, as an attribute.
+
+    Attributes:
+        slot: the record of the input.
+    """
+
+    slot: Input
+
+    def __get__(self, operator: OperatorNode, owner: type) -> ir.Value:
+        value = self.slot.of(operator.node)
+        if value is None:
+            raise UnsupportedModelError(
+                f"a node of {operator.node.op_type} has no input {self.slot.name}",
+                where=operator.name,
+                fix="convert the original again",
+            )
+        return value
+
+    def __set__(self, operator: OperatorNode, value: ir.Value) -> None:
+        self.slot.replace(operator.node, value)
+
+
+@dataclass(frozen=True)
+class _Optional:
+    """An input that a node may lack, as an attribute that is None then.
+
+    Attributes:
+        slot: the record of the input.
+    """
+
+    slot: Input
+
+    def __get__(self, operator: OperatorNode, owner: type) -> ir.Value | None:
+        return self.slot.of(operator.node)
+
+    def __set__(self, operator: OperatorNode, value: ir.Value | None) -> None:
+        self.slot.replace(operator.node, value)
+
+
+class OperatorNode:
+    """A node of one of the two operators.
+
+    Attributes:
+        node: the node.
+    """
+
+    def __init__(self, node: ir.Node) -> None:
+        self.node = node
+
+    @property
+    def name(self) -> str:
+        """The node's name."""
+        return label(self.node)
+
+    @property
+    def output(self) -> ir.Value:
+        """The result: the new cache, or the attention."""
+        return self.node.outputs[0]
+
+
+class EncodeNode(OperatorNode):
+    """A node that makes a cache; its inputs are those of ``tq_onnx.ops.operators.Encode``.
+
+    Attributes:
+        role: which of the layer's caches it makes.
+        pair: the graph's input and output of that cache.
+        codec: its codec.
+        row_bytes: bytes of a row in the graph.
+    """
+
+    vectors = _Required(Encode.vectors)
+    past = _Required(Encode.past)
+    past_length = _Required(Encode.past_length)
+    rotation = _Required(Encode.rotation)
+    centroids = _Required(Encode.centroids)
+    boundaries = _Required(Encode.boundaries)
+    offset = _Optional(Encode.offset)
+
+    def __init__(
+        self, node: ir.Node, role: Role, pair: CachePair, codec: Codec, row_bytes: int
+    ) -> None:
+        super().__init__(node)
+        self.role: Final = role
+        self.pair: Final = pair
+        self.codec: Final = codec
+        self.row_bytes: Final = row_bytes
+
+    @property
+    def is_shortened(self) -> bool:
+        """Whether the cache leaves the graph without some of its rows."""
+        return self.output.name != self.pair.present
+
+
+class AttentionNode(OperatorNode):
+    """A node that reads caches; its inputs are those of ``tq_onnx.ops.operators.Attention``."""
+
+    query = _Required(Attention.query)
+    key_cache = _Required(Attention.key_cache)
+    value_cache = _Required(Attention.value_cache)
+    past_length = _Required(Attention.past_length)
+    bias = _Optional(Attention.attention_bias)
+    sink = _Optional(Attention.head_sink)
+
+
+@dataclass(frozen=True, eq=False)
+class ConvertedLayer:
+    """The three nodes of a layer.
+
+    Attributes:
+        plan: what the layer is.
+        key: makes the cache of keys.
+        value: makes the cache of values.
+        attention: reads both.
+    """
+
+    plan: LayerPlan
+    key: EncodeNode
+    value: EncodeNode
+    attention: AttentionNode
+
+    @property
+    def encoders(self) -> tuple[EncodeNode, EncodeNode]:
+        """Both encoders, keys first."""
+        return self.key, self.value
+
+    @property
+    def operators(self) -> tuple[EncodeNode, EncodeNode, AttentionNode]:
+        """All three, encoders first."""
+        return self.key, self.value, self.attention
+
+    @property
+    def is_shortened(self) -> bool:
+        """Whether a cache leaves the graph without some of its rows."""
+        return any(encoder.is_shortened for encoder in self.encoders)
+
+
+def converted_layers(model: ir.Model, plan: Plan, where: str = "") -> tuple[ConvertedLayer, ...]:
+    """Find the operators of every layer.
+
+    Args:
+        model: a model with operators of ours; it is not changed.
+        plan: the plan that it was converted by.
+        where: what errors call the model.
+
+    Returns:
+        The layers in the order of the plan.
+
+    Raises:
+        UnsupportedModelError: the model lacks nodes that its plan promises.
+    """
+    outputs = {value.name: value for value in model.graph.outputs}
+    found = []
+    for layer in plan.layers:
+        try:
+            found.append(find_layer(outputs, layer))
+        except NoMatch as miss:
+            raise UnsupportedModelError(
+                f"the nodes of layer {layer.layer} are not as its plan says: {miss.reason}",
+                where=where,
+                fix="convert the original again",
+            ) from miss
+    return tuple(found)
+
+
+def find_layer(outputs: Mapping[str | None, ir.Value], layer: LayerPlan) -> ConvertedLayer:
+    """Find the operators of one layer.
+
+    Args:
+        outputs: the outputs of the graph, by name.
+        layer: the plan of the layer.
+
+    Raises:
+        NoMatch: the graph lacks one of them, or has several.
+    """
+    key = _encoder(outputs, "key", layer.key, layer.key_of, layer.key_row_bytes)
+    value = _encoder(outputs, "value", layer.value, layer.value_of, layer.value_row_bytes)
+    readers = [
+        use.node
+        for use in key.output.uses()
+        if Attention.is_node(use.node)
+        and use.idx == Attention.key_cache.slot
+        and Attention.value_cache.of(use.node) is value.output
+    ]
+    if len(readers) != 1:
+        raise NoMatch(f"{len(readers)} attentions read its caches", key.node)
+    return ConvertedLayer(layer, key, value, AttentionNode(readers[0]))
+
+
+def _encoder(
+    outputs: Mapping[str | None, ir.Value], role: Role, pair: CachePair, codec: Codec, width: int
+) -> EncodeNode:
+    present = outputs.get(pair.present)
+    node = None if present is None else present.producer()
+    if node is not None and node.op_type == "Slice" and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    if node is None or not Encode.is_node(node):
+        raise NoMatch(f"{pair.present} is not made by {Encode.name}", node)
+    return EncodeNode(node, role, pair, codec, width)
