@@ -10,8 +10,8 @@ import pytest
 from tests.cli.run import run
 from tests.files.models import snapshot
 from tests.runtime.models import DYNAMO, converted, original
-from tq_onnx.cli import tokens as tokens_module
 from tq_onnx.conversion.calibrationfile import read_calibration
+from tq_onnx.integrations import tokens as tokens_module
 from tq_onnx.integrations.bundled import build_bundled, bundled_directory, heldout_text
 from tq_onnx.integrations.huggingface import load_tokenizer
 from tq_onnx.measure.calibrate import calibrate

@@ -70,10 +70,10 @@ def calibrate(
       tq-onnx calibrate model.onnx --text book.txt
       tq-onnx convert model.onnx --calibration model.calibration.safetensors
     """
-    from tq_onnx.cli.tokens import file_tokens, require_tokenizer
     from tq_onnx.codec.gathering import FEWEST_TOKENS
     from tq_onnx.conversion.calibrationfile import check_target, write_calibration
     from tq_onnx.integrations.folder import find_model
+    from tq_onnx.integrations.tokens import file_tokens, require_tokenizer
 
     model = find_model(model)
     target = output or model.with_name(f"{model.stem}.calibration.safetensors")

@@ -71,9 +71,9 @@ def generate(
     Example:
       tq-onnx generate model.int4.onnx --prompt "Call me Ishmael."
     """
-    from tq_onnx.cli.tokens import require_tokenizer
     from tq_onnx.integrations.folder import find_model
     from tq_onnx.integrations.huggingface import stream_text
+    from tq_onnx.integrations.tokens import require_tokenizer
     from tq_onnx.runtime.generate import Sampling, stream
     from tq_onnx.runtime.model import open_model
 

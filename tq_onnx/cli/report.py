@@ -80,8 +80,8 @@ def report(
     Example:
       tq-onnx report model.onnx model.int4.onnx model.int3.onnx --text book.txt --picture cost.svg
     """
-    from tq_onnx.cli.tokens import model_tokens
     from tq_onnx.integrations.folder import find_model
+    from tq_onnx.integrations.tokens import model_tokens
     from tq_onnx.measure.picture import check_picture, draw_quality
     from tq_onnx.measure.report import compare_models
     from tq_onnx.measure.tables import to_page

@@ -73,8 +73,8 @@ def verify(
     Example:
       tq-onnx verify model.onnx model.int4.onnx --text book.txt
     """
-    from tq_onnx.cli.tokens import model_tokens
     from tq_onnx.integrations.folder import find_model
+    from tq_onnx.integrations.tokens import model_tokens
 
     original, converted = find_model(original), find_model(converted)
     ids, source = model_tokens((original, converted), text, tokens, tokenizer)
