@@ -1,5 +1,66 @@
-"""tq-onnx: a 4-bit TurboQuant KV cache for ONNX language models."""
+"""tq-onnx: a 4-bit TurboQuant KV cache for ONNX language models.
+
+    import tq_onnx
+    report = tq_onnx.convert("model.onnx", preset="int4")
+    assert tq_onnx.verify("model.onnx", report.output).holds
+
+Names are imported when they are first used: ``import tq_onnx`` itself loads neither onnx nor
+onnxruntime. Every error is a ``tq_onnx.errors.TqOnnxError`` and says what to do.
+"""
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+from tq_onnx.version import __version__
+
+if TYPE_CHECKING:
+    from tq_onnx import errors
+    from tq_onnx.api.converting import convert, inspect
+    from tq_onnx.api.measuring import bench, calibrate, report, verify
+    from tq_onnx.api.running import get_library_path, library_path, load, register
+    from tq_onnx.codec.presets import PRESETS
+    from tq_onnx.progress import Progress
+
+__all__ = [
+    "PRESETS",
+    "Progress",
+    "__version__",
+    "bench",
+    "calibrate",
+    "convert",
+    "errors",
+    "get_library_path",
+    "inspect",
+    "library_path",
+    "load",
+    "register",
+    "report",
+    "verify",
+]
+
+_ROOMS: Final = {
+    "api.converting": ("convert", "inspect"),
+    "api.measuring": ("bench", "calibrate", "report", "verify"),
+    "api.running": ("get_library_path", "library_path", "load", "register"),
+    "codec.presets": ("PRESETS",),
+    "progress": ("Progress",),
+}
+"""Where public names come from."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used (PEP 562)."""
+    if name == "errors":
+        return importlib.import_module("tq_onnx.errors")
+    for room, names in _ROOMS.items():
+        if name in names:
+            value = getattr(importlib.import_module(f"tq_onnx.{room}"), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

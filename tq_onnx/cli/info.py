@@ -233,7 +233,7 @@ def _packages() -> dict[str, str | None]:
 
 def _version(package: str) -> str | None:
     if package == "tq-onnx":
-        from tq_onnx import __version__
+        from tq_onnx.version import __version__
 
         return __version__
     try:

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import click
 
-from tq_onnx import __version__
 from tq_onnx.cli import terminal
+from tq_onnx.version import __version__
 
 COMMANDS: Final[dict[str, str]] = {
     "convert": "Convert an exported decoder to a TurboQuant KV cache.",

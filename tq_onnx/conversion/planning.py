@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from tq_onnx import __version__
 from tq_onnx.codec.presets import HADAMARD, Preset
 from tq_onnx.codec.rotation import rotation_seed
 from tq_onnx.codec.spec import RAW, Codec, RowLayout, layout_digest, row_layout
@@ -16,6 +15,7 @@ from tq_onnx.plan import CachePair, LayerPlan, Plan
 from tq_onnx.recognise.caches import Cache
 from tq_onnx.recognise.match import Recognition
 from tq_onnx.recognise.site import Site
+from tq_onnx.version import __version__
 
 DEFAULT_OPTIONS: Final = Options()
 

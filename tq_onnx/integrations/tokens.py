@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from tq_onnx.codec.gathering import FEWEST_TOKENS
 from tq_onnx.errors import ModelFileError, UsageError
 from tq_onnx.integrations.huggingface import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
@@ -67,25 +68,32 @@ def file_tokens(path: Path, tokenizer: Tokenizer, count: int) -> list[int]:
 
 
 def model_tokens(
-    models: Sequence[Path], text: Path | None, count: int, directory: Path | None
-) -> tuple[list[int] | int, str]:
-    """What models that are compared read: of a file, or else of the bundled model's own text.
+    models: Sequence[Path],
+    text: Path | None,
+    tokens: int | Sequence[int],
+    directory: Path | None,
+) -> tuple[Sequence[int] | int, str]:
+    """Choose the tokens that models read that are compared.
+
+    They are those of a file, or else of the bundled model's own text.
 
     Args:
         models: files, beside one of which the tokenizer may be.
         text: the file.
-        count: tokens to read.
+        tokens: how many to read, or their ids.
         directory: the folder of the tokenizer.
 
     Returns:
         Token ids, or how many to make up where there is no tokenizer, and where they come from.
 
     Raises:
-        UsageError: there is a text and no tokenizer.
+        UsageError: there is a text and no tokenizer, or a text and ids.
         ModelFileError: the text or the tokenizer cannot be read.
     """
-    from tq_onnx.integrations.bundled import heldout_text
-
+    if not isinstance(tokens, int):
+        if text is not None:
+            raise UsageError("a text and token ids were given", fix="leave one of them out")
+        return tokens, "token ids of the caller"
     found = find_tokenizer(directory, *models)
     if found is None:
         if text is not None:
@@ -94,7 +102,49 @@ def model_tokens(
                 where=str(text),
                 fix="name the folder that has it with --tokenizer",
             )
-        return count, NO_LANGUAGE
+        return tokens, NO_LANGUAGE
     if text is not None:
-        return file_tokens(text, found, count), str(text)
-    return found.encode(heldout_text())[:count], "the held-out text of the bundled model"
+        return file_tokens(text, found, tokens), str(text)
+    from tq_onnx.integrations.bundled import heldout_text
+
+    return found.encode(heldout_text())[:tokens], "the held-out text of the bundled model"
+
+
+def calibration_tokens(
+    model: Path, text: Path, directory: Path | None, count: int, skip: int
+) -> tuple[list[int], list[int]]:
+    """Read the tokens of a text that a model is calibrated on.
+
+    Args:
+        model: the model, beside which the tokenizer may be.
+        text: a UTF-8 file.
+        directory: the folder of the tokenizer.
+        count: tokens to read.
+        skip: tokens at the start of the text to leave out.
+
+    Returns:
+        The tokens, and those that every text begins with, and so every window.
+
+    Raises:
+        UsageError: there are too few tokens.
+        ModelFileError: the text or the tokenizer cannot be read.
+    """
+    words = require_tokenizer(directory, model)
+    empty = words.encode("")
+    ids = file_tokens(text, words, max(skip, len(empty)) + count)
+    begin = _shared(empty, ids)
+    ids = ids[max(skip, len(begin)) :][:count]
+    if len(ids) < FEWEST_TOKENS:
+        behind = f"behind the first {skip:,} tokens " if skip else ""
+        raise UsageError(
+            f"{behind}there are {len(ids)} tokens, and {FEWEST_TOKENS} are the fewest that tell "
+            "anything",
+            where=str(text),
+            fix="skip fewer, or give a longer text" if skip else "give a longer text",
+        )
+    return ids, begin
+
+
+def _shared(one: list[int], other: list[int]) -> list[int]:
+    """Return what both begin with."""
+    return next(one[:n] for n in range(len(one), -1, -1) if one[:n] == other[:n])

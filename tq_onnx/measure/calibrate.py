@@ -15,7 +15,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tq_onnx import __version__
 from tq_onnx.codec.calibration import Calibration
 from tq_onnx.codec.gathering import Gathering
 from tq_onnx.conversion.pipeline import prepare
@@ -24,6 +23,7 @@ from tq_onnx.measure.probe import Probe, lay_open
 from tq_onnx.progress import OnProgress, Progress
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.model import OpenModel
+from tq_onnx.version import __version__
 
 POSITIONS: Final = 17
 """Position rows of a table: sixteen first positions on their own, and all others."""

@@ -11,6 +11,7 @@ was built for another row layout.
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import json
 import os
 import sys
@@ -19,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import tq_onnx
 from tq_onnx.codec.spec import layout_digest
 from tq_onnx.errors import LibraryError
 from tq_onnx.runtime.variables import LIBRARY
@@ -119,7 +119,8 @@ def library_info() -> LibraryInfo:
 
 def _folders() -> Iterator[Path]:
     """Folders of the package: an editable install has one with sources, one with built files."""
-    for folder in tq_onnx.__path__:
+    package = importlib.util.find_spec("tq_onnx")
+    for folder in (package and package.submodule_search_locations) or ():
         yield Path(folder)
     for folder in sys.path:
         yield Path(folder) / "tq_onnx"

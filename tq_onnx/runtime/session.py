@@ -133,7 +133,7 @@ def make_session(
     if threads is not None:
         options.intra_op_num_threads = threads
     if library:
-        _register(options)
+        register_library(options)
     source = str(model) if isinstance(model, Path) else model
     providers = [(ep.provider, dict(ep.options))]
     if ep.has_own_memory:
@@ -241,7 +241,7 @@ def check_library() -> None:
     Raises:
         LibraryError: onnxruntime does not accept it.
     """
-    _register(onnxruntime.SessionOptions())
+    register_library(onnxruntime.SessionOptions())
 
 
 def available_providers() -> tuple[str, ...]:
@@ -249,7 +249,15 @@ def available_providers() -> tuple[str, ...]:
     return tuple(onnxruntime.get_available_providers())
 
 
-def _register(options: Any) -> None:
+def register_library(options: Any) -> None:
+    """Register the library with the options of a session.
+
+    Args:
+        options: an ``onnxruntime.SessionOptions``.
+
+    Raises:
+        LibraryError: there is no library, it does not fit, or onnxruntime does not accept it.
+    """
     from tq_onnx.runtime.library import get_library_path, library_info
 
     path = get_library_path()

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import tq_onnx
 from tq_onnx.errors import LibraryError
 from tq_onnx.measure.checks import failed
 from tq_onnx.measure.npu.anonymise import anonymise
@@ -145,7 +144,7 @@ def _in_a_process(part: str, request: Request, seconds: float) -> dict[str, Any]
 def _environment() -> dict[str, str]:
     """This process's, in which the same package is found from any folder."""
     before = os.environ.get("PYTHONPATH")
-    folders = [str(Path(tq_onnx.__file__).resolve().parents[1]), *([before] if before else [])]
+    folders = [str(Path(__file__).resolve().parents[3]), *([before] if before else [])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
 
 

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from tq_onnx import __version__
 from tq_onnx.codec.spec import layout_digest
 from tq_onnx.runtime.library import get_library_path
 from tq_onnx.runtime.providers import CANN
 from tq_onnx.runtime.variables import ASCEND_HOME, ASCEND_TOOLKIT, CANN_KERNELS
+from tq_onnx.version import __version__
 
 RUNTIME: Final = "libascendcl.so"
 MARKER: Final = "fake_acl_enqueue"

@@ -1,0 +1,314 @@
+"""The public API: every name, its documentation, its types, and that nothing shadows it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import json
+import os
+import pkgutil
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import tq_onnx
+from tests.integrations.genai_folder import genai_folder
+from tests.runtime.models import DYNAMO, original
+from tq_onnx.cli.main import COMMANDS
+from tq_onnx.conversion.options import Options
+from tq_onnx.errors import TqOnnxError
+from tq_onnx.integrations.bundled import bundled_directory
+from tq_onnx.integrations.folderconversion import FolderReport
+from tq_onnx.integrations.folderinspection import FolderInspection
+from tq_onnx.runtime.library import get_library_path
+
+ROOT = Path(__file__).resolve().parents[1]
+FUNCTIONS = sorted(
+    name for name in tq_onnx.__all__ if isinstance(getattr(tq_onnx, name), FunctionType)
+)
+IDS = [int(number) for number in np.random.default_rng(3).integers(0, 40, 48)]
+QUICK: dict[str, Any] = {"library": False, "threads": 1}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _everything_imported() -> None:
+    """After every submodule was imported, names must still be what they are."""
+    for module in pkgutil.walk_packages(tq_onnx.__path__, "tq_onnx."):
+        importlib.import_module(module.name)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    shutil.copyfile(bundled_directory() / "tokenizer.json", tmp_path / "tokenizer.json")
+    return Path(shutil.copyfile(original(DYNAMO), tmp_path / "model.onnx"))
+
+
+def python(code: str) -> str:
+    """What a fresh interpreter prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_names() -> None:
+    assert [
+        *("bench", "calibrate", "convert", "get_library_path", "inspect", "library_path", "load"),
+        *("register", "report", "verify"),
+    ] == FUNCTIONS
+    assert set(tq_onnx.__all__) - set(FUNCTIONS) == {
+        "PRESETS",
+        "Progress",
+        "__version__",
+        "errors",
+    }
+    assert set(tq_onnx.__all__) <= set(dir(tq_onnx))
+    assert tq_onnx.errors is importlib.import_module("tq_onnx.errors")
+    with pytest.raises(AttributeError, match="no attribute 'bogus'"):
+        _ = tq_onnx.bogus  # type: ignore[attr-defined]
+
+
+def test_no_module_has_the_name_of_a_function() -> None:
+    names = {module.name for module in pkgutil.iter_modules(tq_onnx.__path__)}
+    assert not names & set(FUNCTIONS)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_documentation(name: str) -> None:
+    function = getattr(tq_onnx, name)
+    text = inspect.getdoc(function)
+    assert text is not None
+    first = text.splitlines()[0]
+    assert first.endswith(".")
+    assert re.match(r"[A-Z][a-z]*[a-rt-z] ", first), f"{first!r} does not begin with a verb"
+    parameters = [
+        ("**" if parameter.kind is parameter.VAR_KEYWORD else "") + parameter.name
+        for parameter in inspect.signature(function).parameters.values()
+    ]
+    section = text.partition("Args:\n")[2].partition("\n\n")[0]
+    assert re.findall(r"^    (\*{0,2}\w+): ", section, re.M) == parameters
+    assert "\nRaises:\n" in text
+    assert ("\nReturns:\n" in text) == (function.__annotations__["return"] != "None")
+
+
+def test_options_are_keyword_arguments() -> None:
+    parameters = inspect.signature(tq_onnx.convert).parameters
+    for field in dataclasses.fields(Options):
+        if field.name not in ("target", "max_positions", "capacity", "call_tokens"):
+            assert field.name in parameters
+            default = parameters[field.name].default
+            assert default in (None, field.default)
+
+
+def test_an_import_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, json, tq_onnx\n"
+        "loaded = sorted({name.split('.')[0] for name in sys.modules})\n"
+        "tq_onnx.PRESETS, tq_onnx.errors, tq_onnx.Progress, dir(tq_onnx)\n"
+        "later = sorted({name.split('.')[0] for name in sys.modules})\n"
+        "print(json.dumps([loaded, later]))\n"
+    )
+    heavy = {
+        "numpy",
+        "onnx",
+        "onnx_ir",
+        "onnxscript",
+        "onnxruntime",
+        "click",
+        "rich",
+        "safetensors",
+    }
+    for loaded in json.loads(python(code)):
+        assert not heavy & set(loaded)
+
+
+def test_a_conversion_needs_no_onnxruntime(model: Path) -> None:
+    code = (
+        f"import sys, tq_onnx\ntq_onnx.inspect({str(model)!r})\ntq_onnx.convert({str(model)!r})\n"
+        "assert not {'onnxruntime', 'click', 'rich'} & set(sys.modules)\n"
+    )
+    python(code)
+    assert (model.parent / "model.int4.onnx").is_file()
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_every_function(model: Path, tmp_path: Path, kind: type) -> None:
+    said: list[tq_onnx.Progress] = []
+    done = tq_onnx.convert(kind(model), preset="int3", seed=7, on_progress=said.append)
+    assert not isinstance(done, FolderReport)
+    assert done.output == model.with_name("model.int3.onnx")
+    assert (done.plan.preset, done.plan.seed) == ("int3", 7)
+    assert said[0].doing == "Reading the graph"
+    converted = kind(done.output)
+    found = tq_onnx.inspect(converted)
+    assert not isinstance(found, FolderInspection)
+    assert found.plan == done.plan
+    checked = tq_onnx.verify(kind(model), converted, tokens=IDS, context=32, new_tokens=2, **QUICK)
+    assert checked.holds
+    assert checked.source == "token ids of the caller"
+    compared = tq_onnx.report(
+        kind(model),
+        converted,
+        tokens=IDS,
+        context=24,
+        peers=False,
+        markdown=kind(tmp_path / "page.md"),
+        **QUICK,
+    )
+    assert [entry.preset for entry in compared.models] == ["int3"]
+    assert "int3" in (tmp_path / "page.md").read_text()
+    timed = tq_onnx.bench(kind(model), converted, contexts=[16], tokens=2, **QUICK)
+    assert [row.context for row in timed.rows] == [16]
+    opened = tq_onnx.load(converted, threads=1)
+    assert opened.plan == done.plan
+    assert opened.decoder().prefill([IDS[:4]]).shape[:2] == (1, 4)
+    options = onnxruntime.SessionOptions()
+    tq_onnx.register(options)
+    onnxruntime.InferenceSession(converted, options, providers=["CPUExecutionProvider"])
+    assert tq_onnx.get_library_path() == tq_onnx.library_path() == str(get_library_path())
+
+
+def test_a_text_and_a_calibration(tmp_path: Path) -> None:
+    from tq_onnx.integrations.bundled import build_bundled, heldout_text
+
+    model = build_bundled("dynamo", tmp_path / "m")
+    text = tmp_path / "text.txt"
+    text.write_text(heldout_text()[:2000])
+    done = tq_onnx.calibrate(str(model), str(text), tokens=128, context=64, skip=10, **QUICK)
+    assert done.output == model.with_name("model.calibration.safetensors")
+    assert (done.tokens, done.context, done.bytes) == (128, 64, done.output.stat().st_size)
+    converted = tq_onnx.convert(model, calibration=str(done.output), center_from=2)
+    checked = tq_onnx.verify(
+        model, converted.output, text=text, tokens=64, new_tokens=2, context=64, threads=1
+    )
+    assert checked.holds
+    assert checked.source == str(text)
+
+
+def test_folders(tmp_path: Path) -> None:
+    source = genai_folder(tmp_path / "in")
+    found = tq_onnx.inspect(str(source))
+    assert isinstance(found, FolderInspection)
+    assert found.convertible
+    assert found.genai
+    done = tq_onnx.convert(str(source), preset="int3")
+    assert isinstance(done, FolderReport)
+    assert done.output == tmp_path / "in-int3"
+    assert [decoder.plan.preset for decoder in done.decoders] == ["int3"]
+    assert tq_onnx.load(done.output, threads=1).plan == done.decoders[0].plan
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "preset": ("convert", {"preset": "bogus"}, "preset 'bogus' is not one of"),
+    "target": ("convert", {"target": "bogus"}, "target 'bogus' is not one of cpu"),
+    "an option of no target": ("convert", {"bogus": 3}, "no target has the option bogus"),
+    "an option of another target": ("convert", {"max_positions": 3}, "only a model for --target"),
+    "an option out of range": ("convert", {"target": "cann-graph", "capacity": 0}, "at least 1"),
+    "data": ("convert", {"external_data": "move"}, "not keep, copy or link"),
+    "center_from": ("convert", {"center_from": 3}, "--calibration begin, and there are none"),
+    "ep": ("load", {"ep": "bogus"}, "execution provider 'bogus' is not one of cpu"),
+    "threads": ("load", {"threads": 0}, "threads is 0, and has to be at least 1"),
+    "contexts": ("bench", {"contexts": [0]}, r"contexts\[0\] is 0"),
+    "new_tokens": ("verify", {"converted": "a", "new_tokens": 0}, "new_tokens is 0"),
+    "text and ids": ("verify", {"converted": "a", "text": "a", "tokens": [1]}, "leave one of them"),
+    "nothing to compare": ("report", {"converted": []}, "there is no converted model"),
+    "stride": ("report", {"converted": "a", "stride": 0}, "stride is 0"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals(model: Path, case: str) -> None:
+    name, arguments, sentence = REFUSED[case]
+    with pytest.raises(tq_onnx.errors.UsageError, match=sentence) as caught:
+        getattr(tq_onnx, name)(model, **arguments)
+    assert isinstance(caught.value, TqOnnxError)
+
+
+USER_FILE = """
+from pathlib import Path
+
+import tq_onnx
+from tq_onnx import Progress, convert, errors
+
+
+def show(progress: Progress) -> None:
+    print(progress.doing, progress.done, progress.total)
+
+
+def work(path: Path) -> list[str]:
+    try:
+        done = convert(path, preset="int3", layers="0-2", on_progress=show)
+        tq_onnx.convert(str(path), "out.onnx", target="cann", max_positions=64)
+    except errors.UnsupportedModelError as error:
+        return [error.what]
+    written: Path = done.output
+    found = tq_onnx.inspect(path)
+    names = [type(found).__name__, tq_onnx.__version__, *tq_onnx.PRESETS]
+    checked = tq_onnx.verify(path, written, text="book.txt", on_progress=show)
+    holds: bool = checked.holds
+    compared = tq_onnx.report(path, [written], picture="cost.svg")
+    perplexity: float = compared.perplexity
+    timed = tq_onnx.bench(path, contexts=(16, 32))
+    speedup: float = timed.rows[0].speedup
+    statistics = tq_onnx.calibrate(path, "book.txt", overwrite=True)
+    tokens: int = statistics.tokens
+    model = tq_onnx.load(written, threads=2)
+    vocabulary: int = model.vocabulary
+    tq_onnx.register(object())
+    library: str = tq_onnx.library_path() + tq_onnx.get_library_path()
+    return [*names, library, str((holds, perplexity, speedup, tokens, vocabulary))]
+"""
+
+
+def test_types_reach_users(tmp_path: Path) -> None:
+    user = tmp_path / "user.py"
+
+    def check(text: str) -> str:
+        user.write_text(text)
+        done = subprocess.run(
+            [sys.executable, "-m", "mypy", "--strict", "--config-file", "pyproject.toml", user],
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+            cwd=ROOT,
+            env={**os.environ, "MYPYPATH": str(ROOT)},
+        )
+        return done.stdout + done.stderr
+
+    assert "Success" in check(USER_FILE)
+    wrong = check(USER_FILE.replace("holds: bool", "holds: str").replace('"0-2"', "2"))
+    assert wrong.count("error:") == 2
+    assert (ROOT / "tq_onnx" / "py.typed").is_file()
+
+
+def test_commands_and_functions_have_the_same_options() -> None:
+    renamed = {"no_library": "library", "as_json": None}
+    for name in COMMANDS:
+        if name not in FUNCTIONS:
+            continue
+        command = getattr(importlib.import_module(f"tq_onnx.cli.{name}"), name)
+        own = set(inspect.signature(getattr(tq_onnx, name)).parameters)
+        asked = {renamed.get(parameter.name, parameter.name) for parameter in command.params}
+        first = {"model", "path"}
+        extra = {"max_positions", "capacity", "call_tokens", "layers"}
+        assert asked - {None} - own - first - extra == set()
+        assert own - asked - first == {"on_progress"} | (
+            {"equal_rows", "target_options"} if name == "convert" else set()
+        )

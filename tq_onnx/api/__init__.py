@@ -1,0 +1,12 @@
+"""The public functions of tq-onnx: what ``tq_onnx.NAME`` and the commands of the same names do.
+
+``converting`` has ``convert`` and ``inspect``; ``measuring`` has ``verify``, ``report``, ``bench``
+and ``calibrate``; ``running`` has ``load`` and the operator library.
+
+Paths may be ``str`` or ``Path``. The path of a model may also be a folder of onnxruntime-genai or
+Hugging Face: ``convert`` and ``inspect`` take all its decoders, the others the one decoder in it.
+What a function does not use is not imported: a model is converted without onnxruntime.
+
+Every function raises ``tq_onnx.errors.UsageError`` for arguments that do not fit together, and
+``ModelFileError`` for files that cannot be read or written; ``Raises`` names what else there is.
+"""

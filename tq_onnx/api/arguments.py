@@ -1,0 +1,43 @@
+"""Arguments of the public functions: from what users give to what the rooms below take."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tq_onnx.errors import UsageError
+
+if TYPE_CHECKING:
+    from tq_onnx.runtime.providers import ExecutionProvider
+
+AnyPath = str | PathLike[str]
+
+
+def path_of(path: AnyPath | None) -> Path | None:
+    """Return a path that may be left out as a ``Path``."""
+    return None if path is None else Path(path)
+
+
+def provider_of(name: str) -> ExecutionProvider:
+    """Return the execution provider of a name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    from tq_onnx.runtime.providers import PROVIDERS
+
+    if name not in PROVIDERS:
+        raise UsageError(f"execution provider {name!r} is not one of {', '.join(PROVIDERS)}")
+    return PROVIDERS[name]
+
+
+def at_least(least: int, **values: int | None) -> None:
+    """Refuse numbers that are too small.
+
+    Raises:
+        UsageError: one is smaller than ``least``; None is not.
+    """
+    for name, value in values.items():
+        if value is not None and value < least:
+            raise UsageError(f"{name} is {value}, and has to be at least {least}")

@@ -1,0 +1,194 @@
+"""Convert a model or a folder, and look into one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+from tq_onnx.api.arguments import AnyPath, at_least
+from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED
+from tq_onnx.conversion.options import CENTER_FROM, Options
+from tq_onnx.errors import UsageError
+from tq_onnx.plan import CANN, CANN_GRAPH, CPU, TARGETS
+
+if TYPE_CHECKING:
+    from tq_onnx.conversion.reports import ConversionReport, InspectionReport
+    from tq_onnx.integrations.folderconversion import FolderReport
+    from tq_onnx.integrations.folderinspection import FolderInspection
+    from tq_onnx.progress import OnProgress
+
+ExternalData = Literal["keep", "copy", "link"]
+
+_TARGET_OPTIONS: Final = {
+    "max_positions": CANN,
+    "capacity": CANN_GRAPH,
+    "call_tokens": CANN_GRAPH,
+}
+
+
+def convert(
+    path: AnyPath,
+    output: AnyPath | None = None,
+    *,
+    preset: str = DEFAULT_PRESET,
+    target: str = CPU,
+    overwrite: bool = False,
+    external_data: ExternalData | None = None,
+    rotation: str | None = None,
+    seed: int = DEFAULT_SEED,
+    bits_k: int | None = None,
+    bits_v: int | None = None,
+    boundary_layers: int = 0,
+    layers: str | None = None,
+    equal_rows: bool = False,
+    equalize: bool | None = None,
+    calibration: AnyPath | None = None,
+    center_from: int | None = None,
+    on_progress: OnProgress | None = None,
+    **target_options: int | None,
+) -> ConversionReport | FolderReport:
+    """Convert a decoder, or all decoders of a folder, to a TurboQuant KV cache.
+
+    Args:
+        path: the original, a file or a folder; it is never changed.
+        output: the file or folder to write; by default ``default_output``.
+        preset: a name in ``tq_onnx.PRESETS``.
+        target: what the model is to run on, a name of ``tq_onnx.targets``: ``cpu`` or another.
+        overwrite: whether an output that exists may be replaced; in a folder, files of the same
+            names.
+        external_data: what becomes of weights in files beside the original: ``keep`` them where
+            they are, ``copy`` or hard-``link`` them; by default keep for an output in the same
+            folder, else copy.
+        rotation: ``qr`` or ``hadamard``; by default the preset's.
+        seed: base seed of the rotations.
+        bits_k: bits of the keys, in the preset's kind of codec.
+        bits_v: bits of the values, likewise.
+        boundary_layers: that many layers at each end stay uncompressed.
+        layers: the layers to compress, as ``4-12`` or ``0,2-5``, counted from 0; by default all.
+        equal_rows: whether keys and values of a layer get rows of one width, the wider.
+        equalize: whether scales go into the norm weights of queries and keys; by default wherever
+            there are such weights.
+        calibration: a file that ``calibrate`` made of this model.
+        center_from: the first token that is centered by the mean of all later ones; only with
+            ``calibration``, 4 by default.
+        on_progress: called as each step begins, and while files are copied.
+        **target_options: what only one target has, such as ``max_positions`` for ``cann``; None is
+            the default of each.
+
+    Returns:
+        What was done. The reports of a file and of a folder both have ``source`` and ``output``;
+        that of a folder has ``decoders``, one report of a file for each.
+
+    Raises:
+        UnsupportedModelError: the model cannot be converted, or is converted already.
+        LibraryError: a folder of onnxruntime-genai needs the operator library, and there is none.
+    """
+    if external_data not in (None, *get_args(ExternalData)):
+        raise UsageError(f"external_data is {external_data!r}, not keep, copy or link")
+    if calibration is None and center_from is not None:
+        raise UsageError(
+            "--center-from says where the statistics of --calibration begin, and there are none",
+            fix="give --calibration, or leave --center-from out",
+        )
+    options = Options(
+        rotation=rotation,
+        seed=seed,
+        bits_k=bits_k,
+        bits_v=bits_v,
+        boundary_layers=boundary_layers,
+        layers=layers,
+        equal_rows=equal_rows,
+        equalize=equalize,
+        calibration=None if calibration is None else Path(calibration),
+        center_from=CENTER_FROM if center_from is None else center_from,
+        target=target,
+        **_of_target(target, target_options),
+    )
+    source = Path(path)
+    written = default_output(source, preset, target) if output is None else Path(output)
+    chosen: dict[str, Any] = {
+        "preset": preset,
+        "options": options,
+        "overwrite": overwrite,
+        "external_data": external_data,
+        "on_progress": on_progress,
+    }
+    if source.is_dir():
+        if target == CANN_GRAPH:
+            raise UsageError(
+                "a graph for CANN is one file, which no runtime of folders knows",
+                where=str(source),
+                fix="give the .onnx file of its decoder",
+            )
+        from tq_onnx.integrations.folderconversion import convert_folder
+
+        return convert_folder(source, written, **chosen)
+    from tq_onnx.conversion import pipeline
+
+    return pipeline.convert(source, written, **chosen)
+
+
+def default_output(path: AnyPath, preset: str = DEFAULT_PRESET, target: str = CPU) -> Path:
+    """Return where ``convert`` writes by default, beside the original.
+
+    Args:
+        path: the original.
+        preset: of the conversion.
+        target: of the conversion.
+
+    Returns:
+        ``MODEL.PRESET.onnx`` or ``FOLDER-PRESET``; ``PRESET-TARGET`` for a target but the CPU.
+    """
+    source = Path(path)
+    kind = preset if target == CPU else f"{preset}-{target}"
+    if not source.is_dir():
+        return source.with_name(f"{source.stem}.{kind}.onnx")
+    from tq_onnx.integrations import folderconversion
+
+    return folderconversion.default_output(source, kind)
+
+
+def inspect(
+    path: AnyPath, *, on_progress: OnProgress | None = None
+) -> InspectionReport | FolderInspection:
+    """Look into a model or a folder: what ``convert`` would find in it, or did to it.
+
+    Args:
+        path: an original or a converted model, or a folder of them; it is not changed.
+        on_progress: called before each file of a folder is read.
+
+    Returns:
+        Layers, presets and their cache bytes, or why it cannot be converted; for a converted model
+        its plan. For a folder, this of each model, and what else ``convert`` would take along.
+
+    Raises:
+        UnsupportedModelError: there is no decoder in a folder.
+    """
+    source = Path(path)
+    if source.is_dir():
+        from tq_onnx.integrations.folderinspection import inspect_folder
+
+        return inspect_folder(source, on_progress)
+    from tq_onnx.conversion import inspect as inspection
+
+    return inspection.inspect(source)
+
+
+def _of_target(target: str, given: dict[str, int | None]) -> dict[str, Any]:
+    """Return the options of a target that were given."""
+    if target not in TARGETS:
+        raise UsageError(f"target {target!r} is not one of {', '.join(TARGETS)}")
+    found = {name: value for name, value in given.items() if value is not None}
+    for name in given:
+        if name not in _TARGET_OPTIONS:
+            raise UsageError(f"no target has the option {name}")
+    for name in found:
+        owner = _TARGET_OPTIONS[name]
+        if owner != target:
+            flag = "--" + name.replace("_", "-")
+            raise UsageError(
+                f"{flag} is a size that only a model for --target {owner} has",
+                fix=f"give --target {owner}, or leave {flag} out",
+            )
+    at_least(1, **found)
+    return found

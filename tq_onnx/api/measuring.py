@@ -1,0 +1,314 @@
+"""Compare a model with its conversion: checks, quality, speed; and gather its statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tq_onnx.api.arguments import AnyPath, at_least, path_of, provider_of
+from tq_onnx.codec.presets import DEFAULT_PRESET
+from tq_onnx.errors import UsageError
+from tq_onnx.plan import CPU
+
+if TYPE_CHECKING:
+    from tq_onnx.measure.bench import SpeedReport
+    from tq_onnx.measure.report import ComparisonReport
+    from tq_onnx.measure.verify import VerifyReport
+    from tq_onnx.progress import OnProgress
+
+
+def verify(
+    original: AnyPath,
+    converted: AnyPath,
+    *,
+    text: AnyPath | None = None,
+    tokens: int | Sequence[int] = 2048,
+    tokenizer: AnyPath | None = None,
+    new_tokens: int = 32,
+    context: int = 512,
+    library: bool = True,
+    threads: int | None = None,
+    ep: str = CPU,
+    on_progress: OnProgress | None = None,
+) -> VerifyReport:
+    """Compare a converted model with its original.
+
+    Args:
+        original: the original model.
+        converted: its conversion.
+        text: UTF-8 text to read; by default the held-out text of the bundled model, or
+            pseudo-random ids where the model has no tokenizer.
+        tokens: how many tokens of the text to compare, or their ids, with no text.
+        tokenizer: folder with ``tokenizer.json``; by default that of a model.
+        new_tokens: greedy tokens to generate with each model.
+        context: tokens per window of the perplexity.
+        library: whether to check the kernels of the operator library too; if not, only the
+            function bodies run.
+        threads: threads within an operator; by default onnxruntime's choice.
+        ep: execution provider that must run all of the converted model: ``cpu`` or ``cann``.
+        on_progress: called as each step begins and goes on.
+
+    Returns:
+        All checks and measurements; ``holds`` is the verdict.
+
+    Raises:
+        VerificationError: the converted model was not made from this original.
+        UnsupportedModelError: a model cannot be run or compared.
+        LibraryError: the operator library is missing or does not fit.
+    """
+    at_least(1, new_tokens=new_tokens, context=context, threads=threads)
+    from tq_onnx.integrations.folder import find_model
+    from tq_onnx.integrations.tokens import model_tokens
+    from tq_onnx.measure import verify as room
+
+    models = find_model(Path(original)), find_model(Path(converted))
+    ids, source = model_tokens(models, path_of(text), tokens, path_of(tokenizer))
+    return room.verify(
+        *models,
+        ids,
+        source=source,
+        new_tokens=new_tokens,
+        context=context,
+        library=library,
+        threads=threads,
+        ep=provider_of(ep),
+        on_progress=on_progress,
+    )
+
+
+def report(
+    original: AnyPath,
+    converted: AnyPath | Sequence[AnyPath],
+    *,
+    text: AnyPath | None = None,
+    tokens: int | Sequence[int] = 6144,
+    context: int = 1024,
+    stride: int | None = None,
+    tokenizer: AnyPath | None = None,
+    threads: int | None = None,
+    library: bool = True,
+    peers: bool = True,
+    picture: AnyPath | None = None,
+    markdown: AnyPath | None = None,
+    on_progress: OnProgress | None = None,
+) -> ComparisonReport:
+    """Measure what conversions of a model cost in quality.
+
+    Args:
+        original: the original model.
+        converted: a conversion of it, or several.
+        text: UTF-8 text to read; by default as for ``verify``.
+        tokens: how many tokens of the text to read, or their ids, with no text.
+        context: tokens per window; each begins with empty caches.
+        stride: tokens by which windows advance; by default they stand side by side, and every
+            prediction inside them counts.
+        tokenizer: folder with ``tokenizer.json``; by default that of a model.
+        threads: threads within an operator; by default onnxruntime's choice.
+        library: whether the kernels of the operator library run; if not, the function bodies.
+        peers: whether to measure ONNX Runtime's own float16, int8 and int4 caches too.
+        picture: a .png or .svg file to draw; needs matplotlib.
+        markdown: an .md file to write all tables to.
+        on_progress: called as each step begins and goes on.
+
+    Returns:
+        Perplexity, KL divergence, agreement and cache bytes of each model, and the errors of its
+        layers.
+
+    Raises:
+        VerificationError: a converted model was not made from this original.
+        UnsupportedModelError: a model cannot be run.
+        LibraryError: the operator library is missing or does not fit.
+    """
+    at_least(1, stride=stride, context=context, threads=threads)
+    from tq_onnx.integrations.folder import find_model
+    from tq_onnx.integrations.tokens import model_tokens
+    from tq_onnx.measure.page import check_page, write_page
+    from tq_onnx.measure.picture import check_picture, draw_quality
+    from tq_onnx.measure.report import compare_models
+
+    drawn, page = path_of(picture), path_of(markdown)
+    if drawn is not None:
+        check_picture(drawn)
+    if page is not None:
+        check_page(page)
+    paths = [converted] if isinstance(converted, str | PathLike) else converted
+    if not paths:
+        raise UsageError("there is no converted model to compare", fix="give one or more")
+    before, *after = (find_model(Path(path)) for path in (original, *paths))
+    ids, source = model_tokens((before, *after), path_of(text), tokens, path_of(tokenizer))
+    found = compare_models(
+        before,
+        after,
+        ids,
+        source=source,
+        context=context,
+        stride=stride,
+        library=library,
+        threads=threads,
+        peers=peers,
+        on_progress=on_progress,
+    )
+    if drawn is not None:
+        draw_quality(found, drawn)
+    if page is not None:
+        write_page(found, page, drawn)
+    return found
+
+
+def bench(
+    original: AnyPath,
+    converted: AnyPath | None = None,
+    *,
+    contexts: Sequence[int] | None = None,
+    tokens: int = 32,
+    prompt_limit: int = 4096,
+    preset: str | None = None,
+    threads: int | None = None,
+    library: bool = True,
+    picture: AnyPath | None = None,
+    on_progress: OnProgress | None = None,
+) -> SpeedReport:
+    """Measure how fast a model is before and after its conversion.
+
+    Args:
+        original: the original model.
+        converted: its conversion; by default it is converted in memory.
+        contexts: tokens in the caches when decode begins; by default those of 1024, 4096 and 16384
+            that the model and the memory take.
+        tokens: decode steps to time, for each model and context.
+        prompt_limit: the longest context in tokens that is read as a prompt, which gives the time
+            to the first token; longer ones are filled with copies of the rows of a short prompt.
+        preset: of the conversion in memory.
+        threads: threads within an operator; by default onnxruntime's choice.
+        library: whether the kernels of the operator library run; if not, the function bodies.
+        picture: a .png or .svg file to draw; needs matplotlib.
+        on_progress: called as each step begins and goes on.
+
+    Returns:
+        Tokens per second, seconds to the first token and cache bytes at each context.
+
+    Raises:
+        VerificationError: the converted model was not made from this original.
+        UnsupportedModelError: a model cannot be run, or cannot decode.
+        LibraryError: the operator library is missing or does not fit.
+    """
+    at_least(1, tokens=tokens, threads=threads)
+    at_least(1, **{f"contexts[{index}]": size for index, size in enumerate(contexts or ())})
+    if converted is not None and preset is not None:
+        raise UsageError(
+            "--preset says how to convert, and a converted model was given",
+            fix="leave one of them out",
+        )
+    from tq_onnx.integrations.folder import find_model
+    from tq_onnx.measure.bench import measure_speed
+    from tq_onnx.measure.picture import check_picture, draw_speed
+
+    drawn = path_of(picture)
+    if drawn is not None:
+        check_picture(drawn)
+    found = measure_speed(
+        find_model(Path(original)),
+        None if converted is None else find_model(Path(converted)),
+        preset=preset or DEFAULT_PRESET,
+        contexts=contexts,
+        tokens=tokens,
+        prompt_limit=prompt_limit,
+        library=library,
+        threads=threads,
+        on_progress=on_progress,
+    )
+    if drawn is not None:
+        draw_speed(found, drawn)
+    return found
+
+
+@dataclass(frozen=True)
+class CalibrationReport:
+    """What ``calibrate`` did.
+
+    Attributes:
+        output: the calibration file.
+        bytes: its size.
+        layers: attention layers of the model.
+        tokens: tokens that were read.
+        context: tokens per window.
+        text_digest: SHA-256 of their ids.
+    """
+
+    output: Path
+    bytes: int
+    layers: int
+    tokens: int
+    context: int
+    text_digest: str
+
+
+def calibrate(
+    model: AnyPath,
+    text: AnyPath,
+    output: AnyPath | None = None,
+    *,
+    tokens: int = 16384,
+    skip: int = 0,
+    context: int = 1024,
+    tokenizer: AnyPath | None = None,
+    threads: int | None = None,
+    library: bool = True,
+    overwrite: bool = False,
+    on_progress: OnProgress | None = None,
+) -> CalibrationReport:
+    """Gather statistics of an original on a text, for ``convert(..., calibration=)``.
+
+    Args:
+        model: the original; it is not changed.
+        text: UTF-8 text to read, of the kind that the model will see.
+        output: the file to write; by default MODEL with ``.calibration.safetensors``.
+        tokens: tokens of the text to read.
+        skip: tokens at the start of the text to leave out.
+        context: tokens per window; each begins with empty caches.
+        tokenizer: folder with ``tokenizer.json``; by default the folder of the model.
+        threads: threads within an operator; by default onnxruntime's choice.
+        library: whether the kernels of the operator library run; if not, the function bodies.
+        overwrite: whether an output that exists may be replaced.
+        on_progress: called as tokens are read.
+
+    Returns:
+        What was written.
+
+    Raises:
+        UnsupportedModelError: the model cannot be converted or run.
+        OutputExistsError: the output exists.
+        LibraryError: the operator library is missing or does not fit.
+    """
+    at_least(1, tokens=tokens, context=context, threads=threads)
+    from tq_onnx.conversion.calibrationfile import check_target, write_calibration
+    from tq_onnx.integrations.folder import find_model
+    from tq_onnx.integrations.tokens import calibration_tokens
+
+    source = find_model(Path(model))
+    target = path_of(output) or source.with_name(f"{source.stem}.calibration.safetensors")
+    check_target(target, overwrite=overwrite)
+    ids, begin = calibration_tokens(source, Path(text), path_of(tokenizer), tokens, skip)
+    from tq_onnx.measure import calibrate as room
+
+    found = room.calibrate(
+        source,
+        ids,
+        context=context,
+        begin=begin,
+        library=library,
+        threads=threads,
+        on_progress=on_progress,
+    )
+    write_calibration(target, found, overwrite=overwrite)
+    return CalibrationReport(
+        output=target,
+        bytes=target.stat().st_size,
+        layers=len(found.layers),
+        tokens=found.tokens,
+        context=found.context,
+        text_digest=found.text_digest,
+    )

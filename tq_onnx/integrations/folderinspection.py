@@ -1,0 +1,66 @@
+"""Shows what ``convert`` would find in a folder, or did to one. Nothing is changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tq_onnx.integrations.folder import FolderModel, LeftOut, require_decoder, survey
+
+if TYPE_CHECKING:
+    from tq_onnx.progress import OnProgress
+
+
+@dataclass(frozen=True)
+class FolderInspection:
+    """What is in a folder.
+
+    Attributes:
+        folder: its real path.
+        convertible: whether ``convert`` would convert all its decoders, of which there is one or
+            more.
+        models: the ONNX files, with what ``inspect`` finds in each.
+        data: data files that would go along, relative to the folder.
+        companions: other files that would go along, likewise.
+        left_out: files that would not, and why.
+        genai: whether it is a folder of onnxruntime-genai.
+    """
+
+    folder: Path
+    convertible: bool
+    models: tuple[FolderModel, ...]
+    data: tuple[str, ...]
+    companions: tuple[str, ...]
+    left_out: tuple[LeftOut, ...]
+    genai: bool
+
+    def of_role(self, role: str) -> tuple[FolderModel, ...]:
+        """Return the models of a role: ``decoder``, ``converted`` or ``other``."""
+        return tuple(model for model in self.models if model.role == role)
+
+
+def inspect_folder(folder: Path, on_progress: OnProgress | None = None) -> FolderInspection:
+    """Look into a folder.
+
+    Args:
+        folder: the folder.
+        on_progress: called before each ONNX file is read.
+
+    Raises:
+        UnsupportedModelError: it has neither a decoder nor a converted one.
+        ModelFileError: a file cannot be read, or lies outside.
+    """
+    found = survey(folder, on_progress)
+    if not any(model.role == "converted" for model in found.models):
+        require_decoder(found, folder)
+    decoders = found.decoders
+    return FolderInspection(
+        folder=found.path,
+        convertible=bool(decoders) and all(model.report.convertible for model in decoders),
+        models=found.models,
+        data=found.data,
+        companions=found.companions,
+        left_out=found.left_out,
+        genai=found.genai is not None,
+    )
