@@ -71,12 +71,12 @@ class Run:
         mask[0, : self.padding] = 0
         return Batch(tokens, mask)
 
-    def logits(self, subject: OpenModel, seed: int) -> Array:
+    def logits(self, model: OpenModel, seed: int) -> Array:
         """Logits of all tokens that are no padding, ``[n, vocabulary]``."""
-        data = self.data(subject.vocabulary, seed)
-        room = self.in_place and subject.plan is not None and subject.signature.slots is None
+        data = self.data(model.vocabulary, seed)
+        room = self.in_place and model.plan is not None and model.signature.slots is None
         capacity = sum(self.chunks) + 4 if room else None
-        decoder = subject.decoder(batch=self.batch, capacity=capacity)
+        decoder = model.decoder(batch=self.batch, capacity=capacity)
         parts, real = [], []
         for start, stop in edges(self.chunks):
             given = data.mask[:, start:stop]
@@ -86,11 +86,11 @@ class Run:
         kept = np.concatenate(real, axis=1).astype(bool)
         return np.concatenate(parts, axis=1)[kept].astype(np.float64)
 
-    def alone(self, subject: OpenModel, seed: int) -> Array:
+    def alone(self, model: OpenModel, seed: int) -> Array:
         """The same tokens, one sequence after the other, without padding and in one call."""
-        data = self.data(subject.vocabulary, seed)
+        data = self.data(model.vocabulary, seed)
         rows = zip(data.tokens, data.mask.astype(bool), strict=True)
-        parts = [subject.decoder().prefill(tokens[real][None])[0] for tokens, real in rows]
+        parts = [model.decoder().prefill(tokens[real][None])[0] for tokens, real in rows]
         return np.concatenate(parts).astype(np.float64)
 
 
@@ -196,10 +196,10 @@ def runs(original: OpenModel) -> dict[str, Run]:
     return {name: run for name, run in found.items() if _runs(run, original)}
 
 
-def _runs(run: Run, subject: OpenModel) -> bool:
+def _runs(run: Run, model: OpenModel) -> bool:
     """Whether a graph takes calls of such sizes."""
     try:
-        run.logits(subject, 0)
+        run.logits(model, 0)
     except TqOnnxError:
         return False
     return True

@@ -77,8 +77,8 @@ def test_delays_change_nothing(fake: FakeAcl, model: Path) -> None:
 
 def test_two_buffers_that_change_places(fake: FakeAcl, model: Path) -> None:
     """Not what is done by default, but what a caller may ask for."""
-    subject = open_model(model, ep=CANN)
-    ours, theirs = subject.decoder(capacity=16, alias=False), both(model, 16)[1]
+    opened = open_model(model, ep=CANN)
+    ours, theirs = opened.decoder(capacity=16, alias=False), both(model, 16)[1]
     for tokens in ([[1, 2, 3]], [[4]], [[5]]):
         assert_agree(ours, theirs, ours.prefill(tokens), theirs.prefill(tokens))
 

@@ -97,7 +97,7 @@ class Compared:
 
 def compare(host: OpenModel, device: OpenModel, prompt: list[int], fake: FakeAcl) -> Compared:
     """Decodes greedily on both, with caches of fixed capacity, in place."""
-    own, its = (subject.decoder(capacity=CAPACITY) for subject in (host, device))
+    own, its = (model.decoder(capacity=CAPACITY) for model in (host, device))
     ids, same, error, tie, copies = prompt, True, 0.0, 0, 0
     for step in range(1 + STEPS):
         expected = own.prefill([ids])[0, -1]

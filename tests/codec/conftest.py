@@ -23,9 +23,9 @@ def real_vectors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarr
     """
     folder: Path = tmp_path_factory.mktemp("qwen3")
     build_bundled("dynamo", folder)
-    subject = open_original(folder / "model.onnx", threads=1)
+    opened = open_original(folder / "model.onnx", threads=1)
     tokens = np.asarray(load_tokenizer(folder).encode(heldout_text()[:4000]), np.int64)[:TOKENS]
-    decoder = subject.decoder()
+    decoder = opened.decoder()
     decoder.prefill(tokens[None])
     found = {}
     for index in range(len(decoder.signature.caches)):

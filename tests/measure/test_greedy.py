@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.runtime.models import DYNAMO, ids, subject
+from tests.runtime.models import DYNAMO, ids, opened
 from tq_onnx.measure.greedy import NEAR_TIE, GreedyFigures, compare_greedy
 from tq_onnx.runtime.generate import generate
 
@@ -10,14 +10,14 @@ PROMPT = ids(12, seed=6)[0].tolist()
 
 
 def test_equal_continuations() -> None:
-    decoder = subject(DYNAMO, "original").decoder()
+    decoder = opened(DYNAMO, "original").decoder()
     found = compare_greedy(decoder, PROMPT, (1, 2, 3), (1, 2, 3), 0.1)
     assert (found.first_difference, found.gap, found.near_tie) == (None, None, False)
     assert str(found) == "the same 3 tokens"
 
 
 def test_the_gap_is_the_originals_own() -> None:
-    original = subject(DYNAMO, "original")
+    original = opened(DYNAMO, "original")
     own = generate(original.decoder(), PROMPT, max_new_tokens=6).tokens
     logits = original.decoder().prefill([[*PROMPT, *own[:4]]])[0, -1]
     other = int(logits.argsort()[-2])

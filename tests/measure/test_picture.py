@@ -9,14 +9,13 @@ import pytest
 from tests.runtime.models import DYNAMO, converted, original
 from tq_onnx.errors import ModelFileError, UsageError
 from tq_onnx.measure.picture import check_picture, draw_quality
-from tq_onnx.measure.report import ComparisonReport, compare_models
+from tq_onnx.measure.report import ComparisonReport
+from tq_onnx.measure.report import report as make_report
 
 
 @pytest.fixture(scope="module")
 def report() -> ComparisonReport:
-    return compare_models(
-        original(DYNAMO), [converted(DYNAMO)], 64, source="", context=32, threads=1
-    )
+    return make_report(original(DYNAMO), [converted(DYNAMO)], 64, source="", context=32, threads=1)
 
 
 def test_an_svg_names_every_point(report: ComparisonReport, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runtime.models import DYNAMO, GENAI, VOCABULARY, ids, subject
+from tests.runtime.models import DYNAMO, GENAI, VOCABULARY, ids, opened
 from tq_onnx.errors import UsageError
 from tq_onnx.measure import quality
 from tq_onnx.measure.quality import compare, log_softmax, perplexity, windows
@@ -42,8 +42,8 @@ def test_windows_that_make_no_sense(tokens: int, context: int, stride: int) -> N
 
 def test_a_model_equals_itself() -> None:
     found = compare(
-        subject(DYNAMO, "original").decoder(),
-        subject(GENAI, "original").decoder(),  # another export of the same weights
+        opened(DYNAMO, "original").decoder(),
+        opened(GENAI, "original").decoder(),  # another export of the same weights
         TEXT,
         vocabulary=VOCABULARY,
         context=64,
@@ -58,7 +58,7 @@ def test_a_model_equals_itself() -> None:
 
 
 def test_figures_are_those_of_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, after = subject(DYNAMO, "original"), subject(DYNAMO, "kernel")
+    before, after = opened(DYNAMO, "original"), opened(DYNAMO, "kernel")
     own, other = (
         s.decoder().prefill(TEXT[None])[0, :-1].astype(np.float64) for s in (before, after)
     )
@@ -88,7 +88,7 @@ def test_figures_are_those_of_the_definition(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_progress_counts_windows() -> None:
     seen: list[Progress] = []
-    decoders = (subject(DYNAMO, "original").decoder(), subject(DYNAMO, "kernel").decoder())
+    decoders = (opened(DYNAMO, "original").decoder(), opened(DYNAMO, "kernel").decoder())
     compare(
         *decoders,
         TEXT,
@@ -103,11 +103,11 @@ def test_progress_counts_windows() -> None:
 
 def test_one_model_alone() -> None:
     found = perplexity(
-        subject(DYNAMO, "kernel").decoder(), TEXT, vocabulary=VOCABULARY, context=64, stride=32
+        opened(DYNAMO, "kernel").decoder(), TEXT, vocabulary=VOCABULARY, context=64, stride=32
     )
     both = compare(
-        subject(DYNAMO, "original").decoder(),
-        subject(DYNAMO, "kernel").decoder(),
+        opened(DYNAMO, "original").decoder(),
+        opened(DYNAMO, "kernel").decoder(),
         TEXT,
         vocabulary=VOCABULARY,
         context=64,

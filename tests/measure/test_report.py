@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.decoders import synthetic
-from tests.runtime.models import DYNAMO, GENAI, VOCABULARY, ids, original, subject
+from tests.runtime.models import DYNAMO, GENAI, VOCABULARY, ids, opened, original
 from tq_onnx.conversion.pipeline import convert, prepare
 from tq_onnx.errors import UnsupportedModelError, UsageError, VerificationError
 from tq_onnx.measure import recording as recordings
@@ -27,7 +27,8 @@ from tq_onnx.measure.ortcaches import FLOAT16, INT4, INT8, Steps, with_ort_cache
 from tq_onnx.measure.probe import Probe, lay_open
 from tq_onnx.measure.quality import Window, blocks, compare, windows
 from tq_onnx.measure.recording import Recording
-from tq_onnx.measure.report import ComparisonReport, compare_models
+from tq_onnx.measure.report import ComparisonReport
+from tq_onnx.measure.report import report as make_report
 from tq_onnx.measure.tables import layer_table, report_notes, report_table, to_markdown
 from tq_onnx.measure.verify import verify
 from tq_onnx.ops.domain import ATTENTION
@@ -58,9 +59,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Pat
 @pytest.fixture(scope="module")
 def report(models: Callable[[str, str], Path]) -> ComparisonReport:
     paths = [models(DYNAMO, preset) for preset in ("int4", "int2", "raw")]
-    return compare_models(
-        original(DYNAMO), paths, TEXT, source="made up", context=CONTEXT, threads=1
-    )
+    return make_report(original(DYNAMO), paths, TEXT, source="made up", context=CONTEXT, threads=1)
 
 
 @given(st.integers(2, 500), st.integers(2, 80))
@@ -81,14 +80,12 @@ def test_blocks_that_make_no_sense(tokens: int, context: int) -> None:
 def test_a_recording_compares_as_two_open_models_do() -> None:
     todo = windows(len(TEXT), CONTEXT, 20)
     with Recording(
-        subject(DYNAMO, "original").decoder(), TEXT, todo, vocabulary=VOCABULARY
+        opened(DYNAMO, "original").decoder(), TEXT, todo, vocabulary=VOCABULARY
     ) as recording:
-        found = [
-            recording.compare(subject(DYNAMO, "kernel").decoder(), stride=20) for _ in range(2)
-        ]
+        found = [recording.compare(opened(DYNAMO, "kernel").decoder(), stride=20) for _ in range(2)]
     wanted = compare(
-        subject(DYNAMO, "original").decoder(),
-        subject(DYNAMO, "kernel").decoder(),
+        opened(DYNAMO, "original").decoder(),
+        opened(DYNAMO, "kernel").decoder(),
         TEXT,
         vocabulary=VOCABULARY,
         context=CONTEXT,
@@ -104,7 +101,7 @@ def test_a_recording_that_finds_no_room(monkeypatch: pytest.MonkeyPatch) -> None
     )
     with pytest.raises(UsageError, match="TMPDIR"):
         Recording(
-            subject(DYNAMO, "original").decoder(),
+            opened(DYNAMO, "original").decoder(),
             TEXT,
             [Window(0, 200, 0)],
             vocabulary=VOCABULARY,
@@ -113,7 +110,7 @@ def test_a_recording_that_finds_no_room(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_figures_are_those_of_the_definition(report: ComparisonReport) -> None:
     assert (report.windows, report.tokens, report.positions) == (3, 192, 3 * (CONTEXT - 1))
-    own, other = subject(DYNAMO, "original").decoder(), subject(DYNAMO, "kernel").decoder()
+    own, other = opened(DYNAMO, "original").decoder(), opened(DYNAMO, "kernel").decoder()
     losses, kl = [], []
     for start in range(0, 192, CONTEXT):
         window = TEXT[start : start + CONTEXT]
@@ -280,7 +277,7 @@ def test_a_channel_of_zeros_has_a_step() -> None:
 def test_peers_that_a_model_cannot_have(
     models: Callable[[str, str], Path], name: str, reason: str
 ) -> None:
-    found = compare_models(
+    found = make_report(
         original(name), [models(name, "int4")], 32, source="", context=16, threads=1
     )
     assert found.peers == ()
@@ -293,7 +290,7 @@ def test_a_float16_model_has_float16_caches_of_its_own(
     models: Callable[[str, str], Path],
 ) -> None:
     name = "legacy-op17-sdpa-fp16"
-    found = compare_models(
+    found = make_report(
         original(name), [models(name, "int4")], 64, source="", context=32, threads=1
     )
     assert [peer.name for peer in found.peers] == PEERS[1:]
@@ -303,7 +300,7 @@ def test_a_float16_model_has_float16_caches_of_its_own(
 
 def test_without_peers_and_kernels(models: Callable[[str, str], Path]) -> None:
     stages: list[str] = []
-    found = compare_models(
+    found = make_report(
         original(DYNAMO),
         [models(DYNAMO, "int4")],
         TEXT,
@@ -324,7 +321,7 @@ def test_without_peers_and_kernels(models: Callable[[str, str], Path]) -> None:
         "Reading the text with the original",
         "Opening int4",
         "Reading the text with int4",
-        "Laying the layers of int4 open",
+        "Reading the layers of int4",
     ]
 
 
@@ -333,34 +330,32 @@ def test_models_with_one_preset_are_named_by_their_files(
 ) -> None:
     paths = [models(DYNAMO, "int4"), tmp_path / "again.onnx"]
     shutil.copyfile(*paths)
-    found = compare_models(
-        original(DYNAMO), paths, 64, source="", context=32, peers=False, threads=1
-    )
+    found = make_report(original(DYNAMO), paths, 64, source="", context=32, peers=False, threads=1)
     assert [model.name for model in found.models] == [f"int4 ({path.name})" for path in paths]
 
 
 def test_refusals(models: Callable[[str, str], Path]) -> None:
     int4 = models(DYNAMO, "int4")
     with pytest.raises(UnsupportedModelError, match="was not converted"):
-        compare_models(original(DYNAMO), [int4, original(DYNAMO)], 64, source="")
+        make_report(original(DYNAMO), [int4, original(DYNAMO)], 64, source="")
     with pytest.raises(UnsupportedModelError, match="converted one already"):
-        compare_models(int4, [int4], 64, source="")
+        make_report(int4, [int4], 64, source="")
     with pytest.raises(VerificationError, match="was not made from"):
-        compare_models(original(GENAI), [int4], 64, source="")
+        make_report(original(GENAI), [int4], 64, source="")
     wide = original("dynamo-op18-sdpa-hd128-fp16")
     with pytest.raises(VerificationError, match="its caches have other heads"):
-        compare_models(wide, [int4], 64, source="")
+        make_report(wide, [int4], 64, source="")
     longer = ir.load(int4)
     longer.graph.outputs[0].shape = ir.Shape(["B", "T", 98])
     ir.save(longer, int4.with_name("longer.onnx"))
     with pytest.raises(VerificationError, match="it has 98 logits, not 97"):
-        compare_models(original(DYNAMO), [int4.with_name("longer.onnx")], 64, source="")
+        make_report(original(DYNAMO), [int4.with_name("longer.onnx")], 64, source="")
     with pytest.raises(UsageError, match="too short"):
-        compare_models(original(DYNAMO), [int4], [1] * 8, source="")
+        make_report(original(DYNAMO), [int4], [1] * 8, source="")
     with pytest.raises(UsageError, match="the model knows 97"):
-        compare_models(original(DYNAMO), [int4], [97] * 64, source="")
+        make_report(original(DYNAMO), [int4], [97] * 64, source="")
     with pytest.raises(UsageError, match="cannot advance by 64"):
-        compare_models(original(DYNAMO), [int4], 128, source="", context=64, stride=64)
+        make_report(original(DYNAMO), [int4], 128, source="", context=64, stride=64)
 
 
 def test_tables(report: ComparisonReport) -> None:
@@ -399,7 +394,7 @@ def test_caches_that_keep_a_window_of_the_tokens(tmp_path: Path) -> None:
     before, after = tmp_path / "model.onnx", tmp_path / "model.k8v4.onnx"
     ir.save(synthetic.decoder(**parts), before)
     convert(before, after, preset="k8v4")
-    found = compare_models(before, [after], 48, source="", peers=False, threads=1)
+    found = make_report(before, [after], 48, source="", peers=False, threads=1)
     assert found.models[0].layers == ()
     assert 0 < found.models[0].quality.kl_mean < 1
     with pytest.raises(UnsupportedModelError, match="keep a window of the tokens"):

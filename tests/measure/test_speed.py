@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.runtime.models import DYNAMO, GENAI, HALF, ids, original, subject
+from tests.runtime.models import DYNAMO, GENAI, HALF, ids, opened, original
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.measure import speed
-from tq_onnx.measure.bench import SpeedReport, measure_speed
+from tq_onnx.measure.bench import SpeedReport, bench
 from tq_onnx.measure.picture import draw_speed
 from tq_onnx.measure.speed import check_fits, check_positions, decode_steps, measure
 from tq_onnx.measure.tables import bench_notes, bench_table
@@ -25,7 +25,7 @@ FIXED = [(name, kind, 40) for name in (DYNAMO, GENAI) for kind in KINDS][1:]
     [(name, kind, None) for name in (DYNAMO, GENAI) for kind in KINDS] + FIXED,
 )
 def test_caches_of_copies(name: str, kind: str, capacity: int | None) -> None:
-    decoder = subject(name, kind).decoder(capacity=capacity)
+    decoder = opened(name, kind).decoder(capacity=capacity)
     decoder.prefill(ids(7))
     rows = [decoder.cache(index) for index in range(len(decoder.signature.caches))]
     decoder.repeat(23)
@@ -40,7 +40,7 @@ def test_caches_of_copies(name: str, kind: str, capacity: int | None) -> None:
 
 
 def test_copies_need_rows_and_room() -> None:
-    decoder = subject(GENAI, "kernel").decoder(capacity=8)
+    decoder = opened(GENAI, "kernel").decoder(capacity=8)
     with pytest.raises(UsageError, match="0 tokens cannot become 4"):
         decoder.repeat(4)
     decoder.prefill(ids(5))
@@ -54,12 +54,12 @@ def test_every_model_takes_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     turn = speed._Runner.take_turn
 
     def count(runner: speed._Runner, steps: int) -> None:
-        taken.append(("k" if runner.subject.plan else "o", steps))
+        taken.append(("k" if runner.model.plan else "o", steps))
         turn(runner, steps)
 
     monkeypatch.setattr(speed._Runner, "take_turn", count)
     told: list[Progress] = []
-    pair = [subject(GENAI, kind) for kind in ("original", "kernel")]
+    pair = [opened(GENAI, kind) for kind in ("original", "kernel")]
     before, after = measure(
         pair,
         40,
@@ -81,7 +81,7 @@ def test_every_model_takes_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_does_not_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    one = subject(DYNAMO, "kernel")
+    one = opened(DYNAMO, "kernel")
     caches = tuple(replace(cache, slots=64) for cache in one.signature.caches)
     small = replace(one, signature=replace(one.signature, caches=caches))
     check_fits([small], 54, tokens=8)
@@ -92,8 +92,8 @@ def test_what_does_not_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     with pytest.raises(UnsupportedModelError, match="first prompt only"):
         check_fits([prompts], 8, tokens=8)
     with pytest.raises(UsageError, match=r"context of 126 tokens and 3 after it do not run"):
-        check_positions(subject(GENAI, "kernel"), 126, tokens=1)
-    check_positions(subject(GENAI, "kernel"), 125, tokens=1)
+        check_positions(opened(GENAI, "kernel"), 126, tokens=1)
+    check_positions(opened(GENAI, "kernel"), 125, tokens=1)
     memory = tmp_path / "meminfo"
     memory.write_text("MemTotal: 9000 kB\nMemAvailable: 100 kB\n")
     monkeypatch.setattr(speed, "_MEMORY", memory)
@@ -102,13 +102,13 @@ def test_what_does_not_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         check_fits([one], 400, tokens=1)
     # An original whose caches grow has them twice.
     with pytest.raises(UsageError, match="memory are free"):
-        check_fits([subject(DYNAMO, "original")], 30, tokens=1)
+        check_fits([opened(DYNAMO, "original")], 30, tokens=1)
     memory.unlink()
     check_fits([one], 10**9, tokens=1)
 
 
 def test_a_picture_of_what_there_is(tmp_path: Path) -> None:
-    report: SpeedReport = measure_speed(
+    report: SpeedReport = bench(
         original(HALF), preset="int3", contexts=(24, 16), tokens=1, prompt_limit=16, threads=1
     )
     assert [row.context for row in report.rows] == [16, 24]

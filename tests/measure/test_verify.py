@@ -130,7 +130,7 @@ def test_every_kind_of_codec_holds(
 def test_bodies_alone() -> None:
     report = check(original(DYNAMO), converted(DYNAMO), library=False)
     assert report.holds
-    assert {rung.backend for rung in report.ladder} == {"function body"}
+    assert {one.backend for one in report.ladder} == {"function body"}
     assert report.logits_kernel_body is None
 
 
@@ -166,7 +166,7 @@ def test_progress_is_told() -> None:
     assert all(progress.done <= (progress.total or 0) for progress in seen)
     doing = [progress.doing for progress in seen]
     assert "Reading the text with both models" in doing
-    assert "Climbing the ladder" in doing
+    assert "Comparing the layers with the reference" in doing
 
 
 def test_a_report_is_drawn() -> None:

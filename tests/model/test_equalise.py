@@ -39,11 +39,11 @@ class Models:
     pair: Pair
     spoilt: Path
 
-    def kl(self, subject: OpenModel) -> QualityFigures:
+    def kl(self, model: OpenModel) -> QualityFigures:
         """Against the clean original."""
         return quality.compare(
             self.pair.before.decoder(),
-            subject.decoder(),
+            model.decoder(),
             self.pair.heldout[:TOKENS],
             vocabulary=self.pair.before.vocabulary,
             context=512,
@@ -92,7 +92,7 @@ def test_scales_bring_the_clean_model_back(models: Models) -> None:
     clean, _ = converted(models.pair.original, scaled=False)
     plain, _ = converted(models.spoilt, scaled=False)
     scaled, report = converted(models.spoilt, scaled=True)
-    before, ruined, after = (models.kl(subject) for subject in (clean, plain, scaled))
+    before, ruined, after = (models.kl(model) for model in (clean, plain, scaled))
     assert before.kl_mean > 1e-4
     assert ruined.kl_mean > 100 * before.kl_mean
     assert ruined.perplexity_change > 0.3

@@ -91,10 +91,8 @@ def continued(folder: Path, batch: Prompts, **options: int) -> Prompts:
 
 
 def expected(folder: Path, batch: Prompts, new: int = NEW) -> Prompts:
-    subject = open_converted(folder / "model.onnx", threads=2)
-    return [
-        list(generate(subject.decoder(), prompt, max_new_tokens=new).tokens) for prompt in batch
-    ]
+    opened = open_converted(folder / "model.onnx", threads=2)
+    return [list(generate(opened.decoder(), prompt, max_new_tokens=new).tokens) for prompt in batch]
 
 
 @pytest.mark.parametrize("count", [1, 4])

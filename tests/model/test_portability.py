@@ -39,8 +39,8 @@ class Told:
     caches: list[Array]
 
 
-def _onnxruntime(subject: OpenModel, tokens: npt.NDArray[np.int64]) -> Told:
-    decoder = subject.decoder()
+def _onnxruntime(model: OpenModel, tokens: npt.NDArray[np.int64]) -> Told:
+    decoder = model.decoder()
     prompt = decoder.prefill(tokens[None, :-1])
     step = decoder.prefill(tokens[None, -1:])
     return Told(prompt, step, all_caches(decoder))

@@ -59,8 +59,8 @@ def test_greedy_continuations_are_the_same(pairs: Pairs, route: str) -> None:
 
 def _continue(pair: Pair, prompt: list[int]) -> GreedyFigures:
     own, other = (
-        generate(subject.decoder(), prompt, max_new_tokens=GREEDY_TOKENS).tokens
-        for subject in (pair.before, pair.after)
+        generate(model.decoder(), prompt, max_new_tokens=GREEDY_TOKENS).tokens
+        for model in (pair.before, pair.after)
     )
     assert len(own) == len(other) == GREEDY_TOKENS
     noise = pair.sample.logit_rms_difference

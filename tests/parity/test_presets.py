@@ -149,8 +149,8 @@ def test_an_added_preset_converts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert report.plan.preset == "k5v2"
     logits = []
     for library in (True, False):
-        subject = open_model(tmp_path / "model.onnx", library=library, threads=1)
-        decoder = subject.decoder()
+        opened = open_model(tmp_path / "model.onnx", library=library, threads=1)
+        decoder = opened.decoder()
         logits.append(decoder.prefill(ids(17)))
         logits.append(decoder.step(ids(1)))
         widths = [row_layout(codec, 64).row_bytes for codec in (row.key, row.value)]

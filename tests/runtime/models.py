@@ -1,4 +1,4 @@
-"""Real exports, their conversions, and subjects opened from them."""
+"""Real exports, their conversions, and models opened from them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def converted(name: str) -> Path:
 
 
 @cache
-def subject(name: str, kind: str) -> OpenModel:
+def opened(name: str, kind: str) -> OpenModel:
     """``kind``: original, kernel or body."""
     path = original(name) if kind == "original" else converted(name)
     return open_model(path, library=kind == "kernel", threads=1)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.runtime.models import DYNAMO, GENAI, HALF, converted, original, subject
+from tests.runtime.models import DYNAMO, GENAI, HALF, converted, opened, original
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.plan import CachePair
 from tq_onnx.runtime.cache import as_array, bytes_per_token, cache_spec
@@ -25,7 +25,7 @@ PAIR = CachePair("past_key_values.1.value", "present.1.value")
 def test_specs_come_from_the_session(
     name: str, kind: str, type_name: str, row: int, per_token: int
 ) -> None:
-    specs = subject(name, kind).signature.caches
+    specs = opened(name, kind).signature.caches
     assert len(specs) == 4
     assert [spec.pair.past for spec in specs[:2]] == [
         "past_key_values.0.key",
@@ -34,13 +34,13 @@ def test_specs_come_from_the_session(
     for spec in specs:
         assert (spec.type_name, spec.kv_num_heads, spec.row) == (type_name, 2, row)
         assert spec.bytes_per_token == per_token
-    assert bytes_per_token(specs) == 4 * per_token == subject(name, kind).signature.bytes_per_token
+    assert bytes_per_token(specs) == 4 * per_token == opened(name, kind).signature.bytes_per_token
 
 
 @pytest.mark.parametrize("kind", ["original", "kernel"])
 @pytest.mark.parametrize("tokens", [0, 5])
 def test_buffers_are_zeroed_and_of_the_promised_size(kind: str, tokens: int) -> None:
-    spec = subject(DYNAMO, kind).signature.caches[0]
+    spec = opened(DYNAMO, kind).signature.caches[0]
     value = spec.allocate(3, tokens)
     array = as_array(value)
     assert array.shape == (3, 2, tokens, spec.row)
@@ -49,7 +49,7 @@ def test_buffers_are_zeroed_and_of_the_promised_size(kind: str, tokens: int) -> 
 
 
 def test_the_view_is_the_buffer() -> None:
-    value = subject(DYNAMO, "kernel").signature.caches[0].allocate(1, 4)
+    value = opened(DYNAMO, "kernel").signature.caches[0].allocate(1, 4)
     as_array(value)[...] = 7
     assert (np.asarray(value.numpy()) == 7).all()
 

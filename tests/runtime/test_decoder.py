@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.runtime.models import CONVERTIBLE, DYNAMO, EAGER, GENAI, converted, ids, subject
+from tests.runtime.models import CONVERTIBLE, DYNAMO, EAGER, GENAI, converted, ids, opened
 from tq_onnx.errors import ModelFileError, UnsupportedModelError, UsageError
 from tq_onnx.measure.probe import make_probe
 from tq_onnx.plan import METADATA_PLAN, Interface
@@ -35,13 +35,13 @@ def close(some: Any, others: Any) -> None:
 @pytest.mark.parametrize(("name", "kind"), ALL)
 def test_chunks_and_steps_agree_with_the_whole(name: str, kind: str) -> None:
     tokens = ids(24)
-    whole = subject(name, kind).decoder()
+    whole = opened(name, kind).decoder()
     logits = whole.prefill(tokens)
     assert logits.shape == (1, 24, 97)
     assert whole.length == 24
-    chunked = subject(name, kind).decoder()
+    chunked = opened(name, kind).decoder()
     close(chunked.prefill(tokens, chunk=7), logits)
-    stepped = subject(name, kind).decoder()
+    stepped = opened(name, kind).decoder()
     for position in range(24):
         close(stepped.step(tokens[:, position])[0], logits[0, position])
     if kind != "original":
@@ -53,8 +53,8 @@ def test_chunks_and_steps_agree_with_the_whole(name: str, kind: str) -> None:
 @pytest.mark.parametrize("capacity", [24, 40])
 def test_fixed_capacity_agrees_with_growing(name: str, kind: str, capacity: int) -> None:
     tokens = ids(24, seed=1)
-    growing = subject(name, kind).decoder()
-    fixed = subject(name, kind).decoder(capacity=capacity)
+    growing = opened(name, kind).decoder()
+    fixed = opened(name, kind).decoder(capacity=capacity)
     for start, stop in ((0, 11), (11, 12), (12, 20), (20, 24)):
         np.testing.assert_array_equal(
             fixed.prefill(tokens[:, start:stop]), growing.prefill(tokens[:, start:stop])
@@ -64,12 +64,12 @@ def test_fixed_capacity_agrees_with_growing(name: str, kind: str, capacity: int)
 
 
 def test_in_place_means_one_buffer() -> None:
-    decoder = subject(DYNAMO, "kernel").decoder(capacity=8)
+    decoder = opened(DYNAMO, "kernel").decoder(capacity=8)
     before = [value.data_ptr() for value in decoder._past]
     decoder.prefill(ids(4))
     decoder.step([1])
     assert [value.data_ptr() for value in decoder._past] == before
-    swapped = subject(DYNAMO, "body").decoder(capacity=8)
+    swapped = opened(DYNAMO, "body").decoder(capacity=8)
     before = [value.data_ptr() for value in swapped._past]
     swapped.prefill(ids(4))
     assert not set(before) & {value.data_ptr() for value in swapped._past}
@@ -77,7 +77,7 @@ def test_in_place_means_one_buffer() -> None:
 
 @pytest.mark.parametrize(("name", "kind"), FIXED)
 def test_a_full_cache_is_one_sentence_and_keeps_what_it_holds(name: str, kind: str) -> None:
-    decoder = subject(name, kind).decoder(capacity=10)
+    decoder = opened(name, kind).decoder(capacity=10)
     decoder.prefill(ids(8))
     before = caches(decoder)
     with pytest.raises(UsageError, match=r"11 tokens do not fit .* capacity of 10"):
@@ -91,7 +91,7 @@ def test_a_full_cache_is_one_sentence_and_keeps_what_it_holds(name: str, kind: s
 @pytest.mark.parametrize("name", [DYNAMO, EAGER])
 def test_an_original_that_counts_by_its_caches_can_only_grow(name: str) -> None:
     with pytest.raises(UnsupportedModelError, match="only grow"):
-        subject(name, "original").decoder(capacity=32)
+        opened(name, "original").decoder(capacity=32)
 
 
 @pytest.mark.parametrize(("name", "kind"), [(n, k) for n, k in ALL if n != GENAI])
@@ -101,11 +101,11 @@ def test_left_padding_changes_nothing_for_the_others(name: str, kind: str) -> No
     batch = np.concatenate([padded, tokens])
     mask = np.ones_like(batch)
     mask[0, :5] = 0
-    decoder = subject(name, kind).decoder(batch=2)
+    decoder = opened(name, kind).decoder(batch=2)
     logits = decoder.prefill(batch, mask)
     following = decoder.step([3, 4])
     for row, prompt, token in ((0, tokens[:, :11], 3), (1, tokens, 4)):
-        alone = subject(name, kind).decoder()
+        alone = opened(name, kind).decoder()
         close(logits[row, -prompt.shape[1] :], alone.prefill(prompt)[0])
         close(following[row], alone.step([token])[0])
 
@@ -113,11 +113,11 @@ def test_left_padding_changes_nothing_for_the_others(name: str, kind: str) -> No
 @pytest.mark.parametrize(("name", "kind"), ALL)
 def test_batches_of_equal_length(name: str, kind: str) -> None:
     batch = ids(12, batch=3, seed=3)
-    decoder = subject(name, kind).decoder(batch=3)
+    decoder = opened(name, kind).decoder(batch=3)
     logits = decoder.prefill(batch)
     following = decoder.step([1, 2, 3])
     for row in range(3):
-        alone = subject(name, kind).decoder()
+        alone = opened(name, kind).decoder()
         close(logits[row], alone.prefill(batch[row : row + 1])[0])
         close(following[row], alone.step([row + 1])[0])
 
@@ -127,7 +127,7 @@ def test_padding_is_refused_where_positions_cannot_be_given(kind: str) -> None:
     mask = np.ones((2, 6), np.int64)
     mask[0, 0] = 0
     with pytest.raises(UnsupportedModelError, match="no padded batches"):
-        subject(GENAI, kind).decoder(batch=2).prefill(ids(6, batch=2), mask)
+        opened(GENAI, kind).decoder(batch=2).prefill(ids(6, batch=2), mask)
 
 
 @pytest.mark.parametrize(
@@ -143,18 +143,18 @@ def test_padding_is_refused_where_positions_cannot_be_given(kind: str) -> None:
 )
 def test_shapes_that_do_not_fit(tokens: Any, mask: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        subject(DYNAMO, "kernel").decoder().prefill(tokens, mask)
+        opened(DYNAMO, "kernel").decoder().prefill(tokens, mask)
 
 
 @pytest.mark.parametrize("capacity", [0, -1])
 def test_a_capacity_must_hold_something(capacity: int) -> None:
     with pytest.raises(UsageError, match="holds nothing"):
-        subject(DYNAMO, "kernel").decoder(capacity=capacity)
+        opened(DYNAMO, "kernel").decoder(capacity=capacity)
 
 
 @pytest.mark.parametrize("capacity", [None, 20])
 def test_reset_forgets_everything(capacity: int | None) -> None:
-    decoder = subject(DYNAMO, "kernel").decoder(capacity=capacity)
+    decoder = opened(DYNAMO, "kernel").decoder(capacity=capacity)
     first = decoder.prefill(ids(9))
     decoder.step([5])
     decoder.reset()
@@ -163,14 +163,14 @@ def test_reset_forgets_everything(capacity: int | None) -> None:
 
 
 def test_an_input_that_nothing_fills_is_refused() -> None:
-    found = subject(DYNAMO, "kernel")
+    found = opened(DYNAMO, "kernel")
     blind = replace(found.signature, interface=Interface("input_ids", None, None, "logits"))
     with pytest.raises(UnsupportedModelError, match="attention_mask, position_ids"):
         Decoder(found.session, blind)
 
 
 def test_tokens_must_be_integers() -> None:
-    found = subject(DYNAMO, "kernel")
+    found = opened(DYNAMO, "kernel")
     names = replace(found.signature.interface, tokens="no_such_input")
     with pytest.raises(UnsupportedModelError):
         Decoder(found.session, replace(found.signature, interface=names))
@@ -178,7 +178,7 @@ def test_tokens_must_be_integers() -> None:
 
 def test_a_failure_inside_onnxruntime_is_one_sentence() -> None:
     with pytest.raises(UnsupportedModelError) as caught:
-        subject(DYNAMO, "original").decoder().prefill(np.full((1, 4), 10_000))
+        opened(DYNAMO, "original").decoder().prefill(np.full((1, 4), 10_000))
     assert "\n" not in str(caught.value)
     assert "Non-zero status code" not in str(caught.value)
 
@@ -186,7 +186,7 @@ def test_a_failure_inside_onnxruntime_is_one_sentence() -> None:
 def test_watched_outputs_are_those_of_the_last_call() -> None:
     probe = make_probe(converted(DYNAMO))
     decoder = probe.decoder(library=True, threads=1)
-    plain = subject(DYNAMO, "kernel").decoder()
+    plain = opened(DYNAMO, "kernel").decoder()
     for tokens in (ids(5), ids(1)):
         np.testing.assert_array_equal(decoder.prefill(tokens), plain.prefill(tokens))
         assert decoder.watched[probe.layers[0].query].shape == (1, 4, tokens.shape[1], 64)
@@ -210,7 +210,7 @@ def test_plans_come_from_the_metadata() -> None:
     plan = plan_of(make_session(converted(DYNAMO), library=False, threads=1))
     assert plan is not None
     assert plan.preset == "int4"
-    assert plan_of(subject(DYNAMO, "original").session) is None
+    assert plan_of(opened(DYNAMO, "original").session) is None
     with pytest.raises(ModelFileError, match="metadata cannot be read"):
         plan_of(_Session("{"))  # type: ignore[arg-type]
     other = replace(plan, layout_digest="0123456789abcdef")

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runtime.models import DYNAMO, GENAI, ids, subject
+from tests.runtime.models import DYNAMO, GENAI, ids, opened
 from tq_onnx.errors import UsageError
 from tq_onnx.runtime.generate import Sampling, choose, generate, stream
 
@@ -14,19 +14,19 @@ PROMPT = ids(10, seed=4)[0].tolist()
 
 @pytest.mark.parametrize("kind", ["original", "kernel", "body"])
 def test_greedy_takes_the_most_likely_token(kind: str) -> None:
-    found = generate(subject(DYNAMO, kind).decoder(), PROMPT, max_new_tokens=6)
+    found = generate(opened(DYNAMO, kind).decoder(), PROMPT, max_new_tokens=6)
     text = [*PROMPT, *found.tokens]
-    logits = subject(DYNAMO, kind).decoder().prefill([text])[0]
+    logits = opened(DYNAMO, kind).decoder().prefill([text])[0]
     assert found.tokens == tuple(logits[9:-1].argmax(axis=-1).tolist())
     assert (found.prompt_tokens, found.steps, found.stopped) == (10, 5, False)
-    assert found.cache_bytes == 15 * subject(DYNAMO, kind).signature.bytes_per_token
+    assert found.cache_bytes == 15 * opened(DYNAMO, kind).signature.bytes_per_token
     assert found.tokens_per_second > 0
 
 
 def test_kernels_bodies_and_capacities_give_the_same_tokens() -> None:
     for name in (DYNAMO, GENAI):
         decoders = [
-            subject(name, kind).decoder(capacity=capacity)
+            opened(name, kind).decoder(capacity=capacity)
             for kind in ("kernel", "body")
             for capacity in (None, 40)
         ]
@@ -35,23 +35,23 @@ def test_kernels_bodies_and_capacities_give_the_same_tokens() -> None:
 
 
 def test_a_stream_yields_as_it_goes() -> None:
-    states = list(stream(subject(DYNAMO, "kernel").decoder(), PROMPT, max_new_tokens=4))
+    states = list(stream(opened(DYNAMO, "kernel").decoder(), PROMPT, max_new_tokens=4))
     assert [len(state.tokens) for state in states] == [1, 2, 3, 4, 4]
     assert [state.cache_bytes > 0 for state in states] == [False] * 4 + [True]
     assert states[-1].tokens == states[-2].tokens
 
 
 def test_a_stop_token_ends_the_text_and_is_not_part_of_it() -> None:
-    tokens = generate(subject(DYNAMO, "kernel").decoder(), PROMPT, max_new_tokens=8).tokens
+    tokens = generate(opened(DYNAMO, "kernel").decoder(), PROMPT, max_new_tokens=8).tokens
     stop = tokens[3]
-    found = generate(subject(DYNAMO, "kernel").decoder(), PROMPT, max_new_tokens=8, stop_ids={stop})
+    found = generate(opened(DYNAMO, "kernel").decoder(), PROMPT, max_new_tokens=8, stop_ids={stop})
     assert found.stopped
     assert found.tokens == tokens[: tokens.index(stop)]
 
 
 def test_the_seed_decides_the_draws() -> None:
     def draw(seed: int) -> tuple[int, ...]:
-        decoder = subject(DYNAMO, "kernel").decoder()
+        decoder = opened(DYNAMO, "kernel").decoder()
         sampling = Sampling(temperature=2.0, seed=seed)
         return generate(decoder, PROMPT, max_new_tokens=12, sampling=sampling).tokens
 
@@ -60,10 +60,10 @@ def test_the_seed_decides_the_draws() -> None:
 
 
 def test_a_second_prompt_goes_on_where_the_first_ended() -> None:
-    decoder = subject(DYNAMO, "kernel").decoder()
+    decoder = opened(DYNAMO, "kernel").decoder()
     first = generate(decoder, PROMPT, max_new_tokens=3)
     second = generate(decoder, [first.tokens[-1], 1, 2], max_new_tokens=3)
-    whole = subject(DYNAMO, "kernel").decoder()
+    whole = opened(DYNAMO, "kernel").decoder()
     text = [*PROMPT, *first.tokens, 1, 2]
     assert second.tokens == generate(whole, text, max_new_tokens=3).tokens
 
@@ -73,17 +73,17 @@ def test_a_second_prompt_goes_on_where_the_first_ended() -> None:
 )
 def test_requests_that_make_no_sense(prompt: list[int], count: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        generate(subject(DYNAMO, "kernel").decoder(), prompt, max_new_tokens=count)
+        generate(opened(DYNAMO, "kernel").decoder(), prompt, max_new_tokens=count)
 
 
 def test_one_sequence_at_a_time() -> None:
     with pytest.raises(UsageError, match="batch of 1"):
-        generate(subject(DYNAMO, "kernel").decoder(batch=2), [1], max_new_tokens=1)
+        generate(opened(DYNAMO, "kernel").decoder(batch=2), [1], max_new_tokens=1)
 
 
 def test_a_capacity_that_is_too_small_is_told() -> None:
     with pytest.raises(UsageError, match="capacity of 12"):
-        generate(subject(DYNAMO, "kernel").decoder(capacity=12), PROMPT, max_new_tokens=8)
+        generate(opened(DYNAMO, "kernel").decoder(capacity=12), PROMPT, max_new_tokens=8)
 
 
 @pytest.mark.parametrize(

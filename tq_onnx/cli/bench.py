@@ -87,7 +87,7 @@ def bench(
       tq-onnx bench model.onnx model.k8v4.onnx --json
     """
     from tq_onnx.integrations.folder import find_model
-    from tq_onnx.measure.bench import measure_speed
+    from tq_onnx.measure.bench import bench as run
     from tq_onnx.measure.picture import check_picture, draw_speed
     from tq_onnx.measure.tables import bench_notes, bench_table
 
@@ -99,7 +99,7 @@ def bench(
     if picture is not None:
         check_picture(picture)
     with terminal.progress("Opening the original") as on_progress:
-        found = measure_speed(
+        found = run(
             find_model(original),
             None if converted is None else find_model(converted),
             preset=preset or DEFAULT_PRESET,

@@ -139,7 +139,7 @@ def _run(folder: Path, route: str, threads: int | None) -> DemoReport:
         # It is made of more than one document: its beginning and its end are of different ones.
         tokens = tokens[: TEXT_TOKENS // 2] + tokens[-TEXT_TOKENS // 2 :]
         on_progress(Progress("Generating with both models", 3, 6))
-        runs = [_generate(subject, prompt, words) for subject in (before, after)]
+        runs = [_generate(model, prompt, words) for model in (before, after)]
         speeds = speed.measure(
             (before, after),
             len(prompt),
@@ -158,7 +158,7 @@ def _run(folder: Path, route: str, threads: int | None) -> DemoReport:
         )
     return _report(
         route=route,
-        subjects=(before, after),
+        models=(before, after),
         runs=runs,
         speeds=speeds,
         figures=figures,
@@ -174,19 +174,19 @@ def _excerpt(text: str) -> str:
     return text[start : start + PROMPT_TOKENS].rsplit(" ", 1)[0]
 
 
-def _generate(subject: OpenModel, prompt: list[int], words: Tokenizer) -> Generation:
+def _generate(model: OpenModel, prompt: list[int], words: Tokenizer) -> Generation:
     from tq_onnx.runtime.generate import generate
 
-    fixed = len(prompt) + NEW_TOKENS if subject.signature.fixed_capacity else None
+    fixed = len(prompt) + NEW_TOKENS if model.signature.fixed_capacity else None
     return generate(
-        subject.decoder(capacity=fixed), prompt, max_new_tokens=NEW_TOKENS, stop_ids=words.eos_ids
+        model.decoder(capacity=fixed), prompt, max_new_tokens=NEW_TOKENS, stop_ids=words.eos_ids
     )
 
 
 def _report(
     *,
     route: str,
-    subjects: tuple[OpenModel, OpenModel],
+    models: tuple[OpenModel, OpenModel],
     runs: list[Generation],
     speeds: list[SpeedFigures],
     figures: QualityFigures,
@@ -198,15 +198,15 @@ def _report(
 
     before, after = (
         Side(
-            model=subject.path,
-            cache_bytes_per_token=subject.signature.bytes_per_token,
+            model=model.path,
+            cache_bytes_per_token=model.signature.bytes_per_token,
             cache_bytes=run.cache_bytes,
             perplexity=perplexity,
             tokens_per_second=speed.tokens_per_second,
             text=words.decode(run.tokens),
         )
-        for subject, run, speed, perplexity in zip(
-            subjects,
+        for model, run, speed, perplexity in zip(
+            models,
             runs,
             speeds,
             (figures.original_perplexity, figures.converted_perplexity),
@@ -218,7 +218,7 @@ def _report(
     return DemoReport(
         preset=PRESET,
         route=route,
-        model=_describe(subjects[1]),
+        model=_describe(models[1]),
         original=before,
         converted=after,
         cache_ratio=before.cache_bytes_per_token / after.cache_bytes_per_token,
@@ -226,17 +226,17 @@ def _report(
         context=len(prompt) + NEW_TOKENS,
         kl_mean=figures.kl_mean,
         top1_agreement=figures.top1_agreement,
-        greedy=compare_greedy(subjects[0].decoder(), prompt, own, other, noise),
+        greedy=compare_greedy(models[0].decoder(), prompt, own, other, noise),
         prompt=words.decode(prompt),
     )
 
 
-def _describe(subject: OpenModel) -> str:
-    layers = subject.plan.layers if subject.plan else ()
+def _describe(model: OpenModel) -> str:
+    layers = model.plan.layers if model.plan else ()
     first = layers[0]
     return (
         f"Qwen3: {len(layers)} layers, {first.num_heads} heads, {first.kv_num_heads} KV heads of "
-        f"size {first.head_size}, {subject.vocabulary} tokens"
+        f"size {first.head_size}, {model.vocabulary} tokens"
     )
 
 

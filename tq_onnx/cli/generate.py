@@ -80,32 +80,32 @@ def generate(
     model = find_model(model)
     sampling = Sampling(temperature, top_k, seed)
     with terminal.progress("Opening the model"):
-        subject = open_model(model, library=not no_library, threads=threads, ep=PROVIDERS[ep])
-        subject.refuse_text()
+        opened = open_model(model, library=not no_library, threads=threads, ep=PROVIDERS[ep])
+        opened.refuse_text()
         words = require_tokenizer(tokenizer, model)
     text = sys.stdin.read() if prompt == "-" else prompt
     ids = words.encode(text)
-    if ids and max(ids) >= subject.vocabulary:
+    if ids and max(ids) >= opened.vocabulary:
         raise UsageError(
-            f"the tokenizer gives token {max(ids)}, but the model knows {subject.vocabulary}",
+            f"the tokenizer gives token {max(ids)}, but the model knows {opened.vocabulary}",
             where=str(model),
             fix="name the folder of its own tokenizer with --tokenizer",
         )
     needed = len(ids) + max_new_tokens
-    capacity = capacity or subject.room
-    if capacity is None and subject.signature.fixed_capacity:
+    capacity = capacity or opened.room
+    if capacity is None and opened.signature.fixed_capacity:
         capacity = needed
     elif capacity is not None and capacity < needed - 1:  # the last token is not cached
         raise UsageError(
             f"{len(ids)} prompt tokens and {max_new_tokens} new ones need a capacity of "
             f"{needed - 1}, not {capacity}",
             fix="give fewer --max-new-tokens"
-            if subject.room
+            if opened.room
             else "give a larger --capacity or fewer --max-new-tokens",
         )
     states = _Latest(
         stream(
-            subject.decoder(capacity=None if subject.room else capacity),
+            opened.decoder(capacity=None if opened.room else capacity),
             ids,
             max_new_tokens=max_new_tokens,
             sampling=sampling,
@@ -123,7 +123,7 @@ def generate(
         terminal.print_json(
             {
                 "model": model,
-                "converted": subject.plan is not None,
+                "converted": opened.plan is not None,
                 "prompt": text,
                 "text": "".join(pieces),
                 "tokens": result.tokens,
@@ -134,18 +134,18 @@ def generate(
                 "prefill_seconds": result.prefill_seconds,
                 "decode_tokens_per_second": result.tokens_per_second,
                 "cache_bytes": result.cache_bytes,
-                "cache_bytes_per_token": subject.signature.bytes_per_token,
+                "cache_bytes_per_token": opened.signature.bytes_per_token,
             }
         )
         return
     terminal.print_line()
-    in_place = subject.plan is None or not no_library
+    in_place = opened.plan is None or not no_library
     kept = f"of {capacity} tokens{', in place' if in_place else ''}" if capacity else "growing"
     place = f" on {PROVIDERS[ep].provider}" if PROVIDERS[ep].has_own_memory else ""
     click.echo(
         f"{result.prompt_tokens} + {len(result.tokens)} tokens{place}, prompt "
         f"{result.prefill_seconds:.2f} s, {result.tokens_per_second:.1f} tokens/s; caches "
-        f"{result.cache_bytes:,} bytes ({kept}, {subject.signature.bytes_per_token:,} per token)",
+        f"{result.cache_bytes:,} bytes ({kept}, {opened.signature.bytes_per_token:,} per token)",
         err=True,
     )
 

@@ -83,7 +83,7 @@ def report(
     from tq_onnx.integrations.folder import find_model
     from tq_onnx.integrations.tokens import model_tokens
     from tq_onnx.measure.picture import check_picture, draw_quality
-    from tq_onnx.measure.report import compare_models
+    from tq_onnx.measure.report import report as run
     from tq_onnx.measure.tables import to_page
 
     if picture is not None:
@@ -94,7 +94,7 @@ def report(
     models = [find_model(path) for path in converted]
     ids, source = model_tokens((original, *models), text, tokens, tokenizer)
     with terminal.progress("Opening the original") as on_progress:
-        found = compare_models(
+        found = run(
             original,
             models,
             ids,

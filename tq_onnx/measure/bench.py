@@ -71,7 +71,7 @@ class SpeedReport:
     rows: tuple[SpeedRow, ...]
 
 
-def measure_speed(
+def bench(
     original: Path,
     converted: Path | None = None,
     *,

@@ -61,11 +61,11 @@ def calibrate(
     prepared = prepare(model, preset="raw")
     probe = lay_open(prepared.loaded.model, model, prepared.loaded.path.parent)
     decoder = probe.decoder(library=library, threads=threads)
-    subject = OpenModel(model, decoder.session, decoder.signature)
-    subject.refuse_text()
+    opened = OpenModel(model, decoder.session, decoder.signature)
+    opened.refuse_text()
     if len(text):
-        subject.refuse_tokens(np.concatenate([begin, text]).astype(np.int64))
-    context = min(context, subject.room or context)
+        opened.refuse_tokens(np.concatenate([begin, text]).astype(np.int64))
+    context = min(context, opened.room or context)
     new = context - len(begin)
     if new < 1:
         raise UsageError(f"windows of {context} tokens have no room for a text", where=str(model))

@@ -8,7 +8,7 @@ as they are, a number counts as different if it differs by more than such roundi
 
 Kernels that multiply integers round queries and weights by the block that they are read with, so
 that a few codes of the second layer differ; what that does to the last of many layers says nothing
-about the graph. A subject should therefore be opened as ``exact``.
+about the graph. The model should therefore be opened as ``exact``.
 """
 
 from __future__ import annotations
@@ -58,24 +58,24 @@ class FeedingFigures:
 
 
 def compare_feeding_modes(
-    subject: OpenModel, prompt: npt.NDArray[np.int64], *, new_tokens: int = 8, chunk: int = 16
+    model: OpenModel, prompt: npt.NDArray[np.int64], *, new_tokens: int = 8, chunk: int = 16
 ) -> FeedingFigures:
     """Feeds one prompt ``[n]`` in every way to a converted model."""
-    if subject.signature.first_only:
+    if model.signature.first_only:
         return FeedingFigures(len(prompt), 0, 0, False, 0, True, 0, 0, first_only=True)
-    given = subject.signature.slots
+    given = model.signature.slots
     # Where the graph fixes the room, the other way is to keep past and present apart.
-    growing = subject.decoder(alias=None if given is None else False)
+    growing = model.decoder(alias=None if given is None else False)
     logits = growing.prefill(prompt[None])[0, -1]
     whole = all_caches(growing)
     tokens = _continue(growing, logits, new_tokens)
     final = all_caches(growing)
-    chunked = subject.decoder()
+    chunked = model.decoder()
     chunked.prefill(prompt[None], chunk=chunk)
     differing, equal = 0, True
-    if subject.signature.fixed_capacity:
+    if model.signature.fixed_capacity:
         # Room to spare: a slot that is never written must not matter.
-        fixed = subject.decoder(capacity=given or len(prompt) + new_tokens + chunk)
+        fixed = model.decoder(capacity=given or len(prompt) + new_tokens + chunk)
         logits = fixed.prefill(prompt[None])[0, -1]
         equal = _continue(fixed, logits, new_tokens) == tokens
         differing = bytes_differing(final, all_caches(fixed))
@@ -83,11 +83,11 @@ def compare_feeding_modes(
         prompt_tokens=len(prompt),
         new_tokens=new_tokens,
         cache_bytes=sum(part.nbytes for part in whole),
-        fixed_capacity=subject.signature.fixed_capacity,
+        fixed_capacity=model.signature.fixed_capacity,
         in_place_bytes_differing=differing,
         in_place_tokens_equal=equal,
         chunk=chunk,
-        chunk_bytes_differing=_apart(whole, all_caches(chunked), subject.plan),
+        chunk_bytes_differing=_apart(whole, all_caches(chunked), model.plan),
     )
 
 

@@ -10,23 +10,31 @@ model:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.codec import reference
-from tq_onnx.measure.probe import LayerNames
+from tq_onnx.measure.probe import LayerNames, Probe
+from tq_onnx.measure.reconstruction import ReconstructionFigures, reconstruction
 from tq_onnx.measure.rowcomparison import ELEMENTS, compare_rows
+from tq_onnx.progress import OnProgress, Progress
 from tq_onnx.runtime.decoder import Decoder
+from tq_onnx.runtime.providers import CPU, ExecutionProvider
 
 KERNEL: Final = "kernel"
 BODY: Final = "function body"
 DEVICE: Final = "kernel on {}"
 """Name of the backend that an execution provider with its own memory is."""
 
+ORACLE_TOKENS: Final = 128
+"""Tokens of the prompt that every backend reads."""
+
 ORACLE_QUERIES: Final = 32
+"""Queries of a call whose attention is compared: float64 attention over all keys is slow."""
 
 Array = npt.NDArray[Any]
 
@@ -37,7 +45,7 @@ class OracleFigures:
 
     Attributes:
         layer: index of the layer.
-        backend: ``KERNEL`` or ``BODY``.
+        backend: ``KERNEL``, ``BODY`` or ``DEVICE``.
         codes: codes compared, keys and values.
         codes_differing: codes that differ.
         codes_wrong: those among them that are no boundary ties.
@@ -52,6 +60,95 @@ class OracleFigures:
     codes_wrong: int
     scale_steps: int
     attention_error: float
+
+    def with_call(self, other: OracleFigures) -> OracleFigures:
+        """Return the figures of this and another call of the same layer on the same backend."""
+        return replace(
+            self,
+            codes=self.codes + other.codes,
+            codes_differing=self.codes_differing + other.codes_differing,
+            codes_wrong=self.codes_wrong + other.codes_wrong,
+            scale_steps=max(self.scale_steps, other.scale_steps),
+            attention_error=float(np.maximum(self.attention_error, other.attention_error)),
+        )
+
+
+@dataclass(frozen=True)
+class BackendFigures:
+    """All backends of a model against the reference and against each other.
+
+    Attributes:
+        layers: every backend on every layer.
+        reconstruction: every cache of the first backend after the whole text.
+        logit_gap: largest relative difference of the last logits between kernels and function
+            bodies; None if only one of them ran.
+    """
+
+    layers: tuple[OracleFigures, ...]
+    reconstruction: tuple[ReconstructionFigures, ...]
+    logit_gap: float | None
+
+
+@dataclass(frozen=True)
+class _Backend:
+    """A way to run the TurboQuant nodes of a model."""
+
+    name: str
+    library: bool
+    ep: ExecutionProvider = CPU
+
+
+def judge_backends(
+    probe: Probe,
+    text: npt.NDArray[np.int64],
+    *,
+    library: bool,
+    ep: ExecutionProvider = CPU,
+    threads: int | None = None,
+    on_progress: OnProgress,
+) -> BackendFigures:
+    """Run a model on every backend and compare all its layers with the reference.
+
+    Each backend reads a prompt and one more token; the first one also reads all of the text, for
+    the statistics of reconstruction.
+
+    Args:
+        probe: the model with its internals exposed.
+        text: ids ``[n]``.
+        library: whether the kernels run besides the function bodies.
+        ep: a provider with its own memory is one more backend.
+        threads: threads within an operator.
+        on_progress: called for each layer of each call.
+    """
+    judged: list[OracleFigures] = []
+    losses: list[ReconstructionFigures] = []
+    logits: list[npt.NDArray[np.float64]] = []
+    backends = _backends(library, ep)
+    done, total = 0, (1 + 2 * len(backends)) * len(probe.layers)
+    prompt = text[:ORACLE_TOKENS]
+    for backend in backends:
+        decoder = probe.decoder(
+            library=backend.library, threads=threads, ep=backend.ep, most=len(prompt)
+        )
+        found: dict[int, OracleFigures] = {}
+        calls = [prompt] if decoder.signature.first_only else [prompt[:-1], prompt[-1:]]
+        if not losses:
+            calls.insert(0, text)
+        for call in calls:
+            if len(call) > 1:
+                decoder.reset()
+            last, vectors = _feed(decoder, call, probe)
+            for layer in probe.layers:
+                figures, caches = judge_layer(decoder, layer, backend.name)
+                before = found.get(figures.layer)
+                found[figures.layer] = before.with_call(figures) if before else figures
+                if call is text:
+                    losses += reconstruction(vectors, layer, caches)
+                done += 1
+                on_progress(Progress("Comparing the layers with the reference", done, total))
+        logits.append(last)
+        judged += found.values()
+    return BackendFigures(tuple(judged), tuple(losses), _logit_gap(backends, logits))
 
 
 def judge_layer(
@@ -119,6 +216,36 @@ def judge_layer(
         attention_error=error,
     )
     return figures, caches
+
+
+def _backends(library: bool, ep: ExecutionProvider) -> list[_Backend]:
+    found = [_Backend(KERNEL, True), _Backend(BODY, False)] if library else [_Backend(BODY, False)]
+    if ep.has_own_memory:
+        found.append(_Backend(DEVICE.format(ep.provider), True, ep))
+    return found
+
+
+def _logit_gap(
+    backends: Sequence[_Backend], logits: Sequence[npt.NDArray[np.float64]]
+) -> float | None:
+    if [backend.name for backend in backends[:2]] != [KERNEL, BODY]:
+        return None
+    return float(np.abs(logits[0] - logits[1]).max() / max(np.abs(logits[1]).max(), 1e-30))
+
+
+def _feed(
+    decoder: Decoder, call: npt.NDArray[np.int64], probe: Probe
+) -> tuple[npt.NDArray[np.float64], dict[str, Array]]:
+    """Return the last logits and all vectors that went into caches, by name."""
+    names = [names.vectors for layer in probe.layers for names in layer.caches]
+    seen: dict[str, list[Array]] = {name: [] for name in names}
+    size = decoder.longest_call or len(call)
+    for start in range(0, len(call), size):
+        logits = decoder.prefill(call[None, start : start + size])
+        for name, parts in seen.items():
+            parts.append(decoder.watched[name])
+    vectors = {name: np.concatenate(parts, axis=2) for name, parts in seen.items()}
+    return logits[0, -1].astype(np.float64), vectors
 
 
 def _cache(decoder: Decoder, present: str) -> Array:

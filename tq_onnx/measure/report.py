@@ -117,7 +117,7 @@ class ComparisonReport:
     missing: tuple[MissingPeer, ...]
 
 
-def compare_models(
+def report(
     original: Path,
     converted: Sequence[Path],
     tokens: Sequence[int] | Ids | int,
@@ -221,16 +221,16 @@ class _Run:
     def converted(self, path: Path, plan: Plan, name: str) -> ModelFigures:
         """Reads the text with a converted model, and lays its layers open."""
         self.tell(Progress(f"Opening {name}"))
-        subject = open_converted(path, library=self.library, threads=self.threads)
+        model = open_converted(path, library=self.library, threads=self.threads)
         quality = self.recording.compare(
-            subject.decoder(),
+            model.decoder(),
             stride=self.stride,
             name=name,
             on_progress=self.tell,
         )
-        size = subject.signature.bytes_per_token
-        del subject
-        self.tell(Progress(f"Laying the layers of {name} open"))
+        size = model.signature.bytes_per_token
+        del model
+        self.tell(Progress(f"Reading the layers of {name}"))
         layers = measure_layers(path, self.layer_text, library=self.library, threads=self.threads)
         return self._figures(name, plan, quality, size=size, path=path, layers=layers)
 

@@ -71,7 +71,7 @@ class SpeedFigures:
 class _Runner:
     """A model while it is measured."""
 
-    subject: OpenModel
+    model: OpenModel
     decoder: Decoder
     ids: list[int]
     prompts: list[float] = field(default_factory=list)
@@ -119,7 +119,7 @@ class _Runner:
 
 
 def measure(
-    subjects: Sequence[OpenModel],
+    models: Sequence[OpenModel],
     context: int,
     *,
     tokens: int,
@@ -130,7 +130,7 @@ def measure(
     """Times models at one context, batch 1.
 
     Args:
-        subjects: the models, all opened.
+        models: the models, all opened.
         context: tokens in the caches when decode begins.
         tokens: steps of decode that are timed, for each model.
         prompt: whether the context is read, and the time to the first token measured.
@@ -141,9 +141,9 @@ def measure(
         UsageError: the context does not fit a model or the memory.
         UnsupportedModelError: a model cannot decode.
     """
-    check_fits(subjects, context, tokens=tokens)
+    check_fits(models, context, tokens=tokens)
     tell, doing = on_progress or silent, f"Measuring at {context:,} tokens"
-    runners = [_runner(subject, context, tokens) for subject in subjects]
+    runners = [_runner(model, context, tokens) for model in models]
     turns = [min(TURN, tokens - start) for start in range(0, tokens, TURN)]
     pieces = sum(_pieces(runner, context) for runner in runners) if prompt else 0
     # Pieces and turns count alike: on a CPU both read the weights a few times.
@@ -177,7 +177,7 @@ def decode_steps(tokens: int) -> int:
     return tokens + _WAKE * -(-tokens // TURN)
 
 
-def check_fits(subjects: Sequence[OpenModel], context: int, *, tokens: int) -> None:
+def check_fits(models: Sequence[OpenModel], context: int, *, tokens: int) -> None:
     """Refuses a context that does not fit, before it is tried.
 
     Raises:
@@ -185,27 +185,27 @@ def check_fits(subjects: Sequence[OpenModel], context: int, *, tokens: int) -> N
         UnsupportedModelError: a model takes no caches.
     """
     steps = decode_steps(tokens)
-    for subject in subjects:
-        room = subject.room
-        if subject.signature.first_only:
+    for model in models:
+        room = model.room
+        if model.signature.first_only:
             raise UnsupportedModelError(
                 "the graph takes a first prompt only, so it decodes nothing",
-                where=str(subject.path),
+                where=str(model.path),
                 fix="give the graph that was exported for decoding",
             )
         if room is not None and context + steps > room:
             raise UsageError(
                 f"the caches of this model hold {room:,} tokens, and a context of {context:,} "
                 f"needs {context + steps:,}, the decoded ones included",
-                where=str(subject.path),
+                where=str(model.path),
                 fix="give smaller --contexts",
             )
     # Caches that grow are there twice in a step.
     needed = sum(
-        subject.signature.bytes_per_token
+        model.signature.bytes_per_token
         * (context + steps)
-        * (1 if subject.signature.fixed_capacity else 2)
-        for subject in subjects
+        * (1 if model.signature.fixed_capacity else 2)
+        for model in models
     )
     free = free_memory()
     if free is not None and needed > free:
@@ -216,7 +216,7 @@ def check_fits(subjects: Sequence[OpenModel], context: int, *, tokens: int) -> N
         )
 
 
-def check_positions(subject: OpenModel, context: int, *, tokens: int) -> None:
+def check_positions(model: OpenModel, context: int, *, tokens: int) -> None:
     """Refuses a context that a model has no positions for, by one step at its very end.
 
     Raises:
@@ -224,14 +224,14 @@ def check_positions(subject: OpenModel, context: int, *, tokens: int) -> None:
     """
     last = context + decode_steps(tokens)
     try:
-        runner = _runner(subject, context, tokens)
+        runner = _runner(model, context, tokens)
         runner.fill(last - 1)
         runner.decoder.step([0])
     except TqOnnxError as error:
         raise UsageError(
             f"a context of {context:,} tokens and {last - context} after it do not run: "
             f"{error.what}",
-            where=str(subject.path),
+            where=str(model.path),
             fix="give smaller --contexts",
         ) from error
 
@@ -245,11 +245,11 @@ def free_memory() -> int | None:
         return None
 
 
-def _runner(subject: OpenModel, context: int, tokens: int) -> _Runner:
-    fixed = subject.signature.fixed_capacity and subject.room is None
+def _runner(model: OpenModel, context: int, tokens: int) -> _Runner:
+    fixed = model.signature.fixed_capacity and model.room is None
     capacity = context + decode_steps(tokens) if fixed else None
-    ids = np.random.default_rng(0).integers(0, subject.vocabulary, PIECE)
-    return _Runner(subject, subject.decoder(capacity=capacity), [int(number) for number in ids])
+    ids = np.random.default_rng(0).integers(0, model.vocabulary, PIECE)
+    return _Runner(model, model.decoder(capacity=capacity), [int(number) for number in ids])
 
 
 def _pieces(runner: _Runner, context: int) -> int:
@@ -259,6 +259,6 @@ def _pieces(runner: _Runner, context: int) -> int:
 def _cache_bytes(runner: _Runner, context: int) -> int:
     """Bytes of the buffers; those of the context alone where the room beyond it is our choice."""
     held = runner.decoder.cache_bytes
-    if runner.subject.room is not None:
+    if runner.model.room is not None:
         return held
     return held * context // runner.decoder.slots

@@ -9,9 +9,9 @@ are measured and reported; they depend on model and text, so no verdict hangs on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -28,14 +28,13 @@ from tq_onnx.measure.devices import (
 )
 from tq_onnx.measure.feeding_modes import FeedingFigures, all_caches, compare_feeding_modes
 from tq_onnx.measure.greedy import GreedyFigures, compare_greedy
-from tq_onnx.measure.oracle import BODY, DEVICE, KERNEL, OracleFigures, judge_layer
-from tq_onnx.measure.probe import Probe, make_probe
+from tq_onnx.measure.oracle import OracleFigures, judge_backends
+from tq_onnx.measure.probe import make_probe
 from tq_onnx.measure.quality import QualityFigures
 from tq_onnx.measure.reconstruction import (
     CacheDistance,
     ReconstructionFigures,
     cache_distances,
-    reconstruction,
 )
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.runtime.decoder import Decoder
@@ -45,7 +44,6 @@ from tq_onnx.runtime.placement import PlacementReport, report_placement
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
 
 PROBE_TOKENS: Final = 512
-LADDER_TOKENS: Final = 128
 PROMPT_TOKENS: Final = 64
 MIN_TOKENS: Final = 16
 MODE_TOKENS: Final = 8
@@ -214,7 +212,7 @@ def verify(
     modes = compare_feeding_modes(after, prompt, new_tokens=min(MODE_TOKENS, room - len(prompt)))
     found += checks.feeding_modes_agree(modes)
     del after
-    tell(Progress("Laying the layers open"))
+    tell(Progress("Exposing the layers"))
     probe = make_probe(converted)
     if any(layer.is_shortened for layer in probe.layers):
         raise UnsupportedModelError(
@@ -224,10 +222,18 @@ def verify(
         )
     distances = cache_distances(*caches, probe)
     found += [checks.tables(probe), checks.same_weights(distances, probe)]
-    judged, losses, gap = _climb(
-        probe, text[: min(context, PROBE_TOKENS)], _backends(library, ep), threads, tell
+    judged = judge_backends(
+        probe,
+        text[: min(context, PROBE_TOKENS)],
+        library=library,
+        ep=ep,
+        threads=threads,
+        on_progress=tell,
     )
-    found += [*checks.backends_hold(probe, judged), *checks.theory_holds(losses)]
+    found += [
+        *checks.backends_hold(probe, judged.layers),
+        *checks.theory_holds(judged.reconstruction),
+    ]
     device = None
     if ep.has_own_memory:
         tell(Progress(f"Comparing {ep.provider} with the CPU"))
@@ -245,10 +251,10 @@ def verify(
         greedy=greedy,
         memory=memory,
         modes=modes,
-        layers=tuple(losses),
+        layers=judged.reconstruction,
         drift=tuple(distances),
-        ladder=tuple(judged),
-        logits_kernel_body=gap,
+        ladder=judged.layers,
+        logits_kernel_body=judged.logit_gap,
         placement=nodes,
         device=device,
     )
@@ -256,7 +262,7 @@ def verify(
 
 def _room(before: OpenModel, after: OpenModel) -> int:
     """Tokens that both models can hold."""
-    rooms = [subject.room or ANY_ROOM for subject in (before, after)]
+    rooms = [model.room or ANY_ROOM for model in (before, after)]
     if min(rooms) < MIN_TOKENS:
         raise UnsupportedModelError(
             f"it takes no more than {min(rooms)} tokens, too few to compare anything",
@@ -270,8 +276,8 @@ def _greedy(
     before: OpenModel, after: OpenModel, prompt: list[int], count: int, noise: float
 ) -> GreedyFigures:
     own, other = (
-        generate(subject.decoder(most=len(prompt) + count), prompt, max_new_tokens=count).tokens
-        for subject in (before, after)
+        generate(model.decoder(most=len(prompt) + count), prompt, max_new_tokens=count).tokens
+        for model in (before, after)
     )
     return compare_greedy(before.decoder(), prompt, own, other, noise)
 
@@ -283,89 +289,4 @@ def _memory(before: OpenModel, own: Decoder, after: OpenModel, other: Decoder) -
         converted_bytes=other.cache_bytes,
         original_bytes_per_token=before.signature.bytes_per_token,
         converted_bytes_per_token=after.signature.bytes_per_token,
-    )
-
-
-@dataclass(frozen=True)
-class _Backend:
-    """What runs the nodes that the ladder judges."""
-
-    name: str
-    library: bool
-    ep: ExecutionProvider = CPU
-
-
-def _backends(library: bool, ep: ExecutionProvider) -> list[_Backend]:
-    found = [_Backend(KERNEL, True), _Backend(BODY, False)] if library else [_Backend(BODY, False)]
-    if ep.has_own_memory:
-        found.append(_Backend(DEVICE.format(ep.provider), True, ep))
-    return found
-
-
-def _climb(
-    probe: Probe,
-    text: npt.NDArray[np.int64],
-    backends: Sequence[_Backend],
-    threads: int | None,
-    tell: OnProgress,
-) -> tuple[list[OracleFigures], list[ReconstructionFigures], float | None]:
-    """Every backend on a prompt and on one more token; the first also on all of ``text``."""
-    rungs: list[OracleFigures] = []
-    losses: list[ReconstructionFigures] = []
-    logits: list[npt.NDArray[np.float64]] = []
-    done, total = 0, (1 + 2 * len(backends)) * len(probe.layers)
-    # A prompt and one token after it; before that, once, a longer one for the statistics.
-    rung = text[:LADDER_TOKENS]
-    for backend in backends:
-        decoder = probe.decoder(
-            library=backend.library, threads=threads, ep=backend.ep, most=len(rung)
-        )
-        found: dict[int, OracleFigures] = {}
-        calls = [rung] if decoder.signature.first_only else [rung[:-1], rung[-1:]]
-        if not losses:
-            calls.insert(0, text)
-        for call in calls:
-            if len(call) > 1:
-                decoder.reset()
-            last, vectors = _feed(decoder, call, probe)
-            for layer in probe.layers:
-                figures, caches = judge_layer(decoder, layer, backend.name)
-                found[figures.layer] = _worse(found.get(figures.layer), figures)
-                if call is text:
-                    losses += reconstruction(vectors, layer, caches)
-                done += 1
-                tell(Progress("Climbing the ladder", done, total))
-        logits.append(last)
-        rungs += found.values()
-    gap = None
-    if [backend.name for backend in backends[:2]] == [KERNEL, BODY]:
-        gap = float(np.abs(logits[0] - logits[1]).max() / max(np.abs(logits[1]).max(), 1e-30))
-    return rungs, losses, gap
-
-
-def _feed(
-    decoder: Decoder, call: npt.NDArray[np.int64], probe: Probe
-) -> tuple[npt.NDArray[np.float64], dict[str, npt.NDArray[Any]]]:
-    """The last logits, and all vectors that went into caches, by name."""
-    names = [names.vectors for layer in probe.layers for names in (layer.key, layer.value)]
-    seen: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in names}
-    size = decoder.longest_call or len(call)
-    for start in range(0, len(call), size):
-        logits = decoder.prefill(call[None, start : start + size])
-        for name, parts in seen.items():
-            parts.append(decoder.watched[name])
-    vectors = {name: np.concatenate(parts, axis=2) for name, parts in seen.items()}
-    return logits[0, -1].astype(np.float64), vectors
-
-
-def _worse(one: OracleFigures | None, other: OracleFigures) -> OracleFigures:
-    if one is None:
-        return other
-    return replace(
-        one,
-        codes=one.codes + other.codes,
-        codes_differing=one.codes_differing + other.codes_differing,
-        codes_wrong=one.codes_wrong + other.codes_wrong,
-        scale_steps=max(one.scale_steps, other.scale_steps),
-        attention_error=float(np.maximum(one.attention_error, other.attention_error)),
     )

@@ -199,12 +199,12 @@ def open_converted(
     ep: ExecutionProvider = CPU,
 ) -> OpenModel:
     """As ``open_model``, for a model that must be a converted one."""
-    subject = open_model(path, library=library, threads=threads, exact=exact, ep=ep)
-    if subject.plan is None:
+    model = open_model(path, library=library, threads=threads, exact=exact, ep=ep)
+    if model.plan is None:
         raise UnsupportedModelError(
             "this model was not converted by tq-onnx", where=str(path), fix="convert it first"
         )
-    return subject
+    return model
 
 
 def open_conversion(
@@ -232,14 +232,14 @@ def open_conversion(
 
 def open_original(path: Path, *, threads: int | None = None) -> OpenModel:
     """As ``open_model``, for a model that must not be a converted one."""
-    subject = open_model(path, library=False, threads=threads)
-    if subject.plan is not None:
+    model = open_model(path, library=False, threads=threads)
+    if model.plan is not None:
         raise UnsupportedModelError(
             "this model is a converted one already",
             where=str(path),
             fix="give the original first and the converted model second",
         )
-    return subject
+    return model
 
 
 def _recognised(model: Any, session: Any, path: Path) -> Signature:

@@ -115,8 +115,8 @@ def _time(findings: Findings, name: str, model: Path) -> None:
     prompts: list[float] = []
 
     def run() -> list[float]:
-        subject = open_converted(model, ep=CANN)
-        (found,) = measure([subject], effort.context, tokens=effort.steps, prompt=True, pause=False)
+        opened = open_converted(model, ep=CANN)
+        (found,) = measure([opened], effort.context, tokens=effort.steps, prompt=True, pause=False)
         prompts.append(found.first_token_seconds or 0.0)
         steps.append(found.fastest_step_seconds)
         return [found.step_seconds]
