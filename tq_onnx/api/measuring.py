@@ -127,7 +127,7 @@ def report(
     from tq_onnx.integrations.tokens import model_tokens
     from tq_onnx.measure.page import check_page, write_page
     from tq_onnx.measure.picture import check_picture, draw_quality
-    from tq_onnx.measure.report import compare_models
+    from tq_onnx.measure.report import report as run
 
     drawn, page = path_of(picture), path_of(markdown)
     if drawn is not None:
@@ -139,7 +139,7 @@ def report(
         raise UsageError("there is no converted model to compare", fix="give one or more")
     before, *after = (find_model(Path(path)) for path in (original, *paths))
     ids, source = model_tokens((before, *after), path_of(text), tokens, path_of(tokenizer))
-    found = compare_models(
+    found = run(
         before,
         after,
         ids,
@@ -203,13 +203,13 @@ def bench(
             fix="leave one of them out",
         )
     from tq_onnx.integrations.folder import find_model
-    from tq_onnx.measure.bench import measure_speed
+    from tq_onnx.measure.bench import bench as run
     from tq_onnx.measure.picture import check_picture, draw_speed
 
     drawn = path_of(picture)
     if drawn is not None:
         check_picture(drawn)
-    found = measure_speed(
+    found = run(
         find_model(Path(original)),
         None if converted is None else find_model(Path(converted)),
         preset=preset or DEFAULT_PRESET,
