@@ -11,9 +11,8 @@ namespace tq {
 AttentionRows::AttentionRows(const Kernels& kernels, const AttentionCall& call)
     : kernels_(kernels),
       call_(call),
-      // Scores of uniform keys are small differences of large products.
-      key_(kernels, call.key, call.element, call.head_size,
-           call.key.codec.kind != spec::Kind::kUniform),
+      // Scores of keys with zeros are small differences of large products.
+      key_(kernels, call.key, call.element, call.head_size, !spec::has_zero(call.key.codec.kind)),
       value_(kernels, call.value, call.element, call.head_size, true),
       group_(call.query_heads / call.heads),
       rows_(group_ * call.tokens) {}

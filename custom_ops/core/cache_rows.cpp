@@ -36,8 +36,14 @@ ByteFormat byte_format(spec::Codec codec, Element element, int head_size, int la
   if (codec.kind == Kind::kRaw && element == Element::kHalf) kind = Coordinate::kHalf;
   if (codec.kind == Kind::kRaw && element == Element::kBfloat) kind = Coordinate::kBfloat;
   const int code_bytes = spec::code_bytes(codec, head_size);
-  return {kind,      code_bytes / head_size, head_size, round_up(head_size, lanes), code_bytes,
-          stride};
+  ByteFormat format{};
+  format.kind = kind;
+  format.bytes = code_bytes / head_size;
+  format.head_size = head_size;
+  format.padded = round_up(head_size, lanes);
+  format.scales = code_bytes;
+  format.stride = stride;
+  return format;
 }
 static_assert(kScaleBlock == spec::kQ8_0Block);
 
@@ -160,14 +166,14 @@ void CacheRows::accumulate(const uint8_t* rows, int count, const float* weights,
     code_.decode_rows(rows, count, work);
   } else {
     decode(rows, count, work);
-    add_strange_rows(weights, queries, work, count, sums);
+    add_nonfinite_rows(weights, queries, work, count, sums);
   }
   kernels_.multiply(weights, kBlock, work, width, sums, width, queries, width, count, true);
 }
 
 // In a product of matrices, zero times infinity would spoil queries that do not see a row. Rows
 // that are not finite are added here and left out there.
-void CacheRows::add_strange_rows(const float* weights, int queries, float* values, int count,
+void CacheRows::add_nonfinite_rows(const float* weights, int queries, float* values, int count,
                                  float* sums) const {
   const int width = padded();
   for (int t = 0; t < count; ++t) {

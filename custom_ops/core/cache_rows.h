@@ -37,7 +37,7 @@ class CacheRows {
   const uint8_t* row(int64_t index) const { return rows_ + index * stride_; }
 
   // A coordinate is scale * number + zero; blocks of up to kBlock rows.
-  bool has_zeros() const { return codec_.kind == spec::Kind::kUniform; }
+  bool has_zeros() const { return spec::has_zero(codec_.kind); }
   void scales(const uint8_t* rows, int count, float* out) const;
   void zeros(const uint8_t* rows, int count, const float* scales, float* out) const;
 
@@ -70,7 +70,7 @@ class CacheRows {
   int padded() const { return prod_ ? prod_->padded() : code_.padded(); }
   void decode(const uint8_t* rows, int count, float* values) const;
   void decode_row(const uint8_t* row, float* value) const;
-  void add_strange_rows(const float* weights, int queries, float* values, int count,
+  void add_nonfinite_rows(const float* weights, int queries, float* values, int count,
                         float* sums) const;
 
   const Kernels& kernels_;

@@ -54,7 +54,7 @@ void CodedPart::accumulate(const uint8_t* rows, int count, const float* weights,
 void CodedPart::quantise(const uint8_t* rows, int count, const float* weights, float* numbers,
                          float* sum) const {
   if (!kernels_.integers->quantise_weights(weights, count, numbers)) {
-    accumulate_strange(rows, count, weights, sum);
+    accumulate_nonfinite(rows, count, weights, sum);
   }
 }
 
@@ -64,7 +64,7 @@ void CodedPart::accumulate_numbers(const uint8_t* rows, int count, const float* 
 }
 
 // One query row whose weights are not all finite; a weight of zero adds nothing.
-void CodedPart::accumulate_strange(const uint8_t* rows, int count, const float* weights,
+void CodedPart::accumulate_nonfinite(const uint8_t* rows, int count, const float* weights,
                                    float* sum) const {
   alignas(64) float value[kMaxIntegerWidth], natural[kMaxIntegerWidth], ordered[kMaxIntegerWidth];
   for (int t = 0; t < count; ++t, rows += format_.stride) {

@@ -47,7 +47,7 @@ class CodedPart {
   void decode_columns(const uint8_t* rows, int count, float* keys) const;
 
  private:
-  void accumulate_strange(const uint8_t* rows, int count, const float* weights, float* sum) const;
+  void accumulate_nonfinite(const uint8_t* rows, int count, const float* weights, float* sum) const;
 
   const Kernels& kernels_;
   const RowFormat format_;

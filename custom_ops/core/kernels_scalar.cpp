@@ -302,39 +302,39 @@ void scale(float* x, float factor, int size) {
   for (int i = 0; i < size; ++i) x[i] *= factor;
 }
 
-constexpr Kernels kKernels = {
-    "scalar",
-    1,
-    std::numeric_limits<int>::max(),
-    convert_from_half,
-    convert_to_half,
-    sum_squares,
-    divide,
-    rotate,
-    quantise,
-    round_steps,
-    encode_fp8,
-    multiply,
-    load_fields,
-    score_rows,
-    accumulate_rows,
-    decode_columns,
-    decode_rows,
-    decode_fp8,
-    decode_int8,
-    transpose_block,
-    finish_scores,
-    weigh,
-    scale,
-    nullptr,
-    nullptr,
-    nullptr,
-    nullptr,
-    std::numeric_limits<int>::max(),
-    score_bytes,
-    accumulate_bytes,
-    apply_fields,
-};
+constexpr Kernels make_kernels() {
+  Kernels all{};
+  all.name = "scalar";
+  all.lanes = 1;
+  all.max_fused = std::numeric_limits<int>::max();
+  all.half_to_float = convert_from_half;
+  all.float_to_half = convert_to_half;
+  all.sum_squares = sum_squares;
+  all.divide = divide;
+  all.rotate = rotate;
+  all.quantise = quantise;
+  all.round_steps = round_steps;
+  all.encode_fp8 = encode_fp8;
+  all.multiply = multiply;
+  all.load_fields = load_fields;
+  all.score_rows = score_rows;
+  all.accumulate_rows = accumulate_rows;
+  all.decode_columns = decode_columns;
+  all.decode_rows = decode_rows;
+  all.decode_fp8 = decode_fp8;
+  all.decode_int8 = decode_int8;
+  all.transpose_block = transpose_block;
+  all.finish_scores = finish_scores;
+  all.weigh = weigh;
+  all.scale = scale;
+  all.max_fused_bytes = std::numeric_limits<int>::max();
+  all.score_bytes = score_bytes;
+  all.accumulate_bytes = accumulate_bytes;
+  all.apply_fields = apply_fields;
+  return all;
+}
+
+constexpr Kernels kKernels = make_kernels();
 
 }  // namespace
 

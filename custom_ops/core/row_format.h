@@ -26,31 +26,35 @@ inline RowFormat row_format(int bits, int head_size, int lanes, int stride) {
   return format;
 }
 
-// The kernels unpack these planes by hand; a new codec must come here first.
-constexpr bool has_planes(spec::Codec codec, int first, int second = 0, int third = 0) {
-  const int widths[] = {first, second, third};
+// The kernels unpack these planes by hand; a codec with others must come here first.
+constexpr int kUnpackedPlanes[][spec::kMaxPlanes] = {{}, {8}, {2}, {4}, {2, 1}, {4, 1}, {2, 1, 1}};
+
+constexpr bool has_planes(spec::Codec codec, const int* widths) {
   const spec::Planes planes = spec::planes(codec);
   int shift = 0;
-  for (int i = 0; i < 3; ++i) {
-    if (i >= planes.count) return widths[i] == 0;
-    if (planes.plane[i].width != widths[i] || planes.plane[i].shift != shift) return false;
-    shift += widths[i];
+  for (int i = 0; i < spec::kMaxPlanes; ++i) {
+    const int width = i < planes.count ? planes.plane[i].width : 0;
+    if (width != widths[i]) return false;
+    if (i < planes.count && planes.plane[i].shift != shift) return false;
+    shift += width;
   }
   return true;
 }
-static_assert(spec::kMaxPlanes == 3 && spec::kMaxLevels == kTable);
-static_assert(has_planes({spec::Kind::kLloydMax, 2}, 2));
-static_assert(has_planes({spec::Kind::kLloydMax, 3}, 2, 1));
-static_assert(has_planes({spec::Kind::kLloydMax, 4}, 4));
-static_assert(has_planes({spec::Kind::kLloydMax, 5}, 4, 1));
-static_assert(has_planes({spec::Kind::kUniform, 2}, 2));
-static_assert(has_planes({spec::Kind::kUniform, 3}, 2, 1));
-static_assert(has_planes({spec::Kind::kUniform, 4}, 4));
-static_assert(has_planes({spec::Kind::kProd, 3}, 2, 1));
-static_assert(has_planes({spec::Kind::kProd, 4}, 2, 1, 1));
-static_assert(has_planes({spec::Kind::kU8, 4}, 8));
-static_assert(has_planes({spec::Kind::kFp8E4m3, 8}, 8));
-static_assert(has_planes({spec::Kind::kQ8_0, 8}, 8));
+
+constexpr bool are_unpacked(spec::Codec codec) {
+  for (const auto& widths : kUnpackedPlanes) {
+    if (has_planes(codec, widths)) return true;
+  }
+  return false;
+}
+
+constexpr bool all_are_unpacked() {
+  for (const spec::Codec codec : spec::kCodecs) {
+    if (!are_unpacked(codec)) return false;
+  }
+  return true;
+}
+static_assert(spec::kMaxLevels == kTable && all_are_unpacked());
 
 inline void to_slot_order(const RowFormat& format, const float* natural, float* slotted) {
   for (int slot = 0; slot < format.slots; ++slot) {

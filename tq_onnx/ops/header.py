@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -103,6 +103,11 @@ constexpr bool is_rotated(Kind kind) {{
   return {rotated};
 }}
 
+// Rows have a field that is added to what they decode to.
+constexpr bool has_zero(Kind kind) {{
+  return {with_zero};
+}}
+
 // Bits of an index into the codebook; 0 if there is none.
 constexpr int index_bits(Codec codec) {{
   if (!is_rotated(codec.kind)) return 0;
@@ -178,7 +183,6 @@ def render_header(*, domain: str, version: int, names: Mapping[str, str]) -> str
         names: the name of each operator of ``OPERATORS``.
     """
     codecs = _codecs()
-    rotated = [kind for kind in spec.CODEC_KINDS if _any_codec(kind).is_rotated]
     return _TEMPLATE.format(
         layout_version=spec.LAYOUT_VERSION,
         digest=spec.layout_digest(),
@@ -197,7 +201,8 @@ def render_header(*, domain: str, version: int, names: Mapping[str, str]) -> str
         max_head_size=spec.MAX_HEAD_SIZE,
         max_planes=max(len(spec.plane_widths(codec)) for codec in codecs),
         plane_cases="\n".join(filter(None, map(_plane_cases, spec.CODEC_KINDS))),
-        rotated=" || ".join(f"kind == Kind::{_enumerator(kind)}" for kind in rotated),
+        rotated=_any_of(kind for kind in spec.CODEC_KINDS if _any_codec(kind).is_rotated),
+        with_zero=_any_of(kind for kind in spec.CODEC_KINDS if _has_zero(kind)),
         field_cases="\n".join(filter(None, map(_field_case, spec.CODEC_KINDS))),
         assertions="\n".join(_assertions()),
     )
@@ -209,6 +214,16 @@ def _codecs() -> list[spec.Codec]:
 
 def _any_codec(kind: str) -> spec.Codec:
     return spec.Codec(kind, spec.BITS[kind][0])
+
+
+def _any_of(kinds: Iterable[str]) -> str:
+    """The C++ condition that a kind is one of these."""
+    return " || ".join(f"kind == Kind::{_enumerator(kind)}" for kind in kinds)
+
+
+def _has_zero(kind: str) -> bool:
+    fields = spec.row_layout(_any_codec(kind), spec.HEAD_SIZE_MULTIPLE).fields
+    return any(field.name == "zero" for field in fields)
 
 
 def _enumerator(kind: str) -> str:

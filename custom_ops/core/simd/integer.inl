@@ -580,9 +580,20 @@ void accumulate_rows(const RowFormat& format, const uint8_t* rows, int count,
   });
 }
 
-constexpr tq::IntegerKernels kIntegerKernels = {
-    query_floats,   sums_floats, prepare_query,   score_rows,   quantise_weights,
-    soften, accumulate_rows, natural_sums, ordered_sums,
-};
+constexpr tq::IntegerKernels make_integer_kernels() {
+  tq::IntegerKernels all{};
+  all.query_floats = query_floats;
+  all.sums_floats = sums_floats;
+  all.prepare_query = prepare_query;
+  all.score_rows = score_rows;
+  all.quantise_weights = quantise_weights;
+  all.soften = soften;
+  all.accumulate_rows = accumulate_rows;
+  all.natural_sums = natural_sums;
+  all.ordered_sums = ordered_sums;
+  return all;
+}
+
+constexpr tq::IntegerKernels kIntegerKernels = make_integer_kernels();
 
 }  // namespace

@@ -44,38 +44,40 @@ constexpr const tq::PairKernels* kPairs = nullptr;
 
 namespace {
 
-constexpr tq::Kernels kKernels = {
-    TQ_LEVEL,
-    kLanes,
-    kMaxFused,
-    half_to_float,
-    float_to_half,
-    sum_squares,
-    divide,
-    rotate,
-    quantise,
-    round_steps,
-    encode_fp8,
-    multiply,
-    load_fields,
-    score_rows,
-    accumulate_rows,
-    decode_columns,
-    decode_rows,
-    decode_fp8,
-    decode_int8,
-    transpose_block,
-    finish_scores,
-    weigh,
-    scale,
-    nullptr,
-    attend_block,
-    kPairs,
-    nullptr,
-    kMaxFusedBytes,
-    score_bytes,
-    accumulate_bytes,
-    apply_fields,
-};
+constexpr tq::Kernels make_kernels() {
+  tq::Kernels all{};
+  all.name = TQ_LEVEL;
+  all.lanes = kLanes;
+  all.max_fused = kMaxFused;
+  all.half_to_float = half_to_float;
+  all.float_to_half = float_to_half;
+  all.sum_squares = sum_squares;
+  all.divide = divide;
+  all.rotate = rotate;
+  all.quantise = quantise;
+  all.round_steps = round_steps;
+  all.encode_fp8 = encode_fp8;
+  all.multiply = multiply;
+  all.load_fields = load_fields;
+  all.score_rows = score_rows;
+  all.accumulate_rows = accumulate_rows;
+  all.decode_columns = decode_columns;
+  all.decode_rows = decode_rows;
+  all.decode_fp8 = decode_fp8;
+  all.decode_int8 = decode_int8;
+  all.transpose_block = transpose_block;
+  all.finish_scores = finish_scores;
+  all.weigh = weigh;
+  all.scale = scale;
+  all.attend_block = attend_block;
+  all.pairs = kPairs;
+  all.max_fused_bytes = kMaxFusedBytes;
+  all.score_bytes = score_bytes;
+  all.accumulate_bytes = accumulate_bytes;
+  all.apply_fields = apply_fields;
+  return all;
+}
+
+constexpr tq::Kernels kKernels = make_kernels();
 
 }  // namespace

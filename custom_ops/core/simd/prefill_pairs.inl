@@ -187,7 +187,16 @@ void attend_pair_block(const PairBlock& block, const int32_t* query, const float
   while (r < rows) strip(Number<1>{});
 }
 
-constexpr tq::PairKernels kPairKernels = {pair_columns, pair_rows, pack_query, attend_pair_block};
+constexpr tq::PairKernels make_pair_kernels() {
+  tq::PairKernels all{};
+  all.decode_columns = pair_columns;
+  all.decode_rows = pair_rows;
+  all.pack_query = pack_query;
+  all.attend_block = attend_pair_block;
+  return all;
+}
+
+constexpr tq::PairKernels kPairKernels = make_pair_kernels();
 constexpr const tq::PairKernels* kPairs = &kPairKernels;
 
 }  // namespace

@@ -121,6 +121,11 @@ constexpr bool is_rotated(Kind kind) {
   return kind == Kind::kLloydMax || kind == Kind::kProd || kind == Kind::kU8;
 }
 
+// Rows have a field that is added to what they decode to.
+constexpr bool has_zero(Kind kind) {
+  return kind == Kind::kUniform;
+}
+
 // Bits of an index into the codebook; 0 if there is none.
 constexpr int index_bits(Codec codec) {
   if (!is_rotated(codec.kind)) return 0;
