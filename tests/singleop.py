@@ -11,7 +11,9 @@ import onnx_ir as ir
 import onnxruntime
 from onnx.reference import ReferenceEvaluator
 
-from tq_onnx.codec.spec import LLOYD_MAX, RAW, RAW_BITS, Codec
+from tq_onnx.codec.rotated import LLOYD_MAX
+from tq_onnx.codec.spec import KINDS, Codec
+from tq_onnx.codec.unrotated import RAW
 from tq_onnx.ops.domain import (
     BODY_OPSET,
     DOMAIN,
@@ -49,7 +51,7 @@ def codec_of(bits: int | Codec) -> Codec:
     """A codec, or the one that has so many bits: ``lloyd_max``, and ``raw`` from 16 on."""
     if isinstance(bits, Codec):
         return bits
-    return Codec(RAW if bits in RAW_BITS else LLOYD_MAX, bits)
+    return Codec(RAW if bits in KINDS[RAW].bits else LLOYD_MAX, bits)
 
 
 def codec_indices(known: Sequence[Codec], **codecs: Codec) -> dict[str, int]:

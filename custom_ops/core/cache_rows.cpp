@@ -84,7 +84,7 @@ CacheRows::CacheRows(const Kernels& kernels, const CacheView& cache, Element ele
       fields_(spec::code_bytes(cache.codec, head_size)),
       bytes_(byte_format(cache.codec, element_, head_size, kernels.lanes, cache.stride)),
       code_(coded_part(kernels, cache, head_size, may_round)) {
-  if (codec_.kind == Kind::kProd) prod_.emplace(kernels, cache, head_size, code_);
+  if (spec::has_sketch(codec_.kind)) prod_.emplace(kernels, cache, head_size, code_);
 }
 
 bool CacheRows::is_coded() const {

@@ -103,9 +103,11 @@ void RowEncoder::encode_rotated(float* x, int count, uint8_t* const* rows) const
     } else {
       store(stored_half(scales[r]), fields);
     }
-    if (call_.codec.kind != Kind::kProd) pack(codes + r * size_, rows[r]);
+    if (!spec::has_sketch(call_.codec.kind)) pack(codes + r * size_, rows[r]);
   }
-  if (call_.codec.kind == Kind::kProd) encode_residuals(x, count, scales, rotated, codes, rows);
+  if (spec::has_sketch(call_.codec.kind)) {
+    encode_residuals(x, count, scales, rotated, codes, rows);
+  }
 }
 
 // What the codes leave over, as a reader will see them: the signs of its projection, and its norm.

@@ -18,8 +18,9 @@ import numpy as np
 
 from tests.cann.simulator import Simulator
 from tq_onnx.codec.codebook import codebook_of
+from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.rotation import make_rotation
-from tq_onnx.codec.spec import LLOYD_MAX, Codec, layout_digest, row_layout
+from tq_onnx.codec.spec import Codec, layout_digest, row_layout
 
 Made = TypeVar("Made")
 

@@ -13,8 +13,9 @@ from tq_onnx.codec import reference
 from tq_onnx.codec.bitpack import unpack
 from tq_onnx.codec.codebook import lloyd_max
 from tq_onnx.codec.presets import QR
+from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.rotation import make_rotation
-from tq_onnx.codec.spec import LLOYD_MAX, Codec, row_layout
+from tq_onnx.codec.spec import Codec, row_layout
 
 D, SCALE = 64, 0.125
 KEY, VALUE = Codec(LLOYD_MAX, 4), Codec(LLOYD_MAX, 3)

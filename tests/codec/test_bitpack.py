@@ -9,21 +9,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tq_onnx.codec.bitpack import pack, unpack
-from tq_onnx.codec.spec import (
-    BITS,
-    FP8,
-    LLOYD_MAX,
-    PROD,
-    Q8_0,
-    RAW,
-    U8,
-    Codec,
-    plane_widths,
-    row_layout,
-)
+from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8
+from tq_onnx.codec.spec import CODECS, KINDS, Codec, plane_widths, row_layout
+from tq_onnx.codec.unrotated import FP8, Q8_0
 
 SHAPES = st.tuples(st.integers(0, 3), st.integers(1, 2), st.integers(1, 24).map(lambda n: 8 * n))
-PACKED = [Codec(kind, bits) for kind in BITS if kind != RAW for bits in BITS[kind]]
+PACKED = [codec for codec in CODECS if not codec.is_raw]
 """Every codec that has codes."""
 
 
@@ -93,7 +84,7 @@ def test_prod_by_hand() -> None:
 @pytest.mark.parametrize("kind", [FP8, Q8_0, U8])
 def test_whole_bytes_are_the_codes(kind: str) -> None:
     codes = np.arange(240, 256, dtype=np.uint8)
-    assert np.array_equal(pack(codes, row_layout(Codec(kind, BITS[kind][0]), 16)), codes)
+    assert np.array_equal(pack(codes, row_layout(Codec(kind, KINDS[kind].bits[0]), 16)), codes)
 
 
 @pytest.mark.parametrize(

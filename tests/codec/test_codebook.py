@@ -13,17 +13,9 @@ import pytest
 from scipy import integrate, special, stats
 
 from tq_onnx.codec.codebook import Codebook, _design, codebook_of, lloyd_max
-from tq_onnx.codec.spec import (
-    FP8,
-    LLOYD_MAX,
-    LLOYD_MAX_BITS,
-    PROD,
-    Q8_0,
-    RAW,
-    U8,
-    UNIFORM,
-    Codec,
-)
+from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8
+from tq_onnx.codec.spec import KINDS, Codec
+from tq_onnx.codec.unrotated import FP8, Q8_0, RAW, UNIFORM
 
 # Unit variance: positive centroids, positive boundaries, error per unit energy.
 TABLE = {
@@ -59,7 +51,7 @@ EXACT_LAW = {
 }
 # What rounding to int8 adds to the error, of it. 5 bits are not rounded, and that is why.
 ROUNDING_COST = {1: 0.0, 2: 4.09e-6, 3: 1.254e-3, 4: 3.392e-3, 5: 1.88e-2}
-ALL_BITS = (1, *LLOYD_MAX_BITS)
+ALL_BITS = (1, *KINDS[LLOYD_MAX].bits)
 """One bit is the codebook of no kind; the theory has it."""
 
 SMALL_HEAD_SIZES = (8, 16, 24, 40, 56)
@@ -95,7 +87,7 @@ def test_table(bits: int, head_size: int) -> None:
 
 
 @pytest.mark.parametrize("head_size", [*SMALL_HEAD_SIZES, 64, 128])
-@pytest.mark.parametrize("bits", LLOYD_MAX_BITS)
+@pytest.mark.parametrize("bits", KINDS[LLOYD_MAX].bits)
 def test_antisymmetric_to_the_bit(bits: int, head_size: int) -> None:
     book = lloyd_max(bits, head_size)
     assert book.centroids.dtype == book.boundaries.dtype == np.float32
@@ -111,7 +103,7 @@ def test_antisymmetric_to_the_bit(bits: int, head_size: int) -> None:
 
 
 @pytest.mark.parametrize("head_size", SMALL_HEAD_SIZES)
-@pytest.mark.parametrize("bits", LLOYD_MAX_BITS)
+@pytest.mark.parametrize("bits", KINDS[LLOYD_MAX].bits)
 def test_small_head_sizes_are_optimal_for_the_exact_law(bits: int, head_size: int) -> None:
     law = unit_sphere(head_size)
     book = lloyd_max(bits, head_size, rounded=False)
@@ -125,7 +117,7 @@ def test_small_head_sizes_are_optimal_for_the_exact_law(bits: int, head_size: in
         assert one.mse == pytest.approx(error_under(law, one, head_size), rel=1e-6)
 
 
-@pytest.mark.parametrize("bits", LLOYD_MAX_BITS)
+@pytest.mark.parametrize("bits", KINDS[LLOYD_MAX].bits)
 def test_gaussian_against_scipy(bits: int) -> None:
     book = lloyd_max(bits, 64, rounded=False)
     edges = np.array([-np.inf, *book.boundaries.tolist(), np.inf]) * 8

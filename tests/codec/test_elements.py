@@ -8,7 +8,8 @@ import pytest
 
 from tq_onnx.codec import reference
 from tq_onnx.codec.elements import ELEMENT_BITS, from_bytes, to_bytes
-from tq_onnx.codec.spec import RAW, Codec
+from tq_onnx.codec.spec import Codec
+from tq_onnx.codec.unrotated import RAW
 
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 

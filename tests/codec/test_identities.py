@@ -12,8 +12,9 @@ from tq_onnx.codec.bitpack import unpack
 from tq_onnx.codec.codebook import lloyd_max
 from tq_onnx.codec.presets import HADAMARD
 from tq_onnx.codec.quantise import coordinates
+from tq_onnx.codec.rotated import LLOYD_MAX, U8
 from tq_onnx.codec.rotation import make_rotation
-from tq_onnx.codec.spec import LLOYD_MAX, U8, Codec, row_layout
+from tq_onnx.codec.spec import Codec, row_layout
 
 
 def test_identity_1_the_norm_is_folded_into_the_scale() -> None:

@@ -13,18 +13,10 @@ from tests.codec.vectors import KINDS, ROTATED, decode, encode, tables, unit_vec
 from tq_onnx.codec import fp8, reference
 from tq_onnx.codec.bitpack import pack, unpack
 from tq_onnx.codec.codebook import codebook_of
-from tq_onnx.codec.spec import (
-    FP8,
-    LLOYD_MAX,
-    MAX_HALF,
-    PROD,
-    Q8_0,
-    Q8_0_BLOCK,
-    U8,
-    UNIFORM,
-    Codec,
-    row_layout,
-)
+from tq_onnx.codec.kind import MAX_HALF
+from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8
+from tq_onnx.codec.spec import Codec, row_layout
+from tq_onnx.codec.unrotated import FP8, Q8_0, Q8_0_BLOCK, UNIFORM
 
 Q8, E4M3, GAMMA = Codec(Q8_0, 8), Codec(FP8, 8), Codec(U8, 4)
 UNIFORMS = [codec for codec in KINDS if codec.kind == UNIFORM]

@@ -16,8 +16,9 @@ from tests.codec.vectors import PRODS, unit_vectors
 from tq_onnx.codec import reference
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.presets import QR
+from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.rotation import make_rotation, make_sketch, rotation_of
-from tq_onnx.codec.spec import LLOYD_MAX, Codec
+from tq_onnx.codec.spec import Codec
 
 D = 64
 SEEDS = 300

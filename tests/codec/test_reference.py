@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from tq_onnx.codec import reference
 from tq_onnx.codec.bitpack import unpack
 from tq_onnx.codec.codebook import lloyd_max
+from tq_onnx.codec.kind import MAX_HALF
 from tq_onnx.codec.presets import QR
-from tq_onnx.codec.quantise import rotate
+from tq_onnx.codec.rotated import LLOYD_MAX, rotate
 from tq_onnx.codec.rotation import make_rotation
-from tq_onnx.codec.spec import LLOYD_MAX, LLOYD_MAX_BITS, MAX_HALF, Codec, row_layout
+from tq_onnx.codec.spec import KINDS, Codec, row_layout
 
-CODECS = [Codec(LLOYD_MAX, bits) for bits in LLOYD_MAX_BITS]
+CODECS = [Codec(LLOYD_MAX, bits) for bits in KINDS[LLOYD_MAX].bits]
 HALF = 2.0**-11  # relative rounding of a normal float16
 
 

@@ -31,8 +31,10 @@ from tq_onnx.codec import reference
 from tq_onnx.codec.bitpack import unpack
 from tq_onnx.codec.codebook import codebook_of, lloyd_max
 from tq_onnx.codec.presets import HADAMARD, PRESETS, Preset
+from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.rotation import make_rotation, rotation_of
-from tq_onnx.codec.spec import FP8, LLOYD_MAX, Q8_0, UNIFORM, Codec, row_layout
+from tq_onnx.codec.spec import Codec, row_layout
+from tq_onnx.codec.unrotated import FP8, Q8_0, UNIFORM
 
 VLLM = {"k8v4": (8, 4), "4bit_nc": (4, 4), "k3v4_nc": (3, 4), "3bit_nc": (3, 3)}
 SLOT_BYTES = {"k8v4": 196, "4bit_nc": 134, "k3v4_nc": 118, "3bit_nc": 102}

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tq_onnx.codec import spec
 from tq_onnx.codec.presets import DEFAULT_PRESET, NO_ROTATION, PRESETS, ROTATIONS
-from tq_onnx.codec.spec import (
-    BITS,
-    FP8,
-    LLOYD_MAX,
-    PROD,
-    Q8_0,
-    RAW,
-    RAW_BITS,
-    U8,
-    UNIFORM,
-    Codec,
-    layout_digest,
-    row_layout,
-)
+from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8
+from tq_onnx.codec.spec import CODECS, KINDS, Codec, layout_digest, row_layout
+from tq_onnx.codec.unrotated import FP8, Q8_0, RAW, UNIFORM
 
-CODECS = [Codec(kind, bits) for kind in BITS for bits in BITS[kind]]
 HEAD_SIZES = range(spec.HEAD_SIZE_MULTIPLE, spec.MAX_HEAD_SIZE + 1, spec.HEAD_SIZE_MULTIPLE)
 
 
@@ -80,7 +70,7 @@ def test_fields() -> None:
         row_layout(Codec(LLOYD_MAX, 4), 80).field("zero")
 
 
-@pytest.mark.parametrize("bits", RAW_BITS)
+@pytest.mark.parametrize("bits", KINDS[RAW].bits)
 def test_a_raw_row_is_the_vector(bits: int) -> None:
     for head_size in HEAD_SIZES:
         layout = row_layout(Codec(RAW, bits), head_size)
@@ -148,7 +138,8 @@ def test_digest_is_frozen() -> None:
 
 def test_digest_follows_the_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     before = layout_digest()
-    monkeypatch.setitem(spec.PLANES, 3, (1, 2))
+    changed = replace(KINDS[UNIFORM], planes={**KINDS[UNIFORM].planes, 3: (1, 2)})
+    monkeypatch.setitem(KINDS, UNIFORM, changed)
     assert layout_digest() != before
 
 

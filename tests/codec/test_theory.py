@@ -20,7 +20,9 @@ from tests.codec.vectors import KINDS, PRODS, decode, encode, relative_error, ta
 from tq_onnx.codec import reference
 from tq_onnx.codec.codebook import lloyd_max
 from tq_onnx.codec.presets import HADAMARD, QR
-from tq_onnx.codec.spec import FP8, LLOYD_MAX, U8, Codec
+from tq_onnx.codec.rotated import LLOYD_MAX, U8
+from tq_onnx.codec.spec import Codec
+from tq_onnx.codec.unrotated import FP8
 
 BITS = (1, 2, 3, 4, 5)
 CODED_BITS = (2, 3, 4, 5)

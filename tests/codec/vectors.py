@@ -9,14 +9,15 @@ import numpy as np
 from tq_onnx.codec import reference
 from tq_onnx.codec.codebook import Codebook, codebook_of
 from tq_onnx.codec.presets import QR
+from tq_onnx.codec.rotated import PROD
 from tq_onnx.codec.rotation import rotation_of
-from tq_onnx.codec.spec import BITS, PROD, RAW, Codec
+from tq_onnx.codec.spec import CODECS, Codec
 
-KINDS = [Codec(kind, bits) for kind in BITS if kind != RAW for bits in BITS[kind]]
+KINDS = [codec for codec in CODECS if not codec.is_raw]
 """Every codec that quantises."""
 
 ROTATED = [codec for codec in KINDS if codec.is_rotated]
-PRODS = [Codec(PROD, bits) for bits in BITS[PROD]]
+PRODS = [codec for codec in KINDS if codec.kind == PROD]
 
 
 @cache

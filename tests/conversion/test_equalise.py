@@ -16,7 +16,8 @@ from tests.decoders.running import EXACT, FIXTURES, Array, Decoder, batch, conve
 from tests.recognise.dialects.onelayer import CACHES, decoder
 from tests.recognise.test_soundness import BODY, MASK, run
 from tq_onnx.codec.presets import PRESETS
-from tq_onnx.codec.spec import LLOYD_MAX, Codec
+from tq_onnx.codec.rotated import LLOYD_MAX
+from tq_onnx.codec.spec import Codec
 from tq_onnx.conversion.equalise import (
     INT4,
     UNSAFE_NOISE,

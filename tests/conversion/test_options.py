@@ -9,7 +9,8 @@ from tests.conversion.test_planning import resize
 from tests.decoders.running import load
 from tests.decoders.synthetic import decoder
 from tq_onnx.codec.presets import NO_ROTATION, PRESETS
-from tq_onnx.codec.spec import RAW, Codec, row_layout
+from tq_onnx.codec.spec import Codec, row_layout
+from tq_onnx.codec.unrotated import RAW
 from tq_onnx.conversion.options import Options, adapted, compressed_layers
 from tq_onnx.conversion.planning import make_plan
 from tq_onnx.errors import UnsupportedModelError, UsageError

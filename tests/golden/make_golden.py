@@ -24,26 +24,17 @@ from tq_onnx.codec import fp8, reference
 from tq_onnx.codec.codebook import codebook_of, lloyd_max
 from tq_onnx.codec.elements import ELEMENT_BITS
 from tq_onnx.codec.presets import QR
-from tq_onnx.codec.quantise import quantise, rotate
+from tq_onnx.codec.quantise import quantise
+from tq_onnx.codec.rotated import LLOYD_MAX, PROD, rotate
 from tq_onnx.codec.rotation import make_rotation, rotation_of, rotation_seed
-from tq_onnx.codec.spec import (
-    BITS,
-    FP8,
-    LLOYD_MAX,
-    PROD,
-    Q8_0,
-    Q8_0_BLOCK,
-    RAW,
-    UNIFORM,
-    Codec,
-    row_layout,
-)
+from tq_onnx.codec.spec import CODECS, Codec, row_layout
+from tq_onnx.codec.unrotated import FP8, Q8_0, Q8_0_BLOCK, RAW, UNIFORM
 
 FOLDER = Path(__file__).parent
 HEAD_SIZES = (64, 128)
 FIRST_BITS = (2, 3, 4)
 KIND_HEAD_SIZES = (64, 80, 128)
-KINDS = [Codec(kind, bits) for kind in BITS if kind != RAW for bits in BITS[kind]]
+KINDS = [codec for codec in CODECS if not codec.is_raw]
 ROW_COUNT = 8
 KIND_ROW_COUNT = 5
 BOUNDARY_MARGIN = 2e-5

@@ -13,8 +13,10 @@ from tq_onnx.codec import reference
 from tq_onnx.codec.codebook import lloyd_max
 from tq_onnx.codec.elements import ELEMENT_BITS
 from tq_onnx.codec.presets import QR
+from tq_onnx.codec.rotated import LLOYD_MAX, U8
 from tq_onnx.codec.rotation import make_rotation
-from tq_onnx.codec.spec import LLOYD_MAX, RAW, U8, Codec
+from tq_onnx.codec.spec import Codec
+from tq_onnx.codec.unrotated import RAW
 
 GOLDEN = Path(__file__).parent / "codec_rows.npz"
 FIRST_BITS = (2, 3, 4)

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import pytest
 
 from tests.runtime.models import CONVERTIBLE, DYNAMO, GENAI, converted, ids, original
-from tq_onnx.codec.quantise import rotate
+from tq_onnx.codec.rotated import rotate
 from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.errors import UnsupportedModelError

@@ -7,8 +7,10 @@ import pytest
 
 from tq_onnx.codec import reference
 from tq_onnx.codec.codebook import codebook_of
+from tq_onnx.codec.rotated import PROD, U8
 from tq_onnx.codec.rotation import rotation_of
-from tq_onnx.codec.spec import BITS, FP8, PROD, Q8_0, RAW, U8, UNIFORM, Codec, row_layout
+from tq_onnx.codec.spec import CODECS, Codec, row_layout
+from tq_onnx.codec.unrotated import FP8, Q8_0, RAW, UNIFORM
 from tq_onnx.measure.probe import EncodeNames
 from tq_onnx.measure.reconstruction import largest_error, theory
 from tq_onnx.measure.rowcomparison import RowFigures, compare_rows
@@ -16,7 +18,7 @@ from tq_onnx.measure.rowcomparison import RowFigures, compare_rows
 D, N, T = 80, 2, 6
 PADDING = 4
 START = np.array([3])
-CODED = [Codec(kind, bits) for kind in BITS for bits in BITS[kind] if kind != RAW]
+CODED = [codec for codec in CODECS if not codec.is_raw]
 
 
 def names_of(codec: Codec, offset: np.ndarray | None = None) -> EncodeNames:

@@ -14,7 +14,8 @@ from onnx.reference import ReferenceEvaluator
 from tests.model.conftest import Pairs
 from tests.model.pair import Pair
 from tq_onnx.codec.bitpack import unpack
-from tq_onnx.codec.spec import LLOYD_MAX, Codec, row_layout
+from tq_onnx.codec.rotated import LLOYD_MAX
+from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.integrations.bundled import ROUTES
 from tq_onnx.measure.feeding_modes import all_caches
 from tq_onnx.ops.schema import registered

@@ -9,15 +9,18 @@ import numpy.typing as npt
 import pytest
 
 from tests.native.single_node import Array
+from tq_onnx.codec import spec
 from tq_onnx.codec.codebook import codebook_of
+from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.rotation import rotation_of
-from tq_onnx.codec.spec import BITS, FP8, LLOYD_MAX, RAW, Codec, row_layout
+from tq_onnx.codec.spec import Codec, row_layout
+from tq_onnx.codec.unrotated import FP8, RAW
 
 Feeds = dict[str, Array]
 
 INT4 = Codec(LLOYD_MAX, 4)
 RAW32 = Codec(RAW, 32)
-CODECS = [Codec(kind, bits) for kind in BITS for bits in BITS[kind] if bits != 16]
+CODECS = [codec for codec in spec.CODECS if codec.bits != 16]
 """Those that a model of float32 has."""
 
 

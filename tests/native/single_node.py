@@ -10,7 +10,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 import onnxruntime as ort
 
-from tq_onnx.codec.spec import LLOYD_MAX, Codec
+from tq_onnx.codec.rotated import LLOYD_MAX
+from tq_onnx.codec.spec import Codec
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.ops.singleop import (
     OperatorModel,

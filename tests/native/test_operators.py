@@ -16,8 +16,9 @@ from tests.native.single_node import FLOATS, attention_model, encode_model, make
 from tq_onnx.codec import reference
 from tq_onnx.codec.bitpack import unpack
 from tq_onnx.codec.codebook import codebook_of
+from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8
 from tq_onnx.codec.rotation import rotation_of
-from tq_onnx.codec.spec import LLOYD_MAX, PROD, U8, Codec, row_layout
+from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.runtime.library import library_info
 
 LEVELS = library_info().isa_supported

@@ -14,7 +14,8 @@ import pytest
 
 from tests.native.conftest import RAW32, Feeds
 from tests.native.single_node import Array, attention_model, encode_model, make_session, run
-from tq_onnx.codec.spec import PROD, Codec
+from tq_onnx.codec.rotated import PROD
+from tq_onnx.codec.spec import Codec
 from tq_onnx.ops.domain import ATTENTION, ENCODE
 
 HUGE = np.iinfo(np.int64).max

@@ -11,11 +11,11 @@ import onnx
 import onnx_ir as ir
 
 from tests.singleop import INT4, codec_indices, codec_of
-from tq_onnx.codec import reference
+from tq_onnx.codec import reference, spec
 from tq_onnx.codec.codebook import Codebook, codebook_of
 from tq_onnx.codec.presets import QR
 from tq_onnx.codec.rotation import rotation_of
-from tq_onnx.codec.spec import BITS, RAW, Codec, row_layout
+from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.ops.domain import BODY_OPSET
 from tq_onnx.ops.functions import body_codecs, function_protos
 from tq_onnx.ops.operators import Attention, Encode
@@ -45,7 +45,7 @@ INT3 = codec_of(3)
 INT2 = codec_of(2)
 FLOATS = codec_of(32)
 
-CODECS = [Codec(kind, bits) for kind in BITS if kind != RAW for bits in BITS[kind]]
+CODECS = [codec for codec in spec.CODECS if not codec.is_raw]
 """All that quantise."""
 
 

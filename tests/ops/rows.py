@@ -9,8 +9,9 @@ import numpy as np
 from tests.ops.models import Arrays, Site
 from tq_onnx.codec import reference
 from tq_onnx.codec.bitpack import unpack
-from tq_onnx.codec.quantise import rotate
-from tq_onnx.codec.spec import FP8, LLOYD_MAX, PROD, Q8_0, U8, Codec, row_layout
+from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8, rotate
+from tq_onnx.codec.spec import Codec, row_layout
+from tq_onnx.codec.unrotated import FP8, Q8_0
 
 Array = np.ndarray[Any, Any]
 

@@ -16,18 +16,10 @@ from tests.ops.rows import assert_same_rows
 from tests.ops.test_attention_body import assert_attention, bias_for
 from tests.singleop import INT4, RUNTIMES, run_ort, run_reference_evaluator
 from tq_onnx.codec import fp8
-from tq_onnx.codec.spec import (
-    FP8,
-    LLOYD_MAX,
-    MAX_HALF,
-    PROD,
-    Q8_0,
-    RAW,
-    U8,
-    UNIFORM,
-    Codec,
-    row_layout,
-)
+from tq_onnx.codec.kind import MAX_HALF
+from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8
+from tq_onnx.codec.spec import Codec, row_layout
+from tq_onnx.codec.unrotated import FP8, Q8_0, RAW, UNIFORM
 
 HEAD_SIZES = (64, 80, 96, 128, 256)
 DTYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tests.ops.models import INT3, Site
 from tests.ops.rows import assert_same_rows
 from tests.singleop import RUNTIMES, codec_of, run_ort, run_reference_evaluator
-from tq_onnx.codec.spec import LLOYD_MAX_BITS
+from tq_onnx.codec.rotated import LLOYD_MAX
+from tq_onnx.codec.spec import KINDS
 
 DTYPES = [ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16]
 
@@ -128,7 +129,7 @@ def test_chunks_give_the_bytes_of_one_piece(rng: Any) -> None:
 
 @given(
     seed=st.integers(0, 2**32 - 1),
-    bits=st.sampled_from(LLOYD_MAX_BITS),
+    bits=st.sampled_from(KINDS[LLOYD_MAX].bits),
     head_size=st.sampled_from([8, 16, 24, 64, 80]),
     exponent=st.integers(-30, 30),
 )

@@ -11,7 +11,8 @@ import pytest
 
 from tests.ops.models import CODECS, FLOATS, INT2, INT3, Site
 from tests.singleop import INT4, codec_of, run_ort, run_reference_evaluator
-from tq_onnx.codec.spec import PROD, Codec
+from tq_onnx.codec.rotated import PROD
+from tq_onnx.codec.spec import Codec
 from tq_onnx.ops.bodies.composing import Composer
 from tq_onnx.ops.domain import ATTENTION, BODY_OPSET, DOMAIN, ENCODE, VERSION
 from tq_onnx.ops.functions import body_codecs, function_protos

@@ -14,7 +14,9 @@ from onnx.shape_inference import InferenceError
 
 from tests.ops.models import CODECS, FLOATS, INT3, NONE, Site
 from tests.singleop import INT4, codec_of
-from tq_onnx.codec.spec import PROD, Q8_0, U8, Codec, row_layout
+from tq_onnx.codec.rotated import PROD, U8
+from tq_onnx.codec.spec import Codec, row_layout
+from tq_onnx.codec.unrotated import Q8_0
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE, VERSION
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.ops.schema import (

@@ -16,8 +16,10 @@ import onnx_ir as ir
 
 from tq_onnx.codec.codebook import Codebook, codebook_of
 from tq_onnx.codec.presets import QR
+from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.rotation import make_rotation, rotation_of
-from tq_onnx.codec.spec import LLOYD_MAX, RAW, RAW_BITS, Codec, row_layout
+from tq_onnx.codec.spec import KINDS, Codec, row_layout
+from tq_onnx.codec.unrotated import RAW
 from tq_onnx.ops.domain import ATTENTION, BODY_OPSET, DOMAIN, ENCODE, VERSION
 from tq_onnx.ops.functions import body_codecs, function_protos
 
@@ -34,7 +36,7 @@ def codec_of(bits: int | Codec) -> Codec:
     """A codec, or that of so many bits: ``lloyd_max``, and ``raw`` from 16 on."""
     if isinstance(bits, Codec):
         return bits
-    return Codec(RAW if bits in RAW_BITS else LLOYD_MAX, bits)
+    return Codec(RAW if bits in KINDS[RAW].bits else LLOYD_MAX, bits)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from tests.parity.graphs import (
 from tests.parity.test_encode import as_dtype
 from tq_onnx.codec import reference
 from tq_onnx.codec.codebook import Codebook, lloyd_max
-from tq_onnx.codec.spec import LLOYD_MAX_BITS
+from tq_onnx.codec.rotated import LLOYD_MAX
+from tq_onnx.codec.spec import KINDS
 
 # The evaluator computes in numpy, which warns where the operators mean to overflow.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
@@ -55,7 +56,7 @@ CASES: dict[str, Case] = {
             Attention(head_size, bits, bits), new=new, past=(past,)
         )
         for head_size in (64, 80, 128)
-        for bits in LLOYD_MAX_BITS
+        for bits in KINDS[LLOYD_MAX].bits
         for new, past in ((1, 40), (17, 0))
     },
     "k4-v2": Case(Attention(128, 4, 2), new=2, past=(30,)),

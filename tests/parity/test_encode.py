@@ -12,7 +12,8 @@ from tests.parity.compare import check_rows
 from tests.parity.graphs import KEY_LAYER, VALUE_LAYER, encode_model, rotation
 from tq_onnx.codec import reference
 from tq_onnx.codec.codebook import lloyd_max
-from tq_onnx.codec.spec import LLOYD_MAX, LLOYD_MAX_BITS, Codec, row_layout
+from tq_onnx.codec.rotated import LLOYD_MAX
+from tq_onnx.codec.spec import KINDS, Codec, row_layout
 
 # The evaluator computes in numpy, which warns where the operators mean to overflow.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
@@ -75,7 +76,7 @@ def empty(x: np.ndarray, bits: int) -> np.ndarray:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("head_size", HEAD_SIZES)
-@pytest.mark.parametrize("bits", LLOYD_MAX_BITS)
+@pytest.mark.parametrize("bits", KINDS[LLOYD_MAX].bits)
 def test_many_rows(bits: int, head_size: int, backend: str) -> None:
     x = vectors(2, 2, 150, head_size).astype(np.float32)
     rows = encode(backend, "key", bits, x, past=empty(x, bits), length=[0])
@@ -83,7 +84,7 @@ def test_many_rows(bits: int, head_size: int, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("bits", LLOYD_MAX_BITS)
+@pytest.mark.parametrize("bits", KINDS[LLOYD_MAX].bits)
 def test_without_norm_correction(bits: int, backend: str) -> None:
     x = vectors(1, 2, 100, 64).astype(np.float32)
     model = encode_model("key", bits, 64, "float32", norm_correction=False)
@@ -94,7 +95,7 @@ def test_without_norm_correction(bits: int, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("bits", LLOYD_MAX_BITS)
+@pytest.mark.parametrize("bits", KINDS[LLOYD_MAX].bits)
 def test_coordinates_on_boundaries(bits: int, backend: str) -> None:
     # Most coordinates lie on a boundary up to float32 rounding; either side will do, but no other.
     boundaries = lloyd_max(bits, 128).boundaries.astype(np.float64)
@@ -109,7 +110,7 @@ def test_coordinates_on_boundaries(bits: int, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("bits", LLOYD_MAX_BITS)
+@pytest.mark.parametrize("bits", KINDS[LLOYD_MAX].bits)
 def test_narrow_types(bits: int, dtype: str, backend: str) -> None:
     x = as_dtype(vectors(1, 2, 100, 128), dtype)
     side = "value-bf16" if dtype == "bfloat16" else "value"
@@ -158,7 +159,7 @@ def special_rows(head_size: int) -> np.ndarray:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("head_size", [64, 80, 128])
-@pytest.mark.parametrize("bits", LLOYD_MAX_BITS)
+@pytest.mark.parametrize("bits", KINDS[LLOYD_MAX].bits)
 def test_special_rows(bits: int, head_size: int, backend: str) -> None:
     x = special_rows(head_size)
     rows = encode(backend, "key", bits, x, past=empty(x, bits), length=[0])
@@ -187,7 +188,7 @@ def test_every_float16_scale(backend: str) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("head_size", HEAD_SIZES)
-@pytest.mark.parametrize("bits", LLOYD_MAX_BITS)
+@pytest.mark.parametrize("bits", KINDS[LLOYD_MAX].bits)
 def test_levels_give_the_same_bytes(bits: int, head_size: int, level: str) -> None:
     x = np.concatenate(
         [special_rows(head_size), vectors(1, 1, 500, head_size).astype(np.float32)], axis=2

@@ -12,7 +12,8 @@ from tests.parity.graphs import KEY_LAYER, VALUE_LAYER, Attention, rotation, ste
 from tests.parity.test_encode import vectors
 from tq_onnx.codec import reference
 from tq_onnx.codec.codebook import lloyd_max
-from tq_onnx.codec.spec import LLOYD_MAX, Codec, row_layout
+from tq_onnx.codec.rotated import LLOYD_MAX
+from tq_onnx.codec.spec import Codec, row_layout
 
 CAPACITY = 64
 STEPS = (17, 1, 1, 2, 1, 5)

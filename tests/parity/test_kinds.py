@@ -12,7 +12,8 @@ from tests.parity.graphs import KEY_LAYER, VALUE_LAYER, Attention, attention_mod
 from tests.parity.graphs import tables as tables_of
 from tests.parity.test_encode import vectors
 from tq_onnx.codec import fp8, reference
-from tq_onnx.codec.spec import FP8, Q8_0, UNIFORM, Codec, row_layout
+from tq_onnx.codec.spec import Codec, row_layout
+from tq_onnx.codec.unrotated import FP8, Q8_0, UNIFORM
 
 # The evaluator computes in numpy, which warns where the operators mean to overflow.
 pytestmark = [

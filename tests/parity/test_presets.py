@@ -21,7 +21,9 @@ from tests.parity.layer import LAYERS, Layer
 from tests.runtime.models import DYNAMO, ids, original
 from tq_onnx.codec import reference
 from tq_onnx.codec.presets import HADAMARD, PRESETS, QR, Preset
-from tq_onnx.codec.spec import LLOYD_MAX, UNIFORM, Codec, row_layout
+from tq_onnx.codec.rotated import LLOYD_MAX
+from tq_onnx.codec.spec import Codec, row_layout
+from tq_onnx.codec.unrotated import UNIFORM
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.errors import UsageError
 from tq_onnx.runtime.model import open_model

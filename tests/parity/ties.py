@@ -20,18 +20,11 @@ from tests.parity import tolerances
 from tq_onnx.codec import reference
 from tq_onnx.codec.bitpack import unpack
 from tq_onnx.codec.codebook import codebook_of
-from tq_onnx.codec.quantise import quantise, rotate
-from tq_onnx.codec.spec import (
-    FP8,
-    MAX_HALF,
-    PROD,
-    Q8_0,
-    Q8_0_BLOCK,
-    U8,
-    UNIFORM,
-    Codec,
-    row_layout,
-)
+from tq_onnx.codec.kind import MAX_HALF
+from tq_onnx.codec.quantise import quantise
+from tq_onnx.codec.rotated import PROD, U8, rotate
+from tq_onnx.codec.spec import Codec, row_layout
+from tq_onnx.codec.unrotated import FP8, Q8_0, Q8_0_BLOCK, UNIFORM
 
 
 @dataclass

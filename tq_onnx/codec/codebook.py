@@ -35,12 +35,12 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tq_onnx.codec.spec import LLOYD_MAX, LLOYD_MAX_BITS, Codec, row_layout
+from tq_onnx.codec.spec import CODECS, Codec, expect_head_size
 
 GAUSSIAN_FROM_HEAD_SIZE: Final = 64
 """From this head size on the Gaussian stands in for the exact law."""
 
-MAX_INDEX_BITS: Final = max(LLOYD_MAX_BITS)
+MAX_INDEX_BITS: Final = max(codec.index_bits for codec in CODECS)
 
 MAX_ROUNDED_BITS: Final = 4
 """Up to so many bits of an index the centroids are multiples of a step."""
@@ -178,7 +178,7 @@ def lloyd_max(bits: int, head_size: int, *, rounded: bool = True) -> Codebook:
 def _design(bits: int, head_size: int, rounded: bool) -> Codebook:
     if not 1 <= bits <= MAX_INDEX_BITS:
         raise ValueError(f"there is no codebook of {bits} bits, only of 1 to {MAX_INDEX_BITS}")
-    row_layout(Codec(LLOYD_MAX, MAX_INDEX_BITS), head_size)  # refuses what no row can hold
+    expect_head_size(head_size)
     gaussian = head_size >= GAUSSIAN_FROM_HEAD_SIZE
     law: _Law = _Gaussian(head_size) if gaussian else _UnitSphere(head_size)
     optimal = _converge(law, 1 << (bits - 1))

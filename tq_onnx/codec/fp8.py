@@ -17,7 +17,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tq_onnx.codec.spec import FP8_MAX
+FP8_MAX: Final = 448.0
+"""The largest finite E4M3FN."""
 
 _MANTISSA: Final = 8
 _EXPONENTS: Final = 16

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from tq_onnx.codec.spec import FP8, LLOYD_MAX, PROD, Q8_0, RAW, U8, UNIFORM, Codec
+from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8
+from tq_onnx.codec.spec import Codec
+from tq_onnx.codec.unrotated import FP8, Q8_0, RAW, UNIFORM
 
 DEFAULT_PRESET: Final = "int4"
 DEFAULT_SEED: Final = 42

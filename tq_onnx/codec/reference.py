@@ -23,14 +23,9 @@ import numpy.typing as npt
 from tq_onnx.codec.bitpack import pack, unpack
 from tq_onnx.codec.codebook import Codebook
 from tq_onnx.codec.elements import from_bytes, to_bytes
-from tq_onnx.codec.quantise import Fields, Float64, coordinates, quantise
-from tq_onnx.codec.spec import (
-    HEAD_SIZE_MULTIPLE,
-    MAX_HEAD_SIZE,
-    Codec,
-    RowLayout,
-    row_layout,
-)
+from tq_onnx.codec.kind import Fields, Float64
+from tq_onnx.codec.quantise import coordinates, quantise
+from tq_onnx.codec.spec import HEAD_SIZE_MULTIPLE, MAX_HEAD_SIZE, Codec, RowLayout, row_layout
 
 Bytes = npt.NDArray[np.uint8]
 Rotation = npt.NDArray[np.float32] | None

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.codec.presets import DEFAULT_SEED, HADAMARD, QR, ROTATIONS
-from tq_onnx.codec.spec import PROD, Codec
+from tq_onnx.codec.spec import Codec
 from tq_onnx.errors import UsageError
 
 _LAYER_STRIDE: Final = {QR: 1000, HADAMARD: 1337}
@@ -101,7 +101,7 @@ def rotation_of(
         float32 ``[D, C]``, C = ``codec.coordinates(D)``: R, for ``prod`` ``[R | S^T]``.
     """
     rotation = make_rotation(kind, head_size, layer, seed)
-    if codec.kind != PROD:
+    if not codec.has_sketch:
         return rotation
     return np.concatenate([rotation, make_sketch(head_size, layer, seed).T], axis=1)
 

@@ -1,4 +1,4 @@
-"""The source of truth for codec kinds, row layouts and constants.
+"""The source of truth for codecs and row layouts.
 
 One row holds one vector of one key/value head: codes first, metadata after. Rows live in uint8
 tensors ``[B, N, S, W]`` (batch, KV head, token, row bytes), W static.
@@ -29,56 +29,15 @@ import json
 from dataclasses import dataclass
 from typing import Final
 
+from tq_onnx.codec import rotated, unrotated
+from tq_onnx.codec.kind import MAX_HALF, CodecKind
+
 LAYOUT_VERSION: Final = 3
 
-LLOYD_MAX: Final = "lloyd_max"
-"""Codec kind: rotated, Lloyd-Max quantised coordinates and one scale per row."""
-
-UNIFORM: Final = "uniform"
-"""Codec kind: equal steps between the smallest and the largest coordinate of a row; not rotated."""
-
-FP8: Final = "fp8_e4m3"
-"""Codec kind: every coordinate as a float of 8 bits, E4M3FN, saturating; no metadata."""
-
-Q8_0: Final = "q8_0"
-"""Codec kind: signed bytes, one scale per block of coordinates; not rotated."""
-
-PROD: Final = "prod"
-"""Codec kind: ``lloyd_max`` of one bit less, and the signs of a random projection of what it left
-over (QJL), which make the estimate of an inner product unbiased."""
-
-U8: Final = "u8"
-"""Codec kind: a four-bit index of ``lloyd_max`` in a byte of its own, and the norm in float32."""
-
-RAW: Final = "raw"
-"""Codec kind: the coordinates as they are, not rotated, without metadata."""
-
-BITS: Final[dict[str, tuple[int, ...]]] = {
-    LLOYD_MAX: (2, 3, 4, 5),
-    UNIFORM: (2, 3, 4),
-    FP8: (8,),
-    Q8_0: (8,),
-    PROD: (3, 4),
-    U8: (4,),
-    RAW: (16, 32),
+KINDS: Final[dict[str, CodecKind]] = {
+    kind.name: kind for kind in (*rotated.KINDS, *unrotated.KINDS)
 }
-"""Bits per coordinate that a codec kind has; those of ``prod`` count the sign."""
-
-CODEC_KINDS: Final = tuple(BITS)
-LLOYD_MAX_BITS: Final = BITS[LLOYD_MAX]
-RAW_BITS: Final = BITS[RAW]
-
-PLANES: Final[dict[int, tuple[int, ...]]] = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 8: (8,)}
-"""Bit widths of the planes of a code, low-order bits first, by bits per code."""
-
-Q8_0_BLOCK: Final = 32
-"""Coordinates that share a scale; the last block of a row may have fewer."""
-
-MAX_HALF: Final = 65504.0
-"""What is stored as float16 is clamped to the largest finite one."""
-
-FP8_MAX: Final = 448.0
-"""The largest finite E4M3FN."""
+"""The record of every codec kind, by name."""
 
 HEAD_SIZE_MULTIPLE: Final = 8
 """A head size must fill whole bytes of a one-bit plane."""
@@ -91,7 +50,7 @@ class Codec:
     """How the vectors of one cache are stored.
 
     Attributes:
-        kind: one of ``CODEC_KINDS``.
+        kind: name of the kind, of ``KINDS``.
         bits: bits per coordinate.
     """
 
@@ -100,36 +59,44 @@ class Codec:
 
     def __post_init__(self) -> None:
         """Refuses codecs that do not exist."""
-        if self.kind not in CODEC_KINDS:
-            raise ValueError(f"codec kind {self.kind!r} is not one of {', '.join(CODEC_KINDS)}")
-        if self.bits not in BITS[self.kind]:
-            raise ValueError(f"{self.kind} has no {self.bits}-bit form, only {BITS[self.kind]}")
+        if self.kind not in KINDS:
+            raise ValueError(f"codec kind {self.kind!r} is not one of {', '.join(KINDS)}")
+        if self.bits not in self.record.bits:
+            raise ValueError(f"{self.kind} has no {self.bits}-bit form, only {self.record.bits}")
 
     def __str__(self) -> str:
         """Kind and bits, as reports and messages name a codec."""
         return f"{self.kind} {self.bits}"
 
     @property
+    def record(self) -> CodecKind:
+        """Everything else about the kind."""
+        return KINDS[self.kind]
+
+    @property
     def is_raw(self) -> bool:
         """Whether rows hold floats as they are."""
-        return self.kind == RAW
+        return self.record.is_raw
 
     @property
     def is_rotated(self) -> bool:
         """Whether vectors are rotated and quantised with a codebook."""
-        return self.kind in (LLOYD_MAX, PROD, U8)
+        return self.record.is_rotated
+
+    @property
+    def has_sketch(self) -> bool:
+        """Whether codes have a sign of a random projection beside the index."""
+        return self.record.has_sketch
 
     @property
     def corrects_norm(self) -> bool:
         """Whether the scale can make up for the norm that quantisation loses."""
-        return self.kind in (LLOYD_MAX, PROD)
+        return self.record.corrects_norm
 
     @property
     def index_bits(self) -> int:
         """Bits of an index into the codebook; 0 if there is none."""
-        if not self.is_rotated:
-            return 0
-        return self.bits - 1 if self.kind == PROD else self.bits
+        return self.bits - self.has_sketch if self.is_rotated else 0
 
     @property
     def levels(self) -> int:
@@ -139,9 +106,9 @@ class Codec:
     def coordinates(self, head_size: int) -> int:
         """Numbers that a row decodes to, in the space that the rotation leads to.
 
-        With ``prod`` there are the D of the codebook and the D signs.
+        With a sketch there are the D of the codebook and the D signs.
         """
-        return 2 * head_size if self.kind == PROD else head_size
+        return 2 * head_size if self.has_sketch else head_size
 
     def for_elements(self, bits: int) -> Codec:
         """The codec in a model whose element type has so many bits.
@@ -151,7 +118,11 @@ class Codec:
         Raises:
             ValueError: ``raw`` has no such width.
         """
-        return Codec(RAW, bits) if self.is_raw else self
+        return Codec(self.kind, bits) if self.is_raw else self
+
+
+CODECS: Final = tuple(Codec(kind.name, bits) for kind in KINDS.values() for bits in kind.bits)
+"""Every codec that there is."""
 
 
 @dataclass(frozen=True)
@@ -222,15 +193,11 @@ class RowLayout:
 
 def plane_widths(codec: Codec) -> tuple[int, ...]:
     """Bit widths of the planes of a row, low-order bits first; none for ``raw``."""
-    if codec.is_raw:
-        return ()
-    if codec.kind == PROD:
-        return (*PLANES[codec.index_bits], 1)
-    return PLANES[8] if codec.kind == U8 else PLANES[codec.bits]
+    return codec.record.planes[codec.bits]
 
 
-def row_layout(codec: Codec, head_size: int) -> RowLayout:
-    """Layout of a row of ``head_size`` coordinates.
+def expect_head_size(head_size: int) -> None:
+    """Refuse what no row can hold.
 
     Raises:
         ValueError: the head size is not a positive multiple of 8, or larger than supported.
@@ -240,6 +207,15 @@ def row_layout(codec: Codec, head_size: int) -> RowLayout:
             f"head size {head_size} is not a multiple of {HEAD_SIZE_MULTIPLE} "
             f"between {HEAD_SIZE_MULTIPLE} and {MAX_HEAD_SIZE}"
         )
+
+
+def row_layout(codec: Codec, head_size: int) -> RowLayout:
+    """Layout of a row of ``head_size`` coordinates.
+
+    Raises:
+        ValueError: the head size is not a positive multiple of 8, or larger than supported.
+    """
+    expect_head_size(head_size)
     if codec.is_raw:
         size = head_size * codec.bits // 8
         return RowLayout(codec, head_size, (), size, (), size)
@@ -252,49 +228,29 @@ def row_layout(codec: Codec, head_size: int) -> RowLayout:
         shift += width
     code_bytes = offset
     fields = []
-    for name, count, size in _metadata(codec, head_size):
-        fields.append(Field(name, offset, count, size))
-        offset += count * size
+    for form in codec.record.fields:
+        count = form.count(head_size)
+        fields.append(Field(form.name, offset, count, form.size))
+        offset += count * form.size
     return RowLayout(codec, head_size, tuple(planes), code_bytes, tuple(fields), offset)
-
-
-def _metadata(codec: Codec, head_size: int) -> tuple[tuple[str, int, int], ...]:
-    """Name, count and bytes of every field."""
-    return {
-        LLOYD_MAX: (("scale", 1, 2),),
-        UNIFORM: (("scale", 1, 2), ("zero", 1, 2)),
-        FP8: (),
-        Q8_0: (("scale", -(-head_size // Q8_0_BLOCK), 2),),
-        PROD: (("scale", 1, 2), ("residual_norm", 1, 2)),
-        U8: (("scale", 1, 4),),
-    }[codec.kind]
 
 
 def layout_digest() -> str:
     """Sixteen hexadecimal digits that change whenever any stored byte would change its meaning."""
     rows = {
-        f"{kind}{bits}/{head_size}": [
+        f"{codec.kind}{codec.bits}/{head_size}": [
             [[p.offset, p.size, p.width, p.shift] for p in layout.planes]
             + [[f.name, f.offset, f.count, f.size] for f in layout.fields]
             + [layout.code_bytes, layout.row_bytes]
         ]
-        for kind in CODEC_KINDS
-        for bits in BITS[kind]
+        for codec in CODECS
         for head_size in (64, 128)
-        for layout in (row_layout(Codec(kind, bits), head_size),)
+        for layout in (row_layout(codec, head_size),)
     }
     facts = {
         "version": LAYOUT_VERSION,
         "floats": ["float16 or float32", "little", MAX_HALF],
-        "scale": {
-            LLOYD_MAX: "norm / norm(centroids[codes])",
-            UNIFORM: "scale * code + zero",
-            FP8: ["E4M3FN", FP8_MAX],
-            Q8_0: ["scale * signed code", Q8_0_BLOCK],
-            PROD: "scale * centroids, sqrt(pi/2)/d * residual_norm * signs, sign in the top plane",
-            U8: "norm",
-            RAW: ["elements of the model", "little", "coordinates in order"],
-        },
+        "scale": {kind.name: kind.formula for kind in KINDS.values()},
         "ties": "up",
         "offset": "row minus offset[min(slot, P - 1), head]",
         "rows": rows,

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.rotation import rotation_of
-from tq_onnx.codec.spec import PROD, Codec
+from tq_onnx.codec.spec import Codec
 from tq_onnx.graph.builder import Builder
 from tq_onnx.ops.domain import BODY_OPSET
 from tq_onnx.ops.functions import body_codecs, function_protos
@@ -38,7 +38,7 @@ def rotation(build: Builder, plan: Plan, layer: LayerPlan, codec: Codec) -> ir.V
     """The rotation of a layer, float32 ``[D, C]``, for those of its caches that are rotated."""
     if not codec.is_rotated:
         return _none(build)
-    name = "rotation_sketch" if codec.kind == PROD else "rotation"
+    name = "rotation_sketch" if codec.has_sketch else "rotation"
 
     def make() -> ir.Value:
         matrix = rotation_of(codec, plan.rotation, layer.head_size, layer.layer, plan.seed)

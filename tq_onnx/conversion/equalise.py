@@ -41,7 +41,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from tq_onnx.codec.codebook import lloyd_max
-from tq_onnx.codec.spec import LLOYD_MAX, PROD, Codec
+from tq_onnx.codec.rotated import LLOYD_MAX
+from tq_onnx.codec.spec import Codec
 from tq_onnx.conversion.channels import Ids
 from tq_onnx.conversion.headnorms import Array, LayerNorms, NoNorms, Norm, find_norms
 from tq_onnx.graph.builder import Builder
@@ -219,7 +220,7 @@ def score_noise(query: Floats, key: Floats, scale: float, codec: Codec) -> float
     """
     head_size = len(key)
     error = lloyd_max(codec.index_bits, head_size).mse
-    if codec.kind == PROD:
+    if codec.has_sketch:
         # Signs of random projections estimate what the codebook leaves over.
         error *= math.pi / 2
     energy = float((query**2).sum() * (key**2).sum())

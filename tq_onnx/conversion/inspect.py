@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from tq_onnx.codec.presets import DEFAULT_PRESET, PRESETS
-from tq_onnx.codec.spec import RAW
+from tq_onnx.codec.unrotated import RAW
 from tq_onnx.conversion.equalise import LayerEqualisation, predict
 from tq_onnx.conversion.foresight import foresee
 from tq_onnx.conversion.pipeline import converted_bytes, original_bytes, recognised

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tq_onnx.codec.presets import DEFAULT_SEED, NO_ROTATION, PRESETS, ROTATIONS, Preset
-from tq_onnx.codec.spec import BITS, Codec
+from tq_onnx.codec.spec import Codec
 from tq_onnx.errors import UsageError
 from tq_onnx.plan import CPU
 
@@ -105,13 +105,14 @@ def _codec(codec: Codec, bits: int | None, what: str, preset: Preset) -> Codec:
             f"the preset {preset.name} keeps the {what} as they are, in no number of bits",
             fix=f"leave --bits-{letter} out or choose another preset",
         )
-    if bits not in BITS[codec.kind]:
-        known = " or ".join(str(number) for number in BITS[codec.kind])
+    forms = codec.record.bits
+    if bits not in forms:
+        known = " or ".join(map(str, forms))
         raise UsageError(
             f"the {what} of the preset {preset.name} are {codec.kind}, which has no form of "
             f"{bits} bits",
             fix=f"give --bits-{letter} {known}"
-            if len(BITS[codec.kind]) > 1
+            if len(forms) > 1
             else f"leave --bits-{letter} out, it has {known} bits",
         )
     return Codec(codec.kind, bits)

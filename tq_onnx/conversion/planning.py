@@ -8,7 +8,8 @@ from typing import Final
 
 from tq_onnx.codec.presets import HADAMARD, Preset
 from tq_onnx.codec.rotation import rotation_seed
-from tq_onnx.codec.spec import RAW, Codec, RowLayout, layout_digest, row_layout
+from tq_onnx.codec.spec import Codec, RowLayout, layout_digest, row_layout
+from tq_onnx.codec.unrotated import RAW
 from tq_onnx.conversion.options import Options, adapted, compressed_layers
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.plan import CachePair, LayerPlan, Plan

@@ -19,12 +19,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tq_onnx.codec.spec import U8, row_layout
+from tq_onnx.codec.spec import row_layout
 from tq_onnx.plan import Plan
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.model import OpenModel
 
 _FLOATS: Final = {"FLOAT": np.float32, "FLOAT16": np.float16}
+_SINGLE_BYTES: Final = np.dtype(np.float32).itemsize
 _ROUNDING: Final = {"FLOAT": 1e-4, "FLOAT16": 1e-2}
 """Largest difference that roundings make, relative to the largest number of a cache."""
 
@@ -120,15 +121,18 @@ def _apart(some: list[npt.NDArray[Any]], others: list[npt.NDArray[Any]], plan: P
     count = 0
     for one, other, (codec, layer) in zip(some, others, kinds, strict=True):
         layout = row_layout(codec, layer.head_size)
-        start, stop, dtype = 0, 0, layer.dtype
+        exact = np.ones(one.shape[-1], np.bool_)
+        floats = [
+            (field.offset, field.offset + field.count * field.size, "FLOAT")
+            for field in layout.fields
+            if field.size == _SINGLE_BYTES
+        ]
         if codec.is_raw:
-            stop = layout.row_bytes
-        elif codec.kind == U8:
-            field = layout.field("scale")
-            start, stop, dtype = field.offset, field.offset + field.size, "FLOAT"
-        count += _floats_apart(one[..., start:stop], other[..., start:stop], dtype)
-        count += int((one[..., :start] != other[..., :start]).sum())
-        count += int((one[..., stop:] != other[..., stop:]).sum())
+            floats = [(0, layout.row_bytes, layer.dtype)]
+        for start, stop, dtype in floats:
+            exact[start:stop] = False
+            count += _floats_apart(one[..., start:stop], other[..., start:stop], dtype)
+        count += int((one[..., exact] != other[..., exact]).sum())
     return count
 
 

@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from tq_onnx.codec import reference
 from tq_onnx.codec.elements import ELEMENT_BITS, to_bytes
-from tq_onnx.codec.spec import RAW, Codec
+from tq_onnx.codec.spec import Codec
+from tq_onnx.codec.unrotated import RAW
 from tq_onnx.measure.probe import EncodeNames, LayerNames, make_probe
 from tq_onnx.measure.reconstruction import ReconstructionFigures, reconstruction
 from tq_onnx.measure.rowcomparison import ELEMENTS

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from tq_onnx.codec import reference
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.rotation import make_sketch
-from tq_onnx.codec.spec import FP8, FP8_MAX, PROD, Q8_0, Q8_0_BLOCK, Codec
+from tq_onnx.codec.spec import Codec
 from tq_onnx.measure.probe import EncodeNames, LayerNames, Probe
 from tq_onnx.measure.rowcomparison import ELEMENTS
 
@@ -29,9 +29,6 @@ _THEORY_ROWS: Final = 20_000
 _COMPARED_ROWS: Final = 1024
 """Rows that are compared with each other, to see how alike they are."""
 
-_HALF: Final = 2.0**-11
-_SMALLEST_HALF: Final = 2.0**-25
-"""Half a step of float16, of normal numbers relatively, and below."""
 _ROUNDING: Final = 1 + 1e-4
 
 Array = npt.NDArray[Any]
@@ -117,7 +114,7 @@ def reconstruction(
         squares = ((vectors - decoded) ** 2).sum(axis=-1)[counted]
         errors = squares / energy[counted]
         share = None
-        if not (names.codec.is_rotated or names.codec.is_raw):
+        if names.codec.record.step_error is not None:
             most = largest_error(vectors[counted], names.codec)
             share = float((squares / most).max(initial=0))
         figures.append(
@@ -194,7 +191,7 @@ def _simulated(codec: Codec, head_size: int, norm_correction: bool) -> tuple[flo
     draws = np.random.default_rng(0).standard_normal((_THEORY_ROWS, head_size))
     vectors = draws / np.linalg.norm(draws, axis=-1, keepdims=True)
     rotation = np.eye(head_size, dtype=np.float32)
-    if codec.kind == PROD:
+    if codec.has_sketch:
         rotation = np.concatenate([rotation, make_sketch(head_size, 0).T], axis=1)
     codebook = codebook_of(codec, head_size)
     rows = reference.encode(vectors, codec, rotation, codebook, norm_correction)
@@ -204,25 +201,13 @@ def _simulated(codec: Codec, head_size: int, norm_correction: bool) -> tuple[flo
 
 
 def largest_error(vectors: npt.NDArray[np.float64], codec: Codec) -> npt.NDArray[np.float64]:
-    """The largest squared error of vectors ``[n, D]`` that the steps of a codec allow: ``[n]``.
+    """Return the largest squared error of vectors ``[n, D]`` that a codec's steps allow: ``[n]``.
 
     Half a step for every coordinate, and what the fields lose by being stored as float16.
     """
-    if codec.kind == FP8:
-        kept = np.minimum(np.abs(vectors), FP8_MAX)
-        # Three bits of mantissa, and steps of 2^-9 below the smallest normal number.
-        errors = np.maximum(kept * 2.0**-4, 2.0**-10) + np.abs(vectors) - kept
-    elif codec.kind == Q8_0:
-        starts = range(0, vectors.shape[-1], Q8_0_BLOCK)
-        blocks = [np.abs(vectors[:, at : at + Q8_0_BLOCK]) for at in starts]
-        largest = [np.broadcast_to(b.max(axis=-1, keepdims=True), b.shape) for b in blocks]
-        top = np.concatenate(largest, axis=-1)
-        errors = top / 254 + top * _HALF + 127 * _SMALLEST_HALF
-    else:
-        low, high = vectors.min(axis=-1, keepdims=True), vectors.max(axis=-1, keepdims=True)
-        steps = (1 << codec.bits) - 1
-        stored = (high - low + np.abs(low)) * _HALF + (steps + 1) * _SMALLEST_HALF
-        errors = np.broadcast_to((high - low) / (2 * steps) + stored, vectors.shape)
+    step_error = codec.record.step_error
+    assert step_error is not None  # of every kind that neither rotates nor keeps the elements
+    errors = step_error(vectors, codec.bits)
     total: npt.NDArray[np.float64] = (_ROUNDING * errors**2).sum(axis=-1)
     return total
 

@@ -20,8 +20,11 @@ import numpy.typing as npt
 
 from tq_onnx.codec import fp8, reference
 from tq_onnx.codec.bitpack import unpack
-from tq_onnx.codec.quantise import Fields, coordinates, quantise, rotate
-from tq_onnx.codec.spec import FP8, PROD, Q8_0, Q8_0_BLOCK, Field, RowLayout, row_layout
+from tq_onnx.codec.kind import Fields
+from tq_onnx.codec.quantise import coordinates, quantise
+from tq_onnx.codec.rotated import PROD, rotate
+from tq_onnx.codec.spec import Field, RowLayout, row_layout
+from tq_onnx.codec.unrotated import FP8, Q8_0, Q8_0_BLOCK
 from tq_onnx.measure.probe import EncodeNames
 
 Array = npt.NDArray[Any]

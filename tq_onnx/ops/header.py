@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import Final
 
 from tq_onnx.codec import spec
+from tq_onnx.codec.fp8 import FP8_MAX
+from tq_onnx.codec.kind import MAX_HALF, CodecKind
+from tq_onnx.codec.unrotated import Q8_0_BLOCK
 
 _ASSERTED_HEAD_SIZES: Final = (64, 80, 128, 256)
 
@@ -103,6 +106,11 @@ constexpr bool is_rotated(Kind kind) {{
   return {rotated};
 }}
 
+// The top bit of a code is the sign of a projection.
+constexpr bool has_sketch(Kind kind) {{
+  return {with_sketch};
+}}
+
 // Rows have a field that is added to what they decode to.
 constexpr bool has_zero(Kind kind) {{
   return {with_zero};
@@ -111,7 +119,7 @@ constexpr bool has_zero(Kind kind) {{
 // Bits of an index into the codebook; 0 if there is none.
 constexpr int index_bits(Codec codec) {{
   if (!is_rotated(codec.kind)) return 0;
-  return codec.kind == Kind::kProd ? codec.bits - 1 : codec.bits;
+  return has_sketch(codec.kind) ? codec.bits - 1 : codec.bits;
 }}
 
 constexpr int levels(Codec codec) {{
@@ -120,7 +128,7 @@ constexpr int levels(Codec codec) {{
 
 // Numbers that a row decodes to, in the space that the rotation leads to.
 constexpr int coordinates(Codec codec, int head_size) {{
-  return codec.kind == Kind::kProd ? 2 * head_size : head_size;
+  return has_sketch(codec.kind) ? 2 * head_size : head_size;
 }}
 
 constexpr bool is_head_size(int head_size) {{
@@ -182,48 +190,39 @@ def render_header(*, domain: str, version: int, names: Mapping[str, str]) -> str
         version: version of the domain.
         names: the name of each operator of ``OPERATORS``.
     """
-    codecs = _codecs()
     return _TEMPLATE.format(
         layout_version=spec.LAYOUT_VERSION,
         digest=spec.layout_digest(),
         domain=domain,
         domain_version=version,
         **{operator: names[operator] for operator in OPERATORS},
-        kinds=", ".join(map(_enumerator, spec.CODEC_KINDS)),
-        kind_count=len(spec.CODEC_KINDS),
-        kind_names="\n".join(f'    "{kind}",' for kind in spec.CODEC_KINDS),
-        codecs="\n".join(f"    {_codec(codec)}," for codec in codecs),
-        max_levels=max(codec.levels for codec in codecs),
-        max_half=spec.MAX_HALF,
-        fp8_max=spec.FP8_MAX,
-        q8_0_block=spec.Q8_0_BLOCK,
+        kinds=", ".join(map(_enumerator, spec.KINDS)),
+        kind_count=len(spec.KINDS),
+        kind_names="\n".join(f'    "{kind}",' for kind in spec.KINDS),
+        codecs="\n".join(f"    {_codec(codec)}," for codec in spec.CODECS),
+        max_levels=max(codec.levels for codec in spec.CODECS),
+        max_half=MAX_HALF,
+        fp8_max=FP8_MAX,
+        q8_0_block=Q8_0_BLOCK,
         head_size_multiple=spec.HEAD_SIZE_MULTIPLE,
         max_head_size=spec.MAX_HEAD_SIZE,
-        max_planes=max(len(spec.plane_widths(codec)) for codec in codecs),
-        plane_cases="\n".join(filter(None, map(_plane_cases, spec.CODEC_KINDS))),
-        rotated=_any_of(kind for kind in spec.CODEC_KINDS if _any_codec(kind).is_rotated),
-        with_zero=_any_of(kind for kind in spec.CODEC_KINDS if _has_zero(kind)),
-        field_cases="\n".join(filter(None, map(_field_case, spec.CODEC_KINDS))),
+        max_planes=max(len(spec.plane_widths(codec)) for codec in spec.CODECS),
+        plane_cases="\n".join(filter(None, map(_plane_cases, spec.KINDS))),
+        rotated=_any_of(kind for kind in spec.KINDS.values() if kind.is_rotated),
+        with_sketch=_any_of(kind for kind in spec.KINDS.values() if kind.has_sketch),
+        with_zero=_any_of(kind for kind in spec.KINDS.values() if _has_zero(kind)),
+        field_cases="\n".join(filter(None, map(_field_case, spec.KINDS))),
         assertions="\n".join(_assertions()),
     )
 
 
-def _codecs() -> list[spec.Codec]:
-    return [spec.Codec(kind, bits) for kind in spec.CODEC_KINDS for bits in spec.BITS[kind]]
-
-
-def _any_codec(kind: str) -> spec.Codec:
-    return spec.Codec(kind, spec.BITS[kind][0])
-
-
-def _any_of(kinds: Iterable[str]) -> str:
+def _any_of(kinds: Iterable[CodecKind]) -> str:
     """The C++ condition that a kind is one of these."""
-    return " || ".join(f"kind == Kind::{_enumerator(kind)}" for kind in kinds)
+    return " || ".join(f"kind == Kind::{_enumerator(kind.name)}" for kind in kinds)
 
 
-def _has_zero(kind: str) -> bool:
-    fields = spec.row_layout(_any_codec(kind), spec.HEAD_SIZE_MULTIPLE).fields
-    return any(field.name == "zero" for field in fields)
+def _has_zero(kind: CodecKind) -> bool:
+    return any(field.name == "zero" for field in kind.fields)
 
 
 def _enumerator(kind: str) -> str:
@@ -239,7 +238,7 @@ def _codec(codec: spec.Codec) -> str:
 def _plane_cases(kind: str) -> str:
     # Widths and shifts are the same for every head size.
     cases = []
-    for bits in spec.BITS[kind]:
+    for bits in spec.KINDS[kind].bits:
         planes = spec.row_layout(spec.Codec(kind, bits), spec.HEAD_SIZE_MULTIPLE).planes
         if planes:
             entries = ", ".join(f"{{{plane.width}, {plane.shift}}}" for plane in planes)
@@ -252,18 +251,19 @@ def _plane_cases(kind: str) -> str:
 
 
 def _field_case(kind: str) -> str:
-    # A field has either one float or one per block of coordinates.
-    fields = spec.row_layout(_any_codec(kind), 2 * spec.Q8_0_BLOCK).fields
+    fields = spec.KINDS[kind].fields
     if not fields:
         return ""
-    blocks = f"(head_size + {spec.Q8_0_BLOCK - 1}) / {spec.Q8_0_BLOCK}"
-    sizes = [f"{f.size}" if f.count == 1 else f"{f.size} * ({blocks})" for f in fields]
+    sizes = [
+        f"{f.size} * ((head_size + {f.block - 1}) / {f.block})" if f.block else f"{f.size}"
+        for f in fields
+    ]
     return f"    case Kind::{_enumerator(kind)}:\n      return {' + '.join(sizes)};"
 
 
 def _assertions() -> list[str]:
     lines = []
-    for codec in _codecs():
+    for codec in spec.CODECS:
         name = _codec(codec)
         for head_size in _ASSERTED_HEAD_SIZES:
             layout = spec.row_layout(codec, head_size)

@@ -17,8 +17,10 @@ import numpy as np
 import onnx_ir as ir
 
 from tq_onnx.codec.codebook import codebook_of
+from tq_onnx.codec.rotated import PROD, U8
 from tq_onnx.codec.rotation import rotation_of
-from tq_onnx.codec.spec import FP8, PROD, Q8_0, Q8_0_BLOCK, RAW, U8, UNIFORM, Codec
+from tq_onnx.codec.spec import Codec
+from tq_onnx.codec.unrotated import FP8, Q8_0, Q8_0_BLOCK, RAW, UNIFORM
 from tq_onnx.graph.builder import Builder
 from tq_onnx.plan import LayerPlan, Plan
 

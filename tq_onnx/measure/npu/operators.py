@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.codec import reference
-from tq_onnx.codec.quantise import rotate
+from tq_onnx.codec.rotated import rotate
 from tq_onnx.codec.spec import row_layout
 from tq_onnx.measure.npu.findings import Figures, Findings
 from tq_onnx.measure.npu.singlenodes import INT4, Tables, attention_model, encode_model

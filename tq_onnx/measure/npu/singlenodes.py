@@ -10,8 +10,9 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from tq_onnx.codec.codebook import Codebook, codebook_of
+from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.rotation import make_rotation
-from tq_onnx.codec.spec import LLOYD_MAX, Codec
+from tq_onnx.codec.spec import Codec
 from tq_onnx.ops.domain import ATTENTION, BODY_OPSET, DOMAIN, ENCODE, VERSION
 
 Array = npt.NDArray[Any]

@@ -23,12 +23,16 @@ their sign; a NaN comes out as the quiet NaN without sign or payload.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Final
 
 from onnxscript import BOOL, FLOAT, INT32, INT64, UINT8, script
 
+from tq_onnx.codec.spec import Codec
+from tq_onnx.codec.unrotated import RAW
 from tq_onnx.ops.bodies import F32, I32, TURBOQUANT, U8, op
 from tq_onnx.ops.bodies.half import half_values
+from tq_onnx.ops.bodies.pieces import Pieces, Reader, Writer
 from tq_onnx.ops.bodies.planes import plane_bytes
 
 _LARGEST: Final = 3.4028234663852886e38
@@ -213,3 +217,18 @@ def sum_of_floats(weights: FLOAT[...], values: FLOAT[...]) -> FLOAT[...]:
     spoilt = op.MatMul(counted, op.Cast(op.Not(finite), to=F32))
     sums = op.Where(op.Greater(spoilt, zero), op.Constant(value_float=float("nan")), clean)
     return sums
+
+
+_RAW: Final = {
+    "float32": (Writer(float_rows), Reader(floats_of_rows)),
+    "float16": (Writer(half_rows), Reader(halves_of_rows)),
+    "bfloat16": (Writer(bfloat_rows), Reader(bfloats_of_rows)),
+}
+
+
+def _raw(codec: Codec, element: str) -> tuple[Writer, Reader]:
+    return _RAW[element]
+
+
+PIECES: Final[Mapping[str, Pieces]] = {RAW: _raw}
+"""The pieces of each kind of this module."""

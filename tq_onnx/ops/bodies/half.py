@@ -23,7 +23,7 @@ from typing import Final
 
 from onnxscript import FLOAT, INT64, UINT8, script
 
-from tq_onnx.codec.spec import MAX_HALF
+from tq_onnx.codec.kind import MAX_HALF
 from tq_onnx.ops.bodies import F32, I32, TURBOQUANT, U8, op
 
 _EXPONENTS: Final = 32

@@ -1,6 +1,6 @@
 """Rows of the kinds that rotate: ``lloyd_max``, ``u8`` and ``prod``, written and read.
 
-Formulas: ``tq_onnx/codec/quantise.py``. A row whose norm is not finite is encoded as the zero
+Formulas: ``tq_onnx/codec/rotated.py``. A row whose norm is not finite is encoded as the zero
 vector, so that one bad token cannot spoil a sequence.
 
 Attention reads ``lloyd_max`` and ``u8`` as centroids and scales apart. A row of ``prod`` has two
@@ -14,14 +14,18 @@ scales, of its centroids and of its signs, so they are multiplied in.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import pi, sqrt
 from typing import Final
 
 from onnxscript import FLOAT, INT32, INT64, UINT8, script
 
+from tq_onnx.codec import rotated as kinds
+from tq_onnx.codec.spec import Codec
 from tq_onnx.ops.bodies import BOOLEAN, F32, I32, TURBOQUANT, U8, op
 from tq_onnx.ops.bodies.elements import float_rows, float_values
 from tq_onnx.ops.bodies.half import finite_or_zero, half_bytes, half_field, half_values
+from tq_onnx.ops.bodies.pieces import ALL_TABLES, Pieces, Reader, Writer
 from tq_onnx.ops.bodies.planes import (
     pack_codes,
     pack_plane,
@@ -259,3 +263,40 @@ def rotation_of_codec(
     numbers = op.Slice(op.Concat(op.Reshape(rotation, flat), room, axis=0), first, count, first)
     matrix = op.Reshape(numbers, op.Concat(head_size, columns, axis=0))
     return matrix
+
+
+_CENTROIDS: Final = {
+    2: centroids_of_2_bits,
+    3: centroids_of_3_bits,
+    4: centroids_of_4_bits,
+    5: centroids_of_5_bits,
+}
+_PROD: Final = {3: prod_of_3_bits, 4: prod_of_4_bits}
+
+
+def _lloyd_max(codec: Codec, element: str) -> tuple[Writer, Reader]:
+    bits = {"bits": codec.bits}
+    return (
+        Writer(lloyd_max_rows, ALL_TABLES, bits, corrects_norm=True),
+        Reader(_CENTROIDS[codec.bits], half_field, {**bits, "skip": 0}),
+    )
+
+
+def _prod(codec: Codec, element: str) -> tuple[Writer, Reader]:
+    bits = {"index_bits": codec.index_bits}
+    return (
+        Writer(prod_rows, ALL_TABLES, bits, corrects_norm=True),
+        Reader(_PROD[codec.bits]),
+    )
+
+
+def _u8(codec: Codec, element: str) -> tuple[Writer, Reader]:
+    return Writer(u8_rows, ("rotation", "boundaries")), Reader(centroids_of_bytes, float_field)
+
+
+PIECES: Final[Mapping[str, Pieces]] = {
+    kinds.LLOYD_MAX: _lloyd_max,
+    kinds.PROD: _prod,
+    kinds.U8: _u8,
+}
+"""The pieces of each kind of this module."""

@@ -1,6 +1,6 @@
 """Rows of the kinds that neither rotate nor have a codebook: ``uniform``, ``q8_0``, ``fp8_e4m3``.
 
-Formulas: ``tq_onnx/codec/quantise.py`` and ``tq_onnx/codec/fp8.py``. A row with an element that is
+Formulas: ``tq_onnx/codec/unrotated.py`` and ``tq_onnx/codec/fp8.py``. A row with an element that is
 not finite is encoded as the zero vector. Reductions to a maximum are written as TopK, which has
 meant one thing since opset 11.
 
@@ -14,17 +14,20 @@ Attention reads these rows as the vectors that they stand for, fields and all.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 from onnx import numpy_helper
 from onnxscript import BOOL, FLOAT, INT32, INT64, UINT8, script
 
-from tq_onnx.codec.fp8 import VALUES
-from tq_onnx.codec.spec import FP8_MAX, Q8_0_BLOCK
+from tq_onnx.codec.fp8 import FP8_MAX, VALUES
+from tq_onnx.codec.spec import Codec
+from tq_onnx.codec.unrotated import FP8, Q8_0, Q8_0_BLOCK, UNIFORM
 from tq_onnx.ops.bodies import F32, I32, TURBOQUANT, U8, op
 from tq_onnx.ops.bodies.elements import is_negative, magnitude_bits
 from tq_onnx.ops.bodies.half import finite_or_zero, half_bytes, half_field, half_values
+from tq_onnx.ops.bodies.pieces import Pieces, Reader, Writer
 from tq_onnx.ops.bodies.planes import (
     pack_codes,
     unpack_codes_2,
@@ -190,3 +193,22 @@ def fp8_values(rows: UINT8[...], head_size: INT64[...]) -> FLOAT[...]:
     """Vectors [B, N, S, D] of rows [B, N, S, W]; the codes of NaN are 0."""
     coordinates = op.Gather(op.Constant(value_floats=_FP8_VALUES), unpack_codes_8(rows, head_size))
     return coordinates
+
+
+_UNIFORM: Final = {2: uniform_of_2_bits, 3: uniform_of_3_bits, 4: uniform_of_4_bits}
+
+
+def _uniform(codec: Codec, element: str) -> tuple[Writer, Reader]:
+    return Writer(uniform_rows, (), {"bits": codec.bits}), Reader(_UNIFORM[codec.bits])
+
+
+def _q8_0(codec: Codec, element: str) -> tuple[Writer, Reader]:
+    return Writer(q8_0_rows), Reader(q8_0_values)
+
+
+def _fp8(codec: Codec, element: str) -> tuple[Writer, Reader]:
+    return Writer(fp8_rows), Reader(fp8_values)
+
+
+PIECES: Final[Mapping[str, Pieces]] = {UNIFORM: _uniform, Q8_0: _q8_0, FP8: _fp8}
+"""The pieces of each kind of this module."""

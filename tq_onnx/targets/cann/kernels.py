@@ -7,7 +7,8 @@ from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.codec.spec import LLOYD_MAX, Codec
+from tq_onnx.codec.rotated import LLOYD_MAX
+from tq_onnx.codec.spec import Codec
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.graph.values import label, static_dim
 from tq_onnx.ops.domain import DOMAIN, RMS_NORMALIZATION, SWISH, TRANSPOSE

@@ -1,0 +1,174 @@
+"""The record of one codec kind: everything that the package asks about a kind, answered in one row.
+
+The records stand in ``tq_onnx.codec.rotated`` and ``tq_onnx.codec.unrotated``, beside the functions
+that they name; ``tq_onnx.codec.spec.KINDS`` collects them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
+Codes = npt.NDArray[np.uint8]
+Fields = dict[str, Float64]
+"""Name of a field to its floats ``[..., count]``."""
+
+MAX_HALF: Final = 65504.0
+"""Fields of float16 are clamped to the largest finite one."""
+
+COORDINATE: Final = "coordinate"
+"""Unit of a distance from a boundary: a coordinate of the rotated unit vector."""
+
+SIGN: Final = "sign"
+"""The same of signs: a projection of what is left of the unit vector, over sqrt(D)."""
+
+STEP: Final = "step"
+"""The same of equal steps: the whole range of the codes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """The tables that rows are made with; None for a kind without.
+
+    Attributes:
+        rotation: float32 ``[D, C]``, C = ``Codec.coordinates(D)``.
+        centroids: float32 ``[L]``.
+        boundaries: float32 ``[L - 1]``.
+        norm_correction: whether scales make up for the norm that quantisation loses.
+    """
+
+    rotation: Float32 | None = None
+    centroids: Float32 | None = None
+    boundaries: Float32 | None = None
+    norm_correction: bool = True
+
+
+@dataclass(frozen=True)
+class FieldForm:
+    """A field of a kind's rows.
+
+    Attributes:
+        name: ``scale``, ``zero`` or ``residual_norm``.
+        size: bytes of one float: 2 (float16) or 4 (float32).
+        block: coordinates that share a float; 0 where all of a row do.
+    """
+
+    name: str
+    size: int
+    block: int = 0
+
+    def count(self, head_size: int) -> int:
+        """Floats of the field in a row."""
+        return -(-head_size // self.block) if self.block else 1
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """What a backend made of vectors.
+
+    Attributes:
+        vectors: float64 ``[..., D]``, rows that are not finite as zeros.
+        codes: uint8 ``[..., D]``.
+        fields: the fields.
+        bits: bits per coordinate.
+        moved: how far each coordinate may have been from ``vectors`` when the backend saw it.
+    """
+
+    vectors: Float64
+    codes: Codes
+    fields: Fields
+    bits: int
+    moved: Float64
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """Codes of a backend next to the reference.
+
+    What follows from a code (a scale, the signs of a residual) is that of the code which the row
+    has, so that one code on the other side of its boundary is not counted as several.
+
+    Attributes:
+        codes: uint8 ``[..., D]``, the codes of the reference.
+        distances: by unit, how far each coordinate lies outside the interval of the code that the
+            row has: 0 within it, infinite for a code that no coordinate has; ``[..., D]``.
+        fields: the fields before they are rounded for storing.
+    """
+
+    codes: Codes
+    distances: Mapping[str, Float64]
+    fields: Fields
+
+
+Quantise = Callable[[Float64, int, Tables], tuple[Codes, Fields]]
+"""Vectors ``[..., D]``, bits and tables to codes ``[..., D]`` and fields, in float64."""
+
+Coordinates = Callable[[Codes, Fields, int, Float32 | None], Float64]
+"""Codes, fields, bits and centroids to what they mean, in the space that the rotation leads to."""
+
+Judge = Callable[[Written, Tables], Judged]
+"""What a backend made of vectors, and the tables that it had."""
+
+StepError = Callable[[Float64, int], Float64]
+"""Vectors ``[n, D]`` and bits to the largest error of each coordinate that the steps allow."""
+
+
+@dataclass(frozen=True, eq=False)
+class CodecKind:
+    """A way to store vectors.
+
+    Attributes:
+        name: name of the kind in plans, in attributes of operators and in messages.
+        planes: bits per coordinate, of each form of the kind, to the bit widths of its planes,
+            low-order bits first; no planes where rows hold elements.
+        formula: meaning of the numbers in a row, as the layout digest has it.
+        fields: the metadata of a row, in byte order.
+        is_rotated: whether vectors are rotated and quantised with a codebook.
+        has_sketch: whether the top bit of a code is a sign of a random projection (QJL), beside
+            the index into the codebook. The projection lies beside the rotation.
+        corrects_norm: whether the scale can make up for the norm that quantisation loses.
+        quantise: the encoder; None where rows hold the elements as they are.
+        coordinates: the decoder, likewise.
+        judge: which codes may differ from the reference, likewise.
+        step_error: the largest error of a coordinate; None where it does not follow from steps.
+    """
+
+    name: str
+    planes: Mapping[int, tuple[int, ...]]
+    formula: Any
+    fields: tuple[FieldForm, ...] = ()
+    is_rotated: bool = False
+    has_sketch: bool = False
+    corrects_norm: bool = False
+    quantise: Quantise | None = None
+    coordinates: Coordinates | None = None
+    judge: Judge | None = None
+    step_error: StepError | None = None
+
+    @property
+    def bits(self) -> tuple[int, ...]:
+        """Bits per coordinate that the kind has; with a sketch they count the sign."""
+        return tuple(self.planes)
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether rows hold the elements as they are."""
+        return self.quantise is None
+
+
+def half(values: Float64) -> Float64:
+    """Round to float16 through float32, as the backends round; clamped to the finite ones."""
+    clamped = np.clip(values, -MAX_HALF, MAX_HALF).astype(np.float32)
+    return clamped.astype(np.float16).astype(np.float64)
+
+
+def finite_rows(vectors: npt.NDArray[np.generic]) -> Float64:
+    """Return vectors ``[..., D]`` in float64, rows with an element that is not finite as zeros."""
+    x = np.asarray(vectors, np.float64)
+    return np.where(np.isfinite(x).all(axis=-1, keepdims=True), x, 0)

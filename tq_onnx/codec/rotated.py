@@ -1,0 +1,224 @@
+"""Kinds that rotate a vector and quantise its coordinates with a codebook.
+
+x being a vector of D coordinates, R orthogonal, t the boundaries and c the centroids:
+
+    lloyd_max, u8   gamma = ||x||,  y = (x / gamma) R,  code_j = #{i : y_j >= t_i},
+                    scale = gamma / ||c[code]|| with norm correction, else gamma,
+                    x' = scale c[code] R^T
+    prod            the same with one bit less, then r = x - x', sign_j = ((S r)_j >= 0),
+                    residual_norm = ||r||,  x'' = x' + sqrt(pi/2)/D ||r|| S^T (+-1)  (QJL)
+
+A row whose squared norm is not finite in float32 is stored as the zero vector. The scale of
+``prod`` is rounded for storing before the residual is taken, as a reader will see it.
+"""
+
+from __future__ import annotations
+
+from math import pi, sqrt
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tq_onnx.codec.kind import (
+    COORDINATE,
+    SIGN,
+    CodecKind,
+    Codes,
+    FieldForm,
+    Fields,
+    Float32,
+    Float64,
+    Judged,
+    Tables,
+    Written,
+    half,
+)
+
+LLOYD_MAX: Final = "lloyd_max"
+"""Codec kind: rotated, Lloyd-Max quantised coordinates and one scale per row."""
+
+PROD: Final = "prod"
+"""Codec kind: ``lloyd_max`` of one bit less, and the signs of a random projection of what it left
+over (QJL), which make the estimate of an inner product unbiased."""
+
+U8: Final = "u8"
+"""Codec kind: a four-bit index of ``lloyd_max`` in a byte of its own, and the norm in float32."""
+
+
+def rotate(
+    vectors: npt.NDArray[np.generic], rotation: npt.NDArray[np.floating]
+) -> tuple[Float64, Float64]:
+    """Split vectors into norms and rotated directions.
+
+    Args:
+        vectors: floats ``[..., D]``.
+        rotation: ``[D, D]``.
+
+    Returns:
+        norms float64 ``[...]`` and coordinates float64 ``[..., D]``; both 0 for a row whose squared
+        norm is 0 or not finite in float32, which is what the backends accumulate in.
+    """
+    x = np.asarray(vectors, np.float64)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        energy = np.sum(x * x, axis=-1)
+        usable = np.isfinite(energy.astype(np.float32)) & (energy.astype(np.float32) > 0)
+    norms = np.sqrt(np.where(usable, energy, 0))
+    directions = np.where(usable[..., None], x, 0) / np.where(usable, norms, 1)[..., None]
+    return norms, directions @ np.asarray(rotation, np.float64)
+
+
+class _Parts:
+    """The tables in float64, the projection apart from the rotation."""
+
+    def __init__(self, tables: Tables) -> None:
+        assert tables.rotation is not None  # only other kinds do without
+        assert tables.centroids is not None
+        assert tables.boundaries is not None
+        size = len(tables.rotation)
+        self.rotation = tables.rotation[:, :size].astype(np.float64)
+        self.sketch = tables.rotation[:, size:].astype(np.float64)
+        self.centroids = tables.centroids.astype(np.float64)
+        self.boundaries = tables.boundaries.astype(np.float64)
+        self.norm_correction = tables.norm_correction
+
+    def indices(self, y: Float64) -> Codes:
+        """The code of each coordinate; on a boundary the upper one."""
+        return np.searchsorted(self.boundaries, y, side="right").astype(np.uint8)
+
+    def scales(self, norms: Float64, indices: Codes) -> Float64:
+        """The factor on the centroids of each row."""
+        if not self.norm_correction:
+            return norms
+        scales: Float64 = norms / np.linalg.norm(self.centroids[indices], axis=-1)
+        return scales
+
+    def residual(self, x: Float64, norms: Float64, indices: Codes, scales: Float64) -> Float64:
+        """What stored scales ``[..., 1]`` and indices leave over."""
+        decoded = scales * self.centroids[indices] @ self.rotation.T
+        left: Float64 = np.where(norms[..., None] > 0, x, 0) - decoded
+        return left
+
+    def outside(self, y: Float64, indices: Codes) -> Float64:
+        """How far coordinates lie outside the intervals of these indices."""
+        below = np.concatenate([[-np.inf], self.boundaries])[indices] - y
+        above = y - np.concatenate([self.boundaries, [np.inf]])[indices]
+        outside: Float64 = np.maximum(np.maximum(below, above), 0)
+        return outside
+
+
+def _lloyd_max(x: Float64, bits: int, tables: Tables) -> tuple[Codes, Fields]:
+    parts = _Parts(tables)
+    norms, y = rotate(x, parts.rotation)
+    indices = parts.indices(y)
+    return indices, {"scale": half(parts.scales(norms, indices))[..., None]}
+
+
+def _u8(x: Float64, bits: int, tables: Tables) -> tuple[Codes, Fields]:
+    parts = _Parts(tables)
+    norms, y = rotate(x, parts.rotation)
+    scale = norms.astype(np.float32).astype(np.float64)
+    return parts.indices(y), {"scale": scale[..., None]}
+
+
+def _prod(x: Float64, bits: int, tables: Tables) -> tuple[Codes, Fields]:
+    parts = _Parts(tables)
+    norms, y = rotate(x, parts.rotation)
+    indices = parts.indices(y)
+    scales = half(parts.scales(norms, indices))[..., None]
+    residual = parts.residual(x, norms, indices, scales)
+    signs = residual @ parts.sketch >= 0
+    lengths = half(np.linalg.norm(residual, axis=-1, keepdims=True))
+    return (
+        indices | (signs.astype(np.uint8) << (bits - 1)).astype(np.uint8),
+        {"scale": scales, "residual_norm": lengths},
+    )
+
+
+def _scaled_centroids(
+    codes: Codes, fields: Fields, bits: int, centroids: Float32 | None
+) -> Float64:
+    assert centroids is not None  # only other kinds do without
+    values: Float64 = fields["scale"] * centroids.astype(np.float64)[codes & (len(centroids) - 1)]
+    return values
+
+
+def _with_signs(codes: Codes, fields: Fields, bits: int, centroids: Float32 | None) -> Float64:
+    values = _scaled_centroids(codes, fields, bits, centroids)
+    signs = 2.0 * (codes >> (bits - 1)) - 1
+    share = sqrt(pi / 2) / codes.shape[-1]
+    return np.concatenate([values, share * fields["residual_norm"] * signs], axis=-1)
+
+
+def _judge(written: Written, tables: Tables) -> Judged:
+    parts = _Parts(tables)
+    norms, y = rotate(written.vectors, parts.rotation)
+    own = np.minimum(written.codes, len(parts.boundaries))
+    distances = np.where(own == written.codes, parts.outside(y, own), np.inf)
+    scales = parts.scales(norms, own)[..., None]
+    return Judged(parts.indices(y), {COORDINATE: distances}, {"scale": scales})
+
+
+def _judge_norms(written: Written, tables: Tables) -> Judged:
+    found = _judge(written, tables)
+    assert tables.rotation is not None
+    norms, _ = rotate(written.vectors, tables.rotation)
+    return Judged(found.codes, found.distances, {"scale": norms[..., None]})
+
+
+def _judge_prod(written: Written, tables: Tables) -> Judged:
+    parts = _Parts(tables)
+    norms, y = rotate(written.vectors, parts.rotation)
+    own = (written.codes & ((1 << (written.bits - 1)) - 1)).astype(np.uint8)
+    scales = parts.scales(norms, own)[..., None]
+    # A sign is that of what the indices and the stored scale of the row leave over.
+    residual = parts.residual(written.vectors, norms, own, written.fields["scale"])
+    projected = residual @ parts.sketch
+    signs = projected >= 0
+    reach = np.where(norms > 0, norms, 1)[..., None] * sqrt(written.vectors.shape[-1])
+    wrong_signs = signs != (written.codes >> (written.bits - 1)).astype(bool)
+    distances = {
+        COORDINATE: parts.outside(y, own),
+        SIGN: np.where(wrong_signs, np.abs(projected) / reach, 0),
+    }
+    wanted = parts.indices(y) | (signs.astype(np.uint8) << (written.bits - 1)).astype(np.uint8)
+    lengths = np.linalg.norm(residual, axis=-1, keepdims=True)
+    return Judged(wanted, distances, {"scale": scales, "residual_norm": lengths})
+
+
+KINDS: Final = (
+    CodecKind(
+        LLOYD_MAX,
+        planes={2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1)},
+        formula="norm / norm(centroids[codes])",
+        fields=(FieldForm("scale", 2),),
+        is_rotated=True,
+        corrects_norm=True,
+        quantise=_lloyd_max,
+        coordinates=_scaled_centroids,
+        judge=_judge,
+    ),
+    CodecKind(
+        PROD,
+        planes={3: (2, 1), 4: (2, 1, 1)},
+        formula="scale * centroids, sqrt(pi/2)/d * residual_norm * signs, sign in the top plane",
+        fields=(FieldForm("scale", 2), FieldForm("residual_norm", 2)),
+        is_rotated=True,
+        has_sketch=True,
+        corrects_norm=True,
+        quantise=_prod,
+        coordinates=_with_signs,
+        judge=_judge_prod,
+    ),
+    CodecKind(
+        U8,
+        planes={4: (8,)},
+        formula="norm",
+        fields=(FieldForm("scale", 4),),
+        is_rotated=True,
+        quantise=_u8,
+        coordinates=_scaled_centroids,
+        judge=_judge_norms,
+    ),
+)
+"""The records of this module."""
