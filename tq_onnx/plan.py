@@ -215,23 +215,23 @@ class Plan:
 
     @property
     def centered(self) -> bool:
-        """Whether some layer has offsets."""
+        """True if some layer has offsets."""
         return any(layer.centered for layer in self.layers)
 
     def unlike(self, other: Plan) -> int | None:
-        """The first layer whose caches another graph cannot go on with; None if it can."""
+        """Return the first layer whose caches another graph cannot continue; None if it can."""
         pairs = zip(_rows_of(self), _rows_of(other), strict=False)
         found = (index for index, (one, its) in enumerate(pairs) if one != its)
         shorter = min(len(self.layers), len(other.layers))
         return next(found, None if len(self.layers) == len(other.layers) else shorter)
 
     def to_json(self) -> str:
-        """One JSON document with stable key order."""
+        """Return one JSON document with stable key order."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Reads what ``to_json`` wrote.
+        """Read what ``to_json`` wrote.
 
         Raises:
             ModelFileError: the text is not a plan.
@@ -250,7 +250,7 @@ class Plan:
 
 
 def _rows_of(plan: Plan) -> Iterator[tuple[object, ...]]:
-    """What the bytes of each layer's caches mean."""
+    """Yield the facts that give meaning to the bytes of each layer's caches."""
     for layer in plan.layers:
         yield (
             *(layer.kv_num_heads, layer.head_size, *layer.codecs, layer.adaptation),

@@ -1,4 +1,4 @@
-"""Loading a model: the only place that opens one.
+"""Load a model: the only place that opens one.
 
 ``load(path)`` resolves the path once, refuses what is not an ONNX model, runs ``preflight`` and
 builds the onnx-ir graph. Weights in external data are never read: they stay references, whose
@@ -54,7 +54,7 @@ class LoadedModel:
 
 
 def load(path: Path) -> LoadedModel:
-    """Loads a model without reading its external weights.
+    """Load a model without reading its external weights.
 
     Raises:
         ModelFileError: the file is missing, unreadable or no ONNX model, or it declares sizes or
@@ -82,7 +82,7 @@ def load(path: Path) -> LoadedModel:
 
 
 def _locate(path: Path, where: str) -> tuple[Path, bytes]:
-    """Resolves the path and reads the file.
+    """Resolve the path and read the file.
 
     A link in the Hugging Face cache stays where it is, because its external data lies beside the
     link; any other link is followed, because it lies beside the target.
@@ -137,7 +137,7 @@ def _parse(content: bytes, where: str) -> onnx.ModelProto:
 
 
 def _sniff(content: bytes) -> tuple[str, str]:
-    """What a file that is no ONNX model probably is, and what to do about it."""
+    """Return the probable kind of a file that is no ONNX model, and the advice for it."""
     for magic, what, fix in _SNIFFED:
         if content.startswith(magic):
             return what, fix

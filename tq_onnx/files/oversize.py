@@ -1,4 +1,4 @@
-"""Weights that no longer fit into the model's own file move into a data file beside it.
+"""Move weights that no longer fit into the model's own file into a data file beside it.
 
 An ONNX file is one protobuf message, which cannot have more than 2 GiB. A conversion adds rotations
 and function bodies, so a model that only just fitted may not fit any more. ``stage_model`` writes a
@@ -27,7 +27,7 @@ _ALIGNMENT: Final = 64 << 10
 
 @dataclass(frozen=True)
 class StagedModel:
-    """What ``stage_model`` staged.
+    """The result of ``stage_model``.
 
     Attributes:
         size: bytes of the model file.
@@ -48,7 +48,7 @@ def stage_model(
     taken: Collection[Path] = (),
     limit: int | None = None,
 ) -> StagedModel:
-    """Stages a model file, the data file for its weights first if one is needed.
+    """Stage a model file, after a data file for its weights if one is needed.
 
     Args:
         transaction: where to write.
@@ -89,7 +89,7 @@ def stage_model(
 
 
 def _movable(model: ir.Model) -> Iterator[ir.Value]:
-    """Initializers whose content is inside the model."""
+    """Yield the initializers whose content is inside the model."""
     for value in model.graph.initializers.values():
         tensor = value.const_value
         if tensor is None or isinstance(tensor, ir.ExternalTensor):
@@ -103,7 +103,7 @@ def _bytes(value: ir.Value) -> int:
 
 
 def _largest(model: ir.Model, excess: int) -> list[ir.Value]:
-    """The fewest initializers that hold ``excess`` bytes, in the order of the graph."""
+    """Return the fewest initializers that hold ``excess`` bytes, in the order of the graph."""
     order = list(_movable(model))
     chosen: set[ir.Value] = set()
     for value in sorted(order, key=_bytes, reverse=True):
@@ -115,7 +115,7 @@ def _largest(model: ir.Model, excess: int) -> list[ir.Value]:
 
 
 def _move(values: Iterable[ir.Value], data: Path) -> Iterator[bytes]:
-    """Yields the content of the data file; each weight becomes a reference as it is passed."""
+    """Yield the content of the data file; each weight becomes a reference as it is passed."""
     offset = 0
     for value in values:
         tensor = value.const_value

@@ -1,4 +1,4 @@
-"""What a parsed model must satisfy before a graph is built from it: integers and ``stat`` only.
+"""Check a parsed model before a graph is built from it, by integers and ``stat`` only.
 
 ``preflight(proto, folder, where)`` looks at every tensor of the model (initializers, attributes,
 subgraphs, functions) and at the types of its inputs and outputs. It opens no file, reads no weight
@@ -56,7 +56,7 @@ _INTEGER: Final = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 
 def preflight(proto: onnx.ModelProto, folder: Path, where: str) -> tuple[Path, ...]:
-    """Checks a model's declared sizes and its external data.
+    """Check a model's declared sizes and its external data.
 
     Args:
         proto: the parsed model.
@@ -82,7 +82,7 @@ def preflight(proto: onnx.ModelProto, folder: Path, where: str) -> tuple[Path, .
 
 
 def external_file(location: str, folder: Path, where: str) -> tuple[Path, int]:
-    """Finds one external data file.
+    """Find one external data file.
 
     Returns:
         The path below ``folder`` and its size in bytes.
@@ -124,7 +124,7 @@ def external_file(location: str, folder: Path, where: str) -> tuple[Path, int]:
 
 
 def is_blob(real: Path, folder: Path) -> bool:
-    """Whether a file is stored for ``folder`` in the Hugging Face cache that holds both."""
+    """Return True if a file is stored for ``folder`` in the Hugging Face cache that holds both."""
     for parent in (folder, *folder.parents):
         if parent.parent.name == "snapshots":
             return real.parent == parent.parent.parent / "blobs"
@@ -142,7 +142,7 @@ def _check_type(value: onnx.ValueInfoProto, where: str) -> None:
 
 
 def _declared_bytes(tensor: onnx.TensorProto, where: str) -> int:
-    """Bytes that a tensor's type and dimensions ask for; 0 for strings, whose count is checked."""
+    """Return the bytes that a tensor's type and dimensions ask for; 0 for strings."""
     name = tensor.name or "(unnamed)"
     if any(dim < 0 for dim in tensor.dims):
         raise ModelFileError(
@@ -225,7 +225,7 @@ def _check_external(
 
 
 def _tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor of a model, wherever it stands."""
+    """Yield every tensor of a model, wherever it stands."""
     yield from _graph_tensors(proto.graph)
     for function in proto.functions:
         yield from _node_tensors(function.node)

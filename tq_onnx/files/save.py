@@ -1,4 +1,4 @@
-"""Writing a model: all of it or nothing, and never over its input.
+"""Write a model: all of it or nothing, and never over its input.
 
 ``save`` stages the model and the data it needs beside their targets under temporary names, syncs
 them to the disk and renames them, the model last. Whatever goes wrong before that, an interruption
@@ -40,7 +40,7 @@ _OTHER_DATA: Final = "give another folder, or --overwrite if no other model need
 
 @dataclass(frozen=True)
 class SavedFiles:
-    """What was written, and what the written model needs.
+    """The files that were written, and the data that the model needs.
 
     Attributes:
         model: the model file.
@@ -64,7 +64,7 @@ def check_output(
     overwrite: bool = False,
     external_data: ExternalData | None = None,
 ) -> tuple[Path, ExternalData | None]:
-    """Refuses an output that ``save`` would refuse, before any work is done.
+    """Refuse an output that ``save`` would refuse, before any work is done.
 
     Returns:
         The output with its folder resolved, and how external data gets there.
@@ -107,7 +107,7 @@ def save(
     on_progress: OnProgress | None = None,
     limit: int | None = None,
 ) -> SavedFiles:
-    """Writes a model that was made from ``loaded``.
+    """Write a model that was made from ``loaded``.
 
     Args:
         loaded: where the model came from, and its data files.
@@ -156,7 +156,7 @@ def save(
 def _missing(
     copies: tuple[tuple[Path, Path], ...], overwrite: bool, on_progress: OnProgress | None
 ) -> list[tuple[Path, Path]]:
-    """The copies that are not there yet with the same content.
+    """Return the copies that are not there yet with the same content.
 
     Raises:
         OutputExistsError: one is there with other content, and may not be replaced.
@@ -174,7 +174,7 @@ def _missing(
 
 
 def _may_be(path: Path, source: Path) -> bool:
-    """Whether a file may have the content of another: the same file, or a file of its size."""
+    """Return True if a file may have another's content: the same file, or one of its size."""
     if _same_file(path, source):
         return True
     try:
@@ -236,7 +236,7 @@ def _check_target(path: Path, where: str, overwrite: bool, fix: str) -> None:
 
 
 def check_space(folder: Path, needed: int) -> None:
-    """Refuses what a file system has no room for.
+    """Refuse an output that the file system has no room for.
 
     Raises:
         ModelFileError: fewer bytes are free.
@@ -249,7 +249,7 @@ def check_space(folder: Path, needed: int) -> None:
 
 
 def refusal(error: OSError, output: Path) -> ModelFileError:
-    """What a user is told when writing an output failed."""
+    """Return the error for the user when writing an output failed."""
     if error.errno == errno.EXDEV:
         return ModelFileError(
             "a hard link cannot cross file systems",

@@ -24,7 +24,7 @@ _CHUNK: Final = 16 << 20
 def same_content(
     path: Path, other: Path, done: int, total: int, on_progress: OnProgress | None
 ) -> bool:
-    """Whether two regular files hold the same bytes; read in chunks, up to the first difference.
+    """Return True if two regular files hold the same bytes; read in chunks, up to a difference.
 
     Links are not followed at ``path``: what a link shows today may be something else tomorrow.
 
@@ -72,7 +72,7 @@ class Transaction:
         self._backups: list[tuple[Path, Path]] = []
 
     def make_folder(self, folder: Path) -> None:
-        """Makes a folder and its parents, where they do not exist."""
+        """Make a folder and its parents, where they do not exist."""
         missing = []
         while not folder.exists():
             missing.append(folder)
@@ -82,14 +82,14 @@ class Transaction:
             self._folders.append(path)
 
     def link(self, source: Path, target: Path) -> None:
-        """Stages another name of a file."""
+        """Stage another name of a file."""
         self.make_folder(target.parent)
         os.link(source.resolve(), self._temporary(target))
 
     def copy(
         self, source: Path, target: Path, done: int, total: int, on_progress: OnProgress | None
     ) -> int:
-        """Copies a file and returns ``done`` plus its size; inside the kernel where it can."""
+        """Copy a file and return ``done`` plus its size; inside the kernel where it can."""
         self.make_folder(target.parent)
         with source.open("rb") as reader, self._temporary(target).open("xb") as writer:
             in_kernel = hasattr(os, "copy_file_range")
@@ -114,7 +114,7 @@ class Transaction:
         return done
 
     def write(self, target: Path, parts: Iterable[bytes]) -> int:
-        """Stages a file whose content is taken part by part, and returns its size."""
+        """Stage a file whose content is taken part by part, and return its size."""
         self.make_folder(target.parent)
         size = 0
         with self._temporary(target).open("xb") as writer:
@@ -125,7 +125,7 @@ class Transaction:
         return size
 
     def commit(self, last: Collection[Path] = ()) -> None:
-        """Renames everything, in the order of staging, what is in ``last`` at the end.
+        """Rename everything in the order of staging, and the files of ``last`` at the end.
 
         What reads other files belongs there: a model after its data, a configuration after models.
         """
@@ -148,7 +148,7 @@ class Transaction:
         self._backups.clear()
 
     def undo(self) -> None:
-        """Removes what was made and puts back what was replaced."""
+        """Remove what was made, and put back what was replaced."""
         for temporary, _ in self._staged:
             temporary.unlink(missing_ok=True)
         restored = {target: backup for backup, target in self._backups}

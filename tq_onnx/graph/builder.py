@@ -1,4 +1,4 @@
-"""Makes the nodes of a rewrite: readable unique names, known types, shared constants.
+"""Make the nodes of a rewrite: readable unique names, known types, shared constants.
 
 Nodes go before a node of the graph that the caller names (``before``), so the graph stays in
 topological order and is never sorted. What several layers need is made once (``once``).
@@ -39,7 +39,7 @@ class Builder:
 
     @contextmanager
     def before(self, node: ir.Node, scope: str) -> Iterator[None]:
-        """New nodes go before ``node``, their names begin with ``scope``."""
+        """Put new nodes before ``node``, with names that begin with ``scope``."""
         outer = self._place, self._scope
         self._place, self._scope = node, scope
         try:
@@ -48,7 +48,7 @@ class Builder:
             self._place, self._scope = outer
 
     def once(self, key: Hashable, make: Callable[[], ir.Value]) -> ir.Value:
-        """What ``make`` made the first time it was asked for ``key``."""
+        """Return the value that ``make`` made when it was first asked for ``key``."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
@@ -64,7 +64,7 @@ class Builder:
         domain: str = "",
         **attributes: AttributeValue,
     ) -> ir.Value:
-        """Inserts a node with one output.
+        """Insert a node with one output.
 
         Args:
             op_type: the operator.
@@ -97,7 +97,7 @@ class Builder:
         domain: str = "",
         attributes: Mapping[str, AttributeValue] | None = None,
     ) -> tuple[ir.Value, ...]:
-        """Inserts a node with one output per entry of ``shapes``."""
+        """Insert a node with one output per entry of ``shapes``."""
         if self._place is None:
             raise RuntimeError("nodes are made inside of Builder.before")
         name = self.unique(f"{self._scope}/{label}")
@@ -115,22 +115,22 @@ class Builder:
         return tuple(outputs)
 
     def dim(self, value: ir.Value, axis: int, label: str) -> ir.Value:
-        """One dimension of a value, int64 ``[1]``."""
+        """Return one dimension of a value, int64 ``[1]``."""
         return self.op(
             "Shape", [value], label, dtype=ir.DataType.INT64, shape=[1], start=axis, end=axis + 1
         )
 
     def integers(self, *numbers: int) -> ir.Value:
-        """A constant int64 list."""
+        """Return a constant int64 list."""
         name = "tq.int64." + "_".join(str(number) for number in numbers)
         return self.constant(name, np.array(numbers, np.int64))
 
     def number(self, number: int) -> ir.Value:
-        """A constant int64 scalar."""
+        """Return a constant int64 scalar."""
         return self.constant(f"tq.int64.scalar.{number}", np.array(number, np.int64))
 
     def constant(self, name: str, array: npt.ArrayLike) -> ir.Value:
-        """An initializer; the same name gives the same one."""
+        """Return an initializer; the same name gives the same one."""
 
         def make() -> ir.Value:
             unique = self.unique(name)
@@ -148,7 +148,7 @@ class Builder:
         return self.once(("constant", name), make)
 
     def unique(self, name: str) -> str:
-        """The name, or the name with a number if the graph has it already."""
+        """Return the name, or the name with a number if the graph has it already."""
         candidate, count = name, 0
         while candidate in self._names:
             count += 1

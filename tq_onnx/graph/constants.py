@@ -35,7 +35,7 @@ _EXACT: Final = frozenset({"Identity", "Neg", "Mul", "Add", "Sub"})
 
 
 def scalar(value: ir.Value | None) -> float | None:
-    """The number that a one-element value always has; None if it is not constant."""
+    """Return the number that a one-element value always has; None if it is not constant."""
     number = _scalar(value, _MAX_DEPTH)
     return None if number is None or math.isnan(number) else number
 
@@ -64,7 +64,7 @@ def _scalar(value: ir.Value | None, depth: int) -> float | None:
 
 
 def _computes_with_floats(node: ir.Node) -> bool:
-    """Whether a node does not round to integers."""
+    """Return True if a node does not round to integers."""
     if node.op_type == "Cast":
         return ir.DataType(node.attributes.get_int("to", 0)).is_floating_point()
     dtype = node.outputs[0].dtype
@@ -72,7 +72,7 @@ def _computes_with_floats(node: ir.Node) -> bool:
 
 
 def integers(value: ir.Value | None) -> tuple[int, ...] | None:
-    """A constant list of integers; None if it is not constant, or long."""
+    """Return a constant list of integers; None if it is not constant, or long."""
     tensor = None if value is None else _tensor(value)
     if tensor is None or tensor.size > _MAX_LIST or not tensor.dtype.is_integer():
         return None
@@ -96,10 +96,10 @@ def _tensor(value: ir.Value) -> ir.TensorProtocol | None:
 
 
 def attribute_int(node: ir.Node, name: str, default: int) -> int:
-    """An integer attribute, or its default."""
+    """Return an integer attribute, or its default."""
     return node.attributes.get_int(name, default)
 
 
 def attribute_float(node: ir.Node, name: str, default: float) -> float:
-    """A float attribute, or its default."""
+    """Return a float attribute, or its default."""
     return node.attributes.get_float(name, default)

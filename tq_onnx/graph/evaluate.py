@@ -29,7 +29,7 @@ _MOST_DETAIL: Final = 200
 
 
 def evaluate(values: Sequence[ir.Value], given: Mapping[ir.Value, Array]) -> list[Array]:
-    """Computes values of a graph.
+    """Compute values of a graph.
 
     Args:
         values: what to compute.
@@ -97,7 +97,7 @@ def _model(
     constants: Mapping[str, ir.TensorProtocol],
     feeds: Mapping[str, Array],
 ) -> onnx.ModelProto:
-    """What computes the wanted values, and nothing else."""
+    """Return the nodes that compute the wanted values, and no others."""
     proto = onnx.GraphProto(name="part")
     proto.node.extend(ir.serde.serialize_node(node) for node in nodes)
     for name, tensor in constants.items():

@@ -1,4 +1,4 @@
-"""Which nodes matter: backwards from what is wanted."""
+"""Find the nodes that matter, backwards from the wanted values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 
 def live_nodes(wanted: Iterable[ir.Value | None], cut: Collection[ir.Value] = ()) -> set[ir.Node]:
-    """Nodes that the wanted values depend on, nodes inside subgraphs included.
+    """Return the nodes that the wanted values depend on, nodes inside subgraphs included.
 
     Args:
         wanted: values to compute.
@@ -31,7 +31,7 @@ def live_nodes(wanted: Iterable[ir.Value | None], cut: Collection[ir.Value] = ()
 
 
 def data_ancestors(values: Iterable[ir.Value]) -> set[ir.Value]:
-    """Everything whose contents flow into the values; what is only asked for its shape does not."""
+    """Return all values whose contents flow into the given ones; a Shape node passes nothing on."""
     seen: set[ir.Value] = set()
     pending = list(values)
     while pending:
@@ -49,7 +49,7 @@ def data_ancestors(values: Iterable[ir.Value]) -> set[ir.Value]:
 
 
 def read_too_early(graph: ir.Graph) -> tuple[ir.Node, ir.Value] | None:
-    """The first node that reads what is made after it, or by itself, and what it reads.
+    """Return the first node that reads what is made after it, or by itself, and what it reads.
 
     Where there is none, every way backwards through the graph ends.
     """
@@ -67,7 +67,7 @@ def read_too_early(graph: ir.Graph) -> tuple[ir.Node, ir.Value] | None:
 
 
 def nested_nodes(node: ir.Node) -> Iterator[ir.Node]:
-    """All nodes inside the subgraphs of a node."""
+    """Yield all nodes inside the subgraphs of a node."""
     for graph in _graphs(node):
         yield from graph.all_nodes()
 

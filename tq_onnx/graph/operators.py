@@ -25,5 +25,5 @@ FUSED: Final = frozenset(
 
 
 def kind(node: ir.Node) -> str:
-    """The operator: its name, after its domain and a dot unless that is the default one."""
+    """Return the operator: its name, after its domain and a dot unless that is the default one."""
     return node.op_type if node.domain == "" else f"{node.domain}.{node.op_type}"

@@ -21,7 +21,7 @@ _MAX_CONSTANT: Final = 64
 
 
 def fill_shapes(model: ir.Model) -> None:
-    """Gives shapes and types to the values of the main graph that have none.
+    """Give shapes and types to the values of the main graph that have none.
 
     A graph that inference cannot work with stays as it is.
     """
@@ -56,7 +56,7 @@ def _inferred(model: ir.Model) -> Iterable[onnx.ValueInfoProto]:
 
 
 def without_weights(model: ir.Model) -> onnx.ModelProto:
-    """The model with its weights as inputs; constants that are small stay."""
+    """Return the model with its weights as inputs; constants that are small stay."""
     graph = model.graph
     kept: dict[str, ir.Value] = {}
     weights: list[ir.Value] = []

@@ -1,4 +1,4 @@
-"""What each operator makes of the sizes and of the integers that it is given.
+"""Derive the sizes and integers of each operator's outputs from those of its inputs.
 
 A rule tells what must be so if the graph is valid, or nothing; none of them guesses. It is given
 the integers that are known of a value, in order; a scalar is a list of one.
@@ -29,24 +29,24 @@ _ARITHMETIC: Final[dict[str, Callable[[int, int], int | None]]] = {
 
 
 def sizes(value: ir.Value | None) -> Sizes | None:
-    """The dimensions of a value as far as they are told; None if not even their number is."""
+    """Return the dimensions of a value as far as the graph tells them; None without a rank."""
     if value is None or value.shape is None:
         return None
     return tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
 
 
 def operand(node: ir.Node, index: int) -> ir.Value | None:
-    """An input of a node; None if it has none there."""
+    """Return an input of a node; None if it has none there."""
     return node.inputs[index] if index < len(node.inputs) else None
 
 
 def nothing(numbers: Numbers, node: ir.Node) -> Sizes | None:
-    """The rule of all other operators."""
+    """Return the rule of all other operators."""
     return None
 
 
 def broadcast(shapes: Sequence[Sizes | None]) -> Sizes | None:
-    """The shape that operands of these shapes give; None if one is not known."""
+    """Return the shape that operands of these shapes give; None if one is not known."""
     parts = [shape for shape in shapes if shape is not None]
     if not parts or len(parts) != len(shapes):
         return None
@@ -56,7 +56,7 @@ def broadcast(shapes: Sequence[Sizes | None]) -> Sizes | None:
 
 
 def _common(column: tuple[Size, ...]) -> Size:
-    """The size that broadcasting gives: a number above 1 always wins."""
+    """Return the size that broadcasting gives: a number above 1 always wins."""
     wide = {size for size in column if size != 1}
     numbers = [size for size in wide if isinstance(size, int)]
     if numbers:
@@ -89,7 +89,7 @@ def _reshaped(numbers: Numbers, node: ir.Node) -> Sizes | None:
 
 
 def _quotient(shape: Sizes, result: Sequence[Size], free: int) -> Size:
-    """The size that -1 stands for: what all sizes give, over what the others take."""
+    """Return the size that -1 stands for: what all sizes give, over what the others take."""
     above = list(shape)
     below = [size for axis, size in enumerate(result) if axis != free]
     for size in list(below):

@@ -45,7 +45,7 @@ _SAME: Final = frozenset(
 
 
 def refine(graph: ir.Graph, untold: set[ir.Value]) -> None:
-    """Tells more sizes and types.
+    """Fill in more sizes and types.
 
     Args:
         graph: in topological order; its nodes' outputs get what is missing.
@@ -69,13 +69,13 @@ def refine(graph: ir.Graph, untold: set[ir.Value]) -> None:
 
 
 class _Known:
-    """What is known of the values before a node."""
+    """The known sizes and integers of the values before a node."""
 
     def __init__(self) -> None:
         self._numbers: dict[ir.Value, Sizes | None] = {}
 
     def numbers(self, value: ir.Value | None) -> Sizes | None:
-        """A short list of integers; a scalar is a list of one."""
+        """Return a short list of integers; a scalar is a list of one."""
         if value is None:
             return None
         if value not in self._numbers:
@@ -83,7 +83,7 @@ class _Known:
         return self._numbers[value]
 
     def follow_numbers(self, node: ir.Node, output: ir.Value) -> None:
-        """Remembers the integers that a node makes."""
+        """Remember the integers that a node makes."""
         if node.domain != "":
             return
         found = NUMBERS.get(node.op_type, nothing)(self.numbers, node)
@@ -91,7 +91,7 @@ class _Known:
             self._numbers[output] = found
 
     def sizes_of_result(self, node: ir.Node) -> Sizes | None:
-        """Shape of a node's first output."""
+        """Return the shape of a node's first output."""
         if node.op_type in _SAME:
             return sizes(operand(node, 0))
         if node.op_type in _BROADCAST:
@@ -99,7 +99,7 @@ class _Known:
         return SHAPES.get(node.op_type, nothing)(self.numbers, node)
 
     def sizes_of_parts(self, node: ir.Node) -> list[Sizes | None]:
-        """Shapes of the outputs of a Split."""
+        """Return the shapes of the outputs of a Split."""
         shape = sizes(operand(node, 0))
         if not shape:
             return [None] * len(node.outputs)

@@ -11,7 +11,7 @@ FLOATS: Final = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def static_dim(value: ir.Value, axis: int) -> int | None:
-    """A dimension of a value if it is known as a number."""
+    """Return a dimension of a value if it is known as a number."""
     if value.shape is None or not -len(value.shape) <= axis < len(value.shape):
         return None
     dim = value.shape[axis]
@@ -19,24 +19,24 @@ def static_dim(value: ir.Value, axis: int) -> int | None:
 
 
 def rank(value: ir.Value) -> int | None:
-    """Number of dimensions, if known."""
+    """Return the number of dimensions, if known."""
     return None if value.shape is None else len(value.shape)
 
 
 def label(node: ir.Node) -> str:
-    """A node's name, or that of its output where exporters leave nodes nameless."""
+    """Return a node's name, or that of its output where exporters leave nodes nameless."""
     return node.name or node.outputs[0].name or node.op_type
 
 
 def passes_through(node: ir.Node) -> bool:
-    """Whether a node's output is its first input."""
+    """Return True if a node's output is its first input."""
     return node.domain == "" and (
         node.op_type == "Identity" or (node.op_type == "Concat" and len(node.inputs) == 1)
     )
 
 
 def keeps_numbers(node: ir.Node) -> bool:
-    """Whether a node's output is its first input but for the precision."""
+    """Return True if a node's output is its first input, except for the precision."""
     if (node.domain, node.op_type) == ("", "Cast"):
         # Not a type of 8 bits or less: that is quantisation.
         return node.attributes.get_int("to", 0) in (*FLOATS, ir.DataType.DOUBLE)
@@ -44,7 +44,7 @@ def keeps_numbers(node: ir.Node) -> bool:
 
 
 def substitute(old: ir.Value, new: ir.Value) -> None:
-    """Lets every reader of a value read another one; an output of the graph keeps its name.
+    """Let every reader of a value read another one; an output of the graph keeps its name.
 
     Args:
         old: what is read now.

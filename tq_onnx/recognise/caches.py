@@ -55,7 +55,7 @@ class Anchor:
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """How new rows get into a cache, outside of a fused operator.
+    """The nodes that put new rows into a cache, outside of a fused operator.
 
     Attributes:
         past: the graph input; None in a graph that takes no caches.
@@ -77,7 +77,7 @@ class Update:
     slots: int = 0
 
     def size(self, letter: str) -> int | None:
-        """A dimension of the new rows, if it is known as a number."""
+        """Return a dimension of the new rows, if it is known as a number."""
         axis = self.rows_dims.index(letter) if letter in self.rows_dims else None
         return None if axis is None else static_dim(self.rows, axis)
 
@@ -152,7 +152,7 @@ class Cache:
 
     @property
     def turn(self) -> tuple[int, ...] | None:
-        """How the new rows are transposed to ``[B, N, T, D]``; None if they need not be."""
+        """The permutation of the new rows to ``[B, N, T, D]``; None if they need none."""
         dims = () if self.update is None else self.update.rows_dims
         if sorted(dims) != sorted(ROWS) or dims == ROWS:
             return None
@@ -160,7 +160,7 @@ class Cache:
 
 
 def past_input(value: ir.Value | None) -> tuple[ir.Value, tuple[ir.Value, ...]] | None:
-    """The graph input that a value is, and the values between, the input included.
+    """Return the graph input behind a value, and the values between, the input included.
 
     Returns:
         None if the value is not a graph input, nor one passed through.
@@ -178,7 +178,7 @@ def past_input(value: ir.Value | None) -> tuple[ir.Value, tuple[ir.Value, ...]] 
 
 
 def own_cache(anchor: Anchor, past: ir.Value | None, *, fixed_length: bool = False) -> Cache:
-    """A cache that the operator which reads it makes itself.
+    """Return a cache that the operator which reads it makes itself.
 
     Args:
         anchor: the output.
@@ -211,7 +211,7 @@ def own_cache(anchor: Anchor, past: ir.Value | None, *, fixed_length: bool = Fal
 def by_input(
     node: ir.Node, reaches: tuple[Reach, Reach], key: int, value: int
 ) -> tuple[Reach, Reach]:
-    """The caches that a fused operator reads as its keys and as its values.
+    """Return the caches that a fused operator reads as its keys and as its values.
 
     Raises:
         NoMatch: it reads them by other inputs.
@@ -223,7 +223,7 @@ def by_input(
 
 
 def updated_cache(reach: Reach) -> Cache:
-    """The cache of a reach that has an update."""
+    """Return the cache of a reach that has an update."""
     anchor, update, route = reach.anchor, reach.update, reach.route
     assert update is not None and route is not None
     held = {**update.views, **anchor.views, **route.views}
@@ -234,7 +234,7 @@ def updated_cache(reach: Reach) -> Cache:
 
 
 def one_of(what: str, *sizes: int | None) -> int:
-    """The number that all known sizes agree on.
+    """Return the number that all known sizes agree on.
 
     Raises:
         NoMatch: they differ, or none is known.

@@ -1,4 +1,4 @@
-"""Follows a cache forward, from the node that makes it to the one that computes with it."""
+"""Follow a cache forward, from the node that makes it to the one that computes with it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _REPEATABLE: Final[dict[Dims, Dims]] = {
 
 
 def follow(state: ir.Value, dims: Dims, view: GraphView, skip: Collection[ir.Node] = ()) -> Route:
-    """Follows a cache to the one matrix product or fused operator that reads it.
+    """Follow a cache to the one matrix product or fused operator that reads it.
 
     Args:
         state: what the update of the cache makes.
@@ -95,7 +95,7 @@ def _reader(value: ir.Value, view: GraphView, skip: Collection[ir.Node]) -> tupl
 
 
 def _through(node: ir.Node, dims: Dims) -> Dims:
-    """Dimensions of a view of a view."""
+    """Return the dimensions of a view of a view."""
     if keeps_numbers(node):
         return dims
     what = kind(node)
@@ -126,7 +126,7 @@ def _axes(node: ir.Node, size: int) -> tuple[int, ...] | None:
 
 
 def _repeats(node: ir.Node, dims: Dims) -> bool:
-    """Whether a Tile repeats nothing but the heads."""
+    """Return True if a Tile repeats nothing but the heads."""
     counts = integers(node.inputs[1]) if len(node.inputs) > 1 else None
     return (
         counts is not None
@@ -164,7 +164,7 @@ def _reshaped(node: ir.Node, dims: Dims) -> Dims:
 
 
 def _sizes(source: ir.Value, dims: Dims) -> dict[str, int]:
-    """Known sizes of the dimensions, and of those that a Reshape may make of them."""
+    """Return known sizes of the dimensions, and of those that a Reshape may make of them."""
     sizes = {"1": 1}
     for axis, letter in enumerate(dims):
         size = static_dim(source, axis)
@@ -177,7 +177,7 @@ def _sizes(source: ir.Value, dims: Dims) -> dict[str, int]:
 
 
 def _first(value: ir.Value) -> int | str | None:
-    """The first dimension; a number of its own where it is not known."""
+    """Return the first dimension; a number of its own where it is not known."""
     if value.shape is None:
         return None
     dim = value.shape[0]

@@ -1,4 +1,4 @@
-"""Which graph input is which: by what it does, by its name only where that does not tell.
+"""Find the role of each graph input, by its use first and by its name second.
 
 Inputs that are no role of ``tq_onnx.plan.Interface`` are left out; a conversion keeps them,
 but a caller has to know himself what to feed.
@@ -69,7 +69,7 @@ class Roles:
     padding: bool = True
 
     def interface(self) -> Interface:
-        """Their names."""
+        """Return their names."""
         mask, positions = self.attention_mask, self.position_ids
         return Interface(
             tokens=_name(self.tokens),
@@ -85,7 +85,7 @@ class Roles:
 
 
 def find_roles(graph: ir.Graph, sites: Sequence[Site]) -> Roles | None:
-    """Finds the roles; None if there are no tokens to put in or no logits to get out."""
+    """Find the roles; None if there are no tokens to put in or no logits to get out."""
     caches = [cache for site in sites for cache in (site.key, site.value)]
     pasts = {cache.past for cache in caches}
     given = [value for value in graph.inputs if value not in pasts]
@@ -139,7 +139,7 @@ def _tokens(given: Sequence[ir.Value]) -> ir.Value | None:
 
 
 def _table_sizes(tokens: ir.Value) -> tuple[int | None, int | None]:
-    """Rows and width of the embedding table; no rows if the tokens are embedded already."""
+    """Return rows and width of the embedding table; no rows if the tokens are embedded already."""
     if rank(tokens) == 3:
         return None, static_dim(tokens, 2)
     node = _look_up(tokens)
@@ -152,7 +152,7 @@ def _table_sizes(tokens: ir.Value) -> tuple[int | None, int | None]:
 
 
 def _look_up(value: ir.Value) -> ir.Node | None:
-    """The node that looks up a table by a value."""
+    """Return the node that looks up a table by a value."""
     for node, index in value.uses():
         if node.op_type in ("Cast", "Identity") and node.domain == "":
             found = _look_up(node.outputs[0])
@@ -194,13 +194,13 @@ def _fed(value: ir.Value, tokens: ir.Value, sources: Collection[ir.Value]) -> Ex
 
 
 def _counts_by(mask: ir.Value, site: Site) -> bool:
-    """Whether attention takes the number of tokens that a mask keeps for their place."""
+    """Return True if attention takes the number of tokens that a mask keeps for their place."""
     lengths = site.node.inputs[5] if site.node.op_type == "GroupQueryAttention" else None
     return lengths is not None and mask in data_ancestors([lengths])
 
 
 def _purpose(value: ir.Value) -> str | None:
-    """The role of a number by the nearest operator that tells."""
+    """Return the role of a number by the nearest operator that tells."""
     pending, seen = [value], {value}
     for current in pending:
         for node, index in current.uses():
@@ -215,7 +215,7 @@ def _purpose(value: ir.Value) -> str | None:
 
 
 def _as_many(value: ir.Value, tokens: ir.Value) -> bool:
-    """Whether a list has one entry for each new token."""
+    """Return True if a list has one entry for each new token."""
     if value.shape is None or len(value.shape) != 1:
         return False
     length = value.shape[0] if isinstance(value.shape[0], int) else value.shape[0].value
@@ -223,7 +223,7 @@ def _as_many(value: ir.Value, tokens: ir.Value) -> bool:
 
 
 def _keeps_its_size(cache: Cache) -> bool:
-    """Whether a cache is as large after a call as before."""
+    """Return True if a cache is as large after a call as before."""
     past, present = cache.past, cache.present
     if past is None:
         return False
@@ -235,7 +235,7 @@ def _keeps_its_size(cache: Cache) -> bool:
 
 
 def _choose(values: Sequence[ir.Value], name: str) -> ir.Value | None:
-    """The only one, the one of that name, or the first."""
+    """Return the only one, the one of that name, or the first."""
     return _named(values, name) or (values[0] if values else None)
 
 
@@ -244,13 +244,13 @@ def _named(values: Iterable[ir.Value], name: str) -> ir.Value | None:
 
 
 def differs(value: ir.Value, other: ir.Value) -> bool:
-    """Whether dimensions 1 are known to have different names or sizes."""
+    """Return True if dimensions 1 are known to have different names or sizes."""
     here, there = dimension(value), dimension(other)
     return here is not None and there is not None and here != there
 
 
 def dimension(value: ir.Value, axis: int = 1) -> int | str | None:
-    """A dimension of a value, as a number or by its name; None if neither is known."""
+    """Return a dimension of a value, as a number or by its name; None if neither is known."""
     if value.shape is None or len(value.shape) <= axis:
         return None
     dim = value.shape[axis]

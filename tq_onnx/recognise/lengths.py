@@ -1,4 +1,4 @@
-"""How many tokens there are, told by an input other than the caches: by the attention mask."""
+"""Read the number of tokens from an input other than the caches: the attention mask."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Lengths:
     past: ir.Value
 
     def total_length(self, build: Builder) -> ir.Value:
-        """S, int64 ``[1]``."""
+        """Return S, int64 ``[1]``."""
 
         def make() -> ir.Value:
             parts = [self.past_length(build), self._new_tokens(build)]
@@ -48,7 +48,7 @@ class Lengths:
         return build.once("total_length", make)
 
     def past_length(self, build: Builder) -> ir.Value:
-        """P, int64 ``[1]``."""
+        """Return P, int64 ``[1]``."""
 
         def make() -> ir.Value:
             told = build.dim(self.total, 1, "mask_length")
@@ -66,7 +66,7 @@ class Lengths:
 
 
 def find_lengths(roles: Roles, sites: Sequence[Site]) -> Lengths | None:
-    """Where the past length can be read without the caches; None if nowhere.
+    """Find inputs that tell the past length without the caches; None if there are none.
 
     That needs an input that flows into the mask of every layer, and whose length is by its name
     another than that of the tokens: the attention mask ``[B, S]``.
@@ -97,7 +97,7 @@ def find_lengths(roles: Roles, sites: Sequence[Site]) -> Lengths | None:
 
 
 def _adds_tokens(node: ir.Node) -> bool:
-    """Whether vectors are joined token after token, as a prompt of images with one of words."""
+    """Return True if vectors are joined token after token, like a prompt of images and words."""
     if node.op_type != "Concat" or node.domain != "" or len(node.inputs) < 2:
         return False
     output = node.outputs[0]
@@ -107,7 +107,7 @@ def _adds_tokens(node: ir.Node) -> bool:
 
 
 def _lengthened(mask: ir.Value) -> bool:
-    """Whether a mask is made longer before it is used: it tells of the past tokens only then."""
+    """Return True if a mask is made longer before its use: it tells only past tokens then."""
     pending, seen = [mask], {mask}
     for value in pending:
         for node, _ in value.uses():

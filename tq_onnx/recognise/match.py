@@ -1,4 +1,4 @@
-"""Recognises attention: all layers, each by a dialect, or reasons why not.
+"""Recognise attention: all layers, each by a dialect, or reasons why not.
 
 The search is anchored on the caches: graph outputs of rank 4, or of rank 3 where a TensorScatter
 makes them. Each is followed back to what makes it and forward to what computes with it
@@ -59,7 +59,7 @@ class NearMiss:
     reason: str
 
     def __str__(self) -> str:
-        """One clause that names layer, node and reason."""
+        """Return one clause that names layer, node and reason."""
         node = f" (node {self.node})" if self.node else ""
         return self.reason if self.layer is None else f"layer {self.layer}{node}: {self.reason}"
 
@@ -85,7 +85,7 @@ class ShapeRead:
 
 @dataclass(frozen=True, eq=False)
 class Recognition:
-    """What was found in a model.
+    """The result of recognition.
 
     Attributes:
         sites: the layers, in graph order.
@@ -105,7 +105,7 @@ class Recognition:
 
 
 def recognise(model: ir.Model) -> Recognition:
-    """Recognises all attention layers of a decoder.
+    """Recognise all attention layers of a decoder.
 
     Args:
         model: from ``onnx_ir.load``; only shapes that it did not tell are filled in.
@@ -170,7 +170,7 @@ def _looks_like_a_cache(value: ir.Value) -> bool:
 
 
 def _takes_caches(graph: ir.Graph) -> bool:
-    """Whether an input looks like a cache that is returned, and not like a mask."""
+    """Return True if an input looks like a cache that is returned, and not like a mask."""
     returned = [value for value in graph.outputs if _looks_like_a_cache(value)]
     return any(
         _looks_like_a_cache(value)
@@ -180,7 +180,7 @@ def _takes_caches(graph: ir.Graph) -> bool:
 
 
 def _may_continue(past: ir.Value, present: ir.Value) -> bool:
-    """Whether the heads and their size are the same as far as the graph tells."""
+    """Return True if the heads and their size are the same as far as the graph tells."""
     sizes = [(static_dim(past, axis), static_dim(present, axis)) for axis in (1, 3)]
     return rank(past) != rank(present) or all(
         here == there or None in (here, there) for here, there in sizes
@@ -188,7 +188,7 @@ def _may_continue(past: ir.Value, present: ir.Value) -> bool:
 
 
 def _cache_outputs(graph: ir.Graph) -> list[list[Anchor]]:
-    """The outputs that look like caches, as what may make them, in graph order."""
+    """Return the outputs that look like caches, as what may make them, in graph order."""
     order = {node: index for index, node in enumerate(graph)}
     found = []
     for position, output in enumerate(graph.outputs):
@@ -200,7 +200,7 @@ def _cache_outputs(graph: ir.Graph) -> list[list[Anchor]]:
 
 
 def _layers(outputs: Sequence[list[Anchor]], view: GraphView) -> tuple[list[Site], list[NearMiss]]:
-    """The layers, by their attention; and for each that is none, what was found first."""
+    """Return the layers, by their attention, and the first reason for each that is none."""
     parts: dict[ir.Node, list[tuple[int, Dialect, Reach]]] = {}
     misses: dict[int, NearMiss] = {}
     for position, anchors in enumerate(outputs):
@@ -257,7 +257,7 @@ def _near_miss(layer: int, miss: NoMatch, anchor: Anchor) -> NearMiss:
 
 
 def _survivors(view: GraphView, sites: Sequence[Site]) -> tuple[list[ShapeRead], list[NearMiss]]:
-    """What a conversion would leave: readers of the old caches, and attention left out."""
+    """Find what a conversion would leave: readers of the old caches, and other attention."""
     graph = view.graph
     caches = [(site, cache) for site in sites for cache in (site.key, site.value)]
     presents = {cache.present for _, cache in caches}
@@ -305,20 +305,20 @@ def _survivors(view: GraphView, sites: Sequence[Site]) -> tuple[list[ShapeRead],
 
 
 def _asks_a_capacity(read: ShapeRead) -> bool:
-    """Whether a graph takes the size of a growing cache for its tokens, and is told the size."""
+    """Return True if a graph counts tokens by the size of a growing cache, and reads it."""
     cache = read.site.key if read.is_key else read.site.value
     grows = cache.update is None or cache.update.past_length is None
     return read.site.counts_tokens and grows and bool({"P", "S"} & {*read.dims})
 
 
 def _rank_of_scores(node: ir.Node) -> int | None:
-    """Rank of what a softmax normalises: routers of experts have less than attention's 4."""
+    """Return the rank of a softmax's input: routers of experts have less than attention's 4."""
     scores = node.inputs[0] if node.op_type == "Softmax" and node.inputs else None
     return None if scores is None else rank(scores)
 
 
 def _asked(node: ir.Node, dims: Dims) -> Dims | None:
-    """The dimensions that a Shape node returns; None if it is another node, or they are unknown."""
+    """Return the dimensions that a Shape node returns; None for other nodes, or unknown ones."""
     if (node.domain, node.op_type) != ("", "Shape"):
         return None
     asked = dims[attribute_int(node, "start", 0) :]

@@ -27,7 +27,7 @@ _EXPORT_WITH_PAST: Final = "export it with past key/value inputs and outputs"
 
 
 def why_no_caches(view: GraphView) -> str:
-    """A reason to refuse a model that returns no caches, as a clause."""
+    """Return a reason to refuse a model that returns no caches, as a clause."""
     graph = view.graph
     given = [value for value in graph.inputs if rank(value) == 4 and value.dtype in FLOATS]
     attention = [node for node in graph if node in view.live and is_attention(node, view)]
@@ -46,7 +46,7 @@ def why_no_caches(view: GraphView) -> str:
 
 
 def is_attention(node: ir.Node, view: GraphView) -> bool:
-    """Whether a node is attention: a fused operator, or a softmax between two matrix products."""
+    """Return True if a node is attention: a fused operator, or a softmax between two products."""
     if node.op_type in _FUSED:
         return True
     if node.op_type != "Softmax" or node.domain != "" or not node.inputs:
@@ -94,7 +94,7 @@ def _is_causal(node: ir.Node, view: GraphView) -> bool:
 
 
 def _mask_operands(softmax: ir.Node) -> list[ir.Value]:
-    """What is combined with the scores between their product and the softmax."""
+    """Return the values that are combined with the scores before the softmax."""
     operands: list[ir.Value] = []
     value = softmax.inputs[0]
     for _ in range(_MAX_STEPS):

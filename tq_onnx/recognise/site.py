@@ -1,4 +1,4 @@
-"""What a dialect says about one attention layer.
+"""Describe one attention layer, as a dialect found it.
 
 Every cache output is followed back to what makes it and forward to what reads it: a ``Reach``
 (``tq_onnx.recognise.caches``, ``reach``). A dialect is a form of attention that reads caches:
@@ -80,27 +80,27 @@ class Site(ABC):
 
     @abstractmethod
     def inputs(self) -> Collection[ir.Value]:
-        """Values of the old graph that ``operands`` will read, the caches apart."""
+        """Return the values of the old graph that ``operands`` will read, except the caches."""
 
     @abstractmethod
     def mask_sources(self) -> Collection[ir.Value]:
-        """Values that say which keys count: what the attention mask input flows into."""
+        """Return the values that say which keys count: the attention mask flows into them."""
 
     @abstractmethod
     def operands(self, build: Builder) -> Operands:
-        """Makes the operands; nodes go before ``node``."""
+        """Make the operands; nodes go before ``node``."""
 
     @abstractmethod
     def result(self, build: Builder, attention_BHTD: ir.Value) -> ir.Value:
-        """Gives the operator's result the form of ``output``."""
+        """Give the operator's result the form of ``output``."""
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether the graph tells the past length of each sequence other than by a cache's size."""
+        """True if the graph tells the past length of each sequence other than by a cache's size."""
         return self.key.past is None or self._counted is not None
 
     def past_length(self, build: Builder) -> ir.Value | None:
-        """Tokens in the cache before this call, int64 ``[B]`` or ``[1]``.
+        """Return the tokens in the cache before this call, int64 ``[B]`` or ``[1]``.
 
         None unless ``counts_tokens``.
         """
@@ -132,7 +132,7 @@ class GraphView:
     takes_caches: bool
 
     def consumers(self, value: ir.Value) -> list[tuple[ir.Node, int]]:
-        """Live nodes that read ``value``, and by which input."""
+        """Return live nodes that read ``value``, and by which input."""
         return [(use.node, use.idx) for use in value.uses() if use.node in self.live]
 
 
@@ -144,17 +144,17 @@ class Dialect(Protocol):
         """Goes into plans and reports."""
 
     def claims(self, reach: Reach) -> bool:
-        """Whether a cache that is read by this node in this way belongs to this dialect."""
+        """Return True if a cache that is read by this node in this way belongs to this dialect."""
 
     def attention(self, reach: Reach, view: GraphView) -> ir.Node:
-        """The node that is one and the same for both caches of a layer, and for no other.
+        """Return the node that is one and the same for both caches of a layer, and for no other.
 
         Raises:
             NoMatch: the cache does not lead to attention.
         """
 
     def match(self, layer: int, reaches: tuple[Reach, Reach], view: GraphView) -> Site:
-        """Recognises one layer by its two caches, in any order.
+        """Recognise one layer by its two caches, in any order.
 
         Raises:
             NoMatch: the layer is not of this form.

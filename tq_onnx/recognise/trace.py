@@ -1,4 +1,4 @@
-"""Follows every cache output: back to what makes it, forward to what computes with it.
+"""Follow every cache output: back to what makes it, forward to what computes with it.
 
 Backwards, through nodes that change nothing, Transposes and Slices, to a fused operator or an
 update (``tq_onnx.recognise.updates.find``). A graph that takes no caches has no updates but those
@@ -32,7 +32,7 @@ _MAX_STEPS: Final = 16
 
 
 def find_anchors(output: ir.Value) -> list[Anchor]:
-    """All places where a cache output may be made, the nearest first.
+    """Return all places where a cache output may be made, the nearest first.
 
     A Transpose or a Slice may belong to the update or stand behind it.
     """
@@ -65,7 +65,7 @@ def find_anchors(output: ir.Value) -> list[Anchor]:
 
 
 def reach(anchors: list[Anchor], view: GraphView) -> Reach:
-    """Follows one cache, from the first of its anchors that makes a cache.
+    """Follow one cache, from the first of its anchors that makes a cache.
 
     Raises:
         NoMatch: nothing known makes it, or it does not lead to a computation.
@@ -105,7 +105,7 @@ def reach(anchors: list[Anchor], view: GraphView) -> Reach:
 
 
 def _refuse_other_pasts(anchor: Anchor) -> None:
-    """A graph that takes caches of another form, as ``[B * N, P, D]``, is none for a first prompt.
+    """Refuse a graph that takes caches of another form, such as ``[B * N, P, D]``.
 
     Raises:
         NoMatch: views of a graph input are joined to the new rows, or written into.
@@ -131,7 +131,7 @@ def _refuse_other_pasts(anchor: Anchor) -> None:
 
 
 def _viewed(value: ir.Value | None) -> ir.Value | None:
-    """What a value is a view or a part of."""
+    """Return the value that another is a view or a part of."""
     while value is not None:
         node = value.producer()
         if node is None or kind(node) not in _VIEWS or not node.inputs:
@@ -141,7 +141,7 @@ def _viewed(value: ir.Value | None) -> ir.Value | None:
 
 
 def _route(anchor: Anchor, view: GraphView) -> Route:
-    """The way from the one value between update and output that is read elsewhere too."""
+    """Return the way from the one value between update and output that is read elsewhere too."""
     read = [value for value in anchor.views if _is_read(value, anchor, view)]
     whole = [value for value in read if "C" not in anchor.views[value]]
     if len(read) > 1:
@@ -158,7 +158,7 @@ def _is_read(value: ir.Value, anchor: Anchor, view: GraphView) -> bool:
 
 
 def _before(node: ir.Node, dims: Dims) -> Dims | None:
-    """Dimensions of what a Transpose, a Slice along the tokens or a split of heads is made of."""
+    """Return the dimensions before a Transpose, a Slice along the tokens or a split of heads."""
     source = node.inputs[0] if node.inputs else None
     if kind(node) == "Reshape" and dims == ("B", "S", "N", "D") and source is not None:
         sizes = [static_dim(node.outputs[0], 2), static_dim(node.outputs[0], 3)]

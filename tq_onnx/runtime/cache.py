@@ -59,11 +59,11 @@ class CacheSpec:
         return self.kv_num_heads * self.row * np.dtype(self.type_name).itemsize
 
     def allocate(self, batch: int, tokens: int, device: str = "cpu") -> onnxruntime.OrtValue:
-        """A zeroed buffer ``[batch, N, tokens, row]`` in the memory of a device."""
+        """Return a zeroed buffer ``[batch, N, tokens, row]`` in the memory of a device."""
         return self._buffer(np.zeros(self._shape(batch, tokens), self.type_name), device)
 
     def resized(self, value: onnxruntime.OrtValue, tokens: int) -> onnxruntime.OrtValue:
-        """A copy of a buffer with room for ``tokens``, no fewer than it has; new rows are zero."""
+        """Copy a buffer to one of ``tokens`` tokens, no fewer than before; new rows are zero."""
         old = as_array(value)
         axis = 1 if self.flat else 2
         room = np.zeros(self._shape(old.shape[0], tokens), self.type_name)
@@ -74,7 +74,7 @@ class CacheSpec:
         return self._buffer(room, value.device_name())
 
     def repeated(self, value: onnxruntime.OrtValue, held: int, tokens: int) -> onnxruntime.OrtValue:
-        """A copy of a buffer whose first ``held`` rows are repeated until there are ``tokens``."""
+        """Copy a buffer, with its first ``held`` rows repeated until there are ``tokens``."""
         old = as_array(value)
         axis = 1 if self.flat else 2
         room = np.zeros(self._shape(old.shape[0], max(tokens, old.shape[axis])), self.type_name)
@@ -86,11 +86,11 @@ class CacheSpec:
         return self._buffer(room, value.device_name())
 
     def room(self, value: onnxruntime.OrtValue) -> int:
-        """Tokens that a buffer has room for."""
+        """Return the tokens that a buffer has room for."""
         return int(value.shape()[1 if self.flat else 2])
 
     def view(self, value: onnxruntime.OrtValue) -> npt.NDArray[Any]:
-        """A buffer as ``[B, N, S, row]``; without a copy if it is on the CPU."""
+        """Return a buffer as ``[B, N, S, row]``; without a copy if it is on the CPU."""
         array = as_array(value)
         if not self.flat:
             return array
@@ -110,7 +110,7 @@ class CacheSpec:
 def cache_spec(
     session: onnxruntime.InferenceSession, pair: CachePair, *, kv_num_heads: int, head_size: int
 ) -> CacheSpec:
-    """Reads a cache's type from the session.
+    """Read a cache's type from the session.
 
     Args:
         session: the model.
@@ -150,10 +150,10 @@ def cache_spec(
 
 
 def bytes_per_token(specs: Iterable[CacheSpec]) -> int:
-    """Bytes that one more token of one sequence costs in all caches together."""
+    """Return the bytes that one more token of one sequence costs in all caches together."""
     return sum(spec.bytes_per_token for spec in specs)
 
 
 def as_array(value: onnxruntime.OrtValue) -> npt.NDArray[Any]:
-    """A buffer as a view that is valid as long as it is kept; as a copy if it is on a device."""
+    """Return a view of a buffer, valid as long as the buffer; a copy if it is on a device."""
     return np.asarray(value.numpy())

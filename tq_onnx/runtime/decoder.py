@@ -87,7 +87,7 @@ class Decoder:
         embeddings: npt.NDArray[Any] | None = None,
         first: tuple[onnxruntime.InferenceSession, Signature] | None = None,
     ) -> None:
-        """Allocates empty caches; see the class for arguments and errors."""
+        """Allocate empty caches; see the class for arguments and errors."""
         self.session = session
         self.signature = signature
         self.batch = batch
@@ -121,7 +121,7 @@ class Decoder:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets everything: empty caches of the same kind."""
+        """Forget everything: empty caches of the same kind."""
         tokens = self.capacity or 0
         specs = self.signature.caches
         rows = self.batch * self._copies
@@ -143,7 +143,7 @@ class Decoder:
 
     @property
     def takes_padding(self) -> bool:
-        """Whether sequences may be padded on the left."""
+        """True if sequences may be padded on the left."""
         return self._graph.feeding.takes_padding
 
     @property
@@ -159,7 +159,7 @@ class Decoder:
 
     @property
     def in_place(self) -> bool:
-        """Whether a call writes its new rows into the buffers that it reads."""
+        """True if a call writes its new rows into the buffers that it reads."""
         return self._in_place and not self._spare
 
     @property
@@ -168,7 +168,7 @@ class Decoder:
         return sum(int(value.tensor_size_in_bytes()) for value in self._past) // self._copies
 
     def cache(self, index: int) -> npt.NDArray[Any]:
-        """A copy of the used part ``[B, N, length, row]`` of one cache, in signature order."""
+        """Copy the used part ``[B, N, length, row]`` of one cache, in signature order."""
         held = self.signature.caches[index].view(self._past[index])
         return np.array(held[:: self._copies, :, : self.length], order="C")
 
@@ -179,7 +179,7 @@ class Decoder:
         *,
         chunk: int | None = None,
     ) -> Logits:
-        """Feeds a prompt.
+        """Feed a prompt.
 
         Args:
             tokens: ids ``[B, T]``.
@@ -210,12 +210,12 @@ class Decoder:
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
     def step(self, tokens: npt.ArrayLike) -> Logits:
-        """Feeds one token per sequence, ids ``[B]``; returns logits ``[B, vocabulary]``."""
+        """Feed one token per sequence, ids ``[B]``, and return logits ``[B, vocabulary]``."""
         tokens_B1 = np.asarray(tokens, np.int64).reshape(self.batch, 1)
         return self._run(tokens_B1, np.ones_like(tokens_B1))[:, -1]
 
     def repeat(self, length: int) -> None:
-        """Fills the caches with copies of the rows that they hold.
+        """Fill the caches with copies of the rows that they hold.
 
         That is no context that means anything, but one to measure speed with: where it does not
         matter what a cache holds, a long one is there at once.
@@ -240,7 +240,7 @@ class Decoder:
         signature: Signature,
         embeddings: npt.NDArray[Any] | None,
     ) -> _Graph:
-        """The graph for first prompts."""
+        """Return the graph for first prompts."""
         fits = len(signature.caches) == len(self.signature.caches) and signature.first_only
         if self.capacity != self.signature.slots or not fits:
             raise UsageError("a graph for first prompts needs one that continues its caches")
@@ -249,11 +249,11 @@ class Decoder:
         return _Graph(session, signature, feeding)
 
     def _next(self) -> _Graph:
-        """The graph that the next call is for."""
+        """Return the graph that the next call is for."""
         return self._first if self._first is not None and self.length == 0 else self._graph
 
     def _calls(self, new: int, chunk: int | None) -> list[tuple[int, int]]:
-        """Beginnings and ends of the parts that a prompt is fed in."""
+        """Return beginnings and ends of the parts that a prompt is fed in."""
         edges = [0, min(self._next().feeding.new or chunk or new, new)]
         size = self._graph.feeding.new or chunk or new
         while edges[-1] < new:
@@ -299,7 +299,7 @@ class Decoder:
         return self._own(np.asarray(logits.numpy()))
 
     def _make_room(self, tokens: int) -> None:
-        """Enlarges caches that the graph does not grow, unless they have a fixed capacity."""
+        """Enlarge caches that the graph does not grow, unless they have a fixed capacity."""
         if self.capacity is None:
             pairs = zip(self.signature.caches, self._past, strict=True)
             self._past = [spec.resized(value, tokens) for spec, value in pairs]
@@ -334,13 +334,13 @@ class Decoder:
             )
 
     def _repeated(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Every sequence as often as the graph needs it."""
+        """Repeat every sequence as often as the graph needs it."""
         if self._copies == 1 or values.ndim == 0 or values.shape[0] != self.batch:
             return values
         return np.repeat(values, self._copies, axis=0)
 
     def _own(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The opposite: one of each."""
+        """Undo ``_repeated``: return one of each."""
         if self._copies == 1 or values.ndim == 0 or values.shape[0] != self.batch * self._copies:
             return values
         return values[:: self._copies]
@@ -358,7 +358,7 @@ class Decoder:
 
 
 def _check_pair(first: Plan | None, then: Plan | None) -> None:
-    """Refuses a graph for first prompts whose caches mean something else in the other graph."""
+    """Refuse a graph for first prompts whose caches mean something else in the other graph."""
     converted = (first is not None) + (then is not None)
     layer = first.unlike(then) if first is not None and then is not None else None
     if converted == 1 or layer is not None:
@@ -371,7 +371,7 @@ def _check_pair(first: Plan | None, then: Plan | None) -> None:
 
 
 def _copies(rows: int | None, batch: int, where: str) -> int:
-    """How often each sequence goes into a graph that takes so many rows."""
+    """Return the number of copies of each sequence in a graph that takes so many rows."""
     if rows is None or rows == batch:
         return 1
     if rows % batch:

@@ -1,4 +1,4 @@
-"""What ONNX Runtime raises, as one sentence: what is wrong with which file, and what to do."""
+"""Turn errors of ONNX Runtime into one sentence: the problem, the file, and what to do."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ADVICE_LENGTH: Final = 1000
 
 
 def run_error(error: Exception, where: str, ep: ExecutionProvider = CPU) -> TqOnnxError:
-    """The one-sentence form of an error that ONNX Runtime raised while running a graph."""
+    """Return the one-sentence form of an error that ONNX Runtime raised while running a graph."""
     message = message_of(error)
     if "cos_cache" in message:
         return UsageError(
@@ -44,7 +44,7 @@ def run_error(error: Exception, where: str, ep: ExecutionProvider = CPU) -> TqOn
 
 
 def load_error(error: Exception, where: str, ep: ExecutionProvider = CPU) -> TqOnnxError:
-    """The one-sentence form of an error that ONNX Runtime raised while opening a model."""
+    """Return the one-sentence form of an error that ONNX Runtime raised while opening a model."""
     kind = type(error).__name__
     message = message_of(error)
     if ep.has_own_memory and (found := _provider_error(message, error, where, ep)) is not None:
@@ -77,7 +77,7 @@ def load_error(error: Exception, where: str, ep: ExecutionProvider = CPU) -> TqO
 def _provider_error(
     message: str, error: Exception, where: str, ep: ExecutionProvider
 ) -> LibraryError | None:
-    """What is wrong with a device or its libraries; None if it is something else."""
+    """Return the error of a device or its libraries; None if it is something else."""
     if f"create {ep.name.upper()} ExecutionProvider" in message:
         return not_loaded(ep)
     if f"{ep.name.upper()} failure" in message:
@@ -93,7 +93,7 @@ def _provider_error(
 
 
 def message_of(error: Exception, length: int = _MESSAGE_LENGTH) -> str:
-    """ONNX Runtime's message without its prefix, source places and line breaks."""
+    """Return ONNX Runtime's message without its prefix, source places and line breaks."""
     text = _ERROR_PREFIX.sub("", " ".join(str(error).split()))
     text = _STATUS.sub(r"node \1: ", text)
     text = text.replace("Exception during initialization: ", "")
@@ -102,7 +102,7 @@ def message_of(error: Exception, length: int = _MESSAGE_LENGTH) -> str:
 
 
 def absent(ep: ExecutionProvider) -> LibraryError | None:
-    """What to say of a provider that the installed ONNX Runtime does not have; None if it does."""
+    """Return the error for a provider that this ONNX Runtime does not have; None if it does."""
     available = onnxruntime.get_available_providers()
     if ep.provider in available:
         return None
@@ -114,7 +114,7 @@ def absent(ep: ExecutionProvider) -> LibraryError | None:
 
 
 def not_loaded(ep: ExecutionProvider) -> LibraryError:
-    """What to say of a provider that was not given though ONNX Runtime has it."""
+    """Return the error for a provider that did not load though ONNX Runtime has it."""
     reason = _loader_error(ep)
     return LibraryError(
         f"onnxruntime {onnxruntime.__version__} cannot load its {ep.provider}"
@@ -125,7 +125,7 @@ def not_loaded(ep: ExecutionProvider) -> LibraryError:
 
 
 def _loader_error(ep: ExecutionProvider) -> str:
-    """Which library the loader misses; ONNX Runtime prints that and does not raise it."""
+    """Return the library that the loader misses: ONNX Runtime prints it and does not raise."""
     folder = Path(onnxruntime.__file__).parent / "capi"
     for path in folder.glob(f"*onnxruntime_providers_{ep.name}.*"):
         try:

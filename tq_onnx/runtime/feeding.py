@@ -1,4 +1,4 @@
-"""What goes into a decoder besides its caches, made from tokens and the mask of all tokens so far.
+"""Make the inputs of a decoder besides its caches, from tokens and the mask of all tokens.
 
 ===================  =====================  ======================================================
 input                shape                  contents
@@ -65,7 +65,7 @@ class Feeding:
         caches: tuple[CacheSpec, ...],
         embeddings: npt.NDArray[Any] | None = None,
     ) -> None:
-        """Looks at the graph's inputs; see the class for arguments and errors."""
+        """Look at the graph's inputs; see the class for arguments and errors."""
         self.interface = interface
         self._entries = {entry.name: entry for entry in session.get_inputs()}
         self._embeddings = embeddings
@@ -78,7 +78,7 @@ class Feeding:
 
     @property
     def takes_padding(self) -> bool:
-        """Whether the graph is told which tokens count, and the positions of those that do."""
+        """True if the graph is told which tokens count, and the positions of those that do."""
         masked = self.interface.attention_mask is not None or any(
             entry.role == VISIBLE for entry in self.interface.fed
         )
@@ -86,7 +86,7 @@ class Feeding:
         return masked and positions and self.interface.padding
 
     def values(self, tokens_BT: Tokens, mask_BS: Tokens, slots: int) -> dict[str, npt.NDArray[Any]]:
-        """All inputs but the caches.
+        """Return all inputs but the caches.
 
         Args:
             tokens_BT: ids.

@@ -20,7 +20,7 @@ from tq_onnx.runtime.decoder import Decoder
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen.
+    """The choice of the next token.
 
     Attributes:
         temperature: 0 for the most likely token always.
@@ -33,7 +33,7 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuses what no draw can use."""
+        """Refuse what no draw can use."""
         if not np.isfinite(self.temperature) or self.temperature < 0:
             raise UsageError(f"a temperature of {self.temperature} is not 0 or more")
         if self.top_k < 0:
@@ -42,7 +42,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Generation:
-    """What was generated, and how fast.
+    """Generated tokens, and their speed.
 
     Attributes:
         tokens: new token ids; a stop id is not among them.
@@ -76,7 +76,7 @@ def stream(
     sampling: Sampling | None = None,
     stop_ids: Collection[int] = (),
 ) -> Iterator[Generation]:
-    """Continues a prompt with a decoder of batch 1, token by token.
+    """Continue a prompt with a decoder of batch 1, token by token.
 
     Args:
         decoder: holds the caches; tokens that it already holds stay in the context.
@@ -125,7 +125,7 @@ def generate(
     sampling: Sampling | None = None,
     stop_ids: Collection[int] = (),
 ) -> Generation:
-    """As ``stream``, all at once."""
+    """Generate as ``stream`` does, all at once."""
     *_, last = stream(
         decoder,
         prompt,
@@ -139,7 +139,7 @@ def generate(
 def choose(
     logits: npt.NDArray[np.floating[Any]], sampling: Sampling, draws: np.random.Generator
 ) -> int:
-    """The next token from logits ``[vocabulary]``."""
+    """Return the next token from logits ``[vocabulary]``."""
     if sampling.temperature == 0:
         return int(np.argmax(logits))
     scores = logits.astype(np.float64) / sampling.temperature

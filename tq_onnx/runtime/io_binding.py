@@ -40,7 +40,7 @@ class BoundModel:
         in_place: Mapping[str, str] | None = None,
         where: str = "the model",
     ) -> None:
-        """Copies the inputs; see the class."""
+        """Copy the inputs; see the class."""
         self._session = session
         self._where = where
         self._ep = provider_of(session)
@@ -60,7 +60,7 @@ class BoundModel:
                 self._binding.bind_output(name, self._ep.device)
 
     def run(self) -> dict[str, Array]:
-        """Outputs of one run, by name.
+        """Return the outputs of one run, by name.
 
         Raises:
             TqOnnxError: it does not run.
@@ -71,7 +71,7 @@ class BoundModel:
         return {name: np.array(array) for name, array in found.items()}
 
     def seconds(self, runs: int, wake: int) -> list[float]:
-        """Times of so many runs, after others that are not counted.
+        """Return the times of so many runs, after others that are not counted.
 
         Raises:
             TqOnnxError: it does not run.

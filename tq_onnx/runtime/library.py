@@ -1,4 +1,4 @@
-"""Where the custom-operator library is, and whether it fits this package.
+"""Find the custom-operator library, and refuse one that does not fit this package.
 
 The library exports ``RegisterCustomOps`` for ONNX Runtime and two strings for us: the digest of the
 row layout that it was built for and a JSON description of itself. They are read with ctypes, so
@@ -29,7 +29,7 @@ _REBUILD: Final = "reinstall tq-onnx to build it again"
 
 @dataclass(frozen=True)
 class LibraryInfo:
-    """What a library says of itself.
+    """The description that a library gives of itself.
 
     Attributes:
         path: the file.
@@ -49,7 +49,7 @@ class LibraryInfo:
 
 
 def library_name() -> str:
-    """File name of the library on this platform."""
+    """Return file name of the library on this platform."""
     if sys.platform == "win32":
         return "tq_onnx_ops.dll"
     if sys.platform == "darwin":
@@ -58,7 +58,7 @@ def library_name() -> str:
 
 
 def get_library_path() -> Path:
-    """Path of the library, for ``SessionOptions.register_custom_ops_library``.
+    """Return the path of the library, for ``SessionOptions.register_custom_ops_library``.
 
     The environment variable ``TQ_ONNX_LIBRARY`` overrides the library that came with the package.
 
@@ -86,7 +86,7 @@ def get_library_path() -> Path:
 
 
 def library_info() -> LibraryInfo:
-    """Loads the library and reads its description.
+    """Load the library and read its description.
 
     Raises:
         LibraryError: there is no library, it cannot be loaded, it is not ours, or its row layout
@@ -118,7 +118,7 @@ def library_info() -> LibraryInfo:
 
 
 def _folders() -> Iterator[Path]:
-    """Folders of the package: an editable install has one with sources, one with built files."""
+    """Yield the package's folders: an editable install has two, for sources and built files."""
     package = importlib.util.find_spec("tq_onnx")
     for folder in (package and package.submodule_search_locations) or ():
         yield Path(folder)

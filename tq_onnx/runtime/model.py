@@ -1,4 +1,4 @@
-"""Opens an original or a converted model, ready to run.
+"""Open an original or a converted model, ready to run.
 
 A converted model tells its names and caches by the plan in its metadata; an original is recognised
 by the converter's own dialects, so that both are driven by the same decoder.
@@ -67,7 +67,7 @@ class OpenModel:
         return once if isinstance(once, int) else signature.slots
 
     def refuse_text(self) -> None:
-        """Refuses models that do not go from token ids to logits.
+        """Refuse models that do not go from token ids to logits.
 
         Raises:
             UnsupportedModelError: it takes embeddings, or gives hidden states.
@@ -87,7 +87,7 @@ class OpenModel:
             )
 
     def refuse_tokens(self, tokens: npt.NDArray[np.int64]) -> None:
-        """Refuses ids that the model does not know.
+        """Refuse ids that the model does not know.
 
         Raises:
             UsageError: there are such ids.
@@ -109,7 +109,7 @@ class OpenModel:
         first: OpenModel | None = None,
         most: int | None = None,
     ) -> Decoder:
-        """A decoder with empty caches; one that takes embeddings gets made-up ones.
+        """Return a decoder with empty caches; one that takes embeddings gets made-up ones.
 
         ``first`` is a graph for first prompts whose caches this one continues; ``most`` is the
         capacity of caches that cannot grow because they are on a device.
@@ -130,7 +130,7 @@ class OpenModel:
 
 
 def made_up_embeddings(session: Any, interface: Interface) -> npt.NDArray[np.float32] | None:
-    """Random rows in place of a table that a graph does without; None if it takes token ids.
+    """Return random rows in place of a table that a graph does without; None if it takes token ids.
 
     Always the same, so that two models can be compared, and of a trained table's magnitude.
     """
@@ -151,7 +151,7 @@ def open_model(
     exact: bool = False,
     ep: ExecutionProvider = CPU,
 ) -> OpenModel:
-    """Opens a model.
+    """Open a model.
 
     Args:
         path: the model file.
@@ -198,7 +198,7 @@ def open_converted(
     exact: bool = False,
     ep: ExecutionProvider = CPU,
 ) -> OpenModel:
-    """As ``open_model``, for a model that must be a converted one."""
+    """Open a model that must be a converted one; see ``open_model``."""
     model = open_model(path, library=library, threads=threads, exact=exact, ep=ep)
     if model.plan is None:
         raise UnsupportedModelError(
@@ -210,7 +210,7 @@ def open_converted(
 def open_conversion(
     path: Path, *, preset: str, library: bool = True, threads: int | None = None
 ) -> OpenModel:
-    """Converts an original and opens the result, of which nothing is written to disk.
+    """Convert an original and open the result, of which nothing is written to disk.
 
     Raises:
         TqOnnxError: as ``tq_onnx.conversion.pipeline.convert`` and ``open_model``.
@@ -231,7 +231,7 @@ def open_conversion(
 
 
 def open_original(path: Path, *, threads: int | None = None) -> OpenModel:
-    """As ``open_model``, for a model that must not be a converted one."""
+    """Open a model that must not be a converted one; see ``open_model``."""
     model = open_model(path, library=False, threads=threads)
     if model.plan is not None:
         raise UnsupportedModelError(

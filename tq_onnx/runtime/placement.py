@@ -1,4 +1,4 @@
-"""Whether a provider runs all of a model, by ONNX Runtime's record and the types in the file.
+"""Check that a provider runs all of a model, by ONNX Runtime's record and the file's types.
 
 The record names the nodes that are left after optimisation and the provider of each, but not what
 they compute. That is told by the file: a node belongs on the device if it gives floats or touches a
@@ -27,7 +27,7 @@ from tq_onnx.runtime.session import PlacedNode, make_session, placement
 
 @dataclass(frozen=True)
 class PlacementReport:
-    """Where the nodes of a model run.
+    """The providers of a model's nodes.
 
     Attributes:
         provider: the execution provider that was asked for.
@@ -50,7 +50,7 @@ class PlacementReport:
     layers: int
 
     def __str__(self) -> str:
-        """One line for a report."""
+        """Return one line for a report."""
         if self.nodes == 0:
             return f"{self.provider}; this onnxruntime keeps no record of nodes"
         others = ", ".join(f"{count} {op}" for op, count in self.elsewhere.items())
@@ -59,7 +59,7 @@ class PlacementReport:
 
 
 def report_placement(session: Any, model: ir.Model) -> PlacementReport:
-    """Tells where the nodes of a session run.
+    """Tell where the nodes of a session run.
 
     Args:
         session: from ``make_session``.
@@ -90,7 +90,7 @@ def _layers(plan: Plan) -> int:
 
 
 def problem_of(report: PlacementReport) -> str | None:
-    """What is wrong with a placement, as a clause; None if nothing is."""
+    """Return the problem of a placement as a clause; None if there is none."""
     if report.misplaced:
         first, *others = report.misplaced
         plural = "" if len(others) == 1 else "s"
@@ -105,7 +105,7 @@ def problem_of(report: PlacementReport) -> str | None:
 
 
 def refuse_misplaced(session: Any, model: ir.Model, where: Path) -> None:
-    """Refuses a model of which the provider does not run every node that it should.
+    """Refuse a model of which the provider does not run every node that it should.
 
     Args:
         session: from ``make_session``.
@@ -121,7 +121,7 @@ def refuse_misplaced(session: Any, model: ir.Model, where: Path) -> None:
 
 
 def open_placed(path: Path, ep: ExecutionProvider) -> PlacementReport:
-    """Opens a model on a provider and tells where its nodes run.
+    """Open a model on a provider and tell where its nodes run.
 
     Raises:
         TqOnnxError: as ``make_session``.
@@ -133,7 +133,7 @@ def open_placed(path: Path, ep: ExecutionProvider) -> PlacementReport:
 
 
 class _Belonging:
-    """Which nodes of a model belong on the device."""
+    """The nodes of a model that belong on the device."""
 
     def __init__(self, model: ir.Model) -> None:
         fill_shapes(model)
@@ -159,7 +159,7 @@ class _Belonging:
 
 
 def try_provider(ep: ExecutionProvider) -> PlacementReport:
-    """Opens a model of one node on a provider.
+    """Open a model of one node on a provider.
 
     Raises:
         LibraryError: the provider is missing or does not load.

@@ -39,7 +39,7 @@ class ExecutionProvider:
 
     @property
     def has_own_memory(self) -> bool:
-        """Whether what its nodes read has to be copied to a device."""
+        """True if what its nodes read has to be copied to a device."""
         return self.device != "cpu"
 
 
@@ -68,6 +68,6 @@ PROVIDERS: Final[Mapping[str, ExecutionProvider]] = MappingProxyType(
 
 
 def provider_of(session: Any) -> ExecutionProvider:
-    """The provider that a session of ``make_session`` was opened for."""
+    """Return the provider that a session of ``make_session`` was opened for."""
     first = session.get_providers()[0]
     return next((one for one in PROVIDERS.values() if one.provider == first), CPU)

@@ -59,7 +59,7 @@ class PlacedNode:
 
 @dataclass(frozen=True)
 class Placement:
-    """Which nodes of a session's graph are executed by what.
+    """The providers of the nodes of a session's graph.
 
     Attributes:
         providers: names of the execution providers that were given nodes.
@@ -77,7 +77,7 @@ class Placement:
 
     @property
     def uses_library(self) -> bool:
-        """Whether TurboQuant nodes run as kernels; False if their bodies were inlined."""
+        """True if TurboQuant nodes run as kernels; False if their bodies were inlined."""
         return self.encode + self.attention > 0
 
 
@@ -91,7 +91,7 @@ def make_session(
     exact: bool = False,
     ep: ExecutionProvider = CPU,
 ) -> onnxruntime.InferenceSession:
-    """Opens a model on one execution provider.
+    """Open a model on one execution provider.
 
     Args:
         model: a file, or the bytes of a serialised model.
@@ -160,7 +160,7 @@ def make_session(
 
 @contextmanager
 def _products_of_floats() -> Iterator[None]:
-    """Kernels read the variable when they are made, with their session."""
+    """Set the variable while a session is made, which is when kernels read it."""
     before = os.environ.get(PRODUCTS.name)
     os.environ[PRODUCTS.name] = "float"
     try:
@@ -173,7 +173,7 @@ def _products_of_floats() -> Iterator[None]:
 
 
 def placement(session: onnxruntime.InferenceSession) -> Placement:
-    """Tells where the nodes of a session made by ``make_session`` run."""
+    """Tell where the nodes of a session made by ``make_session`` run."""
     if not _HAS_RECORD:
         return _registered_placement(session)
     providers: set[str] = set()
@@ -209,12 +209,12 @@ class Port:
     shape: tuple[int | str | None, ...]
 
     def __str__(self) -> str:
-        """For messages: ``tensor(float)[batch, 2, past, 64]``."""
+        """Return the text for messages: ``tensor(float)[batch, 2, past, 64]``."""
         return f"{self.type}[{', '.join(map(str, self.shape))}]"
 
 
 def ports(session: onnxruntime.InferenceSession) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
-    """Inputs and outputs of a session, in the graph's order."""
+    """Return inputs and outputs of a session, in the graph's order."""
     inputs, outputs = (
         tuple(Port(entry.name, entry.type, tuple(entry.shape)) for entry in side)
         for side in (session.get_inputs(), session.get_outputs())
@@ -223,7 +223,7 @@ def ports(session: onnxruntime.InferenceSession) -> tuple[tuple[Port, ...], tupl
 
 
 def vocabulary_size(session: onnxruntime.InferenceSession, logits: str) -> int:
-    """The last dimension of the logits.
+    """Return the last dimension of the logits.
 
     Raises:
         UnsupportedModelError: the graph does not state it.
@@ -236,7 +236,7 @@ def vocabulary_size(session: onnxruntime.InferenceSession, logits: str) -> int:
 
 
 def check_library() -> None:
-    """Registers the library with a session that is never opened.
+    """Register the library with a session that is never opened.
 
     Raises:
         LibraryError: onnxruntime does not accept it.
@@ -245,7 +245,7 @@ def check_library() -> None:
 
 
 def available_providers() -> tuple[str, ...]:
-    """Execution providers of the installed ONNX Runtime, in its order of preference."""
+    """Return execution providers of the installed ONNX Runtime, in its order of preference."""
     return tuple(onnxruntime.get_available_providers())
 
 

@@ -1,4 +1,4 @@
-"""What a caller must know of a decoder to run it: names, caches, and how caches may be given."""
+"""Describe a decoder to its callers: names, caches, and the forms of caches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tq_onnx.runtime.cache import CacheSpec, bytes_per_token, cache_spec
 
 @dataclass(frozen=True)
 class Signature:
-    """What a caller must know of a decoder to run it.
+    """The facts of a decoder that its callers need.
 
     Attributes:
         interface: names of the inputs and outputs apart from the caches.
@@ -35,11 +35,11 @@ class Signature:
 
     @property
     def first_only(self) -> bool:
-        """Whether the graph takes a first prompt, and no caches."""
+        """True if the graph takes a first prompt, and no caches."""
         return any(spec.pair.past is None for spec in self.caches)
 
     def capacity(self, wanted: int | None) -> int | None:
-        """Tokens that caches hold, updated in place; None where they grow.
+        """Return the tokens that caches hold, updated in place; None where they grow.
 
         Args:
             wanted: what a caller asks for; None for what the graph says.
@@ -73,7 +73,7 @@ class Signature:
 
 
 def plan_of(session: onnxruntime.InferenceSession) -> Plan | None:
-    """The plan in the model's metadata; None if the model was not converted.
+    """Return the plan in the model's metadata; None if the model was not converted.
 
     Raises:
         ModelFileError: the metadata is damaged.
@@ -93,7 +93,7 @@ def plan_of(session: onnxruntime.InferenceSession) -> Plan | None:
 
 
 def signature_of(session: onnxruntime.InferenceSession, plan: Plan) -> Signature:
-    """The signature of a converted model.
+    """Return the signature of a converted model.
 
     Raises:
         UnsupportedModelError: the plan names caches that the model does not have.

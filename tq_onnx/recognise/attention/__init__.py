@@ -1,1 +1,1 @@
-"""Reads the parts of attention that several dialects share."""
+"""Read the parts of attention that several dialects share."""

@@ -1,4 +1,4 @@
-"""What GroupQueryAttention does inside, as nodes of its own.
+"""Spell out GroupQueryAttention's inner steps as nodes of their own.
 
 The slots of its inputs are described in ``tq_onnx.recognise.dialects.gqa``.
 """
@@ -40,22 +40,22 @@ class GroupQueryAttention(Site):
     epsilon: float
 
     def inputs(self) -> Collection[ir.Value]:
-        """All inputs but the caches."""
+        """Return all inputs but the caches."""
         skipped = (PAST_KEY, PAST_VALUE)
         slots = enumerate(self.slots)
         return [value for index, value in slots if value is not None and index not in skipped]
 
     def mask_sources(self) -> Collection[ir.Value]:
-        """The tokens per sequence, and the bias."""
+        """Return the tokens per sequence, and the bias."""
         return [value for value in (self._seqlens, self.slots[BIAS]) if value is not None]
 
     @property
     def counts_tokens(self) -> bool:
-        """It does, by ``seqlens_k``."""
+        """True: ``seqlens_k`` counts them."""
         return True
 
     def past_length(self, build: Builder) -> ir.Value:
-        """``max(seqlens_k + 1 - T, 0)``, once per model."""
+        """Make ``max(seqlens_k + 1 - T, 0)``, once per model."""
         seqlens = self._seqlens
 
         def make() -> ir.Value:
@@ -92,7 +92,7 @@ class GroupQueryAttention(Site):
         return build.once(("past_length", seqlens), make)
 
     def operands(self, build: Builder) -> Operands:
-        """Splits, normalises and rotates, as the operator does."""
+        """Split, normalise and rotate, as the operator does."""
         query, key, value = self._projections(build)
         query_BHTD = self._heads(build, query, "query", self.num_heads, self.slots[Q_NORM])
         key_BNTD = self._heads(build, key, "key", self.kv_num_heads, self.slots[K_NORM])
@@ -103,11 +103,11 @@ class GroupQueryAttention(Site):
         return Operands(query_BHTD, key_BNTD, value_BNTD, self.slots[BIAS], self._sink(build))
 
     def result(self, build: Builder, attention_BHTD: ir.Value) -> ir.Value:
-        """``[B, T, H * D]``."""
+        """Return the result as ``[B, T, H * D]``."""
         return merged(build, self, attention_BHTD)
 
     def _sink(self, build: Builder) -> ir.Value | None:
-        """The sinks; zeros for a smooth softmax, whose sinks they are."""
+        """Return the sinks; zeros for a smooth softmax, whose sinks they are."""
         if not self.has_sink or self.slots[SINK] is not None:
             return self.slots[SINK]
         zeros = np.zeros(self.num_heads, self.dtype.numpy())
@@ -120,7 +120,7 @@ class GroupQueryAttention(Site):
         return seqlens
 
     def _new_tokens(self, build: Builder) -> ir.Value:
-        """T, int64 ``[1]``."""
+        """Return T, int64 ``[1]``."""
         query = self.slots[QUERY]
         assert query is not None
         return build.once(("new_tokens", self._seqlens), lambda: build.dim(query, 1, "new_tokens"))
@@ -144,7 +144,7 @@ class GroupQueryAttention(Site):
     def _heads(
         self, build: Builder, packed: ir.Value, role: str, heads: int, norm: ir.Value | None
     ) -> ir.Value:
-        """``[B, T, heads * D]`` to ``[B, heads, T, D]``, normalised if there is a norm weight."""
+        """Split ``[B, T, heads * D]`` to ``[B, heads, T, D]``; normalise if there is a weight."""
         if norm is None:
             return split(build, self, packed, role, heads)
         heads_BTHD = build.op(

@@ -9,7 +9,7 @@ from tq_onnx.recognise.site import Site
 
 
 def split(build: Builder, site: Site, packed: ir.Value, role: str, heads: int) -> ir.Value:
-    """``[B, T, heads * D]`` to ``[B, heads, T, D]``."""
+    """Split ``[B, T, heads * D]`` to ``[B, heads, T, D]``."""
     rows_BTHD = build.op(
         "Reshape",
         [packed, build.integers(0, 0, heads, site.head_size)],
@@ -21,7 +21,7 @@ def split(build: Builder, site: Site, packed: ir.Value, role: str, heads: int) -
 
 
 def turned(build: Builder, site: Site, rows_BTHD: ir.Value, role: str, heads: int) -> ir.Value:
-    """``[B, T, heads, D]`` to ``[B, heads, T, D]``."""
+    """Transpose ``[B, T, heads, D]`` to ``[B, heads, T, D]``."""
     return build.op(
         "Transpose",
         [rows_BTHD],
@@ -33,7 +33,7 @@ def turned(build: Builder, site: Site, rows_BTHD: ir.Value, role: str, heads: in
 
 
 def merged(build: Builder, site: Site, attention_BHTD: ir.Value) -> ir.Value:
-    """``[B, H, T, D]`` to ``[B, T, H * D]``."""
+    """Join ``[B, H, T, D]`` to ``[B, T, H * D]``."""
     attention_BTHD = build.op(
         "Transpose",
         [attention_BHTD],

@@ -24,7 +24,7 @@ _TURNED: Final = (0, 1, 3, 2)
 
 @dataclass(frozen=True)
 class Product:
-    """How a node multiplies.
+    """The operands and the factor of a matrix product.
 
     Attributes:
         left: the input that is the query or the probabilities.
@@ -39,12 +39,12 @@ class Product:
     axes: tuple[int, ...]
 
     def layout(self, dims: Dims) -> Dims:
-        """Dimensions of the right operand in the order ``[B, H, K, N]``."""
+        """Return the dimensions of the right operand in the order ``[B, H, K, N]``."""
         return tuple(dims[axis] for axis in self.axes) if len(dims) == _RANK else dims
 
 
 def product(node: ir.Node) -> Product:
-    """Reads a node of ``operators.PRODUCTS``.
+    """Read a node of ``operators.PRODUCTS``.
 
     Raises:
         NoMatch: it multiplies in another way.

@@ -1,4 +1,4 @@
-"""What all dialects ask of the new rows of a cache."""
+"""Check the new rows of a cache, for all dialects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FLOAT_NOISE: Final = 1e-6
 
 
 def rows(reach: Reach) -> ir.Value:
-    """The new rows of a cache that is updated outside of its reader.
+    """Return the new rows of a cache that is updated outside of its reader.
 
     Returns:
         the rows in the layout that the update gives them: ``[B, N, T, D]``, or turned
@@ -41,14 +41,14 @@ def rows(reach: Reach) -> ir.Value:
 
 
 def snapped(scale: float, head_size: int, dtype: ir.DataType) -> float:
-    """A scale; D^-0.5 if it is as near to that as the roundings of the element type explain."""
+    """Return a scale; D^-0.5 if roundings of the element type explain the difference from that."""
     usual = head_size**-0.5
     near = _FLOAT_NOISE if dtype is ir.DataType.FLOAT else _HALF_NOISE
     return usual if abs(scale - usual) <= near * usual else scale
 
 
 def sizes(letter: str, *reaches: Reach) -> list[int | None]:
-    """A dimension of all new rows and pasts; None where the graph does not tell it."""
+    """Return a dimension of all new rows and pasts; None where the graph does not tell it."""
     found: list[int | None] = []
     for reach in reaches:
         update = reach.update
@@ -61,7 +61,7 @@ def sizes(letter: str, *reaches: Reach) -> list[int | None]:
 
 
 def check_slots(key: Reach, value: Reach, *, masked: bool) -> None:
-    """Keys and values of one token go to the same slot, and a mask hides the slots without one.
+    """Check that keys and values share slots, and that a mask hides the slots without a token.
 
     Args:
         key: cache of the keys.

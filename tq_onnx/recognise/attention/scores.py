@@ -1,4 +1,4 @@
-"""Follows decomposed attention scores forward: from Q K^T over the softmax to the values."""
+"""Follow decomposed attention scores forward: from Q K^T over the softmax to the values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Mask:
     keeps: bool | None
 
     def bias(self, build: Builder, dtype: ir.DataType) -> ir.Value:
-        """The mask as a bias of rank 4 and of the query's type; made once per model."""
+        """Return the mask as a bias of rank 4 and of the query's type; made once per model."""
         value = self.value
         if self.keeps is not None:
             keeps = self.keeps
@@ -79,7 +79,7 @@ class Mask:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """What happens to Q K^T.
+    """The way of the scores from Q K^T to the values.
 
     Attributes:
         scale: product of the constant factors before the softcap and the mask.
@@ -97,7 +97,7 @@ class Scores:
 
 
 def follow_scores(matmul: ir.Node, view: GraphView) -> Scores:
-    """Follows the scores from the product that makes them to the one that uses them.
+    """Follow the scores from the product that makes them to the one that uses them.
 
     Raises:
         NoMatch: something else happens to them.
@@ -143,13 +143,13 @@ def follow_scores(matmul: ir.Node, view: GraphView) -> Scores:
 
 
 def probabilities_above(value: ir.Value | None, view: GraphView) -> ir.Node | None:
-    """The softmax whose (guarded) result a value is; None if there is none."""
+    """Return the softmax whose (guarded) result a value is; None if there is none."""
     node = _above_guards(value, view)
     return node if node is not None and node.op_type == "Softmax" else None
 
 
 def spelled_out(value: ir.Value | None, view: GraphView) -> bool:
-    """Whether a value is a quotient of exponentials: a softmax without its operator."""
+    """Return True if a value is a quotient of exponentials: a softmax without its operator."""
     node = _above_guards(value, view)
     if node is None or node.op_type != "Div":
         return False
@@ -158,7 +158,7 @@ def spelled_out(value: ir.Value | None, view: GraphView) -> bool:
 
 
 def _above_guards(value: ir.Value | None, view: GraphView) -> ir.Node | None:
-    """What makes a value, past guards against NaN and changes of precision."""
+    """Return the producer of a value, past guards against NaN and changes of precision."""
     for _ in range(_MAX_STEPS):
         node = None if value is None else value.producer()
         if node is None or node not in view.live or node.domain != "":
@@ -173,7 +173,7 @@ def _above_guards(value: ir.Value | None, view: GraphView) -> ir.Node | None:
 
 
 def _values(softmax: ir.Node, view: GraphView) -> ir.Node:
-    """The MatMul with the values, past a guard against NaN."""
+    """Return the MatMul with the values, past a guard against NaN."""
     value = softmax.outputs[0]
     for _ in range(_MAX_STEPS):
         readers = view.consumers(value)

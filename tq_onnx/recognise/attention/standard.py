@@ -1,4 +1,4 @@
-"""What the standard operator ``Attention`` does inside, as nodes of its own.
+"""Spell out the inner steps of the standard operator ``Attention`` as nodes of their own.
 
 The slots of its inputs are described in ``tq_onnx.recognise.dialects.onnx_attention``.
 """
@@ -48,16 +48,16 @@ class StandardAttention(Site):
     valid: ir.Value | None
 
     def inputs(self) -> Collection[ir.Value]:
-        """Query, new rows, mask, and what tells the number of tokens."""
+        """Return query, new rows, mask, and what tells the number of tokens."""
         return [self.query, self.key_rows, self.value_rows, *self.mask_sources()]
 
     def mask_sources(self) -> Collection[ir.Value]:
-        """The mask and the number of valid keys."""
+        """Return the mask and the number of valid keys."""
         mask = None if self.mask is None else self.mask.value
         return [value for value in (mask, self.valid) if value is not None]
 
     def operands(self, build: Builder) -> Operands:
-        """Splits heads that stand side by side, and makes one bias of mask and valid keys."""
+        """Split heads that stand side by side, and make one bias of mask and valid keys."""
         query_BHTD = self._heads(build, self.query, "query", self.num_heads)
         with build.before(self.key.node, f"layers.{self.layer}.attention"):
             key_BNTD = self._heads(build, self.key_rows, "key", self.kv_num_heads)
@@ -72,13 +72,13 @@ class StandardAttention(Site):
         return Operands(query_BHTD, key_BNTD, value_BNTD, bias)
 
     def result(self, build: Builder, attention_BHTD: ir.Value) -> ir.Value:
-        """``[B, H, T, D]``, or ``[B, T, H * D]`` if that is the form of the query."""
+        """Return the result as ``[B, H, T, D]``, or ``[B, T, H * D]`` like the query."""
         if rank(self.query) == 4:
             return attention_BHTD
         return merged(build, self, attention_BHTD)
 
     def _heads(self, build: Builder, rows: ir.Value, role: str, heads: int) -> ir.Value:
-        """``[B, heads, T, D]``, also of heads side by side."""
+        """Return ``[B, heads, T, D]``, also from heads side by side."""
         return rows if rank(rows) == 4 else split(build, self, rows, role, heads)
 
 
@@ -91,7 +91,7 @@ def make_site(
     *,
     routes: tuple[Route, ...] = (),
 ) -> StandardAttention:
-    """Checks sizes and types, and makes a layer.
+    """Check sizes and types, and make a layer.
 
     Args:
         layer: index of the layer.
@@ -155,7 +155,7 @@ def _heads(
     caches: tuple[Cache, Cache],
     routes: tuple[Route, ...],
 ) -> tuple[int, int]:
-    """H and N: attributes with operands of rank 3, otherwise dimensions."""
+    """Return H and N: attributes with operands of rank 3, otherwise dimensions."""
     flat = rank(query) == 3
     for route in routes:
         if route.dims not in (
@@ -179,7 +179,7 @@ def _heads(
 
 
 def _share(value: ir.Value, heads: int) -> int | None:
-    """D, from ``[B, heads, T, D]`` or ``[B, T, heads * D]``."""
+    """Return D, from ``[B, heads, T, D]`` or ``[B, T, heads * D]``."""
     width = static_dim(value, -1)
     if rank(value) != 3 or width is None:
         return width

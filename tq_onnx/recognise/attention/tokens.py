@@ -1,4 +1,4 @@
-"""Whether attention asks as many queries as it caches new rows.
+"""Check that attention takes as many queries as it caches new rows.
 
 The operator takes the number of its queries for the number of new tokens: the last query stands at
 the last key. A graph that asks for the last tokens only, as some do in their last layer to save
@@ -31,7 +31,7 @@ _ALL: Final = 2**31 - 1
 
 
 def check_tokens(query: ir.Value, rows: Iterable[ir.Value], reader: ir.Node) -> None:
-    """Checks that nothing chooses tokens for the query, or for new rows, alone.
+    """Check that nothing chooses tokens for the query, or for new rows, alone.
 
     Args:
         query: what attention asks with.
@@ -82,7 +82,7 @@ def _may_choose_tokens(node: ir.Node) -> bool:
 
 
 def _may_be_tokens(source: ir.Value, axis: int | None) -> bool:
-    """Whether an axis may be that of the tokens: neither the last one nor of a known size."""
+    """Return True if an axis may be the tokens': neither the last one nor of a known size."""
     size = rank(source)
     if axis == -1 or (size is not None and axis == size - 1):
         return False
@@ -90,7 +90,7 @@ def _may_be_tokens(source: ir.Value, axis: int | None) -> bool:
 
 
 def _axes(node: ir.Node) -> tuple[int | None, ...]:
-    """The axes along which a node chooses; None where it is not known."""
+    """Return the axes along which a node chooses; None where it is not known."""
     if node.op_type != "Slice":
         return (attribute_int(node, "axis", 0),)
     starts, ends, axes, steps = (

@@ -1,4 +1,4 @@
-"""Which slots of a cache of a fixed size hold a key, as a mask."""
+"""Make a mask of the slots that hold a key, in a cache of a fixed size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def valid_keys(
     *,
     causal: bool,
 ) -> Mask:
-    """A mask that hides the slots from ``valid`` on, and what another mask hides; once per model.
+    """Make a mask that hides the slots from ``valid`` on, and another mask's; once per model.
 
     Args:
         build: makes the nodes.
@@ -70,7 +70,7 @@ def _visible(
     *,
     causal: bool,
 ) -> ir.Value:
-    """``slot < valid``, or ``slot < valid - T + 1 + t``: bool ``[B, 1, T or 1, S]``."""
+    """Make ``slot < valid``, or ``slot < valid - T + 1 + t``: bool ``[B, 1, T or 1, S]``."""
 
     def op(kind: str, inputs: list[ir.Value], label: str, shape: list[int | None]) -> ir.Value:
         return build.op(kind, inputs, label, dtype=_I64, shape=shape)

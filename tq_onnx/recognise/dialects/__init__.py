@@ -15,7 +15,7 @@ from tq_onnx.recognise.site import Dialect
 
 @cache
 def dialects() -> tuple[Dialect, ...]:
-    """All dialects, in the order of their module names."""
+    """Return all dialects, in the order of their module names."""
     modules = (
         import_module(f"{__name__}.{entry.name}")
         for entry in sorted(pkgutil.iter_modules(__path__), key=lambda entry: entry.name)

@@ -191,7 +191,7 @@ def _site(layer: int, key: Reach, value: Reach, scores: Scores) -> Site:
 
 
 def _without_scale(value: ir.Value) -> tuple[ir.Value, float]:
-    """The query before its constant factors, and their product."""
+    """Return the query before its constant factors, and their product."""
     factor = 1.0
     while True:
         node = value.producer()
@@ -208,7 +208,7 @@ def _without_scale(value: ir.Value) -> tuple[ir.Value, float]:
 
 
 def _unfolded(query: ir.Value, kv_num_heads: int, head_size: int) -> ir.Value | None:
-    """``[B, H, 1, D]`` of a query ``[B, N, G, D]``; None if the query is not one.
+    """Return ``[B, H, 1, D]`` of a query ``[B, N, G, D]``; None if the query is not one.
 
     Traced with one token, torch multiplies all queries that share a key at once.
     """
@@ -265,7 +265,7 @@ def _num_heads(
 
 
 def _check_tokens(query: ir.Value, key: Reach) -> None:
-    """Heads may stand in the place of the tokens in other forms than the known one."""
+    """Check the tokens of the query: in unknown forms, heads may stand in their place."""
     asked, cached = static_dim(query, 2), None if key.update is None else key.update.size("T")
     if asked != cached and (asked is not None or cached is not None):
         raise NoMatch(

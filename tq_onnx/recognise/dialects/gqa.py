@@ -166,7 +166,7 @@ def _caches(
     reaches: tuple[Reach, Reach],
     view: GraphView,
 ) -> tuple[Cache, Cache]:
-    """The caches of the keys and of the values."""
+    """Return the caches of the keys and of the values."""
     pasts = slots[PAST_KEY], slots[PAST_VALUE]
     if (pasts[0] is None) != (pasts[1] is None):
         raise NoMatch("it takes past keys or past values, but not both", node)

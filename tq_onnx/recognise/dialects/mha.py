@@ -77,15 +77,15 @@ class MultiHeadAttention(Site):
     bias: ir.Value | None
 
     def inputs(self) -> Collection[ir.Value]:
-        """Query, new rows and bias."""
+        """Return query, new rows and bias."""
         return [self.query, self.key_rows, self.value_rows, *self.mask_sources()]
 
     def mask_sources(self) -> Collection[ir.Value]:
-        """The bias."""
+        """Return the bias."""
         return [] if self.bias is None else [self.bias]
 
     def operands(self, build: Builder) -> Operands:
-        """Splits heads that stand side by side."""
+        """Split heads that stand side by side."""
         query_BHTD = split(build, self, self.query, "query", self.num_heads)
         key, value = (
             split(build, self, new, role, self.kv_num_heads)
@@ -99,7 +99,7 @@ class MultiHeadAttention(Site):
         return Operands(query_BHTD, key, value, self.bias)
 
     def result(self, build: Builder, attention_BHTD: ir.Value) -> ir.Value:
-        """``[B, T, H * D]``."""
+        """Return the result as ``[B, T, H * D]``."""
         return merged(build, self, attention_BHTD)
 
 
@@ -220,7 +220,7 @@ def _updated_outside(
 
 
 def _rows(reach: Reach) -> ir.Value:
-    """The new rows, as their update has them, or as the operator takes them."""
+    """Return the new rows, as their update has them, or as the operator takes them."""
     assert reach.update is not None
     return reach.update.rows if reach.update.rows_dims == _FLAT else rows(reach)
 
@@ -273,7 +273,7 @@ def _site(
 
 
 def _share(value: ir.Value | None, num_heads: int, node: ir.Node) -> int | None:
-    """D, from ``[B, T, H * D]``."""
+    """Return D, from ``[B, T, H * D]``."""
     width = None if value is None else static_dim(value, 2)
     if width is None:
         return None

@@ -170,7 +170,7 @@ def _updated_outside(
 
 
 def _check_visibility(node: ir.Node, slots: tuple[ir.Value | None, ...], update: Update) -> None:
-    """Whether it is told which keys count, where the size of the cache does not say."""
+    """Return True if it is told which keys count, where the size of the cache does not say."""
     scattered, valid = update.past_length is not None, slots[VALID]
     if valid is not None and not scattered:
         raise NoMatch("it has nonpad_kv_seqlen, but its cache has no fixed size", node)
@@ -183,7 +183,7 @@ def _check_visibility(node: ir.Node, slots: tuple[ir.Value | None, ...], update:
 
 
 def _rows(reach: Reach) -> ir.Value:
-    """The new rows, ``[B, N, T, D]`` or ``[B, T, N * D]``."""
+    """Return the new rows, ``[B, N, T, D]`` or ``[B, T, N * D]``."""
     update = reach.update
     assert update is not None
     if update.rows_dims != ("B", "T", "ND"):

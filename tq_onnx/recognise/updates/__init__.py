@@ -1,1 +1,1 @@
-"""Finds how new rows get into a cache."""
+"""Find how new rows get into a cache."""

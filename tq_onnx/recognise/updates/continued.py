@@ -10,7 +10,7 @@ from tq_onnx.recognise.caches import Anchor, Dims, past_input
 
 
 def taken(anchor: Anchor, past: ir.Value, dims: Dims) -> tuple[ir.Value, dict[ir.Value, Dims]]:
-    """The graph input that an update continues, and the values on the way to the update.
+    """Return the graph input that an update continues, and the values on the way to the update.
 
     Args:
         anchor: the output of the same cache.

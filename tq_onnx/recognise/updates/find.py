@@ -1,4 +1,4 @@
-"""How new rows get into a cache: recognised at the node that makes the cache.
+"""Recognise the update of a cache at the node that makes the cache.
 
 ==============  =====================================================  =========================
 form            graph                                                  tokens before this call
@@ -23,7 +23,7 @@ from tq_onnx.recognise.updates.tensorscatter import TENSOR_SCATTER, scattered
 
 
 def find_update(anchor: Anchor, view: GraphView) -> Update | None:
-    """What the node of an anchor does to a cache; None if it is not an update.
+    """Read the update at the node of an anchor; None if it is not an update.
 
     Raises:
         NoMatch: it is an update, but not one that can be converted.

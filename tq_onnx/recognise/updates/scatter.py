@@ -38,7 +38,7 @@ _MAX_STEPS: Final = 8
 
 
 def written(anchor: Anchor, view: GraphView) -> Update:
-    """What a ScatterND does to a cache.
+    """Read the update that a ScatterND makes.
 
     Raises:
         NoMatch: it writes anything but rows that follow each other, or into something that is
@@ -84,7 +84,7 @@ def _with(dims: Dims, tokens: str) -> Dims:
 
 
 def _turned_back(value: ir.Value, dims: Dims) -> tuple[ir.Value, Dims]:
-    """What a Transpose turns, and its dimensions; the value itself if nothing does."""
+    """Return the value before a Transpose, and its dimensions; the value itself without one."""
     node = value.producer()
     if node is None or kind(node) != "Transpose" or node.inputs[0] is None:
         return value, dims
@@ -95,7 +95,7 @@ def _turned_back(value: ir.Value, dims: Dims) -> tuple[ir.Value, Dims]:
 
 
 def _unexpanded(rows: ir.Value) -> ir.Value:
-    """The rows before an Expand to the very shape that ScatterND asks of them.
+    """Return the rows before an Expand to the very shape that ScatterND asks of them.
 
     Where a dimension is 1 before and not after, it does repeat rows, and stays.
     """
@@ -112,7 +112,7 @@ def _unexpanded(rows: ir.Value) -> ir.Value:
 
 
 def _start(indices: ir.Value, node: ir.Node) -> ir.Value:
-    """The graph input that says where the first row goes.
+    """Return the graph input that says where the first row goes.
 
     Raises:
         NoMatch: the indices are not that number and the ones that follow it.
@@ -146,7 +146,7 @@ def _start(indices: ir.Value, node: ir.Node) -> ir.Value:
 
 
 def _counts_up(value: ir.Value, tokens: int | None) -> bool:
-    """Whether a value is always 0, 1, ..., T - 1."""
+    """Return True if a value is always 0, 1, ..., T - 1."""
     node = value.producer()
     tensor = None if value.is_graph_input() else value.const_value
     if tensor is None and node is not None and kind(node) == "Constant":
@@ -162,7 +162,7 @@ def _counts_up(value: ir.Value, tokens: int | None) -> bool:
 
 
 def _is_one_integer(value: ir.Value) -> bool:
-    """Whether a value is a graph input that holds one integer."""
+    """Return True if a value is a graph input that holds one integer."""
     if not value.is_graph_input() or value.const_value is not None:
         return False
     whole = value.dtype in (ir.DataType.INT64, ir.DataType.INT32)
@@ -170,7 +170,7 @@ def _is_one_integer(value: ir.Value) -> bool:
 
 
 def _list(build: Builder, start: ir.Value) -> ir.Value:
-    """One integer as int64 ``[1]``."""
+    """Return one integer as int64 ``[1]``."""
     if start.dtype is not ir.DataType.INT64:
         start = build.op("Cast", [start], "start", dtype=ir.DataType.INT64, to=7)
     return build.op(
@@ -179,7 +179,7 @@ def _list(build: Builder, start: ir.Value) -> ir.Value:
 
 
 def _is_zero(value: ir.Value) -> bool:
-    """Whether a value is nothing but zeros: a constant, or a number that is repeated."""
+    """Return True if a value is nothing but zeros: a constant, or a number that is repeated."""
     node = value.producer()
     if node is None:
         tensor = None if value.is_graph_input() else value.const_value

@@ -29,7 +29,7 @@ _AXIS: Final = -2
 
 
 def scattered(anchor: Anchor) -> Update:
-    """What a TensorScatter does to a cache.
+    """Read the update that a TensorScatter makes.
 
     Raises:
         NoMatch: it wraps around, writes along another axis than that of the tokens, or into
@@ -66,7 +66,7 @@ def scattered(anchor: Anchor) -> Update:
 
 
 def is_flat_cache(value: ir.Value) -> bool:
-    """Whether a graph input or output of rank 3 is a cache: a TensorScatter reads or makes it.
+    """Return True if a TensorScatter reads or makes a graph input or output of rank 3: a cache.
 
     Nothing else tells ``[B, Tmax, N * D]`` from logits or from embeddings.
     """
