@@ -19,7 +19,8 @@ from tq_onnx.integrations.bundled import build_bundled
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.runtime.session import make_session
 from tq_onnx.targets.cann_graph import graphoperators as provider
-from tq_onnx.targets.cann_graph import lower_for_graph_mode, standard
+from tq_onnx.targets.cann_graph import standard
+from tq_onnx.targets.cann_graph.lower import lower_for_graph_mode
 
 CAPACITY = 16
 Array = npt.NDArray[np.generic]
@@ -204,7 +205,7 @@ def test_an_operator_that_the_provider_does_not_take_is_refused(converted: Path)
 
 
 def test_too_many_weights_are_refused(converted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tq_onnx.targets.cann_graph.MOST_BYTES", 1000)
+    monkeypatch.setattr("tq_onnx.targets.cann_graph.lower.MOST_BYTES", 1000)
     with pytest.raises(UnsupportedModelError, match="a graph for CANN can have 1000"):
         lower_for_graph_mode(load(converted).model, capacity=8)
 

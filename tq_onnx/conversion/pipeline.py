@@ -181,7 +181,7 @@ def prepare(
     check(before, loaded.model, plan)
     size = converted_bytes(loaded.model, plan)
     if options.target == CANN_GRAPH:
-        from tq_onnx.targets.cann_graph import lower_for_graph_mode
+        from tq_onnx.targets.cann_graph.lower import lower_for_graph_mode
 
         sizes = {"capacity": options.capacity, "tokens": options.call_tokens}
         plan = lower_for_graph_mode(loaded.model, **sizes)

@@ -25,7 +25,7 @@ from tq_onnx.runtime.model import open_converted
 from tq_onnx.runtime.placement import open_placed, problem_of
 from tq_onnx.runtime.providers import CANN, CPU, ExecutionProvider
 from tq_onnx.runtime.session import make_session, ports
-from tq_onnx.targets.cann_graph import lower_for_graph_mode
+from tq_onnx.targets.cann_graph.lower import lower_for_graph_mode
 
 Array = npt.NDArray[Any]
 
