@@ -18,6 +18,10 @@ Exit codes (documented in the README):
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike, fspath
+
 
 class TqOnnxError(Exception):
     """Base of all errors that a user may see.
@@ -39,6 +43,13 @@ class TqOnnxError(Exception):
     def _sentence(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
         return f"{text}; {self.fix}" if self.fix else text
+
+    def locate(self, path: str | PathLike[str]) -> None:
+        """Name the file that the error is about, in front of the place that is named already."""
+        file = fspath(path)
+        if not self.where.startswith(file):
+            self.where = f"{file}: {self.where}" if self.where else file
+            self.args = (self._sentence(),)
 
 
 class UsageError(TqOnnxError):
@@ -75,3 +86,21 @@ class VerificationError(TqOnnxError):
     """A converted model does not behave as promised."""
 
     exit_code = 5
+
+
+@contextmanager
+def located(path: str | PathLike[str]) -> Iterator[None]:
+    """Name a file in every error that is raised inside.
+
+    A ``UsageError`` is about the call and stays as it is.
+
+    Args:
+        path: the file, as the user named it.
+    """
+    try:
+        yield
+    except UsageError:
+        raise
+    except TqOnnxError as error:
+        error.locate(path)
+        raise

@@ -30,9 +30,7 @@ LOGITS_TO_KEEP: Final = "logits_to_keep"
 IGNORED: Final = "ignored"
 
 CPU: Final = "cpu"
-CANN: Final = "cann"
-CANN_GRAPH: Final = "cann-graph"
-TARGETS: Final = (CPU, CANN, CANN_GRAPH)
+"""The target that every plan begins with, and the provider that runs every model."""
 
 
 @dataclass(frozen=True)
@@ -184,8 +182,7 @@ class Plan:
             not, caches must grow, because the graph takes positions from their length.
         interface: names of the other inputs and outputs.
         layers: one entry per attention layer, in graph order.
-        target: ``cpu``; ``cann`` for a graph of which CANNExecutionProvider runs every node that
-            computes floats; ``cann-graph`` for one that it hands over as a whole. All of them run
+        target: what the model was made for, a name in ``tq_onnx.targets.registry``. All models run
             on the CPU too.
     """
 

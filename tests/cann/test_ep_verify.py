@@ -13,12 +13,12 @@ from tests.cann.fake_acl import FakeAcl
 from tests.cann.session import CANN
 from tests.cli.run import run
 from tests.runtime.models import HALF, ids, original
-from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled
 from tq_onnx.measure.feeding_modes import all_caches
 from tq_onnx.runtime import providers
 from tq_onnx.runtime.model import open_converted
+from tq_onnx.targets.cann.target import CANN as CANN_TARGET
 
 pytestmark = [pytest.mark.cann, pytest.mark.usefixtures("kernels_named")]
 
@@ -31,7 +31,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The original, and its conversion."""
     folder = tmp_path_factory.mktemp("cann")
     original = build_bundled("dynamo", folder)
-    convert(original, folder / "cann.onnx", options=Options(target="cann"))
+    convert(original, folder / "cann.onnx", target=CANN_TARGET)
     return original, folder / "cann.onnx"
 
 
@@ -79,7 +79,7 @@ def test_a_batch_in_place(fake: FakeAcl, pair: tuple[Path, Path]) -> None:
 def test_float16_holds(fake: FakeAcl, tmp_path: Path) -> None:
     """The CPU computes between its nodes in float32: other codes, each right for its vector."""
     path = tmp_path / "cann.onnx"
-    convert(original(HALF), path, options=Options(target="cann"))
+    convert(original(HALF), path, target=CANN_TARGET)
     outcome = run("verify", original(HALF), path, *EP, *SHORT, "--json")
     assert (outcome.code, outcome.err) == (0, "")
     device = outcome.document["report"]["device"]

@@ -22,8 +22,8 @@ from tq_onnx.conversion.pipeline import convert
 from tq_onnx.files.load import load
 from tq_onnx.integrations.bundled import build_bundled
 from tq_onnx.runtime.session import make_session
-from tq_onnx.targets.cann_graph.lower import lower_for_graph_mode
 from tq_onnx.targets.cann_graph.graphoperators import CLAIMED
+from tq_onnx.targets.cann_graph.lower import lower_for_graph_mode
 
 pytestmark = pytest.mark.cann
 

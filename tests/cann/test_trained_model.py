@@ -24,7 +24,6 @@ from tests.cann.bench import Measured
 from tests.cann.fake_acl import FakeAcl
 from tests.cann.kernels import Kernels
 from tests.cann.session import CANN, CPU, Array, CannSession
-from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled, heldout_text
 from tq_onnx.integrations.huggingface import load_tokenizer
@@ -32,6 +31,7 @@ from tq_onnx.runtime import providers
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.library import get_library_path
 from tq_onnx.runtime.model import OpenModel, open_converted
+from tq_onnx.targets.cann.target import CANN as CANN_TARGET
 
 pytestmark = pytest.mark.cann
 
@@ -52,7 +52,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for route in ROUTES:
         folder = tmp_path_factory.mktemp(route)
         files[route] = folder / "cann.onnx"
-        convert(build_bundled(route, folder), files[route], options=Options(target="cann"))
+        convert(build_bundled(route, folder), files[route], target=CANN_TARGET)
     return files
 
 

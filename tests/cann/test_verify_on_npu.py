@@ -17,12 +17,12 @@ from tests.cann.graph_engine import GraphEngine
 from tests.cann.kernels import ARCHITECTURES, ByArchitecture
 from tests.cann.session import model_of
 from tests.cli.run import run
-from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled
 from tq_onnx.measure import npu
 from tq_onnx.measure.npu.findings import BRIEF, PARTS, Findings
 from tq_onnx.measure.npu.models import check_graph_mode
+from tq_onnx.targets.cann.target import CANN as CANN_TARGET
 
 pytestmark = pytest.mark.cann
 
@@ -80,9 +80,7 @@ def test_further_models(
     """One that is for CANN already, behind one that is no decoder."""
     monkeypatch.setenv("TQ_ONNX_CANN_KERNELS", str(kernel_files[2201]))
     converted, other = tmp_path / "mine.onnx", tmp_path / "other.onnx"
-    convert(
-        build_bundled("genai", tmp_path / "exported"), converted, options=Options(target="cann")
-    )
+    convert(build_bundled("genai", tmp_path / "exported"), converted, target=CANN_TARGET)
     onnx.save(onnx.load_from_string(model_of("(float[2] x) => (float[2] y) { y = Neg(x) }")), other)
     checks = part("models", other, converted)
     assert "it has no attention" in checks["other.onnx: conversion"]["problem"]

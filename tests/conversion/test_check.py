@@ -12,6 +12,7 @@ import pytest
 
 from tests.files.models import DYNAMO, FIXTURES, GENAI
 from tq_onnx.codec.presets import PRESETS
+from tq_onnx.conversion.bake import bake_metadata
 from tq_onnx.conversion.check import InterfaceSnapshot, check, complaint, snapshot_interface
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.planning import make_plan
@@ -34,6 +35,7 @@ def converted(
     recognition = recognise(model)
     plan = make_plan(recognition, PRESETS[preset], options or Options())
     ConvertPass(plan, recognition)(model)
+    bake_metadata(model, plan)
     return before, model, plan
 
 

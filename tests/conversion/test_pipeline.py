@@ -11,6 +11,7 @@ import pytest
 
 from tests.files.models import DYNAMO, FIXTURES, GENAI, external, inline, snapshot
 from tq_onnx.conversion import pipeline
+from tq_onnx.conversion.bake import bake_metadata
 from tq_onnx.conversion.inspect import inspect
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import STEPS, convert
@@ -95,13 +96,11 @@ def test_an_output_that_exists_is_refused_before_the_work(tmp_path: Path) -> Non
 def test_a_conversion_that_goes_wrong_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Forgetful(pipeline.ConvertPass):
-        def call(self, model: ir.Model) -> ir.passes.PassResult:
-            result = super().call(model)
-            model.metadata_props.pop("tq_onnx.layout_digest")
-            return result
+    def forgetful(model: ir.Model, plan: Plan) -> None:
+        bake_metadata(model, plan)
+        model.metadata_props.pop("tq_onnx.layout_digest")
 
-    monkeypatch.setattr(pipeline, "ConvertPass", Forgetful)
+    monkeypatch.setattr(pipeline, "bake_metadata", forgetful)
     path = external(tmp_path / "in")
     before = snapshot(tmp_path)
     with pytest.raises(TqOnnxError, match="digest"):

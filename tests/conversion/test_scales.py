@@ -13,6 +13,7 @@ from tests.decoders.running import Batch, Decoder, batch, load, session
 from tests.decoders.synthetic import SLIDING_CACHE, SLIDING_MASK, SLIDING_REPEAT, decoder
 from tq_onnx.codec.calibration import Calibration, LayerStatistics
 from tq_onnx.codec.presets import PRESETS
+from tq_onnx.conversion.bake import bake_metadata
 from tq_onnx.conversion.check import check, snapshot_interface
 from tq_onnx.conversion.headnorms import NoNorms
 from tq_onnx.conversion.options import Options
@@ -57,6 +58,7 @@ def converted(
     ConvertPass(plan, found)(model)
     known = calibration or statistics(plan)
     plan, _ = adapt(model, plan, options, known if options.calibration else None)
+    bake_metadata(model, plan)
     check(before, model, plan)
     return plan, known
 

@@ -12,8 +12,10 @@ import onnx_ir as ir
 import onnxruntime
 
 from tq_onnx.codec.presets import PRESETS
+from tq_onnx.conversion.bake import bake_metadata
 from tq_onnx.conversion.planning import make_plan
 from tq_onnx.conversion.rewrite import ConvertPass
+from tq_onnx.conversion.target import Lowering
 from tq_onnx.plan import Plan
 from tq_onnx.recognise.match import recognise
 from tq_onnx.runtime.session import make_session
@@ -59,7 +61,16 @@ def convert(model: ir.Model, preset: str = "int4") -> Plan:
     recognition = recognise(model)
     plan = make_plan(recognition, PRESETS[preset])
     ConvertPass(plan, recognition)(model)
+    bake_metadata(model, plan)
     return plan
+
+
+def lower(model: ir.Model, lowering: Lowering) -> Plan:
+    """Lowers a converted model in place."""
+    for step in lowering.passes:
+        step(model)
+    bake_metadata(model, lowering.plan)
+    return lowering.plan
 
 
 def session(model: ir.Model, *, library: bool = False) -> onnxruntime.InferenceSession:

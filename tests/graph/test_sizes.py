@@ -11,6 +11,7 @@ import pytest
 from tests.decoders.running import load
 from tests.decoders.synthetic import decoder
 from tq_onnx.codec.presets import PRESETS
+from tq_onnx.conversion.bake import bake_metadata
 from tq_onnx.conversion.check import check, snapshot_interface
 from tq_onnx.conversion.planning import make_plan
 from tq_onnx.conversion.rewrite import ConvertPass
@@ -158,6 +159,7 @@ def test_thirty_six_layers_without_shapes_take_seconds() -> None:
     split["recognise"] = time.process_time()
     plan = make_plan(recognition, PRESETS["raw"])
     ConvertPass(plan, recognition)(model)
+    bake_metadata(model, plan)
     split["rewrite"] = time.process_time()
     check(before, model, plan)
     split["check"] = time.process_time()

@@ -16,6 +16,7 @@ import pytest
 from tests.model.conftest import Pairs
 from tests.model.pair import Pair
 from tq_onnx.codec.presets import PRESETS
+from tq_onnx.conversion.bake import bake_metadata
 from tq_onnx.conversion.equalise import UNSAFE_NOISE, LayerEqualisation, equalise
 from tq_onnx.conversion.planning import make_plan
 from tq_onnx.conversion.rewrite import ConvertPass
@@ -81,6 +82,7 @@ def converted(original: Path, *, scaled: bool) -> tuple[OpenModel, tuple[LayerEq
     found = recognise(model)
     plan = make_plan(found, PRESETS["int4"])
     ConvertPass(plan, found)(model)
+    bake_metadata(model, plan)
     report = equalise(model, plan) if scaled else ()
     path = original.with_name(f"{original.stem}-{'scaled' if scaled else 'plain'}.onnx")
     ir.save(model, path)

@@ -14,7 +14,6 @@ import pytest
 
 from tests.runtime.models import DYNAMO, converted, original
 from tq_onnx.errors import LibraryError, UnsupportedModelError, UsageError
-from tq_onnx.plan import TARGETS
 from tq_onnx.runtime import errors as refusals
 from tq_onnx.runtime import session as sessions
 from tq_onnx.runtime.model import open_model
@@ -28,6 +27,7 @@ from tq_onnx.runtime.placement import (
 )
 from tq_onnx.runtime.providers import CANN, CPU, PROVIDERS, provider_of
 from tq_onnx.runtime.session import make_session, placement
+from tq_onnx.targets.registry import TARGETS
 
 RECORDED = pytest.mark.skipif(
     not sessions._HAS_RECORD, reason="this ONNX Runtime keeps no record of placements"
@@ -38,7 +38,8 @@ WITHOUT_CANN = pytest.mark.skipif(
 
 
 def test_providers_are_targets_of_conversions() -> None:
-    assert tuple(PROVIDERS) == TARGETS[: len(PROVIDERS)]
+    assert tuple(PROVIDERS) == tuple(TARGETS)[: len(PROVIDERS)]
+    assert {target.provider for target in TARGETS.values()} == set(PROVIDERS)
 
 
 @WITHOUT_CANN

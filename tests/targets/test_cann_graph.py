@@ -21,6 +21,7 @@ from tq_onnx.runtime.session import make_session
 from tq_onnx.targets.cann_graph import graphoperators as provider
 from tq_onnx.targets.cann_graph import standard
 from tq_onnx.targets.cann_graph.lower import lower_for_graph_mode
+from tq_onnx.targets.registry import TARGETS
 
 CAPACITY = 16
 Array = npt.NDArray[np.generic]
@@ -173,7 +174,7 @@ def test_an_original_is_refused(exported: Path) -> None:
 
 def test_a_model_for_single_operators_is_refused(exported: Path, tmp_path: Path) -> None:
     output = tmp_path / "cann.onnx"
-    convert(exported, output, options=Options(target="cann"))
+    convert(exported, output, target=TARGETS["cann"])
     with pytest.raises(
         UnsupportedModelError,
         match="it was converted for cann",

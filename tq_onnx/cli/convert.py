@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
+from inspect import cleandoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,9 +12,10 @@ import click
 
 from tq_onnx.cli import flags, planned, terminal
 from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED, PRESETS, ROTATIONS
-from tq_onnx.conversion.options import CENTER_FROM, DEFAULT_CAPACITY, Options
+from tq_onnx.conversion.options import CENTER_FROM, Options
+from tq_onnx.conversion.target import CPU, Target, TargetOption
 from tq_onnx.errors import UsageError
-from tq_onnx.plan import CANN, CANN_GRAPH, CPU, TARGETS
+from tq_onnx.targets.registry import TARGETS, target_of, target_of_plan
 
 if TYPE_CHECKING:
     from tq_onnx.conversion.reports import ConversionReport
@@ -20,7 +23,30 @@ if TYPE_CHECKING:
     from tq_onnx.integrations.folderconversion import FolderReport
     from tq_onnx.integrations.genai import GenaiChanges
 
+_SIZES: Final = tuple(
+    dict.fromkeys(option.name for target in TARGETS.values() for option in target.options)
+)
 _EXTERNAL_DATA: Final = ("keep", "copy", "link")
+
+
+def _sizes(command: Callable[..., None]) -> Callable[..., None]:
+    """Add a flag for each option that only some target has."""
+    owners: dict[TargetOption, list[str]] = {}
+    for target in TARGETS.values():
+        for option in target.options:
+            owners.setdefault(option, []).append(target.name)
+    for option, names in reversed(owners.items()):
+        add = click.option(
+            option.flag,
+            type=click.IntRange(min=option.least),
+            metavar=option.metavar,
+            # One that was not given is no option of a target that has none.
+            default=None,
+            help=f"With --target {' or '.join(names)}: {option.help}"
+            + ("" if option.default is None else f"  [default: {option.default}]"),
+        )
+        command = add(command)
+    return command
 
 
 @click.command()
@@ -30,7 +56,7 @@ _EXTERNAL_DATA: Final = ("keep", "copy", "link")
     "--output",
     type=click.Path(path_type=Path),
     help="File or folder to write.  [default: MODEL with .PRESET.onnx, or -PRESET for a folder, "
-    "beside MODEL; with --target cann .PRESET-cann.onnx and -PRESET-cann]",
+    "beside MODEL; with a TARGET .PRESET-TARGET.onnx and -PRESET-TARGET]",
 )
 @click.option(
     "--preset",
@@ -89,38 +115,13 @@ _EXTERNAL_DATA: Final = ("keep", "copy", "link")
 )
 @click.option(
     "--target",
-    type=click.Choice(TARGETS),
-    default=CPU,
+    type=click.Choice(list(TARGETS)),
+    default=CPU.name,
     show_default=True,
-    help="cann: rewrite the rest of the decoder too, so that CANNExecutionProvider runs every node "
-    "of floats on an Ascend NPU; the model still runs on the CPU. It takes no padding then. "
-    "cann-graph: standard operators and fixed sizes, for the provider's graph mode; see "
-    "docs/ascend.md.",
+    help="What the model is made for.  "
+    + " ".join(f"{target.name}: {target.help}." for target in TARGETS.values() if target.help),
 )
-@click.option(
-    "--max-positions",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="With --target cann: the longest context, for which tables of the rotary embedding are "
-    "made.  [default: max_position_embeddings of config.json beside MODEL, or 32768]",
-)
-@click.option(
-    "--capacity",
-    type=click.IntRange(min=1),
-    default=DEFAULT_CAPACITY,
-    show_default=True,
-    metavar="N",
-    help="With --target cann-graph: tokens that the caches have room for.",
-)
-@click.option(
-    "--call-tokens",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="With --target cann-graph: new tokens in each call. Convert a second time with more of "
-    "them for prompts; both files go on with each other's caches.",
-)
+@_sizes
 @click.option(
     "--external-data",
     type=click.Choice(_EXTERNAL_DATA),
@@ -143,6 +144,7 @@ def convert(
     external_data: ExternalData | None,
     overwrite: bool,
     as_json: bool,
+    target: str,
     **chosen: Any,
 ) -> None:
     """Convert an exported decoder to a TurboQuant KV cache.
@@ -166,23 +168,18 @@ def convert(
       tq-onnx convert model.onnx --layers 4-20 --bits-k 5 --bits-v 3
       tq-onnx convert model.onnx --calibration model.calibration.safetensors
       tq-onnx convert model.onnx --seed 7 --rotation hadamard --json
-      tq-onnx convert model.onnx --target cann --max-positions 8192
-      tq-onnx convert model.onnx --target cann-graph --capacity 2048
     """
     _check_used(chosen)
+    sizes = {name: chosen.pop(name) for name in _SIZES}
+    made_for = target_of(target, **{name: size for name, size in sizes.items() if size is not None})
     options = Options(**chosen)
     if model.is_dir():
-        if options.target == CANN_GRAPH:
-            raise UsageError(
-                "a graph for CANN is one file, which no runtime of folders knows",
-                where=str(model),
-                fix="give the .onnx file of its decoder",
-            )
         _convert_folder(
             model,
             output,
             preset=preset,
             options=options,
+            target=made_for,
             external_data=external_data,
             overwrite=overwrite,
             as_json=as_json,
@@ -190,13 +187,14 @@ def convert(
         return
     from tq_onnx.conversion import pipeline
 
-    target = output or model.with_name(f"{model.stem}.{_kind(preset, options)}.onnx")
+    written = output or model.with_name(f"{model.stem}.{made_for.kind(preset)}.onnx")
     with terminal.progress("Reading the graph") as on_progress:
         report = pipeline.convert(
             model,
-            target,
+            written,
             preset=preset,
             options=options,
+            target=made_for,
             overwrite=overwrite,
             external_data=external_data,
             on_progress=on_progress,
@@ -204,12 +202,15 @@ def convert(
     if as_json:
         terminal.print_json(report)
     else:
-        _print(report, model, target)
+        _print(report, model, written)
 
 
-def _kind(preset: str, options: Options) -> str:
-    """What a conversion is called in the names of its outputs."""
-    return preset if options.target == CPU else f"{preset}-{options.target}"
+if convert.help is not None:
+    convert.help = cleandoc(convert.help) + "".join(
+        f"\n  tq-onnx convert model.onnx {target.example}"
+        for target in TARGETS.values()
+        if target.example
+    )
 
 
 def _check_used(chosen: dict[str, Any]) -> None:
@@ -219,17 +220,6 @@ def _check_used(chosen: dict[str, Any]) -> None:
             "--center-from says where the statistics of --calibration begin, and there are none",
             fix="give --calibration, or leave --center-from out",
         )
-    for name, target in (
-        ("max_positions", CANN),
-        ("capacity", CANN_GRAPH),
-        ("call_tokens", CANN_GRAPH),
-    ):
-        if _is_given(name) and chosen["target"] != target:
-            option = "--" + name.replace("_", "-")
-            raise UsageError(
-                f"{option} is a size that only a model for --target {target} has",
-                fix=f"give --target {target}, or leave {option} out",
-            )
 
 
 def _is_given(parameter: str) -> bool:
@@ -247,7 +237,7 @@ def _print(report: ConversionReport, model: Path, target: Path) -> None:
     ]
     how = {"keep": "shared with the original", "copy": "copied", "link": "hard-linked"}
     rows += [("needs", f"{file} ({how[files.external_data or 'keep']})") for file in files.data]
-    if plan.target != CANN_GRAPH:
+    if target_of_plan(plan).has_operators:
         pair = f"{shlex.quote(str(model))} {shlex.quote(str(target))}"
         rows.append(("next", f"tq-onnx verify {pair}"))
     terminal.print_facts(rows)
@@ -262,19 +252,21 @@ def _convert_folder(
     *,
     preset: str,
     options: Options,
+    target: Target,
     external_data: ExternalData | None,
     overwrite: bool,
     as_json: bool,
 ) -> None:
     from tq_onnx.integrations import folderconversion
 
-    target = output or folderconversion.default_output(folder, _kind(preset, options))
+    written = output or folderconversion.default_output(folder, target.kind(preset))
     with terminal.progress("Looking at the folder") as on_progress:
         report = folderconversion.convert_folder(
             folder,
-            target,
+            written,
             preset=preset,
             options=options,
+            target=target,
             overwrite=overwrite,
             external_data=external_data,
             on_progress=on_progress,
@@ -282,7 +274,7 @@ def _convert_folder(
     if as_json:
         terminal.print_json(report)
     else:
-        _print_folder(report, folder, target)
+        _print_folder(report, folder, written)
 
 
 def _print_folder(report: FolderReport, folder: Path, target: Path) -> None:

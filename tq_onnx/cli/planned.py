@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from tq_onnx.cli import terminal
-from tq_onnx.plan import CANN, CANN_GRAPH
+from tq_onnx.targets.registry import target_of_plan
 
 if TYPE_CHECKING:
     from tq_onnx.conversion.equalise import LayerEqualisation
     from tq_onnx.plan import LayerPlan, Plan
-
-_TARGETS: Final = {
-    CANN: "every node of floats on CANNExecutionProvider; no padding",
-    CANN_GRAPH: "one graph of fixed sizes for CANNExecutionProvider (docs/ascend.md)",
-}
 
 
 def rows(plan: Plan, equalisation: Sequence[LayerEqualisation] = ()) -> list[tuple[str, str]]:
     """Facts of a plan: label and text."""
     dialects = ", ".join(dict.fromkeys(layer.dialect for layer in plan.layers))
     found = [("layers", f"{len(plan.layers)} ({dialects})"), ("preset", _preset(plan))]
-    if plan.target in _TARGETS:
-        found.append(("target", _TARGETS[plan.target]))
+    if summary := target_of_plan(plan).summary:
+        found.append(("target", summary))
     groups: dict[str, list[LayerPlan]] = {}
     for layer in plan.layers:
         groups.setdefault(_codecs(layer), []).append(layer)

@@ -5,7 +5,9 @@ and outputs keep name, order, type and shape (caches: uint8, the last dimension 
 layer has two encoders and one attention, wired to its caches, with the attributes of the plan;
 rotations are orthogonal, codebooks sorted and antisymmetric to the bit, offsets finite (all of that
 in ``tq_onnx.conversion.checknodes``); the function bodies are there; the plan is read back from the
-metadata; and onnx's own checker, with our schemas registered, is content.
+metadata; and onnx's own checker, with our schemas registered, is content. A target that leaves no
+operators of ours (``tq_onnx.conversion.target``) is checked for that instead, and one that has
+fixed sizes for numbers in all inputs and outputs.
 
 A violation is a defect of the converter, never the user's fault: nothing is written.
 """
@@ -21,6 +23,7 @@ import onnx
 import onnx_ir as ir
 
 from tq_onnx.conversion.checknodes import layer_violations
+from tq_onnx.conversion.target import CPU, Target
 from tq_onnx.errors import TqOnnxError
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
 from tq_onnx.ops.schema import register_schemas
@@ -69,18 +72,21 @@ def snapshot_interface(model: ir.Model) -> InterfaceSnapshot:
     )
 
 
-def check(original: InterfaceSnapshot, converted: ir.Model, plan: Plan) -> None:
-    """Checks a converted model.
+def check(
+    original: InterfaceSnapshot, converted: ir.Model, plan: Plan, target: Target = CPU
+) -> None:
+    """Check a converted model.
 
     Args:
         original: ``snapshot_interface`` of the model before its conversion.
-        converted: the same model after it.
+        converted: the same model after everything that was done to it.
         plan: what was to be done.
+        target: what the model was made for.
 
     Raises:
         TqOnnxError: something does not hold; the message lists everything that was found.
     """
-    found = list(_violations(original, converted, plan))
+    found = list(_violations(original, converted, plan, target))
     if not found and not original.complaint:
         text = complaint(converted)
         found = [f"onnx.checker: {text}"] if text else []
@@ -91,7 +97,9 @@ def check(original: InterfaceSnapshot, converted: ir.Model, plan: Plan) -> None:
         )
 
 
-def _violations(original: InterfaceSnapshot, model: ir.Model, plan: Plan) -> Iterator[str]:
+def _violations(
+    original: InterfaceSnapshot, model: ir.Model, plan: Plan, target: Target
+) -> Iterator[str]:
     pairs = [
         (pair, layer.kv_num_heads, width)
         for layer in plan.layers
@@ -101,25 +109,60 @@ def _violations(original: InterfaceSnapshot, model: ir.Model, plan: Plan) -> Ite
         )
     ]
     sizes = {pair.past: (heads, width) for pair, heads, width in pairs if pair.past is not None}
-    yield from _ports("input", original.inputs, model.graph.inputs, sizes)
+    fixed = target.has_fixed_sizes
+    yield from _ports("input", original.inputs, model.graph.inputs, sizes, fixed=fixed)
     sizes = {pair.present: (heads, width) for pair, heads, width in pairs}
-    yield from _ports("output", original.outputs, model.graph.outputs, sizes)
-    yield from layer_violations(model, plan)
-    for name in (ENCODE, ATTENTION):
-        if (DOMAIN, name, "") not in model.functions:
-            yield f"the body of {name} is missing"
-    if model.opset_imports.get(DOMAIN) is None:
-        yield f"the domain {DOMAIN} is not imported"
+    yield from _ports("output", original.outputs, model.graph.outputs, sizes, fixed=fixed)
+    if target.has_operators:
+        yield from layer_violations(model, plan)
+        for name in (ENCODE, ATTENTION):
+            if (DOMAIN, name, "") not in model.functions:
+                yield f"the body of {name} is missing"
+        if model.opset_imports.get(DOMAIN) is None:
+            yield f"the domain {DOMAIN} is not imported"
+    else:
+        yield from _own_operators(model)
+    if target.has_weights:
+        yield from _weights_outside(model)
+    if plan.target != target.name:
+        yield f"the plan is for the target {plan.target}, not {target.name}"
     if Plan.from_json(model.metadata_props.get(METADATA_PLAN, "{}")) != plan:
         yield "the plan in the metadata is another one"
     if model.metadata_props.get(METADATA_DIGEST) != plan.layout_digest:
         yield "the layout digest in the metadata is another one"
 
 
+def _own_operators(model: ir.Model) -> Iterator[str]:
+    """Nodes and functions of ours, in a model that has standard operators in their places."""
+    for node in model.graph.all_nodes():
+        if node.domain == DOMAIN:
+            yield f"node {node.name} ({node.op_type}) is left"
+    for domain, name, _ in model.functions:
+        if domain == DOMAIN:
+            yield f"the body of {name} is left"
+    if DOMAIN in model.opset_imports:
+        yield f"the domain {DOMAIN} is imported"
+
+
+def _weights_outside(model: ir.Model) -> Iterator[str]:
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                yield f"the weights of {value.name} are not in the model file"
+
+
 def _ports(
-    kind: str, before: tuple[Port, ...], values: Any, sizes: dict[str, tuple[int, int]]
+    kind: str,
+    before: tuple[Port, ...],
+    values: Any,
+    sizes: dict[str, tuple[int, int]],
+    *,
+    fixed: bool = False,
 ) -> Iterator[str]:
-    """Compares names, types and shapes; ``sizes`` tells heads and row bytes of the caches."""
+    """Compare names, types and shapes; ``sizes`` tells heads and row bytes of the caches.
+
+    With ``fixed`` every size is a number now, and what was a number stays one.
+    """
     after = tuple(_port(value) for value in values)
     if [port.name for port in after] != [port.name for port in before]:
         yield f"the {kind}s are not the same in the same order"
@@ -132,6 +175,10 @@ def _ports(
             wanted = [Port(old.name, "UINT8", (*(new.dims or ())[:-1], sizes[old.name][1]))]
         else:
             wanted = _caches(old, old.dims, *sizes[old.name])
+        if fixed:
+            if not all(isinstance(dim, int) for dim in new.dims or ()):
+                yield f"a size of the {kind} {new.name} is no number: {new.dims}"
+            wanted = [_with_numbers(port, new) for port in wanted]
         if new not in wanted:
             first = wanted[0]
             yield f"{kind} {old.name} is {new.dtype} {new.dims}, not {first.dtype} {first.dims}"
@@ -142,6 +189,18 @@ def _caches(old: Port, dims: _Dims, heads: int, width: int) -> list[Port]:
     if len(dims) == 3:  # [B, S, ND]
         return [Port(old.name, "UINT8", (dims[0], heads, dims[1], width))]
     return [Port(old.name, "UINT8", (dims[0], known, dims[2], width)) for known in (dims[1], heads)]
+
+
+def _with_numbers(wanted: Port, found: Port) -> Port:
+    """What is wanted, with the numbers that were found in the places of names."""
+    if wanted.dims is None or found.dims is None or len(wanted.dims) != len(found.dims):
+        return wanted
+    pairs = zip(wanted.dims, found.dims, strict=True)
+    dims = (
+        there if not isinstance(here, int) and isinstance(there, int) else here
+        for here, there in pairs
+    )
+    return Port(wanted.name, wanted.dtype, tuple(dims))
 
 
 def _port(value: ir.Value) -> Port:

@@ -14,13 +14,9 @@ from typing import Final
 from tq_onnx.codec.presets import DEFAULT_SEED, NO_ROTATION, PRESETS, ROTATIONS, Preset
 from tq_onnx.codec.spec import Codec
 from tq_onnx.errors import UsageError
-from tq_onnx.plan import CPU
 
 CENTER_FROM: Final = 4
 """The first token that is centered by the mean of all later ones."""
-
-DEFAULT_CAPACITY: Final = 1024
-"""Of caches whose size is in the graph; every step copies and reads all of it."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +38,6 @@ class Options:
         calibration: file with statistics of this model, of which offsets are made, and scales
             where there are no norm weights for them.
         center_from: the first token that is centered by the mean of all later ones.
-        target: what the model is to run on, one of ``tq_onnx.plan.TARGETS``.
-        max_positions: positions that a model for CANN knows; None for as many as its
-            configuration says.
-        capacity: tokens that the caches of a graph for CANN have room for.
-        call_tokens: new tokens in a call of such a graph.
     """
 
     rotation: str | None = None
@@ -59,10 +50,6 @@ class Options:
     equalize: bool | None = None
     calibration: Path | None = None
     center_from: int = CENTER_FROM
-    target: str = CPU
-    max_positions: int | None = None
-    capacity: int = DEFAULT_CAPACITY
-    call_tokens: int = 1
 
 
 def preset_of(name: str) -> Preset:

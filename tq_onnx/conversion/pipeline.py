@@ -1,21 +1,22 @@
 """The conversion of a model file, from end to end.
 
-``convert`` runs load -> recognise -> plan -> rewrite, bake and adapt -> check -> save; nothing is
-written before everything holds. It returns a frozen, JSON-able report
+``convert`` runs load -> recognise -> plan -> rewrite, bake, adapt and lower -> check -> save;
+nothing is written before everything holds. It returns a frozen, JSON-able report
 (``tq_onnx.conversion.reports``). Bytes per token are those of one more token of one sequence in all
 layers, from the graph's own types, scales included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.codec.presets import DEFAULT_PRESET, Preset
+from tq_onnx.codec.presets import DEFAULT_PRESET
+from tq_onnx.conversion.bake import bake_metadata
 from tq_onnx.conversion.calibrationfile import read_calibration
 from tq_onnx.conversion.check import InterfaceSnapshot, check, complaint, snapshot_interface
 from tq_onnx.conversion.equalise import LayerEqualisation
@@ -24,14 +25,14 @@ from tq_onnx.conversion.planning import DEFAULT_OPTIONS, make_plan
 from tq_onnx.conversion.reports import ConversionReport
 from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.conversion.scales import adapt
-from tq_onnx.errors import ModelFileError, TqOnnxError, UnsupportedModelError
+from tq_onnx.conversion.target import CPU, Target
+from tq_onnx.errors import ModelFileError, TqOnnxError, UnsupportedModelError, located
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.files.save import ExternalData, SavedFiles, check_output, save
 from tq_onnx.graph.values import static_dim
-from tq_onnx.plan import CANN, CANN_GRAPH, Plan
+from tq_onnx.plan import Plan
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.recognise.match import Recognition, recognise
-from tq_onnx.targets.cann.kernels import expect_kernels, expect_whole_blocks
 
 _LOAD: Final = "Reading the graph"
 _RECOGNISE: Final = "Looking for attention"
@@ -51,6 +52,7 @@ def convert(
     *,
     preset: str = DEFAULT_PRESET,
     options: Options = DEFAULT_OPTIONS,
+    target: Target = CPU,
     overwrite: bool = False,
     external_data: ExternalData | None = None,
     on_progress: OnProgress | None = None,
@@ -62,6 +64,7 @@ def convert(
         output: the model to write.
         preset: a name in ``codec.presets.PRESETS``.
         options: what else is asked for.
+        target: what the model is made for.
         overwrite: whether an output that exists may be replaced.
         external_data: what becomes of external data, see ``tq_onnx.files.save``.
         on_progress: called as each step begins, and while external data is copied.
@@ -77,7 +80,12 @@ def convert(
         check_output(loaded, output, overwrite=overwrite, external_data=external_data)
 
     prepared = prepare(
-        path, preset=preset, options=options, on_progress=on_progress, on_load=check_first
+        path,
+        preset=preset,
+        options=options,
+        target=target,
+        on_progress=on_progress,
+        on_load=check_first,
     )
     _tell(on_progress, _SAVE)
     files = save(
@@ -130,6 +138,7 @@ def prepare(
     *,
     preset: str = DEFAULT_PRESET,
     options: Options = DEFAULT_OPTIONS,
+    target: Target = CPU,
     on_progress: OnProgress | None = None,
     on_load: Callable[[LoadedModel], None] | None = None,
 ) -> Prepared:
@@ -139,6 +148,7 @@ def prepare(
         path: the original; it is never changed.
         preset: a name in ``codec.presets.PRESETS``.
         options: what else is asked for.
+        target: what the model is made for.
         on_progress: called as each step begins.
         on_load: called with the model before any work is done on it; it may refuse.
 
@@ -155,37 +165,27 @@ def prepare(
     before = snapshot_interface(loaded.model)
     recognition = recognised(loaded, path)
     _tell(on_progress, _PLAN)
-    plan = _plan(recognition, chosen, options, path)
-    if options.target == CANN:
-        expect_kernels(plan)
+    with located(path):
+        plan = make_plan(recognition, chosen, options)
+    target.refuse(plan)
     if calibration is not None:
         calibration.check_matches(plan.layers)
         calibration.check_center_from(options.center_from)
     bytes_before = original_bytes(recognition)
     _tell(on_progress, _REWRITE)
-    _rewrite(loaded.model, plan, recognition, before, path)
-    plan, equalisation = adapt(loaded.model, plan, options, calibration)
-    if options.target == CANN:
-        # Imported where it is needed: it takes onnx's reference evaluator with it.
-        from tq_onnx.targets.cann.lower import lower
-        from tq_onnx.targets.cann.positions import positions_of
-
-        positions = positions_of(path, options.max_positions)
-        try:
-            plan = lower(loaded.model, plan, positions)
-            expect_whole_blocks(loaded.model)
-        except UnsupportedModelError as error:
-            where = f"{path}: {error.where}"
-            raise UnsupportedModelError(error.what, where=where, fix=error.fix) from error
+    model = _run((ConvertPass(plan, recognition),), loaded.model, before, path)
+    plan, equalisation = adapt(model, plan, options, calibration)
+    with located(path):
+        lowering = target.lowering(plan, path)
+        if lowering is not None:
+            # A clone shares the tensors, and a refusal leaves nothing half done.
+            model, plan = _run(lowering.passes, model.clone(), before, path), lowering.plan
+    bake_metadata(model, plan)
     _tell(on_progress, _CHECK)
-    check(before, loaded.model, plan)
-    size = converted_bytes(loaded.model, plan)
-    if options.target == CANN_GRAPH:
-        from tq_onnx.targets.cann_graph.lower import lower_for_graph_mode
-
-        sizes = {"capacity": options.capacity, "tokens": options.call_tokens}
-        plan = lower_for_graph_mode(loaded.model, **sizes)
-        loaded = replace(loaded, external_files=())  # its weights are in the model now
+    check(before, model, plan, target)
+    size = converted_bytes(model, plan)
+    files = () if target.has_weights else loaded.external_files
+    loaded = replace(loaded, model=model, external_files=files)
     return Prepared(loaded, plan, bytes_before, size, equalisation)
 
 
@@ -202,9 +202,10 @@ def recognised(loaded: LoadedModel, path: Path, *, refuse: bool = True) -> Recog
         ModelFileError: it is not a valid model.
     """
     try:
-        recognition = recognise(loaded.model)
-    except UnsupportedModelError as error:
-        raise type(error)(error.what, where=error.where or str(path), fix=error.fix) from error
+        with located(path):
+            recognition = recognise(loaded.model)
+    except TqOnnxError:
+        raise
     except Exception as error:
         text = complaint(loaded.model)
         if not text:
@@ -219,26 +220,25 @@ def recognised(loaded: LoadedModel, path: Path, *, refuse: bool = True) -> Recog
     return recognition
 
 
-def _plan(recognition: Recognition, preset: Preset, options: Options, path: Path) -> Plan:
+def _run(
+    passes: Sequence[ir.passes.InPlacePass],
+    model: ir.Model,
+    before: InterfaceSnapshot,
+    path: Path,
+) -> ir.Model:
+    """Run passes on a model in place, and tell their refusals from defects."""
     try:
-        return make_plan(recognition, preset, options)
-    except UnsupportedModelError as error:
-        where = f"{path}: {error.where}" if error.where else str(path)
-        raise UnsupportedModelError(error.what, where=where, fix=error.fix) from error
-
-
-def _rewrite(
-    model: ir.Model, plan: Plan, recognition: Recognition, before: InterfaceSnapshot, path: Path
-) -> None:
-    try:
-        ConvertPass(plan, recognition)(model)
-    except Exception as error:
+        return ir.passes.Sequential(*passes)(model).model
+    except (ir.passes.InvariantError, ir.passes.PassError) as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None and not isinstance(cause, TqOnnxError):
+            cause = cause.__cause__
+        if isinstance(cause, TqOnnxError):
+            raise cause from cause.__cause__
         if before.complaint:
             raise _invalid(before.complaint, path) from error
-        if not isinstance(error, ir.passes.InvariantError | ir.passes.PassError):
-            raise
         raise TqOnnxError(
-            f"the conversion went wrong and nothing was written ({error})",
+            f"the conversion went wrong and nothing was written ({cause or type(cause).__name__})",
             where=str(path),
             fix="this is a defect, please report it with the name of the exporter",
         ) from error

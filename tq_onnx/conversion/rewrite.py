@@ -95,7 +95,6 @@ class ConvertPass(ir.passes.InPlacePass):
         if MICROSOFT in build.domains:
             model.opset_imports.setdefault(MICROSOFT, _MICROSOFT_VERSION)
         bake.bake_functions(model, self._plan)
-        bake.bake_metadata(model, self._plan)
         return ir.passes.PassResult(model, modified=True)
 
     def ensures(self, model: ir.Model) -> None:

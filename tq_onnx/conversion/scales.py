@@ -34,7 +34,7 @@ from tq_onnx.conversion.options import Options
 from tq_onnx.errors import UsageError
 from tq_onnx.graph.builder import Builder
 from tq_onnx.ops.operators import Encode
-from tq_onnx.plan import METADATA_PLAN, LayerPlan, Plan
+from tq_onnx.plan import LayerPlan, Plan
 
 Scales = npt.NDArray[np.float32]
 _Factors = npt.NDArray[np.floating[Any]]
@@ -54,8 +54,8 @@ def adapt(
         calibration: statistics of this model; None for none.
 
     Returns:
-        The plan with what was done to each layer, which is in the metadata too; and for each layer
-        what scales of its norm weights do, empty if they were not asked for.
+        The plan with what was done to each layer; and for each layer what scales of its norm
+        weights do, empty if they were not asked for.
 
     Raises:
         UsageError: scales were asked for and there is no place for them, or statistics are of no
@@ -84,9 +84,7 @@ def adapt(
         found = converted_layers(model, replace(plan, layers=tuple(layers)))
         layers = [made.adapt(layer) for layer in found]
         made.drop_fillers()
-    adapted = replace(plan, layers=tuple(layers))
-    model.metadata_props[METADATA_PLAN] = adapted.to_json()
-    return adapted, report
+    return replace(plan, layers=tuple(layers)), report
 
 
 def _fold(model: ir.Model, plan: Plan) -> tuple[dict[int, Scales], tuple[LayerEqualisation, ...]]:

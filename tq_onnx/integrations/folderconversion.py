@@ -23,6 +23,7 @@ from tq_onnx.conversion import pipeline
 from tq_onnx.conversion.options import Options, preset_of
 from tq_onnx.conversion.planning import DEFAULT_OPTIONS
 from tq_onnx.conversion.reports import ConversionReport
+from tq_onnx.conversion.target import CPU, Target
 from tq_onnx.errors import ModelFileError, OutputExistsError, UsageError
 from tq_onnx.files.oversize import stage_model
 from tq_onnx.files.save import ExternalData, SavedFiles, check_space, refusal
@@ -81,6 +82,7 @@ def convert_folder(
     *,
     preset: str = DEFAULT_PRESET,
     options: Options = DEFAULT_OPTIONS,
+    target: Target = CPU,
     overwrite: bool = False,
     external_data: ExternalData | None = None,
     on_progress: OnProgress | None = None,
@@ -93,6 +95,7 @@ def convert_folder(
         preset: a name in ``codec.presets.PRESETS``.
         options: what else is asked for, the same for every decoder. A folder of
             onnxruntime-genai gets equal rows in any case.
+        target: the target, the same for every decoder.
         overwrite: whether files of an output that exists may be replaced; others in it stay.
         external_data: ``copy`` (the default) or ``link``.
         on_progress: called as each step begins, and while files are copied.
@@ -104,12 +107,16 @@ def convert_folder(
         LibraryError: a folder of onnxruntime-genai needs the library, and there is none.
     """
     preset_of(preset)
+    if target.no_folders:
+        raise UsageError(
+            target.no_folders, where=str(folder), fix="give the .onnx file of its decoder"
+        )
     if external_data == "keep":
         raise UsageError(
             "a converted folder has its data files in it", fix="choose copy or link instead of keep"
         )
     tell = on_progress or silent
-    target = _check_output(folder, output, overwrite)
+    written = _check_output(folder, output, overwrite)
     found = survey(folder, on_progress)
     require_decoder(found, folder)
     library = None
@@ -117,14 +124,16 @@ def convert_folder(
         check_config(found.genai)
         options = replace(options, equal_rows=True)
         library = get_library_path()
-    job = _Job(found, folder, target, Transaction(overwrite), external_data or "copy")
+    job = _Job(found, folder, written, Transaction(overwrite), external_data or "copy")
     try:
         job.check_room(library)
-        job.transaction.make_folder(target)
+        job.transaction.make_folder(written)
         reports = []
         for index, model in enumerate(found.decoders):
             tell(Progress(f"Converting {model.name}", index, len(found.decoders)))
-            prepared = pipeline.prepare(folder / model.name, preset=preset, options=options)
+            prepared = pipeline.prepare(
+                folder / model.name, preset=preset, options=options, target=target
+            )
             reports.append(prepared.report(job.write_model(prepared, model.name)))
         _check_pairs(reports, folder)
         changes = None
@@ -145,7 +154,7 @@ def convert_folder(
         raise
     return FolderReport(
         found.path,
-        target,
+        written,
         tuple(reports),
         carried,
         found.data,

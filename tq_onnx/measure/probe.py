@@ -23,12 +23,13 @@ from tq_onnx.conversion.layers import ConvertedLayer, EncodeNode, converted_laye
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.files.load import load
 from tq_onnx.measure.expose_internals import expose
-from tq_onnx.plan import CANN, CANN_GRAPH, METADATA_PLAN, LayerPlan, Plan
+from tq_onnx.plan import METADATA_PLAN, LayerPlan, Plan
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.model import made_up_embeddings
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
 from tq_onnx.runtime.session import make_session
 from tq_onnx.runtime.signature import signature_of
+from tq_onnx.targets.registry import target_of_plan
 
 Array = npt.NDArray[Any]
 
@@ -202,9 +203,10 @@ def lay_open(
     if text is None:
         raise UnsupportedModelError("this model was not converted by tq-onnx", where=str(where))
     plan = Plan.from_json(text)
-    if plan.target == CANN_GRAPH:
+    target = target_of_plan(plan)
+    if not target.has_operators:
         raise UnsupportedModelError(
-            f"a model for {CANN_GRAPH} has standard operators in the place of ours",
+            f"a model for {target.name} has standard operators in the place of ours",
             where=str(where),
             fix="verify the same conversion without --target",
         )
@@ -213,7 +215,7 @@ def lay_open(
         for layer in converted_layers(model, plan, str(where))
         if layers is None or layer.plan.layer in layers
     )
-    expose(model.graph, _watched(names), views=plan.target != CANN)
+    expose(model.graph, _watched(names), views=target.exposes_views)
     return Probe(ir.to_proto(model).SerializeToString(), external_data, names, plan)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tq_onnx.errors import UnsupportedModelError, UsageError
+from tq_onnx.errors import UnsupportedModelError, UsageError, located
 from tq_onnx.plan import METADATA_PLAN, CachePair, Interface, Plan
 from tq_onnx.runtime.cache import cache_spec
 from tq_onnx.runtime.decoder import Decoder
@@ -21,6 +21,7 @@ from tq_onnx.runtime.placement import refuse_misplaced
 from tq_onnx.runtime.providers import CPU, ExecutionProvider, provider_of
 from tq_onnx.runtime.session import make_session, ports, vocabulary_size
 from tq_onnx.runtime.signature import Signature, plan_of, signature_of
+from tq_onnx.targets.registry import target_of_plan
 
 _MADE_UP_ROWS: Final = 1024
 _MADE_UP_SIZE: Final = 0.02
@@ -186,6 +187,8 @@ def open_model(
         refuse_misplaced(session, loaded.model, path)
     plan = plan_of(session)
     if plan is not None:
+        with located(path):
+            target_of_plan(plan)
         return OpenModel(loaded.path, session, signature_of(session, plan))
     return OpenModel(loaded.path, session, _recognised(loaded.model, session, path))
 

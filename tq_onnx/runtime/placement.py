@@ -20,9 +20,10 @@ from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.files.load import load
 from tq_onnx.graph.shapes import fill_shapes
 from tq_onnx.ops.domain import ATTENTION, ENCODE
-from tq_onnx.plan import CANN_GRAPH, METADATA_PLAN, Plan
-from tq_onnx.runtime.providers import CPU, ExecutionProvider, provider_of
+from tq_onnx.plan import METADATA_PLAN, Plan
+from tq_onnx.runtime.providers import ExecutionProvider, provider_of
 from tq_onnx.runtime.session import PlacedNode, make_session, placement
+from tq_onnx.targets.registry import target_of_plan
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class PlacementReport:
         misplaced: those among them that compute floats or touch a cache.
         encode: ``TurboQuantEncode`` nodes that run on the library's kernels.
         attention: likewise ``TurboQuantDequantAttention``.
-        layers: attention layers with operators of ours; none in an original, or for graph mode.
+        layers: attention layers with operators of ours; none in an original, nor for a target that
+            has standard operators in their places.
     """
 
     provider: str
@@ -86,7 +88,7 @@ def report_placement(session: Any, model: ir.Model) -> PlacementReport:
 
 
 def _layers(plan: Plan) -> int:
-    return 0 if plan.target == CANN_GRAPH else len(plan.layers)
+    return len(plan.layers) if target_of_plan(plan).has_operators else 0
 
 
 def problem_of(report: PlacementReport) -> str | None:
@@ -170,5 +172,5 @@ def try_provider(ep: ExecutionProvider) -> PlacementReport:
     y.name, y.type, y.shape = "y", x.type, x.shape
     graph = ir.Graph([x], [y], nodes=[node], opset_imports={"": 18}, name="one_node")
     model = ir.Model(graph, ir_version=9)
-    session = make_session(ir.to_proto(model).SerializeToString(), library=ep is not CPU, ep=ep)
+    session = make_session(ir.to_proto(model).SerializeToString(), library=ep.has_own_memory, ep=ep)
     return report_placement(session, model)

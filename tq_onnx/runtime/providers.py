@@ -50,7 +50,7 @@ CPU: Final = ExecutionProvider(
     export="if it was exported for a GPU, export it for the CPU",
 )
 CANN: Final = ExecutionProvider(
-    name=plan.CANN,
+    name="cann",
     provider="CANNExecutionProvider",
     package="onnxruntime-cann",
     export="convert the original with --target cann",

@@ -19,6 +19,7 @@ from tests.decoders.running import (
     batches,
     convert,
     load,
+    lower,
     session,
 )
 from tests.targets.cann.parts import part
@@ -29,7 +30,7 @@ from tq_onnx.ops.domain import DOMAIN, ENCODE
 from tq_onnx.plan import Plan
 from tq_onnx.targets.cann import claims as provider
 from tq_onnx.targets.cann.kernels import expect_kernels
-from tq_onnx.targets.cann.lower import lower
+from tq_onnx.targets.cann.lower import lowering_of
 from tq_onnx.targets.cann.mask import PADDING
 
 BASE = "dynamo-op18-sdpa"
@@ -114,7 +115,7 @@ def lowered(model: ir.Model) -> tuple[ir.Model, ir.Model, Plan]:
     one, other = (ir.from_proto(ir.to_proto(model)) for _ in range(2))
     convert(one)
     plan = convert(other)
-    return one, other, lower(other, plan, POSITIONS)
+    return one, other, lower(other, lowering_of(plan, POSITIONS))
 
 
 class ExtraInput(Decoder):
@@ -394,7 +395,7 @@ def test_a_length_of_caches_that_is_another_one() -> None:
     model.graph.insert_before(nodes[0], more)
     nodes[0].replace_input_with(2, more.outputs[0])
     with pytest.raises(UnsupportedModelError, match="odd_length is not shown to be the number"):
-        lower(model, plan, POSITIONS)
+        lower(model, lowering_of(plan, POSITIONS))
 
 
 def test_masks_in_branches_leave_nothing() -> None:
@@ -501,7 +502,7 @@ def test_what_is_to_be_done_is_true() -> None:
         expect_kernels(convert(load(BASE), "int3"))
     model = load("genai-cpu-int4")
     with pytest.raises(UnsupportedModelError, match=r"MatMulNBits.*; export its weights in float"):
-        lower(model, convert(model), POSITIONS)
+        lower(model, lowering_of(convert(model), POSITIONS))
 
 
 @pytest.mark.parametrize(

@@ -15,15 +15,16 @@ from tests.decoders.running import (
     batches,
     convert,
     load,
+    lower,
     session,
 )
 from tq_onnx.conversion.check import complaint
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.ops.domain import ATTENTION, DECODER, DOMAIN, ENCODE
-from tq_onnx.plan import CANN, METADATA_PLAN, Plan
+from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.targets.cann import claims as provider
 from tq_onnx.targets.cann.kernels import expect_kernels
-from tq_onnx.targets.cann.lower import lower
+from tq_onnx.targets.cann.lower import lowering_of
 from tq_onnx.targets.cann.mask import _LENGTHS, PADDING, _hides_the_future
 
 SINGLE = [
@@ -49,7 +50,7 @@ def preset_of(name: str) -> str:
 def lowered(name: str) -> tuple[ir.Model, Plan]:
     model = load(name)
     plan = convert(model, preset_of(name))
-    return model, lower(model, plan, POSITIONS)
+    return model, lower(model, lowering_of(plan, POSITIONS))
 
 
 @pytest.mark.parametrize("name", [*SINGLE, *HALF])
@@ -76,7 +77,7 @@ def test_leaves_nothing_to_the_cpu(name: str) -> None:
     assert complaint(model) == ""
     own = {node.op_type for node in model.graph if node.domain == DOMAIN}
     assert own == {ENCODE, ATTENTION, *DECODER}
-    assert plan.target == CANN
+    assert plan.target == "cann"
     assert plan.fixed_capacity
     assert not plan.interface.padding
     assert Plan.from_json(model.metadata_props[METADATA_PLAN]) == plan
@@ -98,12 +99,12 @@ def test_padding_is_no_text(library: bool) -> None:
 def test_refuses_masks_that_are_more_than_causal() -> None:
     model = load("dynamo-gemma2")
     with pytest.raises(UnsupportedModelError, match=r"mask of layer 0 .* hides more than"):
-        lower(model, convert(model), POSITIONS)
+        lower(model, lowering_of(convert(model), POSITIONS))
 
 
 def test_takes_lengths_from_positions_where_there_is_no_mask() -> None:
     model = load("hf-decode")
-    plan = lower(model, convert(model), POSITIONS)
+    plan = lower(model, lowering_of(convert(model), POSITIONS))
 
     assert list(provider.left_over(model)) == []
     assert plan.fixed_capacity
@@ -112,7 +113,7 @@ def test_takes_lengths_from_positions_where_there_is_no_mask() -> None:
 def test_refuses_what_has_no_kernel_by_name() -> None:
     model = load("genai-cpu-int4")
     with pytest.raises(UnsupportedModelError, match="MatMulNBits"):
-        lower(model, convert(model), POSITIONS)
+        lower(model, lowering_of(convert(model), POSITIONS))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.files.load import load
 from tq_onnx.measure.devices import compare_providers
@@ -19,13 +18,14 @@ from tq_onnx.measure.npu.anonymise import anonymise
 from tq_onnx.measure.npu.findings import Figures, Findings
 from tq_onnx.measure.probe import make_probe
 from tq_onnx.measure.speed import measure
-from tq_onnx.plan import CANN as CANN_TARGET
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.runtime.model import open_converted
 from tq_onnx.runtime.placement import open_placed, problem_of
 from tq_onnx.runtime.providers import CANN, CPU, ExecutionProvider
 from tq_onnx.runtime.session import make_session, ports
+from tq_onnx.targets.cann.target import CANN as TARGET
 from tq_onnx.targets.cann_graph.lower import lower_for_graph_mode
+from tq_onnx.targets.registry import target_of_plan
 
 Array = npt.NDArray[Any]
 
@@ -53,10 +53,12 @@ _GRAPH_STEPS: Final = 8
 def for_cann(model: Path, folder: Path) -> Path:
     """The model if it is for CANN already; an original is converted into the folder."""
     text = load(model).model.metadata_props.get(METADATA_PLAN)
-    if text is not None and Plan.from_json(text).target == CANN_TARGET:
-        return model
+    if text is not None:
+        made_for = target_of_plan(Plan.from_json(text))
+        if made_for.provider == CANN.name and made_for.has_operators:
+            return model
     output = folder / f"{model.stem}.cann.onnx"
-    convert(model, output, options=Options(target=CANN_TARGET))
+    convert(model, output, target=TARGET)
     return output
 
 

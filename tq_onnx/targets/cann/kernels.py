@@ -37,12 +37,20 @@ def expect_kernels(plan: Plan) -> None:
             )
 
 
-def expect_whole_blocks(model: ir.Model) -> None:
-    """Refuses a lowered model with rows that the kernels cannot move.
+class WholeBlocksPass(ir.passes.InPlacePass):
+    """Refuses a lowered model with rows that the kernels cannot move; changes nothing."""
 
-    Raises:
-        UnsupportedModelError: a row is no multiple of 16 elements.
-    """
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Look at every row.
+
+        Raises:
+            UnsupportedModelError: a row is no multiple of 16 elements.
+        """
+        _expect_whole_blocks(model)
+        return ir.passes.PassResult(model, modified=False)
+
+
+def _expect_whole_blocks(model: ir.Model) -> None:
     for node in model.graph:
         if node.domain != DOMAIN or node.op_type not in _IN_BLOCKS:
             continue

@@ -26,6 +26,7 @@ from onnx_ir.passes.common import (
 
 from tq_onnx.conversion import bake
 from tq_onnx.conversion.layers import converted_layers
+from tq_onnx.conversion.target import Lowering
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import attribute_int
@@ -35,7 +36,7 @@ from tq_onnx.graph.shapes import fill_shapes
 from tq_onnx.ops.domain import DECODER, DOMAIN
 from tq_onnx.ops.functions import decoder_function_protos
 from tq_onnx.ops.operators import RotaryEmbedding
-from tq_onnx.plan import CANN, Plan
+from tq_onnx.plan import Plan
 from tq_onnx.targets.cann import claims as provider
 from tq_onnx.targets.cann import mask
 from tq_onnx.targets.cann.embedding import lower_embedding
@@ -46,64 +47,135 @@ from tq_onnx.targets.cann.rotary import lower_rotary
 from tq_onnx.targets.cann.swish import lower_swish
 
 SCOPE: Final = "cann"
-_TARGET: Final = "--target cann"
+TARGET: Final = "cann"
+_FLAG: Final = f"--target {TARGET}"
 
 
-def lower(model: ir.Model, plan: Plan, positions: int) -> Plan:
-    """Rewrites a model in place.
+def lowering_of(plan: Plan, positions: int) -> Lowering:
+    """Return the passes that rewrite a converted model, and the plan of what they leave.
 
     Args:
-        model: after ``ConvertPass`` and ``adapt``.
-        plan: the plan that it was converted by; ``tq_onnx.targets.cann.kernels`` has nothing
+        plan: the plan that the model was converted by; ``tq_onnx.targets.cann.kernels`` has nothing
             against it.
         positions: rows of the tables of a rotary embedding that the graph computes; where it has
             tables of its own, those.
 
-    Returns:
-        The plan of what the model is now, which is in its metadata too.
-
-    Raises:
-        UnsupportedModelError: a part of the model was not recognised; the model is spoilt then.
+    The passes raise ``UnsupportedModelError`` where a part of the model is not recognised.
     """
-    # A constant that is a node is one of the CPU, and copied from there in every call.
-    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    tokens = next(v for v in model.graph.inputs if v.name == plan.interface.tokens)
-    told = tokens.shape
-    tokens.shape = _named(told)
-    fill_shapes(model)
-    build = Builder(model.graph)
-    try:
-        _drop_masks(model, plan)
-        lower_embedding(model, build)
-        lower_norms(model, build)
-        _remove_dead(model)  # onnx infers no shapes beside operators that it does not know
-        answer_shapes(model, build, plan)
-        _lower_lengths(model, build, plan)
-    except NoMatch as miss:
-        raise UnsupportedModelError(miss.reason, where=_TARGET, fix=provider.WITHOUT) from miss
-    misses: list[str] = []
-    lower_rotary(model, build, positions, misses)
-    _lower_positions(model, build, plan)
-    lower_swish(model, build)
-    lower_layout(model, build)
-    _remove_dead(model)
-    provider.declare_old_opset(model)
-    found = list(provider.left_over(model))
-    if found:
-        more = f" (and {len(found) - 1} more nodes)" if len(found) > 1 else ""
-        # Nodes that make angles come first then, and say less.
-        angles = f"a rotary embedding stays, because {misses[0]}: " if misses else ""
-        raise UnsupportedModelError(
-            f"CANNExecutionProvider cannot run the whole model: {angles}{found[0].what}{more}",
-            where=_TARGET,
-            fix=found[0].fix,
-        )
     layers = tuple(replace(layer, has_bias=False, causal=True) for layer in plan.layers)
     interface = replace(plan.interface, padding=False)
-    lowered = replace(plan, target=CANN, fixed_capacity=True, layers=layers, interface=interface)
-    tokens.shape = told
-    _bake(model, lowered)
-    return lowered
+    lowered = replace(plan, target=TARGET, fixed_capacity=True, layers=layers, interface=interface)
+    return Lowering(
+        lowered,
+        (
+            # A constant that is a node is one of the CPU, and copied from there in every call.
+            LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+            LowerDecoderPass(plan, positions),
+            BakeOperatorsPass(lowered),
+        ),
+    )
+
+
+class LowerDecoderPass(ir.passes.InPlacePass):
+    """Rewrites the decoder around the operators of a conversion.
+
+    Args:
+        plan: as for ``lowering_of``.
+        positions: likewise.
+    """
+
+    def __init__(self, plan: Plan, positions: int) -> None:
+        super().__init__()
+        self._plan = plan
+        self._positions = positions
+
+    def requires(self, model: ir.Model) -> None:
+        """Every layer of the plan has its operators."""
+        converted_layers(model, self._plan)
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite the model in place."""
+        plan = self._plan
+        tokens = next(v for v in model.graph.inputs if v.name == plan.interface.tokens)
+        told = tokens.shape
+        tokens.shape = _named(told)
+        fill_shapes(model)
+        build = Builder(model.graph)
+        try:
+            _drop_masks(model, plan)
+            lower_embedding(model, build)
+            lower_norms(model, build)
+            _remove_dead(model)  # onnx infers no shapes beside operators that it does not know
+            answer_shapes(model, build, plan)
+            _lower_lengths(model, build, plan)
+        except NoMatch as miss:
+            raise UnsupportedModelError(miss.reason, where=_FLAG, fix=provider.WITHOUT) from miss
+        misses: list[str] = []
+        lower_rotary(model, build, self._positions, misses)
+        _lower_positions(model, build, plan)
+        lower_swish(model, build)
+        lower_layout(model, build)
+        _remove_dead(model)
+        provider.declare_old_opset(model)
+        _refuse_left_over(model, misses)
+        tokens.shape = told
+        return ir.passes.PassResult(model, modified=True)
+
+    def ensures(self, model: ir.Model) -> None:
+        """Attention hides the future itself, and has no mask left."""
+        for layer in converted_layers(model, self._plan):
+            attention = layer.attention
+            if attention.bias is not None or attribute_int(attention.node, "causal", 0) != 1:
+                raise ir.passes.PostconditionError(f"{attention.name} has a mask left")
+
+
+class BakeOperatorsPass(ir.passes.InPlacePass):
+    """Puts the bodies of the operators that the model has now in the places of those it had.
+
+    Args:
+        plan: of the model as it is now.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self._plan = plan
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Replace the bodies in place."""
+        for identifier in [key for key in model.functions if key[0] == DOMAIN]:
+            del model.functions[identifier]
+        # The checker refuses those of a newer opset.
+        RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
+        bake.bake_functions(model, self._plan)
+        bake.add_functions(
+            model, decoder_function_protos([name for name in DECODER if name in _own(model)])
+        )
+        return ir.passes.PassResult(model, modified=True)
+
+    def ensures(self, model: ir.Model) -> None:
+        """Every operator of ours has its body."""
+        for name in _own(model):
+            if (DOMAIN, name, "") not in model.functions:
+                raise ir.passes.PostconditionError(f"the body of {name} is missing")
+
+
+def _own(model: ir.Model) -> set[str]:
+    return {node.op_type for node in model.graph if node.domain == DOMAIN}
+
+
+def _refuse_left_over(model: ir.Model, misses: list[str]) -> None:
+    """Refuse what the provider does not run; ``misses`` tells why rotary embeddings stay."""
+    found = list(provider.left_over(model))
+    if not found:
+        return
+    more = f" (and {len(found) - 1} more nodes)" if len(found) > 1 else ""
+    # Nodes that make angles come first then, and say less.
+    angles = f"a rotary embedding stays, because {misses[0]}: " if misses else ""
+    raise UnsupportedModelError(
+        f"CANNExecutionProvider cannot run the whole model: {angles}{found[0].what}{more}",
+        where=_FLAG,
+        fix=found[0].fix,
+    )
 
 
 def _named(shape: ir.Shape | None) -> ir.Shape | None:
@@ -172,15 +244,3 @@ def _lower_positions(model: ir.Model, build: Builder, plan: Plan) -> None:
             counted = mask.positions(build, model, plan)
         if counted is not None:
             RotaryEmbedding.position_ids.replace(node, counted)
-
-
-def _bake(model: ir.Model, plan: Plan) -> None:
-    """The bodies of the operators that the model has now, and the plan."""
-    for identifier in [key for key in model.functions if key[0] == DOMAIN]:
-        del model.functions[identifier]
-    # The checker refuses those of a newer opset.
-    RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
-    bake.bake_functions(model, plan)
-    used = {node.op_type for node in model.graph if node.domain == DOMAIN}
-    bake.add_functions(model, decoder_function_protos([name for name in DECODER if name in used]))
-    bake.bake_metadata(model, plan)

@@ -1,0 +1,150 @@
+"""A target as the conversion sees it: what a model is made for.
+
+A target is a folder in ``tq_onnx.targets`` and a row in ``tq_onnx.targets.registry``. The row is a
+``Target``: its options, its refusals, the passes that rewrite a converted model for it, and the
+facts that the rest of the product asks for. Nothing outside of the folder names a target. This
+module imports neither onnx nor onnx-ir, so that the command line can read the rows at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from tq_onnx import plan as plans
+from tq_onnx.errors import UsageError
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from tq_onnx.plan import Plan
+
+
+@dataclass(frozen=True)
+class TargetOption:
+    """A number that only models for some target have.
+
+    Attributes:
+        name: as a keyword argument; the flag has hyphens for the underscores.
+        help: one sentence for the command line.
+        default: None where the target finds a value by itself; ``help`` says which then.
+        least: the smallest value.
+        metavar: placeholder of the value in the help.
+    """
+
+    name: str
+    help: str
+    default: int | None = None
+    least: int = 1
+    metavar: str = "N"
+
+    @property
+    def flag(self) -> str:
+        """The option on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """What a target does to one converted model.
+
+    Attributes:
+        plan: the plan of the model that the passes leave.
+        passes: run in this order on a clone of the model.
+    """
+
+    plan: Plan
+    passes: tuple[ir.passes.InPlacePass, ...]
+
+
+Values = Mapping[str, int | None]
+"""Values of a target's options, by name."""
+
+
+def _refuse_nothing(plan: Plan) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Target:
+    """One row of the registry.
+
+    Attributes:
+        name: as users name it, and as plans do.
+        help: what ``--target`` does then, a sentence without a capital; empty for nothing.
+        summary: what a model for it is, for one line of a report; empty for nothing.
+        example: options of an example in the help of ``convert``; empty for none.
+        options: sizes that only its models have.
+        refuse: raises ``UsageError`` for a plan that the target has no kernels for.
+        lower: makes the passes from the plan, the path of the original and the values of the
+            options; None for a target that takes the converted model as it is.
+        provider: name of the execution provider that runs it, see ``tq_onnx.runtime.providers``.
+        has_operators: whether TurboQuant operators are in its models; if not, standard operators
+            are in their places, and attention cannot be laid open.
+        has_fixed_sizes: whether every input and output has numbers for sizes.
+        has_weights: whether weights are in the model file itself.
+        exposes_views: whether views of an inner value are exposed in the value's place.
+        no_folders: why a folder cannot be converted for it; empty where it can.
+        values: of the options; see ``having``.
+    """
+
+    name: str
+    help: str = ""
+    summary: str = ""
+    example: str = ""
+    options: tuple[TargetOption, ...] = ()
+    refuse: Callable[[Plan], None] = _refuse_nothing
+    lower: Callable[[Plan, Path, Values], Lowering] | None = None
+    provider: str = plans.CPU
+    has_operators: bool = True
+    has_fixed_sizes: bool = False
+    has_weights: bool = False
+    exposes_views: bool = True
+    no_folders: str = ""
+    values: Values = field(default_factory=lambda: MappingProxyType({}))
+
+    def having(self, **values: Any) -> Target:
+        """Return the target with values of its options.
+
+        Raises:
+            UsageError: it has no such option, or the value is no number or too small.
+        """
+        known = {option.name: option for option in self.options}
+        for name, value in values.items():
+            if name not in known:
+                raise UsageError(f"a model for the target {self.name} has no {name}")
+            option = known[name]
+            if value is None and option.default is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < option.least:
+                raise UsageError(
+                    f"{option.flag} {value} is not a number from {option.least} on",
+                    where=f"--target {self.name}",
+                )
+        return replace(self, values=MappingProxyType({**self.values, **values}))
+
+    def lowering(self, plan: Plan, path: Path) -> Lowering | None:
+        """Return what is to be done to a converted model; None for nothing.
+
+        Args:
+            plan: the plan that the model was converted by.
+            path: the original.
+
+        Raises:
+            TqOnnxError: an option does not fit the model.
+        """
+        if self.lower is None:
+            return None
+        defaults = {option.name: option.default for option in self.options}
+        return self.lower(plan, path, {**defaults, **self.values})
+
+    def kind(self, preset: str) -> str:
+        """The kind of a conversion, in the names of its outputs."""
+        return preset if self.lower is None else f"{preset}-{self.name}"
+
+
+CPU: Final = Target(plans.CPU)
+"""Takes converted models as they are."""

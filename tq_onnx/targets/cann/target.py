@@ -1,0 +1,49 @@
+"""The target ``cann``: every node that computes floats runs on CANNExecutionProvider.
+
+What is imported inside of the functions takes onnx with it, and the command line reads this row for
+its help.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from tq_onnx.conversion.target import Lowering, Target, TargetOption, Values
+from tq_onnx.plan import Plan
+
+
+def _refuse(plan: Plan) -> None:
+    from tq_onnx.targets.cann.kernels import expect_kernels
+
+    expect_kernels(plan)
+
+
+def _lower(plan: Plan, path: Path, values: Values) -> Lowering:
+    from tq_onnx.targets.cann.kernels import WholeBlocksPass
+    from tq_onnx.targets.cann.lower import lowering_of
+    from tq_onnx.targets.cann.positions import positions_of
+
+    lowering = lowering_of(plan, positions_of(path, values["max_positions"]))
+    return Lowering(lowering.plan, (*lowering.passes, WholeBlocksPass()))
+
+
+CANN: Final = Target(
+    name="cann",
+    help="rewrite the rest of the decoder too, so that CANNExecutionProvider runs every node of "
+    "floats on an Ascend NPU; the model still runs on the CPU. It takes no padding then",
+    summary="every node of floats on CANNExecutionProvider; no padding",
+    example="--target cann --max-positions 8192",
+    options=(
+        TargetOption(
+            "max_positions",
+            "the longest context, for which tables of the rotary embedding are made.  [default: "
+            "max_position_embeddings of config.json beside MODEL, or 32768]",
+        ),
+    ),
+    refuse=_refuse,
+    lower=_lower,
+    provider="cann",
+    # The provider copies an output that shares its memory before it is computed.
+    exposes_views=False,
+)

@@ -1,0 +1,48 @@
+"""The target ``cann-graph``: one graph of fixed sizes that CANNExecutionProvider compiles.
+
+What is imported inside of the functions takes onnx with it, and the command line reads this row for
+its help.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from tq_onnx.conversion.target import Lowering, Target, TargetOption, Values
+from tq_onnx.plan import Plan
+
+DEFAULT_CAPACITY: Final = 1024
+"""Of caches whose size is in the graph; every step copies and reads all of it."""
+
+
+def _lower(plan: Plan, path: Path, values: Values) -> Lowering:
+    from tq_onnx.targets.cann_graph.lower import lowering_of
+
+    capacity, tokens = values["capacity"], values["call_tokens"]
+    assert capacity is not None
+    assert tokens is not None  # both have defaults
+    return lowering_of(plan, capacity=capacity, tokens=tokens)
+
+
+CANN_GRAPH: Final = Target(
+    name="cann-graph",
+    help="standard operators and fixed sizes, for the provider's graph mode; see docs/ascend.md",
+    summary="one graph of fixed sizes for CANNExecutionProvider (docs/ascend.md)",
+    example="--target cann-graph --capacity 2048",
+    options=(
+        TargetOption("capacity", "tokens that the caches have room for.", default=DEFAULT_CAPACITY),
+        TargetOption(
+            "call_tokens",
+            "new tokens in each call. Convert a second time with more of them for prompts; both "
+            "files go on with each other's caches.",
+            default=1,
+        ),
+    ),
+    lower=_lower,
+    provider="cann",
+    has_operators=False,
+    has_fixed_sizes=True,
+    has_weights=True,
+    no_folders="a graph for CANN is one file, which no runtime of folders knows",
+)

@@ -1,0 +1,68 @@
+"""All targets: a folder of this package each, and one row here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from tq_onnx.conversion.target import CPU, Target
+from tq_onnx.errors import ModelFileError, UsageError
+from tq_onnx.plan import Plan
+from tq_onnx.targets.cann.target import CANN
+from tq_onnx.targets.cann_graph.target import CANN_GRAPH
+
+TARGETS: Final[Mapping[str, Target]] = MappingProxyType(
+    {
+        target.name: target
+        for target in (
+            CPU,
+            CANN,
+            CANN_GRAPH,
+        )
+    }
+)
+
+
+def target_of(name: str, **values: Any) -> Target:
+    """Return the target of that name, with values of its options.
+
+    Args:
+        name: a name in ``TARGETS``.
+        **values: of its options; those left out get their defaults.
+
+    Raises:
+        UsageError: there is no such target, it has no such option, or the value is none for it.
+    """
+    if name not in TARGETS:
+        raise UsageError(f"target {name!r} is not one of {', '.join(TARGETS)}")
+    target = TARGETS[name]
+    own = {option.name for option in target.options}
+    for value in values:
+        if value in own:
+            continue
+        owners = [one for one in TARGETS.values() for option in one.options if option.name == value]
+        if not owners:
+            raise UsageError(f"no target has the option {value}")
+        flag = "--" + value.replace("_", "-")
+        names = " or ".join(owner.name for owner in owners)
+        raise UsageError(
+            f"{flag} is a size that only a model for --target {names} has",
+            fix=f"give --target {names}, or leave {flag} out",
+        )
+    return target.having(**values)
+
+
+def target_of_plan(plan: Plan) -> Target:
+    """Return the target that a model was converted for.
+
+    Raises:
+        ModelFileError: this version has no such target.
+    """
+    if plan.target not in TARGETS:
+        raise ModelFileError(
+            f"the model was converted for {plan.target!r}, and the targets of this version are "
+            f"{', '.join(TARGETS)}",
+            fix=f"use the version that converted it, {plan.tool_version}",
+        )
+    return TARGETS[plan.target]
