@@ -30,6 +30,7 @@ from tq_onnx.integrations.bundled import bundled_directory
 from tq_onnx.integrations.folderconversion import FolderReport
 from tq_onnx.integrations.folderinspection import FolderInspection
 from tq_onnx.runtime.library import get_library_path
+from tq_onnx.targets.registry import TARGETS
 
 ROOT = Path(__file__).resolve().parents[1]
 FUNCTIONS = sorted(
@@ -110,10 +111,9 @@ def test_documentation(name: str) -> None:
 def test_options_are_keyword_arguments() -> None:
     parameters = inspect.signature(tq_onnx.convert).parameters
     for field in dataclasses.fields(Options):
-        if field.name not in ("target", "max_positions", "capacity", "call_tokens"):
-            assert field.name in parameters
-            default = parameters[field.name].default
-            assert default in (None, field.default)
+        assert field.name in parameters
+        default = parameters[field.name].default
+        assert default in (None, field.default)
 
 
 def test_an_import_loads_nothing_heavy() -> None:
@@ -307,7 +307,7 @@ def test_commands_and_functions_have_the_same_options() -> None:
         own = set(inspect.signature(getattr(tq_onnx, name)).parameters)
         asked = {renamed.get(parameter.name, parameter.name) for parameter in command.params}
         first = {"model", "path"}
-        extra = {"max_positions", "capacity", "call_tokens", "layers"}
+        extra = {"layers"} | {option.name for row in TARGETS.values() for option in row.options}
         assert asked - {None} - own - first - extra == set()
         assert own - asked - first == {"on_progress"} | (
             {"equal_rows", "target_options"} if name == "convert" else set()

@@ -47,8 +47,8 @@ def test_values_are_those_of_an_option() -> None:
         ("npu", {}, "target 'npu' is not one of cpu, cann, cann-graph"),
         ("cpu", {"capacity": 8}, "--capacity is a size that only a model for --target cann-graph"),
         ("cann", {"size": 8}, "no target has the option size"),
-        ("cann-graph", {"capacity": 0}, "--capacity 0 is not a number from 1 on"),
-        ("cann-graph", {"capacity": "8"}, "--capacity 8 is not a number from 1 on"),
+        ("cann-graph", {"capacity": 0}, "cann-graph: capacity is 0, and has to be at least 1"),
+        ("cann-graph", {"capacity": "8"}, "capacity is '8', and has to be at least 1"),
     ):
         with pytest.raises(UsageError, match=sentence):
             target_of(name, **values)

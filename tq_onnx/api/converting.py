@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from tq_onnx.api.arguments import AnyPath, at_least
+from tq_onnx.api.arguments import AnyPath
 from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED
 from tq_onnx.conversion.options import CENTER_FROM, Options
+from tq_onnx.conversion.target import CPU
 from tq_onnx.errors import UsageError
-from tq_onnx.plan import CANN, CANN_GRAPH, CPU, TARGETS
+from tq_onnx.targets.registry import target_of
 
 if TYPE_CHECKING:
     from tq_onnx.conversion.reports import ConversionReport, InspectionReport
@@ -19,19 +20,13 @@ if TYPE_CHECKING:
 
 ExternalData = Literal["keep", "copy", "link"]
 
-_TARGET_OPTIONS: Final = {
-    "max_positions": CANN,
-    "capacity": CANN_GRAPH,
-    "call_tokens": CANN_GRAPH,
-}
-
 
 def convert(
     path: AnyPath,
     output: AnyPath | None = None,
     *,
     preset: str = DEFAULT_PRESET,
-    target: str = CPU,
+    target: str = CPU.name,
     overwrite: bool = False,
     external_data: ExternalData | None = None,
     rotation: str | None = None,
@@ -53,7 +48,7 @@ def convert(
         path: the original, a file or a folder; it is never changed.
         output: the file or folder to write; by default ``default_output``.
         preset: a name in ``tq_onnx.PRESETS``.
-        target: what the model is to run on, a name of ``tq_onnx.targets``: ``cpu`` or another.
+        target: what the model is to run on, a name in ``tq_onnx.targets.registry``.
         overwrite: whether an output that exists may be replaced; in a folder, files of the same
             names.
         external_data: what becomes of weights in files beside the original: ``keep`` them where
@@ -72,8 +67,8 @@ def convert(
         center_from: the first token that is centered by the mean of all later ones; only with
             ``calibration``, 4 by default.
         on_progress: called as each step begins, and while files are copied.
-        **target_options: what only one target has, such as ``max_positions`` for ``cann``; None is
-            the default of each.
+        **target_options: what only models for some target have, see its row in the registry; None
+            is the default of each.
 
     Returns:
         What was done. The reports of a file and of a folder both have ``source`` and ``output``;
@@ -101,25 +96,19 @@ def convert(
         equalize=equalize,
         calibration=None if calibration is None else Path(calibration),
         center_from=CENTER_FROM if center_from is None else center_from,
-        target=target,
-        **_of_target(target, target_options),
     )
+    made_for = target_of(target, **target_options)
     source = Path(path)
     written = default_output(source, preset, target) if output is None else Path(output)
     chosen: dict[str, Any] = {
         "preset": preset,
         "options": options,
+        "target": made_for,
         "overwrite": overwrite,
         "external_data": external_data,
         "on_progress": on_progress,
     }
     if source.is_dir():
-        if target == CANN_GRAPH:
-            raise UsageError(
-                "a graph for CANN is one file, which no runtime of folders knows",
-                where=str(source),
-                fix="give the .onnx file of its decoder",
-            )
         from tq_onnx.integrations.folderconversion import convert_folder
 
         return convert_folder(source, written, **chosen)
@@ -128,7 +117,7 @@ def convert(
     return pipeline.convert(source, written, **chosen)
 
 
-def default_output(path: AnyPath, preset: str = DEFAULT_PRESET, target: str = CPU) -> Path:
+def default_output(path: AnyPath, preset: str = DEFAULT_PRESET, target: str = CPU.name) -> Path:
     """Return where ``convert`` writes by default, beside the original.
 
     Args:
@@ -140,7 +129,7 @@ def default_output(path: AnyPath, preset: str = DEFAULT_PRESET, target: str = CP
         ``MODEL.PRESET.onnx`` or ``FOLDER-PRESET``; ``PRESET-TARGET`` for a target but the CPU.
     """
     source = Path(path)
-    kind = preset if target == CPU else f"{preset}-{target}"
+    kind = target_of(target).kind(preset)
     if not source.is_dir():
         return source.with_name(f"{source.stem}.{kind}.onnx")
     from tq_onnx.integrations import folderconversion
@@ -172,23 +161,3 @@ def inspect(
     from tq_onnx.conversion import inspect as inspection
 
     return inspection.inspect(source)
-
-
-def _of_target(target: str, given: dict[str, int | None]) -> dict[str, Any]:
-    """Return the options of a target that were given."""
-    if target not in TARGETS:
-        raise UsageError(f"target {target!r} is not one of {', '.join(TARGETS)}")
-    found = {name: value for name, value in given.items() if value is not None}
-    for name in given:
-        if name not in _TARGET_OPTIONS:
-            raise UsageError(f"no target has the option {name}")
-    for name in found:
-        owner = _TARGET_OPTIONS[name]
-        if owner != target:
-            flag = "--" + name.replace("_", "-")
-            raise UsageError(
-                f"{flag} is a size that only a model for --target {owner} has",
-                fix=f"give --target {owner}, or leave {flag} out",
-            )
-    at_least(1, **found)
-    return found

@@ -170,8 +170,7 @@ def convert(
       tq-onnx convert model.onnx --seed 7 --rotation hadamard --json
     """
     _check_used(chosen)
-    sizes = {name: chosen.pop(name) for name in _SIZES}
-    made_for = target_of(target, **{name: size for name, size in sizes.items() if size is not None})
+    made_for = target_of(target, **{name: chosen.pop(name) for name in _SIZES})
     options = Options(**chosen)
     if model.is_dir():
         _convert_folder(

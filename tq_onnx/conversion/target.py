@@ -117,12 +117,10 @@ class Target:
             if name not in known:
                 raise UsageError(f"a model for the target {self.name} has no {name}")
             option = known[name]
-            if value is None and option.default is None:
-                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < option.least:
                 raise UsageError(
-                    f"{option.flag} {value} is not a number from {option.least} on",
-                    where=f"--target {self.name}",
+                    f"{name} is {value!r}, and has to be at least {option.least}",
+                    where=f"target {self.name}",
                 )
         return replace(self, values=MappingProxyType({**self.values, **values}))
 

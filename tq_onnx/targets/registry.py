@@ -29,7 +29,7 @@ def target_of(name: str, **values: Any) -> Target:
 
     Args:
         name: a name in ``TARGETS``.
-        **values: of its options; those left out get their defaults.
+        **values: of its options; None and those left out are their defaults.
 
     Raises:
         UsageError: there is no such target, it has no such option, or the value is none for it.
@@ -37,20 +37,21 @@ def target_of(name: str, **values: Any) -> Target:
     if name not in TARGETS:
         raise UsageError(f"target {name!r} is not one of {', '.join(TARGETS)}")
     target = TARGETS[name]
-    own = {option.name for option in target.options}
-    for value in values:
-        if value in own:
-            continue
-        owners = [one for one in TARGETS.values() for option in one.options if option.name == value]
+    for value, given in values.items():
+        owners = [
+            one.name
+            for one in TARGETS.values()
+            if any(option.name == value for option in one.options)
+        ]
         if not owners:
             raise UsageError(f"no target has the option {value}")
-        flag = "--" + value.replace("_", "-")
-        names = " or ".join(owner.name for owner in owners)
-        raise UsageError(
-            f"{flag} is a size that only a model for --target {names} has",
-            fix=f"give --target {names}, or leave {flag} out",
-        )
-    return target.having(**values)
+        if given is not None and name not in owners:
+            flag, names = "--" + value.replace("_", "-"), " or ".join(owners)
+            raise UsageError(
+                f"{flag} is a size that only a model for --target {names} has",
+                fix=f"give --target {names}, or leave {flag} out",
+            )
+    return target.having(**{key: given for key, given in values.items() if given is not None})
 
 
 def target_of_plan(plan: Plan) -> Target:
