@@ -6,40 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
 from tests.cann.session import Array
-from tq_onnx.ops.domain import (
-    DOMAIN,
-    GATHER,
-    RMS_NORMALIZATION,
-    ROTARY_EMBEDDING,
-    SWISH,
-    TRANSPOSE,
-    VERSION,
-)
+from tests.singleop import DECODER_ATTRIBUTES, INPUTS
+from tq_onnx.ops.domain import GATHER, RMS_NORMALIZATION, ROTARY_EMBEDDING
+from tq_onnx.ops.operators import BY_NAME
+from tq_onnx.ops.singleop import OperatorModel
 
 POSITIONS = 40
 ROWS = 24
-
-#: Names of the operators' inputs; the first has the model's floats.
-INPUTS = {
-    RMS_NORMALIZATION: ("X", "scale"),
-    ROTARY_EMBEDDING: ("X", "cos_cache", "sin_cache", "position_ids"),
-    SWISH: ("X",),
-    TRANSPOSE: ("X",),
-    GATHER: ("data", "indices"),
-}
-ATTRIBUTES: dict[str, dict[str, Any]] = {
-    RMS_NORMALIZATION: {"epsilon": 1e-6},
-    TRANSPOSE: {"perm": [0, 2, 1, 3]},
-}
-_TYPES = {
-    "cos_cache": ir.DataType.FLOAT,
-    "sin_cache": ir.DataType.FLOAT,
-    "position_ids": ir.DataType.INT64,
-    "indices": ir.DataType.INT64,
-}
 
 
 def model_of_operator(
@@ -55,42 +30,26 @@ def model_of_operator(
     Args:
         op: name of the operator.
         dtype: of its floats.
-        attributes: those of the node, where they are not ``ATTRIBUTES``.
+        attributes: of the node, where they are not ``DECODER_ATTRIBUTES``.
         constants: inputs that are initializers, by name.
         around: whether there are the two other nodes.
     """
-    element = ir.DataType[{"float32": "FLOAT"}.get(dtype, dtype.upper())]
-    given = dict(constants or {})
-    values = {}
-    for name in INPUTS[op]:
-        values[name] = ir.Value(name=name, type=ir.TensorType(_TYPES.get(name, element)))
-        if name in given:
-            values[name].const_value = ir.tensor(given[name], name=name)
-            values[name].shape = ir.Shape(given[name].shape)
+    operator = BY_NAME[op]
+    model = OperatorModel(dtype, constants=constants)
     # The provider has no Neg of bfloat16.
     other = "Identity" if dtype == "bfloat16" else "Neg"
-    nodes: list[ir.Node] = []
-
-    def add(name: str, kind: str, inputs: list[ir.Value], **given: Any) -> ir.Value:
-        node = ir.node(kind, inputs, given, domain=DOMAIN if kind == op else "", name=name)
-        node.outputs[0].name = f"{name}_output"
-        node.outputs[0].type = ir.TensorType(element)
-        nodes.append(node)
-        return node.outputs[0]
-
-    first, *others = values.values()
-    shown = ATTRIBUTES.get(op, {}) if attributes is None else attributes
-    before = add("before", other, [first]) if around else first
-    result = add(op, op, [before, *others], **shown)
-    graph = ir.Graph(
-        [value for name, value in values.items() if name not in given],
-        [add("after", other, [result]) if around else result],
-        nodes=nodes,
-        initializers=[value for name, value in values.items() if name in given],
-        opset_imports={"": 18, DOMAIN: VERSION},
-        name=op,
-    )
-    data: bytes = ir.to_proto(ir.Model(graph, ir_version=9)).SerializeToString()
+    first, output = operator.inputs[0], f"{op}_output"
+    names = {}
+    if around:
+        given = model.input(first.name, model.dtype)
+        model.node(other, [given], {"before_output": model.dtype})
+        names = {first: "before_output"}
+    shown = DECODER_ATTRIBUTES.get(op, {}) if attributes is None else attributes
+    result = model.operator(operator, shown, output, names=names)
+    if around:
+        output = "after_output"
+        model.node(other, [result], {output: model.dtype})
+    data: bytes = model.build([output]).SerializeToString()
     return data
 
 

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
 from tests.cann.kernels import INT4, rotation_of, row_bytes
 from tests.cann.session import Array
 from tq_onnx.codec.codebook import codebook_of
-from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE, VERSION
+from tq_onnx.ops.operators import Attention, Encode
+from tq_onnx.ops.singleop import (
+    PRESENT_CACHES,
+    OperatorModel,
+    attention_attributes,
+    codec_constants,
+    encode_attributes,
+    side_names,
+)
 
 #: The operators' nodes.
 OURS = ("present_key", "present_value", "attended")
 
 OUTPUTS = ("output", "present_key", "present_value")
-
-ENCODE_ATTRIBUTES = {"codec": "lloyd_max", "bits": 4, "norm_correction": 1}
-ATTENTION_ATTRIBUTES = {
-    **{"causal": 1, "sliding_window": 0, "softcap": 0.0},
-    **{"key_codec": "lloyd_max", "key_bits": 4, "value_codec": "lloyd_max", "value_bits": 4},
-}
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,7 @@ def decoder_attention(
     *,
     encode: Mapping[str, Any] | None = None,
     attention: Mapping[str, Any] | None = None,
-    encode_inputs: tuple[str, ...] = (),
-    attention_inputs: tuple[str, ...] = (),
+    optional: Collection[str] = (),
 ) -> bytes:
     """Two encodes and the attention, between two nodes of the provider's own.
 
@@ -86,53 +86,31 @@ def decoder_attention(
         head_size: of the constants.
         encode: attributes that differ.
         attention: attributes that differ.
-        encode_inputs: names of optional inputs of the keys' encode; "" leaves one out.
-        attention_inputs: likewise.
+        optional: names of optional inputs that the keys' encode and the attention have.
     """
-    element = ir.DataType[{"float32": "FLOAT"}.get(dtype, dtype.upper())]
-    book = codebook_of(INT4, head_size)
-    constants = {"centroids": book.centroids, "boundaries": book.boundaries}
-    constants |= {f"{kind}_rotation": rotation_of(head_size, i) for i, kind in enumerate("kv")}
-    types = {"query": element, "key": element, "value": element, "past_length": ir.DataType.INT64}
-    types |= {"past_key": ir.DataType.UINT8, "past_value": ir.DataType.UINT8}
-    types |= dict.fromkeys((*encode_inputs, *attention_inputs), ir.DataType.FLOAT)
-    inputs = {k: ir.Value(name=k, type=ir.TensorType(kind)) for k, kind in types.items() if k}
-    values: dict[str, ir.Value | None] = {**inputs, "": None}
-    for name, array in constants.items():
-        tensor = ir.tensor(array, name=name)
-        made = ir.Value(name=name, type=ir.TensorType(tensor.dtype), const_value=tensor)
-        made.shape = ir.Shape(array.shape)
-        values[name] = made
-    nodes: list[ir.Node] = []
-
-    def add(op: str, names: Sequence[str], output: str, kind: ir.DataType, **given: Any) -> None:
-        domain = DOMAIN if op in {ENCODE, ATTENTION} else ""
-        node = ir.node(op, [values[name] for name in names], given, domain=domain, name=output)
-        node.outputs[0].name = output
-        node.outputs[0].type = ir.TensorType(kind)
-        values[output] = node.outputs[0]
-        nodes.append(node)
-
+    constants = {
+        **codec_constants(INT4, head_size, prefix="key_", layer=0),
+        **codec_constants(INT4, head_size, prefix="value_", layer=1),
+    }
+    model = OperatorModel(dtype, constants=constants)
     # The provider has no Neg of bfloat16.
     around = "Identity" if dtype == "bfloat16" else "Neg"
-    add(around, ["query"], "negated", element)
-    for kind, optional in (("key", encode_inputs), ("value", ())):
-        tables = [f"{kind[0]}_rotation", "centroids", "boundaries"]
-        names = [kind, f"past_{kind}", "past_length", *tables, *optional]
-        given = {**ENCODE_ATTRIBUTES, **(encode or {})}
-        add(ENCODE, names, f"present_{kind}", ir.DataType.UINT8, **given)
-    tables = ["k_rotation", "centroids", "v_rotation", "centroids"]
-    names = ["negated", "present_key", "present_value", "past_length", *tables, *attention_inputs]
-    given = {"scale": head_size**-0.5, **ATTENTION_ATTRIBUTES, **(attention or {})}
-    add(ATTENTION, names, "attended", element, **given)
-    add(around, ["attended"], "output", element)
-    graph = ir.Graph(
-        list(inputs.values()),
-        [value for name in OUTPUTS if (value := values[name]) is not None],
-        nodes=nodes,
-        initializers=[value for name in constants if (value := values[name]) is not None],
-        opset_imports={"": 18, DOMAIN: VERSION},
-        name="decoder_attention",
+    model.node(around, [model.input("query", model.dtype)], {"negated": model.dtype})
+    for side, has in (("key", optional), ("value", ())):
+        model.operator(
+            Encode,
+            {**encode_attributes(INT4), **(encode or {})},
+            f"present_{side}",
+            names=side_names(side),
+            optional=[each for each in Encode.inputs if each.name in has],
+        )
+    attended = model.operator(
+        Attention,
+        {**attention_attributes(INT4, INT4, head_size**-0.5), **(attention or {})},
+        "attended",
+        names={**PRESENT_CACHES, Attention.query: "negated"},
+        optional=[each for each in Attention.inputs if each.name in optional],
     )
-    data: bytes = ir.to_proto(ir.Model(graph, ir_version=9)).SerializeToString()
+    model.node(around, [attended], {"output": model.dtype})
+    data: bytes = model.build(OUTPUTS).SerializeToString()
     return data

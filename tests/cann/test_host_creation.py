@@ -41,7 +41,7 @@ CREATIONS: dict[str, tuple[dict[str, Any], str, str]] = {
         ENCODE,
         "norm_correction is 0, expected 1",
     ),
-    "an offset": ({"encode_inputs": ("offset",)}, ENCODE, "input offset is given, expected none"),
+    "an offset": ({"optional": ("offset",)}, ENCODE, "input offset is given, expected none"),
     "key codec": (
         {"attention": {"key_bits": 5}},
         ATTENTION,
@@ -56,13 +56,13 @@ CREATIONS: dict[str, tuple[dict[str, Any], str, str]] = {
     "window": ({"attention": {"sliding_window": 7}}, ATTENTION, "sliding_window is 7, expected 0"),
     "softcap": ({"attention": {"softcap": 30.0}}, ATTENTION, "softcap is 30.000000, expected 0"),
     "a bias": (
-        {"attention_inputs": ("bias",)},
+        {"optional": ("attention_bias",)},
         ATTENTION,
         "input attention_bias is given, expected none",
     ),
-    "a sink": ({"attention_inputs": ("", "sink")}, ATTENTION, "input head_sink is given"),
+    "a sink": ({"optional": ("head_sink",)}, ATTENTION, "input head_sink is given"),
     "offsets": (
-        {"attention_inputs": ("", "", "key_offset", "value_offset")},
+        {"optional": ("key_offset", "value_offset")},
         ATTENTION,
         "input key_offset is given, expected none",
     ),

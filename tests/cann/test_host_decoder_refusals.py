@@ -14,10 +14,11 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from tests.cann.decoder_models import INPUTS, POSITIONS, feeds_of, model_of_operator
+from tests.cann.decoder_models import POSITIONS, feeds_of, model_of_operator
 from tests.cann.fake_acl import FakeAcl
 from tests.cann.kernels import COMPILER
 from tests.cann.session import Array, CannSession, on_cpu
+from tests.singleop import INPUTS
 from tq_onnx.codec.spec import layout_digest
 from tq_onnx.ops.domain import (
     DECODER,
