@@ -1,16 +1,13 @@
-"""Small ONNX models, and how they run in ONNX Runtime with their caches in place."""
+"""How small ONNX models run in ONNX Runtime with their caches in place."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import onnx_ir as ir
 import onnxruntime as ort
 from contender import Array, plain_pages
-
-MICROSOFT = "com.microsoft"
 
 
 @dataclass(frozen=True)
@@ -79,38 +76,3 @@ class OrtPrepared:
 
 def _bind(bind, name: str, array: Array) -> None:  # type: ignore[no-untyped-def]
     bind(name, "cpu", 0, array.dtype, list(array.shape), array.ctypes.data)
-
-
-def model(
-    inputs: Sequence[ir.Value],
-    nodes: Sequence[ir.Node],
-    outputs: Sequence[tuple[ir.Value, str, ir.DataType]],
-    initializers: Sequence[ir.Value] = (),
-    *,
-    opsets: Mapping[str, int],
-) -> bytes:
-    """A serialised model; ``outputs`` says what a value is called and of which type it is."""
-    for value, name, dtype in outputs:
-        value.name, value.type = name, ir.TensorType(dtype)
-    graph = ir.Graph(
-        inputs,
-        [value for value, _, _ in outputs],
-        nodes=nodes,
-        initializers=initializers,
-        opset_imports=dict(opsets),
-        name="attention_layer",
-    )
-    return bytes(ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString())
-
-
-def value(name: str, dtype: ir.DataType, rank: int) -> ir.Value:
-    """An input of any size."""
-    return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape([None] * rank))
-
-
-def constant(name: str, array: Array) -> ir.Value:
-    """An initializer."""
-    tensor = ir.tensor(array, name=name)
-    return ir.Value(
-        name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor
-    )

@@ -6,10 +6,13 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 from contender import Array, Step, normal, repeated
-from onnxmodel import MICROSOFT, OnnxStep, OrtPrepared, constant, model, value
+from onnxmodel import OnnxStep, OrtPrepared
+
+from tq_onnx.ops.singleop import OperatorModel
 
 F32, F16, U8, I8 = ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.UINT8, ir.DataType.INT8
 I32, I64 = ir.DataType.INT32, ir.DataType.INT64
+MICROSOFT = "com.microsoft"
 BITS = {"float32": 32, "float16": 16, "int8": 8, "int4": 4}
 
 
@@ -43,48 +46,33 @@ class GroupQueryAttention:
         size, heads, new = step.head_size, step.kv_heads, step.new
         float_type, dtype = (F16, np.float16) if self._cache == "float16" else (F32, np.float32)
         cache_type = {"int8": I8, "int4": U8}.get(self._cache, float_type)
-        inputs = [
-            value("query", float_type, 3),
-            value("key", float_type, 3),
-            value("value", float_type, 3),
-            value("past_key", cache_type, 4),
-            value("past_value", cache_type, 4),
-            value("seqlens_k", I32, 1),
-            value("total_sequence_length", I32, 0),
-        ]
+        types = dict.fromkeys(("query", "key", "value"), float_type)
+        types |= dict.fromkeys(("past_key", "past_value"), cache_type)
+        types |= dict.fromkeys(("seqlens_k", "total_sequence_length"), I32)
         attributes: dict[str, str | int | float] = {
             "num_heads": step.query_heads,
             "kv_num_heads": heads,
             "scale": step.scale,
         }
-        operands: list[ir.Value | None] = list(inputs)
-        scales = []
+        scales: dict[str, Array] = {}
         if self._cache.startswith("int"):
             bits = BITS[self._cache]
             kind = "PER_CHANNEL" if self._per_channel else "PER_TENSOR"
             attributes |= {"k_quant_type": kind, "v_quant_type": kind, "kv_cache_bit_width": bits}
             shape = (1, heads, 1, size) if self._per_channel else (1,)
             steps = np.full(shape, 4 / (2 ** (bits - 1) - 1), np.float32)
-            scales = [constant("k_scale", steps), constant("v_scale", steps)]
-            operands += [*[None] * 5, *scales]
-        node = ir.node(
-            "GroupQueryAttention", operands, attributes, domain=MICROSOFT, version=1, num_outputs=3
-        )
+            scales = {"k_scale": steps, "v_scale": steps}
+        model = OperatorModel(constants=scales)
+        operands: list[ir.Value | None] = [model.input(*each) for each in types.items()]
+        if scales:
+            operands += [*[None] * 5, *(model.input(name, F32) for name in scales)]
+        outputs = {"output": float_type, "present_key": cache_type, "present_value": cache_type}
+        model.node("GroupQueryAttention", operands, outputs, attributes, domain=MICROSOFT)
         rows = _rows(self._cache, size)
         kept = (step.batch, heads, step.context, rows.shape[-1])
         answer = (step.batch, new, step.query_heads * size)
         return OnnxStep(
-            model(
-                inputs,
-                [node],
-                [
-                    (node.outputs[0], "output", float_type),
-                    (node.outputs[1], "present_key", cache_type),
-                    (node.outputs[2], "present_value", cache_type),
-                ],
-                scales,
-                opsets={"": 18, MICROSOFT: 1},
-            ),
+            model.build(outputs, opsets={MICROSOFT: 1}).SerializeToString(),
             {
                 "query": normal(answer, dtype),
                 "key": normal((step.batch, new, heads * size), dtype, 1),
@@ -118,38 +106,24 @@ class Attention:
         return OrtPrepared(self._model(step), threads, copies)
 
     def _model(self, step: Step) -> OnnxStep:
-        names = ("query", "key", "value", "past_key", "past_value")
-        inputs = {name: value(name, F32, 4) for name in names}
-        inputs |= {name: value(name, I64, 1) for name in ("past_length", "total_length")}
-        scatters = [
-            ir.node(
-                "TensorScatter",
-                [inputs[f"past_{role}"], inputs[role], inputs["past_length"]],
-                {"axis": 2},
-            )
-            for role in ("key", "value")
-        ]
-        presents = [node.outputs[0] for node in scatters]
-        node = ir.node(
-            "Attention",
-            [inputs["query"], *presents, None, None, None, inputs["total_length"]],
-            {"is_causal": 0, "scale": step.scale},
-        )
+        model = OperatorModel()
+        query = model.input("query", F32)
+        length = model.input("past_length", I64)
+        presents = []
+        for role in ("key", "value"):
+            given = [model.input(f"past_{role}", F32), model.input(role, F32), length]
+            present = {f"present_{role}": F32}
+            presents.append(model.node("TensorScatter", given, present, {"axis": 2}))
+        operands = [query, *presents, None, None, None, model.input("total_length", I64)]
+        model.node("Attention", operands, {"output": F32}, {"is_causal": 0, "scale": step.scale})
         rows = _rows("float32", step.head_size)
         kept = (step.batch, step.kv_heads, step.context, step.head_size)
         answer = (step.batch, step.query_heads, step.new, step.head_size)
         new = (step.batch, step.kv_heads, step.new, step.head_size)
         return OnnxStep(
-            model(
-                list(inputs.values()),
-                [*scatters, node],
-                [
-                    (node.outputs[0], "output", F32),
-                    (presents[0], "present_key", F32),
-                    (presents[1], "present_value", F32),
-                ],
-                opsets={"": 24},
-            ),
+            model.build(
+                ["output", "present_key", "present_value"], opsets={"": 24}
+            ).SerializeToString(),
             {
                 "query": normal(answer),
                 "key": normal(new, seed=1),

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx_ir as ir
 from contender import Array, Step, normal, repeated
-from onnxmodel import OnnxStep, OrtPrepared, constant, model, value
+from onnxmodel import OnnxStep, OrtPrepared
 
 from tq_onnx.codec import reference
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.codec.rotation import rotation_of
 from tq_onnx.codec.spec import Codec, row_layout
-from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE, VERSION
+from tq_onnx.ops.operators import Attention, Encode
+from tq_onnx.ops.singleop import (
+    PRESENT_CACHES,
+    OperatorModel,
+    attention_attributes,
+    codec_constants,
+    encode_attributes,
+    side_names,
+)
 from tq_onnx.runtime.library import get_library_path, library_info
 
-F32, U8, I64 = ir.DataType.FLOAT, ir.DataType.UINT8, ir.DataType.INT64
 TILE = 128
 """Vectors that are really encoded; a cache holds them over and over."""
 
@@ -44,17 +50,6 @@ class TurboQuant:
         """A session with the library registered."""
         return OrtPrepared(self._model(step), threads, copies, str(get_library_path()))
 
-    def _tables(self, role: str, head_size: int) -> tuple[ir.Value, ir.Value, ir.Value]:
-        codec = self._codecs[role]
-        names = [f"{role}_{table}" for table in ("rotation", "centroids", "boundaries")]
-        arrays: list[Array] = [np.zeros(1, np.float32)] * 3
-        if codec.is_rotated:
-            book = codebook_of(codec, head_size)
-            rotation = rotation_of(codec, self._preset.rotation, head_size, 0)
-            arrays = [rotation, book.centroids, book.boundaries]
-        first, second, third = map(constant, names, arrays)
-        return first, second, third
-
     def _rows(self, role: str, head_size: int) -> Array:
         codec = self._codecs[role]
         rotation = book = None
@@ -65,41 +60,16 @@ class TurboQuant:
         return reference.encode(vectors, codec, rotation, book, self._preset.norm_correction)
 
     def _model(self, step: Step) -> OnnxStep:
-        inputs = {name: value(name, F32, 4) for name in ("query", "key", "value")}
-        inputs |= {name: value(name, U8, 4) for name in ("past_key", "past_value")}
-        inputs["past_length"] = value("past_length", I64, 1)
-        tables = {role: self._tables(role, step.head_size) for role in self._codecs}
-        nodes: list[ir.Node] = []
-        read: list[ir.Value] = []
-        attributes: dict[str, str | int | float] = {
-            "scale": step.scale,
-            "causal": 1,
-            "sliding_window": 0,
-            "softcap": 0.0,
-        }
+        constants: dict[str, Array] = {}
         for role, codec in self._codecs.items():
-            corrects = self._preset.norm_correction and codec.corrects_norm
-            nodes.append(
-                ir.node(
-                    ENCODE,
-                    [inputs[role], inputs[f"past_{role}"], inputs["past_length"], *tables[role]],
-                    {"codec": codec.kind, "bits": codec.bits, "norm_correction": int(corrects)},
-                    domain=DOMAIN,
-                    version=VERSION,
-                )
-            )
-            read += tables[role][:2]
-            attributes |= {f"{role}_codec": codec.kind, f"{role}_bits": codec.bits}
-        presents = [node.outputs[0] for node in nodes]
-        nodes.append(
-            ir.node(
-                ATTENTION,
-                [inputs["query"], *presents, inputs["past_length"], *read],
-                attributes,
-                domain=DOMAIN,
-                version=VERSION,
-            )
-        )
+            kind = self._preset.rotation
+            constants |= codec_constants(codec, step.head_size, prefix=f"{role}_", kind=kind)
+        model = OperatorModel(constants=constants)
+        for role, codec in self._codecs.items():
+            attributes = encode_attributes(codec, norm_correction=self._preset.norm_correction)
+            model.operator(Encode, attributes, f"present_{role}", names=side_names(role))
+        attributes = attention_attributes(self._preset.key, self._preset.value, step.scale)
+        model.operator(Attention, attributes, "output", names=PRESENT_CACHES)
         kept = (step.batch, step.kv_heads, step.context)
         caches = {}
         for role in self._codecs:
@@ -109,17 +79,7 @@ class TurboQuant:
         answer = (step.batch, step.query_heads, step.new, step.head_size)
         new = (step.batch, step.kv_heads, step.new, step.head_size)
         return OnnxStep(
-            model(
-                list(inputs.values()),
-                nodes,
-                [
-                    (nodes[2].outputs[0], "output", F32),
-                    (presents[0], "present_key", U8),
-                    (presents[1], "present_value", U8),
-                ],
-                [table for role in self._codecs for table in tables[role]],
-                opsets={"": 18, DOMAIN: VERSION},
-            ),
+            model.build(["output", "present_key", "present_value"]).SerializeToString(),
             {
                 "query": normal(answer),
                 "key": normal(new, seed=1),

@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from tq_onnx.measure.npu.findings import Figures, Findings
 from tq_onnx.measure.npu.operators import DTYPES, number
-from tq_onnx.measure.npu.singlenodes import single_node
 from tq_onnx.ops.domain import GATHER, RMS_NORMALIZATION, ROTARY_EMBEDDING, SWISH, TRANSPOSE
+from tq_onnx.ops.operators import BY_NAME
+from tq_onnx.ops.singleop import single_operator
 from tq_onnx.runtime.io_binding import BoundModel
 from tq_onnx.runtime.providers import CANN
 from tq_onnx.runtime.session import make_session
@@ -138,8 +139,7 @@ def _time(call: Call, dtype: str, runs: int) -> list[float]:
 
 
 def _bound(call: Call, dtype: str) -> BoundModel:
-    types = {name: array.dtype.name for name, array in call.inputs.items()}
-    model = single_node(call.op_type, types, {}, ("Y", dtype), call.attributes)
+    model = single_operator(BY_NAME[call.op_type], call.attributes, dtype)
     return BoundModel(
         make_session(model, ep=CANN), call.inputs, on_host=call.on_host, where=call.op_type
     )

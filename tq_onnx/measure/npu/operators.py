@@ -208,8 +208,8 @@ def _attention_bound(case: Case, dtype: str) -> tuple[BoundModel, dict[str, Arra
     heads = (case.batch, _HEADS * case.group, case.new, case.head_size)
     inputs = {
         "query": rng.standard_normal(heads).astype(dtype),
-        "keys": caches[0],
-        "values": caches[1],
+        "key_cache": caches[0],
+        "value_cache": caches[1],
         "past_length": np.array(case.past, np.int64),
     }
     bound = BoundModel(
@@ -227,8 +227,8 @@ def _attended(case: Case, dtype: str) -> tuple[bool, Figures]:
     centroids = tables.codebook.centroids
     expected = reference.attention(
         inputs["query"],
-        inputs["keys"],
-        inputs["values"],
+        inputs["key_cache"],
+        inputs["value_cache"],
         inputs["past_length"],
         key=INT4,
         value=INT4,
