@@ -15,7 +15,6 @@ from hypothesis.extra.numpy import arrays
 from tests.decoders.running import EXACT, FIXTURES, Array, Decoder, batch, convert, load, session
 from tests.recognise.dialects.onelayer import CACHES, decoder
 from tests.recognise.test_soundness import BODY, MASK, run
-from tq_onnx.codec.presets import PRESETS
 from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.spec import Codec
 from tq_onnx.conversion.equalise import (
@@ -29,11 +28,9 @@ from tq_onnx.conversion.equalise import (
     scales,
     score_noise,
 )
-from tq_onnx.conversion.foresight import foresee
 from tq_onnx.conversion.headnorms import LayerNorms, NoNorms, find_norms
-from tq_onnx.conversion.planning import make_plan
+from tq_onnx.conversion.inspect import inspect
 from tq_onnx.plan import Plan
-from tq_onnx.recognise.match import recognise
 
 WEIGHTS = arrays(np.float64, 8, elements=st.floats(1e-3, 1e3))
 HALVES = np.arange(8) % 4
@@ -141,18 +138,14 @@ def test_norms_are_found_in_every_export(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["genai-cuda-fp16", "hf-static-decode", "dynamo-llama"])
 def test_what_will_be_found_is_foreseen(name: str) -> None:
-    model = load(name)
-    before = ir.to_proto(model).SerializeToString()
-    plan = make_plan(recognise(load(name)), PRESETS["raw"])
-    foreseen = foresee(model, plan)
-    assert ir.to_proto(model).SerializeToString() == before
-    convert(model, "raw")
-    found = find_norms(model, plan)
-    assert predict(foreseen, plan) == predict(found, plan)
-    for early, late in zip(foreseen, found, strict=True):
-        if isinstance(late, LayerNorms):
-            assert isinstance(early, LayerNorms) and early.query.node is not late.query.node
-            assert np.array_equal(layer_scales(early), layer_scales(late))
+    path = FIXTURES / f"{name}.onnx"
+    before = path.read_bytes()
+    foreseen = inspect(path).equalisation
+    assert path.read_bytes() == before
+    for preset in ("raw", "int4"):
+        model = load(name)
+        plan = convert(model, preset)
+        assert foreseen == predict(find_norms(model, plan), plan)
 
 
 @pytest.mark.parametrize("name", ["dynamo-llama", "dynamo-phi3", "dynamo-gemma2"])

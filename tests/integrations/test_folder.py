@@ -14,10 +14,12 @@ from tests.decoders.running import FIXTURES
 from tests.files.models import DYNAMO, GENAI, external, inline, point, snapshot
 from tests.files.test_load import hugging_face_cache
 from tests.integrations.genai_folder import genai_folder
+from tq_onnx.conversion import pipeline
 from tq_onnx.conversion import scales as adapt_module
 from tq_onnx.conversion.headnorms import LayerNorms, NoNorms, find_norms
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
+from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.errors import (
     AlreadyConvertedError,
     ModelFileError,
@@ -28,11 +30,14 @@ from tq_onnx.errors import (
 from tq_onnx.files import save as save_module
 from tq_onnx.files import transaction as commit
 from tq_onnx.files.load import load
+from tq_onnx.integrations import folder as folder_module
 from tq_onnx.integrations import folderconversion
 from tq_onnx.integrations.folder import find_model, survey
 from tq_onnx.integrations.folderconversion import convert_folder, default_output
+from tq_onnx.integrations.folderinspection import inspect_folder
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.progress import Progress
+from tq_onnx.recognise.match import Recognition, recognise
 from tq_onnx.runtime.library import library_name
 
 HADAMARD_9 = Options(seed=9, rotation="hadamard")
@@ -452,3 +457,33 @@ def test_survey_names_the_roles(tmp_path: Path) -> None:
         "onnx/model_q4.onnx": "decoder",
     }
     assert GENAI not in found.companions
+
+
+def test_every_model_of_a_folder_is_recognised_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def counting(model: ir.Model) -> Recognition:
+        seen.append(str(model.graph.name))
+        return recognise(model)
+
+    monkeypatch.setattr(pipeline, "recognise", counting)
+    source = hugging_face_folder(tmp_path / "in")
+    convert_folder(source, tmp_path / "out")
+    assert len(seen) == 3
+    report = inspect_folder(source)
+    assert len(seen) == 6
+    assert all(model.report.equalisation for model in report.of_role("decoder"))
+    # Without room in memory, decoders are read again.
+    monkeypatch.setattr(folder_module, "_MOST_KEPT", 0)
+    convert_folder(source, tmp_path / "again")
+    assert len(seen) == 11
+    assert snapshot(tmp_path / "again") == snapshot(tmp_path / "out")
+
+
+def test_a_survey_does_not_convert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ConvertPass, "call", lambda *_: pytest.fail("it converts"))
+    found = survey(hugging_face_folder(tmp_path / "in"), to_convert=True)
+    assert {*found.originals} == {"onnx/model.onnx", "onnx/model_q4.onnx"}
+    assert all(not model.report.equalisation for model in found.models)

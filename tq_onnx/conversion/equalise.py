@@ -18,11 +18,8 @@ so that nothing is rounded otherwise than before.
 
 How to use it, with a model that ``ConvertPass`` has converted by ``plan``, before it is checked::
 
+    layers = predict(find_norms(model, plan), plan)    # only looks, at 4 bits
     layers = equalise(model, plan)                     # folds, where keys are rotated
-
-and with one that is not converted yet::
-
-    layers = predict(foresee(model, plan), plan)       # only looks, at 4 bits
 
 Who has measured energies gives ``layer_scales`` their roots and folds by ``fold``. From then on
 keys are what they were over s, ``[D]``; so must be what was measured of them before, such as the

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-
-import onnx_ir as ir
 
 from tq_onnx.codec.presets import DEFAULT_PRESET, PRESETS
 from tq_onnx.codec.unrotated import RAW
-from tq_onnx.conversion.equalise import LayerEqualisation, predict
-from tq_onnx.conversion.foresight import foresee
-from tq_onnx.conversion.pipeline import converted_bytes, original_bytes, recognised
+from tq_onnx.conversion.equalise import predict
+from tq_onnx.conversion.headnorms import find_norms
+from tq_onnx.conversion.pipeline import (
+    Original,
+    converted_bytes,
+    original_bytes,
+    recognise_original,
+)
 from tq_onnx.conversion.planning import make_plan
 from tq_onnx.conversion.reports import InspectionReport, LayerFound, Miss, PresetOffer
+from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.errors import ModelFileError, TqOnnxError
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.plan import METADATA_PLAN, Plan
@@ -22,32 +27,69 @@ from tq_onnx.recognise.site import Site
 
 
 def inspect(path: Path) -> InspectionReport:
-    """Looks into a model file: what ``convert`` would find, or what it did.
+    """Look into a model file.
+
+    Raises:
+        ModelFileError: the file cannot be read.
+    """
+    report, original = examine(path)
+    return report if original is None else foresee(report, original)
+
+
+def examine(path: Path) -> tuple[InspectionReport, Original | None]:
+    """Look into a model file, and keep what was read.
+
+    Returns:
+        The report of ``inspect``, without what scales would do; and the model, unless it was
+        converted before.
 
     Raises:
         ModelFileError: the file cannot be read.
     """
     loaded = load(path)
     if METADATA_PLAN in loaded.model.metadata_props:
-        return _inspect_converted(loaded, path)
-    recognition = recognised(loaded, path, refuse=False)
+        return _inspect_converted(loaded, path), None
+    original = recognise_original(loaded, path)
+    recognition = original.recognition
     found = tuple(_layer(site) for site in recognition.sites)
     convertible = bool(found) and not recognition.misses
     size = original_bytes(recognition) if found else None
     offers = tuple(_offer(name, recognition, size) for name in PRESETS) if convertible else ()
-    convertible = any(not offer.refusal for offer in offers)
-    return InspectionReport(
+    report = InspectionReport(
         loaded.path,
         loaded.opset,
         loaded.external_files,
-        convertible,
+        any(not offer.refusal for offer in offers),
         found,
         tuple(Miss(miss.layer, miss.node, miss.reason) for miss in recognition.misses),
         size,
         offers,
         None,
-        _foreseen(loaded.model, recognition) if convertible else (),
     )
+    return report, original
+
+
+def foresee(report: InspectionReport, original: Original) -> InspectionReport:
+    """Add what scales of the norm weights would do, as ``convert`` will find it.
+
+    Norms are found in converted models. So the model is converted here, without reading a weight,
+    and is good for nothing else afterwards. Scales depend on weights alone, and so do not depend on
+    the preset.
+    """
+    if not report.convertible:
+        return report
+    for preset in (PRESETS[RAW], PRESETS[DEFAULT_PRESET]):  # raw makes no rotations
+        try:
+            plan = make_plan(original.recognition, preset)
+        except TqOnnxError:
+            continue
+        try:
+            ConvertPass(plan, original.recognition)(original.loaded.model)
+            found = find_norms(original.loaded.model, plan)
+            return replace(report, equalisation=predict(found, plan))
+        except Exception:
+            return report  # an invalid model: convert will say so
+    return report
 
 
 def _inspect_converted(loaded: LoadedModel, path: Path) -> InspectionReport:
@@ -71,20 +113,6 @@ def _offer(name: str, recognition: Recognition, size: int | None) -> PresetOffer
     except TqOnnxError as error:
         return PresetOffer(name, None, None, str(error))
     return PresetOffer(name, after, size / after if size else None, "")
-
-
-def _foreseen(model: ir.Model, recognition: Recognition) -> tuple[LayerEqualisation, ...]:
-    """What scales of the norm weights would do."""
-    for preset in (PRESETS[RAW], PRESETS[DEFAULT_PRESET]):
-        try:
-            plan = make_plan(recognition, preset)
-        except TqOnnxError:
-            continue
-        try:
-            return predict(foresee(model, plan), plan)
-        except Exception:
-            return ()  # an invalid model: convert will say so
-    return ()
 
 
 def _layer(site: Site) -> LayerFound:

@@ -133,6 +133,21 @@ class Prepared:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class Original:
+    """A model that was read and recognised, completely or not, and is still as it was.
+
+    Attributes:
+        loaded: the model, and where it came from.
+        interface: what a conversion must not change.
+        recognition: what was found in it.
+    """
+
+    loaded: LoadedModel
+    interface: InterfaceSnapshot
+    recognition: Recognition
+
+
 def prepare(
     path: Path,
     *,
@@ -141,6 +156,7 @@ def prepare(
     target: Target = CPU,
     on_progress: OnProgress | None = None,
     on_load: Callable[[LoadedModel], None] | None = None,
+    original: Original | None = None,
 ) -> Prepared:
     """Everything of ``convert`` but the writing, for callers that write several files together.
 
@@ -151,19 +167,22 @@ def prepare(
         target: what the model is made for.
         on_progress: called as each step begins.
         on_load: called with the model before any work is done on it; it may refuse.
+        original: the model, if it was read already; it is converted in place.
 
     Raises:
         TqOnnxError: as for ``convert``.
     """
     chosen = preset_of(preset)
     calibration = None if options.calibration is None else read_calibration(options.calibration)
-    _tell(on_progress, _LOAD)
-    loaded = load(path)
-    if on_load is not None:
-        on_load(loaded)
-    _tell(on_progress, _RECOGNISE)
-    before = snapshot_interface(loaded.model)
-    recognition = recognised(loaded, path)
+    if original is None:
+        _tell(on_progress, _LOAD)
+        loaded = load(path)
+        if on_load is not None:
+            on_load(loaded)
+        _tell(on_progress, _RECOGNISE)
+        original = recognise_original(loaded, path)
+    loaded, before, recognition = original.loaded, original.interface, original.recognition
+    _refuse_misses(recognition, path)
     _tell(on_progress, _PLAN)
     with located(path):
         plan = make_plan(recognition, chosen, options)
@@ -189,18 +208,18 @@ def prepare(
     return Prepared(loaded, plan, bytes_before, size, equalisation)
 
 
-def recognised(loaded: LoadedModel, path: Path, *, refuse: bool = True) -> Recognition:
-    """What is found in a model.
+def recognise_original(loaded: LoadedModel, path: Path) -> Original:
+    """Look for attention in a model.
 
     Args:
         loaded: the model.
         path: what errors call it.
-        refuse: whether to refuse a model that was not recognised completely.
 
     Raises:
-        UnsupportedModelError: it is no decoder, or one that cannot be converted.
-        ModelFileError: it is not a valid model.
+        UnsupportedModelError: the model is no decoder, or was converted before.
+        ModelFileError: the model is not valid.
     """
+    interface = snapshot_interface(loaded.model)
     try:
         with located(path):
             recognition = recognise(loaded.model)
@@ -211,13 +230,18 @@ def recognised(loaded: LoadedModel, path: Path, *, refuse: bool = True) -> Recog
         if not text:
             raise
         raise _invalid(text, path) from error
-    if refuse and (recognition.misses or not recognition.sites):
-        misses = recognition.misses
-        what = str(misses[0]) if misses else "no attention layer was found"
-        if len(misses) > 1:
-            what += f" (and {len(misses) - 1} more)"
-        raise UnsupportedModelError(what, where=str(path), fix=_SEE_INSPECT)
-    return recognition
+    return Original(loaded, interface, recognition)
+
+
+def _refuse_misses(recognition: Recognition, path: Path) -> None:
+    """Refuse a model that was not recognised completely."""
+    misses = recognition.misses
+    if recognition.sites and not misses:
+        return
+    what = str(misses[0]) if misses else "no attention layer was found"
+    if len(misses) > 1:
+        what += f" (and {len(misses) - 1} more)"
+    raise UnsupportedModelError(what, where=str(path), fix=_SEE_INSPECT)
 
 
 def _run(

@@ -16,11 +16,12 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from tq_onnx.conversion import inspect as inspection
+from tq_onnx.conversion.inspect import examine, foresee
+from tq_onnx.conversion.pipeline import Original
 from tq_onnx.conversion.reports import InspectionReport
 from tq_onnx.errors import (
     AlreadyConvertedError,
@@ -28,7 +29,6 @@ from tq_onnx.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from tq_onnx.files.load import load
 from tq_onnx.files.preflight import is_blob
 from tq_onnx.integrations.genai import CONFIG_FILE, GenaiConfig, read_config
 from tq_onnx.progress import OnProgress, Progress, silent
@@ -44,6 +44,9 @@ _WEIGHTS: Final = re.compile(
 )
 _LARGEST_COMPANION: Final = 256 << 20
 """No tokenizer is larger; what is, and is read by no model here, is weights of some kind."""
+_MOST_KEPT: Final = 1 << 31
+"""Bytes of the decoders that are kept in memory between survey and conversion: as many as one file
+can have. Others are read twice."""
 _SHOWN: Final = 6
 
 
@@ -82,6 +85,8 @@ class Folder:
         companions: the other files that go along, likewise.
         left_out: what does not.
         genai: its genai_config.json, if it has one.
+        originals: decoders by name, as they were read, if a conversion is to follow; not those for
+            which there was no room in memory.
     """
 
     path: Path
@@ -90,6 +95,7 @@ class Folder:
     companions: tuple[str, ...]
     left_out: tuple[LeftOut, ...]
     genai: GenaiConfig | None
+    originals: dict[str, Original]
 
     @property
     def decoders(self) -> tuple[FolderModel, ...]:
@@ -97,12 +103,16 @@ class Folder:
         return tuple(model for model in self.models if model.role == "decoder")
 
 
-def survey(folder: Path, on_progress: OnProgress | None = None) -> Folder:
-    """Looks at a folder; changes nothing.
+def survey(
+    folder: Path, on_progress: OnProgress | None = None, *, to_convert: bool = False
+) -> Folder:
+    """Look at a folder; change nothing.
 
     Args:
         folder: the folder.
         on_progress: called before each ONNX file is read.
+        to_convert: whether to keep the decoders for a conversion, instead of telling what scales of
+            their norm weights would do.
 
     Raises:
         ModelFileError: a file cannot be read, or lies outside; the configuration names a model that
@@ -128,10 +138,20 @@ def survey(folder: Path, on_progress: OnProgress | None = None) -> Folder:
                 fix="complete the download or the export",
             )
     models: list[FolderModel] = []
+    originals: dict[str, Original] = {}
+    room = _MOST_KEPT
     for name in names:
-        if name.endswith(".onnx"):
-            (on_progress or silent)(Progress(f"Looking at {name}"))
-            models.append(_model(root, folder, name, genai))
+        if not name.endswith(".onnx"):
+            continue
+        (on_progress or silent)(Progress(f"Looking at {name}"))
+        model, original = _model(root, folder, name, genai)
+        size = (root / name).stat().st_size
+        if original is not None and not to_convert:
+            model = replace(model, report=foresee(model.report, original))
+        elif original is not None and model.role == "decoder" and size <= room:
+            originals[name] = original
+            room -= size
+        models.append(model)
     data = dict.fromkeys(
         file.relative_to(root).as_posix()
         for model in models
@@ -147,7 +167,7 @@ def survey(folder: Path, on_progress: OnProgress | None = None) -> Folder:
     reasons = {name: _why_not(root / name) for name in others}
     left_out += [LeftOut(name, reason) for name, reason in reasons.items() if reason]
     companions = tuple(name for name, reason in reasons.items() if not reason)
-    return Folder(root, tuple(models), tuple(data), companions, tuple(left_out), genai)
+    return Folder(root, tuple(models), tuple(data), companions, tuple(left_out), genai, originals)
 
 
 def require_decoder(found: Folder, folder: Path) -> None:
@@ -252,19 +272,23 @@ def _is_file(path: Path, root: Path, where: Path) -> bool:
     return stat.S_ISREG(path.stat().st_mode)
 
 
-def _model(root: Path, folder: Path, name: str, genai: GenaiConfig | None) -> FolderModel:
+def _model(
+    root: Path, folder: Path, name: str, genai: GenaiConfig | None
+) -> tuple[FolderModel, Original | None]:
     path = root / name
     shown = folder / name
-    report = inspection.inspect(shown)
+    report, original = examine(shown)
     if report.model.parent != path.parent:
         raise ModelFileError(
             "is a link to a model in another folder", where=str(shown), fix="put the file there"
         )
-    return FolderModel(name, _role(name, report, genai), report)
+    return FolderModel(name, _role(name, report, original, genai), report), original
 
 
-def _role(name: str, report: InspectionReport, genai: GenaiConfig | None) -> Role:
-    if report.plan is not None:
+def _role(
+    name: str, report: InspectionReport, original: Original | None, genai: GenaiConfig | None
+) -> Role:
+    if original is None:
         return "converted"
     if genai is not None and name in genai.others:
         return "other"
@@ -275,7 +299,7 @@ def _role(name: str, report: InspectionReport, genai: GenaiConfig | None) -> Rol
     if all(miss.layer is None for miss in report.misses):
         return "other"
     # A decoder gives logits, keys and values; an image in and an image out look like a cache too.
-    return "decoder" if len(load(report.model).model.graph.outputs) > 2 else "other"
+    return "decoder" if len(original.interface.outputs) > 2 else "other"
 
 
 def _why_not(path: Path) -> str:

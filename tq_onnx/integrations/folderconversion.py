@@ -117,7 +117,7 @@ def convert_folder(
         )
     tell = on_progress or silent
     written = _check_output(folder, output, overwrite)
-    found = survey(folder, on_progress)
+    found = survey(folder, on_progress, to_convert=True)
     require_decoder(found, folder)
     library = None
     if found.genai is not None:
@@ -132,7 +132,11 @@ def convert_folder(
         for index, model in enumerate(found.decoders):
             tell(Progress(f"Converting {model.name}", index, len(found.decoders)))
             prepared = pipeline.prepare(
-                folder / model.name, preset=preset, options=options, target=target
+                folder / model.name,
+                preset=preset,
+                options=options,
+                target=target,
+                original=found.originals.pop(model.name, None),
             )
             reports.append(prepared.report(job.write_model(prepared, model.name)))
         _check_pairs(reports, folder)
