@@ -230,6 +230,7 @@ class CalibrationReport:
     """What ``calibrate`` did.
 
     Attributes:
+        model: the original.
         output: the calibration file.
         bytes: its size.
         layers: attention layers of the model.
@@ -238,6 +239,7 @@ class CalibrationReport:
         text_digest: SHA-256 of their ids.
     """
 
+    model: Path
     output: Path
     bytes: int
     layers: int
@@ -305,6 +307,7 @@ def calibrate(
     )
     write_calibration(target, found, overwrite=overwrite)
     return CalibrationReport(
+        model=source,
         output=target,
         bytes=target.stat().st_size,
         layers=len(found.layers),

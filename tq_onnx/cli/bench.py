@@ -1,14 +1,15 @@
-"""``tq-onnx bench``: how fast a model is before and after. See ``tq_onnx.measure.bench``."""
+"""``tq-onnx bench``: how fast a model is before and after. See ``tq_onnx.bench``."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
+from tq_onnx.api import measuring
 from tq_onnx.cli import flags, terminal
 from tq_onnx.codec.presets import DEFAULT_PRESET, PRESETS
-from tq_onnx.errors import UsageError
 
 
 def _numbers(
@@ -60,19 +61,7 @@ def _numbers(
 @flags.no_library
 @click.option("--picture", "--plot", type=click.Path(path_type=Path), help="Draw a .png or .svg.")
 @flags.as_json
-def bench(
-    *,
-    original: Path,
-    converted: Path | None,
-    contexts: tuple[int, ...] | None,
-    tokens: int,
-    prompt_limit: int,
-    preset: str | None,
-    threads: int | None,
-    no_library: bool,
-    picture: Path | None,
-    as_json: bool,
-) -> None:
+def bench(*, as_json: bool, **arguments: Any) -> None:
     """Measure how fast an ORIGINAL model is before and after its conversion.
 
     Tokens per second in decode, time to the first token and cache bytes, at several contexts. The
@@ -86,32 +75,10 @@ def bench(
       tq-onnx bench model.onnx --contexts 1024,8192 --threads 2 --picture speed.svg
       tq-onnx bench model.onnx model.k8v4.onnx --json
     """
-    from tq_onnx.integrations.folder import find_model
-    from tq_onnx.measure.bench import bench as run
-    from tq_onnx.measure.picture import check_picture, draw_speed
     from tq_onnx.measure.tables import bench_notes, bench_table
 
-    if converted is not None and preset is not None:
-        raise UsageError(
-            "--preset says how to convert, and a converted model was given",
-            fix="leave one of them out",
-        )
-    if picture is not None:
-        check_picture(picture)
     with terminal.progress("Opening the original") as on_progress:
-        found = run(
-            find_model(original),
-            None if converted is None else find_model(converted),
-            preset=preset or DEFAULT_PRESET,
-            contexts=contexts,
-            tokens=tokens,
-            prompt_limit=prompt_limit,
-            library=not no_library,
-            threads=threads,
-            on_progress=on_progress,
-        )
-    if picture is not None:
-        draw_speed(found, picture)
+        found = measuring.bench(**arguments, on_progress=on_progress)
     if as_json:
         terminal.print_json(found)
         return

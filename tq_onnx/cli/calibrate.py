@@ -1,14 +1,15 @@
-"""``tq-onnx calibrate``: statistics of a model on a text. See ``tq_onnx.measure.calibrate``."""
+"""``tq-onnx calibrate``: statistics of a model on a text. See ``tq_onnx.calibrate``."""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import click
 
+from tq_onnx.api import measuring
 from tq_onnx.cli import flags, terminal
-from tq_onnx.errors import UsageError
 
 
 @click.command()
@@ -45,20 +46,7 @@ from tq_onnx.errors import UsageError
 @flags.no_library
 @click.option("--overwrite", is_flag=True, help="Replace an output that exists.")
 @flags.as_json
-def calibrate(
-    *,
-    model: Path,
-    text: Path,
-    output: Path | None,
-    tokens: int,
-    skip: int,
-    context: int,
-    tokenizer: Path | None,
-    threads: int | None,
-    no_library: bool,
-    overwrite: bool,
-    as_json: bool,
-) -> None:
+def calibrate(*, as_json: bool, **arguments: Any) -> None:
     """Gather statistics of an original MODEL, for `convert --calibration`.
 
     Mean and energy of keys, values and queries go into a small safetensors file: convert makes
@@ -70,65 +58,17 @@ def calibrate(
       tq-onnx calibrate model.onnx --text book.txt
       tq-onnx convert model.onnx --calibration model.calibration.safetensors
     """
-    from tq_onnx.codec.gathering import FEWEST_TOKENS
-    from tq_onnx.conversion.calibrationfile import check_target, write_calibration
-    from tq_onnx.integrations.folder import find_model
-    from tq_onnx.integrations.tokens import file_tokens, require_tokenizer
-
-    model = find_model(model)
-    target = output or model.with_name(f"{model.stem}.calibration.safetensors")
-    check_target(target, overwrite=overwrite)
-    words = require_tokenizer(tokenizer, model)
-    empty = words.encode("")
-    ids = file_tokens(text, words, max(skip, len(empty)) + tokens)
-    # What every text begins with, if anything, stands at the beginning of every window.
-    begin = _shared(empty, ids)
-    ids = ids[max(skip, len(begin)) :][:tokens]
-    if len(ids) < FEWEST_TOKENS:
-        behind = f"behind the first {skip:,} tokens " if skip else ""
-        raise UsageError(
-            f"{behind}there are {len(ids)} tokens, and {FEWEST_TOKENS} are the fewest that tell "
-            "anything",
-            where=str(text),
-            fix="skip fewer, or give a longer text" if skip else "give a longer text",
-        )
-    from tq_onnx.measure.calibrate import calibrate as run
-
     with terminal.progress("Opening the model") as on_progress:
-        found = run(
-            model,
-            ids,
-            context=context,
-            begin=begin,
-            library=not no_library,
-            threads=threads,
-            on_progress=on_progress,
-        )
-    write_calibration(target, found, overwrite=overwrite)
-    size = target.stat().st_size
+        found = measuring.calibrate(**arguments, on_progress=on_progress)
     if as_json:
-        terminal.print_json(
-            {
-                "output": target,
-                "bytes": size,
-                "layers": len(found.layers),
-                "tokens": found.tokens,
-                "context": found.context,
-                "text_digest": found.text_digest,
-            }
-        )
+        terminal.print_json(found)
         return
-    here = shlex.quote(str(model))
+    model, output = (shlex.quote(str(path)) for path in (found.model, found.output))
     terminal.print_facts(
         [
-            ("layers", str(len(found.layers))),
+            ("layers", str(found.layers)),
             ("tokens", f"{found.tokens:,} in windows of {found.context:,}"),
-            ("output", f"{target} ({size:,} bytes)"),
-            ("next", f"tq-onnx convert {here} --calibration {shlex.quote(str(target))}"),
+            ("output", f"{found.output} ({found.bytes:,} bytes)"),
+            ("next", f"tq-onnx convert {model} --calibration {output}"),
         ]
     )
-
-
-def _shared(one: list[int], other: list[int]) -> list[int]:
-    """What both begin with."""
-    return next(one[:n] for n in range(len(one), -1, -1) if one[:n] == other[:n])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,9 +16,20 @@ tokenizer = click.option(
     help="Folder with tokenizer.json; by default the folder of a model.",
 )
 threads = click.option("--threads", type=click.IntRange(min=1), help="Threads for onnxruntime.")
-no_library = click.option(
-    "--no-library", is_flag=True, help="Run the function bodies, not the kernels."
-)
+
+
+def without_library(text: str) -> Callable[[Any], Any]:
+    """Return the option ``--no-library`` with a help text; commands get ``library``."""
+    return click.option(
+        "--no-library",
+        "library",
+        is_flag=True,
+        callback=lambda _context, _option, without: not without,
+        help=text,
+    )
+
+
+no_library = without_library("Run the function bodies, not the kernels.")
 ep = click.option(
     "--ep",
     type=click.Choice(list(PROVIDERS)),

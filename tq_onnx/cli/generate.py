@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import click
 
 from tq_onnx.cli import flags, terminal
-from tq_onnx.errors import UsageError
 from tq_onnx.runtime.providers import PROVIDERS
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def generate(
     tokenizer: Path | None,
     threads: int | None,
     ep: str,
-    no_library: bool,
+    library: bool,
     as_json: bool,
 ) -> None:
     """Continue a text with an original or a converted MODEL.
@@ -80,29 +79,13 @@ def generate(
     model = find_model(model)
     sampling = Sampling(temperature, top_k, seed)
     with terminal.progress("Opening the model"):
-        opened = open_model(model, library=not no_library, threads=threads, ep=PROVIDERS[ep])
+        opened = open_model(model, library=library, threads=threads, ep=PROVIDERS[ep])
         opened.refuse_text()
         words = require_tokenizer(tokenizer, model)
     text = sys.stdin.read() if prompt == "-" else prompt
     ids = words.encode(text)
-    if ids and max(ids) >= opened.vocabulary:
-        raise UsageError(
-            f"the tokenizer gives token {max(ids)}, but the model knows {opened.vocabulary}",
-            where=str(model),
-            fix="name the folder of its own tokenizer with --tokenizer",
-        )
-    needed = len(ids) + max_new_tokens
-    capacity = capacity or opened.room
-    if capacity is None and opened.signature.fixed_capacity:
-        capacity = needed
-    elif capacity is not None and capacity < needed - 1:  # the last token is not cached
-        raise UsageError(
-            f"{len(ids)} prompt tokens and {max_new_tokens} new ones need a capacity of "
-            f"{needed - 1}, not {capacity}",
-            fix="give fewer --max-new-tokens"
-            if opened.room
-            else "give a larger --capacity or fewer --max-new-tokens",
-        )
+    opened.refuse_prompt(ids)
+    capacity = opened.capacity_for(len(ids), max_new_tokens, asked=capacity)
     states = _Latest(
         stream(
             opened.decoder(capacity=None if opened.room else capacity),
@@ -139,7 +122,7 @@ def generate(
         )
         return
     terminal.print_line()
-    in_place = opened.plan is None or not no_library
+    in_place = opened.plan is None or library
     kept = f"of {capacity} tokens{', in place' if in_place else ''}" if capacity else "growing"
     place = f" on {PROVIDERS[ep].provider}" if PROVIDERS[ep].has_own_memory else ""
     click.echo(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tq_onnx.api import converting
 from tq_onnx.cli import flags, planned, terminal
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.errors import UnsupportedModelError
@@ -17,6 +18,7 @@ from tq_onnx.measure.tables import TextTable
 if TYPE_CHECKING:
     from tq_onnx.conversion.equalise import LayerEqualisation
     from tq_onnx.conversion.reports import InspectionReport
+    from tq_onnx.integrations.folderinspection import FolderInspection
     from tq_onnx.plan import LayerPlan, Plan
 
 
@@ -39,57 +41,32 @@ def inspect(ctx: click.Context, model: Path, as_json: bool) -> None:
       tq-onnx inspect qwen3-genai/
       tq-onnx inspect model.int4.onnx --json
     """
-    if model.is_dir():
-        if not _inspect_folder(model, as_json):
-            ctx.exit(UnsupportedModelError.exit_code)
-        return
-    from tq_onnx.conversion import inspect as inspection
+    from tq_onnx.integrations.folderinspection import FolderInspection
 
-    with terminal.progress("Reading the graph"):
-        report = inspection.inspect(model)
+    with terminal.progress("Reading the graph") as on_progress:
+        found = converting.inspect(model, on_progress=on_progress)
     if as_json:
-        terminal.print_json(report)
-    elif report.plan is not None:
-        _print_converted(model, report.plan, report.bytes_per_token)
+        terminal.print_json(found)
+    elif isinstance(found, FolderInspection):
+        _print_folder(model, found)
+    elif found.plan is not None:
+        _print_converted(model, found.plan, found.bytes_per_token)
     else:
-        _print_original(model, report)
-    if report.plan is None and not report.convertible:
+        _print_original(model, found)
+    if not (found.convertible or found.is_converted):
         ctx.exit(UnsupportedModelError.exit_code)
 
 
-def _inspect_folder(folder: Path, as_json: bool) -> bool:
-    """Shows what is in a folder; returns whether there is anything for convert, or from it."""
-    from tq_onnx.integrations.folder import require_decoder, survey
-
-    with terminal.progress("Looking at the folder") as on_progress:
-        found = survey(folder, on_progress)
-    converted = [model for model in found.models if model.role == "converted"]
-    if not converted:
-        require_decoder(found, folder)
-    reports = [model.report for model in found.decoders]
-    convertible = bool(reports) and all(report.convertible for report in reports)
-    if as_json:
-        terminal.print_json(
-            {
-                "folder": found.path,
-                "convertible": convertible,
-                "models": found.models,
-                "data": found.data,
-                "companions": found.companions,
-                "left_out": found.left_out,
-                "genai": found.genai is not None,
-            }
-        )
-        return convertible or not reports
-    for model in (*found.decoders, *converted):
+def _print_folder(folder: Path, found: FolderInspection) -> None:
+    for model in (*found.of_role("decoder"), *found.of_role("converted")):
         path = folder / model.name
         if model.report.plan is not None:
             _print_converted(path, model.report.plan, model.report.bytes_per_token)
         else:
             _print_original(path, model.report, following=False)
-    if not reports:
-        return True
-    others = [model.name for model in found.models if model.role == "other"]
+    if found.is_converted:
+        return
+    others = [model.name for model in found.of_role("other")]
     rows = [
         (what, name)
         for what, names in (("carries", others), ("data", found.data))
@@ -99,9 +76,8 @@ def _inspect_folder(folder: Path, as_json: bool) -> bool:
     rows += [("leaves out", f"{entry.name}: {entry.reason}") for entry in found.left_out]
     if rows:
         terminal.print_facts(rows)
-    if convertible:
+    if found.convertible:
         terminal.print_line(f"next: tq-onnx convert {shlex.quote(str(folder))}")
-    return convertible
 
 
 def _print_converted(model: Path, plan: Plan, size: int | None) -> None:

@@ -1,15 +1,14 @@
-"""``tq-onnx report``: what conversions cost in quality. See ``tq_onnx.measure.report``."""
+"""``tq-onnx report``: what conversions cost in quality. See ``tq_onnx.report``."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from tq_onnx.api import measuring
 from tq_onnx.cli import flags, terminal
-from tq_onnx.errors import ModelFileError, UsageError
 
 if TYPE_CHECKING:
     from tq_onnx.measure.report import ComparisonReport
@@ -52,23 +51,7 @@ if TYPE_CHECKING:
     help="Write all tables to a file, as a piece of a Markdown page.",
 )
 @flags.as_json
-def report(
-    *,
-    original: Path,
-    converted: tuple[Path, ...],
-    text: Path | None,
-    tokens: int,
-    context: int,
-    stride: int | None,
-    tokenizer: Path | None,
-    threads: int | None,
-    no_library: bool,
-    peers: bool,
-    layers: bool,
-    picture: Path | None,
-    markdown: Path | None,
-    as_json: bool,
-) -> None:
+def report(*, layers: bool, as_json: bool, **arguments: Any) -> None:
     """Measure what each CONVERTED model of one ORIGINAL costs in quality.
 
     Every model reads the text through onnxruntime, its caches really written and read: perplexity,
@@ -80,55 +63,12 @@ def report(
     Example:
       tq-onnx report model.onnx model.int4.onnx model.int3.onnx --text book.txt --picture cost.svg
     """
-    from tq_onnx.integrations.folder import find_model
-    from tq_onnx.integrations.tokens import model_tokens
-    from tq_onnx.measure.picture import check_picture, draw_quality
-    from tq_onnx.measure.report import report as run
-    from tq_onnx.measure.tables import to_page
-
-    if picture is not None:
-        check_picture(picture)
-    if markdown is not None:
-        _check_page(markdown)
-    original = find_model(original)
-    models = [find_model(path) for path in converted]
-    ids, source = model_tokens((original, *models), text, tokens, tokenizer)
     with terminal.progress("Opening the original") as on_progress:
-        found = run(
-            original,
-            models,
-            ids,
-            source=source,
-            context=context,
-            stride=stride,
-            library=not no_library,
-            threads=threads,
-            peers=peers,
-            on_progress=on_progress,
-        )
-    if picture is not None:
-        draw_quality(found, picture)
-    if markdown is not None:
-        markdown.write_text(to_page(found, _link(markdown, picture)), encoding="utf-8")
+        found = measuring.report(**arguments, on_progress=on_progress)
     if as_json:
         terminal.print_json(found)
     else:
         _print(found, layers=layers)
-
-
-def _check_page(path: Path) -> None:
-    """Refuses a page that could not be written, or might be a model."""
-    if path.suffix.lower() != ".md":
-        raise UsageError("a page of Markdown ends with .md", where=str(path))
-    if not path.parent.is_dir():
-        raise ModelFileError("there is no such folder", where=str(path.parent))
-
-
-def _link(page: Path, picture: Path | None) -> str | None:
-    """Where a page finds its picture."""
-    if picture is None:
-        return None
-    return Path(os.path.relpath(picture.resolve(), page.resolve().parent)).as_posix()
 
 
 def _print(found: ComparisonReport, *, layers: bool) -> None:

@@ -1,15 +1,15 @@
-"""``tq-onnx verify``: an original against its conversion. See ``tq_onnx.measure.verify``."""
+"""``tq-onnx verify``: an original against its conversion. See ``tq_onnx.verify``."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from tq_onnx.api import measuring
 from tq_onnx.cli import flags, terminal
 from tq_onnx.errors import VerificationError
-from tq_onnx.runtime.providers import PROVIDERS
 
 if TYPE_CHECKING:
     from tq_onnx.measure.verify import VerifyReport
@@ -43,22 +43,9 @@ if TYPE_CHECKING:
 @flags.tokenizer
 @flags.threads
 @flags.ep
-@click.option("--no-library", is_flag=True, help="Check the function bodies only, not the kernels.")
+@flags.without_library("Check the function bodies only, not the kernels.")
 @flags.as_json
-def verify(
-    *,
-    original: Path,
-    converted: Path,
-    text: Path | None,
-    tokens: int,
-    new_tokens: int,
-    context: int,
-    tokenizer: Path | None,
-    threads: int | None,
-    ep: str,
-    no_library: bool,
-    as_json: bool,
-) -> None:
+def verify(*, as_json: bool, **arguments: Any) -> None:
     """Compare a CONVERTED model with its ORIGINAL.
 
     Checks what must hold (interface, baked tables, kernels and function bodies against the numpy
@@ -73,35 +60,18 @@ def verify(
     Example:
       tq-onnx verify model.onnx model.int4.onnx --text book.txt
     """
-    from tq_onnx.integrations.folder import find_model
-    from tq_onnx.integrations.tokens import model_tokens
-
-    original, converted = find_model(original), find_model(converted)
-    ids, source = model_tokens((original, converted), text, tokens, tokenizer)
-    from tq_onnx.measure.checks import failure
-    from tq_onnx.measure.verify import verify as run
-
     with terminal.progress("Opening both models") as on_progress:
-        report = run(
-            original,
-            converted,
-            ids,
-            source=source,
-            new_tokens=new_tokens,
-            context=context,
-            library=not no_library,
-            threads=threads,
-            ep=PROVIDERS[ep],
-            on_progress=on_progress,
-        )
+        report = measuring.verify(**arguments, on_progress=on_progress)
     if as_json:
         terminal.print_json({"holds": report.holds, "report": report})
     else:
         _print(report)
     if not report.holds:
+        from tq_onnx.measure.checks import failure
+
         raise VerificationError(
             failure(report.checks),
-            where=str(converted),
+            where=str(report.converted),
             fix="convert the original again with this version of tq-onnx",
         )
 

@@ -100,3 +100,8 @@ class InspectionReport:
     presets: tuple[PresetOffer, ...]
     plan: Plan | None
     equalisation: tuple[LayerEqualisation, ...] = ()
+
+    @property
+    def is_converted(self) -> bool:
+        """Whether it is a converted model."""
+        return self.plan is not None

@@ -35,6 +35,11 @@ class FolderInspection:
     left_out: tuple[LeftOut, ...]
     genai: bool
 
+    @property
+    def is_converted(self) -> bool:
+        """Whether the decoders are converted ones, all of them."""
+        return not self.of_role("decoder")
+
     def of_role(self, role: str) -> tuple[FolderModel, ...]:
         """Return the models of a role: ``decoder``, ``converted`` or ``other``."""
         return tuple(model for model in self.models if model.role == role)

@@ -6,6 +6,7 @@ by the converter's own dialects, so that both are driven by the same decoder.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -99,6 +100,49 @@ class OpenModel:
                 f"{self.vocabulary}",
                 fix="give the tokenizer that belongs to the model",
             )
+
+    def refuse_prompt(self, tokens: Sequence[int]) -> None:
+        """Refuse a prompt with ids that the model does not know.
+
+        Raises:
+            UsageError: its tokenizer is not that of the model.
+        """
+        if tokens and max(tokens) >= self.vocabulary:
+            raise UsageError(
+                f"the tokenizer gives token {max(tokens)}, but the model knows {self.vocabulary}",
+                where=str(self.path),
+                fix="name the folder of its own tokenizer with --tokenizer",
+            )
+
+    def capacity_for(
+        self, prompt_tokens: int, new_tokens: int, *, asked: int | None = None
+    ) -> int | None:
+        """Return the tokens that caches have to hold to continue a prompt.
+
+        Args:
+            prompt_tokens: tokens of the prompt.
+            new_tokens: tokens to generate after it.
+            asked: a capacity that was asked for.
+
+        Returns:
+            The capacity; None for caches that grow.
+
+        Raises:
+            UsageError: the capacity that was asked for, or that of the graph, is too small.
+        """
+        needed = prompt_tokens + new_tokens
+        capacity = asked or self.room
+        if capacity is None:
+            return needed if self.signature.fixed_capacity else None
+        if capacity < needed - 1:  # the last token is not cached
+            raise UsageError(
+                f"{prompt_tokens} prompt tokens and {new_tokens} new ones need a capacity of "
+                f"{needed - 1}, not {capacity}",
+                fix="give fewer --max-new-tokens"
+                if self.room
+                else "give a larger --capacity or fewer --max-new-tokens",
+            )
+        return capacity
 
     def decoder(
         self,
