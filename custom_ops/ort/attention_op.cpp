@@ -7,12 +7,14 @@
 
 #include "core/attention.h"
 #include "tq/codec_spec.h"
+#include "tq/operators.h"
 
 namespace tq::ort {
 namespace {
 
-constexpr const char* kOp = spec::kAttentionOp;
-constexpr size_t kKeyRotation = 4, kValueRotation = 6;
+using Op = spec::Attention;
+
+constexpr const char* kOp = Op::kName;
 
 void check_cache(const Tensor& cache, const std::vector<int64_t>& like, spec::Codec codec,
                  int head_size) {
@@ -67,20 +69,7 @@ int64_t check_offsets(const Tensor& key, const Tensor& value, int64_t heads, int
 }  // namespace
 
 Signature AttentionKernel::signature(int float_type) {
-  return {kOp,
-          {{float_type, kRequired},
-           {kUint8, kRequired},
-           {kUint8, kRequired},
-           {kInt64, kRequired},
-           {kFloat, kRequired},
-           {kFloat, kRequired},
-           {kFloat, kRequired},
-           {kFloat, kRequired},
-           {float_type, kOptional},
-           {float_type, kOptional},
-           {kFloat, kOptional},
-           {kFloat, kOptional}},
-          {{float_type, kRequired}}};
+  return signature_of<Op>(float_type);
 }
 
 AttentionAttributes read_attention_attributes(const Api& api, const OrtKernelInfo* info,
@@ -112,18 +101,18 @@ AttentionAttributes read_attention_attributes(const Api& api, const OrtKernelInf
 AttentionTensors read_attention(const Api& api, OrtKernelContext* context,
                                 const AttentionAttributes& attributes, int float_type) {
   AttentionTensors call{};
-  call.query = read_input(api, context, 0, kOp, "query");
-  call.key_cache = read_input(api, context, 1, kOp, "key_cache");
-  call.value_cache = read_input(api, context, 2, kOp, "value_cache");
-  call.past_length = read_input(api, context, 3, kOp, "past_length");
-  call.key_rotation = read_input(api, context, kKeyRotation, kOp, "key_rotation");
-  call.key_centroids = read_input(api, context, 5, kOp, "key_centroids");
-  call.value_rotation = read_input(api, context, kValueRotation, kOp, "value_rotation");
-  call.value_centroids = read_input(api, context, 7, kOp, "value_centroids");
-  call.bias = read_optional(api, context, 8, "attention_bias");
-  call.sink = read_optional(api, context, 9, "head_sink");
-  call.key_offset = read_optional(api, context, 10, "key_offset");
-  call.value_offset = read_optional(api, context, 11, "value_offset");
+  call.query = read_input(api, context, kOp, Op::kQuery);
+  call.key_cache = read_input(api, context, kOp, Op::kKeyCache);
+  call.value_cache = read_input(api, context, kOp, Op::kValueCache);
+  call.past_length = read_input(api, context, kOp, Op::kPastLength);
+  call.key_rotation = read_input(api, context, kOp, Op::kKeyRotation);
+  call.key_centroids = read_input(api, context, kOp, Op::kKeyCentroids);
+  call.value_rotation = read_input(api, context, kOp, Op::kValueRotation);
+  call.value_centroids = read_input(api, context, kOp, Op::kValueCentroids);
+  call.bias = read_optional(api, context, Op::kAttentionBias);
+  call.sink = read_optional(api, context, Op::kHeadSink);
+  call.key_offset = read_optional(api, context, Op::kKeyOffset);
+  call.value_offset = read_optional(api, context, Op::kValueOffset);
 
   expect_type(kOp, call.query, float_type);
   expect_rank(kOp, call.query, 4);
@@ -156,7 +145,7 @@ AttentionTensors read_attention(const Api& api, OrtKernelContext* context,
   if (call.key_offset.type != 0 || call.value_offset.type != 0) {
     call.offsets = check_offsets(call.key_offset, call.value_offset, heads, size);
   }
-  call.output = make_output(api, context, kOp, "output", float_type, call.query.dims);
+  call.output = make_output(api, context, kOp, Op::kOutput, float_type, call.query.dims);
 
   call.batch = batch;
   call.query_heads = query_heads;
@@ -173,8 +162,8 @@ AttentionKernel::AttentionKernel(const Api& api, const OrtKernelInfo* info, Elem
       float_type_(type_of(element)),
       kernels_(choose_kernels(kOp)),
       attributes_(read_attention_attributes(api, info, float_type_)),
-      key_rotation_(api, info, kKeyRotation, attributes_.key, false),
-      value_rotation_(api, info, kValueRotation, attributes_.value, true) {}
+      key_rotation_(api, info, Op::kKeyRotation, attributes_.key, false),
+      value_rotation_(api, info, Op::kValueRotation, attributes_.value, true) {}
 
 void AttentionKernel::compute(OrtKernelContext* context) {
   const AttentionTensors given = read_attention(api_, context, attributes_, float_type_);

@@ -78,14 +78,14 @@ int64_t expect_offset(const char* op, const Tensor& offset, int64_t heads, int h
   return count;
 }
 
-ReadyRotation::ReadyRotation(const Api& api, const OrtKernelInfo* info, size_t input,
+ReadyRotation::ReadyRotation(const Api& api, const OrtKernelInfo* info, const spec::Input& input,
                              spec::Codec codec, bool wants_transposed)
     : wants_transposed_(wants_transposed), is_rotated_(spec::is_rotated(codec.kind)) {
   int is_constant = 0;
   const OrtValue* value = nullptr;
-  check(api.kernel_info_constant_input(info, input, &is_constant, &value));
+  check(api.kernel_info_constant_input(info, input.slot, &is_constant, &value));
   if (!is_rotated_ || is_constant == 0 || value == nullptr) return;
-  const Tensor tensor = read_tensor(api, value, "rotation");
+  const Tensor tensor = read_tensor(api, value, input.name);
   // What has another shape is refused by the first call.
   if (tensor.type != kFloat || tensor.dims.size() != 2 || tensor.dims[0] < 1 ||
       tensor.dims[0] > spec::kMaxHeadSize) {

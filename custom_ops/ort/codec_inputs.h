@@ -32,8 +32,8 @@ int64_t expect_offset(const char* op, const Tensor& offset, int64_t heads, int h
 // comes with a call is made ready then.
 class ReadyRotation {
  public:
-  ReadyRotation(const Api& api, const OrtKernelInfo* info, size_t input, spec::Codec codec,
-                bool wants_transposed);
+  ReadyRotation(const Api& api, const OrtKernelInfo* info, const spec::Input& input,
+                spec::Codec codec, bool wants_transposed);
 
   // `own` keeps what is made for this call. The tensor has been checked.
   Rotation get(const Tensor& tensor, std::vector<float>& own) const;

@@ -13,6 +13,7 @@
 #include "core/parallel.h"
 #include "ort/ort_abi.h"
 #include "ort/tensor.h"
+#include "tq/operators.h"
 
 namespace tq::ort {
 
@@ -28,6 +29,33 @@ struct Signature {
   std::vector<Port> outputs;
   const char* provider = "CPUExecutionProvider";
 };
+
+inline int type_of(spec::Elements elements, int float_type) {
+  switch (elements) {
+    case spec::Elements::kFloat32:
+      return kFloat;
+    case spec::Elements::kInt64:
+      return kInt64;
+    case spec::Elements::kUint8:
+      return kUint8;
+    default:
+      return float_type;
+  }
+}
+
+// The signature of an operator of tq/operators.h, for models with elements of one type.
+template <class Operator>
+Signature signature_of(int float_type) {
+  Signature signature{Operator::kName, {}, {}};
+  for (const spec::Input& input : Operator::kInputs) {
+    signature.inputs.push_back(
+        {type_of(input.elements, float_type), input.is_optional ? kOptional : kRequired});
+  }
+  for (const spec::Output& output : Operator::kOutputs) {
+    signature.outputs.push_back({type_of(output.elements, float_type), kRequired});
+  }
+  return signature;
+}
 
 inline Element element_of(int float_type) {
   return float_type == kFloat ? Element::kFloat

@@ -3,7 +3,7 @@
 
 #include <limits>
 
-#include "tq/codec_spec.h"
+#include "tq/operators.h"
 
 namespace tq::ort {
 namespace {
@@ -11,9 +11,9 @@ namespace {
 const std::vector<int64_t> kPerm{0, 2, 1, 3};
 
 // A tensor of the operator's floats.
-Tensor read_floats(const Api& api, const OrtKernelContext* context, size_t index, const char* op,
-                   const char* name, int float_type) {
-  Tensor tensor = read_input(api, context, index, op, name);
+Tensor read_floats(const Api& api, const OrtKernelContext* context, const char* op,
+                   const spec::Input& input, int float_type) {
+  Tensor tensor = read_input(api, context, op, input);
   expect_type(op, tensor, float_type);
   return tensor;
 }
@@ -51,34 +51,8 @@ void expect_in_range(const char* op, const Tensor& numbers, int64_t least, int64
 
 }  // namespace
 
-Signature rms_normalization_signature(int float_type) {
-  return {spec::kRmsNormalizationOp,
-          {{float_type, kRequired}, {float_type, kRequired}},
-          {{float_type, kRequired}}};
-}
-
-Signature rotary_embedding_signature(int float_type) {
-  return {spec::kRotaryEmbeddingOp,
-          {{float_type, kRequired}, {kFloat, kRequired}, {kFloat, kRequired}, {kInt64, kRequired}},
-          {{float_type, kRequired}}};
-}
-
-Signature swish_signature(int float_type) {
-  return {spec::kSwishOp, {{float_type, kRequired}}, {{float_type, kRequired}}};
-}
-
-Signature transpose_signature(int float_type) {
-  return {spec::kTransposeOp, {{float_type, kRequired}}, {{float_type, kRequired}}};
-}
-
-Signature gather_signature(int float_type) {
-  return {spec::kGatherOp,
-          {{float_type, kRequired}, {kInt64, kRequired}},
-          {{float_type, kRequired}}};
-}
-
 float read_epsilon(const Api& api, const OrtKernelInfo* info) {
-  const char* const op = spec::kRmsNormalizationOp;
+  const char* const op = spec::RmsNormalization::kName;
   const float epsilon = read_float(api, info, op, "epsilon");
   if (!(epsilon >= 0.0f && epsilon <= std::numeric_limits<float>::max())) {
     throw OpError(std::string(op) + ": epsilon is " + std::to_string(epsilon) +
@@ -88,7 +62,7 @@ float read_epsilon(const Api& api, const OrtKernelInfo* info) {
 }
 
 void expect_perm(const Api& api, const OrtKernelInfo* info) {
-  const char* const op = spec::kTransposeOp;
+  const char* const op = spec::Transpose::kName;
   const std::vector<int64_t> perm = read_ints(api, info, op, "perm");
   if (perm != kPerm) {
     throw OpError(std::string(op) + ": perm is " + text(perm) + ", expected " + text(kPerm));
@@ -97,28 +71,30 @@ void expect_perm(const Api& api, const OrtKernelInfo* info) {
 
 RmsNormalizationTensors read_rms_normalization(const Api& api, OrtKernelContext* context,
                                                int float_type) {
-  const char* const op = spec::kRmsNormalizationOp;
+  using Op = spec::RmsNormalization;
+  const char* const op = Op::kName;
   RmsNormalizationTensors call{};
-  call.x = read_floats(api, context, 0, op, "X", float_type);
-  call.scale = read_floats(api, context, 1, op, "scale", float_type);
+  call.x = read_floats(api, context, op, Op::kX, float_type);
+  call.scale = read_floats(api, context, op, Op::kScale, float_type);
   if (call.x.dims.empty()) {
     throw OpError(std::string(op) + ": X has shape [], expected 1 dimension or more");
   }
   call.width = call.x.dims.back();
   expect_dims(op, call.scale, {call.width}, "the last dimension of X");
   call.rows = call.width == 0 ? 0 : count_of(op, call.x) / call.width;
-  call.y = make_output(api, context, op, "Y", float_type, call.x.dims);
+  call.y = make_output(api, context, op, Op::kY, float_type, call.x.dims);
   return call;
 }
 
 RotaryEmbeddingTensors read_rotary_embedding(const Api& api, OrtKernelContext* context,
                                              int float_type) {
-  const char* const op = spec::kRotaryEmbeddingOp;
+  using Op = spec::RotaryEmbedding;
+  const char* const op = Op::kName;
   RotaryEmbeddingTensors call{};
-  call.x = read_floats(api, context, 0, op, "X", float_type);
-  call.cosines = read_input(api, context, 1, op, "cos_cache");
-  call.sines = read_input(api, context, 2, op, "sin_cache");
-  call.positions = read_input(api, context, kPositionIds, op, "position_ids");
+  call.x = read_floats(api, context, op, Op::kX, float_type);
+  call.cosines = read_input(api, context, op, Op::kCosCache);
+  call.sines = read_input(api, context, op, Op::kSinCache);
+  call.positions = read_input(api, context, op, Op::kPositionIds);
   expect_rank(op, call.x, 4);
   call.batch = call.x.dims[0];
   call.heads = call.x.dims[1];
@@ -141,38 +117,41 @@ RotaryEmbeddingTensors read_rotary_embedding(const Api& api, OrtKernelContext* c
   expect_dims(op, call.positions, {call.positions.dims[0], call.tokens}, "the tokens of X");
   expect_in_range(op, call.positions, 0, rows, "cos_cache");
   call.count = count_of(op, call.x);
-  call.y = make_output(api, context, op, "Y", float_type, call.x.dims);
+  call.y = make_output(api, context, op, Op::kY, float_type, call.x.dims);
   return call;
 }
 
 SwishTensors read_swish(const Api& api, OrtKernelContext* context, int float_type) {
-  const char* const op = spec::kSwishOp;
+  using Op = spec::Swish;
+  const char* const op = Op::kName;
   SwishTensors call{};
-  call.x = read_floats(api, context, 0, op, "X", float_type);
+  call.x = read_floats(api, context, op, Op::kX, float_type);
   call.count = count_of(op, call.x);
-  call.y = make_output(api, context, op, "Y", float_type, call.x.dims);
+  call.y = make_output(api, context, op, Op::kY, float_type, call.x.dims);
   return call;
 }
 
 TransposeTensors read_transpose(const Api& api, OrtKernelContext* context, int float_type) {
-  const char* const op = spec::kTransposeOp;
+  using Op = spec::Transpose;
+  const char* const op = Op::kName;
   TransposeTensors call{};
-  call.x = read_floats(api, context, 0, op, "X", float_type);
+  call.x = read_floats(api, context, op, Op::kX, float_type);
   expect_rank(op, call.x, 4);
   const std::vector<int64_t>& dims = call.x.dims;
   call.batch = dims[0];
   call.rows = dims[1];
   call.columns = dims[2];
   call.bytes = count_of(op, call.x) == 0 ? 0 : dims[3] * bytes_of(float_type);
-  call.y = make_output(api, context, op, "Y", float_type, {dims[0], dims[2], dims[1], dims[3]});
+  call.y = make_output(api, context, op, Op::kY, float_type, {dims[0], dims[2], dims[1], dims[3]});
   return call;
 }
 
 GatherTensors read_gather(const Api& api, OrtKernelContext* context, int float_type) {
-  const char* const op = spec::kGatherOp;
+  using Op = spec::Gather;
+  const char* const op = Op::kName;
   GatherTensors call{};
-  call.data = read_floats(api, context, 0, op, "data", float_type);
-  call.indices = read_input(api, context, kIndices, op, "indices");
+  call.data = read_floats(api, context, op, Op::kData, float_type);
+  call.indices = read_input(api, context, op, Op::kIndices);
   expect_rank(op, call.data, 2);
   expect_type(op, call.indices, kInt64);
   if (call.indices.dims.size() != 1) expect_rank(op, call.indices, 2);
@@ -183,7 +162,7 @@ GatherTensors read_gather(const Api& api, OrtKernelContext* context, int float_t
   shape.push_back(call.data.dims[1]);
   const int64_t size = expect_fitting(op, "Y", shape, bytes_of(float_type));
   call.bytes = call.count == 0 ? 0 : size / call.count;
-  call.y = make_output(api, context, op, "Y", float_type, shape);
+  call.y = make_output(api, context, op, Op::kY, float_type, shape);
   return call;
 }
 

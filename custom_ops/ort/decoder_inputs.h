@@ -16,15 +16,6 @@
 
 namespace tq::ort {
 
-// How many inputs come before the one that the host reads.
-inline constexpr size_t kPositionIds = 3, kIndices = 1;
-
-Signature rms_normalization_signature(int float_type);
-Signature rotary_embedding_signature(int float_type);
-Signature swish_signature(int float_type);
-Signature transpose_signature(int float_type);
-Signature gather_signature(int float_type);
-
 struct RmsNormalizationTensors {
   Tensor x, scale, y;
   int64_t rows, width;

@@ -2,14 +2,14 @@
 #include "ort/decoder_ops.h"
 
 #include "core/decoder.h"
-#include "tq/codec_spec.h"
+#include "tq/operators.h"
 
 namespace tq::ort {
 
 RmsNormalizationKernel::RmsNormalizationKernel(const Api& api, const OrtKernelInfo* info,
                                                Element element)
     : DecoderKernel(api, element),
-      kernels_(choose_kernels(spec::kRmsNormalizationOp)),
+      kernels_(choose_kernels(spec::RmsNormalization::kName)),
       epsilon_(read_epsilon(api, info)) {}
 
 void RmsNormalizationKernel::compute(OrtKernelContext* context) {
@@ -23,7 +23,7 @@ void RmsNormalizationKernel::compute(OrtKernelContext* context) {
 }
 
 RotaryEmbeddingKernel::RotaryEmbeddingKernel(const Api& api, const OrtKernelInfo*, Element element)
-    : DecoderKernel(api, element), kernels_(choose_kernels(spec::kRotaryEmbeddingOp)) {}
+    : DecoderKernel(api, element), kernels_(choose_kernels(spec::RotaryEmbedding::kName)) {}
 
 void RotaryEmbeddingKernel::compute(OrtKernelContext* context) {
   const RotaryEmbeddingTensors given = read_rotary_embedding(api_, context, type_of(element_));
@@ -46,7 +46,7 @@ void RotaryEmbeddingKernel::compute(OrtKernelContext* context) {
 }
 
 SwishKernel::SwishKernel(const Api& api, const OrtKernelInfo*, Element element)
-    : DecoderKernel(api, element), kernels_(choose_kernels(spec::kSwishOp)) {}
+    : DecoderKernel(api, element), kernels_(choose_kernels(spec::Swish::kName)) {}
 
 void SwishKernel::compute(OrtKernelContext* context) {
   const SwishTensors given = read_swish(api_, context, type_of(element_));

@@ -7,12 +7,14 @@
 
 #include "core/encode.h"
 #include "tq/codec_spec.h"
+#include "tq/operators.h"
 
 namespace tq::ort {
 namespace {
 
-constexpr const char* kOp = spec::kEncodeOp;
-constexpr size_t kRotation = 3;
+using Op = spec::Encode;
+
+constexpr const char* kOp = Op::kName;
 
 // One buffer for both, of one shape, is the in-place form; anything else in common would be
 // overwritten while it is read.
@@ -34,15 +36,7 @@ void check_buffers(const Tensor& past, const Tensor& present, int64_t past_bytes
 }  // namespace
 
 Signature EncodeKernel::signature(int float_type) {
-  return {kOp,
-          {{float_type, kRequired},
-           {kUint8, kRequired},
-           {kInt64, kRequired},
-           {kFloat, kRequired},
-           {kFloat, kRequired},
-           {kFloat, kRequired},
-           {kFloat, kOptional}},
-          {{kUint8, kRequired}}};
+  return signature_of<Op>(float_type);
 }
 
 bool read_norm_correction(const Api& api, const OrtKernelInfo* info) {
@@ -57,13 +51,13 @@ bool read_norm_correction(const Api& api, const OrtKernelInfo* info) {
 EncodeTensors read_encode(const Api& api, OrtKernelContext* context, spec::Codec codec,
                           int float_type) {
   EncodeTensors call{};
-  call.vectors = read_input(api, context, 0, kOp, "vectors");
-  call.past = read_input(api, context, 1, kOp, "past");
-  call.past_length = read_input(api, context, 2, kOp, "past_length");
-  call.rotation = read_input(api, context, kRotation, kOp, "rotation");
-  call.centroids = read_input(api, context, 4, kOp, "centroids");
-  call.boundaries = read_input(api, context, 5, kOp, "boundaries");
-  call.offset = read_optional(api, context, 6, "offset");
+  call.vectors = read_input(api, context, kOp, Op::kVectors);
+  call.past = read_input(api, context, kOp, Op::kPast);
+  call.past_length = read_input(api, context, kOp, Op::kPastLength);
+  call.rotation = read_input(api, context, kOp, Op::kRotation);
+  call.centroids = read_input(api, context, kOp, Op::kCentroids);
+  call.boundaries = read_input(api, context, kOp, Op::kBoundaries);
+  call.offset = read_optional(api, context, Op::kOffset);
 
   expect_type(kOp, call.vectors, float_type);
   expect_rank(kOp, call.vectors, 4);
@@ -91,7 +85,7 @@ EncodeTensors read_encode(const Api& api, OrtKernelContext* context, spec::Codec
   const int64_t total = batch == 0 ? slots : std::max(slots, longest + tokens);
   const std::vector<int64_t> shape{batch, heads, total, width};
   const int64_t bytes = expect_fitting(kOp, "present", shape, 1);
-  call.present = make_output(api, context, kOp, "present", kUint8, shape);
+  call.present = make_output(api, context, kOp, Op::kPresent, kUint8, shape);
   check_buffers(call.past, call.present, expect_fitting(kOp, "past", call.past.dims, 1), bytes);
 
   call.batch = batch;
@@ -110,7 +104,7 @@ EncodeKernel::EncodeKernel(const Api& api, const OrtKernelInfo* info, Element el
       float_type_(type_of(element)),
       kernels_(choose_kernels(kOp)),
       codec_(read_codec(api, info, kOp, "", float_type_)),
-      rotation_(api, info, kRotation, codec_, codec_.kind == spec::Kind::kProd),
+      rotation_(api, info, Op::kRotation, codec_, codec_.kind == spec::Kind::kProd),
       norm_correction_(read_norm_correction(api, info)) {}
 
 void EncodeKernel::compute(OrtKernelContext* context) {

@@ -14,6 +14,7 @@
 #include "ort/decoder_ops.h"
 #include "ort/encode_op.h"
 #include "tq/codec_spec.h"
+#include "tq/operators.h"
 
 #if defined(_WIN32)
 #define TQ_EXPORT extern "C" __declspec(dllexport)

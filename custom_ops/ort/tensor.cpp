@@ -57,33 +57,32 @@ Tensor read_tensor(const Api& api, const OrtValue* value, const char* name) {
   return tensor;
 }
 
-Tensor read_optional(const Api& api, const OrtKernelContext* context, size_t index,
-                     const char* name) {
+Tensor read_optional(const Api& api, const OrtKernelContext* context, const spec::Input& input) {
   size_t count = 0;
   check(api.context_input_count(context, &count));
   const OrtValue* value = nullptr;
-  if (index < count) check(api.context_input(context, index, &value));
-  if (value == nullptr) return {name, 0, {}, nullptr};
-  return read_tensor(api, value, name);
+  if (input.slot < count) check(api.context_input(context, input.slot, &value));
+  if (value == nullptr) return {input.name, 0, {}, nullptr};
+  return read_tensor(api, value, input.name);
 }
 
-Tensor read_input(const Api& api, const OrtKernelContext* context, size_t index, const char* op,
-                  const char* name) {
+Tensor read_input(const Api& api, const OrtKernelContext* context, const char* op,
+                  const spec::Input& input) {
   const OrtValue* value = nullptr;
-  check(api.context_input(context, index, &value));
-  if (value == nullptr) throw OpError(std::string(op) + ": input " + name + " is missing");
-  return read_tensor(api, value, name);
+  check(api.context_input(context, input.slot, &value));
+  if (value == nullptr) throw OpError(std::string(op) + ": input " + input.name + " is missing");
+  return read_tensor(api, value, input.name);
 }
 
-Tensor make_output(const Api& api, OrtKernelContext* context, const char* op, const char* name,
-                   int type, const std::vector<int64_t>& dims) {
+Tensor make_output(const Api& api, OrtKernelContext* context, const char* op,
+                   const spec::Output& output, int type, const std::vector<int64_t>& dims) {
   OrtValue* value = nullptr;
-  check(api.context_output(context, 0, dims.data(), dims.size(), &value));
-  if (value == nullptr) throw OpError(std::string(op) + ": output " + name + " is missing");
-  const Tensor output = read_tensor(api, value, name);
-  expect_type(op, output, type);
-  expect_dims(op, output, dims, "these inputs");
-  return output;
+  check(api.context_output(context, output.slot, dims.data(), dims.size(), &value));
+  if (value == nullptr) throw OpError(std::string(op) + ": output " + output.name + " is missing");
+  const Tensor tensor = read_tensor(api, value, output.name);
+  expect_type(op, tensor, type);
+  expect_dims(op, tensor, dims, "these inputs");
+  return tensor;
 }
 
 void expect_type(const char* op, const Tensor& tensor, int type) {

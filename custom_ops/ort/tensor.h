@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ort/ort_abi.h"
+#include "tq/operators.h"
 
 namespace tq::ort {
 
@@ -45,17 +46,16 @@ struct Tensor {
 std::string text(const std::vector<int64_t>& dims);  // "[1, 8, 70, 66]"
 
 Tensor read_tensor(const Api& api, const OrtValue* value, const char* name);
-Tensor read_input(const Api& api, const OrtKernelContext* context, size_t index, const char* op,
-                  const char* name);
+Tensor read_input(const Api& api, const OrtKernelContext* context, const char* op,
+                  const spec::Input& input);
 
 // No type where the optional input is absent.
-Tensor read_optional(const Api& api, const OrtKernelContext* context, size_t index,
-                     const char* name);
+Tensor read_optional(const Api& api, const OrtKernelContext* context, const spec::Input& input);
 
-// Output 0, which the runtime allocates or the caller has bound; refused unless it is what was
+// An output, which the runtime allocates or the caller has bound; refused unless it is what was
 // asked for, whatever the runtime checked.
-Tensor make_output(const Api& api, OrtKernelContext* context, const char* op, const char* name,
-                   int type, const std::vector<int64_t>& dims);
+Tensor make_output(const Api& api, OrtKernelContext* context, const char* op,
+                   const spec::Output& output, int type, const std::vector<int64_t>& dims);
 
 void expect_type(const char* op, const Tensor& tensor, int type);
 void expect_rank(const char* op, const Tensor& tensor, size_t rank);

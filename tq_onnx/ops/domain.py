@@ -1,7 +1,7 @@
 """Names of the operators: the only place that spells them.
 
 Everything that needs an operator's name, its domain or its version imports it from here; the C++
-library gets the same strings through the generated header (see ``tq_onnx/ops/header.py``).
+library gets the same strings through ``tq/operators.h`` (``tq_onnx/ops/operatorheader.py``).
 """
 
 from __future__ import annotations

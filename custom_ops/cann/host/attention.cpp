@@ -6,13 +6,14 @@
 namespace tq::cann {
 namespace {
 
-constexpr const char* kOp = spec::kAttentionOp;
-constexpr size_t kPastLength = 3, kBias = 8;
+using Op = spec::Attention;
+
+constexpr const char* kOp = Op::kName;
 
 }  // namespace
 
 ort::Signature AttentionKernel::signature(int float_type) {
-  return on_device(ort::AttentionKernel::signature(float_type), {kPastLength});
+  return on_device(ort::AttentionKernel::signature(float_type), {Op::kPastLength});
 }
 
 AttentionKernel::AttentionKernel(const ort::Api& api, const OrtKernelInfo* info, Element element)
@@ -28,8 +29,7 @@ AttentionKernel::AttentionKernel(const ort::Api& api, const OrtKernelInfo* info,
   if (attributes_.softcap != 0.0f) {
     refuse(kOp, "softcap is " + std::to_string(attributes_.softcap), "0");
   }
-  expect_no_inputs(api, info, kOp, kBias,
-                   {"attention_bias", "head_sink", "key_offset", "value_offset"});
+  expect_no_optional_inputs<Op>(api, info);
   library_ = &kernel_library(kOp);
 }
 

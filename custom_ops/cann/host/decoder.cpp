@@ -45,16 +45,16 @@ DecoderKernel::DecoderKernel(const ort::Api& api, const char* op, Element elemen
 // ---- RMSNormalization
 
 ort::Signature RmsNormalizationKernel::signature(int float_type) {
-  return on_device(ort::rms_normalization_signature(float_type));
+  return on_device(ort::signature_of<spec::RmsNormalization>(float_type));
 }
 
 RmsNormalizationKernel::RmsNormalizationKernel(const ort::Api& api, const OrtKernelInfo* info,
                                                Element element)
-    : DecoderKernel(api, spec::kRmsNormalizationOp, element),
+    : DecoderKernel(api, spec::RmsNormalization::kName, element),
       epsilon_(ort::read_epsilon(api, info)) {}
 
 void RmsNormalizationKernel::compute(OrtKernelContext* context) {
-  const char* const op = spec::kRmsNormalizationOp;
+  const char* const op = spec::RmsNormalization::kName;
   const ort::RmsNormalizationTensors call =
       ort::read_rms_normalization(api_, context, float_type_);
   if (call.rows == 0) return;
@@ -72,15 +72,15 @@ void RmsNormalizationKernel::compute(OrtKernelContext* context) {
 // ---- RotaryEmbedding
 
 ort::Signature RotaryEmbeddingKernel::signature(int float_type) {
-  return on_device(ort::rotary_embedding_signature(float_type), {ort::kPositionIds});
+  return on_device(ort::signature_of<spec::RotaryEmbedding>(float_type), {spec::RotaryEmbedding::kPositionIds});
 }
 
 RotaryEmbeddingKernel::RotaryEmbeddingKernel(const ort::Api& api, const OrtKernelInfo*,
                                              Element element)
-    : DecoderKernel(api, spec::kRotaryEmbeddingOp, element) {}
+    : DecoderKernel(api, spec::RotaryEmbedding::kName, element) {}
 
 void RotaryEmbeddingKernel::compute(OrtKernelContext* context) {
-  const char* const op = spec::kRotaryEmbeddingOp;
+  const char* const op = spec::RotaryEmbedding::kName;
   const ort::RotaryEmbeddingTensors call = ort::read_rotary_embedding(api_, context, float_type_);
   if (call.count == 0) return;
   expect_kernel_head_size(op, call.x);
@@ -115,14 +115,14 @@ void RotaryEmbeddingKernel::compute(OrtKernelContext* context) {
 // ---- Swish
 
 ort::Signature SwishKernel::signature(int float_type) {
-  return on_device(ort::swish_signature(float_type));
+  return on_device(ort::signature_of<spec::Swish>(float_type));
 }
 
 SwishKernel::SwishKernel(const ort::Api& api, const OrtKernelInfo*, Element element)
-    : DecoderKernel(api, spec::kSwishOp, element) {}
+    : DecoderKernel(api, spec::Swish::kName, element) {}
 
 void SwishKernel::compute(OrtKernelContext* context) {
-  const char* const op = spec::kSwishOp;
+  const char* const op = spec::Swish::kName;
   const ort::SwishTensors call = ort::read_swish(api_, context, float_type_);
   if (call.count == 0) return;
   expect_multiple(op, call.x, "elements", call.count, kUnit, kMostCounted);
@@ -136,16 +136,16 @@ void SwishKernel::compute(OrtKernelContext* context) {
 // ---- Transpose
 
 ort::Signature TransposeKernel::signature(int float_type) {
-  return on_device(ort::transpose_signature(float_type));
+  return on_device(ort::signature_of<spec::Transpose>(float_type));
 }
 
 TransposeKernel::TransposeKernel(const ort::Api& api, const OrtKernelInfo* info, Element element)
-    : DecoderKernel(api, spec::kTransposeOp, element) {
+    : DecoderKernel(api, spec::Transpose::kName, element) {
   ort::expect_perm(api, info);
 }
 
 void TransposeKernel::compute(OrtKernelContext* context) {
-  const char* const op = spec::kTransposeOp;
+  const char* const op = spec::Transpose::kName;
   const ort::TransposeTensors call = ort::read_transpose(api_, context, float_type_);
   if (call.bytes == 0) return;
   void* const stream = stream_of(api_, context, op);
@@ -166,14 +166,14 @@ void TransposeKernel::compute(OrtKernelContext* context) {
 // ---- Gather
 
 ort::Signature GatherKernel::signature(int float_type) {
-  return on_device(ort::gather_signature(float_type), {ort::kIndices});
+  return on_device(ort::signature_of<spec::Gather>(float_type), {spec::Gather::kIndices});
 }
 
 GatherKernel::GatherKernel(const ort::Api& api, const OrtKernelInfo*, Element element)
-    : DecoderKernel(api, spec::kGatherOp, element) {}
+    : DecoderKernel(api, spec::Gather::kName, element) {}
 
 void GatherKernel::compute(OrtKernelContext* context) {
-  const char* const op = spec::kGatherOp;
+  const char* const op = spec::Gather::kName;
   const ort::GatherTensors call = ort::read_gather(api_, context, float_type_);
   if (call.bytes == 0) return;
   void* const stream = stream_of(api_, context, op);

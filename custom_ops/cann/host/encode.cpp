@@ -6,13 +6,14 @@
 namespace tq::cann {
 namespace {
 
-constexpr const char* kOp = spec::kEncodeOp;
-constexpr size_t kPastLength = 2, kOffset = 6;
+using Op = spec::Encode;
+
+constexpr const char* kOp = Op::kName;
 
 }  // namespace
 
 ort::Signature EncodeKernel::signature(int float_type) {
-  return on_device(ort::EncodeKernel::signature(float_type), {kPastLength});
+  return on_device(ort::EncodeKernel::signature(float_type), {Op::kPastLength});
 }
 
 EncodeKernel::EncodeKernel(const ort::Api& api, const OrtKernelInfo* info, Element element)
@@ -21,7 +22,7 @@ EncodeKernel::EncodeKernel(const ort::Api& api, const OrtKernelInfo* info, Eleme
   expect_element(kOp, float_type_);
   expect_codec(kOp, "codec", codec_);
   if (!ort::read_norm_correction(api, info)) refuse(kOp, "norm_correction is 0", "1");
-  expect_no_inputs(api, info, kOp, kOffset, {"offset"});
+  expect_no_optional_inputs<Op>(api, info);
   library_ = &kernel_library(kOp);
 }
 

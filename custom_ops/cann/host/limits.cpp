@@ -16,8 +16,11 @@ void refuse(const char* op, const std::string& found, const std::string& expecte
                      expected);
 }
 
-ort::Signature on_device(ort::Signature signature, std::initializer_list<size_t> host_inputs) {
-  for (const size_t input : host_inputs) signature.inputs[input].memory = ort::kCpuInput;
+ort::Signature on_device(ort::Signature signature,
+                         std::initializer_list<spec::Input> host_inputs) {
+  for (const spec::Input& input : host_inputs) {
+    signature.inputs[input.slot].memory = ort::kCpuInput;
+  }
   signature.provider = kProvider;
   return signature;
 }
@@ -35,17 +38,14 @@ void expect_codec(const char* op, const char* name, spec::Codec codec) {
          "lloyd_max with 4 bits");
 }
 
-void expect_no_inputs(const ort::Api& api, const OrtKernelInfo* info, const char* op, size_t first,
-                      std::initializer_list<const char*> names) {
-  size_t count = 0;
+void expect_no_input(const ort::Api& api, const OrtKernelInfo* info, const char* op,
+                     const spec::Input& input) {
+  size_t count = 0, size = 0;  // of the inputs, and of the name with its terminator
   ort::check(api.kernel_info_input_count(info, &count));
-  size_t index = first;
-  for (const char* const name : names) {
-    size_t size = 0;  // with the terminator
-    if (index < count) ort::check(api.kernel_info_input_name(info, index, nullptr, &size));
-    if (size > 1) refuse(op, std::string("input ") + name + " is given", "none");
-    ++index;
+  if (input.slot < count) {
+    ort::check(api.kernel_info_input_name(info, input.slot, nullptr, &size));
   }
+  if (size > 1) refuse(op, std::string("input ") + input.name + " is given", "none");
 }
 
 void expect_kernel_head_size(const char* op, const ort::Tensor& tensor) {

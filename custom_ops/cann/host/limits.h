@@ -9,6 +9,7 @@
 #include "ort/custom_op.h"
 #include "ort/tensor.h"
 #include "tq/codec_spec.h"
+#include "tq/operators.h"
 
 namespace tq::cann {
 
@@ -23,13 +24,21 @@ inline constexpr int64_t kMostCounted = UINT32_MAX;
 // ---- when a session is made
 // An operator of the CPU declared for this provider. Inputs that the host reads stay there: every
 // value is checked before anything is enqueued.
-ort::Signature on_device(ort::Signature signature, std::initializer_list<size_t> host_inputs = {});
+ort::Signature on_device(ort::Signature signature,
+                         std::initializer_list<spec::Input> host_inputs = {});
 
 void expect_element(const char* op, int float_type);
 void expect_codec(const char* op, const char* name, spec::Codec codec);
-// Refuses the optional inputs, which are those from `first` on.
-void expect_no_inputs(const ort::Api& api, const OrtKernelInfo* info, const char* op, size_t first,
-                      std::initializer_list<const char*> names);
+void expect_no_input(const ort::Api& api, const OrtKernelInfo* info, const char* op,
+                     const spec::Input& input);
+
+// Refuses all optional inputs of an operator of tq/operators.h.
+template <class Operator>
+void expect_no_optional_inputs(const ort::Api& api, const OrtKernelInfo* info) {
+  for (const spec::Input& input : Operator::kInputs) {
+    if (input.is_optional) expect_no_input(api, info, Operator::kName, input);
+  }
+}
 
 // ---- with each call
 void expect_kernel_head_size(const char* op, const ort::Tensor& tensor);
