@@ -12,85 +12,84 @@ from onnx import numpy_helper
 from onnx.shape_inference import InferenceContext
 
 from tq_onnx.ops.node import Node, Size
-
-_VECTORS, _PAST, _ENCODE_LENGTH, _ROTATION, _CENTROIDS, _BOUNDARIES, _OFFSET = range(7)
-_QUERY, _KEY_CACHE, _VALUE_CACHE, _LENGTH = range(4)
-_KEY_ROTATION, _KEY_CENTROIDS, _VALUE_ROTATION, _VALUE_CENTROIDS = range(4, 8)
-_BIAS, _SINK, _KEY_OFFSET, _VALUE_OFFSET = range(8, 12)
+from tq_onnx.ops.operators import Attention, Encode
 
 
 def infer_encode(context: InferenceContext) -> None:
-    """present: uint8 [B, N, S, W].
+    """Infer present: uint8 [B, N, S, W].
 
     Raises:
         InferenceError: static sizes or attributes contradict each other.
     """
-    node = Node(context, "vectors")
-    codec = node.codec("", _VECTORS)
-    node.flag("norm_correction")
-    node.choice("codec_index")
-    batch, heads, new, head_size = node.shape(_VECTORS, "vectors", 4)
-    past_batch, past_heads, capacity, width = node.shape(_PAST, "past", 4)
-    (lengths,) = node.shape(_ENCODE_LENGTH, "past_length", 1)
+    node = Node(context, Encode.vectors)
+    codec = node.codec(Encode.codec, Encode.bits)
+    node.flag(Encode.norm_correction)
+    node.choice(Encode.codec_index)
+    batch, heads, new, head_size = node.shape(Encode.vectors, 4)
+    past_batch, past_heads, capacity, width = node.shape(Encode.past, 4)
+    (lengths,) = node.shape(Encode.past_length, 1)
     batch = node.same("the batch size of vectors and past", batch, past_batch)
     heads = node.same("the number of heads of vectors and past", heads, past_heads)
-    head_size = node.rotation("rotation", codec, _ROTATION, head_size)
+    head_size = node.rotation(Encode.rotation, codec, head_size)
     node.one_of("the size of past_length", lengths, 1, batch)
-    node.codebook("centroids", codec, _CENTROIDS)
-    node.codebook("boundaries", codec, _BOUNDARIES, missing=1)
-    node.offset("offset", _OFFSET, heads, head_size)
-    node.row_bytes("past", codec, head_size, width)
+    node.codebook(Encode.centroids, codec)
+    node.codebook(Encode.boundaries, codec, missing=1)
+    node.offset(Encode.offset, heads, head_size)
+    node.row_bytes(Encode.past, codec, head_size, width)
     slots = _slots(context, capacity, new)
-    node.output(onnx.TensorProto.UINT8, [batch, heads, slots, width])
+    node.output(Encode.present, onnx.TensorProto.UINT8, [batch, heads, slots, width])
 
 
 def infer_attention(context: InferenceContext) -> None:
-    """output: the query's type and shape, [B, H, T, D].
+    """Infer output: the query's type and shape, [B, H, T, D].
 
     Raises:
         InferenceError: static sizes or attributes contradict each other.
     """
-    node = Node(context, "query")
-    node.flag("causal")
-    node.choice("key_codec_index")
-    node.choice("value_codec_index")
-    for name, number in (
-        ("sliding_window", node.integer("sliding_window")),
-        ("softcap", node.number("softcap")),
+    node = Node(context, Attention.query)
+    node.flag(Attention.causal)
+    node.choice(Attention.key_codec_index)
+    node.choice(Attention.value_codec_index)
+    for attribute, number in (
+        (Attention.sliding_window, node.integer(Attention.sliding_window)),
+        (Attention.softcap, node.number(Attention.softcap)),
     ):
         if number < 0:
-            raise node.error(f"{name} is {number:g}, below 0")
-    batch, heads, new, head_size = node.shape(_QUERY, "query", 4)
-    key_batch, key_heads, key_slots, key_width = node.shape(_KEY_CACHE, "key_cache", 4)
-    value_batch, value_heads, value_slots, value_width = node.shape(_VALUE_CACHE, "value_cache", 4)
+            raise node.error(f"{attribute.name} is {number:g}, below 0")
+    batch, heads, new, head_size = node.shape(Attention.query, 4)
+    key_batch, key_heads, key_slots, key_width = node.shape(Attention.key_cache, 4)
+    value_batch, value_heads, value_slots, value_width = node.shape(Attention.value_cache, 4)
     batch = node.same("the batch size of query and caches", batch, key_batch, value_batch)
     kv_heads = node.same("the number of heads of key_cache and value_cache", key_heads, value_heads)
     slots = node.same("the number of slots of key_cache and value_cache", key_slots, value_slots)
-    key, value = node.codec("key_", _QUERY), node.codec("value_", _QUERY)
-    head_size = node.rotation("key_rotation", key, _KEY_ROTATION, head_size)
-    head_size = node.rotation("value_rotation", value, _VALUE_ROTATION, head_size)
-    for prefix, codec, width, index in (
-        ("key_", key, key_width, _KEY_CENTROIDS),
-        ("value_", value, value_width, _VALUE_CENTROIDS),
+    key = node.codec(Attention.key_codec, Attention.key_bits)
+    value = node.codec(Attention.value_codec, Attention.value_bits)
+    head_size = node.rotation(Attention.key_rotation, key, head_size)
+    head_size = node.rotation(Attention.value_rotation, value, head_size)
+    for cache, centroids, codec, width in (
+        (Attention.key_cache, Attention.key_centroids, key, key_width),
+        (Attention.value_cache, Attention.value_centroids, value, value_width),
     ):
-        node.row_bytes(f"{prefix}cache", codec, head_size, width)
-        node.codebook(f"{prefix}centroids", codec, index)
+        node.row_bytes(cache, codec, head_size, width)
+        node.codebook(centroids, codec)
     if isinstance(heads, int) and isinstance(kv_heads, int) and heads % max(kv_heads, 1):
         raise node.error(f"{heads} query heads are not a multiple of {kv_heads} KV heads")
     if isinstance(new, int) and isinstance(slots, int) and new > slots:
         raise node.error(f"{new} new tokens do not fit into caches of {slots} slots")
-    (lengths,) = node.shape(_LENGTH, "past_length", 1)
+    (lengths,) = node.shape(Attention.past_length, 1)
     node.one_of("the size of past_length", lengths, 1, batch)
     _check_bias(node, batch, heads, new)
     node.same(
-        "the number of heads of query and head_sink", heads, *node.shape(_SINK, "head_sink", 1)
+        "the number of heads of query and head_sink", heads, *node.shape(Attention.head_sink, 1)
     )
     _check_offsets(node, kv_heads, head_size)
-    node.output(node.element_type(_QUERY), [batch, heads, new, head_size])
+    node.output(
+        Attention.output, node.element_type(Attention.query), [batch, heads, new, head_size]
+    )
 
 
 def _check_bias(node: Node, batch: Size, heads: Size, new: Size) -> None:
-    sizes = node.shape(_BIAS, "attention_bias", 4)
+    sizes = node.shape(Attention.attention_bias, 4)
     for axis, size in enumerate((batch, heads, new)):
         node.one_of(f"dimension {axis} of attention_bias", sizes[axis], 1, size)
     last = sizes[3]
@@ -99,19 +98,19 @@ def _check_bias(node: Node, batch: Size, heads: Size, new: Size) -> None:
 
 
 def _check_offsets(node: Node, heads: Size, head_size: Size) -> None:
-    has_key, has_value = map(node.context.has_input, (_KEY_OFFSET, _VALUE_OFFSET))
+    has_key, has_value = map(node.has, (Attention.key_offset, Attention.value_offset))
     if has_key != has_value:
         raise node.error("key_offset and value_offset come together or not at all")
     node.same(
         "the number of rows of key_offset and value_offset",
-        node.offset("key_offset", _KEY_OFFSET, heads, head_size),
-        node.offset("value_offset", _VALUE_OFFSET, heads, head_size),
+        node.offset(Attention.key_offset, heads, head_size),
+        node.offset(Attention.value_offset, heads, head_size),
     )
 
 
 def _slots(context: InferenceContext, capacity: Size, new: Size) -> Size:
     """S = max(P, max(past_length) + T), if all of it is constant."""
-    lengths: onnx.TensorProto | None = context.get_input_data(_ENCODE_LENGTH)
+    lengths: onnx.TensorProto | None = context.get_input_data(Encode.past_length.slot)
     if lengths is None or not isinstance(capacity, int) or not isinstance(new, int):
         return None
     return max(capacity, int(numpy_helper.to_array(lengths).max(initial=0)) + new)
