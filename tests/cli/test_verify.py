@@ -11,7 +11,7 @@ from onnx import numpy_helper
 from tests.cli.run import run
 from tests.runtime.models import DYNAMO, converted, original
 from tq_onnx.integrations.bundled import bundled_directory
-from tq_onnx.ops.domain import ENCODE
+from tq_onnx.ops.operators import Encode
 
 FEW = ("--tokens", 64, "--context", 64, "--new-tokens", 4, "--threads", 1)
 
@@ -25,7 +25,8 @@ def plain() -> tuple[Path, Path]:
 def bad(tmp_path: Path) -> Path:
     """A conversion whose first rotation was tampered with."""
     proto = onnx.load(converted(DYNAMO))
-    name = next(node for node in proto.graph.node if node.op_type == ENCODE).input[3]
+    encoder = next(node for node in proto.graph.node if node.op_type == Encode.name)
+    name = encoder.input[Encode.rotation.slot]
     tensor = next(tensor for tensor in proto.graph.initializer if tensor.name == name)
     array = numpy_helper.to_array(tensor) * np.float32(1.2)
     tensor.CopyFrom(numpy_helper.from_array(array, name))

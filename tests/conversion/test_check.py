@@ -20,6 +20,7 @@ from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.errors import TqOnnxError
 from tq_onnx.files.load import load
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
+from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.plan import METADATA_DIGEST, METADATA_PLAN, Plan
 from tq_onnx.recognise.match import recognise
 
@@ -75,8 +76,8 @@ def other_order(model: ir.Model) -> None:
 
 
 def free_width(model: ir.Model) -> None:
-    shape = nodes(model, ENCODE)[0].inputs[1].shape
-    nodes(model, ENCODE)[0].inputs[1].shape = ir.Shape([*shape[:3], "w"])
+    shape = Encode.past.of(nodes(model, ENCODE)[0]).shape
+    Encode.past.of(nodes(model, ENCODE)[0]).shape = ir.Shape([*shape[:3], "w"])
 
 
 def float_cache(model: ir.Model) -> None:
@@ -99,38 +100,38 @@ def small_rotation(model: ir.Model) -> None:
 
 def replace_rotation(model: ir.Model, matrix: np.ndarray) -> None:
     value = constant(model, "other", matrix)
-    old = nodes(model, ENCODE)[0].inputs[3]
+    old = Encode.rotation.of(nodes(model, ENCODE)[0])
     old.replace_all_uses_with(value)
 
 
 def lopsided_centroids(model: ir.Model) -> None:
-    old = nodes(model, ENCODE)[0].inputs[4]
+    old = Encode.centroids.of(nodes(model, ENCODE)[0])
     array = old.const_value.numpy().copy()
     array[-1] = np.nextafter(array[-1], np.float32(9))
     old.replace_all_uses_with(constant(model, "other", array))
 
 
 def unsorted_boundaries(model: ir.Model) -> None:
-    old = nodes(model, ENCODE)[0].inputs[5]
+    old = Encode.boundaries.of(nodes(model, ENCODE)[0])
     array = -old.const_value.numpy()
     old.replace_all_uses_with(constant(model, "other", array))
 
 
 def other_codebook_in_attention(model: ir.Model) -> None:
-    old = nodes(model, ENCODE)[0].inputs[4]
+    old = Encode.centroids.of(nodes(model, ENCODE)[0])
     copy = constant(model, "copy", old.const_value.numpy())
-    nodes(model, ATTENTION)[0].replace_input_with(5, copy)
+    Attention.key_centroids.replace(nodes(model, ATTENTION)[0], copy)
 
 
 def caches_of_the_other_layer(model: ir.Model) -> None:
     first, second = nodes(model, ATTENTION)
-    first.replace_input_with(1, second.inputs[1])
-    first.replace_input_with(2, second.inputs[2])
+    for cache in (Attention.key_cache, Attention.value_cache):
+        cache.replace(first, cache.of(second))
 
 
 def appends_to_the_other_cache(model: ir.Model) -> None:
     first, second = nodes(model, ENCODE)[:2]
-    first.replace_input_with(1, second.inputs[1])
+    Encode.past.replace(first, Encode.past.of(second))
 
 
 def attention_without_scale(model: ir.Model) -> None:
@@ -139,8 +140,7 @@ def attention_without_scale(model: ir.Model) -> None:
 
 def attention_with_sinks(model: ir.Model) -> None:
     node = nodes(model, ATTENTION)[0]
-    node.resize_inputs(10)
-    node.replace_input_with(9, constant(model, "sinks", np.zeros(4, np.float32)))
+    Attention.head_sink.replace(node, constant(model, "sinks", np.zeros(4, np.float32)))
 
 
 def missing_attribute(model: ir.Model) -> None:
@@ -227,11 +227,11 @@ def no_index(model: ir.Model) -> None:
 def offset_of_its_own(model: ir.Model) -> None:
     node = nodes(model, ATTENTION)[1]
     copy = constant(model, "copy", np.zeros((1, 2, 64), np.float32))
-    node.replace_input_with(10, copy)
+    Attention.key_offset.replace(node, copy)
 
 
 def replace_offsets(model: ir.Model, array: np.ndarray) -> None:
-    nodes(model, ENCODE)[0].inputs[6].replace_all_uses_with(constant(model, "other", array))
+    Encode.offset.of(nodes(model, ENCODE)[0]).replace_all_uses_with(constant(model, "other", array))
 
 
 def endless_offset(model: ir.Model) -> None:
@@ -247,7 +247,7 @@ def offset_of_a_raw_layer(model: ir.Model) -> None:
 
 
 def no_offset(model: ir.Model) -> None:
-    nodes(model, ENCODE)[3].resize_inputs(6)
+    nodes(model, ENCODE)[3].resize_inputs(Encode.offset.slot)
 
 
 def square_rotation(model: ir.Model) -> None:
@@ -260,8 +260,9 @@ def endless_projection(model: ir.Model) -> None:
 
 def replace_rotation_of(model: ir.Model, change: Callable[[np.ndarray], np.ndarray]) -> None:
     node = nodes(model, ENCODE)[2]
-    changed = change(node.inputs[3].const_value.numpy()).astype(np.float32)
-    node.inputs[3].replace_all_uses_with(constant(model, "other", changed))
+    rotation = Encode.rotation.of(node)
+    changed = change(rotation.const_value.numpy()).astype(np.float32)
+    rotation.replace_all_uses_with(constant(model, "other", changed))
 
 
 MIXED = Options(layers="1", calibration=Path("a file"))

@@ -13,6 +13,7 @@ import pytest
 
 from tests.decoders.running import EXACT, Batch, Decoder, batch, convert, load, session
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
+from tq_onnx.ops.operators import Attention
 
 # Largest difference of a logit to the largest logit; a wrong mask or position shows as 1e-2.
 NOISE = {ir.DataType.FLOAT: EXACT, ir.DataType.FLOAT16: 3e-3}
@@ -74,9 +75,9 @@ def nudge_scale(model: ir.Model) -> None:
 def swap_caches(model: ir.Model) -> None:
     for node in model.graph:
         if node.op_type == ATTENTION:
-            key, value = node.inputs[1], node.inputs[2]
-            node.replace_input_with(1, value)
-            node.replace_input_with(2, key)
+            key, value = Attention.key_cache.of(node), Attention.value_cache.of(node)
+            Attention.key_cache.replace(node, value)
+            Attention.value_cache.replace(node, key)
 
 
 @pytest.mark.parametrize("damage", [nudge_scale, swap_caches], ids=lambda f: f.__name__)

@@ -18,6 +18,7 @@ from tq_onnx.conversion.planning import make_plan
 from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
+from tq_onnx.ops.operators import Attention
 from tq_onnx.plan import Plan
 from tq_onnx.recognise.match import recognise
 
@@ -180,7 +181,7 @@ def test_layers_with_and_without_a_mask_share_one_body() -> None:
 
     attentions = of_type(model, ATTENTION)
     assert [len(node.inputs) for node in attentions] == [9, 9]
-    assert attentions[1].inputs[8].shape == ir.Shape([1, 1, 1, 1])
+    assert Attention.attention_bias.of(attentions[1]).shape == ir.Shape([1, 1, 1, 1])
     assert all(layer.has_bias for layer in plan.layers)
     session(model)
 

@@ -22,6 +22,7 @@ from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.conversion.scales import adapt
 from tq_onnx.errors import UsageError
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
+from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.recognise.match import recognise
 
@@ -98,10 +99,12 @@ def test_logits_stay_what_they_were(preset: str, options: Options, library: bool
     assert lost < 0.2
     damaged = ir.from_proto(ir.to_proto(model))
     offset = next(v for k, v in damaged.graph.initializers.items() if k.startswith("tq.value_off"))
-    reader = next(node for node in nodes(damaged, ATTENTION) if node.inputs[11] is offset)
+    reader = next(
+        node for node in nodes(damaged, ATTENTION) if Attention.value_offset.of(node) is offset
+    )
     other = ir.Value(name="other", const_value=ir.tensor(3 * offset.const_value.numpy(), name="o"))
     damaged.graph.register_initializer(other)
-    reader.replace_input_with(11, other)
+    Attention.value_offset.replace(reader, other)
     assert apart(logits(damaged, data, library=library), wanted) > 2 * lost
 
 
@@ -118,12 +121,15 @@ def test_offsets_go_into_both_operators_of_quantised_layers() -> None:
     assert np.array_equal(array(model, "tq.value_offset.1"), value)
     assert key.shape == (3, 2, 16)
     assert not array(model, "tq.no_offset.2x16").any()
-    read = [[value.name for value in node.inputs[10:]] for node in nodes(model, ATTENTION)]
+    read = [
+        [value.name for value in node.inputs[Attention.key_offset.slot :]]
+        for node in nodes(model, ATTENTION)
+    ]
     none = ["tq.no_offset.2x16"] * 2
     assert read == [none, ["tq.key_offset.1", "tq.value_offset.1"], none]
     # Neither bias nor sink is missing in between by accident.
-    assert [node.inputs[9] for node in nodes(model, ATTENTION)] == [None] * 3
-    assert {len(node.inputs) for node in nodes(model, ENCODE)} == {7}
+    assert [Attention.head_sink.of(node) for node in nodes(model, ATTENTION)] == [None] * 3
+    assert {len(node.inputs) for node in nodes(model, ENCODE)} == {len(Encode.inputs)}
 
 
 def test_fillers_go_where_nothing_needs_them() -> None:

@@ -20,6 +20,7 @@ from tq_onnx.codec.kind import MAX_HALF
 from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8
 from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.codec.unrotated import FP8, Q8_0, RAW, UNIFORM
+from tq_onnx.ops.operators import Attention
 
 HEAD_SIZES = (64, 80, 96, 128, 256)
 DTYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -146,8 +147,11 @@ def test_offsets(runtime: str, rows: int, rng: Any) -> None:
 def test_an_input_that_is_left_out_in_the_middle(has_sink: bool, rng: Any) -> None:
     site = Site(offset_rows=2, has_sink=has_sink)
     model = site.model()
-    (node,) = [node for node in model.graph.node if len(node.input) == 12]
-    assert (node.input[8] == "", node.input[9] == "") == (True, not has_sink)
+    (node,) = [node for node in model.graph.node if len(node.input) == len(Attention.inputs)]
+    empty = [
+        node.input[each.slot] == "" for each in (Attention.attention_bias, Attention.head_sink)
+    ]
+    assert empty == [True, not has_sink]
     feeds = site.feeds(rng, past_length=(2,), new=2)
     if has_sink:
         feeds["head_sink"] = rng.standard_normal(4).astype(np.float32)

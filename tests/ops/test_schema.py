@@ -309,7 +309,7 @@ def test_offsets_of_the_wrong_size_are_refused(
 @pytest.mark.usefixtures("schemas")
 def test_one_offset_alone_is_refused() -> None:
     model = Site(offset_rows=3).model()
-    node_of(model, ATTENTION).input[11] = ""
+    node_of(model, ATTENTION).input[Attention.value_offset.slot] = ""
     with pytest.raises(InferenceError, match="come together or not at all"):
         check(model)
 
@@ -357,7 +357,7 @@ def test_sinks_that_are_not_one_per_head_are_refused() -> None:
 def test_sinks_of_another_rank_are_refused() -> None:
     model = Site(has_bias=True, has_sink=True).model()
     node = node_of(model, ATTENTION)
-    node.input[9] = node.input[8]
+    node.input[Attention.head_sink.slot] = node.input[Attention.attention_bias.slot]
     with pytest.raises(InferenceError, match="head_sink has 4 dimensions, not 1"):
         check(model)
 

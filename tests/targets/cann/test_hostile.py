@@ -27,6 +27,7 @@ from tq_onnx.cli.main import main
 from tq_onnx.conversion.check import complaint
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.ops.domain import DOMAIN, ENCODE
+from tq_onnx.ops.operators import Encode
 from tq_onnx.plan import Plan
 from tq_onnx.targets.cann import claims as provider
 from tq_onnx.targets.cann.kernels import expect_kernels
@@ -385,7 +386,7 @@ def test_a_length_of_caches_that_is_another_one() -> None:
     model = load(BASE)
     plan = convert(model)
     nodes = [n for n in model.graph if n.domain == DOMAIN]
-    old = nodes[0].inputs[2]
+    old = Encode.past_length.of(nodes[0])
     assert nodes[0].op_type == ENCODE and old is not None
     one = ir.Value(name="odd_one", const_value=ir.tensor(np.array([1]), name="odd_one"))
     one.type, one.shape = ir.TensorType(INT64), ir.Shape([1])
@@ -393,7 +394,7 @@ def test_a_length_of_caches_that_is_another_one() -> None:
     more = ir.Node("", "Add", [old, one], name="odd_length")
     more.outputs[0].name, more.outputs[0].type = "odd_length", ir.TensorType(INT64)
     model.graph.insert_before(nodes[0], more)
-    nodes[0].replace_input_with(2, more.outputs[0])
+    Encode.past_length.replace(nodes[0], more.outputs[0])
     with pytest.raises(UnsupportedModelError, match="odd_length is not shown to be the number"):
         lower(model, lowering_of(plan, POSITIONS))
 

@@ -21,6 +21,7 @@ from tests.decoders.running import (
 from tq_onnx.conversion.check import complaint
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.ops.domain import ATTENTION, DECODER, DOMAIN, ENCODE
+from tq_onnx.ops.operators import RotaryEmbedding
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.targets.cann import claims as provider
 from tq_onnx.targets.cann.kernels import expect_kernels
@@ -137,8 +138,8 @@ def test_tables_have_as_many_positions_as_asked() -> None:
     tables = {
         value.shape.numpy()
         for node in model.graph
-        if node.domain == DOMAIN and node.op_type == "RotaryEmbedding"
-        for value in node.inputs[1:3]
+        if RotaryEmbedding.is_node(node)
+        for value in (RotaryEmbedding.cos_cache.of(node), RotaryEmbedding.sin_cache.of(node))
         if value is not None and value.shape is not None
     }
     assert tables == {(POSITIONS, 32)}

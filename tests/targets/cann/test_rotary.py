@@ -12,6 +12,7 @@ import pytest
 from tests.targets.cann.parts import Array, left_alone, lowered, numbers, part, run
 from tq_onnx.graph.builder import Builder
 from tq_onnx.ops.domain import ROTARY_EMBEDDING
+from tq_onnx.ops.operators import RotaryEmbedding
 from tq_onnx.targets.cann.rotary import lower_rotary
 
 POSITIONS = 50
@@ -178,8 +179,8 @@ def test_tables_are_the_graphs_own_angles(angles: str, rows: int) -> None:
     model = embedding(ANGLES[angles] + TURNS["slices"])
     count, nodes = lowered(model, LOWER, feeds())
     assert count == 1 and nodes[OURS] == 1 and not nodes["Cos"] and not nodes["Concat"]
-    (node,) = (one for one in model.graph if one.op_type == ROTARY_EMBEDDING)
-    for table in node.inputs[1:3]:
+    (node,) = RotaryEmbedding.nodes(model.graph)
+    for table in (RotaryEmbedding.cos_cache.of(node), RotaryEmbedding.sin_cache.of(node)):
         assert table is not None and table.const_value is not None
         assert table.const_value.shape == (rows, SIZE // 2)
 
