@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -263,3 +264,22 @@ def test_folders_that_are_refused(tmp_path: Path) -> None:
         "convert", source
     ).sentence(3)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_help_has_groups_and_fits_two_screens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    lines = run("convert", "--help").out.splitlines()
+    assert len(lines) <= 100
+    assert max(map(len, lines)) <= 100
+    groups = [line.rstrip(":") for line in lines if line.endswith(":") and line[:1].isalpha()]
+    assert groups == ["Output", "Codec", "Layers", "Calibration", "Target", "Other"]
+    at = {name: lines.index(f"{name}:") for name in groups}
+    for option, group, after in (
+        ("--output", "Output", "Codec"),
+        ("--preset", "Codec", "Layers"),
+        ("--boundary-layers", "Layers", "Calibration"),
+        ("--center-from", "Calibration", "Target"),
+        ("--call-tokens", "Target", "Other"),
+    ):
+        (line,) = (n for n, line in enumerate(lines) if re.match(rf" +(-o, )?{option}\b", line))
+        assert at[group] < line < at[after]

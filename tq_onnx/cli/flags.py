@@ -44,4 +44,11 @@ windows = click.option(
     show_default=True,
     help="Tokens per window; each begins with empty caches.",
 )
-as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+def option_of_json(option: Callable[..., Callable[[Any], Any]]) -> Callable[[Any], Any]:
+    """Return the option ``--json``, made by ``click.option`` or by that of a group."""
+    return option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+as_json = option_of_json(click.option)

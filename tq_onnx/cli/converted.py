@@ -1,0 +1,126 @@
+"""How the report of a conversion looks on the terminal."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tq_onnx.cli import planned, terminal
+from tq_onnx.targets.registry import target_of_plan
+
+if TYPE_CHECKING:
+    from tq_onnx.conversion.reports import ConversionReport
+    from tq_onnx.integrations.folderconversion import FolderReport
+    from tq_onnx.integrations.genai import GenaiChanges
+
+
+def print_model(report: ConversionReport, model: Path, output: Path) -> None:
+    """Print what was done to a model.
+
+    Args:
+        report: what was done.
+        model: the original, as the user named it.
+        output: the converted model, likewise.
+    """
+    plan, files = report.plan, report.files
+    before, after = report.bytes_per_token_before, report.bytes_per_token_after
+    rows = [
+        *planned.rows(plan, report.equalisation),
+        ("cache per token", f"{before:,} -> {after:,} bytes, {report.ratio:.2f} times smaller"),
+        ("output", f"{output} ({files.bytes_written:,} bytes written)"),
+    ]
+    how = {"keep": "shared with the original", "copy": "copied", "link": "hard-linked"}
+    rows += [("needs", f"{file} ({how[files.external_data or 'keep']})") for file in files.data]
+    if target_of_plan(plan).has_operators:
+        pair = f"{shlex.quote(str(model))} {shlex.quote(str(output))}"
+        rows.append(("next", f"tq-onnx verify {pair}"))
+    terminal.print_facts(rows)
+    if files.moved is not None:
+        terminal.print_line(f"  {files.moved} holds weights that did not fit into the model file")
+    planned.warn(plan, report.equalisation)
+
+
+def print_folder(report: FolderReport, folder: Path, output: Path) -> None:
+    """Print what was done to a folder.
+
+    Args:
+        report: what was done.
+        folder: the original, as the user named it.
+        output: the converted folder, likewise.
+    """
+    first = report.decoders[0]
+    rows = [
+        *planned.rows(first.plan, first.equalisation),
+        ("output", f"{output} ({report.bytes_written:,} bytes written)"),
+    ]
+    for decoder in report.decoders:
+        dialects = ", ".join(dict.fromkeys(layer.dialect for layer in decoder.plan.layers))
+        before, after = decoder.bytes_per_token_before, decoder.bytes_per_token_after
+        name = decoder.output.relative_to(report.output).as_posix()
+        rows.append(
+            (
+                "converted",
+                f"{name}: {len(decoder.plan.layers)} layers ({dialects}), {before:,} -> {after:,} "
+                f"cache bytes per token, {decoder.ratio:.2f} times smaller",
+            )
+        )
+        if decoder.files.moved is not None:
+            moved = decoder.files.moved.relative_to(report.output).as_posix()
+            rows.append(("data", f"{moved} (weights that did not fit into the model file)"))
+    how = "hard-linked" if report.external_data == "link" else "copied"
+    rows += [("data", f"{name} ({how})") for name in report.data]
+    if report.carried:
+        rows.append(("carried", ", ".join(report.carried)))
+    rows += [("left out", f"{entry.name}: {entry.reason}") for entry in report.left_out]
+    if report.genai is not None:
+        rows += _genai_rows(report.genai)
+    there, here = shlex.quote(str(folder)), shlex.quote(str(output))
+    rows.append(("next", f"tq-onnx verify {there} {here}"))
+    terminal.print_facts(rows)
+    for decoder in report.decoders:
+        planned.warn(decoder.plan, decoder.equalisation)
+
+
+def _genai_rows(changes: GenaiChanges) -> list[tuple[str, str]]:
+    """What was changed in genai_config.json, and what to know about it."""
+    patched = [f"custom_ops_library = {changes.library}"]
+    if changes.head_size is not None:
+        patched.append(f"head_size = {changes.head_size}, the bytes of a cache row")
+    if changes.share_buffer != changes.share_buffer_before:
+        patched.append("past_present_share_buffer = false: the caches of this model must grow")
+    rows = [("genai", "; ".join(patched))]
+    if changes.padding:
+        rows.append(
+            (
+                "note",
+                f"{changes.padding:,} bytes of each token are padding, because onnxruntime-genai "
+                "wants keys and values of a layer equally wide",
+            )
+        )
+    if changes.several_widths:
+        rows.append(
+            (
+                "note",
+                "layers have rows of several widths, which onnxruntime-genai takes from the graph; "
+                "old releases (0.9) do not",
+            )
+        )
+    if changes.may_share:
+        rows.append(
+            (
+                "note",
+                "past_present_share_buffer may be set to true now: caches are then updated in "
+                "place instead of copied in every step",
+            )
+        )
+    if changes.providers:
+        rows.append(
+            (
+                "note",
+                f"the configuration asks for {', '.join(changes.providers)}, and the library has "
+                "kernels for the CPU only; without the entry custom_ops_library the function "
+                "bodies run there",
+            )
+        )
+    return rows
