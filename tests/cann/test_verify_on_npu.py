@@ -83,7 +83,7 @@ def test_further_models(
     convert(build_bundled("genai", tmp_path / "exported"), converted, target=CANN_TARGET)
     onnx.save(onnx.load_from_string(model_of("(float[2] x) => (float[2] y) { y = Neg(x) }")), other)
     checks = part("models", other, converted)
-    assert "it has no attention" in checks["other.onnx: conversion"]["problem"]
+    assert "the model has no attention" in checks["other.onnx: conversion"]["problem"]
     assert checks["mine.onnx: placement"]["holds"]
     decode = checks["mine.onnx: decode"]
     assert decode["holds"]

@@ -248,7 +248,7 @@ def test_a_shape_that_is_an_output_is_a_reason_to_refuse() -> None:
 
     (miss,) = recognise(model).misses
 
-    assert "is the shape of its cache" in miss.reason
+    assert "is the shape of the cache" in miss.reason
 
 
 def test_the_number_of_elements_of_a_cache_is_a_reason_to_refuse() -> None:

@@ -28,10 +28,14 @@ MAX_PROTOBUF_BYTES: Final = (1 << 31) - 1
 
 _DEFAULT_DOMAINS: Final = ("", "ai.onnx")
 _SNIFFED: Final = (
-    (b"version https://git-lfs", "is a Git LFS pointer, not the model", "run `git lfs pull`"),
-    (b"GGUF", "is a GGUF file, not an ONNX model", "export the model to ONNX"),
-    (b"PK\x03\x04", "is a zip archive, not an ONNX model", "unpack it first"),
-    (b"\x1f\x8b", "is a gzip archive, not an ONNX model", "unpack it first"),
+    (
+        b"version https://git-lfs",
+        "the file is a Git LFS pointer, not the model",
+        "run `git lfs pull`",
+    ),
+    (b"GGUF", "the file is a GGUF file, not an ONNX model", "export the model to ONNX"),
+    (b"PK\x03\x04", "the file is a zip archive, not an ONNX model", "unpack it first"),
+    (b"\x1f\x8b", "the file is a gzip archive, not an ONNX model", "unpack it first"),
 )
 _EXPECTED: Final = "give the .onnx file of an exported decoder"
 
@@ -68,14 +72,14 @@ def load(path: Path) -> LoadedModel:
     opsets = [entry.version for entry in proto.opset_import if entry.domain in _DEFAULT_DOMAINS]
     if not opsets:
         raise ModelFileError(
-            "it does not say which ONNX opset it uses", where=where, fix="export it again"
+            "the model does not declare its ONNX opset", where=where, fix="export it again"
         )
     try:
         model = onnx_ir.from_proto(proto)
     except Exception as error:  # onnx-ir has no closed set of errors for damaged graphs
         detail = f"{type(error.__cause__ or error).__name__}"
         raise ModelFileError(
-            f"its graph cannot be read ({detail})", where=where, fix="export it again"
+            f"the graph cannot be read ({detail})", where=where, fix="export it again"
         ) from error
     _set_base(model, home.parent, files)
     return LoadedModel(model, home, files, max(opsets))
@@ -91,14 +95,18 @@ def _locate(path: Path, where: str) -> tuple[Path, bytes]:
         target = path.resolve(strict=True)
         status = target.stat()
         if stat.S_ISDIR(status.st_mode):
-            raise ModelFileError("is a folder, not a model", where=where, fix=_in_folder(target))
+            raise ModelFileError(
+                "the path is a folder, not a model", where=where, fix=_in_folder(target)
+            )
         if not stat.S_ISREG(status.st_mode):
-            raise ModelFileError("is not a regular file", where=where, fix=_EXPECTED)
+            raise ModelFileError("the path is not a regular file", where=where, fix=_EXPECTED)
         if status.st_size == 0:
-            raise ModelFileError("is empty", where=where, fix="export or download it again")
+            raise ModelFileError(
+                "the file is empty", where=where, fix="export or download it again"
+            )
         if status.st_size > MAX_PROTOBUF_BYTES:
             raise ModelFileError(
-                f"has {status.st_size} bytes, and an ONNX file cannot have more than 2 GiB",
+                f"the file has {status.st_size} bytes, and an ONNX file cannot have more than 2 GiB",
                 where=where,
                 fix="export it with external data",
             )
@@ -109,7 +117,9 @@ def _locate(path: Path, where: str) -> tuple[Path, bytes]:
         raise ModelFileError("there is no such file", where=where, fix=_EXPECTED) from error
     except (OSError, RuntimeError, ValueError) as error:
         detail = getattr(error, "strerror", None) or type(error).__name__
-        raise ModelFileError(f"cannot be read ({detail})", where=where, fix=_EXPECTED) from error
+        raise ModelFileError(
+            f"the file cannot be read ({detail})", where=where, fix=_EXPECTED
+        ) from error
 
 
 def _in_folder(folder: Path) -> str:
@@ -128,11 +138,13 @@ def _parse(content: bytes, where: str) -> onnx.ModelProto:
         what, fix = _sniff(content)
         raise ModelFileError(what, where=where, fix=fix)
     if not proto.graph.node:
-        raise ModelFileError("its graph is empty", where=where, fix=_EXPECTED)
+        raise ModelFileError("the graph is empty", where=where, fix=_EXPECTED)
     # onnx-ir drops both without a word.
     if proto.graph.sparse_initializer or proto.training_info:
         what = "sparse initializers" if proto.graph.sparse_initializer else "training information"
-        raise UnsupportedModelError(f"it has {what}", where=where, fix="export it for inference")
+        raise UnsupportedModelError(
+            f"the model has {what}", where=where, fix="export it for inference"
+        )
     return proto
 
 
@@ -142,15 +154,24 @@ def _sniff(content: bytes) -> tuple[str, str]:
         if content.startswith(magic):
             return what, fix
     if content[4:8] == b"ORTM":
-        return "is in ONNX Runtime's own format", "give the .onnx file that it was made from"
+        return (
+            "the file is in ONNX Runtime's own format",
+            "give the .onnx file that it was made from",
+        )
     head = content[:512]
     if head.lstrip().lower().startswith((b"<!doctype html", b"<html")):
-        return "is a web page, not an ONNX model", "download the file itself"
+        return "the file is a web page, not an ONNX model", "download the file itself"
     if head[8:9] == b"{":
-        return "looks like a safetensors file, not an ONNX model", "export the model to ONNX"
+        return (
+            "the file looks like a safetensors file, not an ONNX model",
+            "export the model to ONNX",
+        )
     if all(byte >= 0x20 or byte in b"\t\r\n\f" for byte in head):
-        return "is a text file, not an ONNX model", _EXPECTED
-    return "is not an ONNX model, or it is damaged or cut short", "export or download it again"
+        return "the file is a text file, not an ONNX model", _EXPECTED
+    return (
+        "the file is not an ONNX model, or it is damaged or cut short",
+        "export or download it again",
+    )
 
 
 class _LinkedTensor(onnx_ir.ExternalTensor):

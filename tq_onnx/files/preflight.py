@@ -92,16 +92,18 @@ def external_file(location: str, folder: Path, where: str) -> tuple[Path, int]:
     """
     shown = repr(location)
     if not location or "\0" in location:
-        raise ModelFileError(f"it names external data without a file name ({shown})", where=where)
+        raise ModelFileError(
+            f"the model names external data without a file name ({shown})", where=where
+        )
     if Path(location).is_absolute() or PureWindowsPath(location).drive or location[0] in "/\\":
         raise ModelFileError(
-            f"its external data has the absolute path {shown}",
+            f"the external data has the absolute path {shown}",
             where=where,
             fix="external data must lie in the model's folder, under a relative name",
         )
     path = Path(os.path.normpath(folder / location))
     outside = ModelFileError(
-        f"its external data {shown} lies outside of the model's folder",
+        f"the external data {shown} lies outside of the model's folder",
         where=where,
         fix="move the file beside the model",
     )
@@ -112,14 +114,14 @@ def external_file(location: str, folder: Path, where: str) -> tuple[Path, int]:
         status = real.stat()
     except (OSError, RuntimeError) as error:
         raise ModelFileError(
-            f"its external data file {shown} is missing or cannot be reached",
+            f"the external data file {shown} is missing or cannot be reached",
             where=where,
             fix=f"put the file into {folder}",
         ) from error
     if not real.is_relative_to(folder) and not is_blob(real, folder):
         raise outside
     if not stat.S_ISREG(status.st_mode):
-        raise ModelFileError(f"its external data {shown} is not a regular file", where=where)
+        raise ModelFileError(f"the external data {shown} is not a regular file", where=where)
     return path, status.st_size
 
 
@@ -135,7 +137,7 @@ def _check_type(value: onnx.ValueInfoProto, where: str) -> None:
     for dim in value.type.tensor_type.shape.dim:
         if dim.HasField("dim_value") and not 0 <= dim.dim_value <= MAX_DIMENSION:
             raise ModelFileError(
-                f"its input or output {value.name!r} declares a dimension of {dim.dim_value}",
+                f"the input or output {value.name!r} declares a dimension of {dim.dim_value}",
                 where=where,
                 fix="a dimension that varies needs a name instead of a number",
             )
@@ -146,13 +148,13 @@ def _declared_bytes(tensor: onnx.TensorProto, where: str) -> int:
     name = tensor.name or "(unnamed)"
     if any(dim < 0 for dim in tensor.dims):
         raise ModelFileError(
-            f"its tensor {name!r} has the negative dimensions {list(tensor.dims)}", where=where
+            f"the tensor {name!r} has the negative dimensions {list(tensor.dims)}", where=where
         )
     if tensor.data_type == _T.STRING:
         return 0
     if tensor.data_type not in _BITS:
         raise ModelFileError(
-            f"its tensor {name!r} has the unknown element type {tensor.data_type}", where=where
+            f"the tensor {name!r} has the unknown element type {tensor.data_type}", where=where
         )
     bits = math.prod(tensor.dims) * _BITS[tensor.data_type]
     return int(-(-bits // 8))
@@ -177,7 +179,7 @@ def _check_inline(tensor: onnx.TensorProto, size: int, where: str) -> None:
             wanted = {2 * count}
     if held not in wanted:
         raise ModelFileError(
-            f"its tensor {tensor.name or '(unnamed)'!r} of dimensions {list(tensor.dims)} holds "
+            f"the tensor {tensor.name or '(unnamed)'!r} of dimensions {list(tensor.dims)} holds "
             f"{held} {unit} instead of {max(wanted)}",
             where=where,
             fix="the file is damaged: export or download it again",
@@ -198,26 +200,26 @@ def _check_external(
         files[location] = external_file(location, folder, where)
     path, available = files[location]
     if tensor.data_type == _T.STRING:
-        raise ModelFileError(f"its string tensor {name!r} is external data", where=where)
+        raise ModelFileError(f"the string tensor {name!r} is external data", where=where)
     numbers = {}
     for key in ("offset", "length"):
         text = entries.get(key, "")
         if text and not _INTEGER.fullmatch(text):
             raise ModelFileError(
-                f"its tensor {name!r} has the external data {key} {text[:40]!r}", where=where
+                f"the tensor {name!r} has the external data {key} {text[:40]!r}", where=where
             )
         numbers[key] = int(text or "0")
     # No length means the bytes that the type asks for; ONNX writes "0" for it at times.
     length = numbers["length"] or size
     if length < size:
         raise ModelFileError(
-            f"its tensor {name!r} needs {size} bytes and {path.name} gives it {length}",
+            f"the tensor {name!r} needs {size} bytes and {path.name} gives it {length}",
             where=where,
             fix="the file is damaged: export or download it again",
         )
     if numbers["offset"] + length > available:
         raise ModelFileError(
-            f"its external data file {path.name} is too short: tensor {name!r} ends at byte "
+            f"the external data file {path.name} is too short: tensor {name!r} ends at byte "
             f"{numbers['offset'] + length} of {available}",
             where=where,
             fix="download or export the data file again",

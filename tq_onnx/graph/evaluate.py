@@ -86,7 +86,7 @@ def _add_source(
     tensor = value.const_value
     # What is an input too may have other numbers in a call.
     if tensor is None or tensor.size > _MOST_NUMBERS or value.is_graph_input():
-        raise NoMatch(f"it depends on {value.name}")
+        raise NoMatch(f"a number depends on {value.name}")
     constants[_name(value)] = tensor
 
 
@@ -116,7 +116,7 @@ def _model(
 def _constant(value: ir.Value) -> Array:
     tensor = value.const_value
     if tensor is None or value.is_graph_input():
-        raise NoMatch(f"it depends on {value.name}")
+        raise NoMatch(f"a number depends on {value.name}")
     return tensor.numpy()
 
 

@@ -218,7 +218,7 @@ def by_input(
     """
     read = {reach.route.index: reach for reach in reaches if reach.route is not None}
     if set(read) != {key, value}:
-        raise NoMatch("its two caches are not its keys and its values", node)
+        raise NoMatch("the two caches are not the keys and the values", node)
     return read[key], read[value]
 
 

@@ -69,15 +69,15 @@ def follow(state: ir.Value, dims: Dims, view: GraphView, skip: Collection[ir.Nod
         if kind(node) in ("Mul", "Div"):
             number = scalar(node.inputs[1 - index])
             if not number or (node.op_type == "Div" and index != 0):
-                raise NoMatch("its cache is multiplied by something that is not constant", node)
+                raise NoMatch("the cache is multiplied by something that is not constant", node)
             factor *= number if node.op_type == "Mul" else 1 / number
         elif index == 0:
             dims = _through(node, dims)
         else:
-            raise NoMatch(f"its cache goes into {node.op_type}, not into a matrix product", node)
+            raise NoMatch(f"the cache goes into {node.op_type}, not into a matrix product", node)
         value = node.outputs[0]
         views[value] = dims
-    raise NoMatch("its cache does not reach a matrix product", value.producer())
+    raise NoMatch("the cache does not reach a matrix product", value.producer())
 
 
 def _reader(value: ir.Value, view: GraphView, skip: Collection[ir.Node]) -> tuple[ir.Node, int]:
@@ -87,10 +87,10 @@ def _reader(value: ir.Value, view: GraphView, skip: Collection[ir.Node]) -> tupl
         if node.op_type != "Shape" and node not in skip
     ]
     if not readers:
-        raise NoMatch("its cache is returned, but no attention reads it", value.producer())
+        raise NoMatch("the cache is returned, but no attention reads it", value.producer())
     if len(readers) > 1:
         names = ", ".join(node.op_type for node, _ in readers)
-        raise NoMatch(f"its cache is read more than once, by {names}", readers[0][0])
+        raise NoMatch(f"the cache is read more than once, by {names}", readers[0][0])
     return readers[0]
 
 
@@ -114,7 +114,7 @@ def _through(node: ir.Node, dims: Dims) -> Dims:
         if sorted(perm) == list(range(len(dims))):
             return tuple(dims[axis] for axis in perm)
     raise NoMatch(
-        f"its cache with the layout {', '.join(dims)} goes into {node.op_type}, "
+        f"the cache with the layout {', '.join(dims)} goes into {node.op_type}, "
         "which is not a known way to repeat heads",
         node,
     )
@@ -142,24 +142,24 @@ def _reshaped(node: ir.Node, dims: Dims) -> Dims:
         size = static_dim(node.inputs[1], 0)
     result = _RESHAPES.get((dims, size or 0))
     if result is None:
-        raise NoMatch(f"its cache with the layout {', '.join(dims)} is reshaped", node)
+        raise NoMatch(f"the cache with the layout {', '.join(dims)} is reshaped", node)
     source = node.inputs[0]
     assert source is not None
     expected = _sizes(source, dims)
     for axis, letter in enumerate(result):
         found = static_dim(output, axis)
         if found is None and dims[0] == "B" and letter in _TELLING - {*dims}:
-            raise NoMatch(f"the graph does not tell how its cache {source.shape} is reshaped", node)
+            raise NoMatch(f"the graph does not tell how the cache {source.shape} is reshaped", node)
         if found is not None and letter in expected and found != expected[letter]:
             raise NoMatch(
-                f"its cache is reshaped from {source.shape} to {output.shape}, "
+                f"the cache is reshaped from {source.shape} to {output.shape}, "
                 f"which is not {', '.join(result)}",
                 node,
             )
     merged = dims[0] == "B" != result[0]
     if merged and _first(source) == _first(output) and expected.get(dims[1]) != 1:
         # The first dimension is the batch still: others have been merged than these two.
-        raise NoMatch(f"its cache with the layout {', '.join(dims)} keeps its batch", node)
+        raise NoMatch(f"the cache with the layout {', '.join(dims)} keeps the batch", node)
     return result
 
 

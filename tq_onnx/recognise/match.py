@@ -130,7 +130,7 @@ def recognise(model: ir.Model) -> Recognition:
         return Recognition((), (NearMiss(None, "", reason),))
     sites, misses = _layers(outputs, view)
     if opset < MIN_OPSET:
-        reason = f"its opset {opset} is too old: export it with opset {MIN_OPSET} or newer"
+        reason = f"opset {opset} is too old: export it with opset {MIN_OPSET} or newer"
         misses.insert(0, NearMiss(None, "", reason))
     if misses:
         return Recognition(tuple(sites), tuple(misses))
@@ -235,7 +235,7 @@ def _site(
         raise NoMatch(f"cache {names} has no partner", attention)
     (_, dialect, first), (_, other, second) = caches[:2]
     if len(caches) > 2 or dialect is not other:
-        raise NoMatch(f"its attention has the caches {names}, not one of keys and one of values")
+        raise NoMatch(f"the attention has the caches {names}, not one of keys and one of values")
     return dialect.match(layer, (first, second), view)
 
 
@@ -246,7 +246,7 @@ def _dialect(reached: Reach) -> Dialect:
     reader = reached.reader
     names = ", ".join(dialect.name for dialect in dialects())
     raise NoMatch(
-        f"its cache {reached.anchor.present.name} goes into {reader.op_type}, "
+        f"the cache {reached.anchor.present.name} goes into {reader.op_type}, "
         f"which is not attention of a known form ({names})",
         reader,
     )
@@ -264,7 +264,7 @@ def _survivors(view: GraphView, sites: Sequence[Site]) -> tuple[list[ShapeRead],
     held = {value: (site, cache) for site, cache in caches for value in cache.views}
     outputs = [value for value in graph.outputs if value not in presents]
     problems = [
-        NearMiss(held[value][0].layer, "", f"output {value.name} is its cache in another form")
+        NearMiss(held[value][0].layer, "", f"output {value.name} is the cache in another form")
         for value in outputs
         if value in held
     ]
@@ -293,10 +293,10 @@ def _survivors(view: GraphView, sites: Sequence[Site]) -> tuple[list[ShapeRead],
             dims = _asked(use.node, cache.views[value])
             answer = use.node.outputs[0]
             if dims is None or use.node.graph is not graph:
-                reason = f"its cache {cache.present.name} is also read by {use.node.op_type}"
+                reason = f"the cache {cache.present.name} is also read by {use.node.op_type}"
                 problems.append(NearMiss(site.layer, label(use.node), reason))
             elif answer.is_graph_output():
-                reason = f"output {answer.name} is the shape of its cache {cache.present.name}"
+                reason = f"output {answer.name} is the shape of the cache {cache.present.name}"
                 problems.append(NearMiss(site.layer, label(use.node), reason))
             else:
                 of_past = cache.past is not None and value is cache.past

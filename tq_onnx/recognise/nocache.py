@@ -32,17 +32,19 @@ def why_no_caches(view: GraphView) -> str:
     given = [value for value in graph.inputs if rank(value) == 4 and value.dtype in FLOATS]
     attention = [node for node in graph if node in view.live and is_attention(node, view)]
     if any(node.op_type == "PagedAttention" for node in attention):
-        return "it uses paged attention, whose cache belongs to the server that runs it"
+        return "the model uses paged attention, whose cache belongs to the server that runs it"
     if not attention:
-        return "it has no attention: not a decoder"
+        return "the model has no attention: not a decoder"
     if given:
         return (
-            f"it has inputs of rank 4 ({given[0].name}, ...) but returns no caches: "
+            f"the model has inputs of rank 4 ({given[0].name}, ...) but returns no caches: "
             f"{_EXPORT_WITH_PAST}"
         )
     if any(_is_causal(node, view) for node in attention):
-        return f"it is a decoder exported without its cache: {_EXPORT_WITH_PAST}"
-    return "it has attention but no cache and no causal mask: an encoder, which keeps no cache"
+        return f"the model is a decoder exported without the cache: {_EXPORT_WITH_PAST}"
+    return (
+        "the model has attention but no cache and no causal mask: an encoder, which keeps no cache"
+    )
 
 
 def is_attention(node: ir.Node, view: GraphView) -> bool:

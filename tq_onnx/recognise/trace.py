@@ -146,7 +146,7 @@ def _route(anchor: Anchor, view: GraphView) -> Route:
     whole = [value for value in read if "C" not in anchor.views[value]]
     if len(read) > 1:
         readers = [node.op_type for value in read for node, _ in view.consumers(value)]
-        raise NoMatch(f"its cache is read more than once, by {', '.join(readers)}", anchor.node)
+        raise NoMatch(f"the cache is read more than once, by {', '.join(readers)}", anchor.node)
     start = whole[0] if whole else anchor.state
     return follow(start, anchor.views[start], view, skip=anchor.tail)
 

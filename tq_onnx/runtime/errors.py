@@ -39,7 +39,7 @@ def run_error(error: Exception, where: str, ep: ExecutionProvider = CPU) -> TqOn
             fix="give fewer tokens",
         )
     return UnsupportedModelError(
-        f"onnxruntime cannot run it: {message}", where=where, fix=ep.export
+        f"onnxruntime cannot run the model: {message}", where=where, fix=ep.export
     )
 
 
@@ -57,7 +57,7 @@ def load_error(error: Exception, where: str, ep: ExecutionProvider = CPU) -> TqO
         named = _QUOTED.findall(" ".join(str(error).split()))
         file = f" from {named[-1]}" if named else f": {message}"
         return ModelFileError(
-            f"its weights cannot be read{file}",
+            f"the weights cannot be read{file}",
             where=where,
             fix="put the external data file beside the model",
         )

@@ -98,12 +98,16 @@ def library_info() -> LibraryInfo:
         digest = _string(library, "tq_layout_digest")
         described = json.loads(_string(library, "tq_library_info"))
     except OSError as error:
-        raise LibraryError(f"cannot be loaded ({error})", where=str(path), fix=_REBUILD) from error
+        raise LibraryError(
+            f"the library cannot be loaded ({error})", where=str(path), fix=_REBUILD
+        ) from error
     except (AttributeError, ValueError) as error:
-        raise LibraryError("is not a tq-onnx library", where=str(path), fix=_REBUILD) from error
+        raise LibraryError(
+            "the file is not a tq-onnx library", where=str(path), fix=_REBUILD
+        ) from error
     if digest != layout_digest():
         raise LibraryError(
-            f"was built for row layout {digest}, but this package uses {layout_digest()}",
+            f"the library was built for row layout {digest}, but this package uses {layout_digest()}",
             where=str(path),
             fix=_REBUILD,
         )

@@ -294,7 +294,7 @@ def _recognised(model: Any, session: Any, path: Path) -> Signature:
 
     found = recognise(model)
     if found.misses or found.interface is None:
-        reason = str(found.misses[0]) if found.misses else "its inputs are not a decoder's"
+        reason = str(found.misses[0]) if found.misses else "the inputs are not a decoder's"
         raise UnsupportedModelError(
             f"this is not a decoder that tq-onnx knows how to run: {reason}",
             where=str(path),

@@ -273,7 +273,7 @@ def register_library(options: Any) -> None:
         options.register_custom_ops_library(str(path))
     except Exception as error:
         raise LibraryError(
-            f"onnxruntime {onnxruntime.__version__} cannot load it: {message_of(error)}",
+            f"onnxruntime {onnxruntime.__version__} cannot load the library: {message_of(error)}",
             where=str(path),
             fix="reinstall tq-onnx, or use onnxruntime 1.24 or newer",
         ) from error

@@ -280,7 +280,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
         t1 = ReduceSum(t0, three)
         p = Div(t0, t1)"""
         },
-        "its scores go through Exp",
+        "the scores go through Exp",
     ),
 }
 

@@ -393,11 +393,11 @@ def test_float16_sinks_are_those_of_onnxruntime(smooth: bool, library: bool) -> 
 REFUSALS: Final[dict[str, tuple[Change, str]]] = {
     "sinks of other heads": (
         with_input(11, "sink", ir.DataType.FLOAT, [2]),
-        "its sinks (head_sink) are not one for each of 4 heads",
+        "the sinks (head_sink) are not one for each of 4 heads",
     ),
     "sinks of rank 2": (
         with_input(11, "sink", ir.DataType.FLOAT, [4, 1]),
-        "its sinks (head_sink) are not one for each of 4 heads",
+        "the sinks (head_sink) are not one for each of 4 heads",
     ),
     "key scale": (with_input(12, "scale", ir.DataType.FLOAT, [1]), "quantised already"),
     "value scale": (with_input(13, "scale", ir.DataType.FLOAT, [1]), "quantised already"),
@@ -534,12 +534,12 @@ OUTSIDE_REFUSALS: Final = {
             "seqlens, total)", "seqlens, total, cos, sin)"
         ),
         "float[256, 8] cos, float[256, 8] sin",
-        "before it norms or rotates them",
+        "before the operator norms or rotates them",
     ),
     "keys for values": (
         OUTSIDE.replace("(q0, k0, v0,", "(k0, q0, v0,"),
         "",
-        "not its keys and its values",
+        "not the keys and the values",
     ),
     "a cache that grows outside": (
         SEQLENS
@@ -553,7 +553,7 @@ OUTSIDE_REFUSALS: Final = {
         """
         + OPERATOR.replace("(q0, k0, v0,", "(q0, keys, values,"),
         CACHES,
-        "updated outside of it",
+        "updated outside of the operator",
     ),
 }
 

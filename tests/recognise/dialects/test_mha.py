@@ -261,7 +261,7 @@ REFUSALS: Final[dict[str, tuple[Callable[[], ir.Model], str]]] = {
     ),
     "causality over a cache from outside": (
         lambda: decoder(OUTSIDE.replace("<num_heads = 2>", CAUSAL), inputs=INPUTS),
-        "not told how many of its keys are past",
+        "not told how many of the keys are past",
     ),
     "a past inside and outside": (
         lambda: decoder(
@@ -272,7 +272,7 @@ REFUSALS: Final[dict[str, tuple[Callable[[], ir.Model], str]]] = {
     ),
     "keys for values": (
         lambda: decoder(OUTSIDE.replace("(q0, keys, values,", "(keys, q0, values,"), inputs=INPUTS),
-        "not its keys and its values",
+        "not the keys and the values",
     ),
     "heads that nobody repeated": (
         lambda: decoder(OUTSIDE.replace("num_heads = 2", "num_heads = 4"), inputs=INPUTS),

@@ -597,11 +597,11 @@ def with_scores(model: ir.Model) -> None:
 
 
 REFUSALS: Final[dict[str, tuple[Callable[[], ir.Model], str]]] = {
-    "scores returned": (mobius(with_scores), "returns its scores (qk_matmul_output)"),
+    "scores returned": (mobius(with_scores), "returns the scores (qk_matmul_output)"),
     "an attribute from the future": (mobius(with_attribute("novelty", 1)), "attribute novelty"),
     "a window": (mobius(with_attribute("left_window_size", 4)), "left_window_size"),
     "double softmax": (mobius(with_attribute("softmax_precision", 11)), "double precision"),
-    "no scale": (mobius(with_attribute("scale", 0.0)), "its scale is 0"),
+    "no scale": (mobius(with_attribute("scale", 0.0)), "the scale is 0"),
     "an input from the future": (mobius(with_input(7, FLOAT, [1])), "8 inputs"),
     "a count besides a past": (
         mobius(with_input(6, ir.DataType.INT64, ["B"])),
@@ -619,11 +619,11 @@ REFUSALS: Final[dict[str, tuple[Callable[[], ir.Model], str]]] = {
     "a mask of rank 5": (mobius(with_input(3, BOOL, [1, "B", 1, "T", "S"])), "rank 5"),
     "causal over a Concat": (
         lambda: grown("is_causal=1"),
-        "not told how many of its keys are past ones",
+        "not told how many of the keys are past ones",
     ),
     "a count over a Concat": (
         lambda: grown(operands="query, key, value, , , , valid", more="int64[B] valid"),
-        "its cache has no fixed size",
+        "the cache has no fixed size",
     ),
     "scaled values": (
         lambda: grown(
@@ -638,7 +638,7 @@ REFUSALS: Final[dict[str, tuple[Callable[[], ir.Model], str]]] = {
     ),
     "causal without a count": (
         lambda: static(operands="query, key, value"),
-        "not told how many of its keys are past ones",
+        "not told how many of the keys are past ones",
     ),
     "empty slots unhidden": (
         lambda: static("is_causal=0", operands="query, key, value"),

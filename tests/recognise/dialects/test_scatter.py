@@ -287,7 +287,7 @@ REFUSALS: Final[dict[str, tuple[Callable[[], ir.Model], str]]] = {
     ),
     "slots that nothing hides": (
         lambda: written(attention=ATTENTION.replace("Where(mask, s1, lowest)", "Identity(s1)")),
-        "nothing hides the slots of its cache that hold no key",
+        "nothing hides the slots of the cache that hold no key",
     ),
     "added to what is there": (
         lambda: written(write=WRITE.replace("ScatterND", 'ScatterND<reduction = "add">')),

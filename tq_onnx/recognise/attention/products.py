@@ -55,7 +55,7 @@ def product(node: ir.Node) -> Product:
         return _einsum(node)
     for name in ("transA", "transBatchA", "transBatchB"):
         if attribute_int(node, name, 0):
-            raise NoMatch(f"its {node.op_type} has the attribute {name}", node)
+            raise NoMatch(f"the {node.op_type} has the attribute {name}", node)
     axes = _TURNED if attribute_int(node, "transB", 0) else _STRAIGHT
     return Product(0, 1, attribute_float(node, "alpha", 1.0), axes)
 
@@ -74,7 +74,7 @@ def _einsum(node: ir.Node) -> Product:
             if terms[left] == f"{batch}{heads}{row}{summed}" and set(terms[1 - left]) == {*wanted}:
                 axes = tuple(terms[1 - left].index(letter) for letter in wanted)
                 return Product(left, 1 - left, 1.0, axes)
-    raise NoMatch(f"its Einsum is {equation}, not a product of matrices [B, H, ...]", node)
+    raise NoMatch(f"the Einsum is {equation}, not a product of matrices [B, H, ...]", node)
 
 
 def _plain(term: str) -> bool:

@@ -27,13 +27,13 @@ def rows(reach: Reach) -> ir.Value:
     update, node = reach.update, reach.anchor.node
     assert update is not None
     if sorted(update.rows_dims) != sorted(ROWS):
-        raise NoMatch(f"its new rows have the layout {', '.join(update.rows_dims)}", node)
+        raise NoMatch(f"the new rows have the layout {', '.join(update.rows_dims)}", node)
     if update.past is not None and update.views[update.past] != PAST:
         raise NoMatch(
             f"cache {update.past.name} has the layout {', '.join(update.views[update.past])}", node
         )
     if rank(update.rows) not in (4, None):
-        raise NoMatch(f"its new rows are of rank {rank(update.rows)}", node)
+        raise NoMatch(f"the new rows are of rank {rank(update.rows)}", node)
     dtype = update.rows.dtype or (update.past.dtype if update.past is not None else None)
     if dtype not in FLOATS:
         raise NoMatch(f"cache {reach.anchor.present.name} has the element type {dtype}", node)
@@ -73,6 +73,6 @@ def check_slots(key: Reach, value: Reach, *, masked: bool) -> None:
     """
     sources = [() if reach.update is None else reach.update.sources for reach in (key, value)]
     if sources[0] != sources[1]:
-        raise NoMatch("its keys and its values are written to different slots", key.anchor.node)
+        raise NoMatch("the keys and the values are written to different slots", key.anchor.node)
     if not masked and key.update is not None and key.update.past_length is not None:
-        raise NoMatch("nothing hides the slots of its cache that hold no key", key.reader)
+        raise NoMatch("nothing hides the slots of the cache that hold no key", key.reader)

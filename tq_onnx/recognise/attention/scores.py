@@ -122,9 +122,9 @@ def follow_scores(matmul: ir.Node, view: GraphView) -> Scores:
         if what in ("Mul", "Div"):
             number = scalar(node.inputs[1 - index])
             if not number or (what == "Div" and index != 0):
-                raise NoMatch("its scores are multiplied by something not constant", node)
+                raise NoMatch("the scores are multiplied by something not constant", node)
             if masks:
-                raise NoMatch("its scores are scaled after the mask was applied", node)
+                raise NoMatch("the scores are scaled after the mask was applied", node)
             number = number if what == "Mul" else 1 / number
             if capped:
                 cap *= number
@@ -137,9 +137,9 @@ def follow_scores(matmul: ir.Node, view: GraphView) -> Scores:
         elif what == "Where" and index in (1, 2):
             masks.append(_selecting(node, index))
         elif not keeps_numbers(node):
-            raise NoMatch(f"its scores go through {what}", node)
+            raise NoMatch(f"the scores go through {what}", node)
         value = node.outputs[0]
-    raise NoMatch("its scores do not reach a softmax", matmul)
+    raise NoMatch("the scores do not reach a softmax", matmul)
 
 
 def probabilities_above(value: ir.Value | None, view: GraphView) -> ir.Node | None:
@@ -188,16 +188,16 @@ def _values(softmax: ir.Node, view: GraphView) -> ir.Node:
         if index == 0 and (keeps_numbers(node) or _inactive_dropout(node)):
             value = node.outputs[0]
             continue
-        raise NoMatch(f"its probabilities go into {node.op_type}", node)
-    raise NoMatch("its probabilities do not reach the values", softmax)
+        raise NoMatch(f"the probabilities go into {node.op_type}", node)
+    raise NoMatch("the probabilities do not reach the values", softmax)
 
 
 def _check_values(node: ir.Node, index: int) -> None:
     how = product(node)
     if how.left != index:
-        raise NoMatch("its probabilities are the second operand of a matrix product", node)
+        raise NoMatch("the probabilities are the second operand of a matrix product", node)
     if how.factor != 1.0:
-        raise NoMatch("its result is scaled", node)
+        raise NoMatch("the result is scaled", node)
 
 
 def _guarded(is_nan: ir.Node, readers: list[tuple[ir.Node, int]], view: GraphView) -> ir.Value:
@@ -205,7 +205,7 @@ def _guarded(is_nan: ir.Node, readers: list[tuple[ir.Node, int]], view: GraphVie
     expected = {(is_nan, 0), (where, 2)}
     replaces = where.op_type == "Where" and index == 0 and scalar(where.inputs[1]) == 0.0
     if not replaces or set(readers) != expected:
-        raise NoMatch("its probabilities are tested for NaN in an unknown way", is_nan)
+        raise NoMatch("the probabilities are tested for NaN in an unknown way", is_nan)
     return where.outputs[0]
 
 
@@ -217,7 +217,7 @@ def _inactive_dropout(node: ir.Node) -> bool:
 def _additive(node: ir.Node, index: int) -> Mask:
     value = node.inputs[1 - index]
     if value is None or value.dtype is None or not value.dtype.is_floating_point():
-        raise NoMatch("something without a float type is added to its scores", node)
+        raise NoMatch("something without a float type is added to the scores", node)
     return _checked(Mask(value, None), node)
 
 
@@ -225,28 +225,28 @@ def _selecting(node: ir.Node, index: int) -> Mask:
     fill = scalar(node.inputs[3 - index])
     condition = node.inputs[0]
     if fill is None or not fill <= _HIDING or condition is None:
-        raise NoMatch("its scores are replaced by something that does not hide a key", node)
+        raise NoMatch("the scores are replaced by something that does not hide a key", node)
     return _checked(Mask(condition, index == 1), node)
 
 
 def _checked(mask: Mask, node: ir.Node) -> Mask:
     size = rank(mask.value)
     if size is None or not 1 <= size <= 4:
-        raise NoMatch(f"its mask is of rank {'unknown' if size is None else size}", node)
+        raise NoMatch(f"the mask is of rank {'unknown' if size is None else size}", node)
     return mask
 
 
 def _check_axis(node: ir.Node, view: GraphView) -> None:
     default = -1 if view.opset >= 13 else 1
     if attribute_int(node, "axis", default) not in (-1, 3):
-        raise NoMatch("its softmax does not run over the keys", node)
+        raise NoMatch("the softmax does not run over the keys", node)
 
 
 def _only_reader(value: ir.Value, view: GraphView) -> tuple[ir.Node, int]:
     readers = [(node, index) for node, index in view.consumers(value) if node.op_type != "Shape"]
     if len(readers) != 1:
         names = ", ".join(node.op_type for node, _ in readers) or "nothing"
-        raise NoMatch(f"its scores or probabilities are read by {names}", value.producer())
+        raise NoMatch(f"the scores or probabilities are read by {names}", value.producer())
     return readers[0]
 
 

@@ -107,12 +107,12 @@ def make_site(
     query, valid = slots[QUERY], slots[VALID]
     key_rows, value_rows = new_rows
     if query is None or key_rows is None or value_rows is None:
-        raise NoMatch("its query, its keys or its values are missing", node)
+        raise NoMatch("the query, the keys or the values are missing", node)
     if any(rank(value) not in (3, 4) for value in (query, key_rows, value_rows)):
-        raise NoMatch("its query, keys and values are not of rank 3 or 4", node)
+        raise NoMatch("the query, keys and values are not of rank 3 or 4", node)
     dtype = query.dtype or key_rows.dtype
     if dtype is None or dtype not in FLOATS:
-        raise NoMatch(f"its query has the element type {dtype}", node)
+        raise NoMatch(f"the query has the element type {dtype}", node)
     num_heads, kv_num_heads = _heads(node, query, key_rows, caches, routes)
     pasts = [cache.past for cache in caches if cache.past is not None]
     head_size = one_of(
@@ -122,7 +122,7 @@ def make_site(
     )
     scale = attribute_float(node, "scale", head_size**-0.5) * (routes[0].factor if routes else 1.0)
     if not scale > 0:
-        raise NoMatch(f"its scale is {scale}", node)
+        raise NoMatch(f"the scale is {scale}", node)
     mask = _mask(node, slots[MASK])
     check_tokens(query, (key_rows, value_rows), node)
     return StandardAttention(
@@ -161,7 +161,7 @@ def _heads(
         if route.dims not in (
             (("B", "S", "ND"),) if flat else (("B", "N", "S", "D"), ("B", "H", "S", "D"))
         ):
-            raise NoMatch(f"its cache has the layout {', '.join(route.dims)}", node)
+            raise NoMatch(f"the cache has the layout {', '.join(route.dims)}", node)
     if flat:
         num_heads = attribute_int(node, "q_num_heads", 0)
         kv_num_heads = attribute_int(node, "kv_num_heads", 0)
@@ -184,7 +184,7 @@ def _share(value: ir.Value, heads: int) -> int | None:
     if rank(value) != 3 or width is None:
         return width
     if width % heads:
-        raise NoMatch(f"its width {width} is not a multiple of {heads} heads")
+        raise NoMatch(f"the width {width} is not a multiple of {heads} heads")
     return width // heads
 
 
@@ -193,11 +193,11 @@ def _mask(node: ir.Node, value: ir.Value | None) -> Mask | None:
         return None
     size = rank(value)
     if size is None or not 1 <= size <= 4:
-        raise NoMatch(f"its mask is of rank {'unknown' if size is None else size}", node)
+        raise NoMatch(f"the mask is of rank {'unknown' if size is None else size}", node)
     if static_dim(value, -1) == 1:
-        raise NoMatch("its mask has one column, which may stand for one key or for all", node)
+        raise NoMatch("the mask has one column, which may stand for one key or for all", node)
     if value.dtype is ir.DataType.BOOL:
         return Mask(value, True)
     if value.dtype not in FLOATS:
-        raise NoMatch(f"its mask has the element type {value.dtype}", node)
+        raise NoMatch(f"the mask has the element type {value.dtype}", node)
     return Mask(value, None)

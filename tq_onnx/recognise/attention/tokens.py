@@ -64,7 +64,7 @@ def check_tokens(query: ir.Value, rows: Iterable[ir.Value], reader: ir.Node) -> 
         found = marks.pop(node)
         if found != everywhere and _may_choose_tokens(node):
             who = "query" if found & 1 else "new rows"
-            raise NoMatch(f"its {who} may be of some tokens only, by {label(node)}", node)
+            raise NoMatch(f"the {who} may be of some tokens only, by {label(node)}", node)
         if node.op_type in ("Shape", "Size") or found == everywhere:
             continue
         for item in (node, *nested_nodes(node)):

@@ -111,7 +111,7 @@ class _Dialect:
         if softmax is None:
             if spelled_out(left, view):
                 raise NoMatch(
-                    "its softmax is spelled out in other operators: "
+                    "the softmax is spelled out in other operators: "
                     "convert the model as it was before an optimizer did that",
                     matmul,
                 )
@@ -125,17 +125,17 @@ class _Dialect:
         ]
         if (above[0] is None) == (above[1] is None):
             raise NoMatch(
-                "its two caches are not the keys and the values of one attention",
+                "the two caches are not the keys and the values of one attention",
                 reaches[0].reader,
             )
         at = 0 if above[0] is None else 1
         key, value = reaches[at], reaches[1 - at]
         for reach in reaches:
             if reach.route is None or reach.route.index != product(reach.reader).right:
-                raise NoMatch("its cache is the first operand of a matrix product", reach.reader)
+                raise NoMatch("the cache is the first operand of a matrix product", reach.reader)
         scores = follow_scores(key.reader, view)
         if scores.output_matmul is not value.reader:
-            raise NoMatch("its keys and its values belong to different attentions", key.reader)
+            raise NoMatch("the keys and the values belong to different attentions", key.reader)
         return _site(layer, key, value, scores)
 
 
@@ -145,10 +145,10 @@ def _site(layer: int, key: Reach, value: Reach, scores: Scores) -> Site:
     new_key, new_value = rows(key), rows(value)
     multiplied = key.reader.inputs[product(key.reader).left]
     if multiplied is None:
-        raise NoMatch("its keys are multiplied with nothing", key.reader)
+        raise NoMatch("the keys are multiplied with nothing", key.reader)
     query, query_scale = _without_scale(multiplied)
     if value.route.factor != 1.0:
-        raise NoMatch("its values are scaled after they were cached", node)
+        raise NoMatch("the values are scaled after they were cached", node)
     check_slots(key, value, masked=bool(scores.masks))
     kv_num_heads = one_of("number of key/value heads", *sizes("N", key, value))
     head_size = one_of("head size", static_dim(query, 3), *sizes("D", key, value))
@@ -161,12 +161,12 @@ def _site(layer: int, key: Reach, value: Reach, scores: Scores) -> Site:
     check_tokens(query, (new_key, new_value), key.reader)
     dtype = query.dtype
     if dtype is None or dtype not in FLOATS:
-        raise NoMatch(f"its query has the element type {dtype}", key.reader)
+        raise NoMatch(f"the query has the element type {dtype}", key.reader)
     scale = snapped(query_scale * key.route.factor * scores.scale, head_size, dtype)
     if node.outputs[0].is_graph_output():
-        raise NoMatch("its result is an output of the model", node)
+        raise NoMatch("the result is an output of the model", node)
     if rank(node.outputs[0]) not in (4, None):
-        raise NoMatch(f"its result is of rank {rank(node.outputs[0])}", node)
+        raise NoMatch(f"the result is of rank {rank(node.outputs[0])}", node)
     return _Decomposed(
         layer=layer,
         node=node,
@@ -228,7 +228,7 @@ def _unfolded(query: ir.Value, kv_num_heads: int, head_size: int) -> ir.Value | 
 def _check_folded(masks: Collection[Mask], node: ir.Node) -> None:
     for mask in masks:
         if any(static_dim(mask.value, axis) not in (1, None) for axis in (-3, -2)):
-            raise NoMatch("its mask differs between the queries that share a key", node)
+            raise NoMatch("the mask differs between the queries that share a key", node)
 
 
 def _num_heads(
@@ -238,17 +238,17 @@ def _num_heads(
     node = value.reader
     if rank(query) is None:
         raise NoMatch(
-            "the graph does not tell the shape of its query; run ONNX shape inference first",
+            "the graph does not tell the shape of the query; run ONNX shape inference first",
             key.reader,
         )
     if rank(query) != 4:
-        raise NoMatch(f"its query is of rank {rank(query)}, not [B, H, T, D]", key.reader)
+        raise NoMatch(f"the query is of rank {rank(query)}, not [B, H, T, D]", key.reader)
     keys = product(key.reader).layout(key.route.dims)
     values = product(node).layout(value.route.dims)
     if keys not in (("B", "H", "D", "S"), ("B", "N", "D", "S")):
-        raise NoMatch(f"its keys have the layout {', '.join(keys)}", key.reader)
+        raise NoMatch(f"the keys have the layout {', '.join(keys)}", key.reader)
     if values not in (("B", "H", "S", "D"), ("B", "N", "S", "D")):
-        raise NoMatch(f"its values have the layout {', '.join(values)}", node)
+        raise NoMatch(f"the values have the layout {', '.join(values)}", node)
     repeated = [
         static_dim(reach.route.operand, reach.route.dims.index("H"))
         for reach in (key, value)
@@ -258,7 +258,7 @@ def _num_heads(
     if num_heads % kv_num_heads:
         raise NoMatch(f"{num_heads} heads do not share {kv_num_heads} key/value heads", node)
     if folded and repeated:
-        raise NoMatch("its heads are repeated although its query is folded", node)
+        raise NoMatch("the heads are repeated although the query is folded", node)
     if not folded and num_heads != kv_num_heads and len(repeated) < 2:
         raise NoMatch(f"{num_heads} heads meet {kv_num_heads} key/value heads unrepeated", node)
     return num_heads
@@ -269,7 +269,7 @@ def _check_tokens(query: ir.Value, key: Reach) -> None:
     asked, cached = static_dim(query, 2), None if key.update is None else key.update.size("T")
     if asked != cached and (asked is not None or cached is not None):
         raise NoMatch(
-            f"its query has {asked or 'any number of'} tokens, its new keys "
+            f"the query has {asked or 'any number of'} tokens, the new keys "
             f"{cached or 'any number'}",
             key.reader,
         )

@@ -89,12 +89,12 @@ _ATTRIBUTES: Final = frozenset(
     }
 )
 _REFUSED_INPUTS: Final = {
-    K_SCALE: "its key cache is quantised already (k_scale)",
-    V_SCALE: "its value cache is quantised already (v_scale)",
+    K_SCALE: "the key cache is quantised already (k_scale)",
+    V_SCALE: "the value cache is quantised already (v_scale)",
 }
 _REFUSED_FLAGS: Final = {
     "sliding_window_cache": "sliding_window_cache keeps a window of the past instead of a cache",
-    "qk_output": "it returns its scores (qk_output)",
+    "qk_output": "the operator returns the scores (qk_output)",
 }
 
 
@@ -108,7 +108,7 @@ class _Dialect:
         del view
         if kind(reach.reader) == _PAGED:
             raise NoMatch(
-                "it uses paged attention, whose cache belongs to the server that runs it",
+                "the model uses paged attention, whose cache belongs to the server that runs it",
                 reach.reader,
             )
         return reach.reader
@@ -127,16 +127,16 @@ class _Dialect:
         rotary_dim = _rotary_dim(node, slots)
         head_size = _head_size(slots, num_heads, kv_num_heads, rotary_dim)
         if rotary_dim > head_size:
-            raise NoMatch(f"it rotates {rotary_dim} of {head_size} coordinates", node)
+            raise NoMatch(f"the operator rotates {rotary_dim} of {head_size} coordinates", node)
         dtype = query.dtype or key_cache.present.dtype
         if dtype is None or dtype not in FLOATS:
-            raise NoMatch(f"its query has the element type {dtype}", node)
+            raise NoMatch(f"the query has the element type {dtype}", node)
         causal = attribute_int(node, "causal", 1) != 0
         window = attribute_int(node, "local_window_size", -1)
         if window == 0:
-            raise NoMatch("its sliding window (local_window_size) has no room for a key", node)
+            raise NoMatch("the sliding window (local_window_size) has no room for a key", node)
         if window > 0 and not causal:
-            raise NoMatch("it has a sliding window without causality", node)
+            raise NoMatch("the operator has a sliding window without causality", node)
         return GroupQueryAttention(
             layer=layer,
             node=node,
@@ -169,13 +169,13 @@ def _caches(
     """Return the caches of the keys and of the values."""
     pasts = slots[PAST_KEY], slots[PAST_VALUE]
     if (pasts[0] is None) != (pasts[1] is None):
-        raise NoMatch("it takes past keys or past values, but not both", node)
+        raise NoMatch("the operator takes past keys or past values, but not both", node)
     if all(reach.update is None for reach in reaches):
         if pasts[0] is None and view.takes_caches:
-            raise NoMatch("it takes no past, though the model takes caches", node)
+            raise NoMatch("the operator takes no past, though the model takes caches", node)
         by_slot = {reach.anchor.state.index(): reach.anchor for reach in reaches}
         if set(by_slot) != {1, 2}:
-            raise NoMatch("its key cache or its value cache is not a graph output", node)
+            raise NoMatch("the key cache or the value cache is not a graph output", node)
         key, value = (
             own_cache(anchor, past, fixed_length=True)
             for anchor, past in zip((by_slot[1], by_slot[2]), pasts, strict=True)
@@ -185,14 +185,14 @@ def _caches(
         reach.update is None or reach.update.past is not None or reach.update.slots
         for reach in reaches
     ):
-        raise NoMatch("its cache is updated outside of it", node)
+        raise NoMatch("the cache is updated outside of the operator", node)
     read = by_input(node, reaches, KEY, VALUE)
     if slots[K_NORM] is not None or attribute_int(node, "do_rotary", 0):
-        raise NoMatch("its keys are cached before it norms or rotates them", node)
+        raise NoMatch("the keys are cached before the operator norms or rotates them", node)
     for reach in read:
         route = reach.route
         if route is None or route.dims != ("B", "S", "ND") or route.factor != 1.0:
-            raise NoMatch("its cache is repeated or scaled before it reads it", node)
+            raise NoMatch("the cache is repeated or scaled before the operator reads it", node)
     # What is cached is what the operator reads: the new rows of inputs 1 and 2.
     key, value = (
         Cache(None, cache.present, cache.node, cache.views, cache.cut)
@@ -209,18 +209,18 @@ def _slots(node: ir.Node) -> tuple[ir.Value | None, ...]:
 def _refuse(node: ir.Node, slots: tuple[ir.Value | None, ...], view: GraphView) -> None:
     unknown = sorted(set(node.attributes) - _ATTRIBUTES)
     if unknown:
-        raise NoMatch(f"its attribute {unknown[0]} is not known", node)
+        raise NoMatch(f"the attribute {unknown[0]} is not known", node)
     for name, reason in _REFUSED_FLAGS.items():
         if attribute_int(node, name, 0) > 0:
             raise NoMatch(reason, node)
     for name in ("k_quant_type", "v_quant_type"):
         if node.attributes.get_string(name, "NONE") not in ("NONE", ""):
-            raise NoMatch(f"its cache is quantised already ({name})", node)
+            raise NoMatch(f"the cache is quantised already ({name})", node)
     _refuse_inputs(node, slots)
     if any(view.consumers(output) for output in node.outputs[3:]):
-        raise NoMatch("its scores are used elsewhere", node)
+        raise NoMatch("the scores are used elsewhere", node)
     if node.outputs[0].is_graph_output():
-        raise NoMatch("its result is an output of the model", node)
+        raise NoMatch("the result is an output of the model", node)
 
 
 def _refuse_inputs(node: ir.Node, slots: tuple[ir.Value | None, ...]) -> None:
@@ -228,12 +228,14 @@ def _refuse_inputs(node: ir.Node, slots: tuple[ir.Value | None, ...]) -> None:
         if slots[slot] is not None:
             raise NoMatch(reason, node)
     if any(value is not None for value in slots[SLOTS:]):
-        raise NoMatch(f"it has {len(slots)} inputs, of which only {SLOTS} are known", node)
+        raise NoMatch(
+            f"the operator has {len(slots)} inputs, of which only {SLOTS} are known", node
+        )
     if slots[QUERY] is None or slots[SEQLENS_K] is None:
-        raise NoMatch("its query or its seqlens_k is missing", node)
+        raise NoMatch("the query or the seqlens_k is missing", node)
     for one, other in ((KEY, VALUE), (Q_NORM, K_NORM), (COS, SIN)):
         if (slots[one] is None) != (slots[other] is None):
-            raise NoMatch(f"of its inputs {one} and {other} it has only one", node)
+            raise NoMatch(f"of the inputs {one} and {other} the operator has only one", node)
 
 
 def _has_sink(node: ir.Node, slots: tuple[ir.Value | None, ...], num_heads: int) -> bool:
@@ -242,7 +244,7 @@ def _has_sink(node: ir.Node, slots: tuple[ir.Value | None, ...], num_heads: int)
         return attribute_int(node, "smooth_softmax", 0) == 1
     sinks = static_dim(sink, 0)
     if rank(sink) not in (None, 1) or sinks not in (None, num_heads):
-        raise NoMatch(f"its sinks (head_sink) are not one for each of {num_heads} heads", node)
+        raise NoMatch(f"the sinks (head_sink) are not one for each of {num_heads} heads", node)
     return True
 
 
@@ -251,7 +253,7 @@ def _rotary_dim(node: ir.Node, slots: tuple[ir.Value | None, ...]) -> int:
         return 0
     cos, sin = slots[COS], slots[SIN]
     if cos is None or sin is None:
-        raise NoMatch("it rotates without cos_cache or sin_cache", node)
+        raise NoMatch("the operator rotates without cos_cache or sin_cache", node)
     return 2 * one_of("width of cos_cache", static_dim(cos, -1), static_dim(sin, -1))
 
 
@@ -267,7 +269,7 @@ def _head_size(
         if width is None:
             return None
         if width % heads:
-            raise NoMatch(f"its width {width} is not a multiple of {heads} heads")
+            raise NoMatch(f"the width {width} is not a multiple of {heads} heads")
         return width // heads
 
     sizes = [

@@ -51,10 +51,10 @@ _FLAT: Final = ("B", "T", "ND")
 """New rows as the operator takes them."""
 _ATTRIBUTES: Final = frozenset({"num_heads", "scale", "unidirectional", "mask_filter_value"})
 _REFUSED_INPUTS: Final = {
-    _PACKED_BIAS: "it adds the biases of the projections itself (bias)",
-    _PADDING: "it has a key_padding_mask: export it with an attention bias",
-    _LENGTH: "its past and its present share one buffer (past_sequence_length)",
-    _BEAMS: "it searches with beams (cache_indirection)",
+    _PACKED_BIAS: "the operator adds the biases of the projections itself (bias)",
+    _PADDING: "the operator has a key_padding_mask: export it with an attention bias",
+    _LENGTH: "the past and the present share one buffer (past_sequence_length)",
+    _BEAMS: "the operator searches with beams (cache_indirection)",
 }
 
 
@@ -119,34 +119,36 @@ class _Dialect:
         _refuse(node, slots, view)
         outside = [reach.update is not None for reach in reaches]
         if any(outside) != all(outside):
-            raise NoMatch("it updates one of its caches, but not the other", node)
+            raise NoMatch("the operator updates one of the caches, but not the other", node)
         if all(outside):
             return _updated_outside(layer, node, slots, reaches)
         if view.takes_caches and slots[_PAST_KEY] is None:
-            raise NoMatch("it takes no past, though the model takes caches", node)
+            raise NoMatch("the operator takes no past, though the model takes caches", node)
         return _updated_inside(layer, node, slots, reaches)
 
 
 def _refuse(node: ir.Node, slots: tuple[ir.Value | None, ...], view: GraphView) -> None:
     unknown = sorted(set(node.attributes) - _ATTRIBUTES)
     if unknown:
-        raise NoMatch(f"its attribute {unknown[0]} is not known", node)
+        raise NoMatch(f"the attribute {unknown[0]} is not known", node)
     for slot, reason in _REFUSED_INPUTS.items():
         if slots[slot] is not None:
             raise NoMatch(reason, node)
     if any(value is not None for value in slots[_SLOTS:]):
-        raise NoMatch(f"it has {len(slots)} inputs, of which only {_SLOTS} are known", node)
+        raise NoMatch(
+            f"the operator has {len(slots)} inputs, of which only {_SLOTS} are known", node
+        )
     if any(view.consumers(output) or output.is_graph_output() for output in node.outputs[3:]):
-        raise NoMatch("it returns its scores", node)
+        raise NoMatch("the operator returns the scores", node)
     if node.outputs[0].is_graph_output():
-        raise NoMatch("its result is an output of the model", node)
+        raise NoMatch("the result is an output of the model", node)
     for slot in (_QUERY, _KEY, _VALUE):
         value = slots[slot]
         if value is None:
-            raise NoMatch("its query, keys and values are packed into less than three inputs", node)
+            raise NoMatch("the query, keys and values are packed into less than three inputs", node)
         if rank(value) not in (3, None):
             raise NoMatch(
-                f"its query, keys and values are packed, or not [B, T, H * D]: "
+                f"the query, keys and values are packed, or not [B, T, H * D]: "
                 f"input {slot} is of rank {rank(value)}",
                 node,
             )
@@ -160,10 +162,10 @@ def _updated_inside(
 ) -> Site:
     by_output = {reach.anchor.state.index(): reach.anchor for reach in reaches}
     if set(by_output) != {1, 2}:
-        raise NoMatch("its key cache or its value cache is not a graph output", node)
+        raise NoMatch("the key cache or the value cache is not a graph output", node)
     pasts = (slots[_PAST_KEY], slots[_PAST_VALUE])
     if (pasts[0] is None) != (pasts[1] is None):
-        raise NoMatch("it takes past keys or past values, but not both", node)
+        raise NoMatch("the operator takes past keys or past values, but not both", node)
     return _site(
         layer,
         node,
@@ -183,14 +185,18 @@ def _updated_outside(
 ) -> Site:
     key, value = by_input(node, reaches, _KEY, _VALUE)
     if slots[_PAST_KEY] is not None or slots[_PAST_VALUE] is not None:
-        raise NoMatch("it takes a past besides a cache that is updated outside of it", node)
+        raise NoMatch(
+            "the operator takes a past besides a cache that is updated outside of it", node
+        )
     check_slots(key, value, masked=slots[_BIAS] is not None)
     first_prompt = all(
         reach.update is not None and reach.update.past is None and not reach.update.slots
         for reach in (key, value)
     )
     if attribute_int(node, "unidirectional", 0) and not first_prompt:
-        raise NoMatch("it is unidirectional, but is not told how many of its keys are past", node)
+        raise NoMatch(
+            "the operator is unidirectional, but is not told how many of the keys are past", node
+        )
     num_heads = attribute_int(node, "num_heads", 0)
     returned = [static_dim(reach.anchor.present, 1) for reach in (key, value)]
     kv_num_heads = one_of("number of key/value heads", *returned, *sizes("N", key, value))
@@ -200,13 +206,13 @@ def _updated_outside(
         repeated = dims == ("B", "S", "HD")
         if not repeated and (dims != ("B", "S", "ND") or kv_num_heads != num_heads):
             raise NoMatch(
-                f"its {num_heads} heads meet {kv_num_heads} key/value heads with the layout "
+                f"the {num_heads} heads meet {kv_num_heads} key/value heads with the layout "
                 f"{', '.join(dims)}",
                 node,
             )
     assert key.route is not None and value.route is not None
     if value.route.factor != 1.0:
-        raise NoMatch("its values are scaled after they were cached", node)
+        raise NoMatch("the values are scaled after they were cached", node)
     return _site(
         layer,
         node,
@@ -246,9 +252,9 @@ def _site(
     head_size = one_of("head size", *head_sizes, *shares)
     dtype = query.dtype or key_rows.dtype
     if dtype is None or dtype not in FLOATS:
-        raise NoMatch(f"its query has the element type {dtype}", node)
+        raise NoMatch(f"the query has the element type {dtype}", node)
     if bias is not None and (rank(bias) not in (4, None) or bias.dtype not in (dtype, None)):
-        raise NoMatch(f"its attention_bias is of rank {rank(bias)} and type {bias.dtype}", node)
+        raise NoMatch(f"the attention_bias is of rank {rank(bias)} and type {bias.dtype}", node)
     scale = attribute_float(node, "scale", 0.0) or head_size**-0.5
     return MultiHeadAttention(
         layer=layer,
@@ -278,7 +284,7 @@ def _share(value: ir.Value | None, num_heads: int, node: ir.Node) -> int | None:
     if width is None:
         return None
     if width % num_heads:
-        raise NoMatch(f"its width {width} is not a multiple of {num_heads} heads", node)
+        raise NoMatch(f"the width {width} is not a multiple of {num_heads} heads", node)
     return width // num_heads
 
 

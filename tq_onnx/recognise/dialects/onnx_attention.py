@@ -93,7 +93,7 @@ class _Dialect:
         _refuse(node, view)
         outside = [reach.update is not None for reach in reaches]
         if any(outside) != all(outside):
-            raise NoMatch("it updates one of its caches, but not the other", node)
+            raise NoMatch("the operator updates one of the caches, but not the other", node)
         if all(outside):
             return _updated_outside(layer, node, slots, reaches)
         return _updated_inside(layer, node, slots, reaches)
@@ -101,7 +101,9 @@ class _Dialect:
 
 def _slots(node: ir.Node) -> tuple[ir.Value | None, ...]:
     if any(value is not None for value in node.inputs[SLOTS:]):
-        raise NoMatch(f"it has {len(node.inputs)} inputs, of which only {SLOTS} are known", node)
+        raise NoMatch(
+            f"the operator has {len(node.inputs)} inputs, of which only {SLOTS} are known", node
+        )
     inputs = tuple(node.inputs)[:SLOTS]
     return inputs + (None,) * (SLOTS - len(inputs))
 
@@ -109,17 +111,17 @@ def _slots(node: ir.Node) -> tuple[ir.Value | None, ...]:
 def _refuse(node: ir.Node, view: GraphView) -> None:
     unknown = sorted(set(node.attributes) - _ATTRIBUTES)
     if unknown:
-        raise NoMatch(f"its attribute {unknown[0]} is not known", node)
+        raise NoMatch(f"the attribute {unknown[0]} is not known", node)
     for name in _WINDOWS:
         if attribute_int(node, name, -1) >= 0:
-            raise NoMatch(f"its {name} is not supported", node)
+            raise NoMatch(f"the {name} is not supported", node)
     if attribute_int(node, "softmax_precision", 0) == int(ir.DataType.DOUBLE):
-        raise NoMatch("its softmax is computed in double precision", node)
+        raise NoMatch("the softmax is computed in double precision", node)
     for output in node.outputs[_SCORES_OUTPUT:]:
         if output.is_graph_output() or view.consumers(output):
-            raise NoMatch("it returns its scores (qk_matmul_output)", node)
+            raise NoMatch("the operator returns the scores (qk_matmul_output)", node)
     if node.outputs[0].is_graph_output():
-        raise NoMatch("its result is an output of the model", node)
+        raise NoMatch("the result is an output of the model", node)
 
 
 def _updated_inside(
@@ -130,15 +132,15 @@ def _updated_inside(
 ) -> Site:
     by_output = {reach.anchor.state.index(): reach.anchor for reach in reaches}
     if set(by_output) != {1, 2}:
-        raise NoMatch("its key cache or its value cache is not a graph output", node)
+        raise NoMatch("the key cache or the value cache is not a graph output", node)
     if slots[VALID] is not None:
-        raise NoMatch("it has nonpad_kv_seqlen besides a cache of its own", node)
+        raise NoMatch("the operator has nonpad_kv_seqlen besides a cache of its own", node)
     key, value = (
         own_cache(by_output[output], slots[past])
         for output, past in ((1, PAST_KEY), (2, PAST_VALUE))
     )
     if (key.past is None) != (value.past is None):
-        raise NoMatch("it takes past keys or past values, but not both", node)
+        raise NoMatch("the operator takes past keys or past values, but not both", node)
     return make_site(layer, node, slots, (key, value), (slots[KEY], slots[VALUE]))
 
 
@@ -150,14 +152,16 @@ def _updated_outside(
 ) -> Site:
     key, value = by_input(node, reaches, KEY, VALUE)
     if slots[PAST_KEY] is not None or slots[PAST_VALUE] is not None:
-        raise NoMatch("it takes a past besides a cache that is updated outside of it", node)
+        raise NoMatch(
+            "the operator takes a past besides a cache that is updated outside of it", node
+        )
     assert key.update is not None and key.route is not None
     assert value.update is not None and value.route is not None
     if value.route.factor != 1.0:
-        raise NoMatch("its values are scaled after they were cached", node)
+        raise NoMatch("the values are scaled after they were cached", node)
     update = key.update
     if update.sources != value.update.sources:
-        raise NoMatch("its keys and its values are written to different slots", node)
+        raise NoMatch("the keys and the values are written to different slots", node)
     _check_visibility(node, slots, update)
     return make_site(
         layer,
@@ -173,13 +177,15 @@ def _check_visibility(node: ir.Node, slots: tuple[ir.Value | None, ...], update:
     """Return True if it is told which keys count, where the size of the cache does not say."""
     scattered, valid = update.past_length is not None, slots[VALID]
     if valid is not None and not scattered:
-        raise NoMatch("it has nonpad_kv_seqlen, but its cache has no fixed size", node)
+        raise NoMatch("the operator has nonpad_kv_seqlen, but the cache has no fixed size", node)
     if update.past is None or valid is not None:
         return
     if attribute_int(node, "is_causal", 0):
-        raise NoMatch("it is causal, but is not told how many of its keys are past ones", node)
+        raise NoMatch(
+            "the operator is causal, but is not told how many of the keys are past ones", node
+        )
     if scattered and slots[MASK] is None:
-        raise NoMatch("nothing hides the slots of its cache that hold no key", node)
+        raise NoMatch("nothing hides the slots of the cache that hold no key", node)
 
 
 def _rows(reach: Reach) -> ir.Value:
@@ -189,7 +195,7 @@ def _rows(reach: Reach) -> ir.Value:
     if update.rows_dims != ("B", "T", "ND"):
         return rows(reach)
     if rank(update.rows) != 3:
-        raise NoMatch("its new rows are of unknown rank", reach.anchor.node)
+        raise NoMatch("the new rows are of unknown rank", reach.anchor.node)
     return update.rows
 
 

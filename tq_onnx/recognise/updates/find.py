@@ -44,11 +44,11 @@ def _grown(anchor: Anchor) -> Update:
     axis = attribute_int(node, "axis", 0)
     if len(node.inputs) != 2 or not -len(dims) <= axis < len(dims) or dims[axis] not in ("S", "C"):
         raise NoMatch(
-            f"its cache is made by a Concat of {len(node.inputs)} along axis {axis}", node
+            f"the cache is made by a Concat of {len(node.inputs)} along axis {axis}", node
         )
     past, rows = node.inputs
     if past is None or rows is None:
-        raise NoMatch("its cache is made by a Concat with a missing input", node)
+        raise NoMatch("the cache is made by a Concat with a missing input", node)
     graph_input, views = taken(anchor, past, tuple("P" if dim == "S" else dim for dim in dims))
     tokens = static_dim(graph_input, dims.index("S"))
     if tokens is not None:

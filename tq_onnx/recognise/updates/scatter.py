@@ -46,18 +46,18 @@ def written(anchor: Anchor, view: GraphView) -> Update:
     """
     node, dims = anchor.node, anchor.dims
     if node.attributes.get_string("reduction", "none") != "none":
-        raise NoMatch("its cache is written by a ScatterND that adds to what is there", node)
+        raise NoMatch("the cache is written by a ScatterND that adds to what is there", node)
     if anchor.cut is not None:
-        raise NoMatch("its cache is written in place and then shortened", node)
+        raise NoMatch("the cache is written in place and then shortened", node)
     data, indices, rows = node.inputs
     if data is None or indices is None or rows is None:
-        raise NoMatch("its cache is made by a ScatterND with a missing input", node)
+        raise NoMatch("the cache is made by a ScatterND with a missing input", node)
     if dims[0] != "S" or rank(indices) != 2 or static_dim(indices, 1) != 1:
-        raise NoMatch("its cache is written by a ScatterND that does not index tokens alone", node)
+        raise NoMatch("the cache is written by a ScatterND that does not index tokens alone", node)
     start = _start(indices, node)
     rows, rows_dims = _turned_back(_unexpanded(rows), _with(dims, "T"))
     if sorted(rows_dims) != sorted(ROWS):
-        raise NoMatch(f"its new rows have the layout {', '.join(rows_dims)}", node)
+        raise NoMatch(f"the new rows have the layout {', '.join(rows_dims)}", node)
 
     def past_length(build: Builder) -> ir.Value:
         return build.once(("past_length", start), lambda: _list(build, start))
@@ -138,7 +138,7 @@ def _start(indices: ir.Value, node: ir.Node) -> ir.Value:
     if pending or len(found) != 1 or not single or (steps != 1 and tokens != 1):
         names = ", ".join(value.name or "a constant" for value in found) or "a constant"
         raise NoMatch(
-            f"the slots that its new rows go to are computed from {names}, "
+            f"the slots that the new rows go to are computed from {names}, "
             "which does not tell that they follow each other",
             node,
         )

@@ -38,19 +38,19 @@ def scattered(anchor: Anchor) -> Update:
     node, dims = anchor.node, anchor.dims
     mode = node.attributes.get_string("mode", "linear")
     if mode != "linear":
-        raise NoMatch(f"its cache is written in the mode {mode}, over its oldest rows", node)
+        raise NoMatch(f"the cache is written in the mode {mode}, over the oldest rows", node)
     axis = attribute_int(node, "axis", _AXIS)
     if not -len(dims) <= axis < len(dims) or dims[axis] != "S":
-        raise NoMatch(f"its cache is written along axis {axis}, not along its tokens", node)
+        raise NoMatch(f"the cache is written along axis {axis}, not along the tokens", node)
     if anchor.cut is not None:
-        raise NoMatch("its cache is written in place and then shortened", node)
+        raise NoMatch("the cache is written in place and then shortened", node)
     past, rows, *others = node.inputs
     if past is None or rows is None:
-        raise NoMatch("its cache is made by a TensorScatter with a missing input", node)
+        raise NoMatch("the cache is made by a TensorScatter with a missing input", node)
     graph_input, views = taken(anchor, past, tuple("P" if dim == "S" else dim for dim in dims))
     indices = others[0] if others else None
     if indices is not None and rank(indices) not in (1, None):
-        raise NoMatch(f"its write_indices are of rank {rank(indices)}", node)
+        raise NoMatch(f"the write_indices are of rank {rank(indices)}", node)
 
     def past_length(build: Builder) -> ir.Value:
         return build.integers(0) if indices is None else indices
