@@ -107,7 +107,8 @@ def library_info() -> LibraryInfo:
         ) from error
     if digest != layout_digest():
         raise LibraryError(
-            f"the library was built for row layout {digest}, but this package uses {layout_digest()}",
+            f"the library was built for row layout {digest}, "
+            f"but this package uses {layout_digest()}",
             where=str(path),
             fix=_REBUILD,
         )
