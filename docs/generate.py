@@ -22,7 +22,7 @@ import click
 
 from tq_onnx.cli.main import COMMANDS, main
 from tq_onnx.codec.presets import DEFAULT_PRESET, PRESETS, Preset
-from tq_onnx.codec.spec import BITS, CODEC_KINDS, Codec, Field, row_layout
+from tq_onnx.codec.spec import CODECS, Codec, Field, row_layout
 from tq_onnx.ops.domain import BODY_OPSET
 from tq_onnx.ops.operator import FLOAT32, FLOATS, Attribute, Parameter
 from tq_onnx.ops.operators import BY_NAME
@@ -124,17 +124,23 @@ def _codec(codec: Codec, preset: Preset) -> str:
 
 
 def _rows() -> str:
-    def row(kind: str, bits: int) -> tuple[object, ...]:
-        layouts = [row_layout(Codec(kind, bits), head_size) for head_size in HEAD_SIZES]
+    def row(codec: Codec) -> tuple[object, ...]:
+        layouts = [row_layout(codec, head_size) for head_size in HEAD_SIZES]
         planes = " + ".join(str(plane.width) for plane in layouts[0].planes)
         fields = "; ".join(map(_field, layouts[0].fields))
         sizes = [layout.row_bytes for layout in layouts]
-        return f"`{kind}`", bits, planes or "none: the elements", fields or "none", *sizes
+        return (
+            f"`{codec.kind}`",
+            codec.bits,
+            planes or "none: the elements",
+            fields or "none",
+            *sizes,
+        )
 
     sizes = [f">bytes, D = {head_size}" for head_size in HEAD_SIZES]
     return table(
         ("codec", ">bits", "planes, bits", "fields", *sizes),
-        (row(kind, bits) for kind in CODEC_KINDS for bits in BITS[kind]),
+        map(row, CODECS),
     )
 
 

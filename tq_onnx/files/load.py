@@ -106,7 +106,7 @@ def _locate(path: Path, where: str) -> tuple[Path, bytes]:
             )
         if status.st_size > MAX_PROTOBUF_BYTES:
             raise ModelFileError(
-                f"the file has {status.st_size} bytes, and an ONNX file cannot have more than 2 GiB",
+                f"the file has {status.st_size} bytes, and an ONNX file has at most 2 GiB",
                 where=where,
                 fix="export it with external data",
             )
