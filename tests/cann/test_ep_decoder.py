@@ -16,7 +16,7 @@ from tests.cann.session import model_of
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.measure.devices import compare_providers, providers_agree
 from tq_onnx.measure.feeding_modes import all_caches
-from tq_onnx.measure.probe import make_probe
+from tq_onnx.measure.probe import expose_internals
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.model import open_model
 from tq_onnx.runtime.placement import open_placed, problem_of, report_placement
@@ -197,7 +197,7 @@ def test_what_belongs_on_the_device(fake: FakeAcl, text: str, misplaced: list[st
 
 def test_the_comparison_of_both_providers(fake: FakeAcl, model: Path) -> None:
     fake.set_delay(300)
-    figures = compare_providers(make_probe(model), np.arange(30), new_tokens=12, ep=CANN)
+    figures = compare_providers(expose_internals(model), np.arange(30), new_tokens=12, ep=CANN)
     assert figures.same_tokens == figures.new_tokens == 12
     assert figures.codes_wrong == 0
     assert figures.cache_bytes == 4 * 34 * 41

@@ -14,7 +14,7 @@ from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.measure import devices
 from tq_onnx.measure.devices import ProviderFigures, compare_providers, providers_agree
-from tq_onnx.measure.probe import Probe, make_probe
+from tq_onnx.measure.probe import Probe, expose_internals
 from tq_onnx.runtime.providers import CPU
 
 pytestmark = pytest.mark.usefixtures("exact_products")
@@ -40,7 +40,7 @@ GOOD = ProviderFigures(
 
 @pytest.mark.parametrize("name", [DYNAMO, HALF])
 def test_the_same_on_both_sides(name: str) -> None:
-    figures = compare_providers(make_probe(converted(name)), PROMPT, new_tokens=6, ep=CPU)
+    figures = compare_providers(expose_internals(converted(name)), PROMPT, new_tokens=6, ep=CPU)
     assert (figures.same_tokens, figures.logit_error, figures.bytes_differing) == (6, 0, 0)
     assert (figures.alike_tokens, figures.later_logit_error) == (len(PROMPT) + 5, None)
     assert figures.codes_wrong == 0
@@ -51,7 +51,7 @@ def test_the_same_on_both_sides(name: str) -> None:
 def test_another_rotation_is_no_tie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = tmp_path / "other.onnx"
     convert(original(DYNAMO), other, options=Options(seed=1))
-    probe, theirs = make_probe(converted(DYNAMO)), make_probe(other)
+    probe, theirs = expose_internals(converted(DYNAMO)), expose_internals(other)
     made = Probe.decoder
 
     def decoder(self: Probe, **options: Any) -> Any:
@@ -79,7 +79,7 @@ def test_one_byte_is_found(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
         return caches
 
     monkeypatch.setattr(devices, "all_caches", spoilt)
-    figures = compare_providers(make_probe(converted(DYNAMO)), PROMPT, new_tokens=2, ep=CPU)
+    figures = compare_providers(expose_internals(converted(DYNAMO)), PROMPT, new_tokens=2, ep=CPU)
     assert figures.bytes_differing == 1
     assert (figures.alike_tokens, figures.later_logit_error) == (len(PROMPT), 0)
     assert figures.codes_wrong == (1 if at == 0 else 0)

@@ -18,7 +18,7 @@ from tq_onnx.conversion.pipeline import convert
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.files.load import load
 from tq_onnx.measure import oracle, rowcomparison
-from tq_onnx.measure.probe import LayerNames, Probe, make_probe
+from tq_onnx.measure.probe import LayerNames, Probe, expose_internals
 from tq_onnx.measure.reconstruction import reconstruction, theory
 from tq_onnx.runtime.decoder import Decoder
 
@@ -39,7 +39,7 @@ class Fake:
 
 @pytest.fixture(scope="module")
 def probe() -> Probe:
-    return make_probe(converted(DYNAMO))
+    return expose_internals(converted(DYNAMO))
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def judge(fake: Fake, layer: LayerNames, backend: str = oracle.KERNEL) -> oracle
 @pytest.mark.parametrize("name", CONVERTIBLE)
 @pytest.mark.parametrize("library", [True, False])
 def test_both_backends_equal_the_reference(name: str, library: bool) -> None:
-    probe = make_probe(converted(name))
+    probe = expose_internals(converted(name))
     decoder: Decoder = probe.decoder(library=library, threads=1)
     for tokens in (ids(40), ids(1)):
         decoder.prefill(tokens)
@@ -82,7 +82,7 @@ def test_sinks_are_judged(tmp_path: Path) -> None:
     before, after = tmp_path / "before.onnx", tmp_path / "after.onnx"
     ir.save(model, before)
     convert(before, after)
-    probe = make_probe(after)
+    probe = expose_internals(after)
     decoder = probe.decoder(library=True, threads=1)
     decoder.prefill(ids(12))
     seen, layer = dict(decoder.watched), probe.layers[0]
@@ -183,7 +183,7 @@ def test_rows_that_come_again_count_once(probe: Probe) -> None:
 
 
 def test_a_probe_of_some_layers() -> None:
-    probe = make_probe(converted(DYNAMO), layers=[1])
+    probe = expose_internals(converted(DYNAMO), layers=[1])
     assert [layer.plan.layer for layer in probe.layers] == [1]
 
 
@@ -191,4 +191,4 @@ def test_a_probe_needs_a_converted_model() -> None:
     from tests.runtime.models import original
 
     with pytest.raises(UnsupportedModelError, match="was not converted"):
-        make_probe(original(DYNAMO))
+        expose_internals(original(DYNAMO))

@@ -24,7 +24,7 @@ from tq_onnx.measure import recording as recordings
 from tq_onnx.measure.channelscales import ChannelSamples, sample_channels
 from tq_onnx.measure.layers import LayerErrors, measure_layers
 from tq_onnx.measure.ortcaches import FLOAT16, INT4, INT8, Steps, with_ort_caches
-from tq_onnx.measure.probe import Probe, lay_open
+from tq_onnx.measure.probe import Probe, expose_internals
 from tq_onnx.measure.quality import Window, blocks, compare, windows
 from tq_onnx.measure.recording import Recording
 from tq_onnx.measure.report import ComparisonReport
@@ -192,7 +192,7 @@ def test_attention_that_is_wrong_is_seen(
     next(attribute for attribute in node.attribute if attribute.name == "scale").f *= 3
     path = tmp_path / "wrong.onnx"
     path.write_bytes(proto.SerializeToString())
-    first, second = lowest(measure_layers(path, TEXT[:CONTEXT], threads=1))
+    first, second = lowest(measure_layers(expose_internals(path), TEXT[:CONTEXT], threads=1))
     assert first < 0.999
     assert second == pytest.approx(1, abs=1e-10)
 
@@ -201,14 +201,16 @@ def test_attention_that_is_wrong_is_seen(
 def test_layers_of_graphs_that_are_fed_otherwise(
     models: Callable[[str, str], Path], name: str
 ) -> None:
-    layers = measure_layers(models(name, "raw"), ids(24, seed=3)[0] % 61, threads=1)
+    layers = measure_layers(
+        expose_internals(models(name, "raw")), ids(24, seed=3)[0] % 61, threads=1
+    )
     assert min(lowest(layers)) == pytest.approx(1, abs=1e-8)
     assert [layer.key_error for layer in layers] == [0] * len(layers)
 
 
 def raw_probe(name: str) -> Probe:
     raw = prepare(original(name), preset="raw")
-    return lay_open(raw.loaded.model, original(name), raw.loaded.path.parent)
+    return expose_internals(original(name), loaded=raw.loaded)
 
 
 def samples(name: str) -> list[tuple[ChannelSamples, ChannelSamples]]:

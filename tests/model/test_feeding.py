@@ -11,7 +11,7 @@ import pytest
 from tests.model.conftest import Pairs
 from tq_onnx.integrations.bundled import ROUTES
 from tq_onnx.measure.feeding_modes import all_caches, compare_feeding_modes
-from tq_onnx.measure.probe import Probe, make_probe
+from tq_onnx.measure.probe import Probe, expose_internals
 from tq_onnx.runtime.model import open_converted
 
 Array = npt.NDArray[Any]
@@ -36,7 +36,7 @@ def test_in_place_and_growing_caches_give_the_same_tokens(pairs: Pairs, route: s
 @pytest.mark.parametrize("chunk", [1, 48, 199])
 def test_a_prompt_in_chunks_leaves_the_same_bytes(pairs: Pairs, route: str, chunk: int) -> None:
     pair = pairs(route)
-    probe = make_probe(pair.converted)
+    probe = expose_internals(pair.converted)
     prompt = pair.heldout[:200]
     whole, pieces = _fed(probe, prompt, len(prompt)), _fed(probe, prompt, chunk)
     differing = total = equal = 0

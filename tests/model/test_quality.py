@@ -10,7 +10,7 @@ from tests.model.pair import Pair
 from tq_onnx.integrations.bundled import ROUTES, heldout_text
 from tq_onnx.measure.greedy import GreedyFigures, compare_greedy
 from tq_onnx.measure.oracle import KERNEL, judge_layer
-from tq_onnx.measure.probe import make_probe
+from tq_onnx.measure.probe import expose_internals
 from tq_onnx.measure.reconstruction import reconstruction, theory
 from tq_onnx.runtime.generate import generate
 
@@ -70,7 +70,7 @@ def _continue(pair: Pair, prompt: list[int]) -> GreedyFigures:
 @pytest.mark.parametrize("route", ROUTES)
 def test_every_layer_reconstructs_as_theory_says(pairs: Pairs, route: str) -> None:
     pair = pairs(route)
-    probe = make_probe(pair.converted)
+    probe = expose_internals(pair.converted)
     assert [names.plan.layer for names in probe.layers] == [0, 1, 2, 3]
     text = pair.heldout[:1024]
     decoder = probe.decoder(library=True, threads=2)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.runtime.models import CONVERTIBLE, DYNAMO, EAGER, GENAI, converted, ids, opened
 from tq_onnx.errors import ModelFileError, UnsupportedModelError, UsageError
-from tq_onnx.measure.probe import make_probe
+from tq_onnx.measure.probe import expose_internals
 from tq_onnx.plan import METADATA_PLAN, Interface
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.session import make_session
@@ -184,7 +184,7 @@ def test_a_failure_inside_onnxruntime_is_one_sentence() -> None:
 
 
 def test_watched_outputs_are_those_of_the_last_call() -> None:
-    probe = make_probe(converted(DYNAMO))
+    probe = expose_internals(converted(DYNAMO))
     decoder = probe.decoder(library=True, threads=1)
     plain = opened(DYNAMO, "kernel").decoder()
     for tokens in (ids(5), ids(1)):

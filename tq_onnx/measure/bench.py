@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from tq_onnx.errors import UsageError
-from tq_onnx.measure.report import conversion_of
+from tq_onnx.files.load import load
+from tq_onnx.measure.report import check_conversion
 from tq_onnx.measure.speed import (
     PIECE,
     SpeedFigures,
@@ -103,14 +104,19 @@ def bench(
     """
     tell = on_progress or silent
     tell(Progress("Opening the original"))
-    before = open_original(original, threads=threads)
+    loaded = load(original)
+    before = open_original(original, loaded=loaded, threads=threads)
     if converted is None:
-        tell(Progress("Converting it"))
-        after = open_conversion(original, preset=preset, library=library, threads=threads)
+        tell(Progress("Converting the original"))
+        after = open_conversion(
+            original, preset=preset, loaded=loaded, library=library, threads=threads
+        )
     else:
         tell(Progress("Opening the converted model"))
-        conversion_of(before, converted)
-        after = open_converted(converted, library=library, threads=threads)
+        loaded = load(converted)
+        check_conversion(before, converted, loaded)
+        after = open_converted(converted, loaded=loaded, library=library, threads=threads)
+    del loaded  # the sessions have the weights
     tell(Progress("Looking which contexts fit"))
     chosen = _chosen(before, after, contexts, tokens)
     rows = []

@@ -19,7 +19,7 @@ from tq_onnx.codec.calibration import Calibration
 from tq_onnx.codec.gathering import Gathering
 from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.errors import UsageError
-from tq_onnx.measure.probe import Probe, lay_open
+from tq_onnx.measure.probe import Probe, expose_internals
 from tq_onnx.progress import OnProgress, Progress
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.model import OpenModel
@@ -59,7 +59,7 @@ def calibrate(
     """
     text = np.asarray(tokens, np.int64)
     prepared = prepare(model, preset="raw")
-    probe = lay_open(prepared.loaded.model, model, prepared.loaded.path.parent)
+    probe = expose_internals(model, loaded=prepared.loaded)
     decoder = probe.decoder(library=library, threads=threads)
     opened = OpenModel(model, decoder.session, decoder.signature)
     opened.refuse_text()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.rotation import rotation_of
+from tq_onnx.errors import VerificationError
 from tq_onnx.measure.feeding_modes import FeedingFigures
 from tq_onnx.measure.oracle import BODY, KERNEL, OracleFigures
 from tq_onnx.measure.probe import Probe
@@ -80,6 +82,15 @@ def failure(checks: Sequence[Check], *, named: int | None = None) -> str:
     lost = failed(checks)
     names = "; ".join(check.name for check in lost[:named])
     return f"{len(lost)} of {len(checks)} checks do not hold: {names}"
+
+
+def not_made_from(original: Path, converted: Path, difference: str) -> VerificationError:
+    """Return the error about a model that is no conversion of the original."""
+    return VerificationError(
+        f"the model was not made from {original}: {difference}",
+        where=str(converted),
+        fix="give the original that it was converted from",
+    )
 
 
 def interface(before: OpenModel, after: OpenModel) -> PropertyCheck:

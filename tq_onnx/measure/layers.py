@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +19,7 @@ from tq_onnx.codec import reference
 from tq_onnx.codec.elements import ELEMENT_BITS, to_bytes
 from tq_onnx.codec.spec import Codec
 from tq_onnx.codec.unrotated import RAW
-from tq_onnx.measure.probe import EncodeNames, LayerNames, make_probe
+from tq_onnx.measure.probe import EncodeNames, LayerNames, Probe
 from tq_onnx.measure.reconstruction import ReconstructionFigures, reconstruction
 from tq_onnx.measure.rowcomparison import ELEMENTS
 from tq_onnx.runtime.decoder import Decoder
@@ -64,27 +63,23 @@ class LayerErrors:
 
 
 def measure_layers(
-    path: Path,
+    probe: Probe,
     tokens: npt.NDArray[np.int64],
     *,
     library: bool = True,
     threads: int | None = None,
 ) -> tuple[LayerErrors, ...]:
-    """Reads tokens with a converted model and judges every layer.
+    """Read tokens with a converted model and judge every layer.
 
     Args:
-        path: the converted model.
+        probe: the converted model with its internals exposed.
         tokens: ids ``[n]``, few enough for all queries, keys and values of all layers to be kept.
         library: whether the library's kernels run; if not, the function bodies.
         threads: threads within an operator.
 
-    Raises:
-        UnsupportedModelError: the model was not converted, or lacks nodes that its plan promises.
-
     Returns:
         One entry per layer; none of a model that keeps a window of its caches only.
     """
-    probe = make_probe(path)
     if any(layer.is_shortened for layer in probe.layers):
         return ()
     decoder = probe.decoder(library=library, threads=threads)

@@ -90,17 +90,17 @@ class OrtCacheModel:
 
 
 def with_ort_caches(prepared: Prepared, cache: str, steps: Steps = ()) -> OrtCacheModel:
-    """Replaces the attention of a ``raw`` conversion.
+    """Replace the attention of a ``raw`` conversion.
 
     Args:
-        prepared: the conversion; it is changed, and good for nothing else afterwards.
+        prepared: the conversion; it is not changed.
         cache: one of ``ORT_CACHES``.
         steps: for ``INT8`` and ``INT4`` the steps of every layer.
 
     Raises:
         UnsupportedModelError: the model cannot have such caches.
     """
-    model = prepared.loaded.model
+    model = prepared.loaded.model.clone()
     build = Builder(model.graph)
     specs = []
     for index, found in enumerate(

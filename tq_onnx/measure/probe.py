@@ -1,16 +1,20 @@
-"""A converted model with its attention laid open: what each TurboQuant node reads and writes.
+"""A converted model with exposed internals: the inputs and results of its TurboQuant nodes.
 
-The probe is the model itself with some inner values made graph outputs, held in memory only;
-weights in external data stay where they are. What a node computed can so be compared with the
-numpy reference on the node's own inputs, whichever backend ran it, with nothing else in between.
+``expose_internals`` makes inner values of the model graph outputs, in memory only; weights in
+external data stay where they are. What a node computed can so be compared with the numpy reference
+on the node's own inputs, whichever backend ran it, with nothing else in between.
+
+A probe needs a session of its own: a value that is an output is neither fused away nor freed, and
+all of them are copied in every call, so that this session shows neither the speed nor the memory of
+the model as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Final, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +25,7 @@ from tq_onnx.codec.reference import offset_rows
 from tq_onnx.codec.spec import Codec
 from tq_onnx.conversion.layers import ConvertedLayer, EncodeNode, converted_layers
 from tq_onnx.errors import UnsupportedModelError
-from tq_onnx.files.load import load
-from tq_onnx.measure.expose_internals import expose
+from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.plan import METADATA_PLAN, LayerPlan, Plan
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.model import made_up_embeddings
@@ -32,6 +35,8 @@ from tq_onnx.runtime.signature import signature_of
 from tq_onnx.targets.registry import target_of_plan
 
 Array = npt.NDArray[Any]
+
+_VIEWS: Final = frozenset({"Reshape", "Flatten", "Identity", "Squeeze", "Unsqueeze"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,49 +179,39 @@ class Probe:
         )
 
 
-def make_probe(path: Path, layers: Collection[int] | None = None) -> Probe:
-    """Lays open a converted model.
+def expose_internals(
+    path: Path, *, loaded: LoadedModel | None = None, layers: Collection[int] | None = None
+) -> Probe:
+    """Make what the TurboQuant nodes of a converted model read and write its outputs, in memory.
 
     Args:
-        path: the model.
+        path: the model file; errors name it.
+        loaded: the model, if it was read already, or was made in memory; it is not changed.
         layers: indices of the layers; None for all.
 
     Raises:
         UnsupportedModelError: the model was not converted, or lacks nodes that its plan promises.
     """
-    loaded = load(path)
-    return lay_open(loaded.model, path, loaded.path.parent, layers)
-
-
-def lay_open(
-    model: ir.Model, where: Path, external_data: Path, layers: Collection[int] | None = None
-) -> Probe:
-    """As ``make_probe``, of a converted model in memory, which is changed.
-
-    Args:
-        model: the model.
-        where: what errors call it.
-        external_data: folder of its external data.
-        layers: indices of the layers; None for all.
-    """
+    loaded = loaded or load(path)
+    model = loaded.model.clone()
     text = model.metadata_props.get(METADATA_PLAN)
     if text is None:
-        raise UnsupportedModelError("this model was not converted by tq-onnx", where=str(where))
+        raise UnsupportedModelError("this model was not converted by tq-onnx", where=str(path))
     plan = Plan.from_json(text)
     target = target_of_plan(plan)
     if not target.has_operators:
         raise UnsupportedModelError(
             f"a model for {target.name} has standard operators in the place of ours",
-            where=str(where),
+            where=str(path),
             fix="verify the same conversion without --target",
         )
     names = tuple(
         _layer(layer)
-        for layer in converted_layers(model, plan, str(where))
+        for layer in converted_layers(model, plan, str(path))
         if layers is None or layer.plan.layer in layers
     )
-    expose(model.graph, _watched(names), views=target.exposes_views)
-    return Probe(ir.to_proto(model).SerializeToString(), external_data, names, plan)
+    _make_outputs(model.graph, _watched(names), views=target.exposes_views)
+    return Probe(ir.to_proto(model).SerializeToString(), loaded.path.parent, names, plan)
 
 
 def _layer(layer: ConvertedLayer) -> LayerNames:
@@ -283,3 +278,52 @@ def _watched(layers: Collection[LayerNames]) -> dict[str, ir.TypeAndShape]:
             rank = 1 if length or name == layer.sink else 4
             found.setdefault(name, ir.TypeAndShape(ir.TensorType(dtype), ir.Shape([None] * rank)))
     return found
+
+
+def _make_outputs(graph: ir.Graph, wanted: Mapping[str, ir.TypeAndShape], *, views: bool) -> None:
+    """Make values graph outputs that are none yet.
+
+    Args:
+        graph: the graph, which is changed.
+        wanted: types by name; a shape is used only where a value has none.
+        views: whether a view of another value may be an output, see ``_negated_twice``.
+    """
+    values = {
+        value.name: value
+        for node in graph
+        for value in (*node.inputs, *node.outputs)
+        if value is not None
+    }
+    present = {value.name for value in graph.outputs}
+    for name, given in wanted.items():
+        if name in present:
+            continue
+        value = values[name]
+        value.type = given.type
+        if value.shape is None:
+            value.shape = given.shape
+        maker = value.producer()
+        if not views and maker is not None and maker.op_type in _VIEWS and _is_float(value):
+            value = _negated_twice(graph, value)
+        graph.outputs.append(value)
+
+
+def _is_float(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.is_floating_point()
+
+
+def _negated_twice(graph: ir.Graph, value: ir.Value) -> ir.Value:
+    """Return the same numbers under the same name, computed and not copied.
+
+    A view that is an output of the graph cannot share its input's memory. onnxruntime-cann 1.24.4
+    then copies that without waiting for the stream on which it is computed.
+    """
+    name, value.name = value.name, f"{value.name}/view"
+    for step in ("once", "twice"):
+        node = ir.node("Neg", [value], name=f"{name}/{step}")
+        (made,) = node.outputs
+        made.type, made.shape = value.type, value.shape
+        made.name = name if step == "twice" else f"{name}/{step}"
+        graph.append(node)
+        value = made
+    return value

@@ -20,11 +20,16 @@ import numpy.typing as npt
 from tq_onnx.errors import UsageError
 from tq_onnx.progress import OnProgress, Progress
 from tq_onnx.runtime.decoder import Decoder
+from tq_onnx.runtime.model import OpenModel
+
+MIN_TOKENS: Final = 16
+"""Tokens of the shortest text that is compared."""
 
 # Logits of one chunk: at most this many numbers per model.
 _CHUNK_LOGITS: Final = 1 << 23
 _LONGEST_CHUNK: Final = 256
 
+Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.floating[Any]]
 
 
@@ -80,6 +85,27 @@ class QualityFigures:
     logit_max_difference: float
     logit_relative_error: float
     logit_rms_difference: float
+
+
+def text_of(original: OpenModel, tokens: Sequence[int] | npt.NDArray[np.int64] | int) -> Ids:
+    """Return the ids ``[n]`` of a text that a model can read.
+
+    Args:
+        original: the model.
+        tokens: ids of a text, or the number of pseudo-random ids to make, always the same.
+
+    Raises:
+        UsageError: the text is too short, or has ids that the model does not know.
+    """
+    if isinstance(tokens, int):
+        tokens = np.random.default_rng(0).integers(0, original.vocabulary, tokens)
+    text = np.asarray(tokens, np.int64)
+    if len(text) < MIN_TOKENS:
+        raise UsageError(
+            f"a text of {len(text)} tokens is too short", fix=f"give {MIN_TOKENS} or more"
+        )
+    original.refuse_tokens(text)
+    return text
 
 
 def windows(tokens: int, context: int, stride: int) -> list[Window]:

@@ -13,17 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
-from tq_onnx.conversion.pipeline import prepare
-from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError, VerificationError
-from tq_onnx.files.load import load
+from tq_onnx.conversion.pipeline import Prepared, prepare, recognise_original
+from tq_onnx.errors import TqOnnxError, UnsupportedModelError
+from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.measure.channelscales import sample_channels
+from tq_onnx.measure.checks import not_made_from
 from tq_onnx.measure.layers import LayerErrors, measure_layers
 from tq_onnx.measure.ortcaches import FLOAT16, INT4, INT8, OrtCacheModel, Steps, with_ort_caches
-from tq_onnx.measure.probe import lay_open
-from tq_onnx.measure.quality import QualityFigures, Window, blocks, windows
+from tq_onnx.measure.probe import expose_internals
+from tq_onnx.measure.quality import Ids, QualityFigures, Window, blocks, text_of, windows
 from tq_onnx.measure.recording import Recording
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.progress import OnProgress, Progress, silent
@@ -33,11 +31,8 @@ from tq_onnx.runtime.session import ports, vocabulary_size
 LAYER_TOKENS: Final = 512
 """Tokens of the text that the layers are judged on: all their inputs are kept in memory."""
 
-MIN_TOKENS: Final = 16
-
 _RAW: Final = "raw"
 _PEER_NAMES: Final = {FLOAT16: "ORT float16", INT8: "ORT int8", INT4: "ORT int4"}
-Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -151,9 +146,12 @@ def report(
     """
     tell = on_progress or silent
     tell(Progress("Opening the original"))
-    before = open_original(original, threads=threads)
-    plans = [conversion_of(before, path) for path in converted]
-    text = _text(before, tokens)
+    graph = load(original)
+    before = open_original(original, loaded=graph, threads=threads)
+    conversions = [_Conversion(path, load(path)) for path in converted]
+    for one in conversions:
+        check_conversion(before, one.path, one.loaded)
+    text = text_of(before, tokens)
     context = min(context, len(text), before.room or len(text))
     todo = blocks(len(text), context) if stride is None else windows(len(text), context, stride)
     recording = Recording(
@@ -175,12 +173,11 @@ def report(
     )
     del before  # one model at a time
     with recording:
-        names = _names(converted, plans)
-        models = tuple(
-            run.converted(path, plan, name)
-            for path, plan, name in zip(converted, plans, names, strict=True)
-        )
-        found, missing = run.peers(original) if peers else ((), ())
+        names = _names(conversions)
+        models = []
+        while conversions:  # a graph is forgotten once its model is measured
+            models.append(run.converted(conversions.pop(0), names.pop(0)))
+        found, missing = run.peers(original, graph) if peers else ((), ())
         perplexity = models[0].quality.original_perplexity
     return ComparisonReport(
         original=original,
@@ -194,10 +191,23 @@ def report(
         layer_tokens=len(run.layer_text),
         perplexity=perplexity,
         bytes_per_token=run.original_bytes,
-        models=models,
+        models=tuple(models),
         peers=found,
         missing=missing,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _Conversion:
+    """A converted model, read once."""
+
+    path: Path
+    loaded: LoadedModel
+
+    @property
+    def plan(self) -> Plan:
+        """The conversion."""
+        return Plan.from_json(self.loaded.model.metadata_props[METADATA_PLAN])
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,10 +228,11 @@ class _Run:
         """Tokens that the layers are judged on: the beginning of the first window."""
         return self.text[: min(self.windows[0].stop, LAYER_TOKENS)]
 
-    def converted(self, path: Path, plan: Plan, name: str) -> ModelFigures:
-        """Reads the text with a converted model, and lays its layers open."""
+    def converted(self, conversion: _Conversion, name: str) -> ModelFigures:
+        """Read the text with a converted model, and judge its layers."""
+        path, loaded = conversion.path, conversion.loaded
         self.tell(Progress(f"Opening {name}"))
-        model = open_converted(path, library=self.library, threads=self.threads)
+        model = open_converted(path, loaded=loaded, library=self.library, threads=self.threads)
         quality = self.recording.compare(
             model.decoder(),
             stride=self.stride,
@@ -231,27 +242,33 @@ class _Run:
         size = model.signature.bytes_per_token
         del model
         self.tell(Progress(f"Reading the layers of {name}"))
-        layers = measure_layers(path, self.layer_text, library=self.library, threads=self.threads)
-        return self._figures(name, plan, quality, size=size, path=path, layers=layers)
+        probe = expose_internals(path, loaded=loaded)
+        layers = measure_layers(probe, self.layer_text, library=self.library, threads=self.threads)
+        return self._figures(name, conversion.plan, quality, size=size, path=path, layers=layers)
 
-    def peers(self, original: Path) -> tuple[tuple[ModelFigures, ...], tuple[MissingPeer, ...]]:
-        """Reads the text with ONNX Runtime's own caches."""
+    def peers(
+        self, original: Path, loaded: LoadedModel
+    ) -> tuple[tuple[ModelFigures, ...], tuple[MissingPeer, ...]]:
+        """Read the text with ONNX Runtime's own caches; ``loaded`` is changed."""
+        try:
+            raw = prepare(original, preset=_RAW, original=recognise_original(loaded, original))
+        except TqOnnxError as error:
+            return (), tuple(MissingPeer(name, str(error)) for name in _PEER_NAMES.values())
         found, missing = [], []
         steps: dict[str, Steps] = {}
         for cache, name in _PEER_NAMES.items():
             try:
                 if cache != FLOAT16 and not steps:
-                    steps = self._steps(original)
-                found.append(self._peer(original, cache, name, steps.get(cache, ())))
+                    steps = self._steps(raw, original)
+                found.append(self._peer(raw, cache, name, steps.get(cache, ())))
             except TqOnnxError as error:
                 missing.append(MissingPeer(name, str(error)))
         return tuple(found), tuple(missing)
 
-    def _steps(self, original: Path) -> dict[str, Steps]:
-        """The steps of the quantised caches, by cache."""
-        raw = prepare(original, preset=_RAW)
+    def _steps(self, raw: Prepared, original: Path) -> dict[str, Steps]:
+        """Find the steps of the quantised caches, by cache."""
         samples = sample_channels(
-            lay_open(raw.loaded.model, original, raw.loaded.path.parent),
+            expose_internals(original, loaded=raw.loaded),
             self.text,
             self.windows,
             library=self.library,
@@ -263,9 +280,8 @@ class _Run:
             for cache, bits in ((INT8, 8), (INT4, 4))
         }
 
-    def _peer(self, original: Path, cache: str, name: str, steps: Steps) -> ModelFigures:
+    def _peer(self, raw: Prepared, cache: str, name: str, steps: Steps) -> ModelFigures:
         self.tell(Progress(f"Opening {name}"))
-        raw = prepare(original, preset=_RAW)
         if cache == FLOAT16 and raw.plan.layers[0].dtype == "FLOAT16":
             raise UnsupportedModelError("the original's own caches are float16")
         model: OrtCacheModel = with_ort_caches(raw, cache, steps)
@@ -301,9 +317,18 @@ class _Run:
         )
 
 
-def conversion_of(before: OpenModel, path: Path) -> Plan:
-    """The plan of a converted model, which must have the names and heads of the original."""
-    loaded = load(path)
+def check_conversion(before: OpenModel, path: Path, loaded: LoadedModel) -> None:
+    """Refuse a model that was not made from this original.
+
+    Args:
+        before: the original.
+        path: the model that should be its conversion; errors name it.
+        loaded: the graph of this file.
+
+    Raises:
+        UnsupportedModelError: the model was not converted.
+        VerificationError: its names, heads or vocabulary are not the original's.
+    """
     text = loaded.model.metadata_props.get(METADATA_PLAN)
     if text is None:
         raise UnsupportedModelError(
@@ -323,32 +348,16 @@ def conversion_of(before: OpenModel, path: Path) -> Plan:
     if not unlike and isinstance(width, int) and width != _width(before):
         unlike = f"it has {width} logits, not {_width(before)}"
     if unlike:
-        raise VerificationError(
-            f"it was not made from {before.path}: {unlike}",
-            where=str(path),
-            fix="give the original that it was converted from",
-        )
-    return plan
+        raise not_made_from(before.path, path, unlike)
 
 
 def _width(before: OpenModel) -> int:
     return vocabulary_size(before.session, before.signature.interface.logits)
 
 
-def _text(before: OpenModel, tokens: Sequence[int] | Ids | int) -> Ids:
-    if isinstance(tokens, int):
-        tokens = np.random.default_rng(0).integers(0, before.vocabulary, tokens)
-    text = np.asarray(tokens, np.int64)
-    if len(text) < MIN_TOKENS:
-        raise UsageError(
-            f"a text of {len(text)} tokens is too short", fix=f"give {MIN_TOKENS} or more"
-        )
-    before.refuse_tokens(text)
-    return text
-
-
-def _names(paths: Sequence[Path], plans: Sequence[Plan]) -> list[str]:
-    """The presets, calibrated or not; with the file, or its path, where that is not enough."""
+def _names(conversions: Sequence[_Conversion]) -> list[str]:
+    """Name models by preset and calibration, and by file or path where several have the same."""
+    paths, plans = [one.path for one in conversions], [one.plan for one in conversions]
     presets = [plan.preset + (", calibrated" if plan.centered else "") for plan in plans]
     names = [
         preset if presets.count(preset) == 1 else f"{preset} ({path.name})"

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from tq_onnx.errors import UnsupportedModelError, UsageError, VerificationError
+from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.files.load import load
 from tq_onnx.measure import checks, quality
 from tq_onnx.measure.checks import PropertyCheck, failed
@@ -29,7 +29,7 @@ from tq_onnx.measure.devices import (
 from tq_onnx.measure.feeding_modes import FeedingFigures, all_caches, compare_feeding_modes
 from tq_onnx.measure.greedy import GreedyFigures, compare_greedy
 from tq_onnx.measure.oracle import OracleFigures, judge_backends
-from tq_onnx.measure.probe import make_probe
+from tq_onnx.measure.probe import expose_internals
 from tq_onnx.measure.quality import QualityFigures
 from tq_onnx.measure.reconstruction import (
     CacheDistance,
@@ -37,7 +37,6 @@ from tq_onnx.measure.reconstruction import (
     cache_distances,
 )
 from tq_onnx.progress import OnProgress, Progress, silent
-from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.generate import generate
 from tq_onnx.runtime.model import OpenModel, open_converted, open_original
 from tq_onnx.runtime.placement import PlacementReport, report_placement
@@ -45,7 +44,6 @@ from tq_onnx.runtime.providers import CPU, ExecutionProvider
 
 PROBE_TOKENS: Final = 512
 PROMPT_TOKENS: Final = 64
-MIN_TOKENS: Final = 16
 MODE_TOKENS: Final = 8
 ANY_ROOM: Final = 1 << 30
 
@@ -120,11 +118,6 @@ class VerifyReport:
         return not failed(self.checks)
 
 
-def pseudo_random_tokens(vocabulary: int, count: int) -> npt.NDArray[np.int64]:
-    """Token ids for models without a tokenizer; always the same, and no language at all."""
-    return np.random.default_rng(0).integers(0, vocabulary, count)
-
-
 def verify(
     original: Path,
     converted: Path,
@@ -162,25 +155,13 @@ def verify(
     """
     tell = on_progress or silent
     tell(Progress("Opening both models"))
-    before, after = (
-        open_original(original, threads=threads),
-        open_converted(converted, library=library, threads=threads, ep=ep),
-    )
-    if isinstance(tokens, int):
-        tokens = pseudo_random_tokens(before.vocabulary, tokens)
-    text = np.asarray(tokens, np.int64)
-    if len(text) < MIN_TOKENS:
-        raise UsageError(
-            f"a text of {len(text)} tokens is too short", fix=f"give {MIN_TOKENS} or more"
-        )
-    before.refuse_tokens(text)
+    before = open_original(original, threads=threads)
+    loaded = load(converted)
+    after = open_converted(converted, loaded=loaded, library=library, threads=threads, ep=ep)
+    text = quality.text_of(before, tokens)
     found: list[PropertyCheck] = [checks.interface(before, after)]
     if not found[0].holds:
-        raise VerificationError(
-            f"it was not made from {original}: {found[0].detail}",
-            where=str(converted),
-            fix="give the original that it was converted from",
-        )
+        raise checks.not_made_from(original, converted, found[0].detail)
     room = _room(before, after)
     context = min(context, len(text), room)
     figures = quality.compare(
@@ -196,31 +177,30 @@ def verify(
     new_tokens = min(new_tokens, 1 if before.signature.first_only else room - len(prompt))
     tell(Progress("Continuing a prompt with both models"))
     greedy = _greedy(before, after, prompt.tolist(), new_tokens, figures.logit_rms_difference)
-    own, other = before.decoder(), after.decoder(most=len(prompt))
-    own.prefill(prompt[None])
-    other.prefill(prompt[None])
-    memory = _memory(before, own, after, other)
-    caches = all_caches(own), all_caches(other)
-    nodes = report_placement(after.session, load(converted).model)
-    found.append(checks.placed(after, library))
-    found.append(checks.cache_sizes(after, memory.converted_bytes, memory.tokens))
-    del before, own, other
+    memory, own, other = _read(before, after, prompt)
+    nodes = report_placement(after.session, loaded.model)
+    found += [
+        checks.placed(after, library),
+        checks.cache_sizes(after, memory.converted_bytes, memory.tokens),
+    ]
+    del before
     tell(Progress("Feeding caches in every way"))
     if library:
         del after  # before its place is taken
-        after = open_converted(converted, threads=threads, exact=True)
+        after = open_converted(converted, loaded=loaded, threads=threads, exact=True)
     modes = compare_feeding_modes(after, prompt, new_tokens=min(MODE_TOKENS, room - len(prompt)))
     found += checks.feeding_modes_agree(modes)
     del after
     tell(Progress("Exposing the layers"))
-    probe = make_probe(converted)
+    probe = expose_internals(converted, loaded=loaded)
+    del loaded
     if any(layer.is_shortened for layer in probe.layers):
         raise UnsupportedModelError(
-            "its caches keep a window of the tokens, and verify compares all of them",
+            "the caches keep a window of the tokens, and verify compares all tokens",
             where=str(converted),
-            fix="see what it costs with `tq-onnx report`",
+            fix="measure its quality with `tq-onnx report`",
         )
-    distances = cache_distances(*caches, probe)
+    distances = cache_distances(own, other, probe)
     found += [checks.tables(probe), checks.same_weights(distances, probe)]
     judged = judge_backends(
         probe,
@@ -263,11 +243,11 @@ def verify(
 def _room(before: OpenModel, after: OpenModel) -> int:
     """Tokens that both models can hold."""
     rooms = [model.room or ANY_ROOM for model in (before, after)]
-    if min(rooms) < MIN_TOKENS:
+    if min(rooms) < quality.MIN_TOKENS:
         raise UnsupportedModelError(
-            f"it takes no more than {min(rooms)} tokens, too few to compare anything",
+            f"the model takes no more than {min(rooms)} tokens, too few to compare anything",
             where=str(before.path),
-            fix=f"export it with room for {MIN_TOKENS} or more",
+            fix=f"export it with room for {quality.MIN_TOKENS} or more",
         )
     return min(rooms)
 
@@ -282,11 +262,18 @@ def _greedy(
     return compare_greedy(before.decoder(), prompt, own, other, noise)
 
 
-def _memory(before: OpenModel, own: Decoder, after: OpenModel, other: Decoder) -> MemoryFigures:
-    return MemoryFigures(
+def _read(
+    before: OpenModel, after: OpenModel, prompt: npt.NDArray[np.int64]
+) -> tuple[MemoryFigures, list[npt.NDArray[Any]], list[npt.NDArray[Any]]]:
+    """Read a prompt with both models; return the sizes of their caches, and the caches."""
+    own, other = before.decoder(), after.decoder(most=len(prompt))
+    own.prefill(prompt[None])
+    other.prefill(prompt[None])
+    memory = MemoryFigures(
         tokens=other.slots,
         original_bytes=own.cache_bytes,
         converted_bytes=other.cache_bytes,
         original_bytes_per_token=before.signature.bytes_per_token,
         converted_bytes_per_token=after.signature.bytes_per_token,
     )
+    return memory, all_caches(own), all_caches(other)

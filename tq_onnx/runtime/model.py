@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,9 @@ from tq_onnx.runtime.providers import CPU, ExecutionProvider, provider_of
 from tq_onnx.runtime.session import make_session, ports, vocabulary_size
 from tq_onnx.runtime.signature import Signature, plan_of, signature_of
 from tq_onnx.targets.registry import target_of_plan
+
+if TYPE_CHECKING:
+    from tq_onnx.files.load import LoadedModel
 
 _MADE_UP_ROWS: Final = 1024
 _MADE_UP_SIZE: Final = 0.02
@@ -191,6 +194,7 @@ def made_up_embeddings(session: Any, interface: Interface) -> npt.NDArray[np.flo
 def open_model(
     path: Path,
     *,
+    loaded: LoadedModel | None = None,
     library: bool = True,
     threads: int | None = None,
     exact: bool = False,
@@ -199,7 +203,8 @@ def open_model(
     """Open a model.
 
     Args:
-        path: the model file.
+        path: the model file; errors name it.
+        loaded: the graph of this file, if it was read already.
         library: whether a converted model runs on the library's kernels; if not, on its bodies.
         threads: threads within an operator.
         exact: whether the kernels multiply floats, see ``make_session``.
@@ -217,7 +222,7 @@ def open_model(
             f"function bodies are not what {ep.provider} runs",
             fix="use the library, or leave out --ep",
         )
-    loaded = load(path)  # refuses what is no model, before onnxruntime sees it
+    loaded = loaded or load(path)  # refuses what is no model, before onnxruntime sees it
     converted = METADATA_PLAN in loaded.model.metadata_props
     session = make_session(
         loaded.path,
@@ -240,13 +245,14 @@ def open_model(
 def open_converted(
     path: Path,
     *,
+    loaded: LoadedModel | None = None,
     library: bool = True,
     threads: int | None = None,
     exact: bool = False,
     ep: ExecutionProvider = CPU,
 ) -> OpenModel:
     """Open a model that must be a converted one; see ``open_model``."""
-    model = open_model(path, library=library, threads=threads, exact=exact, ep=ep)
+    model = open_model(path, loaded=loaded, library=library, threads=threads, exact=exact, ep=ep)
     if model.plan is None:
         raise UnsupportedModelError(
             "this model was not converted by tq-onnx", where=str(path), fix="convert it first"
@@ -255,18 +261,31 @@ def open_converted(
 
 
 def open_conversion(
-    path: Path, *, preset: str, library: bool = True, threads: int | None = None
+    path: Path,
+    *,
+    preset: str,
+    loaded: LoadedModel | None = None,
+    library: bool = True,
+    threads: int | None = None,
 ) -> OpenModel:
     """Convert an original and open the result, of which nothing is written to disk.
+
+    Args:
+        path: the original; errors name it.
+        preset: a name in ``codec.presets.PRESETS``.
+        loaded: the graph of this file, if it was read already; the conversion changes it.
+        library: whether the model runs on the library's kernels; if not, on its bodies.
+        threads: threads within an operator.
 
     Raises:
         TqOnnxError: as ``tq_onnx.conversion.pipeline.convert`` and ``open_model``.
     """
     import onnx_ir as ir
 
-    from tq_onnx.conversion.pipeline import prepare
+    from tq_onnx.conversion.pipeline import prepare, recognise_original
 
-    prepared = prepare(path, preset=preset)
+    read = None if loaded is None else recognise_original(loaded, path)
+    prepared = prepare(path, preset=preset, original=read)
     session = make_session(
         ir.to_proto(prepared.loaded.model).SerializeToString(),
         library=library,
@@ -277,9 +296,11 @@ def open_conversion(
     return OpenModel(path, session, signature_of(session, prepared.plan))
 
 
-def open_original(path: Path, *, threads: int | None = None) -> OpenModel:
+def open_original(
+    path: Path, *, loaded: LoadedModel | None = None, threads: int | None = None
+) -> OpenModel:
     """Open a model that must not be a converted one; see ``open_model``."""
-    model = open_model(path, library=False, threads=threads)
+    model = open_model(path, loaded=loaded, library=False, threads=threads)
     if model.plan is not None:
         raise UnsupportedModelError(
             "this model is a converted one already",

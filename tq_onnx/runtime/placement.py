@@ -65,7 +65,7 @@ def report_placement(session: Any, model: ir.Model) -> PlacementReport:
 
     Args:
         session: from ``make_session``.
-        model: the graph that it was opened from; types that it lacks are filled in.
+        model: the graph that it was opened from; it is not changed.
     """
     found = placement(session)
     wanted = provider_of(session).provider
@@ -73,7 +73,7 @@ def report_placement(session: Any, model: ir.Model) -> PlacementReport:
     others = [node for node in found.assigned if node.provider != wanted]
     misplaced: tuple[PlacedNode, ...] = ()
     if others:
-        belongs = _Belonging(model)
+        belongs = _Belonging(model.clone())
         misplaced = tuple(node for node in others if belongs.on_device(node))
     return PlacementReport(
         wanted,
@@ -111,7 +111,7 @@ def refuse_misplaced(session: Any, model: ir.Model, where: Path) -> None:
 
     Args:
         session: from ``make_session``.
-        model: the graph that it was opened from; types that it lacks are filled in.
+        model: the graph that it was opened from; it is not changed.
         where: what errors call it.
 
     Raises:

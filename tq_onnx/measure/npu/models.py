@@ -16,7 +16,7 @@ from tq_onnx.files.load import load
 from tq_onnx.measure.devices import compare_providers
 from tq_onnx.measure.npu.anonymise import anonymise
 from tq_onnx.measure.npu.findings import Figures, Findings
-from tq_onnx.measure.probe import make_probe
+from tq_onnx.measure.probe import expose_internals
 from tq_onnx.measure.speed import measure
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.runtime.model import open_converted
@@ -96,7 +96,7 @@ def _placed(model: Path) -> tuple[bool, Figures]:
 
 def _compared(findings: Findings, model: Path, prompt: Array | None) -> tuple[bool, Figures]:
     found = compare_providers(
-        make_probe(model),
+        expose_internals(model),
         np.arange(1, 1 + _PROMPT) if prompt is None else prompt,
         new_tokens=findings.effort.new_tokens,
         ep=CANN,
