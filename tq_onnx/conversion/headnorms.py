@@ -23,24 +23,16 @@ from tq_onnx.conversion.channelflow import follow_channels
 from tq_onnx.conversion.channels import Ids, Ties, Way
 from tq_onnx.conversion.layers import ConvertedLayer, converted_layers
 from tq_onnx.graph.builder import MICROSOFT
-from tq_onnx.graph.constants import attribute_int, integers, scalar
 from tq_onnx.graph.liveness import live_nodes
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
-from tq_onnx.graph.values import keeps_numbers, label, rank, static_dim
+from tq_onnx.graph.rmsnorm import constant_channels, match_norms
+from tq_onnx.graph.values import label
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.plan import Plan
 
 Array = npt.NDArray[Any]
 
-_NORMS: Final = frozenset(
-    {
-        "SimplifiedLayerNormalization",
-        f"{MICROSOFT}.SimplifiedLayerNormalization",
-        "RMSNormalization",
-        "LayerNormalization",
-    }
-)
 _LINEAR: Final = frozenset(
     {
         *("Identity", "Cast", "Neg", "Mul", "Div", "Add", "Sub", "Unsqueeze", "Squeeze", "Concat"),
@@ -48,7 +40,6 @@ _LINEAR: Final = frozenset(
         *("RotaryEmbedding", f"{MICROSOFT}.RotaryEmbedding"),
     }
 )
-_MAX_STEPS: Final = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,110 +166,10 @@ def _norm(role: str, operand: ir.Value | None, head_size: int) -> Norm:
 
 
 def _as_norm(node: ir.Node, head_size: int) -> Norm | None:
-    if kind(node) in _NORMS:
-        last = attribute_int(node, "axis", -1) in (-1, (rank(node.outputs[0]) or 0) - 1)
-        biased = any(value is not None for value in node.inputs[2:])
-        weight = constant_channels(node.inputs[1], head_size) if last and not biased else None
-        return None if weight is None else Norm(node, 1, weight)
-    if kind(node) != "Mul":
-        return None
-    for index in (0, 1):
-        weight = constant_channels(node.inputs[index], head_size)
-        if weight is not None and _is_normalised(node.inputs[1 - index]):
-            return Norm(node, index, weight)
-    return None
-
-
-def _is_normalised(value: ir.Value | None) -> bool:
-    """Whether a value is numbers times, or over, what their mean square along the last axis is."""
-    node = above_casts(value)
-    if node is None or kind(node) not in ("Mul", "Div"):
-        return False
-    factors = node.inputs if node.op_type == "Mul" else node.inputs[1:]
-    return any(_comes_from_mean(factor) for factor in factors)
-
-
-def _comes_from_mean(value: ir.Value | None) -> bool:
-    for _ in range(_MAX_STEPS):
-        node = above_casts(value)
-        if node is None or node.domain != "":
-            return False
-        if node.op_type == "ReduceMean":
-            axes = node.attributes.get_ints("axes", ()) or (
-                integers(node.inputs[1]) if len(node.inputs) > 1 else None
-            )
-            last = (rank(node.outputs[0]) or 0) - 1
-            return axes is not None and tuple(axes) in ((-1,), (last,))
-        if node.op_type in ("Sqrt", "Reciprocal"):
-            value = node.inputs[0]
-        elif node.op_type in ("Add", "Div", "Max", "Pow", "Clip"):
-            value = next((item for item in node.inputs if scalar(item) is None), None)
-        else:
-            return False
-    return False
-
-
-def above_casts(value: ir.Value | None) -> ir.Node | None:
-    """What makes a value, but for nodes that change its precision at most."""
-    node = None if value is None else value.producer()
-    while node is not None and keeps_numbers(node):
-        source = node.inputs[0]
-        node = None if source is None else source.producer()
-    return node
-
-
-def constant_channels(value: ir.Value | None, head_size: int) -> Array | None:
-    """The constant ``[D]`` or ``[1, ..., D]`` that a value always is; None if it is another one."""
-    array = _constant(value, head_size, _MAX_STEPS)
-    if array is None or array.shape != (1,) * (array.ndim - 1) + (head_size,):
-        return None
-    return array
-
-
-def _constant(value: ir.Value | None, size: int, depth: int) -> Array | None:
-    """A small constant, or what a model makes of one by itself, as 1 + weight or a Cast."""
-    if value is None or depth == 0 or value.is_graph_input():
-        return None
-    node = value.producer()
-    tensor = _tensor(value)
-    if tensor is not None:
-        floating = tensor.dtype.is_floating_point()
-        return np.asarray(tensor.numpy()) if tensor.size == size and floating else None
-    if node is None or node.domain != "" or not node.inputs:
-        return None
-    if node.op_type in ("Add", "Mul"):
-        return _with_number(node, size, depth)
-    return _viewed(node, size, depth)
-
-
-def _tensor(value: ir.Value) -> ir.TensorProtocol | None:
-    node = value.producer()
-    if node is None or kind(node) != "Constant" or "value" not in node.attributes:
-        return value.const_value
-    # Not as_tensor(), which asks whether the value has all parts of a tensor's protocol.
-    tensor: ir.TensorProtocol = node.attributes["value"].value
-    return tensor
-
-
-def _viewed(node: ir.Node, size: int, depth: int) -> Array | None:
-    value = node.outputs[0]
-    array = _constant(node.inputs[0], size, depth - 1)
-    if array is None or node.op_type == "Identity":
-        return array
-    if keeps_numbers(node):
-        return array.astype(ir.DataType(attribute_int(node, "to", 1)).numpy())
-    dims = [static_dim(value, axis) for axis in range(rank(value) or 0)]
-    shape = [dim for dim in dims if dim is not None]
-    views = node.op_type in ("Unsqueeze", "Reshape", "Squeeze") and len(shape) == len(dims)
-    return array.reshape(shape) if views and int(np.prod(shape)) == size else None
-
-
-def _with_number(node: ir.Node, size: int, depth: int) -> Array | None:
-    for index in (0, 1):
-        array = _constant(node.inputs[index], size, depth - 1)
-        number = scalar(node.inputs[1 - index])
-        if array is not None and number is not None:
-            other = array.dtype.type(number)
-            result = array + other if node.op_type == "Add" else array * other
-            return np.asarray(result, array.dtype)
+    for norm in match_norms(node):
+        if norm.summands or norm.bias is not None or not norm.is_of_last_axis:
+            continue
+        weight = constant_channels(norm.weight, head_size)
+        if weight is not None:
+            return Norm(node, norm.weight_index, weight)
     return None

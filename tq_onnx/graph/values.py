@@ -9,6 +9,8 @@ import onnx_ir as ir
 FLOATS: Final = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 """Element types that the operators take."""
 
+_WIDE: Final = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+
 
 def static_dim(value: ir.Value, axis: int) -> int | None:
     """Return a dimension of a value if it is known as a number."""
@@ -54,3 +56,32 @@ def substitute(old: ir.Value, new: ir.Value) -> None:
     if old.is_graph_output():
         old.name, new.name = f"{old.name}/replaced", old.name
     old.replace_all_uses_with(new, replace_graph_outputs=True)
+
+
+def above_casts(value: ir.Value | None) -> ir.Node | None:
+    """Return what makes a value, but for nodes that change its precision at most."""
+    node = None if value is None else value.producer()
+    while node is not None and keeps_numbers(node):
+        source = node.inputs[0]
+        node = None if source is None else source.producer()
+    return node
+
+
+def widened(value: ir.Value) -> list[ir.Value]:
+    """Return a value, and above it the same numbers in types that hold no more."""
+    values = [value]
+    while True:
+        node = values[-1].producer()
+        if node is None or node.domain != "" or node.op_type not in ("Cast", "Identity"):
+            return values
+        source = node.inputs[0]
+        if source is None or not holds(values[-1].dtype, source.dtype):
+            return values
+        values.append(source)
+
+
+def holds(wide: ir.DataType | None, narrow: ir.DataType | None) -> bool:
+    """Whether every number of one float type is one of the other."""
+    if wide is None or narrow is None or not narrow.is_floating_point():
+        return False
+    return wide is narrow or (wide in _WIDE and narrow.bitwidth < wide.bitwidth)
