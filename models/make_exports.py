@@ -175,10 +175,16 @@ def main() -> None:
     parser.add_argument(
         "--environments", type=Path, default=ENVIRONMENTS, help="folder of virtual environments"
     )
+    parser.add_argument(
+        "--only-environments", action="store_true", help="make what the routes need, export nothing"
+    )
     options = parser.parse_args(own)
     for route in options.routes:
         folder = options.output / route
         try:
+            if options.only_environments:
+                prepare(ROUTES[route].environment, options.environments)
+                continue
             export(route, options.model, folder, arguments, environments=options.environments)
         except UnreachableError as error:
             print(error, file=sys.stderr)

@@ -4,7 +4,9 @@
 # its last line one JSON object; what nothing measured is null there. Fails if a test fails.
 #
 #   bash custom_ops/cann/testing/run.sh [pytest arguments]
+#   bash custom_ops/cann/testing/run.sh --only-environment
 #
+# The second form makes the environment and the fake runtime and runs nothing.
 # Needs Python 3.11 and a C++17 compiler on Linux.
 #   TQ_CANN_ENV      folder of the environment, kept between runs; by default in the user's cache
 #   TQ_ONNX_LIBRARY  the operators' library to test; by default it is built, which takes minutes once
@@ -67,6 +69,7 @@ say "building the fake ACL runtime"
     "${runtime_options[@]}"
   cmake --build "$build"
 } >"$environment/build.log" 2>&1 || { tail -30 "$environment/build.log" >&2; exit 1; }
+[ "${1:-}" != --only-environment ] || exit 0
 
 # The library that ships, built without anything of CANN.
 library="${TQ_ONNX_LIBRARY:-}"
