@@ -19,19 +19,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from tests.decoders.running import Batch
 from tests.recognise.dialects.gqa_oracle import GqaDecoder, cut_holes
 from tests.recognise.dialects.roundtrip import roundtrip_rows
 from tq_onnx.conversion.options import Options
-from tq_onnx.conversion.pipeline import Prepared, prepare
+from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.errors import TqOnnxError
 from tq_onnx.ops.domain import DOMAIN, ENCODE
+from tq_onnx.plan import Plan
 from tq_onnx.runtime.model import OpenModel, open_original
 from tq_onnx.runtime.session import make_session
 from tq_onnx.runtime.signature import plan_of, signature_of
@@ -145,9 +148,34 @@ class Agreement:
         return max(self.figures.values(), default=float("inf"))
 
 
-def opened(model: ir.Model, path: Path, *, library: bool) -> OpenModel:
+@dataclass(frozen=True, eq=False)
+class Converted:
+    """A conversion in memory.
+
+    Attributes:
+        data: the model, serialised; its external data lies beside the original.
+        plan: what was done.
+    """
+
+    data: bytes
+    plan: Plan
+
+
+def converted(path: Path, preset: str, options: Options = AS_THEY_ARE) -> Converted:
+    """The conversion of a file, made once per process; files may not change, new ones may come."""
+    return _converted(path, path.stat().st_mtime_ns, preset, options)
+
+
+@cache
+def _converted(path: Path, _: int, preset: str, options: Options) -> Converted:
+    prepared = prepare(path, preset=preset, options=options)
+    data = ir.to_proto(prepared.loaded.model).SerializeToString()
+    return Converted(data, prepared.plan)
+
+
+def opened(model: ir.Model | bytes, path: Path, *, library: bool) -> OpenModel:
     """A converted model in memory whose external data lies beside ``path``."""
-    data = ir.to_proto(model).SerializeToString()
+    data = model if isinstance(model, bytes) else ir.to_proto(model).SerializeToString()
     session = make_session(data, library=library, threads=1, external_data=path.parent)
     plan = plan_of(session)
     assert plan is not None  # it was just converted
@@ -156,19 +184,20 @@ def opened(model: ir.Model, path: Path, *, library: bool) -> OpenModel:
 
 def simulated(path: Path, preset: str, options: Options = AS_THEY_ARE) -> OpenModel:
     """A raw conversion whose new rows go through a preset's codec before they are cached."""
-    plan = prepare(path, preset=preset, options=options).plan
-    raw = prepare(path, preset="raw")
+    plan = converted(path, preset, options).plan
+    raw = converted(path, "raw")
+    model = ir.from_proto(onnx.load_model_from_string(raw.data))
     nodes = {
         node.outputs[0].name: node
-        for node in raw.loaded.model.graph
+        for node in model.graph
         if (node.domain, node.op_type) == (DOMAIN, ENCODE)
     }
     own = {layer.layer: layer for layer in raw.plan.layers}
     for layer in plan.layers:
         assert own[layer.layer].key == layer.key
         for pair, codec in ((layer.key, layer.key_of), (layer.value, layer.value_of)):
-            roundtrip_rows(raw.loaded.model.graph, nodes[pair.present], plan, layer, codec)
-    return opened(raw.loaded.model, path, library=False)
+            roundtrip_rows(model.graph, nodes[pair.present], plan, layer, codec)
+    return opened(model, path, library=False)
 
 
 def runs(original: OpenModel) -> dict[str, Run]:
@@ -249,58 +278,80 @@ def noise(original: OpenModel, found: dict[str, Run]) -> float:
     return difference(run.logits(original, 0), single.logits(original, 0))
 
 
+class Original:
+    """An original, the ways to feed it, and what it said, which is asked for once."""
+
+    def __init__(self, path: Path) -> None:
+        self.model = open_original(path, threads=1)
+        self.runs = runs(self.model)
+        if not self.runs:
+            Run((self.model.decoder().longest_call or 1,)).logits(self.model, 0)
+        self.noise = noise(self.model, self.runs)
+        self._said: dict[tuple[Run, int], Array] = {}
+
+    def logits(self, run: Run, seed: int) -> Array:
+        """What it says; see ``faithful``."""
+        if (run, seed) not in self._said:
+            self._said[run, seed] = faithful(self.model, run, seed)
+        return self._said[run, seed]
+
+
+@lru_cache(maxsize=1)
+def _original(path: Path, _: int) -> Original:
+    return Original(path)
+
+
 def agreement(
     path: Path, preset: str = "raw", options: Options = AS_THEY_ARE, *, library: bool = False
 ) -> Agreement:
     """Converts a file and compares; what is refused on the way is told, not raised."""
     try:
-        prepared = prepare(path, preset=preset, options=options)
+        made = converted(path, preset, options)
     except TqOnnxError as error:
         return Agreement(refusal=str(error))
-    layers = prepared.plan.layers
+    layers = made.plan.layers
     dialects = ",".join(sorted({layer.dialect for layer in layers}))
     known = Agreement(dialects, len(layers), layers[0].dtype)
     if preset != "raw":
         # Float noise may put a coordinate of a cached row on the other side of a boundary: a
         # difference that is seen, but no error. What is wrong is wrong for most tokens.
         reference = simulated(path, preset, options)
-        _compare(known, reference, prepared, path, library=library, typical=True)
+        logits = partial(faithful, reference)
+        _compare(known, logits, runs(reference), made, path, library=library, typical=True)
         return known
     try:
-        original = open_original(path, threads=1)
-        found = runs(original)
-        if not found:
-            Run((original.decoder().longest_call or 1,)).logits(original, 0)
+        original = _original(path, path.stat().st_mtime_ns)
     except TqOnnxError as error:
         known.refusal = f"original does not run: {error}"
         if "q_norm_weight" in known.refusal:
-            _ask_oracle(known, prepared, path, library=library)
+            _ask_oracle(known, made, path, library=library)
         return known
-    known.noise = noise(original, found)
+    known.noise = original.noise
     # Where weights are quantised, activations may be too: the last bit of a float may decide about
     # a step of theirs, likewise.
-    _compare(known, original, prepared, path, library=library, typical=_quantises(path))
+    typical = _quantises(path)
+    _compare(
+        known, original.logits, dict(original.runs), made, path, library=library, typical=typical
+    )
     return known
 
 
 def _compare(
     known: Agreement,
-    reference: OpenModel,
-    prepared: Prepared,
+    reference: Callable[[Run, int], Array],
+    found: dict[str, Run],
+    converted: Converted,
     path: Path,
     *,
     library: bool,
     typical: bool,
 ) -> None:
     try:
-        made = opened(prepared.loaded.model, path, library=library)
-        found = runs(reference)
+        made = opened(converted.data, path, library=library)
         if made.signature.fixed_capacity:
             chunks = [run.chunks for run in found.values() if run.batch == 1]
             found["in place"] = Run(chunks[-1], in_place=True)
-        known.figures = compare(
-            lambda run, seed: faithful(reference, run, seed), made, found, typical=typical
-        )
+        known.figures = compare(reference, made, found, typical=typical)
     except TqOnnxError as error:
         known.refusal = f"conversion does not run: {error}"
 
@@ -310,13 +361,13 @@ def _quantises(path: Path) -> bool:
     return any(node.op_type in kinds for node in ir.load(path).graph)
 
 
-def _ask_oracle(known: Agreement, prepared: Prepared, path: Path, *, library: bool) -> None:
+def _ask_oracle(known: Agreement, converted: Converted, path: Path, *, library: bool) -> None:
     """GroupQueryAttention that the CPU has no kernel for: by numpy instead."""
-    made = opened(prepared.loaded.model, path, library=library)
+    made = opened(converted.data, path, library=library)
     model = ir.load(path)
     ir.external_data.load_to_model(model)
     holes = cut_holes(model)
-    size = prepared.plan.layers[0].head_size
+    size = converted.plan.layers[0].head_size
 
     def reference(run: Run, seed: int) -> Array:
         data = run.data(made.vocabulary, seed)
