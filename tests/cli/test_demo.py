@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 
 from tests.cli.run import run
-from tq_onnx.cli import demo
+from tq_onnx.api import demonstrating
 
 
 @pytest.fixture(autouse=True)
 def shorter(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same demo on less text."""
-    monkeypatch.setattr(demo, "TEXT_TOKENS", 1024)
-    monkeypatch.setattr(demo, "CONTEXT", 512)
-    monkeypatch.setattr(demo, "NEW_TOKENS", 24)
+    monkeypatch.setattr(demonstrating, "TEXT_TOKENS", 1024)
+    monkeypatch.setattr(demonstrating, "CONTEXT", 512)
+    monkeypatch.setattr(demonstrating, "NEW_TOKENS", 24)
 
 
 def test_the_table_and_both_continuations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,85 +4,16 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
+from tq_onnx.api import demonstrating
 from tq_onnx.cli import flags, terminal
 from tq_onnx.measure.tables import TextTable
-from tq_onnx.progress import Progress
 
-if TYPE_CHECKING:
-    from tq_onnx.integrations.huggingface import Tokenizer
-    from tq_onnx.measure.greedy import GreedyFigures
-    from tq_onnx.measure.quality import QualityFigures
-    from tq_onnx.measure.speed import SpeedFigures
-    from tq_onnx.runtime.generate import Generation
-    from tq_onnx.runtime.model import OpenModel
-
-PRESET: Final = "int4"
-TEXT_TOKENS: Final = 8192
-CONTEXT: Final = 1024
-PROMPT_TOKENS: Final = 512
-NEW_TOKENS: Final = 192
-TIMED_STEPS: Final = 64
 _SHOWN_PROMPT: Final = 160
-
-
-@dataclass(frozen=True)
-class Side:
-    """One model in the demo.
-
-    Attributes:
-        model: its file.
-        cache_bytes_per_token: from the types of its caches.
-        cache_bytes: of its buffers at the end of the generation.
-        perplexity: on the held-out text, per token (a token is a byte).
-        tokens_per_second: in decode behind the prompt, from the median step.
-        text: its continuation.
-    """
-
-    model: Path
-    cache_bytes_per_token: int
-    cache_bytes: int
-    perplexity: float
-    tokens_per_second: float
-    text: str
-
-
-@dataclass(frozen=True)
-class DemoReport:
-    """What the demo shows.
-
-    Attributes:
-        preset: of the conversion.
-        route: exporter of the model.
-        model: what the model is.
-        original: before.
-        converted: after.
-        cache_ratio: how many times smaller the caches are.
-        text_tokens: tokens of the perplexity.
-        context: tokens in the caches at the end of the generation.
-        kl_mean: mean KL divergence on the text, in nats.
-        top1_agreement: part of the positions with the same most likely token.
-        greedy: where the continuations part, and whether that is a near-tie.
-        prompt: the text that was continued.
-    """
-
-    preset: str
-    route: str
-    model: str
-    original: Side
-    converted: Side
-    cache_ratio: float
-    text_tokens: int
-    context: int
-    kl_mean: float
-    top1_agreement: float
-    greedy: GreedyFigures
-    prompt: str
 
 
 @click.command()
@@ -109,138 +40,17 @@ def demo(keep: Path | None, route: str, threads: int | None, as_json: bool) -> N
     place: AbstractContextManager[Any] = nullcontext(keep)
     if keep is None:
         place = tempfile.TemporaryDirectory(prefix="tq-onnx-demo-")
-    with place as folder:
-        report = _run(Path(folder), route, threads)
+    with place as folder, terminal.progress("Building the bundled model") as on_progress:
+        report = demonstrating.demonstrate(
+            Path(folder), route=route, threads=threads, on_progress=on_progress
+        )
     if as_json:
         terminal.print_json(report)
     else:
         _print(report, keep)
 
 
-def _run(folder: Path, route: str, threads: int | None) -> DemoReport:
-    from tq_onnx.conversion.pipeline import convert
-    from tq_onnx.integrations.bundled import build_bundled, heldout_text
-    from tq_onnx.integrations.huggingface import load_tokenizer
-    from tq_onnx.measure import quality, speed
-    from tq_onnx.runtime.model import open_converted, open_original
-
-    with terminal.progress("Building the bundled model") as on_progress:
-        original = build_bundled(route, folder)
-        converted = folder / f"model.{PRESET}.onnx"
-        on_progress(Progress("Converting it", 1, 6))
-        convert(original, converted, preset=PRESET)
-        on_progress(Progress("Opening both models", 2, 6))
-        words = load_tokenizer(folder)
-        before = open_original(original, threads=threads)
-        after = open_converted(converted, threads=threads)
-        text = heldout_text()
-        prompt = words.encode(_excerpt(text))
-        tokens = words.encode(text)
-        # It is made of more than one document: its beginning and its end are of different ones.
-        tokens = tokens[: TEXT_TOKENS // 2] + tokens[-TEXT_TOKENS // 2 :]
-        on_progress(Progress("Generating with both models", 3, 6))
-        runs = [_generate(model, prompt, words) for model in (before, after)]
-        speeds = speed.measure(
-            (before, after),
-            len(prompt),
-            tokens=TIMED_STEPS,
-            prompt=False,
-            on_progress=on_progress,
-        )
-        figures = quality.compare(
-            before.decoder(),
-            after.decoder(),
-            tokens,
-            vocabulary=before.vocabulary,
-            context=CONTEXT,
-            stride=CONTEXT // 2,
-            on_progress=on_progress,
-        )
-    return _report(
-        route=route,
-        models=(before, after),
-        runs=runs,
-        speeds=speeds,
-        figures=figures,
-        words=words,
-        prompt=prompt,
-        text_tokens=len(tokens),
-    )
-
-
-def _excerpt(text: str) -> str:
-    """Whole words from the first paragraph in the second half of a text."""
-    start = text.find("\n", len(text) * 3 // 5) + 1
-    return text[start : start + PROMPT_TOKENS].rsplit(" ", 1)[0]
-
-
-def _generate(model: OpenModel, prompt: list[int], words: Tokenizer) -> Generation:
-    from tq_onnx.runtime.generate import generate
-
-    fixed = len(prompt) + NEW_TOKENS if model.signature.fixed_capacity else None
-    return generate(
-        model.decoder(capacity=fixed), prompt, max_new_tokens=NEW_TOKENS, stop_ids=words.eos_ids
-    )
-
-
-def _report(
-    *,
-    route: str,
-    models: tuple[OpenModel, OpenModel],
-    runs: list[Generation],
-    speeds: list[SpeedFigures],
-    figures: QualityFigures,
-    words: Tokenizer,
-    prompt: list[int],
-    text_tokens: int,
-) -> DemoReport:
-    from tq_onnx.measure.greedy import compare_greedy
-
-    before, after = (
-        Side(
-            model=model.path,
-            cache_bytes_per_token=model.signature.bytes_per_token,
-            cache_bytes=run.cache_bytes,
-            perplexity=perplexity,
-            tokens_per_second=speed.tokens_per_second,
-            text=words.decode(run.tokens),
-        )
-        for model, run, speed, perplexity in zip(
-            models,
-            runs,
-            speeds,
-            (figures.original_perplexity, figures.converted_perplexity),
-            strict=True,
-        )
-    )
-    own, other = (run.tokens for run in runs)
-    noise = figures.logit_rms_difference
-    return DemoReport(
-        preset=PRESET,
-        route=route,
-        model=_describe(models[1]),
-        original=before,
-        converted=after,
-        cache_ratio=before.cache_bytes_per_token / after.cache_bytes_per_token,
-        text_tokens=text_tokens,
-        context=len(prompt) + NEW_TOKENS,
-        kl_mean=figures.kl_mean,
-        top1_agreement=figures.top1_agreement,
-        greedy=compare_greedy(models[0].decoder(), prompt, own, other, noise),
-        prompt=words.decode(prompt),
-    )
-
-
-def _describe(model: OpenModel) -> str:
-    layers = model.plan.layers if model.plan else ()
-    first = layers[0]
-    return (
-        f"Qwen3: {len(layers)} layers, {first.num_heads} heads, {first.kv_num_heads} KV heads of "
-        f"size {first.head_size}, {model.vocabulary} tokens"
-    )
-
-
-def _print(report: DemoReport, keep: Path | None) -> None:
+def _print(report: demonstrating.DemoReport, keep: Path | None) -> None:
     before, after = report.original, report.converted
     rows = [
         (

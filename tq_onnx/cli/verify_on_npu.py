@@ -5,20 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
 import click
 
+from tq_onnx.api.npu import verify_on_npu as run
 from tq_onnx.cli import terminal
 from tq_onnx.errors import ModelFileError, VerificationError
-
-if TYPE_CHECKING:
-    from tq_onnx.measure.npu import NpuReport
-
-
-PROMPT_TOKENS: Final = 24
+from tq_onnx.measure.npu import PART_SECONDS, NpuReport
 
 
 @click.command(name="verify-on-npu")
@@ -29,7 +24,7 @@ PROMPT_TOKENS: Final = 24
 @click.option(
     "--seconds",
     type=click.FloatRange(min=1),
-    default=1200,
+    default=PART_SECONDS,
     show_default=True,
     help="How long each part of the verification may take.",
 )
@@ -46,26 +41,13 @@ def verify_on_npu(*, models: tuple[Path, ...], output: Path | None, seconds: flo
       tq-onnx verify-on-npu -o report.json
       tq-onnx verify-on-npu model.int4-cann.onnx -o report.json
     """
-    from tq_onnx.integrations.bundled import build_bundled, heldout_text
-    from tq_onnx.integrations.folder import find_model
     from tq_onnx.measure.checks import failure
-    from tq_onnx.measure.npu import Request
-    from tq_onnx.measure.npu import verify_on_npu as run
 
     if output is not None and (output.is_dir() or not os.access(output.parent, os.W_OK)):
         raise ModelFileError(
             "the report cannot be written there", where=str(output), fix="give another file with -o"
         )
-    files = tuple(find_model(model) for model in models)
-    # A token of the bundled model is a byte.
-    prompt = tuple(heldout_text().encode()[:PROMPT_TOKENS])
-    with tempfile.TemporaryDirectory(prefix="tq-onnx-npu-") as folder:
-        trained = build_bundled("dynamo", Path(folder) / "trained")
-        report = run(
-            Request(trained, prompt, files),
-            part_seconds=seconds,
-            on_progress=terminal.print_progress,
-        )
+    report = run(models, seconds=seconds, on_progress=terminal.print_progress)
     _write(report, output)
     _print(report, output)
     if not report.holds:

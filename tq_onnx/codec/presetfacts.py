@@ -1,0 +1,79 @@
+"""What a preset stores, what a token costs with it, and where it comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from tq_onnx.codec.presets import DEFAULT_PRESET, Preset
+from tq_onnx.codec.spec import Codec, row_layout
+from tq_onnx.errors import UsageError
+
+_HALF_BYTES: Final = 2
+_VLLM_HEAD_SIZE: Final = 128
+_VLLM_SLOTS: Final = {"k8v4": 196, "4bit_nc": 134, "k3v4_nc": 118, "3bit_nc": 102}
+"""Bytes of vLLM's slot for a token of one head of 128, by the presets named after its own."""
+
+
+@dataclass(frozen=True)
+class PresetFacts:
+    """A preset at one head size.
+
+    Attributes:
+        preset: its name.
+        key: codec of the keys; ``raw`` as in a float16 model.
+        value: codec of the values, likewise.
+        rotation: ``qr``, ``hadamard`` or ``none``.
+        norm_correction: whether scales make up for the norm that quantisation loses.
+        bytes_per_token: key and value of one head, metadata included.
+        bits_per_value: the same, in bits of a coordinate.
+        ratio: how many times smaller that is than in float16.
+        vllm_slot: bytes of vLLM's slot; None where the preset is not vLLM's.
+        source: where it comes from.
+        experimental: whether other presets of its size are known to do better.
+        default: whether it is the one that convert takes.
+    """
+
+    preset: str
+    key: str
+    value: str
+    rotation: str
+    norm_correction: bool
+    bytes_per_token: int
+    bits_per_value: float
+    ratio: float
+    vllm_slot: int | None
+    source: str
+    experimental: bool
+    default: bool
+
+
+def preset_facts(preset: Preset, head_size: int) -> PresetFacts:
+    """Return what a preset stores at one head size.
+
+    Raises:
+        UsageError: there are no rows of this head size.
+    """
+    codecs = [codec.for_elements(8 * _HALF_BYTES) for codec in (preset.key, preset.value)]
+    try:
+        size = sum(row_layout(codec, head_size).row_bytes for codec in codecs)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return PresetFacts(
+        preset=preset.name,
+        key=_name(codecs[0]),
+        value=_name(codecs[1]),
+        rotation=preset.rotation,
+        norm_correction=preset.norm_correction and any(codec.corrects_norm for codec in codecs),
+        bytes_per_token=size,
+        bits_per_value=4 * size / head_size,
+        ratio=2 * _HALF_BYTES * head_size / size,
+        vllm_slot=_VLLM_SLOTS.get(preset.name) if head_size == _VLLM_HEAD_SIZE else None,
+        source=preset.source,
+        experimental=preset.experimental,
+        default=preset.name == DEFAULT_PRESET,
+    )
+
+
+def _name(codec: Codec) -> str:
+    return "as in the model" if codec.is_raw else str(codec)
