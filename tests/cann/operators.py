@@ -10,7 +10,9 @@ import numpy as np
 
 from tests.cann.kernels import INT4, rotation_of, row_bytes
 from tests.cann.session import Array
+from tq_onnx.codec.acceptance import is_clear
 from tq_onnx.codec.codebook import codebook_of
+from tq_onnx.codec.quantise import tables_of
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.ops.singleop import (
     PRESENT_CACHES,
@@ -50,23 +52,12 @@ class Sizes:
         made = {"query": rng.standard_normal(shape).astype(dtype)}
         for layer, kind in enumerate(("key", "value")):
             vectors = rng.standard_normal((self.batch, self.heads, tokens, self.head_size))
-            while (near := _near_boundary(vectors.astype(dtype), layer)).any():
+            book, rotation = codebook_of(INT4, self.head_size), rotation_of(self.head_size, layer)
+            tables = tables_of(INT4, rotation, book, norm_correction=True)
+            while (near := ~is_clear(vectors.astype(dtype), INT4, tables)).any():
                 vectors[near] = rng.standard_normal((near.sum(), self.head_size))
             made[kind] = vectors.astype(dtype)
         return made
-
-
-def _near_boundary(vectors: Array, layer: int) -> Array:
-    """Which vectors have a coordinate so near to a boundary that float32 sums may disagree.
-
-    Either code is right there, and which one comes out depends on the order of a sum.
-    """
-    wide = vectors.astype(np.float64)
-    unit = wide / np.linalg.norm(wide, axis=-1, keepdims=True)
-    rotated = unit @ rotation_of(vectors.shape[-1], layer).astype(np.float64)
-    boundaries = codebook_of(INT4, vectors.shape[-1]).boundaries.astype(np.float64)
-    near: Array = (np.abs(rotated[..., None] - boundaries) < 1e-6).any(axis=(-2, -1))
-    return near
 
 
 def decoder_attention(

@@ -12,12 +12,14 @@ import onnx_ir as ir
 import pytest
 
 from tests.runtime.models import CONVERTIBLE, DYNAMO, GENAI, converted, ids, original
+from tq_onnx.codec.acceptance import TIE_DISTANCE, UNROUNDED_TIE_DISTANCE
+from tq_onnx.codec.kind import COORDINATE
 from tq_onnx.codec.rotated import rotate
 from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.files.load import load
-from tq_onnx.measure import oracle, rowcomparison
+from tq_onnx.measure import oracle
 from tq_onnx.measure.probe import LayerNames, Probe, expose_internals
 from tq_onnx.measure.reconstruction import reconstruction, theory
 from tq_onnx.runtime.decoder import Decoder
@@ -130,7 +132,8 @@ def test_a_tie_is_told_from_a_wrong_code(probe: Probe, fake: Fake) -> None:
     place = np.unravel_index(np.abs(distances).argmin(), distances.shape)
     # The nearest boundary moves to the other side of its coordinate: just so, or by far.
     side = np.sign(distances[place])
-    for distance, wrong in ((1e-7, False), (1e-5, True)):
+    tie = TIE_DISTANCE[COORDINATE]
+    for distance, wrong in ((0.9 * tie, False), (1.2 * tie, True)):
         bounds = layer.key.codebook.boundaries.astype(np.float64)
         bounds[place[-1]] = rotated[place[:-1]] + side * distance
         moved = replace(layer.key.codebook, boundaries=bounds)
@@ -140,7 +143,7 @@ def test_a_tie_is_told_from_a_wrong_code(probe: Probe, fake: Fake) -> None:
 
 
 def test_bodies_of_half_models_may_miss_a_rounding(probe: Probe, fake: Fake) -> None:
-    assert rowcomparison.BODY_TIE_DISTANCE["FLOAT"] == rowcomparison.TIE_DISTANCE
+    assert UNROUNDED_TIE_DISTANCE["float32"] == 0
     layer = probe.layers[0]
     names = layer.key.vectors
     fake.watched[names] = fake.watched[names].astype(np.float16)

@@ -10,7 +10,10 @@ import pytest
 
 from tests.native.single_node import Array
 from tq_onnx.codec import spec
+from tq_onnx.codec.acceptance import FIELD_STEPS, RowFigures, judge_rows
 from tq_onnx.codec.codebook import codebook_of
+from tq_onnx.codec.kind import Tables
+from tq_onnx.codec.reference import offset_rows
 from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.rotation import rotation_of
 from tq_onnx.codec.spec import Codec, row_layout
@@ -30,6 +33,30 @@ def tables(codec: Codec, head_size: int, layer: int, kind: str = "qr") -> tuple[
         return (np.zeros(0, np.float32),) * 3
     book = codebook_of(codec, head_size)
     return rotation_of(codec, kind, head_size, layer), book.centroids, book.boundaries
+
+
+def encoded_vectors(feeds: Feeds) -> npt.NDArray[np.float32]:
+    """What is encoded of the feeds; an offset is taken away in float32, as in the kernels."""
+    vectors: npt.NDArray[np.float32] = feeds["vectors"].astype(np.float32)
+    if "offset" not in feeds:
+        return vectors
+    batch, _, new, _ = vectors.shape
+    offset = offset_rows(feeds["offset"], feeds["past_length"], batch, new)
+    return vectors - offset.astype(np.float32)
+
+
+def judged_rows(
+    rows: Array, vectors: npt.NDArray[np.float32], codec: Codec, feeds: Feeds
+) -> RowFigures:
+    """Rows of vectors, by the judge of the product."""
+    names = ("rotation", "centroids", "boundaries")
+    tables = [feeds[name].astype(np.float32) for name in names]
+    norm_correction = codec.corrects_norm
+    own = Tables(*tables, norm_correction) if codec.is_rotated else Tables()
+    found = judge_rows(rows, vectors, codec, own)
+    assert found.wrong == 0, f"{codec}: {found}"
+    assert found.steps <= FIELD_STEPS, f"{codec}: {found}"
+    return found
 
 
 def rows(

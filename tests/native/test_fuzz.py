@@ -18,12 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.native.conftest import CODECS, Feeds, rows, tables
+from tests.native.conftest import CODECS, Feeds, encoded_vectors, judged_rows, rows, tables
 from tests.native.fuzzing import FUZZ, spoiled
 from tests.native.single_node import Array, attention_model, encode_model, make_session, run
 from tq_onnx.codec import reference
-from tq_onnx.codec.bitpack import unpack
-from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.ops.domain import ATTENTION, ENCODE
 
@@ -146,38 +144,16 @@ def test_encode(data: st.DataObject) -> None:
     assert present.shape == (batch, heads, total, feeds["past"].shape[3])
     expected = np.zeros_like(present)
     expected[:, :, :slots] = feeds["past"]
-    new = encoded(feeds, codec)
+    new = encoded_vectors(feeds)
     unlike = 0
     for b, length in enumerate(past_length):
         written = slice(length, length + tokens)
         own = present[b, :, written]
         if not wild:
-            unlike += differences(own, new[b], codec, size)
+            unlike += judged_rows(own, new[b], codec, feeds).differing
         expected[b, :, written] = own
     np.testing.assert_array_equal(present, expected)
     assert unlike <= 1 + new.size // 500
-
-
-def encoded(feeds: Feeds, codec: Codec) -> Array:
-    """What the oracle makes of the new vectors."""
-    x = feeds["vectors"].astype(np.float64)
-    if "offset" in feeds:
-        x = x - reference.offset_rows(feeds["offset"], feeds["past_length"], *x.shape[:3:2])
-    book = codebook_of(codec, x.shape[-1]) if codec.is_rotated else None
-    return reference.encode(x, codec, feeds["rotation"], book)
-
-
-def differences(own: Array, wanted: Array, codec: Codec, size: int) -> int:
-    """Number of codes that differ; everything else is the same."""
-    layout = row_layout(codec, size)
-    assert not own[..., layout.row_bytes :].any()
-    if codec.is_raw:
-        np.testing.assert_array_equal(own[..., : layout.row_bytes], wanted)
-        return 0
-    fields = reference.fields_of(wanted, layout)
-    for name, values in reference.fields_of(own, layout).items():
-        np.testing.assert_allclose(values, fields[name], rtol=3e-3, atol=1e-6)
-    return int(np.count_nonzero(unpack(own, layout) != unpack(wanted, layout)))
 
 
 def attention_fits(feeds: Feeds, key_codec: Codec, value_codec: Codec) -> bool:

@@ -11,11 +11,9 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from tests.native.conftest import CODECS, INT4, RAW32, Feeds
+from tests.native.conftest import CODECS, INT4, RAW32, Feeds, encoded_vectors, judged_rows
 from tests.native.single_node import FLOATS, attention_model, encode_model, make_session, run
 from tq_onnx.codec import reference
-from tq_onnx.codec.bitpack import unpack
-from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8
 from tq_onnx.codec.rotation import rotation_of
 from tq_onnx.codec.spec import Codec, row_layout
@@ -44,28 +42,10 @@ def oracle(feeds: Feeds, key: Codec = INT4, value: Codec = INT4, **options: obje
 
 
 def check_rows(
-    found: np.ndarray, wanted: np.ndarray, codec: Codec, size: int, ties: int = 1
+    found: np.ndarray, vectors: np.ndarray, codec: Codec, feeds: Feeds, ties: int = 1
 ) -> None:
-    """The same rows, up to some ties; padding is zero."""
-    layout = row_layout(codec, size)
-    assert not found[..., layout.row_bytes :].any()
-    if codec.is_raw:
-        np.testing.assert_array_equal(found[..., : layout.row_bytes], wanted)
-        return
-    assert np.count_nonzero(unpack(found, layout) != unpack(wanted, layout)) <= ties
-    own, expected = (reference.fields_of(rows, layout) for rows in (found, wanted))
-    for name, values in expected.items():
-        tolerance = 1e-6 if codec.kind == U8 else 2e-3  # some steps of float16
-        np.testing.assert_allclose(own[name], values, rtol=tolerance, atol=1e-6)
-
-
-def encoded(feeds: Feeds, codec: Codec) -> np.ndarray:
-    """What the oracle makes of the new vectors."""
-    x = feeds["vectors"].astype(np.float64)
-    if "offset" in feeds:
-        x = x - reference.offset_rows(feeds["offset"], feeds["past_length"], *x.shape[:3:2])
-    book = codebook_of(codec, x.shape[-1]) if codec.is_rotated else None
-    return reference.encode(x, codec, feeds["rotation"], book)
+    """Rows of the vectors, up to some ties; padding is zero."""
+    assert judged_rows(found, vectors, codec, feeds).differing <= ties
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=str)
@@ -83,11 +63,11 @@ def test_encode_agrees_with_numpy(
     if codec.is_raw:
         feeds["vectors"][1, 0, 1:3] = 0
     present = run(make_session(model), feeds)
-    rows = encoded(feeds, codec)
-    assert present.shape == (2, 2, 34, rows.shape[-1] + padding)
+    vectors = encoded_vectors(feeds)
+    assert present.shape == (2, 2, 34, row_layout(codec, size).row_bytes + padding)
     for b, length in enumerate(feeds["past_length"]):
         written = slice(length, length + 30)
-        check_rows(present[b, :, written], rows[b], codec, size)
+        check_rows(present[b, :, written], vectors[b], codec, feeds)
         present[b, :, written] = 0
         np.testing.assert_array_equal(present[b, :, :length], feeds["past"][b, :, :length])
         assert not present[b, :, max(9, length) :].any()
@@ -102,7 +82,7 @@ def test_encode_of_narrow_vectors(
     feeds["vectors"] = feeds["vectors"].astype(FLOATS[dtype][1])
     present = run(make_session(encode_model(dtype, codec=codec.kind, bits=codec.bits)), feeds)
     # Quotients of narrow numbers often are ties.
-    check_rows(present[:, :, 4:7], encoded(feeds, codec), codec, 64, ties=8)
+    check_rows(present[:, :, 4:7], encoded_vectors(feeds), codec, feeds, ties=8)
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=str)
@@ -407,7 +387,8 @@ def test_a_constant_hadamard_rotation_is_applied_fast(
     slow = run(make_session(encode_model(**name)), feeds)
     rest = {k: v for k, v in feeds.items() if k != "rotation"}
     fast = run(make_session(encode_model(constants={"rotation": rotation}, **name)), rest)
-    check_rows(fast[:, :, 4:], slow[:, :, 4:], codec, 128)
+    for rows in (fast, slow):
+        check_rows(rows[:, :, 4:], encoded_vectors(feeds), codec, feeds)
     feeds = attention_feeds(key=codec, value=codec, size=128, slots=90, past=80)
     constants = {"key_rotation": rotation, "value_rotation": rotation}
     attributes = {"key_codec": codec.kind, "key_bits": codec.bits,

@@ -1,7 +1,7 @@
 """Comparison with the oracle, and the record of what was measured.
 
-Differences in codes are accepted only at boundaries (see ``ties``); fields within one step of
-float16; attention by the norm of the difference, overall and per query.
+Rows are judged by ``codec.acceptance``; attention by the norm of the difference, overall and per
+query.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tests.parity import ties, tolerances
-from tq_onnx.codec import reference
-from tq_onnx.codec.bitpack import unpack
-from tq_onnx.codec.spec import Codec, row_layout
+from tests.parity import tolerances
+from tq_onnx.codec.acceptance import FIELD_STEPS, TIE_SHARE, judge_rows
+from tq_onnx.codec.codebook import codebook_of
+from tq_onnx.codec.kind import Tables
+from tq_onnx.codec.quantise import tables_of
+from tq_onnx.codec.spec import Codec
 
 
 @dataclass
@@ -26,7 +28,7 @@ class Measured:
     ties: int = 0
     rows: int = 0
     scale_steps: int = 0
-    tie_distance: float = 0.0
+    strain: float = 0.0
 
 
 MEASURED: dict[str, Measured] = defaultdict(Measured)
@@ -42,43 +44,30 @@ def check_rows(
     rotation: np.ndarray | None,
     *,
     norm_correction: bool = True,
-    tie_rate: float = tolerances.TIE_RATE,
+    tie_rate: float = TIE_SHARE,
     element: str = "float32",
 ) -> int:
     """Asserts that ``rows`` are what the oracle makes of ``vectors``, up to ties.
 
     Returns the number of ties.
     """
-    head_size = vectors.shape[-1]
-    layout = row_layout(codec, head_size)
     assert rows.shape == (*vectors.shape[:-1], rows.shape[-1])
-    assert not rows[..., layout.row_bytes :].any(), "bytes behind a row are not zero"
-    rows = rows[..., : layout.row_bytes]
     if codec.is_raw:
-        assert np.array_equal(rows, reference.encode(vectors, codec, None, None, element=element))
+        assert judge_rows(rows, vectors, codec, Tables(), element=element).wrong == 0
         return 0
-    expected = ties.expect(vectors, rows, codec, rotation, norm_correction)
-    off = expected.codes != unpack(rows, layout)
+    book = codebook_of(codec, vectors.shape[-1]) if codec.is_rotated else None
+    tables = tables_of(codec, rotation, book, norm_correction)
+    found = judge_rows(rows, vectors, codec, tables, element=element)
     record = MEASURED[backend]
-    record.coordinates += off.size
-    record.ties += int(off.sum())
-    record.rows += off.size // head_size
-    distance = float(expected.distances[off].max(initial=0))
-    record.tie_distance = max(record.tie_distance, distance)
-    place = np.unravel_index(np.argmax(np.where(off, expected.distances, -1)), off.shape)
-    limit = tolerances.TIE_DISTANCES[codec.kind]
-    assert distance <= limit, f"{codec}: {distance} from a boundary at {place}"
-    assert off.sum() <= max(1, tie_rate * off.size)
-    for field in layout.fields:
-        own = reference.fields_of(rows, layout)[field.name]
-        wanted = expected.fields[field.name]
-        if field.size == 4:
-            np.testing.assert_allclose(own, wanted, rtol=tolerances.FLOAT32_FIELD)
-            continue
-        steps = ties.half_steps(own, wanted)
-        record.scale_steps = max(record.scale_steps, int(steps.max(initial=0)))
-        assert steps.max(initial=0) <= tolerances.SCALE_STEPS, field.name
-    return int(off.sum())
+    record.coordinates += found.codes
+    record.ties += found.differing
+    record.rows += found.codes // vectors.shape[-1]
+    record.strain = max(record.strain, found.strain)
+    record.scale_steps = max(record.scale_steps, found.steps)
+    assert found.wrong == 0, f"{codec}: {found}"
+    assert found.differing <= max(1, tie_rate * found.codes)
+    assert found.steps <= FIELD_STEPS
+    return found.differing
 
 
 INTEGER_LEVELS = ("avx512vnni", "avx2", "neon", "neondot")

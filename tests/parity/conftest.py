@@ -18,7 +18,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         rate = record.ties / record.coordinates
         terminalreporter.write_line(
             f"{backend:10} codes: {record.ties} ties in {record.coordinates} ({rate:.1e}), "
-            f"at most {record.tie_distance:.1e} from a boundary; "
+            f"at most {record.strain:.2f} of a tie's distance; "
             f"scales: at most {record.scale_steps} step in {record.rows} rows"
         )
     for (backend, dtype), error in ERRORS.items():

@@ -16,6 +16,9 @@ from tq_onnx.codec.spec import Codec
 ELEMENT_BITS: Final = {"float32": 32, "float16": 16, "bfloat16": 16}
 """Bits of the element types of models."""
 
+ELEMENTS: Final = {"FLOAT": "float32", "FLOAT16": "float16", "BFLOAT16": "bfloat16"}
+"""Element types as this room names them, by the names in plans."""
+
 _BFLOAT16_SHIFT: Final = 16
 """A bfloat16 is the upper half of the float32 of the same value."""
 

@@ -98,11 +98,13 @@ class Judged:
         codes: uint8 ``[..., D]``, the codes of the reference.
         distances: by unit, how far each coordinate lies outside the interval of the code that the
             row has: 0 within it, infinite for a code that no coordinate has; ``[..., D]``.
+        clearance: by unit, how far each coordinate is from where the code of the reference ends.
         fields: the fields before they are rounded for storing.
     """
 
     codes: Codes
     distances: Mapping[str, Float64]
+    clearance: Mapping[str, Float64]
     fields: Fields
 
 

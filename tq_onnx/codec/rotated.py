@@ -14,6 +14,7 @@ A row whose squared norm is not finite in float32 is stored as the zero vector. 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import pi, sqrt
 from typing import Final
 
@@ -99,11 +100,16 @@ class _Parts:
         left: Float64 = np.where(norms[..., None] > 0, x, 0) - decoded
         return left
 
+    def inside(self, y: Float64, indices: Codes) -> Float64:
+        """How far coordinates lie within the intervals of these indices; negative outside."""
+        above = y - np.concatenate([[-np.inf], self.boundaries])[indices]
+        below = np.concatenate([self.boundaries, [np.inf]])[indices] - y
+        inside: Float64 = np.minimum(above, below)
+        return inside
+
     def outside(self, y: Float64, indices: Codes) -> Float64:
-        """How far coordinates lie outside the intervals of these indices."""
-        below = np.concatenate([[-np.inf], self.boundaries])[indices] - y
-        above = y - np.concatenate([self.boundaries, [np.inf]])[indices]
-        outside: Float64 = np.maximum(np.maximum(below, above), 0)
+        """How far coordinates lie outside the intervals of these indices; 0 within."""
+        outside: Float64 = np.maximum(-self.inside(y, indices), 0)
         return outside
 
 
@@ -156,14 +162,16 @@ def _judge(written: Written, tables: Tables) -> Judged:
     own = np.minimum(written.codes, len(parts.boundaries))
     distances = np.where(own == written.codes, parts.outside(y, own), np.inf)
     scales = parts.scales(norms, own)[..., None]
-    return Judged(parts.indices(y), {COORDINATE: distances}, {"scale": scales})
+    wanted = parts.indices(y)
+    clearance = {COORDINATE: parts.inside(y, wanted)}
+    return Judged(wanted, {COORDINATE: distances}, clearance, {"scale": scales})
 
 
 def _judge_norms(written: Written, tables: Tables) -> Judged:
     found = _judge(written, tables)
     assert tables.rotation is not None
     norms, _ = rotate(written.vectors, tables.rotation)
-    return Judged(found.codes, found.distances, {"scale": norms[..., None]})
+    return replace(found, fields={"scale": norms[..., None]})
 
 
 def _judge_prod(written: Written, tables: Tables) -> Judged:
@@ -176,14 +184,15 @@ def _judge_prod(written: Written, tables: Tables) -> Judged:
     projected = residual @ parts.sketch
     signs = projected >= 0
     reach = np.where(norms > 0, norms, 1)[..., None] * sqrt(written.vectors.shape[-1])
+    from_turn = np.abs(projected) / reach
     wrong_signs = signs != (written.codes >> (written.bits - 1)).astype(bool)
-    distances = {
-        COORDINATE: parts.outside(y, own),
-        SIGN: np.where(wrong_signs, np.abs(projected) / reach, 0),
-    }
-    wanted = parts.indices(y) | (signs.astype(np.uint8) << (written.bits - 1)).astype(np.uint8)
+    distances = {COORDINATE: parts.outside(y, own), SIGN: np.where(wrong_signs, from_turn, 0)}
+    indices = parts.indices(y)
+    clearance = {COORDINATE: parts.inside(y, indices), SIGN: from_turn}
+    wanted = indices | (signs.astype(np.uint8) << (written.bits - 1)).astype(np.uint8)
     lengths = np.linalg.norm(residual, axis=-1, keepdims=True)
-    return Judged(wanted, distances, {"scale": scales, "residual_norm": lengths})
+    fields = {"scale": scales, "residual_norm": lengths}
+    return Judged(wanted, distances, clearance, fields)
 
 
 KINDS: Final = (

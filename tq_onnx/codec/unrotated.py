@@ -76,22 +76,25 @@ def _steps(codes: Codes, fields: Fields, bits: int, centroids: Float32 | None) -
 
 def _judge_uniform(written: Written, tables: Tables) -> Judged:
     low, scale, top = _range(written.vectors, written.bits)
-    distances = _outside(written.codes, written.vectors - low, scale, written.moved, top)
+    steps = np.where(scale > 0, scale, np.inf)
+    distances, clearance = _from_halves(
+        written.codes, (written.vectors - low) / steps, written.moved / steps
+    )
     wanted, _ = _uniform(written.vectors, written.bits, tables)
-    return Judged(wanted, {STEP: distances}, {"scale": scale, "zero": low})
+    fields = {"scale": scale, "zero": low}
+    return Judged(wanted, {STEP: distances / top}, {STEP: clearance / top}, fields)
 
 
-def _outside(
-    found: Codes | Float64, numbers: Float64, scale: Float64, moved: Float64, top: int
-) -> Float64:
-    """How far numbers lie outside the intervals of the codes found, over the range of the codes.
+def _from_halves(
+    found: Codes | Float64, numbers: Float64, moved: Float64
+) -> tuple[Float64, Float64]:
+    """Return how far numbers lie outside the intervals of the codes found, and from a half.
 
     Two of them may have moved: the coordinate, and what the scale is made of.
     """
-    steps = np.where(scale > 0, scale, np.inf)
-    slack = 2 * moved.max(axis=-1, keepdims=True) / steps
-    outside: Float64 = np.maximum(np.abs(found - numbers / steps) - 0.5 - slack, 0) / top
-    return outside
+    slack = 2 * moved.max(axis=-1, keepdims=True)
+    outside = np.maximum(np.abs(found - numbers) - 0.5 - slack, 0)
+    return outside, np.abs(numbers - np.floor(numbers) - 0.5)
 
 
 def _uniform_error(x: Float64, bits: int) -> Float64:
@@ -129,9 +132,11 @@ def _judge_q8_0(written: Written, tables: Tables) -> Judged:
     scale = _block_scales(written.vectors)
     each = _of_coordinates(scale, written.vectors.shape[-1])
     signed = np.ascontiguousarray(written.codes).view(np.int8).astype(np.float64)
-    distances = _outside(signed, written.vectors, each, written.moved, _LARGEST_BYTE)
+    steps = np.where(each > 0, each, np.inf)
+    distances, clearance = _from_halves(signed, written.vectors / steps, written.moved / steps)
+    top = _LARGEST_BYTE
     wanted, _ = _q8_0(written.vectors, written.bits, tables)
-    return Judged(wanted, {STEP: distances}, {"scale": scale})
+    return Judged(wanted, {STEP: distances / top}, {STEP: clearance / top}, {"scale": scale})
 
 
 def _q8_0_error(x: Float64, bits: int) -> Float64:
@@ -153,7 +158,7 @@ def _judge_fp8(written: Written, tables: Tables) -> Judged:
     low, high = (fp8.VALUES[fp8.encode(written.vectors + side * written.moved)] for side in (-1, 1))
     found, wanted = fp8.VALUES[written.codes], fp8.encode(written.vectors)
     good = np.where(low < high, (low <= found) & (found <= high), written.codes == wanted)
-    return Judged(wanted, {STEP: np.where(good, 0.0, np.inf)}, {})
+    return Judged(wanted, {STEP: np.where(good, 0.0, np.inf)}, {}, {})
 
 
 def _fp8_error(x: Float64, bits: int) -> Float64:

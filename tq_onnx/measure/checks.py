@@ -14,7 +14,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tq_onnx.codec.acceptance import FIELD_STEPS, TIE_SHARE, UNROUNDED_TIE_SHARE
 from tq_onnx.codec.codebook import codebook_of
+from tq_onnx.codec.elements import ELEMENTS
 from tq_onnx.codec.rotation import rotation_of
 from tq_onnx.errors import VerificationError
 from tq_onnx.measure.feeding_modes import FeedingFigures
@@ -25,10 +27,6 @@ from tq_onnx.runtime.cache import CacheSpec
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.session import Port, placement, ports
 
-MAX_TIES: Final = 1e-4
-# See rowcomparison.BODY_TIE_DISTANCE: more coordinates lie within a wider distance of a boundary.
-MAX_BODY_TIES: Final = {"FLOAT": MAX_TIES, "FLOAT16": 2e-3, "BFLOAT16": 2e-2}
-MAX_SCALE_STEPS: Final = 1
 MAX_ATTENTION_ERROR: Final = {"FLOAT": 2e-5, "FLOAT16": 1e-3, "BFLOAT16": 8e-3}
 # Kernels that multiply codes as integers round queries and weights to 16 bits.
 MAX_KERNEL_ATTENTION_ERROR: Final = {**MAX_ATTENTION_ERROR, "FLOAT": 2e-4}
@@ -248,13 +246,13 @@ def backends_hold(probe: Probe, figures: Sequence[OracleFigures]) -> list[Proper
         wrong = sum(one.codes_wrong for one in own)
         steps = max(one.scale_steps for one in own)
         dtype = dtypes[own[0].layer]
-        rate = MAX_BODY_TIES[dtype] if backend == BODY else MAX_TIES
+        rate = UNROUNDED_TIE_SHARE[ELEMENTS[dtype]] if backend == BODY else TIE_SHARE
         # One tie in a short text is no rate.
         few = differing <= max(1, rate * codes)
         checks.append(
             PropertyCheck(
                 f"encode: {backend} equals the reference",
-                few and wrong == 0 and steps <= MAX_SCALE_STEPS,
+                few and wrong == 0 and steps <= FIELD_STEPS,
                 f"{differing} of {codes} codes differ, {wrong} of them no boundary ties; fields "
                 f"within {steps} steps of their type",
             )

@@ -5,7 +5,7 @@ CPU multiply floats here: those that multiply integers differ from them by more 
 
 The two sum in different orders, so that vectors differ in their last bits before they are encoded,
 and a code may fall on the other side of a boundary. A byte may therefore differ where the row is
-what the reference makes of the device's own vector (``tq_onnx.measure.rowcomparison``), and that
+what the reference makes of the device's own vector (``tq_onnx.codec.acceptance``), and that
 vector is the CPU's but for roundings. Behind such a tie everything differs by a little.
 """
 
@@ -17,11 +17,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tq_onnx.measure.checks import MAX_SCALE_STEPS, PropertyCheck
+from tq_onnx.codec.acceptance import FIELD_STEPS
+from tq_onnx.measure.checks import PropertyCheck
 from tq_onnx.measure.feeding_modes import all_caches, bytes_differing
 from tq_onnx.measure.greedy import MAX_NEAR_TIE_GAP
 from tq_onnx.measure.probe import Probe
-from tq_onnx.measure.rowcomparison import compare_rows
 from tq_onnx.runtime.decoder import Decoder, Logits
 from tq_onnx.runtime.placement import PlacementReport, problem_of
 from tq_onnx.runtime.providers import ExecutionProvider
@@ -117,7 +117,7 @@ def compare_providers(
     dtypes = [layer.plan.dtype for layer in probe.layers for _ in layer.caches]
     vectors = [[side.vectors(one.vectors) for one in names] for side in (host, device)]
     judged = [
-        compare_rows(rows, seen, one, np.zeros(1, np.int64), dtype, body=False)
+        one.judge(rows, seen, np.zeros(1, np.int64), dtype)
         for rows, seen, one, dtype in zip(caches[1], vectors[1], names, dtypes, strict=True)
     ]
     return ProviderFigures(
@@ -158,7 +158,7 @@ def providers_agree(figures: ProviderFigures, dtype: str) -> list[PropertyCheck]
     tie = figures.gap is not None and figures.gap <= min(2 * relative, MAX_NEAR_TIE_GAP)
     explained = (
         figures.codes_wrong == 0
-        and figures.scale_steps <= MAX_SCALE_STEPS
+        and figures.scale_steps <= FIELD_STEPS
         and figures.vector_error <= MAX_VECTOR_ERROR
     )
     ties = (

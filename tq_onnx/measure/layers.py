@@ -16,12 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.codec import reference
-from tq_onnx.codec.elements import ELEMENT_BITS, to_bytes
+from tq_onnx.codec.elements import ELEMENT_BITS, ELEMENTS, to_bytes
 from tq_onnx.codec.spec import Codec
 from tq_onnx.codec.unrotated import RAW
 from tq_onnx.measure.probe import EncodeNames, LayerNames, Probe
 from tq_onnx.measure.reconstruction import ReconstructionFigures, reconstruction
-from tq_onnx.measure.rowcomparison import ELEMENTS
 from tq_onnx.runtime.decoder import Decoder
 
 JUDGED_QUERIES: Final = 64

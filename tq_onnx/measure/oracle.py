@@ -4,7 +4,7 @@ Every TurboQuant node of the exposed layers is judged on its own inputs, taken f
 model:
 
 - encode: codes and fields of the new rows against ``codec.reference.encode``
-  (``tq_onnx.measure.rowcomparison``);
+  (``tq_onnx.codec.acceptance``);
 - attention: the result against float64 attention over the decoded cache.
 """
 
@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.codec import reference
+from tq_onnx.codec.elements import ELEMENTS
 from tq_onnx.measure.probe import LayerNames, Probe
 from tq_onnx.measure.reconstruction import ReconstructionFigures, reconstruction
-from tq_onnx.measure.rowcomparison import ELEMENTS, compare_rows
 from tq_onnx.progress import OnProgress, Progress
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
@@ -168,13 +168,12 @@ def judge_layer(
     length = np.asarray(seen[layer.key.past_length], np.int64).reshape(-1)
     caches = _cache(decoder, layer.plan.key.present), _cache(decoder, layer.plan.value.present)
     found = [
-        compare_rows(
+        names.judge(
             cache[:, :, int(length[0]) :],
             seen[names.vectors],
-            names,
             length,
             layer.plan.dtype,
-            body=backend == BODY,
+            unrounded=backend == BODY,
         )
         for names, cache in zip((layer.key, layer.value), caches, strict=True)
     ]

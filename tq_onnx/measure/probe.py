@@ -20,7 +20,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from tq_onnx.codec.acceptance import RowFigures, judge_rows
 from tq_onnx.codec.codebook import Codebook
+from tq_onnx.codec.elements import ELEMENTS
+from tq_onnx.codec.quantise import tables_of
 from tq_onnx.codec.reference import offset_rows
 from tq_onnx.codec.spec import Codec
 from tq_onnx.conversion.layers import ConvertedLayer, EncodeNode, converted_layers
@@ -81,6 +84,35 @@ class EncodeNames:
             return wide
         batch, _, new, _ = wide.shape
         return wide - offset_rows(self.offset, past_length, batch, new)
+
+    def judge(
+        self,
+        rows: Array,
+        vectors: Array,
+        past_length: npt.NDArray[np.int64],
+        dtype: str,
+        *,
+        unrounded: bool = False,
+    ) -> RowFigures:
+        """Compare new rows ``[B, N, T, W]`` with what the reference makes of the vectors.
+
+        Args:
+            rows: uint8 ``[B, N, T, W]``.
+            vectors: floats ``[B, N, T, D]``.
+            past_length: tokens in front of them, int64 ``[B]`` or ``[1]``.
+            dtype: the model's element type, as the plan has it.
+            unrounded: as for ``judge_rows``.
+        """
+        tables = tables_of(self.codec, self.rotation, self.codebook, self.norm_correction)
+        return judge_rows(
+            rows,
+            self.centered(vectors, past_length),
+            self.codec,
+            tables,
+            given=None if self.offset is None else vectors,
+            element=ELEMENTS[dtype],
+            unrounded=unrounded,
+        )
 
 
 @dataclass(frozen=True, eq=False)

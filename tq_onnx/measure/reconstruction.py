@@ -20,10 +20,10 @@ import numpy.typing as npt
 
 from tq_onnx.codec import reference
 from tq_onnx.codec.codebook import codebook_of
+from tq_onnx.codec.elements import ELEMENTS
 from tq_onnx.codec.rotation import make_sketch
 from tq_onnx.codec.spec import Codec
 from tq_onnx.measure.probe import EncodeNames, LayerNames, Probe
-from tq_onnx.measure.rowcomparison import ELEMENTS
 
 _THEORY_ROWS: Final = 20_000
 _COMPARED_ROWS: Final = 1024

@@ -1,7 +1,7 @@
 """The operators on the device against numpy: bytes that encode writes, errors of attention.
 
 Encoding must be what the reference makes of the same vectors, but for ties
-(``tq_onnx.measure.rowcomparison``): the device sums in another order. Vectors are drawn so that
+(``tq_onnx.codec.acceptance``): the device sums in another order. Vectors are drawn so that
 none is near a tie, hence every byte is expected to be equal. Attention is compared with attention
 in float64 over the caches as the reference decodes them, which leaves nothing of quantisation in
 the error.
@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.codec import reference
-from tq_onnx.codec.rotated import rotate
+from tq_onnx.codec.acceptance import FIELD_STEPS, is_clear, judge_rows
+from tq_onnx.codec.kind import Tables as RowTables
+from tq_onnx.codec.quantise import tables_of
 from tq_onnx.codec.spec import row_layout
 from tq_onnx.measure.npu.findings import Figures, Findings
 from tq_onnx.measure.npu.singlenodes import INT4, Tables, attention_model, encode_model
-from tq_onnx.measure.probe import EncodeNames
-from tq_onnx.measure.rowcomparison import compare_rows
 from tq_onnx.runtime.io_binding import BoundModel
 from tq_onnx.runtime.providers import CANN
 from tq_onnx.runtime.session import make_session
@@ -36,12 +36,7 @@ ATTENTION_ERROR: Final = 1e-4
 """Absolute, for values of the size of random unit vectors; half precision rounds the result too."""
 
 _HEADS: Final = 2
-_FAR: Final = 1e-5
-"""How far from every boundary a coordinate of a unit vector must be."""
-_FAR_STEPS: Final = 5e-3
-"""How far from the middle between two numbers of float16 a scale must be, in their distance."""
 _HALF_ROUNDING: Final = 2.0**-10
-_NEW_PLAN: Final = {"float32": "FLOAT", "float16": "FLOAT16"}
 _WAKE: Final = 3
 
 
@@ -177,14 +172,7 @@ def _encoded(case: Case, dtype: str) -> tuple[bool, Figures]:
     rows = reference.encode(inputs["vectors"], INT4, tables.rotations[0], tables.codebook)
     expected = reference.append(inputs["past"], rows, lengths)
     new = np.stack([found[b, :, length : length + case.new] for b, length in enumerate(lengths)])
-    judged = compare_rows(
-        new,
-        inputs["vectors"],
-        _names(tables, case.head_size),
-        lengths,
-        _NEW_PLAN[dtype],
-        body=False,
-    )
+    judged = judge_rows(new, inputs["vectors"], INT4, _row_tables(tables), element=dtype)
     differing = int((found != expected).sum())
     others = differing - int((new != rows).sum())
     figures = {
@@ -194,7 +182,7 @@ def _encoded(case: Case, dtype: str) -> tuple[bool, Figures]:
         "codes_wrong": judged.wrong,
         "scale_steps": judged.steps,
     }
-    return judged.wrong == 0 and judged.steps <= 1 and others == 0, figures
+    return judged.wrong == 0 and judged.steps <= FIELD_STEPS and others == 0, figures
 
 
 def _attention_bound(case: Case, dtype: str) -> tuple[BoundModel, dict[str, Array], Tables]:
@@ -249,36 +237,15 @@ def _attended(case: Case, dtype: str) -> tuple[bool, Figures]:
 def _vectors(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, tables: Tables) -> Array:
     """Random vectors of which no coordinate is near a boundary."""
     vectors = rng.standard_normal(shape).astype(dtype)
-    while (near := _near(vectors, tables)).any():
+    row_tables = _row_tables(tables)
+    while (near := ~is_clear(vectors, INT4, row_tables)).any():
         vectors[near] = rng.standard_normal((int(near.sum()), shape[-1])).astype(dtype)
     return vectors
 
 
-def _near(vectors: Array, tables: Tables) -> Array:
-    """Which of them have a code or a scale that depends on the order of a sum."""
-    book = tables.codebook
-    norms, rotated = rotate(vectors, tables.rotations[0])
-    boundaries = book.boundaries.astype(np.float64)
-    of_codes = (np.abs(rotated[..., None] - boundaries) < _FAR).any(axis=(-2, -1))
-    codes = np.searchsorted(boundaries, rotated, side="right")
-    scales = norms / np.linalg.norm(book.centroids.astype(np.float64)[codes], axis=-1)
-    halves = scales.astype(np.float16)
-    steps = np.abs(scales - halves.astype(np.float64)) / np.spacing(halves).astype(np.float64)
-    return np.asarray(of_codes | (np.abs(steps - 0.5) < _FAR_STEPS))
-
-
-def _names(tables: Tables, head_size: int) -> EncodeNames:
-    return EncodeNames(
-        node="encode",
-        codec=INT4,
-        norm_correction=True,
-        vectors="vectors",
-        past_length="past_length",
-        present="present",
-        rotation=tables.rotations[0],
-        codebook=tables.codebook,
-        head_size=head_size,
-    )
+def _row_tables(tables: Tables) -> RowTables:
+    """The tables that rows of ``encode_model`` are made with."""
+    return tables_of(INT4, tables.rotations[0], tables.codebook, norm_correction=True)
 
 
 def number(value: float) -> float | str:

@@ -1,0 +1,228 @@
+"""Which rows of a backend are good: the one judge, with the one table of tolerances.
+
+A backend computes in float32, the reference in float64. So a code may differ where what it codes
+lies on the boundary between two codes, to within the rounding of float32 (a tie), and a field may
+differ by a step of its type. Everything else is wrong, and so is a byte behind a row that is not
+zero. What follows from a code (norm correction, the residual of ``prod``) is expected of the code
+that the row has, so that one tie is not counted as several.
+
+What vectors look like before they are encoded may be known to a certain degree only: function
+bodies of 16-bit models may see them unrounded, and offsets are taken away in float32. That moves
+every coordinate by a known amount, hence widens what counts as a tie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tq_onnx.codec import reference
+from tq_onnx.codec.bitpack import unpack
+from tq_onnx.codec.kind import (
+    COORDINATE,
+    MAX_HALF,
+    SIGN,
+    STEP,
+    Float64,
+    Judged,
+    Tables,
+    Written,
+    finite_rows,
+)
+from tq_onnx.codec.spec import Codec, row_layout
+
+Array = npt.NDArray[Any]
+Bools = npt.NDArray[np.bool_]
+
+TIE_DISTANCE: Final[Mapping[str, float]] = {
+    # Rotating in float32 rounds each of D products and sums. Measured, where coordinates are put
+    # on boundaries: 1e-8.
+    COORDINATE: 1e-7,
+    # A sign is that of a projection of x - x', which loses digits twice: in the difference, and in
+    # a sum over D normal numbers.
+    SIGN: 2e-7,
+    # Each of subtraction, range, scale and division rounds to 2^-24 of the code: together 2^-22.
+    STEP: 2.3e-7,
+}
+"""How far from the interval of its code a number may lie, in units of its kind of distance."""
+
+UNROUNDED_TIE_DISTANCE: Final = {"float32": 0.0, "float16": 1.5e-4, "bfloat16": 1.2e-3}
+"""The least of the above for coordinates and signs where a backend may have seen the elements of
+vectors unrounded, by the model's element type. ONNX Runtime computes 16-bit nodes in float32 on the
+CPU and leaves out roundings between them, so that a function body may see vectors before they are
+rounded to the values that a kernel, and the graph's own output, see."""
+
+UNROUNDED: Final = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""How far, relatively, an element may so be from what the graph shows."""
+
+TIE_SHARE: Final = 1e-4
+"""Share of the codes that may be such ties."""
+
+UNROUNDED_TIE_SHARE: Final = {"float32": TIE_SHARE, "float16": 2e-3, "bfloat16": 2e-2}
+"""The same where elements may have been seen unrounded: more lie within a wider distance."""
+
+FIELD_STEPS: Final = 1
+"""Steps that a field may be off: a backend in float32 rounds twice."""
+
+CLEAR_TIES: Final = 100.0
+"""Multiples of a tie's distance that nothing in float32 reaches."""
+
+CLEAR_STEPS: Final = 5e-3
+"""The same for fields of float16: steps from the middle between two numbers."""
+
+_SINGLE: Final = 2.0**-23
+_SINGLE_STEPS: Final = 8
+"""Steps of float32 that one step of such a field is: sums of D squares are no better."""
+_NO_NUMBER: Final = 2.0**31
+"""Steps between a number and what is none."""
+
+
+@dataclass(frozen=True)
+class RowFigures:
+    """Rows of one cache against the reference.
+
+    Attributes:
+        codes: codes compared.
+        differing: codes that differ.
+        wrong: codes that are wrong, that is no ties either, and bytes behind the rows that are not
+            zero.
+        steps: largest distance of a field, in steps of its type.
+        strain: largest distance of a tie, over the largest that is allowed.
+    """
+
+    codes: int
+    differing: int
+    wrong: int
+    steps: int
+    strain: float = 0.0
+
+
+def judge_rows(
+    rows: Array,
+    vectors: Array,
+    codec: Codec,
+    tables: Tables,
+    *,
+    given: Array | None = None,
+    element: str = "float32",
+    unrounded: bool = False,
+) -> RowFigures:
+    """Compare rows with what the reference makes of vectors.
+
+    Args:
+        rows: uint8 ``[..., W]``; the bytes behind those of the codec must be zero.
+        vectors: floats ``[..., D]``: what was encoded.
+        codec: the codec.
+        tables: its tables; what ``raw`` gets is not looked at.
+        given: the vectors before an offset was taken from them; None where there was none.
+        element: the model's element type, see ``codec.elements``.
+        unrounded: whether the backend may have seen the elements before they were rounded to
+            their type.
+    """
+    layout = row_layout(codec, vectors.shape[-1])
+    behind = int(np.count_nonzero(rows[..., layout.row_bytes :]))
+    own = rows[..., : layout.row_bytes]
+    judge = codec.record.judge
+    if judge is None:
+        differing = int(
+            (own != reference.encode(vectors, codec, None, None, element=element)).sum()
+        )
+        return RowFigures(vectors.size, differing, differing + behind, 0)
+    x = finite_rows(vectors)
+    origin = x if given is None else np.where(np.isfinite(given), given, 0).astype(np.float64)
+    moved = (UNROUNDED[element] if unrounded else 0.0) * np.abs(origin)
+    if given is not None:
+        moved = moved + _SINGLE * (np.abs(origin) + np.abs(origin - x))
+    fields = reference.fields_of(own, layout)
+    codes = unpack(own, layout)
+    with np.errstate(invalid="ignore"):
+        judged = judge(Written(x, codes, fields, codec.bits, moved), tables)
+    least = UNROUNDED_TIE_DISTANCE[element] if unrounded else 0.0
+    strain = _strain(judged, least, _growth(origin, x))
+    steps = [
+        _steps(fields[field.name], judged.fields[field.name], field.size) for field in layout.fields
+    ]
+    wrong = int(np.logical_not(strain <= 1).sum())
+    return RowFigures(
+        vectors.size,
+        int((codes != judged.codes).sum()),
+        wrong + behind,
+        max(steps, default=0),
+        float(strain.max(initial=0)),
+    )
+
+
+def is_clear(vectors: Array, codec: Codec, tables: Tables) -> Bools:
+    """Tell vectors ``[..., D]`` whose rows are the same in whatever order a sum is taken.
+
+    Args:
+        vectors: floats ``[..., D]``.
+        codec: a codec with codes.
+        tables: its tables.
+
+    Returns:
+        bool ``[...]``: no code is near a tie, and no field of float16 near one of its own.
+    """
+    record = codec.record
+    assert record.judge is not None
+    assert record.quantise is not None
+    x = finite_rows(vectors)
+    codes, fields = record.quantise(x, codec.bits, tables)
+    judged = record.judge(Written(x, codes, fields, codec.bits, np.zeros_like(x)), tables)
+    clear = np.ones(x.shape[:-1], np.bool_)
+    for unit, distance in judged.clearance.items():
+        clear &= (distance >= CLEAR_TIES * TIE_DISTANCE[unit]).all(axis=-1)
+    for form in record.fields:
+        if form.size == np.dtype(np.float16).itemsize:
+            wanted = judged.fields[form.name]
+            halves = wanted.astype(np.float16)
+            unit_steps = np.spacing(halves).astype(np.float64)
+            steps = np.abs(wanted - halves.astype(np.float64)) / np.abs(unit_steps)
+            clear &= (np.abs(steps - 0.5) >= CLEAR_STEPS).all(axis=-1)
+    return clear
+
+
+def _strain(judged: Judged, least: float, growth: Float64) -> Float64:
+    """Distances of codes from their intervals, over the largest that is allowed."""
+    strains = []
+    for unit, distance in judged.distances.items():
+        # How far steps moved is in their distances already.
+        allowed = TIE_DISTANCE[unit] * np.ones_like(growth)
+        if unit != STEP:
+            allowed = np.maximum(allowed, least) * growth
+        strains.append(distance / allowed)
+    strain: Float64 = np.max(strains, axis=0)
+    return strain
+
+
+def _growth(given: Float64, x: Float64) -> Float64:
+    """How much larger relative errors are once an offset is taken away: ``[..., 1]``."""
+    lengths = [np.linalg.norm(one, axis=-1, keepdims=True) for one in (given, given - x, x)]
+    growth: Float64 = (lengths[0] + lengths[1]) / np.where(lengths[2] > 0, lengths[2], np.inf)
+    return np.maximum(growth, 1.0)
+
+
+def _steps(own: Float64, wanted: Float64, size: int) -> int:
+    """The largest distance of stored floats from what should have been stored."""
+    if size == np.dtype(np.float16).itemsize:
+        clamped = np.clip(wanted, -MAX_HALF, MAX_HALF).astype(np.float32)
+        steps = np.abs(_place(own) - _place(clamped)).astype(np.float64)
+    else:
+        stored = wanted.astype(np.float32)
+        unit = _SINGLE_STEPS * np.spacing(np.abs(stored)).astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            steps = np.ceil(np.abs(own - stored.astype(np.float64)) / unit)
+    # A field that is no number is as far away as can be.
+    steps = np.where(np.isfinite(own), steps, _NO_NUMBER)
+    return int(steps.max(initial=0))
+
+
+def _place(values: Array) -> npt.NDArray[np.int64]:
+    """Numbers of float16 counted from zero; both zeros are 0."""
+    with np.errstate(invalid="ignore"):
+        bits = values.astype("<f2").view("<i2").astype(np.int64)
+    return np.where(bits < 0, -(bits & 0x7FFF), bits)
