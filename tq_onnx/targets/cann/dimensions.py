@@ -14,11 +14,15 @@ import onnx_ir as ir
 
 from tq_onnx.graph.constants import attribute_int, integers
 from tq_onnx.graph.sizerules import NUMBERS, SHAPES, Sizes, broadcast, nothing, operand, sizes
-from tq_onnx.ops.domain import ATTENTION, DOMAIN
+from tq_onnx.ops.domain import DOMAIN
+from tq_onnx.ops.operators import Attention, RmsNormalization, RotaryEmbedding, Swish
 
 _BROADCAST: Final = frozenset({"Add", "Sub", "Mul", "Div"})
 _SAME: Final = frozenset(
-    {"RMSNormalization", "RotaryEmbedding", "Swish", "Cast", "Identity", "Sigmoid", ATTENTION}
+    {
+        *(each.name for each in (Attention, RmsNormalization, RotaryEmbedding, Swish)),
+        *("Cast", "Identity", "Sigmoid"),
+    }
 )
 """Operators, ours and those of the same names, whose result is like their first operand."""
 _STANDARD: Final = ("", DOMAIN)

@@ -7,7 +7,8 @@ import onnx_ir as ir
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.values import rank, substitute
-from tq_onnx.ops.domain import DOMAIN, GATHER
+from tq_onnx.ops.domain import DOMAIN
+from tq_onnx.ops.operators import Gather
 from tq_onnx.targets.cann.claims import ELEMENTS
 
 
@@ -30,7 +31,8 @@ def lower_embedding(model: ir.Model, build: Builder) -> int:
         with build.before(node, "embedding"):
             if ids.dtype is not ir.DataType.INT64:
                 ids = build.op("Cast", [ids], "ids", dtype=ir.DataType.INT64, to=7)
-            rows = build.op(GATHER, [table, ids], GATHER, dtype=output.dtype, domain=DOMAIN)
+            inputs = Gather.arguments({Gather.data: table, Gather.indices: ids})
+            rows = build.op(Gather.name, inputs, Gather.name, dtype=output.dtype, domain=DOMAIN)
             rows.shape = output.shape
         substitute(output, rows)
         count += 1

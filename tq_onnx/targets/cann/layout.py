@@ -24,7 +24,8 @@ from tq_onnx.graph.constants import integers
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.sizerules import Sizes, sizes
 from tq_onnx.graph.values import label, substitute
-from tq_onnx.ops.domain import DOMAIN, RMS_NORMALIZATION, TRANSPOSE
+from tq_onnx.ops.domain import DOMAIN
+from tq_onnx.ops.operators import RmsNormalization, Transpose
 from tq_onnx.targets.cann.claims import ELEMENTS
 from tq_onnx.targets.cann.dimensions import follow_sizes
 from tq_onnx.targets.cann.projections import bake_transposes, divide_projections
@@ -120,9 +121,9 @@ def _before_norm(
     Exporters give heads to a norm of heads in one row with tokens, and take them apart after it.
     """
     norm = normalised.producer()
-    if norm is None or kind(norm) != f"{DOMAIN}.{RMS_NORMALIZATION}":
+    if norm is None or not RmsNormalization.is_node(norm):
         return None
-    given, width = norm.inputs[0], sizes(normalised)
+    given, width = RmsNormalization.X.of(norm), sizes(normalised)
     if given is None or not width or not wanted or width[-1] != wanted[-1] or not width[-1]:
         return None
     origin = _origin(given, wanted)
@@ -132,9 +133,14 @@ def _before_norm(
     if heads is None:
         return None
     return build.op(
-        RMS_NORMALIZATION,
-        [heads, *norm.inputs[1:]],
-        RMS_NORMALIZATION,
+        RmsNormalization.name,
+        RmsNormalization.arguments(
+            {
+                RmsNormalization.X: heads,
+                RmsNormalization.scale: RmsNormalization.scale.of(norm),
+            }
+        ),
+        RmsNormalization.name,
         dtype=output.dtype,
         shape=wanted,
         domain=DOMAIN,
@@ -174,7 +180,7 @@ def _transpose(node: ir.Node, build: Builder) -> bool:
 
 
 def _own_transpose(node: ir.Node, build: Builder) -> bool:
-    """Makes a Transpose of tokens and heads one of ours."""
+    """Replace a Transpose of tokens and heads by one of ours."""
     output = node.outputs[0] if node.outputs else None
     if output is None or kind(node) != "Transpose" or not _turns(node):
         return False
@@ -182,9 +188,9 @@ def _own_transpose(node: ir.Node, build: Builder) -> bool:
         return False
     with build.before(node, label(node)):
         made = build.op(
-            TRANSPOSE,
-            node.inputs[:1],
-            TRANSPOSE,
+            Transpose.name,
+            Transpose.arguments({Transpose.X: node.inputs[0]}),
+            Transpose.name,
             dtype=output.dtype,
             shape=sizes(output),
             domain=DOMAIN,

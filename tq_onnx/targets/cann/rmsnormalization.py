@@ -22,7 +22,8 @@ from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.rmsnorm import RmsNorm, constant_channels, match_norms
 from tq_onnx.graph.sizerules import sizes
 from tq_onnx.graph.values import holds, label, static_dim, substitute, widened
-from tq_onnx.ops.domain import DOMAIN, RMS_NORMALIZATION
+from tq_onnx.ops.domain import DOMAIN
+from tq_onnx.ops.operators import RmsNormalization
 from tq_onnx.targets.cann.claims import ELEMENTS
 
 
@@ -74,9 +75,9 @@ def _replace(norm: _Norm, build: Builder) -> None:
     if not isinstance(weight, ir.Value):
         weight = build.constant(f"tq.norm_weight.{output.name}", weight)
     made = build.op(
-        RMS_NORMALIZATION,
-        [source, weight],
-        RMS_NORMALIZATION,
+        RmsNormalization.name,
+        RmsNormalization.arguments({RmsNormalization.X: source, RmsNormalization.scale: weight}),
+        RmsNormalization.name,
         dtype=norm.source.dtype,
         shape=sizes(source),
         domain=DOMAIN,

@@ -28,7 +28,8 @@ from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.sizerules import Size, sizes
 from tq_onnx.graph.values import label, rank, static_dim, substitute
-from tq_onnx.ops.domain import DOMAIN, ROTARY_EMBEDDING
+from tq_onnx.ops.domain import DOMAIN
+from tq_onnx.ops.operators import RotaryEmbedding
 from tq_onnx.targets.cann.angles import Angles, position_ids, read_angles, read_table, table
 from tq_onnx.targets.cann.claims import ELEMENTS
 
@@ -90,19 +91,24 @@ def lower_rotary(
 
 def _rotated(build: Builder, rotation: _Rotation) -> ir.Value:
     angles, source = rotation.angles, rotation.source
-    tables = [
-        table(build, name, numbers)
-        for name, numbers in (("cos_cache", angles.cosines), ("sin_cache", angles.sines))
-    ]
+    cosines = table(build, RotaryEmbedding.cos_cache.name, angles.cosines)
+    sines = table(build, RotaryEmbedding.sin_cache.name, angles.sines)
     ids = position_ids(build, angles.positions)
     dtype = source.dtype
     turned = source
     if rank(source) == 3:
         turned = _heads_first(build, source, rotation.head_size)
     made = build.op(
-        ROTARY_EMBEDDING,
-        [turned, *tables, ids],
-        ROTARY_EMBEDDING,
+        RotaryEmbedding.name,
+        RotaryEmbedding.arguments(
+            {
+                RotaryEmbedding.X: turned,
+                RotaryEmbedding.cos_cache: cosines,
+                RotaryEmbedding.sin_cache: sines,
+                RotaryEmbedding.position_ids: ids,
+            }
+        ),
+        RotaryEmbedding.name,
         dtype=dtype,
         shape=sizes(turned),
         domain=DOMAIN,

@@ -11,7 +11,8 @@ from tq_onnx.graph.constants import attribute_float
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.sizerules import sizes
 from tq_onnx.graph.values import label, substitute
-from tq_onnx.ops.domain import DOMAIN, SWISH
+from tq_onnx.ops.domain import DOMAIN
+from tq_onnx.ops.operators import Swish
 from tq_onnx.targets.cann.claims import ELEMENTS
 
 _ALPHAS: Final = {"Swish": 1.0, f"{MICROSOFT}.QuickGelu": 1.702}
@@ -35,7 +36,12 @@ def lower_swish(model: ir.Model, build: Builder) -> int:
             continue
         with build.before(node, label(node)):
             made = build.op(
-                SWISH, [source], SWISH, dtype=source.dtype, shape=sizes(source), domain=DOMAIN
+                Swish.name,
+                Swish.arguments({Swish.X: source}),
+                Swish.name,
+                dtype=source.dtype,
+                shape=sizes(source),
+                domain=DOMAIN,
             )
         substitute(node.outputs[0], made)
         count += 1
