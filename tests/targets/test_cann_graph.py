@@ -11,6 +11,8 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
+from tests.conversion.test_scales import statistics
+from tq_onnx.conversion.calibrationfile import write_calibration
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.errors import UnsupportedModelError, UsageError
@@ -131,6 +133,17 @@ def test_other_codecs(exported: Path, tmp_path: Path, preset: str, options: Opti
     both = Both(converted, batch=1, calls={1, 3})
     for tokens in (3, 1):
         both.step(np.random.default_rng(tokens).integers(0, 250, (1, tokens)))
+
+
+def test_offsets(exported: Path, converted: Path, tmp_path: Path) -> None:
+    model = load(converted).model
+    plan = Plan.from_json(model.metadata_props[METADATA_PLAN])
+    write_calibration(tmp_path / "statistics", statistics(plan))
+    centered = tmp_path / "converted.onnx"
+    convert(exported, centered, options=Options(calibration=tmp_path / "statistics"))
+    both = Both(centered, batch=2, calls={1, 3})
+    for tokens in (3, 1, 1):
+        both.step(np.random.default_rng(tokens).integers(0, 250, (2, tokens)))
 
 
 def test_operators_of_onnxruntime_become_standard_ones(tmp_path: Path) -> None:

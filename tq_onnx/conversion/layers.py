@@ -206,7 +206,7 @@ def converted_layers(model: ir.Model, plan: Plan, where: str = "") -> tuple[Conv
             found.append(find_layer(outputs, layer))
         except NoMatch as miss:
             raise UnsupportedModelError(
-                f"the nodes of layer {layer.layer} are not as its plan says: {miss.reason}",
+                f"layer {layer.layer} is not as its plan says: {miss.reason}",
                 where=where,
                 fix="convert the original again",
             ) from miss
