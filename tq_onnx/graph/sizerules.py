@@ -13,6 +13,7 @@ from typing import Final
 import onnx_ir as ir
 
 from tq_onnx.graph.constants import attribute_int
+from tq_onnx.ops.operators import Attention
 
 Size = int | str | None
 """A number, a name that stands for one and the same number, or nothing known."""
@@ -62,6 +63,21 @@ def _common(column: tuple[Size, ...]) -> Size:
     if numbers:
         return numbers[0]
     return wide.pop() if len(wide) == 1 else (None if wide else 1)
+
+
+def _broadcast(numbers: Numbers, node: ir.Node) -> Sizes | None:
+    return broadcast([sizes(value) for value in node.inputs])
+
+
+def _same(numbers: Numbers, node: ir.Node) -> Sizes | None:
+    return sizes(operand(node, 0))
+
+
+def _rows(numbers: Numbers, node: ir.Node) -> Sizes | None:
+    data, indices = sizes(operand(node, 0)), sizes(operand(node, 1))
+    if data is None or indices is None or attribute_int(node, "axis", 0) != 0:
+        return None
+    return (*indices, *data[1:])
 
 
 def _transposed(numbers: Numbers, node: ir.Node) -> Sizes | None:
@@ -242,7 +258,28 @@ def _computed(numbers: Numbers, node: ir.Node) -> Sizes | None:
     )
 
 
+COMPARISONS: Final = frozenset(
+    {"And", "Or", "Not", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "IsNaN"}
+)
+"""Operators whose output is truth values."""
+_BROADCAST: Final = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Pow", "Where", "Max", "Min", "BiasGelu", "FastGelu"}
+) | (COMPARISONS - {"Not", "IsNaN"})
+_SAME: Final = frozenset(
+    {
+        *("Cast", "CastLike", "Identity", "Neg", "Sqrt", "Reciprocal", "Tanh", "Sigmoid"),
+        *("Softmax", "Not", "IsNaN", "Exp", "Sin", "Cos", "Abs", "Relu"),
+        *("Gelu", "QuickGelu", "Swish", "Dropout"),
+        *("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"),
+        *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "RotaryEmbedding"),
+        Attention.name,
+    }
+)
+"""Operators whose first output is like their first input."""
+
 SHAPES: Final[dict[str, Rule]] = {
+    **dict.fromkeys(_BROADCAST, _broadcast),
+    **dict.fromkeys(_SAME, _same),
     "Transpose": _transposed,
     "Reshape": _reshaped,
     "Unsqueeze": _unsqueezed,
@@ -252,6 +289,7 @@ SHAPES: Final[dict[str, Rule]] = {
     "FusedMatMul": _product,
     "MatMulNBits": _quantised_product,
     "Expand": _expanded,
+    "Gather": _rows,
 }
 NUMBERS: Final[dict[str, Rule]] = {
     "Shape": _shape,

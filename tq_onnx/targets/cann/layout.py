@@ -8,7 +8,7 @@
   Transposes, and Casts to the same type go.
 - Transposes of tokens and heads, [0, 2, 1, 3], become ``Transpose``.
 
-Sizes are those that follow from the inputs (``tq_onnx.targets.cann.dimensions``). A Reshape of
+Sizes are those that follow from the inputs (``tq_onnx.graph.sizes.follow``). A Reshape of
 which more than one size is not known to be one of its operand's is left alone.
 """
 
@@ -23,11 +23,11 @@ from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import integers
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.sizerules import Sizes, sizes
+from tq_onnx.graph.sizes import follow
 from tq_onnx.graph.values import label, substitute
 from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.ops.operators import RmsNormalization, Transpose
 from tq_onnx.targets.cann.claims import ELEMENTS
-from tq_onnx.targets.cann.dimensions import follow_sizes
 from tq_onnx.targets.cann.projections import bake_transposes, divide_projections
 
 _TURN: Final = (0, 2, 1, 3)
@@ -46,7 +46,7 @@ def lower_layout(model: ir.Model, build: Builder) -> int:
     """
     graph = model.graph
     count = bake_transposes(graph, build) + divide_projections(graph, build)
-    follow_sizes(graph)
+    follow(graph)
     steps: tuple[Callable[[ir.Node, Builder], bool], ...] = (_cast, _reshape, _transpose)
     for node in list(graph):
         # A node that has lost its readers would only be replaced for nothing.
