@@ -48,7 +48,8 @@ def verify(
         library: whether to check the kernels of the operator library too; if not, only the
             function bodies run.
         threads: threads within an operator; by default onnxruntime's choice.
-        ep: execution provider that must run all of the converted model: ``cpu`` or ``cann``.
+        ep: execution provider that must run all of the converted model, a name in
+            ``tq_onnx.runtime.providers``.
         on_progress: called as each step begins and goes on.
 
     Returns:

@@ -22,7 +22,7 @@ def load(
         library: whether a converted model runs on the kernels of the operator library; if not, on
             its function bodies.
         threads: threads within an operator; by default onnxruntime's choice.
-        ep: execution provider that must run all of it: ``cpu`` or ``cann``.
+        ep: execution provider that must run all of it, a name in ``tq_onnx.runtime.providers``.
 
     Returns:
         The model; ``decoder()`` gives a decoder with empty caches, ``session`` the onnxruntime

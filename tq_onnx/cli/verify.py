@@ -53,8 +53,8 @@ def verify(*, as_json: bool, **arguments: Any) -> None:
     greedy continuation, cache bytes. Exit code 5 if a check does not hold. Both may also be folders
     with one decoder each.
 
-    With --ep cann the converted model runs there, and is compared with itself on the CPU too:
-    logits, greedy tokens, cache bytes, and where every node runs.
+    With --ep the converted model runs on another provider, and is compared with itself on the CPU
+    too: logits, greedy tokens, cache bytes, and where every node runs.
 
     \b
     Example:

@@ -185,13 +185,12 @@ class ConvertedLayer:
         return any(encoder.is_shortened for encoder in self.encoders)
 
 
-def converted_layers(model: ir.Model, plan: Plan, where: str = "") -> tuple[ConvertedLayer, ...]:
+def converted_layers(model: ir.Model, plan: Plan) -> tuple[ConvertedLayer, ...]:
     """Find the operators of every layer.
 
     Args:
         model: a model with operators of ours; it is not changed.
         plan: the plan that it was converted by.
-        where: what errors call the model.
 
     Returns:
         The layers in the order of the plan.
@@ -207,7 +206,6 @@ def converted_layers(model: ir.Model, plan: Plan, where: str = "") -> tuple[Conv
         except NoMatch as miss:
             raise UnsupportedModelError(
                 f"layer {layer.layer} is not as its plan says: {miss.reason}",
-                where=where,
                 fix="convert the original again",
             ) from miss
     return tuple(found)

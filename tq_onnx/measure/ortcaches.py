@@ -25,7 +25,7 @@ import onnx_ir as ir
 
 from tq_onnx.conversion.layers import AttentionNode, ConvertedLayer, converted_layers
 from tq_onnx.conversion.pipeline import Prepared
-from tq_onnx.errors import UnsupportedModelError
+from tq_onnx.errors import UnsupportedModelError, located
 from tq_onnx.graph.builder import MICROSOFT, Builder
 from tq_onnx.ops.domain import ATTENTION, DOMAIN
 from tq_onnx.plan import METADATA_PLAN, LayerPlan
@@ -103,9 +103,9 @@ def with_ort_caches(prepared: Prepared, cache: str, steps: Steps = ()) -> OrtCac
     model = prepared.loaded.model.clone()
     build = Builder(model.graph)
     specs = []
-    for index, found in enumerate(
-        converted_layers(model, prepared.plan, str(prepared.loaded.path))
-    ):
+    with located(prepared.loaded.path):
+        layers = converted_layers(model, prepared.plan)
+    for index, found in enumerate(layers):
         layer = found.plan
         own_steps = steps[index] if steps else None
         _replace(build, model.graph, found, cache, own_steps)

@@ -27,7 +27,7 @@ from tq_onnx.codec.quantise import tables_of
 from tq_onnx.codec.reference import offset_rows
 from tq_onnx.codec.spec import Codec
 from tq_onnx.conversion.layers import ConvertedLayer, EncodeNode, converted_layers
-from tq_onnx.errors import UnsupportedModelError
+from tq_onnx.errors import UnsupportedModelError, located
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.plan import METADATA_PLAN, LayerPlan, Plan
 from tq_onnx.runtime.decoder import Decoder
@@ -226,22 +226,22 @@ def expose_internals(
     """
     loaded = loaded or load(path)
     model = loaded.model.clone()
-    text = model.metadata_props.get(METADATA_PLAN)
-    if text is None:
-        raise UnsupportedModelError("this model was not converted by tq-onnx", where=str(path))
-    plan = Plan.from_json(text)
-    target = target_of_plan(plan)
-    if not target.has_operators:
-        raise UnsupportedModelError(
-            f"a model for {target.name} has standard operators in the place of ours",
-            where=str(path),
-            fix="verify the same conversion without --target",
+    with located(path):
+        text = model.metadata_props.get(METADATA_PLAN)
+        if text is None:
+            raise UnsupportedModelError("this model was not converted by tq-onnx")
+        plan = Plan.from_json(text)
+        target = target_of_plan(plan)
+        if not target.has_operators:
+            raise UnsupportedModelError(
+                f"a model for {target.name} has standard operators in the place of ours",
+                fix="verify the same conversion without --target",
+            )
+        names = tuple(
+            _layer(layer)
+            for layer in converted_layers(model, plan)
+            if layers is None or layer.plan.layer in layers
         )
-    names = tuple(
-        _layer(layer)
-        for layer in converted_layers(model, plan, str(path))
-        if layers is None or layer.plan.layer in layers
-    )
     _make_outputs(model.graph, _watched(names), views=target.exposes_views)
     return Probe(ir.to_proto(model).SerializeToString(), loaded.path.parent, names, plan)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from tq_onnx.conversion.pipeline import Prepared, prepare, recognise_original
-from tq_onnx.errors import TqOnnxError, UnsupportedModelError
+from tq_onnx.errors import TqOnnxError, UnsupportedModelError, located
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.measure.channelscales import sample_channels
 from tq_onnx.measure.checks import not_made_from
@@ -336,7 +336,8 @@ def check_conversion(before: OpenModel, path: Path, loaded: LoadedModel) -> None
         )
     graph = loaded.model.graph
     inputs = [value for value in graph.inputs if value.name not in graph.initializers]
-    plan, unlike = Plan.from_json(text), ""
+    with located(path):
+        plan, unlike = Plan.from_json(text), ""
     for side, values in zip(ports(before.session), (inputs, graph.outputs), strict=True):
         if {port.name for port in side} != {value.name for value in values}:
             unlike = "its inputs or outputs have other names"

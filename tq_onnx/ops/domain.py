@@ -15,7 +15,7 @@ ENCODE: Final = "TurboQuantEncode"
 ATTENTION: Final = "TurboQuantDequantAttention"
 
 # What else a decoder needs where an execution provider has too few of the standard operators
-# (``convert --target cann``). They are what standard ONNX calls by these names, less generality.
+# (``tq_onnx.targets``). They are what standard ONNX calls by these names, less generality.
 RMS_NORMALIZATION: Final = "RMSNormalization"
 ROTARY_EMBEDDING: Final = "RotaryEmbedding"
 SWISH: Final = "Swish"

@@ -17,7 +17,6 @@ from tq_onnx.errors import (
     UsageError,
 )
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
-from tq_onnx.runtime.variables import CANN_KERNELS
 
 _ERROR_PREFIX: Final = re.compile(r"^\s*\[ONNXRuntimeError\]\s*:\s*\d+\s*:\s*\w+\s*:\s*")
 _SOURCE_PLACE: Final = re.compile(
@@ -47,7 +46,7 @@ def load_error(error: Exception, where: str, ep: ExecutionProvider = CPU) -> TqO
     """Return the one-sentence form of an error that ONNX Runtime raised while opening a model."""
     kind = type(error).__name__
     message = message_of(error)
-    if ep.has_own_memory and (found := _provider_error(message, error, where, ep)) is not None:
+    if (found := _provider_error(message, error, where, ep)) is not None:
         return found
     if kind == "InvalidProtobuf":
         return ModelFileError("this is not an ONNX model", where=where, fix="check the file")
@@ -78,15 +77,15 @@ def _provider_error(
     message: str, error: Exception, where: str, ep: ExecutionProvider
 ) -> LibraryError | None:
     """Return the error of a device or its libraries; None if it is something else."""
-    if f"create {ep.name.upper()} ExecutionProvider" in message:
+    if ep.not_created and ep.not_created in message:
         return not_loaded(ep)
-    if f"{ep.name.upper()} failure" in message:
+    if ep.failed and ep.failed in message:
         return LibraryError(
             f"{ep.provider} does not work here: {message}",
             where=where,
             fix="see whether the device is free and has room",
         )
-    if CANN_KERNELS.name in str(error):
+    if ep.advised and ep.advised in str(error):
         # The library names the variable where its kernels are missing, and says what to do.
         return LibraryError(message_of(error, length=_ADVICE_LENGTH), where=where)
     return None

@@ -234,10 +234,11 @@ def open_model(
     )
     if ep.has_own_memory:
         refuse_misplaced(session, loaded.model, path)
-    plan = plan_of(session)
-    if plan is not None:
-        with located(path):
+    with located(path):
+        plan = plan_of(session)
+        if plan is not None:
             target_of_plan(plan)
+    if plan is not None:
         return OpenModel(loaded.path, session, signature_of(session, plan))
     return OpenModel(loaded.path, session, _recognised(loaded.model, session, path))
 

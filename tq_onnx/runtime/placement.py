@@ -16,7 +16,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from tq_onnx.errors import UnsupportedModelError
+from tq_onnx.errors import UnsupportedModelError, located
 from tq_onnx.files.load import load
 from tq_onnx.graph.shapes import fill_shapes
 from tq_onnx.ops.domain import ATTENTION, ENCODE
@@ -131,7 +131,8 @@ def open_placed(path: Path, ep: ExecutionProvider) -> PlacementReport:
     loaded = load(path)
     converted = METADATA_PLAN in loaded.model.metadata_props
     session = make_session(loaded.path, library=converted, ep=ep)
-    return report_placement(session, loaded.model)
+    with located(path):
+        return report_placement(session, loaded.model)
 
 
 class _Belonging:

@@ -2,7 +2,8 @@
 
 ONNX Runtime gives a session of the CPU, with no more than a warning, where it cannot load the
 provider that was asked for, and runs single nodes on the CPU that a provider does not claim.
-``make_session`` refuses the first; ``tq_onnx.runtime.placement`` finds the second.
+``make_session`` refuses the first; ``tq_onnx.runtime.placement`` finds the second. Whatever is
+particular to a provider is in its row here, what it says when it fails among it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from tq_onnx import plan
+from tq_onnx.runtime.variables import CANN_KERNELS
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,12 @@ class ExecutionProvider:
         options: what it is created with.
         disabled_optimizers: rewrites of ONNX Runtime that make nodes which it does not run.
         device: of the ``OrtValue`` that its nodes read and write.
+        oldest: the oldest ONNX Runtime that records which nodes it runs; empty where that does not
+            matter.
+        not_created: part of ONNX Runtime's message where the provider cannot be created; empty for
+            none, as in the next two.
+        failed: part of the message where the device or its libraries fail.
+        advised: part of a message that itself says what to do.
     """
 
     name: str
@@ -36,6 +44,10 @@ class ExecutionProvider:
     options: Mapping[str, str] = field(default_factory=dict)
     disabled_optimizers: tuple[str, ...] = ()
     device: str = "cpu"
+    oldest: str = ""
+    not_created: str = ""
+    failed: str = ""
+    advised: str = ""
 
     @property
     def has_own_memory(self) -> bool:
@@ -60,6 +72,10 @@ CANN: Final = ExecutionProvider(
     # It makes Gemm of MatMul and Add, and the provider has none.
     disabled_optimizers=("MatMulAddFusion",),
     device="cann",
+    oldest="1.24",
+    not_created="create CANN ExecutionProvider",
+    failed="CANN failure",
+    advised=CANN_KERNELS.name,
 )
 
 PROVIDERS: Final[Mapping[str, ExecutionProvider]] = MappingProxyType(

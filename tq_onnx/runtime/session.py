@@ -115,11 +115,11 @@ def make_session(
     """
     if (missing := absent(ep)) is not None:
         raise missing
-    if ep.has_own_memory and not _HAS_RECORD:
+    if ep.oldest and not _HAS_RECORD:
         raise LibraryError(
             f"onnxruntime {onnxruntime.__version__} keeps no record of which nodes "
             f"{ep.provider} runs",
-            fix=f"install {ep.package} 1.24 or newer",
+            fix=f"install {ep.package} {ep.oldest} or newer",
         )
     where = str(model) if isinstance(model, Path) else "the model"
     if isinstance(model, Path) and not model.is_file():

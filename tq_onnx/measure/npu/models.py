@@ -12,6 +12,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from tq_onnx.conversion.pipeline import convert
+from tq_onnx.errors import located
 from tq_onnx.files.load import load
 from tq_onnx.measure.devices import compare_providers
 from tq_onnx.measure.npu.anonymise import anonymise
@@ -54,7 +55,8 @@ def for_cann(model: Path, folder: Path) -> Path:
     """The model if it is for CANN already; an original is converted into the folder."""
     text = load(model).model.metadata_props.get(METADATA_PLAN)
     if text is not None:
-        made_for = target_of_plan(Plan.from_json(text))
+        with located(model):
+            made_for = target_of_plan(Plan.from_json(text))
         if made_for.provider == CANN.name and made_for.has_operators:
             return model
     output = folder / f"{model.stem}.cann.onnx"
