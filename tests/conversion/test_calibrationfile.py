@@ -150,15 +150,15 @@ SMALL = np.ones((P, N, D), np.float32)
         (with_number("layers.0.q_energy", np.inf), "not finite"),
         (with_number("layers.0.k_energy", -1e-9), "layer 0 has a negative energy"),
         (with_number("layers.0.q_energy", -1), "layer 0 has a negative energy"),
-        (without("format"), "its format is not tq_onnx.calibration"),
-        (with_fact("format", "pt"), "its format is not tq_onnx.calibration"),
-        (with_fact("format_version", "2"), "its format is not version 1"),
-        (without("tokens"), "its tokens is missing"),
-        (with_fact("tokens", "-1"), "its tokens is missing or damaged"),
-        (with_fact("tokens", "9" * 5000), "its tokens is missing or damaged"),
-        (with_fact("context", "many"), "its context is missing or damaged"),
-        (with_fact("tool_version", "1\n\x1b[31m"), "its tool_version is missing or damaged"),
-        (with_fact("text_digest", "0" * 63 + "\n"), "its text_digest is missing or damaged"),
+        (without("format"), "the format is not tq_onnx.calibration"),
+        (with_fact("format", "pt"), "the format is not tq_onnx.calibration"),
+        (with_fact("format_version", "2"), "the format is not version 1"),
+        (without("tokens"), "the tokens is missing"),
+        (with_fact("tokens", "-1"), "the tokens is missing or damaged"),
+        (with_fact("tokens", "9" * 5000), "the tokens is missing or damaged"),
+        (with_fact("context", "many"), "the context is missing or damaged"),
+        (with_fact("tool_version", "1\n\x1b[31m"), "the tool_version is missing or damaged"),
+        (with_fact("text_digest", "0" * 63 + "\n"), "the text_digest is missing or damaged"),
     ],
 )
 def test_damaged_contents(
@@ -201,14 +201,14 @@ def refused(path: Path, *says: str) -> str:
 def test_other_bytes(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "bytes"
     path.write_bytes(content)
-    refused(path, "it is not a calibration file")
+    refused(path, "the file is not a calibration file")
 
 
 @pytest.mark.parametrize("part", [0.01, 0.3, 0.6, 0.99])
 def test_truncated(sound: Path, part: float) -> None:
     content = sound.read_bytes()
     sound.write_bytes(content[: int(part * len(content))])
-    refused(sound, "it is not a calibration file")
+    refused(sound, "the file is not a calibration file")
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F8_E4M3", "BOOL", "F99"])
@@ -220,15 +220,15 @@ def test_other_element_types(sound: Path, dtype: str) -> None:
     header[MEAN] |= {"dtype": dtype, "shape": [(end - begin) // (2 if dtype == "BF16" else 1)]}
     text = json.dumps(header).encode()
     sound.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
-    refused(sound, "it is not a calibration file")
+    refused(sound, "the file is not a calibration file")
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:
     assert "there is no such file" in refused(tmp_path / "missing")
-    refused(tmp_path, "it is no regular file")
+    refused(tmp_path, "the path is not a regular file")
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)  # nobody writes: to open it would never end
-    refused(pipe, "it is no regular file")
+    refused(pipe, "the path is not a regular file")
     link = tmp_path / "link"
     link.symlink_to("missing")
     refused(link, "there is no such file")
@@ -237,7 +237,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 
 def test_too_large_is_not_read(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrationfile, "_LARGEST_FILE", 100)
-    refused(sound, f"it has {sound.stat().st_size} bytes")
+    refused(sound, f"the file has {sound.stat().st_size} bytes")
 
 
 def test_only_a_calibration_file_is_replaced(sound: Path, tmp_path: Path) -> None:
@@ -304,6 +304,6 @@ def test_nothing_half_written(
         with pytest.raises(expected) as caught:
             write_calibration(path, found, overwrite=True)
         if isinstance(error, OSError):
-            assert "it cannot be written (No space left on device)" in str(caught.value)
+            assert "the file cannot be written (No space left on device)" in str(caught.value)
     assert list(sound.parent.iterdir()) == [sound]
     assert sound.read_bytes() == before

@@ -189,7 +189,7 @@ def invalid_node(model: ir.Model) -> None:
         (lopsided_centroids, "centroids .* antisymmetric"),
         (unsorted_boundaries, "boundaries .* not sorted"),
         (other_codebook_in_attention, "do not share"),
-        (caches_of_the_other_layer, "attentions read its caches"),
+        (caches_of_the_other_layer, "attentions read the caches"),
         (appends_to_the_other_cache, "does not append to"),
         (attention_without_scale, "has scale = 0.5"),
         (attention_with_sinks, "sink of attention is not as planned"),

@@ -153,12 +153,12 @@ def test_models_without_norms_are_left_alone(name: str) -> None:
     model = load(name)
     plan = convert(model, "raw")
     assert all(
-        norms == NoNorms(index, "no norm with a weight stands before its query")
+        norms == NoNorms(index, "no norm with a weight stands before the query")
         for index, norms in enumerate(find_norms(model, plan))
     )
     nodes, weights = len(model.graph), set(model.graph.initializers)
     (first, _) = equalise(model, with_rotated_keys(plan))
-    assert first == LayerEqualisation(0, False, "no norm with a weight stands before its query")
+    assert first == LayerEqualisation(0, False, "no norm with a weight stands before the query")
     assert (nodes, weights) == (len(model.graph), set(model.graph.initializers))
 
 
@@ -392,43 +392,43 @@ def test_the_layer_that_all_others_differ_from() -> None:
         (
             "n_q = Mul(unit_q, weight_q)",
             "n0_q = Mul(unit_q, weight_q)\n n_q = Add(n0_q, weight_k)",
-            "its normalised query has something added to it",
+            "the normalised query has something added to it",
         ),
         (
             "n_k = Mul(unit_k, weight_k)",
             "n0_k = Mul(unit_k, weight_k)\n n_k = Tanh(n0_k)",
-            "no norm with a weight stands before its key",
+            "no norm with a weight stands before the key",
         ),
         (
             "n_k = Mul(unit_k, weight_k)",
             "n0_k = Mul(unit_k, weight_k)\n n_k = Mul(n0_k, n0_k)",
-            "its normalised key goes through Mul in a way that is not linear",
+            "the normalised key goes through Mul in a way that is not linear",
         ),
         (
             "unit_k = Div(k, root_k)",
             "unit_k = Tanh(k)",
-            "no norm with a weight stands before its key",
+            "no norm with a weight stands before the key",
         ),
         (
             "n_k = Mul(unit_k, weight_k)",
             "other_k = Mul(unit_k, weight_k)\n n0_k = Mul(unit_k, weight_k)\n"
             "n_k = Add(other_k, n0_k)",
-            "more than one norm stands before its key",
+            "more than one norm stands before the key",
         ),
         (
             "across_k = Mul(turned_k, sin)",
             "across_k = Mul(turned_k, n_k)",
-            "its normalised key goes through Mul in a way that is not linear",
+            "the normalised key goes through Mul in a way that is not linear",
         ),
         (
             "mean_q = ReduceMean<keepdims = 1>(sq_q, last_q)",
             "mean_q = ReduceMean<keepdims = 1>(sq_q, one)",
-            "no norm with a weight stands before its query",
+            "no norm with a weight stands before the query",
         ),
         (
             "o1 = Transpose<perm = [0, 2, 1, 3]>(o)",
             "more = Add(o, n_q)\n o1 = Transpose<perm = [0, 2, 1, 3]>(more)",
-            "its normalised query has something added to it",
+            "the normalised query has something added to it",
         ),
     ],
 )
@@ -439,14 +439,14 @@ def test_what_scales_would_change_is_left_alone(old: str, new: str, reason: str)
 def test_a_weight_that_a_user_may_give_is_left_alone() -> None:
     body = changed(("Mul(unit_q, weight_q)", "Mul(unit_q, given)"))
     model = one_layer(body, inputs=MASK + "float[16] given, ")
-    assert why(model) == "no norm with a weight stands before its query"
+    assert why(model) == "no norm with a weight stands before the query"
 
 
 def test_a_norm_with_a_bias_is_left_alone() -> None:
     body = changed(
         ("n_q = Mul(unit_q, weight_q)", "n_q = LayerNormalization(q, weight_q, weight_k)")
     )
-    assert why(one_layer(body)) == "no norm with a weight stands before its query"
+    assert why(one_layer(body)) == "no norm with a weight stands before the query"
     body = changed(("n_q = Mul(unit_q, weight_q)", "n_q = LayerNormalization(q, weight_q)"))
     make = partial(one_layer, body)
     expected, model = run(make()), make()

@@ -279,7 +279,7 @@ def test_images_are_not_caches(tmp_path: Path) -> None:
 
 def test_no_decoder(tmp_path: Path) -> None:
     embedding(tmp_path / "e")
-    with pytest.raises(UnsupportedModelError, match=r"embedding\.onnx: it has no attention"):
+    with pytest.raises(UnsupportedModelError, match=r"embedding\.onnx: the model has no attention"):
         convert_folder(tmp_path / "e", tmp_path / "out")
     (tmp_path / "s").mkdir()
     for name in ("config.json", "model.safetensors"):
@@ -444,7 +444,7 @@ def test_which_model_is_meant(tmp_path: Path) -> None:
 def test_a_second_library_is_refused(tmp_path: Path) -> None:
     source = genai_folder(tmp_path / "in")
     (source / library_name()).write_text("mine")
-    with pytest.raises(ModelFileError, match="of its own"):
+    with pytest.raises(ModelFileError, match="the name of the operator library"):
         convert_folder(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

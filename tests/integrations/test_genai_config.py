@@ -156,9 +156,9 @@ def test_no_configuration(tmp_path: Path) -> None:
         ('{"model": {}}', "does not describe"),
         ('{"model": {"decoder": {}}}', "names no file"),
         ('{"model": {"decoder": []}}', "does not describe"),
-        ('{"model": {"decoder": {"filename": "../m.onnx"}}}', "not in its folder"),
-        ('{"model": {"decoder": {"filename": "/m.onnx"}}}', "not in its folder"),
-        ('{"model": {"decoder": {"filename": "C:\\\\m.onnx"}}}', "not in its folder"),
+        ('{"model": {"decoder": {"filename": "../m.onnx"}}}', "not in the folder"),
+        ('{"model": {"decoder": {"filename": "/m.onnx"}}}', "not in the folder"),
+        ('{"model": {"decoder": {"filename": "C:\\\\m.onnx"}}}', "not in the folder"),
         ('{"model": {"decoder": {"filename": "m", "pipeline": [[1]]}}}', "does not describe"),
     ],
 )

@@ -140,8 +140,8 @@ def test_the_report_says_whether_the_device_was_simulated(
 @pytest.mark.parametrize(
     ("script", "problem"),
     [
-        ("import os; os.abort()", "its process ended with -6"),
-        ("import time; time.sleep(60)", "it did not end within 1 seconds"),
+        ("import os; os.abort()", "the process ended with -6"),
+        ("import time; time.sleep(60)", "the process did not end within 1 seconds"),
         ("raise SystemExit('last words in /home/me/x.py')", "ended with 1: last words in x.py"),
     ],
 )

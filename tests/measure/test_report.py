@@ -345,12 +345,12 @@ def test_refusals(models: Callable[[str, str], Path]) -> None:
     with pytest.raises(VerificationError, match="was not made from"):
         make_report(original(GENAI), [int4], 64, source="")
     wide = original("dynamo-op18-sdpa-hd128-fp16")
-    with pytest.raises(VerificationError, match="its caches have other heads"):
+    with pytest.raises(VerificationError, match="the caches have other heads"):
         make_report(wide, [int4], 64, source="")
     longer = ir.load(int4)
     longer.graph.outputs[0].shape = ir.Shape(["B", "T", 98])
     ir.save(longer, int4.with_name("longer.onnx"))
-    with pytest.raises(VerificationError, match="it has 98 logits, not 97"):
+    with pytest.raises(VerificationError, match="the model has 98 logits, not 97"):
         make_report(original(DYNAMO), [int4.with_name("longer.onnx")], 64, source="")
     with pytest.raises(UsageError, match="too short"):
         make_report(original(DYNAMO), [int4], [1] * 8, source="")

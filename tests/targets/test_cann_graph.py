@@ -181,7 +181,7 @@ def test_sizes_that_make_no_sense(converted: Path, sizes: dict[str, int]) -> Non
 
 
 def test_an_original_is_refused(exported: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="it is not a converted model"):
+    with pytest.raises(UnsupportedModelError, match="the model is not a converted one"):
         lower_for_graph_mode(load(exported).model, capacity=8)
 
 
@@ -190,7 +190,7 @@ def test_a_model_for_single_operators_is_refused(exported: Path, tmp_path: Path)
     convert(exported, output, target=TARGETS["cann"])
     with pytest.raises(
         UnsupportedModelError,
-        match="it was converted for cann",
+        match="the model was converted for cann",
     ):
         lower_for_graph_mode(load(output).model, capacity=8)
 

@@ -112,9 +112,9 @@ def read_calibration(path: Path) -> Calibration:
         status = path.stat()
         # Before it is opened: a pipe would never end.
         if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is no regular file")
+            raise ValueError("the path is not a regular file")
         if status.st_size > _LARGEST_FILE:
-            raise ValueError(f"it has {status.st_size} bytes")
+            raise ValueError(f"the file has {status.st_size} bytes")
         with safe_open(path, framework="numpy") as file:
             facts = file.metadata() or {}
             _check_format(facts)
@@ -127,7 +127,7 @@ def read_calibration(path: Path) -> Calibration:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) else None
         raise ModelFileError(
-            f"it is not a calibration file ({' '.join(str(reason or error).split())[:200]})",
+            f"the file is not a calibration file ({' '.join(str(reason or error).split())[:200]})",
             where=str(path),
             fix="make one with `tq-onnx calibrate`",
         ) from error
@@ -145,12 +145,14 @@ def _check_folder(folder: Path) -> None:
     while not os.path.lexists(folder):  # those that do not exist are made
         folder = folder.parent
     if not folder.is_dir():
-        raise ModelFileError("it is no folder", where=str(folder), fix="give another output")
+        raise ModelFileError(
+            "the path is not a folder", where=str(folder), fix="give another output"
+        )
 
 
 def _unwritable(path: Path, error: OSError) -> ModelFileError:
     return ModelFileError(
-        f"it cannot be written ({error.strerror or error})",
+        f"the file cannot be written ({error.strerror or error})",
         where=str(path),
         fix="give another output",
     )
@@ -166,12 +168,12 @@ def _is_calibration(path: Path) -> bool:
 
 def _check_format(facts: dict[str, str]) -> None:
     if facts.get("format") != FORMAT:
-        raise ValueError(f"its format is not {FORMAT}")
+        raise ValueError(f"the format is not {FORMAT}")
     if facts.get("format_version") != FORMAT_VERSION:
-        raise ValueError(f"its format is not version {FORMAT_VERSION}")
+        raise ValueError(f"the format is not version {FORMAT_VERSION}")
     for name, form in _FACTS.items():
         if form.fullmatch(facts.get(name, "")) is None:
-            raise ValueError(f"its {name} is missing or damaged")
+            raise ValueError(f"the {name} is missing or damaged")
 
 
 def _checked(tensors: dict[str, Any], facts: dict[str, str]) -> Calibration:

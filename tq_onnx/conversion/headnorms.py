@@ -128,12 +128,12 @@ def _layer(layer: ConvertedLayer, way: Way) -> LayerNorms:
             reached = follow_channels(norm.node.outputs[0], ids, way)
         except NoMatch as miss:
             where = "" if miss.node is None else f" (node {label(miss.node)})"
-            raise NoMatch(f"its normalised {role} {miss.reason}{where}", miss.node) from miss
+            raise NoMatch(f"the normalised {role} {miss.reason}{where}", miss.node) from miss
         if [(node, index) for node, index, _ in reached.ends] != [(reader, slot.slot)]:
-            raise NoMatch(f"its normalised {role} is not read by its attention alone", norm.node)
+            raise NoMatch(f"the normalised {role} is not read by the attention alone", norm.node)
         channels = reached.ends[0][2]
         if channels.axis != 3 or not np.array_equal(channels.ids, ids):
-            raise NoMatch(f"its normalised {role} changes the order of its channels", norm.node)
+            raise NoMatch(f"the normalised {role} changes the order of the channels", norm.node)
         norms.append(norm)
         halves = halves or reached.halves or norm.weight.dtype not in (np.float32, np.float64)
     # Element j of a query meets element j of a key.
@@ -161,7 +161,7 @@ def _norm(role: str, operand: ir.Value | None, head_size: int) -> Norm:
             pending += node.inputs if several else node.inputs[:1]
     if len(found) != 1:
         number = "more than one norm stands" if found else "no norm with a weight stands"
-        raise NoMatch(f"{number} before its {role}")
+        raise NoMatch(f"{number} before the {role}")
     return found[0]
 
 

@@ -98,7 +98,7 @@ def _inspect_converted(loaded: LoadedModel, path: Path) -> InspectionReport:
         size = converted_bytes(loaded.model, plan)
     except (ModelFileError, KeyError, TypeError, AttributeError) as error:
         raise ModelFileError(
-            "its conversion metadata cannot be read",
+            "the conversion metadata cannot be read",
             where=str(path),
             fix="convert the original model again",
         ) from error

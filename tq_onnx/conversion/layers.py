@@ -231,7 +231,7 @@ def find_layer(outputs: Mapping[str | None, ir.Value], layer: LayerPlan) -> Conv
         and Attention.value_cache.of(use.node) is value.output
     ]
     if len(readers) != 1:
-        raise NoMatch(f"{len(readers)} attentions read its caches", key.node)
+        raise NoMatch(f"{len(readers)} attentions read the caches", key.node)
     return ConvertedLayer(layer, key, value, AttentionNode(readers[0]))
 
 

@@ -271,7 +271,9 @@ def _run(
 def _invalid(text: str, path: Path) -> ModelFileError:
     """For graphs that were broken before: a cycle, nodes out of order, inputs that are missing."""
     return ModelFileError(
-        f"it is not a valid model (onnx.checker: {text})", where=str(path), fix="export it again"
+        f"the file is not a valid model (onnx.checker: {text})",
+        where=str(path),
+        fix="export it again",
     )
 
 

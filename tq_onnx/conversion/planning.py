@@ -81,7 +81,7 @@ def _check_elements(layers: Sequence[LayerPlan]) -> None:
     types = sorted({layer.dtype for layer in layers})
     if len(types) > 1 and any(codec.is_raw for layer in layers for codec in layer.codecs):
         raise UnsupportedModelError(
-            f"its layers compute in several element types ({', '.join(types)})",
+            f"the layers compute in several element types ({', '.join(types)})",
             fix="use a preset that quantises, in all layers",
         )
 

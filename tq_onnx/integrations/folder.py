@@ -133,7 +133,7 @@ def survey(
     for name in () if genai is None else (*genai.decoders, *genai.others):
         if name not in names:
             raise ModelFileError(
-                f"it names {name}, which is not in the folder",
+                f"the configuration names {name}, which is not in the folder",
                 where=str(folder / CONFIG_FILE),
                 fix="complete the download or the export",
             )

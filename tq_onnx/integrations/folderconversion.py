@@ -263,7 +263,7 @@ class _Job:
         if library is not None:
             if any(target.name == library.name for _, target in copies):
                 raise ModelFileError(
-                    f"it has a file {library.name} of its own, the name of the operator library",
+                    f"the folder has a file {library.name}, the name of the operator library",
                     where=str(self.shown),
                     fix="remove that file from the folder",
                 )

@@ -109,14 +109,18 @@ def read_config(folder: Path) -> GenaiConfig | None:
         providers = tuple(name for entry in options for name in entry)
     except (OSError, ValueError, RecursionError) as error:
         raise ModelFileError(
-            "it cannot be read as JSON", where=str(path), fix=_SAVE_AGAIN
+            "the file cannot be read as JSON", where=str(path), fix=_SAVE_AGAIN
         ) from error
     except (KeyError, TypeError, AttributeError) as error:
         raise ModelFileError(
-            "it does not describe a decoder of onnxruntime-genai", where=str(path), fix=_SAVE_AGAIN
+            "the configuration does not describe a decoder of onnxruntime-genai",
+            where=str(path),
+            fix=_SAVE_AGAIN,
         ) from error
     if not decoders:
-        raise ModelFileError("it names no file of a decoder", where=str(path), fix=_SAVE_AGAIN)
+        raise ModelFileError(
+            "the configuration names no file of a decoder", where=str(path), fix=_SAVE_AGAIN
+        )
     for name in (*decoders, *others):
         _check_name(name, path)
     providers = tuple(name for name in providers if name.lower() not in ("cpu", ""))
@@ -132,8 +136,8 @@ def check_config(config: GenaiConfig) -> None:
     for options in _session_options(config.document["model"]["decoder"], config.decoders):
         if options.get(_LIBRARY):
             raise UnsupportedModelError(
-                f"it names a library of custom operators already ({options[_LIBRARY]}), and "
-                "onnxruntime-genai takes one",
+                "the configuration names a library of custom operators already "
+                f"({options[_LIBRARY]}), and onnxruntime-genai takes one",
                 where=str(config.path),
                 fix="remove the entry if the model does not need it",
             )
@@ -228,7 +232,7 @@ def _check_name(name: str, path: Path) -> None:
     parts = PurePosixPath(name.replace("\\", "/")).parts
     if ".." in parts or name[:1] in ("/", "\\") or PureWindowsPath(name).drive:
         raise ModelFileError(
-            f"it names the file {name!r}, which is not in its folder",
+            f"the configuration names the file {name!r}, which is not in the folder",
             where=str(path),
             fix="move the model into the folder",
         )

@@ -62,7 +62,7 @@ def file_tokens(path: Path, tokenizer: Tokenizer, count: int) -> list[int]:
             text = file.read(count * _CHARACTERS_PER_TOKEN)
     except (OSError, UnicodeDecodeError) as error:
         raise ModelFileError(
-            "it cannot be read as UTF-8 text", where=str(path), fix="check the file"
+            "the file cannot be read as UTF-8 text", where=str(path), fix="check the file"
         ) from error
     return tokenizer.encode(text)[:count]
 

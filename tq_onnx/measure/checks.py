@@ -211,7 +211,7 @@ def tables(probe: Probe) -> PropertyCheck:
         if problems
         else baked
         if rotated
-        else "its codecs have none",
+        else "the codecs have none",
     )
 
 
@@ -307,7 +307,7 @@ def theory_holds(losses: Sequence[ReconstructionFigures]) -> list[PropertyCheck]
                 "rows err by no more than half a step",
                 _nan_last(share) <= 1,
                 f"{codecs} promise no error of their own, as they do not rotate; worst: layer "
-                f"{loss.layer} {loss.cache}, {share:.1%} of the squared error that its steps allow",
+                f"{loss.layer} {loss.cache}, {share:.1%} of the squared error that the steps allow",
             )
         )
     return checks

@@ -131,7 +131,7 @@ def _replace(
     """Put GroupQueryAttention in the place of one layer's three nodes."""
     layer, attention, encoders = converted.plan, converted.attention, converted.encoders
     if converted.is_shortened:
-        raise _unlike("its caches are shortened before they are returned", layer)
+        raise _unlike("the caches are shortened before they are returned", layer)
     pasts = [_new_type(encoder.past, graph.inputs, cache, layer) for encoder in encoders]
     element = ir.DataType[layer.dtype]
     scope = f"layers.{layer.layer}.groupquery"
@@ -207,7 +207,7 @@ def _new_type(
 ) -> ir.Value:
     """Gives a cache input the type that it has now."""
     if past is None or not any(value is past for value in inputs):
-        raise _unlike("it takes no caches, or not as they are", layer)
+        raise _unlike("the model takes no caches, or not as they are", layer)
     type_name, packed = _STORED[cache]
     past.type = ir.TensorType(_TYPES[type_name])
     past.shape = ir.Shape([*list(past.shape or [None] * 4)[:3], layer.head_size // packed])

@@ -340,14 +340,14 @@ def check_conversion(before: OpenModel, path: Path, loaded: LoadedModel) -> None
         plan, unlike = Plan.from_json(text), ""
     for side, values in zip(ports(before.session), (inputs, graph.outputs), strict=True):
         if {port.name for port in side} != {value.name for value in values}:
-            unlike = "its inputs or outputs have other names"
+            unlike = "the inputs or outputs have other names"
     sizes = [(layer.kv_num_heads, layer.head_size) for layer in plan.layers for _ in "kv"]
     if [(cache.kv_num_heads, cache.row) for cache in before.signature.caches] != sizes:
-        unlike = unlike or "its caches have other heads"
+        unlike = unlike or "the caches have other heads"
     logits = next((v for v in graph.outputs if v.name == before.signature.interface.logits), None)
     width = None if logits is None or not logits.shape else logits.shape[-1]
     if not unlike and isinstance(width, int) and width != _width(before):
-        unlike = f"it has {width} logits, not {_width(before)}"
+        unlike = f"the model has {width} logits, not {_width(before)}"
     if unlike:
         raise not_made_from(before.path, path, unlike)
 

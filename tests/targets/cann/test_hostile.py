@@ -379,7 +379,7 @@ def test_sizes_that_nothing_tells_are_not_answered() -> None:
     size = edit.op(at, "Shape", [cut], INT64, [1], start=1, end=2)
     factor = edit.op(at, "Cast", [size], FLOAT, [1], to=1)
     edit.instead("linear_3", lambda v: edit.op("add_438", "Mul", [v, factor], FLOAT, HIDDEN))
-    refuses(edit.model, r"\(Slice\) computes floats")
+    refuses(edit.model, r"\(Slice\) is floating-point")
 
 
 def test_a_length_of_caches_that_is_another_one() -> None:

@@ -132,13 +132,13 @@ def _in_a_process(part: str, request: Request, seconds: float) -> dict[str, Any]
                 env=_environment(),
             )
         except subprocess.TimeoutExpired:
-            return _died(part, f"it did not end within {seconds:g} seconds")
+            return _died(part, f"the process did not end within {seconds:g} seconds")
         if output.is_file():
             found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
             return found
         said = (ended.stderr + ended.stdout).decode(errors="replace").splitlines()
         words = anonymise(" / ".join(said[-_LAST_WORDS:]))
-        return _died(part, f"its process ended with {ended.returncode}: {words}")
+        return _died(part, f"the process ended with {ended.returncode}: {words}")
 
 
 def _environment() -> dict[str, str]:

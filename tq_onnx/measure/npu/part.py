@@ -39,7 +39,7 @@ def _device(findings: Findings, request: Request) -> None:
     findings.check(
         "kernel library",
         lambda: (make_session(encode_model(Tables(64), "float32"), ep=CANN) is not None, {}),
-        "it is found, fits this version and knows the device",
+        "the library is found, fits this version and knows the device",
     )
     findings.facts |= environment.facts()
 

@@ -99,7 +99,7 @@ def left_over(model: ir.Model) -> Iterator[LeftOver]:
             fix = _DEQUANTISED if node.op_type in _QUANTISED else WITHOUT
             if node.op_identifier() in model.functions:
                 fix = _INLINED
-            yield LeftOver(f"{name} computes floats and has no kernel there", fix)
+            yield LeftOver(f"{name} is floating-point and has no kernel there", fix)
             continue
         other = [v for v in (*node.inputs, *node.outputs) if v is not None and _is_other_float(v)]
         if other:
@@ -107,13 +107,13 @@ def left_over(model: ir.Model) -> Iterator[LeftOver]:
         elif node.op_type in _VIEWS and node.outputs[0].is_graph_output():
             yield LeftOver(f"{name} is an output, copied before it is computed")
         elif node.op_type in _BROADCASTING and not _has_full_operand(node):
-            yield LeftOver(f"{name} broadcasts both operands, which it does wrongly")
+            yield LeftOver(f"{name} broadcasts both operands, which the provider does wrongly")
     opset = model.opset_imports.get("", 0)
     if opset > NEWEST_OPSET:
         newer = [n for n in model.graph if n.domain == "" and not _is_unchanged(n)]
         what = f" for {label(newer[0])} ({newer[0].op_type})" if newer else ""
         yield LeftOver(
-            f"its opset is {opset}, and {NEWEST_OPSET} is the newest{what}",
+            f"the opset is {opset}, and {NEWEST_OPSET} is the newest{what}",
             f"export it with opset {NEWEST_OPSET}",
         )
 

@@ -64,7 +64,11 @@ def is_causal(attention: AttentionNode, plan: Plan, model: ir.Model) -> bool:
 
 def complaint(attention: AttentionNode) -> str:
     """What is wrong with the mask of a layer that is not causal, as a clause."""
-    return "there is none" if attention.bias is None else "it hides more than the future, or less"
+    return (
+        "there is no mask"
+        if attention.bias is None
+        else "the mask hides more than the future, or less"
+    )
 
 
 def _expect_no_contents(value: ir.Value, plan: Plan, model: ir.Model) -> None:
@@ -75,7 +79,7 @@ def _expect_no_contents(value: ir.Value, plan: Plan, model: ir.Model) -> None:
     ancestors = data_ancestors([value])
     for name in (plan.interface.tokens, plan.interface.position_ids):
         if _input(model, name) in ancestors:
-            raise NoMatch(f"it depends on what is in {name}")
+            raise NoMatch(f"the mask depends on the contents of {name}")
 
 
 def _inputs(
@@ -179,8 +183,8 @@ def past_length(build: Builder, model: ir.Model, plan: Plan) -> ir.Value:
     if positions is not None and rank(positions) == 2 and positions.name == _POSITIONS:
         return _first_positions(build, positions)
     raise NoMatch(
-        f"it has no attention_mask [batch, total tokens] and no {_POSITIONS} [batch, tokens], to "
-        "tell how many tokens there are in caches of fixed capacity"
+        "the model has no attention_mask [batch, total tokens] and no "
+        f"{_POSITIONS} [batch, tokens], which tell the tokens in caches of fixed capacity"
     )
 
 

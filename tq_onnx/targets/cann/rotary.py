@@ -185,17 +185,17 @@ class _Finder:
         source = inputs[0]
         ids, cosines, sines = inputs[1:] if theirs else (inputs[3], inputs[1], inputs[2])
         if source is None or cosines is None or sines is None:
-            raise NoMatch("it has no tables", node)
+            raise NoMatch("the rotary embedding has no tables", node)
         half, wide = static_dim(cosines, -1), static_dim(source, -1)
         if half is None or wide is None or static_dim(sines, -1) != half:
-            raise NoMatch("the size of its heads is not known", node)
+            raise NoMatch("the size of the heads is not known", node)
         size = 2 * half
         _check_attributes(node, size)
         if rank(source) not in (3, 4) or wide % size or (rank(source) == 4 and wide != size):
-            raise NoMatch("it rotates a part of its heads", node)
+            raise NoMatch("the rotary embedding turns a part of the heads", node)
         heads = attribute_int(node, "num_heads", 0)
         if rank(source) == 3 and heads not in ((0, wide // size) if theirs else (wide // size,)):
-            raise NoMatch(f"it has {heads} heads", node)
+            raise NoMatch(f"the rotary embedding has {heads} heads", node)
         if ids is None:
             angles = self._angles(cosines, sines, ("B", "T", half))
         else:
@@ -204,7 +204,7 @@ class _Finder:
 
     def _tables(self, cosines: ir.Value, sines: ir.Value, ids: ir.Value) -> Angles:
         if rank(ids) != 2:
-            raise NoMatch("its positions are not told token by token")
+            raise NoMatch("the positions are not told token by token")
 
         def read() -> Angles:
             return Angles(read_table(cosines), read_table(sines), ids)
@@ -245,7 +245,7 @@ class _Finder:
                     np.ascontiguousarray(cos), np.ascontiguousarray(sin), angles.positions
                 )
                 return _Rotation(source, half, node.outputs[0])
-        raise NoMatch("it is no rotary embedding", node)
+        raise NoMatch("the nodes are no rotary embedding", node)
 
 
 def _check_attributes(node: ir.Node, head_size: int) -> None:
@@ -257,7 +257,7 @@ def _check_attributes(node: ir.Node, head_size: int) -> None:
         or attribute_float(node, "scale", 1.0) != 1
     )
     if wrong:
-        raise NoMatch("it is not in halves over whole heads", node)
+        raise NoMatch("the rotary embedding is not in halves over whole heads", node)
 
 
 def _candidates(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value, ir.Value]]:

@@ -77,7 +77,7 @@ def lowering_of(plan: Plan, *, capacity: int, tokens: int = 1, batch: int = 1) -
         )
     if plan.target != CPU:
         raise UnsupportedModelError(
-            f"it was converted for {plan.target}",
+            f"the model was converted for {plan.target}",
             where="graph mode",
             fix=f"convert the original with --target {TARGET}",
         )
@@ -119,7 +119,7 @@ def lower_for_graph_mode(
     text = model.metadata_props.get(METADATA_PLAN)
     if text is None:
         raise UnsupportedModelError(
-            "it is not a converted model", where="graph mode", fix="convert it first"
+            "the model is not a converted one", where="graph mode", fix="convert it first"
         )
     lowering = lowering_of(Plan.from_json(text), capacity=capacity, tokens=tokens, batch=batch)
     for step in lowering.passes:
@@ -254,7 +254,7 @@ class EmbedWeightsPass(ir.passes.InPlacePass):
         size = sum(value.const_value.nbytes for value in values if value.const_value is not None)
         if size > MOST_BYTES:
             raise UnsupportedModelError(
-                f"its weights have {size} bytes, and a graph for CANN can have {MOST_BYTES}",
+                f"the weights have {size} bytes, and a graph for CANN can have {MOST_BYTES}",
                 where="graph mode",
                 fix="convert it with --target cann, which runs operators one by one",
             )

@@ -60,8 +60,8 @@ def fix_lengths(model: ir.Model, build: Builder, plan: Plan, sizes: Sizes) -> No
     mask = inputs.get(plan.interface.attention_mask)
     if mask is None or mask.dtype not in _INTEGERS or rank(mask) != 2:
         raise NoMatch(
-            "it has no attention_mask of integers [batch, total tokens], the only input that tells "
-            "how many tokens there are in a cache of fixed capacity"
+            "the model has no attention_mask of integers [batch, total tokens], the only input "
+            "that tells how many tokens there are in a cache of fixed capacity"
         )
     layers = converted_layers(model, plan)
     for layer in layers:
@@ -168,7 +168,7 @@ def _fix_inputs(model: ir.Model, plan: Plan, sizes: Sizes) -> None:
         elif value.name == interface.position_ids:
             value.shape = ir.Shape([sizes.batch, sizes.tokens])
         else:
-            raise NoMatch(f"it has the input {value.name}, which says more about lengths")
+            raise NoMatch(f"the model has the input {value.name}, which says more about lengths")
     for node in model.graph:
         for output in node.outputs:
             output.shape = None
