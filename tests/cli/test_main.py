@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import io
 import os
 import re
 import shlex
 import subprocess
 import sys
 import types
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import click
 import pytest
+from rich.console import Console
 
 from tests.cli.run import run
 from tq_onnx import __version__
@@ -17,6 +20,7 @@ from tq_onnx.cli import main as main_module
 from tq_onnx.cli import terminal
 from tq_onnx.cli.main import COMMANDS, main
 from tq_onnx.errors import ModelFileError, VerificationError
+from tq_onnx.progress import Progress
 from tq_onnx.runtime.variables import DEBUG
 
 ROOT = Path(__file__).parents[2]
@@ -176,3 +180,28 @@ def test_json_of_numbers_that_json_does_not_know(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == (
         '{\n  "a": null,\n  "b": [\n    1,\n    "x"\n  ],\n  "c": null,\n  "d": true\n}\n'
     )
+
+
+def test_progress_is_drawn_and_names_send_no_control_characters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = io.StringIO()
+    screen = Console(file=out, force_terminal=True, width=100, markup=False)
+    monkeypatch.setattr(terminal, "console", lambda: screen)
+    with terminal.progress("Opening the model") as on_progress:
+        on_progress(Progress("Looking at \x1b[2Jx[red].onnx"))
+        on_progress(Progress("Copying files", 3, 4))
+        on_progress(Progress("Looking at \x1b[2Jx[red].onnx", 3, 4))
+    assert "Looking at \\x1b[2Jx[red].onnx" in out.getvalue()
+    assert " 75%" in out.getvalue()
+
+
+def test_progress_is_silent_where_nobody_looks() -> None:
+    @click.command()
+    def convert() -> None:
+        with terminal.progress("Opening the model") as on_progress:
+            on_progress(Progress("Copying files", 3, 4))
+
+    with redirect_stderr(io.StringIO()) as err:
+        convert.main([], standalone_mode=False)
+    assert err.getvalue() == ""

@@ -1,4 +1,4 @@
-"""Shows what ``convert`` would find in a folder, or did to one. Nothing is changed."""
+"""Show what ``convert`` would find in a folder, or did to one. Nothing is changed."""
 
 from __future__ import annotations
 

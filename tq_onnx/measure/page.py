@@ -1,4 +1,4 @@
-"""Writes the tables of a comparison to a piece of a Markdown page."""
+"""Write the tables of a comparison to a piece of a Markdown page."""
 
 from __future__ import annotations
 
