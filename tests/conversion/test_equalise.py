@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from tests.decoders.onelayer import CACHES, decoder
 from tests.decoders.running import EXACT, FIXTURES, Array, Decoder, batch, convert, load, session
-from tests.recognise.dialects.onelayer import CACHES, decoder
 from tests.recognise.test_soundness import BODY, MASK, run
 from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.spec import Codec

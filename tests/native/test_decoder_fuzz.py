@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.native.conftest import Feeds
 from tests.native.fuzzing import FUZZ, spoiled
 from tests.native.single_node import Array, make_session
-from tests.ops.decoder_models import ORACLES, TOLERANCE, TYPES
+from tests.ops.decoder_oracles import ORACLES, TOLERANCE, TYPES
 from tests.singleop import INPUTS, decoder_model
 from tq_onnx.ops.domain import GATHER, RMS_NORMALIZATION, ROTARY_EMBEDDING, SWISH, TRANSPOSE
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.native.single_node import Array, make_session
-from tests.ops.decoder_models import decoder_feeds
+from tests.ops.decoder_oracles import decoder_feeds
 from tests.singleop import decoder_model
 from tq_onnx.ops.domain import GATHER, RMS_NORMALIZATION, ROTARY_EMBEDDING, SWISH, TRANSPOSE
 

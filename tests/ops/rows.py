@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.ops.models import Arrays, Site
+from tests.ops.site import Arrays, Site
 from tq_onnx.codec import reference
 from tq_onnx.codec.acceptance import FIELD_STEPS, judge_rows
 from tq_onnx.codec.quantise import tables_of

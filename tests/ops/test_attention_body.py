@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ops.models import INT3, Arrays, Site
+from tests.ops.site import INT3, Arrays, Site
 from tests.singleop import RUNTIMES, codec_of, run_ort, run_reference_evaluator
 
 # Largest difference, relative to the largest output: float32 arithmetic, then the output's type.

@@ -11,8 +11,8 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from tests.ops.models import CODECS, FLOATS, Site
 from tests.ops.rows import assert_same_rows
+from tests.ops.site import CODECS, FLOATS, Site
 from tests.ops.test_attention_body import assert_attention, bias_for
 from tests.singleop import INT4, RUNTIMES, run_ort, run_reference_evaluator
 from tq_onnx.codec import fp8

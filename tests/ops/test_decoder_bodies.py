@@ -7,7 +7,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from tests.ops.decoder_models import (
+from tests.ops.decoder_oracles import (
     EMPTY_SHAPES,
     ORACLES,
     SHAPES,

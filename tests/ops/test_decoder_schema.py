@@ -11,7 +11,7 @@ import pytest
 from onnx.checker import ValidationError
 from onnx.shape_inference import InferenceError
 
-from tests.ops.decoder_models import SHAPES, TYPES, decoder_feeds
+from tests.ops.decoder_oracles import SHAPES, TYPES, decoder_feeds
 from tests.singleop import decoder_model
 from tq_onnx.ops.domain import (
     DECODER,

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ops.models import INT3, Site
 from tests.ops.rows import assert_same_rows
+from tests.ops.site import INT3, Site
 from tests.singleop import RUNTIMES, codec_of, run_ort, run_reference_evaluator
 from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.spec import KINDS

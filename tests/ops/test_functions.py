@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.ops.models import CODECS, FLOATS, INT2, INT3, Site
+from tests.ops.site import CODECS, FLOATS, INT2, INT3, Site
 from tests.singleop import INT4, codec_of, run_ort, run_reference_evaluator
 from tq_onnx.codec.rotated import PROD
 from tq_onnx.codec.spec import Codec

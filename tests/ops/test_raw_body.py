@@ -8,8 +8,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from tests.ops.models import FLOATS, Site
 from tests.ops.rows import assert_same_rows
+from tests.ops.site import FLOATS, Site
 from tests.ops.test_attention_body import assert_attention, bias_for
 from tests.singleop import RUNTIMES, codec_of, run_ort
 

@@ -12,7 +12,7 @@ import pytest
 from onnx.checker import ValidationError
 from onnx.shape_inference import InferenceError
 
-from tests.ops.models import CODECS, FLOATS, INT3, NONE, Site
+from tests.ops.site import CODECS, FLOATS, INT3, NONE, Site
 from tests.singleop import INT4, codec_of
 from tq_onnx.codec.rotated import PROD, U8
 from tq_onnx.codec.spec import Codec, row_layout

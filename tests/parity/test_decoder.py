@@ -9,7 +9,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from tests.ops.decoder_models import (
+from tests.ops.decoder_oracles import (
     EMPTY_SHAPES,
     ORACLES,
     SHAPES,

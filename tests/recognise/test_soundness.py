@@ -12,9 +12,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from tests.decoders.onelayer import CACHES, PRESENTS, TOKENS, decoder
 from tests.decoders.running import NUMPY, Array, convert, session
 from tests.decoders.synthetic import decoder as two_layers
-from tests.recognise.dialects.onelayer import CACHES, PRESENTS, TOKENS, decoder
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.conversion.planning import make_plan
 from tq_onnx.errors import UnsupportedModelError

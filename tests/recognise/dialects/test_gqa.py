@@ -14,6 +14,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
+from tests.decoders.onelayer import CACHES, decoder
 from tests.decoders.running import (
     EXACT,
     Array,
@@ -28,7 +29,6 @@ from tests.decoders.running import (
     to_float32,
 )
 from tests.recognise.dialects.gqa_oracle import GqaDecoder, cut_holes
-from tests.recognise.dialects.onelayer import CACHES, decoder
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.recognise.match import recognise
 

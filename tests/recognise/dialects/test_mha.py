@@ -13,8 +13,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from tests.decoders.onelayer import CACHES, TOKENS, decoder
 from tests.decoders.running import NUMPY, Array, convert, load, session
-from tests.recognise.dialects.onelayer import CACHES, TOKENS, decoder
 from tq_onnx.recognise.match import recognise
 
 CLOSE: Final = 1e-5

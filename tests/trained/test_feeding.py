@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.model.conftest import Pairs
+from tests.trained.conftest import Pairs
 from tq_onnx.integrations.bundled import ROUTES
 from tq_onnx.measure.feeding_modes import all_caches, compare_feeding_modes
 from tq_onnx.measure.probe import Probe, expose_internals

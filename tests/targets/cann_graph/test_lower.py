@@ -235,7 +235,7 @@ def test_reductions_get_their_axes_as_attributes() -> None:
     assert len(node.inputs) == 1
 
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from tests.model.conftest import Pairs
-from tests.model.pair import Pair
+from tests.trained.conftest import Pairs
+from tests.trained.pair import Pair
 from tq_onnx.codec.bitpack import unpack
 from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.spec import Codec, row_layout

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.model.conftest import Pairs
+from tests.trained.conftest import Pairs
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import ROUTES
 from tq_onnx.runtime.model import OpenModel, open_converted, open_original

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.model.conftest import Pairs
-from tests.model.pair import Pair
+from tests.trained.conftest import Pairs
+from tests.trained.pair import Pair
 from tq_onnx.integrations.bundled import ROUTES, heldout_text
 from tq_onnx.measure.greedy import GreedyFigures, compare_greedy
 from tq_onnx.measure.oracle import KERNEL, judge_layer

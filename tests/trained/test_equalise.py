@@ -13,8 +13,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from tests.model.conftest import Pairs
-from tests.model.pair import Pair
+from tests.trained.conftest import Pairs
+from tests.trained.pair import Pair
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.conversion.bake import bake_metadata
 from tq_onnx.conversion.equalise import UNSAFE_NOISE, LayerEqualisation, equalise

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.model.pair import Pair, make_pair
+from tests.trained.pair import Pair, make_pair
 
 Pairs = Callable[..., Pair]
 
