@@ -205,7 +205,7 @@ def converted_layers(model: ir.Model, plan: Plan) -> tuple[ConvertedLayer, ...]:
             found.append(find_layer(outputs, layer))
         except NoMatch as miss:
             raise UnsupportedModelError(
-                f"layer {layer.layer} is not as its plan says: {miss.reason}",
+                f"layer {layer.layer} is not as the plan says: {miss.reason}",
                 fix="convert the original again",
             ) from miss
     return tuple(found)
