@@ -21,6 +21,7 @@ from tq_onnx.codec.spec import Codec
 from tq_onnx.graph.builder import Builder
 from tq_onnx.ops.domain import BODY_OPSET
 from tq_onnx.ops.functions import body_codecs, function_protos
+from tq_onnx.ops.operator import Attribute
 from tq_onnx.plan import (
     METADATA_DIGEST,
     METADATA_PLAN,
@@ -70,10 +71,13 @@ def no_offset(build: Builder, layer: LayerPlan) -> ir.Value:
     return build.constant(name, np.zeros(sizes, np.float32))
 
 
-def codec_index(plan: Plan, prefix: str, codec: Codec) -> dict[str, int]:
-    """Which of the codecs that the bodies know a node means; nothing where they know one."""
+def codec_index(plan: Plan, attribute: Attribute, codec: Codec) -> dict[str, int]:
+    """Return the attribute that tells which of the bodies' codecs a node means.
+
+    Nothing where the bodies know one codec only.
+    """
     known = body_codecs(plan.pairs)
-    return {f"{prefix}codec_index": known.index(codec)} if len(known) > 1 else {}
+    return {attribute.name: known.index(codec)} if len(known) > 1 else {}
 
 
 def _none(build: Builder) -> ir.Value:

@@ -62,7 +62,7 @@ def _encoder(encoder: EncodeNode, layer: LayerPlan, plan: Plan) -> Iterator[str]
             "codec": codec.kind,
             "bits": codec.bits,
             "norm_correction": int(plan.norm_correction and codec.corrects_norm),
-            **codec_index(plan, "", codec),
+            **codec_index(plan, Encode.codec_index, codec),
         },
     )
     if not codec.is_rotated:
@@ -121,8 +121,8 @@ def _attention(layer: ConvertedLayer, plan: Plan) -> Iterator[str]:
             "value_bits": planned.value_bits,
             "scale": np.float32(planned.scale),
             "softcap": np.float32(planned.softcap),
-            **codec_index(plan, "key_", planned.key_of),
-            **codec_index(plan, "value_", planned.value_of),
+            **codec_index(plan, Attention.key_codec_index, planned.key_of),
+            **codec_index(plan, Attention.value_codec_index, planned.value_of),
         },
     )
 

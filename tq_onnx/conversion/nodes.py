@@ -70,7 +70,7 @@ class LayerNodes:
             codec=codec.kind,
             bits=codec.bits,
             norm_correction=int(plan.norm_correction and codec.corrects_norm),
-            **bake.codec_index(plan, "", codec),
+            **bake.codec_index(plan, Encode.codec_index, codec),
         )
 
     def attend(self, operands: Operands, key: ir.Value, value: ir.Value) -> ir.Value:
@@ -108,8 +108,8 @@ class LayerNodes:
             key_bits=layer.key_bits,
             value_codec=layer.value_codec,
             value_bits=layer.value_bits,
-            **bake.codec_index(plan, "key_", layer.key_of),
-            **bake.codec_index(plan, "value_", layer.value_of),
+            **bake.codec_index(plan, Attention.key_codec_index, layer.key_of),
+            **bake.codec_index(plan, Attention.value_codec_index, layer.value_of),
         )
 
     def _no_offset(self) -> ir.Value | None:

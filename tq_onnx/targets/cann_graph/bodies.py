@@ -24,12 +24,12 @@ from tq_onnx.codec.spec import Codec
 from tq_onnx.conversion.layers import converted_layers
 from tq_onnx.ops.bodies import TURBOQUANT, U8, op
 from tq_onnx.ops.bodies.composing import operator_style
-from tq_onnx.ops.domain import ATTENTION, BODY_OPSET, DOMAIN, ENCODE, VERSION
+from tq_onnx.ops.domain import BODY_OPSET, DOMAIN, VERSION
 from tq_onnx.ops.functions import function_protos
+from tq_onnx.ops.operator import Operator
+from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.plan import LayerPlan, Plan
 from tq_onnx.targets.cann_graph.masklengths import Sizes
-
-_CODEC_INDICES = ("codec_index", "key_codec_index", "value_codec_index")
 
 
 @script(TURBOQUANT, default_opset=op)
@@ -79,26 +79,26 @@ def inline_operators(model: ir.Model, plan: Plan, sizes: Sizes) -> None:
         plan: of the conversion.
         sizes: new tokens of a call, and slots of every cache.
     """
-    for identifier in [key for key in model.functions if key[1] in (ENCODE, ATTENTION)]:
+    for identifier in [key for key in model.functions if key[1] in (Encode.name, Attention.name)]:
         del model.functions[identifier]
-    made: dict[tuple[str, tuple[Codec, Codec]], str] = {}
+    made: dict[tuple[type[Operator], tuple[Codec, Codec]], str] = {}
     for layer in converted_layers(model, plan):
         key, value = layer.plan.codecs
-        for node, codecs in (
-            (layer.key.node, (key, key)),
-            (layer.value.node, (value, value)),
-            (layer.attention.node, (key, value)),
+        for operator, node, codecs in (
+            (Encode, layer.key.node, (key, key)),
+            (Encode, layer.value.node, (value, value)),
+            (Attention, layer.attention.node, (key, value)),
         ):
-            kind = node.op_type
-            if (kind, codecs) not in made:
+            if (operator, codecs) not in made:
                 # Without If, each codec needs bodies of its own, in a domain of their own.
-                domain = made[kind, codecs] = f"{DOMAIN}.graph{len(made)}"
+                domain = made[operator, codecs] = f"{DOMAIN}.graph{len(made)}"
                 for function in _bodies(plan, layer.plan, codecs, sizes):
                     _add_body(model, function, domain)
                 model.opset_imports[domain] = VERSION
-            node.domain = made[kind, codecs]
-            for name in _CODEC_INDICES:
-                node.attributes.pop(name, None)
+            node.domain = made[operator, codecs]
+            for attribute in operator.attributes:
+                if attribute.when == "mixed":
+                    node.attributes.pop(attribute.name, None)
     InlinePass()(model)
     model.functions.clear()
     for domain in [name for name in model.opset_imports if name != ""]:
