@@ -36,7 +36,7 @@ def info(*, model: Path | None, check: bool, ep: str, as_json: bool) -> None:
     \b
     Example:
       tq-onnx info --json
-      tq-onnx info model.int4.onnx --check --ep cann
+      tq-onnx info model.int4.onnx --check
     """
     from tq_onnx.integrations.folder import find_model
     from tq_onnx.runtime.installation import inspect_installation
