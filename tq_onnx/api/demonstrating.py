@@ -47,7 +47,7 @@ class Side:
 
 @dataclass(frozen=True)
 class DemoReport:
-    """What the demo shows.
+    """The report of the demo.
 
     Attributes:
         preset: of the conversion.

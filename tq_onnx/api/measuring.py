@@ -228,7 +228,7 @@ def bench(
 
 @dataclass(frozen=True)
 class CalibrationReport:
-    """What ``calibrate`` did.
+    """The report of ``calibrate``.
 
     Attributes:
         model: the original.

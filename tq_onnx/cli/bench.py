@@ -15,7 +15,7 @@ from tq_onnx.codec.presets import DEFAULT_PRESET, PRESETS
 def _numbers(
     _context: click.Context, _option: click.Parameter, text: str | None
 ) -> tuple[int, ...] | None:
-    """Numbers of tokens, with commas between them."""
+    """Read numbers of tokens, with commas between them."""
     if text is None:
         return None
     try:

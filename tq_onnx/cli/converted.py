@@ -83,7 +83,7 @@ def print_folder(report: FolderReport, folder: Path, output: Path) -> None:
 
 
 def _genai_rows(changes: GenaiChanges) -> list[tuple[str, str]]:
-    """What was changed in genai_config.json, and what to know about it."""
+    """Return the changes to genai_config.json, and what to know about them."""
     patched = [f"custom_ops_library = {changes.library}"]
     if changes.head_size is not None:
         patched.append(f"head_size = {changes.head_size}, the bytes of a cache row")

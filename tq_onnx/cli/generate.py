@@ -134,7 +134,7 @@ def generate(
 
 
 class _Latest:
-    """Hands out new tokens one by one and keeps the latest state of the generation."""
+    """New tokens one by one, with the latest state of the generation."""
 
     def __init__(self, states: Iterable[Generation]) -> None:
         self._states = states

@@ -157,7 +157,7 @@ def _print_original(model: Path, report: InspectionReport, *, following: bool = 
 
 
 def _noise(entry: LayerEqualisation | None) -> tuple[str, ...]:
-    """Cells of a layer: noise of its scores as it is, and equalised, and what that gains."""
+    """Return the cells of a layer: noise of its scores as it is and equalised, and the gain."""
     if entry is None:
         return ()
     after = f"{entry.noise_after:.4f}" + (" unsafe" if entry.unsafe else "")
@@ -165,7 +165,7 @@ def _noise(entry: LayerEqualisation | None) -> tuple[str, ...]:
 
 
 def _explain(equalisation: Sequence[LayerEqualisation]) -> None:
-    """What the noise of scores is, and what to do where it is large."""
+    """Explain the noise of scores, and what to do where it is large."""
     from tq_onnx.conversion.equalise import SAFER_PRESET
 
     known = [entry for entry in equalisation if entry.noise_after is not None]

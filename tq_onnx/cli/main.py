@@ -39,11 +39,11 @@ class Commands(click.Group):
     """A group whose commands are imported on use, inside the error boundary of ``terminal``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of the commands, in the order of the table."""
+        """Return the names of the commands, in the order of the table."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Imports the file of one command."""
+        """Import the file of one command."""
         if cmd_name not in COMMANDS:
             return None
         name = cmd_name.replace("-", "_")
@@ -54,12 +54,12 @@ class Commands(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Lists the commands without importing them."""
+        """List the commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs a command; a reader that closed stdout early is told apart from other errors."""
+        """Run a command; tell a reader that closed stdout early apart from other errors."""
         with terminal.quiet_on_broken_pipe():
             return super().invoke(ctx)
 
@@ -71,7 +71,7 @@ class Commands(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        """Parses the arguments, runs the command and exits with its code."""
+        """Parse the arguments, run the command and exit with its code."""
 
         def run() -> Any:
             return super(Commands, self).main(

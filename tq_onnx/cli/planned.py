@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def rows(plan: Plan, equalisation: Sequence[LayerEqualisation] = ()) -> list[tuple[str, str]]:
-    """Facts of a plan: label and text."""
+    """Return the facts of a plan: label and text."""
     dialects = ", ".join(dict.fromkeys(layer.dialect for layer in plan.layers))
     found = [("layers", f"{len(plan.layers)} ({dialects})"), ("preset", _preset(plan))]
     if summary := target_of_plan(plan).summary:
@@ -43,7 +43,7 @@ def rows(plan: Plan, equalisation: Sequence[LayerEqualisation] = ()) -> list[tup
 
 
 def warn(plan: Plan, equalisation: Sequence[LayerEqualisation]) -> None:
-    """Says which layers have keys too coarse for their model."""
+    """Say which layers have keys too coarse for their model."""
     from tq_onnx.conversion.equalise import SAFER_PRESET
 
     unsafe = [entry.layer for entry in equalisation if entry.unsafe]
@@ -67,7 +67,7 @@ def _preset(plan: Plan) -> str:
 
 
 def _codecs(layer: LayerPlan) -> str:
-    """Codecs and bytes of a row, of both caches."""
+    """Return codecs and bytes of a row, of both caches."""
     if layer.key_of == layer.value_of:
         return f"{layer.key_of}, {layer.key_row_bytes} bytes a row"
     return (
@@ -77,7 +77,7 @@ def _codecs(layer: LayerPlan) -> str:
 
 
 def _names(layers: Sequence[LayerPlan]) -> str:
-    """``layers 0-3, 7``."""
+    """Return names like ``layers 0-3, 7``."""
     numbered = enumerate(layer.layer for layer in layers)
     runs = [
         [layer for _, layer in run] for _, run in groupby(numbered, lambda pair: pair[1] - pair[0])
@@ -87,7 +87,7 @@ def _names(layers: Sequence[LayerPlan]) -> str:
 
 
 def _noise(equalisation: Sequence[LayerEqualisation], layers: Sequence[LayerPlan]) -> str:
-    """What scales do to the worst of some layers."""
+    """Return what scales do to the worst of some layers."""
     own = {layer.layer for layer in layers}
     entries = [entry for entry in equalisation if entry.layer in own and entry.noise_after]
     if not entries:

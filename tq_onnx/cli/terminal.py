@@ -56,7 +56,7 @@ class StdoutClosedError(Exception):
 
 @cache
 def console() -> Console:
-    """The console on stderr, for progress and notes."""
+    """Return the console on stderr, for progress and notes."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, markup=False, emoji=False)
@@ -102,12 +102,12 @@ def print_progress(moment: Progress) -> None:
 
 
 def print_line(text: str = "") -> None:
-    """One line of the result, on stdout."""
+    """Print one line of the result on stdout."""
     click.echo(printable(text))
 
 
 def print_facts(facts: Iterable[tuple[str, object]], title: str = "") -> None:
-    """Names and values on stdout, one pair a line; never wrapped, so that values can be copied."""
+    """Print names and values on stdout, one pair a line; never wrap a value."""
     rows = [(name, str(value)) for name, value in facts]
     width = max(len(name) for name, _ in rows)
     lines = [f"  {name:{width}}  {value}" for name, value in rows]
@@ -151,7 +151,7 @@ def _drawn(content: TextTable) -> Table:
 
 
 def print_json(data: object) -> None:
-    """Prints one JSON document on stdout.
+    """Print one JSON document on stdout.
 
     Args:
         data: mappings, sequences, numbers, strings, dataclasses and paths, nested as wanted. NaN
@@ -180,7 +180,7 @@ def _plain(data: Any) -> Any:
 
 
 def printable(text: str) -> str:
-    """The text with control characters (terminal escapes above all) shown instead of sent."""
+    """Return the text with control characters (terminal escapes above all) shown, not sent."""
     return "".join(
         char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
         for char in text
@@ -188,13 +188,13 @@ def printable(text: str) -> str:
 
 
 def print_error(sentence: str) -> None:
-    """One sentence on stderr, on one line."""
+    """Print one sentence on stderr, on one line."""
     click.echo(f"error: {printable(' '.join(sentence.split()))}", err=True)
 
 
 @contextmanager
 def quiet_on_broken_pipe() -> Iterator[None]:
-    """Turns the death of stdout's reader into ``StdoutClosedError``."""
+    """Turn the death of stdout's reader into ``StdoutClosedError``."""
     try:
         yield
         sys.stdout.flush()
@@ -205,7 +205,7 @@ def quiet_on_broken_pipe() -> Iterator[None]:
 
 
 def exit_code_of(run: Callable[[], Any]) -> int:
-    """Runs a command and returns its exit code; every error becomes one sentence on stderr.
+    """Run a command and return its exit code; every error becomes one sentence on stderr.
 
     Args:
         run: what to run; what it returns is the exit code if it is an integer, else the code is 0.

@@ -43,7 +43,7 @@ COMPANION_FILES: Final = (
 
 @dataclass(frozen=True)
 class WeightRecipe:
-    """How an initializer is made from the tensors of the safetensors file.
+    """The recipe that makes an initializer from the tensors of the safetensors file.
 
     Attributes:
         axis: axis along which the parts are joined.

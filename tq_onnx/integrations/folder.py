@@ -1,4 +1,4 @@
-"""What is in a model folder: decoders, other models, their data, and what goes along with them.
+"""Survey a model folder: decoders, other models, their data, and what goes along with them.
 
 ``survey`` looks at a folder of onnxruntime-genai (``genai_config.json``) or of Hugging Face
 (``config.json`` beside ``*.onnx``, perhaps in ``onnx/``). Every ONNX file is inspected; a decoder
@@ -76,7 +76,7 @@ class LeftOut:
 
 @dataclass(frozen=True, eq=False)
 class Folder:
-    """What is in a folder.
+    """The content of a model folder.
 
     Attributes:
         path: its real path.
@@ -171,7 +171,7 @@ def survey(
 
 
 def require_decoder(found: Folder, folder: Path) -> None:
-    """Refuses a folder that has nothing to convert.
+    """Refuse a folder that has nothing to convert.
 
     Raises:
         UnsupportedModelError: there is no decoder; the sentence lists what was seen.
@@ -204,7 +204,7 @@ def require_decoder(found: Folder, folder: Path) -> None:
 
 
 def find_model(path: Path) -> Path:
-    """The model file that a user means: the path itself, or the decoder in a folder.
+    """Find the model file that a user means: the path itself, or the decoder in a folder.
 
     Raises:
         ModelFileError: the folder has no ONNX file, or its configuration cannot be read.
@@ -232,7 +232,7 @@ def find_model(path: Path) -> Path:
 
 
 def _files(root: Path, folder: Path, left_out: list[LeftOut]) -> Iterator[str]:
-    """Regular files below the root, by relative name, in order."""
+    """Yield the regular files below the root, by relative name, in order."""
     for home, folders, files in os.walk(root, onerror=_raise):
         here = Path(home)
         for name in sorted(folders):
@@ -303,7 +303,7 @@ def _role(
 
 
 def _why_not(path: Path) -> str:
-    """Why a file that is no model does not go along; empty if it does."""
+    """Return why a file that is no model does not go along; empty if it does."""
     if _WEIGHTS.fullmatch(path.name):
         return "weights that no ONNX file here reads"
     if path.stat().st_size > _LARGEST_COMPANION:

@@ -45,7 +45,7 @@ _CONFIGURATIONS: Final = (CONFIG_FILE, "config.json")
 
 @dataclass(frozen=True)
 class FolderReport:
-    """What the conversion of a folder did.
+    """The report of a folder's conversion.
 
     Attributes:
         source: the original folder.
@@ -71,7 +71,7 @@ class FolderReport:
 
 
 def default_output(folder: Path, kind: str) -> Path:
-    """The folder beside the original that a conversion of some kind writes by default."""
+    """Return the folder beside the original that a conversion of a kind writes by default."""
     real = Path(os.path.realpath(folder)) if folder.name in ("", "..") else folder
     return real.with_name(f"{real.name}-{kind}")
 
@@ -87,7 +87,7 @@ def convert_folder(
     external_data: ExternalData | None = None,
     on_progress: OnProgress | None = None,
 ) -> FolderReport:
-    """Converts all decoders of a folder.
+    """Convert all decoders of a folder.
 
     Args:
         folder: the original; it is never changed.
@@ -170,7 +170,7 @@ def convert_folder(
 
 
 def _check_pairs(reports: Sequence[ConversionReport], folder: Path) -> None:
-    """Refuses graphs for first prompts whose caches no graph beside them could go on with.
+    """Refuse graphs for first prompts whose caches no graph beside them could go on with.
 
     Raises:
         UsageError: scales found a place in the one and not in the other.
@@ -195,7 +195,7 @@ def _check_pairs(reports: Sequence[ConversionReport], folder: Path) -> None:
 
 
 class _Job:
-    """What is being written, and how much of it."""
+    """A conversion that is being written, and its bytes so far."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class _Job:
         self.carried = (*models, *found.companions)
 
     def check_room(self, library: Path | None) -> None:
-        """Refuses what the file system has no room for, before anything is written."""
+        """Refuse what the file system has no room for, before anything is written."""
         names = [*self.carried, *(model.name for model in self.found.decoders)]
         if self.mode == "copy":
             names += self.found.data
@@ -229,7 +229,7 @@ class _Job:
         check_space(home, sum(sizes))
 
     def write_model(self, prepared: pipeline.Prepared, name: str) -> SavedFiles:
-        """Stages one decoder under the name it has."""
+        """Stage one decoder under the name it has."""
         target = self.target / name
         taken = {self.target / data for data in self.found.data}
         loaded = prepared.loaded
@@ -244,14 +244,14 @@ class _Job:
     def write_genai(
         self, config: GenaiConfig, plans: dict[str, Plan], library: Path
     ) -> GenaiChanges:
-        """Stages the configuration of onnxruntime-genai."""
+        """Stage the configuration of onnxruntime-genai."""
         named = {name: plan for name, plan in plans.items() if name in config.decoders}
         content, changes = patch_config(config, named, library.name)
         self.written += self.transaction.write(self.target / CONFIG_FILE, [content])
         return changes
 
     def copy(self, on_progress: OnProgress | None, library: Path | None) -> tuple[str, ...]:
-        """Stages all files that stay as they are; returns the names of those that are no data."""
+        """Stage all files that stay as they are; return the names of those that are no data."""
         carried = tuple(
             name for name in self.carried if name != CONFIG_FILE or self.found.genai is None
         )
@@ -282,14 +282,14 @@ class _Job:
         return carried
 
     def commit(self) -> None:
-        """Renames everything: models after the rest, configurations at the end."""
+        """Rename everything: models after the rest, configurations at the end."""
         models = [self.target / model.name for model in self.found.models]
         last = [self.target / name for name in _CONFIGURATIONS]
         self.transaction.commit(last=[*models, *last])
 
 
 def _check_output(folder: Path, output: Path, overwrite: bool) -> Path:
-    """The output as a real path.
+    """Return the output as a real path.
 
     Raises:
         ModelFileError: it is the original folder, lies in it, or is no folder.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FolderInspection:
-    """What is in a folder.
+    """The content of a folder, and whether it can be converted.
 
     Attributes:
         folder: its real path.

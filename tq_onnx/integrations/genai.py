@@ -60,7 +60,7 @@ class GenaiConfig:
 
 @dataclass(frozen=True)
 class GenaiChanges:
-    """What was changed in a configuration.
+    """The changes to a configuration.
 
     Attributes:
         library: the entry ``custom_ops_library``.
@@ -86,7 +86,7 @@ class GenaiChanges:
 
 
 def read_config(folder: Path) -> GenaiConfig | None:
-    """Reads the configuration of a folder; None if it has none.
+    """Read the configuration of a folder; None if it has none.
 
     Raises:
         ModelFileError: it cannot be read, or names no decoder in the folder.
@@ -128,7 +128,7 @@ def read_config(folder: Path) -> GenaiConfig | None:
 
 
 def check_config(config: GenaiConfig) -> None:
-    """Refuses a configuration that has no room for the library.
+    """Refuse a configuration that has no room for the library.
 
     Raises:
         UnsupportedModelError: it names another library of operators already.
@@ -146,7 +146,7 @@ def check_config(config: GenaiConfig) -> None:
 def patch_config(
     config: GenaiConfig, plans: dict[str, Plan], library: str
 ) -> tuple[bytes, GenaiChanges]:
-    """Makes the configuration of the converted folder.
+    """Make the configuration of the converted folder.
 
     Args:
         config: the original.
@@ -198,13 +198,13 @@ def patch_config(
 
 
 def _padding(layer: LayerPlan) -> int:
-    """Bytes of a token, behind the rows of one layer."""
+    """Return the bytes of a token, behind the rows of one layer."""
     needed = sum(row_layout(codec, layer.head_size).row_bytes for codec in layer.codecs)
     return layer.kv_num_heads * (layer.key_row_bytes + layer.value_row_bytes - needed)
 
 
 def _file_names(part: dict[str, Any]) -> Iterator[str]:
-    """Model files of one part: its own, or those of its pipeline."""
+    """Return the model files of one part: its own, or those of its pipeline."""
     if part.get("filename"):
         yield str(part["filename"])
     for _, stage in _pipeline(part):
@@ -213,7 +213,7 @@ def _file_names(part: dict[str, Any]) -> Iterator[str]:
 
 
 def _pipeline(part: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Stages of a pipeline: a list of objects, each with one name or several."""
+    """Return the stages of a pipeline: a list of objects, each with one name or several."""
     for entry in part.get("pipeline") or ():
         for name, stage in entry.items():
             if isinstance(stage, dict):
@@ -221,7 +221,7 @@ def _pipeline(part: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _session_options(decoder: dict[str, Any], names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    """Session options that hold for models of those names; made where there are none."""
+    """Return the session options that hold for models of those names; made where there are none."""
     yield decoder.setdefault("session_options", {})
     for _, stage in _pipeline(decoder):
         if stage.get("filename") in names and "session_options" in stage:

@@ -25,7 +25,7 @@ REPLACEMENT: Final = "\ufffd"
 
 
 class Tokenizer(Protocol):
-    """What the runtime needs of a tokenizer."""
+    """The part of a tokenizer that the runtime needs."""
 
     @property
     def eos_ids(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Tokens for the commands: the tokenizer beside a model, and text files as token ids."""
+"""Find the tokenizer beside a model, and read text files as token ids."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_LANGUAGE = "pseudo-random ids, no language: a weak test; use --text and --tok
 
 
 def find_tokenizer(directory: Path | None, *models: Path) -> Tokenizer | None:
-    """The tokenizer of a folder that was named, or the one beside the first model that has one.
+    """Find the tokenizer in a folder that was named, or beside the first model that has one.
 
     Models in a folder ``onnx``, as Hugging Face repositories have it, find theirs one folder up.
 
@@ -34,7 +34,7 @@ def find_tokenizer(directory: Path | None, *models: Path) -> Tokenizer | None:
 
 
 def require_tokenizer(directory: Path | None, model: Path) -> Tokenizer:
-    """As ``find_tokenizer``, for commands that cannot do without.
+    """Find a tokenizer as ``find_tokenizer`` does, and refuse to go on without one.
 
     Raises:
         ModelFileError: there is none.
@@ -50,7 +50,7 @@ def require_tokenizer(directory: Path | None, model: Path) -> Tokenizer:
 
 
 def file_tokens(path: Path, tokenizer: Tokenizer, count: int) -> list[int]:
-    """The first ``count`` tokens of a UTF-8 text file.
+    """Return the first ``count`` tokens of a UTF-8 text file.
 
     Raises:
         ModelFileError: the file cannot be read as text.

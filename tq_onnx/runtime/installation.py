@@ -68,7 +68,7 @@ class ProviderReport:
 
 @dataclass(frozen=True)
 class InfoReport:
-    """What ``info`` shows.
+    """The report of ``info``.
 
     Attributes:
         python: version of the interpreter.
