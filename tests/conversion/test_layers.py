@@ -10,7 +10,7 @@ import pytest
 from tests.decoders.running import convert, load
 from tests.decoders.synthetic import SLIDING_CACHE, SLIDING_MASK, SLIDING_REPEAT, decoder
 from tq_onnx.conversion.layers import SHARED, ConvertedLayer, converted_layers
-from tq_onnx.errors import UnsupportedModelError
+from tq_onnx.errors import UnsupportedModelError, located
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.plan import Plan
 
@@ -91,8 +91,8 @@ def test_a_model_without_the_nodes_of_its_plan_is_refused(
 ) -> None:
     model, plan, layers = found()
     damage(layers)
-    with pytest.raises(UnsupportedModelError, match=f"^a file: {text}"):
-        converted_layers(model, plan, "a file")
+    with pytest.raises(UnsupportedModelError, match=f"^a file: {text}"), located("a file"):
+        converted_layers(model, plan)
 
 
 def test_a_node_without_a_required_input_is_refused() -> None:
