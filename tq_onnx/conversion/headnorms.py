@@ -1,38 +1,40 @@
 """Finds the weights of the norms in front of queries and keys, in a converted model.
 
 A converted model is where the search is the same for every dialect: queries are an input of
-``TurboQuantDequantAttention`` and new keys one of the encoder whose cache it reads. From there
+``TurboQuantDequantAttention``, and new keys one of the encoder whose cache it reads. From there
 backwards through what is linear to the one multiplication of normalised numbers by a weight of D
-elements: a node (SimplifiedLayerNormalization, RMSNormalization, LayerNormalization without a
-bias), or spelled out. From there forwards again (``tq_onnx.conversion.channelflow``), because
-scaling the weight must scale this layer's queries, or keys, and nothing else.
+elements: a norm (``tq_onnx.graph.rmsnorm``), or LayerNormalization without a bias. From there
+forwards again, because scaling the weight must scale this layer's queries, or keys, and nothing
+else; ``tq_onnx.conversion.channels`` tells what becomes of the channels in each node.
 
 Weights are read only where their shape says that they have D elements.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import heapq
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from tq_onnx.conversion.channelflow import follow_channels
-from tq_onnx.conversion.channels import Ids, Ties, Way
+from tq_onnx.conversion.channels import STEPS, Channels, Ids, Ties, Way
 from tq_onnx.conversion.layers import ConvertedLayer, converted_layers
 from tq_onnx.graph.builder import MICROSOFT
 from tq_onnx.graph.liveness import live_nodes
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.rmsnorm import constant_channels, match_norms
-from tq_onnx.graph.values import label
+from tq_onnx.graph.values import label, rank
+from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.plan import Plan
 
 Array = npt.NDArray[Any]
 
+_HALVES: Final = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _LINEAR: Final = frozenset(
     {
         *("Identity", "Cast", "Neg", "Mul", "Div", "Add", "Sub", "Unsqueeze", "Squeeze", "Concat"),
@@ -95,6 +97,19 @@ class NoNorms:
     reason: str
 
 
+@dataclass(eq=False)
+class _Reached:
+    """Where channels have come.
+
+    Attributes:
+        ends: the inputs of TurboQuant nodes that they reach, as node, input and channels.
+        halves: whether some value on the way is of half precision.
+    """
+
+    ends: list[tuple[ir.Node, int, Channels]] = field(default_factory=list)
+    halves: bool = False
+
+
 def find_norms(model: ir.Model, plan: Plan) -> tuple[LayerNorms | NoNorms, ...]:
     """Finds the norms of all layers of a converted model, in the order of the plan.
 
@@ -125,7 +140,7 @@ def _layer(layer: ConvertedLayer, way: Way) -> LayerNorms:
     ):
         norm = _norm(role, slot.of(reader), plan.head_size)
         try:
-            reached = follow_channels(norm.node.outputs[0], ids, way)
+            reached = _follow(norm.node.outputs[0], ids, way)
         except NoMatch as miss:
             where = "" if miss.node is None else f" (node {label(miss.node)})"
             raise NoMatch(f"the normalised {role} {miss.reason}{where}", miss.node) from miss
@@ -173,3 +188,51 @@ def _as_norm(node: ir.Node, head_size: int) -> Norm | None:
         if weight is not None:
             return Norm(node, norm.weight_index, weight)
     return None
+
+
+def _follow(start: ir.Value, ids: Ids, way: Way) -> _Reached:
+    """Follow the channels that lie along the last axis of a value to all that reads them.
+
+    Args:
+        start: the value.
+        ids: its channels.
+        way: the graph; its ties grow.
+
+    Raises:
+        NoMatch: some reader does not keep channels apart, or is no node of the graph itself.
+    """
+    size = rank(start)
+    if size is None:
+        raise NoMatch("has an unknown rank", start.producer())
+    reached = _Reached()
+    held: dict[ir.Value, Channels] = {}
+    pending: list[int] = []
+    nodes: dict[int, ir.Node] = {}
+
+    def put(value: ir.Value, channels: Channels) -> None:
+        if value.is_graph_output():
+            raise NoMatch("is an output of the model", value.producer())
+        held[value] = channels
+        reached.halves = reached.halves or value.dtype in _HALVES
+        for use in value.uses():
+            node = use.node
+            if node.op_type in ("Shape", "Size") and node.domain == "":
+                continue
+            if node.domain == DOMAIN:
+                reached.ends.append((node, use.idx, channels))
+            elif node.graph is not way.graph:
+                raise NoMatch("is read inside of a subgraph", node)
+            elif node in way.order and way.order[node] not in nodes:
+                nodes[way.order[node]] = node
+                heapq.heappush(pending, way.order[node])
+
+    put(start, Channels(size - 1, ids))
+    while pending:
+        node = nodes[heapq.heappop(pending)]
+        step = STEPS.get(kind(node))
+        if step is None:
+            raise NoMatch(f"goes through {node.op_type}", node)
+        inputs = [None if value is None else held.get(value) for value in node.inputs]
+        for output, channels in zip(node.outputs, step(node, inputs, way), strict=False):
+            put(output, channels)
+    return reached
