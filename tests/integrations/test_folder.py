@@ -14,7 +14,7 @@ from tests.decoders.running import FIXTURES
 from tests.files.models import DYNAMO, GENAI, external, inline, point, snapshot
 from tests.files.test_load import hugging_face_cache
 from tests.integrations.genai_folder import genai_folder
-from tq_onnx.conversion import pipeline
+from tq_onnx.conversion import original as original_module
 from tq_onnx.conversion import scales as adapt_module
 from tq_onnx.conversion.headnorms import LayerNorms, NoNorms, find_norms
 from tq_onnx.conversion.options import Options
@@ -468,7 +468,7 @@ def test_every_model_of_a_folder_is_recognised_once(
         seen.append(str(model.graph.name))
         return recognise(model)
 
-    monkeypatch.setattr(pipeline, "recognise", counting)
+    monkeypatch.setattr(original_module, "recognise", counting)
     source = hugging_face_folder(tmp_path / "in")
     convert_folder(source, tmp_path / "out")
     assert len(seen) == 3

@@ -9,12 +9,8 @@ from tq_onnx.codec.presets import DEFAULT_PRESET, PRESETS
 from tq_onnx.codec.unrotated import RAW
 from tq_onnx.conversion.equalise import predict
 from tq_onnx.conversion.headnorms import find_norms
-from tq_onnx.conversion.pipeline import (
-    Original,
-    converted_bytes,
-    original_bytes,
-    recognise_original,
-)
+from tq_onnx.conversion.original import Original, recognise_original
+from tq_onnx.conversion.pipeline import converted_bytes
 from tq_onnx.conversion.planning import make_plan
 from tq_onnx.conversion.reports import InspectionReport, LayerFound, Miss, PresetOffer
 from tq_onnx.conversion.rewrite import ConvertPass
@@ -53,7 +49,7 @@ def examine(path: Path) -> tuple[InspectionReport, Original | None]:
     recognition = original.recognition
     found = tuple(_layer(site) for site in recognition.sites)
     convertible = bool(found) and not recognition.misses
-    size = original_bytes(recognition) if found else None
+    size = original.bytes_per_token if found else None
     offers = tuple(_offer(name, recognition, size) for name in PRESETS) if convertible else ()
     report = InspectionReport(
         loaded.path,

@@ -18,21 +18,21 @@ import onnx_ir as ir
 from tq_onnx.codec.presets import DEFAULT_PRESET
 from tq_onnx.conversion.bake import bake_metadata
 from tq_onnx.conversion.calibrationfile import read_calibration
-from tq_onnx.conversion.check import InterfaceSnapshot, check, complaint, snapshot_interface
+from tq_onnx.conversion.check import InterfaceSnapshot, check
 from tq_onnx.conversion.equalise import LayerEqualisation
 from tq_onnx.conversion.options import Options, preset_of
+from tq_onnx.conversion.original import Original, invalid, recognise_original
 from tq_onnx.conversion.planning import DEFAULT_OPTIONS, make_plan
 from tq_onnx.conversion.reports import ConversionReport
 from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.conversion.scales import adapt
 from tq_onnx.conversion.target import CPU, Target
-from tq_onnx.errors import ModelFileError, TqOnnxError, UnsupportedModelError, located
+from tq_onnx.errors import TqOnnxError, located
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.files.save import ExternalData, SavedFiles, check_output, save
 from tq_onnx.graph.values import static_dim
 from tq_onnx.plan import Plan
 from tq_onnx.progress import OnProgress, Progress, silent
-from tq_onnx.recognise.match import Recognition, recognise
 
 _LOAD: Final = "Reading the graph"
 _RECOGNISE: Final = "Looking for attention"
@@ -42,8 +42,6 @@ _CHECK: Final = "Checking the result"
 _SAVE: Final = "Writing"
 STEPS: Final = (_LOAD, _RECOGNISE, _PLAN, _REWRITE, _CHECK, _SAVE)
 """Steps of a conversion, as progress names them."""
-
-_SEE_INSPECT: Final = "`tq-onnx inspect` shows every layer and what stands in the way of each"
 
 
 def convert(
@@ -133,21 +131,6 @@ class Prepared:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class Original:
-    """A model that was read and recognised, completely or not, and is still as it was.
-
-    Attributes:
-        loaded: the model, and where it came from.
-        interface: what a conversion must not change.
-        recognition: what was found in it.
-    """
-
-    loaded: LoadedModel
-    interface: InterfaceSnapshot
-    recognition: Recognition
-
-
 def prepare(
     path: Path,
     *,
@@ -182,7 +165,7 @@ def prepare(
         _tell(on_progress, _RECOGNISE)
         original = recognise_original(loaded, path)
     loaded, before, recognition = original.loaded, original.interface, original.recognition
-    _refuse_misses(recognition, path)
+    original.expect_complete(path)
     _tell(on_progress, _PLAN)
     with located(path):
         plan = make_plan(recognition, chosen, options)
@@ -190,7 +173,7 @@ def prepare(
     if calibration is not None:
         calibration.check_matches(plan.layers)
         calibration.check_center_from(options.center_from)
-    bytes_before = original_bytes(recognition)
+    bytes_before = original.bytes_per_token
     _tell(on_progress, _REWRITE)
     model = _run((ConvertPass(plan, recognition),), loaded.model, before, path)
     plan, equalisation = adapt(model, plan, options, calibration)
@@ -206,42 +189,6 @@ def prepare(
     files = () if target.has_weights else loaded.external_files
     loaded = replace(loaded, model=model, external_files=files)
     return Prepared(loaded, plan, bytes_before, size, equalisation)
-
-
-def recognise_original(loaded: LoadedModel, path: Path) -> Original:
-    """Look for attention in a model.
-
-    Args:
-        loaded: the model.
-        path: what errors call it.
-
-    Raises:
-        UnsupportedModelError: the model is no decoder, or was converted before.
-        ModelFileError: the model is not valid.
-    """
-    interface = snapshot_interface(loaded.model)
-    try:
-        with located(path):
-            recognition = recognise(loaded.model)
-    except TqOnnxError:
-        raise
-    except Exception as error:
-        text = complaint(loaded.model)
-        if not text:
-            raise
-        raise _invalid(text, path) from error
-    return Original(loaded, interface, recognition)
-
-
-def _refuse_misses(recognition: Recognition, path: Path) -> None:
-    """Refuse a model that was not recognised completely."""
-    misses = recognition.misses
-    if recognition.sites and not misses:
-        return
-    what = str(misses[0]) if misses else "no attention layer was found"
-    if len(misses) > 1:
-        what += f" (and {len(misses) - 1} more)"
-    raise UnsupportedModelError(what, where=str(path), fix=_SEE_INSPECT)
 
 
 def _run(
@@ -260,7 +207,7 @@ def _run(
         if isinstance(cause, TqOnnxError):
             raise cause from cause.__cause__
         if before.complaint:
-            raise _invalid(before.complaint, path) from error
+            raise invalid(before.complaint, path) from error
         raise TqOnnxError(
             f"the conversion went wrong and nothing was written ({cause or type(cause).__name__})",
             where=str(path),
@@ -268,27 +215,8 @@ def _run(
         ) from error
 
 
-def _invalid(text: str, path: Path) -> ModelFileError:
-    """For graphs that were broken before: a cycle, nodes out of order, inputs that are missing."""
-    return ModelFileError(
-        f"the file is not a valid model (onnx.checker: {text})",
-        where=str(path),
-        fix="export it again",
-    )
-
-
 def _tell(on_progress: OnProgress | None, step: str) -> None:
     (on_progress or silent)(Progress(step, STEPS.index(step), len(STEPS)))
-
-
-def original_bytes(recognition: Recognition) -> int:
-    """Bytes of one token in the caches of an original, from their own element types."""
-    bits = 0
-    for site in recognition.sites:
-        for cache in (site.key, site.value):
-            dtype = (cache.past or cache.present).dtype or site.dtype
-            bits += site.kv_num_heads * site.head_size * dtype.bitwidth
-    return bits // 8
 
 
 def converted_bytes(model: ir.Model, plan: Plan) -> int:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from tq_onnx.conversion.inspect import examine, foresee
-from tq_onnx.conversion.pipeline import Original
+from tq_onnx.conversion.original import Original
 from tq_onnx.conversion.reports import InspectionReport
 from tq_onnx.errors import (
     AlreadyConvertedError,

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tq_onnx.conversion.pipeline import Prepared, prepare, recognise_original
+from tq_onnx.conversion.original import recognise_original
+from tq_onnx.conversion.pipeline import Prepared, prepare
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError, located
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.measure.channelscales import sample_channels

@@ -283,7 +283,8 @@ def open_conversion(
     """
     import onnx_ir as ir
 
-    from tq_onnx.conversion.pipeline import prepare, recognise_original
+    from tq_onnx.conversion.original import recognise_original
+    from tq_onnx.conversion.pipeline import prepare
 
     read = None if loaded is None else recognise_original(loaded, path)
     prepared = prepare(path, preset=preset, original=read)

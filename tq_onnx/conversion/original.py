@@ -1,0 +1,95 @@
+"""An original: a model that was read and recognised, and is still as it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tq_onnx.conversion.check import InterfaceSnapshot, complaint, snapshot_interface
+from tq_onnx.errors import ModelFileError, TqOnnxError, UnsupportedModelError, located
+from tq_onnx.files.load import LoadedModel
+from tq_onnx.recognise.match import Recognition, recognise
+
+_SEE_INSPECT: Final = "`tq-onnx inspect` shows every layer and what stands in the way of each"
+
+
+@dataclass(frozen=True, eq=False)
+class Original:
+    """A model that was read and recognised, completely or not.
+
+    Attributes:
+        loaded: the model, and where it came from.
+        interface: what a conversion must not change.
+        recognition: what was found in it.
+    """
+
+    loaded: LoadedModel
+    interface: InterfaceSnapshot
+    recognition: Recognition
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token in all caches, from their own element types."""
+        bits = 0
+        for site in self.recognition.sites:
+            for cache in (site.key, site.value):
+                dtype = (cache.past or cache.present).dtype or site.dtype
+                bits += site.kv_num_heads * site.head_size * dtype.bitwidth
+        return bits // 8
+
+    def expect_complete(self, path: Path) -> None:
+        """Refuse a model that was not recognised completely.
+
+        Args:
+            path: what errors call the model.
+
+        Raises:
+            UnsupportedModelError: something stands in the way of a conversion.
+        """
+        misses = self.recognition.misses
+        if self.recognition.sites and not misses:
+            return
+        what = str(misses[0]) if misses else "no attention layer was found"
+        if len(misses) > 1:
+            what += f" (and {len(misses) - 1} more)"
+        raise UnsupportedModelError(what, where=str(path), fix=_SEE_INSPECT)
+
+
+def recognise_original(loaded: LoadedModel, path: Path) -> Original:
+    """Look for attention in a model.
+
+    Args:
+        loaded: the model.
+        path: what errors call it.
+
+    Raises:
+        UnsupportedModelError: the model is no decoder, or was converted before.
+        ModelFileError: the model is not valid.
+    """
+    interface = snapshot_interface(loaded.model)
+    try:
+        with located(path):
+            recognition = recognise(loaded.model)
+    except TqOnnxError:
+        raise
+    except Exception as error:
+        text = complaint(loaded.model)
+        if not text:
+            raise
+        raise invalid(text, path) from error
+    return Original(loaded, interface, recognition)
+
+
+def invalid(text: str, path: Path) -> ModelFileError:
+    """Make the error for a graph that was broken before the conversion.
+
+    Args:
+        text: what ``onnx.checker`` says of the graph.
+        path: what the error calls the model.
+    """
+    return ModelFileError(
+        f"the file is not a valid model (onnx.checker: {text})",
+        where=str(path),
+        fix="export it again",
+    )
