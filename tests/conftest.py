@@ -24,9 +24,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What compiles comes first: of two workers, none then waits for it at the end."""
-    items.sort(key=lambda item: item.path.name != "test_native.py")
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out lanes that ``-m`` does not name: they need environments of their own.
+
+    What compiles comes first: of two workers, none then waits for it at the end.
+    """
+    unnamed = [lane for lane in ("exports", "cann") if lane not in config.option.markexpr]
+    left_out = [item for item in items if any(map(item.get_closest_marker, unnamed))]
+    config.hook.pytest_deselected(items=left_out)
+    kept = set(items).difference(left_out)
+    items[:] = sorted(
+        (item for item in items if item in kept),
+        key=lambda item: item.path.name != "test_native.py",
+    )
 
 
 @pytest.fixture(scope="module")

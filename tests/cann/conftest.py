@@ -13,15 +13,6 @@ from tests.cann.kernels import ARCHITECTURES, COMPILER, ByArchitecture, Kernels,
 __all__ = ["fake", "fake_library", "measured"]
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves the bench out unless ``-m`` names it: it needs an environment of its own."""
-    if "cann" in config.option.markexpr:
-        return
-    own = [item for item in items if item.get_closest_marker("cann")]
-    config.hook.pytest_deselected(items=own)
-    items[:] = [item for item in items if item not in own]
-
-
 @pytest.fixture(scope="session")
 def kernel_files(tmp_path_factory: pytest.TempPathFactory) -> ByArchitecture[Path]:
     if COMPILER is None:

@@ -15,15 +15,6 @@ from tests.exports.recipes import UNREACHABLE, make_exports
 Exports = Callable[[str], Path]
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves the lane out unless ``-m`` names it, so that nothing else makes environments."""
-    if "exports" in config.option.markexpr:
-        return
-    own = [item for item in items if item.get_closest_marker("exports")]
-    config.hook.pytest_deselected(items=own)
-    items[:] = [item for item in items if item not in own]
-
-
 @pytest.fixture(scope="session")
 def exports(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Exports:
     """Makes the export of a route; skips where its packages cannot be had."""

@@ -296,6 +296,18 @@ def test_threads_and_levels_encode_the_same_bytes(
         np.testing.assert_array_equal(result, results[0])
 
 
+def run_in_place(session: ort.InferenceSession, feeds: Feeds, value: ort.OrtValue) -> ort.IOBinding:
+    """A call with one buffer as past and present."""
+    binding = session.io_binding()
+    for name, array in feeds.items():
+        if name != "past":
+            binding.bind_cpu_input(name, array)
+    binding.bind_ortvalue_input("past", value)
+    binding.bind_ortvalue_output("present", value)
+    session.run_with_iobinding(binding)
+    return binding
+
+
 def test_one_buffer_as_past_and_present_is_written_in_place(
     encode_feeds: Callable[..., Feeds],
 ) -> None:
@@ -307,13 +319,7 @@ def test_one_buffer_as_past_and_present_is_written_in_place(
     cache = feeds["past"].copy()
     value = ort.OrtValue.ortvalue_from_numpy(cache)
     assert value.data_ptr() == cache.ctypes.data
-    binding = session.io_binding()
-    for name, array in feeds.items():
-        if name != "past":
-            binding.bind_cpu_input(name, array)
-    binding.bind_ortvalue_input("past", value)
-    binding.bind_ortvalue_output("present", value)
-    session.run_with_iobinding(binding)
+    binding = run_in_place(session, feeds, value)
     assert binding.get_outputs()[0].data_ptr() == cache.ctypes.data
     np.testing.assert_array_equal(cache, expected)
 
@@ -324,14 +330,7 @@ def test_in_place_leaves_the_other_rows_alone(encode_feeds: Callable[..., Feeds]
     feeds["past_length"] = np.array([7], np.int64)
     cache = np.full_like(feeds["past"], 0xA5)
     value = ort.OrtValue.ortvalue_from_numpy(cache)
-    session = make_session(encode_model())
-    binding = session.io_binding()
-    for name, array in feeds.items():
-        if name != "past":
-            binding.bind_cpu_input(name, array)
-    binding.bind_ortvalue_input("past", value)
-    binding.bind_ortvalue_output("present", value)
-    session.run_with_iobinding(binding)
+    run_in_place(make_session(encode_model()), feeds, value)
     untouched = np.delete(cache, 7, axis=2)
     assert (untouched == 0xA5).all()
     assert (cache[:, :, 7] != 0xA5).any()
