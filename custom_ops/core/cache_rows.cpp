@@ -14,9 +14,8 @@ using spec::Kind;
 int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 int bits_of_index(spec::Codec codec) {
+  if (spec::has_sketch(codec.kind)) return spec::index_bits(codec);
   switch (codec.kind) {
-    case Kind::kProd:
-      return spec::index_bits(codec);
     case Kind::kLloydMax:
     case Kind::kUniform:
       return codec.bits;

@@ -104,7 +104,7 @@ EncodeKernel::EncodeKernel(const Api& api, const OrtKernelInfo* info, Element el
       float_type_(type_of(element)),
       kernels_(choose_kernels(kOp)),
       codec_(read_codec(api, info, kOp, "", float_type_)),
-      rotation_(api, info, Op::kRotation, codec_, codec_.kind == spec::Kind::kProd),
+      rotation_(api, info, Op::kRotation, codec_, spec::has_sketch(codec_.kind)),
       norm_correction_(read_norm_correction(api, info)) {}
 
 void EncodeKernel::compute(OrtKernelContext* context) {

@@ -11,7 +11,6 @@ from tq_onnx.errors import UsageError
 
 _HALF_BYTES: Final = 2
 _VLLM_HEAD_SIZE: Final = 128
-_VLLM_SLOTS: Final = {"k8v4": 196, "4bit_nc": 134, "k3v4_nc": 118, "3bit_nc": 102}
 """Bytes of vLLM's slot for a token of one head of 128, by the presets named after its own."""
 
 
@@ -68,7 +67,7 @@ def preset_facts(preset: Preset, head_size: int) -> PresetFacts:
         bytes_per_token=size,
         bits_per_value=4 * size / head_size,
         ratio=2 * _HALF_BYTES * head_size / size,
-        vllm_slot=_VLLM_SLOTS.get(preset.name) if head_size == _VLLM_HEAD_SIZE else None,
+        vllm_slot=preset.vllm_slot if head_size == _VLLM_HEAD_SIZE else None,
         source=preset.source,
         experimental=preset.experimental,
         default=preset.name == DEFAULT_PRESET,

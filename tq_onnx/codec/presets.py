@@ -32,6 +32,8 @@ class Preset:
         norm_correction: whether scales make up for the norm that quantisation loses, for kinds
             that can.
         experimental: whether other presets of its size are known to do better on real models.
+        vllm_slot: bytes of vLLM's slot of one token and KV head of size 128; None where the preset
+            is not vLLM's.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Preset:
     source: str
     norm_correction: bool = True
     experimental: bool = False
+    vllm_slot: int | None = None
 
     @property
     def rotates(self) -> bool:
@@ -69,10 +72,10 @@ _ROWS: Final = (
     Preset("k4v2", _INT4, _INT2, QR, _OURS),
     Preset("prod4", _PROD4, _PROD4, QR, _ALGORITHM_2, norm_correction=False, experimental=True),
     Preset("prod3", _PROD3, _PROD3, QR, _ALGORITHM_2, norm_correction=False, experimental=True),
-    Preset("k8v4", _FP8, _UNIFORM4, NO_ROTATION, "vLLM turboquant_k8v4"),
-    Preset("4bit_nc", _INT4, _UNIFORM4, HADAMARD, "vLLM turboquant_4bit_nc"),
-    Preset("k3v4_nc", _INT3, _UNIFORM4, HADAMARD, "vLLM turboquant_k3v4_nc"),
-    Preset("3bit_nc", _INT3, _UNIFORM3, HADAMARD, "vLLM turboquant_3bit_nc"),
+    Preset("k8v4", _FP8, _UNIFORM4, NO_ROTATION, "vLLM turboquant_k8v4", vllm_slot=196),
+    Preset("4bit_nc", _INT4, _UNIFORM4, HADAMARD, "vLLM turboquant_4bit_nc", vllm_slot=134),
+    Preset("k3v4_nc", _INT3, _UNIFORM4, HADAMARD, "vLLM turboquant_k3v4_nc", vllm_slot=118),
+    Preset("3bit_nc", _INT3, _UNIFORM3, HADAMARD, "vLLM turboquant_3bit_nc", vllm_slot=102),
     Preset("safe-lowbit", _Q8_0, _INT4, HADAMARD, "SKaiNET", norm_correction=False),
     Preset("balanced", _INT4, _INT4, HADAMARD, "SKaiNET", norm_correction=False),
     Preset(
