@@ -13,15 +13,16 @@ using spec::Kind;
 
 int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
+// Products are taken with what the codes stand for, and the fields are left to the caller.
+bool is_coded(Kind kind) {
+  return (spec::is_rotated(kind) && !spec::has_sketch(kind)) || spec::has_zero(kind);
+}
+
+// A byte or a float is 8: one slot, the natural order.
 int bits_of_index(spec::Codec codec) {
   if (spec::has_sketch(codec.kind)) return spec::index_bits(codec);
-  switch (codec.kind) {
-    case Kind::kLloydMax:
-    case Kind::kUniform:
-      return codec.bits;
-    default:
-      return 8;  // a byte or a float: one slot, the natural order
-  }
+  const spec::Planes planes = spec::planes(codec);
+  return planes.count == 0 || planes.plane[0].width == 8 ? 8 : codec.bits;
 }
 
 float half_at(const uint8_t* bytes) {
@@ -46,7 +47,7 @@ ByteFormat byte_format(spec::Codec codec, Element element, int head_size, int la
 }
 static_assert(kScaleBlock == spec::kQ8_0Block);
 
-// What the codes stand for: the codebook's centroids; of uniform, whose numbers are left to its
+// What the codes stand for: the codebook's centroids; of equal steps, whose numbers are left to
 // scale and zero, codes from the middle of the range, so that little cancels between these two.
 CodedPart coded_part(const Kernels& kernels, const CacheView& cache, int head_size,
                      bool may_round) {
@@ -60,7 +61,7 @@ CodedPart coded_part(const Kernels& kernels, const CacheView& cache, int head_si
     const int levels = spec::levels(codec);
     fill_table(cache.centroids, levels, table);
     if (may_round) integers = integers_of(table, levels, kLargestInteger);
-  } else if (codec.kind == Kind::kUniform) {
+  } else if (spec::has_zero(codec.kind)) {
     const int top = (1 << codec.bits) - 1;
     for (int i = 0; i < kTable; ++i) {
       table[i] = static_cast<float>(i % (top + 1)) - 0.5f * static_cast<float>(top);
@@ -86,10 +87,7 @@ CacheRows::CacheRows(const Kernels& kernels, const CacheView& cache, Element ele
   if (spec::has_sketch(codec_.kind)) prod_.emplace(kernels, cache, head_size, code_);
 }
 
-bool CacheRows::is_coded() const {
-  return codec_.kind == Kind::kLloydMax || codec_.kind == Kind::kUniform ||
-         codec_.kind == Kind::kU8;
-}
+bool CacheRows::is_coded() const { return tq::is_coded(codec_.kind); }
 
 void CacheRows::prepare_query(const float* natural, float* prepared) const {
   if (prod_) return prod_->prepare_query(natural, prepared);
