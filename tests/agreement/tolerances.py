@@ -1,22 +1,9 @@
-"""How far a conversion may be from its reference: read from ``tests/tolerances.toml``."""
+"""How far a conversion may be from its reference."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 from tests.agreement.harness import Agreement
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-
-def bounds(table: str) -> dict[str, float]:
-    """A table of the file."""
-    text = (Path(__file__).parents[1] / "tolerances.toml").read_text(encoding="utf-8")
-    return {name: float(value) for name, value in tomllib.loads(text)[table].items()}
+from tests.tolerances import bounds
 
 
 def allowed(found: Agreement, preset: str) -> float:

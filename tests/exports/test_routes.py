@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from tests.agreement.harness import CHUNKS, agreement, difference, edges
-from tests.agreement.tolerances import allowed, bounds
+from tests.agreement.tolerances import allowed
 from tests.exports.conftest import Exports
+from tests.tolerances import bounds
 from tq_onnx.integrations.bundled import build_bundled, heldout_text
 from tq_onnx.integrations.folderconversion import convert_folder
 from tq_onnx.measure import quality

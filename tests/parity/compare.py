@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tests.parity import tolerances
+from tests.tolerances import bounds
 from tq_onnx.codec.acceptance import FIELD_STEPS, TIE_SHARE, judge_rows
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.kind import Tables
@@ -30,6 +30,8 @@ class Measured:
     scale_steps: int = 0
     strain: float = 0.0
 
+
+ATTENTION = bounds("attention")
 
 MEASURED: dict[str, Measured] = defaultdict(Measured)
 ERRORS: dict[tuple[str, str], float] = defaultdict(float)
@@ -81,15 +83,15 @@ def check_attention(backend: str, dtype: str, output: np.ndarray, expected: np.n
     assert np.array_equal(np.isnan(output), np.isnan(expected))
     finite = ~np.isnan(expected).any(axis=-1)
     output, expected = output[finite], expected[finite]
-    limit = tolerances.ATTENTION[dtype]
+    limit = ATTENTION[dtype]
     norms = np.linalg.norm(expected, axis=-1)
     sizes = norms
     if re.split("[-,]", backend)[0] in INTEGER_LEVELS:
-        limit = max(limit, tolerances.INTEGERS)
+        limit = max(limit, ATTENTION["integers"])
         sizes = np.full_like(norms, norms.max(initial=0))
     errors = np.linalg.norm(output - expected, axis=-1)
     assert not output[norms == 0].any()
     overall = float(np.linalg.norm(errors) / max(float(np.linalg.norm(norms)), 1e-30))
     ERRORS[backend, dtype] = max(ERRORS[backend, dtype], overall)
     assert overall <= limit
-    assert (errors <= tolerances.PER_QUERY_FACTOR * limit * sizes).all()
+    assert (errors <= ATTENTION["per_query_factor"] * limit * sizes).all()

@@ -13,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 
 from tests.trained.conftest import Pairs
 from tests.trained.pair import Pair
+from tq_onnx.codec.acceptance import FIELD_STEPS, TIE_SHARE
 from tq_onnx.codec.bitpack import unpack
 from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.spec import Codec, row_layout
@@ -27,8 +28,6 @@ Array = npt.NDArray[Any]
 PROMPT = 12
 #: Largest difference of a logit, over the largest logit.
 MAX_LOGIT_ERROR = 1e-4
-#: Share of codes that may lie on a boundary and fall on its other side.
-MAX_TIES = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,10 +84,10 @@ def _agree(one: Told, other: Told) -> None:
             np.ascontiguousarray(part[..., layout.code_bytes :]).view("<i2").astype(np.int64)
             for part in (rows, expected)
         ]
-        assert np.abs(scales[0] - scales[1]).max() <= 1
+        assert np.abs(scales[0] - scales[1]).max() <= FIELD_STEPS
     flips = np.concatenate(steps, axis=None)
     assert flips.max() <= 1
-    assert np.count_nonzero(flips) <= max(1, MAX_TIES * flips.size)
+    assert np.count_nonzero(flips) <= max(1, TIE_SHARE * flips.size)
 
 
 def test_the_checker_accepts_it_with_the_schemas_registered(pairs: Pairs) -> None:
