@@ -211,6 +211,7 @@ def test_folders(tmp_path: Path) -> None:
     assert isinstance(done, FolderReport)
     assert done.output == tmp_path / "in-int3"
     assert [decoder.plan.preset for decoder in done.decoders] == ["int3"]
+    assert done.ratio == done.decoders[0].ratio > 1
     assert tq_onnx.load(done.output, threads=1).plan == done.decoders[0].plan
 
 
@@ -258,6 +259,7 @@ def work(path: Path) -> list[str]:
     except errors.UnsupportedModelError as error:
         return [error.what]
     written: Path = done.output
+    ratio: float = done.ratio
     found = tq_onnx.inspect(path)
     names = [type(found).__name__, tq_onnx.__version__, *tq_onnx.PRESETS]
     checked = tq_onnx.verify(path, written, text="book.txt", on_progress=show)
@@ -272,7 +274,7 @@ def work(path: Path) -> list[str]:
     vocabulary: int = model.vocabulary
     tq_onnx.register(object())
     library: str = tq_onnx.library_path() + tq_onnx.get_library_path()
-    return [*names, library, str((holds, perplexity, speedup, tokens, vocabulary))]
+    return [*names, library, str((ratio, holds, perplexity, speedup, tokens, vocabulary))]
 """
 
 

@@ -71,7 +71,8 @@ def convert(
             is the default of each.
 
     Returns:
-        What was done. The reports of a file and of a folder both have ``source`` and ``output``;
+        What was done. The reports of a file and of a folder both have ``source``, ``output`` and
+        ``ratio``;
         that of a folder has ``decoders``, one report of a file for each.
 
     Raises:

@@ -69,6 +69,11 @@ class FolderReport:
     genai: GenaiChanges | None
     bytes_written: int
 
+    @property
+    def ratio(self) -> float:
+        """How many times smaller the caches are, of the decoder that gains least."""
+        return min(decoder.ratio for decoder in self.decoders)
+
 
 def default_output(folder: Path, kind: str) -> Path:
     """Return the folder beside the original that a conversion of a kind writes by default."""
