@@ -15,8 +15,8 @@ from tests.cann.fake_acl import DEVICE_TO_HOST, FakeAcl
 from tests.cann.session import model_of
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.measure.devices import compare_providers, providers_agree
+from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.measure.feeding_modes import all_caches
-from tq_onnx.measure.probe import expose_internals
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.model import open_model
 from tq_onnx.runtime.placement import open_placed, problem_of, report_placement

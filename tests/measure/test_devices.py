@@ -14,7 +14,8 @@ from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.measure import devices
 from tq_onnx.measure.devices import ProviderFigures, compare_providers, providers_agree
-from tq_onnx.measure.probe import Probe, expose_internals
+from tq_onnx.measure.expose_internals import expose_internals
+from tq_onnx.measure.probe import Probe
 from tq_onnx.runtime.providers import CPU
 
 pytestmark = pytest.mark.usefixtures("exact_products")

@@ -20,7 +20,8 @@ from tq_onnx.conversion.pipeline import convert
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.files.load import load
 from tq_onnx.measure import oracle
-from tq_onnx.measure.probe import LayerNames, Probe, expose_internals
+from tq_onnx.measure.expose_internals import expose_internals
+from tq_onnx.measure.probe import LayerNames, Probe
 from tq_onnx.measure.reconstruction import reconstruction, theory
 from tq_onnx.runtime.decoder import Decoder
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tests.runtime.models import DYNAMO, GENAI, VOCABULARY, ids, opened
 from tq_onnx.errors import UsageError
 from tq_onnx.measure import quality
-from tq_onnx.measure.quality import compare, log_softmax, perplexity, windows
+from tq_onnx.measure.quality import compare, log_softmax, perplexity
+from tq_onnx.measure.windows import windows
 from tq_onnx.progress import Progress
 
 TEXT = ids(150, seed=5)[0]

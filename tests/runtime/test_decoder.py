@@ -8,7 +8,7 @@ import pytest
 
 from tests.runtime.models import CONVERTIBLE, DYNAMO, EAGER, GENAI, converted, ids, opened
 from tq_onnx.errors import ModelFileError, UnsupportedModelError, UsageError
-from tq_onnx.measure.probe import expose_internals
+from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.plan import METADATA_PLAN, Interface
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.session import make_session

@@ -8,9 +8,9 @@ import pytest
 from tests.trained.conftest import Pairs
 from tests.trained.pair import Pair
 from tq_onnx.integrations.bundled import ROUTES, heldout_text
+from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.measure.greedy import GreedyFigures, compare_greedy
 from tq_onnx.measure.oracle import KERNEL, judge_layer
-from tq_onnx.measure.probe import expose_internals
 from tq_onnx.measure.reconstruction import reconstruction, theory
 from tq_onnx.runtime.generate import generate
 

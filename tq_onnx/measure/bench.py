@@ -1,4 +1,4 @@
-"""``bench``: an original and its conversion at several contexts, and what is said about it."""
+"""``bench``: the speed of an original and of its conversion at several contexts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from tq_onnx.errors import UsageError
 from tq_onnx.files.load import load
-from tq_onnx.measure.report import check_conversion
+from tq_onnx.measure.interfaces import refuse_stranger
 from tq_onnx.measure.speed import (
     PIECE,
     SpeedFigures,
@@ -23,7 +23,7 @@ from tq_onnx.runtime.model import OpenModel, open_conversion, open_converted, op
 from tq_onnx.runtime.session import placement
 
 CONTEXTS: Final = (1024, 4096, 16384)
-"""Contexts that are measured where nobody asks for others and the model takes them."""
+"""Contexts that are measured by default, where the model and the memory take them."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class SpeedRow:
         context: tokens in the caches when decode begins.
         before: the original.
         after: the converted model.
-        speedup: tokens per second after, over those before.
-        first_token_speedup: time to the first token before, over that after; None if not measured.
+        speedup: tokens per second after the conversion over tokens per second before.
+        first_token_speedup: the same of the time to the first token; None if not measured.
         cache_ratio: how many times smaller the caches became.
     """
 
@@ -49,17 +49,17 @@ class SpeedRow:
 
 @dataclass(frozen=True)
 class SpeedReport:
-    """Everything that ``bench`` found.
+    """The result of ``bench``.
 
     Attributes:
         original: the original model.
-        converted: its conversion; None for one that was made in memory.
-        preset: of the conversion.
-        kernels: whether the library's kernels ran, or else the function bodies.
+        converted: its conversion; None if that was made in memory.
+        preset: preset of the conversion.
+        kernels: True if the library's kernels ran, False if the function bodies did.
         threads: threads within an operator; None for onnxruntime's choice.
         tokens: steps of decode that were timed, for each model and context.
         piece: tokens of a prompt per call.
-        rows: what was measured.
+        rows: the measured figures.
     """
 
     original: Path
@@ -84,16 +84,16 @@ def bench(
     threads: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> SpeedReport:
-    """Measures a model before and after its conversion.
+    """Measure a model before and after its conversion.
 
     Args:
         original: the original model.
         converted: its conversion; None to convert it in memory.
-        preset: of that conversion.
-        contexts: tokens in the caches; None for those of ``CONTEXTS`` that fit.
+        preset: preset of that conversion.
+        contexts: tokens in the caches; None for the ``CONTEXTS`` that fit.
         tokens: steps of decode to time.
         prompt_limit: the longest context that is read as a prompt, and not filled with copies.
-        library: whether the library's kernels run; if not, the function bodies.
+        library: True to run the library's kernels, False to run the function bodies.
         threads: threads within an operator.
         on_progress: called as each step begins and goes on.
 
@@ -114,10 +114,10 @@ def bench(
     else:
         tell(Progress("Opening the converted model"))
         loaded = load(converted)
-        check_conversion(before, converted, loaded)
+        refuse_stranger(before, converted, loaded)
         after = open_converted(converted, loaded=loaded, library=library, threads=threads)
     del loaded  # the sessions have the weights
-    tell(Progress("Looking which contexts fit"))
+    tell(Progress("Finding the contexts that fit"))
     chosen = _chosen(before, after, contexts, tokens)
     rows = []
     for context in chosen:
@@ -145,7 +145,7 @@ def bench(
 def _chosen(
     before: OpenModel, after: OpenModel, contexts: Sequence[int] | None, tokens: int
 ) -> list[int]:
-    """The contexts to measure, shortest first."""
+    """Return the contexts to measure, shortest first."""
     if contexts is not None:
         for context in (asked := sorted(set(contexts))):
             check_fits((before, after), context, tokens=tokens)

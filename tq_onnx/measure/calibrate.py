@@ -1,4 +1,4 @@
-"""Runs a model over a text and gathers statistics of its keys, values and queries.
+"""``calibrate``: statistics of a model's keys, values and queries on a text.
 
 The model is converted in memory with the preset ``raw``, which computes what the original computes:
 the inputs of its nodes are the model's own keys, values and queries, in one form for every dialect.
@@ -19,14 +19,15 @@ from tq_onnx.codec.calibration import Calibration
 from tq_onnx.codec.gathering import Gathering
 from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.errors import UsageError
-from tq_onnx.measure.probe import Probe, expose_internals
+from tq_onnx.measure.expose_internals import expose_internals
+from tq_onnx.measure.probe import Probe
 from tq_onnx.progress import OnProgress, Progress
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.version import __version__
 
 POSITIONS: Final = 17
-"""Position rows of a table: sixteen first positions on their own, and all others."""
+"""Position rows of a table: one for each of the first sixteen positions, one for all others."""
 
 _CHUNK: Final = 256
 """Tokens per call, which bounds the memory that keys, values and queries of all layers take."""
@@ -42,20 +43,20 @@ def calibrate(
     threads: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> Calibration:
-    """Gathers the statistics of an original.
+    """Gather the statistics of an original.
 
     Args:
         model: the file; it is not changed.
         tokens: ids ``[n]``, read in windows that each begin with empty caches.
         context: tokens per window; fewer where the graph has no room for so many.
-        begin: tokens that every text begins with, and so every window.
-        library: whether kernels run the caches, or function bodies.
+        begin: tokens that every text, and so every window, begins with.
+        library: True to run the library's kernels, False to run the function bodies.
         threads: threads within an operator.
         on_progress: called as tokens are read.
 
     Raises:
-        TqOnnxError: the model cannot be converted or run, or the text is too short or not of its
-            tokens.
+        TqOnnxError: the model cannot be converted or run, the text is too short, or it has ids that
+            the model does not know.
     """
     text = np.asarray(tokens, np.int64)
     prepared = prepare(model, preset="raw")
@@ -89,15 +90,13 @@ def calibrate(
 def _chunks(
     window: npt.NDArray[np.int64], decoder: Decoder
 ) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-    """What goes into one call each, and where it begins; the decoder is empty at first."""
+    """Empty the decoder, and yield the tokens of each call with their position."""
     decoder.reset()
-    once = decoder.signature.first_only
-    size = decoder.longest_call or (len(window) if once else _CHUNK)
-    for start in range(0, len(window), size):
-        chunk = window[start : start + size]
+    for call in decoder.calls(len(window), _CHUNK):
+        chunk = window[call]
         # A graph that takes so many tokens and no fewer does without the last ones.
         if decoder.longest_call in (None, len(chunk)):
-            yield start, chunk
+            yield call.start, chunk
 
 
 def _add(gathering: Gathering, probe: Probe, decoder: Decoder, start: int) -> None:

@@ -17,14 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.measure.probe import EncodeNames, Probe
-from tq_onnx.measure.quality import Window
+from tq_onnx.measure.windows import Window
 from tq_onnx.progress import OnProgress, Progress, silent
 
 KEPT_ROWS: Final = 1024
 """Vectors of each head that steps are tried on, spread over the text."""
 
 _CLIPPED_BITS: Final = 4
-"""With more bits than these, cutting off a rare large element costs more than finer steps give."""
+"""With more bits, cutting off a rare large element costs more than finer steps give."""
 
 _FRACTIONS: Final = np.linspace(1.0, 0.25, 16)
 _CALL_TOKENS: Final = 256
@@ -34,7 +34,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class ChannelSamples:
-    """Vectors of one cache.
+    """Vectors that went into one cache.
 
     Attributes:
         largest: largest absolute element of each channel, ``[N, D]``.
@@ -45,7 +45,7 @@ class ChannelSamples:
     rows: Floats
 
     def steps(self, bits: int) -> Floats:
-        """The best steps of signed codes of so many bits: ``[N, D]``, none of them zero."""
+        """Return the best steps of signed codes of ``bits`` bits: ``[N, D]``, none of them zero."""
         most = (1 << (bits - 1)) - 1
         widest: Floats = np.maximum(self.largest, np.float32(1e-12)) / np.float32(most)
         if bits > _CLIPPED_BITS:
@@ -70,13 +70,13 @@ def sample_channels(
     threads: int | None,
     on_progress: OnProgress | None = None,
 ) -> list[tuple[ChannelSamples, ChannelSamples]]:
-    """Reads the windows and samples the keys and values of every layer.
+    """Read the windows and sample the keys and values of every layer.
 
     Args:
-        probe: a ``raw`` conversion laid open.
+        probe: a ``raw`` conversion with exposed internals.
         tokens: ids ``[n]``.
-        windows: what to read of them.
-        library: whether the library's kernels run.
+        windows: the windows to read.
+        library: True to run the library's kernels, False to run the function bodies.
         threads: threads within an operator.
         on_progress: called as windows are read.
     """
@@ -89,16 +89,14 @@ def sample_channels(
     largest: dict[str, npt.NDArray[Any]] = {}
     for done, window in enumerate(windows):
         decoder.reset()
-        size = decoder.longest_call or _CALL_TOKENS
-        if decoder.signature.first_only:
-            size = window.stop - window.start
-        for start in range(window.start, window.stop, size):
-            decoder.prefill(tokens[None, start : min(start + size, window.stop)])
+        text = tokens[window.start : window.stop]
+        for call in decoder.calls(len(text), _CALL_TOKENS):
+            decoder.prefill(text[None, call])
             for names in caches:
                 rows = decoder.watched[names.vectors][0].astype(np.float32)
                 top = np.abs(rows).max(axis=1)
                 largest[names.vectors] = np.maximum(largest.get(names.vectors, top), top)
-                kept[names.vectors].append(rows[:, -start % every :: every])
+                kept[names.vectors].append(rows[:, -(window.start + call.start) % every :: every])
         tell(Progress("Finding steps for ONNX Runtime's caches", done + 1, len(windows)))
 
     def samples(names: EncodeNames) -> ChannelSamples:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -18,14 +17,12 @@ from tq_onnx.codec.acceptance import FIELD_STEPS, TIE_SHARE, UNROUNDED_TIE_SHARE
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.elements import ELEMENTS
 from tq_onnx.codec.rotation import rotation_of
-from tq_onnx.errors import VerificationError
 from tq_onnx.measure.feeding_modes import FeedingFigures
 from tq_onnx.measure.oracle import BODY, KERNEL, OracleFigures
 from tq_onnx.measure.probe import Probe
 from tq_onnx.measure.reconstruction import CacheDistance, ReconstructionFigures
-from tq_onnx.runtime.cache import CacheSpec
 from tq_onnx.runtime.model import OpenModel
-from tq_onnx.runtime.session import Port, placement, ports
+from tq_onnx.runtime.session import placement
 
 MAX_ATTENTION_ERROR: Final = {"FLOAT": 2e-5, "FLOAT16": 1e-3, "BFLOAT16": 8e-3}
 # Kernels that multiply codes as integers round queries and weights to 16 bits.
@@ -82,59 +79,6 @@ def failure(checks: Sequence[Check], *, named: int | None = None) -> str:
     return f"{len(lost)} of {len(checks)} checks do not hold: {names}"
 
 
-def not_made_from(original: Path, converted: Path, difference: str) -> VerificationError:
-    """Return the error about a model that is no conversion of the original."""
-    return VerificationError(
-        f"the model was not made from {original}: {difference}",
-        where=str(converted),
-        fix="give the original that it was converted from",
-    )
-
-
-def interface(before: OpenModel, after: OpenModel) -> PropertyCheck:
-    """Compare names and their order, and types and shapes of everything but the caches."""
-    caches = {
-        name: spec
-        for spec in after.signature.caches
-        for name in (spec.pair.past, spec.pair.present)
-        if name is not None
-    }
-    problems: list[str] = []
-    for old_side, new_side in zip(ports(before.session), ports(after.session), strict=True):
-        if [port.name for port in old_side] != [port.name for port in new_side]:
-            problems.append("names or their order changed")
-            continue
-        for old, new in zip(old_side, new_side, strict=True):
-            if old.name in caches:
-                problems += _cache_problems(old, new, caches[old.name])
-            elif not _same(old, new):
-                problems.append(f"{old.name} was {old}, is {new}")
-    return PropertyCheck(
-        "inputs and outputs keep names, order and meaning",
-        not problems,
-        "; ".join(dict.fromkeys(problems)) or "only the caches' type and last dimension changed",
-    )
-
-
-def _same(old: Port, new: Port) -> bool:
-    """Compare two ports; dimensions that the file does not state as numbers may be inferred."""
-    dims = zip(old.shape, new.shape, strict=False)
-    return (old.type, len(old.shape)) == (new.type, len(new.shape)) and all(
-        here == there or not (isinstance(here, int) and isinstance(there, int))
-        for here, there in dims
-    )
-
-
-def _cache_problems(old: Port, new: Port, spec: CacheSpec) -> list[str]:
-    heads = spec.kv_num_heads
-    # Heads may have been told by no number, or have lain side by side.
-    kept = len(old.shape) == 3 or (len(old.shape) == 4 and old.shape[1] in (new.shape[1], heads))
-    kept = kept or (len(old.shape) == 4 and not isinstance(old.shape[1], int))
-    if kept and len(new.shape) == 4 and new.type == "tensor(uint8)" and new.shape[3] == spec.row:
-        return []
-    return [f"{old.name} was {old}, is {new}"]
-
-
 def placed(after: OpenModel, library: bool) -> PropertyCheck:
     """Check that kernels or function bodies run, as asked for, and no mixture."""
     where = placement(after.session)
@@ -182,7 +126,7 @@ def feeding_modes_agree(modes: FeedingFigures) -> list[PropertyCheck]:
 
 
 def tables(probe: Probe) -> PropertyCheck:
-    """Compare rotations and codebooks in the file with those that its plan names."""
+    """Compare rotations and codebooks in the file with the tables that its plan names."""
     problems = []
     for layer in probe.layers:
         head_size = layer.plan.head_size

@@ -1,12 +1,12 @@
 """A converted model on a device against itself on the CPU: logits, greedy tokens, caches.
 
 Both read the same prompt and go on greedily until they disagree about a token. The kernels of the
-CPU multiply floats here: those that multiply integers differ from them by more than a device may.
+CPU multiply floats here: kernels that multiply integers differ from them by more than a device may.
 
 The two sum in different orders, so that vectors differ in their last bits before they are encoded,
 and a code may fall on the other side of a boundary. A byte may therefore differ where the row is
 what the reference makes of the device's own vector (``tq_onnx.codec.acceptance``), and that
-vector is the CPU's but for roundings. Behind such a tie everything differs by a little.
+vector is the CPU's but for roundings. After such a tie everything differs by a little.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ Tokens = npt.NDArray[np.int64]
 
 # Sums in other orders, through all layers.
 MAX_LOGIT_ERROR: Final = 1e-4
-# Of the largest logit, with 16 bits and behind ties: codes that fall on the other side move all
+# Of the largest logit, with 16 bits and after ties: codes that fall on the other side move all
 # logits. Measured 9e-3 with random weights in float16.
 MAX_RELATIVE_ERROR: Final = 3e-2
-# Of vectors that are encoded, where bytes differ: behind the first tie they are no longer the same.
+# Of vectors that are encoded, where bytes differ: after the first tie they are no longer the same.
 MAX_VECTOR_ERROR: Final = 5e-2
 
 
 @dataclass(frozen=True)
 class ProviderFigures:
-    """What a device makes of a model, against the CPU.
+    """A model on a device against the same model on the CPU.
 
     Attributes:
         provider: the device's execution provider.
         prompt_tokens: tokens of the prompt.
-        new_tokens: greedy tokens that were asked for.
+        new_tokens: the number of greedy tokens asked for.
         same_tokens: tokens before the first that differs, where the comparison ends.
         gap: by how much the CPU preferred its own token there, in logits; None if all are the same.
         alike_tokens: tokens in the caches when these were last the same to the byte.
         logit_error: largest difference of a logit up to there.
-        later_logit_error: the same behind it; None if there is nothing behind it.
+        later_logit_error: largest difference of a logit after that; None if nothing came after.
         largest_logit: largest absolute logit on the CPU.
         cache_bytes: bytes of all caches at the end.
-        bytes_differing: those that differ.
+        bytes_differing: the bytes that differ.
         codes_wrong: codes on the device that are neither what the reference makes of the device's
             vectors, nor boundary ties.
         scale_steps: largest distance of a field from the reference, in steps of its type, over rows
             of equal codes.
-        vector_error: largest distance of a vector from the CPU's, over the length of that.
+        vector_error: largest distance of a vector from the CPU's, over the length of the CPU's.
     """
 
     provider: str
@@ -85,10 +85,10 @@ def compare_providers(
     ep: ExecutionProvider,
     threads: int | None = None,
 ) -> ProviderFigures:
-    """Runs a model on the CPU and on a device.
+    """Run a model on the CPU and on a device, and compare the two.
 
     Args:
-        probe: the model laid open, all layers of it.
+        probe: the model with the internals of all layers exposed.
         prompt: ids ``[n]``.
         new_tokens: greedy tokens after it, at least one.
         ep: the device.
@@ -147,12 +147,12 @@ def on_device(report: PlacementReport) -> PropertyCheck:
 
 
 def providers_agree(figures: ProviderFigures, dtype: str) -> list[PropertyCheck]:
-    """Compare logits, greedy tokens and caches of a device with those of the CPU."""
+    """Check that logits, greedy tokens and caches of a device are the CPU's."""
     provider = figures.provider
     relative = MAX_RELATIVE_ERROR * figures.largest_logit
     limit = MAX_LOGIT_ERROR if dtype == "FLOAT" else relative
     later = figures.later_logit_error
-    behind = "" if later is None else f"; {later:.1e} behind the first tie, {relative:.1e} allowed"
+    after = "" if later is None else f"; {later:.1e} after the first tie, {relative:.1e} allowed"
     # Two logits that each differ by no more than the limit may change places.
     strict = dtype == "FLOAT" and later is None
     tie = figures.gap is not None and figures.gap <= min(2 * relative, MAX_NEAR_TIE_GAP)
@@ -171,7 +171,7 @@ def providers_agree(figures: ProviderFigures, dtype: str) -> list[PropertyCheck]
             f"logits on {provider} equal those on the CPU",
             figures.logit_error <= limit and (later is None or later <= relative),
             f"largest difference {figures.logit_error:.1e} in the {figures.alike_tokens} tokens "
-            f"of which all caches are the same, {limit:.1e} allowed{behind}",
+            f"of which all caches are the same, {limit:.1e} allowed{after}",
         ),
         PropertyCheck(
             f"greedy tokens on {provider} equal those on the CPU",
@@ -195,22 +195,21 @@ class _Side:
         self._seen: dict[str, list[Array]] = {name: [] for name in decoder.watch}
 
     def feed(self, ids: Tokens) -> Logits:
-        """Logits ``[n, vocabulary]``, in the calls that the graph takes."""
-        size = self.decoder.longest_call or len(ids)
+        """Feed ids ``[n]`` in the calls that the graph takes; return logits ``[n, vocabulary]``."""
         found = []
-        for start in range(0, len(ids), size):
-            found.append(self.decoder.prefill(ids[None, start : start + size])[0])
+        for call in self.decoder.calls(len(ids)):
+            found.append(self.decoder.prefill(ids[None, call])[0])
             for name, parts in self._seen.items():
                 parts.append(self.decoder.watched[name])
         return np.concatenate(found).astype(np.float64)
 
     def vectors(self, name: str) -> Array:
-        """Vectors ``[1, N, S, D]`` of all calls."""
+        """Return the vectors ``[1, N, S, D]`` of all calls."""
         return np.concatenate(self._seen[name], axis=2)
 
 
 def _apart(vectors: Array, others: Array) -> float:
-    """The largest distance of a vector ``[..., D]`` from another, relative to the first."""
+    """Return the largest distance of vectors ``[..., D]`` from others, relative to the first."""
     wide = vectors.astype(np.float64)
     lengths = np.linalg.norm(wide, axis=-1)
     distances = np.linalg.norm(others.astype(np.float64) - wide, axis=-1)
@@ -218,6 +217,6 @@ def _apart(vectors: Array, others: Array) -> float:
 
 
 def _largest(values: npt.NDArray[np.floating[Any]]) -> float:
-    """The largest absolute value; infinite where there is one that is no number."""
+    """Return the largest absolute value; infinite if a value is not a number."""
     largest = float(np.abs(values).max())
     return largest if np.isfinite(largest) else float("inf")

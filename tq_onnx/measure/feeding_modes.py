@@ -1,4 +1,4 @@
-"""The ways to feed caches, against each other: growing, in place, whole prompts and chunks.
+"""Feeding modes against each other: caches that grow or stay in place, prompts whole or in chunks.
 
 A cache that grows and a cache of fixed capacity must hold the same bytes and lead to the same
 tokens, to the bit: the same kernels run on the same numbers. A prompt fed in chunks should leave
@@ -32,19 +32,20 @@ _ROUNDING: Final = {"FLOAT": 1e-4, "FLOAT16": 1e-2}
 
 @dataclass(frozen=True)
 class FeedingFigures:
-    """What changed with the way of feeding.
+    """The differences between the feeding modes of a model.
 
     Attributes:
         prompt_tokens: tokens of the prompt.
         new_tokens: greedy steps after it.
         cache_bytes: bytes of all caches after the prompt.
-        fixed_capacity: whether the model takes caches of fixed capacity; if not, the two figures
-            about them mean nothing.
+        fixed_capacity: True if the model takes caches of fixed capacity; if False, the two
+            figures about them mean nothing.
         in_place_bytes_differing: bytes of the caches that differ from the growing ones at the end.
-        in_place_tokens_equal: whether the greedy tokens are the same.
+        in_place_tokens_equal: True if the greedy tokens are the same.
         chunk: tokens per chunk.
-        chunk_bytes_differing: bytes after the prompt that differ from those of the whole prompt.
-        first_only: whether the graph takes one prompt only, so that nothing was compared.
+        chunk_bytes_differing: bytes after the prompt in chunks that differ from the bytes after
+            the whole prompt.
+        first_only: True if the graph takes one prompt only, so that nothing was compared.
     """
 
     prompt_tokens: int
@@ -61,7 +62,7 @@ class FeedingFigures:
 def compare_feeding_modes(
     model: OpenModel, prompt: npt.NDArray[np.int64], *, new_tokens: int = 8, chunk: int = 16
 ) -> FeedingFigures:
-    """Feeds one prompt ``[n]`` in every way to a converted model."""
+    """Feed one prompt ``[n]`` to a converted model in every mode."""
     if model.signature.first_only:
         return FeedingFigures(len(prompt), 0, 0, False, 0, True, 0, 0, first_only=True)
     given = model.signature.slots
@@ -101,12 +102,12 @@ def _continue(decoder: Decoder, logits: npt.NDArray[Any], steps: int) -> list[in
 
 
 def all_caches(decoder: Decoder) -> list[npt.NDArray[Any]]:
-    """Copies of the used parts of all caches, in signature order."""
+    """Return copies of the used parts of all caches, in signature order."""
     return [decoder.cache(index) for index in range(len(decoder.signature.caches))]
 
 
 def bytes_differing(some: list[npt.NDArray[Any]], others: list[npt.NDArray[Any]]) -> int:
-    """How many bytes of some arrays differ from those of others."""
+    """Count the bytes in which arrays differ, pair by pair."""
     return sum(
         int((one.view(np.uint8) != other.view(np.uint8)).sum())
         for one, other in zip(some, others, strict=True)
@@ -114,7 +115,7 @@ def bytes_differing(some: list[npt.NDArray[Any]], others: list[npt.NDArray[Any]]
 
 
 def _apart(some: list[npt.NDArray[Any]], others: list[npt.NDArray[Any]], plan: Plan | None) -> int:
-    """As ``bytes_differing``, but for roundings of float32, and of floats kept as they are."""
+    """Count differing bytes, but not floats that differ by no more than roundings."""
     if plan is None:
         return bytes_differing(some, others)
     kinds = [(codec, layer) for layer in plan.layers for codec in layer.codecs]
@@ -137,7 +138,7 @@ def _apart(some: list[npt.NDArray[Any]], others: list[npt.NDArray[Any]], plan: P
 
 
 def _floats_apart(one: npt.NDArray[Any], other: npt.NDArray[Any], dtype: str) -> int:
-    """Bytes of floats that differ by more than roundings."""
+    """Count the bytes of floats that differ by more than roundings."""
     floats = _FLOATS[dtype]
     here, there = (
         np.ascontiguousarray(part).view(floats).astype(np.float64) for part in (one, other)

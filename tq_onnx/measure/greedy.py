@@ -46,11 +46,11 @@ class GreedyFigures:
 
     @property
     def near_tie(self) -> bool:
-        """Whether the original was undecided where the continuations part."""
+        """True if the original was undecided where the continuations part."""
         return self.gap is not None and self.gap <= min(NEAR_TIE * self.noise, MAX_NEAR_TIE_GAP)
 
     def __str__(self) -> str:
-        """One line for a report."""
+        """Return one line for a report."""
         count = len(self.original)
         if self.first_difference is None:
             return f"the same {count} tokens"
@@ -68,13 +68,13 @@ def compare_greedy(
     converted: Sequence[int],
     noise: float,
 ) -> GreedyFigures:
-    """Finds the first difference of two continuations and judges it.
+    """Find the first difference of two continuations and judge it.
 
     Args:
         decoder: of the original, batch 1, empty.
         prompt: ids of the prompt.
-        original: what the original made of it.
-        converted: what the converted model made of it.
+        original: the original's continuation.
+        converted: the converted model's continuation.
         noise: RMS difference of a logit, see ``QualityFigures``.
     """
     pairs = zip(original, converted, strict=False)

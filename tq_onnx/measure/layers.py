@@ -1,9 +1,9 @@
-"""What each layer of a converted model loses: keys and values against theory, and its attention.
+"""The error of each layer of a converted model: keys and values against theory, and attention.
 
 Measured on the model's own nodes while it reads a text: the vectors that went into a cache against
 the rows that came out, and the result of attention against exact attention over the same queries
-and over keys and values that were never quantised. What layers before it lost is in the inputs of
-both, so a layer answers for itself only.
+and over keys and values that were never quantised. The errors of the layers before are in the
+inputs of both, so each layer is judged on its own.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ JUDGED_QUERIES: Final = 64
 
 Array = npt.NDArray[Any]
 Seen = Mapping[str, Array]
-"""What the probe shows of one call, by name."""
+"""Inner values of one call, by name."""
 
 
 @dataclass(frozen=True)
 class LayerErrors:
-    """What one layer loses.
+    """The errors of one layer.
 
     Attributes:
         layer: index of the layer.
@@ -73,7 +73,7 @@ def measure_layers(
     Args:
         probe: the converted model with its internals exposed.
         tokens: ids ``[n]``, few enough for all queries, keys and values of all layers to be kept.
-        library: whether the library's kernels run; if not, the function bodies.
+        library: True to run the library's kernels, False to run the function bodies.
         threads: threads within an operator.
 
     Returns:
@@ -82,10 +82,9 @@ def measure_layers(
     if any(layer.is_shortened for layer in probe.layers):
         return ()
     decoder = probe.decoder(library=library, threads=threads)
-    size = decoder.longest_call or len(tokens)
     calls = []
-    for start in range(0, len(tokens), size):
-        decoder.prefill(tokens[None, start : start + size])
+    for call in decoder.calls(len(tokens)):
+        decoder.prefill(tokens[None, call])
         calls.append(dict(decoder.watched))
     return tuple(_judge(decoder, layer, calls) for layer in probe.layers)
 
@@ -118,7 +117,7 @@ def _theory(figures: ReconstructionFigures, names: EncodeNames) -> float | None:
 def _cosines(
     layer: LayerNames, calls: list[dict[str, Array]], vectors: Seen
 ) -> Iterator[npt.NDArray[np.float64]]:
-    """For some queries the cosines of all heads, float64 ``[H]``; results of zero say nothing."""
+    """Yield the cosines of all heads ``[H]`` for some queries; results of zero are left out."""
     plan = layer.plan
     total = sum(seen[layer.query].shape[2] for seen in calls)
     wanted = np.unique(np.linspace(0, total - 1, JUDGED_QUERIES).astype(int))

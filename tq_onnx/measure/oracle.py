@@ -48,7 +48,7 @@ class OracleFigures:
         backend: ``KERNEL``, ``BODY`` or ``DEVICE``.
         codes: codes compared, keys and values.
         codes_differing: codes that differ.
-        codes_wrong: those among them that are no boundary ties.
+        codes_wrong: codes that differ and are no boundary ties.
         scale_steps: largest distance of a field, in steps of its type.
         attention_error: largest absolute error over the largest absolute value of the result.
     """
@@ -154,12 +154,12 @@ def judge_backends(
 def judge_layer(
     decoder: Decoder, layer: LayerNames, backend: str
 ) -> tuple[OracleFigures, tuple[Array, Array]]:
-    """Judges one layer on the decoder's last call.
+    """Compare one layer with the reference on the decoder's last call.
 
     Args:
         decoder: from ``Probe.decoder``, after a call.
-        layer: what to look at.
-        backend: what runs the nodes: ``KERNEL`` or ``BODY``.
+        layer: the layer.
+        backend: what runs the nodes: ``KERNEL``, ``BODY`` or ``DEVICE``.
 
     Returns:
         The figures, and the caches' used parts: key rows and value rows ``[1, N, S, W]``.
@@ -238,9 +238,8 @@ def _feed(
     """Return the last logits and all vectors that went into caches, by name."""
     names = [names.vectors for layer in probe.layers for names in layer.caches]
     seen: dict[str, list[Array]] = {name: [] for name in names}
-    size = decoder.longest_call or len(call)
-    for start in range(0, len(call), size):
-        logits = decoder.prefill(call[None, start : start + size])
+    for piece in decoder.calls(len(call)):
+        logits = decoder.prefill(call[None, piece])
         for name, parts in seen.items():
             parts.append(decoder.watched[name])
     vectors = {name: np.concatenate(parts, axis=2) for name, parts in seen.items()}

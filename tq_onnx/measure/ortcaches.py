@@ -59,7 +59,7 @@ class OrtCacheModel:
     Attributes:
         model: the serialised model.
         external_data: folder of its external data.
-        signature: how to run it.
+        signature: names and caches.
     """
 
     model: bytes
@@ -72,7 +72,7 @@ class OrtCacheModel:
         return bytes_per_token(self.signature.caches)
 
     def decoder(self, *, threads: int | None = None) -> Decoder:
-        """A growing decoder of batch 1.
+        """Make a growing decoder of batch 1.
 
         Raises:
             UnsupportedModelError: this onnxruntime has no such cache.
@@ -191,10 +191,10 @@ def _replace(
 
 
 def _publish(graph: ir.Graph, old: ir.Value, new: ir.Value, layer: LayerPlan) -> None:
-    """Makes ``new`` the graph output that ``old`` was."""
+    """Make ``new`` the graph output that ``old`` was."""
     readers = [use.node.op_type for use in old.uses() if use.node.op_type != ATTENTION]
     if readers:
-        raise _unlike("something computes with the size of a cache that is not made yet", layer)
+        raise _unlike("a node computes with the size of a cache before the cache is made", layer)
     index = next(i for i, value in enumerate(graph.outputs) if value is old)
     old.name, new.name = f"{old.name}/replaced", old.name
     shape = list(old.shape or [None] * 4)
@@ -205,9 +205,9 @@ def _publish(graph: ir.Graph, old: ir.Value, new: ir.Value, layer: LayerPlan) ->
 def _new_type(
     past: ir.Value | None, inputs: Sequence[ir.Value], cache: str, layer: LayerPlan
 ) -> ir.Value:
-    """Gives a cache input the type that it has now."""
+    """Give a cache input its new type."""
     if past is None or not any(value is past for value in inputs):
-        raise _unlike("the model takes no caches, or not as they are", layer)
+        raise _unlike("the graph takes no caches, or changes them first", layer)
     type_name, packed = _STORED[cache]
     past.type = ir.TensorType(_TYPES[type_name])
     past.shape = ir.Shape([*list(past.shape or [None] * 4)[:3], layer.head_size // packed])
@@ -224,13 +224,13 @@ def _lengths(build: Builder, attention: AttentionNode) -> list[ir.Value]:
 
 
 def _rows(build: Builder, value: ir.Value | None, width: int, element: ir.DataType) -> ir.Value:
-    """Heads side by side: ``[B, H, T, D]`` to ``[B, T, H * D]``."""
+    """Put heads side by side: ``[B, H, T, D]`` to ``[B, T, H * D]``."""
     turned = build.op("Transpose", [value], "turned", dtype=element, perm=[0, 2, 1, 3])
     return build.op("Reshape", [turned, build.integers(0, 0, width)], "rows", dtype=element)
 
 
 def _heads(build: Builder, value: ir.Value, layer: LayerPlan, element: ir.DataType) -> ir.Value:
-    """The opposite."""
+    """Split heads: ``[B, T, H * D]`` to ``[B, H, T, D]``."""
     sizes = build.integers(0, 0, layer.num_heads, layer.head_size)
     split = build.op("Reshape", [value, sizes], "split", dtype=element)
     return build.op("Transpose", [split], "heads", dtype=element, perm=[0, 2, 1, 3])
@@ -248,7 +248,7 @@ def _cast(build: Builder, value: ir.Value | None, dtype: ir.DataType) -> ir.Valu
 
 
 def _forget_ours(model: ir.Model) -> None:
-    """Removes what only TurboQuant's nodes needed."""
+    """Remove functions, opset and plan, which only TurboQuant's nodes needed."""
     for identifier in [key for key in model.functions if key[0] == DOMAIN]:
         del model.functions[identifier]
     model.opset_imports.pop(DOMAIN, None)

@@ -1,4 +1,4 @@
-"""Write the tables of a comparison to a piece of a Markdown page."""
+"""Write the tables of ``report`` to a piece of a Markdown page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tq_onnx.errors import ModelFileError, UsageError
 from tq_onnx.measure.report import ComparisonReport
-from tq_onnx.measure.tables import to_page
+from tq_onnx.measure.tables import TextTable, layer_table, report_notes, report_table
 
 
 def check_page(path: Path) -> None:
@@ -33,3 +33,35 @@ def write_page(found: ComparisonReport, path: Path, picture: Path | None) -> Non
     if picture is not None:
         link = Path(os.path.relpath(picture.resolve(), path.resolve().parent)).as_posix()
     path.write_text(to_page(found, link), encoding="utf-8")
+
+
+def to_page(report: ComparisonReport, picture: str | None = None) -> str:
+    """Write the report as a piece of a Markdown page, headings from the third level down.
+
+    Args:
+        report: the measured figures.
+        picture: link to the picture; None if there is none.
+    """
+    table = report_table(report)
+    parts = [f"{table.title}.", to_markdown(table)]
+    parts.append("\n".join(f"- {note}" for note in report_notes(report)))
+    if picture is not None:
+        parts.insert(0, f"![quality against cache bytes per token]({picture})")
+    parts.append(
+        f"### Layers\n\nOn the first {report.layer_tokens} tokens; the percentages are the "
+        "distance of an error from theory."
+    )
+    for model in report.models:
+        layers = to_markdown(layer_table(model, report.layer_tokens))
+        parts.append(f"<details><summary>{model.name}</summary>\n\n{layers}\n\n</details>")
+    return "\n\n".join(parts) + "\n"
+
+
+def to_markdown(table: TextTable) -> str:
+    """Write a Markdown table, without its title."""
+    names = [name.lstrip(">") for name in table.columns]
+    rules = ["---:" if name.startswith(">") else "---" for name in table.columns]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+        for row in (names, rules, *table.rows)
+    )

@@ -45,11 +45,11 @@ _Line = list[tuple[int, float]]
 
 
 def check_picture(path: Path) -> None:
-    """Refuses a picture that could not be drawn, before any work is done.
+    """Refuse a picture that could not be drawn, before any work is done.
 
     Raises:
         UsageError: matplotlib is not installed, or the file is neither PNG nor SVG.
-        ModelFileError: the folder is not there.
+        ModelFileError: the folder does not exist.
     """
     if path.suffix.lower() not in FORMATS:
         raise UsageError(
@@ -70,7 +70,7 @@ def draw_quality(report: ComparisonReport, path: Path) -> None:
     """Draw KL divergence and change of perplexity over bytes per token, one point for each model.
 
     Args:
-        report: what was measured.
+        report: the measured figures.
         path: a file of one of ``FORMATS``; one that exists is replaced.
 
     Raises:
@@ -103,7 +103,7 @@ def draw_speed(report: SpeedReport, path: Path) -> None:
     """Draw a panel for each figure of ``bench``, with a line for each model.
 
     Args:
-        report: what was measured.
+        report: the measured figures.
         path: a file of one of ``FORMATS``; one that exists is replaced.
 
     Raises:
@@ -162,7 +162,7 @@ def _scatter(axes: Axes, report: ComparisonReport, heights: Sequence[float]) -> 
 
 
 def _label(axes: Axes, models: Sequence[ModelFigures], heights: Sequence[float]) -> None:
-    """Names beside the points, each in the first place where it covers nothing."""
+    """Write names beside the points, each in the first place where it covers nothing."""
     spots = [
         axes.transData.transform((model.bytes_per_token, height))
         for model, height in zip(models, heights, strict=True)
@@ -191,7 +191,7 @@ def _label(axes: Axes, models: Sequence[ModelFigures], heights: Sequence[float])
 def _write(
     axes: Axes, name: str, point: tuple[float, float], place: _Place, **line: Any
 ) -> Annotation:
-    """A name beside a point, with a line to it if it is told how that looks."""
+    """Write a name beside a point; ``line`` styles a line between them."""
     right, up, horizontal, vertical = place
     return axes.annotate(
         name,
@@ -206,7 +206,7 @@ def _write(
 
 
 def _panels(report: SpeedReport) -> list[tuple[str, _Line, _Line]]:
-    """Names of the figures, and their points before and after."""
+    """Return the names of the figures, and their points before and after."""
     found: list[tuple[str, _Line, _Line]] = [
         ("tokens per second in decode", [], []),
         ("seconds to the first token", [], []),

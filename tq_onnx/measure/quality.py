@@ -1,4 +1,4 @@
-"""How much a conversion changes what a model says: perplexity, KL divergence, agreement.
+"""The change of a model's predictions by a conversion: perplexity, KL divergence, agreement.
 
 Two decoders read the same tokens in windows; their logits are compared chunk by chunk and then
 forgotten, so that memory does not grow with the text. Where many models are compared with one
@@ -17,35 +17,15 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tq_onnx.errors import UsageError
+from tq_onnx.measure.windows import Ids, Window, windows
 from tq_onnx.progress import OnProgress, Progress
 from tq_onnx.runtime.decoder import Decoder
-from tq_onnx.runtime.model import OpenModel
-
-MIN_TOKENS: Final = 16
-"""Tokens of the shortest text that is compared."""
 
 # Logits of one chunk: at most this many numbers per model.
 _CHUNK_LOGITS: Final = 1 << 23
 _LONGEST_CHUNK: Final = 256
 
-Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.floating[Any]]
-
-
-@dataclass(frozen=True)
-class Window:
-    """One stretch of text that is read with empty caches.
-
-    Attributes:
-        start: its first token.
-        stop: behind its last token.
-        scored: the first position whose prediction counts; those before only give context.
-    """
-
-    start: int
-    stop: int
-    scored: int
 
 
 @dataclass(frozen=True)
@@ -87,63 +67,6 @@ class QualityFigures:
     logit_rms_difference: float
 
 
-def text_of(original: OpenModel, tokens: Sequence[int] | npt.NDArray[np.int64] | int) -> Ids:
-    """Return the ids ``[n]`` of a text that a model can read.
-
-    Args:
-        original: the model.
-        tokens: ids of a text, or the number of pseudo-random ids to make, always the same.
-
-    Raises:
-        UsageError: the text is too short, or has ids that the model does not know.
-    """
-    if isinstance(tokens, int):
-        tokens = np.random.default_rng(0).integers(0, original.vocabulary, tokens)
-    text = np.asarray(tokens, np.int64)
-    if len(text) < MIN_TOKENS:
-        raise UsageError(
-            f"a text of {len(text)} tokens is too short", fix=f"give {MIN_TOKENS} or more"
-        )
-    original.refuse_tokens(text)
-    return text
-
-
-def windows(tokens: int, context: int, stride: int) -> list[Window]:
-    """Windows over a text; every position but the first is scored exactly once.
-
-    Raises:
-        UsageError: the text or a size is too small.
-    """
-    if tokens < 2:
-        raise UsageError(f"a text of {tokens} tokens predicts nothing", fix="give a longer text")
-    if context < 2 or not 0 < stride < context:
-        raise UsageError(f"windows of {context} tokens cannot advance by {stride}")
-    found = [Window(0, min(context, tokens), 0)]
-    while found[-1].stop < tokens:
-        last = found[-1]
-        stop = min(last.stop + stride, tokens)
-        start = stop - context
-        # The prediction made at position p is for p + 1; the last window's final one is still due.
-        found.append(Window(start, stop, last.stop - 1))
-    return found
-
-
-def blocks(tokens: int, context: int) -> list[Window]:
-    """Windows side by side; of each, every prediction of a token inside it is scored.
-
-    What is left behind the last whole window is not read; a text shorter than one is one window.
-
-    Raises:
-        UsageError: the text or a size is too small.
-    """
-    if tokens < 2:
-        raise UsageError(f"a text of {tokens} tokens predicts nothing", fix="give a longer text")
-    if context < 2:
-        raise UsageError(f"windows of {context} tokens predict nothing")
-    size = min(context, tokens)
-    return [Window(start, start + size, start) for start in range(0, tokens - size + 1, size)]
-
-
 def compare(
     original: Decoder,
     converted: Decoder,
@@ -154,7 +77,7 @@ def compare(
     stride: int = 256,
     on_progress: OnProgress | None = None,
 ) -> QualityFigures:
-    """Reads a text with both models and compares their predictions.
+    """Read a text with both models and compare their predictions.
 
     Args:
         original: batch 1, growing.
@@ -169,13 +92,11 @@ def compare(
         UsageError: the text is too short.
     """
     text = np.asarray(tokens, np.int64)
-    todo = windows(len(text), context, stride)
     sums = Sums()
-    for done, window in enumerate(todo):
-        for (own, other), following in read((original, converted), text, window, vocabulary):
-            sums.add(own, other, following)
-        if on_progress is not None:
-            on_progress(Progress("Reading the text with both models", done + 1, len(todo)))
+    for (own, other), following in read(
+        (original, converted), text, windows(len(text), context, stride), vocabulary, on_progress
+    ):
+        sums.add(own, other, following)
     return sums.figures(context, stride)
 
 
@@ -187,20 +108,47 @@ def perplexity(
     context: int = 512,
     stride: int = 256,
 ) -> float:
-    """Perplexity of one model on ids ``[n]``; the arguments are those of ``compare``."""
+    """Return the perplexity of one model on ids ``[n]``; the arguments are as for ``compare``."""
     text = np.asarray(tokens, np.int64)
     loss, count = 0.0, 0
-    for window in windows(len(text), context, stride):
-        for (logits,), following in read((decoder,), text, window, vocabulary):
-            loss -= float(_picked(log_softmax(logits), following).sum())
-            count += len(following)
+    todo = windows(len(text), context, stride)
+    for (logits,), following in read((decoder,), text, todo, vocabulary):
+        loss -= float(_picked(log_softmax(logits), following).sum())
+        count += len(following)
     return float(np.exp(loss / count))
 
 
 def read(
-    decoders: Sequence[Decoder], text: npt.NDArray[np.int64], window: Window, vocabulary: int
-) -> Iterator[tuple[list[Floats], npt.NDArray[np.int64]]]:
-    """Yields each decoder's logits ``[n, vocabulary]`` and the ids ``[n]`` that they predict."""
+    decoders: Sequence[Decoder],
+    text: Ids,
+    todo: Sequence[Window],
+    vocabulary: int,
+    on_progress: OnProgress | None = None,
+    *,
+    doing: str = "Reading the text with both models",
+) -> Iterator[tuple[list[Floats], Ids]]:
+    """Read the windows of a text with decoders, and yield their predictions that are scored.
+
+    Args:
+        decoders: batch 1, growing.
+        text: ids ``[n]``.
+        todo: the windows to read, each with empty caches.
+        vocabulary: number of token ids, which bounds the chunks.
+        on_progress: called as windows are read.
+        doing: the step that ``on_progress`` names.
+
+    Yields:
+        Each decoder's logits ``[n, vocabulary]``, and the ids ``[n]`` that they predict.
+    """
+    for done, window in enumerate(todo):
+        yield from _read_window(decoders, text, window, vocabulary)
+        if on_progress is not None:
+            on_progress(Progress(doing, done + 1, len(todo)))
+
+
+def _read_window(
+    decoders: Sequence[Decoder], text: Ids, window: Window, vocabulary: int
+) -> Iterator[tuple[list[Floats], Ids]]:
     chunk = max(1, min(_LONGEST_CHUNK, _CHUNK_LOGITS // vocabulary))
     if any(decoder.signature.first_only for decoder in decoders):
         chunk = window.stop - window.start
@@ -220,7 +168,7 @@ def read(
 
 
 def log_softmax(logits: Floats) -> npt.NDArray[np.float64]:
-    """Log probabilities of logits ``[..., vocabulary]`` in float64."""
+    """Return the log probabilities of logits ``[..., vocabulary]`` in float64."""
     shifted = logits.astype(np.float64)
     shifted -= shifted.max(axis=-1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
@@ -246,7 +194,7 @@ class Sums:
         self._energy = 0.0
 
     def add(self, own: Floats, other: Floats, following: npt.NDArray[np.int64]) -> None:
-        """Counts the logits ``[n, vocabulary]`` of both models and the ids ``[n]`` that came."""
+        """Add the logits ``[n, vocabulary]`` of both models, and the ids ``[n]`` that followed."""
         p, q = log_softmax(own), log_softmax(other)
         self._kl.append((np.exp(p) * (p - q)).sum(axis=-1))
         own_loss = -_picked(p, following)
@@ -264,7 +212,7 @@ class Sums:
         self._energy += float((p**2).sum())
 
     def figures(self, context: int, stride: int) -> QualityFigures:
-        """What was counted, for windows of ``context`` tokens that advance by ``stride``."""
+        """Return the figures of windows of ``context`` tokens that advance by ``stride``."""
         kl, gain = np.concatenate(self._kl), np.concatenate(self._gain)
         count = len(kl)
         change = float(np.exp(gain.mean()))

@@ -1,4 +1,4 @@
-"""What caches lost: their rows against the vectors that went in, and against the original's caches.
+"""Errors of caches: their rows against the vectors that went in, and against the original's caches.
 
 - Reconstruction: the relative squared error of the decoded rows against the vectors that went in,
   next to what theory says of this codec, or within what its steps allow.
@@ -37,7 +37,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ReconstructionFigures:
-    """How well one cache of one layer holds what was put in.
+    """The error of one cache of one layer.
 
     Attributes:
         layer: index of the layer.
@@ -50,7 +50,8 @@ class ReconstructionFigures:
         theory: the same for random directions; None for codecs that do not rotate, whose error
             depends on the vectors.
         spread: standard error of ``error``; rows that are alike count as fewer.
-        share: for those, the largest error of a row over the most that its steps allow.
+        share: for codecs that do not rotate, the largest error of a row over the most that its
+            steps allow; else None.
     """
 
     layer: int
@@ -81,8 +82,8 @@ class CacheDistance:
         key: squared distance of all keys over the squared norm of the original's; where keys are
             equalised, after each channel of the original's is scaled as the converted ones are.
         value: the same of the values.
-        key_expected: what quantisation alone may be expected to make of ``key``.
-        value_expected: likewise of ``value``.
+        key_expected: the distance of keys that quantisation alone should make.
+        value_expected: the distance of values that quantisation alone should make.
     """
 
     layer: int
@@ -95,7 +96,7 @@ class CacheDistance:
 def reconstruction(
     seen: Mapping[str, Array], layer: LayerNames, caches: tuple[Array, Array]
 ) -> list[ReconstructionFigures]:
-    """Errors of the rows at the end of the caches, next to theory.
+    """Measure the errors of the rows at the end of the caches, next to theory.
 
     Args:
         seen: the vectors that became these rows, by their names.
@@ -133,9 +134,9 @@ def reconstruction(
 
 
 def decoded_rows(rows: Array, names: EncodeNames, dtype: str) -> npt.NDArray[np.float64]:
-    """Rows ``[..., W]`` as what was encoded, ``[..., D]``; ``dtype`` is the model's element type.
+    """Decode rows ``[..., W]`` to ``[..., D]``; ``dtype`` is the model's element type.
 
-    With offsets this is what they left of the vectors.
+    With offsets the result is the vectors less the offsets.
     """
     return reference.decode(
         rows,
@@ -148,7 +149,7 @@ def decoded_rows(rows: Array, names: EncodeNames, dtype: str) -> npt.NDArray[np.
 
 
 def _first_of_its_kind(rows: Array) -> npt.NDArray[np.bool_]:
-    """Which rows ``[B, N, T, W]`` were not seen before in their head: bool ``[B, N, T]``."""
+    """Mark rows ``[B, N, T, W]`` that are the first of their kind in their head: ``[B, N, T]``."""
     first = np.zeros(rows.shape[:3], np.bool_)
     for b, n in np.ndindex(*rows.shape[:2]):
         first[b, n, np.unique(rows[b, n], axis=0, return_index=True)[1]] = True
@@ -158,7 +159,7 @@ def _first_of_its_kind(rows: Array) -> npt.NDArray[np.bool_]:
 def _spread(
     errors: npt.NDArray[np.float64], vectors: npt.NDArray[np.float64], names: EncodeNames
 ) -> float:
-    """Standard error of the mean error of rows ``[n]``, whose vectors are ``[n, D]``.
+    """Return the standard error of the mean error of rows ``[n]``, whose vectors are ``[n, D]``.
 
     Keys of one head may all point into nearly the same direction. A rotation then draws one error
     for all of them, and many rows tell no more than one.
@@ -175,7 +176,7 @@ def _spread(
 
 
 def theory(codec: Codec, head_size: int, norm_correction: bool) -> float | None:
-    """Mean relative squared error of random directions, by simulation; good to about 0.1 %.
+    """Return the mean relative squared error of random directions, simulated to about 0.1 %.
 
     A random direction stays one under any rotation, so none is applied. None for codecs that do
     not rotate: their error depends on the vectors.
@@ -187,7 +188,7 @@ def theory(codec: Codec, head_size: int, norm_correction: bool) -> float | None:
 
 @cached
 def _simulated(codec: Codec, head_size: int, norm_correction: bool) -> tuple[float, float]:
-    """Mean and standard deviation of the error of random directions."""
+    """Return mean and standard deviation of the error of random directions."""
     draws = np.random.default_rng(0).standard_normal((_THEORY_ROWS, head_size))
     vectors = draws / np.linalg.norm(draws, axis=-1, keepdims=True)
     rotation = np.eye(head_size, dtype=np.float32)
@@ -215,12 +216,12 @@ def largest_error(vectors: npt.NDArray[np.float64], codec: Codec) -> npt.NDArray
 def cache_distances(
     original: Sequence[Array], converted: Sequence[Array], probe: Probe
 ) -> list[CacheDistance]:
-    """Compares the caches of both models after the same prompt.
+    """Compare the caches of both models after the same prompt.
 
     Args:
         original: floats ``[B, N, S, D]``, keys and values alternating.
         converted: uint8 ``[B, N, S, W]`` in the same order.
-        probe: tells how to decode each layer; all layers of the model.
+        probe: the converted model with the internals of all layers exposed.
     """
     figures = []
     for index, layer in enumerate(probe.layers):
@@ -235,7 +236,7 @@ def cache_distances(
 
 
 def _decoded(rows: Array, names: EncodeNames, layer: LayerNames) -> Floats:
-    """What a converted cache stands for, offsets included."""
+    """Decode a converted cache, offsets included."""
     return decoded_rows(rows, names, layer.plan.dtype) + _offsets(rows, names)
 
 
@@ -247,10 +248,9 @@ def _offsets(rows: Array, names: EncodeNames) -> Floats:
 
 
 def _scaled(keys: Floats, found: Floats) -> Floats:
-    """Keys whose channels are scaled as those that were found.
+    """Scale the channels of keys as the converted model's are.
 
-    The scales are in no file of their own, so they are the ones that fit best; whatever is not a
-    scale of the channels of a head remains.
+    No file holds the scales, so the ones that fit best are taken; any other difference remains.
     """
     products = (keys * found).sum(axis=(0, 2), keepdims=True)
     energies = (keys * keys).sum(axis=(0, 2), keepdims=True)
@@ -261,7 +261,7 @@ def _scaled(keys: Floats, found: Floats) -> Floats:
 def _distance(
     vectors: Floats, rows: Array, names: EncodeNames, layer: LayerNames
 ) -> tuple[float, float]:
-    """The distance, and what may be expected of it."""
+    """Return the distance, and the distance that quantisation alone should make."""
     energy = max(float((vectors**2).sum()), 1e-300)
     distance = float(((_decoded(rows, names, layer) - vectors) ** 2).sum()) / energy
     left = vectors - _offsets(rows, names)

@@ -3,14 +3,14 @@
 Models are so opened one at a time, however many there are, and the original reads the text once.
 The recording is a temporary file without a name, in the folder that ``TMPDIR`` says: predictions x
 vocabulary x bytes of the logits' type, 1.2 GB for 6,000 predictions of a vocabulary of 49,152 in
-float32. It is gone when the recording is closed, or the process ends.
+float32. The file is gone when the recording is closed, or the process ends.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Final
 
@@ -18,20 +18,21 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.errors import UsageError
-from tq_onnx.measure.quality import QualityFigures, Sums, Window, read
-from tq_onnx.progress import OnProgress, Progress, silent
+from tq_onnx.measure.quality import Floats, QualityFigures, Sums, read
+from tq_onnx.measure.windows import Ids, Window
+from tq_onnx.progress import OnProgress
 from tq_onnx.runtime.decoder import Decoder
 
 _GIGABYTE: Final = 1e9
 
 
 class Recording:
-    """What an original predicts on a text; a context manager that owns a temporary file.
+    """The predictions of an original on a text; a context manager that owns a temporary file.
 
     Args:
         decoder: the original, batch 1, growing.
         tokens: ids ``[n]``.
-        windows: what to read of them.
+        windows: the windows to read.
         vocabulary: number of token ids, which bounds the chunks.
         on_progress: called as windows are read.
 
@@ -48,7 +49,7 @@ class Recording:
         vocabulary: int,
         on_progress: OnProgress | None = None,
     ) -> None:
-        """Reads the text; see the class for arguments and errors."""
+        """Read the text; see the class for arguments and errors."""
         self._text = np.asarray(tokens, np.int64)
         self._windows = tuple(windows)
         self._vocabulary = vocabulary
@@ -85,32 +86,36 @@ class Recording:
         name: str = "another model",
         on_progress: OnProgress | None = None,
     ) -> QualityFigures:
-        """Reads the text with another model and compares its predictions.
+        """Read the text with another model and compare its predictions.
 
         Args:
             decoder: batch 1, growing.
             stride: tokens by which the windows advance, for the figures.
-            name: of the other model, for progress.
+            name: name of the other model, for progress.
             on_progress: called as windows are read.
         """
-        sums, tell = Sums(), on_progress or silent
+        sums = Sums()
         self._file.seek(0)
-        for done, window in enumerate(self._windows):
-            for (logits,), following in read((decoder,), self._text, window, self._vocabulary):
-                sums.add(self._next(len(logits)), logits, following)
-            tell(Progress(f"Reading the text with {name}", done + 1, len(self._windows)))
+        for logits, following in self._read(decoder, name, on_progress):
+            sums.add(self._next(len(logits)), logits, following)
         first = self._windows[0]
         return sums.figures(first.stop - first.start, stride)
 
     def _record(self, decoder: Decoder, on_progress: OnProgress | None) -> None:
-        tell = on_progress or silent
-        for done, window in enumerate(self._windows):
-            for (logits,), _ in read((decoder,), self._text, window, self._vocabulary):
-                if not self._width:
-                    self._width, self._dtype = logits.shape[-1], logits.dtype
-                    self._check_room()
-                self._file.write(np.ascontiguousarray(logits).data)
-            tell(Progress("Reading the text with the original", done + 1, len(self._windows)))
+        for logits, _ in self._read(decoder, "the original", on_progress):
+            if not self._width:
+                self._width, self._dtype = logits.shape[-1], logits.dtype
+                self._check_room()
+            self._file.write(np.ascontiguousarray(logits).data)
+
+    def _read(
+        self, decoder: Decoder, name: str, on_progress: OnProgress | None
+    ) -> Iterator[tuple[Floats, Ids]]:
+        doing = f"Reading the text with {name}"
+        for (logits,), following in read(
+            (decoder,), self._text, self._windows, self._vocabulary, on_progress, doing=doing
+        ):
+            yield logits, following
 
     def _check_room(self) -> None:
         folder = tempfile.gettempdir()
@@ -125,6 +130,6 @@ class Recording:
             )
 
     def _next(self, rows: int) -> npt.NDArray[Any]:
-        """The next rows of the file: ``[rows, vocabulary]``."""
+        """Read the next rows of the file: ``[rows, vocabulary]``."""
         data = self._file.read(rows * self._width * self._dtype.itemsize)
         return np.frombuffer(data, self._dtype).reshape(rows, self._width)

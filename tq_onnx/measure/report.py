@@ -1,9 +1,9 @@
-"""``report``: what each of several conversions of one model costs in quality, on a user's text.
+"""``report``: the quality of several conversions of one model on a text.
 
 The original reads the text once and its predictions are recorded. Then every converted model is
 opened on its own, reads the same windows through onnxruntime with its caches really written and
-read, and is compared; on the beginning of the text its layers are laid open too. Beside them stand
-the caches that ONNX Runtime has itself.
+read, and is compared; on the beginning of the text each of its layers is judged too. ONNX Runtime's
+own caches are measured beside them.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Final
 
 from tq_onnx.conversion.original import recognise_original
 from tq_onnx.conversion.pipeline import Prepared, prepare
-from tq_onnx.errors import TqOnnxError, UnsupportedModelError, located
+from tq_onnx.errors import TqOnnxError, UnsupportedModelError
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.measure.channelscales import sample_channels
-from tq_onnx.measure.checks import not_made_from
+from tq_onnx.measure.expose_internals import expose_internals
+from tq_onnx.measure.interfaces import refuse_stranger
 from tq_onnx.measure.layers import LayerErrors, measure_layers
 from tq_onnx.measure.ortcaches import FLOAT16, INT4, INT8, OrtCacheModel, Steps, with_ort_caches
-from tq_onnx.measure.probe import expose_internals
-from tq_onnx.measure.quality import Ids, QualityFigures, Window, blocks, text_of, windows
+from tq_onnx.measure.quality import QualityFigures
 from tq_onnx.measure.recording import Recording
+from tq_onnx.measure.windows import Ids, Window, blocks, text_of, windows
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.progress import OnProgress, Progress, silent
-from tq_onnx.runtime.model import OpenModel, open_converted, open_original
-from tq_onnx.runtime.session import ports, vocabulary_size
+from tq_onnx.runtime.model import open_converted, open_original
 
 LAYER_TOKENS: Final = 512
 """Tokens of the text that the layers are judged on: all their inputs are kept in memory."""
@@ -41,10 +41,10 @@ class ModelFigures:
     """One model against the original.
 
     Attributes:
-        name: the preset, with the file where several have the same, or what peer it is.
+        name: the preset, with the file where several have the same; or the name of the peer.
         path: the file; None for a peer, which has none.
         preset: the preset; None for a peer.
-        peer: whether it has ONNX Runtime's own caches.
+        peer: True for a model with ONNX Runtime's own caches.
         bytes_per_token: cache bytes of one token in all layers, from the graph's types.
         bits_per_value: bits per number in the caches, metadata included.
         compression: cache bytes of the original over those of this model.
@@ -69,7 +69,7 @@ class MissingPeer:
 
     Attributes:
         name: the peer.
-        reason: why.
+        reason: the reason, as a clause.
     """
 
     name: str
@@ -78,7 +78,7 @@ class MissingPeer:
 
 @dataclass(frozen=True)
 class ComparisonReport:
-    """Everything that ``report`` found.
+    """The result of ``report``.
 
     Attributes:
         original: the original model.
@@ -88,10 +88,10 @@ class ComparisonReport:
         stride: tokens by which windows advance; ``context`` where they stand side by side.
         windows: number of windows.
         positions: predictions that were compared.
-        kernels: whether the library's kernels ran, or else the function bodies.
+        kernels: True if the library's kernels ran, False if the function bodies did.
         layer_tokens: tokens that the layers were judged on.
-        perplexity: of the original.
-        bytes_per_token: of the original.
+        perplexity: perplexity of the original.
+        bytes_per_token: cache bytes of one token in the original.
         models: the converted models, in the order given.
         peers: ONNX Runtime's own caches.
         missing: peers that this model cannot have.
@@ -126,23 +126,23 @@ def report(
     peers: bool = True,
     on_progress: OnProgress | None = None,
 ) -> ComparisonReport:
-    """Compares converted models with their original.
+    """Compare converted models with their original.
 
     Args:
         original: the original model.
         converted: conversions of it.
-        tokens: ids of a text, or how many pseudo-random ids to make up.
+        tokens: ids of a text, or the number of pseudo-random ids to make.
         source: where the tokens come from, for the report.
         context: tokens per window.
         stride: tokens by which windows advance; None for windows side by side, see
-            ``quality.blocks``.
-        library: whether the library's kernels run; if not, the function bodies.
+            ``windows.blocks``.
+        library: True to run the library's kernels, False to run the function bodies.
         threads: threads within an operator.
-        peers: whether to compare ONNX Runtime's own caches, too.
+        peers: True to compare ONNX Runtime's own caches, too.
         on_progress: called as each step begins, and as windows are read.
 
     Raises:
-        VerificationError: a converted model does not even have the original's interface.
+        VerificationError: a converted model was not made from this original.
         TqOnnxError: a model or the library is refused, or the text is too short.
     """
     tell = on_progress or silent
@@ -151,7 +151,7 @@ def report(
     before = open_original(original, loaded=graph, threads=threads)
     conversions = [_Conversion(path, load(path)) for path in converted]
     for one in conversions:
-        check_conversion(before, one.path, one.loaded)
+        refuse_stranger(before, one.path, one.loaded)
     text = text_of(before, tokens)
     context = min(context, len(text), before.room or len(text))
     todo = blocks(len(text), context) if stride is None else windows(len(text), context, stride)
@@ -213,7 +213,7 @@ class _Conversion:
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """What all models are measured with."""
+    """The conditions under which all models are measured."""
 
     recording: Recording
     text: Ids
@@ -316,45 +316,6 @@ class _Run:
             quality=quality,
             layers=layers,
         )
-
-
-def check_conversion(before: OpenModel, path: Path, loaded: LoadedModel) -> None:
-    """Refuse a model that was not made from this original.
-
-    Args:
-        before: the original.
-        path: the model that should be its conversion; errors name it.
-        loaded: the graph of this file.
-
-    Raises:
-        UnsupportedModelError: the model was not converted.
-        VerificationError: its names, heads or vocabulary are not the original's.
-    """
-    text = loaded.model.metadata_props.get(METADATA_PLAN)
-    if text is None:
-        raise UnsupportedModelError(
-            "this model was not converted by tq-onnx", where=str(path), fix="convert it first"
-        )
-    graph = loaded.model.graph
-    inputs = [value for value in graph.inputs if value.name not in graph.initializers]
-    with located(path):
-        plan, unlike = Plan.from_json(text), ""
-    for side, values in zip(ports(before.session), (inputs, graph.outputs), strict=True):
-        if {port.name for port in side} != {value.name for value in values}:
-            unlike = "the inputs or outputs have other names"
-    sizes = [(layer.kv_num_heads, layer.head_size) for layer in plan.layers for _ in "kv"]
-    if [(cache.kv_num_heads, cache.row) for cache in before.signature.caches] != sizes:
-        unlike = unlike or "the caches have other heads"
-    logits = next((v for v in graph.outputs if v.name == before.signature.interface.logits), None)
-    width = None if logits is None or not logits.shape else logits.shape[-1]
-    if not unlike and isinstance(width, int) and width != _width(before):
-        unlike = f"the model has {width} logits, not {_width(before)}"
-    if unlike:
-        raise not_made_from(before.path, path, unlike)
-
-
-def _width(before: OpenModel) -> int:
-    return vocabulary_size(before.session, before.signature.interface.logits)
 
 
 def _names(conversions: Sequence[_Conversion]) -> list[str]:

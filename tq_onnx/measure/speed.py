@@ -3,8 +3,8 @@
 ``measure`` times any number of opened models at one context: each reads a prompt of that length, in
 pieces, or has its caches filled with copies of the rows of a short one, which for the speed of
 decode is the same. Then they decode in turns, a few steps each, so that whatever disturbs the
-machine disturbs all of them; the median counts. Caches are those of a good loop: buffers of fixed
-capacity, updated in place, wherever the model allows it.
+machine disturbs all of them; the median counts. Caches are buffers of fixed capacity, updated in
+place, wherever the model allows it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ PIECE: Final = 512
 """Tokens of a prompt per call: what a call needs besides the caches grows with them."""
 
 TURN: Final = 8
-"""Timed steps of a model before it is the next one's turn."""
+"""Timed steps of a model before the next model's turn."""
 
 _WAKE: Final = 2
-"""Untimed steps before them."""
+"""Untimed steps before each turn."""
 
 _SPIN_SECONDS: Final = 0.1
-"""How long the threads of the model before may spin, waiting for work, on our cores."""
+"""Longest time that the threads of the model before spin on the cores, waiting for work."""
 
 _PROMPT_SECONDS: Final = 0.5
 _MOST_PROMPTS: Final = 5
@@ -52,11 +52,11 @@ class SpeedFigures:
     Attributes:
         tokens_per_second: in decode, from the median step.
         step_seconds: the median step.
-        fastest_step_seconds: the least disturbed one.
+        fastest_step_seconds: the shortest step.
         first_token_seconds: time of a prompt that fills the context; None if none was read.
         cache_bytes: bytes of the context in the cache buffers; all of them if the graph says how
             large they are.
-        in_place: whether steps write into the caches, and do not make new ones.
+        in_place: True if steps write into the caches and do not make new ones.
     """
 
     tokens_per_second: float
@@ -78,12 +78,11 @@ class _Runner:
     steps: list[float] = field(default_factory=list)
 
     def read(self, context: int) -> Iterator[None]:
-        """Reads a prompt, piece by piece."""
+        """Read a prompt, piece by piece."""
         self.decoder.reset()
-        size = self.decoder.longest_call or PIECE
         seconds = 0.0
-        for start in range(0, context, size):
-            piece = np.resize(self.ids, (1, min(size, context - start)))
+        for call in self.decoder.calls(context, PIECE):
+            piece = np.resize(self.ids, (1, call.stop - call.start))
             begin = time.perf_counter()
             self.decoder.prefill(piece)
             seconds += time.perf_counter() - begin
@@ -91,14 +90,14 @@ class _Runner:
         self.prompts.append(seconds)
 
     def fill(self, context: int) -> None:
-        """Fills the caches without reading all that."""
+        """Fill the caches with copies of the rows of a short prompt."""
         size = self.decoder.longest_call or _SEED_TOKENS
         self.decoder.reset()
         self.decoder.prefill(np.resize(self.ids, (1, min(size, context))))
         self.decoder.repeat(context)
 
     def take_turn(self, steps: int) -> None:
-        """Decodes."""
+        """Decode some steps, and time them."""
         for number in range(_WAKE + steps):
             begin = time.perf_counter()
             self.decoder.step([self.ids[number % len(self.ids)]])
@@ -106,7 +105,7 @@ class _Runner:
                 self.steps.append(time.perf_counter() - begin)
 
     def figures(self, context: int, cache_bytes: int) -> SpeedFigures:
-        """What was found."""
+        """Return the figures."""
         step = statistics.median(self.steps)
         return SpeedFigures(
             tokens_per_second=1 / step,
@@ -127,14 +126,15 @@ def measure(
     pause: bool = True,
     on_progress: OnProgress | None = None,
 ) -> list[SpeedFigures]:
-    """Times models at one context, batch 1.
+    """Time models at one context, batch 1.
 
     Args:
-        models: the models, all opened.
+        models: the models, open.
         context: tokens in the caches when decode begins.
         tokens: steps of decode that are timed, for each model.
-        prompt: whether the context is read, and the time to the first token measured.
-        pause: whether to wait before each turn for the threads of the model before to sleep.
+        prompt: True to read the context, and measure the time to the first token; False to fill
+            the caches with copies.
+        pause: True to wait before each turn until the threads of the model before sleep.
         on_progress: called as pieces of prompts and turns of decode are done.
 
     Raises:
@@ -173,15 +173,15 @@ def measure(
 
 
 def decode_steps(tokens: int) -> int:
-    """Steps that are taken for so many timed ones."""
+    """Return the steps that a model takes for ``tokens`` timed ones."""
     return tokens + _WAKE * -(-tokens // TURN)
 
 
 def check_fits(models: Sequence[OpenModel], context: int, *, tokens: int) -> None:
-    """Refuses a context that does not fit, before it is tried.
+    """Refuse a context that does not fit, before it is tried.
 
     Raises:
-        UsageError: the caches of a model, or the memory, have no room for it.
+        UsageError: the caches of a model, or the memory, have no room for the context.
         UnsupportedModelError: a model takes no caches.
     """
     steps = decode_steps(tokens)
@@ -217,10 +217,10 @@ def check_fits(models: Sequence[OpenModel], context: int, *, tokens: int) -> Non
 
 
 def check_positions(model: OpenModel, context: int, *, tokens: int) -> None:
-    """Refuses a context that a model has no positions for, by one step at its very end.
+    """Refuse a context that a model has no positions for; this runs one step at its very end.
 
     Raises:
-        UsageError: the model does not take it.
+        UsageError: the model does not take the context.
     """
     last = context + decode_steps(tokens)
     try:
@@ -237,7 +237,7 @@ def check_positions(model: OpenModel, context: int, *, tokens: int) -> None:
 
 
 def free_memory() -> int | None:
-    """Bytes that a program may still ask for; None if the system does not tell."""
+    """Return the bytes of memory that are free; None where the system does not say."""
     try:
         lines = _MEMORY.read_text().splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvail"))
@@ -253,11 +253,11 @@ def _runner(model: OpenModel, context: int, tokens: int) -> _Runner:
 
 
 def _pieces(runner: _Runner, context: int) -> int:
-    return -(-context // (runner.decoder.longest_call or PIECE))
+    return len(runner.decoder.calls(context, PIECE))
 
 
 def _cache_bytes(runner: _Runner, context: int) -> int:
-    """Bytes of the buffers; those of the context alone where the room beyond it is our choice."""
+    """Return the bytes of the buffers; of the context alone where their size is our choice."""
     held = runner.decoder.cache_bytes
     if runner.model.room is not None:
         return held

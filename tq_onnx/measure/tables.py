@@ -1,7 +1,7 @@
 """The results of ``verify``, ``report`` and ``bench`` as tables of text.
 
-The command line draws them, ``to_markdown`` writes them. A column whose name begins with ``>``
-holds numbers.
+The command line draws them, and ``tq_onnx.measure.page`` writes them. A column whose name begins
+with ``>`` holds numbers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TextTable:
 
 
 def report_table(report: ComparisonReport) -> TextTable:
-    """One row for each model, the original first and the peers last."""
+    """Return one row for each model, the original first and the peers last."""
     rows = [
         (
             "original",
@@ -80,7 +80,7 @@ def report_table(report: ComparisonReport) -> TextTable:
 
 
 def layer_table(model: ModelFigures, tokens: int) -> TextTable:
-    """One row for each layer of a converted model."""
+    """Return one row for each layer of a converted model."""
     return TextTable(
         f"{model.name}: relative squared errors of keys and values, and their distance from "
         f"theory, on {tokens} tokens",
@@ -99,7 +99,7 @@ def layer_table(model: ModelFigures, tokens: int) -> TextTable:
 
 
 def report_notes(report: ComparisonReport) -> list[str]:
-    """What a reader of the tables has to know, one sentence each."""
+    """Return notes for the reader of the tables, one sentence each."""
     lines = [
         "change: of the perplexity, with its standard error; KL: divergence from the original's "
         "predictions in nats; errors: mean over the layers of squared error over squared norm",
@@ -112,30 +112,8 @@ def report_notes(report: ComparisonReport) -> list[str]:
     return lines
 
 
-def to_page(report: ComparisonReport, picture: str | None = None) -> str:
-    """The report as a piece of a Markdown page, headings from the third level down.
-
-    Args:
-        report: what was measured.
-        picture: where the page finds the picture; None if there is none.
-    """
-    table = report_table(report)
-    parts = [f"{table.title}.", to_markdown(table)]
-    parts.append("\n".join(f"- {note}" for note in report_notes(report)))
-    if picture is not None:
-        parts.insert(0, f"![quality against cache bytes per token]({picture})")
-    parts.append(
-        f"### Layers\n\nOn the first {report.layer_tokens} tokens; the percentages are the "
-        "distance of an error from theory."
-    )
-    for model in report.models:
-        layers = to_markdown(layer_table(model, report.layer_tokens))
-        parts.append(f"<details><summary>{model.name}</summary>\n\n{layers}\n\n</details>")
-    return "\n\n".join(parts) + "\n"
-
-
 def bench_table(report: SpeedReport) -> TextTable:
-    """One row for each context."""
+    """Return one row for each context."""
     plural = "" if report.threads == 1 else "s"
     threads = "" if report.threads is None else f", {report.threads} thread{plural}"
     columns = [">context", ">tokens/s before", ">after", ">times"]
@@ -151,7 +129,7 @@ def bench_table(report: SpeedReport) -> TextTable:
 
 
 def bench_notes(report: SpeedReport) -> list[str]:
-    """What a reader of the table has to know, one sentence each."""
+    """Return notes for the reader of the table, one sentence each."""
     lines = []
     read = [row.context for row in report.rows if row.before.first_token_seconds is not None]
     if read:
@@ -259,16 +237,6 @@ def _error(loss: ReconstructionFigures) -> str:
     return f"{loss.error:.5f}{excess}"
 
 
-def to_markdown(table: TextTable) -> str:
-    """A Markdown table, without its title."""
-    names = [name.lstrip(">") for name in table.columns]
-    rules = ["---:" if name.startswith(">") else "---" for name in table.columns]
-    return "\n".join(
-        "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
-        for row in (names, rules, *table.rows)
-    )
-
-
 def _summary_row(model: ModelFigures) -> tuple[str, ...]:
     quality = model.quality
     return (
@@ -301,7 +269,7 @@ def _layer_row(layer: LayerErrors) -> tuple[str, ...]:
 
 
 def _mean_error(layers: Sequence[tuple[float, float | None]]) -> str:
-    """The mean error, and its distance from theory where every layer has one."""
+    """Write the mean error, and its distance from theory where every layer has one."""
     if not layers:
         return ""
     error = sum(found for found, _ in layers) / len(layers)
@@ -321,7 +289,7 @@ def _mean(numbers: Iterable[float]) -> str:
 
 
 def _small(number: float) -> str:
-    """Four digits, however small; what rounding alone makes is no figure."""
+    """Write a number with enough digits; a number that rounding alone makes is 0."""
     if abs(number) < 1e-9:
         return "0"
     digits = ".4f" if number >= 0.1 else ".5f" if number >= 1e-3 else ".1e"
@@ -329,7 +297,7 @@ def _small(number: float) -> str:
 
 
 def _cells(row: SpeedRow, columns: int) -> tuple[str, ...]:
-    """A row of so many columns: those of the first token are left out where no row has one."""
+    """Return a row; the columns of the first token are left out where no row has one."""
     sides = (row.before, row.after)
     speed = [_number(side.tokens_per_second) for side in sides]
     first = [
@@ -347,7 +315,7 @@ def _cells(row: SpeedRow, columns: int) -> tuple[str, ...]:
 
 
 def _number(value: float) -> str:
-    """Three digits that count, or more before the point."""
+    """Write a number with three significant digits, or more before the point."""
     digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
     return f"{value:,.{digits}f}"
 

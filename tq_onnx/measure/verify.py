@@ -1,8 +1,8 @@
-"""``verify``: an original against what was made of it.
+"""``verify``: a conversion against its original.
 
-Hard properties are checks: the model keeps its inputs and outputs, its baked tables are those of
-its plan, every backend computes what the reference computes, caches hold what theory promises, and
-the way of feeding does not matter. Quality figures (perplexity, KL divergence, greedy continuation)
+Hard properties are checks: the model keeps its inputs and outputs, its baked tables are as its plan
+says, every backend computes what the reference computes, caches hold what theory promises, and the
+way of feeding does not matter. Quality figures (perplexity, KL divergence, greedy continuation)
 are measured and reported; they depend on model and text, so no verdict hangs on them.
 """
 
@@ -26,16 +26,18 @@ from tq_onnx.measure.devices import (
     on_device,
     providers_agree,
 )
+from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.measure.feeding_modes import FeedingFigures, all_caches, compare_feeding_modes
 from tq_onnx.measure.greedy import GreedyFigures, compare_greedy
+from tq_onnx.measure.interfaces import interface_kept, not_made_from
 from tq_onnx.measure.oracle import OracleFigures, judge_backends
-from tq_onnx.measure.probe import expose_internals
 from tq_onnx.measure.quality import QualityFigures
 from tq_onnx.measure.reconstruction import (
     CacheDistance,
     ReconstructionFigures,
     cache_distances,
 )
+from tq_onnx.measure.windows import MIN_TOKENS, text_of
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.runtime.generate import generate
 from tq_onnx.runtime.model import OpenModel, open_converted, open_original
@@ -50,7 +52,7 @@ ANY_ROOM: Final = 1 << 30
 
 @dataclass(frozen=True)
 class MemoryFigures:
-    """Cache bytes, measured on the buffers and told by the types.
+    """Cache bytes, of the buffers and by the types.
 
     Attributes:
         tokens: tokens that the measured caches held.
@@ -74,25 +76,25 @@ class MemoryFigures:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """Everything that ``verify`` found.
+    """The result of ``verify``.
 
     Attributes:
         original: the original model.
         converted: the converted model.
         source: where the tokens come from.
         tokens: tokens of the text.
-        kernels: whether the library's kernels were checked, and not only the function bodies.
+        kernels: True if the library's kernels were checked, and not only the function bodies.
         checks: the hard properties.
         quality: original against converted.
-        greedy: their continuations.
-        memory: their caches.
-        modes: ways to feed the converted model.
+        greedy: the continuations of both models.
+        memory: cache bytes of both models.
+        modes: the feeding modes of the converted model.
         layers: reconstruction of every cache.
         drift: every cache against the original's.
         ladder: every backend on every layer.
         logits_kernel_body: largest relative difference of logits between kernels and bodies.
-        placement: where the nodes of the converted model ran that was compared with the original.
-        device: the converted model on that provider against itself on the CPU; None if that is it.
+        placement: where the nodes of the converted model ran when it was compared.
+        device: the converted model on its provider against itself on the CPU; None on the CPU.
     """
 
     original: Path
@@ -131,16 +133,16 @@ def verify(
     ep: ExecutionProvider = CPU,
     on_progress: OnProgress | None = None,
 ) -> VerifyReport:
-    """Compares a converted model with its original.
+    """Compare a converted model with its original.
 
     Args:
         original: the original model.
         converted: the converted model.
-        tokens: ids of a text, or how many pseudo-random ids to make up.
+        tokens: ids of a text, or the number of pseudo-random ids to make.
         source: where the tokens come from, for the report.
         new_tokens: greedy tokens to generate with each model.
         context: tokens per perplexity window.
-        library: whether to check the library's kernels, too; if not, only the function bodies run.
+        library: True to check the library's kernels, too; False to run only the function bodies.
         threads: threads within an operator.
         ep: where the converted model runs when it is compared with the original, which always runs
             on the CPU; it is then compared with itself on the CPU too.
@@ -150,7 +152,7 @@ def verify(
         The report; ``holds`` is its verdict.
 
     Raises:
-        VerificationError: the two models do not even have the same interface.
+        VerificationError: the converted model was not made from this original.
         TqOnnxError: a model or the library is refused, or the text is too short.
     """
     tell = on_progress or silent
@@ -158,10 +160,10 @@ def verify(
     before = open_original(original, threads=threads)
     loaded = load(converted)
     after = open_converted(converted, loaded=loaded, library=library, threads=threads, ep=ep)
-    text = quality.text_of(before, tokens)
-    found: list[PropertyCheck] = [checks.interface(before, after)]
+    text = text_of(before, tokens)
+    found: list[PropertyCheck] = [interface_kept(before, after)]
     if not found[0].holds:
-        raise checks.not_made_from(original, converted, found[0].detail)
+        raise not_made_from(original, converted, found[0].detail)
     room = _room(before, after)
     context = min(context, len(text), room)
     figures = quality.compare(
@@ -241,13 +243,13 @@ def verify(
 
 
 def _room(before: OpenModel, after: OpenModel) -> int:
-    """Tokens that both models can hold."""
+    """Return the number of tokens that both models can hold."""
     rooms = [model.room or ANY_ROOM for model in (before, after)]
-    if min(rooms) < quality.MIN_TOKENS:
+    if min(rooms) < MIN_TOKENS:
         raise UnsupportedModelError(
             f"the model takes no more than {min(rooms)} tokens, too few to compare anything",
             where=str(before.path),
-            fix=f"export it with room for {quality.MIN_TOKENS} or more",
+            fix=f"export it with room for {MIN_TOKENS} or more",
         )
     return min(rooms)
 

@@ -136,6 +136,18 @@ class Decoder:
         """Tokens that the graph takes in a call; None for any number."""
         return self._graph.feeding.new
 
+    def calls(self, tokens: int, most: int | None = None) -> list[slice]:
+        """Split a text into calls as long as the graph takes.
+
+        Args:
+            tokens: length of the text.
+            most: the most tokens of a call, where the graph leaves the choice; None for all.
+        """
+        size = self.longest_call
+        if size is None:
+            size = tokens if self.signature.first_only or most is None else most
+        return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size or 1)]
+
     @property
     def rows(self) -> int | None:
         """Sequences that the graph takes in a call; None for any number."""

@@ -1,4 +1,4 @@
-"""What someone with an Ascend NPU runs and sends back: every check on the device, as one report.
+"""``verify-on-npu``: every check on an Ascend NPU, as one report to send back.
 
 ``verify_on_npu`` runs part after part (``tq_onnx.measure.npu.part``), each in a process of its own
 with a time limit, so that a failing kernel is an entry of the report and not its end. Nothing in
@@ -31,29 +31,29 @@ from tq_onnx.runtime.providers import CANN
 __all__ = ["DeviceCheck", "NpuReport", "Request", "Timing", "verify_on_npu"]
 
 PART_SECONDS: Final = 1200
-"""How long a part may take, by default."""
+"""Longest duration of a part, by default."""
 
 _NOTES: Final = {
     True: "The device was simulated: these figures, times above all, are not those of an NPU.",
     False: "Measured on this device; times are wall clock of runs that were waited for.",
-    None: "Nobody knows what this ran on: the device did not answer.",
+    None: "The device did not answer: it is unknown where this ran.",
 }
 _LAST_WORDS: Final = 6
-"""Lines of what a part that died said last."""
+"""Lines of the last output of a part that died."""
 
 
 @dataclass(frozen=True)
 class NpuReport:
-    """Everything that was found.
+    """The result of ``verify-on-npu``.
 
     Attributes:
-        simulated: whether the device was the simulated one of the test bench; None if no device
+        simulated: True if the device was the simulated one of the test bench; None if no device
             answered.
-        note: what that means for the figures.
+        note: the meaning of that for the figures.
         environment: device, versions and libraries.
-        checks: those of all parts.
-        timings: likewise.
-        seconds: what all of it took.
+        checks: the checks of all parts.
+        timings: the times of all parts.
+        seconds: duration of the whole run.
     """
 
     simulated: bool | None
@@ -75,10 +75,10 @@ def verify_on_npu(
     on_progress: OnProgress | None = None,
     part_seconds: float = PART_SECONDS,
 ) -> NpuReport:
-    """Runs all checks.
+    """Run all checks.
 
     Args:
-        request: what to look at besides the operators. Sizes are small on a simulated device, too.
+        request: the models to check besides the operators. On a simulated device sizes are small.
         on_progress: called as each part begins; units are parts.
         part_seconds: how long a part may take.
 
@@ -117,7 +117,7 @@ def verify_on_npu(
 
 
 def _in_a_process(part: str, request: Request, seconds: float) -> dict[str, Any]:
-    """What a part found; if it died, that is what was found."""
+    """Run a part in a process of its own; if the process dies, return that as a failed check."""
     with tempfile.TemporaryDirectory(prefix="tq-onnx-npu-") as folder:
         asked, output = Path(folder) / "request.json", Path(folder) / "found.json"
         asked.write_text(request.to_json(), encoding="utf-8")
@@ -142,7 +142,7 @@ def _in_a_process(part: str, request: Request, seconds: float) -> dict[str, Any]
 
 
 def _environment() -> dict[str, str]:
-    """This process's, in which the same package is found from any folder."""
+    """Return this process's environment, in which the same package is found from any folder."""
     before = os.environ.get("PYTHONPATH")
     folders = [str(Path(__file__).resolve().parents[3]), *([before] if before else [])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}

@@ -1,4 +1,4 @@
-"""Texts that may be sent to others: without folders, host and user names."""
+"""Make texts fit to be sent to others: without folders, host and user names."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _PATH: Final = re.compile(rf"(?<![\w./\\-])(?:~|\.\.?|[A-Za-z]:)?[\\/](?:{_SEPAR
 _HOST: Final = re.compile(r"(hostname\s*=\s*)\S+", re.IGNORECASE)
 _LONGEST: Final = 600
 _SHORTEST_NAME: Final = 3
-"""Of a host or user: shorter ones are parts of words."""
+"""Letters of a host or user name that is replaced; shorter ones are parts of words."""
 
 
 def anonymise(text: str) -> str:
-    """A text with file names for paths, and without the names of the machine and its user."""
+    """Return a text with file names for paths, and without names of the host and its user."""
     text = _HOST.sub(r"\1...", " ".join(text.split()))
     text = _PATH.sub("", text)
     for name in _names():

@@ -1,4 +1,4 @@
-"""The rest of a decoder on the device against numpy: norms, rotary, activation, moves."""
+"""A decoder's other operators on the device against numpy: norms, rotary, activation, moves."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Call:
 
     Attributes:
         op_type: the operator.
-        sizes: for the name of the check.
-        inputs: all of them, in order.
-        expected: what it must give, from its inputs in float64.
-        attributes: of the node.
+        sizes: sizes in words, for the name of the check.
+        inputs: its inputs, in order.
+        expected: the result of its inputs in float64.
+        attributes: attributes of the node.
         on_host: inputs that the operator reads on the host.
-        exact: whether it only moves numbers.
+        exact: True if the operator only moves numbers.
     """
 
     op_type: str
@@ -54,7 +54,7 @@ class Call:
 
 
 def calls(dtype: str) -> list[Call]:
-    """Steps and prompts, with sizes of small and of large decoders."""
+    """Return steps and prompts with the sizes of small and of large decoders."""
     rng = np.random.default_rng(0)
 
     def drawn(*shape: int) -> Array:
@@ -119,7 +119,7 @@ def calls(dtype: str) -> list[Call]:
 
 
 def check_decoder(findings: Findings) -> None:
-    """All of them, and times of a step's."""
+    """Check all operators, and time the calls of a step."""
     for dtype in DTYPES:
         for call in calls(dtype):
             limit = "equal numbers" if call.exact else f"a relative error of {_LIMITS[dtype]:.1g}"

@@ -1,4 +1,4 @@
-"""What a report says about where it was made: device, versions, libraries by name and digest."""
+"""Facts about the device and the software: versions, libraries by name and digest."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _OWN_LIBRARIES: Final = ("libtq_kernels", "tq_onnx_ops", RUNTIME)
 
 
 def facts() -> dict[str, Any]:
-    """Everything; what cannot be found out is None.
+    """Return all facts; a fact that cannot be found out is None.
 
-    To be asked for once a session of the provider is open, so that its libraries are loaded.
+    Call this while a session of the provider is open, so that its libraries are loaded.
     """
     runtime = _runtime()
     return {
@@ -56,7 +56,7 @@ def facts() -> dict[str, Any]:
 
 
 def _runtime() -> ctypes.CDLL | None:
-    """The runtime that the provider has loaded; not one that is only installed."""
+    """Return the runtime that the provider has loaded; not one that is only installed."""
     try:
         return ctypes.CDLL(RUNTIME, mode=os.RTLD_LAZY | getattr(os, "RTLD_NOLOAD", 0))
     except (OSError, AttributeError):  # not loaded, or another operating system
@@ -92,7 +92,7 @@ def _version_files() -> Iterator[tuple[str, list[str]]]:
 
 
 def _versions_in(path: Path) -> list[str] | None:
-    """The lines of a file that say a version."""
+    """Return the lines of a file that state a version."""
     try:
         text = path.read_text(errors="replace")
     except OSError:
@@ -109,7 +109,7 @@ def _package(name: str) -> str | None:
 
 
 def _libraries() -> set[Path]:
-    """Our libraries, CANN's runtime and the provider, as they are loaded in this process."""
+    """Return our libraries, CANN's runtime and the provider, as loaded in this process."""
     found = {get_library_path()}
     kernels = os.environ.get(CANN_KERNELS.name)
     if kernels:

@@ -1,4 +1,4 @@
-"""What one part of the verification finds: checks, times, facts. Plain data that goes into JSON."""
+"""The findings of one part of the verification: checks, times, facts. Plain data for JSON."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ PARTS: Final = ("device", "encode", "attention", "decoder", "bundled", "graph mo
 
 @dataclass(frozen=True)
 class Request:
-    """What the parts are to look at.
+    """The models that the parts check.
 
     Attributes:
         trained: the bundled trained model, as it was exported; None to leave it out.
         prompt: token ids for it.
         models: further models: converted for CANN, or originals.
-        brief: whether sizes are small.
+        brief: True for small sizes.
     """
 
     trained: Path | None = None
@@ -36,7 +36,7 @@ class Request:
     brief: bool = False
 
     def to_json(self) -> str:
-        """For a process of its own."""
+        """Write the request for another process."""
         files = [str(model.resolve()) for model in self.models]
         trained = None if self.trained is None else str(self.trained.resolve())
         document = {"trained": trained, "prompt": self.prompt, "models": files}
@@ -44,7 +44,7 @@ class Request:
 
     @classmethod
     def from_json(cls, text: str) -> Request:
-        """Reads what ``to_json`` wrote."""
+        """Read a request that ``to_json`` wrote."""
         found = json.loads(text)
         return cls(
             None if found["trained"] is None else Path(found["trained"]),
@@ -71,13 +71,13 @@ class DeviceCheck(Check):
 
 @dataclass(frozen=True)
 class Timing:
-    """Times of the same thing, done several times.
+    """Times of one piece of work, done several times.
 
     Attributes:
-        name: what was done, with its sizes.
-        runs: how often it was timed.
+        name: the work, with its sizes.
+        runs: number of timed runs.
         median_ms: the median, in milliseconds.
-        fastest_ms: the least disturbed one.
+        fastest_ms: the shortest time, in milliseconds.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Timing:
 
     @classmethod
     def of(cls, name: str, seconds: Sequence[float]) -> Timing:
-        """The figures of times in seconds."""
+        """Make the figures of times in seconds."""
         return cls(
             name,
             len(seconds),
@@ -98,7 +98,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is done.
+    """The amount of work.
 
     Attributes:
         runs: timed runs of an operator.
@@ -115,19 +115,19 @@ class Effort:
     most: int = 1 << 30
 
 
-#: For a simulated device, which is slow and of which no time means anything.
+#: For a simulated device: it is slow, and its times mean nothing.
 BRIEF = Effort(runs=3, context=16, steps=2, new_tokens=16, most=1 << 15)
 
 
 @dataclass
 class Findings:
-    """What a part found so far.
+    """The findings of a part so far.
 
     Attributes:
-        effort: how much it is to do.
-        checks: in the order in which they were done.
-        timings: likewise.
-        facts: anything else.
+        effort: the amount of work.
+        checks: the checks, in order.
+        timings: the times, in order.
+        facts: all other findings.
     """
 
     effort: Effort = field(default_factory=Effort)
@@ -136,7 +136,7 @@ class Findings:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def check(self, name: str, measure: Callable[[], tuple[bool, Figures]], expected: str) -> None:
-        """Does a check; whatever it raises is its result."""
+        """Run a check; an error of any kind is a check that failed."""
         try:
             holds, figures = measure()
         except Exception as error:
@@ -145,7 +145,7 @@ class Findings:
             self.checks.append(DeviceCheck(name, holds, figures, expected))
 
     def time(self, name: str, measure: Callable[[], Sequence[float]]) -> None:
-        """Times something; where that fails, the entry is a check that failed."""
+        """Time some work; an error of any kind is a check that failed."""
         try:
             self.timings.append(Timing.of(name, measure()))
         except Exception as error:
@@ -153,6 +153,6 @@ class Findings:
 
 
 def clause(error: Exception) -> str:
-    """What an error says, for a report."""
+    """Return the text of an error for a report."""
     kind = "" if isinstance(error, TqOnnxError) else f"{type(error).__name__}: "
     return anonymise(f"{kind}{error}")

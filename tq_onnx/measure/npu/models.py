@@ -15,9 +15,9 @@ from tq_onnx.conversion.pipeline import convert
 from tq_onnx.errors import located
 from tq_onnx.files.load import load
 from tq_onnx.measure.devices import compare_providers
+from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.measure.npu.anonymise import anonymise
 from tq_onnx.measure.npu.findings import Figures, Findings
-from tq_onnx.measure.probe import expose_internals
 from tq_onnx.measure.speed import measure
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.runtime.model import open_converted
@@ -31,7 +31,7 @@ from tq_onnx.targets.registry import target_of_plan
 Array = npt.NDArray[Any]
 
 LOGIT_ERROR: Final = 1e-4
-"""Of a logit, relative to the largest where that is more than 1."""
+"""Largest error of a logit, relative to the largest logit where that is more than 1."""
 
 _PROMPT: Final = 24
 GRAPH_MODE: Final[ExecutionProvider] = replace(
@@ -52,7 +52,7 @@ _GRAPH_STEPS: Final = 8
 
 
 def for_cann(model: Path, folder: Path) -> Path:
-    """The model if it is for CANN already; an original is converted into the folder."""
+    """Return a model that is for CANN already; convert any other into the folder."""
     text = load(model).model.metadata_props.get(METADATA_PLAN)
     if text is not None:
         with located(model):
@@ -65,13 +65,13 @@ def for_cann(model: Path, folder: Path) -> Path:
 
 
 def check_model(findings: Findings, name: str, model: Path, prompt: Array | None = None) -> None:
-    """One model on the device and on the CPU.
+    """Check one model on the device against the CPU, and time it.
 
     Args:
-        findings: where the checks go.
-        name: what the report calls it.
+        findings: takes the checks.
+        name: name of the model in the report.
         model: converted for CANN.
-        prompt: token ids ``[n]``; some that mean nothing by default.
+        prompt: token ids ``[n]``; made up by default.
     """
     findings.check(
         f"{name}: placement", lambda: _placed(model), "every node that computes floats on CANN"
@@ -125,13 +125,13 @@ def _time(findings: Findings, name: str, model: Path) -> None:
         steps.append(found.fastest_step_seconds)
         return [found.step_seconds]
 
-    findings.time(f"{name}: a step of decode behind {effort.context} tokens", run)
+    findings.time(f"{name}: a step of decode after {effort.context} tokens", run)
     if prompts:
         findings.time(f"{name}: a prompt of {effort.context} tokens", lambda: prompts)
 
 
 def check_graph_mode(findings: Findings, name: str, converted: Path, prompt: Array) -> None:
-    """The same model lowered to standard ONNX and compiled by CANN, against the CPU."""
+    """Check a model that is lowered to standard ONNX and compiled by CANN against the CPU."""
     findings.check(
         f"{name}: graph mode",
         lambda: _in_graph_mode(findings, name, converted, prompt),
@@ -175,7 +175,7 @@ def _in_graph_mode(
 
 
 class _Graph:
-    """A lowered model that is fed one token after the other."""
+    """A lowered model that reads one token after the other."""
 
     def __init__(self, model: bytes, plan: Plan, ep: ExecutionProvider) -> None:
         self._session = make_session(model, library=False, ep=ep)
@@ -197,7 +197,7 @@ class _Graph:
         self.seconds = 0.0
 
     def step(self, token: int) -> Array:
-        """Logits ``[vocabulary]`` of one token."""
+        """Feed one token; return its logits ``[vocabulary]``."""
         names = self._plan.interface
         mask = np.zeros((1, _GRAPH_CAPACITY), np.int64)
         mask[:, : self._length + 1] = 1

@@ -49,7 +49,7 @@ class Case:
         new: T.
         past: tokens in the caches, of each sequence.
         group: query heads of each KV head.
-        spare: slots behind the new tokens.
+        spare: slots after the new tokens.
     """
 
     head_size: int
@@ -69,7 +69,7 @@ class Case:
         return max(self.past) + self.new + self.spare
 
     def __str__(self) -> str:
-        """For names of checks."""
+        """Return the sizes for names of checks."""
         past = ",".join(map(str, self.past))
         group = f" group={self.group}" if self.group > 1 else ""
         return f"D={self.head_size} B={self.batch} T={self.new} past={past}{group}"
@@ -80,14 +80,14 @@ Bind = Callable[[Case, str], tuple[BoundModel, dict[str, Array], Tables]]
 
 
 def encode_cases() -> Iterator[Case]:
-    """Steps and prompts, of one sequence and of sequences of different lengths."""
+    """Yield steps and prompts of one sequence and of sequences of different lengths."""
     for size in HEAD_SIZES:
         for new, past in ((1, (0,)), (1, (37,)), (17, (0,)), (300, (5,)), (9, (5, 3)), (1, (8, 2))):
             yield Case(size, new, past)
 
 
 def attention_cases(most: int) -> Iterator[Case]:
-    """The same for attention, with groups; queries have no more elements than told."""
+    """Yield steps and prompts with groups of heads; a query has at most ``most`` elements."""
     for size in HEAD_SIZES:
         for group, new, past in (
             (1, 1, (0,)),
@@ -104,7 +104,7 @@ def attention_cases(most: int) -> Iterator[Case]:
 
 
 def check_encode(findings: Findings, dtypes: Sequence[str] = DTYPES) -> None:
-    """Bytes of encode, and its times."""
+    """Check the bytes that encode writes, and time it."""
     for dtype in dtypes:
         for case in encode_cases():
             findings.check(
@@ -121,7 +121,7 @@ def check_encode(findings: Findings, dtypes: Sequence[str] = DTYPES) -> None:
 
 
 def check_attention(findings: Findings, dtypes: Sequence[str] = DTYPES) -> None:
-    """Errors of attention, and its times."""
+    """Check the errors of attention, and time it."""
     for dtype in dtypes:
         for case in attention_cases(findings.effort.most):
             findings.check(
@@ -148,7 +148,7 @@ def _encode_bound(case: Case, dtype: str) -> tuple[BoundModel, dict[str, Array],
     tables = Tables(case.head_size)
     rng = np.random.default_rng(case.new)
     width = row_layout(INT4, case.head_size).row_bytes
-    # What was in other slots must be there afterwards.
+    # The bytes in other slots must be the same afterwards.
     past = rng.integers(0, 256, (case.batch, _HEADS, case.slots, width)).astype(np.uint8)
     inputs = {
         "vectors": _vectors(rng, (case.batch, _HEADS, case.new, case.head_size), dtype, tables),
@@ -235,7 +235,7 @@ def _attended(case: Case, dtype: str) -> tuple[bool, Figures]:
 
 
 def _vectors(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, tables: Tables) -> Array:
-    """Random vectors of which no coordinate is near a boundary."""
+    """Draw random vectors of which no coordinate is near a boundary."""
     vectors = rng.standard_normal(shape).astype(dtype)
     row_tables = _row_tables(tables)
     while (near := ~is_clear(vectors, INT4, row_tables)).any():
@@ -244,10 +244,10 @@ def _vectors(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, table
 
 
 def _row_tables(tables: Tables) -> RowTables:
-    """The tables that rows of ``encode_model`` are made with."""
+    """Return the tables of the rows that ``encode_model`` makes."""
     return tables_of(INT4, tables.rotations[0], tables.codebook, norm_correction=True)
 
 
 def number(value: float) -> float | str:
-    """JSON has no number that is none."""
+    """Return a number that JSON has, or else its name."""
     return value if np.isfinite(value) else str(value)

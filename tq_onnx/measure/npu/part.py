@@ -1,8 +1,8 @@
 """One part of the verification, in a process of its own: ``python -m tq_onnx.measure.npu.part``.
 
 A kernel that hangs or that leaves the device in a state of error must cost its own checks only.
-Arguments: the part, a file with the request, and the file for what it finds. What is raised before
-anything was checked goes into that file too.
+Arguments: the part, a file with the request, and the file for the findings. An error that is raised
+before the first check goes into that file too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Run = Callable[[Findings, Request], None]
 
 
 def _device(findings: Findings, request: Request) -> None:
-    """Opens a session of ours, so that everything is loaded, and tells what that is."""
+    """Open a session with our operators, so that all libraries are loaded, and gather the facts."""
     from tq_onnx.measure.npu.singlenodes import Tables, encode_model
     from tq_onnx.runtime.placement import try_provider
     from tq_onnx.runtime.providers import CANN
@@ -117,7 +117,7 @@ _RUN: Final[Mapping[str, Run]] = MappingProxyType(
 
 
 def run_part(part: str, request: Request, output: Path) -> None:
-    """Does a part and writes what it found, whatever it raises."""
+    """Run a part and write its findings, even if it raises."""
     findings = Findings(BRIEF) if request.brief else Findings()
     error: TqOnnxError | None = None
     try:
