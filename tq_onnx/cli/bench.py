@@ -34,8 +34,8 @@ def _numbers(
     "--contexts",
     metavar="N,...",
     callback=_numbers,
-    help="Tokens in the caches when decode begins.  [default: those of 1024,4096,16384 that the "
-    "model and the memory take]",
+    help="Tokens in the caches when decode begins.  [default: 1024,4096,16384 as far as the "
+    "model and the memory allow]",
 )
 @click.option(
     "--tokens",
@@ -49,25 +49,24 @@ def _numbers(
     type=click.IntRange(min=0),
     default=4096,
     show_default=True,
-    help="Longest context that is read as a prompt, which takes time and gives the time to the "
-    "first token; longer ones are filled with copies of the rows of a short prompt.",
+    help="Longest context that is read as a prompt, to measure the time to the first token. "
+    "Longer contexts are filled with copies of a short prompt's rows.",
 )
 @click.option(
     "--preset",
     type=click.Choice(list(PRESETS)),
-    help=f"How to convert ORIGINAL where no CONVERTED is given.  [default: {DEFAULT_PRESET}]",
+    help=f"Preset of the conversion in memory.  [default: {DEFAULT_PRESET}]",
 )
 @flags.threads
 @flags.no_library
 @click.option("--picture", "--plot", type=click.Path(path_type=Path), help="Draw a .png or .svg.")
 @flags.as_json
 def bench(*, as_json: bool, **arguments: Any) -> None:
-    """Measure how fast an ORIGINAL model is before and after its conversion.
+    """Measure the speed of an ORIGINAL model before and after its conversion.
 
-    Tokens per second in decode, time to the first token and cache bytes, at several contexts. The
-    conversion is CONVERTED, or made in memory. Both models run in turns, batch 1, their caches
-    updated in place where they allow it. What the tokens are does not matter here: they are
-    random. Both models may also be folders with one decoder each.
+    Measure decode speed, time to the first token and cache bytes at several contexts. Without
+    CONVERTED, convert in memory. Both models run in turns with batch 1, and update their caches in
+    place if they can. The tokens are random. Both models may also be folders with one decoder each.
 
     \b
     Example:

@@ -38,7 +38,7 @@ from tq_onnx.cli import flags, terminal
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Tokens at the start of the text to leave out, to measure quality on them later.",
+    help="Tokens at the start of the text to skip, to measure quality on them later.",
 )
 @flags.windows
 @flags.tokenizer
@@ -49,9 +49,9 @@ from tq_onnx.cli import flags, terminal
 def calibrate(*, as_json: bool, **arguments: Any) -> None:
     """Gather statistics of an original MODEL, for `convert --calibration`.
 
-    Mean and energy of keys, values and queries go into a small safetensors file: convert makes
-    offsets of them, which cost no byte per token, and scales where the model has no norms of
-    queries and keys to put them into. MODEL is not changed, and may be a folder with one decoder.
+    Write the means and energies of keys, values and queries to a small safetensors file. convert
+    turns them into offsets, which cost no byte per token, and into scales for a model without norms
+    of queries and keys. MODEL is not changed. MODEL may be a folder with one decoder.
 
     \b
     Example:

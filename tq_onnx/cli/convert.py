@@ -63,7 +63,7 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     type=click.Choice(get_args(converting.ExternalData)),
     help="How to provide weights in files beside MODEL. An output in the same folder shares them "
     "(keep). One in another folder gets a copy, or a hard link, which ONNX Runtime reads and onnx "
-    "does not. A copy that is there already is used.  [default: keep in the same folder, else "
+    "does not. An existing copy is used again.  [default: keep in the same folder, else "
     "copy]",
 )
 @flags.option_of_json(_output)
@@ -73,7 +73,7 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     metavar="PRESET",
     default=DEFAULT_PRESET,
     show_default=True,
-    help="Codecs of keys and values, one of those that `tq-onnx presets` lists.",
+    help="Codecs of keys and values; `tq-onnx presets` lists them.",
 )
 @_codec(
     "--bits-k", type=int, metavar="BITS", help="Bits of the keys, in the preset's kind of codec."
@@ -85,7 +85,7 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     "--rotation",
     type=click.Choice(list(ROTATIONS)),
     help="Kind of the rotations; hadamard needs a head size that is a power of two.  "
-    "[default: the preset's]",
+    "[default: from the preset]",
 )
 @_codec("--seed", type=int, default=DEFAULT_SEED, show_default=True, help="Seed of the rotations.")
 @_layers(
@@ -103,21 +103,21 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
 @_calibration(
     "--equalize/--no-equalize",
     default=None,
-    help="Fold scales into the norm weights of queries and keys, which makes rotated keys cost "
-    "less and changes nothing else.  [default: where there are such weights]",
+    help="Fold scales into the norm weights of queries and keys. Quantised keys then cost less; "
+    "nothing else changes.  [default: if there are such weights]",
 )
 @_calibration(
     "--calibration",
     type=click.Path(path_type=Path, readable=False),
     metavar="FILE",
-    help="Statistics that `tq-onnx calibrate` made of this model: center keys and values by their "
-    "means, and equalize keys where there are no norm weights for it.",
+    help="Statistics of this model from `tq-onnx calibrate`. Center keys and values by their "
+    "means, and equalize keys of a model without norm weights.",
 )
 @_calibration(
     "--center-from",
     type=click.IntRange(min=0),
     metavar="N",
-    help="With --calibration: the first token that is centered by the mean of all later ones.  "
+    help="With --calibration: the first token that is centered by the mean of all later tokens.  "
     f"[default: {CENTER_FROM}]",
 )
 @_target(
@@ -125,7 +125,7 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     type=click.Choice(list(TARGETS)),
     default=CPU.name,
     show_default=True,
-    help="What the model is made for.  "
+    help="Hardware that the model is for.  "
     + " ".join(f"{target.name}: {target.help}." for target in TARGETS.values() if target.help),
 )
 @_of_targets
@@ -141,14 +141,14 @@ def convert(
     """Convert an exported decoder to a TurboQuant KV cache.
 
     MODEL is an ONNX decoder with past key/value inputs and outputs, from onnxruntime-genai's model
-    builder or torch.onnx.export. It is not changed. Weights in external data are not read.
+    builder or torch.onnx.export. MODEL is not changed. Weights in external data are not read.
 
-    MODEL may also be a folder of onnxruntime-genai or Hugging Face: its decoders are converted, and
-    tokenizer, configurations and other models go along. A folder of onnxruntime-genai then runs
-    there as it is.
+    MODEL may also be a folder of onnxruntime-genai or Hugging Face. Its decoders are converted;
+    tokenizer, configurations and other models are copied. onnxruntime-genai runs the new folder
+    without a change.
 
-    `tq-onnx presets` lists the presets, and what a token costs with each. All options combine with
-    all presets; layers that stay uncompressed have caches of bytes like the others.
+    `tq-onnx presets` lists the presets and their cost per token. All options combine with all
+    presets. Layers that stay uncompressed have caches of bytes, too.
 
     \b
     Example:

@@ -23,14 +23,14 @@ _SHOWN_PROMPT: Final = 160
     type=click.Choice(["genai", "dynamo"]),
     default="genai",
     show_default=True,
-    help="The exporter whose form of the model is used.",
+    help="Exporter of the model.",
 )
 @flags.threads
 @flags.as_json
 def demo(keep: Path | None, route: str, threads: int | None, as_json: bool) -> None:
     """Convert the bundled model and run it before and after.
 
-    The model is a small Qwen3 that was really trained; the text is one that it has not seen.
+    The model is a small, really trained Qwen3. It has not seen the text.
 
     \b
     Example:

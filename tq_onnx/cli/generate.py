@@ -20,23 +20,31 @@ if TYPE_CHECKING:
 @click.argument("model", type=click.Path(path_type=Path, readable=False))
 @click.option("--prompt", required=True, help="The text to continue; - reads stdin.")
 @click.option(
-    "--max-new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Limit."
+    "--max-new-tokens",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    help="Tokens to generate at most.",
 )
 @click.option(
     "--capacity",
     type=click.IntRange(min=1),
-    help="Tokens that the caches hold, updated in place; by default what is needed where the "
-    "model takes caches of fixed capacity, else caches grow.",
+    help="Tokens in caches that are updated in place. By default as many as needed if the model "
+    "takes a fixed capacity; otherwise caches grow.",
 )
 @click.option(
     "--temperature",
     type=click.FloatRange(min=0),
     default=0.0,
     show_default=True,
-    help="0 for the most likely token always.",
+    help="Randomness; 0 takes the most likely token.",
 )
 @click.option(
-    "--top-k", type=click.IntRange(min=0), default=0, show_default=True, help="0 for all tokens."
+    "--top-k",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Draw from this many most likely tokens; 0 for all.",
 )
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the draws."

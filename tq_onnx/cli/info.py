@@ -21,17 +21,15 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path, readable=False), required=False)
-@click.option(
-    "--check", is_flag=True, help="Exit code 5 if the library, the provider or MODEL has a problem."
-)
+@click.option("--check", is_flag=True, help="Exit with code 5 if there is a problem.")
 @flags.ep
 @flags.as_json
 def info(*, model: Path | None, check: bool, ep: str, as_json: bool) -> None:
     """Show versions, the operator library, CPU features and providers.
 
-    With a MODEL, or a folder with one decoder, also where its nodes run. A problem is a provider
-    that does not load, a node that computes floats or touches a cache on another provider than
-    --ep, and TurboQuant nodes without kernels.
+    With a MODEL, or a folder with one decoder, also show the provider of each node. Problems are: a
+    provider that does not load, a floating-point node or a cache on another provider than --ep, and
+    TurboQuant nodes without kernels.
 
     \b
     Example:

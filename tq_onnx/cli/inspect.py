@@ -27,13 +27,16 @@ if TYPE_CHECKING:
 @flags.as_json
 @click.pass_context
 def inspect(ctx: click.Context, model: Path, as_json: bool) -> None:
-    """Show what convert would find in MODEL, or what it did to it.
+    """Show the layers that convert finds in MODEL, or the conversion of MODEL.
 
-    For an original: the attention layers, the noise that 4-bit keys would put into its scores if it
-    has norms of queries and keys, and the cache bytes of one token, now and with each preset, or
-    the reasons why it cannot be converted (exit code 3). For a converted model: preset, seed, row
-    layout and cache bytes. MODEL may also be a folder: then this of each decoder in it,
-    and what else convert would take along.
+    For an original, show the attention layers and the cache bytes of one token, now and with each
+    preset. If the model has norms of queries and keys, show the noise that 4-bit keys would add to
+    its scores. If it cannot be converted, show the reasons (exit code 3).
+
+    For a converted model, show preset, seed, row layout and cache bytes.
+
+    MODEL may also be a folder. Then show each decoder in it, and the other files that convert would
+    copy.
 
     \b
     Example:

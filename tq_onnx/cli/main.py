@@ -16,16 +16,17 @@ from typing import Any, Final
 import click
 
 from tq_onnx.cli import terminal
+from tq_onnx.runtime.variables import VARIABLES
 from tq_onnx.version import __version__
 
 COMMANDS: Final[dict[str, str]] = {
     "convert": "Convert an exported decoder to a TurboQuant KV cache.",
-    "inspect": "Show what convert would find in a model, or what it did to one.",
-    "presets": "List the presets: codecs, bytes of a token, where each comes from.",
+    "inspect": "Show the layers that convert finds in a model, or its conversion.",
+    "presets": "List the presets: codecs, bytes of a token, source.",
     "verify": "Compare a converted model with its original.",
     "verify-on-npu": "Check everything on an Ascend NPU and write a report to send back.",
-    "report": "Measure what conversions of a model cost in quality.",
-    "bench": "Measure how fast a model is before and after its conversion.",
+    "report": "Measure the loss of quality of conversions.",
+    "bench": "Measure the speed of a model before and after its conversion.",
     "calibrate": "Gather statistics of a model on a text, for convert --calibration.",
     "generate": "Generate text with an original or a converted model.",
     "info": "Show versions, the operator library, CPU features and providers.",
@@ -86,6 +87,9 @@ class Commands(click.Group):
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Environment variables, with their meaning in README.md: "
+    + ", ".join(variable.name for variable in VARIABLES)
+    + ".",
 )
 @click.version_option(__version__, "-V", "--version", prog_name="tq-onnx")
 def main() -> None:

@@ -16,14 +16,14 @@ from tq_onnx.measure.tables import TextTable
     type=click.IntRange(min=8, max=512),
     default=128,
     show_default=True,
-    help="Head size that the bytes are told for.",
+    help="Head size for the bytes.",
 )
 @flags.as_json
 def presets(head_size: int, as_json: bool) -> None:
-    """List every preset: codecs, bytes of a token, and where it comes from.
+    """List the presets: codecs, bytes of a token, source.
 
-    Bytes are those of the key and the value of one KV head, metadata included; `tq-onnx inspect`
-    tells those of a whole model.
+    Bytes are for the key and the value of one KV head, metadata included. `tq-onnx inspect` shows
+    the bytes of a whole model.
 
     \b
     Example:

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 @click.option(
     "--stride",
     type=click.IntRange(min=1),
-    help="Let windows overlap: tokens by which they advance. By default they stand side by side, "
-    "and every prediction inside them counts.",
+    help="Tokens by which overlapping windows advance. By default windows stand side by side, and "
+    "every prediction inside them counts.",
 )
 @flags.tokenizer
 @flags.threads
@@ -41,23 +41,24 @@ if TYPE_CHECKING:
     "--peers/--no-peers",
     default=True,
     show_default=True,
-    help="Whether to measure ONNX Runtime's own float16, int8 and int4 caches, too.",
+    help="Measure ONNX Runtime's own float16, int8 and int4 caches, too.",
 )
 @click.option("--layers", is_flag=True, help="Also print a table of the layers of each model.")
 @click.option("--picture", type=click.Path(path_type=Path), help="Draw a .png or .svg file.")
 @click.option(
     "--markdown",
     type=click.Path(path_type=Path),
-    help="Write all tables to a file, as a piece of a Markdown page.",
+    help="Write all tables to a Markdown file.",
 )
 @flags.as_json
 def report(*, layers: bool, as_json: bool, **arguments: Any) -> None:
-    """Measure what each CONVERTED model of one ORIGINAL costs in quality.
+    """Measure the loss of quality of each CONVERTED model against its ORIGINAL.
 
-    Every model reads the text through onnxruntime, its caches really written and read: perplexity,
-    KL divergence and agreement against the original, cache bytes, and for each layer the error of
-    keys, values and attention. Models may also be folders with one decoder each. The original's
-    predictions are kept in a temporary file, 4 bytes for each token and vocabulary entry.
+    Every model reads the text through onnxruntime, with real caches. Report perplexity, KL
+    divergence and agreement with the original, cache bytes, and the errors of keys, values and
+    attention of each layer. Models may also be folders with one decoder each.
+
+    A temporary file holds the original's predictions: 4 bytes for each token and vocabulary entry.
 
     \b
     Example:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     type=click.IntRange(min=16),
     default=512,
     show_default=True,
-    help="Tokens per window when measuring perplexity.",
+    help="Tokens per window of the perplexity.",
 )
 @flags.tokenizer
 @flags.threads
@@ -48,13 +48,13 @@ if TYPE_CHECKING:
 def verify(*, as_json: bool, **arguments: Any) -> None:
     """Compare a CONVERTED model with its ORIGINAL.
 
-    Checks what must hold (interface, baked tables, kernels and function bodies against the numpy
-    reference, reconstruction, ways to feed caches) and reports quality: perplexity, KL divergence,
-    greedy continuation, cache bytes. Exit code 5 if a check does not hold. Both may also be folders
+    Check interface, baked tables, kernels and function bodies against the numpy reference,
+    reconstruction, and the ways to feed caches. Report perplexity, KL divergence, greedy
+    continuation and cache bytes. Exit with code 5 if a check fails. Both models may also be folders
     with one decoder each.
 
-    With --ep the converted model runs on another provider, and is compared with itself on the CPU
-    too: logits, greedy tokens, cache bytes, and where every node runs.
+    With --ep, run the converted model on another provider, and compare it with itself on the CPU:
+    logits, greedy tokens, cache bytes. Show the provider of every node.
 
     \b
     Example:

@@ -26,15 +26,16 @@ from tq_onnx.measure.npu import PART_SECONDS, NpuReport
     type=click.FloatRange(min=1),
     default=PART_SECONDS,
     show_default=True,
-    help="How long each part of the verification may take.",
+    help="Time limit of each part.",
 )
 def verify_on_npu(*, models: tuple[Path, ...], output: Path | None, seconds: float) -> None:
     """Check everything on an Ascend NPU and write a report to send back.
 
-    Bytes of encode and errors of attention against numpy, the bundled trained model against the
-    CPU, placement, graph mode, times; and MODELS, converted for CANN or originals. The report is
-    JSON. It names files but no folders, and neither the host nor its user. Exit code 5 if a check
-    does not hold; the report has what failed and why.
+    Check encode and attention against numpy, the bundled model against the CPU, the placement of
+    nodes, graph mode, and MODELS (originals, or converted for CANN). Measure times.
+
+    The report is JSON. It names files, but no folders, no host and no user. Exit with code 5 if a
+    check fails; the report has the reason.
 
     \b
     Example:

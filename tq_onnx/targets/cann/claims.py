@@ -1,6 +1,6 @@
 """What CANNExecutionProvider runs when it runs operators one by one (``enable_cann_graph=0``).
 
-Read off onnxruntime-cann 1.24.4: a node of floats that is not listed here goes to the CPU, its
+Read off onnxruntime-cann 1.24.4: a floating-point node that is not listed here goes to the CPU, its
 inputs and outputs are copied between host and device, and nothing says so.
 """
 

@@ -30,14 +30,14 @@ def _lower(plan: Plan, path: Path, values: Values) -> Lowering:
 
 CANN: Final = Target(
     name="cann",
-    help="rewrite the rest of the decoder too, so that CANNExecutionProvider runs every node of "
-    "floats on an Ascend NPU; the model still runs on the CPU. It takes no padding then",
-    summary="every node of floats on CANNExecutionProvider; no padding",
+    help="rewrite the rest of the decoder, so that CANNExecutionProvider runs every floating-point "
+    "node on an Ascend NPU. The model still runs on the CPU, and takes no padding",
+    summary="every floating-point node on CANNExecutionProvider; no padding",
     example="--target cann --max-positions 8192",
     options=(
         TargetOption(
             "max_positions",
-            "the longest context, for which tables of the rotary embedding are made.  [default: "
+            "longest context, the size of the rotary tables.  [default: "
             "max_position_embeddings of config.json beside MODEL, or 32768]",
         ),
     ),

@@ -34,8 +34,8 @@ CANN_GRAPH: Final = Target(
         TargetOption("capacity", "tokens that the caches have room for.", default=DEFAULT_CAPACITY),
         TargetOption(
             "call_tokens",
-            "new tokens in each call. Convert a second time with more of them for prompts; both "
-            "files go on with each other's caches.",
+            "new tokens in each call. For prompts, convert a second time with more of them; the "
+            "two files can continue each other's caches.",
             default=1,
         ),
     ),
@@ -44,5 +44,5 @@ CANN_GRAPH: Final = Target(
     has_operators=False,
     has_fixed_sizes=True,
     has_weights=True,
-    no_folders="a graph for CANN is one file, which no runtime of folders knows",
+    no_folders="a graph for CANN is one file, and no runtime of folders runs it",
 )
