@@ -19,7 +19,9 @@ class DecoderKernel {
 
 class RmsNormalizationKernel : public DecoderKernel {
  public:
-  static Signature signature(int float_type) { return signature_of<spec::RmsNormalization>(float_type); }
+  static Signature signature(int float_type) {
+    return signature_of<spec::RmsNormalization>(float_type);
+  }
 
   RmsNormalizationKernel(const Api& api, const OrtKernelInfo* info, Element element);
   void compute(OrtKernelContext* context);
@@ -31,7 +33,9 @@ class RmsNormalizationKernel : public DecoderKernel {
 
 class RotaryEmbeddingKernel : public DecoderKernel {
  public:
-  static Signature signature(int float_type) { return signature_of<spec::RotaryEmbedding>(float_type); }
+  static Signature signature(int float_type) {
+    return signature_of<spec::RotaryEmbedding>(float_type);
+  }
 
   RotaryEmbeddingKernel(const Api& api, const OrtKernelInfo* info, Element element);
   void compute(OrtKernelContext* context);
@@ -42,7 +46,9 @@ class RotaryEmbeddingKernel : public DecoderKernel {
 
 class SwishKernel : public DecoderKernel {
  public:
-  static Signature signature(int float_type) { return signature_of<spec::Swish>(float_type); }
+  static Signature signature(int float_type) {
+    return signature_of<spec::Swish>(float_type);
+  }
 
   SwishKernel(const Api& api, const OrtKernelInfo* info, Element element);
   void compute(OrtKernelContext* context);
@@ -53,7 +59,9 @@ class SwishKernel : public DecoderKernel {
 
 class TransposeKernel : public DecoderKernel {
  public:
-  static Signature signature(int float_type) { return signature_of<spec::Transpose>(float_type); }
+  static Signature signature(int float_type) {
+    return signature_of<spec::Transpose>(float_type);
+  }
 
   TransposeKernel(const Api& api, const OrtKernelInfo* info, Element element);
   void compute(OrtKernelContext* context);
@@ -61,7 +69,9 @@ class TransposeKernel : public DecoderKernel {
 
 class GatherKernel : public DecoderKernel {
  public:
-  static Signature signature(int float_type) { return signature_of<spec::Gather>(float_type); }
+  static Signature signature(int float_type) {
+    return signature_of<spec::Gather>(float_type);
+  }
 
   GatherKernel(const Api& api, const OrtKernelInfo* info, Element element);
   void compute(OrtKernelContext* context);

@@ -103,7 +103,7 @@ def decoder_function_protos(names: Iterable[str]) -> list[onnx.FunctionProto]:
 
 
 def _add_with_pieces(proto: onnx.FunctionProto, protos: dict[str, onnx.FunctionProto]) -> None:
-    """Adds what a function calls, then the function: runtimes resolve calls in that order."""
+    """Add what a function calls, then the function: runtimes resolve calls in that order."""
     for node in _nodes(proto.node):
         if node.domain == DOMAIN and node.op_type not in protos:
             _add_with_pieces(_proto(_pieces()[node.op_type]), protos)

@@ -72,7 +72,8 @@ void RmsNormalizationKernel::compute(OrtKernelContext* context) {
 // ---- RotaryEmbedding
 
 ort::Signature RotaryEmbeddingKernel::signature(int float_type) {
-  return on_device(ort::signature_of<spec::RotaryEmbedding>(float_type), {spec::RotaryEmbedding::kPositionIds});
+  return on_device(ort::signature_of<spec::RotaryEmbedding>(float_type),
+                   {spec::RotaryEmbedding::kPositionIds});
 }
 
 RotaryEmbeddingKernel::RotaryEmbeddingKernel(const ort::Api& api, const OrtKernelInfo*,

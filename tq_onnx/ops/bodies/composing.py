@@ -16,7 +16,7 @@ from tq_onnx.ops.domain import BODY_OPSET, DOMAIN, VERSION
 from tq_onnx.ops.operator import Attribute, Features, Operator
 
 Make = Callable[["Composer"], ir.Value]
-"""Adds nodes and returns the result."""
+"""Add nodes and return the result."""
 
 
 def operator_style(name: str) -> str:
@@ -40,7 +40,7 @@ class Composer:
         attributes: Mapping[str, int] | None = None,
         forwarded: Sequence[Attribute] = (),
     ) -> ir.Value:
-        """Calls a piece.
+        """Call a piece.
 
         Args:
             result: name of what it returns.
