@@ -140,7 +140,7 @@ class Target:
         return self.lower(plan, path, {**defaults, **self.values})
 
     def kind(self, preset: str) -> str:
-        """The kind of a conversion, in the names of its outputs."""
+        """Return the kind of a conversion, as the names of its outputs have it."""
         return preset if self.lower is None else f"{preset}-{self.name}"
 
 
