@@ -211,8 +211,8 @@ def of_prefix(edit: Edit) -> ir.Value:
 @pytest.mark.parametrize(
     ("condition", "match"),
     [
-        (certain_tokens, "mask of layer 0 .* depends on what is in input_ids"),
-        (beyond_positions, "mask of layer 0 .* depends on what is in position_ids"),
+        (certain_tokens, "mask of layer 0 .* depends on the contents of input_ids"),
+        (beyond_positions, "mask of layer 0 .* depends on the contents of position_ids"),
         (of_prefix, "mask of layer 0 .* depends on token_type_ids"),
     ],
 )
