@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -48,7 +50,17 @@ def preset_of(name: str) -> str:
     return "raw" if name in HALF else "int4"
 
 
+@cache
+def converted(name: str) -> ir.Model:
+    """Made once; not to be changed."""
+    model = load(name)
+    convert(model, preset_of(name))
+    return model
+
+
+@cache
 def lowered(name: str) -> tuple[ir.Model, Plan]:
+    """Made once; not to be changed."""
     model = load(name)
     plan = convert(model, preset_of(name))
     return model, lower(model, lowering_of(plan, POSITIONS))
@@ -57,16 +69,15 @@ def lowered(name: str) -> tuple[ir.Model, Plan]:
 @pytest.mark.parametrize("name", [*SINGLE, *HALF])
 @pytest.mark.parametrize("library", [False, True], ids=["bodies", "library"])
 def test_computes_the_same(name: str, library: bool) -> None:
-    original = load(name)
-    convert(original, preset_of(name))
     noise = HALF_NOISE if name in HALF else EXACT
     model, _ = lowered(name)
     size = 2
-    expected = Decoder.runner(session(original, library=library), size)
-    found = Decoder.runner(session(model, library=library), size)
+    expected = Decoder.runner(session(converted(name), library=library), size)
+    opened = session(model, library=library)
+    found = Decoder.runner(opened, size)
     assert agree(expected, found, batches(sum(CHUNKS), size), noise)
     # Slots that hold no token yet change nothing.
-    roomy = Decoder.runner(session(model, library=library), size, capacity=sum(CHUNKS) + 5)
+    roomy = Decoder.runner(opened, size, capacity=sum(CHUNKS) + 5)
     assert agree(expected, roomy, batches(sum(CHUNKS), size), noise)
 
 
