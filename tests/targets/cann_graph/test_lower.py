@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -41,12 +42,25 @@ def converted(exported: Path) -> Path:
     return output
 
 
+@cache
 def lowered(converted: Path, *, tokens: int = 1, batch: int = 1) -> onnx.ModelProto:
+    """Made once; not to be changed."""
     model = load(converted).model
     lower_for_graph_mode(model, capacity=CAPACITY, tokens=tokens, batch=batch)
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto, full_check=True)
     return proto
+
+
+@cache
+def of_bodies(converted: Path) -> ort.InferenceSession:
+    """The function bodies, whose numbers must come out to the bit."""
+    return make_session(converted, library=False)
+
+
+@cache
+def of_graph(converted: Path, tokens: int, batch: int) -> ort.InferenceSession:
+    return on_cpu(lowered(converted, tokens=tokens, batch=batch))
 
 
 def on_cpu(model: onnx.ModelProto) -> ort.InferenceSession:
@@ -58,11 +72,8 @@ class Both:
 
     def __init__(self, converted: Path, batch: int, calls: set[int], error: float = 0.0) -> None:
         self.error = error
-        # The function bodies, whose numbers must come out to the bit.
-        self.theirs = make_session(converted, library=False)
-        self.graphs = {
-            tokens: on_cpu(lowered(converted, tokens=tokens, batch=batch)) for tokens in calls
-        }
+        self.theirs = of_bodies(converted)
+        self.graphs = {tokens: of_graph(converted, tokens, batch) for tokens in calls}
         rng = np.random.default_rng(0)
         self.growing: dict[str, Array] = {}
         self.fixed: dict[str, Array] = {}
@@ -252,7 +263,7 @@ def test_a_step_of_other_exports(tmp_path: Path, name: str) -> None:
     model = load(converted).model
     plan = lower_for_graph_mode(model, capacity=CAPACITY)
     graph = on_cpu(ir.to_proto(model))
-    theirs = make_session(converted, library=False)
+    theirs = of_bodies(converted)
     names = [plan.interface.logits]
     held: dict[str, Array] = {}
     fixed: dict[str, Array] = {}
