@@ -17,7 +17,7 @@ from tq_onnx.codec.acceptance import FIELD_STEPS, TIE_SHARE, judge_rows
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.kind import Tables
 from tq_onnx.codec.quantise import tables_of
-from tq_onnx.codec.spec import Codec
+from tq_onnx.codec.spec import Codec, row_layout
 
 
 @dataclass
@@ -54,6 +54,8 @@ def check_rows(
     Returns the number of ties.
     """
     assert rows.shape == (*vectors.shape[:-1], rows.shape[-1])
+    row_bytes = row_layout(codec, vectors.shape[-1]).row_bytes
+    assert not rows[..., row_bytes:].any(), "bytes behind a row are not zero"
     if codec.is_raw:
         assert judge_rows(rows, vectors, codec, Tables(), element=element).wrong == 0
         return 0
