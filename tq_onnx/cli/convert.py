@@ -1,4 +1,4 @@
-"""``tq-onnx convert``: a decoder, or a folder with one, in; the same with TurboQuant caches out."""
+"""``tq-onnx convert``: rewrite a decoder, or a folder with decoders, to TurboQuant caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``tq-onnx generate``: prompt in, text out, with an original or a converted model."""
+"""``tq-onnx generate``: continue a prompt with an original or a converted model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``tq-onnx info``: what is installed here, which kernels will run, and where a model's nodes do.
+"""``tq-onnx info``: show versions, kernels and providers, and where a model's nodes run.
 
 What is wrong with an installation is a finding of the report; ``--check`` makes it an error.
 """

@@ -1,4 +1,4 @@
-"""``tq-onnx inspect``: what convert would find in a model, or what it did to one."""
+"""``tq-onnx inspect``: show the layers that convert finds in a model, or its past conversion."""
 
 from __future__ import annotations
 

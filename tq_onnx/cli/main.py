@@ -93,7 +93,7 @@ class Commands(click.Group):
 )
 @click.version_option(__version__, "-V", "--version", prog_name="tq-onnx")
 def main() -> None:
-    """A 4-bit TurboQuant KV cache for ONNX language models.
+    """Convert ONNX language models to a 4-bit TurboQuant KV cache.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""How a plan looks on the terminal: what was asked for, and what became of each layer."""
+"""Print a plan on the terminal: the options, and the conversion of each layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``tq-onnx presets``: what each preset stores, what a token costs, and where it comes from."""
+"""``tq-onnx presets``: list the presets, their codecs, sizes and sources."""
 
 from __future__ import annotations
 

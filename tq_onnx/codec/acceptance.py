@@ -187,7 +187,7 @@ def is_clear(vectors: Array, codec: Codec, tables: Tables) -> Bools:
 
 
 def _strain(judged: Judged, least: float, growth: Float64) -> Float64:
-    """Distances of codes from their intervals, over the largest that is allowed."""
+    """Return the distances of codes from their intervals, over the largest that is allowed."""
     strains = []
     for unit, distance in judged.distances.items():
         # How far steps moved is in their distances already.
@@ -200,14 +200,14 @@ def _strain(judged: Judged, least: float, growth: Float64) -> Float64:
 
 
 def _growth(given: Float64, x: Float64) -> Float64:
-    """How much larger relative errors are once an offset is taken away: ``[..., 1]``."""
+    """Return the factor on relative errors once an offset is taken away: ``[..., 1]``."""
     lengths = [np.linalg.norm(one, axis=-1, keepdims=True) for one in (given, given - x, x)]
     growth: Float64 = (lengths[0] + lengths[1]) / np.where(lengths[2] > 0, lengths[2], np.inf)
     return np.maximum(growth, 1.0)
 
 
 def _steps(own: Float64, wanted: Float64, size: int) -> int:
-    """The largest distance of stored floats from what should have been stored."""
+    """Return the largest distance of stored floats from what should have been stored."""
     if size == np.dtype(np.float16).itemsize:
         clamped = np.clip(wanted, -MAX_HALF, MAX_HALF).astype(np.float32)
         steps = np.abs(_place(own) - _place(clamped)).astype(np.float64)
@@ -222,7 +222,7 @@ def _steps(own: Float64, wanted: Float64, size: int) -> int:
 
 
 def _place(values: Array) -> npt.NDArray[np.int64]:
-    """Numbers of float16 counted from zero; both zeros are 0."""
+    """Return the numbers of float16 counted from zero; both zeros are 0."""
     with np.errstate(invalid="ignore"):
         bits = values.astype("<f2").view("<i2").astype(np.int64)
     return np.where(bits < 0, -(bits & 0x7FFF), bits)

@@ -14,7 +14,7 @@ from tq_onnx.codec.spec import RowLayout
 
 
 def pack(codes: npt.NDArray[np.uint8], layout: RowLayout) -> npt.NDArray[np.uint8]:
-    """Packs codes.
+    """Pack codes.
 
     Args:
         codes: uint8 ``[..., D]``; bits above the codec's are dropped.
@@ -35,7 +35,7 @@ def pack(codes: npt.NDArray[np.uint8], layout: RowLayout) -> npt.NDArray[np.uint
 
 
 def unpack(rows: npt.NDArray[np.uint8], layout: RowLayout) -> npt.NDArray[np.uint8]:
-    """Unpacks the codes of whole rows.
+    """Unpack the codes of whole rows.
 
     Args:
         rows: uint8 ``[..., W]``; bytes behind the planes are ignored.

@@ -1,4 +1,4 @@
-"""What a model's keys, values and queries are like on a text, and what follows from it.
+"""Hold the statistics of a model's keys, values and queries on a text, and derive from them.
 
 Statistics are means over tokens. The first positions of a window are kept apart, each on its own,
 because their keys and values lie far from those of all others (attention sinks); the last row of a
@@ -39,7 +39,7 @@ Leading = Literal["means", "zeros"]
 
 
 class Heads(Protocol):
-    """What tells whether statistics belong to a layer."""
+    """The sizes of a layer, which statistics must share."""
 
     @property
     def num_heads(self) -> int:
@@ -114,7 +114,7 @@ class Calibration:
         return len(self.counts) - 1
 
     def check_matches(self, layers: Sequence[Heads]) -> None:
-        """Refuses a model that the statistics are not of.
+        """Refuse a model that the statistics are not of.
 
         Raises:
             UsageError: it has other layers or heads.
@@ -139,7 +139,7 @@ class Calibration:
         )
 
     def check_center_from(self, center_from: int) -> None:
-        """Refuses a first centered token that the statistics do not reach.
+        """Refuse a first centered token that the statistics do not reach.
 
         Raises:
             UsageError: it is negative or too large.
@@ -151,7 +151,7 @@ class Calibration:
             )
 
     def scales(self, layer: int, center_from: int | None = 4) -> Float32:
-        """Scales of a layer's keys: K' = K / s, Q' = Q s.
+        """Return the scales of a layer's keys: K' = K / s, Q' = Q s.
 
         Args:
             layer: index of the layer.
@@ -189,7 +189,7 @@ class Calibration:
         key_scale: Float32 | None = None,
         leading: Leading = "means",
     ) -> tuple[Float32, Float32]:
-        """Offsets of a layer's keys and values, as the operators take them.
+        """Return the offsets of a layer's keys and values, as the operators take them.
 
         Args:
             layer: index of the layer.
@@ -209,7 +209,7 @@ class Calibration:
         return made[0], made[1]
 
     def _pooled(self, table: Float64, start: int) -> Float64:
-        """The mean ``[N, D]`` over all tokens from a position on of what ``[P, N, D]`` is of each.
+        """Return the mean ``[N, D]`` over all tokens from a position on, of rows ``[P, N, D]``.
 
         Raises:
             UsageError: the statistics do not reach that position.

@@ -83,10 +83,10 @@ class _Law(Protocol):
         """Upper end of the support."""
 
     def probability(self, low: float, high: float) -> float:
-        """Probability of ``[low, high]``, 0 <= low."""
+        """Return the probability of ``[low, high]``, 0 <= low."""
 
     def moment(self, low: float, high: float) -> float:
-        """Integral of x f(x) over ``[low, high]``, 0 <= low."""
+        """Return the integral of x f(x) over ``[low, high]``, 0 <= low."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class _UnitSphere:
         return self._density_at_zero * (self._cosine_power(high) - self._cosine_power(low))
 
     def _cosine_power(self, x: float) -> float:
-        """Integral of cos^(d-2) from 0 to asin(x), which x = sin(a) turns f into.
+        """Return the integral of cos^(d-2) from 0 to asin(x), which x = sin(a) turns f into.
 
         n I_n = cos^(n-1) sin + (n-1) I_(n-2): for x >= 0 a sum of positive terms, hence stable.
         """
@@ -150,7 +150,7 @@ class _UnitSphere:
 
 
 def codebook_of(codec: Codec, head_size: int, *, rounded: bool = True) -> Codebook:
-    """The codebook of a codec; see ``lloyd_max``.
+    """Return the codebook of a codec; see ``lloyd_max``.
 
     Raises:
         ValueError: the codec has none, or there is no such head size.
@@ -161,7 +161,7 @@ def codebook_of(codec: Codec, head_size: int, *, rounded: bool = True) -> Codebo
 
 
 def lloyd_max(bits: int, head_size: int, *, rounded: bool = True) -> Codebook:
-    """The codebook of so many bits for one head size; cached, read-only.
+    """Return the codebook of so many bits for one head size; cached, read-only.
 
     Args:
         bits: bits of an index, up to ``MAX_INDEX_BITS``.
@@ -198,7 +198,7 @@ def _step(optimal: list[float]) -> float:
 
 
 def _error(law: _Law, edges: list[float], upper: list[float]) -> float:
-    """E[(x - q)^2] = E[x^2] - 2 E[x q] + E[q^2] of one coordinate, for any positive levels q."""
+    """Return E[(x - q)^2] = E[x^2] - 2 E[x q] + E[q^2] of one coordinate, for positive levels q."""
     return law.deviation**2 + 2 * sum(
         level * (law.probability(low, high) * level - 2 * law.moment(low, high))
         for (low, high), level in zip(pairwise(edges), upper, strict=True)
@@ -206,7 +206,7 @@ def _error(law: _Law, edges: list[float], upper: list[float]) -> float:
 
 
 def _converge(law: _Law, count: int) -> list[float]:
-    """The positive centroids of the optimal symmetric quantiser with ``2 * count`` levels."""
+    """Return the positive centroids of the best symmetric quantiser of ``2 * count`` levels."""
     spacing = 3 * law.deviation / count
     centroids = [(index + 0.5) * spacing for index in range(count)]
     previous = math.inf

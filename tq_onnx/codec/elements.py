@@ -24,7 +24,7 @@ _BFLOAT16_SHIFT: Final = 16
 
 
 def to_bytes(vectors: npt.NDArray[np.generic], codec: Codec, element: str) -> npt.NDArray[np.uint8]:
-    """The elements of vectors, little endian; exact, NaN included, if they have this type already.
+    """Return the elements of vectors, little endian; exact, NaN included, if they have this type.
 
     Args:
         vectors: floats ``[..., D]``, rounded to nearest even where they are wider.
@@ -47,7 +47,7 @@ def to_bytes(vectors: npt.NDArray[np.generic], codec: Codec, element: str) -> np
 
 
 def from_bytes(rows: npt.NDArray[np.uint8], codec: Codec, element: str) -> npt.NDArray[np.floating]:
-    """The floats in rows ``[..., W]``: ``[..., D]``, float16 or float32.
+    """Return the floats in rows ``[..., W]``: ``[..., D]``, float16 or float32.
 
     Raises:
         ValueError: the codec does not have the width of the element type.

@@ -41,7 +41,7 @@ VALUES.setflags(write=False)
 
 
 def encode(values: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
-    """Codes of finite floats ``[...]``: uint8 ``[...]``."""
+    """Return the codes of finite floats ``[...]``: uint8 ``[...]``."""
     x = np.asarray(values, np.float64)
     magnitude = np.minimum(np.abs(x), FP8_MAX)
     _, above = np.frexp(magnitude)  # magnitude < 2^above

@@ -1,4 +1,4 @@
-"""Running sums over the tokens of a text, which become a ``Calibration``."""
+"""Sum statistics over the tokens of a text, to make a ``Calibration``."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Gathering:
     """
 
     def __init__(self, layers: int, positions: int) -> None:
-        """Begins with no tokens."""
+        """Begin with no tokens."""
         self._positions = positions
         self._counts = np.zeros(positions, np.int64)
         self._sums: list[dict[str, Float64]] = [{} for _ in range(layers)]
 
     def count(self, start: int, new: int) -> None:
-        """Takes note of tokens at positions start to start + new of a window."""
+        """Take note of tokens at positions start to start + new of a window."""
         own = self._own(start, new)
         self._counts[start : start + own] += 1
         self._counts[-1] += new - own
@@ -42,7 +42,7 @@ class Gathering:
         key: npt.NDArray[np.generic],
         value: npt.NDArray[np.generic],
     ) -> None:
-        """Adds what one layer made of tokens that were counted.
+        """Add what one layer made of tokens that were counted.
 
         Args:
             layer: index of the layer.
@@ -66,7 +66,7 @@ class Gathering:
     def result(
         self, *, tokens: int, context: int, tool_version: str, text_digest: str
     ) -> Calibration:
-        """The statistics; positions that no window reached are left out.
+        """Return the statistics; positions that no window reached are left out.
 
         Raises:
             UsageError: there are too few tokens.
@@ -99,5 +99,5 @@ class Gathering:
         return Calibration(tuple(layers), counts, tokens, context, tool_version, text_digest)
 
     def _own(self, start: int, new: int) -> int:
-        """How many of these tokens have a position row of their own."""
+        """Return the number of these tokens that have a position row of their own."""
         return min(max(self._positions - 1 - start, 0), new)

@@ -64,7 +64,7 @@ class FieldForm:
     block: int = 0
 
     def count(self, head_size: int) -> int:
-        """Floats of the field in a row."""
+        """Return the floats of the field in a row."""
         return -(-head_size // self.block) if self.block else 1
 
 
@@ -160,7 +160,7 @@ class CodecKind:
 
     @property
     def is_raw(self) -> bool:
-        """Whether rows hold the elements as they are."""
+        """True if rows hold the elements as they are."""
         return self.quantise is None
 
 

@@ -47,7 +47,7 @@ class Preset:
 
     @property
     def rotates(self) -> bool:
-        """Whether keys or values are rotated."""
+        """True if keys or values are rotated."""
         return self.rotation != NO_ROTATION
 
 

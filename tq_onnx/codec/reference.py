@@ -51,7 +51,7 @@ def encode(
     *,
     element: str = "float32",
 ) -> Bytes:
-    """Encodes vectors.
+    """Encode vectors.
 
     Args:
         vectors: floats ``[..., D]``.
@@ -76,7 +76,7 @@ def encode(
 
 
 def fields_of(rows: Bytes, layout: RowLayout) -> Fields:
-    """The fields of rows ``[..., W]``: name to float64 ``[..., count]``."""
+    """Return the fields of rows ``[..., W]``: name to float64 ``[..., count]``."""
     found = {}
     for field in layout.fields:
         part = rows[..., field.offset : field.offset + field.count * field.size]
@@ -87,7 +87,7 @@ def fields_of(rows: Bytes, layout: RowLayout) -> Fields:
 
 
 def scales_of(rows: Bytes, codec: Codec, head_size: int) -> Float64:
-    """The one scale that each of rows ``[..., W]`` has: float64 ``[...]``."""
+    """Return the one scale that each of rows ``[..., W]`` has: float64 ``[...]``."""
     return fields_of(rows, row_layout(codec, head_size))["scale"][..., 0]
 
 
@@ -100,7 +100,7 @@ def decode(
     head_size: int | None = None,
     element: str = "float32",
 ) -> Float64:
-    """Decodes rows ``[..., W]`` to vectors, float64 ``[..., D]``; see ``encode``.
+    """Decode rows ``[..., W]`` to vectors, float64 ``[..., D]``; see ``encode``.
 
     Args:
         rows: uint8 ``[..., W]``; bytes behind those of the codec are not read.
@@ -143,7 +143,7 @@ def _decode(
 def offset_rows(
     offset: npt.NDArray[np.float32], past_length: npt.NDArray[np.int64], batch: int, new: int
 ) -> Float64:
-    """What is subtracted from new vectors ``[B, N, T, D]`` before they are encoded.
+    """Return the offsets to subtract from new vectors ``[B, N, T, D]`` before they are encoded.
 
     Args:
         offset: float32 ``[P, N, D]``.
@@ -161,7 +161,7 @@ def offset_rows(
 
 
 def append(past: Bytes, rows: Bytes, past_length: npt.NDArray[np.int64]) -> Bytes:
-    """Puts new rows behind those that a cache holds already.
+    """Put new rows behind those that a cache holds already.
 
     Args:
         past: uint8 ``[B, N, P, W]``.
@@ -207,7 +207,7 @@ def attention(
     value_offset: Offset = None,
     element: str = "float32",
 ) -> Float64:
-    """Grouped-query attention over the decoded caches.
+    """Return grouped-query attention over the decoded caches.
 
     Query t of sequence b stands at position p = past_length[b] + t; the keys 0 .. past_length[b] +
     T - 1 exist. A key at position s is visible unless it does not exist, ``causal`` and s > p,
@@ -293,7 +293,7 @@ def _lengths(past_length: npt.NDArray[np.int64], batch: int) -> npt.NDArray[np.i
 def _bias(
     bias: npt.NDArray[np.generic] | None, shape: tuple[int, int, int, int]
 ) -> tuple[Float64, npt.NDArray[np.bool_]]:
-    """The bias and whether it hides the key, both of ``shape``."""
+    """Return the bias and whether it hides the key, both of ``shape``."""
     if bias is None:
         return np.zeros(shape), np.zeros(shape, np.bool_)
     lowest = _LOWEST.get(bias.dtype.name, _LOWEST_FLOAT32)

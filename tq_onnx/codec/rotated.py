@@ -84,31 +84,31 @@ class _Parts:
         self.norm_correction = tables.norm_correction
 
     def indices(self, y: Float64) -> Codes:
-        """The code of each coordinate; on a boundary the upper one."""
+        """Return the code of each coordinate; on a boundary the upper one."""
         return np.searchsorted(self.boundaries, y, side="right").astype(np.uint8)
 
     def scales(self, norms: Float64, indices: Codes) -> Float64:
-        """The factor on the centroids of each row."""
+        """Return the factor on the centroids of each row."""
         if not self.norm_correction:
             return norms
         scales: Float64 = norms / np.linalg.norm(self.centroids[indices], axis=-1)
         return scales
 
     def residual(self, x: Float64, norms: Float64, indices: Codes, scales: Float64) -> Float64:
-        """What stored scales ``[..., 1]`` and indices leave over."""
+        """Return what stored scales ``[..., 1]`` and indices leave over."""
         decoded = scales * self.centroids[indices] @ self.rotation.T
         left: Float64 = np.where(norms[..., None] > 0, x, 0) - decoded
         return left
 
     def inside(self, y: Float64, indices: Codes) -> Float64:
-        """How far coordinates lie within the intervals of these indices; negative outside."""
+        """Return how far coordinates lie within the intervals of indices; negative outside."""
         above = y - np.concatenate([[-np.inf], self.boundaries])[indices]
         below = np.concatenate([self.boundaries, [np.inf]])[indices] - y
         inside: Float64 = np.minimum(above, below)
         return inside
 
     def outside(self, y: Float64, indices: Codes) -> Float64:
-        """How far coordinates lie outside the intervals of these indices; 0 within."""
+        """Return how far coordinates lie outside the intervals of these indices; 0 within."""
         outside: Float64 = np.maximum(-self.inside(y, indices), 0)
         return outside
 

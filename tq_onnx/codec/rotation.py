@@ -40,7 +40,7 @@ _BLOCK: Final = 16
 
 
 def rotation_seed(kind: str, layer: int, seed: int = DEFAULT_SEED) -> int:
-    """Seed of one layer's rotation.
+    """Return the seed of one layer's rotation.
 
     Raises:
         UsageError: the kind is not known.
@@ -52,7 +52,7 @@ def rotation_seed(kind: str, layer: int, seed: int = DEFAULT_SEED) -> int:
 def make_rotation(
     kind: str, head_size: int, layer: int, seed: int = DEFAULT_SEED
 ) -> npt.NDArray[np.float32]:
-    """The rotation of one layer.
+    """Return the rotation of one layer.
 
     Args:
         kind: ``qr`` or ``hadamard``.
@@ -71,7 +71,7 @@ def make_rotation(
 
 
 def make_sketch(head_size: int, layer: int, seed: int = DEFAULT_SEED) -> npt.NDArray[np.float32]:
-    """The random projection of one layer, standard normal entries.
+    """Return the random projection of one layer, standard normal entries.
 
     Args:
         head_size: D, a multiple of 4.
@@ -88,7 +88,7 @@ def make_sketch(head_size: int, layer: int, seed: int = DEFAULT_SEED) -> npt.NDA
 def rotation_of(
     codec: Codec, kind: str, head_size: int, layer: int, seed: int = DEFAULT_SEED
 ) -> npt.NDArray[np.float32]:
-    """What the operators get as the rotation of one cache.
+    """Return the rotation of one cache as the operators take it.
 
     Args:
         codec: a codec that rotates.
@@ -135,14 +135,14 @@ def _hadamard(size: int, seed: int) -> npt.NDArray[np.float32]:
 
 
 def _mt19937(count: int, seed: int) -> npt.NDArray[np.uint32]:
-    """The raw 32-bit output of the Mersenne Twister after ``init_genrand(seed)``."""
+    """Return the raw 32-bit output of the Mersenne Twister after ``init_genrand(seed)``."""
     # RandomState, not Generator: its stream is frozen for good (NEP 19).
     state = np.random.RandomState(seed & _SEED_MASK)
     return state.randint(0, 2**32, size=count, dtype=np.uint32)
 
 
 def _randn(count: int, seed: int) -> npt.NDArray[np.float32]:
-    """``torch.randn(count)`` on a CPU, ``count`` a positive multiple of 16."""
+    """Return ``torch.randn(count)`` on a CPU, ``count`` a positive multiple of 16."""
     if count < _BLOCK or count % _BLOCK:
         raise ValueError(f"{count} normals cannot be drawn: not a positive multiple of {_BLOCK}")
     uniform = (_mt19937(count, seed) & 0xFF_FFFF) * np.float32(2.0**-24)

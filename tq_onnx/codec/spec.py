@@ -47,7 +47,7 @@ MAX_HEAD_SIZE: Final = 512
 
 @dataclass(frozen=True)
 class Codec:
-    """How the vectors of one cache are stored.
+    """The form in which the vectors of one cache are stored.
 
     Attributes:
         kind: name of the kind, of ``KINDS``.
@@ -58,14 +58,14 @@ class Codec:
     bits: int
 
     def __post_init__(self) -> None:
-        """Refuses codecs that do not exist."""
+        """Refuse codecs that do not exist."""
         if self.kind not in KINDS:
             raise ValueError(f"codec kind {self.kind!r} is not one of {', '.join(KINDS)}")
         if self.bits not in self.record.bits:
             raise ValueError(f"{self.kind} has no {self.bits}-bit form, only {self.record.bits}")
 
     def __str__(self) -> str:
-        """Kind and bits, as reports and messages name a codec."""
+        """Return kind and bits, as reports and messages name a codec."""
         return f"{self.kind} {self.bits}"
 
     @property
@@ -75,22 +75,22 @@ class Codec:
 
     @property
     def is_raw(self) -> bool:
-        """Whether rows hold floats as they are."""
+        """True if rows hold floats as they are."""
         return self.record.is_raw
 
     @property
     def is_rotated(self) -> bool:
-        """Whether vectors are rotated and quantised with a codebook."""
+        """True if vectors are rotated and quantised with a codebook."""
         return self.record.is_rotated
 
     @property
     def has_sketch(self) -> bool:
-        """Whether codes have a sign of a random projection beside the index."""
+        """True if codes have a sign of a random projection beside the index."""
         return self.record.has_sketch
 
     @property
     def corrects_norm(self) -> bool:
-        """Whether the scale can make up for the norm that quantisation loses."""
+        """True if the scale can make up for the norm that quantisation loses."""
         return self.record.corrects_norm
 
     @property
@@ -104,14 +104,14 @@ class Codec:
         return 1 << self.index_bits if self.is_rotated else 0
 
     def coordinates(self, head_size: int) -> int:
-        """Numbers that a row decodes to, in the space that the rotation leads to.
+        """Return the numbers that a row decodes to, in the space that the rotation leads to.
 
         With a sketch there are the D of the codebook and the D signs.
         """
         return 2 * head_size if self.has_sketch else head_size
 
     def for_elements(self, bits: int) -> Codec:
-        """The codec in a model whose element type has so many bits.
+        """Return the codec in a model whose element type has so many bits.
 
         ``raw`` takes its width from there; what others store does not depend on it.
 
@@ -180,7 +180,7 @@ class RowLayout:
     row_bytes: int
 
     def field(self, name: str) -> Field:
-        """The field of that name.
+        """Return the field of that name.
 
         Raises:
             KeyError: rows of this codec have none.
@@ -192,7 +192,7 @@ class RowLayout:
 
 
 def plane_widths(codec: Codec) -> tuple[int, ...]:
-    """Bit widths of the planes of a row, low-order bits first; none for ``raw``."""
+    """Return bit widths of the planes of a row, low-order bits first; none for ``raw``."""
     return codec.record.planes[codec.bits]
 
 
@@ -210,7 +210,7 @@ def expect_head_size(head_size: int) -> None:
 
 
 def row_layout(codec: Codec, head_size: int) -> RowLayout:
-    """Layout of a row of ``head_size`` coordinates.
+    """Return the layout of a row of ``head_size`` coordinates.
 
     Raises:
         ValueError: the head size is not a positive multiple of 8, or larger than supported.
@@ -236,7 +236,7 @@ def row_layout(codec: Codec, head_size: int) -> RowLayout:
 
 
 def layout_digest() -> str:
-    """Sixteen hexadecimal digits that change whenever any stored byte would change its meaning."""
+    """Return sixteen hexadecimal digits that change if any stored byte changes its meaning."""
     rows = {
         f"{codec.kind}{codec.bits}/{head_size}": [
             [[p.offset, p.size, p.width, p.shift] for p in layout.planes]

@@ -56,7 +56,7 @@ _SMALLEST_HALF: Final = 2.0**-25
 
 
 def _range(x: Float64, bits: int) -> tuple[Float64, Float64, int]:
-    """Zero and scale of each row ``[..., 1]``, and the largest code."""
+    """Return zero and scale of each row ``[..., 1]``, and the largest code."""
     top = (1 << bits) - 1
     low = x.min(axis=-1, keepdims=True)
     return low, (x.max(axis=-1, keepdims=True) - low) / top, top
@@ -105,14 +105,14 @@ def _uniform_error(x: Float64, bits: int) -> Float64:
 
 
 def _block_scales(x: Float64) -> Float64:
-    """The scale of each block ``[..., n]``."""
+    """Return the scale of each block ``[..., n]``."""
     starts = range(0, x.shape[-1], Q8_0_BLOCK)
     largest = [np.abs(x[..., at : at + Q8_0_BLOCK]).max(axis=-1) for at in starts]
     return np.stack(largest, axis=-1) / _LARGEST_BYTE
 
 
 def _of_coordinates(blocks: Float64, head_size: int) -> Float64:
-    """Numbers of blocks ``[..., n]``, for each coordinate ``[..., D]``."""
+    """Return the numbers of blocks ``[..., n]``, for each coordinate ``[..., D]``."""
     return np.repeat(blocks, Q8_0_BLOCK, axis=-1)[..., :head_size]
 
 

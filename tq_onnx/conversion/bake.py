@@ -1,4 +1,4 @@
-"""Puts into a model what its new nodes need: rotations, codebooks, function bodies, metadata.
+"""Put into a model what its new nodes need: rotations, codebooks, function bodies, metadata.
 
 Rotations are initializers of their own per layer (``tq.rotation.3``; ``tq.rotation_sketch.3`` with
 the projection of the codec ``prod`` beside it), codebooks are shared by all caches whose indices
@@ -36,7 +36,7 @@ FUNCTION_IR_VERSION = 8
 
 
 def rotation(build: Builder, plan: Plan, layer: LayerPlan, codec: Codec) -> ir.Value:
-    """The rotation of a layer, float32 ``[D, C]``, for those of its caches that are rotated."""
+    """Return the rotation of a layer, float32 ``[D, C]``, for its rotated caches."""
     if not codec.is_rotated:
         return _none(build)
     name = "rotation_sketch" if codec.has_sketch else "rotation"
@@ -49,7 +49,7 @@ def rotation(build: Builder, plan: Plan, layer: LayerPlan, codec: Codec) -> ir.V
 
 
 def centroids(build: Builder, codec: Codec, head_size: int) -> ir.Value:
-    """The centroids of a codebook, float32 ``[L]``."""
+    """Return the centroids of a codebook, float32 ``[L]``."""
     if not codec.is_rotated:
         return _none(build)
     array = codebook_of(codec, head_size).centroids
@@ -57,7 +57,7 @@ def centroids(build: Builder, codec: Codec, head_size: int) -> ir.Value:
 
 
 def boundaries(build: Builder, codec: Codec, head_size: int) -> ir.Value:
-    """The decision boundaries of a codebook, float32 ``[L - 1]``."""
+    """Return the decision boundaries of a codebook, float32 ``[L - 1]``."""
     if not codec.is_rotated:
         return _none(build)
     array = codebook_of(codec, head_size).boundaries
@@ -65,7 +65,7 @@ def boundaries(build: Builder, codec: Codec, head_size: int) -> ir.Value:
 
 
 def no_offset(build: Builder, layer: LayerPlan) -> ir.Value:
-    """The offset of a layer that has none, in a model where others have: float32 ``[1, N, D]``."""
+    """Return zeros ``[1, N, D]``, float32: the offset of a layer that has none."""
     sizes = (1, layer.kv_num_heads, layer.head_size)
     name = f"tq.no_offset.{sizes[1]}x{sizes[2]}"
     return build.constant(name, np.zeros(sizes, np.float32))
@@ -81,12 +81,12 @@ def codec_index(plan: Plan, attribute: Attribute, codec: Codec) -> dict[str, int
 
 
 def _none(build: Builder) -> ir.Value:
-    """What stands for a table that the codec does without: an operator has no optional tables."""
+    """Return the stand-in for a table that the codec does not need: no table is optional."""
     return build.constant("tq.none", np.zeros(1, np.float32))
 
 
 def bake_functions(model: ir.Model, plan: Plan) -> None:
-    """Adds the bodies of the operators, and the opset imports that they need.
+    """Add the bodies of the operators, and the opset imports that they need.
 
     One body of each operator serves all layers, as functions have no overloads: for all of their
     codecs, and with all inputs that one of them has.
@@ -105,7 +105,7 @@ def bake_functions(model: ir.Model, plan: Plan) -> None:
 
 
 def add_functions(model: ir.Model, protos: Iterable[onnx.FunctionProto]) -> None:
-    """Adds function bodies in the model's own opset, and the imports that they need."""
+    """Add function bodies in the model's own opset, and the imports that they need."""
     opset = model.opset_imports.get("", BODY_OPSET)
     for proto in protos:
         function = ir.serde.deserialize_function(proto)
@@ -117,7 +117,7 @@ def add_functions(model: ir.Model, protos: Iterable[onnx.FunctionProto]) -> None
 
 
 def bake_metadata(model: ir.Model, plan: Plan) -> None:
-    """Writes into the model what was done to it."""
+    """Write into the model what was done to it."""
     model.metadata_props.update(
         {
             METADATA_PLAN: plan.to_json(),

@@ -24,7 +24,7 @@ SCOPE: Final = "turboquant"
 
 
 def leading(cache: Cache, site: Site) -> list[int | str | None]:
-    """Batch, heads and slots of what a layer encodes."""
+    """Return batch, heads and slots of what a layer encodes."""
     sizes = _sizes(cache.present)
     if len(sizes) == 4 and cache.cut is None:
         return [sizes[0], sizes[1], sizes[2]]
@@ -32,7 +32,7 @@ def leading(cache: Cache, site: Site) -> list[int | str | None]:
 
 
 def past_bytes(build: Builder, cache: Cache, site: Site, width: int, rows: ir.Value) -> ir.Value:
-    """The bytes to append to: the graph input, retyped, or no rows at all."""
+    """Return the bytes to append to: the graph input, retyped, or no rows at all."""
     if cache.past is None:
         capacity = 0 if cache.update is None else cache.update.slots
         size = (site.kv_num_heads, capacity, width)
@@ -45,7 +45,7 @@ def past_bytes(build: Builder, cache: Cache, site: Site, width: int, rows: ir.Va
 
 
 def turned(build: Builder, cache: Cache, site: Site, rows: ir.Value, role: str) -> ir.Value:
-    """New rows as ``[B, N, T, D]``."""
+    """Return new rows as ``[B, N, T, D]``."""
     if cache.turn is None:
         return rows
     return build.op(
@@ -59,7 +59,7 @@ def turned(build: Builder, cache: Cache, site: Site, rows: ir.Value, role: str) 
 
 
 def as_query(build: Builder, site: Site, rows: ir.Value, role: str) -> ir.Value:
-    """Rows of the element type of the query: bytes of the codec raw do not tell theirs."""
+    """Return rows of the query's element type: bytes of the codec raw do not tell theirs."""
     if rows.dtype in (None, site.dtype):
         return rows
     shape = [None, site.kv_num_heads, None, site.head_size]
@@ -68,7 +68,7 @@ def as_query(build: Builder, site: Site, rows: ir.Value, role: str) -> ir.Value:
 
 
 def _empty(build: Builder, sizes: tuple[int, int, int], rows: ir.Value) -> ir.Value:
-    """A cache ``[B, N, slots, bytes]`` that holds no token."""
+    """Return a cache ``[B, N, slots, bytes]`` that holds no token."""
     batch = build.dim(rows, 0, "batch")
     others = build.integers(*sizes)
     shape = build.op(
@@ -85,7 +85,7 @@ def _empty(build: Builder, sizes: tuple[int, int, int], rows: ir.Value) -> ir.Va
 
 
 def shortened(build: Builder, cache: Cache, present: ir.Value) -> ir.Value:
-    """What is returned of a new cache: what the Slice of the old one leaves."""
+    """Return the part of a new cache that the Slice of the old one leaves."""
     cut = cache.cut
     if cut is None:
         return present
@@ -104,7 +104,7 @@ def shortened(build: Builder, cache: Cache, present: ir.Value) -> ir.Value:
 
 
 def publish(graph: ir.Graph, cache: Cache, present: ir.Value) -> None:
-    """Puts a new cache in the place of an old output, under its name."""
+    """Put a new cache in the place of an old output, under its name."""
     name = cache.present.name
     index = next(i for i, value in enumerate(graph.outputs) if value is cache.present)
     cache.present.name = f"{name}/replaced"
@@ -115,7 +115,7 @@ def publish(graph: ir.Graph, cache: Cache, present: ir.Value) -> None:
 def answer(
     build: Builder, read: ShapeRead, presents: Mapping[Cache, ir.Value], lengths: Lengths | None
 ) -> None:
-    """Answers a question for the shape of an old cache.
+    """Answer a question for the shape of an old cache.
 
     Args:
         build: makes the nodes.

@@ -41,7 +41,7 @@ _MOST_TOKENS: Final = 10**15
 
 
 def write_calibration(path: Path, calibration: Calibration, *, overwrite: bool = False) -> None:
-    """Writes a file; it appears whole or not at all.
+    """Write a file; it appears whole or not at all.
 
     Raises:
         ModelFileError: it exists and may not be replaced, or cannot be written.
@@ -74,7 +74,7 @@ def write_calibration(path: Path, calibration: Calibration, *, overwrite: bool =
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:
-    """Refuses a file to write, before any work is done for it.
+    """Refuse a file to write, before any work is done for it.
 
     Raises:
         OutputExistsError: it exists, and may not be replaced or is something else.
@@ -103,7 +103,7 @@ def check_target(path: Path, *, overwrite: bool) -> None:
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Reads a file.
+    """Read a file.
 
     Raises:
         ModelFileError: it cannot be read, or is not a calibration file.
@@ -134,7 +134,7 @@ def read_calibration(path: Path) -> Calibration:
 
 
 def _settled(content: bytes) -> tuple[bytes, ...]:
-    """The same file with its header in order, which safetensors takes from a random hash map."""
+    """Return the file with its header in order, which safetensors takes from a random hash map."""
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.dumps(json.loads(content[8:end]), sort_keys=True).encode()
     header += b" " * (-len(header) % 8)

@@ -1,4 +1,4 @@
-"""Which channels of a head a graph ties together, between a norm and the attention.
+"""Find the channels of a head that a graph ties together, between a norm and the attention.
 
 Scaling channel i of what a norm makes by s_i scales what comes of it, element by element, as long
 as every node on the way treats channels one by one, and as long as channels that are added to each
@@ -40,13 +40,13 @@ class Ties:
         self._parent = list(range(count))
 
     def tie(self, left: Ids, right: Ids) -> None:
-        """Ties channels pairwise."""
+        """Tie channels pairwise."""
         for one, other in zip(left.tolist(), right.tolist(), strict=True):
             first, second = sorted((self._root(one), self._root(other)))
             self._parent[second] = first
 
     def groups(self, ids: Ids) -> Ids:
-        """The smallest channel of each channel's set."""
+        """Return the smallest channel of each channel's set."""
         return np.array([self._root(index) for index in ids.tolist()], np.int64)
 
     def _root(self, index: int) -> int:
@@ -58,7 +58,7 @@ class Ties:
 
 @dataclass(frozen=True, eq=False)
 class Channels:
-    """Which channel each element of a value is a multiple of.
+    """For each element of a value, the channel that it is a multiple of.
 
     Attributes:
         axis: the axis along which channels lie, counted from the front.
@@ -71,7 +71,7 @@ class Channels:
 
 @dataclass(frozen=True, eq=False)
 class Way:
-    """What following channels needs to know of a graph.
+    """The facts of a graph that following channels needs.
 
     Attributes:
         graph: the graph.
@@ -113,7 +113,7 @@ def _sum(node: ir.Node, held: Held, way: Way) -> list[Channels]:
 
 
 def _broadcast(node: ir.Node, held: Held, index: int) -> Channels:
-    """Channels of an operand, by the axes of the result."""
+    """Return the channels of an operand, by the axes of the result."""
     ranks = [None if value is None else rank(value) for value in node.inputs[:2]]
     channels, own = held[index], ranks[index]
     if channels is None or own is None or None in ranks:
@@ -186,7 +186,7 @@ def _split(node: ir.Node, held: Held, way: Way) -> list[Channels]:
 
 
 def _reshape(node: ir.Node, held: Held, way: Way) -> list[Channels]:
-    """Channels depend on an element's place in the row-major order, modulo ``len(flat)``."""
+    """Let channels depend on an element's place in row-major order, modulo ``len(flat)``."""
     channels, source, output = held[0], node.inputs[0], node.outputs[0]
     size, wide = rank(output), static_dim(output, -1)
     if channels is None or source is None or not size or not wide:
@@ -232,7 +232,7 @@ def _unsqueeze(node: ir.Node, held: Held, way: Way) -> list[Channels]:
 
 
 def _rotary(node: ir.Node, held: Held, way: Way) -> list[Channels]:
-    """The pairs of a rotary embedding are tied, in every head."""
+    """Tie the pairs of a rotary embedding, in every head."""
     channels, size, width = held[0], rank(node.outputs[0]), way.head_size
     tables = node.inputs[1:3] if node.domain == "" else node.inputs[2:4]
     halves = {static_dim(table, -1) for table in tables if table is not None}

@@ -1,4 +1,4 @@
-"""What must hold of a converted model before it is written; values included.
+"""Check a converted model, values included, before it is written.
 
 ``snapshot_interface(model)`` is taken before the conversion, ``check`` compares afterwards: inputs
 and outputs keep name, order, type and shape (caches: uint8, the last dimension W and static); every
@@ -48,7 +48,7 @@ class Port:
 
 @dataclass(frozen=True)
 class InterfaceSnapshot:
-    """What a conversion must not change.
+    """The interface that a conversion must not change.
 
     Attributes:
         inputs: the graph inputs in order.
@@ -63,7 +63,7 @@ class InterfaceSnapshot:
 
 
 def snapshot_interface(model: ir.Model) -> InterfaceSnapshot:
-    """Takes down what the conversion of a model must not change."""
+    """Take down what the conversion of a model must not change."""
     graph = model.graph
     return InterfaceSnapshot(
         tuple(_port(value) for value in graph.inputs),
@@ -133,7 +133,7 @@ def _violations(
 
 
 def _own_operators(model: ir.Model) -> Iterator[str]:
-    """Nodes and functions of ours, in a model that has standard operators in their places."""
+    """Yield nodes and functions of ours, in a model that has standard operators in their places."""
     for node in model.graph.all_nodes():
         if node.domain == DOMAIN:
             yield f"node {node.name} ({node.op_type}) is left"
@@ -185,14 +185,14 @@ def _ports(
 
 
 def _caches(old: Port, dims: _Dims, heads: int, width: int) -> list[Port]:
-    """What may have become of a cache: the number of heads may be told where it was not."""
+    """Return True if a cache may have become this: only the number of heads may be new."""
     if len(dims) == 3:  # [B, S, ND]
         return [Port(old.name, "UINT8", (dims[0], heads, dims[1], width))]
     return [Port(old.name, "UINT8", (dims[0], known, dims[2], width)) for known in (dims[1], heads)]
 
 
 def _with_numbers(wanted: Port, found: Port) -> Port:
-    """What is wanted, with the numbers that were found in the places of names."""
+    """Return the wanted shape, with found numbers in the places of names."""
     if wanted.dims is None or found.dims is None or len(wanted.dims) != len(found.dims):
         return wanted
     pairs = zip(wanted.dims, found.dims, strict=True)
@@ -211,7 +211,7 @@ def _port(value: ir.Value) -> Port:
 
 
 def complaint(model: ir.Model) -> str:
-    """What ``onnx.checker`` says of a model, our schemas registered; empty if it is content.
+    """Return the complaint of ``onnx.checker`` with our schemas registered; empty if it has none.
 
     The checker sees the whole graph but no weights: large and external tensors are replaced by a
     number, so that nothing is read and no size limit applies. Operators that ONNX Runtime puts into

@@ -1,4 +1,4 @@
-"""What must hold of the operators in a converted model; a part of ``tq_onnx.conversion.check``."""
+"""Check the operators in a converted model; a part of ``tq_onnx.conversion.check``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ORTHOGONALITY: Final = 1e-5
 
 
 def layer_violations(model: ir.Model, plan: Plan) -> Iterator[str]:
-    """What does not hold of the operators of a converted model, a clause each."""
+    """Return the violations in the operators of a converted model, a clause each."""
     nodes = list(model.graph.all_nodes())
     encoders, readers = Encode.nodes(nodes), Attention.nodes(nodes)
     count = len(plan.layers)

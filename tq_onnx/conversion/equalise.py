@@ -67,7 +67,7 @@ _ROUNDING: Final = 1e-6
 
 @dataclass(frozen=True)
 class LayerEqualisation:
-    """What equalisation does for a layer; JSON-able.
+    """The effect of equalisation on a layer; JSON-able.
 
     Attributes:
         layer: index of the layer.
@@ -93,7 +93,7 @@ class LayerEqualisation:
 def equalise(
     model: ir.Model, plan: Plan, found: Sequence[LayerNorms | NoNorms] | None = None
 ) -> tuple[LayerEqualisation, ...]:
-    """Folds scales into the norm weights of all layers whose keys are rotated.
+    """Fold scales into the norm weights of all layers whose keys are rotated.
 
     Args:
         model: after ``ConvertPass``; changed in place, see ``fold``.
@@ -119,7 +119,7 @@ def equalise(
 def predict(
     found: Sequence[LayerNorms | NoNorms], plan: Plan, codec: Codec = INT4
 ) -> tuple[LayerEqualisation, ...]:
-    """What ``equalise`` would do for keys of a rotated codec.
+    """Return what ``equalise`` would do for keys of a rotated codec.
 
     Args:
         found: the norms of all layers of the plan.
@@ -132,7 +132,7 @@ def predict(
 
 
 def scales(query: Floats, key: Floats, groups: Ids, *, powers_of_two: bool) -> Floats:
-    """The scales of the query channels; those of the key channels are their inverses.
+    """Return the scales of the query channels; those of the key channels are their inverses.
 
     Args:
         query: weights of the queries' norm, or roots of measured energies, ``[D]``.
@@ -152,7 +152,7 @@ def scales(query: Floats, key: Floats, groups: Ids, *, powers_of_two: bool) -> F
 def layer_scales(
     norms: LayerNorms, query: Floats | None = None, key: Floats | None = None
 ) -> Floats:
-    """The scales of a layer.
+    """Return the scales of a layer.
 
     Args:
         norms: its norms.
@@ -179,7 +179,7 @@ def layer_scales(
 
 
 def fold(model: ir.Model, norms: LayerNorms, s: Floats, build: Builder | None = None) -> None:
-    """Multiplies the weight of a layer's query norm by s, and divides that of its key norm.
+    """Multiply the weight of a layer's query norm by s, and divide that of its key norm.
 
     The weights become new initializers, ``tq.q_norm.3`` and ``tq.k_norm.3``, for these two nodes;
     other nodes that read the old weights go on doing so. Scales of 1 change nothing.
@@ -207,7 +207,7 @@ def fold(model: ir.Model, norms: LayerNorms, s: Floats, build: Builder | None = 
 
 
 def score_noise(query: Floats, key: Floats, scale: float, codec: Codec) -> float:
-    """Standard deviation of a score, in nats, that quantised keys cause.
+    """Return standard deviation of a score, in nats, that quantised keys cause.
 
     Args:
         query: weights of the queries' norm, ``[D]``.
@@ -237,7 +237,7 @@ def _predicted(norms: LayerNorms | NoNorms, layer: LayerPlan, codec: Codec) -> L
 
 
 def _mean(energies: Floats, groups: Ids) -> Floats:
-    """The mean over the group of each channel."""
+    """Return the mean over the group of each channel."""
     sums = np.bincount(groups, energies)
     means: Floats = (sums / np.maximum(np.bincount(groups), 1))[groups]
     return means
@@ -251,7 +251,7 @@ def _scaled(norm: Norm, factor: Floats) -> Array:
 
 
 def _drop(graph: ir.Graph, value: ir.Value | None) -> None:
-    """Removes a constant that nothing reads any more, and what made it."""
+    """Remove a constant that nothing reads any more, and what made it."""
     if value is None or value.uses() or value.is_graph_output() or value.is_graph_input():
         return
     node = value.producer()

@@ -1,4 +1,4 @@
-"""Finds the weights of the norms in front of queries and keys, in a converted model.
+"""Find the weights of the norms in front of queries and keys, in a converted model.
 
 A converted model is where the search is the same for every dialect: queries are an input of
 ``TurboQuantDequantAttention``, and new keys one of the encoder whose cache it reads. From there
@@ -99,7 +99,7 @@ class NoNorms:
 
 @dataclass(eq=False)
 class _Reached:
-    """Where channels have come.
+    """A value that channels have reached.
 
     Attributes:
         ends: the inputs of TurboQuant nodes that they reach, as node, input and channels.
@@ -111,7 +111,7 @@ class _Reached:
 
 
 def find_norms(model: ir.Model, plan: Plan) -> tuple[LayerNorms | NoNorms, ...]:
-    """Finds the norms of all layers of a converted model, in the order of the plan.
+    """Find the norms of all layers of a converted model, in the order of the plan.
 
     Args:
         model: after ``ConvertPass``, with any preset; it is not changed.
@@ -157,7 +157,7 @@ def _layer(layer: ConvertedLayer, way: Way) -> LayerNorms:
 
 
 def _norm(role: str, operand: ir.Value | None, head_size: int) -> Norm:
-    """The one norm that an operand comes from."""
+    """Return the one norm that an operand comes from."""
     found: list[Norm] = []
     seen: set[ir.Node] = set()
     pending = [operand]

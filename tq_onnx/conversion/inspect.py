@@ -1,4 +1,4 @@
-"""Looks into a model file: what ``convert`` would find, or what it did. Nothing is changed."""
+"""Inspect a model file: find what ``convert`` would convert, or report what it did."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class EncodeNode(OperatorNode):
 
     @property
     def is_shortened(self) -> bool:
-        """Whether the cache leaves the graph without some of its rows."""
+        """True if the cache leaves the graph without some of its rows."""
         return self.output.name != self.pair.present
 
 
@@ -181,7 +181,7 @@ class ConvertedLayer:
 
     @property
     def is_shortened(self) -> bool:
-        """Whether a cache leaves the graph without some of its rows."""
+        """True if a cache leaves the graph without some of its rows."""
         return any(encoder.is_shortened for encoder in self.encoders)
 
 

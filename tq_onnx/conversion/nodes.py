@@ -42,7 +42,7 @@ class LayerNodes:
     past_length: ir.Value
 
     def encode(self, cache: Cache, operand: ir.Value, role: Role) -> ir.Value:
-        """A cache with new rows appended: uint8 ``[B, N, S, W]``."""
+        """Return a cache with new rows appended: uint8 ``[B, N, S, W]``."""
         build, plan, site, layer = self.build, self.plan, self.site, self.layer
         is_key = role == "key"
         codec = layer.key_of if is_key else layer.value_of
@@ -74,7 +74,7 @@ class LayerNodes:
         )
 
     def attend(self, operands: Operands, key: ir.Value, value: ir.Value) -> ir.Value:
-        """Attention over the new caches: ``[B, H, T, D]``."""
+        """Return attention over the new caches: ``[B, H, T, D]``."""
         build, plan, layer = self.build, self.plan, self.layer
         return build.op(
             Attention.name,

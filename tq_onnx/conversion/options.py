@@ -1,4 +1,4 @@
-"""What a user may ask for besides a preset: frozen data, and the choice of layers.
+"""Hold the options of a conversion besides its preset, and the choice of layers.
 
 Every option combines with every preset that has what it is about. Layers that are left out stay
 uncompressed: their caches are ``raw``, uint8 as those of all others.
@@ -53,7 +53,7 @@ class Options:
 
 
 def preset_of(name: str) -> Preset:
-    """The preset of that name.
+    """Return the preset of that name.
 
     Raises:
         UsageError: there is none.
@@ -64,7 +64,7 @@ def preset_of(name: str) -> Preset:
 
 
 def adapted(preset: Preset, options: Options) -> Preset:
-    """The preset with the bits and the rotation that were asked for.
+    """Return the preset with the bits and the rotation that were asked for.
 
     Raises:
         UsageError: a codec has no such bits, or the rotation is unknown or has nothing to rotate.
@@ -106,7 +106,7 @@ def _codec(codec: Codec, bits: int | None, what: str, preset: Preset) -> Codec:
 
 
 def compressed_layers(options: Options, count: int) -> frozenset[int]:
-    """The layers to compress, of a model with so many.
+    """Return the layers to compress, of a model with so many.
 
     Raises:
         UsageError: the choice cannot be read, names layers that are not there, or leaves none.
@@ -140,7 +140,7 @@ def compressed_layers(options: Options, count: int) -> frozenset[int]:
 
 
 def _parse(text: str) -> frozenset[int]:
-    """The layers of ``4-12`` or ``0,2-5``."""
+    """Return the layers of ``4-12`` or ``0,2-5``."""
     named: set[int] = set()
     for part in text.split(","):
         found = re.fullmatch(r"\s*(\d{1,5})(?:\s*-\s*(\d{1,5}))?\s*", part)

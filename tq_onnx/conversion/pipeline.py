@@ -55,7 +55,7 @@ def convert(
     external_data: ExternalData | None = None,
     on_progress: OnProgress | None = None,
 ) -> ConversionReport:
-    """Converts a model file.
+    """Convert a model file.
 
     Args:
         path: the original; it is never changed.
@@ -116,7 +116,7 @@ class Prepared:
     equalisation: tuple[LayerEqualisation, ...] = ()
 
     def report(self, files: SavedFiles) -> ConversionReport:
-        """The report of the conversion, once it is written."""
+        """Return the report of the conversion, once it is written."""
         before, after = self.bytes_before, self.bytes_after
         source = self.loaded.path
         return ConversionReport(
@@ -141,7 +141,7 @@ def prepare(
     on_load: Callable[[LoadedModel], None] | None = None,
     original: Original | None = None,
 ) -> Prepared:
-    """Everything of ``convert`` but the writing, for callers that write several files together.
+    """Do all of ``convert`` except the writing, for callers that write several files together.
 
     Args:
         path: the original; it is never changed.
@@ -220,7 +220,7 @@ def _tell(on_progress: OnProgress | None, step: str) -> None:
 
 
 def converted_bytes(model: ir.Model, plan: Plan) -> int:
-    """Bytes of one token in the caches of a converted model, from the types of its caches.
+    """Return the bytes of one token in a converted model, from the types of its caches.
 
     Raises:
         KeyError: a cache of the plan is not there, or its row width is not in its type.

@@ -1,4 +1,4 @@
-"""Makes the plan of a conversion from what was recognised and what was asked for."""
+"""Make the plan of a conversion from what was recognised and what was asked for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RAW: Final = Codec(RAW, 32)
 
 
 def make_plan(recognition: Recognition, preset: Preset, options: Options = DEFAULT_OPTIONS) -> Plan:
-    """Plans the conversion of every layer.
+    """Plan the conversion of every layer.
 
     Args:
         recognition: what was found in the model.
@@ -77,7 +77,7 @@ def _uncompressed(preset: Preset) -> Preset:
 
 
 def _check_elements(layers: Sequence[LayerPlan]) -> None:
-    """One function body writes the raw rows of all layers, and knows one element type."""
+    """Refuse raw rows of several element types: one function body writes those of all layers."""
     types = sorted({layer.dtype for layer in layers})
     if len(types) > 1 and any(codec.is_raw for layer in layers for codec in layer.codecs):
         raise UnsupportedModelError(

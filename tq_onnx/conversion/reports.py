@@ -1,4 +1,4 @@
-"""What ``convert`` and ``inspect`` report: frozen, JSON-able data."""
+"""Define the reports of ``convert`` and ``inspect``: frozen, JSON-able data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tq_onnx.plan import Plan
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """What a conversion did.
+    """The report of a conversion.
 
     Attributes:
         source: the original model.
@@ -64,7 +64,7 @@ class Miss:
 
 @dataclass(frozen=True)
 class PresetOffer:
-    """What a preset would make of the caches; ``refusal`` says why it cannot, or is empty."""
+    """The caches with one preset; ``refusal`` says why the preset cannot be used, or is empty."""
 
     preset: str
     bytes_per_token: int | None
@@ -74,7 +74,7 @@ class PresetOffer:
 
 @dataclass(frozen=True)
 class InspectionReport:
-    """What is in a model.
+    """The report of an inspection.
 
     Attributes:
         model: its path.
@@ -103,5 +103,5 @@ class InspectionReport:
 
     @property
     def is_converted(self) -> bool:
-        """Whether it is a converted model."""
+        """True if it is a converted model."""
         return self.plan is not None

@@ -59,7 +59,7 @@ class ConvertPass(ir.passes.InPlacePass):
         self._recognition = recognition
 
     def requires(self, model: ir.Model) -> None:
-        """The recognition belongs to the model, is complete, and the plan is made from it."""
+        """Require a complete recognition of this model, and a plan that is made from it."""
         found = self._recognition
         if found.misses or not found.sites:
             raise ir.passes.PreconditionError("the model was not recognised completely")
@@ -70,7 +70,7 @@ class ConvertPass(ir.passes.InPlacePass):
             raise ir.passes.PreconditionError("the recognition belongs to another model")
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrites the model in place."""
+        """Rewrite the model in place."""
         graph = model.graph
         build = Builder(graph)
         live = live_nodes(graph.outputs)
@@ -98,7 +98,7 @@ class ConvertPass(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified=True)
 
     def ensures(self, model: ir.Model) -> None:
-        """Caches are uint8, only our nodes and shape questions read them, the order is valid."""
+        """Ensure uint8 caches, read only by our nodes and Shape, and a valid order of nodes."""
         inputs = {value.name: value for value in model.graph.inputs}
         outputs = {value.name: value for value in model.graph.outputs}
         for layer in self._plan.layers:
@@ -115,7 +115,7 @@ class ConvertPass(ir.passes.InPlacePass):
         _check_order(model.graph)
 
     def _prepare(self, build: Builder, graph: ir.Graph) -> None:
-        """Makes what needs nothing but graph inputs, in front of everything."""
+        """Make what needs nothing but graph inputs, in front of everything."""
         first = next(iter(graph))
         sites = self._recognition.sites
         with build.before(first, SCOPE):
@@ -165,7 +165,7 @@ class ConvertPass(ir.passes.InPlacePass):
         return self._grown_length(build, site)
 
     def _grown_length(self, build: Builder, site: Site) -> ir.Value:
-        """Past length of a growing cache: its size. All layers grow alike unless one is cut."""
+        """Return the past length of a growing cache: its size. Layers grow alike, unless cut."""
         sites = self._recognition.sites
         alike = not any(cache.cut for one in sites for cache in (one.key, one.value))
         past = (sites[0] if alike else site).key.past
@@ -174,7 +174,7 @@ class ConvertPass(ir.passes.InPlacePass):
 
 
 def _downstream(values: Iterable[ir.Value]) -> set[ir.Node]:
-    """All nodes that read the values, or what is computed from them."""
+    """Return all nodes that read the values, or what is computed from them."""
     nodes: set[ir.Node] = set()
     pending = list(values)
     while pending:
@@ -186,7 +186,7 @@ def _downstream(values: Iterable[ir.Value]) -> set[ir.Node]:
 
 
 def _remove(graph: ir.Graph, dead: set[ir.Node]) -> None:
-    """Removes nodes, and initializers that only they used."""
+    """Remove nodes, and initializers that only they used."""
     own = {node for node in dead if node.graph is graph}
     used = {value for node in own for value in _read(node) if value.is_initializer()}
     graph.remove(own, safe=True)

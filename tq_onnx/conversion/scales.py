@@ -1,4 +1,4 @@
-"""What a conversion does to a converted graph so that its own keys and values quantise better.
+"""Fold scales and offsets into a converted graph, so that its keys and values quantise better.
 
 Two things, both exact: scores and results of the unquantised model stay what they were.
 
@@ -45,7 +45,7 @@ _NO_SCALES: Final = np.ones((1, 1), np.float32)
 def adapt(
     model: ir.Model, plan: Plan, options: Options, calibration: Calibration | None
 ) -> tuple[Plan, tuple[LayerEqualisation, ...]]:
-    """Gives a converted model scales and offsets, in place.
+    """Give a converted model scales and offsets, in place.
 
     Args:
         model: after ``ConvertPass``.
@@ -88,7 +88,7 @@ def adapt(
 
 
 def _fold(model: ir.Model, plan: Plan) -> tuple[dict[int, Scales], tuple[LayerEqualisation, ...]]:
-    """Folds scales into norm weights; returns them, ``[N, D]`` by layer, in the keys' order."""
+    """Fold scales into norm weights; return them, ``[N, D]`` by layer, in the keys' order."""
     found = find_norms(model, plan)
     scales = {
         layer.layer: layer_scales(norms)
@@ -133,7 +133,7 @@ class _Calibrated:
         self._fillers: set[ir.Value] = set()
 
     def adapt(self, layer: ConvertedLayer) -> LayerPlan:
-        """Gives a layer its offsets, and scales if it has none; returns what it is now."""
+        """Give a layer its offsets, and scales if it has none; return what it is now."""
         plan = layer.plan
         if not plan.centered:
             return plan
@@ -165,13 +165,13 @@ class _Calibrated:
         return replace(plan, adaptation=_digest(*held))
 
     def drop_fillers(self) -> None:
-        """Removes the fillers that no layer needs any more."""
+        """Remove the fillers that no layer needs any more."""
         for filler in self._fillers:
             if not filler.uses():
                 self._graph.initializers.pop(filler.name or "", None)
 
     def _multiply(self, layer: ConvertedLayer, scales: Scales) -> None:
-        """Queries times s, new keys over s."""
+        """Multiply queries by s, and divide new keys by s."""
         plan, attention, key = layer.plan, layer.attention, layer.key
         group = plan.num_heads // plan.kv_num_heads
         query_scales = np.repeat(scales, group, axis=0)
@@ -193,7 +193,7 @@ class _Calibrated:
 
 
 def _digest(*arrays: npt.NDArray[np.float32]) -> str:
-    """Tells what keys were divided by, and what was taken from keys and values."""
+    """Tell what keys were divided by, and what was taken from keys and values."""
     content = hashlib.sha256()
     for array in arrays:
         content.update(np.ascontiguousarray(array, "<f4").tobytes())
@@ -201,5 +201,5 @@ def _digest(*arrays: npt.NDArray[np.float32]) -> str:
 
 
 def _dtype(operand: ir.Value, layer: LayerPlan) -> ir.DataType:
-    """Element type of queries, or of new keys."""
+    """Return element type of queries, or of new keys."""
     return ir.DataType[layer.dtype] if operand.dtype is None else operand.dtype

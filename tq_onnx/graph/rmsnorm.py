@@ -78,7 +78,7 @@ class RmsNorm:
 
     @property
     def is_of_last_axis(self) -> bool:
-        """Whether the mean is along the last axis."""
+        """True if the mean is along the last axis."""
         if not self.is_operator:
             return True
         last = (rank(self.node.outputs[0]) or 0) - 1
@@ -132,7 +132,7 @@ def _formula(value: ir.Value | None) -> tuple[ir.Value, float] | None:
 
 
 def _below_root(value: ir.Value | None, *, inverse: bool) -> ir.Value | None:
-    """What a value is the root of, or one over the root of."""
+    """Return the number whose root, or inverse root, a value is."""
     node = above_casts(value)
     if node is None:
         return None
@@ -149,7 +149,7 @@ def _below_root(value: ir.Value | None, *, inverse: bool) -> ir.Value | None:
 
 
 def _mean_square(value: ir.Value | None) -> tuple[ir.Value, float] | None:
-    """The numbers X and the epsilon of mean(X^2) + epsilon."""
+    """Return the numbers X and the epsilon of mean(X^2) + epsilon."""
     node = above_casts(value)
     if node is None or kind(node) != "Add":
         return None
@@ -168,7 +168,7 @@ def _mean_square(value: ir.Value | None) -> tuple[ir.Value, float] | None:
 
 
 def _is_last_mean(node: ir.Node) -> bool:
-    """Whether a node is the mean along the last axis."""
+    """Return True if a node is the mean along the last axis."""
     if kind(node) != "ReduceMean":
         return False
     given = integers(node.inputs[1]) if len(node.inputs) > 1 else None
@@ -178,12 +178,12 @@ def _is_last_mean(node: ir.Node) -> bool:
 
 
 def _keeps_rank(node: ir.Node) -> bool:
-    """Whether a mean keeps the axis that it is of, in a known rank."""
+    """Return True if a mean keeps the axis that it is of, in a known rank."""
     return attribute_int(node, "keepdims", 1) == 1 and rank(node.outputs[0]) is not None
 
 
 def _square(node: ir.Node | None) -> ir.Value | None:
-    """What a node squares."""
+    """Return the value that a node squares."""
     if node is None or kind(node) not in ("Pow", "Mul"):
         return None
     base, other = node.inputs
@@ -195,7 +195,7 @@ def _square(node: ir.Node | None) -> ir.Value | None:
 
 
 def _is_over_mean(value: ir.Value | None) -> bool:
-    """Whether a value is numbers times, or over, what some mean along the last axis is."""
+    """Return True if a value is numbers times, or over, what some mean along the last axis is."""
     node = above_casts(value)
     if node is None or kind(node) not in ("Mul", "Div"):
         return False
@@ -228,7 +228,7 @@ def constant_channels(value: ir.Value | None, head_size: int) -> Array | None:
 
 
 def _constant(value: ir.Value | None, size: int, depth: int) -> Array | None:
-    """A small constant, or what a model makes of one by itself, as 1 + weight or a Cast."""
+    """Return a small constant, or what a model makes of one by itself, as 1 + weight or a Cast."""
     if value is None or depth == 0 or value.is_graph_input():
         return None
     node = value.producer()

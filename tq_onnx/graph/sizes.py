@@ -57,7 +57,7 @@ def _walk(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value, Sizes | None]]:
     known: dict[ir.Value, Sizes | None] = {}
 
     def numbers(value: ir.Value | None) -> Sizes | None:
-        """A short list of integers; a scalar is a list of one."""
+        """Return a short list of integers; a scalar is a list of one."""
         if value is None:
             return None
         if value not in known:
@@ -81,7 +81,7 @@ def _walk(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value, Sizes | None]]:
 
 
 def _parts(node: ir.Node, lengths: Sizes | None) -> list[Sizes | None]:
-    """Shapes of the outputs of a Split."""
+    """Return the shapes of the outputs of a Split."""
     shape = sizes(operand(node, 0))
     if not shape:
         return [None] * len(node.outputs)
@@ -135,7 +135,7 @@ def _replace(output: ir.Value, found: Sizes) -> None:
 
 
 def _agree(told: Sizes, found: Sizes) -> bool:
-    """Whether two shapes have as many dimensions, and no two numbers that differ."""
+    """Return True if two shapes have as many dimensions, and no two numbers that differ."""
     return len(told) == len(found) and all(
         here == there
         for here, there in zip(told, found, strict=True)

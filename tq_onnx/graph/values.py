@@ -81,7 +81,7 @@ def widened(value: ir.Value) -> list[ir.Value]:
 
 
 def holds(wide: ir.DataType | None, narrow: ir.DataType | None) -> bool:
-    """Whether every number of one float type is one of the other."""
+    """Return True if every number of one float type is one of the other."""
     if wide is None or narrow is None or not narrow.is_floating_point():
         return False
     return wide is narrow or (wide in _WIDE and narrow.bitwidth < wide.bitwidth)

@@ -252,7 +252,7 @@ def _files(root: Path, folder: Path, left_out: list[LeftOut]) -> Iterator[str]:
 
 
 def _is_file(path: Path, root: Path, where: Path) -> bool:
-    """Whether a path is a regular file, here or where a link may lead."""
+    """Return True if a path is a regular file, here or where a link may lead."""
     if path.is_symlink():
         try:
             real = path.resolve(strict=True)

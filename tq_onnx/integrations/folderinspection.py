@@ -37,7 +37,7 @@ class FolderInspection:
 
     @property
     def is_converted(self) -> bool:
-        """Whether the decoders are converted ones, all of them."""
+        """True if the decoders are converted ones, all of them."""
         return not self.of_role("decoder")
 
     def of_role(self, role: str) -> tuple[FolderModel, ...]:

@@ -181,7 +181,7 @@ def _picked(scores: npt.NDArray[np.float64], ids: npt.NDArray[np.int64]) -> npt.
 
 
 class Sums:
-    """Running sums of everything in ``QualityFigures``, and two numbers of each position."""
+    """Sums of everything in ``QualityFigures``, and two numbers of each position."""
 
     def __init__(self) -> None:
         self._kl: list[npt.NDArray[np.float64]] = []

@@ -70,7 +70,7 @@ class MemoryFigures:
 
     @property
     def ratio(self) -> float:
-        """How many times smaller the caches became."""
+        """The factor by which the caches became smaller."""
         return self.original_bytes / self.converted_bytes
 
 

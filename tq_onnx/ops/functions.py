@@ -52,7 +52,7 @@ def function_protos(
     has_offset: bool = False,
     element: str = "float32",
 ) -> list[onnx.FunctionProto]:
-    """FunctionProtos for a model whose caches use these codecs.
+    """Return FunctionProtos for a model whose caches use these codecs.
 
     All nodes of a model must agree about the optional inputs, because a function has none: a node
     has the inputs up to the last one that the model uses, and those in between that it does not use
@@ -85,7 +85,7 @@ def function_protos(
 
 
 def decoder_function_protos(names: Iterable[str]) -> list[onnx.FunctionProto]:
-    """FunctionProtos of the decoder's other operators, each of one function.
+    """Return FunctionProtos of the decoder's other operators, each of one function.
 
     Args:
         names: those of the operators that a model uses, of ``domain.DECODER``.
@@ -111,7 +111,7 @@ def _add_with_pieces(proto: onnx.FunctionProto, protos: dict[str, onnx.FunctionP
 
 
 def _nodes(nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Nodes, those of branches included."""
+    """Yield nodes, those of branches included."""
     for node in nodes:
         yield node
         for attribute in node.attribute:
@@ -119,7 +119,7 @@ def _nodes(nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def _proto(body: OnnxFunction[..., Any]) -> onnx.FunctionProto:
-    """The function with names in the style of ONNX operators, documentation unindented."""
+    """Return the function with names in the style of ONNX operators, documentation unindented."""
     proto = body.to_function_proto()
     proto.name = operator_style(proto.name)
     proto.doc_string = inspect.cleandoc(proto.doc_string)

@@ -188,7 +188,7 @@ def render_header() -> str:
 
 
 def _any_of(kinds: Iterable[CodecKind]) -> str:
-    """The C++ condition that a kind is one of these."""
+    """Return the C++ condition that a kind is one of these."""
     return " || ".join(f"kind == Kind::{_enumerator(kind.name)}" for kind in kinds)
 
 
@@ -250,7 +250,7 @@ def _assertions() -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes or checks the header; returns the exit status."""
+    """Write or check the header; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tq_onnx.ops.header", description=__doc__)
     parser.add_argument("path", type=Path, help="the header file")
     parser.add_argument("--check", action="store_true", help="only compare; status 1 if it differs")

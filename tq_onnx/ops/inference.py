@@ -109,7 +109,7 @@ def _check_offsets(node: Node, heads: Size, head_size: Size) -> None:
 
 
 def _slots(context: InferenceContext, capacity: Size, new: Size) -> Size:
-    """S = max(P, max(past_length) + T), if all of it is constant."""
+    """Return S = max(P, max(past_length) + T), if all of it is constant."""
     lengths: onnx.TensorProto | None = context.get_input_data(Encode.past_length.slot)
     if lengths is None or not isinstance(capacity, int) or not isinstance(new, int):
         return None

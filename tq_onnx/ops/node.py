@@ -1,4 +1,4 @@
-"""What type and shape inference sees of one node, with errors that name it.
+"""Show one node to type and shape inference, with errors that name it.
 
 Sizes are ``int``, ``str`` (a symbol) or None (unknown).
 """
@@ -27,7 +27,7 @@ class Node:
     """The inputs and attributes of one node, with errors that name it."""
 
     def __init__(self, context: InferenceContext, floats: Input) -> None:
-        """``floats`` is the input that has the model's element type and the head size."""
+        """Read the node; ``floats`` is the input with the model's element type and head size."""
         self.context = context
         self.floats = floats
 

@@ -55,7 +55,7 @@ class Parameter:
 
     @property
     def is_optional(self) -> bool:
-        """Whether a node may lack it."""
+        """True if a node may lack it."""
         return self.when is not None
 
 
@@ -132,7 +132,7 @@ class Operator:
 
     @classmethod
     def is_node(cls, node: ir.Node) -> bool:
-        """Whether a node is one of this operator."""
+        """Return True if a node is one of this operator."""
         return node.domain == DOMAIN and node.op_type == cls.name
 
     @classmethod

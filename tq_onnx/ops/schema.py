@@ -77,7 +77,7 @@ def schema_of(operator: type[Operator]) -> OpSchema:
 
 
 def is_registered() -> bool:
-    """Whether onnx knows all operators."""
+    """Return True if onnx knows all operators."""
     return all(onnx.defs.has(operator.name, DOMAIN) for operator in OPERATORS)
 
 

@@ -92,7 +92,7 @@ class InfoReport:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with the library, the provider and the model."""
+        """The problems of the library, the provider and the model."""
         found = (self.library.problem, self.provider.problem if self.provider else None)
         return [problem for problem in found if problem is not None]
 
@@ -158,7 +158,7 @@ def _library() -> LibraryReport:
 
 
 def _packages() -> dict[str, str | None]:
-    """Versions by name, and which other package ONNX Runtime is from, if it is."""
+    """Return the versions by name, and which other package ONNX Runtime is from, if it is."""
     found = {name: _version(name) for name in _PACKAGES}
     others = {one.package: _version(one.package) for one in PROVIDERS.values()}
     return {**found, **{name: version for name, version in others.items() if version}}

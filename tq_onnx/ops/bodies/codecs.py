@@ -1,4 +1,4 @@
-"""Which pieces of the bodies write and read the rows of a codec.
+"""Choose the pieces of the bodies that write and read the rows of a codec.
 
 Both operators' bodies are put together from them (``tq_onnx.ops.bodies.operators``). The pieces of
 a kind stand in one module, with the row of the table that names them.
@@ -17,10 +17,10 @@ _PIECES: Final[Mapping[str, Pieces]] = {**rotated.PIECES, **unrotated.PIECES, **
 
 
 def writer(codec: Codec, element: str) -> Writer:
-    """How rows of the codec are made in a model of this element type."""
+    """Return the pieces that write rows of the codec, in a model of this element type."""
     return _PIECES[codec.kind](codec, element)[0]
 
 
 def reader(codec: Codec, element: str) -> Reader:
-    """How attention reads rows of the codec in a model of this element type."""
+    """Return the pieces that read rows of the codec, in a model of this element type."""
     return _PIECES[codec.kind](codec, element)[1]

@@ -20,7 +20,7 @@ Make = Callable[["Composer"], ir.Value]
 
 
 def operator_style(name: str) -> str:
-    """A Python name in the style of ONNX operators."""
+    """Return a Python name in the style of ONNX operators."""
     return "".join(word.capitalize() for word in name.split("_"))
 
 
@@ -28,7 +28,7 @@ class Composer:
     """Nodes of a function, or of a branch in it."""
 
     def __init__(self, suffix: str = "") -> None:
-        """The suffix keeps the names of branches apart."""
+        """Store the suffix, which keeps the names of branches apart."""
         self.nodes: list[ir.Node] = []
         self._suffix = suffix
 
@@ -56,14 +56,14 @@ class Composer:
     def standard(
         self, result: str, op_type: str, inputs: Sequence[ir.Value], **attributes: int
     ) -> ir.Value:
-        """A node of standard ONNX."""
+        """Return a node of standard ONNX."""
         given = [ir.AttrInt64(name, value) for name, value in attributes.items()]
         return self._node(result, op_type, inputs, given)
 
     def choose(
         self, result: str, index: Attribute, cases: Mapping[int, Make], past_length: ir.Value
     ) -> ir.Value:
-        """What one of the cases makes: the one of the number that is the operator's attribute.
+        """Return the outputs of one case, chosen by the operator's attribute.
 
         A case must not capture the result of a Cast: where that follows another Cast, onnxruntime
         without optimisations drops both, as it does not look into branches.

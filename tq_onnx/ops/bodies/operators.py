@@ -27,7 +27,7 @@ Pairs = Sequence[tuple[Codec, Codec]]
 
 @dataclass(frozen=True)
 class Model:
-    """What the bodies need to know of a model.
+    """The facts of a model that the bodies need.
 
     Attributes:
         codecs: all codecs of its caches, in the order of the attributes that choose.
@@ -47,12 +47,12 @@ class Model:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether there is anything to choose."""
+        """True if there is anything to choose."""
         return len(self.codecs) > 1
 
     @property
     def features(self) -> frozenset[Feature]:
-        """What decides the optional inputs and attributes of the operators."""
+        """The features that decide the optional inputs and attributes of the operators."""
         features: dict[Feature, bool] = {
             "bias": self.has_bias,
             "sink": self.has_sink,
@@ -62,12 +62,12 @@ class Model:
         return frozenset(feature for feature, there in features.items() if there)
 
     def number(self, codec: Codec) -> int:
-        """What the attributes that choose call a codec."""
+        """Return the name of a codec in the attributes that choose."""
         return self.codecs.index(codec)
 
 
 def body_codecs(pairs: Pairs) -> tuple[Codec, ...]:
-    """The codecs of a model in the order that ``codec_index`` counts in.
+    """Return the codecs of a model in the order that ``codec_index`` counts in.
 
     Args:
         pairs: codecs of keys and values, of one layer after the other.
@@ -78,7 +78,7 @@ def body_codecs(pairs: Pairs) -> tuple[Codec, ...]:
 def _rotation(
     body: Composer, table: ir.Value, head_size: ir.Value, codec: Codec, others: Sequence[Codec]
 ) -> ir.Value:
-    """A rotation, of the codec's size also where nodes with other codecs come with another one."""
+    """Return a rotation of the codec's size, if nodes with other codecs bring another one."""
     sizes = {each.is_rotated and each.coordinates(1) for each in others}
     if len(sizes) == 1:
         return table
@@ -88,7 +88,7 @@ def _rotation(
 
 
 def encode_function(model: Model) -> ir.Function:
-    """The body of TurboQuantEncode."""
+    """Return the body of TurboQuantEncode."""
     given = _values(Encode, model)
     body = Composer()
     vectors = given["vectors"]
@@ -121,7 +121,7 @@ def _rows(
 
 
 def attention_function(model: Model) -> ir.Function:
-    """The body of TurboQuantDequantAttention."""
+    """Return the body of TurboQuantDequantAttention."""
     given = _values(Attention, model)
     body = Composer()
     made = _Attention(model, body, given)
@@ -147,7 +147,7 @@ class _Attention:
         self.total = body.call("total", attention.total_length, [query, given["past_length"]])
 
     def weights(self) -> tuple[ir.Value, ir.Value]:
-        """Weights of the values [B, H, T, S], and which keys are visible."""
+        """Return the weights of the values [B, H, T, S], and which keys are visible."""
         body, given, model = self.body, self.given, self.model
         visible = body.call(
             "visible",
@@ -191,7 +191,7 @@ class _Attention:
         return body.call("plain_scores", attention.key_scores, inputs, forwarded=(Attention.scale,))
 
     def sums(self, weights: ir.Value, visible: ir.Value) -> ir.Value:
-        """Weighted sums of the values, float32 [B, H, T, D]."""
+        """Return weighted sums of the values, float32 [B, H, T, D]."""
         body, model = self.body, self.model
         values = dict.fromkeys(value for _, value in model.pairs)
         cases = {
@@ -221,7 +221,7 @@ class _Attention:
         return body.call("turned_back", attention.rotated_back, [sums, rotation])
 
     def _read(self, body: Composer, side: str, codec: Codec) -> tuple[ir.Value, ir.Value]:
-        """Coordinates [B, N, S, C] of the live rows of a cache, and their scales [B, N, S]."""
+        """Return coordinates [B, N, S, C] of the live rows of a cache, and scales [B, N, S]."""
         how = reader(codec, self.model.element)
         cache = [self.given[f"{side}_cache"], self.total]
         rows = body.call(f"{side}_rows", attention.live_rows, cache)

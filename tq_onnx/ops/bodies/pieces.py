@@ -17,7 +17,7 @@ ALL_TABLES: Final = ("rotation", "centroids", "boundaries")
 
 @dataclass(frozen=True)
 class Writer:
-    """How the rows of a codec are made.
+    """The pieces that write the rows of a codec.
 
     Attributes:
         rows: vectors, then ``tables``, to rows.
@@ -34,7 +34,7 @@ class Writer:
 
 @dataclass(frozen=True)
 class Reader:
-    """How attention reads the rows of a codec.
+    """The pieces that read the rows of a codec.
 
     Attributes:
         coordinates: rows, head size and, if the codec is rotated, centroids to coordinates.

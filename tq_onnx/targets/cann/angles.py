@@ -55,7 +55,7 @@ class Angles:
 def read_angles(
     cosines: ir.Value, sines: ir.Value, shape: Sequence[str | int], positions: int
 ) -> Angles:
-    """What two values are as functions of positions.
+    """Return two values as functions of positions.
 
     Args:
         cosines: a value that broadcasts to ``shape``.
@@ -87,7 +87,7 @@ def read_angles(
 
 
 def read_table(value: ir.Value) -> Array:
-    """A constant table, float32 ``[P, width]``.
+    """Return a constant table, float32 ``[P, width]``.
 
     Raises:
         NoMatch: it is not constant, or no table.
@@ -99,7 +99,7 @@ def read_table(value: ir.Value) -> Array:
 
 
 def position_ids(build: Builder, ids: ir.Value) -> ir.Value:
-    """Positions as int64 ``[B, T]`` or ``[1, T]``, made before the node that ``build`` is at."""
+    """Make positions, int64 ``[B, T]`` or ``[1, T]``, before the node that ``build`` is at."""
 
     def make() -> ir.Value:
         made = ids
@@ -122,7 +122,7 @@ def position_ids(build: Builder, ids: ir.Value) -> ir.Value:
 
 
 def table(build: Builder, name: str, numbers: Array) -> ir.Value:
-    """A table as a constant; the same numbers give the same one."""
+    """Return a table as a constant; the same numbers give the same one."""
     digest = hashlib.sha256(numbers.tobytes()).hexdigest()[:8]
     return build.constant(f"tq.{name}.{len(numbers)}x{numbers.shape[1]}.{digest}", numbers)
 
@@ -130,7 +130,7 @@ def table(build: Builder, name: str, numbers: Array) -> ir.Value:
 def _evaluated(
     values: Sequence[ir.Value], ids: ir.Value, numbers: Array, lookups: Sequence[ir.Node]
 ) -> list[Array]:
-    """Values for given positions, ``[B, T]``."""
+    """Return values for given positions, ``[B, T]``."""
     dtype = np.int64 if ids.dtype is None else ids.dtype.numpy()
     given = {ids: (numbers[0] if rank(ids) == 1 else numbers).astype(dtype)}
     for gather in lookups:
@@ -154,7 +154,7 @@ def _broadcast(numbers: Array, shape: Sequence[str | int], sizes: tuple[int, ...
 
 
 def _source(*values: ir.Value) -> tuple[ir.Value, list[ir.Node]]:
-    """The positions that floats are computed from, and the nodes that look into tables by them."""
+    """Return the positions that numbers are computed from, and the nodes that look up by them."""
     roots: set[ir.Value] = set()
     lookups: list[ir.Node] = []
     seen: set[ir.Node] = set()
@@ -186,7 +186,7 @@ def _rows(gather: ir.Node) -> int | None:
 
 
 def _before_views(value: ir.Value) -> ir.Value:
-    """The positions that a value is another view of: the first of them with at most two axes."""
+    """Return the positions that a value is a view of: the first with at most two axes."""
     found = value
     for _ in range(_MAX_STEPS):
         if value.dtype in _INTEGERS and rank(value) in (1, 2):

@@ -1,4 +1,4 @@
-"""What CANNExecutionProvider runs when it runs operators one by one (``enable_cann_graph=0``).
+"""Know what CANNExecutionProvider runs one by one (``enable_cann_graph=0``).
 
 Read off onnxruntime-cann 1.24.4: a floating-point node that is not listed here goes to the CPU, its
 inputs and outputs are copied between host and device, and nothing says so.
@@ -66,13 +66,13 @@ _NOT_FLOATS: Final = frozenset(
 
 
 def is_float(value: ir.Value) -> bool:
-    """Whether a value is of floating-point numbers, or may be: where a graph does not tell."""
+    """Return True if a value is floating-point, or may be where a graph does not tell."""
     return value.dtype not in _NOT_FLOATS
 
 
 @dataclass(frozen=True)
 class LeftOver:
-    """What the provider would not run, or not rightly.
+    """A node that the provider would not run correctly.
 
     Attributes:
         what: a clause.
@@ -84,7 +84,7 @@ class LeftOver:
 
 
 def left_over(model: ir.Model) -> Iterator[LeftOver]:
-    """What the provider would not run, or not rightly: nodes in graph order, then the opset."""
+    """Yield what the provider would not run correctly: nodes in graph order, then the opset."""
     caches = {v for v in model.graph.inputs if v.dtype is ir.DataType.UINT8}
     for node in model.graph:
         if node.domain == DOMAIN and node.op_type in _OWN:
@@ -123,7 +123,7 @@ def _is_other_float(value: ir.Value) -> bool:
 
 
 def declare_old_opset(model: ir.Model) -> None:
-    """Declares the opset that the provider knows, if all nodes mean the same in it."""
+    """Declare the opset that the provider knows, if all nodes mean the same in it."""
     standard = [node for node in model.graph if node.domain == ""]
     if model.opset_imports.get("", 0) <= NEWEST_OPSET or not all(map(_is_unchanged, standard)):
         return
@@ -134,7 +134,7 @@ def declare_old_opset(model: ir.Model) -> None:
 
 
 def _is_unchanged(node: ir.Node) -> bool:
-    """Whether a node means the same in an older opset, without the attributes that it lacks."""
+    """Return True if a node means the same in an older opset, which lacks some attributes."""
     # Both are about types of 8 bits and less, of which a Cast here makes none.
     return node.op_type in UNCHANGED and not any(
         value.dtype is not None and value.dtype.is_floating_point() and value.dtype.bitwidth <= 8
@@ -143,7 +143,7 @@ def _is_unchanged(node: ir.Node) -> bool:
 
 
 def _has_full_operand(node: ir.Node) -> bool:
-    """Whether one operand has the output's shape, so that only the other is broadcast.
+    """Return True if one operand has the output's shape, so that only the other is broadcast.
 
     The operand whose every dimension is at least the other's; unknown ones are different unless
     their names are the same. Operands of one rank and the same names need no broadcast at all.

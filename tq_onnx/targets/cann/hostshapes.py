@@ -46,7 +46,7 @@ _CALLS: Final = (_Sizes(31, 11, 17, 59), _Sizes(37, 13, 19, 61))
 
 
 def answer_shapes(model: ir.Model, build: Builder, plan: Plan) -> int:
-    """Answers every Shape node that asks about floats or a cache from ``plan.interface.tokens``.
+    """Answer every Shape node that asks about floats or a cache from ``plan.interface.tokens``.
 
     Returns:
         how many were answered; one that asks for something else stays.
@@ -85,7 +85,7 @@ def answer_shapes(model: ir.Model, build: Builder, plan: Plan) -> int:
 
 
 def shapes_by_name(value: ir.Value, names: Mapping[str, int]) -> dict[ir.Value, Array]:
-    """What the Shape nodes of floats answer from which a value is computed.
+    """Return the answers of the Shape nodes that a value is computed from.
 
     Args:
         value: the value.
@@ -108,7 +108,7 @@ def _is_on_device(value: ir.Value | None) -> bool:
 
 
 def _meaning(one: int, other: int) -> str | int | None:
-    """What a dimension is that has these sizes in the two calls."""
+    """Return the dimension that has these sizes in the two calls."""
     if one == other:
         return one if one >= 0 else None
     for meaning in (_BATCH, _TOKENS):
@@ -124,7 +124,7 @@ def _part(build: Builder, tokens: ir.Value, meaning: str | int | None) -> ir.Val
 
 
 def _inferred(model: ir.Model, plan: Plan, sizes: _Sizes) -> _Dims:
-    """Shapes of all values whose shape is a matter of the inputs' sizes alone."""
+    """Return the shapes of all values whose shape is a matter of the inputs' sizes alone."""
     proto = without_weights(model)
     del proto.graph.value_info[:]
     caches = {pair.past for layer in plan.layers for pair in (layer.key, layer.value)}

@@ -1,4 +1,4 @@
-"""What the kernels for CANN compute, so that a conversion for others is refused in time."""
+"""Know the limits of the kernels for CANN, to refuse other conversions in time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BLOCK: Final = 16
 
 
 def expect_kernels(plan: Plan) -> None:
-    """Refuses a plan with something that there are no kernels for.
+    """Refuse a plan with something that there are no kernels for.
 
     Raises:
         UsageError: a layer has it.
@@ -65,7 +65,7 @@ def _expect_whole_blocks(model: ir.Model) -> None:
 
 
 def _lacking(layer: LayerPlan, plan: Plan) -> Iterator[tuple[str, str]]:
-    """What a layer has that there are no kernels for, and what to do about it, if anything."""
+    """Return the part of a layer that has no kernel, and the advice for it, if any."""
     if layer.dtype not in _ELEMENTS:
         other = f"the element type {layer.dtype}, expected FLOAT or FLOAT16"
         yield other, "export it in float32 or float16"

@@ -1,4 +1,4 @@
-"""What moves numbers and computes none: transpositions, shapes, and parts of packed projections.
+"""Lower nodes that only move numbers: transpositions, shapes, parts of packed projections.
 
 - Transposed weights become constants. A Split, or Slices along the last axis, of a projection by a
   constant weight becomes a projection by a part of the weight
@@ -34,7 +34,7 @@ _TURN: Final = (0, 2, 1, 3)
 
 
 def lower_layout(model: ir.Model, build: Builder) -> int:
-    """Replaces what a decoder does to layouts.
+    """Replace what a decoder does to layouts.
 
     Args:
         model: a converted model, its arithmetic replaced already; changed in place, what is left
@@ -58,7 +58,7 @@ def lower_layout(model: ir.Model, build: Builder) -> int:
 
 
 def _cast(node: ir.Node, build: Builder) -> bool:
-    """Drops a Cast to the type that its operand has."""
+    """Drop a Cast to the type that its operand has."""
     del build
     source, output = node.inputs[0] if node.inputs else None, node.outputs[0]
     if kind(node) != "Cast" or source is None or source.dtype is not output.dtype:
@@ -67,7 +67,7 @@ def _cast(node: ir.Node, build: Builder) -> bool:
 
 
 def _reshape(node: ir.Node, build: Builder) -> bool:
-    """Gives a Reshape a constant shape, and the operand of the Reshapes before it."""
+    """Give a Reshape a constant shape, and the operand of the Reshapes before it."""
     source, output = node.inputs[0] if node.inputs else None, node.outputs[0]
     wanted = sizes(output)
     if kind(node) != "Reshape" or source is None or wanted is None:
@@ -88,7 +88,7 @@ def _reshape(node: ir.Node, build: Builder) -> bool:
 
 
 def _origin(value: ir.Value, wanted: Sizes) -> ir.Value:
-    """What Reshapes, of which none would be needed, have made a value of."""
+    """Return the value before Reshapes that are not needed."""
     while not _is_complete(value, wanted):
         maker = value.producer()
         above = maker.inputs[0] if maker is not None and kind(maker) == "Reshape" else None
@@ -99,7 +99,7 @@ def _origin(value: ir.Value, wanted: Sizes) -> ir.Value:
 
 
 def _is_complete(value: ir.Value, wanted: Sizes) -> bool:
-    """Whether a value has the sizes that are wanted, for certain."""
+    """Return True if a value has the sizes that are wanted, for certain."""
     return None not in wanted and sizes(value) == wanted
 
 
@@ -116,7 +116,7 @@ def _reshaped(origin: ir.Value, output: ir.Value, wanted: Sizes, build: Builder)
 def _before_norm(
     normalised: ir.Value, output: ir.Value, wanted: Sizes, build: Builder
 ) -> ir.Value | None:
-    """The same of what a norm has been given, where that makes one Reshape of two.
+    """Return the same of what a norm has been given, where that makes one Reshape of two.
 
     Exporters give heads to a norm of heads in one row with tokens, and take them apart after it.
     """
@@ -149,7 +149,7 @@ def _before_norm(
 
 
 def _target(source: Sizes | None, wanted: Sizes | None) -> tuple[int, ...] | None:
-    """The constant shape that makes one of the other; None if there is none for certain."""
+    """Return the constant shape that makes one of the other; None if there is none for certain."""
     if source is None or wanted is None:
         return None
     target = []
@@ -167,7 +167,7 @@ def _target(source: Sizes | None, wanted: Sizes | None) -> tuple[int, ...] | Non
 
 
 def _transpose(node: ir.Node, build: Builder) -> bool:
-    """Drops two Transposes that undo each other."""
+    """Drop two Transposes that undo each other."""
     del build
     source, output = node.inputs[0] if node.inputs else None, node.outputs[0]
     maker = None if source is None else source.producer()
@@ -209,7 +209,7 @@ def _turns(node: ir.Node) -> bool:
 
 
 def _bypass(output: ir.Value, source: ir.Value) -> bool:
-    """Lets readers of a value read what it is the same as; outputs keep their node."""
+    """Let readers of a value read what it is the same as; outputs keep their node."""
     if output.is_graph_output():
         return False
     output.replace_all_uses_with(source)

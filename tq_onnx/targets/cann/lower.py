@@ -1,4 +1,4 @@
-"""Rewrites a converted decoder so that CANNExecutionProvider runs all of it, operator by operator.
+"""Rewrite a converted decoder so that CANNExecutionProvider runs all of it, operator by operator.
 
     masks -> embedding -> norms -> shapes -> lengths -> rotary -> swish -> layout -> check
 
@@ -90,7 +90,7 @@ class LowerDecoderPass(ir.passes.InPlacePass):
         self._positions = positions
 
     def requires(self, model: ir.Model) -> None:
-        """Every layer of the plan has its operators."""
+        """Require that every layer of the plan has its operators."""
         converted_layers(model, self._plan)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -122,7 +122,7 @@ class LowerDecoderPass(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified=True)
 
     def ensures(self, model: ir.Model) -> None:
-        """Attention hides the future itself, and has no mask left."""
+        """Ensure that attention hides the future itself, and has no mask left."""
         for layer in converted_layers(model, self._plan):
             attention = layer.attention
             if attention.bias is not None or attribute_int(attention.node, "causal", 0) != 1:
@@ -153,7 +153,7 @@ class BakeOperatorsPass(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified=True)
 
     def ensures(self, model: ir.Model) -> None:
-        """Every operator of ours has its body."""
+        """Ensure that every TurboQuant operator has its body."""
         for name in _own(model):
             if (DOMAIN, name, "") not in model.functions:
                 raise ir.passes.PostconditionError(f"the body of {name} is missing")
@@ -179,7 +179,7 @@ def _refuse_left_over(model: ir.Model, misses: list[str]) -> None:
 
 
 def _named(shape: ir.Shape | None) -> ir.Shape | None:
-    """A shape whose every size has a name, by which it is known again further down."""
+    """Return a shape whose every size has a name, by which it is known again further down."""
     if shape is None:
         return None
     dims = [dim if isinstance(dim, int) else dim.value for dim in shape]
@@ -189,7 +189,7 @@ def _named(shape: ir.Shape | None) -> ir.Shape | None:
 
 
 def _drop_masks(model: ir.Model, plan: Plan) -> None:
-    """Takes masks away that hide the future, and nothing else."""
+    """Take masks away that hide the future, and nothing else."""
     layers = converted_layers(model, plan)
     shown: set[tuple[object, ...]] = set()  # layers share their masks
     for layer in layers:
@@ -210,7 +210,7 @@ def _drop_masks(model: ir.Model, plan: Plan) -> None:
 
 
 def _lower_lengths(model: ir.Model, build: Builder, plan: Plan) -> None:
-    """Has lengths read from inputs that stay on the host."""
+    """Have lengths read from inputs that stay on the host."""
     readers = [node for layer in converted_layers(model, plan) for node in layer.operators]
     for old in dict.fromkeys(reader.past_length for reader in readers):
         if not mask.is_past_length(old, plan, model):
@@ -222,7 +222,7 @@ def _lower_lengths(model: ir.Model, build: Builder, plan: Plan) -> None:
 
 
 def _remove_dead(model: ir.Model) -> None:
-    """Removes nodes that no output needs, those that only dead subgraphs read among them."""
+    """Remove nodes that no output needs, those that only dead subgraphs read among them."""
     live = live_nodes(model.graph.outputs)
     for node in model.graph:
         for inner in () if node in live else nested_nodes(node):
@@ -232,7 +232,7 @@ def _remove_dead(model: ir.Model) -> None:
 
 
 def _lower_positions(model: ir.Model, build: Builder, plan: Plan) -> None:
-    """Positions that are computed, and not an input, are counted without arithmetic."""
+    """Count computed positions without arithmetic."""
     proven = dict.fromkeys(model.graph.inputs, False)
     for node in RotaryEmbedding.nodes(model.graph):
         given = RotaryEmbedding.position_ids.of(node)

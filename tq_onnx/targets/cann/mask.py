@@ -40,7 +40,7 @@ _LENGTHS: Final = ((1, 1, 0), (2, 1, 5), (1, 4, 0), (2, 3, 4), (1, 7, 40), (1, 1
 
 
 def is_causal(attention: AttentionNode, plan: Plan, model: ir.Model) -> bool:
-    """Whether a layer's mask hides the future and nothing else.
+    """Return True if a layer's mask hides the future and nothing else.
 
     Args:
         attention: TurboQuantDequantAttention.
@@ -63,7 +63,7 @@ def is_causal(attention: AttentionNode, plan: Plan, model: ir.Model) -> bool:
 
 
 def complaint(attention: AttentionNode) -> str:
-    """What is wrong with the mask of a layer that is not causal, as a clause."""
+    """Return the problem of the mask of a layer that is not causal, as a clause."""
     return (
         "there is no mask"
         if attention.bias is None
@@ -72,7 +72,7 @@ def complaint(attention: AttentionNode) -> str:
 
 
 def _expect_no_contents(value: ir.Value, plan: Plan, model: ir.Model) -> None:
-    """Refuses a value that is computed from tokens or positions, and not from their number only.
+    """Refuse a value that is computed from tokens or positions, and not from their number only.
 
     Lengths can be tried out; what a prompt may be cannot: a mask may hide certain tokens.
     """
@@ -85,7 +85,7 @@ def _expect_no_contents(value: ir.Value, plan: Plan, model: ir.Model) -> None:
 def _inputs(
     plan: Plan, model: ir.Model, batch: int, tokens: int, past: int
 ) -> Iterator[tuple[ir.Value, Array]]:
-    """Inputs of a call without padding; caches have a size only."""
+    """Yield the inputs of a call without padding; caches have a size only."""
     caches = {pair.past for layer in plan.layers for pair in (layer.key, layer.value)}
     interface = plan.interface
     for value in model.graph.inputs:
@@ -107,7 +107,7 @@ def _inputs(
 def _hides_the_future(
     bias: Array, batch: int, tokens: int, past: int, *, already_causal: bool
 ) -> bool:
-    """Whether a bias is 0 for the past, and hides the future unless the operator does itself."""
+    """Return True if a bias is 0 for the past, and hides the future unless the operator does."""
     if bias.ndim != 4:
         return False
     try:
@@ -128,7 +128,7 @@ def drop_bias(attention: AttentionNode) -> None:
 
 
 def keep_all_rows(model: ir.Model, plan: Plan) -> int:
-    """Drops what puts zeros in the place of queries that see no key, as only those of padding do.
+    """Drop what puts zeros in the place of queries that see no key, as only those of padding do.
 
     Returns:
         how many there were.
@@ -153,7 +153,7 @@ def keep_all_rows(model: ir.Model, plan: Plan) -> int:
 
 
 def _is_always(condition: ir.Value, wanted: bool, plan: Plan, model: ir.Model) -> bool:
-    """Whether a condition ``[B, 1, T, 1]``, or smaller, is this in every call without padding."""
+    """Return True if a condition ``[B, 1, T, 1]`` or smaller is this in calls without padding."""
     try:
         _expect_no_contents(condition, plan, model)
         for call in _LENGTHS[:-1]:
@@ -167,7 +167,7 @@ def _is_always(condition: ir.Value, wanted: bool, plan: Plan, model: ir.Model) -
 
 
 def past_length(build: Builder, model: ir.Model, plan: Plan) -> ir.Value:
-    """How many tokens are in the caches, int64 ``[1]`` or ``[B]``, whatever their capacity.
+    """Return the number of tokens in the caches, int64 ``[1]`` or ``[B]``.
 
     From the mask; where there is none, from the position of each sequence's first new token.
 
@@ -189,7 +189,7 @@ def past_length(build: Builder, model: ir.Model, plan: Plan) -> ir.Value:
 
 
 def positions(build: Builder, model: ir.Model, plan: Plan) -> ir.Value | None:
-    """Positions of the new tokens by the mask, int64 ``[1, T]``; None where there is no mask."""
+    """Return the new tokens' positions by the mask, int64 ``[1, T]``; None without a mask."""
     mask = _mask(model, plan)
     if mask is None:
         return None
@@ -215,7 +215,7 @@ def _mask(model: ir.Model, plan: Plan) -> ir.Value | None:
 
 
 def _past_of_mask(build: Builder, mask: ir.Value, model: ir.Model, plan: Plan) -> ir.Value:
-    """The length of the mask without the new tokens, int64 ``[1]``.
+    """Return the length of the mask without the new tokens, int64 ``[1]``.
 
     No arithmetic: the provider takes additions and casts of integers to itself, and copies for
     each.
@@ -234,7 +234,7 @@ def _past_of_mask(build: Builder, mask: ir.Value, model: ir.Model, plan: Plan) -
 
 
 def _refusing_padding(build: Builder, mask: ir.Value, past: ir.Value) -> ir.Value:
-    """The length, read in a way that fails where the mask has a 0."""
+    """Return the length, read in a way that fails where the mask has a 0."""
     int64 = ir.DataType.INT64
     if mask.dtype is ir.DataType.BOOL:
         # No Cast: the provider takes those to itself, and copies.
@@ -250,7 +250,7 @@ def _refusing_padding(build: Builder, mask: ir.Value, past: ir.Value) -> ir.Valu
 
 
 def _first_positions(build: Builder, ids: ir.Value) -> ir.Value:
-    """The first column of the positions, int64 ``[B]``."""
+    """Return the first column of the positions, int64 ``[B]``."""
     zeroth, first, int64 = build.integers(0), build.integers(1), ir.DataType.INT64
     bounds = [ids, zeroth, first, first]
     column = build.op("Slice", bounds, "first_positions", dtype=ids.dtype, shape=[None, 1])
@@ -260,7 +260,7 @@ def _first_positions(build: Builder, ids: ir.Value) -> ir.Value:
 
 
 def is_positions(value: ir.Value, plan: Plan, model: ir.Model) -> bool:
-    """Whether a value ``[B, T]`` or ``[1, T]`` counts on from the past, without padding."""
+    """Return True if a value ``[B, T]`` or ``[1, T]`` counts on from the past, without padding."""
     try:
         _expect_no_contents(value, plan, model)
         for batch, tokens, past in _LENGTHS[:-1]:
@@ -274,7 +274,7 @@ def is_positions(value: ir.Value, plan: Plan, model: ir.Model) -> bool:
 
 
 def is_past_length(value: ir.Value, plan: Plan, model: ir.Model) -> bool:
-    """Whether a value ``[B]`` or ``[1]`` is the number of tokens in the caches, without padding.
+    """Return True if ``[B]`` or ``[1]`` is the number of tokens in the caches, without padding.
 
     Raises:
         NoMatch: it depends on something else than lengths and ``attention_mask``.

@@ -1,4 +1,4 @@
-"""How many positions a model for CANN gets tables of a rotary embedding for."""
+"""Choose the number of positions in the rotary tables of a model for CANN."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEY: Final = "max_position_embeddings"
 
 
 def positions_of(model: Path, chosen: int | None) -> int:
-    """Positions for a model file.
+    """Return positions for a model file.
 
     Args:
         model: the file; ``config.json`` beside it is Hugging Face's.

@@ -51,7 +51,7 @@ class _Projection:
 
 
 def bake_transposes(graph: ir.Graph, build: Builder) -> int:
-    """Replaces Transposes of constant matrices of floats by constants; returns how many."""
+    """Replace Transposes of constant matrices of floats by constants; return how many."""
     count = 0
     for node in list(graph):
         weight, output = node.inputs[0] if node.inputs else None, node.outputs[0]
@@ -77,7 +77,7 @@ def bake_transposes(graph: ir.Graph, build: Builder) -> int:
 
 
 def divide_projections(graph: ir.Graph, build: Builder) -> int:
-    """Replaces what cuts a packed projection by projections of their own.
+    """Replace what cuts a packed projection by projections of their own.
 
     Only where all that reads the packed one are cuts along its last axis by constants.
 
@@ -101,7 +101,7 @@ def divide_projections(graph: ir.Graph, build: Builder) -> int:
 
 
 def is_constant(value: ir.Value) -> bool:
-    """Whether a value is an initializer, or the output of a Constant."""
+    """Return True if a value is an initializer, or the output of a Constant."""
     return value.const_value is not None and not value.is_graph_input()
 
 
@@ -114,7 +114,7 @@ def later(
     shape: tuple[int, ...],
     change: Callable[[Array], Array],
 ) -> ir.Value:
-    """A new initializer that is made of an old one when it is read."""
+    """Return a new initializer that is made of an old one when it is read."""
     tensor = source.const_value
     assert tensor is not None  # a constant's
 
@@ -155,7 +155,7 @@ def _projection(node: ir.Node) -> _Projection | None:
 
 
 def _parts(found: _Projection) -> list[tuple[ir.Node, int, int, int]] | None:
-    """Every cut: its node, the index of its output, and the columns from and up to."""
+    """Return every cut: its node, the index of its output, and the columns from and up to."""
     total = found.total
     uses = total.uses()
     if not uses or total.is_graph_output() or len(uses) > _MAX_PARTS or not found.width:
@@ -172,7 +172,7 @@ def _parts(found: _Projection) -> list[tuple[ir.Node, int, int, int]] | None:
 
 
 def _cuts(node: ir.Node, width: int, size: int | None) -> list[tuple[int, int]] | None:
-    """The columns of each output of a Split or a Slice along the last axis."""
+    """Return the columns of each output of a Split or a Slice along the last axis."""
     last = () if size is None else (-1, size - 1)
     inputs = [*node.inputs, *[None] * 5]
     if kind(node) == "Split":
@@ -191,7 +191,7 @@ def _cuts(node: ir.Node, width: int, size: int | None) -> list[tuple[int, int]] 
 
 
 def _is_cut(inputs: Sequence[ir.Value | None], last: tuple[int, ...]) -> bool:
-    """Whether a Slice has constant ends and cuts along the last axis only."""
+    """Return True if a Slice has constant ends and cuts along the last axis only."""
     starts, ends, axes, steps = (integers(value) for value in inputs[1:5])
     one_by_one = steps == (1,) or inputs[4] is None
     single = all(given is not None and len(given) == 1 for given in (starts, ends, axes))

@@ -43,7 +43,7 @@ class _Norm:
 
 
 def lower_norms(model: ir.Model, build: Builder) -> int:
-    """Replaces every RMS norm with a constant weight.
+    """Replace every RMS norm with a constant weight.
 
     Args:
         model: a converted model whose values have shapes; changed in place, what is left without a
@@ -111,7 +111,7 @@ def _as_norm(form: RmsNorm) -> _Norm | None:
 
 
 def _is_plain(form: RmsNorm) -> bool:
-    """Whether an operator computes in float32, in one type, and no further output is read."""
+    """Return True if an operator computes in float32, in one type, with one output read."""
     output = form.node.outputs[0]
     others = [value for value in form.node.outputs[1:] if value is not form.total]
     return (
@@ -125,7 +125,7 @@ def _is_plain(form: RmsNorm) -> bool:
 
 
 def _source(numbers: ir.Value, output: ir.Value) -> ir.Value | None:
-    """X in the type of Y; or else in a wider one, and Y is rounded to its own."""
+    """Return X in the type of Y; or else in a wider one, and Y is rounded to its own."""
     held = widened(numbers)
     same = [value for value in held if value.dtype is output.dtype]
     wider = [v for v in held if v.dtype in ELEMENTS and holds(v.dtype, output.dtype)]
@@ -133,7 +133,7 @@ def _source(numbers: ir.Value, output: ir.Value) -> ir.Value | None:
 
 
 def _weight(value: ir.Value | None, source: ir.Value) -> ir.Value | npt.NDArray[Any] | None:
-    """A constant weight of as many elements as X has along its last axis, in its type."""
+    """Return a constant weight of as many elements as X has along its last axis, in its type."""
     width = static_dim(source, -1)
     if value is None or width is None:
         return None

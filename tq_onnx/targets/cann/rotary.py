@@ -61,7 +61,7 @@ class _Rotation:
 def lower_rotary(
     model: ir.Model, build: Builder, positions: int, misses: list[str] | None = None
 ) -> int:
-    """Replaces every rotary embedding over whole heads in halves.
+    """Replace every rotary embedding over whole heads in halves.
 
     Args:
         model: a converted model whose values have shapes; changed in place, what is left without a
@@ -129,7 +129,7 @@ def _rotated(build: Builder, rotation: _Rotation) -> ir.Value:
 
 
 def _heads_first(build: Builder, source: ir.Value, head_size: int) -> ir.Value:
-    """``[B, T, N * D]`` as ``[B, N, T, D]``."""
+    """Return ``[B, T, N * D]`` as ``[B, N, T, D]``."""
     batch, tokens, wide = _row_sizes(source)
     heads = wide // head_size
     split = build.op(
@@ -168,7 +168,7 @@ class _Finder:
         return [found.reason for found in self._known.values() if isinstance(found, NoMatch)]
 
     def find(self, node: ir.Node) -> _Rotation | None:
-        """The rotary embedding that a node is, or the last step of.
+        """Return the rotary embedding that a node is, or the last step of.
 
         Raises:
             NoMatch: it is another one, or none.
@@ -249,7 +249,7 @@ class _Finder:
 
 
 def _check_attributes(node: ir.Node, head_size: int) -> None:
-    """Refuses what makes one node another embedding."""
+    """Refuse what makes one node another embedding."""
     wrong = (
         attribute_int(node, "interleaved", 0)
         or attribute_int(node, "is_packed_batching", 0)
@@ -261,7 +261,7 @@ def _check_attributes(node: ir.Node, head_size: int) -> None:
 
 
 def _candidates(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value, ir.Value]]:
-    """What could be X, cos and sin of X * cos + concat(-X2, X1) * sin."""
+    """Yield candidates for X, cos and sin of X * cos + concat(-X2, X1) * sin."""
     makers = [None if value is None else value.producer() for value in node.inputs]
     for straight, across in (makers, reversed(makers)):
         if straight is None or across is None or kind(straight) != "Mul" or kind(across) != "Mul":
@@ -280,7 +280,7 @@ def _candidates(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value, ir.Value]]:
 def _is_rotation(
     node: ir.Node, source: ir.Value, cosines: ir.Value, sines: ir.Value, size: int
 ) -> bool:
-    """Whether a node makes X * cos + concat(-X2, X1) * sin of whatever numbers."""
+    """Return True if a node makes X * cos + concat(-X2, X1) * sin of whatever numbers."""
     if source.dtype is None or {source, cosines, sines} & {node.outputs[0]}:
         return False
     sizes = [static_dim(source, axis) or fallback for axis, fallback in enumerate((2, 2, 3, size))]

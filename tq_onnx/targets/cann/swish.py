@@ -20,7 +20,7 @@ _ALPHAS: Final = {"Swish": 1.0, f"{MICROSOFT}.QuickGelu": 1.702}
 
 
 def lower_swish(model: ir.Model, build: Builder) -> int:
-    """Replaces every SiLU.
+    """Replace every SiLU.
 
     Args:
         model: a converted model; changed in place, what is left without a reader stays.
@@ -49,7 +49,7 @@ def lower_swish(model: ir.Model, build: Builder) -> int:
 
 
 def _argument(node: ir.Node) -> ir.Value | None:
-    """The x of a node that is x * Sigmoid(x)."""
+    """Return the x of a node that is x * Sigmoid(x)."""
     if kind(node) in _ALPHAS:
         alpha = attribute_float(node, "alpha", _ALPHAS[kind(node)])
         return node.inputs[0] if alpha == 1 else None

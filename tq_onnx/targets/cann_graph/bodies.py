@@ -72,7 +72,7 @@ def append_row(past: UINT8[...], rows: UINT8[...], past_length: INT64[...]) -> U
 
 
 def inline_operators(model: ir.Model, plan: Plan, sizes: Sizes) -> None:
-    """Puts the bodies of both operators, and all other functions, in place of the nodes.
+    """Put the bodies of both operators, and all other functions, in place of the nodes.
 
     Args:
         model: every attention has a bias, and no cache is longer than the capacity.
@@ -109,7 +109,7 @@ def inline_operators(model: ir.Model, plan: Plan, sizes: Sizes) -> None:
 def _bodies(
     plan: Plan, layer: LayerPlan, codecs: tuple[Codec, Codec], sizes: Sizes
 ) -> Iterator[onnx.FunctionProto]:
-    """Both operators for one pair of codecs, and all that they call."""
+    """Yield both operators for one pair of codecs, and all that they call."""
     for proto in function_protos(
         [codecs],
         has_bias=True,

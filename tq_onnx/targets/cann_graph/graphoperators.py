@@ -1,4 +1,4 @@
-"""What CANNExecutionProvider takes when it hands graphs to CANN (``enable_cann_graph=1``).
+"""Know what CANNExecutionProvider hands to CANN as graphs (``enable_cann_graph=1``).
 
 Read off onnxruntime-cann 1.24.4, where it is a list of operator names of the default domain; types,
 attributes and versions are not looked at there, CANN's parser does that later. Nodes of other names
@@ -43,7 +43,7 @@ CLAIMED: Final = frozenset(
 
 
 def left_over(model: ir.Model) -> Iterator[str]:
-    """What would cut the graph: a clause for each such node."""
+    """Yield a clause for each node that would cut the graph."""
     for node in model.graph:
         name = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
         if node.domain != "" or node.op_type not in CLAIMED:
@@ -53,7 +53,7 @@ def left_over(model: ir.Model) -> Iterator[str]:
 
 
 def not_static(model: ir.Model) -> Iterator[str]:
-    """Values whose sizes are not all numbers: a clause for each."""
+    """Yield the values whose sizes are not all numbers: a clause for each."""
     for node in model.graph:
         for value in node.outputs:
             if value.shape is None or not value.shape.is_static():

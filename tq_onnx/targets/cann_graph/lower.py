@@ -142,7 +142,7 @@ class UseStandardOperatorsPass(ir.passes.InPlacePass):
         self._positions = positions
 
     def requires(self, model: ir.Model) -> None:
-        """The model is what ``ConvertPass`` and ``adapt`` leave, table by table."""
+        """Require a model as ``ConvertPass`` and ``adapt`` leave it, table by table."""
         for violation in layer_violations(model, self._plan):
             raise ir.passes.PreconditionError(violation)
 
@@ -189,7 +189,7 @@ class FixLengthsPass(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified=True)
 
     def ensures(self, model: ir.Model) -> None:
-        """All inputs have numbers for sizes."""
+        """Ensure that all inputs have numbers for sizes."""
         for value in model.graph.inputs:
             if value.shape is None or not value.shape.is_static():
                 raise ir.passes.PostconditionError(f"{value.name} is {value.shape}")
@@ -214,7 +214,7 @@ class InlineOperatorsPass(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified=True)
 
     def ensures(self, model: ir.Model) -> None:
-        """No function and no operator of ours is left."""
+        """Ensure that no function and no TurboQuant operator is left."""
         left = [node.name for node in model.graph.all_nodes() if node.domain == DOMAIN]
         if left or model.functions:
             raise ir.passes.PostconditionError(f"{[*left, *model.functions]} are left")
@@ -240,7 +240,7 @@ class LowerOpsetPass(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified=True)
 
     def ensures(self, model: ir.Model) -> None:
-        """No other domain is imported, and no newer opset."""
+        """Ensure that no other domain is imported, and no newer opset."""
         if set(model.opset_imports) != {""} or model.opset_imports[""] > OPSET:
             raise ir.passes.PostconditionError(f"the opsets are {model.opset_imports}")
 
@@ -266,7 +266,7 @@ class EmbedWeightsPass(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified=True)
 
     def ensures(self, model: ir.Model) -> None:
-        """No weight is in another file."""
+        """Ensure that no weight is in another file."""
         for value in model.graph.initializers.values():
             if isinstance(value.const_value, ir.ExternalTensor):
                 raise ir.passes.PostconditionError(f"{value.name} is in another file")

@@ -37,7 +37,7 @@ _LOWEST = float(np.finfo(np.float32).min)
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the inputs of a graph are.
+    """The sizes of the inputs of a graph.
 
     Attributes:
         batch: sequences.
@@ -51,7 +51,7 @@ class Sizes:
 
 
 def fix_lengths(model: ir.Model, build: Builder, plan: Plan, sizes: Sizes) -> None:
-    """Replaces lengths and masks by what the attention mask says, and fixes all inputs' sizes.
+    """Replace lengths and masks by what the attention mask says, and fix all inputs' sizes.
 
     Raises:
         NoMatch: there is no attention mask, or a layer's mask hides something else.
@@ -89,7 +89,7 @@ def fix_lengths(model: ir.Model, build: Builder, plan: Plan, sizes: Sizes) -> No
 
 
 def _total(build: Builder, mask: ir.Value, sizes: Sizes) -> ir.Value:
-    """The place of the last one in any sequence's mask, int64 ``[1]``."""
+    """Return the place of the last one in any sequence's mask, int64 ``[1]``."""
     wide = mask
     if mask.dtype is not _INT64:
         wide = build.op("Cast", [mask], "wide_mask", dtype=_INT64, to=int(_INT64))
@@ -100,7 +100,7 @@ def _total(build: Builder, mask: ir.Value, sizes: Sizes) -> ir.Value:
 
 
 def _bias(build: Builder, mask: ir.Value, sizes: Sizes) -> ir.Value:
-    """Zero for tokens that count, the lowest number for others: float32 ``[B, 1, 1, S]``."""
+    """Make 0 for tokens that count, the lowest number for others: float32 ``[B, 1, 1, S]``."""
     column = build.op(
         "Reshape",
         [mask, build.integers(sizes.batch, 1, 1, sizes.capacity)],
@@ -114,14 +114,14 @@ def _bias(build: Builder, mask: ir.Value, sizes: Sizes) -> ir.Value:
 
 
 def _asking(value: ir.Value) -> Iterator[ir.Node]:
-    """Nodes of the main graph that ask for a value's shape."""
+    """Yield the nodes of the main graph that ask for a value's shape."""
     for use in list(value.uses()):
         if use.node.op_type == "Shape" and use.node.domain == "":
             yield use.node
 
 
 def _answer(build: Builder, node: ir.Node, axis: int, length: ir.Value) -> None:
-    """Replaces what a Shape node says of one axis."""
+    """Replace what a Shape node says of one axis."""
     value, output = node.inputs[0], node.outputs[0]
     assert value is not None  # it is asked for its shape
     size = rank(value) or 0
@@ -154,7 +154,7 @@ def _part(build: Builder, value: ir.Value, start: int, end: int) -> ir.Value:
 
 
 def _fix_inputs(model: ir.Model, plan: Plan, sizes: Sizes) -> None:
-    """Gives every input its numbers, and forgets the shapes of everything else."""
+    """Give every input its numbers, and forget the shapes of everything else."""
     caches = {pair.past for layer in plan.layers for pair in (layer.key, layer.value)}
     interface = plan.interface
     for value in model.graph.inputs:

@@ -43,7 +43,7 @@ _REDUCTIONS: Final = frozenset(
 
 
 def simplify(model: ir.Model) -> None:
-    """Computes what is constant, and removes what does nothing, until nothing changes."""
+    """Compute what is constant, and remove what does nothing, until nothing changes."""
     _use_claimed(model)
     for _ in range(_MOST_ROUNDS):
         before = len(model.graph)
@@ -67,7 +67,7 @@ def simplify(model: ir.Model) -> None:
 
 
 def _use_claimed(model: ir.Model) -> None:
-    """Operators that the provider does not take as others that it does; types are known."""
+    """Replace operators that the provider does not take by others that it takes."""
     build = Builder(model.graph)
     for node in list(model.graph):
         source = node.inputs[0] if node.inputs else None
@@ -87,7 +87,7 @@ def _use_claimed(model: ir.Model) -> None:
 
 
 def _forget_guesses(model: ir.Model) -> None:
-    """Takes away shapes with unknown sizes, which inference would not replace by better ones."""
+    """Take away shapes with unknown sizes, which inference would not replace by better ones."""
     for node in model.graph:
         for value in node.outputs:
             if value.shape is not None and not value.shape.is_static():
@@ -95,7 +95,7 @@ def _forget_guesses(model: ir.Model) -> None:
 
 
 def _drop_empty(model: ir.Model) -> int:
-    """Takes operands without elements out of Concats; returns how many."""
+    """Take operands without elements out of Concats; return how many."""
     count = 0
     for node in model.graph:
         if node.op_type != "Concat" or node.domain != "":
@@ -113,7 +113,7 @@ def _drop_empty(model: ir.Model) -> int:
 
 
 def _drop_idle(model: ir.Model) -> int:
-    """Slices that take everything, reshapes and expansions to the same shape; returns how many."""
+    """Remove Slices of everything and changes to the same shape; return how many."""
     count = 0
     for node in model.graph:
         if node.domain != "" or node.op_type not in ("Slice", "Reshape", "Expand"):
@@ -130,7 +130,7 @@ def _drop_idle(model: ir.Model) -> int:
 
 
 def _drop_choices(model: ir.Model) -> int:
-    """Wheres that always choose the same operand; returns how many."""
+    """Remove Wheres that always choose the same operand; return how many."""
     count = 0
     for node in model.graph:
         if node.op_type != "Where" or node.domain != "" or node.inputs[0] is None:
@@ -164,7 +164,7 @@ def _is_empty(value: ir.Value) -> bool:
 
 
 def lower_opset(model: ir.Model) -> None:
-    """Writes a simplified graph in opset 16.
+    """Write a simplified graph in opset 16.
 
     Raises:
         UnsupportedModelError: a node has no such form.
@@ -201,14 +201,14 @@ def _axes_to_attribute(node: ir.Node) -> None:
 
 
 def _is_even(node: ir.Node) -> bool:
-    """Whether a Split without sizes, or with them, is the same without a number of outputs."""
+    """Return True if a Split is the same without its number of outputs."""
     shapes = {None if value.shape is None else tuple(value.shape) for value in node.outputs}
     told = len(node.inputs) > 1 and node.inputs[1] is not None
     return told or (len(shapes) == 1 and None not in shapes)
 
 
 def _is_in(node: ir.Node, opset: int) -> bool:
-    """Whether an operator with these inputs and attributes is in an opset."""
+    """Return True if an operator with these inputs and attributes is in an opset."""
     try:
         schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
     except onnx.defs.SchemaError:
