@@ -1,4 +1,4 @@
-"""The progress of work that takes a while: one type and one callback for the whole product.
+"""Report the progress of long work: one type and one callback for the whole product.
 
 Whatever takes long has a parameter ``on_progress`` and calls it with a ``Progress`` as each step
 begins and while one goes on. Calls come from the thread that does the work; what the callback

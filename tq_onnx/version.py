@@ -1,4 +1,4 @@
-"""The version of tq-onnx, which plans and reports name."""
+"""Hold the version of tq-onnx, which plans and reports name."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""The public functions of tq-onnx: what ``tq_onnx.NAME`` and the commands of the same names do.
+"""Hold the public functions, ``tq_onnx.NAME``; the commands of the same names call them.
 
 ``converting`` has ``convert`` and ``inspect``; ``measuring`` has ``verify``, ``report``, ``bench``
 and ``calibrate``; ``running`` has ``load`` and the operator library.
