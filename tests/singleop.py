@@ -24,7 +24,8 @@ from tq_onnx.ops.domain import (
     TRANSPOSE,
 )
 from tq_onnx.ops.functions import decoder_function_protos, function_protos
-from tq_onnx.ops.operators import BY_NAME
+from tq_onnx.ops.operator import Input
+from tq_onnx.ops.operators import BY_NAME, Attention
 from tq_onnx.ops.singleop import OperatorModel, Shape
 
 Array = npt.NDArray[Any]
@@ -59,6 +60,17 @@ def codec_indices(known: Sequence[Codec], **codecs: Codec) -> dict[str, int]:
     if len(known) == 1:
         return {}
     return {name: known.index(codec) for name, codec in codecs.items()}
+
+
+def optional_inputs(*, bias: bool, sink: bool, offset: bool) -> list[Input]:
+    """The optional inputs of attention that a model has."""
+    has = {
+        Attention.attention_bias: bias,
+        Attention.head_sink: sink,
+        Attention.key_offset: offset,
+        Attention.value_offset: offset,
+    }
+    return [each for each, is_there in has.items() if is_there]
 
 
 def decoder_model(

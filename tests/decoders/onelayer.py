@@ -15,6 +15,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 
 from tests.decoders.running import Array
+from tq_onnx.recognise.match import recognise
 
 SIZE, TOKENS = 16, 61
 
@@ -77,6 +78,13 @@ def decoder(
         }.items()
     )
     return ir.from_proto(onnx.shape_inference.infer_shapes(proto, data_prop=True))
+
+
+def assert_refused(model: ir.Model, reason: str) -> None:
+    """The attention of the first layer is not recognised, for this reason."""
+    recognition = recognise(model)
+    assert recognition.misses
+    assert reason in str(recognition.misses[0])
 
 
 def _weight(name: str, shape: tuple[int, int]) -> onnx.TensorProto:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 import onnxruntime as ort
 
+from tests.singleop import optional_inputs
 from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.spec import Codec
 from tq_onnx.ops.operators import Attention, Encode
@@ -57,13 +58,8 @@ def attention_model(
 ) -> bytes:
     """A model of one TurboQuantDequantAttention; inputs named as in the operator."""
     chosen = {k: v for k, v in {**ATTENTION_DEFAULTS, **attributes}.items() if v is not None}
-    has = {
-        Attention.attention_bias: bias,
-        Attention.head_sink: sink,
-        Attention.key_offset: offset,
-        Attention.value_offset: offset,
-    }
-    optional = [each for each, is_there in has.items() if is_there and each.name != without]
+    has = optional_inputs(bias=bias, sink=sink, offset=offset)
+    optional = [each for each in has if each.name != without]
     return single_operator(Attention, chosen, dtype, constants=constants, optional=optional)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from tests.singleop import INT4, codec_indices, codec_of
+from tests.singleop import INT4, codec_indices, codec_of, optional_inputs
 from tq_onnx.codec import reference, spec
 from tq_onnx.codec.codebook import Codebook, codebook_of
 from tq_onnx.codec.presets import QR
@@ -119,12 +119,6 @@ class Site:
                 names=side_names(side),
                 optional=[Encode.offset] if self.offset_rows else [],
             )
-        has = {
-            Attention.attention_bias: self.has_bias,
-            Attention.head_sink: self.has_sink,
-            Attention.key_offset: self.offset_rows,
-            Attention.value_offset: self.offset_rows,
-        }
         build.operator(
             Attention,
             {
@@ -135,7 +129,9 @@ class Site:
             },
             "attended",
             names=PRESENT_CACHES,
-            optional=[each for each, is_there in has.items() if is_there],
+            optional=optional_inputs(
+                bias=self.has_bias, sink=self.has_sink, offset=self.offset_rows > 0
+            ),
         )
         functions = function_protos(
             self.pairs,

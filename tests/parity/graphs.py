@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.singleop import codec_indices, codec_of
+from tests.singleop import codec_indices, codec_of, optional_inputs
 from tq_onnx.codec.codebook import Codebook, codebook_of
 from tq_onnx.codec.presets import QR
 from tq_onnx.codec.rotation import make_rotation, rotation_of
@@ -124,19 +124,15 @@ def _model(spec: Attention, parts: Sequence[str]) -> bytes:
             optional=[operators.Encode.offset] if spec.has_offset else [],
         )
     if "attention" in parts:
-        has = {
-            operators.Attention.attention_bias: spec.has_bias,
-            operators.Attention.head_sink: spec.has_sink,
-            operators.Attention.key_offset: spec.has_offset,
-            operators.Attention.value_offset: spec.has_offset,
-        }
         indices = codec_indices(known, key_codec_index=spec.key, value_codec_index=spec.value)
         model.operator(
             operators.Attention,
             spec.attributes | indices,
             "output",
             names=PRESENT_CACHES if encoded else {},
-            optional=[each for each, is_there in has.items() if is_there],
+            optional=optional_inputs(
+                bias=spec.has_bias, sink=spec.has_sink, offset=spec.has_offset
+            ),
         )
     functions = function_protos(
         [(spec.key, spec.value)],

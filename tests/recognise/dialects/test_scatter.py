@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from tests.decoders.onelayer import TOKENS, decoder
+from tests.decoders.onelayer import TOKENS, assert_refused, decoder
 from tests.decoders.running import NUMPY, Array, convert, load, session
 from tq_onnx.recognise.match import recognise
 
@@ -323,7 +323,4 @@ REFUSALS: Final[dict[str, tuple[Callable[[], ir.Model], str]]] = {
 def test_refuses_with_a_reason(case: str) -> None:
     make, reason = REFUSALS[case]
 
-    recognition = recognise(make())
-
-    assert recognition.misses
-    assert reason in str(recognition.misses[0])
+    assert_refused(make(), reason)
