@@ -19,7 +19,7 @@ from tq_onnx.conversion.planning import make_plan
 from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.errors import TqOnnxError
 from tq_onnx.files.load import load
-from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
+from tq_onnx.ops.domain import DOMAIN, ENCODE
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.plan import METADATA_DIGEST, METADATA_PLAN, Plan
 from tq_onnx.recognise.match import recognise
@@ -38,10 +38,6 @@ def converted(
     ConvertPass(plan, recognition)(model)
     bake_metadata(model, plan)
     return before, model, plan
-
-
-def nodes(model: ir.Model, op_type: str) -> list[ir.Node]:
-    return [node for node in model.graph if node.op_type == op_type and node.domain == DOMAIN]
 
 
 def constant(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
@@ -76,12 +72,12 @@ def other_order(model: ir.Model) -> None:
 
 
 def free_width(model: ir.Model) -> None:
-    shape = Encode.past.of(nodes(model, ENCODE)[0]).shape
-    Encode.past.of(nodes(model, ENCODE)[0]).shape = ir.Shape([*shape[:3], "w"])
+    shape = Encode.past.of(Encode.nodes(model.graph)[0]).shape
+    Encode.past.of(Encode.nodes(model.graph)[0]).shape = ir.Shape([*shape[:3], "w"])
 
 
 def float_cache(model: ir.Model) -> None:
-    nodes(model, ENCODE)[0].outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+    Encode.nodes(model.graph)[0].outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
 
 
 def crooked_rotation(model: ir.Model) -> None:
@@ -100,55 +96,55 @@ def small_rotation(model: ir.Model) -> None:
 
 def replace_rotation(model: ir.Model, matrix: np.ndarray) -> None:
     value = constant(model, "other", matrix)
-    old = Encode.rotation.of(nodes(model, ENCODE)[0])
+    old = Encode.rotation.of(Encode.nodes(model.graph)[0])
     old.replace_all_uses_with(value)
 
 
 def lopsided_centroids(model: ir.Model) -> None:
-    old = Encode.centroids.of(nodes(model, ENCODE)[0])
+    old = Encode.centroids.of(Encode.nodes(model.graph)[0])
     array = old.const_value.numpy().copy()
     array[-1] = np.nextafter(array[-1], np.float32(9))
     old.replace_all_uses_with(constant(model, "other", array))
 
 
 def unsorted_boundaries(model: ir.Model) -> None:
-    old = Encode.boundaries.of(nodes(model, ENCODE)[0])
+    old = Encode.boundaries.of(Encode.nodes(model.graph)[0])
     array = -old.const_value.numpy()
     old.replace_all_uses_with(constant(model, "other", array))
 
 
 def other_codebook_in_attention(model: ir.Model) -> None:
-    old = Encode.centroids.of(nodes(model, ENCODE)[0])
+    old = Encode.centroids.of(Encode.nodes(model.graph)[0])
     copy = constant(model, "copy", old.const_value.numpy())
-    Attention.key_centroids.replace(nodes(model, ATTENTION)[0], copy)
+    Attention.key_centroids.replace(Attention.nodes(model.graph)[0], copy)
 
 
 def caches_of_the_other_layer(model: ir.Model) -> None:
-    first, second = nodes(model, ATTENTION)
+    first, second = Attention.nodes(model.graph)
     for cache in (Attention.key_cache, Attention.value_cache):
         cache.replace(first, cache.of(second))
 
 
 def appends_to_the_other_cache(model: ir.Model) -> None:
-    first, second = nodes(model, ENCODE)[:2]
+    first, second = Encode.nodes(model.graph)[:2]
     Encode.past.replace(first, Encode.past.of(second))
 
 
 def attention_without_scale(model: ir.Model) -> None:
-    nodes(model, ATTENTION)[0].attributes["scale"] = ir.AttrFloat32("scale", 0.5)
+    Attention.nodes(model.graph)[0].attributes["scale"] = ir.AttrFloat32("scale", 0.5)
 
 
 def attention_with_sinks(model: ir.Model) -> None:
-    node = nodes(model, ATTENTION)[0]
+    node = Attention.nodes(model.graph)[0]
     Attention.head_sink.replace(node, constant(model, "sinks", np.zeros(4, np.float32)))
 
 
 def missing_attribute(model: ir.Model) -> None:
-    nodes(model, ENCODE)[0].attributes.pop("bits")
+    Encode.nodes(model.graph)[0].attributes.pop("bits")
 
 
 def one_layer_less(model: ir.Model) -> None:
-    node = nodes(model, ATTENTION)[0]
+    node = Attention.nodes(model.graph)[0]
     node.outputs[0].replace_all_uses_with(node.inputs[0])
     model.graph.remove(node, safe=True)
 
@@ -212,26 +208,28 @@ def test_a_broken_promise_is_found(damage: Callable[[ir.Model], None], text: str
 
 
 def other_correction(model: ir.Model) -> None:
-    nodes(model, ENCODE)[2].attributes["norm_correction"] = ir.AttrInt64("norm_correction", 0)
+    Encode.nodes(model.graph)[2].attributes["norm_correction"] = ir.AttrInt64("norm_correction", 0)
 
 
 def other_index(model: ir.Model) -> None:
-    node = nodes(model, ATTENTION)[1]
+    node = Attention.nodes(model.graph)[1]
     node.attributes["value_codec_index"] = ir.AttrInt64("value_codec_index", 0)
 
 
 def no_index(model: ir.Model) -> None:
-    nodes(model, ENCODE)[0].attributes.pop("codec_index")
+    Encode.nodes(model.graph)[0].attributes.pop("codec_index")
 
 
 def offset_of_its_own(model: ir.Model) -> None:
-    node = nodes(model, ATTENTION)[1]
+    node = Attention.nodes(model.graph)[1]
     copy = constant(model, "copy", np.zeros((1, 2, 64), np.float32))
     Attention.key_offset.replace(node, copy)
 
 
 def replace_offsets(model: ir.Model, array: np.ndarray) -> None:
-    Encode.offset.of(nodes(model, ENCODE)[0]).replace_all_uses_with(constant(model, "other", array))
+    Encode.offset.of(Encode.nodes(model.graph)[0]).replace_all_uses_with(
+        constant(model, "other", array)
+    )
 
 
 def endless_offset(model: ir.Model) -> None:
@@ -247,7 +245,7 @@ def offset_of_a_raw_layer(model: ir.Model) -> None:
 
 
 def no_offset(model: ir.Model) -> None:
-    nodes(model, ENCODE)[3].resize_inputs(Encode.offset.slot)
+    Encode.nodes(model.graph)[3].resize_inputs(Encode.offset.slot)
 
 
 def square_rotation(model: ir.Model) -> None:
@@ -259,7 +257,7 @@ def endless_projection(model: ir.Model) -> None:
 
 
 def replace_rotation_of(model: ir.Model, change: Callable[[np.ndarray], np.ndarray]) -> None:
-    node = nodes(model, ENCODE)[2]
+    node = Encode.nodes(model.graph)[2]
     rotation = Encode.rotation.of(node)
     changed = change(rotation.const_value.numpy()).astype(np.float32)
     rotation.replace_all_uses_with(constant(model, "other", changed))
@@ -307,7 +305,7 @@ def test_rows_that_are_too_short_are_found() -> None:
 def test_the_checker_sees_ours_and_skips_what_only_a_runtime_knows() -> None:
     _, model, _ = converted(GENAI)
     assert complaint(model) == ""
-    node = nodes(model, ATTENTION)[0]
+    node = Attention.nodes(model.graph)[0]
     node.attributes.pop("scale")
     assert "scale" in complaint(model)
 

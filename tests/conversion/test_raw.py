@@ -12,8 +12,7 @@ import onnx_ir as ir
 import pytest
 
 from tests.decoders.running import EXACT, Batch, Decoder, batch, convert, load, session
-from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
-from tq_onnx.ops.operators import Attention
+from tq_onnx.ops.operators import Attention, Encode
 
 # Largest difference of a logit to the largest logit; a wrong mask or position shows as 1e-2.
 NOISE = {ir.DataType.FLOAT: EXACT, ir.DataType.FLOAT16: 3e-3}
@@ -65,19 +64,17 @@ def test_converted_equals_original(name: str, library: bool) -> None:
 
 
 def nudge_scale(model: ir.Model) -> None:
-    for node in model.graph:
-        if node.op_type == ATTENTION:
-            node.attributes["scale"] = ir.AttrFloat32(
-                "scale", node.attributes.get_float("scale") * 1.01
-            )
+    for node in Attention.nodes(model.graph):
+        node.attributes["scale"] = ir.AttrFloat32(
+            "scale", node.attributes.get_float("scale") * 1.01
+        )
 
 
 def swap_caches(model: ir.Model) -> None:
-    for node in model.graph:
-        if node.op_type == ATTENTION:
-            key, value = Attention.key_cache.of(node), Attention.value_cache.of(node)
-            Attention.key_cache.replace(node, value)
-            Attention.value_cache.replace(node, key)
+    for node in Attention.nodes(model.graph):
+        key, value = Attention.key_cache.of(node), Attention.value_cache.of(node)
+        Attention.key_cache.replace(node, value)
+        Attention.value_cache.replace(node, key)
 
 
 @pytest.mark.parametrize("damage", [nudge_scale, swap_caches], ids=lambda f: f.__name__)
@@ -120,7 +117,11 @@ def test_tables_are_one_number() -> None:
         for name in model.graph.initializers
         if name.startswith(("tq.rot", "tq.cent", "tq.bound"))
     ]
-    for node in model.graph:
-        if node.domain == DOMAIN:
-            tables = slice(3, 6) if node.op_type == ENCODE else slice(4, 8)
-            assert set(node.inputs[tables]) == {none}
+    encode = (Encode.rotation, Encode.centroids, Encode.boundaries)
+    attend = (
+        *(Attention.key_rotation, Attention.key_centroids),
+        *(Attention.value_rotation, Attention.value_centroids),
+    )
+    for operator, tables in ((Encode, encode), (Attention, attend)):
+        for node in operator.nodes(model.graph):
+            assert {table.of(node) for table in tables} == {none}

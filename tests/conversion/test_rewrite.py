@@ -18,7 +18,7 @@ from tq_onnx.conversion.planning import make_plan
 from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
-from tq_onnx.ops.operators import Attention
+from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.plan import Plan
 from tq_onnx.recognise.match import recognise
 
@@ -55,16 +55,16 @@ def test_three_operators_a_layer_with_readable_names(name: str) -> None:
     model = load(name)
     plan = convert(model)
 
-    assert [node.name for node in of_type(model, ATTENTION)] == [
+    assert [node.name for node in Attention.nodes(model.graph)] == [
         "layers.0.attention/TurboQuantDequantAttention",
         "layers.1.attention/TurboQuantDequantAttention",
     ]
-    assert {node.name for node in of_type(model, ENCODE)} == {
+    assert {node.name for node in Encode.nodes(model.graph)} == {
         f"layers.{layer}.attention/TurboQuantEncode_{role}"
         for layer in range(2)
         for role in ("key", "value")
     }
-    for node, layer in zip(of_type(model, ATTENTION), plan.layers, strict=True):
+    for node, layer in zip(Attention.nodes(model.graph), plan.layers, strict=True):
         attributes = {key: item.value for key, item in node.attributes.items()}
         assert attributes == {
             "scale": pytest.approx(layer.scale),
@@ -179,7 +179,7 @@ def test_layers_with_and_without_a_mask_share_one_body() -> None:
     last.replace_input_with(0, add.inputs[0])
     plan = convert(model)
 
-    attentions = of_type(model, ATTENTION)
+    attentions = Attention.nodes(model.graph)
     assert [len(node.inputs) for node in attentions] == [9, 9]
     assert Attention.attention_bias.of(attentions[1]).shape == ir.Shape([1, 1, 1, 1])
     assert all(layer.has_bias for layer in plan.layers)

@@ -21,7 +21,6 @@ from tq_onnx.conversion.planning import make_plan
 from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.conversion.scales import adapt
 from tq_onnx.errors import UsageError
-from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.recognise.match import recognise
@@ -64,10 +63,6 @@ def converted(
     return plan, known
 
 
-def nodes(model: ir.Model, op_type: str) -> list[ir.Node]:
-    return [node for node in model.graph if node.op_type == op_type and node.domain == DOMAIN]
-
-
 def logits(model: ir.Model, data: Batch, *, library: bool = False) -> np.ndarray:
     return Decoder(session(model, library=library)).run(data)
 
@@ -100,7 +95,7 @@ def test_logits_stay_what_they_were(preset: str, options: Options, library: bool
     damaged = ir.from_proto(ir.to_proto(model))
     offset = next(v for k, v in damaged.graph.initializers.items() if k.startswith("tq.value_off"))
     reader = next(
-        node for node in nodes(damaged, ATTENTION) if Attention.value_offset.of(node) is offset
+        node for node in Attention.nodes(damaged.graph) if Attention.value_offset.of(node) is offset
     )
     other = ir.Value(name="other", const_value=ir.tensor(3 * offset.const_value.numpy(), name="o"))
     damaged.graph.register_initializer(other)
@@ -123,13 +118,13 @@ def test_offsets_go_into_both_operators_of_quantised_layers() -> None:
     assert not array(model, "tq.no_offset.2x16").any()
     read = [
         [value.name for value in node.inputs[Attention.key_offset.slot :]]
-        for node in nodes(model, ATTENTION)
+        for node in Attention.nodes(model.graph)
     ]
     none = ["tq.no_offset.2x16"] * 2
     assert read == [none, ["tq.key_offset.1", "tq.value_offset.1"], none]
     # Neither bias nor sink is missing in between by accident.
-    assert [Attention.head_sink.of(node) for node in nodes(model, ATTENTION)] == [None] * 3
-    assert {len(node.inputs) for node in nodes(model, ENCODE)} == {Encode.offset.slot + 1}
+    assert [Attention.head_sink.of(node) for node in Attention.nodes(model.graph)] == [None] * 3
+    assert {len(node.inputs) for node in Encode.nodes(model.graph)} == {Encode.offset.slot + 1}
 
 
 def test_fillers_go_where_nothing_needs_them() -> None:

@@ -23,7 +23,7 @@ from tests.decoders.running import (
 from tq_onnx.conversion.check import complaint
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.ops.domain import ATTENTION, DECODER, DOMAIN, ENCODE
-from tq_onnx.ops.operators import RotaryEmbedding
+from tq_onnx.ops.operators import Attention, RotaryEmbedding
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.targets.cann import claims as provider
 from tq_onnx.targets.cann.kernels import expect_kernels
@@ -93,10 +93,9 @@ def test_leaves_nothing_to_the_cpu(name: str) -> None:
     assert plan.fixed_capacity
     assert not plan.interface.padding
     assert Plan.from_json(model.metadata_props[METADATA_PLAN]) == plan
-    for node in model.graph:
-        if node.domain == DOMAIN and node.op_type == ATTENTION:
-            assert node.attributes.get_int("causal") == 1
-            assert len(node.inputs) == 8
+    for node in Attention.nodes(model.graph):
+        assert node.attributes.get_int("causal") == 1
+        assert len(node.inputs) == Attention.attention_bias.slot
 
 
 @pytest.mark.parametrize("library", [False, True], ids=["bodies", "library"])
