@@ -48,7 +48,7 @@ def test_a_good_conversion(plain: tuple[Path, Path]) -> None:
 def test_a_tampered_conversion(plain: tuple[Path, Path], bad: Path) -> None:
     outcome = run("verify", plain[0], bad, *FEW)
     sentence = outcome.sentence(5)
-    assert "baked tables are those of the plan" in sentence
+    assert "baked tables match the plan" in sentence
     assert str(bad) in sentence
     assert "NOT verified" in outcome.out
 

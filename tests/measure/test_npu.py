@@ -117,7 +117,7 @@ def answer(part: str, simulated: bool | None) -> dict[str, object]:
 
 @pytest.mark.usefixtures("present")
 @pytest.mark.parametrize(
-    ("simulated", "note"), [(True, "not those of an NPU"), (False, "on this device")]
+    ("simulated", "note"), [(True, "nothing about an NPU"), (False, "on this device")]
 )
 def test_the_report_says_whether_the_device_was_simulated(
     monkeypatch: pytest.MonkeyPatch, simulated: bool, note: str

@@ -364,7 +364,7 @@ def test_heads_that_may_be_repeated_in_another_order_are_refused(told: bool) -> 
     model = decoder(body, inputs=inputs + CACHES, heads=4)
 
     assert bool(reason(model)) != told
-    assert told or "does not tell how the cache" in reason(model)
+    assert told or "does not say how the cache" in reason(model)
 
 
 @pytest.mark.parametrize("half", ["both", "value"])

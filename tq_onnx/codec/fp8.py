@@ -36,7 +36,7 @@ def _magnitudes() -> npt.NDArray[np.float32]:
 
 
 VALUES: Final[npt.NDArray[np.float32]] = np.concatenate([_magnitudes(), -_magnitudes()])
-"""What each of the 256 codes means, float32."""
+"""The number of each of the 256 codes, float32."""
 VALUES.setflags(write=False)
 
 

@@ -70,7 +70,7 @@ class FieldForm:
 
 @dataclass(frozen=True, eq=False)
 class Written:
-    """What a backend made of vectors.
+    """The rows that a backend made of vectors.
 
     Attributes:
         vectors: float64 ``[..., D]``, rows that are not finite as zeros.
@@ -115,7 +115,7 @@ Coordinates = Callable[[Codes, Fields, int, Float32 | None], Float64]
 """Codes, fields, bits and centroids to what they mean, in the space that the rotation leads to."""
 
 Judge = Callable[[Written, Tables], Judged]
-"""What a backend made of vectors, and the tables that it had."""
+"""The rows of a backend, and the tables that it had."""
 
 StepError = Callable[[Float64, int], Float64]
 """Vectors ``[n, D]`` and bits to the largest error of each coordinate that the steps allow."""

@@ -1,4 +1,4 @@
-"""What a preset stores, what a token costs with it, and where it comes from."""
+"""Describe a preset: its codecs, the cost of a token, its source."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class Plane:
 
 @dataclass(frozen=True)
 class Field:
-    """Metadata of a row: one or more little-endian floats.
+    """Metadata of a row: one or more little-endian floating-point numbers.
 
     Attributes:
         name: ``scale``, ``zero`` or ``residual_norm``.

@@ -49,7 +49,7 @@ class TargetOption:
 
 @dataclass(frozen=True)
 class Lowering:
-    """What a target does to one converted model.
+    """The changes of a target to one converted model.
 
     Attributes:
         plan: the plan of the model that the passes leave.

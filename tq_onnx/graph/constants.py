@@ -31,7 +31,7 @@ _BINARY: Final[dict[str, Callable[[float, float], float]]] = {
     "Pow": lambda a, b: float(np.power(a, b)),
 }
 _EXACT: Final = frozenset({"Identity", "Neg", "Mul", "Add", "Sub"})
-"""What means the same for integers."""
+"""Nodes that change no integer."""
 
 
 def scalar(value: ir.Value | None) -> float | None:

@@ -149,7 +149,7 @@ def tables(probe: Probe) -> PropertyCheck:
     rotated = any(names.rotation is not None for one in probe.layers for names in one.caches)
     baked = f"{probe.plan.rotation} rotations of seed {probe.plan.seed}, codebooks"
     return PropertyCheck(
-        "baked tables are those of the plan",
+        "baked tables match the plan",
         not problems,
         f"not as planned: {', '.join(problems)}"
         if problems

@@ -28,7 +28,7 @@ INT64: Final = "tensor(int64)"
 FLOAT32: Final = "tensor(float)"
 
 Feature = Literal["bias", "sink", "offset", "mixed"]
-"""What only some models have: an additive mask, sinks, offsets of a calibration, several codecs."""
+"""Optional parts of a model: an additive mask, sinks, offsets of a calibration, several codecs."""
 Features = AbstractSet[Feature]
 
 

@@ -243,5 +243,5 @@ def one_of(what: str, *sizes: int | None) -> int:
     if len(known) == 1:
         return known.pop()
     if not known:
-        raise NoMatch(f"the graph does not tell the {what}; run ONNX shape inference first")
-    raise NoMatch(f"the graph tells more than one {what}: {sorted(known)}")
+        raise NoMatch(f"the graph does not declare the {what}; run ONNX shape inference first")
+    raise NoMatch(f"the graph declares more than one {what}: {sorted(known)}")

@@ -36,7 +36,7 @@ _RESHAPES: Final[dict[tuple[Dims, int], Dims]] = {
     (("B", "S", "ND"), 4): ("B", "S", "N", "D"),
     (("B", "S", "HD"), 4): ("B", "S", "H", "D"),
 }
-"""What a Reshape to a given rank makes of a cache: the only sensible reading of each."""
+"""Meaning of a Reshape of a cache to a given rank: the only sensible one of each."""
 
 _TELLING: Final = frozenset({"1", "H", "N"})
 """Dimensions that a Reshape makes and that tell how, by their size: others are symbolic, or -1."""
@@ -149,7 +149,7 @@ def _reshaped(node: ir.Node, dims: Dims) -> Dims:
     for axis, letter in enumerate(result):
         found = static_dim(output, axis)
         if found is None and dims[0] == "B" and letter in _TELLING - {*dims}:
-            raise NoMatch(f"the graph does not tell how the cache {source.shape} is reshaped", node)
+            raise NoMatch(f"the graph does not say how the cache {source.shape} is reshaped", node)
         if found is not None and letter in expected and found != expected[letter]:
             raise NoMatch(
                 f"the cache is reshaped from {source.shape} to {output.shape}, "

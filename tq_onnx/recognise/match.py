@@ -38,7 +38,7 @@ from tq_onnx.recognise.trace import find_anchors, reach
 from tq_onnx.recognise.updates.tensorscatter import is_flat_cache
 
 MIN_OPSET: Final = 14
-"""What newer opsets changed can be taken over from here on: see ``rewrite``."""
+"""The oldest opset whose later changes can be taken over: see ``rewrite``."""
 
 _CACHE_TYPES: Final = (*FLOATS, ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.FLOAT8E4M3FN)
 _READABLE: Final = frozenset("BNGHPSD1")

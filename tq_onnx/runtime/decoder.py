@@ -102,7 +102,7 @@ class Decoder:
         self._copies = _copies(feeding.batch, batch, where)
         shape = next(e.shape for e in session.get_outputs() if e.name == signature.interface.logits)
         self.last_only = shape[1] == 1 and feeding.new != 1
-        """Whether a call gives the logits of its last token only."""
+        """True if a call gives the logits of its last token only."""
         static = signature.interface.static
         # An original that scatters new rows into its caches gives them out as new ones.
         in_place = self.capacity is not None and (signature.plan is not None or not static)
@@ -332,7 +332,7 @@ class Decoder:
             raise UnsupportedModelError(
                 "the graph takes a first prompt only",
                 where=self.where,
-                fix="go on with the graph that was exported for decoding",
+                fix="continue with the graph that was exported for decoding",
             )
         if graph.feeding.new not in (None, new):
             raise UsageError(
@@ -362,7 +362,7 @@ class Decoder:
             raise UsageError(f"the attention mask has shape {list(mask_BT.shape)}, the tokens not")
         if not mask_BT.all() and not self._graph.feeding.takes_padding:
             raise UnsupportedModelError(
-                "a model that is not told mask and positions of tokens takes no padded batches",
+                "a model without inputs for mask and positions takes no padded batches",
                 fix="feed sequences of equal length, or one at a time",
             )
         if (np.diff(mask_BT, axis=1) < 0).any() or not mask_BT[:, -1].all():

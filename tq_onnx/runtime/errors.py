@@ -33,7 +33,7 @@ def run_error(error: Exception, where: str, ep: ExecutionProvider = CPU) -> TqOn
     message = message_of(error)
     if "cos_cache" in message:
         return UsageError(
-            "the text is longer than the positions that the model knows",
+            "the text is longer than the positions of the model",
             where=where,
             fix="give fewer tokens",
         )

@@ -319,7 +319,7 @@ def _recognised(model: Any, session: Any, path: Path) -> Signature:
     if found.misses or found.interface is None:
         reason = str(found.misses[0]) if found.misses else "the inputs are not a decoder's"
         raise UnsupportedModelError(
-            f"this is not a decoder that tq-onnx knows how to run: {reason}",
+            f"tq-onnx cannot run this model: {reason}",
             where=str(path),
             fix="see `tq-onnx inspect`",
         )

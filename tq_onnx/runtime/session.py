@@ -37,7 +37,7 @@ _EXTERNAL_DATA_FOLDER: Final = "session.model_external_initializers_file_folder_
 
 _HAS_RECORD: Final = hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info")
 _registered: MutableMapping[onnxruntime.InferenceSession, bool] = WeakKeyDictionary()
-"""Whether the library was registered, for sessions of an ONNX Runtime without a record."""
+"""True if the library was registered, for sessions of an ONNX Runtime without a record."""
 
 
 @dataclass(frozen=True)

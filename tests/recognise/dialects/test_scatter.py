@@ -257,23 +257,23 @@ REFUSALS: Final[dict[str, tuple[Callable[[], ir.Model], str]]] = {
             indices="indices = Unsqueeze(slots, minus_one)\nvalue_indices = Identity(indices)",
             inputs=f"bool[B, 1, T, M] mask, int64[T] slots, {PASTS}",
         ),
-        "does not tell that they follow each other",
+        "does not prove that they follow each other",
     ),
     "every other slot": (
         lambda: written(indices=INDICES.replace("zero, new0, step", "zero, new0, two")),
-        "does not tell that they follow each other",
+        "does not prove that they follow each other",
     ),
     "slots from one on": (
         lambda: written(indices=INDICES.replace("zero, new0, step", "step, new0, step")),
-        "does not tell that they follow each other",
+        "does not prove that they follow each other",
     ),
     "steps counted twice": (
         lambda: written(indices=INDICES.replace("(steps, start)", "(steps, steps)")),
-        "does not tell that they follow each other",
+        "does not prove that they follow each other",
     ),
     "a start of every sequence": (
         lambda: written(inputs=f"bool[B, 1, T, M] mask, int64[T] start, {PASTS}"),
-        "does not tell that they follow each other",
+        "does not prove that they follow each other",
     ),
     "keys and values apart": (
         lambda: written(
@@ -314,7 +314,7 @@ REFUSALS: Final[dict[str, tuple[Callable[[], ir.Model], str]]] = {
             data=ZEROS.replace("Concat<axis = 0>(batch, rest)", "Identity(cache_shape)"),
             inputs=f"{OTHERS}, int64[4] cache_shape",
         ),
-        "does not tell how many tokens",
+        "does not declare how many tokens",
     ),
 }
 

@@ -34,7 +34,7 @@ PART_SECONDS: Final = 1200
 """Longest duration of a part, by default."""
 
 _NOTES: Final = {
-    True: "The device was simulated: these figures, times above all, are not those of an NPU.",
+    True: "The device was simulated: these figures, times above all, say nothing about an NPU.",
     False: "Measured on this device; times are wall clock of runs that were waited for.",
     None: "The device did not answer: it is unknown where this ran.",
 }

@@ -74,7 +74,7 @@ def check_model(findings: Findings, name: str, model: Path, prompt: Array | None
         prompt: token ids ``[n]``; made up by default.
     """
     findings.check(
-        f"{name}: placement", lambda: _placed(model), "every node that computes floats on CANN"
+        f"{name}: placement", lambda: _placed(model), "every floating-point node on CANN"
     )
     findings.check(
         f"{name}: decode",

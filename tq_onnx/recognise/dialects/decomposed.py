@@ -54,7 +54,7 @@ class _Decomposed(Site):
     new_value: ir.Value
     masks: tuple[Mask, ...]
     folded: bool
-    """Whether the old attention computes ``[B, N, G, D]`` for one token."""
+    """True if the old attention computes ``[B, N, G, D]`` for one token."""
 
     def inputs(self) -> Collection[ir.Value]:
         return [self.query, self.new_key, self.new_value, *self.mask_sources()]
@@ -238,7 +238,7 @@ def _num_heads(
     node = value.reader
     if rank(query) is None:
         raise NoMatch(
-            "the graph does not tell the shape of the query; run ONNX shape inference first",
+            "the graph does not declare the shape of the query; run ONNX shape inference first",
             key.reader,
         )
     if rank(query) != 4:

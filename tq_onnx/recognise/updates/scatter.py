@@ -33,7 +33,7 @@ from tq_onnx.recognise.updates.continued import taken
 
 SCATTER_ND: Final = "ScatterND"
 _SHAPERS: Final = ("Unsqueeze", "Squeeze", "Reshape", "Cast")
-"""What may stand between a number and the indices: nothing that changes it."""
+"""Nodes between a number and the indices: none of them changes it."""
 _MAX_STEPS: Final = 8
 
 
@@ -75,7 +75,9 @@ def written(anchor: Anchor, view: GraphView) -> Update:
         )
     slots = static_dim(anchor.present, 2) or static_dim(anchor.state, 0)
     if slots is None:
-        raise NoMatch(f"the graph does not tell how many tokens {anchor.present.name} holds", node)
+        raise NoMatch(
+            f"the graph does not declare how many tokens {anchor.present.name} holds", node
+        )
     return Update(None, rows, rows_dims, {}, past_length, (start,), slots)
 
 
@@ -139,7 +141,7 @@ def _start(indices: ir.Value, node: ir.Node) -> ir.Value:
         names = ", ".join(value.name or "a constant" for value in found) or "a constant"
         raise NoMatch(
             f"the slots that the new rows go to are computed from {names}, "
-            "which does not tell that they follow each other",
+            "which does not prove that they follow each other",
             node,
         )
     return single[0]

@@ -13,7 +13,7 @@ from tq_onnx.targets.cann.claims import ELEMENTS
 
 
 def lower_embedding(model: ir.Model, build: Builder) -> int:
-    """Replace every Gather of rows of a matrix of floats by ids ``[B, T]`` or ``[T]``.
+    """Replace every Gather of rows of a floating-point matrix by ids ``[B, T]`` or ``[T]``.
 
     Returns:
         how many were replaced.

@@ -1,4 +1,4 @@
-"""The attention mask in a graph for CANN: none. Its kernels see past and future by lengths alone.
+"""Remove the attention mask from a graph for CANN, whose kernels mask by lengths alone.
 
 An exporter computes a mask of floats from ``attention_mask`` and from lengths, and attention adds
 it to its scores. Where that mask only hides the future, as long as no token is padding, the

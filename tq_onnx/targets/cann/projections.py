@@ -51,7 +51,7 @@ class _Projection:
 
 
 def bake_transposes(graph: ir.Graph, build: Builder) -> int:
-    """Replace Transposes of constant matrices of floats by constants; return how many."""
+    """Replace Transposes of constant floating-point matrices by constants; return how many."""
     count = 0
     for node in list(graph):
         weight, output = node.inputs[0] if node.inputs else None, node.outputs[0]

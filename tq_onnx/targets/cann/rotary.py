@@ -204,7 +204,7 @@ class _Finder:
 
     def _tables(self, cosines: ir.Value, sines: ir.Value, ids: ir.Value) -> Angles:
         if rank(ids) != 2:
-            raise NoMatch("the positions are not told token by token")
+            raise NoMatch("the positions are not given token by token")
 
         def read() -> Angles:
             return Angles(read_table(cosines), read_table(sines), ids)

@@ -1,4 +1,4 @@
-"""Lengths in a graph whose inputs always have the same size: read from what the mask says.
+"""Read lengths from the mask in a graph whose inputs always have the same size.
 
 A converted decoder reads the number of tokens off sizes: the attention mask is as long as all
 tokens, a cache as long as those before. In graph mode neither may change, because CANN compiles a
