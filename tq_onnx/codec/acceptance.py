@@ -114,7 +114,7 @@ def judge_rows(
     """Compare rows with what the reference makes of vectors.
 
     Args:
-        rows: uint8 ``[..., W]``; the bytes behind those of the codec must be zero.
+        rows: uint8 ``[..., W]``; the bytes behind the codec's row must be zero.
         vectors: floats ``[..., D]``: what was encoded.
         codec: the codec.
         tables: its tables; what ``raw`` gets is not looked at.

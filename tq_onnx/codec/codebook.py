@@ -12,7 +12,7 @@ Both have closed forms for the probability and the first moment of an interval, 
 fixed-point iteration (Lloyd 1982, Max 1960) needs no quadrature and no scipy.
 
 Up to 4 bits the centroids c_i are then rounded to what int8 can say. The boundaries stay midway
-between the unrounded ones, so that the codes are those of Lloyd-Max:
+between the unrounded ones, so that the codes are Lloyd-Max codes:
 
     step = c_max / 127,  k_i = round(c_i / step),  centroids[i] = k_i step,  the largest k is 127
 

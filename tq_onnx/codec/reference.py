@@ -103,7 +103,7 @@ def decode(
     """Decode rows ``[..., W]`` to vectors, float64 ``[..., D]``; see ``encode``.
 
     Args:
-        rows: uint8 ``[..., W]``; bytes behind those of the codec are not read.
+        rows: uint8 ``[..., W]``; bytes behind the codec's row are not read.
         codec: the codec.
         rotation: as for ``encode``.
         codebook: as for ``encode``.

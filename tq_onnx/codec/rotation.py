@@ -79,7 +79,7 @@ def make_sketch(head_size: int, layer: int, seed: int = DEFAULT_SEED) -> npt.NDA
         seed: base seed of the model.
 
     Returns:
-        S, float32 ``[D, D]``; signs are those of ``S r``.
+        S, float32 ``[D, D]``; the signs come from ``S r``.
     """
     own_seed = seed + _LAYER_STRIDE[QR] * layer + _SKETCH_SEED
     return _randn(head_size * head_size, own_seed).reshape(head_size, head_size)

@@ -132,7 +132,7 @@ def predict(
 
 
 def scales(query: Floats, key: Floats, groups: Ids, *, powers_of_two: bool) -> Floats:
-    """Return the scales of the query channels; those of the key channels are their inverses.
+    """Return the scales of the query channels; the key channels have their inverses.
 
     Args:
         query: weights of the queries' norm, or roots of measured energies, ``[D]``.

@@ -110,7 +110,7 @@ class OperatorNode:
 
 
 class EncodeNode(OperatorNode):
-    """A node that makes a cache; its inputs are those of ``tq_onnx.ops.operators.Encode``.
+    """A node that makes a cache; its inputs follow ``tq_onnx.ops.operators.Encode``.
 
     Attributes:
         role: which of the layer's caches it makes.
@@ -143,7 +143,7 @@ class EncodeNode(OperatorNode):
 
 
 class AttentionNode(OperatorNode):
-    """A node that reads caches; its inputs are those of ``tq_onnx.ops.operators.Attention``."""
+    """A node that reads caches; its inputs follow ``tq_onnx.ops.operators.Attention``."""
 
     query = _Required(Attention.query)
     key_cache = _Required(Attention.key_cache)

@@ -1,7 +1,7 @@
 """Hold the options of a conversion besides its preset, and the choice of layers.
 
 Every option combines with every preset that has what it is about. Layers that are left out stay
-uncompressed: their caches are ``raw``, uint8 as those of all others.
+uncompressed: their caches are ``raw``, uint8 like all other caches.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 ``convert`` runs load -> recognise -> plan -> rewrite, bake, adapt and lower -> check -> save;
 nothing is written before everything holds. It returns a frozen, JSON-able report
-(``tq_onnx.conversion.reports``). Bytes per token are those of one more token of one sequence in all
+(``tq_onnx.conversion.reports``). Bytes per token count one more token of one sequence in all
 layers, from the graph's own types, scales included.
 """
 

@@ -77,7 +77,7 @@ def _uncompressed(preset: Preset) -> Preset:
 
 
 def _check_elements(layers: Sequence[LayerPlan]) -> None:
-    """Refuse raw rows of several element types: one function body writes those of all layers."""
+    """Refuse raw rows of several element types: one function body writes the rows of all layers."""
     types = sorted({layer.dtype for layer in layers})
     if len(types) > 1 and any(codec.is_raw for layer in layers for codec in layer.codecs):
         raise UnsupportedModelError(

@@ -55,7 +55,7 @@ def stage_model(
         model: the model; weights that move become references to the new file.
         target: the model file.
         taken: files that the data file must not be.
-        limit: bytes that a model file may have; by default those of a protobuf message.
+        limit: bytes that a model file may have; by default the limit of a protobuf message.
 
     Raises:
         ModelFileError: the graph without its weights is larger than the limit.

@@ -111,13 +111,13 @@ def save(
 
     Args:
         loaded: where the model came from, and its data files.
-        model: what to write; its external tensors are those of ``loaded``.
+        model: what to write; its external tensors come from ``loaded``.
         output: the model file to write; its folder is made if it does not exist.
         overwrite: whether files that exist may be replaced (never the input or its data).
         external_data: ``keep``, ``copy`` or ``link``; by default keep in the same folder, copy
             elsewhere.
         on_progress: called while data files are compared and copied.
-        limit: bytes that a model file may have; by default those of a protobuf message.
+        limit: bytes that a model file may have; by default the limit of a protobuf message.
 
     Raises:
         OutputExistsError: something that exists would be overwritten.

@@ -31,7 +31,7 @@ _BINARY: Final[dict[str, Callable[[float, float], float]]] = {
     "Pow": lambda a, b: float(np.power(a, b)),
 }
 _EXACT: Final = frozenset({"Identity", "Neg", "Mul", "Add", "Sub"})
-"""Nodes that change no integer."""
+"""Nodes that compute the same with integers as with floating-point numbers."""
 
 
 def scalar(value: ir.Value | None) -> float | None:

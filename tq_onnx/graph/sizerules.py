@@ -1,4 +1,4 @@
-"""Derive the sizes and integers of each operator's outputs from those of its inputs.
+"""Derive the sizes and integers of each operator's outputs from its inputs.
 
 A rule tells what must be so if the graph is valid, or nothing; none of them guesses. It is given
 the integers that are known of a value, in order; a scalar is a list of one.

@@ -204,7 +204,7 @@ def _padding(layer: LayerPlan) -> int:
 
 
 def _file_names(part: dict[str, Any]) -> Iterator[str]:
-    """Return the model files of one part: its own, or those of its pipeline."""
+    """Return the model files of one part: its own, or its pipeline's."""
     if part.get("filename"):
         yield str(part["filename"])
     for _, stage in _pipeline(part):

@@ -75,7 +75,7 @@ def model_tokens(
 ) -> tuple[Sequence[int] | int, str]:
     """Choose the tokens that models read that are compared.
 
-    They are those of a file, or else of the bundled model's own text.
+    They come from a file, or from the bundled model's own text.
 
     Args:
         models: files, beside one of which the tokenizer may be.

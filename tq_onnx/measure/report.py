@@ -47,7 +47,7 @@ class ModelFigures:
         peer: True for a model with ONNX Runtime's own caches.
         bytes_per_token: cache bytes of one token in all layers, from the graph's types.
         bits_per_value: bits per number in the caches, metadata included.
-        compression: cache bytes of the original over those of this model.
+        compression: cache bytes of the original over this model's.
         quality: its predictions against the original's.
         layers: its layers; none for a peer, nor where caches keep a window of the tokens only.
     """

@@ -7,7 +7,7 @@ executable specification that the kernels are compared with.
 all in the operators' domain. The bodies are made per model: for the codecs of its caches, and for
 the optional inputs that its nodes have. They are polymorphic in the element type of vectors, query
 and bias: float, float16 or bfloat16; only what reads and writes ``raw`` rows is made for one of
-them. ``decoder_function_protos`` returns those of the decoder's other operators, which depend on no
+them. ``decoder_function_protos`` returns the functions of the decoder's other operators, which depend on no
 model.
 """
 
@@ -88,7 +88,7 @@ def decoder_function_protos(names: Iterable[str]) -> list[onnx.FunctionProto]:
     """Return FunctionProtos of the decoder's other operators, each of one function.
 
     Args:
-        names: those of the operators that a model uses, of ``domain.DECODER``.
+        names: the operators that a model uses, of ``domain.DECODER``.
 
     Returns:
         Fresh copies, which the caller may edit, in the order of ``names``.
@@ -111,7 +111,7 @@ def _add_with_pieces(proto: onnx.FunctionProto, protos: dict[str, onnx.FunctionP
 
 
 def _nodes(nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Yield nodes, those of branches included."""
+    """Yield nodes, including the nodes of branches."""
     for node in nodes:
         yield node
         for attribute in node.attribute:

@@ -173,7 +173,7 @@ class Operator:
         """Return the summary, inputs, outputs and attributes as Markdown.
 
         Args:
-            features: those of the model that the text is for.
+            features: of the model that the text is for.
         """
         sections: dict[str, Iterable[Parameter | Attribute]] = {
             "Inputs": cls.inputs_with(features),

@@ -2,7 +2,7 @@
 
 An ``OperatorModel`` collects the inputs, initializers and nodes of one graph. Values are named: a
 name that nothing has yet becomes an input of the model, or an initializer if ``constants`` has it.
-Slots and element types are those of the operators' records.
+Slots and element types come from the operators' records.
 
     model = OperatorModel("float16", constants=codec_constants(codec, 128))
     model.operator(Encode, encode_attributes(codec), "present")
