@@ -177,8 +177,8 @@ def bench(
     Args:
         original: the original model.
         converted: its conversion; by default it is converted in memory.
-        contexts: tokens in the caches when decode begins; by default as many of 1024, 4096 and 16384
-            that the model and the memory take.
+        contexts: tokens in the caches when decode begins; by default 1024, 4096 and 16384, as
+            far as the model and the memory allow.
         tokens: decode steps to time, for each model and context.
         prompt_limit: the longest context in tokens that is read as a prompt, which gives the time
             to the first token; longer ones are filled with copies of the rows of a short prompt.

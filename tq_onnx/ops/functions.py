@@ -7,8 +7,8 @@ executable specification that the kernels are compared with.
 all in the operators' domain. The bodies are made per model: for the codecs of its caches, and for
 the optional inputs that its nodes have. They are polymorphic in the element type of vectors, query
 and bias: float, float16 or bfloat16; only what reads and writes ``raw`` rows is made for one of
-them. ``decoder_function_protos`` returns the functions of the decoder's other operators, which depend on no
-model.
+them. ``decoder_function_protos`` returns the functions of the decoder's other operators, which
+depend on no model.
 """
 
 from __future__ import annotations
