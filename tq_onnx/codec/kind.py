@@ -127,6 +127,7 @@ class CodecKind:
 
     Attributes:
         name: name of the kind in plans, in attributes of operators and in messages.
+        number: place among all kinds, in lists and in C++; a new kind takes the next one.
         planes: bits per coordinate, of each form of the kind, to the bit widths of its planes,
             low-order bits first; no planes where rows hold elements.
         formula: meaning of the numbers in a row, as the layout digest has it.
@@ -142,6 +143,7 @@ class CodecKind:
     """
 
     name: str
+    number: int
     planes: Mapping[int, tuple[int, ...]]
     formula: Any
     fields: tuple[FieldForm, ...] = ()

@@ -198,6 +198,7 @@ def _judge_prod(written: Written, tables: Tables) -> Judged:
 KINDS: Final = (
     CodecKind(
         LLOYD_MAX,
+        number=0,
         planes={2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1)},
         formula="norm / norm(centroids[codes])",
         fields=(FieldForm("scale", 2),),
@@ -209,6 +210,7 @@ KINDS: Final = (
     ),
     CodecKind(
         PROD,
+        number=4,
         planes={3: (2, 1), 4: (2, 1, 1)},
         formula="scale * centroids, sqrt(pi/2)/d * residual_norm * signs, sign in the top plane",
         fields=(FieldForm("scale", 2), FieldForm("residual_norm", 2)),
@@ -221,6 +223,7 @@ KINDS: Final = (
     ),
     CodecKind(
         U8,
+        number=5,
         planes={4: (8,)},
         formula="norm",
         fields=(FieldForm("scale", 4),),

@@ -35,9 +35,10 @@ from tq_onnx.codec.kind import MAX_HALF, CodecKind
 LAYOUT_VERSION: Final = 3
 
 KINDS: Final[dict[str, CodecKind]] = {
-    kind.name: kind for kind in (*rotated.KINDS, *unrotated.KINDS)
+    kind.name: kind
+    for kind in sorted((*rotated.KINDS, *unrotated.KINDS), key=lambda kind: kind.number)
 }
-"""The record of every codec kind, by name."""
+"""The record of every codec kind by name, in the order of their numbers."""
 
 HEAD_SIZE_MULTIPLE: Final = 8
 """A head size must fill whole bytes of a one-bit plane."""

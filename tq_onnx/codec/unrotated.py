@@ -171,6 +171,7 @@ def _fp8_error(x: Float64, bits: int) -> Float64:
 KINDS: Final = (
     CodecKind(
         UNIFORM,
+        number=1,
         planes={2: (2,), 3: (2, 1), 4: (4,)},
         formula="scale * code + zero",
         fields=(FieldForm("scale", 2), FieldForm("zero", 2)),
@@ -181,6 +182,7 @@ KINDS: Final = (
     ),
     CodecKind(
         FP8,
+        number=2,
         planes={8: (8,)},
         formula=["E4M3FN", fp8.FP8_MAX],
         quantise=_fp8,
@@ -190,6 +192,7 @@ KINDS: Final = (
     ),
     CodecKind(
         Q8_0,
+        number=3,
         planes={8: (8,)},
         formula=["scale * signed code", Q8_0_BLOCK],
         fields=(FieldForm("scale", 2, block=Q8_0_BLOCK),),
@@ -200,6 +203,7 @@ KINDS: Final = (
     ),
     CodecKind(
         RAW,
+        number=6,
         planes={16: (), 32: ()},
         formula=["elements of the model", "little", "coordinates in order"],
     ),

@@ -12,16 +12,16 @@ namespace tq::spec {
 inline constexpr int kLayoutVersion = 3;
 inline constexpr char kLayoutDigest[] = "d0a46b4e80332dff";
 
-enum class Kind { kLloydMax, kProd, kU8, kUniform, kFp8E4m3, kQ8_0, kRaw };
+enum class Kind { kLloydMax, kUniform, kFp8E4m3, kQ8_0, kProd, kU8, kRaw };
 
 inline constexpr int kKinds = 7;
 inline constexpr const char* kKindNames[kKinds] = {
     "lloyd_max",
-    "prod",
-    "u8",
     "uniform",
     "fp8_e4m3",
     "q8_0",
+    "prod",
+    "u8",
     "raw",
 };
 
@@ -35,14 +35,14 @@ inline constexpr Codec kCodecs[] = {
     {Kind::kLloydMax, 3},
     {Kind::kLloydMax, 4},
     {Kind::kLloydMax, 5},
-    {Kind::kProd, 3},
-    {Kind::kProd, 4},
-    {Kind::kU8, 4},
     {Kind::kUniform, 2},
     {Kind::kUniform, 3},
     {Kind::kUniform, 4},
     {Kind::kFp8E4m3, 8},
     {Kind::kQ8_0, 8},
+    {Kind::kProd, 3},
+    {Kind::kProd, 4},
+    {Kind::kU8, 4},
     {Kind::kRaw, 16},
     {Kind::kRaw, 32},
 };
@@ -77,13 +77,6 @@ constexpr Planes planes(Codec codec) {
       if (codec.bits == 4) return {1, {{4, 0}}};
       if (codec.bits == 5) return {2, {{4, 0}, {1, 4}}};
       return {0, {}};
-    case Kind::kProd:
-      if (codec.bits == 3) return {2, {{2, 0}, {1, 2}}};
-      if (codec.bits == 4) return {3, {{2, 0}, {1, 2}, {1, 3}}};
-      return {0, {}};
-    case Kind::kU8:
-      if (codec.bits == 4) return {1, {{8, 0}}};
-      return {0, {}};
     case Kind::kUniform:
       if (codec.bits == 2) return {1, {{2, 0}}};
       if (codec.bits == 3) return {2, {{2, 0}, {1, 2}}};
@@ -94,6 +87,13 @@ constexpr Planes planes(Codec codec) {
       return {0, {}};
     case Kind::kQ8_0:
       if (codec.bits == 8) return {1, {{8, 0}}};
+      return {0, {}};
+    case Kind::kProd:
+      if (codec.bits == 3) return {2, {{2, 0}, {1, 2}}};
+      if (codec.bits == 4) return {3, {{2, 0}, {1, 2}, {1, 3}}};
+      return {0, {}};
+    case Kind::kU8:
+      if (codec.bits == 4) return {1, {{8, 0}}};
       return {0, {}};
     default:
       return {0, {}};
@@ -164,14 +164,14 @@ constexpr int field_bytes(Codec codec, int head_size) {
   switch (codec.kind) {
     case Kind::kLloydMax:
       return 2;
-    case Kind::kProd:
-      return 2 + 2;
-    case Kind::kU8:
-      return 4;
     case Kind::kUniform:
       return 2 + 2;
     case Kind::kQ8_0:
       return 2 * ((head_size + 31) / 32);
+    case Kind::kProd:
+      return 2 + 2;
+    case Kind::kU8:
+      return 4;
     default:
       return 0;
   }
@@ -237,54 +237,6 @@ static_assert(plane_offset({Kind::kLloydMax, 5}, 0, 256) == 0);
 static_assert(plane_offset({Kind::kLloydMax, 5}, 1, 256) == 128);
 static_assert(code_bytes({Kind::kLloydMax, 5}, 256) == 160);
 static_assert(row_bytes({Kind::kLloydMax, 5}, 256) == 162);
-static_assert(plane_offset({Kind::kProd, 3}, 0, 64) == 0);
-static_assert(plane_offset({Kind::kProd, 3}, 1, 64) == 16);
-static_assert(code_bytes({Kind::kProd, 3}, 64) == 24);
-static_assert(row_bytes({Kind::kProd, 3}, 64) == 28);
-static_assert(plane_offset({Kind::kProd, 3}, 0, 80) == 0);
-static_assert(plane_offset({Kind::kProd, 3}, 1, 80) == 20);
-static_assert(code_bytes({Kind::kProd, 3}, 80) == 30);
-static_assert(row_bytes({Kind::kProd, 3}, 80) == 34);
-static_assert(plane_offset({Kind::kProd, 3}, 0, 128) == 0);
-static_assert(plane_offset({Kind::kProd, 3}, 1, 128) == 32);
-static_assert(code_bytes({Kind::kProd, 3}, 128) == 48);
-static_assert(row_bytes({Kind::kProd, 3}, 128) == 52);
-static_assert(plane_offset({Kind::kProd, 3}, 0, 256) == 0);
-static_assert(plane_offset({Kind::kProd, 3}, 1, 256) == 64);
-static_assert(code_bytes({Kind::kProd, 3}, 256) == 96);
-static_assert(row_bytes({Kind::kProd, 3}, 256) == 100);
-static_assert(plane_offset({Kind::kProd, 4}, 0, 64) == 0);
-static_assert(plane_offset({Kind::kProd, 4}, 1, 64) == 16);
-static_assert(plane_offset({Kind::kProd, 4}, 2, 64) == 24);
-static_assert(code_bytes({Kind::kProd, 4}, 64) == 32);
-static_assert(row_bytes({Kind::kProd, 4}, 64) == 36);
-static_assert(plane_offset({Kind::kProd, 4}, 0, 80) == 0);
-static_assert(plane_offset({Kind::kProd, 4}, 1, 80) == 20);
-static_assert(plane_offset({Kind::kProd, 4}, 2, 80) == 30);
-static_assert(code_bytes({Kind::kProd, 4}, 80) == 40);
-static_assert(row_bytes({Kind::kProd, 4}, 80) == 44);
-static_assert(plane_offset({Kind::kProd, 4}, 0, 128) == 0);
-static_assert(plane_offset({Kind::kProd, 4}, 1, 128) == 32);
-static_assert(plane_offset({Kind::kProd, 4}, 2, 128) == 48);
-static_assert(code_bytes({Kind::kProd, 4}, 128) == 64);
-static_assert(row_bytes({Kind::kProd, 4}, 128) == 68);
-static_assert(plane_offset({Kind::kProd, 4}, 0, 256) == 0);
-static_assert(plane_offset({Kind::kProd, 4}, 1, 256) == 64);
-static_assert(plane_offset({Kind::kProd, 4}, 2, 256) == 96);
-static_assert(code_bytes({Kind::kProd, 4}, 256) == 128);
-static_assert(row_bytes({Kind::kProd, 4}, 256) == 132);
-static_assert(plane_offset({Kind::kU8, 4}, 0, 64) == 0);
-static_assert(code_bytes({Kind::kU8, 4}, 64) == 64);
-static_assert(row_bytes({Kind::kU8, 4}, 64) == 68);
-static_assert(plane_offset({Kind::kU8, 4}, 0, 80) == 0);
-static_assert(code_bytes({Kind::kU8, 4}, 80) == 80);
-static_assert(row_bytes({Kind::kU8, 4}, 80) == 84);
-static_assert(plane_offset({Kind::kU8, 4}, 0, 128) == 0);
-static_assert(code_bytes({Kind::kU8, 4}, 128) == 128);
-static_assert(row_bytes({Kind::kU8, 4}, 128) == 132);
-static_assert(plane_offset({Kind::kU8, 4}, 0, 256) == 0);
-static_assert(code_bytes({Kind::kU8, 4}, 256) == 256);
-static_assert(row_bytes({Kind::kU8, 4}, 256) == 260);
 static_assert(plane_offset({Kind::kUniform, 2}, 0, 64) == 0);
 static_assert(code_bytes({Kind::kUniform, 2}, 64) == 16);
 static_assert(row_bytes({Kind::kUniform, 2}, 64) == 20);
@@ -349,6 +301,54 @@ static_assert(row_bytes({Kind::kQ8_0, 8}, 128) == 136);
 static_assert(plane_offset({Kind::kQ8_0, 8}, 0, 256) == 0);
 static_assert(code_bytes({Kind::kQ8_0, 8}, 256) == 256);
 static_assert(row_bytes({Kind::kQ8_0, 8}, 256) == 272);
+static_assert(plane_offset({Kind::kProd, 3}, 0, 64) == 0);
+static_assert(plane_offset({Kind::kProd, 3}, 1, 64) == 16);
+static_assert(code_bytes({Kind::kProd, 3}, 64) == 24);
+static_assert(row_bytes({Kind::kProd, 3}, 64) == 28);
+static_assert(plane_offset({Kind::kProd, 3}, 0, 80) == 0);
+static_assert(plane_offset({Kind::kProd, 3}, 1, 80) == 20);
+static_assert(code_bytes({Kind::kProd, 3}, 80) == 30);
+static_assert(row_bytes({Kind::kProd, 3}, 80) == 34);
+static_assert(plane_offset({Kind::kProd, 3}, 0, 128) == 0);
+static_assert(plane_offset({Kind::kProd, 3}, 1, 128) == 32);
+static_assert(code_bytes({Kind::kProd, 3}, 128) == 48);
+static_assert(row_bytes({Kind::kProd, 3}, 128) == 52);
+static_assert(plane_offset({Kind::kProd, 3}, 0, 256) == 0);
+static_assert(plane_offset({Kind::kProd, 3}, 1, 256) == 64);
+static_assert(code_bytes({Kind::kProd, 3}, 256) == 96);
+static_assert(row_bytes({Kind::kProd, 3}, 256) == 100);
+static_assert(plane_offset({Kind::kProd, 4}, 0, 64) == 0);
+static_assert(plane_offset({Kind::kProd, 4}, 1, 64) == 16);
+static_assert(plane_offset({Kind::kProd, 4}, 2, 64) == 24);
+static_assert(code_bytes({Kind::kProd, 4}, 64) == 32);
+static_assert(row_bytes({Kind::kProd, 4}, 64) == 36);
+static_assert(plane_offset({Kind::kProd, 4}, 0, 80) == 0);
+static_assert(plane_offset({Kind::kProd, 4}, 1, 80) == 20);
+static_assert(plane_offset({Kind::kProd, 4}, 2, 80) == 30);
+static_assert(code_bytes({Kind::kProd, 4}, 80) == 40);
+static_assert(row_bytes({Kind::kProd, 4}, 80) == 44);
+static_assert(plane_offset({Kind::kProd, 4}, 0, 128) == 0);
+static_assert(plane_offset({Kind::kProd, 4}, 1, 128) == 32);
+static_assert(plane_offset({Kind::kProd, 4}, 2, 128) == 48);
+static_assert(code_bytes({Kind::kProd, 4}, 128) == 64);
+static_assert(row_bytes({Kind::kProd, 4}, 128) == 68);
+static_assert(plane_offset({Kind::kProd, 4}, 0, 256) == 0);
+static_assert(plane_offset({Kind::kProd, 4}, 1, 256) == 64);
+static_assert(plane_offset({Kind::kProd, 4}, 2, 256) == 96);
+static_assert(code_bytes({Kind::kProd, 4}, 256) == 128);
+static_assert(row_bytes({Kind::kProd, 4}, 256) == 132);
+static_assert(plane_offset({Kind::kU8, 4}, 0, 64) == 0);
+static_assert(code_bytes({Kind::kU8, 4}, 64) == 64);
+static_assert(row_bytes({Kind::kU8, 4}, 64) == 68);
+static_assert(plane_offset({Kind::kU8, 4}, 0, 80) == 0);
+static_assert(code_bytes({Kind::kU8, 4}, 80) == 80);
+static_assert(row_bytes({Kind::kU8, 4}, 80) == 84);
+static_assert(plane_offset({Kind::kU8, 4}, 0, 128) == 0);
+static_assert(code_bytes({Kind::kU8, 4}, 128) == 128);
+static_assert(row_bytes({Kind::kU8, 4}, 128) == 132);
+static_assert(plane_offset({Kind::kU8, 4}, 0, 256) == 0);
+static_assert(code_bytes({Kind::kU8, 4}, 256) == 256);
+static_assert(row_bytes({Kind::kU8, 4}, 256) == 260);
 static_assert(code_bytes({Kind::kRaw, 16}, 64) == 128);
 static_assert(row_bytes({Kind::kRaw, 16}, 64) == 128);
 static_assert(code_bytes({Kind::kRaw, 16}, 80) == 160);
