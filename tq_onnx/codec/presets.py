@@ -53,9 +53,9 @@ class Preset:
 
 _ALGORITHM_1: Final = "TurboQuant paper, Algorithm 1"
 _ALGORITHM_2: Final = "TurboQuant paper, Algorithm 2"
-_OURS: Final = "ours: bits to the keys, which are the more fragile"
-_ASCEND: Final = "cache layout of the Ascend design note"
-_LOSSLESS: Final = "nothing is lost: proves a conversion apart from quantisation"
+_OURS: Final = "tq-onnx: more bits for the keys, which are more fragile"
+_ASCEND: Final = "cache layout of an Ascend design note"
+_LOSSLESS: Final = "tq-onnx: lossless, to check a conversion without quantisation"
 
 _INT2, _INT3, _INT4, _INT5 = (Codec(LLOYD_MAX, bits) for bits in (2, 3, 4, 5))
 _UNIFORM3, _UNIFORM4 = Codec(UNIFORM, 3), Codec(UNIFORM, 4)
