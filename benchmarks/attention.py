@@ -1,4 +1,4 @@
-"""Decode attention of one layer against its memory floor: our operators and everybody else's.
+"""Decode attention of one layer against its memory floor: TurboQuant and other caches.
 
 Run it from the repository with tq-onnx installed:
 

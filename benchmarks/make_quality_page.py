@@ -69,7 +69,7 @@ not the same noise.
 
 ABOUT = {
     QWEN: "## The bundled Qwen3: 4 layers, head size 128\n\nA small model that was really trained. "
-    "It has not seen the text. It says little about large models, but everybody can repeat the "
+    "It has not seen the text. It says little about large models, but anyone can repeat the "
     "measurement in a minute.",
     SMOLLM: "## SmolLM2-135M-Instruct: 30 layers, head size 64\n\nA language model with trained "
     "weights, on the validation text of WikiText-2. Head size 64 is harder than 128: the metadata "

@@ -1,4 +1,5 @@
-// Reads the processor's features and the operating system's support for its registers.
+// Chooses the kernels: a named level, or the best one that the processor has features and the
+// operating system has registers for.
 #include "core/dispatch.h"
 
 #include <cstdint>

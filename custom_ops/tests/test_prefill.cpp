@@ -174,7 +174,8 @@ TEST(prefill_with_masks_and_sinks) {
   }
 }
 
-// A query or a row that is not finite spoils its own output, or that of who sees it, and no other.
+// A query that is not finite spoils its own output, a row the outputs of the queries that see it,
+// and no other.
 TEST(prefill_keeps_strange_numbers_apart) {
   Random random(32);
   for (const bool has_integers : {true, false}) {

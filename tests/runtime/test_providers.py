@@ -14,7 +14,7 @@ import pytest
 
 from tests.runtime.models import DYNAMO, converted, original
 from tq_onnx.errors import LibraryError, UnsupportedModelError, UsageError
-from tq_onnx.runtime import errors as refusals
+from tq_onnx.runtime import errors
 from tq_onnx.runtime import session as sessions
 from tq_onnx.runtime.model import open_model
 from tq_onnx.runtime.placement import (
@@ -30,7 +30,7 @@ from tq_onnx.runtime.session import make_session, placement
 from tq_onnx.targets.registry import TARGETS
 
 RECORDED = pytest.mark.skipif(
-    not sessions._HAS_RECORD, reason="this ONNX Runtime keeps no record of placements"
+    not sessions._HAS_RECORD, reason="this ONNX Runtime keeps no record of node placement"
 )
 WITHOUT_CANN = pytest.mark.skipif(
     CANN.provider in onnxruntime.get_available_providers(), reason="the wheel has the provider"
@@ -76,7 +76,7 @@ def test_a_wheel_that_does_not_tell_where_nodes_run(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_what_is_said_of_errors(message: str, told: str) -> None:
-    error = refusals.load_error(RuntimeError(message), "m.onnx", CANN)
+    error = errors.load_error(RuntimeError(message), "m.onnx", CANN)
     assert told in str(error)
     assert error.exit_code == (3 if "anything" in message else 4)
 

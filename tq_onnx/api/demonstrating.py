@@ -216,5 +216,5 @@ def _describe(model: OpenModel) -> str:
     first = layers[0]
     return (
         f"Qwen3: {len(layers)} layers, {first.num_heads} heads, {first.kv_num_heads} KV heads of "
-        f"size {first.head_size}, {model.vocabulary} tokens"
+        f"size {first.head_size}, vocabulary of {model.vocabulary}"
     )

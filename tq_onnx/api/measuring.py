@@ -42,7 +42,7 @@ def verify(
         text: UTF-8 text to read; by default the held-out text of the bundled model, or
             pseudo-random ids where the model has no tokenizer.
         tokens: how many tokens of the text to compare, or their ids, with no text.
-        tokenizer: folder with ``tokenizer.json``; by default that of a model.
+        tokenizer: folder with ``tokenizer.json``; by default the tokenizer of a model.
         new_tokens: greedy tokens to generate with each model.
         context: tokens per window of the perplexity.
         library: whether to check the kernels of the operator library too; if not, only the
@@ -106,7 +106,7 @@ def report(
         context: tokens per window; each begins with empty caches.
         stride: tokens by which windows advance; by default they stand side by side, and every
             prediction inside them counts.
-        tokenizer: folder with ``tokenizer.json``; by default that of a model.
+        tokenizer: folder with ``tokenizer.json``; by default the tokenizer of a model.
         threads: threads within an operator; by default onnxruntime's choice.
         library: whether the kernels of the operator library run; if not, the function bodies.
         peers: whether to measure ONNX Runtime's own float16, int8 and int4 caches too.

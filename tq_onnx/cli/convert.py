@@ -141,7 +141,8 @@ def convert(
     """Convert an exported decoder to a TurboQuant KV cache.
 
     MODEL is an ONNX decoder with past key/value inputs and outputs, from onnxruntime-genai's model
-    builder or torch.onnx.export. MODEL is not changed. Weights in external data are not read.
+    builder or torch.onnx.export. MODEL is not changed. Large weights in external data are not
+    read.
 
     MODEL may also be a folder of onnxruntime-genai or Hugging Face. Its decoders are converted;
     tokenizer, configurations and other models are copied. onnxruntime-genai runs the new folder

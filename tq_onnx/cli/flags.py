@@ -47,7 +47,7 @@ windows = click.option(
 
 
 def option_of_json(option: Callable[..., Callable[[Any], Any]]) -> Callable[[Any], Any]:
-    """Return the option ``--json``, made by ``click.option`` or by that of a group."""
+    """Return the option ``--json``, made by ``click.option`` or by the option of a group."""
     return option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 

@@ -7,7 +7,7 @@ never uses the rotated space, so that the shortcut of the backends is checked an
 What the codecs do to a vector is in ``tq_onnx.codec.quantise``. Refused: nothing.
 
 With an offset ``[P, N, D]`` the row in slot p of head n encodes x - offset[min(p, P - 1), n], and
-whoever reads it adds that again.
+a reader adds that again.
 
 With the codec ``raw`` a row is the vector itself, in the model's element type. Whatever else is
 said about a codec (rotation, codebook, norm correction) is then not looked at and may be None.

@@ -13,13 +13,13 @@ What follows the planes are fields, little-endian floats in a fixed order (``Fie
 
 A ``raw`` row has neither planes nor fields: it is the D coordinates one after the other, each in
 the bytes of the model's own element type, little endian. With 16 bits that type is float16 or
-bfloat16, and the row does not tell which: whoever reads it knows the type of the model.
+bfloat16, and the row does not tell which: a reader knows the type of the model.
 
 A cache may have wider rows than its codec needs, where a runtime wants keys and values of one
 width: the bytes behind a row are zero when it is written, and never read.
 
 The layout digest goes into the C++ library, into the metadata of every converted model and into
-this package; whoever meets a different digest refuses.
+this package; a reader that meets a different digest refuses.
 """
 
 from __future__ import annotations

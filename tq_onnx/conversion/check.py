@@ -5,9 +5,9 @@ and outputs keep name, order, type and shape (caches: uint8, the last dimension 
 layer has two encoders and one attention, wired to its caches, with the attributes of the plan;
 rotations are orthogonal, codebooks sorted and antisymmetric to the bit, offsets finite (all of that
 in ``tq_onnx.conversion.checknodes``); the function bodies are there; the plan is read back from the
-metadata; and onnx's own checker, with our schemas registered, is content. A target that leaves no
-operators of ours (``tq_onnx.conversion.target``) is checked for that instead, and one that has
-fixed sizes for numbers in all inputs and outputs.
+metadata; and onnx's own checker, with the TurboQuant schemas registered, is content. A target that
+leaves no TurboQuant operators (``tq_onnx.conversion.target``) is checked for that instead, and one
+that has fixed sizes for numbers in all inputs and outputs.
 
 A violation is a defect of the converter, never the user's fault: nothing is written.
 """
@@ -133,7 +133,7 @@ def _violations(
 
 
 def _own_operators(model: ir.Model) -> Iterator[str]:
-    """Yield nodes and functions of ours, in a model that has standard operators in their places."""
+    """Yield TurboQuant nodes and functions, in a model that has standard operators instead."""
     for node in model.graph.all_nodes():
         if node.domain == DOMAIN:
             yield f"node {node.name} ({node.op_type}) is left"

@@ -189,7 +189,7 @@ def converted_layers(model: ir.Model, plan: Plan) -> tuple[ConvertedLayer, ...]:
     """Find the operators of every layer.
 
     Args:
-        model: a model with operators of ours; it is not changed.
+        model: a model with TurboQuant operators; it is not changed.
         plan: the plan that it was converted by.
 
     Returns:

@@ -1,6 +1,7 @@
 """Numbers in a graph: scalars and short integer lists, never a weight.
 
-A tensor is only read when its shape says that it is small, so external weights stay on disk.
+A tensor is only read when its shape says that it is small, so large external weights stay on
+disk.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Matches RMS norms: operators, and arithmetic.
+"""Match RMS norms: operators, and arithmetic.
 
     Y = X / sqrt(mean(X^2, last axis) + epsilon) * weight
 

@@ -52,7 +52,7 @@ def follow(graph: ir.Graph) -> None:
 def _walk(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value, Sizes | None]]:
     """Yield nodes, outputs and the sizes that follow from what the values before are told now.
 
-    Whoever asks for the next one may have told the last one its sizes.
+    The caller may set the sizes of an item before it asks for the next one.
     """
     known: dict[ir.Value, Sizes | None] = {}
 

@@ -26,7 +26,7 @@ def rank(value: ir.Value) -> int | None:
 
 
 def label(node: ir.Node) -> str:
-    """Return a node's name, or that of its output where exporters leave nodes nameless."""
+    """Return a node's name, or its output's name where exporters leave nodes nameless."""
     return node.name or node.outputs[0].name or node.op_type
 
 

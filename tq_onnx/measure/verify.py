@@ -91,7 +91,8 @@ class VerifyReport:
         modes: the feeding modes of the converted model.
         layers: reconstruction of every cache.
         drift: every cache against the original's.
-        ladder: every backend on every layer.
+        ladder: errors of each backend (kernels, function bodies, device) on each layer, against
+            numpy. It is a key of the JSON document, so the name stays.
         logits_kernel_body: largest relative difference of logits between kernels and bodies.
         placement: where the nodes of the converted model ran when it was compared.
         device: the converted model on its provider against itself on the CPU; None on the CPU.

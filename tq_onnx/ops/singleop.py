@@ -104,7 +104,7 @@ class OperatorModel:
             outputs: names of the values that it makes, and their element types.
             attributes: of the node.
             domain: of the operator.
-            name: of the node; by default that of its first output.
+            name: of the node; by default the name of its first output.
 
         Returns:
             Its first output.
@@ -167,7 +167,8 @@ class OperatorModel:
         Args:
             outputs: names of its outputs.
             functions: bodies of the operators.
-            opsets: versions of domains, beside or in place of ours and of the bodies' opset.
+            opsets: versions of domains, beside or in place of the TurboQuant domain and of the
+                bodies' opset.
         """
         graph = ir.Graph(
             self._inputs,

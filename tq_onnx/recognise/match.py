@@ -8,7 +8,7 @@ layers are counted in graph order. Names play no part, and neither does the orde
 not depend on each other.
 
 After that the whole graph is looked at once more: what would still be computed if attention and
-caches were replaced? Whoever among that reads an old cache may only ask for its shape
+caches were replaced? A reader of an old cache among those nodes may only ask for its shape
 (``ShapeRead``); any other reader is a reason to refuse, and so is attention that is left.
 """
 

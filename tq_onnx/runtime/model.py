@@ -131,7 +131,7 @@ class OpenModel:
             The capacity; None for caches that grow.
 
         Raises:
-            UsageError: the capacity that was asked for, or that of the graph, is too small.
+            UsageError: the capacity that was asked for, or the graph's capacity, is too small.
         """
         needed = prompt_tokens + new_tokens
         capacity = asked or self.room

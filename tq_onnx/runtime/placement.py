@@ -38,8 +38,8 @@ class PlacementReport:
         misplaced: those among them that compute floats or touch a cache.
         encode: ``TurboQuantEncode`` nodes that run on the library's kernels.
         attention: likewise ``TurboQuantDequantAttention``.
-        layers: attention layers with operators of ours; none in an original, nor for a target that
-            has standard operators in their places.
+        layers: attention layers with TurboQuant operators; none in an original, nor for a target
+            that has standard operators in their places.
     """
 
     provider: str

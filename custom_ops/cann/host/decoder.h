@@ -1,4 +1,4 @@
-// The decoder's own operators on the stream of CANNExecutionProvider. The contracts are those of
+// The decoder's own operators on the stream of CANNExecutionProvider. Same contract as
 // ort/decoder_inputs.h, less what limits.h refuses and
 //
 //   RMSNormalization  E is a multiple of 16 and at most 65,536

@@ -1,4 +1,4 @@
-// The operators on caches, on the stream of CANNExecutionProvider. The contracts are those of
+// The operators on caches, on the stream of CANNExecutionProvider. Same contract as
 // ort/encode_op.h and ort/attention_op.h, less what limits.h refuses; tensors are on the device but
 // for past_length, which the host reads and checks before anything is enqueued.
 #pragma once

@@ -9,7 +9,7 @@
 //
 // It counts on what the host checked (launch.h).
 //
-// API forms relied on beside those of the headers: Cast of uint8_t -> half, half -> float, float ->
+// API forms used here that the headers do not list: Cast of uint8_t -> half, half -> float, float ->
 // int32_t (CAST_FLOOR, CAST_RINT), int32_t -> float, float -> half; Gather of half; Mul with count.
 // Shifts are not used: 2002 has none.
 // Not compiled with bisheng, not run on an NPU.

@@ -5,7 +5,7 @@
 // rotation's, which take 64 rows of the matrix for one vector. It counts on what the host checked
 // (launch.h).
 //
-// API forms relied on beside those of the headers: CompareScalar(uint8_t bits, float, scalar,
+// API forms used here that the headers do not list: CompareScalar(uint8_t bits, float, scalar,
 // mode, count) with whole 256 bytes, Select(float, bits, float, scalar, VSEL_TENSOR_SCALAR_MODE,
 // count), Sqrt, Maxs, Mins, Div with count; Cast of float -> half, half -> uint8_t (CAST_NONE),
 // float -> int32_t (CAST_RINT); GetValue and SetValue of local tensors, GetValue of global ones.

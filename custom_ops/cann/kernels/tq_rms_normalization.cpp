@@ -8,7 +8,7 @@
 //
 // It counts on what the host checked (launch.h).
 //
-// API forms relied on beside those of the headers. With `mask, repeats, strides` (see tile.h): Add,
+// API forms used here that the headers do not list. With `mask, repeats, strides` (see tile.h): Add,
 // Mul, Div, WholeReduceSum. With `count`: Mul, Add, Muls, Adds (also of int32_t), Sqrt, Duplicate,
 // Gather (byte offsets as uint32_t and a byte base).
 // Not compiled with bisheng, not run on an NPU.

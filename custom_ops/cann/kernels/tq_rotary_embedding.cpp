@@ -6,7 +6,7 @@
 // token, whichever are more, and goes through the table with them or stays in its row; sums take
 // the whole task. It counts on what the host checked (launch.h).
 //
-// API forms relied on beside those of the headers: Mul, Sub, Add with `mask, repeats, strides` (see
+// API forms used here that the headers do not list: Mul, Sub, Add with `mask, repeats, strides` (see
 // tile.h), a mask of 32 or 64 and up to 128 repeats.
 // Not compiled with bisheng, not run on an NPU.
 #include "double_buffer.h"

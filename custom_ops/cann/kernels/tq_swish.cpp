@@ -3,7 +3,7 @@
 // A task is up to 8,192 elements, which every instruction takes together. It counts on what the
 // host checked (launch.h). Where exp(-x) is infinite, y is -0.
 //
-// API forms relied on beside those of the headers: Muls, Exp, Adds, Div with count.
+// API forms used here that the headers do not list: Muls, Exp, Adds, Div with count.
 // Not compiled with bisheng, not run on an NPU.
 #include "double_buffer.h"
 

@@ -7,7 +7,7 @@ back as scores and as sums of their own. What a mask hides is replaced, never mu
 zero: a hidden key contributes nothing even where its bytes are garbage.
 
 What a codec makes of a row comes in as its coordinates (in the rotated space, if there is one) and
-its scale; ``tq_onnx.ops.bodies.readers`` says which function reads which codec.
+its scale; ``tq_onnx.ops.bodies.codecs`` says which function reads which codec.
 """
 
 # Tensor annotations are onnxscript's, which mypy cannot read. A function's output is named after

@@ -61,7 +61,7 @@ def read_angles(
         cosines: a value that broadcasts to ``shape``.
         sines: likewise.
         shape: its dimensions: "B", "T", 1, and the width of the tables at last.
-        positions: rows of the tables; those of the graph's own where it looks into some.
+        positions: rows of the tables; of the graph's own tables where it looks into some.
 
     Raises:
         NoMatch: they are no functions of positions alone, or have another shape.
@@ -135,7 +135,7 @@ def _evaluated(
     given = {ids: (numbers[0] if rank(ids) == 1 else numbers).astype(dtype)}
     for gather in lookups:
         table, indices = gather.inputs
-        # The evaluator does not know ours.
+        # The evaluator does not know the TurboQuant operators.
         if gather.domain == DOMAIN and table is not None and indices is not None:
             (rows,), (places,) = evaluate([table], {}), evaluate([indices], given)
             if places.size and not -len(rows) <= places.min() <= places.max() < len(rows):

@@ -180,7 +180,7 @@ def _transpose(node: ir.Node, build: Builder) -> bool:
 
 
 def _own_transpose(node: ir.Node, build: Builder) -> bool:
-    """Replace a Transpose of tokens and heads by one of ours."""
+    """Replace a Transpose of tokens and heads by the TurboQuant operator."""
     output = node.outputs[0] if node.outputs else None
     if output is None or kind(node) != "Transpose" or not _turns(node):
         return False

@@ -2,7 +2,7 @@
 
     masks -> embedding -> norms -> shapes -> lengths -> rotary -> swish -> layout -> check
 
-After it every node that computes floats is one that the provider claims, or an operator of ours
+After it every node that computes floats is one that the provider claims, or a TurboQuant operator
 (``tq_onnx.targets.cann.claims``); token ids, positions and lengths stay on the host, the caches
 and everything else on the device. The same file runs on the CPU, and by its function bodies
 anywhere. What is not recognised is refused by name: a node that is left over would not fail but be

@@ -128,7 +128,7 @@ def drop_bias(attention: AttentionNode) -> None:
 
 
 def keep_all_rows(model: ir.Model, plan: Plan) -> int:
-    """Drop what puts zeros in the place of queries that see no key, as only those of padding do.
+    """Drop what puts zeros in the place of queries that see no key: only padding has such queries.
 
     Returns:
         how many there were.

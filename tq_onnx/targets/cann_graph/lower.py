@@ -2,7 +2,7 @@
 
     norms, rotary -> lengths -> bodies -> constants -> opset -> check
 
-With ``enable_cann_graph=1``, its default, CANNExecutionProvider never takes a kernel of ours; it
+With ``enable_cann_graph=1``, its default, CANNExecutionProvider never takes a TurboQuant kernel; it
 hands graphs of standard operators to CANN, which compiles them for the sizes of their inputs. So
 here the operators become the function bodies that every converted model carries, caches have a
 fixed capacity, calls a fixed number of tokens, and lengths are read from the attention mask
@@ -129,7 +129,7 @@ def lower_for_graph_mode(
 
 
 class UseStandardOperatorsPass(ir.passes.InPlacePass):
-    """Makes norms and rotary embeddings of other domains operators of ours, which have bodies.
+    """Make norms and rotary embeddings of other domains TurboQuant operators, which have bodies.
 
     Args:
         plan: the plan that the model was converted by.
