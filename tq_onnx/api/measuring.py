@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tq_onnx.api.arguments import AnyPath, at_least, path_of, provider_of
+from tq_onnx.codec.extremes import Extremes, warnings_of
 from tq_onnx.codec.presets import DEFAULT_PRESET
 from tq_onnx.errors import UsageError
 from tq_onnx.plan import CPU
@@ -238,6 +239,8 @@ class CalibrationReport:
         tokens: tokens that were read.
         context: tokens per window.
         text_digest: SHA-256 of their ids.
+        extremes: vectors that scales in float16 cannot hold, of every cache.
+        warnings: one sentence about them, if there are any.
     """
 
     model: Path
@@ -247,6 +250,8 @@ class CalibrationReport:
     tokens: int
     context: int
     text_digest: str
+    extremes: tuple[Extremes, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def calibrate(
@@ -315,4 +320,6 @@ def calibrate(
         tokens=found.tokens,
         context=found.context,
         text_digest=found.text_digest,
+        extremes=found.extremes,
+        warnings=warnings_of(found.extremes),
     )

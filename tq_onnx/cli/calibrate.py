@@ -60,6 +60,7 @@ def calibrate(*, as_json: bool, **arguments: Any) -> None:
     """
     with terminal.progress("Opening the model") as on_progress:
         found = measuring.calibrate(**arguments, on_progress=on_progress)
+    terminal.print_warnings(found.warnings)
     if as_json:
         terminal.print_json(found)
         return

@@ -66,6 +66,7 @@ def report(*, layers: bool, as_json: bool, **arguments: Any) -> None:
     """
     with terminal.progress("Opening the original") as on_progress:
         found = measuring.report(**arguments, on_progress=on_progress)
+    terminal.print_warnings(found.warnings)
     if as_json:
         terminal.print_json(found)
     else:

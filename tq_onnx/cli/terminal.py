@@ -6,6 +6,7 @@ Every command uses these and draws nothing by other means:
 - ``progress(doing)``: draws the progress of some work on stderr; silent when that is no terminal.
 - ``print_progress``: the same as lines, for work that runs elsewhere and takes hours.
 - ``print_table(table)``, ``print_facts(pairs)``, ``print_line(text)``: the result, on stdout.
+- ``print_warnings(sentences)``: what the result should make its reader wary of, on stderr.
 - ``print_json(data)``: exactly one JSON document on stdout; dataclasses and paths are understood.
 - ``exit_code_of(run)``: runs something, prints an error as one sentence, returns the exit code.
 
@@ -190,6 +191,12 @@ def printable(text: str) -> str:
 def print_error(sentence: str) -> None:
     """Print one sentence on stderr, on one line."""
     click.echo(f"error: {printable(' '.join(sentence.split()))}", err=True)
+
+
+def print_warnings(sentences: Iterable[str]) -> None:
+    """Print each sentence on stderr, on one line."""
+    for sentence in sentences:
+        click.echo(f"warning: {printable(' '.join(sentence.split()))}", err=True)
 
 
 @contextmanager

@@ -62,6 +62,7 @@ def verify(*, as_json: bool, **arguments: Any) -> None:
     """
     with terminal.progress("Opening both models") as on_progress:
         report = measuring.verify(**arguments, on_progress=on_progress)
+    terminal.print_warnings(report.warnings)
     if as_json:
         terminal.print_json({"holds": report.holds, "report": report})
     else:

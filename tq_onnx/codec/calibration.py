@@ -20,6 +20,7 @@ from typing import Final, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tq_onnx.codec.extremes import Extremes
 from tq_onnx.errors import UsageError
 
 Float32 = npt.NDArray[np.float32]
@@ -99,6 +100,7 @@ class Calibration:
         context: tokens per window.
         tool_version: version of tq-onnx that made it.
         text_digest: SHA-256 of the token ids, hexadecimal.
+        extremes: vectors that scales in float16 cannot hold, of every cache; files do not keep it.
     """
 
     layers: tuple[LayerStatistics, ...]
@@ -107,6 +109,7 @@ class Calibration:
     context: int
     tool_version: str
     text_digest: str
+    extremes: tuple[Extremes, ...] = ()
 
     @property
     def longest_center_from(self) -> int:

@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tq_onnx.codec import extremes
 from tq_onnx.codec.calibration import LARGEST_STATISTIC, Calibration, Float64, LayerStatistics
 from tq_onnx.errors import UnsupportedModelError, UsageError
 
@@ -27,6 +28,7 @@ class Gathering:
         self._positions = positions
         self._counts = np.zeros(positions, np.int64)
         self._sums: list[dict[str, Float64]] = [{} for _ in range(layers)]
+        self._extremes: dict[tuple[int, str], extremes.Extremes] = {}
 
     def count(self, start: int, new: int) -> None:
         """Take note of tokens at positions start to start + new of a window."""
@@ -54,6 +56,10 @@ class Gathering:
         sums = self._sums[layer]
         own = self._own(start, key.shape[1])
         for name, vectors in (("k", key), ("v", value)):
+            cache = {"k": "key", "v": "value"}[name]
+            found = extremes.of_vectors(vectors, layer=layer, cache=cache)
+            before = self._extremes.get((layer, cache))
+            self._extremes[layer, cache] = before.with_others(found) if before else found
             by_token = vectors.astype(np.float64).transpose(1, 0, 2)
             for kind, numbers in (("mean", by_token), ("energy", by_token**2)):
                 shape = (self._positions, *numbers.shape[1:])
@@ -96,7 +102,15 @@ class Gathering:
                         fix="calibrate an export in float32",
                     )
             layers.append(LayerStatistics(**tables))
-        return Calibration(tuple(layers), counts, tokens, context, tool_version, text_digest)
+        return Calibration(
+            tuple(layers),
+            counts,
+            tokens,
+            context,
+            tool_version,
+            text_digest,
+            tuple(self._extremes.values()),
+        )
 
     def _own(self, start: int, new: int) -> int:
         """Return the number of these tokens that have a position row of their own."""

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from tq_onnx.codec import reference
 from tq_onnx.codec.elements import ELEMENT_BITS, ELEMENTS, to_bytes
+from tq_onnx.codec.extremes import Extremes
 from tq_onnx.codec.spec import Codec
 from tq_onnx.codec.unrotated import RAW
 from tq_onnx.measure.probe import EncodeNames, LayerNames, Probe
@@ -48,6 +49,7 @@ class LayerErrors:
         attention_cosine: mean cosine between the result of attention and that of exact attention,
             over queries and heads.
         attention_cosine_lowest: the lowest of them.
+        extremes: vectors that the rows of keys and of values cannot hold.
     """
 
     layer: int
@@ -59,6 +61,7 @@ class LayerErrors:
     value_theory: float | None
     attention_cosine: float
     attention_cosine_lowest: float
+    extremes: tuple[Extremes, ...] = ()
 
 
 def measure_layers(
@@ -107,6 +110,7 @@ def _judge(decoder: Decoder, layer: LayerNames, calls: list[dict[str, Array]]) -
         value_theory=_theory(value, layer.value),
         attention_cosine=float(cosines.mean()),
         attention_cosine_lowest=float(cosines.min()),
+        extremes=tuple(one.extremes for one in (key, value) if one.extremes is not None),
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tq_onnx.codec import reference
+from tq_onnx.codec import extremes, reference
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.elements import ELEMENTS
 from tq_onnx.codec.rotation import make_sketch
@@ -52,6 +52,7 @@ class ReconstructionFigures:
         spread: standard error of ``error``; rows that are alike count as fewer.
         share: for codecs that do not rotate, the largest error of a row over the most that its
             steps allow; else None.
+        extremes: vectors that these rows cannot hold; None if they were not counted.
     """
 
     layer: int
@@ -62,6 +63,7 @@ class ReconstructionFigures:
     theory: float | None
     spread: float
     share: float | None = None
+    extremes: extremes.Extremes | None = None
 
     @property
     def excess(self) -> float:
@@ -128,6 +130,14 @@ def reconstruction(
                 theory=theory(names.codec, layer.plan.head_size, names.norm_correction),
                 spread=_spread(errors, vectors[counted], names),
                 share=share,
+                extremes=extremes.of_rows(
+                    new,
+                    vectors,
+                    names.codec,
+                    names.centroids,
+                    layer=layer.plan.layer,
+                    cache=cache,
+                ),
             )
         )
     return figures

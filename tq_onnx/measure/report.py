@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tq_onnx.codec.extremes import warnings_of
 from tq_onnx.conversion.original import recognise_original
 from tq_onnx.conversion.pipeline import Prepared, prepare
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError
@@ -95,6 +96,7 @@ class ComparisonReport:
         models: the converted models, in the order given.
         peers: ONNX Runtime's own caches.
         missing: peers that this model cannot have.
+        warnings: one sentence for each model whose rows cannot hold all vectors.
     """
 
     original: Path
@@ -111,6 +113,7 @@ class ComparisonReport:
     models: tuple[ModelFigures, ...]
     peers: tuple[ModelFigures, ...]
     missing: tuple[MissingPeer, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def report(
@@ -195,6 +198,11 @@ def report(
         models=tuple(models),
         peers=found,
         missing=missing,
+        warnings=tuple(
+            f"{model.name}: {warning}"
+            for model in models
+            for warning in warnings_of(one for layer in model.layers for one in layer.extremes)
+        ),
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tq_onnx.codec.extremes import warnings_of
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.files.load import load
 from tq_onnx.measure import checks, quality
@@ -96,6 +97,7 @@ class VerifyReport:
         logits_kernel_body: largest relative difference of logits between kernels and bodies.
         placement: where the nodes of the converted model ran when it was compared.
         device: the converted model on its provider against itself on the CPU; None on the CPU.
+        warnings: one sentence about the vectors that rows cannot hold, if there are any.
     """
 
     original: Path
@@ -114,6 +116,7 @@ class VerifyReport:
     logits_kernel_body: float | None
     placement: PlacementReport
     device: ProviderFigures | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def holds(self) -> bool:
@@ -240,6 +243,7 @@ def verify(
         logits_kernel_body=judged.logit_gap,
         placement=nodes,
         device=device,
+        warnings=warnings_of(one.extremes for one in judged.reconstruction if one.extremes),
     )
 
 
