@@ -91,7 +91,7 @@ def test_float16_holds(fake: FakeAcl, tmp_path: Path) -> None:
 def test_the_table_of_verify(fake: FakeAcl, pair: tuple[Path, Path]) -> None:
     outcome = run("verify", *pair, *EP, *SHORT)
     assert outcome.code == 0
-    assert "verified: 18 of 18 checks hold" in outcome.out
+    assert "verified: 22 of 22 checks hold" in outcome.out
     assert f"kernel on {CANN}" in outcome.out
 
 

@@ -39,7 +39,7 @@ def test_a_good_conversion(plain: tuple[Path, Path]) -> None:
     outcome = run("verify", *plain, *FEW)
     assert outcome.code == 0, outcome.err
     assert outcome.err == ""
-    assert "verified: 12 of 12 checks hold" in outcome.out
+    assert "verified: 16 of 16 checks hold" in outcome.out
     assert "FAILED" not in outcome.out
     assert "7.53 times smaller" in outcome.out
     assert "pseudo-random ids, no language: a weak test" in outcome.out
@@ -134,5 +134,5 @@ def test_folders_stand_for_the_models_in_them(tmp_path: Path) -> None:
         shutil.copyfile(path, tmp_path / name / "model.onnx")
     outcome = run("verify", tmp_path / "a", tmp_path / "b", *FEW)
     assert outcome.code == 0, outcome.err
-    assert "verified: 12 of 12 checks hold" in outcome.out
+    assert "verified: 16 of 16 checks hold" in outcome.out
     assert run("verify", tmp_path / "b", tmp_path / "a", *FEW).code == 3

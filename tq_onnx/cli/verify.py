@@ -49,7 +49,8 @@ def verify(*, as_json: bool, **arguments: Any) -> None:
     """Compare a CONVERTED model with its ORIGINAL.
 
     Check interface, baked tables, kernels and function bodies against the numpy reference,
-    reconstruction, and the ways to feed caches. Report perplexity, KL divergence, greedy
+    reconstruction, and the ways to feed caches. Without its codecs, CONVERTED must have the weights
+    of ORIGINAL and compute the same in every layer. Report perplexity, KL divergence, greedy
     continuation and cache bytes. Exit with code 5 if a check fails. Both models may also be folders
     with one decoder each.
 

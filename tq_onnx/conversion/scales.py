@@ -69,7 +69,7 @@ def adapt(
         if options.equalize and not folded and not (rotated and calibration):
             _refuse(plan, report)
     layers = [
-        replace(layer, equalised="norms", adaptation=_digest(folded[layer.layer]))
+        replace(layer, equalised="norms", adaptation=adaptation_digest(folded[layer.layer]))
         if (folded.get(layer.layer, _NO_SCALES) != 1).any()
         else layer
         for layer in plan.layers
@@ -162,7 +162,7 @@ class _Calibrated:
                 assert filler is not None  # ConvertPass has put one there
                 self._fillers.add(filler)
                 slot.replace(node, baked)
-        return replace(plan, adaptation=_digest(*held))
+        return replace(plan, adaptation=adaptation_digest(*held))
 
     def drop_fillers(self) -> None:
         """Remove the fillers that no layer needs any more."""
@@ -192,7 +192,7 @@ class _Calibrated:
         )
 
 
-def _digest(*arrays: npt.NDArray[np.float32]) -> str:
+def adaptation_digest(*arrays: npt.NDArray[np.float32]) -> str:
     """Tell what keys were divided by, and what was taken from keys and values."""
     content = hashlib.sha256()
     for array in arrays:

@@ -107,9 +107,11 @@ def all_caches(decoder: Decoder) -> list[npt.NDArray[Any]]:
 
 
 def bytes_differing(some: list[npt.NDArray[Any]], others: list[npt.NDArray[Any]]) -> int:
-    """Count the bytes in which arrays differ, pair by pair."""
+    """Count the bytes in which arrays differ, pair by pair; all where their sizes do."""
     return sum(
         int((one.view(np.uint8) != other.view(np.uint8)).sum())
+        if one.shape == other.shape
+        else max(one.nbytes, other.nbytes)
         for one, other in zip(some, others, strict=True)
     )
 
@@ -121,6 +123,9 @@ def _apart(some: list[npt.NDArray[Any]], others: list[npt.NDArray[Any]], plan: P
     kinds = [(codec, layer) for layer in plan.layers for codec in layer.codecs]
     count = 0
     for one, other, (codec, layer) in zip(some, others, kinds, strict=True):
+        if one.shape != other.shape:
+            count += max(one.nbytes, other.nbytes)
+            continue
         layout = row_layout(codec, layer.head_size)
         exact = np.ones(one.shape[-1], np.bool_)
         floats = [

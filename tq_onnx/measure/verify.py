@@ -1,8 +1,9 @@
 """``verify``: a conversion against its original.
 
-Hard properties are checks: the model keeps its inputs and outputs, its baked tables are as its plan
-says, every backend computes what the reference computes, caches hold what theory promises, and the
-way of feeding does not matter. Quality figures (perplexity, KL divergence, greedy continuation)
+Hard properties are checks: the model keeps its inputs and outputs, all but its codecs is its
+original (``tq_onnx.measure.fidelity``), its baked tables are as its plan says, every backend
+computes what the reference computes, caches hold what theory promises, and the way of feeding does
+not matter. Quality figures (perplexity, KL divergence, greedy continuation)
 are measured and reported; they depend on model and text, so no verdict hangs on them.
 """
 
@@ -17,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.codec.extremes import warnings_of
-from tq_onnx.errors import UnsupportedModelError
-from tq_onnx.files.load import load
+from tq_onnx.conversion.layers import converted_layers
+from tq_onnx.errors import UnsupportedModelError, VerificationError
+from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.measure import checks, quality
 from tq_onnx.measure.checks import PropertyCheck, failed
 from tq_onnx.measure.devices import (
@@ -29,6 +31,7 @@ from tq_onnx.measure.devices import (
 )
 from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.measure.feeding_modes import FeedingFigures, all_caches, compare_feeding_modes
+from tq_onnx.measure.fidelity import fidelity, read_original
 from tq_onnx.measure.greedy import GreedyFigures, compare_greedy
 from tq_onnx.measure.interfaces import interface_kept, not_made_from
 from tq_onnx.measure.oracle import OracleFigures, judge_backends
@@ -44,6 +47,7 @@ from tq_onnx.runtime.generate import generate
 from tq_onnx.runtime.model import OpenModel, open_converted, open_original
 from tq_onnx.runtime.placement import PlacementReport, report_placement
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
+from tq_onnx.targets.registry import target_of_plan
 
 PROBE_TOKENS: Final = 512
 PROMPT_TOKENS: Final = 64
@@ -168,6 +172,7 @@ def verify(
     found: list[PropertyCheck] = [interface_kept(before, after)]
     if not found[0].holds:
         raise not_made_from(original, converted, found[0].detail)
+    _expect_layers(loaded, after)
     room = _room(before, after)
     context = min(context, len(text), room)
     figures = quality.compare(
@@ -189,6 +194,7 @@ def verify(
         checks.placed(after, library),
         checks.cache_sizes(after, memory.converted_bytes, memory.tokens),
     ]
+    theirs = read_original(before, prompt, threads=threads)
     del before
     tell(Progress("Feeding caches in every way"))
     if library:
@@ -199,13 +205,24 @@ def verify(
     del after
     tell(Progress("Exposing the layers"))
     probe = expose_internals(converted, loaded=loaded)
-    del loaded
     if any(layer.is_shortened for layer in probe.layers):
         raise UnsupportedModelError(
             "the caches keep a window of the tokens, and verify compares all tokens",
             where=str(converted),
             fix="measure its quality with `tq-onnx report`",
         )
+    tell(Progress("Comparing everything but the codecs with the original"))
+    found += fidelity(
+        original,
+        converted,
+        prompt,
+        theirs,
+        loaded=loaded,
+        plan=probe.plan,
+        library=library,
+        threads=threads,
+    )
+    del loaded, theirs
     distances = cache_distances(own, other, probe)
     found += [checks.tables(probe), checks.same_weights(distances, probe)]
     judged = judge_backends(
@@ -245,6 +262,17 @@ def verify(
         device=device,
         warnings=warnings_of(one.extremes for one in judged.reconstruction if one.extremes),
     )
+
+
+def _expect_layers(loaded: LoadedModel, after: OpenModel) -> None:
+    """Refuse a model without the operators that its plan promises."""
+    plan = after.plan
+    if plan is None or not target_of_plan(plan).has_operators:
+        return
+    try:
+        converted_layers(loaded.model, plan)
+    except UnsupportedModelError as error:
+        raise VerificationError(error.what, where=str(after.path), fix=error.fix) from error
 
 
 def _room(before: OpenModel, after: OpenModel) -> int:

@@ -1,0 +1,121 @@
+"""The layers of a converted model against its plan, and its plan against the original."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any, Final
+
+import onnx_ir as ir
+
+from tq_onnx.codec.spec import layout_digest
+from tq_onnx.conversion.bake import bake_functions, codec_index
+from tq_onnx.conversion.layers import ConvertedLayer, converted_layers
+from tq_onnx.measure.samegraph import is_same_body
+from tq_onnx.ops.operator import Attribute
+from tq_onnx.ops.operators import Attention, Encode
+from tq_onnx.plan import CPU, METADATA_DIGEST, LayerPlan, Plan
+from tq_onnx.version import __version__
+
+_CODECS: Final = frozenset(
+    (
+        *("key_codec", "key_bits", "value_codec", "value_bits", "key_row_bytes"),
+        *("value_row_bytes", "rotation_seed", "centered", "equalised", "adaptation", "dialect"),
+    )
+)
+"""What a conversion chooses for a layer; all else is the original's."""
+
+_LOWERED: Final = frozenset({"has_bias", "causal"})
+"""What a target may change: a causal mask becomes one of the operator's."""
+
+
+def plan_problems(model: ir.Model, plan: Plan, raw: Plan) -> list[str]:
+    """Return what is not as the plan or the original says.
+
+    Args:
+        model: the converted model.
+        plan: its plan.
+        raw: the plan of the original, converted with the codec ``raw``.
+    """
+    problems = _bodies(model, plan) if plan.tool_version == __version__ else []
+    digests = {plan.layout_digest, model.metadata_props.get(METADATA_DIGEST), layout_digest()}
+    if len(digests) > 1:
+        problems.append("the layout digest is not that of this version")
+    if len(plan.layers) != len(raw.layers):
+        return [*problems, f"{len(raw.layers)} layers in the original, {len(plan.layers)} here"]
+    chosen = _CODECS if plan.target == CPU else _CODECS | _LOWERED
+    for layer, its in zip(plan.layers, raw.layers, strict=True):
+        told, wanted = asdict(layer), asdict(its)
+        problems += [
+            f"layer {layer.layer}: {name} is {told[name]} in the plan and {value} in the original"
+            for name, value in wanted.items()
+            if name not in chosen and told[name] != value
+        ]
+    for found in converted_layers(model, plan):
+        problems += [
+            f"layer {found.plan.layer}: {where} has {text}"
+            for where, text in _operators(found, plan)
+        ]
+    return problems
+
+
+def _bodies(model: ir.Model, plan: Plan) -> list[str]:
+    """Name the function bodies that are not those of this version."""
+    imports = dict(model.graph.opset_imports)
+    wanted = ir.Model(ir.Graph([], [], nodes=[], opset_imports=imports), ir_version=10)
+    bake_functions(wanted, plan)
+    return [
+        f"the function body of {identifier[1]} is not this version's"
+        for identifier, body in wanted.functions.items()
+        if identifier not in model.functions or not is_same_body(model.functions[identifier], body)
+    ]
+
+
+def _operators(layer: ConvertedLayer, plan: Plan) -> Iterator[tuple[str, str]]:
+    for encoder in layer.encoders:
+        codec = encoder.codec
+        wanted: dict[Attribute, Any] = {
+            Encode.codec: codec.kind,
+            Encode.bits: codec.bits,
+            Encode.norm_correction: int(plan.norm_correction and codec.corrects_norm),
+        }
+        wanted |= _indices(plan, {Encode.codec_index: codec})
+        yield from _attributes(f"the encoder of {encoder.role}s", encoder.node, wanted)
+        if encoder.pair.past is not None and encoder.past.name != encoder.pair.past:
+            yield f"the encoder of {encoder.role}s", f"the cache {encoder.past.name}"
+        if encoder.past_length is not layer.attention.past_length:
+            yield f"the encoder of {encoder.role}s", "another length than attention"
+    told: LayerPlan = layer.plan
+    wanted = {
+        Attention.scale: told.scale,
+        Attention.causal: int(told.causal),
+        Attention.sliding_window: told.sliding_window,
+        Attention.softcap: told.softcap,
+        Attention.key_codec: told.key_codec,
+        Attention.key_bits: told.key_bits,
+        Attention.value_codec: told.value_codec,
+        Attention.value_bits: told.value_bits,
+    }
+    codecs = {Attention.key_codec_index: told.key_of, Attention.value_codec_index: told.value_of}
+    yield from _attributes("attention", layer.attention.node, wanted | _indices(plan, codecs))
+
+
+def _indices(plan: Plan, codecs: dict[Attribute, Any]) -> dict[Attribute, Any]:
+    return {
+        attribute: index
+        for attribute, codec in codecs.items()
+        for index in codec_index(plan, attribute, codec).values()
+    }
+
+
+def _attributes(
+    where: str, node: ir.Node, wanted: dict[Attribute, Any]
+) -> Iterator[tuple[str, str]]:
+    for attribute, value in wanted.items():
+        found = node.attributes.get(attribute.name)
+        given = attribute.default if found is None else found.value
+        same = given == value
+        if isinstance(value, float) and isinstance(given, float):
+            same = abs(given - value) <= 1e-6 * abs(value)
+        if not same:
+            yield where, f"{attribute.name} {given}, not {value}"
