@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from tq_onnx.errors import UsageError
 
@@ -14,9 +14,21 @@ if TYPE_CHECKING:
 AnyPath = str | PathLike[str]
 
 
+@overload
+def path_of(path: AnyPath) -> Path: ...
+@overload
+def path_of(path: AnyPath | None) -> Path | None: ...
 def path_of(path: AnyPath | None) -> Path | None:
-    """Return a path that may be left out as a ``Path``."""
-    return None if path is None else Path(path)
+    """Return a path that may be left out as a ``Path``.
+
+    Raises:
+        UsageError: the path is empty, which ``Path`` would take for the current folder.
+    """
+    if path is None:
+        return None
+    if not fspath(path):
+        raise UsageError("a path is empty", fix="name a file, or . for the current folder")
+    return Path(path)
 
 
 def provider_of(name: str) -> ExecutionProvider:

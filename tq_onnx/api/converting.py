@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from tq_onnx.api.arguments import AnyPath
+from tq_onnx.api.arguments import AnyPath, path_of
 from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED
 from tq_onnx.conversion.options import CENTER_FROM, Options
 from tq_onnx.conversion.target import CPU
@@ -95,12 +95,12 @@ def convert(
         layers=layers,
         equal_rows=equal_rows,
         equalize=equalize,
-        calibration=None if calibration is None else Path(calibration),
+        calibration=path_of(calibration),
         center_from=CENTER_FROM if center_from is None else center_from,
     )
     made_for = target_of(target, **target_options)
-    source = Path(path)
-    written = default_output(source, preset, target) if output is None else Path(output)
+    source = path_of(path)
+    written = path_of(output) or default_output(source, preset, target)
     chosen: dict[str, Any] = {
         "preset": preset,
         "options": options,
@@ -129,7 +129,7 @@ def default_output(path: AnyPath, preset: str = DEFAULT_PRESET, target: str = CP
     Returns:
         ``MODEL.PRESET.onnx`` or ``FOLDER-PRESET``; ``PRESET-TARGET`` for a target but the CPU.
     """
-    source = Path(path)
+    source = path_of(path)
     kind = target_of(target).kind(preset)
     if not source.is_dir():
         return source.with_name(f"{source.stem}.{kind}.onnx")
@@ -154,7 +154,7 @@ def inspect(
     Raises:
         UnsupportedModelError: there is no decoder in a folder.
     """
-    source = Path(path)
+    source = path_of(path)
     if source.is_dir():
         from tq_onnx.integrations.folderinspection import inspect_folder
 

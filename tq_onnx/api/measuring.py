@@ -66,7 +66,7 @@ def verify(
     from tq_onnx.integrations.tokens import model_tokens
     from tq_onnx.measure import verify as room
 
-    models = find_model(Path(original)), find_model(Path(converted))
+    models = find_model(path_of(original)), find_model(path_of(converted))
     ids, source = model_tokens(models, path_of(text), tokens, path_of(tokenizer))
     return room.verify(
         *models,
@@ -139,7 +139,7 @@ def report(
     paths = [converted] if isinstance(converted, str | PathLike) else converted
     if not paths:
         raise UsageError("there is no converted model to compare", fix="give one or more")
-    before, *after = (find_model(Path(path)) for path in (original, *paths))
+    before, *after = (find_model(path_of(path)) for path in (original, *paths))
     ids, source = model_tokens((before, *after), path_of(text), tokens, path_of(tokenizer))
     found = run(
         before,
@@ -212,8 +212,8 @@ def bench(
     if drawn is not None:
         check_picture(drawn)
     found = run(
-        find_model(Path(original)),
-        None if converted is None else find_model(Path(converted)),
+        find_model(path_of(original)),
+        None if converted is None else find_model(path_of(converted)),
         preset=preset or DEFAULT_PRESET,
         contexts=contexts,
         tokens=tokens,
@@ -296,10 +296,10 @@ def calibrate(
     from tq_onnx.integrations.folder import find_model
     from tq_onnx.integrations.tokens import calibration_tokens
 
-    source = find_model(Path(model))
+    source = find_model(path_of(model))
     target = path_of(output) or source.with_name(f"{source.stem}.calibration.safetensors")
     check_target(target, overwrite=overwrite)
-    ids, begin = calibration_tokens(source, Path(text), path_of(tokenizer), tokens, skip)
+    ids, begin = calibration_tokens(source, path_of(text), path_of(tokenizer), tokens, skip)
     from tq_onnx.measure import calibrate as room
 
     found = room.calibrate(

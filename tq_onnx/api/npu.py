@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tq_onnx.api.arguments import AnyPath
+from tq_onnx.api.arguments import AnyPath, path_of
 from tq_onnx.measure import npu
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def verify_on_npu(
     from tq_onnx.integrations.bundled import build_bundled, heldout_text
     from tq_onnx.integrations.folder import find_model
 
-    files = tuple(find_model(Path(model)) for model in models)
+    files = tuple(find_model(path_of(model)) for model in models)
     # A token of the bundled model is a byte.
     prompt = tuple(heldout_text().encode()[:PROMPT_TOKENS])
     with tempfile.TemporaryDirectory(prefix="tq-onnx-npu-") as folder:

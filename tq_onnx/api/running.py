@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tq_onnx.api.arguments import AnyPath, at_least, provider_of
+from tq_onnx.api.arguments import AnyPath, at_least, path_of, provider_of
 from tq_onnx.plan import CPU
 
 if TYPE_CHECKING:
@@ -36,7 +35,9 @@ def load(
     from tq_onnx.integrations.folder import find_model
     from tq_onnx.runtime.model import open_model
 
-    return open_model(find_model(Path(path)), library=library, threads=threads, ep=provider_of(ep))
+    return open_model(
+        find_model(path_of(path)), library=library, threads=threads, ep=provider_of(ep)
+    )
 
 
 def register(session_options: Any) -> None:

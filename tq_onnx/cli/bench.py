@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -28,8 +27,8 @@ def _numbers(
 
 
 @click.command()
-@click.argument("original", type=click.Path(path_type=Path, readable=False))
-@click.argument("converted", required=False, type=click.Path(path_type=Path, readable=False))
+@click.argument("original", type=flags.FilePath())
+@click.argument("converted", required=False, type=flags.FilePath())
 @click.option(
     "--contexts",
     metavar="N,...",
@@ -59,7 +58,7 @@ def _numbers(
 )
 @flags.threads
 @flags.no_library
-@click.option("--picture", "--plot", type=click.Path(path_type=Path), help="Draw a .png or .svg.")
+@click.option("--picture", "--plot", type=flags.FilePath(), help="Draw a .png or .svg.")
 @flags.as_json
 def bench(*, as_json: bool, **arguments: Any) -> None:
     """Measure the speed of an ORIGINAL model before and after its conversion.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import Any
 
 import click
@@ -13,17 +12,17 @@ from tq_onnx.cli import flags, terminal
 
 
 @click.command()
-@click.argument("model", type=click.Path(path_type=Path, readable=False))
+@click.argument("model", type=flags.FilePath())
 @click.option(
     "--text",
-    type=click.Path(path_type=Path, readable=False),
+    type=flags.FilePath(),
     required=True,
     help="UTF-8 text to read, of the kind that the model will see.",
 )
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=flags.FilePath(),
     help="File to write.  [default: MODEL with .calibration.safetensors]",
 )
 @click.option(

@@ -45,11 +45,11 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command(cls=GroupedCommand)
-@click.argument("model", type=click.Path(path_type=Path, readable=False))
+@click.argument("model", type=flags.FilePath())
 @_output(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=flags.FilePath(),
     help="File or folder to write.  [default: MODEL with .PRESET.onnx, or -PRESET for a folder, "
     "beside MODEL; with a TARGET .PRESET-TARGET.onnx and -PRESET-TARGET]",
 )
@@ -108,7 +108,7 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
 )
 @_calibration(
     "--calibration",
-    type=click.Path(path_type=Path, readable=False),
+    type=flags.FilePath(),
     metavar="FILE",
     help="Statistics of this model from `tq-onnx calibrate`. Center keys and values by their "
     "means, and equalize keys of a model without norm weights.",

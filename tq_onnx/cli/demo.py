@@ -17,7 +17,7 @@ _SHOWN_PROMPT: Final = 160
 
 
 @click.command()
-@click.option("--keep", type=click.Path(path_type=Path), help="Keep both models in this folder.")
+@click.option("--keep", type=flags.FilePath(), help="Keep both models in this folder.")
 @click.option(
     "--route",
     type=click.Choice(["genai", "dynamo"]),

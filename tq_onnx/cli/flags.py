@@ -10,9 +10,23 @@ import click
 
 from tq_onnx.runtime.providers import CPU, PROVIDERS
 
+
+class FilePath(click.Path):
+    """A path that a command opens or writes itself; an empty one is no name of the folder here."""
+
+    def __init__(self) -> None:
+        super().__init__(readable=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuse an empty path, which ``Path`` would take for the current folder."""
+        if value == "":
+            self.fail("the path is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 tokenizer = click.option(
     "--tokenizer",
-    type=click.Path(path_type=Path),
+    type=FilePath(),
     help="Folder with tokenizer.json; by default the folder of a model.",
 )
 threads = click.option("--threads", type=click.IntRange(min=1), help="Threads for onnxruntime.")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("model", type=click.Path(path_type=Path, readable=False))
+@click.argument("model", type=flags.FilePath())
 @click.option("--prompt", required=True, help="The text to continue; - reads stdin.")
 @click.option(
     "--max-new-tokens",

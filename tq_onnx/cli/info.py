@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("model", type=click.Path(path_type=Path, readable=False), required=False)
+@click.argument("model", type=flags.FilePath(), required=False)
 @click.option("--check", is_flag=True, help="Exit with code 5 if there is a problem.")
 @flags.ep
 @flags.as_json

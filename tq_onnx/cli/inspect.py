@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("model", type=click.Path(path_type=Path, readable=False))
+@click.argument("model", type=flags.FilePath())
 @flags.as_json
 @click.pass_context
 def inspect(ctx: click.Context, model: Path, as_json: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,11 +14,9 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("original", type=click.Path(path_type=Path, readable=False))
-@click.argument(
-    "converted", nargs=-1, required=True, type=click.Path(path_type=Path, readable=False)
-)
-@click.option("--text", type=click.Path(path_type=Path, readable=False), help="UTF-8 text to read.")
+@click.argument("original", type=flags.FilePath())
+@click.argument("converted", nargs=-1, required=True, type=flags.FilePath())
+@click.option("--text", type=flags.FilePath(), help="UTF-8 text to read.")
 @click.option(
     "--tokens",
     type=click.IntRange(min=16),
@@ -44,10 +41,10 @@ if TYPE_CHECKING:
     help="Measure ONNX Runtime's own float16, int8 and int4 caches, too.",
 )
 @click.option("--layers", is_flag=True, help="Also print a table of the layers of each model.")
-@click.option("--picture", type=click.Path(path_type=Path), help="Draw a .png or .svg file.")
+@click.option("--picture", type=flags.FilePath(), help="Draw a .png or .svg file.")
 @click.option(
     "--markdown",
-    type=click.Path(path_type=Path),
+    type=flags.FilePath(),
     help="Write all tables to a Markdown file.",
 )
 @flags.as_json

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,9 +15,9 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("original", type=click.Path(path_type=Path, readable=False))
-@click.argument("converted", type=click.Path(path_type=Path, readable=False))
-@click.option("--text", type=click.Path(path_type=Path, readable=False), help="UTF-8 text to read.")
+@click.argument("original", type=flags.FilePath())
+@click.argument("converted", type=flags.FilePath())
+@click.option("--text", type=flags.FilePath(), help="UTF-8 text to read.")
 @click.option(
     "--tokens",
     type=click.IntRange(min=16),

@@ -11,16 +11,14 @@ from typing import Any
 import click
 
 from tq_onnx.api.npu import verify_on_npu as run
-from tq_onnx.cli import terminal
+from tq_onnx.cli import flags, terminal
 from tq_onnx.errors import ModelFileError, VerificationError
 from tq_onnx.measure.npu import PART_SECONDS, NpuReport
 
 
 @click.command(name="verify-on-npu")
-@click.argument("models", type=click.Path(path_type=Path, readable=False), nargs=-1)
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Write the report to this file."
-)
+@click.argument("models", type=flags.FilePath(), nargs=-1)
+@click.option("-o", "--output", type=flags.FilePath(), help="Write the report to this file.")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=1),
