@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from tq_onnx.codec.spec import Codec
-from tq_onnx.errors import ModelFileError
+from tq_onnx.errors import ModelFileError, UnsupportedModelError
 
 METADATA_PLAN: Final = "tq_onnx.plan"
 METADATA_VERSION: Final = "tq_onnx.version"
@@ -244,6 +244,27 @@ class Plan:
                 where=METADATA_PLAN,
                 fix=f"convert the original model again ({error})",
             ) from error
+
+
+def plan_in(metadata: Mapping[str, str]) -> Plan | None:
+    """Return the plan in a model's metadata; None if the model was not converted.
+
+    Raises:
+        ModelFileError: the plan cannot be read.
+        UnsupportedModelError: the model's layout digest is not that of its plan.
+    """
+    text = metadata.get(METADATA_PLAN)
+    if text is None:
+        return None
+    plan = Plan.from_json(text)
+    digest = metadata.get(METADATA_DIGEST, plan.layout_digest)
+    if digest != plan.layout_digest:
+        raise UnsupportedModelError(
+            f"the model's {METADATA_DIGEST} is {digest[:40]!r}, and its plan is for the row layout "
+            f"{plan.layout_digest!r}",
+            fix="convert the original model again",
+        )
+    return plan
 
 
 def _rows_of(plan: Plan) -> Iterator[tuple[object, ...]]:

@@ -11,6 +11,7 @@ from tests.integrations.genai_folder import genai_folder
 from tq_onnx import __version__
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.codec.spec import layout_digest, row_layout
+from tq_onnx.plan import METADATA_DIGEST
 
 
 @pytest.mark.parametrize("fixture", [DYNAMO, GENAI])
@@ -47,6 +48,18 @@ def test_half_precision_counts_half(tmp_path: Path) -> None:
     document = run("inspect", model, "--json").document
     assert document["presets"][0]["preset"] == "int4"
     assert document["presets"][0]["ratio"] == pytest.approx(256 / 66)
+
+
+def test_a_layout_digest_that_is_not_the_plans(tmp_path: Path) -> None:
+    model = inline(tmp_path)
+    assert run("convert", model).code == 0
+    converted = tmp_path / "model.int4.onnx"
+    proto = onnx.load(converted)
+    entry = next(one for one in proto.metadata_props if one.key == METADATA_DIGEST)
+    entry.value = "0" * 16
+    converted.write_bytes(proto.SerializeToString())
+    for arguments in (("inspect", converted), ("verify", model, converted, "--tokens", 16)):
+        assert "tq_onnx.layout_digest is '0000000000000000'" in run(*arguments).sentence(3)
 
 
 def test_a_converted_model(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.runtime.models import CONVERTIBLE, DYNAMO, EAGER, GENAI, converted, ids, opened
 from tq_onnx.errors import ModelFileError, UnsupportedModelError, UsageError
 from tq_onnx.measure.expose_internals import expose_internals
-from tq_onnx.plan import METADATA_PLAN, Interface
+from tq_onnx.plan import METADATA_DIGEST, METADATA_PLAN, Interface
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.session import make_session
 from tq_onnx.runtime.signature import plan_of
@@ -194,16 +194,16 @@ def test_watched_outputs_are_those_of_the_last_call() -> None:
 
 
 class _Meta:
-    def __init__(self, text: str) -> None:
-        self.custom_metadata_map = {METADATA_PLAN: text}
+    def __init__(self, **metadata: str) -> None:
+        self.custom_metadata_map = metadata
 
 
 class _Session:
-    def __init__(self, text: str) -> None:
-        self._text = text
+    def __init__(self, text: str, **metadata: str) -> None:
+        self._meta = _Meta(**{METADATA_PLAN: text}, **metadata)
 
     def get_modelmeta(self) -> _Meta:
-        return _Meta(self._text)
+        return self._meta
 
 
 def test_plans_come_from_the_metadata() -> None:
@@ -216,3 +216,6 @@ def test_plans_come_from_the_metadata() -> None:
     other = replace(plan, layout_digest="0123456789abcdef")
     with pytest.raises(UnsupportedModelError, match="0123456789abcdef"):
         plan_of(_Session(other.to_json()))  # type: ignore[arg-type]
+    zeros = {METADATA_DIGEST: "0" * 16}
+    with pytest.raises(UnsupportedModelError, match=r"tq_onnx.layout_digest is '0000"):
+        plan_of(_Session(plan.to_json(), **zeros))  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from tq_onnx.conversion.layers import ConvertedLayer, EncodeNode, converted_laye
 from tq_onnx.errors import UnsupportedModelError, located
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.measure.probe import EncodeNames, LayerNames, Probe
-from tq_onnx.plan import METADATA_PLAN, Plan
+from tq_onnx.plan import plan_in
 from tq_onnx.targets.registry import target_of_plan
 
 _VIEWS: Final = frozenset({"Reshape", "Flatten", "Identity", "Squeeze", "Unsqueeze"})
@@ -40,10 +40,9 @@ def expose_internals(
     loaded = loaded or load(path)
     model = loaded.model.clone()
     with located(path):
-        text = model.metadata_props.get(METADATA_PLAN)
-        if text is None:
+        plan = plan_in(model.metadata_props)
+        if plan is None:
             raise UnsupportedModelError("this model was not converted by tq-onnx")
-        plan = Plan.from_json(text)
         target = target_of_plan(plan)
         if not target.has_operators:
             raise UnsupportedModelError(

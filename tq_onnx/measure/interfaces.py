@@ -7,7 +7,7 @@ from pathlib import Path
 from tq_onnx.errors import UnsupportedModelError, VerificationError, located
 from tq_onnx.files.load import LoadedModel
 from tq_onnx.measure.checks import PropertyCheck
-from tq_onnx.plan import METADATA_PLAN, Plan
+from tq_onnx.plan import plan_in
 from tq_onnx.runtime.cache import CacheSpec
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.session import Port, ports, vocabulary_size
@@ -50,15 +50,15 @@ def refuse_stranger(before: OpenModel, path: Path, loaded: LoadedModel) -> None:
         UnsupportedModelError: the model was not converted.
         VerificationError: its names, heads or vocabulary are not the original's.
     """
-    text = loaded.model.metadata_props.get(METADATA_PLAN)
-    if text is None:
+    with located(path):
+        plan = plan_in(loaded.model.metadata_props)
+    if plan is None:
         raise UnsupportedModelError(
             "this model was not converted by tq-onnx", where=str(path), fix="convert it first"
         )
     graph = loaded.model.graph
     inputs = [value for value in graph.inputs if value.name not in graph.initializers]
-    with located(path):
-        plan, unlike = Plan.from_json(text), ""
+    unlike = ""
     for side, values in zip(ports(before.session), (inputs, graph.outputs), strict=True):
         if {port.name for port in side} != {value.name for value in values}:
             unlike = "the inputs or outputs have other names"

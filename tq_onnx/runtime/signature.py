@@ -8,7 +8,7 @@ import onnxruntime
 
 from tq_onnx.codec.spec import layout_digest
 from tq_onnx.errors import UnsupportedModelError, UsageError
-from tq_onnx.plan import METADATA_PLAN, Interface, Plan
+from tq_onnx.plan import Interface, Plan, plan_in
 from tq_onnx.runtime.cache import CacheSpec, bytes_per_token, cache_spec
 
 
@@ -79,10 +79,9 @@ def plan_of(session: onnxruntime.InferenceSession) -> Plan | None:
         ModelFileError: the metadata is damaged.
         UnsupportedModelError: the model was converted for another row layout.
     """
-    text = session.get_modelmeta().custom_metadata_map.get(METADATA_PLAN)
-    if text is None:
+    plan = plan_in(session.get_modelmeta().custom_metadata_map)
+    if plan is None:
         return None
-    plan = Plan.from_json(text)
     if plan.layout_digest != layout_digest():
         raise UnsupportedModelError(
             f"the model's caches have layout {plan.layout_digest} (tq-onnx {plan.tool_version}), "

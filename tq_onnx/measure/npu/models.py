@@ -19,7 +19,7 @@ from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.measure.npu.anonymise import anonymise
 from tq_onnx.measure.npu.findings import Figures, Findings
 from tq_onnx.measure.speed import measure
-from tq_onnx.plan import METADATA_PLAN, Plan
+from tq_onnx.plan import Plan, plan_in
 from tq_onnx.runtime.model import open_converted
 from tq_onnx.runtime.placement import open_placed, problem_of
 from tq_onnx.runtime.providers import CANN, CPU, ExecutionProvider
@@ -53,10 +53,11 @@ _GRAPH_STEPS: Final = 8
 
 def for_cann(model: Path, folder: Path) -> Path:
     """Return a model that is for CANN already; convert any other into the folder."""
-    text = load(model).model.metadata_props.get(METADATA_PLAN)
-    if text is not None:
+    with located(model):
+        plan = plan_in(load(model).model.metadata_props)
+    if plan is not None:
         with located(model):
-            made_for = target_of_plan(Plan.from_json(text))
+            made_for = target_of_plan(plan)
         if made_for.provider == CANN.name and made_for.has_operators:
             return model
     output = folder / f"{model.stem}.cann.onnx"
