@@ -19,18 +19,22 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import logging
 import math
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from signal import SIGINT
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
+from tq_onnx.cli.signals import TerminatedError, ending_by_signals
 from tq_onnx.errors import ModelFileError, TqOnnxError
 from tq_onnx.runtime.variables import DEBUG
 
@@ -44,8 +48,12 @@ if TYPE_CHECKING:
 REPORT: Final = "please report it with the command and, if you can, the model"
 
 EXIT_INTERNAL: Final = 1
-EXIT_INTERRUPTED: Final = 130
+EXIT_SIGNAL: Final = 128
+"""The number of a signal is added to it."""
 EXIT_BROKEN_PIPE: Final = 141
+
+_QUIET: Final = "onnx_ir"
+"""A package that warns of what a conversion refuses or mends."""
 
 PIPED_WIDTH: Final = 4000
 """Columns of a table that goes to a file or a pipe: nobody wants it cut to 80."""
@@ -211,6 +219,42 @@ def quiet_on_broken_pipe() -> Iterator[None]:
         raise
 
 
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Show notes of other packages without control characters, and those of onnx-ir not at all.
+
+    They quote names of a model. With ``TQ_ONNX_DEBUG`` they are all shown.
+    """
+    handler, show, root = _Notes(), warnings.showwarning, logging.getLogger()
+    warnings.showwarning = _show_warning  # type: ignore[assignment]
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        warnings.showwarning = show
+        root.removeHandler(handler)
+
+
+class _Notes(logging.Handler):
+    """Show what packages log; without any handler Python writes it to stderr as it is."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show one note."""
+        _note(record.name, record.getMessage())
+
+
+def _show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: object
+) -> None:
+    origin = _QUIET if _QUIET in Path(filename).parts else f"{filename}:{lineno}"
+    _note(origin, f"{category.__name__}: {message}")
+
+
+def _note(origin: str, text: str) -> None:
+    if os.environ.get(DEBUG.name) or origin.partition(".")[0] != _QUIET:
+        click.echo(printable(" ".join(f"{origin}: {text}".split())), err=True)
+
+
 def exit_code_of(run: Callable[[], Any]) -> int:
     """Run a command and return its exit code; every error becomes one sentence on stderr.
 
@@ -218,15 +262,16 @@ def exit_code_of(run: Callable[[], Any]) -> int:
         run: what to run; what it returns is the exit code if it is an integer, else the code is 0.
     """
     try:
-        code = run()
+        with quiet_libraries(), ending_by_signals():
+            code = run()
     except click.ClickException as error:
         where = getattr(error, "ctx", None)
         hint = f"; `{where.command_path} -h` shows how" if where is not None else ""
         print_error(f"{error.format_message().rstrip('.')}{hint}")
         return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
-        return EXIT_INTERRUPTED
+    except (click.Abort, KeyboardInterrupt, TerminatedError) as error:
+        click.echo("terminated" if isinstance(error, TerminatedError) else "interrupted", err=True)
+        return EXIT_SIGNAL + (error.number if isinstance(error, TerminatedError) else SIGINT)
     except StdoutClosedError:
         # The interpreter flushes stdout once more on its way out: give it somewhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

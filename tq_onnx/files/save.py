@@ -131,6 +131,7 @@ def save(
         missing = _missing(copies, overwrite, on_progress)
         total = sum(source.stat().st_size for source, _ in missing) if mode == "copy" else 0
         transaction.make_folder(target.parent)
+        transaction.clear([target, *(copy for _, copy in missing)])
         # What the conversion adds to the model itself is little beside what it had.
         check_space(target.parent, total + loaded.path.stat().st_size)
         done = 0

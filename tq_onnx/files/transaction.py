@@ -10,12 +10,12 @@ folders, and puts back what had been replaced. Between the two, nobody sees half
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
+from tq_onnx.files.abandoned import open_locked, remove_abandoned, temporary_name
 from tq_onnx.progress import OnProgress, Progress
 
 _CHUNK: Final = 16 << 20
@@ -70,6 +70,12 @@ class Transaction:
         self._staged: list[tuple[Path, Path]] = []
         self._placed: list[Path] = []
         self._backups: list[tuple[Path, Path]] = []
+        self._locked: list[int] = []
+
+    def clear(self, targets: Iterable[Path]) -> None:
+        """Remove the temporary files that killed runs left beside targets."""
+        for target in targets:
+            remove_abandoned(target)
 
     def make_folder(self, folder: Path) -> None:
         """Make a folder and its parents, where they do not exist."""
@@ -91,7 +97,7 @@ class Transaction:
     ) -> int:
         """Copy a file and return ``done`` plus its size; inside the kernel where it can."""
         self.make_folder(target.parent)
-        with source.open("rb") as reader, self._temporary(target).open("xb") as writer:
+        with source.open("rb") as reader, self._open(target) as writer:
             in_kernel = hasattr(os, "copy_file_range")
             while True:
                 count = 0
@@ -117,7 +123,7 @@ class Transaction:
         """Stage a file whose content is taken part by part, and return its size."""
         self.make_folder(target.parent)
         size = 0
-        with self._temporary(target).open("xb") as writer:
+        with self._open(target) as writer:
             for part in parts:
                 _write_all(writer.fileno(), part)
                 size += len(part)
@@ -146,6 +152,7 @@ class Transaction:
         for backup, _ in self._backups:
             backup.unlink(missing_ok=True)
         self._backups.clear()
+        self._unlock()
 
     def undo(self) -> None:
         """Remove what was made, and put back what was replaced."""
@@ -162,11 +169,12 @@ class Transaction:
         for folder in reversed(self._folders):
             if not any(folder.iterdir()):
                 folder.rmdir()
+        self._unlock()
 
     def _back_up(self, target: Path) -> None:
         if not os.path.lexists(target):
             return
-        backup = target.with_name(f".{target.name}.{secrets.token_hex(4)}.old")
+        backup = temporary_name(target, "old")
         try:
             os.link(target, backup, follow_symlinks=False)
         except OSError:  # a file system without hard links
@@ -187,9 +195,21 @@ class Transaction:
             temporary.unlink()
 
     def _temporary(self, target: Path) -> Path:
-        temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+        temporary = temporary_name(target)
         self._staged.append((temporary, target))
         return temporary
+
+    def _open(self, target: Path) -> BinaryIO:
+        """Stage a file to write; its lock outlives the writing, until ``commit`` or ``undo``."""
+        remove_abandoned(target)
+        writer = open_locked(self._temporary(target))
+        if os.name == "posix":  # where there are locks, and open files can be renamed
+            self._locked.append(os.dup(writer.fileno()))
+        return writer
+
+    def _unlock(self) -> None:
+        while self._locked:
+            os.close(self._locked.pop())
 
 
 def _write_all(descriptor: int, content: bytes) -> None:

@@ -25,6 +25,7 @@ from tq_onnx.conversion.planning import DEFAULT_OPTIONS
 from tq_onnx.conversion.reports import ConversionReport
 from tq_onnx.conversion.target import CPU, Target
 from tq_onnx.errors import ModelFileError, OutputExistsError, UsageError
+from tq_onnx.files.abandoned import is_empty
 from tq_onnx.files.oversize import stage_model
 from tq_onnx.files.save import ExternalData, SavedFiles, check_space, refusal
 from tq_onnx.files.transaction import Transaction, same_content
@@ -311,7 +312,7 @@ def _check_output(folder: Path, output: Path, overwrite: bool) -> Path:
         raise ModelFileError(
             "the output exists and is not a folder", where=str(output), fix="give another with -o"
         )
-    if target.is_dir() and not overwrite and any(target.iterdir()):
+    if target.is_dir() and not overwrite and not is_empty(target):
         raise OutputExistsError(
             "the output folder exists",
             where=str(output),
