@@ -155,6 +155,78 @@ def endless_input(proto: onnx.ModelProto) -> None:
     proto.graph.input[-1].type.tensor_type.shape.dim[2].dim_value = 1 << 62
 
 
+def endless_value(size: int) -> Callable[[onnx.ModelProto], None]:
+    """A declared dimension between the nodes."""
+
+    def edit(proto: onnx.ModelProto) -> None:
+        proto.graph.value_info[0].type.tensor_type.shape.dim.add(dim_value=size)
+
+    return edit
+
+
+def endless_sizes(op_type: str, slot: int, size: int) -> Callable[[onnx.ModelProto], None]:
+    """A list of sizes so long that no shape has so many dimensions."""
+
+    def edit(proto: onnx.ModelProto) -> None:
+        kind = proto.graph.input.add(name="sizes").type.tensor_type
+        kind.elem_type = onnx.TensorProto.INT64
+        kind.shape.dim.add(dim_value=size)
+        inputs = ["sizes"] if slot == 0 else ["input_ids", *["sizes"] * slot]
+        proto.graph.node.add(op_type=op_type, input=inputs, output=["made"])
+
+    return edit
+
+
+def many_elements(proto: onnx.ModelProto) -> None:
+    shape = proto.graph.value_info[0].type.tensor_type.shape
+    shape.ClearField("dim")
+    for _ in range(4):
+        shape.dim.add(dim_value=1 << 30)
+
+
+def many_dimensions(proto: onnx.ModelProto) -> None:
+    shape = proto.graph.value_info[0].type.tensor_type.shape
+    for _ in range(1000):
+        shape.dim.add(dim_value=1)
+
+
+def in_a_branch(edit: Callable[[onnx.GraphProto], None]) -> Callable[[onnx.ModelProto], None]:
+    """A change inside a subgraph."""
+
+    def change(proto: onnx.ModelProto) -> None:
+        node = proto.graph.node.add(op_type="If", name="branch")
+        node.input.append("input_ids")
+        edit(node.attribute.add(name="then_branch", type=onnx.AttributeProto.GRAPH).g)
+
+    return change
+
+
+def endless_inside(graph: onnx.GraphProto) -> None:
+    graph.value_info.add(name="inner").type.tensor_type.shape.dim.add(dim_value=1 << 50)
+
+
+def version(number: int, domain: str = "") -> Callable[[onnx.ModelProto], None]:
+    def edit(proto: onnx.ModelProto) -> None:
+        proto.opset_import.add(domain=domain, version=number)
+
+    return edit
+
+
+def no_operands(proto: onnx.ModelProto) -> None:
+    next(node for node in proto.graph.node if node.op_type == "Softmax").ClearField("input")
+
+
+def no_results(proto: onnx.ModelProto) -> None:
+    next(node for node in proto.graph.node if node.op_type == "Mul").ClearField("output")
+
+
+def no_utf8(folder: Path) -> Path:
+    """A name of the right length, of bytes that are no text."""
+    path = inline(folder)
+    path.write_bytes(path.read_bytes().replace(b"position_ids", b"position\xff\xfe\xfdx"))
+    return path
+
+
 def in_a_subgraph(proto: onnx.ModelProto) -> None:
     node = proto.graph.node.add(op_type="If", name="branch")
     node.input.append("input_ids")
@@ -260,6 +332,20 @@ HOSTILE: dict[str, Hostile] = {
     "no element type": Hostile(weight(element_type(0)), "element type 0"),
     "negative input": Hostile(edited(negative_input), "dimension of -3"),
     "endless input": Hostile(edited(endless_input), f"dimension of {1 << 62}"),
+    "endless value": Hostile(edited(endless_value((1 << 63) - 1)), f"dimension of {(1 << 63) - 1}"),
+    "negative value": Hostile(edited(endless_value(-1)), "dimension of -1"),
+    "endless value inside": Hostile(edited(in_a_branch(endless_inside)), f"dimension of {1 << 50}"),
+    "endless list of sizes": Hostile(
+        edited(endless_sizes("ConstantOfShape", 0, 1 << 36)), f"have {1 << 36} numbers"
+    ),
+    "endless target": Hostile(edited(endless_sizes("Expand", 1, 1 << 36)), "takes a list of sizes"),
+    "more elements than memory": Hostile(edited(many_elements), "no memory holds"),
+    "a thousand dimensions": Hostile(edited(many_dimensions), "64 is the most"),
+    "opset beyond int32": Hostile(edited(version(1 << 40)), f"version {1 << 40}"),
+    "negative opset": Hostile(edited(version(-1, "com.microsoft")), "version -1"),
+    "node without inputs": Hostile(edited(no_operands), "not a valid model"),
+    "node without outputs": Hostile(edited(no_results), "not a valid model"),
+    "names that are no text": Hostile(no_utf8, "not a valid model"),
     "missing data": Hostile(missing_data, "model.onnx.data"),
     "data in the parent": Hostile(beside("../secret.bin"), "outside"),
     "data by a detour": Hostile(beside("a/../../secret.bin"), "outside"),

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import io
+import logging
 import subprocess
 import sys
+import warnings
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import onnx
@@ -10,8 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.cli.run import run
-from tests.files.models import FIXTURES, external, snapshot
+from tests.files.models import FIXTURES, external, inline, snapshot
 from tests.security.hostile import HOSTILE, ODD
+from tq_onnx.cli import terminal
 from tq_onnx.errors import ModelFileError, TqOnnxError
 from tq_onnx.files.load import load
 
@@ -86,6 +91,33 @@ def test_an_unreadable_name_is_one_sentence(tmp_path: Path) -> None:
         assert "Traceback" not in outcome.err
     with pytest.raises(ModelFileError):  # no shell can pass this one
         load(tmp_path / "nul\0.onnx")
+
+
+def test_control_characters_of_a_file_never_reach_the_terminal(tmp_path: Path) -> None:
+    """Names that onnx-ir warns about: an output and an input that nothing makes."""
+    path = inline(tmp_path)
+    proto = onnx.load(path)
+    proto.graph.output[-1].name = "\x1b[31mred\x07"
+    proto.graph.node[-1].input[0] = "\x1b]0;title\x07"
+    path.write_bytes(proto.SerializeToString())
+    for command in ("inspect", "convert"):
+        outcome = run(command, path)
+        assert outcome.code in (3, 4)
+        assert all(char.isprintable() or char == "\n" for char in outcome.out + outcome.err)
+        assert outcome.err.count("\n") <= 1
+
+
+def test_notes_of_other_packages_are_printed_without_control_characters() -> None:
+    with terminal.quiet_libraries(), redirect_stderr(io.StringIO()) as shown:
+        logging.getLogger("other").warning("red \x1b[31m")
+        logging.getLogger("onnx_ir.serde").warning("hidden")
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = terminal._show_warning
+            warnings.warn("title \x1b]0;x\x07", stacklevel=1)
+    first, second = shown.getvalue().splitlines()
+    assert first == "other: red \\x1b[31m"
+    assert second.endswith("UserWarning: title \\x1b]0;x\\x07")
 
 
 @settings(

@@ -169,8 +169,9 @@ def _ports(
         return
     for old, new in zip(before, after, strict=True):
         if old.name not in sizes:
-            # A shape that was not told may have been inferred.
-            wanted = [old if old.dims is not None else Port(old.name, old.dtype, new.dims)]
+            # A shape or a type that was not told may have been inferred.
+            dims = new.dims if old.dims is None else old.dims
+            wanted = [Port(old.name, old.dtype or new.dtype, dims)]
         elif old.dims is None:
             wanted = [Port(old.name, "UINT8", (*(new.dims or ())[:-1], sizes[old.name][1]))]
         else:
@@ -223,8 +224,9 @@ def complaint(model: ir.Model) -> str:
     version = max((e.version for e in proto.opset_import if e.domain in ("", "ai.onnx")), default=1)
     proto.opset_import.append(onnx.OperatorSetIdProto(domain=_FOREIGN, version=1))
     _rename_foreign(proto.graph.node, version)
+    content = proto.SerializeToString()
     try:
-        onnx.checker.check_model(proto)
+        onnx.checker.check_model(content)
     except Exception as error:  # ValidationError, and RuntimeErrors of its C++ parts
         return str(error).strip().split("\n", 1)[0] or type(error).__name__
     return ""

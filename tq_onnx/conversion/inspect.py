@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from tq_onnx.codec.presets import DEFAULT_PRESET, PRESETS
+from tq_onnx.codec.presets import PRESETS
 from tq_onnx.codec.unrotated import RAW
 from tq_onnx.conversion.equalise import predict
 from tq_onnx.conversion.headnorms import find_norms
+from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.original import Original, recognise_original
-from tq_onnx.conversion.pipeline import converted_bytes
+from tq_onnx.conversion.pipeline import converted_bytes, prepare
 from tq_onnx.conversion.planning import make_plan
 from tq_onnx.conversion.reports import InspectionReport, LayerFound, Miss, PresetOffer
-from tq_onnx.conversion.rewrite import ConvertPass
-from tq_onnx.errors import ModelFileError, TqOnnxError
+from tq_onnx.errors import ModelFileError, TqOnnxError, UnsupportedModelError, located
 from tq_onnx.files.load import LoadedModel, load
-from tq_onnx.plan import METADATA_PLAN, Plan
+from tq_onnx.plan import METADATA_PLAN, plan_in
 from tq_onnx.recognise.caches import Cache
 from tq_onnx.recognise.match import Recognition
 from tq_onnx.recognise.site import Site
@@ -68,29 +68,34 @@ def examine(path: Path) -> tuple[InspectionReport, Original | None]:
 def foresee(report: InspectionReport, original: Original) -> InspectionReport:
     """Add what scales of the norm weights would do, as ``convert`` will find it.
 
-    Norms are found in converted models. So the model is converted here, without reading a weight,
-    and is good for nothing else afterwards. Scales depend on weights alone, and so do not depend on
-    the preset.
+    Norms are found in converted models. So the model is converted and checked here, without reading
+    a weight, and is good for nothing else afterwards; what ``convert`` refuses is no longer called
+    convertible. Scales depend on weights alone, and so do not depend on the preset.
+
+    Raises:
+        ModelFileError: the model is not valid.
     """
     if not report.convertible:
         return report
-    for preset in (PRESETS[RAW], PRESETS[DEFAULT_PRESET]):  # raw makes no rotations
-        try:
-            plan = make_plan(original.recognition, preset)
-        except TqOnnxError:
-            continue
-        try:
-            ConvertPass(plan, original.recognition)(original.loaded.model)
-            found = find_norms(original.loaded.model, plan)
-            return replace(report, equalisation=predict(found, plan))
-        except Exception:
-            return report  # an invalid model: convert will say so
-    return report
+    loaded = original.loaded
+    # raw makes no rotations, and no scales read no weights
+    usable = [offer.preset for offer in report.presets if not offer.refusal]
+    preset = RAW if RAW in usable else usable[0]
+    try:
+        prepared = prepare(
+            loaded.path, preset=preset, options=Options(equalize=False), original=original
+        )
+        found = find_norms(prepared.loaded.model, prepared.plan)
+    except UnsupportedModelError as error:
+        return replace(report, convertible=False, misses=(Miss(None, "", error.what),), presets=())
+    return replace(report, equalisation=predict(found, prepared.plan))
 
 
 def _inspect_converted(loaded: LoadedModel, path: Path) -> InspectionReport:
     try:
-        plan = Plan.from_json(loaded.model.metadata_props[METADATA_PLAN])
+        with located(path):
+            plan = plan_in(loaded.model.metadata_props)
+        assert plan is not None  # by the caller
         size = converted_bytes(loaded.model, plan)
     except (ModelFileError, KeyError, TypeError, AttributeError) as error:
         raise ModelFileError(

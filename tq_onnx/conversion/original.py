@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tq_onnx.conversion.check import InterfaceSnapshot, complaint, snapshot_interface
+from tq_onnx.conversion.check import InterfaceSnapshot, snapshot_interface
+from tq_onnx.conversion.wellformed import broken_node
 from tq_onnx.errors import ModelFileError, TqOnnxError, UnsupportedModelError, located
 from tq_onnx.files.load import LoadedModel
 from tq_onnx.recognise.match import Recognition, recognise
 
+_MOST_DETAIL: Final = 200
 _SEE_INSPECT: Final = "`tq-onnx inspect` shows every layer and what stands in the way of each"
 
 
@@ -67,29 +71,50 @@ def recognise_original(loaded: LoadedModel, path: Path) -> Original:
         UnsupportedModelError: the model is no decoder, or was converted before.
         ModelFileError: the model is not valid.
     """
-    interface = snapshot_interface(loaded.model)
     try:
-        with located(path):
-            recognition = recognise(loaded.model)
-    except TqOnnxError:
+        interface = snapshot_interface(loaded.model)
+    except Exception as error:  # what cannot be written cannot be converted either
+        detail = " ".join(str(error).split())[:_MOST_DETAIL]
+        raise invalid(f"{type(error).__name__}: {detail}", path) from error
+    broken = broken_node(loaded.model, standard=bool(interface.complaint))
+    if broken:
+        raise invalid(broken, path)
+    with blaming(interface, path), located(path):
+        recognition = recognise(loaded.model)
+    return Original(loaded, interface, recognition)
+
+
+@contextmanager
+def blaming(interface: InterfaceSnapshot, path: Path) -> Iterator[None]:
+    """Tell a defect of tq-onnx from a model that was broken before.
+
+    Args:
+        interface: of the model, with what ``onnx.checker`` said of it.
+        path: what errors call the model.
+
+    Raises:
+        ModelFileError: something unexpected is raised inside, and the model is not valid.
+    """
+    try:
+        yield
+    except MemoryError:
         raise
     except Exception as error:
-        text = complaint(loaded.model)
-        if not text:
+        refused = isinstance(error, TqOnnxError) and error.exit_code != TqOnnxError.exit_code
+        if refused or not interface.complaint:
             raise
-        raise invalid(text, path) from error
-    return Original(loaded, interface, recognition)
+        raise invalid(interface.complaint, path) from error
 
 
 def invalid(text: str, path: Path) -> ModelFileError:
     """Make the error for a graph that was broken before the conversion.
 
     Args:
-        text: what ``onnx.checker`` says of the graph.
+        text: what is wrong with the graph, mostly by ``onnx.checker``.
         path: what the error calls the model.
     """
     return ModelFileError(
-        f"the file is not a valid model (onnx.checker: {text})",
+        f"the file is not a valid model ({text})",
         where=str(path),
         fix="export it again",
     )

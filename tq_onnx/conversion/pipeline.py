@@ -18,10 +18,10 @@ import onnx_ir as ir
 from tq_onnx.codec.presets import DEFAULT_PRESET
 from tq_onnx.conversion.bake import bake_metadata
 from tq_onnx.conversion.calibrationfile import read_calibration
-from tq_onnx.conversion.check import InterfaceSnapshot, check
+from tq_onnx.conversion.check import check
 from tq_onnx.conversion.equalise import LayerEqualisation
 from tq_onnx.conversion.options import Options, preset_of
-from tq_onnx.conversion.original import Original, invalid, recognise_original
+from tq_onnx.conversion.original import Original, blaming, recognise_original
 from tq_onnx.conversion.planning import DEFAULT_OPTIONS, make_plan
 from tq_onnx.conversion.reports import ConversionReport
 from tq_onnx.conversion.rewrite import ConvertPass
@@ -167,25 +167,26 @@ def prepare(
     loaded, before, recognition = original.loaded, original.interface, original.recognition
     original.expect_complete(path)
     _tell(on_progress, _PLAN)
-    with located(path):
-        plan = make_plan(recognition, chosen, options)
-    target.refuse(plan)
-    if calibration is not None:
-        calibration.check_matches(plan.layers)
-        calibration.check_center_from(options.center_from)
-    bytes_before = original.bytes_per_token
-    _tell(on_progress, _REWRITE)
-    model = _run((ConvertPass(plan, recognition),), loaded.model, before, path)
-    plan, equalisation = adapt(model, plan, options, calibration)
-    with located(path):
-        lowering = target.lowering(plan, path)
-        if lowering is not None:
-            # A clone shares the tensors, and a refusal leaves nothing half done.
-            model, plan = _run(lowering.passes, model.clone(), before, path), lowering.plan
-    bake_metadata(model, plan)
-    _tell(on_progress, _CHECK)
-    check(before, model, plan, target)
-    size = converted_bytes(model, plan)
+    with blaming(before, path):
+        with located(path):
+            plan = make_plan(recognition, chosen, options)
+        target.refuse(plan)
+        if calibration is not None:
+            calibration.check_matches(plan.layers)
+            calibration.check_center_from(options.center_from)
+        bytes_before = original.bytes_per_token
+        _tell(on_progress, _REWRITE)
+        model = _run((ConvertPass(plan, recognition),), loaded.model, path)
+        plan, equalisation = adapt(model, plan, options, calibration)
+        with located(path):
+            lowering = target.lowering(plan, path)
+            if lowering is not None:
+                # A clone shares the tensors, and a refusal leaves nothing half done.
+                model, plan = _run(lowering.passes, model.clone(), path), lowering.plan
+        bake_metadata(model, plan)
+        _tell(on_progress, _CHECK)
+        check(before, model, plan, target)
+        size = converted_bytes(model, plan)
     files = () if target.has_weights else loaded.external_files
     loaded = replace(loaded, model=model, external_files=files)
     return Prepared(loaded, plan, bytes_before, size, equalisation)
@@ -194,7 +195,6 @@ def prepare(
 def _run(
     passes: Sequence[ir.passes.InPlacePass],
     model: ir.Model,
-    before: InterfaceSnapshot,
     path: Path,
 ) -> ir.Model:
     """Run passes on a model in place, and tell their refusals from defects."""
@@ -206,8 +206,6 @@ def _run(
             cause = cause.__cause__
         if isinstance(cause, TqOnnxError):
             raise cause from cause.__cause__
-        if before.complaint:
-            raise invalid(before.complaint, path) from error
         raise TqOnnxError(
             f"the conversion went wrong and nothing was written ({cause or type(cause).__name__})",
             where=str(path),

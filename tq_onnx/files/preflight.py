@@ -1,8 +1,8 @@
 """Check a parsed model before a graph is built from it, by integers and ``stat`` only.
 
 ``preflight(proto, folder, where)`` looks at every tensor of the model (initializers, attributes,
-subgraphs, functions) and at the types of its inputs and outputs. It opens no file, reads no weight
-and allocates nothing of a declared size; so a hostile file can neither hang nor exhaust it.
+subgraphs, functions), and at the types and versions that it declares. It opens no file, reads no
+weight and allocates nothing of a declared size; so a hostile file can neither hang nor exhaust it.
 
 Refused, each with a ``ModelFileError``: negative or absurd dimensions, unknown element types, data
 that is shorter or longer than declared, and external data that is missing, too short, not a regular
@@ -25,6 +25,7 @@ from typing import Any, Final
 import onnx
 
 from tq_onnx.errors import ModelFileError
+from tq_onnx.files.declarations import check_declarations
 
 _T = onnx.TensorProto
 
@@ -49,9 +50,6 @@ _BITS: Final[dict[int, int]] = {
 }
 _COMPLEX: Final = (_T.COMPLEX64, _T.COMPLEX128)
 
-MAX_DIMENSION: Final = 1 << 40
-"""No input or output dimension is larger; beyond it a declared size is an attack or an accident."""
-
 _INTEGER: Final = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 
@@ -69,8 +67,7 @@ def preflight(proto: onnx.ModelProto, folder: Path, where: str) -> tuple[Path, .
     Raises:
         ModelFileError: anything listed in the module docstring.
     """
-    for value in (*proto.graph.input, *proto.graph.output):
-        _check_type(value, where)
+    check_declarations(proto, where)
     files: dict[str, tuple[Path, int]] = {}
     for tensor in _tensors(proto):
         size = _declared_bytes(tensor, where)
@@ -131,16 +128,6 @@ def is_blob(real: Path, folder: Path) -> bool:
         if parent.parent.name == "snapshots":
             return real.parent == parent.parent.parent / "blobs"
     return False
-
-
-def _check_type(value: onnx.ValueInfoProto, where: str) -> None:
-    for dim in value.type.tensor_type.shape.dim:
-        if dim.HasField("dim_value") and not 0 <= dim.dim_value <= MAX_DIMENSION:
-            raise ModelFileError(
-                f"the input or output {value.name!r} declares a dimension of {dim.dim_value}",
-                where=where,
-                fix="a dimension that varies needs a name instead of a number",
-            )
 
 
 def _declared_bytes(tensor: onnx.TensorProto, where: str) -> int:

@@ -18,6 +18,8 @@ from tq_onnx.ops.operators import Attention
 Size = int | str | None
 """A number, a name that stands for one and the same number, or nothing known."""
 Sizes = tuple[Size, ...]
+MOST_SIZES: Final = 64
+"""Dimensions of a tensor; a list of more is none of sizes."""
 Numbers = Callable[[ir.Value | None], Sizes | None]
 Rule = Callable[[Numbers, ir.Node], Sizes | None]
 
@@ -34,6 +36,13 @@ def sizes(value: ir.Value | None) -> Sizes | None:
     if value is None or value.shape is None:
         return None
     return tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
+
+
+def _length(value: ir.Value | None) -> int | None:
+    """Return the length of a list; None if it is not known, or too long for a list of sizes."""
+    shape = sizes(value)
+    length = shape[0] if shape else None
+    return length if isinstance(length, int) and length <= MOST_SIZES else None
 
 
 def operand(node: ir.Node, index: int) -> ir.Value | None:
@@ -91,8 +100,8 @@ def _transposed(numbers: Numbers, node: ir.Node) -> Sizes | None:
 def _reshaped(numbers: Numbers, node: ir.Node) -> Sizes | None:
     shape, target = sizes(operand(node, 0)), numbers(operand(node, 1))
     if target is None:
-        count = sizes(operand(node, 1))
-        return (None,) * count[0] if count and isinstance(count[0], int) else None
+        count = _length(operand(node, 1))
+        return None if count is None else (None,) * count
     result: list[Size] = list(target)
     if not attribute_int(node, "allowzero", 0):
         for axis, size in enumerate(result):
@@ -220,10 +229,10 @@ def _listed(numbers: Numbers, node: ir.Node) -> Sizes | None:
     for value in node.inputs:
         part = numbers(value)
         if part is None:
-            length = sizes(value)
-            if not length or not isinstance(length[0], int):
+            length = _length(value)
+            if length is None:
                 return None
-            part = (None,) * length[0]
+            part = (None,) * length
         result += part
     return tuple(result)
 

@@ -80,12 +80,28 @@ def follow(state: ir.Value, dims: Dims, view: GraphView, skip: Collection[ir.Nod
     raise NoMatch("the cache does not reach a matrix product", value.producer())
 
 
+def refuse_nested(node: ir.Node, view: GraphView) -> None:
+    """Refuse attention inside control flow, which may compute it any number of times, or never.
+
+    Raises:
+        NoMatch: the node is not in the main graph.
+    """
+    if node.graph is not view.graph:
+        raise NoMatch(
+            f"{node.op_type} computes with a cache inside a subgraph (of If, Loop or Scan): "
+            "export the model without control flow around attention",
+            node,
+        )
+
+
 def _reader(value: ir.Value, view: GraphView, skip: Collection[ir.Node]) -> tuple[ir.Node, int]:
     readers = [
         (node, index)
         for node, index in view.consumers(value)
         if node.op_type != "Shape" and node not in skip
     ]
+    for node, _ in readers:
+        refuse_nested(node, view)
     if not readers:
         raise NoMatch("the cache is returned, but no attention reads it", value.producer())
     if len(readers) > 1:

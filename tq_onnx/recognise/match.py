@@ -29,6 +29,7 @@ from tq_onnx.graph.values import FLOATS, label, rank, static_dim
 from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.plan import METADATA_PLAN, Interface
 from tq_onnx.recognise.caches import Anchor, Dims, Reach
+from tq_onnx.recognise.cacheviews import refuse_nested
 from tq_onnx.recognise.dialects import dialects
 from tq_onnx.recognise.interface import find_roles
 from tq_onnx.recognise.lengths import Lengths, find_lengths
@@ -208,6 +209,7 @@ def _layers(outputs: Sequence[list[Anchor]], view: GraphView) -> tuple[list[Site
             reached = reach(anchors, view)
             dialect = _dialect(reached)
             attention = dialect.attention(reached, view)
+            refuse_nested(attention, view)
         except NoMatch as miss:
             misses.setdefault(position // 2, _near_miss(position // 2, miss, anchors[0]))
         else:
