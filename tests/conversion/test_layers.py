@@ -38,6 +38,8 @@ def test_the_nodes_of_every_layer_are_found(name: str) -> None:
             assert encoder.pair.present == encoder.output.name
             assert encoder.codec == plan.layers[0].key_of and encoder.row_bytes
             for its, theirs in SHARED[encoder.role].items():
+                if its is Encode.past_length and plan.interface.static:
+                    continue  # a mask may show rows behind those just written
                 assert its.of(encoder.node) is theirs.of(layer.attention.node)
         assert (layer.attention.bias is not None) == layer.plan.has_bias
         assert layer.attention.sink is None and layer.key.offset is None

@@ -76,6 +76,7 @@ class LayerNodes:
     def attend(self, operands: Operands, key: ir.Value, value: ir.Value) -> ir.Value:
         """Return attention over the new caches: ``[B, H, T, D]``."""
         build, plan, layer = self.build, self.plan, self.layer
+        attended = self.site.attended_length(build, self.past_length, operands.bias)
         return build.op(
             Attention.name,
             Attention.arguments(
@@ -83,7 +84,7 @@ class LayerNodes:
                     Attention.query: operands.query,
                     Attention.key_cache: key,
                     Attention.value_cache: value,
-                    Attention.past_length: self.past_length,
+                    Attention.past_length: attended,
                     Attention.key_rotation: bake.rotation(build, plan, layer, layer.key_of),
                     Attention.key_centroids: bake.centroids(build, layer.key_of, layer.head_size),
                     Attention.value_rotation: bake.rotation(build, plan, layer, layer.value_of),

@@ -6,7 +6,7 @@ traced graphs. Here each operator that stands between a projection and its atten
 short lists of integers (``Shape``, ``Gather``, ``Concat``, arithmetic) are followed through the
 graph. A size is a number, a name that stands for one and the same number, or None.
 
-``tq_onnx.graph.sizerules`` holds the rules, ``_walk`` applies them. ``refine`` adds what a model
+``tq_onnx.graph.sizerules`` holds the rules, ``walk`` applies them. ``refine`` adds what a model
 does not tell; ``follow`` puts what follows in the place of what was told.
 """
 
@@ -31,7 +31,7 @@ def refine(graph: ir.Graph, untold: set[ir.Value]) -> None:
         untold: values about which the model itself says nothing: their sizes may be replaced by
             numbers. Of others only unknown dimensions are filled in.
     """
-    for node, value, found in _walk(graph):
+    for node, value, found in walk(graph):
         _tell_type(node, value)
         if found is not None and value.dtype is not None:
             _add(value, found, replace=value in untold)
@@ -44,12 +44,12 @@ def follow(graph: ir.Graph) -> None:
     told more than their substitute's neighbours know. What follows takes the place of what was
     told, unless nothing does or the two contradict.
     """
-    for _, value, found in _walk(graph):
+    for _, value, found in walk(graph):
         if found is not None:
             _replace(value, found)
 
 
-def _walk(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value, Sizes | None]]:
+def walk(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value, Sizes | None]]:
     """Yield nodes, outputs and the sizes that follow from what the values before are told now.
 
     The caller may set the sizes of an item before it asks for the next one.

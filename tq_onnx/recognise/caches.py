@@ -158,6 +158,12 @@ class Cache:
             return None
         return tuple(dims.index(letter) for letter in ROWS)
 
+    def row_axis(self, rows: ir.Value) -> int:
+        """Return the axis of the new tokens in new rows: 1 where heads stand side by side."""
+        if self.update is not None and rows is self.update.rows:
+            return self.update.rows_dims.index("T")
+        return 2 if rank(rows) == 4 else 1
+
 
 def past_input(value: ir.Value | None) -> tuple[ir.Value, tuple[ir.Value, ...]] | None:
     """Return the graph input behind a value, and the values between, the input included.

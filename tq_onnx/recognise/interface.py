@@ -49,6 +49,7 @@ _NAMES: Final = {
     "num_logits_to_keep": LOGITS_TO_KEEP,
     "logits_to_keep": LOGITS_TO_KEEP,
 }
+_POSITIONS: Final = "position_ids"
 _SCATTERS: Final = ("ScatterND", "ScatterElements", "TensorScatter")
 # Values that are looked at to learn what an input is for; what is near tells.
 _MOST_VALUES: Final = 200
@@ -99,14 +100,15 @@ def find_roles(graph: ir.Graph, sites: Sequence[Site]) -> Roles | None:
         for value in given
         if value is not tokens and rank(value) == 2 and value.dtype in _MASKS
     ]
-    masks = [value for value in pairs if value in sources]
+    # Positions make causal masks, too; they are no mask, whatever the name of their axis.
+    masks = [value for value in pairs if value in sources and value.name != _POSITIONS]
     longer = [value for value in masks if differs(value, tokens)]
     mask = _choose(longer or masks, "attention_mask")
     if mask is None:
         mask = _named(pairs, "attention_mask")
     others = [value for value in pairs if value is not mask and value.dtype in _INTEGERS]
     same = [value for value in others if not differs(value, tokens)]
-    positions = _named(others, "position_ids") or (same[0] if len(same) == 1 else None)
+    positions = _named(others, _POSITIONS) or (same[0] if len(same) == 1 else None)
     named = (tokens, mask, positions)
     live = live_nodes([logits, *(cache.present for cache in caches)])
     fed = [
@@ -133,7 +135,7 @@ def find_roles(graph: ir.Graph, sites: Sequence[Site]) -> Roles | None:
 
 def _tokens(given: Sequence[ir.Value]) -> ir.Value | None:
     ids = [value for value in given if rank(value) == 2 and value.dtype in _INTEGERS]
-    looked_up = [value for value in ids if _look_up(value) is not None]
+    looked_up = [value for value in ids if look_up(value) is not None]
     embedded = [value for value in given if rank(value) == 3 and value.dtype in FLOATS]
     return _choose(looked_up, "input_ids") or _choose(embedded, "inputs_embeds")
 
@@ -142,7 +144,7 @@ def _table_sizes(tokens: ir.Value) -> tuple[int | None, int | None]:
     """Return rows and width of the embedding table; no rows if the tokens are embedded already."""
     if rank(tokens) == 3:
         return None, static_dim(tokens, 2)
-    node = _look_up(tokens)
+    node = look_up(tokens)
     table = None if node is None else node.inputs[0]
     if node is None or table is None:
         return None, None
@@ -151,11 +153,11 @@ def _table_sizes(tokens: ir.Value) -> tuple[int | None, int | None]:
     return static_dim(table, 0), width
 
 
-def _look_up(value: ir.Value) -> ir.Node | None:
+def look_up(value: ir.Value) -> ir.Node | None:
     """Return the node that looks up a table by a value."""
     for node, index in value.uses():
         if node.op_type in ("Cast", "Identity") and node.domain == "":
-            found = _look_up(node.outputs[0])
+            found = look_up(node.outputs[0])
             if found is not None:
                 return found
             continue

@@ -10,8 +10,9 @@ import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import attribute_int
-from tq_onnx.graph.liveness import data_ancestors
 from tq_onnx.graph.values import FLOATS, rank, static_dim
+from tq_onnx.recognise.attention.tokensizes import TokenSizes
+from tq_onnx.recognise.columns import has_an_entry_for_each_key
 from tq_onnx.recognise.interface import Roles, differs, dimension
 from tq_onnx.recognise.site import Site
 
@@ -65,35 +66,35 @@ class Lengths:
         return build.op(kind, parts, label, dtype=ir.DataType.INT64, shape=[1])
 
 
-def find_lengths(roles: Roles, sites: Sequence[Site]) -> Lengths | None:
+def find_lengths(roles: Roles, sites: Sequence[Site], seen: TokenSizes) -> Lengths | None:
     """Find inputs that tell the past length without the caches; None if there are none.
 
     That needs an input that flows into the mask of every layer, and whose length is by its name
-    another than that of the tokens: the attention mask ``[B, S]``.
+    another than that of the tokens: the attention mask ``[B, S]``. It has to have an entry for each
+    key, and the tokens one for each query.
     """
     mask = roles.attention_mask
     if mask is None or rank(roles.tokens) not in (2, 3) or not differs(mask, roles.tokens):
         return None
-    checked: set[ir.Value] = set()
-    for site in sites:
-        sources = frozenset(site.mask_sources())
-        if not sources <= checked:
-            if mask not in data_ancestors(sources):
-                return None
-            checked |= sources
-        if not sources:
-            return None
     if any(_adds_tokens(node) for node in sites[0].node.graph or ()):
         return None
     past = next((site.key.past for site in sites if not site.counts_tokens), None)
-    if (
-        past is None
-        or rank(past) != 4
-        or dimension(mask) == dimension(past, 2)
-        or _lengthened(mask)
-    ):
+    if past is None or rank(past) != 4 or not _may_tell(mask, past):
         return None
-    return Lengths(mask, roles.tokens, past)
+    shown = _one_query_each(sites, seen) and has_an_entry_for_each_key(mask, roles, sites)
+    return Lengths(mask, roles.tokens, past) if shown else None
+
+
+def _may_tell(mask: ir.Value, past: ir.Value) -> bool:
+    """Return True if the length of a mask may differ from that of the caches and is its own."""
+    free = not isinstance(dimension(mask), int) and dimension(mask) != dimension(past, 2)
+    return free and not _lengthened(mask)
+
+
+def _one_query_each(sites: Sequence[Site], seen: TokenSizes) -> bool:
+    """Return True if every layer has one query for each of the tokens that go in."""
+    asking = [next(iter(site.token_axes())) for site in sites]
+    return all(seen.of(query, axis) == seen.new_tokens for query, axis in asking)
 
 
 def _adds_tokens(node: ir.Node) -> bool:

@@ -28,6 +28,7 @@ from tq_onnx.graph.shapes import fill_shapes
 from tq_onnx.graph.values import FLOATS, label, rank, static_dim
 from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.plan import METADATA_PLAN, Interface
+from tq_onnx.recognise.attention.tokensizes import TokenSizes
 from tq_onnx.recognise.caches import Anchor, Dims, Reach
 from tq_onnx.recognise.cacheviews import refuse_nested
 from tq_onnx.recognise.dialects import dialects
@@ -141,8 +142,14 @@ def recognise(model: ir.Model) -> Recognition:
         return Recognition(tuple(sites), (NearMiss(None, "", reason),))
     counted = all(site.counts_tokens for site in sites)
     shortened = any(cache.cut for site in sites for cache in (site.key, site.value))
-    lengths = None if counted or shortened else find_lengths(roles, sites)
+    seen = TokenSizes(model, roles.tokens, sites)
+    lengths = None if counted or shortened else find_lengths(roles, sites, seen)
     reads, problems = _survivors(view, sites)
+    problems += [
+        NearMiss(site.layer, label(site.node), complaint)
+        for site in sites
+        if (complaint := seen.complaint(site))
+    ]
     return Recognition(
         tuple(sites),
         tuple(problems),

@@ -19,6 +19,7 @@ from typing import ClassVar, Protocol
 import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
+from tq_onnx.recognise.behind import attended_length, visible_end
 from tq_onnx.recognise.caches import Cache, Reach
 
 
@@ -87,6 +88,10 @@ class Site(ABC):
         """Return the values that say which keys count: the attention mask flows into them."""
 
     @abstractmethod
+    def token_axes(self) -> Collection[tuple[ir.Value, int]]:
+        """Return query and new rows, each with the axis that has one entry for each new token."""
+
+    @abstractmethod
     def operands(self, build: Builder) -> Operands:
         """Make the operands; nodes go before ``node``."""
 
@@ -107,6 +112,28 @@ class Site(ABC):
         if self._counted is not None:
             return self._counted(build)
         return build.integers(0) if self.key.past is None else None
+
+    @property
+    def writes_in_place(self) -> bool:
+        """True if new rows go into slots of a cache that may hold rows behind them."""
+        return self.key.past is not None and self._counted is not None
+
+    def attended_length(
+        self, build: Builder, past_length: ir.Value, bias: ir.Value | None
+    ) -> ir.Value:
+        """Return the tokens before the new ones that attention has to know.
+
+        Args:
+            build: makes the nodes.
+            past_length: tokens before the rows that are written, int64 ``[B]`` or ``[1]``.
+            bias: what hides keys, ``[B or 1, H or 1, T or 1, slots]``.
+        """
+        if bias is None or not self.writes_in_place:
+            return past_length
+        graph = self.node.graph
+        opset = 0 if graph is None else graph.opset_imports.get("", 0)
+        query, axis = next(iter(self.token_axes()))
+        return attended_length(build, past_length, query, axis, visible_end(build, bias, opset))
 
     @property
     def _counted(self) -> Callable[[Builder], ir.Value] | None:

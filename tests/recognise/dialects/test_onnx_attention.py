@@ -465,6 +465,20 @@ def test_static_cache_with_fewer_valid_keys_agrees(case: str, library: bool) -> 
     check(lambda: static(**STATIC[case]), inputs, library=library)
 
 
+@pytest.mark.parametrize("case", STATIC)
+def test_rows_behind_those_just_written_are_seen_where_they_are_shown(
+    case: str, library: bool
+) -> None:
+    """Two of eight tokens are verified again, by what is cached behind them too."""
+    first, again = static_calls((8, 2))
+    again["write_indices"] = np.array([3, 4])
+    again["valid"] = np.array([8, 7])
+    again["exact"] = again["flags"] & (np.arange(CAPACITY) < 8)
+    again["bias"][..., 8:] = -np.inf
+
+    check(lambda: static(**STATIC[case]), [first, again], library=library)
+
+
 def test_rank_3_caches_are_told_from_embeddings_and_logits() -> None:
     """By what reads and makes them, not by place or name."""
     model = static()

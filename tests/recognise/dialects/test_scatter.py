@@ -164,8 +164,21 @@ def written(
     return model
 
 
-def run(model: ir.Model, chunks: Sequence[int], *, library: bool = False) -> Array:
-    """Logits ``[2, total, vocabulary]``, caches of 12 slots fed back."""
+def run(
+    model: ir.Model,
+    chunks: Sequence[int],
+    *,
+    library: bool = False,
+    again: tuple[int, int, Array] | None = None,
+) -> Array:
+    """Logits ``[2, total, vocabulary]``, caches of 12 slots fed back.
+
+    Args:
+        model: original or converted.
+        chunks: tokens of each call.
+        library: whether to run the kernels.
+        again: first and last slot and the mask of one more call.
+    """
     made = session(model, library=library)
     rng = np.random.default_rng(5)
     ids = rng.integers(0, TOKENS, (2, 12))
@@ -176,17 +189,18 @@ def run(model: ir.Model, chunks: Sequence[int], *, library: bool = False) -> Arr
             garbage = rng.integers(0, 200, (2, 2, 12, entry.shape[3]))
             caches[entry.name] = garbage.astype(NUMPY[entry.type])
     starts = {entry.name: entry.shape for entry in made.get_inputs() if "start" in entry.name}
-    logits, begin = [], 0
-    for chunk in chunks:
-        end = begin + chunk
-        mask = np.arange(12) <= np.arange(begin, end)[:, None]
-        feeds = {"input_ids": ids[:, begin:end], "mask": np.tile(mask, (2, 1, 1, 1)), **caches}
+    logits, ends = [], np.cumsum(chunks)
+    calls = [
+        (begin, end, np.tile(np.arange(12) <= np.arange(begin, end)[:, None], (2, 1, 1, 1)))
+        for begin, end in zip((0, *ends), ends, strict=False)
+    ]
+    for begin, end, mask in (*calls, *([again] if again else [])):
+        feeds = {"input_ids": ids[:, begin:end], "mask": mask, **caches}
         feeds |= {name: np.full(shape, begin) for name, shape in starts.items()}
         result, key, value = made.run(["logits", "present_key", "present_value"], feeds)
         if caches:
             caches = {"past_key": key, "past_value": value}
         logits.append(np.asarray(result, np.float64))
-        begin = end
     return np.concatenate(logits, axis=1)
 
 
@@ -218,6 +232,46 @@ def test_converted_form_agrees(form: str, library: bool) -> None:
     # The harness feeds caches back as it should: all tokens at once give the same.
     at_once = run(STARTS[form](), (10,))
     assert np.abs(expected - at_once).max() < CLOSE * np.abs(at_once).max()
+
+
+FORMS: Final[dict[str, Callable[[], ir.Model]]] = {
+    "MatMul": written,
+    "a float that is added": lambda: written(
+        attention=ATTENTION.replace(
+            "s2 = Where(mask, s1, lowest)",
+            "bias = Where(mask, nothing, lowest)\ns2 = Add(s1, bias)",
+        ).replace("kt =", "kt =")
+    ),
+    "MultiHeadAttention": lambda: written(
+        attention="""present_key = Transpose<perm = [1, 2, 0, 3]>(key_t)
+        present_value = Transpose<perm = [1, 2, 0, 3]>(value_t)
+        key_r = Transpose<perm = [0, 2, 1, 3]>(present_key)
+        value_r = Transpose<perm = [0, 2, 1, 3]>(present_value)
+        key_flat = Reshape(key_r, merged_shape)
+        value_flat = Reshape(value_r, merged_shape)
+        bias = Where(mask, nothing, lowest)
+        merged = com.microsoft.MultiHeadAttention<num_heads = 2>
+            (q0, key_flat, value_flat, , , bias)"""
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_behind_those_just_written_are_seen_where_the_mask_shows_them(
+    form: str, library: bool
+) -> None:
+    """Two of eight tokens are verified again, by what is cached behind them too."""
+    seen = np.arange(12) < 8
+    again = (3, 5, np.tile(seen, (2, 1, 2, 1)))
+
+    expected = run(FORMS[form](), (8,), again=again)
+    model = FORMS[form]()
+    convert(model, "raw")
+    found = run(model, (8,), library=library, again=again)
+
+    assert np.abs(found - expected).max() < CLOSE * np.abs(expected).max()
+    alone = run(FORMS[form](), (8,), again=(3, 5, again[2] & (np.arange(12) < 5)))
+    assert np.abs(alone - expected).max() > 100 * CLOSE  # the rows matter
 
 
 def test_one_token_needs_no_range() -> None:

@@ -45,6 +45,10 @@ class GroupQueryAttention(Site):
         slots = enumerate(self.slots)
         return [value for index, value in slots if value is not None and index not in skipped]
 
+    def token_axes(self) -> Collection[tuple[ir.Value, int]]:
+        """Return the projections; each is ``[B, T, any]``."""
+        return [(value, 1) for value in self.slots[:PAST_KEY] if value is not None]
+
     def mask_sources(self) -> Collection[ir.Value]:
         """Return the tokens per sequence, and the bias."""
         return [value for value in (self._seqlens, self.slots[BIAS]) if value is not None]

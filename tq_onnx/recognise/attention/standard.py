@@ -20,6 +20,7 @@ from tq_onnx.recognise.attention.rows import snapped
 from tq_onnx.recognise.attention.scores import Mask
 from tq_onnx.recognise.attention.tokens import check_tokens
 from tq_onnx.recognise.attention.validkeys import valid_keys
+from tq_onnx.recognise.behind import attended_length
 from tq_onnx.recognise.caches import Cache, Route, one_of
 from tq_onnx.recognise.site import Operands, Site
 
@@ -56,6 +57,14 @@ class StandardAttention(Site):
         mask = None if self.mask is None else self.mask.value
         return [value for value in (mask, self.valid) if value is not None]
 
+    def token_axes(self) -> Collection[tuple[ir.Value, int]]:
+        """Return query and new rows."""
+        return [
+            (self.query, 2 if rank(self.query) == 4 else 1),
+            (self.key_rows, self.key.row_axis(self.key_rows)),
+            (self.value_rows, self.value.row_axis(self.value_rows)),
+        ]
+
     def operands(self, build: Builder) -> Operands:
         """Split heads that stand side by side, and make one bias of mask and valid keys."""
         query_BHTD = self._heads(build, self.query, "query", self.num_heads)
@@ -67,9 +76,19 @@ class StandardAttention(Site):
         if self.valid is not None:
             past_length = self.past_length(build)
             assert past_length is not None  # only caches of a fixed size have valid keys
-            mask = valid_keys(build, self.valid, mask, self.query, past_length, causal=self.causal)
+            attended = self.attended_length(build, past_length, None)
+            mask = valid_keys(build, self.valid, mask, self.query, attended, causal=self.causal)
         bias = None if mask is None else mask.bias(build, self.dtype)
         return Operands(query_BHTD, key_BNTD, value_BNTD, bias)
+
+    def attended_length(
+        self, build: Builder, past_length: ir.Value, bias: ir.Value | None
+    ) -> ir.Value:
+        """Return the tokens before the new ones, by the number of valid keys if there is one."""
+        if self.valid is None:
+            return super().attended_length(build, past_length, bias)
+        query, axis = next(iter(self.token_axes()))
+        return attended_length(build, past_length, query, axis, self.valid)
 
     def result(self, build: Builder, attention_BHTD: ir.Value) -> ir.Value:
         """Return the result as ``[B, H, T, D]``, or ``[B, T, H * D]`` like the query."""

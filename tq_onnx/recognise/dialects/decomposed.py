@@ -62,6 +62,13 @@ class _Decomposed(Site):
     def mask_sources(self) -> Collection[ir.Value]:
         return [mask.value for mask in self.masks]
 
+    def token_axes(self) -> Collection[tuple[ir.Value, int]]:
+        return [
+            (self.query, 2),
+            (self.new_key, self.key.row_axis(self.new_key)),
+            (self.new_value, self.value.row_axis(self.new_value)),
+        ]
+
     def operands(self, build: Builder) -> Operands:
         bias: ir.Value | None = None
         for mask in self.masks:

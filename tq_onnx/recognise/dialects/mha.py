@@ -84,6 +84,14 @@ class MultiHeadAttention(Site):
         """Return the bias."""
         return [] if self.bias is None else [self.bias]
 
+    def token_axes(self) -> Collection[tuple[ir.Value, int]]:
+        """Return query and new rows."""
+        return [
+            (self.query, 1),
+            (self.key_rows, self.key.row_axis(self.key_rows)),
+            (self.value_rows, self.value.row_axis(self.value_rows)),
+        ]
+
     def operands(self, build: Builder) -> Operands:
         """Split heads that stand side by side."""
         query_BHTD = split(build, self, self.query, "query", self.num_heads)

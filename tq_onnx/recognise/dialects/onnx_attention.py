@@ -28,7 +28,7 @@ mask in this order, as in ``TurboQuantDequantAttention``, and a query that sees 
 
 What nonpad_kv_seqlen says is kept as a bias, once per model: slots from nonpad_kv_seqlen on are
 hidden, and so is what lies behind the causal frontier, which may differ from the last row written.
-Slots behind the rows just written, which hold no token, are never seen whatever it says.
+Slots behind the rows just written are seen where it, or the mask, shows them.
 
 Refused: ``qk_matmul_output`` in use, windows of opset 25, values of another width than keys, and a
 softmax in double precision; in half precision it becomes more exact. A mask shorter than the keys

@@ -1,0 +1,160 @@
+"""Show that as many tokens ask as new rows are cached, by the sizes of one call.
+
+``tokens`` looks for nodes that choose among the tokens by an index. There are other ways to have
+fewer queries than new rows: a Reshape that splits the tokens, and then a Slice, a sum or a product
+over one half; pooling; a convolution with strides. So the sizes of all inputs are put into the
+graph as numbers, and what follows for the queries and for the new rows has to be the same number.
+Where nothing follows, the layer is refused.
+
+A number of tokens that many numbers divide lets every such way have an exact answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+import onnx
+import onnx.shape_inference
+import onnx_ir as ir
+
+from tq_onnx.graph.operators import FUSED, kind
+from tq_onnx.graph.shapes import without_weights
+from tq_onnx.graph.sizerules import Size, Sizes, sizes
+from tq_onnx.graph.sizes import walk
+from tq_onnx.recognise.site import Site
+
+_BATCH: Final = 7
+_NEW: Final = 360
+_PAST: Final = 1009
+
+
+class TokenSizes:
+    """The sizes of all values of a graph in one call.
+
+    Args:
+        model: the model.
+        tokens: the graph input of the new tokens.
+        sites: its layers.
+    """
+
+    def __init__(self, model: ir.Model, tokens: ir.Value, sites: Sequence[Site]) -> None:
+        """Put numbers in the place of the names of sizes; see the class for arguments."""
+        self._names = _names(tokens, sites)
+        self._declared = {
+            value.name: shape
+            for node in model.graph
+            for value in node.outputs
+            if value.name and (shape := sizes(value)) is not None
+        }
+        self._widths = {site.output.name: site.num_heads * site.head_size for site in sites}
+        self._found = self._walked(_inferred(model, tokens, self._names))
+        found = self._found.get(tokens.name or "")
+        self.new_tokens: Size = found[1] if found is not None and len(found) > 1 else None
+        """Dimension 1 of the tokens."""
+
+    def of(self, value: ir.Value, axis: int) -> int | None:
+        """Return a dimension; None if nothing tells it."""
+        shape = self._found.get(value.name or "")
+        size = shape[axis] if shape is not None and axis < len(shape) else None
+        return size if isinstance(size, int) else None
+
+    def complaint(self, site: Site) -> str:
+        """Return the reason why a layer may ask with other tokens than it caches, or nothing."""
+        found = [self.of(value, axis) for value, axis in site.token_axes()]
+        if None in found:
+            return (
+                "the graph does not show that as many tokens ask as are cached; "
+                "run ONNX shape inference first"
+            )
+        if len(set(found)) > 1:
+            return "the number of tokens that ask differs from the number that is cached"
+        return ""
+
+    def _walked(self, graph: ir.Graph) -> dict[str, Sizes]:
+        known = {value.name or "": shape for value in graph.inputs if (shape := sizes(value))}
+        for node, value, found in walk(graph):
+            for output in (value, *(other for other in node.outputs if other is not value)):
+                shapes = [
+                    sizes(output),
+                    found if output is value else None,
+                    self._attention(node, output),
+                    self._by_name(output),
+                ]
+                merged = _merged([_numbers(shape) for shape in shapes])
+                if merged is not None:
+                    output.shape = ir.Shape(merged)
+                    known[output.name or ""] = merged
+        return known
+
+    def _attention(self, node: ir.Node, output: ir.Value) -> Sizes | None:
+        """Return the shape of fused attention, which onnx does not know."""
+        query = node.inputs[0] if node.inputs else None
+        shape = sizes(query)
+        if kind(node) not in FUSED or output is not node.outputs[0] or not shape:
+            return None
+        return (*shape[:2], self._widths.get(output.name)) if len(shape) == 3 else shape
+
+    def _by_name(self, value: ir.Value) -> Sizes | None:
+        """Return what the model tells of a value, in numbers."""
+        shape = self._declared.get(value.name or "")
+        return None if shape is None else tuple(_number(size, self._names) for size in shape)
+
+
+def _names(tokens: ir.Value, sites: Sequence[Site]) -> dict[str, int]:
+    names: dict[str, int] = {}
+    pairs: list[tuple[ir.Value, Sequence[int]]] = [(tokens, (_BATCH, _NEW))]
+    for site in sites:
+        for cache in (site.key, site.value):
+            if cache.past is not None:
+                letters = {"B": _BATCH, "P": _PAST}
+                dims = cache.views[cache.past]
+                pairs.append((cache.past, tuple(letters.get(dim, 0) for dim in dims)))
+    for value, numbers in pairs:
+        for size, number in zip(sizes(value) or (), numbers, strict=False):
+            if isinstance(size, str) and number:
+                names.setdefault(size, number)
+    return names
+
+
+def _inferred(model: ir.Model, tokens: ir.Value, names: Mapping[str, int]) -> ir.Graph:
+    """Return the graph with the sizes that onnx's inference tells, and no others."""
+    proto = without_weights(model)
+    del proto.graph.value_info[:]
+    for value in proto.graph.input:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            number = names.get(dim.dim_param) if dim.HasField("dim_param") else None
+            if number is None and value.name == tokens.name and not dim.HasField("dim_value"):
+                number = (_BATCH, _NEW)[axis] if axis < 2 else None
+            if number is not None:
+                dim.dim_value = number
+    for value in proto.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    with suppress(Exception):  # what it cannot work with is left to the rules
+        proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    return ir.from_proto(proto).graph
+
+
+def _number(size: Size, names: Mapping[str, int]) -> Size:
+    return names.get(size) if isinstance(size, str) else size
+
+
+def _numbers(shape: Sizes | None) -> Sizes | None:
+    """Return a shape without names: those that inference makes up stand for nothing known."""
+    if shape is None:
+        return None
+    return tuple(size if isinstance(size, int) else None for size in shape)
+
+
+def _merged(shapes: Sequence[Sizes | None]) -> Sizes | None:
+    """Return the first number that is known of each dimension."""
+    known = [shape for shape in shapes if shape is not None]
+    if not known:
+        return None
+    alike = [shape for shape in known if len(shape) == len(known[0])]
+    return tuple(_first(column) for column in zip(*alike, strict=True))
+
+
+def _first(column: Sequence[Size]) -> Size:
+    return next((size for size in column if size is not None), None)

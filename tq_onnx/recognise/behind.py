@@ -1,0 +1,89 @@
+"""Let attention look at rows behind those just written, where the graph shows them.
+
+The operator looks at the slots up to the last new row. A cache of a fixed size may hold rows behind
+it, from a call before: a caller that verifies a guessed text again, from an earlier place on, may
+show them. So the operator is told as many tokens before the new ones as make the last slot that
+anyone sees its last one; which slots count says the bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from tq_onnx.graph.builder import Builder
+
+_AXES = (0, 1, 2)
+_AXES_ARE_AN_INPUT = 18
+"""The opset from which on ReduceMax takes its axes as an input."""
+_I64, _F32 = ir.DataType.INT64, ir.DataType.FLOAT
+
+
+def attended_length(
+    build: Builder, past_length: ir.Value, query: ir.Value, axis: int, end: ir.Value
+) -> ir.Value:
+    """Return the tokens before the new ones that attention has to know, int64 ``[B]`` or ``[1]``.
+
+    Args:
+        build: makes the nodes.
+        past_length: tokens before the rows that are written, int64 ``[B]`` or ``[1]``.
+        query: what attention asks with.
+        axis: of the new tokens in the query.
+        end: the slot behind the last one that is visible, int64 ``[B]`` or ``[1]``.
+    """
+
+    def make() -> ir.Value:
+        new = build.dim(query, axis, "asking_tokens")
+        before = build.op("Sub", [end, new], "visible_before", dtype=_I64, shape=[None])
+        return build.op("Max", [past_length, before], "attended", dtype=_I64, shape=[None])
+
+    return build.once(("attended", past_length, end), make)
+
+
+def visible_end(build: Builder, bias: ir.Value, opset: int) -> ir.Value:
+    """Return the slot behind the last one that a bias shows to any query, int64 ``[1]``.
+
+    Args:
+        build: makes the nodes.
+        bias: ``[B or 1, H or 1, T or 1, slots]``; what is at most half of the lowest value hides.
+        opset: of the graph.
+    """
+
+    def make() -> ir.Value:
+        dtype = bias.dtype
+        assert dtype is not None  # a bias has the type of the query
+        wide = bias
+        if dtype is not _F32:
+            wide = build.op("Cast", [bias], "wide_bias", dtype=_F32, shape=[None] * 4, to=1)
+        axes: list[ir.Value] = []
+        options: dict[str, Sequence[int]] = {"axes": _AXES}
+        if opset >= _AXES_ARE_AN_INPUT:
+            axes, options = [build.integers(*_AXES)], {}
+        (best,) = build.ops(
+            "ReduceMax",
+            [wide, *axes],
+            "best_bias",
+            dtype=_F32,
+            shapes=[[None]],
+            attributes={"keepdims": 0, **options},
+        )
+        half = build.constant(f"tq.{dtype.name}.hides", np.float32(float(dtype.min) / 2))
+        shown = build.op("Greater", [best, half], "shown", dtype=ir.DataType.BOOL, shape=[None])
+        count = build.op(
+            "Squeeze",
+            [build.dim(bias, 3, "columns"), build.integers(0)],
+            "columns_scalar",
+            dtype=_I64,
+            shape=[],
+        )
+        numbers = [build.number(0), count, build.number(1)]
+        slots = build.op("Range", numbers, "columns_numbers", dtype=_I64, shape=[None])
+        behind = build.op("Add", [slots, build.integers(1)], "ends", dtype=_I64, shape=[None])
+        ends = build.op(
+            "Where", [shown, behind, build.integers(0)], "shown_ends", dtype=_I64, shape=[None]
+        )
+        return build.op("ReduceMax", [ends], "last_end", dtype=_I64, shape=[1], keepdims=1)
+
+    return build.once(("visible_end", bias), make)
