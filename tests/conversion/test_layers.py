@@ -9,7 +9,7 @@ import pytest
 
 from tests.decoders.running import convert, load
 from tests.decoders.synthetic import SLIDING_CACHE, SLIDING_MASK, SLIDING_REPEAT, decoder
-from tq_onnx.conversion.layers import SHARED, ConvertedLayer, converted_layers
+from tq_onnx.conversion.layers import SHARED, ConvertedLayer, converted_layers, shares_length
 from tq_onnx.errors import UnsupportedModelError, located
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.plan import Plan
@@ -38,9 +38,13 @@ def test_the_nodes_of_every_layer_are_found(name: str) -> None:
             assert encoder.pair.present == encoder.output.name
             assert encoder.codec == plan.layers[0].key_of and encoder.row_bytes
             for its, theirs in SHARED[encoder.role].items():
-                if its is Encode.past_length and plan.interface.static:
-                    continue  # a mask may show rows behind those just written
-                assert its.of(encoder.node) is theirs.of(layer.attention.node)
+                if its is not Encode.past_length or not plan.interface.static:
+                    assert its.of(encoder.node) is theirs.of(layer.attention.node)
+            assert shares_length(encoder, layer.attention, plan)
+            strange = encoder.past_length
+            encoder.past_length = encoder.past
+            assert not shares_length(encoder, layer.attention, plan)
+            encoder.past_length = strange
         assert (layer.attention.bias is not None) == layer.plan.has_bias
         assert layer.attention.sink is None and layer.key.offset is None
 

@@ -10,7 +10,13 @@ import onnx_ir as ir
 
 from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.conversion.bake import codec_index
-from tq_onnx.conversion.layers import SHARED, ConvertedLayer, EncodeNode, find_layer
+from tq_onnx.conversion.layers import (
+    SHARED,
+    ConvertedLayer,
+    EncodeNode,
+    find_layer,
+    shares_length,
+)
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.plan import LayerPlan, Plan
@@ -98,13 +104,12 @@ def _offset(encoder: EncodeNode, layer: LayerPlan, plan: Plan) -> Iterator[str]:
 
 def _attention(layer: ConvertedLayer, plan: Plan) -> Iterator[str]:
     attention, planned = layer.attention, layer.plan
-    static = plan.interface.static
-    if any(
+    shared = all(shares_length(encoder, attention, plan) for encoder in layer.encoders)
+    if not shared or any(
         theirs.of(attention.node) is not its.of(encoder.node)
         for encoder in layer.encoders
         for its, theirs in SHARED[encoder.role].items()
-        # A mask may show rows behind those just written to a cache of a fixed size.
-        if its is not Encode.past_length or not static
+        if its is not Encode.past_length
     ):
         yield "attention and encoders do not share past length, rotation, codebook and offset"
     for what, found, wanted in (

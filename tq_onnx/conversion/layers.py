@@ -153,6 +153,18 @@ class AttentionNode(OperatorNode):
     sink = _Optional(Attention.head_sink)
 
 
+def shares_length(encoder: EncodeNode, attention: AttentionNode, plan: Plan) -> bool:
+    """Return True if attention counts the tokens before the new ones as an encoder does.
+
+    In a cache of a fixed size it may count more: a mask may show rows behind those just written.
+    """
+    length = attention.past_length
+    if length is encoder.past_length:
+        return True
+    node = length.producer() if plan.interface.static else None
+    return node is not None and node.op_type == "Max" and encoder.past_length in node.inputs
+
+
 @dataclass(frozen=True, eq=False)
 class ConvertedLayer:
     """The three nodes of a layer.

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from tq_onnx.codec.spec import layout_digest
 from tq_onnx.conversion.bake import bake_functions, codec_index
-from tq_onnx.conversion.layers import ConvertedLayer, converted_layers
+from tq_onnx.conversion.layers import ConvertedLayer, converted_layers, shares_length
 from tq_onnx.measure.samegraph import is_same_body
 from tq_onnx.ops.operator import Attribute
 from tq_onnx.ops.operators import Attention, Encode
@@ -83,7 +83,7 @@ def _operators(layer: ConvertedLayer, plan: Plan) -> Iterator[tuple[str, str]]:
         yield from _attributes(f"the encoder of {encoder.role}s", encoder.node, wanted)
         if encoder.pair.past is not None and encoder.past.name != encoder.pair.past:
             yield f"the encoder of {encoder.role}s", f"the cache {encoder.past.name}"
-        if encoder.past_length is not layer.attention.past_length:
+        if not shares_length(encoder, layer.attention, plan):
             yield f"the encoder of {encoder.role}s", "another length than attention"
     told: LayerPlan = layer.plan
     wanted = {
