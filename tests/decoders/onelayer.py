@@ -49,7 +49,13 @@ PRESENTS = "float[B, KV, S, 16] present_key, float[B, KV, S, 16] present_value"
 
 
 def decoder(
-    body: str, *, inputs: str = "", outputs: str = PRESENTS, heads: int = 2, kv_heads: int = 2
+    body: str,
+    *,
+    inputs: str = "",
+    outputs: str = PRESENTS,
+    heads: int = 2,
+    kv_heads: int = 2,
+    opset: int = 20,
 ) -> ir.Model:
     """Builds the decoder.
 
@@ -59,8 +65,10 @@ def decoder(
         outputs: the caches, with their types.
         heads: H.
         kv_heads: N.
+        opset: of the default domain.
     """
     text = MODEL.replace("BODY", body).replace("INPUTS", inputs).replace("OUTPUTS", outputs)
+    text = text.replace('"" : 20', f'"" : {opset}')
     text = text.replace(", ) =>", ") =>")
     numbers = {"HEADS": heads, "KV": kv_heads, "WIDTH": heads * SIZE}
     for name, number in numbers.items():
