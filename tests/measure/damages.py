@@ -16,6 +16,9 @@ from onnx import TensorProto, numpy_helper
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.plan import METADATA_DIGEST, METADATA_PLAN, Plan
 
+_WINDOW = 6
+"""Tokens that Gemma's even layers see, in the fixtures."""
+
 Damage = Callable[[onnx.ModelProto], None]
 
 
@@ -427,23 +430,79 @@ def add_to_logits(model: onnx.ModelProto) -> None:
     behind_logits(model, "Add", constant(model, "damage.noise", draws * np.float32(0.01)))
 
 
+# what a calibration adds
+
+
+def offset_of(model: onnx.ModelProto) -> TensorProto:
+    return initializer(model, encoders(model)[-2].input[Encode.offset.slot])
+
+
+def shift_offsets(model: onnx.ModelProto) -> None:
+    """Taken from the keys and given back, so that nothing but their codes changes."""
+    change(offset_of(model), lambda table: table + 0.1)
+
+
+def offsets_of_another_token(model: onnx.ModelProto) -> None:
+    change(offset_of(model), lambda table: table[::-1])
+
+
+def larger_query_scale(model: onnx.ModelProto) -> None:
+    last = len(attentions(model)) - 1
+    change(initializer(model, f"tq.query_scale.{last}"), lambda table: table * 1.1)
+
+
+def offset_where_it_is_read(model: onnx.ModelProto) -> None:
+    slot = Attention.key_offset.slot
+    attentions(model)[-1].input[slot] = attentions(model)[0].input[slot]
+
+
+def a_shorter_window(model: onnx.ModelProto) -> None:
+    """Gemma's window is in the mask that the graph makes."""
+    tensor = next(
+        tensor
+        for tensor in model.graph.initializer
+        if tensor.data_type == TensorProto.INT64
+        and abs(numpy_helper.to_array(tensor)).tolist() in (_WINDOW, [_WINDOW])
+    )
+    change(tensor, lambda array: array - np.sign(array))
+
+
 REFUSED: frozenset[Damage] = frozenset((other_layout, past_length_of_one_less))
 """Damages that onnxruntime or the library refuses to run, with an error of one sentence."""
 
 OF_GRAPHS: tuple[Damage, ...] = (
-    *(roll_vocabulary, swap_keys_and_values, rotate_query_heads, swap_kv_heads, louder_logits),
+    *(roll_vocabulary, swap_keys_and_values, rotate_query_heads, swap_kv_heads),
     *(half_a_weight_zero, see_the_future, drop_bias, louder_query_norm, half_a_key_norm),
-    *(a_larger_weight, a_noisy_weight, rotate_result_heads, past_length_of_zero),
-    *(past_length_of_one_less, double_the_values, mirror_the_keys, cross_caches, cross_results),
-    *(shift_positions, an_unused_embedding, another_epsilon, no_last_norm),
-    *(a_weight_that_is_no_number, reverse_a_weight, one_bit, add_to_logits),
+    *(rotate_result_heads, past_length_of_zero, past_length_of_one_less, mirror_the_keys),
+    *(cross_caches, cross_results, shift_positions, another_epsilon, no_last_norm),
 )
-"""What exporters write differently."""
+"""Of what exporters write differently."""
 
-OF_OPERATORS: tuple[Damage, ...] = (
+OF_ALL: tuple[Damage, ...] = (
+    *(louder_logits, add_to_logits, a_larger_weight, a_noisy_weight, a_weight_that_is_no_number),
+    *(reverse_a_weight, one_bit, an_unused_embedding, double_the_values),
     *(no_norm_correction, other_layout, other_digest, transpose_rotation, anothers_rotation),
     *(anothers_rotation_where_it_is_read, rotation_without_a_column, shift_boundaries),
     *(swap_centroids, change_a_body, larger_scale, larger_scale_in_the_plan_too, a_window),
     *(a_softcap,),
 )
-"""What a conversion writes, the same whatever the exporter."""
+"""Of what is the same whatever the exporter."""
+
+OF_CALIBRATION: tuple[Damage, ...] = (
+    *(shift_offsets, offsets_of_another_token, larger_query_scale, offset_where_it_is_read),
+    *(roll_vocabulary, swap_keys_and_values, rotate_query_heads, swap_kv_heads, louder_logits),
+    *(a_larger_weight, see_the_future, mirror_the_keys, cross_caches, one_bit),
+)
+"""Of a model with scales of its own, whose graph is not that of its original."""
+
+PLACES: dict[Damage, str] = {
+    swap_keys_and_values: "layer 1, keys",
+    swap_kv_heads: "layer 1, keys",
+    rotate_query_heads: "layer 1, queries",
+    half_a_key_norm: "layer 1, results",
+    a_larger_weight: "logits",
+    cross_caches: "layer 0: the encoder of keys has the cache",
+    no_norm_correction: "layer 1: the encoder of keys has norm_correction 0, not 1",
+    a_window: "layer 1: sliding_window",
+}
+"""What the details of the checks name."""

@@ -122,7 +122,7 @@ def fidelity(
     problems = plan_problems(loaded.model, plan, raw.plan)
     problems += adaptation_problems(loaded.model, plan, folded)
     changed = changed_tensors(rest.model, raw.loaded.model)
-    same = is_same_graph(rest.model, raw.loaded.model)
+    same = is_same_graph(rest.model, raw.loaded.model) and not changed
     if plan.target == CPU and not same:
         changed += changed_nodes(rest.model, raw.loaded.model)
     found = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Final
 
 import onnx_ir as ir
@@ -11,10 +12,12 @@ import onnx_ir as ir
 from tq_onnx.codec.spec import layout_digest
 from tq_onnx.conversion.bake import bake_functions, codec_index
 from tq_onnx.conversion.layers import ConvertedLayer, converted_layers, shares_length
+from tq_onnx.errors import UnsupportedModelError, VerificationError
 from tq_onnx.measure.samegraph import is_same_body
 from tq_onnx.ops.operator import Attribute
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.plan import CPU, METADATA_DIGEST, LayerPlan, Plan
+from tq_onnx.targets.registry import target_of_plan
 from tq_onnx.version import __version__
 
 _CODECS: Final = frozenset(
@@ -27,6 +30,25 @@ _CODECS: Final = frozenset(
 
 _LOWERED: Final = frozenset({"has_bias", "causal"})
 """What a target may change: a causal mask becomes one of the operator's."""
+
+
+def expect_layers(path: Path, model: ir.Model, plan: Plan | None) -> None:
+    """Refuse a converted model without the operators that its plan promises.
+
+    Args:
+        path: what errors call the model.
+        model: the model.
+        plan: its plan.
+
+    Raises:
+        VerificationError: it lacks one, or has several in its place.
+    """
+    if plan is None or not target_of_plan(plan).has_operators:
+        return
+    try:
+        converted_layers(model, plan)
+    except UnsupportedModelError as error:
+        raise VerificationError(error.what, where=str(path), fix=error.fix) from error
 
 
 def plan_problems(model: ir.Model, plan: Plan, raw: Plan) -> list[str]:

@@ -18,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.codec.extremes import warnings_of
-from tq_onnx.conversion.layers import converted_layers
-from tq_onnx.errors import UnsupportedModelError, VerificationError
-from tq_onnx.files.load import LoadedModel, load
+from tq_onnx.errors import UnsupportedModelError
+from tq_onnx.files.load import load
 from tq_onnx.measure import checks, quality
 from tq_onnx.measure.checks import PropertyCheck, failed
 from tq_onnx.measure.devices import (
@@ -35,6 +34,7 @@ from tq_onnx.measure.fidelity import fidelity, read_original
 from tq_onnx.measure.greedy import GreedyFigures, compare_greedy
 from tq_onnx.measure.interfaces import interface_kept, not_made_from
 from tq_onnx.measure.oracle import OracleFigures, judge_backends
+from tq_onnx.measure.planned import expect_layers
 from tq_onnx.measure.quality import QualityFigures
 from tq_onnx.measure.reconstruction import (
     CacheDistance,
@@ -47,7 +47,6 @@ from tq_onnx.runtime.generate import generate
 from tq_onnx.runtime.model import OpenModel, open_converted, open_original
 from tq_onnx.runtime.placement import PlacementReport, report_placement
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
-from tq_onnx.targets.registry import target_of_plan
 
 PROBE_TOKENS: Final = 512
 PROMPT_TOKENS: Final = 64
@@ -172,7 +171,7 @@ def verify(
     found: list[PropertyCheck] = [interface_kept(before, after)]
     if not found[0].holds:
         raise not_made_from(original, converted, found[0].detail)
-    _expect_layers(loaded, after)
+    expect_layers(converted, loaded.model, after.plan)
     room = _room(before, after)
     context = min(context, len(text), room)
     figures = quality.compare(
@@ -262,17 +261,6 @@ def verify(
         device=device,
         warnings=warnings_of(one.extremes for one in judged.reconstruction if one.extremes),
     )
-
-
-def _expect_layers(loaded: LoadedModel, after: OpenModel) -> None:
-    """Refuse a model without the operators that its plan promises."""
-    plan = after.plan
-    if plan is None or not target_of_plan(plan).has_operators:
-        return
-    try:
-        converted_layers(loaded.model, plan)
-    except UnsupportedModelError as error:
-        raise VerificationError(error.what, where=str(after.path), fix=error.fix) from error
 
 
 def _room(before: OpenModel, after: OpenModel) -> int:
