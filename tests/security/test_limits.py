@@ -31,12 +31,12 @@ def weights(proto: onnx.ModelProto) -> None:
 
 
 def nodes(proto: onnx.ModelProto) -> None:
-    for _ in range(150_001):
+    for _ in range(100_001):
         proto.graph.node.add(op_type="Identity")
 
 
 def initializers(proto: onnx.ModelProto) -> None:
-    for _ in range(150_001):
+    for _ in range(100_001):
         proto.graph.initializer.add()
 
 
@@ -49,8 +49,8 @@ def numbers(proto: onnx.ModelProto) -> None:
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
-        (nodes, "nodes, and 150000 is the most"),
-        (initializers, "initializers, and 150000 is the most"),
+        (nodes, "nodes, and 100000 is the most"),
+        (initializers, "initializers, and 100000 is the most"),
         (numbers, "numbers in attributes, and 8000000 is the most"),
     ],
 )

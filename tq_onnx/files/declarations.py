@@ -20,12 +20,12 @@ MAX_ELEMENTS: Final = 1 << 62
 """No product of the dimensions of a value that are numbers is larger."""
 MAX_RANK: Final = 64
 _MOST: Final = {
-    "nodes": 150_000,
+    "nodes": 100_000,
     "operands": 2_000_000,
     "values": 1_000_000,
-    "initializers": 150_000,
+    "initializers": 100_000,
     "numbers in attributes": 8_000_000,
-    "numbers of tensors": 1 << 26,
+    "numbers of tensors": 1 << 25,
 }
 """Parts of a model; decoders of a hundred layers with a hundred experts each have fewer."""
 _MAX_VERSION: Final = (1 << 31) - 1

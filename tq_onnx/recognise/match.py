@@ -34,6 +34,7 @@ from tq_onnx.recognise.cacheviews import refuse_nested
 from tq_onnx.recognise.dialects import dialects
 from tq_onnx.recognise.interface import find_roles
 from tq_onnx.recognise.lengths import Lengths, find_lengths
+from tq_onnx.recognise.misused import misused
 from tq_onnx.recognise.nocache import is_attention, why_no_caches
 from tq_onnx.recognise.site import Dialect, GraphView, Site
 from tq_onnx.recognise.trace import find_anchors, reach
@@ -294,6 +295,7 @@ def _survivors(view: GraphView, sites: Sequence[Site]) -> tuple[list[ShapeRead],
         for node in graph
         if node in surviving and _rank_of_scores(node) in (4, None) and is_attention(node, view)
     ]
+    problems += [NearMiss(*found) for found in misused(sites, view)]
     reads = []
     for value, (site, cache) in held.items():
         for use in value.uses():
