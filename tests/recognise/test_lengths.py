@@ -145,7 +145,11 @@ def test_an_input_that_is_no_mask_does_not_tell_the_length(case: str) -> None:
     def make() -> ir.Model:
         return model_of(*pairs, inputs=inputs)
 
-    assert recognise(make()).lengths is None
+    found = recognise(make())
+    assert found.lengths is None
+    assert found.interface is not None and found.interface.attention_mask is None
+    positions = "position_ids" if case == "positions" else None
+    assert found.interface.position_ids == positions
     assert same(make, whole)
 
 
@@ -166,6 +170,21 @@ def test_a_mask_of_a_fixed_length_does_not_tell_the_length() -> None:
 
     assert recognise(make()).lengths is None
     assert same(make, lambda _, after: {"attention_mask": np.ones((2, 12), np.int64)})
+
+
+def test_a_huge_table_is_not_computed() -> None:
+    table = """size = Constant<value_ints = [1000000, 1000000]>()
+        huge = ConstantOfShape(size)
+        flags = Cast<to = 9>(huge)
+        some = Slice(flags, zero_1, new, zero_1)
+        part = Slice(some, zero_1, total, one)
+        shown = Not(part)
+        keep0 = And(kept, causal)
+        keep = And(keep0, shown)"""
+    model = model_of(("keep = And(kept, causal)", table))
+
+    assert recognise(model).lengths is None
+    assert not reason(model)
 
 
 def test_ids_that_the_graph_joins_do_not_tell_the_new_tokens() -> None:

@@ -7,7 +7,8 @@ everything that reads them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -22,6 +23,13 @@ _IR_VERSION: Final = 10
 _MOST_NODES: Final = 2_000
 _MOST_NUMBERS: Final = 1 << 20
 """Of a constant, or of a result; what is larger counts as unknown."""
+_MOST_SIZES: Final = 64
+"""Of a list of sizes."""
+_GROWING: Final = {
+    **dict.fromkeys(("ConstantOfShape", "Range"), 0),
+    **dict.fromkeys(("Expand", "Tile", "Pad", "OneHot", "Resize", "Reshape"), 1),
+}
+"""Operators whose inputs say how large their result is, and the first of those inputs."""
 
 
 class Steps:
@@ -71,7 +79,7 @@ def _step(
         array is None and value is not None
         for value, array in zip(node.inputs, numbers, strict=True)
     )
-    if made is None or missing:
+    if made is None or missing or _may_be_large(node, numbers):
         return
     feeds = {f"i{index}": array for index, array in enumerate(numbers) if array is not None}
     try:
@@ -84,6 +92,27 @@ def _step(
         numpy = np.asarray(array)
         if numpy.size <= _MOST_NUMBERS:
             known[value] = numpy
+
+
+def _may_be_large(node: ir.Node, numbers: Sequence[Array | None]) -> bool:
+    """Return True if a result may have too many numbers; sizes and repeats are numbers, too."""
+    arrays = [array for array in numbers if array is not None]
+    if prod(max(array.size, 1) for array in arrays) > _MOST_NUMBERS:
+        try:
+            if prod(np.broadcast_shapes(*(array.shape for array in arrays))) > _MOST_NUMBERS:
+                return True
+        except ValueError:
+            return True
+    if node.op_type not in _GROWING:
+        return False
+    told = [
+        int(size)
+        for array in arrays[_GROWING[node.op_type] :]
+        if array.size <= _MOST_SIZES
+        for size in array.flat
+        if np.isfinite(size) and (node.op_type == "Range" or array.dtype.kind in "iu")
+    ]
+    return prod(max(abs(size), 1) for size in told) > _MOST_NUMBERS
 
 
 def _read(value: ir.Value, known: Mapping[ir.Value, Array | None]) -> Array | None:

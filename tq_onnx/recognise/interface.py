@@ -7,7 +7,7 @@ but a caller has to know himself what to feed.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import onnx_ir as ir
@@ -49,6 +49,7 @@ _NAMES: Final = {
     "num_logits_to_keep": LOGITS_TO_KEEP,
     "logits_to_keep": LOGITS_TO_KEEP,
 }
+_MASK: Final = "attention_mask"
 _POSITIONS: Final = "position_ids"
 _SCATTERS: Final = ("ScatterND", "ScatterElements", "TensorScatter")
 # Values that are looked at to learn what an input is for; what is near tells.
@@ -84,6 +85,12 @@ class Roles:
             padding=self.padding,
         )
 
+    def without_a_mask_by_use(self) -> Roles:
+        """Return the roles without a mask that neither its name nor its length shows to be one."""
+        mask = self.attention_mask
+        named = mask is None or mask.name == _MASK
+        return self if named else replace(self, attention_mask=None, padding=True)
+
 
 def find_roles(graph: ir.Graph, sites: Sequence[Site]) -> Roles | None:
     """Find the roles; None if there are no tokens to put in or no logits to get out."""
@@ -103,9 +110,9 @@ def find_roles(graph: ir.Graph, sites: Sequence[Site]) -> Roles | None:
     # Positions make causal masks, too; they are no mask, whatever the name of their axis.
     masks = [value for value in pairs if value in sources and value.name != _POSITIONS]
     longer = [value for value in masks if differs(value, tokens)]
-    mask = _choose(longer or masks, "attention_mask")
+    mask = _choose(longer or masks, _MASK)
     if mask is None:
-        mask = _named(pairs, "attention_mask")
+        mask = _named(pairs, _MASK)
     others = [value for value in pairs if value is not mask and value.dtype in _INTEGERS]
     same = [value for value in others if not differs(value, tokens)]
     positions = _named(others, _POSITIONS) or (same[0] if len(same) == 1 else None)

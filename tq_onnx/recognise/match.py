@@ -145,6 +145,8 @@ def recognise(model: ir.Model) -> Recognition:
     shortened = any(cache.cut for site in sites for cache in (site.key, site.value))
     seen = TokenSizes(model, roles.tokens, sites)
     lengths = None if counted or shortened else find_lengths(roles, sites, seen)
+    if lengths is None and not counted and not shortened:
+        roles = roles.without_a_mask_by_use()
     reads, problems = _survivors(view, sites)
     problems += [
         NearMiss(site.layer, label(site.node), complaint)
