@@ -22,6 +22,8 @@ PEER_NOTE = (
     "and channel, found on this very text, so at their best"
 )
 
+_VERDICTS = {True: "ok", False: "FAILED", None: "not done"}
+
 
 @dataclass(frozen=True)
 class TextTable:
@@ -157,9 +159,7 @@ def verify_tables(report: VerifyReport) -> tuple[TextTable, ...]:
 
 
 def _checks(report: VerifyReport) -> TextTable:
-    rows = [
-        ("ok" if check.holds else "FAILED", check.name, check.detail) for check in report.checks
-    ]
+    rows = [(_VERDICTS[check.holds], check.name, check.detail) for check in report.checks]
     return TextTable.of(("", "property", "measured"), rows, "Checks")
 
 
