@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from tests.decoders.random_graphs import HEADER, PAIRS, SPLIT, TWICE, RandomGraph, Writer
+from tests.decoders.random_graphs import (
+    HEADER,
+    MASK,
+    PAIRS,
+    POSITIONS,
+    SPLIT,
+    TWICE,
+    RandomGraph,
+    Writer,
+)
 from tests.decoders.random_masks import make_bias, make_lengths
 
 CACHES = {
@@ -50,6 +59,14 @@ REPEATS = {
         k_r = Gather<axis = 1>(present_key, owners)
         v_r = Gather<axis = 1>(present_value, owners)""",
 }
+TURNS = {
+    "reversed": """far_q = Constant<value_ints = [-100000]>()
+        qf = Slice(q9, minus_one, far_q, third, minus_one)""",
+    "rolled": """first_q = Slice(q9, zero_1, one, third)
+        rest_q = Slice(q9, one, end, third)
+        qf = Concat<axis = 2>(rest_q, first_q)""",
+}
+"""Queries in another order than the new rows."""
 PRODUCTS = {
     "matmul": "k_t = Transpose<perm = [0, 1, 3, 2]>(k_r)\ns_0 = MatMul(q_s, k_t)",
     "einsum": 's_0 = Einsum<equation = "bhtd,bhsd->bhts">(q_s, k_r)',
@@ -80,16 +97,32 @@ def concatenated(draw: st.DrawFn) -> RandomGraph:
     writer.write(HEADER)
     rows = _rows(writer)
     query = _queries(writer)
-    write = CACHES[writer.pick("cache", *CACHES, usual=6)]
+    write = CACHES[writer.pick("cache", *CACHES, usual=12)]
     graph.static = "ScatterND" in write
-    if "start" in write:
-        writer.take("start", "int64")
+    if graph.static:
+        writer.write(_start(writer))
     writer.write(write)
     make_lengths(writer, rows)
     make_bias(writer)
     _attention(writer, query)
     graph.body = "\n".join(writer.lines)
     return graph
+
+
+def _start(writer: Writer) -> str:
+    """Tells the first slot that is written: ``start``."""
+    told = writer.pick("start from", "given", "positions", "mask", usual=4)
+    if told == "positions":
+        writer.positions()
+        return f"start = ReduceMin<keepdims = 0>({POSITIONS})"
+    if told == "mask":
+        writer.mask()
+        return f"""long_w = Shape<start = 1, end = 2>({MASK})
+            fresh_w = Shape<start = 1, end = 2>(input_ids)
+            before_w = Sub(long_w, fresh_w)
+            start = Squeeze(before_w)"""
+    writer.take("begin", "int64")
+    return "start = Identity(begin)"
 
 
 def _rows(writer: Writer) -> str:
@@ -111,12 +144,14 @@ def _rows(writer: Writer) -> str:
 
 
 def _queries(writer: Writer) -> str:
-    """Makes the queries, perhaps fewer than the new rows."""
+    """Makes the queries, perhaps fewer than the new rows; returns their name."""
     if writer.graph.rate != 2:
-        return "all"
-    how = writer.pick("queries", "all", "every second", "mean of two", "largest of two", usual=12)
-    if how == "all":
-        return how
+        return "q9"
+    how = writer.pick("queries", "all", *TURNS, "every second", "mean of two", "largest", usual=24)
+    if how in TURNS:
+        writer.write(TURNS[how])
+    if how in TURNS or how == "all":
+        return "q9" if how == "all" else "qf"
     writer.graph.coarse = True
     heads = writer.graph.heads
     writer.write(
@@ -128,17 +163,17 @@ def _queries(writer: Writer) -> str:
         {
             "every second": "q6 = Slice(q5, one, pair, three_1)\nqf = Squeeze(q6, three_1)",
             "mean of two": "qf = ReduceMean<keepdims = 0>(q5, three_1)",
-            "largest of two": "qf = ReduceMax<keepdims = 0>(q5, three_1)",
+            "largest": "qf = ReduceMax<keepdims = 0>(q5, three_1)",
         }[how]
     )
-    return how
+    return "qf"
 
 
 def _attention(writer: Writer, queries: str) -> None:
     """Attends, and adds what else reads a cache."""
     graph, write, pick = writer.graph, writer.write, writer.pick
-    write("q_s = Mul({}, quarter)".format("q9" if queries == "all" else "qf"))
-    if queries != "all":
+    write(f"q_s = Mul({queries}, quarter)")
+    if graph.coarse:
         write("row_a = Constant<value_ints = [-2]>()")
         write("bias_q = Slice(bias, one, end, row_a, pair)")
     else:
@@ -148,7 +183,7 @@ def _attention(writer: Writer, queries: str) -> None:
     else:
         write("groups = Constant<value_ints = [1, 1, 2, 1, 1]>()")
         write(f"all_heads = Constant<value_ints = [0, {graph.heads}, -1, 16]>()")
-        write(REPEATS[pick("heads", *REPEATS, usual=4)])
+        write(REPEATS[pick("heads", *REPEATS, usual=8)])
     how = pick("attention", *PRODUCTS, "Attention", usual=2)
     graph.floor = "seen_f"
     if how == "Attention":
@@ -161,7 +196,7 @@ def _attention(writer: Writer, queries: str) -> None:
             write("s_1 = Mul(s_h, cap)")
         else:
             write("s_1 = Identity(s_0)")
-        if writer.selects and queries == "all" and pick("mask", "added", "selected") == "selected":
+        if writer.selects and not graph.coarse and pick("mask", "added", "selected") == "selected":
             write("s_2 = Where(keep, s_1, lowest)")
         else:
             write("s_2 = Add(s_1, bias_q)")
@@ -173,7 +208,7 @@ def _attention(writer: Writer, queries: str) -> None:
 def _result(writer: Writer) -> None:
     """Makes the answer for each id of what was attended to."""
     graph, write = writer.graph, writer.write
-    write(READERS[writer.pick("also reads", *READERS, usual=14)])
+    write(READERS[writer.pick("also reads", *READERS, usual=24)])
     write("o_1 = Transpose<perm = [0, 2, 1, 3]>(nobody)\no_2 = Reshape(o_1, merged_shape)")
     if graph.rate == 1 or graph.coarse:
         write(TWICE.format(x="o_2", y="merged"))

@@ -58,10 +58,11 @@ def make_lengths(writer: Writer, rows: str, *columns_of: str) -> None:
     )
     static = graph.static
     old = writer.pick("old from", "cache", "values", "mask", "given", "positions", usual=5)
-    if static or old == "given":
-        name = "start" if static else "past_length"
-        writer.take(name, "int64")
-        write(f"old = Unsqueeze({name}, zero_1)")
+    if static:
+        write("old = Unsqueeze(start, zero_1)")
+    elif old == "given":
+        writer.take("past_length", "int64")
+        write("old = Unsqueeze(past_length, zero_1)")
     elif old in ("cache", "values"):
         write(f"old = Shape<start = 2, end = 3>(past_{'key' if old == 'cache' else 'value'})")
     elif old == "mask":
@@ -124,7 +125,15 @@ def make_bias(writer: Writer) -> None:
     write(
         "fill = " + {"lowest": "Identity(lowest)", "-1e9": "Constant<value_float = -1.0e9>()"}[fill]
     )
-    write("bias = Where(keep, nothing, fill)")
+    if writer.by_ids and pick("front of the bias", "none", "zeros", usual=3) == "zeros":
+        # Columns for learned rows come last, when the mask is floats already.
+        graph.prefix, writer.selects = PREFIX, False
+        write(
+            "bias_w = Where(keep, nothing, fill)\nfront_b = Slice(bias_w, zero_1, pair, minus_one)"
+        )
+        write("front_z = Mul(front_b, nothing)\nbias = Concat<axis = -1>(front_z, bias_w)")
+    else:
+        write("bias = Where(keep, nothing, fill)")
 
 
 def _order(writer: Writer) -> None:

@@ -98,7 +98,7 @@ class Feeding:
             "position_ids": np.maximum(np.cumsum(kept, axis=1) - 1, 0)[:, start:],
             "cache_position": np.arange(start, stop),
             "past_length": np.array(before),
-            "start": np.array(before),
+            "begin": np.array(before),
             "segments": segments[:, :stop],
             "hidden": np.tile([0, 3], (self.batch, 1)),
             "visible": some,
