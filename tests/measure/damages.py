@@ -467,7 +467,7 @@ def a_shorter_window(model: onnx.ModelProto) -> None:
     change(tensor, lambda array: array - np.sign(array))
 
 
-REFUSED: frozenset[Damage] = frozenset((other_layout, past_length_of_one_less))
+REFUSED: frozenset[Damage] = frozenset((other_layout, other_digest, past_length_of_one_less))
 """Damages that onnxruntime or the library refuses to run, with an error of one sentence."""
 
 OF_GRAPHS: tuple[Damage, ...] = (

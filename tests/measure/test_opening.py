@@ -50,9 +50,12 @@ def openings(monkeypatch: pytest.MonkeyPatch) -> Openings:
 ORIGINAL, CONVERTED = (path.name for path in MODELS)
 
 
-@pytest.mark.parametrize(("library", "plain", "exposed"), [(True, 2, 2), (False, 1, 1)])
+@pytest.mark.parametrize(("library", "plain", "exposed"), [(True, 2, 3), (False, 1, 2)])
 def test_verify(openings: Openings, library: bool, plain: int, exposed: int) -> None:
-    """The kernels run as they are and with exact products; kernels and bodies are exposed."""
+    """The kernels run as they are and with exact products; kernels and bodies are exposed.
+
+    In memory, too: the original with its caches converted to ``raw``.
+    """
     options: dict[str, Any] = {"library": library, "threads": 1, "new_tokens": 2}
     assert verify(*MODELS, TEXT, source="", **options).holds
     assert openings.reads == {ORIGINAL: 1, CONVERTED: 1}

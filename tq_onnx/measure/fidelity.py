@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from tq_onnx.conversion.original import recognise_original
 from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.errors import UnsupportedModelError
-from tq_onnx.files.load import LoadedModel, load
+from tq_onnx.files.load import LoadedModel
 from tq_onnx.measure.adapted import adaptation_problems, fold_alike
 from tq_onnx.measure.checks import PropertyCheck
 from tq_onnx.measure.expose_internals import expose_internals
@@ -68,10 +69,13 @@ class Reading:
 
 
 def read_original(
-    before: OpenModel, prompt: npt.NDArray[np.int64], *, threads: int | None = None
+    before: OpenModel,
+    loaded: LoadedModel,
+    prompt: npt.NDArray[np.int64],
+    *,
+    threads: int | None = None,
 ) -> Reading:
-    """Read a prompt with an original; int4 weights are multiplied as floats."""
-    loaded = load(before.path)
+    """Read a prompt with an original; int4 weights are multiplied as floats, in ``loaded`` too."""
     if not multiply_floats(loaded.model):
         return _read(before.decoder(), prompt)
     session = make_session(
@@ -90,6 +94,7 @@ def fidelity(
     prompt: npt.NDArray[np.int64],
     own: Reading,
     *,
+    graph: LoadedModel,
     loaded: LoadedModel,
     plan: Plan,
     library: bool = True,
@@ -102,13 +107,14 @@ def fidelity(
         converted: the converted model; errors name it.
         prompt: ids ``[n]``.
         own: what the original makes of them.
+        graph: the original; it is changed.
         loaded: the converted model; it is not changed.
         plan: its plan.
         library: whether the library's kernels run; if not, function bodies.
         threads: threads within an operator.
     """
     try:
-        raw = prepare(original, preset="raw")
+        raw = prepare(original, preset="raw", original=recognise_original(graph, original))
     except UnsupportedModelError as error:
         return [PropertyCheck(RAW_EQUALS, None, error.what)]
     multiply_floats(raw.loaded.model)

@@ -164,7 +164,8 @@ def verify(
     """
     tell = on_progress or silent
     tell(Progress("Opening both models"))
-    before = open_original(original, threads=threads)
+    graph = load(original)
+    before = open_original(original, loaded=graph, threads=threads)
     loaded = load(converted)
     after = open_converted(converted, loaded=loaded, library=library, threads=threads, ep=ep)
     text = text_of(before, tokens)
@@ -193,7 +194,7 @@ def verify(
         checks.placed(after, library),
         checks.cache_sizes(after, memory.converted_bytes, memory.tokens),
     ]
-    theirs = read_original(before, prompt, threads=threads)
+    theirs = read_original(before, graph, prompt, threads=threads)
     del before
     tell(Progress("Feeding caches in every way"))
     if library:
@@ -216,12 +217,13 @@ def verify(
         converted,
         prompt,
         theirs,
+        graph=graph,
         loaded=loaded,
         plan=probe.plan,
         library=library,
         threads=threads,
     )
-    del loaded, theirs
+    del graph, loaded, theirs
     distances = cache_distances(own, other, probe)
     found += [checks.tables(probe), checks.same_weights(distances, probe)]
     judged = judge_backends(
