@@ -8,17 +8,12 @@ import onnx_ir as ir
 
 from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.liveness import live_nodes
+from tq_onnx.graph.operators import FUSED
 from tq_onnx.graph.values import FLOATS, rank
 from tq_onnx.recognise.site import GraphView
 
-_FUSED: Final = {
-    "Attention",
-    "MultiHeadAttention",
-    "GroupQueryAttention",
-    "PagedAttention",
-    "SparseAttention",
-    "DecoderMaskedMultiHeadAttention",
-}
+_FUSED: Final = frozenset(name.rpartition(".")[2] for name in FUSED)
+"""Names of fused operators, of whatever domain."""
 _CAUSAL_ATTRIBUTES: Final = ("is_causal", "unidirectional", "causal")
 _ORDERINGS: Final = {"Trilu", "LessOrEqual", "Less", "GreaterOrEqual", "Greater"}
 _MAX_STEPS: Final = 8
