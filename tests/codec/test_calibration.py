@@ -84,6 +84,12 @@ def test_statistics_are_means_by_position(windows: list[Window], chunk: int) -> 
             np.testing.assert_allclose(energy[row], (vectors**2).mean(1), rtol=1e-12)
     queries = at(windows, "q", 0, None)
     np.testing.assert_allclose(layer.q_energy, (queries**2).mean(1), rtol=1e-12)
+    assert layer.query_covariance is not None
+    assert layer.query_covariance.dtype == np.float32
+    for head, covariance in enumerate(layer.query_covariance):
+        group = queries[head * H // N : (head + 1) * H // N]
+        wanted = np.mean([np.outer(row, row) for each in group for row in each], axis=0)
+        np.testing.assert_allclose(covariance, wanted, rtol=1e-6, atol=1e-6)
 
 
 def test_half_precision_is_summed_wide() -> None:
@@ -91,6 +97,7 @@ def test_half_precision_is_summed_wide() -> None:
     (layer,) = gather([one]).layers
     assert (layer.k_energy == 90000).all()
     assert (layer.q_energy == 90000).all()
+    assert (layer.query_covariance == 90000).all()
 
 
 def test_positions_that_no_window_reaches_are_left_out() -> None:

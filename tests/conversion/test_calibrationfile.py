@@ -22,7 +22,7 @@ P, H, N, D = 5, 4, 2, 8
 Tensors = dict[str, np.ndarray]
 FACTS = {
     "format": "tq_onnx.calibration",
-    "format_version": "1",
+    "format_version": "2",
     "tool_version": "0.1.0",
     "tokens": "640",
     "context": "128",
@@ -39,7 +39,18 @@ def tensors(layers: int = 2) -> Tensors:
             if name != "q":
                 made[f"layers.{layer}.{name}_mean"] = draws
             made[f"layers.{layer}.{name}_energy"] = draws**2 + 1
+        queries = rng.standard_normal((H, 40, D)).astype(np.float32)
+        made[f"layers.{layer}.q_energy"] = (queries**2).mean(1)
+        grouped = queries.reshape(N, -1, D)
+        products = grouped.transpose(0, 2, 1) @ grouped / grouped.shape[1]
+        made[f"layers.{layer}.query_covariance"] = products
     return made
+
+
+def of_version_1(made: Tensors, facts: dict[str, str]) -> None:
+    for name in [name for name in made if name.endswith("query_covariance")]:
+        made.pop(name)
+    facts["format_version"] = "1"
 
 
 @pytest.fixture
@@ -59,15 +70,41 @@ def test_round_trip(sound: Path, tmp_path: Path) -> None:
     for index, layer in enumerate(found.layers):
         for field in fields(LayerStatistics):
             table = getattr(layer, field.name)
-            assert table.dtype == np.float64
+            covariance = field.name == "query_covariance"
+            assert table.dtype == (np.float32 if covariance else np.float64)
             np.testing.assert_array_equal(table, wanted[f"layers.{index}.{field.name}"])
     again = tmp_path / "deep" / "again.safetensors"  # its folder is made
     write_calibration(again, found)
     second = read_calibration(again)
     np.testing.assert_array_equal(second.layers[1].k_mean, found.layers[1].k_mean)
     np.testing.assert_array_equal(second.scales(1), found.scales(1))
+    wide = second.layers[1].query_covariance
+    np.testing.assert_array_equal(wide, found.layers[1].query_covariance)
     for field in ("tokens", "context", "tool_version", "text_digest"):
         assert getattr(second, field) == getattr(found, field)
+
+
+def test_files_of_version_1_have_no_covariances(tmp_path: Path) -> None:
+    made, facts = tensors(), dict(FACTS)
+    of_version_1(made, facts)
+    path, again = tmp_path / "old", tmp_path / "again"
+    save_file(made, path, facts)
+    found = read_calibration(path)
+    assert [layer.query_covariance for layer in found.layers] == [None, None]
+    np.testing.assert_array_equal(found.layers[1].k_mean, made[MEAN])
+    write_calibration(again, found)
+    assert read_calibration(again).layers[0].query_covariance is None
+
+
+def test_a_file_that_would_not_be_read_is_not_written(
+    sound: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = read_calibration(sound)
+    size = sound.stat().st_size
+    monkeypatch.setattr(calibrationfile, "_LARGEST_FILE", size - 1000)
+    with pytest.raises(ModelFileError, match="bytes, more than are read again"):
+        write_calibration(sound.parent / "new", found)
+    assert list(sound.parent.iterdir()) == [sound]
 
 
 def test_the_same_statistics_give_the_same_bytes(sound: Path, tmp_path: Path) -> None:
@@ -109,7 +146,27 @@ def with_number(name: str, number: float) -> Callable[[Tensors, dict[str, str]],
     return lambda made, facts: made[name].__setitem__((1,) * made[name].ndim, number)
 
 
-MEAN = "layers.1.k_mean"
+def with_entry(
+    name: str, entry: tuple[int, ...], number: float
+) -> Callable[[Tensors, dict[str, str]], None]:
+    """Add to one entry."""
+    return lambda made, facts: made[name].__setitem__(entry, made[name][entry] + number)
+
+
+def with_pair(
+    name: str, entry: tuple[int, int, int], number: float
+) -> Callable[[Tensors, dict[str, str]], None]:
+    """Set an entry, and the one that mirrors it."""
+    head, row, column = entry
+
+    def edit(made: Tensors, facts: dict[str, str]) -> None:
+        made[name][head, row, column] = made[name][head, column, row] = number
+
+    return edit
+
+
+MEAN, COVARIANCE = "layers.1.k_mean", "layers.1.query_covariance"
+SQUARE = np.ones((N, D, D), np.float32)
 SMALL = np.ones((P, N, D), np.float32)
 
 
@@ -124,8 +181,10 @@ SMALL = np.ones((P, N, D), np.float32)
         (with_tensor("counts", np.array(5)), "counts"),
         (with_tensor("counts", [5]), "counts"),
         (with_tensor("counts", [5, 5, 5, 9]), "layer 0 has keys of shape (5, 2, 8)"),
-        (without(MEAN), "layer 1 lacks tables"),
-        (without("layers.0.q_energy"), "layer 0 lacks tables"),
+        (without(MEAN), "layer 1 has not the tables of its version"),
+        (without("layers.0.q_energy"), "layer 0 has not the tables"),
+        (without(COVARIANCE), "layer 1 has not the tables"),
+        (with_fact("format_version", "1"), "layer 0 has not the tables"),
         (without(*(name for name in tensors() if ".0." in name)), "layers are missing"),
         (without(*(name for name in tensors() if "layers" in name)), "layers are missing"),
         (with_tensor("layers.01.k_mean", SMALL), "'layers.01.k_mean' is no table"),
@@ -152,7 +211,15 @@ SMALL = np.ones((P, N, D), np.float32)
         (with_number("layers.0.q_energy", -1), "layer 0 has a negative energy"),
         (without("format"), "the format is not tq_onnx.calibration"),
         (with_fact("format", "pt"), "the format is not tq_onnx.calibration"),
-        (with_fact("format_version", "2"), "the format is not version 1"),
+        (with_fact("format_version", "3"), "the version of the format is none of 1, 2"),
+        (without("format_version"), "the version of the format is none of 1, 2"),
+        (with_tensor(COVARIANCE, SMALL), "layer 1 has a covariance of shape (5, 2, 8)"),
+        (with_tensor(COVARIANCE, SQUARE[:1]), "covariance of shape (1, 8, 8)"),
+        (with_tensor(COVARIANCE, SQUARE.astype(np.float64)), "is no table of float32"),
+        (with_number(COVARIANCE, np.nan), "not finite"),
+        (with_entry(COVARIANCE, (1, 2, 3), 0.7), "covariance of layer 1 is not symmetric"),
+        (with_entry(COVARIANCE, (1, 2, 2), 1e-2), "is not that of its query energies"),
+        (with_pair(COVARIANCE, (1, 2, 3), 3.0), "the covariance of layer 1 is no covariance"),
         (without("tokens"), "the tokens is missing"),
         (with_fact("tokens", "-1"), "the tokens is missing or damaged"),
         (with_fact("tokens", "9" * 5000), "the tokens is missing or damaged"),

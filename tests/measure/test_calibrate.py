@@ -33,7 +33,7 @@ def words(count: int) -> np.ndarray:
 
 TEXT = words(65)
 
-TABLES = ("k_mean", "k_energy", "v_mean", "v_energy", "q_energy")
+TABLES = ("k_mean", "k_energy", "v_mean", "v_energy", "q_energy", "query_covariance")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -118,6 +118,7 @@ def test_queries_are_those_of_the_originals_attention() -> None:
         proto.SerializeToString(), providers=["CPUExecutionProvider"]
     )
     sums: list[np.ndarray] = [np.zeros(1)] * len(queries)
+    products: list[np.ndarray] = [np.zeros(1)] * len(queries)
     shapes = {entry.name: entry.shape for entry in session.get_inputs()}
     for start in range(0, len(TEXT), CONTEXT):
         window = TEXT[None, start : start + CONTEXT]
@@ -134,9 +135,14 @@ def test_queries_are_those_of_the_originals_attention() -> None:
             wide = query[0].astype(np.float64)
             assert wide.shape[1:] == (window.shape[1], HEAD_SIZE)
             sums[index] = sums[index] + (wide**2).sum(1)
+            products[index] = products[index] + np.einsum("htd,hte->hde", wide, wide)
     found = gather(name)
-    for layer, wanted in zip(found.layers, sums, strict=True):
+    for layer, wanted, product in zip(found.layers, sums, products, strict=True):
         np.testing.assert_allclose(layer.q_energy, wanted / len(TEXT), rtol=1e-4, atol=1e-6)
+        heads = layer.kv_num_heads
+        assert layer.num_heads > heads  # so that there are groups
+        each = product.reshape(heads, -1, HEAD_SIZE, HEAD_SIZE).mean(1) / len(TEXT)
+        np.testing.assert_allclose(layer.query_covariance, each, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", [GENAI, "hf-prefill", "legacy-one-token"])

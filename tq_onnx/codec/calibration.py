@@ -9,6 +9,7 @@ table holds all later positions together.
     scales    K / s and Q s leave every score as it is, whatever s > 0; the noise that quantising a
               rotated key puts into a score is proportional to |q|^2 |k|^2, which
               s_i = (E (k_i - mu_i)^2 / E q_i^2)^(1/4) makes smallest
+    covariances of queries tell which errors of a key its scores see: e costs e H e^T, H = E q^T q
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Heads(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class LayerStatistics:
-    """One layer: float64 means over the tokens of each position row.
+    """One layer: means over the tokens of each position row, in float64 but for the last.
 
     Attributes:
         k_mean: keys after rotary embedding, ``[P, N, D]``.
@@ -65,6 +66,10 @@ class LayerStatistics:
         v_mean: values, ``[P, N, D]``.
         v_energy: their squares, ``[P, N, D]``.
         q_energy: squares of the queries of all positions, ``[H, D]``.
+        query_covariance: products q^T q of the queries as they enter attention, after norms and
+            rotary embedding and before the scale of the scores, not centered; mean over the tokens
+            of all positions and the query heads of each group, float32 ``[N, D, D]``. None in
+            files of the format's version 1, which do not have it.
     """
 
     k_mean: Float64
@@ -72,6 +77,7 @@ class LayerStatistics:
     v_mean: Float64
     v_energy: Float64
     q_energy: Float64
+    query_covariance: Float32 | None = None
 
     @property
     def num_heads(self) -> int:

@@ -66,8 +66,12 @@ class Gathering:
                 into = sums.setdefault(f"{name}_{kind}", np.zeros(shape))
                 into[start : start + own] += numbers[:own]
                 into[-1] += numbers[own:].sum(axis=0)
-        energy = (query.astype(np.float64) ** 2).sum(axis=1)
-        sums["q_energy"] = sums.get("q_energy", 0.0) + energy
+        wide = query.astype(np.float64)
+        sums["q_energy"] = sums.get("q_energy", 0.0) + (wide**2).sum(axis=1)
+        # The query heads of a group stand side by side, [N, G T, D].
+        grouped = wide.reshape(len(key), -1, wide.shape[2])
+        products = grouped.transpose(0, 2, 1) @ grouped
+        sums["query_covariance"] = sums.get("query_covariance", 0.0) + products
 
     def result(
         self, *, tokens: int, context: int, tool_version: str, text_digest: str
@@ -88,9 +92,12 @@ class Gathering:
         counts = self._counts[:reached]
         layers = []
         for index, sums in enumerate(self._sums):
+            group = len(sums["q_energy"]) // len(sums["query_covariance"])
             tables = {
                 name: table / counted
                 if name == "q_energy"
+                else table / (counted * group)
+                if name == "query_covariance"
                 else table[:reached] / counts[:, None, None]
                 for name, table in sums.items()
             }
@@ -101,7 +108,8 @@ class Gathering:
                         f"the {what} of layer {index} overflow on this text",
                         fix="calibrate an export in float32",
                     )
-            layers.append(LayerStatistics(**tables))
+            covariance = tables.pop("query_covariance").astype(np.float32)
+            layers.append(LayerStatistics(**tables, query_covariance=covariance))
         return Calibration(
             tuple(layers),
             counts,

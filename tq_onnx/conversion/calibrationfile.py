@@ -2,6 +2,7 @@
 
 Tensors are float32 ``layers.3.k_mean`` and so on, and int64 ``counts``; the metadata says the
 format's version, the tool's, the number of tokens, the context and a digest of the token ids.
+Version 1 of the format, which is still read, has no ``layers.3.query_covariance``.
 A file comes from anywhere: everything in it is checked before it is used.
 Only calibration files are ever replaced by one, never a model or its data.
 """
@@ -25,12 +26,21 @@ from tq_onnx.errors import ModelFileError, OutputExistsError
 from tq_onnx.files.transaction import Transaction
 
 FORMAT: Final = "tq_onnx.calibration"
-FORMAT_VERSION: Final = "1"
+FORMAT_VERSION: Final = "2"
 
-_LARGEST_FILE: Final = 1 << 28
+_LARGEST_FILE: Final = 1 << 30
+"""Bytes; covariances of 96 layers with 96 heads of size 128 take 0.6 GB."""
+
 _TABLES: Final = ("k_mean", "k_energy", "v_mean", "v_energy")
 _QUERIES: Final = "q_energy"
-_NAME: Final = re.compile(rf"layers\.(0|[1-9][0-9]{{0,4}})\.({'|'.join((*_TABLES, _QUERIES))})")
+_COVARIANCE: Final = "query_covariance"
+_NAMES: Final = {
+    "1": (*_TABLES, _QUERIES),
+    FORMAT_VERSION: (*_TABLES, _QUERIES, _COVARIANCE),
+}
+"""Tables of a layer, by version of the format."""
+
+_NAME: Final = re.compile(rf"layers\.(0|[1-9][0-9]{{0,4}})\.({'|'.join(_NAMES[FORMAT_VERSION])})")
 _FACTS: Final = {
     "tool_version": re.compile(r"[0-9A-Za-z.+!-]{1,64}"),
     "tokens": re.compile(r"[1-9][0-9]{0,14}"),
@@ -38,6 +48,8 @@ _FACTS: Final = {
     "text_digest": re.compile(r"[0-9a-f]{64}"),
 }
 _MOST_TOKENS: Final = 10**15
+_NOISE: Final = 1e-4
+"""Relative; what float32 leaves of sums that should be equal, many times over."""
 
 
 def write_calibration(path: Path, calibration: Calibration, *, overwrite: bool = False) -> None:
@@ -47,23 +59,35 @@ def write_calibration(path: Path, calibration: Calibration, *, overwrite: bool =
         ModelFileError: it exists and may not be replaced, or cannot be written.
     """
     tensors = {"counts": calibration.counts}
+    # Statistics that were read from an older file go into one.
+    whole = all(layer.query_covariance is not None for layer in calibration.layers)
+    version = FORMAT_VERSION if whole else "1"
     for index, layer in enumerate(calibration.layers):
-        for name in (*_TABLES, _QUERIES):
+        for name in _NAMES[version]:
             tensors[f"layers.{index}.{name}"] = np.ascontiguousarray(
                 getattr(layer, name), np.float32
             )
     facts = {
         "format": FORMAT,
-        "format_version": FORMAT_VERSION,
+        "format_version": version,
         "tool_version": calibration.tool_version,
         "tokens": str(calibration.tokens),
         "context": str(calibration.context),
         "text_digest": calibration.text_digest,
     }
     check_target(path, overwrite=overwrite)
+    content = _settled(save(tensors, facts))
+    size = sum(len(part) for part in content)
+    if size > _LARGEST_FILE:
+        raise ModelFileError(
+            f"the calibration file would have {size:,} bytes, more than are read again "
+            f"({_LARGEST_FILE:,})",
+            where=str(path),
+            fix="convert without --calibration",
+        )
     transaction = Transaction(overwrite=overwrite)
     try:
-        transaction.write(path, _settled(save(tensors, facts)))
+        transaction.write(path, content)
         transaction.commit()
     except OSError as error:
         transaction.undo()
@@ -169,8 +193,8 @@ def _is_calibration(path: Path) -> bool:
 def _check_format(facts: dict[str, str]) -> None:
     if facts.get("format") != FORMAT:
         raise ValueError(f"the format is not {FORMAT}")
-    if facts.get("format_version") != FORMAT_VERSION:
-        raise ValueError(f"the format is not version {FORMAT_VERSION}")
+    if facts.get("format_version") not in _NAMES:
+        raise ValueError(f"the version of the format is none of {', '.join(_NAMES)}")
     for name, form in _FACTS.items():
         if form.fullmatch(facts.get(name, "")) is None:
             raise ValueError(f"the {name} is missing or damaged")
@@ -189,14 +213,16 @@ def _checked(tensors: dict[str, Any], facts: dict[str, str]) -> Calibration:
             raise ValueError(f"{name[:40]!r} is no table of float32 that belongs there")
         if not (np.abs(tensor) < LARGEST_STATISTIC).all():
             raise ValueError(f"{name!r} has numbers that are not finite, or too large")
-        found.setdefault(int(parsed[1]), {})[parsed[2]] = tensor.astype(np.float64)
+        # Covariances are large, and nothing is summed from them that float32 could not hold.
+        table = tensor if parsed[2] == _COVARIANCE else tensor.astype(np.float64)
+        found.setdefault(int(parsed[1]), {})[parsed[2]] = table
     if sorted(found) != list(range(len(found))) or not found:
         raise ValueError("layers are missing")
     layers = []
     for index in range(len(found)):
         tables = found[index]
-        if sorted(tables) != sorted((*_TABLES, _QUERIES)):
-            raise ValueError(f"layer {index} lacks tables")
+        if sorted(tables) != sorted(_NAMES[facts["format_version"]]):
+            raise ValueError(f"layer {index} has not the tables of its version")
         _check_layer(index, tables, len(counts))
         layers.append(LayerStatistics(**tables))
     return Calibration(
@@ -220,3 +246,25 @@ def _check_layer(index: int, tables: dict[str, Any], positions: int) -> None:
         raise ValueError(f"layer {index} has queries of shape {queries}")
     if any((tables[name] < 0).any() for name in ("k_energy", "v_energy", _QUERIES)):
         raise ValueError(f"layer {index} has a negative energy")
+    if _COVARIANCE in tables:
+        _check_covariance(index, tables[_COVARIANCE], tables[_QUERIES], shape[1])
+
+
+def _check_covariance(index: int, table: Any, energies: Any, heads: int) -> None:
+    """Refuse ``[N, D, D]`` that is no covariance of queries with these energies ``[H, D]``."""
+    size = energies.shape[1]
+    if table.shape != (heads, size, size):
+        raise ValueError(f"layer {index} has a covariance of shape {table.shape}")
+    wide = table.astype(np.float64)
+    means = energies.reshape(heads, -1, size).mean(axis=1)
+    largest = means.max(axis=1, initial=0.0)[:, None]
+    if (np.abs(wide - wide.transpose(0, 2, 1)) > _NOISE * largest[:, None]).any():
+        raise ValueError(f"the covariance of layer {index} is not symmetric")
+    if (np.abs(wide.diagonal(axis1=1, axis2=2) - means) > _NOISE * largest).any():
+        raise ValueError(f"the covariance of layer {index} is not that of its query energies")
+    try:
+        live = largest[:, 0] > 0
+        relative = wide[live] / largest[live, :, None]
+        np.linalg.cholesky(relative + _NOISE * size * np.eye(size))
+    except np.linalg.LinAlgError:
+        raise ValueError(f"the covariance of layer {index} is no covariance") from None
