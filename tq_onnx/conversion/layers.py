@@ -161,7 +161,8 @@ def shares_length(encoder: EncodeNode, attention: AttentionNode, plan: Plan) -> 
     length = attention.past_length
     if length is encoder.past_length:
         return True
-    node = length.producer() if plan.interface.static else None
+    is_fixed = plan.interface.static or encoder.pair.past is None
+    node = length.producer() if is_fixed else None
     return node is not None and node.op_type == "Max" and encoder.past_length in node.inputs
 
 

@@ -115,8 +115,10 @@ class Site(ABC):
 
     @property
     def writes_in_place(self) -> bool:
-        """True if new rows go into slots of a cache that may hold rows behind them."""
-        return self.key.past is not None and self._counted is not None
+        """True if new rows go into slots of a cache that may hold rows, or zeros, behind them."""
+        update = self.key.update
+        has_room = self.key.past is not None or (update is not None and update.slots > 0)
+        return has_room and self._counted is not None
 
     def attended_length(
         self, build: Builder, past_length: ir.Value, bias: ir.Value | None

@@ -292,14 +292,19 @@ def test_one_token_needs_no_range() -> None:
 
 
 def test_a_first_prompt_that_starts_from_zeros(library: bool) -> None:
-    """It takes no caches, and returns ones of the full capacity."""
+    """It takes no caches, and returns ones of the full capacity.
+
+    Its mask may show slots behind the rows that it writes; they hold zeros.
+    """
 
     def make() -> ir.Model:
         return written(data=ZEROS, inputs=OTHERS, outputs=PRESENTS.replace("M", "12"))
 
     model = make()
     plan = convert(model, "raw")
-    expected, found = run(make(), (5,)), run(model, (5,), library=library)
+    again = (0, 5, np.tile(np.arange(12) < 9, (2, 1, 5, 1)))
+    expected = run(make(), (5,), again=again)
+    found = run(model, (5,), library=library, again=again)
     assert np.abs(found - expected).max() < CLOSE * np.abs(expected).max()
     assert plan.layers[0].key.past is None
     assert [value.shape[2] for value in model.graph.outputs[1:]] == [12, 12]
