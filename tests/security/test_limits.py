@@ -80,3 +80,25 @@ def test_a_large_file_needs_less_than_the_limits(tmp_path: Path) -> None:
             check=False,
         )
         assert done.returncode == 0, done.stderr
+
+
+def test_a_list_without_end_is_not_followed(tmp_path: Path) -> None:
+    """Nor is memory taken for it: it would be hundreds of gigabytes."""
+    path = inline(tmp_path)
+    proto = onnx.load(path)
+    graph = proto.graph
+    for values, name, size in ((graph.input, "list", 36), (graph.output, "lists", 37)):
+        kind = values.add(name=name).type.tensor_type
+        kind.elem_type = onnx.TensorProto.INT64
+        kind.shape.dim.add(dim_value=1 << size)
+    node = proto.graph.node.add(op_type="Concat", input=["list", "list"], output=["lists"])
+    node.attribute.add(name="axis", type=onnx.AttributeProto.INT, i=0)
+    path.write_bytes(proto.SerializeToString())
+    done = subprocess.run(
+        [sys.executable, "-c", _LIMITED, str(MOST_BYTES), "inspect", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=MOST_SECONDS,
+        check=False,
+    )
+    assert done.returncode in (0, 3, 4), done.stderr

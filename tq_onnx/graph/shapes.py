@@ -19,6 +19,9 @@ from tq_onnx.graph.sizes import refine
 _MAX_CONSTANT: Final = 64
 """Elements of a constant that inference may want to see: shapes, axes, factors."""
 
+_MAX_LIST: Final = 1 << 22
+"""Entries of a list of which inference may follow each one."""
+
 
 def fill_shapes(model: ir.Model) -> None:
     """Give shapes and types to the values of the main graph that have none.
@@ -49,10 +52,26 @@ def fill_shapes(model: ir.Model) -> None:
 
 def _inferred(model: ir.Model) -> Iterable[onnx.ValueInfoProto]:
     try:
-        proto = onnx.shape_inference.infer_shapes(without_weights(model), data_prop=True)
+        proto = infer(without_weights(model))
     except Exception:  # a graph that is no valid ONNX is refused where it matters
         return ()
     return list(proto.graph.value_info)
+
+
+def infer(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Infer shapes, and numbers that are shapes where no list is too long to be followed.
+
+    Raises:
+        Exception: onnx cannot work with the graph; what it raises has no common type.
+    """
+    graph = proto.graph
+    lists = (
+        value.type.tensor_type.shape.dim[0].dim_value
+        for value in (*graph.input, *graph.value_info)
+        if len(value.type.tensor_type.shape.dim) == 1
+    )
+    # Inference makes an entry for each that is declared, were it 2^36, and does so in each reader.
+    return onnx.shape_inference.infer_shapes(proto, data_prop=max(lists, default=0) <= _MAX_LIST)
 
 
 def without_weights(model: ir.Model) -> onnx.ModelProto:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from math import prod
+from typing import Final, TypeGuard
 
 import numpy as np
 import onnx_ir as ir
@@ -33,6 +34,8 @@ from tq_onnx.recognise.site import Site
 _BATCH: Final = 2
 _NEW: Final = (1, 3)
 _PAST: Final = 5
+_MAX_NUMBERS: Final = 1 << 24
+"""Numbers of an input that are made up for a call; a file may declare any size."""
 _INTEGERS: Final = (ir.DataType.INT64, ir.DataType.INT32)
 
 
@@ -124,8 +127,8 @@ def _given(
     names: dict[str, int] = {}
 
     def give(one: ir.Value, shape: Sequence[int | None]) -> None:
-        if one.dtype in FLOATS and None not in shape:
-            given[one] = np.zeros([size or 0 for size in shape], one.dtype.numpy())
+        if one.dtype in FLOATS and _is_small(shape):
+            given[one] = np.zeros(shape, one.dtype.numpy())
 
     for site in sites:
         letters = call.letters(site)
@@ -157,6 +160,11 @@ def _given(
     return given
 
 
+def _is_small(shape: Sequence[int | None]) -> TypeGuard[Sequence[int]]:
+    """Return True if numbers of this shape are known to be few enough to make them up."""
+    return None not in shape and prod(size or 0 for size in shape) <= _MAX_NUMBERS
+
+
 def _name(names: dict[str, int], shape: Sizes | None, numbers: Sequence[int | None]) -> None:
     for size, number in zip(shape or (), numbers, strict=False):
         if isinstance(size, str) and number is not None:
@@ -171,9 +179,9 @@ def _give_input(
     if shape is None or one.dtype is None:
         return
     told = [names.get(size) if isinstance(size, str) else size for size in shape]
-    if None in told:
+    if not _is_small(told):
         return
-    numbers = np.zeros([size or 0 for size in told], one.dtype.numpy())
+    numbers = np.zeros(told, one.dtype.numpy())
     if one.dtype in _INTEGERS and told and told[-1] == call.new:
         numbers = numbers + np.arange(call.past, call.total).astype(numbers.dtype)
     given[one] = numbers

@@ -15,12 +15,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
-import onnx
-import onnx.shape_inference
 import onnx_ir as ir
 
 from tq_onnx.graph.operators import FUSED, kind
-from tq_onnx.graph.shapes import without_weights
+from tq_onnx.graph.shapes import infer, without_weights
 from tq_onnx.graph.sizerules import Size, Sizes, sizes
 from tq_onnx.graph.sizes import walk
 from tq_onnx.recognise.site import Site
@@ -132,7 +130,7 @@ def _inferred(model: ir.Model, tokens: ir.Value, names: Mapping[str, int]) -> ir
     for value in proto.graph.output:
         value.type.tensor_type.ClearField("shape")
     with suppress(Exception):  # what it cannot work with is left to the rules
-        proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        proto = infer(proto)
     return ir.from_proto(proto).graph
 
 
