@@ -172,7 +172,7 @@ class Plan:
 
     Attributes:
         tool_version: version of tq-onnx that made it.
-        layout_digest: row layout that it was made for.
+        layout_digest: row layout that it was made for: that of its codecs (see ``codec.spec``).
         preset: preset name.
         rotation: ``qr`` or ``hadamard``; ``none`` where nothing is rotated.
         seed: base seed of the rotations.
@@ -209,6 +209,11 @@ class Plan:
     def pairs(self) -> tuple[tuple[Codec, Codec], ...]:
         """The distinct codecs of keys and values, in the order of the layers."""
         return tuple(dict.fromkeys(layer.codecs for layer in self.layers))
+
+    @property
+    def codecs(self) -> frozenset[Codec]:
+        """The codecs of all caches."""
+        return frozenset(codec for layer in self.layers for codec in layer.codecs)
 
     @property
     def centered(self) -> bool:

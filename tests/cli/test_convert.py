@@ -12,7 +12,7 @@ from tests.cli.run import run
 from tests.files.models import DYNAMO, GENAI, external, inline, snapshot
 from tests.integrations.genai_folder import genai_folder
 from tq_onnx.codec.calibration import Calibration, LayerStatistics
-from tq_onnx.codec.spec import layout_digest
+from tq_onnx.codec.spec import Codec, layout_digest
 from tq_onnx.conversion.calibrationfile import write_calibration
 from tq_onnx.files import oversize
 from tq_onnx.plan import METADATA_DIGEST, METADATA_PRESET
@@ -32,7 +32,7 @@ def test_convert_writes_beside_the_input(tmp_path: Path, fixture: str) -> None:
     assert all(after[name] == digest for name, digest in before.items())
     properties = {p.key: p.value for p in onnx.load(tmp_path / "model.int4.onnx").metadata_props}
     assert properties[METADATA_PRESET] == "int4"
-    assert properties[METADATA_DIGEST] == layout_digest()
+    assert properties[METADATA_DIGEST] == layout_digest({Codec("lloyd_max", 4)})
 
 
 def test_the_default_name_tells_the_preset(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from tests.files.models import DYNAMO, GENAI, external, inline, snapshot
 from tests.integrations.genai_folder import genai_folder
 from tq_onnx import __version__
 from tq_onnx.codec.presets import PRESETS
-from tq_onnx.codec.spec import layout_digest, row_layout
+from tq_onnx.codec.spec import Codec, layout_digest, row_layout
 from tq_onnx.plan import METADATA_DIGEST
 
 
@@ -74,7 +74,13 @@ def test_a_converted_model(tmp_path: Path) -> None:
     assert document["bytes_per_token"] == 2 * 2 * 2 * 26
     outcome = run("inspect", converted)
     assert outcome.code == 0
-    for text in ("int3", "seed 5", layout_digest(), __version__, "208 bytes"):
+    for text in (
+        "int3",
+        "seed 5",
+        layout_digest({Codec("lloyd_max", 3)}),
+        __version__,
+        "208 bytes",
+    ):
         assert text in outcome.out
 
 

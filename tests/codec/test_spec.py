@@ -136,6 +136,19 @@ def test_digest_is_frozen() -> None:
     assert (spec.LAYOUT_VERSION, layout_digest()) == (3, "d0a46b4e80332dff")
 
 
+def test_a_digest_is_that_of_the_codecs_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = {Codec(LLOYD_MAX, 4), Codec(RAW, 16)}
+    before = layout_digest(used)
+    assert before != layout_digest({Codec(LLOYD_MAX, 4)})
+    changed = replace(KINDS[UNIFORM], planes={**KINDS[UNIFORM].planes, 3: (1, 2)})
+    monkeypatch.setitem(KINDS, UNIFORM, changed)
+    assert layout_digest(used) == before
+    assert spec.is_layout_of(before, used)
+    assert not spec.is_layout_of(before, {Codec(UNIFORM, 3)})
+    # What models have that were converted when all codecs shared one.
+    assert spec.is_layout_of("d0a46b4e80332dff", used)
+
+
 def test_digest_follows_the_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     before = layout_digest()
     changed = replace(KINDS[UNIFORM], planes={**KINDS[UNIFORM].planes, 3: (1, 2)})

@@ -13,7 +13,7 @@ from tests.decoders.running import load
 from tests.decoders.synthetic import decoder
 from tq_onnx import __version__
 from tq_onnx.codec.presets import PRESETS
-from tq_onnx.codec.spec import layout_digest
+from tq_onnx.codec.spec import Codec, layout_digest
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.planning import make_plan
 from tq_onnx.errors import ModelFileError, UnsupportedModelError, UsageError
@@ -24,7 +24,10 @@ from tq_onnx.recognise.match import Recognition, recognise
 def test_a_plan_says_what_each_layer_becomes() -> None:
     plan = make_plan(recognise(load("genai-cpu-int4-hd128")), PRESETS["int4"])
 
-    assert (plan.tool_version, plan.layout_digest) == (__version__, layout_digest())
+    assert (plan.tool_version, plan.layout_digest) == (
+        __version__,
+        layout_digest({Codec("lloyd_max", 4)}),
+    )
     assert (plan.preset, plan.rotation, plan.seed) == ("int4", "qr", 42)
     assert plan.fixed_capacity
     assert [layer.rotation_seed for layer in plan.layers] == [42, 1042]

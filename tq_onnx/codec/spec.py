@@ -18,14 +18,16 @@ bfloat16, and the row does not tell which: a reader knows the type of the model.
 A cache may have wider rows than its codec needs, where a runtime wants keys and values of one
 width: the bytes behind a row are zero when it is written, and never read.
 
-The layout digest goes into the C++ library, into the metadata of every converted model and into
-this package; a reader that meets a different digest refuses.
+A layout digest says what stored bytes mean. The one of all codecs goes into the C++ library, which
+the package compares with its own; that of the codecs that a model uses goes into its metadata, so
+that a new codec does not make a stranger of a model without it. Who meets another digest refuses.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,6 +35,10 @@ from tq_onnx.codec import rotated, unrotated
 from tq_onnx.codec.kind import MAX_HALF, CodecKind
 
 LAYOUT_VERSION: Final = 3
+
+_FIRST_DIGEST: Final = "d0a46b4e80332dff"
+"""That of all codecs of version 3, which models have that were converted before each had its own.
+A new version takes it away."""
 
 KINDS: Final[dict[str, CodecKind]] = {
     kind.name: kind
@@ -236,24 +242,34 @@ def row_layout(codec: Codec, head_size: int) -> RowLayout:
     return RowLayout(codec, head_size, tuple(planes), code_bytes, tuple(fields), offset)
 
 
-def layout_digest() -> str:
-    """Return sixteen hexadecimal digits that change if any stored byte changes its meaning."""
+def layout_digest(codecs: Collection[Codec] = CODECS) -> str:
+    """Return sixteen hexadecimal digits that change if a stored byte changes its meaning.
+
+    Args:
+        codecs: the codecs whose rows are meant.
+    """
+    used = [codec for codec in CODECS if codec in codecs]
     rows = {
         f"{codec.kind}{codec.bits}/{head_size}": [
             [[p.offset, p.size, p.width, p.shift] for p in layout.planes]
             + [[f.name, f.offset, f.count, f.size] for f in layout.fields]
             + [layout.code_bytes, layout.row_bytes]
         ]
-        for codec in CODECS
+        for codec in used
         for head_size in (64, 128)
         for layout in (row_layout(codec, head_size),)
     }
     facts = {
         "version": LAYOUT_VERSION,
         "floats": ["float16 or float32", "little", MAX_HALF],
-        "scale": {kind.name: kind.formula for kind in KINDS.values()},
+        "scale": {codec.kind: codec.record.formula for codec in used},
         "ties": "up",
         "offset": "row minus offset[min(slot, P - 1), head]",
         "rows": rows,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def is_layout_of(digest: str, codecs: Collection[Codec]) -> bool:
+    """Return True if rows of these codecs have the layout that a model was made for."""
+    return digest in (layout_digest(codecs), _FIRST_DIGEST)

@@ -61,7 +61,7 @@ def make_plan(recognition: Recognition, preset: Preset, options: Options = DEFAU
     _check_elements(layers)
     return Plan(
         tool_version=__version__,
-        layout_digest=layout_digest(),
+        layout_digest=layout_digest({codec for layer in layers for codec in layer.codecs}),
         preset=preset.name,
         rotation=chosen.rotation,
         seed=options.seed,

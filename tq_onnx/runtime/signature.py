@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnxruntime
 
-from tq_onnx.codec.spec import layout_digest
+from tq_onnx.codec.spec import is_layout_of, layout_digest
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.plan import Interface, Plan, plan_in
 from tq_onnx.runtime.cache import CacheSpec, bytes_per_token, cache_spec
@@ -82,10 +82,10 @@ def plan_of(session: onnxruntime.InferenceSession) -> Plan | None:
     plan = plan_in(session.get_modelmeta().custom_metadata_map)
     if plan is None:
         return None
-    if plan.layout_digest != layout_digest():
+    if not is_layout_of(plan.layout_digest, plan.codecs):
         raise UnsupportedModelError(
             f"the model's caches have layout {plan.layout_digest} (tq-onnx {plan.tool_version}), "
-            f"this tq-onnx has {layout_digest()}",
+            f"this tq-onnx has {layout_digest(plan.codecs)}",
             fix="convert the original model again",
         )
     return plan
