@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import onnx_ir as ir
 
-from tq_onnx.codec.spec import layout_digest
+from tq_onnx.codec.spec import is_layout_of
 from tq_onnx.conversion.bake import bake_functions, codec_index
 from tq_onnx.conversion.layers import ConvertedLayer, converted_layers, shares_length
 from tq_onnx.errors import UnsupportedModelError, VerificationError
@@ -60,8 +60,8 @@ def plan_problems(model: ir.Model, plan: Plan, raw: Plan) -> list[str]:
         raw: the plan of the original, converted with the codec ``raw``.
     """
     problems = _bodies(model, plan) if plan.tool_version == __version__ else []
-    digests = {plan.layout_digest, model.metadata_props.get(METADATA_DIGEST), layout_digest()}
-    if len(digests) > 1:
+    digest = model.metadata_props.get(METADATA_DIGEST)
+    if digest != plan.layout_digest or not is_layout_of(digest, plan.codecs):
         problems.append("the layout digest is not that of this version")
     if len(plan.layers) != len(raw.layers):
         return [*problems, f"{len(raw.layers)} layers in the original, {len(plan.layers)} here"]
