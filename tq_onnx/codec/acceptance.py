@@ -23,6 +23,7 @@ import numpy.typing as npt
 from tq_onnx.codec import reference
 from tq_onnx.codec.bitpack import unpack
 from tq_onnx.codec.kind import (
+    CHOICE,
     COORDINATE,
     MAX_HALF,
     SIGN,
@@ -47,8 +48,11 @@ TIE_DISTANCE: Final[Mapping[str, float]] = {
     SIGN: 2e-7,
     # Each of subtraction, range, scale and division rounds to 2^-24 of the code: together 2^-22.
     STEP: 2.3e-7,
+    # Both sums that codes are chosen by are chains of D products in float32.
+    CHOICE: 2e-6,
 }
-"""How far from the interval of its code a number may lie, in units of its kind of distance."""
+"""How far from the interval of its code a number may lie, in units of its kind of distance; for a
+choice, by how much codes may be worse than the best."""
 
 UNROUNDED_TIE_DISTANCE: Final = {"float32": 0.0, "float16": 1.5e-4, "bfloat16": 1.2e-3}
 """The least of the above for coordinates and signs where a backend may have seen the elements of
@@ -139,10 +143,12 @@ def judge_rows(
         moved = moved + _SINGLE * (np.abs(origin) + np.abs(origin - x))
     fields = reference.fields_of(own, layout)
     codes = unpack(own, layout)
-    with np.errstate(invalid="ignore"):
-        judged = judge(Written(x, codes, fields, codec.bits, moved), tables)
     least = UNROUNDED_TIE_DISTANCE[element] if unrounded else 0.0
-    strain = _strain(judged, least, _growth(origin, x))
+    growth = _growth(origin, x)
+    tie = np.maximum(TIE_DISTANCE[COORDINATE], least) * growth
+    with np.errstate(invalid="ignore"):
+        judged = judge(Written(x, codes, fields, codec.bits, moved, tie), tables)
+    strain = _strain(judged, least, growth)
     steps = [
         _steps(fields[field.name], judged.fields[field.name], field.size) for field in layout.fields
     ]
@@ -172,7 +178,8 @@ def is_clear(vectors: Array, codec: Codec, tables: Tables) -> Bools:
     assert record.quantise is not None
     x = finite_rows(vectors)
     codes, fields = record.quantise(x, codec.bits, tables)
-    judged = record.judge(Written(x, codes, fields, codec.bits, np.zeros_like(x)), tables)
+    tie = np.full((*x.shape[:-1], 1), TIE_DISTANCE[COORDINATE])
+    judged = record.judge(Written(x, codes, fields, codec.bits, np.zeros_like(x), tie), tables)
     clear = np.ones(x.shape[:-1], np.bool_)
     for unit, distance in judged.clearance.items():
         clear &= (distance >= CLEAR_TIES * TIE_DISTANCE[unit]).all(axis=-1)

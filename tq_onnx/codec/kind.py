@@ -31,6 +31,16 @@ SIGN: Final = "sign"
 STEP: Final = "step"
 """The same of equal steps: the whole range of the codes."""
 
+CHOICE: Final = "choice"
+"""Unit of how much worse codes are than the best: a share of what the best are chosen by."""
+
+NOT_CORRECTED: Final = 0
+NORM_KEPT: Final = 1
+UNBIASED: Final = 2
+NORM_CORRECTIONS: Final = (NOT_CORRECTED, NORM_KEPT, UNBIASED)
+"""What a scale makes up for: nothing; the length that quantisation changes; what it takes of the
+product with the vector itself."""
+
 
 @dataclass(frozen=True, eq=False)
 class Tables:
@@ -40,13 +50,24 @@ class Tables:
         rotation: float32 ``[D, C]``, C = ``Codec.coordinates(D)``.
         centroids: float32 ``[L]``.
         boundaries: float32 ``[L - 1]``.
-        norm_correction: whether scales make up for the norm that quantisation loses.
+        norm_correction: what scales make up for, one of ``NORM_CORRECTIONS``.
+        gains: float32 ``[G]``: the gains that the encoder tries, see ``tq_onnx.codec.search``;
+            None for one that does not search.
+        feedback: float32 ``[N, D, D]``: matrices of error feedback, see ``tq_onnx.codec.feedback``;
+            None for none.
     """
 
     rotation: Float32 | None = None
     centroids: Float32 | None = None
     boundaries: Float32 | None = None
-    norm_correction: bool = True
+    norm_correction: int = NORM_KEPT
+    gains: Float32 | None = None
+    feedback: Float32 | None = None
+
+    @property
+    def searches(self) -> bool:
+        """True if vectors are coded in more ways than one."""
+        return self.gains is not None or self.feedback is not None
 
 
 @dataclass(frozen=True)
@@ -78,6 +99,8 @@ class Written:
         fields: the fields.
         bits: bits per coordinate.
         moved: how far each coordinate may have been from ``vectors`` when the backend saw it.
+        tie: how far a rotated coordinate of the unit vector may be from where the backend saw it,
+            ``[..., 1]``.
     """
 
     vectors: Float64
@@ -85,6 +108,7 @@ class Written:
     fields: Fields
     bits: int
     moved: Float64
+    tie: Float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +160,7 @@ class CodecKind:
         has_sketch: whether the top bit of a code is a sign of a random projection (QJL), beside
             the index into the codebook. The projection lies beside the rotation.
         corrects_norm: whether the scale can make up for the norm that quantisation loses.
+        searches: whether an encoder may choose among codes of several gains.
         quantise: the encoder; None where rows hold the elements as they are.
         coordinates: the decoder, likewise.
         judge: which codes may differ from the reference, likewise.
@@ -150,6 +175,7 @@ class CodecKind:
     is_rotated: bool = False
     has_sketch: bool = False
     corrects_norm: bool = False
+    searches: bool = False
     quantise: Quantise | None = None
     coordinates: Coordinates | None = None
     judge: Judge | None = None

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.codec.codebook import Codebook
-from tq_onnx.codec.kind import Codes, Fields, Float64, Tables
+from tq_onnx.codec.kind import NORM_KEPT, NOT_CORRECTED, Codes, Fields, Float64, Tables
 from tq_onnx.codec.spec import Codec
 
 
@@ -19,7 +19,10 @@ def quantise(
     codec: Codec,
     rotation: npt.NDArray[np.float32] | None = None,
     codebook: Codebook | None = None,
-    norm_correction: bool = True,
+    norm_correction: int = NORM_KEPT,
+    *,
+    gains: npt.NDArray[np.float32] | None = None,
+    feedback: npt.NDArray[np.float32] | None = None,
 ) -> tuple[Codes, Fields]:
     """Make codes and fields of vectors.
 
@@ -28,15 +31,17 @@ def quantise(
         codec: any but ``raw``.
         rotation: float32 ``[D, D]``, for ``prod`` ``[D, 2 D]``; None for a kind without.
         codebook: likewise.
-        norm_correction: whether the scale makes up for the norm that quantisation loses, for kinds
-            that can (``Codec.corrects_norm``).
+        norm_correction: what the scale makes up for, for kinds that can
+            (``Codec.corrects_norm``); one of ``kind.NORM_CORRECTIONS``.
+        gains: the gains to try, for kinds that search (``Codec.searches``); None for none.
+        feedback: matrices of error feedback, likewise; vectors are then ``[..., N, T, D]``.
 
     Returns:
         codes uint8 ``[..., D]``, and the fields as float64 values of their stored type.
     """
     of_kind = codec.record.quantise
     assert of_kind is not None  # of every kind but raw
-    tables = tables_of(codec, rotation, codebook, norm_correction)
+    tables = tables_of(codec, rotation, codebook, norm_correction, gains=gains, feedback=feedback)
     return of_kind(np.asarray(vectors, np.float64), codec.bits, tables)
 
 
@@ -60,11 +65,15 @@ def tables_of(
     codec: Codec,
     rotation: npt.NDArray[np.float32] | None,
     codebook: Codebook | None,
-    norm_correction: bool,
+    norm_correction: int,
+    *,
+    gains: npt.NDArray[np.float32] | None = None,
+    feedback: npt.NDArray[np.float32] | None = None,
 ) -> Tables:
     """Return the tables that a codec uses of those given."""
     if not codec.is_rotated:
         return Tables()
     assert codebook is not None  # only other kinds do without
-    corrected = norm_correction and codec.corrects_norm
-    return Tables(rotation, codebook.centroids, codebook.boundaries, corrected)
+    corrected = norm_correction if codec.corrects_norm else NOT_CORRECTED
+    searching = (gains, feedback) if codec.searches else (None, None)
+    return Tables(rotation, codebook.centroids, codebook.boundaries, corrected, *searching)

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from tq_onnx.codec.bitpack import pack, unpack
 from tq_onnx.codec.codebook import Codebook
 from tq_onnx.codec.elements import from_bytes, to_bytes
-from tq_onnx.codec.kind import Fields, Float64
+from tq_onnx.codec.kind import NORM_KEPT, Fields, Float64
 from tq_onnx.codec.quantise import coordinates, quantise
 from tq_onnx.codec.spec import HEAD_SIZE_MULTIPLE, MAX_HEAD_SIZE, Codec, RowLayout, row_layout
 
@@ -47,8 +47,10 @@ def encode(
     codec: Codec,
     rotation: Rotation,
     codebook: Codebook | None,
-    norm_correction: bool = True,
+    norm_correction: int = NORM_KEPT,
     *,
+    gains: npt.NDArray[np.float32] | None = None,
+    feedback: npt.NDArray[np.float32] | None = None,
     element: str = "float32",
 ) -> Bytes:
     """Encode vectors.
@@ -58,7 +60,10 @@ def encode(
         codec: the codec.
         rotation: float32 ``[D, D]``, or ``[D, 2 D]`` for ``prod``.
         codebook: centroids and boundaries.
-        norm_correction: whether the scale makes up for the norm that quantisation loses.
+        norm_correction: what the scale makes up for; one of ``kind.NORM_CORRECTIONS``.
+        gains: the gains to try, float32 ``[G]``; None for an encoder that does not search.
+        feedback: matrices of error feedback, float32 ``[N, D, D]``, for vectors ``[..., N, T, D]``;
+            None for none.
         element: the model's element type, see ``codec.elements``; only ``raw`` looks at it.
 
     Returns:
@@ -67,7 +72,9 @@ def encode(
     if codec.is_raw:
         return to_bytes(vectors, codec, element)
     layout = row_layout(codec, np.shape(vectors)[-1])
-    codes, fields = quantise(vectors, codec, rotation, codebook, norm_correction)
+    codes, fields = quantise(
+        vectors, codec, rotation, codebook, norm_correction, gains=gains, feedback=feedback
+    )
     parts = [pack(codes, layout)]
     for field in layout.fields:
         stored = np.ascontiguousarray(fields[field.name], np.dtype(f"<f{field.size}"))

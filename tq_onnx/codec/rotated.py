@@ -5,6 +5,7 @@ x being a vector of D coordinates, R orthogonal, t the boundaries and c the cent
     lloyd_max, u8   gamma = ||x||,  y = (x / gamma) R,  code_j = #{i : y_j >= t_i},
                     scale = gamma / ||c[code]|| with norm correction, else gamma,
                     x' = scale c[code] R^T
+                    (lloyd_max with gains or error feedback: ``tq_onnx.codec.search``)
     prod            the same with one bit less, then r = x - x', sign_j = ((S r)_j >= 0),
                     residual_norm = ||r||,  x'' = x' + sqrt(pi/2)/D ||r|| S^T (+-1)  (QJL)
 
@@ -22,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.codec.kind import (
+    CHOICE,
     COORDINATE,
     SIGN,
     CodecKind,
@@ -35,6 +37,7 @@ from tq_onnx.codec.kind import (
     Written,
     half,
 )
+from tq_onnx.codec.search import Search, gain_table
 
 LLOYD_MAX: Final = "lloyd_max"
 """Codec kind: rotated, Lloyd-Max quantised coordinates and one scale per row."""
@@ -82,17 +85,16 @@ class _Parts:
         self.centroids = tables.centroids.astype(np.float64)
         self.boundaries = tables.boundaries.astype(np.float64)
         self.norm_correction = tables.norm_correction
+        gains = gain_table(1) if tables.gains is None else tables.gains
+        self.search = Search(self.centroids, self.boundaries, gains, tables.feedback)
 
     def indices(self, y: Float64) -> Codes:
         """Return the code of each coordinate; on a boundary the upper one."""
         return np.searchsorted(self.boundaries, y, side="right").astype(np.uint8)
 
-    def scales(self, norms: Float64, indices: Codes) -> Float64:
+    def scales(self, norms: Float64, y: Float64, indices: Codes) -> Float64:
         """Return the factor on the centroids of each row."""
-        if not self.norm_correction:
-            return norms
-        scales: Float64 = norms / np.linalg.norm(self.centroids[indices], axis=-1)
-        return scales
+        return norms * self.search.scale(y, indices, self.norm_correction)
 
     def residual(self, x: Float64, norms: Float64, indices: Codes, scales: Float64) -> Float64:
         """Return what stored scales ``[..., 1]`` and indices leave over."""
@@ -116,8 +118,8 @@ class _Parts:
 def _lloyd_max(x: Float64, bits: int, tables: Tables) -> tuple[Codes, Fields]:
     parts = _Parts(tables)
     norms, y = rotate(x, parts.rotation)
-    indices = parts.indices(y)
-    return indices, {"scale": half(parts.scales(norms, indices))[..., None]}
+    indices = parts.search.attempts(y).best
+    return indices, {"scale": half(parts.scales(norms, y, indices))[..., None]}
 
 
 def _u8(x: Float64, bits: int, tables: Tables) -> tuple[Codes, Fields]:
@@ -131,7 +133,7 @@ def _prod(x: Float64, bits: int, tables: Tables) -> tuple[Codes, Fields]:
     parts = _Parts(tables)
     norms, y = rotate(x, parts.rotation)
     indices = parts.indices(y)
-    scales = half(parts.scales(norms, indices))[..., None]
+    scales = half(parts.scales(norms, y, indices))[..., None]
     residual = parts.residual(x, norms, indices, scales)
     signs = residual @ parts.sketch >= 0
     lengths = half(np.linalg.norm(residual, axis=-1, keepdims=True))
@@ -157,14 +159,46 @@ def _with_signs(codes: Codes, fields: Fields, bits: int, centroids: Float32 | No
 
 
 def _judge(written: Written, tables: Tables) -> Judged:
+    """Judge rows of an encoder that may search.
+
+    Codes are right if one gain explains all of them, given the errors that were fed back, and no
+    other gain has better ones. A gain with a tie binds nobody: a backend may have found other codes
+    with it, and other errors to feed back.
+    """
     parts = _Parts(tables)
+    search = parts.search
     norms, y = rotate(written.vectors, parts.rotation)
     own = np.minimum(written.codes, len(parts.boundaries))
-    distances = np.where(own == written.codes, parts.outside(y, own), np.inf)
-    scales = parts.scales(norms, own)[..., None]
-    wanted = parts.indices(y)
-    clearance = {COORDINATE: parts.inside(y, wanted)}
-    return Judged(wanted, {COORDINATE: distances}, clearance, {"scale": scales})
+    attempts = search.attempts(y)
+    # In units of y itself, whatever the gain, and as errors of y would move it.
+    unit = search.gains.reshape(-1, *(1,) * y.ndim) * search.growth()
+    factors = search.gains.reshape(-1, *(1,) * y.ndim)
+    all_own = np.broadcast_to(own, (len(search.gains), *own.shape))
+    outside = parts.outside(factors * search.numbers_behind(y, own), all_own) / unit
+    explaining = outside.max(axis=-1).argmin(axis=0)[None, ..., None]
+    distances = np.take_along_axis(outside, explaining, axis=0)[0]
+    distances = np.where(own == written.codes, distances, np.inf)
+    inside = parts.inside(factors * attempts.numbers, attempts.codes) / unit
+    binding = np.where((inside > written.tie).all(axis=-1), attempts.worth, 0).max(axis=0)
+    worse = 1 - search.worth(y, own) / np.where(binding > 0, binding, np.inf)
+    lost = np.zeros_like(y)  # a row that is not the best counts as one wrong code
+    if len(search.gains) > 1:
+        lost[..., 0] = np.where(binding > 0, np.maximum(worse, 0), 0)
+    wanted = attempts.best
+    return Judged(
+        wanted,
+        {COORDINATE: distances, CHOICE: lost},
+        {COORDINATE: inside.min(axis=0), CHOICE: _lead(attempts.worth, attempts.codes, wanted)},
+        {"scale": parts.scales(norms, y, own)[..., None]},
+    )
+
+
+def _lead(worth: Float64, codes: Codes, best: Codes) -> Float64:
+    """Return by what share the best codes are better than any others: ``[..., 1]``."""
+    others = np.where((codes != best).any(axis=-1), worth, -np.inf).max(axis=0)
+    top = worth.max(axis=0)
+    lead: Float64 = 1 - others / np.where(top > 0, top, 1)
+    return lead[..., None]
 
 
 def _judge_norms(written: Written, tables: Tables) -> Judged:
@@ -178,7 +212,7 @@ def _judge_prod(written: Written, tables: Tables) -> Judged:
     parts = _Parts(tables)
     norms, y = rotate(written.vectors, parts.rotation)
     own = (written.codes & ((1 << (written.bits - 1)) - 1)).astype(np.uint8)
-    scales = parts.scales(norms, own)[..., None]
+    scales = parts.scales(norms, y, own)[..., None]
     # A sign is that of what the indices and the stored scale of the row leave over.
     residual = parts.residual(written.vectors, norms, own, written.fields["scale"])
     projected = residual @ parts.sketch
@@ -204,6 +238,7 @@ KINDS: Final = (
         fields=(FieldForm("scale", 2),),
         is_rotated=True,
         corrects_norm=True,
+        searches=True,
         quantise=_lloyd_max,
         coordinates=_scaled_centroids,
         judge=_judge,

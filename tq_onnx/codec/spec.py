@@ -101,6 +101,11 @@ class Codec:
         return self.record.corrects_norm
 
     @property
+    def searches(self) -> bool:
+        """True if an encoder may choose among codes of several gains."""
+        return self.record.searches
+
+    @property
     def index_bits(self) -> int:
         """Bits of an index into the codebook; 0 if there is none."""
         return self.bits - self.has_sketch if self.is_rotated else 0

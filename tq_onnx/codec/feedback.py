@@ -1,0 +1,73 @@
+"""Error feedback for keys: what queries make of the errors of a key, and the matrix that says so.
+
+A score loses <q, e> by the error e of a key, so that what an error costs is e H e^T, with H the
+second moment of the queries in the space that the keys are quantised in:
+
+    H = E[q'^T q'] / mean of its diagonal + 0.01 I = L diag(h) L^T,  L unit lower triangular
+
+The coordinates of a key are then quantised from the last to the first, and each makes up for the
+errors of those that are done (``tq_onnx.codec.search``): (e L)_j is the rounding error of step j
+alone (as in GPTQ, Frantar et al. 2022). One matrix holds both factors, L below the diagonal and h
+on it; what is above the diagonal is zero and not read.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tq_onnx.codec.kind import Float32, Float64
+
+DAMPING: Final = 0.01
+"""Weight of all directions alike, next to a mean of 1: a text shows no query of every direction."""
+
+
+def feedback_of(
+    covariance: npt.NDArray[np.floating],
+    rotation: npt.NDArray[np.floating],
+    scales: npt.NDArray[np.floating] | None = None,
+) -> Float32:
+    """Return the matrices that error feedback takes.
+
+    Args:
+        covariance: second moments of the queries of each KV head, ``[N, D, D]``.
+        rotation: the rotation of the keys, ``[D, D]``.
+        scales: what keys are divided by and queries multiplied with, ``[N, D]``; None for nothing.
+
+    Returns:
+        float32 ``[N, D, D]``; the identity for a head whose queries are all zero.
+
+    Raises:
+        ValueError: the moments are not finite, or are none of real queries.
+    """
+    turn = np.asarray(rotation, np.float64)
+    moments = np.asarray(covariance, np.float64)
+    if not np.isfinite(moments).all():
+        raise ValueError("the covariance of the queries is not finite")
+    if scales is not None:
+        wide = np.asarray(scales, np.float64)
+        moments = wide[:, :, None] * moments * wide[:, None, :]
+    moments = turn.T @ moments @ turn
+    moments = (moments + moments.swapaxes(-1, -2)) / 2
+    size = moments.shape[-1]
+    mean = np.trace(moments, axis1=-2, axis2=-1)[:, None, None] / size
+    identity = np.eye(size)
+    damped = np.where(mean > 0, moments / np.where(mean > 0, mean, 1), (1 - DAMPING) * identity)
+    try:
+        lower = np.linalg.cholesky(damped + DAMPING * identity)
+    except np.linalg.LinAlgError as error:
+        raise ValueError("the covariance of the queries is not that of any queries") from error
+    diagonal = np.diagonal(lower, axis1=-2, axis2=-1)
+    matrices: Float32 = np.tril(lower / diagonal[:, None, :], -1).astype(np.float32)
+    index = np.arange(size)
+    matrices[:, index, index] = diagonal**2
+    return matrices
+
+
+def factors(feedback: Float32) -> tuple[Float64, Float64]:
+    """Return L ``[N, D, D]`` and h ``[N, D]`` of matrices ``[N, D, D]``."""
+    wide = np.asarray(feedback, np.float64)
+    lower: Float64 = np.tril(wide, -1) + np.eye(wide.shape[-1])
+    return lower, np.diagonal(wide, axis1=-2, axis2=-1)
