@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.security.mutate import broken_promise
+from tests.fuzz.mutations import broken_promise
 
 FOUND = (294, 1528, 1753, 2033, 2668)
 """Mutations that once broke a promise."""

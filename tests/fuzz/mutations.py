@@ -1,6 +1,6 @@
 """Mutations of real exports, each by its number, and what the commands make of them.
 
-``mutated(number)`` is the same bytes at every time. ``python -m tests.security.mutate 0 5000`` runs
+``mutated(number)`` is the same bytes at every time. ``python -m tests.fuzz.mutations 0 5000`` runs
 that many by hand, in this process, and prints the numbers of those that break a promise: an exit
 code other than 0, 3 and 4, commands that do not agree, more than ``MOST_SECONDS`` or more memory
 than ``MOST_BYTES``, control characters on the terminal.
