@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
-import typing
 from collections.abc import Iterator
-from functools import cache
 
 import pytest
 from hypothesis import settings
 
-from tq_onnx.codec import rotation
+from tests.remembering import remembering
 
 # CI must give the same answer for the same commit; anywhere else hypothesis explores.
 settings.register_profile("ci", derandomize=True)
@@ -51,20 +48,7 @@ def exact_products() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def remember_rotations() -> Iterator[None]:
-    """Lets a worker make one rotation once, for all tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rotation, "make_rotation", cache(rotation.make_rotation))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def remember_protocols() -> Iterator[None]:
-    """Lets Python 3.11 and older list the members of a protocol once, not at each ``isinstance``.
-
-    onnx-ir asks for its protocols wherever it serialises.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        if sys.version_info < (3, 12):
-            patch.setattr(typing, "_get_protocol_attrs", cache(typing._get_protocol_attrs))
+def remember() -> Iterator[None]:
+    """Lets a worker compute some things once, for all tests."""
+    with remembering():
         yield

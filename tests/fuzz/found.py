@@ -1,0 +1,59 @@
+"""What fuzzing has found, small and by name: models that once broke a promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import onnx
+
+Edit = Callable[[onnx.ModelProto], None]
+
+
+def _node(proto: onnx.ModelProto, output: str) -> onnx.NodeProto:
+    return next(node for node in proto.graph.node if output in node.output)
+
+
+def no_operands(output: str) -> Edit:
+    return lambda proto: _node(proto, output).ClearField("input")
+
+
+def graph_for_axis(output: str) -> Edit:
+    """An attribute that says that it holds a graph."""
+
+    def edit(proto: onnx.ModelProto) -> None:
+        attributes = _node(proto, output).attribute
+        axis = next(attribute for attribute in attributes if attribute.name == "axis")
+        axis.type = onnx.AttributeProto.GRAPH
+
+    return edit
+
+
+def operand(output: str, at: int, name: str) -> Edit:
+    def edit(proto: onnx.ModelProto) -> None:
+        _node(proto, output).input[at] = name
+
+    return edit
+
+
+MODELS: Final[dict[str, tuple[str, Edit]]] = {
+    "a product of nothing": ("hf-static-decode", no_operands("mul_12")),
+    "an axis that is a graph": ("hf-decode", graph_for_axis("cat_6")),
+    "an axis of a norm that is a graph": (
+        "mobius-default",
+        graph_for_axis("v_model.layers.1.self_attn.q_norm.RMSNormalization_50"),
+    ),
+    "ids as weights": (
+        "genai-dml-fp16",
+        operand("/model/layers.1/attn/v_proj/MatMul/output_0", 1, "input_ids"),
+    ),
+    "a sum without an addend": (
+        "genai-dml-fp16",
+        operand("/model/layers.1/post_attention_layernorm/output_0", 1, ""),
+    ),
+    "keys as new values": (
+        "dynamo-qwen3-moe",
+        operand("present.0.value", 1, "past_key_values.0.key"),
+    ),
+}
+"""Export and edit."""

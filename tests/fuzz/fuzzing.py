@@ -1,0 +1,70 @@
+"""Fuzz one lane: ``python -m tests.fuzz LANE``, by numbers or guided by coverage.
+
+With ``--numbers FIRST LAST`` the case of each number is the same at every time: a campaign can be
+run in pieces, and a finding has a number. Without them atheris looks for cases that reach new code
+for ``--seconds``; where it is not installed, numbers are counted up for as long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.fuzz.lanes import LANES, Lane, lane
+from tests.fuzz.pool import Answer, Limits, work
+from tests.fuzz.summary import Summary
+from tests.remembering import remembering
+
+
+def by_numbers(chosen: Lane, first: int, last: int, jobs: int, seconds: float) -> dict[str, Any]:
+    """Runs the cases of numbers; tells what came of them, and which number is the next."""
+
+    def task(number: int, folder: Path) -> Answer:
+        return chosen.check(random.Random(number), folder).answer
+
+    chosen.warm()
+    summary, limits = Summary(), Limits()
+    begin = time.monotonic()
+    ahead, following = set[int](), first  # numbers that were done, from the first gap on
+    for done in work(task, range(first, last), jobs, seconds, limits):
+        ahead.add(done.number)
+        while following in ahead:
+            ahead.remove(following)
+            following += 1
+        for problem in summary.take(done, limits.bytes):
+            print(f"{done.number}: {problem}", file=sys.stderr, flush=True)
+    took = time.monotonic() - begin
+    return {
+        "lane": chosen.name,
+        "first": first,
+        "next": following,
+        "jobs": jobs,
+        "seconds": round(took, 1),
+        "cases_per_second": round(summary.cases / max(took, 1e-9), 1),
+        **summary.document(),
+    }
+
+
+def main() -> int:
+    """Fuzzes a lane; the exit code is 1 if it found something."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("lane", choices=LANES)
+    parser.add_argument("--numbers", nargs=2, type=int, metavar=("FIRST", "LAST"))
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--summary", type=Path, help="a file for the summary, instead of stdout")
+    given = parser.parse_args()
+    first, last = given.numbers or (0, 1 << 62)
+    with remembering():
+        found = by_numbers(lane(given.lane), first, last, given.jobs, given.seconds)
+    text = json.dumps(found, indent=2)
+    if given.summary:
+        given.summary.write_text(text + "\n")
+    else:
+        print(text)
+    return 1 if found["problems"] else 0
