@@ -17,8 +17,9 @@ from tq_onnx.version import __version__
 
 if TYPE_CHECKING:
     from tq_onnx import errors
+    from tq_onnx.api.calibrating import calibrate
     from tq_onnx.api.converting import convert, inspect
-    from tq_onnx.api.measuring import bench, calibrate, report, verify
+    from tq_onnx.api.measuring import bench, report, verify
     from tq_onnx.api.running import get_library_path, library_path, load, register
     from tq_onnx.codec.presets import PRESETS
     from tq_onnx.progress import Progress
@@ -42,7 +43,8 @@ __all__ = [
 
 _ROOMS: Final = {
     "api.converting": ("convert", "inspect"),
-    "api.measuring": ("bench", "calibrate", "report", "verify"),
+    "api.calibrating": ("calibrate",),
+    "api.measuring": ("bench", "report", "verify"),
     "api.running": ("get_library_path", "library_path", "load", "register"),
     "codec.presets": ("PRESETS",),
     "progress": ("Progress",),

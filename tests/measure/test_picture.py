@@ -8,8 +8,8 @@ import pytest
 
 from tests.runtime.models import DYNAMO, converted, original
 from tq_onnx.errors import ModelFileError, UsageError
+from tq_onnx.measure.comparison import ComparisonReport
 from tq_onnx.measure.picture import check_picture, draw_quality
-from tq_onnx.measure.report import ComparisonReport
 from tq_onnx.measure.report import report as make_report
 
 

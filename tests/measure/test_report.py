@@ -22,16 +22,16 @@ from tq_onnx.conversion.pipeline import convert, prepare
 from tq_onnx.errors import UnsupportedModelError, UsageError, VerificationError
 from tq_onnx.measure import recording as recordings
 from tq_onnx.measure.channelscales import ChannelSamples, sample_channels
+from tq_onnx.measure.comparison import ComparisonReport
 from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.measure.layers import LayerErrors, measure_layers
 from tq_onnx.measure.ortcaches import FLOAT16, INT4, INT8, Steps, with_ort_caches
 from tq_onnx.measure.page import to_markdown
 from tq_onnx.measure.probe import Probe
 from tq_onnx.measure.quality import compare
+from tq_onnx.measure.qualitytables import layer_table, report_notes, report_table
 from tq_onnx.measure.recording import Recording
-from tq_onnx.measure.report import ComparisonReport
 from tq_onnx.measure.report import report as make_report
-from tq_onnx.measure.tables import layer_table, report_notes, report_table
 from tq_onnx.measure.verify import verify
 from tq_onnx.measure.windows import Window, blocks, windows
 from tq_onnx.ops.domain import ATTENTION

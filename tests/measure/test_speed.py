@@ -12,7 +12,7 @@ from tq_onnx.measure import speed
 from tq_onnx.measure.bench import SpeedReport, bench
 from tq_onnx.measure.picture import draw_speed
 from tq_onnx.measure.speed import check_fits, check_positions, decode_steps, measure
-from tq_onnx.measure.tables import bench_notes, bench_table
+from tq_onnx.measure.speedtables import bench_notes, bench_table
 from tq_onnx.progress import Progress
 
 KINDS = ("original", "kernel", "body")

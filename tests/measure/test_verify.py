@@ -20,8 +20,8 @@ from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.errors import UnsupportedModelError, UsageError, VerificationError
 from tq_onnx.measure.page import to_markdown
-from tq_onnx.measure.tables import verify_tables
 from tq_onnx.measure.verify import VerifyReport, verify
+from tq_onnx.measure.verifytables import verify_tables
 from tq_onnx.ops.domain import ATTENTION, ENCODE
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.progress import Progress

@@ -1,7 +1,7 @@
 """Hold the public functions, ``tq_onnx.NAME``; the commands of the same names call them.
 
-``converting`` has ``convert`` and ``inspect``; ``measuring`` has ``verify``, ``report``, ``bench``
-and ``calibrate``; ``running`` has ``load`` and the operator library.
+``converting`` has ``convert`` and ``inspect``; ``calibrating`` has ``calibrate``; ``measuring`` has
+``verify``, ``report`` and ``bench``; ``running`` has ``load`` and the operator library.
 
 Paths may be ``str`` or ``Path``. The path of a model may also be a folder of onnxruntime-genai or
 Hugging Face: ``convert`` and ``inspect`` take all its decoders, the others the one decoder in it.

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tq_onnx.api import measuring
+from tq_onnx.api import calibrating
 from tq_onnx.cli import flags, terminal
 
 
@@ -58,7 +58,7 @@ def calibrate(*, as_json: bool, **arguments: Any) -> None:
       tq-onnx convert model.onnx --calibration model.calibration.safetensors
     """
     with terminal.progress("Opening the model") as on_progress:
-        found = measuring.calibrate(**arguments, on_progress=on_progress)
+        found = calibrating.calibrate(**arguments, on_progress=on_progress)
     terminal.print_warnings(found.warnings)
     if as_json:
         terminal.print_json(found)

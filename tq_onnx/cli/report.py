@@ -10,7 +10,7 @@ from tq_onnx.api import measuring
 from tq_onnx.cli import flags, terminal
 
 if TYPE_CHECKING:
-    from tq_onnx.measure.report import ComparisonReport
+    from tq_onnx.measure.comparison import ComparisonReport
 
 
 @click.command()
@@ -71,7 +71,7 @@ def report(*, layers: bool, as_json: bool, **arguments: Any) -> None:
 
 
 def _print(found: ComparisonReport, *, layers: bool) -> None:
-    from tq_onnx.measure.tables import layer_table, report_notes, report_table
+    from tq_onnx.measure.qualitytables import layer_table, report_notes, report_table
 
     terminal.print_table(report_table(found))
     if layers:

@@ -78,7 +78,7 @@ def verify(*, as_json: bool, **arguments: Any) -> None:
 
 
 def _print(report: VerifyReport) -> None:
-    from tq_onnx.measure.tables import verify_tables
+    from tq_onnx.measure.verifytables import verify_tables
 
     for table in verify_tables(report):
         terminal.print_table(table)

@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 
 from tq_onnx.errors import ModelFileError, UsageError
-from tq_onnx.measure.report import ComparisonReport
-from tq_onnx.measure.tables import TextTable, layer_table, report_notes, report_table
+from tq_onnx.measure.comparison import ComparisonReport
+from tq_onnx.measure.qualitytables import layer_table, report_notes, report_table
+from tq_onnx.measure.tables import TextTable
 
 
 def check_page(path: Path) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.text import Annotation
 
     from tq_onnx.measure.bench import SpeedReport
-    from tq_onnx.measure.report import ComparisonReport, ModelFigures
+    from tq_onnx.measure.comparison import ComparisonReport, ModelFigures
 
 FORMATS: Final = (".png", ".svg")
 

@@ -19,6 +19,7 @@ from tq_onnx.conversion.pipeline import Prepared, prepare
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.measure.channelscales import sample_channels
+from tq_onnx.measure.comparison import ComparisonReport, MissingPeer, ModelFigures
 from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.measure.interfaces import refuse_stranger
 from tq_onnx.measure.layers import LayerErrors, measure_layers
@@ -35,85 +36,6 @@ LAYER_TOKENS: Final = 512
 
 _RAW: Final = "raw"
 _PEER_NAMES: Final = {FLOAT16: "ORT float16", INT8: "ORT int8", INT4: "ORT int4"}
-
-
-@dataclass(frozen=True)
-class ModelFigures:
-    """One model against the original.
-
-    Attributes:
-        name: the preset, with the file where several have the same; or the name of the peer.
-        path: the file; None for a peer, which has none.
-        preset: the preset; None for a peer.
-        peer: True for a model with ONNX Runtime's own caches.
-        bytes_per_token: cache bytes of one token in all layers, from the graph's types.
-        bits_per_value: bits per number in the caches, metadata included.
-        compression: cache bytes of the original over this model's.
-        quality: its predictions against the original's.
-        layers: its layers; none for a peer, nor where caches keep a window of the tokens only.
-    """
-
-    name: str
-    path: Path | None
-    preset: str | None
-    peer: bool
-    bytes_per_token: int
-    bits_per_value: float
-    compression: float
-    quality: QualityFigures
-    layers: tuple[LayerErrors, ...]
-
-
-@dataclass(frozen=True)
-class MissingPeer:
-    """A peer that this model cannot have.
-
-    Attributes:
-        name: the peer.
-        reason: the reason, as a clause.
-    """
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class ComparisonReport:
-    """The result of ``report``.
-
-    Attributes:
-        original: the original model.
-        source: where the tokens come from.
-        tokens: tokens that were read.
-        context: tokens per window.
-        stride: tokens by which windows advance; ``context`` where they stand side by side.
-        windows: number of windows.
-        positions: predictions that were compared.
-        kernels: True if the library's kernels ran, False if the function bodies did.
-        layer_tokens: tokens that the layers were judged on.
-        perplexity: perplexity of the original.
-        bytes_per_token: cache bytes of one token in the original.
-        models: the converted models, in the order given.
-        peers: ONNX Runtime's own caches.
-        missing: peers that this model cannot have.
-        warnings: one sentence for each model whose rows cannot hold all vectors.
-    """
-
-    original: Path
-    source: str
-    tokens: int
-    context: int
-    stride: int
-    windows: int
-    positions: int
-    kernels: bool
-    layer_tokens: int
-    perplexity: float
-    bytes_per_token: int
-    models: tuple[ModelFigures, ...]
-    peers: tuple[ModelFigures, ...]
-    missing: tuple[MissingPeer, ...]
-    warnings: tuple[str, ...] = ()
 
 
 def report(

@@ -1,0 +1,111 @@
+"""Gather the statistics of a model, for ``convert(..., calibration=)``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tq_onnx.api.arguments import AnyPath, at_least, path_of
+from tq_onnx.codec.extremes import Extremes, warnings_of
+
+if TYPE_CHECKING:
+    from tq_onnx.progress import OnProgress
+
+
+@dataclass(frozen=True)
+class CalibrationReport:
+    """The report of ``calibrate``.
+
+    Attributes:
+        model: the original.
+        output: the calibration file.
+        bytes: its size.
+        layers: attention layers of the model.
+        tokens: tokens that were read.
+        context: tokens per window.
+        text_digest: SHA-256 of their ids.
+        extremes: vectors that scales in float16 cannot hold, of every cache.
+        warnings: one sentence about them, if there are any.
+    """
+
+    model: Path
+    output: Path
+    bytes: int
+    layers: int
+    tokens: int
+    context: int
+    text_digest: str
+    extremes: tuple[Extremes, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def calibrate(
+    model: AnyPath,
+    text: AnyPath,
+    output: AnyPath | None = None,
+    *,
+    tokens: int = 16384,
+    skip: int = 0,
+    context: int = 1024,
+    tokenizer: AnyPath | None = None,
+    threads: int | None = None,
+    library: bool = True,
+    overwrite: bool = False,
+    on_progress: OnProgress | None = None,
+) -> CalibrationReport:
+    """Gather statistics of an original on a text, for ``convert(..., calibration=)``.
+
+    Args:
+        model: the original; it is not changed.
+        text: UTF-8 text to read, of the kind that the model will see.
+        output: the file to write; by default MODEL with ``.calibration.safetensors``.
+        tokens: tokens of the text to read.
+        skip: tokens at the start of the text to leave out.
+        context: tokens per window; each begins with empty caches.
+        tokenizer: folder with ``tokenizer.json``; by default the folder of the model.
+        threads: threads within an operator; by default onnxruntime's choice.
+        library: whether the kernels of the operator library run; if not, the function bodies.
+        overwrite: whether an output that exists may be replaced.
+        on_progress: called as tokens are read.
+
+    Returns:
+        What was written.
+
+    Raises:
+        UnsupportedModelError: the model cannot be converted or run.
+        OutputExistsError: the output exists.
+        LibraryError: the operator library is missing or does not fit.
+    """
+    at_least(1, tokens=tokens, context=context, threads=threads)
+    from tq_onnx.conversion.calibrationfile import check_target, write_calibration
+    from tq_onnx.integrations.folder import find_model
+    from tq_onnx.integrations.tokens import calibration_tokens
+
+    source = find_model(path_of(model))
+    target = path_of(output) or source.with_name(f"{source.stem}.calibration.safetensors")
+    check_target(target, overwrite=overwrite)
+    ids, begin = calibration_tokens(source, path_of(text), path_of(tokenizer), tokens, skip)
+    from tq_onnx.measure import calibrate as room
+
+    found = room.calibrate(
+        source,
+        ids,
+        context=context,
+        begin=begin,
+        library=library,
+        threads=threads,
+        on_progress=on_progress,
+    )
+    write_calibration(target, found, overwrite=overwrite)
+    return CalibrationReport(
+        model=source,
+        output=target,
+        bytes=target.stat().st_size,
+        layers=len(found.layers),
+        tokens=found.tokens,
+        context=found.context,
+        text_digest=found.text_digest,
+        extremes=found.extremes,
+        warnings=warnings_of(found.extremes),
+    )

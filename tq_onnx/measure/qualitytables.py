@@ -1,0 +1,143 @@
+"""The results of ``report`` as tables of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from tq_onnx.measure.tables import TextTable, either
+
+if TYPE_CHECKING:
+    from tq_onnx.measure.comparison import ComparisonReport, ModelFigures
+    from tq_onnx.measure.layers import LayerErrors
+
+PEER_NOTE = (
+    "ORT: ONNX Runtime's own GroupQueryAttention caches; int8 and int4 with one step per KV head "
+    "and channel, found on this very text, so at their best"
+)
+
+
+def report_table(report: ComparisonReport) -> TextTable:
+    """Return one row for each model, the original first and the peers last."""
+    rows = [
+        (
+            "original",
+            "",
+            f"{report.bytes_per_token:,}",
+            "1.00",
+            f"{report.perplexity:.4f}",
+            *([""] * 7),
+        )
+    ]
+    rows += [_summary_row(model) for model in (*report.models, *report.peers)]
+    return TextTable(
+        f"Quality on {report.positions:,} predictions, {report.windows} windows of "
+        f"{report.context} tokens ({report.source})",
+        (
+            "model",
+            ">bits/value",
+            ">bytes/token",
+            ">times smaller",
+            ">perplexity",
+            ">change",
+            ">KL mean",
+            ">KL p99",
+            ">same top token",
+            ">key error",
+            ">value error",
+            ">attention cosine",
+        ),
+        tuple(rows),
+    )
+
+
+def layer_table(model: ModelFigures, tokens: int) -> TextTable:
+    """Return one row for each layer of a converted model."""
+    return TextTable(
+        f"{model.name}: relative squared errors of keys and values, and their distance from "
+        f"theory, on {tokens} tokens",
+        (
+            ">layer",
+            "codec",
+            ">key error",
+            ">theory",
+            ">value error",
+            ">theory",
+            ">attention cosine",
+            ">lowest",
+        ),
+        tuple(_layer_row(layer) for layer in model.layers),
+    )
+
+
+def report_notes(report: ComparisonReport) -> list[str]:
+    """Return notes for the reader of the tables, one sentence each."""
+    lines = [
+        "change: of the perplexity, with its standard error; KL: divergence from the original's "
+        "predictions in nats; errors: mean over the layers of squared error over squared norm",
+    ]
+    if not report.kernels:
+        lines.append("the function bodies ran, not the library's kernels")
+    if report.peers:
+        lines.append(PEER_NOTE)
+    lines += [f"{peer.name} is left out: {peer.reason}" for peer in report.missing]
+    return lines
+
+
+def _summary_row(model: ModelFigures) -> tuple[str, ...]:
+    quality = model.quality
+    return (
+        model.name,
+        f"{model.bits_per_value:.2f}",
+        f"{model.bytes_per_token:,}",
+        f"{model.compression:.2f}",
+        f"{quality.converted_perplexity:.4f}",
+        f"{100 * quality.perplexity_change:+.2f} ± {100 * quality.perplexity_change_error:.2f} %",
+        _small(quality.kl_mean),
+        _small(quality.kl_p99),
+        f"{100 * quality.top1_agreement:.2f} %",
+        _mean_error([(layer.key_error, layer.key_theory) for layer in model.layers]),
+        _mean_error([(layer.value_error, layer.value_theory) for layer in model.layers]),
+        _mean(layer.attention_cosine for layer in model.layers),
+    )
+
+
+def _layer_row(layer: LayerErrors) -> tuple[str, ...]:
+    return (
+        str(layer.layer),
+        either(layer.key_codec, layer.value_codec),
+        _small(layer.key_error),
+        _excess(layer.key_error, layer.key_theory),
+        _small(layer.value_error),
+        _excess(layer.value_error, layer.value_theory),
+        f"{layer.attention_cosine:.5f}",
+        f"{layer.attention_cosine_lowest:.5f}",
+    )
+
+
+def _mean_error(layers: Sequence[tuple[float, float | None]]) -> str:
+    """Write the mean error, and its distance from theory where every layer has one."""
+    if not layers:
+        return ""
+    error = sum(found for found, _ in layers) / len(layers)
+    wanted = [theory for _, theory in layers if theory is not None]
+    if len(wanted) < len(layers):
+        return _small(error)
+    return f"{_small(error)} ({_excess(error, sum(wanted) / len(wanted))})"
+
+
+def _excess(error: float, theory: float | None) -> str:
+    return "" if not theory else f"{100 * (error / theory - 1):+.1f} %"
+
+
+def _mean(numbers: Iterable[float]) -> str:
+    found = list(numbers)
+    return f"{sum(found) / len(found):.5f}" if found else ""
+
+
+def _small(number: float) -> str:
+    """Write a number with enough digits; a number that rounding alone makes is 0."""
+    if abs(number) < 1e-9:
+        return "0"
+    digits = ".4f" if number >= 0.1 else ".5f" if number >= 1e-3 else ".1e"
+    return format(number, digits)
