@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 from pathlib import Path
@@ -14,6 +16,7 @@ from tq_onnx.conversion.calibrationfile import read_calibration
 from tq_onnx.integrations import tokens as tokens_module
 from tq_onnx.integrations.bundled import build_bundled, bundled_directory, heldout_text
 from tq_onnx.integrations.huggingface import load_tokenizer
+from tq_onnx.integrations.tokens import calibration_text
 from tq_onnx.measure.calibrate import calibrate
 
 BODIES = ("--no-library", "--threads", 1)
@@ -75,6 +78,40 @@ def test_a_model_and_a_text(folder: Path) -> None:
     target.unlink()
 
 
+def test_without_a_text(folder: Path, tmp_path: Path) -> None:
+    """The one that comes with tq-onnx is read, in windows as long as the model takes."""
+    output = tmp_path / "own"
+    few = ("--tokens", 80, "-o", output)
+    outcome = run("calibrate", folder, *few, *BODIES, "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.document["source"] == "the text that comes with tq-onnx"
+    ids = load_tokenizer(folder).encode(calibration_text())[:80]
+    digest = hashlib.sha256(np.asarray(ids, "<i8").tobytes()).hexdigest()
+    assert outcome.document["text_digest"] == digest
+    assert outcome.document["context"] == 2048
+    configuration = json.loads((folder / "config.json").read_text())
+    try:
+        changed = configuration | {"max_position_embeddings": 70}
+        (folder / "config.json").write_text(json.dumps(changed))
+        outcome = run("calibrate", folder, *few, *BODIES, "--json", "--overwrite")
+        assert outcome.document["context"] == 70
+    finally:
+        (folder / "config.json").write_text(json.dumps(configuration))
+
+
+def test_the_text_that_comes_along_is_a_mixture() -> None:
+    text = calibration_text()
+    assert 30_000 < len(text.encode()) < 40_000
+    for piece in (
+        "def parse_duration",
+        "Der Zug hielt",
+        "SELECT c.name",
+        "今天早上",
+        '{\n  "name"',
+    ):
+        assert piece in text
+
+
 def test_what_is_refused(small: Path, tmp_path: Path) -> None:
     before = snapshot(tmp_path)
     text = ("--text", tmp_path / "text.txt")
@@ -83,7 +120,6 @@ def test_what_is_refused(small: Path, tmp_path: Path) -> None:
     binary = tmp_path / "binary"
     elsewhere = tmp_path / "elsewhere"
 
-    assert "--text" in run("calibrate", small).sentence(2)
     assert "--tokens" in run("calibrate", small, *text, "--tokens", 63).sentence(2)
     assert "missing" in run("calibrate", tmp_path / "missing", *text).sentence(4)
     assert "no such file" in run("calibrate", small, "--text", tmp_path / "no").sentence(4)
@@ -102,6 +138,7 @@ def test_what_is_refused(small: Path, tmp_path: Path) -> None:
     short.unlink()
 
     # The tokenizer is of a larger model.
+    assert "the model knows 97" in run("calibrate", small, *BODIES).sentence(2)
     assert "the model knows 97" in run("calibrate", small, *text, *BODIES).sentence(2)
     outcome = run("calibrate", small, *text, "--tokenizer", tmp_path / "none")
     assert "there is no readable tokenizer" in outcome.sentence(4)

@@ -200,6 +200,24 @@ def test_each_window_begins_as_texts_do() -> None:
     assert (found.tokens, found.context) == (len(TEXT), CONTEXT)
 
 
+def test_beginnings_of_more_windows_are_read_for_the_first_positions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_BEGINNINGS", 5)
+    seen: list[Progress] = []
+    found = gather(DYNAMO, on_progress=seen.append)
+    starts = [65 // 4, 3 * 65 // 4]  # besides three whole windows
+    assert seen[-2:] == [Progress("Reading the beginnings of windows", n, 2) for n in (1, 2)]
+    assert found.counts.tolist() == [5] * 16 + [17]
+    assert (found.tokens, found.text_digest) == (65, plain(DYNAMO).text_digest)
+    parts = [TEXT[start : start + CONTEXT] for start in range(0, 65, CONTEXT)]
+    parts += [TEXT[start : start + POSITIONS - 1] for start in starts]
+    vectors = [cached(DYNAMO, part, CONTEXT)[0][0] for part in parts]
+    counts, means, _ = rows(vectors)
+    np.testing.assert_array_equal(found.counts, counts)
+    np.testing.assert_allclose(found.layers[0].k_mean, means, rtol=1e-4, atol=1e-5)
+
+
 def test_what_is_told() -> None:
     seen: list[Progress] = []
     found = gather(DYNAMO, on_progress=seen.append)

@@ -16,8 +16,8 @@ from tq_onnx.cli import flags, terminal
 @click.option(
     "--text",
     type=flags.FilePath(),
-    required=True,
-    help="UTF-8 text to read, of the kind that the model will see.",
+    help="UTF-8 text to read, of the kind that the model will see. By default a text that comes "
+    "with tq-onnx: prose, code and lists, in several languages.",
 )
 @click.option(
     "-o",
@@ -39,7 +39,12 @@ from tq_onnx.cli import flags, terminal
     show_default=True,
     help="Tokens at the start of the text to skip, to measure quality on them later.",
 )
-@flags.windows
+@click.option(
+    "--context",
+    type=click.IntRange(min=16),
+    help="Tokens per window, as many as the contexts that the model is used with have.  [default: "
+    "2048, or as many as the model takes]",
+)
 @flags.tokenizer
 @flags.threads
 @flags.no_library
@@ -54,7 +59,7 @@ def calibrate(*, as_json: bool, **arguments: Any) -> None:
 
     \b
     Example:
-      tq-onnx calibrate model.onnx --text book.txt
+      tq-onnx calibrate model.onnx
       tq-onnx convert model.onnx --calibration model.calibration.safetensors
     """
     with terminal.progress("Opening the model") as on_progress:
@@ -67,6 +72,7 @@ def calibrate(*, as_json: bool, **arguments: Any) -> None:
     terminal.print_facts(
         [
             ("layers", str(found.layers)),
+            ("text", found.source),
             ("tokens", f"{found.tokens:,} in windows of {found.context:,}"),
             ("output", f"{found.output} ({found.bytes:,} bytes)"),
             ("next", f"tq-onnx convert {model} --calibration {output}"),

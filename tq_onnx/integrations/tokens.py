@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from tq_onnx.codec.gathering import FEWEST_TOKENS
 from tq_onnx.errors import ModelFileError, UsageError
@@ -11,6 +12,11 @@ from tq_onnx.integrations.huggingface import TOKENIZER_FILE, Tokenizer, load_tok
 
 # A text is read no further than this many characters for each token that is wanted.
 _CHARACTERS_PER_TOKEN = 16
+
+OWN_TEXT: Final = "the text that comes with tq-onnx"
+"""The source of tokens where no text is named."""
+
+_OWN_TEXT: Final = Path(__file__).with_name("calibration.txt")
 
 NO_LANGUAGE = "pseudo-random ids, no language: a weak test; use --text and --tokenizer"
 
@@ -67,6 +73,16 @@ def file_tokens(path: Path, tokenizer: Tokenizer, count: int) -> list[int]:
     return tokenizer.encode(text)[:count]
 
 
+def calibration_text() -> str:
+    """Return the text that models are calibrated on by default.
+
+    Prose, dialogue, code in several languages, lists, tables, logs and letters, and paragraphs in
+    ten human languages, in turns of about a kilobyte, so that its beginning is a mixture, too. It
+    was written for tq-onnx and is under the licence of tq-onnx.
+    """
+    return _OWN_TEXT.read_text(encoding="utf-8")
+
+
 def model_tokens(
     models: Sequence[Path],
     text: Path | None,
@@ -111,13 +127,13 @@ def model_tokens(
 
 
 def calibration_tokens(
-    model: Path, text: Path, directory: Path | None, count: int, skip: int
+    model: Path, text: Path | None, directory: Path | None, count: int, skip: int
 ) -> tuple[list[int], list[int]]:
     """Read the tokens of a text that a model is calibrated on.
 
     Args:
         model: the model, beside which the tokenizer may be.
-        text: a UTF-8 file.
+        text: a UTF-8 file; None for ``calibration_text``.
         directory: the folder of the tokenizer.
         count: tokens to read.
         skip: tokens at the start of the text to leave out.
@@ -131,7 +147,10 @@ def calibration_tokens(
     """
     words = require_tokenizer(directory, model)
     empty = words.encode("")
-    ids = file_tokens(text, words, max(skip, len(empty)) + count)
+    if text is None:
+        ids = words.encode(calibration_text())
+    else:
+        ids = file_tokens(text, words, max(skip, len(empty)) + count)
     begin = _shared(empty, ids)
     ids = ids[max(skip, len(begin)) :][:count]
     if len(ids) < FEWEST_TOKENS:
@@ -139,7 +158,7 @@ def calibration_tokens(
         raise UsageError(
             f"{behind}there are {len(ids)} tokens, and {FEWEST_TOKENS} are the fewest that tell "
             "anything",
-            where=str(text),
+            where=OWN_TEXT if text is None else str(text),
             fix="skip fewer, or give a longer text" if skip else "give a longer text",
         )
     return ids, begin

@@ -21,13 +21,17 @@ from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.errors import UsageError
 from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.measure.probe import Probe
-from tq_onnx.progress import OnProgress, Progress
+from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.version import __version__
 
 POSITIONS: Final = 17
 """Position rows of a table: one for each of the first sixteen positions, one for all others."""
+
+_BEGINNINGS: Final = 64
+"""Windows that have to begin somewhere in the text: means of the first positions over a few windows
+are noise. Where long windows are fewer, the beginnings of others are read besides."""
 
 _CHUNK: Final = 256
 """Tokens per call, which bounds the memory that keys, values and queries of all layers take."""
@@ -37,7 +41,7 @@ def calibrate(
     model: Path,
     tokens: npt.ArrayLike,
     *,
-    context: int = 1024,
+    context: int = 2048,
     begin: Sequence[int] = (),
     library: bool = True,
     threads: int | None = None,
@@ -47,7 +51,8 @@ def calibrate(
 
     Args:
         model: the file; it is not changed.
-        tokens: ids ``[n]``, read in windows that each begin with empty caches.
+        tokens: ids ``[n]``, read in windows that each begin with empty caches; beginnings of more
+            windows are read again, for the means of the first positions.
         context: tokens per window; fewer where the graph has no room for so many.
         begin: tokens that every text, and so every window, begins with.
         library: True to run the library's kernels, False to run the function bodies.
@@ -71,16 +76,22 @@ def calibrate(
     if new < 1:
         raise UsageError(f"windows of {context} tokens have no room for a text", where=str(model))
     gathering = Gathering(len(probe.layers), POSITIONS)
+    tell = on_progress or silent
+    starts = range(0, len(text), new)
     read = 0
-    for start in range(0, len(text), new):
+    for start in starts:
         window = np.concatenate([begin, text[start : start + new]]).astype(np.int64)
         for position, chunk in _chunks(window, decoder):
-            decoder.prefill(chunk[None])
-            gathering.count(position, len(chunk))
-            _add(gathering, probe, decoder, position)
+            _gather(gathering, probe, decoder, chunk, position)
             read += min(len(chunk), max(0, position + len(chunk) - len(begin)))
-            if on_progress is not None:
-                on_progress(Progress("Reading the text", read, len(text)))
+            tell(Progress("Reading the text", read, len(text)))
+    more = _beginnings(len(text), len(starts)) if context >= POSITIONS else []
+    for done, start in enumerate(more):
+        own = POSITIONS - 1 - len(begin)
+        window = np.concatenate([begin, text[start : start + max(own, 0)]])[: POSITIONS - 1]
+        for position, chunk in _chunks(window.astype(np.int64), decoder):
+            _gather(gathering, probe, decoder, chunk, position)
+        tell(Progress("Reading the beginnings of windows", done + 1, len(more)))
     digest = hashlib.sha256(text.astype("<i8").tobytes()).hexdigest()
     return gathering.result(
         tokens=read, context=context, tool_version=__version__, text_digest=digest
@@ -99,7 +110,22 @@ def _chunks(
             yield call.start, chunk
 
 
-def _add(gathering: Gathering, probe: Probe, decoder: Decoder, start: int) -> None:
+def _beginnings(tokens: int, windows: int) -> list[int]:
+    """Return where windows begin besides those that are read as a whole, spread over the text."""
+    more = max(0, min(_BEGINNINGS, tokens // _BEGINNINGS) - windows)
+    return [(2 * index + 1) * tokens // (2 * more) for index in range(more)]
+
+
+def _gather(
+    gathering: Gathering,
+    probe: Probe,
+    decoder: Decoder,
+    chunk: npt.NDArray[np.int64],
+    start: int,
+) -> None:
+    """Read one call's tokens, which begin at a position, and add what the layers made of them."""
+    decoder.prefill(chunk[None])
+    gathering.count(start, len(chunk))
     for index, layer in enumerate(probe.layers):
         query, key, value = (
             decoder.watched[name][0]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Final
 
 from tq_onnx.errors import UsageError
+from tq_onnx.files.configuration import configured_positions
 
 DEFAULT_POSITIONS: Final = 32_768
 MOST_POSITIONS: Final = 1 << 20
 """The tables of a head size of 128 are 512 MiB then."""
-
-_CONFIGURATION: Final = "config.json"
-_KEY: Final = "max_position_embeddings"
 
 
 def positions_of(model: Path, chosen: int | None) -> int:
@@ -34,8 +31,5 @@ def positions_of(model: Path, chosen: int | None) -> int:
                 fix="give the longest context that the model is to be used with",
             )
         return chosen
-    try:
-        told = json.loads((model.parent / _CONFIGURATION).read_text("utf-8"))[_KEY]
-    except (OSError, ValueError, KeyError, TypeError):
-        return DEFAULT_POSITIONS
-    return min(told, MOST_POSITIONS) if isinstance(told, int) and told > 0 else DEFAULT_POSITIONS
+    told = configured_positions(model)
+    return DEFAULT_POSITIONS if told is None else min(told, MOST_POSITIONS)
