@@ -86,18 +86,38 @@ def _group_query(writer: Writer) -> None:
 
 
 def _graph_bias(writer: Writer) -> None:
-    """Makes a mask of rank 4 before there are caches, and leaves what it hides to be seen."""
+    """Makes a mask of rank 4 before there are caches."""
     writer.write(SPLIT.format(q="q0", k="k0", v="v0"))
     make_lengths(writer, "plain", "total", "mask", "kept")
     make_bias(writer)
     writer.write("bias_4 = Add(bias, four_d)")
-    writer.write("seen_f = ReduceMax<keepdims = 1>(bias_4, minus_one)")
+
+
+def _tell_seen(writer: Writer, causal: str) -> None:
+    """Leaves to be seen which queries see no key, by the mask and by the operator's own."""
+    hidden = "bias_4"
+    if causal == "1":
+        writer.write(
+            """
+            own_total = Squeeze(total)
+            own_new = Squeeze(new)
+            own_slots = Range(zero, own_total, step)
+            own_steps = Range(zero, own_new, step)
+            own_places = Add(own_steps, old)
+            own_rows = Unsqueeze(own_places, one)
+            own_causal = LessOrEqual(own_slots, own_rows)
+            own_bias = Where(own_causal, bias_4, lowest)
+            """
+        )
+        hidden = "own_bias"
+    writer.write(f"seen_f = ReduceMax<keepdims = 1>({hidden}, minus_one)")
     writer.graph.floor = "seen_f"
 
 
 def _multi_head(writer: Writer) -> None:
     _graph_bias(writer)
     causal = writer.pick("causal", "0", "1", usual=6)
+    _tell_seen(writer, causal)
     writer.write(
         "fused, present_key, present_value = com.microsoft.MultiHeadAttention"
         f"<num_heads = 2, unidirectional = {causal}>"
@@ -110,6 +130,7 @@ def _standard(writer: Writer) -> None:
     graph.opset = 23
     _graph_bias(writer)
     causal = pick("causal", "0", "1", usual=2)
+    _tell_seen(writer, causal)
     told = pick("mask", "bias", "none", usual=4)
     mask = "bias_4" if told == "bias" else '""'
     write(
