@@ -16,15 +16,17 @@ from tq_onnx.conversion.check import check, snapshot_interface
 from tq_onnx.conversion.planning import make_plan
 from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.graph.shapes import fill_shapes
-from tq_onnx.graph.sizerules import sizes
+from tq_onnx.graph.sizerules import Sizes, sizes
 from tq_onnx.recognise.match import recognise
 
 GRAPH = """
 <ir_version: 10, opset_import: ["" : 17, "com.microsoft" : 1]>
-graph (float[B, T, 32] x, float[B, 4, T, 8] q, float[32] w, float[T] unknown, int64[1] count)
+graph (float[B, T, 32] x, float[B, 4, T, 8] q, float[32] w, float[T] unknown, int64[1] count,
+       uint8[32, 32] square, uint8 byte, float[32, 1, 3] kernel)
     => (float[B] y)
 <int64[1] rest = {-1}, int64[1] eight = {8}, int64[1] four = {4}, int64 two = {2}, int64 last = {3},
- int64[1] nought = {0}, int64[1] three = {3}, int64[2] halves = {24, 8}, int64[1] end = {1000}>
+ int64[1] nought = {0}, int64[1] three = {3}, int64[2] halves = {24, 8}, int64[1] end = {1000},
+ int64[2] table = {-1, 32}>
 {
     BODY
 }
@@ -79,6 +81,64 @@ KNOWN: dict[str, tuple[str, tuple[int | str | None, ...] | None]] = {
         ("B", 4, "T", "T"),
     ),
     "quantised weights": ("y = com.microsoft.MatMulNBits<N = 48, K = 32>(x, w, w)", ("B", "T", 48)),
+    "weights of bitsandbytes": (
+        "y = com.microsoft.MatMulBnb4<N = 48, K = 32>(x, w, w)",
+        ("B", "T", 48),
+    ),
+    "quantised embeddings": (
+        """ids = Shape(x)
+    c = Cast<to = 2>(q)
+    t = Reshape(c, table)
+    y = com.microsoft.GatherBlockQuantized<bits = 4, block_size = 32>(t, ids, w)""",
+        (3, 64),
+    ),
+    "quantised activations": (
+        "y = com.microsoft.DynamicQuantizeMatMul(x, square, w)",
+        ("B", "T", 32),
+    ),
+    "quantised at run time": (
+        """n = SimplifiedLayerNormalization(x, w)
+    a, s, z = DynamicQuantizeLinear(n)
+    i = MatMulInteger(a, square, z)
+    f = Cast<to = 1>(i)
+    y = Mul(f, s)""",
+        ("B", "T", 32),
+    ),
+    "one product of integers": (
+        """n = SimplifiedLayerNormalization(x, w)
+    a, s, z = DynamicQuantizeLinear(n)
+    y = com.microsoft.MatMulIntegerToFloat(a, square, s, w, z)""",
+        ("B", "T", 32),
+    ),
+    "quantised operators": (
+        """n = SimplifiedLayerNormalization(x, w)
+    a = QuantizeLinear(n, w, byte)
+    b = com.microsoft.QLinearAdd(a, w, byte, a, w, byte, w, byte)
+    c = QLinearMatMul(b, w, byte, square, w, byte, w, byte)
+    d = com.microsoft.QLinearSigmoid(c, w, byte, w, byte)
+    e = com.microsoft.QLinearConcat<axis = -1>(w, byte, d, w, byte, d, w, byte)
+    y = DequantizeLinear(e, w, byte)""",
+        ("B", "T", 64),
+    ),
+    "a norm behind quantised weights": (
+        """p = com.microsoft.MatMulNBits<N = 48, K = 32>(x, w, w)
+    s = Pow(p, p)
+    m = ReduceMean<axes = [-1]>(s)
+    r = Sqrt(m)
+    y = Div(p, r)""",
+        ("B", "T", 48),
+    ),
+    "a sum that a norm returns": (
+        """p = SimplifiedLayerNormalization(x, w)
+    z, mean, deviation, y = com.microsoft.SkipSimplifiedLayerNormalization(p, p, w)""",
+        ("B", "T", 32),
+    ),
+    "a convolution": (
+        """n = SimplifiedLayerNormalization(x, w)
+    t = Transpose<perm = [0, 2, 1]>(n)
+    y = Conv<pads = [2, 0], group = 32>(t, kernel)""",
+        ("B", 32, None),
+    ),
     "the second part": ("z, y = Split<axis = -1>(x, halves)", ("B", "T", 8)),
     "a slice of other axes": ("y = Slice(q, count, end, nought)", (None, 4, None, 8)),
     "a slice of unknown axes": ("y = Slice(q, nought, end, count)", (None, None, None, None)),
@@ -117,11 +177,49 @@ def test_what_must_be_so_is_told(case: str) -> None:
 
 def test_nothing_that_the_model_tells_is_changed() -> None:
     model = load("dynamo-op18-sdpa")
-    before = {v.name: sizes(v) for node in model.graph for v in node.outputs if v.shape is not None}
-    fill_shapes(model)
+    inputs = {name for value in model.graph.inputs for name in sizes(value) or ()}
 
-    after = {v.name: sizes(v) for node in model.graph for v in node.outputs}
-    assert {name: after[name] for name in before} == before
+    def told() -> dict[str | None, list[int | str | None]]:
+        return {
+            value.name: [
+                size if size in inputs or isinstance(size, int) else None for size in found
+            ]
+            for node in model.graph
+            for value in node.outputs
+            if (found := sizes(value)) is not None
+        }
+
+    before = told()
+    fill_shapes(model)
+    after = told()
+
+    for name, found in before.items():
+        assert [there or None for here, there in zip(found, after[name], strict=True) if here] == [
+            here for here in found if here
+        ]
+
+
+def test_names_that_no_input_has_tell_nothing() -> None:
+    """Post-processors leave the names that inference makes up; its twin has no shapes at all."""
+    plain, named = decoder(infer=False), decoder(infer=False)
+    fill_shapes(plain)
+    expected = {value.name: sizes(value) for node in plain.graph for value in node.outputs}
+    for node in named.graph:
+        for value in node.outputs:
+            if not value.is_graph_output():
+                count = len(expected[value.name] or ())
+                value.shape = ir.Shape([f"unk__{index}" for index in range(count)])
+    fill_shapes(named)
+
+    found = {value.name: sizes(value) for node in named.graph for value in node.outputs}
+    assert {name: _numbers(shape) for name, shape in found.items()} == {
+        name: _numbers(shape) for name, shape in expected.items()
+    }
+    assert all(_numbers(found[name])[1:4:2] == [4, 16] for name in ("q_0", "q_1"))
+
+
+def _numbers(shape: Sizes | None) -> list[int | None]:
+    return [size if isinstance(size, int) else None for size in shape or ()]
 
 
 def test_a_shape_that_contradicts_itself_is_left_alone() -> None:

@@ -1,20 +1,22 @@
 """Shapes that an export does not tell: inferred by onnx, on a copy without weights, and refined.
 
 torch's older exporter tells the shapes of inputs and outputs only, and recognition has to know
-which dimension of a repeated cache is what. Only what is missing is filled in; nothing that the
-model tells is changed.
+which dimension of a repeated cache is what. Only what is missing is filled in, and nothing that the
+model tells is changed. A name in the place of a size tells something if an input has it, too.
+Shape inference makes up others (``unk__7``) for what it could not compute, and post-processors
+leave them in the file: such a size is missing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, TypeGuard
 
 import onnx
 import onnx.shape_inference
 import onnx_ir as ir
 
-from tq_onnx.graph.sizes import refine
+from tq_onnx.graph.sizes import add, refine
 
 _MAX_CONSTANT: Final = 64
 """Elements of a constant that inference may want to see: shapes, axes, factors."""
@@ -29,15 +31,11 @@ def fill_shapes(model: ir.Model) -> None:
     A graph that inference cannot work with stays as it is.
     """
     graph = model.graph
-    missing = {
-        value.name: value
-        for node in graph
-        for value in node.outputs
-        if value.name and (value.shape is None or value.dtype is None)
-    }
+    values = [value for node in graph for value in node.outputs if value.name]
+    untold = {value for value in values if value.shape is None} | _forget_made_up_names(graph)
+    missing = {value.name: value for value in values if value in untold or value.dtype is None}
     if not missing:
         return
-    untold = {value for value in missing.values() if value.shape is None}
     for info in _inferred(model):
         value = missing.get(info.name)
         if value is None or not info.type.HasField("tensor_type"):
@@ -45,9 +43,31 @@ def fill_shapes(model: ir.Model) -> None:
         kind = info.type.tensor_type
         if value.dtype is None and kind.elem_type:
             value.type = ir.TensorType(ir.DataType(kind.elem_type))
-        if value.shape is None and kind.HasField("shape"):
-            value.shape = ir.serde.deserialize_type_proto_for_shape(info.type)
+        shape = ir.serde.deserialize_type_proto_for_shape(info.type)
+        if value in untold and shape is not None:
+            add(value, tuple(dim if isinstance(dim, int) else dim.value for dim in shape))
     refine(graph, untold)
+
+
+def _forget_made_up_names(graph: ir.Graph) -> set[ir.Value]:
+    """Make sizes unknown whose names no input has; return the values that had some."""
+    known = {dim.value for value in graph.inputs for dim in value.shape or () if _is_named(dim)}
+    found = set()
+    for node in graph:
+        for value in node.outputs:
+            told = value.shape
+            # An output of the graph is a promise to callers, under whatever names.
+            if told is None or value.is_graph_output():
+                continue
+            kept = [None if _is_named(dim) and dim.value not in known else dim for dim in told]
+            if kept != list(told):
+                value.shape = ir.Shape(kept)
+                found.add(value)
+    return found
+
+
+def _is_named(dim: int | ir.SymbolicDim) -> TypeGuard[ir.SymbolicDim]:
+    return isinstance(dim, ir.SymbolicDim) and dim.value is not None
 
 
 def _inferred(model: ir.Model) -> Iterable[onnx.ValueInfoProto]:

@@ -1,4 +1,4 @@
-"""Derive the sizes and integers of each operator's outputs from its inputs.
+"""Derive the sizes of each operator's first output from its inputs.
 
 A rule tells what must be so if the graph is valid, or nothing; none of them guesses. It is given
 the integers that are known of a value, in order; a scalar is a list of one.
@@ -23,13 +23,6 @@ MOST_SIZES: Final = 64
 Numbers = Callable[[ir.Value | None], Sizes | None]
 Rule = Callable[[Numbers, ir.Node], Sizes | None]
 
-_ARITHMETIC: Final[dict[str, Callable[[int, int], int | None]]] = {
-    "Add": lambda a, b: a + b,
-    "Sub": lambda a, b: a - b,
-    "Mul": lambda a, b: a * b,
-    "Div": lambda a, b: a // b if a >= 0 and b > 0 else None,
-}
-
 
 def sizes(value: ir.Value | None) -> Sizes | None:
     """Return the dimensions of a value as far as the graph tells them; None without a rank."""
@@ -38,7 +31,7 @@ def sizes(value: ir.Value | None) -> Sizes | None:
     return tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
 
 
-def _length(value: ir.Value | None) -> int | None:
+def length_of(value: ir.Value | None) -> int | None:
     """Return the length of a list; None if it is not known, or too long for a list of sizes."""
     shape = sizes(value)
     length = shape[0] if shape else None
@@ -78,15 +71,21 @@ def _broadcast(numbers: Numbers, node: ir.Node) -> Sizes | None:
     return broadcast([sizes(value) for value in node.inputs])
 
 
-def _same(numbers: Numbers, node: ir.Node) -> Sizes | None:
+def same(numbers: Numbers, node: ir.Node) -> Sizes | None:
+    """Return the shape of the first input."""
     return sizes(operand(node, 0))
 
 
-def _rows(numbers: Numbers, node: ir.Node) -> Sizes | None:
-    data, indices = sizes(operand(node, 0)), sizes(operand(node, 1))
-    if data is None or indices is None or attribute_int(node, "axis", 0) != 0:
+def chosen(shape: Sizes | None, indices: Sizes | None, axis: int) -> Sizes | None:
+    """Return the shape of what indices choose along an axis."""
+    if not shape or indices is None or not -len(shape) <= axis < len(shape):
         return None
-    return (*indices, *data[1:])
+    at = axis % len(shape)
+    return (*shape[:at], *indices, *shape[at + 1 :])
+
+
+def _rows(numbers: Numbers, node: ir.Node) -> Sizes | None:
+    return chosen(sizes(operand(node, 0)), sizes(operand(node, 1)), attribute_int(node, "axis", 0))
 
 
 def _transposed(numbers: Numbers, node: ir.Node) -> Sizes | None:
@@ -100,7 +99,7 @@ def _transposed(numbers: Numbers, node: ir.Node) -> Sizes | None:
 def _reshaped(numbers: Numbers, node: ir.Node) -> Sizes | None:
     shape, target = sizes(operand(node, 0)), numbers(operand(node, 1))
     if target is None:
-        count = _length(operand(node, 1))
+        count = length_of(operand(node, 1))
         return None if count is None else (None,) * count
     result: list[Size] = list(target)
     if not attribute_int(node, "allowzero", 0):
@@ -143,7 +142,12 @@ def _unsqueezed(numbers: Numbers, node: ir.Node) -> Sizes | None:
 
 
 def _joined(numbers: Numbers, node: ir.Node) -> Sizes | None:
-    shapes = [shape for shape in map(sizes, node.inputs) if shape is not None]
+    return joined(node, node.inputs)
+
+
+def joined(node: ir.Node, parts: Sequence[ir.Value | None]) -> Sizes | None:
+    """Return the shape of values that a node joins along its axis."""
+    shapes = [shape for shape in map(sizes, parts) if shape is not None]
     if not shapes or any(len(shape) != len(shapes[0]) for shape in shapes):
         return None
     size = len(shapes[0])
@@ -155,7 +159,7 @@ def _joined(numbers: Numbers, node: ir.Node) -> Sizes | None:
         column = [shape[axis] for shape in shapes]
         known = [item for item in column if isinstance(item, int)]
         if axis == along:
-            result.append(sum(known) if len(known) == len(node.inputs) else None)
+            result.append(sum(known) if len(known) == len(parts) else None)
         else:
             result.append(known[0] if known else next(iter(column)))
     return tuple(result)
@@ -184,19 +188,68 @@ def _sliced(numbers: Numbers, node: ir.Node) -> Sizes | None:
 
 def _product(numbers: Numbers, node: ir.Node) -> Sizes | None:
     left, right = sizes(operand(node, 0)), sizes(operand(node, 1))
+    if attribute_int(node, "transBatchA", 0) or attribute_int(node, "transBatchB", 0):
+        return None
+    turned = (bool(attribute_int(node, name, 0)) for name in ("transA", "transB"))
+    return matrix_product(left, right, *turned)
+
+
+def matrix_product(
+    left: Sizes | None, right: Sizes | None, left_turned: bool = False, right_turned: bool = False
+) -> Sizes | None:
+    """Return the shape of a product of matrices, which may be turned first."""
     if left is None or right is None or min(len(left), len(right)) < 2:
         return None
-    if node.attributes.get_int("transBatchA", 0) or node.attributes.get_int("transBatchB", 0):
-        return None
-    rows = left[-1 if node.attributes.get_int("transA", 0) else -2]
-    columns = right[-2 if node.attributes.get_int("transB", 0) else -1]
     batch = broadcast([left[:-2], right[:-2]])
-    return None if batch is None else (*batch, rows, columns)
+    if batch is None:
+        return None
+    return (*batch, left[-1 if left_turned else -2], right[-2 if right_turned else -1])
 
 
-def _quantised_product(numbers: Numbers, node: ir.Node) -> Sizes | None:
+def _reduced(numbers: Numbers, node: ir.Node) -> Sizes | None:
     shape = sizes(operand(node, 0))
-    return None if shape is None else (*shape[:-1], attribute_int(node, "N", 0) or None)
+    if not shape:
+        return shape
+    given = operand(node, 1)
+    axes = numbers(given) if given is not None else node.attributes.get_ints("axes", ())
+    if axes is None or not all(isinstance(axis, int) for axis in axes):
+        return None
+    if not axes and attribute_int(node, "noop_with_empty_axes", 0):
+        return shape
+    gone = {int(axis) % len(shape) for axis in axes if axis is not None} or set(range(len(shape)))
+    if attribute_int(node, "keepdims", 1):
+        return tuple(1 if axis in gone else size for axis, size in enumerate(shape))
+    return tuple(size for axis, size in enumerate(shape) if axis not in gone)
+
+
+def _squeezed(numbers: Numbers, node: ir.Node) -> Sizes | None:
+    shape, axes = sizes(operand(node, 0)), numbers(operand(node, 1))
+    if not shape or not axes or not all(isinstance(axis, int) for axis in axes):
+        return None
+    gone = {int(axis) % len(shape) for axis in axes if axis is not None}
+    return tuple(size for axis, size in enumerate(shape) if axis not in gone)
+
+
+def _convolved(numbers: Numbers, node: ir.Node) -> Sizes | None:
+    """Return the shape of a convolution; lengths with paddings that are not spelled out: None."""
+    shape, weight = sizes(operand(node, 0)), sizes(operand(node, 1))
+    if shape is None or weight is None or len(shape) != len(weight) or len(shape) < 3:
+        return None
+    axes = len(shape) - 2
+    strides = tuple(node.attributes.get_ints("strides", ())) or (1,) * axes
+    dilations = tuple(node.attributes.get_ints("dilations", ())) or (1,) * axes
+    pads = tuple(node.attributes.get_ints("pads", ())) or (0,) * (2 * axes)
+    plain = node.attributes.get_string("auto_pad", "NOTSET") == "NOTSET"
+    plain &= (len(strides), len(dilations), len(pads)) == (axes, axes, 2 * axes)
+    plain &= min(strides) > 0
+    lengths: list[Size] = []
+    for axis in range(axes):
+        size, kernel, length = shape[axis + 2], weight[axis + 2], None
+        if plain and isinstance(size, int) and isinstance(kernel, int):
+            room = size + pads[axis] + pads[axis + axes] - dilations[axis] * (kernel - 1) - 1
+            length = room // strides[axis] + 1
+        lengths.append(length)
+    return (shape[0], weight[0], *lengths)
 
 
 def _expanded(numbers: Numbers, node: ir.Node) -> Sizes | None:
@@ -206,79 +259,20 @@ def _expanded(numbers: Numbers, node: ir.Node) -> Sizes | None:
     return broadcast([sizes(operand(node, 0)), target])
 
 
-def _shape(numbers: Numbers, node: ir.Node) -> Sizes | None:
-    asked = sizes(operand(node, 0))
-    if asked is None:
-        return None
-    end = attribute_int(node, "end", len(asked))
-    return asked[attribute_int(node, "start", 0) : end]
-
-
-def _gathered(numbers: Numbers, node: ir.Node) -> Sizes | None:
-    items, indices = numbers(operand(node, 0)), numbers(operand(node, 1))
-    if items is None or indices is None or attribute_int(node, "axis", 0) != 0:
-        return None
-    chosen = [index for index in indices if isinstance(index, int)]
-    if len(chosen) != len(indices) or not all(-len(items) <= i < len(items) for i in chosen):
-        return None
-    return tuple(items[index] for index in chosen)
-
-
-def _listed(numbers: Numbers, node: ir.Node) -> Sizes | None:
-    result: list[Size] = []
-    for value in node.inputs:
-        part = numbers(value)
-        if part is None:
-            length = _length(value)
-            if length is None:
-                return None
-            part = (None,) * length
-        result += part
-    return tuple(result)
-
-
-def _part(numbers: Numbers, node: ir.Node) -> Sizes | None:
-    items = numbers(operand(node, 0))
-    starts, ends, axes, steps = (numbers(operand(node, index)) for index in (1, 2, 3, 4))
-    if items is None or not starts or not ends or axes not in ((0,), None):
-        return None
-    start, end, step = starts[0], ends[0], (steps or (1,))[0]
-    if not (isinstance(start, int) and isinstance(end, int) and isinstance(step, int)):
-        return None
-    return items[start:end:step] if step else None
-
-
-def _taken_over(numbers: Numbers, node: ir.Node) -> Sizes | None:
-    return numbers(operand(node, 0))
-
-
-def _computed(numbers: Numbers, node: ir.Node) -> Sizes | None:
-    left, right = numbers(operand(node, 0)), numbers(operand(node, 1))
-    if left is None or right is None:
-        return None
-    length = max(len(left), len(right))
-    if not length or {len(left), len(right)} - {1, length}:
-        return None
-    left, right = left * (length // len(left)), right * (length // len(right))
-    rule = _ARITHMETIC[node.op_type]
-    return tuple(
-        rule(a, b) if isinstance(a, int) and isinstance(b, int) else None
-        for a, b in zip(left, right, strict=True)
-    )
-
-
 COMPARISONS: Final = frozenset(
     {"And", "Or", "Not", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "IsNaN"}
 )
 """Operators whose output is truth values."""
 _BROADCAST: Final = frozenset(
-    {"Add", "Sub", "Mul", "Div", "Pow", "Where", "Max", "Min", "BiasGelu", "FastGelu"}
+    {"Add", "Sub", "Mul", "Div", "Pow", "Mod", "Where", "Max", "Min", "BiasGelu", "FastGelu"}
 ) | (COMPARISONS - {"Not", "IsNaN"})
 _SAME: Final = frozenset(
     {
         *("Cast", "CastLike", "Identity", "Neg", "Sqrt", "Reciprocal", "Tanh", "Sigmoid"),
         *("Softmax", "Not", "IsNaN", "Exp", "Sin", "Cos", "Abs", "Relu"),
-        *("Gelu", "QuickGelu", "Swish", "Dropout"),
+        *("Gelu", "QuickGelu", "Swish", "Dropout", "Erf", "Log", "Clip", "Floor", "Ceil", "Round"),
+        *("Sign", "Softplus", "LeakyRelu", "Elu", "HardSwish", "HardSigmoid", "Mish", "LogSoftmax"),
+        *("CumSum", "Trilu", "ScatterND", "ScatterElements"),
         *("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"),
         *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "RotaryEmbedding"),
         Attention.name,
@@ -288,7 +282,7 @@ _SAME: Final = frozenset(
 
 SHAPES: Final[dict[str, Rule]] = {
     **dict.fromkeys(_BROADCAST, _broadcast),
-    **dict.fromkeys(_SAME, _same),
+    **dict.fromkeys(_SAME, same),
     "Transpose": _transposed,
     "Reshape": _reshaped,
     "Unsqueeze": _unsqueezed,
@@ -296,15 +290,9 @@ SHAPES: Final[dict[str, Rule]] = {
     "Slice": _sliced,
     "MatMul": _product,
     "FusedMatMul": _product,
-    "MatMulNBits": _quantised_product,
+    **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL2"), _reduced),
+    "Squeeze": _squeezed,
+    **dict.fromkeys(("Conv", "ConvInteger"), _convolved),
     "Expand": _expanded,
     "Gather": _rows,
-}
-NUMBERS: Final[dict[str, Rule]] = {
-    "Shape": _shape,
-    "Gather": _gathered,
-    "Concat": _listed,
-    "Slice": _part,
-    **dict.fromkeys(("Cast", "Identity", "Unsqueeze", "Squeeze"), _taken_over),
-    **dict.fromkeys(_ARITHMETIC, _computed),
 }

@@ -6,8 +6,9 @@ traced graphs. Here each operator that stands between a projection and its atten
 short lists of integers (``Shape``, ``Gather``, ``Concat``, arithmetic) are followed through the
 graph. A size is a number, a name that stands for one and the same number, or None.
 
-``tq_onnx.graph.sizerules`` holds the rules, ``walk`` applies them. ``refine`` adds what a model
-does not tell; ``follow`` puts what follows in the place of what was told.
+``sizerules``, ``quantisedsizes`` and ``numberrules`` hold the rules, ``walk`` applies them.
+``refine`` adds what a model does not tell; ``follow`` puts what follows in the place of what was
+told.
 """
 
 from __future__ import annotations
@@ -18,9 +19,19 @@ from typing import Final
 import onnx_ir as ir
 
 from tq_onnx.graph.constants import attribute_int, integers
-from tq_onnx.graph.sizerules import COMPARISONS, NUMBERS, SHAPES, Sizes, nothing, operand, sizes
+from tq_onnx.graph.numberrules import NUMBERS
+from tq_onnx.graph.quantisedsizes import QUANTISED_SHAPES, TYPED, TYPED_BY
+from tq_onnx.graph.sizerules import COMPARISONS, SHAPES, Sizes, nothing, operand, sizes
 
 _MAX_LIST: Final = 16
+_RULES: Final = {**SHAPES, **QUANTISED_SHAPES}
+_TYPED_BY: Final = {**dict.fromkeys(SHAPES, 0), "Split": 0, "Where": 1, "CastLike": 1} | {
+    **dict.fromkeys(QUANTISED_SHAPES, 0),
+    **TYPED_BY,
+}
+"""The input whose element type an operator's first output has."""
+_SKIPS: Final = frozenset({"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"})
+"""They return the sum that they normalise, as their last output."""
 
 
 def refine(graph: ir.Graph, untold: set[ir.Value]) -> None:
@@ -34,7 +45,7 @@ def refine(graph: ir.Graph, untold: set[ir.Value]) -> None:
     for node, value, found in walk(graph):
         _tell_type(node, value)
         if found is not None and value.dtype is not None:
-            _add(value, found, replace=value in untold)
+            add(value, found, replace=value in untold)
 
 
 def follow(graph: ir.Graph) -> None:
@@ -77,7 +88,19 @@ def walk(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value, Sizes | None]]:
             ):
                 yield node, value, part
         else:
-            yield node, node.outputs[0], SHAPES.get(node.op_type, nothing)(numbers, node)
+            yield node, node.outputs[0], _RULES.get(node.op_type, nothing)(numbers, node)
+            for value in node.outputs[1:]:
+                further = _further(node, value)
+                if further is not None:
+                    yield node, value, further
+
+
+def _further(node: ir.Node, output: ir.Value) -> Sizes | None:
+    """Return the shape of an output that is not the first, and is of the type that rules tell."""
+    if node.op_type == "DynamicQuantizeLinear":
+        return ()
+    summed = node.op_type in _SKIPS and output is node.outputs[-1] and len(node.outputs) == 4
+    return sizes(operand(node, 0)) if summed else None
 
 
 def _parts(node: ir.Node, lengths: Sizes | None) -> list[Sizes | None]:
@@ -101,14 +124,16 @@ def _tell_type(node: ir.Node, output: ir.Value) -> None:
         dtype = ir.DataType.INT64
     elif node.op_type in COMPARISONS:
         dtype = ir.DataType.BOOL
-    elif node.op_type in SHAPES or node.op_type == "Split":
-        source = operand(node, 1 if node.op_type in ("Where", "CastLike") else 0)
+    elif node.op_type in TYPED:
+        dtype = TYPED[node.op_type][output.index() or 0]
+    elif node.op_type in _TYPED_BY:
+        source = operand(node, _TYPED_BY[node.op_type])
         dtype = None if source is None else source.dtype
     if dtype is not None:
         output.type = ir.TensorType(dtype)
 
 
-def _add(output: ir.Value, found: Sizes, *, replace: bool) -> None:
+def add(output: ir.Value, found: Sizes, *, replace: bool = False) -> None:
     """Fill in what is unknown; with ``replace`` numbers take the place of names, too."""
     told = sizes(output)
     if told is None:

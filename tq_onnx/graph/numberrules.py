@@ -1,0 +1,92 @@
+"""Derive the integers of each operator's first output from those of its inputs.
+
+A rule tells what must be so if the graph is valid, or nothing; see ``tq_onnx.graph.sizerules``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import onnx_ir as ir
+
+from tq_onnx.graph.constants import attribute_int
+from tq_onnx.graph.sizerules import Numbers, Rule, Size, Sizes, length_of, operand, sizes
+
+_ARITHMETIC: Final[dict[str, Callable[[int, int], int | None]]] = {
+    "Add": lambda a, b: a + b,
+    "Sub": lambda a, b: a - b,
+    "Mul": lambda a, b: a * b,
+    "Div": lambda a, b: a // b if a >= 0 and b > 0 else None,
+}
+
+
+def _shape(numbers: Numbers, node: ir.Node) -> Sizes | None:
+    asked = sizes(operand(node, 0))
+    if asked is None:
+        return None
+    end = attribute_int(node, "end", len(asked))
+    return asked[attribute_int(node, "start", 0) : end]
+
+
+def _gathered(numbers: Numbers, node: ir.Node) -> Sizes | None:
+    items, indices = numbers(operand(node, 0)), numbers(operand(node, 1))
+    if items is None or indices is None or attribute_int(node, "axis", 0) != 0:
+        return None
+    chosen = [index for index in indices if isinstance(index, int)]
+    if len(chosen) != len(indices) or not all(-len(items) <= i < len(items) for i in chosen):
+        return None
+    return tuple(items[index] for index in chosen)
+
+
+def _listed(numbers: Numbers, node: ir.Node) -> Sizes | None:
+    result: list[Size] = []
+    for value in node.inputs:
+        part = numbers(value)
+        if part is None:
+            length = length_of(value)
+            if length is None:
+                return None
+            part = (None,) * length
+        result += part
+    return tuple(result)
+
+
+def _part(numbers: Numbers, node: ir.Node) -> Sizes | None:
+    items = numbers(operand(node, 0))
+    starts, ends, axes, steps = (numbers(operand(node, index)) for index in (1, 2, 3, 4))
+    if items is None or not starts or not ends or axes not in ((0,), None):
+        return None
+    start, end, step = starts[0], ends[0], (steps or (1,))[0]
+    if not (isinstance(start, int) and isinstance(end, int) and isinstance(step, int)):
+        return None
+    return items[start:end:step] if step else None
+
+
+def _taken_over(numbers: Numbers, node: ir.Node) -> Sizes | None:
+    return numbers(operand(node, 0))
+
+
+def _computed(numbers: Numbers, node: ir.Node) -> Sizes | None:
+    left, right = numbers(operand(node, 0)), numbers(operand(node, 1))
+    if left is None or right is None:
+        return None
+    length = max(len(left), len(right))
+    if not length or {len(left), len(right)} - {1, length}:
+        return None
+    left, right = left * (length // len(left)), right * (length // len(right))
+    rule = _ARITHMETIC[node.op_type]
+    return tuple(
+        rule(a, b) if isinstance(a, int) and isinstance(b, int) else None
+        for a, b in zip(left, right, strict=True)
+    )
+
+
+NUMBERS: Final[dict[str, Rule]] = {
+    "Shape": _shape,
+    "Gather": _gathered,
+    "Concat": _listed,
+    "Slice": _part,
+    **dict.fromkeys(("Cast", "Identity", "Unsqueeze", "Squeeze"), _taken_over),
+    **dict.fromkeys(_ARITHMETIC, _computed),
+}
