@@ -105,6 +105,7 @@ def concatenated(draw: st.DrawFn) -> RandomGraph:
     make_lengths(writer, rows)
     make_bias(writer)
     _attention(writer, query)
+    writer.leave()
     graph.body = "\n".join(writer.lines)
     return graph
 

@@ -38,6 +38,8 @@ class RandomGraph:
         coarse: whether an answer stands for two tokens.
         cut: whether the mask may be longer than the tokens.
         floor: a value whose queries see nothing where it is very low; empty if there is none.
+        tool: what a post-processor has left: "nothing" it changed, made-up "names" of sizes, no
+            "shapes", or the "order" of the nodes.
     """
 
     body: str = ""
@@ -52,6 +54,7 @@ class RandomGraph:
     coarse: bool = False
     cut: bool = False
     floor: str = ""
+    tool: str = "nothing"
 
     @property
     def masked(self) -> bool:
@@ -69,7 +72,7 @@ class RandomGraph:
         )
         if floor and self.floor:
             presents += f", float[a, b, c, d] {self.floor}"
-        return decoder(
+        model = decoder(
             self.body,
             inputs=", ".join([*self.inputs.values(), pasts]),
             outputs=presents,
@@ -77,11 +80,26 @@ class RandomGraph:
             kv_heads=self.kv_heads,
             opset=self.opset,
         )
+        _leave(model.graph, self.tool)
+        return model
 
     def __repr__(self) -> str:
         """Tells what hypothesis shows of an example."""
         chosen = ", ".join(f"{what}: {choice}" for what, choice in self.choices.items())
         return f"RandomGraph({chosen})\n{', '.join(self.inputs.values())}\n{self.body}"
+
+
+def _leave(graph: ir.Graph, tool: str) -> None:
+    """Leaves a graph as a post-processor does."""
+    nodes = list(graph)
+    if tool == "order":
+        graph.remove(nodes)
+        graph.extend(reversed(nodes))
+    for node in nodes if tool in ("names", "shapes") else ():
+        for value in node.outputs:
+            if value.shape is not None and not value.is_graph_output():
+                names = [f"unk__{value.name}_{axis}" for axis in range(len(value.shape))]
+                value.shape = ir.Shape(names) if tool == "names" else None
 
 
 class Writer:
@@ -100,6 +118,10 @@ class Writer:
         if choice != choices[0] or usual < 3:
             self.graph.choices[what] = choice
         return choice
+
+    def leave(self) -> None:
+        """Has a post-processor go over the graph, perhaps."""
+        self.graph.tool = self.pick("left by a tool", "nothing", "names", "shapes", "order")
 
     def write(self, text: str) -> None:
         """Adds lines."""

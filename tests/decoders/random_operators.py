@@ -48,6 +48,7 @@ def fused(draw: st.DrawFn) -> RandomGraph:
         write("last_n = Slice(present_key, minus_one, end, third)")
         write("mean_n = ReduceMean<keepdims = 0>(last_n)\nnobody = Add(o, mean_n)")
     write("merged = Identity(nobody)")
+    writer.leave()
     graph.body = "\n".join(writer.lines)
     return graph
 

@@ -394,4 +394,4 @@ def test_a_graph_that_reads_what_is_not_made_yet_is_refused_and_never_followed()
         recognition = recognise(model)
 
         assert recognition.sites == ()
-        assert "before it is made" in recognition.misses[0].reason
+        assert "which depends on it" in recognition.misses[0].reason

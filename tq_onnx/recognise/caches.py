@@ -10,7 +10,7 @@ G = H / N, D head size; two letters side by side are one dimension, as ``BN``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.nomatch import NoMatch
-from tq_onnx.graph.values import FLOATS, passes_through, rank, static_dim
+from tq_onnx.graph.values import FLOATS, holds, keeps_numbers, rank, static_dim
 
 Dims = tuple[str, ...]
 """Meaning of each dimension of a value that holds a cache: B, N, G, H, P, S, D, 1, BN, BH, ND, HD;
@@ -169,7 +169,7 @@ def past_input(value: ir.Value | None) -> tuple[ir.Value, tuple[ir.Value, ...]] 
     """Return the graph input behind a value, and the values between, the input included.
 
     Returns:
-        None if the value is not a graph input, nor one passed through.
+        None if the value is not a graph input, nor one passed through or in another precision.
     """
     passed = []
     while value is not None:
@@ -177,10 +177,40 @@ def past_input(value: ir.Value | None) -> tuple[ir.Value, tuple[ir.Value, ...]] 
         node = value.producer()
         if node is None:
             return (value, tuple(passed)) if value.is_graph_input() else None
-        if not passes_through(node):
+        if not keeps_numbers(node):
             return None
         value = node.inputs[0]
     return None
+
+
+def check_precision(anchor: Anchor, passed: Sequence[ir.Value]) -> None:
+    """Check that a cache holds the very numbers that attention reads, call after call.
+
+    A float16 graph may have float32 caches, with a Cast behind the input and one before the output.
+    They lose nothing if no type among them is narrower than that of the update.
+
+    Args:
+        anchor: the output.
+        passed: values from what the update reads to the graph input.
+
+    Raises:
+        NoMatch: input and output differ in type, or a Cast rounds.
+    """
+    past, present = passed[-1], anchor.present
+    if past.dtype != present.dtype:
+        raise NoMatch(
+            f"cache {present.name} has another element type than the input that it "
+            "continues, so that it cannot be fed back",
+            anchor.node,
+        )
+    dtypes = {value.dtype for value in (*passed, *anchor.views)} - {None}
+    inner = anchor.state.dtype or passed[0].dtype
+    if len(dtypes) > 1 and not all(holds(dtype, inner) for dtype in dtypes):
+        raise NoMatch(
+            f"cache {present.name} rounds what attention reads, by a Cast: export or convert the "
+            "model with caches of the element type of its attention",
+            anchor.node,
+        )
 
 
 def own_cache(anchor: Anchor, past: ir.Value | None, *, fixed_length: bool = False) -> Cache:
@@ -200,6 +230,7 @@ def own_cache(anchor: Anchor, past: ir.Value | None, *, fixed_length: bool = Fal
     if found is None:
         raise NoMatch(f"cache {anchor.present.name} does not continue a graph input", anchor.node)
     graph_input, passed = found
+    check_precision(anchor, passed)
     if rank(graph_input) != 4:
         raise NoMatch(f"cache {graph_input.name} is not of rank 4", anchor.node)
     if graph_input.dtype not in FLOATS:

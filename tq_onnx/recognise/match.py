@@ -14,7 +14,8 @@ caches were replaced? A reader of an old cache among those nodes may only ask fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,7 +26,7 @@ from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.liveness import live_nodes, read_too_early
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.shapes import fill_shapes
-from tq_onnx.graph.values import FLOATS, label, rank, static_dim
+from tq_onnx.graph.values import FLOATS, keeps_numbers, label, rank, static_dim
 from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.plan import METADATA_PLAN, Interface
 from tq_onnx.recognise.attention.tokensizes import TokenSizes
@@ -111,17 +112,19 @@ def recognise(model: ir.Model) -> Recognition:
     """Recognise all attention layers of a decoder.
 
     Args:
-        model: from ``onnx_ir.load``; only shapes that it did not tell are filled in.
+        model: from ``onnx_ir.load``; nodes are sorted, and shapes that it did not tell filled in.
 
     Raises:
         AlreadyConvertedError: the model holds TurboQuant caches.
     """
     _refuse_converted(model)
     graph = model.graph
-    early = read_too_early(graph)
+    early = _sorted(graph)
     if early is not None:
         node, value = early
-        reason = f"node {label(node)} reads {value.name} before it is made: export the model again"
+        reason = (
+            f"node {label(node)} reads {value.name}, which depends on it: export the model again"
+        )
         return Recognition((), (NearMiss(None, "", reason),))
     fill_shapes(model)
     opset = graph.opset_imports.get("", 0)
@@ -164,6 +167,20 @@ def recognise(model: ir.Model) -> Recognition:
         and (counted or lengths is not None)
         and not any(_asks_a_capacity(read) for read in reads),
     )
+
+
+def _sorted(graph: ir.Graph) -> tuple[ir.Node, ir.Value] | None:
+    """Sort a graph that is not in topological order, as float16 converters leave it.
+
+    Returns:
+        A node in a circle and what it reads of it; None if there is no circle.
+    """
+    early = read_too_early(graph)
+    if early is not None:
+        with suppress(ValueError):
+            graph.sort()
+            early = read_too_early(graph)
+    return early
 
 
 def _refuse_converted(model: ir.Model) -> None:
@@ -273,7 +290,11 @@ def _survivors(view: GraphView, sites: Sequence[Site]) -> tuple[list[ShapeRead],
     graph = view.graph
     caches = [(site, cache) for site in sites for cache in (site.key, site.value)]
     presents = {cache.present for _, cache in caches}
-    held = {value: (site, cache) for site, cache in caches for value in cache.views}
+    held = {
+        value: (site, cache, dims)
+        for site, cache in caches
+        for value, dims in _in_any_precision(cache.views, graph).items()
+    }
     outputs = [value for value in graph.outputs if value not in presents]
     problems = [
         NearMiss(held[value][0].layer, "", f"output {value.name} is the cache in another form")
@@ -299,11 +320,11 @@ def _survivors(view: GraphView, sites: Sequence[Site]) -> tuple[list[ShapeRead],
     ]
     problems += [NearMiss(*found) for found in misused(sites, view)]
     reads = []
-    for value, (site, cache) in held.items():
+    for value, (site, cache, held_dims) in held.items():
         for use in value.uses():
-            if use.node not in surviving:
+            if use.node not in surviving or use.node.outputs[0] in held:
                 continue
-            dims = _asked(use.node, cache.views[value])
+            dims = _asked(use.node, held_dims)
             answer = use.node.outputs[0]
             if dims is None or use.node.graph is not graph:
                 reason = f"the cache {cache.present.name} is also read by {use.node.op_type}"
@@ -315,6 +336,20 @@ def _survivors(view: GraphView, sites: Sequence[Site]) -> tuple[list[ShapeRead],
                 of_past = cache.past is not None and value is cache.past
                 reads.append(ShapeRead(use.node, site, cache is site.key, of_past, dims))
     return reads, problems
+
+
+def _in_any_precision(views: Mapping[ir.Value, Dims], graph: ir.Graph) -> dict[ir.Value, Dims]:
+    """Return the views of a cache, and those that a Cast makes of them for a reader of its own."""
+    found = dict(views)
+    pending = list(views)
+    while pending:
+        value = pending.pop()
+        for use in value.uses():
+            output = use.node.outputs[0]
+            if keeps_numbers(use.node) and use.node.graph is graph and output not in found:
+                found[output] = found[value]
+                pending.append(output)
+    return found
 
 
 def _asks_a_capacity(read: ShapeRead) -> bool:

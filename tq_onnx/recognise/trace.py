@@ -1,10 +1,10 @@
 """Follow every cache output: back to what makes it, forward to what computes with it.
 
-Backwards, through nodes that change nothing, Transposes and Slices, to a fused operator or an
-update (``tq_onnx.recognise.updates.find``). A graph that takes no caches has no updates but those
-of zeros: otherwise the output is the new rows, perhaps turned after attention has read them.
-Forwards, through views and constant factors, to the first matrix product or fused operator
-(``tq_onnx.recognise.cacheviews``).
+Backwards, through nodes that change nothing, Casts that lose nothing, Transposes and Slices, to a
+fused operator or an update (``tq_onnx.recognise.updates.find``). A graph that takes no caches has
+no updates but those of zeros: otherwise the output is the new rows, perhaps turned after attention
+has read them. Forwards, through views and constant factors, to the first matrix product or fused
+operator (``tq_onnx.recognise.cacheviews``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import onnx_ir as ir
 from tq_onnx.graph.constants import integers
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import FUSED, kind
-from tq_onnx.graph.values import passes_through, rank, static_dim
+from tq_onnx.graph.values import holds, keeps_numbers, passes_through, rank, static_dim
 from tq_onnx.recognise.caches import PRESENT, Anchor, Dims, Reach, Route, Update
 from tq_onnx.recognise.cacheviews import follow
 from tq_onnx.recognise.site import GraphView
@@ -158,8 +158,14 @@ def _is_read(value: ir.Value, anchor: Anchor, view: GraphView) -> bool:
 
 
 def _before(node: ir.Node, dims: Dims) -> Dims | None:
-    """Return the dimensions before a Transpose, a Slice along the tokens or a split of heads."""
+    """Return the dimensions before a Transpose, a Cast, a Slice along the tokens, a split of heads.
+
+    Not before a Cast that rounds: attention that reads what is before it reads something else.
+    """
     source = node.inputs[0] if node.inputs else None
+    if keeps_numbers(node) and source is not None:
+        exact = source.dtype is None or holds(node.outputs[0].dtype, source.dtype)
+        return dims if exact else None
     if kind(node) == "Reshape" and dims == ("B", "S", "N", "D") and source is not None:
         sizes = [static_dim(node.outputs[0], 2), static_dim(node.outputs[0], 3)]
         width = static_dim(source, 2)

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.values import FLOATS, rank
-from tq_onnx.recognise.caches import Anchor, Dims, past_input
+from tq_onnx.recognise.caches import Anchor, Dims, check_precision, past_input
 
 
 def taken(anchor: Anchor, past: ir.Value, dims: Dims) -> tuple[ir.Value, dict[ir.Value, Dims]]:
@@ -22,15 +22,9 @@ def taken(anchor: Anchor, past: ir.Value, dims: Dims) -> tuple[ir.Value, dict[ir
     """
     found = past_input(past)
     if found is None:
-        node = past.producer()
-        if node is not None and (node.domain, node.op_type) == ("", "Cast"):
-            raise NoMatch(
-                f"cache {anchor.present.name} has another element type than the input that it "
-                "continues, so that it cannot be fed back",
-                anchor.node,
-            )
         raise NoMatch(f"cache {anchor.present.name} does not continue a graph input", anchor.node)
     graph_input, passed = found
+    check_precision(anchor, passed)
     if rank(graph_input) != len(dims):
         raise NoMatch(f"cache {graph_input.name} is not of rank {len(dims)}", anchor.node)
     if graph_input.dtype not in FLOATS:

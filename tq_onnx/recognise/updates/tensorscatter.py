@@ -20,7 +20,7 @@ from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
-from tq_onnx.graph.values import passes_through, rank
+from tq_onnx.graph.values import keeps_numbers, rank
 from tq_onnx.recognise.caches import Anchor, Update
 from tq_onnx.recognise.updates.continued import taken
 
@@ -79,13 +79,13 @@ def _scattered_into(value: ir.Value) -> bool:
     for node, index in value.uses():
         if kind(node) == TENSOR_SCATTER and index == 0:
             return True
-        if passes_through(node) and _scattered_into(node.outputs[0]):
+        if keeps_numbers(node) and _scattered_into(node.outputs[0]):
             return True
     return False
 
 
 def _made_by_scatter(value: ir.Value) -> bool:
     node = value.producer()
-    while node is not None and passes_through(node) and node.inputs[0] is not None:
+    while node is not None and keeps_numbers(node) and node.inputs[0] is not None:
         node = node.inputs[0].producer()
     return node is not None and kind(node) == TENSOR_SCATTER
