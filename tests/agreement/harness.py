@@ -357,7 +357,10 @@ def _compare(
 
 
 def _quantises(path: Path) -> bool:
-    kinds = ("MatMulNBits", "DynamicQuantizeLinear", "MatMulInteger")
+    kinds = (
+        *("MatMulNBits", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger"),
+        *("MatMulIntegerToFloat", "DynamicQuantizeMatMul"),
+    )
     return any(node.op_type in kinds for node in ir.load(path).graph)
 
 
