@@ -89,6 +89,18 @@ class Way:
 Held = Sequence[Channels | None]
 
 
+def _kept_rank(node: ir.Node) -> int | None:
+    """Return the rank of a result that has the axes of its first operand; None if unknown."""
+    source, size = node.inputs[0], rank(node.outputs[0])
+    return None if source is None or size != rank(source) or not size else size
+
+
+def _axes(held: Sequence[int] | None, size: int) -> list[int] | None:
+    """Return axes from the front; None if they are unknown, or not all in range and distinct."""
+    axes = None if held is None else [axis % size for axis in held if -size <= axis < size]
+    return axes if axes is not None and len(held or ()) == len({*axes}) else None
+
+
 def _same(node: ir.Node, held: Held, way: Way) -> list[Channels]:
     del way
     channels = held[0]
@@ -132,7 +144,7 @@ def _tied(node: ir.Node, several: Sequence[Channels], way: Way) -> Channels:
 
 def _concat(node: ir.Node, held: Held, way: Way) -> list[Channels]:
     several = [channels for channels in held if channels is not None]
-    size = rank(node.outputs[0])
+    size = _kept_rank(node)
     if len(several) != len(held) or size is None:
         raise NoMatch("is joined to something else", node)
     first = several[0]
@@ -145,14 +157,17 @@ def _concat(node: ir.Node, held: Held, way: Way) -> list[Channels]:
 
 def _slice(node: ir.Node, held: Held, way: Way) -> list[Channels]:
     del way
-    channels, size = held[0], rank(node.outputs[0])
+    channels, size = held[0], _kept_rank(node)
     inputs = (*node.inputs, None, None)[1:5]
-    starts, ends, axes, steps = (integers(value) for value in inputs)
-    if channels is None or size is None or axes is None:
+    starts, ends, named, steps = (integers(value) for value in inputs)
+    axes = None if size is None else _axes(named, size)
+    if channels is None or axes is None:
         raise NoMatch("is sliced in an unknown way", node)
-    places = [place for place, axis in enumerate(axes) if axis % size == channels.axis]
+    places = [place for place, axis in enumerate(axes) if axis == channels.axis]
     if not places:
         return [channels]
+    if any(part is not None and len(part) != len(axes) for part in (starts, ends, steps)):
+        raise NoMatch("is sliced in an unknown way", node)
     step = 1 if inputs[3] is None else steps[places[0]] if steps else 0
     count, out = len(channels.ids), static_dim(node.outputs[0], channels.axis)
     start = None if starts is None else starts[places[0]]
@@ -172,7 +187,7 @@ def _slice(node: ir.Node, held: Held, way: Way) -> list[Channels]:
 
 def _split(node: ir.Node, held: Held, way: Way) -> list[Channels]:
     del way
-    channels, size = held[0], rank(node.outputs[0])
+    channels, size = held[0], _kept_rank(node)
     if channels is None or size is None:
         raise NoMatch("is split in an unknown way", node)
     if attribute_int(node, "axis", 0) % size != channels.axis:
@@ -211,24 +226,32 @@ def _reshape(node: ir.Node, held: Held, way: Way) -> list[Channels]:
 
 def _transpose(node: ir.Node, held: Held, way: Way) -> list[Channels]:
     del way
-    channels, size = held[0], rank(node.outputs[0])
+    channels, size = held[0], _kept_rank(node)
     if channels is None or size is None:
         raise NoMatch("is transposed in an unknown way", node)
     perm = list(node.attributes.get_ints("perm", tuple(reversed(range(size)))))
+    if sorted(perm) != list(range(size)):
+        raise NoMatch("is transposed by an order that is none", node)
     return [Channels(perm.index(channels.axis), channels.ids)]
 
 
 def _unsqueeze(node: ir.Node, held: Held, way: Way) -> list[Channels]:
     del way
-    channels, size = held[0], rank(node.outputs[0])
-    axes = integers(node.inputs[1]) if len(node.inputs) > 1 else None
-    if channels is None or size is None or axes is None:
+    channels, source, after = held[0], node.inputs[0], rank(node.outputs[0])
+    before = None if source is None else rank(source)
+    named = integers(node.inputs[1]) if len(node.inputs) > 1 else None
+    wide = after if node.op_type == "Unsqueeze" else before
+    axes = None if not wide else _axes(named, wide)
+    if channels is None or before is None or after is None or axes is None:
         raise NoMatch(f"goes through {node.op_type} in an unknown way", node)
+    if abs(after - before) != len(axes) or wide != max(after, before):
+        raise NoMatch(f"goes through {node.op_type} to another rank", node)
     if node.op_type == "Unsqueeze":
-        kept = [axis for axis in range(size) if axis not in {one % size for one in axes}]
+        kept = [axis for axis in range(after) if axis not in axes]
         return [Channels(kept[channels.axis], channels.ids)]
-    gone = {axis % (size + len(axes)) for axis in axes}
-    return [Channels(channels.axis - sum(axis < channels.axis for axis in gone), channels.ids)]
+    if channels.axis in axes:
+        raise NoMatch("loses the axis of its channels", node)
+    return [Channels(channels.axis - sum(axis < channels.axis for axis in axes), channels.ids)]
 
 
 def _rotary(node: ir.Node, held: Held, way: Way) -> list[Channels]:

@@ -27,7 +27,7 @@ from tq_onnx.graph.liveness import live_nodes
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.rmsnorm import constant_channels, match_norms
-from tq_onnx.graph.values import label, rank
+from tq_onnx.graph.values import label, rank, static_dim
 from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.plan import Plan
@@ -212,6 +212,12 @@ def _follow(start: ir.Value, ids: Ids, way: Way) -> _Reached:
     def put(value: ir.Value, channels: Channels) -> None:
         if value.is_graph_output():
             raise NoMatch("is an output of the model", value.producer())
+        # Shapes are what a file declares: steps rely on channels being in them.
+        size, wide = rank(value), static_dim(value, channels.axis)
+        if channels.axis < 0 or (size is not None and channels.axis >= size):
+            raise NoMatch("has fewer axes than declared", value.producer())
+        if wide not in (None, len(channels.ids)) or not len(channels.ids):
+            raise NoMatch("has another size than declared", value.producer())
         held[value] = channels
         reached.halves = reached.halves or value.dtype in _HALVES
         for use in value.uses():
