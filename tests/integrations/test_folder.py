@@ -13,7 +13,7 @@ import pytest
 from tests.decoders.running import FIXTURES
 from tests.files.models import DYNAMO, GENAI, external, inline, point, snapshot
 from tests.files.test_load import hugging_face_cache
-from tests.integrations.genai_folder import genai_folder
+from tests.integrations.genai_folder import genai_folder, write_config
 from tq_onnx.conversion import original as original_module
 from tq_onnx.conversion import scales as adapt_module
 from tq_onnx.conversion.headnorms import LayerNorms, NoNorms, find_norms
@@ -447,6 +447,16 @@ def test_a_second_library_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="the name of the operator library"):
         convert_folder(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_configuration_without_room_is_refused_by_both(tmp_path: Path) -> None:
+    source = genai_folder(tmp_path / "in")
+    document = json.loads((source / "genai_config.json").read_text())
+    document["model"]["decoder"]["session_options"]["custom_ops_library"] = "mine.so"
+    write_config(source, document)
+    for command in (inspect_folder, lambda folder: convert_folder(folder, tmp_path / "out")):
+        with pytest.raises(UnsupportedModelError, match=r"mine\.so"):
+            command(source)
 
 
 def test_survey_names_the_roles(tmp_path: Path) -> None:

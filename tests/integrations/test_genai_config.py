@@ -148,6 +148,10 @@ def test_no_configuration(tmp_path: Path) -> None:
     assert read_config(tmp_path) is None
 
 
+def of_decoder(more: str) -> str:
+    return f'{{"model": {{"decoder": {{"filename": "m", {more}}}}}}}'
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -160,6 +164,17 @@ def test_no_configuration(tmp_path: Path) -> None:
         ('{"model": {"decoder": {"filename": "/m.onnx"}}}', "not in the folder"),
         ('{"model": {"decoder": {"filename": "C:\\\\m.onnx"}}}', "not in the folder"),
         ('{"model": {"decoder": {"filename": "m", "pipeline": [[1]]}}}', "does not describe"),
+        ('{"model": {"decoder": {"filename": "m\\u0000"}}}', "not in the folder"),
+        (of_decoder('"session_options": null'), "does not describe"),
+        (of_decoder('"session_options": {"provider_options": [[7]]}'), "does not describe"),
+        (
+            of_decoder('"pipeline": [{"a": {"filename": "m", "session_options": [1]}}]'),
+            "does not describe",
+        ),
+        (of_decoder('"x": "\\ud800"'), "JSON"),
+        (of_decoder('"x": 1e999'), "JSON"),
+        (of_decoder('"x": NaN'), "JSON"),
+        (of_decoder(f'"x": {"[" * 70}{"]" * 70}'), "JSON"),
     ],
 )
 def test_damaged_configurations(tmp_path: Path, text: str, reason: str) -> None:

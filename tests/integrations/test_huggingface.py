@@ -158,6 +158,10 @@ def edited(tmp_path: Path, **fields: Any) -> Path:
 
 
 MODEL = json.loads((bundled_directory() / "tokenizer.json").read_text())["model"]
+ADDED = {
+    **{"id": 256, "content": "x", "special": True},
+    **{"lstrip": False, "rstrip": False, "single_word": False},
+}
 OTHER_KINDS: dict[str, dict[str, Any]] = {
     "merges": {"model": MODEL | {"merges": [["Ā", "ā"]]}},
     "another model": {"model": {"type": "Unigram", "vocab": []}},
@@ -169,6 +173,10 @@ OTHER_KINDS: dict[str, dict[str, Any]] = {
     "a beginning-of-text token": {
         "post_processor": {"type": "TemplateProcessing", "special_tokens": {"<s>": {}}}
     },
+    "two bytes of one token": {"model": MODEL | {"vocab": MODEL["vocab"] | {"a": 98}}},
+    "a byte without a number": {"model": MODEL | {"vocab": MODEL["vocab"] | {"a": "97"}}},
+    "an added token without a text": {"added_tokens": [ADDED | {"content": 5}]},
+    "an added token without a number": {"added_tokens": [ADDED | {"id": "256"}]},
     "added tokens that strip": {
         "added_tokens": [
             {"id": 256, "content": "x", "special": True, "lstrip": True, "rstrip": False}

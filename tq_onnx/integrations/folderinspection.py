@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tq_onnx.integrations.folder import FolderModel, LeftOut, require_decoder, survey
+from tq_onnx.integrations.genai import check_config
 
 if TYPE_CHECKING:
     from tq_onnx.progress import OnProgress
@@ -53,13 +54,16 @@ def inspect_folder(folder: Path, on_progress: OnProgress | None = None) -> Folde
         on_progress: called before each ONNX file is read.
 
     Raises:
-        UnsupportedModelError: it has neither a decoder nor a converted one.
+        UnsupportedModelError: it has neither a decoder nor a converted one, or a configuration that
+            has no room for the library.
         ModelFileError: a file cannot be read, or lies outside.
     """
     found = survey(folder, on_progress)
     if not any(model.role == "converted" for model in found.models):
         require_decoder(found, folder)
     decoders = found.decoders
+    if decoders and found.genai is not None:
+        check_config(found.genai)
     return FolderInspection(
         folder=found.path,
         convertible=bool(decoders) and all(model.report.convertible for model in decoders),

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -37,6 +38,8 @@ CONFIG_FILE: Final = "genai_config.json"
 _LIBRARY: Final = "custom_ops_library"
 _SHARE: Final = "past_present_share_buffer"
 _SAVE_AGAIN: Final = "copy it again from the original export"
+_DEEPEST: Final = 64
+"""Values nested in each other; that they are written again must not depend on the stack."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +99,7 @@ def read_config(folder: Path) -> GenaiConfig | None:
         return None
     try:
         document = json.loads(path.read_text(encoding="utf-8-sig"))
+        _check_values(document)
         model = document["model"]
         decoder = model["decoder"]
         decoders = tuple(_file_names(decoder))
@@ -105,8 +109,10 @@ def read_config(folder: Path) -> GenaiConfig | None:
             if key != "decoder" and isinstance(part, dict)
             for name in _file_names(part)
         )
-        options = decoder.get("session_options", {}).get("provider_options", [])
-        providers = tuple(name for entry in options for name in entry)
+        entries = decoder.get("session_options", {}).get("provider_options", [])
+        providers = tuple(name for entry in entries for name in entry.keys())  # noqa: SIM118
+        for options in _session_options(copy.deepcopy(decoder), decoders):
+            options.get(_LIBRARY)
     except (OSError, ValueError, RecursionError) as error:
         raise ModelFileError(
             "the file cannot be read as JSON", where=str(path), fix=_SAVE_AGAIN
@@ -228,9 +234,31 @@ def _session_options(decoder: dict[str, Any], names: tuple[str, ...]) -> Iterato
             yield stage["session_options"]
 
 
+def _check_values(document: Any) -> None:
+    """Refuse values that a conversion could not write again as JSON.
+
+    Raises:
+        ValueError: a number is not finite, a text is no Unicode, or values are nested too deep.
+    """
+    pending = [(document, 0)]
+    while pending:
+        value, depth = pending.pop()
+        if depth > _DEEPEST:
+            raise ValueError(f"more than {_DEEPEST} values are nested")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError("a number is not finite")
+        if isinstance(value, str):
+            value.encode()
+        elif isinstance(value, list):
+            pending += [(each, depth + 1) for each in value]
+        elif isinstance(value, dict):
+            pending += [(each, depth + 1) for pair in value.items() for each in pair]
+
+
 def _check_name(name: str, path: Path) -> None:
     parts = PurePosixPath(name.replace("\\", "/")).parts
-    if ".." in parts or name[:1] in ("/", "\\") or PureWindowsPath(name).drive:
+    outside = ".." in parts or name[:1] in ("/", "\\") or PureWindowsPath(name).drive
+    if outside or not name.isprintable():
         raise ModelFileError(
             f"the configuration names the file {name!r}, which is not in the folder",
             where=str(path),

@@ -183,6 +183,12 @@ def _byte_tokenizer(fields: Any, eos_ids: tuple[int, ...]) -> Tokenizer | None:
         )
         byte_of = {model["vocab"][char]: byte for byte, char in enumerate(_byte_characters())}
         special = {entry["content"]: entry["id"] for entry in fields["added_tokens"]}
+        simple = (
+            simple
+            and len(byte_of) == 256
+            and all(type(token) is int for token in (*byte_of, *special.values()))
+            and all(name and isinstance(name, str) for name in special)
+        )
     # Any field that is missing or of another form means another kind of tokenizer.
     except (KeyError, TypeError, AttributeError):
         return None
