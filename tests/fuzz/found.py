@@ -36,6 +36,16 @@ def operand(output: str, at: int, name: str) -> Edit:
     return edit
 
 
+def order(output: str, *perm: int) -> Edit:
+    """Another order of the axes of a Transpose, which may be none."""
+
+    def edit(proto: onnx.ModelProto) -> None:
+        (attribute,) = _node(proto, output).attribute
+        attribute.ints[:] = perm
+
+    return edit
+
+
 MODELS: Final[dict[str, tuple[str, Edit]]] = {
     "a product of nothing": ("hf-static-decode", no_operands("mul_12")),
     "an axis that is a graph": ("hf-decode", graph_for_axis("cat_6")),
@@ -51,6 +61,7 @@ MODELS: Final[dict[str, tuple[str, Edit]]] = {
         "genai-dml-fp16",
         operand("/model/layers.1/post_attention_layernorm/output_0", 1, ""),
     ),
+    "an order of axes that is none": ("dynamo-op23-eager", order("transpose_5", 0, 2, 1, 7)),
     "keys as new values": (
         "dynamo-qwen3-moe",
         operand("present.0.value", 1, "past_key_values.0.key"),

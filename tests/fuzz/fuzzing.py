@@ -11,10 +11,12 @@ import argparse
 import json
 import random
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from tests.fuzz import guided
 from tests.fuzz.lanes import LANES, Lane, lane
 from tests.fuzz.pool import Answer, Limits, work
 from tests.fuzz.summary import Summary
@@ -50,6 +52,16 @@ def by_numbers(chosen: Lane, first: int, last: int, jobs: int, seconds: float) -
     }
 
 
+def by_coverage(name: str, jobs: int, seconds: float, corpus: Path | None) -> dict[str, Any]:
+    """Runs the cases that atheris makes up; tells what came of them."""
+    with tempfile.TemporaryDirectory() as folder:
+        summary = guided.fuzz(name, seconds, jobs, corpus or Path(folder))
+    found = {"lane": name, "jobs": jobs, "seconds": seconds, **summary.document()}
+    for finding in found["findings"]:
+        print(finding["examples"][0], file=sys.stderr, flush=True)
+    return found
+
+
 def main() -> int:
     """Fuzzes a lane; the exit code is 1 if it found something."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
@@ -57,11 +69,15 @@ def main() -> int:
     parser.add_argument("--numbers", nargs=2, type=int, metavar=("FIRST", "LAST"))
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--corpus", type=Path, help="a folder that atheris keeps its cases in")
     parser.add_argument("--summary", type=Path, help="a file for the summary, instead of stdout")
     given = parser.parse_args()
-    first, last = given.numbers or (0, 1 << 62)
-    with remembering():
-        found = by_numbers(lane(given.lane), first, last, given.jobs, given.seconds)
+    if given.numbers is None and guided.is_there():
+        found = by_coverage(given.lane, given.jobs, given.seconds, given.corpus)
+    else:
+        first, last = given.numbers or (0, 1 << 62)
+        with remembering():
+            found = by_numbers(lane(given.lane), first, last, given.jobs, given.seconds)
     text = json.dumps(found, indent=2)
     if given.summary:
         given.summary.write_text(text + "\n")

@@ -13,6 +13,11 @@ from tests.fuzz.commands import Case
 
 LANES: Final = {
     "model": "files of models, with inspect and convert",
+    "external": "references to external data, and the data",
+    "calibration": "calibration files, with convert --calibration",
+    "tokenizer": "tokenizers and end-of-text files, with generate",
+    "folder": "genai_config.json and model folders, with inspect, convert and generate",
+    "operators": "one operator with any inputs and attributes, through ONNX Runtime",
     "graphs": "random graphs of attention, compared with their conversions",
 }
 """``tests/fuzz/NAME.py`` has ``check(draw, folder) -> Case`` and ``warm()``."""
