@@ -26,6 +26,7 @@ from tq_onnx.codec.elements import from_bytes, to_bytes
 from tq_onnx.codec.kind import NORM_KEPT, Fields, Float64
 from tq_onnx.codec.quantise import coordinates, quantise
 from tq_onnx.codec.spec import HEAD_SIZE_MULTIPLE, MAX_HEAD_SIZE, Codec, RowLayout, row_layout
+from tq_onnx.codec.window import NO_WINDOW, Window, exact_tokens, write_entries
 
 Bytes = npt.NDArray[np.uint8]
 Rotation = npt.NDArray[np.float32] | None
@@ -167,28 +168,41 @@ def offset_rows(
     return by_head
 
 
-def append(past: Bytes, rows: Bytes, past_length: npt.NDArray[np.int64]) -> Bytes:
+def append(
+    past: Bytes,
+    rows: Bytes,
+    past_length: npt.NDArray[np.int64],
+    *,
+    window: Window = NO_WINDOW,
+    vectors: npt.NDArray[np.generic] | None = None,
+) -> Bytes:
     """Put new rows behind those that a cache holds already.
 
     Args:
         past: uint8 ``[B, N, P, W]``.
         rows: uint8 ``[B, N, T, W]``.
-        past_length: int64 ``[B]`` or ``[1]``; row t of sequence b goes to slot past_length[b] + t.
+        past_length: int64 ``[B]`` or ``[1]``; token t of sequence b gets the row overlay_rows +
+            past_length[b] + t.
+        window: of the cache.
+        vectors: what the rows were made of, floats ``[B, N, T, D]``; for a window with entries.
 
     Returns:
-        uint8 ``[B, N, S, W]`` with S = max(P, max(past_length) + T): slots that are not written
-        keep the bytes of ``past``, or are zero where ``past`` has none.
+        uint8 ``[B, N, S, W]`` with S = max(P, overlay_rows + max(past_length) + T): rows that are
+        not written keep the bytes of ``past``, or are zero where ``past`` has none.
 
     Raises:
         ValueError: a length is negative.
     """
     batch, heads, new, width = rows.shape
     lengths = _lengths(past_length, batch)
-    slots = max(past.shape[2], int(lengths.max(initial=0)) + new)
+    first = window.overlay_rows
+    slots = max(past.shape[2], first + int(lengths.max(initial=0)) + new)
     present = np.zeros((batch, heads, slots, width), np.uint8)
     present[:, :, : past.shape[2]] = past
     for b, length in enumerate(lengths):
-        present[b, :, length : length + new] = rows[b]
+        present[b, :, first + length : first + length + new] = rows[b]
+    if window.entries and vectors is not None:
+        write_entries(present, vectors, lengths, window)
     return present
 
 
@@ -213,6 +227,9 @@ def attention(
     key_offset: Offset = None,
     value_offset: Offset = None,
     element: str = "float32",
+    window: Window = NO_WINDOW,
+    new_keys: npt.NDArray[np.generic] | None = None,
+    new_values: npt.NDArray[np.generic] | None = None,
 ) -> Float64:
     """Return grouped-query attention over the decoded caches.
 
@@ -244,6 +261,10 @@ def attention(
         key_offset: float32 ``[P, N, D]``, added to the decoded keys by their slots.
         value_offset: likewise for values.
         element: the model's element type, see ``codec.elements``; only ``raw`` looks at it.
+        window: of the caches, see ``codec.window``: some queries take vectors that are at hand
+            instead of rows.
+        new_keys: keys of the call, floats ``[B, N, T, D]``; for a window with entries.
+        new_values: likewise values.
 
     Returns:
         float64 ``[B, H, T, D]``.
@@ -254,11 +275,17 @@ def attention(
     batch, heads, new, head_size = query.shape
     lengths = _lengths(past_length, batch)
     total = int(lengths.max(initial=0)) + new
-    if total > key_cache.shape[2]:
-        raise ValueError(f"a cache of {key_cache.shape[2]} rows is too short for {total}")
+    live = slice(window.overlay_rows, window.overlay_rows + total)
+    if live.stop > key_cache.shape[2]:
+        raise ValueError(f"a cache of {key_cache.shape[2]} rows is too short for {live.stop}")
     how: _How = {"size": head_size, "element": element}
-    keys = _decode(key_cache[:, :, :total], key, key_rotation, key_codebook, **how)
-    values = _decode(value_cache[:, :, :total], value, value_rotation, value_codebook, **how)
+    keys = _decode(key_cache[:, :, live], key, key_rotation, key_codebook, **how)
+    values = _decode(value_cache[:, :, live], value, value_rotation, value_codebook, **how)
+    exact_keys, exact_values = keys, values
+    taken = np.zeros((batch, keys.shape[1], new, total), np.bool_)
+    if window.entries and new_keys is not None and new_values is not None:
+        caches, of_call = (key_cache, value_cache), (new_keys, new_values)
+        exact_keys, exact_values, taken = exact_tokens(caches, of_call, lengths, window)
     start = np.zeros(1, np.int64)
     if key_offset is not None:
         keys = keys + offset_rows(key_offset, start, 1, total)
@@ -279,14 +306,19 @@ def attention(
         seen = np.flatnonzero(visible)
         if not len(seen):
             continue
-        scores = scale * (keys[b, h // group, seen] @ queries[b, h, t])
+        n = h // group
+        is_exact = taken[b, n, t, seen][:, None]
+        scores = scale * (
+            np.where(is_exact, exact_keys[b, n, seen], keys[b, n, seen]) @ queries[b, h, t]
+        )
         if softcap:
             scores = softcap * np.tanh(scores / softcap)
         scores += bias[b, h, t, seen]
         top = max(scores.max(), sinks[h])
         weights = np.exp(scores - top)
         denominator = weights.sum() + np.exp(sinks[h] - top)
-        output[b, h, t] = weights @ values[b, h // group, seen] / denominator
+        shown = np.where(is_exact, exact_values[b, n, seen], values[b, n, seen])
+        output[b, h, t] = weights @ shown / denominator
     return output
 
 

@@ -1,0 +1,186 @@
+"""The exact window: the newest tokens and the first ones as float16, in front of a cache's rows.
+
+A cache plane ``[slots, W]`` with a window begins with an overlay of ``overlay_rows`` rows; the row
+of token t is row ``overlay_rows + t``. Every token has its row, window or not. The overlay holds
+``sinks + recent`` entries, one after the other, each in as many whole rows as it needs:
+
+    D float16 numbers    the vector as it was given to the encoder, before offset and rotation,
+                         clamped to the finite range; zeros if an element is not finite
+    uint32               the token's index + 1, 0 for none: the tag
+    zeros                up to the last byte of the last row
+
+Token t has entry t if ``t < sinks``, else ``sinks + (t - sinks) mod recent``. Encoding T tokens
+writes the entries of those below ``sinks`` and of the last ``min(T, recent)``. A sequence without
+a past begins with tags of 0, whatever its buffer held.
+
+A vector is at hand if it belongs to the call, or if the entries of its token have its tag, in the
+caches of keys and of values. A query at position p takes token t exactly if
+
+    t < sinks       and all tokens up to t are at hand, or
+    p - t < recent  and all tokens from t on are at hand;
+
+its row is read otherwise. An entry that is there goes before the vector of the call, which is
+rounded as an entry would be: what attention sees of a token does not depend on the calls that
+brought it.
+
+Caches of the codec ``raw`` are exact as they are. They have the rows of the overlay where others
+of the model do, and no entries: their window is ``Window(0, 0, overlay_rows)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tq_onnx.codec.kind import MAX_HALF, Float64
+
+Bytes = npt.NDArray[np.uint8]
+
+ELEMENT_BYTES: Final = 2
+TAG_BYTES: Final = 4
+MAX_ENTRIES: Final = 4096
+"""Most entries of a plane."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """The window of one layer's caches.
+
+    Attributes:
+        recent: how many of the newest tokens have entries.
+        sinks: how many of the first tokens have entries.
+        overlay_rows: rows in front of those of the tokens, at least what the entries need.
+    """
+
+    recent: int = 0
+    sinks: int = 0
+    overlay_rows: int = 0
+
+    @property
+    def entries(self) -> int:
+        """Entries of a plane."""
+        return self.sinks + self.recent
+
+    def entry(self, token: int) -> int | None:
+        """Return the entry of a token; None if it never has one."""
+        if token < self.sinks:
+            return token
+        return self.sinks + (token - self.sinks) % self.recent if self.recent else None
+
+
+NO_WINDOW: Final = Window()
+
+
+def rows_per_entry(head_size: int, row_bytes: int) -> int:
+    """Return the rows that an entry takes in a cache of so many bytes a row."""
+    return -(-(ELEMENT_BYTES * head_size + TAG_BYTES) // row_bytes)
+
+
+def window_of(recent: int, sinks: int, planes: Iterable[tuple[int, int]]) -> Window:
+    """Return the window whose overlay has room for the entries of every cache.
+
+    Args:
+        recent: how many of the newest tokens are exact.
+        sinks: how many of the first tokens are exact.
+        planes: head size and bytes of a row of each cache; all get the same number of rows.
+    """
+    widest = max((rows_per_entry(size, width) for size, width in planes), default=0)
+    return Window(recent, sinks, (recent + sinks) * widest)
+
+
+def rounded(vectors: npt.NDArray[np.generic]) -> npt.NDArray[np.float16]:
+    """Return vectors ``[..., D]`` as entries hold them; their zeros lose their sign."""
+    wide = np.asarray(vectors, np.float64)
+    finite = np.isfinite(wide).all(-1, keepdims=True)
+    kept = np.where(finite & (wide != 0), wide, 0.0)
+    return kept.clip(-MAX_HALF, MAX_HALF).astype(np.float16)
+
+
+def write_entries(
+    present: Bytes, vectors: npt.NDArray[np.generic], lengths: npt.NDArray[np.int64], window: Window
+) -> None:
+    """Write the entries of new tokens into caches.
+
+    Args:
+        present: uint8 ``[B, N, S, W]``, changed in place.
+        vectors: the new vectors, floats ``[B, N, T, D]``.
+        lengths: int64 ``[B]``, tokens before the new ones.
+        window: of the caches.
+    """
+    new, head_size = vectors.shape[2:]
+    halves = rounded(vectors).astype("<f2")
+    for b, n in np.ndindex(*present.shape[:2]):
+        entries = _entries(present[b, n], head_size, window)
+        tags = slice(ELEMENT_BYTES * head_size, ELEMENT_BYTES * head_size + TAG_BYTES)
+        if lengths[b] == 0:
+            entries[:, tags] = 0
+        for t in range(new):
+            token = int(lengths[b]) + t
+            entry = window.entry(token)
+            if entry is None or (token >= window.sinks and t < new - window.recent):
+                continue
+            entries[entry] = 0
+            entries[entry, : tags.start] = halves[b, n, t].view(np.uint8)
+            entries[entry, tags] = np.array([token + 1], "<u4").view(np.uint8)
+
+
+def exact_tokens(
+    caches: tuple[Bytes, Bytes],
+    new: tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]],
+    lengths: npt.NDArray[np.int64],
+    window: Window,
+) -> tuple[Float64, Float64, npt.NDArray[np.bool_]]:
+    """Return the vectors at hand, and which of them each query takes.
+
+    Args:
+        caches: of keys and of values, uint8 ``[B, N, S, W]``, the new tokens included.
+        new: keys and values of the call, floats ``[B, N, T, D]``.
+        lengths: int64 ``[B]``, tokens before the new ones.
+        window: of the caches.
+
+    Returns:
+        Keys and values, float64 ``[B, N, total, D]``, zeros where none is at hand; and bool
+        ``[B, N, T, total]``, true where a query takes a token exactly.
+    """
+    batch, heads, steps, head_size = new[0].shape
+    total = int(lengths.max(initial=0)) + steps
+    found = np.zeros((2, batch, heads, total, head_size))
+    taken = np.zeros((batch, heads, steps, total), np.bool_)
+    of_call = [rounded(one).astype(np.float64) for one in new]
+    for b, n in np.ndindex(batch, heads):
+        first, end = int(lengths[b]), int(lengths[b]) + steps
+        planes = [_entries(cache[b, n], head_size, window) for cache in caches]
+        is_there = np.zeros(total, np.bool_)
+        for token in range(end):
+            entry = window.entry(token)
+            if entry is not None and all(
+                _tag(one[entry], head_size) == token + 1 for one in planes
+            ):
+                halves = [one[entry, : ELEMENT_BYTES * head_size].copy() for one in planes]
+                found[:, b, n, token] = [one.view("<f2").astype(np.float64) for one in halves]
+                is_there[token] = True
+            elif token >= first:
+                found[:, b, n, token] = [one[b, n, token - first] for one in of_call]
+                is_there[token] = True
+        tokens = np.arange(end)
+        all_before = np.logical_and.accumulate(is_there[:end])
+        all_after = np.logical_and.accumulate(is_there[:end][::-1])[::-1]
+        is_sink = (tokens < window.sinks) & all_before
+        for t in range(steps if window.recent else 0):
+            taken[b, n, t, :end] = (first + t - tokens < window.recent) & all_after
+        taken[b, n, :, :end] |= is_sink
+    return found[0], found[1], taken
+
+
+def _entries(plane: Bytes, head_size: int, window: Window) -> Bytes:
+    """Return the entries of a plane ``[S, W]``, a view ``[entries, bytes]``."""
+    rows = rows_per_entry(head_size, plane.shape[1])
+    return plane[: window.entries * rows].reshape(window.entries, rows * plane.shape[1])
+
+
+def _tag(entry: Bytes, head_size: int) -> int:
+    return int.from_bytes(entry[ELEMENT_BYTES * head_size :][:TAG_BYTES].tobytes(), "little")
