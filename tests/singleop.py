@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.spec import KINDS, Codec
 from tq_onnx.codec.unrotated import RAW
+from tq_onnx.codec.window import Window
 from tq_onnx.ops.domain import (
     BODY_OPSET,
     DOMAIN,
@@ -62,15 +64,22 @@ def codec_indices(known: Sequence[Codec], **codecs: Codec) -> dict[str, int]:
     return {name: known.index(codec) for name, codec in codecs.items()}
 
 
-def optional_inputs(*, bias: bool, sink: bool, offset: bool) -> list[Input]:
+def optional_inputs(*, bias: bool, sink: bool, offset: bool, window: bool = False) -> list[Input]:
     """The optional inputs of attention that a model has."""
     has = {
         Attention.attention_bias: bias,
         Attention.head_sink: sink,
         Attention.key_offset: offset,
         Attention.value_offset: offset,
+        Attention.new_keys: window,
+        Attention.new_values: window,
     }
     return [each for each, is_there in has.items() if is_there]
+
+
+def window_attributes(window: Window | None) -> dict[str, int]:
+    """Attributes of either operator in a model with a window; none without."""
+    return {} if window is None else asdict(window)
 
 
 def decoder_model(

@@ -10,12 +10,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from tests.singleop import INT4, codec_indices, codec_of, optional_inputs
+from tests.singleop import INT4, codec_indices, codec_of, optional_inputs, window_attributes
 from tq_onnx.codec import reference, spec
 from tq_onnx.codec.codebook import Codebook, codebook_of
 from tq_onnx.codec.presets import QR
 from tq_onnx.codec.rotation import rotation_of
 from tq_onnx.codec.spec import Codec, row_layout
+from tq_onnx.codec.window import NO_WINDOW, Window
 from tq_onnx.ops.domain import BODY_OPSET
 from tq_onnx.ops.functions import body_codecs, function_protos
 from tq_onnx.ops.operators import Attention, Encode
@@ -71,6 +72,7 @@ class Site:
     others: tuple[tuple[Codec, Codec], ...] = ()
     norm_correction: int = 1
     opset: int = BODY_OPSET
+    window: Window | None = None
 
     @property
     def pairs(self) -> tuple[tuple[Codec, Codec], ...]:
@@ -114,6 +116,7 @@ class Site:
                     **encode_attributes(codec),
                     "norm_correction": self.norm_correction,
                     **codec_indices(known, codec_index=codec),
+                    **window_attributes(self.window),
                 },
                 f"present_{side}",
                 names=side_names(side),
@@ -126,11 +129,15 @@ class Site:
                 **ATTRIBUTES,
                 **attributes,
                 **codec_indices(known, key_codec_index=self.key, value_codec_index=self.value),
+                **window_attributes(self.window),
             },
             "attended",
-            names=PRESENT_CACHES,
+            names={**PRESENT_CACHES, Attention.new_keys: "key", Attention.new_values: "value"},
             optional=optional_inputs(
-                bias=self.has_bias, sink=self.has_sink, offset=self.offset_rows > 0
+                bias=self.has_bias,
+                sink=self.has_sink,
+                offset=self.offset_rows > 0,
+                window=self.window is not None,
             ),
         )
         functions = function_protos(
@@ -138,6 +145,7 @@ class Site:
             has_bias=self.has_bias,
             has_sink=self.has_sink,
             has_offset=self.offset_rows > 0,
+            has_window=self.window is not None,
             element=self.element,
         )
         outputs = ["attended", "present_key", "present_value"]
@@ -206,6 +214,11 @@ class Site:
 
     def expected(self, feeds: Arrays, **attributes: Any) -> tuple[np.ndarray[Any, Any], ...]:
         """What the oracle says: output float64, present_key, present_value."""
+        presents = self.expected_presents(feeds)
+        return (self.attended(feeds, *presents, **attributes), *presents)
+
+    def expected_presents(self, feeds: Arrays) -> list[np.ndarray[Any, Any]]:
+        """The caches that the oracle makes."""
         presents = []
         for name, codec, rotation in (
             ("key", self.key, self.key_rotation),
@@ -226,8 +239,16 @@ class Site:
                 element=self.element,
             )
             past = feeds[f"past_{name}"]
-            presents.append(reference.append(past, self.widened(rows), feeds["past_length"]))
-        return (self.attended(feeds, *presents, **attributes), *presents)
+            presents.append(
+                reference.append(
+                    past,
+                    self.widened(rows),
+                    feeds["past_length"],
+                    window=self.window or NO_WINDOW,
+                    vectors=feeds[name],
+                )
+            )
+        return presents
 
     def attended(
         self, feeds: Arrays, key_cache: Any, value_cache: Any, **attributes: Any
@@ -255,4 +276,7 @@ class Site:
             sliding_window=options["sliding_window"],
             softcap=options["softcap"],
             element=self.element,
+            window=self.window or NO_WINDOW,
+            new_keys=feeds["key"],
+            new_values=feeds["value"],
         )

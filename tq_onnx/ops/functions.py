@@ -33,6 +33,7 @@ from tq_onnx.ops.bodies import (
     planes,
     rotated,
     unrotated,
+    window,
 )
 from tq_onnx.ops.bodies.composing import operator_style
 from tq_onnx.ops.bodies.operators import Model, attention_function, body_codecs, encode_function
@@ -50,6 +51,7 @@ def function_protos(
     has_bias: bool = False,
     has_sink: bool = False,
     has_offset: bool = False,
+    has_window: bool = False,
     element: str = "float32",
 ) -> list[onnx.FunctionProto]:
     """Return FunctionProtos for a model whose caches use these codecs.
@@ -63,6 +65,7 @@ def function_protos(
         has_bias: whether the model's attention nodes have the input ``attention_bias``.
         has_sink: likewise ``head_sink``.
         has_offset: likewise ``key_offset`` and ``value_offset``; encoding nodes have ``offset``.
+        has_window: likewise ``new_keys`` and ``new_values``; nodes say what window they have.
         element: element type of vectors and queries, see ``codec.elements``; only the bodies of
             ``raw`` depend on it.
 
@@ -76,6 +79,7 @@ def function_protos(
         has_bias=has_bias,
         has_sink=has_sink,
         has_offset=has_offset,
+        has_window=has_window,
         element=element,
     )
     protos: dict[str, onnx.FunctionProto] = {}
@@ -133,7 +137,7 @@ def _proto(body: OnnxFunction[..., Any]) -> onnx.FunctionProto:
 def _pieces() -> _Functions:
     modules: tuple[ModuleType, ...] = (
         *(half, elements, planes, rotated, unrotated),
-        *(encode, attention),
+        *(encode, attention, window),
     )
     return {
         operator_style(item.name): item

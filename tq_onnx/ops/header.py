@@ -20,6 +20,7 @@ from tq_onnx.codec import spec
 from tq_onnx.codec.fp8 import FP8_MAX
 from tq_onnx.codec.kind import MAX_HALF, CodecKind
 from tq_onnx.codec.unrotated import Q8_0_BLOCK
+from tq_onnx.codec.window import ELEMENT_BYTES, MAX_ENTRIES, TAG_BYTES
 
 _ASSERTED_HEAD_SIZES: Final = (64, 80, 128, 256)
 
@@ -61,6 +62,15 @@ inline constexpr int kQ8_0Block = {q8_0_block};  // coordinates that share a sca
 
 inline constexpr int kHeadSizeMultiple = {head_size_multiple};
 inline constexpr int kMaxHeadSize = {max_head_size};
+
+// An entry of the exact window: float16 numbers and a uint32, in whole rows.
+inline constexpr int kEntryElementBytes = {entry_element_bytes};
+inline constexpr int kEntryTagBytes = {entry_tag_bytes};
+inline constexpr int kMaxEntries = {max_entries};
+
+constexpr int rows_per_entry(int head_size, int row_bytes) {{
+  return (kEntryElementBytes * head_size + kEntryTagBytes + row_bytes - 1) / row_bytes;
+}}
 
 // A plane holds the bits [shift, shift + width) of every code.
 struct Plane {{
@@ -173,6 +183,9 @@ def render_header() -> str:
         codecs="\n".join(f"    {_codec(codec)}," for codec in spec.CODECS),
         max_levels=max(codec.levels for codec in spec.CODECS),
         max_half=MAX_HALF,
+        entry_element_bytes=ELEMENT_BYTES,
+        entry_tag_bytes=TAG_BYTES,
+        max_entries=MAX_ENTRIES,
         fp8_max=FP8_MAX,
         q8_0_block=Q8_0_BLOCK,
         head_size_multiple=spec.HEAD_SIZE_MULTIPLE,

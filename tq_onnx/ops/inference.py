@@ -11,6 +11,7 @@ import onnx
 from onnx import numpy_helper
 from onnx.shape_inference import InferenceContext
 
+from tq_onnx.codec.window import Window
 from tq_onnx.ops.node import Node, Size
 from tq_onnx.ops.operators import Attention, Encode
 
@@ -36,7 +37,9 @@ def infer_encode(context: InferenceContext) -> None:
     node.codebook(Encode.boundaries, codec, missing=1)
     node.offset(Encode.offset, heads, head_size)
     node.row_bytes(Encode.past, codec, head_size, width)
-    slots = _slots(context, capacity, new)
+    window = node.window(Encode.recent, Encode.sinks, Encode.overlay_rows)
+    node.overlay(Encode.past, window, head_size, width)
+    slots = _slots(context, capacity, new, window)
     node.output(Encode.present, onnx.TensorProto.UINT8, [batch, heads, slots, width])
 
 
@@ -66,16 +69,19 @@ def infer_attention(context: InferenceContext) -> None:
     value = node.codec(Attention.value_codec, Attention.value_bits)
     head_size = node.rotation(Attention.key_rotation, key, head_size)
     head_size = node.rotation(Attention.value_rotation, value, head_size)
+    window = node.window(Attention.recent, Attention.sinks, Attention.overlay_rows)
     for cache, centroids, codec, width in (
         (Attention.key_cache, Attention.key_centroids, key, key_width),
         (Attention.value_cache, Attention.value_centroids, value, value_width),
     ):
         node.row_bytes(cache, codec, head_size, width)
         node.codebook(centroids, codec)
+        node.overlay(cache, window, head_size, width)
     if isinstance(heads, int) and isinstance(kv_heads, int) and heads % max(kv_heads, 1):
         raise node.error(f"{heads} query heads are not a multiple of {kv_heads} KV heads")
-    if isinstance(new, int) and isinstance(slots, int) and new > slots:
-        raise node.error(f"{new} new tokens do not fit into caches of {slots} slots")
+    if isinstance(new, int) and isinstance(slots, int) and window.overlay_rows + new > slots:
+        overlay = f" and an overlay of {window.overlay_rows}" if window.overlay_rows else ""
+        raise node.error(f"{new} new tokens{overlay} do not fit into caches of {slots} slots")
     (lengths,) = node.shape(Attention.past_length, 1)
     node.one_of("the size of past_length", lengths, 1, batch)
     _check_bias(node, batch, heads, new)
@@ -83,6 +89,7 @@ def infer_attention(context: InferenceContext) -> None:
         "the number of heads of query and head_sink", heads, *node.shape(Attention.head_sink, 1)
     )
     _check_offsets(node, kv_heads, head_size)
+    _check_new(node, window, [batch, kv_heads, new, head_size])
     node.output(
         Attention.output, node.element_type(Attention.query), [batch, heads, new, head_size]
     )
@@ -108,9 +115,18 @@ def _check_offsets(node: Node, heads: Size, head_size: Size) -> None:
     )
 
 
-def _slots(context: InferenceContext, capacity: Size, new: Size) -> Size:
-    """Return S = max(P, max(past_length) + T), if all of it is constant."""
+def _check_new(node: Node, window: Window, sizes: list[Size]) -> None:
+    for one in (Attention.new_keys, Attention.new_values):
+        if window.entries and not node.has(one):
+            raise node.error(f"{one.name} is missing, which a window needs")
+        for size, wanted in zip(node.shape(one, 4), sizes, strict=True):
+            node.same(f"a size of {one.name} and of the new tokens", size, wanted)
+
+
+def _slots(context: InferenceContext, capacity: Size, new: Size, window: Window) -> Size:
+    """Return S = max(P, overlay_rows + max(past_length) + T), if all of it is constant."""
     lengths: onnx.TensorProto | None = context.get_input_data(Encode.past_length.slot)
     if lengths is None or not isinstance(capacity, int) or not isinstance(new, int):
         return None
-    return max(capacity, int(numpy_helper.to_array(lengths).max(initial=0)) + new)
+    longest = int(numpy_helper.to_array(lengths).max(initial=0))
+    return max(capacity, window.overlay_rows + longest + new)

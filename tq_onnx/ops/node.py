@@ -12,6 +12,7 @@ import onnx
 from onnx.shape_inference import InferenceContext, InferenceError
 
 from tq_onnx.codec.spec import Codec, row_layout
+from tq_onnx.codec.window import Window, rows_per_entry
 from tq_onnx.ops.operator import Attribute, Input, Output
 
 Size = int | str | None
@@ -120,6 +121,26 @@ class Node:
         found = self.context.get_attribute(attribute.name)
         if found is not None and found.i < 0:
             raise self.error(f"{attribute.name} is {found.i}, below 0")
+
+    def window(self, recent: Attribute, sinks: Attribute, overlay_rows: Attribute) -> Window:
+        """Return the exact window that a node says; none where it says nothing."""
+        attributes = (recent, sinks, overlay_rows)
+        found = {each.name: self.context.get_attribute(each.name) for each in attributes}
+        for name, number in found.items():
+            if number is not None and number.i < 0:
+                raise self.error(f"{name} is {number.i}, below 0")
+        return Window(*(0 if number is None else number.i for number in found.values()))
+
+    def overlay(self, cache: Input, window: Window, head_size: Size, width: Size) -> None:
+        """Refuse an overlay that has less room than the entries need."""
+        if not isinstance(head_size, int) or not isinstance(width, int) or not width:
+            return
+        needed = window.entries * rows_per_entry(head_size, width)
+        if window.overlay_rows < needed:
+            raise self.error(
+                f"overlay_rows is {window.overlay_rows}, but {window.entries} entries in rows of "
+                f"{width} bytes of {cache.name} need {needed}"
+            )
 
     def row_bytes(self, cache: Input, codec: Codec, head_size: Size, width: Size) -> None:
         """Refuse rows that have less room than the codec needs."""

@@ -27,8 +27,9 @@ BYTES: Final = "tensor(uint8)"
 INT64: Final = "tensor(int64)"
 FLOAT32: Final = "tensor(float)"
 
-Feature = Literal["bias", "sink", "offset", "mixed"]
-"""Optional parts of a model: an additive mask, sinks, offsets of a calibration, several codecs."""
+Feature = Literal["bias", "sink", "offset", "mixed", "window"]
+"""Optional parts of a model: an additive mask, sinks of the heads, offsets of a calibration,
+several codecs, an exact window."""
 Features = AbstractSet[Feature]
 
 

@@ -54,7 +54,13 @@ A row of the cache holds one vector: the codes of its coordinates, then little-e
 - `raw`: every coordinate as it is
 
 A vector that is not finite (`lloyd_max`, `prod`, `u8`: whose norm is not) is stored as the zero
-vector by all but `raw`. Tables that a codec has no use for are not read; a tensor of one number
+vector by all but `raw`.
+
+With overlay_rows, tokens have their rows behind so many others: the slot of token t is row
+overlay_rows + t. There the newest `recent` tokens and the first `sinks` ones have entries, besides
+their rows: the vector in float16 and the token's number.
+
+Tables that a codec has no use for are not read; a tensor of one number
 stands for each."""
 
     vectors = Input(FLOATS, "new vectors [B, N, T, D]: batch, KV heads, new tokens, head size")
@@ -80,9 +86,9 @@ stands for each."""
 
     present = Output(
         BYTES,
-        "cache with the new rows [B, N, S, W], S = max(P, max(past_length) + T); other slots keep "
-        "what past holds, or zero bytes, and so do bytes behind a row. When past and present are "
-        "the same buffer, only the new rows are written",
+        "cache with the new rows [B, N, S, W], S = max(P, overlay_rows + max(past_length) + T); "
+        "other rows keep what past holds, or zero bytes, and so do bytes behind a row. When past "
+        "and present are the same buffer, only the new rows and entries are written",
     )
 
     codec = Attribute(_STRING, "codec kind: lloyd_max, uniform, fp8_e4m3, q8_0, prod, u8 or raw")
@@ -101,6 +107,14 @@ stands for each."""
         "number of the codec among those that the function body of this model knows",
         default=0,
         when="mixed",
+    )
+    recent = Attribute(_INT, "how many of the newest tokens have entries", default=0, when="window")
+    sinks = Attribute(_INT, "how many of the first tokens have entries", default=0, when="window")
+    overlay_rows = Attribute(
+        _INT,
+        "rows in front of those of the tokens: at least (sinks + recent) * ceil((2 D + 4) / W)",
+        default=0,
+        when="window",
     )
 
 
@@ -124,6 +138,10 @@ Query t of sequence b stands at position p = past_length[b] + t. Key s is visibl
 bias's type. A query that sees no key gives exact zeros; a hidden key contributes nothing. With
 head_sink, exp(head_sink) of the query's head is added to the denominator of the softmax. With
 offsets, k_s and v_s are what the rows say plus the offsets of slot s.
+
+With an exact window (see TurboQuantEncode), k_s and v_s are vectors in float16 instead, where
+p - s < recent or s < sinks, as far as they are at hand: all tokens from s on, or all up to s, have
+their entries or belong to the call.
 
 Tables that a codec has no use for are not read."""
 
@@ -161,6 +179,12 @@ Tables that a codec has no use for are not read."""
     value_offset = Input(
         FLOAT32, "likewise for values, of the same shape; both or neither", when="offset"
     )
+    new_keys = Input(
+        FLOATS,
+        "keys of the call [B, N, T, D], as TurboQuantEncode gets them; needed with recent or sinks",
+        when="window",
+    )
+    new_values = Input(FLOATS, "likewise values", when="window")
 
     output = Output(FLOATS, "attention output [B, H, T, D], in the query's type")
 
@@ -180,6 +204,24 @@ Tables that a codec has no use for are not read."""
     )
     value_codec_index = Attribute(
         _INT, "number of the values' codec, likewise", default=0, when="mixed"
+    )
+    recent = Attribute(
+        _INT,
+        "how many of the newest tokens a query takes exactly, its own included; 0 with raw",
+        default=0,
+        when="window",
+    )
+    sinks = Attribute(
+        _INT,
+        "how many of the first tokens a query takes exactly; 0 with raw. Not the head_sink",
+        default=0,
+        when="window",
+    )
+    overlay_rows = Attribute(
+        _INT,
+        "rows in front of those of the tokens, as in TurboQuantEncode",
+        default=0,
+        when="window",
     )
 
 

@@ -16,7 +16,7 @@ from functools import partial
 import onnx_ir as ir
 
 from tq_onnx.codec.spec import Codec
-from tq_onnx.ops.bodies import F32, attention, elements, encode, rotated
+from tq_onnx.ops.bodies import F32, attention, elements, encode, rotated, window
 from tq_onnx.ops.bodies.codecs import reader, writer
 from tq_onnx.ops.bodies.composing import Composer
 from tq_onnx.ops.operator import Feature, Operator
@@ -35,6 +35,7 @@ class Model:
         has_bias: whether attention has the input ``attention_bias``.
         has_sink: likewise ``head_sink``.
         has_offset: likewise ``key_offset`` and ``value_offset``, and encoding ``offset``.
+        has_window: likewise ``new_keys`` and ``new_values``, and attributes of the window.
         element: element type of vectors and queries.
     """
 
@@ -43,6 +44,7 @@ class Model:
     has_bias: bool
     has_sink: bool
     has_offset: bool
+    has_window: bool
     element: str
 
     @property
@@ -58,6 +60,7 @@ class Model:
             "sink": self.has_sink,
             "offset": self.has_offset,
             "mixed": self.is_mixed,
+            "window": self.has_window,
         }
         return frozenset(feature for feature, there in features.items() if there)
 
@@ -100,8 +103,18 @@ def encode_function(model: Model) -> ir.Function:
         for codec in model.codecs
     }
     rows = body.choose("rows", Encode.codec_index, cases, given["past_length"])
-    past = [given["past"], rows, given["past_length"]]
-    present = body.call("present", encode.append_rows, past)
+    past, lengths = given["past"], given["past_length"]
+    if not model.has_window:
+        present = body.call("present", encode.append_rows, [past, rows, lengths])
+        return body.function(Encode, model.features, [*given.values()], present)
+    behind = body.call("behind", window.rows_behind, [past], forwarded=(Encode.overlay_rows,))
+    tokens = body.call("tokens", encode.append_rows, [behind, rows, lengths])
+    sizes = (Encode.recent, Encode.sinks)
+    inputs = [past, given["vectors"], lengths]
+    entries = body.call("entries", window.written_entries, inputs, forwarded=sizes)
+    forwarded = (*sizes, Encode.overlay_rows)
+    overlay = body.call("overlay", window.overlay_of, [past, entries], forwarded=forwarded)
+    present = body.standard("present", "Concat", [overlay, tokens], axis=2)
     return body.function(Encode, model.features, [*given.values()], present)
 
 
@@ -145,6 +158,7 @@ class _Attention:
         query = given["query"]
         self.head_size = body.standard("head_size", "Shape", [query], start=3)
         self.total = body.call("total", attention.total_length, [query, given["past_length"]])
+        self.exact = _Exact(body, given, self.head_size, self.total) if model.has_window else None
 
     def weights(self) -> tuple[ir.Value, ir.Value]:
         """Return the weights of the values [B, H, T, S], and which keys are visible."""
@@ -179,6 +193,8 @@ class _Attention:
             inputs = [query, self.given["key_offset"], self.total]
             more = body.call("more", attention.offset_scores, inputs, forwarded=(Attention.scale,))
             scores = body.standard("all_scores", "Add", [scores, more])
+        if self.exact is not None:
+            scores = self.exact.scores(scores)
         return body.call("capped", attention.softcapped, [scores], forwarded=(Attention.softcap,))
 
     def _scores_of_cache(self, body: Composer, *, codec: Codec) -> ir.Value:
@@ -193,6 +209,9 @@ class _Attention:
     def sums(self, weights: ir.Value, visible: ir.Value) -> ir.Value:
         """Return weighted sums of the values, float32 [B, H, T, D]."""
         body, model = self.body, self.model
+        if self.exact is not None:
+            exact = self.exact.sums(weights)
+            weights = self.exact.weights_of_rows(weights)
         values = dict.fromkeys(value for _, value in model.pairs)
         cases = {
             model.number(value): partial(
@@ -201,11 +220,13 @@ class _Attention:
             for value in values
         }
         sums = body.choose("sums", Attention.value_codec_index, cases, self.given["past_length"])
-        if not model.has_offset:
-            return sums
-        inputs = [self.given["query"], weights, self.given["value_offset"], self.total]
-        more = body.call("more_sums", attention.offset_sums, inputs)
-        return body.standard("all_sums", "Add", [sums, more])
+        if model.has_offset:
+            inputs = [self.given["query"], weights, self.given["value_offset"], self.total]
+            more = body.call("more_sums", attention.offset_sums, inputs)
+            sums = body.standard("all_sums", "Add", [sums, more])
+        if self.exact is not None:
+            sums = body.standard("sums_of_both", "Add", [sums, exact])
+        return sums
 
     def _sums_of_cache(
         self, body: Composer, *, codec: Codec, weights: ir.Value, visible: ir.Value
@@ -223,8 +244,11 @@ class _Attention:
     def _read(self, body: Composer, side: str, codec: Codec) -> tuple[ir.Value, ir.Value]:
         """Return coordinates [B, N, S, C] of the live rows of a cache, and scales [B, N, S]."""
         how = reader(codec, self.model.element)
-        cache = [self.given[f"{side}_cache"], self.total]
-        rows = body.call(f"{side}_rows", attention.live_rows, cache)
+        cache = self.given[f"{side}_cache"]
+        if self.exact is not None:
+            forwarded = (Attention.overlay_rows,)
+            cache = body.call(f"{side}_behind", window.rows_behind, [cache], forwarded=forwarded)
+        rows = body.call(f"{side}_rows", attention.live_rows, [cache, self.total])
         tables = [self.given[f"{side}_centroids"]] if codec.is_rotated else []
         inputs = [rows, self.head_size, *tables]
         coordinates = body.call(f"{side}_coordinates", how.coordinates, inputs)
@@ -237,3 +261,56 @@ class _Attention:
         others = [pair[side == "value"] for pair in self.model.pairs]
         table = self.given[f"{side}_rotation"]
         return _rotation(body, table, self.head_size, codec, others)
+
+
+class _Exact:
+    """What queries take from the entries of a window, or from the call, while the body is made."""
+
+    def __init__(
+        self, body: Composer, given: Mapping[str, ir.Value], head_size: ir.Value, total: ir.Value
+    ) -> None:
+        self.body = body
+        self.given = given
+        self._head_size = head_size
+        self._window = (Attention.recent, Attention.sinks)
+        self._entries = {
+            side: body.call(
+                f"{side}_entries",
+                window.entries_of,
+                [given[f"{side}_cache"], head_size],
+                forwarded=self._window,
+            )
+            for side in ("key", "value")
+        }
+        name = "entries_of_tokens"
+        self._of_tokens = body.call(name, window.entries_of_tokens, [total], forwarded=self._window)
+        key, value = (self._tagged(side) for side in ("key", "value"))
+        self._has_entry = body.standard("has_entry", "And", [key, value])
+        inputs = [given["query"], given["past_length"], self._has_entry]
+        self.taken = body.call("taken", window.taken_exactly, inputs, forwarded=self._window)
+
+    def scores(self, scores: ir.Value) -> ir.Value:
+        """Return the scores, of exact keys where queries take them."""
+        inputs = [self.given["query"], self._vectors("key")]
+        forwarded = (Attention.scale,)
+        exact = self.body.call("exact_scores", window.exact_scores, inputs, forwarded=forwarded)
+        return self.body.standard("scores_of_both", "Where", [self.taken, exact, scores])
+
+    def weights_of_rows(self, weights: ir.Value) -> ir.Value:
+        """Return the weights, zero where queries take exact vectors."""
+        return self.body.call("row_weights", window.row_weights, [weights, self.taken])
+
+    def sums(self, weights: ir.Value) -> ir.Value:
+        """Return the weighted sums of exact values."""
+        inputs = [weights, self.taken, self._vectors("value"), self.given["query"]]
+        return self.body.call("exact_sums", window.exact_sums, inputs)
+
+    def _tagged(self, side: str) -> ir.Value:
+        inputs = [self._entries[side], self._head_size, self._of_tokens]
+        return self.body.call(f"{side}_tagged", window.tokens_with_tags, inputs)
+
+    def _vectors(self, side: str) -> ir.Value:
+        given = self.given
+        inputs = [self._entries[side], self._of_tokens, self._has_entry]
+        inputs += [given[f"new_{side}s"], given["past_length"]]
+        return self.body.call(f"exact_{side}s", window.exact_vectors, inputs)

@@ -1,0 +1,86 @@
+"""Calls of one attention layer with an exact window, each compared with the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+
+from tests.ops.site import Arrays, Site
+from tests.ops.test_attention_body import TOLERANCE, bias_for
+from tq_onnx.codec.window import window_of
+
+Run = Callable[[onnx.ModelProto, Arrays], list[Any]]
+Check = Callable[[Site, Any, Any], None]
+
+CALLS = [((0, 0), 7), ((7, 3), 1), ((8, 4), 3), ((5, 0), 1), ((6, 1), 12)]
+"""Past lengths and new tokens: prompts, decoding, a longer call, rewound, and one begun anew."""
+
+
+def with_window(site: Site, recent: int, sinks: int) -> Site:
+    """The layer with room for so many entries in both caches."""
+    planes = [(site.head_size, site.width(codec)) for codec in (site.key, site.value)]
+    return replace(site, window=window_of(recent, sinks, planes))
+
+
+def random_caches(site: Site, slots: int, rng: Any, batch: int = 2) -> Arrays:
+    """Past caches with room for so many tokens, full of random bytes."""
+    assert site.window is not None
+    rows = site.window.overlay_rows + slots
+    return {
+        f"past_{side}": rng.integers(
+            0, 256, (batch, site.kv_heads, rows, site.width(codec)), np.uint8
+        )
+        for side, codec in (("key", site.key), ("value", site.value))
+    }
+
+
+def behind_overlays(site: Site, feeds: Arrays, rng: Any) -> Arrays:
+    """The past caches of the feeds, behind overlays of random bytes and with room for more."""
+    assert site.window is not None
+    made = {}
+    for name in ("past_key", "past_value"):
+        rows = feeds[name]
+        shape = (*rows.shape[:2], site.window.overlay_rows, rows.shape[3])
+        made[name] = np.concatenate([rng.integers(0, 256, shape, np.uint8), rows], axis=2)
+    return made
+
+
+def check_body(site: Site, output: Any, expected: Any) -> None:
+    """Check attention of a function body."""
+    assert np.abs(output - expected).max() <= TOLERANCE[site.dtype] * np.abs(expected).max()
+
+
+def assert_calls(
+    site: Site,
+    run: Run,
+    rng: Any,
+    calls: Iterable[tuple[tuple[int, ...], int]] = CALLS,
+    *,
+    slots: int = 20,
+    check: Check = check_body,
+    **attributes: Any,
+) -> None:
+    """Every call does what the oracle says, beginning with buffers of random bytes."""
+    assert site.window is not None
+    model = site.model(**attributes)
+    overlay = slice(0, site.window.overlay_rows)
+    pasts = None
+    for lengths, new in calls:
+        if pasts is None:
+            pasts = random_caches(site, slots, rng, len(lengths))
+        feeds: Arrays = site.feeds(rng, past_length=lengths, new=new) | pasts
+        if site.has_bias:
+            feeds["attention_bias"] = bias_for(site, feeds, rng)
+        if site.has_sink:
+            feeds["head_sink"] = site.rounded(rng.standard_normal(site.heads))
+        output, *presents = run(model, feeds)
+        for made, said in zip(presents, site.expected_presents(feeds), strict=True):
+            assert made.shape == said.shape
+            np.testing.assert_array_equal(made[:, :, overlay], said[:, :, overlay])
+        # The codes of the oracle may differ at ties: attention over the caches that were made.
+        check(site, output, site.attended(feeds, *presents, **attributes))
+        pasts = {"past_key": presents[0], "past_value": presents[1]}
