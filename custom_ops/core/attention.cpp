@@ -54,13 +54,21 @@ bool run_wave(const Kernels& kernels, const AttentionCall& call, const Attention
   const std::size_t shift_row = worker.shift_width(), bucket_row = worker.bucket_width();
   FloatBuffer shifts(static_cast<std::size_t>(lanes) * count * shift_row);
   FloatBuffer extremes((2 + bucket_row) * partials);
-  if (query.get() == nullptr || sums.get() == nullptr || shifts.get() == nullptr ||
+  const WindowRows& window = worker.window();
+  const std::size_t exact_row = window.width();
+  const std::size_t exact_rows = window.is_on() ? static_cast<std::size_t>(lanes) * count : 0;
+  FloatBuffer exact(2 * exact_rows * (exact_row + 1));
+  if (exact.get() == nullptr || query.get() == nullptr || sums.get() == nullptr || shifts.get() == nullptr ||
       extremes.get() == nullptr) {
     return false;
   }
   float* const max = extremes.get();
   float* const weight = max + partials;
   float* const buckets = weight + partials;
+  float* const exact_query = exact.get();
+  float* const exact_sums = exact_query + exact_rows * exact_row;
+  float* const exact_max = exact_sums + exact_rows * exact_row;
+  float* const exact_weight = exact_max + exact_rows;
   std::atomic<bool> complete{true};
 
   const int64_t flat_first = first_lane * count, flat_count = lanes * count;
@@ -81,7 +89,7 @@ bool run_wave(const Kernels& kernels, const AttentionCall& call, const Attention
       return;
     }
     int64_t flat_rows[kFlatRows];
-    float *out[kFlatRows], *shifts_out[kFlatRows];
+    float *out[kFlatRows], *shifts_out[kFlatRows], *exact_out[kFlatRows];
     const int64_t first = static_cast<int64_t>(index) * kFlatRows;
     const int some = static_cast<int>(std::min(kFlatRows, flat_count - first));
     for (int r = 0; r < some; ++r) {
@@ -89,38 +97,52 @@ bool run_wave(const Kernels& kernels, const AttentionCall& call, const Attention
       const std::size_t row = static_cast<std::size_t>(lane_row(flat_rows[r]));
       out[r] = query.get() + row * query_row;
       shifts_out[r] = shifts.get() + row * shift_row;
+      exact_out[r] = exact_query + row * exact_row;
     }
-    worker.prepare(flat_rows, some, buffer.get(), out, shifts_out);
+    worker.prepare(flat_rows, some, buffer.get(), out, shifts_out, exact_out);
   };
   parallel(flat_tasks, rotate_some);
   if (!complete) return false;
 
+  // A lane's last task is what its queries take exactly.
+  const int64_t tasks_per_lane = chunks + window.is_on();
   auto attend_chunk = [&](std::size_t index) {
-    const int64_t lane = static_cast<int64_t>(index) / chunks;
-    const int64_t c = static_cast<int64_t>(index) % chunks;
+    const int64_t lane = static_cast<int64_t>(index) / tasks_per_lane;
+    const int64_t c = static_cast<int64_t>(index) % tasks_per_lane;
+    const int64_t b = (first_lane + lane) / call.heads, n = (first_lane + lane) % call.heads;
     const int64_t at = (first_chunk + c) * chunk;
-    const std::size_t partial = index * static_cast<std::size_t>(count);
-    FloatBuffer work(worker.work_size(count));
+    const std::size_t partial = static_cast<std::size_t>((lane * chunks + c) * count);
+    const bool is_exact = c == chunks;
+    FloatBuffer work(is_exact ? window.work_size(count) : worker.work_size(count));
     if (work.get() == nullptr) {
       complete = false;
       return;
     }
+    if (is_exact) {
+      const std::size_t row = static_cast<std::size_t>(lane) * count;
+      window.attend({b, n, 0, count, window.at_hand(b, n), exact_query + row * exact_row,
+                     exact_sums + row * exact_row, exact_max + row, exact_weight + row},
+                    work.get());
+      return;
+    }
+    const AtHand hand = window.touches(b, at, at + chunk) ? window.at_hand(b, n) : kNothingAtHand;
     const AttentionRows::Rows rows{
-        (first_lane + lane) / call.heads,
-        (first_lane + lane) % call.heads,
+        b,
+        n,
         0,
         count,
+        hand,
         query.get() + static_cast<std::size_t>(lane) * count * query_row,
         shifts.get() + static_cast<std::size_t>(lane) * count * shift_row,
         sums.get() + partial * sums_row,
         buckets + partial * bucket_row,
         max + partial,
         weight + partial};
-    const Range range = worker.visible(rows.b, 0, worker.rows() - 1);
+    const Range range = worker.coded(b, 0, worker.rows() - 1, hand);
     worker.attend(rows, {std::max(range.low, at), std::min(range.high, at + chunk)}, c == 0,
                   work.get());
   };
-  parallel(static_cast<std::size_t>(lanes * chunks), attend_chunk);
+  parallel(static_cast<std::size_t>(lanes * tasks_per_lane), attend_chunk);
   if (!complete) return false;
 
   auto merge = [&](std::size_t index) {
@@ -130,7 +152,7 @@ bool run_wave(const Kernels& kernels, const AttentionCall& call, const Attention
       return;
     }
     int64_t flat_rows[kFlatRows];
-    float *merged[kFlatRows], *merged_buckets[kFlatRows];
+    float *merged[kFlatRows], *merged_buckets[kFlatRows], *merged_exact[kFlatRows];
     float total[kFlatRows];
     const int64_t first = static_cast<int64_t>(index) * kFlatRows;
     const int some = static_cast<int>(std::min(kFlatRows, flat_count - first));
@@ -142,11 +164,18 @@ bool run_wave(const Kernels& kernels, const AttentionCall& call, const Attention
       float factors[kMaxChunks + 2];
       float top = kNoMaximum;
       for (int64_t c = 0; c < chunks; ++c) top = std::max(top, max[begin + c * count]);
+      if (window.is_on()) top = std::max(top, exact_max[row]);
       if (top == kNoMaximum) top = 0.0f;
       total[r] = 0.0f;
       for (int64_t c = 0; c < chunks; ++c) {
         factors[c] = std::exp(max[begin + c * count] - top);
         total[r] += factors[c] * weight[begin + c * count];
+      }
+      merged_exact[r] = exact_sums + static_cast<std::size_t>(row) * exact_row;
+      if (window.is_on()) {
+        const float share = std::exp(exact_max[row] - top);
+        total[r] += share * exact_weight[row];
+        kernels.scale(merged_exact[r], share, static_cast<int>(exact_row));
       }
       // In place: the first chunk's sums become the row's sums.
       merged[r] = sums.get() + begin * sums_row;
@@ -166,7 +195,7 @@ bool run_wave(const Kernels& kernels, const AttentionCall& call, const Attention
         merged_buckets[r][p] = sum;
       }
     }
-    worker.finish(flat_rows, some, merged, merged_buckets, total, buffer.get());
+    worker.finish(flat_rows, some, merged, merged_buckets, merged_exact, total, buffer.get());
   };
   parallel(flat_tasks, merge);
   return complete;

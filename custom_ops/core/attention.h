@@ -7,6 +7,7 @@
 #include "core/kernels.h"
 #include "core/parallel.h"
 #include "core/rotation.h"
+#include "core/window.h"
 #include "tq/codec_spec.h"
 
 namespace tq {
@@ -45,6 +46,11 @@ struct AttentionCall {
   const float* key_offset;
   const float* value_offset;
   int64_t offsets;  // P, at most kMaxOffsets; 0 without
+  // Rows of the caches begin behind the overlay: slots are overlay rows and rows of tokens. With
+  // entries the vectors of the call [B, N, T, D] are there, and tokens fewer than tags.
+  Window window;
+  const void* new_keys;
+  const void* new_values;
 };
 
 // Works in the rotated space: <q, x'> = s <qR, c[idx]>, and the weighted sum of the values is

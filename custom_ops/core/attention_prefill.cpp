@@ -25,16 +25,35 @@ struct Tile {
   float *max, *weight;
 };
 
+// Attends to what is at hand, and joins it with what the tile has summed over rows: its weights are
+// those of both then, and coded[r] is what the sums over rows have to be multiplied with.
+void attend_exactly(const Kernels& kernels, const WindowRows& window, const Tile& tile,
+                    const AtHand& hand, const float* query, float* sums, float* work,
+                    float* coded) {
+  constexpr int kMost = 192;
+  float max[kMost], weight[kMost];
+  window.attend({tile.b, tile.n, tile.first, tile.count, hand, query, sums, max, weight}, work);
+  for (int r = 0; r < tile.count; ++r) {
+    const WindowRows::Factors factors =
+        WindowRows::merge(tile.max[r], max[r], weight[r], tile.weight + r);
+    kernels.scale(sums + static_cast<std::size_t>(r) * window.width(), factors.exact,
+                  static_cast<int>(window.width()));
+    coded[r] = factors.coded;
+  }
+}
+
 class GeneralTile {
  public:
   static constexpr int kRows = 64;
 
-  explicit GeneralTile(const AttentionRows& worker) : worker_(worker) {}
+  GeneralTile(const Kernels& kernels, const AttentionRows& worker)
+      : kernels_(kernels), worker_(worker) {}
 
   std::size_t work_size() const {
     return kRows * (worker_.query_width() + worker_.sums_width() + worker_.shift_width() +
-                    worker_.bucket_width() + worker_.scratch_width()) +
-           worker_.work_size(kRows);
+                    worker_.bucket_width() + worker_.scratch_width() +
+                    2 * worker_.window().width()) +
+           std::max(worker_.work_size(kRows), worker_.window().work_size(kRows));
   }
 
   void run(const Tile& tile, float* work) const {
@@ -48,24 +67,36 @@ class GeneralTile {
     float* const shifts = take(worker_.shift_width());
     float* const buckets = take(worker_.bucket_width());
     float* const scratch = take(worker_.scratch_width());
-    float *wide[kRows], *narrow[kRows];
+    const WindowRows& window = worker_.window();
+    float* const exact_query = take(window.width());
+    float* const exact_sums = take(window.width());
+    float *wide[kRows], *narrow[kRows], *exact[kRows];
     for (int r = 0; r < tile.count; ++r) {
       wide[r] = query + static_cast<std::size_t>(r) * worker_.query_width();
       narrow[r] = shifts + static_cast<std::size_t>(r) * worker_.shift_width();
+      exact[r] = exact_query + static_cast<std::size_t>(r) * window.width();
     }
-    worker_.prepare(tile.flat_rows, tile.count, scratch, wide, narrow);
-    const AttentionRows::Rows rows{tile.b, tile.n, tile.first, tile.count, query,
+    worker_.prepare(tile.flat_rows, tile.count, scratch, wide, narrow, exact);
+    const AtHand hand = window.at_hand(tile.b, tile.n);
+    const AttentionRows::Rows rows{tile.b, tile.n, tile.first, tile.count, hand,       query,
                                    shifts, sums,   buckets,    tile.max,   tile.weight};
-    worker_.attend(rows, worker_.visible(tile.b, tile.first, tile.first + tile.count - 1), true,
+    worker_.attend(rows, worker_.coded(tile.b, tile.first, tile.first + tile.count - 1, hand), true,
                    work);
+    if (window.is_on()) {
+      float coded[kRows];
+      attend_exactly(kernels_, window, tile, hand, exact_query, exact_sums, work, coded);
+      for (int r = 0; r < tile.count; ++r) worker_.scale_sums(rows, r, coded[r]);
+    }
     for (int r = 0; r < tile.count; ++r) {
       wide[r] = sums + static_cast<std::size_t>(r) * worker_.sums_width();
       narrow[r] = buckets + static_cast<std::size_t>(r) * worker_.bucket_width();
+      exact[r] = exact_sums + static_cast<std::size_t>(r) * window.width();
     }
-    worker_.finish(tile.flat_rows, tile.count, wide, narrow, tile.weight, scratch);
+    worker_.finish(tile.flat_rows, tile.count, wide, narrow, exact, tile.weight, scratch);
   }
 
  private:
+  const Kernels& kernels_;
   const AttentionRows& worker_;
 };
 
@@ -78,6 +109,7 @@ class PlainTile {
       : kernels_(kernels),
         call_(call),
         worker_(worker),
+        window_(worker.window()),
         key_(kernels, call.key, call.head_size),
         value_(kernels, call.value, call.head_size),
         is_integer_(key_.is_integer() && value_.is_integer()) {}
@@ -92,22 +124,34 @@ class PlainTile {
 
   std::size_t work_size() const {
     const std::size_t scratch = 2 * kRows * static_cast<std::size_t>(call_.head_size);
-    return kRows * (key_.width() + value_.width()) + std::max(scratch, blocks_size());
+    return kRows * (key_.width() + value_.width() + 2 * window_.width()) +
+           std::max({scratch, blocks_size(), window_.work_size(kRows)});
   }
 
   void run(const Tile& tile, float* work) const {
     float* const query = work;
     float* const sums = query + kRows * key_.width();
-    float* const rest = sums + kRows * value_.width();  // rotations and blocks take turns
-    prepare(tile, rest, query);
+    float* const exact_query = sums + kRows * value_.width();
+    float* const exact_sums = exact_query + kRows * window_.width();
+    float* const rest = exact_sums + kRows * window_.width();  // rotations and blocks take turns
+    const AtHand hand = window_.at_hand(tile.b, tile.n);
+    prepare(tile, rest, query, exact_query);
     std::fill_n(sums, static_cast<std::size_t>(tile.count) * value_.width(), 0.0f);
     start(tile);
     if (is_integer_) {
-      attend_pairs(tile, rest, query, sums);
+      attend_pairs(tile, hand, rest, query, sums);
     } else {
-      attend(tile, rest, query, sums);
+      attend(tile, hand, rest, query, sums);
     }
-    finish(tile, rest, sums);
+    if (window_.is_on()) {
+      float coded[kRows];
+      attend_exactly(kernels_, window_, tile, hand, exact_query, exact_sums, rest, coded);
+      for (int r = 0; r < tile.count; ++r) {
+        kernels_.scale(sums + static_cast<std::size_t>(r) * value_.width(), coded[r],
+                       static_cast<int>(value_.width()));
+      }
+    }
+    finish(tile, rest, sums, exact_sums);
   }
 
  private:
@@ -115,7 +159,7 @@ class PlainTile {
     return kPrefillBlock * (key_.width() + value_.width() + 2);
   }
 
-  void prepare(const Tile& tile, float* scratch, float* query) const {
+  void prepare(const Tile& tile, float* scratch, float* query, float* exact) const {
     const int size = call_.head_size;
     float* const natural = scratch;
     float* const rotated = scratch + static_cast<std::ptrdiff_t>(tile.count) * size;
@@ -129,6 +173,8 @@ class PlainTile {
     for (int r = 0; r < tile.count; ++r) {
       to_slot_order(key_.format(), rotated + r * size,
                     query + static_cast<std::size_t>(r) * key_.width());
+      window_.prepare_query(natural + r * size,
+                            exact + static_cast<std::size_t>(r) * window_.width());
     }
   }
 
@@ -147,14 +193,15 @@ class PlainTile {
 
   // body(rows of the keys, rows of the values, count, low, high) for every block.
   template <class Body>
-  void for_each_block(const Tile& tile, const Body& body) const {
-    const int64_t lane = (tile.b * call_.heads + tile.n) * call_.slots;
-    const Range all = worker_.visible(tile.b, tile.first, tile.first + tile.count - 1);
+  void for_each_block(const Tile& tile, const AtHand& hand, const Body& body) const {
+    const int64_t lane =
+        (tile.b * call_.heads + tile.n) * call_.slots + call_.window.overlay_rows;
+    const Range all = worker_.coded(tile.b, tile.first, tile.first + tile.count - 1, hand);
     for (int64_t at = all.low; at < all.high; at += kPrefillBlock) {
       const int count = static_cast<int>(std::min<int64_t>(kPrefillBlock, all.high - at));
       int low[kRows], high[kRows];
       for (int r = 0; r < tile.count; ++r) {
-        const Range range = worker_.visible(tile.b, tile.first + r);
+        const Range range = worker_.coded(tile.b, tile.first + r, hand);
         low[r] = static_cast<int>(std::clamp<int64_t>(range.low - at, 0, count));
         high[r] = static_cast<int>(std::clamp<int64_t>(range.high - at, 0, count));
       }
@@ -162,7 +209,8 @@ class PlainTile {
     }
   }
 
-  void attend(const Tile& tile, float* work, const float* query, float* sums) const {
+  void attend(const Tile& tile, const AtHand& hand, float* work, const float* query,
+              float* sums) const {
     float* const keys = work;
     float* const values = keys + kPrefillBlock * key_.width();
     float* const key_scales = values + kPrefillBlock * value_.width();
@@ -173,8 +221,8 @@ class PlainTile {
                              value_scales,
                              static_cast<int>(key_.width()),
                              static_cast<int>(value_.width())};
-    for_each_block(tile, [&](const uint8_t* key_rows, const uint8_t* value_rows, int count,
-                             const int* low, const int* high) {
+    for_each_block(tile, hand, [&](const uint8_t* key_rows, const uint8_t* value_rows, int count,
+                                   const int* low, const int* high) {
       key_.decode_keys(key_rows, count, keys);
       key_.scales(key_rows, count, key_scales);
       value_.decode_values(value_rows, count, values);
@@ -184,7 +232,8 @@ class PlainTile {
   }
 
   // `query` is replaced by its words.
-  void attend_pairs(const Tile& tile, float* work, float* query, float* sums) const {
+  void attend_pairs(const Tile& tile, const AtHand& hand, float* work, float* query,
+                    float* sums) const {
     const std::size_t pairs = key_.width() / 2;
     int32_t* const words = reinterpret_cast<int32_t*>(query);
     float steps[kRows];
@@ -205,8 +254,8 @@ class PlainTile {
                           static_cast<int>(pairs),
                           static_cast<int>(value_.width()),
                           kernels_.multiply_pairs};
-    for_each_block(tile, [&](const uint8_t* key_rows, const uint8_t* value_rows, int count,
-                             const int* low, const int* high) {
+    for_each_block(tile, hand, [&](const uint8_t* key_rows, const uint8_t* value_rows, int count,
+                                   const int* low, const int* high) {
       key_.decode_keys(key_rows, count, keys);
       key_.scales(key_rows, count, key_scales);
       kernels_.scale(key_scales, key_.unit(), kPrefillBlock);
@@ -218,7 +267,7 @@ class PlainTile {
     });
   }
 
-  void finish(const Tile& tile, float* scratch, const float* sums) const {
+  void finish(const Tile& tile, float* scratch, const float* sums, const float* exact) const {
     const int size = call_.head_size;
     float* const natural = scratch;
     float* const out = scratch + static_cast<std::ptrdiff_t>(tile.count) * size;
@@ -233,6 +282,10 @@ class PlainTile {
     }
     unrotate(kernels_, call_.value_rotation, natural, out, tile.count, size, size);
     for (int r = 0; r < tile.count; ++r) {
+      if (window_.is_on() && tile.weight[r] != 0.0f) {
+        window_.add_share(exact + static_cast<std::size_t>(r) * window_.width(), tile.weight[r],
+                          out + r * size);
+      }
       store_floats(kernels_, call_.element, out + r * size, call_.output,
                    static_cast<std::size_t>(tile.flat_rows[r]) * size,
                    static_cast<std::size_t>(size));
@@ -242,6 +295,7 @@ class PlainTile {
   const Kernels& kernels_;
   const AttentionCall& call_;
   const AttentionRows& worker_;
+  const WindowRows& window_;
   const PlainRows key_, value_;
   const bool is_integer_;
 };
@@ -287,7 +341,7 @@ bool run_prefill(const Kernels& kernels, const AttentionCall& call, const Attent
   if (PlainTile::covers(kernels, call)) {
     return run_tiles(call, worker, parallel, PlainTile(kernels, call, worker));
   }
-  return run_tiles(call, worker, parallel, GeneralTile(worker));
+  return run_tiles(call, worker, parallel, GeneralTile(kernels, worker));
 }
 
 }  // namespace tq

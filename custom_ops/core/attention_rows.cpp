@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 namespace tq {
 
@@ -14,6 +13,7 @@ AttentionRows::AttentionRows(const Kernels& kernels, const AttentionCall& call)
       // Scores of keys with zeros are small differences of large products.
       key_(kernels, call.key, call.element, call.head_size, !spec::has_zero(call.key.codec.kind)),
       value_(kernels, call.value, call.element, call.head_size, true),
+      window_(kernels, call),
       group_(call.query_heads / call.heads),
       rows_(group_ * call.tokens) {}
 
@@ -24,7 +24,8 @@ void AttentionRows::attend(const Rows& rows, Range keys, bool counts_sink, float
   std::fill_n(rows.max, count, kNoMaximum);
   std::fill_n(rows.weight, count, 0.0f);
   if (counts_sink && call_.sink != nullptr) start_from_sinks(rows);
-  const int64_t lane = (rows.b * call_.heads + rows.n) * call_.slots;
+  const int64_t lane =
+      (rows.b * call_.heads + rows.n) * call_.slots + call_.window.overlay_rows;
   for (int64_t at = keys.low; at < keys.high; at += kBlock) {
     const int some = static_cast<int>(std::min<int64_t>(kBlock, keys.high - at));
     attend_block(rows, lane, at, some, work);
@@ -66,7 +67,7 @@ void AttentionRows::attend_block(const Rows& rows, int64_t lane, int64_t at, int
                         call_.bias == nullptr && call_.softcap == 0.0f;
   for (int r = 0; r < rows.count; ++r) {
     float* const numbers = decoded + r * kNumbersFloats;
-    const Range range = visible(rows.b, rows.first + r);
+    const Range range = coded(rows.b, rows.first + r, rows.hand);
     if (is_plain && range.low <= at && at + count <= range.high &&
         softmax_block_fast(rows, r, block, scores + r * kBlock, numbers)) {
       continue;
@@ -96,7 +97,7 @@ bool AttentionRows::softmax_block_fast(const Rows& rows, int r, const Block& blo
 
 // One step of the online softmax for one query row.
 void AttentionRows::soften(const Rows& rows, int r, const Block& block, float* scores) const {
-  const Range range = visible(rows.b, rows.first + r);
+  const Range range = coded(rows.b, rows.first + r, rows.hand);
   const int low = static_cast<int>(std::clamp<int64_t>(range.low - block.at, 0, block.count));
   const int high = static_cast<int>(std::clamp<int64_t>(range.high - block.at, 0, block.count));
   const float* const shift = has_shift() ? load_shift(rows, r, block) : nullptr;
@@ -114,6 +115,10 @@ void AttentionRows::soften(const Rows& rows, int r, const Block& block, float* s
 
 void AttentionRows::rescale(const Rows& rows, int r, float factor) const {
   rows.weight[r] *= factor;
+  scale_sums(rows, r, factor);
+}
+
+void AttentionRows::scale_sums(const Rows& rows, int r, float factor) const {
   kernels_.scale(rows.sums + static_cast<std::size_t>(r) * sums_width(), factor,
                  static_cast<int>(sums_width()));
   kernels_.scale(rows.buckets + static_cast<std::size_t>(r) * bucket_width(), factor,
@@ -176,7 +181,8 @@ const float* AttentionRows::load_bias(const Rows& rows, int r, const Block& bloc
 }
 
 void AttentionRows::prepare(const int64_t* flat_rows, int count, float* scratch,
-                            float* const* query, float* const* shifts) const {
+                            float* const* query, float* const* shifts,
+                            float* const* exact) const {
   const int size = call_.head_size, width = key_.coordinates();
   float* const natural = scratch;
   float* const rotated = scratch + static_cast<std::size_t>(count) * size;
@@ -193,6 +199,7 @@ void AttentionRows::prepare(const int64_t* flat_rows, int count, float* scratch,
   }
   for (int r = 0; r < count; ++r) {
     key_.prepare_query(rotated + r * width, query[r]);
+    window_.prepare_query(natural + r * size, exact[r]);
     if (!has_shift()) continue;
     const float* const q = natural + r * size;
     double sum = 0;
@@ -209,8 +216,8 @@ void AttentionRows::prepare(const int64_t* flat_rows, int count, float* scratch,
 }
 
 void AttentionRows::finish(const int64_t* flat_rows, int count, const float* const* sums,
-                           const float* const* buckets, const float* weight,
-                           float* scratch) const {
+                           const float* const* buckets, const float* const* exact,
+                           const float* weight, float* scratch) const {
   const int size = call_.head_size, width = value_.coordinates();
   float* const natural = scratch;
   float* out = scratch + static_cast<std::size_t>(count) * width;
@@ -237,6 +244,7 @@ void AttentionRows::finish(const int64_t* flat_rows, int count, const float* con
           call_.value_offset + (p * call_.heads + head_of(flat_rows[r])) * size;
       for (int j = 0; j < size; ++j) x[j] += share * offset[j];
     }
+    if (window_.is_on() && weight[r] != 0.0f) window_.add_share(exact[r], weight[r], x);
     store_floats(kernels_, call_.element, x, call_.output,
                  static_cast<std::size_t>(flat_rows[r]) * size, static_cast<std::size_t>(size));
   }

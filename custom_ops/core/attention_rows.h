@@ -14,21 +14,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 
 #include "core/attention.h"
 #include "core/cache_rows.h"
 #include "core/kernels.h"
+#include "core/window_rows.h"
 
 namespace tq {
-
-// Maximum of a row whose keys are all hidden so far.
-inline constexpr float kNoMaximum = -std::numeric_limits<float>::infinity();
-
-// Keys that a query sees: [low, high).
-struct Range {
-  int64_t low, high;
-};
 
 class AttentionRows {
  public:
@@ -57,6 +49,15 @@ class AttentionRows {
     return {visible(b, first).low, visible(b, last).high};
   }
 
+  // What is read from rows: all, but for what is taken exactly.
+  Range coded(int64_t b, int64_t row, const AtHand& hand) const {
+    return window_.coded(visible(b, row), past(b) + token(row), hand);
+  }
+  Range coded(int64_t b, int64_t first, int64_t last, const AtHand& hand) const {
+    return {coded(b, first, hand).low, coded(b, last, hand).high};
+  }
+  const WindowRows& window() const { return window_; }
+
   int64_t rows() const { return rows_; }  // query rows per KV head
   int64_t group() const { return group_; }
   std::size_t query_width() const { return static_cast<std::size_t>(key_.query_width()); }
@@ -74,6 +75,7 @@ class AttentionRows {
   struct Rows {
     int64_t b, n, first;
     int count;
+    AtHand hand;
     const float* query;   // [count, query_width], rotated and scaled, as the keys want it
     const float* shifts;  // [count, shift_width]
     float* sums;          // [count, sums_width], as the values want them
@@ -82,9 +84,10 @@ class AttentionRows {
     float* weight;        // [count], sum of the exponentials
   };
 
-  // `scratch` is [count, scratch_width]; query[r] has query_width floats, shifts[r] shift_width.
+  // `scratch` is [count, scratch_width]; query[r] has query_width floats, shifts[r] shift_width,
+  // exact[r] window().width().
   void prepare(const int64_t* flat_rows, int count, float* scratch, float* const* query,
-               float* const* shifts) const;
+               float* const* shifts, float* const* exact) const;
 
   // Fills sums, buckets, max and weight; `work` has work_size(rows.count) floats. Of the ranges
   // that a row's keys are split into, one counts its sink.
@@ -94,10 +97,14 @@ class AttentionRows {
            std::max(key_.work_size(rows), value_.work_size(rows));
   }
 
-  // Divides sums[r] by weight[r], un-rotates, adds the offsets' share, writes the output; zeros
-  // where weight[r] is zero.
+  // Multiplies what row r has summed over rows of the caches, but not its weight.
+  void scale_sums(const Rows& rows, int r, float factor) const;
+
+  // Divides sums[r] by weight[r], un-rotates, adds the offsets' share and that of exact[r], writes
+  // the output; zeros where weight[r] is zero.
   void finish(const int64_t* flat_rows, int count, const float* const* sums,
-              const float* const* buckets, const float* weight, float* scratch) const;
+              const float* const* buckets, const float* const* exact, const float* weight,
+              float* scratch) const;
 
  private:
   // Keys at .. at + count, and what their rows say; arrays of kBlock.
@@ -127,6 +134,7 @@ class AttentionRows {
   const Kernels& kernels_;
   const AttentionCall& call_;
   const CacheRows key_, value_;
+  const WindowRows window_;
   const int64_t group_;
   const int64_t rows_;
 };

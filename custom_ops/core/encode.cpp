@@ -24,7 +24,8 @@ struct Place {
       : lane(row / call.tokens), slot(length_of(call, lane) + row % call.tokens) {}
 
   uint8_t* in(const EncodeCall& call) const {
-    return call.present + (lane * call.present_slots + slot) * call.width;
+    return call.present +
+           (lane * call.present_slots + call.window.overlay_rows + slot) * call.width;
   }
 
   int64_t lane, slot;
@@ -34,6 +35,30 @@ struct Place {
 int64_t rows_per_task(int64_t rows, int head_size) {
   const int64_t most = RowEncoder::rows_at_once(head_size);
   return rows >= kManyTasks * most ? most : std::min(most, kFewRows);
+}
+
+// The entries of new tokens of one lane: the last ones, and those that are sinks.
+void write_entries(const Kernels& kernels, const EncodeCall& call, int64_t lane) {
+  const int64_t bytes = entry_bytes(call.head_size, call.width);
+  const int64_t past = length_of(call, lane), end = past + call.tokens;
+  uint8_t* const overlay = call.present + lane * call.present_slots * call.width;
+  if (past == 0) {
+    for (int64_t entry = 0; entry < call.window.entries(); ++entry) {
+      set_entry_tag(overlay + entry * bytes, call.head_size, 0);
+    }
+  }
+  const auto write = [&](int64_t token) {
+    uint8_t* const out = overlay + call.window.entry(token) * bytes;
+    const int64_t used = spec::kEntryElementBytes * call.head_size + spec::kEntryTagBytes;
+    round_vector(kernels, call.element, call.vectors, lane * call.tokens + token - past,
+                 call.head_size, out);
+    set_entry_tag(out, call.head_size, static_cast<uint32_t>(token + 1));
+    std::memset(out + used, 0, static_cast<std::size_t>(bytes - used));
+  };
+  const int64_t first_sinks = std::min(end, call.window.sinks);
+  for (int64_t token = past; token < first_sinks; ++token) write(token);
+  const int64_t recent = std::max(std::max(past, call.window.sinks), end - call.window.recent);
+  for (int64_t token = recent; token < end; ++token) write(token);
 }
 
 struct Copy {
@@ -89,7 +114,7 @@ struct Keeper {
     const int64_t lane = static_cast<int64_t>(task) / tasks_per_lane;
     const int64_t from = static_cast<int64_t>(task) % tasks_per_lane * slots_per_task;
     const int64_t to = std::min(from + slots_per_task, call.present_slots);
-    const int64_t begin = length_of(call, lane);
+    const int64_t begin = call.window.overlay_rows + length_of(call, lane);
     const int64_t end = begin + call.tokens;
     fill(lane, from, std::min(to, begin));
     fill(lane, std::max(from, end), to);
@@ -111,6 +136,19 @@ struct Keeper {
   }
 };
 
+// Runs the tasks that write rows, and one for the entries of each lane.
+template <class Task>
+void run_with_entries(const Kernels& kernels, const EncodeCall& call, const Parallel& parallel,
+                      std::size_t tasks, const Task& task) {
+  const std::size_t lanes =
+      call.window.is_on() ? static_cast<std::size_t>(call.batch * call.heads) : 0;
+  auto either = [&](std::size_t index) {
+    if (index < tasks) return task(index);
+    write_entries(kernels, call, static_cast<int64_t>(index - tasks));
+  };
+  parallel(tasks + lanes, either);
+}
+
 }  // namespace
 
 void encode(const Kernels& kernels, const EncodeCall& call, const Parallel& parallel) {
@@ -127,13 +165,11 @@ void encode(const Kernels& kernels, const EncodeCall& call, const Parallel& para
   const std::size_t tasks = static_cast<std::size_t>((rows + share - 1) / share);
   if (call.codec.kind == spec::Kind::kRaw && call.offset == nullptr &&
       raw_element(call.element, call.codec.bits) == call.element) {
-    Copy copy{call, rows, share};
-    parallel(tasks, copy);
-    return;
+    return run_with_entries(kernels, call, parallel, tasks, Copy{call, rows, share});
   }
   const RowEncoder encoder(kernels, call);
-  Encode encode{kernels, call, encoder, rows, share};
-  parallel(tasks, encode);
+  run_with_entries(kernels, call, parallel, tasks,
+                   Encode{kernels, call, encoder, rows, share});
 }
 
 }  // namespace tq

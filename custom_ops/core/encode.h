@@ -7,13 +7,14 @@
 #include "core/kernels.h"
 #include "core/parallel.h"
 #include "core/rotation.h"
+#include "core/window.h"
 #include "tq/codec_spec.h"
 
 namespace tq {
 
 // All sizes have been checked by the caller. Shapes: vectors [B, N, T, D], past [B, N, P, W],
 // present [B, N, S, W] with S >= P. Present may be past itself, of the same shape: then only the
-// new rows are written. Otherwise the two do not overlap.
+// new rows are written (and entries). Otherwise the two do not overlap.
 struct EncodeCall {
   Element element;
   const void* vectors;
@@ -33,6 +34,9 @@ struct EncodeCall {
   // [offsets, N, D] or null: row min(slot, offsets - 1) is subtracted from what goes to a slot.
   const float* offset;
   int64_t offsets;
+  // Rows of tokens lie behind the overlay, whose entries are written too. Tokens are fewer than
+  // tags.
+  Window window;
 };
 
 void encode(const Kernels& kernels, const EncodeCall& call, const Parallel& parallel);

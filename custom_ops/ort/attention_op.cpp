@@ -90,6 +90,9 @@ AttentionAttributes read_attention_attributes(const Api& api, const OrtKernelInf
     throw OpError(op + "sliding_window is " + std::to_string(read.sliding_window) +
                   ", expected 0 for none or a number of positions");
   }
+  const bool is_raw =
+      read.key.kind == spec::Kind::kRaw || read.value.kind == spec::Kind::kRaw;
+  read.window = read_window(api, info, kOp, is_raw);
   if (!std::isfinite(read.scale)) throw OpError(op + "scale is not a finite number");
   if (!(read.softcap >= 0.0f) || std::isinf(read.softcap)) {
     throw OpError(op + "softcap is " + std::to_string(read.softcap) +
@@ -113,6 +116,8 @@ AttentionTensors read_attention(const Api& api, OrtKernelContext* context,
   call.sink = read_optional(api, context, Op::kHeadSink);
   call.key_offset = read_optional(api, context, Op::kKeyOffset);
   call.value_offset = read_optional(api, context, Op::kValueOffset);
+  call.new_keys = read_optional(api, context, Op::kNewKeys);
+  call.new_values = read_optional(api, context, Op::kNewValues);
 
   expect_type(kOp, call.query, float_type);
   expect_rank(kOp, call.query, 4);
@@ -131,11 +136,23 @@ AttentionTensors read_attention(const Api& api, OrtKernelContext* context,
   }
   expect_tables(kOp, call.key_rotation, call.key_centroids, attributes.key, size);
   expect_tables(kOp, call.value_rotation, call.value_centroids, attributes.value, size);
-  const int64_t longest = check_lengths(kOp, call.past_length, batch, slots, "key_cache");
-  if (tokens > slots - longest) {
+  const Window& window = attributes.window;
+  for (const Tensor* cache : {&call.key_cache, &call.value_cache}) {
+    expect_overlay(kOp, window, cache->name, size, cache->dims[3]);
+  }
+  const int64_t room = slots - window.overlay_rows;
+  const int64_t longest =
+      check_lengths(kOp, call.past_length, batch, std::max<int64_t>(0, room), "key_cache");
+  if (tokens > room - longest) {
     throw OpError(std::string(kOp) + ": past_length " + std::to_string(longest) + " plus " +
                   std::to_string(tokens) + " new tokens is more than the " +
-                  std::to_string(slots) + " slots of key_cache");
+                  std::to_string(room) + " slots of key_cache");
+  }
+  expect_tokens(kOp, window, longest, tokens);
+  for (const Tensor* one : {&call.new_keys, &call.new_values}) {
+    if (!window.is_on()) break;
+    expect_type(kOp, *one, float_type);
+    expect_dims(kOp, *one, {batch, heads, tokens, size}, "the new tokens of a window");
   }
   if (call.bias.type != 0) {
     const std::vector<int64_t> full{batch, query_heads, tokens, longest + tokens};
@@ -194,6 +211,9 @@ void AttentionKernel::compute(OrtKernelContext* context) {
   call.softcap = attributes_.softcap;
   call.causal = attributes_.causal;
   call.sliding_window = attributes_.sliding_window;
+  call.window = attributes_.window;
+  call.new_keys = given.new_keys.data;
+  call.new_values = given.new_values.data;
   Pool pool(api_, context);
   const bool complete = attention(kernels_, call, pool.parallel());
   pool.finish();

@@ -3,17 +3,20 @@
 //                            key_rotation f32 [D, Ck], key_centroids f32,
 //                            value_rotation f32 [D, Cv], value_centroids f32,
 //                            attention_bias (optional), head_sink [H] (optional),
-//                            key_offset, value_offset f32 [P, N, D] (both or neither))
+//                            key_offset, value_offset f32 [P, N, D] (both or neither),
+//                            new_keys, new_values [B, N, T, D] (optional))
 //   -> [B, H, T, D]
 // C is D, for prod 2 D. Of a codec that does not rotate, rotation and centroids are floats of any
 // shape, and not read.
 // Refuses: another shape, rank or type, rows that are narrower than the codec's, H not a multiple
 // of N, a past_length that is negative or leaves fewer than T slots, a bias that does not
-// broadcast, more than kMaxOffsets rows of an offset.
+// broadcast, more than kMaxOffsets rows of an offset, a window without new_keys and new_values or
+// without room for its entries.
 #pragma once
 
 #include "ort/codec_inputs.h"
 #include "ort/custom_op.h"
+#include "ort/window_inputs.h"
 
 namespace tq::ort {
 
@@ -22,6 +25,7 @@ struct AttentionAttributes {
   float scale, softcap;
   bool causal;
   int64_t sliding_window;
+  Window window;
 };
 
 AttentionAttributes read_attention_attributes(const Api& api, const OrtKernelInfo* info,
@@ -31,7 +35,7 @@ AttentionAttributes read_attention_attributes(const Api& api, const OrtKernelInf
 struct AttentionTensors {
   Tensor query, key_cache, value_cache, past_length;
   Tensor key_rotation, key_centroids, value_rotation, value_centroids;
-  Tensor bias, sink, key_offset, value_offset, output;
+  Tensor bias, sink, key_offset, value_offset, new_keys, new_values, output;
   int64_t batch, query_heads, heads, tokens, slots;
   int64_t bias_stride[4];  // in elements, zero where it is broadcast
   int64_t offsets;

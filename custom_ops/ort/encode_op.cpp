@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 
 #include "core/encode.h"
 #include "tq/codec_spec.h"
@@ -49,7 +48,7 @@ bool read_norm_correction(const Api& api, const OrtKernelInfo* info) {
 }
 
 EncodeTensors read_encode(const Api& api, OrtKernelContext* context, spec::Codec codec,
-                          int float_type) {
+                          const Window& window, int float_type) {
   EncodeTensors call{};
   call.vectors = read_input(api, context, kOp, Op::kVectors);
   call.past = read_input(api, context, kOp, Op::kPast);
@@ -75,14 +74,14 @@ EncodeTensors read_encode(const Api& api, OrtKernelContext* context, spec::Codec
     expect_dims(kOp, call.boundaries, {spec::levels(codec) - 1}, rows_of(codec, size).c_str());
   }
   call.offsets = call.offset.type == 0 ? 0 : expect_offset(kOp, call.offset, heads, size);
-  const int64_t longest = check_lengths(kOp, call.past_length, batch, slots, "past");
+  expect_overlay(kOp, window, call.past.name, size, width);
+  const int64_t room = std::max<int64_t>(0, slots - window.overlay_rows);
+  const int64_t longest = check_lengths(kOp, call.past_length, batch, room, "past");
 
   // Without elements the dimensions may be as large as they like.
-  if (tokens > std::numeric_limits<int64_t>::max() - longest) {
-    throw OpError(std::string(kOp) + ": past_length " + std::to_string(longest) + " plus " +
-                  std::to_string(tokens) + " new tokens is more than can be addressed");
-  }
-  const int64_t total = batch == 0 ? slots : std::max(slots, longest + tokens);
+  expect_tokens(kOp, window, longest, tokens);
+  const int64_t total =
+      batch == 0 ? slots : std::max(slots, window.overlay_rows + longest + tokens);
   const std::vector<int64_t> shape{batch, heads, total, width};
   const int64_t bytes = expect_fitting(kOp, "present", shape, 1);
   call.present = make_output(api, context, kOp, Op::kPresent, kUint8, shape);
@@ -105,10 +104,11 @@ EncodeKernel::EncodeKernel(const Api& api, const OrtKernelInfo* info, Element el
       kernels_(choose_kernels(kOp)),
       codec_(read_codec(api, info, kOp, "", float_type_)),
       rotation_(api, info, Op::kRotation, codec_, spec::has_sketch(codec_.kind)),
-      norm_correction_(read_norm_correction(api, info)) {}
+      norm_correction_(read_norm_correction(api, info)),
+      window_(read_window(api, info, kOp, codec_.kind == spec::Kind::kRaw)) {}
 
 void EncodeKernel::compute(OrtKernelContext* context) {
-  const EncodeTensors given = read_encode(api_, context, codec_, float_type_);
+  const EncodeTensors given = read_encode(api_, context, codec_, window_, float_type_);
   EncodeCall call{};
   call.element = element_;
   call.vectors = given.vectors.data;
@@ -124,6 +124,7 @@ void EncodeKernel::compute(OrtKernelContext* context) {
   call.head_size = given.head_size;
   call.width = given.width;
   call.codec = codec_;
+  call.window = window_;
   call.norm_correction = norm_correction_;
   std::vector<float> own;
   call.rotation = rotation_.get(given.rotation, own);

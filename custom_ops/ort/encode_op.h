@@ -1,16 +1,17 @@
 // TurboQuantEncode(vectors [B, N, T, D], past uint8 [B, N, P, W], past_length int64 [B] or [1],
 //                  rotation f32 [D, C], centroids f32 [L], boundaries f32 [L - 1],
 //                  offset f32 [O, N, D] (optional))
-//   -> present uint8 [B, N, S, W],  S = max(P, max_b(past_length[b]) + T)
+//   -> present uint8 [B, N, S, W],  S = max(P, overlay_rows + max_b(past_length[b]) + T)
 // C is D, for prod 2 D. Of a codec that does not rotate, rotation, centroids and boundaries are
 // floats of any shape, and not read.
 // Refuses: another shape, rank or type, rows that are narrower than the codec's, a past_length that
 // is negative or beyond P, a present that overlaps past without being the same buffer of the same
-// shape, more than kMaxOffsets rows of an offset.
+// shape, more than kMaxOffsets rows of an offset, a window without room for its entries.
 #pragma once
 
 #include "ort/codec_inputs.h"
 #include "ort/custom_op.h"
+#include "ort/window_inputs.h"
 
 namespace tq::ort {
 
@@ -26,7 +27,7 @@ struct EncodeTensors {
 };
 
 EncodeTensors read_encode(const Api& api, OrtKernelContext* context, spec::Codec codec,
-                          int float_type);
+                          const Window& window, int float_type);
 
 bool read_norm_correction(const Api& api, const OrtKernelInfo* info);
 
@@ -46,6 +47,7 @@ class EncodeKernel {
   spec::Codec codec_;
   ReadyRotation rotation_;
   bool norm_correction_;
+  Window window_;
 };
 
 }  // namespace tq::ort

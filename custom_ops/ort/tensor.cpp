@@ -162,6 +162,15 @@ int64_t read_int(const Api& api, const OrtKernelInfo* info, const char* op, cons
   return value;
 }
 
+int64_t read_int_or(const Api& api, const OrtKernelInfo* info, const char* name,
+                    int64_t otherwise) {
+  int64_t value = 0;
+  OrtStatus* const status = api.kernel_info_int64(info, name, &value);
+  if (status == nullptr) return value;
+  api.release_status(status);
+  return otherwise;
+}
+
 std::vector<int64_t> read_ints(const Api& api, const OrtKernelInfo* info, const char* op,
                                const char* name) {
   size_t size = 0;

@@ -29,6 +29,7 @@ AttentionKernel::AttentionKernel(const ort::Api& api, const OrtKernelInfo* info,
   if (attributes_.softcap != 0.0f) {
     refuse(kOp, "softcap is " + std::to_string(attributes_.softcap), "0");
   }
+  expect_no_window(kOp, attributes_.window);
   expect_no_optional_inputs<Op>(api, info);
   library_ = &kernel_library(kOp);
 }

@@ -22,6 +22,7 @@ EncodeKernel::EncodeKernel(const ort::Api& api, const OrtKernelInfo* info, Eleme
   expect_element(kOp, float_type_);
   expect_codec(kOp, "codec", codec_);
   if (!ort::read_norm_correction(api, info)) refuse(kOp, "norm_correction is 0", "1");
+  expect_no_window(kOp, ort::read_window(api, info, kOp, false));
   expect_no_optional_inputs<Op>(api, info);
   library_ = &kernel_library(kOp);
 }
@@ -44,7 +45,7 @@ void EncodeKernel::keep(const ort::EncodeTensors& call, void* stream) const {
 }
 
 void EncodeKernel::compute(OrtKernelContext* context) {
-  const ort::EncodeTensors call = ort::read_encode(api_, context, codec_, float_type_);
+  const ort::EncodeTensors call = ort::read_encode(api_, context, codec_, {}, float_type_);
   expect_kernel_head_size(kOp, call.vectors);
   expect_exact_rows(kOp, call.past, call.head_size);
   expect_counted(kOp, call.vectors, call.total);

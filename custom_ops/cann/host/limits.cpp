@@ -38,6 +38,11 @@ void expect_codec(const char* op, const char* name, spec::Codec codec) {
          "lloyd_max with 4 bits");
 }
 
+void expect_no_window(const char* op, const Window& window) {
+  if (window.overlay_rows == 0 && !window.is_on()) return;
+  refuse(op, "the model has an exact window", "none (convert it with --window 0 --sinks 0)");
+}
+
 void expect_no_input(const ort::Api& api, const OrtKernelInfo* info, const char* op,
                      const spec::Input& input) {
   size_t count = 0, size = 0;  // of the inputs, and of the name with its terminator

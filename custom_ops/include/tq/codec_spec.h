@@ -55,6 +55,15 @@ inline constexpr int kQ8_0Block = 32;  // coordinates that share a scale
 inline constexpr int kHeadSizeMultiple = 8;
 inline constexpr int kMaxHeadSize = 512;
 
+// An entry of the exact window: float16 numbers and a uint32, in whole rows.
+inline constexpr int kEntryElementBytes = 2;
+inline constexpr int kEntryTagBytes = 4;
+inline constexpr int kMaxEntries = 4096;
+
+constexpr int rows_per_entry(int head_size, int row_bytes) {
+  return (kEntryElementBytes * head_size + kEntryTagBytes + row_bytes - 1) / row_bytes;
+}
+
 // A plane holds the bits [shift, shift + width) of every code.
 struct Plane {
   int width;

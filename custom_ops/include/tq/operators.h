@@ -64,6 +64,8 @@ struct Attention {
   static constexpr Input kHeadSink{9, "head_sink", Elements::kModel, true};
   static constexpr Input kKeyOffset{10, "key_offset", Elements::kFloat32, true};
   static constexpr Input kValueOffset{11, "value_offset", Elements::kFloat32, true};
+  static constexpr Input kNewKeys{12, "new_keys", Elements::kModel, true};
+  static constexpr Input kNewValues{13, "new_values", Elements::kModel, true};
   static constexpr Input kInputs[] = {
       kQuery,
       kKeyCache,
@@ -77,6 +79,8 @@ struct Attention {
       kHeadSink,
       kKeyOffset,
       kValueOffset,
+      kNewKeys,
+      kNewValues,
   };
   static constexpr Output kOutput{0, "output", Elements::kModel};
   static constexpr Output kOutputs[] = {

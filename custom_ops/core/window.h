@@ -1,0 +1,64 @@
+// The exact window: entries of tokens in the overlay, the rows in front of those of the tokens.
+//
+// An entry is a vector as D float16, then the tag: the token's number + 1 as uint32, 0 for none. It
+// fills whole rows. tq_onnx/codec/window.py has the layout and the rule in full.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "core/element.h"
+#include "core/half.h"
+#include "core/kernels.h"
+#include "tq/codec_spec.h"
+
+namespace tq {
+
+struct Window {
+  int64_t recent, sinks;  // the newest and the first tokens that have entries; 0 and 0: none has
+  int64_t overlay_rows;   // at least what the entries need
+
+  bool is_on() const { return recent > 0 || sinks > 0; }
+  int64_t entries() const { return recent + sinks; }
+
+  // The entry of a token, -1 for a token that never has one.
+  int64_t entry(int64_t token) const {
+    if (token < sinks) return token;
+    return recent == 0 ? -1 : sinks + (token - sinks) % recent;
+  }
+};
+
+// Bytes of an entry in a cache with rows of `width` bytes.
+inline int64_t entry_bytes(int head_size, int width) {
+  return static_cast<int64_t>(spec::rows_per_entry(head_size, width)) * width;
+}
+
+inline uint32_t entry_tag(const uint8_t* entry, int head_size) {
+  const uint8_t* const tag = entry + spec::kEntryElementBytes * head_size;
+  return tag[0] | static_cast<uint32_t>(tag[1]) << 8 | static_cast<uint32_t>(tag[2]) << 16 |
+         static_cast<uint32_t>(tag[3]) << 24;
+}
+
+inline void set_entry_tag(uint8_t* entry, int head_size, uint32_t tag) {
+  uint8_t* const out = entry + spec::kEntryElementBytes * head_size;
+  for (int i = 0; i < spec::kEntryTagBytes; ++i) out[i] = static_cast<uint8_t>(tag >> 8 * i);
+}
+
+// Vector `index` of `vectors` as entries hold it: clamped, zeros if it is not finite, no -0.
+inline void round_vector(const Kernels& kernels, Element element, const void* vectors,
+                         int64_t index, int head_size, uint8_t* out) {
+  alignas(64) float x[spec::kMaxHeadSize];
+  alignas(64) uint16_t halves[spec::kMaxHeadSize];
+  const std::size_t size = static_cast<std::size_t>(head_size);
+  load_floats(kernels, element, vectors, static_cast<std::size_t>(index) * size, x, size);
+  if (!is_finite(x, head_size)) std::fill_n(x, size, 0.0f);
+  for (std::size_t j = 0; j < size; ++j) {
+    x[j] = std::clamp(x[j], -spec::kMaxHalf, spec::kMaxHalf) + 0.0f;
+  }
+  kernels.float_to_half(x, halves, size);
+  std::memcpy(out, halves, size * sizeof *halves);
+}
+
+}  // namespace tq

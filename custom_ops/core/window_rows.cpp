@@ -1,0 +1,203 @@
+// Attention to the vectors at hand; the contract is in window_rows.h.
+#include "core/window_rows.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/window.h"
+
+namespace tq {
+namespace {
+
+constexpr spec::Codec kHalves{spec::Kind::kRaw, 8 * spec::kEntryElementBytes};
+constexpr int kBlockArrays = 2;  // ones and the bias of a row
+
+CacheRows halves(const Kernels& kernels, int head_size, int64_t stride) {
+  const CacheView view{nullptr, kHalves, static_cast<int>(stride), nullptr};
+  return {kernels, view, Element::kHalf, head_size, false};
+}
+
+}  // namespace
+
+WindowRows::WindowRows(const Kernels& kernels, const AttentionCall& call)
+    : kernels_(kernels),
+      call_(call),
+      group_(call.query_heads / call.heads),
+      key_entry_(entry_bytes(call.head_size, call.key.stride)),
+      value_entry_(entry_bytes(call.head_size, call.value.stride)),
+      rows_{halves(kernels, call.head_size, key_entry_),
+            halves(kernels, call.head_size, value_entry_)},
+      new_{halves(kernels, call.head_size, spec::kEntryElementBytes * call.head_size),
+           halves(kernels, call.head_size, spec::kEntryElementBytes * call.head_size)} {}
+
+const uint8_t* WindowRows::key_entries(int64_t b, int64_t n) const {
+  return call_.key.rows + (b * call_.heads + n) * call_.slots * call_.key.stride;
+}
+
+const uint8_t* WindowRows::value_entries(int64_t b, int64_t n) const {
+  return call_.value.rows + (b * call_.heads + n) * call_.slots * call_.value.stride;
+}
+
+// Tokens are fewer than tags: the caller has seen to it.
+bool WindowRows::has_entry(int64_t b, int64_t n, int64_t token) const {
+  const int64_t entry = call_.window.entry(token);
+  if (entry < 0) return false;
+  const uint32_t tag = static_cast<uint32_t>(token + 1);
+  return entry_tag(key_entries(b, n) + entry * key_entry_, call_.head_size) == tag &&
+         entry_tag(value_entries(b, n) + entry * value_entry_, call_.head_size) == tag;
+}
+
+AtHand WindowRows::at_hand(int64_t b, int64_t n) const {
+  if (!is_on()) return kNothingAtHand;
+  const Window& window = call_.window;
+  const int64_t first = past(b), end = first + call_.tokens;
+  AtHand hand{0, end};
+  const int64_t most = std::min(window.sinks, end);
+  while (hand.sinks < most && (hand.sinks >= first || has_entry(b, n, hand.sinks))) ++hand.sinks;
+  if (window.recent == 0) return hand;
+  hand.solid = first;
+  const int64_t oldest = std::max<int64_t>(0, first - window.recent + 1);
+  while (hand.solid > oldest && has_entry(b, n, hand.solid - 1)) --hand.solid;
+  return hand;
+}
+
+Range WindowRows::visible(const Rows& rows, int r) const {
+  const int64_t at = position(rows, r);
+  Range range{0, call_.causal ? at + 1 : past(rows.b) + call_.tokens};
+  if (call_.sliding_window > 0) range.low = std::max<int64_t>(0, at - call_.sliding_window + 1);
+  return range;
+}
+
+std::size_t WindowRows::work_size(int rows) const {
+  if (!is_on()) return 0;
+  return static_cast<std::size_t>(rows + kBlockArrays) * kBlock +
+         static_cast<std::size_t>(kBlock) * static_cast<std::size_t>(call_.head_size) +
+         std::max({rows_.key.work_size(rows), rows_.value.work_size(rows)});
+}
+
+void WindowRows::attend(const Rows& rows, float* work) const {
+  const std::size_t count = static_cast<std::size_t>(rows.count);
+  std::fill_n(rows.sums, count * width(), 0.0f);
+  std::fill_n(rows.max, count, kNoMaximum);
+  std::fill_n(rows.weight, count, 0.0f);
+  std::fill_n(work, kBlock, 1.0f);
+  attend_entries(rows, work);
+  // Tokens of the call without an entry: a prompt has more of them than entries.
+  const int64_t first = past(rows.b);
+  const int64_t high = visible(rows, rows.count - 1).high;
+  const int64_t recent = std::max(first_recent(position(rows, 0), rows.hand), rows.hand.sinks);
+  attend_new(rows, {first, std::min(rows.hand.sinks, high)}, work);
+  attend_new(rows, {std::max(first, recent), high}, work);
+}
+
+void WindowRows::attend_entries(const Rows& rows, float* work) const {
+  const uint8_t* const keys = key_entries(rows.b, rows.n);
+  const uint8_t* const values = value_entries(rows.b, rows.n);
+  const int64_t end = past(rows.b) + call_.tokens;
+  for (int64_t at = 0; at < call_.window.entries(); at += kBlock) {
+    int64_t tokens[kBlock];
+    const int count = static_cast<int>(std::min<int64_t>(kBlock, call_.window.entries() - at));
+    for (int t = 0; t < count; ++t) {
+      const int64_t entry = at + t;
+      const uint32_t tag = entry_tag(keys + entry * key_entry_, call_.head_size);
+      const int64_t token = static_cast<int64_t>(tag) - 1;
+      const bool is_there =
+          tag != 0 && token < end && call_.window.entry(token) == entry &&
+          entry_tag(values + entry * value_entry_, call_.head_size) == tag;
+      tokens[t] = is_there ? token : -1;
+    }
+    attend_block(rows,
+                 {rows_, keys + at * key_entry_, values + at * value_entry_, count, tokens}, work);
+  }
+}
+
+void WindowRows::attend_new(const Rows& rows, Range range, float* work) const {
+  const int64_t size = spec::kEntryElementBytes * call_.head_size;
+  uint8_t* const keys = reinterpret_cast<uint8_t*>(work + kBlockArrays * kBlock);
+  uint8_t* const values = keys + kBlock * size;
+  const int64_t first = (rows.b * call_.heads + rows.n) * call_.tokens - past(rows.b);
+  int64_t tokens[kBlock];
+  int count = 0;
+  for (int64_t token = range.low; token < range.high; ++token) {
+    if (!has_entry(rows.b, rows.n, token)) {
+      round_vector(kernels_, call_.element, call_.new_keys, first + token, call_.head_size,
+                   keys + count * size);
+      round_vector(kernels_, call_.element, call_.new_values, first + token, call_.head_size,
+                   values + count * size);
+      tokens[count++] = token;
+    }
+    if (count == kBlock || (count > 0 && token + 1 == range.high)) {
+      attend_block(rows, {new_, keys, values, count, tokens}, work);
+      count = 0;
+    }
+  }
+}
+
+// The bias of a row of a block, with what the row does not take hidden; false if it takes all and
+// there is no bias.
+bool WindowRows::hide(const Rows& rows, int r, const Block& block, float* bias) const {
+  const Range range = visible(rows, r);
+  const int64_t recent = first_recent(position(rows, r), rows.hand);
+  const int64_t row = rows.first + r;
+  const int64_t* const stride = call_.bias_stride;
+  const int64_t base = rows.b * stride[0] + (rows.n * group_ + row % group_) * stride[1] +
+                       row / group_ * stride[2];
+  bool hides = call_.bias != nullptr;
+  for (int t = 0; t < block.count; ++t) {
+    const int64_t token = block.tokens[t];
+    const bool is_taken = token >= range.low && token < range.high &&
+                          (token < rows.hand.sinks || token >= recent);
+    bias[t] = is_taken ? 0.0f : kNoMaximum;
+    hides |= !is_taken;
+    if (is_taken && call_.bias != nullptr) {
+      load_floats(kernels_, call_.element, call_.bias,
+                  static_cast<std::size_t>(base + token * stride[3]), bias + t, 1);
+    }
+  }
+  return hides;
+}
+
+// One step of the online softmax.
+void WindowRows::attend_block(const Rows& rows, const Block& block, float* work) const {
+  const float* const ones = work;
+  float* const bias = work + kBlock;
+  float* const scores = work + kBlockArrays * kBlock +
+                        static_cast<std::ptrdiff_t>(kBlock) * call_.head_size;
+  float* const decoded = scores + static_cast<std::ptrdiff_t>(rows.count) * kBlock;
+  const int width = static_cast<int>(this->width());
+  std::fill_n(bias, kBlock, 0.0f);
+  block.format.key.score(block.keys, block.count, rows.query, rows.count, decoded, scores);
+  for (int r = 0; r < rows.count; ++r) {
+    float* const row = scores + r * kBlock;
+    const bool hides = hide(rows, r, block, bias);
+    const float max = kernels_.finish_scores(row, ones, nullptr, hides ? bias : nullptr,
+                                             hiding_bias(call_.element), call_.softcap,
+                                             block.count, 0, block.count);
+    if (max > rows.max[r]) {
+      const float factor = std::exp(rows.max[r] - max);
+      rows.weight[r] *= factor;
+      kernels_.scale(rows.sums + static_cast<std::ptrdiff_t>(r) * width, factor, width);
+      rows.max[r] = max;
+    }
+    rows.weight[r] +=
+        kernels_.weigh(row, ones, block.count, rows.max[r] == kNoMaximum ? 0.0f : rows.max[r]);
+  }
+  block.format.value.accumulate(block.values, block.count, scores, rows.count, decoded, rows.sums);
+}
+
+void WindowRows::add_share(const float* sums, float weight, float* x) const {
+  alignas(64) float natural[spec::kMaxHeadSize];
+  rows_.value.natural_sums(sums, natural);
+  for (int j = 0; j < call_.head_size; ++j) x[j] += natural[j] / weight;
+}
+
+WindowRows::Factors WindowRows::merge(float coded_max, float exact_max, float exact_weight,
+                                      float* weight) {
+  float top = std::max(coded_max, exact_max);
+  if (top == kNoMaximum) top = 0.0f;
+  const Factors factors{std::exp(coded_max - top), std::exp(exact_max - top)};
+  *weight = factors.coded * *weight + factors.exact * exact_weight;
+  return factors;
+}
+
+}  // namespace tq

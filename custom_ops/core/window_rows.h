@@ -1,0 +1,118 @@
+// Attention to what is at hand of an exact window, in the space of the vectors.
+//
+// Every token that a query sees is either read from its row or taken exactly, so the keys of a
+// query are split in two: [coded.low, coded.high), which AttentionRows and the tiles of a prefill
+// go through, and those here. Each has its own maximum, weight and sums, which merge() joins.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "core/attention.h"
+#include "core/cache_rows.h"
+#include "core/kernels.h"
+
+namespace tq {
+
+// Maximum of a row whose keys are all hidden so far.
+inline constexpr float kNoMaximum = -std::numeric_limits<float>::infinity();
+
+// Keys that a query sees: [low, high).
+struct Range {
+  int64_t low, high;
+};
+
+// Tokens of one KV head of one sequence whose vectors are at hand without a gap: those before
+// `sinks`, and those from `solid` on.
+struct AtHand {
+  int64_t sinks, solid;
+};
+inline constexpr AtHand kNothingAtHand{0, std::numeric_limits<int64_t>::max()};
+
+class WindowRows {
+ public:
+  // The call outlives this object.
+  WindowRows(const Kernels& kernels, const AttentionCall& call);
+
+  bool is_on() const { return call_.window.is_on(); }
+  AtHand at_hand(int64_t b, int64_t n) const;
+
+  // The part of `visible` that a query at this position reads from rows.
+  Range coded(Range visible, int64_t position, const AtHand& hand) const {
+    const int64_t high = std::min(visible.high, first_recent(position, hand));
+    const int64_t low = std::max(visible.low, hand.sinks);
+    return {low, std::max(low, high)};
+  }
+  // Whether rows [low, high) hold a token that some query of the call may take exactly.
+  bool touches(int64_t b, int64_t low, int64_t high) const {
+    return is_on() && (low < call_.window.sinks || high > past(b) - call_.window.recent);
+  }
+
+  // Floats of a query and of its sums; none without a window.
+  std::size_t width() const { return is_on() ? static_cast<std::size_t>(rows_.key.query_width()) : 0; }
+  void prepare_query(const float* natural, float* prepared) const {
+    if (is_on()) rows_.key.prepare_query(natural, prepared);
+  }
+  // x[j] += sums / weight, x [D] in the natural order.
+  void add_share(const float* sums, float weight, float* x) const;
+
+  // Query rows first .. first + count of KV head n of sequence b, as in AttentionRows.
+  struct Rows {
+    int64_t b, n, first;
+    int count;
+    AtHand hand;
+    const float* query;  // [count, width]
+    float* sums;         // [count, width]
+    float *max, *weight;  // [count]
+  };
+
+  // Fills sums, max and weight; `work` has work_size(rows.count) floats.
+  void attend(const Rows& rows, float* work) const;
+  std::size_t work_size(int rows) const;
+
+  // Makes the maximum of two splits of a row's keys one; returns the factors of their sums and sets
+  // `weight` to that of both.
+  struct Factors {
+    float coded, exact;
+  };
+  static Factors merge(float coded_max, float exact_max, float exact_weight, float* weight);
+
+ private:
+  struct Both {
+    CacheRows key, value;
+  };
+  // Vectors of a block, one each `stride` bytes, and the tokens that they are of.
+  struct Block {
+    const Both& format;
+    const uint8_t *keys, *values;
+    int count;
+    const int64_t* tokens;  // -1: of none
+  };
+
+  int64_t past(int64_t b) const { return call_.past_length[call_.length_per_batch ? b : 0]; }
+  int64_t position(const Rows& rows, int r) const {
+    return past(rows.b) + (rows.first + r) / group_;
+  }
+  Range visible(const Rows& rows, int r) const;
+  int64_t first_recent(int64_t position, const AtHand& hand) const {
+    return call_.window.recent == 0 ? std::numeric_limits<int64_t>::max()
+                                    : std::max(position - call_.window.recent + 1, hand.solid);
+  }
+  const uint8_t* key_entries(int64_t b, int64_t n) const;
+  const uint8_t* value_entries(int64_t b, int64_t n) const;
+  bool has_entry(int64_t b, int64_t n, int64_t token) const;
+  void attend_entries(const Rows& rows, float* work) const;
+  void attend_new(const Rows& rows, Range tokens, float* work) const;
+  void attend_block(const Rows& rows, const Block& block, float* work) const;
+  bool hide(const Rows& rows, int r, const Block& block, float* bias) const;
+
+  const Kernels& kernels_;
+  const AttentionCall& call_;
+  const int64_t group_;
+  const int64_t key_entry_, value_entry_;  // bytes
+  const Both rows_;  // of entries
+  const Both new_;   // of vectors of the call
+};
+
+}  // namespace tq
