@@ -70,7 +70,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--corpus", type=Path, help="a folder that atheris keeps its cases in")
-    parser.add_argument("--summary", type=Path, help="a file for the summary, instead of stdout")
+    parser.add_argument("--summary", type=Path, help="a file for all that was counted, as JSON")
     given = parser.parse_args()
     if given.numbers is None and guided.is_there():
         found = by_coverage(given.lane, given.jobs, given.seconds, given.corpus)
@@ -78,9 +78,10 @@ def main() -> int:
         first, last = given.numbers or (0, 1 << 62)
         with remembering():
             found = by_numbers(lane(given.lane), first, last, given.jobs, given.seconds)
-    text = json.dumps(found, indent=2)
     if given.summary:
-        given.summary.write_text(text + "\n")
-    else:
-        print(text)
+        given.summary.write_text(json.dumps(found, indent=2) + "\n")
+    print(
+        f"{given.lane}: {found['cases']} cases in {found['seconds']:.0f} s, "
+        f"{sum(found['problems'].values())} broken promises"
+    )
     return 1 if found["problems"] else 0
