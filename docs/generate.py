@@ -15,6 +15,7 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,11 @@ import click
 from tq_onnx.cli.main import COMMANDS, main
 from tq_onnx.codec.presets import DEFAULT_PRESET, PRESETS, Preset
 from tq_onnx.codec.spec import CODECS, Codec, Field, row_layout
+from tq_onnx.measure.comparison import ComparisonReport, ModelFigures
+from tq_onnx.measure.copying import CopyFigures
+from tq_onnx.measure.drift import DriftFigures
+from tq_onnx.measure.layers import LayerErrors
+from tq_onnx.measure.quality import QualityFigures
 from tq_onnx.ops.domain import BODY_OPSET
 from tq_onnx.ops.operator import FLOAT32, FLOATS, Attribute, Parameter
 from tq_onnx.ops.operators import BY_NAME
@@ -283,6 +289,29 @@ def _requirement(line: str) -> tuple[str, str]:
     return name, said + (f" ({when})" if when else "")
 
 
+def _report_keys() -> str:
+    """Render the keys of the JSON of ``report``, from the docstrings of its records."""
+    records = (
+        ("", ComparisonReport),
+        ("models[]", ModelFigures),
+        ("models[].quality", QualityFigures),
+        ("models[].layers[]", LayerErrors),
+        ("models[].copying[]", CopyFigures),
+        ("models[].drift", DriftFigures),
+    )
+    rows = []
+    for prefix, record in records:
+        text = (record.__doc__ or "").split("Attributes:\n", 1)[1]
+        found = re.findall(r"^        (\w+): (.*(?:\n {12,}.*)*)", text, re.MULTILINE)
+        if [name for name, _ in found] != [field.name for field in fields(record)]:
+            raise ValueError(f"the docstring of {record.__name__} has other attributes than it")
+        rows += [
+            (f"`{prefix}.{name}`" if prefix else f"`{name}`", " ".join(text.split()))
+            for name, text in found
+        ]
+    return table(("key", "meaning"), [(key, text.replace("``", "`")) for key, text in rows])
+
+
 BLOCKS: Final[dict[str, Callable[..., str]]] = {
     "presets": _presets,
     "presets-with-rotation": _presets_with_rotation,
@@ -293,6 +322,7 @@ BLOCKS: Final[dict[str, Callable[..., str]]] = {
     "environment": _environment,
     "floors": _floors,
     "versions": _versions,
+    "report-keys": _report_keys,
 }
 """The renderer of each block, by name; words behind the name are its argument."""
 

@@ -26,10 +26,15 @@ from tq_onnx.measure.comparison import ComparisonReport
 from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.measure.layers import LayerErrors, measure_layers
 from tq_onnx.measure.ortcaches import FLOAT16, INT4, INT8, Steps, with_ort_caches
-from tq_onnx.measure.page import to_markdown
+from tq_onnx.measure.page import to_markdown, to_page
 from tq_onnx.measure.probe import Probe
 from tq_onnx.measure.quality import compare
-from tq_onnx.measure.qualitytables import layer_table, report_notes, report_table
+from tq_onnx.measure.qualitytables import (
+    generation_table,
+    layer_table,
+    report_notes,
+    report_table,
+)
 from tq_onnx.measure.recording import Recording
 from tq_onnx.measure.report import report as make_report
 from tq_onnx.measure.verify import verify
@@ -130,6 +135,8 @@ def test_figures_are_those_of_the_definition(report: ComparisonReport) -> None:
     assert int4.converted_perplexity == pytest.approx(after, rel=1e-6)
     assert int4.perplexity_change == pytest.approx(after / before - 1, rel=1e-3)
     assert int4.kl_mean == pytest.approx(np.mean(kl), rel=1e-4)
+    assert int4.kl_first_half == pytest.approx(np.mean([one[:32] for one in kl]), rel=1e-4)
+    assert int4.kl_second_half == pytest.approx(np.mean([one[32:] for one in kl]), rel=1e-4)
     assert int4.kl_p99 == pytest.approx(np.percentile(np.concatenate(kl), 99), rel=1e-4)
     assert int4.kl_error == pytest.approx(np.std(kl) / np.sqrt(3 * 63), rel=1e-4)
     change = np.concatenate(losses, axis=1)
@@ -301,6 +308,44 @@ def test_a_float16_model_has_float16_caches_of_its_own(
     assert [peer.name for peer in found.peers] == PEERS[1:]
     assert found.missing[0].reason == "the original's own caches are float16"
     assert [peer.compression for peer in found.peers] == [2, 4][: len(PEERS) - 1]
+
+
+def test_generation_is_judged_where_that_is_asked_for(
+    models: Callable[[str, str], Path], report: ComparisonReport
+) -> None:
+    assert generation_table(report) is None
+    found = make_report(
+        original(DYNAMO),
+        [models(DYNAMO, "int2"), models(DYNAMO, "raw")],
+        np.tile(TEXT, 5),
+        source="",
+        context=CONTEXT,
+        threads=1,
+        generation=True,
+    )
+    int2, raw = found.models
+    assert int2.drift is not None and raw.drift is not None
+    assert raw.drift.kl_mean < 1e-9 < int2.drift.kl_mean
+    assert {one.distance for one in int2.copying} == {200}
+    assert all(abs(one.rise) < 1e-6 for one in raw.copying)
+    assert all(peer.copying and peer.drift for peer in found.peers)
+    table = generation_table(found)
+    assert table is not None
+    assert {len(row) for row in table.rows} == {len(table.columns)}
+    assert [row[0] for row in table.rows] == ["int2", "raw", *PEERS]
+    assert "near-ties" in " ".join(report_notes(found))
+    assert table.title in to_page(found)
+    (alone,) = make_report(
+        original("hf-prefill"),
+        [models("hf-prefill", "int4")],
+        32,
+        source="",
+        context=16,
+        peers=False,
+        threads=1,
+        generation=True,
+    ).models
+    assert (alone.copying, alone.drift) == ((), None)
 
 
 def test_without_peers_and_kernels(models: Callable[[str, str], Path]) -> None:

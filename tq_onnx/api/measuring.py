@@ -90,6 +90,7 @@ def report(
     threads: int | None = None,
     library: bool = True,
     peers: bool = True,
+    generation: bool = False,
     picture: AnyPath | None = None,
     markdown: AnyPath | None = None,
     on_progress: OnProgress | None = None,
@@ -108,6 +109,8 @@ def report(
         threads: threads within an operator; by default onnxruntime's choice.
         library: whether the kernels of the operator library run; if not, the function bodies.
         peers: whether to measure ONNX Runtime's own float16, int8 and int4 caches too.
+        generation: whether to judge generation, too: passages that come again 200 to 2,000 tokens
+            later, and decoding token by token. It doubles the time.
         picture: a .png or .svg file to draw; needs matplotlib.
         markdown: an .md file to write all tables to.
         on_progress: called as each step begins and goes on.
@@ -148,6 +151,7 @@ def report(
         library=library,
         threads=threads,
         peers=peers,
+        generation=generation,
         on_progress=on_progress,
     )
     if drawn is not None:

@@ -40,6 +40,12 @@ if TYPE_CHECKING:
     show_default=True,
     help="Measure ONNX Runtime's own float16, int8 and int4 caches, too.",
 )
+@click.option(
+    "--generation",
+    is_flag=True,
+    help="Judge generation, too: passages that come again 200 to 2,000 tokens later, and decoding "
+    "token by token. It doubles the time.",
+)
 @click.option("--layers", is_flag=True, help="Also print a table of the layers of each model.")
 @click.option("--picture", type=flags.FilePath(), help="Draw a .png or .svg file.")
 @click.option(
@@ -71,9 +77,17 @@ def report(*, layers: bool, as_json: bool, **arguments: Any) -> None:
 
 
 def _print(found: ComparisonReport, *, layers: bool) -> None:
-    from tq_onnx.measure.qualitytables import layer_table, report_notes, report_table
+    from tq_onnx.measure.qualitytables import (
+        generation_table,
+        layer_table,
+        report_notes,
+        report_table,
+    )
 
     terminal.print_table(report_table(found))
+    generation = generation_table(found)
+    if generation is not None:
+        terminal.print_table(generation)
     if layers:
         for model in (model for model in found.models if model.layers):
             terminal.print_table(layer_table(model, found.layer_tokens))

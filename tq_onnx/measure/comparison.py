@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tq_onnx.measure.copying import CopyFigures
+from tq_onnx.measure.drift import DriftFigures
 from tq_onnx.measure.layers import LayerErrors
 from tq_onnx.measure.quality import QualityFigures
 
@@ -23,6 +25,9 @@ class ModelFigures:
         compression: cache bytes of the original over this model's.
         quality: its predictions against the original's.
         layers: its layers; none for a peer, nor where caches keep a window of the tokens only.
+        copying: passages that come again; none unless generation is judged.
+        drift: decoding token by token; None unless generation is judged, and for graphs that
+            cannot decode.
     """
 
     name: str
@@ -34,6 +39,8 @@ class ModelFigures:
     compression: float
     quality: QualityFigures
     layers: tuple[LayerErrors, ...]
+    copying: tuple[CopyFigures, ...] = ()
+    drift: DriftFigures | None = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,12 @@ from pathlib import Path
 
 from tq_onnx.errors import ModelFileError, UsageError
 from tq_onnx.measure.comparison import ComparisonReport
-from tq_onnx.measure.qualitytables import layer_table, report_notes, report_table
+from tq_onnx.measure.qualitytables import (
+    generation_table,
+    layer_table,
+    report_notes,
+    report_table,
+)
 from tq_onnx.measure.tables import TextTable
 
 
@@ -45,6 +50,9 @@ def to_page(report: ComparisonReport, picture: str | None = None) -> str:
     """
     table = report_table(report)
     parts = [f"{table.title}.", to_markdown(table)]
+    generation = generation_table(report)
+    if generation is not None:
+        parts += [f"{generation.title}.", to_markdown(generation)]
     parts.append("\n".join(f"- {note}" for note in report_notes(report)))
     if picture is not None:
         parts.insert(0, f"![quality against cache bytes per token]({picture})")

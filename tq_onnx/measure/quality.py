@@ -44,6 +44,9 @@ class QualityFigures:
         kl_error: standard error of the mean, taking the positions for independent.
         kl_p99: 99th percentile of the KL divergence.
         kl_max: largest KL divergence.
+        kl_first_half: mean KL divergence in the first half of each window; None if nothing was
+            scored there.
+        kl_second_half: the same in the second half, whose caches are longer.
         top1_agreement: part of the positions where both models prefer the same token.
         logit_max_difference: largest absolute difference of a logit.
         logit_relative_error: RMS difference over RMS of the original's centred logits.
@@ -61,6 +64,8 @@ class QualityFigures:
     kl_error: float
     kl_p99: float
     kl_max: float
+    kl_first_half: float | None
+    kl_second_half: float | None
     top1_agreement: float
     logit_max_difference: float
     logit_relative_error: float
@@ -93,10 +98,10 @@ def compare(
     """
     text = np.asarray(tokens, np.int64)
     sums = Sums()
-    for (own, other), following in read(
+    for (own, other), following, positions in read(
         (original, converted), text, windows(len(text), context, stride), vocabulary, on_progress
     ):
-        sums.add(own, other, following)
+        sums.add(own, other, following, positions)
     return sums.figures(context, stride)
 
 
@@ -112,7 +117,7 @@ def perplexity(
     text = np.asarray(tokens, np.int64)
     loss, count = 0.0, 0
     todo = windows(len(text), context, stride)
-    for (logits,), following in read((decoder,), text, todo, vocabulary):
+    for (logits,), following, _ in read((decoder,), text, todo, vocabulary):
         loss -= float(_picked(log_softmax(logits), following).sum())
         count += len(following)
     return float(np.exp(loss / count))
@@ -126,7 +131,7 @@ def read(
     on_progress: OnProgress | None = None,
     *,
     doing: str = "Reading the text with both models",
-) -> Iterator[tuple[list[Floats], Ids]]:
+) -> Iterator[tuple[list[Floats], Ids, Ids]]:
     """Read the windows of a text with decoders, and yield their predictions that are scored.
 
     Args:
@@ -138,7 +143,8 @@ def read(
         doing: the step that ``on_progress`` names.
 
     Yields:
-        Each decoder's logits ``[n, vocabulary]``, and the ids ``[n]`` that they predict.
+        Each decoder's logits ``[n, vocabulary]``, the ids ``[n]`` that they predict, and the
+        positions ``[n]`` in the window that they predict them from.
     """
     for done, window in enumerate(todo):
         yield from _read_window(decoders, text, window, vocabulary)
@@ -148,7 +154,7 @@ def read(
 
 def _read_window(
     decoders: Sequence[Decoder], text: Ids, window: Window, vocabulary: int
-) -> Iterator[tuple[list[Floats], Ids]]:
+) -> Iterator[tuple[list[Floats], Ids, Ids]]:
     chunk = max(1, min(_LONGEST_CHUNK, _CHUNK_LOGITS // vocabulary))
     if any(decoder.signature.first_only for decoder in decoders):
         chunk = window.stop - window.start
@@ -164,6 +170,7 @@ def _read_window(
             yield (
                 [part[first - start : last - start] for part in logits],
                 text[first + 1 : last + 1],
+                np.arange(first, last) - window.start,
             )
 
 
@@ -186,6 +193,7 @@ class Sums:
     def __init__(self) -> None:
         self._kl: list[npt.NDArray[np.float64]] = []
         self._gain: list[npt.NDArray[np.float64]] = []
+        self._positions: list[Ids] = []
         self._loss = 0.0
         self._values = 0
         self._agreed = 0
@@ -193,8 +201,16 @@ class Sums:
         self._difference = 0.0
         self._energy = 0.0
 
-    def add(self, own: Floats, other: Floats, following: npt.NDArray[np.int64]) -> None:
-        """Add the logits ``[n, vocabulary]`` of both models, and the ids ``[n]`` that followed."""
+    def add(self, own: Floats, other: Floats, following: Ids, positions: Ids) -> None:
+        """Add predictions.
+
+        Args:
+            own: the original's logits ``[n, vocabulary]``.
+            other: those of the other model.
+            following: the ids ``[n]`` that followed.
+            positions: their positions ``[n]`` in the window, as ``read`` yields them.
+        """
+        self._positions.append(positions)
         p, q = log_softmax(own), log_softmax(other)
         self._kl.append((np.exp(p) * (p - q)).sum(axis=-1))
         own_loss = -_picked(p, following)
@@ -214,6 +230,7 @@ class Sums:
     def figures(self, context: int, stride: int) -> QualityFigures:
         """Return the figures of windows of ``context`` tokens that advance by ``stride``."""
         kl, gain = np.concatenate(self._kl), np.concatenate(self._gain)
+        early = np.concatenate(self._positions) < context // 2
         count = len(kl)
         change = float(np.exp(gain.mean()))
         own = float(np.exp(self._loss / count))
@@ -229,6 +246,8 @@ class Sums:
             kl_error=float(kl.std() / np.sqrt(count)),
             kl_p99=float(np.percentile(kl, 99)),
             kl_max=float(kl.max()),
+            kl_first_half=float(kl[early].mean()) if early.any() else None,
+            kl_second_half=float(kl[~early].mean()) if not early.all() else None,
             top1_agreement=self._agreed / count,
             logit_max_difference=self._largest,
             logit_relative_error=float(np.sqrt(self._difference / max(self._energy, 1e-300))),

@@ -9,6 +9,8 @@ from tq_onnx.measure.tables import TextTable, either
 
 if TYPE_CHECKING:
     from tq_onnx.measure.comparison import ComparisonReport, ModelFigures
+    from tq_onnx.measure.copying import CopyFigures
+    from tq_onnx.measure.drift import DriftFigures
     from tq_onnx.measure.layers import LayerErrors
 
 PEER_NOTE = (
@@ -26,7 +28,7 @@ def report_table(report: ComparisonReport) -> TextTable:
             f"{report.bytes_per_token:,}",
             "1.00",
             f"{report.perplexity:.4f}",
-            *([""] * 7),
+            *([""] * 8),
         )
     ]
     rows += [_summary_row(model) for model in (*report.models, *report.peers)]
@@ -41,6 +43,7 @@ def report_table(report: ComparisonReport) -> TextTable:
             ">perplexity",
             ">change",
             ">KL mean",
+            ">KL 2nd half",
             ">KL p99",
             ">same top token",
             ">key error",
@@ -48,6 +51,35 @@ def report_table(report: ComparisonReport) -> TextTable:
             ">attention cosine",
         ),
         tuple(rows),
+    )
+
+
+def generation_table(report: ComparisonReport) -> TextTable | None:
+    """Return one row for each model; None if generation was not judged."""
+    models = (*report.models, *report.peers)
+    copies = list(
+        dict.fromkeys((one.kind, one.distance) for model in models for one in model.copying)
+    )
+    drift = next((model.drift for model in models if model.drift is not None), None)
+    if not copies and drift is None:
+        return None
+    decoded = "" if drift is None else f"; {drift.prompts} x {drift.new_tokens} decoded tokens"
+    return TextTable.of(
+        (
+            "model",
+            *(f">{kind}, {distance:,}" for kind, distance in copies),
+            *(">decoding KL", ">KL 2nd half", ">same token", ">near-ties"),
+        ),
+        [
+            (
+                model.name,
+                *(_copy_cell(model.copying, kind, distance) for kind, distance in copies),
+                *_drift_cells(model.drift),
+            )
+            for model in models
+        ],
+        "Generation: rise of the loss on passages that come again so many tokens later, relative "
+        f"to the gain of copying{decoded}",
     )
 
 
@@ -76,6 +108,13 @@ def report_notes(report: ComparisonReport) -> list[str]:
         "change: of the perplexity, with its standard error; KL: divergence from the original's "
         "predictions in nats; errors: mean over the layers of squared error over squared norm",
     ]
+    if any(model.drift for model in report.models):
+        lines.append(
+            "decoding: of tokens that the original wrote; near-ties: the models prefer other "
+            "tokens and the original was undecided"
+        )
+    if any(one.relative_rise is None for model in report.models for one in model.copying):
+        lines.append("copies without a figure: the original hardly copies there")
     if not report.kernels:
         lines.append("the function bodies ran, not the library's kernels")
     if report.peers:
@@ -94,11 +133,31 @@ def _summary_row(model: ModelFigures) -> tuple[str, ...]:
         f"{quality.converted_perplexity:.4f}",
         f"{100 * quality.perplexity_change:+.2f} ± {100 * quality.perplexity_change_error:.2f} %",
         _small(quality.kl_mean),
+        "" if quality.kl_second_half is None else _small(quality.kl_second_half),
         _small(quality.kl_p99),
         f"{100 * quality.top1_agreement:.2f} %",
         _mean_error([(layer.key_error, layer.key_theory) for layer in model.layers]),
         _mean_error([(layer.value_error, layer.value_theory) for layer in model.layers]),
         _mean(layer.attention_cosine for layer in model.layers),
+    )
+
+
+def _copy_cell(copying: Sequence[CopyFigures], kind: str, distance: int) -> str:
+    for one in copying:
+        if (one.kind, one.distance) == (kind, distance) and one.relative_rise is not None:
+            error = one.rise_error / one.gain
+            return f"{100 * one.relative_rise:+.1f} ± {100 * error:.1f} %"
+    return "-"
+
+
+def _drift_cells(drift: DriftFigures | None) -> tuple[str, ...]:
+    if drift is None:
+        return ("-",) * 4
+    return (
+        f"{_small(drift.kl_mean)} ± {_small(drift.kl_error)}",
+        _small(drift.kl_second_half),
+        f"{100 * drift.same_token:.1f} %",
+        f"{100 * drift.near_ties:.1f} %",
     )
 
 

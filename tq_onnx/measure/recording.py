@@ -96,13 +96,13 @@ class Recording:
         """
         sums = Sums()
         self._file.seek(0)
-        for logits, following in self._read(decoder, name, on_progress):
-            sums.add(self._next(len(logits)), logits, following)
+        for logits, following, positions in self._read(decoder, name, on_progress):
+            sums.add(self._next(len(logits)), logits, following, positions)
         first = self._windows[0]
         return sums.figures(first.stop - first.start, stride)
 
     def _record(self, decoder: Decoder, on_progress: OnProgress | None) -> None:
-        for logits, _ in self._read(decoder, "the original", on_progress):
+        for logits, _, _ in self._read(decoder, "the original", on_progress):
             if not self._width:
                 self._width, self._dtype = logits.shape[-1], logits.dtype
                 self._check_room()
@@ -110,12 +110,12 @@ class Recording:
 
     def _read(
         self, decoder: Decoder, name: str, on_progress: OnProgress | None
-    ) -> Iterator[tuple[Floats, Ids]]:
+    ) -> Iterator[tuple[Floats, Ids, Ids]]:
         doing = f"Reading the text with {name}"
-        for (logits,), following in read(
+        for (logits,), following, positions in read(
             (decoder,), self._text, self._windows, self._vocabulary, on_progress, doing=doing
         ):
-            yield logits, following
+            yield logits, following, positions
 
     def _check_room(self) -> None:
         folder = tempfile.gettempdir()

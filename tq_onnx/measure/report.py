@@ -3,13 +3,15 @@
 The original reads the text once and its predictions are recorded. Then every converted model is
 opened on its own, reads the same windows through onnxruntime with its caches really written and
 read, and is compared; on the beginning of the text each of its layers is judged too. ONNX Runtime's
-own caches are measured beside them.
+own caches are measured beside them. What prefill does not show is judged, too, where that is asked
+for: copies of passages far back (``tq_onnx.measure.copying``) and decoding token by token
+(``tq_onnx.measure.drift``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -17,9 +19,12 @@ from tq_onnx.codec.extremes import warnings_of
 from tq_onnx.conversion.original import recognise_original
 from tq_onnx.conversion.pipeline import Prepared, prepare
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError
+from tq_onnx.files.configuration import configured_positions
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.measure.channelscales import sample_channels
 from tq_onnx.measure.comparison import ComparisonReport, MissingPeer, ModelFigures
+from tq_onnx.measure.copying import CopyFigures, CopyTest
+from tq_onnx.measure.drift import DriftFigures, DriftTest, MakeDecoder
 from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.measure.interfaces import refuse_stranger
 from tq_onnx.measure.layers import LayerErrors, measure_layers
@@ -29,7 +34,8 @@ from tq_onnx.measure.recording import Recording
 from tq_onnx.measure.windows import Ids, Window, blocks, text_of, windows
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.progress import OnProgress, Progress, silent
-from tq_onnx.runtime.model import open_converted, open_original
+from tq_onnx.runtime.decoder import Decoder
+from tq_onnx.runtime.model import OpenModel, open_converted, open_original
 
 LAYER_TOKENS: Final = 512
 """Tokens of the text that the layers are judged on: all their inputs are kept in memory."""
@@ -49,6 +55,7 @@ def report(
     library: bool = True,
     threads: int | None = None,
     peers: bool = True,
+    generation: bool = False,
     on_progress: OnProgress | None = None,
 ) -> ComparisonReport:
     """Compare converted models with their original.
@@ -64,6 +71,7 @@ def report(
         library: True to run the library's kernels, False to run the function bodies.
         threads: threads within an operator.
         peers: True to compare ONNX Runtime's own caches, too.
+        generation: True to judge copies and decoding, too.
         on_progress: called as each step begins, and as windows are read.
 
     Raises:
@@ -87,7 +95,22 @@ def report(
         vocabulary=before.vocabulary,
         on_progress=on_progress,
     )
+    told = configured_positions(original)
+    room = min((size for size in (before.room, told) if size is not None), default=None)
+    copying = drift = None
+    if generation:
+        copying = CopyTest(
+            before.decoder(),
+            text,
+            vocabulary=before.vocabulary,
+            room=room,
+            on_progress=on_progress,
+        )
+        if _decodes(before):
+            drift = DriftTest(_maker(before), text, room=room, on_progress=on_progress)
     run = _Run(
+        copying=copying,
+        drift=drift,
         recording=recording,
         text=text,
         windows=todo,
@@ -146,6 +169,8 @@ class _Run:
     """The conditions under which all models are measured."""
 
     recording: Recording
+    copying: CopyTest | None
+    drift: DriftTest | None
     text: Ids
     windows: list[Window]
     stride: int
@@ -170,12 +195,28 @@ class _Run:
             name=name,
             on_progress=self.tell,
         )
+        copying, drift = self._generation(
+            model.decoder(), _maker(model) if _decodes(model) else None, name
+        )
         size = model.signature.bytes_per_token
         del model
         self.tell(Progress(f"Reading the layers of {name}"))
         probe = expose_internals(path, loaded=loaded)
         layers = measure_layers(probe, self.layer_text, library=self.library, threads=self.threads)
-        return self._figures(name, conversion.plan, quality, size=size, path=path, layers=layers)
+        figures = self._figures(name, conversion.plan, quality, size=size, path=path, layers=layers)
+        return replace(figures, copying=copying, drift=drift)
+
+    def _generation(
+        self, decoder: Decoder, make: MakeDecoder | None, name: str
+    ) -> tuple[tuple[CopyFigures, ...], DriftFigures | None]:
+        """Judge copies and decoding, as far as that was asked for and the model decodes."""
+        copying: tuple[CopyFigures, ...] = ()
+        drift = None
+        if self.copying is not None:
+            copying = self.copying.compare(decoder, name=name, on_progress=self.tell)
+        if self.drift is not None and make is not None:
+            drift = self.drift.compare(make, name=name, on_progress=self.tell)
+        return copying, drift
 
     def peers(
         self, original: Path, loaded: LoadedModel
@@ -216,13 +257,16 @@ class _Run:
         if cache == FLOAT16 and raw.plan.layers[0].dtype == "FLOAT16":
             raise UnsupportedModelError("the original's own caches are float16")
         model: OrtCacheModel = with_ort_caches(raw, cache, steps)
+        decoder = model.decoder(threads=self.threads)
         quality = self.recording.compare(
-            model.decoder(threads=self.threads),
+            decoder,
             stride=self.stride,
             name=name,
             on_progress=self.tell,
         )
-        return self._figures(name, raw.plan, quality, size=model.bytes_per_token)
+        copying, drift = self._generation(decoder, lambda _: decoder, name)
+        figures = self._figures(name, raw.plan, quality, size=model.bytes_per_token)
+        return replace(figures, copying=copying, drift=drift)
 
     def _figures(
         self,
@@ -246,6 +290,17 @@ class _Run:
             quality=quality,
             layers=layers,
         )
+
+
+def _decodes(model: OpenModel) -> bool:
+    """Whether a graph goes on token by token."""
+    decoder = model.decoder()
+    return decoder.longest_call in (None, 1) and not model.signature.first_only
+
+
+def _maker(model: OpenModel) -> MakeDecoder:
+    """Return what makes decoders of a model, updated in place where its caches can be."""
+    return lambda tokens: model.decoder(capacity=model.capacity_for(tokens, 0))
 
 
 def _names(conversions: Sequence[_Conversion]) -> list[str]:
