@@ -18,6 +18,7 @@ LANES: Final = {
     "tokenizer": "tokenizers and end-of-text files, with generate",
     "folder": "genai_config.json and model folders, with inspect, convert and generate",
     "operators": "one operator with any inputs and attributes, through ONNX Runtime",
+    "values": "exports that compute something else, compared with their conversions",
     "graphs": "random graphs of attention, compared with their conversions",
 }
 """``tests/fuzz/NAME.py`` has ``check(draw, folder) -> Case`` and ``warm()``."""

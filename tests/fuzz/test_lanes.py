@@ -7,24 +7,25 @@ import random
 import time
 from pathlib import Path
 
+import onnx
 import pytest
 
 from tests.cli.run import Outcome
-from tests.fuzz import commands, model
+from tests.fuzz import commands, model, values
 from tests.fuzz.commands import Case
 from tests.fuzz.draws import Bytes
 from tests.fuzz.lanes import LANES, lane
 from tests.fuzz.pool import Answer, Done, Limits, work
 from tests.fuzz.summary import Summary
 
-FIRST = 20
-"""Cases of each lane; ``.ci/run`` runs more, beside the tests."""
+FIRST = {"folder": 8, "values": 4}
+"""Cases of a lane whose cases take long, instead of 20; ``.ci/run`` runs more, beside the tests."""
 
 
 @pytest.mark.parametrize("name", LANES)
 def test_the_first_cases(name: str, tmp_path: Path) -> None:
     chosen = lane(name)
-    for number in range(FIRST):
+    for number in range(FIRST.get(name, 20)):
         folder = tmp_path / str(number)
         folder.mkdir()
         case = chosen.check(random.Random(number), folder)
@@ -119,3 +120,30 @@ def test_a_summary_groups_what_is_alike() -> None:
     assert [finding["count"] for finding in found["findings"]] == [9, 1]
     assert found["slowest"][0] == {"number": 8, "seconds": 0.8}
     assert found["largest"][0] == {"number": 8, "MiB": 8}
+
+
+def nothing(proto: onnx.ModelProto, draw: random.Random) -> None:
+    """No edit."""
+
+
+def test_verify_tells_a_wrong_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin of the lane of values: its cases do not pass because nothing is compared."""
+    right = commands.run
+
+    def mistaken(name: str, *rest: object) -> Outcome:
+        outcome = right(name, *rest)
+        if name == "convert" and outcome.code == 0:
+            path = Path(str(rest[-1]))
+            proto = onnx.load(path)
+            for node in proto.graph.node:
+                for attribute in node.attribute:
+                    if attribute.name == "scale":
+                        attribute.f *= 1.1
+            path.write_bytes(proto.SerializeToString())
+        return outcome
+
+    monkeypatch.setattr(commands, "run", mistaken)
+    monkeypatch.setattr(values, "EDITS", [nothing])
+    case = values.check(random.Random(1), tmp_path)
+    assert case.outcomes == {"convert": 0, "verify": 5}
+    assert case.problems[0].startswith("wrong: verify: ")
