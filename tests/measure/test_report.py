@@ -368,6 +368,7 @@ def test_without_peers_and_kernels(models: Callable[[str, str], Path]) -> None:
     assert "the function bodies ran" in " ".join(report_notes(found))
     assert list(dict.fromkeys(stages)) == [
         "Opening the original",
+        "Comparing everything but the codecs with the original",
         "Reading the text with the original",
         "Opening int4",
         "Reading the text with int4",

@@ -59,7 +59,8 @@ def report(*, layers: bool, as_json: bool, **arguments: Any) -> None:
 
     Every model reads the text through onnxruntime, with real caches. Report perplexity, KL
     divergence and agreement with the original, cache bytes, and the errors of keys, values and
-    attention of each layer. Models may also be folders with one decoder each.
+    attention of each layer. Models may also be folders with one decoder each. Exit with code 5,
+    without figures, if a CONVERTED model is not ORIGINAL but for its codecs.
 
     A temporary file holds the original's predictions: 4 bytes for each token and vocabulary entry.
 

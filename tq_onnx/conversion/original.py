@@ -60,12 +60,15 @@ class Original:
         raise UnsupportedModelError(what, where=str(path), fix=_SEE_INSPECT)
 
 
-def recognise_original(loaded: LoadedModel, path: Path) -> Original:
+def recognise_original(
+    loaded: LoadedModel, path: Path, *, recognition: Recognition | None = None
+) -> Original:
     """Look for attention in a model.
 
     Args:
         loaded: the model.
         path: what errors call it.
+        recognition: what was found in this very graph, if it was looked for already.
 
     Raises:
         UnsupportedModelError: the model is no decoder, or was converted before.
@@ -80,7 +83,7 @@ def recognise_original(loaded: LoadedModel, path: Path) -> Original:
     if broken:
         raise invalid(broken, path)
     with blaming(interface, path), located(path):
-        recognition = recognise(loaded.model)
+        recognition = recognition or recognise(loaded.model)
     return Original(loaded, interface, recognition)
 
 

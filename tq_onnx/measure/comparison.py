@@ -75,7 +75,8 @@ class ComparisonReport:
         models: the converted models, in the order given.
         peers: ONNX Runtime's own caches.
         missing: peers that this model cannot have.
-        warnings: one sentence for each model whose rows cannot hold all vectors.
+        warnings: one sentence for each model whose rows cannot hold all vectors, and one if no
+            model could be compared with the original but for its predictions.
     """
 
     original: Path

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from tq_onnx.errors import UnsupportedModelError, VerificationError, located
+from tq_onnx.errors import (
+    LibraryError,
+    ModelFileError,
+    UnsupportedModelError,
+    UsageError,
+    VerificationError,
+)
 from tq_onnx.files.load import LoadedModel
 from tq_onnx.measure.checks import PropertyCheck
 from tq_onnx.plan import plan_in
 from tq_onnx.runtime.cache import CacheSpec
 from tq_onnx.runtime.model import OpenModel
+from tq_onnx.runtime.providers import CPU, ExecutionProvider
 from tq_onnx.runtime.session import Port, ports, vocabulary_size
 
 
@@ -38,6 +47,29 @@ def interface_kept(before: OpenModel, after: OpenModel) -> PropertyCheck:
     )
 
 
+@contextmanager
+def failing(path: Path, ep: ExecutionProvider = CPU) -> Iterator[None]:
+    """Call it a check that does not hold if a converted model cannot do what its original did.
+
+    Args:
+        path: the converted model, which errors name.
+        ep: where it runs; what a device cannot do is no fault of the model.
+
+    Raises:
+        VerificationError: the model, its plan or the graph was refused inside.
+    """
+    try:
+        yield
+    except LibraryError:
+        raise
+    except (UnsupportedModelError, ModelFileError, UsageError) as error:
+        if ep.has_own_memory:
+            raise
+        found = VerificationError(error.what, where=error.where, fix="convert the original again")
+        found.locate(path)
+        raise found from error
+
+
 def refuse_stranger(before: OpenModel, path: Path, loaded: LoadedModel) -> None:
     """Refuse a model that was not made from this original.
 
@@ -48,9 +80,10 @@ def refuse_stranger(before: OpenModel, path: Path, loaded: LoadedModel) -> None:
 
     Raises:
         UnsupportedModelError: the model was not converted.
-        VerificationError: its names, heads or vocabulary are not the original's.
+        VerificationError: its names, heads or vocabulary are not the original's, or its plan cannot
+            be read.
     """
-    with located(path):
+    with failing(path):
         plan = plan_in(loaded.model.metadata_props)
     if plan is None:
         raise UnsupportedModelError(
@@ -60,8 +93,8 @@ def refuse_stranger(before: OpenModel, path: Path, loaded: LoadedModel) -> None:
     inputs = [value for value in graph.inputs if value.name not in graph.initializers]
     unlike = ""
     for side, values in zip(ports(before.session), (inputs, graph.outputs), strict=True):
-        if {port.name for port in side} != {value.name for value in values}:
-            unlike = "the inputs or outputs have other names"
+        if [port.name for port in side] != [value.name for value in values]:
+            unlike = "the inputs or outputs have other names or another order"
     sizes = [(layer.kv_num_heads, layer.head_size) for layer in plan.layers for _ in "kv"]
     if [(cache.kv_num_heads, cache.row) for cache in before.signature.caches] != sizes:
         unlike = unlike or "the caches have other heads"

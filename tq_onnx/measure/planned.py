@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
 import onnx_ir as ir
 
+from tq_onnx.codec.rotation import rotation_seed
 from tq_onnx.codec.spec import is_layout_of
 from tq_onnx.conversion.bake import bake_functions, codec_index
-from tq_onnx.conversion.layers import ConvertedLayer, converted_layers, shares_length
+from tq_onnx.conversion.layers import SHARED, ConvertedLayer, converted_layers, shares_length
 from tq_onnx.errors import UnsupportedModelError, VerificationError
 from tq_onnx.measure.samegraph import is_same_body
 from tq_onnx.ops.operator import Attribute
 from tq_onnx.ops.operators import Attention, Encode
-from tq_onnx.plan import CPU, METADATA_DIGEST, LayerPlan, Plan
+from tq_onnx.plan import (
+    CPU,
+    METADATA_DIGEST,
+    METADATA_PRESET,
+    METADATA_VERSION,
+    LayerPlan,
+    Plan,
+)
 from tq_onnx.targets.registry import target_of_plan
 from tq_onnx.version import __version__
 
@@ -60,6 +68,7 @@ def plan_problems(model: ir.Model, plan: Plan, raw: Plan) -> list[str]:
         raw: the plan of the original, converted with the codec ``raw``.
     """
     problems = _bodies(model, plan) if plan.tool_version == __version__ else []
+    problems += _header(model, plan, raw)
     digest = model.metadata_props.get(METADATA_DIGEST)
     if digest != plan.layout_digest or not is_layout_of(digest, plan.codecs):
         problems.append("the layout digest is not that of this version")
@@ -79,6 +88,27 @@ def plan_problems(model: ir.Model, plan: Plan, raw: Plan) -> list[str]:
             for where, text in _operators(found, plan)
         ]
     return problems
+
+
+def _header(model: ir.Model, plan: Plan, raw: Plan) -> Iterator[str]:
+    """Yield what the metadata or the original says otherwise than the plan, apart from layers."""
+    written = model.metadata_props
+    for key, value in ((METADATA_PRESET, plan.preset), (METADATA_VERSION, plan.tool_version)):
+        if written.get(key, value) != value:
+            yield f"{key} is {written[key][:40]!r}, and the plan says {value!r}"
+    told, wanted = plan.interface, raw.interface
+    if plan.target != CPU:  # takes no padding, and may keep caches of one size
+        told, wanted = (replace(one, padding=True, static=False) for one in (told, wanted))
+    if told != wanted:
+        yield "the plan has other inputs and outputs than the original"
+    if plan.fixed_capacity != raw.fixed_capacity and plan.target == CPU:
+        yield f"the plan has fixed_capacity {plan.fixed_capacity}, not {raw.fixed_capacity}"
+    for layer in plan.layers:
+        if not any(codec.is_rotated for codec in layer.codecs):
+            continue
+        seed = rotation_seed(plan.rotation, layer.layer, plan.seed)
+        if layer.rotation_seed != seed:
+            yield f"layer {layer.layer}: rotation_seed is {layer.rotation_seed}, not {seed}"
 
 
 def _bodies(model: ir.Model, plan: Plan) -> list[str]:
@@ -107,6 +137,12 @@ def _operators(layer: ConvertedLayer, plan: Plan) -> Iterator[tuple[str, str]]:
             yield f"the encoder of {encoder.role}s", f"the cache {encoder.past.name}"
         if not shares_length(encoder, layer.attention, plan):
             yield f"the encoder of {encoder.role}s", "another length than attention"
+        for slot, shared in SHARED[encoder.role].items():
+            if slot is Encode.past_length:  # see above
+                continue
+            one, its = slot.of(encoder.node), shared.of(layer.attention.node)
+            if one is not its:
+                yield "attention", f"another {shared.name} than the encoder of {encoder.role}s"
     told: LayerPlan = layer.plan
     wanted = {
         Attention.scale: told.scale,

@@ -66,20 +66,26 @@ def raw_form(loaded: LoadedModel, plan: Plan) -> LoadedModel:
     return replace(loaded, model=model)
 
 
-def multiply_floats(model: ir.Model) -> bool:
-    """Have int4 weights multiplied as floats, in place; return whether there was something to do.
+def multiply_floats(model: ir.Model) -> ir.Model:
+    """Return the model, or a clone of it whose int4 weights are multiplied as floats.
 
     As exported, their operands may be rounded to int8 first, and float noise that flips one of
     those is no float noise any more.
     """
-    rounded = [
-        node
-        for node in model.graph
-        if node.op_type == "MatMulNBits" and attribute_int(node, _ACCURACY, 0)
-    ]
-    for node in rounded:
+
+    def rounded(graph: ir.Graph) -> list[ir.Node]:
+        return [
+            node
+            for node in graph
+            if node.op_type == "MatMulNBits" and attribute_int(node, _ACCURACY, 0)
+        ]
+
+    if not rounded(model.graph):
+        return model
+    made = model.clone()
+    for node in rounded(made.graph):
         node.attributes[_ACCURACY] = ir.AttrInt64(_ACCURACY, 0)
-    return bool(rounded)
+    return made
 
 
 def _raw(layer: LayerPlan) -> LayerPlan:

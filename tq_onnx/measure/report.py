@@ -10,32 +10,42 @@ for: copies of passages far back (``tq_onnx.measure.copying``) and decoding toke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from tq_onnx.codec.extremes import warnings_of
 from tq_onnx.conversion.original import recognise_original
-from tq_onnx.conversion.pipeline import Prepared, prepare
+from tq_onnx.conversion.pipeline import Prepared
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError
 from tq_onnx.files.configuration import configured_positions
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.measure.channelscales import sample_channels
+from tq_onnx.measure.checks import PropertyCheck
 from tq_onnx.measure.comparison import ComparisonReport, MissingPeer, ModelFigures
 from tq_onnx.measure.copying import CopyFigures, CopyTest
 from tq_onnx.measure.drift import DriftFigures, DriftTest, MakeDecoder
 from tq_onnx.measure.expose_internals import expose_internals
-from tq_onnx.measure.interfaces import refuse_stranger
+from tq_onnx.measure.fidelity import (
+    PROMPT_TOKENS,
+    RawOriginal,
+    convert_raw,
+    expect_fidelity,
+)
+from tq_onnx.measure.interfaces import failing, refuse_stranger
 from tq_onnx.measure.layers import LayerErrors, measure_layers
 from tq_onnx.measure.ortcaches import FLOAT16, INT4, INT8, OrtCacheModel, Steps, with_ort_caches
+from tq_onnx.measure.planned import expect_layers
 from tq_onnx.measure.quality import QualityFigures
+from tq_onnx.measure.readings import read_original
 from tq_onnx.measure.recording import Recording
 from tq_onnx.measure.windows import Ids, Window, blocks, text_of, windows
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.model import OpenModel, open_converted, open_original
+from tq_onnx.runtime.session import make_session
 
 LAYER_TOKENS: Final = 512
 """Tokens of the text that the layers are judged on: all their inputs are kept in memory."""
@@ -75,7 +85,8 @@ def report(
         on_progress: called as each step begins, and as windows are read.
 
     Raises:
-        VerificationError: a converted model was not made from this original.
+        VerificationError: a converted model was not made from this original, or is damaged: no
+            figures are given that would not be those of its codecs.
         TqOnnxError: a model or the library is refused, or the text is too short.
     """
     tell = on_progress or silent
@@ -85,9 +96,19 @@ def report(
     conversions = [_Conversion(path, load(path)) for path in converted]
     for one in conversions:
         refuse_stranger(before, one.path, one.loaded)
+        expect_layers(one.path, one.loaded.model, one.plan)
     text = text_of(before, tokens)
     context = min(context, len(text), before.room or len(text))
     todo = blocks(len(text), context) if stride is None else windows(len(text), context, stride)
+    tell(Progress("Comparing everything but the codecs with the original"))
+    prompt = text[: min(PROMPT_TOKENS, todo[0].stop)]
+    own = read_original(before, graph, prompt, threads=threads)
+    source_graph = recognise_original(graph, original, recognition=before.recognition)
+    before = replace(before, session=None)  # one model at a time
+    raw = convert_raw(source_graph, prompt, own, library=library, threads=threads)
+    for one in conversions:
+        expect_fidelity(raw, one.path, one.loaded, one.plan, library=library, threads=threads)
+    before = replace(before, session=make_session(before.path, library=False, threads=threads))
     recording = Recording(
         before.decoder(),
         text,
@@ -126,7 +147,7 @@ def report(
         models = []
         while conversions:  # a graph is forgotten once its model is measured
             models.append(run.converted(conversions.pop(0), names.pop(0)))
-        found, missing = run.peers(original, graph) if peers else ((), ())
+        found, missing = run.peers(raw) if peers else ((), ())
         perplexity = models[0].quality.original_perplexity
     return ComparisonReport(
         original=original,
@@ -143,11 +164,7 @@ def report(
         models=tuple(models),
         peers=found,
         missing=missing,
-        warnings=tuple(
-            f"{model.name}: {warning}"
-            for model in models
-            for warning in warnings_of(one for layer in model.layers for one in layer.extremes)
-        ),
+        warnings=tuple(_warnings(raw, models)),
     )
 
 
@@ -188,13 +205,14 @@ class _Run:
         """Read the text with a converted model, and judge its layers."""
         path, loaded = conversion.path, conversion.loaded
         self.tell(Progress(f"Opening {name}"))
-        model = open_converted(path, loaded=loaded, library=self.library, threads=self.threads)
-        quality = self.recording.compare(
-            model.decoder(),
-            stride=self.stride,
-            name=name,
-            on_progress=self.tell,
-        )
+        with failing(path):
+            model = open_converted(path, loaded=loaded, library=self.library, threads=self.threads)
+            quality = self.recording.compare(
+                model.decoder(),
+                stride=self.stride,
+                name=name,
+                on_progress=self.tell,
+            )
         copying, drift = self._generation(
             model.decoder(), _maker(model) if _decodes(model) else None, name
         )
@@ -219,28 +237,28 @@ class _Run:
         return copying, drift
 
     def peers(
-        self, original: Path, loaded: LoadedModel
+        self, original: RawOriginal | PropertyCheck
     ) -> tuple[tuple[ModelFigures, ...], tuple[MissingPeer, ...]]:
-        """Read the text with ONNX Runtime's own caches; ``loaded`` is changed."""
-        try:
-            raw = prepare(original, preset=_RAW, original=recognise_original(loaded, original))
-        except TqOnnxError as error:
-            return (), tuple(MissingPeer(name, str(error)) for name in _PEER_NAMES.values())
+        """Read the text with ONNX Runtime's own caches."""
+        if isinstance(original, PropertyCheck):
+            names = _PEER_NAMES.values()
+            return (), tuple(MissingPeer(name, original.detail) for name in names)
+        raw = original.prepared
         found, missing = [], []
         steps: dict[str, Steps] = {}
         for cache, name in _PEER_NAMES.items():
             try:
                 if cache != FLOAT16 and not steps:
-                    steps = self._steps(raw, original)
+                    steps = self._steps(raw)
                 found.append(self._peer(raw, cache, name, steps.get(cache, ())))
             except TqOnnxError as error:
                 missing.append(MissingPeer(name, str(error)))
         return tuple(found), tuple(missing)
 
-    def _steps(self, raw: Prepared, original: Path) -> dict[str, Steps]:
+    def _steps(self, raw: Prepared) -> dict[str, Steps]:
         """Find the steps of the quantised caches, by cache."""
         samples = sample_channels(
-            expose_internals(original, loaded=raw.loaded),
+            expose_internals(raw.loaded.path, loaded=raw.loaded),
             self.text,
             self.windows,
             library=self.library,
@@ -301,6 +319,14 @@ def _decodes(model: OpenModel) -> bool:
 def _maker(model: OpenModel) -> MakeDecoder:
     """Return what makes decoders of a model, updated in place where its caches can be."""
     return lambda tokens: model.decoder(capacity=model.capacity_for(tokens, 0))
+
+
+def _warnings(raw: RawOriginal | PropertyCheck, models: Sequence[ModelFigures]) -> Iterator[str]:
+    if isinstance(raw, PropertyCheck):
+        yield f"only codecs and tables of the converted models were checked: {raw.detail}"
+    for model in models:
+        for warning in warnings_of(one for layer in model.layers for one in layer.extremes):
+            yield f"{model.name}: {warning}"
 
 
 def _names(conversions: Sequence[_Conversion]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 import numpy as np
@@ -18,13 +18,17 @@ _ROUNDING: Final = 1e-6
 def is_same_graph(model: ir.Model, other: ir.Model) -> bool:
     """Return whether two models have the same nodes, in the same order, between the same values.
 
+    Functions and versions of operators are compared too, but for the bodies of our own operators.
     Tensors are compared by ``changed_tensors``; here only their names.
     """
     for one, its in ((model, other), (other, model)):
         missing = set(one.graph.initializers) - set(its.graph.initializers)
         if any(one.graph.initializers[name].uses() for name in missing):
             return False
-    return _is_same(model.graph, other.graph)
+        if changed_functions(one, its):
+            return False
+    same_opsets = dict(model.graph.opset_imports) == dict(other.graph.opset_imports)
+    return same_opsets and _is_same(model.graph, other.graph)
 
 
 def changed_tensors(model: ir.Model, other: ir.Model) -> list[str]:
@@ -41,17 +45,68 @@ def changed_tensors(model: ir.Model, other: ir.Model) -> list[str]:
     ]
 
 
-def changed_nodes(model: ir.Model, other: ir.Model) -> list[str]:
-    """Name the nodes that both models have, by their results, and that have other attributes."""
-    made = {node.outputs[0].name: node for node in other.graph if node.outputs}
+def names_in(model: ir.Model) -> frozenset[str]:
+    """Return the names of all values of a graph, those inside its branches not among them."""
+    graph = model.graph
+    made = (value for node in graph for value in node.outputs)
+    values = (*graph.inputs, *graph.initializers.values(), *made)
+    return frozenset(value.name for value in values if value.name)
+
+
+def changed_functions(model: ir.Model, other: ir.Model) -> list[str]:
+    """Name the functions of another model that a model lacks or has otherwise, but for our own."""
+    return [
+        f"the function {identifier[1]} is another"
+        for identifier, function in other.functions.items()
+        if function.domain != DOMAIN
+        and not (
+            identifier in model.functions
+            and dict(model.functions[identifier].opset_imports) == dict(function.opset_imports)
+            and is_same_body(model.functions[identifier], function)
+        )
+    ]
+
+
+def changed_nodes(
+    model: ir.Model, other: ir.Model, names: Collection[str], *, operators: bool
+) -> list[str]:
+    """Name the nodes that are not what another model has, by their results.
+
+    Args:
+        model: a conversion without codecs.
+        other: one of the same original.
+        names: the values that have to be made and read alike. Two versions of a conversion may
+            differ in the nodes that they add; what their original had they have in the same way.
+        operators: whether our own operators are compared too.
+    """
+    made = {node.outputs[0].name: node for node in model.graph if node.outputs}
     found = []
-    for node in model.graph:
-        its = made.get(node.outputs[0].name) if node.outputs else None
-        if its is None or node.domain == DOMAIN or its.op_type != node.op_type:
+    for its in other.graph:
+        result = its.outputs[0].name if its.outputs else None
+        node = made.get(result)
+        ours = its.domain == DOMAIN
+        if node is None:
+            if not ours and result in names:
+                found.append(f"{label(its)} is not there")
+        elif (node.domain, node.op_type) != (its.domain, its.op_type):
+            if result in names:
+                found.append(f"{label(node)} is {node.op_type}, not {its.op_type}")
+        elif ours and not operators:
             continue
-        if not _same_attributes(node, its):
+        elif not ours and not _same_attributes(node, its):
             found.append(f"{label(node)} has other attributes")
+        else:
+            found += _changed_inputs(node, its, names)
     return found
+
+
+def _changed_inputs(node: ir.Node, its: ir.Node, names: Collection[str]) -> Iterator[str]:
+    for slot in range(max(len(node.inputs), len(its.inputs))):
+        here, there = (None if len(one.inputs) <= slot else one.inputs[slot] for one in (node, its))
+        read = [None if value is None else value.name for value in (here, there)]
+        if read[0] != read[1] and (None in read or any(name in names for name in read)):
+            given, wanted = (name or "nothing" for name in read)
+            yield f"{label(node)} reads {given} in the place of {wanted}"
 
 
 def is_same_body(function: ir.Function, other: ir.Function) -> bool:

@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.codec.extremes import warnings_of
-from tq_onnx.errors import UnsupportedModelError
-from tq_onnx.files.load import load
+from tq_onnx.conversion.original import recognise_original
+from tq_onnx.errors import UnsupportedModelError, VerificationError
+from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.measure import checks, quality
 from tq_onnx.measure.checks import PropertyCheck, failed
 from tq_onnx.measure.devices import (
@@ -30,12 +31,13 @@ from tq_onnx.measure.devices import (
 )
 from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.measure.feeding_modes import FeedingFigures, all_caches, compare_feeding_modes
-from tq_onnx.measure.fidelity import fidelity, read_original
+from tq_onnx.measure.fidelity import PROMPT_TOKENS, convert_raw, fidelity
 from tq_onnx.measure.greedy import GreedyFigures, compare_greedy
-from tq_onnx.measure.interfaces import interface_kept, not_made_from
+from tq_onnx.measure.interfaces import failing, interface_kept, not_made_from, refuse_stranger
 from tq_onnx.measure.oracle import OracleFigures, judge_backends
 from tq_onnx.measure.planned import expect_layers
 from tq_onnx.measure.quality import QualityFigures
+from tq_onnx.measure.readings import read_original
 from tq_onnx.measure.reconstruction import (
     CacheDistance,
     ReconstructionFigures,
@@ -49,7 +51,6 @@ from tq_onnx.runtime.placement import PlacementReport, report_placement
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
 
 PROBE_TOKENS: Final = 512
-PROMPT_TOKENS: Final = 64
 MODE_TOKENS: Final = 8
 ANY_ROOM: Final = 1 << 30
 
@@ -159,22 +160,24 @@ def verify(
         The report; ``holds`` is its verdict.
 
     Raises:
-        VerificationError: the converted model was not made from this original.
+        VerificationError: the converted model was not made from this original, or cannot read a
+            prompt that the original reads.
         TqOnnxError: a model or the library is refused, or the text is too short.
     """
     tell = on_progress or silent
     tell(Progress("Opening both models"))
     graph = load(original)
-    before = open_original(original, loaded=graph, threads=threads)
     loaded = load(converted)
-    after = open_converted(converted, loaded=loaded, library=library, threads=threads, ep=ep)
+    before = open_original(original, loaded=graph, threads=threads)
+    refuse_stranger(before, converted, loaded)
+    with failing(converted, ep):
+        after = open_converted(converted, loaded=loaded, library=library, threads=threads, ep=ep)
     text = text_of(before, tokens)
-    found: list[PropertyCheck] = [interface_kept(before, after)]
-    if not found[0].holds:
-        raise not_made_from(original, converted, found[0].detail)
-    expect_layers(converted, loaded.model, after.plan)
+    found = [_kept(before, after, loaded)]
     room = _room(before, after)
     context = min(context, len(text), room)
+    prompt = text[: min(PROMPT_TOKENS, len(text), room // 2)]
+    memory, own, other = _read(before, after, prompt, ep)
     figures = quality.compare(
         before.decoder(),
         after.decoder(most=context),
@@ -184,25 +187,17 @@ def verify(
         stride=max(1, context // 2),
         on_progress=on_progress,
     )
-    prompt = text[: min(PROMPT_TOKENS, len(text), room // 2)]
     new_tokens = min(new_tokens, 1 if before.signature.first_only else room - len(prompt))
     tell(Progress("Continuing a prompt with both models"))
     greedy = _greedy(before, after, prompt.tolist(), new_tokens, figures.logit_rms_difference)
-    memory, own, other = _read(before, after, prompt)
     nodes = report_placement(after.session, loaded.model)
     found += [
         checks.placed(after, library),
         checks.cache_sizes(after, memory.converted_bytes, memory.tokens),
     ]
+    first = recognise_original(graph, original, recognition=before.recognition)
     theirs = read_original(before, graph, prompt, threads=threads)
     del before
-    tell(Progress("Feeding caches in every way"))
-    if library:
-        del after  # before its place is taken
-        after = open_converted(converted, loaded=loaded, threads=threads, exact=True)
-    modes = compare_feeding_modes(after, prompt, new_tokens=min(MODE_TOKENS, room - len(prompt)))
-    found += checks.feeding_modes_agree(modes)
-    del after
     tell(Progress("Exposing the layers"))
     probe = expose_internals(converted, loaded=loaded)
     if any(layer.is_shortened for layer in probe.layers):
@@ -211,33 +206,36 @@ def verify(
             where=str(converted),
             fix="measure its quality with `tq-onnx report`",
         )
-    tell(Progress("Comparing everything but the codecs with the original"))
-    found += fidelity(
-        original,
-        converted,
-        prompt,
-        theirs,
-        graph=graph,
-        loaded=loaded,
-        plan=probe.plan,
-        library=library,
-        threads=threads,
-    )
-    del graph, loaded, theirs
-    distances = cache_distances(own, other, probe)
-    found += [checks.tables(probe), checks.same_weights(distances, probe)]
-    judged = judge_backends(
-        probe,
-        text[: min(context, PROBE_TOKENS)],
-        library=library,
-        ep=ep,
-        threads=threads,
-        on_progress=tell,
-    )
-    found += [
-        *checks.backends_hold(probe, judged.layers),
-        *checks.theory_holds(judged.reconstruction),
-    ]
+    tell(Progress("Feeding caches in every way"))
+    with failing(converted, ep):
+        if library:
+            del after  # before its place is taken
+            after = open_converted(converted, loaded=loaded, threads=threads, exact=True)
+        steps = min(MODE_TOKENS, room - len(prompt))
+        modes = compare_feeding_modes(after, prompt, new_tokens=steps)
+        found += checks.feeding_modes_agree(modes)
+        del after
+        tell(Progress("Comparing everything but the codecs with the original"))
+        raw = convert_raw(first, prompt, theirs, library=library, threads=threads)
+        distances = cache_distances(own, other, probe)
+        found += [
+            *fidelity(raw, converted, loaded, probe.plan, library=library, threads=threads),
+            checks.tables(probe),
+            checks.same_weights(distances, probe),
+        ]
+        del first, graph, loaded, theirs, raw
+        judged = judge_backends(
+            probe,
+            text[: min(context, PROBE_TOKENS)],
+            library=library,
+            ep=ep,
+            threads=threads,
+            on_progress=tell,
+        )
+        found += [
+            *checks.backends_hold(probe, judged.layers),
+            *checks.theory_holds(judged.reconstruction),
+        ]
     device = None
     if ep.has_own_memory:
         tell(Progress(f"Comparing {ep.provider} with the CPU"))
@@ -265,6 +263,15 @@ def verify(
     )
 
 
+def _kept(before: OpenModel, after: OpenModel, loaded: LoadedModel) -> PropertyCheck:
+    """Compare what both models take and give; refuse a model that is no conversion of the other."""
+    kept = interface_kept(before, after)
+    if not kept.holds:
+        raise not_made_from(before.path, after.path, kept.detail)
+    expect_layers(after.path, loaded.model, after.plan)
+    return kept
+
+
 def _room(before: OpenModel, after: OpenModel) -> int:
     """Return the number of tokens that both models can hold."""
     rooms = [model.room or ANY_ROOM for model in (before, after)]
@@ -288,12 +295,20 @@ def _greedy(
 
 
 def _read(
-    before: OpenModel, after: OpenModel, prompt: npt.NDArray[np.int64]
+    before: OpenModel, after: OpenModel, prompt: npt.NDArray[np.int64], ep: ExecutionProvider
 ) -> tuple[MemoryFigures, list[npt.NDArray[Any]], list[npt.NDArray[Any]]]:
-    """Read a prompt with both models; return the sizes of their caches, and the caches."""
+    """Read a prompt with both models; return the sizes of their caches, and the caches.
+
+    Its last token is a call of its own, as in decoding.
+    """
     own, other = before.decoder(), after.decoder(most=len(prompt))
-    own.prefill(prompt[None])
-    other.prefill(prompt[None])
+    once = before.signature.first_only
+    calls = (prompt,) if once else (prompt[:-1], prompt[-1:])
+    for call in calls:
+        own.prefill(call[None])
+    with failing(after.path, ep):
+        for call in calls:
+            other.prefill(call[None])
     memory = MemoryFigures(
         tokens=other.slots,
         original_bytes=own.cache_bytes,
@@ -301,4 +316,13 @@ def _read(
         original_bytes_per_token=before.signature.bytes_per_token,
         converted_bytes_per_token=after.signature.bytes_per_token,
     )
-    return memory, all_caches(own), all_caches(other)
+    caches = all_caches(own), all_caches(other)
+    for spec, wanted, found in zip(after.signature.caches, *caches, strict=True):
+        if found.shape[2] != wanted.shape[2]:
+            raise VerificationError(
+                f"{spec.pair.present} has {found.shape[2]} rows after a prompt of {len(prompt)} "
+                f"tokens, and the original's {wanted.shape[2]}",
+                where=str(after.path),
+                fix="convert the original again",
+            )
+    return memory, *caches

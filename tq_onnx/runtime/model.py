@@ -26,6 +26,7 @@ from tq_onnx.targets.registry import target_of_plan
 
 if TYPE_CHECKING:
     from tq_onnx.files.load import LoadedModel
+    from tq_onnx.recognise.match import Recognition
 
 _MADE_UP_ROWS: Final = 1024
 _MADE_UP_SIZE: Final = 0.02
@@ -39,11 +40,13 @@ class OpenModel:
         path: the model file.
         session: the onnxruntime session.
         signature: names, caches and, for a converted model, the plan.
+        recognition: what was found in an original; None for a converted model.
     """
 
     path: Path
     session: Any
     signature: Signature
+    recognition: Recognition | None = None
 
     @property
     def plan(self) -> Plan | None:
@@ -240,7 +243,10 @@ def open_model(
             target_of_plan(plan)
     if plan is not None:
         return OpenModel(loaded.path, session, signature_of(session, plan))
-    return OpenModel(loaded.path, session, _recognised(loaded.model, session, path))
+    from tq_onnx.recognise.match import recognise
+
+    found = recognise(loaded.model)
+    return OpenModel(loaded.path, session, _recognised(found, session, path), found)
 
 
 def open_converted(
@@ -312,10 +318,7 @@ def open_original(
     return model
 
 
-def _recognised(model: Any, session: Any, path: Path) -> Signature:
-    from tq_onnx.recognise.match import recognise
-
-    found = recognise(model)
+def _recognised(found: Recognition, session: Any, path: Path) -> Signature:
     if found.misses or found.interface is None:
         reason = str(found.misses[0]) if found.misses else "the inputs are not a decoder's"
         raise UnsupportedModelError(

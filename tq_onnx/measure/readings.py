@@ -1,0 +1,124 @@
+"""Readings of a short prompt: logits, caches and inner values, and how far two of them differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from tq_onnx.files.load import LoadedModel
+from tq_onnx.measure.probe import LayerNames
+from tq_onnx.measure.rawform import multiply_floats
+from tq_onnx.runtime.decoder import Decoder
+from tq_onnx.runtime.model import OpenModel, made_up_embeddings
+from tq_onnx.runtime.session import make_session
+
+_STEPS: Final = 2
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """The results of a model that has read a prompt, in two calls and a few steps.
+
+    Attributes:
+        logits: of all calls, ``[1, T, V]``.
+        caches: all tokens that are in the caches ``[1, N, S, W]``, in signature order.
+        watched: inner values of all calls, by name.
+    """
+
+    logits: Floats
+    caches: list[Array]
+    watched: dict[str, Array]
+
+
+def read_original(
+    before: OpenModel,
+    loaded: LoadedModel,
+    prompt: npt.NDArray[np.int64],
+    *,
+    threads: int | None = None,
+) -> Reading:
+    """Read a prompt with an original; int4 weights are multiplied as floats.
+
+    Args:
+        before: the original.
+        loaded: its graph; it is not changed.
+        prompt: ids ``[n]``.
+        threads: threads within an operator.
+    """
+    model = multiply_floats(loaded.model)
+    if model is loaded.model:
+        return read(before.decoder(), prompt)
+    session = make_session(
+        ir.to_proto(model).SerializeToString(),
+        library=False,
+        threads=threads,
+        external_data=loaded.path.parent,
+    )
+    embeddings = made_up_embeddings(session, before.signature.interface)
+    return read(Decoder(session, before.signature, embeddings=embeddings), prompt)
+
+
+def read(
+    decoder: Decoder, prompt: npt.NDArray[np.int64], layers: Sequence[LayerNames] = ()
+) -> Reading:
+    """Feed a prompt in two calls and steps; a graph for first prompts takes it at once.
+
+    Args:
+        decoder: batch 1, with empty caches; it watches what ``layers`` name.
+        prompt: ids ``[n]``.
+        layers: layers whose inner values are kept.
+    """
+    count = len(prompt)
+    ends = [count]
+    if not decoder.signature.first_only:
+        ends = [(count - _STEPS) * 3 // 4, *range(count - _STEPS, count + 1)]
+    logits: list[Array] = []
+    names = [name for layer in layers for _, name in values_of(layer)]
+    watched: dict[str, list[Array]] = {name: [] for name in names}
+    start = 0
+    for end in ends:
+        for piece in decoder.calls(end - start):
+            tokens = prompt[start:end][piece]
+            logits.append(decoder.prefill(tokens[None]).astype(np.float64))
+            for name, parts in watched.items():
+                parts.append(decoder.watched[name])
+        start = end
+    caches = [decoder.cache(index) for index in range(len(decoder.signature.caches))]
+    joined = {name: np.concatenate(parts, axis=2) for name, parts in watched.items()}
+    return Reading(np.concatenate(logits, axis=1), caches, joined)
+
+
+def values_of(layer: LayerNames) -> Iterator[tuple[str, str]]:
+    """Yield what is compared of a layer, with its names, in the order of computation."""
+    yield "queries", layer.query
+    yield "keys", layer.key.vectors
+    yield "values", layer.value.vectors
+    yield "results of attention", layer.output
+
+
+def distance(wanted: Array, given: Array) -> float:
+    """Return the relative distance of arrays that mean the same; infinite if they cannot."""
+    if wanted.shape != given.shape:
+        return float("inf")
+    left, right = (np.asarray(array, np.float64) for array in (wanted, given))
+    equal = np.array_equal(left, right, equal_nan=True)
+    with np.errstate(all="ignore"):
+        energy = max(float((left**2).sum()), 1e-300)
+        return 0.0 if equal else float(np.sqrt(((left - right) ** 2).sum() / energy))
+
+
+def fitted(given: Array, wanted: Array) -> Floats:
+    """Scale the channels of queries or keys back, by what fits best."""
+    left, right = (np.asarray(array, np.float64) for array in (wanted, given))
+    products = (left * right).sum(axis=(0, 2), keepdims=True)
+    energies = (right * right).sum(axis=(0, 2), keepdims=True)
+    found: Floats = right * (products / np.where(energies > 0, energies, 1))
+    return found
