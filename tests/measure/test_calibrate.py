@@ -200,6 +200,19 @@ def test_each_window_begins_as_texts_do() -> None:
     assert (found.tokens, found.context) == (len(TEXT), CONTEXT)
 
 
+def test_long_windows_have_several_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SHORTEST_PART", 5)
+    found = gather(DYNAMO, context=20)  # 20, 10, 5, 20 and the last 10
+    assert found.counts.tolist() == [5] * 5 + [4] * 5 + [2] * 6 + [8]
+    assert (found.tokens, found.context) == (65, 20)
+    starts = ((0, 20), (20, 30), (30, 35), (35, 55), (55, 65))
+    vectors = [cached(DYNAMO, TEXT[slice(*part)], CONTEXT)[0][0] for part in starts]
+    np.testing.assert_allclose(found.layers[0].k_mean, rows(vectors)[1], rtol=1e-4, atol=1e-5)
+    monkeypatch.undo()
+    assert module._windows(3000, 1023) == [slice(start, start + 1023) for start in (0, 1023, 2046)]
+    assert [part.stop for part in module._windows(2000, 1024)] == [1024, 1536, 1792, 2816]
+
+
 def test_beginnings_of_more_windows_are_read_for_the_first_positions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

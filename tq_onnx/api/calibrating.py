@@ -28,7 +28,7 @@ class CalibrationReport:
         bytes: its size.
         layers: attention layers of the model.
         tokens: tokens that were read.
-        context: tokens per window.
+        context: tokens of the longest windows.
         text_digest: SHA-256 of their ids.
         extremes: vectors that scales in float16 cannot hold, of every cache.
         warnings: one sentence about them, if there are any.
@@ -69,8 +69,9 @@ def calibrate(
         output: the file to write; by default MODEL with ``.calibration.safetensors``.
         tokens: tokens of the text to read.
         skip: tokens at the start of the text to leave out.
-        context: tokens per window, as long as the contexts that the model is used with; each
-            begins with empty caches. By default 2,048, or as many as the model takes.
+        context: tokens of the longest windows, as many as the contexts that the model is used with
+            have; other windows have a half and a quarter of them. Each begins with empty caches. By
+            default 2,048, or as many as the model takes.
         tokenizer: folder with ``tokenizer.json``; by default the folder of the model.
         threads: threads within an operator; by default onnxruntime's choice.
         library: whether the kernels of the operator library run; if not, the function bodies.

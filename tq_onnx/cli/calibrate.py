@@ -42,8 +42,8 @@ from tq_onnx.cli import flags, terminal
 @click.option(
     "--context",
     type=click.IntRange(min=16),
-    help="Tokens per window, as many as the contexts that the model is used with have.  [default: "
-    "2048, or as many as the model takes]",
+    help="Tokens of the longest windows, as many as the contexts that the model is used with "
+    "have.  [default: 2048, or as many as the model takes]",
 )
 @flags.tokenizer
 @flags.threads
@@ -73,7 +73,7 @@ def calibrate(*, as_json: bool, **arguments: Any) -> None:
         [
             ("layers", str(found.layers)),
             ("text", found.source),
-            ("tokens", f"{found.tokens:,} in windows of {found.context:,}"),
+            ("tokens", f"{found.tokens:,} in windows of up to {found.context:,}"),
             ("output", f"{found.output} ({found.bytes:,} bytes)"),
             ("next", f"tq-onnx convert {model} --calibration {output}"),
         ]

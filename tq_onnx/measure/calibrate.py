@@ -33,6 +33,13 @@ _BEGINNINGS: Final = 64
 """Windows that have to begin somewhere in the text: means of the first positions over a few windows
 are noise. Where long windows are fewer, the beginnings of others are read besides."""
 
+_PARTS: Final = (1, 2, 4)
+_SHORTEST_PART: Final = 256
+"""Windows are whole, halves and quarters by turns, where quarters have so many tokens. Keys turn
+with their positions, and all contexts begin with the first ones, however long they become. SmolLM2
+in int4 has a tenth less KL divergence than after windows of 2,048 alone, in those of 1,024 and of
+2,048 tokens."""
+
 _CHUNK: Final = 256
 """Tokens per call, which bounds the memory that keys, values and queries of all layers take."""
 
@@ -53,7 +60,7 @@ def calibrate(
         model: the file; it is not changed.
         tokens: ids ``[n]``, read in windows that each begin with empty caches; beginnings of more
             windows are read again, for the means of the first positions.
-        context: tokens per window; fewer where the graph has no room for so many.
+        context: tokens of the longest windows; fewer where the graph has no room for so many.
         begin: tokens that every text, and so every window, begins with.
         library: True to run the library's kernels, False to run the function bodies.
         threads: threads within an operator.
@@ -77,15 +84,15 @@ def calibrate(
         raise UsageError(f"windows of {context} tokens have no room for a text", where=str(model))
     gathering = Gathering(len(probe.layers), POSITIONS)
     tell = on_progress or silent
-    starts = range(0, len(text), new)
+    whole = _windows(len(text), new)
     read = 0
-    for start in starts:
-        window = np.concatenate([begin, text[start : start + new]]).astype(np.int64)
+    for part in whole:
+        window = np.concatenate([begin, text[part]]).astype(np.int64)
         for position, chunk in _chunks(window, decoder):
             _gather(gathering, probe, decoder, chunk, position)
             read += min(len(chunk), max(0, position + len(chunk) - len(begin)))
             tell(Progress("Reading the text", read, len(text)))
-    more = _beginnings(len(text), len(starts)) if context >= POSITIONS else []
+    more = _beginnings(len(text), len(whole)) if context >= POSITIONS else []
     for done, start in enumerate(more):
         own = POSITIONS - 1 - len(begin)
         window = np.concatenate([begin, text[start : start + max(own, 0)]])[: POSITIONS - 1]
@@ -108,6 +115,20 @@ def _chunks(
         # A graph that takes so many tokens and no fewer does without the last ones.
         if decoder.longest_call in (None, len(chunk)):
             yield call.start, chunk
+
+
+def _windows(tokens: int, longest: int) -> list[slice]:
+    """Return the parts of a text that are windows, of several lengths if they can be long."""
+    sizes = [longest // part for part in _PARTS]
+    if sizes[-1] < _SHORTEST_PART:
+        sizes = [longest]
+    found: list[slice] = []
+    start = 0
+    while start < tokens:
+        size = sizes[len(found) % len(sizes)]
+        found.append(slice(start, start + size))
+        start += size
+    return found
 
 
 def _beginnings(tokens: int, windows: int) -> list[int]:
