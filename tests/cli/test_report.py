@@ -33,6 +33,9 @@ def test_a_table_a_picture_and_a_page(plain: tuple[Path, Path], tmp_path: Path) 
     assert text.startswith("![quality against cache bytes per token](pictures/cost.svg)")
     assert "| int4 | 4.25 | 272 | 7.53 |" in text
     assert "<summary>int4</summary>" in text
+    outcome = run("report", *plain, *FEW, "--no-peers", "--markdown", page)
+    assert outcome.code == 0, outcome.err
+    assert "<summary>" not in page.read_text()
 
 
 def test_json_is_one_document(plain: tuple[Path, Path]) -> None:

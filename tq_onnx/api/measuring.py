@@ -93,6 +93,7 @@ def report(
     generation: bool = False,
     picture: AnyPath | None = None,
     markdown: AnyPath | None = None,
+    layers: bool = False,
     on_progress: OnProgress | None = None,
 ) -> ComparisonReport:
     """Measure what conversions of a model cost in quality.
@@ -112,7 +113,8 @@ def report(
         generation: whether to judge generation, too: passages that come again 200 to 2,000 tokens
             later, and decoding token by token. It doubles the time.
         picture: a .png or .svg file to draw; needs matplotlib.
-        markdown: an .md file to write all tables to.
+        markdown: an .md file to write the tables to.
+        layers: whether that file has a table of the layers of each model, too.
         on_progress: called as each step begins and goes on.
 
     Returns:
@@ -157,7 +159,7 @@ def report(
     if drawn is not None:
         draw_quality(found, drawn)
     if page is not None:
-        write_page(found, page, drawn)
+        write_page(found, page, drawn, layers=layers)
     return found
 
 

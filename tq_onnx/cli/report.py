@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     help="Judge generation, too: passages that come again 200 to 2,000 tokens later, and decoding "
     "token by token. It doubles the time.",
 )
-@click.option("--layers", is_flag=True, help="Also print a table of the layers of each model.")
+@click.option("--layers", is_flag=True, help="Also show a table of the layers of each model.")
 @click.option("--picture", type=flags.FilePath(), help="Draw a .png or .svg file.")
 @click.option(
     "--markdown",
     type=flags.FilePath(),
-    help="Write all tables to a Markdown file.",
+    help="Write the tables to a Markdown file.",
 )
 @flags.as_json
 def report(*, layers: bool, as_json: bool, **arguments: Any) -> None:
@@ -69,7 +69,7 @@ def report(*, layers: bool, as_json: bool, **arguments: Any) -> None:
       tq-onnx report model.onnx model.int4.onnx model.int3.onnx --text book.txt --picture cost.svg
     """
     with terminal.progress("Opening the original") as on_progress:
-        found = measuring.report(**arguments, on_progress=on_progress)
+        found = measuring.report(**arguments, layers=layers, on_progress=on_progress)
     terminal.print_warnings(found.warnings)
     if as_json:
         terminal.print_json(found)

@@ -29,8 +29,10 @@ def check_page(path: Path) -> None:
         raise ModelFileError("there is no such folder", where=str(path.parent))
 
 
-def write_page(found: ComparisonReport, path: Path, picture: Path | None) -> None:
-    """Write all tables, with a link to the picture if there is one.
+def write_page(
+    found: ComparisonReport, path: Path, picture: Path | None, *, layers: bool = False
+) -> None:
+    """Write the tables, with a link to the picture if there is one; see ``to_page``.
 
     Raises:
         OSError: the page cannot be written.
@@ -38,15 +40,16 @@ def write_page(found: ComparisonReport, path: Path, picture: Path | None) -> Non
     link = None
     if picture is not None:
         link = Path(os.path.relpath(picture.resolve(), path.resolve().parent)).as_posix()
-    path.write_text(to_page(found, link), encoding="utf-8")
+    path.write_text(to_page(found, link, layers=layers), encoding="utf-8")
 
 
-def to_page(report: ComparisonReport, picture: str | None = None) -> str:
+def to_page(report: ComparisonReport, picture: str | None = None, *, layers: bool = False) -> str:
     """Write the report as a piece of a Markdown page, headings from the third level down.
 
     Args:
         report: the measured figures.
         picture: link to the picture; None if there is none.
+        layers: True to write a table of the layers of each model, too.
     """
     table = report_table(report)
     parts = [f"{table.title}.", to_markdown(table)]
@@ -56,13 +59,17 @@ def to_page(report: ComparisonReport, picture: str | None = None) -> str:
     parts.append("\n".join(f"- {note}" for note in report_notes(report)))
     if picture is not None:
         parts.insert(0, f"![quality against cache bytes per token]({picture})")
+    if not layers:
+        return "\n\n".join(parts) + "\n"
     parts.append(
         f"### Layers\n\nOn the first {report.layer_tokens} tokens; the percentages are the "
         "distance of an error from theory."
     )
     for model in report.models:
-        layers = to_markdown(layer_table(model, report.layer_tokens))
-        parts.append(f"<details><summary>{model.name}</summary>\n\n{layers}\n\n</details>")
+        table = layer_table(model, report.layer_tokens)
+        parts.append(
+            f"<details><summary>{model.name}</summary>\n\n{to_markdown(table)}\n\n</details>"
+        )
     return "\n\n".join(parts) + "\n"
 
 

@@ -1,0 +1,82 @@
+"""Write a model with outliers in its norm weights that computes what the original computes.
+
+Trained Qwen3 has channels of keys that are many times as large as the others, because of the
+weights of the norms in front of them; quantised keys suffer by that. A few RoPE pairs of channels
+of each layer get keys that are 16 to 64 times as large, and queries that are as much smaller:
+scores stay what they were, up to rounding. What conversions of the new model cost against those of
+the original is what outliers do to a codec.
+
+For exports with one initializer ``...layers.N...q_norm...`` and ``...k_norm...`` per layer, such as
+those of the bundled model::
+
+    python benchmarks/outliers.py qwen3-tiny/model.onnx qwen3-tiny/outliers.onnx
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import onnx_ir as ir
+
+PAIRS: Final = 6
+"""RoPE pairs of each layer that become outliers."""
+SMALLEST, LARGEST = 16, 64
+
+
+def write_with_outliers(original: Path, output: Path) -> None:
+    """Write the model beside the original, whose external data it shares.
+
+    Raises:
+        SystemExit: the norms' weights are not found, or the folders differ.
+    """
+    if original.resolve().parent != output.resolve().parent:
+        raise SystemExit("the output shares the original's data: put it into the same folder")
+    model = ir.load(original)
+    rng = np.random.default_rng(0)
+    layer = 0
+    while True:
+        query, key = (_weight(model, layer, role) for role in ("q", "k"))
+        if query is None or key is None:
+            break
+        assert query.const_value is not None
+        size = query.const_value.size
+        factor = np.ones(size)
+        chosen = rng.choice(size // 2, PAIRS, replace=False)
+        factor[chosen] = np.exp(rng.uniform(np.log(SMALLEST), np.log(LARGEST), PAIRS))
+        factor[size // 2 :] = factor[: size // 2]
+        for value, change in ((query, 1 / factor), (key, factor)):
+            tensor = value.const_value
+            assert tensor is not None
+            scaled = (tensor.numpy() * change.reshape(tensor.shape.numpy())).astype(
+                tensor.numpy().dtype
+            )
+            value.const_value = ir.tensor(scaled, name=value.name)
+        layer += 1
+    if layer == 0:
+        raise SystemExit(f"{original}: no weights of norms of queries and keys were found")
+    ir.save(model, output)
+
+
+def _weight(model: ir.Model, layer: int, role: str) -> ir.Value | None:
+    found = [
+        value
+        for name, value in model.graph.initializers.items()
+        if f"layers.{layer}." in name and f"{role}_norm" in name and value.const_value is not None
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("original", type=Path)
+    parser.add_argument("output", type=Path)
+    options = parser.parse_args()
+    write_with_outliers(options.original, options.output)
+
+
+if __name__ == "__main__":
+    main()
