@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy.typing as npt
 import onnx
@@ -57,8 +57,11 @@ def codec_of(bits: int | Codec) -> Codec:
     return Codec(RAW if bits in KINDS[RAW].bits else LLOYD_MAX, bits)
 
 
-def codec_indices(known: Sequence[Codec], **codecs: Codec) -> dict[str, int]:
-    """Attributes that choose a codec of the body, where it knows more than one."""
+Known = TypeVar("Known")
+
+
+def codec_indices(known: Sequence[Known], **codecs: Known) -> dict[str, int]:
+    """Attributes that choose a codec, or an encoder, of the body, where it knows more than one."""
     if len(known) == 1:
         return {}
     return {name: known.index(codec) for name, codec in codecs.items()}

@@ -11,6 +11,7 @@ namespace tq {
 namespace {
 
 constexpr int64_t kFewRows = 8;       // per task, where there are not many tasks
+constexpr int64_t kFewRowsFed = 2;    // likewise, where errors are fed back
 constexpr int64_t kManyTasks = 16;
 constexpr int64_t kCopyBytesPerTask = 256 * 1024;
 
@@ -32,9 +33,10 @@ struct Place {
 };
 
 // By the shapes, not by the threads.
-int64_t rows_per_task(int64_t rows, int head_size) {
-  const int64_t most = RowEncoder::rows_at_once(head_size);
-  return rows >= kManyTasks * most ? most : std::min(most, kFewRows);
+int64_t rows_per_task(const EncodeCall& call, int64_t rows) {
+  const int64_t most = RowEncoder::rows_at_once(call.head_size);
+  const int64_t few = call.feedback == nullptr ? kFewRows : kFewRowsFed;
+  return rows >= kManyTasks * most ? most : std::min(most, few);
 }
 
 // The entries of new tokens of one lane: the last ones, and those that are sinks.
@@ -90,18 +92,19 @@ struct Encode {
     const int size = call.head_size;
     alignas(64) float vectors[RowEncoder::kMaxFloats];
     uint8_t* out[RowEncoder::kMaxRows];
+    int64_t heads[RowEncoder::kMaxRows];
     load_floats(kernels, call.element, call.vectors, static_cast<std::size_t>(first * size),
                 vectors, static_cast<std::size_t>(count) * size);
     for (int r = 0; r < count; ++r) {
       const Place place(call, first + r);
       out[r] = place.in(call);
+      heads[r] = place.lane % call.heads;
       if (call.offset == nullptr) continue;
-      const int64_t at = std::min(place.slot, call.offsets - 1) * call.heads +
-                         place.lane % call.heads;
+      const int64_t at = std::min(place.slot, call.offsets - 1) * call.heads + heads[r];
       const float* const offset = call.offset + at * size;
       for (int j = 0; j < size; ++j) vectors[r * size + j] -= offset[j];
     }
-    encoder.encode(vectors, count, out);
+    encoder.encode(vectors, count, heads, out);
   }
 };
 
@@ -161,7 +164,7 @@ void encode(const Kernels& kernels, const EncodeCall& call, const Parallel& para
     parallel(static_cast<std::size_t>(lanes * keeper.tasks_per_lane), keeper);
   }
   const int64_t rows = lanes * call.tokens;
-  const int64_t share = rows_per_task(rows, call.head_size);
+  const int64_t share = rows_per_task(call, rows);
   const std::size_t tasks = static_cast<std::size_t>((rows + share - 1) / share);
   if (call.codec.kind == spec::Kind::kRaw && call.offset == nullptr &&
       raw_element(call.element, call.codec.bits) == call.element) {

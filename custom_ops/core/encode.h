@@ -27,7 +27,7 @@ struct EncodeCall {
   int width;  // W, at least the bytes of a row
   spec::Codec codec;
   // Looked at by codecs that rotate only; prod wants both forms of the matrix.
-  bool norm_correction;
+  int norm_correction;  // 0, 1 or 2, as tq_onnx/codec/kind.py has them
   Rotation rotation;
   const float* centroids;
   const float* boundaries;
@@ -37,6 +37,11 @@ struct EncodeCall {
   // Rows of tokens lie behind the overlay, whose entries are written too. Tokens are fewer than
   // tags.
   Window window;
+  // Of lloyd_max only: what an encoder that searches tries, in the order of preference; none for
+  // one that does not. The matrices [N, D, D] of error feedback, or null.
+  const float* gains;
+  int gain_count;
+  const float* feedback;
 };
 
 void encode(const Kernels& kernels, const EncodeCall& call, const Parallel& parallel);

@@ -30,6 +30,25 @@ constexpr int kPrefillBlock = 128;
 // Partial sums of a sum of squares; the same at every level, so that every level rounds the same.
 constexpr int kPartialSums = 16;
 
+// Most gains that an encoder tries.
+constexpr int kMaxGains = 16;
+
+// What an encoder that searches has (tq_onnx/codec/search.py).
+struct SearchTables {
+  const float* gains;  // in the order of preference
+  int count;           // at most kMaxGains
+  const float* boundaries;
+  int levels;
+  const float* table;  // kTable centroids
+};
+
+// The codes c that stay, and products of them with the vector u, in the moments of the queries.
+struct Found {
+  float own;      // <u, u>; 1 without feedback
+  float product;  // <u, c>
+  float square;   // <c, c>
+};
+
 // Packed codes of one cache as the kernels see them.
 struct RowFormat {
   int bits;  // of a code: 1 to 5 in planes, or 8: a byte each
@@ -116,6 +135,18 @@ struct Kernels {
   // codes[j] = number of boundaries <= y[j]; returns the sum of squares of the chosen centroids.
   float (*quantise)(const float* y, const float* boundaries, int levels, const float* table,
                     uint8_t* codes, int size);
+  // The codes of the best gain of each vector y[r], the first that has the largest
+  // max(product, 0)^2 / square. `feedback` is null or has a matrix [size, size] for each vector, L
+  // below the diagonal and h on it. Each gain has sums of its own, by fused multiply-add, over j = 0, 1, ... without feedback and from the
+  // last to the first with it:
+  //   without:  code = number of boundaries <= g y[j], c its centroid,
+  //             product += c y[j], square += c c
+  //   with:     a = y[j] + sum over i = size - 1, ..., j + 1 of L[i][j] e[i], code of g a,
+  //             e[j] = y[j] - c / g, p = v[j] - (a - c / g), v = y L likewise,
+  //             product += (h v[j]) p, square += (h p) p, own += (h v[j]) v[j]
+  // c / g is c times the rounded inverse; product and square are then times g and g g.
+  void (*search)(const SearchTables& tables, const float* const* feedback, const float* y, int rows,
+                 int size, uint8_t* codes, Found* found);
   // codes[j] = the low byte of (x[j] - zero) / scale rounded, ties to even, within [low, high].
   void (*round_steps)(const float* x, float zero, float scale, float low, float high,
                       uint8_t* codes, int size);

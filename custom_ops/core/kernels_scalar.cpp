@@ -12,6 +12,7 @@
 namespace tq {
 namespace {
 
+constexpr int kMaxWidth = 512;  // coordinates of a vector
 constexpr float kHidden = -std::numeric_limits<float>::infinity();
 
 void convert_from_half(const uint16_t* in, float* out, size_t count) {
@@ -62,6 +63,81 @@ float quantise(const float* y, const float* boundaries, int levels, const float*
     partial[j % kPartialSums] = std::fma(table[code], table[code], partial[j % kPartialSums]);
   }
   return add_partial_sums(partial);
+}
+
+int code_of(const SearchTables& tables, float y) {
+  int code = 0;
+  for (int i = 0; i + 1 < tables.levels; ++i) code += y >= tables.boundaries[i];
+  return code;
+}
+
+float worth_of(const Found& found) {
+  const float product = found.product > 0.0f ? found.product : 0.0f;
+  return product * product / found.square;
+}
+
+Found try_gain(const SearchTables& tables, const float*, float gain, const float* y, uint8_t* codes,
+               int size) {
+  Found found{1.0f, 0.0f, 0.0f};
+  for (int j = 0; j < size; ++j) {
+    codes[j] = static_cast<uint8_t>(code_of(tables, gain * y[j]));
+    const float c = tables.table[codes[j]];
+    found.product = std::fma(c, y[j], found.product);
+    found.square = std::fma(c, c, found.square);
+  }
+  return found;
+}
+
+// Product and square are those of c / gain.
+Found try_gain_with_feedback(const SearchTables& tables, const float* feedback, float gain,
+                             const float* y, uint8_t* codes, int size) {
+  float errors[kMaxWidth];
+  const float inverse = -1.0f / gain;
+  Found found{0.0f, 0.0f, 0.0f};
+  for (int j = size - 1; j >= 0; --j) {
+    float a = y[j], v = y[j];
+    for (int i = size - 1; i > j; --i) {
+      const float factor = feedback[static_cast<ptrdiff_t>(i) * size + j];
+      a = std::fma(factor, errors[i], a);
+      v = std::fma(y[i], factor, v);
+    }
+    codes[j] = static_cast<uint8_t>(code_of(tables, gain * a));
+    const float c = tables.table[codes[j]];
+    errors[j] = std::fma(c, inverse, y[j]);
+    const float p = v - std::fma(c, inverse, a);
+    const float weight = feedback[static_cast<ptrdiff_t>(j) * (size + 1)];
+    const float weighted = weight * v, weighted_p = weight * p;
+    found.own = std::fma(weighted, v, found.own);
+    found.product = std::fma(weighted, p, found.product);
+    found.square = std::fma(weighted_p, p, found.square);
+  }
+  return found;
+}
+
+Found search_one(const SearchTables& tables, const float* feedback, const float* y, int size,
+                 uint8_t* codes) {
+  const auto attempt = feedback == nullptr ? try_gain : try_gain_with_feedback;
+  uint8_t own[kMaxWidth];
+  Found best{};
+  float gain = 1.0f, most = 0.0f;
+  for (int k = 0; k < tables.count; ++k) {
+    const Found found = attempt(tables, feedback, tables.gains[k], y, own, size);
+    const float worth = worth_of(found);
+    if (k > 0 && !(worth > most)) continue;
+    best = found;
+    most = worth;
+    gain = tables.gains[k];
+    std::memcpy(codes, own, static_cast<size_t>(size));
+  }
+  if (feedback == nullptr) return best;
+  return {best.own, gain * best.product, gain * gain * best.square};
+}
+
+void search(const SearchTables& tables, const float* const* feedback, const float* y, int rows,
+            int size, uint8_t* codes, Found* found) {
+  for (int r = 0; r < rows; ++r, y += size, codes += size) {
+    found[r] = search_one(tables, feedback == nullptr ? nullptr : feedback[r], y, size, codes);
+  }
 }
 
 void round_steps(const float* x, float zero, float scale, float low, float high, uint8_t* codes,
@@ -313,6 +389,7 @@ constexpr Kernels make_kernels() {
   all.divide = divide;
   all.rotate = rotate;
   all.quantise = quantise;
+  all.search = search;
   all.round_steps = round_steps;
   all.encode_fp8 = encode_fp8;
   all.multiply = multiply;

@@ -12,6 +12,11 @@ namespace {
 
 using spec::Kind;
 
+static_assert(kMaxGains == spec::kMaxGains, "core/kernels.h and tq_onnx/codec/search.py");
+
+constexpr int kNormKept = 1, kUnbiased = 2;  // of EncodeCall::norm_correction
+constexpr float kOne = 1.0f;                 // the gain of an encoder that tries no others
+
 uint16_t stored_half(float value) {
   if (!(value <= spec::kMaxHalf)) value = spec::kMaxHalf;
   if (value < -spec::kMaxHalf) value = -spec::kMaxHalf;
@@ -39,17 +44,19 @@ RowEncoder::RowEncoder(const Kernels& kernels, const EncodeCall& call)
       size_(call.head_size),
       fields_(spec::code_bytes(call.codec, call.head_size)),
       used_(spec::row_bytes(call.codec, call.head_size)),
+      searches_(call.gain_count > 0 || call.feedback != nullptr ||
+                call.norm_correction == kUnbiased),
       planes_(spec::planes(call.codec)) {
   if (spec::is_rotated(call.codec.kind)) {
     fill_table(call.centroids, spec::levels(call.codec), table_);
   }
 }
 
-void RowEncoder::encode(float* x, int count, uint8_t* const* rows) const {
+void RowEncoder::encode(float* x, int count, const int64_t* heads, uint8_t* const* rows) const {
   for (int r = 0; r < count; ++r) {
     std::memset(rows[r] + used_, 0, static_cast<std::size_t>(call_.width - used_));
   }
-  if (spec::is_rotated(call_.codec.kind)) return encode_rotated(x, count, rows);
+  if (spec::is_rotated(call_.codec.kind)) return encode_rotated(x, count, heads, rows);
   for (int r = 0; r < count; ++r, x += size_) {
     if (call_.codec.kind == Kind::kRaw) {
       // The cache may lie at any address, the conversions want whole elements.
@@ -73,7 +80,8 @@ void RowEncoder::encode(float* x, int count, uint8_t* const* rows) const {
   }
 }
 
-void RowEncoder::encode_rotated(float* x, int count, uint8_t* const* rows) const {
+void RowEncoder::encode_rotated(float* x, int count, const int64_t* heads,
+                                uint8_t* const* rows) const {
   alignas(64) float unit[kMaxFloats];
   alignas(64) float rotated[kMaxFloats];
   alignas(64) uint8_t codes[kMaxFloats];
@@ -91,22 +99,52 @@ void RowEncoder::encode_rotated(float* x, int count, uint8_t* const* rows) const
     }
   }
   rotate(kernels_, call_.rotation, unit, rotated, count, size_, size_);
+  if (searches_) search(rotated, count, heads, norms, codes, scales);
   for (int r = 0; r < count; ++r) {
-    const float squares =
-        kernels_.quantise(rotated + r * size_, call_.boundaries, spec::levels(call_.codec), table_,
-                          codes + r * size_, size_);
-    scales[r] = call_.norm_correction && norms[r] != 0.0f ? norms[r] / std::sqrt(squares)
-                                                           : norms[r];
+    const float* const y = rotated + r * size_;
+    uint8_t* const own = codes + r * size_;
+    if (!searches_) {
+      const float square = kernels_.quantise(y, call_.boundaries, spec::levels(call_.codec), table_,
+                                             own, size_);
+      scales[r] = call_.norm_correction == kNormKept && norms[r] != 0.0f
+                      ? norms[r] / std::sqrt(square)
+                      : norms[r];
+    }
     uint8_t* const fields = rows[r] + fields_;
     if (call_.codec.kind == Kind::kU8) {
       std::memcpy(fields, norms + r, sizeof norms[r]);
     } else {
       store(stored_half(scales[r]), fields);
     }
-    if (!spec::has_sketch(call_.codec.kind)) pack(codes + r * size_, rows[r]);
+    if (!spec::has_sketch(call_.codec.kind)) pack(own, rows[r]);
   }
   if (spec::has_sketch(call_.codec.kind)) {
     encode_residuals(x, count, scales, rotated, codes, rows);
+  }
+}
+
+// The codes of the best gains, and the scales of the rows.
+void RowEncoder::search(const float* y, int count, const int64_t* heads, const float* norms,
+                        uint8_t* codes, float* scales) const {
+  const bool has_gains = call_.gain_count > 0;
+  const SearchTables tables{has_gains ? call_.gains : &kOne, has_gains ? call_.gain_count : 1,
+                            call_.boundaries, spec::levels(call_.codec), table_};
+  const float* feedback[kMaxRows];
+  for (int r = 0; call_.feedback != nullptr && r < count; ++r) {
+    feedback[r] = call_.feedback + heads[r] * size_ * size_;
+  }
+  Found found[kMaxRows];
+  kernels_.search(tables, call_.feedback == nullptr ? nullptr : feedback, y, count, size_, codes,
+                  found);
+  for (int r = 0; r < count; ++r) {
+    const Found& best = found[r];
+    scales[r] = norms[r];
+    if (norms[r] == 0.0f) continue;
+    if (call_.norm_correction == kNormKept) scales[r] *= std::sqrt(best.own / best.square);
+    if (call_.norm_correction == kUnbiased) {
+      // Codes that say nothing of the vector have no scale.
+      scales[r] = best.product > 0.0f ? norms[r] * (best.own / best.product) : 0.0f;
+    }
   }
 }
 

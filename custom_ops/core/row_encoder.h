@@ -25,11 +25,14 @@ class RowEncoder {
   // The call outlives this object.
   RowEncoder(const Kernels& kernels, const EncodeCall& call);
 
-  // Writes the rows of x [count, D], which is changed, to rows[0], ..., up to their last byte.
-  void encode(float* x, int count, uint8_t* const* rows) const;
+  // Writes the rows of x [count, D], which is changed, of these KV heads to rows[0], ..., up to
+  // their last byte.
+  void encode(float* x, int count, const int64_t* heads, uint8_t* const* rows) const;
 
  private:
-  void encode_rotated(float* x, int count, uint8_t* const* rows) const;
+  void encode_rotated(float* x, int count, const int64_t* heads, uint8_t* const* rows) const;
+  void search(const float* y, int count, const int64_t* heads, const float* norms, uint8_t* codes,
+              float* scales) const;
   void encode_residuals(const float* x, int count, const float* scales, float* scratch,
                         uint8_t* codes, uint8_t* const* rows) const;
   void encode_steps(const float* x, uint8_t* row) const;
@@ -41,6 +44,7 @@ class RowEncoder {
   const int size_;    // of a vector
   const int fields_;  // first byte of the fields
   const int used_;    // bytes of a row, without the padding
+  const bool searches_;
   const spec::Planes planes_;
   float table_[kTable];
 };

@@ -32,19 +32,42 @@ void check_buffers(const Tensor& past, const Tensor& present, int64_t past_bytes
   }
 }
 
+// The number of gains, 0 where the encoder has none to try.
+int expect_gains(const Tensor& gains, spec::Codec codec) {
+  if (gains.type == 0) return 0;
+  expect_type(kOp, gains, kFloat);
+  if (!spec::searches(codec.kind)) return 0;
+  expect_rank(kOp, gains, 1);
+  const int64_t count = gains.dims[0];
+  if (count < 1 || count > spec::kMaxGains) {
+    throw OpError(std::string(kOp) + ": gains has shape " + text(gains.dims) + ", expected 1 to " +
+                  std::to_string(spec::kMaxGains) + " numbers");
+  }
+  return static_cast<int>(count);
+}
+
+// Whether there is a matrix for each head; one number stands for none.
+bool expect_feedback(const Tensor& feedback, spec::Codec codec, int64_t heads, int size) {
+  if (feedback.type == 0) return false;
+  expect_type(kOp, feedback, kFloat);
+  if (!spec::searches(codec.kind) || feedback.dims == std::vector<int64_t>{1}) return false;
+  expect_dims(kOp, feedback, {heads, size, size}, "the heads and the head size of vectors");
+  return true;
+}
+
 }  // namespace
 
 Signature EncodeKernel::signature(int float_type) {
   return signature_of<Op>(float_type);
 }
 
-bool read_norm_correction(const Api& api, const OrtKernelInfo* info) {
+int read_norm_correction(const Api& api, const OrtKernelInfo* info) {
   const int64_t norm_correction = read_int(api, info, kOp, "norm_correction");
-  if (norm_correction != 0 && norm_correction != 1) {
+  if (norm_correction < 0 || norm_correction > 2) {
     throw OpError(std::string(kOp) + ": norm_correction is " + std::to_string(norm_correction) +
-                  ", expected 0 or 1");
+                  ", expected 0, 1 or 2");
   }
-  return norm_correction == 1;
+  return static_cast<int>(norm_correction);
 }
 
 EncodeTensors read_encode(const Api& api, OrtKernelContext* context, spec::Codec codec,
@@ -74,6 +97,10 @@ EncodeTensors read_encode(const Api& api, OrtKernelContext* context, spec::Codec
     expect_dims(kOp, call.boundaries, {spec::levels(codec) - 1}, rows_of(codec, size).c_str());
   }
   call.offsets = call.offset.type == 0 ? 0 : expect_offset(kOp, call.offset, heads, size);
+  call.gains = read_optional(api, context, Op::kGains);
+  call.feedback = read_optional(api, context, Op::kFeedback);
+  call.gain_count = expect_gains(call.gains, codec);
+  call.has_feedback = expect_feedback(call.feedback, codec, heads, size);
   expect_overlay(kOp, window, call.past.name, size, width);
   const int64_t room = std::max<int64_t>(0, slots - window.overlay_rows);
   const int64_t longest = check_lengths(kOp, call.past_length, batch, room, "past");
@@ -132,6 +159,9 @@ void EncodeKernel::compute(OrtKernelContext* context) {
   call.boundaries = given.boundaries.as<float>();
   call.offset = given.offset.as<float>();
   call.offsets = given.offsets;
+  call.gains = given.gains.as<float>();
+  call.gain_count = given.gain_count;
+  call.feedback = given.has_feedback ? given.feedback.as<float>() : nullptr;
   Pool pool(api_, context);
   encode(kernels_, call, pool.parallel());
   pool.finish();

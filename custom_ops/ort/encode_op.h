@@ -1,12 +1,14 @@
 // TurboQuantEncode(vectors [B, N, T, D], past uint8 [B, N, P, W], past_length int64 [B] or [1],
 //                  rotation f32 [D, C], centroids f32 [L], boundaries f32 [L - 1],
-//                  offset f32 [O, N, D] (optional))
+//                  offset f32 [O, N, D], gains f32 [G], feedback f32 [N, D, D] (all optional))
 //   -> present uint8 [B, N, S, W],  S = max(P, overlay_rows + max_b(past_length[b]) + T)
 // C is D, for prod 2 D. Of a codec that does not rotate, rotation, centroids and boundaries are
-// floats of any shape, and not read.
+// floats of any shape, and not read; likewise gains and feedback of one that does not search. A
+// feedback of one number is none.
 // Refuses: another shape, rank or type, rows that are narrower than the codec's, a past_length that
 // is negative or beyond P, a present that overlaps past without being the same buffer of the same
-// shape, more than kMaxOffsets rows of an offset, a window without room for its entries.
+// shape, more than kMaxOffsets rows of an offset, no gain or more than spec::kMaxGains, a window
+// without room for its entries.
 #pragma once
 
 #include "ort/codec_inputs.h"
@@ -17,11 +19,13 @@ namespace tq::ort {
 
 // The tensors of one call, checked. Only the lengths were read: the rest may be on a device.
 struct EncodeTensors {
-  Tensor vectors, past, past_length, rotation, centroids, boundaries, offset, present;
+  Tensor vectors, past, past_length, rotation, centroids, boundaries, offset, gains, feedback, present;
   int64_t batch, heads, tokens;
   int64_t slots, total;  // of past and of present
   int64_t offsets;
   int head_size, width;
+  int gain_count;
+  bool has_feedback;
 
   bool in_place() const { return present.data == past.data && total == slots; }
 };
@@ -29,7 +33,7 @@ struct EncodeTensors {
 EncodeTensors read_encode(const Api& api, OrtKernelContext* context, spec::Codec codec,
                           const Window& window, int float_type);
 
-bool read_norm_correction(const Api& api, const OrtKernelInfo* info);
+int read_norm_correction(const Api& api, const OrtKernelInfo* info);
 
 class EncodeKernel {
  public:
@@ -46,7 +50,7 @@ class EncodeKernel {
   const Kernels& kernels_;
   spec::Codec codec_;
   ReadyRotation rotation_;
-  bool norm_correction_;
+  int norm_correction_;
   Window window_;
 };
 

@@ -135,7 +135,7 @@ inline EncodeCall encode_call(Codec codec, int head_size, int width, const Table
   call.head_size = head_size;
   call.width = width;
   call.codec = codec;
-  call.norm_correction = true;
+  call.norm_correction = 1;
   call.rotation = tables.ready();
   call.centroids = tables.centroids.data();
   call.boundaries = tables.boundaries.data();

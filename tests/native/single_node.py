@@ -37,12 +37,13 @@ def encode_model(
     dtype: str = "float32",
     *,
     offset: bool = False,
+    search: bool = False,
     constants: Mapping[str, Array] | None = None,
     **attributes: object,
 ) -> bytes:
     """A model of one TurboQuantEncode; inputs named as in the operator."""
     chosen = {k: v for k, v in {**ENCODE_DEFAULTS, **attributes}.items() if v is not None}
-    optional = [Encode.offset] if offset else []
+    optional = [Encode.offset] * offset + [Encode.gains, Encode.feedback] * search
     return single_operator(Encode, chosen, dtype, constants=constants, optional=optional)
 
 

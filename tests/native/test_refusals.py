@@ -249,7 +249,7 @@ def test_sinks_are_of_the_type_of_the_query(
         ({"codec": "raw"}, "bits is 4, expected 16 or 32 for raw of float"),
         ({"codec": "raw", "bits": 2**40}, "expected 16 or 32 for raw of float"),
         ({"codec": None}, "attribute codec is missing"),
-        ({"norm_correction": 2}, "norm_correction is 2, expected 0 or 1"),
+        ({"norm_correction": 3}, "norm_correction is 3, expected 0, 1 or 2"),
         ({"norm_correction": None}, "attribute norm_correction is missing"),
     ],
 )
@@ -283,6 +283,30 @@ def test_attention_refuses_attributes(attributes: dict[str, object], message: st
     with pytest.raises(Exception, match=re.escape(message)) as error:
         make_session(attention_model(**attributes))
     assert f"{ATTENTION}: " in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("gains", zeros(0), "gains has shape [0], expected 1 to 16 numbers"),
+        ("gains", zeros(17), "gains has shape [17], expected 1 to 16 numbers"),
+        ("gains", zeros(2, 2), "gains has shape [2, 2], expected"),
+        ("feedback", zeros(2, 16, 8), "feedback has shape [2, 16, 8], expected [2, 16, 16]"),
+        ("feedback", zeros(1, 16, 16), "feedback has shape [1, 16, 16], expected [2, 16, 16]"),
+        ("feedback", zeros(2), "feedback has"),
+    ],
+)
+def test_tables_of_a_search_are_refused(
+    name: str, array: Array, message: str, encode_feeds: Callable[..., Feeds]
+) -> None:
+    good = encode_feeds() | {"gains": zeros(1) + 1, "feedback": zeros(1)}
+    session = make_session(encode_model(search=True))
+    assert np.array_equal(run(session, good), run(make_session(encode_model()), encode_feeds()))
+    with pytest.raises(Exception, match=re.escape(f"{ENCODE}: ")) as error:
+        run(session, good | {name: array})
+    assert message in str(error.value)
+    session = make_session(encode_model(search=True, codec="u8", norm_correction=0))
+    run(session, encode_feeds(codec=Codec("u8", 4)) | {"gains": zeros(0), "feedback": zeros(0)})
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -15,11 +15,11 @@ from tq_onnx.codec.rotated import PROD
 from tq_onnx.codec.spec import Codec
 from tq_onnx.ops.bodies.composing import Composer
 from tq_onnx.ops.domain import ATTENTION, BODY_OPSET, DOMAIN, ENCODE, VERSION
-from tq_onnx.ops.functions import body_codecs, function_protos
+from tq_onnx.ops.functions import body_codecs, body_encoders, function_protos
 from tq_onnx.ops.operators import Attention, Encode
 
 HALVES = codec_of(16)
-EVERYTHING = {"has_bias": True, "has_sink": True, "has_offset": True}
+EVERYTHING = {"has_bias": True, "has_sink": True, "has_offset": True, "has_feedback": True}
 MIXED = [(INT4, INT4), (FLOATS, FLOATS), (Codec(PROD, 4), INT3)]
 
 # Codecs of the layers, and options.
@@ -30,6 +30,8 @@ VARIANTS: list[tuple[list[tuple[Codec, Codec]], dict[str, Any]]] = [
     ([(INT4, INT3)], {"has_bias": True}),
     ([(INT4, INT3)], {"has_sink": True}),
     ([(INT4, INT3)], {"has_offset": True}),
+    ([(INT4, INT4)], {"has_gains": True}),
+    (MIXED, {"has_gains": True}),
     (MIXED, {}),
     (MIXED, EVERYTHING),
 ]
@@ -41,7 +43,6 @@ UNSAFE = {
     "BitwiseAnd",
     "BitwiseOr",
     "Split",
-    "Loop",
     "Scan",
     "Attention",
     "Pad",
@@ -87,12 +88,13 @@ def test_bodies_use_only_what_every_runtime_has() -> None:
 
 
 def test_only_models_that_mix_codecs_have_anything_to_choose() -> None:
-    for (pairs, _), protos in zip(VARIANTS, variants(), strict=True):
+    for (pairs, options), protos in zip(VARIANTS, variants(), strict=True):
         choices = [
             node for proto in protos for node in nodes_of(proto.node) if node.op_type == "If"
         ]
         keys, values = (len(set(codecs)) for codecs in zip(*pairs, strict=True))
-        assert len(choices) == len(body_codecs(pairs)) - 1 + (keys - 1) + (values - 1)
+        encoders = body_encoders(pairs, bool(options.get("has_feedback")))
+        assert len(choices) == len(encoders) - 1 + (keys - 1) + (values - 1)
 
 
 def test_every_name_within_an_operator_is_its_own() -> None:
@@ -108,8 +110,11 @@ def test_inputs_outputs_and_attributes_are_those_that_are_documented() -> None:
         last = [name for name in ("has_bias", "has_sink", "has_offset") if options.get(name)][-1:]
         count = {"has_bias": 1, "has_sink": 2, "has_offset": 4}[last[0]] if last else 0
         mixed = len(body_codecs(pairs)) > 1
+        encoders = body_encoders(pairs, bool(options.get("has_feedback")))
+        more = [name for name in ("has_offset", "has_gains", "has_feedback") if options.get(name)]
+        encoding = {"has_offset": 7, "has_gains": 8, "has_feedback": 9}[more[-1]] if more else 6
         for operator, inputs, attributes in (
-            (Encode, 7 if options.get("has_offset") else 6, 4 if mixed else 3),
+            (Encode, encoding, 4 if len(encoders) > 1 else 3),
             (Attention, 8 + count, 10 if mixed else 8),
         ):
             proto = named[operator.name]
@@ -130,6 +135,9 @@ def test_inputs_outputs_and_attributes_are_those_that_are_documented() -> None:
 def test_the_order_of_codecs_is_that_of_the_layers() -> None:
     assert body_codecs(MIXED) == (INT4, FLOATS, Codec(PROD, 4), INT3)
     assert body_codecs([(INT2, INT4), (INT4, INT3), (INT2, INT4)]) == (INT2, INT4, INT3)
+    assert body_encoders([(INT4, INT4)], False) == ((INT4, False),)
+    fed = body_encoders([(FLOATS, FLOATS), (INT4, INT4)], True)
+    assert fed == ((FLOATS, False), (INT4, True), (INT4, False))
 
 
 def test_a_single_case_is_no_choice() -> None:

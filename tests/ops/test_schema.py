@@ -13,6 +13,7 @@ from onnx.checker import ValidationError
 from onnx.shape_inference import InferenceError
 
 from tests.ops.site import CODECS, FLOATS, INT3, NONE, Site
+from tests.parity.graphs import encode_model
 from tests.singleop import INT4, codec_of
 from tq_onnx.codec.rotated import PROD, U8
 from tq_onnx.codec.spec import Codec, row_layout
@@ -239,7 +240,7 @@ def set_constant(name: str, *shape: int) -> Callable[[onnx.ModelProto], None]:
         (set_attribute(ENCODE, "bits", 7), "lloyd_max has no 7-bit form"),
         (set_attribute(ENCODE, "codec", b"zip"), "codec kind 'zip'"),
         (set_attribute(ENCODE, "bits", 3), "size of centroids for lloyd_max 3 is 16, not 8"),
-        (set_attribute(ENCODE, "norm_correction", 2), "norm_correction is 2, not 0 or 1"),
+        (set_attribute(ENCODE, "norm_correction", 3), "norm_correction is 3, not 0 or 1 or 2"),
         (set_attribute(ATTENTION, "causal", -1), "causal is -1, not 0 or 1"),
         (set_attribute(ATTENTION, "sliding_window", -4), "sliding_window is -4, below 0"),
         (set_attribute(ATTENTION, "softcap", -0.5), "softcap is -0.5, below 0"),
@@ -300,6 +301,28 @@ def test_offsets_of_the_wrong_size_are_refused(
     name: str, shape: tuple[int, ...], message: str
 ) -> None:
     model = Site(offset_rows=3).model()
+    check(model)
+    set_constant(name, *shape)(model)
+    with pytest.raises(InferenceError, match=message):
+        check(model)
+
+
+@pytest.mark.usefixtures("schemas")
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("key_gains", (0,), "gains has 0 numbers, not 1 to 16"),
+        ("key_gains", (17,), "gains has 17 numbers, not 1 to 16"),
+        ("key_gains", (4, 4), "gains has 2 dimensions, not 1"),
+        ("key_feedback", (2, 64, 32), "head size of vectors and feedback differs: 32 and 64"),
+        ("key_feedback", (2,), "feedback has 1 dimensions, not 3"),
+    ],
+)
+def test_tables_of_a_search_of_the_wrong_size_are_refused(
+    name: str, shape: tuple[int, ...], message: str
+) -> None:
+    given = encode_model("key", 4, 64, "float32", gains=4, feedback_heads=2)
+    model = onnx.load_from_string(given)
     check(model)
     set_constant(name, *shape)(model)
     with pytest.raises(InferenceError, match=message):

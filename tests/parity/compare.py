@@ -15,7 +15,7 @@ import numpy as np
 from tests.tolerances import bounds
 from tq_onnx.codec.acceptance import FIELD_STEPS, TIE_SHARE, judge_rows
 from tq_onnx.codec.codebook import codebook_of
-from tq_onnx.codec.kind import Tables
+from tq_onnx.codec.kind import NORM_KEPT, Tables
 from tq_onnx.codec.quantise import tables_of
 from tq_onnx.codec.spec import Codec, row_layout
 
@@ -45,7 +45,9 @@ def check_rows(
     codec: Codec,
     rotation: np.ndarray | None,
     *,
-    norm_correction: bool = True,
+    norm_correction: int = NORM_KEPT,
+    gains: np.ndarray | None = None,
+    feedback: np.ndarray | None = None,
     tie_rate: float = TIE_SHARE,
     element: str = "float32",
 ) -> int:
@@ -60,7 +62,7 @@ def check_rows(
         assert judge_rows(rows, vectors, codec, Tables(), element=element).wrong == 0
         return 0
     book = codebook_of(codec, vectors.shape[-1]) if codec.is_rotated else None
-    tables = tables_of(codec, rotation, book, norm_correction)
+    tables = tables_of(codec, rotation, book, norm_correction, gains=gains, feedback=feedback)
     found = judge_rows(rows, vectors, codec, tables, element=element)
     record = MEASURED[backend]
     record.coordinates += found.codes

@@ -15,11 +15,15 @@ import numpy as np
 
 from tests.singleop import codec_indices, codec_of, optional_inputs
 from tq_onnx.codec.codebook import Codebook, codebook_of
+from tq_onnx.codec.feedback import feedback_of
+from tq_onnx.codec.kind import NORM_KEPT
 from tq_onnx.codec.presets import QR
 from tq_onnx.codec.rotation import make_rotation, rotation_of
+from tq_onnx.codec.search import gain_table
 from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.ops import operators
-from tq_onnx.ops.functions import body_codecs, function_protos
+from tq_onnx.ops.functions import body_codecs, body_encoders, function_protos
+from tq_onnx.ops.operator import Input
 from tq_onnx.ops.singleop import (
     PRESENT_CACHES,
     OperatorModel,
@@ -48,7 +52,9 @@ class Attention:
     has_sink: bool = False
     has_offset: bool = False
     rotation: str = QR
-    norm_correction: bool = True
+    norm_correction: int = NORM_KEPT
+    gains: int = 0  # that encoders try; 0 for none
+    feedback_heads: int = 0  # KV heads, where keys are coded with error feedback
     padding: int = 0  # bytes of a cache's rows behind those of the codec
 
     @property
@@ -107,21 +113,31 @@ def _model(spec: Attention, parts: Sequence[str]) -> bytes:
         width = row_layout(codec, size).row_bytes + spec.padding
         shapes[side] = ["B", "N", "T", size]
         shapes[f"{side}_offset"] = ["O", "N", size]
+        constants[f"{side}_gains"] = gain_table(max(spec.gains, 1))
+        feeds = side == "key" and spec.feedback_heads
+        constants[f"{side}_feedback"] = (
+            feedback(size, spec.feedback_heads) if feeds else np.zeros(1, np.float32)
+        )
         for name, slots in (("past_{}", "P"), ("present_{}", "S"), ("{}_cache", "S")):
             shapes[name.format(side)] = ["B", "N", slots, width]
     model = OperatorModel(
         spec.dtype, constants=constants, shapes=shapes, as_float32=spec.dtype == "bfloat16"
     )
-    known = body_codecs([(spec.key, spec.value)])
+    pairs = [(spec.key, spec.value)]
+    known = body_codecs(pairs)
+    encoders = body_encoders(pairs, spec.feedback_heads > 0)
     encoded = [side for side in codecs if side in parts]
     for side in encoded:
         model.operator(
             operators.Encode,
             encode_attributes(codecs[side], norm_correction=spec.norm_correction)
-            | codec_indices(known, codec_index=codecs[side]),
+            | codec_indices(
+                encoders,
+                codec_index=(codecs[side], side == "key" and spec.feedback_heads > 0),
+            ),
             f"present_{side}",
             names=side_names(side),
-            optional=[operators.Encode.offset] if spec.has_offset else [],
+            optional=_optional(spec),
         )
     if "attention" in parts:
         indices = codec_indices(known, key_codec_index=spec.key, value_codec_index=spec.value)
@@ -135,10 +151,12 @@ def _model(spec: Attention, parts: Sequence[str]) -> bytes:
             ),
         )
     functions = function_protos(
-        [(spec.key, spec.value)],
+        pairs,
         has_bias=spec.has_bias,
         has_sink=spec.has_sink,
         has_offset=spec.has_offset,
+        has_gains=spec.gains > 0,
+        has_feedback=spec.feedback_heads > 0,
         element=spec.dtype,
     )
     outputs = ["output"] if "attention" in parts else []
@@ -146,12 +164,47 @@ def _model(spec: Attention, parts: Sequence[str]) -> bytes:
     return model.build(outputs, functions).SerializeToString()
 
 
+def _optional(spec: Attention) -> list[Input]:
+    """The optional inputs that encoders have."""
+    encode = operators.Encode
+    has = {
+        encode.offset: spec.has_offset,
+        encode.gains: spec.gains > 0 or spec.feedback_heads > 0,
+        encode.feedback: spec.feedback_heads > 0,
+    }
+    return [each for each, is_there in has.items() if is_there]
+
+
+@cache
+def feedback(head_size: int, heads: int) -> np.ndarray:
+    """Matrices of error feedback for queries that are strong in a few directions."""
+    queries = np.random.RandomState(9).standard_normal((heads, 2 * head_size, head_size))
+    queries *= np.geomspace(3, 0.2, head_size)
+    moments = queries.swapaxes(-1, -2) @ queries
+    return feedback_of(moments, rotation(head_size, KEY_LAYER))
+
+
 @cache
 def encode_model(
-    side: str, bits: int | Codec, head_size: int, dtype: str, *, norm_correction: bool = True
+    side: str,
+    bits: int | Codec,
+    head_size: int,
+    dtype: str,
+    *,
+    norm_correction: int = NORM_KEPT,
+    gains: int = 0,
+    feedback_heads: int = 0,
 ) -> bytes:
     """Inputs: side, past_<side>, past_length. Output: present_<side>."""
-    spec = Attention(head_size, bits, bits, dtype, norm_correction=norm_correction)
+    spec = Attention(
+        head_size,
+        bits,
+        bits,
+        dtype,
+        norm_correction=norm_correction,
+        gains=gains,
+        feedback_heads=feedback_heads,
+    )
     return _model(spec, [side])
 
 

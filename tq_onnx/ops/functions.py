@@ -32,15 +32,23 @@ from tq_onnx.ops.bodies import (
     half,
     planes,
     rotated,
+    search,
+    unit,
     unrotated,
     window,
 )
 from tq_onnx.ops.bodies.composing import operator_style
-from tq_onnx.ops.bodies.operators import Model, attention_function, body_codecs, encode_function
-from tq_onnx.ops.domain import DOMAIN
+from tq_onnx.ops.bodies.operators import (
+    Model,
+    attention_function,
+    body_codecs,
+    body_encoders,
+    encode_function,
+)
+from tq_onnx.ops.domain import DOMAIN, VERSION
 from tq_onnx.ops.operators import BY_NAME
 
-__all__ = ["body_codecs", "decoder_function_protos", "function_protos"]
+__all__ = ["body_codecs", "body_encoders", "decoder_function_protos", "function_protos"]
 
 _Functions = dict[str, OnnxFunction[..., Any]]
 
@@ -52,6 +60,8 @@ def function_protos(
     has_sink: bool = False,
     has_offset: bool = False,
     has_window: bool = False,
+    has_gains: bool = False,
+    has_feedback: bool = False,
     element: str = "float32",
 ) -> list[onnx.FunctionProto]:
     """Return FunctionProtos for a model whose caches use these codecs.
@@ -66,6 +76,8 @@ def function_protos(
         has_sink: likewise ``head_sink``.
         has_offset: likewise ``key_offset`` and ``value_offset``; encoding nodes have ``offset``.
         has_window: likewise ``new_keys`` and ``new_values``; nodes say what window they have.
+        has_gains: whether encoding nodes have ``gains``.
+        has_feedback: whether they have ``feedback``, and gains too.
         element: element type of vectors and queries, see ``codec.elements``; only the bodies of
             ``raw`` depend on it.
 
@@ -80,6 +92,8 @@ def function_protos(
         has_sink=has_sink,
         has_offset=has_offset,
         has_window=has_window,
+        has_gains=has_gains or has_feedback,
+        has_feedback=has_feedback,
         element=element,
     )
     protos: dict[str, onnx.FunctionProto] = {}
@@ -127,16 +141,36 @@ def _proto(body: OnnxFunction[..., Any]) -> onnx.FunctionProto:
     proto = body.to_function_proto()
     proto.name = operator_style(proto.name)
     proto.doc_string = inspect.cleandoc(proto.doc_string)
-    for node in proto.node:
+    imported = {opset.domain for opset in proto.opset_import}
+    for node in _nodes(proto.node):
         if node.domain == DOMAIN:
             node.op_type = operator_style(node.op_type)
+            if DOMAIN not in imported:  # onnxscript does not look into loops
+                imported.add(DOMAIN)
+                proto.opset_import.add(domain=DOMAIN, version=VERSION)
+    _say_conditions(proto)
     return proto
+
+
+def _say_conditions(proto: onnx.FunctionProto) -> None:
+    """Give loops their condition: without one, the reference evaluator does nothing."""
+    loops = [node for node in proto.node if node.op_type == "Loop" and not node.input[1]]
+    if not loops:
+        return
+    true = onnx.TensorProto(data_type=onnx.TensorProto.BOOL, int32_data=[1])
+    value = onnx.AttributeProto(name="value", type=onnx.AttributeProto.TENSOR, t=true)
+    always = onnx.NodeProto(op_type="Constant", output=["always"], attribute=[value])
+    nodes = [always, *proto.node]
+    for node in loops:
+        node.input[1] = always.output[0]
+    del proto.node[:]
+    proto.node.extend(nodes)
 
 
 @cache
 def _pieces() -> _Functions:
     modules: tuple[ModuleType, ...] = (
-        *(half, elements, planes, rotated, unrotated),
+        *(half, elements, planes, unit, search, rotated, unrotated),
         *(encode, attention, window),
     )
     return {

@@ -19,6 +19,7 @@ from typing import Final
 from tq_onnx.codec import spec
 from tq_onnx.codec.fp8 import FP8_MAX
 from tq_onnx.codec.kind import MAX_HALF, CodecKind
+from tq_onnx.codec.search import MAX_GAINS
 from tq_onnx.codec.unrotated import Q8_0_BLOCK
 from tq_onnx.codec.window import ELEMENT_BYTES, MAX_ENTRIES, TAG_BYTES
 
@@ -59,6 +60,8 @@ inline constexpr int kMaxLevels = {max_levels};
 inline constexpr float kMaxHalf = {max_half:.1f}f;  // float16 fields are clamped to it
 inline constexpr float kFp8Max = {fp8_max:.1f}f;
 inline constexpr int kQ8_0Block = {q8_0_block};  // coordinates that share a scale
+
+inline constexpr int kMaxGains = {max_gains};  // that an encoder tries
 
 inline constexpr int kHeadSizeMultiple = {head_size_multiple};
 inline constexpr int kMaxHeadSize = {max_head_size};
@@ -108,6 +111,11 @@ constexpr bool is_rotated(Kind kind) {{
 // The top bit of a code is the sign of a projection.
 constexpr bool has_sketch(Kind kind) {{
   return {with_sketch};
+}}
+
+// An encoder may choose among the codes of several gains.
+constexpr bool searches(Kind kind) {{
+  return {searching};
 }}
 
 // Rows have a field that is added to what they decode to.
@@ -188,12 +196,14 @@ def render_header() -> str:
         max_entries=MAX_ENTRIES,
         fp8_max=FP8_MAX,
         q8_0_block=Q8_0_BLOCK,
+        max_gains=MAX_GAINS,
         head_size_multiple=spec.HEAD_SIZE_MULTIPLE,
         max_head_size=spec.MAX_HEAD_SIZE,
         max_planes=max(len(spec.plane_widths(codec)) for codec in spec.CODECS),
         plane_cases="\n".join(filter(None, map(_plane_cases, spec.KINDS))),
         rotated=_any_of(kind for kind in spec.KINDS.values() if kind.is_rotated),
         with_sketch=_any_of(kind for kind in spec.KINDS.values() if kind.has_sketch),
+        searching=_any_of(kind for kind in spec.KINDS.values() if kind.searches),
         with_zero=_any_of(kind for kind in spec.KINDS.values() if _has_zero(kind)),
         field_cases="\n".join(filter(None, map(_field_case, spec.KINDS))),
         assertions="\n".join(_assertions()),

@@ -11,6 +11,7 @@ import onnx
 from onnx import numpy_helper
 from onnx.shape_inference import InferenceContext
 
+from tq_onnx.codec.kind import NORM_CORRECTIONS
 from tq_onnx.codec.window import Window
 from tq_onnx.ops.node import Node, Size
 from tq_onnx.ops.operators import Attention, Encode
@@ -24,7 +25,7 @@ def infer_encode(context: InferenceContext) -> None:
     """
     node = Node(context, Encode.vectors)
     codec = node.codec(Encode.codec, Encode.bits)
-    node.flag(Encode.norm_correction)
+    node.flag(Encode.norm_correction, NORM_CORRECTIONS)
     node.choice(Encode.codec_index)
     batch, heads, new, head_size = node.shape(Encode.vectors, 4)
     past_batch, past_heads, capacity, width = node.shape(Encode.past, 4)
@@ -36,6 +37,7 @@ def infer_encode(context: InferenceContext) -> None:
     node.codebook(Encode.centroids, codec)
     node.codebook(Encode.boundaries, codec, missing=1)
     node.offset(Encode.offset, heads, head_size)
+    node.search(Encode.gains, Encode.feedback, codec, heads, head_size)
     node.row_bytes(Encode.past, codec, head_size, width)
     window = node.window(Encode.recent, Encode.sinks, Encode.overlay_rows)
     node.overlay(Encode.past, window, head_size, width)

@@ -11,6 +11,7 @@ from typing import Final
 import onnx
 from onnx.shape_inference import InferenceContext, InferenceError
 
+from tq_onnx.codec.search import MAX_GAINS
 from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.codec.window import Window, rows_per_entry
 from tq_onnx.ops.operator import Attribute, Input, Output
@@ -111,10 +112,11 @@ class Node:
             raise self.error(f"attribute {attribute.name} is missing")
         return found
 
-    def flag(self, attribute: Attribute) -> None:
-        """Refuse an attribute that is not 0 or 1."""
-        if self.integer(attribute) not in (0, 1):
-            raise self.error(f"{attribute.name} is {self.integer(attribute)}, not 0 or 1")
+    def flag(self, attribute: Attribute, values: Sequence[int] = (0, 1)) -> None:
+        """Refuse an attribute that is not one of these numbers."""
+        if self.integer(attribute) not in values:
+            known = " or ".join(map(str, values))
+            raise self.error(f"{attribute.name} is {self.integer(attribute)}, not {known}")
 
     def choice(self, attribute: Attribute) -> None:
         """Refuse a number below 0; it may be missing."""
@@ -182,6 +184,21 @@ class Node:
         if rows == 0:
             raise self.error(f"{table.name} has no rows")
         return rows
+
+    def search(
+        self, gains: Input, feedback: Input, codec: Codec, heads: Size, head_size: Size
+    ) -> None:
+        """Refuse gains [G] and feedback [N, D, D] or [1] of other sizes, if the codec has any."""
+        if not codec.searches:
+            return
+        (count,) = self.shape(gains, 1)
+        if isinstance(count, int) and not 1 <= count <= MAX_GAINS:
+            raise self.error(f"{gains.name} has {count} numbers, not 1 to {MAX_GAINS}")
+        if self.sizes(feedback) == [1]:
+            return
+        matrices, rows, columns = self.shape(feedback, 3)
+        self.same(f"the number of heads of {feedback.name} and of the cache", heads, matrices)
+        self.same(self._head_size_of(feedback), head_size, rows, columns)
 
     def _head_size_of(self, table: Input) -> str:
         return f"the head size of {self.floats.name} and {table.name}"

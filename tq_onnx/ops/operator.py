@@ -27,9 +27,9 @@ BYTES: Final = "tensor(uint8)"
 INT64: Final = "tensor(int64)"
 FLOAT32: Final = "tensor(float)"
 
-Feature = Literal["bias", "sink", "offset", "mixed", "window"]
+Feature = Literal["bias", "sink", "offset", "mixed", "window", "gains", "feedback"]
 """Optional parts of a model: an additive mask, sinks of the heads, offsets of a calibration,
-several codecs, an exact window."""
+several codecs, an exact window, an encoder that searches, error feedback."""
 Features = AbstractSet[Feature]
 
 

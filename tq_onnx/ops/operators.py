@@ -45,6 +45,9 @@ A row of the cache holds one vector: the codes of its coordinates, then little-e
       scale = |x| / |centroids[code]|     (|x| alone without norm correction)
       x    ~= scale * centroids[code] R^T
 
+  With `gains` the codes are those of g (x / |x|) R for the gain g that leaves the least error, with
+  `feedback` the coordinates make up for each other's errors (see the inputs); the rows mean the
+  same
 - `prod`: the same with one bit less; then, of the residual r = x - scale * centroids[code] R^T, the
   signs of a random projection S r and |r|, which add sqrt(pi/2) / D * |r| * S^T signs
 - `u8`: `lloyd_max` with a byte per code, without norm correction, the scale in float32
@@ -83,6 +86,21 @@ stands for each."""
         "x - offset[min(p, K - 1), n]",
         when="offset",
     )
+    gains = Input(
+        FLOAT32,
+        "factors g to try on u = (x / |x|) R before it is coded [G], G up to 16: the codes stay "
+        "whose centroids c have the largest <u, c>^2 / <c, c>, 0 where <u, c> is not positive; of "
+        "several the first; lloyd_max only",
+        when="gains",
+    )
+    feedback = Input(
+        FLOAT32,
+        "second moments of the queries H = L diag(h) L^T in the space of u [N, D, D]: L, which has "
+        "ones on its diagonal, below the diagonal, and h on it; <a, b> is then a H b^T, and "
+        "coordinate j is coded after all later ones, as u_j - sum over i > j of "
+        "(c_i / g - u_i) L_ij; one number [1] for none; lloyd_max only",
+        when="feedback",
+    )
 
     present = Output(
         BYTES,
@@ -99,12 +117,13 @@ stands for each."""
     )
     norm_correction = Attribute(
         _INT,
-        "1: the scale makes up for the length that rounding changes; 0: it does not; nothing "
-        "but for lloyd_max and prod",
+        "what the scale makes up for, of lloyd_max and prod: 0: nothing, it is |x|; 1: the length "
+        "that rounding changes; 2: the product with x, |x| <u, u> / <u, c>",
     )
     codec_index = Attribute(
         _INT,
-        "number of the codec among those that the function body of this model knows",
+        "number of the encoder, a codec with feedback or without, among those that the function "
+        "body of this model knows",
         default=0,
         when="mixed",
     )
@@ -198,7 +217,7 @@ Tables that a codec has no use for are not read."""
     value_bits = Attribute(_INT, "bits per coordinate of the values, as in TurboQuantEncode")
     key_codec_index = Attribute(
         _INT,
-        "number of the keys' codec, as codec_index in TurboQuantEncode",
+        "number of the keys' codec among those that the function body of this model knows",
         default=0,
         when="mixed",
     )

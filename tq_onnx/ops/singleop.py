@@ -20,6 +20,7 @@ import onnx
 import onnx_ir as ir
 
 from tq_onnx.codec.codebook import codebook_of
+from tq_onnx.codec.kind import NORM_KEPT, NOT_CORRECTED
 from tq_onnx.codec.presets import QR
 from tq_onnx.codec.rotation import rotation_of
 from tq_onnx.codec.spec import Codec
@@ -251,9 +252,9 @@ def codec_constants(
     return {f"{prefix}{name}": table for name, table in zip(names, tables, strict=True)}
 
 
-def encode_attributes(codec: Codec, *, norm_correction: bool = True) -> dict[str, Any]:
+def encode_attributes(codec: Codec, *, norm_correction: int = NORM_KEPT) -> dict[str, Any]:
     """Return the attributes of a node that encodes."""
-    correction = int(norm_correction and codec.corrects_norm)
+    correction = int(norm_correction) if codec.corrects_norm else NOT_CORRECTED
     return {"codec": codec.kind, "bits": codec.bits, "norm_correction": correction}
 
 
@@ -266,7 +267,10 @@ def attention_attributes(key: Codec, value: Codec, scale: float) -> dict[str, An
 
 def side_names(side: str) -> dict[Input, str]:
     """Return names for what encodes one side of a layer, ``key`` or ``value``."""
-    tables = (Encode.rotation, Encode.centroids, Encode.boundaries, Encode.offset)
+    tables = (
+        *(Encode.rotation, Encode.centroids, Encode.boundaries),
+        *(Encode.offset, Encode.gains, Encode.feedback),
+    )
     return {
         Encode.vectors: side,
         Encode.past: f"past_{side}",

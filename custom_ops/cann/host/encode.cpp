@@ -21,7 +21,10 @@ EncodeKernel::EncodeKernel(const ort::Api& api, const OrtKernelInfo* info, Eleme
       codec_(ort::read_codec(api, info, kOp, "", float_type_)) {
   expect_element(kOp, float_type_);
   expect_codec(kOp, "codec", codec_);
-  if (!ort::read_norm_correction(api, info)) refuse(kOp, "norm_correction is 0", "1");
+  const int norm_correction = ort::read_norm_correction(api, info);
+  if (norm_correction != 1) {
+    refuse(kOp, "norm_correction is " + std::to_string(norm_correction), "1");
+  }
   expect_no_window(kOp, ort::read_window(api, info, kOp, false));
   expect_no_optional_inputs<Op>(api, info);
   library_ = &kernel_library(kOp);

@@ -37,57 +37,48 @@ void divide(const float* x, float divisor, float* out, int size) {
   if (i < size) store_n(out + i, div(load_n(x + i, size - i), by), size - i);
 }
 
-// count(y): the codes of one vector.
-template <class AnyTable, class Count>
-TQ_INLINE float quantise_with(const AnyTable& centroids, const float* y, uint8_t* codes, int size,
-                              Count&& count_of) {
-  V sums[kPartialVectors];
-  for (V& sum : sums) sum = zero();
-  for (int j = 0; j < size; j += kPartialSums) {
-    for (int v = 0; v < kPartialVectors; ++v) {
-      const int at = j + v * kLanes;
-      if (at >= size) break;
-      const V values = load_up_to(y + at, size - at);
-      const I count = count_of(values);
-      store_bytes(codes + at, count, size - at);
-      V chosen = lookup(centroids, count);
-      if (size - at < kLanes) chosen = keep_n(chosen, size - at);
-      sums[v] = fma(chosen, chosen, sums[v]);
-    }
-  }
-  return add_partial_sums(sums);
-}
+// How codes are found: the number of boundaries that a number reaches.
+struct AllBoundaries {
+  V boundary[31];
+  int count;
 
-template <class AnyTable>
-float quantise_by_all(const AnyTable& centroids, const float* y, const float* boundaries,
-                      int levels, uint8_t* codes, int size) {
-  return quantise_with(centroids, y, codes, size, [&](V values) TQ_INLINED {
-    I count = zero_codes();
-    for (int i = 0; i + 1 < levels; ++i) {
-      count = count_at_least(count, values, set1(boundaries[i]));
-    }
-    return count;
-  });
-}
+  AllBoundaries(const float* boundaries, int levels) : count(levels - 1) {
+    for (int i = 0; i < count; ++i) boundary[i] = set1(boundaries[i]);
+  }
+  TQ_INLINED I operator()(V y) const {
+    I codes = zero_codes();
+    for (int i = 0; i < count; ++i) codes = count_at_least(codes, y, boundary[i]);
+    return codes;
+  }
+};
 
 #ifdef TQ_BISECTS
-// Between 16 levels, in four comparisons.
-float quantise_by_halves(const float* table, const float* y, const float* boundaries,
-                         uint8_t* codes, int size) {
-  float padded[16] = {};
-  for (int i = 0; i < 15; ++i) padded[i] = boundaries[i];
-  const Table thresholds = make_table(padded);
-  return quantise_with(make_table(table), y, codes, size, [&](V values) TQ_INLINED {
-    I count = zero_codes();
-    for (int step = 8; step > 0; step /= 2) {
-      const V threshold = lookup(thresholds, add_int(count, set1_int(step - 1)));
-      count = add_where_at_least(count, values, threshold, step);
-    }
-    return count;
-  });
-}
+// In one comparison per bit; boundaries are rising, levels at most 16.
+template <int BITS>
+struct Halves {
+  V middle;
+  Table next[BITS - 1];
 
-// What a search takes for granted; not so where a boundary is not a number.
+  explicit Halves(const float* boundaries) {
+    constexpr int kLevels = 1 << BITS;
+    middle = set1(boundaries[kLevels / 2 - 1]);
+    for (int bit = 1; bit < BITS; ++bit) {
+      float padded[16] = {};
+      const int step = kLevels >> bit;
+      for (int i = 0; i < 1 << bit; ++i) padded[i] = boundaries[i * step + step / 2 - 1];
+      next[bit - 1] = make_table(padded);
+    }
+  }
+  TQ_INLINED I operator()(V y) const {
+    I codes = count_at_least(zero_codes(), y, middle);
+    for (int bit = 1; bit < BITS; ++bit) {
+      codes = count_at_least(add_int(codes, codes), y, lookup_8(next[bit - 1], codes));
+    }
+    return codes;
+  }
+};
+
+// What a search by halves takes for granted; not so where a boundary is not a number.
 bool is_rising(const float* boundaries, int count) {
   for (int i = 0; i + 1 < count; ++i) {
     if (!(boundaries[i] <= boundaries[i + 1])) return false;
@@ -96,17 +87,38 @@ bool is_rising(const float* boundaries, int count) {
 }
 #endif
 
-float quantise(const float* y, const float* boundaries, int levels, const float* table,
-               uint8_t* codes, int size) {
+// Calls act(centroids, count_of) with the fastest way to find codes of so many levels.
+template <class Act>
+TQ_INLINE void with_codes(const float* table, const float* boundaries, int levels, Act&& act) {
 #ifdef TQ_BISECTS
-  if (levels == 16 && is_rising(boundaries, 15)) {
-    return quantise_by_halves(table, y, boundaries, codes, size);
+  if (is_rising(boundaries, levels - 1)) {
+    if (levels == 16) return act(make_table(table), Halves<4>(boundaries));
+    if (levels == 8) return act(make_table(table), Halves<3>(boundaries));
   }
 #endif
-  if (levels > 16) {
-    return quantise_by_all(make_wide_table(table), y, boundaries, levels, codes, size);
-  }
-  return quantise_by_all(make_table(table), y, boundaries, levels, codes, size);
+  const AllBoundaries all(boundaries, levels);
+  if (levels > 16) return act(make_wide_table(table), all);
+  act(make_table(table), all);
+}
+
+float quantise(const float* y, const float* boundaries, int levels, const float* table,
+               uint8_t* codes, int size) {
+  V sums[kPartialVectors];
+  for (V& sum : sums) sum = zero();
+  with_codes(table, boundaries, levels, [&](const auto& centroids, const auto& count_of) {
+    for (int j = 0; j < size; j += kPartialSums) {
+      for (int v = 0; v < kPartialVectors; ++v) {
+        const int at = j + v * kLanes;
+        if (at >= size) break;
+        const I count = count_of(load_up_to(y + at, size - at));
+        store_bytes(codes + at, count, size - at);
+        V chosen = lookup(centroids, count);
+        if (size - at < kLanes) chosen = keep_n(chosen, size - at);
+        sums[v] = fma(chosen, chosen, sums[v]);
+      }
+    }
+  });
+  return add_partial_sums(sums);
 }
 
 }  // namespace

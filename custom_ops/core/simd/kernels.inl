@@ -26,6 +26,7 @@ struct Number {
 
 #include "core/simd/convert.inl"
 #include "core/simd/encode.inl"
+#include "core/simd/search.inl"
 #include "core/simd/bytes.inl"
 #include "core/simd/multiply.inl"
 #include "core/simd/unpack.inl"
@@ -55,6 +56,7 @@ constexpr tq::Kernels make_kernels() {
   all.divide = divide;
   all.rotate = rotate;
   all.quantise = quantise;
+  all.search = search;
   all.round_steps = round_steps;
   all.encode_fp8 = encode_fp8;
   all.multiply = multiply;

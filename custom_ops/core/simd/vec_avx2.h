@@ -12,6 +12,7 @@ constexpr int kLanes = 8;
 constexpr int kTileM = 6, kTileN = 2;
 constexpr int kTallM = kTileM, kTallN = kTileN;  // registers for no other form
 constexpr int kMaxFused = 4;
+#define TQ_BISECTS  // a lookup is cheaper than several comparisons
 constexpr int kMaxFusedBytes = 12;
 constexpr int kScoreGroup = 2;
 constexpr int kSumRegisters = 8;
@@ -110,6 +111,9 @@ TQ_INLINE V lookup(const Table& t, I codes) {
                           _mm256_permutevar8x32_ps(t.high, codes),
                           _mm256_castsi256_ps(_mm256_slli_epi32(codes, 28)));
 }
+
+// Codes below eight.
+TQ_INLINE V lookup_8(const Table& t, I codes) { return _mm256_permutevar8x32_ps(t.low, codes); }
 
 TQ_INLINE WideTable make_wide_table(const float* p) {
   return {{make_table(p), make_table(p + 16)}};

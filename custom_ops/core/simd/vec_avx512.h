@@ -102,12 +102,9 @@ TQ_INLINE I count_at_least(I count, V y, V threshold) {
   const M m = _mm512_cmp_ps_mask(y, threshold, _CMP_GE_OQ);
   return _mm512_mask_add_epi32(count, m, count, _mm512_set1_epi32(1));
 }
-TQ_INLINE I add_where_at_least(I count, V y, V threshold, int step) {
-  const M m = _mm512_cmp_ps_mask(y, threshold, _CMP_GE_OQ);
-  return _mm512_mask_add_epi32(count, m, count, _mm512_set1_epi32(step));
-}
 TQ_INLINE Table make_table(const float* p) { return {_mm512_loadu_ps(p)}; }
 TQ_INLINE V lookup(const Table& t, I codes) { return _mm512_permutexvar_ps(codes, t.entries); }
+TQ_INLINE V lookup_8(const Table& t, I codes) { return lookup(t, codes); }
 
 TQ_INLINE WideTable make_wide_table(const float* p) {
   return {_mm512_loadu_ps(p), _mm512_loadu_ps(p + 16)};

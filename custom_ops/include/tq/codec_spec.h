@@ -52,6 +52,8 @@ inline constexpr float kMaxHalf = 65504.0f;  // float16 fields are clamped to it
 inline constexpr float kFp8Max = 448.0f;
 inline constexpr int kQ8_0Block = 32;  // coordinates that share a scale
 
+inline constexpr int kMaxGains = 16;  // that an encoder tries
+
 inline constexpr int kHeadSizeMultiple = 8;
 inline constexpr int kMaxHeadSize = 512;
 
@@ -123,6 +125,11 @@ constexpr bool is_rotated(Kind kind) {
 // The top bit of a code is the sign of a projection.
 constexpr bool has_sketch(Kind kind) {
   return kind == Kind::kProd;
+}
+
+// An encoder may choose among the codes of several gains.
+constexpr bool searches(Kind kind) {
+  return kind == Kind::kLloydMax;
 }
 
 // Rows have a field that is added to what they decode to.

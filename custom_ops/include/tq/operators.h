@@ -35,6 +35,8 @@ struct Encode {
   static constexpr Input kCentroids{4, "centroids", Elements::kFloat32, false};
   static constexpr Input kBoundaries{5, "boundaries", Elements::kFloat32, false};
   static constexpr Input kOffset{6, "offset", Elements::kFloat32, true};
+  static constexpr Input kGains{7, "gains", Elements::kFloat32, true};
+  static constexpr Input kFeedback{8, "feedback", Elements::kFloat32, true};
   static constexpr Input kInputs[] = {
       kVectors,
       kPast,
@@ -43,6 +45,8 @@ struct Encode {
       kCentroids,
       kBoundaries,
       kOffset,
+      kGains,
+      kFeedback,
   };
   static constexpr Output kPresent{0, "present", Elements::kUint8};
   static constexpr Output kOutputs[] = {

@@ -16,13 +16,16 @@ from functools import partial
 import onnx_ir as ir
 
 from tq_onnx.codec.spec import Codec
-from tq_onnx.ops.bodies import F32, attention, elements, encode, rotated, window
+from tq_onnx.ops.bodies import F32, attention, elements, encode, rotated, search, window
 from tq_onnx.ops.bodies.codecs import reader, writer
 from tq_onnx.ops.bodies.composing import Composer
-from tq_onnx.ops.operator import Feature, Operator
+from tq_onnx.ops.operator import Feature, Features, Operator
 from tq_onnx.ops.operators import Attention, Encode
 
 Pairs = Sequence[tuple[Codec, Codec]]
+
+Encoder = tuple[Codec, bool]
+"""A codec, and whether errors are fed back."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class Model:
         has_sink: likewise ``head_sink``.
         has_offset: likewise ``key_offset`` and ``value_offset``, and encoding ``offset``.
         has_window: likewise ``new_keys`` and ``new_values``, and attributes of the window.
+        has_gains: whether encoding has ``gains``.
+        has_feedback: whether it has ``feedback``, and gains, of which keys make use.
         element: element type of vectors and queries.
     """
 
@@ -45,24 +50,41 @@ class Model:
     has_sink: bool
     has_offset: bool
     has_window: bool
+    has_gains: bool
+    has_feedback: bool
     element: str
 
     @property
-    def is_mixed(self) -> bool:
-        """True if there is anything to choose."""
-        return len(self.codecs) > 1
+    def encoders(self) -> tuple[Encoder, ...]:
+        """All encoders, in the order of the attribute that chooses."""
+        return body_encoders(self.pairs, self.has_feedback)
 
-    @property
-    def features(self) -> frozenset[Feature]:
-        """The features that decide the optional inputs and attributes of the operators."""
+    def features(self, *, is_mixed: bool) -> frozenset[Feature]:
+        """Return the features that decide the optional inputs and attributes of an operator.
+
+        Args:
+            is_mixed: whether its body has anything to choose.
+        """
         features: dict[Feature, bool] = {
             "bias": self.has_bias,
             "sink": self.has_sink,
             "offset": self.has_offset,
-            "mixed": self.is_mixed,
+            "gains": self.has_gains,
+            "feedback": self.has_feedback,
+            "mixed": is_mixed,
             "window": self.has_window,
         }
         return frozenset(feature for feature, there in features.items() if there)
+
+    @property
+    def encode_features(self) -> frozenset[Feature]:
+        """Those of TurboQuantEncode."""
+        return self.features(is_mixed=len(self.encoders) > 1)
+
+    @property
+    def attention_features(self) -> frozenset[Feature]:
+        """Those of TurboQuantDequantAttention."""
+        return self.features(is_mixed=len(self.codecs) > 1)
 
     def number(self, codec: Codec) -> int:
         """Return the name of a codec in the attributes that choose."""
@@ -76,6 +98,17 @@ def body_codecs(pairs: Pairs) -> tuple[Codec, ...]:
         pairs: codecs of keys and values, of one layer after the other.
     """
     return tuple(dict.fromkeys(codec for pair in pairs for codec in pair))
+
+
+def body_encoders(pairs: Pairs, has_feedback: bool) -> tuple[Encoder, ...]:
+    """Return the encoders of a model in the order that ``codec_index`` of the encoder counts in.
+
+    Args:
+        pairs: codecs of keys and values, of one layer after the other.
+        has_feedback: whether keys are coded with error feedback where their codec can.
+    """
+    fed = [((key, has_feedback and key.searches), (value, False)) for key, value in pairs]
+    return tuple(dict.fromkeys(encoder for pair in fed for encoder in pair))
 
 
 def _rotation(
@@ -92,21 +125,22 @@ def _rotation(
 
 def encode_function(model: Model) -> ir.Function:
     """Return the body of TurboQuantEncode."""
-    given = _values(Encode, model)
+    features = model.encode_features
+    given = _values(Encode, features)
     body = Composer()
     vectors = given["vectors"]
     if model.has_offset:
         inputs = [vectors, given["past_length"], given["offset"]]
         vectors = body.call("centred", encode.centred, inputs)
     cases = {
-        model.number(codec): partial(_rows, model=model, codec=codec, given=given, vectors=vectors)
-        for codec in model.codecs
+        number: partial(_rows, model=model, encoder=encoder, given=given, vectors=vectors)
+        for number, encoder in enumerate(model.encoders)
     }
     rows = body.choose("rows", Encode.codec_index, cases, given["past_length"])
     past, lengths = given["past"], given["past_length"]
     if not model.has_window:
         present = body.call("present", encode.append_rows, [past, rows, lengths])
-        return body.function(Encode, model.features, [*given.values()], present)
+        return body.function(Encode, features, [*given.values()], present)
     behind = body.call("behind", window.rows_behind, [past], forwarded=(Encode.overlay_rows,))
     tokens = body.call("tokens", encode.append_rows, [behind, rows, lengths])
     sizes = (Encode.recent, Encode.sinks)
@@ -115,37 +149,52 @@ def encode_function(model: Model) -> ir.Function:
     forwarded = (*sizes, Encode.overlay_rows)
     overlay = body.call("overlay", window.overlay_of, [past, entries], forwarded=forwarded)
     present = body.standard("present", "Concat", [overlay, tokens], axis=2)
-    return body.function(Encode, model.features, [*given.values()], present)
+    return body.function(Encode, features, [*given.values()], present)
 
 
 def _rows(
-    body: Composer, *, model: Model, codec: Codec, given: Mapping[str, ir.Value], vectors: ir.Value
+    body: Composer,
+    *,
+    model: Model,
+    encoder: Encoder,
+    given: Mapping[str, ir.Value],
+    vectors: ir.Value,
 ) -> ir.Value:
+    codec, feeds = encoder
     how = writer(codec, model.element)
+    piece, names = how.rows, how.tables
+    if model.has_gains and how.searched is not None:
+        piece, names = how.searched, (*names, "gains")
+    if feeds and how.fed is not None:
+        piece, names = how.fed, (*names, "feedback")
     if not model.has_offset:
         vectors = body.standard("wide", "Cast", [vectors], to=F32)
-    tables = {name: given[name] for name in how.tables}
-    if "rotation" in tables and model.is_mixed:
+    tables = {name: given[name] for name in names}
+    if "feedback" in tables and len(model.encoders) > 1:
+        inputs = [tables["feedback"], vectors]
+        tables["feedback"] = body.call("matrices", search.matrices_of_heads, inputs)
+    if "rotation" in tables and len(model.codecs) > 1:
         head_size = body.standard("head_size", "Shape", [vectors], start=3)
         table = tables["rotation"]
         tables["rotation"] = _rotation(body, table, head_size, codec, model.codecs)
     forwarded = (Encode.norm_correction,) if how.corrects_norm else ()
-    return body.call("rows", how.rows, [vectors, *tables.values()], how.attributes, forwarded)
+    return body.call("rows", piece, [vectors, *tables.values()], how.attributes, forwarded)
 
 
 def attention_function(model: Model) -> ir.Function:
     """Return the body of TurboQuantDequantAttention."""
-    given = _values(Attention, model)
+    features = model.attention_features
+    given = _values(Attention, features)
     body = Composer()
     made = _Attention(model, body, given)
     weights, visible = made.weights()
     output = body.standard("output", "CastLike", [made.sums(weights, visible), given["query"]])
-    return body.function(Attention, model.features, [*given.values()], output)
+    return body.function(Attention, features, [*given.values()], output)
 
 
-def _values(operator: type[Operator], model: Model) -> dict[str, ir.Value]:
+def _values(operator: type[Operator], features: Features) -> dict[str, ir.Value]:
     """Return the inputs of the function by name."""
-    return {each.name: ir.Value(name=each.name) for each in operator.inputs_with(model.features)}
+    return {each.name: ir.Value(name=each.name) for each in operator.inputs_with(features)}
 
 
 class _Attention:

@@ -24,12 +24,16 @@ class Writer:
         tables: which of the operator's tables it takes, in order.
         attributes: its own attributes.
         corrects_norm: whether it takes the operator's attribute ``norm_correction``.
+        searched: the same of an encoder that tries gains, which are one table more.
+        fed: the same of one with error feedback, which is one more again.
     """
 
     rows: Piece
     tables: tuple[str, ...] = ()
     attributes: Mapping[str, int] = field(default_factory=dict)
     corrects_norm: bool = False
+    searched: Piece | None = None
+    fed: Piece | None = None
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from onnxscript import FLOAT, INT32, INT64, UINT8, script
 
 from tq_onnx.codec import rotated as kinds
 from tq_onnx.codec.spec import Codec
-from tq_onnx.ops.bodies import BOOLEAN, F32, I32, TURBOQUANT, U8, op
+from tq_onnx.ops.bodies import F32, I32, TURBOQUANT, U8, op, search
 from tq_onnx.ops.bodies.elements import float_rows, float_values
 from tq_onnx.ops.bodies.half import finite_or_zero, half_bytes, half_field, half_values
 from tq_onnx.ops.bodies.pieces import ALL_TABLES, Pieces, Reader, Writer
@@ -37,49 +37,9 @@ from tq_onnx.ops.bodies.planes import (
     unpack_codes_8,
     unpack_one_bit,
 )
+from tq_onnx.ops.bodies.unit import codes_of, directions, plain_scales, row_norms
 
-_LARGEST: Final = 3.4028234663852886e38
 _SIGN_SHARE: Final = sqrt(pi / 2)
-
-
-@script(TURBOQUANT, default_opset=op)
-def row_norms(vectors: FLOAT[...]) -> FLOAT[...]:
-    """Norms [B, N, T, 1] of vectors [B, N, T, D]; 0 where they are not finite."""
-    squares = op.ReduceSum(op.Mul(vectors, vectors), op.Constant(value_ints=[-1]), keepdims=1)
-    # Comparisons with NaN are false: NaN, Inf and overflow all fail this one.
-    usable = op.LessOrEqual(squares, op.Constant(value_float=_LARGEST))
-    norms = op.Sqrt(op.Where(usable, squares, op.Constant(value_float=0.0)))
-    return norms
-
-
-@script(TURBOQUANT, default_opset=op)
-def directions(vectors: FLOAT[...], norms: FLOAT[...]) -> FLOAT[...]:
-    """Vectors of norm 1; zeros where the norm is 0."""
-    zero = op.Constant(value_float=0.0)
-    usable = op.Greater(norms, zero)
-    divisors = op.Where(usable, norms, op.Constant(value_float=1.0))
-    unit = op.Where(usable, op.Div(vectors, divisors), zero)
-    return unit
-
-
-@script(TURBOQUANT, default_opset=op)
-def quantise(unit: FLOAT[...], rotation: FLOAT[...], boundaries: FLOAT[...]) -> FLOAT[...]:
-    """Codes [B, N, T, D] of unit vectors: how many boundaries each rotated coordinate reaches."""
-    rotated = op.MatMul(unit, rotation)
-    levels_first = op.Reshape(boundaries, op.Constant(value_ints=[-1, 1, 1, 1, 1]))
-    reached = op.Cast(op.GreaterOrEqual(rotated, levels_first), to=F32)
-    codes = op.ReduceSum(reached, op.Constant(value_ints=[0]), keepdims=0)
-    return codes
-
-
-@script(TURBOQUANT, default_opset=op)
-def row_scales(norms: FLOAT[...], quantised: FLOAT[...], norm_correction: int) -> FLOAT[...]:
-    """Scales [B, N, T, 1]: norm / |quantised| with norm correction, else norm."""
-    squares = op.Mul(quantised, quantised)
-    length = op.Sqrt(op.ReduceSum(squares, op.Constant(value_ints=[-1]), keepdims=1))
-    corrected = op.Cast(op.Constant(value_int=norm_correction), to=BOOLEAN)
-    scales = op.Div(norms, op.Where(corrected, length, op.Constant(value_float=1.0)))
-    return scales
 
 
 @script(TURBOQUANT, default_opset=op)
@@ -93,9 +53,10 @@ def lloyd_max_rows(
 ) -> UINT8[...]:
     """Rows [B, N, T, W] of vectors [B, N, T, D]: the planes of the codes, then the scale."""
     norms = row_norms(vectors)
-    codes = quantise(directions(vectors, norms), rotation, boundaries)
+    rotated = op.MatMul(directions(vectors, norms), rotation)
+    codes = codes_of(rotated, boundaries)
     quantised = op.Gather(centroids, op.Cast(codes, to=I32))
-    scales = row_scales(norms, quantised, norm_correction)
+    scales = plain_scales(norms, rotated, quantised, norm_correction)
     rows = op.Concat(pack_codes(codes, bits), half_bytes(scales), axis=-1)
     return rows
 
@@ -104,7 +65,7 @@ def lloyd_max_rows(
 def u8_rows(vectors: FLOAT[...], rotation: FLOAT[...], boundaries: FLOAT[...]) -> UINT8[...]:
     """Rows [B, N, T, D + 4] of vectors [B, N, T, D]: a byte per code, the norm as float32."""
     norms = row_norms(vectors)
-    codes = quantise(directions(vectors, norms), rotation, boundaries)
+    codes = codes_of(op.MatMul(directions(vectors, norms), rotation), boundaries)
     rows = op.Concat(op.Cast(codes, to=U8), float_rows(norms), axis=-1)
     return rows
 
@@ -128,9 +89,10 @@ def prod_rows(
     turn = op.Slice(rotation, op.Constant(value_ints=[0]), size, one)
     projection = op.Slice(rotation, size, op.Add(size, size), one)
     norms = row_norms(vectors)
-    codes = quantise(directions(vectors, norms), turn, boundaries)
+    rotated = op.MatMul(directions(vectors, norms), turn)
+    codes = codes_of(rotated, boundaries)
     quantised = op.Gather(centroids, op.Cast(codes, to=I32))
-    stored = half_bytes(row_scales(norms, quantised, norm_correction))
+    stored = half_bytes(plain_scales(norms, rotated, quantised, norm_correction))
     scales = op.Unsqueeze(half_values(stored), last)
     decoded = op.MatMul(op.Mul(quantised, scales), op.Transpose(turn, perm=[1, 0]))
     residual = op.Sub(op.Where(op.Greater(norms, zero), vectors, zero), decoded)
@@ -277,7 +239,14 @@ _PROD: Final = {3: prod_of_3_bits, 4: prod_of_4_bits}
 def _lloyd_max(codec: Codec, element: str) -> tuple[Writer, Reader]:
     bits = {"bits": codec.bits}
     return (
-        Writer(lloyd_max_rows, ALL_TABLES, bits, corrects_norm=True),
+        Writer(
+            lloyd_max_rows,
+            ALL_TABLES,
+            bits,
+            corrects_norm=True,
+            searched=search.searched_rows,
+            fed=search.fed_rows,
+        ),
         Reader(_CENTROIDS[codec.bits], half_field, {**bits, "skip": 0}),
     )
 

@@ -1,0 +1,137 @@
+"""TurboQuantEncode with gains and error feedback: every backend writes the oracle's rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.parity.backends import BACKENDS, LEVELS, run
+from tests.parity.compare import check_rows
+from tests.parity.graphs import (
+    KEY_LAYER,
+    VALUE_LAYER,
+    Attention,
+    encode_model,
+    feedback,
+    rotation,
+    step_model,
+)
+from tests.parity.test_encode import as_dtype, empty, special_rows, vectors
+from tq_onnx.codec import reference
+from tq_onnx.codec.codebook import lloyd_max
+from tq_onnx.codec.kind import UNBIASED
+from tq_onnx.codec.rotated import LLOYD_MAX
+from tq_onnx.codec.search import MAX_GAINS, gain_table
+from tq_onnx.codec.spec import KINDS, Codec
+
+# The evaluator computes in numpy, which warns where the operators mean to overflow.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+
+SEARCH_TIES = 5e-3
+"""Share of the codes that may differ: one tie can change all codes of its row, or choose another
+gain. Measured up to 1e-3."""
+
+HEADS = 2
+
+
+def encode(
+    backend: str, bits: int, x: np.ndarray, *, gains: int, feeds: bool, correction: int = UNBIASED
+) -> np.ndarray:
+    size, dtype = x.shape[-1], str(x.dtype)
+    heads = x.shape[1] if feeds else 0
+    how = {"norm_correction": correction, "gains": gains, "feedback_heads": heads}
+    model = encode_model("key", bits, size, dtype, **how)
+    feeds_of = {"key": x, "past_key": empty(x, bits), "past_length": np.array([0])}
+    return run(backend, model, feeds_of)[0]
+
+
+def check(backend: str, rows: np.ndarray, x: np.ndarray, bits: int, **how: int | bool) -> None:
+    size, gains = x.shape[-1], gain_table(int(how.get("gains", MAX_GAINS)) or 1)
+    check_rows(
+        f"{backend}, searching",
+        rows,
+        x,
+        Codec(LLOYD_MAX, bits),
+        rotation(size, KEY_LAYER),
+        norm_correction=int(how.get("correction", UNBIASED)),
+        gains=gains,
+        feedback=feedback(size, x.shape[1]) if how.get("feeds") else None,
+        tie_rate=SEARCH_TIES,
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("feeds", [False, True], ids=["gains", "feedback"])
+@pytest.mark.parametrize(("bits", "head_size"), [(4, 128), (3, 80), (2, 64), (5, 24)])
+def test_many_rows(bits: int, head_size: int, feeds: bool, backend: str) -> None:
+    x = vectors(2, HEADS, 40, head_size).astype(np.float32)
+    rows = encode(backend, bits, x, gains=MAX_GAINS, feeds=feeds)
+    check(backend, rows, x, bits, feeds=feeds)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("correction", [0, 1, 2])
+@pytest.mark.parametrize(("gains", "feeds"), [(0, False), (5, False), (3, True)])
+def test_scales_and_tables(gains: int, feeds: bool, correction: int, backend: str) -> None:
+    x = vectors(1, HEADS, 30, 64).astype(np.float32)
+    rows = encode(backend, 3, x, gains=gains, feeds=feeds, correction=correction)
+    check(backend, rows, x, 3, gains=gains, feeds=feeds, correction=correction)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("feeds", [False, True], ids=["gains", "feedback"])
+def test_special_rows(feeds: bool, backend: str) -> None:
+    x = special_rows(80)
+    rows = encode(backend, 4, x, gains=MAX_GAINS, feeds=feeds)
+    check(backend, rows, x, 4, feeds=feeds)
+    for bad in (3, 5, 7, 9, 11):
+        assert np.array_equal(rows[0, 0, bad], rows[0, 0, 1])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_narrow_types(backend: str) -> None:
+    x = as_dtype(vectors(1, HEADS, 40, 64), "float16")
+    check(backend, encode(backend, 4, x, gains=MAX_GAINS, feeds=True), x, 4, feeds=True)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("feeds", [False, True], ids=["gains", "feedback"])
+@pytest.mark.parametrize("bits", KINDS[LLOYD_MAX].bits)
+def test_levels_give_the_same_bytes(bits: int, feeds: bool, level: str) -> None:
+    x = np.concatenate([special_rows(72), vectors(1, 1, 60, 72).astype(np.float32)], axis=2)
+    scalar, own = (encode(b, bits, x, gains=MAX_GAINS, feeds=feeds) for b in ("scalar", level))
+    assert np.array_equal(scalar, own)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("value_bits", [4, 3, 32])
+def test_only_keys_are_fed_back(value_bits: int, backend: str) -> None:
+    x = vectors(1, HEADS, 12, 64).astype(np.float32)
+    how = {"norm_correction": UNBIASED, "gains": 4, "feedback_heads": HEADS}
+    spec = Attention(64, 4, value_bits, **how)
+    _, keys, values = run(
+        backend,
+        step_model(spec),
+        {
+            "key": x,
+            "value": x,
+            "query": x,
+            "past_key": np.zeros((1, HEADS, 0, 34), np.uint8),
+            "past_value": np.zeros((1, HEADS, 0, 8 * value_bits + 2 * (value_bits < 16)), np.uint8),
+            "past_length": np.array([0]),
+        },
+    )
+    check(backend, keys, x, 4, gains=4, feeds=True)
+    turn, correction = rotation(64, VALUE_LAYER), {"norm_correction": UNBIASED}
+    how_values = {**correction, "gains": gain_table(4), "tie_rate": SEARCH_TIES}
+    check_rows(f"{backend}, searching", values, x, spec.value, turn, **how_values)
+
+
+def test_a_wrong_backend_would_be_noticed() -> None:
+    x = vectors(1, HEADS, 8, 64).astype(np.float32)
+    plain = reference.encode(x, Codec(LLOYD_MAX, 4), rotation(64, KEY_LAYER), lloyd_max(4, 64))
+    with pytest.raises(AssertionError):
+        check("negative", plain, x, 4, feeds=False)
+    rows = encode("body", 4, x, gains=MAX_GAINS, feeds=False)
+    with pytest.raises(AssertionError):
+        check("negative", rows, x, 4, feeds=True)
