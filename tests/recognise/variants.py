@@ -66,6 +66,17 @@ MASKS = {
         sd = Cast<to = 11>(s1)
         sm = Add(sd, bh)
         s2 = Cast<to = 1>(sm)""",
+    "of scores that are scaled behind it": """cx = Constant<value_float = 8.0>()
+        sx = Mul(s1, cx)
+        sm = Add(sx, bias)
+        s2 = Div(sm, cx)""",
+    "chosen from scores that are scaled behind it": """cx = Constant<value_float = 8.0>()
+        sx = Mul(s1, cx)
+        sm = Where(keep, sx, lowest)
+        s2 = Div(sm, cx)""",
+    "of scores less the largest": """sm = Add(s1, bias)
+        mx = ReduceMax<keepdims = 1>(sm, rest)
+        s2 = Sub(sm, mx)""",
     "cut to the keys": """sl = Shape<start = 2, end = 3>(present_key)
         bc = Slice(bias, nought, sl, three)
         s2 = Add(s1, bc)""",
@@ -120,9 +131,22 @@ def _scaled(name: str, source: str, factor: float, how: int) -> str:
             f"c{name} = Constant<value_float = {1 / factor!r}>()"
             f"\n        {name} = Div({source}, c{name})"
         )
+    if how == 3:
+        return (
+            f"d{name} = Constant<value_float = {factor**2!r}>()\n        e{name} = Sqrt(d{name})"
+            f"\n        {name} = Mul({source}, e{name})"
+        )
+    # The head size, 16, is asked of the query.
+    chosen = (
+        "Slice(z{0}, three, window_end)",
+        "Gather(z{0}, three)",
+        "Shape<start = 3, end = 4>(q)",
+    )
     return (
-        f"d{name} = Constant<value_float = {factor**2!r}>()\n        e{name} = Sqrt(d{name})"
-        f"\n        {name} = Mul({source}, e{name})"
+        f"z{name} = Shape(q)\n        y{name} = {chosen[how - 4].format(name)}"
+        f"\n        w{name} = Cast<to = 1>(y{name})"
+        f"\n        u{name} = Constant<value_float = {factor / 16!r}>()"
+        f"\n        v{name} = Mul(w{name}, u{name})\n        {name} = Mul({source}, v{name})"
     )
 
 
@@ -158,8 +182,9 @@ def variants(draw: st.DrawFn) -> Variant:
     )
 
     def step(name: str, source: str, factor: float) -> str:
-        how = draw(st.integers(0, 3))
-        return _passed(name, source, how) if factor == 1 else _scaled(name, source, factor, how)
+        if factor == 1:
+            return _passed(name, source, draw(st.integers(0, 3)))
+        return _scaled(name, source, factor, draw(st.integers(0, 6)))
 
     repeat = either(REPEATS)
     keys, product = either(PRODUCTS)

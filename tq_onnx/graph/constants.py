@@ -33,6 +33,8 @@ _BINARY: Final[dict[str, Callable[[float, float], float]]] = {
 }
 _EXACT: Final = frozenset({"Identity", "Neg", "Mul", "Add", "Sub"})
 """Nodes that compute the same with integers as with floating-point numbers."""
+_PARTS: Final = frozenset({"Shape", "Gather", "Slice", "Squeeze", "Unsqueeze"})
+"""Nodes that choose one of the sizes of a value."""
 
 
 def scalar(value: ir.Value | None) -> float | None:
@@ -49,11 +51,14 @@ def _scalar(value: ir.Value | None, depth: int) -> float | None:
         plain = tensor.dtype.is_integer() or tensor.dtype.is_floating_point()
         return float(tensor.numpy().reshape(())) if tensor.size == 1 and plain else None
     node = value.producer()
-    if (
-        node is None
-        or node.domain != ""
-        or not (node.op_type in _EXACT or _computes_with_floats(node))
-    ):
+    return None if node is None or node.domain != "" else _made(node, depth)
+
+
+def _made(node: ir.Node, depth: int) -> float | None:
+    """Return the number that a node always makes."""
+    if node.op_type in _PARTS:
+        return _size(node.outputs[0], depth)
+    if not (node.op_type in _EXACT or _computes_with_floats(node)):
         return None
     if node.op_type in _UNARY:
         operand = _scalar(node.inputs[0], depth - 1)
@@ -70,6 +75,41 @@ def _computes_with_floats(node: ir.Node) -> bool:
         return ir.DataType(node.attributes.get_int("to", 0)).is_floating_point()
     dtype = node.outputs[0].dtype
     return dtype is not None and dtype.is_floating_point()
+
+
+def _size(value: ir.Value | None, depth: int) -> int | None:
+    """Return the one size that a part of a Shape always is, such as the head size of a query."""
+    node = None if value is None else value.producer()
+    if node is None or depth == 0 or node.domain != "" or not node.inputs:
+        return None
+    if node.op_type in ("Squeeze", "Unsqueeze", "Identity"):
+        return _size(node.inputs[0], depth - 1)
+    asked = node.inputs[0]
+    sizes = _sizes(None if asked is None else asked.producer())
+    if node.op_type == "Shape":
+        found = _sizes(node)
+    elif node.op_type == "Gather" and attribute_int(node, "axis", 0) == 0:
+        chosen = integers(node.inputs[1]) or ()
+        found = [sizes[index] for index in chosen if -len(sizes) <= index < len(sizes)]
+    elif node.op_type == "Slice" and len(node.inputs) < 5:
+        bounds = [integers(bound) for bound in node.inputs[1:]]
+        starts, ends = [bound[0] if bound else None for bound in bounds[:2]]
+        along = len(bounds) < 3 or bounds[2] in ((0,), (-1,))
+        found = sizes[starts:ends] if along and None not in (starts, ends) else []
+    else:
+        return None
+    return found[0] if len(found) == 1 else None
+
+
+def _sizes(node: ir.Node | None) -> list[int | None]:
+    """Return what a Shape node tells, with None for sizes that differ between calls."""
+    if node is None or (node.domain, node.op_type) != ("", "Shape"):
+        return []
+    asked = node.inputs[0]
+    if asked is None or asked.shape is None:
+        return []
+    told = [size if isinstance(size, int) else None for size in asked.shape]
+    return told[attribute_int(node, "start", 0) : attribute_int(node, "end", len(told))]
 
 
 def integers(value: ir.Value | None) -> tuple[int, ...] | None:

@@ -163,7 +163,7 @@ def _table_sizes(tokens: ir.Value) -> tuple[int | None, int | None]:
 def look_up(value: ir.Value) -> ir.Node | None:
     """Return the node that looks up a table by a value."""
     for node, index in value.uses():
-        if node.op_type in ("Cast", "Identity") and node.domain == "":
+        if node.domain == "" and (node.op_type in ("Cast", "Identity") or _keeps_pairs(node)):
             found = look_up(node.outputs[0])
             if found is not None:
                 return found
@@ -177,6 +177,14 @@ def look_up(value: ir.Value) -> ir.Node | None:
         ):
             return node
     return None
+
+
+def _keeps_pairs(node: ir.Node) -> bool:
+    """Return True if a node reshapes ids ``[B, T]`` to what they are."""
+    source, output = node.inputs[0] if node.inputs else None, node.outputs[0]
+    if node.op_type != "Reshape" or source is None or {rank(source), rank(output)} != {2}:
+        return False
+    return dimension(source) is not None and dimension(source) == dimension(output)
 
 
 def _logits(graph: ir.Graph, caches: Collection[ir.Value]) -> ir.Value | None:

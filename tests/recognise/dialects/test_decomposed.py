@@ -261,9 +261,9 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
         "values are scaled",
     ),
     "scores changed": ({"scores": "s1 = Relu(s0)"}, "go through Relu"),
-    "scale after the mask": (
-        {"mask": "t0 = Add(s1, bias)\n        s2 = Mul(t0, half)"},
-        "scaled after the mask",
+    "turned over after the mask": (
+        {"mask": "t0 = Add(s1, bias)\n        t1 = Neg(half)\n        s2 = Mul(t0, t1)"},
+        "turned over after the mask",
     ),
     "scale by something computed": (
         {"scores": "t0 = ReduceMax(s0)\n        s1 = Mul(s0, t0)"},

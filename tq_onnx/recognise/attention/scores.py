@@ -2,79 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import attribute_int, scalar
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import PRODUCTS, kind
 from tq_onnx.graph.values import keeps_numbers, rank
+from tq_onnx.recognise.attention.masks import Mask
 from tq_onnx.recognise.attention.products import product
+from tq_onnx.recognise.attention.sinks import drops_the_last, shifted, sinks_beside
 from tq_onnx.recognise.site import GraphView
 
 _MAX_STEPS: Final = 16
 _HIDING: Final = -3e4
 """A fill that no score comes near. Scores of models with large biases in their projections reach
 -1e4, a fill of some float16 exports, which does not hide a key from them as a bias would."""
-
-
-@dataclass(frozen=True, eq=False)
-class Mask:
-    """Something that hides keys.
-
-    Attributes:
-        value: a float added to the scores, or a Boolean that selects.
-        keeps: None for an additive mask; otherwise the truth value that keeps a key.
-    """
-
-    value: ir.Value
-    keeps: bool | None
-
-    def bias(self, build: Builder, dtype: ir.DataType) -> ir.Value:
-        """Return the mask as a bias of rank 4 and of the query's type; made once per model."""
-        value = self.value
-        if self.keeps is not None:
-            keeps = self.keeps
-            value = build.once(("bias", value, keeps, dtype), lambda: self._select(build, dtype))
-        elif value.dtype != dtype:
-            source = value
-            value = build.once(
-                ("cast", source, dtype),
-                lambda: build.op(
-                    "Cast",
-                    [source],
-                    "bias_cast",
-                    dtype=dtype,
-                    shape=_dims(source),
-                    to=int(dtype),
-                ),
-            )
-        missing = 4 - (rank(self.value) or 4)
-        if not missing:
-            return value
-        narrow = value
-        return build.once(
-            ("unsqueeze", narrow),
-            lambda: build.op(
-                "Unsqueeze",
-                [narrow, build.integers(*range(missing))],
-                "bias_rank_4",
-                dtype=dtype,
-                shape=[None] * 4,
-            ),
-        )
-
-    def _select(self, build: Builder, dtype: ir.DataType) -> ir.Value:
-        numpy = dtype.numpy()
-        zero = build.constant(f"tq.{dtype.name}.zero", numpy.type(0))
-        lowest = build.constant(f"tq.{dtype.name}.lowest", numpy.type(dtype.min))
-        chosen = [zero, lowest] if self.keeps else [lowest, zero]
-        return build.op(
-            "Where", [self.value, *chosen], "bias", dtype=dtype, shape=_dims(self.value)
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +32,7 @@ class Scores:
         masks: in the order in which they act.
         softmax: the softmax.
         output_matmul: the product of the probabilities with the values.
+        sinks: scores without a value, ``[1, H, 1, 1]``; None if there are none.
     """
 
     scale: float
@@ -94,6 +40,57 @@ class Scores:
     masks: tuple[Mask, ...]
     softmax: ir.Node
     output_matmul: ir.Node
+    sinks: ir.Value | None = None
+
+
+@dataclass
+class _Effects:
+    """What happens to the scores on their way to the softmax."""
+
+    scale: float
+    cap: float = 1.0
+    capped: bool = False
+    masks: list[Mask] = field(default_factory=list)
+    sinks: ir.Value | None = None
+    final: bool = False
+    """True if nothing but the softmax may follow."""
+
+    def pass_through(self, node: ir.Node, index: int) -> None:
+        """Add the effect of a node that reads the scores by an input.
+
+        Raises:
+            NoMatch: it is not known.
+        """
+        what = kind(node)
+        if keeps_numbers(node):
+            return
+        if self.final:
+            raise NoMatch(f"the scores go through {what} behind their sinks or maxima", node)
+        if what in ("Mul", "Div"):
+            self._scaled(node, index)
+        elif what == "Tanh" and not self.capped and not self.masks:
+            self.capped = True
+        elif what == "Concat":
+            self.sinks, self.final = sinks_beside(node, index), True
+        elif what == "Add":
+            self.masks.append(_additive(node, index))
+        elif what == "Where" and index in (1, 2):
+            self.masks.append(_selecting(node, index))
+        else:
+            raise NoMatch(f"the scores go through {what}", node)
+
+    def _scaled(self, node: ir.Node, index: int) -> None:
+        number = scalar(node.inputs[1 - index])
+        if not number or (node.op_type == "Div" and index != 0):
+            raise NoMatch("the scores are multiplied by something not constant", node)
+        number = number if node.op_type == "Mul" else 1 / number
+        if self.masks and number < 0:
+            raise NoMatch("the scores are turned over after the mask was applied", node)
+        self.masks = [_checked(mask.scaled(number), node) for mask in self.masks]
+        if self.capped:
+            self.cap *= number
+        else:
+            self.scale *= number
 
 
 def follow_scores(matmul: ir.Node, view: GraphView) -> Scores:
@@ -102,42 +99,26 @@ def follow_scores(matmul: ir.Node, view: GraphView) -> Scores:
     Raises:
         NoMatch: something else happens to them.
     """
-    scale, cap, capped = product(matmul).factor, 1.0, False
-    masks: list[Mask] = []
+    found = _Effects(product(matmul).factor)
     value = matmul.outputs[0]
     for _ in range(_MAX_STEPS):
+        less = shifted(view.consumers(value))
+        if less is not None:
+            value, found.final = less, True
+            continue
         node, index = _only_reader(value, view)
-        what = kind(node)
-        if what == "Softmax":
+        if kind(node) == "Softmax":
             _check_axis(node, view)
             # scores * scale / softcap went into the tanh, which is odd.
-            softcap = abs(cap) if capped else 0.0
             return Scores(
-                scale * cap if capped else scale,
-                softcap,
-                tuple(masks),
+                found.scale * found.cap if found.capped else found.scale,
+                abs(found.cap) if found.capped else 0.0,
+                tuple(found.masks),
                 node,
-                _values(node, view),
+                _values(node, view, cut=found.sinks is not None),
+                found.sinks,
             )
-        if what in ("Mul", "Div"):
-            number = scalar(node.inputs[1 - index])
-            if not number or (what == "Div" and index != 0):
-                raise NoMatch("the scores are multiplied by something not constant", node)
-            if masks:
-                raise NoMatch("the scores are scaled after the mask was applied", node)
-            number = number if what == "Mul" else 1 / number
-            if capped:
-                cap *= number
-            else:
-                scale *= number
-        elif what == "Tanh" and not capped and not masks:
-            capped = True
-        elif what == "Add":
-            masks.append(_additive(node, index))
-        elif what == "Where" and index in (1, 2):
-            masks.append(_selecting(node, index))
-        elif not keeps_numbers(node):
-            raise NoMatch(f"the scores go through {what}", node)
+        found.pass_through(node, index)
         value = node.outputs[0]
     raise NoMatch("the scores do not reach a softmax", matmul)
 
@@ -165,15 +146,18 @@ def _above_guards(value: ir.Value | None, view: GraphView) -> ir.Node | None:
             return None
         if node.op_type == "Where":
             value = node.inputs[2]
-        elif node.op_type == "Dropout" or keeps_numbers(node):
+        elif node.op_type in ("Dropout", "Slice") or keeps_numbers(node):
             value = node.inputs[0]
         else:
             return node
     return None
 
 
-def _values(softmax: ir.Node, view: GraphView) -> ir.Node:
-    """Return the MatMul with the values, past a guard against NaN."""
+def _values(softmax: ir.Node, view: GraphView, *, cut: bool) -> ir.Node:
+    """Return the MatMul with the values, past a guard against NaN.
+
+    With ``cut`` the last column, of the sinks, is left out on the way.
+    """
     value = softmax.outputs[0]
     for _ in range(_MAX_STEPS):
         readers = view.consumers(value)
@@ -182,9 +166,12 @@ def _values(softmax: ir.Node, view: GraphView) -> ir.Node:
             value = _guarded(guard[0], readers, view)
             continue
         node, index = _only_reader(value, view)
-        if kind(node) in PRODUCTS:
+        if kind(node) in PRODUCTS and not cut:
             _check_values(node, index)
             return node
+        if cut and index == 0 and drops_the_last(node):
+            value, cut = node.outputs[0], False
+            continue
         if index == 0 and (keeps_numbers(node) or _inactive_dropout(node)):
             value = node.outputs[0]
             continue
@@ -224,12 +211,14 @@ def _additive(node: ir.Node, index: int) -> Mask:
 def _selecting(node: ir.Node, index: int) -> Mask:
     fill = scalar(node.inputs[3 - index])
     condition = node.inputs[0]
-    if fill is None or not fill <= _HIDING or condition is None:
+    if fill is None or condition is None:
         raise NoMatch("the scores are replaced by something that does not hide a key", node)
-    return _checked(Mask(condition, index == 1), node)
+    return _checked(Mask(condition, index == 1, fill=fill), node)
 
 
 def _checked(mask: Mask, node: ir.Node) -> Mask:
+    if not mask.fill <= _HIDING:
+        raise NoMatch("the scores are replaced by something that does not hide a key", node)
     size = rank(mask.value)
     if size is None or not 1 <= size <= 4:
         raise NoMatch(f"the mask is of rank {'unknown' if size is None else size}", node)
@@ -248,9 +237,3 @@ def _only_reader(value: ir.Value, view: GraphView) -> tuple[ir.Node, int]:
         names = ", ".join(node.op_type for node, _ in readers) or "nothing"
         raise NoMatch(f"the scores or probabilities are read by {names}", value.producer())
     return readers[0]
-
-
-def _dims(value: ir.Value) -> list[int | str | None] | None:
-    if value.shape is None:
-        return None
-    return [dim if isinstance(dim, int) else dim.value for dim in value.shape]

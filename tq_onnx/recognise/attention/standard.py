@@ -16,8 +16,8 @@ from tq_onnx.graph.constants import attribute_float, attribute_int
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.values import FLOATS, rank, static_dim
 from tq_onnx.recognise.attention.heads import merged, split
+from tq_onnx.recognise.attention.masks import Mask
 from tq_onnx.recognise.attention.rows import snapped
-from tq_onnx.recognise.attention.scores import Mask
 from tq_onnx.recognise.attention.tokens import check_tokens
 from tq_onnx.recognise.attention.validkeys import valid_keys
 from tq_onnx.recognise.behind import attended_length

@@ -4,13 +4,14 @@ The operator takes the number of its queries for the number of new tokens: the l
 the last key. A graph that asks for the last tokens only, as some do in their last layer to save
 work, would be told that there are fewer keys than there are. Sizes rarely tell, as both are
 symbolic. So the ways to the query and to the new rows are followed back to where they meet, and
-nothing may choose among the tokens on the way.
+nothing may choose among the tokens on the way. What does not come from there, such as the angles of
+rotary embeddings, carries no token.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 import onnx_ir as ir
@@ -47,9 +48,14 @@ def check_tokens(query: ir.Value, rows: Iterable[ir.Value], reader: ir.Node) -> 
     everywhere = (1 << len(ways)) - 1
     marks: dict[ir.Node, int] = {}
     heap: list[tuple[int, ir.Node]] = []
+    given: dict[ir.Value, int] = {}
+    shared: set[ir.Value] = set()
+    choosers: list[tuple[int, ir.Node]] = []
 
     def mark(value: ir.Value | None, ways: int) -> None:
         node = None if value is None else value.producer()
+        if value is not None and value.is_graph_input() and not value.is_initializer():
+            given[value] = given.get(value, 0) | ways
         if node is None or node not in order:
             return
         if node not in marks:
@@ -63,13 +69,36 @@ def check_tokens(query: ir.Value, rows: Iterable[ir.Value], reader: ir.Node) -> 
         _, node = heapq.heappop(heap)
         found = marks.pop(node)
         if found != everywhere and _may_choose_tokens(node):
-            who = "query" if found & 1 else "new rows"
-            raise NoMatch(f"the {who} may be of some tokens only, by {label(node)}", node)
+            choosers.append((found, node))
+        if found == everywhere:
+            shared.update(node.outputs)
         if node.op_type in ("Shape", "Size") or found == everywhere:
             continue
         for item in (node, *nested_nodes(node)):
             for read in item.inputs:
                 mark(read, found)
+    shared.update(value for value, found in given.items() if found == everywhere)
+    for found, node in choosers:
+        if _comes_from(node.inputs[0], shared):
+            who = "query" if found & 1 else "new rows"
+            raise NoMatch(f"the {who} may be of some tokens only, by {label(node)}", node)
+
+
+def _comes_from(value: ir.Value | None, shared: Collection[ir.Value]) -> bool:
+    """Return True if numbers of some values flow into another one."""
+    pending = [value]
+    seen: set[ir.Value] = set()
+    while pending:
+        value = pending.pop()
+        if value is None or value in seen:
+            continue
+        if value in shared:
+            return True
+        seen.add(value)
+        node = value.producer()
+        if node is not None and node.op_type not in ("Shape", "Size"):
+            pending.extend(read for item in (node, *nested_nodes(node)) for read in item.inputs)
+    return False
 
 
 def _may_choose_tokens(node: ir.Node) -> bool:

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.values import rank
-from tq_onnx.recognise.attention.scores import Mask
+from tq_onnx.recognise.attention.masks import Mask
 
 _I64 = ir.DataType.INT64
 

@@ -12,10 +12,12 @@ The scale may sit on the query, on the keys and on the scores: their product cou
 exports round it, so a product near D^-0.5 is taken for D^-0.5 there. A guard that turns NaN
 into 0 after the softmax goes with it, because the operator gives 0 for a row without visible keys.
 The mask is kept as an additive bias, and causality with it (``causal`` is off); a Boolean mask
-becomes a bias once per model.
+becomes a bias once per model. A scale after the mask counts for both. A column of sinks beside the
+scores (``sinks.py``) goes into the operator. A single key/value head may meet all query heads
+unrepeated.
 
 Refused: new rows before old ones, heads repeated in another order, any other operator on the way,
-scores or probabilities used elsewhere, a scale after the mask.
+scores or probabilities used elsewhere.
 """
 
 from __future__ import annotations
@@ -31,15 +33,16 @@ from tq_onnx.graph.constants import scalar
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import PRODUCTS, kind
 from tq_onnx.graph.values import FLOATS, rank, static_dim
+from tq_onnx.recognise.attention.masks import Mask
 from tq_onnx.recognise.attention.products import product
 from tq_onnx.recognise.attention.rows import check_slots, rows, sizes, snapped
 from tq_onnx.recognise.attention.scores import (
-    Mask,
     Scores,
     follow_scores,
     probabilities_above,
     spelled_out,
 )
+from tq_onnx.recognise.attention.sinks import one_of_each_head
 from tq_onnx.recognise.attention.tokens import check_tokens
 from tq_onnx.recognise.caches import Reach, one_of, updated_cache
 from tq_onnx.recognise.site import GraphView, Operands, Site
@@ -53,11 +56,13 @@ class _Decomposed(Site):
     new_key: ir.Value
     new_value: ir.Value
     masks: tuple[Mask, ...]
+    sinks: ir.Value | None
     folded: bool
     """True if the old attention computes ``[B, N, G, D]`` for one token."""
 
     def inputs(self) -> Collection[ir.Value]:
-        return [self.query, self.new_key, self.new_value, *self.mask_sources()]
+        sinks = () if self.sinks is None else (self.sinks,)
+        return [self.query, self.new_key, self.new_value, *self.mask_sources(), *sinks]
 
     def mask_sources(self) -> Collection[ir.Value]:
         return [mask.value for mask in self.masks]
@@ -74,7 +79,10 @@ class _Decomposed(Site):
         for mask in self.masks:
             term = mask.bias(build, self.dtype)
             bias = term if bias is None else self._sum(build, bias, term)
-        return Operands(self.query, self.new_key, self.new_value, bias)
+        sinks = self.sinks
+        if sinks is not None:
+            sinks = one_of_each_head(build, sinks, self.num_heads, self.dtype)
+        return Operands(self.query, self.new_key, self.new_value, bias, sinks)
 
     def _sum(self, build: Builder, left: ir.Value, right: ir.Value) -> ir.Value:
         def make() -> ir.Value:
@@ -166,6 +174,8 @@ def _site(layer: int, key: Reach, value: Reach, scores: Scores) -> Site:
     query = unfolded or query
     _check_tokens(query, key)
     check_tokens(query, (new_key, new_value), key.reader)
+    if scores.sinks is not None and static_dim(scores.sinks, 1) != num_heads:
+        raise NoMatch(f"the sinks are not one for each of {num_heads} heads", node)
     dtype = query.dtype
     if dtype is None or dtype not in FLOATS:
         raise NoMatch(f"the query has the element type {dtype}", key.reader)
@@ -193,6 +203,8 @@ def _site(layer: int, key: Reach, value: Reach, scores: Scores) -> Site:
         new_key=new_key,
         new_value=new_value,
         masks=scores.masks,
+        sinks=scores.sinks,
+        has_sink=scores.sinks is not None,
         folded=unfolded is not None,
     )
 
@@ -266,7 +278,7 @@ def _num_heads(
         raise NoMatch(f"{num_heads} heads do not share {kv_num_heads} key/value heads", node)
     if folded and repeated:
         raise NoMatch("the heads are repeated although the query is folded", node)
-    if not folded and num_heads != kv_num_heads and len(repeated) < 2:
+    if not folded and num_heads != kv_num_heads != 1 and len(repeated) < 2:
         raise NoMatch(f"{num_heads} heads meet {kv_num_heads} key/value heads unrepeated", node)
     return num_heads
 
