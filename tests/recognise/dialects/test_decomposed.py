@@ -237,12 +237,12 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
         {"cache": "t0 = Relu(past_key)\n        " + CACHE.replace("(past_key, k)", "(t0, k)")},
         "does not continue a graph input",
     ),
-    "past of another precision": (
+    "past that is rounded": (
         {
-            "cache": "t0 = Cast<to = 1>(past_key)\n        "
+            "cache": "t1 = Cast<to = 10>(past_key)\n        t0 = Cast<to = 1>(t1)\n        "
             + CACHE.replace("(past_key, k)", "(t0, k)")
         },
-        "has another element type",
+        "rounds what attention reads",
     ),
     "heads repeated in another order": (
         {"repeat": REPEAT.replace("Unsqueeze(present_key, two)", "Unsqueeze(present_key, one)")},
