@@ -32,7 +32,9 @@ from tq_onnx.codec.presets import PRESETS
 
 REPOSITORY: Final = Path(__file__).resolve().parents[1]
 DOCS: Final = REPOSITORY / "docs"
-QWEN, LONG, OUTLIERS, SMOLLM = "qwen3-tiny", "qwen3-tiny-2048", "qwen3-tiny-outliers", "smollm2"
+QWEN, LONG, OUTLIERS = "qwen3-tiny", "qwen3-tiny-2048", "qwen3-tiny-outliers"
+SMOLLM, SMOLLM_LONG = "smollm2", "smollm2-2048"
+NAMES: Final = (QWEN, LONG, OUTLIERS, SMOLLM, SMOLLM_LONG)
 CALIBRATED: Final = ("int4", "int3", "int2")
 CONTEXT: Final = 1024
 
@@ -65,6 +67,7 @@ ABOUT: Final = {
     OUTLIERS: "### Outliers in the norm weights\n\nThe same model, some of whose channels of keys "
     "are 16 to 64 times as large, as in trained Qwen3; in float it is the same model. Equalisation "
     "through the norm weights, which is on by default, takes them away.",
+    SMOLLM_LONG: "### Windows of 2,048 tokens",
     SMOLLM: "## SmolLM2-135M-Instruct: 30 layers, head size 64\n\nA language model with trained "
     "weights, on the validation text of WikiText-2. Head size 64 is harder than 128: the metadata "
     "of a row weighs twice as much, and there are no norms to equalise by. The calibrated "
@@ -93,9 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, help="where the models go")
     parser.add_argument("--text", type=Path, help="the validation text of WikiText-2")
-    parser.add_argument(
-        "--only", choices=(QWEN, LONG, OUTLIERS, SMOLLM), action="append", help="measure these only"
-    )
+    parser.add_argument("--only", choices=NAMES, action="append", help="measure these only")
     parser.add_argument("--presets", nargs="+", default=list(PRESETS), help="default: all")
     parser.add_argument("--windows", type=int, default=8, help="of 1,024 tokens")
     parser.add_argument("--threads", type=int, default=2)
@@ -104,14 +105,14 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if options.text is not None:
         shutil.copyfile(options.text, folder / "wikitext2-valid.txt")
-    elif options.only is None or SMOLLM in options.only:
+    elif options.only is None or {SMOLLM, SMOLLM_LONG} & {*options.only}:
         raise SystemExit("the text of WikiText-2 is missing: name it with --text")
     for section in sections(options.presets, options.windows * CONTEXT, options.threads):
         if options.only is None or section.name in options.only:
             measure(section, folder)
     pieces = [
         f"{ABOUT[name]}\n\n{(folder / f'{name}.md').read_text(encoding='utf-8')}"
-        for name in (QWEN, LONG, OUTLIERS, SMOLLM)
+        for name in NAMES
         if (folder / f"{name}.md").is_file()
     ]
     (DOCS / "quality.md").write_text("\n".join([INTRODUCTION, *pieces]), encoding="utf-8")
@@ -133,7 +134,11 @@ def sections(presets: list[str], tokens: int, threads: int) -> list[Section]:
         ),
         Section(
             LONG,
-            (_report(LONG, QWEN, "model", [*calibrated, *tiny], f"{read} --context 2048"),),
+            (
+                _report(
+                    LONG, QWEN, "model", [*calibrated, *tiny], f"{read} --context 2048 --no-peers"
+                ),
+            ),
             picture=False,
         ),
         Section(
@@ -167,6 +172,19 @@ def sections(presets: list[str], tokens: int, threads: int) -> list[Section]:
                 ),
             ),
         ),
+        Section(
+            SMOLLM_LONG,
+            (
+                _report(
+                    SMOLLM_LONG,
+                    SMOLLM,
+                    "model",
+                    [*calibrated, *tiny],
+                    f"--text wikitext2-valid.txt {read} --context 2048 --no-peers",
+                ),
+            ),
+            picture=False,
+        ),
     ]
 
 
@@ -197,7 +215,7 @@ def _each(presets: list[str], model: str, options: str, name: str) -> tuple[str,
 
 
 def _report(name: str, folder: str, original: str, models: list[str], options: str) -> str:
-    picture = "" if name in (LONG, OUTLIERS) else f" --picture quality-{name}.svg"
+    picture = "" if name in (LONG, SMOLLM_LONG, OUTLIERS) else f" --picture quality-{name}.svg"
     return (
         f"tq-onnx report {folder}/{original}.onnx {folder}/{{{','.join(models)}}}.onnx \\\n"
         f"  {options}{picture} \\\n"

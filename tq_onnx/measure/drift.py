@@ -20,6 +20,7 @@ from tq_onnx.measure.quality import Floats, log_softmax
 from tq_onnx.measure.windows import Ids
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.runtime.decoder import Decoder
+from tq_onnx.runtime.model import OpenModel
 
 PROMPTS: Final = 4
 PROMPT_TOKENS: Final = 128
@@ -27,6 +28,16 @@ NEW_TOKENS: Final = 128
 
 MakeDecoder = Callable[[int], Decoder]
 """Returns an empty decoder of batch 1 whose caches have room for so many tokens."""
+
+
+def decoding(model: OpenModel) -> MakeDecoder | None:
+    """Return what makes decoders of a model, updated in place where its caches can be.
+
+    None for a graph that does not go on token by token.
+    """
+    if model.signature.first_only or model.decoder().longest_call not in (None, 1):
+        return None
+    return lambda tokens: model.decoder(capacity=model.capacity_for(tokens, 0))
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from tq_onnx.measure.channelscales import sample_channels
 from tq_onnx.measure.checks import PropertyCheck
 from tq_onnx.measure.comparison import ComparisonReport, MissingPeer, ModelFigures
 from tq_onnx.measure.copying import CopyFigures, CopyTest
-from tq_onnx.measure.drift import DriftFigures, DriftTest, MakeDecoder
+from tq_onnx.measure.drift import DriftFigures, DriftTest, MakeDecoder, decoding
 from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.measure.fidelity import (
     PROMPT_TOKENS,
@@ -44,7 +44,7 @@ from tq_onnx.measure.windows import Ids, Window, blocks, text_of, windows
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.runtime.decoder import Decoder
-from tq_onnx.runtime.model import OpenModel, open_converted, open_original
+from tq_onnx.runtime.model import open_converted, open_original
 from tq_onnx.runtime.session import make_session
 
 LAYER_TOKENS: Final = 512
@@ -127,8 +127,9 @@ def report(
             room=room,
             on_progress=on_progress,
         )
-        if _decodes(before):
-            drift = DriftTest(_maker(before), text, room=room, on_progress=on_progress)
+        make = decoding(before)
+        if make is not None:
+            drift = DriftTest(make, text, room=room, on_progress=on_progress)
     run = _Run(
         copying=copying,
         drift=drift,
@@ -213,9 +214,7 @@ class _Run:
                 name=name,
                 on_progress=self.tell,
             )
-        copying, drift = self._generation(
-            model.decoder(), _maker(model) if _decodes(model) else None, name
-        )
+        copying, drift = self._generation(model.decoder(), decoding(model), name)
         size = model.signature.bytes_per_token
         del model
         self.tell(Progress(f"Reading the layers of {name}"))
@@ -308,17 +307,6 @@ class _Run:
             quality=quality,
             layers=layers,
         )
-
-
-def _decodes(model: OpenModel) -> bool:
-    """Whether a graph goes on token by token."""
-    decoder = model.decoder()
-    return decoder.longest_call in (None, 1) and not model.signature.first_only
-
-
-def _maker(model: OpenModel) -> MakeDecoder:
-    """Return what makes decoders of a model, updated in place where its caches can be."""
-    return lambda tokens: model.decoder(capacity=model.capacity_for(tokens, 0))
 
 
 def _warnings(raw: RawOriginal | PropertyCheck, models: Sequence[ModelFigures]) -> Iterator[str]:
