@@ -23,17 +23,19 @@ from tests.fuzz.summary import Summary
 from tests.remembering import remembering
 
 
-def by_numbers(chosen: Lane, first: int, last: int, jobs: int, seconds: float) -> dict[str, Any]:
+def by_numbers(
+    chosen: Lane, numbers: range, jobs: int, seconds: float, limits: Limits
+) -> dict[str, Any]:
     """Runs the cases of numbers; tells what came of them, and which number is the next."""
 
     def task(number: int, folder: Path) -> Answer:
         return chosen.check(random.Random(number), folder).answer
 
     chosen.warm()
-    summary, limits = Summary(), Limits()
+    summary = Summary()
     begin = time.monotonic()
-    ahead, following = set[int](), first  # numbers that were done, from the first gap on
-    for done in work(task, range(first, last), jobs, seconds, limits):
+    ahead, following = set[int](), numbers.start  # numbers that were done, from the first gap on
+    for done in work(task, numbers, jobs, seconds, limits):
         ahead.add(done.number)
         while following in ahead:
             ahead.remove(following)
@@ -43,7 +45,7 @@ def by_numbers(chosen: Lane, first: int, last: int, jobs: int, seconds: float) -
     took = time.monotonic() - begin
     return {
         "lane": chosen.name,
-        "first": first,
+        "first": numbers.start,
         "next": following,
         "jobs": jobs,
         "seconds": round(took, 1),
@@ -69,15 +71,19 @@ def main() -> int:
     parser.add_argument("--numbers", nargs=2, type=int, metavar=("FIRST", "LAST"))
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument(
+        "--memory", type=int, default=2048, help="MiB of a process; the sanitizers need more"
+    )
     parser.add_argument("--corpus", type=Path, help="a folder that atheris keeps its cases in")
     parser.add_argument("--summary", type=Path, help="a file for all that was counted, as JSON")
     given = parser.parse_args()
     if given.numbers is None and guided.is_there():
         found = by_coverage(given.lane, given.jobs, given.seconds, given.corpus)
     else:
-        first, last = given.numbers or (0, 1 << 62)
+        numbers = range(*(given.numbers or (0, 1 << 62)))
         with remembering():
-            found = by_numbers(lane(given.lane), first, last, given.jobs, given.seconds)
+            limits = Limits(bytes=given.memory << 20)
+            found = by_numbers(lane(given.lane), numbers, given.jobs, given.seconds, limits)
     if given.summary:
         given.summary.write_text(json.dumps(found, indent=2) + "\n")
     print(

@@ -44,7 +44,14 @@ INTEGERS: Final = (0, 1, -1, 2, 3, 4, 5, 8, 16, 17, 32, 64, 1 << 31, (1 << 63) -
 FLOATS: Final = (0.0, -1.0, 1e-45, 3e38, float("nan"), float("inf"), -float("inf"))
 STRINGS: Final = (b"", b"lloyd_max", b"raw", b"u8", b"prod", b"x" * 5000, b"\xff\x00", b"RAW")
 SIZES: Final = (0, 1, 2, 3, 7, 9, 17, 512, 520)
-UNNAMED: Final = ("std::", "bad_alloc", "vector::", "basic_string", "nknown exception")
+UNNAMED: Final = (
+    "Failed to load library",
+    "std::",
+    "bad_alloc",
+    "vector::",
+    "basic_string",
+    "nknown exception",
+)
 """What an exception says that no check of an operator made."""
 ELEMENTS: Final = {
     onnx.TensorProto.FLOAT: np.dtype(np.float32),
