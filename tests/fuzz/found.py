@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+import numpy as np
 import onnx
+from onnx import numpy_helper
 
 Edit = Callable[[onnx.ModelProto], None]
 
@@ -68,3 +70,32 @@ MODELS: Final[dict[str, tuple[str, Edit]]] = {
     ),
 }
 """Export and edit."""
+
+
+def weight(name: str, number: float) -> Edit:
+    """All numbers of a weight are the same."""
+
+    def edit(proto: onnx.ModelProto) -> None:
+        tensor = next(each for each in proto.graph.initializer if each.name == name)
+        array = np.full_like(numpy_helper.to_array(tensor), number)
+        tensor.CopyFrom(numpy_helper.from_array(array, name))
+
+    return edit
+
+
+def other_axes(proto: onnx.ModelProto) -> None:
+    """Logits with the tokens in front."""
+    node = _node(proto, "logits")
+    node.output[0] = "usual_logits"
+    perm = onnx.AttributeProto(name="perm", ints=[1, 0, 2], type=onnx.AttributeProto.INTS)
+    turned = proto.graph.node.add(op_type="Transpose", input=["usual_logits"], output=["logits"])
+    turned.attribute.append(perm)
+
+
+V_PROJ: Final = "val_106"
+VERIFIED: Final[dict[str, tuple[str, Edit, int]]] = {
+    "values that are zero": ("dynamo-op23-sdpa", weight(V_PROJ, 0), 0),
+    "values that are NaN": ("dynamo-op23-sdpa", weight(V_PROJ, float("nan")), 3),
+    "logits of other axes": ("dynamo-op23-sdpa", other_axes, 3),
+}
+"""Export, edit and the exit code of ``verify`` for its conversion."""

@@ -210,7 +210,8 @@ def other_numbers(proto: onnx.ModelProto, feeds: dict[str, Array], draw: random.
         info = np.iinfo(feeds[name].dtype) if kind in "iu" else None
         if info is not None:
             number = max(info.min, min(info.max, number))
-        feeds[name].reshape(-1)[at if draw.random() < 0.5 else slice(None)] = number
+        with np.errstate(all="ignore"):
+            feeds[name].reshape(-1)[at if draw.random() < 0.5 else slice(None)] = number
 
 
 def other_element(proto: onnx.ModelProto, feeds: dict[str, Array], draw: random.Random) -> None:
@@ -249,6 +250,8 @@ def more_attributes(proto: onnx.ModelProto, feeds: dict[str, Array], draw: rando
 
 def without_input(proto: onnx.ModelProto, feeds: dict[str, Array], draw: random.Random) -> None:
     inputs = proto.graph.node[0].input
+    if not inputs:
+        return
     if draw.random() < 0.5:
         inputs[draw.randrange(len(inputs))] = ""
     else:
@@ -262,13 +265,14 @@ def swapped_inputs(proto: onnx.ModelProto, feeds: dict[str, Array], draw: random
 
 def shared_input(proto: onnx.ModelProto, feeds: dict[str, Array], draw: random.Random) -> None:
     inputs = proto.graph.node[0].input
-    inputs[draw.randrange(len(inputs))] = draw.choice(inputs)
+    if inputs:
+        inputs[draw.randrange(len(inputs))] = draw.choice(inputs)
 
 
 def more_ends(proto: onnx.ModelProto, feeds: dict[str, Array], draw: random.Random) -> None:
     node = proto.graph.node[0]
     if draw.random() < 0.5:
-        node.input.append(node.input[0])
+        node.input.append("more" if not node.input else node.input[0])
     else:
         node.output.append("more")
 

@@ -119,7 +119,8 @@ def number(proto: onnx.ModelProto, draw: random.Random) -> None:
     array = np.array(numpy_helper.to_array(tensor))
     at = draw.randrange(array.size)
     if array.dtype.kind == "f":
-        array.flat[at] *= draw.choice(FACTORS)
+        with np.errstate(all="ignore"):
+            array.flat[at] *= draw.choice(FACTORS)
     elif array.dtype.kind == "b":
         array.flat[at] = not array.flat[at]
     elif array.dtype.kind in "iu":

@@ -9,16 +9,32 @@ import pytest
 
 from tests.fuzz import model
 from tests.fuzz.commands import Case
-from tests.fuzz.found import MODELS
+from tests.fuzz.found import MODELS, VERIFIED, Edit
+
+
+def edited(folder: Path, export: str, edit: Edit) -> Path:
+    proto = onnx.load_from_string(model.export(export))
+    edit(proto)
+    path = folder / "model.onnx"
+    path.write_bytes(proto.SerializeToString())
+    return path
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name: str, tmp_path: Path) -> None:
-    export, edit = MODELS[name]
-    proto = onnx.load_from_string(model.export(export))
-    edit(proto)
-    path = tmp_path / "model.onnx"
-    path.write_bytes(proto.SerializeToString())
+    path = edited(tmp_path, *MODELS[name])
     case = Case(tmp_path)
     case.convert(path)
+    assert case.problems == []
+
+
+@pytest.mark.parametrize("preset", ["raw", "int4"])
+@pytest.mark.parametrize("name", VERIFIED)
+def test_verify(name: str, preset: str, tmp_path: Path) -> None:
+    *rest, code = VERIFIED[name]
+    path = edited(tmp_path, *rest)
+    case = Case(tmp_path)
+    converted = tmp_path / "converted.onnx"
+    case.run("convert", path, "--preset", preset, "-o", converted, codes=[0])
+    case.run("verify", path, converted, "--threads", 1, codes=[code])
     assert case.problems == []

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.files.load import LoadedModel
 from tq_onnx.measure.probe import LayerNames
 from tq_onnx.measure.rawform import multiply_floats
@@ -52,10 +53,25 @@ def read_original(
         loaded: its graph; it is not changed.
         prompt: ids ``[n]``.
         threads: threads within an operator.
+
+    Raises:
+        UnsupportedModelError: it computes NaN, with which nothing can be compared.
     """
+    found = read(_decoder(before, loaded, threads), prompt)
+    floats = [array for array in (found.logits, *found.caches) if array.dtype.kind == "f"]
+    if any(np.isnan(array).any() for array in floats):
+        raise UnsupportedModelError(
+            "the original computes NaN, with which nothing can be compared",
+            where=str(loaded.path),
+            fix="check the export",
+        )
+    return found
+
+
+def _decoder(before: OpenModel, loaded: LoadedModel, threads: int | None) -> Decoder:
     model = multiply_floats(loaded.model)
     if model is loaded.model:
-        return read(before.decoder(), prompt)
+        return before.decoder()
     session = make_session(
         ir.to_proto(model).SerializeToString(),
         library=False,
@@ -63,7 +79,7 @@ def read_original(
         external_data=loaded.path.parent,
     )
     embeddings = made_up_embeddings(session, before.signature.interface)
-    return read(Decoder(session, before.signature, embeddings=embeddings), prompt)
+    return Decoder(session, before.signature, embeddings=embeddings)
 
 
 def read(

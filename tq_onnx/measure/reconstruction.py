@@ -116,6 +116,8 @@ def reconstruction(
         counted = (energy > 0) & _first_of_its_kind(new)
         squares = ((vectors - decoded) ** 2).sum(axis=-1)[counted]
         errors = squares / energy[counted]
+        # Vectors of zeros have no relative error; one of NaN must not look like those.
+        error = float(errors.mean()) if errors.size else float(0 * energy.sum())
         share = None
         if names.codec.record.step_error is not None:
             most = largest_error(vectors[counted], names.codec)
@@ -126,7 +128,7 @@ def reconstruction(
                 cache=cache,
                 codec=str(names.codec),
                 rows=int(counted.sum()),
-                error=float(errors.mean()),
+                error=error,
                 theory=theory(names.codec, layer.plan.head_size, names.norm_correction),
                 spread=_spread(errors, vectors[counted], names),
                 share=share,
@@ -174,7 +176,9 @@ def _spread(
     Keys of one head may all point into nearly the same direction. A rotation then draws one error
     for all of them, and many rows tell no more than one.
     """
-    count = max(len(errors), 1)
+    count = len(errors)
+    if count == 0:
+        return 0.0
     alone = float(errors.std() / np.sqrt(count))
     if not names.codec.is_rotated:
         return alone

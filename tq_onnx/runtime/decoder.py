@@ -299,6 +299,7 @@ class Decoder:
         except Exception as error:
             raise run_error(error, self.where, self.ep) from error
         logits, *others = binding.get_outputs()
+        _check_logits(logits.shape(), self.batch * self._copies, tokens_BT.shape[1], self.where)
         self.watched = {
             name: self._own(np.array(value.numpy()))
             for name, value in zip(watch, others[: len(watch)], strict=True)
@@ -379,6 +380,16 @@ def _check_pair(first: Plan | None, then: Plan | None) -> None:
             "the graph for first prompts and the one that continues its caches were not converted "
             f"alike{where}",
             fix="convert both with the same preset, options and calibration file",
+        )
+
+
+def _check_logits(shape: Sequence[int], rows: int, tokens: int, where: str) -> None:
+    """Refuse a model whose logits are not of the tokens that it was given."""
+    if len(shape) != 3 or shape[0] != rows or shape[1] not in (1, tokens):
+        raise UnsupportedModelError(
+            f"the model gives logits of shape {list(shape)} for ids of shape {[rows, tokens]}",
+            where=where,
+            fix="export it with logits of the shape [batch, tokens, vocabulary]",
         )
 
 
