@@ -1,0 +1,275 @@
+// One call of attention with everything in it, solved by every level and in float64.
+#pragma once
+
+#include "core/attention.h"
+
+#include <limits>
+#include <string>
+
+#include "tests/fixture.h"
+#include "tests/testing.h"
+
+namespace tq::test {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+struct Problem {
+  Codec key = lloyd_max(4), value = lloyd_max(4);
+  int head_size = 64;
+  int64_t batch = 1, heads = 1, group = 1, tokens = 1, slots = 1;
+  std::vector<int64_t> lengths{0};
+  bool causal = true;
+  int64_t window = 0;
+  float softcap = 0.0f;
+  std::vector<int64_t> bias_dims;  // empty: none
+  bool garbage_in_hidden_rows = false;
+  std::vector<float> sinks;  // taken in turn by the query heads; empty: none
+  int64_t offsets = 0;
+  int padding = 0;  // more bytes per row
+  bool with_threads = true;  // too, and the result is the same
+};
+
+inline std::string describe(const Problem& p, const char* level) {
+  return std::string(level) + ": " + name_of(p.key) + ", " + name_of(p.value) + " D" +
+         std::to_string(p.head_size) + " B" +
+         std::to_string(p.batch) + " N" + std::to_string(p.heads) + " G" + std::to_string(p.group) +
+         " T" + std::to_string(p.tokens) + " S" + std::to_string(p.slots) + " P" +
+         std::to_string(p.offsets);
+}
+
+// Decoded rows [lanes * slots, head_size] in float64, with their offsets.
+inline std::vector<double> decoded(const uint8_t* rows, const Problem& p, Codec codec, int width,
+                            const Tables& tables, const float* offset) {
+  const int size = p.head_size;
+  const std::size_t count = static_cast<std::size_t>(p.batch * p.heads * p.slots);
+  const std::size_t d = static_cast<std::size_t>(size);
+  std::vector<double> out(count * d);
+  for (std::size_t t = 0; t < count; ++t, rows += width) {
+    std::vector<double> x = coordinates_of(codec, size, rows, tables.centroids.data());
+    const int64_t slot = static_cast<int64_t>(t) % p.slots;
+    const int64_t head = static_cast<int64_t>(t) / p.slots % p.heads;
+    for (std::size_t i = 0; i < d; ++i) {
+      double sum = 0;
+      if (spec::is_rotated(codec.kind)) {
+        for (std::size_t j = 0; j < x.size(); ++j) {
+          sum += x[j] * tables.rotation[i * x.size() + j];
+        }
+      } else {
+        sum = x[i];
+      }
+      if (p.offsets > 0) {
+        const int64_t row = std::min(slot, p.offsets - 1) * p.heads + head;
+        sum += offset[static_cast<std::size_t>(row) * d + i];
+      }
+      out[t * d + i] = sum;
+    }
+  }
+  return out;
+}
+
+// The largest coordinate of a rotated query.
+inline double largest_coordinate(const float* query, Codec codec, int size, const Tables& tables) {
+  double largest = 0;
+  for (int j = 0; j < tables.width; ++j) {
+    double x = query[j % size];
+    if (spec::is_rotated(codec.kind)) {
+      x = 0;
+      for (int i = 0; i < size; ++i) {
+        x += static_cast<double>(query[i]) *
+             tables.rotation[static_cast<std::size_t>(i * tables.width + j)];
+      }
+    }
+    largest = std::max(largest, std::abs(x));
+  }
+  return largest;
+}
+
+// The norm of what a row is multiplied with as integers; the zero of a uniform row is not.
+inline double coded_norm(const uint8_t* row, Codec codec, int size, const Tables& tables) {
+  const double zero =
+      codec.kind == Kind::kUniform ? half_at(row + spec::code_bytes(codec, size) + 2) : 0.0;
+  double energy = 0;
+  for (const double x : coordinates_of(codec, size, row, tables.centroids.data())) {
+    energy += (x - zero) * (x - zero);
+  }
+  return std::sqrt(energy);
+}
+
+inline void solve(const Problem& p, Random& random) {
+  const int size = p.head_size;
+  const std::size_t d = static_cast<std::size_t>(size);
+  const int64_t query_heads = p.heads * p.group;
+  const std::size_t rows = static_cast<std::size_t>(p.batch * p.heads * p.slots);
+  const Tables key_tables(p.key, size, random), value_tables(p.value, size, random);
+  const int key_width = spec::row_bytes(p.key, size) + p.padding;
+  const int value_width = spec::row_bytes(p.value, size) + p.padding;
+  Guarded<uint8_t> keys(rows * static_cast<std::size_t>(key_width));
+  Guarded<uint8_t> values(rows * static_cast<std::size_t>(value_width));
+  fill_rows(keys.data(), rows, p.key, size, key_width, random);
+  fill_rows(values.data(), rows, p.value, size, value_width, random);
+  Guarded<float> key_offset(static_cast<std::size_t>(p.offsets * p.heads) * d);
+  Guarded<float> value_offset(key_offset.size());
+  fill_normal(key_offset.data(), key_offset.size(), random, 2.0f);
+  fill_normal(value_offset.data(), value_offset.size(), random, 2.0f);
+  Guarded<float> query(static_cast<std::size_t>(p.batch * query_heads * p.tokens) * d);
+  fill_normal(query.data(), query.size(), random);
+
+  const int64_t longest = *std::max_element(p.lengths.begin(), p.lengths.end());
+  std::size_t bias_size = p.bias_dims.empty() ? 0 : 1;
+  for (const int64_t dim : p.bias_dims) bias_size *= static_cast<std::size_t>(dim);
+  Guarded<float> bias(bias_size);
+  fill_normal(bias.data(), bias_size, random);
+  int64_t stride[4] = {};
+  if (bias_size > 0) {
+    int64_t step = 1;
+    for (int i = 3; i >= 0; --i) {
+      const int64_t dim = p.bias_dims[static_cast<std::size_t>(i)];
+      stride[i] = dim == 1 ? 0 : step;
+      step *= dim;
+    }
+    if (bias_size > 8) {
+      for (std::size_t i = 0; i < bias_size; i += 5) bias[i] = i % 2 ? -kInfinity : -3.4e38f;
+    }
+  }
+
+  Guarded<float> sinks(p.sinks.empty() ? 0 : static_cast<std::size_t>(query_heads));
+  for (std::size_t h = 0; h < sinks.size(); ++h) sinks[h] = p.sinks[h % p.sinks.size()];
+
+  const double scale = 1.0 / std::sqrt(static_cast<double>(size));
+  const auto past = [&](int64_t b) { return p.lengths[p.lengths.size() > 1 ? b : 0]; };
+  std::vector<double> expected(query.size());
+  std::vector<bool> seen(rows);
+  const auto k = decoded(keys.data(), p, p.key, key_width, key_tables, key_offset.data());
+  const auto v = decoded(values.data(), p, p.value, value_width, value_tables,
+                         value_offset.data());
+  std::vector<double> norms(rows);
+  for (std::size_t row = 0; row < rows; ++row) {
+    norms[row] = coded_norm(keys.data() + row * static_cast<std::size_t>(key_width), p.key, size,
+                            key_tables);
+  }
+  double largest = 0, rounded = 0;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    for (int64_t h = 0; h < query_heads; ++h) {
+      for (int64_t t = 0; t < p.tokens; ++t) {
+        const std::size_t at =
+            static_cast<std::size_t>((b * query_heads + h) * p.tokens + t) * d;
+        const std::size_t lane = static_cast<std::size_t>((b * p.heads + h / p.group) * p.slots);
+        const int64_t position = past(b) + t;
+        std::vector<double> scores;
+        std::vector<std::size_t> visible;
+        for (int64_t s = 0; s < past(b) + p.tokens; ++s) {
+          if (p.causal && s > position) continue;
+          if (p.window > 0 && position - s >= p.window) continue;
+          double more = 0;
+          if (bias_size > 0) {
+            more = bias[static_cast<std::size_t>(b * stride[0] + h * stride[1] + t * stride[2] +
+                                                 s * stride[3])];
+            if (more <= -1.7e38) continue;
+          }
+          const std::size_t row = lane + static_cast<std::size_t>(s);
+          double score = 0;
+          for (std::size_t i = 0; i < d; ++i) score += query[at + i] * k[row * d + i];
+          score *= scale;
+          if (p.softcap > 0) score = p.softcap * std::tanh(score / p.softcap);
+          scores.push_back(score + more);
+          visible.push_back(row);
+          seen[row] = true;
+        }
+        if (visible.empty()) continue;
+        const double sink = p.sinks.empty() ? -kInfinity : sinks[static_cast<std::size_t>(h)];
+        const double top = std::max(sink, *std::max_element(scores.begin(), scores.end()));
+        double sum = std::exp(sink - top);
+        for (double& score : scores) sum += score = std::exp(score - top);
+        for (std::size_t i = 0; i < d; ++i) {
+          double x = 0;
+          for (std::size_t s = 0; s < visible.size(); ++s) x += scores[s] * v[visible[s] * d + i];
+          expected[at + i] = x / sum;
+          largest = std::max(largest, std::abs(x / sum));
+        }
+        // Products with integers round the query to steps of its largest coordinate over 32512 or
+        // more, each by a deviation of a step over sqrt(12), and so a score by that times the norm of
+        // its row. d out = sum p (v - out) d score, whatever the scores have in common.
+        double longest_row = 0, spread = 0;
+        for (std::size_t s = 0; s < visible.size(); ++s) {
+          if (scores[s] > 1e-6 * sum) longest_row = std::max(longest_row, norms[visible[s]]);
+        }
+        const double step =
+            largest_coordinate(query.data() + at, p.key, size, key_tables) / 32512;
+        for (std::size_t i = 0; i < d; ++i) {
+          double mean = 0;
+          for (std::size_t s = 0; s < visible.size(); ++s) {
+            mean += scores[s] / sum * std::abs(v[visible[s] * d + i] - expected[at + i]);
+          }
+          spread = std::max(spread, mean);
+        }
+        rounded =
+            std::max(rounded, 6 * scale * step / std::sqrt(12.0) * longest_row * spread);
+      }
+    }
+  }
+  if (p.garbage_in_hidden_rows) {
+    for (std::size_t row = 0; row < rows; ++row) {
+      if (seen[row]) continue;
+      std::fill_n(keys.data() + row * static_cast<std::size_t>(key_width), key_width,
+                  uint8_t{0xff});
+      std::fill_n(values.data() + row * static_cast<std::size_t>(value_width), value_width,
+                  uint8_t{0xff});
+    }
+  }
+
+  AttentionCall call{};
+  Guarded<float> output(query.size()), again(query.size());
+  call.element = Element::kFloat;
+  call.query = query.data();
+  call.key = {keys.data(), p.key, key_width, key_tables.centroids.data()};
+  call.value = {values.data(), p.value, value_width, value_tables.centroids.data()};
+  call.key_rotation = key_tables.ready();
+  call.value_rotation = value_tables.ready();
+  call.key_rotation.transposed = call.value_rotation.matrix = nullptr;  // nobody asks for them
+  if (p.offsets > 0) {
+    call.key_offset = key_offset.data();
+    call.value_offset = value_offset.data();
+    call.offsets = p.offsets;
+  }
+  call.past_length = p.lengths.data();
+  call.length_per_batch = p.lengths.size() > 1;
+  call.batch = p.batch;
+  call.query_heads = query_heads;
+  call.heads = p.heads;
+  call.tokens = p.tokens;
+  call.slots = p.slots;
+  call.head_size = size;
+  call.bias = bias_size > 0 ? bias.data() : nullptr;
+  std::copy_n(stride, 4, call.bias_stride);
+  call.sink = p.sinks.empty() ? nullptr : sinks.data();
+  call.scale = static_cast<float>(scale);
+  call.softcap = p.softcap;
+  call.causal = p.causal;
+  call.sliding_window = p.window;
+  (void)longest;
+  for (const Kernels* level : supported_kernels()) {
+    std::fill(output.begin(), output.end(), std::numeric_limits<float>::quiet_NaN());
+    call.output = output.data();
+    CHECK(attention(*level, call, serial()), describe(p, level->name));
+    if (p.with_threads) {
+      call.output = again.data();
+      CHECK(attention(*level, call, threaded()), describe(p, level->name));
+      CHECK(std::memcmp(output.data(), again.data(), output.size() * sizeof(float)) == 0,
+            describe(p, level->name) + ": threads change the result");
+    }
+    double worst = 0;
+    bool exact_zeros = true;
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      worst = std::max(worst, std::isnan(output[i]) ? 1e9 : std::abs(output[i] - expected[i]));
+      if (expected[i] == 0) exact_zeros = exact_zeros && output[i] == 0.0f;
+    }
+    // Weights of 16 bits, and queries, where products are taken with integers.
+    const double tolerance =
+        level->integers != nullptr ? 1e-4 * largest + rounded : 2e-5 * largest;
+    CHECK(worst <= tolerance, describe(p, level->name) + ": relative error " +
+                                            std::to_string(worst / largest * 1e6) + "e-6");
+    CHECK(exact_zeros, describe(p, level->name));
+  }
+}
+
+}  // namespace tq::test
