@@ -1,5 +1,7 @@
 """Builds the C++ tests with cmake and runs them, plain and under the sanitizers.
 
+Under the thread sanitizer only those of threads run.
+
 They compare every SIMD level with the scalar one and with float64, on arrays between inaccessible
 pages. The builds are kept in pytest's cache folder, so that only the first run compiles.
 """
@@ -50,3 +52,13 @@ def test_kernels_under_the_sanitizers(pytestconfig: pytest.Config) -> None:
             pytestconfig.cache, "sanitized", "-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DTQ_SANITIZE=ON"
         )
     )
+
+
+@pytest.mark.slow
+def test_threads_under_the_sanitizer(pytestconfig: pytest.Config) -> None:
+    """Threads that share tables and caches, as calls of one session do."""
+    options = ("-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DTQ_SANITIZE_THREADS=ON")
+    executable = build(pytestconfig.cache, "threads", *options)
+    done = subprocess.run([executable], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"\d+ cases, \d{3,} checks, 0 failures", done.stdout)
