@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <memory>
+#include <new>
 
 #include "core/attention_prefill.h"
 #include "core/attention_rows.h"
@@ -58,7 +60,9 @@ bool run_wave(const Kernels& kernels, const AttentionCall& call, const Attention
   const std::size_t exact_row = window.width();
   const std::size_t exact_rows = window.is_on() ? static_cast<std::size_t>(lanes) * count : 0;
   FloatBuffer exact(2 * exact_rows * (exact_row + 1));
-  if (exact.get() == nullptr || query.get() == nullptr || sums.get() == nullptr || shifts.get() == nullptr ||
+  const std::size_t hand_count = window.is_on() ? static_cast<std::size_t>(lanes) : 0;
+  const std::unique_ptr<AtHand[]> hands(new (std::nothrow) AtHand[hand_count]);
+  if (hands == nullptr || exact.get() == nullptr || query.get() == nullptr || sums.get() == nullptr || shifts.get() == nullptr ||
       extremes.get() == nullptr) {
     return false;
   }
@@ -83,6 +87,10 @@ bool run_wave(const Kernels& kernels, const AttentionCall& call, const Attention
   };
 
   auto rotate_some = [&](std::size_t index) {
+    for (std::size_t lane = index; lane < hand_count; lane += flat_tasks) {
+      const int64_t at = first_lane + static_cast<int64_t>(lane);
+      hands[lane] = window.at_hand(at / call.heads, at % call.heads);
+    }
     FloatBuffer buffer(scratch);
     if (buffer.get() == nullptr) {
       complete = false;
@@ -120,12 +128,12 @@ bool run_wave(const Kernels& kernels, const AttentionCall& call, const Attention
     }
     if (is_exact) {
       const std::size_t row = static_cast<std::size_t>(lane) * count;
-      window.attend({b, n, 0, count, window.at_hand(b, n), exact_query + row * exact_row,
+      window.attend({b, n, 0, count, hands[static_cast<std::size_t>(lane)], exact_query + row * exact_row,
                      exact_sums + row * exact_row, exact_max + row, exact_weight + row},
                     work.get());
       return;
     }
-    const AtHand hand = window.touches(b, at, at + chunk) ? window.at_hand(b, n) : kNothingAtHand;
+    const AtHand hand = window.is_on() ? hands[static_cast<std::size_t>(lane)] : kNothingAtHand;
     const AttentionRows::Rows rows{
         b,
         n,

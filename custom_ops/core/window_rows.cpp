@@ -41,7 +41,10 @@ const uint8_t* WindowRows::value_entries(int64_t b, int64_t n) const {
 // Tokens are fewer than tags: the caller has seen to it.
 bool WindowRows::has_entry(int64_t b, int64_t n, int64_t token) const {
   const int64_t entry = call_.window.entry(token);
-  if (entry < 0) return false;
+  return entry >= 0 && is_entry_of(b, n, entry, token);
+}
+
+bool WindowRows::is_entry_of(int64_t b, int64_t n, int64_t entry, int64_t token) const {
   const uint32_t tag = static_cast<uint32_t>(token + 1);
   return entry_tag(key_entries(b, n) + entry * key_entry_, call_.head_size) == tag &&
          entry_tag(value_entries(b, n) + entry * value_entry_, call_.head_size) == tag;
@@ -57,7 +60,13 @@ AtHand WindowRows::at_hand(int64_t b, int64_t n) const {
   if (window.recent == 0) return hand;
   hand.solid = first;
   const int64_t oldest = std::max<int64_t>(0, first - window.recent + 1);
-  while (hand.solid > oldest && has_entry(b, n, hand.solid - 1)) --hand.solid;
+  // Entries go round: without a division for each token.
+  int64_t entry = window.entry(std::max<int64_t>(0, first - 1));
+  while (hand.solid > oldest && is_entry_of(b, n, entry, hand.solid - 1)) {
+    --hand.solid;
+    const bool is_ring = hand.solid > window.sinks;
+    entry = !is_ring ? hand.solid - 1 : entry > window.sinks ? entry - 1 : window.entries() - 1;
+  }
   return hand;
 }
 
@@ -71,7 +80,7 @@ Range WindowRows::visible(const Rows& rows, int r) const {
 std::size_t WindowRows::work_size(int rows) const {
   if (!is_on()) return 0;
   return static_cast<std::size_t>(rows + kBlockArrays) * kBlock +
-         static_cast<std::size_t>(kBlock) * static_cast<std::size_t>(call_.head_size) +
+         new_size() +
          std::max({rows_.key.work_size(rows), rows_.value.work_size(rows)});
 }
 
@@ -93,17 +102,23 @@ void WindowRows::attend(const Rows& rows, float* work) const {
 void WindowRows::attend_entries(const Rows& rows, float* work) const {
   const uint8_t* const keys = key_entries(rows.b, rows.n);
   const uint8_t* const values = value_entries(rows.b, rows.n);
+  const Window& window = call_.window;
   const int64_t end = past(rows.b) + call_.tokens;
-  for (int64_t at = 0; at < call_.window.entries(); at += kBlock) {
+  // What entries hold, as a rule: that of the newest token is `turn`.
+  const int64_t turn = end > window.sinks ? window.entry(end - 1) : -1;
+  for (int64_t at = 0; at < window.entries(); at += kBlock) {
     int64_t tokens[kBlock];
-    const int count = static_cast<int>(std::min<int64_t>(kBlock, call_.window.entries() - at));
+    const int count = static_cast<int>(std::min<int64_t>(kBlock, window.entries() - at));
     for (int t = 0; t < count; ++t) {
       const int64_t entry = at + t;
       const uint32_t tag = entry_tag(keys + entry * key_entry_, call_.head_size);
       const int64_t token = static_cast<int64_t>(tag) - 1;
-      const bool is_there =
-          tag != 0 && token < end && call_.window.entry(token) == entry &&
-          entry_tag(values + entry * value_entry_, call_.head_size) == tag;
+      const int64_t newest = end - 1 - turn + entry - (entry > turn ? window.recent : 0);
+      const bool is_its = entry >= window.sinks && token == newest
+                              ? token >= window.sinks
+                              : window.entry(token) == entry;
+      const bool is_there = tag != 0 && token < end && is_its &&
+                            entry_tag(values + entry * value_entry_, call_.head_size) == tag;
       tokens[t] = is_there ? token : -1;
     }
     attend_block(rows,
@@ -114,7 +129,8 @@ void WindowRows::attend_entries(const Rows& rows, float* work) const {
 void WindowRows::attend_new(const Rows& rows, Range range, float* work) const {
   const int64_t size = spec::kEntryElementBytes * call_.head_size;
   uint8_t* const keys = reinterpret_cast<uint8_t*>(work + kBlockArrays * kBlock);
-  uint8_t* const values = keys + kBlock * size;
+  const int most = new_at_once();
+  uint8_t* const values = keys + most * size;
   const int64_t first = (rows.b * call_.heads + rows.n) * call_.tokens - past(rows.b);
   int64_t tokens[kBlock];
   int count = 0;
@@ -126,7 +142,7 @@ void WindowRows::attend_new(const Rows& rows, Range range, float* work) const {
                    values + count * size);
       tokens[count++] = token;
     }
-    if (count == kBlock || (count > 0 && token + 1 == range.high)) {
+    if (count == most || (count > 0 && token + 1 == range.high)) {
       attend_block(rows, {new_, keys, values, count, tokens}, work);
       count = 0;
     }
@@ -161,8 +177,7 @@ bool WindowRows::hide(const Rows& rows, int r, const Block& block, float* bias) 
 void WindowRows::attend_block(const Rows& rows, const Block& block, float* work) const {
   const float* const ones = work;
   float* const bias = work + kBlock;
-  float* const scores = work + kBlockArrays * kBlock +
-                        static_cast<std::ptrdiff_t>(kBlock) * call_.head_size;
+  float* const scores = work + kBlockArrays * kBlock + new_size();
   float* const decoded = scores + static_cast<std::ptrdiff_t>(rows.count) * kBlock;
   const int width = static_cast<int>(this->width());
   std::fill_n(bias, kBlock, 0.0f);

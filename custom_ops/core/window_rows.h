@@ -44,10 +44,6 @@ class WindowRows {
     const int64_t low = std::max(visible.low, hand.sinks);
     return {low, std::max(low, high)};
   }
-  // Whether rows [low, high) hold a token that some query of the call may take exactly.
-  bool touches(int64_t b, int64_t low, int64_t high) const {
-    return is_on() && (low < call_.window.sinks || high > past(b) - call_.window.recent);
-  }
 
   // Floats of a query and of its sums; none without a window.
   std::size_t width() const { return is_on() ? static_cast<std::size_t>(rows_.key.query_width()) : 0; }
@@ -90,6 +86,12 @@ class WindowRows {
     const int64_t* tokens;  // -1: of none
   };
 
+  // Tokens of the call that are rounded at a time, and the floats that keys and values take.
+  int new_at_once() const { return static_cast<int>(std::min<int64_t>(kBlock, call_.tokens)); }
+  std::size_t new_size() const {  // in whole cache lines
+    const std::size_t floats = static_cast<std::size_t>(new_at_once()) * call_.head_size;
+    return (floats + 15) / 16 * 16;
+  }
   int64_t past(int64_t b) const { return call_.past_length[call_.length_per_batch ? b : 0]; }
   int64_t position(const Rows& rows, int r) const {
     return past(rows.b) + (rows.first + r) / group_;
@@ -102,6 +104,7 @@ class WindowRows {
   const uint8_t* key_entries(int64_t b, int64_t n) const;
   const uint8_t* value_entries(int64_t b, int64_t n) const;
   bool has_entry(int64_t b, int64_t n, int64_t token) const;
+  bool is_entry_of(int64_t b, int64_t n, int64_t entry, int64_t token) const;
   void attend_entries(const Rows& rows, float* work) const;
   void attend_new(const Rows& rows, Range tokens, float* work) const;
   void attend_block(const Rows& rows, const Block& block, float* work) const;
