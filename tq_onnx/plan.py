@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from tq_onnx.codec.spec import Codec
+from tq_onnx.codec.window import Window
 from tq_onnx.errors import ModelFileError, UnsupportedModelError
 
 METADATA_PLAN: Final = "tq_onnx.plan"
@@ -182,6 +183,9 @@ class Plan:
             not, caches must grow, because the graph takes positions from their length.
         interface: names of the other inputs and outputs.
         layers: one entry per attention layer, in graph order.
+        recent: how many of the newest tokens have entries of an exact window.
+        sinks: how many of the first tokens have entries.
+        overlay_rows: rows in front of those of the tokens in every cache; 0 without a window.
         target: what the model was made for, a name in ``tq_onnx.targets.registry``. All models run
             on the CPU too.
     """
@@ -196,6 +200,25 @@ class Plan:
     interface: Interface
     layers: tuple[LayerPlan, ...]
     target: str = CPU
+    recent: int = 0
+    sinks: int = 0
+    overlay_rows: int = 0
+
+    @property
+    def has_window(self) -> bool:
+        """True if caches have rows of an exact window."""
+        return self.overlay_rows > 0
+
+    def window_of(self, layer: LayerPlan) -> Window:
+        """Return the window of a layer's caches; raw ones have its rows and no entries."""
+        if any(codec.is_raw for codec in layer.codecs):
+            return Window(0, 0, self.overlay_rows)
+        return Window(self.recent, self.sinks, self.overlay_rows)
+
+    @property
+    def window_bytes(self) -> int:
+        """Cache bytes of one sequence that the exact window takes, all layers."""
+        return self.overlay_rows * self.bytes_per_token
 
     @property
     def bytes_per_token(self) -> int:
@@ -222,6 +245,12 @@ class Plan:
 
     def unlike(self, other: Plan) -> int | None:
         """Return the first layer whose caches another graph cannot continue; None if it can."""
+        if (self.recent, self.sinks, self.overlay_rows) != (
+            other.recent,
+            other.sinks,
+            other.overlay_rows,
+        ):
+            return 0
         pairs = zip(_rows_of(self), _rows_of(other), strict=False)
         found = (index for index, (one, its) in enumerate(pairs) if one != its)
         shorter = min(len(self.layers), len(other.layers))

@@ -230,6 +230,7 @@ def attention(
     window: Window = NO_WINDOW,
     new_keys: npt.NDArray[np.generic] | None = None,
     new_values: npt.NDArray[np.generic] | None = None,
+    skip: int = 0,
 ) -> Float64:
     """Return grouped-query attention over the decoded caches.
 
@@ -265,9 +266,10 @@ def attention(
             instead of rows.
         new_keys: keys of the call, floats ``[B, N, T, D]``; for a window with entries.
         new_values: likewise values.
+        skip: how many of the first queries are left out.
 
     Returns:
-        float64 ``[B, H, T, D]``.
+        float64 ``[B, H, T, D]``, zeros for queries that are left out.
 
     Raises:
         ValueError: a length is negative or the caches are too short for it.
@@ -296,7 +298,8 @@ def attention(
     sinks = np.full(heads, -np.inf) if head_sink is None else np.asarray(head_sink, np.float64)
     group = heads // key_cache.shape[1]
     output = np.zeros((batch, heads, new, head_size))
-    for b, h, t in np.ndindex(batch, heads, new):
+    for b, h, later in np.ndindex(batch, heads, new - skip):
+        t = skip + later
         position = lengths[b] + t
         visible = (np.arange(total) < lengths[b] + new) & ~hidden[b, h, t]
         if causal:

@@ -128,6 +128,28 @@ def write_entries(
             entries[entry, tags] = np.array([token + 1], "<u4").view(np.uint8)
 
 
+def retag(caches: Bytes, head_size: int, window: Window, tokens: int) -> None:
+    """Say that entries hold the newest of so many tokens, and the first; in place.
+
+    Args:
+        caches: uint8 ``[B, N, S, W]``.
+        head_size: D.
+        window: of the caches.
+        tokens: tokens of every sequence, at least as many as entries.
+    """
+    if not window.entries:
+        return
+    numbers = np.arange(window.sinks, dtype="<u4")
+    if window.recent:
+        newest = np.arange(tokens - window.recent, tokens)
+        turn = np.argsort((newest - window.sinks) % window.recent)
+        numbers = np.concatenate([numbers, newest[turn]]).astype("<u4")
+    tags = (numbers + 1).astype("<u4").view(np.uint8).reshape(-1, TAG_BYTES)
+    first = ELEMENT_BYTES * head_size
+    for b, n in np.ndindex(*caches.shape[:2]):
+        _entries(caches[b, n], head_size, window)[:, first : first + TAG_BYTES] = tags
+
+
 def exact_tokens(
     caches: tuple[Bytes, Bytes],
     new: tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]],

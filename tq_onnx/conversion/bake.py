@@ -10,6 +10,7 @@ have so many bits and whose heads have one size (``tq.centroids.4bit_d128``,
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 
 import numpy as np
 import onnx
@@ -80,6 +81,11 @@ def codec_index(plan: Plan, attribute: Attribute, codec: Codec) -> dict[str, int
     return {attribute.name: known.index(codec)} if len(known) > 1 else {}
 
 
+def window(plan: Plan, layer: LayerPlan) -> dict[str, int]:
+    """Return the attributes of a layer's window; nothing in a model without one."""
+    return asdict(plan.window_of(layer)) if plan.has_window else {}
+
+
 def _none(build: Builder) -> ir.Value:
     """Return the stand-in for a table that the codec does not need: no table is optional."""
     return build.constant("tq.none", np.zeros(1, np.float32))
@@ -99,6 +105,7 @@ def bake_functions(model: ir.Model, plan: Plan) -> None:
         has_bias=layer.has_bias,
         has_sink=layer.has_sink,
         has_offset=plan.centered,
+        has_window=plan.has_window,
         element=ir.DataType[layer.dtype].numpy().name,
     )
     add_functions(model, protos)

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
 from tq_onnx.recognise.caches import PAST, Cache
-from tq_onnx.recognise.lengths import Lengths
+from tq_onnx.recognise.lengths import Lengths, tokens_of_rows
 from tq_onnx.recognise.match import ShapeRead
 from tq_onnx.recognise.site import Site
 
@@ -23,24 +23,37 @@ SCOPE: Final = "turboquant"
 """Names of nodes that belong to no layer begin with it."""
 
 
-def leading(cache: Cache, site: Site) -> list[int | str | None]:
-    """Return batch, heads and slots of what a layer encodes."""
+def rows_of_slots(slots: int | str | None, overlay_rows: int) -> int | str | None:
+    """Return the size of a cache of so many slots behind an overlay: a number or a name."""
+    if not overlay_rows or slots is None:
+        return slots
+    return slots + overlay_rows if isinstance(slots, int) else f"{slots} + {overlay_rows}"
+
+
+def leading(cache: Cache, site: Site, overlay_rows: int) -> list[int | str | None]:
+    """Return batch, heads and rows of what a layer encodes."""
     sizes = _sizes(cache.present)
     if len(sizes) == 4 and cache.cut is None:
-        return [sizes[0], sizes[1], sizes[2]]
-    return [sizes[0], site.kv_num_heads, None if cache.cut else sizes[1]]
+        return [sizes[0], sizes[1], rows_of_slots(sizes[2], overlay_rows)]
+    slots = None if cache.cut else rows_of_slots(sizes[1], overlay_rows)
+    return [sizes[0], site.kv_num_heads, slots]
 
 
-def past_bytes(build: Builder, cache: Cache, site: Site, width: int, rows: ir.Value) -> ir.Value:
+def past_bytes(
+    build: Builder, cache: Cache, site: Site, rows: ir.Value, *, width: int, overlay_rows: int
+) -> ir.Value:
     """Return the bytes to append to: the graph input, retyped, or no rows at all."""
     if cache.past is None:
         capacity = 0 if cache.update is None else cache.update.slots
+        capacity += overlay_rows if capacity else 0
         size = (site.kv_num_heads, capacity, width)
         return build.once(("empty", *size), lambda: _empty(build, size, rows))
     sizes = _sizes(cache.past)
     slots = sizes[2] if len(sizes) == 4 else sizes[1]
     cache.past.type = ir.TensorType(ir.DataType.UINT8)
-    cache.past.shape = ir.Shape([sizes[0], site.kv_num_heads, slots, width])
+    cache.past.shape = ir.Shape(
+        [sizes[0], site.kv_num_heads, rows_of_slots(slots, overlay_rows), width]
+    )
     return cache.past
 
 
@@ -113,7 +126,11 @@ def publish(graph: ir.Graph, cache: Cache, present: ir.Value) -> None:
 
 
 def answer(
-    build: Builder, read: ShapeRead, presents: Mapping[Cache, ir.Value], lengths: Lengths | None
+    build: Builder,
+    read: ShapeRead,
+    presents: Mapping[Cache, ir.Value],
+    lengths: Lengths | None,
+    overlay_rows: int,
 ) -> None:
     """Answer a question for the shape of an old cache.
 
@@ -122,13 +139,16 @@ def answer(
         read: the question.
         presents: the new caches.
         lengths: what tells the tokens; None where the sizes of the caches do.
+        overlay_rows: rows of the caches in front of those of the tokens.
     """
     site = read.site
     cache = site.key if read.is_key else site.value
     if cache.past is None:
         return  # the new rows stay where they are
     moved = len(cache.views[cache.past]) != len(PAST)
-    asked = set(read.dims) <= {"B", "N"} or (read.dims == ("P",) and not lengths and not moved)
+    asked = set(read.dims) <= {"B", "N"} or (
+        read.dims == ("P",) and not lengths and not moved and not overlay_rows
+    )
     if read.of_past and asked:
         return
     numbers = {
@@ -148,7 +168,8 @@ def answer(
                 parts.append(build.dim(cache.past, 0, "batch"))
             elif lengths is None:
                 source = cache.past if dim == "P" else None
-                parts.append(build.dim(source or presents[cache], 2, "cached_tokens"))
+                rows = build.dim(source or presents[cache], 2, "cached_tokens")
+                parts.append(tokens_of_rows(build, rows, overlay_rows))
             elif dim == "P":
                 parts.append(lengths.past_length(build))
             else:

@@ -14,14 +14,15 @@ A violation is a defect of the converter, never the user's fault: nothing is wri
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import onnx
 import onnx_ir as ir
 
+from tq_onnx.conversion.cachenodes import rows_of_slots
 from tq_onnx.conversion.checknodes import layer_violations
 from tq_onnx.conversion.target import CPU, Target
 from tq_onnx.errors import TqOnnxError
@@ -33,6 +34,9 @@ _SMALL_BYTES: Final = 1024
 """Tensors up to this size are given to the checker; larger ones it does not see."""
 
 _FOREIGN: Final = "foreign"
+
+_FLAT_RANK: Final = 3
+"""Of a cache ``[B, S, ND]``."""
 
 _Dims = tuple[int | str | None, ...]
 
@@ -110,9 +114,12 @@ def _violations(
     ]
     sizes = {pair.past: (heads, width) for pair, heads, width in pairs if pair.past is not None}
     fixed = target.has_fixed_sizes
-    yield from _ports("input", original.inputs, model.graph.inputs, sizes, fixed=fixed)
+    overlay = plan.overlay_rows
+    before = _behind_overlay(original.inputs, sizes, overlay)
+    yield from _ports("input", before, model.graph.inputs, sizes, fixed=fixed)
     sizes = {pair.present: (heads, width) for pair, heads, width in pairs}
-    yield from _ports("output", original.outputs, model.graph.outputs, sizes, fixed=fixed)
+    before = _behind_overlay(original.outputs, sizes, overlay)
+    yield from _ports("output", before, model.graph.outputs, sizes, fixed=fixed)
     if target.has_operators:
         yield from layer_violations(model, plan)
         for name in (ENCODE, ATTENTION):
@@ -130,6 +137,22 @@ def _violations(
         yield "the plan in the metadata is another one"
     if model.metadata_props.get(METADATA_DIGEST) != plan.layout_digest:
         yield "the layout digest in the metadata is another one"
+
+
+def _behind_overlay(
+    ports: tuple[Port, ...], caches: Container[str], overlay_rows: int
+) -> tuple[Port, ...]:
+    """Return the ports, caches with room for the overlay of a window."""
+
+    def wider(port: Port) -> Port:
+        if port.name not in caches or port.dims is None:
+            return port
+        axis = 1 if len(port.dims) == _FLAT_RANK else 2
+        dims = list(port.dims)
+        dims[axis] = rows_of_slots(dims[axis], overlay_rows)
+        return replace(port, dims=tuple(dims))
+
+    return tuple(map(wider, ports))
 
 
 def _own_operators(model: ir.Model) -> Iterator[str]:
@@ -187,7 +210,7 @@ def _ports(
 
 def _caches(old: Port, dims: _Dims, heads: int, width: int) -> list[Port]:
     """Return True if a cache may have become this: only the number of heads may be new."""
-    if len(dims) == 3:  # [B, S, ND]
+    if len(dims) == _FLAT_RANK:
         return [Port(old.name, "UINT8", (dims[0], heads, dims[1], width))]
     return [Port(old.name, "UINT8", (dims[0], known, dims[2], width)) for known in (dims[1], heads)]
 

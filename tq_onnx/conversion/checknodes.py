@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from tq_onnx.codec.spec import Codec, row_layout
-from tq_onnx.conversion.bake import codec_index
+from tq_onnx.conversion.bake import codec_index, window
 from tq_onnx.conversion.layers import (
     SHARED,
     ConvertedLayer,
@@ -69,6 +69,7 @@ def _encoder(encoder: EncodeNode, layer: LayerPlan, plan: Plan) -> Iterator[str]
             "bits": codec.bits,
             "norm_correction": int(plan.norm_correction and codec.corrects_norm),
             **codec_index(plan, Encode.codec_index, codec),
+            **window(plan, layer),
         },
     )
     if not codec.is_rotated:
@@ -118,6 +119,10 @@ def _attention(layer: ConvertedLayer, plan: Plan) -> Iterator[str]:
     ):
         if (found is not None) != wanted:
             yield f"the {what} of attention is not as planned"
+    new = (attention.new_keys, attention.new_values)
+    encoded = tuple(encoder.vectors for encoder in layer.encoders)
+    if new != (encoded if plan.has_window else (None, None)):
+        yield "the new keys and values of attention are not what is encoded"
     yield from _attributes(
         attention.node,
         {
@@ -131,6 +136,7 @@ def _attention(layer: ConvertedLayer, plan: Plan) -> Iterator[str]:
             "softcap": np.float32(planned.softcap),
             **codec_index(plan, Attention.key_codec_index, planned.key_of),
             **codec_index(plan, Attention.value_codec_index, planned.value_of),
+            **window(plan, planned),
         },
     )
 

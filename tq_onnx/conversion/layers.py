@@ -151,6 +151,8 @@ class AttentionNode(OperatorNode):
     past_length = _Required(Attention.past_length)
     bias = _Optional(Attention.attention_bias)
     sink = _Optional(Attention.head_sink)
+    new_keys = _Optional(Attention.new_keys)
+    new_values = _Optional(Attention.new_values)
 
 
 def shares_length(encoder: EncodeNode, attention: AttentionNode, plan: Plan) -> bool:

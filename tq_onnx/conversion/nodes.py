@@ -41,21 +41,29 @@ class LayerNodes:
     layer: LayerPlan
     past_length: ir.Value
 
-    def encode(self, cache: Cache, operand: ir.Value, role: Role) -> ir.Value:
+    def vectors(self, cache: Cache, operand: ir.Value, role: Role) -> ir.Value:
+        """Return what goes into a cache: floats ``[B, N, T, D]``."""
+        build, plan, site = self.build, self.plan, self.site
+        rows = turned(build, cache, site, operand, role)
+        # Raw rows do not tell their type; attention takes new vectors in the query's.
+        if plan.has_window or any(one.is_raw for pair in plan.pairs for one in pair):
+            rows = as_query(build, site, rows, role)
+        return rows
+
+    def encode(self, cache: Cache, rows: ir.Value, role: Role) -> ir.Value:
         """Return a cache with new rows appended: uint8 ``[B, N, S, W]``."""
         build, plan, site, layer = self.build, self.plan, self.site, self.layer
         is_key = role == "key"
         codec = layer.key_of if is_key else layer.value_of
         width = layer.key_row_bytes if is_key else layer.value_row_bytes
-        rows = turned(build, cache, site, operand, role)
-        if any(one.is_raw for pair in plan.pairs for one in pair):
-            rows = as_query(build, site, rows, role)
         return build.op(
             Encode.name,
             Encode.arguments(
                 {
                     Encode.vectors: rows,
-                    Encode.past: past_bytes(build, cache, site, width, rows),
+                    Encode.past: past_bytes(
+                        build, cache, site, rows, width=width, overlay_rows=plan.overlay_rows
+                    ),
                     Encode.past_length: self.past_length,
                     Encode.rotation: bake.rotation(build, plan, layer, codec),
                     Encode.centroids: bake.centroids(build, codec, layer.head_size),
@@ -65,16 +73,28 @@ class LayerNodes:
             ),
             f"{Encode.name}_{role}",
             dtype=ir.DataType.UINT8,
-            shape=[*leading(cache, site), width],
+            shape=[*leading(cache, site, plan.overlay_rows), width],
             domain=DOMAIN,
             codec=codec.kind,
             bits=codec.bits,
             norm_correction=int(plan.norm_correction and codec.corrects_norm),
             **bake.codec_index(plan, Encode.codec_index, codec),
+            **bake.window(plan, layer),
         )
 
-    def attend(self, operands: Operands, key: ir.Value, value: ir.Value) -> ir.Value:
-        """Return attention over the new caches: ``[B, H, T, D]``."""
+    def attend(
+        self,
+        operands: Operands,
+        caches: tuple[ir.Value, ir.Value],
+        new: tuple[ir.Value, ir.Value],
+    ) -> ir.Value:
+        """Return attention over the new caches: ``[B, H, T, D]``.
+
+        Args:
+            operands: of the attention as it was.
+            caches: of keys and of values, the new tokens included.
+            new: keys and values of the call, as they were encoded.
+        """
         build, plan, layer = self.build, self.plan, self.layer
         attended = self.site.attended_length(build, self.past_length, operands.bias)
         return build.op(
@@ -82,8 +102,8 @@ class LayerNodes:
             Attention.arguments(
                 {
                     Attention.query: operands.query,
-                    Attention.key_cache: key,
-                    Attention.value_cache: value,
+                    Attention.key_cache: caches[0],
+                    Attention.value_cache: caches[1],
                     Attention.past_length: attended,
                     Attention.key_rotation: bake.rotation(build, plan, layer, layer.key_of),
                     Attention.key_centroids: bake.centroids(build, layer.key_of, layer.head_size),
@@ -95,6 +115,8 @@ class LayerNodes:
                     Attention.head_sink: self._sinks(operands),
                     Attention.key_offset: self._no_offset(),
                     Attention.value_offset: self._no_offset(),
+                    Attention.new_keys: new[0] if plan.has_window else None,
+                    Attention.new_values: new[1] if plan.has_window else None,
                 }
             ),
             Attention.name,
@@ -111,6 +133,7 @@ class LayerNodes:
             value_bits=layer.value_bits,
             **bake.codec_index(plan, Attention.key_codec_index, layer.key_of),
             **bake.codec_index(plan, Attention.value_codec_index, layer.value_of),
+            **bake.window(plan, layer),
         )
 
     def _no_offset(self) -> ir.Value | None:

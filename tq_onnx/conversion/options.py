@@ -13,6 +13,7 @@ from typing import Final
 
 from tq_onnx.codec.presets import DEFAULT_SEED, NO_ROTATION, PRESETS, ROTATIONS, Preset
 from tq_onnx.codec.spec import Codec
+from tq_onnx.codec.window import MAX_ENTRIES
 from tq_onnx.errors import UsageError
 
 CENTER_FROM: Final = 4
@@ -38,6 +39,9 @@ class Options:
         calibration: file with statistics of this model, of which offsets are made, and scales
             where there are no norm weights for them.
         center_from: the first token that is centered by the mean of all later ones.
+        window: how many of the newest tokens are kept exactly besides their rows.
+        sinks: how many of the first tokens are kept so.
+        overlay_rows: rows of the window; None for what the widest entry needs.
     """
 
     rotation: str | None = None
@@ -50,6 +54,9 @@ class Options:
     equalize: bool | None = None
     calibration: Path | None = None
     center_from: int = CENTER_FROM
+    window: int = 0
+    sinks: int = 0
+    overlay_rows: int | None = None
 
 
 def preset_of(name: str) -> Preset:
@@ -103,6 +110,22 @@ def _codec(codec: Codec, bits: int | None, what: str, preset: Preset) -> Codec:
             else f"leave --bits-{letter} out, it has {known} bits",
         )
     return Codec(codec.kind, bits)
+
+
+def check_window(options: Options) -> None:
+    """Refuse a window that no cache can have.
+
+    Raises:
+        UsageError: a number is negative, or the entries are too many.
+    """
+    for name, number in (("--window", options.window), ("--sinks", options.sinks)):
+        if number < 0:
+            raise UsageError(f"{name} {number} is fewer than no tokens")
+    if options.window + options.sinks > MAX_ENTRIES:
+        raise UsageError(
+            f"--window {options.window} and --sinks {options.sinks} are more than the "
+            f"{MAX_ENTRIES} tokens that a window can hold"
+        )
 
 
 def compressed_layers(options: Options, count: int) -> frozenset[int]:

@@ -10,7 +10,8 @@ from tq_onnx.codec.presets import HADAMARD, Preset
 from tq_onnx.codec.rotation import rotation_seed
 from tq_onnx.codec.spec import Codec, RowLayout, layout_digest, row_layout
 from tq_onnx.codec.unrotated import RAW
-from tq_onnx.conversion.options import Options, adapted, compressed_layers
+from tq_onnx.codec.window import Window, window_of
+from tq_onnx.conversion.options import Options, adapted, check_window, compressed_layers
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.plan import CachePair, LayerPlan, Plan
 from tq_onnx.recognise.caches import Cache
@@ -41,6 +42,7 @@ def make_plan(recognition: Recognition, preset: Preset, options: Options = DEFAU
         raise UnsupportedModelError(*_refusal(recognition))
     sites = recognition.sites
     chosen = adapted(preset, options)
+    check_window(options)
     compressed = compressed_layers(options, len(sites))
     # A function body has no optional inputs: either all layers pass a bias, or none; so with sinks,
     # which come after the bias.
@@ -59,6 +61,7 @@ def make_plan(recognition: Recognition, preset: Preset, options: Options = DEFAU
         for site in sites
     )
     _check_elements(layers)
+    window = _window(recognition, layers, options)
     return Plan(
         tool_version=__version__,
         layout_digest=layout_digest({codec for layer in layers for codec in layer.codecs}),
@@ -69,11 +72,43 @@ def make_plan(recognition: Recognition, preset: Preset, options: Options = DEFAU
         fixed_capacity=recognition.fixed_capacity,
         interface=interface,
         layers=layers,
+        recent=window.recent,
+        sinks=window.sinks,
+        overlay_rows=window.overlay_rows,
     )
 
 
 def _uncompressed(preset: Preset) -> Preset:
     return replace(preset, key=_RAW, value=_RAW)
+
+
+def _window(recognition: Recognition, layers: Sequence[LayerPlan], options: Options) -> Window:
+    """Return the window of a model: all caches have as many rows, whatever their width.
+
+    Raises:
+        UnsupportedModelError: a cache loses rows before it is returned, so that nobody knows where
+            the window is, or keys are raw and values not.
+    """
+    planes = [
+        (layer.head_size, width)
+        for layer in layers
+        for width in (layer.key_row_bytes, layer.value_row_bytes)
+        if not any(codec.is_raw for codec in layer.codecs)
+    ]
+    if options.overlay_rows is None:
+        window = window_of(options.window, options.sinks, planes)
+    else:
+        window = Window(options.window, options.sinks, options.overlay_rows)
+    if not window.overlay_rows:
+        return Window()
+    for site in recognition.sites:
+        if any(cache.cut is not None for cache in (site.key, site.value)):
+            raise UnsupportedModelError(
+                "a cache is shortened before it is returned, and an exact window with it",
+                where=f"layer {site.layer}",
+                fix="convert with --window 0 --sinks 0",
+            )
+    return window
 
 
 def _check_elements(layers: Sequence[LayerPlan]) -> None:

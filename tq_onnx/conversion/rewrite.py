@@ -19,6 +19,7 @@ types and attributes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
 import onnx_ir as ir
@@ -37,6 +38,7 @@ from tq_onnx.graph.liveness import live_nodes, nested_nodes
 from tq_onnx.ops.domain import DOMAIN, VERSION
 from tq_onnx.plan import LayerPlan, Plan
 from tq_onnx.recognise.caches import Cache
+from tq_onnx.recognise.lengths import tokens_of_rows
 from tq_onnx.recognise.match import Recognition
 from tq_onnx.recognise.site import Site
 
@@ -57,6 +59,8 @@ class ConvertPass(ir.passes.InPlacePass):
         super().__init__()
         self._plan = plan
         self._recognition = recognition
+        lengths = recognition.lengths
+        self._lengths = lengths and replace(lengths, overlay_rows=plan.overlay_rows)
 
     def requires(self, model: ir.Model) -> None:
         """Require a complete recognition of this model, and a plan that is made from it."""
@@ -83,8 +87,8 @@ class ConvertPass(ir.passes.InPlacePass):
         for site, layer in zip(self._recognition.sites, self._plan.layers, strict=True):
             presents.update(self._replace(build, site, layer, order))
         for read in self._recognition.reads:
-            lengths = None if read.site.counts_tokens else self._recognition.lengths
-            answer(build, read, presents, lengths)
+            lengths = None if read.site.counts_tokens else self._lengths
+            answer(build, read, presents, lengths, self._plan.overlay_rows)
         for cache, present in presents.items():
             publish(graph, cache, shortened(build, cache, present))
         dead = (live | stale) - live_nodes(graph.outputs)
@@ -119,10 +123,10 @@ class ConvertPass(ir.passes.InPlacePass):
         first = next(iter(graph))
         sites = self._recognition.sites
         with build.before(first, SCOPE):
-            if self._recognition.lengths is not None:
-                self._recognition.lengths.past_length(build)
+            if self._lengths is not None:
+                self._lengths.past_length(build)
                 if any("S" in read.dims for read in self._recognition.reads):
-                    self._recognition.lengths.total_length(build)
+                    self._lengths.total_length(build)
             else:
                 for site in sites:
                     if not site.counts_tokens:
@@ -138,18 +142,19 @@ class ConvertPass(ir.passes.InPlacePass):
         with build.before(site.node, scope):
             operands = site.operands(build)
         made = LayerNodes(build, self._plan, site, layer, past_length)
-        presents = {}
+        presents, encoded = {}, {}
         roles: list[tuple[Cache, ir.Value, Role]] = [
             (site.key, operands.key, "key"),
             (site.value, operands.value, "value"),
         ]
         for cache, rows, role in sorted(roles, key=lambda one: order[one[0].node]):
             with build.before(cache.node, scope):
-                presents[cache] = made.encode(cache, rows, role)
+                encoded[role] = made.vectors(cache, rows, role)
+                presents[cache] = made.encode(cache, encoded[role], role)
         with build.before(site.node, scope):
-            result = site.result(
-                build, made.attend(operands, presents[site.key], presents[site.value])
-            )
+            caches = presents[site.key], presents[site.value]
+            new = encoded["key"], encoded["value"]
+            result = site.result(build, made.attend(operands, caches, new))
         if result.shape is None or site.output.shape is not None:
             result.shape = site.output.shape
         site.output.replace_all_uses_with(result)
@@ -159,9 +164,8 @@ class ConvertPass(ir.passes.InPlacePass):
         own = site.past_length(build)
         if own is not None:
             return own
-        lengths = self._recognition.lengths
-        if lengths is not None:
-            return lengths.past_length(build)
+        if self._lengths is not None:
+            return self._lengths.past_length(build)
         return self._grown_length(build, site)
 
     def _grown_length(self, build: Builder, site: Site) -> ir.Value:
@@ -170,7 +174,11 @@ class ConvertPass(ir.passes.InPlacePass):
         alike = not any(cache.cut for one in sites for cache in (one.key, one.value))
         past = (sites[0] if alike else site).key.past
         assert past is not None  # a graph without caches counts its tokens
-        return build.once(("past_length", past), lambda: build.dim(past, 2, "past_length"))
+        overlay_rows = self._plan.overlay_rows
+        return build.once(
+            ("past_length", past),
+            lambda: tokens_of_rows(build, build.dim(past, 2, "past_length"), overlay_rows),
+        )
 
 
 def _downstream(values: Iterable[ir.Value]) -> set[ir.Node]:

@@ -64,6 +64,19 @@ Values = Mapping[str, int | None]
 """Values of a target's options, by name."""
 
 
+def refuse_window(plan: Plan) -> None:
+    """Refuse a plan with an exact window, for targets whose kernels read rows only.
+
+    Raises:
+        UsageError: the plan has one.
+    """
+    if plan.has_window:
+        raise UsageError(
+            "there are no kernels for an exact window on Ascend",
+            fix="convert with --window 0 --sinks 0",
+        )
+
+
 def _refuse_nothing(plan: Plan) -> None:
     return None
 

@@ -18,10 +18,12 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from tq_onnx.conversion.original import Original
+from tq_onnx.conversion.options import Options
+from tq_onnx.conversion.original import Original, recognise_original
 from tq_onnx.conversion.pipeline import Prepared, prepare
+from tq_onnx.conversion.planning import DEFAULT_OPTIONS
 from tq_onnx.errors import UnsupportedModelError, UsageError, VerificationError
-from tq_onnx.files.load import LoadedModel
+from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.measure.adapted import BY_NODES, BY_NORMS, adaptation_problems, fold_alike
 from tq_onnx.measure.checks import PropertyCheck, failure, tables
 from tq_onnx.measure.expose_internals import expose_internals
@@ -71,6 +73,7 @@ class RawOriginal:
         reading: what it makes of the prompt.
         is_rounded: True if the graph rounds operands to 8 bits.
         check: whether it computes what the original does.
+        own: what the original makes of the prompt.
     """
 
     prepared: Prepared
@@ -81,6 +84,7 @@ class RawOriginal:
     reading: Reading
     is_rounded: bool
     check: PropertyCheck
+    own: Reading
 
 
 def convert_raw(
@@ -88,6 +92,7 @@ def convert_raw(
     prompt: npt.NDArray[np.int64],
     own: Reading,
     *,
+    options: Options = DEFAULT_OPTIONS,
     library: bool = True,
     threads: int | None = None,
 ) -> RawOriginal | PropertyCheck:
@@ -97,6 +102,7 @@ def convert_raw(
         original: the original; it is changed.
         prompt: ids ``[n]``.
         own: what the original makes of them.
+        options: the rows of an exact window, which raw caches have too.
         library: whether the library's kernels run; if not, function bodies.
         threads: threads within an operator.
 
@@ -106,7 +112,7 @@ def convert_raw(
     path = original.loaded.path
     names = names_in(original.loaded.model)
     try:
-        prepared = prepare(path, preset="raw", original=original)
+        prepared = prepare(path, preset="raw", options=options, original=original)
     except UnsupportedModelError as error:
         return PropertyCheck(RAW_EQUALS, None, error.what)
     model = multiply_floats(prepared.loaded.model)
@@ -114,7 +120,19 @@ def convert_raw(
     probe = expose_internals(path, loaded=replace(prepared.loaded, model=model))
     reading = read(probe.decoder(library=library, threads=threads), prompt, probe.layers)
     check = _rewritten(own, reading, probe, is_rounded)
-    return RawOriginal(prepared, model, names, prompt, probe, reading, is_rounded, check)
+    return RawOriginal(prepared, model, names, prompt, probe, reading, is_rounded, check, own)
+
+
+def _with_window(
+    raw: RawOriginal, plan: Plan, *, library: bool, threads: int | None
+) -> RawOriginal | PropertyCheck:
+    """Convert the original once more, with the rows of a window in its caches."""
+    path = raw.prepared.loaded.path
+    options = Options(window=plan.recent, sinks=plan.sinks, overlay_rows=plan.overlay_rows)
+    original = recognise_original(load(path), path)
+    return convert_raw(
+        original, raw.prompt, raw.own, options=options, library=library, threads=threads
+    )
 
 
 def fidelity(
@@ -136,6 +154,8 @@ def fidelity(
         library: whether the library's kernels run; if not, function bodies.
         threads: threads within an operator.
     """
+    if isinstance(raw, RawOriginal) and plan.has_window:
+        raw = _with_window(raw, plan, library=library, threads=threads)
     if isinstance(raw, PropertyCheck):
         return [raw]
     wanted = raw.model

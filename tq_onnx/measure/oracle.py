@@ -166,7 +166,9 @@ def judge_layer(
     """
     seen = decoder.watched
     length = np.asarray(seen[layer.key.past_length], np.int64).reshape(-1)
-    caches = _cache(decoder, layer.plan.key.present), _cache(decoder, layer.plan.value.present)
+    window = decoder.signature.window_of(layer.plan)
+    planes = _plane(decoder, layer.plan.key.present), _plane(decoder, layer.plan.value.present)
+    caches = planes[0][:, :, window.overlay_rows :], planes[1][:, :, window.overlay_rows :]
     found = [
         names.judge(
             cache[:, :, int(length[0]) :],
@@ -180,13 +182,10 @@ def judge_layer(
     query, output = seen[layer.query], seen[layer.output]
     # The last queries see the most keys; the oracle is slow, so it answers no more than these.
     skip = max(0, query.shape[2] - ORACLE_QUERIES)
-    bias = None if layer.bias is None else seen[layer.bias]
-    if bias is not None and bias.shape[2] > 1:
-        bias = bias[:, :, skip:]
     expected = reference.attention(
-        query[:, :, skip:],
-        *caches,
-        length + skip,
+        query,
+        *planes,
+        length,
         key=layer.key.codec,
         value=layer.value.codec,
         key_rotation=layer.key.rotation,
@@ -197,13 +196,17 @@ def judge_layer(
         causal=layer.plan.causal,
         sliding_window=layer.plan.sliding_window,
         softcap=layer.plan.softcap,
-        attention_bias=bias,
+        attention_bias=None if layer.bias is None else seen[layer.bias],
         head_sink=None if layer.sink is None else seen[layer.sink],
         key_offset=layer.key.offset,
         value_offset=layer.value.offset,
         element=ELEMENTS[layer.plan.dtype],
+        window=window,
+        new_keys=seen[layer.key.vectors],
+        new_values=seen[layer.value.vectors],
+        skip=skip,
     )
-    given = output[:, :, skip:].astype(np.float64)
+    given, expected = output[:, :, skip:].astype(np.float64), expected[:, :, skip:]
     error = float(np.abs(given - expected).max() / max(np.abs(expected).max(), 1e-30))
     figures = OracleFigures(
         layer.plan.layer,
@@ -246,8 +249,8 @@ def _feed(
     return logits[0, -1].astype(np.float64), vectors
 
 
-def _cache(decoder: Decoder, present: str) -> Array:
+def _plane(decoder: Decoder, present: str) -> Array:
     for index, spec in enumerate(decoder.signature.caches):
         if spec.pair.present == present:
-            return decoder.cache(index)
+            return decoder.plane(index)
     raise KeyError(present)

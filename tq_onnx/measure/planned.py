@@ -132,6 +132,12 @@ def _operators(layer: ConvertedLayer, plan: Plan) -> Iterator[tuple[str, str]]:
             Encode.norm_correction: int(plan.norm_correction and codec.corrects_norm),
         }
         wanted |= _indices(plan, {Encode.codec_index: codec})
+        window = plan.window_of(layer.plan)
+        wanted |= {
+            Encode.recent: window.recent,
+            Encode.sinks: window.sinks,
+            Encode.overlay_rows: window.overlay_rows,
+        }
         yield from _attributes(f"the encoder of {encoder.role}s", encoder.node, wanted)
         if encoder.pair.past is not None and encoder.past.name != encoder.pair.past:
             yield f"the encoder of {encoder.role}s", f"the cache {encoder.past.name}"
@@ -144,6 +150,7 @@ def _operators(layer: ConvertedLayer, plan: Plan) -> Iterator[tuple[str, str]]:
             if one is not its:
                 yield "attention", f"another {shared.name} than the encoder of {encoder.role}s"
     told: LayerPlan = layer.plan
+    window = plan.window_of(told)
     wanted = {
         Attention.scale: told.scale,
         Attention.causal: int(told.causal),
@@ -153,7 +160,13 @@ def _operators(layer: ConvertedLayer, plan: Plan) -> Iterator[tuple[str, str]]:
         Attention.key_bits: told.key_bits,
         Attention.value_codec: told.value_codec,
         Attention.value_bits: told.value_bits,
+        Attention.recent: window.recent,
+        Attention.sinks: window.sinks,
+        Attention.overlay_rows: window.overlay_rows,
     }
+    new = (layer.attention.new_keys, layer.attention.new_values)
+    if new != ((layer.key.vectors, layer.value.vectors) if plan.has_window else (None, None)):
+        yield "attention", "other new keys and values than what is encoded"
     codecs = {Attention.key_codec_index: told.key_of, Attention.value_codec_index: told.value_of}
     yield from _attributes("attention", layer.attention.node, wanted | _indices(plan, codecs))
 

@@ -118,6 +118,11 @@ def _unquantise(
     for slot in (Encode.rotation, Encode.centroids):
         read[slot].replace(attention, none)
     read[Encode.offset].replace(attention, None)
+    for operator, has_entries in ((node, Encode), (attention, Attention)):
+        # Raw rows are exact as they are: what is in front of them stays, without entries.
+        for attribute in (has_entries.recent, has_entries.sinks):
+            if attribute.name in operator.attributes:
+                _set(operator, {attribute.name: 0})
     attention.attributes.pop(f"{encoder.role}_codec_index", None)
     _set(attention, {f"{encoder.role}_codec": RAW, f"{encoder.role}_bits": raw.key_bits})
     readers = [use.node for use in encoder.output.uses()]

@@ -261,4 +261,6 @@ def _cache_bytes(runner: _Runner, context: int) -> int:
     held = runner.decoder.cache_bytes
     if runner.model.room is not None:
         return held
-    return held * context // runner.decoder.slots
+    plan = runner.model.plan
+    window = 0 if plan is None else plan.window_bytes * runner.decoder.batch
+    return window + (held - window) * context // runner.decoder.slots

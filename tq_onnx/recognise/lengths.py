@@ -33,11 +33,13 @@ class Lengths:
             takes from a longer mask what it needs.
         tokens: dimension 1 is the number of new tokens.
         past: a cache, whose size no past length exceeds.
+        overlay_rows: rows of the caches in front of those of the tokens.
     """
 
     total: ir.Value
     tokens: ir.Value
     past: ir.Value
+    overlay_rows: int = 0
 
     def total_length(self, build: Builder) -> ir.Value:
         """Return S, int64 ``[1]``."""
@@ -53,7 +55,7 @@ class Lengths:
 
         def make() -> ir.Value:
             told = build.dim(self.total, 1, "mask_length")
-            room = build.dim(self.past, 2, "slots")
+            room = tokens_of_rows(build, build.dim(self.past, 2, "slots"), self.overlay_rows)
             before = self._number(build, "Sub", [told, self._new_tokens(build)], "before")
             return self._number(build, "Min", [before, room], "past_length")
 
@@ -64,6 +66,21 @@ class Lengths:
 
     def _number(self, build: Builder, kind: str, parts: list[ir.Value], label: str) -> ir.Value:
         return build.op(kind, parts, label, dtype=ir.DataType.INT64, shape=[1])
+
+
+def tokens_of_rows(build: Builder, rows: ir.Value, overlay_rows: int) -> ir.Value:
+    """Return the tokens that a cache of so many rows has room for, int64 ``[1]``."""
+    if not overlay_rows:
+        return rows
+
+    def make() -> ir.Value:
+        kind, shape = ir.DataType.INT64, [1]
+        inputs = [rows, build.integers(overlay_rows)]
+        behind = build.op("Sub", inputs, "rows_behind_window", dtype=kind, shape=shape)
+        # An empty cache may have no rows at all.
+        return build.op("Max", [behind, build.integers(0)], "token_rows", dtype=kind, shape=shape)
+
+    return build.once(("token_rows", rows), make)
 
 
 def find_lengths(roles: Roles, sites: Sequence[Site], seen: TokenSizes) -> Lengths | None:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
+from tq_onnx.codec.window import NO_WINDOW, Window, retag
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.plan import CachePair
 
@@ -44,6 +45,8 @@ class CacheSpec:
         row: elements per token and head.
         flat: whether heads lie side by side, ``[B, S, N * row]``.
         slots: tokens that the graph gives it room for; None if callers choose.
+        window: its exact window, whose rows lie in front of those of the tokens.
+        head_size: D; looked at with a window only.
     """
 
     pair: CachePair
@@ -52,6 +55,8 @@ class CacheSpec:
     row: int
     flat: bool = False
     slots: int | None = None
+    window: Window = NO_WINDOW
+    head_size: int = 0
 
     @property
     def bytes_per_token(self) -> int:
@@ -59,7 +64,10 @@ class CacheSpec:
         return self.kv_num_heads * self.row * np.dtype(self.type_name).itemsize
 
     def allocate(self, batch: int, tokens: int, device: str = "cpu") -> onnxruntime.OrtValue:
-        """Return a zeroed buffer ``[batch, N, tokens, row]`` in the memory of a device."""
+        """Return a zeroed buffer for so many tokens in the memory of a device.
+
+        Its shape is ``[batch, N, tokens, row]``, with the rows of the window in addition.
+        """
         return self._buffer(np.zeros(self._shape(batch, tokens), self.type_name), device)
 
     def resized(self, value: onnxruntime.OrtValue, tokens: int) -> onnxruntime.OrtValue:
@@ -77,17 +85,20 @@ class CacheSpec:
         """Copy a buffer, with its first ``held`` rows repeated until there are ``tokens``."""
         old = as_array(value)
         axis = 1 if self.flat else 2
-        room = np.zeros(self._shape(old.shape[0], max(tokens, old.shape[axis])), self.type_name)
-        rows = np.take(old, np.arange(tokens) % held, axis=axis)
+        first = self.window.overlay_rows
+        room = np.zeros(self._shape(old.shape[0], max(tokens, self.room(value))), self.type_name)
+        rows = np.take(old, first + np.arange(tokens) % held, axis=axis)
         if self.flat:
             room[:, :tokens] = rows
         else:
-            room[:, :, :tokens] = rows
+            room[:, :, :first] = old[:, :, :first]
+            room[:, :, first : first + tokens] = rows
+            retag(room, self.head_size, self.window, tokens)
         return self._buffer(room, value.device_name())
 
     def room(self, value: onnxruntime.OrtValue) -> int:
         """Return the tokens that a buffer has room for."""
-        return int(value.shape()[1 if self.flat else 2])
+        return int(value.shape()[1 if self.flat else 2]) - self.window.overlay_rows
 
     def view(self, value: onnxruntime.OrtValue) -> npt.NDArray[Any]:
         """Return a buffer as ``[B, N, S, row]``; without a copy if it is on the CPU."""
@@ -100,7 +111,7 @@ class CacheSpec:
     def _shape(self, batch: int, tokens: int) -> tuple[int, ...]:
         if self.flat:
             return batch, tokens, self.kv_num_heads * self.row
-        return batch, self.kv_num_heads, tokens, self.row
+        return batch, self.kv_num_heads, self.window.overlay_rows + tokens, self.row
 
     @staticmethod
     def _buffer(array: npt.NDArray[Any], device: str) -> onnxruntime.OrtValue:
@@ -108,7 +119,12 @@ class CacheSpec:
 
 
 def cache_spec(
-    session: onnxruntime.InferenceSession, pair: CachePair, *, kv_num_heads: int, head_size: int
+    session: onnxruntime.InferenceSession,
+    pair: CachePair,
+    *,
+    kv_num_heads: int,
+    head_size: int,
+    window: Window = NO_WINDOW,
 ) -> CacheSpec:
     """Read a cache's type from the session.
 
@@ -118,6 +134,7 @@ def cache_spec(
         kv_num_heads: N, used where the graph does not state it.
         head_size: D, used where the graph does not state its last dimension (the
             onnxruntime-genai model builder leaves it symbolic).
+        window: the cache's exact window.
 
     Raises:
         UnsupportedModelError: the cache is missing, or not a tensor of a type caches have.
@@ -145,8 +162,8 @@ def cache_spec(
         row = head_size
     heads = kv_num_heads if flat or not isinstance(shape[1], int) else shape[1]
     tokens = shape[1 if flat else 2]
-    slots = tokens if isinstance(tokens, int) else None
-    return CacheSpec(pair, type_name, heads, row, flat, slots)
+    slots = tokens - window.overlay_rows if isinstance(tokens, int) else None
+    return CacheSpec(pair, type_name, heads, row, flat, slots, window, head_size)
 
 
 def bytes_per_token(specs: Iterable[CacheSpec]) -> int:

@@ -180,9 +180,15 @@ class Decoder:
         return sum(int(value.tensor_size_in_bytes()) for value in self._past) // self._copies
 
     def cache(self, index: int) -> npt.NDArray[Any]:
-        """Copy the used part ``[B, N, length, row]`` of one cache, in signature order."""
-        held = self.signature.caches[index].view(self._past[index])
-        return np.array(held[:: self._copies, :, : self.length], order="C")
+        """Copy the rows of the tokens ``[B, N, length, row]`` of one cache, in signature order."""
+        return self.plane(index)[:, :, self.signature.caches[index].window.overlay_rows :]
+
+    def plane(self, index: int) -> npt.NDArray[Any]:
+        """Copy the used part of one cache, with the rows of its window in front."""
+        spec = self.signature.caches[index]
+        held = spec.view(self._past[index])
+        used = spec.window.overlay_rows + self.length
+        return np.array(held[:: self._copies, :, :used], order="C")
 
     def prefill(
         self,

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import onnxruntime
 
 from tq_onnx.codec.spec import is_layout_of, layout_digest
+from tq_onnx.codec.window import NO_WINDOW, Window
 from tq_onnx.errors import UnsupportedModelError, UsageError
-from tq_onnx.plan import Interface, Plan, plan_in
+from tq_onnx.plan import Interface, LayerPlan, Plan, plan_in
 from tq_onnx.runtime.cache import CacheSpec, bytes_per_token, cache_spec
 
 
@@ -32,6 +33,10 @@ class Signature:
     def bytes_per_token(self) -> int:
         """Cache bytes of one token of one sequence, all layers."""
         return bytes_per_token(self.caches)
+
+    def window_of(self, layer: LayerPlan) -> Window:
+        """Return the exact window of a layer's caches; that of an original has no tokens."""
+        return NO_WINDOW if self.plan is None else self.plan.window_of(layer)
 
     @property
     def first_only(self) -> bool:
@@ -98,7 +103,13 @@ def signature_of(session: onnxruntime.InferenceSession, plan: Plan) -> Signature
         UnsupportedModelError: the plan names caches that the model does not have.
     """
     caches = [
-        cache_spec(session, pair, kv_num_heads=layer.kv_num_heads, head_size=layer.head_size)
+        cache_spec(
+            session,
+            pair,
+            kv_num_heads=layer.kv_num_heads,
+            head_size=layer.head_size,
+            window=plan.window_of(layer),
+        )
         for layer in plan.layers
         for pair in (layer.key, layer.value)
     ]

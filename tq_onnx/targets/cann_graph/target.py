@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from tq_onnx.conversion.target import Lowering, Target, TargetOption, Values
+from tq_onnx.conversion.target import Lowering, Target, TargetOption, Values, refuse_window
 from tq_onnx.plan import Plan
 
 DEFAULT_CAPACITY: Final = 1024
@@ -39,6 +39,7 @@ CANN_GRAPH: Final = Target(
             default=1,
         ),
     ),
+    refuse=refuse_window,
     lower=_lower,
     provider="cann",
     has_operators=False,
