@@ -39,6 +39,8 @@ def convert(
     equalize: bool | None = None,
     calibration: AnyPath | None = None,
     center_from: int | None = None,
+    window: int = 0,
+    sinks: int = 0,
     on_progress: OnProgress | None = None,
     **target_options: int | None,
 ) -> ConversionReport | FolderReport:
@@ -66,6 +68,9 @@ def convert(
         calibration: a file that ``calibrate`` made of this model.
         center_from: the first token that is centered by the mean of all later ones; only with
             ``calibration``, 4 by default.
+        window: how many of the newest tokens each cache holds as float16 too, for queries near
+            them; not the model's own sliding window.
+        sinks: how many of the first tokens, likewise; not the sinks of a model's heads.
         on_progress: called as each step begins, and while files are copied.
         **target_options: what only models for some target have, see its row in the registry; None
             is the default of each.
@@ -97,6 +102,8 @@ def convert(
         equalize=equalize,
         calibration=path_of(calibration),
         center_from=CENTER_FROM if center_from is None else center_from,
+        window=window,
+        sinks=sinks,
     )
     made_for = target_of(target, **target_options)
     source = path_of(path)

@@ -19,6 +19,7 @@ from tq_onnx.targets.registry import TARGETS
 
 _output = grouped("Output")
 _codec = grouped("Codec")
+_window = grouped("Exact window")
 _layers = grouped("Layers")
 _calibration = grouped("Calibration")
 _target = grouped("Target")
@@ -88,6 +89,23 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     "[default: from the preset]",
 )
 @_codec("--seed", type=int, default=DEFAULT_SEED, show_default=True, help="Seed of the rotations.")
+@_window(
+    "--window",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Keep the newest N tokens exactly, as float16 beside their codes, for the queries near "
+    "them. Costs memory once, not for each token. It is not the model's sliding window.",
+)
+@_window(
+    "--sinks",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Keep the first N tokens exactly, which most queries attend to.",
+)
 @_layers(
     "--layers",
     metavar="A-B",

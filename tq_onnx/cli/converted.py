@@ -88,7 +88,11 @@ def _genai_rows(changes: GenaiChanges) -> list[tuple[str, str]]:
     if changes.head_size is not None:
         patched.append(f"head_size = {changes.head_size}, the bytes of a cache row")
     if changes.share_buffer != changes.share_buffer_before:
-        patched.append("past_present_share_buffer = false: the caches of this model must grow")
+        patched.append(
+            "past_present_share_buffer = true: the exact window needs it"
+            if changes.share_buffer
+            else "past_present_share_buffer = false: the caches of this model must grow"
+        )
     rows = [("genai", "; ".join(patched))]
     if changes.padding:
         rows.append(
@@ -104,6 +108,14 @@ def _genai_rows(changes: GenaiChanges) -> list[tuple[str, str]]:
                 "note",
                 "layers have rows of several widths, which onnxruntime-genai takes from the graph; "
                 "old releases (0.9) do not",
+            )
+        )
+    if changes.window_rows:
+        rows.append(
+            (
+                "note",
+                "max_length and context_length count the rows of the exact window, too: give "
+                f"{changes.window_rows} more than the tokens that are wanted",
             )
         )
     if changes.may_share:

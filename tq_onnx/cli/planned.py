@@ -39,7 +39,19 @@ def rows(plan: Plan, equalisation: Sequence[LayerEqualisation] = ()) -> list[tup
     if centered:
         some = "" if len(centered) == len(plan.layers) else f" in {_names(centered)}"
         found.append(("centered", f"keys and values by their means{some}"))
+    if plan.has_window:
+        found.append(("exact window", _window(plan)))
     return found
+
+
+def _window(plan: Plan) -> str:
+    """Return the tokens that are kept exactly, and their cost."""
+    parts = [f"the newest {plan.recent} tokens"] * (plan.recent > 0)
+    parts += [f"the first {plan.sinks}"] * (plan.sinks > 0)
+    return (
+        f"{' and '.join(parts)} in float16, {plan.window_bytes:,} bytes of each sequence "
+        f"({plan.overlay_rows} rows of each cache)"
+    )
 
 
 def warn(plan: Plan, equalisation: Sequence[LayerEqualisation]) -> None:

@@ -11,7 +11,11 @@
                                                 old releases (0.9) size caches by it, newer
                                                 ones (0.18) ask the graph, which says the same;
                                                 only those run layers of several widths
-``search.past_present_share_buffer``            false for a model whose caches must grow
+``search.past_present_share_buffer``            false for a model whose caches must grow, true for
+                                                one with an exact window, which new caches of
+                                                every step have no room for
+``search.max_length``, ``model.context_length`` with an exact window: more by its rows, as caches
+                                                have one for each token of ``max_length``
 =============================================== ===================================================
 
 What onnxruntime-genai does with such a folder (``src/models/kv_cache.cpp``, 0.18): one element type
@@ -74,6 +78,8 @@ class GenaiChanges:
         may_share: whether it is false and could be true.
         providers: execution providers, but for the CPU's, that the decoder still asks for.
         several_widths: whether layers differ in the bytes of a row, so that no entry tells them.
+        window_rows: what ``max_length`` and ``context_length`` count besides tokens: rows of the
+            exact window.
         padding: cache bytes of a token, all layers, that only make keys and values of a layer
             equally wide.
     """
@@ -86,6 +92,7 @@ class GenaiChanges:
     providers: tuple[str, ...]
     several_widths: bool = False
     padding: int = 0
+    window_rows: int = 0
 
 
 def read_config(folder: Path) -> GenaiConfig | None:
@@ -163,7 +170,8 @@ def patch_config(
         The text in UTF-8, and what is different.
 
     Raises:
-        UnsupportedModelError: keys and values of a layer have rows of different widths.
+        UnsupportedModelError: keys and values of a layer have rows of different widths, or the
+            caches of a model with an exact window must grow.
     """
     document = copy.deepcopy(config.document)
     decoder = document["model"]["decoder"]
@@ -188,8 +196,17 @@ def patch_config(
     fixed = all(plan.fixed_capacity for plan in plans.values())
     if before and not fixed:
         document["search"][_SHARE] = after = False
+    window_rows = max((plan.overlay_rows for plan in plans.values()), default=0)
+    if window_rows:
+        if not fixed:
+            raise UnsupportedModelError(
+                "onnxruntime-genai gives caches that grow no room for an exact window",
+                where=str(config.path),
+                fix="convert with --window 0 --sinks 0",
+            )
+        after = _make_room(document, window_rows)
     text = json.dumps(document, indent=4, ensure_ascii=False) + "\n"
-    may_share = before is False and fixed
+    may_share = before is False and fixed and not window_rows
     changes = GenaiChanges(
         library,
         width,
@@ -199,8 +216,19 @@ def patch_config(
         config.providers,
         several_widths=len(widths) > 1,
         padding=sum(_padding(layer) for layer in layers),
+        window_rows=window_rows,
     )
     return text.encode(), changes
+
+
+def _make_room(document: dict[str, Any], window_rows: int) -> bool:
+    """Have past and present share buffers with rows for an exact window."""
+    search = document.setdefault("search", {})
+    search[_SHARE] = True
+    for part, entry in ((search, "max_length"), (document["model"], "context_length")):
+        if isinstance(part.get(entry), int):
+            part[entry] += window_rows
+    return True
 
 
 def _padding(layer: LayerPlan) -> int:
