@@ -36,7 +36,7 @@ class Fake:
     caches: list[np.ndarray]
     signature: Any
 
-    def cache(self, index: int) -> np.ndarray:
+    def plane(self, index: int) -> np.ndarray:
         return self.caches[index]
 
 

@@ -41,7 +41,6 @@ class Options:
         center_from: the first token that is centered by the mean of all later ones.
         window: how many of the newest tokens are kept exactly besides their rows.
         sinks: how many of the first tokens are kept so.
-        overlay_rows: rows of the window; None for what the widest entry needs.
     """
 
     rotation: str | None = None
@@ -56,7 +55,6 @@ class Options:
     center_from: int = CENTER_FROM
     window: int = 0
     sinks: int = 0
-    overlay_rows: int | None = None
 
 
 def preset_of(name: str) -> Preset:

@@ -16,6 +16,7 @@ from typing import Final
 import onnx_ir as ir
 
 from tq_onnx.codec.presets import DEFAULT_PRESET
+from tq_onnx.codec.window import Window
 from tq_onnx.conversion.bake import bake_metadata
 from tq_onnx.conversion.calibrationfile import read_calibration
 from tq_onnx.conversion.check import check
@@ -140,6 +141,7 @@ def prepare(
     on_progress: OnProgress | None = None,
     on_load: Callable[[LoadedModel], None] | None = None,
     original: Original | None = None,
+    window: Window | None = None,
 ) -> Prepared:
     """Do all of ``convert`` except the writing, for callers that write several files together.
 
@@ -151,6 +153,7 @@ def prepare(
         on_progress: called as each step begins.
         on_load: called with the model before any work is done on it; it may refuse.
         original: the model, if it was read already; it is converted in place.
+        window: of all caches, raw ones included; None for what the options ask for.
 
     Raises:
         TqOnnxError: as for ``convert``.
@@ -169,7 +172,7 @@ def prepare(
     _tell(on_progress, _PLAN)
     with blaming(before, path):
         with located(path):
-            plan = make_plan(recognition, chosen, options)
+            plan = make_plan(recognition, chosen, options, window)
         target.refuse(plan)
         if calibration is not None:
             calibration.check_matches(plan.layers)

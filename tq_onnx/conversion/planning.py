@@ -24,7 +24,12 @@ DEFAULT_OPTIONS: Final = Options()
 _RAW: Final = Codec(RAW, 32)
 
 
-def make_plan(recognition: Recognition, preset: Preset, options: Options = DEFAULT_OPTIONS) -> Plan:
+def make_plan(
+    recognition: Recognition,
+    preset: Preset,
+    options: Options = DEFAULT_OPTIONS,
+    window: Window | None = None,
+) -> Plan:
     """Plan the conversion of every layer.
 
     Args:
@@ -32,6 +37,7 @@ def make_plan(recognition: Recognition, preset: Preset, options: Options = DEFAU
         preset: codecs and rotation.
         options: what else was asked for; scales and offsets are of the graph, not of the plan, but
             for whether there will be offsets.
+        window: of all caches, raw ones included; None for what the options and the layers ask for.
 
     Raises:
         UnsupportedModelError: a layer was not recognised, or its head size has no row layout.
@@ -61,7 +67,7 @@ def make_plan(recognition: Recognition, preset: Preset, options: Options = DEFAU
         for site in sites
     )
     _check_elements(layers)
-    window = _window(recognition, layers, options)
+    window = _window(recognition, layers, options) if window is None else window
     return Plan(
         tool_version=__version__,
         layout_digest=layout_digest({codec for layer in layers for codec in layer.codecs}),
@@ -95,10 +101,7 @@ def _window(recognition: Recognition, layers: Sequence[LayerPlan], options: Opti
         for width in (layer.key_row_bytes, layer.value_row_bytes)
         if not any(codec.is_raw for codec in layer.codecs)
     ]
-    if options.overlay_rows is None:
-        window = window_of(options.window, options.sinks, planes)
-    else:
-        window = Window(options.window, options.sinks, options.overlay_rows)
+    window = window_of(options.window, options.sinks, planes)
     if not window.overlay_rows:
         return Window()
     for site in recognition.sites:

@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from tq_onnx.conversion.options import Options
+from tq_onnx.codec.window import Window
 from tq_onnx.conversion.original import Original, recognise_original
 from tq_onnx.conversion.pipeline import Prepared, prepare
-from tq_onnx.conversion.planning import DEFAULT_OPTIONS
 from tq_onnx.errors import UnsupportedModelError, UsageError, VerificationError
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.measure.adapted import BY_NODES, BY_NORMS, adaptation_problems, fold_alike
@@ -92,7 +91,7 @@ def convert_raw(
     prompt: npt.NDArray[np.int64],
     own: Reading,
     *,
-    options: Options = DEFAULT_OPTIONS,
+    window: Window | None = None,
     library: bool = True,
     threads: int | None = None,
 ) -> RawOriginal | PropertyCheck:
@@ -102,7 +101,7 @@ def convert_raw(
         original: the original; it is changed.
         prompt: ids ``[n]``.
         own: what the original makes of them.
-        options: the rows of an exact window, which raw caches have too.
+        window: whose rows the raw caches have, too; None for none.
         library: whether the library's kernels run; if not, function bodies.
         threads: threads within an operator.
 
@@ -112,7 +111,7 @@ def convert_raw(
     path = original.loaded.path
     names = names_in(original.loaded.model)
     try:
-        prepared = prepare(path, preset="raw", options=options, original=original)
+        prepared = prepare(path, preset="raw", window=window, original=original)
     except UnsupportedModelError as error:
         return PropertyCheck(RAW_EQUALS, None, error.what)
     model = multiply_floats(prepared.loaded.model)
@@ -128,10 +127,10 @@ def _with_window(
 ) -> RawOriginal | PropertyCheck:
     """Convert the original once more, with the rows of a window in its caches."""
     path = raw.prepared.loaded.path
-    options = Options(window=plan.recent, sinks=plan.sinks, overlay_rows=plan.overlay_rows)
+    window = Window(plan.recent, plan.sinks, plan.overlay_rows)
     original = recognise_original(load(path), path)
     return convert_raw(
-        original, raw.prompt, raw.own, options=options, library=library, threads=threads
+        original, raw.prompt, raw.own, window=window, library=library, threads=threads
     )
 
 
