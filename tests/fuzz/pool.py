@@ -53,11 +53,11 @@ class Limits:
     """What ends a process.
 
     Attributes:
-        seconds: of one task.
+        seconds: of one task, by the clock; what a task takes of the processor is judged elsewhere.
         bytes: of memory; allocations beyond it fail in the process.
     """
 
-    seconds: float = 60.0
+    seconds: float = 120.0
     bytes: int = 2 << 30
 
 
