@@ -11,12 +11,15 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import onnx
 import onnx.shape_inference
 
 from tests.fuzz import model
 from tests.fuzz.commands import Case
 from tests.fuzz.rewiring import EDITS
+from tq_onnx.errors import TqOnnxError
+from tq_onnx.runtime.model import open_original
 
 NOT_ON_CPU: Final = (
     *("dynamo-op18-sdpa-bf16", "genai-cuda-fp16", "genai-cuda-int4", "genai-webgpu-fp16"),
@@ -44,10 +47,31 @@ def check(draw: random.Random, folder: Path) -> Case:
     output = folder / "converted.onnx"
     if case.run("convert", path, "--preset", "raw", "-o", output).code == 0:
         done = case.run("verify", path, output, "--threads", 1, codes=(*CODES, 5))
-        if done.code == 5:
+        if done.code == 5 and not _reads_as_one(path):
+            case.outcomes["verify"] = "5, of an odd original"
+        elif done.code == 5:
             failed = [line for line in done.out.splitlines() if "FAIL" in line.upper()]
             case.broken("wrong", f"verify: {done.err.strip()[:300]} {failed[:3]}")
     return case
+
+
+def _reads_as_one(path: Path) -> bool:
+    """Whether the original runs, and reads a text in parts as it reads it at once.
+
+    Some edits leave a model that does not: verify then compares what nobody could use.
+    """
+    try:
+        opened = open_original(path, threads=1)
+        tokens = np.arange(3, 15)[None]
+        whole = opened.decoder().prefill(tokens).astype(np.float64)
+        parts = opened.decoder().prefill(tokens, chunk=5).astype(np.float64)
+    except TqOnnxError:
+        return False
+    if not np.isfinite(whole).all():
+        return False
+    rows = min(whole.shape[1], parts.shape[1])
+    error = np.abs(whole[:, -rows:] - parts[:, -rows:]).max()
+    return bool(error <= 1e-3 * np.abs(whole).max())
 
 
 def warm() -> None:
