@@ -47,8 +47,14 @@ class Copier:
         return logits
 
 
-def copier(logit: Callable[[int], float]) -> Decoder:
-    return cast(Any, Copier(logit))
+class WholePrompts(Copier):
+    """Reads a window in one call."""
+
+    signature = SimpleNamespace(first_only=True)
+
+
+def copier(logit: Callable[[int], float], kind: type[Copier] = Copier) -> Decoder:
+    return cast(Any, kind(logit))
 
 
 def loss(logit: float) -> float:
@@ -83,12 +89,13 @@ def test_the_first_copies_are_of_the_text_or_random() -> None:
         assert (text[start : start + len(first)] == first) is (pair.kind == "natural")
 
 
-def test_rise_is_that_of_the_definition() -> None:
+@pytest.mark.parametrize("kind", [Copier, WholePrompts])
+def test_rise_is_that_of_the_definition(kind: type[Copier]) -> None:
     def weaker(distance: int) -> float:
         return 8.0 if distance == 200 else 5.0
 
-    test = CopyTest(copier(lambda _: 8.0), TEXT, vocabulary=WORDS)
-    found = test.compare(copier(weaker), name="other")
+    test = CopyTest(copier(lambda _: 8.0, kind), TEXT, vocabulary=WORDS)
+    found = test.compare(copier(weaker, kind), name="other")
     assert [(one.kind, one.distance) for one in found] == [
         (kind, distance) for kind in ("natural", "random") for distance in DISTANCES
     ]
