@@ -55,7 +55,10 @@ How to read it:
   says what it said before. Below 0.01 nobody notices; at 0.1 a model has another character.
 - **Generation** is what prefill does not show. *natural* and *random*: a passage comes again so
   many tokens later, and the loss on the second copy rises by so much of what copying gains.
-  *decoding*: the original writes, and the converted model is fed the same tokens one by one.
+  *decoding*: the original writes, and the converted model is fed the same tokens one by one;
+  *near-ties* are tokens that only differ where the original was undecided.
+- **key error**, **value error**: mean over the layers of squared error over squared norm, and its
+  distance from theory.
 - Windows are few, and they are of one text. The same command measures your model on yours.
 """
 
@@ -236,8 +239,11 @@ def measure(section: Section, folder: Path) -> None:
         )
     commands = "\n".join(["```sh", *section.commands, "```"])
     measured = (folder / f"{section.name}.report.md").read_text(encoding="utf-8")
+    # The introduction says it once.
+    lines = [line for line in measured.splitlines() if not line.startswith(("- change:", "- deco"))]
+    measured = "\n".join(lines)
     link = f"Figures: [quality-{section.name}.json](quality-{section.name}.json).\n"
-    piece = f"{commands}\n\n{measured}\n{link}"
+    piece = f"{commands}\n\n{measured}\n\n{link}"
     (folder / f"{section.name}.md").write_text(piece, encoding="utf-8")
 
 
