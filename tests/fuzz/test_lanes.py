@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import time
 from pathlib import Path
 
@@ -97,6 +98,7 @@ def sabotaged(number: int, folder: Path) -> Answer:
     return {"outcomes": {"task": "done"}, "problems": []}
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's limits of memory")
 def test_the_pool_goes_on_whatever_a_task_does() -> None:
     summary = Summary()
     for done in work(sabotaged, range(10), 2, 60, Limits(seconds=2)):
