@@ -52,6 +52,19 @@ class ExtraInput:
 
 
 @dataclass(frozen=True)
+class CachePair:
+    """A cache: the graph input it is read from and the graph output it leaves by.
+
+    Attributes:
+        past: None in a graph for a first prompt, which takes no caches.
+        present: the output.
+    """
+
+    past: str | None
+    present: str
+
+
+@dataclass(frozen=True)
 class Interface:
     """Names of a decoder's inputs and outputs apart from its caches.
 
@@ -67,6 +80,7 @@ class Interface:
             give them with room for the new tokens.
         padding: whether the mask may hide tokens on the left; not where the number of tokens that
             it keeps is taken for their place in the caches.
+        states: what recurrent layers hand from call to call beside the caches, zeros at first.
     """
 
     tokens: str
@@ -78,19 +92,7 @@ class Interface:
     hidden: bool = False
     static: bool = False
     padding: bool = True
-
-
-@dataclass(frozen=True)
-class CachePair:
-    """A cache: the graph input it is read from and the graph output it leaves by.
-
-    Attributes:
-        past: None in a graph for a first prompt, which takes no caches.
-        present: the output.
-    """
-
-    past: str | None
-    present: str
+    states: tuple[CachePair, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -316,7 +318,8 @@ def _rows_of(plan: Plan) -> Iterator[tuple[object, ...]]:
 def _interface(entry: Mapping[str, Any]) -> Interface:
     fields = dict(entry)
     fed = tuple(ExtraInput(**item) for item in fields.pop("fed", ()))
-    return Interface(fed=fed, **fields)
+    states = tuple(CachePair(**pair) for pair in fields.pop("states", ()))
+    return Interface(fed=fed, states=states, **fields)
 
 
 def _layer(entry: Mapping[str, Any]) -> LayerPlan:

@@ -129,6 +129,9 @@ def _print_original(model: Path, report: InspectionReport, *, following: bool = 
         ]
         more = (">noise", ">equalised", ">gain") if noise else ()
         terminal.print_table(TextTable.of((*columns, *more), rows))
+    if report.states:
+        names = ", ".join(report.states)
+        terminal.print_line(f"states that are no caches and stay as they are: {names}")
     if report.equalisation:
         _explain(report.equalisation)
     if report.presets:

@@ -16,8 +16,8 @@ import onnx_ir as ir
 from tq_onnx.graph.builder import Builder
 from tq_onnx.recognise.caches import PAST, Cache
 from tq_onnx.recognise.lengths import Lengths, tokens_of_rows
-from tq_onnx.recognise.match import ShapeRead
 from tq_onnx.recognise.site import Site
+from tq_onnx.recognise.survivors import ShapeRead
 
 SCOPE: Final = "turboquant"
 """Names of nodes that belong to no layer begin with it."""

@@ -47,6 +47,7 @@ def examine(path: Path) -> tuple[InspectionReport, Original | None]:
         return _inspect_converted(loaded, path), None
     original = recognise_original(loaded, path)
     recognition = original.recognition
+    interface = recognition.interface
     found = tuple(_layer(site) for site in recognition.sites)
     convertible = bool(found) and not recognition.misses
     size = original.bytes_per_token if found else None
@@ -61,6 +62,7 @@ def examine(path: Path) -> tuple[InspectionReport, Original | None]:
         size,
         offers,
         None,
+        states=tuple(pair.present for pair in interface.states) if interface else (),
     )
     return report, original
 

@@ -88,6 +88,7 @@ class InspectionReport:
         plan: what was done to it; None for a model that is not converted.
         equalisation: what scales of the norm weights would do for 4-bit keys; empty if it is not
             convertible.
+        states: outputs that recurrent layers hand on beside the caches, and that stay as they are.
     """
 
     model: Path
@@ -100,6 +101,7 @@ class InspectionReport:
     presets: tuple[PresetOffer, ...]
     plan: Plan | None
     equalisation: tuple[LayerEqualisation, ...] = ()
+    states: tuple[str, ...] = ()
 
     @property
     def is_converted(self) -> bool:

@@ -140,9 +140,18 @@ def find_roles(graph: ir.Graph, sites: Sequence[Site]) -> Roles | None:
     )
 
 
-def _tokens(given: Sequence[ir.Value]) -> ir.Value | None:
+def token_ids(graph: ir.Graph) -> list[ir.Value]:
+    """Return the inputs by which a table is looked up: token ids, and positions that have one."""
+    return _looked_up(graph.inputs)
+
+
+def _looked_up(given: Iterable[ir.Value]) -> list[ir.Value]:
     ids = [value for value in given if rank(value) == 2 and value.dtype in _INTEGERS]
-    looked_up = [value for value in ids if look_up(value) is not None]
+    return [value for value in ids if look_up(value) is not None]
+
+
+def _tokens(given: Sequence[ir.Value]) -> ir.Value | None:
+    looked_up = _looked_up(given)
     embedded = [value for value in given if rank(value) == 3 and value.dtype in FLOATS]
     return _choose(looked_up, "input_ids") or _choose(embedded, "inputs_embeds")
 

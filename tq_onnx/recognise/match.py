@@ -7,84 +7,45 @@ which tells the attention that a cache is a part of. Two caches of one attention
 layers are counted in graph order. Names play no part, and neither does the order of nodes that do
 not depend on each other.
 
-After that the whole graph is looked at once more: what would still be computed if attention and
-caches were replaced? A reader of an old cache among those nodes may only ask for its shape
-(``ShapeRead``); any other reader is a reason to refuse, and so is attention that is left.
+After that the whole graph is looked at once more (``tq_onnx.recognise.survivors``): other readers
+of the old caches are a reason to refuse, and so is attention that is left. Only attention over what
+an encoder makes stays, and so do states of recurrent layers (``tq_onnx.recognise.unchanged``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import onnx_ir as ir
 
 from tq_onnx.errors import AlreadyConvertedError
-from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.liveness import live_nodes, read_too_early
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.shapes import fill_shapes
-from tq_onnx.graph.values import FLOATS, keeps_numbers, label, rank, static_dim
+from tq_onnx.graph.values import FLOATS, label, rank, static_dim
 from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.plan import METADATA_PLAN, Interface
 from tq_onnx.recognise.attention.tokensizes import TokenSizes
-from tq_onnx.recognise.caches import Anchor, Dims, Reach
+from tq_onnx.recognise.caches import Anchor, Reach
 from tq_onnx.recognise.cacheviews import refuse_nested
 from tq_onnx.recognise.dialects import dialects
 from tq_onnx.recognise.interface import find_roles
 from tq_onnx.recognise.lengths import Lengths, find_lengths
-from tq_onnx.recognise.misused import misused
-from tq_onnx.recognise.nocache import is_attention, why_no_caches
+from tq_onnx.recognise.nocache import why_no_caches
 from tq_onnx.recognise.site import Dialect, GraphView, Site
+from tq_onnx.recognise.survivors import NearMiss, ShapeRead, find_survivors
 from tq_onnx.recognise.trace import find_anchors, reach
+from tq_onnx.recognise.unchanged import Encoder, find_states
 from tq_onnx.recognise.updates.tensorscatter import is_flat_cache
 
 MIN_OPSET: Final = 14
 """The oldest opset whose later changes can be taken over: see ``rewrite``."""
 
+_UPDATES: Final = ("Concat", "ScatterND", "TensorScatter")
 _CACHE_TYPES: Final = (*FLOATS, ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.FLOAT8E4M3FN)
-_READABLE: Final = frozenset("BNGHPSD1")
-
-
-@dataclass(frozen=True)
-class NearMiss:
-    """Something that stands in the way of a conversion.
-
-    Attributes:
-        layer: index of the layer; None if it concerns the whole model.
-        node: name of the node; empty if there is none.
-        reason: what was found, as a clause.
-    """
-
-    layer: int | None
-    node: str
-    reason: str
-
-    def __str__(self) -> str:
-        """Return one clause that names layer, node and reason."""
-        node = f" (node {self.node})" if self.node else ""
-        return self.reason if self.layer is None else f"layer {self.layer}{node}: {self.reason}"
-
-
-@dataclass(frozen=True, eq=False)
-class ShapeRead:
-    """A node that will outlive the conversion and asks for the shape of an old cache.
-
-    Attributes:
-        node: the Shape node.
-        site: the layer.
-        is_key: whether it is the layer's key cache.
-        of_past: whether the past itself is asked, which stays where it is.
-        dims: meaning of the dimensions that it returns.
-    """
-
-    node: ir.Node
-    site: Site
-    is_key: bool
-    of_past: bool
-    dims: Dims
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,11 +91,14 @@ def recognise(model: ir.Model) -> Recognition:
     opset = graph.opset_imports.get("", 0)
     live = live_nodes(graph.outputs)
     view = GraphView(graph, opset, live, _takes_caches(graph))
-    outputs = _cache_outputs(graph)
+    encoder = Encoder(view)
+    outputs = _cache_outputs(graph, encoder)
     reason = "" if outputs else why_no_caches(view)
     if reason:
         return Recognition((), (NearMiss(None, "", reason),))
-    sites, misses = _layers(outputs, view)
+    sites, misses, passed_over = _layers(outputs, view)
+    if not sites:
+        misses = misses or passed_over
     if opset < MIN_OPSET:
         reason = f"opset {opset} is too old: export it with opset {MIN_OPSET} or newer"
         misses.insert(0, NearMiss(None, "", reason))
@@ -150,7 +114,9 @@ def recognise(model: ir.Model) -> Recognition:
     lengths = None if counted or shortened else find_lengths(roles, sites, seen)
     if lengths is None and not counted and not shortened:
         roles = roles.without_a_mask_by_use()
-    reads, problems = _survivors(view, sites)
+    reads, problems = find_survivors(view, sites, encoder)
+    if problems and passed_over:
+        problems = passed_over
     problems += [
         NearMiss(site.layer, label(site.node), complaint)
         for site in sites
@@ -159,7 +125,7 @@ def recognise(model: ir.Model) -> Recognition:
     return Recognition(
         tuple(sites),
         tuple(problems),
-        roles.interface(),
+        replace(roles.interface(), states=find_states(graph, _caches_of(sites))),
         lengths,
         tuple(reads),
         view.takes_caches
@@ -215,20 +181,31 @@ def _may_continue(past: ir.Value, present: ir.Value) -> bool:
     )
 
 
-def _cache_outputs(graph: ir.Graph) -> list[list[Anchor]]:
-    """Return the outputs that look like caches, as what may make them, in graph order."""
+def _cache_outputs(graph: ir.Graph, encoder: Encoder) -> list[list[Anchor]]:
+    """Return the outputs that look like caches, as what may make them, in graph order.
+
+    What an encoder makes grows with no token, and is none.
+    """
     order = {node: index for index, node in enumerate(graph)}
     found = []
     for position, output in enumerate(graph.outputs):
         anchors = find_anchors(output) if _looks_like_a_cache(output) else []
-        if anchors:
+        grows = any(anchor.node.op_type in _UPDATES for anchor in anchors)
+        if anchors and (grows or not encoder.makes(output)):
             found.append((order[anchors[0].node], position, anchors))
     found.sort(key=lambda item: item[:2])
     return [anchors for _, _, anchors in found]
 
 
-def _layers(outputs: Sequence[list[Anchor]], view: GraphView) -> tuple[list[Site], list[NearMiss]]:
-    """Return the layers, by their attention, and the first reason for each that is none."""
+def _layers(
+    outputs: Sequence[list[Anchor]], view: GraphView
+) -> tuple[list[Site], list[NearMiss], list[NearMiss]]:
+    """Return the layers, by their attention, and the first reason for each that is none.
+
+    The last are reasons why states are no caches, which matter only if attention is left.
+    """
+    states = {pair.present for pair in find_states(view.graph, ())}
+    passed_over: list[NearMiss] = []
     parts: dict[ir.Node, list[tuple[int, Dialect, Reach]]] = {}
     misses: dict[int, NearMiss] = {}
     for position, anchors in enumerate(outputs):
@@ -238,7 +215,11 @@ def _layers(outputs: Sequence[list[Anchor]], view: GraphView) -> tuple[list[Site
             attention = dialect.attention(reached, view)
             refuse_nested(attention, view)
         except NoMatch as miss:
-            misses.setdefault(position // 2, _near_miss(position // 2, miss, anchors[0]))
+            near = _near_miss(position // 2, miss, anchors[0])
+            if anchors[0].present.name in states:
+                passed_over.append(near)
+            else:
+                misses.setdefault(position // 2, near)
         else:
             parts.setdefault(attention, []).append((position, dialect, reached))
     order = {node: index for index, node in enumerate(view.graph)}
@@ -250,7 +231,7 @@ def _layers(outputs: Sequence[list[Anchor]], view: GraphView) -> tuple[list[Site
             sites.append(_site(layer, caches, attention, view))
         except NoMatch as miss:
             misses.setdefault(layer, _near_miss(layer, miss, caches[0][2].anchor))
-    return sites, [misses[layer] for layer in sorted(misses)]
+    return sites, [misses[layer] for layer in sorted(misses)], passed_over
 
 
 def _site(
@@ -285,71 +266,9 @@ def _near_miss(layer: int, miss: NoMatch, anchor: Anchor) -> NearMiss:
     return NearMiss(layer, label(miss.node or anchor.node), miss.reason)
 
 
-def _survivors(view: GraphView, sites: Sequence[Site]) -> tuple[list[ShapeRead], list[NearMiss]]:
-    """Find what a conversion would leave: readers of the old caches, and other attention."""
-    graph = view.graph
-    caches = [(site, cache) for site in sites for cache in (site.key, site.value)]
-    presents = {cache.present for _, cache in caches}
-    held = {
-        value: (site, cache, dims)
-        for site, cache in caches
-        for value, dims in _in_any_precision(cache.views, graph).items()
-    }
-    outputs = [value for value in graph.outputs if value not in presents]
-    problems = [
-        NearMiss(held[value][0].layer, "", f"output {value.name} is the cache in another form")
-        for value in outputs
-        if value in held
-    ]
-    pasts = [cache.past for _, cache in caches if cache.past is not None]
-    if len(presents) != len(caches) or len(set(pasts)) != len(pasts):
-        problems.append(NearMiss(None, "", "two layers share one cache"))
-    surviving = live_nodes(
-        [
-            *outputs,
-            *(value for site in sites for value in site.inputs()),
-            *(value for _, cache in caches if cache.cut for value in cache.cut.inputs[1:]),
-            *(value for _, cache in caches if cache.update for value in cache.update.sources),
-        ],
-        cut={*(site.output for site in sites), *held},
-    )
-    problems += [
-        NearMiss(None, label(node), f"attention {label(node)} has no cache that was recognised")
-        for node in graph
-        if node in surviving and _rank_of_scores(node) in (4, None) and is_attention(node, view)
-    ]
-    problems += [NearMiss(*found) for found in misused(sites, view)]
-    reads = []
-    for value, (site, cache, held_dims) in held.items():
-        for use in value.uses():
-            if use.node not in surviving or use.node.outputs[0] in held:
-                continue
-            dims = _asked(use.node, held_dims)
-            answer = use.node.outputs[0]
-            if dims is None or use.node.graph is not graph:
-                reason = f"the cache {cache.present.name} is also read by {use.node.op_type}"
-                problems.append(NearMiss(site.layer, label(use.node), reason))
-            elif answer.is_graph_output():
-                reason = f"output {answer.name} is the shape of the cache {cache.present.name}"
-                problems.append(NearMiss(site.layer, label(use.node), reason))
-            else:
-                of_past = cache.past is not None and value is cache.past
-                reads.append(ShapeRead(use.node, site, cache is site.key, of_past, dims))
-    return reads, problems
-
-
-def _in_any_precision(views: Mapping[ir.Value, Dims], graph: ir.Graph) -> dict[ir.Value, Dims]:
-    """Return the views of a cache, and those that a Cast makes of them for a reader of its own."""
-    found = dict(views)
-    pending = list(views)
-    while pending:
-        value = pending.pop()
-        for use in value.uses():
-            output = use.node.outputs[0]
-            if keeps_numbers(use.node) and use.node.graph is graph and output not in found:
-                found[output] = found[value]
-                pending.append(output)
-    return found
+def _caches_of(sites: Sequence[Site]) -> set[ir.Value]:
+    caches = [cache for site in sites for cache in (site.key, site.value)]
+    return {value for cache in caches for value in (cache.past, cache.present) if value is not None}
 
 
 def _asks_a_capacity(read: ShapeRead) -> bool:
@@ -357,19 +276,3 @@ def _asks_a_capacity(read: ShapeRead) -> bool:
     cache = read.site.key if read.is_key else read.site.value
     grows = cache.update is None or cache.update.past_length is None
     return read.site.counts_tokens and grows and bool({"P", "S"} & {*read.dims})
-
-
-def _rank_of_scores(node: ir.Node) -> int | None:
-    """Return the rank of a softmax's input: routers of experts have less than attention's 4."""
-    scores = node.inputs[0] if node.op_type == "Softmax" and node.inputs else None
-    return None if scores is None else rank(scores)
-
-
-def _asked(node: ir.Node, dims: Dims) -> Dims | None:
-    """Return the dimensions that a Shape node returns; None for other nodes, or unknown ones."""
-    if (node.domain, node.op_type) != ("", "Shape"):
-        return None
-    asked = dims[attribute_int(node, "start", 0) :]
-    if "end" in node.attributes:
-        asked = dims[attribute_int(node, "start", 0) : attribute_int(node, "end", 0)]
-    return asked if asked and all(dim in _READABLE for dim in asked) else None

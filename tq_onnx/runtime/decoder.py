@@ -8,6 +8,8 @@ A ``Decoder`` feeds tokens to a model with a known ``Signature`` and keeps the c
   new rows into it. Where the function bodies run instead of the kernels, past and present are two
   buffers that change places, because standard operators may not write what they still read.
 
+States of recurrent layers are fed back like growing caches, whatever becomes of the caches.
+
 A session of a provider with memory of its own has its caches there, always of fixed capacity; all
 other inputs are fed from the CPU, and logits and watched outputs come back to it.
 
@@ -130,6 +132,7 @@ class Decoder:
         spare = self._in_place and not self._alias
         self._spare = [spec.allocate(rows, tokens, device) for spec in specs] if spare else []
         self._mask = np.ones((self.batch, 0), np.int64)
+        self._states = self._graph.feeding.first_states(rows)
 
     @property
     def longest_call(self) -> int | None:
@@ -260,7 +263,7 @@ class Decoder:
     ) -> _Graph:
         """Return the graph for first prompts."""
         fits = len(signature.caches) == len(self.signature.caches) and signature.first_only
-        if self.capacity != self.signature.slots or not fits:
+        if self.capacity != self.signature.slots or not fits or self.signature.interface.states:
             raise UsageError("a graph for first prompts needs one that continues its caches")
         _check_pair(signature.plan, self.signature.plan)
         feeding = Feeding(session, signature.interface, signature.caches, embeddings)
@@ -294,10 +297,13 @@ class Decoder:
         }
         watch = self.watch if graph is self._graph else ()
         in_place = self._in_place and graph is self._graph
+        states = graph.signature.interface.states
+        given |= {pair.past: self._states[pair.past] for pair in states if pair.past is not None}
         binding = graph.session.io_binding()
         for name, values in given.items():
             binding.bind_cpu_input(name, values)
-        for name in (graph.signature.interface.logits, *watch):
+        outputs = (graph.signature.interface.logits, *watch, *(pair.present for pair in states))
+        for name in outputs:
             binding.bind_output(name, "cpu")
         self._bind_caches(binding, graph.signature, in_place=in_place)
         try:
@@ -306,12 +312,15 @@ class Decoder:
             raise run_error(error, self.where, self.ep) from error
         logits, *others = binding.get_outputs()
         _check_logits(logits.shape(), self.batch * self._copies, tokens_BT.shape[1], self.where)
+        for pair, value in zip(states, others[len(watch) :], strict=False):
+            if pair.past is not None:
+                self._states[pair.past] = np.array(value.numpy())
         self.watched = {
             name: self._own(np.array(value.numpy()))
             for name, value in zip(watch, others[: len(watch)], strict=True)
         }
         if not in_place:
-            self._past = others[len(watch) :]
+            self._past = others[len(outputs) - 1 :]
         elif self._spare:
             self._past, self._spare = self._spare, self._past
         self._mask = mask_BS

@@ -14,6 +14,8 @@ positions            ``[B, T]``             tokens before it that count
 ``ignored``          any                    zeros
 ===================  =====================  ======================================================
 
+States of recurrent layers are zeros before the first call; the decoder keeps them.
+
 Refused: inputs that are none of these, by name; tokens or masks of other types.
 """
 
@@ -107,6 +109,15 @@ class Feeding:
             values[entry.name] = self._fed(entry.name, entry.role, mask_BS, new, slots)
         return values
 
+    def first_states(self, rows: int) -> dict[str, npt.NDArray[Any]]:
+        """Return the states before the first call, by their inputs: zeros for so many sequences."""
+        found = {}
+        for pair in self.interface.states:
+            if pair.past is not None:
+                sizes = self._entries[pair.past].shape[1:]
+                found[pair.past] = self._typed(pair.past, np.zeros((rows, *sizes)), _FLOATS)
+        return found
+
     def _tokens(self, tokens_BT: Tokens) -> npt.NDArray[Any]:
         name = self.interface.tokens
         if self._embeddings is None:
@@ -157,7 +168,7 @@ class Feeding:
         names = self.interface
         roles = {entry.name: entry.role for entry in names.fed}
         known = {names.tokens, names.attention_mask, names.position_ids, *roles}
-        known |= {spec.pair.past for spec in caches}
+        known |= {spec.pair.past for spec in caches} | {pair.past for pair in names.states}
         unknown = [name for name in self._entries if name not in known]
         if unknown:
             raise UnsupportedModelError(

@@ -1,0 +1,127 @@
+"""What hands on numbers from call to call, or attends, and is no cache that grows with the tokens.
+
+Both stay as they are, so that a conversion cannot make them wrong:
+
+* The *state* of a recurrent layer or of a convolution: an output of a size that never changes,
+  which an input of the same size and name continues. If it were a cache, its attention would be
+  left over, and is refused (``tq_onnx.recognise.survivors``).
+* What comes from an *encoder*: keys and values that do not depend on the token ids, and attention
+  over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+import onnx_ir as ir
+
+from tq_onnx.graph.liveness import nested_nodes
+from tq_onnx.graph.operators import FUSED, PRODUCTS
+from tq_onnx.graph.values import FLOATS, rank, static_dim
+from tq_onnx.plan import CachePair
+from tq_onnx.recognise.interface import token_ids
+from tq_onnx.recognise.site import GraphView
+
+_PASTS: Final = ("past_key_values", "past", "past_key_value")
+_PRESENT: Final = "present"
+_OPERANDS: Final = {"Attention": (1, 2, 4, 5), "MultiHeadAttention": (1, 2, 6, 7)}
+"""Inputs of fused attention that are keys and values, new and old."""
+_MAX_STEPS: Final = 8
+
+
+def find_states(graph: ir.Graph, caches: Collection[ir.Value]) -> tuple[CachePair, ...]:
+    """Return the states: inputs and outputs of one fixed size, by their names.
+
+    Args:
+        graph: the graph.
+        caches: inputs and outputs that are caches.
+    """
+    inputs = {value.name: value for value in graph.inputs if value not in caches}
+    found = []
+    for present in graph.outputs:
+        if present in caches or present.name is None or _PRESENT not in present.name:
+            continue
+        names = [present.name.replace(_PRESENT, past) for past in _PASTS]
+        past = next((inputs[name] for name in names if name in inputs), None)
+        if past is not None and past.name and _alike(past, present):
+            found.append(CachePair(past.name, present.name))
+    return tuple(found)
+
+
+def _alike(past: ir.Value, present: ir.Value) -> bool:
+    """Return True if two values have one size, but for the batch, that is known as a number."""
+    size = rank(past)
+    if size is None or size < 2 or rank(present) != size or past.dtype not in FLOATS:
+        return False
+    sizes = [(static_dim(past, axis), static_dim(present, axis)) for axis in range(1, size)]
+    fixed = all(here is not None and here == there for here, there in sizes)
+    return fixed and past.dtype is present.dtype
+
+
+class Encoder:
+    """What of a graph does not depend on token ids.
+
+    Args:
+        view: the graph.
+    """
+
+    def __init__(self, view: GraphView) -> None:
+        """Follow the ids; without any, everything counts as dependent on tokens."""
+        self._view = view
+        ids = token_ids(view.graph)
+        self._told = bool(ids)
+        self._of_tokens = set(ids)
+        for node in view.graph:
+            read = (value for item in (node, *nested_nodes(node)) for value in item.inputs)
+            if node.op_type not in ("Shape", "Size") and not self._of_tokens.isdisjoint(read):
+                self._of_tokens.update(node.outputs)
+
+    def makes(self, value: ir.Value | None) -> bool:
+        """Return True if a value is one and the same whatever the tokens are."""
+        return value is not None and self._told and value not in self._of_tokens
+
+    def is_attended_by(self, node: ir.Node) -> bool:
+        """Return True if attention takes keys and values that an encoder makes.
+
+        Args:
+            node: a fused operator, or the softmax between two products.
+        """
+        if node.op_type != "Softmax":
+            slots = _OPERANDS.get(node.op_type, ())
+            operands = [node.inputs[slot] for slot in slots if slot < len(node.inputs)]
+            given = [value for value in operands if value is not None]
+            return len(given) > 1 and all(self.makes(value) for value in given)
+        keys, values = _product_above(node), self._product_below(node)
+        if keys is None or values is None:
+            return False
+        # One of two operands is the query, or the probabilities, and depends on tokens.
+        return all(any(self.makes(value) for value in item.inputs) for item in (keys, values))
+
+    def _product_below(self, softmax: ir.Node) -> ir.Node | None:
+        value = softmax.outputs[0]
+        for _ in range(_MAX_STEPS):
+            readers = [node for node, _ in self._view.consumers(value)]
+            found = [node for node in readers if _is_product(node)]
+            if found:
+                return found[0]
+            following = [node for node in readers if node.op_type not in ("IsNaN", "Shape")]
+            if not following:
+                return None
+            value = following[0].outputs[0]
+        return None
+
+
+def _is_product(node: ir.Node) -> bool:
+    return node.op_type in {name.rpartition(".")[2] for name in PRODUCTS | FUSED}
+
+
+def _product_above(softmax: ir.Node) -> ir.Node | None:
+    value = softmax.inputs[0]
+    for _ in range(_MAX_STEPS):
+        node = None if value is None else value.producer()
+        if node is None or _is_product(node):
+            return node
+        at = 1 if node.op_type == "Where" else 0
+        value = node.inputs[at] if at < len(node.inputs) else None
+    return None
