@@ -37,6 +37,8 @@ SMOLLM, SMOLLM_LONG = "smollm2", "smollm2-2048"
 NAMES: Final = (QWEN, LONG, OUTLIERS, SMOLLM, SMOLLM_LONG)
 CALIBRATED: Final = ("int4", "int3", "int2")
 CONTEXT: Final = 1024
+WINDOW: Final = "--window 32 --sinks 4"
+"""An exact window, which the conversions called ``-window`` have."""
 
 INTRODUCTION: Final = """\
 # What each preset costs
@@ -125,7 +127,8 @@ def sections(presets: list[str], tokens: int, threads: int) -> list[Section]:
     """The measurements of the page, in its order."""
     calibrated = [name for name in CALIBRATED if name in presets]
     read = f"--tokens {tokens} --threads {threads}"
-    tiny = [f"{name}-calibrated" for name in calibrated]
+    more = ("calibrated", "window", "calibrated-window")
+    tiny = [f"{name}-{what}" for what in more for name in calibrated]
     return [
         Section(
             QWEN,
@@ -194,15 +197,21 @@ def sections(presets: list[str], tokens: int, threads: int) -> list[Section]:
 def _conversions(
     model: str, presets: list[str], calibrated: list[str], threads: int
 ) -> tuple[str, ...]:
-    """Calibrate a model, and convert it by all presets."""
+    """Calibrate a model, and convert it by all presets, and some in other ways, too."""
+    statistics = f"--calibration {model}/model.calibration.safetensors"
     return (
         f"tq-onnx calibrate {model}/model.onnx --threads {threads} --overwrite",
         *_each(presets, f"{model}/model.onnx", "--preset $preset", "$preset"),
-        *_each(
-            calibrated,
-            f"{model}/model.onnx",
-            f"--preset $preset --calibration {model}/model.calibration.safetensors",
-            "$preset-calibrated",
+        *(
+            line
+            for name, options in (
+                ("calibrated", statistics),
+                ("window", WINDOW),
+                ("calibrated-window", f"{statistics} {WINDOW}"),
+            )
+            for line in _each(
+                calibrated, f"{model}/model.onnx", f"--preset $preset {options}", f"$preset-{name}"
+            )
         ),
     )
 

@@ -16,6 +16,7 @@ from tq_onnx.codec.presets import PRESETS
 from tq_onnx.conversion.bake import bake_metadata
 from tq_onnx.conversion.check import check, snapshot_interface
 from tq_onnx.conversion.headnorms import NoNorms
+from tq_onnx.conversion.layers import converted_layers
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.planning import make_plan
 from tq_onnx.conversion.rewrite import ConvertPass
@@ -132,6 +133,16 @@ def test_fillers_go_where_nothing_needs_them() -> None:
     converted(model, "int4", CENTERED)
 
     assert not [name for name in model.graph.initializers if name.startswith("tq.no_offset")]
+
+
+def test_attention_has_scaled_keys_beside_its_scaled_queries() -> None:
+    """Where a window keeps tokens exactly, its new keys are those that are encoded."""
+    model = decoder(layers=2)
+    plan, _ = converted(model, "int4", replace(CENTERED, window=3, sinks=1))
+    assert [layer.equalised for layer in plan.layers] == ["nodes", "nodes"]
+    for layer in converted_layers(model, plan):
+        assert layer.attention.new_keys is layer.key.vectors
+        assert layer.attention.new_values is layer.value.vectors
 
 
 def test_scales_are_nodes_where_there_are_no_norms() -> None:

@@ -179,6 +179,8 @@ class _Calibrated:
             attention.query = self._scaled(attention.query, query_scales, "query", plan)
         with self._build.before(key.node, f"layers.{plan.layer}.attention"):
             key.vectors = self._scaled(key.vectors, 1 / scales, "key", plan)
+        if attention.new_keys is not None:  # exact keys meet the same queries as codes do
+            attention.new_keys = key.vectors
 
     def _scaled(self, operand: ir.Value, factor: _Factors, role: str, plan: LayerPlan) -> ir.Value:
         dtype = _dtype(operand, plan)
