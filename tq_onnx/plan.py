@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from functools import cache
+from math import isfinite
+from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
+from tq_onnx.codec.elements import ELEMENTS
 from tq_onnx.codec.spec import Codec
 from tq_onnx.codec.window import Window
 from tq_onnx.errors import ModelFileError, UnsupportedModelError
@@ -29,6 +32,10 @@ TOTAL_LENGTH: Final = "total_length"
 CACHE_POSITIONS: Final = "cache_positions"
 LOGITS_TO_KEEP: Final = "logits_to_keep"
 IGNORED: Final = "ignored"
+
+_Record = TypeVar("_Record")
+_MOST: Final = 1 << 63
+_MESSAGE: Final = 80
 
 CPU: Final = "cpu"
 """The target that every plan begins with, and the provider that runs every model."""
@@ -270,16 +277,19 @@ class Plan:
             ModelFileError: the text is not a plan.
         """
         try:
-            fields = json.loads(text)
-            layers = tuple(_layer(entry) for entry in fields.pop("layers"))
-            interface = _interface(fields.pop("interface"))
-            return cls(interface=interface, layers=layers, **fields)
+            entries = json.loads(text)
+            layers = tuple(_layer(entry) for entry in entries.pop("layers"))
+            interface = _interface(entries.pop("interface"))
+            plan = _checked(cls(interface=interface, layers=layers, **entries))
+            if min(plan.recent, plan.sinks, plan.overlay_rows) < 0:
+                raise ValueError("a window has a size below 0")
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ModelFileError(
                 "the model's conversion metadata cannot be read",
                 where=METADATA_PLAN,
                 fix=f"convert the original model again ({error})",
             ) from error
+        return plan
 
 
 def plan_in(metadata: Mapping[str, str]) -> Plan | None:
@@ -316,14 +326,48 @@ def _rows_of(plan: Plan) -> Iterator[tuple[object, ...]]:
 
 
 def _interface(entry: Mapping[str, Any]) -> Interface:
-    fields = dict(entry)
-    fed = tuple(ExtraInput(**item) for item in fields.pop("fed", ()))
-    states = tuple(CachePair(**pair) for pair in fields.pop("states", ()))
-    return Interface(fed=fed, states=states, **fields)
+    entries = dict(entry)
+    fed = tuple(_checked(ExtraInput(**item)) for item in entries.pop("fed", ()))
+    states = tuple(_checked(CachePair(**pair)) for pair in entries.pop("states", ()))
+    return _checked(Interface(fed=fed, states=states, **entries))
 
 
 def _layer(entry: Mapping[str, Any]) -> LayerPlan:
-    fields = dict(entry)
-    key = CachePair(**fields.pop("key"))
-    value = CachePair(**fields.pop("value"))
-    return LayerPlan(key=key, value=value, **fields)
+    entries = dict(entry)
+    key, value = (_checked(CachePair(**entries.pop(name))) for name in ("key", "value"))
+    layer = _checked(LayerPlan(key=key, value=value, **entries))
+    sizes = (layer.num_heads, layer.kv_num_heads, layer.head_size)
+    if min(*sizes, layer.key_row_bytes, layer.value_row_bytes) < 1 or layer.layer < 0:
+        raise ValueError(f"layer {layer.layer} has a size below 1")
+    if layer.dtype not in ELEMENTS or not layer.codecs:  # which refuse what they are not
+        raise ValueError(f"layer {layer.layer} has the dtype {layer.dtype!r}")
+    return layer
+
+
+def _checked(record: _Record) -> _Record:
+    """Refuse a record with fields of other types than it declares; other records have been checked.
+
+    Raises:
+        TypeError: a field has another type, or a number that no field needs.
+    """
+    declared: Any = type(record)
+    for name, kinds in _kinds(declared):
+        value = getattr(record, name)
+        number = value if isinstance(value, int | float) else 0
+        if not isinstance(value, kinds) or not isfinite(number) or abs(number) >= _MOST:
+            raise TypeError(f"{name} is {value!r}"[:_MESSAGE])
+    return record
+
+
+@cache
+def _kinds(record: Any) -> list[tuple[str, tuple[type, ...]]]:
+    """Return the types that fields may have; JSON writes some floats as integers."""
+    hints = get_type_hints(record)
+    found = []
+    for field in fields(record):
+        hint = hints[field.name]
+        if get_origin(hint) is tuple or is_dataclass(hint):
+            continue
+        kinds = get_args(hint) or (hint,)
+        found.append((field.name, (*kinds, int) if float in kinds else kinds))
+    return found

@@ -101,6 +101,22 @@ def test_damaged_json_is_told(text: str) -> None:
         Plan.from_json(text)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("key_bits", None), ("key_bits", 7), ("dtype", "INT8"), ("causal", 1), ("layer", -1)),
+        *(("scale", float("inf")), ("scale", "1"), ("head_size", 0), ("value_row_bytes", 2**70)),
+        *(("key", {"past": [], "present": "present"}), ("value_codec", []), ("unknown", 1)),
+    ],
+)
+def test_a_plan_has_fields_of_its_types(name: str, value: object) -> None:
+    fields = json.loads(make_plan(recognise(decoder()), PRESETS["int4"]).to_json())
+    assert Plan.from_json(json.dumps(fields)).layers
+    fields["layers"][0][name] = value
+    with pytest.raises(ModelFileError, match="cannot be read"):
+        Plan.from_json(json.dumps(fields))
+
+
 def test_a_miss_is_told_with_layer_node_and_reason() -> None:
     recognition = recognise(decoder(scores="s1 = Relu(s0)"))
 

@@ -14,6 +14,7 @@ from tq_onnx.codec.spec import is_layout_of
 from tq_onnx.conversion.bake import bake_functions, codec_index
 from tq_onnx.conversion.layers import SHARED, ConvertedLayer, converted_layers, shares_length
 from tq_onnx.errors import UnsupportedModelError, VerificationError
+from tq_onnx.graph.values import static_dim
 from tq_onnx.measure.samegraph import is_same_body
 from tq_onnx.ops.operator import Attribute
 from tq_onnx.ops.operators import Attention, Encode
@@ -141,6 +142,9 @@ def _operators(layer: ConvertedLayer, plan: Plan) -> Iterator[tuple[str, str]]:
         yield from _attributes(f"the encoder of {encoder.role}s", encoder.node, wanted)
         if encoder.pair.past is not None and encoder.past.name != encoder.pair.past:
             yield f"the encoder of {encoder.role}s", f"the cache {encoder.past.name}"
+        width = static_dim(encoder.output, -1)
+        if width not in (None, encoder.row_bytes):
+            yield f"the encoder of {encoder.role}s", f"rows of {width} bytes"
         if not shares_length(encoder, layer.attention, plan):
             yield f"the encoder of {encoder.role}s", "another length than attention"
         for slot, shared in SHARED[encoder.role].items():

@@ -11,6 +11,7 @@ from tq_onnx.codec.window import NO_WINDOW, Window
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.plan import Interface, LayerPlan, Plan, plan_in
 from tq_onnx.runtime.cache import CacheSpec, bytes_per_token, cache_spec
+from tq_onnx.runtime.session import ports
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,17 @@ def signature_of(session: onnxruntime.InferenceSession, plan: Plan) -> Signature
     """Return the signature of a converted model.
 
     Raises:
-        UnsupportedModelError: the plan names caches that the model does not have.
+        UnsupportedModelError: the plan names what the model does not have.
     """
+    told = plan.interface
+    inputs, outputs = ({port.name for port in side} for side in ports(session))
+    named = (told.tokens, told.attention_mask, told.position_ids, *(one.name for one in told.fed))
+    missing = {name for name in named if name is not None} - inputs | {told.logits} - outputs
+    if missing:
+        raise UnsupportedModelError(
+            f"the model has no {min(missing)}, which its plan names",
+            fix="convert the original model again",
+        )
     caches = [
         cache_spec(
             session,

@@ -96,6 +96,16 @@ def swapped_layers_in_the_plan(model: onnx.ModelProto) -> None:
     set_plan(model, layers=(swapped, replace(last, key=first.key, value=first.value)))
 
 
+@damage("rows of")
+def another_row_in_the_plan(model: onnx.ModelProto) -> None:
+    set_last_layer(model, key_row_bytes=plan_of(model).layers[-1].key_row_bytes + 1)
+
+
+@damage("metadata")
+def a_plan_of_other_types(model: onnx.ModelProto) -> None:
+    set_last_layer(model, key_bits=None)
+
+
 @damage("metadata")
 def a_plan_that_is_none(model: onnx.ModelProto) -> None:
     set_metadata(model, METADATA_PLAN, "{}")
