@@ -161,6 +161,57 @@ def test_a_prompt_in_one_call_is_the_same_tokens_one_by_one(level: str, rng: Any
     np.testing.assert_allclose(whole, steps, atol=1e-4 * np.abs(whole).max())
 
 
+def test_beams_take_their_windows_along(rng: Any) -> None:
+    """Sequences of a batch that change places, as beams do, go on as if they had been there."""
+    site = with_window(Site(head_size=16), 4, 2)
+    model, call = site.model(), kernels(LEVELS[-1])
+    first = site.feeds(rng, past_length=(0, 0, 0), new=9) | random_caches(site, 20, rng, 3)
+    _, *presents = call(model, first)
+    caches = dict(zip(("past_key", "past_value"), presents, strict=True))
+    feeds = site.feeds(rng, past_length=(9, 7, 8), new=2) | caches
+    order = [2, 0, 0]
+    there = call(model, {name: array[order] for name, array in feeds.items()})
+    for moved, stayed in zip(there, call(model, feeds), strict=True):
+        np.testing.assert_array_equal(moved, stayed[order])
+
+
+def test_a_rewound_cache_reads_rows_where_entries_are_gone(rng: Any) -> None:
+    """Rewinding by no more than is in the window, and going on, is never having gone beyond."""
+    site = with_window(Site(head_size=16), 8, 2)
+    model, call = site.model(), kernels(LEVELS[-1])
+    caches = random_caches(site, 40, rng, 1)
+    tokens = site.feeds(rng, past_length=(0,), new=30)
+
+    def run_from(start: int, end: int, caches: Arrays) -> tuple[Any, Arrays]:
+        names = ("query", "key", "value")
+        feeds = {name: tokens[name][:, :, start:end] for name in names}
+        feeds["past_length"] = np.array([start], np.int64)
+        output, *presents = call(model, feeds | caches)
+        return output, dict(zip(("past_key", "past_value"), presents, strict=True))
+
+    _, at_20 = run_from(0, 20, caches)
+    straight, _ = run_from(20, 21, at_20)
+    # The same tokens again, after 20: their entries are those that stand there.
+    _, at_21 = run_from(20, 21, at_20)
+    _, rewound = run_from(19, 20, at_21)
+    again, _ = run_from(20, 21, rewound)
+    # One entry, of token 12, was overwritten by token 20; it is out of reach at 20.
+    np.testing.assert_array_equal(again, straight)
+    # Far beyond: the window is gone, and rows are read.
+    _, at_30 = run_from(20, 30, at_20)
+    beyond, _ = run_from(20, 21, at_30)
+    assert np.abs(beyond - straight).max() > 1e-4 * np.abs(straight).max()
+    feeds = {name: tokens[name][:, :, 20:21] for name in ("query", "key", "value")}
+    feeds |= {"past_length": np.array([20], np.int64), **at_30}
+    assert_window(site, call, model, feeds)
+
+
+def assert_window(site: Site, call: Run, model: onnx.ModelProto, feeds: Arrays) -> None:
+    """Check one call with the oracle."""
+    output, *presents = call(model, feeds)
+    check(LEVELS[-1], site, feeds, output, *presents)
+
+
 def test_in_place_is_as_growing(rng: Any) -> None:
     site = with_window(Site(head_size=16), 4, 2)
     model = site.model()

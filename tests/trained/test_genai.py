@@ -115,6 +115,23 @@ def test_prompts_of_several_lengths(report: FolderReport, configured: Configure,
     assert answers == expected(report.output, batch)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_exact_window(
+    report: FolderReport, tmp_path_factory: pytest.TempPathFactory, count: int
+) -> None:
+    """The buffers that onnxruntime-genai makes for ``max_length`` have rows for it."""
+    output = tmp_path_factory.mktemp("window") / "out"
+    made = convert_folder(report.source, output, options=Options(window=16, sinks=4)).genai
+    assert made is not None
+    batch = prompts(count)
+    generator = start(output, batch, new=NEW + made.window_rows)
+    for _ in range(NEW):
+        generator.generate_next_token()
+    sequences = [[int(token) for token in generator.get_sequence(i)] for i in range(count)]
+    answers = [sequence[40:] for sequence in sequences]
+    assert answers == expected(output, batch)
+
+
 @pytest.mark.parametrize("on", [True, False])
 def test_without_loss_it_is_the_original(
     report: FolderReport, configured: Configure, tmp_path_factory: pytest.TempPathFactory, on: bool

@@ -34,6 +34,7 @@ from tq_onnx.measure.planned import expect_layers
 from tq_onnx.measure.readings import read_original
 from tq_onnx.measure.recording import Recording
 from tq_onnx.measure.windows import Ids, blocks, text_of, windows
+from tq_onnx.plan import Plan
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.runtime.model import OpenModel, open_original
 from tq_onnx.runtime.session import make_session
@@ -167,10 +168,18 @@ def _warnings(raw: RawOriginal | PropertyCheck, models: Sequence[ModelFigures]) 
             yield f"{model.name}: {warning}"
 
 
+def _chosen(plan: Plan) -> str:
+    """Return the preset, with what was added to it."""
+    parts = [plan.preset, *["calibrated"] * plan.centered]
+    if plan.has_window:
+        parts.append(f"window {plan.recent} + {plan.sinks}")
+    return ", ".join(parts)
+
+
 def _names(conversions: Sequence[Conversion]) -> list[str]:
-    """Name models by preset and calibration, and by file or path where several have the same."""
+    """Name models by what was chosen, and by file or path where several have the same."""
     paths, plans = [one.path for one in conversions], [one.plan for one in conversions]
-    presets = [plan.preset + (", calibrated" if plan.centered else "") for plan in plans]
+    presets = [_chosen(plan) for plan in plans]
     names = [
         preset if presets.count(preset) == 1 else f"{preset} ({path.name})"
         for path, preset in zip(paths, presets, strict=True)
