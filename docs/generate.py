@@ -22,6 +22,7 @@ from typing import Any, Final
 import click
 
 from tq_onnx.cli.main import COMMANDS, main
+from tq_onnx.codec.kind import NORM_KEPT, NOT_CORRECTED, UNBIASED
 from tq_onnx.codec.presets import DEFAULT_PRESET, PRESETS, Preset
 from tq_onnx.codec.spec import CODECS, Codec, Field, row_layout
 from tq_onnx.measure.comparison import ComparisonReport, ModelFigures
@@ -126,7 +127,11 @@ def _rotation(preset: Preset) -> str:
 def _codec(codec: Codec, preset: Preset) -> str:
     if codec.is_raw:
         return "as in the model"
-    return f"{codec} nc" if codec.corrects_norm and preset.norm_correction else str(codec)
+    if not codec.corrects_norm:
+        return str(codec)
+    gains = f", {preset.gains} gains" if preset.gains and codec.searches else ""
+    corrected = {NOT_CORRECTED: "", NORM_KEPT: " nc", UNBIASED: " ub"}[preset.norm_correction]
+    return f"{codec}{corrected}{gains}"
 
 
 def _rows() -> str:

@@ -16,6 +16,7 @@ from math import isfinite
 from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 from tq_onnx.codec.elements import ELEMENTS
+from tq_onnx.codec.kind import NOT_CORRECTED
 from tq_onnx.codec.spec import Codec
 from tq_onnx.codec.window import Window
 from tq_onnx.errors import ModelFileError, UnsupportedModelError
@@ -133,6 +134,7 @@ class LayerPlan:
             if there are none.
         adaptation: digest of those scales and of the offsets; empty without either. Graphs whose
             digests differ cannot go on with each other's caches.
+        feedback: whether keys are coded with error feedback, which changes no meaning of a row.
     """
 
     layer: int
@@ -159,6 +161,7 @@ class LayerPlan:
     centered: bool = False
     equalised: str = ""
     adaptation: str = ""
+    feedback: bool = False
 
     @property
     def key_of(self) -> Codec:
@@ -186,8 +189,8 @@ class Plan:
         preset: preset name.
         rotation: ``qr`` or ``hadamard``; ``none`` where nothing is rotated.
         seed: base seed of the rotations.
-        norm_correction: whether scales make up for the norm that quantisation loses, where a codec
-            can.
+        norm_correction: what scales make up for, where a codec can: 0 nothing, 1 the norm that
+            quantisation loses, 2 the product with the vector.
         fixed_capacity: whether a caller may bind caches of fixed capacity, updated in place; if
             not, caches must grow, because the graph takes positions from their length.
         interface: names of the other inputs and outputs.
@@ -197,6 +200,7 @@ class Plan:
         overlay_rows: rows in front of those of the tokens in every cache; 0 without a window.
         target: what the model was made for, a name in ``tq_onnx.targets.registry``. All models run
             on the CPU too.
+        gains: how many gains encoders try, where a codec can; 0 for none.
     """
 
     tool_version: str
@@ -204,7 +208,7 @@ class Plan:
     preset: str
     rotation: str
     seed: int
-    norm_correction: bool
+    norm_correction: int
     fixed_capacity: bool
     interface: Interface
     layers: tuple[LayerPlan, ...]
@@ -212,6 +216,7 @@ class Plan:
     recent: int = 0
     sinks: int = 0
     overlay_rows: int = 0
+    gains: int = 0
 
     @property
     def has_window(self) -> bool:
@@ -247,10 +252,19 @@ class Plan:
         """The codecs of all caches."""
         return frozenset(codec for layer in self.layers for codec in layer.codecs)
 
+    def correction_of(self, codec: Codec) -> int:
+        """Return what scales of a codec make up for."""
+        return int(self.norm_correction) if codec.corrects_norm else NOT_CORRECTED
+
     @property
     def centered(self) -> bool:
         """True if some layer has offsets."""
         return any(layer.centered for layer in self.layers)
+
+    @property
+    def feeds_back(self) -> bool:
+        """True if some layer has error feedback."""
+        return any(layer.feedback for layer in self.layers)
 
     def unlike(self, other: Plan) -> int | None:
         """Return the first layer whose caches another graph cannot continue; None if it can."""

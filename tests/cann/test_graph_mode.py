@@ -18,6 +18,7 @@ import pytest
 from tests.cann.fake_acl import FakeAcl
 from tests.cann.graph_engine import GraphEngine
 from tests.cann.session import CANN, CPU, Array, model_of
+from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.files.load import load
 from tq_onnx.integrations.bundled import build_bundled
@@ -42,7 +43,7 @@ def engine(fake: FakeAcl) -> Iterator[GraphEngine]:
 def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     exported = build_bundled(request.param, tmp_path_factory.mktemp("bundled"))
     output = exported.with_name("converted.onnx")
-    convert(exported, output)
+    convert(exported, output, options=Options(gains=False))
     return output
 
 

@@ -12,7 +12,8 @@ def test_every_preset_is_listed_with_its_bytes() -> None:
     lines = {line.split()[0]: line for line in outcome.out.splitlines() if line.strip()}
     assert set(PRESETS) <= set(lines)
     assert "(default)" in lines["int4"]
-    assert " 132 " in lines["int4"] and "Algorithm 1" in lines["int4"]
+    assert " 132 " in lines["int4"] and "several gains" in lines["int4"]
+    assert " 132 " in lines["mse4"] and "Algorithm 1" in lines["mse4"]
     for name, slot in (("k8v4", 196), ("4bit_nc", 134), ("k3v4_nc", 118), ("3bit_nc", 102)):
         assert f" {slot} " in lines[name]
         assert f"its slot: {slot} bytes" in lines[name]

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tq_onnx.codec import spec
+from tq_onnx.codec.kind import NORM_KEPT, UNBIASED
 from tq_onnx.codec.presets import DEFAULT_PRESET, NO_ROTATION, PRESETS, ROTATIONS
 from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8
 from tq_onnx.codec.spec import CODECS, KINDS, Codec, layout_digest, row_layout
@@ -173,6 +174,9 @@ TABLE = {
     "k5v3": ("lloyd_max 5", "lloyd_max 3", "qr"),
     "k4v3": ("lloyd_max 4", "lloyd_max 3", "qr"),
     "k4v2": ("lloyd_max 4", "lloyd_max 2", "qr"),
+    "mse4": ("lloyd_max 4", "lloyd_max 4", "qr"),
+    "mse3": ("lloyd_max 3", "lloyd_max 3", "qr"),
+    "mse2": ("lloyd_max 2", "lloyd_max 2", "qr"),
     "prod4": ("prod 4", "prod 4", "qr"),
     "prod3": ("prod 3", "prod 3", "qr"),
     "k8v4": ("fp8_e4m3 8", "uniform 4", "none"),
@@ -192,6 +196,9 @@ def test_every_row_of_the_specification_is_there() -> None:
     assert {name for name in rows if PRESETS[name].experimental} == {
         *("prod4", "prod3", "experimental-max")
     }
-    corrected = {name for name in TABLE if PRESETS[name].norm_correction}
-    assert {"int4", "int3", "int2", "4bit_nc", "k3v4_nc", "3bit_nc"} <= corrected
-    assert not corrected & {"balanced", "prod4"}
+    corrected = {name for name in TABLE if PRESETS[name].norm_correction == NORM_KEPT}
+    assert {"4bit_nc", "k3v4_nc", "3bit_nc"} <= corrected
+    assert not corrected & {"balanced", "prod4", "mse4", "int4"}
+    searching = {name for name in TABLE if PRESETS[name].gains}
+    assert searching == {"int4", "int3", "int2", "k5v3", "k4v3", "k4v2"}
+    assert all(PRESETS[name].norm_correction == UNBIASED for name in searching)

@@ -273,7 +273,7 @@ def test_a_mixed_conversion_holds() -> None:
 @pytest.mark.parametrize(
     ("damage", "text"),
     [
-        (other_correction, "has norm_correction = 0 instead of 1"),
+        (other_correction, "has norm_correction = 0 instead of 2"),
         (other_index, "has value_codec_index = 0 instead of 1"),
         (no_index, "has codec_index = None"),
         (offset_of_its_own, "do not share .*offset"),

@@ -9,9 +9,10 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from tests.decoders.running import Batch, Decoder, batch, load, session
+from tests.decoders.running import CHUNKS, Batch, Decoder, batch, load, session
 from tests.decoders.synthetic import SLIDING_CACHE, SLIDING_MASK, SLIDING_REPEAT, decoder
 from tq_onnx.codec.calibration import Calibration, LayerStatistics
+from tq_onnx.codec.feedback import feedback_of
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.conversion.bake import bake_metadata
 from tq_onnx.conversion.check import check, snapshot_interface
@@ -21,7 +22,7 @@ from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.planning import make_plan
 from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.conversion.scales import adapt
-from tq_onnx.errors import UsageError
+from tq_onnx.errors import TqOnnxError, UsageError
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.recognise.match import recognise
@@ -55,7 +56,8 @@ def converted(
 ) -> tuple[Plan, Calibration]:
     before = snapshot_interface(model)
     found = recognise(model)
-    plan = make_plan(found, PRESETS[preset], options)
+    feeds_back = calibration is not None and calibration.has_covariance
+    plan = make_plan(found, PRESETS[preset], options, feeds_back=feeds_back)
     ConvertPass(plan, found)(model)
     known = calibration or statistics(plan)
     plan, _ = adapt(model, plan, options, known if options.calibration else None)
@@ -125,6 +127,49 @@ def test_offsets_go_into_both_operators_of_quantised_layers() -> None:
     assert read == [none, ["tq.key_offset.1", "tq.value_offset.1"], none]
     # Neither bias nor sink is missing in between by accident.
     assert [Attention.head_sink.of(node) for node in Attention.nodes(model.graph)] == [None] * 3
+    assert {len(node.inputs) for node in Encode.nodes(model.graph)} == {Encode.gains.slot + 1}
+
+
+def with_covariance(known: Calibration) -> Calibration:
+    rng = np.random.default_rng(8)
+    layers = []
+    for layer in known.layers:
+        queries = rng.standard_normal((layer.kv_num_heads, 99, layer.head_size))
+        moments = (queries.swapaxes(1, 2) @ queries / 99).astype(np.float32)
+        layers.append(replace(layer, query_covariance=moments))
+    return replace(known, layers=tuple(layers))
+
+
+@pytest.mark.parametrize("value_bits", [None, 3])
+def test_errors_of_keys_are_fed_back(value_bits: int | None) -> None:
+    model = decoder(layers=3)
+    options = replace(CENTERED, boundary_layers=1, bits_v=value_bits)
+    known = with_covariance(statistics(make_plan(recognise(model), PRESETS["int4"])))
+    plan, _ = converted(model, "int4", options, known)
+
+    assert [layer.feedback for layer in plan.layers] == [False, True, False]
+    assert Plan.from_json(model.metadata_props[METADATA_PLAN]) == plan
+    nodes = Encode.nodes(model.graph)
+    feedback = [Encode.feedback.of(node).name for node in nodes]
+    assert feedback == ["tq.none"] * 2 + ["tq.key_feedback.1", "tq.none"] + ["tq.none"] * 2
+    gains = [Encode.gains.of(node).name for node in nodes]
+    assert gains == ["tq.none"] * 2 + ["tq.gains.16"] * 2 + ["tq.none"] * 2
+    rotation, scales = array(model, "tq.rotation.1"), known.scales(1, 2)
+    made = feedback_of(known.layers[1].query_covariance, rotation, scales)
+    assert np.array_equal(array(model, "tq.key_feedback.1"), made)
+    # The kernel and the function body choose the same codes, of keys and of values.
+    data = batch(sum(CHUNKS))
+    assert apart(logits(model, data), logits(model, data, library=True)) < 1e-4
+    plan = replace(plan, layers=tuple(replace(layer, feedback=False) for layer in plan.layers))
+    with pytest.raises(TqOnnxError, match="error feedback of"):
+        check(snapshot_interface(decoder(layers=3)), model, plan)
+
+
+def test_presets_that_do_not_search_feed_nothing_back() -> None:
+    model = decoder(layers=3)
+    known = with_covariance(statistics(make_plan(recognise(model), PRESETS["mse4"])))
+    plan, _ = converted(model, "mse4", CENTERED, known)
+    assert not plan.feeds_back
     assert {len(node.inputs) for node in Encode.nodes(model.graph)} == {Encode.offset.slot + 1}
 
 

@@ -13,6 +13,7 @@ import onnxruntime
 
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.conversion.bake import bake_metadata
+from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.planning import make_plan
 from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.conversion.target import Lowering
@@ -57,9 +58,9 @@ def load(name: str) -> ir.Model:
 
 
 def convert(model: ir.Model, preset: str = "int4") -> Plan:
-    """Converts in place."""
+    """Converts in place, with encoders that every target has."""
     recognition = recognise(model)
-    plan = make_plan(recognition, PRESETS[preset])
+    plan = make_plan(recognition, PRESETS[preset], Options(gains=False))
     ConvertPass(plan, recognition)(model)
     bake_metadata(model, plan)
     return plan

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from tq_onnx.codec.acceptance import TIE_DISTANCE, UNROUNDED_TIE_DISTANCE
 from tq_onnx.codec.kind import COORDINATE
 from tq_onnx.codec.rotated import rotate
 from tq_onnx.codec.spec import Codec, row_layout
+from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.files.load import load
@@ -45,15 +45,19 @@ def probe() -> Probe:
     return expose_internals(converted(DYNAMO))
 
 
-@pytest.fixture
-def fake(probe: Probe) -> Iterator[Fake]:
+def faked(probe: Probe) -> Fake:
     decoder = probe.decoder(library=True, threads=1)
     decoder.prefill(ids(12))
     decoder.prefill(ids(40, seed=1))
     caches = [decoder.cache(index) for index in range(4)]
-    yield Fake(
+    return Fake(
         {name: value.copy() for name, value in decoder.watched.items()}, caches, decoder.signature
     )
+
+
+@pytest.fixture
+def fake(probe: Probe) -> Fake:
+    return faked(probe)
 
 
 def judge(fake: Fake, layer: LayerNames, backend: str = oracle.KERNEL) -> oracle.OracleFigures:
@@ -104,7 +108,9 @@ def test_untouched_figures_are_clean(probe: Probe, fake: Fake) -> None:
 def test_a_wrong_code_is_seen(probe: Probe, fake: Fake) -> None:
     fake.caches[0][0, 1, 30, 5] ^= 0x30
     found = judge(fake, probe.layers[0])
-    assert (found.codes_differing, found.codes_wrong) == (1, 1)
+    # One that another gain explains is wrong where that gain has other codes.
+    assert found.codes_differing == 1
+    assert found.codes_wrong >= 1
     assert found.attention_error > 2e-5
 
 
@@ -126,7 +132,11 @@ def test_an_output_that_is_not_a_number_is_seen(probe: Probe, fake: Fake) -> Non
     assert not judge(fake, probe.layers[0]).attention_error <= 2e-5
 
 
-def test_a_tie_is_told_from_a_wrong_code(probe: Probe, fake: Fake) -> None:
+def test_a_tie_is_told_from_a_wrong_code(tmp_path: Path) -> None:
+    output = tmp_path / "plain.onnx"
+    convert(original(DYNAMO), output, options=Options(gains=False))
+    probe = expose_internals(output)
+    fake = faked(probe)
     layer = probe.layers[0]
     _, rotated = rotate(fake.watched[layer.key.vectors], layer.key.rotation)
     distances = rotated[..., None] - layer.key.codebook.boundaries

@@ -238,7 +238,6 @@ def other_weights(proto: onnx.ModelProto) -> None:
     ("tamper", "check_name"),
     [
         (stretch_rotation, "baked tables"),
-        (stretch_rotation, "reconstruct"),
         (other_rotation, "baked tables"),
         (other_centroids, "baked tables"),
         (other_boundaries, "baked tables"),

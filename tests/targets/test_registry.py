@@ -14,6 +14,7 @@ import pytest
 from tests.cli.run import run
 from tests.files.models import external, inline, snapshot
 from tq_onnx.conversion.check import check, snapshot_interface
+from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert, prepare
 from tq_onnx.conversion.target import CPU, Lowering, Target, TargetOption, Values
 from tq_onnx.errors import (
@@ -224,7 +225,7 @@ def test_the_plan_must_be_for_the_target(tmp_path: Path) -> None:
 
 def test_graph_mode_begins_with_sound_tables(tmp_path: Path) -> None:
     """Nothing is left of them afterwards, so they are checked before."""
-    prepared = prepare(inline(tmp_path))
+    prepared = prepare(inline(tmp_path), options=Options(gains=False))
     rotation = prepared.loaded.model.graph.initializers["tq.rotation.0"]
     assert rotation.const_value is not None
     crooked = rotation.const_value.numpy() * np.float32(1.5)

@@ -41,6 +41,8 @@ def convert(
     center_from: int | None = None,
     window: int = 0,
     sinks: int = 0,
+    gains: bool = True,
+    feedback: bool | None = None,
     on_progress: OnProgress | None = None,
     **target_options: int | None,
 ) -> ConversionReport | FolderReport:
@@ -71,6 +73,10 @@ def convert(
         window: how many of the newest tokens each cache holds as float16 too, for queries near
             them; not the model's own sliding window.
         sinks: how many of the first tokens, likewise; not the sinks of a model's heads.
+        gains: whether encoders search for the best codes, in presets that do; if not, they take the
+            nearest and correct the norm.
+        feedback: whether keys are coded with error feedback; by default where ``calibration`` has
+            moments of the queries and the preset searches.
         on_progress: called as each step begins, and while files are copied.
         **target_options: what only models for some target have, see its row in the registry; None
             is the default of each.
@@ -104,6 +110,8 @@ def convert(
         center_from=CENTER_FROM if center_from is None else center_from,
         window=window,
         sinks=sinks,
+        gains=gains,
+        feedback=feedback,
     )
     made_for = target_of(target, **target_options)
     source = path_of(path)

@@ -7,6 +7,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from tq_onnx.cli import terminal
+from tq_onnx.codec.kind import UNBIASED
+from tq_onnx.codec.presets import PRESETS
 from tq_onnx.targets.registry import target_of_plan
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ def rows(plan: Plan, equalisation: Sequence[LayerEqualisation] = ()) -> list[tup
         ("caches", text if len(groups) == 1 else f"{text} in {_names(layers)}")
         for text, layers in groups.items()
     ]
+    found += _encoders(plan)
     for where, text in (
         ("norms", "scales in the norm weights of queries and keys"),
         ("nodes", "scales from the calibration file"),
@@ -76,6 +79,23 @@ def _preset(plan: Plan) -> str:
     if not any(codec.is_rotated for pair in plan.pairs for codec in pair):
         return plan.preset
     return f"{plan.preset}, {plan.rotation} rotation, seed {plan.seed}"
+
+
+def _encoders(plan: Plan) -> list[tuple[str, str]]:
+    """Return what encoders do beside rounding; nothing where they do nothing."""
+    if not plan.gains:
+        preset = PRESETS.get(plan.preset)
+        if preset is None or not preset.gains or target_of_plan(plan).searches:
+            return []
+        return [("encoder", f"the nearest codes; there are no gains for --target {plan.target}")]
+    text = f"the best of {plan.gains} gains"
+    if plan.norm_correction == UNBIASED:
+        text += ", unbiased scales"
+    fed = [layer for layer in plan.layers if layer.feedback]
+    if fed:
+        some = "" if len(fed) == len(plan.layers) else f" in {_names(fed)}"
+        text += f"; keys with error feedback{some}"
+    return [("encoder", text)]
 
 
 def _codecs(layer: LayerPlan) -> str:

@@ -69,6 +69,10 @@ TIE_SHARE: Final = 1e-4
 UNROUNDED_TIE_SHARE: Final = {"float32": TIE_SHARE, "float16": 2e-3, "bfloat16": 2e-2}
 """The same where elements may have been seen unrounded: more lie within a wider distance."""
 
+SEARCHED_TIE_SHARE: Final = {"float32": 1e-2, "float16": 1.0, "bfloat16": 1.0}
+"""The same of encoders that search: one tie can choose another gain, or other errors to feed back,
+and then all codes of its row differ. Where elements may have been seen unrounded, most rows do."""
+
 FIELD_STEPS: Final = 1
 """Steps that a field may be off: a backend in float32 rounds twice."""
 

@@ -118,6 +118,11 @@ class Calibration:
     extremes: tuple[Extremes, ...] = ()
 
     @property
+    def has_covariance(self) -> bool:
+        """True if it tells which errors of keys queries see."""
+        return all(layer.query_covariance is not None for layer in self.layers)
+
+    @property
     def longest_center_from(self) -> int:
         """The most first positions that can have offsets of their own."""
         return len(self.counts) - 1

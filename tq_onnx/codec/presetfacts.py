@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from tq_onnx.codec.kind import NOT_CORRECTED
 from tq_onnx.codec.presets import DEFAULT_PRESET, Preset
 from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.errors import UsageError
@@ -23,7 +24,9 @@ class PresetFacts:
         key: codec of the keys; ``raw`` as in a float16 model.
         value: codec of the values, likewise.
         rotation: ``qr``, ``hadamard`` or ``none``.
-        norm_correction: whether scales make up for the norm that quantisation loses.
+        norm_correction: what scales make up for: 0 nothing, 1 the norm that quantisation loses, 2
+            the product with the vector; 0 where no codec can.
+        gains: how many gains the encoder tries.
         bytes_per_token: key and value of one head, metadata included.
         bits_per_value: the same, in bits of a coordinate.
         ratio: how many times smaller that is than in float16.
@@ -37,7 +40,8 @@ class PresetFacts:
     key: str
     value: str
     rotation: str
-    norm_correction: bool
+    norm_correction: int
+    gains: int
     bytes_per_token: int
     bits_per_value: float
     ratio: float
@@ -63,7 +67,10 @@ def preset_facts(preset: Preset, head_size: int) -> PresetFacts:
         key=_name(codecs[0]),
         value=_name(codecs[1]),
         rotation=preset.rotation,
-        norm_correction=preset.norm_correction and any(codec.corrects_norm for codec in codecs),
+        norm_correction=preset.norm_correction
+        if any(codec.corrects_norm for codec in codecs)
+        else NOT_CORRECTED,
+        gains=preset.gains,
         bytes_per_token=size,
         bits_per_value=4 * size / head_size,
         ratio=2 * _HALF_BYTES * head_size / size,

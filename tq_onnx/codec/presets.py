@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from tq_onnx.codec.kind import NORM_KEPT, NOT_CORRECTED, UNBIASED
 from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8
+from tq_onnx.codec.search import MAX_GAINS
 from tq_onnx.codec.spec import Codec
 from tq_onnx.codec.unrotated import FP8, Q8_0, RAW, UNIFORM
 
@@ -29,8 +31,8 @@ class Preset:
         value: codec of the value cache, likewise.
         rotation: ``qr``, ``hadamard`` or, where nothing is rotated, ``none``.
         source: where the choice comes from.
-        norm_correction: whether scales make up for the norm that quantisation loses, for kinds
-            that can.
+        norm_correction: what scales make up for, of ``kind.NORM_CORRECTIONS``, for kinds that can.
+        gains: how many gains the encoder tries, for kinds that search; 0 for none.
         experimental: whether other presets of its size are known to do better on real models.
         vllm_slot: bytes of vLLM's slot of one token and KV head of size 128; None where the preset
             is not vLLM's.
@@ -41,7 +43,8 @@ class Preset:
     value: Codec
     rotation: str
     source: str
-    norm_correction: bool = True
+    norm_correction: int = NORM_KEPT
+    gains: int = 0
     experimental: bool = False
     vllm_slot: int | None = None
 
@@ -53,7 +56,8 @@ class Preset:
 
 _ALGORITHM_1: Final = "TurboQuant paper, Algorithm 1"
 _ALGORITHM_2: Final = "TurboQuant paper, Algorithm 2"
-_OURS: Final = "tq-onnx: more bits for the keys, which are more fragile"
+_SEARCH: Final = "tq-onnx: the best of several gains"
+_KEYS: Final = "tq-onnx: more bits for the keys, which are more fragile"
 _ASCEND: Final = "cache layout of an Ascend design note"
 _LOSSLESS: Final = "tq-onnx: lossless, to check a conversion without quantisation"
 
@@ -63,30 +67,37 @@ _FP8, _Q8_0 = Codec(FP8, 8), Codec(Q8_0, 8)
 _PROD3, _PROD4 = Codec(PROD, 3), Codec(PROD, 4)
 _U8, _RAW = Codec(U8, 4), Codec(RAW, 32)
 
+
+def _searching(name: str, key: Codec, value: Codec, source: str) -> Preset:
+    return Preset(name, key, value, QR, source, norm_correction=UNBIASED, gains=MAX_GAINS)
+
+
+def _experimental(name: str, codec: Codec, rotation: str, source: str) -> Preset:
+    correction = NOT_CORRECTED
+    return Preset(
+        name, codec, codec, rotation, source, norm_correction=correction, experimental=True
+    )
+
+
 _ROWS: Final = (
-    Preset("int4", _INT4, _INT4, QR, _ALGORITHM_1),
-    Preset("int3", _INT3, _INT3, QR, _ALGORITHM_1),
-    Preset("int2", _INT2, _INT2, QR, _ALGORITHM_1),
-    Preset("k5v3", _INT5, _INT3, QR, _OURS),
-    Preset("k4v3", _INT4, _INT3, QR, _OURS),
-    Preset("k4v2", _INT4, _INT2, QR, _OURS),
-    Preset("prod4", _PROD4, _PROD4, QR, _ALGORITHM_2, norm_correction=False, experimental=True),
-    Preset("prod3", _PROD3, _PROD3, QR, _ALGORITHM_2, norm_correction=False, experimental=True),
+    _searching("int4", _INT4, _INT4, _SEARCH),
+    _searching("int3", _INT3, _INT3, _SEARCH),
+    _searching("int2", _INT2, _INT2, _SEARCH),
+    _searching("k5v3", _INT5, _INT3, _KEYS),
+    _searching("k4v3", _INT4, _INT3, _KEYS),
+    _searching("k4v2", _INT4, _INT2, _KEYS),
+    Preset("mse4", _INT4, _INT4, QR, _ALGORITHM_1, norm_correction=NOT_CORRECTED),
+    Preset("mse3", _INT3, _INT3, QR, _ALGORITHM_1, norm_correction=NOT_CORRECTED),
+    Preset("mse2", _INT2, _INT2, QR, _ALGORITHM_1, norm_correction=NOT_CORRECTED),
+    _experimental("prod4", _PROD4, QR, _ALGORITHM_2),
+    _experimental("prod3", _PROD3, QR, _ALGORITHM_2),
     Preset("k8v4", _FP8, _UNIFORM4, NO_ROTATION, "vLLM turboquant_k8v4", vllm_slot=196),
     Preset("4bit_nc", _INT4, _UNIFORM4, HADAMARD, "vLLM turboquant_4bit_nc", vllm_slot=134),
     Preset("k3v4_nc", _INT3, _UNIFORM4, HADAMARD, "vLLM turboquant_k3v4_nc", vllm_slot=118),
     Preset("3bit_nc", _INT3, _UNIFORM3, HADAMARD, "vLLM turboquant_3bit_nc", vllm_slot=102),
-    Preset("safe-lowbit", _Q8_0, _INT4, HADAMARD, "SKaiNET", norm_correction=False),
-    Preset("balanced", _INT4, _INT4, HADAMARD, "SKaiNET", norm_correction=False),
-    Preset(
-        "experimental-max",
-        _PROD3,
-        _PROD3,
-        HADAMARD,
-        "SKaiNET",
-        norm_correction=False,
-        experimental=True,
-    ),
+    Preset("safe-lowbit", _Q8_0, _INT4, HADAMARD, "SKaiNET", norm_correction=NOT_CORRECTED),
+    Preset("balanced", _INT4, _INT4, HADAMARD, "SKaiNET", norm_correction=NOT_CORRECTED),
+    _experimental("experimental-max", _PROD3, HADAMARD, "SKaiNET"),
     Preset("ascend-u8", _U8, _U8, QR, _ASCEND),
     Preset("raw", _RAW, _RAW, NO_ROTATION, _LOSSLESS),
 )

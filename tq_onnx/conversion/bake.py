@@ -4,7 +4,8 @@ Rotations are initializers of their own per layer (``tq.rotation.3``; ``tq.rotat
 the projection of the codec ``prod`` beside it), codebooks are shared by all caches whose indices
 have so many bits and whose heads have one size (``tq.centroids.4bit_d128``,
 ``tq.boundaries.4bit_d128``). Caches of a codec without them get one number that nothing reads,
-``tq.none``, in their places.
+``tq.none``, in their places. Gains (``tq.gains.16``) are shared by all encoders that search; keys
+have matrices of error feedback per layer (``tq.key_feedback.3``).
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import onnx_ir as ir
 
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.rotation import rotation_of
+from tq_onnx.codec.search import gain_table
 from tq_onnx.codec.spec import Codec
 from tq_onnx.graph.builder import Builder
 from tq_onnx.ops.domain import BODY_OPSET
-from tq_onnx.ops.functions import body_codecs, function_protos
+from tq_onnx.ops.functions import body_codecs, body_encoders, function_protos
 from tq_onnx.ops.operator import Attribute
+from tq_onnx.ops.operators import Encode
 from tq_onnx.plan import (
     METADATA_DIGEST,
     METADATA_PLAN,
@@ -72,10 +75,33 @@ def no_offset(build: Builder, layer: LayerPlan) -> ir.Value:
     return build.constant(name, np.zeros(sizes, np.float32))
 
 
-def codec_index(plan: Plan, attribute: Attribute, codec: Codec) -> dict[str, int]:
-    """Return the attribute that tells which of the bodies' codecs a node means.
+def gains(build: Builder, plan: Plan, codec: Codec) -> ir.Value | None:
+    """Return the gains that encoders try, float32 ``[G]``; None in a model without a search."""
+    if not plan.gains:
+        return None
+    if not codec.searches:
+        return _none(build)
+    return build.constant(f"tq.gains.{plan.gains}", gain_table(plan.gains))
 
-    Nothing where the bodies know one codec only.
+
+def no_feedback(build: Builder, plan: Plan) -> ir.Value | None:
+    """Return what stands for no error feedback; None where no encoder of the model has any."""
+    return _none(build) if plan.feeds_back else None
+
+
+def encoder_index(plan: Plan, codec: Codec, *, feeds_back: bool) -> dict[str, int]:
+    """Return the attribute that tells which of the body's encoders a node means.
+
+    Nothing where the body knows one only.
+    """
+    known = body_encoders(plan.pairs, plan.feeds_back)
+    return {Encode.codec_index.name: known.index((codec, feeds_back))} if len(known) > 1 else {}
+
+
+def codec_index(plan: Plan, attribute: Attribute, codec: Codec) -> dict[str, int]:
+    """Return the attribute that tells which of the codecs of attention's body a node means.
+
+    Nothing where the body knows one codec only.
     """
     known = body_codecs(plan.pairs)
     return {attribute.name: known.index(codec)} if len(known) > 1 else {}
@@ -106,6 +132,8 @@ def bake_functions(model: ir.Model, plan: Plan) -> None:
         has_sink=layer.has_sink,
         has_offset=plan.centered,
         has_window=plan.has_window,
+        has_gains=plan.gains > 0,
+        has_feedback=plan.feeds_back,
         element=ir.DataType[layer.dtype].numpy().name,
     )
     add_functions(model, protos)

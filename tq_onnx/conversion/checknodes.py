@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from tq_onnx.codec.spec import Codec, row_layout
-from tq_onnx.conversion.bake import codec_index, window
+from tq_onnx.conversion.bake import codec_index, encoder_index, window
 from tq_onnx.conversion.layers import (
     SHARED,
     ConvertedLayer,
@@ -45,6 +45,7 @@ def layer_violations(model: ir.Model, plan: Plan) -> Iterator[str]:
         for encoder in layer.encoders:
             yield from (f"{label}: {text}" for text in _encoder(encoder, planned, plan))
             yield from (f"{label}: {text}" for text in _offset(encoder, planned, plan))
+            yield from (f"{label}: {text}" for text in _search(encoder, planned, plan))
         yield from (f"{label}: {text}" for text in _attention(layer, plan))
         for encoder in layer.encoders:
             rotation = Encode.rotation.of(encoder.node)
@@ -67,8 +68,8 @@ def _encoder(encoder: EncodeNode, layer: LayerPlan, plan: Plan) -> Iterator[str]
         {
             "codec": codec.kind,
             "bits": codec.bits,
-            "norm_correction": int(plan.norm_correction and codec.corrects_norm),
-            **codec_index(plan, Encode.codec_index, codec),
+            "norm_correction": plan.correction_of(codec),
+            **encoder_index(plan, codec, feeds_back=encoder.role == "key" and layer.feedback),
             **window(plan, layer),
         },
     )
@@ -101,6 +102,31 @@ def _offset(encoder: EncodeNode, layer: LayerPlan, plan: Plan) -> Iterator[str]:
         yield f"the offset of {present} is not finite"
     elif not layer.centered and array.any():
         yield f"the offset of {present} is not zero"
+
+
+def _search(encoder: EncodeNode, layer: LayerPlan, plan: Plan) -> Iterator[str]:
+    present, codec = encoder.pair.present, encoder.codec
+    if (encoder.gains is not None) != (plan.gains > 0):
+        yield f"the gains of {present} are not as planned"
+    elif encoder.gains is not None and codec.searches:
+        array = _array(encoder.gains)
+        if array is None or array.shape != (plan.gains,) or array.dtype != np.float32:
+            yield f"the gains of {present} are not {plan.gains} float32 numbers"
+        elif not (np.isfinite(array) & (array > 0)).all():
+            yield f"the gains of {present} are not positive"
+    if (encoder.feedback is not None) != plan.feeds_back:
+        yield f"the error feedback of {present} is not as planned"
+    if encoder.feedback is None:
+        return
+    array = _array(encoder.feedback)
+    feeds_back = encoder.role == "key" and layer.feedback
+    sizes = (layer.kv_num_heads, layer.head_size, layer.head_size) if feeds_back else (1,)
+    if array is None or array.shape != sizes or array.dtype != np.float32:
+        yield f"the error feedback of {present} is not a float32 initializer of its heads' size"
+    elif feeds_back and not (
+        np.isfinite(array).all() and (np.diagonal(array, axis1=1, axis2=2) > 0).all()
+    ):
+        yield f"the error feedback of {present} has moments that no queries have"
 
 
 def _attention(layer: ConvertedLayer, plan: Plan) -> Iterator[str]:

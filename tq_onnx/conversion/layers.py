@@ -126,6 +126,8 @@ class EncodeNode(OperatorNode):
     centroids = _Required(Encode.centroids)
     boundaries = _Required(Encode.boundaries)
     offset = _Optional(Encode.offset)
+    gains = _Optional(Encode.gains)
+    feedback = _Optional(Encode.feedback)
 
     def __init__(
         self, node: ir.Node, role: Role, pair: CachePair, codec: Codec, row_bytes: int

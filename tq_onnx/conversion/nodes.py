@@ -69,6 +69,8 @@ class LayerNodes:
                     Encode.centroids: bake.centroids(build, codec, layer.head_size),
                     Encode.boundaries: bake.boundaries(build, codec, layer.head_size),
                     Encode.offset: self._no_offset(),
+                    Encode.gains: bake.gains(build, plan, codec),
+                    Encode.feedback: bake.no_feedback(build, plan),
                 }
             ),
             f"{Encode.name}_{role}",
@@ -77,8 +79,8 @@ class LayerNodes:
             domain=DOMAIN,
             codec=codec.kind,
             bits=codec.bits,
-            norm_correction=int(plan.norm_correction and codec.corrects_norm),
-            **bake.codec_index(plan, Encode.codec_index, codec),
+            norm_correction=plan.correction_of(codec),
+            **bake.encoder_index(plan, codec, feeds_back=is_key and layer.feedback),
             **bake.window(plan, layer),
         )
 

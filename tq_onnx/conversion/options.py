@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from tq_onnx.codec.kind import NORM_KEPT
 from tq_onnx.codec.presets import DEFAULT_SEED, NO_ROTATION, PRESETS, ROTATIONS, Preset
 from tq_onnx.codec.spec import Codec
 from tq_onnx.codec.window import MAX_ENTRIES
@@ -41,6 +42,10 @@ class Options:
         center_from: the first token that is centered by the mean of all later ones.
         window: how many of the newest tokens are kept exactly besides their rows.
         sinks: how many of the first tokens are kept so.
+        feedback: whether errors of keys are fed back; None for wherever the preset searches and the
+            calibration file has what it takes.
+        gains: whether encoders search where the preset has them do so; if not, they take the
+            nearest codes and correct the norm.
     """
 
     rotation: str | None = None
@@ -55,6 +60,8 @@ class Options:
     center_from: int = CENTER_FROM
     window: int = 0
     sinks: int = 0
+    feedback: bool | None = None
+    gains: bool = True
 
 
 def preset_of(name: str) -> Preset:
@@ -76,6 +83,8 @@ def adapted(preset: Preset, options: Options) -> Preset:
     """
     chosen = replace(
         preset,
+        gains=preset.gains if options.gains else 0,
+        norm_correction=preset.norm_correction if options.gains or not preset.gains else NORM_KEPT,
         key=_codec(preset.key, options.bits_k, "keys", preset),
         value=_codec(preset.value, options.bits_v, "values", preset),
     )

@@ -28,7 +28,7 @@ from tq_onnx.conversion.reports import ConversionReport
 from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.conversion.scales import adapt
 from tq_onnx.conversion.target import CPU, Target
-from tq_onnx.errors import TqOnnxError, located
+from tq_onnx.errors import TqOnnxError, UsageError, located
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.files.save import ExternalData, SavedFiles, check_output, save
 from tq_onnx.graph.values import static_dim
@@ -170,9 +170,18 @@ def prepare(
     loaded, before, recognition = original.loaded, original.interface, original.recognition
     original.expect_complete(path)
     _tell(on_progress, _PLAN)
+    if not target.searches:
+        options = replace(options, gains=False)
+    has_covariance = calibration is not None and calibration.has_covariance
+    if options.feedback and not has_covariance:
+        raise UsageError(
+            "error feedback is made of the covariances of queries, and there are none",
+            fix="give --calibration with a file that this version has made",
+        )
+    feeds_back = has_covariance and options.feedback is not False
     with blaming(before, path):
         with located(path):
-            plan = make_plan(recognition, chosen, options, window)
+            plan = make_plan(recognition, chosen, options, window, feeds_back=feeds_back)
         target.refuse(plan)
         if calibration is not None:
             calibration.check_matches(plan.layers)

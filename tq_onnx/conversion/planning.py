@@ -29,6 +29,8 @@ def make_plan(
     preset: Preset,
     options: Options = DEFAULT_OPTIONS,
     window: Window | None = None,
+    *,
+    feeds_back: bool = False,
 ) -> Plan:
     """Plan the conversion of every layer.
 
@@ -38,6 +40,7 @@ def make_plan(
         options: what else was asked for; scales and offsets are of the graph, not of the plan, but
             for whether there will be offsets.
         window: of all caches, raw ones included; None for what the options and the layers ask for.
+        feeds_back: whether keys are coded with error feedback, where the preset searches.
 
     Raises:
         UnsupportedModelError: a layer was not recognised, or its head size has no row layout.
@@ -49,6 +52,7 @@ def make_plan(
     sites = recognition.sites
     chosen = adapted(preset, options)
     check_window(options)
+    feeds_back = feeds_back and chosen.gains > 0
     compressed = compressed_layers(options, len(sites))
     # A function body has no optional inputs: either all layers pass a bias, or none; so with sinks,
     # which come after the bias.
@@ -66,6 +70,10 @@ def make_plan(
         )
         for site in sites
     )
+    layers = tuple(
+        replace(layer, feedback=feeds_back and layer.key_of.searches) for layer in layers
+    )
+    searches = any(codec.searches for layer in layers for codec in layer.codecs)
     _check_elements(layers)
     window = _window(recognition, layers, options) if window is None else window
     return Plan(
@@ -81,6 +89,7 @@ def make_plan(
         recent=window.recent,
         sinks=window.sinks,
         overlay_rows=window.overlay_rows,
+        gains=chosen.gains if searches else 0,
     )
 
 

@@ -13,7 +13,11 @@ Offsets are means from a calibration file, ``tq.key_offset.3`` and ``tq.value_of
 means of keys as the encoders see them, scales included. A cache that is shortened before it is
 returned has one offset for all its rows, because they move to other slots.
 
-Layers that are not quantised get neither.
+Error feedback is made of the same file's covariances of queries (``tq_onnx.codec.feedback``), with
+the rotation and the scales that keys have in the end, ``tq.key_feedback.3``, float32 ``[N, D, D]``.
+It changes how keys are rounded and no meaning of a row.
+
+Layers that are not quantised get none of this.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from tq_onnx.codec.calibration import Calibration
+from tq_onnx.codec.feedback import feedback_of
 from tq_onnx.conversion.equalise import LayerEqualisation, equalise, layer_scales
 from tq_onnx.conversion.headnorms import LayerNorms, find_norms
 from tq_onnx.conversion.layers import SHARED, ConvertedLayer, converted_layers
@@ -147,6 +152,8 @@ class _Calibrated:
             self._multiply(layer, scales)
             plan = replace(plan, equalised="nodes")
         offsets = self._calibration.offsets(plan.layer, center, key_scale=scales)
+        if plan.feedback:
+            self._feed_back(layer, scales)
         held = [] if scales is None else [scales]
         for encoder, offset in zip(layer.encoders, offsets, strict=True):
             # Both caches of a layer have offsets or none; raw rows would only be rounded by one.
@@ -163,6 +170,19 @@ class _Calibrated:
                 self._fillers.add(filler)
                 slot.replace(node, baked)
         return replace(plan, adaptation=adaptation_digest(*held))
+
+    def _feed_back(self, layer: ConvertedLayer, scales: Scales | None) -> None:
+        """Give the encoder of keys the matrices of the queries that will read them."""
+        plan, key = layer.plan, layer.key
+        covariance = self._calibration.layers[plan.layer].query_covariance
+        assert covariance is not None  # else nothing was planned
+        rotation = key.rotation.const_value
+        assert rotation is not None  # baked
+        try:
+            matrices = feedback_of(covariance, rotation.numpy(), scales)
+        except ValueError as error:
+            raise UsageError(str(error), where=f"layer {plan.layer}") from error
+        key.feedback = self._build.constant(f"tq.key_feedback.{plan.layer}", matrices)
 
     def drop_fillers(self) -> None:
         """Remove the fillers that no layer needs any more."""

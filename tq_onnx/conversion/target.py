@@ -100,6 +100,8 @@ class Target:
         has_fixed_sizes: whether every input and output has numbers for sizes.
         has_weights: whether weights are in the model file itself.
         exposes_views: whether views of an inner value are exposed in the value's place.
+        searches: whether it has encoders that search; if not, presets that search round to the
+            nearest codes and keep the norm.
         no_folders: why a folder cannot be converted for it; empty where it can.
         values: of the options; see ``having``.
     """
@@ -116,6 +118,7 @@ class Target:
     has_fixed_sizes: bool = False
     has_weights: bool = False
     exposes_views: bool = True
+    searches: bool = True
     no_folders: str = ""
     values: Values = field(default_factory=lambda: MappingProxyType({}))
 

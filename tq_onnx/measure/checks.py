@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tq_onnx.codec.acceptance import FIELD_STEPS, TIE_SHARE, UNROUNDED_TIE_SHARE
+from tq_onnx.codec.acceptance import FIELD_STEPS, SEARCHED_TIE_SHARE, TIE_SHARE, UNROUNDED_TIE_SHARE
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.elements import ELEMENTS
 from tq_onnx.codec.rotation import rotation_of
@@ -193,6 +193,8 @@ def backends_hold(probe: Probe, figures: Sequence[OracleFigures]) -> list[Proper
         steps = max(one.scale_steps for one in own)
         dtype = dtypes[own[0].layer]
         rate = UNROUNDED_TIE_SHARE[ELEMENTS[dtype]] if backend == BODY else TIE_SHARE
+        if any(cache.tables.searches for layer in probe.layers for cache in layer.caches):
+            rate = SEARCHED_TIE_SHARE[ELEMENTS[dtype] if backend == BODY else "float32"]
         # One tie in a short text is no rate.
         few = differing <= max(1, rate * codes)
         checks.append(

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from tq_onnx.codec.codebook import Codebook
+from tq_onnx.codec.kind import NORM_KEPT
 from tq_onnx.conversion.layers import ConvertedLayer, EncodeNode, converted_layers
 from tq_onnx.errors import UnsupportedModelError, located
 from tq_onnx.files.load import LoadedModel, load
@@ -79,11 +80,14 @@ def _encoder(encoder: EncodeNode, head_size: int) -> EncodeNames:
         rotation = _table(encoder, encoder.rotation)
         centroids = _table(encoder, encoder.centroids)
         codebook = Codebook(centroids, _table(encoder, encoder.boundaries), float("nan"))
+    gains = encoder.gains if encoder.codec.searches else None
+    given = encoder.feedback if encoder.codec.searches else None
+    feedback = None if given is None else _table(encoder, given)
     correction = encoder.node.attributes.get("norm_correction")
     return EncodeNames(
         node=encoder.name,
         codec=encoder.codec,
-        norm_correction=correction is None or bool(correction.as_int()),
+        norm_correction=NORM_KEPT if correction is None else correction.as_int(),
         vectors=_name(encoder.vectors),
         past_length=_name(encoder.past_length),
         present=_name(encoder.output),
@@ -91,6 +95,8 @@ def _encoder(encoder: EncodeNode, head_size: int) -> EncodeNames:
         codebook=codebook,
         head_size=head_size,
         offset=None if encoder.offset is None else _table(encoder, encoder.offset),
+        gains=None if gains is None else _table(encoder, gains),
+        feedback=feedback if feedback is None or feedback.ndim > 1 else None,
     )
 
 

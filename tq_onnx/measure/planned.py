@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from tq_onnx.codec.rotation import rotation_seed
 from tq_onnx.codec.spec import is_layout_of
-from tq_onnx.conversion.bake import bake_functions, codec_index
+from tq_onnx.conversion.bake import bake_functions, codec_index, encoder_index
 from tq_onnx.conversion.layers import SHARED, ConvertedLayer, converted_layers, shares_length
 from tq_onnx.errors import UnsupportedModelError, VerificationError
 from tq_onnx.graph.values import static_dim
@@ -32,7 +32,8 @@ from tq_onnx.version import __version__
 _CODECS: Final = frozenset(
     (
         *("key_codec", "key_bits", "value_codec", "value_bits", "key_row_bytes"),
-        *("value_row_bytes", "rotation_seed", "centered", "equalised", "adaptation", "dialect"),
+        *("value_row_bytes", "rotation_seed", "centered", "feedback", "equalised"),
+        *("adaptation", "dialect"),
     )
 )
 """What a conversion chooses for a layer; all else is the original's."""
@@ -130,9 +131,11 @@ def _operators(layer: ConvertedLayer, plan: Plan) -> Iterator[tuple[str, str]]:
         wanted: dict[Attribute, Any] = {
             Encode.codec: codec.kind,
             Encode.bits: codec.bits,
-            Encode.norm_correction: int(plan.norm_correction and codec.corrects_norm),
+            Encode.norm_correction: plan.correction_of(codec),
         }
-        wanted |= _indices(plan, {Encode.codec_index: codec})
+        feeds_back = encoder.role == "key" and layer.plan.feedback
+        for index in encoder_index(plan, codec, feeds_back=feeds_back).values():
+            wanted[Encode.codec_index] = index
         window = plan.window_of(layer.plan)
         wanted |= {
             Encode.recent: window.recent,

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from tq_onnx.codec.acceptance import RowFigures, judge_rows
 from tq_onnx.codec.codebook import Codebook
 from tq_onnx.codec.elements import ELEMENTS
+from tq_onnx.codec.kind import Tables
 from tq_onnx.codec.quantise import tables_of
 from tq_onnx.codec.reference import offset_rows
 from tq_onnx.codec.spec import Codec
@@ -40,7 +41,7 @@ class EncodeNames:
     Attributes:
         node: name of the node.
         codec: codec of the cache.
-        norm_correction: True if the scale makes up for the lost norm.
+        norm_correction: what the scale makes up for, one of ``kind.NORM_CORRECTIONS``.
         vectors: the new vectors.
         past_length: tokens that the cache held before.
         present: the cache.
@@ -48,11 +49,13 @@ class EncodeNames:
         codebook: centroids and boundaries; None for a codec that does not rotate.
         head_size: D.
         offset: offsets that are subtracted from vectors, float32 ``[P, N, D]``; None without.
+        gains: gains that the encoder tries, float32 ``[G]``; None without.
+        feedback: matrices of error feedback, float32 ``[N, D, D]``; None without.
     """
 
     node: str
     codec: Codec
-    norm_correction: bool
+    norm_correction: int
     vectors: str
     past_length: str
     present: str
@@ -60,6 +63,20 @@ class EncodeNames:
     codebook: Codebook | None
     head_size: int
     offset: npt.NDArray[np.float32] | None = None
+    gains: npt.NDArray[np.float32] | None = None
+    feedback: npt.NDArray[np.float32] | None = None
+
+    @property
+    def tables(self) -> Tables:
+        """What the reference makes rows with."""
+        return tables_of(
+            self.codec,
+            self.rotation,
+            self.codebook,
+            self.norm_correction,
+            gains=self.gains,
+            feedback=self.feedback,
+        )
 
     @property
     def centroids(self) -> npt.NDArray[np.float32] | None:
@@ -94,12 +111,11 @@ class EncodeNames:
             dtype: the model's element type, as the plan has it.
             unrounded: as for ``judge_rows``.
         """
-        tables = tables_of(self.codec, self.rotation, self.codebook, self.norm_correction)
         return judge_rows(
             rows,
             self.centered(vectors, past_length),
             self.codec,
-            tables,
+            self.tables,
             given=None if self.offset is None else vectors,
             element=ELEMENTS[dtype],
             unrounded=unrounded,

@@ -58,7 +58,7 @@ def raw_form(loaded: LoadedModel, plan: Plan) -> LoadedModel:
     for table in tables:
         if not table.uses():
             model.graph.initializers.pop(table.name or "", None)
-    raw_plan = replace(plan, layers=tuple(layers))
+    raw_plan = replace(plan, layers=tuple(layers), gains=0)
     for name in (Encode.name, Attention.name):
         model.functions.pop((DOMAIN, name, ""), None)
     bake.bake_functions(model, raw_plan)
@@ -100,6 +100,7 @@ def _raw(layer: LayerPlan) -> LayerPlan:
         key_row_bytes=width,
         value_row_bytes=width,
         centered=False,
+        feedback=False,
     )
 
 
@@ -109,10 +110,11 @@ def _unquantise(
     """Make a cache one of raw rows, where it is made and where it is read; return old tables."""
     attention, node = layer.attention.node, encoder.node
     old = [encoder.rotation, encoder.centroids, encoder.boundaries, encoder.offset]
+    old += [encoder.gains, encoder.feedback]
     node.attributes.pop(Encode.codec_index.name, None)
     _set(node, {"codec": RAW, "bits": raw.key_bits, "norm_correction": 0})
     encoder.rotation = encoder.centroids = encoder.boundaries = none
-    encoder.offset = None
+    encoder.offset = encoder.gains = encoder.feedback = None
     read = SHARED[encoder.role]
     old += [read[slot].of(attention) for slot in (Encode.rotation, Encode.centroids, Encode.offset)]
     for slot in (Encode.rotation, Encode.centroids):

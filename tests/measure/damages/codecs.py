@@ -117,7 +117,7 @@ def other_centroids_where_they_are_read(model: onnx.ModelProto) -> None:
     node.input[slot] = constant(model, "damage.centroids", array * np.float32(1.02))
 
 
-@damage("layer 1: the encoder of keys has norm_correction 0, not 1")
+@damage("layer 1: the encoder of keys has norm_correction 0, not 2")
 def no_norm_correction(model: onnx.ModelProto) -> None:
     attribute(encoders(model)[-2], "norm_correction").i = 0
 

@@ -38,7 +38,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def converted(exported: Path) -> Path:
     output = exported.with_name("converted.onnx")
-    convert(exported, output)
+    convert(exported, output, options=Options(gains=False))
     return output
 
 

@@ -29,17 +29,21 @@ def best_codes(
     """
     last = op.Constant(value_ints=[-1])
     zero = op.Constant(value_float=0.0)
-    best = op.Mul(rotated, zero)
-    most = op.Sub(op.ReduceSum(best, last, keepdims=1), op.Constant(value_float=1.0))
+    size = op.Shape(rotated, start=3)
+    end = op.Add(size, op.Constant(value_ints=[1]))
+    nothing = op.Mul(rotated, zero)
+    below_all = op.Sub(op.ReduceSum(nothing, last, keepdims=1), op.Constant(value_float=1.0))
+    # One value is carried: onnxscript has no order of several.
+    found = op.Concat(nothing, below_all, axis=-1)
     for i in range(op.Size(gains)):
         tried = codes_of(op.Mul(rotated, op.Gather(gains, i)), boundaries)
         quantised = op.Gather(centroids, op.Cast(tried, to=I32))
         along = op.Max(op.ReduceSum(op.Mul(rotated, quantised), last, keepdims=1), zero)
         square = op.ReduceSum(op.Mul(quantised, quantised), last, keepdims=1)
         worth = op.Div(op.Mul(along, along), square)
-        better = op.Greater(worth, most)
-        best = op.Where(better, tried, best)
-        most = op.Where(better, worth, most)
+        better = op.Greater(worth, op.Slice(found, size, end, last))
+        found = op.Where(better, op.Concat(tried, worth, axis=-1), found)
+    best = op.Slice(found, op.Constant(value_ints=[0]), size, last)
     return best
 
 

@@ -7,6 +7,7 @@ from typing import Final
 
 import onnx_ir as ir
 
+from tq_onnx.codec.kind import NORM_KEPT
 from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.spec import Codec
 from tq_onnx.errors import UnsupportedModelError, UsageError
@@ -80,7 +81,9 @@ def _lacking(layer: LayerPlan, plan: Plan) -> Iterator[tuple[str, str]]:
         yield "attention sinks", ""
     if layer.head_size not in _HEAD_SIZES:
         yield f"a head size of {layer.head_size}, expected 64 or 128", ""
-    if layer.codecs != (_CODEC, _CODEC) or not plan.norm_correction:
+    if plan.gains:
+        yield "encoders that try several gains", "convert the original with --target cann"
+    elif layer.codecs != (_CODEC, _CODEC) or plan.norm_correction != NORM_KEPT:
         caches = f"caches of {layer.key_of} and {layer.value_of}, expected {_CODEC} for both"
         yield caches, "use --preset int4 for all layers"
     if layer.centered:

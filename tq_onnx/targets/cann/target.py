@@ -45,6 +45,7 @@ CANN: Final = Target(
     refuse=_refuse,
     lower=_lower,
     provider="cann",
+    searches=False,
     # The provider copies an output that shares its memory before it is computed.
     exposes_views=False,
 )

@@ -42,6 +42,7 @@ CANN_GRAPH: Final = Target(
     refuse=refuse_window,
     lower=_lower,
     provider="cann",
+    searches=False,
     has_operators=False,
     has_fixed_sizes=True,
     has_weights=True,
