@@ -48,6 +48,20 @@ def order(output: str, *perm: int) -> Edit:
     return edit
 
 
+def cast_to_nothing(proto: onnx.ModelProto) -> None:
+    next(node for node in proto.graph.node if node.op_type == "Cast").attribute[0].i = 1 << 40
+
+
+def calls_itself(proto: onnx.ModelProto) -> None:
+    """A function of the operators' own domain, in place of a node."""
+    node = proto.graph.node[-1]
+    ends = {"input": list(node.input), "output": list(node.output)}
+    call = onnx.NodeProto(op_type="made", domain="tq_onnx", **ends)
+    proto.functions.add(name="made", domain="tq_onnx", **ends).node.append(call)
+    node.CopyFrom(call)
+    proto.opset_import.add(domain="tq_onnx", version=1)
+
+
 MODELS: Final[dict[str, tuple[str, Edit]]] = {
     "a product of nothing": ("hf-static-decode", no_operands("mul_12")),
     "an axis that is a graph": ("hf-decode", graph_for_axis("cat_6")),
@@ -64,6 +78,8 @@ MODELS: Final[dict[str, tuple[str, Edit]]] = {
         operand("/model/layers.1/post_attention_layernorm/output_0", 1, ""),
     ),
     "an order of axes that is none": ("dynamo-op23-eager", order("transpose_5", 0, 2, 1, 7)),
+    "a cast to no element type": ("dynamo-op23-eager", cast_to_nothing),
+    "a function that calls itself": ("dynamo-op23-eager", calls_itself),
     "keys as new values": (
         "dynamo-qwen3-moe",
         operand("present.0.value", 1, "past_key_values.0.key"),

@@ -61,6 +61,9 @@ def broken_node(model: ir.Model, *, standard: bool) -> str:
         model: the model.
         standard: whether to look at standard operators, too.
     """
+    circle = _calls_itself(model)
+    if circle:
+        return f"the function {circle} calls itself"
     version = model.opset_imports.get("", 1)
     context: Any = onnx.checker.C.CheckerContext()
     context.ir_version = model.ir_version
@@ -70,6 +73,8 @@ def broken_node(model: ir.Model, *, standard: bool) -> str:
             return "a node has no operator"
         if not node.outputs:
             return f"the node {node.name or node.op_type} has no outputs"
+        if node.domain == "" and node.op_type == "Cast" and not _casts(node):
+            return f"the node {label(node)} casts to no element type"
         if node.domain == "" and onnx.defs.has(node.op_type, version):
             reason = _checked(node, context) if standard else ""
         elif node.domain in ("", MICROSOFT):
@@ -78,6 +83,28 @@ def broken_node(model: ir.Model, *, standard: bool) -> str:
             reason = ""
         if reason:
             return reason
+    return ""
+
+
+def _casts(node: ir.Node) -> bool:
+    """Return True unless a Cast names an element type that there is not."""
+    to = node.attributes.get("to")
+    known = {int(each) for each in ir.DataType}
+    return to is None or to.type != ir.AttributeType.INT or to.value in known
+
+
+def _calls_itself(model: ir.Model) -> str:
+    """Return the name of a function that calls itself, at once or by others; empty if none does."""
+    calls = {
+        name: {node.op_identifier() for node in function.all_nodes()} & model.functions.keys()
+        for name, function in model.functions.items()
+    }
+    while calls:
+        leaves = [name for name, called in calls.items() if not called & calls.keys()]
+        if not leaves:
+            return next(iter(calls))[1]
+        for name in leaves:
+            del calls[name]
     return ""
 
 
