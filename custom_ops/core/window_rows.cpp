@@ -108,7 +108,7 @@ void WindowRows::attend_entries(const Rows& rows, float* work) const {
   const int64_t turn = end > window.sinks ? window.entry(end - 1) : -1;
   for (int64_t at = 0; at < window.entries(); at += kBlock) {
     int64_t tokens[kBlock];
-    const int count = static_cast<int>(std::min<int64_t>(kBlock, window.entries() - at));
+    int count = static_cast<int>(std::min<int64_t>(kBlock, window.entries() - at));
     for (int t = 0; t < count; ++t) {
       const int64_t entry = at + t;
       const uint32_t tag = entry_tag(keys + entry * key_entry_, call_.head_size);
@@ -121,8 +121,13 @@ void WindowRows::attend_entries(const Rows& rows, float* work) const {
                             entry_tag(values + entry * value_entry_, call_.head_size) == tag;
       tokens[t] = is_there ? token : -1;
     }
+    // What no query of the call part sees yet is left out: in a prompt, nearly all of the ring.
+    const int64_t high = visible(rows, rows.count - 1).high;
+    while (count > 0 && (tokens[count - 1] < 0 || tokens[count - 1] >= high)) --count;
+    if (count == 0) continue;
     attend_block(rows,
-                 {rows_, keys + at * key_entry_, values + at * value_entry_, count, tokens}, work);
+                 {rows_, keys + at * key_entry_, values + at * value_entry_, count, tokens, false},
+                 work);
   }
 }
 
@@ -143,7 +148,9 @@ void WindowRows::attend_new(const Rows& rows, Range range, float* work) const {
       tokens[count++] = token;
     }
     if (count == most || (count > 0 && token + 1 == range.high)) {
-      attend_block(rows, {new_, keys, values, count, tokens}, work);
+      const bool is_run = tokens[count - 1] - tokens[0] == count - 1;
+      attend_block(rows, {new_, keys, values, count, tokens, is_run && tokens[0] >= rows.hand.sinks},
+                   work);
       count = 0;
     }
   }
@@ -184,10 +191,19 @@ void WindowRows::attend_block(const Rows& rows, const Block& block, float* work)
   block.format.key.score(block.keys, block.count, rows.query, rows.count, decoded, scores);
   for (int r = 0; r < rows.count; ++r) {
     float* const row = scores + r * kBlock;
-    const bool hides = hide(rows, r, block, bias);
+    int low = 0, high = block.count;
+    bool hides = false;
+    if (block.is_run && call_.bias == nullptr) {
+      const Range range = visible(rows, r);
+      const int64_t from = std::max(range.low, first_recent(position(rows, r), rows.hand));
+      low = static_cast<int>(std::clamp<int64_t>(from - block.tokens[0], 0, block.count));
+      high = static_cast<int>(std::clamp<int64_t>(range.high - block.tokens[0], low, block.count));
+    } else {
+      hides = hide(rows, r, block, bias);
+    }
     const float max = kernels_.finish_scores(row, ones, nullptr, hides ? bias : nullptr,
                                              hiding_bias(call_.element), call_.softcap,
-                                             block.count, 0, block.count);
+                                             block.count, low, high);
     if (max > rows.max[r]) {
       const float factor = std::exp(rows.max[r] - max);
       rows.weight[r] *= factor;

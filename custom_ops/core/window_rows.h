@@ -84,6 +84,7 @@ class WindowRows {
     const uint8_t *keys, *values;
     int count;
     const int64_t* tokens;  // -1: of none
+    bool is_run;            // one token after the other, none of them a sink
   };
 
   // Tokens of the call that are rounded at a time, and the floats that keys and values take.
