@@ -16,7 +16,8 @@ from math import isfinite
 from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 from tq_onnx.codec.elements import ELEMENTS
-from tq_onnx.codec.kind import NOT_CORRECTED
+from tq_onnx.codec.kind import NORM_CORRECTIONS, NOT_CORRECTED
+from tq_onnx.codec.search import MAX_GAINS
 from tq_onnx.codec.spec import Codec
 from tq_onnx.codec.window import Window
 from tq_onnx.errors import ModelFileError, UnsupportedModelError
@@ -297,6 +298,8 @@ class Plan:
             plan = _checked(cls(interface=interface, layers=layers, **entries))
             if min(plan.recent, plan.sinks, plan.overlay_rows) < 0:
                 raise ValueError("a window has a size below 0")
+            if plan.norm_correction not in NORM_CORRECTIONS or not 0 <= plan.gains <= MAX_GAINS:
+                raise ValueError(f"no encoder tries {plan.gains} gains, or corrects so")
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ModelFileError(
                 "the model's conversion metadata cannot be read",

@@ -12,6 +12,7 @@ import pytest
 from tests.decoders.running import load
 from tests.decoders.synthetic import decoder
 from tq_onnx import __version__
+from tq_onnx.codec.kind import NORM_KEPT
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.codec.spec import Codec, layout_digest
 from tq_onnx.conversion.options import Options
@@ -115,6 +116,23 @@ def test_a_plan_has_fields_of_its_types(name: str, value: object) -> None:
     fields["layers"][0][name] = value
     with pytest.raises(ModelFileError, match="cannot be read"):
         Plan.from_json(json.dumps(fields))
+
+
+@pytest.mark.parametrize(("name", "value"), [("gains", -1), ("gains", 17), ("norm_correction", 3)])
+def test_a_plan_has_an_encoder_that_there_is(name: str, value: int) -> None:
+    fields = json.loads(make_plan(recognise(decoder()), PRESETS["int4"]).to_json())
+    with pytest.raises(ModelFileError, match="cannot be read"):
+        Plan.from_json(json.dumps(fields | {name: value}))
+
+
+def test_plans_from_before_there_was_a_search_are_read() -> None:
+    fields = json.loads(make_plan(recognise(decoder()), PRESETS["int4"]).to_json())
+    del fields["gains"]
+    for layer in fields["layers"]:
+        del layer["feedback"]
+    plan = Plan.from_json(json.dumps(fields | {"norm_correction": True}))
+    assert (plan.gains, plan.feeds_back) == (0, False)
+    assert plan.correction_of(plan.layers[0].key_of) == NORM_KEPT
 
 
 def test_a_miss_is_told_with_layer_node_and_reason() -> None:
