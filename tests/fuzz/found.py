@@ -48,18 +48,28 @@ def order(output: str, *perm: int) -> Edit:
     return edit
 
 
-def cast_to_nothing(proto: onnx.ModelProto) -> None:
-    next(node for node in proto.graph.node if node.op_type == "Cast").attribute[0].i = 1 << 40
+def cast_to_nothing(output: str) -> Edit:
+    """A Cast whose result has no declared type."""
+
+    def edit(proto: onnx.ModelProto) -> None:
+        _node(proto, output).attribute[0].i = 1 << 40
+        del proto.graph.value_info[:]
+
+    return edit
 
 
-def calls_itself(proto: onnx.ModelProto) -> None:
-    """A function of the operators' own domain, in place of a node."""
-    node = proto.graph.node[-1]
-    ends = {"input": list(node.input), "output": list(node.output)}
-    call = onnx.NodeProto(op_type="made", domain="tq_onnx", **ends)
-    proto.functions.add(name="made", domain="tq_onnx", **ends).node.append(call)
-    node.CopyFrom(call)
-    proto.opset_import.add(domain="tq_onnx", version=1)
+def calls_itself(output: str) -> Edit:
+    """A function of the operators' own domain, in place of a constant."""
+
+    def edit(proto: onnx.ModelProto) -> None:
+        call = onnx.NodeProto(op_type="made", domain="tq_onnx", output=[output])
+        function = proto.functions.add(name="made", domain="tq_onnx", output=[output])
+        function.node.append(call)
+        function.opset_import.extend(proto.opset_import)
+        _node(proto, output).CopyFrom(call)
+        proto.opset_import.add(domain="tq_onnx", version=1)
+
+    return edit
 
 
 MODELS: Final[dict[str, tuple[str, Edit]]] = {
@@ -78,8 +88,14 @@ MODELS: Final[dict[str, tuple[str, Edit]]] = {
         operand("/model/layers.1/post_attention_layernorm/output_0", 1, ""),
     ),
     "an order of axes that is none": ("dynamo-op23-eager", order("transpose_5", 0, 2, 1, 7)),
-    "a cast to no element type": ("dynamo-op23-eager", cast_to_nothing),
-    "a function that calls itself": ("dynamo-op23-eager", calls_itself),
+    "a cast to no element type": (
+        "optimum",
+        cast_to_nothing("/model/layers.0/input_layernorm/Cast_1_output_0"),
+    ),
+    "a function that calls itself": (
+        "legacy-op14-eager",
+        calls_itself("/decoder/model/layers.1/post_attention_layernorm/Constant_2_output_0"),
+    ),
     "keys as new values": (
         "dynamo-qwen3-moe",
         operand("present.0.value", 1, "past_key_values.0.key"),
