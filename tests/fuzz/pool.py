@@ -100,6 +100,7 @@ class Worker:
         done = Done(self.number, {}, seconds, 0, f"no answer after {seconds:.0f} s")
         self.number = None
         self.process.kill()
+        self.process.join()  # before it is asked whether it lives
         return done
 
     def end(self) -> None:
