@@ -18,6 +18,7 @@ from typing import Final
 
 import onnx_ir as ir
 
+from tq_onnx.files.declarations import MAX_DIMENSION
 from tq_onnx.graph.constants import attribute_int, integers
 from tq_onnx.graph.numberrules import NUMBERS
 from tq_onnx.graph.quantisedsizes import QUANTISED_SHAPES, TYPED, TYPED_BY
@@ -134,7 +135,13 @@ def _tell_type(node: ir.Node, output: ir.Value) -> None:
 
 
 def add(output: ir.Value, found: Sizes, *, replace: bool = False) -> None:
-    """Fill in what is unknown; with ``replace`` numbers take the place of names, too."""
+    """Fill in what is unknown; with ``replace`` numbers take the place of names, too.
+
+    What no model may declare, and a damaged one makes inference find, stays unknown.
+    """
+    found = tuple(
+        None if isinstance(size, int) and not 0 <= size <= MAX_DIMENSION else size for size in found
+    )
     told = sizes(output)
     if told is None:
         output.shape = ir.Shape(found)
