@@ -15,6 +15,7 @@ from hypothesis.extra.numpy import arrays
 from tests.decoders.onelayer import CACHES, decoder
 from tests.decoders.running import EXACT, FIXTURES, Array, Decoder, batch, convert, load, session
 from tests.recognise.test_soundness import BODY, MASK, run
+from tq_onnx.codec.presets import PRESETS
 from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.spec import Codec
 from tq_onnx.conversion.equalise import (
@@ -30,7 +31,11 @@ from tq_onnx.conversion.equalise import (
 )
 from tq_onnx.conversion.headnorms import LayerNorms, NoNorms, find_norms
 from tq_onnx.conversion.inspect import inspect
+from tq_onnx.conversion.options import Options
+from tq_onnx.conversion.planning import make_plan
+from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.plan import Plan
+from tq_onnx.recognise.match import recognise
 
 WEIGHTS = arrays(np.float64, 8, elements=st.floats(1e-3, 1e3))
 HALVES = np.arange(8) % 4
@@ -185,6 +190,15 @@ def test_logits_stay_as_they_were(name: str, tolerance: float) -> None:
     # The keys themselves have changed, or nothing was tested.
     again = equalise(model, with_rotated_keys(plan))
     assert all(layer.gain is not None and layer.gain < 1.2 for layer in again)
+
+
+def test_norms_are_found_where_attention_reads_new_keys_exactly() -> None:
+    model = load("dynamo-op18-sdpa")
+    recognition = recognise(model)
+    plan = make_plan(recognition, PRESETS["int4"], Options(window=8))
+    ConvertPass(plan, recognition)(model)
+    with_outliers(model, plan)
+    assert all(layer.gain is not None and layer.gain > 10 for layer in equalise(model, plan))
 
 
 def test_keys_that_are_not_rotated_are_left_alone() -> None:

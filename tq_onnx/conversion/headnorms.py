@@ -144,10 +144,15 @@ def _layer(layer: ConvertedLayer, way: Way) -> LayerNorms:
         except NoMatch as miss:
             where = "" if miss.node is None else f" (node {label(miss.node)})"
             raise NoMatch(f"the normalised {role} {miss.reason}{where}", miss.node) from miss
-        if [(node, index) for node, index, _ in reached.ends] != [(reader, slot.slot)]:
+        ends = {(node, index) for node, index, _ in reached.ends}
+        # With a window attention reads new keys itself, too; they meet the same queries.
+        exact = {(layer.attention.node, Attention.new_keys.slot)} if role == "key" else set()
+        if (reader, slot.slot) not in ends or ends - exact != {(reader, slot.slot)}:
             raise NoMatch(f"the normalised {role} is not read by the attention alone", norm.node)
-        channels = reached.ends[0][2]
-        if channels.axis != 3 or not np.array_equal(channels.ids, ids):
+        if any(
+            channels.axis != 3 or not np.array_equal(channels.ids, ids)
+            for _, _, channels in reached.ends
+        ):
             raise NoMatch(f"the normalised {role} changes the order of the channels", norm.node)
         norms.append(norm)
         halves = halves or reached.halves or norm.weight.dtype not in (np.float32, np.float64)

@@ -41,12 +41,12 @@ def _quality(report: VerifyReport) -> TextTable:
         ("greedy continuation", report.greedy),
         (
             "cache bytes per token",
-            f"{memory.original_bytes_per_token} -> {memory.converted_bytes_per_token} "
-            f"({memory.ratio:.2f} times smaller)",
+            f"{memory.original_bytes_per_token} -> {memory.converted_bytes_per_token}",
         ),
         (
             f"cache bytes at {memory.tokens} tokens",
-            f"{memory.original_bytes} -> {memory.converted_bytes}",
+            f"{memory.original_bytes} -> {memory.converted_bytes} "
+            f"({memory.ratio:.2f} times smaller)",
         ),
     ]
     if report.logits_kernel_body is not None:
