@@ -306,8 +306,6 @@ def test_commands_and_functions_have_the_same_options() -> None:
     for name in set(COMMANDS) & set(FUNCTIONS):
         command = getattr(importlib.import_module(f"tq_onnx.cli.{name}"), name)
         asked = {parameter.name for parameter in command.params} - {"as_json"}
-        if name == "report":
-            asked.remove("layers")  # which tables are printed
         if name in ("convert", "inspect"):
             asked = asked - {"model"} | {"path"}
         parameters = set(inspect.signature(getattr(tq_onnx, name)).parameters)

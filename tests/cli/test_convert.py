@@ -32,7 +32,7 @@ def test_convert_writes_beside_the_input(tmp_path: Path, fixture: str) -> None:
     assert all(after[name] == digest for name, digest in before.items())
     properties = {p.key: p.value for p in onnx.load(tmp_path / "model.int4.onnx").metadata_props}
     assert properties[METADATA_PRESET] == "int4"
-    assert properties[METADATA_DIGEST] == layout_digest({Codec("lloyd_max", 4)})
+    assert properties[METADATA_DIGEST] == layout_digest({Codec("lloyd_max", 4)}, has_window=False)
 
 
 def test_the_default_name_tells_the_preset(tmp_path: Path) -> None:
@@ -272,11 +272,20 @@ def test_help_has_groups_and_fits_two_screens(monkeypatch: pytest.MonkeyPatch) -
     assert len(lines) <= 100
     assert max(map(len, lines)) <= 100
     groups = [line.rstrip(":") for line in lines if line.endswith(":") and line[:1].isalpha()]
-    assert groups == ["Output", "Codec", "Layers", "Calibration", "Target", "Other"]
+    assert groups == [
+        "Output",
+        "Codec",
+        "Exact window",
+        "Layers",
+        "Calibration",
+        "Target",
+        "Other",
+    ]
     at = {name: lines.index(f"{name}:") for name in groups}
     for option, group, after in (
         ("--output", "Output", "Codec"),
-        ("--preset", "Codec", "Layers"),
+        ("--preset", "Codec", "Exact window"),
+        ("--sinks", "Exact window", "Layers"),
         ("--boundary-layers", "Layers", "Calibration"),
         ("--center-from", "Calibration", "Target"),
         ("--call-tokens", "Target", "Other"),

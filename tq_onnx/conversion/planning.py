@@ -78,7 +78,10 @@ def make_plan(
     window = _window(recognition, layers, options) if window is None else window
     return Plan(
         tool_version=__version__,
-        layout_digest=layout_digest({codec for layer in layers for codec in layer.codecs}),
+        layout_digest=layout_digest(
+            {codec for layer in layers for codec in layer.codecs},
+            has_window=window.overlay_rows > 0,
+        ),
         preset=preset.name,
         rotation=chosen.rotation,
         seed=options.seed,

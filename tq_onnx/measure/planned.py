@@ -72,7 +72,8 @@ def plan_problems(model: ir.Model, plan: Plan, raw: Plan) -> list[str]:
     problems = _bodies(model, plan) if plan.tool_version == __version__ else []
     problems += _header(model, plan, raw)
     digest = model.metadata_props.get(METADATA_DIGEST)
-    if digest != plan.layout_digest or not is_layout_of(digest, plan.codecs):
+    own = is_layout_of(plan.layout_digest, plan.codecs, has_window=plan.has_window)
+    if digest != plan.layout_digest or not own:
         problems.append("the layout digest is not that of this version")
     if len(plan.layers) != len(raw.layers):
         return [*problems, f"{len(raw.layers)} layers in the original, {len(plan.layers)} here"]

@@ -10,7 +10,7 @@
 namespace tq::spec {
 
 inline constexpr int kLayoutVersion = 3;
-inline constexpr char kLayoutDigest[] = "d0a46b4e80332dff";
+inline constexpr char kLayoutDigest[] = "82e2b1f18ee94062";
 
 enum class Kind { kLloydMax, kUniform, kFp8E4m3, kQ8_0, kProd, kU8, kRaw };
 
