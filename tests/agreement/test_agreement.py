@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,17 @@ import onnx_ir as ir
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from tests.agreement.harness import agreement, compare, difference, opened, runs, simulated
+from tests.agreement.harness import (
+    AS_THEY_ARE,
+    agreement,
+    compare,
+    difference,
+    opened,
+    runs,
+    simulated,
+)
 from tests.agreement.tolerances import allowed
 from tq_onnx.codec.presets import PRESETS
-from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.ops.domain import ATTENTION
 from tq_onnx.runtime.model import open_original
@@ -62,7 +70,7 @@ def test_every_preset_is_the_raw_conversion_over_decoded_caches(index: int) -> N
 
 @pytest.mark.parametrize("preset", ["k5v3", "k8v4", "experimental-max"])
 def test_layers_of_several_codecs(preset: str) -> None:
-    options = Options(layers="1", equalize=False)
+    options = replace(AS_THEY_ARE, layers="1")
     found = agreement(FIXTURES / "dynamo-op18-sdpa.onnx", preset, options, library=False)
 
     assert found.refusal == ""
