@@ -28,17 +28,24 @@ PYTHON = (sys.executable, "-m", "tq_onnx.cli.main")
 
 
 def examples() -> list[str]:
-    """Every ``tq-onnx ...`` line in a code block of the documentation."""
+    """Every ``tq-onnx ...`` line in a code block of the documentation, loops unrolled."""
     found = []
     for document in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         if not document.exists():
             continue
         for block in re.findall(r"^```\w*\n(.*?)^```", document.read_text(), re.S | re.M):
+            name, words = "", [""]
             for line in block.replace("\\\n", " ").splitlines():
+                if loop := re.match(r"for (\w+) in (.*); do$", line):
+                    name, words = f"${loop[1]}", loop[2].split()
                 for part in re.split(r"&&|;|\|", line):
                     command = part.strip().removeprefix("$ ")
                     if command.startswith("tq-onnx "):
-                        found.append(command)
+                        found += [
+                            command.replace(name, word) if name else command for word in words
+                        ]
+                if line == "done":
+                    name, words = "", [""]
     return found
 
 
