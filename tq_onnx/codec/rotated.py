@@ -175,15 +175,20 @@ def _judge(written: Written, tables: Tables) -> Judged:
     factors = search.gains.reshape(-1, *(1,) * y.ndim)
     all_own = np.broadcast_to(own, (len(search.gains), *own.shape))
     outside = parts.outside(factors * search.numbers_behind(y, own), all_own) / unit
-    explaining = outside.max(axis=-1).argmin(axis=0)[None, ..., None]
+    # The gain that leaves the fewest codes unexplained, and those the least.
+    reach = outside.max(axis=-1)
+    left = (outside > written.tie).sum(axis=-1) + reach / (1 + reach)
+    explaining = left.argmin(axis=0)[None, ..., None]
     distances = np.take_along_axis(outside, explaining, axis=0)[0]
     distances = np.where(own == written.codes, distances, np.inf)
     inside = parts.inside(factors * attempts.numbers, attempts.codes) / unit
     binding = np.where((inside > written.tie).all(axis=-1), attempts.worth, 0).max(axis=0)
     worse = 1 - search.worth(y, own) / np.where(binding > 0, binding, np.inf)
-    lost = np.zeros_like(y)  # a row that is not the best counts as one wrong code
+    # A row that is not the best counts as one wrong code, if none of its codes is wrong.
+    lost = np.zeros_like(y)
     if len(search.gains) > 1:
-        lost[..., 0] = np.where(binding > 0, np.maximum(worse, 0), 0)
+        explained = (distances <= written.tie).all(axis=-1)
+        lost[..., 0] = np.where(explained & (binding > 0), np.maximum(worse, 0), 0)
     wanted = attempts.best
     return Judged(
         wanted,
