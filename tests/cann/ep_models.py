@@ -15,7 +15,7 @@ import onnx.parser
 
 from tests.cann.kernels import INT4, rotation_of, row_bytes
 from tq_onnx.codec.codebook import codebook_of
-from tq_onnx.codec.spec import layout_digest
+from tq_onnx.codec.spec import Codec, layout_digest
 from tq_onnx.plan import (
     METADATA_PLAN,
     PAST_LENGTH,
@@ -100,7 +100,7 @@ def decoder(path: Path, extra: str = "", last: str = "") -> Path:
 def _plan() -> Plan:
     return Plan(
         tool_version="0",
-        layout_digest=layout_digest(),
+        layout_digest=layout_digest({Codec("lloyd_max", 4)}, has_window=False),
         preset="int4",
         rotation="qr",
         seed=0,

@@ -17,6 +17,7 @@ from tests.cann.graph_engine import GraphEngine
 from tests.cann.kernels import ARCHITECTURES, ByArchitecture
 from tests.cann.session import model_of
 from tests.cli.run import run
+from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled
 from tq_onnx.measure import npu
@@ -150,7 +151,7 @@ def test_graph_mode_where_there_is_a_compiler(fake: FakeAcl, tmp_path: Path) -> 
     """What is left out on the simulated device, with the CPU behind CANN's parser."""
     exported = build_bundled("dynamo", tmp_path)
     converted = exported.with_name("converted.onnx")
-    convert(exported, converted)
+    convert(exported, converted, options=Options(gains=False))
     findings = Findings(BRIEF)
     engine = GraphEngine()
     with engine.installed(fake):

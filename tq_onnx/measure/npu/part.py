@@ -73,6 +73,7 @@ def _trained(findings: Findings, request: Request) -> None:
 
 
 def _graph_mode(findings: Findings, request: Request) -> None:
+    from tq_onnx.conversion.options import Options
     from tq_onnx.conversion.pipeline import convert
     from tq_onnx.measure.npu.models import check_graph_mode
     from tq_onnx.runtime.placement import try_provider
@@ -86,7 +87,7 @@ def _graph_mode(findings: Findings, request: Request) -> None:
         return
     with tempfile.TemporaryDirectory(prefix="tq-onnx-npu-") as folder:
         converted = Path(folder) / "converted.onnx"
-        convert(request.trained, converted)
+        convert(request.trained, converted, options=Options(gains=False))
         check_graph_mode(findings, TRAINED, converted, np.array(request.prompt))
 
 
