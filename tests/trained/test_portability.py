@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 
 from tests.trained.conftest import Pairs
 from tests.trained.pair import Pair
-from tq_onnx.codec.acceptance import FIELD_STEPS, TIE_SHARE
+from tq_onnx.codec.acceptance import FIELD_STEPS
 from tq_onnx.codec.bitpack import unpack
 from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.spec import Codec, row_layout
@@ -30,6 +30,8 @@ PROMPT = 12
 MAX_LOGIT_ERROR = 1e-4
 #: The same where a code, or the gain of a row, was a tie that fell the other way.
 MAX_ERROR_OF_TIES = 3e-3
+#: Share of the rows of which that may be so.
+TIED_ROWS = 0.02
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,10 +90,13 @@ def _agree(one: Told, other: Told) -> None:
             np.ascontiguousarray(part[..., layout.code_bytes :]).view("<i2").astype(np.int64)
             for part in (rows, expected)
         ]
-        assert np.abs(scales[0] - scales[1]).max() <= FIELD_STEPS
+        same = ~steps[-1].any(axis=-1)
+        assert np.abs(scales[0] - scales[1])[same].max() <= FIELD_STEPS
     flips = np.concatenate(steps, axis=None)
     assert flips.max() <= 1
-    assert np.count_nonzero(flips) <= max(1, TIE_SHARE * flips.size)
+    # A row whose gains are worth the same may have the codes of either.
+    rows = sum(np.count_nonzero(one.any(axis=-1)) for one in steps)
+    assert rows <= max(2, TIED_ROWS * flips.size / 128), rows
 
 
 def test_the_checker_accepts_it_with_the_schemas_registered(pairs: Pairs) -> None:
