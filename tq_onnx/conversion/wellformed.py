@@ -115,7 +115,7 @@ def _checked(node: ir.Node, context: Any) -> str:
         if attribute.type == ir.AttributeType.TENSOR and attribute.value.size > _LARGE:
             return ""
     try:
-        onnx.checker.check_node(ir.to_proto(node), context)
+        onnx.checker.check_node(ir.serde.serialize_node(node), context)
     except Exception as error:  # ValidationError, and errors of its C++ parts
         return str(error).strip().split("\n", 1)[0] or type(error).__name__
     return ""

@@ -112,17 +112,21 @@ def without_weights(model: ir.Model) -> onnx.ModelProto:
     content = proto.graph
     content.name = graph.name or "graph"
     declared = {value.name for value in graph.inputs}
-    content.input.extend(ir.to_proto(value) for value in graph.inputs)
-    content.input.extend(ir.to_proto(value) for value in weights if value.name not in declared)
-    content.output.extend(ir.to_proto(value) for value in graph.outputs)
+    # Each by its own function: ir.to_proto asks of every protocol whether a value has its members.
+    serde = ir.serde
+    inputs = (*graph.inputs, *(value for value in weights if value.name not in declared))
+    content.input.extend(map(serde.serialize_value, inputs))
+    content.output.extend(map(serde.serialize_value, graph.outputs))
     content.initializer.extend(
-        ir.to_proto(value.const_value) for value in kept.values() if value.const_value is not None
+        serde.serialize_tensor(value.const_value)
+        for value in kept.values()
+        if value.const_value is not None
     )
     content.value_info.extend(
-        ir.to_proto(value)
+        serde.serialize_value(value)
         for node in graph
         for value in node.outputs
         if value.name and value.type is not None
     )
-    content.node.extend(ir.to_proto(node) for node in graph)
+    content.node.extend(map(serde.serialize_node, graph))
     return proto
