@@ -92,6 +92,8 @@ def test_a_signal_undoes_what_was_written(
 ) -> None:
     path = external(tmp_path / "in")
     number = getattr(signal, name)
+    # Whoever runs this under nohup has SIGHUP ignored, and a command leaves that as it is.
+    callers = signal.signal(number, signal.SIG_DFL)
     before = snapshot(tmp_path)
 
     def interrupted(*_: object, **__: object) -> StagedModel:
@@ -102,10 +104,13 @@ def test_a_signal_undoes_what_was_written(
         raise AssertionError("the signal was lost")
 
     monkeypatch.setattr(save, "stage_model", interrupted)
-    outcome = run("convert", path, "-o", tmp_path / "out" / "m.onnx")
-    assert (outcome.code, outcome.err) == (128 + number, "terminated\n")
-    assert snapshot(tmp_path) == before
-    assert signal.getsignal(number) == signal.SIG_DFL
+    try:
+        outcome = run("convert", path, "-o", tmp_path / "out" / "m.onnx")
+        assert (outcome.code, outcome.err) == (128 + number, "terminated\n")
+        assert snapshot(tmp_path) == before
+        assert signal.getsignal(number) == signal.SIG_DFL
+    finally:
+        signal.signal(number, callers)
 
 
 @posix
