@@ -33,6 +33,7 @@ from tests.tolerances import bounds
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled, heldout_text
 from tq_onnx.measure import quality
+from tq_onnx.measure.verify import verify
 from tq_onnx.runtime.model import open_model, open_original
 
 #: Every processor with the export that takes most to follow, and others where they differ.
@@ -71,6 +72,22 @@ def test_a_conversion_is_its_post_processed_original(
             # zeros: noise of another call then.
             found.figures.pop("padded")
         assert found.worst <= allowed(found, preset), found.figures
+
+
+@pytest.mark.parametrize("process", [dynamic, dynamic_optimised])
+def test_verify_knows_what_is_rounded_by_the_range_of_a_call(
+    process: Processor, tmp_path: Path
+) -> None:
+    path, made = tmp_path / "model.onnx", tmp_path / "model.int4.onnx"
+    onnx.save(process(onnx.load(FIXTURES / "legacy-op17-sdpa.onnx")), path)
+    convert(path, made)
+
+    report = verify(path, made, 128, source="", new_tokens=4, threads=1)
+
+    assert report.holds
+    assert [check.name for check in report.checks if check.holds is None] == [
+        "a prompt in chunks leaves the same bytes"
+    ]
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from tq_onnx.conversion.pipeline import Prepared, prepare
 from tq_onnx.errors import UnsupportedModelError, UsageError, VerificationError
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.measure.adapted import BY_NODES, BY_NORMS, adaptation_problems, fold_alike
-from tq_onnx.measure.checks import PropertyCheck, failure, tables
+from tq_onnx.measure.checks import ROUNDING_BY_CALL, PropertyCheck, failure, tables
 from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.measure.interfaces import failing
 from tq_onnx.measure.planned import plan_problems
@@ -56,7 +56,7 @@ MAX_SCALED_ERROR: Final = {"FLOAT": 1e-4, "FLOAT16": 1e-2, "BFLOAT16": 5e-2}
 MAX_ROUNDED_ERROR: Final = 5e-2
 """Operands that the graph itself rounds to 8 bits: float noise that flips one is none any more."""
 
-_ROUNDING: Final = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeMatMul", "QMoE"})
+_ROUNDING: Final = frozenset({*ROUNDING_BY_CALL, "QMoE"})
 
 
 @dataclass(frozen=True, eq=False)

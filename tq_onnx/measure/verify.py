@@ -213,7 +213,7 @@ def verify(
             after = open_converted(converted, loaded=loaded, threads=threads, exact=True)
         steps = min(MODE_TOKENS, room - len(prompt))
         modes = compare_feeding_modes(after, prompt, new_tokens=steps)
-        found += checks.feeding_modes_agree(modes)
+        found += checks.feeding_modes_agree(modes, loaded.model)
         del after
         tell(Progress("Comparing everything but the codecs with the original"))
         raw = convert_raw(first, prompt, theirs, library=library, threads=threads)
