@@ -23,6 +23,8 @@ from tq_onnx.codec.window import Window
 from tq_onnx.errors import ModelFileError, UnsupportedModelError
 
 METADATA_PLAN: Final = "tq_onnx.plan"
+METADATA_FIRST_PLAN: Final = "tq_onnx.plan.first"
+"""Of the graph for first prompts, in a file that holds that and the one that goes on."""
 METADATA_VERSION: Final = "tq_onnx.version"
 METADATA_PRESET: Final = "tq_onnx.preset"
 METADATA_DIGEST: Final = "tq_onnx.layout_digest"
@@ -34,6 +36,7 @@ TOTAL_LENGTH: Final = "total_length"
 CACHE_POSITIONS: Final = "cache_positions"
 LOGITS_TO_KEEP: Final = "logits_to_keep"
 IGNORED: Final = "ignored"
+ENCODER: Final = "encoder"
 
 _Record = TypeVar("_Record")
 _MOST: Final = 1 << 63
@@ -53,7 +56,9 @@ class ExtraInput:
             ``past_length``, tokens in the caches before a call, integers ``[]``, ``[1]`` or
             ``[B]``; ``total_length``, the same after it; ``cache_positions``, where the new tokens
             go in the caches, integers ``[T]``; ``logits_to_keep``, how many of the last tokens get
-            logits; ``ignored``, neither logits nor caches depend on it.
+            logits; ``ignored``, neither logits nor caches depend on it; ``encoder``, what an
+            encoder makes of another text, a sound or an image: hidden states ``[B, E, hidden]``,
+            keys and values ``[B, N, E, D]``, or a mask ``[B, E]``.
     """
 
     name: str

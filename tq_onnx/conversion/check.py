@@ -28,7 +28,7 @@ from tq_onnx.conversion.target import CPU, Target
 from tq_onnx.errors import TqOnnxError
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
 from tq_onnx.ops.schema import register_schemas
-from tq_onnx.plan import METADATA_DIGEST, METADATA_PLAN, Plan
+from tq_onnx.plan import METADATA_DIGEST, METADATA_FIRST_PLAN, METADATA_PLAN, Plan
 
 _SMALL_BYTES: Final = 1024
 """Tensors up to this size are given to the checker; larger ones it does not see."""
@@ -90,7 +90,10 @@ def check(
     Raises:
         TqOnnxError: something does not hold; the message lists everything that was found.
     """
-    found = list(_violations(original, converted, plan, target))
+    _refuse(list(_violations(original, converted, plan, target)), original, converted)
+
+
+def _refuse(found: list[str], original: InterfaceSnapshot, converted: ir.Model) -> None:
     if not found and not original.complaint:
         text = complaint(converted)
         found = [f"onnx.checker: {text}"] if text else []
@@ -101,25 +104,36 @@ def check(
         )
 
 
+def check_merged(
+    original: InterfaceSnapshot, converted: ir.Model, first: Plan, following: Plan
+) -> None:
+    """Check a merged model, whose branches were checked alone before they were put together.
+
+    Args:
+        original: ``snapshot_interface`` of the model before its conversion.
+        converted: the same model after everything that was done to it.
+        first: what was to be done to the branch that takes no caches.
+        following: what was to be done to the other one.
+
+    Raises:
+        TqOnnxError: something does not hold; the message lists everything that was found.
+    """
+    found = [*_cache_ports(original, converted, following)]
+    for key, plan in ((METADATA_FIRST_PLAN, first), (METADATA_PLAN, following)):
+        if Plan.from_json(converted.metadata_props.get(key, "{}")) != plan:
+            found.append(f"{key} in the metadata is another one")
+    encoders = sum(
+        (node.domain, node.op_type) == (DOMAIN, ENCODE) for node in converted.graph.all_nodes()
+    )
+    if encoders != 2 * (len(first.layers) + len(following.layers)):
+        found.append(f"{encoders} encoders are left in both branches")
+    _refuse(found, original, converted)
+
+
 def _violations(
     original: InterfaceSnapshot, model: ir.Model, plan: Plan, target: Target
 ) -> Iterator[str]:
-    pairs = [
-        (pair, layer.kv_num_heads, width)
-        for layer in plan.layers
-        for pair, width in (
-            (layer.key, layer.key_row_bytes),
-            (layer.value, layer.value_row_bytes),
-        )
-    ]
-    sizes = {pair.past: (heads, width) for pair, heads, width in pairs if pair.past is not None}
-    fixed = target.has_fixed_sizes
-    overlay = plan.overlay_rows
-    before = _behind_overlay(original.inputs, sizes, overlay)
-    yield from _ports("input", before, model.graph.inputs, sizes, fixed=fixed)
-    sizes = {pair.present: (heads, width) for pair, heads, width in pairs}
-    before = _behind_overlay(original.outputs, sizes, overlay)
-    yield from _ports("output", before, model.graph.outputs, sizes, fixed=fixed)
+    yield from _cache_ports(original, model, plan, fixed=target.has_fixed_sizes)
     if target.has_operators:
         yield from layer_violations(model, plan)
         for name in (ENCODE, ATTENTION):
@@ -137,6 +151,27 @@ def _violations(
         yield "the plan in the metadata is another one"
     if model.metadata_props.get(METADATA_DIGEST) != plan.layout_digest:
         yield "the layout digest in the metadata is another one"
+
+
+def _cache_ports(
+    original: InterfaceSnapshot, model: ir.Model, plan: Plan, *, fixed: bool = False
+) -> Iterator[str]:
+    """Compare inputs and outputs with those of the original, and caches with the plan."""
+    pairs = [
+        (pair, layer.kv_num_heads, width)
+        for layer in plan.layers
+        for pair, width in (
+            (layer.key, layer.key_row_bytes),
+            (layer.value, layer.value_row_bytes),
+        )
+    ]
+    sizes = {pair.past: (heads, width) for pair, heads, width in pairs if pair.past is not None}
+    overlay = plan.overlay_rows
+    before = _behind_overlay(original.inputs, sizes, overlay)
+    yield from _ports("input", before, model.graph.inputs, sizes, fixed=fixed)
+    sizes = {pair.present: (heads, width) for pair, heads, width in pairs}
+    before = _behind_overlay(original.outputs, sizes, overlay)
+    yield from _ports("output", before, model.graph.outputs, sizes, fixed=fixed)
 
 
 def _behind_overlay(

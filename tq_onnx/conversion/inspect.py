@@ -47,9 +47,12 @@ def examine(path: Path) -> tuple[InspectionReport, Original | None]:
         return _inspect_converted(loaded, path), None
     original = recognise_original(loaded, path)
     recognition = original.recognition
+    misses = recognition.misses
+    if original.merged is not None:
+        misses += original.merged.first.recognition.misses
     interface = recognition.interface
     found = tuple(_layer(site) for site in recognition.sites)
-    convertible = bool(found) and not recognition.misses
+    convertible = bool(found) and not misses
     size = original.bytes_per_token if found else None
     offers = tuple(_offer(name, recognition, size) for name in PRESETS) if convertible else ()
     report = InspectionReport(
@@ -58,7 +61,7 @@ def examine(path: Path) -> tuple[InspectionReport, Original | None]:
         loaded.external_files,
         any(not offer.refusal for offer in offers),
         found,
-        tuple(Miss(miss.layer, miss.node, miss.reason) for miss in recognition.misses),
+        tuple(Miss(miss.layer, miss.node, miss.reason) for miss in misses),
         size,
         offers,
         None,
@@ -80,6 +83,8 @@ def foresee(report: InspectionReport, original: Original) -> InspectionReport:
     if not report.convertible:
         return report
     loaded = original.loaded
+    # One part shows it, and a merged file takes twice as long.
+    original = replace(original, merged=None)
     # raw makes no rotations, and no scales read no weights
     usable = [offer.preset for offer in report.presets if not offer.refusal]
     preset = RAW if RAW in usable else usable[0]

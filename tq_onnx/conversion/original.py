@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +12,7 @@ from tq_onnx.conversion.check import InterfaceSnapshot, snapshot_interface
 from tq_onnx.conversion.wellformed import broken_node
 from tq_onnx.errors import ModelFileError, TqOnnxError, UnsupportedModelError, located
 from tq_onnx.files.load import LoadedModel
+from tq_onnx.recognise.branches import split
 from tq_onnx.recognise.match import Recognition, recognise
 
 _MOST_DETAIL: Final = 200
@@ -26,11 +27,13 @@ class Original:
         loaded: the model, and where it came from.
         interface: what a conversion must not change.
         recognition: what was found in it.
+        merged: the file, if the model is the part of a merged one that takes caches.
     """
 
     loaded: LoadedModel
     interface: InterfaceSnapshot
     recognition: Recognition
+    merged: Merged | None = None
 
     @property
     def bytes_per_token(self) -> int:
@@ -51,6 +54,8 @@ class Original:
         Raises:
             UnsupportedModelError: something stands in the way of a conversion.
         """
+        if self.merged is not None:
+            self.merged.first.expect_complete(path)
         misses = self.recognition.misses
         if self.recognition.sites and not misses:
             return
@@ -60,10 +65,25 @@ class Original:
         raise UnsupportedModelError(what, where=str(path), fix=_SEE_INSPECT)
 
 
+@dataclass(frozen=True, eq=False)
+class Merged:
+    """A file that holds a decoder in two branches of an If.
+
+    Attributes:
+        loaded: the whole model.
+        interface: what a conversion must not change of it.
+        first: the part that takes no caches.
+    """
+
+    loaded: LoadedModel
+    interface: InterfaceSnapshot
+    first: Original
+
+
 def recognise_original(
     loaded: LoadedModel, path: Path, *, recognition: Recognition | None = None
 ) -> Original:
-    """Look for attention in a model.
+    """Look for attention in a model; of a merged one in both parts.
 
     Args:
         loaded: the model.
@@ -82,6 +102,12 @@ def recognise_original(
     broken = broken_node(loaded.model, standard=bool(interface.complaint))
     if broken:
         raise invalid(broken, path)
+    parts = split(loaded) if recognition is None and not loaded.branch else None
+    if parts is not None:
+        first, following = (
+            recognise_original(part, path) for part in (parts.first, parts.following)
+        )
+        return replace(following, merged=Merged(loaded, interface, first))
     with blaming(interface, path), located(path):
         recognition = recognition or recognise(loaded.model)
     return Original(loaded, interface, recognition)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,8 +20,9 @@ from tq_onnx.codec.presets import DEFAULT_PRESET
 from tq_onnx.codec.window import Window
 from tq_onnx.conversion.bake import bake_metadata
 from tq_onnx.conversion.calibrationfile import read_calibration
-from tq_onnx.conversion.check import check
+from tq_onnx.conversion.check import check, check_merged
 from tq_onnx.conversion.equalise import LayerEqualisation
+from tq_onnx.conversion.merging import expect_continued, merge
 from tq_onnx.conversion.options import Options, preset_of
 from tq_onnx.conversion.original import Original, blaming, recognise_original
 from tq_onnx.conversion.planning import DEFAULT_OPTIONS, make_plan
@@ -28,12 +30,13 @@ from tq_onnx.conversion.reports import ConversionReport
 from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.conversion.scales import adapt
 from tq_onnx.conversion.target import CPU, Target
-from tq_onnx.errors import TqOnnxError, UsageError, located
+from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError, located
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.files.save import ExternalData, SavedFiles, check_output, save
 from tq_onnx.graph.values import static_dim
 from tq_onnx.plan import Plan
 from tq_onnx.progress import OnProgress, Progress, silent
+from tq_onnx.recognise.site import Site
 
 _LOAD: Final = "Reading the graph"
 _RECOGNISE: Final = "Looking for attention"
@@ -158,8 +161,7 @@ def prepare(
     Raises:
         TqOnnxError: as for ``convert``.
     """
-    chosen = preset_of(preset)
-    calibration = None if options.calibration is None else read_calibration(options.calibration)
+    preset_of(preset)
     if original is None:
         _tell(on_progress, _LOAD)
         loaded = load(path)
@@ -167,8 +169,52 @@ def prepare(
             on_load(loaded)
         _tell(on_progress, _RECOGNISE)
         original = recognise_original(loaded, path)
-    loaded, before, recognition = original.loaded, original.interface, original.recognition
     original.expect_complete(path)
+
+    convert_graph = partial(
+        _prepare,
+        path=path,
+        preset=preset,
+        options=options,
+        target=target,
+        on_progress=on_progress,
+        window=window,
+    )
+    merged = original.merged
+    if merged is None:
+        return convert_graph(original)
+    if target.name != CPU.name:
+        raise UnsupportedModelError(
+            f"the target {target.name} takes no decoder in the branches of an If",
+            where=str(path),
+            fix="convert decoder_with_past_model.onnx, which it was merged from",
+        )
+    sites = merged.first.recognition.sites
+    first = convert_graph(merged.first, beside=original.recognition.sites)
+    following = convert_graph(original, beside=sites)
+    with blaming(merged.interface, path), located(path):
+        expect_continued(first.plan, following.plan)
+        parts = {one.loaded.branch: one.loaded.model for one in (first, following)}
+        model = merge(merged.loaded.model, parts, following.loaded.branch)
+        check_merged(merged.interface, model, first.plan, following.plan)
+    return replace(following, loaded=replace(merged.loaded, model=model))
+
+
+def _prepare(
+    original: Original,
+    path: Path,
+    *,
+    preset: str,
+    options: Options,
+    target: Target,
+    on_progress: OnProgress | None,
+    window: Window | None,
+    beside: Sequence[Site] = (),
+) -> Prepared:
+    """Convert a model that is no merged one, or a part of one that stands beside ``beside``."""
+    chosen = preset_of(preset)
+    calibration = None if options.calibration is None else read_calibration(options.calibration)
+    loaded, before, recognition = original.loaded, original.interface, original.recognition
     _tell(on_progress, _PLAN)
     if not target.searches:
         options = replace(options, gains=False)
@@ -181,7 +227,9 @@ def prepare(
     feeds_back = has_covariance and options.feedback is not False
     with blaming(before, path):
         with located(path):
-            plan = make_plan(recognition, chosen, options, window, feeds_back=feeds_back)
+            plan = make_plan(
+                recognition, chosen, options, window, feeds_back=feeds_back, beside=beside
+            )
         target.refuse(plan)
         if calibration is not None:
             calibration.check_matches(plan.layers)

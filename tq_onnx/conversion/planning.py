@@ -31,6 +31,7 @@ def make_plan(
     window: Window | None = None,
     *,
     feeds_back: bool = False,
+    beside: Sequence[Site] = (),
 ) -> Plan:
     """Plan the conversion of every layer.
 
@@ -41,6 +42,7 @@ def make_plan(
             for whether there will be offsets.
         window: of all caches, raw ones included; None for what the options and the layers ask for.
         feeds_back: whether keys are coded with error feedback, where the preset searches.
+        beside: layers of another graph of the same file, which shares the function bodies.
 
     Raises:
         UnsupportedModelError: a layer was not recognised, or its head size has no row layout.
@@ -56,8 +58,8 @@ def make_plan(
     compressed = compressed_layers(options, len(sites))
     # A function body has no optional inputs: either all layers pass a bias, or none; so with sinks,
     # which come after the bias.
-    has_sink = any(site.has_sink for site in sites)
-    has_bias = has_sink or any(site.has_bias for site in sites)
+    has_sink = any(site.has_sink for site in (*sites, *beside))
+    has_bias = has_sink or any(site.has_bias for site in (*sites, *beside))
     layers = tuple(
         replace(
             _layer(

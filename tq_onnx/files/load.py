@@ -49,12 +49,14 @@ class LoadedModel:
         path: real path of the model; its parent is the folder that external data is relative to.
         external_files: the external data files, below that folder, in order of first use.
         opset: version of the default ONNX domain.
+        branch: the branch of an If in the file that the model is; empty for the whole file.
     """
 
     model: onnx_ir.Model
     path: Path
     external_files: tuple[Path, ...]
     opset: int
+    branch: str = ""
 
 
 def load(path: Path) -> LoadedModel:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final
 
 from tq_onnx.errors import UsageError
-from tq_onnx.files.load import load
 from tq_onnx.measure.interfaces import refuse_stranger
 from tq_onnx.measure.speed import (
     PIECE,
@@ -19,6 +18,7 @@ from tq_onnx.measure.speed import (
     measure,
 )
 from tq_onnx.progress import OnProgress, Progress, silent
+from tq_onnx.recognise.branches import load_decoder
 from tq_onnx.runtime.model import OpenModel, open_conversion, open_converted, open_original
 from tq_onnx.runtime.session import placement
 
@@ -104,7 +104,7 @@ def bench(
     """
     tell = on_progress or silent
     tell(Progress("Opening the original"))
-    loaded = load(original)
+    loaded = load_decoder(original)
     before = open_original(original, loaded=loaded, threads=threads)
     if converted is None:
         tell(Progress("Converting the original"))
@@ -113,7 +113,7 @@ def bench(
         )
     else:
         tell(Progress("Opening the converted model"))
-        loaded = load(converted)
+        loaded = load_decoder(converted)
         refuse_stranger(before, converted, loaded)
         after = open_converted(converted, loaded=loaded, library=library, threads=threads)
     del loaded  # the sessions have the weights

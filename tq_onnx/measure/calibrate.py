@@ -17,11 +17,13 @@ import numpy.typing as npt
 
 from tq_onnx.codec.calibration import Calibration
 from tq_onnx.codec.gathering import Gathering
+from tq_onnx.conversion.original import recognise_original
 from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.errors import UsageError
 from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.measure.probe import Probe
 from tq_onnx.progress import OnProgress, Progress, silent
+from tq_onnx.recognise.branches import load_decoder
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.version import __version__
@@ -71,7 +73,7 @@ def calibrate(
             the model does not know.
     """
     text = np.asarray(tokens, np.int64)
-    prepared = prepare(model, preset="raw")
+    prepared = prepare(model, preset="raw", original=recognise_original(load_decoder(model), model))
     probe = expose_internals(model, loaded=prepared.loaded)
     decoder = probe.decoder(library=library, threads=threads)
     opened = OpenModel(model, decoder.session, decoder.signature)

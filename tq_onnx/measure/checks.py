@@ -108,28 +108,34 @@ def cache_sizes(converted: OpenModel, cache_bytes: int, tokens: int) -> Property
     )
 
 
-def feeding_modes_agree(modes: FeedingFigures, model: ir.Model) -> list[PropertyCheck]:
+def feeding_modes_agree(
+    modes: FeedingFigures, model: ir.Model, *, by_call: bool
+) -> list[PropertyCheck]:
     """Compare the ways to feed caches; a graph for first prompts is fed in one way only.
 
     A graph that rounds its activations by the range of a call computes other numbers where a call
     is another part of the prompt, and so does its original, with which it is compared call by call.
+    So it is where the original was seen to do so for another reason.
 
     Args:
         modes: the differences between the ways.
         model: the graph that was fed.
+        by_call: whether its original caches other numbers where a prompt is read in chunks.
     """
     if modes.first_only:
         return []
     flips = modes.chunk_bytes_differing / modes.cache_bytes
     alike = flips <= MAX_CHUNK_FLIPS
-    by_call = not alike and any(
-        each.op_type in ROUNDING_BY_CALL for each in model.graph.all_nodes()
-    )
+    rounds = any(each.op_type in ROUNDING_BY_CALL for each in model.graph.all_nodes())
+    reason = ""
+    if rounds and not alike:
+        reason = ", as the graph rounds activations by the range of each call"
+    elif by_call and not alike:
+        reason = ", and the original caches other numbers in chunks, too"
     chunked = PropertyCheck(
         "a prompt in chunks leaves the same bytes",
-        None if by_call else alike,
-        f"{modes.chunk_bytes_differing} of {modes.cache_bytes} bytes differ"
-        + (", as the graph rounds activations by the range of each call" if by_call else ""),
+        None if reason else alike,
+        f"{modes.chunk_bytes_differing} of {modes.cache_bytes} bytes differ" + reason,
     )
     if not modes.fixed_capacity:
         return [chunked]

@@ -17,9 +17,10 @@ from tq_onnx.codec.codebook import Codebook
 from tq_onnx.codec.kind import NORM_KEPT
 from tq_onnx.conversion.layers import ConvertedLayer, EncodeNode, converted_layers
 from tq_onnx.errors import UnsupportedModelError, located
-from tq_onnx.files.load import LoadedModel, load
+from tq_onnx.files.load import LoadedModel
 from tq_onnx.measure.probe import EncodeNames, LayerNames, Probe
 from tq_onnx.plan import plan_in
+from tq_onnx.recognise.branches import load_decoder
 from tq_onnx.targets.registry import target_of_plan
 
 _VIEWS: Final = frozenset({"Reshape", "Flatten", "Identity", "Squeeze", "Unsqueeze"})
@@ -38,7 +39,7 @@ def expose_internals(
     Raises:
         UnsupportedModelError: the model was not converted, or lacks nodes that its plan promises.
     """
-    loaded = loaded or load(path)
+    loaded = loaded or load_decoder(path)
     model = loaded.model.clone()
     with located(path):
         plan = plan_in(model.metadata_props)

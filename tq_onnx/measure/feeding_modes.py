@@ -28,6 +28,10 @@ _FLOATS: Final = {"FLOAT": np.float32, "FLOAT16": np.float16}
 _SINGLE_BYTES: Final = np.dtype(np.float32).itemsize
 _ROUNDING: Final = {"FLOAT": 1e-4, "FLOAT16": 1e-2}
 """Largest difference that roundings make, relative to the largest number of a cache."""
+CHUNK: Final = 16
+"""Tokens of a call where a prompt is read in several."""
+_SAME_NUMBERS: Final = 1e-2
+"""Share of the largest number by which caches of an original may differ and be alike: float16."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class FeedingFigures:
 
 
 def compare_feeding_modes(
-    model: OpenModel, prompt: npt.NDArray[np.int64], *, new_tokens: int = 8, chunk: int = 16
+    model: OpenModel, prompt: npt.NDArray[np.int64], *, new_tokens: int = 8, chunk: int = CHUNK
 ) -> FeedingFigures:
     """Feed one prompt ``[n]`` to a converted model in every mode."""
     if model.signature.first_only:
@@ -94,6 +98,24 @@ def compare_feeding_modes(
         chunk=chunk,
         chunk_bytes_differing=_apart(whole, all_caches(chunked), model.plan),
     )
+
+
+def depends_on_calls(original: OpenModel, prompt: npt.NDArray[np.int64]) -> bool:
+    """Return True if an original caches other numbers where it is given a prompt in chunks.
+
+    A graph that was traced with one token may lack the mask between the tokens of a call.
+    """
+    if original.signature.first_only:
+        return False
+    chunk = max(1, min(CHUNK, len(prompt) // 2))
+    whole, parts = original.decoder(), original.decoder()
+    whole.prefill(prompt[None])
+    parts.prefill(prompt[None], chunk=chunk)
+    for one, other in zip(all_caches(whole), all_caches(parts), strict=True):
+        here, there = one.astype(np.float64), other.astype(np.float64)
+        if np.abs(here - there).max(initial=0) > _SAME_NUMBERS * np.abs(here).max(initial=0):
+            return True
+    return False
 
 
 def _continue(decoder: Decoder, logits: npt.NDArray[Any], steps: int) -> list[int]:

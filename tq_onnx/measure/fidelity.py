@@ -22,7 +22,7 @@ from tq_onnx.codec.window import Window
 from tq_onnx.conversion.original import Original, recognise_original
 from tq_onnx.conversion.pipeline import Prepared, prepare
 from tq_onnx.errors import UnsupportedModelError, UsageError, VerificationError
-from tq_onnx.files.load import LoadedModel, load
+from tq_onnx.files.load import LoadedModel
 from tq_onnx.measure.adapted import BY_NODES, BY_NORMS, adaptation_problems, fold_alike
 from tq_onnx.measure.checks import ROUNDING_BY_CALL, PropertyCheck, failure, tables
 from tq_onnx.measure.expose_internals import expose_internals
@@ -39,6 +39,7 @@ from tq_onnx.measure.samegraph import (
     names_in,
 )
 from tq_onnx.plan import CPU, Plan
+from tq_onnx.recognise.branches import load_again
 from tq_onnx.version import __version__
 
 PROMPT_TOKENS: Final = 64
@@ -126,9 +127,9 @@ def _with_window(
     raw: RawOriginal, plan: Plan, *, library: bool, threads: int | None
 ) -> RawOriginal | PropertyCheck:
     """Convert the original once more, with the rows of a window in its caches."""
-    path = raw.prepared.loaded.path
+    loaded = raw.prepared.loaded
     window = Window(plan.recent, plan.sinks, plan.overlay_rows)
-    original = recognise_original(load(path), path)
+    original = recognise_original(load_again(loaded), loaded.path)
     return convert_raw(
         original, raw.prompt, raw.own, window=window, library=library, threads=threads
     )

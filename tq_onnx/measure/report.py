@@ -17,7 +17,6 @@ from pathlib import Path
 from tq_onnx.codec.extremes import warnings_of
 from tq_onnx.conversion.original import recognise_original
 from tq_onnx.files.configuration import configured_positions
-from tq_onnx.files.load import load
 from tq_onnx.measure.checks import PropertyCheck
 from tq_onnx.measure.comparing import Comparing, Conversion
 from tq_onnx.measure.comparison import ComparisonReport, ModelFigures
@@ -36,8 +35,8 @@ from tq_onnx.measure.recording import Recording
 from tq_onnx.measure.windows import Ids, blocks, text_of, windows
 from tq_onnx.plan import Plan
 from tq_onnx.progress import OnProgress, Progress, silent
-from tq_onnx.runtime.model import OpenModel, open_original
-from tq_onnx.runtime.session import make_session
+from tq_onnx.recognise.branches import load_again, load_decoder
+from tq_onnx.runtime.model import OpenModel, open_original, session_of
 
 
 def report(
@@ -77,9 +76,9 @@ def report(
     """
     tell = on_progress or silent
     tell(Progress("Opening the original"))
-    graph = load(original)
+    graph = load_decoder(original)
     before = open_original(original, loaded=graph, threads=threads)
-    conversions = [Conversion(path, load(path)) for path in converted]
+    conversions = [Conversion(path, load_decoder(path)) for path in converted]
     for one in conversions:
         refuse_stranger(before, one.path, one.loaded)
         expect_layers(one.path, one.loaded.model, one.plan)
@@ -94,7 +93,8 @@ def report(
     raw = convert_raw(source_graph, prompt, own, library=library, threads=threads)
     for one in conversions:
         expect_fidelity(raw, one.path, one.loaded, one.plan, library=library, threads=threads)
-    before = replace(before, session=make_session(before.path, library=False, threads=threads))
+    graph = load_again(graph) if graph.branch else graph
+    before = replace(before, session=session_of(graph, library=False, threads=threads))
     recording = Recording(
         before.decoder(),
         text,

@@ -10,7 +10,7 @@ are measured and reported; they depend on model and text, so no verdict hangs on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +30,12 @@ from tq_onnx.measure.devices import (
     providers_agree,
 )
 from tq_onnx.measure.expose_internals import expose_internals
-from tq_onnx.measure.feeding_modes import FeedingFigures, all_caches, compare_feeding_modes
+from tq_onnx.measure.feeding_modes import (
+    FeedingFigures,
+    all_caches,
+    compare_feeding_modes,
+    depends_on_calls,
+)
 from tq_onnx.measure.fidelity import PROMPT_TOKENS, convert_raw, fidelity
 from tq_onnx.measure.greedy import GreedyFigures, compare_greedy
 from tq_onnx.measure.interfaces import failing, interface_kept, not_made_from, refuse_stranger
@@ -45,6 +50,7 @@ from tq_onnx.measure.reconstruction import (
 )
 from tq_onnx.measure.windows import MIN_TOKENS, text_of
 from tq_onnx.progress import OnProgress, Progress, silent
+from tq_onnx.recognise.branches import split
 from tq_onnx.runtime.generate import generate
 from tq_onnx.runtime.model import OpenModel, open_converted, open_original
 from tq_onnx.runtime.placement import PlacementReport, report_placement
@@ -53,6 +59,8 @@ from tq_onnx.runtime.providers import CPU, ExecutionProvider
 PROBE_TOKENS: Final = 512
 MODE_TOKENS: Final = 8
 ANY_ROOM: Final = 1 << 30
+BEGINNING: Final = "first prompt"
+"""Of checks of the branch that takes no caches."""
 
 
 @dataclass(frozen=True)
@@ -166,8 +174,65 @@ def verify(
     """
     tell = on_progress or silent
     tell(Progress("Opening both models"))
-    graph = load(original)
-    loaded = load(converted)
+    whole = _Pair(original, load(original), converted, load(converted))
+    reports = [
+        _verify(
+            pair,
+            tokens,
+            source=source,
+            new_tokens=new_tokens,
+            context=context,
+            library=library,
+            threads=threads,
+            ep=ep,
+            tell=tell,
+        )
+        for pair in whole.parts() or [whole]
+    ]
+    *others, report = reports
+    found = [
+        replace(check, name=f"{BEGINNING}: {check.name}") for r in others for check in r.checks
+    ]
+    return replace(
+        report,
+        checks=(*found, *report.checks),
+        warnings=tuple(text for one in reports for text in one.warnings),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Pair:
+    """An original and its conversion, or a part of both."""
+
+    original: Path
+    graph: LoadedModel
+    converted: Path
+    loaded: LoadedModel
+
+    def parts(self) -> list[_Pair]:
+        """Return the parts of a merged model, the one that takes caches last; [] for others."""
+        theirs, own = split(self.graph), split(self.loaded)
+        if theirs is None:
+            return []
+        if own is None:
+            raise not_made_from(self.original, self.converted, "it is not merged of two branches")
+        pairs = ((theirs.first, own.first), (theirs.following, own.following))
+        return [_Pair(self.original, graph, self.converted, loaded) for graph, loaded in pairs]
+
+
+def _verify(
+    pair: _Pair,
+    tokens: Sequence[int] | npt.NDArray[np.int64] | int,
+    *,
+    source: str,
+    new_tokens: int,
+    context: int,
+    library: bool,
+    threads: int | None,
+    ep: ExecutionProvider,
+    tell: OnProgress,
+) -> VerifyReport:
+    original, graph, converted, loaded = pair.original, pair.graph, pair.converted, pair.loaded
     before = open_original(original, loaded=graph, threads=threads)
     refuse_stranger(before, converted, loaded)
     with failing(converted, ep):
@@ -185,7 +250,7 @@ def verify(
         vocabulary=before.vocabulary,
         context=context,
         stride=max(1, context // 2),
-        on_progress=on_progress,
+        on_progress=tell,
     )
     new_tokens = min(new_tokens, 1 if before.signature.first_only else room - len(prompt))
     tell(Progress("Continuing a prompt with both models"))
@@ -196,6 +261,7 @@ def verify(
         checks.cache_sizes(after, memory.converted_bytes, memory.tokens),
     ]
     first = recognise_original(graph, original, recognition=before.recognition)
+    by_call = depends_on_calls(before, prompt)
     theirs = read_original(before, graph, prompt, threads=threads)
     del before
     tell(Progress("Exposing the layers"))
@@ -213,7 +279,7 @@ def verify(
             after = open_converted(converted, loaded=loaded, threads=threads, exact=True)
         steps = min(MODE_TOKENS, room - len(prompt))
         modes = compare_feeding_modes(after, prompt, new_tokens=steps)
-        found += checks.feeding_modes_agree(modes, loaded.model)
+        found += checks.feeding_modes_agree(modes, loaded.model, by_call=by_call)
         del after
         tell(Progress("Comparing everything but the codecs with the original"))
         raw = convert_raw(first, prompt, theirs, library=library, threads=threads)

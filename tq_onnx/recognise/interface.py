@@ -277,7 +277,7 @@ def differs(value: ir.Value, other: ir.Value) -> bool:
 
 def dimension(value: ir.Value, axis: int = 1) -> int | str | None:
     """Return a dimension of a value, as a number or by its name; None if neither is known."""
-    if value.shape is None or len(value.shape) <= axis:
+    if value.shape is None or not -len(value.shape) <= axis < len(value.shape):
         return None
     dim = value.shape[axis]
     return dim if isinstance(dim, int) else dim.value

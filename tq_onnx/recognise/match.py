@@ -38,7 +38,7 @@ from tq_onnx.recognise.nocache import why_no_caches
 from tq_onnx.recognise.site import Dialect, GraphView, Site
 from tq_onnx.recognise.survivors import NearMiss, ShapeRead, find_survivors
 from tq_onnx.recognise.trace import find_anchors, reach
-from tq_onnx.recognise.unchanged import Encoder, find_states
+from tq_onnx.recognise.unchanged import Encoder, encoder_inputs, find_states
 from tq_onnx.recognise.updates.tensorscatter import is_flat_cache
 
 MIN_OPSET: Final = 14
@@ -122,10 +122,13 @@ def recognise(model: ir.Model) -> Recognition:
         for site in sites
         if (complaint := seen.complaint(site))
     ]
+    caches = _caches_of(sites)
+    interface = replace(roles.interface(), states=find_states(graph, caches))
+    extra = encoder_inputs(graph, interface, caches)
     return Recognition(
         tuple(sites),
         tuple(problems),
-        replace(roles.interface(), states=find_states(graph, _caches_of(sites))),
+        replace(interface, fed=(*interface.fed, *extra)),
         lengths,
         tuple(reads),
         view.takes_caches

@@ -19,8 +19,8 @@ import onnx_ir as ir
 from tq_onnx.graph.liveness import nested_nodes
 from tq_onnx.graph.operators import FUSED, PRODUCTS
 from tq_onnx.graph.values import FLOATS, rank, static_dim
-from tq_onnx.plan import CachePair
-from tq_onnx.recognise.interface import token_ids
+from tq_onnx.plan import ENCODER, CachePair, ExtraInput, Interface
+from tq_onnx.recognise.interface import dimension, token_ids
 from tq_onnx.recognise.site import GraphView
 
 _PASTS: Final = ("past_key_values", "past", "past_key_value")
@@ -28,6 +28,7 @@ _PRESENT: Final = "present"
 _OPERANDS: Final = {"Attention": (1, 2, 4, 5), "MultiHeadAttention": (1, 2, 6, 7)}
 """Inputs of fused attention that are keys and values, new and old."""
 _MAX_STEPS: Final = 8
+_MASKS: Final = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)
 
 
 def find_states(graph: ir.Graph, caches: Collection[ir.Value]) -> tuple[CachePair, ...]:
@@ -57,6 +58,41 @@ def _alike(past: ir.Value, present: ir.Value) -> bool:
     sizes = [(static_dim(past, axis), static_dim(present, axis)) for axis in range(1, size)]
     fixed = all(here is not None and here == there for here, there in sizes)
     return fixed and past.dtype is present.dtype
+
+
+def encoder_inputs(
+    graph: ir.Graph, interface: Interface, caches: Collection[ir.Value]
+) -> tuple[ExtraInput, ...]:
+    """Return the inputs that an encoder makes, by their types and sizes.
+
+    They are hidden states, or keys and values, with a number of heads and a size that the graph
+    tells; and a mask over as many tokens.
+
+    Args:
+        graph: the graph.
+        interface: the names of all inputs that are something else.
+        caches: inputs and outputs that are caches.
+    """
+    named = {interface.tokens, interface.attention_mask, interface.position_ids}
+    named |= {entry.name for entry in interface.fed} | {pair.past for pair in interface.states}
+    left = [value for value in graph.inputs if value not in caches and value.name not in named]
+    made = [value for value in left if _of_an_encoder(value)]
+    lengths = {dimension(value, -2) for value in made} - {None}
+    made += [
+        value
+        for value in left
+        if rank(value) == 2 and value.dtype in _MASKS and dimension(value) in lengths
+    ]
+    return tuple(ExtraInput(value.name or "", ENCODER) for value in left if value in made)
+
+
+def _of_an_encoder(value: ir.Value) -> bool:
+    fixed = {3: (2,), 4: (1, 3)}.get(rank(value) or 0, ())
+    return (
+        value.dtype in FLOATS
+        and bool(fixed)
+        and all((static_dim(value, axis) or 0) > (axis > 1) for axis in fixed)
+    )
 
 
 class Encoder:

@@ -12,6 +12,7 @@ positions            ``[B, T]``             tokens before it that count
 ``cache_positions``  ``[T]``                past length + 0, 1, ...
 ``logits_to_keep``   ``[]``, ``[1]``        T
 ``ignored``          any                    zeros
+``encoder``          any                    made up: noise, alike for all sequences; ones
 ===================  =====================  ======================================================
 
 States of recurrent layers are zeros before the first call; the decoder keeps them.
@@ -22,6 +23,7 @@ Refused: inputs that are none of these, by name; tokens or masks of other types.
 from __future__ import annotations
 
 from typing import Any, Final
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +32,7 @@ import onnxruntime
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.plan import (
     CACHE_POSITIONS,
+    ENCODER,
     IGNORED,
     LOGITS_TO_KEEP,
     PAST_LENGTH,
@@ -45,6 +48,8 @@ _INTEGERS: Final = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 _FLOATS: Final = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 _FLAGS: Final = {"tensor(bool)": np.bool_}
 _ANY: Final = {**_INTEGERS, **_FLOATS, **_FLAGS}
+_ENCODED: Final = 24
+"""Tokens of an encoder's made-up result, where the graph tells no number."""
 
 
 class Feeding:
@@ -71,6 +76,9 @@ class Feeding:
         self.interface = interface
         self._entries = {entry.name: entry for entry in session.get_inputs()}
         self._embeddings = embeddings
+        made = [self._entries[one.name].shape for one in interface.fed if one.role == ENCODER]
+        stated = [shape[-2 if len(shape) > 2 else -1] for shape in made]
+        self._encoded = max((one for one in stated if isinstance(one, int)), default=_ENCODED)
         self._check(caches)
         tokens = self._entries[interface.tokens].shape
         self.batch: int | None = tokens[0] if isinstance(tokens[0], int) else None
@@ -138,6 +146,8 @@ class Feeding:
             entry = self._entries[name]
             shape = [dim if isinstance(dim, int) else 1 for dim in entry.shape]
             return self._typed(name, np.zeros(shape), _ANY)
+        if role == ENCODER:
+            return self._made_up(name, batch)
         if role == CACHE_POSITIONS:
             return self._typed(name, np.arange(total - new, total), _INTEGERS)
         number = {PAST_LENGTH: total - new, TOTAL_LENGTH: total, LOGITS_TO_KEEP: new}[role]
@@ -145,6 +155,15 @@ class Feeding:
         # One number for all sequences where the graph says so, else one for each.
         sizes = [1 if shape[0] == 1 or role == LOGITS_TO_KEEP else batch] if shape else []
         return self._typed(name, np.full(sizes, number), _INTEGERS)
+
+    def _made_up(self, name: str, batch: int) -> npt.NDArray[Any]:
+        """Return what stands for an encoder's result, always the same for an input."""
+        stated = self._entries[name].shape[1:]
+        sizes = [dim if isinstance(dim, int) else self._encoded for dim in stated]
+        if self._entries[name].type not in _FLOATS:
+            return self._typed(name, np.ones((batch, *sizes)), {**_INTEGERS, **_FLAGS})
+        noise = np.random.default_rng(crc32(name.encode())).standard_normal(sizes)
+        return self._typed(name, np.broadcast_to(noise, (batch, *sizes)), _FLOATS)
 
     def _visible(self, name: str, mask_BS: Tokens, new: int, slots: int) -> npt.NDArray[Any]:
         total = mask_BS.shape[1]
@@ -182,7 +201,9 @@ class Feeding:
             (names.position_ids, _INTEGERS, 2),
         ]
         for fed, role in roles.items():
-            types = {VISIBLE: {**_FLAGS, **_FLOATS}, IGNORED: _ANY}.get(role, _INTEGERS)
+            types = {VISIBLE: {**_FLAGS, **_FLOATS}, IGNORED: _ANY, ENCODER: _ANY}.get(
+                role, _INTEGERS
+            )
             wanted.append((fed, types, 4 if role == VISIBLE else None))
         for name, types, rank in wanted:
             if name is None:

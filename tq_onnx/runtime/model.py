@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.errors import UnsupportedModelError, UsageError, located
-from tq_onnx.plan import METADATA_PLAN, CachePair, Interface, Plan
+from tq_onnx.plan import ENCODER, METADATA_PLAN, CachePair, Interface, Plan
 from tq_onnx.runtime.cache import cache_spec
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.placement import refuse_misplaced
@@ -41,12 +41,15 @@ class OpenModel:
         session: the onnxruntime session.
         signature: names, caches and, for a converted model, the plan.
         recognition: what was found in an original; None for a converted model.
+        first: the graph of first prompts, whose caches this one goes on with; None if it takes
+            them itself.
     """
 
     path: Path
     session: Any
     signature: Signature
     recognition: Recognition | None = None
+    first: OpenModel | None = None
 
     @property
     def plan(self) -> Plan | None:
@@ -78,9 +81,17 @@ class OpenModel:
         """Refuse models that do not go from token ids to logits.
 
         Raises:
-            UnsupportedModelError: it takes embeddings, or gives hidden states.
+            UnsupportedModelError: it takes embeddings or what an encoder makes, or gives hidden
+                states.
         """
         interface = self.signature.interface
+        made = next((one.name for one in interface.fed if one.role == ENCODER), None)
+        if made is not None:
+            raise UnsupportedModelError(
+                f"the model goes on from what an encoder makes ({made}), not from a text alone",
+                where=str(self.path),
+                fix="run it with what runs its encoder; verify, report and bench make that up",
+            )
         if made_up_embeddings(self.session, interface) is not None:
             raise UnsupportedModelError(
                 f"the model takes embeddings ({interface.tokens}), not tokens",
@@ -139,7 +150,8 @@ class OpenModel:
         needed = prompt_tokens + new_tokens
         capacity = asked or self.room
         if capacity is None:
-            return needed if self.signature.fixed_capacity else None
+            fixed = self.signature.fixed_capacity and self.first is None
+            return needed if fixed else None
         if capacity < needed - 1:  # the last token is not cached
             raise UsageError(
                 f"{prompt_tokens} prompt tokens and {new_tokens} new ones need a capacity of "
@@ -162,9 +174,11 @@ class OpenModel:
     ) -> Decoder:
         """Return a decoder with empty caches; one that takes embeddings gets made-up ones.
 
-        ``first`` is a graph for first prompts whose caches this one continues; ``most`` is the
-        capacity of caches that cannot grow because they are on a device.
+        ``first`` is a graph for first prompts whose caches this one continues, by default that of
+        the same file; ``most`` is the capacity of caches that cannot grow because they are on a
+        device.
         """
+        first = first or self.first
         if capacity is None and provider_of(self.session).has_own_memory:
             capacity = self.signature.slots or most
         return Decoder(
@@ -207,7 +221,8 @@ def open_model(
 
     Args:
         path: the model file; errors name it.
-        loaded: the graph of this file, if it was read already.
+        loaded: the graph of this file, if it was read already. If it is a part of a merged model,
+            that alone is opened.
         library: whether a converted model runs on the library's kernels; if not, on its bodies.
         threads: threads within an operator.
         exact: whether the kernels multiply floats, see ``make_session``.
@@ -219,16 +234,25 @@ def open_model(
             a model if the provider would leave nodes to the CPU.
     """
     from tq_onnx.files.load import load
+    from tq_onnx.recognise.branches import split
 
     if ep.has_own_memory and not library:
         raise UsageError(
             f"function bodies are not what {ep.provider} runs",
             fix="use the library, or leave out --ep",
         )
-    loaded = loaded or load(path)  # refuses what is no model, before onnxruntime sees it
+    first = None
+    if loaded is None:
+        loaded = load(path)  # refuses what is no model, before onnxruntime sees it
+        parts = split(loaded)
+        if parts is not None:
+            loaded = parts.following
+            first = open_model(
+                path, loaded=parts.first, library=library, threads=threads, exact=exact, ep=ep
+            )
     converted = METADATA_PLAN in loaded.model.metadata_props
-    session = make_session(
-        loaded.path,
+    session = session_of(
+        loaded,
         library=library and converted,
         threads=threads,
         memory_reuse=library or not converted,
@@ -242,11 +266,35 @@ def open_model(
         if plan is not None:
             target_of_plan(plan)
     if plan is not None:
-        return OpenModel(loaded.path, session, signature_of(session, plan))
+        return OpenModel(loaded.path, session, signature_of(session, plan), first=first)
     from tq_onnx.recognise.match import recognise
 
     found = recognise(loaded.model)
-    return OpenModel(loaded.path, session, _recognised(found, session, path), found)
+    return OpenModel(loaded.path, session, _recognised(found, session, path), found, first)
+
+
+def session_of(
+    loaded: LoadedModel,
+    *,
+    library: bool,
+    threads: int | None = None,
+    memory_reuse: bool = True,
+    exact: bool = False,
+    ep: ExecutionProvider = CPU,
+) -> Any:
+    """Open what was loaded: its file, or the part of a merged file; see ``make_session``."""
+    import onnx_ir as ir
+
+    part = bool(loaded.branch)
+    return make_session(
+        ir.to_proto(loaded.model).SerializeToString() if part else loaded.path,
+        library=library,
+        threads=threads,
+        external_data=loaded.path.parent if part else None,
+        memory_reuse=memory_reuse,
+        exact=exact,
+        ep=ep,
+    )
 
 
 def open_converted(
@@ -291,8 +339,9 @@ def open_conversion(
 
     from tq_onnx.conversion.original import recognise_original
     from tq_onnx.conversion.pipeline import prepare
+    from tq_onnx.recognise.branches import load_decoder
 
-    read = None if loaded is None else recognise_original(loaded, path)
+    read = recognise_original(loaded or load_decoder(path), path)
     prepared = prepare(path, preset=preset, original=read)
     session = make_session(
         ir.to_proto(prepared.loaded.model).SerializeToString(),
