@@ -7,12 +7,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 
 #include "core/buffer.h"
 #include "core/element.h"
 #include "core/plain_rows.h"
 #include "core/rotation.h"
 #include "core/row_format.h"
+#include "core/window_tile.h"
 
 namespace tq {
 namespace {
@@ -30,8 +32,7 @@ struct Tile {
 void attend_exactly(const Kernels& kernels, const WindowRows& window, const Tile& tile,
                     const AtHand& hand, const float* query, float* sums, float* work,
                     float* coded) {
-  constexpr int kMost = 192;
-  float max[kMost], weight[kMost];
+  float max[WindowTile::kMaxRows], weight[WindowTile::kMaxRows];
   window.attend({tile.b, tile.n, tile.first, tile.count, hand, query, sums, max, weight}, work);
   for (int r = 0; r < tile.count; ++r) {
     const WindowRows::Factors factors =
@@ -103,13 +104,14 @@ class GeneralTile {
 class PlainTile {
  public:
   // Many, since each tile decodes every block; a multiple of the rows of a tile of products.
-  static constexpr int kRows = 192;
+  static constexpr int kRows = WindowTile::kMaxRows;
 
   PlainTile(const Kernels& kernels, const AttentionCall& call, const AttentionRows& worker)
       : kernels_(kernels),
         call_(call),
         worker_(worker),
         window_(worker.window()),
+        exact_(kernels, call, window_),
         key_(kernels, call.key, call.head_size),
         value_(kernels, call.value, call.head_size),
         is_integer_(key_.is_integer() && value_.is_integer()) {}
@@ -125,7 +127,7 @@ class PlainTile {
   std::size_t work_size() const {
     const std::size_t scratch = 2 * kRows * static_cast<std::size_t>(call_.head_size);
     return kRows * (key_.width() + value_.width() + 2 * window_.width()) +
-           std::max({scratch, blocks_size(), window_.work_size(kRows)});
+           std::max({scratch, blocks_size(), window_.work_size(kRows), exact_.work_size()});
   }
 
   void run(const Tile& tile, float* work) const {
@@ -145,8 +147,9 @@ class PlainTile {
     }
     if (window_.is_on()) {
       float coded[kRows];
-      attend_exactly(kernels_, window_, tile, hand, exact_query, exact_sums, rest, coded);
+      attend_exactly(tile, hand, exact_query, exact_sums, rest, coded);
       for (int r = 0; r < tile.count; ++r) {
+        if (coded[r] == 1.0f) continue;
         kernels_.scale(sums + static_cast<std::size_t>(r) * value_.width(), coded[r],
                        static_cast<int>(value_.width()));
       }
@@ -161,7 +164,7 @@ class PlainTile {
 
   void prepare(const Tile& tile, float* scratch, float* query, float* exact) const {
     const int size = call_.head_size;
-    float* const natural = scratch;
+    float* const natural = window_.takes_natural_queries() ? exact : scratch;
     float* const rotated = scratch + static_cast<std::ptrdiff_t>(tile.count) * size;
     for (int r = 0; r < tile.count; ++r) {
       load_floats(kernels_, call_.element, call_.query,
@@ -173,6 +176,7 @@ class PlainTile {
     for (int r = 0; r < tile.count; ++r) {
       to_slot_order(key_.format(), rotated + r * size,
                     query + static_cast<std::size_t>(r) * key_.width());
+      if (natural == exact) continue;
       window_.prepare_query(natural + r * size,
                             exact + static_cast<std::size_t>(r) * window_.width());
     }
@@ -197,13 +201,14 @@ class PlainTile {
     const int64_t lane =
         (tile.b * call_.heads + tile.n) * call_.slots + call_.window.overlay_rows;
     const Range all = worker_.coded(tile.b, tile.first, tile.first + tile.count - 1, hand);
+    Range ranges[kRows];
+    for (int r = 0; r < tile.count; ++r) ranges[r] = worker_.coded(tile.b, tile.first + r, hand);
     for (int64_t at = all.low; at < all.high; at += kPrefillBlock) {
       const int count = static_cast<int>(std::min<int64_t>(kPrefillBlock, all.high - at));
       int low[kRows], high[kRows];
       for (int r = 0; r < tile.count; ++r) {
-        const Range range = worker_.coded(tile.b, tile.first + r, hand);
-        low[r] = static_cast<int>(std::clamp<int64_t>(range.low - at, 0, count));
-        high[r] = static_cast<int>(std::clamp<int64_t>(range.high - at, 0, count));
+        low[r] = static_cast<int>(std::clamp<int64_t>(ranges[r].low - at, 0, count));
+        high[r] = static_cast<int>(std::clamp<int64_t>(ranges[r].high - at, 0, count));
       }
       body(key_.row(lane + at), value_.row(lane + at), count, low, high);
     }
@@ -229,6 +234,22 @@ class PlainTile {
       value_.scales(value_rows, count, value_scales);
       kernels_.attend_block(block, query, tile.count, low, high, tile.max, tile.weight, sums);
     });
+  }
+
+  // As the function of that name.
+  void attend_exactly(const Tile& tile, const AtHand& hand, const float* query, float* sums,
+                      float* work, float* coded) const {
+    const WindowRows::Rows rows{tile.b, tile.n,   tile.first, tile.count, hand,
+                                query,  sums,     tile.max,   tile.weight};
+    if (!exact_.covers(rows)) {
+      return tq::attend_exactly(kernels_, window_, tile, hand, query, sums, work, coded);
+    }
+    float before[kRows];
+    std::copy_n(tile.max, tile.count, before);
+    exact_.attend(rows, work);
+    for (int r = 0; r < tile.count; ++r) {
+      coded[r] = tile.max[r] > before[r] ? std::exp(before[r] - tile.max[r]) : 1.0f;
+    }
   }
 
   // `query` is replaced by its words.
@@ -296,6 +317,7 @@ class PlainTile {
   const AttentionCall& call_;
   const AttentionRows& worker_;
   const WindowRows& window_;
+  const WindowTile exact_;
   const PlainRows key_, value_;
   const bool is_integer_;
 };

@@ -52,8 +52,10 @@ void write_entries(const Kernels& kernels, const EncodeCall& call, int64_t lane)
   const auto write = [&](int64_t token) {
     uint8_t* const out = overlay + call.window.entry(token) * bytes;
     const int64_t used = spec::kEntryElementBytes * call.head_size + spec::kEntryTagBytes;
+    alignas(64) uint16_t halves[spec::kMaxHeadSize];
     round_vector(kernels, call.element, call.vectors, lane * call.tokens + token - past,
-                 call.head_size, out);
+                 call.head_size, halves);
+    std::memcpy(out, halves, static_cast<std::size_t>(call.head_size) * sizeof *halves);
     set_entry_tag(out, call.head_size, static_cast<uint32_t>(token + 1));
     std::memset(out + used, 0, static_cast<std::size_t>(bytes - used));
   };

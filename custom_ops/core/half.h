@@ -18,12 +18,20 @@ inline uint32_t float_to_bits(float value) {
   return bits;
 }
 
+// The bits of the largest |x[j]|, infinity above all numbers and NaN above that. In integers, whose
+// maximum compilers take of whole vectors.
+inline int32_t largest_magnitude(const float* x, int size) {
+  int32_t largest = 0;
+  for (int j = 0; j < size; ++j) {
+    const int32_t magnitude = static_cast<int32_t>(float_to_bits(x[j]) & 0x7fffffffu);
+    largest = largest > magnitude ? largest : magnitude;
+  }
+  return largest;
+}
+
 // Whether no element is an infinity or NaN.
 inline bool is_finite(const float* x, int size) {
-  constexpr uint32_t kExponent = 0x7f800000u;
-  bool finite = true;
-  for (int j = 0; j < size; ++j) finite &= (float_to_bits(x[j]) & kExponent) != kExponent;
-  return finite;
+  return largest_magnitude(x, size) < 0x7f800000;
 }
 
 inline float half_to_float(uint16_t half) {

@@ -123,6 +123,9 @@ struct Kernels {
   // ---- conversions between float16 bits and float; float_to_half rounds to nearest even.
   void (*half_to_float)(const uint16_t* in, float* out, size_t count);
   void (*float_to_half)(const float* in, uint16_t* out, size_t count);
+  // out[i] = in[i] as float16 holds it; false, and nothing said of `out`, where one is larger than
+  // float16 can hold, or no number.
+  bool (*round_to_half)(const float* in, float* out, size_t count);
 
   // ---- encode: the same bits at every level.
   // Sum of squares: partial sum i collects x[i], x[i + 16], ... by fused multiply-add; then a tree.

@@ -23,6 +23,15 @@ void convert_to_half(const float* in, uint16_t* out, size_t count) {
   for (size_t i = 0; i < count; ++i) out[i] = float_to_half(in[i]);
 }
 
+bool round_to_half(const float* in, float* out, size_t count) {
+  bool fits = true;
+  for (size_t i = 0; i < count; ++i) {
+    fits &= std::fabs(in[i]) <= 65504.0f;
+    out[i] = half_to_float(float_to_half(in[i]));
+  }
+  return fits;
+}
+
 float add_partial_sums(float* partial) {
   for (int half = kPartialSums / 2; half > 0; half /= 2) {
     for (int i = 0; i < half; ++i) partial[i] += partial[i + half];
@@ -385,6 +394,7 @@ constexpr Kernels make_kernels() {
   all.max_fused = std::numeric_limits<int>::max();
   all.half_to_float = convert_from_half;
   all.float_to_half = convert_to_half;
+  all.round_to_half = round_to_half;
   all.sum_squares = sum_squares;
   all.divide = divide;
   all.rotate = rotate;

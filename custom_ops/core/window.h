@@ -46,19 +46,20 @@ inline void set_entry_tag(uint8_t* entry, int head_size, uint32_t tag) {
   for (int i = 0; i < spec::kEntryTagBytes; ++i) out[i] = static_cast<uint8_t>(tag >> 8 * i);
 }
 
-// Vector `index` of `vectors` as entries hold it: clamped, zeros if it is not finite, no -0.
+// Vector `index` of `vectors` as entries hold it: clamped, zeros if it is not finite, no -0 but of
+// what is too small.
 inline void round_vector(const Kernels& kernels, Element element, const void* vectors,
-                         int64_t index, int head_size, uint8_t* out) {
+                         int64_t index, int head_size, uint16_t* halves) {
   alignas(64) float x[spec::kMaxHeadSize];
-  alignas(64) uint16_t halves[spec::kMaxHeadSize];
   const std::size_t size = static_cast<std::size_t>(head_size);
   load_floats(kernels, element, vectors, static_cast<std::size_t>(index) * size, x, size);
-  if (!is_finite(x, head_size)) std::fill_n(x, size, 0.0f);
-  for (std::size_t j = 0; j < size; ++j) {
-    x[j] = std::clamp(x[j], -spec::kMaxHalf, spec::kMaxHalf) + 0.0f;
+  const int32_t largest = largest_magnitude(x, head_size);
+  if (largest > static_cast<int32_t>(float_to_bits(spec::kMaxHalf))) {
+    if (!is_finite(x, head_size)) std::fill_n(x, size, 0.0f);
+    for (std::size_t j = 0; j < size; ++j) x[j] = std::clamp(x[j], -spec::kMaxHalf, spec::kMaxHalf);
   }
+  for (std::size_t j = 0; j < size; ++j) x[j] += 0.0f;
   kernels.float_to_half(x, halves, size);
-  std::memcpy(out, halves, size * sizeof *halves);
 }
 
 }  // namespace tq

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "core/window.h"
 
@@ -77,6 +78,28 @@ Range WindowRows::visible(const Rows& rows, int r) const {
   return range;
 }
 
+void WindowRows::load(const Rows& rows, int64_t token, bool is_key, float* x) const {
+  const std::size_t size = static_cast<std::size_t>(call_.head_size);
+  const int64_t first = past(rows.b);
+  alignas(64) uint16_t halves[spec::kMaxHeadSize];
+  if (token < first) {
+    const uint8_t* const entry =
+        is_key ? key_entries(rows.b, rows.n) + call_.window.entry(token) * key_entry_
+               : value_entries(rows.b, rows.n) + call_.window.entry(token) * value_entry_;
+    std::memcpy(halves, entry, size * sizeof *halves);
+  } else {
+    const int64_t index = (rows.b * call_.heads + rows.n) * call_.tokens + token - first;
+    const void* const vectors = is_key ? call_.new_keys : call_.new_values;
+    if (call_.element == Element::kFloat &&
+        kernels_.round_to_half(static_cast<const float*>(vectors) + index * call_.head_size, x,
+                               size)) {
+      return;
+    }
+    round_vector(kernels_, call_.element, vectors, index, call_.head_size, halves);
+  }
+  kernels_.half_to_float(halves, x, size);
+}
+
 std::size_t WindowRows::work_size(int rows) const {
   if (!is_on()) return 0;
   return static_cast<std::size_t>(rows + kBlockArrays) * kBlock +
@@ -141,10 +164,13 @@ void WindowRows::attend_new(const Rows& rows, Range range, float* work) const {
   int count = 0;
   for (int64_t token = range.low; token < range.high; ++token) {
     if (!has_entry(rows.b, rows.n, token)) {
-      round_vector(kernels_, call_.element, call_.new_keys, first + token, call_.head_size,
-                   keys + count * size);
-      round_vector(kernels_, call_.element, call_.new_values, first + token, call_.head_size,
-                   values + count * size);
+      alignas(64) uint16_t halves[spec::kMaxHeadSize];
+      const auto round = [&](const void* vectors, uint8_t* out) {
+        round_vector(kernels_, call_.element, vectors, first + token, call_.head_size, halves);
+        std::memcpy(out, halves, static_cast<std::size_t>(size));
+      };
+      round(call_.new_keys, keys + count * size);
+      round(call_.new_values, values + count * size);
       tokens[count++] = token;
     }
     if (count == most || (count > 0 && token + 1 == range.high)) {
@@ -219,7 +245,8 @@ void WindowRows::attend_block(const Rows& rows, const Block& block, float* work)
 void WindowRows::add_share(const float* sums, float weight, float* x) const {
   alignas(64) float natural[spec::kMaxHeadSize];
   rows_.value.natural_sums(sums, natural);
-  for (int j = 0; j < call_.head_size; ++j) x[j] += natural[j] / weight;
+  const float share = 1.0f / weight;
+  for (int j = 0; j < call_.head_size; ++j) x[j] += share * natural[j];
 }
 
 WindowRows::Factors WindowRows::merge(float coded_max, float exact_max, float exact_weight,

@@ -50,6 +50,10 @@ class WindowRows {
   void prepare_query(const float* natural, float* prepared) const {
     if (is_on()) rows_.key.prepare_query(natural, prepared);
   }
+  // Whether a prepared query is the query itself.
+  bool takes_natural_queries() const {
+    return width() == static_cast<std::size_t>(call_.head_size);
+  }
   // x[j] += sums / weight, x [D] in the natural order.
   void add_share(const float* sums, float weight, float* x) const;
 
@@ -62,6 +66,21 @@ class WindowRows {
     float* sums;         // [count, width]
     float *max, *weight;  // [count]
   };
+
+  // What row r takes exactly: sinks, and the newest tokens behind them.
+  Range sinks_of(const Rows& rows, int r) const {
+    const Range range = visible(rows, r);
+    return {range.low, std::max(range.low, std::min(range.high, rows.hand.sinks))};
+  }
+  Range newest_of(const Rows& rows, int r) const {
+    const Range range = visible(rows, r);
+    const int64_t low = std::max(range.low, rows.hand.sinks);
+    const int64_t from = std::max(low, first_recent(position(rows, r), rows.hand));
+    return {from, std::max(from, range.high)};
+  }
+  int64_t past(int64_t b) const { return call_.past_length[call_.length_per_batch ? b : 0]; }
+  // The vector [D] of a token at hand, rounded as entries are.
+  void load(const Rows& rows, int64_t token, bool is_key, float* x) const;
 
   // Fills sums, max and weight; `work` has work_size(rows.count) floats.
   void attend(const Rows& rows, float* work) const;
@@ -93,7 +112,6 @@ class WindowRows {
     const std::size_t floats = static_cast<std::size_t>(new_at_once()) * call_.head_size;
     return (floats + 15) / 16 * 16;
   }
-  int64_t past(int64_t b) const { return call_.past_length[call_.length_per_batch ? b : 0]; }
   int64_t position(const Rows& rows, int r) const {
     return past(rows.b) + (rows.first + r) / group_;
   }

@@ -127,6 +127,13 @@ struct Tables {
   Guarded<float> rotation, transposed, centroids, boundaries;
 };
 
+// Centroids that are multiples of 1/127 of the largest: products with them are taken with integers.
+inline void round_centroids(Tables& tables) {
+  const float largest = tables.centroids[tables.centroids.size() - 1];
+  const float unit = largest / 127.0f;
+  for (float& centroid : tables.centroids) centroid = std::nearbyint(centroid / unit) * unit;
+}
+
 // The encode of one head of one sequence; vectors, rows and their numbers are left to the test.
 inline EncodeCall encode_call(Codec codec, int head_size, int width, const Tables& tables) {
   EncodeCall call{};

@@ -59,6 +59,21 @@ TEST(conversions_are_the_same_at_every_level) {
           CHECK(narrow[i] == float_to_half(wide[i]), level->name);
           CHECK(float_to_bits(back[i]) == float_to_bits(half_to_float(narrow[i])), level->name);
         }
+        for (float& x : wide) x = std::clamp(x, -65504.0f, 65504.0f);
+        for (float& x : wide) x = std::isnan(x) ? 1.0f / 3 : x;
+        CHECK(level->round_to_half(wide.data(), back.data(), count), level->name);
+        for (std::size_t i = 0; i < count; ++i) {
+          const float rounded = half_to_float(float_to_half(wide[i]));
+          CHECK(float_to_bits(back[i]) == float_to_bits(rounded), level->name);
+        }
+        for (std::size_t i = 0; i < count; i += 5) {
+          const float before = wide[i];
+          for (const float unfit : {65505.0f, -1e9f, HUGE_VALF, std::nanf("")}) {
+            wide[i] = unfit;
+            CHECK(!level->round_to_half(wide.data(), back.data(), count), level->name);
+          }
+          wide[i] = before;
+        }
       }
     }
   }

@@ -35,12 +35,6 @@ std::string describe(const Prefill& p, const char* level) {
          std::to_string(p.window) + (p.has_integers ? " integers" : "");
 }
 
-void round_centroids(Tables& tables) {
-  const float largest = tables.centroids[tables.centroids.size() - 1];
-  const float unit = largest / 127.0f;
-  for (float& centroid : tables.centroids) centroid = std::nearbyint(centroid / unit) * unit;
-}
-
 // ||difference|| / ||output of the scalar level||, at every level.
 void compare(const Prefill& p, Random& random) {
   const std::size_t d = static_cast<std::size_t>(p.head_size);

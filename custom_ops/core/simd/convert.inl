@@ -29,4 +29,25 @@ void float_to_half(const float* in, uint16_t* out, size_t count) {
   }
 }
 
+bool round_to_half(const float* in, float* out, size_t count) {
+  const V most = set1(65504.0f), hidden = set1(__builtin_huge_valf());
+  V largest = zero();
+  size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const V x = load(in + i);
+    uint16_t halves[kLanes];
+    store_half(halves, x);
+    store(out + i, load_half(halves));
+    largest = max(select(less_equal(abs(x), most), zero(), hidden), largest);
+  }
+  bool fits = lane_max(largest) == 0.0f;
+  if (i < count) {
+    float rest[kLanes] = {};
+    for (size_t j = i; j < count; ++j) rest[j - i] = in[j];
+    fits &= round_to_half(rest, rest, kLanes);
+    for (size_t j = i; j < count; ++j) out[j] = rest[j - i];
+  }
+  return fits;
+}
+
 }  // namespace

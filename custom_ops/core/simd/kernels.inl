@@ -52,6 +52,7 @@ constexpr tq::Kernels make_kernels() {
   all.max_fused = kMaxFused;
   all.half_to_float = half_to_float;
   all.float_to_half = float_to_half;
+  all.round_to_half = round_to_half;
   all.sum_squares = sum_squares;
   all.divide = divide;
   all.rotate = rotate;

@@ -42,6 +42,17 @@ void multiply_rows(const float* a, ptrdiff_t lda, const float* b, ptrdiff_t ldb,
   for (; j + VECTORS * kLanes <= n; j += VECTORS * kLanes) {
     multiply_tile<ROWS, VECTORS>(a, lda, b + j, ldb, c + j, ldc, k, accumulate);
   }
+  // One vector at a time has too few sums to hide their latency.
+  if constexpr (VECTORS > 3) {
+    for (; j + 3 * kLanes <= n; j += 3 * kLanes) {
+      multiply_tile<ROWS, 3>(a, lda, b + j, ldb, c + j, ldc, k, accumulate);
+    }
+  }
+  if constexpr (VECTORS > 2) {
+    for (; j + 2 * kLanes <= n; j += 2 * kLanes) {
+      multiply_tile<ROWS, 2>(a, lda, b + j, ldb, c + j, ldc, k, accumulate);
+    }
+  }
   for (; j + kLanes <= n; j += kLanes) {
     multiply_tile<ROWS, 1>(a, lda, b + j, ldb, c + j, ldc, k, accumulate);
   }

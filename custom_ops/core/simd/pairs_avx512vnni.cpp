@@ -56,8 +56,16 @@ void multiply_rows(const int32_t* a, ptrdiff_t lda, const int32_t* b, ptrdiff_t 
   for (; j + kTileVectors * kWords <= n; j += kTileVectors * kWords) {
     multiply_tile<ROWS, kTileVectors>(a, lda, b + j, ldb, c + j, ldc, k, steps, accumulate);
   }
-  for (; j + kWords <= n; j += kWords) {
-    multiply_tile<ROWS, 1>(a, lda, b + j, ldb, c + j, ldc, k, steps, accumulate);
+  // What is left over of a row, at once: one vector has too few sums to hide their latency.
+  switch ((n - j) / kWords) {
+    case 3:
+      return multiply_tile<ROWS, 3>(a, lda, b + j, ldb, c + j, ldc, k, steps, accumulate);
+    case 2:
+      return multiply_tile<ROWS, 2>(a, lda, b + j, ldb, c + j, ldc, k, steps, accumulate);
+    case 1:
+      return multiply_tile<ROWS, 1>(a, lda, b + j, ldb, c + j, ldc, k, steps, accumulate);
+    default:
+      return;
   }
 }
 

@@ -45,20 +45,22 @@ TQ_INLINE float decay(float from, float to) {
   return factors[0];
 }
 
-// The tokens that any of ROWS rows sees, [*from, *last) and, in whole vectors, [*from, *to); false
-// where there are none.
+// The tokens that any of some rows sees: [first, last), in whole vectors [from, to).
+struct Seen {
+  int first, last, from, to;
+};
+
 template <int ROWS>
-TQ_INLINE bool find_range(const int* low, const int* high, int* from, int* to, int* last) {
-  int first = kPrefillBlock;
-  *last = 0;
+TQ_INLINE Seen find_seen(const int* low, const int* high) {
+  Seen seen{kPrefillBlock, 0, 0, 0};
   for (int r = 0; r < ROWS; ++r) {
     if (low[r] >= high[r]) continue;
-    first = smaller(first, low[r]);
-    *last = *last < high[r] ? high[r] : *last;
+    seen.first = smaller(seen.first, low[r]);
+    seen.last = seen.last < high[r] ? high[r] : seen.last;
   }
-  *from = round_down(first);
-  *to = round_up(*last);
-  return first < *last;
+  seen.from = round_down(seen.first);
+  seen.to = round_up(seen.last);
+  return seen;
 }
 
 // One step of the online softmax: scores become weights.
@@ -82,25 +84,25 @@ TQ_INLINE void soften_row(float* scores, const float* key_scales, const float* v
 template <int ROWS>
 void attend_strip(const PrefillBlock& block, const float* query, const int* low, const int* high,
                   float* max_scores, float* weights, float* sums) {
-  int from, to, last;
-  if (!find_range<ROWS>(low, high, &from, &to, &last)) return;
+  const Seen seen = find_seen<ROWS>(low, high);
+  if (seen.first >= seen.last) return;
   alignas(64) float scores[ROWS * kPrefillBlock];
   for (int at = 0; at < kPrefillBlock; at += kBlock) {
-    const int begin = from > at ? from : at, end = smaller(to, at + kBlock);
+    const int begin = seen.from > at ? seen.from : at, end = smaller(seen.to, at + kBlock);
     if (begin >= end) continue;
     const float* const keys = block.keys + static_cast<ptrdiff_t>(at) * block.key_width;
     multiply_rows<ROWS>(query, block.key_width, keys + (begin - at), kBlock, scores + begin,
                         kPrefillBlock, end - begin, block.key_width, false);
   }
   for (int r = 0; r < ROWS; ++r) {
-    soften_row(scores + r * kPrefillBlock, block.key_scales, block.value_scales, from, to, low[r],
-               high[r], max_scores + r, weights + r,
+    soften_row(scores + r * kPrefillBlock, block.key_scales, block.value_scales, seen.from, seen.to,
+               low[r], high[r], max_scores + r, weights + r,
                sums + static_cast<ptrdiff_t>(r) * block.value_width, block.value_width);
   }
-  multiply_rows<ROWS>(scores + from, kPrefillBlock,
-                      block.values + static_cast<ptrdiff_t>(from) * block.value_width,
-                      block.value_width, sums, block.value_width, block.value_width, last - from,
-                      true);
+  multiply_rows<ROWS>(scores + seen.first, kPrefillBlock,
+                      block.values + static_cast<ptrdiff_t>(seen.first) * block.value_width,
+                      block.value_width, sums, block.value_width, block.value_width,
+                      seen.last - seen.first, true);
 }
 
 void attend_block(const PrefillBlock& block, const float* query, int rows, const int* low,

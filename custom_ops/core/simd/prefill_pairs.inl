@@ -147,13 +147,13 @@ template <int ROWS>
 void attend_pair_strip(const PairBlock& block, const int32_t* query, const float* query_steps,
                        const int* low, const int* high, float* max_scores, float* weights,
                        float* sums) {
-  int from, to, last;
-  if (!find_range<ROWS>(low, high, &from, &to, &last)) return;
+  const Seen seen = find_seen<ROWS>(low, high);
+  if (seen.first >= seen.last) return;
   alignas(64) float scores[ROWS * kPrefillBlock];
   alignas(64) int16_t numbers[ROWS * kPrefillBlock];
   float steps[ROWS];
   for (int at = 0; at < kPrefillBlock; at += kBlock) {
-    const int begin = from > at ? from : at, end = smaller(to, at + kBlock);
+    const int begin = seen.from > at ? seen.from : at, end = smaller(seen.to, at + kBlock);
     if (begin >= end) continue;
     const int32_t* const keys = block.keys + static_cast<ptrdiff_t>(at) * block.key_pairs;
     block.multiply(query, block.key_pairs, keys + (begin - at), kBlock, scores + begin,
@@ -161,15 +161,15 @@ void attend_pair_strip(const PairBlock& block, const int32_t* query, const float
   }
   for (int r = 0; r < ROWS; ++r) {
     float* const row = scores + r * kPrefillBlock;
-    soften_row(row, block.key_scales, block.value_scales, from, to, low[r], high[r], max_scores + r,
-               weights + r, sums + static_cast<ptrdiff_t>(r) * block.value_width,
+    soften_row(row, block.key_scales, block.value_scales, seen.from, seen.to, low[r], high[r],
+               max_scores + r, weights + r, sums + static_cast<ptrdiff_t>(r) * block.value_width,
                block.value_width);
-    steps[r] = pack_weights(row, from, to, numbers + r * kPrefillBlock);
+    steps[r] = pack_weights(row, seen.from, seen.to, numbers + r * kPrefillBlock);
   }
-  block.multiply(reinterpret_cast<const int32_t*>(numbers + from), kPrefillBlock / 2,
-                 block.values + static_cast<ptrdiff_t>(from / 2) * block.value_width,
+  block.multiply(reinterpret_cast<const int32_t*>(numbers + seen.from), kPrefillBlock / 2,
+                 block.values + static_cast<ptrdiff_t>(seen.from / 2) * block.value_width,
                  block.value_width, sums, block.value_width, ROWS, block.value_width,
-                 (last - from + 1) / 2, steps, true);
+                 (seen.last - seen.from + 1) / 2, steps, true);
 }
 
 void attend_pair_block(const PairBlock& block, const int32_t* query, const float* steps, int rows,
