@@ -158,14 +158,15 @@ def answer(
         "D": site.head_size,
         "1": 1,
     }
+    numbers |= {pair: numbers[pair[0]] * numbers["D"] for pair in ("ND", "HD")}
     label = f"{cache.present.name}_{'_'.join(read.dims)}"
     with build.before(read.node, SCOPE):
         parts = []
         for dim in read.dims:
             if dim in numbers:
                 parts.append(build.integers(numbers[dim]))
-            elif dim == "B":
-                parts.append(build.dim(cache.past, 0, "batch"))
+            elif dim[0] == "B":
+                parts.append(_batch(build, cache.past, numbers.get(dim[1:])))
             elif lengths is None:
                 source = cache.past if dim == "P" else None
                 rows = build.dim(source or presents[cache], 2, "cached_tokens")
@@ -185,6 +186,15 @@ def answer(
                 axis=0,
             )
     read.node.outputs[0].replace_all_uses_with(told)
+
+
+def _batch(build: Builder, past: ir.Value, heads: int | None) -> ir.Value:
+    """Return the number of sequences, or of their heads, int64 ``[1]``."""
+    batch = build.dim(past, 0, "batch")
+    if heads is None:
+        return batch
+    sizes = [batch, build.integers(heads)]
+    return build.op("Mul", sizes, "batch_of_heads", dtype=ir.DataType.INT64, shape=[1])
 
 
 def _sizes(value: ir.Value) -> list[int | str | None]:

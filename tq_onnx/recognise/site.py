@@ -91,6 +91,10 @@ class Site(ABC):
     def token_axes(self) -> Collection[tuple[ir.Value, int]]:
         """Return query and new rows, each with the axis that has one entry for each new token."""
 
+    def batch_axes(self) -> Collection[tuple[ir.Value, int]]:
+        """Return values with the number of rows in dimension 0 that belong to one sequence."""
+        return ()
+
     @abstractmethod
     def operands(self, build: Builder) -> Operands:
         """Make the operands; nodes go before ``node``."""

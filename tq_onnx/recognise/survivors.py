@@ -21,7 +21,7 @@ from tq_onnx.recognise.nocache import is_attention
 from tq_onnx.recognise.site import GraphView, Site
 from tq_onnx.recognise.unchanged import Encoder
 
-_READABLE: Final = frozenset("BNGHPSD1")
+_READABLE: Final = frozenset({*"BNGHPSD1", "BN", "BH", "ND", "HD"})
 
 
 @dataclass(frozen=True)

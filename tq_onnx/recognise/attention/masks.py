@@ -19,12 +19,14 @@ class Mask:
         keeps: None for an additive mask; otherwise the truth value that keeps a key.
         factor: what an additive mask is multiplied by, where the scores are scaled behind it.
         fill: the score of a key that a Boolean mask hides.
+        merged: True if it is of scores ``[B * H, T, S]``, and of rank 3 like them.
     """
 
     value: ir.Value
     keeps: bool | None
     factor: float = 1.0
     fill: float = float("-inf")
+    merged: bool = False
 
     def scaled(self, factor: float) -> Mask:
         """Return the mask of scores that are scaled after it was applied."""

@@ -1,8 +1,9 @@
 """Matrix products of decomposed attention, in the three operators that exporters use.
 
 All are read as ``left [B, H, M, K] x right [B, H, K, N] -> [B, H, M, N]``: the query or the
-probabilities are left, the cache is right. ``FusedMatMul`` may turn the right one and carry a
-factor; an ``Einsum`` names its dimensions, so that either operand may come first.
+probabilities are left, the cache is right. Batch and heads may be one dimension. ``FusedMatMul``
+may turn the right one and carry a factor; an ``Einsum`` names its dimensions, so that either
+operand may come first.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Product:
 
     def layout(self, dims: Dims) -> Dims:
         """Return the dimensions of the right operand in the order ``[B, H, K, N]``."""
-        return tuple(dims[axis] for axis in self.axes) if len(dims) == _RANK else dims
+        if len(dims) == _RANK:
+            return tuple(dims[axis] for axis in self.axes)
+        return dims[:-2] + dims[:-3:-1] if self.axes == _TURNED else dims
 
 
 def product(node: ir.Node) -> Product:

@@ -1,8 +1,12 @@
-"""Follow decomposed attention scores forward: from Q K^T over the softmax to the values."""
+"""Follow decomposed attention scores forward: from Q K^T over the softmax to the values.
+
+They are ``[B, H, T, S]``, or for a part of the way ``[B * H, T, S]``. That a Reshape between the
+two changes nothing else follows from the sizes that it gives: see ``Scores.reshaped``.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import onnx_ir as ir
@@ -10,7 +14,7 @@ import onnx_ir as ir
 from tq_onnx.graph.constants import attribute_int, scalar
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import PRODUCTS, kind
-from tq_onnx.graph.values import keeps_numbers, rank
+from tq_onnx.graph.values import keeps_numbers, rank, static_dim
 from tq_onnx.recognise.attention.masks import Mask
 from tq_onnx.recognise.attention.products import product
 from tq_onnx.recognise.attention.sinks import drops_the_last, shifted, sinks_beside
@@ -33,6 +37,8 @@ class Scores:
         softmax: the softmax.
         output_matmul: the product of the probabilities with the values.
         sinks: scores without a value, ``[1, H, 1, 1]``; None if there are none.
+        reshaped: what each Reshape on the way makes, which has to be ``[B, H, T, S]`` or
+            ``[B * H, T, S]``.
     """
 
     scale: float
@@ -41,6 +47,7 @@ class Scores:
     softmax: ir.Node
     output_matmul: ir.Node
     sinks: ir.Value | None = None
+    reshaped: tuple[ir.Value, ...] = ()
 
 
 @dataclass
@@ -48,6 +55,9 @@ class _Effects:
     """What happens to the scores on their way to the softmax."""
 
     scale: float
+    rank: int
+    """Of the scores: 4, or 3 where batch and heads are one dimension."""
+    reshaped: list[ir.Value] = field(default_factory=list)
     cap: float = 1.0
     capped: bool = False
     masks: list[Mask] = field(default_factory=list)
@@ -73,11 +83,26 @@ class _Effects:
         elif what == "Concat":
             self.sinks, self.final = sinks_beside(node, index), True
         elif what == "Add":
-            self.masks.append(_additive(node, index))
+            self.masks.append(_checked(self._of_rank(_additive(node, index), node), node))
         elif what == "Where" and index in (1, 2):
-            self.masks.append(_selecting(node, index))
+            self.masks.append(_checked(self._of_rank(_selecting(node, index), node), node))
+        elif what == "Reshape" and index == 0 and splits_or_merges_heads(node):
+            self.reshape(node)
         else:
             raise NoMatch(f"the scores go through {what}", node)
+
+    def reshape(self, node: ir.Node) -> None:
+        """Go through a Reshape that splits or merges batch and heads."""
+        self.reshaped.append(node.outputs[0])
+        self.rank = 7 - self.rank
+
+    def _of_rank(self, mask: Mask, node: ir.Node) -> Mask:
+        """Return the mask of scores of this rank."""
+        size = rank(mask.value)
+        if self.rank == 3 and size is not None and size > 3:
+            raise NoMatch(f"the scores are of rank 3, and the mask is of rank {size}", node)
+        one_for_all = static_dim(mask.value, 0) == 1
+        return replace(mask, merged=self.rank == 3 == size and not one_for_all)
 
     def _scaled(self, node: ir.Node, index: int) -> None:
         number = scalar(node.inputs[1 - index])
@@ -99,7 +124,7 @@ def follow_scores(matmul: ir.Node, view: GraphView) -> Scores:
     Raises:
         NoMatch: something else happens to them.
     """
-    found = _Effects(product(matmul).factor)
+    found = _Effects(product(matmul).factor, 3 if rank(matmul.outputs[0]) == 3 else 4)
     value = matmul.outputs[0]
     for _ in range(_MAX_STEPS):
         less = shifted(view.consumers(value))
@@ -108,15 +133,17 @@ def follow_scores(matmul: ir.Node, view: GraphView) -> Scores:
             continue
         node, index = _only_reader(value, view)
         if kind(node) == "Softmax":
-            _check_axis(node, view)
+            _check_axis(node, view, found.rank)
+            output_matmul = _values(node, view, found)
             # scores * scale / softcap went into the tanh, which is odd.
             return Scores(
                 found.scale * found.cap if found.capped else found.scale,
                 abs(found.cap) if found.capped else 0.0,
                 tuple(found.masks),
                 node,
-                _values(node, view, cut=found.sinks is not None),
+                output_matmul,
                 found.sinks,
+                tuple(found.reshaped),
             )
         found.pass_through(node, index)
         value = node.outputs[0]
@@ -127,6 +154,12 @@ def probabilities_above(value: ir.Value | None, view: GraphView) -> ir.Node | No
     """Return the softmax whose (guarded) result a value is; None if there is none."""
     node = _above_guards(value, view)
     return node if node is not None and node.op_type == "Softmax" else None
+
+
+def _hands_on(node: ir.Node) -> bool:
+    return (
+        node.op_type in ("Dropout", "Slice") or keeps_numbers(node) or splits_or_merges_heads(node)
+    )
 
 
 def spelled_out(value: ir.Value | None, view: GraphView) -> bool:
@@ -146,19 +179,25 @@ def _above_guards(value: ir.Value | None, view: GraphView) -> ir.Node | None:
             return None
         if node.op_type == "Where":
             value = node.inputs[2]
-        elif node.op_type in ("Dropout", "Slice") or keeps_numbers(node):
+        elif _hands_on(node):
             value = node.inputs[0]
         else:
             return node
     return None
 
 
-def _values(softmax: ir.Node, view: GraphView, *, cut: bool) -> ir.Node:
+def splits_or_merges_heads(node: ir.Node) -> bool:
+    """Return True if a Reshape is one from rank 3 to 4, or back."""
+    source = node.inputs[0] if node.op_type == "Reshape" and node.inputs else None
+    return source is not None and {rank(source), rank(node.outputs[0])} == {3, 4}
+
+
+def _values(softmax: ir.Node, view: GraphView, found: _Effects) -> ir.Node:
     """Return the MatMul with the values, past a guard against NaN.
 
-    With ``cut`` the last column, of the sinks, is left out on the way.
+    With sinks the last column is left out on the way.
     """
-    value = softmax.outputs[0]
+    value, cut = softmax.outputs[0], found.sinks is not None
     for _ in range(_MAX_STEPS):
         readers = view.consumers(value)
         guard = [node for node, _ in readers if node.op_type == "IsNaN" and node.domain == ""]
@@ -173,6 +212,10 @@ def _values(softmax: ir.Node, view: GraphView, *, cut: bool) -> ir.Node:
             value, cut = node.outputs[0], False
             continue
         if index == 0 and (keeps_numbers(node) or _inactive_dropout(node)):
+            value = node.outputs[0]
+            continue
+        if index == 0 and not cut and splits_or_merges_heads(node):
+            found.reshape(node)
             value = node.outputs[0]
             continue
         raise NoMatch(f"the probabilities go into {node.op_type}", node)
@@ -205,7 +248,7 @@ def _additive(node: ir.Node, index: int) -> Mask:
     value = node.inputs[1 - index]
     if value is None or value.dtype is None or not value.dtype.is_floating_point():
         raise NoMatch("something without a float type is added to the scores", node)
-    return _checked(Mask(value, None), node)
+    return Mask(value, None)
 
 
 def _selecting(node: ir.Node, index: int) -> Mask:
@@ -213,7 +256,7 @@ def _selecting(node: ir.Node, index: int) -> Mask:
     condition = node.inputs[0]
     if fill is None or condition is None:
         raise NoMatch("the scores are replaced by something that does not hide a key", node)
-    return _checked(Mask(condition, index == 1, fill=fill), node)
+    return Mask(condition, index == 1, fill=fill)
 
 
 def _checked(mask: Mask, node: ir.Node) -> Mask:
@@ -225,9 +268,9 @@ def _checked(mask: Mask, node: ir.Node) -> Mask:
     return mask
 
 
-def _check_axis(node: ir.Node, view: GraphView) -> None:
+def _check_axis(node: ir.Node, view: GraphView, size: int) -> None:
     default = -1 if view.opset >= 13 else 1
-    if attribute_int(node, "axis", default) not in (-1, 3):
+    if attribute_int(node, "axis", default) not in (-1, size - 1):
         raise NoMatch("the softmax does not run over the keys", node)
 
 

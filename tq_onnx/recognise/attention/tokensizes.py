@@ -51,6 +51,7 @@ class TokenSizes:
         found = self._found.get(tokens.name or "")
         self.new_tokens: Size = found[1] if found is not None and len(found) > 1 else None
         """Dimension 1 of the tokens."""
+        self._batch = found[0] if found else None
 
     def of(self, value: ir.Value, axis: int) -> int | None:
         """Return a dimension; None if nothing tells it."""
@@ -68,6 +69,10 @@ class TokenSizes:
             )
         if len(set(found)) > 1:
             return "the number of tokens that ask differs from the number that is cached"
+        for value, rows in site.batch_axes():
+            size = self.of(value, 0)
+            if size is None or not isinstance(self._batch, int) or size != self._batch * rows:
+                return "the graph does not show that batch and heads are one dimension of attention"
         return ""
 
     def _walked(self, graph: ir.Graph) -> dict[str, Sizes]:

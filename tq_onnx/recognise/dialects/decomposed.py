@@ -14,7 +14,7 @@ into 0 after the softmax goes with it, because the operator gives 0 for a row wi
 The mask is kept as an additive bias, and causality with it (``causal`` is off); a Boolean mask
 becomes a bias once per model. A scale after the mask counts for both. A column of sinks beside the
 scores (``sinks.py``) goes into the operator. A single key/value head may meet all query heads
-unrepeated.
+unrepeated. Batch and heads may be one dimension (``merged.py``).
 
 Refused: new rows before old ones, heads repeated in another order, any other operator on the way,
 scores or probabilities used elsewhere.
@@ -29,12 +29,13 @@ from typing import ClassVar, Final
 import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
-from tq_onnx.graph.constants import scalar
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import PRODUCTS, kind
 from tq_onnx.graph.values import FLOATS, rank, static_dim
 from tq_onnx.recognise.attention.masks import Mask
+from tq_onnx.recognise.attention.merged import Merged, by_heads, merged_result, whole_query
 from tq_onnx.recognise.attention.products import product
+from tq_onnx.recognise.attention.queries import check_folded, unfolded, without_scale
 from tq_onnx.recognise.attention.rows import check_slots, rows, sizes, snapped
 from tq_onnx.recognise.attention.scores import (
     Scores,
@@ -59,6 +60,8 @@ class _Decomposed(Site):
     sinks: ir.Value | None
     folded: bool
     """True if the old attention computes ``[B, N, G, D]`` for one token."""
+    merged: Merged | None
+    """Its values with batch and heads in one dimension."""
 
     def inputs(self) -> Collection[ir.Value]:
         sinks = () if self.sinks is None else (self.sinks,)
@@ -72,11 +75,15 @@ class _Decomposed(Site):
             (self.query, 2),
             (self.new_key, self.key.row_axis(self.new_key)),
             (self.new_value, self.value.row_axis(self.new_value)),
+            *(() if self.merged is None else self.merged.token_axes()),
         ]
+
+    def batch_axes(self) -> Collection[tuple[ir.Value, int]]:
+        return () if self.merged is None else self.merged.batch_axes(self.num_heads)
 
     def operands(self, build: Builder) -> Operands:
         bias: ir.Value | None = None
-        for mask in self.masks:
+        for mask in by_heads(build, self.masks, self.query, self.num_heads):
             term = mask.bias(build, self.dtype)
             bias = term if bias is None else self._sum(build, bias, term)
         sinks = self.sinks
@@ -110,6 +117,8 @@ class _Decomposed(Site):
                 dtype=wanted or self.dtype,
                 shape=[None, *sizes],
             )
+        if self.merged is not None:
+            result = merged_result(build, result, self.head_size, wanted or self.dtype)
         return result
 
 
@@ -161,17 +170,23 @@ def _site(layer: int, key: Reach, value: Reach, scores: Scores) -> Site:
     multiplied = key.reader.inputs[product(key.reader).left]
     if multiplied is None:
         raise NoMatch("the keys are multiplied with nothing", key.reader)
-    query, query_scale = _without_scale(multiplied)
+    query, query_scale = without_scale(multiplied)
+    together = _merged(query, key, value, scores)
+    if together is not None:
+        query, more = without_scale(whole_query(query) or query)
+        query_scale *= more
     if value.route.factor != 1.0:
         raise NoMatch("the values are scaled after they were cached", node)
     check_slots(key, value, masked=bool(scores.masks))
     kv_num_heads = one_of("number of key/value heads", *sizes("N", key, value))
     head_size = one_of("head size", static_dim(query, 3), *sizes("D", key, value))
-    unfolded = _unfolded(query, kv_num_heads, head_size)
-    if unfolded is not None:
-        _check_folded(scores.masks, node)
-    num_heads = _num_heads(unfolded or query, key, value, kv_num_heads, folded=bool(unfolded))
-    query = unfolded or query
+    apart = None if together else unfolded(query, kv_num_heads, head_size)
+    if apart is not None:
+        check_folded(scores.masks, node)
+    num_heads = _num_heads(
+        apart or query, key, value, kv_num_heads, folded=bool(apart), merged=bool(together)
+    )
+    query = apart or query
     _check_tokens(query, key)
     check_tokens(query, (new_key, new_value), key.reader)
     if scores.sinks is not None and static_dim(scores.sinks, 1) != num_heads:
@@ -182,7 +197,7 @@ def _site(layer: int, key: Reach, value: Reach, scores: Scores) -> Site:
     scale = snapped(query_scale * key.route.factor * scores.scale, head_size, dtype)
     if node.outputs[0].is_graph_output():
         raise NoMatch("the result is an output of the model", node)
-    if rank(node.outputs[0]) not in (4, None):
+    if rank(node.outputs[0]) not in (3 if together else 4, None):
         raise NoMatch(f"the result is of rank {rank(node.outputs[0])}", node)
     return _Decomposed(
         layer=layer,
@@ -205,53 +220,31 @@ def _site(layer: int, key: Reach, value: Reach, scores: Scores) -> Site:
         masks=scores.masks,
         sinks=scores.sinks,
         has_sink=scores.sinks is not None,
-        folded=unfolded is not None,
+        folded=apart is not None,
+        merged=together,
     )
 
 
-def _without_scale(value: ir.Value) -> tuple[ir.Value, float]:
-    """Return the query before its constant factors, and their product."""
-    factor = 1.0
-    while True:
-        node = value.producer()
-        if node is None or node.domain != "" or node.op_type not in ("Mul", "Div"):
-            return value, factor
-        left, right = node.inputs
-        number, source = scalar(right), left
-        if number is None and node.op_type == "Mul":
-            number, source = scalar(left), right
-        if not number or source is None or rank(source) != 4:
-            return value, factor
-        factor *= number if node.op_type == "Mul" else 1 / number
-        value = source
-
-
-def _unfolded(query: ir.Value, kv_num_heads: int, head_size: int) -> ir.Value | None:
-    """Return ``[B, H, 1, D]`` of a query ``[B, N, G, D]``; None if the query is not one.
-
-    Traced with one token, torch multiplies all queries that share a key at once.
-    """
-    node = query.producer()
-    if node is None or kind(node) != "Reshape" or node.inputs[0] is None:
+def _merged(query: ir.Value, key: Reach, value: Reach, scores: Scores) -> Merged | None:
+    """Return the values of attention with batch and heads in one dimension; None without."""
+    assert key.route is not None and value.route is not None
+    if rank(query) != 3 and not scores.reshaped:
         return None
-    whole = node.inputs[0]
-    group = static_dim(query, 2)
-    if rank(whole) != 4 or rank(query) != 4 or group in (None, 1):
-        return None
-    heads, size = static_dim(whole, 1), static_dim(whole, 3)
-    folds = static_dim(query, 1) in (kv_num_heads, None)
-    folds = folds and static_dim(query, 3) == head_size == size
-    return whole if folds and heads == kv_num_heads * (group or 0) else None
-
-
-def _check_folded(masks: Collection[Mask], node: ir.Node) -> None:
-    for mask in masks:
-        if any(static_dim(mask.value, axis) not in (1, None) for axis in (-3, -2)):
-            raise NoMatch("the mask differs between the queries that share a key", node)
+    if whole_query(query) is None:
+        raise NoMatch(
+            "batch and heads are one dimension of the scores, and not of the query", key.reader
+        )
+    return Merged(query, (key.route.operand, value.route.operand), scores.reshaped)
 
 
 def _num_heads(
-    query: ir.Value, key: Reach, value: Reach, kv_num_heads: int, *, folded: bool
+    query: ir.Value,
+    key: Reach,
+    value: Reach,
+    kv_num_heads: int,
+    *,
+    folded: bool,
+    merged: bool,
 ) -> int:
     assert key.route is not None and value.route is not None
     node = value.reader
@@ -264,9 +257,10 @@ def _num_heads(
         raise NoMatch(f"the query is of rank {rank(query)}, not [B, H, T, D]", key.reader)
     keys = product(key.reader).layout(key.route.dims)
     values = product(node).layout(value.route.dims)
-    if keys not in (("B", "H", "D", "S"), ("B", "N", "D", "S")):
+    wide, narrow = (("BH",), ("BN",)) if merged else (("B", "H"), ("B", "N"))
+    if keys not in ((*wide, "D", "S"), (*narrow, "D", "S")):
         raise NoMatch(f"the keys have the layout {', '.join(keys)}", key.reader)
-    if values not in (("B", "H", "S", "D"), ("B", "N", "S", "D")):
+    if values not in ((*wide, "S", "D"), (*narrow, "S", "D")):
         raise NoMatch(f"the values have the layout {', '.join(values)}", node)
     repeated = [
         static_dim(reach.route.operand, reach.route.dims.index("H"))
@@ -278,7 +272,9 @@ def _num_heads(
         raise NoMatch(f"{num_heads} heads do not share {kv_num_heads} key/value heads", node)
     if folded and repeated:
         raise NoMatch("the heads are repeated although the query is folded", node)
-    if not folded and num_heads != kv_num_heads != 1 and len(repeated) < 2:
+    if merged and num_heads != kv_num_heads and {keys[0], values[0]} != {*wide}:
+        raise NoMatch(f"{num_heads} heads meet {kv_num_heads} key/value heads unrepeated", node)
+    if not (folded or merged) and num_heads != kv_num_heads != 1 and len(repeated) < 2:
         raise NoMatch(f"{num_heads} heads meet {kv_num_heads} key/value heads unrepeated", node)
     return num_heads
 
