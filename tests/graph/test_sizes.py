@@ -59,6 +59,35 @@ KNOWN: dict[str, tuple[str, tuple[int | str | None, ...] | None]] = {
     y = Reshape(q, s)""",
         ("B", 2, 4, 8),
     ),
+    "positions behind a past": (
+        """past = Constant<value_int = 83>()
+    e0 = Add(past, last)
+    one = Constant<value_int = 1>()
+    r = Range(past, e0, one)
+    c = Cast<to = 1>(r)
+    u = Unsqueeze(c, nought)
+    l = Shape(x)
+    zero = Constant<value_int = 0>()
+    b0 = Gather(l, zero)
+    b1 = Unsqueeze(b0, nought)
+    s0 = Concat<axis = 0>(three, rest)
+    s1 = Reshape(s0, rest)
+    n = Shape(s1)
+    ones = ConstantOfShape<value = int64[1] {1}>(n)
+    none = Constant<value_int = -1>()
+    m = Mul(ones, none)
+    q0 = Equal(s1, m)
+    w0 = Where(q0, ones, s1)
+    y = Expand(u, w0)""",
+        (3, 3),
+    ),
+    "positions behind an unknown past": (
+        """t = Squeeze(count)
+    one = Constant<value_int = 1>()
+    r = Range(t, last, one)
+    y = Cast<to = 1>(r)""",
+        (None,),
+    ),
     "half of a rotary embedding": (
         """l = Shape(q)
     d = Gather(l, last)

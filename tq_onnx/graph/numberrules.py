@@ -11,13 +11,23 @@ from typing import Final
 import onnx_ir as ir
 
 from tq_onnx.graph.constants import attribute_int
-from tq_onnx.graph.sizerules import Numbers, Rule, Size, Sizes, length_of, operand, sizes
+from tq_onnx.graph.sizerules import (
+    MOST_SIZES,
+    Numbers,
+    Rule,
+    Size,
+    Sizes,
+    length_of,
+    operand,
+    sizes,
+)
 
 _ARITHMETIC: Final[dict[str, Callable[[int, int], int | None]]] = {
     "Add": lambda a, b: a + b,
     "Sub": lambda a, b: a - b,
     "Mul": lambda a, b: a * b,
     "Div": lambda a, b: a // b if a >= 0 and b > 0 else None,
+    "Equal": lambda a, b: int(a == b),
 }
 
 
@@ -82,11 +92,44 @@ def _computed(numbers: Numbers, node: ir.Node) -> Sizes | None:
     )
 
 
+def _flattened(numbers: Numbers, node: ir.Node) -> Sizes | None:
+    items, target = numbers(operand(node, 0)), numbers(operand(node, 1))
+    return items if items is not None and target in ((-1,), (len(items),)) else None
+
+
+def _repeated(numbers: Numbers, node: ir.Node) -> Sizes | None:
+    shape = numbers(operand(node, 0))
+    if shape is None or len(shape) != 1 or not isinstance(shape[0], int):
+        return None
+    attribute = node.attributes.get("value")
+    tensor = None if attribute is None else attribute.as_tensor()
+    if tensor is None or tensor.dtype is not ir.DataType.INT64 or tensor.size != 1:
+        return None
+    return (int(tensor.numpy().reshape(-1)[0]),) * shape[0] if 0 <= shape[0] <= MOST_SIZES else None
+
+
+def _selected(numbers: Numbers, node: ir.Node) -> Sizes | None:
+    columns = [numbers(value) for value in node.inputs]
+    length = max((len(column) for column in columns if column is not None), default=0)
+    parts = [
+        column * length if len(column) == 1 else column for column in columns if column is not None
+    ]
+    if len(parts) != 3 or any(len(part) != length for part in parts):
+        return None
+    return tuple(
+        (yes if where else no) if isinstance(where, int) else None
+        for where, yes, no in zip(*parts, strict=True)
+    )
+
+
 NUMBERS: Final[dict[str, Rule]] = {
     "Shape": _shape,
     "Gather": _gathered,
     "Concat": _listed,
     "Slice": _part,
+    "Reshape": _flattened,
+    "ConstantOfShape": _repeated,
+    "Where": _selected,
     **dict.fromkeys(("Cast", "Identity", "Unsqueeze", "Squeeze"), _taken_over),
     **dict.fromkeys(_ARITHMETIC, _computed),
 }

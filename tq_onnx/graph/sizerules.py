@@ -259,6 +259,13 @@ def _expanded(numbers: Numbers, node: ir.Node) -> Sizes | None:
     return broadcast([sizes(operand(node, 0)), target])
 
 
+def _counted(numbers: Numbers, node: ir.Node) -> Sizes | None:
+    start, end, step = (numbers(operand(node, index)) or (None,) for index in range(3))
+    if not (isinstance(start[0], int) and isinstance(end[0], int) and isinstance(step[0], int)):
+        return (None,)
+    return (len(range(start[0], end[0], step[0])) if step[0] else None,)
+
+
 COMPARISONS: Final = frozenset(
     {"And", "Or", "Not", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "IsNaN"}
 )
@@ -295,4 +302,5 @@ SHAPES: Final[dict[str, Rule]] = {
     **dict.fromkeys(("Conv", "ConvInteger"), _convolved),
     "Expand": _expanded,
     "Gather": _rows,
+    "Range": _counted,
 }

@@ -21,11 +21,13 @@ from tq_onnx.graph.operators import FUSED, kind
 from tq_onnx.graph.shapes import infer, without_weights
 from tq_onnx.graph.sizerules import Size, Sizes, sizes
 from tq_onnx.graph.sizes import walk
+from tq_onnx.graph.values import rank
 from tq_onnx.recognise.site import Site
 
 _BATCH: Final = 7
 _NEW: Final = 360
-_PAST: Final = 1009
+_PAST: Final = 83
+"""With the new tokens not more than the smallest tables of positions have rows (Whisper: 448)."""
 
 
 class TokenSizes:
@@ -39,7 +41,7 @@ class TokenSizes:
 
     def __init__(self, model: ir.Model, tokens: ir.Value, sites: Sequence[Site]) -> None:
         """Put numbers in the place of the names of sizes; see the class for arguments."""
-        self._names = _names(tokens, sites)
+        self._names = _names(model.graph.inputs, tokens, sites)
         self._declared = {
             value.name: shape
             for node in model.graph
@@ -105,7 +107,7 @@ class TokenSizes:
         return None if shape is None else tuple(_number(size, self._names) for size in shape)
 
 
-def _names(tokens: ir.Value, sites: Sequence[Site]) -> dict[str, int]:
+def _names(given: Sequence[ir.Value], tokens: ir.Value, sites: Sequence[Site]) -> dict[str, int]:
     names: dict[str, int] = {}
     pairs: list[tuple[ir.Value, Sequence[int]]] = [(tokens, (_BATCH, _NEW))]
     for site in sites:
@@ -114,6 +116,9 @@ def _names(tokens: ir.Value, sites: Sequence[Site]) -> dict[str, int]:
                 letters = {"B": _BATCH, "P": _PAST}
                 dims = cache.views[cache.past]
                 pairs.append((cache.past, tuple(letters.get(dim, 0) for dim in dims)))
+    # A list of positions, which may have a name of its own for its length.
+    lists = (value for value in given if value.dtype is ir.DataType.INT64 and rank(value) == 1)
+    pairs += [(value, (_NEW,)) for value in lists]
     for value, numbers in pairs:
         for size, number in zip(sizes(value) or (), numbers, strict=False):
             if isinstance(size, str) and number:
