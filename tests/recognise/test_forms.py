@@ -5,7 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from tests.recognise.test_soundness import MASK, agrees, model_of, reason
+from tests.decoders.onelayer import CACHES, decoder
+from tests.recognise.test_soundness import CACHED, MASK, agrees, changed, model_of, reason
 from tq_onnx.recognise.match import recognise
 
 SINKS = """three_1 = Constant<value_ints = [3]>()
@@ -126,6 +127,28 @@ def test_a_fill_that_is_scaled_into_the_reach_of_scores(fill: str, told: str) ->
         assert agrees(make)
 
 
+@pytest.mark.parametrize(("least", "told"), [("-3.4e38", ""), ("-2.0e4", "visible keys may reach")])
+def test_a_least_score(least: str, told: str) -> None:
+    def make() -> ir.Model:
+        text = f"""least = Constant<value_float = {least}>()
+            s1 = Add(s0, bias)
+            s = Max(s1, least)
+"""
+        return model_of(("s = Add(s0, bias)\n", text))
+
+    assert told in reason(make())
+    if not told:
+        assert agrees(make)
+
+
+def test_a_least_score_that_is_scaled() -> None:
+    text = """s1 = Max(s0, lowest)
+            s2 = Mul(s1, quarter)
+            s = Add(s2, bias)
+"""
+    assert "scaled after a least score" in reason(model_of(("s = Add(s0, bias)\n", text)))
+
+
 CHOSEN = """angles_4 = Constant<value = float[1, 4, 16] {NUMBERS}>()
         four_16 = Constant<value_ints = [4, 16]>()
         sixteen = Constant<value_ints = [16]>()
@@ -181,3 +204,25 @@ def test_ids_through_a_reshape(shaped: str) -> None:
         assert agrees(make)
     else:
         assert "no input for tokens" in reason(make())
+
+
+@pytest.mark.parametrize("positions", ["int64[L] positions, ", "float[L] positions, "])
+def test_one_id_beside_a_list_of_positions(positions: str) -> None:
+    """Whisper's list has a name of its own for its length, which is that of the ids."""
+    text = """at = Cast<to = 1>(positions)
+        column = Unsqueeze(at, one)
+        kp = Add(k, column)
+        vp = Add(v, column)
+        qp = Add(q, column)
+"""
+    body = changed(
+        (CACHED, text + CACHED.replace(", k)", ", kp)").replace(", v)", ", vp)")),
+        ("qs = Mul(q, quarter)", "qs = Mul(qp, quarter)"),
+    )
+    text = body.replace("Shape<start = 1, end = 2>(input_ids)", "Shape(positions)")
+    found = decoder(text, inputs=MASK + positions + CACHES)
+    found.graph.inputs[0].shape = ir.Shape(["B", 1])
+
+    told = "" if positions.startswith("int64") else "as many tokens ask as are cached"
+    assert told in reason(found)
+    assert bool(told) == bool(reason(found))

@@ -40,7 +40,7 @@ BLOOM = """q_3 = Reshape(q, flat)
         o_size = Concat<axis = 0>(batch, heads, new, size)
         o = Reshape(o_3, o_size)
 """
-#: BART before transformers 4.48: split for the mask, and merged again before the softmax.
+#: BART of older versions of transformers: split for the mask, and merged again before the softmax.
 BART = """qs_4 = Mul(q, quarter)
         qs = Reshape(qs_4, flat)
         s_3 = MatMul(qs, kt)

@@ -11,9 +11,8 @@ number of past tokens (``Recognition.lengths``), that is the answer for the sequ
 so that a model that takes positions from there works with caches of any capacity.
 
 A graph that takes no caches gets empty ones to append to. A Slice that shortens a cache before it
-is returned does the same to the new one. A model of opset 14 is declared to be of opset 15: of the
-operators that it may hold only BatchNormalization, Pow and Shape have changed, which take further
-types and attributes.
+is returned does the same to the new one. A model of opset 13 or 14 is declared to be of opset 15:
+the operators that it may hold take further types and attributes there, and mean the same without.
 """
 
 from __future__ import annotations

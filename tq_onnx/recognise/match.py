@@ -41,7 +41,7 @@ from tq_onnx.recognise.trace import find_anchors, reach
 from tq_onnx.recognise.unchanged import Encoder, encoder_inputs, find_states
 from tq_onnx.recognise.updates.tensorscatter import is_flat_cache
 
-MIN_OPSET: Final = 14
+MIN_OPSET: Final = 13
 """The oldest opset whose later changes can be taken over: see ``rewrite``."""
 
 _UPDATES: Final = ("Concat", "ScatterND", "TensorScatter")

@@ -6,7 +6,7 @@
     scores = MatMul(query, keys [B * H, D, S])             [B * H, T, S]
     output = MatMul(probabilities, values [B * H, S, D])   [B * H, T, D]
 
-Bloom, and BART, OPT and Whisper as transformers wrote them before 4.48. The operator works with
+Bloom; BART, Marian and OPT in older versions of transformers (4.44). The operator works with
 batch and heads apart, so masks are split, and its result is merged.
 
 A Reshape to three dimensions may merge others than batch and heads. The sizes of one call tell

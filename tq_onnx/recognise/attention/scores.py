@@ -60,6 +60,7 @@ class _Effects:
     reshaped: list[ir.Value] = field(default_factory=list)
     cap: float = 1.0
     capped: bool = False
+    clamped: bool = False
     masks: list[Mask] = field(default_factory=list)
     sinks: ir.Value | None = None
     final: bool = False
@@ -86,6 +87,8 @@ class _Effects:
             self.masks.append(_checked(self._of_rank(_additive(node, index), node), node))
         elif what == "Where" and index in (1, 2):
             self.masks.append(_checked(self._of_rank(_selecting(node, index), node), node))
+        elif what == "Max":
+            self._clamp(node, index)
         elif what == "Reshape" and index == 0 and splits_or_merges_heads(node):
             self.reshape(node)
         else:
@@ -104,7 +107,16 @@ class _Effects:
         one_for_all = static_dim(mask.value, 0) == 1
         return replace(mask, merged=self.rank == 3 == size and not one_for_all)
 
+    def _clamp(self, node: ir.Node, index: int) -> None:
+        """Go through a least score, which only hidden keys may have (OPT)."""
+        least = scalar(node.inputs[1 - index]) if len(node.inputs) == 2 else None
+        if least is None or not least <= _HIDING:
+            raise NoMatch("the scores are limited by something that visible keys may reach", node)
+        self.clamped = True
+
     def _scaled(self, node: ir.Node, index: int) -> None:
+        if self.clamped:
+            raise NoMatch("the scores are scaled after a least score was put in", node)
         number = scalar(node.inputs[1 - index])
         if not number or (node.op_type == "Div" and index != 0):
             raise NoMatch("the scores are multiplied by something not constant", node)
