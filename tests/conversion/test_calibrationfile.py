@@ -17,6 +17,7 @@ from tq_onnx.codec.calibration import LayerStatistics
 from tq_onnx.conversion import calibrationfile
 from tq_onnx.conversion.calibrationfile import check_target, read_calibration, write_calibration
 from tq_onnx.errors import ModelFileError, OutputExistsError, TqOnnxError
+from tq_onnx.files.transaction import Transaction
 
 P, H, N, D = 5, 4, 2, 8
 Tensors = dict[str, np.ndarray]
@@ -357,14 +358,14 @@ def test_nothing_half_written(
 ) -> None:
     found = read_calibration(sound)
     before = sound.read_bytes()
-    real = getattr(calibrationfile.Transaction, moment)
+    real = getattr(Transaction, moment)
 
     def fail(*arguments: object) -> None:
         if moment == "write":
             real(*arguments)
         raise error
 
-    monkeypatch.setattr(calibrationfile.Transaction, moment, fail)
+    monkeypatch.setattr(Transaction, moment, fail)
     target = sound.parent / "new" / "file"
     for path in (target, sound):
         expected = ModelFileError if isinstance(error, OSError) else KeyboardInterrupt

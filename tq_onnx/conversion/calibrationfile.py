@@ -9,7 +9,6 @@ Only calibration files are ever replaced by one, never a model or its data.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
@@ -17,19 +16,26 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from tq_onnx.codec.calibration import LARGEST_STATISTIC, Calibration, LayerStatistics
 from tq_onnx.codec.spec import MAX_HEAD_SIZE
 from tq_onnx.errors import ModelFileError, OutputExistsError
-from tq_onnx.files.transaction import Transaction
+from tq_onnx.files.arrays import (
+    DAMAGES,
+    facts_of,
+    read_arrays,
+    reason_of,
+    unwritable,
+    write_arrays,
+)
 
 FORMAT: Final = "tq_onnx.calibration"
 FORMAT_VERSION: Final = "2"
 
 _LARGEST_FILE: Final = 1 << 30
 """Bytes; covariances of 96 layers with 96 heads of size 128 take 0.6 GB."""
+_MOST_HEADER: Final = 1 << 20
+"""Bytes of the names, shapes and facts, and more."""
 
 _TABLES: Final = ("k_mean", "k_energy", "v_mean", "v_energy")
 _QUERIES: Final = "q_energy"
@@ -76,8 +82,7 @@ def write_calibration(path: Path, calibration: Calibration, *, overwrite: bool =
         "text_digest": calibration.text_digest,
     }
     check_target(path, overwrite=overwrite)
-    content = _settled(save(tensors, facts))
-    size = sum(len(part) for part in content)
+    size = _MOST_HEADER + sum(tensor.nbytes for tensor in tensors.values())
     if size > _LARGEST_FILE:
         raise ModelFileError(
             f"the calibration file would have {size:,} bytes, more than are read again "
@@ -85,16 +90,7 @@ def write_calibration(path: Path, calibration: Calibration, *, overwrite: bool =
             where=str(path),
             fix="convert without --calibration",
         )
-    transaction = Transaction(overwrite=overwrite)
-    try:
-        transaction.write(path, content)
-        transaction.commit()
-    except OSError as error:
-        transaction.undo()
-        raise _unwritable(path, error) from error
-    except BaseException:
-        transaction.undo()
-        raise
+    write_arrays(path, tensors, facts, overwrite=overwrite)
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:
@@ -110,7 +106,7 @@ def check_target(path: Path, *, overwrite: bool) -> None:
         _check_folder(path.parent)
         return
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise unwritable(path, error) from error
     if not stat.S_ISREG(status.st_mode):
         what = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
         raise ModelFileError(f"the output is {what}", where=str(path), fix="give a file name")
@@ -118,7 +114,7 @@ def check_target(path: Path, *, overwrite: bool) -> None:
         raise OutputExistsError(
             "the output exists", where=str(path), fix="give --overwrite or another output"
         )
-    if not _is_calibration(path):
+    if facts_of(path).get("format") != FORMAT:
         raise OutputExistsError(
             "the output exists and is no calibration file",
             where=str(path),
@@ -133,36 +129,19 @@ def read_calibration(path: Path) -> Calibration:
         ModelFileError: it cannot be read, or is not a calibration file.
     """
     try:
-        status = path.stat()
-        # Before it is opened: a pipe would never end.
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("the path is not a regular file")
-        if status.st_size > _LARGEST_FILE:
-            raise ValueError(f"the file has {status.st_size} bytes")
-        with safe_open(path, framework="numpy") as file:
-            facts = file.metadata() or {}
-            _check_format(facts)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        tensors, facts = read_arrays(path, largest=_LARGEST_FILE)
+        _check_format(facts)
         return _checked(tensors, facts)
     except FileNotFoundError as error:
         raise ModelFileError(
             "there is no such file", where=str(path), fix="make one with `tq-onnx calibrate`"
         ) from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-        reason = error.strerror if isinstance(error, OSError) else None
+    except DAMAGES as error:
         raise ModelFileError(
-            f"the file is not a calibration file ({' '.join(str(reason or error).split())[:200]})",
+            f"the file is not a calibration file ({reason_of(error)})",
             where=str(path),
             fix="make one with `tq-onnx calibrate`",
         ) from error
-
-
-def _settled(content: bytes) -> tuple[bytes, ...]:
-    """Return the file with its header in order, which safetensors takes from a random hash map."""
-    end = 8 + int.from_bytes(content[:8], "little")
-    header = json.dumps(json.loads(content[8:end]), sort_keys=True).encode()
-    header += b" " * (-len(header) % 8)
-    return len(header).to_bytes(8, "little"), header, content[end:]
 
 
 def _check_folder(folder: Path) -> None:
@@ -172,22 +151,6 @@ def _check_folder(folder: Path) -> None:
         raise ModelFileError(
             "the path is not a folder", where=str(folder), fix="give another output"
         )
-
-
-def _unwritable(path: Path, error: OSError) -> ModelFileError:
-    return ModelFileError(
-        f"the file cannot be written ({error.strerror or error})",
-        where=str(path),
-        fix="give another output",
-    )
-
-
-def _is_calibration(path: Path) -> bool:
-    try:
-        with safe_open(path, framework="numpy") as file:
-            return (file.metadata() or {}).get("format") == FORMAT
-    except (OSError, SafetensorError):
-        return False
 
 
 def _check_format(facts: dict[str, str]) -> None:
