@@ -20,13 +20,24 @@ if TYPE_CHECKING:
     from tq_onnx.api.calibrating import calibrate
     from tq_onnx.api.converting import convert, inspect
     from tq_onnx.api.measuring import bench, report, verify
-    from tq_onnx.api.running import get_library_path, library_path, load, register
+    from tq_onnx.api.running import get_library_path, library_path, load, register, session_options
     from tq_onnx.codec.presets import PRESETS
+    from tq_onnx.language.cache import Cache
+    from tq_onnx.language.chat import Chat
+    from tq_onnx.language.model import LanguageModel
+    from tq_onnx.language.text import Completion, Piece
     from tq_onnx.progress import Progress
+    from tq_onnx.runtime.sampling import Sampling
 
 __all__ = [
     "PRESETS",
+    "Cache",
+    "Chat",
+    "Completion",
+    "LanguageModel",
+    "Piece",
     "Progress",
+    "Sampling",
     "__version__",
     "bench",
     "calibrate",
@@ -38,6 +49,7 @@ __all__ = [
     "load",
     "register",
     "report",
+    "session_options",
     "verify",
 ]
 
@@ -45,8 +57,13 @@ _ROOMS: Final = {
     "api.converting": ("convert", "inspect"),
     "api.calibrating": ("calibrate",),
     "api.measuring": ("bench", "report", "verify"),
-    "api.running": ("get_library_path", "library_path", "load", "register"),
+    "api.running": ("get_library_path", "library_path", "load", "register", "session_options"),
     "codec.presets": ("PRESETS",),
+    "language.cache": ("Cache",),
+    "language.chat": ("Chat",),
+    "language.model": ("LanguageModel",),
+    "language.text": ("Completion", "Piece"),
+    "runtime.sampling": ("Sampling",),
     "progress": ("Progress",),
 }
 """Where public names come from."""

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from tests.runtime.models import DYNAMO, GENAI, ids, opened
 from tq_onnx.errors import UsageError
-from tq_onnx.runtime.generate import Sampling, choose, generate, stream
+from tq_onnx.runtime.generate import TokenStream, generate
+from tq_onnx.runtime.sampling import Sampler, Sampling, probabilities
 
 PROMPT = ids(10, seed=4)[0].tolist()
 
@@ -34,11 +35,53 @@ def test_kernels_bodies_and_capacities_give_the_same_tokens() -> None:
         assert len(found) == 1
 
 
-def test_a_stream_yields_as_it_goes() -> None:
-    states = list(stream(opened(DYNAMO, "kernel").decoder(), PROMPT, max_new_tokens=4))
-    assert [len(state.tokens) for state in states] == [1, 2, 3, 4, 4]
-    assert [state.cache_bytes > 0 for state in states] == [False] * 4 + [True]
-    assert states[-1].tokens == states[-2].tokens
+def test_a_stream_computes_a_token_when_it_is_asked_for() -> None:
+    decoder = opened(DYNAMO, "kernel").decoder()
+    tokens = TokenStream(decoder, PROMPT, max_new_tokens=4)
+    assert decoder.length == 0
+    lengths = [(decoder.length, tokens.result.steps) for _ in tokens]
+    assert lengths == [(10, 0), (11, 1), (12, 2), (13, 3)]
+    assert list(tokens) == []
+    assert len(tokens.result.tokens) == 4
+    assert tokens.result.cache_bytes == decoder.cache_bytes
+
+
+def test_no_new_tokens_only_read_the_prompt() -> None:
+    decoder = opened(DYNAMO, "kernel").decoder()
+    assert list(TokenStream(decoder, PROMPT, max_new_tokens=0)) == []
+    assert decoder.length == len(PROMPT)
+
+
+def test_a_penalty_keeps_a_text_from_repeating_itself() -> None:
+    def most_frequent(penalty: float) -> int:
+        decoder = opened(DYNAMO, "kernel").decoder()
+        sampling = Sampling(repetition_penalty=penalty)
+        tokens = generate(decoder, PROMPT, max_new_tokens=30, sampling=sampling).tokens
+        return max(map(tokens.count, tokens))
+
+    assert most_frequent(1e6) == 1
+    assert most_frequent(1.0) > 1
+
+
+@given(
+    st.lists(st.floats(-20, 20), min_size=2, max_size=30, unique=True),
+    st.floats(0.01, 1),
+    st.floats(0, 1),
+)
+def test_candidates_hold_their_share_of_the_probability(
+    scores: list[float], top_p: float, min_p: float
+) -> None:
+    given_scores = np.array(scores)
+    plain = np.exp(given_scores - given_scores.max())
+    plain /= plain.sum()
+    found = probabilities(given_scores, Sampling(1.0, top_p=top_p))
+    kept = found > 0
+    assert plain[kept].sum() >= top_p - 1e-9
+    assert kept[plain.argmax()]
+    assert plain[kept].sum() - plain[kept].min() < top_p + 1e-9  # the fewest
+    likely = probabilities(given_scores, Sampling(1.0, min_p=min_p)) > 0
+    np.testing.assert_array_equal(likely, (plain >= min_p * plain.max()) & (plain > 0))
+    np.testing.assert_allclose(found.sum(), 1)
 
 
 def test_a_stop_token_ends_the_text_and_is_not_part_of_it() -> None:
@@ -93,6 +136,12 @@ def test_a_capacity_that_is_too_small_is_told() -> None:
         {"temperature": float("nan")},
         {"temperature": float("inf")},
         {"top_k": -1},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"min_p": -0.1},
+        {"repetition_penalty": 0.0},
+        {"repetition_penalty": float("inf")},
+        {"seed": -1},
     ],
 )
 def test_sampling_refuses_what_no_draw_can_use(arguments: dict[str, float]) -> None:
@@ -110,7 +159,7 @@ def test_a_draw_is_one_of_the_top_k(
     scores: list[float], temperature: float, top_k: int, seed: int
 ) -> None:
     logits = np.asarray(scores, np.float32)
-    token = choose(logits, Sampling(temperature, top_k, seed), np.random.default_rng(seed))
+    token = Sampler(Sampling(temperature, top_k, seed=seed)).choose(logits)
     better = int((logits > logits[token]).sum())
     assert better < (top_k or len(scores))
 
@@ -118,14 +167,14 @@ def test_a_draw_is_one_of_the_top_k(
 @given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=40, unique=True))
 def test_one_candidate_is_the_greedy_one(scores: list[float]) -> None:
     logits = np.asarray(scores, np.float32)
-    draws = np.random.default_rng(0)
-    assert choose(logits, Sampling(1.0, 1), draws) == choose(logits, Sampling(), draws)
+    assert Sampler(Sampling(1.0, 1)).choose(logits) == Sampler(Sampling()).choose(logits)
 
 
 def test_draws_follow_the_distribution() -> None:
     logits = np.log(np.array([0.5, 0.3, 0.2], np.float32))
-    draws = np.random.default_rng(0)
-    counts = np.bincount([choose(logits, Sampling(1.0), draws) for _ in range(4000)], minlength=3)
+    draws = Sampler(Sampling(1.0))
+    counts = np.bincount([draws.choose(logits) for _ in range(4000)], minlength=3)
     np.testing.assert_allclose(counts / 4000, [0.5, 0.3, 0.2], atol=0.03)
-    sharp = np.bincount([choose(logits, Sampling(0.5), draws) for _ in range(4000)], minlength=3)
+    draws = Sampler(Sampling(0.5))
+    sharp = np.bincount([draws.choose(logits) for _ in range(4000)], minlength=3)
     np.testing.assert_allclose(sharp / 4000, np.array([25, 9, 4]) / 38, atol=0.03)

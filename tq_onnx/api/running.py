@@ -2,42 +2,71 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tq_onnx.api.arguments import AnyPath, at_least, path_of, provider_of
 from tq_onnx.plan import CPU
 
 if TYPE_CHECKING:
-    from tq_onnx.runtime.model import OpenModel
+    from tq_onnx.language.model import LanguageModel
 
 
 def load(
-    path: AnyPath, *, library: bool = True, threads: int | None = None, ep: str = CPU
-) -> OpenModel:
+    path: AnyPath,
+    *,
+    context: int | None = None,
+    tokenizer: AnyPath | None = None,
+    library: bool = True,
+    threads: int | None = None,
+    ep: str = CPU,
+) -> LanguageModel:
     """Open an original or a converted model, ready to run.
 
     Args:
         path: the model, or a folder with one decoder.
+        context: tokens that each cache holds, updated in place; None for caches that grow, or for
+            the room that the graph gives them.
+        tokenizer: the folder of the tokenizer; None for the model's own.
         library: whether a converted model runs on the kernels of the operator library; if not, on
             its function bodies.
         threads: threads within an operator; by default onnxruntime's choice.
         ep: execution provider that must run all of it, a name in ``tq_onnx.runtime.providers``.
 
     Returns:
-        The model; ``decoder()`` gives a decoder with empty caches, ``session`` the onnxruntime
-        session and ``plan`` the conversion.
+        The model: ``generate``, ``stream`` and ``chat`` give texts, ``new_cache`` a cache to keep,
+        ``decoder`` logits, ``session`` the onnxruntime session and ``plan`` the conversion.
 
     Raises:
-        UnsupportedModelError: it is no decoder that tq-onnx can run, or not all on the provider.
+        UnsupportedModelError: it is no decoder that tq-onnx can run, or not all on the provider, or
+            a context was asked of a model whose caches can only grow.
         LibraryError: the operator library is missing or does not fit.
     """
-    at_least(1, threads=threads)
+    at_least(1, threads=threads, context=context)
     from tq_onnx.integrations.folder import find_model
+    from tq_onnx.language.model import LanguageModel
     from tq_onnx.runtime.model import open_model
 
-    return open_model(
+    folder: Path | None = None if tokenizer is None else path_of(tokenizer)
+    opened = open_model(
         find_model(path_of(path)), library=library, threads=threads, ep=provider_of(ep)
     )
+    return LanguageModel(opened, context=context, tokenizer=folder)
+
+
+def session_options() -> Any:
+    """Return session options with the operator library registered.
+
+    Returns:
+        An ``onnxruntime.SessionOptions``, with which ``onnxruntime.InferenceSession`` runs a
+        converted model on the kernels.
+
+    Raises:
+        LibraryError: the library is missing, does not fit, or onnxruntime does not accept it.
+    """
+    from tq_onnx.runtime.session import registered_options
+
+    return registered_options()
 
 
 def register(session_options: Any) -> None:

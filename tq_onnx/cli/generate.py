@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from tq_onnx.cli import flags, terminal
 from tq_onnx.runtime.providers import PROVIDERS
-
-if TYPE_CHECKING:
-    from tq_onnx.runtime.generate import Generation
 
 
 @click.command()
@@ -47,6 +42,27 @@ if TYPE_CHECKING:
     help="Draw from this many most likely tokens; 0 for all.",
 )
 @click.option(
+    "--top-p",
+    type=click.FloatRange(min=0, max=1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Draw from the most likely tokens that hold this share of the probability; 1 for all.",
+)
+@click.option(
+    "--min-p",
+    type=click.FloatRange(min=0, max=1),
+    default=0.0,
+    show_default=True,
+    help="Draw from tokens at least this many times as likely as the most likely one; 0 for all.",
+)
+@click.option(
+    "--repetition-penalty",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Make tokens that were there before less likely; 1 for no change.",
+)
+@click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the draws."
 )
 @flags.tokenizer
@@ -62,6 +78,9 @@ def generate(
     capacity: int | None,
     temperature: float,
     top_k: int,
+    top_p: float,
+    min_p: float,
+    repetition_penalty: float,
     seed: int,
     tokenizer: Path | None,
     threads: int | None,
@@ -81,11 +100,19 @@ def generate(
     from tq_onnx.integrations.folder import find_model
     from tq_onnx.integrations.huggingface import stream_text
     from tq_onnx.integrations.tokens import require_tokenizer
-    from tq_onnx.runtime.generate import Sampling, stream
+    from tq_onnx.runtime.generate import TokenStream
     from tq_onnx.runtime.model import open_model
+    from tq_onnx.runtime.sampling import Sampling
 
     model = find_model(model)
-    sampling = Sampling(temperature, top_k, seed)
+    sampling = Sampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+    )
     with terminal.progress("Opening the model"):
         opened = open_model(model, library=library, threads=threads, ep=PROVIDERS[ep])
         opened.refuse_text()
@@ -94,22 +121,20 @@ def generate(
     ids = words.encode(text)
     opened.refuse_prompt(ids)
     capacity = opened.capacity_for(len(ids), max_new_tokens, asked=capacity)
-    states = _Latest(
-        stream(
-            opened.decoder(capacity=None if opened.room else capacity),
-            ids,
-            max_new_tokens=max_new_tokens,
-            sampling=sampling,
-            stop_ids=words.eos_ids,
-        )
+    tokens = TokenStream(
+        opened.decoder(capacity=None if opened.room else capacity),
+        ids,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        stop_ids=words.eos_ids,
     )
     pieces = []
-    for piece in stream_text(words, states.new_tokens()):
+    for piece in stream_text(words, tokens):
         pieces.append(piece)
         if not as_json:
             click.echo(terminal.printable(piece), nl=False)
             sys.stdout.flush()
-    result = states.latest
+    result = tokens.result
     if as_json:
         terminal.print_json(
             {
@@ -139,18 +164,3 @@ def generate(
         f"{result.cache_bytes:,} bytes ({kept}, {opened.signature.bytes_per_token:,} per token)",
         err=True,
     )
-
-
-class _Latest:
-    """New tokens one by one, with the latest state of the generation."""
-
-    def __init__(self, states: Iterable[Generation]) -> None:
-        self._states = states
-        self.latest: Generation
-
-    def new_tokens(self) -> Iterator[int]:
-        known = 0
-        for state in self._states:
-            self.latest = state
-            yield from state.tokens[known:]
-            known = len(state.tokens)

@@ -119,7 +119,7 @@ class Transaction:
             os.fsync(writer.fileno())
         return done
 
-    def write(self, target: Path, parts: Iterable[bytes]) -> int:
+    def write(self, target: Path, parts: Iterable[bytes | memoryview]) -> int:
         """Stage a file whose content is taken part by part, and return its size."""
         self.make_folder(target.parent)
         size = 0
@@ -212,7 +212,7 @@ class Transaction:
             os.close(self._locked.pop())
 
 
-def _write_all(descriptor: int, content: bytes) -> None:
+def _write_all(descriptor: int, content: bytes | memoryview) -> None:
     view = memoryview(content)
     while view:
         view = view[os.write(descriptor, view) :]

@@ -31,8 +31,11 @@ class Tokenizer(Protocol):
     def eos_ids(self) -> tuple[int, ...]:
         """Tokens that end a text; empty if the files name none."""
 
-    def encode(self, text: str) -> list[int]:
-        """Return the tokens of ``text``; special tokens written out in it count as such."""
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the tokens of ``text``; special tokens written out in it count as such.
+
+        The tokenizer adds its own, at the beginning most often, unless it is told not to.
+        """
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of ``tokens``, without special tokens."""
@@ -84,25 +87,46 @@ def stream_text(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
     Yields:
         One piece per token, possibly empty, and the rest, if any, at the end.
     """
-    context: list[int] = []  # decoded in full before; some tokenizers need what precedes
-    pending: list[int] = []
-    shown = 0  # characters of the pending text that were yielded
+    text = TextStream(tokenizer)
     for token in tokens:
-        pending.append(token)
-        text = _after(tokenizer, context, pending)
-        complete = not text.endswith(REPLACEMENT)
-        piece = text[shown:] if complete else text[shown:-1]
-        shown += len(piece)
-        if complete and text:
-            context, pending, shown = pending, [], 0
-        yield piece
-    rest = _after(tokenizer, context, pending)[shown:]
+        yield text.take(token)
+    rest = text.rest()
     if rest:
         yield rest
 
 
-def _after(tokenizer: Tokenizer, context: list[int], pending: list[int]) -> str:
-    return tokenizer.decode(context + pending)[len(tokenizer.decode(context)) :]
+class TextStream:
+    """The text of tokens that come one by one; see ``stream_text``.
+
+    Args:
+        tokenizer: any tokenizer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Begin with no text; see the class for arguments."""
+        self._tokenizer = tokenizer
+        self._context: list[int] = []  # decoded in full before; some tokenizers need what precedes
+        self._pending: list[int] = []
+        self._shown = 0  # characters of the pending text that were given out
+
+    def take(self, token: int) -> str:
+        """Take a token, and return the text that has become certain."""
+        self._pending.append(token)
+        text = self._text()
+        complete = not text.endswith(REPLACEMENT)
+        piece = text[self._shown :] if complete else text[self._shown : -1]
+        self._shown += len(piece)
+        if complete and text:
+            self._context, self._pending, self._shown = self._pending, [], 0
+        return piece
+
+    def rest(self) -> str:
+        """Return the text that never became certain."""
+        return self._text()[self._shown :]
+
+    def _text(self) -> str:
+        whole = self._tokenizer.decode(self._context + self._pending)
+        return whole[len(self._tokenizer.decode(self._context)) :]
 
 
 class _LibraryTokenizer:
@@ -112,9 +136,9 @@ class _LibraryTokenizer:
         self._tokenizer = library_tokenizer
         self.eos_ids = eos_ids
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         _utf8(text)
-        return list(self._tokenizer.encode(text).ids)
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
@@ -134,7 +158,8 @@ class _ByteTokenizer:
         self._splitter = re.compile(f"({'|'.join(names)})") if names else None
         self.eos_ids = eos_ids
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        del add_special_tokens  # it has none to add
         _utf8(text)
         tokens: list[int] = []
         for part in self._splitter.split(text) if self._splitter else [text]:

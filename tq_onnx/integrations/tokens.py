@@ -29,13 +29,19 @@ def find_tokenizer(directory: Path | None, *models: Path) -> Tokenizer | None:
     Raises:
         ModelFileError: the folder that was named has none.
     """
+    folder = tokenizer_folder(directory, *models)
+    return None if folder is None else load_tokenizer(folder)
+
+
+def tokenizer_folder(directory: Path | None, *models: Path) -> Path | None:
+    """Find the folder of a tokenizer as ``find_tokenizer`` does; None if no model has one."""
     if directory is not None:
-        return load_tokenizer(directory)
+        return directory
     for model in models:
         above = [model.parent.parent] if model.parent.name == "onnx" else []
         for folder in (model.parent, *above):
             if (folder / TOKENIZER_FILE).is_file():
-                return load_tokenizer(folder)
+                return folder
     return None
 
 
@@ -47,12 +53,17 @@ def require_tokenizer(directory: Path | None, model: Path) -> Tokenizer:
     """
     tokenizer = find_tokenizer(directory, model)
     if tokenizer is None:
-        raise ModelFileError(
-            f"there is no {TOKENIZER_FILE} beside the model",
-            where=str(model),
-            fix="name the folder that has it with --tokenizer",
-        )
+        raise missing_tokenizer(model)
     return tokenizer
+
+
+def missing_tokenizer(model: Path) -> ModelFileError:
+    """Return the refusal of a model without a tokenizer."""
+    return ModelFileError(
+        f"there is no {TOKENIZER_FILE} beside the model",
+        where=str(model),
+        fix="name the folder that has it with --tokenizer",
+    )
 
 
 def file_tokens(path: Path, tokenizer: Tokenizer, count: int) -> list[int]:

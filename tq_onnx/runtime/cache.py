@@ -81,6 +81,28 @@ class CacheSpec:
             room[:, :, : old.shape[axis]] = old
         return self._buffer(room, value.device_name())
 
+    def shortened(self, value: onnxruntime.OrtValue, tokens: int) -> onnxruntime.OrtValue:
+        """Copy the rows of the first tokens, and those of the window, to a buffer of their own."""
+        old = as_array(value)
+        kept = old[:, :tokens] if self.flat else old[:, :, : self.window.overlay_rows + tokens]
+        return self._buffer(np.ascontiguousarray(kept), value.device_name())
+
+    def restored(
+        self, plane: npt.NDArray[Any], tokens: int, device: str = "cpu"
+    ) -> onnxruntime.OrtValue:
+        """Return a buffer that begins with rows ``[B, N, used, row]``, those of the window first.
+
+        It has room for ``tokens``, or as many as the rows are of.
+        """
+        used = plane.shape[2]
+        tokens = max(tokens, used - self.window.overlay_rows)
+        room = np.zeros(self._shape(plane.shape[0], tokens), self.type_name)
+        if self.flat:
+            room[:, :used] = plane.transpose(0, 2, 1, 3).reshape(plane.shape[0], used, -1)
+        else:
+            room[:, :, :used] = plane
+        return self._buffer(room, device)
+
     def repeated(self, value: onnxruntime.OrtValue, held: int, tokens: int) -> onnxruntime.OrtValue:
         """Copy a buffer, with its first ``held`` rows repeated until there are ``tokens``."""
         old = as_array(value)

@@ -25,6 +25,7 @@ that left-padded batches work in models that take both; models that count tokens
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -52,6 +53,22 @@ class _Graph:
     session: onnxruntime.InferenceSession
     signature: Signature
     feeding: Feeding
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """The contents of a decoder's caches.
+
+    Attributes:
+        planes: the rows in use of each cache ``[B, N, used, row]``, in signature order; those of
+            an exact window are the first.
+        mask: ``[B, length]``, 0 for padding.
+        states: of recurrent layers, by their inputs.
+    """
+
+    planes: tuple[npt.NDArray[Any], ...]
+    mask: Tokens
+    states: dict[str, npt.NDArray[Any]]
 
 
 class Decoder:
@@ -234,6 +251,83 @@ class Decoder:
         """Feed one token per sequence, ids ``[B]``, and return logits ``[B, vocabulary]``."""
         tokens_B1 = np.asarray(tokens, np.int64).reshape(self.batch, 1)
         return self._run(tokens_B1, np.ones_like(tokens_B1))[:, -1]
+
+    def rewind(self, length: int) -> None:
+        """Forget all but the first tokens.
+
+        Tokens of an exact window that were overwritten since are read by their codes then.
+
+        Args:
+            length: tokens per sequence that are kept.
+
+        Raises:
+            UsageError: there are not as many.
+            UnsupportedModelError: the states of recurrent layers are of all tokens.
+        """
+        if not 0 <= length <= self.length:
+            raise UsageError(f"caches of {self.length} tokens cannot go back to {length}")
+        if length == self.length:
+            return
+        if not length:
+            self.reset()
+            return
+        self.refuse_states()
+        # Buffers with room to spare keep it; what lies behind the tokens is never read.
+        if self.capacity is None and not self.signature.interface.static:
+            pairs = zip(self.signature.caches, self._past, strict=True)
+            self._past = [spec.shortened(value, length) for spec, value in pairs]
+        self._mask = self._mask[:, :length]
+
+    def refuse_states(self) -> None:
+        """Refuse a model with states, which cannot go back to fewer tokens.
+
+        Raises:
+            UnsupportedModelError: it has recurrent layers.
+        """
+        if self.signature.interface.states:
+            raise UnsupportedModelError(
+                "recurrent layers cannot go back to fewer tokens",
+                where=self.where,
+                fix="begin with an empty cache",
+            )
+
+    def snapshot(self) -> Snapshot:
+        """Copy what the caches hold."""
+        planes = tuple(self.plane(index) for index in range(len(self.signature.caches)))
+        states = {name: self._own(np.array(value)) for name, value in self._states.items()}
+        return Snapshot(planes, np.array(self._mask), states)
+
+    def restore(self, held: Snapshot) -> None:
+        """Put the contents of caches in the place of those of these.
+
+        Args:
+            held: from a decoder of the same model and batch; it is not changed.
+
+        Raises:
+            UsageError: the contents are of another batch, or more than the capacity.
+        """
+        batch, length = held.mask.shape
+        if batch != self.batch:
+            raise UsageError(f"caches of {batch} sequences are no caches of {self.batch}")
+        if self.capacity is not None and length > self.capacity:
+            raise UsageError(
+                f"{length} tokens do not fit into caches with a capacity of {self.capacity}",
+                fix="raise the capacity",
+            )
+        self.reset()
+        device = self.ep.device
+        self._past = [
+            spec.restored(self._repeated(plane), self.capacity or 0, device)
+            for spec, plane in zip(self.signature.caches, held.planes, strict=True)
+        ]
+        self._mask = np.array(held.mask)
+        self._states = {name: self._repeated(value) for name, value in held.states.items()}
+
+    def copy(self) -> Decoder:
+        """Return a decoder of the same kind whose caches hold the same."""
+        other = copy.copy(self)
+        other.restore(self.snapshot())
+        return other
 
     def repeat(self, length: int) -> None:
         """Fill the caches with copies of the rows that they hold.

@@ -1,43 +1,16 @@
-"""Text generation as tokens: greedy or sampled, at once or token by token.
-
-Sampling follows the usual order: logits / temperature, the ``top_k`` largest, softmax, one draw
-from a seeded generator. The same seed gives the same tokens.
-"""
+"""Text generation as tokens: greedy or sampled, at once or token by token."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from tq_onnx.errors import UsageError
 from tq_onnx.runtime.decoder import Decoder
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """The choice of the next token.
-
-    Attributes:
-        temperature: 0 for the most likely token always.
-        top_k: candidates that are considered; 0 for all.
-        seed: seed of the draws.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuse what no draw can use."""
-        if not np.isfinite(self.temperature) or self.temperature < 0:
-            raise UsageError(f"a temperature of {self.temperature} is not 0 or more")
-        if self.top_k < 0:
-            raise UsageError(f"top-k of {self.top_k} is not 0 or more")
+from tq_onnx.runtime.sampling import Sampler, Sampling
 
 
 @dataclass(frozen=True)
@@ -51,7 +24,7 @@ class Generation:
         prefill_seconds: time of the prompt.
         decode_seconds: time of all later steps, without what the caller does between them.
         steps: decode steps taken.
-        cache_bytes: bytes of the cache buffers at the end; 0 before.
+        cache_bytes: bytes of the cache buffers.
     """
 
     tokens: tuple[int, ...]
@@ -68,15 +41,10 @@ class Generation:
         return self.steps / self.decode_seconds if self.decode_seconds > 0 else 0.0
 
 
-def stream(
-    decoder: Decoder,
-    prompt: Sequence[int],
-    *,
-    max_new_tokens: int,
-    sampling: Sampling | None = None,
-    stop_ids: Collection[int] = (),
-) -> Iterator[Generation]:
-    """Continue a prompt with a decoder of batch 1, token by token.
+class TokenStream(Iterator[int]):
+    """Continues a prompt with a decoder of batch 1; yields token by token.
+
+    A token is computed when it is asked for. The last one is not fed to the decoder.
 
     Args:
         decoder: holds the caches; tokens that it already holds stay in the context.
@@ -84,37 +52,77 @@ def stream(
         max_new_tokens: upper limit of new tokens.
         sampling: greedy if None.
         stop_ids: tokens that end the text.
+        context: the tokens that the decoder holds; they count for the repetition penalty.
 
-    Yields:
-        The generation so far: after each new token, and once more at the end.
+    Attributes:
+        tokens: the new tokens so far; a stop id is not among them.
 
     Raises:
         UsageError: the prompt is empty, the batch is not 1, or the capacity is too small.
     """
-    if not len(prompt):
-        raise UsageError("the prompt is empty", fix="give at least one token")
-    if decoder.batch != 1:
-        raise UsageError(f"generation takes a batch of 1, not {decoder.batch}")
-    if max_new_tokens < 0:
-        raise UsageError(f"{max_new_tokens} new tokens cannot be generated")
-    chosen = sampling or Sampling()
-    draws = np.random.default_rng(chosen.seed)
-    started = time.perf_counter()
-    logits = decoder.prefill(np.asarray([prompt], np.int64))[0, -1]
-    now = Generation((), len(prompt), False, time.perf_counter() - started, 0.0, 0, 0)
-    while len(now.tokens) < max_new_tokens:
-        token = choose(logits, chosen, draws)
-        if token in stop_ids:
-            now = replace(now, stopped=True)
-            break
-        now = replace(now, tokens=(*now.tokens, token))
-        yield now
-        if len(now.tokens) < max_new_tokens:
-            started = time.perf_counter()
-            logits = decoder.step([token])[0]
-            seconds = now.decode_seconds + time.perf_counter() - started
-            now = replace(now, decode_seconds=seconds, steps=now.steps + 1)
-    yield replace(now, cache_bytes=decoder.cache_bytes)
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        prompt: Sequence[int],
+        *,
+        max_new_tokens: int,
+        sampling: Sampling | None = None,
+        stop_ids: Collection[int] = (),
+        context: Sequence[int] = (),
+    ) -> None:
+        """Look at the arguments; see the class."""
+        if not len(prompt):
+            raise UsageError("the prompt is empty", fix="give at least one token")
+        if decoder.batch != 1:
+            raise UsageError(f"generation takes a batch of 1, not {decoder.batch}")
+        if max_new_tokens < 0:
+            raise UsageError(f"{max_new_tokens} new tokens cannot be generated")
+        self.tokens: list[int] = []
+        self._decoder = decoder
+        self._prompt = prompt
+        self._most = max_new_tokens
+        self._sampler = Sampler(sampling or Sampling(), (*context, *prompt))
+        self._stop_ids = frozenset(stop_ids)
+        self._stopped = False
+        self._prefilled = False
+        self._prefill_seconds = self._decode_seconds = 0.0
+        self._steps = 0
+
+    def __next__(self) -> int:
+        """Compute the next token."""
+        if self._stopped or (self._prefilled and len(self.tokens) >= self._most):
+            raise StopIteration
+        started = time.perf_counter()
+        if self._prefilled:
+            logits = self._decoder.step(self.tokens[-1:])[0]
+            self._decode_seconds += time.perf_counter() - started
+            self._steps += 1
+        else:
+            logits = self._decoder.prefill(np.asarray([self._prompt], np.int64))[0, -1]
+            self._prefill_seconds = time.perf_counter() - started
+            self._prefilled = True
+            if not self._most:
+                raise StopIteration
+        token = self._sampler.choose(logits)
+        if token in self._stop_ids:
+            self._stopped = True
+            raise StopIteration
+        self.tokens.append(token)
+        return token
+
+    @property
+    def result(self) -> Generation:
+        """The generation so far."""
+        return Generation(
+            tokens=tuple(self.tokens),
+            prompt_tokens=len(self._prompt),
+            stopped=self._stopped,
+            prefill_seconds=self._prefill_seconds,
+            decode_seconds=self._decode_seconds,
+            steps=self._steps,
+            cache_bytes=self._decoder.cache_bytes,
+        )
 
 
 def generate(
@@ -125,25 +133,14 @@ def generate(
     sampling: Sampling | None = None,
     stop_ids: Collection[int] = (),
 ) -> Generation:
-    """Generate as ``stream`` does, all at once."""
-    *_, last = stream(
+    """Generate as ``TokenStream`` does, all at once."""
+    tokens = TokenStream(
         decoder,
         prompt,
         max_new_tokens=max_new_tokens,
         sampling=sampling,
         stop_ids=stop_ids,
     )
-    return last
-
-
-def choose(
-    logits: npt.NDArray[np.floating[Any]], sampling: Sampling, draws: np.random.Generator
-) -> int:
-    """Return the next token from logits ``[vocabulary]``."""
-    if sampling.temperature == 0:
-        return int(np.argmax(logits))
-    scores = logits.astype(np.float64) / sampling.temperature
-    if 0 < sampling.top_k < len(scores):
-        scores[scores < np.partition(scores, -sampling.top_k)[-sampling.top_k]] = -np.inf
-    weights = np.exp(scores - scores.max())
-    return int(draws.choice(len(weights), p=weights / weights.sum()))
+    for _ in tokens:
+        pass
+    return tokens.result

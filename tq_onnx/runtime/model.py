@@ -43,6 +43,7 @@ class OpenModel:
         recognition: what was found in an original; None for a converted model.
         first: the graph of first prompts, whose caches this one goes on with; None if it takes
             them itself.
+        data: the files of its external data.
     """
 
     path: Path
@@ -50,6 +51,7 @@ class OpenModel:
     signature: Signature
     recognition: Recognition | None = None
     first: OpenModel | None = None
+    data: tuple[Path, ...] = ()
 
     @property
     def plan(self) -> Plan | None:
@@ -266,11 +268,13 @@ def open_model(
         if plan is not None:
             target_of_plan(plan)
     if plan is not None:
-        return OpenModel(loaded.path, session, signature_of(session, plan), first=first)
+        signature = signature_of(session, plan)
+        return OpenModel(loaded.path, session, signature, first=first, data=loaded.external_files)
     from tq_onnx.recognise.match import recognise
 
     found = recognise(loaded.model)
-    return OpenModel(loaded.path, session, _recognised(found, session, path), found, first)
+    signature = _recognised(found, session, path)
+    return OpenModel(loaded.path, session, signature, found, first, loaded.external_files)
 
 
 def session_of(

@@ -249,6 +249,13 @@ def available_providers() -> tuple[str, ...]:
     return tuple(onnxruntime.get_available_providers())
 
 
+def registered_options() -> onnxruntime.SessionOptions:
+    """Return session options with the operator library registered; see ``register_library``."""
+    options = onnxruntime.SessionOptions()
+    register_library(options)
+    return options
+
+
 def register_library(options: Any) -> None:
     """Register the library with the options of a session.
 

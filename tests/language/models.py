@@ -1,0 +1,54 @@
+"""The trained model in the forms that caches have, each opened once."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import tq_onnx
+from tq_onnx import LanguageModel
+from tq_onnx.conversion.options import Options
+from tq_onnx.conversion.pipeline import convert
+from tq_onnx.integrations.bundled import build_bundled
+
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ message.role }}: {{ message.content }}\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+PROMPT = "Call me Ishmael. Some years ago"
+FORMS = ("original", "growing", "in place", "window", "bodies")
+
+_FOLDER = tempfile.TemporaryDirectory(prefix="tq-onnx-tests-")
+
+
+@cache
+def folder(form: str) -> Path:
+    """A folder with a model and its tokenizer; ``form``: original, int4, int3 or window."""
+    path = Path(_FOLDER.name, form)
+    if form == "original":
+        build_bundled("dynamo", path)
+        (path / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+        return path
+    source = folder("original")
+    window = {"window": 8, "sinks": 2} if form == "window" else {"window": 0, "sinks": 0}
+    preset = "int3" if form == "int3" else "int4"
+    convert(source / "model.onnx", path / "model.onnx", preset=preset, options=Options(**window))
+    for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json"):
+        (path / name).write_bytes((source / name).read_bytes())
+    return path
+
+
+@cache
+def language_model(form: str) -> LanguageModel:
+    """The model in one of ``FORMS``."""
+    if form == "original":
+        return tq_onnx.load(folder("original"), threads=1)
+    if form == "bodies":
+        return tq_onnx.load(folder("int4"), threads=1, library=False)
+    if form == "growing":
+        return tq_onnx.load(folder("int4"), threads=1)
+    kind = "window" if form == "window" else "int4"
+    return tq_onnx.load(folder(kind), threads=1, context=160)

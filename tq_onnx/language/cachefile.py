@@ -1,0 +1,204 @@
+"""Cache files: safetensors with the used rows of each cache, the ids, and whose they are.
+
+Tensors are ``cache.0`` and so on, ``[1, N, used, row]`` in the order of the model's caches, where
+rows of an exact window are the first; ``state.NAME`` of recurrent layers; ``tokens``, int64
+``[length]``, and ``mask``. The metadata has the version of the format and three digests:
+
+    model    of the file, with the size and samples of its external data
+    plan     of the conversion; of the names and types of the caches for an original
+    layout   of a row
+
+A cache of another model, conversion or layout is refused: its bytes would mean something else. A
+file comes from anywhere: names, types and shapes are compared before anything is used. Bytes of a
+cache are safe whatever they are (see SECURITY.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from tq_onnx.errors import ModelFileError, OutputExistsError, UsageError
+from tq_onnx.files.arrays import (
+    DAMAGES,
+    Arrays,
+    facts_of,
+    read_arrays,
+    reason_of,
+    write_arrays,
+)
+from tq_onnx.runtime.decoder import Snapshot
+from tq_onnx.runtime.signature import Signature
+
+FORMAT: Final = "tq_onnx.cache"
+FORMAT_VERSION: Final = "1"
+
+_LARGEST_FILE: Final = 1 << 42
+_SAMPLES: Final = 256
+_SAMPLE_BYTES: Final = 4096
+_WHOLE: Final = _SAMPLES * _SAMPLE_BYTES
+_MEANINGS: Final = {
+    "model": "another model",
+    "plan": "another conversion of the model",
+    "layout": "another row layout",
+}
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The model that a cache belongs to.
+
+    Attributes:
+        model: digest of its files.
+        plan: digest of its conversion.
+        layout: digest of its rows; empty for an original.
+    """
+
+    model: str
+    plan: str
+    layout: str
+
+
+def identity_of(path: Path, data: Sequence[Path], signature: Signature) -> Identity:
+    """Return the digests of a model.
+
+    Files of more than 1 MiB count by their size and 256 samples of 4 KiB, evenly spread, so that
+    nobody waits for gigabytes to be read.
+
+    Args:
+        path: the model.
+        data: the files of its external data.
+        signature: names and types of its caches.
+    """
+    digest = hashlib.sha256()
+    for file in (path, *sorted(data)):
+        _take(file, digest)
+    plan = signature.plan
+    told = (
+        plan.to_json()
+        if plan is not None
+        else repr([(spec.pair, spec.type_name, spec.row) for spec in signature.caches])
+    )
+    plan_digest = hashlib.sha256(told.encode()).hexdigest()
+    return Identity(digest.hexdigest(), plan_digest, plan.layout_digest if plan else "")
+
+
+def write_cache(path: Path, tokens: Sequence[int], held: Snapshot, identity: Identity) -> None:
+    """Write a cache; the file appears whole, or what was there stays.
+
+    Args:
+        path: the file; a cache file that exists is replaced.
+        tokens: ids of the tokens.
+        held: of batch 1.
+        identity: the model that it belongs to.
+
+    Raises:
+        OutputExistsError: something else is there.
+        ModelFileError: it cannot be written.
+    """
+    if os.path.lexists(path) and facts_of(path).get("format") != FORMAT:
+        raise OutputExistsError(
+            "the output exists and is no cache", where=str(path), fix="give another output"
+        )
+    arrays: Arrays = {f"cache.{index}": plane for index, plane in enumerate(held.planes)}
+    arrays |= {f"state.{name}": value for name, value in held.states.items()}
+    arrays["tokens"] = np.asarray(tokens, np.int64)
+    arrays["mask"] = held.mask
+    facts = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "model": identity.model,
+        "plan": identity.plan,
+        "layout": identity.layout,
+    }
+    write_arrays(path, arrays, facts, overwrite=True)
+
+
+def read_cache(
+    path: Path, signature: Signature, empty: Snapshot, identity: Identity, *, vocabulary: int
+) -> tuple[list[int], Snapshot]:
+    """Read a cache.
+
+    Args:
+        path: the file.
+        signature: names and types of the model's caches.
+        empty: an empty cache of this model.
+        identity: the model that is to go on with it.
+        vocabulary: ids are below it.
+
+    Returns:
+        Its tokens, and what the caches held.
+
+    Raises:
+        ModelFileError: the file cannot be read, or is no cache.
+        UsageError: it belongs to another model.
+    """
+    try:
+        arrays, facts = read_arrays(path, largest=_LARGEST_FILE)
+        if facts.get("format") != FORMAT:
+            raise ValueError("the metadata names no such format")
+        if facts.get("format_version") != FORMAT_VERSION:
+            raise ValueError(f"version {facts.get('format_version', '')!r:.20} of the format")
+        for name, meaning in _MEANINGS.items():
+            if facts[name] != getattr(identity, name):
+                raise UsageError(
+                    f"the cache belongs to {meaning}",
+                    where=str(path),
+                    fix="open the model that it was saved with",
+                )
+        return _checked(arrays, signature, empty, vocabulary)
+    except DAMAGES as error:
+        raise ModelFileError(
+            f"the file is not a cache ({reason_of(error)})",
+            where=str(path),
+            fix="save it again with Cache.save",
+        ) from error
+
+
+def _checked(
+    arrays: Arrays, signature: Signature, empty: Snapshot, vocabulary: int
+) -> tuple[list[int], Snapshot]:
+    states = {f"state.{name}": value for name, value in empty.states.items()}
+    count = len(signature.caches)
+    wanted = {"tokens", "mask", *states, *(f"cache.{index}" for index in range(count))}
+    if arrays.keys() != wanted:
+        odd = min(arrays.keys() ^ wanted)
+        raise ValueError(f"the tensor {odd[:60]} is {'unknown' if odd in arrays else 'missing'}")
+    tokens, mask = arrays["tokens"], arrays["mask"]
+    if tokens.dtype != np.int64 or tokens.ndim != 1 or not len(tokens):
+        raise ValueError("the tokens are no list of ids")
+    if tokens.min() < 0 or tokens.max() >= vocabulary:
+        raise ValueError("the model does not know all of the ids")
+    if mask.dtype != np.int64 or mask.shape != (1, len(tokens)) or not (mask == 1).all():
+        raise ValueError("the mask is not that of the tokens")
+    planes = []
+    for index, spec in enumerate(signature.caches):
+        plane = arrays[f"cache.{index}"]
+        shape = (1, spec.kv_num_heads, spec.window.overlay_rows + len(tokens), spec.row)
+        if plane.shape != shape or plane.dtype != spec.type_name:
+            raise ValueError(f"cache.{index} is {plane.dtype} {list(plane.shape)}")
+        planes.append(plane)
+    for name, value in states.items():
+        if arrays[name].shape != value.shape or arrays[name].dtype != value.dtype:
+            raise ValueError(f"{name[:60]} has another shape or type")
+    kept = {name.removeprefix("state."): arrays[name] for name in states}
+    return tokens.tolist(), Snapshot(tuple(planes), mask, kept)
+
+
+def _take(file: Path, digest: hashlib._Hash) -> None:
+    """Hash a file of up to 1 MiB, or its size and samples of it."""
+    with file.open("rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        digest.update(size.to_bytes(8, "little"))
+        if size <= _WHOLE:
+            digest.update(stream.read())
+            return
+        for index in range(_SAMPLES):
+            stream.seek((size - _SAMPLE_BYTES) * index // (_SAMPLES - 1))
+            digest.update(stream.read(_SAMPLE_BYTES))

@@ -1,0 +1,114 @@
+"""A conversation that keeps one cache: each turn computes its new tokens only."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from typing import Protocol
+
+from tq_onnx.errors import UsageError
+from tq_onnx.language.cache import Cache
+from tq_onnx.language.templates import Message
+from tq_onnx.language.text import Completion, Piece
+from tq_onnx.runtime.sampling import Sampling
+
+
+class Answering(Protocol):
+    """A ``LanguageModel``, as far as a conversation needs one."""
+
+    def generate(
+        self,
+        prompt: Sequence[Message],
+        *,
+        cache: Cache,
+        max_new_tokens: int,
+        sampling: Sampling | None,
+        stop: Sequence[str],
+    ) -> Completion:
+        """Answer turns at once."""
+
+    def stream(
+        self,
+        prompt: Sequence[Message],
+        *,
+        cache: Cache,
+        max_new_tokens: int,
+        sampling: Sampling | None,
+        stop: Sequence[str],
+    ) -> Generator[Piece, None, Completion]:
+        """Answer turns piece by piece."""
+
+
+class Chat:
+    """A conversation with a model; ``LanguageModel.chat`` begins one.
+
+    Args:
+        model: the model; it has a chat template.
+        system: what the model is told first; empty for nothing.
+        cache: that the conversation keeps.
+
+    Attributes:
+        messages: the turns so far.
+        cache: the tokens that the model has read.
+    """
+
+    def __init__(self, model: Answering, system: str, cache: Cache) -> None:
+        """Begin a conversation; see the class for arguments."""
+        self._model = model
+        self.cache = cache
+        self.messages: list[Message] = []
+        if system:
+            self.messages.append({"role": "system", "content": system})
+
+    def ask(
+        self,
+        text: str,
+        *,
+        max_new_tokens: int = 512,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+    ) -> Completion:
+        """Answer a turn; see ``LanguageModel.generate`` for arguments and errors."""
+        turn = [*self.messages, {"role": "user", "content": text}]
+        done = self._model.generate(
+            turn, cache=self.cache, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop
+        )
+        self.messages = [*turn, {"role": "assistant", "content": done.text}]
+        return done
+
+    def stream(
+        self,
+        text: str,
+        *,
+        max_new_tokens: int = 512,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+    ) -> Iterator[Piece]:
+        """Answer a turn piece by piece.
+
+        An answer that is left early counts as far as it was given.
+        """
+        turn = [*self.messages, {"role": "user", "content": text}]
+        answer: list[str] = []
+        pieces = self._model.stream(
+            turn, cache=self.cache, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop
+        )
+        try:
+            for piece in pieces:
+                answer.append(piece.text)
+                yield piece
+        finally:
+            pieces.close()
+            if answer:
+                self.messages = [*turn, {"role": "assistant", "content": "".join(answer)}]
+
+    def rewind(self, turns: int = 1) -> None:
+        """Forget the last questions, and their answers.
+
+        Raises:
+            UsageError: there are not as many.
+        """
+        asked = [at for at, message in enumerate(self.messages) if message["role"] == "user"]
+        if not 0 < turns <= len(asked):
+            raise UsageError(f"{len(asked)} turns cannot go back by {turns}")
+        # The cache goes back by itself, to where the next prompt begins to differ.
+        self.messages = self.messages[: asked[-turns]]

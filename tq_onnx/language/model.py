@@ -1,0 +1,244 @@
+"""A language model, ready to use: prompts in, texts out, caches that callers keep.
+
+``LanguageModel`` owns no cache and may be used by many threads; each text has a ``Cache`` of its
+own. A prompt whose ids begin with those in its cache computes only the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from tq_onnx.errors import UsageError
+from tq_onnx.integrations.huggingface import Tokenizer, load_tokenizer
+from tq_onnx.integrations.tokens import missing_tokenizer, tokenizer_folder
+from tq_onnx.language.batch import generate_batch
+from tq_onnx.language.cache import Cache
+from tq_onnx.language.cachefile import Identity, identity_of, read_cache
+from tq_onnx.language.call import Call
+from tq_onnx.language.chat import Chat
+from tq_onnx.language.templates import ChatTemplate, Message, require_template
+from tq_onnx.language.text import Completion, Piece, stop_strings
+from tq_onnx.runtime.decoder import Decoder
+from tq_onnx.runtime.model import OpenModel
+from tq_onnx.runtime.sampling import Sampling
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+    from tq_onnx.plan import Plan
+    from tq_onnx.runtime.signature import Signature
+
+Prompt = str | Sequence[int] | Sequence[Message]
+"""A text, its token ids, or the turns of a conversation."""
+
+MAX_NEW_TOKENS: Final = 256
+"""Tokens that are generated at most where nobody says how many."""
+
+
+class LanguageModel:
+    """An original or a converted model; ``tq_onnx.load`` opens one.
+
+    Args:
+        opened: the model.
+        context: tokens that each cache holds, updated in place; None for caches that grow, or for
+            the room that the graph gives them.
+        tokenizer: the folder of the tokenizer; None for the model's own.
+    """
+
+    def __init__(
+        self, opened: OpenModel, *, context: int | None = None, tokenizer: Path | None = None
+    ) -> None:
+        """Take an open model; see the class for arguments."""
+        opened.signature.capacity(context)  # refuses what the graph cannot do
+        self.opened = opened
+        self.context = context
+        self._folder = tokenizer
+
+    @property
+    def path(self) -> Path:
+        """The model file."""
+        return self.opened.path
+
+    @property
+    def session(self) -> onnxruntime.InferenceSession:
+        """The onnxruntime session."""
+        return self.opened.session
+
+    @property
+    def signature(self) -> Signature:
+        """The names and caches of the model."""
+        return self.opened.signature
+
+    @property
+    def plan(self) -> Plan | None:
+        """The conversion; None for an original."""
+        return self.opened.plan
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises:
+            ModelFileError: there is none, or it cannot be read.
+        """
+        folder = self._tokenizer_folder
+        if folder is None:
+            raise missing_tokenizer(self.path)
+        return load_tokenizer(folder)
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """The chat template.
+
+        Raises:
+            UnsupportedModelError: the model has none.
+            ModelFileError: it cannot be read.
+        """
+        return require_template(self._tokenizer_folder or self.path.parent, self.path)
+
+    @cached_property
+    def identity(self) -> Identity:
+        """The digests that tell the model from others."""
+        return identity_of(self.path, self.opened.data, self.signature)
+
+    def decoder(self, **options: Any) -> Decoder:
+        """Return a decoder with empty caches, which takes ids and gives logits.
+
+        Args:
+            options: as ``tq_onnx.runtime.model.OpenModel.decoder`` takes them; the capacity is the
+                context unless one is given.
+        """
+        return self.opened.decoder(**{"capacity": self.context, **options})
+
+    def new_cache(self) -> Cache:
+        """Return an empty cache for one text."""
+        return Cache(self.decoder(), lambda: self.identity)
+
+    def load_cache(self, path: str | PathLike[str]) -> Cache:
+        """Read a cache that ``Cache.save`` has written.
+
+        Raises:
+            ModelFileError: the file cannot be read, or is no cache.
+            UsageError: it belongs to another model, or has more tokens than the context.
+        """
+        decoder = self.decoder()
+        tokens, held = read_cache(
+            Path(path),
+            self.signature,
+            decoder.snapshot(),
+            self.identity,
+            vocabulary=self.opened.vocabulary,
+        )
+        decoder.restore(held)
+        return Cache(decoder, lambda: self.identity, tokens)
+
+    def chat(self, system: str = "", *, cache: Cache | None = None) -> Chat:
+        """Begin a conversation, which keeps one cache.
+
+        Args:
+            system: what the model is told first; empty for nothing.
+            cache: the cache; a new one if None.
+
+        Raises:
+            UnsupportedModelError: the model has no chat template.
+        """
+        _ = self.template
+        return Chat(self, system, self.new_cache() if cache is None else cache)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        cache: Cache | None = None,
+        max_new_tokens: int = MAX_NEW_TOKENS,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+    ) -> Generator[Piece, None, Completion]:
+        """Continue a prompt piece by piece.
+
+        Args:
+            prompt: a text, its ids, or messages with ``role`` and ``content``.
+            cache: the tokens that were read before; those with which the prompt begins are not
+                read again, others are forgotten. None for an empty one.
+            max_new_tokens: tokens at most; a cache that is full ends the text, too.
+            sampling: the way to choose tokens; the most likely if None.
+            stop: strings that end the text and are no part of it. So do the model's own end-of-text
+                tokens.
+
+        Yields:
+            Text as soon as it is certain; the last piece has the reason of the end.
+
+        Raises:
+            UsageError: the prompt is empty, has unknown ids or does not fit into the cache, or the
+                cache is in use.
+            ModelFileError: there is no tokenizer, and the prompt is no list of ids.
+        """
+        call = self._call(prompt, max_new_tokens, sampling, stop)
+        return call.pieces(self.new_cache() if cache is None else cache)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        cache: Cache | None = None,
+        max_new_tokens: int = MAX_NEW_TOKENS,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+    ) -> Completion:
+        """Continue a prompt at once; see ``stream`` for arguments and errors."""
+        call = self._call(prompt, max_new_tokens, sampling, stop)
+        return call.completion(self.new_cache() if cache is None else cache)
+
+    def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_new_tokens: int = MAX_NEW_TOKENS,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+    ) -> list[Completion]:
+        """Continue several prompts, together where the graph takes prompts of uneven lengths.
+
+        Each text has draws of its own, from the same seed. See ``stream`` for the arguments and
+        errors.
+        """
+        calls = [self._call(prompt, max_new_tokens, sampling, stop) for prompt in prompts]
+        decoder = self.decoder()
+        together = decoder.takes_padding and not self.signature.interface.states
+        if len(calls) < 2 or not together or decoder.rows not in (None, len(calls)):
+            return [call.completion(self.new_cache()) for call in calls]
+        return generate_batch(self.decoder(batch=len(calls)), calls)
+
+    def _call(
+        self, prompt: Prompt, max_new_tokens: int, sampling: Sampling | None, stop: Sequence[str]
+    ) -> Call:
+        self.opened.refuse_text()
+        ids = self._ids(prompt)
+        if not ids:
+            raise UsageError("the prompt is empty", fix="give at least one token")
+        self.opened.refuse_tokens(np.asarray(ids, np.int64))
+        if max_new_tokens < 0:
+            raise UsageError(f"{max_new_tokens} new tokens cannot be generated")
+        # Who gives ids may do without a tokenizer.
+        words = None if self._tokenizer_folder is None and not stop else self.tokenizer
+        return Call(ids, words, max_new_tokens, sampling or Sampling(), stop_strings(stop))
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if len(prompt) and all(isinstance(each, Mapping) for each in prompt):
+            text = self.template.render(prompt)  # type: ignore[arg-type]
+            return self.tokenizer.encode(text, add_special_tokens=False)
+        if not all(isinstance(each, (int, np.integer)) for each in prompt):
+            raise UsageError("a prompt is a text, a list of token ids, or a list of messages")
+        return [int(each) for each in prompt]  # type: ignore[arg-type]
+
+    @cached_property
+    def _tokenizer_folder(self) -> Path | None:
+        return tokenizer_folder(self._folder, self.path)
