@@ -71,10 +71,11 @@ def python(code: str) -> str:
 def test_the_names() -> None:
     assert [
         *("bench", "calibrate", "convert", "get_library_path", "inspect", "library_path", "load"),
-        *("register", "report", "verify"),
+        *("register", "report", "session_options", "verify"),
     ] == FUNCTIONS
     assert set(tq_onnx.__all__) - set(FUNCTIONS) == {
         "PRESETS",
+        *("Cache", "Chat", "Completion", "LanguageModel", "Piece", "Sampling"),
         "Progress",
         "__version__",
         "errors",

@@ -17,7 +17,7 @@ def test_readme_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M)
-    assert len(blocks) == 3
+    assert len(blocks) == 5
     build_bundled("dynamo", tmp_path)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
@@ -25,3 +25,5 @@ def test_readme_runs(
         exec(block, names)
     assert "7.76 times smaller" in capsys.readouterr().out
     assert names["logits"].shape == (1, 1, 260)
+    assert len(names["done"].text) > 3
+    assert [len(names[name]) for name in ("one", "other")] == [23, 10]

@@ -80,6 +80,11 @@ class LanguageModel:
         """The conversion; None for an original."""
         return self.opened.plan
 
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids that the model knows."""
+        return self.opened.vocabulary
+
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer.

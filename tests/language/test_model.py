@@ -1,0 +1,180 @@
+"""Texts from a language model: pieces, ends, batches, threads."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import tq_onnx
+from tests.language.models import FORMS, PROMPT, folder, language_model
+from tests.runtime.models import DYNAMO, GENAI, converted
+from tq_onnx import Sampling
+from tq_onnx.errors import ModelFileError, UnsupportedModelError, UsageError
+from tq_onnx.language.text import LENGTH, STOP
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_pieces_are_the_text(form: str) -> None:
+    model = language_model(form)
+    done = model.generate(PROMPT, max_new_tokens=20)
+    parts = list(model.stream(PROMPT, max_new_tokens=20))
+    assert "".join(part.text for part in parts) == done.text == bytes(done.tokens).decode()
+    assert sum((part.tokens for part in parts), ()) == done.tokens
+    assert [part.finish_reason for part in parts] == [None] * (len(parts) - 1) + [LENGTH]
+    assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (len(PROMPT), 20)
+    assert done.usage.total_tokens == len(PROMPT) + 20
+    assert done.seconds.prefill > 0
+    assert done.seconds.decode > 0
+
+
+def test_a_text_ends_before_a_stop_string() -> None:
+    model = language_model("growing")
+    text = model.generate(PROMPT, max_new_tokens=40).text
+    stop = text[12:15]
+    at = text.index(stop)
+    cache = model.new_cache()
+    done = model.generate(PROMPT, cache=cache, max_new_tokens=40, stop=["nothing like it", stop])
+    assert (done.text, done.finish_reason) == (text[:at], STOP)
+    assert len(done.tokens) == at + 3
+    assert cache.tokens == (*PROMPT.encode(), *done.tokens[:-1])
+    parts = list(model.stream(PROMPT, max_new_tokens=40, stop=stop))
+    assert "".join(part.text for part in parts) == text[:at]
+    assert parts[-1].finish_reason == STOP
+
+
+def test_no_half_character_is_given_out() -> None:
+    """With draws of this heat, bytes are any."""
+    model = language_model("growing")
+    sampling = Sampling(temperature=3.0, seed=3)
+    parts = list(model.stream(PROMPT, max_new_tokens=80, sampling=sampling))
+    whole = b"".join(bytes([each]) for part in parts for each in part.tokens if each < 256)
+    assert "".join(part.text for part in parts) == whole.decode(errors="replace")
+    assert any(b > 127 for b in whole)
+
+
+def test_a_full_cache_ends_the_text() -> None:
+    model = tq_onnx.load(folder("int4"), threads=1, context=40)
+    cache = model.new_cache()
+    done = model.generate(PROMPT, cache=cache, max_new_tokens=100)
+    assert done.finish_reason == LENGTH
+    assert len(cache) == 40
+    assert len(done.tokens) == 41 - len(PROMPT)
+    with pytest.raises(UsageError, match="the prompt has 41 tokens, and the cache holds 40"):
+        model.generate("x" * 41)
+
+
+def test_ids_need_no_tokenizer() -> None:
+    model = tq_onnx.load(converted(DYNAMO), threads=1)
+    done = model.generate([5, 6, 7], max_new_tokens=5)
+    assert (done.text, len(done.tokens)) == ("", 5)
+    assert [part.tokens for part in model.stream([5, 6, 7], max_new_tokens=2)] == [
+        *((each,) for each in done.tokens[:2]),
+        (),
+    ]
+    with pytest.raises(ModelFileError, match="no tokenizer"):
+        model.generate("text")
+    with pytest.raises(ModelFileError, match="no tokenizer"):
+        model.generate([5], stop=["x"])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("", "prompt is empty"),
+        ([], "prompt is empty"),
+        ([1.5], "a text, a list of token ids, or a list of messages"),
+        ([300], "token ids reach from 300 to 300"),
+        ([-1], "token ids reach from -1 to -1"),
+        ([{"role": "user"}], "no role and content"),
+    ],
+)
+def test_prompts_that_are_none(prompt: object, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        language_model("growing").generate(prompt)  # type: ignore[arg-type]
+
+
+def test_requests_that_make_no_sense() -> None:
+    model = language_model("growing")
+    with pytest.raises(UsageError, match="-1 new tokens"):
+        model.stream(PROMPT, max_new_tokens=-1)
+    with pytest.raises(UsageError, match="empty stop string"):
+        model.stream(PROMPT, stop=[""])
+    with pytest.raises(UsageError, match="context is 0"):
+        tq_onnx.load(folder("int4"), context=0)
+
+
+@pytest.mark.parametrize("form", ["original", "growing", "in place", "bodies"])
+@pytest.mark.parametrize("sampling", [None, Sampling(0.8, top_p=0.9, seed=5)])
+def test_a_batch_gives_each_text_that_it_gets_alone(form: str, sampling: Sampling | None) -> None:
+    model = language_model(form)
+    prompts = [PROMPT, "Call me Ishmael", list(b"My fellow citizens, the state of our union")]
+    found = model.generate_batch(prompts, max_new_tokens=16, sampling=sampling, stop=["e w"])
+    for prompt, done in zip(prompts, found, strict=True):
+        alone = model.generate(prompt, max_new_tokens=16, sampling=sampling, stop=["e w"])
+        assert (done.text, done.tokens) == (alone.text, alone.tokens)
+        assert (done.finish_reason, done.usage) == (alone.finish_reason, alone.usage)
+
+
+def test_a_batch_of_a_graph_that_takes_no_padding() -> None:
+    model = tq_onnx.load(converted(GENAI), threads=1)
+    prompts = [[5, 6, 7, 8], [9, 10]]
+    found = model.generate_batch(prompts, max_new_tokens=4)
+    assert [each.tokens for each in found] == [
+        model.generate(prompt, max_new_tokens=4).tokens for prompt in prompts
+    ]
+    assert model.generate_batch([]) == []
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    model = language_model("growing")
+    prompts = [f"{PROMPT}{'!' * index}" for index in range(8)]
+    wanted = [model.generate(prompt, max_new_tokens=12).tokens for prompt in prompts]
+    found: dict[int, tuple[int, ...]] = {}
+
+    def run(index: int) -> None:
+        found[index] = model.generate(prompts[index], max_new_tokens=12).tokens
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[index] for index in range(8)] == wanted
+
+
+def test_messages_need_a_template() -> None:
+    model = tq_onnx.load(converted(DYNAMO), threads=1)
+    with pytest.raises(UnsupportedModelError, match="no chat template"):
+        model.generate([{"role": "user", "content": "hello"}])
+    with pytest.raises(UnsupportedModelError, match="no chat template"):
+        model.chat()
+
+
+def test_a_conversation_computes_its_new_tokens_only() -> None:
+    model = language_model("growing")
+    chat = model.chat(system="Be brief.")
+    first = chat.ask("Who are you?", max_new_tokens=10)
+    second = chat.ask("And then?", max_new_tokens=10)
+    before = "system: Be brief.\nuser: Who are you?\nassistant: "
+    assert second.usage.cached_tokens >= len(before) + len(first.text.encode()) - 4
+    text = f"{before}{first.text}\nuser: And then?\nassistant: "
+    assert second.text == model.generate(text, max_new_tokens=10).text
+    assert [each["role"] for each in chat.messages] == [
+        *("system", "user", "assistant", "user", "assistant")
+    ]
+    chat.rewind()
+    assert len(chat.messages) == 3
+    streamed = "".join(part.text for part in chat.stream("And then?", max_new_tokens=10))
+    assert streamed == second.text
+    with pytest.raises(UsageError, match="2 turns cannot go back by 3"):
+        chat.rewind(3)
+
+
+def test_an_answer_that_is_left_early_counts_as_far_as_it_went() -> None:
+    chat = language_model("growing").chat()
+    running = chat.stream("Who are you?", max_new_tokens=30)
+    given = "".join(next(running).text for _ in range(5))
+    running.close()
+    assert chat.messages[-1] == {"role": "assistant", "content": given}
+    assert chat.ask("Go on.", max_new_tokens=3).usage.cached_tokens > 20

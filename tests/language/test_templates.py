@@ -1,0 +1,122 @@
+"""Chat templates say what transformers' would, and reach nothing else."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tq_onnx.errors import ModelFileError, UsageError
+from tq_onnx.language.templates import ChatTemplate, find_template
+
+TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
+CHATML = (
+    "{%- for message in messages %}\n"
+    "    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}\n"
+    "{%- endfor %}\n"
+    "{%- if add_generation_prompt %}\n"
+    "    {{- '<|im_start|>assistant\\n' }}\n"
+    "{%- endif %}\n"
+)
+
+
+def template(source: str) -> ChatTemplate:
+    return ChatTemplate(source, {"bos_token": "<s>"}, "folder/tokenizer_config.json")
+
+
+def test_turns_become_text() -> None:
+    whole = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes?<|im_end|>\n"
+    assert template(CHATML).render(TURNS, answer=False) == whole
+    assert template(CHATML).render(TURNS) == whole + "<|im_start|>assistant\n"
+
+
+def test_blocks_leave_no_lines_and_names_are_known() -> None:
+    source = (
+        "{% for m in messages %}\n  {% if loop.last %}{% break %}{% endif %}\n{{ m.content }}\n"
+        "{% endfor %}\n{{ bos_token }}{{ messages[0] | tojson }}"
+    )
+    assert template(source).render(TURNS) == 'Hi\n<s>{"role": "user", "content": "Hi"}'
+    assert re.fullmatch(r"20\d\d", template("{{ strftime_now('%Y') }}").render(TURNS))
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages.append(1) }}", "not safely callable|unsafe"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ messages[0].update({'role': 'x'}) }}", "not safely callable|unsafe"),
+        ("{% include '/etc/passwd' %}", "no loader"),
+        ("{{ nothing.at.all }}", "undefined"),
+        ("{% for a in range(10 ** 9) %}{% endfor %}", "too big"),
+    ],
+)
+def test_what_a_template_may_not_do(source: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told) as caught:
+        template(source).render(TURNS)
+    assert "\n" not in str(caught.value)
+
+
+def test_messages_are_not_changed_and_have_roles() -> None:
+    turns: list[dict[str, Any]] = [dict(turn) for turn in TURNS]
+    template(CHATML).render(turns)
+    assert turns == TURNS
+    with pytest.raises(UsageError, match="no role and content"):
+        template(CHATML).render([{"role": "user"}])
+
+
+def test_where_templates_are_found(tmp_path: Path) -> None:
+    config = tmp_path / "tokenizer_config.json"
+    assert find_template(tmp_path) is None
+    config.write_text(json.dumps({"bos_token": {"content": "<b>"}}), encoding="utf-8")
+    assert find_template(tmp_path) is None
+
+    def rendered() -> str:
+        found = find_template(tmp_path)
+        assert found is not None
+        return found.render(TURNS)
+
+    named = [
+        {"name": "tool_use", "template": "no"},
+        {"name": "default", "template": "{{ bos_token }}1"},
+    ]
+    fields = {"bos_token": {"content": "<b>"}, "chat_template": named}
+    config.write_text(json.dumps(fields), encoding="utf-8")
+    assert rendered() == "<b>1"
+    config.write_text(json.dumps({**fields, "chat_template": "{{ bos_token }}2"}), encoding="utf-8")
+    assert rendered() == "<b>2"
+    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}3", encoding="utf-8")
+    assert rendered() == "<b>3"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("chat_template.jinja", b"{% if %}", "cannot be read"),
+        ("chat_template.jinja", b"\xff\xfe", "UTF-8"),
+        ("tokenizer_config.json", b"{", "no JSON"),
+        ("tokenizer_config.json", b"[" * 100_000, "no JSON"),
+        ("chat_template.jinja", b"a" * ((1 << 20) + 1), "more than 1,048,576 bytes"),
+    ],
+)
+def test_damaged_templates(tmp_path: Path, name: str, content: bytes, told: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelFileError, match=told):
+        find_template(tmp_path)
+
+
+def test_jinja2_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name.startswith("jinja2"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ModelFileError, match=r"pip install 'tq-onnx\[text\]'"):
+        template("x")
