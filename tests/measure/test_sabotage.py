@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -28,8 +29,10 @@ from tq_onnx.conversion.original import recognise_original
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.errors import VerificationError
 from tq_onnx.files.load import load
+from tq_onnx.measure import fidelity
 from tq_onnx.measure import verify as verifying
 from tq_onnx.measure.calibrate import calibrate
+from tq_onnx.measure.checks import PropertyCheck
 from tq_onnx.measure.fidelity import RawOriginal, convert_raw, expect_fidelity
 from tq_onnx.measure.interfaces import refuse_stranger
 from tq_onnx.measure.planned import expect_layers
@@ -63,7 +66,20 @@ def raw_of(name: str) -> tuple[OpenModel, RawOriginal]:
 
 @pytest.fixture
 def one_original(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Have ``verify`` read an original once, however many conversions of it are verified."""
+    """Have ``verify`` read an original once, however many conversions of it are verified.
+
+    What ``verify`` and ``report`` both find by comparing a conversion with it is found once, too.
+    """
+    compared: dict[tuple[RawOriginal, Path], list[PropertyCheck]] = {}
+
+    def once(raw: RawOriginal, path: Path, *rest: Any, **options: Any) -> list[PropertyCheck]:
+        if (raw, path) not in compared:
+            compared[raw, path] = real(raw, path, *rest, **options)
+        return list(compared[raw, path])
+
+    real = fidelity.fidelity
+    for module in (fidelity, verifying):
+        monkeypatch.setattr(module, "fidelity", once)
 
     def keep(name: str) -> None:
         before, raw = raw_of(name)
@@ -180,7 +196,6 @@ def test_no_figures_of_a_damaged_model(tmp_path: Path) -> None:
 
 def test_figures_that_could_not_be_checked_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     from tq_onnx.errors import UnsupportedModelError
-    from tq_onnx.measure import fidelity
 
     def refuse(*_: object, **__: object) -> None:
         raise UnsupportedModelError("a reason")
