@@ -270,6 +270,20 @@ def updated_cache(reach: Reach) -> Cache:
     return Cache(update.past, anchor.present, node, held, anchor.cut, update)
 
 
+def check_widths(keys: Sequence[int | None], values: Sequence[int | None]) -> None:
+    """Check that keys and values have heads of one size, as far as it is known.
+
+    Raises:
+        NoMatch: they differ.
+    """
+    wide, narrow = {*keys} - {None}, {*values} - {None}
+    if len(wide) == len(narrow) == 1 and wide != narrow:
+        raise NoMatch(
+            f"heads of keys have {wide.pop()} numbers, and those of values {narrow.pop()} "
+            "(DeepSeek V2 and V3): only heads of one size can be converted"
+        )
+
+
 def one_of(what: str, *sizes: int | None) -> int:
     """Return the number that all known sizes agree on.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import onnx_ir as ir
@@ -105,9 +105,17 @@ def _reader(value: ir.Value, view: GraphView, skip: Collection[ir.Node]) -> tupl
     if not readers:
         raise NoMatch("the cache is returned, but no attention reads it", value.producer())
     if len(readers) > 1:
-        names = ", ".join(node.op_type for node, _ in readers)
-        raise NoMatch(f"the cache is read more than once, by {names}", readers[0][0])
+        raise NoMatch(read_twice([node for node, _ in readers]), readers[0][0])
     return readers[0]
+
+
+def read_twice(readers: Sequence[ir.Node]) -> str:
+    """Return the reason why a cache with several readers cannot be converted."""
+    names = [node.op_type for node in readers]
+    reason = f"the cache is read more than once, by {', '.join(names)}"
+    if len(set(names)) > 1:
+        return reason
+    return f"{reason}: layers that share one cache (Gemma 3n, Gemma 4) cannot be converted"
 
 
 def _through(node: ir.Node, dims: Dims) -> Dims:

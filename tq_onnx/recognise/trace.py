@@ -18,7 +18,7 @@ from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import FUSED, kind
 from tq_onnx.graph.values import holds, keeps_numbers, passes_through, rank, static_dim
 from tq_onnx.recognise.caches import PRESENT, Anchor, Dims, Reach, Route, Update
-from tq_onnx.recognise.cacheviews import follow
+from tq_onnx.recognise.cacheviews import follow, read_twice
 from tq_onnx.recognise.site import GraphView
 from tq_onnx.recognise.updates.find import find_update
 
@@ -145,8 +145,8 @@ def _route(anchor: Anchor, view: GraphView) -> Route:
     read = [value for value in anchor.views if _is_read(value, anchor, view)]
     whole = [value for value in read if "C" not in anchor.views[value]]
     if len(read) > 1:
-        readers = [node.op_type for value in read for node, _ in view.consumers(value)]
-        raise NoMatch(f"the cache is read more than once, by {', '.join(readers)}", anchor.node)
+        readers = [node for value in read for node, _ in view.consumers(value)]
+        raise NoMatch(read_twice(readers), anchor.node)
     start = whole[0] if whole else anchor.state
     return follow(start, anchor.views[start], view, skip=anchor.tail)
 

@@ -21,7 +21,7 @@ from tq_onnx.recognise.attention.rows import snapped
 from tq_onnx.recognise.attention.tokens import check_tokens
 from tq_onnx.recognise.attention.validkeys import valid_keys
 from tq_onnx.recognise.behind import attended_length
-from tq_onnx.recognise.caches import Cache, Route, one_of
+from tq_onnx.recognise.caches import Cache, Route, check_widths, one_of
 from tq_onnx.recognise.site import Operands, Site
 
 SLOTS: Final = 7
@@ -134,6 +134,7 @@ def make_site(
         raise NoMatch(f"the query has the element type {dtype}", node)
     num_heads, kv_num_heads = _heads(node, query, key_rows, caches, routes)
     pasts = [cache.past for cache in caches if cache.past is not None]
+    check_widths([_share(key_rows, kv_num_heads)], [_share(value_rows, kv_num_heads)])
     head_size = one_of(
         "head size",
         _share(query, num_heads),

@@ -45,7 +45,7 @@ from tq_onnx.recognise.attention.scores import (
 )
 from tq_onnx.recognise.attention.sinks import one_of_each_head
 from tq_onnx.recognise.attention.tokens import check_tokens
-from tq_onnx.recognise.caches import Reach, one_of, updated_cache
+from tq_onnx.recognise.caches import Reach, check_widths, one_of, updated_cache
 from tq_onnx.recognise.site import GraphView, Operands, Site
 
 
@@ -130,6 +130,7 @@ class _Dialect:
 
     def attention(self, reach: Reach, view: GraphView) -> ir.Node:
         matmul = reach.reader
+        _refuse_latent(reach)
         left = matmul.inputs[product(matmul).left]
         softmax = probabilities_above(left, view)
         if softmax is None:
@@ -179,6 +180,7 @@ def _site(layer: int, key: Reach, value: Reach, scores: Scores) -> Site:
         raise NoMatch("the values are scaled after they were cached", node)
     check_slots(key, value, masked=bool(scores.masks))
     kv_num_heads = one_of("number of key/value heads", *sizes("N", key, value))
+    check_widths(sizes("D", key), sizes("D", value))
     head_size = one_of("head size", static_dim(query, 3), *sizes("D", key, value))
     apart = None if together else unfolded(query, kv_num_heads, head_size)
     if apart is not None:
@@ -223,6 +225,23 @@ def _site(layer: int, key: Reach, value: Reach, scores: Scores) -> Site:
         folded=apart is not None,
         merged=together,
     )
+
+
+def _refuse_latent(reach: Reach) -> None:
+    """Refuse a cache of vectors that weights turn into keys and values.
+
+    Raises:
+        NoMatch: a matrix multiplies the cache from the right.
+    """
+    assert reach.route is not None
+    node, how = reach.reader, product(reach.reader)
+    other = node.inputs[how.right]
+    if reach.route.index == how.left and other is not None and rank(other) == 2:
+        raise NoMatch(
+            "the cache holds latent vectors, which weights turn into keys and values (multi-head "
+            "latent attention, MLA): such a cache cannot be converted",
+            node,
+        )
 
 
 def _merged(query: ir.Value, key: Reach, value: Reach, scores: Scores) -> Merged | None:
