@@ -9,7 +9,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from tests.decoders.merging import merge, run, transformers_pair
+from tests.agreement.postprocessors import Processor, dynamic, half, q4
+from tests.decoders.merging import merge, run, single_outside, transformers_pair
 from tests.decoders.onelayer import CACHES, PRESENTS, decoder
 from tests.decoders.running import EXACT, FIXTURES, batch
 from tests.recognise.test_soundness import BODY, MASK, MERGED
@@ -53,6 +54,22 @@ def test_both_branches_compute_what_they_did(path: Path, library: bool) -> None:
         wanted = run(onnx.load(path), size=size, padding=padding)
         found = run(model, size=size, padding=padding, library=library)
         assert np.abs(found - wanted).max() <= EXACT * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("process", [q4, dynamic, half], ids=lambda process: process.__name__)
+def test_a_merged_decoder_that_went_through_a_tool(process: Processor, tmp_path: Path) -> None:
+    """The float16 converter breaks an If: its branches are converted before they are merged."""
+    parts = transformers_pair()
+    model = merge(*map(process, parts)) if process is half else process(merge(*parts))
+    if process is half:
+        single_outside(model)
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+
+    wanted, found = run(onnx.load(path)), run(converted(path, "raw"))
+
+    bound = 5e-3 if process is half else EXACT
+    assert np.abs(found - wanted).max() <= bound * np.abs(wanted).max()
 
 
 def test_one_branch_goes_on_with_the_rows_of_the_other(path: Path, made: Path) -> None:

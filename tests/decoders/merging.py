@@ -75,6 +75,42 @@ def _named(name: str) -> str:
     return f"{side}.{found[2]}.{found[3]}"
 
 
+def single_outside(model: onnx.ModelProto) -> None:
+    """Gives a merged model of float16 inputs and outputs of float32, as transformers.js' has."""
+    graph = model.graph
+    (switch,) = (onnx.NodeProto.FromString(node.SerializeToString()) for node in graph.node)
+    before, after = [], []
+    given = {value.name for value in graph.input}
+    for value in (*graph.input, *graph.output):
+        if value.type.tensor_type.elem_type != onnx.TensorProto.FLOAT16:
+            continue
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+        inner = f"{value.name}_half"
+        _rename(switch, value.name, inner)
+        if value.name in given:
+            before.append(_cast(value.name, inner, onnx.TensorProto.FLOAT16))
+        else:
+            after.append(_cast(inner, value.name, onnx.TensorProto.FLOAT))
+    del graph.node[:]
+    graph.node.extend([*before, switch, *after])
+
+
+def _rename(node: onnx.NodeProto, old: str, new: str) -> None:
+    node.input[:] = [new if name == old else name for name in node.input]
+    node.output[:] = [new if name == old else name for name in node.output]
+    for attribute in node.attribute:
+        for value in attribute.g.output:
+            value.name = new if value.name == old else value.name
+        for inner in attribute.g.node:
+            _rename(inner, old, new)
+
+
+def _cast(source: str, target: str, to: int) -> onnx.NodeProto:
+    node = onnx.NodeProto(op_type="Cast", input=[source], output=[target])
+    node.attribute.add(name="to", type=onnx.AttributeProto.INT, i=to)
+    return node
+
+
 def run(
     model: onnx.ModelProto | ir.Model, *, size: int = 1, padding: int = 0, library: bool = True
 ) -> Array:

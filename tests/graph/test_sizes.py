@@ -204,6 +204,21 @@ def test_what_must_be_so_is_told(case: str) -> None:
     assert value.dtype == ir.DataType.FLOAT
 
 
+def test_sizes_of_a_sum_that_have_several_names_are_one_size_each() -> None:
+    """Quantisers leave no shapes behind: what is added to the residual may have any length."""
+    body = f"""rows = Reshape(x, table)
+    one_row = Unsqueeze(rows, nought)
+    a = com.microsoft.MatMulNBits<K = 32, N = 32, bits = 8, block_size = 32>(one_row, square, w)
+    z = Add(x, a)
+    {HEADS.replace("Shape(x)", "Shape(z)")}
+    s = Concat<axis = 0>(b, t, rest, eight)
+    y = Reshape(z, s)"""
+
+    found = sizes(told(body))
+    assert found is not None
+    assert found[2:] == (4, 8)
+
+
 def test_nothing_that_the_model_tells_is_changed() -> None:
     model = load("dynamo-op18-sdpa")
     inputs = {name for value in model.graph.inputs for name in sizes(value) or ()}

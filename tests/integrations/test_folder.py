@@ -245,18 +245,44 @@ def broken(path: Path) -> None:
     """Makes attention something that no dialect knows."""
     proto = onnx.load(path, load_external_data=False)
     for node in proto.graph.node:
-        if node.op_type == "Softmax":
-            node.op_type = "LogSoftmax"
+        if node.op_type in ("Softmax", "GroupQueryAttention"):
+            node.op_type = f"Log{node.op_type}"
     path.write_bytes(proto.SerializeToString())
 
 
-def test_one_refused_decoder_refuses_the_folder(tmp_path: Path) -> None:
+def test_a_refused_decoder_is_left_out_with_its_reason(tmp_path: Path) -> None:
     source = hugging_face_folder(tmp_path / "in")
     broken(source / "onnx" / "model_q4.onnx")
+
+    assert inspect_folder(source).convertible
+    report = convert_folder(source, tmp_path / "out")
+
+    left = {entry.name: entry.reason for entry in report.left_out}
+    assert left["onnx/model_q4.onnx"].startswith("layer 0")
+    assert not (tmp_path / "out" / "onnx" / "model_q4.onnx").exists()
+    assert report.decoders
+    for name in report.data:
+        assert (tmp_path / "out" / name).exists()
+
+
+def test_a_folder_of_refused_decoders_is_refused(tmp_path: Path) -> None:
+    source = hugging_face_folder(tmp_path / "in")
+    for path in (source / "onnx").glob("model*.onnx"):
+        broken(path)
     before = snapshot(tmp_path)
-    with pytest.raises(UnsupportedModelError, match=r"model_q4\.onnx: layer 0"):
+
+    assert not inspect_folder(source).convertible
+    with pytest.raises(UnsupportedModelError, match=r"model.*\.onnx: layer 0"):
         convert_folder(source, tmp_path / "out")
     assert snapshot(tmp_path) == before
+
+
+def test_a_refused_decoder_refuses_a_folder_of_genai(tmp_path: Path) -> None:
+    source = genai_folder(tmp_path / "in")
+    broken(source / "model.onnx")
+    with pytest.raises(UnsupportedModelError, match=r"model\.onnx: "):
+        convert_folder(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_images_are_not_caches(tmp_path: Path) -> None:
@@ -272,9 +298,9 @@ def test_images_are_not_caches(tmp_path: Path) -> None:
         ", W] features)", ", W] features, float[B, 3, H, W] more, float[B, 3, H] logits)"
     ).replace("Relu(pixels)", "Relu(pixels) more = Neg(pixels) logits = ReduceMax(pixels)")
     (source / "vision.onnx").write_bytes(onnx.parser.parse_model(decoder).SerializeToString())
-    with pytest.raises(UnsupportedModelError, match=r"vision\.onnx: layer 0"):
-        convert_folder(source, tmp_path / "out2")
-    assert not (tmp_path / "out2").exists()
+    report = convert_folder(source, tmp_path / "out2")
+    left = {entry.name: entry.reason for entry in report.left_out}
+    assert left["vision.onnx"].startswith("layer 0")
 
 
 def test_no_decoder(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ _TYPED_BY: Final = {**dict.fromkeys(SHAPES, 0), "Split": 0, "Where": 1, "CastLik
     **TYPED_BY,
 }
 """The input whose element type an operator's first output has."""
+_MIXES: Final = frozenset({"Add", "Sub", "Mul", "Div"})
+"""Operators that broadcast sizes of several names to one that has none."""
 _SKIPS: Final = frozenset({"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"})
 """They return the sum that they normalise, as their last output."""
 
@@ -47,6 +49,21 @@ def refine(graph: ir.Graph, untold: set[ir.Value]) -> None:
         _tell_type(node, value)
         if found is not None and value.dtype is not None:
             add(value, found, replace=value in untold)
+            _name_unknown(value, node)
+
+
+def _name_unknown(output: ir.Value, node: ir.Node) -> None:
+    """Name the sizes that rules cannot tell, as inference names what it cannot compute.
+
+    By its name a size is known to be the same in what is made of this value, so that the rest of a
+    Reshape can be divided by it.
+    """
+    told = sizes(output)
+    if told is not None and None in told and node.op_type in _MIXES:
+        named = (
+            f"{output.name}[{axis}]" if size is None else size for axis, size in enumerate(told)
+        )
+        output.shape = ir.Shape(tuple(named))
 
 
 def follow(graph: ir.Graph) -> None:

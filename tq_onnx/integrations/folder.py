@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
@@ -48,6 +48,7 @@ _MOST_KEPT: Final = 1 << 31
 """Bytes of the decoders that are kept in memory between survey and conversion: as many as one file
 can have. Others are read twice."""
 _SHOWN: Final = 6
+UNREAD: Final = "weights that no ONNX file here reads"
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,31 @@ def survey(
     left_out += [LeftOut(name, reason) for name, reason in reasons.items() if reason]
     companions = tuple(name for name, reason in reasons.items() if not reason)
     return Folder(root, tuple(models), tuple(data), companions, tuple(left_out), genai, originals)
+
+
+def without_models(found: Folder, reasons: Mapping[str, str]) -> Folder:
+    """Leave models out, and the data that only they read.
+
+    Args:
+        found: the folder.
+        reasons: why, by the names of the models.
+    """
+    if not reasons:
+        return found
+    models = tuple(model for model in found.models if model.name not in reasons)
+    read = {
+        file.relative_to(found.path).as_posix()
+        for model in models
+        for file in model.report.external_files
+    }
+    gone = [LeftOut(name, reason) for name, reason in reasons.items()]
+    gone += [LeftOut(name, UNREAD) for name in found.data if name not in read]
+    return replace(
+        found,
+        models=models,
+        data=tuple(name for name in found.data if name in read),
+        left_out=(*found.left_out, *gone),
+    )
 
 
 def require_decoder(found: Folder, folder: Path) -> None:
@@ -305,7 +331,7 @@ def _role(
 def _why_not(path: Path) -> str:
     """Return why a file that is no model does not go along; empty if it does."""
     if _WEIGHTS.fullmatch(path.name):
-        return "weights that no ONNX file here reads"
+        return UNREAD
     if path.stat().st_size > _LARGEST_COMPANION:
         return "large, and no ONNX file here reads it"
     return ""

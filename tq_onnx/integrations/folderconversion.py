@@ -1,4 +1,4 @@
-"""A model folder in, the same folder with TurboQuant caches out: all of it or nothing.
+"""A model folder in, the same folder with TurboQuant caches out, written at once or not at all.
 
 ``convert_folder`` converts every decoder of a folder with one preset and seed, under the names they
 have, and takes along what belongs to them (see ``tq_onnx.integrations.folder``). Each data file is
@@ -7,13 +7,15 @@ patched configuration (``tq_onnx.integrations.genai``), and runs there as it is.
 
 Everything is written under temporary names and renamed at the end, models after their data and
 configurations last; whatever goes wrong before, nothing is left. Decoders come first, so that a
-refusal costs no copying. The original folder is only read.
+refusal costs no copying. One that cannot be converted is left out and named, with its reason, where
+others can: folders of transformers.js hold a decoder in many forms. The original folder is only
+read.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -24,12 +26,18 @@ from tq_onnx.conversion.options import Options, preset_of
 from tq_onnx.conversion.planning import DEFAULT_OPTIONS
 from tq_onnx.conversion.reports import ConversionReport
 from tq_onnx.conversion.target import CPU, Target
-from tq_onnx.errors import ModelFileError, OutputExistsError, UsageError
+from tq_onnx.errors import ModelFileError, OutputExistsError, UnsupportedModelError, UsageError
 from tq_onnx.files.abandoned import is_empty
 from tq_onnx.files.oversize import stage_model
 from tq_onnx.files.save import ExternalData, SavedFiles, check_space, refusal
 from tq_onnx.files.transaction import Transaction, same_content
-from tq_onnx.integrations.folder import Folder, LeftOut, require_decoder, survey
+from tq_onnx.integrations.folder import (
+    Folder,
+    LeftOut,
+    require_decoder,
+    survey,
+    without_models,
+)
 from tq_onnx.integrations.genai import (
     CONFIG_FILE,
     GenaiChanges,
@@ -108,7 +116,8 @@ def convert_folder(
 
     Raises:
         UsageError: an option has no such value, or does not fit.
-        UnsupportedModelError: there is no decoder, or one of them cannot be converted.
+        UnsupportedModelError: there is no decoder, or none of them can be converted; in a folder of
+            onnxruntime-genai, one of them cannot.
         ModelFileError: a file cannot be read or written, or the output exists.
         LibraryError: a folder of onnxruntime-genai needs the library, and there is none.
     """
@@ -135,17 +144,28 @@ def convert_folder(
         job.check_room(library)
         job.transaction.make_folder(written)
         reports = []
+        refused: dict[str, UnsupportedModelError] = {}
         for index, model in enumerate(found.decoders):
             tell(Progress(f"Converting {model.name}", index, len(found.decoders)))
-            prepared = pipeline.prepare(
-                folder / model.name,
-                preset=preset,
-                options=options,
-                target=target,
-                original=found.originals.pop(model.name, None),
-            )
-            reports.append(prepared.report(job.write_model(prepared, model.name)))
+            try:
+                prepared = pipeline.prepare(
+                    folder / model.name,
+                    preset=preset,
+                    options=options,
+                    target=target,
+                    original=found.originals.pop(model.name, None),
+                )
+            except UnsupportedModelError as error:
+                refused[model.name] = error
+                if found.genai is not None:  # which runs all of them, or none
+                    raise
+            else:
+                reports.append(prepared.report(job.write_model(prepared, model.name)))
+        _expect_decoders(reports, refused)
         _check_pairs(reports, folder)
+        found = job.found = without_models(
+            found, {name: error.what for name, error in refused.items()}
+        )
         changes = None
         if found.genai is not None and library is not None:
             plans = dict(
@@ -173,6 +193,16 @@ def convert_folder(
         changes,
         job.written,
     )
+
+
+def _expect_decoders(
+    reports: Sequence[ConversionReport], refused: Mapping[str, UnsupportedModelError]
+) -> None:
+    """Raise the first refusal unless something is left that decodes by itself."""
+    decodes = any(layer.key.past for report in reports for layer in report.plan.layers)
+    for error in refused.values():
+        if not decodes:
+            raise error
 
 
 def _check_pairs(reports: Sequence[ConversionReport], folder: Path) -> None:

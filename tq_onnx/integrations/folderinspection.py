@@ -19,8 +19,8 @@ class FolderInspection:
 
     Attributes:
         folder: its real path.
-        convertible: whether ``convert`` would convert all its decoders, of which there is one or
-            more.
+        convertible: whether ``convert`` would convert its decoders, of which there is one or more:
+            all of them in a folder of onnxruntime-genai, and one or more in others.
         models: the ONNX files, with what ``inspect`` finds in each.
         data: data files that would go along, relative to the folder.
         companions: other files that would go along, likewise.
@@ -66,7 +66,8 @@ def inspect_folder(folder: Path, on_progress: OnProgress | None = None) -> Folde
         check_config(found.genai)
     return FolderInspection(
         folder=found.path,
-        convertible=bool(decoders) and all(model.report.convertible for model in decoders),
+        convertible=bool(decoders)
+        and (any if found.genai is None else all)(model.report.convertible for model in decoders),
         models=found.models,
         data=found.data,
         companions=found.companions,

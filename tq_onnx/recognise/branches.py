@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.graph.liveness import live_nodes, nested_nodes
-from tq_onnx.graph.values import FLOATS, rank
+from tq_onnx.graph.values import FLOATS, keeps_numbers, rank
 from tq_onnx.plan import METADATA_FIRST_PLAN, METADATA_PLAN
 
 BRANCHES: Final = ("then_branch", "else_branch")
@@ -95,12 +95,11 @@ def load_again(loaded: LoadedModel) -> LoadedModel:
 
 def find_switch(graph: ir.Graph) -> ir.Node | None:
     """Return the If that makes the caches of a graph, chosen by an input; None if there is none."""
-    behind = live_nodes(_caches(graph.outputs))
-    found = [node for node in graph if node.op_type == "If" and node.domain == ""]
-    found = [node for node in found if len(_caches(node.outputs)) >= _FEWEST and node in behind]
-    if len(found) != 1:
+    makers = [node for value in _caches(graph.outputs) if (node := _maker(value)) is not None]
+    switches = [node for node in makers if (node.domain, node.op_type) == ("", "If")]
+    if len(switches) < _FEWEST or len(set(switches)) != 1:
         return None
-    (switch,) = found
+    switch = switches[0]
     condition = switch.inputs[0]
     given = condition is not None and all(
         not node.inputs or not _caches(node.inputs) for node in live_nodes([condition])
@@ -111,6 +110,15 @@ def find_switch(graph: ir.Graph) -> ir.Node | None:
         for name in BRANCHES
     )
     return switch if given and whole else None
+
+
+def _maker(value: ir.Value) -> ir.Node | None:
+    """Return the node that makes a value, which other nodes may pass on in another precision."""
+    node = value.producer()
+    while node is not None and keeps_numbers(node):
+        passed = node.inputs[0]
+        node = None if passed is None else passed.producer()
+    return node
 
 
 def _caches(values: object) -> list[ir.Value]:
