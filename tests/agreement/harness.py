@@ -42,7 +42,7 @@ from tq_onnx.runtime.signature import plan_of, signature_of
 Array = np.ndarray[Any, Any]
 
 CHUNKS = (7, 1, 3, 1)
-AS_THEY_ARE = Options(equalize=False, gains=False)
+AS_THEY_ARE = Options(equalize=False, gains=False, window=0, sinks=0)
 """Keys are compared with those of the original, which no scales have changed; simulated codecs
 search for nothing."""
 TOTAL = sum(CHUNKS)

@@ -151,7 +151,7 @@ def test_graph_mode_where_there_is_a_compiler(fake: FakeAcl, tmp_path: Path) -> 
     """What is left out on the simulated device, with the CPU behind CANN's parser."""
     exported = build_bundled("dynamo", tmp_path)
     converted = exported.with_name("converted.onnx")
-    convert(exported, converted, options=Options(gains=False))
+    convert(exported, converted, options=Options(gains=False, window=0, sinks=0))
     findings = Findings(BRIEF)
     engine = GraphEngine()
     with engine.installed(fake):

@@ -22,7 +22,8 @@ def test_the_bundled_model_at_the_contexts_that_fit(tmp_path: Path) -> None:
     rows = [line.split() for line in outcome.out.splitlines() if line.strip().endswith(" x")]
     # It has 2,048 positions: of the usual contexts only the first fits.
     assert [row[0] for row in rows] == ["1,024"]
-    assert rows[0][-6:] == ["8.00", "MiB", "1.03", "MiB", "7.76", "x"]
+    # 1,024 tokens and 144 rows of the exact window.
+    assert rows[0][-6:] == ["8.00", "MiB", "1.18", "MiB", "6.80", "x"]
     assert "grow" not in outcome.out
     assert "MiB of cache" in picture.read_text()
     # The conversion is made in memory.

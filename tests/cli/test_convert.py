@@ -26,13 +26,14 @@ def test_convert_writes_beside_the_input(tmp_path: Path, fixture: str) -> None:
     assert outcome.code == 0, outcome.err
     assert outcome.err == ""
     assert "7.53 times smaller" in outcome.out
+    assert "the newest 32 tokens and the first 4 in float16" in " ".join(outcome.out.split())
     assert f"tq-onnx verify {model} {tmp_path / 'model.int4.onnx'}" in outcome.out
     after = snapshot(tmp_path)
     assert set(after) - set(before) == {"model.int4.onnx"}
     assert all(after[name] == digest for name, digest in before.items())
     properties = {p.key: p.value for p in onnx.load(tmp_path / "model.int4.onnx").metadata_props}
     assert properties[METADATA_PRESET] == "int4"
-    assert properties[METADATA_DIGEST] == layout_digest({Codec("lloyd_max", 4)}, has_window=False)
+    assert properties[METADATA_DIGEST] == layout_digest({Codec("lloyd_max", 4)}, has_window=True)
 
 
 def test_the_default_name_tells_the_preset(tmp_path: Path) -> None:
@@ -202,7 +203,8 @@ def test_two_presets_share_the_data_of_another_folder(tmp_path: Path) -> None:
 def test_weights_that_move_out_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = inline(tmp_path)
     monkeypatch.setattr(oversize, "MAX_PROTOBUF_BYTES", model.stat().st_size * 9 // 10)
-    outcome = run("convert", model)
+    # Without a window, whose function bodies take more room than these weights.
+    outcome = run("convert", model, "--window", 0, "--sinks", 0)
     assert outcome.code == 0, outcome.err
     moved = tmp_path / "model.int4.onnx.data"
     assert f"{moved} holds weights" in outcome.out
@@ -220,7 +222,7 @@ def test_a_folder(tmp_path: Path) -> None:
     assert "chat_template.jinja, tokenizer.json" in outcome.out
     assert "custom_ops_library = " in outcome.out
     assert f"tq-onnx verify {source} {out}" in outcome.out
-    assert "note" not in outcome.out
+    assert outcome.out.count("note") == 1  # of the window that it does not have
     assert "--overwrite" in run("convert", source, "--preset", "int3").sentence(4)
     outcome = run("convert", source, "-o", out, "--overwrite", "--json")
     document = outcome.document
@@ -251,6 +253,9 @@ def test_a_folder_for_a_gpu(tmp_path: Path) -> None:
     out = run("convert", source).out
     assert "asks for cuda, and the library has kernels for the CPU only" in out
     assert "past_present_share_buffer may be set to true" in out
+    # Beams and scripts that set max_length go on working.
+    assert "exact window" not in out.replace("rows of the exact window, too", "")
+    assert "--window 32 --sinks 4 would lose less" in " ".join(out.split())
 
 
 def test_folders_that_are_refused(tmp_path: Path) -> None:

@@ -27,8 +27,9 @@ def test_a_plan_says_what_each_layer_becomes() -> None:
 
     assert (plan.tool_version, plan.layout_digest) == (
         __version__,
-        layout_digest({Codec("lloyd_max", 4)}, has_window=False),
+        layout_digest({Codec("lloyd_max", 4)}, has_window=True),
     )
+    assert (plan.recent, plan.sinks, plan.overlay_rows) == (32, 4, 36 * 4)
     assert (plan.preset, plan.rotation, plan.seed) == ("int4", "qr", 42)
     assert plan.fixed_capacity
     assert [layer.rotation_seed for layer in plan.layers] == [42, 1042]

@@ -18,7 +18,7 @@ from tq_onnx.conversion.bake import bake_metadata
 from tq_onnx.conversion.check import check, snapshot_interface
 from tq_onnx.conversion.headnorms import NoNorms
 from tq_onnx.conversion.layers import converted_layers
-from tq_onnx.conversion.options import Options
+from tq_onnx.conversion.options import Options, without_presets_window
 from tq_onnx.conversion.planning import make_plan
 from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.conversion.scales import adapt
@@ -56,6 +56,7 @@ def converted(
 ) -> tuple[Plan, Calibration]:
     before = snapshot_interface(model)
     found = recognise(model)
+    options = without_presets_window(options)
     feeds_back = calibration is not None and calibration.has_covariance
     plan = make_plan(found, PRESETS[preset], options, feeds_back=feeds_back)
     ConvertPass(plan, found)(model)

@@ -13,6 +13,7 @@ from tests.agreement.harness import CHUNKS, agreement, difference, edges
 from tests.agreement.tolerances import allowed
 from tests.exports.conftest import Exports
 from tests.tolerances import bounds
+from tq_onnx.conversion.options import Options
 from tq_onnx.integrations.bundled import build_bundled, heldout_text
 from tq_onnx.integrations.folderconversion import convert_folder
 from tq_onnx.measure import quality
@@ -81,10 +82,10 @@ def reference(bundled: Path) -> QualityFigures:
 
 
 def converted(folder: Path, preset: str) -> Path:
-    """The converted folder, beside the original."""
+    """The converted folder, beside the original; folders of genai have no window by default."""
     made = folder.with_name(f"{folder.name}-{preset}")
     if not made.exists():
-        convert_folder(folder, made, preset=preset)
+        convert_folder(folder, made, preset=preset, options=Options(window=0, sinks=0))
     return made
 
 

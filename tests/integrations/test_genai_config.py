@@ -10,6 +10,7 @@ import pytest
 
 from tests.files.models import DYNAMO, GENAI, inline
 from tests.integrations.genai_folder import genai_config, write_config
+from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.errors import ModelFileError, UnsupportedModelError
 from tq_onnx.integrations.genai import (
@@ -24,6 +25,9 @@ LIBRARY = "libtq_onnx_ops.so"
 SIZES = {"layers": 2, "heads": 4, "kv_heads": 2, "head_size": 64, "vocabulary": 97}
 
 
+NO_WINDOW = Options(window=0, sinks=0)
+
+
 @pytest.fixture
 def document() -> dict[str, Any]:
     return genai_config(**SIZES)  # type: ignore[arg-type]
@@ -31,7 +35,7 @@ def document() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
-    return prepare(inline(tmp_path_factory.mktemp("plan"), GENAI)).plan
+    return prepare(inline(tmp_path_factory.mktemp("plan"), GENAI), options=NO_WINDOW).plan
 
 
 def patched(
@@ -203,7 +207,7 @@ def test_a_graph_without_token_counts_is_another_matter(
     tmp_path: Path, document: dict[str, Any]
 ) -> None:
     """Decomposed attention counts by the attention mask: shared buffers become possible."""
-    plan = prepare(inline(tmp_path, DYNAMO)).plan
+    plan = prepare(inline(tmp_path, DYNAMO), options=NO_WINDOW).plan
     document["search"]["past_present_share_buffer"] = False
     _, changes = patched(tmp_path, document, {"model.onnx": plan})
     assert changes.may_share is plan.fixed_capacity

@@ -12,6 +12,7 @@ import pytest
 
 from tests.measure.test_verify import TEXT, failed
 from tests.runtime.models import DYNAMO, GENAI, original
+from tq_onnx.codec.presets import PRESETS
 from tq_onnx.codec.window import window_of
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert, prepare
@@ -162,8 +163,27 @@ def test_numbers_that_are_none(options: Options) -> None:
         prepare(original(DYNAMO), options=options)
 
 
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_of_our_own_have_one(preset: str) -> None:
+    ours = preset in ("int4", "int3", "int2", "k5v3", "k4v3", "k4v2")
+    for options, expected in (
+        (Options(), (32, 4) if ours else (0, 0)),
+        (Options(window=0), (0, 4) if ours else (0, 0)),
+        (Options(sinks=1), (32, 1) if ours else (0, 1)),
+    ):
+        plan = prepare(original(DYNAMO), preset=preset, options=options).plan
+        assert (plan.recent, plan.sinks) == (expected if preset != "raw" else (plan.recent, 0))
+
+
+@pytest.mark.parametrize("target", ["cann", "cann-graph"])
+def test_targets_without_kernels_have_none_by_default(target: str) -> None:
+    options = {"max_positions": 64} if target == "cann" else {}
+    plan = prepare(original(DYNAMO), target=target_of(target, **options)).plan
+    assert (plan.recent, plan.sinks, plan.overlay_rows) == (0, 0, 0)
+
+
 def test_no_window_is_what_it_was() -> None:
-    plain = prepare(original(DYNAMO))
+    plain = prepare(original(DYNAMO), options=Options(window=0, sinks=0))
     assert (plain.plan.recent, plain.plan.sinks, plain.plan.overlay_rows) == (0, 0, 0)
     nodes = [node for node in plain.loaded.model.graph if node.domain == "ai.turboquant"]
     assert not any({"recent", "sinks", "overlay_rows"} & {*node.attributes} for node in nodes)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.runtime.model import OpenModel, open_model
 
@@ -29,7 +30,7 @@ def original(name: str) -> Path:
 @cache
 def converted(name: str) -> Path:
     output = Path(_FOLDER.name) / f"{name}.int4.onnx"
-    convert(original(name), output)
+    convert(original(name), output, options=Options(window=0, sinks=0))
     return output
 
 

@@ -67,7 +67,9 @@ def _reference_evaluator(pair: Pair, tokens: npt.NDArray[np.int64]) -> Told:
         found, *present = evaluator.run(outputs, feeds)
         past = {c.pair.past: rows for c, rows in zip(caches, present, strict=True)}
         logits.append(found)
-    return Told(logits[0], logits[1], list(past.values()))
+    assert pair.after.plan is not None
+    first = pair.after.plan.overlay_rows
+    return Told(logits[0], logits[1], [rows[:, :, first:] for rows in past.values()])
 
 
 def _agree(one: Told, other: Told) -> None:

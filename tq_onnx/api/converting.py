@@ -39,8 +39,8 @@ def convert(
     equalize: bool | None = None,
     calibration: AnyPath | None = None,
     center_from: int | None = None,
-    window: int = 0,
-    sinks: int = 0,
+    window: int | None = None,
+    sinks: int | None = None,
     gains: bool = True,
     feedback: bool | None = None,
     on_progress: OnProgress | None = None,
@@ -71,7 +71,8 @@ def convert(
         center_from: the first token that is centered by the mean of all later ones; only with
             ``calibration``, 4 by default.
         window: how many of the newest tokens each cache holds as float16 too, for queries near
-            them; not the model's own sliding window.
+            them; not the model's own sliding window. By default the preset's number, 0 in
+            folders of onnxruntime-genai and on Ascend.
         sinks: how many of the first tokens, likewise; not the sinks of a model's heads.
         gains: whether encoders search for the best codes, in presets that do; if not, they take the
             nearest and correct the norm.

@@ -24,6 +24,8 @@ _layers = grouped("Layers")
 _calibration = grouped("Calibration")
 _target = grouped("Target")
 
+_WITH_WINDOW = [preset for preset in PRESETS.values() if preset.window]
+
 
 def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     """Add a flag for each option that only some target has."""
@@ -92,19 +94,18 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
 @_window(
     "--window",
     type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
     metavar="N",
     help="Keep the newest N tokens exactly, as float16 beside their codes, for the queries near "
-    "them. Costs memory once, not for each token. It is not the model's sliding window.",
+    "them. Costs memory once, not for each token. It is not the model's sliding window.  "
+    f"[default: {_WITH_WINDOW[0].window} with {', '.join(one.name for one in _WITH_WINDOW)}, else "
+    "0; 0 in folders of onnxruntime-genai and on Ascend]",
 )
 @_window(
     "--sinks",
     type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
     metavar="N",
-    help="Keep the first N tokens exactly, which most queries attend to.",
+    help="Keep the first N tokens exactly, which most queries attend to.  "
+    f"[default: {_WITH_WINDOW[0].sinks} where there is a window by default]",
 )
 @_layers(
     "--layers",

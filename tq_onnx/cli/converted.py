@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tq_onnx.cli import planned, terminal
+from tq_onnx.codec.presets import PRESETS
 from tq_onnx.targets.registry import target_of_plan
 
 if TYPE_CHECKING:
+    from tq_onnx.codec.presets import Preset
     from tq_onnx.conversion.reports import ConversionReport
     from tq_onnx.integrations.folderconversion import FolderReport
     from tq_onnx.integrations.genai import GenaiChanges
@@ -74,7 +76,7 @@ def print_folder(report: FolderReport, folder: Path, output: Path) -> None:
         rows.append(("carried", ", ".join(report.carried)))
     rows += [("left out", f"{entry.name}: {entry.reason}") for entry in report.left_out]
     if report.genai is not None:
-        rows += _genai_rows(report.genai)
+        rows += _genai_rows(report.genai, PRESETS[first.plan.preset])
     there, here = shlex.quote(str(folder)), shlex.quote(str(output))
     rows.append(("next", f"tq-onnx verify {there} {here}"))
     terminal.print_facts(rows)
@@ -82,7 +84,7 @@ def print_folder(report: FolderReport, folder: Path, output: Path) -> None:
         planned.warn(decoder.plan, decoder.equalisation)
 
 
-def _genai_rows(changes: GenaiChanges) -> list[tuple[str, str]]:
+def _genai_rows(changes: GenaiChanges, preset: Preset) -> list[tuple[str, str]]:
     """Return the changes to genai_config.json, and what to know about them."""
     patched = [f"custom_ops_library = {changes.library}"]
     if changes.head_size is not None:
@@ -116,6 +118,14 @@ def _genai_rows(changes: GenaiChanges) -> list[tuple[str, str]]:
                 "note",
                 "max_length and context_length count the rows of the exact window, too: give "
                 f"{changes.window_rows} more than the tokens that are wanted",
+            )
+        )
+    elif preset.window:
+        rows.append(
+            (
+                "note",
+                f"--window {preset.window} --sinks {preset.sinks} would lose less; beams cannot be "
+                "searched then, and max_length counts the rows of the exact window, too",
             )
         )
     if changes.may_share:

@@ -33,6 +33,9 @@ class Preset:
         source: where the choice comes from.
         norm_correction: what scales make up for, of ``kind.NORM_CORRECTIONS``, for kinds that can.
         gains: how many gains the encoder tries, for kinds that search; 0 for none.
+        window: how many of the newest tokens models keep exactly beside their rows, unless another
+            number is asked for.
+        sinks: how many of the first tokens, likewise.
         experimental: whether other presets of its size are known to do better on real models.
         vllm_slot: bytes of vLLM's slot of one token and KV head of size 128; None where the preset
             is not vLLM's.
@@ -45,6 +48,8 @@ class Preset:
     source: str
     norm_correction: int = NORM_KEPT
     gains: int = 0
+    window: int = 0
+    sinks: int = 0
     experimental: bool = False
     vllm_slot: int | None = None
 
@@ -61,6 +66,10 @@ _KEYS: Final = "tq-onnx: more bits for the keys, which are more fragile"
 _ASCEND: Final = "cache layout of an Ascend design note"
 _LOSSLESS: Final = "tq-onnx: lossless, to check a conversion without quantisation"
 
+# docs/presets.md has the measurement.
+_WINDOW: Final = 32
+_SINKS: Final = 4
+
 _INT2, _INT3, _INT4, _INT5 = (Codec(LLOYD_MAX, bits) for bits in (2, 3, 4, 5))
 _UNIFORM3, _UNIFORM4 = Codec(UNIFORM, 3), Codec(UNIFORM, 4)
 _FP8, _Q8_0 = Codec(FP8, 8), Codec(Q8_0, 8)
@@ -69,7 +78,17 @@ _U8, _RAW = Codec(U8, 4), Codec(RAW, 32)
 
 
 def _searching(name: str, key: Codec, value: Codec, source: str) -> Preset:
-    return Preset(name, key, value, QR, source, norm_correction=UNBIASED, gains=MAX_GAINS)
+    return Preset(
+        name,
+        key,
+        value,
+        QR,
+        source,
+        norm_correction=UNBIASED,
+        gains=MAX_GAINS,
+        window=_WINDOW,
+        sinks=_SINKS,
+    )
 
 
 def _experimental(name: str, codec: Codec, rotation: str, source: str) -> Preset:

@@ -40,8 +40,9 @@ class Options:
         calibration: file with statistics of this model, of which offsets are made, and scales
             where there are no norm weights for them.
         center_from: the first token that is centered by the mean of all later ones.
-        window: how many of the newest tokens are kept exactly besides their rows.
-        sinks: how many of the first tokens are kept so.
+        window: how many of the newest tokens are kept exactly besides their rows; None for the
+            preset's number, where the model and its target can have a window.
+        sinks: how many of the first tokens are kept so, likewise.
         feedback: whether errors of keys are fed back; None for wherever the preset searches and the
             calibration file has what it takes.
         gains: whether encoders search where the preset has them do so; if not, they take the
@@ -58,8 +59,8 @@ class Options:
     equalize: bool | None = None
     calibration: Path | None = None
     center_from: int = CENTER_FROM
-    window: int = 0
-    sinks: int = 0
+    window: int | None = None
+    sinks: int | None = None
     feedback: bool | None = None
     gains: bool = True
 
@@ -119,20 +120,33 @@ def _codec(codec: Codec, bits: int | None, what: str, preset: Preset) -> Codec:
     return Codec(codec.kind, bits)
 
 
-def check_window(options: Options) -> None:
-    """Refuse a window that no cache can have.
+def exact_tokens(preset: Preset, options: Options) -> tuple[int, int]:
+    """Return how many of the newest and of the first tokens are to be exact.
 
     Raises:
-        UsageError: a number is negative, or the entries are too many.
+        UsageError: a number is negative, or they are more than a cache can have.
     """
-    for name, number in (("--window", options.window), ("--sinks", options.sinks)):
+    window = preset.window if options.window is None else options.window
+    sinks = preset.sinks if options.sinks is None else options.sinks
+    for name, number in (("--window", window), ("--sinks", sinks)):
         if number < 0:
             raise UsageError(f"{name} {number} is fewer than no tokens")
-    if options.window + options.sinks > MAX_ENTRIES:
+    if window + sinks > MAX_ENTRIES:
         raise UsageError(
-            f"--window {options.window} and --sinks {options.sinks} are more than the "
+            f"--window {window} and --sinks {sinks} are more than the "
             f"{MAX_ENTRIES} tokens that a window can hold"
         )
+    return window, sinks
+
+
+def asks_for_window(options: Options) -> bool:
+    """Return whether an exact window is asked for, whatever the preset."""
+    return bool(options.window or options.sinks)
+
+
+def without_presets_window(options: Options) -> Options:
+    """Return the options with no other exact window than what is asked for."""
+    return replace(options, window=options.window or 0, sinks=options.sinks or 0)
 
 
 def compressed_layers(options: Options, count: int) -> frozenset[int]:

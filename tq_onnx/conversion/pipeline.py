@@ -23,7 +23,7 @@ from tq_onnx.conversion.calibrationfile import read_calibration
 from tq_onnx.conversion.check import check, check_merged
 from tq_onnx.conversion.equalise import LayerEqualisation
 from tq_onnx.conversion.merging import expect_continued, merge
-from tq_onnx.conversion.options import Options, preset_of
+from tq_onnx.conversion.options import Options, preset_of, without_presets_window
 from tq_onnx.conversion.original import Original, blaming, recognise_original
 from tq_onnx.conversion.planning import DEFAULT_OPTIONS, make_plan
 from tq_onnx.conversion.reports import ConversionReport
@@ -218,6 +218,8 @@ def _prepare(
     _tell(on_progress, _PLAN)
     if not target.searches:
         options = replace(options, gains=False)
+    if not target.has_windows:
+        options = without_presets_window(options)
     has_covariance = calibration is not None and calibration.has_covariance
     if options.feedback and not has_covariance:
         raise UsageError(

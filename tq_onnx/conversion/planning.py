@@ -11,7 +11,13 @@ from tq_onnx.codec.rotation import rotation_seed
 from tq_onnx.codec.spec import Codec, RowLayout, layout_digest, row_layout
 from tq_onnx.codec.unrotated import RAW
 from tq_onnx.codec.window import Window, window_of
-from tq_onnx.conversion.options import Options, adapted, check_window, compressed_layers
+from tq_onnx.conversion.options import (
+    Options,
+    adapted,
+    asks_for_window,
+    compressed_layers,
+    exact_tokens,
+)
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.plan import CachePair, LayerPlan, Plan
 from tq_onnx.recognise.caches import Cache
@@ -53,7 +59,6 @@ def make_plan(
         raise UnsupportedModelError(*_refusal(recognition))
     sites = recognition.sites
     chosen = adapted(preset, options)
-    check_window(options)
     feeds_back = feeds_back and chosen.gains > 0
     compressed = compressed_layers(options, len(sites))
     # A function body has no optional inputs: either all layers pass a bias, or none; so with sinks,
@@ -77,7 +82,8 @@ def make_plan(
     )
     searches = any(codec.searches for layer in layers for codec in layer.codecs)
     _check_elements(layers)
-    window = _window(recognition, layers, options) if window is None else window
+    if window is None:
+        window = _window(recognition, layers, chosen, options)
     return Plan(
         tool_version=__version__,
         layout_digest=layout_digest(
@@ -102,12 +108,15 @@ def _uncompressed(preset: Preset) -> Preset:
     return replace(preset, key=_RAW, value=_RAW)
 
 
-def _window(recognition: Recognition, layers: Sequence[LayerPlan], options: Options) -> Window:
+def _window(
+    recognition: Recognition, layers: Sequence[LayerPlan], preset: Preset, options: Options
+) -> Window:
     """Return the window of a model: all caches have as many rows, whatever their width.
 
     Raises:
-        UnsupportedModelError: a cache loses rows before it is returned, so that nobody knows where
-            the window is, or keys are raw and values not.
+        UnsupportedModelError: a window is asked for, and a cache loses rows before it is returned,
+            so that nobody knows where the window is.
+        UsageError: no cache can have such a window.
     """
     planes = [
         (layer.head_size, width)
@@ -115,11 +124,13 @@ def _window(recognition: Recognition, layers: Sequence[LayerPlan], options: Opti
         for width in (layer.key_row_bytes, layer.value_row_bytes)
         if not any(codec.is_raw for codec in layer.codecs)
     ]
-    window = window_of(options.window, options.sinks, planes)
+    window = window_of(*exact_tokens(preset, options), planes)
     if not window.overlay_rows:
         return Window()
     for site in recognition.sites:
         if any(cache.cut is not None for cache in (site.key, site.value)):
+            if not asks_for_window(options):
+                return Window()
             raise UnsupportedModelError(
                 "a cache is shortened before it is returned, and an exact window with it",
                 where=f"layer {site.layer}",

@@ -102,6 +102,7 @@ class Target:
         exposes_views: whether views of an inner value are exposed in the value's place.
         searches: whether it has encoders that search; if not, presets that search round to the
             nearest codes and keep the norm.
+        has_windows: whether it has kernels for exact windows; if not, presets have none.
         no_folders: why a folder cannot be converted for it; empty where it can.
         values: of the options; see ``having``.
     """
@@ -119,6 +120,7 @@ class Target:
     has_weights: bool = False
     exposes_views: bool = True
     searches: bool = True
+    has_windows: bool = True
     no_folders: str = ""
     values: Values = field(default_factory=lambda: MappingProxyType({}))
 

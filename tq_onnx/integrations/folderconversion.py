@@ -22,7 +22,7 @@ from typing import Final
 
 from tq_onnx.codec.presets import DEFAULT_PRESET
 from tq_onnx.conversion import pipeline
-from tq_onnx.conversion.options import Options, preset_of
+from tq_onnx.conversion.options import Options, preset_of, without_presets_window
 from tq_onnx.conversion.planning import DEFAULT_OPTIONS
 from tq_onnx.conversion.reports import ConversionReport
 from tq_onnx.conversion.target import CPU, Target
@@ -108,7 +108,8 @@ def convert_folder(
         output: the folder to write.
         preset: a name in ``codec.presets.PRESETS``.
         options: what else is asked for, the same for every decoder. A folder of
-            onnxruntime-genai gets equal rows in any case.
+            onnxruntime-genai gets equal rows in any case, and an exact window only if it is asked
+            for.
         target: the target, the same for every decoder.
         overwrite: whether files of an output that exists may be replaced; others in it stay.
         external_data: ``copy`` (the default) or ``link``.
@@ -137,7 +138,8 @@ def convert_folder(
     library = None
     if found.genai is not None:
         check_config(found.genai)
-        options = replace(options, equal_rows=True)
+        # Buffers for max_length tokens have no rows for a window, and those of beams never do.
+        options = without_presets_window(replace(options, equal_rows=True))
         library = get_library_path()
     job = _Job(found, folder, written, Transaction(overwrite), external_data or "copy")
     try:

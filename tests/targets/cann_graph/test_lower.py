@@ -38,7 +38,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def converted(exported: Path) -> Path:
     output = exported.with_name("converted.onnx")
-    convert(exported, output, options=Options(gains=False))
+    convert(exported, output, options=Options(gains=False, window=0, sinks=0))
     return output
 
 
@@ -133,7 +133,10 @@ def test_the_last_slot_can_be_used(converted: Path) -> None:
 @pytest.mark.parametrize(
     ("preset", "options"),
     [
-        ("k4v3", Options(boundary_layers=1, gains=False)),  # several codecs, raw among them
+        (
+            "k4v3",
+            Options(boundary_layers=1, gains=False, window=0, sinks=0),
+        ),  # several codecs, raw among them
         ("k8v4", Options()),
         ("ascend-u8", Options(equal_rows=True)),
     ],
@@ -151,7 +154,11 @@ def test_offsets(exported: Path, converted: Path, tmp_path: Path) -> None:
     plan = Plan.from_json(model.metadata_props[METADATA_PLAN])
     write_calibration(tmp_path / "statistics", statistics(plan))
     centered = tmp_path / "converted.onnx"
-    convert(exported, centered, options=Options(calibration=tmp_path / "statistics", gains=False))
+    convert(
+        exported,
+        centered,
+        options=Options(calibration=tmp_path / "statistics", gains=False, window=0, sinks=0),
+    )
     both = Both(centered, batch=2, calls={1, 3})
     for tokens in (3, 1, 1):
         both.step(np.random.default_rng(tokens).integers(0, 250, (2, tokens)))
@@ -161,7 +168,7 @@ def test_operators_of_onnxruntime_become_standard_ones(tmp_path: Path) -> None:
     """The model builder's norms and rotary embeddings, and an opset that CANN does not read."""
     exported = build_bundled("genai", tmp_path)
     converted = exported.with_name("converted.onnx")
-    convert(exported, converted, options=Options(gains=False))
+    convert(exported, converted, options=Options(gains=False, window=0, sinks=0))
     both = Both(converted, batch=2, calls={1, 4}, error=1e-4)
     for tokens in (4, 1, 1):
         both.step(np.random.default_rng(tokens).integers(0, 250, (2, tokens)))
@@ -259,7 +266,7 @@ FIXTURES = Path(__file__).parents[2] / "fixtures"
 def test_a_step_of_other_exports(tmp_path: Path, name: str) -> None:
     """Positions, lengths and masks are spelled in many ways; here they all come from the mask."""
     converted = tmp_path / "converted.onnx"
-    convert(FIXTURES / f"{name}.onnx", converted, options=Options(gains=False))
+    convert(FIXTURES / f"{name}.onnx", converted, options=Options(gains=False, window=0, sinks=0))
     model = load(converted).model
     plan = lower_for_graph_mode(model, capacity=CAPACITY)
     graph = on_cpu(ir.to_proto(model))

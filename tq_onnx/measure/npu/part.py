@@ -87,7 +87,7 @@ def _graph_mode(findings: Findings, request: Request) -> None:
         return
     with tempfile.TemporaryDirectory(prefix="tq-onnx-npu-") as folder:
         converted = Path(folder) / "converted.onnx"
-        convert(request.trained, converted, options=Options(gains=False))
+        convert(request.trained, converted, options=Options(gains=False, window=0, sinks=0))
         check_graph_mode(findings, TRAINED, converted, np.array(request.prompt))
 
 

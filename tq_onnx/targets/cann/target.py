@@ -46,6 +46,7 @@ CANN: Final = Target(
     lower=_lower,
     provider="cann",
     searches=False,
+    has_windows=False,
     # The provider copies an output that shares its memory before it is computed.
     exposes_views=False,
 )

@@ -43,6 +43,7 @@ CANN_GRAPH: Final = Target(
     lower=_lower,
     provider="cann",
     searches=False,
+    has_windows=False,
     has_operators=False,
     has_fixed_sizes=True,
     has_weights=True,
