@@ -23,12 +23,14 @@ import click
 
 from tq_onnx.cli.main import COMMANDS, main
 from tq_onnx.codec.kind import NORM_KEPT, NOT_CORRECTED, UNBIASED
+from tq_onnx.codec.presetfacts import LENGTHS, preset_facts
 from tq_onnx.codec.presets import DEFAULT_PRESET, PRESETS, Preset
 from tq_onnx.codec.spec import CODECS, Codec, Field, row_layout
 from tq_onnx.measure.comparison import ComparisonReport, ModelFigures
 from tq_onnx.measure.copying import CopyFigures
 from tq_onnx.measure.drift import DriftFigures
 from tq_onnx.measure.layers import LayerErrors
+from tq_onnx.measure.outliers import OutlierFigures
 from tq_onnx.measure.quality import QualityFigures
 from tq_onnx.ops.domain import BODY_OPSET
 from tq_onnx.ops.operator import FLOAT32, FLOATS, Attribute, Parameter
@@ -101,6 +103,28 @@ def _presets_with_rotation() -> str:
     return table(
         ("preset", "keys", "values", "rotation", ">bytes", ">smaller than float16", "from"),
         map(_preset, PRESETS.values()),
+    )
+
+
+def _window_bytes() -> str:
+    """Return what caches take with the exact windows that presets have."""
+    facts = [
+        preset_facts(preset, size)
+        for preset in PRESETS.values()
+        if preset.window
+        for size in HEAD_SIZES
+    ]
+    return table(
+        ("preset", ">head size", ">codes", *(f">at {tokens:,}" for tokens in LENGTHS)),
+        (
+            (
+                f"`{entry.preset}`",
+                str(size),
+                str(entry.bytes_per_token),
+                *(f"{one:.1f} ({4 * size / one:.2f}x)" for one in entry.bytes_at),
+            )
+            for entry, size in zip(facts, HEAD_SIZES * len(facts), strict=False)
+        ),
     )
 
 
@@ -303,6 +327,7 @@ def _report_keys() -> str:
         ("models[].layers[]", LayerErrors),
         ("models[].copying[]", CopyFigures),
         ("models[].drift", DriftFigures),
+        ("models[].outliers", OutlierFigures),
     )
     rows = []
     for prefix, record in records:
@@ -320,6 +345,7 @@ def _report_keys() -> str:
 BLOCKS: Final[dict[str, Callable[..., str]]] = {
     "presets": _presets,
     "presets-with-rotation": _presets_with_rotation,
+    "window-bytes": _window_bytes,
     "rows": _rows,
     "operator": _operator,
     "commands": _commands,

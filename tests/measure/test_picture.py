@@ -22,7 +22,7 @@ def test_an_svg_names_every_point(report: ComparisonReport, tmp_path: Path) -> N
     assert report.peers[0].name == "ORT float16"
     draw_quality(report, tmp_path / "a.svg")
     text = (tmp_path / "a.svg").read_text()
-    for name in ("int4", *(peer.name for peer in report.peers)):
+    for name in ("int4, no window", *(peer.name for peer in report.peers)):
         assert text.count(f">{name}<") == 2  # once in each panel
     assert "cache bytes per token" in text
     draw_quality(report, tmp_path / "b.svg")

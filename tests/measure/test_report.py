@@ -32,6 +32,7 @@ from tq_onnx.measure.quality import compare
 from tq_onnx.measure.qualitytables import (
     generation_table,
     layer_table,
+    outlier_table,
     report_notes,
     report_table,
 )
@@ -118,7 +119,9 @@ def test_a_recording_that_finds_no_room(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_figures_are_those_of_the_definition(report: ComparisonReport) -> None:
     assert (report.windows, report.tokens, report.positions) == (3, 192, 3 * (CONTEXT - 1))
-    own, other = opened(DYNAMO, "original").decoder(), opened(DYNAMO, "kernel").decoder()
+    assert report.models[0].path is not None
+    converted = open_model(report.models[0].path, threads=1)
+    own, other = opened(DYNAMO, "original").decoder(), converted.decoder()
     losses, kl = [], []
     for start in range(0, 192, CONTEXT):
         window = TEXT[start : start + CONTEXT]
@@ -163,7 +166,14 @@ def test_sizes_are_those_of_the_types(report: ComparisonReport) -> None:
     values = 2 * LAYERS * HEADS * HEAD_SIZE
     assert report.bytes_per_token == 4 * values
     int4, int2, raw = report.models
-    assert int4.bytes_per_token == 2 * LAYERS * HEADS * (HEAD_SIZE // 2 + 2)
+    row = HEAD_SIZE // 2 + 2
+    assert int4.bytes_per_token == 2 * LAYERS * HEADS * row
+    window = 36 * -(-(2 * HEAD_SIZE + 4) // row)
+    assert int4.window_bytes == window * int4.bytes_per_token
+    assert int4.bytes_at == tuple(
+        int4.bytes_per_token * (tokens + window) / tokens for tokens in (1024, 8192, 32768)
+    )
+    assert raw.bytes_at == (raw.bytes_per_token,) * 3
     assert int4.bits_per_value == pytest.approx(4 + 16 / HEAD_SIZE)
     assert int2.compression == pytest.approx(32 / (2 + 16 / HEAD_SIZE))
     assert (raw.bits_per_value, raw.compression) == (32, 1)
@@ -322,8 +332,19 @@ def test_generation_is_judged_where_that_is_asked_for(
         context=CONTEXT,
         threads=1,
         generation=True,
+        outliers=True,
     )
     int2, raw = found.models
+    assert int2.outliers is not None and raw.outliers is not None
+    assert raw.outliers.kl_mean < 1e-9 < int2.outliers.kl_mean
+    assert (raw.outliers.relative_kl, int2.outliers.relative_kl) == (
+        None,
+        int2.outliers.kl_mean / int2.quality.kl_mean,
+    )
+    outliers = outlier_table(found)
+    assert outliers is not None and outlier_table(report) is None
+    assert [row[0] for row in outliers.rows] == ["int2", "raw"]
+    assert outliers.title in to_page(found)
     assert int2.drift is not None and raw.drift is not None
     assert raw.drift.kl_mean < 1e-9 < int2.drift.kl_mean
     assert {one.distance for one in int2.copying} == {200}
@@ -420,7 +441,7 @@ def test_tables(report: ComparisonReport) -> None:
     assert markdown[0].startswith("| model | bits/value |")
     assert markdown[1].startswith("| --- | ---: |")
     assert len(markdown) == 2 + len(table.rows)
-    assert markdown[3].startswith("| int4 | 4.25 | 272 | 7.53 |")
+    assert markdown[3].startswith("| int4 | 4.25 | 310 | 277 | 273 | 7.50 |")
     layers = layer_table(report.models[0], 64)
     assert [row[:2] for row in layers.rows] == [("0", "lloyd_max 4"), ("1", "lloyd_max 4")]
     assert all("%" in row[3] for row in layers.rows)

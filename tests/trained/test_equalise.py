@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
@@ -19,11 +19,13 @@ from tests.trained.pair import Pair
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.conversion.bake import bake_metadata
 from tq_onnx.conversion.equalise import UNSAFE_NOISE, LayerEqualisation, equalise
+from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.planning import make_plan
 from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.files.load import load
 from tq_onnx.integrations.bundled import ROUTES
 from tq_onnx.measure import quality
+from tq_onnx.measure.outliers import open_with_outliers
 from tq_onnx.measure.quality import QualityFigures
 from tq_onnx.recognise.match import recognise
 from tq_onnx.runtime.model import OpenModel, open_converted, open_original
@@ -63,10 +65,10 @@ def models(request: pytest.FixtureRequest, pairs: Pairs) -> Models:
 
 
 def converted(original: Path, *, scaled: bool) -> tuple[OpenModel, tuple[LayerEqualisation, ...]]:
-    """An original in int4, on the kernels."""
+    """An original in int4, on the kernels; exact tokens would hide what scales do."""
     model = load(original).model
     found = recognise(model)
-    plan = make_plan(found, PRESETS["int4"])
+    plan = make_plan(found, PRESETS["int4"], Options(window=0, sinks=0))
     ConvertPass(plan, found)(model)
     bake_metadata(model, plan)
     report = equalise(model, plan) if scaled else ()
@@ -91,6 +93,24 @@ def test_scales_bring_the_clean_model_back(models: Models) -> None:
         assert layer.noise_after < UNSAFE_NOISE < layer.noise_before
         assert layer.scaled and not layer.unsafe
         assert layer.gain is not None and layer.gain > 50
+
+
+@pytest.mark.parametrize("preset", ["int4", "int3"])
+def test_outliers_cost_next_to_nothing(pairs: Pairs, preset: str) -> None:
+    """``report --outliers`` opens what it measures so."""
+    pair = pairs("genai", preset)
+    plan = pair.after.plan
+    assert plan is not None
+    models = Models(pair, pair.original)
+    clean = models.kl(pair.after).kl_mean
+    found = open_with_outliers(pair.original, plan, threads=2)
+    assert found is not None and found.plan is not None
+    assert models.kl(found).kl_mean <= 1.2 * clean
+    assert all(layer.equalised == "norms" for layer in found.plan.layers)
+    plain = tuple(replace(layer, equalised="") for layer in plan.layers)
+    ruined = open_with_outliers(pair.original, replace(plan, layers=plain), threads=2)
+    assert ruined is not None
+    assert models.kl(ruined).kl_mean > 10 * clean
 
 
 def test_scales_do_not_harm_a_clean_model(models: Models) -> None:

@@ -91,6 +91,7 @@ def report(
     library: bool = True,
     peers: bool = True,
     generation: bool = False,
+    outliers: bool = False,
     picture: AnyPath | None = None,
     markdown: AnyPath | None = None,
     layers: bool = False,
@@ -112,6 +113,8 @@ def report(
         peers: whether to measure ONNX Runtime's own float16, int8 and int4 caches too.
         generation: whether to judge generation, too: passages that come again 200 to 2,000 tokens
             later, and decoding token by token. It doubles the time.
+        outliers: whether to measure each conversion a second time, of the same model with channels
+            of keys that are 16 to 64 times as large as the others.
         picture: a .png or .svg file to draw; needs matplotlib.
         markdown: an .md file to write the tables to.
         layers: whether that file has a table of the layers of each model, too.
@@ -154,6 +157,7 @@ def report(
         threads=threads,
         peers=peers,
         generation=generation,
+        outliers=outliers,
         on_progress=on_progress,
     )
     if drawn is not None:

@@ -81,7 +81,7 @@ def _print(report: demonstrating.DemoReport, keep: Path | None) -> None:
             "same most likely next byte",
             "",
             f"{report.top1_agreement:.1%}",
-            f"KL {report.kl_mean:.4f} nats",
+            f"KL {report.kl_mean:.2g} nats",
         ),
     ]
     columns = ("", ">original", f">{report.preset}", ">change")

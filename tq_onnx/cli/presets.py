@@ -44,14 +44,26 @@ def presets(head_size: int, as_json: bool) -> None:
                 entry.value,
                 entry.rotation,
                 entry.bytes_per_token,
+                f"{entry.bytes_at[1]:.0f}",
                 f"{entry.bits_per_value:.2f}",
                 f"{entry.ratio:.2f}",
                 f"{entry.source}{slot}{'; experimental' if entry.experimental else ''}",
             )
         )
-    columns = ("preset", "keys", "values", "rotation", ">bytes", ">bits", ">smaller", "from")
+    columns = (
+        "preset",
+        "keys",
+        "values",
+        "rotation",
+        ">bytes",
+        ">at 8k",
+        ">bits",
+        ">smaller",
+        "from",
+    )
     terminal.print_table(TextTable.of(columns, rows))
     terminal.print_line(
-        f"bytes: key and value of one token and KV head of size {head_size}; bits: of one value; "
-        "smaller: than float16, times"
+        f"bytes: key and value of one token and KV head of size {head_size}; at 8k: the same with "
+        "its share of the exact window, in a cache of 8,192 tokens; bits: of one value; smaller: "
+        "than float16, times, without a window"
     )

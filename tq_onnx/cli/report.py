@@ -46,6 +46,12 @@ if TYPE_CHECKING:
     help="Judge generation, too: passages that come again 200 to 2,000 tokens later, and decoding "
     "token by token. It doubles the time.",
 )
+@click.option(
+    "--outliers",
+    is_flag=True,
+    help="Measure each conversion a second time, of the same model with channels of keys that are "
+    "16 to 64 times as large as the others, as those of trained Qwen3.",
+)
 @click.option("--layers", is_flag=True, help="Also show a table of the layers of each model.")
 @click.option("--picture", type=flags.FilePath(), help="Draw a .png or .svg file.")
 @click.option(
@@ -81,14 +87,15 @@ def _print(found: ComparisonReport, *, layers: bool) -> None:
     from tq_onnx.measure.qualitytables import (
         generation_table,
         layer_table,
+        outlier_table,
         report_notes,
         report_table,
     )
 
     terminal.print_table(report_table(found))
-    generation = generation_table(found)
-    if generation is not None:
-        terminal.print_table(generation)
+    for table in (generation_table(found), outlier_table(found)):
+        if table is not None:
+            terminal.print_table(table)
     if layers:
         for model in (model for model in found.models if model.layers):
             terminal.print_table(layer_table(model, found.layer_tokens))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from tq_onnx.codec.presetfacts import LENGTHS
 from tq_onnx.conversion.pipeline import Prepared
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError
 from tq_onnx.files.load import LoadedModel
@@ -19,6 +20,7 @@ from tq_onnx.measure.fidelity import RawOriginal
 from tq_onnx.measure.interfaces import failing
 from tq_onnx.measure.layers import LayerErrors, measure_layers
 from tq_onnx.measure.ortcaches import FLOAT16, INT4, INT8, OrtCacheModel, Steps, with_ort_caches
+from tq_onnx.measure.outliers import OutlierFigures, compared, open_with_outliers
 from tq_onnx.measure.quality import QualityFigures
 from tq_onnx.measure.recording import Recording
 from tq_onnx.measure.windows import Ids, Window
@@ -48,11 +50,15 @@ class Conversion:
 
 @dataclass(frozen=True, eq=False)
 class Comparing:
-    """The conditions under which all models are measured."""
+    """The conditions under which all models are measured.
+
+    ``original`` is the file that gets outliers, and None if none does.
+    """
 
     recording: Recording
     copying: CopyTest | None
     drift: DriftTest | None
+    original: Path | None
     text: Ids
     windows: list[Window]
     stride: int
@@ -85,7 +91,22 @@ class Comparing:
         probe = expose_internals(path, loaded=loaded)
         layers = measure_layers(probe, self.layer_text, library=self.library, threads=self.threads)
         figures = self._figures(name, conversion.plan, quality, size=size, path=path, layers=layers)
-        return replace(figures, copying=copying, drift=drift)
+        outliers = self._outliers(conversion.plan, figures)
+        return replace(figures, copying=copying, drift=drift, outliers=outliers)
+
+    def _outliers(self, plan: Plan, clean: ModelFigures) -> OutlierFigures | None:
+        """Read the text with the same conversion of the model with outliers."""
+        if self.original is None:
+            return None
+        name = f"{clean.name} with outliers"
+        self.tell(Progress(f"Opening {name}"))
+        model = open_with_outliers(self.original, plan, library=self.library, threads=self.threads)
+        if model is None:
+            return None
+        quality = self.recording.compare(
+            model.decoder(), stride=self.stride, name=name, on_progress=self.tell
+        )
+        return compared(quality, clean.quality)
 
     def _generation(
         self, decoder: Decoder, make: MakeDecoder | None, name: str
@@ -159,6 +180,7 @@ class Comparing:
         path: Path | None = None,
         layers: tuple[LayerErrors, ...] = (),
     ) -> ModelFigures:
+        window = 0 if path is None else plan.window_bytes
         values = sum(2 * layer.kv_num_heads * layer.head_size for layer in plan.layers)
         return ModelFigures(
             name=name,
@@ -166,6 +188,8 @@ class Comparing:
             preset=None if path is None else plan.preset,
             peer=path is None,
             bytes_per_token=size,
+            window_bytes=window,
+            bytes_at=tuple(size + window / tokens for tokens in LENGTHS),
             bits_per_value=8 * size / values,
             compression=self.original_bytes / size,
             quality=quality,

@@ -8,6 +8,7 @@ from pathlib import Path
 from tq_onnx.measure.copying import CopyFigures
 from tq_onnx.measure.drift import DriftFigures
 from tq_onnx.measure.layers import LayerErrors
+from tq_onnx.measure.outliers import OutlierFigures
 from tq_onnx.measure.quality import QualityFigures
 
 
@@ -21,13 +22,18 @@ class ModelFigures:
         preset: the preset; None for a peer.
         peer: True for a model with ONNX Runtime's own caches.
         bytes_per_token: cache bytes of one token in all layers, from the graph's types.
-        bits_per_value: bits per number in the caches, metadata included.
-        compression: cache bytes of the original over this model's.
+        window_bytes: cache bytes of the exact window in all layers, of each sequence.
+        bytes_at: cache bytes of one token, its share of the window included, in caches of 1,024,
+            8,192 and 32,768 tokens.
+        bits_per_value: bits per number in the caches, metadata included and no window.
+        compression: cache bytes of one token of the original over this model's, without a window.
         quality: its predictions against the original's.
         layers: its layers; none for a peer, nor where caches keep a window of the tokens only.
         copying: passages that come again; none unless generation is judged.
         drift: decoding token by token; None unless generation is judged, and for graphs that
             cannot decode.
+        outliers: the same with outliers in the norm weights; None unless that is asked for, for
+            peers and calibrated models, and where there are no such weights.
     """
 
     name: str
@@ -35,12 +41,15 @@ class ModelFigures:
     preset: str | None
     peer: bool
     bytes_per_token: int
+    window_bytes: int
+    bytes_at: tuple[float, ...]
     bits_per_value: float
     compression: float
     quality: QualityFigures
     layers: tuple[LayerErrors, ...]
     copying: tuple[CopyFigures, ...] = ()
     drift: DriftFigures | None = None
+    outliers: OutlierFigures | None = None
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from tq_onnx.measure.comparison import ComparisonReport
 from tq_onnx.measure.qualitytables import (
     generation_table,
     layer_table,
+    outlier_table,
     report_notes,
     report_table,
 )
@@ -53,9 +54,9 @@ def to_page(report: ComparisonReport, picture: str | None = None, *, layers: boo
     """
     table = report_table(report)
     parts = [f"{table.title}.", to_markdown(table)]
-    generation = generation_table(report)
-    if generation is not None:
-        parts += [f"{generation.title}.", to_markdown(generation)]
+    for more in (generation_table(report), outlier_table(report)):
+        if more is not None:
+            parts += [f"{more.title}.", to_markdown(more)]
     parts.append("\n".join(f"- {note}" for note in report_notes(report)))
     if picture is not None:
         parts.insert(0, f"![quality against cache bytes per token]({picture})")

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from tq_onnx.codec.presetfacts import LENGTHS
 from tq_onnx.errors import ModelFileError, UsageError
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 FORMATS: Final = (".png", ".svg")
 
+_DRAWN_LENGTH: Final = 1
 _LEAST_KL: Final = 1e-5
 _LINEAR_PERCENT: Final = 0.1
 _GAP: Final = 6
@@ -68,6 +70,8 @@ def check_picture(path: Path) -> None:
 
 def draw_quality(report: ComparisonReport, path: Path) -> None:
     """Draw KL divergence and change of perplexity over bytes per token, one point for each model.
+
+    Bytes are those of caches of 8,192 tokens, exact windows included.
 
     Args:
         report: the measured figures.
@@ -136,6 +140,10 @@ def _drawn(report: ComparisonReport) -> list[ModelFigures]:
     return [*report.models, *report.peers]
 
 
+def _bytes(model: ModelFigures) -> float:
+    return model.bytes_at[_DRAWN_LENGTH]
+
+
 def _scatter(axes: Axes, report: ComparisonReport, heights: Sequence[float]) -> None:
     points = list(zip(_drawn(report), heights, strict=True))
     for peer, marker, colour, label in (
@@ -145,7 +153,7 @@ def _scatter(axes: Axes, report: ComparisonReport, heights: Sequence[float]) -> 
         chosen = [(model, height) for model, height in points if model.peer is peer]
         if chosen:
             axes.scatter(
-                [model.bytes_per_token for model, _ in chosen],
+                [_bytes(model) for model, _ in chosen],
                 [height for _, height in chosen],
                 marker=marker,
                 color=colour,
@@ -155,7 +163,7 @@ def _scatter(axes: Axes, report: ComparisonReport, heights: Sequence[float]) -> 
     axes.axvline(report.bytes_per_token, color="0.6", linestyle=":", label="the original's cache")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.set_xlabel("cache bytes per token, all layers")
+    axes.set_xlabel(f"cache bytes per token, all layers, at {LENGTHS[_DRAWN_LENGTH]:,} tokens")
     axes.margins(x=0.12, y=0.08)
     axes.grid(visible=True, which="major", color="0.92")
     axes.legend(loc="upper right")
@@ -164,12 +172,12 @@ def _scatter(axes: Axes, report: ComparisonReport, heights: Sequence[float]) -> 
 def _label(axes: Axes, models: Sequence[ModelFigures], heights: Sequence[float]) -> None:
     """Write names beside the points, each in the first place where it covers nothing."""
     spots = [
-        axes.transData.transform((model.bytes_per_token, height))
+        axes.transData.transform((_bytes(model), height))
         for model, height in zip(models, heights, strict=True)
     ]
     taken: list[Any] = []
     for model, height in zip(models, heights, strict=True):
-        point = (model.bytes_per_token, height)
+        point = (_bytes(model), height)
         for place in _PLACES:
             text = _write(axes, model.name, point, place)
             box = text.get_window_extent()

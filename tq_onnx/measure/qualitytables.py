@@ -25,7 +25,7 @@ def report_table(report: ComparisonReport) -> TextTable:
         (
             "original",
             "",
-            f"{report.bytes_per_token:,}",
+            *([f"{report.bytes_per_token:,}"] * 3),
             "1.00",
             f"{report.perplexity:.4f}",
             *([""] * 8),
@@ -38,7 +38,7 @@ def report_table(report: ComparisonReport) -> TextTable:
         (
             "model",
             ">bits/value",
-            ">bytes/token",
+            *(">bytes/token at 1k", ">at 8k", ">at 32k"),
             ">times smaller",
             ">perplexity",
             ">change",
@@ -83,6 +83,27 @@ def generation_table(report: ComparisonReport) -> TextTable | None:
     )
 
 
+def outlier_table(report: ComparisonReport) -> TextTable | None:
+    """Return one row for each model that was measured with outliers; None if there is none."""
+    rows = [
+        (
+            model.name,
+            f"{100 * model.outliers.perplexity_change:+.2f} %",
+            f"{_small(model.outliers.kl_mean)} ± {_small(model.outliers.kl_error)}",
+            "-" if model.outliers.relative_kl is None else f"{model.outliers.relative_kl:.2f}",
+        )
+        for model in report.models
+        if model.outliers is not None
+    ]
+    if not rows:
+        return None
+    return TextTable.of(
+        ("model", ">change", ">KL mean", ">times the KL without"),
+        rows,
+        "With channels of keys that are 16 to 64 times as large as the others, by the norm weights",
+    )
+
+
 def layer_table(model: ModelFigures, tokens: int) -> TextTable:
     """Return one row for each layer of a converted model."""
     return TextTable(
@@ -105,6 +126,8 @@ def layer_table(model: ModelFigures, tokens: int) -> TextTable:
 def report_notes(report: ComparisonReport) -> list[str]:
     """Return notes for the reader of the tables, one sentence each."""
     lines = [
+        "bytes/token: of caches of 1,024, 8,192 and 32,768 tokens, exact window included; times "
+        "smaller: than the original's, at 32,768 tokens",
         "change: of the perplexity, with its standard error; KL: divergence from the original's "
         "predictions in nats; errors: mean over the layers of squared error over squared norm",
     ]
@@ -128,8 +151,8 @@ def _summary_row(model: ModelFigures) -> tuple[str, ...]:
     return (
         model.name,
         f"{model.bits_per_value:.2f}",
-        f"{model.bytes_per_token:,}",
-        f"{model.compression:.2f}",
+        *(f"{size:,.0f}" for size in model.bytes_at),
+        f"{model.bytes_per_token * model.compression / model.bytes_at[-1]:.2f}",
         f"{quality.converted_perplexity:.4f}",
         f"{100 * quality.perplexity_change:+.2f} ± {100 * quality.perplexity_change_error:.2f} %",
         _small(quality.kl_mean),

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tq_onnx.codec.extremes import warnings_of
+from tq_onnx.codec.presets import PRESETS
 from tq_onnx.conversion.original import recognise_original
 from tq_onnx.files.configuration import configured_positions
 from tq_onnx.measure.checks import PropertyCheck
@@ -51,6 +52,7 @@ def report(
     threads: int | None = None,
     peers: bool = True,
     generation: bool = False,
+    outliers: bool = False,
     on_progress: OnProgress | None = None,
 ) -> ComparisonReport:
     """Compare converted models with their original.
@@ -67,6 +69,8 @@ def report(
         threads: threads within an operator.
         peers: True to compare ONNX Runtime's own caches, too.
         generation: True to judge copies and decoding, too.
+        outliers: True to measure the same conversions of the model with outliers in its norm
+            weights, too, see ``tq_onnx.measure.outliers``.
         on_progress: called as each step begins, and as windows are read.
 
     Raises:
@@ -108,6 +112,7 @@ def report(
     run = Comparing(
         copying=copying,
         drift=drift,
+        original=original if outliers else None,
         recording=recording,
         text=text,
         windows=todo,
@@ -169,10 +174,12 @@ def _warnings(raw: RawOriginal | PropertyCheck, models: Sequence[ModelFigures]) 
 
 
 def _chosen(plan: Plan) -> str:
-    """Return the preset, with what was added to it."""
+    """Return the preset, with what is not as in every conversion by it."""
     parts = [plan.preset, *["calibrated"] * plan.centered]
-    if plan.has_window:
-        parts.append(f"window {plan.recent} + {plan.sinks}")
+    preset = PRESETS.get(plan.preset)
+    usual = (preset.window, preset.sinks) if preset is not None else (0, 0)
+    if (plan.recent, plan.sinks) != usual:
+        parts.append(f"window {plan.recent} + {plan.sinks}" if plan.has_window else "no window")
     return ", ".join(parts)
 
 
