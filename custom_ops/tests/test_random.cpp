@@ -48,28 +48,48 @@ Problem random_problem(Random& random) {
   return p;
 }
 
-// Rows that are written: every level gives the bytes of the scalar one, behind and in front of
+// Rows and entries that are written, by encoders that search and others: every level gives the bytes
+// of the scalar one, behind and in front of
 // garbage, which stays.
 void encode_at_every_level(const Problem& p, Random& random) {
   const std::size_t d = static_cast<std::size_t>(p.head_size);
   const Tables tables(p.key, p.head_size, random);
   const int width = spec::row_bytes(p.key, p.head_size) + p.padding;
   const std::size_t lanes = static_cast<std::size_t>(p.batch * p.heads);
-  const std::size_t bytes = lanes * static_cast<std::size_t>(p.slots * width);
+  Window window{};
+  if (random() % 3 == 0) {
+    window = {static_cast<int64_t>(random() % 40), static_cast<int64_t>(random() % 5), 0};
+    window.overlay_rows = window.entries() * spec::rows_per_entry(p.head_size, width) +
+                          static_cast<int64_t>(random() % 2);
+  }
+  const int64_t slots = window.overlay_rows + p.slots;
+  const std::size_t bytes = lanes * static_cast<std::size_t>(slots * width);
   Guarded<float> vectors(lanes * static_cast<std::size_t>(p.tokens) * d);
   fill_normal(vectors.data(), vectors.size(), random,
               std::pow(10.0f, static_cast<float>(static_cast<int>(random() % 9)) - 4.0f));
   Guarded<uint8_t> garbage(bytes), expected(bytes), present(bytes);
   for (std::size_t i = 0; i < bytes; ++i) garbage[i] = static_cast<uint8_t>(random());
   EncodeCall call = encode_call(p.key, p.head_size, width, tables);
-  call.norm_correction = random() % 2 == 0;
+  call.norm_correction = static_cast<int>(random() % 2);
+  Guarded<float> gains(p.key.kind == Kind::kLloydMax ? random() % (kMaxGains + 1) : 0);
+  for (float& gain : gains) gain = 0.7f + 0.1f * static_cast<float>(random() % 9);
+  Guarded<float> feedback(gains.size() % 2 ? static_cast<std::size_t>(p.heads) * d * d : 0);
+  fill_normal(feedback.data(), feedback.size(), random, 0.7f / std::sqrt(static_cast<float>(d)));
+  for (std::size_t row = 0; row < feedback.size() / d; ++row) {
+    feedback[row * d + row % d] = 0.01f + static_cast<float>(random() % 400) / 100;
+  }
+  call.gains = gains.data();
+  call.gain_count = static_cast<int>(gains.size());
+  if (gains.size() > 0) call.norm_correction = static_cast<int>(random() % 3);
+  if (feedback.size() > 0) call.feedback = feedback.data();
+  call.window = window;
   call.vectors = vectors.data();
   call.past_length = p.lengths.data();
   call.length_per_batch = p.lengths.size() > 1;
   call.batch = p.batch;
   call.heads = p.heads;
   call.tokens = p.tokens;
-  call.past_slots = call.present_slots = p.slots;
+  call.past_slots = call.present_slots = slots;
   std::memcpy(expected.data(), garbage.data(), bytes);
   call.past = call.present = expected.data();
   encode(*scalar_kernels(), call, serial());
@@ -82,7 +102,8 @@ void encode_at_every_level(const Problem& p, Random& random) {
   }
   for (int64_t lane = 0; lane < p.batch * p.heads; ++lane) {
     const int64_t from = p.lengths[p.lengths.size() > 1 ? lane / p.heads : 0];
-    const std::size_t begin = static_cast<std::size_t>(lane * p.slots * width);
+    const std::size_t begin =
+        static_cast<std::size_t>((lane * slots + window.overlay_rows) * width);
     const std::size_t first = begin + static_cast<std::size_t>(from * width);
     const std::size_t last = first + static_cast<std::size_t>(p.tokens * width);
     const std::size_t end = begin + static_cast<std::size_t>(p.slots * width);
