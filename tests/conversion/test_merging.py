@@ -9,10 +9,11 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+import tq_onnx
 from tests.agreement.postprocessors import Processor, dynamic, half, q4
 from tests.decoders.merging import merge, run, single_outside, transformers_pair
 from tests.decoders.onelayer import CACHES, PRESENTS, decoder
-from tests.decoders.running import EXACT, FIXTURES, batch
+from tests.decoders.running import EXACT, FIXTURES, Array, batch
 from tests.recognise.test_soundness import BODY, MASK, MERGED
 from tq_onnx.conversion.inspect import inspect
 from tq_onnx.conversion.options import Options
@@ -21,6 +22,7 @@ from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.measure.verify import verify
 from tq_onnx.plan import ENCODER, METADATA_FIRST_PLAN, METADATA_PLAN, Plan
 from tq_onnx.recognise.branches import find_switch
+from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.generate import generate
 from tq_onnx.runtime.model import open_model
 
@@ -98,6 +100,26 @@ def test_a_text_begins_with_the_branch_for_first_prompts(path: Path, made: Path)
         assert model.first is not None and model.first.signature.first_only
         found = generate(model.decoder(), tokens, max_new_tokens=5).tokens
         assert found == wanted or file is made
+
+
+def test_more_of_a_text_goes_token_by_token(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The branch with caches was traced with one token, and may have no mask between several."""
+    tokens = batch(9).tokens
+    whole = open_model(FIXTURES / "hf-decode.onnx").decoder().prefill(tokens)
+    calls = []
+    running = Decoder._run
+
+    def run_and_count(self: Decoder, tokens: Array, mask: Array) -> Array:
+        calls.append(tokens.shape[1])
+        return running(self, tokens, mask)
+
+    monkeypatch.setattr(Decoder, "_run", run_and_count)
+    decoder = open_model(path).decoder()
+
+    found = np.concatenate([decoder.prefill(tokens[:, :5]), decoder.prefill(tokens[:, 5:])], axis=1)
+
+    assert calls == [5, 1, 1, 1, 1]
+    assert np.abs(found - whole).max() <= EXACT * np.abs(whole).max()
 
 
 def test_verify_checks_each_branch(path: Path, made: Path, tmp_path: Path) -> None:
@@ -223,4 +245,4 @@ def test_what_an_encoder_makes_stays(tmp_path: Path) -> None:
     assert roles == {"past_cross_key": ENCODER, "past_cross_value": ENCODER}
     assert verify(path, target, 32, source="ids", context=16, new_tokens=4).holds
     with pytest.raises(UnsupportedModelError, match="encoder makes"):
-        open_model(target).refuse_text()
+        tq_onnx.load(target)

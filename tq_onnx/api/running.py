@@ -51,6 +51,7 @@ def load(
     opened = open_model(
         find_model(path_of(path)), library=library, threads=threads, ep=provider_of(ep)
     )
+    opened.refuse_encoder()
     return LanguageModel(opened, context=context, tokenizer=folder)
 
 

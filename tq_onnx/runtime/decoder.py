@@ -85,6 +85,7 @@ class Decoder:
         where: what errors call the model, its path if it has one.
         embeddings: floats ``[vocabulary, hidden]``, for a graph that takes no ids.
         first: a graph for first prompts and its signature, whose caches this one continues.
+        one_by_one: whether this one gets a token a call, as graphs beside ``first`` were traced.
 
     Raises:
         UnsupportedModelError: the model has inputs that nothing fills, or a capacity was asked of a
@@ -105,6 +106,7 @@ class Decoder:
         where: str = "the model",
         embeddings: npt.NDArray[Any] | None = None,
         first: tuple[onnxruntime.InferenceSession, Signature] | None = None,
+        one_by_one: bool = False,
     ) -> None:
         """Allocate empty caches; see the class for arguments and errors."""
         self.session = session
@@ -117,6 +119,7 @@ class Decoder:
         self.watched: dict[str, npt.NDArray[Any]] = {}
         feeding = Feeding(session, signature.interface, signature.caches, embeddings)
         self._graph = _Graph(session, signature, feeding)
+        self._one_by_one = one_by_one
         self._first = None if first is None else self._begin(*first, embeddings)
         self._copies = _copies(feeding.batch, batch, where)
         shape = next(e.shape for e in session.get_outputs() if e.name == signature.interface.logits)
@@ -369,8 +372,10 @@ class Decoder:
 
     def _calls(self, new: int, chunk: int | None) -> list[tuple[int, int]]:
         """Return beginnings and ends of the parts that a prompt is fed in."""
-        edges = [0, min(self._next().feeding.new or chunk or new, new)]
-        size = self._graph.feeding.new or chunk or new
+        size = 1 if self._one_by_one else self._graph.feeding.new or chunk or new
+        graph = self._next()
+        begin = size if graph is self._graph else graph.feeding.new or chunk or new
+        edges = [0, min(begin, new)]
         while edges[-1] < new:
             edges.append(min(edges[-1] + size, new))
         return list(pairwise(edges))

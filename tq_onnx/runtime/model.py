@@ -79,6 +79,22 @@ class OpenModel:
         once = tokens.shape[1] if signature.first_only else None
         return once if isinstance(once, int) else signature.slots
 
+    def refuse_encoder(self) -> None:
+        """Refuse models whose logits depend on more than tokens, which decoders here make up.
+
+        Raises:
+            UnsupportedModelError: it takes what an encoder makes.
+        """
+        models = (self,) if self.first is None else (self.first, self)
+        fed = (one for model in models for one in model.signature.interface.fed)
+        made = next((one.name for one in fed if one.role == ENCODER), None)
+        if made is not None:
+            raise UnsupportedModelError(
+                f"the model goes on from what an encoder makes ({made}), not from a text alone",
+                where=str(self.path),
+                fix="run it with what runs its encoder; verify, report and bench make that up",
+            )
+
     def refuse_text(self) -> None:
         """Refuse models that do not go from token ids to logits.
 
@@ -86,14 +102,8 @@ class OpenModel:
             UnsupportedModelError: it takes embeddings or what an encoder makes, or gives hidden
                 states.
         """
+        self.refuse_encoder()
         interface = self.signature.interface
-        made = next((one.name for one in interface.fed if one.role == ENCODER), None)
-        if made is not None:
-            raise UnsupportedModelError(
-                f"the model goes on from what an encoder makes ({made}), not from a text alone",
-                where=str(self.path),
-                fix="run it with what runs its encoder; verify, report and bench make that up",
-            )
         if made_up_embeddings(self.session, interface) is not None:
             raise UnsupportedModelError(
                 f"the model takes embeddings ({interface.tokens}), not tokens",
@@ -180,6 +190,9 @@ class OpenModel:
         the same file; ``most`` is the capacity of caches that cannot grow because they are on a
         device.
         """
+        # The branch of a merged model that takes caches was traced with one token, and may lack the
+        # mask between several.
+        merged = first is None and self.first is not None
         first = first or self.first
         if capacity is None and provider_of(self.session).has_own_memory:
             capacity = self.signature.slots or most
@@ -193,6 +206,7 @@ class OpenModel:
             where=str(self.path),
             embeddings=made_up_embeddings(self.session, self.signature.interface),
             first=None if first is None else (first.session, first.signature),
+            one_by_one=merged,
         )
 
 
