@@ -88,7 +88,7 @@ def test_sinks_are_judged(tmp_path: Path) -> None:
             node.attributes["smooth_softmax"] = ir.AttrInt64("smooth_softmax", 1)
     before, after = tmp_path / "before.onnx", tmp_path / "after.onnx"
     ir.save(model, before)
-    convert(before, after)
+    convert(before, after, options=Options(window=0, sinks=0))
     probe = expose_internals(after)
     decoder = probe.decoder(library=True, threads=1)
     decoder.prefill(ids(12))
