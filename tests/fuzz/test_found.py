@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import onnx
@@ -10,6 +11,9 @@ import pytest
 from tests.fuzz import model
 from tests.fuzz.commands import Case
 from tests.fuzz.found import MODELS, VERIFIED, Edit
+from tq_onnx.errors import ModelFileError
+from tq_onnx.integrations.bundled import bundled_directory
+from tq_onnx.integrations.huggingface import TOKENIZER_FILE, load_tokenizer
 
 
 def edited(folder: Path, export: str, edit: Edit) -> Path:
@@ -38,3 +42,10 @@ def test_verify(name: str, preset: str, tmp_path: Path) -> None:
     case.run("convert", path, "--preset", preset, "-o", converted, codes=[0])
     case.run("verify", path, converted, "--threads", 1, codes=[code])
     assert case.problems == []
+
+
+def test_a_tokenizer_with_which_its_library_panics(tmp_path: Path) -> None:
+    fields = json.loads((bundled_directory() / TOKENIZER_FILE).read_text(encoding="utf-8"))
+    (tmp_path / TOKENIZER_FILE).write_text(json.dumps({**fields, "normalizer": [""]}))
+    with pytest.raises(ModelFileError, match="the tokenizer cannot be read"):
+        load_tokenizer(tmp_path).encode("a b\n")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -66,11 +67,8 @@ def load_tokenizer(directory: Path) -> Tokenizer:
         import tokenizers
     except ImportError:
         return _load_without_library(path, text, eos_ids)
-    try:
-        return _LibraryTokenizer(tokenizers.Tokenizer.from_str(text), eos_ids)
-    # The library raises plain Exception.
-    except Exception as error:
-        raise _damaged(path) from error
+    with _damage_of(path):
+        return _LibraryTokenizer(tokenizers.Tokenizer.from_str(text), eos_ids, path)
 
 
 def stream_text(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
@@ -132,16 +130,33 @@ class TextStream:
 class _LibraryTokenizer:
     """A tokenizer of the ``tokenizers`` library."""
 
-    def __init__(self, library_tokenizer: Any, eos_ids: tuple[int, ...]) -> None:
+    def __init__(self, library_tokenizer: Any, eos_ids: tuple[int, ...], path: Path) -> None:
         self._tokenizer = library_tokenizer
+        self._path = path
         self.eos_ids = eos_ids
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         _utf8(text)
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        with _damage_of(self._path):
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+        with _damage_of(self._path):
+            return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+
+@contextmanager
+def _damage_of(path: Path) -> Iterator[None]:
+    """Refuse a tokenizer with which the library fails, at whatever moment.
+
+    It raises plain Exception, and where its Rust gives up a PanicException, which is none.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise _damaged(path) from error
 
 
 class _ByteTokenizer:
