@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from tests.measure.test_verify import TEXT, failed
-from tests.runtime.models import DYNAMO, GENAI, original
+from tests.runtime.models import DYNAMO, GENAI, HALF, original
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.codec.window import window_of
 from tq_onnx.conversion.options import Options
@@ -178,7 +178,7 @@ def test_presets_of_our_own_have_one(preset: str) -> None:
 @pytest.mark.parametrize("target", ["cann", "cann-graph"])
 def test_targets_without_kernels_have_none_by_default(target: str) -> None:
     options = {"max_positions": 64} if target == "cann" else {}
-    plan = prepare(original(DYNAMO), target=target_of(target, **options)).plan
+    plan = prepare(original(HALF), target=target_of(target, **options)).plan
     assert (plan.recent, plan.sinks, plan.overlay_rows) == (0, 0, 0)
 
 
