@@ -130,6 +130,20 @@ def is_blob(real: Path, folder: Path) -> bool:
     return False
 
 
+_FIELDS: Final = {
+    _T.FLOAT: "float_data",
+    _T.COMPLEX64: "float_data",
+    _T.DOUBLE: "double_data",
+    _T.COMPLEX128: "double_data",
+    _T.INT64: "int64_data",
+    _T.UINT32: "uint64_data",
+    _T.UINT64: "uint64_data",
+    _T.STRING: "string_data",
+}
+"""Where values of an element type stand that are no raw data; the others are in int32_data."""
+_ALL_FIELDS: Final = (*dict.fromkeys(_FIELDS.values()), "int32_data")
+
+
 def _declared_bytes(tensor: onnx.TensorProto, where: str) -> int:
     """Return the bytes that a tensor's type and dimensions ask for; 0 for strings."""
     name = tensor.name or "(unnamed)"
@@ -152,14 +166,14 @@ def _check_inline(tensor: onnx.TensorProto, size: int, where: str) -> None:
     if tensor.HasField("raw_data"):
         held, wanted, unit = len(tensor.raw_data), {size}, "bytes"
     else:
-        held = max(
-            len(tensor.float_data),
-            len(tensor.double_data),
-            len(tensor.int32_data),
-            len(tensor.int64_data),
-            len(tensor.uint64_data),
-            len(tensor.string_data),
-        )
+        own = _FIELDS.get(tensor.data_type, "int32_data")
+        held = len(getattr(tensor, own))
+        if any(len(getattr(tensor, field)) for field in _ALL_FIELDS if field != own):
+            raise ModelFileError(
+                f"the tensor {tensor.name or '(unnamed)'!r} holds values of another element type",
+                where=where,
+                fix="the file is damaged: export or download it again",
+            )
         # Types below 8 bits are packed into the integers of int32_data.
         wanted, unit = {count, size} if size < count else {count}, "values"
         if tensor.data_type in _COMPLEX:
