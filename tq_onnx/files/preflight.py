@@ -130,7 +130,7 @@ def is_blob(real: Path, folder: Path) -> bool:
     return False
 
 
-_FIELDS: Final = {
+_FIELDS: Final[dict[int, str]] = {
     _T.FLOAT: "float_data",
     _T.COMPLEX64: "float_data",
     _T.DOUBLE: "double_data",
