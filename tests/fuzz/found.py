@@ -58,6 +58,27 @@ def cast_to_nothing(output: str) -> Edit:
     return edit
 
 
+def no_element_type(value: str) -> Edit:
+    def edit(proto: onnx.ModelProto) -> None:
+        values = (*proto.graph.input, *proto.graph.value_info)
+        declared = next(each for each in values if each.name == value)
+        declared.type.tensor_type.elem_type = onnx.TensorProto.UNDEFINED
+
+    return edit
+
+
+def numbers_in_a_field_of(field: str, name: str) -> Edit:
+    """The numbers of a weight stand where those of another element type do."""
+
+    def edit(proto: onnx.ModelProto) -> None:
+        tensor = next(each for each in proto.graph.initializer if each.name == name)
+        numbers = numpy_helper.to_array(tensor).ravel()
+        tensor.ClearField("raw_data")
+        getattr(tensor, field).extend(numbers.astype(int).tolist())
+
+    return edit
+
+
 def calls_itself(output: str) -> Edit:
     """A function of the operators' own domain, in place of a constant."""
 
@@ -95,6 +116,11 @@ MODELS: Final[dict[str, tuple[str, Edit]]] = {
     "a function that calls itself": (
         "legacy-op14-eager",
         calls_itself("/decoder/model/layers.1/post_attention_layernorm/Constant_2_output_0"),
+    ),
+    "positions without an element type": ("hf-ortcuda-decode", no_element_type("position_ids")),
+    "floats in the field of integers": (
+        "dynamo-op24-sdpa",
+        numbers_in_a_field_of("int64_data", "val_79"),
     ),
     "keys as new values": (
         "dynamo-qwen3-moe",

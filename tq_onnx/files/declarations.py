@@ -1,4 +1,4 @@
-"""Check the sizes and versions that a model declares, before anything is inferred from them.
+"""Check the sizes, types and versions that a model declares, before anything is made of them.
 
 Shape inference makes a shape with as many dimensions as the list of its sizes is declared to have,
 and so needs memory for a number that anybody can write into a file. Here every declared dimension
@@ -41,10 +41,11 @@ _SIZES: Final[dict[str, tuple[int, ...]]] = {
 }
 """Inputs that are lists with one number for each dimension, or for each part."""
 _MOST_PARTS: Final = 4096
+_TYPES: Final = frozenset(onnx.TensorProto.DataType.values()) - {onnx.TensorProto.UNDEFINED}
 
 
 def check_declarations(proto: onnx.ModelProto, where: str) -> None:
-    """Refuse versions, dimensions and lists of sizes that are absurd.
+    """Refuse versions, dimensions and lists of sizes that are absurd, and types that are none.
 
     Args:
         proto: the parsed model.
@@ -118,7 +119,15 @@ def _lengths(
     """Check declared shapes and return the lengths of lists, by name."""
     lengths: dict[str, int] = {}
     for value in values:
-        for shape in _shapes(value.type):
+        for kind in _tensor_types(value.type):
+            if kind.elem_type not in _TYPES:
+                raise ModelFileError(
+                    f"the value {value.name!r} declares the element type {kind.elem_type}, "
+                    "which ONNX does not have",
+                    where=where,
+                    fix="export the model again",
+                )
+            shape = kind.shape
             sizes = [dim.dim_value for dim in shape.dim if dim.HasField("dim_value")]
             _check_shape(value.name, sizes, len(shape.dim), where)
             if len(sizes) == len(shape.dim) == 1:
@@ -170,12 +179,12 @@ def _check_nodes(nodes: Iterable[onnx.NodeProto], lengths: dict[str, int], where
                 _check_graph(graph, lengths, where)
 
 
-def _shapes(kind: Any) -> Iterator[onnx.TensorShapeProto]:
-    """Yield the shapes in a type, also in those of sequences, options and maps."""
+def _tensor_types(kind: Any) -> Iterator[Any]:
+    """Yield the types of tensors in a type, also in those of sequences, options and maps."""
     for _ in range(MAX_RANK):
         which = kind.WhichOneof("value")
         if which in ("tensor_type", "sparse_tensor_type"):
-            yield getattr(kind, which).shape
+            yield getattr(kind, which)
             return
         if which in ("sequence_type", "optional_type"):
             kind = getattr(kind, which).elem_type
