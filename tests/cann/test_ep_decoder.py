@@ -56,7 +56,7 @@ def test_caches_are_on_the_device_and_a_step_copies_the_embedding_and_the_logits
 ) -> None:
     ours, theirs = both(model, 16)
     assert ours.in_place
-    assert {value.device_name() for value in ours._past} == {"cann"}
+    assert {value.device_name() for value in ours._caches.past} == {"cann"}
     assert_agree(ours, theirs, ours.prefill([[3, 1, 4, 1, 5]]), theirs.prefill([[3, 1, 4, 1, 5]]))
     for token in (9, 2, 6):
         fake.reset()
@@ -90,7 +90,7 @@ def test_a_context_that_is_filled_with_copies_and_one_that_is_forgotten(
     for one in (ours, theirs):
         one.prefill([[1, 2, 3]])
         one.repeat(10)
-    assert {value.device_name() for value in ours._past} == {"cann"}
+    assert {value.device_name() for value in ours._caches.past} == {"cann"}
     assert_agree(ours, theirs, ours.step([7]), theirs.step([7]))
     for one in (ours, theirs):
         one.reset()

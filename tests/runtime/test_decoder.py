@@ -65,14 +65,14 @@ def test_fixed_capacity_agrees_with_growing(name: str, kind: str, capacity: int)
 
 def test_in_place_means_one_buffer() -> None:
     decoder = opened(DYNAMO, "kernel").decoder(capacity=8)
-    before = [value.data_ptr() for value in decoder._past]
+    before = [value.data_ptr() for value in decoder._caches.past]
     decoder.prefill(ids(4))
     decoder.step([1])
-    assert [value.data_ptr() for value in decoder._past] == before
+    assert [value.data_ptr() for value in decoder._caches.past] == before
     swapped = opened(DYNAMO, "body").decoder(capacity=8)
-    before = [value.data_ptr() for value in swapped._past]
+    before = [value.data_ptr() for value in swapped._caches.past]
     swapped.prefill(ids(4))
-    assert not set(before) & {value.data_ptr() for value in swapped._past}
+    assert not set(before) & {value.data_ptr() for value in swapped._caches.past}
 
 
 @pytest.mark.parametrize(("name", "kind"), FIXED)

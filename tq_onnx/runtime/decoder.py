@@ -37,6 +37,7 @@ import onnxruntime
 
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.plan import Plan
+from tq_onnx.runtime.buffers import CacheBuffers
 from tq_onnx.runtime.errors import run_error
 from tq_onnx.runtime.feeding import Feeding, Tokens
 from tq_onnx.runtime.providers import provider_of
@@ -147,10 +148,8 @@ class Decoder:
         tokens = self.capacity or 0
         specs = self.signature.caches
         rows = self.batch * self._copies
-        device = self.ep.device
-        self._past = [spec.allocate(rows, tokens, device) for spec in specs]
-        spare = self._in_place and not self._alias
-        self._spare = [spec.allocate(rows, tokens, device) for spec in specs] if spare else []
+        swapping = self._in_place and not self._alias
+        self._caches = CacheBuffers(specs, rows, tokens, self.ep.device, swapping=swapping)
         self._mask = np.ones((self.batch, 0), np.int64)
         self._states = self._graph.feeding.first_states(rows)
 
@@ -189,18 +188,17 @@ class Decoder:
     @property
     def slots(self) -> int:
         """Tokens that the caches have room for as they are now."""
-        specs = zip(self.signature.caches, self._past, strict=True)
-        return max((spec.room(value) for spec, value in specs), default=0)
+        return self._caches.slots
 
     @property
     def in_place(self) -> bool:
         """True if a call writes its new rows into the buffers that it reads."""
-        return self._in_place and not self._spare
+        return self._in_place and self._alias
 
     @property
     def cache_bytes(self) -> int:
         """Bytes of the cache buffers as they are now."""
-        return sum(int(value.tensor_size_in_bytes()) for value in self._past) // self._copies
+        return self._caches.nbytes // self._copies
 
     def cache(self, index: int) -> npt.NDArray[Any]:
         """Copy the rows of the tokens ``[B, N, length, row]`` of one cache, in signature order."""
@@ -208,10 +206,7 @@ class Decoder:
 
     def plane(self, index: int) -> npt.NDArray[Any]:
         """Copy the used part of one cache, with the rows of its window in front."""
-        spec = self.signature.caches[index]
-        held = spec.view(self._past[index])
-        used = spec.window.overlay_rows + self.length
-        return np.array(held[:: self._copies, :, :used], order="C")
+        return np.ascontiguousarray(self._own(self._caches.plane(index, self.length)))
 
     def prefill(
         self,
@@ -277,8 +272,7 @@ class Decoder:
         self.refuse_states()
         # Buffers with room to spare keep it; what lies behind the tokens is never read.
         if self.capacity is None and not self.signature.interface.static:
-            pairs = zip(self.signature.caches, self._past, strict=True)
-            self._past = [spec.shortened(value, length) for spec, value in pairs]
+            self._caches.shorten(length)
         self._mask = self._mask[:, :length]
 
     def refuse_states(self) -> None:
@@ -318,11 +312,7 @@ class Decoder:
                 fix="raise the capacity",
             )
         self.reset()
-        device = self.ep.device
-        self._past = [
-            spec.restored(self._repeated(plane), self.capacity or 0, device)
-            for spec, plane in zip(self.signature.caches, held.planes, strict=True)
-        ]
+        self._caches.restore([self._repeated(plane) for plane in held.planes])
         self._mask = np.array(held.mask)
         self._states = {name: self._repeated(value) for name, value in held.states.items()}
 
@@ -347,8 +337,7 @@ class Decoder:
         most = length if self.capacity is None else self.capacity
         if not 0 < self.length <= length <= most:
             raise UsageError(f"{self.length} tokens cannot become {length} in caches of {most}")
-        specs = zip(self.signature.caches, self._past, strict=True)
-        self._past = [spec.repeated(value, self.length, length) for spec, value in specs]
+        self._caches.repeat(self.length, length)
         new = np.ones((self.batch, length - self.length), np.int64)
         self._mask = np.concatenate([self._mask, new], axis=1)
 
@@ -384,8 +373,9 @@ class Decoder:
         mask_BS = np.concatenate([self._mask, mask_BT], axis=1)
         graph = self._next()
         self._check_call(graph, tokens_BT.shape[1])
-        if graph.signature.interface.static and not graph.signature.first_only:
-            self._make_room(mask_BS.shape[1])
+        static = graph.signature.interface.static and not graph.signature.first_only
+        if static and self.capacity is None:
+            self._caches.make_room(mask_BS.shape[1])
         # ONNX Runtime reads the arrays where they are: they have to live as long as the results.
         slots = max(self.slots, mask_BS.shape[1])
         if not graph.signature.interface.static:
@@ -404,7 +394,7 @@ class Decoder:
         outputs = (graph.signature.interface.logits, *watch, *(pair.present for pair in states))
         for name in outputs:
             binding.bind_output(name, "cpu")
-        self._bind_caches(binding, graph.signature, in_place=in_place)
+        self._caches.bind(binding, graph.signature, in_place=in_place)
         try:
             graph.session.run_with_iobinding(binding)
         except Exception as error:
@@ -418,28 +408,9 @@ class Decoder:
             name: self._own(np.array(value.numpy()))
             for name, value in zip(watch, others[: len(watch)], strict=True)
         }
-        if not in_place:
-            self._past = others[len(outputs) - 1 :]
-        elif self._spare:
-            self._past, self._spare = self._spare, self._past
+        self._caches.advance(others[len(outputs) - 1 :], in_place=in_place)
         self._mask = mask_BS
         return self._own(np.asarray(logits.numpy()))
-
-    def _make_room(self, tokens: int) -> None:
-        """Enlarge caches that the graph does not grow, unless they have a fixed capacity."""
-        if self.capacity is None:
-            pairs = zip(self.signature.caches, self._past, strict=True)
-            self._past = [spec.resized(value, tokens) for spec, value in pairs]
-
-    def _bind_caches(self, binding: Any, signature: Signature, *, in_place: bool) -> None:
-        targets = self._spare or self._past
-        for index, spec in enumerate(signature.caches):
-            if spec.pair.past is not None:
-                binding.bind_ortvalue_input(spec.pair.past, self._past[index])
-            if in_place:
-                binding.bind_ortvalue_output(spec.pair.present, targets[index])
-            else:
-                binding.bind_output(spec.pair.present, "cpu")
 
     def _check_call(self, graph: _Graph, new: int) -> None:
         total = self.length + new
