@@ -97,7 +97,7 @@ def fed(model: OpenModel, chunk: int | None, **options: Any) -> tuple[np.ndarray
     """Logits of a text in calls of so many tokens, beginning with buffers of random bytes."""
     decoder = model.decoder(**options)
     rng = np.random.default_rng(len(options))
-    for value in decoder._past:
+    for value in decoder._caches.past:
         shape = tuple(value.shape())
         if np.prod(shape):
             value.update_inplace(rng.integers(0, 256, shape, np.uint8))

@@ -75,6 +75,30 @@ def test_in_place_means_one_buffer() -> None:
     assert not set(before) & {value.data_ptr() for value in swapped._caches.past}
 
 
+def test_growing_caches_take_turns_in_two_buffers() -> None:
+    decoder = opened(DYNAMO, "kernel").decoder()
+    seen: list[set[int]] = []
+    for _ in range(6):
+        decoder.step([1])
+        seen.append({value.data_ptr() for value in decoder._caches.past})
+    assert not seen[0] & seen[1]
+    assert seen == [seen[0], seen[1]] * 3
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_call_that_fails_leaves_growing_caches_as_they_were(steps: int) -> None:
+    decoder, other = (opened(DYNAMO, "kernel").decoder() for _ in range(2))
+    for token in range(steps):
+        decoder.step([token])
+        other.step([token])
+    with pytest.raises(UnsupportedModelError):
+        decoder.step([1 << 40])
+    assert same_bytes(caches(decoder), caches(other))
+    for token in range(4):
+        np.testing.assert_array_equal(decoder.step([token]), other.step([token]))
+    assert same_bytes(caches(decoder), caches(other))
+
+
 @pytest.mark.parametrize(("name", "kind"), FIXED)
 def test_a_full_cache_is_one_sentence_and_keeps_what_it_holds(name: str, kind: str) -> None:
     decoder = opened(name, kind).decoder(capacity=10)

@@ -1,9 +1,15 @@
-"""The cache buffers of a decoder: what a call reads, what it writes, and what becomes of both."""
+"""The cache buffers of a decoder: what a call reads, what it writes, and what becomes of both.
+
+Caches that grow have two buffers that take turns, larger than needed, so that memory is two copies
+of the caches. ONNX Runtime's own allocations, a little larger in each step, leave gaps of several
+times that between them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from math import prod
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +17,10 @@ import onnxruntime
 
 from tq_onnx.runtime.cache import CacheSpec
 from tq_onnx.runtime.signature import Signature
+
+_SPARE_TOKENS: Final = 256
+_SPARE_SHARE: Final = 8
+"""A buffer of a growing cache has room for 256 tokens and an eighth more than are needed."""
 
 
 class CacheBuffers:
@@ -22,13 +32,21 @@ class CacheBuffers:
         tokens: that the buffers have room for at first.
         device: where they are.
         swapping: whether past and present are two buffers of one size that change places.
+        growing: whether a call gives out as many rows as it was given and as it adds.
 
     Attributes:
         past: the buffers that the next call reads.
     """
 
     def __init__(
-        self, specs: Sequence[CacheSpec], rows: int, tokens: int, device: str, *, swapping: bool
+        self,
+        specs: Sequence[CacheSpec],
+        rows: int,
+        tokens: int,
+        device: str,
+        *,
+        swapping: bool,
+        growing: bool,
     ) -> None:
         """Allocate buffers; see the class for arguments."""
         self._specs = specs
@@ -36,6 +54,10 @@ class CacheBuffers:
         self._device = device
         self.past = [spec.allocate(rows, tokens, device) for spec in specs]
         self._spare = [spec.allocate(rows, tokens, device) for spec in specs] if swapping else []
+        self._rows = rows
+        self._grows = growing
+        self._held, self._free = ([Pool() for _ in specs] for _ in range(2))
+        self._targets = self.past
 
     @property
     def slots(self) -> int:
@@ -76,15 +98,21 @@ class CacheBuffers:
         pairs = zip(self._specs, self.past, strict=True)
         self.past = [spec.repeated(value, held, tokens) for spec, value in pairs]
 
-    def bind(self, binding: Any, signature: Signature, *, in_place: bool) -> None:
+    def bind(self, binding: Any, signature: Signature, *, in_place: bool, tokens: int) -> None:
         """Bind the caches of a call.
 
         Args:
             binding: an ``onnxruntime.IOBinding``; caches are its last outputs.
             signature: of the graph that is called, which has the same caches.
-            in_place: whether the call writes into buffers of ours.
+            in_place: whether the call writes into buffers of one size.
+            tokens: in the caches after the call.
         """
         targets = self._spare or self.past
+        if not in_place and self._grows:
+            pairs = zip(self._specs, self._free, strict=True)
+            targets = [pool.buffer(spec, self._rows, tokens) for spec, pool in pairs]
+            in_place = True
+        self._targets = targets
         for index, spec in enumerate(signature.caches):
             if spec.pair.past is not None:
                 binding.bind_ortvalue_input(spec.pair.past, self.past[index])
@@ -94,8 +122,36 @@ class CacheBuffers:
                 binding.bind_output(spec.pair.present, "cpu")
 
     def advance(self, made: Sequence[onnxruntime.OrtValue], *, in_place: bool) -> None:
-        """Take what a call has made for what the next one reads."""
-        if not in_place:
+        """Take what a call has made for what the next one reads.
+
+        Args:
+            made: the outputs of the call.
+            in_place: as in ``bind``.
+        """
+        if in_place:
+            if self._spare:
+                self.past, self._spare = self._spare, self.past
+        elif self._grows:
+            # Not before: a call that failed has to leave the past where nothing writes.
+            self.past = self._targets
+            self._held, self._free = self._free, self._held
+        else:
             self.past = list(made)
-        elif self._spare:
-            self.past, self._spare = self._spare, self.past
+
+
+class Pool:
+    """Memory for the buffers of one cache, one after the other."""
+
+    def __init__(self) -> None:
+        """Hold nothing yet."""
+        self._memory: npt.NDArray[Any] | None = None
+
+    def buffer(self, spec: CacheSpec, rows: int, tokens: int) -> onnxruntime.OrtValue:
+        """Return a buffer for so many tokens; the one before is used no more."""
+        shape = spec.shape(rows, tokens)
+        if self._memory is None or self._memory.size < prod(shape):
+            self._memory = None  # before there is more
+            room = tokens + tokens // _SPARE_SHARE + _SPARE_TOKENS
+            self._memory = np.zeros(prod(spec.shape(rows, room)), spec.type_name)
+        array = self._memory[: prod(shape)].reshape(shape)
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array, "cpu", 0)

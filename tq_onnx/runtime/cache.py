@@ -63,18 +63,24 @@ class CacheSpec:
         """Bytes of one token of one sequence, all heads, metadata included."""
         return self.kv_num_heads * self.row * np.dtype(self.type_name).itemsize
 
+    def shape(self, batch: int, tokens: int) -> tuple[int, ...]:
+        """Return the shape of a buffer for so many tokens, those of its window in addition."""
+        if self.flat:
+            return batch, tokens, self.kv_num_heads * self.row
+        return batch, self.kv_num_heads, self.window.overlay_rows + tokens, self.row
+
     def allocate(self, batch: int, tokens: int, device: str = "cpu") -> onnxruntime.OrtValue:
         """Return a zeroed buffer for so many tokens in the memory of a device.
 
         Its shape is ``[batch, N, tokens, row]``, with the rows of the window in addition.
         """
-        return self._buffer(np.zeros(self._shape(batch, tokens), self.type_name), device)
+        return self._buffer(np.zeros(self.shape(batch, tokens), self.type_name), device)
 
     def resized(self, value: onnxruntime.OrtValue, tokens: int) -> onnxruntime.OrtValue:
         """Copy a buffer to one of ``tokens`` tokens, no fewer than before; new rows are zero."""
         old = as_array(value)
         axis = 1 if self.flat else 2
-        room = np.zeros(self._shape(old.shape[0], tokens), self.type_name)
+        room = np.zeros(self.shape(old.shape[0], tokens), self.type_name)
         if self.flat:
             room[:, : old.shape[axis]] = old
         else:
@@ -96,7 +102,7 @@ class CacheSpec:
         """
         used = plane.shape[2]
         tokens = max(tokens, used - self.window.overlay_rows)
-        room = np.zeros(self._shape(plane.shape[0], tokens), self.type_name)
+        room = np.zeros(self.shape(plane.shape[0], tokens), self.type_name)
         if self.flat:
             room[:, :used] = plane.transpose(0, 2, 1, 3).reshape(plane.shape[0], used, -1)
         else:
@@ -108,7 +114,7 @@ class CacheSpec:
         old = as_array(value)
         axis = 1 if self.flat else 2
         first = self.window.overlay_rows
-        room = np.zeros(self._shape(old.shape[0], max(tokens, self.room(value))), self.type_name)
+        room = np.zeros(self.shape(old.shape[0], max(tokens, self.room(value))), self.type_name)
         rows = np.take(old, first + np.arange(tokens) % held, axis=axis)
         if self.flat:
             room[:, :tokens] = rows
@@ -129,11 +135,6 @@ class CacheSpec:
             return array
         heads = array.reshape(*array.shape[:2], self.kv_num_heads, self.row)
         return np.transpose(heads, (0, 2, 1, 3))
-
-    def _shape(self, batch: int, tokens: int) -> tuple[int, ...]:
-        if self.flat:
-            return batch, tokens, self.kv_num_heads * self.row
-        return batch, self.kv_num_heads, self.window.overlay_rows + tokens, self.row
 
     @staticmethod
     def _buffer(array: npt.NDArray[Any], device: str) -> onnxruntime.OrtValue:

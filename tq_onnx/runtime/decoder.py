@@ -149,7 +149,10 @@ class Decoder:
         specs = self.signature.caches
         rows = self.batch * self._copies
         swapping = self._in_place and not self._alias
-        self._caches = CacheBuffers(specs, rows, tokens, self.ep.device, swapping=swapping)
+        growing = self.capacity is None and not self.signature.interface.static
+        self._caches = CacheBuffers(
+            specs, rows, tokens, self.ep.device, swapping=swapping, growing=growing
+        )
         self._mask = np.ones((self.batch, 0), np.int64)
         self._states = self._graph.feeding.first_states(rows)
 
@@ -169,6 +172,16 @@ class Decoder:
         if size is None:
             size = tokens if self.signature.first_only or most is None else most
         return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size or 1)]
+
+    def prompt_calls(self, tokens: int, most: int) -> list[slice]:
+        """Split a prompt into pieces for ``prefill``, which may split them further.
+
+        Args:
+            tokens: length of the prompt.
+            most: the most tokens of a piece, unless the graph reads first prompts in one call.
+        """
+        size = tokens if self._first is not None or self.signature.first_only else most
+        return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
 
     @property
     def rows(self) -> int | None:
@@ -394,7 +407,8 @@ class Decoder:
         outputs = (graph.signature.interface.logits, *watch, *(pair.present for pair in states))
         for name in outputs:
             binding.bind_output(name, "cpu")
-        self._caches.bind(binding, graph.signature, in_place=in_place)
+        total = mask_BS.shape[1]
+        self._caches.bind(binding, graph.signature, in_place=in_place, tokens=total)
         try:
             graph.session.run_with_iobinding(binding)
         except Exception as error:

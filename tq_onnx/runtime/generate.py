@@ -5,12 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from tq_onnx.errors import UsageError
-from tq_onnx.runtime.decoder import Decoder
+from tq_onnx.runtime.decoder import Decoder, Logits
 from tq_onnx.runtime.sampling import Sampler, Sampling
+
+PROMPT_PIECE: Final = 512
+"""Tokens of a prompt per call: logits of a whole one take gigabytes, of this many as long as the
+products of matrices are no faster for more."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,7 @@ class TokenStream(Iterator[int]):
             self._decode_seconds += time.perf_counter() - started
             self._steps += 1
         else:
-            logits = self._decoder.prefill(np.asarray([self._prompt], np.int64))[0, -1]
+            logits = self._read_prompt()
             self._prefill_seconds = time.perf_counter() - started
             self._prefilled = True
             if not self._most:
@@ -110,6 +115,15 @@ class TokenStream(Iterator[int]):
             raise StopIteration
         self.tokens.append(token)
         return token
+
+    def _read_prompt(self) -> Logits:
+        """Read the prompt in pieces, and return the logits of its last token."""
+        ids = np.asarray([self._prompt], np.int64)
+        *before, last = self._decoder.prompt_calls(ids.shape[1], PROMPT_PIECE)
+        for part in before:
+            self._decoder.prefill(ids[:, part])
+        logits: Logits = self._decoder.prefill(ids[:, last])[0, -1]
+        return logits
 
     @property
     def result(self) -> Generation:
