@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tq_onnx import errors
     from tq_onnx.api.calibrating import calibrate
     from tq_onnx.api.converting import convert, inspect
+    from tq_onnx.api.fitting import fit
     from tq_onnx.api.measuring import bench, report, verify
     from tq_onnx.api.running import get_library_path, library_path, load, register, session_options
     from tq_onnx.codec.presets import PRESETS
@@ -43,6 +44,7 @@ __all__ = [
     "calibrate",
     "convert",
     "errors",
+    "fit",
     "get_library_path",
     "inspect",
     "library_path",
@@ -56,6 +58,7 @@ __all__ = [
 _ROOMS: Final = {
     "api.converting": ("convert", "inspect"),
     "api.calibrating": ("calibrate",),
+    "api.fitting": ("fit",),
     "api.measuring": ("bench", "report", "verify"),
     "api.running": ("get_library_path", "library_path", "load", "register", "session_options"),
     "codec.presets": ("PRESETS",),

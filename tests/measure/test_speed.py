@@ -96,7 +96,8 @@ def test_what_does_not_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     check_positions(opened(GENAI, "kernel"), 125, tokens=1)
     memory = tmp_path / "meminfo"
     memory.write_text("MemTotal: 9000 kB\nMemAvailable: 100 kB\n")
-    monkeypatch.setattr(speed, "_MEMORY", memory)
+    monkeypatch.setattr("tq_onnx.runtime.memory._MEMINFO", memory)
+    monkeypatch.setattr("tq_onnx.runtime.memory._CGROUPS", tmp_path / "none")
     check_fits([one], 300, tokens=1)
     with pytest.raises(UsageError, match=r"and 0\.0 GiB of memory are free; give smaller"):
         check_fits([one], 400, tokens=1)

@@ -28,6 +28,7 @@ COMMANDS: Final[dict[str, str]] = {
     "report": "Measure the loss of quality of conversions.",
     "bench": "Measure the speed of a model before and after its conversion.",
     "calibrate": "Gather statistics of a model on a text, for convert --calibration.",
+    "fit": "Show the largest context that fits into memory, for each preset.",
     "generate": "Generate text with an original or a converted model.",
     "info": "Show versions, the operator library, CPU features and providers.",
     "demo": "Convert the bundled model and run it before and after.",

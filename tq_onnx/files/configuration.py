@@ -7,7 +7,24 @@ from pathlib import Path
 from typing import Final
 
 CONFIGURATION: Final = "config.json"
+GENAI_CONFIGURATION: Final = "genai_config.json"
 _POSITIONS: Final = "max_position_embeddings"
+
+
+def context_length(model: Path) -> int | None:
+    """Return the tokens that a model takes, by Hugging Face's or onnxruntime-genai's configuration.
+
+    ``max_position_embeddings`` of ``config.json`` and ``context_length`` of ``genai_config.json``
+    beside the model file count, the least of both; None if neither tells.
+    """
+    found = [configured_positions(model)]
+    try:
+        told = json.loads((model.parent / GENAI_CONFIGURATION).read_text("utf-8"))
+        found.append(told["model"]["context_length"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        pass
+    sizes = [size for size in found if type(size) is int and size > 0]
+    return min(sizes, default=None)
 
 
 def configured_positions(model: Path) -> int | None:
@@ -17,6 +34,6 @@ def configured_positions(model: Path) -> int | None:
     """
     try:
         told = json.loads((model.parent / CONFIGURATION).read_text("utf-8"))[_POSITIONS]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return told if isinstance(told, int) and told > 0 else None

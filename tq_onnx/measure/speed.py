@@ -13,7 +13,6 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -21,9 +20,11 @@ import numpy as np
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.runtime.decoder import Decoder
+from tq_onnx.runtime.generate import PROMPT_PIECE
+from tq_onnx.runtime.memory import free_memory
 from tq_onnx.runtime.model import OpenModel
 
-PIECE: Final = 512
+PIECE: Final = PROMPT_PIECE
 """Tokens of a prompt per call: what a call needs besides the caches grows with them."""
 
 TURN: Final = 8
@@ -41,8 +42,6 @@ _MOST_PROMPTS: Final = 5
 
 _SEED_TOKENS: Final = 64
 """Tokens of the prompt whose rows are copied."""
-
-_MEMORY: Final = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True)
@@ -234,15 +233,6 @@ def check_positions(model: OpenModel, context: int, *, tokens: int) -> None:
             where=str(model.path),
             fix="give smaller --contexts",
         ) from error
-
-
-def free_memory() -> int | None:
-    """Return the bytes of memory that are free; None where the system does not say."""
-    try:
-        lines = _MEMORY.read_text().splitlines()
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvail"))
-    except (OSError, ValueError, IndexError, StopIteration):
-        return None
 
 
 def _runner(model: OpenModel, context: int, tokens: int) -> _Runner:

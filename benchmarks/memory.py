@@ -1,0 +1,108 @@
+"""Peak memory of processes that run a model at a context, beside what ``tq-onnx fit`` foretells.
+
+Each model runs in a process of its own, as ``LanguageModel.generate`` does: a prompt is read in
+pieces up to the context, and some tokens are decoded. Then the cache is saved, and another process
+loads it and decodes a token. Peaks are VmHWM, so this runs on Linux.
+
+    python benchmarks/memory.py model.onnx model.int4.onnx --context 8192
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+STEPS = 16
+
+
+def peak() -> int:
+    """The largest resident set of this process so far, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
+
+
+def run(model: Path, context: int, threads: int | None, saved: Path) -> dict[str, Any]:
+    """Reads, decodes and saves."""
+    import numpy as np
+
+    import tq_onnx
+    from tq_onnx.language.cachefile import write_cache
+    from tq_onnx.runtime.generate import generate
+
+    lm = tq_onnx.load(model, threads=threads)
+    fixed = lm.signature.fixed_capacity
+    decoder = lm.decoder(capacity=context if fixed else None)
+    ids = np.random.default_rng(0).integers(0, lm.vocabulary, context).tolist()
+    done = generate(decoder, ids[: context - STEPS], max_new_tokens=STEPS + 1)
+    found = {
+        "peak": peak(),
+        "caches": decoder.cache_bytes,
+        "prompt_seconds": done.prefill_seconds,
+        "tokens_per_second": done.tokens_per_second,
+    }
+    write_cache(saved, ids, decoder.snapshot(), lm.identity)
+    return found | {"file": saved.stat().st_size}
+
+
+def resume(model: Path, context: int, threads: int | None, saved: Path) -> dict[str, Any]:
+    """Loads what was saved, and decodes one token."""
+    import tq_onnx
+
+    fixed = tq_onnx.inspect(model).plan is not None
+    lm = tq_onnx.load(model, threads=threads, context=context + 1 if fixed else None)
+    _ = lm.identity
+    started = time.perf_counter()
+    cache = lm.load_cache(saved)
+    lm.generate([*cache.tokens, 1], cache=cache, max_new_tokens=1)
+    return {"resume_seconds": time.perf_counter() - started}
+
+
+def _child(*arguments: object) -> dict[str, Any]:
+    command = [sys.executable, __file__, *map(str, arguments)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("--context", type=int, default=8192)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--do", choices=("run", "resume"), help=argparse.SUPPRESS)
+    parser.add_argument("--saved", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.do:
+        job = run if options.do == "run" else resume
+        print(json.dumps(job(options.models[0], options.context, options.threads, options.saved)))
+        return
+    import tq_onnx
+
+    threads = () if options.threads is None else ("--threads", options.threads)
+    for model in options.models:
+        row = tq_onnx.fit(model, context=options.context).rows[0]
+        with tempfile.TemporaryDirectory() as folder:
+            given = (model, "--context", options.context, *threads, "--saved", f"{folder}/cache")
+            found = _child(*given, "--do", "run") | _child(*given, "--do", "resume")
+        off = row.peak_bytes / found["peak"] - 1
+        print(
+            json.dumps(
+                {"model": str(model), "context": options.context, "forecast": row.peak_bytes}
+                | found
+                | {"off_percent": round(100 * off, 1)}
+            ),
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

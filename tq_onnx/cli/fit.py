@@ -1,0 +1,97 @@
+"""``tq-onnx fit``: show the largest context for a memory, or the memory for a context."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tq_onnx.api import fitting
+from tq_onnx.cli import flags, terminal
+from tq_onnx.measure.tables import TextTable
+
+if TYPE_CHECKING:
+    from tq_onnx.measure.fit import FitReport
+
+
+@click.command()
+@click.argument("model", type=flags.FilePath())
+@click.option(
+    "--memory",
+    metavar="SIZE",
+    help="Memory for the whole process, as 16GB or 16GiB. By default what is free, limits of "
+    "containers included.",
+)
+@click.option(
+    "--context",
+    type=click.IntRange(min=1),
+    help="Show the memory that contexts of this many tokens need.",
+)
+@click.option(
+    "--sequences",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Texts whose caches are in memory at the same time.",
+)
+@flags.as_json
+def fit(
+    *, model: Path, memory: str | None, context: int | None, sequences: int, as_json: bool
+) -> None:
+    """Show the largest context of MODEL that fits into memory, for each preset.
+
+    MODEL is an original or a converted model, or a folder with one decoder. Nothing is run:
+    weights, caches and the values of a call are counted in the graph. On the CPU; docs have
+    measured peaks beside these forecasts.
+
+    \b
+    Example:
+      tq-onnx fit model.onnx
+      tq-onnx fit model.onnx --memory 8GB --sequences 4
+      tq-onnx fit model.int4.onnx --context 32768 --json
+    """
+    found = fitting.fit(model, memory=memory, context=context, sequences=sequences)
+    if as_json:
+        terminal.print_json(found)
+        return
+    terminal.print_facts(_facts(found), title=str(found.model))
+    columns = ("preset", ">context", "limited by", ">caches", ">process", ">bytes per token", "")
+    rows = [
+        (
+            row.preset or "(now)",
+            f"{row.context:,}" if not row.refusal else "",
+            _LIMITS.get(row.limited_by, ""),
+            _size(row.cache_bytes) if not row.refusal else "",
+            _size(row.peak_bytes) if not row.refusal else "",
+            f"{row.bytes_per_token:,}" if not row.refusal else "",
+            row.refusal or _note(row.fits, row.growing),
+        )
+        for row in found.rows
+    ]
+    terminal.print_table(TextTable.of(columns, rows))
+
+
+_LIMITS = {"memory": "memory", "model": "the model", "request": "--context"}
+
+
+def _facts(found: FitReport) -> list[tuple[str, object]]:
+    source = "given" if found.given else "free"
+    positions = "unknown" if found.positions is None else f"{found.positions:,} tokens"
+    return [
+        ("memory", f"{_size(found.memory)} ({source})"),
+        ("weights", _size(found.weights)),
+        ("model takes", positions),
+        ("sequences", found.sequences),
+    ]
+
+
+def _note(fits: bool, growing: bool) -> str:
+    notes = [] if fits else ["does not fit"]
+    if growing:
+        notes.append("caches grow: twice in a step")
+    return ", ".join(notes)
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:,.2f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"
