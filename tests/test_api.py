@@ -70,8 +70,8 @@ def python(code: str) -> str:
 
 def test_the_names() -> None:
     assert [
-        *("bench", "calibrate", "convert", "get_library_path", "inspect", "library_path", "load"),
-        *("register", "report", "session_options", "verify"),
+        *("bench", "calibrate", "convert", "fit", "get_library_path", "inspect", "library_path"),
+        *("load", "register", "report", "session_options", "verify"),
     ] == FUNCTIONS
     assert set(tq_onnx.__all__) - set(FUNCTIONS) == {
         "PRESETS",
@@ -307,7 +307,7 @@ def test_commands_and_functions_have_the_same_options() -> None:
     for name in set(COMMANDS) & set(FUNCTIONS):
         command = getattr(importlib.import_module(f"tq_onnx.cli.{name}"), name)
         asked = {parameter.name for parameter in command.params} - {"as_json"}
-        if name in ("convert", "inspect"):
+        if name in ("convert", "fit", "inspect"):
             asked = asked - {"model"} | {"path"}
         parameters = set(inspect.signature(getattr(tq_onnx, name)).parameters)
         assert asked - parameters - of_targets == set()

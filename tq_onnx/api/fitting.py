@@ -10,6 +10,7 @@ from tq_onnx.errors import UsageError
 
 if TYPE_CHECKING:
     from tq_onnx.measure.fit import FitReport
+    from tq_onnx.progress import OnProgress
 
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?)b?|b)?\s*", re.IGNORECASE)
 _POWERS: Final = {"k": 1, "m": 2, "g": 3, "t": 4}
@@ -21,6 +22,7 @@ def fit(
     memory: int | str | None = None,
     context: int | None = None,
     sequences: int = 1,
+    on_progress: OnProgress | None = None,
 ) -> FitReport:
     """Find the largest contexts for a memory, or the memory for a context.
 
@@ -32,6 +34,7 @@ def fit(
             default what is free, limits of containers included.
         context: tokens of each sequence; by default the largest that fit.
         sequences: texts whose caches are in memory at the same time.
+        on_progress: called as each step begins.
 
     Returns:
         For the model as it is and, if it is an original, for every preset: the context, the bytes
@@ -46,7 +49,13 @@ def fit(
     from tq_onnx.integrations.folder import find_model
     from tq_onnx.measure.fit import fit as run
 
-    return run(find_model(path_of(path)), memory=size, context=context, sequences=sequences)
+    return run(
+        find_model(path_of(path)),
+        memory=size,
+        context=context,
+        sequences=sequences,
+        on_progress=on_progress,
+    )
 
 
 def memory_of(text: str) -> int:

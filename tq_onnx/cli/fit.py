@@ -51,7 +51,10 @@ def fit(
       tq-onnx fit model.onnx --memory 8GB --sequences 4
       tq-onnx fit model.int4.onnx --context 32768 --json
     """
-    found = fitting.fit(model, memory=memory, context=context, sequences=sequences)
+    with terminal.progress("Reading the graph") as on_progress:
+        found = fitting.fit(
+            model, memory=memory, context=context, sequences=sequences, on_progress=on_progress
+        )
     if as_json:
         terminal.print_json(found)
         return

@@ -22,6 +22,7 @@ from tq_onnx.measure.footprint import (
     weights_of,
 )
 from tq_onnx.plan import METADATA_PLAN, Plan, plan_in
+from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.recognise.branches import load_decoder
 from tq_onnx.runtime.memory import free_memory
 
@@ -83,7 +84,12 @@ class FitReport:
 
 
 def fit(
-    path: Path, *, memory: int | None = None, context: int | None = None, sequences: int = 1
+    path: Path,
+    *,
+    memory: int | None = None,
+    context: int | None = None,
+    sequences: int = 1,
+    on_progress: OnProgress | None = None,
 ) -> FitReport:
     """Find the largest contexts for a memory, or the memory for a context.
 
@@ -92,6 +98,7 @@ def fit(
         memory: bytes for the process; None for what is free, limits of containers included.
         context: tokens of each sequence; None for the largest.
         sequences: texts whose caches are in memory at the same time.
+        on_progress: called as each step begins.
 
     Raises:
         UnsupportedModelError: it is no decoder that tq-onnx recognises.
@@ -101,7 +108,10 @@ def fit(
     allowed = free_memory() if memory is None else memory
     if allowed is None:
         raise UsageError("this system does not say how much memory is free", fix="give --memory")
+    tell = on_progress or silent
+    tell(Progress("Reading the graph"))
     loaded = load_decoder(path)
+    tell(Progress("Counting what a call takes"))
     found = (
         [_converted(loaded, path)]
         if METADATA_PLAN in loaded.model.metadata_props
