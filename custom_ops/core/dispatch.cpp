@@ -97,6 +97,7 @@ const Kernels* avx512vnni_kernels() {
   static const Kernels kernels = [] {
     Kernels all = join(*avx512_kernels(), "avx512vnni", avx512vnni_integers());
     all.multiply_pairs = avx512vnni_multiply_pairs();
+    all.search_bytes = avx512vnni_search_bytes();
     return all;
   }();
   return &kernels;

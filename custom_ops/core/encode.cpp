@@ -11,7 +11,7 @@ namespace tq {
 namespace {
 
 constexpr int64_t kFewRows = 8;       // per task, where there are not many tasks
-constexpr int64_t kFewRowsFed = 2;    // likewise, where errors are fed back
+constexpr int64_t kFewRowsFed = 4;    // likewise, where errors are fed back
 constexpr int64_t kManyTasks = 16;
 constexpr int64_t kCopyBytesPerTask = 256 * 1024;
 

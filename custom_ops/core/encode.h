@@ -38,10 +38,10 @@ struct EncodeCall {
   // tags.
   Window window;
   // Of lloyd_max only: what an encoder that searches tries, in the order of preference; none for
-  // one that does not. The matrices [N, D, D] of error feedback, or null.
+  // one that does not. Error feedback [N] (core/feedback.h), in the form for these kernels, or null.
   const float* gains;
   int gain_count;
-  const float* feedback;
+  const Feedback* feedback;
 };
 
 void encode(const Kernels& kernels, const EncodeCall& call, const Parallel& parallel);

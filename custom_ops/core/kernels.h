@@ -39,7 +39,25 @@ struct SearchTables {
   int count;           // at most kMaxGains
   const float* boundaries;
   int levels;
-  const float* table;  // kTable centroids
+  const float* table;    // kTable centroids
+  const float* numbers;  // the same over `unit`: whole numbers up to 127, or centroids and 1
+  float unit;
+};
+
+// Steps that the largest factor of a column of error feedback is.
+constexpr int kFeedbackSteps = 127;
+// Columns of a block of bytes; and the byte of the number 0, where numbers have no sign.
+constexpr int kFeedbackColumns = 16, kFeedbackZero = 128;
+
+// The moments of the queries of one KV head, L diag(h) L^T; L in whole steps of its columns. Arrays
+// of columns have zeros up to a multiple of kFeedbackColumns.
+struct Feedback {
+  const float* lower;    // [D, D] below the diagonal; null where there are bytes
+  // Four rows i of one column j after the other: [j / 16][i / 4][j % 16][i % 4], else null.
+  const int8_t* bytes;
+  const int32_t* starts;  // - kFeedbackZero times the sum of a column of bytes
+  const float* steps;
+  const float* weights;  // h
 };
 
 // The codes c that stay, and products of them with the vector u, in the moments of the queries.
@@ -48,6 +66,9 @@ struct Found {
   float product;  // <u, c>
   float square;   // <c, c>
 };
+
+using SearchBytes = void (*)(const SearchTables& tables, const Feedback* feedback, const float* y,
+                             int rows, int size, uint8_t* codes, Found* found);
 
 // Packed codes of one cache as the kernels see them.
 struct RowFormat {
@@ -139,17 +160,18 @@ struct Kernels {
   float (*quantise)(const float* y, const float* boundaries, int levels, const float* table,
                     uint8_t* codes, int size);
   // The codes of the best gain of each vector y[r], the first that has the largest
-  // max(product, 0)^2 / square. `feedback` is null or has a matrix [size, size] for each vector, L
-  // below the diagonal and h on it. Each gain has sums of its own, by fused multiply-add, over j = 0, 1, ... without feedback and from the
-  // last to the first with it:
-  //   without:  code = number of boundaries <= g y[j], c its centroid,
-  //             product += c y[j], square += c c
-  //   with:     a = y[j] + sum over i = size - 1, ..., j + 1 of L[i][j] e[i], code of g a,
-  //             e[j] = y[j] - c / g, p = v[j] - (a - c / g), v = y L likewise,
-  //             product += (h v[j]) p, square += (h p) p, own += (h v[j]) v[j]
-  // c / g is c times the rounded inverse; product and square are then times g and g g.
-  void (*search)(const SearchTables& tables, const float* const* feedback, const float* y, int rows,
+  // max(product, 0)^2 / square. Each gain has sums of its own, by fused multiply-add.
+  // Without feedback (null), over j = 0, 1, ...:
+  //   code = number of boundaries <= g y[j], c its centroid, product += c y[j], square += c c
+  // With it, one of each vector, in units of the table, from the last j to the first:
+  //   v = y[j] + step (sum of y[i] L[i][j]),  w = sum of L[i][j] k[i],  i = size - 1, ..., j + 1
+  //   code = number of boundaries <= g v - (step unit) w, k its number
+  //   q = k + step w,  product += (h v) q,  square += (h q) q
+  // and own the sum of (h v) v by kPartialSums partial sums; k is exact where numbers are whole.
+  void (*search)(const SearchTables& tables, const Feedback* feedback, const float* y, int rows,
                  int size, uint8_t* codes, Found* found);
+  // The same of feedback that has bytes, and numbers that are whole; null where the level has none.
+  SearchBytes search_bytes;
   // codes[j] = the low byte of (x[j] - zero) / scale rounded, ties to even, within [low, high].
   void (*round_steps)(const float* x, float zero, float scale, float low, float high,
                       uint8_t* codes, int size);
@@ -231,5 +253,6 @@ const IntegerKernels* neondot_integers();
 // Beside the avx512 level, on processors that have VNNI.
 const IntegerKernels* avx512vnni_integers();
 MultiplyPairs avx512vnni_multiply_pairs();
+SearchBytes avx512vnni_search_bytes();
 
 }  // namespace tq

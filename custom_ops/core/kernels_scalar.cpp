@@ -85,8 +85,7 @@ float worth_of(const Found& found) {
   return product * product / found.square;
 }
 
-Found try_gain(const SearchTables& tables, const float*, float gain, const float* y, uint8_t* codes,
-               int size) {
+Found try_gain(const SearchTables& tables, float gain, const float* y, uint8_t* codes, int size) {
   Found found{1.0f, 0.0f, 0.0f};
   for (int j = 0; j < size; ++j) {
     codes[j] = static_cast<uint8_t>(code_of(tables, gain * y[j]));
@@ -97,55 +96,78 @@ Found try_gain(const SearchTables& tables, const float*, float gain, const float
   return found;
 }
 
-// Product and square are those of c / gain.
-Found try_gain_with_feedback(const SearchTables& tables, const float* feedback, float gain,
-                             const float* y, uint8_t* codes, int size) {
-  float errors[kMaxWidth];
-  const float inverse = -1.0f / gain;
-  Found found{0.0f, 0.0f, 0.0f};
-  for (int j = size - 1; j >= 0; --j) {
-    float a = y[j], v = y[j];
-    for (int i = size - 1; i > j; --i) {
-      const float factor = feedback[static_cast<ptrdiff_t>(i) * size + j];
-      a = std::fma(factor, errors[i], a);
-      v = std::fma(y[i], factor, v);
-    }
-    codes[j] = static_cast<uint8_t>(code_of(tables, gain * a));
-    const float c = tables.table[codes[j]];
-    errors[j] = std::fma(c, inverse, y[j]);
-    const float p = v - std::fma(c, inverse, a);
-    const float weight = feedback[static_cast<ptrdiff_t>(j) * (size + 1)];
-    const float weighted = weight * v, weighted_p = weight * p;
-    found.own = std::fma(weighted, v, found.own);
-    found.product = std::fma(weighted, p, found.product);
-    found.square = std::fma(weighted_p, p, found.square);
-  }
-  return found;
-}
+// One vector and the moments of the queries; sums are in units of the table.
+struct Fed {
+  float v[kMaxWidth], weighted[kMaxWidth];
+  float own;
 
-Found search_one(const SearchTables& tables, const float* feedback, const float* y, int size,
-                 uint8_t* codes) {
-  const auto attempt = feedback == nullptr ? try_gain : try_gain_with_feedback;
+  Fed(const Feedback& feedback, const float* y, int size) {
+    float partial[kPartialSums] = {};
+    for (int j = 0; j < size; ++j) {
+      float steps = 0.0f;
+      for (int i = size - 1; i > j; --i) {
+        steps = std::fma(y[i], feedback.lower[static_cast<ptrdiff_t>(i) * size + j], steps);
+      }
+      v[j] = std::fma(feedback.steps[j], steps, y[j]);
+      weighted[j] = feedback.weights[j] * v[j];
+      partial[j % kPartialSums] = std::fma(weighted[j], v[j], partial[j % kPartialSums]);
+    }
+    own = add_partial_sums(partial);
+  }
+
+  Found attempt(const SearchTables& tables, const Feedback& feedback, float gain, uint8_t* codes,
+                int size) const {
+    float numbers[kMaxWidth];
+    Found found{own, 0.0f, 0.0f};
+    for (int j = size - 1; j >= 0; --j) {
+      float steps = 0.0f;
+      for (int i = size - 1; i > j; --i) {
+        steps = std::fma(feedback.lower[static_cast<ptrdiff_t>(i) * size + j], numbers[i], steps);
+      }
+      const float step = feedback.steps[j];
+      const float coded = std::fma(-(step * tables.unit), steps, gain * v[j]);
+      codes[j] = static_cast<uint8_t>(code_of(tables, coded));
+      numbers[j] = tables.numbers[codes[j]];
+      const float q = std::fma(step, steps, numbers[j]);
+      found.product = std::fma(weighted[j], q, found.product);
+      found.square = std::fma(feedback.weights[j] * q, q, found.square);
+    }
+    return found;
+  }
+};
+
+// `attempt` gives codes and what they come to.
+template <class Attempt>
+Found best_of(const SearchTables& tables, int size, uint8_t* codes, const Attempt& attempt) {
   uint8_t own[kMaxWidth];
   Found best{};
-  float gain = 1.0f, most = 0.0f;
+  float most = 0.0f;
   for (int k = 0; k < tables.count; ++k) {
-    const Found found = attempt(tables, feedback, tables.gains[k], y, own, size);
+    const Found found = attempt(tables.gains[k], own);
     const float worth = worth_of(found);
     if (k > 0 && !(worth > most)) continue;
     best = found;
     most = worth;
-    gain = tables.gains[k];
     std::memcpy(codes, own, static_cast<size_t>(size));
   }
-  if (feedback == nullptr) return best;
-  return {best.own, gain * best.product, gain * gain * best.square};
+  return best;
 }
 
-void search(const SearchTables& tables, const float* const* feedback, const float* y, int rows,
+void search(const SearchTables& tables, const Feedback* feedback, const float* y, int rows,
             int size, uint8_t* codes, Found* found) {
   for (int r = 0; r < rows; ++r, y += size, codes += size) {
-    found[r] = search_one(tables, feedback == nullptr ? nullptr : feedback[r], y, size, codes);
+    if (feedback == nullptr) {
+      found[r] = best_of(tables, size, codes, [&](float gain, uint8_t* own) {
+        return try_gain(tables, gain, y, own, size);
+      });
+      continue;
+    }
+    const Fed fed(feedback[r], y, size);
+    found[r] = best_of(tables, size, codes, [&](float gain, uint8_t* own) {
+      return fed.attempt(tables, feedback[r], gain, own, size);
+    });
+    found[r].product *= tables.unit;
+    found[r].square *= tables.unit * tables.unit;
   }
 }
 

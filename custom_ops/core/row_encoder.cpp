@@ -47,8 +47,13 @@ RowEncoder::RowEncoder(const Kernels& kernels, const EncodeCall& call)
       searches_(call.gain_count > 0 || call.feedback != nullptr ||
                 call.norm_correction == kUnbiased),
       planes_(spec::planes(call.codec)) {
-  if (spec::is_rotated(call.codec.kind)) {
-    fill_table(call.centroids, spec::levels(call.codec), table_);
+  if (!spec::is_rotated(call.codec.kind)) return;
+  const int levels = spec::levels(call.codec);
+  fill_table(call.centroids, levels, table_);
+  const auto integers = integers_of(table_, levels, kLargestInteger);
+  if (integers.has_value()) unit_ = integers->unit;
+  for (int i = 0; i < kTable; ++i) {
+    numbers_[i] = integers.has_value() ? integers->entries[i % levels] : table_[i];
   }
 }
 
@@ -127,15 +132,22 @@ void RowEncoder::encode_rotated(float* x, int count, const int64_t* heads,
 void RowEncoder::search(const float* y, int count, const int64_t* heads, const float* norms,
                         uint8_t* codes, float* scales) const {
   const bool has_gains = call_.gain_count > 0;
-  const SearchTables tables{has_gains ? call_.gains : &kOne, has_gains ? call_.gain_count : 1,
-                            call_.boundaries, spec::levels(call_.codec), table_};
-  const float* feedback[kMaxRows];
-  for (int r = 0; call_.feedback != nullptr && r < count; ++r) {
-    feedback[r] = call_.feedback + heads[r] * size_ * size_;
-  }
+  const SearchTables tables{has_gains ? call_.gains : &kOne,
+                            has_gains ? call_.gain_count : 1,
+                            call_.boundaries,
+                            spec::levels(call_.codec),
+                            table_,
+                            numbers_,
+                            unit_};
   Found found[kMaxRows];
-  kernels_.search(tables, call_.feedback == nullptr ? nullptr : feedback, y, count, size_, codes,
-                  found);
+  if (call_.feedback == nullptr) {
+    kernels_.search(tables, nullptr, y, count, size_, codes, found);
+  } else {
+    Feedback feedback[kMaxRows];
+    for (int r = 0; r < count; ++r) feedback[r] = call_.feedback[heads[r]];
+    const auto fed = feedback->bytes != nullptr ? kernels_.search_bytes : kernels_.search;
+    fed(tables, feedback, y, count, size_, codes, found);
+  }
   for (int r = 0; r < count; ++r) {
     const Found& best = found[r];
     scales[r] = norms[r];

@@ -46,7 +46,8 @@ class RowEncoder {
   const int used_;    // bytes of a row, without the padding
   const bool searches_;
   const spec::Planes planes_;
-  float table_[kTable];
+  float table_[kTable], numbers_[kTable];
+  float unit_ = 1.0f;  // of the numbers
 };
 
 }  // namespace tq

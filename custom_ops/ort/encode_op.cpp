@@ -131,6 +131,7 @@ EncodeKernel::EncodeKernel(const Api& api, const OrtKernelInfo* info, Element el
       kernels_(choose_kernels(kOp)),
       codec_(read_codec(api, info, kOp, "", float_type_)),
       rotation_(api, info, Op::kRotation, codec_, spec::has_sketch(codec_.kind)),
+      feedback_(api, info, kernels_, codec_),
       norm_correction_(read_norm_correction(api, info)),
       window_(read_window(api, info, kOp, codec_.kind == spec::Kind::kRaw)) {}
 
@@ -161,7 +162,10 @@ void EncodeKernel::compute(OrtKernelContext* context) {
   call.offsets = given.offsets;
   call.gains = given.gains.as<float>();
   call.gain_count = given.gain_count;
-  call.feedback = given.has_feedback ? given.feedback.as<float>() : nullptr;
+  FeedbackMatrices own_feedback;
+  if (given.has_feedback) {
+    call.feedback = feedback_.get(given.feedback, given.centroids, own_feedback);
+  }
   Pool pool(api_, context);
   encode(kernels_, call, pool.parallel());
   pool.finish();

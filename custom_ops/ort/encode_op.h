@@ -13,6 +13,7 @@
 
 #include "ort/codec_inputs.h"
 #include "ort/custom_op.h"
+#include "ort/feedback_input.h"
 #include "ort/window_inputs.h"
 
 namespace tq::ort {
@@ -50,6 +51,7 @@ class EncodeKernel {
   const Kernels& kernels_;
   spec::Codec codec_;
   ReadyRotation rotation_;
+  ReadyFeedback feedback_;
   int norm_correction_;
   Window window_;
 };

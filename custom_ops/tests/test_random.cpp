@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "core/encode.h"
+#include "core/feedback.h"
 #include "tests/attention_problem.h"
 
 namespace tq::test {
@@ -49,11 +50,11 @@ Problem random_problem(Random& random) {
 }
 
 // Rows and entries that are written, by encoders that search and others: every level gives the bytes
-// of the scalar one, behind and in front of
-// garbage, which stays.
+// of the scalar one, behind and in front of garbage, which stays.
 void encode_at_every_level(const Problem& p, Random& random) {
   const std::size_t d = static_cast<std::size_t>(p.head_size);
-  const Tables tables(p.key, p.head_size, random);
+  Tables tables(p.key, p.head_size, random);
+  if (spec::is_rotated(p.key.kind) && random() % 3 > 0) round_centroids(tables);
   const int width = spec::row_bytes(p.key, p.head_size) + p.padding;
   const std::size_t lanes = static_cast<std::size_t>(p.batch * p.heads);
   Window window{};
@@ -81,7 +82,14 @@ void encode_at_every_level(const Problem& p, Random& random) {
   call.gains = gains.data();
   call.gain_count = static_cast<int>(gains.size());
   if (gains.size() > 0) call.norm_correction = static_cast<int>(random() % 3);
-  if (feedback.size() > 0) call.feedback = feedback.data();
+  const FeedbackMatrices as_floats(feedback.data(), feedback.size() > 0 ? p.heads : 0, p.head_size, false);
+  const FeedbackMatrices as_bytes(feedback.data(), feedback.size() > 0 ? p.heads : 0, p.head_size, true);
+  const auto give_feedback = [&](const Kernels& level) {
+    if (feedback.size() == 0) return;
+    const bool wants_bytes =
+        FeedbackMatrices::as_bytes(level, tables.centroids.data(), spec::levels(p.key));
+    call.feedback = (wants_bytes ? as_bytes : as_floats).heads();
+  };
   call.window = window;
   call.vectors = vectors.data();
   call.past_length = p.lengths.data();
@@ -92,8 +100,10 @@ void encode_at_every_level(const Problem& p, Random& random) {
   call.past_slots = call.present_slots = slots;
   std::memcpy(expected.data(), garbage.data(), bytes);
   call.past = call.present = expected.data();
+  give_feedback(*scalar_kernels());
   encode(*scalar_kernels(), call, serial());
   for (const Kernels* level : supported_kernels()) {
+    give_feedback(*level);
     std::memcpy(present.data(), garbage.data(), bytes);
     call.past = call.present = present.data();
     encode(*level, call, serial());

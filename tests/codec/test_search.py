@@ -113,7 +113,10 @@ def test_feedback_is_the_formulas() -> None:
     assert turn is not None
     assert book is not None
     matrix = feedback_of(covariance(size, 1), turn)
-    lower = np.tril(matrix[0].astype(float), -1) + np.eye(size)
+    lower = np.eye(size)
+    for j in range(size - 1):
+        step = np.abs(matrix[0, j + 1 :, j]).max() / np.float32(127)
+        lower[j + 1 :, j] = np.rint(matrix[0, j + 1 :, j] / step).astype(float) * step
     moments = lower @ np.diag(np.diagonal(matrix[0]).astype(float)) @ lower.T
     x = np.random.default_rng(1).standard_normal((1, 30, size))
     found = quantise(x, codec, turn, book, UNBIASED, gains=GAINS, feedback=matrix)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
+from onnx.numpy_helper import to_array
 
 from tests.parity.backends import BACKENDS, LEVELS, run
 from tests.parity.compare import check_rows
@@ -101,6 +103,24 @@ def test_levels_give_the_same_bytes(bits: int, feeds: bool, level: str) -> None:
     x = np.concatenate([special_rows(72), vectors(1, 1, 60, 72).astype(np.float32)], axis=2)
     scalar, own = (encode(b, bits, x, gains=MAX_GAINS, feeds=feeds) for b in ("scalar", level))
     assert np.array_equal(scalar, own)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", ["key_feedback", "key_centroids"])
+def test_tables_may_come_with_a_call(name: str, level: str) -> None:
+    x = vectors(1, HEADS, 20, 64).astype(np.float32)
+    model = encode_model("key", 4, 64, "float32", gains=MAX_GAINS, feedback_heads=HEADS)
+    proto = onnx.load_from_string(model)
+    (table,) = (each for each in proto.graph.initializer if each.name == name)
+    proto.graph.initializer.remove(table)
+    given_type = proto.graph.input.add(name=name).type.tensor_type
+    given_type.elem_type = table.data_type
+    for dim in table.dims:
+        given_type.shape.dim.add(dim_value=dim)
+    feeds_of = {"key": x, "past_key": empty(x, 4), "past_length": np.array([0])}
+    expected = run(level, model, feeds_of)[0]
+    given = {**feeds_of, name: to_array(table)}
+    assert np.array_equal(run(level, proto.SerializeToString(), given)[0], expected)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -9,6 +9,12 @@ The coordinates of a key are then quantised from the last to the first, and each
 errors of those that are done (``tq_onnx.codec.search``): (e L)_j is the rounding error of step j
 alone (as in GPTQ, Frantar et al. 2022). One matrix holds both factors, L below the diagonal and h
 on it; what is above the diagonal is zero and not read.
+
+An encoder takes each column of L below the diagonal in 127ths of its largest number, rounded in
+float32, and H as that L and h make it. With the centroids of up to 4 bits, which are whole numbers
+up to 127 times one, its sums are then whole numbers below 2^24 up to D = 512: exact in float32, in
+any order, and sums of products of bytes where a processor has such. Measured on the queries and
+keys of SmolLM2-135M, this changes e H e^T by less than 0.03 %.
 """
 
 from __future__ import annotations
@@ -22,6 +28,9 @@ from tq_onnx.codec.kind import Float32, Float64
 
 DAMPING: Final = 0.01
 """Weight of all directions alike, next to a mean of 1: a text shows no query of every direction."""
+
+STEPS: Final = 127
+"""Steps of a column of L that its largest number is: with a sign, those of a byte."""
 
 
 def feedback_of(
@@ -67,7 +76,10 @@ def feedback_of(
 
 
 def factors(feedback: Float32) -> tuple[Float64, Float64]:
-    """Return L ``[N, D, D]`` and h ``[N, D]`` of matrices ``[N, D, D]``."""
-    wide = np.asarray(feedback, np.float64)
-    lower: Float64 = np.tril(wide, -1) + np.eye(wide.shape[-1])
-    return lower, np.diagonal(wide, axis1=-2, axis2=-1)
+    """Return L ``[N, D, D]`` as an encoder takes it and h ``[N, D]`` of matrices ``[N, D, D]``."""
+    below = np.tril(np.asarray(feedback, np.float32), -1)
+    steps = np.abs(below).max(axis=-2, keepdims=True) / np.float32(STEPS)
+    whole = np.divide(below, steps, out=np.zeros_like(below), where=steps > 0)
+    rounded = np.clip(np.rint(whole), -STEPS, STEPS).astype(np.float64) * steps
+    lower: Float64 = rounded + np.eye(below.shape[-1])
+    return lower, np.diagonal(np.asarray(feedback, np.float64), axis1=-2, axis2=-1)

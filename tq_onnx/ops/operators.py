@@ -96,7 +96,8 @@ stands for each."""
     feedback = Input(
         FLOAT32,
         "second moments of the queries H = L diag(h) L^T in the space of u [N, D, D]: L, which has "
-        "ones on its diagonal, below the diagonal, and h on it; <a, b> is then a H b^T, and "
+        "ones on its diagonal, below the diagonal, and h on it, columns of L taken in 127ths of "
+        "their largest number below the diagonal; <a, b> is then a H b^T, and "
         "coordinate j is coded after all later ones, as u_j - sum over i > j of "
         "(c_i / g - u_i) L_ij; one number [1] for none; lloyd_max only",
         when="feedback",

@@ -1,8 +1,13 @@
 // An encoder that searches, a gain per lane: the sums of a gain are one chain of fused multiply-adds
-// over the coordinates, so that every level rounds the same (core/kernels.h).
+// over the coordinates, so that every level rounds the same (core/kernels.h). Included behind
+// encode.inl.
+#ifdef TQ_CELLS
+#include "core/simd/cells.inl"
+#endif
 
 namespace {
 
+using tq::Feedback;
 using tq::Found;
 using tq::kMaxGains;
 using tq::SearchTables;
@@ -30,15 +35,6 @@ struct Attempts {
   }
 };
 
-// Coordinates [from, from + kLanes) of y L, of which n are there.
-TQ_INLINE V times_lower(const float* y, const float* lower, int size, int from) {
-  V v = load_up_to(y + from, size - from);
-  for (int i = size - 1; i > from; --i) {
-    v = fma(set1(y[i]), load_up_to(lower + static_cast<ptrdiff_t>(i) * size + from, i - from), v);
-  }
-  return v;
-}
-
 template <class AnyTable, class Count>
 TQ_INLINE void try_gains(const AnyTable& centroids, const Count& count_of, V gains, const float* y,
                          int size, V* products, V* squares) {
@@ -55,38 +51,55 @@ TQ_INLINE void try_gains(const AnyTable& centroids, const Count& count_of, V gai
 
 // One vector and the moments of the queries, while its coordinates are coded.
 struct Fed {
-  const float* y;
   const float* lower;
-  float v[kMaxWidth + kLanes];  // y L
-  float errors[kMaxWidth * kLanes];
+  const float* weights;
+  const float* steps;
+  float v[kMaxWidth + kLanes], weighted[kMaxWidth + kLanes], scaled[kMaxWidth + kLanes];
+  float numbers[kMaxWidth * kLanes];
   uint8_t codes[kMaxWidth * kMaxGains];
-  V own, product, square;
+  float own;
+  V product, square;
 
-  void begin(const float* vector, const float* feedback, int size) {
-    y = vector;
-    lower = feedback;
+  void begin(const float* y, const Feedback& feedback, float unit, int size) {
+    lower = feedback.lower;
+    weights = feedback.weights;
+    steps = feedback.steps;
+    V sums[kPartialVectors];
+    for (V& sum : sums) sum = zero();
     for (int from = 0; from < size; from += kLanes) {
-      store(v + from, times_lower(y, lower, size, from));
+      V whole = zero();
+      for (int i = size - 1; i > from; --i) {
+        const float* const row = lower + static_cast<ptrdiff_t>(i) * size;
+        whole = fma(set1(y[i]), load_up_to(row + from, i - from), whole);
+      }
+      const V step = load(steps + from);  // zeros behind the last coordinate
+      const V mine = fma(step, whole, load_up_to(y + from, size - from));
+      const V heavy = mul(load(weights + from), mine);
+      store(v + from, mine);
+      store(weighted + from, heavy);
+      store(scaled + from, mul(step, set1(-unit)));
+      V& sum = sums[from / kLanes % kPartialVectors];
+      sum = fma(heavy, mine, sum);
     }
+    own = add_partial_sums(sums);
   }
 };
 
 // Several vectors at once: each coordinate of one waits for the one before it.
 template <int ROWS, class AnyTable, class Count>
-TQ_INLINE void try_gains_with_feedback(const AnyTable& centroids, const Count& count_of, V gains,
+TQ_INLINE void try_gains_with_feedback(const AnyTable& numbers, const Count& count_of, V gains,
                                        Fed* fed, int first_gain, int size) {
-  const V inverse = div(set1(-1.0f), gains);
-  for (int r = 0; r < ROWS; ++r) fed[r].own = fed[r].product = fed[r].square = zero();
+  for (int r = 0; r < ROWS; ++r) fed[r].product = fed[r].square = zero();
   for (int first = size - kColumns; first >= 0; first -= kColumns) {
-    V at[ROWS][kColumns];
+    V behind[ROWS][kColumns];
     for (int r = 0; r < ROWS; ++r) {
-      for (int k = 0; k < kColumns; ++k) at[r][k] = set1(fed[r].y[first + k]);
+      for (int k = 0; k < kColumns; ++k) behind[r][k] = zero();
     }
     for (int i = size - 1; i >= first + kColumns; --i) {
       for (int r = 0; r < ROWS; ++r) {
         const float* const row = fed[r].lower + static_cast<ptrdiff_t>(i) * size + first;
-        const V error = load(fed[r].errors + i * kLanes);
-        for (int k = 0; k < kColumns; ++k) at[r][k] = fma(set1(row[k]), error, at[r][k]);
+        const V number = load(fed[r].numbers + i * kLanes);
+        for (int k = 0; k < kColumns; ++k) behind[r][k] = fma(set1(row[k]), number, behind[r][k]);
       }
     }
     for (int k = kColumns - 1; k >= 0; --k) {
@@ -94,42 +107,39 @@ TQ_INLINE void try_gains_with_feedback(const AnyTable& centroids, const Count& c
       for (int r = 0; r < ROWS; ++r) {
         Fed& one = fed[r];
         const float* const row = one.lower + static_cast<ptrdiff_t>(j) * size + first;
-        const I count = count_of(mul(gains, at[r][k]));
+        const V steps = behind[r][k];
+        const I count = count_of(fma(set1(one.scaled[j]), steps, mul(gains, set1(one.v[j]))));
         store_bytes(one.codes + j * kMaxGains + first_gain, count, kLanes);
-        const V c = lookup(centroids, count);
-        const V error = fma(c, inverse, set1(one.y[j]));
-        store(one.errors + j * kLanes, error);
+        const V number = lookup(numbers, count);
+        store(one.numbers + j * kLanes, number);
         for (int other = 0; other < k; ++other) {
-          at[r][other] = fma(set1(row[other]), error, at[r][other]);
+          behind[r][other] = fma(set1(row[other]), number, behind[r][other]);
         }
-        const V v = set1(one.v[j]), weight = set1(row[k]);
-        const V p = sub(v, fma(c, inverse, at[r][k])), weighted = mul(weight, v);
-        one.own = fma(weighted, v, one.own);
-        one.product = fma(weighted, p, one.product);
-        one.square = fma(mul(weight, p), p, one.square);
+        const V q = fma(set1(one.steps[j]), steps, number);
+        one.product = fma(set1(one.weighted[j]), q, one.product);
+        one.square = fma(mul(set1(one.weights[j]), q), q, one.square);
       }
     }
   }
 }
 
 template <int ROWS, class AnyTable, class Count>
-TQ_INLINE void search_with_feedback(const AnyTable& centroids, const Count& count_of,
-                                    const float* gains, int count, const float* const* feedback,
-                                    const float* y, int size, uint8_t* codes, Found* found) {
+TQ_INLINE void search_with_feedback(const AnyTable& numbers, const Count& count_of,
+                                    const float* gains, int count, float unit,
+                                    const Feedback* feedback, const float* y, int size,
+                                    uint8_t* codes, Found* found) {
   Fed fed[ROWS];
   Attempts attempts[ROWS];
-  for (int r = 0; r < ROWS; ++r) fed[r].begin(y + r * size, feedback[r], size);
+  for (int r = 0; r < ROWS; ++r) fed[r].begin(y + r * size, feedback[r], unit, size);
   for (int at = 0; at < count; at += kLanes) {
-    try_gains_with_feedback<ROWS>(centroids, count_of, load(gains + at), fed, at, size);
+    try_gains_with_feedback<ROWS>(numbers, count_of, load(gains + at), fed, at, size);
     for (int r = 0; r < ROWS; ++r) attempts[r].store(at, fed[r].product, fed[r].square);
   }
   for (int r = 0; r < ROWS; ++r) {
     const int best = attempts[r].best(count);
     for (int j = 0; j < size; ++j) codes[r * size + j] = fed[r].codes[j * kMaxGains + best];
-    float own[kLanes];
-    store(own, fed[r].own);
-    found[r] = {own[0], gains[best] * attempts[r].product[best],
-                gains[best] * gains[best] * attempts[r].square[best]};
+    found[r] = {fed[r].own, attempts[r].product[best] * unit,
+                attempts[r].square[best] * (unit * unit)};
   }
 }
 
@@ -150,22 +160,34 @@ TQ_INLINE Found search_one(const AnyTable& centroids, const Count& count_of, con
   return {1.0f, attempts.product[best], attempts.square[best]};
 }
 
-void search(const SearchTables& tables, const float* const* feedback, const float* y, int rows,
+void search(const SearchTables& tables, const Feedback* feedback, const float* y, int rows,
             int size, uint8_t* codes, Found* found) {
   float gains[kMaxGains];
   const int count = tables.count;
   for (int k = 0; k < kMaxGains; ++k) gains[k] = tables.gains[k < count ? k : 0];
-  with_codes(tables.table, tables.boundaries, tables.levels,
+#ifdef TQ_CELLS
+  Cells cells;
+  if (feedback == nullptr && tables.levels <= 16 &&
+      cells.read(tables.boundaries, tables.levels - 1)) {
+    const Table centroids = make_table(tables.table);
+    for (int r = 0; r < rows; ++r) {
+      found[r] = search_one(centroids, cells, gains, count, y + r * size, size, codes + r * size);
+    }
+    return;
+  }
+#endif
+  const float* const table = feedback == nullptr ? tables.table : tables.numbers;
+  with_codes(table, tables.boundaries, tables.levels,
              [&](const auto& centroids, const auto& count_of) {
     int r = 0;
     if (feedback != nullptr) {
       for (; r + 2 <= rows; r += 2) {
-        search_with_feedback<2>(centroids, count_of, gains, count, feedback + r, y + r * size, size,
-                                codes + r * size, found + r);
+        search_with_feedback<2>(centroids, count_of, gains, count, tables.unit, feedback + r,
+                                y + r * size, size, codes + r * size, found + r);
       }
       for (; r < rows; ++r) {
-        search_with_feedback<1>(centroids, count_of, gains, count, feedback + r, y + r * size, size,
-                                codes + r * size, found + r);
+        search_with_feedback<1>(centroids, count_of, gains, count, tables.unit, feedback + r,
+                                y + r * size, size, codes + r * size, found + r);
       }
     }
     for (; r < rows; ++r) {

@@ -13,6 +13,7 @@ constexpr int kTileM = 6, kTileN = 4;  // accumulators of `multiply`, in rows an
 constexpr int kTallM = 8, kTallN = 3;  // likewise, for multiples of eight rows
 constexpr int kMaxFused = 6;
 #define TQ_BISECTS  // a lookup is cheaper than several comparisons
+#define TQ_CELLS    // and one in a wide table than several lookups
 constexpr int kMaxFusedBytes = 64;
 #ifdef TQ_FEW_GROUPS
 constexpr int kScoreGroup = 2;

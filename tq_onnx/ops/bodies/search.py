@@ -87,6 +87,19 @@ def matrices_of_heads(feedback: FLOAT[...], vectors: FLOAT[...]) -> FLOAT[...]:
 
 
 @script(TURBOQUANT, default_opset=op)
+def whole_steps(below: FLOAT[...]) -> FLOAT[...]:
+    """Matrices [N, D, D] with each column in 127ths of its largest number, as
+    ``tq_onnx/codec/feedback.py`` says.
+    """
+    largest = op.ReduceMax(op.Abs(below), op.Constant(value_ints=[1]), keepdims=1)
+    steps = op.Div(largest, op.Constant(value_float=127.0))
+    is_any = op.Greater(steps, op.Constant(value_float=0.0))
+    divisors = op.Where(is_any, steps, op.Constant(value_float=1.0))
+    rounded = op.Mul(op.Round(op.Div(below, divisors)), steps)
+    return rounded
+
+
+@script(TURBOQUANT, default_opset=op)
 def fed_numbers(
     rotated: FLOAT[...],
     centroids: FLOAT[...],
@@ -127,9 +140,10 @@ def fed_rows(
     last = op.Constant(value_ints=[-1])
     first = op.Constant(value_ints=[0])
     zero = op.Constant(value_float=0.0)
-    lower = op.Trilu(feedback, op.Constant(value_int=-1), upper=0)
-    diagonal = op.Sub(op.Trilu(feedback, op.Constant(value_int=0), upper=0), lower)
+    below = op.Trilu(feedback, op.Constant(value_int=-1), upper=0)
+    diagonal = op.Sub(op.Trilu(feedback, op.Constant(value_int=0), upper=0), below)
     weights = op.ReduceSum(diagonal, op.Constant(value_ints=[1]), keepdims=1)
+    lower = whole_steps(below)
     norms = row_norms(vectors)
     unit = op.MatMul(directions(vectors, norms), rotation)
     count = op.Shape(gains)
