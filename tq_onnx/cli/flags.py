@@ -60,6 +60,60 @@ windows = click.option(
 )
 
 
+_SAMPLING = (
+    click.option(
+        "--temperature",
+        type=click.FloatRange(min=0),
+        default=0.0,
+        show_default=True,
+        help="Randomness; 0 takes the most likely token.",
+    ),
+    click.option(
+        "--top-k",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        help="Draw from this many most likely tokens; 0 for all.",
+    ),
+    click.option(
+        "--top-p",
+        type=click.FloatRange(min=0, max=1, min_open=True),
+        default=1.0,
+        show_default=True,
+        help="Draw from the most likely tokens that hold this share of the probability; 1 for all.",
+    ),
+    click.option(
+        "--min-p",
+        type=click.FloatRange(min=0, max=1),
+        default=0.0,
+        show_default=True,
+        help="Draw from tokens at least this many times as likely as the most likely one; 0 for "
+        "all.",
+    ),
+    click.option(
+        "--repetition-penalty",
+        type=click.FloatRange(min=0, min_open=True),
+        default=1.0,
+        show_default=True,
+        help="Make tokens that were there before less likely; 1 for no change.",
+    ),
+    click.option(
+        "--seed",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        help="Seed of the draws.",
+    ),
+)
+
+
+def sampling(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of ``Sampling``, by the names of its fields."""
+    for option in reversed(_SAMPLING):
+        command = option(command)
+    return command
+
+
 def option_of_json(option: Callable[..., Callable[[Any], Any]]) -> Callable[[Any], Any]:
     """Return the option ``--json``, made by ``click.option`` or by the option of a group."""
     return option("--json", "as_json", is_flag=True, help="Print one JSON document.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -27,44 +28,7 @@ from tq_onnx.runtime.providers import PROVIDERS
     help="Tokens in caches that are updated in place. By default as many as needed if the model "
     "takes a fixed capacity; otherwise caches grow.",
 )
-@click.option(
-    "--temperature",
-    type=click.FloatRange(min=0),
-    default=0.0,
-    show_default=True,
-    help="Randomness; 0 takes the most likely token.",
-)
-@click.option(
-    "--top-k",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Draw from this many most likely tokens; 0 for all.",
-)
-@click.option(
-    "--top-p",
-    type=click.FloatRange(min=0, max=1, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="Draw from the most likely tokens that hold this share of the probability; 1 for all.",
-)
-@click.option(
-    "--min-p",
-    type=click.FloatRange(min=0, max=1),
-    default=0.0,
-    show_default=True,
-    help="Draw from tokens at least this many times as likely as the most likely one; 0 for all.",
-)
-@click.option(
-    "--repetition-penalty",
-    type=click.FloatRange(min=0, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="Make tokens that were there before less likely; 1 for no change.",
-)
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the draws."
-)
+@flags.sampling
 @flags.tokenizer
 @flags.threads
 @flags.ep
@@ -76,17 +40,12 @@ def generate(
     prompt: str,
     max_new_tokens: int,
     capacity: int | None,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    repetition_penalty: float,
-    seed: int,
     tokenizer: Path | None,
     threads: int | None,
     ep: str,
     library: bool,
     as_json: bool,
+    **draws: Any,
 ) -> None:
     """Continue a text with an original or a converted MODEL.
 
@@ -105,14 +64,7 @@ def generate(
     from tq_onnx.runtime.sampling import Sampling
 
     model = find_model(model)
-    sampling = Sampling(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-    )
+    sampling = Sampling(**draws)
     with terminal.progress("Opening the model"):
         opened = open_model(model, library=library, threads=threads, ep=PROVIDERS[ep])
         opened.refuse_text()

@@ -30,6 +30,7 @@ COMMANDS: Final[dict[str, str]] = {
     "calibrate": "Gather statistics of a model on a text, for convert --calibration.",
     "fit": "Show the largest context that fits into memory, for each preset.",
     "generate": "Generate text with an original or a converted model.",
+    "chat": "Talk with a model: turns, and one cache that is kept.",
     "info": "Show versions, the operator library, CPU features and providers.",
     "demo": "Convert the bundled model and run it before and after.",
 }

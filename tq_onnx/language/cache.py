@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tq_onnx.errors import UsageError
 from tq_onnx.language.cachefile import Identity, write_cache
+from tq_onnx.language.templates import Message
 from tq_onnx.runtime.decoder import Decoder
 
 
@@ -83,10 +84,14 @@ class Cache:
         with self.in_use() as decoder:
             return [Cache(decoder.copy(), self._identity, self._tokens) for _ in range(count)]
 
-    def save(self, path: str | PathLike[str]) -> None:
+    def save(self, path: str | PathLike[str], *, messages: Sequence[Message] = ()) -> None:
         """Write the tokens, their keys and values to a safetensors file.
 
         The file appears whole, or what was there stays. A file that is no cache is not replaced.
+
+        Args:
+            path: the file.
+            messages: the turns of the conversation that the tokens are of, see ``Chat.save``.
 
         Raises:
             ModelFileError: it cannot be written.
@@ -95,7 +100,8 @@ class Cache:
         with self.in_use() as decoder:
             if not self._tokens:
                 raise UsageError("an empty cache cannot be saved")
-            write_cache(Path(path), self._tokens, decoder.snapshot(), self._identity())
+            held = decoder.snapshot()
+            write_cache(Path(path), self._tokens, held, self._identity(), messages)
 
     @contextmanager
     def in_use(self) -> Iterator[Decoder]:

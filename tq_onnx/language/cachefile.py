@@ -8,6 +8,8 @@ rows of an exact window are the first; ``state.NAME`` of recurrent layers; ``tok
     plan     of the conversion; of the names and types of the caches for an original
     layout   of a row
 
+and, of a conversation, ``messages``: its turns as JSON.
+
 A cache of another model, conversion or layout is refused: its bytes would mean something else. A
 file comes from anywhere: names, types and shapes are compared before anything is used. Bytes of a
 cache are safe whatever they are (see SECURITY.md).
@@ -16,6 +18,7 @@ cache are safe whatever they are (see SECURITY.md).
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,11 +36,13 @@ from tq_onnx.files.arrays import (
     reason_of,
     write_arrays,
 )
+from tq_onnx.language.templates import Message
 from tq_onnx.runtime.decoder import Snapshot
 from tq_onnx.runtime.signature import Signature
 
 FORMAT: Final = "tq_onnx.cache"
 FORMAT_VERSION: Final = "1"
+_MESSAGES: Final = "messages"
 
 _LARGEST_FILE: Final = 1 << 42
 _SAMPLES: Final = 256
@@ -89,7 +94,13 @@ def identity_of(path: Path, data: Sequence[Path], signature: Signature) -> Ident
     return Identity(digest.hexdigest(), plan_digest, plan.layout_digest if plan else "")
 
 
-def write_cache(path: Path, tokens: Sequence[int], held: Snapshot, identity: Identity) -> None:
+def write_cache(
+    path: Path,
+    tokens: Sequence[int],
+    held: Snapshot,
+    identity: Identity,
+    messages: Sequence[Message] = (),
+) -> None:
     """Write a cache; the file appears whole, or what was there stays.
 
     Args:
@@ -97,6 +108,7 @@ def write_cache(path: Path, tokens: Sequence[int], held: Snapshot, identity: Ide
         tokens: ids of the tokens.
         held: of batch 1.
         identity: the model that it belongs to.
+        messages: the turns of the conversation that the tokens are of, if they are of one.
 
     Raises:
         OutputExistsError: something else is there.
@@ -117,7 +129,32 @@ def write_cache(path: Path, tokens: Sequence[int], held: Snapshot, identity: Ide
         "plan": identity.plan,
         "layout": identity.layout,
     }
+    if messages:
+        facts[_MESSAGES] = json.dumps(messages)
     write_arrays(path, arrays, facts, overwrite=True)
+
+
+def read_messages(path: Path) -> list[Message]:
+    """Read the turns of the conversation in a cache file.
+
+    Raises:
+        ModelFileError: there are none, or they cannot be read.
+    """
+    try:
+        found = json.loads(facts_of(path)[_MESSAGES])
+        if not isinstance(found, list) or not all(_is_message(each) for each in found):
+            raise ValueError("no list of messages")
+    except (KeyError, ValueError, RecursionError) as error:
+        raise ModelFileError(
+            "the file holds no conversation", where=str(path), fix="save it again with Chat.save"
+        ) from error
+    return found
+
+
+def _is_message(entry: object) -> bool:
+    if not isinstance(entry, dict) or entry.keys() != {"role", "content"}:
+        return False
+    return all(isinstance(text, str) for text in entry.values())
 
 
 def read_cache(

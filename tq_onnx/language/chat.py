@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
+from os import PathLike
 from typing import Protocol
 
 from tq_onnx.errors import UsageError
@@ -82,7 +83,7 @@ class Chat:
         max_new_tokens: int = 512,
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
-    ) -> Iterator[Piece]:
+    ) -> Generator[Piece, None, None]:
         """Answer a turn piece by piece.
 
         An answer that is left early counts as far as it was given.
@@ -100,6 +101,13 @@ class Chat:
             pieces.close()
             if answer:
                 self.messages = [*turn, {"role": "assistant", "content": "".join(answer)}]
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the turns and the cache to a file; see ``Cache.save`` for its errors.
+
+        ``LanguageModel.load_chat`` goes on with it.
+        """
+        self.cache.save(path, messages=self.messages)
 
     def rewind(self, turns: int = 1) -> None:
         """Forget the last questions, and their answers.

@@ -19,7 +19,7 @@ from tq_onnx.integrations.huggingface import Tokenizer, load_tokenizer
 from tq_onnx.integrations.tokens import missing_tokenizer, tokenizer_folder
 from tq_onnx.language.batch import generate_batch
 from tq_onnx.language.cache import Cache
-from tq_onnx.language.cachefile import Identity, identity_of, read_cache
+from tq_onnx.language.cachefile import Identity, identity_of, read_cache, read_messages
 from tq_onnx.language.call import Call
 from tq_onnx.language.chat import Chat
 from tq_onnx.language.templates import ChatTemplate, Message, require_template
@@ -155,6 +155,19 @@ class LanguageModel:
         """
         _ = self.template
         return Chat(self, system, self.new_cache() if cache is None else cache)
+
+    def load_chat(self, path: str | PathLike[str]) -> Chat:
+        """Go on with a conversation that ``Chat.save`` has written.
+
+        Raises:
+            UnsupportedModelError: the model has no chat template.
+            ModelFileError: the file cannot be read, or holds no conversation.
+            UsageError: it belongs to another model, or has more tokens than the context.
+        """
+        messages = read_messages(Path(path))
+        chat = self.chat(cache=self.load_cache(path))
+        chat.messages = messages
+        return chat
 
     def stream(
         self,

@@ -1,0 +1,194 @@
+"""``tq-onnx chat``: turns with a model on a terminal or through a pipe."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from tq_onnx.cli import flags, terminal
+from tq_onnx.errors import TqOnnxError, UsageError
+
+if TYPE_CHECKING:
+    from tq_onnx.language.chat import Chat
+    from tq_onnx.language.model import LanguageModel
+    from tq_onnx.runtime.sampling import Sampling
+
+_PROMPT: Final = "> "
+_HELP: Final = """\
+/save FILE    write the conversation and its cache
+/load FILE    go on with a conversation that was saved
+/rewind [N]   forget the last N questions and answers, 1 by default
+/help         show this
+/exit         leave; so does the end of the input
+Ctrl-C stops an answer; a second one leaves."""
+
+
+@click.command()
+@click.argument("model", type=flags.FilePath())
+@click.option("--system", default="", metavar="TEXT", help="What the model is told first.")
+@click.option(
+    "--max-new-tokens",
+    type=click.IntRange(min=1),
+    default=512,
+    show_default=True,
+    help="Tokens of an answer at most.",
+)
+@click.option(
+    "--context",
+    type=click.IntRange(min=1),
+    help="Tokens in caches that are updated in place. By default caches grow.",
+)
+@flags.sampling
+@flags.tokenizer
+@flags.threads
+@flags.no_library
+def chat(
+    *,
+    model: Path,
+    system: str,
+    max_new_tokens: int,
+    context: int | None,
+    tokenizer: Path | None,
+    threads: int | None,
+    library: bool,
+    **draws: Any,
+) -> None:
+    """Talk with an original or a converted MODEL that has a chat template.
+
+    MODEL is a file, or a folder with one decoder. Each line of the input is a question; answers go
+    to stdout. /save, /load and /rewind keep conversations, /help lists them all. Ctrl-C stops an
+    answer, a second one leaves.
+
+    \b
+    Example:
+      tq-onnx chat model.int4.onnx
+      tq-onnx chat qwen3-int4/ --system "Answer in one sentence." --temperature 0.7
+      echo "What is ONNX?" | tq-onnx chat qwen3-int4/
+    """
+    from tq_onnx.api.running import load
+    from tq_onnx.runtime.sampling import Sampling
+
+    sampling = Sampling(**draws)
+    with terminal.progress("Opening the model"):
+        lm = load(model, context=context, tokenizer=tokenizer, library=library, threads=threads)
+        talk = Conversation(lm, lm.chat(system), max_new_tokens, sampling)
+        _ = lm.tokenizer
+    on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if on_terminal:
+        with suppress(ImportError):
+            import readline  # noqa: F401  # input() edits lines with it
+        click.echo(f"{terminal.printable(str(lm.path))}: /help shows the commands", err=True)
+    for line in _lines(on_terminal):
+        if line.strip() in ("/exit", "/quit"):
+            return
+        try:
+            talk.take(line.strip())
+        except TqOnnxError as error:
+            if not on_terminal:
+                raise
+            terminal.print_error(str(error))
+
+
+def _lines(on_terminal: bool) -> Iterator[str]:
+    """Yield the lines of the input until it ends."""
+    while True:
+        try:
+            line = f"{input(_PROMPT)}\n" if on_terminal else sys.stdin.readline()
+        except EOFError:
+            terminal.print_line()
+            return
+        except UnicodeDecodeError as error:
+            raise UsageError("the input is no UTF-8 text") from error
+        if not line:
+            return
+        yield line
+
+
+class Conversation:
+    """Takes the lines of a conversation.
+
+    Args:
+        model: the model.
+        chat: its conversation, which ``/load`` replaces.
+        max_new_tokens: of an answer.
+        sampling: the way to choose tokens.
+    """
+
+    def __init__(
+        self, model: LanguageModel, chat: Chat, max_new_tokens: int, sampling: Sampling
+    ) -> None:
+        self._model = model
+        self._chat = chat
+        self._most = max_new_tokens
+        self._sampling = sampling
+
+    def take(self, line: str) -> None:
+        """Answer a question, or carry out a command."""
+        if not line:
+            return
+        if not line.startswith("/"):
+            self._answer(line)
+            return
+        name, _, argument = line[1:].partition(" ")
+        argument = argument.strip()
+        if name == "help":
+            click.echo(_HELP, err=True)
+        elif name == "rewind":
+            if argument and not (argument.isascii() and argument.isdigit()):
+                raise UsageError(f"/rewind takes a number, not {argument!r}")
+            self._chat.rewind(int(argument or 1))
+        elif name in ("save", "load") and argument:
+            if name == "save":
+                self._chat.save(Path(argument).expanduser())
+            else:
+                self._chat = self._model.load_chat(Path(argument).expanduser())
+            turns = sum(message["role"] == "user" for message in self._chat.messages)
+            done = "saved" if name == "save" else "loaded"
+            click.echo(f"{done}: {turns} turns, {len(self._chat.cache)} tokens", err=True)
+        elif name in ("save", "load"):
+            raise UsageError(f"/{name} needs the name of a file")
+        else:
+            raise UsageError(f"there is no command /{name}", fix="/help shows all")
+
+    def _answer(self, question: str) -> None:
+        pieces = self._chat.stream(question, max_new_tokens=self._most, sampling=self._sampling)
+        with _stopped_by_ctrl_c() as stop:
+            try:
+                for piece in pieces:
+                    click.echo(terminal.printable(piece.text), nl=False)
+                    sys.stdout.flush()
+                    if stop.is_set():
+                        break
+            finally:
+                pieces.close()
+        terminal.print_line()
+
+
+@contextmanager
+def _stopped_by_ctrl_c() -> Iterator[threading.Event]:
+    """Yield an event that Ctrl-C sets; a second one raises ``KeyboardInterrupt``.
+
+    The first one raises nothing, so that no call of the model is torn apart.
+    """
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def handle(_number: int, _frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
