@@ -141,6 +141,8 @@ class LayerPlan:
         adaptation: digest of those scales and of the offsets; empty without either. Graphs whose
             digests differ cannot go on with each other's caches.
         feedback: whether keys are coded with error feedback, which changes no meaning of a row.
+        value_size: numbers in a head of values where those are fewer than D, so that rows have
+            zeros behind them; 0 for D.
     """
 
     layer: int
@@ -168,6 +170,12 @@ class LayerPlan:
     equalised: str = ""
     adaptation: str = ""
     feedback: bool = False
+    value_size: int = 0
+
+    @property
+    def head_sizes(self) -> tuple[int, int]:
+        """Numbers in a head of keys and of values, as the original has them."""
+        return self.head_size, self.value_size or self.head_size
 
     @property
     def key_of(self) -> Codec:
@@ -361,6 +369,8 @@ def _layer(entry: Mapping[str, Any]) -> LayerPlan:
     sizes = (layer.num_heads, layer.kv_num_heads, layer.head_size)
     if min(*sizes, layer.key_row_bytes, layer.value_row_bytes) < 1 or layer.layer < 0:
         raise ValueError(f"layer {layer.layer} has a size below 1")
+    if not 0 <= layer.value_size < layer.head_size:
+        raise ValueError(f"layer {layer.layer} has values of {layer.value_size} numbers")
     if layer.dtype not in ELEMENTS or not layer.codecs:  # which refuse what they are not
         raise ValueError(f"layer {layer.layer} has the dtype {layer.dtype!r}")
     return layer

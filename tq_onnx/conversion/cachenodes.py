@@ -66,7 +66,7 @@ def turned(build: Builder, cache: Cache, site: Site, rows: ir.Value, role: str) 
         [rows],
         f"turn_{role}",
         dtype=rows.dtype,
-        shape=[None, site.kv_num_heads, None, site.head_size],
+        shape=[None, site.kv_num_heads, None, site.size_of(role)],
         perm=cache.turn,
     )
 
@@ -75,9 +75,37 @@ def as_query(build: Builder, site: Site, rows: ir.Value, role: str) -> ir.Value:
     """Return rows of the query's element type: bytes of the codec raw do not tell theirs."""
     if rows.dtype in (None, site.dtype):
         return rows
-    shape = [None, site.kv_num_heads, None, site.head_size]
+    shape = [None, site.kv_num_heads, None, site.size_of(role)]
     cast = f"cast_{role}"
     return build.op("Cast", [rows], cast, dtype=site.dtype, shape=shape, to=int(site.dtype))
+
+
+def padded(build: Builder, site: Site, rows: ir.Value) -> ir.Value:
+    """Return rows as wide as keys: narrower values get zeros, which attention leaves zeros."""
+    missing = site.head_size - site.result_size
+    if not missing:
+        return rows
+    return build.op(
+        "Pad",
+        [rows, build.integers(0, 0, 0, 0, 0, 0, 0, missing)],
+        "pad_value",
+        dtype=rows.dtype,
+        shape=[None, site.kv_num_heads, None, site.head_size],
+    )
+
+
+def unpadded(build: Builder, site: Site, attention_BHTD: ir.Value) -> ir.Value:
+    """Return attention without the coordinates that narrower values do not have."""
+    size = site.result_size
+    if size == site.head_size:
+        return attention_BHTD
+    return build.op(
+        "Slice",
+        [attention_BHTD, build.integers(0), build.integers(size), build.integers(3)],
+        "unpad_output",
+        dtype=site.dtype,
+        shape=[None, site.num_heads, None, size],
+    )
 
 
 def _empty(build: Builder, sizes: tuple[int, int, int], rows: ir.Value) -> ir.Value:
@@ -155,7 +183,7 @@ def answer(
         "N": site.kv_num_heads,
         "G": site.num_heads // site.kv_num_heads,
         "H": site.num_heads,
-        "D": site.head_size,
+        "D": site.size_of("key" if read.is_key else "value"),
         "1": 1,
     }
     numbers |= {pair: numbers[pair[0]] * numbers["D"] for pair in ("ND", "HD")}

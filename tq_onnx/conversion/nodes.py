@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from tq_onnx.conversion import bake
-from tq_onnx.conversion.cachenodes import as_query, leading, past_bytes, turned
+from tq_onnx.conversion.cachenodes import as_query, leading, padded, past_bytes, turned, unpadded
 from tq_onnx.conversion.layers import Role
 from tq_onnx.graph.builder import Builder
 from tq_onnx.ops.domain import DOMAIN
@@ -48,7 +48,7 @@ class LayerNodes:
         # Raw rows do not tell their type; attention takes new vectors in the query's.
         if plan.has_window or any(one.is_raw for pair in plan.pairs for one in pair):
             rows = as_query(build, site, rows, role)
-        return rows
+        return padded(build, site, rows) if role == "value" else rows
 
     def encode(self, cache: Cache, rows: ir.Value, role: Role) -> ir.Value:
         """Return a cache with new rows appended: uint8 ``[B, N, S, W]``."""
@@ -90,7 +90,7 @@ class LayerNodes:
         caches: tuple[ir.Value, ir.Value],
         new: tuple[ir.Value, ir.Value],
     ) -> ir.Value:
-        """Return attention over the new caches: ``[B, H, T, D]``.
+        """Return attention over the new caches: ``[B, H, T, D]``, D of the values.
 
         Args:
             operands: of the attention as it was.
@@ -99,7 +99,7 @@ class LayerNodes:
         """
         build, plan, layer = self.build, self.plan, self.layer
         attended = self.site.attended_length(build, self.past_length, operands.bias)
-        return build.op(
+        result = build.op(
             Attention.name,
             Attention.arguments(
                 {
@@ -137,6 +137,7 @@ class LayerNodes:
             **bake.codec_index(plan, Attention.value_codec_index, layer.value_of),
             **bake.window(plan, layer),
         )
+        return unpadded(build, self.site, result)
 
     def _no_offset(self) -> ir.Value | None:
         return bake.no_offset(self.build, self.layer) if self.plan.centered else None

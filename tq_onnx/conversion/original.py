@@ -40,9 +40,9 @@ class Original:
         """Bytes of one token in all caches, from their own element types."""
         bits = 0
         for site in self.recognition.sites:
-            for cache in (site.key, site.value):
+            for role, cache in (("key", site.key), ("value", site.value)):
                 dtype = (cache.past or cache.present).dtype or site.dtype
-                bits += site.kv_num_heads * site.head_size * dtype.bitwidth
+                bits += site.kv_num_heads * site.size_of(role) * dtype.bitwidth
         return bits // 8
 
     def expect_complete(self, path: Path) -> None:

@@ -197,6 +197,7 @@ def _layer(site: Site, preset: Preset, options: Options) -> LayerPlan:
         rotation_seed=rotation_seed(preset.rotation, site.layer, seed) if rotated else seed,
         has_sink=site.has_sink,
         centered=options.calibration is not None and quantised,
+        value_size=site.result_size if site.result_size < size else 0,
     )
 
 

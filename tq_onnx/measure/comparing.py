@@ -181,7 +181,7 @@ class Comparing:
         layers: tuple[LayerErrors, ...] = (),
     ) -> ModelFigures:
         window = 0 if path is None else plan.window_bytes
-        values = sum(2 * layer.kv_num_heads * layer.head_size for layer in plan.layers)
+        values = sum(layer.kv_num_heads * sum(layer.head_sizes) for layer in plan.layers)
         return ModelFigures(
             name=name,
             path=path,

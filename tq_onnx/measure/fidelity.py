@@ -30,7 +30,7 @@ from tq_onnx.measure.interfaces import failing
 from tq_onnx.measure.planned import plan_problems
 from tq_onnx.measure.probe import Probe
 from tq_onnx.measure.rawform import multiply_floats, raw_form
-from tq_onnx.measure.readings import Reading, distance, fitted, read, values_of
+from tq_onnx.measure.readings import Reading, distance, fitted, read, values_of, widened
 from tq_onnx.measure.samegraph import (
     changed_functions,
     changed_nodes,
@@ -241,7 +241,7 @@ def _rewritten(own: Reading, raw: Reading, probe: Probe, is_rounded: bool) -> Pr
             ):
                 yield (
                     f"layer {layer.plan.layer}, {role}",
-                    distance(cache, raw.watched[names.vectors]),
+                    distance(widened(cache, layer.plan.head_size), raw.watched[names.vectors]),
                 )
         yield "logits", distance(own.logits, raw.logits)
 

@@ -131,6 +131,12 @@ def distance(wanted: Array, given: Array) -> float:
         return 0.0 if equal else float(np.sqrt(((left - right) ** 2).sum() / energy))
 
 
+def widened(rows: Array, size: int) -> Array:
+    """Return rows with the zeros behind them that a conversion puts behind narrow values."""
+    missing = size - rows.shape[-1]
+    return np.pad(rows, ((0, 0), (0, 0), (0, 0), (0, missing))) if missing > 0 else rows
+
+
 def fitted(given: Array, wanted: Array) -> Floats:
     """Scale the channels of queries or keys back, by what fits best."""
     left, right = (np.asarray(array, np.float64) for array in (wanted, given))

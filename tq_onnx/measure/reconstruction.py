@@ -24,6 +24,7 @@ from tq_onnx.codec.elements import ELEMENTS
 from tq_onnx.codec.rotation import make_sketch
 from tq_onnx.codec.spec import Codec
 from tq_onnx.measure.probe import EncodeNames, LayerNames, Probe
+from tq_onnx.measure.readings import widened
 
 _THEORY_ROWS: Final = 20_000
 _FED_ROWS: Final = 640
@@ -284,7 +285,7 @@ def cache_distances(
     """Compare the caches of both models after the same prompt.
 
     Args:
-        original: floats ``[B, N, S, D]``, keys and values alternating.
+        original: floats ``[B, N, S, D]``, keys and values alternating; values may be narrower.
         converted: uint8 ``[B, N, S, W]`` in the same order.
         probe: the converted model with the internals of all layers exposed.
     """
@@ -295,6 +296,7 @@ def cache_distances(
         if layer.plan.equalised:
             keys = _scaled(keys, _decoded(rows[0], layer.key, layer))
         key, key_expected = _distance(keys, rows[0], layer.key, layer)
+        values = widened(values, layer.plan.head_size)
         value, value_expected = _distance(values, rows[1], layer.value, layer)
         figures.append(CacheDistance(layer.plan.layer, key, value, key_expected, value_expected))
     return figures

@@ -270,18 +270,23 @@ def updated_cache(reach: Reach) -> Cache:
     return Cache(update.past, anchor.present, node, held, anchor.cut, update)
 
 
-def check_widths(keys: Sequence[int | None], values: Sequence[int | None]) -> None:
-    """Check that keys and values have heads of one size, as far as it is known.
+def head_sizes(keys: Sequence[int | None], values: Sequence[int | None]) -> tuple[int, int]:
+    """Return the sizes of heads of keys and of values, which may be narrower.
+
+    Where nothing tells one of them, it is the other.
+
+    Args:
+        keys: sizes of queries and keys, None where the graph does not tell them.
+        values: sizes of values, likewise.
 
     Raises:
-        NoMatch: they differ.
+        NoMatch: no size is known, or two of one kind differ, or values are wider than keys.
     """
-    wide, narrow = {*keys} - {None}, {*values} - {None}
-    if len(wide) == len(narrow) == 1 and wide != narrow:
-        raise NoMatch(
-            f"heads of keys have {wide.pop()} numbers, and those of values {narrow.pop()} "
-            "(DeepSeek V2 and V3): only heads of one size can be converted"
-        )
+    given = [[size for size in sizes if size is not None] for sizes in (keys, values)]
+    own, other = (one_of("head size", *(one or given[1 - at])) for at, one in enumerate(given))
+    if other > own:
+        raise NoMatch(f"heads of values have {other} numbers, and those of keys only {own}")
+    return own, other
 
 
 def one_of(what: str, *sizes: int | None) -> int:

@@ -58,9 +58,9 @@ class _Call:
         """Keys."""
         return self.new + self.past
 
-    def letters(self, site: Site) -> Mapping[str, int]:
-        """Return the sizes that letters of a cache's dimensions stand for."""
-        heads, shared, width = site.num_heads, site.kv_num_heads, site.head_size
+    def letters(self, site: Site, role: str) -> Mapping[str, int]:
+        """Return the sizes that letters of the dimensions of a cache in this role stand for."""
+        heads, shared, width = site.num_heads, site.kv_num_heads, site.size_of(role)
         one = {"B": self.batch, "T": self.new, "P": self.past, "S": self.total, "1": 1}
         one |= {"H": heads, "N": shared, "G": heads // shared, "D": width}
         return one | {
@@ -131,8 +131,8 @@ def _given(
             given[one] = np.zeros(shape, one.dtype.numpy())
 
     for site in sites:
-        letters = call.letters(site)
-        for cache in (site.key, site.value):
+        for role, cache in (("key", site.key), ("value", site.value)):
+            letters = call.letters(site, role)
             for view, dims in cache.views.items():
                 give(view, [letters.get(dim) for dim in dims])
             if cache.update is not None:

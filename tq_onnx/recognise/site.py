@@ -50,7 +50,7 @@ class Site(ABC):
         value: the value cache.
         num_heads: H.
         kv_num_heads: N.
-        head_size: D.
+        head_size: D, of queries and keys.
         dtype: element type of the query, of the bias and of the result.
         scale: factor on the scores.
         causal: whether the operator must mask the future itself.
@@ -59,6 +59,7 @@ class Site(ABC):
         has_bias: whether there is an additive bias.
         output: what the old attention computes.
         has_sink: whether a score without a value takes part in the softmax.
+        value_size: numbers in a head of values and of the result, at most D; 0 for D.
     """
 
     dialect: ClassVar[str]
@@ -78,6 +79,16 @@ class Site(ABC):
     has_bias: bool
     output: ir.Value
     has_sink: bool = False
+    value_size: int = 0
+
+    @property
+    def result_size(self) -> int:
+        """Numbers in a head of values, as the graph has them, and of the result."""
+        return self.value_size or self.head_size
+
+    def size_of(self, role: str) -> int:
+        """Return the numbers in a head of what a cache holds, by its role in the layer."""
+        return self.result_size if role == "value" else self.head_size
 
     @abstractmethod
     def inputs(self) -> Collection[ir.Value]:

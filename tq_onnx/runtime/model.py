@@ -398,10 +398,10 @@ def _recognised(found: Recognition, session: Any, path: Path) -> Signature:
             session,
             CachePair(None if cache.past is None else cache.past.name, cache.present.name or ""),
             kv_num_heads=site.kv_num_heads,
-            head_size=site.head_size,
+            head_size=site.size_of(role),
         )
         for site in found.sites
-        for cache in (site.key, site.value)
+        for role, cache in (("key", site.key), ("value", site.value))
     ]
     # Only attention that is told how many tokens count may find more room than that in its cache.
     fixed = found.fixed_capacity and all(site.counts_tokens for site in found.sites)

@@ -12,10 +12,10 @@ def split(build: Builder, site: Site, packed: ir.Value, role: str, heads: int) -
     """Split ``[B, T, heads * D]`` to ``[B, heads, T, D]``."""
     rows_BTHD = build.op(
         "Reshape",
-        [packed, build.integers(0, 0, heads, site.head_size)],
+        [packed, build.integers(0, 0, heads, site.size_of(role))],
         f"split_heads_{role}",
         dtype=site.dtype,
-        shape=[None, None, heads, site.head_size],
+        shape=[None, None, heads, site.size_of(role)],
     )
     return turned(build, site, rows_BTHD, role, heads)
 
@@ -27,7 +27,7 @@ def turned(build: Builder, site: Site, rows_BTHD: ir.Value, role: str, heads: in
         [rows_BTHD],
         f"transpose_{role}",
         dtype=site.dtype,
-        shape=[None, heads, None, site.head_size],
+        shape=[None, heads, None, site.size_of(role)],
         perm=[0, 2, 1, 3],
     )
 
@@ -39,10 +39,10 @@ def merged(build: Builder, site: Site, attention_BHTD: ir.Value) -> ir.Value:
         [attention_BHTD],
         "transpose_output",
         dtype=site.dtype,
-        shape=[None, None, site.num_heads, site.head_size],
+        shape=[None, None, site.num_heads, site.result_size],
         perm=[0, 2, 1, 3],
     )
-    width = site.num_heads * site.head_size
+    width = site.num_heads * site.result_size
     return build.op(
         "Reshape",
         [attention_BTHD, build.integers(0, 0, width)],

@@ -21,7 +21,7 @@ from tq_onnx.recognise.attention.rows import snapped
 from tq_onnx.recognise.attention.tokens import check_tokens
 from tq_onnx.recognise.attention.validkeys import valid_keys
 from tq_onnx.recognise.behind import attended_length
-from tq_onnx.recognise.caches import Cache, Route, check_widths, one_of
+from tq_onnx.recognise.caches import Cache, Route, head_sizes, one_of
 from tq_onnx.recognise.site import Operands, Site
 
 SLOTS: Final = 7
@@ -133,13 +133,11 @@ def make_site(
     if dtype is None or dtype not in FLOATS:
         raise NoMatch(f"the query has the element type {dtype}", node)
     num_heads, kv_num_heads = _heads(node, query, key_rows, caches, routes)
-    pasts = [cache.past for cache in caches if cache.past is not None]
-    check_widths([_share(key_rows, kv_num_heads)], [_share(value_rows, kv_num_heads)])
-    head_size = one_of(
-        "head size",
-        _share(query, num_heads),
-        *(_share(value, kv_num_heads) for value in (key_rows, value_rows, *pasts)),
+    keys, values = (
+        [_share(value, kv_num_heads) for value in (new, cache.past) if value is not None]
+        for new, cache in zip((key_rows, value_rows), caches, strict=True)
     )
+    head_size, value_size = head_sizes([_share(query, num_heads), *keys], values)
     scale = attribute_float(node, "scale", head_size**-0.5) * (routes[0].factor if routes else 1.0)
     if not scale > 0:
         raise NoMatch(f"the scale is {scale}", node)
@@ -160,6 +158,7 @@ def make_site(
         softcap=attribute_float(node, "softcap", 0.0),
         has_bias=mask is not None or valid is not None,
         output=node.outputs[0],
+        value_size=value_size,
         query=query,
         key_rows=key_rows,
         value_rows=value_rows,

@@ -48,7 +48,7 @@ class TokenSizes:
             for value in node.outputs
             if value.name and (shape := sizes(value)) is not None
         }
-        self._widths = {site.output.name: site.num_heads * site.head_size for site in sites}
+        self._widths = {site.output.name: site.num_heads * site.result_size for site in sites}
         self._found = self._walked(_inferred(model, tokens, self._names))
         found = self._found.get(tokens.name or "")
         self.new_tokens: Size = found[1] if found is not None and len(found) > 1 else None

@@ -45,7 +45,7 @@ from tq_onnx.recognise.attention.scores import (
 )
 from tq_onnx.recognise.attention.sinks import one_of_each_head
 from tq_onnx.recognise.attention.tokens import check_tokens
-from tq_onnx.recognise.caches import Reach, check_widths, one_of, updated_cache
+from tq_onnx.recognise.caches import Reach, head_sizes, one_of, updated_cache
 from tq_onnx.recognise.site import GraphView, Operands, Site
 
 
@@ -105,11 +105,11 @@ class _Decomposed(Site):
                 [result],
                 "cast_output",
                 dtype=wanted,
-                shape=[None, self.num_heads, None, self.head_size],
+                shape=[None, self.num_heads, None, self.result_size],
                 to=int(wanted),
             )
         if self.folded:
-            sizes = [self.kv_num_heads, self.num_heads // self.kv_num_heads, self.head_size]
+            sizes = [self.kv_num_heads, self.num_heads // self.kv_num_heads, self.result_size]
             result = build.op(
                 "Reshape",
                 [result, build.integers(0, *sizes)],
@@ -118,7 +118,7 @@ class _Decomposed(Site):
                 shape=[None, *sizes],
             )
         if self.merged is not None:
-            result = merged_result(build, result, self.head_size, wanted or self.dtype)
+            result = merged_result(build, result, self.result_size, wanted or self.dtype)
         return result
 
 
@@ -180,8 +180,7 @@ def _site(layer: int, key: Reach, value: Reach, scores: Scores) -> Site:
         raise NoMatch("the values are scaled after they were cached", node)
     check_slots(key, value, masked=bool(scores.masks))
     kv_num_heads = one_of("number of key/value heads", *sizes("N", key, value))
-    check_widths(sizes("D", key), sizes("D", value))
-    head_size = one_of("head size", static_dim(query, 3), *sizes("D", key, value))
+    head_size, value_size = head_sizes([static_dim(query, 3), *sizes("D", key)], sizes("D", value))
     apart = None if together else unfolded(query, kv_num_heads, head_size)
     if apart is not None:
         check_folded(scores.masks, node)
@@ -222,6 +221,7 @@ def _site(layer: int, key: Reach, value: Reach, scores: Scores) -> Site:
         masks=scores.masks,
         sinks=scores.sinks,
         has_sink=scores.sinks is not None,
+        value_size=value_size,
         folded=apart is not None,
         merged=together,
     )

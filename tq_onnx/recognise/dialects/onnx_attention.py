@@ -30,8 +30,8 @@ What nonpad_kv_seqlen says is kept as a bias, once per model: slots from nonpad_
 hidden, and so is what lies behind the causal frontier, which may differ from the last row written.
 Slots behind the rows just written are seen where it, or the mask, shows them.
 
-Refused: ``qk_matmul_output`` in use, windows of opset 25, values of another width than keys, and a
-softmax in double precision; in half precision it becomes more exact. A mask shorter than the keys
+Refused: ``qk_matmul_output`` in use, windows of opset 25, values wider than keys, and a softmax in
+double precision; in half precision it becomes more exact. A mask shorter than the keys
 is an error when the model runs, as it is in ONNX Runtime.
 """
 
