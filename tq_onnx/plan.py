@@ -143,6 +143,7 @@ class LayerPlan:
         feedback: whether keys are coded with error feedback, which changes no meaning of a row.
         value_size: numbers in a head of values where those are fewer than D, so that rows have
             zeros behind them; 0 for D.
+        readers: attentions that read the caches; more than one where layers share them.
     """
 
     layer: int
@@ -171,6 +172,7 @@ class LayerPlan:
     adaptation: str = ""
     feedback: bool = False
     value_size: int = 0
+    readers: int = 1
 
     @property
     def head_sizes(self) -> tuple[int, int]:
@@ -367,7 +369,10 @@ def _layer(entry: Mapping[str, Any]) -> LayerPlan:
     key, value = (_checked(CachePair(**entries.pop(name))) for name in ("key", "value"))
     layer = _checked(LayerPlan(key=key, value=value, **entries))
     sizes = (layer.num_heads, layer.kv_num_heads, layer.head_size)
-    if min(*sizes, layer.key_row_bytes, layer.value_row_bytes) < 1 or layer.layer < 0:
+    if (
+        min(*sizes, layer.key_row_bytes, layer.value_row_bytes, layer.readers) < 1
+        or layer.layer < 0
+    ):
         raise ValueError(f"layer {layer.layer} has a size below 1")
     if not 0 <= layer.value_size < layer.head_size:
         raise ValueError(f"layer {layer.layer} has values of {layer.value_size} numbers")

@@ -12,6 +12,7 @@ from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.conversion.bake import codec_index, encoder_index, window
 from tq_onnx.conversion.layers import (
     SHARED,
+    AttentionNode,
     ConvertedLayer,
     EncodeNode,
     find_layer,
@@ -30,7 +31,8 @@ def layer_violations(model: ir.Model, plan: Plan) -> Iterator[str]:
     nodes = list(model.graph.all_nodes())
     encoders, readers = Encode.nodes(nodes), Attention.nodes(nodes)
     count = len(plan.layers)
-    if len(encoders) != 2 * count or len(readers) != count:
+    attentions = sum(layer.readers for layer in plan.layers)
+    if len(encoders) != 2 * count or len(readers) != attentions:
         yield f"{len(encoders)} encoders and {len(readers)} attentions for {count} layers"
         return
     outputs = {value.name: value for value in model.graph.outputs}
@@ -46,7 +48,8 @@ def layer_violations(model: ir.Model, plan: Plan) -> Iterator[str]:
             yield from (f"{label}: {text}" for text in _encoder(encoder, planned, plan))
             yield from (f"{label}: {text}" for text in _offset(encoder, planned, plan))
             yield from (f"{label}: {text}" for text in _search(encoder, planned, plan))
-        yield from (f"{label}: {text}" for text in _attention(layer, plan))
+        for attention in layer.attentions:
+            yield from (f"{label}: {text}" for text in _attention(attention, layer, plan))
         for encoder in layer.encoders:
             rotation = Encode.rotation.of(encoder.node)
             if encoder.codec.is_rotated and rotation not in rotations:
@@ -129,8 +132,8 @@ def _search(encoder: EncodeNode, layer: LayerPlan, plan: Plan) -> Iterator[str]:
         yield f"the error feedback of {present} has moments that no queries have"
 
 
-def _attention(layer: ConvertedLayer, plan: Plan) -> Iterator[str]:
-    attention, planned = layer.attention, layer.plan
+def _attention(attention: AttentionNode, layer: ConvertedLayer, plan: Plan) -> Iterator[str]:
+    planned = layer.plan
     shared = all(shares_length(encoder, attention, plan) for encoder in layer.encoders)
     if not shared or any(
         theirs.of(attention.node) is not its.of(encoder.node)

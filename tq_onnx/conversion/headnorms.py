@@ -132,6 +132,8 @@ def find_norms(model: ir.Model, plan: Plan) -> tuple[LayerNorms | NoNorms, ...]:
 
 def _layer(layer: ConvertedLayer, way: Way) -> LayerNorms:
     plan = layer.plan
+    if layer.sharing:
+        raise NoMatch("other layers read the same keys", layer.attention.node)
     own = np.arange(plan.head_size)
     norms, halves = [], plan.dtype != "FLOAT"
     for role, reader, slot, ids in (

@@ -172,19 +172,26 @@ def shares_length(encoder: EncodeNode, attention: AttentionNode, plan: Plan) -> 
 
 @dataclass(frozen=True, eq=False)
 class ConvertedLayer:
-    """The three nodes of a layer.
+    """The nodes of a layer.
 
     Attributes:
         plan: what the layer is.
         key: makes the cache of keys.
         value: makes the cache of values.
         attention: reads both.
+        sharing: further attentions that read both.
     """
 
     plan: LayerPlan
     key: EncodeNode
     value: EncodeNode
     attention: AttentionNode
+    sharing: tuple[AttentionNode, ...] = ()
+
+    @property
+    def attentions(self) -> tuple[AttentionNode, ...]:
+        """All that read the caches, the first one first."""
+        return (self.attention, *self.sharing)
 
     @property
     def encoders(self) -> tuple[EncodeNode, EncodeNode]:
@@ -192,9 +199,9 @@ class ConvertedLayer:
         return self.key, self.value
 
     @property
-    def operators(self) -> tuple[EncodeNode, EncodeNode, AttentionNode]:
-        """All three, encoders first."""
-        return self.key, self.value, self.attention
+    def operators(self) -> tuple[EncodeNode | AttentionNode, ...]:
+        """All of them, encoders first."""
+        return (self.key, self.value, *self.attentions)
 
     @property
     def is_shortened(self) -> bool:
@@ -247,9 +254,10 @@ def find_layer(outputs: Mapping[str | None, ir.Value], layer: LayerPlan) -> Conv
         and use.idx == Attention.key_cache.slot
         and Attention.value_cache.of(use.node) is value.output
     ]
-    if len(readers) != 1:
+    if len(readers) != layer.readers:
         raise NoMatch(f"{len(readers)} attentions read the caches", key.node)
-    return ConvertedLayer(layer, key, value, AttentionNode(readers[0]))
+    first, *others = (AttentionNode(node) for node in readers)
+    return ConvertedLayer(layer, key, value, first, tuple(others))
 
 
 def _encoder(

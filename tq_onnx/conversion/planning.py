@@ -64,7 +64,9 @@ def make_plan(
     # A function body has no optional inputs: either all layers pass a bias, or none; so with sinks,
     # which come after the bias.
     has_sink = any(site.has_sink for site in (*sites, *beside))
-    has_bias = has_sink or any(site.has_bias for site in (*sites, *beside))
+    has_bias = has_sink or any(
+        one.has_bias for site in (*sites, *beside) for one in site.attentions
+    )
     layers = tuple(
         replace(
             _layer(
@@ -198,6 +200,7 @@ def _layer(site: Site, preset: Preset, options: Options) -> LayerPlan:
         has_sink=site.has_sink,
         centered=options.calibration is not None and quantised,
         value_size=site.result_size if site.result_size < size else 0,
+        readers=len(site.attentions),
     )
 
 

@@ -69,7 +69,9 @@ class ConvertPass(ir.passes.InPlacePass):
         names = [(site.key.present.name, site.value.present.name) for site in found.sites]
         if names != [(layer.key.present, layer.value.present) for layer in self._plan.layers]:
             raise ir.passes.PreconditionError("the plan was made for another model")
-        if any(site.node.graph is not model.graph for site in found.sites):
+        if any(
+            one.node.graph is not model.graph for site in found.sites for one in site.attentions
+        ):
             raise ir.passes.PreconditionError("the recognition belongs to another model")
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -150,13 +152,16 @@ class ConvertPass(ir.passes.InPlacePass):
             with build.before(cache.node, scope):
                 encoded[role] = made.vectors(cache, rows, role)
                 presents[cache] = made.encode(cache, encoded[role], role)
-        with build.before(site.node, scope):
-            caches = presents[site.key], presents[site.value]
-            new = encoded["key"], encoded["value"]
-            result = site.result(build, made.attend(operands, caches, new))
-        if result.shape is None or site.output.shape is not None:
-            result.shape = site.output.shape
-        site.output.replace_all_uses_with(result)
+        caches = presents[site.key], presents[site.value]
+        new = encoded["key"], encoded["value"]
+        for count, one in enumerate(site.attentions):
+            with build.before(one.node, f"{scope}_{count}" if count else scope):
+                own = operands if one is site else one.operands(build)
+                attended = replace(made, site=one).attend(own, caches, new)
+                result = one.result(build, attended)
+            if result.shape is None or one.output.shape is not None:
+                result.shape = one.output.shape
+            one.output.replace_all_uses_with(result)
         return presents
 
     def _past_length(self, build: Builder, site: Site) -> ir.Value:

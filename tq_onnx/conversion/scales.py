@@ -144,7 +144,8 @@ class _Calibrated:
             return plan
         center = self._options.center_from
         scales = self._folded.get(plan.layer)
-        if scales is None and plan.key_of.is_rotated and self._options.equalize is not False:
+        alone = not layer.sharing and plan.key_of.is_rotated
+        if scales is None and alone and self._options.equalize is not False:
             scales = self._calibration.scales(plan.layer, center)
             operands = layer.attention.query, layer.key.vectors
             if any(_dtype(operand, plan).bitwidth < 32 for operand in operands):
@@ -163,7 +164,7 @@ class _Calibrated:
             baked = self._build.constant(f"tq.{encoder.role}_offset.{plan.layer}", array)
             for node, slot in (
                 (encoder.node, Encode.offset),
-                (layer.attention.node, SHARED[encoder.role][Encode.offset]),
+                *((one.node, SHARED[encoder.role][Encode.offset]) for one in layer.attentions),
             ):
                 filler = slot.of(node)
                 assert filler is not None  # ConvertPass has put one there

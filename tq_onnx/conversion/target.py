@@ -77,6 +77,21 @@ def refuse_window(plan: Plan) -> None:
         )
 
 
+def refuse_sharing(plan: Plan) -> None:
+    """Refuse a plan with caches that several layers read, for targets that know one reader each.
+
+    Raises:
+        UsageError: the plan has such caches.
+    """
+    shared = next((layer for layer in plan.layers if layer.readers > 1), None)
+    if shared is not None:
+        raise UsageError(
+            f"{shared.readers} layers read the same caches, and each has its own on Ascend",
+            where=f"layer {shared.layer}",
+            fix="convert without --target",
+        )
+
+
 def _refuse_nothing(plan: Plan) -> None:
     return None
 

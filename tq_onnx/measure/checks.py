@@ -85,8 +85,10 @@ def failure(checks: Sequence[Check], *, named: int | None = None) -> str:
 def placed(after: OpenModel, library: bool) -> PropertyCheck:
     """Check that kernels or function bodies run, as asked for, and no mixture."""
     where = placement(after.session)
-    layers = len(after.signature.caches) // 2
-    wanted = (2 * layers, layers) if library else (0, 0)
+    encoders = len(after.signature.caches)
+    plan = after.plan
+    readers = encoders // 2 if plan is None else sum(layer.readers for layer in plan.layers)
+    wanted = (encoders, readers) if library else (0, 0)
     return PropertyCheck(
         "TurboQuant nodes run where they should",
         (where.encode, where.attention) == wanted,

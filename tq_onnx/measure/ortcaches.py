@@ -130,6 +130,8 @@ def _replace(
 ) -> None:
     """Put GroupQueryAttention in the place of one layer's three nodes."""
     layer, attention, encoders = converted.plan, converted.attention, converted.encoders
+    if converted.sharing:
+        raise _unlike("other layers read the same caches", layer)
     if converted.is_shortened:
         raise _unlike("the caches are shortened before they are returned", layer)
     pasts = [_new_type(encoder.past, graph.inputs, cache, layer) for encoder in encoders]

@@ -149,13 +149,13 @@ def _operators(layer: ConvertedLayer, plan: Plan) -> Iterator[tuple[str, str]]:
         width = static_dim(encoder.output, -1)
         if width not in (None, encoder.row_bytes):
             yield f"the encoder of {encoder.role}s", f"rows of {width} bytes"
-        if not shares_length(encoder, layer.attention, plan):
+        if not all(shares_length(encoder, one, plan) for one in layer.attentions):
             yield f"the encoder of {encoder.role}s", "another length than attention"
         for slot, shared in SHARED[encoder.role].items():
             if slot is Encode.past_length:  # see above
                 continue
-            one, its = slot.of(encoder.node), shared.of(layer.attention.node)
-            if one is not its:
+            one = slot.of(encoder.node)
+            if any(shared.of(attention.node) is not one for attention in layer.attentions):
                 yield "attention", f"another {shared.name} than the encoder of {encoder.role}s"
     told: LayerPlan = layer.plan
     window = plan.window_of(told)
@@ -172,11 +172,12 @@ def _operators(layer: ConvertedLayer, plan: Plan) -> Iterator[tuple[str, str]]:
         Attention.sinks: window.sinks,
         Attention.overlay_rows: window.overlay_rows,
     }
-    new = (layer.attention.new_keys, layer.attention.new_values)
-    if new != ((layer.key.vectors, layer.value.vectors) if plan.has_window else (None, None)):
-        yield "attention", "other new keys and values than what is encoded"
     codecs = {Attention.key_codec_index: told.key_of, Attention.value_codec_index: told.value_of}
-    yield from _attributes("attention", layer.attention.node, wanted | _indices(plan, codecs))
+    encoded = (layer.key.vectors, layer.value.vectors) if plan.has_window else (None, None)
+    for attention in layer.attentions:
+        if (attention.new_keys, attention.new_values) != encoded:
+            yield "attention", "other new keys and values than what is encoded"
+        yield from _attributes("attention", attention.node, wanted | _indices(plan, codecs))
 
 
 def _indices(plan: Plan, codecs: dict[Attribute, Any]) -> dict[Attribute, Any]:

@@ -108,7 +108,7 @@ def _unquantise(
     encoder: EncodeNode, layer: ConvertedLayer, raw: LayerPlan, none: ir.Value
 ) -> Iterable[ir.Value]:
     """Make a cache one of raw rows, where it is made and where it is read; return old tables."""
-    attention, node = layer.attention.node, encoder.node
+    node, attentions = encoder.node, [one.node for one in layer.attentions]
     old = [encoder.rotation, encoder.centroids, encoder.boundaries, encoder.offset]
     old += [encoder.gains, encoder.feedback]
     node.attributes.pop(Encode.codec_index.name, None)
@@ -116,17 +116,20 @@ def _unquantise(
     encoder.rotation = encoder.centroids = encoder.boundaries = none
     encoder.offset = encoder.gains = encoder.feedback = None
     read = SHARED[encoder.role]
-    old += [read[slot].of(attention) for slot in (Encode.rotation, Encode.centroids, Encode.offset)]
-    for slot in (Encode.rotation, Encode.centroids):
-        read[slot].replace(attention, none)
-    read[Encode.offset].replace(attention, None)
-    for operator, has_entries in ((node, Encode), (attention, Attention)):
+    for attention in attentions:
+        old += [
+            read[slot].of(attention) for slot in (Encode.rotation, Encode.centroids, Encode.offset)
+        ]
+        for slot in (Encode.rotation, Encode.centroids):
+            read[slot].replace(attention, none)
+        read[Encode.offset].replace(attention, None)
+        attention.attributes.pop(f"{encoder.role}_codec_index", None)
+        _set(attention, {f"{encoder.role}_codec": RAW, f"{encoder.role}_bits": raw.key_bits})
+    for operator in (node, *attentions):
         # Raw rows are exact as they are: what is in front of them stays, without entries.
-        for attribute in (has_entries.recent, has_entries.sinks):
+        for attribute in (Encode.recent, Encode.sinks):
             if attribute.name in operator.attributes:
                 _set(operator, {attribute.name: 0})
-    attention.attributes.pop(f"{encoder.role}_codec_index", None)
-    _set(attention, {f"{encoder.role}_codec": RAW, f"{encoder.role}_bits": raw.key_bits})
     readers = [use.node for use in encoder.output.uses()]
     shortened = [reader.outputs[0] for reader in readers if reader.op_type == "Slice"]
     for value in (encoder.past, encoder.output, *shortened):

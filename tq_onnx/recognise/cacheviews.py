@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Final
 
 import onnx_ir as ir
@@ -15,6 +16,7 @@ from tq_onnx.recognise.caches import Dims, Route
 from tq_onnx.recognise.site import GraphView
 
 _MAX_STEPS: Final = 24
+_MAX_ROUTES: Final = 256
 
 _RESHAPES: Final[dict[tuple[Dims, int], Dims]] = {
     (("B", "N", "G", "S", "D"), 4): ("B", "H", "S", "D"),
@@ -48,8 +50,12 @@ _REPEATABLE: Final[dict[Dims, Dims]] = {
 """Where a dimension has to be put in for heads to be repeated one by one."""
 
 
-def follow(state: ir.Value, dims: Dims, view: GraphView, skip: Collection[ir.Node] = ()) -> Route:
-    """Follow a cache to the one matrix product or fused operator that reads it.
+def follow(
+    state: ir.Value, dims: Dims, view: GraphView, skip: Collection[ir.Node] = ()
+) -> list[Route]:
+    """Follow a cache to the matrix products or fused operators that read it.
+
+    There is one, or several in the order of the graph where layers share the cache.
 
     Args:
         state: what the update of the cache makes.
@@ -58,14 +64,27 @@ def follow(state: ir.Value, dims: Dims, view: GraphView, skip: Collection[ir.Nod
         skip: nodes on the way to the graph output, which read it too.
 
     Raises:
-        NoMatch: it is read twice, not at all, or changed on the way.
+        NoMatch: it is not read at all, or changed on the way.
     """
-    value, factor = state, 1.0
-    views = {state: dims}
-    for _ in range(_MAX_STEPS):
-        node, index = _reader(value, view, skip)
+    routes: list[Route] = []
+    _follow(state, Route({state: dims}, 1.0, _NOWHERE, 0, dims), view, skip, routes)
+    return routes
+
+
+_NOWHERE: Final = ir.Node("", "Identity", [])
+"""The reader of a route that has not come to one."""
+
+
+def _follow(
+    value: ir.Value, way: Route, view: GraphView, skip: Collection[ir.Node], found: list[Route]
+) -> None:
+    if len(way.views) > _MAX_STEPS or len(found) > _MAX_ROUTES:
+        raise NoMatch("the cache does not reach a matrix product", value.producer())
+    for node, index in _readers(value, view, skip):
         if kind(node) in PRODUCTS or kind(node) in FUSED:
-            return Route(views, factor, node, index, dims)
+            found.append(replace(way, reader=node, index=index))
+            continue
+        dims, factor = way.dims, way.factor
         if kind(node) in ("Mul", "Div"):
             number = scalar(node.inputs[1 - index])
             if not number or (node.op_type == "Div" and index != 0):
@@ -75,9 +94,9 @@ def follow(state: ir.Value, dims: Dims, view: GraphView, skip: Collection[ir.Nod
             dims = _through(node, dims)
         else:
             raise NoMatch(f"the cache goes into {node.op_type}, not into a matrix product", node)
-        value = node.outputs[0]
-        views[value] = dims
-    raise NoMatch("the cache does not reach a matrix product", value.producer())
+        output = node.outputs[0]
+        further = Route({**way.views, output: dims}, factor, _NOWHERE, 0, dims)
+        _follow(output, further, view, skip, found)
 
 
 def refuse_nested(node: ir.Node, view: GraphView) -> None:
@@ -94,7 +113,9 @@ def refuse_nested(node: ir.Node, view: GraphView) -> None:
         )
 
 
-def _reader(value: ir.Value, view: GraphView, skip: Collection[ir.Node]) -> tuple[ir.Node, int]:
+def _readers(
+    value: ir.Value, view: GraphView, skip: Collection[ir.Node]
+) -> list[tuple[ir.Node, int]]:
     readers = [
         (node, index)
         for node, index in view.consumers(value)
@@ -104,18 +125,7 @@ def _reader(value: ir.Value, view: GraphView, skip: Collection[ir.Node]) -> tupl
         refuse_nested(node, view)
     if not readers:
         raise NoMatch("the cache is returned, but no attention reads it", value.producer())
-    if len(readers) > 1:
-        raise NoMatch(read_twice([node for node, _ in readers]), readers[0][0])
-    return readers[0]
-
-
-def read_twice(readers: Sequence[ir.Node]) -> str:
-    """Return the reason why a cache with several readers cannot be converted."""
-    names = [node.op_type for node in readers]
-    reason = f"the cache is read more than once, by {', '.join(names)}"
-    if len(set(names)) > 1:
-        return reason
-    return f"{reason}: layers that share one cache (Gemma 3n, Gemma 4) cannot be converted"
+    return readers
 
 
 def _through(node: ir.Node, dims: Dims) -> Dims:

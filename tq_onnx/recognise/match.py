@@ -35,9 +35,10 @@ from tq_onnx.recognise.dialects import dialects
 from tq_onnx.recognise.interface import find_roles
 from tq_onnx.recognise.lengths import Lengths, find_lengths
 from tq_onnx.recognise.nocache import why_no_caches
+from tq_onnx.recognise.sharing import share_caches
 from tq_onnx.recognise.site import Dialect, GraphView, Site
 from tq_onnx.recognise.survivors import NearMiss, ShapeRead, find_survivors
-from tq_onnx.recognise.trace import find_anchors, reach
+from tq_onnx.recognise.trace import find_anchors, reaches
 from tq_onnx.recognise.unchanged import Encoder, encoder_inputs, find_states
 from tq_onnx.recognise.updates.tensorscatter import is_flat_cache
 
@@ -53,7 +54,7 @@ class Recognition:
     """The result of recognition.
 
     Attributes:
-        sites: the layers, in graph order.
+        sites: the layers that make caches, in graph order.
         misses: reasons not to convert; the model is convertible iff there are none.
         interface: names of the other inputs and outputs; None if they were not found.
         lengths: where the past length is read in models whose attention does not tell it.
@@ -104,10 +105,11 @@ def recognise(model: ir.Model) -> Recognition:
         misses.insert(0, NearMiss(None, "", reason))
     if misses:
         return Recognition(tuple(sites), tuple(misses))
+    layers, sites = sites, [one for site in sites for one in site.attentions]
     roles = find_roles(graph, sites)
     if roles is None:
         reason = "no input for tokens (or their embeddings), or no output for logits, was found"
-        return Recognition(tuple(sites), (NearMiss(None, "", reason),))
+        return Recognition(tuple(layers), (NearMiss(None, "", reason),))
     counted = all(site.counts_tokens for site in sites)
     shortened = any(cache.cut for site in sites for cache in (site.key, site.value))
     seen = TokenSizes(model, roles.tokens, sites)
@@ -126,7 +128,7 @@ def recognise(model: ir.Model) -> Recognition:
     interface = replace(roles.interface(), states=find_states(graph, caches))
     extra = encoder_inputs(graph, interface, caches)
     return Recognition(
-        tuple(sites),
+        tuple(layers),
         tuple(problems),
         replace(interface, fed=(*interface.fed, *extra)),
         lengths,
@@ -213,10 +215,7 @@ def _layers(
     misses: dict[int, NearMiss] = {}
     for position, anchors in enumerate(outputs):
         try:
-            reached = reach(anchors, view)
-            dialect = _dialect(reached)
-            attention = dialect.attention(reached, view)
-            refuse_nested(attention, view)
+            found = [_read_by(reached, view) for reached in reaches(anchors, view)]
         except NoMatch as miss:
             near = _near_miss(position // 2, miss, anchors[0])
             if anchors[0].present.name in states:
@@ -224,7 +223,8 @@ def _layers(
             else:
                 misses.setdefault(position // 2, near)
         else:
-            parts.setdefault(attention, []).append((position, dialect, reached))
+            for attention, dialect, reached in found:
+                parts.setdefault(attention, []).append((position, dialect, reached))
     order = {node: index for index, node in enumerate(view.graph)}
     sites = []
     for count, attention in enumerate(sorted(parts, key=order.__getitem__)):
@@ -234,7 +234,25 @@ def _layers(
             sites.append(_site(layer, caches, attention, view))
         except NoMatch as miss:
             misses.setdefault(layer, _near_miss(layer, miss, caches[0][2].anchor))
+    try:
+        sites = share_caches(sites, order)
+    except NoMatch as miss:
+        misses.setdefault(
+            0, NearMiss(None, "" if miss.node is None else label(miss.node), miss.reason)
+        )
     return sites, [misses[layer] for layer in sorted(misses)], passed_over
+
+
+def _read_by(reached: Reach, view: GraphView) -> tuple[ir.Node, Dialect, Reach]:
+    """Return the attention that reads a cache, and its form.
+
+    Raises:
+        NoMatch: it is of none.
+    """
+    dialect = _dialect(reached)
+    attention = dialect.attention(reached, view)
+    refuse_nested(attention, view)
+    return attention, dialect, reached
 
 
 def _site(

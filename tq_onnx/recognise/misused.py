@@ -14,7 +14,8 @@ from tq_onnx.recognise.site import GraphView, Site
 def misused(sites: Sequence[Site], view: GraphView) -> Iterator[tuple[int, str, str]]:
     """Yield layer, node and reason of attention that a conversion would not leave as it is.
 
-    Its result is read by nothing, or a past cache is an operand in another role than its own.
+    Its result is read by nothing, or is an operand of attention itself; or a past cache is an
+    operand in another role than its own.
     """
     pasts: dict[ir.Value, Cache] = {}
     for site in sites:
@@ -22,12 +23,19 @@ def misused(sites: Sequence[Site], view: GraphView) -> Iterator[tuple[int, str, 
             if cache.past is not None:
                 pasts[cache.past] = cache
                 pasts.update(dict.fromkeys(cache.update.views if cache.update else (), cache))
+    results = {site.output for site in sites}
     for site in sites:
         node = label(site.node)
         if not site.output.is_graph_output() and not view.consumers(site.output):
             yield site.layer, node, "nothing reads the result of attention"
         updates = [cache.update for cache in (site.key, site.value) if cache.update is not None]
         for value in dict.fromkeys((*site.inputs(), *(update.rows for update in updates))):
+            if value in results:
+                yield (
+                    site.layer,
+                    node,
+                    "the result of attention is an operand of attention as it is",
+                )
             if value in pasts:
                 past = pasts[value].past
                 assert past is not None  # by the loop above

@@ -60,6 +60,7 @@ class Site(ABC):
         output: what the old attention computes.
         has_sink: whether a score without a value takes part in the softmax.
         value_size: numbers in a head of values and of the result, at most D; 0 for D.
+        sharing: further layers that read the same caches, in graph order.
     """
 
     dialect: ClassVar[str]
@@ -80,6 +81,12 @@ class Site(ABC):
     output: ir.Value
     has_sink: bool = False
     value_size: int = 0
+    sharing: tuple[Site, ...] = ()
+
+    @property
+    def attentions(self) -> tuple[Site, ...]:
+        """All layers that read the caches, this one first."""
+        return (self, *self.sharing)
 
     @property
     def result_size(self) -> int:

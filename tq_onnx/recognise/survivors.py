@@ -68,8 +68,9 @@ def find_survivors(
 ) -> tuple[list[ShapeRead], list[NearMiss]]:
     """Find what a conversion would leave: readers of the old caches, and other attention."""
     graph = view.graph
-    caches = [(site, cache) for site in sites for cache in (site.key, site.value)]
-    presents = {cache.present for _, cache in caches}
+    owners = {cache: site for site in sites for cache in (site.key, site.value)}
+    caches = [(site, cache) for cache, site in owners.items()]
+    presents = {cache.present for cache in owners}
     held = {
         value: (site, cache, dims)
         for site, cache in caches

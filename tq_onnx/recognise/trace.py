@@ -18,7 +18,7 @@ from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import FUSED, kind
 from tq_onnx.graph.values import holds, keeps_numbers, passes_through, rank, static_dim
 from tq_onnx.recognise.caches import PRESENT, Anchor, Dims, Reach, Route, Update
-from tq_onnx.recognise.cacheviews import follow, read_twice
+from tq_onnx.recognise.cacheviews import follow
 from tq_onnx.recognise.site import GraphView
 from tq_onnx.recognise.updates.find import find_update
 
@@ -64,18 +64,18 @@ def find_anchors(output: ir.Value) -> list[Anchor]:
     return found
 
 
-def reach(anchors: list[Anchor], view: GraphView) -> Reach:
-    """Follow one cache, from the first of its anchors that makes a cache.
+def reaches(anchors: list[Anchor], view: GraphView) -> list[Reach]:
+    """Follow one cache, from the first of its anchors that makes a cache, to each of its readers.
 
     Raises:
         NoMatch: nothing known makes it, or it does not lead to a computation.
     """
     for anchor in anchors:
         if kind(anchor.node) in FUSED:
-            return Reach(anchor, None, None)
+            return [Reach(anchor, None, None)]
         update = find_update(anchor, view)
         if update is not None:
-            return Reach(anchor, update, _route(anchor, view))
+            return [Reach(anchor, update, route) for route in _routes(anchor, view)]
     anchor = anchors[0]
     if view.takes_caches:
         raise NoMatch(
@@ -101,7 +101,7 @@ def reach(anchors: list[Anchor], view: GraphView) -> Reach:
             break
     rows_dims = tuple("T" if dim == "S" else dim for dim in anchor.dims)
     update = Update(None, anchor.state, rows_dims, {})
-    return Reach(anchor, update, _route(anchor, view))
+    return [Reach(anchor, update, route) for route in _routes(anchor, view)]
 
 
 def _refuse_other_pasts(anchor: Anchor) -> None:
@@ -140,13 +140,14 @@ def _viewed(value: ir.Value | None) -> ir.Value | None:
     return None
 
 
-def _route(anchor: Anchor, view: GraphView) -> Route:
-    """Return the way from the one value between update and output that is read elsewhere too."""
+def _routes(anchor: Anchor, view: GraphView) -> list[Route]:
+    """Return the ways from the one value between update and output that is read elsewhere too."""
     read = [value for value in anchor.views if _is_read(value, anchor, view)]
     whole = [value for value in read if "C" not in anchor.views[value]]
     if len(read) > 1:
         readers = [node for value in read for node, _ in view.consumers(value)]
-        raise NoMatch(read_twice(readers), anchor.node)
+        names = ", ".join(node.op_type for node in readers)
+        raise NoMatch(f"the cache is read more than once, by {names}", anchor.node)
     start = whole[0] if whole else anchor.state
     return follow(start, anchor.views[start], view, skip=anchor.tail)
 

@@ -9,7 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from tq_onnx.conversion.target import Lowering, Target, TargetOption, Values, refuse_window
+from tq_onnx.conversion.target import (
+    Lowering,
+    Target,
+    TargetOption,
+    Values,
+    refuse_sharing,
+    refuse_window,
+)
 from tq_onnx.plan import Plan
 
 
@@ -17,6 +24,7 @@ def _refuse(plan: Plan) -> None:
     from tq_onnx.targets.cann.kernels import expect_kernels
 
     refuse_window(plan)
+    refuse_sharing(plan)
     expect_kernels(plan)
 
 

@@ -9,11 +9,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from tq_onnx.conversion.target import Lowering, Target, TargetOption, Values, refuse_window
+from tq_onnx.conversion.target import (
+    Lowering,
+    Target,
+    TargetOption,
+    Values,
+    refuse_sharing,
+    refuse_window,
+)
 from tq_onnx.plan import Plan
 
 DEFAULT_CAPACITY: Final = 1024
 """Of caches whose size is in the graph; every step copies and reads all of it."""
+
+
+def _refuse(plan: Plan) -> None:
+    refuse_window(plan)
+    refuse_sharing(plan)
 
 
 def _lower(plan: Plan, path: Path, values: Values) -> Lowering:
@@ -39,7 +51,7 @@ CANN_GRAPH: Final = Target(
             default=1,
         ),
     ),
-    refuse=refuse_window,
+    refuse=_refuse,
     lower=_lower,
     provider="cann",
     searches=False,
