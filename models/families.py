@@ -186,11 +186,36 @@ FAMILIES = {
             **MAMBA,
             "mamba_expand": 2,
             "layer_types": ["mamba", "attention"] * 2,
-            "num_local_experts": 0,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
             "shared_intermediate_size": 48,
         }
     ),
     "bamba": Family({**FOUR, **MAMBA, "mamba_expand": 2, "attn_layer_indices": [1, 3]}),
+    "jamba": Family(
+        {
+            **FOUR,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 4,
+            "use_mamba_kernels": False,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+        }
+    ),
+    "nemotron_h": Family(
+        {
+            **HEADS,
+            "layers_block_type": ["mamba", "attention", "mamba", "mlp"],
+            "num_hidden_layers": 4,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 32,
+            "ssm_state_size": 8,
+            "n_groups": 1,
+            "use_mamba_kernels": False,
+        }
+    ),
     "falcon_h1": Family({**HEADS, **MAMBA, "mamba_d_ssm": 128}),
     "lfm2": Family({**FOUR, "layer_types": ["conv", "full_attention"] * 2}),
     "starcoder2": Family(SIZES),

@@ -264,6 +264,8 @@ def _site(
     names = ", ".join(str(reached.anchor.present.name) for _, _, reached in caches)
     if len(caches) == 1:
         raise NoMatch(f"cache {names} has no partner", attention)
+    if len({reached.anchor.present for _, _, reached in caches}) < len(caches):
+        raise NoMatch(f"a cache is read more than once by one attention ({names})", attention)
     (_, dialect, first), (_, other, second) = caches[:2]
     if len(caches) > 2 or dialect is not other:
         raise NoMatch(f"the attention has the caches {names}, not one of keys and one of values")

@@ -404,7 +404,10 @@ REFUSALS: Final[dict[str, tuple[Change, str]]] = {
     "quantised by type": (with_attribute("k_quant_type", "PER_TENSOR"), "quantised already"),
     "an input from the future": (with_input(16, "new", ir.DataType.FLOAT, [1]), "17 inputs"),
     "an attribute from the future": (with_attribute("novelty", 1), "attribute novelty"),
-    "window instead of a cache": (with_attribute("sliding_window_cache", 1), "window of the past"),
+    "window instead of a cache": (
+        with_attribute("sliding_window_cache", 1),
+        "windowed_kv_cache=false",
+    ),
     "scores returned": (with_attribute("qk_output", 1), "qk_output"),
     "no past": (without_input(3, 4), "takes no past, though the model takes caches"),
     "half a past": (without_input(3), "past keys or past values, but not both"),

@@ -648,7 +648,7 @@ REFUSALS: Final[dict[str, tuple[Callable[[], ir.Model], str]]] = {
     ),
     "keys and values exchanged for keys": (
         lambda: grown(operands="query, key, key, flags"),
-        "read more than once",
+        "no attention reads it",
     ),
     "causal without a count": (
         lambda: static(operands="query, key, value"),

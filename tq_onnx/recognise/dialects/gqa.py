@@ -93,7 +93,8 @@ _REFUSED_INPUTS: Final = {
     V_SCALE: "the value cache is quantised already (v_scale)",
 }
 _REFUSED_FLAGS: Final = {
-    "sliding_window_cache": "sliding_window_cache keeps a window of the past instead of a cache",
+    "sliding_window_cache": "the cache is a ring of the newest rows (sliding_window_cache): "
+    "build the model with --extra_options windowed_kv_cache=false",
     "qk_output": "the operator returns the scores (qk_output)",
 }
 
