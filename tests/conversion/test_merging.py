@@ -169,6 +169,22 @@ def test_branches_whose_caches_change_places_are_refused(tmp_path: Path) -> None
 
     with pytest.raises(UnsupportedModelError, match="same caches in the same order"):
         converted(tmp_path / "model.onnx", "raw")
+    (miss,) = inspect(tmp_path / "model.onnx").misses
+    assert "same caches in the same order" in miss.reason
+
+
+def test_scales_that_one_branch_cannot_take_are_foreseen(tmp_path: Path) -> None:
+    first, following = transformers_pair()
+    weights = {tensor.name for tensor in first.graph.initializer if "q_norm" in tensor.name}
+    scaled = next(node for node in first.graph.node if weights & {*node.input})
+    plain = [name for name in scaled.input if name not in weights]
+    scaled.op_type, scaled.input[:] = "Identity", plain
+    onnx.save(merge(first, following), tmp_path / "model.onnx")
+
+    with pytest.raises(UnsupportedModelError, match="give --no-equalize"):
+        converted(tmp_path / "model.onnx", "int4")
+    (miss,) = inspect(tmp_path / "model.onnx").misses
+    assert "scales find a place in one of them only; give --no-equalize" in miss.reason
 
 
 def test_two_branches_with_caches_are_no_merged_decoder(tmp_path: Path) -> None:

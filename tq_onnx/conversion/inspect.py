@@ -8,7 +8,8 @@ from pathlib import Path
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.codec.unrotated import RAW
 from tq_onnx.conversion.equalise import predict
-from tq_onnx.conversion.headnorms import find_norms
+from tq_onnx.conversion.headnorms import LayerNorms, NoNorms, find_norms
+from tq_onnx.conversion.merging import refuse_scales
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.original import Original, recognise_original
 from tq_onnx.conversion.pipeline import converted_bytes, prepare
@@ -17,6 +18,7 @@ from tq_onnx.conversion.reports import InspectionReport, LayerFound, Miss, Prese
 from tq_onnx.errors import ModelFileError, TqOnnxError, UnsupportedModelError, located
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.plan import METADATA_PLAN, plan_in
+from tq_onnx.recognise.branches import Parts, split
 from tq_onnx.recognise.caches import Cache
 from tq_onnx.recognise.match import Recognition
 from tq_onnx.recognise.site import Site
@@ -83,8 +85,6 @@ def foresee(report: InspectionReport, original: Original) -> InspectionReport:
     if not report.convertible:
         return report
     loaded = original.loaded
-    # One part shows it, and a merged file takes twice as long.
-    original = replace(original, merged=None)
     # raw makes no rotations, and no scales read no weights
     usable = [offer.preset for offer in report.presets if not offer.refusal]
     preset = RAW if RAW in usable else usable[0]
@@ -92,10 +92,33 @@ def foresee(report: InspectionReport, original: Original) -> InspectionReport:
         prepared = prepare(
             loaded.path, preset=preset, options=Options(equalize=False), original=original
         )
-        found = find_norms(prepared.loaded.model, prepared.plan)
+        parts = split(prepared.loaded)
+        if parts is None:
+            found = find_norms(prepared.loaded.model, prepared.plan)
+        else:
+            found = _norms_of_branches(parts)
     except UnsupportedModelError as error:
-        return replace(report, convertible=False, misses=(Miss(None, "", error.what),), presets=())
+        reason = f"{error.what}; {error.fix}" if error.fix else error.what
+        return replace(report, convertible=False, misses=(Miss(None, "", reason),), presets=())
     return replace(report, equalisation=predict(found, prepared.plan))
+
+
+def _norms_of_branches(parts: Parts) -> tuple[LayerNorms | NoNorms, ...]:
+    """Return the norms of the branch that takes caches.
+
+    Raises:
+        UnsupportedModelError: the other branch has no norms for the same scales.
+    """
+    pair = []
+    for loaded in (parts.first, parts.following):
+        plan = plan_in(loaded.model.metadata_props)
+        assert plan is not None  # it was just converted
+        pair.append(find_norms(loaded.model, plan))
+    first, following = pair
+    for one, other in zip(first, following, strict=True):
+        if isinstance(one, NoNorms) != isinstance(other, NoNorms):
+            refuse_scales(one.layer)
+    return following
 
 
 def _inspect_converted(loaded: LoadedModel, path: Path) -> InspectionReport:

@@ -7,7 +7,7 @@ included. Weights stand beside the If, once where both branches have the same.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Final
+from typing import Final, NoReturn
 
 import onnx_ir as ir
 
@@ -41,11 +41,20 @@ def expect_continued(first: Plan, following: Plan) -> None:
         )
     layer = first.unlike(following)
     if layer is not None:
-        raise UnsupportedModelError(
-            f"the caches of layer {layer} would hold different numbers in the branches of the If, "
-            "because scales find a place in one of them only",
-            fix="give --no-equalize",
-        )
+        refuse_scales(layer)
+
+
+def refuse_scales(layer: int) -> NoReturn:
+    """Refuse scales that only one of the branches can take.
+
+    Raises:
+        UnsupportedModelError: always.
+    """
+    raise UnsupportedModelError(
+        f"the caches of layer {layer} would hold different numbers in the branches of the If, "
+        "because scales find a place in one of them only",
+        fix="give --no-equalize",
+    )
 
 
 def merge(whole: ir.Model, parts: dict[str, ir.Model], following: str) -> ir.Model:
