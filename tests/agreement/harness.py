@@ -101,12 +101,14 @@ class Run:
 def faithful(original: OpenModel, run: Run, seed: int) -> Array:
     """What an original says; its sequences one by one where it mixes those of a batch up.
 
+    States of recurrent layers take padding in, in both models alike: there it is as it is.
+
     ONNX Runtime's GroupQueryAttention takes the positions of a first prompt from the first sequence
     of a batch if the cos and sin caches were made for every sequence, as transformers' exporter
     does.
     """
     logits = run.logits(original, seed)
-    if run.batch == 1 or original.decoder().last_only:
+    if run.batch == 1 or original.decoder().last_only or original.signature.interface.states:
         return logits
     try:
         alone = run.alone(original, seed)

@@ -371,6 +371,7 @@ def damage(model: ir.Model, rng: random.Random) -> None:
 @example(name="dynamo-op18-sdpa-hd128-fp16", seed=2879997)
 @example(name="hf-ortcpu-prefill", seed=1870)
 @example(name="dynamo-op18-sdpa", seed=1000460)
+@example(name="dynamo-gemma3", seed=1427)
 def test_a_damaged_graph_is_recognised_or_refused_but_never_crashes(name: str, seed: int) -> None:
     model = load(name)
     for _ in range(3):

@@ -109,8 +109,9 @@ def _may_be_large(node: ir.Node, numbers: Sequence[Array | None]) -> bool:
         int(size)
         for array in arrays[_GROWING[node.op_type] :]
         if array.size <= _MOST_SIZES
+        and array.dtype.kind in ("iuf" if node.op_type == "Range" else "iu")
         for size in array.flat
-        if np.isfinite(size) and (node.op_type == "Range" or array.dtype.kind in "iu")
+        if np.isfinite(size)
     ]
     return prod(max(abs(size), 1) for size in told) > _MOST_NUMBERS
 

@@ -125,6 +125,10 @@ def _readers(
         refuse_nested(node, view)
     if not readers:
         raise NoMatch("the cache is returned, but no attention reads it", value.producer())
+    kinds = [node.op_type for node, _ in readers]
+    if len(set(kinds)) > 1:
+        names = ", ".join(kinds)
+        raise NoMatch(f"the cache is read more than once, by {names}", readers[0][0])
     return readers
 
 
