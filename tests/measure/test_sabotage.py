@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -150,8 +152,26 @@ def test_whole_models_pass(centred: Path) -> None:
         expect_conversion(name, after)
 
 
-@pytest.mark.parametrize("name", [DYNAMO, GENAI, MOBIUS])
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.name)
+def damages_of_models() -> Iterator[tuple[Damage, str]]:
+    """Each damage with the models to which it is done.
+
+    What the converter writes (tables, codecs, the plan) is the same in every model, and takes the
+    models in turn; what an exporter wrote is damaged in each of them.
+    """
+    models = DYNAMO, GENAI, MOBIUS
+    turn = cycle(models)
+    for damage in DAMAGES:
+        is_ours = sys.modules[damage.change.__module__] in (codecs, records)
+        if is_ours and damage.change is not records.anothers_function:
+            yield damage, next(turn)
+        else:
+            yield from ((damage, name) for name in models)
+
+
+@pytest.mark.parametrize(
+    ("damage", "name"),
+    [pytest.param(*case, id=f"{case[0].name}-{case[1]}") for case in damages_of_models()],
+)
 def test_a_damage_is_found(
     tmp_path: Path, one_original: Callable[[str], None], name: str, damage: Damage
 ) -> None:
