@@ -11,7 +11,10 @@ from tests.language.models import FORMS, PROMPT, folder, language_model
 from tests.runtime.models import DYNAMO, GENAI, converted
 from tq_onnx import Sampling
 from tq_onnx.errors import ModelFileError, UnsupportedModelError, UsageError
-from tq_onnx.language.text import LENGTH, STOP
+from tq_onnx.language.batch import generate_batch
+from tq_onnx.language.call import Call
+from tq_onnx.language.text import LENGTH, STOP, Completion
+from tq_onnx.runtime.decoder import Decoder
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -114,6 +117,24 @@ def test_a_batch_gives_each_text_that_it_gets_alone(form: str, sampling: Samplin
         alone = model.generate(prompt, max_new_tokens=16, sampling=sampling, stop=["e w"])
         assert (done.text, done.tokens) == (alone.text, alone.tokens)
         assert (done.finish_reason, done.usage) == (alone.finish_reason, alone.usage)
+
+
+def test_padding_takes_no_place_of_the_first_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caches that keep their first tokens exactly would keep padding in their place."""
+    together: list[int] = []
+
+    def recording(decoder: Decoder, calls: list[Call]) -> list[Completion]:
+        together.append(len(calls))
+        return generate_batch(decoder, calls)
+
+    monkeypatch.setattr("tq_onnx.language.model.generate_batch", recording)
+    prompts = [PROMPT, "Call me Ishmael", PROMPT[::-1], PROMPT[1:] + "?"]
+    for form, groups in (("window", [3]), ("growing", [4])):
+        model, together[:] = language_model(form), []
+        found = model.generate_batch(prompts, max_new_tokens=12)
+        assert together == groups
+        for prompt, done in zip(prompts, found, strict=True):
+            assert done.tokens == model.generate(prompt, max_new_tokens=12).tokens
 
 
 def test_a_batch_of_a_graph_that_takes_no_padding() -> None:

@@ -221,12 +221,24 @@ class LanguageModel:
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
     ) -> list[Completion]:
-        """Continue several prompts, together where the graph takes prompts of uneven lengths.
+        """Continue several prompts, together where each text is then what it would be alone.
 
-        Each text has draws of its own, from the same seed. See ``stream`` for the arguments and
-        errors.
+        The graph has to take padding. Where caches keep their first tokens exactly (``sinks``),
+        only prompts of one length go together: padding would take the place of those tokens. Each
+        text has draws of its own, from the same seed. See ``stream`` for the arguments and errors.
         """
         calls = [self._call(prompt, max_new_tokens, sampling, stop) for prompt in prompts]
+        sinks = any(spec.window.sinks for spec in self.signature.caches)
+        groups: dict[int, list[int]] = {}
+        for index, call in enumerate(calls):
+            groups.setdefault(len(call.ids) if sinks else 0, []).append(index)
+        found: dict[int, Completion] = {}
+        for group in groups.values():
+            done = self._together([calls[index] for index in group])
+            found.update(zip(group, done, strict=True))
+        return [found[index] for index in range(len(calls))]
+
+    def _together(self, calls: list[Call]) -> list[Completion]:
         decoder = self.decoder()
         together = decoder.takes_padding and not self.signature.interface.states
         if len(calls) < 2 or not together or decoder.rows not in (None, len(calls)):
