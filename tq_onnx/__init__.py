@@ -18,7 +18,7 @@ from tq_onnx.version import __version__
 if TYPE_CHECKING:
     from tq_onnx import errors
     from tq_onnx.api.calibrating import calibrate
-    from tq_onnx.api.converting import convert, inspect
+    from tq_onnx.api.converting import convert, diff, inspect
     from tq_onnx.api.fitting import fit
     from tq_onnx.api.measuring import bench, report, verify
     from tq_onnx.api.running import get_library_path, library_path, load, register, session_options
@@ -43,6 +43,7 @@ __all__ = [
     "bench",
     "calibrate",
     "convert",
+    "diff",
     "errors",
     "fit",
     "get_library_path",
@@ -56,7 +57,7 @@ __all__ = [
 ]
 
 _ROOMS: Final = {
-    "api.converting": ("convert", "inspect"),
+    "api.converting": ("convert", "diff", "inspect"),
     "api.calibrating": ("calibrate",),
     "api.fitting": ("fit",),
     "api.measuring": ("bench", "report", "verify"),

@@ -1,4 +1,4 @@
-"""Convert a model or a folder, and look into one."""
+"""Convert a model or a folder, look into one, and compare it with what it was."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tq_onnx.conversion.reports import ConversionReport, InspectionReport
     from tq_onnx.integrations.folderconversion import FolderReport
     from tq_onnx.integrations.folderinspection import FolderInspection
+    from tq_onnx.measure.differences import DiffReport
     from tq_onnx.progress import OnProgress
 
 ExternalData = Literal["keep", "copy", "link"]
@@ -152,6 +153,26 @@ def default_output(path: AnyPath, preset: str = DEFAULT_PRESET, target: str = CP
     from tq_onnx.integrations import folderconversion
 
     return folderconversion.default_output(source, kind)
+
+
+def diff(original: AnyPath, converted: AnyPath) -> DiffReport:
+    """Compare the graphs of an original and of its conversion; neither is run.
+
+    Args:
+        original: the original, a file or a folder with one decoder.
+        converted: its conversion, likewise.
+
+    Returns:
+        Nodes, caches and weights that changed, for each layer and in total.
+
+    Raises:
+        VerificationError: the converted model was not made from this original.
+        UnsupportedModelError: one of them is not what it is given for.
+    """
+    from tq_onnx.integrations.folder import find_model
+    from tq_onnx.measure.differences import diff as run
+
+    return run(find_model(path_of(original)), find_model(path_of(converted)))
 
 
 def inspect(

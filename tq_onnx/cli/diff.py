@@ -1,0 +1,75 @@
+"""``tq-onnx diff``: show what a conversion changed in the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tq_onnx.api import converting
+from tq_onnx.cli import flags, terminal
+from tq_onnx.measure.tables import TextTable, either
+
+if TYPE_CHECKING:
+    from tq_onnx.measure.differences import OperatorCount
+
+
+@click.command()
+@click.argument("original", type=flags.FilePath())
+@click.argument("converted", type=flags.FilePath())
+@flags.as_json
+def diff(*, original: Path, converted: Path, as_json: bool) -> None:
+    """Show what changed between ORIGINAL and CONVERTED, per layer and in total.
+
+    Nodes, types, shapes and bytes of the caches, and weights that were added, removed or changed.
+    Neither model is run; `tq-onnx verify` compares what they compute.
+
+    \b
+    Example:
+      tq-onnx diff model.onnx model.int4.onnx
+      tq-onnx diff model.onnx model.int4.onnx --json
+    """
+    with terminal.progress("Reading the graphs"):
+        found = converting.diff(original, converted)
+    if as_json:
+        terminal.print_json(found)
+        return
+    rows = [
+        (
+            layer.layer,
+            either(layer.key.before, layer.value.before),
+            either(layer.key.after, layer.value.after),
+            either(layer.key_codec, layer.value_codec),
+            f"{layer.key.bytes_before + layer.value.bytes_before:,}",
+            f"{layer.key.bytes_after + layer.value.bytes_after:,}",
+            _nodes(layer.removed),
+            _nodes(layer.added),
+        )
+        for layer in found.layers
+    ]
+    columns = (">layer", "cache before", "cache after", "codec", ">bytes before", ">bytes after")
+    terminal.print_table(TextTable.of((*columns, "nodes removed", "nodes added"), rows))
+    counts = [
+        (f"{one.domain}::{one.op_type}" if one.domain else one.op_type, one.before, one.after)
+        for one in found.operators
+    ]
+    total = ("all", found.nodes_before, found.nodes_after)
+    terminal.print_table(TextTable.of(("operator", ">before", ">after"), [*counts, total]))
+    weights = [
+        (one.name, one.type, f"{one.bytes_before:,}", f"{one.bytes_after:,}")
+        for one in found.initializers
+    ]
+    if weights:
+        head = ("initializer", "type", ">bytes before", ">bytes after")
+        terminal.print_table(TextTable.of(head, weights))
+    window = f" and {found.window_bytes:,} for the exact window" if found.window_bytes else ""
+    terminal.print_line(
+        f"preset {found.preset}: {found.bytes_per_token_before:,} cache bytes per token before, "
+        f"{found.bytes_per_token_after:,} after{window}"
+    )
+
+
+def _nodes(counts: Sequence[OperatorCount]) -> str:
+    return ", ".join(f"{one.before} {one.op_type}" for one in counts)
