@@ -1,15 +1,22 @@
 """One line for each graph: ``python -m tests.agreement [--preset NAME] [--library] PATH...``.
 
-A path is a model file, or a folder that is searched for ``*.onnx``.
+A path is a model file, or a folder that is searched for ``*.onnx``. ``--results FILE`` writes what
+was found as JSON, by the graphs' paths in the folder; docs/exports.md shows that of
+``docs/exports-families.json``.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
+from typing import Any
 
-from tests.agreement.harness import agreement
+from tests.agreement.harness import Agreement, agreement
 from tests.agreement.tolerances import allowed
+
+RIGHT, REFUSED, WRONG, DOES_NOT_RUN, BROKEN = "ok", "--", ">>", "..", "!!"
+"""Verdicts: compared, refused by name, other logits, an original that does not run, a defect."""
 
 
 def main() -> None:
@@ -18,25 +25,38 @@ def main() -> None:
     parser.add_argument("paths", nargs="+", type=Path)
     parser.add_argument("--preset", default="raw")
     parser.add_argument("--library", action="store_true", help="run the kernels, not the bodies")
+    parser.add_argument("--results", type=Path, help="file for the results, in JSON")
     given = parser.parse_args()
+    results: dict[str, dict[str, Any]] = {}
     for path in given.paths:
         for file in sorted(path.rglob("*.onnx")) if path.is_dir() else [path]:
             name = file.relative_to(path.parent) if path.is_dir() else file
-            print(line(str(name), file, given.preset, library=given.library), flush=True)
+            verdict, found, text = judged(file, given.preset, library=given.library)
+            print(f"{verdict}  {name}  {text}", flush=True)
+            results[file.relative_to(path).as_posix() if path.is_dir() else file.name] = {
+                "verdict": verdict,
+                "dialects": found.dialects,
+                "worst": round(found.worst, 9) if found.figures else None,
+                "reason": found.refusal.replace(f"{file}: ", "").partition("; `tq-onnx")[0],
+            }
+    if given.results:
+        given.results.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
-def line(name: str, file: Path, preset: str, *, library: bool) -> str:
-    """One graph: dialects, layers, and figures or the refusal."""
+def judged(file: Path, preset: str, *, library: bool) -> tuple[str, Agreement, str]:
+    """One graph: a verdict, what was found, and that in words."""
     try:
         found = agreement(file, preset, library=library)
     except Exception as error:  # a defect; the other graphs still count
-        return f"!!  {name}  {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        return BROKEN, Agreement(refusal=text), text
     kind = f"{found.dialects or '-'} x{found.layers} {found.dtype}"
     if found.refusal:
-        return f"--  {name}  {kind}  {found.refusal}"
+        not_run = found.refusal.startswith("original does not run")
+        return DOES_NOT_RUN if not_run else REFUSED, found, f"{kind}  {found.refusal}"
     figures = "  ".join(f"{way} {figure:.1e}" for way, figure in found.figures.items())
-    sign = "ok" if found.worst <= allowed(found, preset) else ">>"
-    return f"{sign}  {name}  {kind}  {figures}  (noise {found.noise:.1e})"
+    verdict = RIGHT if found.worst <= allowed(found, preset) else WRONG
+    return verdict, found, f"{kind}  {figures}  (noise {found.noise:.1e})"
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ are cached: that holds for every form of attention, since ``raw`` proves the res
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,11 @@ from tests.recognise.dialects.roundtrip import roundtrip_rows
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.errors import TqOnnxError
+from tq_onnx.files.load import load
 from tq_onnx.ops.domain import DOMAIN, ENCODE
 from tq_onnx.plan import Plan
-from tq_onnx.runtime.model import OpenModel, open_original
+from tq_onnx.recognise.branches import split
+from tq_onnx.runtime.model import OpenModel, open_model, open_original
 from tq_onnx.runtime.session import make_session
 from tq_onnx.runtime.signature import plan_of, signature_of
 
@@ -101,14 +103,16 @@ class Run:
 def faithful(original: OpenModel, run: Run, seed: int) -> Array:
     """What an original says; its sequences one by one where it mixes those of a batch up.
 
-    States of recurrent layers take padding in, in both models alike: there it is as it is.
+    States of recurrent layers take padding in, and a merged decoder is handed other results of an
+    encoder in later calls, in both models alike: there it is as it is.
 
     ONNX Runtime's GroupQueryAttention takes the positions of a first prompt from the first sequence
     of a batch if the cos and sin caches were made for every sequence, as transformers' exporter
     does.
     """
     logits = run.logits(original, seed)
-    if run.batch == 1 or original.decoder().last_only or original.signature.interface.states:
+    apart = original.signature.interface.states or original.first is not None
+    if run.batch == 1 or original.decoder().last_only or apart:
         return logits
     try:
         alone = run.alone(original, seed)
@@ -179,6 +183,14 @@ def _converted(path: Path, _: int, preset: str, options: Options) -> Converted:
 def opened(model: ir.Model | bytes, path: Path, *, library: bool) -> OpenModel:
     """A converted model in memory whose external data lies beside ``path``."""
     data = model if isinstance(model, bytes) else ir.to_proto(model).SerializeToString()
+    whole = replace(load(path), model=ir.from_proto(onnx.load_model_from_string(data)))
+    parts = split(whole)
+    if parts is not None:
+        first, following = (
+            open_model(path, loaded=part, library=library, threads=1)
+            for part in (parts.first, parts.following)
+        )
+        return replace(following, first=first)
     session = make_session(data, library=library, threads=1, external_data=path.parent)
     plan = plan_of(session)
     assert plan is not None  # it was just converted

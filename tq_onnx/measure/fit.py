@@ -205,10 +205,10 @@ def _original(loaded: LoadedModel, path: Path) -> list[_Found]:
         raise UnsupportedModelError(reason, where=str(path), fix="see `tq-onnx inspect`")
     caches = []
     for site in recognition.sites:
-        for cache in (site.key, site.value):
+        for role, cache in (("key", site.key), ("value", site.value)):
             dtype = (cache.past or cache.present).dtype or site.dtype
             name = None if cache.past is None else cache.past.name
-            row = site.head_size * dtype.bitwidth // 8
+            row = site.size_of(role) * dtype.bitwidth // 8
             caches.append(CacheShape(name, site.kv_num_heads, row))
     weights, largest = weights_of(loaded.model.graph)
     heads = max(site.num_heads for site in recognition.sites)

@@ -27,6 +27,8 @@ _PASTS: Final = ("past_key_values", "past", "past_key_value")
 _PRESENT: Final = "present"
 _OPERANDS: Final = {"Attention": (1, 2, 4, 5), "MultiHeadAttention": (1, 2, 6, 7)}
 """Inputs of fused attention that are keys and values, new and old."""
+_ENCODER_MASK: Final = "encoder_attention_mask"
+"""Its length has another name than that of the keys in some exports."""
 _MAX_STEPS: Final = 8
 _MASKS: Final = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)
 
@@ -81,7 +83,9 @@ def encoder_inputs(
     made += [
         value
         for value in left
-        if rank(value) == 2 and value.dtype in _MASKS and dimension(value) in lengths
+        if rank(value) == 2
+        and value.dtype in _MASKS
+        and (dimension(value) in lengths or _ENCODER_MASK in (value.name or ""))
     ]
     return tuple(ExtraInput(value.name or "", ENCODER) for value in left if value in made)
 
