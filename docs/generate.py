@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -342,6 +343,59 @@ def _report_keys() -> str:
     return table(("key", "meaning"), [(key, text.replace("``", "`")) for key, text in rows])
 
 
+ROUTES: Final = {
+    "mobius": "mobius 0.1",
+    "optimum": "optimum-onnx 0.1",
+    "optimum-1.22": "optimum 1.22",
+    "transformers": "transformers 5.23",
+    "genai": "onnxruntime-genai 0.18",
+}
+"""The folders of the exports that were compared, and what made them."""
+FAMILIES: Final = ROOT / "docs" / "exports-families.json"
+_VERDICTS: Final = {"ok": "yes", "--": "refused", "..": "not run"}
+
+
+def _families() -> str:
+    """Render what ``python -m tests.agreement --results`` found in the exports of each route."""
+    found = json.loads(FAMILIES.read_text(encoding="utf-8"))
+    if unknown := {entry["verdict"] for entry in found.values()} - {*_VERDICTS}:
+        raise ValueError(f"{FAMILIES.name} has graphs that are not right: {sorted(unknown)}")
+    cells: dict[str, dict[str, set[str]]] = {}
+    reasons: dict[tuple[str, str], str] = {}
+    for name, entry in sorted(found.items()):
+        route, family, *_ = name.split("/")
+        verdict = _VERDICTS[entry["verdict"]]
+        cells.setdefault(family, {}).setdefault(route, set()).add(verdict)
+        if verdict != "yes":
+            text = re.sub(
+                r"^layer \d+ \(node [^)]*\): |original does not run: ", "", entry["reason"]
+            )
+            text = re.sub(
+                r"^onnxruntime cannot run the model: .*", "onnxruntime cannot run it", text
+            )
+            reasons.setdefault((family, route), text.removesuffix(" (and 1 more)"))
+    rows = [
+        (f"`{family}`", *(" and ".join(sorted(made.get(route, "-"))) for route in ROUTES))
+        for family, made in sorted(cells.items())
+    ]
+    kinds = [_VERDICTS[entry["verdict"]] for entry in found.values()]
+    worst = max(entry["worst"] or 0 for entry in found.values())
+    return "\n".join(
+        [
+            f"Of {len(found)} graphs {kinds.count('yes')} agree, to {worst:.1e} of the largest "
+            f"logit; {kinds.count('refused')} are refused by name, "
+            f"and {kinds.count('not run')} were not compared: their originals do not run.",
+            "",
+            table(("family", *ROUTES.values()), rows),
+            "",
+            table(
+                ("family", "route", "reason"),
+                [(f"`{family}`", ROUTES[route], text) for (family, route), text in reasons.items()],
+            ),
+        ]
+    )
+
+
 BLOCKS: Final[dict[str, Callable[..., str]]] = {
     "presets": _presets,
     "presets-with-rotation": _presets_with_rotation,
@@ -354,6 +408,7 @@ BLOCKS: Final[dict[str, Callable[..., str]]] = {
     "floors": _floors,
     "versions": _versions,
     "report-keys": _report_keys,
+    "families": _families,
 }
 """The renderer of each block, by name; words behind the name are its argument."""
 

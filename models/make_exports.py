@@ -3,13 +3,15 @@
 An environment is a virtual environment with the packages of ``environments/NAME.txt``; it is made
 when a route first needs it (about 1 GB each, most of it torch), and again after a pin has changed.
 
-``OUT/ROUTE/`` receives each export. Arguments after ``--`` go to every recipe. The exit status is
+``OUT/ROUTE/`` receives each export, or ``OUT/ROUTE/FAMILY/`` with ``--families``: tiny models with
+random weights (``families.py``). Arguments after ``--`` go to every recipe. The exit status is
 ``UNREACHABLE`` where pip reaches no package index, and 1 after any other failure.
 
 Example::
 
     python models/make_exports.py legacy optimum exports
     python models/make_exports.py genai exports -- --precision int4 --ep cuda
+    python models/make_exports.py mobius exports --families llama whisper
 """
 
 from __future__ import annotations
@@ -173,6 +175,9 @@ def main() -> None:
     parser.add_argument("output", type=Path, help="folder for the exports")
     parser.add_argument("--model", type=Path, default=MODELS / "qwen3-tiny", help="the checkpoint")
     parser.add_argument(
+        "--families", nargs="+", default=[], metavar="NAME", help="of families.py, no checkpoint"
+    )
+    parser.add_argument(
         "--environments", type=Path, default=ENVIRONMENTS, help="folder of virtual environments"
     )
     parser.add_argument(
@@ -185,11 +190,17 @@ def main() -> None:
             if options.only_environments:
                 prepare(ROUTES[route].environment, options.environments)
                 continue
-            export(route, options.model, folder, arguments, environments=options.environments)
+            if options.families:
+                checkpoints = folder / "checkpoints"
+                python = prepare(ROUTES[route].environment, options.environments)
+                run("families.py", python, str(checkpoints), *options.families)
+            models = [(checkpoints / name, folder / name) for name in options.families]
+            for model, made in models or [(options.model, folder)]:
+                export(route, model, made, arguments, environments=options.environments)
         except UnreachableError as error:
             print(error, file=sys.stderr)
             sys.exit(UNREACHABLE)
-        for path in sorted(folder.glob("*.onnx")):
+        for path in sorted(folder.rglob("*.onnx")):
             print(path, flush=True)
 
 

@@ -16,11 +16,16 @@ Exports = Callable[[str], Path]
 
 
 @pytest.fixture(scope="session")
-def exports(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Exports:
+def environments(request: pytest.FixtureRequest) -> Path:
+    """The folder of the virtual environments."""
+    named = os.environ.get("TQ_EXPORTS_ENVIRONMENTS")
+    return Path(named) if named else Path(request.config.cache.mkdir("environments"))
+
+
+@pytest.fixture(scope="session")
+def exports(tmp_path_factory: pytest.TempPathFactory, environments: Path) -> Exports:
     """Makes the export of a route; skips where its packages cannot be had."""
     folder = tmp_path_factory.mktemp("exports")
-    named = os.environ.get("TQ_EXPORTS_ENVIRONMENTS")
-    environments = Path(named) if named else request.config.cache.mkdir("environments")
 
     @cache
     def made(route: str) -> tuple[int, str]:
