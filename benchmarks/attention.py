@@ -86,7 +86,7 @@ class Benchmark:
 
 
 def _chosen(options: argparse.Namespace) -> list[Named]:
-    every = [*registry.ours(options.presets), *registry.PEERS]
+    every = [*registry.ours(options.presets, options.products), *registry.PEERS]
     return [named for named in every if any(part in named.name for part in options.peers)]
 
 
@@ -145,6 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch", type=_integers, default=[1])
     add("--head-size", type=int, default=128)
     add("--presets", type=_presets, default=["int4"], help="ours")
+    add("--products", type=_words, default=[], metavar="8,16,float", help="ours, with each of them")
     add("--peers", type=_words, default=[""], help="contenders whose name contains one of these")
     add(
         "--peer-python",

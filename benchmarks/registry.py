@@ -73,9 +73,20 @@ PEERS: tuple[Named, ...] = (
 )
 
 
-def ours(presets: Sequence[str]) -> list[Named]:
-    """Our contenders."""
+def ours(presets: Sequence[str], products: Sequence[str] = ()) -> list[Named]:
+    """Our contenders: with the products of the level, or with each kind of ``products``."""
+    kinds: list[tuple[str, dict[str, str]]] = [("", {})]
+    if products:
+        kinds = [(f" products {kind}", {"TQ_ONNX_PRODUCTS": kind}) for kind in products]
     return [
-        Named(f"{OURS} {preset}", "peers_turboquant", "TurboQuant", {"preset": preset}, {}, True)
+        Named(
+            f"{OURS} {preset}{label}",
+            "peers_turboquant",
+            "TurboQuant",
+            {"preset": preset},
+            environment,
+            prefill=True,
+        )
         for preset in presets
+        for label, environment in kinds
     ]
