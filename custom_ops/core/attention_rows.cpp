@@ -63,14 +63,16 @@ void AttentionRows::attend_block(const Rows& rows, int64_t lane, int64_t at, int
     for (int r = 0; r < rows.count; ++r) soften(rows, r, block, scores + r * kBlock);
     return value_.accumulate(values, count, scores, rows.count, decoded, rows.sums);
   }
-  const bool is_plain = count == kBlock && !has_shift() && !value_.has_zeros() &&
-                        call_.bias == nullptr && call_.softcap == 0.0f;
+  const bool is_plain = !has_shift() && !value_.has_zeros() && call_.bias == nullptr &&
+                        call_.softcap == 0.0f;
+  // Behind the last key: scores of -infinity, which scales of zero would make no numbers.
+  if (is_plain) std::fill_n(block.key_scales + count, kBlock - count, 1.0f);
   for (int r = 0; r < rows.count; ++r) {
     float* const numbers = decoded + r * kNumbersFloats;
     const Range range = coded(rows.b, rows.first + r, rows.hand);
-    if (is_plain && range.low <= at && at + count <= range.high &&
-        softmax_block_fast(rows, r, block, scores + r * kBlock, numbers)) {
-      continue;
+    if (is_plain && range.low <= at && at + count <= range.high) {
+      std::fill_n(scores + r * kBlock + count, kBlock - count, kNoMaximum);
+      if (softmax_block_fast(rows, r, block, scores + r * kBlock, numbers)) continue;
     }
     soften(rows, r, block, scores + r * kBlock);
     value_.quantise(values, count, scores + r * kBlock, numbers,
@@ -79,7 +81,7 @@ void AttentionRows::attend_block(const Rows& rows, int64_t lane, int64_t at, int
   value_.accumulate_numbers(values, count, decoded, rows.count, rows.sums);
 }
 
-// The same for a whole block that needs nothing but its scales; false, and nothing done, where
+// The same for a block that needs nothing but its scales; false, and nothing done, where
 // something is not finite.
 bool AttentionRows::softmax_block_fast(const Rows& rows, int r, const Block& block,
                                    const float* scores, float* numbers) const {

@@ -66,6 +66,8 @@ bool has_avx512() {
   return has(ebx, 16) && has(ebx, 17) && has(ebx, 30) && has(ebx, 31);  // F, DQ, BW, VL
 }
 
+bool has_avxvnni() { return has_avx2() && has(cpuid(7, 1).eax, 4); }
+
 bool has_avx512vnni() { return has_avx512() && has(cpuid(7, 0).ecx, 11); }
 
 #endif
@@ -79,70 +81,114 @@ bool has_neondot() { return false; }
 #endif
 
 // A level with integer products, which lie in files of their own.
-Kernels join(const Kernels& level, const char* name, const IntegerKernels* integers) {
-  Kernels all = level;
-  all.name = name;
-  all.integers = integers;
+struct Level {
+  Kernels kernels;  // as it is used by default
+  const IntegerKernels *words, *bytes;  // of 16 bits and of 8; may be null
+};
+
+Level join(const Kernels& kernels, const char* name, const IntegerKernels* words,
+           const IntegerKernels* bytes) {
+  Level level{kernels, words, bytes};
+  level.kernels.name = name;
+  level.kernels.integers = words;
+  return level;
+}
+
+const Level* avx512vnni_level() {
+  if (avx512_kernels() == nullptr || avx512vnni_integers() == nullptr) return nullptr;
+  static const Level level = [] {
+    Level all = join(*avx512_kernels(), "avx512vnni", avx512vnni_integers(),
+                     avx512vnni_integers8());
+    all.kernels.multiply_pairs = avx512vnni_multiply_pairs();
+    all.kernels.search_bytes = avx512vnni_search_bytes();
+    return all;
+  }();
+  return &level;
+}
+
+const Level* avx512_level() {
+  if (avx512_kernels() == nullptr) return nullptr;
+  static const Level level = join(*avx512_kernels(), "avx512", nullptr, avx2_integers8());
+  return &level;
+}
+
+const Level* avxvnni_level() {
+  if (avx2_kernels() == nullptr || avxvnni_integers8() == nullptr) return nullptr;
+  static const Level level =
+      join(*avx2_kernels(), "avxvnni", avx2_integers(), avxvnni_integers8());
+  return &level;
+}
+
+const Level* avx2_level() {
+  if (avx2_kernels() == nullptr) return nullptr;
+  static const Level level = join(*avx2_kernels(), "avx2", avx2_integers(), avx2_integers8());
+  return &level;
+}
+
+const Level* neondot_level() {
+  if (neon_kernels() == nullptr || neondot_integers() == nullptr) return nullptr;
+  static const Level level =
+      join(*neon_kernels(), "neondot", neondot_integers(), neondot_integers8());
+  return &level;
+}
+
+const Level* neon_level() {
+  if (neon_kernels() == nullptr) return nullptr;
+  static const Level level = join(*neon_kernels(), "neon", neon_integers(), neon_integers8());
+  return &level;
+}
+
+const Level* scalar_level() {
+  static const Level level = join(*scalar_kernels(), "scalar", nullptr, scalar_integers8());
+  return &level;
+}
+
+bool is_supported(const Level* level) {
+#ifdef TQ_X86
+  if (level == avx512vnni_level()) return has_avx512vnni();
+  if (level == avx512_level()) return has_avx512();
+  if (level == avxvnni_level()) return has_avxvnni();
+  if (level == avx2_level()) return has_avx2();
+#endif
+  if (level == neondot_level()) return has_neondot();
+  return level != nullptr;  // NEON is part of every aarch64
+}
+
+std::vector<const Level*> compiled_levels() {
+  std::vector<const Level*> all;
+  for (const Level* level : {avx512vnni_level(), avx512_level(), avxvnni_level(), avx2_level(),
+                             neondot_level(), neon_level(), scalar_level()}) {
+    if (level != nullptr) all.push_back(level);
+  }
   return all;
 }
 
-const Kernels* whole_avx2_kernels() {
-  if (avx2_kernels() == nullptr) return nullptr;
-  static const Kernels kernels = join(*avx2_kernels(), avx2_kernels()->name, avx2_integers());
-  return &kernels;
-}
-
-const Kernels* avx512vnni_kernels() {
-  if (avx512_kernels() == nullptr || avx512vnni_integers() == nullptr) return nullptr;
-  static const Kernels kernels = [] {
-    Kernels all = join(*avx512_kernels(), "avx512vnni", avx512vnni_integers());
-    all.multiply_pairs = avx512vnni_multiply_pairs();
-    all.search_bytes = avx512vnni_search_bytes();
-    return all;
-  }();
-  return &kernels;
-}
-
-const Kernels* whole_neon_kernels() {
-  if (neon_kernels() == nullptr) return nullptr;
-  static const Kernels kernels = join(*neon_kernels(), neon_kernels()->name, neon_integers());
-  return &kernels;
-}
-
-const Kernels* neondot_kernels() {
-  if (neon_kernels() == nullptr || neondot_integers() == nullptr) return nullptr;
-  static const Kernels kernels = join(*neon_kernels(), "neondot", neondot_integers());
-  return &kernels;
-}
-
-bool is_supported(const Kernels* kernels) {
-#ifdef TQ_X86
-  if (kernels == avx512vnni_kernels()) return has_avx512vnni();
-  if (kernels == avx512_kernels()) return has_avx512();
-  if (kernels == whole_avx2_kernels()) return has_avx2();
-#endif
-  if (kernels == neondot_kernels()) return has_neondot();
-  return kernels != nullptr;  // NEON is part of every aarch64
+// The levels of supported_kernels() with the same products.
+std::vector<Kernels> with_same_products(bool has_integers, bool has_bytes) {
+  std::vector<Kernels> all;
+  for (const Level* level : compiled_levels()) {
+    if (!is_supported(level)) continue;
+    all.push_back(level->kernels);
+    all.back().integers = has_bytes ? level->bytes : (has_integers ? level->words : nullptr);
+    if (!has_integers) all.back().multiply_pairs = nullptr;
+  }
+  return all;
 }
 
 }  // namespace
 
 std::vector<const Kernels*> compiled_kernels() {
   std::vector<const Kernels*> all;
-  for (const Kernels* kernels :
-       {avx512vnni_kernels(), avx512_kernels(), whole_avx2_kernels(), neondot_kernels(),
-        whole_neon_kernels(), scalar_kernels()}) {
-    if (kernels != nullptr) all.push_back(kernels);
-  }
+  for (const Level* level : compiled_levels()) all.push_back(&level->kernels);
   return all;
 }
 
 std::vector<const Kernels*> supported_kernels() {
-  std::vector<const Kernels*> supported;
-  for (const Kernels* kernels : compiled_kernels()) {
-    if (is_supported(kernels)) supported.push_back(kernels);
+  std::vector<const Kernels*> all;
+  for (const Level* level : compiled_levels()) {
+    if (is_supported(level)) all.push_back(&level->kernels);
   }
-  return supported;
+  return all;
 }
 
 const Kernels* find_kernels(const char* name, std::string& reason) {
@@ -158,21 +204,19 @@ const Kernels* find_kernels(const char* name, std::string& reason) {
 }
 
 const Kernels* with_products(const Kernels& kernels, const char* name, std::string& reason) {
-  if (name == nullptr || *name == '\0' || std::strcmp(name, "integer") == 0) return &kernels;
-  if (std::strcmp(name, "float") != 0) {
-    reason = std::string(kProductsVariable) + " is '" + name + "', expected float or integer";
+  if (name == nullptr || *name == '\0') return &kernels;
+  static const std::vector<Kernels> of_floats = with_same_products(false, false);
+  static const std::vector<Kernels> of_words = with_same_products(true, false);
+  static const std::vector<Kernels> of_bytes = with_same_products(true, true);
+  const std::vector<Kernels>* all = nullptr;
+  if (std::strcmp(name, "float") == 0) all = &of_floats;
+  if (std::strcmp(name, "16") == 0) all = &of_words;
+  if (std::strcmp(name, "8") == 0) all = &of_bytes;
+  if (all == nullptr) {
+    reason = std::string(kProductsVariable) + " is '" + name + "', expected 8, 16 or float";
     return nullptr;
   }
-  static const std::vector<Kernels> exact = [] {
-    std::vector<Kernels> all;
-    for (const Kernels* one : supported_kernels()) {
-      all.push_back(*one);
-      all.back().integers = nullptr;
-      all.back().multiply_pairs = nullptr;
-    }
-    return all;
-  }();
-  for (const Kernels& one : exact) {
+  for (const Kernels& one : *all) {
     if (std::strcmp(one.name, kernels.name) == 0) return &one;
   }
   return &kernels;

@@ -19,11 +19,12 @@ std::vector<const Kernels*> supported_kernels();
 // there is no such level on this machine.
 const Kernels* find_kernels(const char* name, std::string& reason);
 
-// Environment variable that asks for exact products of floats where integers would be faster.
+// Environment variable that chooses how products with codes are taken.
 inline constexpr char kProductsVariable[] = "TQ_ONNX_PRODUCTS";
 
-// The same level with the products called `name`, float or integer; what it has where `name` is
-// null or empty; null, with a reason, for another name.
+// The same level with the products called `name`: 8 or 16 bits of queries and weights, or float; its
+// own where `name` is null or empty; null, with a reason, for another name. Products of 16 bits are
+// those of floats where a level has none.
 const Kernels* with_products(const Kernels& kernels, const char* name, std::string& reason);
 
 }  // namespace tq

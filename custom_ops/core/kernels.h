@@ -94,9 +94,19 @@ constexpr int kMaxIntegerWidth = 576;
 // Floats that a row of a block of integers takes.
 constexpr int kNumbersFloats = kBlock / 2 + 4;
 
+// Numbers of 8 bits, the same at every level: a query is rounded to 127ths of its largest, weights to
+// 255ths of the largest of kByteStepRows of them.
+constexpr float kLargestByte = 127.0f;
+constexpr float kLargestByteWeight = 255.0f;
+constexpr int kByteStepRows = 64;
+
 // Products with integers, for codes of at most 16 levels. Numbers that are multiplied with codes
-// are rounded to 16 bits of the largest of their row or block: exact to some 3e-5 of the result.
+// are rounded to steps of the largest of their row or block: to 16 bits, exact to some 3e-5 of the
+// result, or to 8.
 struct IntegerKernels {
+  float largest_number;  // steps of the largest coordinate of a query
+  float largest_weight;  // steps of the largest of `step_rows` weights
+  int step_rows;
   int (*query_floats)(const RowFormat& format);  // of a prepared query row
   int (*sums_floats)(const RowFormat& format);   // of a row of sums
   void (*prepare_query)(const RowFormat& format, const float* natural, float* prepared);
@@ -245,13 +255,21 @@ const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();
 const Kernels* neon_kernels();
 
-// Beside the levels of the same instructions; null where the compiler is none for them.
+// Beside the levels of the same instructions, of 16 bits and of 8; null where the compiler is none
+// for them.
 const IntegerKernels* avx2_integers();
+const IntegerKernels* avx2_integers8();
 const IntegerKernels* neon_integers();
+const IntegerKernels* neon_integers8();
+const IntegerKernels* scalar_integers8();
 // Beside the neon level, on processors that have products of bytes.
 const IntegerKernels* neondot_integers();
-// Beside the avx512 level, on processors that have VNNI.
+const IntegerKernels* neondot_integers8();
+// Beside the avx2 level, likewise.
+const IntegerKernels* avxvnni_integers8();
+// Beside the avx512 level, likewise.
 const IntegerKernels* avx512vnni_integers();
+const IntegerKernels* avx512vnni_integers8();
 MultiplyPairs avx512vnni_multiply_pairs();
 SearchBytes avx512vnni_search_bytes();
 

@@ -8,6 +8,7 @@
 
 #include "core/half.h"
 #include "core/kernels.h"
+#include "core/scalar_codes.h"
 
 namespace tq {
 namespace {
@@ -216,25 +217,6 @@ void load_fields(const uint8_t* at, int stride, int count, float* out) {
     out[t] = half_to_float(half);
   }
   for (int t = count; t < kBlock; ++t) out[t] = 0.0f;
-}
-
-int code_at(const RowFormat& format, const uint8_t* row, int j) {
-  const int n = format.slot_size;
-  const auto field = [](const uint8_t* plane, int width, int size, int at) {
-    return (plane[at % size] >> (width * (at / size))) & ((1 << width) - 1);
-  };
-  switch (format.bits) {
-    case 1:
-    case 2:
-    case 4:
-      return field(row, format.bits, n, j);
-    case 3:
-      return field(row, 2, 2 * n, j) | field(row + format.high_plane, 1, n, j) << 2;
-    case 5:
-      return field(row, 4, 4 * n, j) | field(row + format.high_plane, 1, n, j) << 4;
-    default:
-      return row[j] % kTable;
-  }
 }
 
 void decode_row(const RowFormat& format, const uint8_t* row, const float* table, float* out) {

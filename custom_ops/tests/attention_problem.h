@@ -27,6 +27,10 @@ struct Problem {
   int64_t offsets = 0;
   int padding = 0;  // more bytes per row
   bool with_threads = true;  // too, and the result is the same
+  bool has_integers = false;       // centroids are multiples of 1/127 of the largest
+  const char* products = nullptr;  // TQ_ONNX_PRODUCTS
+  float peak = 1.0f;               // what queries are multiplied with
+  int64_t needle = -1;             // queries ask for the key of this slot
 };
 
 inline std::string describe(const Problem& p, const char* level) {
@@ -100,7 +104,11 @@ inline void solve(const Problem& p, Random& random) {
   const std::size_t d = static_cast<std::size_t>(size);
   const int64_t query_heads = p.heads * p.group;
   const std::size_t rows = static_cast<std::size_t>(p.batch * p.heads * p.slots);
-  const Tables key_tables(p.key, size, random), value_tables(p.value, size, random);
+  Tables key_tables(p.key, size, random), value_tables(p.value, size, random);
+  if (p.has_integers) {
+    round_centroids(key_tables);
+    round_centroids(value_tables);
+  }
   const int key_width = spec::row_bytes(p.key, size) + p.padding;
   const int value_width = spec::row_bytes(p.value, size) + p.padding;
   Guarded<uint8_t> keys(rows * static_cast<std::size_t>(key_width));
@@ -112,7 +120,7 @@ inline void solve(const Problem& p, Random& random) {
   fill_normal(key_offset.data(), key_offset.size(), random, 2.0f);
   fill_normal(value_offset.data(), value_offset.size(), random, 2.0f);
   Guarded<float> query(static_cast<std::size_t>(p.batch * query_heads * p.tokens) * d);
-  fill_normal(query.data(), query.size(), random);
+  fill_normal(query.data(), query.size(), random, p.peak);
 
   const int64_t longest = *std::max_element(p.lengths.begin(), p.lengths.end());
   std::size_t bias_size = p.bias_dims.empty() ? 0 : 1;
@@ -137,17 +145,30 @@ inline void solve(const Problem& p, Random& random) {
 
   const double scale = 1.0 / std::sqrt(static_cast<double>(size));
   const auto past = [&](int64_t b) { return p.lengths[p.lengths.size() > 1 ? b : 0]; };
+  const auto value_scale = [&](std::size_t row) {
+    return static_cast<double>(half_at(values.data() + row * static_cast<std::size_t>(value_width) +
+                                       spec::code_bytes(p.value, size)));
+  };
   std::vector<double> expected(query.size());
   std::vector<bool> seen(rows), blind(query.size());  // of what sees no key, zero is exact
   const auto k = decoded(keys.data(), p, p.key, key_width, key_tables, key_offset.data());
   const auto v = decoded(values.data(), p, p.value, value_width, value_tables,
                          value_offset.data());
+  if (p.needle >= 0) {
+    for (std::size_t i = 0; i < query.size(); ++i) {
+      const std::size_t lane = i / (d * static_cast<std::size_t>(p.group * p.tokens));
+      const std::size_t row = lane * static_cast<std::size_t>(p.slots) +
+                              static_cast<std::size_t>(p.needle);
+      query[i] = p.peak * static_cast<float>(k[row * d + i % d]);
+    }
+  }
   std::vector<double> norms(rows);
   for (std::size_t row = 0; row < rows; ++row) {
     norms[row] = coded_norm(keys.data() + row * static_cast<std::size_t>(key_width), p.key, size,
                             key_tables);
   }
-  double largest = 0, rounded = 0;
+  double largest = 0;
+  double of_queries = 0, of_weights = 0;  // errors where each is rounded to steps of its largest
   for (int64_t b = 0; b < p.batch; ++b) {
     for (int64_t h = 0; h < query_heads; ++h) {
       for (int64_t t = 0; t < p.tokens; ++t) {
@@ -189,15 +210,15 @@ inline void solve(const Problem& p, Random& random) {
           expected[at + i] = x / sum;
           largest = std::max(largest, std::abs(x / sum));
         }
-        // Products with integers round the query to steps of its largest coordinate over 32512 or
-        // more, each by a deviation of a step over sqrt(12), and so a score by that times the norm of
-        // its row. d out = sum p (v - out) d score, whatever the scores have in common.
-        double longest_row = 0, spread = 0;
+        // Products with integers round the query to steps of its largest coordinate, each by a
+        // deviation of a step over sqrt(12), and so a score by that times the norm of its row.
+        // d out = sum p (v - out) d score, whatever the scores have in common. Weights times the
+        // scales of their rows are rounded to steps of the largest, each by the same deviation.
+        double longest_row = 0, spread = 0, weight = 0, swing = 0;
         for (std::size_t s = 0; s < visible.size(); ++s) {
           if (scores[s] > 1e-6 * sum) longest_row = std::max(longest_row, norms[visible[s]]);
         }
-        const double step =
-            largest_coordinate(query.data() + at, p.key, size, key_tables) / 32512;
+        const double step = largest_coordinate(query.data() + at, p.key, size, key_tables);
         for (std::size_t i = 0; i < d; ++i) {
           double mean = 0;
           for (std::size_t s = 0; s < visible.size(); ++s) {
@@ -205,8 +226,21 @@ inline void solve(const Problem& p, Random& random) {
           }
           spread = std::max(spread, mean);
         }
-        rounded =
-            std::max(rounded, 6 * scale * step / std::sqrt(12.0) * longest_row * spread);
+        of_queries =
+            std::max(of_queries, 6 * scale * step / std::sqrt(12.0) * longest_row * spread);
+        if (p.value.kind != Kind::kLloydMax) continue;
+        for (std::size_t s = 0; s < visible.size(); ++s) {
+          weight = std::max(weight, scores[s] / sum * value_scale(visible[s]));
+        }
+        for (std::size_t i = 0; i < d; ++i) {
+          double energy = 0;
+          for (const std::size_t row : visible) {
+            const double code = value_scale(row) > 0 ? v[row * d + i] / value_scale(row) : 0.0;
+            energy += code * code;
+          }
+          swing = std::max(swing, energy);
+        }
+        of_weights = std::max(of_weights, 6 * weight / std::sqrt(12.0) * std::sqrt(swing));
       }
     }
   }
@@ -250,7 +284,9 @@ inline void solve(const Problem& p, Random& random) {
   call.causal = p.causal;
   call.sliding_window = p.window;
   (void)longest;
-  for (const Kernels* level : supported_kernels()) {
+  for (const Kernels* one : supported_kernels()) {
+    std::string reason;
+    const Kernels* const level = with_products(*one, p.products, reason);
     std::fill(output.begin(), output.end(), std::numeric_limits<float>::quiet_NaN());
     call.output = output.data();
     CHECK(attention(*level, call, serial()), describe(p, level->name));
@@ -266,9 +302,11 @@ inline void solve(const Problem& p, Random& random) {
       worst = std::max(worst, std::isnan(output[i]) ? 1e9 : std::abs(output[i] - expected[i]));
       if (blind[i]) exact_zeros = exact_zeros && output[i] == 0.0f;
     }
-    // Weights of 16 bits, and queries, where products are taken with integers.
-    const double tolerance =
-        level->integers != nullptr ? 1e-4 * largest + rounded : 2e-5 * largest;
+    double tolerance = 2e-5 * largest;
+    if (level->integers != nullptr) {
+      tolerance += of_queries / level->integers->largest_number;
+      tolerance += level->integers->largest_weight > 1000 ? 8e-5 * largest : of_weights / 255;
+    }
     CHECK(worst <= tolerance, describe(p, level->name) + ": relative error " +
                                             std::to_string(worst / largest * 1e6) + "e-6");
     CHECK(exact_zeros, describe(p, level->name));

@@ -1,5 +1,6 @@
-// Products with integers of every level that has them, against float64: queries and weights may be
-// off by half a step of 1/32512 of the largest of their row, and by nothing else.
+// Products with integers of every level, of 16 bits and of 8, against float64: queries and weights may
+// be off by half a step of the largest of their row, or of the weights that share it, and by nothing
+// else. Those of 8 bits are those of the scalar level to the bit.
 #include "tests/fixture.h"
 #include "tests/testing.h"
 
@@ -10,7 +11,6 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr double kHalfStep = 0.5 / 32512;
 constexpr double kFloat = 1e-6;  // what float32 leaves of the few operations after the products
 
 constexpr int kSizes[] = {8,   16,  24,  32,  40,  48,  56,  64,  72,  80,  88,  96,  112,
@@ -70,11 +70,23 @@ struct Work {
   Guarded<float> prepared, scores, weights, numbers, sums;
 };
 
+// Every level with each kind of integers that it has.
+std::vector<const Kernels*> integer_levels() {
+  std::vector<const Kernels*> all;
+  std::string reason;
+  for (const char* products : {"16", "8"}) {
+    for (const Kernels* level : supported_kernels()) {
+      const Kernels* const kernels = with_products(*level, products, reason);
+      if (kernels->integers != nullptr) all.push_back(kernels);
+    }
+  }
+  return all;
+}
+
 // body(level, integers, codes, queries, random, what)
 template <class Body>
 void for_each_case(Body&& body) {
-  for (const Kernels* level : supported_kernels()) {
-    if (level->integers == nullptr) continue;
+  for (const Kernels* level : integer_levels()) {
     Random random(11);
     std::size_t at = 0;
     for (const int size : kSizes) {
@@ -84,7 +96,9 @@ void for_each_case(Body&& body) {
           const Codes codes(*level, codec, size, count, queries % 3 == 0 ? 5 : 0,
                             queries % 4 == 0 ? Side::kBegin : Side::kEnd, random);
           body(*level, *level->integers, codes, queries, random,
-               describe(level->name, codec, size) + ", " + std::to_string(count) + " rows, " +
+               describe(level->name, codec, size) + ", to 1/" +
+                   std::to_string(static_cast<int>(level->integers->largest_number)) + ", " +
+                   std::to_string(count) + " rows, " +
                    std::to_string(queries) + " queries");
         }
       }
@@ -107,16 +121,19 @@ double excess_of_sums(const IntegerKernels& k, const Codes& codes, const Work& w
   const int size = codes.format.head_size;
   std::vector<float> natural(static_cast<std::size_t>(size));
   k.natural_sums(codes.format, work.sums.data() + q * work.sums_width, natural.data());
-  double most = 0, worst = 0;
-  for (int t = 0; t < codes.count; ++t) most = std::max(most, weights[t]);
+  double most[kBlock] = {}, worst = 0;
+  for (int t = 0; t < codes.count; ++t) {
+    double& of_step = most[t / k.step_rows];
+    of_step = std::max(of_step, weights[t]);
+  }
   for (int j = 0; j < size; ++j) {
     double sum = before, magnitude = 0;
     for (int t = 0; t < codes.count; ++t) {
       sum += weights[t] * codes.number(t, j);
-      magnitude += std::abs(codes.number(t, j));
+      magnitude += std::abs(codes.number(t, j)) * most[t / k.step_rows];
     }
     const double allowed =
-        magnitude * most * (kHalfStep + kFloat) + kFloat * std::abs(before) + 1e-30;
+        magnitude * (0.5 / k.largest_weight + kFloat) + kFloat * std::abs(before) + 1e-30;
     const double off = std::abs(natural[static_cast<std::size_t>(j)] - sum) / allowed;
     worst = larger(worst, off);
   }
@@ -160,7 +177,8 @@ TEST(integer_scores_are_right) {
           sum += codes.number(t, j) * natural[static_cast<std::size_t>(q * size + j)];
           magnitude += std::abs(codes.number(t, j));
         }
-        const double off = std::abs(score - sum) / (magnitude * most * (kHalfStep + kFloat));
+        const double off =
+            std::abs(score - sum) / (magnitude * most * (0.5 / k.largest_number + kFloat));
         worst = larger(worst, off);
       }
     }
@@ -209,8 +227,7 @@ TEST(integer_sums_are_right) {
 }
 
 TEST(integer_softmax_is_right) {
-  for (const Kernels* level : supported_kernels()) {
-    if (level->integers == nullptr) continue;
+  for (const Kernels* level : integer_levels()) {
     const IntegerKernels& k = *level->integers;
     Random random(12);
     std::uniform_real_distribution<float> field(0.1f, 12.0f);
@@ -293,6 +310,43 @@ TEST(integer_sums_keep_their_order) {
     const auto zeros = std::count(ordered.begin(), ordered.end(), 0.0f);
     CHECK(zeros == static_cast<long>(ordered.size() - natural.size()), what);
     CHECK(ordered.size() <= kMaxIntegerWidth, what);
+  });
+}
+
+TEST(integers_of_8_bits_are_those_of_the_scalar_level) {
+  std::string reason;
+  const Kernels* const scalar = with_products(*scalar_kernels(), "8", reason);
+  const IntegerKernels& expected = *scalar->integers;
+  for_each_case([&](const Kernels&, const IntegerKernels& k, const Codes& codes, int queries,
+                    Random& random, const std::string& what) {
+    if (k.largest_number != kLargestByte) return;
+    const RowFormat& format = codes.format;
+    const std::size_t size = static_cast<std::size_t>(format.head_size);
+    std::vector<float> query(size), key_scales(kBlock, 1.0f), value_scales(kBlock, 0.0f);
+    fill_normal(query.data(), size, random);
+    for (int t = 0; t < codes.count; ++t) {
+      value_scales[static_cast<std::size_t>(t)] = static_cast<float>(1 + random() % 1000) * 1e-3f;
+    }
+    const auto solve = [&](const IntegerKernels& by) {
+      Work work(by, format, 1);
+      by.prepare_query(format, query.data(), work.prepared.data());
+      by.score_rows(format, codes.bytes.data(), codes.count, codes.table, work.prepared.data(), 1,
+                    work.scores.data());
+      std::fill(work.scores.begin() + codes.count, work.scores.end(), -kInfinity);
+      float max = -3.4e38f;
+      const float sum = by.soften(work.scores.data(), key_scales.data(), value_scales.data(), &max,
+                                  work.numbers.data());
+      by.accumulate_rows(format, codes.bytes.data(), codes.count, codes.table,
+                         work.numbers.data(), 1, work.sums.data());
+      std::vector<float> all(size);
+      by.natural_sums(format, work.sums.data(), all.data());
+      all.insert(all.end(), work.scores.begin(), work.scores.end());
+      all.push_back(max);
+      return std::make_pair(all, sum);
+    };
+    const auto got = solve(k), wanted = solve(expected);
+    CHECK(got.first == wanted.first, what + ", " + std::to_string(queries));
+    CHECK(std::abs(got.second - wanted.second) <= 1e-6f * wanted.second, what);
   });
 }
 

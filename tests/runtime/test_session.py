@@ -137,9 +137,9 @@ def test_an_exact_session_multiplies_floats(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setenv("TQ_ONNX_PRODUCTS", "float")
     floats = logits(exact=False)
-    monkeypatch.setenv("TQ_ONNX_PRODUCTS", "integer")
+    monkeypatch.setenv("TQ_ONNX_PRODUCTS", "16")
     assert logits(exact=True) == floats
-    assert os.environ["TQ_ONNX_PRODUCTS"] == "integer"
+    assert os.environ["TQ_ONNX_PRODUCTS"] == "16"
     monkeypatch.delenv("TQ_ONNX_PRODUCTS")
     assert logits(exact=True) == floats
     assert "TQ_ONNX_PRODUCTS" not in os.environ

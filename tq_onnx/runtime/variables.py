@@ -37,16 +37,17 @@ LIBRARY: Final = Variable(
 )
 ISA: Final = Variable(
     "TQ_ONNX_ISA",
-    "`avx512vnni`, `avx512`, `avx2`, `neondot`, `neon`, `scalar`",
+    "`avx512vnni`, `avx512`, `avxvnni`, `avx2`, `neondot`, `neon`, `scalar`",
     "Run the kernels of this instruction set. The default is the best set that the processor has; "
     "`tq-onnx info` lists the sets.",
     (OPERATORS, PACKAGE),
 )
 PRODUCTS: Final = Variable(
     "TQ_ONNX_PRODUCTS",
-    "`float`, `integer`",
-    "Multiply codes as floating-point numbers or as integers. The default is the faster one of the "
-    "instruction set.",
+    "`8`, `16`, `float`",
+    "Multiply codes of 4 bits and less with queries and weights of 8 or 16 bits, or with "
+    "floating-point numbers. The default is `16`, or `float` where the instruction set has no "
+    "fast products of integers.",
     (OPERATORS, PACKAGE),
 )
 CANN_KERNELS: Final = Variable(

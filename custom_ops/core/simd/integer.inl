@@ -1,8 +1,8 @@
-// Products with integers, in terms of the words of one vec_int_*.h.
+// Products with integers, in terms of the words of one vec_int_*.h and the numbers of one numbers*.h.
 //
-// Codes are looked up as 8-bit integers; queries and weights are rounded to 16-bit numbers of steps
-// (of their largest number), and every product and sum is exact. Four neighbouring bytes make
-// a word, and a word's four products are added at once:
+// Codes are looked up as 8-bit integers; queries and weights are rounded to numbers of steps, of 16
+// or 8 bits (of the largest of a query, or of kStepRows weights), and every product and sum is exact.
+// Four neighbouring bytes make a word, and a word's four products are added at once:
 //   score_rows       a word: four coordinates of one token; every quarter of a vector (16 bytes) is
 //                    transposed for itself, so that its words are tokens, and the quarters of a row
 //                    are added at the end
@@ -17,7 +17,12 @@ using tq::kBlock;
 using tq::RowFormat;
 
 constexpr int kGroups = kBlock / 4;  // of the weights of a block
+constexpr int kSteps = kBlock / kStepRows;
+constexpr int kGroupFloats = sizeof(Group) / sizeof(float);
+constexpr int kFactorFloats = sizeof(Factors) / sizeof(float);
+static_assert(kGroups * kGroupFloats + 2 * kSteps <= tq::kNumbersFloats);
 constexpr int kAhead = 256;  // rows between what is read and what is asked for
+constexpr int kCacheLine = 64;    // bytes that a processor reads at once
 constexpr int kMaxCopies = 576 * kBlock;  // bytes of copied rows
 
 TQ_INLINE int smaller(int a, int b) { return a < b ? a : b; }
@@ -130,30 +135,23 @@ struct Rows {
   inline ptrdiff_t stride(int t) const { return t < in_cache ? cache_stride : copy_stride; }
 };
 
-// Asks for what lies further on, which the next calls want, between the products: all at once it
-// would fill the processor's queue of misses. A prefetch never faults. Of SHARES passes over the
-// same rows each asks for its share.
-template <int PACKED, int SHARE, int SHARES>
-TQ_INLINE void prefetch_ahead(const uint8_t* row, ptrdiff_t stride, int i) {
-  const uintptr_t at = reinterpret_cast<uintptr_t>(row) + static_cast<uintptr_t>(kAhead * stride);
-  // Pieces as wide as a line of the processor's cache lie in two.
-  constexpr int kLinesOfRow = PACKED == 1 && kBytes >= 64 ? 2 : 1;
-  for (int line = 0; line < kLinesOfRow; ++line) {
-    if ((i * kLinesOfRow + line) % SHARES == SHARE) {
-      prefetch(reinterpret_cast<const void*>(at + static_cast<uintptr_t>(line * (kBytes - 1))));
-    }
+// Asks for what `count` rows further on take, which the next calls want, between the products: all at
+// once it would fill the processor's queue of misses. A prefetch never faults. Of SHARES passes over
+// the same rows each asks for its share.
+template <int SHARE, int SHARES>
+TQ_INLINE void prefetch_ahead(const uint8_t* rows, ptrdiff_t stride, int count) {
+  const uintptr_t at = reinterpret_cast<uintptr_t>(rows) + static_cast<uintptr_t>(kAhead * stride);
+  for (ptrdiff_t line = SHARE * kCacheLine; line < count * stride; line += SHARES * kCacheLine) {
+    prefetch(reinterpret_cast<const void*>(at + static_cast<uintptr_t>(line)));
   }
 }
 
 // words[w]: word w of the quarters of rows 0 .. 3, PACKED > 1: of rows 4 .. 7 behind them, ...
-template <int PACKED, bool PREFETCH>
+template <int PACKED>
 TQ_INLINE void load_words(const uint8_t* rows, ptrdiff_t stride, Bytes* words) {
   for_each_number<4>([&](auto i) TQ_INLINED {
     constexpr int kRow = decltype(i)::value;
-    const auto load = [&](int row) TQ_INLINED {
-      if (PREFETCH) prefetch_ahead<PACKED, 0, 1>(rows + row * stride, stride, row);
-      return load_row<PACKED>(rows + row * stride);
-    };
+    const auto load = [&](int row) TQ_INLINED { return load_row<PACKED>(rows + row * stride); };
     if constexpr (PACKED == 1) {
       words[kRow] = load(kRow);
     } else if constexpr (PACKED == 2) {
@@ -165,14 +163,13 @@ TQ_INLINE void load_words(const uint8_t* rows, ptrdiff_t stride, Bytes* words) {
   transpose_words(words);
 }
 
-// lines[j]: bytes of rows 0 .. 3 side by side.
-template <int PACKED, int HALF, int SHARE, int SHARES>
+// lines[j]: bytes of rows 0 .. 3 side by side; of one half, or of both.
+template <int PACKED, int HALF, bool BOTH>
 TQ_INLINE void load_lines(const uint8_t* rows, ptrdiff_t stride, Bytes* lines) {
-  const auto load = [&](int row) TQ_INLINED {
-    if (SHARE < SHARES) prefetch_ahead<PACKED, SHARE, SHARES>(rows + row * stride, stride, row);
-    return load_row<PACKED>(rows + row * stride);
-  };
-  interleave<HALF>(load(0), load(1), load(2), load(3), lines);
+  const auto load = [&](int row) TQ_INLINED { return load_row<PACKED>(rows + row * stride); };
+  const auto a = load(0), b = load(1), c = load(2), d = load(3);
+  interleave<HALF>(a, b, c, d, lines);
+  if constexpr (BOTH) interleave<1>(a, b, c, d, lines + 2);
 }
 
 template <int BITS, int SLOT>
@@ -190,8 +187,8 @@ TQ_INLINE Bytes index_of(const Bytes* segment) {
 }
 
 // ---- queries
-// A prepared query row: factors[piece][slot][w], two vectors each as the words of the keys lie,
-// then the value of a step and the sum of the numbers.
+// A prepared query row: factors[piece][slot][w], as the words of the keys lie, then the value of a
+// step and the sum of the numbers.
 struct Ending {
   float step;
   int32_t total;
@@ -199,12 +196,20 @@ struct Ending {
 
 TQ_INLINE int factor_count(const RowFormat& format) { return pieces(format) * format.slots * 4; }
 int query_floats(const RowFormat& format) {
-  return factor_count(format) * 2 * kWords + kWords;
+  return factor_count(format) * kFactorFloats + kWords;
 }
 TQ_INLINE Ending ending_at(const RowFormat& format, const float* prepared) {
   Ending ending;
-  __builtin_memcpy(&ending, prepared + factor_count(format) * 2 * kWords, sizeof ending);
+  __builtin_memcpy(&ending, prepared + factor_count(format) * kFactorFloats, sizeof ending);
   return ending;
+}
+
+// The compiler may not compute the addresses of all factors beforehand: it has no registers for them.
+TQ_INLINE const float* keep_pointer(const float* p) {
+#if defined(__GNUC__)
+  __asm__("" : "+r"(p));
+#endif
+  return p;
 }
 
 // The largest magnitude of n numbers, n a multiple of the words; not finite if one is not.
@@ -258,11 +263,11 @@ void prepare_query(const RowFormat& format, const float* natural, float* prepare
           if (word >= words) continue;
           for (int i = 0; i < 4; ++i) all[4 * lane + i] = groups[slot * words + word];
         }
-        store_factors(all, prepared + ((piece * format.slots + slot) * 4 + w) * 2 * kWords);
+        store_factors(all, prepared + ((piece * format.slots + slot) * 4 + w) * kFactorFloats);
       }
     }
   }
-  __builtin_memcpy(prepared + factor_count(format) * 2 * kWords, &ending, sizeof ending);
+  __builtin_memcpy(prepared + factor_count(format) * kFactorFloats, &ending, sizeof ending);
 }
 
 // Loops over registers go by for_each_number: with indices that are constants from the start the
@@ -286,16 +291,22 @@ TQ_INLINE void score_tile(const RowFormat& format, const Rows& rows, int t, int 
     segments[decltype(i)::value] = rows.row(format, decltype(i)::value, t);
   });
   for (int piece = 0; piece < all; ++piece) {
+    if (piece == 0) prefetch_ahead<0, 1>(segments[0], stride, kTokens * kTileVectors);
     Bytes words[kTileVectors][kSegments<BITS>][4];
     for_each_number<kTileVectors>([&](auto half) TQ_INLINED {
       for_each_number<kSegments<BITS>>([&](auto segment) TQ_INLINED {
         constexpr int kHalf = decltype(half)::value, kSegment = decltype(segment)::value;
-        load_words<PACKED, kSegment == 0>(segments[kSegment] + piece * kPiece +
-                                              kHalf * kTokens * stride,
-                                          stride, words[kHalf][kSegment]);
+        load_words<PACKED>(segments[kSegment] + piece * kPiece +
+                               kHalf * kTokens * stride,
+                           stride, words[kHalf][kSegment]);
       });
     });
-    const float* const of_piece = prepared + piece * (kSlots<BITS> * 8 * kWords);
+    const float* of_query[QUERIES];
+    for_each_number<QUERIES>([&](auto query) TQ_INLINED {
+      constexpr int kQuery = decltype(query)::value;
+      of_query[kQuery] =
+          keep_pointer(prepared + kQuery * pitch + piece * (kSlots<BITS> * 4 * kFactorFloats));
+    });
     for_each_number<4>([&](auto w) TQ_INLINED {
       constexpr int kWord = decltype(w)::value;
       for_each_number<kSlots<BITS>>([&](auto slot) TQ_INLINED {
@@ -311,8 +322,7 @@ TQ_INLINE void score_tile(const RowFormat& format, const Rows& rows, int t, int 
         const Codes one = codes_of(Number<0>{}), last = codes_of(Number<kTileVectors - 1>{});
         for_each_number<QUERIES>([&](auto query) TQ_INLINED {
           constexpr int kQuery = decltype(query)::value;
-          const Factors by =
-              load_factors(of_piece + kQuery * pitch + (kSlot * 4 + kWord) * 2 * kWords);
+          const Factors by = load_factors(of_query[kQuery] + (kSlot * 4 + kWord) * kFactorFloats);
           add_key_products(sums[kTileVectors * kQuery], one, by);
           if constexpr (kTileVectors == 2) add_key_products(sums[2 * kQuery + 1], last, by);
         });
@@ -340,94 +350,114 @@ void score_tiles(const RowFormat& format, const uint8_t* rows, int count, Table 
   }
 }
 
-// A row of a block of weights: groups, then the value of a step and what first_value_sums wants.
+// A row of a block of weights: groups, then of every kStepRows of them the value of a step, then what
+// first_value_sums wants.
 TQ_INLINE const Group* groups_of(const float* numbers) {
   return reinterpret_cast<const Group*>(numbers);
 }
-TQ_INLINE Sums first_sums_of(const float* numbers) {
+TQ_INLINE float step_at(const float* numbers, int step) {
+  return numbers[kGroups * kGroupFloats + step];
+}
+TQ_INLINE Sums first_sums_at(const float* numbers, int step) {
   int32_t total;
-  __builtin_memcpy(&total, numbers + 2 * kGroups + 1, sizeof total);
+  __builtin_memcpy(&total, numbers + kGroups * kGroupFloats + kSteps + step, sizeof total);
   return first_value_sums(total);
 }
+
+// How values are cut into passes that keep their sums in registers: slots and halves of vectors of
+// rows that a pass takes together.
+template <int BITS, int QUERIES, int PACKED>
+struct Passes {
+  static constexpr int kTogether = kSlots<BITS> > 1 && QUERIES <= kWideQueries ? 2 : 1;
+  static constexpr int kParts = kSlots<BITS> / kTogether;
+  static constexpr int kHalves = PACKED == 1 && QUERIES > kDeepQueries ? 2 : 1;
+  static constexpr int kLines = PACKED == 4 ? 1 : (PACKED == 1 && kHalves == 1 ? 4 : 2);
+  static constexpr int kSums = QUERIES * kTogether * kLines;
+};
 
 template <int BITS, int QUERIES, int PACKED, int HALF, int FIRST_SLOT>
 TQ_INLINE void accumulate_pass(const RowFormat& format, const Rows& rows, int count, int piece,
                                Table table, const float* numbers, float unit, float* sums,
                                int pitch, int next) {
-  constexpr int kTogether = kSlots<BITS> > 1 && QUERIES <= kWideQueries ? 2 : 1;
-  constexpr int kLines = PACKED == 4 ? 1 : 2;
-  constexpr int kParts = kSlots<BITS> / kTogether;
-  constexpr int kShares = (PACKED == 1 ? 2 : 1) * kParts;
-  constexpr int kShare = HALF * kParts + FIRST_SLOT / kTogether;
-  Sums total[QUERIES * kTogether * kLines];
-  for_each_number<QUERIES * kTogether * kLines>([&](auto i) TQ_INLINED {
-    constexpr int kQuery = decltype(i)::value / (kTogether * kLines);
-    total[decltype(i)::value] = first_sums_of(numbers + kQuery * tq::kNumbersFloats);
-  });
+  using Cut = Passes<BITS, QUERIES, PACKED>;
+  constexpr int kTogether = Cut::kTogether, kLines = Cut::kLines;
+  constexpr int kShares = Cut::kHalves * Cut::kParts;
+  constexpr int kShare = HALF * Cut::kParts + FIRST_SLOT / kTogether;
   const float* weights = numbers;
-  // Of the cache, then of the copies.
-  for (int t = 0; t < count;) {
-    const ptrdiff_t stride = rows.stride(t);
-    const uint8_t* at[kSegments<BITS>];
-    for_each_number<kSegments<BITS>>([&](auto segment) TQ_INLINED {
-      constexpr int kSegment = decltype(segment)::value;
-      at[kSegment] = rows.row(format, kSegment, t) + piece * (kBytes / PACKED);
+  int t = 0;
+  for (int step = 0; t < count; ++step) {
+    const int last = smaller(count, (step + 1) * kStepRows);
+    Sums total[Cut::kSums];
+    for_each_number<Cut::kSums>([&](auto i) TQ_INLINED {
+      constexpr int kQuery = decltype(i)::value / (kTogether * kLines);
+      total[decltype(i)::value] = first_sums_at(numbers + kQuery * tq::kNumbersFloats, step);
     });
-    for (const int end = t < rows.in_cache ? rows.in_cache : count; t < end; t += 4) {
-      Bytes from[kSegments<BITS>][2];
+    // Of the cache, then of the copies.
+    while (t < last) {
+      const ptrdiff_t stride = rows.stride(t);
+      const uint8_t* at[kSegments<BITS>];
       for_each_number<kSegments<BITS>>([&](auto segment) TQ_INLINED {
         constexpr int kSegment = decltype(segment)::value;
-        load_lines<PACKED, HALF, kSegment == 0 ? kShare : kShares, kShares>(at[kSegment], stride,
-                                                                            from[kSegment]);
-        at[kSegment] += 4 * stride;
+        at[kSegment] = rows.row(format, kSegment, t) + piece * (kBytes / PACKED);
       });
-      Codes codes[kTogether * kLines];
-      for_each_number<kTogether>([&](auto s) TQ_INLINED {
-        for_each_number<kLines>([&](auto line) TQ_INLINED {
-          constexpr int kAt = decltype(s)::value, kLine = decltype(line)::value;
-          Bytes segment[kSegments<BITS>];
-          for_each_number<kSegments<BITS>>([&](auto i) TQ_INLINED {
-            segment[decltype(i)::value] = from[decltype(i)::value][kLine];
+      for (const int end = t < rows.in_cache ? smaller(rows.in_cache, last) : last; t < end;
+           t += 4) {
+        Bytes from[kSegments<BITS>][4];
+        for_each_number<kSegments<BITS>>([&](auto segment) TQ_INLINED {
+          constexpr int kSegment = decltype(segment)::value;
+          if constexpr (kSegment == 0) {
+            if (piece == 0) prefetch_ahead<kShare, kShares>(at[0], stride, 4);
+          }
+          load_lines<PACKED, HALF, kLines == 4>(at[kSegment], stride, from[kSegment]);
+          at[kSegment] += 4 * stride;
+        });
+        Codes codes[kTogether * kLines];
+        for_each_number<kTogether>([&](auto s) TQ_INLINED {
+          for_each_number<kLines>([&](auto line) TQ_INLINED {
+            constexpr int kAt = decltype(s)::value, kLine = decltype(line)::value;
+            Bytes segment[kSegments<BITS>];
+            for_each_number<kSegments<BITS>>([&](auto i) TQ_INLINED {
+              segment[decltype(i)::value] = from[decltype(i)::value][kLine];
+            });
+            codes[kAt * kLines + kLine] = lookup(table, index_of<BITS, FIRST_SLOT + kAt>(segment));
           });
-          codes[kAt * kLines + kLine] = lookup(table, index_of<BITS, FIRST_SLOT + kAt>(segment));
         });
-      });
-      for_each_number<QUERIES>([&](auto query) TQ_INLINED {
-        constexpr int kQuery = decltype(query)::value;
-        const Factors by = spread_factors(*groups_of(weights + kQuery * tq::kNumbersFloats));
-        for_each_number<kTogether * kLines>([&](auto i) TQ_INLINED {
-          constexpr int kAt = decltype(i)::value;
-          add_value_products(total[kQuery * kTogether * kLines + kAt], codes[kAt], by);
+        for_each_number<QUERIES>([&](auto query) TQ_INLINED {
+          constexpr int kQuery = decltype(query)::value;
+          const Factors by = spread_factors(*groups_of(weights + kQuery * tq::kNumbersFloats));
+          for_each_number<kTogether * kLines>([&](auto i) TQ_INLINED {
+            constexpr int kAt = decltype(i)::value;
+            add_value_products(total[kQuery * kTogether * kLines + kAt], codes[kAt], by);
+          });
         });
-      });
-      weights += 2;  // a group
+        weights += kGroupFloats;
+      }
     }
-  }
-  for_each_number<QUERIES>([&](auto query) TQ_INLINED {
-    constexpr int kQuery = decltype(query)::value;
-    const Floats step = spread(numbers[kQuery * tq::kNumbersFloats + 2 * kGroups] * unit);
-    for_each_number<kTogether * kLines>([&](auto i) TQ_INLINED {
-      constexpr int kAt = decltype(i)::value;
-      float* const at = sums + kQuery * pitch + (FIRST_SLOT + kAt / kLines) * next +
-                        (HALF * kLines + kAt % kLines) * kWords;
-      store_floats(at, multiply_add(value_sums(total[kQuery * kTogether * kLines + kAt]), step,
-                                    load_floats(at)));
+    for_each_number<QUERIES>([&](auto query) TQ_INLINED {
+      constexpr int kQuery = decltype(query)::value;
+      const Floats by = spread(step_at(numbers + kQuery * tq::kNumbersFloats, step) * unit);
+      for_each_number<kTogether * kLines>([&](auto i) TQ_INLINED {
+        constexpr int kAt = decltype(i)::value;
+        float* const at = sums + kQuery * pitch + (FIRST_SLOT + kAt / kLines) * next +
+                          (HALF * kLines + kAt % kLines) * kWords;
+        store_floats(at, multiply_add(value_sums(total[kQuery * kTogether * kLines + kAt]), by,
+                                      load_floats(at)));
+      });
     });
-  });
+  }
 }
 
 template <int BITS, int QUERIES, int PACKED>
 void accumulate_lines(const RowFormat& format, const uint8_t* rows, int count, Table table,
                       const float* numbers, float unit, float* sums, int pitch) {
-  constexpr int kTogether = kSlots<BITS> > 1 && QUERIES <= kWideQueries ? 2 : 1;
-  constexpr int kHalves = PACKED == 1 ? 2 : 1;
+  using Cut = Passes<BITS, QUERIES, PACKED>;
   const int all = pieces(format);
   const Rows source(format, rows, count, 4);
   for (int piece = 0; piece < all; ++piece) {
-    for_each_number<kHalves>([&](auto half) TQ_INLINED {
-      for_each_number<kSlots<BITS> / kTogether>([&](auto part) TQ_INLINED {
+    for_each_number<Cut::kHalves>([&](auto half) TQ_INLINED {
+      for_each_number<Cut::kParts>([&](auto part) TQ_INLINED {
         accumulate_pass<BITS, QUERIES, PACKED, decltype(half)::value,
-                        decltype(part)::value * kTogether>(
+                        decltype(part)::value * Cut::kTogether>(
             format, source, count, piece, table, numbers, unit,
             sums + piece * piece_lines(format) * kWords, pitch, all * piece_lines(format) * kWords);
       });
@@ -508,29 +538,36 @@ void score_rows(const RowFormat& format, const uint8_t* rows, int count, const I
   });
 }
 
-// A row of weights that are good, `largest` the largest of them.
-template <int COUNT>
-TQ_INLINE void store_numbers(const Floats* x, float largest, float* numbers) {
-  // Below this a step has no inverse; such weights are zeros beside anything.
-  const float inverse = largest > 1e-30f ? kLargestWeight / largest : 0.0f;
-  const int32_t total = store_weights<COUNT>(x, inverse, reinterpret_cast<Group*>(numbers));
-  numbers[2 * kGroups] = largest / kLargestWeight;
-  __builtin_memcpy(numbers + 2 * kGroups + 1, &total, sizeof total);
+// A row of weights that are good.
+TQ_INLINE void store_numbers(const Floats* x, float* numbers) {
+  constexpr int kVectors = kStepRows / kWords;  // of a step
+  int32_t totals[kSteps];
+  for (int step = 0; step < kSteps; ++step) {
+    const Floats* const some = x + step * kVectors;
+    Floats most = some[0];
+    for (int i = 1; i < kVectors; ++i) most = largest_magnitude(most, some[i]);
+    const float largest = largest_lane(most);
+    // Below this a step has no inverse; such weights are zeros beside anything.
+    const float inverse = largest > 1e-30f ? kLargestWeight / largest : 0.0f;
+    totals[step] = store_weights<kVectors>(
+        some, inverse,
+        reinterpret_cast<Group*>(numbers + step * (kStepRows / 4) * kGroupFloats));
+    numbers[kGroups * kGroupFloats + step] = largest / kLargestWeight;
+  }
+  __builtin_memcpy(numbers + kGroups * kGroupFloats + kSteps, totals, sizeof totals);
 }
 
 bool quantise_weights(const float* weights, int count, float* numbers) {
   constexpr int kVectors = kBlock / kWords;
-  Floats x[kVectors], largest = spread(0.0f);
+  Floats x[kVectors];
   for (int i = 0; i < kVectors; ++i) {
     x[i] = i * kWords < count ? load_floats(weights + i * kWords) : spread(0.0f);
-    largest = largest_magnitude(largest, x[i]);
   }
   const bool are_good = are_weights<kVectors>(x);
-  const float most = are_good ? largest_lane(largest) : 0.0f;
   if (!are_good) {
     for (int i = 0; i < kVectors; ++i) x[i] = spread(0.0f);
   }
-  store_numbers<kVectors>(x, most, numbers);
+  store_numbers(x, numbers);
   return are_good;
 }
 
@@ -547,20 +584,18 @@ float soften(const float* scores, const float* key_scales, const float* value_sc
   if (!(max < __builtin_huge_valf()) || !(max > -__builtin_huge_valf())) {
     return __builtin_nanf("");
   }
-  Floats sum = spread(0.0f), largest = spread(0.0f);
+  Floats sum = spread(0.0f);
   const Floats from = spread(max);
   for (int i = 0; i < kVectors; ++i) {
     const Floats weight = exponential(difference(x[i], from));
     sum = total_of_floats(sum, weight);
     x[i] = product(weight, load_floats(value_scales + i * kWords));
-    largest = largest_magnitude(largest, x[i]);
   }
   const float exponentials = sum_of_lanes(sum);
-  const float most = largest_lane(largest);
   if (!(exponentials < __builtin_huge_valf()) || !are_weights<kVectors>(x)) {
     return __builtin_nanf("");
   }
-  store_numbers<kVectors>(x, most, numbers);
+  store_numbers(x, numbers);
   *maximum = max;
   return exponentials;
 }
@@ -582,6 +617,9 @@ void accumulate_rows(const RowFormat& format, const uint8_t* rows, int count,
 
 constexpr tq::IntegerKernels make_integer_kernels() {
   tq::IntegerKernels all{};
+  all.largest_number = kLargestNumber;
+  all.largest_weight = kLargestWeight;
+  all.step_rows = kStepRows;
   all.query_floats = query_floats;
   all.sums_floats = sums_floats;
   all.prepare_query = prepare_query;

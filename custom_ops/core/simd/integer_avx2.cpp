@@ -2,7 +2,12 @@
 #if (defined(__x86_64__) || defined(_M_X64)) && (!defined(_MSC_VER) || defined(__clang__))
 
 #include "core/kernels.h"
-#include "core/simd/vec_int_avx2.h"
+
+namespace {
+constexpr int kNumberBits = 16;
+}  // namespace
+
+#include "core/simd/numbers_avx2.h"
 #include "core/simd/integer.inl"
 
 namespace tq {

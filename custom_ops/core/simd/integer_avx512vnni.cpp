@@ -2,7 +2,7 @@
 #if (defined(__x86_64__) || defined(_M_X64)) && (!defined(_MSC_VER) || defined(__clang__))
 
 #include "core/kernels.h"
-#include "core/simd/vec_int_avx512.h"
+#include "core/simd/numbers16_avx512.h"
 #include "core/simd/integer.inl"
 
 namespace tq {

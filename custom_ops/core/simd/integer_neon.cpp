@@ -2,7 +2,12 @@
 #if defined(__aarch64__) && defined(__GNUC__)
 
 #include "core/kernels.h"
-#include "core/simd/vec_int_neon.h"
+
+namespace {
+constexpr int kNumberBits = 16;
+}  // namespace
+
+#include "core/simd/numbers_neon.h"
 #include "core/simd/integer.inl"
 
 namespace tq {

@@ -2,7 +2,7 @@
 #if defined(__aarch64__) && defined(__GNUC__)
 
 #include "core/kernels.h"
-#include "core/simd/vec_int_neon.h"
+#include "core/simd/numbers16_neondot.h"
 #include "core/simd/integer.inl"
 
 namespace tq {

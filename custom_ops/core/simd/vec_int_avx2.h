@@ -1,7 +1,5 @@
-// Integer products with AVX2: eight 32-bit words. Included by integer_avx2.cpp only.
-//
-// Entries count from -128, so that a code splits into its even and odd bytes as 16-bit integers by
-// a mask and a shift; what that adds to every sum is known beforehand.
+// Integer products with AVX2: eight 32-bit words. Included by integer_avx2.cpp, integer8_avx2.cpp and
+// integer8_avxvnni.cpp only, which add the numbers that are multiplied with codes.
 #pragma once
 
 #include <immintrin.h>
@@ -14,30 +12,11 @@ namespace {
 
 constexpr int kWords = 8;
 constexpr int kBytes = 4 * kWords;
-#ifdef TQ_FEW_GROUPS
-constexpr int kMaxQueries = 1;
-#else
-constexpr int kMaxQueries = 3;  // query rows that share the looked up codes
-#endif
-constexpr int kWideQueries = 0;  // of these, up to how many take two slots of a value at once
 constexpr int kTileVectors = 1;  // of words that share the loaded factors of a query
-
-constexpr float kLargestNumber = 32767.0f;
-constexpr float kLargestWeight = 32767.0f;
 
 using Bytes = __m256i;
 using Table = __m256i;
 using Floats = __m256;
-using Sums = __m256i;
-struct Codes {
-  __m256i even, odd;
-};
-
-// Four numbers, as maddwd wants them beside the even and the odd bytes of a word.
-struct Group {
-  int16_t even[2];
-  int16_t odd[2];
-};
 
 // ---- bytes
 // The compiler may not regroup sums: it would have all the looked up codes wait for them.
@@ -111,55 +90,17 @@ TQ_INLINE Table make_key_table(const int8_t* entries) {
   const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(entries));
   return _mm256_broadcastsi128_si256(_mm_xor_si128(table, _mm_set1_epi8(-128)));
 }
-TQ_INLINE Table make_value_table(const int8_t* entries) { return make_key_table(entries); }
 // By the four low bits of every byte.
-TQ_INLINE Codes lookup(Table table, Bytes index) {
-  const __m256i found =
-      _mm256_shuffle_epi8(table, _mm256_and_si256(index, _mm256_set1_epi8(15)));
-  return {_mm256_and_si256(found, _mm256_set1_epi16(255)), _mm256_srli_epi16(found, 8)};
+TQ_INLINE Bytes found(Table table, Bytes index) {
+  return _mm256_shuffle_epi8(table, _mm256_and_si256(index, _mm256_set1_epi8(15)));
 }
 
 // ---- products
-TQ_INLINE Sums zero_sums() { return _mm256_setzero_si256(); }
-// What the entries' beginning adds to the sums, taken away first; `total` is the weights' sum.
-TQ_INLINE Sums first_value_sums(int32_t total) {
-  return _mm256_slli_epi32(_mm256_set1_epi32(-total), 7);
-}
-struct Factors {
-  __m256i even, odd;
-};
-TQ_INLINE Factors load_factors(const void* p) {
-  return {_mm256_loadu_si256(static_cast<const __m256i*>(p)),
-          _mm256_loadu_si256(static_cast<const __m256i*>(p) + 1)};
-}
-TQ_INLINE void store_factors(const Group* groups, float* out) {
-  uint8_t* const at = reinterpret_cast<uint8_t*>(out);
-  for (int i = 0; i < kWords; ++i) {
-    memcpy(at + 4 * i, groups[i].even, 4);
-    memcpy(at + kBytes + 4 * i, groups[i].odd, 4);
-  }
-}
-TQ_INLINE Factors spread_factors(const Group& group) {
-  int32_t even, odd;
-  memcpy(&even, group.even, sizeof even);
-  memcpy(&odd, group.odd, sizeof odd);
-  return {_mm256_set1_epi32(even), _mm256_set1_epi32(odd)};
-}
-TQ_INLINE void add_products(Sums& sums, const Codes& codes, const Factors& by) {
-  sums = keep(_mm256_add_epi32(sums, _mm256_add_epi32(_mm256_madd_epi16(codes.even, by.even),
-                                                      _mm256_madd_epi16(codes.odd, by.odd))));
-}
-TQ_INLINE void add_key_products(Sums& sums, const Codes& keys, const Factors& query) {
-  add_products(sums, keys, query);
-}
-TQ_INLINE void add_value_products(Sums& sums, const Codes& values, const Factors& weights) {
-  add_products(sums, values, weights);
-}
-TQ_INLINE Floats value_sums(Sums sums) { return _mm256_cvtepi32_ps(sums); }
+TQ_INLINE __m256i zero_sums() { return _mm256_setzero_si256(); }
 // Of a vector of words: the sums over the quarters that hold the same tokens, as floats times
 // `step`, in the tokens' order; `total` is the sum of the query's numbers.
 template <int PACKED>
-TQ_INLINE void store_scores(const Sums* sums, int32_t total, float step, float* scores) {
+TQ_INLINE void store_scores(const __m256i* sums, int32_t total, float step, float* scores) {
   const __m256i offset = _mm256_slli_epi32(_mm256_set1_epi32(total), 7);
   const __m256 by = _mm256_set1_ps(step);
   if constexpr (PACKED == 2) {
@@ -172,6 +113,7 @@ TQ_INLINE void store_scores(const Sums* sums, int32_t total, float step, float* 
   const __m128i numbers = _mm_sub_epi32(both, _mm256_castsi256_si128(offset));
   _mm_storeu_ps(scores, _mm_mul_ps(_mm_cvtepi32_ps(numbers), _mm256_castps256_ps128(by)));
 }
+TQ_INLINE Floats value_sums(__m256i sums) { return _mm256_cvtepi32_ps(sums); }
 
 // ---- numbers
 TQ_INLINE Floats load_floats(const float* p) { return _mm256_loadu_ps(p); }
@@ -245,35 +187,8 @@ TQ_INLINE int32_t total_of(Total t) {
   s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
 }
-// In each group of four numbers: the even ones, then the odd ones.
-TQ_INLINE __m256i even_first(__m256i numbers) {
-  return _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(numbers, 0xd8), 0xd8);
-}
-// x[0 .. 8) / step, rounded, as two groups; adds the numbers.
-TQ_INLINE Total store_groups(const float* x, float inverse, Group* groups, Total total) {
-  const __m256i number =
-      _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), _mm256_set1_ps(inverse)));
-  const __m128i pairs =
-      _mm_packs_epi32(_mm256_castsi256_si128(number), _mm256_extracti128_si256(number, 1));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(groups),
-                   _mm256_castsi256_si128(even_first(_mm256_castsi128_si256(pairs))));
-  return _mm256_add_epi32(total, number);
-}
-
-// COUNT vectors of weights / step, rounded; no weight is negative. Returns the numbers' sum.
-template <int COUNT>
-TQ_INLINE int32_t store_weights(const Floats* x, float inverse, Group* groups) {
-  static_assert(COUNT % 2 == 0);
-  const __m256 by = _mm256_set1_ps(inverse);
-  __m256i total = _mm256_setzero_si256();
-  for (int i = 0; i < COUNT; i += 2) {
-    const __m256i a = _mm256_cvtps_epi32(_mm256_mul_ps(x[i], by));
-    const __m256i b = _mm256_cvtps_epi32(_mm256_mul_ps(x[i + 1], by));
-    total = _mm256_add_epi32(total, _mm256_add_epi32(a, b));
-    const __m256i pairs = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(groups + 2 * i), even_first(pairs));
-  }
-  return total_of(total);
+TQ_INLINE __m256i rounded(Floats x, float inverse) {
+  return _mm256_cvtps_epi32(_mm256_mul_ps(x, _mm256_set1_ps(inverse)));
 }
 
 TQ_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }

@@ -1,5 +1,5 @@
-// Integer products with AVX-512 VNNI: sixteen 32-bit words. Included by integer_avx512vnni.cpp
-// only.
+// Integer products with AVX-512 VNNI: sixteen 32-bit words. Included by integer_avx512vnni.cpp and
+// integer8_avx512vnni.cpp only, which add the numbers that are multiplied with codes.
 #pragma once
 
 #include <immintrin.h>
@@ -11,30 +11,12 @@ namespace {
 
 constexpr int kWords = 16;
 constexpr int kBytes = 4 * kWords;
-#ifdef TQ_FEW_GROUPS
-constexpr int kMaxQueries = 2;
-#else
-constexpr int kMaxQueries = 4;  // query rows that share the looked up codes
-#endif
-constexpr int kWideQueries = 3;  // of these, up to how many take two slots of a value at once
 constexpr int kTileVectors = 2;  // of words that share the loaded factors of a query
-
-constexpr float kLargestNumber = 32512.0f;  // 127 * 256
-constexpr float kLargestWeight = 65280.0f;  // 255 * 256
 
 using Bytes = __m512i;
 using Codes = Bytes;  // looked up
 using Table = __m512i;
 using Floats = __m512;
-
-// Four numbers 256 * high + low, as dpbusd wants them beside four unsigned bytes.
-struct Group {
-  int8_t high[4];
-  int8_t low[4];
-};
-struct Sums {
-  __m512i high, low;
-};
 
 // ---- bytes
 // The compiler may not load the vector a second time instead of keeping it: the loads of unaligned
@@ -131,51 +113,16 @@ TQ_INLINE Codes lookup(Table table, Bytes index) {
 }
 
 // ---- products
-TQ_INLINE Sums zero_sums() { return {_mm512_setzero_si512(), _mm512_setzero_si512()}; }
-TQ_INLINE Sums first_value_sums(int32_t) { return zero_sums(); }
-// Instructions, not intrinsics, for the products: compilers load all factors of a loop beforehand,
-// and then have no registers left for the sums.
-struct Factors {
-  __m512i high, low;
-};
-TQ_INLINE Factors load_factors(const void* p) {
-  return {keep(_mm512_loadu_si512(p)),
-          keep(_mm512_loadu_si512(static_cast<const __m512i*>(p) + 1))};
-}
-TQ_INLINE void store_factors(const Group* groups, float* out) {
-  int8_t* const at = reinterpret_cast<int8_t*>(out);
-  for (int i = 0; i < kWords; ++i) {
-    __builtin_memcpy(at + 4 * i, groups[i].high, 4);
-    __builtin_memcpy(at + kBytes + 4 * i, groups[i].low, 4);
-  }
-}
-TQ_INLINE Factors spread_factors(const Group& group) {
-  int32_t high, low;
-  __builtin_memcpy(&high, group.high, sizeof high);
-  __builtin_memcpy(&low, group.low, sizeof low);
-  return {keep(_mm512_set1_epi32(high)), keep(_mm512_set1_epi32(low))};
-}
+// An instruction, not the intrinsic: compilers load all factors of a loop beforehand, and then have
+// no registers left for the sums.
 TQ_INLINE void add_product(__m512i& sum, __m512i unsigned_bytes, __m512i signed_bytes) {
   __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(unsigned_bytes), "v"(signed_bytes));
 }
-TQ_INLINE void add_key_products(Sums& sums, Bytes keys, const Factors& query) {
-  add_product(sums.high, keys, query.high);
-  add_product(sums.low, keys, query.low);
-}
-TQ_INLINE void add_value_products(Sums& sums, Bytes values, const Factors& weights) {
-  add_product(sums.high, weights.high, values);
-  add_product(sums.low, weights.low, values);
-}
-TQ_INLINE __m512i whole_sums(const Sums& sums) {
-  return _mm512_add_epi32(_mm512_slli_epi32(sums.high, 8), sums.low);
-}
-TQ_INLINE Floats value_sums(const Sums& sums) { return _mm512_cvtepi32_ps(whole_sums(sums)); }
 // Of two vectors of words: the sums over the quarters that hold the same tokens, as floats times
 // `step`, in the tokens' order; `total` is the sum of the query's numbers.
 template <int PACKED>
-TQ_INLINE void store_scores(const Sums* sums, int32_t total, float step, float* scores) {
+TQ_INLINE void store_words(__m512i a, __m512i b, int32_t total, float step, float* scores) {
   const __m512i offset = _mm512_slli_epi32(_mm512_set1_epi32(total), 7);
-  const __m512i a = whole_sums(sums[0]), b = whole_sums(sums[1]);
   const __m512 by = _mm512_set1_ps(step);
   if constexpr (PACKED == 4) {
     _mm512_storeu_ps(scores, _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(a, offset)), by));
@@ -198,7 +145,6 @@ TQ_INLINE void store_scores(const Sums* sums, int32_t total, float step, float* 
 }
 
 // ---- numbers
-// x[0 .. 16) / step, rounded, as four groups; returns the sum of the numbers.
 TQ_INLINE Floats load_floats(const float* p) { return _mm512_loadu_ps(p); }
 TQ_INLINE void store_floats(float* p, Floats v) { _mm512_storeu_ps(p, v); }
 TQ_INLINE Floats spread(float x) { return _mm512_set1_ps(x); }
@@ -252,35 +198,8 @@ TQ_INLINE Floats exponential(Floats x) {
 using Total = __m512i;
 TQ_INLINE Total zero_total() { return _mm512_setzero_si512(); }
 TQ_INLINE int32_t total_of(Total t) { return _mm512_reduce_add_epi32(t); }
-TQ_INLINE Total store_groups(const float* x, float inverse, Group* groups, Total total) {
-  const __m512i number =
-      _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x), _mm512_set1_ps(inverse)));
-  const __m512i low = _mm512_srai_epi32(_mm512_slli_epi32(number, 24), 24);
-  const __m512i high = _mm512_srai_epi32(_mm512_sub_epi32(number, low), 8);
-  const __m128i highs = _mm512_cvtepi32_epi8(high), lows = _mm512_cvtepi32_epi8(low);
-  __m128i* const out = reinterpret_cast<__m128i*>(groups);
-  _mm_storeu_si128(out, _mm_unpacklo_epi32(highs, lows));
-  _mm_storeu_si128(out + 1, _mm_unpackhi_epi32(highs, lows));
-  return _mm512_add_epi32(total, number);
-}
-
-// COUNT vectors of weights / step, rounded; no weight is negative. Returns what first_value_sums
-// wants.
-template <int COUNT>
-TQ_INLINE int32_t store_weights(const Floats* x, float inverse, Group* groups) {
-  static_assert(COUNT % 2 == 0);
-  const __m512 by = _mm512_set1_ps(inverse);
-  const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
-  // In each group of four 16-bit numbers: the high bytes, then the low ones.
-  const __m512i split = _mm512_broadcast_i32x4(
-      _mm_setr_epi8(1, 3, 5, 7, 0, 2, 4, 6, 9, 11, 13, 15, 8, 10, 12, 14));
-  for (int i = 0; i < COUNT; i += 2) {
-    const __m512i a = _mm512_cvtps_epi32(_mm512_mul_ps(x[i], by));
-    const __m512i b = _mm512_cvtps_epi32(_mm512_mul_ps(x[i + 1], by));
-    const __m512i pairs = _mm512_shuffle_epi8(_mm512_packus_epi32(a, b), split);
-    _mm512_storeu_si512(groups + 4 * i, _mm512_permutexvar_epi64(order, pairs));
-  }
-  return 0;
+TQ_INLINE __m512i rounded(Floats x, float inverse) {
+  return _mm512_cvtps_epi32(_mm512_mul_ps(x, _mm512_set1_ps(inverse)));
 }
 
 // Into the second level: the first has too few places for what is under way from memory.

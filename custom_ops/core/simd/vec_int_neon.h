@@ -1,10 +1,11 @@
-// Integer products with NEON of aarch64: four 32-bit words. Included by integer_neon.cpp and, for
-// processors that have the instructions for products of bytes, by integer_neondot.cpp only.
+// Integer products with NEON of aarch64: four 32-bit words. Included by integer_neon.cpp,
+// integer8_neon.cpp and, for processors that have the instructions for products of bytes, by
+// integer_neondot.cpp and integer8_neondot.cpp only, which add the numbers that are multiplied with
+// codes.
 #pragma once
 
 #include <arm_neon.h>
 #include <stdint.h>
-#include <string.h>
 
 #include "core/simd/inline.h"
 
@@ -12,7 +13,6 @@ namespace {
 
 constexpr int kWords = 4;
 constexpr int kBytes = 4 * kWords;
-constexpr int kWideQueries = 0;  // query rows up to which two slots of a value are taken at once
 constexpr int kTileVectors = 1;  // of words that share the loaded factors of a query
 
 using Bytes = uint8x16_t;
@@ -71,124 +71,9 @@ TQ_INLINE Bytes low_bits_of(Bytes a, Bytes b) {
   return vbslq_u8(vdupq_n_u8((1 << N) - 1), a, b);
 }
 TQ_INLINE Table make_key_table(const int8_t* entries) { return vld1q_s8(entries); }
-TQ_INLINE Table make_value_table(const int8_t* entries) { return vld1q_s8(entries); }
 // By the four low bits of every byte.
 TQ_INLINE int8x16_t bytes_of(Table table, Bytes index) {
   return vqtbl1q_s8(table, vandq_u8(index, vdupq_n_u8(15)));
-}
-
-// ---- products
-#if defined(__ARM_FEATURE_DOTPROD)
-constexpr int kMaxQueries = 4;  // query rows that share the looked up codes
-
-constexpr float kLargestNumber = 32512.0f;  // 127 * 256
-constexpr float kLargestWeight = 32512.0f;
-
-// Four numbers 256 * high + low.
-struct Group {
-  int8_t high[4];
-  int8_t low[4];
-};
-using Codes = int8x16_t;
-struct Factors {
-  int8x16_t high, low;
-};
-struct Sums {
-  int32x4_t high, low;
-};
-TQ_INLINE Codes lookup(Table table, Bytes index) { return bytes_of(table, index); }
-TQ_INLINE Sums zero_sums() { return {vdupq_n_s32(0), vdupq_n_s32(0)}; }
-TQ_INLINE Factors load_factors(const void* p) {
-  return {vld1q_s8(static_cast<const int8_t*>(p)), vld1q_s8(static_cast<const int8_t*>(p) + 16)};
-}
-TQ_INLINE void store_factors(const Group* groups, float* out) {
-  int8_t* const at = reinterpret_cast<int8_t*>(out);
-  for (int i = 0; i < kWords; ++i) {
-    memcpy(at + 4 * i, groups[i].high, 4);
-    memcpy(at + kBytes + 4 * i, groups[i].low, 4);
-  }
-}
-TQ_INLINE Factors spread_factors(const Group& group) {
-  int32_t high, low;
-  memcpy(&high, group.high, sizeof high);
-  memcpy(&low, group.low, sizeof low);
-  return {vreinterpretq_s8_s32(vdupq_n_s32(high)), vreinterpretq_s8_s32(vdupq_n_s32(low))};
-}
-TQ_INLINE void add_products(Sums& sums, const Codes& codes, const Factors& by) {
-  sums.high = vdotq_s32(sums.high, codes, by.high);
-  sums.low = vdotq_s32(sums.low, codes, by.low);
-}
-TQ_INLINE int32x4_t whole_sums(const Sums& sums) {
-  return vaddq_s32(vshlq_n_s32(sums.high, 8), sums.low);
-}
-TQ_INLINE void store_group(int32x4_t numbers, Group* group) {
-  const int32x4_t low = vshrq_n_s32(vshlq_n_s32(numbers, 24), 24);
-  const int32x4_t high = vshrq_n_s32(vsubq_s32(numbers, low), 8);
-  vst1_s8(group->high, vmovn_s16(vcombine_s16(vmovn_s32(high), vmovn_s32(low))));
-}
-#else
-constexpr int kMaxQueries = 2;  // query rows that share the looked up codes
-
-constexpr float kLargestNumber = 32767.0f;
-constexpr float kLargestWeight = 32767.0f;
-
-// Four numbers.
-struct Group {
-  int16_t number[4];
-};
-struct Codes {
-  int16x8_t low, high;
-};
-using Factors = Codes;
-// The products of word i: their sum is taken at the end.
-struct Sums {
-  int32x4_t word[4];
-};
-TQ_INLINE Codes lookup(Table table, Bytes index) {
-  const int8x16_t found = bytes_of(table, index);
-  return {vmovl_s8(vget_low_s8(found)), vmovl_high_s8(found)};
-}
-TQ_INLINE Sums zero_sums() {
-  return {{vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0)}};
-}
-TQ_INLINE Factors load_factors(const void* p) {
-  return {vld1q_s16(static_cast<const int16_t*>(p)), vld1q_s16(static_cast<const int16_t*>(p) + 8)};
-}
-TQ_INLINE void store_factors(const Group* groups, float* out) {
-  memcpy(out, groups, kWords * sizeof *groups);
-}
-TQ_INLINE Factors spread_factors(const Group& group) {
-  const int16x4_t numbers = vld1_s16(group.number);
-  const int16x8_t twice = vcombine_s16(numbers, numbers);
-  return {twice, twice};
-}
-TQ_INLINE void add_products(Sums& sums, const Codes& codes, const Factors& by) {
-  sums.word[0] = vmlal_s16(sums.word[0], vget_low_s16(codes.low), vget_low_s16(by.low));
-  sums.word[1] = vmlal_high_s16(sums.word[1], codes.low, by.low);
-  sums.word[2] = vmlal_s16(sums.word[2], vget_low_s16(codes.high), vget_low_s16(by.high));
-  sums.word[3] = vmlal_high_s16(sums.word[3], codes.high, by.high);
-}
-TQ_INLINE int32x4_t whole_sums(const Sums& sums) {
-  return vpaddq_s32(vpaddq_s32(sums.word[0], sums.word[1]),
-                    vpaddq_s32(sums.word[2], sums.word[3]));
-}
-TQ_INLINE void store_group(int32x4_t numbers, Group* group) {
-  vst1_s16(group->number, vqmovn_s32(numbers));
-}
-#endif
-
-TQ_INLINE Sums first_value_sums(int32_t) { return zero_sums(); }
-TQ_INLINE void add_key_products(Sums& sums, const Codes& keys, const Factors& query) {
-  add_products(sums, keys, query);
-}
-TQ_INLINE void add_value_products(Sums& sums, const Codes& values, const Factors& weights) {
-  add_products(sums, values, weights);
-}
-TQ_INLINE Floats value_sums(const Sums& sums) { return vcvtq_f32_s32(whole_sums(sums)); }
-// The sums of four tokens as floats times `step`; `total` is the sum of the query's numbers.
-template <int PACKED>
-TQ_INLINE void store_scores(const Sums* sums, int32_t, float step, float* scores) {
-  vst1q_f32(scores, vmulq_n_f32(value_sums(*sums), step));
 }
 
 // ---- numbers
@@ -246,19 +131,6 @@ TQ_INLINE Total zero_total() { return vdupq_n_s32(0); }
 TQ_INLINE int32_t total_of(Total t) { return vaddvq_s32(t); }
 TQ_INLINE int32x4_t rounded(Floats x, float inverse) {
   return vcvtnq_s32_f32(vmulq_n_f32(x, inverse));
-}
-// x[0 .. 4) / step, rounded, as a group; adds the numbers.
-TQ_INLINE Total store_groups(const float* x, float inverse, Group* groups, Total total) {
-  const int32x4_t numbers = rounded(vld1q_f32(x), inverse);
-  store_group(numbers, groups);
-  return vaddq_s32(total, numbers);
-}
-// COUNT vectors of weights / step, rounded; no weight is negative. Returns what first_value_sums
-// wants.
-template <int COUNT>
-TQ_INLINE int32_t store_weights(const Floats* x, float inverse, Group* groups) {
-  for (int i = 0; i < COUNT; ++i) store_group(rounded(x[i], inverse), groups + i);
-  return 0;
 }
 
 TQ_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }

@@ -1,0 +1,189 @@
+// Integer products of 8 bits in portable C++: what every other level is compared with. Queries and
+// sums lie in their natural order.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "core/kernels.h"
+#include "core/scalar_codes.h"
+
+namespace tq {
+namespace {
+
+constexpr int kMaxHeadSize = 512;
+constexpr int kMaxQueries = 8;  // query rows that share the decoded codes
+constexpr int kSteps = kBlock / kByteStepRows;
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// A prepared query row: int8_t [head_size], padded to whole floats, then the value of a step.
+int whole_floats(int bytes) { return (bytes + 3) / 4; }
+int query_floats(const RowFormat& format) { return whole_floats(format.head_size) + 1; }
+int sums_floats(const RowFormat& format) { return format.head_size; }
+
+// What numbers are multiplied with before they are rounded. Below this a step has no inverse; such
+// numbers are zeros beside anything.
+float inverse_step(float most, float steps) { return most > 1e-30f ? steps / most : 0.0f; }
+
+// What is not finite becomes zeros with a step that is not a number.
+void prepare_query(const RowFormat& format, const float* natural, float* prepared) {
+  float most = 0.0f;
+  bool finite = true;
+  for (int j = 0; j < format.head_size; ++j) {
+    finite = finite && std::isfinite(natural[j]);
+    most = std::max(most, std::fabs(natural[j]));
+  }
+  const float inverse = finite ? inverse_step(most, kLargestByte) : 0.0f;
+  int8_t* const numbers = reinterpret_cast<int8_t*>(prepared);
+  for (int j = 0; j < format.head_size; ++j) {
+    numbers[j] = finite ? static_cast<int8_t>(std::nearbyint(natural[j] * inverse)) : int8_t{0};
+  }
+  prepared[whole_floats(format.head_size)] = finite ? most / kLargestByte : kNan;
+}
+
+void decode_row(const RowFormat& format, const uint8_t* row, const IntegerTable& table,
+                int* numbers) {
+  for (int j = 0; j < format.head_size; ++j) {
+    numbers[j] = table.entries[code_at(format, row, j) % 16];
+  }
+}
+
+void score_rows(const RowFormat& format, const uint8_t* rows, int count, const IntegerTable& table,
+                const float* prepared, int queries, float* scores) {
+  int key[kMaxHeadSize];
+  for (int t = 0; t < count; ++t) {
+    decode_row(format, rows + static_cast<ptrdiff_t>(t) * format.stride, table, key);
+    for (int r = 0; r < queries; ++r) {
+      const float* const row = prepared + static_cast<ptrdiff_t>(r) * query_floats(format);
+      const int8_t* const query = reinterpret_cast<const int8_t*>(row);
+      int32_t sum = 0;
+      for (int j = 0; j < format.head_size; ++j) sum += query[j] * key[j];
+      const float step = row[whole_floats(format.head_size)] * table.unit;
+      scores[r * kBlock + t] = static_cast<float>(sum) * step;
+    }
+  }
+}
+
+// A row of a block of weights: uint8_t [kBlock], then the values of the steps.
+void store_numbers(const float* weights, float* numbers) {
+  uint8_t* const out = reinterpret_cast<uint8_t*>(numbers);
+  for (int step = 0; step < kSteps; ++step) {
+    const float* const some = weights + step * kByteStepRows;
+    const float most = *std::max_element(some, some + kByteStepRows);
+    const float inverse = inverse_step(most, kLargestByteWeight);
+    for (int t = 0; t < kByteStepRows; ++t) {
+      out[step * kByteStepRows + t] = static_cast<uint8_t>(std::nearbyint(some[t] * inverse));
+    }
+    numbers[kBlock / 4 + step] = most / kLargestByteWeight;
+  }
+}
+
+bool are_weights(const float* weights) {
+  return std::all_of(weights, weights + kBlock, [](float x) { return x >= 0.0f && x < kInfinity; });
+}
+
+bool quantise_weights(const float* weights, int count, float* numbers) {
+  float all[kBlock] = {};
+  std::copy_n(weights, count, all);
+  const bool are_good = are_weights(all);
+  if (!are_good) std::fill_n(all, kBlock, 0.0f);
+  store_numbers(all, numbers);
+  return are_good;
+}
+
+// The steps of vec_int_avx2.h's function of that name, so that weights are rounded alike.
+float exponential(float x) {
+  const float scaled = x * 1.44269504f;
+  const float y = scaled < -200.0f ? -200.0f : scaled;  // NaN passes
+  const float n = std::nearbyint(y), f = y - n;
+  float p = 1.3333558e-3f;
+  for (const float next : {9.6181291e-3f, 5.5504109e-2f, 2.4022651e-1f, 6.9314718e-1f, 1.0f}) {
+    p = std::fma(p, f, next);
+  }
+  return std::isnan(p) ? p : std::ldexp(p, static_cast<int>(n));
+}
+
+float soften(const float* scores, const float* key_scales, const float* value_scales,
+             float* maximum, float* numbers) {
+  float x[kBlock];
+  float max = *maximum;
+  for (int t = 0; t < kBlock; ++t) {
+    x[t] = scores[t] * key_scales[t];
+    if (x[t] > max) max = x[t];
+  }
+  if (!std::isfinite(max)) return kNan;
+  float sum = 0.0f;
+  for (int t = 0; t < kBlock; ++t) {
+    const float weight = exponential(x[t] - max);
+    sum += weight;
+    x[t] = weight * value_scales[t];
+  }
+  if (!(sum < kInfinity) || !are_weights(x)) return kNan;
+  store_numbers(x, numbers);
+  *maximum = max;
+  return sum;
+}
+
+// Of up to kMaxQueries query rows.
+void accumulate_some(const RowFormat& format, const uint8_t* rows, int count,
+                     const IntegerTable& table, const float* numbers, int queries, float* sums) {
+  int value[kMaxHeadSize];
+  int32_t totals[kMaxQueries * kMaxHeadSize];
+  for (int from = 0; from < count; from += kByteStepRows) {
+    std::fill_n(totals, queries * format.head_size, 0);
+    for (int t = from; t < std::min(count, from + kByteStepRows); ++t) {
+      decode_row(format, rows + static_cast<ptrdiff_t>(t) * format.stride, table, value);
+      for (int r = 0; r < queries; ++r) {
+        const int weight = reinterpret_cast<const uint8_t*>(numbers + r * kNumbersFloats)[t];
+        int32_t* const total = totals + r * format.head_size;
+        for (int j = 0; j < format.head_size; ++j) total[j] += weight * value[j];
+      }
+    }
+    for (int r = 0; r < queries; ++r) {
+      const float step = numbers[r * kNumbersFloats + kBlock / 4 + from / kByteStepRows];
+      const float by = step * table.unit;
+      float* const sum = sums + r * format.head_size;
+      for (int j = 0; j < format.head_size; ++j) {
+        sum[j] = std::fma(static_cast<float>(totals[r * format.head_size + j]), by, sum[j]);
+      }
+    }
+  }
+}
+
+void accumulate_rows(const RowFormat& format, const uint8_t* rows, int count,
+                     const IntegerTable& table, const float* numbers, int queries, float* sums) {
+  for (int first = 0; first < queries; first += kMaxQueries) {
+    accumulate_some(format, rows, count, table, numbers + first * kNumbersFloats,
+                    std::min(kMaxQueries, queries - first), sums + first * format.head_size);
+  }
+}
+
+void copy_sums(const RowFormat& format, const float* from, float* to) {
+  std::copy_n(from, format.head_size, to);
+}
+
+constexpr IntegerKernels make_integer_kernels() {
+  IntegerKernels all{};
+  all.largest_number = kLargestByte;
+  all.largest_weight = kLargestByteWeight;
+  all.step_rows = kByteStepRows;
+  all.query_floats = query_floats;
+  all.sums_floats = sums_floats;
+  all.prepare_query = prepare_query;
+  all.score_rows = score_rows;
+  all.quantise_weights = quantise_weights;
+  all.soften = soften;
+  all.accumulate_rows = accumulate_rows;
+  all.natural_sums = copy_sums;
+  all.ordered_sums = copy_sums;
+  return all;
+}
+
+constexpr IntegerKernels kIntegerKernels = make_integer_kernels();
+
+}  // namespace
+
+const IntegerKernels* scalar_integers8() { return &kIntegerKernels; }
+
+}  // namespace tq

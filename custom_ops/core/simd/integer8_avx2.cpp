@@ -1,0 +1,25 @@
+// Integer products of 8 bits of the avx2 level, compiled with its own flags (see CMakeLists.txt).
+#if (defined(__x86_64__) || defined(_M_X64)) && (!defined(_MSC_VER) || defined(__clang__))
+
+#include "core/kernels.h"
+
+namespace {
+constexpr int kNumberBits = 8;
+}  // namespace
+
+#include "core/simd/numbers_avx2.h"
+#include "core/simd/integer.inl"
+
+namespace tq {
+const IntegerKernels* avx2_integers8() { return &kIntegerKernels; }
+}  // namespace tq
+
+#else
+
+#include "core/kernels.h"
+
+namespace tq {
+const IntegerKernels* avx2_integers8() { return nullptr; }
+}  // namespace tq
+
+#endif

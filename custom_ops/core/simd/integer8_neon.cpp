@@ -1,0 +1,25 @@
+// Integer products of 8 bits of the neon level, which every aarch64 has.
+#if defined(__aarch64__) && defined(__GNUC__)
+
+#include "core/kernels.h"
+
+namespace {
+constexpr int kNumberBits = 8;
+}  // namespace
+
+#include "core/simd/numbers_neon.h"
+#include "core/simd/integer.inl"
+
+namespace tq {
+const IntegerKernels* neon_integers8() { return &kIntegerKernels; }
+}  // namespace tq
+
+#else
+
+#include "core/kernels.h"
+
+namespace tq {
+const IntegerKernels* neon_integers8() { return nullptr; }
+}  // namespace tq
+
+#endif

@@ -1,0 +1,67 @@
+// Numbers of 8 bits beside the words of vec_int_avx512.h: signed ones of queries, unsigned weights.
+#pragma once
+
+#include "core/simd/vec_int_avx512.h"
+
+namespace {
+
+#ifdef TQ_FEW_GROUPS
+constexpr int kMaxQueries = 2;
+#else
+constexpr int kMaxQueries = 6;  // query rows that share the looked up codes
+#endif
+constexpr int kWideQueries = 6;  // of these, up to how many take two slots of a value at once
+constexpr int kDeepQueries = 2;  // and up to how many take whole vectors of values at once
+
+constexpr float kLargestNumber = tq::kLargestByte;
+constexpr float kLargestWeight = tq::kLargestByteWeight;
+constexpr int kStepRows = tq::kByteStepRows;  // weights that are rounded to the same steps
+
+struct Group {
+  uint8_t number[4];
+};
+using Sums = __m512i;
+using Factors = __m512i;
+
+TQ_INLINE Sums zero_sums() { return _mm512_setzero_si512(); }
+TQ_INLINE Sums first_value_sums(int32_t) { return zero_sums(); }
+TQ_INLINE Factors load_factors(const void* p) { return keep(_mm512_loadu_si512(p)); }
+TQ_INLINE void store_factors(const Group* groups, float* out) {
+  __builtin_memcpy(out, groups, kWords * sizeof *groups);
+}
+TQ_INLINE Factors spread_factors(const Group& group) {
+  int32_t numbers;
+  __builtin_memcpy(&numbers, group.number, sizeof numbers);
+  return keep(_mm512_set1_epi32(numbers));
+}
+TQ_INLINE void add_key_products(Sums& sums, Bytes keys, Factors query) {
+  add_product(sums, keys, query);
+}
+TQ_INLINE void add_value_products(Sums& sums, Bytes values, Factors weights) {
+  add_product(sums, weights, values);
+}
+TQ_INLINE Floats value_sums(Sums sums) { return _mm512_cvtepi32_ps(sums); }
+template <int PACKED>
+TQ_INLINE void store_scores(const Sums* sums, int32_t total, float step, float* scores) {
+  store_words<PACKED>(sums[0], sums[1], total, step, scores);
+}
+
+// x[0 .. 16) / step, rounded, as four groups; adds the numbers.
+TQ_INLINE Total store_groups(const float* x, float inverse, Group* groups, Total total) {
+  const __m512i numbers = rounded(_mm512_loadu_ps(x), inverse);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(groups), _mm512_cvtepi32_epi8(numbers));
+  return _mm512_add_epi32(total, numbers);
+}
+
+// COUNT vectors of weights / step, rounded; no weight is negative. Returns what first_value_sums
+// wants.
+template <int COUNT>
+TQ_INLINE int32_t store_weights(const Floats* x, float inverse, Group* groups) {
+  for (int i = 0; i < COUNT; ++i) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(groups + 4 * i),
+                     _mm512_cvtepi32_epi8(rounded(x[i], inverse)));
+  }
+  return 0;
+}
+
+}  // namespace
