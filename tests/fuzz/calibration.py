@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,7 @@ ODD: Final = (
     *(0.0, -0.0, -1.0, np.nan, np.inf, 1e-45, 1e-30, 1e-10, 1e-3, 2.0, 100.0, 1e6, 1e18, 1e30),
     *(9e35, 3e38),
 )
+OTHERS: Final = ("x", "layers.2.k_mean", "layers.99999.k_mean", "layers.0.k_mean ", "layers.00.x")
 PRESETS: Final = ("int4", "int2", "k8v4", "raw")
 CODES: Final = (0, 2, 3, 4)
 """That a file is of another model shows in the command, so it is a matter of usage."""
@@ -33,7 +35,7 @@ def check(draw: random.Random, folder: Path) -> Case:
     case = Case(folder)
     preset = draw.choice(PRESETS)
     path = folder / "calibration.safetensors"
-    case.what, content = _changed(draw)
+    case.what, content = changed(*sound(), OTHERS, draw)
     path.write_bytes(content)
     try:
         read_calibration(path)
@@ -84,9 +86,11 @@ def sound() -> tuple[dict[str, Any], dict[str, str]]:
     return tensors, facts
 
 
-def _changed(draw: random.Random) -> tuple[str, bytes]:
-    """What is changed, and the file."""
-    tensors, facts = ({**part} for part in sound())
+def changed(
+    tensors: dict[str, Any], facts: dict[str, str], others: Sequence[str], draw: random.Random
+) -> tuple[str, bytes]:
+    """What is changed in the content of a safetensors file, and the file; others are odd names."""
+    tensors = {**tensors}
     kind = draw.randrange(8)
     if kind <= 3:
         names = draw.sample(sorted(tensors), draw.choice((1, 1, 2, 5)))
@@ -99,7 +103,6 @@ def _changed(draw: random.Random) -> tuple[str, bytes]:
         return f"form of {name}", save(tensors, facts)
     if kind == 5:
         name = draw.choice(sorted(tensors))
-        others = ("x", "layers.2.k_mean", "layers.99999.k_mean", "layers.0.k_mean ", "layers.00.x")
         tensors[draw.choice(others)] = tensors[name]
         if draw.random() < 0.5:
             del tensors[name]
@@ -119,6 +122,8 @@ def _changed(draw: random.Random) -> tuple[str, bytes]:
 def _other_numbers(tensor: Any, draw: random.Random) -> Any:
     found = np.array(tensor)
     odd = draw.choice(ODD) if found.dtype.kind == "f" else draw.choice((0, -1, 1, 1 << 62, 10**15))
+    with np.errstate(all="ignore"):
+        odd = np.asarray(odd).astype(found.dtype)
     kind = draw.randrange(4)
     if kind == 0:
         found[...] = odd
@@ -126,7 +131,7 @@ def _other_numbers(tensor: Any, draw: random.Random) -> Any:
         found.flat[draw.randrange(found.size)] = odd
     elif kind == 2:
         with np.errstate(all="ignore"):
-            found = found * found.dtype.type(odd)
+            found = found * odd
     else:
         found[..., draw.randrange(found.shape[-1])] = odd
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,11 @@ import pytest
 import tq_onnx
 from tests.language.models import FORMS, PROMPT, folder, language_model
 from tests.recognise.test_unchanged import recurrent
-from tq_onnx import Cache
+from tests.runtime.models import DYNAMO, original
+from tq_onnx import PRESETS, Cache
 from tq_onnx.errors import UnsupportedModelError, UsageError
 
+IDS = list(range(3, 23))
 BEGINNING = list(PROMPT.encode())
 
 
@@ -153,3 +156,45 @@ def test_a_cache_goes_on_in_another_process(tmp_path: Path) -> None:
         [sys.executable, "-c", code, *given], check=True, capture_output=True, text=True
     )
     assert [*first, *map(int, done.stdout.split())] == tokens("growing", 14)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_cache_of_every_preset_goes_on(preset: str, tmp_path: Path) -> None:
+    """Saved by growing caches, read by fixed ones: the tokens of one uninterrupted run."""
+    path = tmp_path / "model.onnx"
+    tq_onnx.convert(original(DYNAMO), path, preset=preset, external_data="copy")
+    growing = tq_onnx.load(path, threads=1)
+    whole = growing.generate(IDS, max_new_tokens=12).tokens
+    cache = growing.new_cache()
+    first = growing.generate(IDS, cache=cache, max_new_tokens=5).tokens
+    cache.save(tmp_path / "talk.safetensors")
+    fixed = tq_onnx.load(path, threads=1, context=64)
+    for model in (growing, fixed):
+        kept = model.load_cache(tmp_path / "talk.safetensors")
+        done = model.generate([*IDS, *first], cache=kept, max_new_tokens=7)
+        assert done.usage.cached_tokens == len(IDS) + 4
+        assert (*first, *done.tokens) == whole
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="nothing kills like that here")
+def test_a_save_that_is_killed_leaves_a_whole_file(tmp_path: Path) -> None:
+    code = (
+        "import sys, tq_onnx\n"
+        "model = tq_onnx.load(sys.argv[1], threads=1)\n"
+        "cache = model.new_cache()\n"
+        "model.generate(list(b'Call me Ishmael') * 60, cache=cache, max_new_tokens=1)\n"
+        "while True:\n"
+        "    cache.save(sys.argv[2])\n"
+        "    print('saved', flush=True)\n"
+    )
+    file = tmp_path / "talk.safetensors"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(folder("int4")), str(file)], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    for _ in range(3):
+        process.stdout.readline()
+    process.kill()
+    process.wait()
+    kept = language_model("growing").load_cache(file)
+    assert bytes(kept.tokens) == b"Call me Ishmael" * 60
