@@ -14,6 +14,7 @@ from tests.language.models import folder, language_model
 from tq_onnx.errors import ModelFileError, OutputExistsError, TqOnnxError, UsageError
 from tq_onnx.files.arrays import facts_of
 from tq_onnx.files.transaction import Transaction
+from tq_onnx.plan import Plan
 
 IDS = list(b"the whale")
 
@@ -62,6 +63,16 @@ def test_a_weight_that_changed_is_another_model(tmp_path: Path) -> None:
     content[-1] ^= 1
     data.write_bytes(content)
     assert tq_onnx.load(tmp_path, threads=1).identity.model != before.model
+
+
+def test_a_plan_that_says_more_is_the_same_conversion(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a later version, whose plans have more fields."""
+    to_json = Plan.to_json
+    monkeypatch.setattr(Plan, "to_json", lambda plan: to_json(plan)[:-1] + ', "more": 0}')
+    model = tq_onnx.load(folder("int4"), threads=1)
+    assert len(model.load_cache(saved)) > 0
 
 
 def test_a_longer_text_than_the_context_is_refused(saved: Path) -> None:

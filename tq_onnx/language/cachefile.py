@@ -70,7 +70,9 @@ class Identity:
     layout: str
 
 
-def identity_of(path: Path, data: Sequence[Path], signature: Signature) -> Identity:
+def identity_of(
+    path: Path, data: Sequence[Path], signature: Signature, plan_text: str | None
+) -> Identity:
     """Return the digests of a model.
 
     Files of more than 1 MiB count by their size and 256 samples of 4 KiB, evenly spread, so that
@@ -80,16 +82,14 @@ def identity_of(path: Path, data: Sequence[Path], signature: Signature) -> Ident
         path: the model.
         data: the files of its external data.
         signature: names and types of its caches.
+        plan_text: its plan as the file has it, so that a later tq-onnx, whose plans say more, finds
+            the same; None for an original.
     """
     digest = hashlib.sha256()
     for file in (path, *sorted(data)):
         _take(file, digest)
     plan = signature.plan
-    told = (
-        plan.to_json()
-        if plan is not None
-        else repr([(spec.pair, spec.type_name, spec.row) for spec in signature.caches])
-    )
+    told = plan_text or repr([(spec.pair, spec.type_name, spec.row) for spec in signature.caches])
     plan_digest = hashlib.sha256(told.encode()).hexdigest()
     return Identity(digest.hexdigest(), plan_digest, plan.layout_digest if plan else "")
 

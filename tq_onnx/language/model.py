@@ -24,6 +24,7 @@ from tq_onnx.language.call import Call
 from tq_onnx.language.chat import Chat
 from tq_onnx.language.templates import ChatTemplate, Message, require_template
 from tq_onnx.language.text import Completion, Piece, stop_strings
+from tq_onnx.plan import METADATA_PLAN
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.sampling import Sampling
@@ -110,7 +111,8 @@ class LanguageModel:
     @cached_property
     def identity(self) -> Identity:
         """The digests that tell the model from others."""
-        return identity_of(self.path, self.opened.data, self.signature)
+        plan_text = self.session.get_modelmeta().custom_metadata_map.get(METADATA_PLAN)
+        return identity_of(self.path, self.opened.data, self.signature, plan_text)
 
     def decoder(self, **options: Any) -> Decoder:
         """Return a decoder with empty caches, which takes ids and gives logits.
