@@ -91,7 +91,8 @@ def whole_steps(below: FLOAT[...]) -> FLOAT[...]:
     """Matrices [N, D, D] with each column in 127ths of its largest number, as
     ``tq_onnx/codec/feedback.py`` says.
     """
-    largest = op.ReduceMax(op.Abs(below), op.Constant(value_ints=[1]), keepdims=1)
+    # The largest of a column: ReduceMax got its axes in another way with opset 18.
+    largest, _ = op.TopK(op.Abs(below), op.Constant(value_ints=[1]), axis=1)
     steps = op.Div(largest, op.Constant(value_float=127.0))
     is_any = op.Greater(steps, op.Constant(value_float=0.0))
     divisors = op.Where(is_any, steps, op.Constant(value_float=1.0))
