@@ -27,7 +27,8 @@ inline RowFormat row_format(int bits, int head_size, int lanes, int stride) {
 }
 
 // The kernels unpack these planes by hand; a codec with others must come here first.
-constexpr int kUnpackedPlanes[][spec::kMaxPlanes] = {{}, {8}, {2}, {4}, {2, 1}, {4, 1}, {2, 1, 1}};
+constexpr int kUnpackedPlanes[][spec::kMaxPlanes] = {{},  {8},    {1},    {2},
+                                                     {4}, {2, 1}, {4, 1}, {2, 1, 1}};
 
 constexpr bool has_planes(spec::Codec codec, const int* widths) {
   const spec::Planes planes = spec::planes(codec);

@@ -17,7 +17,8 @@ constexpr int kSizes[] = {8,   16,  24,  32,  40,  48,  56,  64,  72,  80,  88, 
                           120, 128, 136, 160, 192, 200, 256, 264, 320, 384, 448, 504, 512};
 constexpr int kCounts[] = {1,  2,  3,  4,  5,  7,  8,  9,   15,  16,  17,
                            31, 32, 33, 47, 64, 65, 96, 100, 127, kBlock};
-constexpr Codec kCodecs[] = {lloyd_max(2), lloyd_max(3), lloyd_max(4), {Kind::kU8, 4}};
+constexpr Codec kCodecs[] = {lloyd_max(1), lloyd_max(2), lloyd_max(3), lloyd_max(4),
+                             {Kind::kU8, 4}};
 
 // Rows that end, or begin, at an inaccessible page, and what their codes stand for.
 struct Codes {

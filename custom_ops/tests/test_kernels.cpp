@@ -13,7 +13,7 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 bool near(double a, double b, double tolerance) { return std::abs(a - b) <= tolerance; }
 
 // Every number of bits per code that has its own planes.
-constexpr Codec kPacked[] = {lloyd_max(2), lloyd_max(3), lloyd_max(4), lloyd_max(5),
+constexpr Codec kPacked[] = {lloyd_max(1), lloyd_max(2), lloyd_max(3), lloyd_max(4), lloyd_max(5),
                              {Kind::kU8, 4}};
 
 struct Rows {

@@ -128,7 +128,7 @@ TEST(prefill_agrees_with_the_scalar_level) {
   Random random(30);
   for (const bool has_integers : {true, false}) {
     for (const int size : {8, 24, 64, 80, 128, 256}) {
-      for (const int bits : {2, 3, 4, 5}) {
+      for (const int bits : {1, 2, 3, 4, 5}) {
         Prefill p;
         p.has_integers = has_integers && bits < 5;
         p.key = lloyd_max(bits);

@@ -96,7 +96,7 @@ TEST(searching_gives_the_same_bytes_at_every_level) {
   Random random(60);
   const int64_t length = 0;
   for (const int size : kHeadSizes) {
-    for (const int bits : {2, 3, 4, 5}) {
+    for (const int bits : {1, 2, 3, 4, 5}) {
       const Codec codec = lloyd_max(bits);
       const Side side = bits % 2 ? Side::kEnd : Side::kBegin;
       Tables tables(codec, size, random);
@@ -200,7 +200,7 @@ TEST(the_best_gain_stays) {
   Random random(61);
   const int size = 40;
   for (const bool is_whole : {false, true}) {
-    for (const int bits : {2, 3, 4, 5}) {
+    for (const int bits : {1, 2, 3, 4, 5}) {
       const Codec codec = lloyd_max(bits);
       Tables tables(codec, size, random);
       if (is_whole) round_centroids(tables);

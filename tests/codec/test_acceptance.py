@@ -49,7 +49,7 @@ def test_rows_of_the_reference_pass(codec: Codec, centered: bool) -> None:
     found = judge_rows(rows, x, codec, tables(codec), given=given if centered else None)
     assert found == RowFigures(x.size, 0, 0, 0)
     if centered:
-        assert compared(rows, codec, given).wrong > x.size // 4
+        assert compared(rows, codec, given).wrong > x.size // 5
 
 
 @pytest.mark.parametrize("codec", CODED, ids=str)

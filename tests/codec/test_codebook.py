@@ -51,7 +51,7 @@ EXACT_LAW = {
 }
 # What rounding to int8 adds to the error, of it. 5 bits are not rounded, and that is why.
 ROUNDING_COST = {1: 0.0, 2: 4.09e-6, 3: 1.254e-3, 4: 3.392e-3, 5: 1.88e-2}
-ALL_BITS = (1, *KINDS[LLOYD_MAX].bits)
+ALL_BITS = KINDS[LLOYD_MAX].bits
 """One bit is the codebook of no kind; the theory has it."""
 
 SMALL_HEAD_SIZES = (8, 16, 24, 40, 56)

@@ -36,7 +36,8 @@ def test_round_trip(codec: Codec, head_size: int, seed: int, exponent: int) -> N
     assert rows.shape == (3, row_layout(codec, head_size).row_bytes)
     decoded = decode(rows, codec, head_size)
     errors = np.linalg.norm(x - decoded, axis=-1) / 10.0**exponent
-    assert (errors < WORST[codec.kind] + 0.06 * (codec.kind == FP8 and exponent < 0)).all()
+    more = 0.06 * (codec.kind == FP8 and exponent < 0) + 0.25 * (codec == Codec(LLOYD_MAX, 1))
+    assert (errors < WORST[codec.kind] + more).all()
     assert (errors > 0).all()
 
 

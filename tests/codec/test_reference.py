@@ -128,7 +128,7 @@ def test_input_types_agree(dtype: type) -> None:
 
 @pytest.mark.parametrize("shape", [(0, 64), (2, 0, 3, 64), (1, 2, 3, 64)])
 def test_any_leading_shape(shape: tuple[int, ...]) -> None:
-    codec, rotation, book = CODECS[1], make_rotation(QR, 64, 0), lloyd_max(3, 64)
+    codec, rotation, book = Codec(LLOYD_MAX, 3), make_rotation(QR, 64, 0), lloyd_max(3, 64)
     rows = reference.encode(np.ones(shape), codec, rotation, book)
     assert rows.shape == (*shape[:-1], 26)
     assert reference.decode(rows, codec, rotation, book).shape == shape

@@ -15,10 +15,10 @@ from tq_onnx.codec.kind import NORM_KEPT, UNBIASED, Tables
 from tq_onnx.codec.quantise import quantise, tables_of
 from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.search import MAX_GAINS, Search, gain_table
-from tq_onnx.codec.spec import Codec
+from tq_onnx.codec.spec import KINDS, Codec
 
 INT4 = Codec(LLOYD_MAX, 4)
-CODECS = [Codec(LLOYD_MAX, bits) for bits in (2, 3, 4, 5)]
+CODECS = [Codec(LLOYD_MAX, bits) for bits in KINDS[LLOYD_MAX].bits]
 GAINS = gain_table()
 HEADS, TOKENS, SIZE = 2, 40, 40
 

@@ -19,6 +19,7 @@ HEAD_SIZES = range(spec.HEAD_SIZE_MULTIPLE, spec.MAX_HEAD_SIZE + 1, spec.HEAD_SI
 @pytest.mark.parametrize(
     ("codec", "sizes"),
     [
+        (Codec(LLOYD_MAX, 1), {64: 10, 80: 12, 128: 18}),
         (Codec(LLOYD_MAX, 2), {64: 18, 80: 22, 128: 34}),
         (Codec(LLOYD_MAX, 3), {64: 26, 80: 32, 128: 50}),
         (Codec(LLOYD_MAX, 4), {64: 34, 80: 42, 128: 66}),
@@ -121,7 +122,7 @@ def test_head_sizes_that_no_row_holds(codec: Codec, head_size: int) -> None:
 @pytest.mark.parametrize(
     ("kind", "bits"),
     [
-        *((LLOYD_MAX, 1), (LLOYD_MAX, 6), (LLOYD_MAX, 16), (RAW, 4), (RAW, 64)),
+        *((LLOYD_MAX, 0), (LLOYD_MAX, 6), (LLOYD_MAX, 16), (RAW, 4), (RAW, 64)),
         *((UNIFORM, 5), (UNIFORM, 8), (FP8, 4), (Q8_0, 4), (PROD, 2), (PROD, 5), (U8, 8)),
         ("turbo", 4),
     ],
@@ -134,7 +135,7 @@ def test_codecs_that_do_not_exist(kind: str, bits: int) -> None:
 def test_digest_is_frozen() -> None:
     # Caches and converted models in the field carry this digest. Whoever changes what a stored byte
     # means changes it with LAYOUT_VERSION; whoever did not mean to has found out here.
-    assert (spec.LAYOUT_VERSION, layout_digest()) == (3, "82e2b1f18ee94062")
+    assert (spec.LAYOUT_VERSION, layout_digest()) == (3, "465e2932ee03e13b")
 
 
 def test_a_digest_is_that_of_the_codecs_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,6 +181,7 @@ TABLE = {
     "mse4": ("lloyd_max 4", "lloyd_max 4", "qr"),
     "mse3": ("lloyd_max 3", "lloyd_max 3", "qr"),
     "mse2": ("lloyd_max 2", "lloyd_max 2", "qr"),
+    "mse1": ("lloyd_max 1", "lloyd_max 1", "qr"),
     "prod4": ("prod 4", "prod 4", "qr"),
     "prod3": ("prod 3", "prod 3", "qr"),
     "k8v4": ("fp8_e4m3 8", "uniform 4", "none"),
@@ -201,7 +203,7 @@ def test_every_row_of_the_specification_is_there() -> None:
     }
     corrected = {name for name in TABLE if PRESETS[name].norm_correction == NORM_KEPT}
     assert {"4bit_nc", "k3v4_nc", "3bit_nc"} <= corrected
-    assert not corrected & {"balanced", "prod4", "mse4", "int4"}
+    assert not corrected & {"balanced", "prod4", "mse4", "mse1", "int4"}
     searching = {name for name in TABLE if PRESETS[name].gains}
     assert searching == {"int4", "int3", "int2", "k5v3", "k4v3", "k4v2"}
     assert all(PRESETS[name].norm_correction == UNBIASED for name in searching)

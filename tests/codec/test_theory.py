@@ -25,7 +25,7 @@ from tq_onnx.codec.spec import Codec
 from tq_onnx.codec.unrotated import FP8
 
 BITS = (1, 2, 3, 4, 5)
-CODED_BITS = (2, 3, 4, 5)
+
 VECTORS = 5_000
 RANDOM = 0.02
 REAL = 0.05
@@ -56,7 +56,7 @@ def test_rounding_costs_as_little_under_the_exact_law(head_size: int) -> None:
 @pytest.mark.parametrize("head_size", [64, 128])
 @pytest.mark.parametrize("bits", BITS)
 def test_codebooks_on_random_vectors(bits: int, head_size: int) -> None:
-    # The quantiser alone; one bit is the codebook of no kind.
+    # The quantiser alone.
     y, book = unit_vectors(VECTORS, head_size), lloyd_max(bits, head_size)
     found = book.centroids.astype(float)[np.searchsorted(book.boundaries, y, side="right")]
     assert relative_error(y, found) == pytest.approx(plain_error(bits, head_size), rel=RANDOM)
@@ -66,7 +66,7 @@ def test_codebooks_on_random_vectors(bits: int, head_size: int) -> None:
 
 @pytest.mark.parametrize("head_size", [64, 128])
 @pytest.mark.parametrize("kind", [QR, HADAMARD])
-@pytest.mark.parametrize("bits", CODED_BITS)
+@pytest.mark.parametrize("bits", BITS)
 def test_rows_of_random_vectors(bits: int, kind: str, head_size: int) -> None:
     x, codec = unit_vectors(VECTORS, head_size), Codec(LLOYD_MAX, bits)
     rotation, book = tables(codec, head_size, kind)
@@ -152,7 +152,7 @@ def test_real_vectors(real_vectors: dict[str, np.ndarray]) -> None:
     assert len(real_vectors) == 8  # keys and values of four layers
     report = []
     for name, x in real_vectors.items():
-        for bits in CODED_BITS:
+        for bits in BITS:
             codec = Codec(LLOYD_MAX, bits)
             for correction, theory in ((False, plain_error), (True, corrected_error)):
                 rows = encode(x, codec, norm_correction=correction)

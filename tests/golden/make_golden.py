@@ -35,6 +35,9 @@ HEAD_SIZES = (64, 128)
 FIRST_BITS = (2, 3, 4)
 KIND_HEAD_SIZES = (64, 80, 128)
 KINDS = [codec for codec in CODECS if not codec.is_raw]
+FIRST_KINDS = [codec for codec in KINDS if codec != Codec(LLOYD_MAX, 1)]
+"""Those that vectors were chosen for; the rows of what came later do not depend on rounding either,
+which the test of the frozen rows looks at."""
 ROW_COUNT = 8
 KIND_ROW_COUNT = 5
 BOUNDARY_MARGIN = 2e-5
@@ -67,7 +70,7 @@ def half_has_margin(values: np.ndarray) -> bool:
 
 def kinds_have_margin(vector: np.ndarray) -> bool:
     """Whether rounding in float32 cannot change any byte of any kind, but for a norm in float32."""
-    return all(codec_has_margin(vector.astype(np.float64), codec) for codec in KINDS)
+    return all(codec_has_margin(vector.astype(np.float64), codec) for codec in FIRST_KINDS)
 
 
 def codec_has_margin(x: np.ndarray, codec: Codec) -> bool:

@@ -70,7 +70,7 @@ _LOSSLESS: Final = "tq-onnx: lossless, to check a conversion without quantisatio
 _WINDOW: Final = 32
 _SINKS: Final = 4
 
-_INT2, _INT3, _INT4, _INT5 = (Codec(LLOYD_MAX, bits) for bits in (2, 3, 4, 5))
+_INT1, _INT2, _INT3, _INT4, _INT5 = (Codec(LLOYD_MAX, bits) for bits in range(1, 6))
 _UNIFORM3, _UNIFORM4 = Codec(UNIFORM, 3), Codec(UNIFORM, 4)
 _FP8, _Q8_0 = Codec(FP8, 8), Codec(Q8_0, 8)
 _PROD3, _PROD4 = Codec(PROD, 3), Codec(PROD, 4)
@@ -108,6 +108,7 @@ _ROWS: Final = (
     Preset("mse4", _INT4, _INT4, QR, _ALGORITHM_1, norm_correction=NOT_CORRECTED),
     Preset("mse3", _INT3, _INT3, QR, _ALGORITHM_1, norm_correction=NOT_CORRECTED),
     Preset("mse2", _INT2, _INT2, QR, _ALGORITHM_1, norm_correction=NOT_CORRECTED),
+    Preset("mse1", _INT1, _INT1, QR, _ALGORITHM_1, norm_correction=NOT_CORRECTED),
     _experimental("prod4", _PROD4, QR, _ALGORITHM_2),
     _experimental("prod3", _PROD3, QR, _ALGORITHM_2),
     Preset("k8v4", _FP8, _UNIFORM4, NO_ROTATION, "vLLM turboquant_k8v4", vllm_slot=196),

@@ -238,7 +238,7 @@ KINDS: Final = (
     CodecKind(
         LLOYD_MAX,
         number=0,
-        planes={2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1)},
+        planes={1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1)},
         formula="norm / norm(centroids[codes])",
         fields=(FieldForm("scale", 2),),
         is_rotated=True,

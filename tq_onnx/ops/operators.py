@@ -113,7 +113,7 @@ stands for each."""
     codec = Attribute(_STRING, "codec kind: lloyd_max, uniform, fp8_e4m3, q8_0, prod, u8 or raw")
     bits = Attribute(
         _INT,
-        "bits per coordinate: lloyd_max 2 to 5, uniform 2 to 4, fp8_e4m3 8, q8_0 8, prod 3 or 4, "
+        "bits per coordinate: lloyd_max 1 to 5, uniform 2 to 4, fp8_e4m3 8, q8_0 8, prod 3 or 4, "
         "u8 4, raw those of the element type",
     )
     norm_correction = Attribute(

@@ -59,7 +59,6 @@ void decode_columns(const RowFormat& format, const uint8_t* rows, int count, con
 
 void decode_rows(const RowFormat& format, const uint8_t* rows, int count, const float* table,
                  float* values) {
-  if (format.bits == 1) return decode_rows_of<1>(format, rows, count, table, values);
   with_bits(format.bits, [&](auto bits) {
     decode_rows_of<decltype(bits)::value>(format, rows, count, table, values);
   });

@@ -116,13 +116,6 @@ void accumulate_group(const RowFormat& format, const uint8_t* rows, int count, c
   if (at < format.slot_size) pass(Number<1>{}, Number<1>{}, at);
 }
 
-// The signs of prod have a bit each.
-template <class Body>
-TQ_INLINE void with_bits_or_signs(int bits, Body&& body) {
-  if (bits == 1) return body(Number<1>{});
-  with_bits(bits, body);
-}
-
 // body(Number<group>) for group in [1, kScoreGroup].
 template <int LARGEST = kScoreGroup, class Body>
 TQ_INLINE void with_group(int group, Body&& body) {
@@ -136,7 +129,7 @@ void score_rows(const RowFormat& format, const uint8_t* rows, int count, const f
                 const float* query, int queries, float* scores) {
   while (queries > 0) {
     const int group = smaller(queries, kScoreGroup);
-    with_bits_or_signs(format.bits, [&](auto bits) {
+    with_bits(format.bits, [&](auto bits) {
       with_group(group, [&](auto some) {
         score_group<decltype(bits)::value, decltype(some)::value>(format, rows, count, table, query,
                                                                   scores);
@@ -152,7 +145,7 @@ void accumulate_rows(const RowFormat& format, const uint8_t* rows, int count, co
                      const float* weights, int queries, float* sums) {
   while (queries > 0) {
     const int group = smaller(queries, kScoreGroup);
-    with_bits_or_signs(format.bits, [&](auto bits) {
+    with_bits(format.bits, [&](auto bits) {
       with_group(group, [&](auto some) {
         accumulate_group<decltype(bits)::value, decltype(some)::value>(format, rows, count, table,
                                                                        weights, sums);

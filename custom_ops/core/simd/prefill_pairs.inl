@@ -30,6 +30,7 @@ template <class Body>
 TQ_INLINE void with_narrow_bits(int bits, Body&& body) {
   if (bits == 4) return body(Number<4>{});
   if (bits == 3) return body(Number<3>{});
+  if (bits == 1) return body(Number<1>{});
   body(Number<2>{});
 }
 

@@ -35,6 +35,8 @@ TQ_INLINE auto make_table_of(const float* table) {
 template <class Body>
 TQ_INLINE void with_bits(int bits, Body&& body) {
   switch (bits) {
+    case 1:
+      return body(Number<1>{});
     case 4:
       return body(Number<4>{});
     case 3:

@@ -10,7 +10,7 @@
 namespace tq::spec {
 
 inline constexpr int kLayoutVersion = 3;
-inline constexpr char kLayoutDigest[] = "82e2b1f18ee94062";
+inline constexpr char kLayoutDigest[] = "465e2932ee03e13b";
 
 enum class Kind { kLloydMax, kUniform, kFp8E4m3, kQ8_0, kProd, kU8, kRaw };
 
@@ -31,6 +31,7 @@ struct Codec {
 };
 
 inline constexpr Codec kCodecs[] = {
+    {Kind::kLloydMax, 1},
     {Kind::kLloydMax, 2},
     {Kind::kLloydMax, 3},
     {Kind::kLloydMax, 4},
@@ -83,6 +84,7 @@ struct Planes {
 constexpr Planes planes(Codec codec) {
   switch (codec.kind) {
     case Kind::kLloydMax:
+      if (codec.bits == 1) return {1, {{1, 0}}};
       if (codec.bits == 2) return {1, {{2, 0}}};
       if (codec.bits == 3) return {2, {{2, 0}, {1, 2}}};
       if (codec.bits == 4) return {1, {{4, 0}}};
@@ -197,6 +199,18 @@ constexpr int row_bytes(Codec codec, int head_size) {
   return code_bytes(codec, head_size) + field_bytes(codec, head_size);
 }
 
+static_assert(plane_offset({Kind::kLloydMax, 1}, 0, 64) == 0);
+static_assert(code_bytes({Kind::kLloydMax, 1}, 64) == 8);
+static_assert(row_bytes({Kind::kLloydMax, 1}, 64) == 10);
+static_assert(plane_offset({Kind::kLloydMax, 1}, 0, 80) == 0);
+static_assert(code_bytes({Kind::kLloydMax, 1}, 80) == 10);
+static_assert(row_bytes({Kind::kLloydMax, 1}, 80) == 12);
+static_assert(plane_offset({Kind::kLloydMax, 1}, 0, 128) == 0);
+static_assert(code_bytes({Kind::kLloydMax, 1}, 128) == 16);
+static_assert(row_bytes({Kind::kLloydMax, 1}, 128) == 18);
+static_assert(plane_offset({Kind::kLloydMax, 1}, 0, 256) == 0);
+static_assert(code_bytes({Kind::kLloydMax, 1}, 256) == 32);
+static_assert(row_bytes({Kind::kLloydMax, 1}, 256) == 34);
 static_assert(plane_offset({Kind::kLloydMax, 2}, 0, 64) == 0);
 static_assert(code_bytes({Kind::kLloydMax, 2}, 64) == 16);
 static_assert(row_bytes({Kind::kLloydMax, 2}, 64) == 18);

@@ -42,10 +42,13 @@ def pack_plane(codes: FLOAT[...], width: FLOAT, per_byte: FLOAT) -> UINT8[...]:
 
 @script(TURBOQUANT, default_opset=op)
 def pack_codes(codes: FLOAT[...], bits: int) -> UINT8[...]:
-    """Planes of codes [B, N, T, D], bits from 2 to 5: 2 or 4 bits, then 1 bit if bits is odd."""
+    """Planes of codes [B, N, T, D], bits from 1 to 5: a plane of 1, 2 or 4 bits, then one of
+    1 bit for 3 and 5.
+    """
     number_of_bits = op.Cast(op.Constant(value_int=bits), to=F32)
     two = op.Constant(value_float=2.0)
-    low_width = op.Mul(op.Floor(op.Div(number_of_bits, two)), two)
+    even = op.Mul(op.Floor(op.Div(number_of_bits, two)), two)
+    low_width = op.Max(even, op.Constant(value_float=1.0))
     low_levels = op.Pow(two, low_width)
     high = op.Floor(op.Div(codes, low_levels))
     low = op.Sub(codes, op.Mul(high, low_levels))
@@ -112,6 +115,13 @@ def unpack_four_bits(plane: UINT8[...]) -> INT32[...]:
     to_top = op.Cast(op.Unsqueeze(op.Constant(value_ints=[4, 0]), last), to=U8)
     to_bottom = op.Cast(op.Constant(value_int=4), to=U8)
     codes = op.Cast(unpack_plane(plane, to_top, to_bottom), to=I32)
+    return codes
+
+
+@script(TURBOQUANT, default_opset=op)
+def unpack_codes_1(rows: UINT8[...], head_size: INT64[...]) -> INT32[...]:
+    """One-bit codes [B, N, S, D] of rows [B, N, S, W]."""
+    codes = unpack_one_bit(plane_bytes(rows, head_size, 0, 1))
     return codes
 
 

@@ -30,6 +30,7 @@ from tq_onnx.ops.bodies.planes import (
     pack_codes,
     pack_plane,
     plane_bytes,
+    unpack_codes_1,
     unpack_codes_2,
     unpack_codes_3,
     unpack_codes_4,
@@ -106,6 +107,15 @@ def prod_rows(
         axis=-1,
     )
     return rows
+
+
+@script(TURBOQUANT, default_opset=op)
+def centroids_of_1_bit(
+    rows: UINT8[...], head_size: INT64[...], centroids: FLOAT[...]
+) -> FLOAT[...]:
+    """Coordinates [B, N, S, D] of rows [B, N, S, W] of one-bit codes, without their scale."""
+    coordinates = op.Gather(centroids, unpack_codes_1(rows, head_size))
+    return coordinates
 
 
 @script(TURBOQUANT, default_opset=op)
@@ -228,6 +238,7 @@ def rotation_of_codec(
 
 
 _CENTROIDS: Final = {
+    1: centroids_of_1_bit,
     2: centroids_of_2_bits,
     3: centroids_of_3_bits,
     4: centroids_of_4_bits,
