@@ -26,6 +26,7 @@ struct Problem {
   std::vector<float> sinks;  // taken in turn by the query heads; empty: none
   int64_t offsets = 0;
   int padding = 0;  // more bytes per row
+  Window exact{};   // the overlay is made as large as it needs to be; raw caches have none
   bool with_threads = true;  // too, and the result is the same
   bool has_integers = false;       // centroids are multiples of 1/127 of the largest
   const char* products = nullptr;  // TQ_ONNX_PRODUCTS
@@ -99,6 +100,62 @@ inline double coded_norm(const uint8_t* row, Codec codec, int size, const Tables
   return std::sqrt(energy);
 }
 
+// What of one cache is exact: entries, of which some are none of their tokens, and the vectors of
+// the call.
+struct ExactVectors {
+  ExactVectors(const Problem& p, int64_t overlay_rows, int width, Random& random)
+      : row_bytes(width),
+        overlay(static_cast<std::size_t>(p.batch * p.heads * overlay_rows * width)),
+        lane_bytes(static_cast<std::size_t>(overlay_rows * width)),
+        vectors(static_cast<std::size_t>(p.batch * p.heads * p.tokens * p.head_size)) {
+    for (uint8_t& byte : overlay) byte = static_cast<uint8_t>(random());
+    fill_normal(vectors.data(), vectors.size(), random);
+    for (int64_t lane = 0; lane < p.batch * p.heads; ++lane) {
+      const int64_t past = p.lengths[p.lengths.size() > 1 ? lane / p.heads : 0];
+      for (int64_t token = 0; token < past; ++token) {
+        if (token >= p.exact.sinks && token < past - p.exact.recent) continue;
+        uint8_t* const out = entry(p, lane, token);
+        for (int j = 0; j < p.head_size; ++j) {
+          store_half(std::normal_distribution<float>()(random), out + 2 * j);
+        }
+        const uint32_t tag = static_cast<uint32_t>(token + 1);
+        set_entry_tag(out, p.head_size, random() % 12 ? tag : static_cast<uint32_t>(random() % 50));
+      }
+    }
+  }
+
+  uint8_t* entry(const Problem& p, int64_t lane, int64_t token) {
+    return overlay.data() + static_cast<std::size_t>(lane) * lane_bytes +
+           p.exact.entry(token) * entry_bytes(p.head_size, row_bytes);
+  }
+  bool has_entry(const Problem& p, int64_t lane, int64_t token) {
+    return p.exact.entry(token) >= 0 &&
+           entry_tag(entry(p, lane, token), p.head_size) == static_cast<uint32_t>(token + 1);
+  }
+  double coordinate(const Problem& p, int64_t lane, int64_t past, int64_t token, std::size_t j) {
+    if (token < past) return half_at(entry(p, lane, token) + 2 * j);
+    const std::size_t row = static_cast<std::size_t>(lane * p.tokens + token - past);
+    return half_to_float(
+        float_to_half(vectors[row * static_cast<std::size_t>(p.head_size) + j]));
+  }
+
+  int row_bytes;
+  std::vector<uint8_t> overlay;
+  std::size_t lane_bytes;
+  Guarded<float> vectors;
+};
+
+// A cache with the overlay of each lane in front of its rows.
+inline void join_cache(const Problem& p, const ExactVectors& exact, const Guarded<uint8_t>& rows,
+                       Guarded<uint8_t>& cache) {
+  const std::size_t bytes = static_cast<std::size_t>(p.slots * exact.row_bytes);
+  for (std::size_t lane = 0; lane < static_cast<std::size_t>(p.batch * p.heads); ++lane) {
+    uint8_t* const out = cache.data() + lane * (exact.lane_bytes + bytes);
+    std::copy_n(exact.overlay.data() + lane * exact.lane_bytes, exact.lane_bytes, out);
+    std::copy_n(rows.data() + lane * bytes, bytes, out + exact.lane_bytes);
+  }
+}
+
 inline void solve(const Problem& p, Random& random) {
   const int size = p.head_size;
   const std::size_t d = static_cast<std::size_t>(size);
@@ -143,6 +200,14 @@ inline void solve(const Problem& p, Random& random) {
   Guarded<float> sinks(p.sinks.empty() ? 0 : static_cast<std::size_t>(query_heads));
   for (std::size_t h = 0; h < sinks.size(); ++h) sinks[h] = p.sinks[h % p.sinks.size()];
 
+  Window window = p.exact;
+  if (window.is_on()) {
+    const auto needed = [&](int width) { return spec::rows_per_entry(size, width); };
+    window.overlay_rows = window.entries() * std::max(needed(key_width), needed(value_width));
+  }
+  ExactVectors exact_keys(p, window.overlay_rows, key_width, random);
+  ExactVectors exact_values(p, window.overlay_rows, value_width, random);
+
   const double scale = 1.0 / std::sqrt(static_cast<double>(size));
   const auto past = [&](int64_t b) { return p.lengths[p.lengths.size() > 1 ? b : 0]; };
   const auto value_scale = [&](std::size_t row) {
@@ -176,6 +241,22 @@ inline void solve(const Problem& p, Random& random) {
             static_cast<std::size_t>((b * query_heads + h) * p.tokens + t) * d;
         const std::size_t lane = static_cast<std::size_t>((b * p.heads + h / p.group) * p.slots);
         const int64_t position = past(b) + t;
+        const int64_t kv_lane = b * p.heads + h / p.group, end = past(b) + p.tokens;
+        const auto at_hand = [&](int64_t token) {
+          return token >= past(b) || (exact_keys.has_entry(p, kv_lane, token) &&
+                                      exact_values.has_entry(p, kv_lane, token));
+        };
+        const auto is_exact = [&](int64_t token) {
+          bool is_sink = token < window.sinks;
+          for (int64_t s = 0; is_sink && s <= token; ++s) is_sink = at_hand(s);
+          bool is_recent = window.recent > 0 && position - token < window.recent;
+          for (int64_t s = token; is_recent && s < end; ++s) is_recent = at_hand(s);
+          return is_sink || is_recent;
+        };
+        std::vector<bool> exact;
+        const auto key_at = [&](std::size_t row, int64_t token, bool is_taken, std::size_t i) {
+          return is_taken ? exact_keys.coordinate(p, kv_lane, past(b), token, i) : k[row * d + i];
+        };
         std::vector<double> scores;
         std::vector<std::size_t> visible;
         for (int64_t s = 0; s < past(b) + p.tokens; ++s) {
@@ -189,7 +270,9 @@ inline void solve(const Problem& p, Random& random) {
           }
           const std::size_t row = lane + static_cast<std::size_t>(s);
           double score = 0;
-          for (std::size_t i = 0; i < d; ++i) score += query[at + i] * k[row * d + i];
+          const bool is_taken = is_exact(s);
+          for (std::size_t i = 0; i < d; ++i) score += query[at + i] * key_at(row, s, is_taken, i);
+          exact.push_back(is_taken);
           score *= scale;
           if (p.softcap > 0) score = p.softcap * std::tanh(score / p.softcap);
           scores.push_back(score + more);
@@ -200,13 +283,18 @@ inline void solve(const Problem& p, Random& random) {
           std::fill_n(blind.begin() + static_cast<std::ptrdiff_t>(at), d, true);
           continue;
         }
+        const auto value_at = [&](std::size_t s, std::size_t i) {
+          const int64_t token = static_cast<int64_t>(visible[s] - lane);
+          return exact[s] ? exact_values.coordinate(p, kv_lane, past(b), token, i)
+                          : v[visible[s] * d + i];
+        };
         const double sink = p.sinks.empty() ? -kInfinity : sinks[static_cast<std::size_t>(h)];
         const double top = std::max(sink, *std::max_element(scores.begin(), scores.end()));
         double sum = std::exp(sink - top);
         for (double& score : scores) sum += score = std::exp(score - top);
         for (std::size_t i = 0; i < d; ++i) {
           double x = 0;
-          for (std::size_t s = 0; s < visible.size(); ++s) x += scores[s] * v[visible[s] * d + i];
+          for (std::size_t s = 0; s < visible.size(); ++s) x += scores[s] * value_at(s, i);
           expected[at + i] = x / sum;
           largest = std::max(largest, std::abs(x / sum));
         }
@@ -222,7 +310,7 @@ inline void solve(const Problem& p, Random& random) {
         for (std::size_t i = 0; i < d; ++i) {
           double mean = 0;
           for (std::size_t s = 0; s < visible.size(); ++s) {
-            mean += scores[s] / sum * std::abs(v[visible[s] * d + i] - expected[at + i]);
+            mean += scores[s] / sum * std::abs(value_at(s, i) - expected[at + i]);
           }
           spread = std::max(spread, mean);
         }
@@ -254,12 +342,23 @@ inline void solve(const Problem& p, Random& random) {
     }
   }
 
+  Guarded<uint8_t> key_cache(window.is_on() ? keys.size() + exact_keys.overlay.size() : 0);
+  Guarded<uint8_t> value_cache(window.is_on() ? values.size() + exact_values.overlay.size() : 0);
   AttentionCall call{};
   Guarded<float> output(query.size()), again(query.size());
   call.element = Element::kFloat;
   call.query = query.data();
   call.key = {keys.data(), p.key, key_width, key_tables.centroids.data()};
   call.value = {values.data(), p.value, value_width, value_tables.centroids.data()};
+  call.window = window;
+  if (window.is_on()) {
+    join_cache(p, exact_keys, keys, key_cache);
+    join_cache(p, exact_values, values, value_cache);
+    call.key.rows = key_cache.data();
+    call.value.rows = value_cache.data();
+    call.new_keys = exact_keys.vectors.data();
+    call.new_values = exact_values.vectors.data();
+  }
   call.key_rotation = key_tables.ready();
   call.value_rotation = value_tables.ready();
   call.key_rotation.transposed = call.value_rotation.matrix = nullptr;  // nobody asks for them
@@ -274,7 +373,7 @@ inline void solve(const Problem& p, Random& random) {
   call.query_heads = query_heads;
   call.heads = p.heads;
   call.tokens = p.tokens;
-  call.slots = p.slots;
+  call.slots = window.overlay_rows + p.slots;
   call.head_size = size;
   call.bias = bias_size > 0 ? bias.data() : nullptr;
   std::copy_n(stride, 4, call.bias_stride);

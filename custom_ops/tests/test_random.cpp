@@ -44,6 +44,9 @@ Problem random_problem(Random& random) {
   if (any(0, 4) == 0) p.sinks = {0.5f, 4.0f, -kInfinity};
   p.offsets = any(0, 4) ? 0 : any(1, 4);
   p.padding = any(0, 4) ? 0 : static_cast<int>(any(1, 9));
+  if (p.key.kind != Kind::kRaw && p.value.kind != Kind::kRaw && any(0, 2) == 0) {
+    p.exact = {any(0, 30), any(0, 4), 0};
+  }
   p.garbage_in_hidden_rows = any(0, 1) == 0;
   p.with_threads = any(0, 63) == 0;
   return p;
