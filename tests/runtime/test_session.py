@@ -12,6 +12,7 @@ from tests.files.models import external
 from tests.runtime.models import CONVERTIBLE, DYNAMO, GENAI, converted, original
 from tq_onnx.errors import LibraryError, ModelFileError, TqOnnxError, UnsupportedModelError
 from tq_onnx.runtime.decoder import Decoder
+from tq_onnx.runtime.errors import run_error
 from tq_onnx.runtime.session import (
     available_providers,
     check_library,
@@ -143,3 +144,14 @@ def test_an_exact_session_multiplies_floats(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("TQ_ONNX_PRODUCTS")
     assert logits(exact=True) == floats
     assert "TQ_ONNX_PRODUCTS" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("cos_cache dimension 0 shall not be less than total_sequence_length.", "longer than the"),
+        ("cos_cache dimension 1 must be <= head_size / 2 and a multiple of 8.", "cannot run the"),
+    ],
+)
+def test_a_table_of_positions_that_is_short_or_of_another_width(said: str, told: str) -> None:
+    assert told in str(run_error(RuntimeError(said), "model.onnx"))
