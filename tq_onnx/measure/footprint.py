@@ -6,7 +6,8 @@
 Caches count their exact windows, and twice where they grow: past and present of a step. A call is
 a piece of a prompt (``tq_onnx.runtime.generate.PROMPT_PIECE`` tokens); a step takes less. Weights
 in half precision count twice, because ONNX Runtime computes with them in single precision on the
-CPU. So do tables of embeddings that are multiplied with, too: products get a packed copy.
+CPU. So do tables of embeddings that are multiplied with, too, and the weights of MatMulNBits: their
+products get a packed copy.
 docs/performance.md has forecasts beside what processes took.
 """
 
@@ -143,8 +144,9 @@ def weights_of(graph: ir.Graph) -> tuple[int, int]:
         if value.const_value is None:
             continue
         size = value.const_value.nbytes * (2 if value.const_value.dtype in _HALVES else 1)
-        readers = {node.op_type == "Gather" for node in value.consumers()}
-        total += size * len(readers)
+        readers = {node.op_type for node in value.consumers()}
+        tied = "Gather" in readers and len(readers) > 1
+        total += size * (2 if tied or readers == {"MatMulNBits"} else 1)
         largest = max(largest, size)
     return total, largest
 
