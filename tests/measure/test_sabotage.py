@@ -191,7 +191,10 @@ OF_BOTH = {"one_bit", "swap_kv_heads", "roll_vocabulary", "cross_caches", "see_t
     [*OF_CALIBRATION, *(one for one in DAMAGES if one.name in OF_BOTH)],
     ids=lambda damage: damage.name,
 )
-def test_a_damage_to_scales_is_found(tmp_path: Path, centred: Path, damage: Damage) -> None:
+def test_a_damage_to_scales_is_found(
+    tmp_path: Path, one_original: Callable[[str], None], centred: Path, damage: Damage
+) -> None:
+    one_original(LLAMA)
     path = damaged(centred, damage.change, tmp_path / "damaged.onnx")
     assert_found(LLAMA, path, damage.place)
 
