@@ -30,5 +30,5 @@ PYTHONPATH=".:${PYTHONPATH:-}" TQ_ONNX_LIBRARY="$folder/build/libtq_onnx_ops.so"
   LD_LIBRARY_PATH="$folder/runtime" LD_PRELOAD="$runtime" \
   ASAN_OPTIONS=detect_leaks=0:alloc_dealloc_mismatch=0:allocator_may_return_null=1 \
   exec python -m tests.fuzz.guided operators "$folder/cases/all" -max_total_time="$seconds" \
-  -max_len=4096 -len_control=0 -timeout=60 -rss_limit_mb=8000 \
+  -max_len=4096 -len_control=0 -timeout=900 -rss_limit_mb=8000 \
   -artifact_prefix="$folder/cases/" "$folder/corpus"
