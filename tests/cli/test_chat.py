@@ -98,26 +98,36 @@ def test_ctrl_c_stops_an_answer_and_then_leaves() -> None:
     os.close(slave)
     seen = ""
 
-    def until(text: str) -> str:
+    def until(text: str, *, signals: bool = False) -> str:
+        """Read up to a text; a signal just before the prompt waits for input is lost."""
         nonlocal seen
-        end = time.monotonic() + 60
+        begin = sent = time.monotonic()
+        if signals:
+            process.send_signal(signal.SIGINT)
         while text not in seen:
-            assert time.monotonic() < end, seen
+            now = time.monotonic()
+            assert now < begin + 60, seen
+            if signals and now > sent + 3:
+                process.send_signal(signal.SIGINT)
+                sent = now
             if select.select([master], [], [], 1)[0]:
                 seen += os.read(master, 4096).decode()
         before, _, seen = seen.partition(text)
         return before
 
-    until("\n> ")
-    os.write(master, b"A whale\n")
-    until("A whale\r\n")
-    until("e")
-    process.send_signal(signal.SIGINT)
-    assert len(until("\n> ")) < 1800
-    os.write(master, b"/rewind 2\n")
-    until("error: 1 turns cannot go back by 2")
-    until("> ")
-    process.send_signal(signal.SIGINT)
-    until("interrupted")
-    assert process.wait(20) == 128 + signal.SIGINT
-    os.close(master)
+    try:
+        until("\n> ")
+        os.write(master, b"A whale\n")
+        until("A whale\r\n")
+        until("e")
+        process.send_signal(signal.SIGINT)
+        assert len(until("\n> ")) < 1800
+        os.write(master, b"/rewind 2\n")
+        until("error: 1 turns cannot go back by 2")
+        until("> ")
+        until("interrupted", signals=True)
+        assert process.wait(20) == 128 + signal.SIGINT
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
