@@ -237,8 +237,8 @@ def test_sinks_are_of_the_type_of_the_query(
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
-        ({"bits": 6}, "bits is 6, expected 2 or 3 or 4 or 5 for lloyd_max"),
-        ({"bits": -(2**40)}, "expected 2 or 3 or 4 or 5 for lloyd_max"),
+        ({"bits": 6}, "bits is 6, expected 1 or 2 or 3 or 4 or 5 for lloyd_max"),
+        ({"bits": -(2**40)}, "expected 1 or 2 or 3 or 4 or 5 for lloyd_max"),
         ({"bits": None}, "attribute bits is missing"),
         ({"bits": "four"}, "attribute bits is missing or of another type"),
         ({"codec": "uniform", "bits": 5}, "bits is 5, expected 2 or 3 or 4 for uniform"),
@@ -262,8 +262,8 @@ def test_encode_refuses_attributes(attributes: dict[str, object], message: str) 
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
-        ({"key_bits": 1}, "key_bits is 1, expected 2 or 3 or 4 or 5 for lloyd_max"),
-        ({"value_bits": 8}, "value_bits is 8, expected 2 or 3 or 4 or 5 for lloyd_max"),
+        ({"key_bits": 6}, "key_bits is 6, expected 1 or 2 or 3 or 4 or 5 for lloyd_max"),
+        ({"value_bits": 8}, "value_bits is 8, expected 1 or 2 or 3 or 4 or 5 for lloyd_max"),
         ({"value_codec": "fp8"}, f"value_codec is 'fp8', expected one of {', '.join(KINDS)}"),
         ({"value_codec": "raw"}, "value_bits is 4, expected 16 or 32 for raw of float"),
         ({"value_codec": "u8", "value_bits": 8}, "value_bits is 8, expected 4 for u8"),

@@ -78,7 +78,7 @@ def test_rows_are_encoded_once(tmp_path: Path) -> None:
         (shared(("s_3 = Add(s_2, bias)", HALVED)), "different scales"),
         (shared(values="v"), "cache present_key has no partner"),
         (shared(("q_2 = Mul(q_1", "q_2 = Mul(o_1")), "an operand of attention as it is"),
-        (shared(keys="present_key"), "the keys have the layout"),
+        (shared(keys="present_key"), "read more than once, by Transpose, MatMul"),
     ],
     ids=["scales", "other values", "the result as it is", "keys that are not turned"],
 )

@@ -202,7 +202,9 @@ def in_a_branch(edit: Callable[[onnx.GraphProto], None]) -> Callable[[onnx.Model
 
 
 def endless_inside(graph: onnx.GraphProto) -> None:
-    graph.value_info.add(name="inner").type.tensor_type.shape.dim.add(dim_value=1 << 50)
+    inner = graph.value_info.add(name="inner").type.tensor_type
+    inner.elem_type = onnx.TensorProto.FLOAT
+    inner.shape.dim.add(dim_value=1 << 50)
 
 
 def version(number: int, domain: str = "") -> Callable[[onnx.ModelProto], None]:

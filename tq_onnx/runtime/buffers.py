@@ -36,6 +36,7 @@ class CacheBuffers:
 
     Attributes:
         past: the buffers that the next call reads.
+        grows: as the argument; where it is False, ONNX Runtime allocates what it gives out.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class CacheBuffers:
         self.past = [spec.allocate(rows, tokens, device) for spec in specs]
         self._spare = [spec.allocate(rows, tokens, device) for spec in specs] if swapping else []
         self._rows = rows
-        self._grows = growing
+        self.grows = growing
         self._held, self._free = ([Pool() for _ in specs] for _ in range(2))
         self._targets = self.past
 
@@ -108,7 +109,7 @@ class CacheBuffers:
             tokens: in the caches after the call.
         """
         targets = self._spare or self.past
-        if not in_place and self._grows:
+        if not in_place and self.grows:
             pairs = zip(self._specs, self._free, strict=True)
             targets = [pool.buffer(spec, self._rows, tokens) for spec, pool in pairs]
             in_place = True
@@ -131,7 +132,7 @@ class CacheBuffers:
         if in_place:
             if self._spare:
                 self.past, self._spare = self._spare, self.past
-        elif self._grows:
+        elif self.grows:
             # Not before: a call that failed has to leave the past where nothing writes.
             self.past = self._targets
             self._held, self._free = self._free, self._held

@@ -141,6 +141,7 @@ class Decoder:
             alias = signature.plan is None or (in_place and placement(session).uses_library)
         self._in_place = in_place
         self._alias = alias
+        self._grows = self.capacity is None and not signature.interface.static
         self.reset()
 
     def reset(self) -> None:
@@ -149,9 +150,8 @@ class Decoder:
         specs = self.signature.caches
         rows = self.batch * self._copies
         swapping = self._in_place and not self._alias
-        growing = self.capacity is None and not self.signature.interface.static
         self._caches = CacheBuffers(
-            specs, rows, tokens, self.ep.device, swapping=swapping, growing=growing
+            specs, rows, tokens, self.ep.device, swapping=swapping, growing=self._grows
         )
         self._mask = np.ones((self.batch, 0), np.int64)
         self._states = self._graph.feeding.first_states(rows)
@@ -409,10 +409,16 @@ class Decoder:
             binding.bind_output(name, "cpu")
         total = mask_BS.shape[1]
         self._caches.bind(binding, graph.signature, in_place=in_place, tokens=total)
+        grows = self._grows and not in_place
         try:
             graph.session.run_with_iobinding(binding)
         except Exception as error:
-            raise run_error(error, self.where, self.ep) from error
+            if not grows:
+                raise run_error(error, self.where, self.ep) from error
+            # Nothing has changed yet. A graph that shortens its caches gives out fewer rows than
+            # there was room made for; which ones do is not told by their interface.
+            self._grows = self._caches.grows = False
+            return self._run(tokens_BT, mask_BT)
         logits, *others = binding.get_outputs()
         _check_logits(logits.shape(), self.batch * self._copies, tokens_BT.shape[1], self.where)
         for pair, value in zip(states, others[len(watch) :], strict=False):
