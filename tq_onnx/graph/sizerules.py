@@ -263,7 +263,8 @@ def _counted(numbers: Numbers, node: ir.Node) -> Sizes | None:
     start, end, step = (numbers(operand(node, index)) or (None,) for index in range(3))
     if not (isinstance(start[0], int) and isinstance(end[0], int) and isinstance(step[0], int)):
         return (None,)
-    return (len(range(start[0], end[0], step[0])) if step[0] else None,)
+    # Not the length of a range, which has to fit into an integer of C.
+    return (max(0, -((start[0] - end[0]) // step[0])) if step[0] else None,)
 
 
 COMPARISONS: Final = frozenset(

@@ -81,6 +81,8 @@ def has_an_entry_for_each_key(value: ir.Value, roles: Roles, sites: Sequence[Sit
         masks |= own
     whole = False
     for call in _calls(value, roles):
+        if not _is_small([call.batch, call.total]):
+            return False
         steps = Steps(graph, masks, _given(graph, value, roles, sites, call), [value])
         for length in range(2, call.total):
             for entries in _fillings(call.batch, length):
