@@ -79,6 +79,26 @@ def numbers_in_a_field_of(field: str, name: str) -> Edit:
     return edit
 
 
+def first_size(value: str, size: int) -> Edit:
+    """An input whose first axis has that size."""
+
+    def edit(proto: onnx.ModelProto) -> None:
+        declared = next(each for each in proto.graph.input if each.name == value)
+        declared.type.tensor_type.shape.dim[0].dim_value = size
+
+    return edit
+
+
+def number(name: str, value: int) -> Edit:
+    """A constant of one integer is another."""
+
+    def edit(proto: onnx.ModelProto) -> None:
+        tensor = next(each for each in proto.graph.initializer if each.name == name)
+        tensor.CopyFrom(numpy_helper.from_array(np.array(value, np.int64), name))
+
+    return edit
+
+
 def calls_itself(output: str) -> Edit:
     """A function of the operators' own domain, in place of a constant."""
 
@@ -122,6 +142,8 @@ MODELS: Final[dict[str, tuple[str, Edit]]] = {
         "dynamo-op24-sdpa",
         numbers_in_a_field_of("int64_data", "val_79"),
     ),
+    "a batch that no memory holds": ("genai-cpu-fp16", first_size("input_ids", 1 << 31)),
+    "a range of 2^63 numbers": ("hf-ortcuda-decode", number("val_4", -(1 << 63))),
     "keys as new values": (
         "dynamo-qwen3-moe",
         operand("present.0.value", 1, "past_key_values.0.key"),

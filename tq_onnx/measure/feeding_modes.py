@@ -63,15 +63,26 @@ class FeedingFigures:
     first_only: bool = False
 
 
+def chunk_of(model: OpenModel) -> int:
+    """Return how many tokens a call has where a prompt is read in several."""
+    # A longer call overwrites entries of the window that its own first tokens would have found.
+    return 1 if model.plan is not None and model.plan.has_window else CHUNK
+
+
 def compare_feeding_modes(
-    model: OpenModel, prompt: npt.NDArray[np.int64], *, new_tokens: int = 8, chunk: int = CHUNK
+    model: OpenModel,
+    prompt: npt.NDArray[np.int64],
+    *,
+    new_tokens: int = 8,
+    chunk: int | None = None,
 ) -> FeedingFigures:
-    """Feed one prompt ``[n]`` to a converted model in every mode."""
+    """Feed one prompt ``[n]`` to a converted model in every mode.
+
+    ``chunk`` is the number of tokens per call where it is read in several; see ``chunk_of``.
+    """
     if model.signature.first_only:
         return FeedingFigures(len(prompt), 0, 0, False, 0, True, 0, 0, first_only=True)
-    if model.plan is not None and model.plan.has_window:
-        # A longer call overwrites entries that its own first tokens would have found.
-        chunk = 1
+    chunk = chunk or chunk_of(model)
     given = model.signature.slots
     # Where the graph fixes the room, the other way is to keep past and present apart.
     growing = model.decoder(alias=None if given is None else False)
@@ -100,14 +111,14 @@ def compare_feeding_modes(
     )
 
 
-def depends_on_calls(original: OpenModel, prompt: npt.NDArray[np.int64]) -> bool:
+def depends_on_calls(original: OpenModel, prompt: npt.NDArray[np.int64], chunk: int) -> bool:
     """Return True if an original caches other numbers where it is given a prompt in chunks.
 
     A graph that was traced with one token may lack the mask between the tokens of a call.
     """
     if original.signature.first_only:
         return False
-    chunk = max(1, min(CHUNK, len(prompt) // 2))
+    chunk = max(1, min(chunk, len(prompt) // 2))
     whole, parts = original.decoder(), original.decoder()
     whole.prefill(prompt[None])
     parts.prefill(prompt[None], chunk=chunk)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +15,7 @@ from tq_onnx.files.load import LoadedModel
 from tq_onnx.measure.probe import LayerNames
 from tq_onnx.measure.rawform import multiply_floats
 from tq_onnx.runtime.decoder import Decoder
-from tq_onnx.runtime.model import OpenModel, made_up_embeddings
+from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.session import make_session
 
 _STEPS: Final = 2
@@ -69,17 +69,37 @@ def read_original(
 
 
 def _decoder(before: OpenModel, loaded: LoadedModel, threads: int | None) -> Decoder:
+    return with_float_products(before, loaded, library=False, threads=threads).decoder()
+
+
+def with_float_products(
+    opened: OpenModel,
+    loaded: LoadedModel,
+    *,
+    library: bool,
+    threads: int | None = None,
+    exact: bool = False,
+) -> OpenModel:
+    """Return a model that multiplies its int4 weights as floats; itself if it does so already.
+
+    Args:
+        opened: the model.
+        loaded: its graph; it is not changed.
+        library: whether a converted model runs on the library's kernels.
+        threads: threads within an operator.
+        exact: whether those kernels multiply floats, too; see ``make_session``.
+    """
     model = multiply_floats(loaded.model)
     if model is loaded.model:
-        return before.decoder()
+        return opened
     session = make_session(
         ir.to_proto(model).SerializeToString(),
-        library=False,
+        library=library,
         threads=threads,
         external_data=loaded.path.parent,
+        exact=exact,
     )
-    embeddings = made_up_embeddings(session, before.signature.interface)
-    return Decoder(session, before.signature, embeddings=embeddings)
+    return replace(opened, session=session)
 
 
 def read(

@@ -33,6 +33,7 @@ from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.measure.feeding_modes import (
     FeedingFigures,
     all_caches,
+    chunk_of,
     compare_feeding_modes,
     depends_on_calls,
 )
@@ -42,7 +43,7 @@ from tq_onnx.measure.interfaces import failing, interface_kept, not_made_from, r
 from tq_onnx.measure.oracle import OracleFigures, judge_backends
 from tq_onnx.measure.planned import expect_layers
 from tq_onnx.measure.quality import QualityFigures
-from tq_onnx.measure.readings import read_original
+from tq_onnx.measure.readings import read_original, with_float_products
 from tq_onnx.measure.reconstruction import (
     CacheDistance,
     ReconstructionFigures,
@@ -261,7 +262,10 @@ def _verify(
         checks.cache_sizes(after, memory.converted_bytes, memory.tokens),
     ]
     first = recognise_original(graph, original, recognition=before.recognition)
-    by_call = depends_on_calls(before, prompt)
+    chunk = chunk_of(after)
+    by_call = depends_on_calls(
+        with_float_products(before, graph, library=False, threads=threads), prompt, chunk
+    )
     theirs = read_original(before, graph, prompt, threads=threads)
     del before
     tell(Progress("Exposing the layers"))
@@ -277,8 +281,9 @@ def _verify(
         if library:
             del after  # before its place is taken
             after = open_converted(converted, loaded=loaded, threads=threads, exact=True)
+        after = with_float_products(after, loaded, library=library, threads=threads, exact=True)
         steps = min(MODE_TOKENS, room - len(prompt))
-        modes = compare_feeding_modes(after, prompt, new_tokens=steps)
+        modes = compare_feeding_modes(after, prompt, new_tokens=steps, chunk=chunk)
         found += checks.feeding_modes_agree(modes, loaded.model, by_call=by_call)
         del after
         tell(Progress("Comparing everything but the codecs with the original"))
