@@ -27,7 +27,7 @@ MAX_TIES = 5e-4
 @pytest.mark.parametrize("route", ROUTES)
 def test_in_place_and_growing_caches_give_the_same_tokens(pairs: Pairs, route: str) -> None:
     pair = pairs(route)
-    figures = compare_feeding_modes(pair.after, pair.heldout[:200], new_tokens=24, chunk=48)
+    figures, _ = compare_feeding_modes(pair.after, pair.heldout[:200], new_tokens=24, chunk=48)
     assert figures.fixed_capacity
     assert figures.in_place_tokens_equal
     assert figures.in_place_bytes_differing == 0
@@ -90,6 +90,6 @@ def test_in_place_is_one_buffer(pairs: Pairs, route: str) -> None:
 def test_bodies_take_caches_of_fixed_capacity_too(pairs: Pairs) -> None:
     pair = pairs("dynamo")
     bodies = open_converted(pair.converted, library=False, threads=2)
-    figures = compare_feeding_modes(bodies, pair.heldout[:48], new_tokens=8, chunk=16)
+    figures, _ = compare_feeding_modes(bodies, pair.heldout[:48], new_tokens=8, chunk=16)
     assert figures.in_place_tokens_equal
     assert figures.in_place_bytes_differing == 0

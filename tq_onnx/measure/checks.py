@@ -18,7 +18,7 @@ from tq_onnx.codec.acceptance import FIELD_STEPS, SEARCHED_TIE_SHARE, TIE_SHARE,
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.elements import ELEMENTS
 from tq_onnx.codec.rotation import rotation_of
-from tq_onnx.measure.feeding_modes import FeedingFigures
+from tq_onnx.measure.feeding_modes import SAME_NUMBERS, CallDistance, FeedingFigures
 from tq_onnx.measure.oracle import BODY, KERNEL, OracleFigures
 from tq_onnx.measure.probe import Probe
 from tq_onnx.measure.reconstruction import CacheDistance, ReconstructionFigures
@@ -28,6 +28,9 @@ from tq_onnx.runtime.session import placement
 MAX_ATTENTION_ERROR: Final = {"FLOAT": 2e-5, "FLOAT16": 1e-3, "BFLOAT16": 8e-3}
 # Kernels that multiply codes as integers round queries and weights to 16 bits.
 MAX_KERNEL_ATTENTION_ERROR: Final = {**MAX_ATTENTION_ERROR, "FLOAT": 2e-4}
+QUERY_ROUNDINGS: Final = 2.0
+"""What the same rounding makes of the reference has the size of the kernels' error and does not
+bound it: in the layers of SmolLM2 they are off by 0.9 to 1.3 of it where that is 1e-4 or more."""
 MAX_THEORY_EXCESS: Final = 0.05
 # One rotation and a limited number of vectors scatter around the expectation of theory.
 THEORY_SPREADS: Final = 3.0
@@ -38,6 +41,14 @@ ROUNDING_DISTANCE: Final = {"FLOAT": 1e-10, "FLOAT16": 1e-5, "BFLOAT16": 1e-3}
 ROUNDING_BY_CALL: Final = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeMatMul"})
 """Operators that round to 8 bits by the range of all that they are given."""
 MAX_CHUNK_FLIPS: Final = 1e-3
+"""Share of bytes, in all layers or in the first where any differ: what other codes there make of
+the next layer's vectors tips more codes there, and so on."""
+FLIPS_PER_DISTANCE: Final = 50.0
+"""Share of bytes per relative distance of the original's own caches: 2.3 codes of 4 bits, 35 of 8
+bits, and the float16 scale of a row, whose steps are 2^-11 of it."""
+MAX_CHUNK_DRIFT: Final = 1.5
+"""Of the relative squared distance from the original's caches after one call. Codes that tip in one
+layer of many make others tip in the next; what they hold is no worse for it."""
 MAX_TABLE_ERROR: Final = 1e-5
 
 
@@ -111,7 +122,12 @@ def cache_sizes(converted: OpenModel, cache_bytes: int, tokens: int) -> Property
 
 
 def feeding_modes_agree(
-    modes: FeedingFigures, model: ir.Model, *, by_call: bool
+    modes: FeedingFigures,
+    model: ir.Model,
+    *,
+    own: Sequence[CallDistance],
+    drift: Sequence[CacheDistance],
+    chunked_drift: Sequence[CacheDistance],
 ) -> list[PropertyCheck]:
     """Compare the ways to feed caches; a graph for first prompts is fed in one way only.
 
@@ -122,22 +138,27 @@ def feeding_modes_agree(
     Args:
         modes: the differences between the ways.
         model: the graph that was fed.
-        by_call: whether its original caches other numbers where a prompt is read in chunks.
+        own: how far the original's own caches are apart after the prompt in chunks, by cache.
+        drift: every layer's caches after one call against the original's.
+        chunked_drift: the same after the prompt in chunks.
     """
     if modes.first_only:
         return []
     flips = modes.chunk_bytes_differing / modes.cache_bytes
-    alike = flips <= MAX_CHUNK_FLIPS
+    alike = flips <= MAX_CHUNK_FLIPS or _tipped(modes, own, drift, chunked_drift)
     rounds = any(each.op_type in ROUNDING_BY_CALL for each in model.graph.all_nodes())
     reason = ""
     if rounds and not alike:
         reason = ", as the graph rounds activations by the range of each call"
-    elif by_call and not alike:
+    elif not alike and any(each.largest > SAME_NUMBERS for each in own):
         reason = ", and the original caches other numbers in chunks, too"
+    seen = ""
+    if flips > MAX_CHUNK_FLIPS and modes.chunk_layer is not None and not reason:
+        seen = f", {modes.chunk_layer_bytes_differing} in layer {modes.chunk_layer}, the first"
     chunked = PropertyCheck(
         "a prompt in chunks leaves the same bytes",
         None if reason else alike,
-        f"{modes.chunk_bytes_differing} of {modes.cache_bytes} bytes differ" + reason,
+        f"{modes.chunk_bytes_differing} of {modes.cache_bytes} bytes differ" + seen + reason,
     )
     if not modes.fixed_capacity:
         return [chunked]
@@ -149,6 +170,27 @@ def feeding_modes_agree(
         f"{'the same' if modes.in_place_tokens_equal else 'different'}",
     )
     return [fixed, chunked]
+
+
+def _tipped(
+    modes: FeedingFigures,
+    own: Sequence[CallDistance],
+    drift: Sequence[CacheDistance],
+    chunked_drift: Sequence[CacheDistance],
+) -> bool:
+    """Return True if roundings explain the bytes that differ after a prompt in chunks."""
+    at = modes.chunk_layer
+    if at is None:
+        return True
+    noise = max((each.rms for each in own[: 2 * at + 2]), default=0.0)
+    share = MAX_CHUNK_FLIPS + FLIPS_PER_DISTANCE * noise
+    # A row whose gain tips is another row.
+    allowed = max(modes.chunk_layer_row_bytes, share * modes.chunk_layer_bytes)
+    return modes.chunk_layer_bytes_differing <= allowed and all(
+        there <= MAX_CHUNK_DRIFT * here + ROUNDING_DISTANCE["FLOAT"]
+        for one, other in zip(drift, chunked_drift, strict=True)
+        for here, there in ((one.key, other.key), (one.value, other.value))
+    )
 
 
 def tables(probe: Probe) -> PropertyCheck:
@@ -229,14 +271,18 @@ def backends_hold(probe: Probe, figures: Sequence[OracleFigures]) -> list[Proper
                 f"within {steps} steps of their type",
             )
         )
-        worst = max(own, key=lambda one: _nan_last(one.attention_error))
         limit = (MAX_KERNEL_ATTENTION_ERROR if backend == KERNEL else MAX_ATTENTION_ERROR)[dtype]
+
+        def allowed(one: OracleFigures, limit: float = limit) -> float:
+            return limit + QUERY_ROUNDINGS * one.rounding
+
+        worst = max(own, key=lambda one: _nan_last(one.attention_error / allowed(one)))
         checks.append(
             PropertyCheck(
                 f"attention: {backend} equals the reference",
-                all(one.attention_error <= limit for one in own),
+                all(one.attention_error <= allowed(one) for one in own),
                 f"largest relative error {worst.attention_error:.1e} (layer {worst.layer}), "
-                f"{limit:.0e} allowed",
+                f"{allowed(worst):.0e} allowed",
             )
         )
     return checks

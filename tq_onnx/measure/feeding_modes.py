@@ -30,7 +30,7 @@ _ROUNDING: Final = {"FLOAT": 1e-4, "FLOAT16": 1e-2}
 """Largest difference that roundings make, relative to the largest number of a cache."""
 CHUNK: Final = 16
 """Tokens of a call where a prompt is read in several."""
-_SAME_NUMBERS: Final = 1e-2
+SAME_NUMBERS: Final = 1e-2
 """Share of the largest number by which caches of an original may differ and be alike: float16."""
 
 
@@ -49,6 +49,10 @@ class FeedingFigures:
         chunk: tokens per chunk.
         chunk_bytes_differing: bytes after the prompt in chunks that differ from the bytes after
             the whole prompt.
+        chunk_layer: the first layer with any, counted from 0; None if there is none.
+        chunk_layer_bytes_differing: those in the caches of that layer.
+        chunk_layer_bytes: bytes of the caches of that layer.
+        chunk_layer_row_bytes: bytes of its wider row.
         first_only: True if the graph takes one prompt only, so that nothing was compared.
     """
 
@@ -60,7 +64,24 @@ class FeedingFigures:
     in_place_tokens_equal: bool
     chunk: int
     chunk_bytes_differing: int
+    chunk_layer: int | None = None
+    chunk_layer_bytes_differing: int = 0
+    chunk_layer_bytes: int = 0
+    chunk_layer_row_bytes: int = 0
     first_only: bool = False
+
+
+@dataclass(frozen=True)
+class CallDistance:
+    """How far a cache of an original is after a prompt in chunks from what one call leaves.
+
+    Attributes:
+        rms: root of the squared distance over the squared norm.
+        largest: largest difference over the largest number.
+    """
+
+    rms: float
+    largest: float
 
 
 def chunk_of(model: OpenModel) -> int:
@@ -75,13 +96,21 @@ def compare_feeding_modes(
     *,
     new_tokens: int = 8,
     chunk: int | None = None,
-) -> FeedingFigures:
-    """Feed one prompt ``[n]`` to a converted model in every mode.
+) -> tuple[FeedingFigures, list[npt.NDArray[Any]]]:
+    """Feed a prompt to a converted model in every mode.
 
-    ``chunk`` is the number of tokens per call where it is read in several; see ``chunk_of``.
+    Args:
+        model: the model.
+        prompt: ids ``[n]``.
+        new_tokens: greedy steps after it.
+        chunk: tokens per call where it is read in several; by default ``chunk_of`` the model.
+
+    Returns:
+        The figures, and the caches after the prompt in chunks, in signature order; none of a graph
+        that takes one prompt only.
     """
     if model.signature.first_only:
-        return FeedingFigures(len(prompt), 0, 0, False, 0, True, 0, 0, first_only=True)
+        return FeedingFigures(len(prompt), 0, 0, False, 0, True, 0, 0, first_only=True), []
     chunk = chunk or chunk_of(model)
     given = model.signature.slots
     # Where the graph fixes the room, the other way is to keep past and present apart.
@@ -99,7 +128,11 @@ def compare_feeding_modes(
         logits = fixed.prefill(prompt[None])[0, -1]
         equal = _continue(fixed, logits, new_tokens) == tokens
         differing = bytes_differing(final, all_caches(fixed))
-    return FeedingFigures(
+    pieces = all_caches(chunked)
+    counts = _apart(whole, pieces, model.plan)
+    at = next((index // 2 for index, count in enumerate(counts) if count), None)
+    first = slice(0, 0) if at is None else slice(2 * at, 2 * at + 2)
+    figures = FeedingFigures(
         prompt_tokens=len(prompt),
         new_tokens=new_tokens,
         cache_bytes=sum(part.nbytes for part in whole),
@@ -107,26 +140,40 @@ def compare_feeding_modes(
         in_place_bytes_differing=differing,
         in_place_tokens_equal=equal,
         chunk=chunk,
-        chunk_bytes_differing=_apart(whole, all_caches(chunked), model.plan),
+        chunk_bytes_differing=sum(counts),
+        chunk_layer=at,
+        chunk_layer_bytes_differing=sum(counts[first]),
+        chunk_layer_bytes=sum(part.nbytes for part in whole[first]),
+        chunk_layer_row_bytes=max((part.shape[-1] for part in whole[first]), default=0),
     )
+    return figures, pieces
 
 
-def depends_on_calls(original: OpenModel, prompt: npt.NDArray[np.int64], chunk: int) -> bool:
-    """Return True if an original caches other numbers where it is given a prompt in chunks.
+def call_distances(
+    original: OpenModel, prompt: npt.NDArray[np.int64], chunk: int
+) -> list[CallDistance]:
+    """Compare what an original caches of a prompt in one call and in chunks, cache by cache.
 
     A graph that was traced with one token may lack the mask between the tokens of a call.
     """
     if original.signature.first_only:
-        return False
+        return []
     chunk = max(1, min(chunk, len(prompt) // 2))
     whole, parts = original.decoder(), original.decoder()
     whole.prefill(prompt[None])
     parts.prefill(prompt[None], chunk=chunk)
+    found = []
     for one, other in zip(all_caches(whole), all_caches(parts), strict=True):
         here, there = one.astype(np.float64), other.astype(np.float64)
-        if np.abs(here - there).max(initial=0) > _SAME_NUMBERS * np.abs(here).max(initial=0):
-            return True
-    return False
+        apart = here - there
+        norm, largest = np.linalg.norm(here), np.abs(here).max(initial=0)
+        found.append(
+            CallDistance(
+                rms=float(np.linalg.norm(apart) / norm) if norm else 0.0,
+                largest=float(np.abs(apart).max(initial=0) / largest) if largest else 0.0,
+            )
+        )
+    return found
 
 
 def _continue(decoder: Decoder, logits: npt.NDArray[Any], steps: int) -> list[int]:
@@ -152,16 +199,19 @@ def bytes_differing(some: list[npt.NDArray[Any]], others: list[npt.NDArray[Any]]
     )
 
 
-def _apart(some: list[npt.NDArray[Any]], others: list[npt.NDArray[Any]], plan: Plan | None) -> int:
-    """Count differing bytes, but not floats that differ by no more than roundings."""
+def _apart(
+    some: list[npt.NDArray[Any]], others: list[npt.NDArray[Any]], plan: Plan | None
+) -> list[int]:
+    """Count differing bytes of each cache, but not floats that differ by roundings only."""
     if plan is None:
-        return bytes_differing(some, others)
+        return [bytes_differing([one], [other]) for one, other in zip(some, others, strict=True)]
     kinds = [(codec, layer) for layer in plan.layers for codec in layer.codecs]
-    count = 0
+    counts = []
     for one, other, (codec, layer) in zip(some, others, kinds, strict=True):
         if one.shape != other.shape:
-            count += max(one.nbytes, other.nbytes)
+            counts.append(max(one.nbytes, other.nbytes))
             continue
+        count = 0
         layout = row_layout(codec, layer.head_size)
         exact = np.ones(one.shape[-1], np.bool_)
         floats = [
@@ -174,8 +224,8 @@ def _apart(some: list[npt.NDArray[Any]], others: list[npt.NDArray[Any]], plan: P
         for start, stop, dtype in floats:
             exact[start:stop] = False
             count += _floats_apart(one[..., start:stop], other[..., start:stop], dtype)
-        count += int((one[..., exact] != other[..., exact]).sum())
-    return count
+        counts.append(count + int((one[..., exact] != other[..., exact]).sum()))
+    return counts
 
 
 def _floats_apart(one: npt.NDArray[Any], other: npt.NDArray[Any], dtype: str) -> int:

@@ -10,6 +10,7 @@ model:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -19,11 +20,12 @@ import numpy.typing as npt
 
 from tq_onnx.codec import reference
 from tq_onnx.codec.elements import ELEMENTS
-from tq_onnx.measure.probe import LayerNames, Probe
+from tq_onnx.measure.probe import EncodeNames, LayerNames, Probe
 from tq_onnx.measure.reconstruction import ReconstructionFigures, reconstruction
 from tq_onnx.progress import OnProgress, Progress
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
+from tq_onnx.runtime.variables import PRODUCTS
 
 KERNEL: Final = "kernel"
 BODY: Final = "function body"
@@ -35,6 +37,16 @@ ORACLE_TOKENS: Final = 128
 
 ORACLE_QUERIES: Final = 32
 """Queries of a call whose attention is compared: float64 attention over all keys is slow."""
+
+QUERY_STEPS: Final = {"8": 127, "16": 32_512}
+"""Steps of the largest coordinate in which kernels hold a query, by the width of their products;
+of several instruction sets the fewest."""
+
+MULTIPLIED_BITS: Final = 4
+"""Codes of at most so many bits are multiplied as integers."""
+
+ROUNDING_SHOWS: Final = 1e-4
+"""Errors above are compared with what rounding a query does."""
 
 Array = npt.NDArray[Any]
 
@@ -51,6 +63,8 @@ class OracleFigures:
         codes_wrong: codes that differ and are no boundary ties.
         scale_steps: largest distance of a field, in steps of its type.
         attention_error: largest absolute error over the largest absolute value of the result.
+        rounding: how far the reference itself moves, likewise, if queries are rounded as kernels
+            round them: scores in the hundreds make much of little. 0 where the error is small.
     """
 
     layer: int
@@ -60,6 +74,7 @@ class OracleFigures:
     codes_wrong: int
     scale_steps: int
     attention_error: float
+    rounding: float = 0.0
 
     def with_call(self, other: OracleFigures) -> OracleFigures:
         """Return the figures of this and another call of the same layer on the same backend."""
@@ -70,6 +85,7 @@ class OracleFigures:
             codes_wrong=self.codes_wrong + other.codes_wrong,
             scale_steps=max(self.scale_steps, other.scale_steps),
             attention_error=float(np.maximum(self.attention_error, other.attention_error)),
+            rounding=max(self.rounding, other.rounding),
         )
 
 
@@ -182,32 +198,43 @@ def judge_layer(
     query, output = seen[layer.query], seen[layer.output]
     # The last queries see the most keys; the oracle is slow, so it answers no more than these.
     skip = max(0, query.shape[2] - ORACLE_QUERIES)
-    expected = reference.attention(
-        query,
-        *planes,
-        length,
-        key=layer.key.codec,
-        value=layer.value.codec,
-        key_rotation=layer.key.rotation,
-        key_codebook=layer.key.centroids,
-        value_rotation=layer.value.rotation,
-        value_codebook=layer.value.centroids,
-        scale=layer.plan.scale,
-        causal=layer.plan.causal,
-        sliding_window=layer.plan.sliding_window,
-        softcap=layer.plan.softcap,
-        attention_bias=None if layer.bias is None else seen[layer.bias],
-        head_sink=None if layer.sink is None else seen[layer.sink],
-        key_offset=layer.key.offset,
-        value_offset=layer.value.offset,
-        element=ELEMENTS[layer.plan.dtype],
-        window=window,
-        new_keys=seen[layer.key.vectors],
-        new_values=seen[layer.value.vectors],
-        skip=skip,
-    )
-    given, expected = output[:, :, skip:].astype(np.float64), expected[:, :, skip:]
-    error = float(np.abs(given - expected).max() / max(np.abs(expected).max(), 1e-30))
+
+    def attend(query: Array) -> npt.NDArray[np.float64]:
+        return reference.attention(
+            query,
+            *planes,
+            length,
+            key=layer.key.codec,
+            value=layer.value.codec,
+            key_rotation=layer.key.rotation,
+            key_codebook=layer.key.centroids,
+            value_rotation=layer.value.rotation,
+            value_codebook=layer.value.centroids,
+            scale=layer.plan.scale,
+            causal=layer.plan.causal,
+            sliding_window=layer.plan.sliding_window,
+            softcap=layer.plan.softcap,
+            attention_bias=None if layer.bias is None else seen[layer.bias],
+            head_sink=None if layer.sink is None else seen[layer.sink],
+            key_offset=layer.key.offset,
+            value_offset=layer.value.offset,
+            element=ELEMENTS[layer.plan.dtype],
+            window=window,
+            new_keys=seen[layer.key.vectors],
+            new_values=seen[layer.value.vectors],
+            skip=skip,
+        )[:, :, skip:]
+
+    expected = attend(query)
+    largest = max(np.abs(expected).max(), 1e-30)
+    error = float(np.abs(output[:, :, skip:].astype(np.float64) - expected).max() / largest)
+    rounding = 0.0
+    if (
+        error > ROUNDING_SHOWS
+        and backend == KERNEL
+        and (few := _rounded(query, layer.key)) is not None
+    ):
+        rounding = float(np.abs(attend(few) - expected).max() / largest)
     figures = OracleFigures(
         layer.plan.layer,
         backend,
@@ -216,8 +243,22 @@ def judge_layer(
         codes_wrong=sum(one.wrong for one in found),
         scale_steps=max(one.steps for one in found),
         attention_error=error,
+        rounding=rounding,
     )
     return figures, caches
+
+
+def _rounded(query: Array, key: EncodeNames) -> Array | None:
+    """Round rotated queries as kernels do that multiply codes of at most 4 bits as integers."""
+    rotation, size = key.rotation, key.head_size
+    if rotation is None or rotation.shape != (size, size) or key.codec.bits > MULTIPLIED_BITS:
+        return None
+    rotated = query.astype(np.float64) @ rotation.astype(np.float64)
+    largest = np.abs(rotated).max(axis=-1, keepdims=True)
+    count = QUERY_STEPS.get(os.environ.get(PRODUCTS.name, ""), QUERY_STEPS["16"])
+    steps = np.where(largest > 0, largest, 1) / count
+    rounded: Array = np.round(rotated / steps) * steps @ rotation.astype(np.float64).T
+    return rounded
 
 
 def _backends(library: bool, ep: ExecutionProvider) -> list[_Backend]:

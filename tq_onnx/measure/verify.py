@@ -33,9 +33,9 @@ from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.measure.feeding_modes import (
     FeedingFigures,
     all_caches,
+    call_distances,
     chunk_of,
     compare_feeding_modes,
-    depends_on_calls,
 )
 from tq_onnx.measure.fidelity import PROMPT_TOKENS, convert_raw, fidelity
 from tq_onnx.measure.greedy import GreedyFigures, compare_greedy
@@ -263,7 +263,7 @@ def _verify(
     ]
     first = recognise_original(graph, original, recognition=before.recognition)
     chunk = chunk_of(after)
-    by_call = depends_on_calls(
+    calls = call_distances(
         with_float_products(before, graph, library=False, threads=threads), prompt, chunk
     )
     theirs = read_original(before, graph, prompt, threads=threads)
@@ -283,12 +283,18 @@ def _verify(
             after = open_converted(converted, loaded=loaded, threads=threads, exact=True)
         after = with_float_products(after, loaded, library=library, threads=threads, exact=True)
         steps = min(MODE_TOKENS, room - len(prompt))
-        modes = compare_feeding_modes(after, prompt, new_tokens=steps, chunk=chunk)
-        found += checks.feeding_modes_agree(modes, loaded.model, by_call=by_call)
-        del after
+        modes, pieces = compare_feeding_modes(after, prompt, new_tokens=steps, chunk=chunk)
+        distances = cache_distances(own, other, probe)
+        found += checks.feeding_modes_agree(
+            modes,
+            loaded.model,
+            own=calls,
+            drift=distances,
+            chunked_drift=cache_distances(own, pieces, probe) if pieces else [],
+        )
+        del after, pieces
         tell(Progress("Comparing everything but the codecs with the original"))
         raw = convert_raw(first, prompt, theirs, library=library, threads=threads)
-        distances = cache_distances(own, other, probe)
         found += [
             *fidelity(raw, converted, loaded, probe.plan, library=library, threads=threads),
             checks.tables(probe),
