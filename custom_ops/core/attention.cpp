@@ -112,15 +112,15 @@ bool run_wave(const Kernels& kernels, const AttentionCall& call, const Attention
   parallel(flat_tasks, rotate_some);
   if (!complete) return false;
 
-  // A lane's last task is what its queries take exactly.
+  // A lane's first task is what its queries take exactly: the entries lie in front of the rows, where
+  // the last rows of the lane before have already asked for memory.
   const int64_t tasks_per_lane = chunks + window.is_on();
   auto attend_chunk = [&](std::size_t index) {
     const int64_t lane = static_cast<int64_t>(index) / tasks_per_lane;
-    const int64_t c = static_cast<int64_t>(index) % tasks_per_lane;
+    const int64_t c = static_cast<int64_t>(index) % tasks_per_lane - window.is_on();
     const int64_t b = (first_lane + lane) / call.heads, n = (first_lane + lane) % call.heads;
     const int64_t at = (first_chunk + c) * chunk;
-    const std::size_t partial = static_cast<std::size_t>((lane * chunks + c) * count);
-    const bool is_exact = c == chunks;
+    const bool is_exact = c < 0;
     FloatBuffer work(is_exact ? window.work_size(count) : worker.work_size(count));
     if (work.get() == nullptr) {
       complete = false;
@@ -133,6 +133,7 @@ bool run_wave(const Kernels& kernels, const AttentionCall& call, const Attention
                     work.get());
       return;
     }
+    const std::size_t partial = static_cast<std::size_t>((lane * chunks + c) * count);
     const AtHand hand = window.is_on() ? hands[static_cast<std::size_t>(lane)] : kNothingAtHand;
     const AttentionRows::Rows rows{
         b,
