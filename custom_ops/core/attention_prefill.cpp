@@ -335,9 +335,10 @@ bool run_tiles(const AttentionCall& call, const AttentionRows& worker, const Par
       complete = false;
       return;
     }
-    // The last tiles of a causal prefill see most: they go first, so that threads end together.
-    const int64_t first = (tiles - 1 - static_cast<int64_t>(index) / lanes) * kRows;
-    const int64_t lane = static_cast<int64_t>(index) % lanes;
+    // Tiles of a lane read the same rows and vectors: they go one after the other, the last one,
+    // which sees most in a causal prefill, first, so that threads end together.
+    const int64_t first = (tiles - 1 - static_cast<int64_t>(index) % tiles) * kRows;
+    const int64_t lane = static_cast<int64_t>(index) / tiles;
     int64_t flat_rows[kRows];
     float max[kRows], weight[kRows];
     const Tile tile{lane / call.heads,
