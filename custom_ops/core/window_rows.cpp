@@ -244,9 +244,12 @@ void WindowRows::attend_block(const Rows& rows, const Block& block, float* work)
 
 void WindowRows::add_share(const float* sums, float weight, float* x) const {
   alignas(64) float natural[spec::kMaxHeadSize];
-  rows_.value.natural_sums(sums, natural);
+  if (!takes_natural_queries()) {
+    rows_.value.natural_sums(sums, natural);
+    sums = natural;
+  }
   const float share = 1.0f / weight;
-  for (int j = 0; j < call_.head_size; ++j) x[j] += share * natural[j];
+  for (int j = 0; j < call_.head_size; ++j) x[j] += share * sums[j];
 }
 
 WindowRows::Factors WindowRows::merge(float coded_max, float exact_max, float exact_weight,

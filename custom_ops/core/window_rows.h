@@ -50,7 +50,7 @@ class WindowRows {
   void prepare_query(const float* natural, float* prepared) const {
     if (is_on()) rows_.key.prepare_query(natural, prepared);
   }
-  // Whether a prepared query is the query itself.
+  // Whether a prepared query is the query itself, and sums lie as it does.
   bool takes_natural_queries() const {
     return width() == static_cast<std::size_t>(call_.head_size);
   }
