@@ -148,8 +148,9 @@ bool run_wave(const Kernels& kernels, const AttentionCall& call, const Attention
         max + partial,
         weight + partial};
     const Range range = worker.coded(b, 0, worker.rows() - 1, hand);
-    worker.attend(rows, {std::max(range.low, at), std::min(range.high, at + chunk)}, c == 0,
-                  work.get());
+    const Range keys{std::max(range.low, at), std::min(range.high, at + chunk)};
+    if (c == 0) worker.prefetch(b, n, keys);
+    worker.attend(rows, keys, c == 0, work.get());
   };
   parallel(static_cast<std::size_t>(lanes * tasks_per_lane), attend_chunk);
   if (!complete) return false;

@@ -24,12 +24,17 @@ void AttentionRows::attend(const Rows& rows, Range keys, bool counts_sink, float
   std::fill_n(rows.max, count, kNoMaximum);
   std::fill_n(rows.weight, count, 0.0f);
   if (counts_sink && call_.sink != nullptr) start_from_sinks(rows);
-  const int64_t lane =
-      (rows.b * call_.heads + rows.n) * call_.slots + call_.window.overlay_rows;
+  const int64_t lane = first_row(rows.b, rows.n);
   for (int64_t at = keys.low; at < keys.high; at += kBlock) {
     const int some = static_cast<int>(std::min<int64_t>(kBlock, keys.high - at));
     attend_block(rows, lane, at, some, work);
   }
+}
+
+void AttentionRows::prefetch(int64_t b, int64_t n, Range keys) const {
+  const int64_t count = std::clamp<int64_t>(keys.high - keys.low, 0, kRowsAhead);
+  key_.prefetch(first_row(b, n) + keys.low, count);
+  value_.prefetch(first_row(b, n) + keys.low, count);
 }
 
 // A sink is a key without a value that every query sees: exp(sink - max) with max = sink.

@@ -97,6 +97,9 @@ class AttentionRows {
            std::max(key_.work_size(rows), value_.work_size(rows));
   }
 
+  // Asks memory for the first rows of a range of keys; the kernels ask for those behind them.
+  void prefetch(int64_t b, int64_t n, Range keys) const;
+
   // Multiplies what row r has summed over rows of the caches, but not its weight.
   void scale_sums(const Rows& rows, int r, float factor) const;
 
@@ -115,6 +118,9 @@ class AttentionRows {
   };
   static constexpr int kBlockArrays = 7;
 
+  int64_t first_row(int64_t b, int64_t n) const {  // of a token
+    return (b * call_.heads + n) * call_.slots + call_.window.overlay_rows;
+  }
   bool has_shift() const { return key_.has_zeros() || call_.offsets > 0; }
   int64_t offset_of(int64_t slot) const { return std::min(slot, call_.offsets - 1); }
   int64_t head_of(int64_t flat_row) const {

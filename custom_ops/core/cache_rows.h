@@ -35,6 +35,8 @@ class CacheRows {
 
   // Row `index` of the tensor.
   const uint8_t* row(int64_t index) const { return rows_ + index * stride_; }
+  // Asks memory for rows that will be read soon.
+  void prefetch(int64_t first, int64_t count) const;
 
   // A coordinate is scale * number + zero; blocks of up to kBlock rows.
   bool has_zeros() const { return spec::has_zero(codec_.kind); }

@@ -20,6 +20,10 @@ namespace tq {
 // Tokens per block of the online softmax; a multiple of every instruction set's lanes.
 constexpr int kBlock = 128;
 
+// Rows between what integer products read and what they ask memory for.
+constexpr int kRowsAhead = 256;
+constexpr int kCacheLine = 64;  // bytes that a processor reads at once
+
 // Length of a table of centroids as the kernels want it: repeated until it has 32 entries, so that
 // bits above the code need not be masked away. Codes of up to 4 bits look at the first 16 only.
 constexpr int kTable = 32;

@@ -14,6 +14,8 @@ namespace {
 
 using tq::IntegerTable;
 using tq::kBlock;
+using tq::kCacheLine;
+using tq::kRowsAhead;
 using tq::RowFormat;
 
 constexpr int kGroups = kBlock / 4;  // of the weights of a block
@@ -21,8 +23,6 @@ constexpr int kSteps = kBlock / kStepRows;
 constexpr int kGroupFloats = sizeof(Group) / sizeof(float);
 constexpr int kFactorFloats = sizeof(Factors) / sizeof(float);
 static_assert(kGroups * kGroupFloats + 2 * kSteps <= tq::kNumbersFloats);
-constexpr int kAhead = 256;  // rows between what is read and what is asked for
-constexpr int kCacheLine = 64;    // bytes that a processor reads at once
 constexpr int kMaxCopies = 576 * kBlock;  // bytes of copied rows
 
 TQ_INLINE int smaller(int a, int b) { return a < b ? a : b; }
@@ -140,7 +140,7 @@ struct Rows {
 // the same rows each asks for its share.
 template <int SHARE, int SHARES>
 TQ_INLINE void prefetch_ahead(const uint8_t* rows, ptrdiff_t stride, int count) {
-  const uintptr_t at = reinterpret_cast<uintptr_t>(rows) + static_cast<uintptr_t>(kAhead * stride);
+  const uintptr_t at = reinterpret_cast<uintptr_t>(rows) + static_cast<uintptr_t>(kRowsAhead * stride);
   for (ptrdiff_t line = SHARE * kCacheLine; line < count * stride; line += SHARES * kCacheLine) {
     prefetch(reinterpret_cast<const void*>(at + static_cast<uintptr_t>(line)));
   }
