@@ -18,6 +18,7 @@ from tq_onnx.codec.kind import NORM_KEPT
 from tq_onnx.conversion.layers import ConvertedLayer, EncodeNode, converted_layers
 from tq_onnx.errors import UnsupportedModelError, located
 from tq_onnx.files.load import LoadedModel
+from tq_onnx.graph.copying import copy_graph
 from tq_onnx.measure.probe import EncodeNames, LayerNames, Probe
 from tq_onnx.plan import plan_in
 from tq_onnx.recognise.branches import load_decoder
@@ -40,7 +41,7 @@ def expose_internals(
         UnsupportedModelError: the model was not converted, or lacks nodes that its plan promises.
     """
     loaded = loaded or load_decoder(path)
-    model = loaded.model.clone()
+    model = copy_graph(loaded.model)
     with located(path):
         plan = plan_in(model.metadata_props)
         if plan is None:

@@ -23,6 +23,7 @@ from tq_onnx.conversion.original import Original, recognise_original
 from tq_onnx.conversion.pipeline import Prepared, prepare
 from tq_onnx.errors import UnsupportedModelError, UsageError, VerificationError
 from tq_onnx.files.load import LoadedModel
+from tq_onnx.graph.copying import copy_graph
 from tq_onnx.measure.adapted import BY_NODES, BY_NORMS, adaptation_problems, fold_alike
 from tq_onnx.measure.checks import ROUNDING_BY_CALL, PropertyCheck, failure, tables
 from tq_onnx.measure.expose_internals import expose_internals
@@ -160,7 +161,7 @@ def fidelity(
         return [raw]
     wanted = raw.model
     if any(layer.equalised == BY_NORMS for layer in plan.layers):
-        wanted = wanted.clone()
+        wanted = copy_graph(wanted)
     folded = fold_alike(wanted, raw.prepared.plan, plan)
     problems = plan_problems(loaded.model, plan, raw.prepared.plan)
     problems += adaptation_problems(loaded.model, plan, folded)

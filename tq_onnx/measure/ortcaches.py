@@ -27,6 +27,7 @@ from tq_onnx.conversion.layers import AttentionNode, ConvertedLayer, converted_l
 from tq_onnx.conversion.pipeline import Prepared
 from tq_onnx.errors import UnsupportedModelError, located
 from tq_onnx.graph.builder import MICROSOFT, Builder
+from tq_onnx.graph.copying import copy_graph
 from tq_onnx.ops.domain import ATTENTION, DOMAIN
 from tq_onnx.plan import METADATA_PLAN, LayerPlan
 from tq_onnx.runtime.cache import CacheSpec, bytes_per_token
@@ -100,7 +101,7 @@ def with_ort_caches(prepared: Prepared, cache: str, steps: Steps = ()) -> OrtCac
     Raises:
         UnsupportedModelError: the model cannot have such caches.
     """
-    model = prepared.loaded.model.clone()
+    model = copy_graph(prepared.loaded.model)
     build = Builder(model.graph)
     specs = []
     with located(prepared.loaded.path):

@@ -22,6 +22,7 @@ from tq_onnx.conversion.layers import SHARED, ConvertedLayer, EncodeNode, conver
 from tq_onnx.files.load import LoadedModel
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import attribute_int, integers
+from tq_onnx.graph.copying import copy_graph
 from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.plan import LayerPlan, Plan
@@ -42,7 +43,7 @@ def raw_form(loaded: LoadedModel, plan: Plan) -> LoadedModel:
     Raises:
         UnsupportedModelError: the model lacks nodes that its plan promises.
     """
-    model = loaded.model.clone()
+    model = copy_graph(loaded.model)
     build = Builder(model.graph)
     none = _constant(build, model.graph, NO_TABLE, np.zeros(1, np.float32))
     tables: set[ir.Value] = set()
@@ -82,7 +83,7 @@ def multiply_floats(model: ir.Model) -> ir.Model:
 
     if not rounded(model.graph):
         return model
-    made = model.clone()
+    made = copy_graph(model)
     for node in rounded(made.graph):
         node.attributes[_ACCURACY] = ir.AttrInt64(_ACCURACY, 0)
     return made

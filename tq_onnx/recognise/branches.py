@@ -17,6 +17,7 @@ from typing import Final
 import onnx_ir as ir
 
 from tq_onnx.files.load import LoadedModel, load
+from tq_onnx.graph.copying import copy_graph
 from tq_onnx.graph.liveness import live_nodes, nested_nodes
 from tq_onnx.graph.values import FLOATS, keeps_numbers, rank
 from tq_onnx.plan import METADATA_FIRST_PLAN, METADATA_PLAN
@@ -131,7 +132,7 @@ def _caches(values: object) -> list[ir.Value]:
 
 
 def _part(loaded: LoadedModel, name: str) -> LoadedModel:
-    model = loaded.model.clone()
+    model = copy_graph(loaded.model)
     graph = model.graph
     switch = find_switch(graph)
     assert switch is not None  # the clone has what the model has

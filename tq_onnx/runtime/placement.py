@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from tq_onnx.errors import UnsupportedModelError, located
 from tq_onnx.files.load import load
+from tq_onnx.graph.copying import copy_graph
 from tq_onnx.graph.shapes import fill_shapes
 from tq_onnx.ops.domain import ATTENTION, ENCODE
 from tq_onnx.plan import METADATA_PLAN, Plan
@@ -73,7 +74,7 @@ def report_placement(session: Any, model: ir.Model) -> PlacementReport:
     others = [node for node in found.assigned if node.provider != wanted]
     misplaced: tuple[PlacedNode, ...] = ()
     if others:
-        belongs = _Belonging(model.clone())
+        belongs = _Belonging(copy_graph(model))
         misplaced = tuple(node for node in others if belongs.on_device(node))
     return PlacementReport(
         wanted,
