@@ -1,9 +1,10 @@
 """Builds the C++ tests with cmake and runs them, plain and under the sanitizers.
 
-Under the thread sanitizer only those of threads run.
+The plain ones are linked with the objects of the installed library, where it was built from this
+folder. Under the thread sanitizer only those of threads run.
 
 They compare every SIMD level with the scalar one and with float64, on arrays between inaccessible
-pages. The builds are kept in pytest's cache folder, so that only the first run compiles.
+pages. The builds are kept, in build/ and pytest's cache, so that only the first run compiles.
 """
 
 from __future__ import annotations
@@ -16,21 +17,35 @@ from pathlib import Path
 
 import pytest
 
-SOURCES = Path(__file__).parents[2] / "custom_ops"
+ROOT = Path(__file__).parents[2]
 
 
-def build(cache: pytest.Cache, name: str, *options: str) -> Path:
-    folder = cache.mkdir(f"native_{name}")
-    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-    configure = ["cmake", "-S", str(SOURCES), "-B", str(folder), *generator, "-DTQ_TESTS=ON"]
+def build(folder: Path, *options: str) -> Path:
     for command in (
-        [*configure, *options],
+        ["cmake", "-S", str(ROOT / "custom_ops"), "-B", str(folder), "-DTQ_TESTS=ON", *options],
         ["cmake", "--build", str(folder), "--target", "tq_onnx_tests", "--parallel", "2"],
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "warning:" not in done.stdout + done.stderr
     return folder / "tq_onnx_tests"
+
+
+def build_in_cache(cache: pytest.Cache, name: str, *options: str) -> Path:
+    generator = ("-G", "Ninja") if shutil.which("ninja") else ()
+    return build(cache.mkdir(f"native_{name}"), *generator, *options)
+
+
+def wheel_build() -> Path | None:
+    """Return where an install from this folder built the library, if it did.
+
+    What changed since is compiled again; all else are the objects that users run.
+    """
+    caches = (ROOT / "build").glob("*/CMakeCache.txt")
+    made = [cache for cache in caches if "CMAKE_GENERATOR:INTERNAL=Ninja\n" in cache.read_text()]
+    if not made or not shutil.which("ninja"):
+        return None
+    return max(made, key=lambda cache: cache.stat().st_mtime).parent
 
 
 def check(executable: Path) -> None:
@@ -42,23 +57,25 @@ def check(executable: Path) -> None:
 
 
 def test_kernels(pytestconfig: pytest.Config) -> None:
-    check(build(pytestconfig.cache, "release", "-DCMAKE_BUILD_TYPE=Release"))
+    kept = wheel_build()
+    if kept is None:
+        check(build_in_cache(pytestconfig.cache, "release", "-DCMAKE_BUILD_TYPE=Release"))
+    else:
+        # pip's own ninja is gone.
+        check(build(kept, f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja')}"))
 
 
 @pytest.mark.slow
 def test_kernels_under_the_sanitizers(pytestconfig: pytest.Config) -> None:
-    check(
-        build(
-            pytestconfig.cache, "sanitized", "-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DTQ_SANITIZE=ON"
-        )
-    )
+    options = ("-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DTQ_SANITIZE=ON")
+    check(build_in_cache(pytestconfig.cache, "sanitized", *options))
 
 
 @pytest.mark.slow
 def test_threads_under_the_sanitizer(pytestconfig: pytest.Config) -> None:
     """Threads that share tables and caches, as calls of one session do."""
     options = ("-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DTQ_SANITIZE_THREADS=ON")
-    executable = build(pytestconfig.cache, "threads", *options)
+    executable = build_in_cache(pytestconfig.cache, "threads", *options)
     done = subprocess.run([executable], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"\d+ cases, \d{3,} checks, 0 failures", done.stdout)
