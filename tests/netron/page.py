@@ -1,4 +1,4 @@
-"""Opens a model in Netron (the netron package's own server) with a headless Chromium.
+"""Opens a model as ``tq-onnx view`` does, with a headless Chromium.
 
 ``python tests/netron/page.py MODEL.onnx PICTURE.png`` takes a picture to be looked at; the test
 reads the page's elements.
@@ -11,16 +11,17 @@ import shutil
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from unittest import mock
 
-import netron
+from tq_onnx.integrations import viewing
 
 HOST = "127.0.0.1"
-DRAWING_SECONDS = 8
+DRAWING_SECONDS = 60
 
 
 def chromium() -> str | None:
@@ -29,49 +30,83 @@ def chromium() -> str | None:
     return next((found for found in map(shutil.which, names) if found), None)
 
 
+_TOLD = """
+const drawn = new MutationObserver(() => {
+  if (document.querySelector(".graph-node.select")) {
+    drawn.disconnect();
+    const body = document.documentElement.outerHTML;
+    fetch("ENTRANCE/drawn", { method: "POST", mode: "no-cors", body });
+  }
+});
+window.addEventListener("load", () => drawn.observe(document.body, watched));
+"""
+"""Sends the elements of Netron's page to the test as soon as a node is selected."""
+
+
+@dataclass
+class Shown:
+    """Netron with a model.
+
+    Attributes:
+        url: a page that counts as loaded when a node is selected.
+        elements: of Netron's page, once a browser has shown it.
+    """
+
+    url: str
+    elements: str = ""
+
+
 @contextmanager
-def served(model: Path) -> Iterator[str]:
-    """Serves the model; yields the address of pages that let Netron start without a question.
+def served(model: Path) -> Iterator[Shown]:
+    """Serves the model, opened at its first converted layer.
 
     Netron first asks to accept a cookie. Cookies belong to a host, not to a port: a page of ours on
-    the same host sets it. ``/`` then goes on to Netron; ``/frame`` shows Netron in a frame and
-    counts as loaded only after ``DRAWING_SECONDS``, because a screenshot is taken on load, when
-    Netron's worker is still laying out the graph.
+    the same host sets it, and shows Netron in a frame. A screenshot is taken on load, when Netron's
+    worker is still laying out the graph: so the page has a picture that comes when a node is
+    selected.
     """
-    host, port = netron.start(str(model), browse=False, address=(HOST, 0))
+    drawn = threading.Event()
 
     class Entrance(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if self.path == "/wait":
-                time.sleep(DRAWING_SECONDS)
-            address = f"http://{host}:{port}/"
-            then = (
-                f"document.write('<iframe src={address} style=\"position:fixed;inset:0;width:100%;"
-                "height:100%;border:0\"></iframe><img src=/wait>')"
-                if self.path == "/frame"
-                else f"location.replace('{address}')"
-            )
-            page = f"<script>document.cookie='consent=1; path=/';{then}</script>".encode()
+                drawn.wait(DRAWING_SECONDS)
+            self._answer(page.encode())
+
+        def do_POST(self) -> None:
+            length = int(self.headers["Content-Length"])
+            shown.elements = self.rfile.read(length).decode()
+            self._answer(b"")
+            drawn.set()
+
+        def _answer(self, content: bytes) -> None:
             self.send_response(200)
             self.send_header("Content-Type", "text/html")
-            self.send_header("Content-Length", str(len(page)))
+            self.send_header("Content-Length", str(len(content)))
             self.end_headers()
-            self.wfile.write(page)
+            self.wfile.write(content)
 
         def log_message(self, format: str, *args: object) -> None:
             """Stays quiet."""
 
     entrance = ThreadingHTTPServer((HOST, 0), Entrance)
     threading.Thread(target=entrance.serve_forever, daemon=True).start()
+    shown = Shown(f"http://{HOST}:{entrance.server_port}/")
+    script = viewing.SELECT + _TOLD.replace("ENTRANCE/", shown.url)
     try:
-        yield f"http://{HOST}:{entrance.server_port}/"
+        with mock.patch.object(viewing, "SELECT", script), viewing.served(model) as address:
+            page = (
+                "<script>document.cookie='consent=1; path=/'; document.write('<iframe "
+                f'src={address} style="position:fixed;inset:0;width:100%;height:100%;border:0">'
+                "</iframe><img src=/wait>')</script>"
+            )
+            yield shown
     finally:
         entrance.shutdown()
-        netron.stop((host, port))
 
 
-def run_browser(url: str, *arguments: str, size: tuple[int, int] = (1600, 1200)) -> str:
-    """Loads a page, lets it settle, and returns what the browser printed.
+def run_browser(url: str, *arguments: str, size: tuple[int, int]) -> None:
+    """Loads a page.
 
     Raises:
         RuntimeError: there is no browser.
@@ -80,7 +115,7 @@ def run_browser(url: str, *arguments: str, size: tuple[int, int] = (1600, 1200))
     if browser is None:
         raise RuntimeError("no Chromium is installed")
     with tempfile.TemporaryDirectory() as profile:
-        finished = subprocess.run(
+        subprocess.run(
             [
                 browser,
                 "--headless",
@@ -101,19 +136,13 @@ def run_browser(url: str, *arguments: str, size: tuple[int, int] = (1600, 1200))
             timeout=180,
             check=True,
         )
-    return finished.stdout
 
 
-def document(model: Path) -> str:
-    """The page's elements after Netron has drawn the model."""
-    with served(model) as url:
-        return run_browser(url, "--virtual-time-budget=60000", "--dump-dom")
-
-
-def picture(model: Path, output: Path, size: tuple[int, int] = (1600, 1200)) -> None:
-    """A screenshot of Netron showing the model."""
-    with served(model) as url:
-        run_browser(f"{url}frame", f"--screenshot={output}", size=size)
+def picture(model: Path, output: Path, size: tuple[int, int] = (1600, 1200)) -> str:
+    """Writes a screenshot of Netron showing the model; returns the elements of its page."""
+    with served(model) as shown:
+        run_browser(shown.url, f"--screenshot={output}", size=size)
+        return shown.elements
 
 
 if __name__ == "__main__":

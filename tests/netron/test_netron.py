@@ -9,7 +9,7 @@ import pytest
 
 from tq_onnx.conversion.pipeline import convert
 
-from .page import chromium, document
+from .page import chromium, picture
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -26,7 +26,8 @@ def test_netron_draws_every_operator_of_ours(name: str, tmp_path: Path) -> None:
     output = tmp_path / "converted.onnx"
     report = convert(FIXTURES / f"{name}.onnx", output)
 
-    labels = re.findall(r"<text[^>]*>([^<]+)</text>", document(output))
+    page = picture(output, tmp_path / "picture.png")
+    labels = re.findall(r"<text[^>]*>([^<]+)</text>", page)
 
     layers = len(report.plan.layers)
     # Netron cuts titles after 21 characters, in the middle.
@@ -34,3 +35,9 @@ def test_netron_draws_every_operator_of_ours(name: str, tmp_path: Path) -> None:
     assert sum(label.startswith("TurboQuant…") for label in labels) == layers
     for layer in report.plan.layers:
         assert {layer.key.past, layer.key.present} <= set(labels)
+    # The node that the page is opened at, and its name in the properties.
+    assert len(re.findall(r'class="node graph-node select"', page)) == 1
+    assert "layers.0.attention/TurboQuantDequantAttention" in re.sub(r"<text.*?</text>", "", page)
+    assert [
+        label for label in labels if "?" in label and label.count("\N{MULTIPLICATION SIGN}") == 3
+    ] == []

@@ -25,6 +25,7 @@ COMMANDS: Final[dict[str, str]] = {
     "presets": "List the presets: codecs, bytes of a token, source.",
     "verify": "Compare a converted model with its original.",
     "diff": "Show what a conversion changed in the graph.",
+    "view": "Show the graph of a model in Netron, at the first converted layer.",
     "verify-on-npu": "Check everything on an Ascend NPU and write a report to send back.",
     "report": "Measure the loss of quality of conversions.",
     "bench": "Measure the speed of a model before and after its conversion.",

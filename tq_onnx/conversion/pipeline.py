@@ -23,6 +23,7 @@ from tq_onnx.conversion.calibrationfile import read_calibration
 from tq_onnx.conversion.check import check, check_merged
 from tq_onnx.conversion.equalise import LayerEqualisation
 from tq_onnx.conversion.merging import expect_continued, merge
+from tq_onnx.conversion.naming import name_sizes
 from tq_onnx.conversion.options import Options, preset_of, without_presets_window
 from tq_onnx.conversion.original import Original, blaming, recognise_original
 from tq_onnx.conversion.planning import DEFAULT_OPTIONS, make_plan
@@ -245,6 +246,7 @@ def _prepare(
             if lowering is not None:
                 # A clone shares the tensors, and a refusal leaves nothing half done.
                 model, plan = _run(lowering.passes, model.clone(), path), lowering.plan
+        name_sizes(model)
         bake_metadata(model, plan)
         _tell(on_progress, _CHECK)
         check(before, model, plan, target)

@@ -261,6 +261,8 @@ def _expanded(numbers: Numbers, node: ir.Node) -> Sizes | None:
 
 def _counted(numbers: Numbers, node: ir.Node) -> Sizes | None:
     start, end, step = (numbers(operand(node, index)) or (None,) for index in range(3))
+    if start == (0,) and step == (1,) and isinstance(end[0], str):
+        return end
     if not (isinstance(start[0], int) and isinstance(end[0], int) and isinstance(step[0], int)):
         return (None,)
     # Not the length of a range, which has to fit into an integer of C.

@@ -1,0 +1,52 @@
+"""``tq-onnx view``: show a model in Netron, opened at the first converted layer."""
+
+from __future__ import annotations
+
+import sys
+import time
+import webbrowser
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+from tq_onnx.cli import flags, terminal
+
+
+@click.command()
+@click.argument("model", type=flags.FilePath())
+@click.option(
+    "--port",
+    type=click.IntRange(min=0, max=65535),
+    default=0,
+    show_default="any that is free",
+    help="Port of the page, on this machine only.",
+)
+@click.option(
+    "--browser/--no-browser",
+    default=True,
+    show_default=True,
+    help="Open the page in the default browser.",
+)
+def view(*, model: Path, port: int, browser: bool) -> None:
+    """Show the graph of MODEL in Netron, opened at the first converted layer.
+
+    MODEL is an original or a converted model, or a folder with one decoder. The address of the page
+    goes to stdout. Ctrl-C ends the command. Needs netron (`pip install 'tq-onnx[view]'`).
+
+    \b
+    Example:
+      tq-onnx view model.int4.onnx
+      tq-onnx view model.int4.onnx --no-browser --port 8080
+    """
+    from tq_onnx.integrations.folder import find_model
+    from tq_onnx.integrations.viewing import served
+
+    path = find_model(model)
+    with suppress(KeyboardInterrupt), served(path, port=port) as address:
+        terminal.print_line(address)
+        sys.stdout.flush()
+        if browser:
+            webbrowser.open(address)
+        while True:
+            time.sleep(3600)
