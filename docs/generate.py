@@ -1,4 +1,4 @@
-"""Render the generated blocks of README.md and docs/*.md from the product.
+"""Render the generated blocks of README.md and docs/*.md, and docs/schemas, from the product.
 
 A block stands between ``<!-- generated: NAME -->`` and ``<!-- end generated -->``. Its text comes
 from the function of ``BLOCKS`` with that name, so that no table of the documentation repeats by
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+import schemas
 
 from tq_onnx.cli.main import COMMANDS, main
 from tq_onnx.codec.kind import NORM_KEPT, NOT_CORRECTED, UNBIASED
@@ -234,7 +235,10 @@ def _commands() -> str:
 def _help(name: str) -> str:
     command, context = _command(name)
     context.terminal_width = context.max_content_width = 80
-    return f"```text\n{command.get_help(context).rstrip()}\n```"
+    text = f"```text\n{command.get_help(context).rstrip()}\n```"
+    if name not in schemas.DOCUMENTS:
+        return text
+    return f"{text}\n\nSchema of its JSON: [schemas/{name}.json](schemas/{name}.json)."
 
 
 def usage(name: str) -> str:
@@ -332,15 +336,14 @@ def _report_keys() -> str:
     )
     rows = []
     for prefix, record in records:
-        text = (record.__doc__ or "").split("Attributes:\n", 1)[1]
-        found = re.findall(r"^        (\w+): (.*(?:\n {12,}.*)*)", text, re.MULTILINE)
-        if [name for name, _ in found] != [field.name for field in fields(record)]:
+        found = schemas.attributes(record)
+        if list(found) != [field.name for field in fields(record)]:
             raise ValueError(f"the docstring of {record.__name__} has other attributes than it")
         rows += [
-            (f"`{prefix}.{name}`" if prefix else f"`{name}`", " ".join(text.split()))
-            for name, text in found
+            (f"`{prefix}.{name}`" if prefix else f"`{name}`", meaning)
+            for name, meaning in found.items()
         ]
-    return table(("key", "meaning"), [(key, text.replace("``", "`")) for key, text in rows])
+    return table(("key", "meaning"), rows)
 
 
 ROUTES: Final = {
@@ -421,10 +424,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     )
     check = parser.parse_args(arguments).check
     stale = []
-    for path in documents():
-        text = path.read_text(encoding="utf-8")
-        new = render(text)
-        if new != text:
+    rendered = {path: render(path.read_text(encoding="utf-8")) for path in documents()}
+    for path, new in {**rendered, **schemas.files()}.items():
+        if not path.exists() or new != path.read_text(encoding="utf-8"):
             stale.append(path)
             if not check:
                 path.write_text(new, encoding="utf-8", newline="\n")

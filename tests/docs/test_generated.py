@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 import types
 from pathlib import Path
 
+import click
 import pytest
 
-from tq_onnx.cli.main import COMMANDS
+from tq_onnx.cli.main import COMMANDS, main
 from tq_onnx.ops.operators import BY_NAME
 from tq_onnx.runtime.variables import OPERATORS, PACKAGE, VARIABLES
 
@@ -20,11 +22,13 @@ VARIABLE = re.compile(r'"((?:TQ_ONNX|ASCEND)_[A-Z_]+)"')
 
 @pytest.fixture(scope="module")
 def generate() -> types.ModuleType:
+    sys.path.insert(0, str(ROOT / "docs"))  # as for `python docs/generate.py`
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    sys.path.remove(str(ROOT / "docs"))
     return module
 
 
@@ -68,6 +72,20 @@ def test_every_block_is_used(generate: types.ModuleType) -> None:
     helped = re.findall(r"^<!-- generated: help ([\w-]+) -->$", text, re.M)
     assert helped == list(COMMANDS)
     assert re.findall(r"^<!-- generated: operator (\w+) -->$", text, re.M) == list(BY_NAME)
+
+
+def test_every_command_with_json_has_a_schema(generate: types.ModuleType) -> None:
+    context = click.Context(main)
+    options = {
+        name: [option for one in command.params for option in one.opts]
+        for name in COMMANDS
+        if (command := main.get_command(context, name)) is not None
+    }
+    with_json = {name for name, found in options.items() if "--json" in found}
+    assert set(generate.schemas.DOCUMENTS) == with_json
+    assert {path.name for path in (ROOT / "docs" / "schemas").iterdir()} == {
+        f"{name}.json" for name in with_json
+    }
 
 
 def test_every_environment_variable_is_declared() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,41 @@ import click
 
 from tq_onnx.cli import flags, terminal
 from tq_onnx.runtime.providers import PROVIDERS
+
+
+@dataclass(frozen=True)
+class GenerateDocument:
+    """What ``--json`` prints.
+
+    Attributes:
+        model: the file.
+        converted: whether it is a converted model.
+        prompt: the text to continue.
+        text: the continuation.
+        tokens: its token ids.
+        prompt_tokens: tokens of the prompt.
+        stopped: whether the model ended the text.
+        capacity: tokens that caches have room for; None for caches that grow.
+        provider: the execution provider, by ONNX Runtime's name.
+        prefill_seconds: time of the prompt.
+        decode_tokens_per_second: of the tokens behind the first one; 0 without any.
+        cache_bytes: bytes of the cache buffers at the end.
+        cache_bytes_per_token: cache bytes of one token.
+    """
+
+    model: Path
+    converted: bool
+    prompt: str
+    text: str
+    tokens: tuple[int, ...]
+    prompt_tokens: int
+    stopped: bool
+    capacity: int | None
+    provider: str
+    prefill_seconds: float
+    decode_tokens_per_second: float
+    cache_bytes: int
+    cache_bytes_per_token: int
 
 
 @click.command()
@@ -89,21 +125,21 @@ def generate(
     result = tokens.result
     if as_json:
         terminal.print_json(
-            {
-                "model": model,
-                "converted": opened.plan is not None,
-                "prompt": text,
-                "text": "".join(pieces),
-                "tokens": result.tokens,
-                "prompt_tokens": result.prompt_tokens,
-                "stopped": result.stopped,
-                "capacity": capacity,
-                "provider": PROVIDERS[ep].provider,
-                "prefill_seconds": result.prefill_seconds,
-                "decode_tokens_per_second": result.tokens_per_second,
-                "cache_bytes": result.cache_bytes,
-                "cache_bytes_per_token": opened.signature.bytes_per_token,
-            }
+            GenerateDocument(
+                model=model,
+                converted=opened.plan is not None,
+                prompt=text,
+                text="".join(pieces),
+                tokens=result.tokens,
+                prompt_tokens=result.prompt_tokens,
+                stopped=result.stopped,
+                capacity=capacity,
+                provider=PROVIDERS[ep].provider,
+                prefill_seconds=result.prefill_seconds,
+                decode_tokens_per_second=result.tokens_per_second,
+                cache_bytes=result.cache_bytes,
+                cache_bytes_per_token=opened.signature.bytes_per_token,
+            )
         )
         return
     terminal.print_line()

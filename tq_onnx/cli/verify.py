@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +13,19 @@ from tq_onnx.errors import VerificationError
 
 if TYPE_CHECKING:
     from tq_onnx.measure.verify import VerifyReport
+
+
+@dataclass(frozen=True)
+class VerifyDocument:
+    """What ``--json`` prints.
+
+    Attributes:
+        holds: whether every check holds.
+        report: the checks and figures.
+    """
+
+    holds: bool
+    report: VerifyReport
 
 
 @click.command()
@@ -64,7 +78,7 @@ def verify(*, as_json: bool, **arguments: Any) -> None:
         report = measuring.verify(**arguments, on_progress=on_progress)
     terminal.print_warnings(report.warnings)
     if as_json:
-        terminal.print_json({"holds": report.holds, "report": report})
+        terminal.print_json(VerifyDocument(report.holds, report))
     else:
         _print(report)
     if not report.holds:
