@@ -23,6 +23,7 @@ from typing import Any, Final
 import click
 import schemas
 
+import tq_onnx
 from tq_onnx.cli.main import COMMANDS, main
 from tq_onnx.codec.kind import NORM_KEPT, NOT_CORRECTED, UNBIASED
 from tq_onnx.codec.presetfacts import LENGTHS, preset_facts
@@ -346,6 +347,14 @@ def _report_keys() -> str:
     return table(("key", "meaning"), rows)
 
 
+def _api() -> str:
+    """Render what mkdocstrings replaces by the documentation of each public name."""
+    names = [name for name in tq_onnx.__all__ if name not in ("__version__", "errors")]
+    places = {name: room for room, found in tq_onnx.ROOMS.items() for name in found}
+    paths = [f"tq_onnx.{places[name]}.{name}" for name in names]
+    return "\n\n".join(f"::: {path}" for path in [*paths, "tq_onnx.errors"])
+
+
 ROUTES: Final = {
     "mobius": "mobius 0.1",
     "optimum": "optimum-onnx 0.1",
@@ -408,6 +417,7 @@ BLOCKS: Final[dict[str, Callable[..., str]]] = {
     "commands": _commands,
     "help": _help,
     "environment": _environment,
+    "api": _api,
     "floors": _floors,
     "versions": _versions,
     "report-keys": _report_keys,

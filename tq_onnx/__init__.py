@@ -56,7 +56,7 @@ __all__ = [
     "verify",
 ]
 
-_ROOMS: Final = {
+ROOMS: Final = {
     "api.converting": ("convert", "diff", "inspect"),
     "api.calibrating": ("calibrate",),
     "api.fitting": ("fit",),
@@ -77,7 +77,7 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is first used (PEP 562)."""
     if name == "errors":
         return importlib.import_module("tq_onnx.errors")
-    for room, names in _ROOMS.items():
+    for room, names in ROOMS.items():
         if name in names:
             value = getattr(importlib.import_module(f"tq_onnx.{room}"), name)
             globals()[name] = value

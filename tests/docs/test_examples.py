@@ -1,4 +1,4 @@
-"""The Python of README.md runs as it stands there, on the bundled model."""
+"""The Python of README.md and of docs runs as it stands there, on the bundled model."""
 
 from __future__ import annotations
 
@@ -13,17 +13,30 @@ from tq_onnx.integrations.bundled import build_bundled
 ROOT = Path(__file__).parents[2]
 
 
-def test_readme_runs(
+def blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.S | re.M)
+
+
+PAGES = sorted(page for page in (ROOT / "docs").glob("*.md") if blocks(page))
+
+
+def test_readme_and_pages_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M)
-    assert len(blocks) == 5
+    """In one test, because the pages use the model that README.md converts."""
+    assert len(blocks(ROOT / "README.md")) == 5
     build_bundled("dynamo", tmp_path)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    for block in blocks:
+    for block in blocks(ROOT / "README.md"):
         exec(block, names)
     assert "7.76 times smaller" in capsys.readouterr().out
     assert names["logits"].shape == (1, 1, 260)
     assert len(names["done"].text) > 3
     assert [len(names[name]) for name in ("one", "other")] == [23, 10]
+
+    assert [page.stem for page in PAGES] == ["how-it-works", "serving"]
+    for page in PAGES:
+        names = {}
+        for block in blocks(page):
+            exec(block, names)

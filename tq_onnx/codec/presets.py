@@ -123,3 +123,4 @@ _ROWS: Final = (
 )
 
 PRESETS: Final[dict[str, Preset]] = {preset.name: preset for preset in _ROWS}
+"""The presets by name, the default one first."""
