@@ -88,6 +88,40 @@ def test_every_command_with_json_has_a_schema(generate: types.ModuleType) -> Non
     }
 
 
+def test_every_option_is_documented() -> None:
+    page = (ROOT / "docs" / "commands.md").read_text()
+    sections = dict(re.findall(r"^## tq-onnx ([\w-]+)\n(.*?)(?=^## |\Z)", page, re.S | re.M))
+    context = click.Context(main)
+    for name in COMMANDS:
+        command = main.get_command(context, name)
+        assert command is not None
+        for one in command.params:
+            for option in (*one.opts, *one.secondary_opts) if isinstance(one, click.Option) else ():
+                assert re.search(rf"(?<![\w-]){option}(?![\w-])", sections[name]), (name, option)
+
+
+def test_every_environment_variable_is_documented() -> None:
+    """Those of tests and scripts, too."""
+    folders = [ROOT / name for name in (".ci", "tq_onnx", "custom_ops", "tests", "models")]
+    files = [path for folder in (*folders, ROOT / "docs") for path in folder.rglob("*")]
+    files += [*ROOT.glob("*.md"), *(ROOT / "benchmarks").rglob("*")]
+    pages = "".join(path.read_text(encoding="utf-8") for path in files if path.suffix == ".md")
+    sources = [
+        path
+        for path in files
+        if path.suffix in (".py", ".cpp", ".h", ".sh") or path.parent.name == ".ci"
+    ]
+    read = r'(?:getenv\(|environ(?:\.get)?[(\[]|environment_number\()"(\w+)"|\$\{?(TQ_[A-Z_]+)'
+    names = {
+        one or other
+        for path in sources
+        for one, other in re.findall(read, path.read_text(encoding="utf-8"))
+    }
+    mine = {name for name in names if name.startswith("TQ_")}
+    assert {"TQ_FUZZ_SECONDS", "TQ_CANN_ENV", "TQ_FAKE_ACL_SEED"} <= mine
+    assert {name for name in mine if f"`{name}" not in pages} == set()
+
+
 def test_every_environment_variable_is_declared() -> None:
     python = "".join(
         path.read_text() for path in (ROOT / "tq_onnx").rglob("*.py") if path.name != "variables.py"

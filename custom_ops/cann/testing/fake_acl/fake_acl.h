@@ -5,12 +5,7 @@
 // does not see it. Either link to it, or dlopen("libascendcl.so") and ask that handle; both give
 // the library that is loaded already. The same holds for aclrtGetSocName in the host bridge.
 //
-// The environment chooses, before the library is loaded:
-//   TQ_FAKE_ACL_SOC        what aclrtGetSocName says; Ascend910B3
-//   TQ_FAKE_ACL_MEMORY_MB  the size of the device's memory; 16384, of which none is set aside
-//   TQ_FAKE_ACL_DELAY_US   as fake_acl_set_delay; 0
-//   TQ_FAKE_ACL_SEED       as fake_acl_set_delay; 1
-//   TQ_FAKE_ACL_COUNTS     a file for fake_acl_counts_json when the process ends
+// README.md beside this folder has the environment variables that choose the device.
 #pragma once
 
 #include <stddef.h>
