@@ -128,6 +128,9 @@ def test_left_padding_changes_nothing_for_the_others(name: str, kind: str) -> No
     decoder = opened(name, kind).decoder(batch=2)
     logits = decoder.prefill(batch, mask)
     following = decoder.step([3, 4])
+    pieces = opened(name, kind).decoder(batch=2)
+    close(pieces.read(batch, mask, most=4), logits[:, -1])  # the first one is padding only
+    close(pieces.step([3, 4]), following)
     for row, prompt, token in ((0, tokens[:, :11], 3), (1, tokens, 4)):
         alone = opened(name, kind).decoder()
         close(logits[row, -prompt.shape[1] :], alone.prefill(prompt)[0])

@@ -39,10 +39,12 @@ def test_a_prompt_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = generate(opened(DYNAMO, "kernel").decoder(), PROMPT, max_new_tokens=6)
     monkeypatch.setattr("tq_onnx.runtime.generate.PROMPT_PIECE", 4)
     decoder, calls = opened(DYNAMO, "kernel").decoder(), []
-    prefill = decoder.prefill
-    monkeypatch.setattr(decoder, "prefill", lambda ids: calls.append(ids.shape[1]) or prefill(ids))
+    run = decoder._run
+    monkeypatch.setattr(
+        decoder, "_run", lambda ids, mask: calls.append(ids.shape[1]) or run(ids, mask)
+    )
     assert generate(decoder, PROMPT, max_new_tokens=6).tokens == whole.tokens
-    assert calls == [4, 4, 2]
+    assert calls == [4, 4, 2, *[1] * 5]
 
 
 def test_a_stream_computes_a_token_when_it_is_asked_for() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from tq_onnx.language.call import Call
 from tq_onnx.language.text import LENGTH, STOP, Completion, Seconds, Transcript, Usage
 from tq_onnx.runtime.decoder import Decoder
+from tq_onnx.runtime.generate import PROMPT_PIECE
 from tq_onnx.runtime.sampling import Logits, Sampler
 
 
@@ -77,7 +78,7 @@ def generate_batch(decoder: Decoder, calls: Sequence[Call]) -> list[Completion]:
         for call in calls
     ]
     started = time.perf_counter()
-    logits = decoder.prefill(tokens, mask)[:, -1]
+    logits = decoder.read(tokens, mask, most=PROMPT_PIECE)
     prefill, decode = time.perf_counter() - started, 0.0
     while True:
         for row, row_logits in zip(rows, logits, strict=True):

@@ -37,8 +37,8 @@ from tq_onnx.files.arrays import (
     write_arrays,
 )
 from tq_onnx.language.templates import Message
-from tq_onnx.runtime.decoder import Snapshot
 from tq_onnx.runtime.signature import Signature
+from tq_onnx.runtime.snapshot import Snapshot
 
 FORMAT: Final = "tq_onnx.cache"
 FORMAT_VERSION: Final = "1"

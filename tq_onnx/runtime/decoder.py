@@ -26,8 +26,7 @@ that left-padded batches work in models that take both; models that count tokens
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -36,40 +35,16 @@ import numpy.typing as npt
 import onnxruntime
 
 from tq_onnx.errors import UnsupportedModelError, UsageError
-from tq_onnx.plan import Plan
 from tq_onnx.runtime.buffers import CacheBuffers
 from tq_onnx.runtime.errors import run_error
 from tq_onnx.runtime.feeding import Feeding, Tokens
+from tq_onnx.runtime.graphs import Graph, check_logits, check_pair, copies_of
 from tq_onnx.runtime.providers import provider_of
 from tq_onnx.runtime.session import placement
 from tq_onnx.runtime.signature import Signature
+from tq_onnx.runtime.snapshot import Snapshot
 
 Logits = npt.NDArray[np.floating[Any]]
-
-
-@dataclass(frozen=True, eq=False)
-class _Graph:
-    """A graph that a decoder calls."""
-
-    session: onnxruntime.InferenceSession
-    signature: Signature
-    feeding: Feeding
-
-
-@dataclass(frozen=True, eq=False)
-class Snapshot:
-    """The contents of a decoder's caches.
-
-    Attributes:
-        planes: the rows in use of each cache ``[B, N, used, row]``, in signature order; those of
-            an exact window are the first.
-        mask: ``[B, length]``, 0 for padding.
-        states: of recurrent layers, by their inputs.
-    """
-
-    planes: tuple[npt.NDArray[Any], ...]
-    mask: Tokens
-    states: dict[str, npt.NDArray[Any]]
 
 
 class Decoder:
@@ -119,10 +94,10 @@ class Decoder:
         self.where = where
         self.watched: dict[str, npt.NDArray[Any]] = {}
         feeding = Feeding(session, signature.interface, signature.caches, embeddings)
-        self._graph = _Graph(session, signature, feeding)
+        self._graph = Graph(session, signature, feeding)
         self._one_by_one = one_by_one
         self._first = None if first is None else self._begin(*first, embeddings)
-        self._copies = _copies(feeding.batch, batch, where)
+        self._copies = copies_of(feeding.batch, batch, where)
         shape = next(e.shape for e in session.get_outputs() if e.name == signature.interface.logits)
         self.last_only = shape[1] == 1 and feeding.new != 1
         """True if a call gives the logits of its last token only."""
@@ -172,16 +147,6 @@ class Decoder:
         if size is None:
             size = tokens if self.signature.first_only or most is None else most
         return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size or 1)]
-
-    def prompt_calls(self, tokens: int, most: int) -> list[slice]:
-        """Split a prompt into pieces for ``prefill``, which may split them further.
-
-        Args:
-            tokens: length of the prompt.
-            most: the most tokens of a piece, unless the graph reads first prompts in one call.
-        """
-        size = tokens if self._first is not None or self.signature.first_only else most
-        return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
 
     @property
     def rows(self) -> int | None:
@@ -243,20 +208,30 @@ class Decoder:
             UsageError: shapes do not fit, or the capacity is too small.
             UnsupportedModelError: padding in a model that cannot take it, or a failure to run.
         """
-        tokens_BT = np.ascontiguousarray(tokens, np.int64)
-        if tokens_BT.ndim != 2 or tokens_BT.shape[0] != self.batch or tokens_BT.shape[1] == 0:
-            raise UsageError(
-                f"tokens have shape {list(tokens_BT.shape)}, not [{self.batch}, 1 or more]"
-            )
-        mask_BT = np.ones_like(tokens_BT)
-        if attention_mask is not None:
-            mask_BT = np.ascontiguousarray(attention_mask, np.int64)
-            self._check_mask(mask_BT, tokens_BT.shape)
-        parts = [
-            self._run(tokens_BT[:, start:stop], mask_BT[:, start:stop])
-            for start, stop in self._calls(tokens_BT.shape[1], chunk)
-        ]
+        parts = list(self._fed(*self._prompt(tokens, attention_mask), chunk))
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    def read(
+        self, tokens: npt.ArrayLike, attention_mask: npt.ArrayLike | None = None, *, most: int
+    ) -> Logits:
+        """Feed a prompt, and keep only the logits of its last token.
+
+        Args:
+            tokens: as for ``prefill``.
+            attention_mask: likewise.
+            most: the most tokens of a call, unless the graph reads first prompts in one call.
+
+        Returns:
+            Logits ``[B, vocabulary]``.
+
+        Raises:
+            UsageError, UnsupportedModelError: as ``prefill``.
+        """
+        at_once = self._first is not None or self.signature.first_only
+        for logits in self._fed(*self._prompt(tokens, attention_mask), None if at_once else most):
+            last = np.array(logits[:, -1])
+            del logits  # those of a piece take gigabytes; the next call makes its own
+        return last
 
     def step(self, tokens: npt.ArrayLike) -> Logits:
         """Feed one token per sequence, ids ``[B]``, and return logits ``[B, vocabulary]``."""
@@ -354,21 +329,41 @@ class Decoder:
         new = np.ones((self.batch, length - self.length), np.int64)
         self._mask = np.concatenate([self._mask, new], axis=1)
 
+    def _prompt(
+        self, tokens: npt.ArrayLike, attention_mask: npt.ArrayLike | None
+    ) -> tuple[Tokens, Tokens]:
+        """Return ids and mask ``[B, T]`` of a prompt, or refuse it."""
+        tokens_BT = np.ascontiguousarray(tokens, np.int64)
+        if tokens_BT.ndim != 2 or tokens_BT.shape[0] != self.batch or tokens_BT.shape[1] == 0:
+            raise UsageError(
+                f"tokens have shape {list(tokens_BT.shape)}, not [{self.batch}, 1 or more]"
+            )
+        mask_BT = np.ones_like(tokens_BT)
+        if attention_mask is not None:
+            mask_BT = np.ascontiguousarray(attention_mask, np.int64)
+            self._check_mask(mask_BT, tokens_BT.shape)
+        return tokens_BT, mask_BT
+
+    def _fed(self, tokens_BT: Tokens, mask_BT: Tokens, chunk: int | None) -> Iterator[Logits]:
+        """Feed a prompt; yield the logits of each call."""
+        for start, stop in self._calls(tokens_BT.shape[1], chunk):
+            yield self._run(tokens_BT[:, start:stop], mask_BT[:, start:stop])
+
     def _begin(
         self,
         session: onnxruntime.InferenceSession,
         signature: Signature,
         embeddings: npt.NDArray[Any] | None,
-    ) -> _Graph:
+    ) -> Graph:
         """Return the graph for first prompts."""
         fits = len(signature.caches) == len(self.signature.caches) and signature.first_only
         if self.capacity != self.signature.slots or not fits or self.signature.interface.states:
             raise UsageError("a graph for first prompts needs one that continues its caches")
-        _check_pair(signature.plan, self.signature.plan)
+        check_pair(signature.plan, self.signature.plan)
         feeding = Feeding(session, signature.interface, signature.caches, embeddings)
-        return _Graph(session, signature, feeding)
+        return Graph(session, signature, feeding)
 
-    def _next(self) -> _Graph:
+    def _next(self) -> Graph:
         """Return the graph that the next call is for."""
         return self._first if self._first is not None and self.length == 0 else self._graph
 
@@ -420,7 +415,7 @@ class Decoder:
             self._grows = self._caches.grows = False
             return self._run(tokens_BT, mask_BT)
         logits, *others = binding.get_outputs()
-        _check_logits(logits.shape(), self.batch * self._copies, tokens_BT.shape[1], self.where)
+        check_logits(logits.shape(), self.batch * self._copies, tokens_BT.shape[1], self.where)
         for pair, value in zip(states, others[len(watch) :], strict=False):
             if pair.past is not None:
                 self._states[pair.past] = np.array(value.numpy())
@@ -432,7 +427,7 @@ class Decoder:
         self._mask = mask_BS
         return self._own(np.asarray(logits.numpy()))
 
-    def _check_call(self, graph: _Graph, new: int) -> None:
+    def _check_call(self, graph: Graph, new: int) -> None:
         total = self.length + new
         if graph.signature.first_only and self.length:
             raise UnsupportedModelError(
@@ -473,37 +468,3 @@ class Decoder:
             )
         if (np.diff(mask_BT, axis=1) < 0).any() or not mask_BT[:, -1].all():
             raise UsageError("padding must stand on the left of each sequence")
-
-
-def _check_pair(first: Plan | None, then: Plan | None) -> None:
-    """Refuse a graph for first prompts whose caches mean something else in the other graph."""
-    converted = (first is not None) + (then is not None)
-    layer = first.unlike(then) if first is not None and then is not None else None
-    if converted == 1 or layer is not None:
-        where = "" if layer is None else f" in the caches of layer {layer}"
-        raise UsageError(
-            "the graph for first prompts and the one that continues its caches were not converted "
-            f"alike{where}",
-            fix="convert both with the same preset, options and calibration file",
-        )
-
-
-def _check_logits(shape: Sequence[int], rows: int, tokens: int, where: str) -> None:
-    """Refuse a model whose logits are not of the tokens that it was given."""
-    if len(shape) != 3 or shape[0] != rows or shape[1] not in (1, tokens):
-        raise UnsupportedModelError(
-            f"the model gives logits of shape {list(shape)} for ids of shape {[rows, tokens]}",
-            where=where,
-            fix="export it with logits of the shape [batch, tokens, vocabulary]",
-        )
-
-
-def _copies(rows: int | None, batch: int, where: str) -> int:
-    """Return the number of copies of each sequence in a graph that takes so many rows."""
-    if rows is None or rows == batch:
-        return 1
-    if rows % batch:
-        raise UsageError(
-            f"{batch} sequences were given to a graph that takes {rows} at a time", where=where
-        )
-    return rows // batch

@@ -7,10 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from tq_onnx.errors import UsageError
-from tq_onnx.runtime.decoder import Decoder, Logits
+from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.sampling import Sampler, Sampling
 
 PROMPT_PIECE: Final = 512
@@ -104,7 +102,7 @@ class TokenStream(Iterator[int]):
             self._decode_seconds += time.perf_counter() - started
             self._steps += 1
         else:
-            logits = self._read_prompt()
+            logits = self._decoder.read([self._prompt], most=PROMPT_PIECE)[0]
             self._prefill_seconds = time.perf_counter() - started
             self._prefilled = True
             if not self._most:
@@ -115,15 +113,6 @@ class TokenStream(Iterator[int]):
             raise StopIteration
         self.tokens.append(token)
         return token
-
-    def _read_prompt(self) -> Logits:
-        """Read the prompt in pieces, and return the logits of its last token."""
-        ids = np.asarray([self._prompt], np.int64)
-        *before, last = self._decoder.prompt_calls(ids.shape[1], PROMPT_PIECE)
-        for part in before:
-            self._decoder.prefill(ids[:, part])
-        logits: Logits = self._decoder.prefill(ids[:, last])[0, -1]
-        return logits
 
     @property
     def result(self) -> Generation:
