@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -119,13 +120,41 @@ def test_a_batch_gives_each_text_that_it_gets_alone(form: str, sampling: Samplin
         assert (done.finish_reason, done.usage) == (alone.finish_reason, alone.usage)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_caches_of_a_batch_are_saved_and_go_on(form: str, tmp_path: Path) -> None:
+    """As one uninterrupted run of each text, also beside a text that is new."""
+    model = language_model(form)
+    prompts = [list(text) for text in (PROMPT.encode(), b"Call me", b"My fellow citizens, the")]
+    whole = [model.generate(prompt, max_new_tokens=14).tokens for prompt in prompts]
+    caches = [model.new_cache() for _ in prompts]
+    stopped = model.tokenizer.decode(whole[1][:3])
+    first = model.generate_batch(prompts, caches=caches, max_new_tokens=5, stop=[stopped])
+    texts = [[*prompt, *done.tokens] for prompt, done in zip(prompts, first, strict=True)]
+    assert [len(done.tokens) for done in first] == [5, 3, 5]
+    for index, cache in enumerate(caches):
+        assert texts[index][: len(cache)] == list(cache.tokens)
+        assert len(cache) >= len(texts[index]) - 1
+        cache.save(tmp_path / f"{index}.safetensors")
+    for others in (0, 1):
+        kept = [model.load_cache(tmp_path / f"{index}.safetensors") for index in range(3)]
+        kept[3 - others :] = [model.new_cache() for _ in range(others)]
+        found = model.generate_batch(texts, caches=kept, max_new_tokens=6)
+        for text, done, prompt, tokens in zip(texts, found, prompts, whole, strict=True):
+            assert [*text, *done.tokens][len(prompt) :][:9] == list(tokens[:9])
+        if not others:
+            cached = [done.usage.cached_tokens for done in found]
+            assert cached == [len(text) - 1 for text in texts]
+    with pytest.raises(UsageError, match="3 prompts need as many caches"):
+        model.generate_batch(prompts, caches=[caches[0]] * 3)
+
+
 def test_padding_takes_no_place_of_the_first_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Caches that keep their first tokens exactly would keep padding in their place."""
     together: list[int] = []
 
-    def recording(decoder: Decoder, calls: list[Call]) -> list[Completion]:
+    def recording(decoder: Decoder, calls: list[Call], caches: None) -> list[Completion]:
         together.append(len(calls))
-        return generate_batch(decoder, calls)
+        return generate_batch(decoder, calls, caches)
 
     monkeypatch.setattr("tq_onnx.language.model.generate_batch", recording)
     prompts = [PROMPT, "Call me Ishmael", PROMPT[::-1], PROMPT[1:] + "?"]
@@ -147,8 +176,9 @@ def test_a_batch_of_a_graph_that_takes_no_padding() -> None:
     assert model.generate_batch([]) == []
 
 
-def test_threads_do_not_disturb_each_other() -> None:
-    model = language_model("growing")
+@pytest.mark.parametrize("form", ["growing", "in place"])
+def test_threads_do_not_disturb_each_other(form: str) -> None:
+    model = language_model(form)
     prompts = [f"{PROMPT}{'!' * index}" for index in range(8)]
     wanted = [model.generate(prompt, max_new_tokens=12).tokens for prompt in prompts]
     found: dict[int, tuple[int, ...]] = {}

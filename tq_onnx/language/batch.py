@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
+from itertools import zip_longest
 
 import numpy as np
 
+from tq_onnx.language.cache import Cache
 from tq_onnx.language.call import Call
 from tq_onnx.language.text import LENGTH, STOP, Completion, Seconds, Transcript, Usage
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.generate import PROMPT_PIECE
 from tq_onnx.runtime.sampling import Logits, Sampler
+from tq_onnx.runtime.snapshot import Snapshot
 
 
 class _Row:
@@ -45,31 +49,58 @@ class _Row:
         """The token to feed next; any will do for a text that has ended."""
         return self.tokens[-1] if self.tokens else self.call.ids[-1]
 
-    def completion(self, seconds: Seconds) -> Completion:
+    def completion(self, seconds: Seconds, kept: int) -> Completion:
         self.said.rest()
         return Completion(
             text=self.said.text,
             tokens=tuple(self.tokens),
             finish_reason=self.reason,
-            usage=Usage(len(self.call.ids), 0, len(self.tokens)),
+            usage=Usage(len(self.call.ids), kept, len(self.tokens)),
             seconds=seconds,
         )
 
 
-def generate_batch(decoder: Decoder, calls: Sequence[Call]) -> list[Completion]:
+def generate_batch(
+    decoder: Decoder, calls: Sequence[Call], caches: Sequence[Cache] | None = None
+) -> list[Completion]:
     """Continue prompts of any lengths, padded on the left.
 
     Args:
         decoder: with empty caches, of as many sequences, whose graph takes padding.
         calls: the prompts.
+        caches: one for each prompt, without an exact window; what they hold of it is not computed
+            again, and afterwards they hold the text. Prompts read as many new tokens as the one
+            with the most.
     """
-    longest_call = max(calls, key=lambda call: len(call.ids))
-    longest = len(longest_call.ids)
-    tokens, mask = np.zeros((2, len(calls), longest), np.int64)
+    lengths = [len(call.ids) for call in calls]
+    with ExitStack() as held:
+        own = [held.enter_context(cache.in_use()) for cache in caches or ()]
+        kept = [cache.shared(call.ids) for cache, call in zip(caches or (), calls, strict=False)]
+        new = max(length - keep for length, keep in zip_longest(lengths, kept, fillvalue=0))
+        kept = [max(length - new, 0) for length in lengths] if own else [0] * len(calls)
+        if any(kept):
+            decoder.restore(_joined([each.snapshot() for each in own], kept))
+        rows, seconds = _continued(decoder, calls, new)
+        if caches is not None:
+            joined, longest = decoder.snapshot(), max(lengths)
+            for index, row in enumerate(rows):
+                # The last token of a text was not read, and texts that ended read anything.
+                text = [*row.call.ids, *row.tokens[:-1]]
+                start = longest - lengths[index]
+                own[index].restore(_part(joined, index, slice(start, start + len(text))))
+                caches[index].holds(text)
+    return [row.completion(seconds, keep) for row, keep in zip(rows, kept, strict=True)]
+
+
+def _continued(decoder: Decoder, calls: Sequence[Call], new: int) -> tuple[list[_Row], Seconds]:
+    """Read the last ``new`` tokens of each prompt, and continue all of them."""
+    tokens, mask = np.zeros((2, len(calls), new), np.int64)
     for index, call in enumerate(calls):
-        tokens[index, longest - len(call.ids) :] = call.ids
-        mask[index, longest - len(call.ids) :] = 1
+        rest = call.ids[-new:]
+        tokens[index, new - len(rest) :] = rest
+        mask[index, new - len(rest) :] = 1
     # Padding takes room in the caches, too.
+    longest = max(len(call.ids) for call in calls)
     spare = None if decoder.capacity is None else decoder.capacity - longest + 1
     rows = [
         _Row(
@@ -84,8 +115,27 @@ def generate_batch(decoder: Decoder, calls: Sequence[Call]) -> list[Completion]:
         for row, row_logits in zip(rows, logits, strict=True):
             row.take(row_logits)
         if all(row.reason for row in rows):
-            break
+            return rows, Seconds(prefill, decode)
         started = time.perf_counter()
         logits = decoder.step([row.last for row in rows])
         decode += time.perf_counter() - started
-    return [row.completion(Seconds(prefill, decode)) for row in rows]
+
+
+def _joined(held: Sequence[Snapshot], kept: Sequence[int]) -> Snapshot:
+    """Put the first tokens of several texts beside each other, padded on the left."""
+    longest = max(kept)
+    mask = np.array([[slot >= longest - keep for slot in range(longest)] for keep in kept])
+    planes = []
+    for parts in zip(*(one.planes for one in held), strict=True):
+        first = parts[0]
+        plane = np.zeros((len(parts), first.shape[1], longest, first.shape[3]), first.dtype)
+        for row, part, keep in zip(plane, parts, kept, strict=True):
+            row[:, longest - keep :] = part[0, :, :keep]
+        planes.append(plane)
+    return Snapshot(tuple(planes), mask.astype(np.int64), {})
+
+
+def _part(joined: Snapshot, index: int, slots: slice) -> Snapshot:
+    """Return one text of several."""
+    planes = tuple(plane[index : index + 1, :, slots] for plane in joined.planes)
+    return Snapshot(planes, np.array(joined.mask[index : index + 1, slots]), {})

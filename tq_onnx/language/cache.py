@@ -120,6 +120,17 @@ class Cache:
         finally:
             self._owner.release()
 
+    def shared(self, tokens: Sequence[int]) -> int:
+        """Return the number of tokens with which a prompt and the cache begin alike.
+
+        One token of the prompt is always left to be read, for its logits.
+
+        Args:
+            tokens: ids of the prompt.
+        """
+        most = min(len(self._tokens), len(tokens) - 1)
+        return next((at for at in range(most) if self._tokens[at] != tokens[at]), most)
+
     def holds(self, tokens: Sequence[int]) -> None:
         """Note what the decoder has read: the first of some tokens, as many as it holds."""
         self._tokens = list(tokens[: self._decoder.length])

@@ -100,13 +100,9 @@ class Call:
 
 
 def _keep(cache: Cache, decoder: Decoder, ids: Sequence[int]) -> int:
-    """Have a cache keep the tokens with which a prompt begins; return their number.
-
-    One token of the prompt is always read, for its logits.
-    """
-    most = min(len(cache.tokens), len(ids) - 1)
-    kept = next((at for at in range(most) if cache.tokens[at] != ids[at]), most)
-    if kept < len(cache.tokens) and decoder.signature.interface.states:
+    """Have a cache keep the tokens with which a prompt begins; return their number."""
+    kept = cache.shared(ids)
+    if kept < len(cache) and decoder.signature.interface.states:
         kept = 0  # recurrent layers cannot go back
     cache.holds(ids[:kept])
     decoder.rewind(kept)

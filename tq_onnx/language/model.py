@@ -219,6 +219,7 @@ class LanguageModel:
         self,
         prompts: Sequence[Prompt],
         *,
+        caches: Sequence[Cache] | None = None,
         max_new_tokens: int = MAX_NEW_TOKENS,
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
@@ -228,7 +229,20 @@ class LanguageModel:
         The graph has to take padding. Where caches keep their first tokens exactly (``sinks``),
         only prompts of one length go together: padding would take the place of those tokens. Each
         text has draws of its own, from the same seed. See ``stream`` for the arguments and errors.
+
+        Args:
+            prompts: what to continue.
+            caches: one for each prompt, as for ``stream``. With exact windows texts that keep a
+                cache are computed one after another.
+            max_new_tokens: tokens of each text.
+            sampling: the way to choose tokens.
+            stop: texts that end a text.
+
+        Raises:
+            UsageError: there are not as many caches as prompts, or one is given twice.
         """
+        if caches is not None and len({id(one) for one in caches}) != len(prompts):
+            raise UsageError(f"{len(prompts)} prompts need as many caches, each another one")
         calls = [self._call(prompt, max_new_tokens, sampling, stop) for prompt in prompts]
         sinks = any(spec.window.sinks for spec in self.signature.caches)
         groups: dict[int, list[int]] = {}
@@ -236,16 +250,20 @@ class LanguageModel:
             groups.setdefault(len(call.ids) if sinks else 0, []).append(index)
         found: dict[int, Completion] = {}
         for group in groups.values():
-            done = self._together([calls[index] for index in group])
+            own = None if caches is None else [caches[index] for index in group]
+            done = self._together([calls[index] for index in group], own)
             found.update(zip(group, done, strict=True))
         return [found[index] for index in range(len(calls))]
 
-    def _together(self, calls: list[Call]) -> list[Completion]:
+    def _together(self, calls: list[Call], caches: list[Cache] | None) -> list[Completion]:
         decoder = self.decoder()
         together = decoder.takes_padding and not self.signature.interface.states
+        if caches is not None:
+            together &= not any(spec.window.overlay_rows for spec in self.signature.caches)
         if len(calls) < 2 or not together or decoder.rows not in (None, len(calls)):
-            return [call.completion(self.new_cache()) for call in calls]
-        return generate_batch(self.decoder(batch=len(calls)), calls)
+            own = caches or [self.new_cache() for _ in calls]
+            return [call.completion(cache) for call, cache in zip(calls, own, strict=True)]
+        return generate_batch(self.decoder(batch=len(calls)), calls, caches)
 
     def _call(
         self, prompt: Prompt, max_new_tokens: int, sampling: Sampling | None, stop: Sequence[str]
