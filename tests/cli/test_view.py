@@ -8,6 +8,7 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from urllib.error import URLError
 
 import pytest
 
@@ -34,8 +35,11 @@ def test_the_page_opens_at_the_first_converted_layer_until_ctrl_c() -> None:
         data = urllib.request.urlopen(f"{address}data/{model.name}", timeout=60).read()
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=60)
+    assert address.startswith("http://127.0.0.1:")
     assert process.returncode == 0, told
     assert told == ""
+    with pytest.raises(URLError):
+        urllib.request.urlopen(address, timeout=60)
     assert '<script src="/tq-onnx.js"></script></head>' in page
     assert script.startswith('const name = "layers.0.attention/TurboQuantDequantAttention";')
     assert data == model.read_bytes()
