@@ -191,19 +191,14 @@ def _named(shape: ir.Shape | None) -> ir.Shape | None:
 def _drop_masks(model: ir.Model, plan: Plan) -> None:
     """Take masks away that hide the future, and nothing else."""
     layers = converted_layers(model, plan)
-    shown: set[tuple[object, ...]] = set()  # layers share their masks
-    for layer in layers:
+    for layer in mask.of_each_mask(layers):
         attention = layer.attention
-        key = (attention.bias, attribute_int(attention.node, "causal", 0))
-        if key in shown:
-            continue
         try:
             causal, why = mask.is_causal(attention, plan, model), mask.complaint(attention)
         except NoMatch as miss:
             causal, why = False, miss.reason
         if not causal:
             raise NoMatch(f"the mask of layer {layer.plan.layer} is not shown to be causal: {why}")
-        shown.add(key)
     for layer in layers:
         mask.drop_bias(layer.attention)
     mask.keep_all_rows(model, plan)

@@ -10,13 +10,13 @@ has its name, ``PADDING``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import numpy as np
 import onnx_ir as ir
 
-from tq_onnx.conversion.layers import AttentionNode, converted_layers
+from tq_onnx.conversion.layers import AttentionNode, ConvertedLayer, converted_layers
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.evaluate import Array, evaluate
@@ -37,6 +37,16 @@ _HIDDEN: Final = -1e4
 
 _LENGTHS: Final = ((1, 1, 0), (2, 1, 5), (1, 4, 0), (2, 3, 4), (1, 7, 40), (1, 1, 200_000))
 """Sequences, new tokens and past tokens; the last is longer than windows are."""
+
+
+def of_each_mask(layers: Iterable[ConvertedLayer]) -> list[ConvertedLayer]:
+    """Return the first layer of each mask; most layers share theirs."""
+    first: dict[tuple[ir.Value | None, int], ConvertedLayer] = {}
+    for layer in layers:
+        attention = layer.attention
+        key = attention.bias, attribute_int(attention.node, "causal", 0)
+        first.setdefault(key, layer)
+    return list(first.values())
 
 
 def is_causal(attention: AttentionNode, plan: Plan, model: ir.Model) -> bool:

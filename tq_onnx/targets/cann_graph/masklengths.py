@@ -64,7 +64,7 @@ def fix_lengths(model: ir.Model, build: Builder, plan: Plan, sizes: Sizes) -> No
             "that tells how many tokens there are in a cache of fixed capacity"
         )
     layers = converted_layers(model, plan)
-    for layer in layers:
+    for layer in causal.of_each_mask(layers):
         if not causal.is_causal(layer.attention, plan, model):
             number, node = layer.plan.layer, layer.attention.node
             raise NoMatch(f"the mask of layer {number} hides more than the future", node)
