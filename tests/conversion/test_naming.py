@@ -73,3 +73,29 @@ def test_names_that_inference_made_up_are_not_passed_on() -> None:
     assert sizes(values["b"]) == sizes(values["c"]) == ("batch", 3, None)
     assert sizes(values["told"]) == ("batch", 3, "unk__7")
     assert sizes(values["y"]) == ("batch", 3, "tokens")
+
+
+def test_as_many_positions_as_tokens_have_their_name() -> None:
+    model = ir.from_onnx_text(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        g (float[batch, tokens, 3] x) => (int64[n] y, int64[m] z)
+        <int64[1] where = {1}, int64 none = {0}, int64 one = {1}, int64 two = {2}>
+        {
+            shape = Shape(x)
+            length = Gather(shape, where)
+            count = Squeeze(length)
+            every = Range(none, count, one)
+            other = Range(none, count, two)
+            behind = Range(one, count, one)
+            y = Add(every, behind)
+            z = Identity(other)
+        }"""
+    )
+    values = {value.name: value for node in model.graph for value in node.outputs}
+    for name in ("every", "other", "behind"):
+        values[name].type = ir.TensorType(ir.DataType.INT64)
+
+    name_sizes(model)
+
+    found = [sizes(values[name]) for name in ("every", "other", "behind")]
+    assert found == [("tokens",), (None,), (None,)]
