@@ -6,9 +6,18 @@ import io
 import json
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from tq_onnx.cli.main import main
+
+SCHEMAS = Path(__file__).parents[2] / "docs" / "schemas"
+
+
+@cache
+def schema(command: str) -> Any:
+    return json.loads((SCHEMAS / f"{command}.json").read_text())
 
 
 @dataclass(frozen=True)
@@ -16,11 +25,16 @@ class Outcome:
     code: int
     out: str
     err: str
+    command: str = ""
 
     @property
     def document(self) -> Any:
-        """stdout as the one JSON document that it must be."""
-        return json.loads(self.out)
+        """stdout as the one JSON document that it must be, by the schema of the command."""
+        import jsonschema
+
+        found = json.loads(self.out)
+        jsonschema.Draft202012Validator(schema(self.command)).validate(found)
+        return found
 
     def sentence(self, code: int) -> str:
         """The one line on stderr of a command that failed, as it must."""
@@ -41,4 +55,4 @@ def run(*arguments: object) -> Outcome:
             main.main([str(argument) for argument in arguments])
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1
-    return Outcome(code, out.getvalue(), err.getvalue())
+    return Outcome(code, out.getvalue(), err.getvalue(), str(next(iter(arguments), "")))
