@@ -14,12 +14,13 @@ import pytest
 
 from tests.conversion.test_scales import statistics
 from tq_onnx.conversion.calibrationfile import write_calibration
+from tq_onnx.conversion.layers import converted_layers
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.files.load import load
 from tq_onnx.integrations.bundled import build_bundled
-from tq_onnx.plan import METADATA_PLAN, Plan
+from tq_onnx.plan import METADATA_PLAN, Plan, plan_in
 from tq_onnx.runtime.session import make_session
 from tq_onnx.targets.cann_graph import graphoperators as provider
 from tq_onnx.targets.cann_graph import standard
@@ -190,6 +191,19 @@ def test_the_plan_tells_that_caches_are_static(converted: Path) -> None:
     plan = Plan.from_json(metadata[METADATA_PLAN])
     assert plan.interface.static
     assert plan.fixed_capacity
+
+
+def test_a_mask_of_one_layer_alone_is_proven_too(converted: Path) -> None:
+    model = load(converted).model
+    plan = plan_in(model.metadata_props)
+    assert plan is not None
+    shared, _, own, _ = (layer.attention for layer in converted_layers(model, plan))
+    assert shared.bias is own.bias is not None
+    hides_the_past = ir.node("Neg", [own.bias])
+    model.graph.insert_before(own.node, hides_the_past)
+    own.bias = hides_the_past.outputs[0]
+    with pytest.raises(UnsupportedModelError, match="mask of layer 2 hides more"):
+        lower_for_graph_mode(model, capacity=CAPACITY, tokens=1, batch=1)
 
 
 @pytest.mark.parametrize("sizes", [{"capacity": 0}, {"capacity": 4, "tokens": 5}, {"batch": 0}])
