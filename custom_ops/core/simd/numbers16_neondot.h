@@ -70,18 +70,5 @@ TQ_INLINE void store_group(int32x4_t numbers, Group* group) {
   const int32x4_t high = vshrq_n_s32(vsubq_s32(numbers, low), 8);
   vst1_s8(group->high, vmovn_s16(vcombine_s16(vmovn_s32(high), vmovn_s32(low))));
 }
-// x[0 .. 4) / step, rounded, as a group; adds the numbers.
-TQ_INLINE Total store_groups(const float* x, float inverse, Group* groups, Total total) {
-  const int32x4_t numbers = rounded(vld1q_f32(x), inverse);
-  store_group(numbers, groups);
-  return vaddq_s32(total, numbers);
-}
-// COUNT vectors of weights / step, rounded; no weight is negative. Returns what first_value_sums
-// wants.
-template <int COUNT>
-TQ_INLINE int32_t store_weights(const Floats* x, float inverse, Group* groups) {
-  for (int i = 0; i < COUNT; ++i) store_group(rounded(x[i], inverse), groups + i);
-  return 0;
-}
 
 }  // namespace

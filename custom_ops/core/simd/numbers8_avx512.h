@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/simd/vec_int_avx512.h"
+#include "core/simd/numbers8.h"
 
 namespace {
 
@@ -13,26 +14,14 @@ constexpr int kMaxQueries = 6;  // query rows that share the looked up codes
 constexpr int kWideQueries = 6;  // of these, up to how many take two slots of a value at once
 constexpr int kDeepQueries = 2;  // and up to how many take whole vectors of values at once
 
-constexpr float kLargestNumber = tq::kLargestByte;
-constexpr float kLargestWeight = tq::kLargestByteWeight;
-constexpr int kStepRows = tq::kByteStepRows;  // weights that are rounded to the same steps
-
-struct Group {
-  uint8_t number[4];
-};
 using Sums = __m512i;
 using Factors = __m512i;
 
 TQ_INLINE Sums zero_sums() { return _mm512_setzero_si512(); }
 TQ_INLINE Sums first_value_sums(int32_t) { return zero_sums(); }
 TQ_INLINE Factors load_factors(const void* p) { return keep(_mm512_loadu_si512(p)); }
-TQ_INLINE void store_factors(const Group* groups, float* out) {
-  __builtin_memcpy(out, groups, kWords * sizeof *groups);
-}
 TQ_INLINE Factors spread_factors(const Group& group) {
-  int32_t numbers;
-  __builtin_memcpy(&numbers, group.number, sizeof numbers);
-  return keep(_mm512_set1_epi32(numbers));
+  return keep(_mm512_set1_epi32(word_of(group)));
 }
 TQ_INLINE void add_key_products(Sums& sums, Bytes keys, Factors query) {
   add_product(sums, keys, query);

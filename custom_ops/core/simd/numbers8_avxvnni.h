@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/simd/vec_int_avx2.h"
+#include "core/simd/numbers8.h"
 
 namespace {
 
@@ -14,16 +15,9 @@ constexpr int kMaxQueries = 5;  // query rows that share the looked up codes
 constexpr int kWideQueries = 2;  // of these, up to how many take two slots of a value at once
 constexpr int kDeepQueries = 1;  // and up to how many take whole vectors of values at once
 
-constexpr float kLargestNumber = tq::kLargestByte;
-constexpr float kLargestWeight = tq::kLargestByteWeight;
-constexpr int kStepRows = tq::kByteStepRows;  // weights that are rounded to the same steps
-
 using Sums = __m256i;
 using Codes = Bytes;
 using Factors = __m256i;
-struct Group {
-  uint8_t number[4];
-};
 
 TQ_INLINE Table make_value_table(const int8_t* entries) {
   return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(entries)));
@@ -34,14 +28,7 @@ TQ_INLINE Sums first_value_sums(int32_t) { return zero_sums(); }
 TQ_INLINE Factors load_factors(const void* p) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(p));
 }
-TQ_INLINE void store_factors(const Group* groups, float* out) {
-  __builtin_memcpy(out, groups, kWords * sizeof *groups);
-}
-TQ_INLINE Factors spread_factors(const Group& group) {
-  int32_t numbers;
-  __builtin_memcpy(&numbers, group.number, sizeof numbers);
-  return _mm256_set1_epi32(numbers);
-}
+TQ_INLINE Factors spread_factors(const Group& group) { return _mm256_set1_epi32(word_of(group)); }
 // As in vec_int_avx512.h.
 TQ_INLINE void add_product(__m256i& sum, __m256i unsigned_bytes, __m256i signed_bytes) {
   __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(unsigned_bytes), "x"(signed_bytes));

@@ -3,9 +3,8 @@
 // taken away first.
 #pragma once
 
-#include <string.h>
-
 #include "core/simd/vec_int_neon.h"
+#include "core/simd/numbers8.h"
 
 namespace {
 
@@ -13,13 +12,6 @@ constexpr int kMaxQueries = 5;   // query rows that share the looked up codes
 constexpr int kWideQueries = 2;  // of these, up to how many take two slots of a value at once
 constexpr int kDeepQueries = 5;  // and up to how many take whole vectors of values at once
 
-constexpr float kLargestNumber = tq::kLargestByte;
-constexpr float kLargestWeight = tq::kLargestByteWeight;
-constexpr int kStepRows = tq::kByteStepRows;  // weights that are rounded to the same steps
-
-struct Group {
-  uint8_t number[4];
-};
 using Codes = int8x16_t;
 using Factors = int8x16_t;
 using Sums = int32x4_t;
@@ -30,13 +22,8 @@ TQ_INLINE Codes lookup(Table table, Bytes index) { return bytes_of(table, index)
 TQ_INLINE Sums zero_sums() { return vdupq_n_s32(0); }
 TQ_INLINE Sums first_value_sums(int32_t total) { return vdupq_n_s32(-128 * total); }
 TQ_INLINE Factors load_factors(const void* p) { return vld1q_s8(static_cast<const int8_t*>(p)); }
-TQ_INLINE void store_factors(const Group* groups, float* out) {
-  memcpy(out, groups, kWords * sizeof *groups);
-}
 TQ_INLINE Factors spread_factors(const Group& group) {
-  int32_t numbers;
-  memcpy(&numbers, group.number, sizeof numbers);
-  return vreinterpretq_s8_s32(vdupq_n_s32(numbers));
+  return vreinterpretq_s8_s32(vdupq_n_s32(word_of(group)));
 }
 TQ_INLINE void add_key_products(Sums& sums, Codes keys, Factors query) {
   sums = vdotq_s32(sums, keys, query);
@@ -54,23 +41,6 @@ TQ_INLINE void store_scores(const Sums* sums, int32_t, float step, float* scores
 TQ_INLINE void store_group(int32x4_t numbers, Group* group) {
   const int8x8_t bytes = vmovn_s16(vcombine_s16(vmovn_s32(numbers), vmovn_s32(numbers)));
   vst1_lane_s32(reinterpret_cast<int32_t*>(group), vreinterpret_s32_s8(bytes), 0);
-}
-// x[0 .. 4) / step, rounded, as a group; adds the numbers.
-TQ_INLINE Total store_groups(const float* x, float inverse, Group* groups, Total total) {
-  const int32x4_t numbers = rounded(vld1q_f32(x), inverse);
-  store_group(numbers, groups);
-  return vaddq_s32(total, numbers);
-}
-// COUNT vectors of weights / step, rounded; no weight is negative. Returns the numbers' sum.
-template <int COUNT>
-TQ_INLINE int32_t store_weights(const Floats* x, float inverse, Group* groups) {
-  Total total = zero_total();
-  for (int i = 0; i < COUNT; ++i) {
-    const int32x4_t numbers = rounded(x[i], inverse);
-    store_group(numbers, groups + i);
-    total = vaddq_s32(total, numbers);
-  }
-  return total_of(total);
 }
 
 }  // namespace

@@ -71,18 +71,5 @@ TQ_INLINE void store_scores(const Sums* sums, int32_t, float step, float* scores
 TQ_INLINE void store_group(int32x4_t numbers, Group* group) {
   vst1_s16(group->number, vqmovn_s32(numbers));
 }
-// x[0 .. 4) / step, rounded, as a group; adds the numbers.
-TQ_INLINE Total store_groups(const float* x, float inverse, Group* groups, Total total) {
-  const int32x4_t numbers = rounded(vld1q_f32(x), inverse);
-  store_group(numbers, groups);
-  return vaddq_s32(total, numbers);
-}
-// COUNT vectors of weights / step, rounded; no weight is negative. Returns what first_value_sums
-// wants.
-template <int COUNT>
-TQ_INLINE int32_t store_weights(const Floats* x, float inverse, Group* groups) {
-  for (int i = 0; i < COUNT; ++i) store_group(rounded(x[i], inverse), groups + i);
-  return 0;
-}
 
 }  // namespace

@@ -133,6 +133,26 @@ TQ_INLINE int32x4_t rounded(Floats x, float inverse) {
   return vcvtnq_s32_f32(vmulq_n_f32(x, inverse));
 }
 
+// ---- groups of numbers; the files that include this one say what a group is, and store_group
+// x[0 .. 4) / step, rounded, as a group; adds the numbers.
+template <class Group>
+TQ_INLINE Total store_groups(const float* x, float inverse, Group* groups, Total total) {
+  const int32x4_t numbers = rounded(vld1q_f32(x), inverse);
+  store_group(numbers, groups);
+  return vaddq_s32(total, numbers);
+}
+// COUNT vectors of weights / step, rounded; no weight is negative. Returns the numbers' sum.
+template <int COUNT, class Group>
+TQ_INLINE int32_t store_weights(const Floats* x, float inverse, Group* groups) {
+  Total total = zero_total();
+  for (int i = 0; i < COUNT; ++i) {
+    const int32x4_t numbers = rounded(x[i], inverse);
+    store_group(numbers, groups + i);
+    total = vaddq_s32(total, numbers);
+  }
+  return total_of(total);
+}
+
 TQ_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
 
 }  // namespace

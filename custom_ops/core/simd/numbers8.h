@@ -1,0 +1,23 @@
+// What numbers of 8 bits beside the words of any vec_int_*.h have in common, where products are of
+// bytes: how many steps there are, and four neighbours as the bytes of one word.
+#pragma once
+
+namespace {
+
+constexpr float kLargestNumber = tq::kLargestByte;
+constexpr float kLargestWeight = tq::kLargestByteWeight;
+constexpr int kStepRows = tq::kByteStepRows;  // weights that are rounded to the same steps
+
+struct Group {
+  uint8_t number[4];
+};
+TQ_INLINE void store_factors(const Group* groups, float* out) {
+  __builtin_memcpy(out, groups, kWords * sizeof *groups);
+}
+TQ_INLINE int32_t word_of(const Group& group) {
+  int32_t numbers;
+  __builtin_memcpy(&numbers, group.number, sizeof numbers);
+  return numbers;
+}
+
+}  // namespace
