@@ -65,13 +65,13 @@ def test_kernels(pytestconfig: pytest.Config) -> None:
         check(build(kept, f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja')}"))
 
 
-@pytest.mark.slow
+@pytest.mark.sanitizers
 def test_kernels_under_the_sanitizers(pytestconfig: pytest.Config) -> None:
     options = ("-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DTQ_SANITIZE=ON")
     check(build_in_cache(pytestconfig.cache, "sanitized", *options))
 
 
-@pytest.mark.slow
+@pytest.mark.sanitizers
 def test_threads_under_the_sanitizer(pytestconfig: pytest.Config) -> None:
     """Threads that share tables and caches, as calls of one session do."""
     options = ("-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DTQ_SANITIZE_THREADS=ON")
