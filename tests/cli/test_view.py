@@ -8,7 +8,7 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 
 import pytest
 
@@ -22,17 +22,23 @@ PYTHON = (sys.executable, "-m", "tq_onnx.cli.main")
 
 def test_the_page_opens_at_the_first_converted_layer_until_ctrl_c() -> None:
     model = converted(DYNAMO)
+    # Background jobs of a shell, as in CI, ignore the signal, and hand that down.
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(
         [*PYTHON, "view", str(model), "--no-browser"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
+        signal.signal(signal.SIGINT, before)
         assert process.stdout is not None
         address = process.stdout.readline().strip()
         page = urllib.request.urlopen(address, timeout=60).read().decode()
         script = urllib.request.urlopen(f"{address}tq-onnx.js", timeout=60).read().decode()
         data = urllib.request.urlopen(f"{address}data/{model.name}", timeout=60).read()
+        elsewhere = urllib.request.Request(address, headers={"Host": "evil.example"})
+        with pytest.raises(HTTPError, match="403"):
+            urllib.request.urlopen(elsewhere, timeout=60)
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=60)
     assert address.startswith("http://127.0.0.1:")
