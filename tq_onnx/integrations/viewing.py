@@ -100,7 +100,7 @@ def served(path: Path, *, port: int = 0) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             # A page of another site can have its own name lead here, and read what it is answered.
-            if self.headers.get("Host") != f"{HOST}:{self.server.server_address[1]}":
+            if self.headers.get("Host") != f"{HOST}:{server.server_port}":
                 self.send_error(HTTPStatus.FORBIDDEN)
                 return
             if self.path == _SCRIPT:
