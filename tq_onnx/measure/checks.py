@@ -146,15 +146,16 @@ def feeding_modes_agree(
     if modes.first_only:
         return []
     flips = modes.chunk_bytes_differing / modes.cache_bytes
-    alike = flips <= MAX_CHUNK_FLIPS or _tipped(modes, own, drift, chunked_drift)
+    few = flips <= MAX_CHUNK_FLIPS
+    alike = few or _tipped(modes, own, drift, chunked_drift)
     rounds = any(each.op_type in ROUNDING_BY_CALL for each in model.graph.all_nodes())
     reason = ""
-    if rounds and not alike:
+    if rounds and not few:
         reason = ", as the graph rounds activations by the range of each call"
     elif not alike and any(each.largest > SAME_NUMBERS for each in own):
         reason = ", and the original caches other numbers in chunks, too"
     seen = ""
-    if flips > MAX_CHUNK_FLIPS and modes.chunk_layer is not None and not reason:
+    if not few and not reason:
         seen = f", {modes.chunk_layer_bytes_differing} in layer {modes.chunk_layer}, the first"
     chunked = PropertyCheck(
         "a prompt in chunks leaves the same bytes",
