@@ -89,6 +89,26 @@ def first_size(value: str, size: int) -> Edit:
     return edit
 
 
+def size_of_output(value: str, axis: int, size: int) -> Edit:
+    """An output whose axis has that size."""
+
+    def edit(proto: onnx.ModelProto) -> None:
+        declared = next(each for each in proto.graph.output if each.name == value)
+        declared.type.tensor_type.shape.dim[axis].dim_value = size
+
+    return edit
+
+
+def number_of_node(output: str, value: int) -> Edit:
+    """A Constant of one integer is another."""
+
+    def edit(proto: onnx.ModelProto) -> None:
+        (attribute,) = _node(proto, output).attribute
+        attribute.t.CopyFrom(numpy_helper.from_array(np.array([value], np.int64)))
+
+    return edit
+
+
 def number(name: str, value: int) -> Edit:
     """A constant of one integer is another."""
 
@@ -144,6 +164,14 @@ MODELS: Final[dict[str, tuple[str, Edit]]] = {
     ),
     "a batch that no memory holds": ("genai-cpu-fp16", first_size("input_ids", 1 << 31)),
     "a range of 2^63 numbers": ("hf-ortcuda-decode", number("val_4", -(1 << 63))),
+    "sizes that multiply to what no memory holds": (
+        "genai-cpu-fp16",
+        number_of_node("/model/constants/INT64/[1]", 1 << 40),
+    ),
+    "a cache that has no room for a window": (
+        "legacy-one-token",
+        size_of_output("present.1.key", 2, 1 << 40),
+    ),
     "keys as new values": (
         "dynamo-qwen3-moe",
         operand("present.0.value", 1, "past_key_values.0.key"),

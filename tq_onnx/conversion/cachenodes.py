@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
+from tq_onnx.files.declarations import MAX_DIMENSION
 from tq_onnx.graph.builder import Builder
 from tq_onnx.recognise.caches import PAST, Cache
 from tq_onnx.recognise.lengths import Lengths, tokens_of_rows
@@ -27,7 +28,9 @@ def rows_of_slots(slots: int | str | None, overlay_rows: int) -> int | str | Non
     """Return the size of a cache of so many slots behind an overlay: a number or a name."""
     if not overlay_rows or slots is None:
         return slots
-    return slots + overlay_rows if isinstance(slots, int) else f"{slots} + {overlay_rows}"
+    if isinstance(slots, int) and slots + overlay_rows <= MAX_DIMENSION:
+        return slots + overlay_rows
+    return f"{slots} + {overlay_rows}"
 
 
 def leading(cache: Cache, site: Site, overlay_rows: int) -> list[int | str | None]:

@@ -138,13 +138,22 @@ def _lengths(
     return lengths
 
 
+def is_believable(sizes: Iterable[int]) -> bool:
+    """Return True if dimensions that are numbers are none that this room refuses."""
+    elements = 1
+    for size in sizes:
+        if not 0 <= size <= MAX_DIMENSION:
+            return False
+        elements *= max(size, 1)
+    return elements <= MAX_ELEMENTS
+
+
 def _check_shape(name: str, sizes: list[int], rank: int, where: str) -> None:
     if rank > MAX_RANK:
         raise ModelFileError(
             f"the value {name!r} declares {rank} dimensions, and {MAX_RANK} is the most",
             where=where,
         )
-    elements = 1
     for size in sizes:
         if not 0 <= size <= MAX_DIMENSION:
             raise ModelFileError(
@@ -152,8 +161,7 @@ def _check_shape(name: str, sizes: list[int], rank: int, where: str) -> None:
                 where=where,
                 fix="a dimension that varies needs a name instead of a number",
             )
-        elements *= max(size, 1)
-    if elements > MAX_ELEMENTS:
+    if not is_believable(sizes):
         raise ModelFileError(
             f"the value {name!r} declares the dimensions {sizes}, which no memory holds",
             where=where,

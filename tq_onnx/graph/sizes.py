@@ -18,7 +18,7 @@ from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.files.declarations import MAX_DIMENSION
+from tq_onnx.files.declarations import MAX_DIMENSION, is_believable
 from tq_onnx.graph.constants import attribute_int, integers
 from tq_onnx.graph.numberrules import NUMBERS
 from tq_onnx.graph.quantisedsizes import QUANTISED_SHAPES, TYPED, TYPED_BY
@@ -160,15 +160,16 @@ def add(output: ir.Value, found: Sizes, *, replace: bool = False) -> None:
         None if isinstance(size, int) and not 0 <= size <= MAX_DIMENSION else size for size in found
     )
     told = sizes(output)
-    if told is None:
-        output.shape = ir.Shape(found)
-    elif _agree(told, found):
+    merged = found
+    if told is not None:
+        if not _agree(told, found):
+            return
         merged = tuple(
             there if here is None or (replace and isinstance(there, int)) else here
             for here, there in zip(told, found, strict=True)
         )
-        if merged != told:
-            output.shape = ir.Shape(merged)
+    if merged != told and is_believable(size for size in merged if isinstance(size, int)):
+        output.shape = ir.Shape(merged)
 
 
 def _replace(output: ir.Value, found: Sizes) -> None:
