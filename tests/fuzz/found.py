@@ -172,6 +172,10 @@ MODELS: Final[dict[str, tuple[str, Edit]]] = {
         "legacy-one-token",
         size_of_output("present.1.key", 2, 1 << 40),
     ),
+    "a dimension for each token": (
+        "dynamo-op18-sdpa-hd128-fp16",
+        operand("add_988", 0, "past_key_values.0.value"),
+    ),
     "keys as new values": (
         "dynamo-qwen3-moe",
         operand("present.0.value", 1, "past_key_values.0.key"),

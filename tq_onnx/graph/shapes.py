@@ -16,6 +16,7 @@ import onnx
 import onnx.shape_inference
 import onnx_ir as ir
 
+from tq_onnx.files.declarations import MAX_RANK
 from tq_onnx.graph.sizes import add, refine
 
 _MAX_CONSTANT: Final = 64
@@ -91,7 +92,12 @@ def infer(proto: onnx.ModelProto) -> onnx.ModelProto:
         if len(value.type.tensor_type.shape.dim) == 1
     )
     # Inference makes an entry for each that is declared, were it 2^36, and does so in each reader.
-    return onnx.shape_inference.infer_shapes(proto, data_prop=max(lists, default=0) <= _MAX_LIST)
+    made = onnx.shape_inference.infer_shapes(proto, data_prop=max(lists, default=0) <= _MAX_LIST)
+    # A shape that a damaged graph computes of a cache has a dimension for each token.
+    for value in (*made.graph.value_info, *made.graph.output):
+        if len(value.type.tensor_type.shape.dim) > MAX_RANK:
+            value.type.tensor_type.ClearField("shape")
+    return made
 
 
 def without_weights(model: ir.Model) -> onnx.ModelProto:
