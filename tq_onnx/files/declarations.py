@@ -7,6 +7,7 @@ is bounded, and the length of every list of sizes much more so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
@@ -138,14 +139,9 @@ def _lengths(
     return lengths
 
 
-def is_believable(sizes: Iterable[int]) -> bool:
-    """Return True if dimensions that are numbers are none that this room refuses."""
-    elements = 1
-    for size in sizes:
-        if not 0 <= size <= MAX_DIMENSION:
-            return False
-        elements *= max(size, 1)
-    return elements <= MAX_ELEMENTS
+def is_holdable(sizes: Iterable[int]) -> bool:
+    """Return True if dimensions do not multiply to more elements than a value may declare."""
+    return math.prod(max(size, 1) for size in sizes) <= MAX_ELEMENTS
 
 
 def _check_shape(name: str, sizes: list[int], rank: int, where: str) -> None:
@@ -161,7 +157,7 @@ def _check_shape(name: str, sizes: list[int], rank: int, where: str) -> None:
                 where=where,
                 fix="a dimension that varies needs a name instead of a number",
             )
-    if not is_believable(sizes):
+    if not is_holdable(sizes):
         raise ModelFileError(
             f"the value {name!r} declares the dimensions {sizes}, which no memory holds",
             where=where,

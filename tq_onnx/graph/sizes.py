@@ -18,7 +18,7 @@ from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.files.declarations import MAX_DIMENSION, is_believable
+from tq_onnx.files.declarations import MAX_DIMENSION, is_holdable
 from tq_onnx.graph.constants import attribute_int, integers
 from tq_onnx.graph.numberrules import NUMBERS
 from tq_onnx.graph.quantisedsizes import QUANTISED_SHAPES, TYPED, TYPED_BY
@@ -168,7 +168,7 @@ def add(output: ir.Value, found: Sizes, *, replace: bool = False) -> None:
             there if here is None or (replace and isinstance(there, int)) else here
             for here, there in zip(told, found, strict=True)
         )
-    if merged != told and is_believable(size for size in merged if isinstance(size, int)):
+    if merged != told and is_holdable(size for size in merged if isinstance(size, int)):
         output.shape = ir.Shape(merged)
 
 
