@@ -38,7 +38,7 @@ from tq_onnx.measure.checks import PropertyCheck
 from tq_onnx.measure.fidelity import RawOriginal, convert_raw, expect_fidelity
 from tq_onnx.measure.interfaces import refuse_stranger
 from tq_onnx.measure.planned import expect_layers
-from tq_onnx.measure.readings import read_original
+from tq_onnx.measure.readings import read_original, with_float_products
 from tq_onnx.measure.report import report
 from tq_onnx.measure.verify import VerifyReport, verify
 from tq_onnx.plan import plan_in
@@ -59,7 +59,7 @@ def raw_of(name: str) -> tuple[OpenModel, RawOriginal]:
     """What ``report`` compares all conversions of an original with."""
     graph = load(original(name))
     before = open_original(original(name), loaded=graph, threads=1)
-    own = read_original(before, graph, TEXT, threads=1)
+    own = read_original(with_float_products(before, graph, library=False, threads=1), TEXT)
     found = recognise_original(graph, original(name), recognition=before.recognition)
     raw = convert_raw(found, TEXT, own, threads=1)
     assert isinstance(raw, RawOriginal)

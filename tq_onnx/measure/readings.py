@@ -39,37 +39,25 @@ class Reading:
     watched: dict[str, Array]
 
 
-def read_original(
-    before: OpenModel,
-    loaded: LoadedModel,
-    prompt: npt.NDArray[np.int64],
-    *,
-    threads: int | None = None,
-) -> Reading:
-    """Read a prompt with an original; int4 weights are multiplied as floats.
+def read_original(floats: OpenModel, prompt: npt.NDArray[np.int64]) -> Reading:
+    """Read a prompt with an original.
 
     Args:
-        before: the original.
-        loaded: its graph; it is not changed.
+        floats: the original; see ``with_float_products``.
         prompt: ids ``[n]``.
-        threads: threads within an operator.
 
     Raises:
         UnsupportedModelError: it computes NaN, with which nothing can be compared.
     """
-    found = read(_decoder(before, loaded, threads), prompt)
-    floats = [array for array in (found.logits, *found.caches) if array.dtype.kind == "f"]
-    if any(np.isnan(array).any() for array in floats):
+    found = read(floats.decoder(), prompt)
+    numbers = [array for array in (found.logits, *found.caches) if array.dtype.kind == "f"]
+    if any(np.isnan(array).any() for array in numbers):
         raise UnsupportedModelError(
             "the original computes NaN, with which nothing can be compared",
-            where=str(loaded.path),
+            where=str(floats.path),
             fix="check the export",
         )
     return found
-
-
-def _decoder(before: OpenModel, loaded: LoadedModel, threads: int | None) -> Decoder:
-    return with_float_products(before, loaded, library=False, threads=threads).decoder()
 
 
 def with_float_products(

@@ -31,7 +31,7 @@ from tq_onnx.measure.fidelity import (
 )
 from tq_onnx.measure.interfaces import refuse_stranger
 from tq_onnx.measure.planned import expect_layers
-from tq_onnx.measure.readings import read_original
+from tq_onnx.measure.readings import read_original, with_float_products
 from tq_onnx.measure.recording import Recording
 from tq_onnx.measure.windows import Ids, blocks, text_of, windows
 from tq_onnx.plan import Plan
@@ -91,7 +91,9 @@ def report(
     todo = blocks(len(text), context) if stride is None else windows(len(text), context, stride)
     tell(Progress("Comparing everything but the codecs with the original"))
     prompt = text[: min(PROMPT_TOKENS, todo[0].stop)]
-    own = read_original(before, graph, prompt, threads=threads)
+    floats = with_float_products(before, graph, library=False, threads=threads)
+    own = read_original(floats, prompt)
+    del floats
     source_graph = recognise_original(graph, original, recognition=before.recognition)
     before = replace(before, session=None)  # one model at a time
     raw = convert_raw(source_graph, prompt, own, library=library, threads=threads)

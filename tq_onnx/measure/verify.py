@@ -263,11 +263,10 @@ def _verify(
     ]
     first = recognise_original(graph, original, recognition=before.recognition)
     chunk = chunk_of(after)
-    calls = call_distances(
-        with_float_products(before, graph, library=False, threads=threads), prompt, chunk
-    )
-    theirs = read_original(before, graph, prompt, threads=threads)
-    del before
+    floats = with_float_products(before, graph, library=False, threads=threads)
+    calls = call_distances(floats, prompt, chunk)
+    theirs = read_original(floats, prompt)
+    del before, floats
     tell(Progress("Exposing the layers"))
     probe = expose_internals(converted, loaded=loaded)
     if any(layer.is_shortened for layer in probe.layers):
