@@ -31,6 +31,7 @@ from report import Row, decode_rows, prefill_rows, table
 from timing import Limits, Timing, measure
 
 from tq_onnx.codec.presets import PRESETS
+from tq_onnx.codec.window import MAX_ENTRIES
 
 
 class Benchmark:
@@ -86,7 +87,8 @@ class Benchmark:
 
 
 def _chosen(options: argparse.Namespace) -> list[Named]:
-    every = [*registry.ours(options.presets, options.products), *registry.PEERS]
+    own = registry.ours(options.presets, options.products, options.windows)
+    every = [*own, *registry.PEERS]
     return [named for named in every if any(part in named.name for part in options.peers)]
 
 
@@ -125,6 +127,19 @@ def _presets(text: str) -> list[str]:
     return names
 
 
+def _windows(text: str) -> list[tuple[int, int]]:
+    windows = []
+    for item in _words(text):
+        recent, _, sinks = item.partition("+")
+        try:
+            windows.append((int(recent), int(sinks or 0)))
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{item!r} is not like 32+4") from error
+        if min(windows[-1]) < 0 or sum(windows[-1]) > MAX_ENTRIES:
+            raise argparse.ArgumentTypeError(f"{item}: no window has so many tokens")
+    return windows
+
+
 def _pythons(text: str) -> dict[str, str]:
     pythons = {}
     for item in _words(text):
@@ -146,6 +161,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--head-size", type=int, default=128)
     add("--presets", type=_presets, default=["int4"], help="ours")
     add("--products", type=_words, default=[], metavar="8,16,float", help="ours, with each of them")
+    add(
+        "--windows",
+        type=_windows,
+        default=[],
+        metavar="0,32+4,...",
+        help="ours, with so many of the newest tokens and of the first ones exact",
+    )
     add("--peers", type=_words, default=[""], help="contenders whose name contains one of these")
     add(
         "--peer-python",

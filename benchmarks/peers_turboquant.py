@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import numpy as np
 from contender import Array, Step, normal, repeated
 from onnxmodel import OnnxStep, OrtPrepared
@@ -10,7 +12,16 @@ from tq_onnx.codec import reference
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.codec.rotation import rotation_of
+from tq_onnx.codec.search import gain_table
 from tq_onnx.codec.spec import Codec, row_layout
+from tq_onnx.codec.window import (
+    ELEMENT_BYTES,
+    Window,
+    retag,
+    rounded,
+    rows_per_entry,
+    window_of,
+)
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.ops.singleop import (
     PRESENT_CACHES,
@@ -27,14 +38,20 @@ TILE = 128
 
 
 class TurboQuant:
-    """One layer of a model that was converted with a preset, float32."""
+    """One layer of a model that was converted with a preset, float32; encoders try its gains.
+
+    Args:
+        preset: a name; ``KeyError`` for one that does not exist.
+        recent: how many of the newest tokens are exact.
+        sinks: how many of the first tokens are exact.
+    """
 
     most_copies = None
 
-    def __init__(self, preset: str) -> None:
-        """Raises ``KeyError`` for a preset that does not exist."""
+    def __init__(self, preset: str, recent: int = 0, sinks: int = 0) -> None:
         self._preset = PRESETS[preset]
         self._codecs: dict[str, Codec] = {"key": self._preset.key, "value": self._preset.value}
+        self._recent, self._sinks = recent, sinks
 
     def version(self) -> str:
         """Of the library, with the level that it uses."""
@@ -42,13 +59,21 @@ class TurboQuant:
         return f"{info.version} ({info.isa})"
 
     def cache_bytes(self, step: Step) -> int:
-        """As the rows are."""
-        widths = (row_layout(codec, step.head_size).row_bytes for codec in self._codecs.values())
-        return sum(widths) * step.vectors // 2
+        """As the rows are, those of the window included."""
+        heads = step.batch * step.kv_heads
+        slots = step.context + self._window(step.head_size).overlay_rows
+        return sum(self._widths(step.head_size)) * heads * slots
 
     def prepare(self, step: Step, threads: int, copies: int) -> OrtPrepared:
         """A session with the library registered."""
         return OrtPrepared(self._model(step), threads, copies, str(get_library_path()))
+
+    def _widths(self, head_size: int) -> list[int]:
+        return [row_layout(codec, head_size).row_bytes for codec in self._codecs.values()]
+
+    def _window(self, head_size: int) -> Window:
+        planes = ((head_size, width) for width in self._widths(head_size))
+        return window_of(self._recent, self._sinks, planes)
 
     def _rows(self, role: str, head_size: int) -> Array:
         codec = self._codecs[role]
@@ -60,22 +85,34 @@ class TurboQuant:
         return reference.encode(vectors, codec, rotation, book, self._preset.norm_correction)
 
     def _model(self, step: Step) -> OnnxStep:
+        window = self._window(step.head_size)
         constants: dict[str, Array] = {}
         for role, codec in self._codecs.items():
             kind = self._preset.rotation
             constants |= codec_constants(codec, step.head_size, prefix=f"{role}_", kind=kind)
+            if codec.searches and self._preset.gains:
+                constants[f"{role}_gains"] = gain_table(self._preset.gains)
+        exact = {} if window.entries == 0 else asdict(window)
         model = OperatorModel(constants=constants)
         for role, codec in self._codecs.items():
             attributes = encode_attributes(codec, norm_correction=self._preset.norm_correction)
-            model.operator(Encode, attributes, f"present_{role}", names=side_names(role))
+            gains = [Encode.gains] if f"{role}_gains" in constants else []
+            names = side_names(role)
+            model.operator(
+                Encode, attributes | exact, f"present_{role}", names=names, optional=gains
+            )
         attributes = attention_attributes(self._preset.key, self._preset.value, step.scale)
-        model.operator(Attention, attributes, "output", names=PRESENT_CACHES)
-        kept = (step.batch, step.kv_heads, step.context)
+        model.operator(
+            Attention,
+            attributes | exact,
+            "output",
+            names={**PRESENT_CACHES, Attention.new_keys: "key", Attention.new_values: "value"},
+            optional=[Attention.new_keys, Attention.new_values] if exact else [],
+        )
         caches = {}
         for role in self._codecs:
-            rows = self._rows(role, step.head_size)
-            content = repeated(rows, (*kept, rows.shape[-1]))
-            caches[f"past_{role}"] = (f"present_{role}", content)
+            name = f"past_{role}"
+            caches[name] = (f"present_{role}", self._cache(role, step, window))
         answer = (step.batch, step.query_heads, step.new, step.head_size)
         new = (step.batch, step.kv_heads, step.new, step.head_size)
         return OnnxStep(
@@ -88,4 +125,26 @@ class TurboQuant:
             },
             caches,
             (answer, np.dtype(np.float32)),
+        )
+
+    def _cache(self, role: str, step: Step, window: Window) -> Array:
+        """A cache that holds ``past`` tokens; the entries of its window are theirs."""
+        rows = self._rows(role, step.head_size)
+        slots = window.overlay_rows + step.context
+        content = repeated(rows, (step.batch, step.kv_heads, slots, rows.shape[-1]))
+        if step.past >= window.entries:
+            vectors = rounded(normal((TILE, step.head_size), seed=3)).view(np.uint8)
+            _fill(content, vectors, window)
+            retag(content, step.head_size, window, step.past)
+        return content
+
+
+def _fill(cache: Array, vectors: Array, window: Window) -> None:
+    """Puts vectors, as bytes, into the entries of every plane."""
+    width = rows_per_entry(vectors.shape[-1] // ELEMENT_BYTES, cache.shape[-1])
+    for entry in range(window.entries):
+        row = cache[:, :, entry * width : (entry + 1) * width].reshape(*cache.shape[:2], -1)
+        row[..., : vectors.shape[-1]] = vectors[entry % len(vectors)]
+        cache[:, :, entry * width : (entry + 1) * width] = row.reshape(
+            *cache.shape[:2], width, cache.shape[-1]
         )

@@ -73,20 +73,31 @@ PEERS: tuple[Named, ...] = (
 )
 
 
-def ours(presets: Sequence[str], products: Sequence[str] = ()) -> list[Named]:
-    """Our contenders: with the products of the level, or with each kind of ``products``."""
+def ours(
+    presets: Sequence[str],
+    products: Sequence[str] = (),
+    windows: Sequence[tuple[int, int]] = (),
+) -> list[Named]:
+    """Our contenders.
+
+    Args:
+        presets: their names.
+        products: each preset with each of these; those of the level without any.
+        windows: each with each of these, newest and first tokens that are exact; none without any.
+    """
     kinds: list[tuple[str, dict[str, str]]] = [("", {})]
     if products:
         kinds = [(f" products {kind}", {"TQ_ONNX_PRODUCTS": kind}) for kind in products]
     return [
         Named(
-            f"{OURS} {preset}{label}",
+            f"{OURS} {preset}{f' window {recent}+{sinks}' if recent or sinks else ''}{label}",
             "peers_turboquant",
             "TurboQuant",
-            {"preset": preset},
+            {"preset": preset, "recent": recent, "sinks": sinks},
             environment,
             prefill=True,
         )
         for preset in presets
+        for recent, sinks in windows or [(0, 0)]
         for label, environment in kinds
     ]

@@ -11,9 +11,12 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 OURS, YARDSTICK, GONE = "tq-onnx int4", "ort gqa float32", "llama.cpp f16"
+EXACT = f"{OURS} window 4+2"
 HEADS, CONTEXT = 2, 64
 ROW_BYTES = 66
 """Of int4 at head size 128."""
+ENTRY_ROWS = 4
+"""That hold 128 float16 numbers and a tag."""
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +29,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         [
             *(sys.executable, str(FOLDER / "attention.py"), "--json"),
             *("--shapes", "4/2", "--contexts", str(CONTEXT), "--prefill", "8", "--threads", "1"),
-            *("--seconds", "0.05", "--cold-mb", "2"),
+            *("--windows", "0,4+2", "--seconds", "0.05", "--cold-mb", "2"),
             *("--peers", ",".join([OURS, YARDSTICK, GONE])),
             *("--peer-python", f"llama.cpp={python}"),
         ],
@@ -46,9 +49,9 @@ def by_peer(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def test_every_contender_has_a_row(found: dict[str, Any]) -> None:
     for rows in (found["rows"], found["prefill"]):
         assert all((row["shape"], row["threads"]) == ("4/2", 1) for row in rows)
-    assert [row["peer"] for row in found["rows"]] == [OURS, YARDSTICK, GONE]
+    assert [row["peer"] for row in found["rows"]] == [OURS, EXACT, YARDSTICK, GONE]
     assert {row["context"] for row in found["rows"]} == {CONTEXT}
-    assert [row["peer"] for row in found["prefill"]] == [OURS, YARDSTICK]
+    assert [row["peer"] for row in found["prefill"]] == [OURS, EXACT, YARDSTICK]
     assert {row["tokens"] for row in found["prefill"]} == {8}
     assert found["machine"]["cores"] >= 1
     assert found["machine"]["isa"]
@@ -58,6 +61,9 @@ def test_every_contender_has_a_row(found: dict[str, Any]) -> None:
 def test_cache_bytes_are_those_of_keys_and_values(found: dict[str, Any]) -> None:
     rows = by_peer(found["rows"])
     assert rows[OURS]["cache_bytes"] == 2 * HEADS * CONTEXT * ROW_BYTES
+    slots = CONTEXT + (4 + 2) * ENTRY_ROWS
+    assert rows[EXACT]["cache_bytes"] == 2 * HEADS * slots * ROW_BYTES
+    assert rows[EXACT]["ms"] > 0
     assert rows[YARDSTICK]["cache_bytes"] == 2 * HEADS * CONTEXT * 128 * 4
 
 
