@@ -14,7 +14,7 @@ Examples::
 What ``models/export_smollm2.py`` writes is made if ``FOLDER/smollm2`` is not there, which needs
 torch (see the recipe). The page is written after each section. One that was measured with the same
 commands is not measured again: what it found lies in ``FOLDER/NAME.md``, and its commands in
-``FOLDER/NAME.done``.
+``FOLDER/NAME.done``. A section that was measured elsewhere stays on the page as it is.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -144,13 +145,24 @@ def main() -> None:
 
 
 def write_page(folder: Path) -> None:
-    """Write docs/quality.md with all sections that were measured, now or before."""
-    pieces = [
-        f"{ABOUT[name]}\n\n{(folder / f'{name}.md').read_text(encoding='utf-8')}"
-        for name in NAMES
-        if (folder / f"{name}.md").is_file()
-    ]
-    (DOCS / "quality.md").write_text("\n".join([INTRODUCTION, *pieces]), encoding="utf-8")
+    """Write docs/quality.md with all sections that were measured, in this folder or elsewhere."""
+    page = DOCS / "quality.md"
+    found = pieces(page.read_text(encoding="utf-8"))
+    for name in NAMES:
+        if (folder / f"{name}.md").is_file():
+            found[name] = (folder / f"{name}.md").read_text(encoding="utf-8")
+    written = [f"{ABOUT[name]}\n\n{found[name]}" for name in NAMES if name in found]
+    page.write_text("\n".join([INTRODUCTION, *written]), encoding="utf-8")
+
+
+def pieces(page: str) -> dict[str, str]:
+    """Return what a page says below each heading; the last line of a section names its figures."""
+    found, begin = {}, 0
+    for link in re.finditer(r"^Figures: \[quality-(.+)\.json\].*\n", page, re.MULTILINE):
+        name, section = link[1], page[begin : link.end()]
+        found[name] = section.partition(f"{ABOUT[name]}\n\n")[2]
+        begin = link.end()
+    return found
 
 
 def sections(presets: list[str], tokens: int, threads: int) -> list[Section]:
