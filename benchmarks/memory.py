@@ -5,18 +5,30 @@ pieces up to the context, and some tokens are decoded. Then the cache is saved, 
 loads it and decodes a token. Peaks are VmHWM, so this runs on Linux.
 
     python benchmarks/memory.py model.onnx model.int4.onnx --context 8192
+    python benchmarks/memory.py model.onnx model.int4.onnx --context 32768 --pieces 5
+
+With ``--pieces`` only so many pieces of the prompt are read, the first and the last among them. In
+between the caches are filled with copies of their rows. The time of a piece in between is
+interpolated: it grows with the tokens in front of it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the process that starts the others imports little
+    import numpy as np
+    import numpy.typing as npt
+
+    from tq_onnx.runtime.decoder import Decoder
 
 STEPS = 16
 
@@ -27,27 +39,52 @@ def peak() -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 
 
-def run(model: Path, context: int, threads: int | None, saved: Path) -> dict[str, Any]:
+def run(
+    model: Path, context: int, threads: int | None, saved: Path, pieces: int | None
+) -> dict[str, Any]:
     """Reads, decodes and saves."""
     import numpy as np
 
     import tq_onnx
     from tq_onnx.language.cachefile import write_cache
-    from tq_onnx.runtime.generate import generate
 
     lm = tq_onnx.load(model, threads=threads)
     fixed = lm.signature.fixed_capacity
     decoder = lm.decoder(capacity=context if fixed else None)
-    ids = np.random.default_rng(0).integers(0, lm.vocabulary, context).tolist()
-    done = generate(decoder, ids[: context - STEPS], max_new_tokens=STEPS + 1)
+    ids = np.random.default_rng(0).integers(0, lm.vocabulary, context)
+    prompt_seconds = _read(decoder, ids[: context - STEPS], pieces)
+    steps = []
+    for token in ids[context - STEPS :]:
+        began = time.perf_counter()
+        decoder.step([token])
+        steps.append(time.perf_counter() - began)
     found = {
         "peak": peak(),
         "caches": decoder.cache_bytes,
-        "prompt_seconds": done.prefill_seconds,
-        "tokens_per_second": done.tokens_per_second,
+        "prompt_seconds": prompt_seconds,
+        "tokens_per_second": 1 / statistics.median(steps),
     }
-    write_cache(saved, ids, decoder.snapshot(), lm.identity)
+    write_cache(saved, ids.tolist(), decoder.snapshot(), lm.identity)
     return found | {"file": saved.stat().st_size}
+
+
+def _read(decoder: Decoder, ids: npt.NDArray[np.int64], pieces: int | None) -> float:
+    """Fills the caches with a prompt, or with some pieces of it; returns its seconds."""
+    import numpy as np
+
+    from tq_onnx.runtime.generate import PROMPT_PIECE
+
+    starts = np.arange(0, len(ids), PROMPT_PIECE)
+    read = starts if pieces is None else np.linspace(0, starts[-1], pieces).astype(np.int64)
+    seconds = []
+    for start in read:
+        if decoder.length < start:
+            decoder.repeat(int(start))
+        piece = ids[None, start : start + PROMPT_PIECE]
+        began = time.perf_counter()
+        decoder.read(piece, most=PROMPT_PIECE)
+        seconds.append(time.perf_counter() - began)
+    return float(np.interp(starts, read, seconds).sum())
 
 
 def resume(model: Path, context: int, threads: int | None, saved: Path) -> dict[str, Any]:
@@ -78,21 +115,23 @@ def main() -> None:
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--context", type=int, default=8192)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--pieces", type=int, help="of the prompt that are read; default: all")
     parser.add_argument("--do", choices=("run", "resume"), help=argparse.SUPPRESS)
     parser.add_argument("--saved", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.do:
-        job = run if options.do == "run" else resume
-        print(json.dumps(job(options.models[0], options.context, options.threads, options.saved)))
+        given = (options.models[0], options.context, options.threads, options.saved)
+        print(json.dumps(run(*given, options.pieces) if options.do == "run" else resume(*given)))
         return
     import tq_onnx
 
     threads = () if options.threads is None else ("--threads", options.threads)
+    pieces = () if options.pieces is None else ("--pieces", options.pieces)
     for model in options.models:
         row = tq_onnx.fit(model, context=options.context).rows[0]
         with tempfile.TemporaryDirectory() as folder:
             given = (model, "--context", options.context, *threads, "--saved", f"{folder}/cache")
-            found = _child(*given, "--do", "run") | _child(*given, "--do", "resume")
+            found = _child(*given, *pieces, "--do", "run") | _child(*given, "--do", "resume")
         off = row.peak_bytes / found["peak"] - 1
         print(
             json.dumps(
