@@ -28,6 +28,7 @@ from tq_onnx.measure.comparison import ComparisonReport
 from tq_onnx.measure.differences import DiffReport
 from tq_onnx.measure.fit import FitReport
 from tq_onnx.measure.greedy import GreedyFigures
+from tq_onnx.measure.npu import NpuReport
 from tq_onnx.measure.verify import VerifyReport
 from tq_onnx.runtime.installation import InfoReport
 
@@ -39,6 +40,7 @@ DOCUMENTS: Final[dict[str, Any]] = {
     "inspect": InspectionReport | FolderInspection,
     "presets": list[PresetFacts],
     "verify": VerifyDocument,
+    "verify-on-npu": NpuReport,
     "diff": DiffReport,
     "report": ComparisonReport,
     "bench": SpeedReport,

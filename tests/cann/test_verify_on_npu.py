@@ -48,10 +48,11 @@ def report_of(path: Path) -> dict[str, Any]:
 
 def test_everything_holds_on_the_simulated_device(kernels: int, tmp_path: Path) -> None:
     output = tmp_path / "report.json"
-    result = run("verify-on-npu", "-o", output)
+    result = run("verify-on-npu", "--json", "-o", output)
     assert result.code == 0, result.err
     assert "nothing about an NPU" in result.err
     report = report_of(output)
+    assert result.document == report
     assert report["holds"]
     assert report["simulated"] is True
     assert report["note"].startswith("The device was simulated")

@@ -111,8 +111,11 @@ def test_a_provider_that_does_not_load_ends_the_command() -> None:
 
 def answer(part: str, simulated: bool | None) -> dict[str, object]:
     checks = [dataclasses.asdict(npu.DeviceCheck(part, True))]
-    facts = {"simulated": simulated} if part == PARTS[0] else {}
-    return {"checks": checks, "timings": [], "facts": facts, "absent": None}
+    first = part == PARTS[0]
+    device = dataclasses.asdict(environment.describe()) if first else None
+    found = {"simulated": simulated if first else None, "environment": device, "absent": None}
+    timings = [dataclasses.asdict(Timing.of(part, [0.001]))]
+    return {"checks": checks, "timings": timings, **found}
 
 
 @pytest.mark.usefixtures("present")
@@ -120,7 +123,7 @@ def answer(part: str, simulated: bool | None) -> dict[str, object]:
     ("simulated", "note"), [(True, "nothing about an NPU"), (False, "on this device")]
 )
 def test_the_report_says_whether_the_device_was_simulated(
-    monkeypatch: pytest.MonkeyPatch, simulated: bool, note: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, simulated: bool, note: str
 ) -> None:
     asked: list[tuple[str, bool]] = []
 
@@ -129,9 +132,14 @@ def test_the_report_says_whether_the_device_was_simulated(
         return answer(part, simulated)
 
     monkeypatch.setattr(npu, "_in_a_process", in_a_process)
-    report = npu.verify_on_npu()
-    assert report.simulated is simulated
-    assert note in report.note
+    output = tmp_path / "report.json"
+    outcome = run("verify-on-npu", "--json", "-o", output)
+    assert outcome.code == 0, outcome.err
+    report = outcome.document
+    assert json.loads(output.read_text()) == report
+    assert report["simulated"] is simulated
+    assert note in report["note"]
+    assert report["environment"]["libraries"][0]["sha256"]
     # Sizes are small only where times mean nothing.
     assert asked[1:] == [(part, simulated) for part in PARTS[1:-1]]
 
@@ -158,10 +166,10 @@ def test_a_part_that_dies_is_a_check_that_failed(
 
 
 def test_facts_without_a_runtime() -> None:
-    facts = environment.facts()
-    assert facts["simulated"] is False
-    assert facts["soc"] is None
-    assert {library["file"] for library in facts["libraries"]} >= {library_name()}
+    facts = environment.describe()
+    assert not environment.is_simulated()
+    assert facts.soc is None
+    assert {library.file for library in facts.libraries} >= {library_name()}
 
 
 class Runtime:
@@ -183,10 +191,10 @@ class Runtime:
 
 def test_what_the_runtime_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "_runtime", Runtime)
-    facts = environment.facts()
-    assert facts["simulated"] is False
-    assert facts["soc"] == "Ascend910B4"
-    assert facts["cann_runtime_api"] == "1.14.0"
+    facts = environment.describe()
+    assert not environment.is_simulated()
+    assert facts.soc == "Ascend910B4"
+    assert facts.cann_runtime_api == "1.14.0"
 
 
 def test_version_files_are_read_line_by_line(
@@ -194,7 +202,7 @@ def test_version_files_are_read_line_by_line(
 ) -> None:
     (tmp_path / "version.cfg").write_text("runtime_running_version=[8.2.RC1]\ninstall=/opt/a\n")
     monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
-    found = environment.facts()["cann_version_files"]
+    found = environment.describe().cann_version_files
     assert found == {"ASCEND_HOME_PATH/version.cfg": ["runtime_running_version=[8.2.RC1]"]}
 
 

@@ -160,13 +160,18 @@ def _drawn(content: TextTable) -> Table:
 
 
 def print_json(data: object) -> None:
-    """Print one JSON document on stdout.
+    """Print one JSON document on stdout; ``json_of`` makes it."""
+    click.echo(json_of(data))
+
+
+def json_of(data: object) -> str:
+    """Return one JSON document.
 
     Args:
         data: mappings, sequences, numbers, strings, dataclasses and paths, nested as wanted. NaN
             and infinities become null, because JSON has none.
     """
-    click.echo(json.dumps(_plain(data), indent=2, ensure_ascii=True, allow_nan=False))
+    return json.dumps(_plain(data), indent=2, ensure_ascii=True, allow_nan=False)
 
 
 def _plain(data: Any) -> Any:

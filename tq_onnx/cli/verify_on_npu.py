@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -26,14 +23,17 @@ from tq_onnx.measure.npu import PART_SECONDS, NpuReport
     show_default=True,
     help="Time limit of each part.",
 )
-def verify_on_npu(*, models: tuple[Path, ...], output: Path | None, seconds: float) -> None:
+@flags.as_json
+def verify_on_npu(
+    *, models: tuple[Path, ...], output: Path | None, seconds: float, as_json: bool
+) -> None:
     """Check everything on an Ascend NPU and write a report to send back.
 
     Check encode and attention against numpy, the bundled model against the CPU, the placement of
     nodes, graph mode, and MODELS (originals, or converted for CANN). Measure times.
 
-    The report is JSON. It names files, but no folders, no host and no user. Exit with code 5 if a
-    check fails; the report has the reason.
+    The report is one JSON document, on stdout without -o, or with --json. It names files, but no
+    folders, no host and no user. Exit with code 5 if a check fails; the report has the reason.
 
     \b
     Example:
@@ -47,21 +47,22 @@ def verify_on_npu(*, models: tuple[Path, ...], output: Path | None, seconds: flo
             "the report cannot be written there", where=str(output), fix="give another file with -o"
         )
     report = run(models, seconds=seconds, on_progress=terminal.print_progress)
-    _write(report, output)
+    _write(report, output, as_json=as_json)
     _print(report, output)
     if not report.holds:
         raise VerificationError(failure(report.checks, named=5), fix="send the report back")
 
 
-def _write(report: NpuReport, output: Path | None) -> None:
-    document: dict[str, Any] = {"holds": report.holds, **dataclasses.asdict(report)}
+def _write(report: NpuReport, output: Path | None, *, as_json: bool) -> None:
+    if output is None or as_json:
+        terminal.print_json(report)
     if output is None:
-        terminal.print_json(document)
         return
     try:
-        output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        output.write_text(terminal.json_of(report) + "\n", encoding="utf-8")
     except OSError as error:
-        terminal.print_json(document)  # it took minutes to make
+        if not as_json:
+            terminal.print_json(report)  # it took minutes to make
         raise ModelFileError(
             f"the report cannot be written ({error.strerror})",
             where=str(output),
@@ -70,7 +71,7 @@ def _write(report: NpuReport, output: Path | None) -> None:
 
 
 def _print(report: NpuReport, output: Path | None) -> None:
-    soc = report.environment.get("soc") or "an unknown device"
+    soc = (report.environment and report.environment.soc) or "an unknown device"
     held = sum(check.holds is True for check in report.checks)
     left_out = sum(check.holds is None for check in report.checks)
     more = f", {left_out} left out" if left_out else ""

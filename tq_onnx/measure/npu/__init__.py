@@ -23,6 +23,7 @@ from typing import Any, Final
 from tq_onnx.errors import LibraryError
 from tq_onnx.measure.checks import failed
 from tq_onnx.measure.npu.anonymise import anonymise
+from tq_onnx.measure.npu.environment import Environment
 from tq_onnx.measure.npu.findings import PARTS, DeviceCheck, Request, Timing
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.runtime.errors import absent
@@ -47,26 +48,23 @@ class NpuReport:
     """The result of ``verify-on-npu``.
 
     Attributes:
+        holds: the verdict: True if no check failed; checks that were not done do not count.
         simulated: True if the device was the simulated one of the test bench; None if no device
             answered.
         note: the meaning of that for the figures.
-        environment: device, versions and libraries.
+        environment: device, versions and libraries; None if no device answered.
         checks: the checks of all parts.
         timings: the times of all parts.
         seconds: duration of the whole run.
     """
 
+    holds: bool
     simulated: bool | None
     note: str
-    environment: dict[str, Any]
+    environment: Environment | None
     checks: tuple[DeviceCheck, ...]
     timings: tuple[Timing, ...]
     seconds: float
-
-    @property
-    def holds(self) -> bool:
-        """The verdict: True if no check failed; checks that were not done do not count."""
-        return not failed(self.checks)
 
 
 def verify_on_npu(
@@ -91,7 +89,8 @@ def verify_on_npu(
     begin = time.monotonic()
     tell = on_progress or silent
     parts = [part for part in PARTS if request.models or part != "models"]
-    facts: dict[str, Any] = {}
+    simulated: bool | None = None
+    environment: Environment | None = None
     checks: list[DeviceCheck] = []
     timings: list[Timing] = []
     for done, part in enumerate(parts):
@@ -101,15 +100,17 @@ def verify_on_npu(
             if found["absent"] is not None:
                 what, where, fix = found["absent"]
                 raise LibraryError(what, where=where, fix=fix)
-            facts = dict(found["facts"])
-            request = replace(request, brief=request.brief or bool(facts.get("simulated")))
+            simulated = found["simulated"]
+            if found["environment"] is not None:
+                environment = Environment.of(found["environment"])
+            request = replace(request, brief=request.brief or bool(simulated))
         checks += (DeviceCheck(**check) for check in found["checks"])
         timings += (Timing(**timing) for timing in found["timings"])
-    simulated = facts.pop("simulated", None)
     return NpuReport(
+        holds=not failed(checks),
         simulated=simulated,
         note=_NOTES[simulated],
-        environment=facts,
+        environment=environment,
         checks=tuple(checks),
         timings=tuple(timings),
         seconds=round(time.monotonic() - begin, 1),
@@ -150,4 +151,5 @@ def _environment() -> dict[str, str]:
 
 def _died(part: str, problem: str) -> dict[str, Any]:
     check = {"name": part, "holds": False, "problem": problem}
-    return {"checks": [check], "timings": [], "facts": {}, "absent": None}
+    nothing = {"simulated": None, "environment": None, "absent": None}
+    return {"checks": [check], "timings": [], **nothing}

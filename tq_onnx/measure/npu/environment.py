@@ -7,7 +7,8 @@ import hashlib
 import importlib.metadata
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,27 +33,82 @@ _MAPS: Final = Path("/proc/self/maps")
 _OWN_LIBRARIES: Final = ("libtq_kernels", "tq_onnx_ops", RUNTIME)
 
 
-def facts() -> dict[str, Any]:
-    """Return all facts; a fact that cannot be found out is None.
+@dataclass(frozen=True)
+class LibraryFile:
+    """A library that was loaded.
+
+    Attributes:
+        file: its name, without a folder.
+        bytes: its size.
+        sha256: its digest.
+    """
+
+    file: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Device, versions and libraries; a fact that cannot be found out is None.
+
+    Attributes:
+        soc: the device, as CANN calls it.
+        cann_runtime_api: version of the runtime.
+        cann_version_files: lines of CANN's files that state a version, by file.
+        driver: such lines of the driver.
+        tq_onnx: version of this package.
+        layout_digest: digest of the layout of cache rows.
+        packages: versions of Python packages.
+        python: version of Python.
+        platform: operating system and processor.
+        libraries: our libraries, CANN's runtime and the provider.
+    """
+
+    soc: str | None
+    cann_runtime_api: str | None
+    cann_version_files: dict[str, list[str]]
+    driver: list[str] | None
+    tq_onnx: str
+    layout_digest: str
+    packages: dict[str, str | None]
+    python: str
+    platform: str
+    libraries: tuple[LibraryFile, ...]
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Environment:
+        """Make it of what ``dataclasses.asdict`` made of one in another process."""
+        return cls(
+            **{**found, "libraries": tuple(LibraryFile(**one) for one in found["libraries"])}
+        )
+
+
+def is_simulated() -> bool:
+    """Return whether the loaded runtime is the simulated one."""
+    return hasattr(_runtime(), MARKER)
+
+
+def describe() -> Environment:
+    """Return all facts.
 
     Call this while a session of the provider is open, so that its libraries are loaded.
     """
     runtime = _runtime()
-    return {
-        "simulated": runtime is not None and hasattr(runtime, MARKER),
-        "soc": _soc(runtime),
-        "cann_runtime_api": _runtime_version(runtime),
-        "cann_version_files": dict(_version_files()),
-        "driver": _versions_in(_DRIVER),
-        "tq_onnx": __version__,
-        "layout_digest": layout_digest(),
-        "packages": {name: _package(name) for name in _PACKAGES},
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "libraries": [
+    return Environment(
+        soc=_soc(runtime),
+        cann_runtime_api=_runtime_version(runtime),
+        cann_version_files=dict(_version_files()),
+        driver=_versions_in(_DRIVER),
+        tq_onnx=__version__,
+        layout_digest=layout_digest(),
+        packages={name: _package(name) for name in _PACKAGES},
+        python=platform.python_version(),
+        platform=f"{platform.system()} {platform.machine()}",
+        libraries=tuple(
             _described(path) for path in sorted(_libraries(), key=lambda path: path.name)
-        ],
-    }
+        ),
+    )
 
 
 def _runtime() -> ctypes.CDLL | None:
@@ -126,10 +182,6 @@ def _libraries() -> set[Path]:
     return {path.resolve() for path in found if path.is_file()}
 
 
-def _described(path: Path) -> dict[str, Any]:
+def _described(path: Path) -> LibraryFile:
     content = path.read_bytes()
-    return {
-        "file": path.name,
-        "bytes": len(content),
-        "sha256": hashlib.sha256(content).hexdigest(),
-    }
+    return LibraryFile(path.name, len(content), hashlib.sha256(content).hexdigest())

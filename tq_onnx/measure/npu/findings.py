@@ -1,4 +1,4 @@
-"""The findings of one part of the verification: checks, times, facts. Plain data for JSON."""
+"""The findings of one part of the verification: checks, times, the device. Data for JSON."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tq_onnx.errors import TqOnnxError
 from tq_onnx.measure.checks import Check
 from tq_onnx.measure.npu.anonymise import anonymise
+from tq_onnx.measure.npu.environment import Environment
 
-Figures = Mapping[str, Any]
+Figures = Mapping[str, float | str | Mapping[str, int] | None]
 
 PARTS: Final = ("device", "encode", "attention", "decoder", "bundled", "graph mode", "models")
-"""All parts in their order; the facts of the first one are the report's."""
+"""All parts in their order; the first one finds out what the device is."""
 
 
 @dataclass(frozen=True)
@@ -127,13 +128,15 @@ class Findings:
         effort: the amount of work.
         checks: the checks, in order.
         timings: the times, in order.
-        facts: all other findings.
+        simulated: True on a simulated device; None if that was not found out.
+        environment: device and versions; None if they were not found out.
     """
 
     effort: Effort = field(default_factory=Effort)
     checks: list[DeviceCheck] = field(default_factory=list)
     timings: list[Timing] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
+    simulated: bool | None = None
+    environment: Environment | None = None
 
     def check(self, name: str, measure: Callable[[], tuple[bool, Figures]], expected: str) -> None:
         """Run a check; an error of any kind is a check that failed."""

@@ -88,7 +88,7 @@ def check_model(findings: Findings, name: str, model: Path, prompt: Array | None
 def _placed(model: Path) -> tuple[bool, Figures]:
     report = open_placed(model, CANN)
     problem = problem_of(report)
-    figures = {
+    figures: Figures = {
         "nodes": report.nodes,
         "on_cann": report.on_provider,
         "elsewhere": dict(report.elsewhere),

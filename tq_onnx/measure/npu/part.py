@@ -41,7 +41,8 @@ def _device(findings: Findings, request: Request) -> None:
         lambda: (make_session(encode_model(Tables(64), "float32"), ep=CANN) is not None, {}),
         "the library is found, fits this version and knows the device",
     )
-    findings.facts |= environment.facts()
+    findings.simulated = environment.is_simulated()
+    findings.environment = environment.describe()
 
 
 def _encode(findings: Findings, request: Request) -> None:
@@ -82,7 +83,7 @@ def _graph_mode(findings: Findings, request: Request) -> None:
     if request.trained is None:
         return
     try_provider(CANN)
-    if environment.facts()["simulated"]:
+    if environment.is_simulated():
         findings.checks.append(DeviceCheck(f"{TRAINED}: graph mode", None, problem=_SIMULATED))
         return
     with tempfile.TemporaryDirectory(prefix="tq-onnx-npu-") as folder:
@@ -131,7 +132,8 @@ def run_part(part: str, request: Request, output: Path) -> None:
     found = {
         "checks": [asdict(check) for check in findings.checks],
         "timings": [asdict(timing) for timing in findings.timings],
-        "facts": findings.facts,
+        "simulated": findings.simulated,
+        "environment": None if findings.environment is None else asdict(findings.environment),
         "absent": None if error is None else [error.what, error.where, error.fix],
     }
     output.write_text(json.dumps(found), encoding="utf-8")
