@@ -14,6 +14,7 @@ import pytest
 import tq_onnx
 from tests.cli.run import run
 from tests.language.models import folder
+from tests.runtime.models import GENAI, original
 from tq_onnx.api.fitting import memory_of
 from tq_onnx.errors import UsageError
 from tq_onnx.graph.activations import activation_bytes
@@ -149,6 +150,7 @@ def test_the_command() -> None:
     assert document["given"] is False and document["memory"] > 0
     assert document["positions"] is None
     assert "no such file" in run("fit", "nowhere.onnx").sentence(4)
+    assert run("fit", original(GENAI), "--json").document["positions"] == 128
 
 
 def test_a_configuration_says_how_long_a_model_reads(tmp_path: Path) -> None:

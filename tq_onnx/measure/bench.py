@@ -151,7 +151,8 @@ def _chosen(
             check_fits((before, after), context, tokens=tokens)
         check_positions(after, asked[-1], tokens=tokens)
         return asked
-    room = min((side.room for side in (before, after) if side.room is not None), default=None)
+    rooms = [side.longest for side in (before, after) if side.longest is not None]
+    room = min(rooms, default=None)
     usual = list(CONTEXTS)
     if room is not None and room < usual[0]:
         usual = [max(1, room - decode_steps(tokens))]

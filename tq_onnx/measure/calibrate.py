@@ -24,6 +24,7 @@ from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.measure.probe import Probe
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.recognise.branches import load_decoder
+from tq_onnx.recognise.positions import table_positions
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.version import __version__
@@ -76,11 +77,12 @@ def calibrate(
     prepared = prepare(model, preset="raw", original=recognise_original(load_decoder(model), model))
     probe = expose_internals(model, loaded=prepared.loaded)
     decoder = probe.decoder(library=library, threads=threads)
-    opened = OpenModel(model, decoder.session, decoder.signature)
+    positions = table_positions(prepared.loaded.model, decoder.signature.interface)
+    opened = OpenModel(model, decoder.session, decoder.signature, positions=positions)
     opened.refuse_text()
     if len(text):
         opened.refuse_tokens(np.concatenate([begin, text]).astype(np.int64))
-    context = min(context, opened.room or context)
+    context = min(context, opened.longest or context)
     new = context - len(begin)
     if new < 1:
         raise UsageError(f"windows of {context} tokens have no room for a text", where=str(model))

@@ -21,9 +21,10 @@ from tq_onnx.measure.footprint import (
     values_of,
     weights_of,
 )
-from tq_onnx.plan import METADATA_PLAN, Plan, plan_in
+from tq_onnx.plan import METADATA_PLAN, Interface, Plan, plan_in
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.recognise.branches import load_decoder
+from tq_onnx.recognise.positions import table_positions
 from tq_onnx.runtime.memory import free_memory
 
 LONGEST: Final = 1 << 24
@@ -112,12 +113,13 @@ def fit(
     tell(Progress("Reading the graph"))
     loaded = load_decoder(path)
     tell(Progress("Counting what a call takes"))
-    found = (
-        [_converted(loaded, path)]
-        if METADATA_PLAN in loaded.model.metadata_props
-        else _original(loaded, path)
+    converted = METADATA_PLAN in loaded.model.metadata_props
+    found, interface = (_converted if converted else _original)(loaded, path)
+    told = (
+        context_length(loaded.path),
+        table_positions(loaded.model, interface),
+        *(one.slots for _, one in found if one is not None),
     )
-    told = (context_length(loaded.path), *(one.slots for _, one in found if one is not None))
     positions = min((size for size in told if size), default=None)
     if context is not None and positions is not None and context > positions:
         raise UsageError(f"the model takes {positions:,} tokens, not {context:,}", where=str(path))
@@ -133,7 +135,7 @@ def fit(
     )
 
 
-_Found = tuple[FitRow, Footprint | None]
+_Found = tuple[list[tuple[FitRow, Footprint | None]], Interface]
 
 
 def _row(preset: str | None, refusal: str = "") -> FitRow:
@@ -193,10 +195,10 @@ def _converted(loaded: LoadedModel, path: Path) -> _Found:
         values,
         slots=slots_of(loaded.model.graph, caches),
     )
-    return _row(plan.preset), footprint
+    return [(_row(plan.preset), footprint)], plan.interface
 
 
-def _original(loaded: LoadedModel, path: Path) -> list[_Found]:
+def _original(loaded: LoadedModel, path: Path) -> _Found:
     original = recognise_original(loaded, path)
     recognition = original.recognition
     interface = recognition.interface
@@ -225,7 +227,7 @@ def _original(loaded: LoadedModel, path: Path) -> list[_Found]:
         PROCESS + RECOGNISED,
         slots,
     )
-    found: list[_Found] = [(_row(None), now)]
+    found: list[tuple[FitRow, Footprint | None]] = [(_row(None), now)]
     for name, preset in PRESETS.items():
         try:
             plan = make_plan(recognition, preset)
@@ -233,7 +235,7 @@ def _original(loaded: LoadedModel, path: Path) -> list[_Found]:
             found.append((_row(name, error.what), None))
             continue
         found.append((_row(name), _after(now, plan)))
-    return found
+    return found, interface
 
 
 def _after(now: Footprint, plan: Plan) -> Footprint:

@@ -87,7 +87,7 @@ def report(
         refuse_stranger(before, one.path, one.loaded)
         expect_layers(one.path, one.loaded.model, one.plan)
     text = text_of(before, tokens)
-    context = min(context, len(text), before.room or len(text))
+    context = min(context, len(text), before.longest or len(text))
     todo = blocks(len(text), context) if stride is None else windows(len(text), context, stride)
     tell(Progress("Comparing everything but the codecs with the original"))
     prompt = text[: min(PROMPT_TOKENS, todo[0].stop)]
@@ -109,7 +109,7 @@ def report(
         on_progress=on_progress,
     )
     told = configured_positions(original)
-    room = min((size for size in (before.room, told) if size is not None), default=None)
+    room = min((size for size in (before.longest, told) if size is not None), default=None)
     copying, drift = _generation(before, text, room, on_progress) if generation else (None, None)
     run = Comparing(
         copying=copying,

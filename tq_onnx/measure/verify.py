@@ -350,7 +350,7 @@ def _kept(before: OpenModel, after: OpenModel, loaded: LoadedModel) -> PropertyC
 
 def _room(before: OpenModel, after: OpenModel) -> int:
     """Return the number of tokens that both models can hold."""
-    rooms = [model.room or ANY_ROOM for model in (before, after)]
+    rooms = [model.longest or ANY_ROOM for model in (before, after)]
     if min(rooms) < MIN_TOKENS:
         raise UnsupportedModelError(
             f"the model takes no more than {min(rooms)} tokens, too few to compare anything",

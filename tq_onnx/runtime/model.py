@@ -44,6 +44,7 @@ class OpenModel:
         first: the graph of first prompts, whose caches this one goes on with; None if it takes
             them itself.
         data: the files of its external data.
+        positions: tokens that its tables of positions have rows for; None if none is known.
     """
 
     path: Path
@@ -52,6 +53,7 @@ class OpenModel:
     recognition: Recognition | None = None
     first: OpenModel | None = None
     data: tuple[Path, ...] = ()
+    positions: int | None = None
 
     @property
     def plan(self) -> Plan | None:
@@ -78,6 +80,11 @@ class OpenModel:
         (tokens,) = (port for port in inputs if port.name == signature.interface.tokens)
         once = tokens.shape[1] if signature.first_only else None
         return once if isinstance(once, int) else signature.slots
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of the longest text, by the graph's caches and its tables of positions."""
+        return min((size for size in (self.room, self.positions) if size is not None), default=None)
 
     def refuse_encoder(self) -> None:
         """Refuse models whose logits depend on more than tokens, which decoders here make up.
@@ -251,6 +258,7 @@ def open_model(
     """
     from tq_onnx.files.load import load
     from tq_onnx.recognise.branches import split
+    from tq_onnx.recognise.positions import table_positions
 
     if ep.has_own_memory and not library:
         raise UsageError(
@@ -282,13 +290,16 @@ def open_model(
         if plan is not None:
             target_of_plan(plan)
     if plan is not None:
-        signature = signature_of(session, plan)
-        return OpenModel(loaded.path, session, signature, first=first, data=loaded.external_files)
-    from tq_onnx.recognise.match import recognise
+        signature, found = signature_of(session, plan), None
+    else:
+        from tq_onnx.recognise.match import recognise
 
-    found = recognise(loaded.model)
-    signature = _recognised(found, session, path)
-    return OpenModel(loaded.path, session, signature, found, first, loaded.external_files)
+        found = recognise(loaded.model)
+        signature = _recognised(found, session, path)
+    positions = table_positions(loaded.model, signature.interface)
+    return OpenModel(
+        loaded.path, session, signature, found, first, loaded.external_files, positions
+    )
 
 
 def session_of(

@@ -1,0 +1,23 @@
+"""Tables of positions, in what they are read by in exports and in conversions."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.runtime.models import DYNAMO, GENAI, opened
+
+
+@pytest.mark.parametrize("kind", ["original", "kernel"])
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [(DYNAMO, None), (GENAI, 128), ("genai-cpu-fp16", 64), ("mobius-default", 64)],
+    ids=["computed", "attention", "rotation", "gather"],
+)
+def test_rows_of_tables(name: str, rows: int | None, kind: str) -> None:
+    assert opened(name, kind).positions == opened(name, kind).longest == rows
+
+
+@pytest.mark.parametrize("kind", ["original", "kernel"])
+def test_a_graph_with_less_room_than_positions(kind: str) -> None:
+    model = opened("mobius-static", kind)
+    assert (model.positions, model.room, model.longest) == (64, 24, 24)
