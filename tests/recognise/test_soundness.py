@@ -240,6 +240,42 @@ def test_new_rows_that_are_a_part_of_the_tokens_are_refused() -> None:
     assert "the new rows may be of some tokens only" in reason(model)
 
 
+PARTS = """parts_shape = Constant<value_ints = [0, 0, 6, 16]>()
+        parts_0 = Concat<axis = -1>(q0, k0, v0)
+        parts_1 = Reshape(parts_0, parts_shape)
+        parts = Transpose<perm = [2, 0, 1, 3]>(parts_1)
+        by_tokens = Transpose<perm = [2, 0, 1, 3]>(k)
+        chosen = Constant<value = int64[2, 1] {{2, 3}}>()
+        first = Constant<value = int64[1, 1] {{0}}>()
+        k2 = GatherND({source}, {indices})
+        k3 = Transpose<perm = {perm}>(k2)
+        k4 = Add(k, k3)
+        present_key = Concat<axis = 2>(past_key, k4)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "indices", "perm", "told"),
+    [
+        ("parts", "chosen", [1, 0, 2, 3], ""),
+        ("parts", "heads_of", [1, 0, 2, 3], "may be of some tokens only, by k2"),
+        ("by_tokens", "first", [1, 2, 0, 3], "may be of some tokens only, by k2"),
+    ],
+)
+def test_a_part_of_all_projections_by_gathernd(
+    source: str, indices: str, perm: list[int], told: str
+) -> None:
+    """Falcon's keys: indices for the heads take all tokens, those for tokens do not."""
+    text = PARTS.format(source=source, indices=indices, perm=perm)
+    inputs = MASK + ("int64[2, 1] heads_of, " if indices == "heads_of" else "")
+
+    def make() -> ir.Model:
+        return model_of(("present_key = Concat<axis = 2>(past_key, k)\n", text), inputs=inputs)
+
+    assert told in reason(make())
+    assert told or agrees(make)
+
+
 FOLDED = """folded = Constant<value_ints = [-1, 0, 16]>()
         tokens = Shape<start = 2, end = 3>(k)
         rest = Constant<value_ints = [-1]>()

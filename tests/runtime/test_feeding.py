@@ -16,6 +16,7 @@ from tq_onnx.plan import (
     PAST_LENGTH,
     TOTAL_LENGTH,
     VISIBLE,
+    CachePair,
     ExtraInput,
     Interface,
 )
@@ -36,9 +37,13 @@ class Entry:
 @dataclass
 class Session:
     entries: list[Entry]
+    returned: tuple[Entry, ...] = ()
 
     def get_inputs(self) -> list[Entry]:
         return self.entries
+
+    def get_outputs(self) -> tuple[Entry, ...]:
+        return self.returned
 
 
 INTEGER = "tensor(int64)"
@@ -172,3 +177,15 @@ def test_what_cannot_be_filled_is_named(
     with pytest.raises(UnsupportedModelError, match=message) as caught:
         feeding([*ENTRIES, entry], replace(PLAIN, fed=fed))
     assert "more" in str(caught.value)
+
+
+def test_states_begin_as_zeros_of_the_size_that_comes_back() -> None:
+    """The size of the input is a name in what transformers' exporter writes."""
+    past = Entry("input.state", "tensor(float16)", ["B", "4", "3"])
+    present = Entry("output.state", "tensor(float16)", ["B", 4, 3])
+    interface = replace(PLAIN, states=(CachePair(past.name, present.name),))
+    made = Feeding(Session([*ENTRIES, past], (present,)), interface, ())  # type: ignore[arg-type]
+
+    (state,) = made.first_states(2).values()
+
+    assert (state.shape, state.dtype, state.any()) == ((2, 4, 3), np.float16, False)

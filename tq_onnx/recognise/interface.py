@@ -97,7 +97,7 @@ def find_roles(graph: ir.Graph, sites: Sequence[Site]) -> Roles | None:
     caches = [cache for site in sites for cache in (site.key, site.value)]
     pasts = {cache.past for cache in caches}
     given = [value for value in graph.inputs if value not in pasts]
-    tokens = _tokens(given)
+    tokens = token_input(given)
     logits = _logits(graph, {cache.present for cache in caches})
     if tokens is None or logits is None:
         return None
@@ -150,7 +150,12 @@ def _looked_up(given: Iterable[ir.Value]) -> list[ir.Value]:
     return [value for value in ids if look_up(value) is not None]
 
 
-def _tokens(given: Sequence[ir.Value]) -> ir.Value | None:
+def token_input(given: Sequence[ir.Value]) -> ir.Value | None:
+    """Return the input of the token ids, or of their embeddings; None if there is none.
+
+    Args:
+        given: graph inputs that are no caches.
+    """
     looked_up = _looked_up(given)
     embedded = [value for value in given if rank(value) == 3 and value.dtype in FLOATS]
     return _choose(looked_up, "input_ids") or _choose(embedded, "inputs_embeds")

@@ -97,7 +97,7 @@ def recognise(model: ir.Model) -> Recognition:
     reason = "" if outputs else why_no_caches(view)
     if reason:
         return Recognition((), (NearMiss(None, "", reason),))
-    sites, misses, passed_over = _layers(outputs, view)
+    sites, misses, passed_over = _layers(outputs, view, encoder)
     if not sites:
         misses = misses or passed_over
     if opset < MIN_OPSET:
@@ -125,7 +125,8 @@ def recognise(model: ir.Model) -> Recognition:
         if (complaint := seen.complaint(site))
     ]
     caches = _caches_of(sites)
-    interface = replace(roles.interface(), states=find_states(graph, caches))
+    states = find_states(view, {*caches, roles.logits}, encoder)
+    interface = replace(roles.interface(), states=states)
     extra = encoder_inputs(graph, interface, caches)
     return Recognition(
         tuple(layers),
@@ -203,13 +204,13 @@ def _cache_outputs(graph: ir.Graph, encoder: Encoder) -> list[list[Anchor]]:
 
 
 def _layers(
-    outputs: Sequence[list[Anchor]], view: GraphView
+    outputs: Sequence[list[Anchor]], view: GraphView, encoder: Encoder
 ) -> tuple[list[Site], list[NearMiss], list[NearMiss]]:
     """Return the layers, by their attention, and the first reason for each that is none.
 
     The last are reasons why states are no caches, which matter only if attention is left.
     """
-    states = {pair.present for pair in find_states(view.graph, ())}
+    states = {pair.present for pair in find_states(view, (), encoder)}
     passed_over: list[NearMiss] = []
     parts: dict[ir.Node, list[tuple[int, Dialect, Reach]]] = {}
     misses: dict[int, NearMiss] = {}

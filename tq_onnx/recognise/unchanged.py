@@ -3,8 +3,9 @@
 Both stay as they are, so that a conversion cannot make them wrong:
 
 * The *state* of a recurrent layer or of a convolution: an output of a size that never changes,
-  which an input of the same size and name continues. If it were a cache, its attention would be
-  left over, and is refused (``tq_onnx.recognise.survivors``).
+  which an input of the same size and name continues; in a graph for a first prompt, one whose size
+  is the same for any number of tokens. If it were a cache, its attention would be left over, and is
+  refused (``tq_onnx.recognise.survivors``).
 * What comes from an *encoder*: keys and values that do not depend on the token ids, and attention
   over them.
 """
@@ -20,11 +21,13 @@ from tq_onnx.graph.liveness import nested_nodes
 from tq_onnx.graph.operators import FUSED, PRODUCTS
 from tq_onnx.graph.values import FLOATS, rank, static_dim
 from tq_onnx.plan import ENCODER, CachePair, ExtraInput, Interface
-from tq_onnx.recognise.interface import dimension, token_ids
+from tq_onnx.recognise.interface import dimension, token_ids, token_input
 from tq_onnx.recognise.site import GraphView
 
 _PASTS: Final = ("past_key_values", "past", "past_key_value")
 _PRESENT: Final = "present"
+_IN, _OUT = "input.", "output."
+"""What the exporter of transformers puts before the names of what goes in and comes out."""
 _OPERANDS: Final = {"Attention": (1, 2, 4, 5), "MultiHeadAttention": (1, 2, 6, 7)}
 """Inputs of fused attention that are keys and values, new and old."""
 _ENCODER_MASK: Final = "encoder_attention_mask"
@@ -33,33 +36,53 @@ _MAX_STEPS: Final = 8
 _MASKS: Final = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)
 
 
-def find_states(graph: ir.Graph, caches: Collection[ir.Value]) -> tuple[CachePair, ...]:
+def find_states(
+    view: GraphView, others: Collection[ir.Value], encoder: Encoder
+) -> tuple[CachePair, ...]:
     """Return the states: inputs and outputs of one fixed size, by their names.
 
+    A graph for a first prompt takes no states. Those that it returns have no input.
+
     Args:
-        graph: the graph.
-        caches: inputs and outputs that are caches.
+        view: the graph.
+        others: inputs and outputs that are something else: caches, logits.
+        encoder: tells what an encoder makes, which is no state.
     """
-    inputs = {value.name: value for value in graph.inputs if value not in caches}
+    given = {value.name: value for value in view.graph.inputs if value not in others}
+    tokens = token_input(view.graph.inputs)
+    begins = not view.takes_caches and tokens is not None and static_dim(tokens, 1) is None
     found = []
-    for present in graph.outputs:
-        if present in caches or present.name is None or _PRESENT not in present.name:
+    for present in view.graph.outputs:
+        if present in others or present.name is None or not _keeps_its_size(present):
             continue
-        names = [present.name.replace(_PRESENT, past) for past in _PASTS]
-        past = next((inputs[name] for name in names if name in inputs), None)
-        if past is not None and past.name and _alike(past, present):
+        past = next((given[name] for name in _names(present.name) if name in given), None)
+        if past is not None and _alike(past, present):
             found.append(CachePair(past.name, present.name))
+        elif begins and past is None and rank(present) != 2 and not encoder.makes(present):
+            found.append(CachePair(None, present.name))
     return tuple(found)
 
 
+def _names(present: str) -> list[str]:
+    """Return names that the input may have which an output continues."""
+    if present.startswith(_OUT):
+        return [_IN + present.removeprefix(_OUT)]
+    return [present.replace(_PRESENT, past) for past in _PASTS if _PRESENT in present]
+
+
+def _keeps_its_size(present: ir.Value) -> bool:
+    """Return True for floats of a size that is known as a number, but for the batch."""
+    size = rank(present) or 0
+    sizes = [static_dim(present, axis) for axis in range(1, size)]
+    return present.dtype in FLOATS and bool(sizes) and None not in sizes
+
+
 def _alike(past: ir.Value, present: ir.Value) -> bool:
-    """Return True if two values have one size, but for the batch, that is known as a number."""
-    size = rank(past)
-    if size is None or size < 2 or rank(present) != size or past.dtype not in FLOATS:
-        return False
-    sizes = [(static_dim(past, axis), static_dim(present, axis)) for axis in range(1, size)]
-    fixed = all(here is not None and here == there for here, there in sizes)
-    return fixed and past.dtype is present.dtype
+    """Return True if an input may have the size of an output, as far as the graph tells it."""
+    size = rank(present)
+    sizes = [(static_dim(past, axis), static_dim(present, axis)) for axis in range(1, size or 0)]
+    fits = all(here in (None, there) for here, there in sizes)
+    return fits and rank(past) == size and past.dtype is present.dtype
 
 
 def encoder_inputs(

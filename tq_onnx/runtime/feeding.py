@@ -76,6 +76,7 @@ class Feeding:
         self.interface = interface
         self._entries = {entry.name: entry for entry in session.get_inputs()}
         self._embeddings = embeddings
+        self._returned = {entry.name: entry for entry in session.get_outputs()}
         made = [self._entries[one.name].shape for one in interface.fed if one.role == ENCODER]
         stated = [shape[-2 if len(shape) > 2 else -1] for shape in made]
         self._encoded = max((one for one in stated if isinstance(one, int)), default=_ENCODED)
@@ -122,7 +123,8 @@ class Feeding:
         found = {}
         for pair in self.interface.states:
             if pair.past is not None:
-                sizes = self._entries[pair.past].shape[1:]
+                # Some exporters name the sizes of the input: "64". Those of the output are numbers.
+                sizes = self._returned[pair.present].shape[1:]
                 found[pair.past] = self._typed(pair.past, np.zeros((rows, *sizes)), _FLOATS)
         return found
 

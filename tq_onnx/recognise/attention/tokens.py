@@ -22,10 +22,10 @@ from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.values import label, rank, static_dim
 
-_CHOOSERS: Final = frozenset({"Slice", "Split", "Gather"})
+_CHOOSERS: Final = frozenset({"Slice", "Split", "Gather", "GatherND"})
 """They choose along an axis."""
 _ANYWHERE: Final = frozenset(
-    {"GatherElements", "GatherND", "Compress", "TopK", "NonZero", "Unique", "Pad", "Resize"}
+    {"GatherElements", "Compress", "TopK", "NonZero", "Unique", "Pad", "Resize"}
 )
 _ALL: Final = 2**31 - 1
 """An end from here on is none."""
@@ -120,6 +120,8 @@ def _may_be_tokens(source: ir.Value, axis: int | None) -> bool:
 
 def _axes(node: ir.Node) -> tuple[int | None, ...]:
     """Return the axes along which a node chooses; None where it is not known."""
+    if node.op_type == "GatherND":
+        return _gathered(node)
     if node.op_type != "Slice":
         return (attribute_int(node, "axis", 0),)
     starts, ends, axes, steps = (
@@ -135,3 +137,14 @@ def _axes(node: ir.Node) -> tuple[int | None, ...]:
         return (None,)
     chosen = zip(axes, starts, ends, steps, strict=True)
     return tuple(axis for axis, start, end, step in chosen if (start, step) != (0, 1) or end < _ALL)
+
+
+def _gathered(node: ir.Node) -> tuple[int | None, ...]:
+    """Return the axes that the indices of a GatherND are for: all behind them are taken whole.
+
+    Not of indices that a call makes, which may choose for each token.
+    """
+    indices = node.inputs[1]
+    depth = static_dim(indices, -1) if indices is not None and integers(indices) else None
+    first = attribute_int(node, "batch_dims", 0)
+    return (None,) if depth is None else tuple(range(first, first + depth))
