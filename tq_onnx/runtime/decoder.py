@@ -35,19 +35,18 @@ import numpy.typing as npt
 import onnxruntime
 
 from tq_onnx.errors import UnsupportedModelError, UsageError
-from tq_onnx.runtime.buffers import CacheBuffers
+from tq_onnx.runtime.contents import Contents
 from tq_onnx.runtime.errors import run_error
 from tq_onnx.runtime.feeding import Feeding, Tokens
 from tq_onnx.runtime.graphs import Graph, check_logits, check_pair, copies_of
 from tq_onnx.runtime.providers import provider_of
 from tq_onnx.runtime.session import placement
 from tq_onnx.runtime.signature import Signature
-from tq_onnx.runtime.snapshot import Snapshot
 
 Logits = npt.NDArray[np.floating[Any]]
 
 
-class Decoder:
+class Decoder(Contents):
     """Runs one batch through a decoder and keeps its caches.
 
     Args:
@@ -86,24 +85,19 @@ class Decoder:
     ) -> None:
         """Allocate empty caches; see the class for arguments and errors."""
         self.session = session
-        self.signature = signature
-        self.batch = batch
         self.ep = provider_of(session)
-        self.capacity = signature.capacity(capacity)
         self.watch = tuple(watch)
-        self.where = where
         self.watched: dict[str, npt.NDArray[Any]] = {}
         feeding = Feeding(session, signature.interface, signature.caches, embeddings)
         self._graph = Graph(session, signature, feeding)
         self._one_by_one = one_by_one
-        self._first = None if first is None else self._begin(*first, embeddings)
-        self._copies = copies_of(feeding.batch, batch, where)
         shape = next(e.shape for e in session.get_outputs() if e.name == signature.interface.logits)
         self.last_only = shape[1] == 1 and feeding.new != 1
         """True if a call gives the logits of its last token only."""
         static = signature.interface.static
         # An original that scatters new rows into its caches gives them out as new ones.
-        in_place = self.capacity is not None and (signature.plan is not None or not static)
+        capacity = signature.capacity(capacity)
+        in_place = capacity is not None and (signature.plan is not None or not static)
         in_place = in_place and not signature.first_only
         if self.ep.has_own_memory and (not in_place or first is not None):
             raise UsageError(
@@ -114,22 +108,18 @@ class Decoder:
         if alias is None:
             # An original's attention is one kernel that knows the shared buffer, too.
             alias = signature.plan is None or (in_place and placement(session).uses_library)
-        self._in_place = in_place
-        self._alias = alias
-        self._grows = self.capacity is None and not signature.interface.static
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget everything: empty caches of the same kind."""
-        tokens = self.capacity or 0
-        specs = self.signature.caches
-        rows = self.batch * self._copies
-        swapping = self._in_place and not self._alias
-        self._caches = CacheBuffers(
-            specs, rows, tokens, self.ep.device, swapping=swapping, growing=self._grows
+        super().__init__(
+            signature,
+            batch=batch,
+            copies=copies_of(feeding.batch, batch, where),
+            capacity=capacity,
+            device=self.ep.device,
+            in_place=in_place,
+            alias=alias,
+            first_states=feeding.first_states,
+            where=where,
         )
-        self._mask = np.ones((self.batch, 0), np.int64)
-        self._states = self._graph.feeding.first_states(rows)
+        self._first = None if first is None else self._begin(*first, embeddings)
 
     @property
     def longest_call(self) -> int | None:
@@ -159,32 +149,9 @@ class Decoder:
         return self._graph.feeding.takes_padding
 
     @property
-    def length(self) -> int:
-        """Tokens per sequence in the caches, padding included."""
-        return int(self._mask.shape[1])
-
-    @property
-    def slots(self) -> int:
-        """Tokens that the caches have room for as they are now."""
-        return self._caches.slots
-
-    @property
     def in_place(self) -> bool:
         """True if a call writes its new rows into the buffers that it reads."""
         return self._in_place and self._alias
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the cache buffers as they are now."""
-        return self._caches.nbytes // self._copies
-
-    def cache(self, index: int) -> npt.NDArray[Any]:
-        """Copy the rows of the tokens ``[B, N, length, row]`` of one cache, in signature order."""
-        return self.plane(index)[:, :, self.signature.caches[index].window.overlay_rows :]
-
-    def plane(self, index: int) -> npt.NDArray[Any]:
-        """Copy the used part of one cache, with the rows of its window in front."""
-        return np.ascontiguousarray(self._own(self._caches.plane(index, self.length)))
 
     def prefill(
         self,
@@ -238,96 +205,11 @@ class Decoder:
         tokens_B1 = np.asarray(tokens, np.int64).reshape(self.batch, 1)
         return self._run(tokens_B1, np.ones_like(tokens_B1))[:, -1]
 
-    def rewind(self, length: int) -> None:
-        """Forget all but the first tokens.
-
-        Tokens of an exact window that were overwritten since are read by their codes then.
-
-        Args:
-            length: tokens per sequence that are kept.
-
-        Raises:
-            UsageError: there are not as many.
-            UnsupportedModelError: the states of recurrent layers are of all tokens.
-        """
-        if not 0 <= length <= self.length:
-            raise UsageError(f"caches of {self.length} tokens cannot go back to {length}")
-        if length == self.length:
-            return
-        if not length:
-            self.reset()
-            return
-        self.refuse_states()
-        # Buffers with room to spare keep it; what lies behind the tokens is never read.
-        if self.capacity is None and not self.signature.interface.static:
-            self._caches.shorten(length)
-        self._mask = self._mask[:, :length]
-
-    def refuse_states(self) -> None:
-        """Refuse a model with states, which cannot go back to fewer tokens.
-
-        Raises:
-            UnsupportedModelError: it has recurrent layers.
-        """
-        if self.signature.interface.states:
-            raise UnsupportedModelError(
-                "recurrent layers cannot go back to fewer tokens",
-                where=self.where,
-                fix="begin with an empty cache",
-            )
-
-    def snapshot(self) -> Snapshot:
-        """Copy what the caches hold."""
-        planes = tuple(self.plane(index) for index in range(len(self.signature.caches)))
-        states = {name: self._own(np.array(value)) for name, value in self._states.items()}
-        return Snapshot(planes, np.array(self._mask), states)
-
-    def restore(self, held: Snapshot) -> None:
-        """Put the contents of caches in the place of those of these.
-
-        Args:
-            held: from a decoder of the same model and batch; it is not changed.
-
-        Raises:
-            UsageError: the contents are of another batch, or more than the capacity.
-        """
-        batch, length = held.mask.shape
-        if batch != self.batch:
-            raise UsageError(f"caches of {batch} sequences are no caches of {self.batch}")
-        if self.capacity is not None and length > self.capacity:
-            raise UsageError(
-                f"{length} tokens do not fit into caches with a capacity of {self.capacity}",
-                fix="raise the capacity",
-            )
-        self.reset()
-        self._caches.restore([self._repeated(plane) for plane in held.planes])
-        self._mask = np.array(held.mask)
-        self._states = {name: self._repeated(value) for name, value in held.states.items()}
-
     def copy(self) -> Decoder:
         """Return a decoder of the same kind whose caches hold the same."""
         other = copy.copy(self)
         other.restore(self.snapshot())
         return other
-
-    def repeat(self, length: int) -> None:
-        """Fill the caches with copies of the rows that they hold.
-
-        That is no context that means anything, but one to measure speed with: where it does not
-        matter what a cache holds, a long one is there at once.
-
-        Args:
-            length: tokens per sequence afterwards.
-
-        Raises:
-            UsageError: there are no rows to copy, or already more, or no room.
-        """
-        most = length if self.capacity is None else self.capacity
-        if not 0 < self.length <= length <= most:
-            raise UsageError(f"{self.length} tokens cannot become {length} in caches of {most}")
-        self._caches.repeat(self.length, length)
-        new = np.ones((self.batch, length - self.length), np.int64)
-        self._mask = np.concatenate([self._mask, new], axis=1)
 
     def _prompt(
         self, tokens: npt.ArrayLike, attention_mask: npt.ArrayLike | None
@@ -445,18 +327,6 @@ class Decoder:
                 f"{total} tokens do not fit into caches with a capacity of {self.capacity}",
                 fix="raise the capacity or feed fewer tokens",
             )
-
-    def _repeated(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Repeat every sequence as often as the graph needs it."""
-        if self._copies == 1 or values.ndim == 0 or values.shape[0] != self.batch:
-            return values
-        return np.repeat(values, self._copies, axis=0)
-
-    def _own(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Undo ``_repeated``: return one of each."""
-        if self._copies == 1 or values.ndim == 0 or values.shape[0] != self.batch * self._copies:
-            return values
-        return values[:: self._copies]
 
     def _check_mask(self, mask_BT: Tokens, shape: Iterable[int]) -> None:
         if mask_BT.shape != tuple(shape):
