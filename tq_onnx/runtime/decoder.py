@@ -26,7 +26,7 @@ that left-padded batches work in models that take both; models that count tokens
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -39,6 +39,7 @@ from tq_onnx.runtime.contents import Contents
 from tq_onnx.runtime.errors import run_error
 from tq_onnx.runtime.feeding import Feeding, Tokens
 from tq_onnx.runtime.graphs import Graph, check_logits, check_pair, copies_of
+from tq_onnx.runtime.prompts import prompt_of
 from tq_onnx.runtime.providers import provider_of
 from tq_onnx.runtime.session import placement
 from tq_onnx.runtime.signature import Signature
@@ -215,16 +216,7 @@ class Decoder(Contents):
         self, tokens: npt.ArrayLike, attention_mask: npt.ArrayLike | None
     ) -> tuple[Tokens, Tokens]:
         """Return ids and mask ``[B, T]`` of a prompt, or refuse it."""
-        tokens_BT = np.ascontiguousarray(tokens, np.int64)
-        if tokens_BT.ndim != 2 or tokens_BT.shape[0] != self.batch or tokens_BT.shape[1] == 0:
-            raise UsageError(
-                f"tokens have shape {list(tokens_BT.shape)}, not [{self.batch}, 1 or more]"
-            )
-        mask_BT = np.ones_like(tokens_BT)
-        if attention_mask is not None:
-            mask_BT = np.ascontiguousarray(attention_mask, np.int64)
-            self._check_mask(mask_BT, tokens_BT.shape)
-        return tokens_BT, mask_BT
+        return prompt_of(tokens, attention_mask, batch=self.batch, padding=self.takes_padding)
 
     def _fed(self, tokens_BT: Tokens, mask_BT: Tokens, chunk: int | None) -> Iterator[Logits]:
         """Feed a prompt; yield the logits of each call."""
@@ -327,14 +319,3 @@ class Decoder(Contents):
                 f"{total} tokens do not fit into caches with a capacity of {self.capacity}",
                 fix="raise the capacity or feed fewer tokens",
             )
-
-    def _check_mask(self, mask_BT: Tokens, shape: Iterable[int]) -> None:
-        if mask_BT.shape != tuple(shape):
-            raise UsageError(f"the attention mask has shape {list(mask_BT.shape)}, the tokens not")
-        if not mask_BT.all() and not self._graph.feeding.takes_padding:
-            raise UnsupportedModelError(
-                "a model without inputs for mask and positions takes no padded batches",
-                fix="feed sequences of equal length, or one at a time",
-            )
-        if (np.diff(mask_BT, axis=1) < 0).any() or not mask_BT[:, -1].all():
-            raise UsageError("padding must stand on the left of each sequence")
