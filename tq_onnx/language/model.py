@@ -259,6 +259,7 @@ class LanguageModel:
         decoder = self.decoder()
         together = decoder.takes_padding and not self.signature.interface.states
         if caches is not None:
+            # Texts that ended go on reading until all have: that overwrites their exact tokens.
             together &= not any(spec.window.overlay_rows for spec in self.signature.caches)
         if len(calls) < 2 or not together or decoder.rows not in (None, len(calls)):
             own = caches or [self.new_cache() for _ in calls]
