@@ -6,14 +6,13 @@ import io
 import os
 import select
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 import tq_onnx
+from tests.cli.processes import start
 from tests.cli.run import Outcome, run
 from tests.language.models import folder
 
@@ -89,15 +88,7 @@ def test_a_cache_of_no_conversation_is_refused(
 def test_ctrl_c_stops_an_answer_and_then_leaves() -> None:
     """A second answer begins after the first was stopped; Ctrl-C at the prompt leaves."""
     master, slave = os.openpty()
-    # Background jobs of a shell, as in CI, ignore the signal, and hand that down.
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tq_onnx.cli.main", "chat", folder("original"), *LONG],
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-    )
-    signal.signal(signal.SIGINT, before)
+    process = start("chat", folder("original"), *LONG, stdin=slave, stdout=slave, stderr=slave)
     os.close(slave)
     seen = ""
 

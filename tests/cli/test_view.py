@@ -12,25 +12,17 @@ from urllib.error import HTTPError, URLError
 
 import pytest
 
+from tests.cli.processes import start
 from tests.cli.run import run
 from tests.decoders.running import FIXTURES
 from tests.runtime.models import DYNAMO, converted
 from tq_onnx.integrations.viewing import first_node
 
-PYTHON = (sys.executable, "-m", "tq_onnx.cli.main")
-
 
 def test_the_page_opens_at_the_first_converted_layer_until_ctrl_c() -> None:
     model = converted(DYNAMO)
-    # Background jobs of a shell, as in CI, ignore the signal, and hand that down.
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(
-        [*PYTHON, "view", str(model), "--no-browser"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        signal.signal(signal.SIGINT, before)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with start("view", model, "--no-browser", **pipes) as process:
         try:
             assert process.stdout is not None
             address = process.stdout.readline().strip()
