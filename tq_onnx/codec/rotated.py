@@ -171,24 +171,19 @@ def _judge(written: Written, tables: Tables) -> Judged:
     own = np.minimum(written.codes, len(parts.boundaries))
     attempts = search.attempts(y)
     # In units of y itself, whatever the gain, and as errors of y would move it.
-    unit = search.gains.reshape(-1, *(1,) * y.ndim) * search.growth()
     factors = search.gains.reshape(-1, *(1,) * y.ndim)
+    unit = factors * search.growth()
     all_own = np.broadcast_to(own, (len(search.gains), *own.shape))
     outside = parts.outside(factors * search.numbers_behind(y, own), all_own) / unit
-    # The gain that leaves the fewest codes unexplained, and those the least.
-    reach = outside.max(axis=-1)
-    left = (outside > written.tie).sum(axis=-1) + reach / (1 + reach)
-    explaining = left.argmin(axis=0)[None, ..., None]
-    distances = np.take_along_axis(outside, explaining, axis=0)[0]
+    distances = _unexplained(outside, written.tie)
     distances = np.where(own == written.codes, distances, np.inf)
     inside = parts.inside(factors * attempts.numbers, attempts.codes) / unit
-    binding = np.where((inside > written.tie).all(axis=-1), attempts.worth, 0).max(axis=0)
-    worse = 1 - search.worth(y, own) / np.where(binding > 0, binding, np.inf)
     # A row that is not the best counts as one wrong code, if none of its codes is wrong.
     lost = np.zeros_like(y)
     if len(search.gains) > 1:
         explained = (distances <= written.tie).all(axis=-1)
-        lost[..., 0] = np.where(explained & (binding > 0), np.maximum(worse, 0), 0)
+        clear = np.asarray((inside > written.tie).all(axis=-1))
+        lost[..., 0] = np.where(explained, _lag(search.worth(y, own), attempts.worth, clear), 0)
     wanted = attempts.best
     return Judged(
         wanted,
@@ -196,6 +191,36 @@ def _judge(written: Written, tables: Tables) -> Judged:
         {COORDINATE: inside.min(axis=0), CHOICE: _lead(attempts.worth, attempts.codes, wanted)},
         {"scale": parts.scales(norms, y, own)[..., None]},
     )
+
+
+def _unexplained(outside: Float64, tie: Float64) -> Float64:
+    """Return how far codes are from what one gain makes: ``[..., D]``.
+
+    That is the gain that leaves the fewest codes unexplained, and those the least.
+
+    Args:
+        outside: how far numbers are outside the intervals of the codes, by gain: ``[g, ..., D]``.
+        tie: the distances up to which a code is explained.
+    """
+    reach = outside.max(axis=-1)
+    left = (outside > tie).sum(axis=-1) + reach / (1 + reach)
+    explaining = left.argmin(axis=0)[None, ..., None]
+    found: Float64 = np.take_along_axis(outside, explaining, axis=0)[0]
+    return found
+
+
+def _lag(own: Float64, worth: Float64, clear: npt.NDArray[np.bool_]) -> Float64:
+    """Return by what share codes are worse than the best that a gain without ties has: ``[...]``.
+
+    Args:
+        own: worth of the codes ``[...]``.
+        worth: that of each gain's codes ``[g, ...]``.
+        clear: whether a gain's codes have no tie ``[g, ...]``; 0 is returned where none has.
+    """
+    binding = np.where(clear, worth, 0).max(axis=0)
+    worse = 1 - own / np.where(binding > 0, binding, np.inf)
+    lag: Float64 = np.where(binding > 0, np.maximum(worse, 0), 0)
+    return lag
 
 
 def _lead(worth: Float64, codes: Codes, best: Codes) -> Float64:
