@@ -14,10 +14,11 @@ from tq_onnx.measure.reconstruction import CacheDistance
 LAYERS = 30
 LAYER_BYTES = 13_056
 """Of 64 tokens of SmolLM2."""
-ROW_BYTES = 34
 
 
-def figures(differing: int, *, layer: int | None, there: int) -> FeedingFigures:
+def figures(
+    differing: int, *, layer: int | None, there: int, rows: int = 50, share: float = 1.0
+) -> FeedingFigures:
     return FeedingFigures(
         prompt_tokens=64,
         new_tokens=8,
@@ -30,7 +31,8 @@ def figures(differing: int, *, layer: int | None, there: int) -> FeedingFigures:
         chunk_layer=layer,
         chunk_layer_bytes_differing=there,
         chunk_layer_bytes=LAYER_BYTES,
-        chunk_layer_row_bytes=ROW_BYTES,
+        chunk_layer_rows_differing=rows,
+        chunk_layer_token_share=share,
     )
 
 
@@ -62,8 +64,10 @@ def verdict(
         (figures(0, layer=None, there=0), True),
         (figures(390, layer=0, there=390), True),  # 1 in 1,000 of all
         (figures(3_439, layer=3, there=2), True),
-        (figures(3_439, layer=3, there=ROW_BYTES), True),
-        (figures(3_439, layer=3, there=ROW_BYTES + 1), False),
+        (figures(3_439, layer=3, there=14), False),
+        (figures(3_439, layer=3, there=136, rows=4, share=0.5), True),  # other gains
+        (figures(3_439, layer=3, there=136, rows=5, share=0.5), False),
+        (figures(3_439, layer=3, there=100, rows=3, share=0.6), False),  # a token of its own
         (figures(3_439, layer=0, there=3_000), False),
     ],
 )

@@ -47,6 +47,12 @@ the next layer's vectors tips more codes there, and so on."""
 FLIPS_PER_DISTANCE: Final = 50.0
 """Share of bytes per relative distance of the original's own caches: 2.3 codes of 4 bits, 35 of 8
 bits, and the float16 scale of a row, whose steps are 2^-11 of it."""
+MAX_TIPPED_ROWS: Final = 4
+"""Rows of the first layer where any differ. Where a gain tips, or a code that error feedback hands
+on, most of the row is another; whatever its bytes, it is one tie. Seen: 2 of 256."""
+MAX_TIPPED_SHARE: Final = 0.5
+"""Of one token's rows there, over KV heads, keys and values. Ties meet rows one by one. A token
+that was fed wrongly has other numbers in all of its rows."""
 MAX_CHUNK_DRIFT: Final = 1.5
 """Of the relative squared distance from the original's caches after one call. Codes that tip in one
 layer of many make others tip in the next; what they hold is no worse for it."""
@@ -186,9 +192,12 @@ def _tipped(
         return True
     noise = max((each.rms for each in own[: 2 * at + 2]), default=0.0)
     share = MAX_CHUNK_FLIPS + FLIPS_PER_DISTANCE * noise
-    # A row whose gain tips is another row.
-    allowed = max(modes.chunk_layer_row_bytes, share * modes.chunk_layer_bytes)
-    return modes.chunk_layer_bytes_differing <= allowed and all(
+    few = modes.chunk_layer_bytes_differing <= share * modes.chunk_layer_bytes
+    lone = (
+        modes.chunk_layer_rows_differing <= MAX_TIPPED_ROWS
+        and modes.chunk_layer_token_share <= MAX_TIPPED_SHARE
+    )
+    return (few or lone) and all(
         there <= MAX_CHUNK_DRIFT * here + ROUNDING_DISTANCE["FLOAT"]
         for one, other in zip(drift, chunked_drift, strict=True)
         for here, there in ((one.key, other.key), (one.value, other.value))

@@ -13,16 +13,20 @@ about the graph. The model should therefore be opened as ``exact``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from tq_onnx.codec.spec import row_layout
-from tq_onnx.plan import Plan
+from tq_onnx.codec.spec import Codec, row_layout
+from tq_onnx.plan import LayerPlan, Plan
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.model import OpenModel
+
+Array = npt.NDArray[Any]
+Counts = npt.NDArray[np.int64]
 
 _FLOATS: Final = {"FLOAT": np.float32, "FLOAT16": np.float16}
 _SINGLE_BYTES: Final = np.dtype(np.float32).itemsize
@@ -52,7 +56,8 @@ class FeedingFigures:
         chunk_layer: the first layer with any, counted from 0; None if there is none.
         chunk_layer_bytes_differing: those in the caches of that layer.
         chunk_layer_bytes: bytes of the caches of that layer.
-        chunk_layer_row_bytes: bytes of its wider row.
+        chunk_layer_rows_differing: rows with any of them: one per token, KV head and cache.
+        chunk_layer_token_share: the largest share of a token's rows there that differ.
         first_only: True if the graph takes one prompt only, so that nothing was compared.
     """
 
@@ -67,7 +72,8 @@ class FeedingFigures:
     chunk_layer: int | None = None
     chunk_layer_bytes_differing: int = 0
     chunk_layer_bytes: int = 0
-    chunk_layer_row_bytes: int = 0
+    chunk_layer_rows_differing: int = 0
+    chunk_layer_token_share: float = 0.0
     first_only: bool = False
 
 
@@ -130,8 +136,9 @@ def compare_feeding_modes(
         differing = bytes_differing(final, all_caches(fixed))
     pieces = all_caches(chunked)
     counts = _apart(whole, pieces, model.plan)
-    at = next((index // 2 for index, count in enumerate(counts) if count), None)
+    at = next((index // 2 for index, count in enumerate(counts) if count.any()), None)
     first = slice(0, 0) if at is None else slice(2 * at, 2 * at + 2)
+    there = counts[first]
     figures = FeedingFigures(
         prompt_tokens=len(prompt),
         new_tokens=new_tokens,
@@ -140,11 +147,12 @@ def compare_feeding_modes(
         in_place_bytes_differing=differing,
         in_place_tokens_equal=equal,
         chunk=chunk,
-        chunk_bytes_differing=sum(counts),
+        chunk_bytes_differing=int(sum(count.sum() for count in counts)),
         chunk_layer=at,
-        chunk_layer_bytes_differing=sum(counts[first]),
+        chunk_layer_bytes_differing=int(sum(count.sum() for count in there)),
         chunk_layer_bytes=sum(part.nbytes for part in whole[first]),
-        chunk_layer_row_bytes=max((part.shape[-1] for part in whole[first]), default=0),
+        chunk_layer_rows_differing=int(sum((count > 0).sum() for count in there)),
+        chunk_layer_token_share=_token_share(there),
     )
     return figures, pieces
 
@@ -199,40 +207,70 @@ def bytes_differing(some: list[npt.NDArray[Any]], others: list[npt.NDArray[Any]]
     )
 
 
-def _apart(
-    some: list[npt.NDArray[Any]], others: list[npt.NDArray[Any]], plan: Plan | None
-) -> list[int]:
-    """Count differing bytes of each cache, but not floats that differ by roundings only."""
-    if plan is None:
-        return [bytes_differing([one], [other]) for one, other in zip(some, others, strict=True)]
-    kinds = [(codec, layer) for layer in plan.layers for codec in layer.codecs]
-    counts = []
-    for one, other, (codec, layer) in zip(some, others, kinds, strict=True):
-        if one.shape != other.shape:
-            counts.append(max(one.nbytes, other.nbytes))
-            continue
-        count = 0
-        layout = row_layout(codec, layer.head_size)
-        exact = np.ones(one.shape[-1], np.bool_)
-        floats = [
-            (field.offset, field.offset + field.count * field.size, "FLOAT")
-            for field in layout.fields
-            if field.size == _SINGLE_BYTES
-        ]
-        if codec.is_raw:
-            floats = [(0, layout.row_bytes, layer.dtype)]
-        for start, stop, dtype in floats:
-            exact[start:stop] = False
-            count += _floats_apart(one[..., start:stop], other[..., start:stop], dtype)
-        counts.append(count + int((one[..., exact] != other[..., exact]).sum()))
-    return counts
+def _apart(some: Sequence[Array], others: Sequence[Array], plan: Plan | None) -> list[Counts]:
+    """Count differing bytes of each row, but not floats that differ by roundings only.
+
+    Args:
+        some: caches ``[B, N, T, W]``, in signature order.
+        others: likewise.
+        plan: of the model that keeps them; None for an original.
+
+    Returns:
+        For each cache, int ``[B, N, T]``; where sizes differ, all bytes of the larger.
+    """
+    kinds: list[tuple[Codec, LayerPlan] | None] = [None] * len(some)
+    if plan is not None:
+        kinds = [(codec, layer) for layer in plan.layers for codec in layer.codecs]
+    return [
+        _apart_in(one, other, kind) if one.shape == other.shape else _all_of(one, other)
+        for one, other, kind in zip(some, others, kinds, strict=True)
+    ]
 
 
-def _floats_apart(one: npt.NDArray[Any], other: npt.NDArray[Any], dtype: str) -> int:
-    """Count the bytes of floats that differ by more than roundings."""
+def _token_share(counts: Sequence[Counts]) -> float:
+    """Return the largest share of a token's rows, of caches ``[B, N, T]``, that differ."""
+    if len({count.shape for count in counts}) != 1:  # one side lacks tokens, or there is no layer
+        return float(any(count.any() for count in counts))
+    return float((np.stack(counts) > 0).mean((0, 2)).max(initial=0))
+
+
+def _all_of(one: Array, other: Array) -> Counts:
+    larger = max(one, other, key=lambda each: each.nbytes)
+    return np.full(larger.shape[:-1], larger.shape[-1] * larger.itemsize)
+
+
+def _apart_in(one: Array, other: Array, kind: tuple[Codec, LayerPlan] | None) -> Counts:
+    """Count the bytes of each row that differ."""
+    if kind is None:
+        return _differing(one.view(np.uint8), other.view(np.uint8))
+    codec, layer = kind
+    layout = row_layout(codec, layer.head_size)
+    exact = np.ones(one.shape[-1], np.bool_)
+    floats = [
+        (field.offset, field.offset + field.count * field.size, "FLOAT")
+        for field in layout.fields
+        if field.size == _SINGLE_BYTES
+    ]
+    if codec.is_raw:
+        floats = [(0, layout.row_bytes, layer.dtype)]
+    count = np.zeros(one.shape[:-1], np.int64)
+    for start, stop, dtype in floats:
+        exact[start:stop] = False
+        count += _floats_apart(one[..., start:stop], other[..., start:stop], dtype)
+    return count + _differing(one[..., exact], other[..., exact])
+
+
+def _differing(one: Array, other: Array) -> Counts:
+    count: Counts = np.sum(one != other, axis=-1, dtype=np.int64)
+    return count
+
+
+def _floats_apart(one: Array, other: Array, dtype: str) -> Counts:
+    """Count the bytes of floats of each row that differ by more than roundings."""
     floats = _FLOATS[dtype]
     here, there = (
         np.ascontiguousarray(part).view(floats).astype(np.float64) for part in (one, other)
     )
     apart = np.abs(here - there) > _ROUNDING[dtype] * np.abs(here).max(initial=0)
-    return int(apart.sum()) * np.dtype(floats).itemsize
+    count: Counts = np.dtype(floats).itemsize * np.sum(apart, axis=-1, dtype=np.int64)
+    return count
