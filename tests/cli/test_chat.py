@@ -42,7 +42,7 @@ def test_a_conversation_is_saved_and_goes_on(
     file = tmp_path / "talk.safetensors"
     first = talk(monkeypatch, f"Call me Ishmael.\n/save {file}\n/exit\nnot read\n")
     assert first.code == 0
-    assert first.err.startswith("saved: 1 turns, ")
+    assert first.err.startswith("saved: 1 turn, ")
     then = talk(monkeypatch, f"/load {file}\nAnd then?\n/rewind\n/rewind 1\nCall me Ishmael.\n")
     assert then.code == 0
     one, other = answers("Call me Ishmael.", "And then?")
@@ -56,7 +56,7 @@ def test_a_conversation_is_saved_and_goes_on(
         ("/save", 2, "/save needs the name of a file"),
         ("/rewind two", 2, "/rewind takes a number, not 'two'"),
         ("/rewind", 2, "0 turns cannot go back by 1"),
-        ("/load nowhere", 4, "nowhere"),
+        ("/load nowhere", 4, "nowhere: there is no such file; check the path"),
         ("/save here", 2, "an empty cache cannot be saved"),
     ],
 )
@@ -113,7 +113,7 @@ def test_ctrl_c_stops_an_answer_and_then_leaves() -> None:
         process.send_signal(signal.SIGINT)
         assert len(until("\n> ")) < 1800
         os.write(master, b"/rewind 2\n")
-        until("error: 1 turns cannot go back by 2")
+        until("error: 1 turn cannot go back by 2")
         until("> ")
         until("interrupted", signals=True)
         assert process.wait(20) == 128 + signal.SIGINT

@@ -104,8 +104,8 @@ def test_what_is_no_cache_of_the_model(saved: Path, edit: dict[str, np.ndarray])
 
 
 def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
-    for path in (tmp_path / "none", tmp_path):
-        with pytest.raises(ModelFileError, match="is not a cache"):
+    for path, message in ((tmp_path / "none", "no such file"), (tmp_path, "is not a cache")):
+        with pytest.raises(ModelFileError, match=message):
             language_model("growing").load_cache(path)
 
 

@@ -174,6 +174,8 @@ def test_a_batch_of_a_graph_that_takes_no_padding() -> None:
         model.generate(prompt, max_new_tokens=4).tokens for prompt in prompts
     ]
     assert model.generate_batch([]) == []
+    with pytest.raises(UsageError, match="the prompts are one text; give a list"):
+        model.generate_batch("a whale")
 
 
 @pytest.mark.parametrize("form", ["growing", "in place"])

@@ -149,9 +149,10 @@ class Conversation:
                 self._chat.save(Path(argument).expanduser())
             else:
                 self._chat = self._model.load_chat(Path(argument).expanduser())
-            turns = sum(message["role"] == "user" for message in self._chat.messages)
+            count = sum(message["role"] == "user" for message in self._chat.messages)
+            turns = f"{count} turn{'' if count == 1 else 's'}"
             done = "saved" if name == "save" else "loaded"
-            click.echo(f"{done}: {turns} turns, {len(self._chat.cache)} tokens", err=True)
+            click.echo(f"{done}: {turns}, {len(self._chat.cache)} tokens", err=True)
         elif name in ("save", "load"):
             raise UsageError(f"/{name} needs the name of a file")
         else:

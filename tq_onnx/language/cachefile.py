@@ -140,6 +140,7 @@ def read_messages(path: Path) -> list[Message]:
     Raises:
         ModelFileError: there are none, or they cannot be read.
     """
+    _refuse_missing(path)
     try:
         found = json.loads(facts_of(path)[_MESSAGES])
         if not isinstance(found, list) or not all(_is_message(each) for each in found):
@@ -149,6 +150,11 @@ def read_messages(path: Path) -> list[Message]:
             "the file holds no conversation", where=str(path), fix="save it again with Chat.save"
         ) from error
     return found
+
+
+def _refuse_missing(path: Path) -> None:
+    if not os.path.lexists(path):
+        raise ModelFileError("there is no such file", where=str(path), fix="check the path")
 
 
 def _is_message(entry: object) -> bool:
@@ -176,6 +182,7 @@ def read_cache(
         ModelFileError: the file cannot be read, or is no cache.
         UsageError: it belongs to another model.
     """
+    _refuse_missing(path)
     try:
         arrays, facts = read_arrays(path, largest=_LARGEST_FILE)
         if facts.get("format") != FORMAT:

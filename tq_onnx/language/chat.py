@@ -117,6 +117,7 @@ class Chat:
         """
         asked = [at for at, message in enumerate(self.messages) if message["role"] == "user"]
         if not 0 < turns <= len(asked):
-            raise UsageError(f"{len(asked)} turns cannot go back by {turns}")
+            held = f"{len(asked)} turn{'' if len(asked) == 1 else 's'}"
+            raise UsageError(f"{held} cannot go back by {turns}")
         # The cache goes back by itself, to where the next prompt begins to differ.
         self.messages = self.messages[: asked[-turns]]

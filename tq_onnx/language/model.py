@@ -239,8 +239,11 @@ class LanguageModel:
             stop: texts that end a text.
 
         Raises:
-            UsageError: there are not as many caches as prompts, or one is given twice.
+            UsageError: there are not as many caches as prompts, or one is given twice; or one text
+                was given in the place of a list.
         """
+        if isinstance(prompts, str):
+            raise UsageError("the prompts are one text", fix="give a list of texts")
         if caches is not None and len({id(one) for one in caches}) != len(prompts):
             raise UsageError(f"{len(prompts)} prompts need as many caches, each another one")
         calls = [self._call(prompt, max_new_tokens, sampling, stop) for prompt in prompts]

@@ -122,7 +122,11 @@ def fit(
     )
     positions = min((size for size in told if size), default=None)
     if context is not None and positions is not None and context > positions:
-        raise UsageError(f"the model takes {positions:,} tokens, not {context:,}", where=str(path))
+        raise UsageError(
+            f"the model takes {positions:,} tokens, not {context:,}",
+            where=str(path),
+            fix=f"give a context of {positions} or less",
+        )
     rows = [
         row
         if footprint is None
