@@ -62,8 +62,8 @@ bool run_wave(const Kernels& kernels, const AttentionCall& call, const Attention
   FloatBuffer exact(2 * exact_rows * (exact_row + 1));
   const std::size_t hand_count = window.is_on() ? static_cast<std::size_t>(lanes) : 0;
   const std::unique_ptr<AtHand[]> hands(new (std::nothrow) AtHand[hand_count]);
-  if (hands == nullptr || exact.get() == nullptr || query.get() == nullptr || sums.get() == nullptr || shifts.get() == nullptr ||
-      extremes.get() == nullptr) {
+  if (hands == nullptr || exact.get() == nullptr || query.get() == nullptr ||
+      sums.get() == nullptr || shifts.get() == nullptr || extremes.get() == nullptr) {
     return false;
   }
   float* const max = extremes.get();
@@ -112,8 +112,8 @@ bool run_wave(const Kernels& kernels, const AttentionCall& call, const Attention
   parallel(flat_tasks, rotate_some);
   if (!complete) return false;
 
-  // A lane's first task is what its queries take exactly: the entries lie in front of the rows, where
-  // the last rows of the lane before have already asked for memory.
+  // A lane's first task is what its queries take exactly: the entries lie in front of the rows,
+  // where the last rows of the lane before have already asked for memory.
   const int64_t tasks_per_lane = chunks + window.is_on();
   auto attend_chunk = [&](std::size_t index) {
     const int64_t lane = static_cast<int64_t>(index) / tasks_per_lane;
@@ -128,8 +128,9 @@ bool run_wave(const Kernels& kernels, const AttentionCall& call, const Attention
     }
     if (is_exact) {
       const std::size_t row = static_cast<std::size_t>(lane) * count;
-      window.attend({b, n, 0, count, hands[static_cast<std::size_t>(lane)], exact_query + row * exact_row,
-                     exact_sums + row * exact_row, exact_max + row, exact_weight + row},
+      window.attend({b, n, 0, count, hands[static_cast<std::size_t>(lane)],
+                     exact_query + row * exact_row, exact_sums + row * exact_row, exact_max + row,
+                     exact_weight + row},
                     work.get());
       return;
     }

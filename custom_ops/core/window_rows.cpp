@@ -175,8 +175,8 @@ void WindowRows::attend_new(const Rows& rows, Range range, float* work) const {
     }
     if (count == most || (count > 0 && token + 1 == range.high)) {
       const bool is_run = tokens[count - 1] - tokens[0] == count - 1;
-      attend_block(rows, {new_, keys, values, count, tokens, is_run && tokens[0] >= rows.hand.sinks},
-                   work);
+      const bool is_windowed = is_run && tokens[0] >= rows.hand.sinks;
+      attend_block(rows, {new_, keys, values, count, tokens, is_windowed}, work);
       count = 0;
     }
   }
