@@ -9,6 +9,22 @@ namespace {
 // More than any codec of this layout, and small enough for the kernels' arithmetic.
 constexpr int64_t kMaxRowWidth = 65536;
 
+// A text of a model in a message, which has to be UTF-8: bytes that are no printable ASCII as \xNN.
+std::string quoted(const std::string& text) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  constexpr size_t kMost = 64;
+  std::string found = "'";
+  for (const char letter : text.substr(0, kMost)) {
+    const auto byte = static_cast<unsigned char>(letter);
+    if (byte >= 0x20 && byte < 0x7f) {
+      found += letter;
+    } else {
+      found += {'\\', 'x', kDigits[byte >> 4], kDigits[byte & 15]};
+    }
+  }
+  return found + (text.size() > kMost ? "...'" : "'");
+}
+
 }  // namespace
 
 std::string rows_of(spec::Codec codec, int head_size) {
@@ -26,8 +42,8 @@ spec::Codec read_codec(const Api& api, const OrtKernelInfo* info, const char* op
     ++kind;
   }
   if (kind == spec::kKinds) {
-    throw OpError(std::string(op) + ": " + prefix + "codec is '" + name + "', expected one of " +
-                  names);
+    throw OpError(std::string(op) + ": " + prefix + "codec is " + quoted(name) +
+                  ", expected one of " + names);
   }
   const int64_t bits = read_int(api, info, op, (prefix + "bits").c_str());
   std::string choices;

@@ -259,6 +259,14 @@ def test_encode_refuses_attributes(attributes: dict[str, object], message: str) 
     assert f"{ENCODE}: " in str(error.value)
 
 
+def test_a_codec_that_is_no_utf8_is_named_in_ascii() -> None:
+    model = encode_model().replace(b"lloyd_max", b"lloyd\xff\x1b[m")
+    with pytest.raises(Exception, match=re.escape(r"codec is 'lloyd\xff\x1b[m', expected one of")):
+        make_session(model)
+    with pytest.raises(Exception, match=re.escape(f"codec is '{'x' * 64}...', expected")):
+        make_session(encode_model(codec="x" * 1000))
+
+
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
