@@ -34,7 +34,7 @@ def test_text_goes_to_stdout_and_figures_to_stderr(models: list[Path]) -> None:
         outcome = continue_(model)
         assert outcome.out.endswith("\n")
         assert len(outcome.out.strip("\n")) > 3
-        assert "22 + 12 tokens" in outcome.err
+        assert outcome.err.startswith(f"{model.name}: 22 + 12 tokens, ")
         assert per_token in outcome.err
         assert "tokens/s" in outcome.err
 

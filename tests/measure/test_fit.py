@@ -149,6 +149,7 @@ def test_the_command() -> None:
     assert [row["preset"] for row in document["rows"]] == ["int4"]
     assert document["given"] is False and document["memory"] > 0
     assert document["positions"] is None
+    assert "16 bytes (given)" in run("fit", folder("int4"), "--memory", "16").out  # GB were meant
     assert "no such file" in run("fit", "nowhere.onnx").sentence(4)
     assert run("fit", original(GENAI), "--json").document["positions"] == 128
 

@@ -97,4 +97,6 @@ def _note(fits: bool, growing: bool) -> str:
 
 
 def _size(count: int) -> str:
+    if 0 < count < 1e5:
+        return f"{count:,} bytes"
     return f"{count / 1e9:,.2f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"

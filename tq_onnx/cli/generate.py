@@ -147,7 +147,8 @@ def generate(
     kept = f"of {capacity} tokens{', in place' if in_place else ''}" if capacity else "growing"
     place = f" on {PROVIDERS[ep].provider}" if PROVIDERS[ep].has_own_memory else ""
     click.echo(
-        f"{result.prompt_tokens} + {len(result.tokens)} tokens{place}, prompt "
+        f"{terminal.printable(model.name)}: {result.prompt_tokens} + {len(result.tokens)} tokens"
+        f"{place}, prompt "
         f"{result.prefill_seconds:.2f} s, {result.tokens_per_second:.1f} tokens/s; caches "
         f"{result.cache_bytes:,} bytes ({kept}, {opened.signature.bytes_per_token:,} per token)",
         err=True,
