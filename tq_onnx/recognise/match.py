@@ -101,7 +101,10 @@ def recognise(model: ir.Model) -> Recognition:
     if not sites:
         misses = misses or passed_over
     if opset < MIN_OPSET:
-        reason = f"opset {opset} is too old: export it with opset {MIN_OPSET} or newer"
+        reason = (
+            f"opset {opset} is too old: export it with opset {MIN_OPSET} or newer, or convert the "
+            "file with onnx.version_converter, after shape inference (docs/exports.md)"
+        )
         misses.insert(0, NearMiss(None, "", reason))
     if misses:
         return Recognition(tuple(sites), tuple(misses))
