@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tests.runtime.models import DYNAMO, GENAI, opened
+from tq_onnx.errors import UsageError
 
 
 @pytest.mark.parametrize("kind", ["original", "kernel"])
@@ -21,3 +23,14 @@ def test_rows_of_tables(name: str, rows: int | None, kind: str) -> None:
 def test_a_graph_with_less_room_than_positions(kind: str) -> None:
     model = opened("mobius-static", kind)
     assert (model.positions, model.room, model.longest) == (64, 24, 24)
+
+
+@pytest.mark.parametrize("kind", ["original", "kernel"])
+def test_a_text_that_is_longer_is_one_sentence_and_keeps_the_caches(kind: str) -> None:
+    decoder = opened("mobius-default", kind).decoder()
+    decoder.prefill(np.ones((1, 64), np.int64))
+    with pytest.raises(UsageError, match="has 64 positions, and the text is longer; give fewer"):
+        decoder.step([1])
+    decoder.rewind(63)
+    decoder.step([1])
+    assert decoder.length == 64

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from tq_onnx.graph.builder import MICROSOFT
 from tq_onnx.graph.constants import attribute_int
+from tq_onnx.graph.liveness import live_nodes
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.values import keeps_numbers, static_dim
 from tq_onnx.ops.domain import DOMAIN, ROTARY_EMBEDDING
@@ -40,7 +41,9 @@ def table_positions(model: ir.Model, interface: Interface) -> int | None:
     Returns:
         The rows of the smallest table; None if there is no table.
     """
-    rows = (_rows(node, interface.position_ids) for node in model.graph)
+    live = live_nodes(model.graph.outputs)
+    # Not the nodes of an If: the branch for longer texts has another table.
+    rows = (_rows(node, interface.position_ids) for node in model.graph if node in live)
     return min((count for count in rows if count is not None), default=None)
 
 
@@ -52,7 +55,8 @@ def _rows(node: ir.Node, position_ids: str | None) -> int | None:
         first = attribute_int(node, "axis", 0) == 0
         return _constant_rows(data) if first and of_positions else None
     slot = _TABLES.get(kind(node))
-    if slot is None or slot >= len(node.inputs):
+    unused = slot == COS and not attribute_int(node, "do_rotary", 0)
+    if slot is None or unused or slot >= len(node.inputs):
         return None
     return _constant_rows(node.inputs[slot])
 

@@ -62,6 +62,7 @@ class Decoder(Contents):
         embeddings: floats ``[vocabulary, hidden]``, for a graph that takes no ids.
         first: a graph for first prompts and its signature, whose caches this one continues.
         one_by_one: whether this one gets a token a call, as graphs beside ``first`` were traced.
+        positions: tokens that the tables of positions have rows for; None if none is known.
 
     Raises:
         UnsupportedModelError: the model has inputs that nothing fills, or a capacity was asked of a
@@ -83,6 +84,7 @@ class Decoder(Contents):
         embeddings: npt.NDArray[Any] | None = None,
         first: tuple[onnxruntime.InferenceSession, Signature] | None = None,
         one_by_one: bool = False,
+        positions: int | None = None,
     ) -> None:
         """Allocate empty caches; see the class for arguments and errors."""
         self.session = session
@@ -92,6 +94,7 @@ class Decoder(Contents):
         feeding = Feeding(session, signature.interface, signature.caches, embeddings)
         self._graph = Graph(session, signature, feeding)
         self._one_by_one = one_by_one
+        self._positions = positions
         shape = next(e.shape for e in session.get_outputs() if e.name == signature.interface.logits)
         self.last_only = shape[1] == 1 and feeding.new != 1
         """True if a call gives the logits of its last token only."""
@@ -255,6 +258,12 @@ class Decoder(Contents):
         mask_BS = np.concatenate([self._mask, mask_BT], axis=1)
         graph = self._next()
         self._check_call(graph, tokens_BT.shape[1])
+        if self._positions is not None and mask_BS.sum(axis=1).max() > self._positions:
+            raise UsageError(
+                f"the model has {self._positions:,} positions, and the text is longer",
+                where=self.where,
+                fix="give fewer tokens",
+            )
         static = graph.signature.interface.static and not graph.signature.first_only
         if static and self.capacity is None:
             self._caches.make_room(mask_BS.shape[1])

@@ -214,6 +214,7 @@ class OpenModel:
             embeddings=made_up_embeddings(self.session, self.signature.interface),
             first=None if first is None else (first.session, first.signature),
             one_by_one=merged,
+            positions=self.positions,
         )
 
 
