@@ -96,8 +96,9 @@ class CacheBuffers:
 
     def repeat(self, held: int, tokens: int) -> None:
         """Repeat the rows of the first ``held`` tokens until there are ``tokens``."""
-        pairs = zip(self._specs, self.past, strict=True)
-        self.past = [spec.repeated(value, held, tokens) for spec, value in pairs]
+        # One after the other: there are never two of all.
+        for index, spec in enumerate(self._specs):
+            self.past[index] = spec.repeated(self.past[index], held, tokens)
 
     def bind(self, binding: Any, signature: Signature, *, in_place: bool, tokens: int) -> None:
         """Bind the caches of a call.
