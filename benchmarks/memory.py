@@ -40,9 +40,9 @@ def peak() -> int:
 
 
 def run(
-    model: Path, context: int, threads: int | None, saved: Path, pieces: int | None
+    model: Path, context: int, threads: int | None, saved: Path | None, pieces: int | None
 ) -> dict[str, Any]:
-    """Reads, decodes and saves."""
+    """Reads, decodes and saves, if it is told where."""
     import numpy as np
 
     import tq_onnx
@@ -64,6 +64,8 @@ def run(
         "prompt_seconds": prompt_seconds,
         "tokens_per_second": 1 / statistics.median(steps),
     }
+    if saved is None:
+        return found
     write_cache(saved, ids.tolist(), decoder.snapshot(), lm.identity)
     return found | {"file": saved.stat().st_size}
 
@@ -116,6 +118,9 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=8192)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--pieces", type=int, help="of the prompt that are read; default: all")
+    parser.add_argument(
+        "--no-save", action="store_true", help="save no cache, which takes twice its memory"
+    )
     parser.add_argument("--do", choices=("run", "resume"), help=argparse.SUPPRESS)
     parser.add_argument("--saved", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -130,8 +135,11 @@ def main() -> None:
     for model in options.models:
         row = tq_onnx.fit(model, context=options.context).rows[0]
         with tempfile.TemporaryDirectory() as folder:
-            given = (model, "--context", options.context, *threads, "--saved", f"{folder}/cache")
-            found = _child(*given, *pieces, "--do", "run") | _child(*given, "--do", "resume")
+            saved = () if options.no_save else ("--saved", f"{folder}/cache")
+            given = (model, "--context", options.context, *threads, *saved)
+            found = _child(*given, *pieces, "--do", "run")
+            if saved:
+                found |= _child(*given, "--do", "resume")
         off = row.peak_bytes / found["peak"] - 1
         print(
             json.dumps(
