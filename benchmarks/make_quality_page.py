@@ -45,6 +45,8 @@ NAMES: Final = (
 """The sections, as they stand on the page."""
 CALIBRATED: Final = ("int4", "int3", "int2")
 CONTEXT: Final = 1024
+EXPERIMENTS: Final = ("mse3", "mse2", "mse1", "prod4", "prod3", "experimental-max", "raw")
+"""Presets that are in the figures, and not in the tables."""
 WIDER: Final = 64
 """Exact tokens besides the default's, to compare with it."""
 
@@ -52,27 +54,22 @@ INTRODUCTION: Final = """\
 # What each preset costs
 
 Written by `python benchmarks/make_quality_page.py`. Every table is the output of the commands above
-it; the figures are in JSON files beside this page, whose keys [commands.md](commands.md) explains.
+it. [commands.md](commands.md) explains the figures in the JSON files beside this page, which have
+the presets for experiments, too (`mse3` to `mse1`, `prod4`, `prod3`, `experimental-max`, `raw`).
 
-Every model reads the text through onnxruntime, in windows that begin with empty caches. Every key
-and value is written to its cache and read back from there. Windows stand side by side, and every
-prediction inside them counts. The original is the same file before its conversion, in float32.
+Every model reads the text in windows that begin with empty caches, and every prediction counts.
+Every key and value is written to its cache and read back from there. The original is the same file
+before its conversion, in float32. The texts are few: the same command measures your model on yours.
 
-How to read it:
-
-- `int4`, `int3`, `int2`, `k5v3`, `k4v3` and `k4v2` keep the newest 32 tokens and the first 4
-  exactly unless a row says otherwise. **Bytes per token** have their share of that, in caches of
-  1,024, 8,192 and 32,768 tokens.
+- `int4`, `int3`, `int2`, `k5v3`, `k4v3` and `k4v2` keep the newest 32 tokens and the first 4 exact
+  unless a row says otherwise. **Bytes per token** of 1,024, 8,192 and 32,768 have their share.
 - **change** is that of the perplexity, with its standard error. **KL** is the divergence from the
-  original's predictions, in nats: it is less noisy than the perplexity, and 0 means that the model
-  says what it said before. Below 0.01 nobody notices; at 0.1 a model has another character.
-- **Generation** is what prefill does not show. *natural* and *random*: a passage comes again so
-  many tokens later, and the loss on the second copy rises by so much of what copying gains.
-  *decoding*: the original writes, and the converted model is fed the same tokens one by one;
-  *near-ties* are tokens that only differ where the original was undecided.
+  original's predictions, in nats, and less noisy. Below 0.01 nobody notices.
+- **Generation**: *natural* and *random*: a passage comes again so many tokens later, and the loss
+  on its second copy rises by so much of what copying gains. *decoding*: the model is fed what the
+  original writes, token by token; *near-ties* only differ where the original was undecided.
 - **key error**, **value error**: mean over the layers of squared error over squared norm, and its
   distance from theory.
-- Windows are few, and they are of one text. The same command measures your model on yours.
 """
 
 ABOUT: Final = {
@@ -85,7 +82,7 @@ ABOUT: Final = {
     SMOLLM_GENERATION: "### Generation\n\nErrors take the tokens of copies for independent. They "
     "are not: other passages differ by more.",
     SMOLLM_LONG: "### Windows of 2,048 tokens",
-    SMOLLM: "### All presets",
+    SMOLLM: "### All presets\n\nTwo windows: the errors are twice those of the other tables.",
     QWEN: "## The bundled Qwen3: 4 layers, head size 128\n\nA small model that was really trained, "
     "on bytes. It has not seen the text. It says little about large models, but anyone can repeat "
     "the measurement in a few minutes.",
@@ -260,7 +257,12 @@ def sections(presets: list[str], tokens: int, threads: int) -> list[Section]:
             SMOLLM,
             (
                 *_conversions(SMOLLM, presets, []),
-                _report(SMOLLM, SMOLLM, [*presets, *both[len(calibrated) :]], wiki),
+                _report(
+                    SMOLLM,
+                    SMOLLM,
+                    [*presets, *both[len(calibrated) :]],
+                    f"--text wikitext2-valid.txt --tokens {2 * CONTEXT} --threads {threads}",
+                ),
             ),
             picture=True,
         ),
@@ -289,12 +291,10 @@ def _conversions(
 
 
 def _each(presets: list[str], model: str, options: str, name: str) -> tuple[str, ...]:
-    line = (
-        f"tq-onnx convert {model} {options} --overwrite \\\n    -o {Path(model).parent}/{name}.onnx"
-    )
+    line = f"tq-onnx convert {model} {options} --overwrite -o {Path(model).parent}/{name}.onnx"
     if len(presets) == 1:
         return (line.replace("$preset", presets[0]),)
-    return (f"for preset in {' '.join(presets)}; do\n  {line}\ndone",)
+    return (f"for preset in {' '.join(presets)}; do {line}; done",)
 
 
 def _report(
@@ -321,8 +321,10 @@ def measure(section: Section, folder: Path) -> None:
         )
     commands = "\n".join(["```sh", *section.commands, "```"])
     measured = (folder / f"{section.name}.report.md").read_text(encoding="utf-8")
+    if section.name == SMOLLM_GENERATION:  # other tables have more windows
+        measured = measured[measured.index("Generation:") :]
     # The introduction says it once.
-    said = ("- bytes", "- change:", "- deco")
+    said = ("- bytes", "- change:", "- deco", *(f"| {name} |" for name in EXPERIMENTS))
     measured = "\n".join(line for line in measured.splitlines() if not line.startswith(said))
     measured = measured.strip()
     link = f"Figures: [quality-{section.name}.json](quality-{section.name}.json).\n"
