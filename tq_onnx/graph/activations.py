@@ -33,8 +33,10 @@ _IN_PLACE: Final = frozenset(
     | {"Clip", "Erf", "Relu", "QuickGelu", "Gelu", "Reciprocal", "RotaryEmbedding"}
 )
 """Operators that write into an input of their result's size that nobody reads later."""
-_ATTENTION: Final = frozenset({"Attention", "GroupQueryAttention", "MultiHeadAttention"})
-"""Operators of ONNX Runtime that hold all scores of a call, ``[B, H, T, S]`` in float32."""
+_ATTENTION: Final = frozenset({"Attention", "MultiHeadAttention"})
+"""Operators of ONNX Runtime that hold all scores of a call, ``[B, H, T, S]`` in float32.
+
+Its GroupQueryAttention goes through the keys block by block (seen in 1.31 and 1.32)."""
 
 
 def activation_bytes(
