@@ -9,10 +9,12 @@ pages. The builds are kept, in build/ and pytest's cache, so that only the first
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,10 +22,20 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+def tool(name: str) -> str | None:
+    """Return a program of this environment, as an install uses, or of the system.
+
+    Another cmake writes other commands, so that every object of the install would be made again.
+    """
+    own = str(Path(sys.executable).parent)
+    return shutil.which(name, path=f"{own}{os.pathsep}{os.environ.get('PATH', os.defpath)}")
+
+
 def build(folder: Path, *options: str) -> Path:
+    cmake = tool("cmake") or "cmake"
     for command in (
-        ["cmake", "-S", str(ROOT / "custom_ops"), "-B", str(folder), "-DTQ_TESTS=ON", *options],
-        ["cmake", "--build", str(folder), "--target", "tq_onnx_tests", "--parallel", "2"],
+        [cmake, "-S", str(ROOT / "custom_ops"), "-B", str(folder), "-DTQ_TESTS=ON", *options],
+        [cmake, "--build", str(folder), "--target", "tq_onnx_tests", "--parallel", "2"],
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -32,7 +44,8 @@ def build(folder: Path, *options: str) -> Path:
 
 
 def build_in_cache(cache: pytest.Cache, name: str, *options: str) -> Path:
-    generator = ("-G", "Ninja") if shutil.which("ninja") else ()
+    ninja = tool("ninja")
+    generator = ("-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}") if ninja else ()
     return build(cache.mkdir(f"native_{name}"), *generator, *options)
 
 
@@ -43,7 +56,7 @@ def wheel_build() -> Path | None:
     """
     caches = (ROOT / "build").glob("*/CMakeCache.txt")
     made = [cache for cache in caches if "CMAKE_GENERATOR:INTERNAL=Ninja\n" in cache.read_text()]
-    if not made or not shutil.which("ninja"):
+    if not made or not tool("ninja"):
         return None
     return max(made, key=lambda cache: cache.stat().st_mtime).parent
 
@@ -62,7 +75,7 @@ def test_kernels(pytestconfig: pytest.Config) -> None:
         check(build_in_cache(pytestconfig.cache, "release", "-DCMAKE_BUILD_TYPE=Release"))
     else:
         # pip's own ninja is gone.
-        check(build(kept, f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja')}"))
+        check(build(kept, f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"))
 
 
 @pytest.mark.sanitizers
