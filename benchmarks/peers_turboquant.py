@@ -14,14 +14,7 @@ from tq_onnx.codec.presets import PRESETS
 from tq_onnx.codec.rotation import rotation_of
 from tq_onnx.codec.search import gain_table
 from tq_onnx.codec.spec import Codec, row_layout
-from tq_onnx.codec.window import (
-    ELEMENT_BYTES,
-    Window,
-    retag,
-    rounded,
-    rows_per_entry,
-    window_of,
-)
+from tq_onnx.codec.window import Window, window_of, write_entries
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.ops.singleop import (
     PRESENT_CACHES,
@@ -133,18 +126,7 @@ class TurboQuant:
         slots = window.overlay_rows + step.context
         content = repeated(rows, (step.batch, step.kv_heads, slots, rows.shape[-1]))
         if step.past >= window.entries:
-            vectors = rounded(normal((TILE, step.head_size), seed=3)).view(np.uint8)
-            _fill(content, vectors, window)
-            retag(content, step.head_size, window, step.past)
+            for first, count in ((0, window.sinks), (step.past - window.recent, window.recent)):
+                vectors = normal((step.batch, step.kv_heads, count, step.head_size), seed=3)
+                write_entries(content, vectors, np.full(step.batch, first, np.int64), window)
         return content
-
-
-def _fill(cache: Array, vectors: Array, window: Window) -> None:
-    """Puts vectors, as bytes, into the entries of every plane."""
-    width = rows_per_entry(vectors.shape[-1] // ELEMENT_BYTES, cache.shape[-1])
-    for entry in range(window.entries):
-        row = cache[:, :, entry * width : (entry + 1) * width].reshape(*cache.shape[:2], -1)
-        row[..., : vectors.shape[-1]] = vectors[entry % len(vectors)]
-        cache[:, :, entry * width : (entry + 1) * width] = row.reshape(
-            *cache.shape[:2], width, cache.shape[-1]
-        )

@@ -258,9 +258,11 @@ class Decoder(Contents):
         mask_BS = np.concatenate([self._mask, mask_BT], axis=1)
         graph = self._next()
         self._check_call(graph, tokens_BT.shape[1])
-        if self._positions is not None and mask_BS.sum(axis=1).max() > self._positions:
+        # Only what might be too long is counted: this is done at every step.
+        most = mask_BS.shape[1] if self._positions is None else self._positions
+        if mask_BS.shape[1] > most and mask_BS.sum(axis=1).max() > most:
             raise UsageError(
-                f"the model has {self._positions:,} positions, and the text is longer",
+                f"the model has {most:,} positions, and the text is longer",
                 where=self.where,
                 fix="give fewer tokens",
             )
