@@ -38,6 +38,18 @@ def operand(output: str, at: int, name: str) -> Edit:
     return edit
 
 
+def output(name: str, dtype: int, rank: int) -> Edit:
+    """One output more, of sizes that are not told."""
+
+    def edit(proto: onnx.ModelProto) -> None:
+        told = onnx.TensorShapeProto(dim=[onnx.TensorShapeProto.Dimension() for _ in range(rank)])
+        value = proto.graph.output.add(name=name)
+        value.type.tensor_type.elem_type = dtype
+        value.type.tensor_type.shape.CopyFrom(told)
+
+    return edit
+
+
 def order(output: str, *perm: int) -> Edit:
     """Another order of the axes of a Transpose, which may be none."""
 
@@ -175,6 +187,10 @@ MODELS: Final[dict[str, tuple[str, Edit]]] = {
     "a dimension for each token": (
         "dynamo-op18-sdpa-hd128-fp16",
         operand("add_988", 0, "past_key_values.0.value"),
+    ),
+    "a value as an output with a type and sizes that are not its own": (
+        "dynamo-op23-eager",
+        output("view_1", onnx.TensorProto.INT64, 4),
     ),
     "keys as new values": (
         "dynamo-qwen3-moe",

@@ -227,9 +227,8 @@ def _ports(
         return
     for old, new in zip(before, after, strict=True):
         if old.name not in sizes:
-            # A shape or a type that was not told may have been inferred.
-            dims = new.dims if old.dims is None else old.dims
-            wanted = [Port(old.name, old.dtype or new.dtype, dims)]
+            # A shape, a size or a type that was not told may have been inferred.
+            wanted = [Port(old.name, old.dtype or new.dtype, _told(old.dims, new.dims))]
         elif old.dims is None:
             wanted = [Port(old.name, "UINT8", (*(new.dims or ())[:-1], sizes[old.name][1]))]
         else:
@@ -260,6 +259,13 @@ def _with_numbers(wanted: Port, found: Port) -> Port:
         for here, there in pairs
     )
     return Port(wanted.name, wanted.dtype, tuple(dims))
+
+
+def _told(before: _Dims | None, after: _Dims | None) -> _Dims | None:
+    """Return the sizes that were told before, and those that are now of the others."""
+    if before is None or after is None or len(before) != len(after):
+        return after if before is None else before
+    return tuple(new if old is None else old for old, new in zip(before, after, strict=True))
 
 
 def _port(value: ir.Value) -> Port:
