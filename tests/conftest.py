@@ -60,6 +60,14 @@ def exact_products() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def word_products() -> Iterator[None]:
+    """Products of 16 bits, read when a session is made: they hide less than those of 8 bits."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TQ_ONNX_PRODUCTS", "16")
+        yield
+
+
 @pytest.fixture(scope="session", autouse=True)
 def remember() -> Iterator[None]:
     """Lets a worker compute some things once, for all tests."""

@@ -10,9 +10,8 @@ namespace tq {
 AttentionRows::AttentionRows(const Kernels& kernels, const AttentionCall& call)
     : kernels_(kernels),
       call_(call),
-      // Scores of keys with zeros are small differences of large products.
-      key_(kernels, call.key, call.element, call.head_size, !spec::has_zero(call.key.codec.kind)),
-      value_(kernels, call.value, call.element, call.head_size, true),
+      key_(kernels, call.key, call.element, call.head_size),
+      value_(kernels, call.value, call.element, call.head_size),
       window_(kernels, call),
       group_(call.query_heads / call.heads),
       rows_(group_ * call.tokens) {}
@@ -58,48 +57,96 @@ void AttentionRows::attend_block(const Rows& rows, int64_t lane, int64_t at, int
   float* const decoded = scores + static_cast<std::size_t>(rows.count) * kBlock;
   const uint8_t* const keys = key_.row(lane + at);
   const uint8_t* const values = value_.row(lane + at);
-  key_.score(keys, count, rows.query, rows.count, decoded, scores);
-  key_.scales(keys, count, block.key_scales);
-  if (key_.has_zeros()) key_.zeros(keys, count, block.key_scales, block.key_zeros);
-  value_.scales(values, count, block.value_scales);
-  if (value_.has_zeros()) value_.zeros(values, count, block.value_scales, block.value_zeros);
+  key_.score(keys, count, rows.query, rows.count, decoded, scores,
+             key_.ahead_of(keys, count, 0.0f, kScoreShare));
+  key_.ask(key_.ahead_of(keys, count, kScoreShare, 1.0f));
+  load_fields(key_, keys, count, block.key_scales, block.key_zeros);
+  load_fields(value_, values, count, block.value_scales, block.value_zeros);
   if (value_.has_zeros() || call_.offsets > 0) std::fill_n(block.ones, kBlock, 1.0f);
   if (!value_.is_integer()) {
     for (int r = 0; r < rows.count; ++r) soften(rows, r, block, scores + r * kBlock);
     return value_.accumulate(values, count, scores, rows.count, decoded, rows.sums);
   }
-  const bool is_plain = !has_shift() && !value_.has_zeros() && call_.bias == nullptr &&
-                        call_.softcap == 0.0f;
+  const bool is_plain = call_.offsets == 0 && call_.bias == nullptr && call_.softcap == 0.0f;
   // Behind the last key: scores of -infinity, which scales of zero would make no numbers.
   if (is_plain) std::fill_n(block.key_scales + count, kBlock - count, 1.0f);
-  for (int r = 0; r < rows.count; ++r) {
-    float* const numbers = decoded + r * kNumbersFloats;
-    const Range range = coded(rows.b, rows.first + r, rows.hand);
-    if (is_plain && range.low <= at && at + count <= range.high) {
-      std::fill_n(scores + r * kBlock + count, kBlock - count, kNoMaximum);
-      if (softmax_block_fast(rows, r, block, scores + r * kBlock, numbers)) continue;
+  float* const numbers = decoded;
+  for (int first = 0; first < rows.count; first += kSoftRows) {
+    const int some = std::min(kSoftRows, rows.count - first);
+    // Both ends of what is seen rise with the row.
+    const int64_t top = rows.first + first;
+    const bool is_whole = is_plain && coded(rows.b, top, rows.hand).high >= at + count &&
+                          coded(rows.b, top + some - 1, rows.hand).low <= at;
+    if (is_whole) {
+      soften_whole(rows, first, some, block, scores, numbers,
+                   first == 0 ? value_.ahead_of(values, count, 0.0f, kSoftenShare) : Ahead{});
+    } else {
+      for (int r = first; r < first + some; ++r) {
+        soften_and_quantise(rows, r, block, scores, numbers);
+      }
     }
-    soften(rows, r, block, scores + r * kBlock);
-    value_.quantise(values, count, scores + r * kBlock, numbers,
-                    rows.sums + static_cast<std::size_t>(r) * sums_width());
   }
-  value_.accumulate_numbers(values, count, decoded, rows.count, rows.sums);
+  value_.accumulate_numbers(values, count, numbers, rows.count, rows.sums,
+                            value_.ahead_of(values, count, is_plain ? kSoftenShare : 0.0f, 1.0f));
 }
 
-// The same for a block that needs nothing but its scales; false, and nothing done, where
-// something is not finite.
-bool AttentionRows::softmax_block_fast(const Rows& rows, int r, const Block& block,
-                                   const float* scores, float* numbers) const {
-  float max = rows.max[r];
-  const float sum = kernels_.integers->soften(scores, block.key_scales, block.value_scales, &max,
-                                              numbers);
-  if (!(sum == sum)) return false;
-  if (max > rows.max[r]) {
-    rescale(rows, r, std::exp(rows.max[r] - max));
-    rows.max[r] = max;
+void AttentionRows::soften_and_quantise(const Rows& rows, int r, const Block& block, float* scores,
+                                        float* numbers) const {
+  soften(rows, r, block, scores + r * kBlock);
+  value_.quantise(value_.row(first_row(rows.b, rows.n) + block.at), block.count,
+                  scores + r * kBlock, numbers + r * kNumbersFloats,
+                  rows.sums + static_cast<std::size_t>(r) * sums_width());
+}
+
+// Of rows that see a whole block and need nothing but its scales and zeros.
+void AttentionRows::soften_whole(const Rows& rows, int first, int count, const Block& block,
+                                 float* scores, float* numbers, Ahead ahead) const {
+  float maxima[kSoftRows], exponentials[kSoftRows];
+  std::copy_n(rows.max + first, count, maxima);
+  for (int r = first; r < first + count; ++r) {
+    std::fill_n(scores + r * kBlock + block.count, kBlock - block.count, kNoMaximum);
   }
-  rows.weight[r] += sum;
-  return true;
+  float zeros[kSoftRows] = {};
+  if (has_zeros()) {
+    CacheRows::ask(ahead);
+    for (int i = 0; i < count; ++i) {
+      const int r = first + i;
+      const float query_sum = has_shift() ? rows.shifts[r * shift_width()] : 0.0f;
+      exponentials[i] = kernels_.integers->soften_zeros(
+          scores + r * kBlock, block.key_scales, block.key_zeros, query_sum, block.value_scales,
+          block.value_zeros, maxima + i, numbers + r * kNumbersFloats, zeros + i);
+    }
+  } else {
+    kernels_.integers->soften(scores + first * kBlock, count, block.key_scales, block.value_scales,
+                              maxima, exponentials, numbers + first * kNumbersFloats, ahead);
+  }
+  for (int i = 0; i < count; ++i) {
+    const int r = first + i;
+    if (std::isnan(exponentials[i])) {  // something is not finite
+      soften_and_quantise(rows, r, block, scores, numbers);
+      continue;
+    }
+    if (maxima[i] > rows.max[r]) {
+      rescale(rows, r, std::exp(rows.max[r] - maxima[i]));
+      rows.max[r] = maxima[i];
+    }
+    rows.weight[r] += exponentials[i];
+    if (value_.has_zeros()) add_to_sums(rows, r, zeros[i]);
+  }
+}
+
+void AttentionRows::add_to_sums(const Rows& rows, int r, float zeros) const {
+  const std::size_t width = sums_width();
+  float* const sums = rows.sums + static_cast<std::size_t>(r) * width;
+  for (std::size_t j = 0; j < width; ++j) sums[j] += zeros;
+}
+
+// Zeros are loaded where one of the two caches has any.
+void AttentionRows::load_fields(const CacheRows& cache, const uint8_t* at, int count, float* scales,
+                                float* zeros) const {
+  if (cache.has_zeros()) return cache.scales_and_zeros(at, count, scales, zeros);
+  cache.scales(at, count, scales);
+  if (has_zeros()) std::fill_n(zeros, kBlock, 0.0f);
 }
 
 // One step of the online softmax for one query row.
@@ -155,10 +202,7 @@ void AttentionRows::weigh(const Rows& rows, int r, const Block& block, float max
   const float zeros = kernels_.apply_fields(scores, block.value_scales,
                                             value_.has_zeros() ? block.value_zeros : nullptr,
                                             block.count, scores);
-  if (!value_.has_zeros()) return;
-  const std::size_t width = sums_width();
-  float* const sums = rows.sums + static_cast<std::size_t>(r) * width;
-  for (std::size_t j = 0; j < width; ++j) sums[j] += zeros;
+  if (value_.has_zeros()) add_to_sums(rows, r, zeros);
 }
 
 // What is added to the scaled scores: zero * sum(q), <q, offset>.

@@ -117,10 +117,16 @@ class AttentionRows {
     float *key_scales, *key_zeros, *value_scales, *value_zeros, *ones, *shift, *bias;
   };
   static constexpr int kBlockArrays = 7;
+  // Of what a block asks memory for: of its keys' rows while it scores, the rest with the scales; of
+  // its values' while it takes the softmax, the rest while it adds values. About as the time is, since
+  // processors drop requests that come faster than memory answers.
+  static constexpr float kScoreShare = 0.6f, kSoftenShare = 0.4f;
+  static constexpr int kSoftRows = 16;  // rows whose softmax is taken together
 
   int64_t first_row(int64_t b, int64_t n) const {  // of a token
     return (b * call_.heads + n) * call_.slots + call_.window.overlay_rows;
   }
+  bool has_zeros() const { return key_.has_zeros() || value_.has_zeros(); }
   bool has_shift() const { return key_.has_zeros() || call_.offsets > 0; }
   int64_t offset_of(int64_t slot) const { return std::min(slot, call_.offsets - 1); }
   int64_t head_of(int64_t flat_row) const {
@@ -129,9 +135,14 @@ class AttentionRows {
 
   void attend_block(const Rows& rows, int64_t lane, int64_t at, int count, float* work) const;
   void soften(const Rows& rows, int r, const Block& block, float* scores) const;
-  bool softmax_block_fast(const Rows& rows, int r, const Block& block, const float* scores,
-                      float* numbers) const;
+  void soften_and_quantise(const Rows& rows, int r, const Block& block, float* scores,
+                           float* numbers) const;
+  void soften_whole(const Rows& rows, int first, int count, const Block& block, float* scores,
+                    float* numbers, Ahead ahead) const;
   void rescale(const Rows& rows, int r, float factor) const;
+  void add_to_sums(const Rows& rows, int r, float zeros) const;
+  void load_fields(const CacheRows& cache, const uint8_t* at, int count, float* scales,
+                   float* zeros) const;
   void weigh(const Rows& rows, int r, const Block& block, float max, float* scores) const;
   const float* load_shift(const Rows& rows, int r, const Block& block) const;
   const float* load_bias(const Rows& rows, int r, const Block& block) const;

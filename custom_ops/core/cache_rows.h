@@ -21,9 +21,8 @@ namespace tq {
 
 class CacheRows {
  public:
-  // `may_round`: products may be taken with integers, see IntegerKernels.
-  CacheRows(const Kernels& kernels, const CacheView& cache, Element element, int head_size,
-            bool may_round);
+  // Products are taken with integers where the kernels have these, see IntegerKernels.
+  CacheRows(const Kernels& kernels, const CacheView& cache, Element element, int head_size);
 
   int coordinates() const { return spec::coordinates(codec_, head_size_); }
 
@@ -35,20 +34,28 @@ class CacheRows {
 
   // Row `index` of the tensor.
   const uint8_t* row(int64_t index) const { return rows_ + index * stride_; }
+  // The rows that are read kRowsAhead after these, from share `from` to share `to` of them.
+  Ahead ahead_of(const uint8_t* rows, int count, float from, float to) const {
+    const float bytes = static_cast<float>(count) * static_cast<float>(stride_);
+    const std::ptrdiff_t first = static_cast<std::ptrdiff_t>(from * bytes);
+    return {rows + static_cast<std::ptrdiff_t>(kRowsAhead) * stride_ + first,
+            static_cast<std::ptrdiff_t>(to * bytes) - first};
+  }
   // Asks memory for rows that will be read soon.
   void prefetch(int64_t first, int64_t count) const;
+  static void ask(Ahead ahead);
 
   // A coordinate is scale * number + zero; blocks of up to kBlock rows.
   bool has_zeros() const { return spec::has_zero(codec_.kind); }
   void scales(const uint8_t* rows, int count, float* out) const;
-  void zeros(const uint8_t* rows, int count, const float* scales, float* out) const;
+  void scales_and_zeros(const uint8_t* rows, int count, float* scales, float* zeros) const;
 
   // Floats of `work` that the next two want for so many queries.
   std::size_t work_size(int queries) const;
 
-  // scores[r][t] = <query[r], numbers of row t>.
+  // scores[r][t] = <query[r], numbers of row t>. Integer products of one part ask for `ahead`.
   void score(const uint8_t* rows, int count, const float* query, int queries, float* work,
-             float* scores) const;
+             float* scores, Ahead ahead) const;
 
   // sums[r] += sum over t of weights[r][t] * numbers of row t. A weight of zero adds nothing.
   void accumulate(const uint8_t* rows, int count, const float* weights, int queries, float* work,
@@ -62,8 +69,8 @@ class CacheRows {
     code_.quantise(rows, count, weights, numbers, sum);
   }
   void accumulate_numbers(const uint8_t* rows, int count, const float* numbers, int queries,
-                          float* sums) const {
-    code_.accumulate_numbers(rows, count, numbers, queries, sums);
+                          float* sums, Ahead ahead) const {
+    code_.accumulate_numbers(rows, count, numbers, queries, sums, ahead);
   }
 
  private:

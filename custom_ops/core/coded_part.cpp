@@ -29,9 +29,10 @@ void CodedPart::natural_sums(const float* sums, float* natural) const {
 }
 
 void CodedPart::score(const uint8_t* rows, int count, const float* query, int queries,
-                      float* scores) const {
+                      float* scores, Ahead ahead) const {
   if (is_integer()) {
-    return kernels_.integers->score_rows(format_, rows, count, *integers_, query, queries, scores);
+    return kernels_.integers->score_rows(format_, rows, count, *integers_, query, queries, scores,
+                                         ahead);
   }
   kernels_.score_rows(format_, rows, count, table_, query, queries, scores);
 }
@@ -48,7 +49,7 @@ void CodedPart::accumulate(const uint8_t* rows, int count, const float* weights,
   for (int r = 0; r < queries; ++r) {
     quantise(rows, count, weights + r * kBlock, work + r * kNumbersFloats, sums + r * sums_width_);
   }
-  accumulate_numbers(rows, count, work, queries, sums);
+  accumulate_numbers(rows, count, work, queries, sums, ahead_of(rows, count));
 }
 
 void CodedPart::quantise(const uint8_t* rows, int count, const float* weights, float* numbers,
@@ -59,8 +60,9 @@ void CodedPart::quantise(const uint8_t* rows, int count, const float* weights, f
 }
 
 void CodedPart::accumulate_numbers(const uint8_t* rows, int count, const float* numbers,
-                                   int queries, float* sums) const {
-  kernels_.integers->accumulate_rows(format_, rows, count, *integers_, numbers, queries, sums);
+                                   int queries, float* sums, Ahead ahead) const {
+  kernels_.integers->accumulate_rows(format_, rows, count, *integers_, numbers, queries, sums,
+                                     ahead);
 }
 
 // One query row whose weights are not all finite; a weight of zero adds nothing.

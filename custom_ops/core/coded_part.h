@@ -29,8 +29,18 @@ class CodedPart {
   void prepare_query(const float* natural, float* prepared) const;
   void natural_sums(const float* sums, float* natural) const;
 
+  // What integer products ask memory for while they read rows: as many, kRowsAhead further on.
+  Ahead ahead_of(const uint8_t* rows, int count) const {
+    return {rows + static_cast<std::ptrdiff_t>(kRowsAhead) * format_.stride,
+            static_cast<std::ptrdiff_t>(count) * format_.stride};
+  }
+
   // In registers, of up to kBlock rows; of floats for up to max_fused queries only.
-  void score(const uint8_t* rows, int count, const float* query, int queries, float* scores) const;
+  void score(const uint8_t* rows, int count, const float* query, int queries, float* scores) const {
+    score(rows, count, query, queries, scores, ahead_of(rows, count));
+  }
+  void score(const uint8_t* rows, int count, const float* query, int queries, float* scores,
+             Ahead ahead) const;
   // `work` has work_size(queries) floats.
   void accumulate(const uint8_t* rows, int count, const float* weights, int queries, float* work,
                   float* sums) const;
@@ -40,7 +50,7 @@ class CodedPart {
   void quantise(const uint8_t* rows, int count, const float* weights, float* numbers,
                 float* sum) const;
   void accumulate_numbers(const uint8_t* rows, int count, const float* numbers, int queries,
-                          float* sums) const;
+                          float* sums, Ahead ahead) const;
 
   // Centroids in slot order, as Kernels has these.
   void decode_rows(const uint8_t* rows, int count, float* values) const;

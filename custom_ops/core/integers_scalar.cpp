@@ -50,7 +50,7 @@ void decode_row(const RowFormat& format, const uint8_t* row, const IntegerTable&
 }
 
 void score_rows(const RowFormat& format, const uint8_t* rows, int count, const IntegerTable& table,
-                const float* prepared, int queries, float* scores) {
+                const float* prepared, int queries, float* scores, Ahead) {
   int key[kMaxHeadSize];
   for (int t = 0; t < count; ++t) {
     decode_row(format, rows + static_cast<ptrdiff_t>(t) * format.stride, table, key);
@@ -104,8 +104,8 @@ float exponential(float x) {
   return std::isnan(p) ? p : std::ldexp(p, static_cast<int>(n));
 }
 
-float soften(const float* scores, const float* key_scales, const float* value_scales,
-             float* maximum, float* numbers) {
+float soften_row(const float* scores, const float* key_scales, const float* value_scales,
+                 float* maximum, float* numbers) {
   float x[kBlock];
   float max = *maximum;
   for (int t = 0; t < kBlock; ++t) {
@@ -122,6 +122,38 @@ float soften(const float* scores, const float* key_scales, const float* value_sc
   if (!(sum < kInfinity) || !are_weights(x)) return kNan;
   store_numbers(x, numbers);
   *maximum = max;
+  return sum;
+}
+
+void soften(const float* scores, int rows, const float* key_scales, const float* value_scales,
+            float* maxima, float* exponentials, float* numbers, Ahead) {
+  for (int r = 0; r < rows; ++r) {
+    exponentials[r] = soften_row(scores + r * kBlock, key_scales, value_scales, maxima + r,
+                                 numbers + r * kNumbersFloats);
+  }
+}
+
+float soften_zeros(const float* scores, const float* key_scales, const float* key_zeros,
+                   float query_sum, const float* value_scales, const float* value_zeros,
+                   float* maximum, float* numbers, float* zeros) {
+  float x[kBlock];
+  float max = *maximum;
+  for (int t = 0; t < kBlock; ++t) {
+    x[t] = std::fma(query_sum, key_zeros[t], scores[t] * key_scales[t]);
+    if (x[t] > max) max = x[t];
+  }
+  if (!std::isfinite(max)) return kNan;
+  float sum = 0.0f, of_zeros = 0.0f;
+  for (int t = 0; t < kBlock; ++t) {
+    const float weight = exponential(x[t] - max);
+    sum += weight;
+    of_zeros = std::fma(weight, value_zeros[t], of_zeros);
+    x[t] = weight * value_scales[t];
+  }
+  if (!(sum < kInfinity) || !std::isfinite(of_zeros) || !are_weights(x)) return kNan;
+  store_numbers(x, numbers);
+  *maximum = max;
+  *zeros = of_zeros;
   return sum;
 }
 
@@ -152,7 +184,8 @@ void accumulate_some(const RowFormat& format, const uint8_t* rows, int count,
 }
 
 void accumulate_rows(const RowFormat& format, const uint8_t* rows, int count,
-                     const IntegerTable& table, const float* numbers, int queries, float* sums) {
+                     const IntegerTable& table, const float* numbers, int queries, float* sums,
+                     Ahead) {
   for (int first = 0; first < queries; first += kMaxQueries) {
     accumulate_some(format, rows, count, table, numbers + first * kNumbersFloats,
                     std::min(kMaxQueries, queries - first), sums + first * format.head_size);
@@ -174,6 +207,7 @@ constexpr IntegerKernels make_integer_kernels() {
   all.score_rows = score_rows;
   all.quantise_weights = quantise_weights;
   all.soften = soften;
+  all.soften_zeros = soften_zeros;
   all.accumulate_rows = accumulate_rows;
   all.natural_sums = copy_sums;
   all.ordered_sums = copy_sums;

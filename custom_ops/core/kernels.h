@@ -24,6 +24,13 @@ constexpr int kBlock = 128;
 constexpr int kRowsAhead = 256;
 constexpr int kCacheLine = 64;  // bytes that a processor reads at once
 
+// What a kernel asks memory for while it works, evenly: a processor drops requests that come faster
+// than memory answers. None where `bytes` is 0.
+struct Ahead {
+  const uint8_t* at;
+  ptrdiff_t bytes;
+};
+
 // Length of a table of centroids as the kernels want it: repeated until it has 32 entries, so that
 // bits above the code need not be masked away. Codes of up to 4 bits look at the first 16 only.
 constexpr int kTable = 32;
@@ -117,19 +124,27 @@ struct IntegerKernels {
   // scores[r][t] = <query[r], centroids of row t>, leading dimension kBlock; not a number where
   // query[r] is not finite.
   void (*score_rows)(const RowFormat& format, const uint8_t* rows, int count,
-                     const IntegerTable& table, const float* prepared, int queries, float* scores);
+                     const IntegerTable& table, const float* prepared, int queries, float* scores,
+                     Ahead ahead);
   // One row of a block of weights as integers, kNumbersFloats long; weights are zero from count to
   // a multiple of the lanes. False, and the integers zeros, where one is negative or not finite.
   bool (*quantise_weights)(const float* weights, int count, float* numbers);
-  // The online softmax of one row of a whole block that has no shift, cap, bias or hidden key, from
-  // scores without the keys' scales to integers. Returns the sum of the exponentials; `maximum`
-  // rises to that of the block if it is larger. NaN, and nothing done, where a weight is none.
-  float (*soften)(const float* scores, const float* key_scales, const float* value_scales,
-                  float* maximum, float* numbers);
+  // The online softmax of rows of a whole block that have no shift, cap, bias or hidden key, from
+  // scores without the keys' scales to integers. exponentials[r] is the sum of the exponentials;
+  // maxima[r] rises to that of the block if it is larger. NaN, and nothing done for the row, where a
+  // weight is none.
+  void (*soften)(const float* scores, int rows, const float* key_scales, const float* value_scales,
+                 float* maxima, float* exponentials, float* numbers, Ahead ahead);
+  // The same of one row, of keys and values that have zeros, arrays of kBlock that are zero where a cache has
+  // none: a score is scores * key_scales + query_sum * key_zeros, and `zeros` becomes the sum of
+  // the exponentials times value_zeros. Returns the sum of the exponentials, or NaN.
+  float (*soften_zeros)(const float* scores, const float* key_scales, const float* key_zeros,
+                        float query_sum, const float* value_scales, const float* value_zeros,
+                        float* maximum, float* numbers, float* zeros);
   // sums[r] += sum over t of numbers[r][t] * centroids of row t, in an order of their own.
   void (*accumulate_rows)(const RowFormat& format, const uint8_t* rows, int count,
                           const IntegerTable& table, const float* numbers, int queries,
-                          float* sums);
+                          float* sums, Ahead ahead);
   void (*natural_sums)(const RowFormat& format, const float* sums, float* natural);
   // The other way; what is no coordinate becomes zero.
   void (*ordered_sums)(const RowFormat& format, const float* natural, float* sums);
@@ -198,6 +213,8 @@ struct Kernels {
                    int n, int k, bool accumulate);
   // out[t] = the float16 at at[t * stride], zero from count to kBlock.
   void (*load_fields)(const uint8_t* at, int stride, int count, float* out);
+  // Of two neighbouring fields each.
+  void (*load_field_pairs)(const uint8_t* at, int stride, int count, float* first, float* second);
   // scores[r][t] = <query[r], centroids of row t>, without the row's scale; queries <= max_fused.
   void (*score_rows)(const RowFormat& format, const uint8_t* rows, int count, const float* table,
                      const float* query, int queries, float* scores);

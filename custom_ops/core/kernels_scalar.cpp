@@ -219,6 +219,11 @@ void load_fields(const uint8_t* at, int stride, int count, float* out) {
   for (int t = count; t < kBlock; ++t) out[t] = 0.0f;
 }
 
+void load_field_pairs(const uint8_t* at, int stride, int count, float* first, float* second) {
+  load_fields(at, stride, count, first);
+  load_fields(at + sizeof(uint16_t), stride, count, second);
+}
+
 void decode_row(const RowFormat& format, const uint8_t* row, const float* table, float* out) {
   for (int j = 0; j < format.head_size; ++j) out[j] = table[code_at(format, row, j)];
 }
@@ -408,6 +413,7 @@ constexpr Kernels make_kernels() {
   all.encode_fp8 = encode_fp8;
   all.multiply = multiply;
   all.load_fields = load_fields;
+  all.load_field_pairs = load_field_pairs;
   all.score_rows = score_rows;
   all.accumulate_rows = accumulate_rows;
   all.decode_columns = decode_columns;

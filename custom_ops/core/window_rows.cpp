@@ -15,7 +15,7 @@ constexpr int kBlockArrays = 2;  // ones and the bias of a row
 
 CacheRows halves(const Kernels& kernels, int head_size, int64_t stride) {
   const CacheView view{nullptr, kHalves, static_cast<int>(stride), nullptr};
-  return {kernels, view, Element::kHalf, head_size, false};
+  return {kernels, view, Element::kHalf, head_size};
 }
 
 }  // namespace
@@ -214,7 +214,7 @@ void WindowRows::attend_block(const Rows& rows, const Block& block, float* work)
   float* const decoded = scores + static_cast<std::ptrdiff_t>(rows.count) * kBlock;
   const int width = static_cast<int>(this->width());
   std::fill_n(bias, kBlock, 0.0f);
-  block.format.key.score(block.keys, block.count, rows.query, rows.count, decoded, scores);
+  block.format.key.score(block.keys, block.count, rows.query, rows.count, decoded, scores, {});
   for (int r = 0; r < rows.count; ++r) {
     float* const row = scores + r * kBlock;
     int low = 0, high = block.count;

@@ -29,9 +29,10 @@ struct Problem {
   Window exact{};   // the overlay is made as large as it needs to be; raw caches have none
   bool with_threads = true;  // too, and the result is the same
   bool has_integers = false;       // centroids are multiples of 1/127 of the largest
-  const char* products = nullptr;  // TQ_ONNX_PRODUCTS
+  const char* products = nullptr;  // TQ_ONNX_PRODUCTS; null for the default and for 16
   float peak = 1.0f;               // what queries are multiplied with
   int64_t needle = -1;             // queries ask for the key of this slot
+  float zero = 0.0f;               // of uniform keys, all of them, instead of arbitrary ones
 };
 
 inline std::string describe(const Problem& p, const char* level) {
@@ -89,10 +90,17 @@ inline double largest_coordinate(const float* query, Codec codec, int size, cons
   return largest;
 }
 
-// The norm of what a row is multiplied with as integers; the zero of a uniform row is not.
+// What is added to every coordinate of a row and multiplied with nothing as an integer: the middle of
+// a uniform row.
+inline double middle_of(const uint8_t* row, Codec codec, int size) {
+  if (codec.kind != Kind::kUniform) return 0.0;
+  const uint8_t* const fields = row + spec::code_bytes(codec, size);
+  return half_at(fields + 2) + 0.5 * ((1 << codec.bits) - 1) * half_at(fields);
+}
+
+// The norm of what a row is multiplied with as integers.
 inline double coded_norm(const uint8_t* row, Codec codec, int size, const Tables& tables) {
-  const double zero =
-      codec.kind == Kind::kUniform ? half_at(row + spec::code_bytes(codec, size) + 2) : 0.0;
+  const double zero = middle_of(row, codec, size);
   double energy = 0;
   for (const double x : coordinates_of(codec, size, row, tables.centroids.data())) {
     energy += (x - zero) * (x - zero);
@@ -172,6 +180,10 @@ inline void solve(const Problem& p, Random& random) {
   Guarded<uint8_t> values(rows * static_cast<std::size_t>(value_width));
   fill_rows(keys.data(), rows, p.key, size, key_width, random);
   fill_rows(values.data(), rows, p.value, size, value_width, random);
+  for (std::size_t row = 0; p.zero != 0.0f && row < rows; ++row) {
+    store_half(p.zero, keys.data() + row * static_cast<std::size_t>(key_width) +
+                           spec::code_bytes(p.key, size) + 2);
+  }
   Guarded<float> key_offset(static_cast<std::size_t>(p.offsets * p.heads) * d);
   Guarded<float> value_offset(key_offset.size());
   fill_normal(key_offset.data(), key_offset.size(), random, 2.0f);
@@ -213,6 +225,9 @@ inline void solve(const Problem& p, Random& random) {
   const auto value_scale = [&](std::size_t row) {
     return static_cast<double>(half_at(values.data() + row * static_cast<std::size_t>(value_width) +
                                        spec::code_bytes(p.value, size)));
+  };
+  const auto value_middle = [&](std::size_t row) {
+    return middle_of(values.data() + row * static_cast<std::size_t>(value_width), p.value, size);
   };
   std::vector<double> expected(query.size());
   std::vector<bool> seen(rows), blind(query.size());  // of what sees no key, zero is exact
@@ -316,14 +331,15 @@ inline void solve(const Problem& p, Random& random) {
         }
         of_queries =
             std::max(of_queries, 6 * scale * step / std::sqrt(12.0) * longest_row * spread);
-        if (p.value.kind != Kind::kLloydMax) continue;
+        if (p.value.kind != Kind::kLloydMax && p.value.kind != Kind::kUniform) continue;
         for (std::size_t s = 0; s < visible.size(); ++s) {
           weight = std::max(weight, scores[s] / sum * value_scale(visible[s]));
         }
         for (std::size_t i = 0; i < d; ++i) {
           double energy = 0;
           for (const std::size_t row : visible) {
-            const double code = value_scale(row) > 0 ? v[row * d + i] / value_scale(row) : 0.0;
+            const double own = v[row * d + i] - value_middle(row);
+            const double code = value_scale(row) > 0 ? own / value_scale(row) : 0.0;
             energy += code * code;
           }
           swing = std::max(swing, energy);
@@ -383,9 +399,7 @@ inline void solve(const Problem& p, Random& random) {
   call.causal = p.causal;
   call.sliding_window = p.window;
   (void)longest;
-  for (const Kernels* one : supported_kernels()) {
-    std::string reason;
-    const Kernels* const level = with_products(*one, p.products, reason);
+  for (const Kernels* const level : levels_with(p.products)) {
     std::fill(output.begin(), output.end(), std::numeric_limits<float>::quiet_NaN());
     call.output = output.data();
     CHECK(attention(*level, call, serial()), describe(p, level->name));

@@ -127,8 +127,22 @@ struct Tables {
   Guarded<float> rotation, transposed, centroids, boundaries;
 };
 
+// Every level with these products; with null, the default and, where they are others, those of 16.
+inline std::vector<const Kernels*> levels_with(const char* products) {
+  std::vector<const Kernels*> all;
+  std::string reason;
+  for (const Kernels* level : supported_kernels()) {
+    all.push_back(with_products(*level, products, reason));
+    if (products != nullptr) continue;
+    const Kernels* const words = with_products(*level, "16", reason);
+    if (words->integers != level->integers) all.push_back(words);
+  }
+  return all;
+}
+
 // Centroids that are multiples of 1/127 of the largest: products with them are taken with integers.
 inline void round_centroids(Tables& tables) {
+  if (tables.centroids.size() == 0) return;
   const float largest = tables.centroids[tables.centroids.size() - 1];
   const float unit = largest / 127.0f;
   for (float& centroid : tables.centroids) centroid = std::nearbyint(centroid / unit) * unit;

@@ -116,6 +116,27 @@ TEST(attention_of_every_number_of_query_rows) {
   }
 }
 
+// However large the zeros of keys are: they are multiplied with the sum of a query, not rounded.
+TEST(uniform_keys_have_zeros_of_any_size) {
+  Random random(27);
+  for (const int bits : {2, 3, 4}) {
+    for (const float zero : {0.5f, -8.0f, 30.0f}) {
+      for (const char* products : {"float", "16", "8"}) {
+        Problem p;
+        p.key = p.value = {Kind::kUniform, bits};
+        p.head_size = 128;
+        p.heads = 2;
+        p.group = 3;
+        p.slots = 403;
+        p.lengths = {400};
+        p.zero = zero;
+        p.products = products;
+        solve(p, random);
+      }
+    }
+  }
+}
+
 TEST(attention_with_masks) {
   Random random(12);
   for (const int64_t tokens : {int64_t{1}, int64_t{3}, int64_t{50}}) {

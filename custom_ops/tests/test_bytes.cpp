@@ -40,6 +40,21 @@ TEST(attention_with_products_of_8_bits_is_right) {
   solve(capped, random);
 }
 
+TEST(uniform_attention_with_products_of_8_bits_is_right) {
+  Random random(34);
+  for (const int bits : {4, 3, 2}) {
+    for (const int size : {40, 64, 128}) {
+      Problem p = byte_problem(bits, bits, size, 1 + size % 7, 100 + 3 * size);
+      p.key.kind = p.value.kind = Kind::kUniform;
+      solve(p, random);
+      p.value = lloyd_max(bits);
+      solve(p, random);
+      std::swap(p.key, p.value);
+      solve(p, random);
+    }
+  }
+}
+
 TEST(peaked_attention_with_products_of_8_bits_is_right) {
   Random random(32);
   for (const float peak : {4.0f, 20.0f}) {

@@ -71,6 +71,20 @@ struct Work {
   Guarded<float> prepared, scores, weights, numbers, sums;
 };
 
+// The softmax of the first row alone.
+float soften_row(const IntegerKernels& k, Work& work, const float* key_scales,
+                 const float* value_scales, float* maximum) {
+  float sum = 77.0f;
+  k.soften(work.scores.data(), 1, key_scales, value_scales, maximum, &sum, work.numbers.data(), {});
+  return sum;
+}
+
+// Requests to memory reach behind the rows, where none may be.
+Ahead ahead_of(const Codes& codes) {
+  return {codes.bytes.data() + kRowsAhead * codes.format.stride,
+          static_cast<std::ptrdiff_t>(codes.count) * codes.format.stride};
+}
+
 // Every level with each kind of integers that it has.
 std::vector<const Kernels*> integer_levels() {
   std::vector<const Kernels*> all;
@@ -162,7 +176,7 @@ TEST(integer_scores_are_right) {
     }
     std::fill(work.scores.begin(), work.scores.end(), 77.0f);
     k.score_rows(format, codes.bytes.data(), codes.count, codes.table, work.prepared.data(),
-                 queries, work.scores.data());
+                 queries, work.scores.data(), ahead_of(codes));
     double worst = 0;
     bool exact = true;
     for (int q = 0; q < queries; ++q) {
@@ -217,7 +231,7 @@ TEST(integer_sums_are_right) {
       k.ordered_sums(format, before.data(), work.sums.data() + q * work.sums_width);
     }
     k.accumulate_rows(format, codes.bytes.data(), codes.count, codes.table, work.numbers.data(),
-                      queries, work.sums.data());
+                      queries, work.sums.data(), ahead_of(codes));
     double worst = 0;
     for (int q = 0; q < queries; ++q) {
       const double off = excess_of_sums(k, codes, work, q, weights.data() + q * kBlock, 1.0);
@@ -256,14 +270,13 @@ TEST(integer_softmax_is_right) {
           weights[t] = weight * value_scales[t];
         }
         float max = start;
-        const float got = k.soften(work.scores.data(), key_scales.data(), value_scales.data(),
-                                   &max, work.numbers.data());
+        const float got = soften_row(k, work, key_scales.data(), value_scales.data(), &max);
         CHECK(max == top, what);
         CHECK(std::abs(got - sum) <= 2e-6 * sum + 1e-36,
               what + ": " + std::to_string(got) + " for " + std::to_string(sum));
         std::fill(work.sums.begin(), work.sums.end(), 0.0f);
         k.accumulate_rows(codes.format, codes.bytes.data(), kBlock, codes.table,
-                          work.numbers.data(), 1, work.sums.data());
+                          work.numbers.data(), 1, work.sums.data(), {});
         const double off = excess_of_sums(k, codes, work, 0, weights.data(), 0.0);
         CHECK(off <= 1.1, what + ", " + std::to_string(off));  // exp is float32
 
@@ -281,8 +294,7 @@ TEST(integer_softmax_is_right) {
           const float before = odd.where[t];
           odd.where[t] = odd.what;
           max = start;
-          const float none = k.soften(work.scores.data(), key_scales.data(), value_scales.data(),
-                                      &max, work.numbers.data());
+          const float none = soften_row(k, work, key_scales.data(), value_scales.data(), &max);
           CHECK(std::isnan(none) && max == start, what + ", " + std::to_string(odd.what));
           odd.where[t] = before;
         }
@@ -290,9 +302,98 @@ TEST(integer_softmax_is_right) {
     }
     std::fill_n(work.scores.data(), kBlock, -kInfinity);
     float max = -kInfinity;
-    CHECK(std::isnan(k.soften(work.scores.data(), key_scales.data(), value_scales.data(), &max,
-                              work.numbers.data())),
+    CHECK(std::isnan(soften_row(k, work, key_scales.data(), value_scales.data(), &max)),
           std::string(level->name) + ", nothing but -infinity");
+  }
+}
+
+TEST(integer_softmax_of_rows_is_that_of_each) {
+  constexpr int kRows = 19, kOdd = 5;
+  for (const Kernels* level : integer_levels()) {
+    const IntegerKernels& k = *level->integers;
+    Random random(29);
+    Guarded<float> scores(kRows * kBlock), key_scales(kBlock), value_scales(kBlock);
+    fill_normal(scores.data(), scores.size(), random, 3.0f);
+    for (int t = 0; t < kBlock; ++t) key_scales[t] = value_scales[t] = 0.5f + 0.01f * (t % 7);
+    scores[kOdd * kBlock + 17] = kNan;
+    Guarded<float> maxima(kRows), sums(kRows), numbers(kRows * kNumbersFloats);
+    Guarded<float> one(kNumbersFloats);
+    std::fill(maxima.begin(), maxima.end(), -1.0f);
+    std::fill(numbers.begin(), numbers.end(), 0.0f);
+    k.soften(scores.data(), kRows, key_scales.data(), value_scales.data(), maxima.data(),
+             sums.data(), numbers.data(),
+             {reinterpret_cast<const uint8_t*>(scores.data()), 4096});
+    for (int r = 0; r < kRows; ++r) {
+      const std::string what = std::string(level->name) + ", row " + std::to_string(r);
+      std::fill(one.begin(), one.end(), 0.0f);
+      float max = -1.0f, sum;
+      k.soften(scores.data() + r * kBlock, 1, key_scales.data(), value_scales.data(), &max, &sum,
+               one.data(), {});
+      CHECK(r == kOdd ? std::isnan(sums[r]) && std::isnan(sum) : sums[r] == sum, what);
+      CHECK(maxima[r] == max && (r != kOdd || max == -1.0f), what);
+      CHECK(std::memcmp(one.data(), numbers.data() + r * kNumbersFloats,
+                        kNumbersFloats * sizeof(float)) == 0, what);
+    }
+  }
+}
+
+TEST(integer_softmax_with_zeros_is_right) {
+  for (const Kernels* level : integer_levels()) {
+    const IntegerKernels& k = *level->integers;
+    Random random(13);
+    std::uniform_real_distribution<float> field(0.1f, 12.0f);
+    const Codes codes(*level, lloyd_max(3), 64, kBlock, 0, Side::kEnd, random);
+    Work work(k, codes.format, 1);
+    Guarded<float> key_scales(kBlock), key_zeros(kBlock), value_scales(kBlock), value_zeros(kBlock);
+    for (const float start : {-std::numeric_limits<float>::max(), 2.0f, 1e3f}) {
+      const std::string what = std::string(level->name) + ", " + std::to_string(start);
+      fill_normal(work.scores.data(), kBlock, random, 1.0f);
+      fill_normal(key_zeros.data(), kBlock, random, 3.0f);
+      fill_normal(value_zeros.data(), kBlock, random, 3.0f);
+      for (float& x : key_scales) x = field(random);
+      for (float& x : value_scales) x = field(random);
+      const float query_sum = -1.5f;
+      const auto score = [&](std::size_t t) {
+        return static_cast<double>(work.scores[t]) * key_scales[t] +
+               static_cast<double>(query_sum) * key_zeros[t];
+      };
+      double top = start;
+      for (std::size_t t = 0; t < kBlock; ++t) top = std::max(top, score(t));
+      double sum = 0, zeros = 0, magnitude = 0;
+      std::vector<double> weights(kBlock);
+      for (std::size_t t = 0; t < kBlock; ++t) {
+        const double weight = std::exp(score(t) - top);
+        sum += weight;
+        zeros += weight * value_zeros[t];
+        magnitude += weight * std::abs(value_zeros[t]);
+        weights[t] = weight * value_scales[t];
+      }
+      float max = start, got_zeros = kNan;
+      const auto soften = [&] {
+        return k.soften_zeros(work.scores.data(), key_scales.data(), key_zeros.data(), query_sum,
+                              value_scales.data(), value_zeros.data(), &max, work.numbers.data(),
+                              &got_zeros);
+      };
+      const float got = soften();
+      CHECK(std::abs(max - top) <= 1e-6 * std::abs(top), what);
+      CHECK(std::abs(got - sum) <= 1e-5 * sum + 1e-36, what);
+      CHECK(std::abs(got_zeros - zeros) <= 1e-5 * magnitude + 1e-36, what);
+      std::fill(work.sums.begin(), work.sums.end(), 0.0f);
+      k.accumulate_rows(codes.format, codes.bytes.data(), kBlock, codes.table, work.numbers.data(),
+                        1, work.sums.data(), {});
+      CHECK(excess_of_sums(k, codes, work, 0, weights.data(), 0.0) <= 1.1, what);
+
+      // What is no number is left to others, with nothing done.
+      for (Guarded<float>* where : {&key_zeros, &value_zeros, &key_scales, &value_scales}) {
+        float& one = (*where)[random() % kBlock];
+        const float before = one;
+        one = kNan;
+        max = start;
+        got_zeros = 77.0f;
+        CHECK(std::isnan(soften()) && max == start && got_zeros == 77.0f, what);
+        one = before;
+      }
+    }
   }
 }
 
@@ -332,13 +433,12 @@ TEST(integers_of_8_bits_are_those_of_the_scalar_level) {
       Work work(by, format, 1);
       by.prepare_query(format, query.data(), work.prepared.data());
       by.score_rows(format, codes.bytes.data(), codes.count, codes.table, work.prepared.data(), 1,
-                    work.scores.data());
+                    work.scores.data(), {});
       std::fill(work.scores.begin() + codes.count, work.scores.end(), -kInfinity);
       float max = -3.4e38f;
-      const float sum = by.soften(work.scores.data(), key_scales.data(), value_scales.data(), &max,
-                                  work.numbers.data());
+      const float sum = soften_row(by, work, key_scales.data(), value_scales.data(), &max);
       by.accumulate_rows(format, codes.bytes.data(), codes.count, codes.table,
-                         work.numbers.data(), 1, work.sums.data());
+                         work.numbers.data(), 1, work.sums.data(), {});
       std::vector<float> all(size);
       by.natural_sums(format, work.sums.data(), all.data());
       all.insert(all.end(), work.scores.begin(), work.scores.end());

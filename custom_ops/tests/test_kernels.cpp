@@ -71,6 +71,17 @@ TEST(decoding_follows_the_layout) {
     level.decode_rows(format, rows.bytes.data(), rows.count, rows.table, values.data());
     level.decode_columns(format, rows.bytes.data(), rows.count, rows.table, keys.data());
     level.load_fields(rows.bytes.data() + rows.fields, format.stride, rows.count, scales.data());
+    if (format.stride >= 4) {  // pairs: the last bytes of a row, whatever they say
+      const uint8_t* const pair = rows.bytes.data() + format.stride - 4;
+      Guarded<float> first(kBlock), second(kBlock), one(kBlock), other(kBlock);
+      level.load_field_pairs(pair, format.stride, rows.count, first.data(), second.data());
+      level.load_fields(pair, format.stride, rows.count, one.data());
+      level.load_fields(pair + 2, format.stride, rows.count, other.data());
+      const auto is_same = [](float a, float b) { return a == b || (a != a && b != b); };
+      CHECK(std::equal(first.begin(), first.end(), one.begin(), is_same) &&
+                std::equal(second.begin(), second.end(), other.begin(), is_same),
+            describe(level.name, rows.codec, format.head_size));
+    }
     bool same = true;
     for (int t = 0; t < rows.count; ++t) {
       for (int j = 0; j < format.head_size; ++j) {
@@ -376,6 +387,10 @@ TEST(products_are_chosen_by_name) {
   for (const Kernels* level : supported_kernels()) {
     std::string reason;
     CHECK(with_products(*level, nullptr, reason) == level, level->name);
+    const std::string own = level->name;
+    CHECK(own == "scalar" || own == "avx512" ? level->integers == nullptr
+                                             : level->integers->largest_number == kLargestByte,
+          level->name + std::string(": the default"));
     const Kernels* const words = with_products(*level, "16", reason);
     CHECK(words != nullptr && std::string(words->name) == level->name &&
               (words->integers == nullptr || words->integers->largest_number > 32000.0f),

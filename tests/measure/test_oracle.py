@@ -20,7 +20,12 @@ from tq_onnx.conversion.pipeline import convert
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.files.load import load
 from tq_onnx.measure import oracle
-from tq_onnx.measure.checks import failed
+from tq_onnx.measure.checks import (
+    MAX_ATTENTION_ERROR,
+    MAX_KERNEL_ATTENTION_ERROR,
+    QUERY_ROUNDINGS,
+    failed,
+)
 from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.measure.probe import LayerNames, Probe
 from tq_onnx.measure.reconstruction import reconstruction, theory
@@ -79,7 +84,9 @@ def test_both_backends_equal_the_reference(name: str, library: bool) -> None:
             assert found.codes_wrong == 0
             assert found.codes_differing <= 1
             assert found.scale_steps <= 1
-            assert found.attention_error <= (2e-4 if library else 2e-5)
+            limit = MAX_KERNEL_ATTENTION_ERROR if library else MAX_ATTENTION_ERROR
+            allowed = limit[layer.plan.dtype] + QUERY_ROUNDINGS * found.rounding
+            assert found.attention_error <= allowed
             assert caches[0].shape == (1, 2, decoder.length, 34)
 
 
@@ -97,29 +104,38 @@ def test_sinks_are_judged(tmp_path: Path) -> None:
     seen, layer = dict(decoder.watched), probe.layers[0]
     fake = Fake(seen, [decoder.cache(index) for index in range(4)], decoder.signature)
     assert np.array_equal(seen[layer.sink], np.zeros(4))
-    assert judge(fake, layer).attention_error <= 2e-4
+    found = judge(fake, layer)
+    allowed = 2e-4 + QUERY_ROUNDINGS * found.rounding
+    assert found.attention_error <= allowed < 2e-2
     seen[layer.sink] = np.full(4, -np.inf, np.float32)
-    assert judge(fake, layer).attention_error > 1e-2
+    assert judge(fake, layer).attention_error > 2e-2
 
 
 @pytest.mark.parametrize(
-    ("name", "backend", "limit"), [(DYNAMO, oracle.KERNEL, 2e-4), (HALF, oracle.BODY, 1e-3)]
+    "case",
+    [
+        (DYNAMO, oracle.KERNEL, "", 3, 2e-4),
+        (DYNAMO, oracle.KERNEL, "16", 100, 2e-4),
+        (HALF, oracle.BODY, "", 100, 1e-3),
+    ],
 )
 def test_what_rounded_queries_do_is_no_fault(
-    name: str, backend: str, limit: float, tmp_path: Path
+    case: tuple[str, str, str, float, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Scores in the hundreds, as deep layers of trained models have them."""
+    """Scores in the hundreds, as deep layers of trained models have them; fewer for 8 bits."""
+    name, backend, products, factor, limit = case
+    monkeypatch.setenv("TQ_ONNX_PRODUCTS", products)
     model = load(original(name)).model
     for key, weight in model.graph.initializers.items():
         if key.endswith("q_norm.weight"):
             numbers = weight.const_value.numpy()
-            weight.const_value = ir.tensor((100 * numbers).astype(numbers.dtype), name=key)
+            weight.const_value = ir.tensor((factor * numbers).astype(numbers.dtype), name=key)
     before, after = tmp_path / "before.onnx", tmp_path / "after.onnx"
     ir.save(model, before)
     convert(before, after, options=Options(window=0, sinks=0))
     probe = expose_internals(after)
     decoder = probe.decoder(library=backend == oracle.KERNEL, threads=1)
-    decoder.prefill(ids(40))
+    decoder.prefill(ids(30))
     fake = Fake(
         dict(decoder.watched), [decoder.cache(index) for index in range(4)], decoder.signature
     )

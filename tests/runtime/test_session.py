@@ -13,6 +13,7 @@ from tests.runtime.models import CONVERTIBLE, DYNAMO, GENAI, converted, original
 from tq_onnx.errors import LibraryError, ModelFileError, TqOnnxError, UnsupportedModelError
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.errors import run_error
+from tq_onnx.runtime.library import library_info
 from tq_onnx.runtime.session import (
     available_providers,
     check_library,
@@ -144,6 +145,26 @@ def test_an_exact_session_multiplies_floats(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("TQ_ONNX_PRODUCTS")
     assert logits(exact=True) == floats
     assert "TQ_ONNX_PRODUCTS" not in os.environ
+
+
+def test_steps_have_products_of_8_bits_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step() -> bytes:
+        session = make_session(converted(DYNAMO), threads=1)
+        plan = plan_of(session)
+        assert plan is not None
+        decoder = Decoder(session, signature_of(session, plan))
+        decoder.prefill(np.arange(1, 90)[None])
+        return decoder.step([7]).tobytes()
+
+    found = {}
+    for isa in library_info().isa_supported:
+        monkeypatch.setenv("TQ_ONNX_ISA", isa)
+        for products in ("float", "16", "8"):
+            monkeypatch.setenv("TQ_ONNX_PRODUCTS", products)
+            found[products] = step()
+        monkeypatch.delenv("TQ_ONNX_PRODUCTS")
+        assert found["8"] not in (found["16"], found["float"])
+        assert step() == found["float" if isa in ("avx512", "scalar") else "8"]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("exact_products")
 @pytest.mark.parametrize("preset", ["raw", "int4"])
 def test_a_hybrid_is_fed_its_states(hybrid: Path, preset: str) -> None:
     found = agreement(hybrid, preset, library=True)

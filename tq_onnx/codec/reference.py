@@ -26,12 +26,17 @@ from tq_onnx.codec.elements import from_bytes, to_bytes
 from tq_onnx.codec.kind import NORM_KEPT, Fields, Float64
 from tq_onnx.codec.quantise import coordinates, quantise
 from tq_onnx.codec.spec import HEAD_SIZE_MULTIPLE, MAX_HEAD_SIZE, Codec, RowLayout, row_layout
+from tq_onnx.codec.unrotated import UNIFORM
 from tq_onnx.codec.window import NO_WINDOW, Window, exact_tokens, write_entries
 
 Bytes = npt.NDArray[np.uint8]
 Rotation = npt.NDArray[np.float32] | None
 Centroids = npt.NDArray[np.float32] | None
 Offset = npt.NDArray[np.float32] | None
+
+
+WEIGHT_BLOCK: Final = 64
+"""Keys whose weights kernels round together, to 8 bits (``kByteStepRows`` of core/kernels.h)."""
 
 
 class _How(TypedDict):
@@ -231,6 +236,8 @@ def attention(
     new_keys: npt.NDArray[np.generic] | None = None,
     new_values: npt.NDArray[np.generic] | None = None,
     skip: int = 0,
+    query_steps: int = 0,
+    weight_steps: int = 0,
 ) -> Float64:
     """Return grouped-query attention over the decoded caches.
 
@@ -267,6 +274,12 @@ def attention(
         new_keys: keys of the call, floats ``[B, N, T, D]``; for a window with entries.
         new_values: likewise values.
         skip: how many of the first queries are left out.
+        query_steps: rotated queries are rounded to so many steps of their largest coordinate, as
+            kernels round them that multiply codes as integers; 0 for exact queries. Zeros of
+            ``uniform`` and exact tokens meet the query as it is.
+        weight_steps: what values are multiplied with is rounded to so many steps of the largest of
+            ``WEIGHT_BLOCK`` keys, as kernels round it; 0 for exact weights. The sum of the weights
+            is that of exact ones.
 
     Returns:
         float64 ``[B, H, T, D]``, zeros for queries that are left out.
@@ -288,6 +301,7 @@ def attention(
     if window.entries and new_keys is not None and new_values is not None:
         caches, of_call = (key_cache, value_cache), (new_keys, new_values)
         exact_keys, exact_values, taken = exact_tokens(caches, of_call, lengths, window)
+    norms = np.linalg.norm(values, axis=-1) if weight_steps else None
     start = np.zeros(1, np.int64)
     if key_offset is not None:
         keys = keys + offset_rows(key_offset, start, 1, total)
@@ -295,24 +309,22 @@ def attention(
         values = values + offset_rows(value_offset, start, 1, total)
     bias, hidden = _bias(attention_bias, (batch, heads, new, total))
     queries = np.asarray(query, np.float64)
+    rounded = _rounded_queries(queries, key, key_rotation, query_steps) if query_steps else queries
     sinks = np.full(heads, -np.inf) if head_sink is None else np.asarray(head_sink, np.float64)
     group = heads // key_cache.shape[1]
     output = np.zeros((batch, heads, new, head_size))
     for b, h, later in np.ndindex(batch, heads, new - skip):
         t = skip + later
         position = lengths[b] + t
-        visible = (np.arange(total) < lengths[b] + new) & ~hidden[b, h, t]
-        if causal:
-            visible &= np.arange(total) <= position
-        if sliding_window:
-            visible &= position - np.arange(total) < sliding_window
-        seen = np.flatnonzero(visible)
+        seen = _seen(position, lengths[b] + new, hidden[b, h, t], causal, sliding_window)
         if not len(seen):
             continue
         n = h // group
         is_exact = taken[b, n, t, seen][:, None]
-        scores = scale * (
-            np.where(is_exact, exact_keys[b, n, seen], keys[b, n, seen]) @ queries[b, h, t]
+        scores = scale * np.where(
+            is_exact[:, 0],
+            exact_keys[b, n, seen] @ queries[b, h, t],
+            keys[b, n, seen] @ rounded[b, h, t],
         )
         if softcap:
             scores = softcap * np.tanh(scores / softcap)
@@ -321,8 +333,52 @@ def attention(
         weights = np.exp(scores - top)
         denominator = weights.sum() + np.exp(sinks[h] - top)
         shown = np.where(is_exact, exact_values[b, n, seen], values[b, n, seen])
+        if norms is not None:
+            stepped = _rounded_weights(weights, norms[b, n, seen], seen, weight_steps)
+            weights = np.where(is_exact[:, 0], weights, stepped)
         output[b, h, t] = weights @ shown / denominator
     return output
+
+
+def _seen(
+    position: int, length: int, hidden: npt.NDArray[np.bool_], causal: bool, sliding_window: int
+) -> npt.NDArray[np.int64]:
+    """Return the positions that a query sees of a sequence of ``length`` keys."""
+    at = np.arange(len(hidden))
+    visible = (at < length) & ~hidden
+    if causal:
+        visible &= at <= position
+    if sliding_window:
+        visible &= position - at < sliding_window
+    return np.flatnonzero(visible)
+
+
+def _rounded_queries(queries: Float64, key: Codec, rotation: Rotation, steps: int) -> Float64:
+    """Round queries ``[..., D]`` where they are multiplied with codes."""
+    # Of ``prod`` the columns behind these are the projection of what remains.
+    size = queries.shape[-1]
+    basis = np.eye(size) if rotation is None else rotation[:, :size].astype(np.float64)
+    rotated = queries @ basis
+    largest = np.abs(rotated).max(axis=-1, keepdims=True)
+    step = np.where(largest > 0, largest, 1) / steps
+    moved = np.round(rotated / step) * step - rotated
+    if key.kind == UNIFORM:
+        moved -= moved.mean(axis=-1, keepdims=True)
+    rounded: Float64 = (rotated + moved) @ basis.T
+    return rounded
+
+
+def _rounded_weights(
+    weights: Float64, norms: Float64, positions: npt.NDArray[np.int64], steps: int
+) -> Float64:
+    """Round weights times what scales their rows, for which the norms of the rows stand."""
+    sized = weights * norms
+    block = positions // WEIGHT_BLOCK
+    largest = np.zeros(int(block.max()) + 1)
+    np.maximum.at(largest, block, sized)
+    step = np.where(largest > 0, largest, 1)[block] / steps
+    rounded: Float64 = np.round(sized / step) * step / np.where(norms > 0, norms, 1)
+    return rounded
 
 
 def _lengths(past_length: npt.NDArray[np.int64], batch: int) -> npt.NDArray[np.int64]:

@@ -26,12 +26,13 @@ from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.session import placement
 
 MAX_ATTENTION_ERROR: Final = {"FLOAT": 2e-5, "FLOAT16": 1e-3, "BFLOAT16": 8e-3}
-# Kernels that multiply codes as integers round queries and weights to 16 bits.
+# Kernels that multiply codes as integers round queries and weights to 16 bits; what rounding them
+# to 8 bits does is measured on the call itself, see ``OracleFigures.rounding``.
 MAX_KERNEL_ATTENTION_ERROR: Final = {**MAX_ATTENTION_ERROR, "FLOAT": 2e-4}
 QUERY_ROUNDINGS: Final = 3.0
-"""What roundings of the queries make of the reference has the size of a backend's error and does
-not bound it. In the layers of SmolLM2, kernels are off by 0.9 to 1.3 of it where that is 1e-4 or
-more, and function bodies of float16, which read other queries than were drawn, by up to 2.3."""
+"""What roundings of queries and weights make of the reference has the size of a backend's error and
+does not bound it. In the layers of SmolLM2, kernels are off by 0.9 to 1.3 of it where that is 1e-4
+or more, and function bodies of float16, which read other queries than were drawn, by up to 2.3."""
 MAX_THEORY_EXCESS: Final = 0.05
 # One rotation and a limited number of vectors scatter around the expectation of theory.
 THEORY_SPREADS: Final = 3.0

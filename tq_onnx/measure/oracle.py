@@ -20,10 +20,12 @@ import numpy.typing as npt
 
 from tq_onnx.codec import reference
 from tq_onnx.codec.elements import ELEMENTS
-from tq_onnx.measure.probe import EncodeNames, LayerNames, Probe
+from tq_onnx.codec.rotated import LLOYD_MAX
+from tq_onnx.measure.probe import LayerNames, Probe
 from tq_onnx.measure.reconstruction import ReconstructionFigures, reconstruction
 from tq_onnx.progress import OnProgress, Progress
 from tq_onnx.runtime.decoder import Decoder
+from tq_onnx.runtime.library import library_info
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
 from tq_onnx.runtime.variables import PRODUCTS
 
@@ -41,6 +43,15 @@ ORACLE_QUERIES: Final = 32
 QUERY_STEPS: Final = {"8": 127, "16": 32_512}
 """Steps of the largest coordinate in which kernels hold a query, by the width of their products;
 of several instruction sets the fewest."""
+
+WEIGHT_STEPS: Final = {"8": 255, "16": 0}
+"""Likewise steps of the largest weight of a block; 0 where they are too many to show."""
+
+FLOATS_BY_DEFAULT: Final = frozenset({"avx512", "scalar"})
+"""Instruction sets that multiply floating-point numbers unless something else is asked for."""
+
+PROMPT_ROWS: Final = 64
+"""Query rows of a KV head up to which kernels read a call as a decode step."""
 
 MULTIPLIED_BITS: Final = 4
 """Codes of at most so many bits are multiplied as integers."""
@@ -63,9 +74,9 @@ class OracleFigures:
         codes_wrong: codes that differ and are no boundary ties.
         scale_steps: largest distance of a field, in steps of its type.
         attention_error: largest absolute error over the largest absolute value of the result.
-        rounding: how far the reference itself moves, likewise, if queries are rounded as kernels
-            round them, or not rounded where function bodies read them: scores in the hundreds make
-            much of little. 0 where the error is small.
+        rounding: how far the reference itself moves, likewise, if queries and weights are rounded
+            as kernels round them, or queries not rounded where function bodies read them: scores in
+            the hundreds make much of little. 0 where the error is small.
     """
 
     layer: int
@@ -200,7 +211,9 @@ def judge_layer(
     # The last queries see the most keys; the oracle is slow, so it answers no more than these.
     skip = max(0, query.shape[2] - ORACLE_QUERIES)
 
-    def attend(query: Array) -> npt.NDArray[np.float64]:
+    def attend(
+        query: Array, query_steps: int = 0, weight_steps: int = 0
+    ) -> npt.NDArray[np.float64]:
         return reference.attention(
             query,
             *planes,
@@ -224,6 +237,8 @@ def judge_layer(
             new_keys=seen[layer.key.vectors],
             new_values=seen[layer.value.vectors],
             skip=skip,
+            query_steps=query_steps,
+            weight_steps=weight_steps,
         )[:, :, skip:]
 
     expected = attend(query)
@@ -231,13 +246,14 @@ def judge_layer(
     error = float(np.abs(output[:, :, skip:].astype(np.float64) - expected).max() / largest)
     rounding = 0.0
     if error > ROUNDING_SHOWS:
-        other = None
+        moved = None
         if backend == KERNEL:
-            other = _rounded(query, layer.key)
+            moved = attend(query, *_steps(query, layer))
         elif backend == BODY:
             other = _unrounded(query, ELEMENTS[layer.plan.dtype])
-        if other is not None:
-            rounding = float(np.abs(attend(other) - expected).max() / largest)
+            moved = None if other is None else attend(other)
+        if moved is not None:
+            rounding = float(np.abs(moved - expected).max() / largest)
     figures = OracleFigures(
         layer.plan.layer,
         backend,
@@ -251,17 +267,37 @@ def judge_layer(
     return figures, caches
 
 
-def _rounded(query: Array, key: EncodeNames) -> Array | None:
-    """Round rotated queries as kernels do that multiply codes of at most 4 bits as integers."""
-    rotation, size = key.rotation, key.head_size
-    if rotation is None or rotation.shape != (size, size) or key.codec.bits > MULTIPLIED_BITS:
-        return None
-    rotated = query.astype(np.float64) @ rotation.astype(np.float64)
-    largest = np.abs(rotated).max(axis=-1, keepdims=True)
-    count = QUERY_STEPS.get(os.environ.get(PRODUCTS.name, ""), QUERY_STEPS["16"])
-    steps = np.where(largest > 0, largest, 1) / count
-    rounded: Array = np.round(rotated / steps) * steps @ rotation.astype(np.float64).T
-    return rounded
+def _steps(query: Array, layer: LayerNames) -> tuple[int, int]:
+    """Return the steps in which kernels hold queries and weights of a call.
+
+    They round where they multiply codes of at most 4 bits as integers; 0 is for no rounding.
+    """
+    products = _products(query, layer)
+    steps = QUERY_STEPS.get(products, 0), WEIGHT_STEPS.get(products, 0)
+    sides = layer.key, layer.value
+    queries, weights = (
+        count if side.codec.bits <= MULTIPLIED_BITS else 0
+        for count, side in zip(steps, sides, strict=True)
+    )
+    return queries, weights
+
+
+def _products(query: Array, layer: LayerNames) -> str:
+    """Return the products that kernels take of a call, as the environment variable names them."""
+    chosen = os.environ.get(PRODUCTS.name)
+    if not chosen:
+        chosen = "float" if library_info().isa in FLOATS_BY_DEFAULT else "8"
+    rows = query.shape[1] // layer.plan.kv_num_heads * query.shape[2]
+    codecs = (layer.key.codec, layer.value.codec)
+    is_plain = (
+        all(codec.kind == LLOYD_MAX for codec in codecs)
+        and layer.bias is None
+        and not layer.plan.softcap
+        and layer.key.offset is None
+        and layer.value.offset is None
+    )
+    # Prompts of plain attention have kernels of their own.
+    return "16" if chosen == "8" and is_plain and rows > PROMPT_ROWS else chosen
 
 
 def _unrounded(query: Array, element: str) -> Array | None:

@@ -103,7 +103,7 @@ def make_session(
             grows with the square of the number of nodes: with the bodies of 24 layers 17 s of a
             session's 18. Buffers that are not shared are freed all the same.
         exact: whether the kernels multiply floats, whatever the environment says, and do not round
-            queries and weights to 16 bits.
+            queries and weights to 8 or 16 bits.
         ep: where it runs. Nodes that this provider does not claim run on the CPU, see
             ``placement``.
 
@@ -141,7 +141,7 @@ def make_session(
         # A provider logs its errors by itself, and not by the session.
         onnxruntime.set_default_logger_severity(_LOG_FATAL)
     try:
-        with _products_of_floats() if exact else nullcontext():
+        with products_of("float") if exact else nullcontext():
             session = onnxruntime.InferenceSession(
                 source,
                 options,
@@ -159,10 +159,10 @@ def make_session(
 
 
 @contextmanager
-def _products_of_floats() -> Iterator[None]:
-    """Set the variable while a session is made, which is when kernels read it."""
+def products_of(kind: str) -> Iterator[None]:
+    """Set ``TQ_ONNX_PRODUCTS`` while a session is made, which is when kernels read it."""
     before = os.environ.get(PRODUCTS.name)
-    os.environ[PRODUCTS.name] = "float"
+    os.environ[PRODUCTS.name] = kind
     try:
         yield
     finally:

@@ -46,8 +46,8 @@ PRODUCTS: Final = Variable(
     "TQ_ONNX_PRODUCTS",
     "`8`, `16`, `float`",
     "Multiply codes of 4 bits and less with queries and weights of 8 or 16 bits, or with "
-    "floating-point numbers. The default is `16`, or `float` where the instruction set has no "
-    "fast products of integers.",
+    "floating-point numbers. The default is `8` for decode steps and `16` for prompts; `avx512` "
+    "and `scalar` have `float`.",
     (OPERATORS, PACKAGE),
 )
 CANN_KERNELS: Final = Variable(

@@ -65,21 +65,40 @@ void decode_rows(const RowFormat& format, const uint8_t* rows, int count, const 
 }
 
 void load_fields(const uint8_t* at, int stride, int count, float* out) {
-  uint16_t bits[kBlock] = {};
-  const auto field = [&](int t) {
-    uint16_t one;
+  int t = 0;
+  for (; t + kLanes <= count; t += kLanes) {
+    store(out + t, gather_half(at + static_cast<ptrdiff_t>(t) * stride, stride));
+  }
+  uint16_t rest[kLanes] = {};
+  for (int i = 0; t + i < count; ++i) {
+    __builtin_memcpy(rest + i, at + static_cast<ptrdiff_t>(t + i) * stride, sizeof *rest);
+  }
+  for (; t < kBlock; t += kLanes) {
+    store(out + t, load_half(rest));
+    for (uint16_t& one : rest) one = 0;
+  }
+}
+
+void load_field_pairs(const uint8_t* at, int stride, int count, float* first, float* second) {
+  uint32_t pairs[kBlock] = {};
+  const auto pair = [&](int t) {
+    uint32_t one;
     __builtin_memcpy(&one, at + static_cast<ptrdiff_t>(t) * stride, sizeof one);
     return static_cast<uint64_t>(one);
   };
   int t = 0;
-  // One store for four: stores are what takes the time.
-  for (; t + 4 <= count; t += 4) {
-    const uint64_t four =
-        field(t) | field(t + 1) << 16 | field(t + 2) << 32 | field(t + 3) << 48;
-    __builtin_memcpy(bits + t, &four, sizeof four);
+  for (; t + 2 <= count; t += 2) {
+    const uint64_t two = pair(t) | pair(t + 1) << 32;
+    __builtin_memcpy(pairs + t, &two, sizeof two);
   }
-  for (; t < count; ++t) bits[t] = static_cast<uint16_t>(field(t));
-  half_to_float(bits, out, kBlock);
+  if (t < count) pairs[t] = static_cast<uint32_t>(pair(t));
+  uint16_t low[kBlock], high[kBlock];
+  for (int i = 0; i < kBlock; ++i) {
+    low[i] = static_cast<uint16_t>(pairs[i]);
+    high[i] = static_cast<uint16_t>(pairs[i] >> 16);
+  }
+  half_to_float(low, first, kBlock);
+  half_to_float(high, second, kBlock);
 }
 
 void transpose_block(const float* rows, int count, int width, float* columns) {

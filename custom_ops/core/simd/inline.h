@@ -10,3 +10,9 @@
 #define TQ_INLINE static inline __attribute__((always_inline))
 #define TQ_INLINED __attribute__((always_inline))
 #endif
+
+TQ_INLINE float float_of_bits(unsigned bits) {
+  float x;
+  __builtin_memcpy(&x, &bits, sizeof x);
+  return x;
+}

@@ -15,7 +15,6 @@ namespace {
 using tq::IntegerTable;
 using tq::kBlock;
 using tq::kCacheLine;
-using tq::kRowsAhead;
 using tq::RowFormat;
 
 constexpr int kGroups = kBlock / 4;  // of the weights of a block
@@ -135,16 +134,22 @@ struct Rows {
   inline ptrdiff_t stride(int t) const { return t < in_cache ? cache_stride : copy_stride; }
 };
 
-// Asks for what `count` rows further on take, which the next calls want, between the products: all at
-// once it would fill the processor's queue of misses. A prefetch never faults. Of SHARES passes over
-// the same rows each asks for its share.
-template <int SHARE, int SHARES>
-TQ_INLINE void prefetch_ahead(const uint8_t* rows, ptrdiff_t stride, int count) {
-  const uintptr_t at = reinterpret_cast<uintptr_t>(rows) + static_cast<uintptr_t>(kRowsAhead * stride);
-  for (ptrdiff_t line = SHARE * kCacheLine; line < count * stride; line += SHARES * kCacheLine) {
-    prefetch(reinterpret_cast<const void*>(at + static_cast<uintptr_t>(line)));
+// Asks for the lines of `ahead` in equal steps, of which there are `steps`. A prefetch never faults.
+struct Asking {
+  uintptr_t at;
+  uintptr_t spacing;  // at most a line
+  int count;          // of a step
+
+  Asking(tq::Ahead ahead, int steps) : at(reinterpret_cast<uintptr_t>(ahead.at)), spacing(0), count(0) {
+    if (ahead.bytes <= 0 || steps <= 0) return;
+    const ptrdiff_t each = (ahead.bytes + steps - 1) / steps;
+    count = static_cast<int>((each + kCacheLine - 1) / kCacheLine);
+    spacing = static_cast<uintptr_t>((each + count - 1) / count);
   }
-}
+  inline void step() {
+    for (int i = 0; i < count; ++i, at += spacing) prefetch(reinterpret_cast<const void*>(at));
+  }
+};
 
 // words[w]: word w of the quarters of rows 0 .. 3, PACKED > 1: of rows 4 .. 7 behind them, ...
 template <int PACKED>
@@ -274,14 +279,12 @@ void prepare_query(const RowFormat& format, const float* natural, float* prepare
 // compiler keeps the sums in registers.
 
 // ---- scores
-// kTileVectors vectors of words: scores[q][0 .. kTileVectors * tokens).
+// Sums of words of kTileVectors vectors: those of query q from kTileVectors * q on.
 template <int BITS, int QUERIES, int PACKED>
-TQ_INLINE void score_tile(const RowFormat& format, const Rows& rows, int t, int all, Table table,
-                          const float* prepared, int pitch, const Ending* endings, float unit,
-                          float* scores) {
+TQ_INLINE void sum_tile(const RowFormat& format, const Rows& rows, int t, int all, Table table,
+                        const float* prepared, int pitch, Asking& asking, Sums* sums) {
   constexpr int kTokens = 4 * PACKED;
   constexpr int kPiece = kBytes / PACKED;
-  Sums sums[kTileVectors * QUERIES];
   for_each_number<kTileVectors * QUERIES>([&](auto i) TQ_INLINED {
     sums[decltype(i)::value] = zero_sums();
   });
@@ -290,8 +293,8 @@ TQ_INLINE void score_tile(const RowFormat& format, const Rows& rows, int t, int 
   for_each_number<kSegments<BITS>>([&](auto i) TQ_INLINED {
     segments[decltype(i)::value] = rows.row(format, decltype(i)::value, t);
   });
+  asking.step();
   for (int piece = 0; piece < all; ++piece) {
-    if (piece == 0) prefetch_ahead<0, 1>(segments[0], stride, kTokens * kTileVectors);
     Bytes words[kTileVectors][kSegments<BITS>][4];
     for_each_number<kTileVectors>([&](auto half) TQ_INLINED {
       for_each_number<kSegments<BITS>>([&](auto segment) TQ_INLINED {
@@ -329,6 +332,15 @@ TQ_INLINE void score_tile(const RowFormat& format, const Rows& rows, int t, int 
       });
     });
   }
+}
+
+// scores[q][0 .. tokens of a tile)
+template <int BITS, int QUERIES, int PACKED>
+TQ_INLINE void score_tile(const RowFormat& format, const Rows& rows, int t, int all, Table table,
+                          const float* prepared, int pitch, const Ending* endings, float unit,
+                          Asking& asking, float* scores) {
+  Sums sums[kTileVectors * QUERIES];
+  sum_tile<BITS, QUERIES, PACKED>(format, rows, t, all, table, prepared, pitch, asking, sums);
   for_each_number<QUERIES>([&](auto query) TQ_INLINED {
     constexpr int kQuery = decltype(query)::value;
     store_scores<PACKED>(sums + kTileVectors * kQuery, endings[kQuery].total,
@@ -336,17 +348,43 @@ TQ_INLINE void score_tile(const RowFormat& format, const Rows& rows, int t, int 
   });
 }
 
-template <int BITS, int QUERIES, int PACKED>
+template <int BITS, int QUERIES, int PACKED, class FOLDING = Folding>
 void score_tiles(const RowFormat& format, const uint8_t* rows, int count, Table table,
-                 const float* prepared, int pitch, float unit, float* scores) {
+                 const float* prepared, int pitch, float unit, tq::Ahead ahead, float* scores) {
   constexpr int kTile = 4 * PACKED * kTileVectors;
   const Rows source(format, rows, count, kTile);
   Ending endings[QUERIES];
   for (int q = 0; q < QUERIES; ++q) endings[q] = ending_at(format, prepared + q * pitch);
   const int all = pieces(format);
-  for (int t = 0; t < count; t += kTile) {
+  Asking asking(ahead, (count + kTile - 1) / kTile);
+  int t = 0;
+  if constexpr (FOLDING::kIsOn && PACKED == 1) {
+    // The quarters of two tiles are added at once.
+    for (; t + kTile < count; t += 2 * kTile) {
+      typename FOLDING::Folded folded[QUERIES];
+      {
+        Sums sums[kTileVectors * QUERIES];
+        sum_tile<BITS, QUERIES, PACKED>(format, source, t, all, table, prepared, pitch, asking,
+                                        sums);
+        for_each_number<QUERIES>([&](auto query) TQ_INLINED {
+          constexpr int kQuery = decltype(query)::value;
+          folded[kQuery] = FOLDING::fold(sums[2 * kQuery], sums[2 * kQuery + 1]);
+        });
+      }
+      Sums sums[kTileVectors * QUERIES];
+      sum_tile<BITS, QUERIES, PACKED>(format, source, t + kTile, all, table, prepared, pitch, asking,
+                                      sums);
+      for_each_number<QUERIES>([&](auto query) TQ_INLINED {
+        constexpr int kQuery = decltype(query)::value;
+        FOLDING::store(folded[kQuery], FOLDING::fold(sums[2 * kQuery], sums[2 * kQuery + 1]),
+                       endings[kQuery].total, endings[kQuery].step * unit,
+                       scores + kQuery * kBlock + t);
+      });
+    }
+  }
+  for (; t < count; t += kTile) {
     score_tile<BITS, QUERIES, PACKED>(format, source, t, all, table, prepared, pitch, endings, unit,
-                                      scores + t);
+                                      asking, scores + t);
   }
 }
 
@@ -377,12 +415,10 @@ struct Passes {
 
 template <int BITS, int QUERIES, int PACKED, int HALF, int FIRST_SLOT>
 TQ_INLINE void accumulate_pass(const RowFormat& format, const Rows& rows, int count, int piece,
-                               Table table, const float* numbers, float unit, float* sums,
-                               int pitch, int next) {
+                               Table table, const float* numbers, float unit, Asking& asking,
+                               float* sums, int pitch, int next) {
   using Cut = Passes<BITS, QUERIES, PACKED>;
   constexpr int kTogether = Cut::kTogether, kLines = Cut::kLines;
-  constexpr int kShares = Cut::kHalves * Cut::kParts;
-  constexpr int kShare = HALF * Cut::kParts + FIRST_SLOT / kTogether;
   const float* weights = numbers;
   int t = 0;
   for (int step = 0; t < count; ++step) {
@@ -405,9 +441,7 @@ TQ_INLINE void accumulate_pass(const RowFormat& format, const Rows& rows, int co
         Bytes from[kSegments<BITS>][4];
         for_each_number<kSegments<BITS>>([&](auto segment) TQ_INLINED {
           constexpr int kSegment = decltype(segment)::value;
-          if constexpr (kSegment == 0) {
-            if (piece == 0) prefetch_ahead<kShare, kShares>(at[0], stride, 4);
-          }
+          if constexpr (kSegment == 0) asking.step();
           load_lines<PACKED, HALF, kLines == 4>(at[kSegment], stride, from[kSegment]);
           at[kSegment] += 4 * stride;
         });
@@ -449,16 +483,17 @@ TQ_INLINE void accumulate_pass(const RowFormat& format, const Rows& rows, int co
 
 template <int BITS, int QUERIES, int PACKED>
 void accumulate_lines(const RowFormat& format, const uint8_t* rows, int count, Table table,
-                      const float* numbers, float unit, float* sums, int pitch) {
+                      const float* numbers, float unit, tq::Ahead ahead, float* sums, int pitch) {
   using Cut = Passes<BITS, QUERIES, PACKED>;
   const int all = pieces(format);
+  Asking asking(ahead, all * Cut::kHalves * Cut::kParts * ((count + 3) / 4));
   const Rows source(format, rows, count, 4);
   for (int piece = 0; piece < all; ++piece) {
     for_each_number<Cut::kHalves>([&](auto half) TQ_INLINED {
       for_each_number<Cut::kParts>([&](auto part) TQ_INLINED {
         accumulate_pass<BITS, QUERIES, PACKED, decltype(half)::value,
                         decltype(part)::value * Cut::kTogether>(
-            format, source, count, piece, table, numbers, unit,
+            format, source, count, piece, table, numbers, unit, asking,
             sums + piece * piece_lines(format) * kWords, pitch, all * piece_lines(format) * kWords);
       });
     });
@@ -524,7 +559,7 @@ TQ_INLINE void for_each_share(int queries, Body&& body) {
 }
 
 void score_rows(const RowFormat& format, const uint8_t* rows, int count, const IntegerTable& table,
-                const float* prepared, int queries, float* scores) {
+                const float* prepared, int queries, float* scores, tq::Ahead ahead) {
   const Table entries = make_key_table(table.entries);
   const int pitch = query_floats(format);
   with_format(format, [&](auto bits, auto many) {
@@ -532,51 +567,134 @@ void score_rows(const RowFormat& format, const uint8_t* rows, int count, const I
       with_queries(some, [&](auto share) {
         score_tiles<decltype(bits)::value, decltype(share)::value, decltype(many)::value>(
             format, rows, count, entries, prepared + first * pitch, pitch, table.unit,
-            scores + first * kBlock);
+            first == 0 ? ahead : tq::Ahead{}, scores + first * kBlock);
       });
     });
   });
 }
 
-// A row of weights that are good.
-TQ_INLINE void store_numbers(const Floats* x, float* numbers) {
-  constexpr int kVectors = kStepRows / kWords;  // of a step
-  int32_t totals[kSteps];
+// A step of a row of weights that are good; `largest` is the largest of them.
+TQ_INLINE void store_step(const float* weights, float largest, int step, float* numbers) {
+  constexpr int kVectors = kStepRows / kWords;
+  Floats x[kVectors];
+  for (int i = 0; i < kVectors; ++i) x[i] = load_floats(weights + i * kWords);
+  // Below this a step has no inverse; such weights are zeros beside anything.
+  const float inverse = largest > 1e-30f ? kLargestWeight / largest : 0.0f;
+  const int32_t total = store_weights<kVectors>(
+      x, inverse, reinterpret_cast<Group*>(numbers + step * (kStepRows / 4) * kGroupFloats));
+  numbers[kGroups * kGroupFloats + step] = largest / kLargestWeight;
+  __builtin_memcpy(numbers + kGroups * kGroupFloats + kSteps + step, &total, sizeof total);
+}
+
+constexpr int kVectors = kBlock / kWords;
+constexpr int kStepVectors = kStepRows / kWords;
+
+// A row of kBlock weights; false, and nothing done, where one is negative or not finite.
+TQ_INLINE bool store_row(const float* weights, float* numbers) {
+  float largest[kSteps];
   for (int step = 0; step < kSteps; ++step) {
-    const Floats* const some = x + step * kVectors;
-    Floats most = some[0];
-    for (int i = 1; i < kVectors; ++i) most = largest_magnitude(most, some[i]);
-    const float largest = largest_lane(most);
-    // Below this a step has no inverse; such weights are zeros beside anything.
-    const float inverse = largest > 1e-30f ? kLargestWeight / largest : 0.0f;
-    totals[step] = store_weights<kVectors>(
-        some, inverse,
-        reinterpret_cast<Group*>(numbers + step * (kStepRows / 4) * kGroupFloats));
-    numbers[kGroups * kGroupFloats + step] = largest / kLargestWeight;
+    Bits most = no_bits();
+    for (int i = 0; i < kStepVectors; ++i) {
+      most = larger_bits(most, load_floats(weights + step * kStepRows + i * kWords));
+    }
+    largest[step] = largest_weight(most);
+    if (!(largest[step] == largest[step])) return false;
   }
-  __builtin_memcpy(numbers + kGroups * kGroupFloats + kSteps, totals, sizeof totals);
+  for (int step = 0; step < kSteps; ++step) {
+    store_step(weights + step * kStepRows, largest[step], step, numbers);
+  }
+  return true;
 }
 
 bool quantise_weights(const float* weights, int count, float* numbers) {
-  constexpr int kVectors = kBlock / kWords;
-  Floats x[kVectors];
+  alignas(64) float x[kBlock];
   for (int i = 0; i < kVectors; ++i) {
-    x[i] = i * kWords < count ? load_floats(weights + i * kWords) : spread(0.0f);
+    store_floats(x + i * kWords,
+                 i * kWords < count ? load_floats(weights + i * kWords) : spread(0.0f));
   }
-  const bool are_good = are_weights<kVectors>(x);
-  if (!are_good) {
-    for (int i = 0; i < kVectors; ++i) x[i] = spread(0.0f);
-  }
-  store_numbers(x, numbers);
-  return are_good;
+  if (store_row(x, numbers)) return true;
+  for (int i = 0; i < kVectors; ++i) store_floats(x + i * kWords, spread(0.0f));
+  store_row(x, numbers);
+  return false;
 }
 
-float soften(const float* scores, const float* key_scales, const float* value_scales,
-             float* maximum, float* numbers) {
-  constexpr int kVectors = kBlock / kWords;
+// Rows go through the three phases together: what one row waits for is another's time.
+constexpr int kSoftenedRows = 8;
+
+TQ_INLINE void soften_some(const float* scores, int rows, const float* key_scales,
+                           const float* value_scales, float* maxima, float* exponentials,
+                           float* numbers, Asking& asking) {
+  alignas(64) float weights[kSoftenedRows][kBlock];
+  float top[kSoftenedRows], largest[kSoftenedRows][kSteps];
+  for (int r = 0; r < rows; ++r) {
+    Floats x[kVectors];
+    for (int i = 0; i < kVectors; ++i) {
+      x[i] = product(load_floats(scores + r * kBlock + i * kWords),
+                     load_floats(key_scales + i * kWords));
+      store_floats(weights[r] + i * kWords, x[i]);
+    }
+    asking.step();
+    const float most = largest_of_all<kVectors>(x);
+    top[r] = most > maxima[r] ? most : maxima[r];
+  }
+  for (int r = 0; r < rows; ++r) {
+    // NaN scores are passed over by the maximum, and make a weight NaN.
+    Floats sum = spread(0.0f);
+    const Floats from = spread(top[r]);
+    asking.step();
+    for (int step = 0; step < kSteps; ++step) {
+      Bits most = no_bits();
+      for (int i = step * kStepVectors; i < (step + 1) * kStepVectors; ++i) {
+        const Floats weight =
+            exponential(difference(load_floats(weights[r] + i * kWords), from));
+        sum = total_of_floats(sum, weight);
+        const Floats scaled = product(weight, load_floats(value_scales + i * kWords));
+        most = larger_bits(most, scaled);
+        store_floats(weights[r] + i * kWords, scaled);
+      }
+      largest[r][step] = largest_weight(most);
+    }
+    exponentials[r] = sum_of_lanes(sum);
+  }
+  for (int r = 0; r < rows; ++r) {
+    bool are_good = top[r] < __builtin_huge_valf() && top[r] > -__builtin_huge_valf() &&
+                    exponentials[r] < __builtin_huge_valf();
+    for (int step = 0; step < kSteps; ++step) {
+      are_good = are_good && largest[r][step] == largest[r][step];
+    }
+    if (!are_good) {
+      exponentials[r] = __builtin_nanf("");
+      continue;
+    }
+    for (int step = 0; step < kSteps; ++step) {
+      store_step(weights[r] + step * kStepRows, largest[r][step], step,
+                 numbers + r * tq::kNumbersFloats);
+    }
+    maxima[r] = top[r];
+    asking.step();
+  }
+}
+
+void soften(const float* scores, int rows, const float* key_scales, const float* value_scales,
+            float* maxima, float* exponentials, float* numbers, tq::Ahead ahead) {
+  Asking asking(ahead, 3 * rows);
+  for (int first = 0; first < rows; first += kSoftenedRows) {
+    soften_some(scores + first * kBlock, smaller(kSoftenedRows, rows - first), key_scales,
+                value_scales, maxima + first, exponentials + first,
+                numbers + first * tq::kNumbersFloats, asking);
+  }
+}
+
+float soften_zeros(const float* scores, const float* key_scales, const float* key_zeros,
+                   float query_sum, const float* value_scales, const float* value_zeros,
+                   float* maximum, float* numbers, float* zeros) {
   Floats x[kVectors];
+  alignas(64) float weights[kBlock];
+  const Floats shift = spread(query_sum);
   for (int i = 0; i < kVectors; ++i) {
-    x[i] = product(load_floats(scores + i * kWords), load_floats(key_scales + i * kWords));
+    const int at = i * kWords;
+    x[i] = multiply_add(shift, load_floats(key_zeros + at),
+                        product(load_floats(scores + at), load_floats(key_scales + at)));
   }
   const float top = largest_of_all<kVectors>(x);
   const float max = top > *maximum ? top : *maximum;
@@ -584,24 +702,28 @@ float soften(const float* scores, const float* key_scales, const float* value_sc
   if (!(max < __builtin_huge_valf()) || !(max > -__builtin_huge_valf())) {
     return __builtin_nanf("");
   }
-  Floats sum = spread(0.0f);
+  Floats sum = spread(0.0f), of_zeros = spread(0.0f);
   const Floats from = spread(max);
   for (int i = 0; i < kVectors; ++i) {
     const Floats weight = exponential(difference(x[i], from));
     sum = total_of_floats(sum, weight);
-    x[i] = product(weight, load_floats(value_scales + i * kWords));
+    of_zeros = multiply_add(weight, load_floats(value_zeros + i * kWords), of_zeros);
+    store_floats(weights + i * kWords,
+                 product(weight, load_floats(value_scales + i * kWords)));
   }
-  const float exponentials = sum_of_lanes(sum);
-  if (!(exponentials < __builtin_huge_valf()) || !are_weights<kVectors>(x)) {
+  const float exponentials = sum_of_lanes(sum), all_zeros = sum_of_lanes(of_zeros);
+  if (!(exponentials < __builtin_huge_valf()) || !(all_zeros - all_zeros == 0.0f) ||
+      !store_row(weights, numbers)) {
     return __builtin_nanf("");
   }
-  store_numbers(x, numbers);
   *maximum = max;
+  *zeros = all_zeros;
   return exponentials;
 }
 
 void accumulate_rows(const RowFormat& format, const uint8_t* rows, int count,
-                     const IntegerTable& table, const float* numbers, int queries, float* sums) {
+                     const IntegerTable& table, const float* numbers, int queries, float* sums,
+                     tq::Ahead ahead) {
   const Table entries = make_value_table(table.entries);
   const int pitch = sums_floats(format);
   with_format(format, [&](auto bits, auto many) {
@@ -609,7 +731,7 @@ void accumulate_rows(const RowFormat& format, const uint8_t* rows, int count,
       with_queries(some, [&](auto share) {
         accumulate_lines<decltype(bits)::value, decltype(share)::value, decltype(many)::value>(
             format, rows, count, entries, numbers + first * tq::kNumbersFloats, table.unit,
-            sums + first * pitch, pitch);
+            first == 0 ? ahead : tq::Ahead{}, sums + first * pitch, pitch);
       });
     });
   });
@@ -626,6 +748,7 @@ constexpr tq::IntegerKernels make_integer_kernels() {
   all.score_rows = score_rows;
   all.quantise_weights = quantise_weights;
   all.soften = soften;
+  all.soften_zeros = soften_zeros;
   all.accumulate_rows = accumulate_rows;
   all.natural_sums = natural_sums;
   all.ordered_sums = ordered_sums;

@@ -62,6 +62,7 @@ constexpr tq::Kernels make_kernels() {
   all.encode_fp8 = encode_fp8;
   all.multiply = multiply;
   all.load_fields = load_fields;
+  all.load_field_pairs = load_field_pairs;
   all.score_rows = score_rows;
   all.accumulate_rows = accumulate_rows;
   all.decode_columns = decode_columns;

@@ -65,6 +65,16 @@ TQ_INLINE void store_scores(const Sums* sums, int32_t total, float step, float* 
   store_words<PACKED>(whole_sums(sums[0]), whole_sums(sums[1]), total, step, scores);
 }
 
+// Two tiles of eight tokens that are made one of sixteen.
+struct Folding {
+  static constexpr bool kIsOn = true;
+  using Folded = __m512i;
+  TQ_INLINE Folded fold(const Sums& a, const Sums& b) { return fold_words(whole_sums(a), whole_sums(b)); }
+  TQ_INLINE void store(Folded a, Folded b, int32_t total, float step, float* scores) {
+    store_folded_words(a, b, total, step, scores);
+  }
+};
+
 // x[0 .. 16) / step, rounded, as four groups; adds the numbers.
 TQ_INLINE Total store_groups(const float* x, float inverse, Group* groups, Total total) {
   const __m512i number = rounded(_mm512_loadu_ps(x), inverse);

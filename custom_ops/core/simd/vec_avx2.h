@@ -4,6 +4,7 @@
 #include <immintrin.h>
 #include <stdint.h>
 
+#include "core/simd/gather_words.h"
 #include "core/simd/inline.h"
 
 namespace {
@@ -174,6 +175,10 @@ TQ_INLINE V load_half(const uint16_t* p) {
 TQ_INLINE void store_half(uint16_t* p, V v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                    _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+// float16, each `stride` bytes behind the one before.
+TQ_INLINE V gather_half(const uint8_t* p, ptrdiff_t stride) {
+  return _mm256_cvtph_ps(gather_words(p, stride));
 }
 
 // ---- rows of bytes and floats, at any address; always full, head sizes being multiples of 8

@@ -4,6 +4,7 @@
 #include <immintrin.h>
 #include <stdint.h>
 
+#include "core/simd/gather_words.h"
 #include "core/simd/inline.h"
 
 namespace {
@@ -174,6 +175,11 @@ TQ_INLINE V load_half(const uint16_t* p) {
 TQ_INLINE void store_half(uint16_t* p, V v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                       _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+// float16, each `stride` bytes behind the one before.
+TQ_INLINE V gather_half(const uint8_t* p, ptrdiff_t stride) {
+  return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(gather_words(p, stride)),
+                                                 gather_words(p + 8 * stride, stride), 1));
 }
 
 // ---- rows of bytes and floats, at any address; lanes from n on are zero

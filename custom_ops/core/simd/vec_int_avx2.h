@@ -13,6 +13,10 @@ namespace {
 constexpr int kWords = 8;
 constexpr int kBytes = 4 * kWords;
 constexpr int kTileVectors = 1;  // of words that share the loaded factors of a query
+// Tiles are of one vector: none is added to another's.
+struct Folding {
+  static constexpr bool kIsOn = false;
+};
 
 using Bytes = __m256i;
 using Table = __m256i;
@@ -148,15 +152,20 @@ TQ_INLINE float largest_of_all(const Floats* v) {
   for (int i = 0; i < COUNT; ++i) largest = _mm256_max_ps(v[i], largest);
   return largest_lane(largest);
 }
-// Neither negative nor infinite nor NaN.
-template <int COUNT>
-TQ_INLINE bool are_weights(const Floats* v) {
-  __m256 all = _mm256_castsi256_ps(_mm256_set1_epi32(-1));
-  for (int i = 0; i < COUNT; ++i) {
-    all = _mm256_and_ps(all, _mm256_and_ps(_mm256_cmp_ps(v[i], _mm256_setzero_ps(), _CMP_GE_OQ),
-                                           not_infinite(v[i])));
-  }
-  return _mm256_movemask_ps(all) == 0xff;
+// The largest of weights as their bits, whose order is theirs: what is negative, infinite or NaN is
+// larger than any weight.
+using Bits = __m256i;
+TQ_INLINE Bits no_bits() { return _mm256_setzero_si256(); }
+TQ_INLINE Bits larger_bits(Bits a, Floats b) {
+  return _mm256_max_epu32(a, _mm256_castps_si256(b));
+}
+// NaN where one was no weight.
+TQ_INLINE float largest_weight(Bits most) {
+  __m128i m = _mm_max_epu32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
+  m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0x4e));
+  m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0xb1));
+  const uint32_t bits = static_cast<uint32_t>(_mm_cvtsi128_si32(m));
+  return bits < 0x7f800000u ? float_of_bits(bits) : __builtin_nanf("");
 }
 // exp(x) for x <= 0 to 3 in 10^7: 2^n times a polynomial in the rest, of minimal error on
 // [-1/2, 1/2]; zero below 2^-149; NaN stays NaN.

@@ -118,11 +118,19 @@ TQ_INLINE Codes lookup(Table table, Bytes index) {
 TQ_INLINE void add_product(__m512i& sum, __m512i unsigned_bytes, __m512i signed_bytes) {
   __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(unsigned_bytes), "v"(signed_bytes));
 }
+// Of two vectors of words: sums of pairs of quarters, side by side.
+TQ_INLINE __m512i fold_words(__m512i a, __m512i b) {
+  return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+}
+// What keys that count from -128 add to the sums.
+TQ_INLINE __m512i key_offset(int32_t total) {
+  return _mm512_slli_epi32(_mm512_set1_epi32(total), 7);
+}
 // Of two vectors of words: the sums over the quarters that hold the same tokens, as floats times
 // `step`, in the tokens' order; `total` is the sum of the query's numbers.
 template <int PACKED>
 TQ_INLINE void store_words(__m512i a, __m512i b, int32_t total, float step, float* scores) {
-  const __m512i offset = _mm512_slli_epi32(_mm512_set1_epi32(total), 7);
+  const __m512i offset = key_offset(total);
   const __m512 by = _mm512_set1_ps(step);
   if constexpr (PACKED == 4) {
     _mm512_storeu_ps(scores, _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(a, offset)), by));
@@ -130,8 +138,7 @@ TQ_INLINE void store_words(__m512i a, __m512i b, int32_t total, float step, floa
                      _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(b, offset)), by));
     return;
   }
-  const __m512i pairs =
-      _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+  const __m512i pairs = fold_words(a, b);
   if constexpr (PACKED == 2) {
     const __m512 numbers = _mm512_cvtepi32_ps(_mm512_sub_epi32(pairs, offset));
     _mm512_storeu_ps(scores, _mm512_mul_ps(numbers, by));
@@ -142,6 +149,11 @@ TQ_INLINE void store_words(__m512i a, __m512i b, int32_t total, float step, floa
   const __m256i numbers =
       _mm256_sub_epi32(_mm512_castsi512_si256(all), _mm512_castsi512_si256(offset));
   _mm256_storeu_ps(scores, _mm256_mul_ps(_mm256_cvtepi32_ps(numbers), _mm512_castps512_ps256(by)));
+}
+// The same of four vectors, PACKED == 1, that have been folded in pairs.
+TQ_INLINE void store_folded_words(__m512i a, __m512i b, int32_t total, float step, float* scores) {
+  const __m512i sums = _mm512_sub_epi32(fold_words(a, b), key_offset(total));
+  _mm512_storeu_ps(scores, _mm512_mul_ps(_mm512_cvtepi32_ps(sums), _mm512_set1_ps(step)));
 }
 
 // ---- numbers
@@ -168,16 +180,17 @@ TQ_INLINE float largest_of_all(const Floats* v) {
   for (int i = 0; i < COUNT; ++i) largest = _mm512_max_ps(v[i], largest);
   return _mm512_reduce_max_ps(largest);
 }
-// Neither negative nor infinite nor NaN.
-template <int COUNT>
-TQ_INLINE bool are_weights(const Floats* v) {
-  __mmask16 all = 0xffff;
-  for (int i = 0; i < COUNT; ++i) {
-    all = static_cast<__mmask16>(
-        all & _mm512_cmp_ps_mask(v[i], _mm512_setzero_ps(), _CMP_GE_OQ) &
-        _mm512_cmp_ps_mask(v[i], _mm512_set1_ps(3.402823466e38f), _CMP_LE_OQ));
-  }
-  return all == 0xffff;
+// The largest of weights as their bits, whose order is theirs: what is negative, infinite or NaN is
+// larger than any weight.
+using Bits = __m512i;
+TQ_INLINE Bits no_bits() { return _mm512_setzero_si512(); }
+TQ_INLINE Bits larger_bits(Bits a, Floats b) {
+  return _mm512_max_epu32(a, _mm512_castps_si512(b));
+}
+// NaN where one was no weight.
+TQ_INLINE float largest_weight(Bits most) {
+  const uint32_t bits = _mm512_reduce_max_epu32(most);
+  return bits < 0x7f800000u ? float_of_bits(bits) : __builtin_nanf("");
 }
 // exp(x) for x <= 0 to 3 in 10^7: 2^n times a polynomial in the rest, of minimal error on
 // [-1/2, 1/2]; zero below 2^-149; NaN stays NaN.

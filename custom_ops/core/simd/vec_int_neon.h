@@ -14,6 +14,10 @@ namespace {
 constexpr int kWords = 4;
 constexpr int kBytes = 4 * kWords;
 constexpr int kTileVectors = 1;  // of words that share the loaded factors of a query
+// Tiles are of one vector: none is added to another's.
+struct Folding {
+  static constexpr bool kIsOn = false;
+};
 
 using Bytes = uint8x16_t;
 using Table = int8x16_t;
@@ -98,14 +102,15 @@ TQ_INLINE float largest_of_all(const Floats* v) {
   for (int i = 0; i < COUNT; ++i) largest = vmaxnmq_f32(v[i], largest);
   return vmaxvq_f32(largest);
 }
-// Neither negative nor infinite nor NaN.
-template <int COUNT>
-TQ_INLINE bool are_weights(const Floats* v) {
-  uint32x4_t all = vdupq_n_u32(~0u);
-  for (int i = 0; i < COUNT; ++i) {
-    all = vandq_u32(all, vandq_u32(vcgezq_f32(v[i]), not_infinite(v[i])));
-  }
-  return vminvq_u32(all) != 0;
+// The largest of weights as their bits, whose order is theirs: what is negative, infinite or NaN is
+// larger than any weight.
+using Bits = uint32x4_t;
+TQ_INLINE Bits no_bits() { return vdupq_n_u32(0); }
+TQ_INLINE Bits larger_bits(Bits a, Floats b) { return vmaxq_u32(a, vreinterpretq_u32_f32(b)); }
+// NaN where one was no weight.
+TQ_INLINE float largest_weight(Bits most) {
+  const uint32_t bits = vmaxvq_u32(most);
+  return bits < 0x7f800000u ? float_of_bits(bits) : __builtin_nanf("");
 }
 // exp(x) for x <= 0 to 3 in 10^7: 2^n times a polynomial in the rest, of minimal error on
 // [-1/2, 1/2]; zero below 2^-149; NaN stays NaN.

@@ -175,6 +175,19 @@ TQ_INLINE V load_half(const uint16_t* p) {
 TQ_INLINE void store_half(uint16_t* p, V v) {
   vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(v)));
 }
+// float16, each `stride` bytes behind the one before.
+TQ_INLINE V gather_half(const uint8_t* p, ptrdiff_t stride) {
+  const auto word = [p, stride](int i) TQ_INLINED {
+    uint16_t one;
+    __builtin_memcpy(&one, p + i * stride, sizeof one);
+    return one;
+  };
+  uint16x4_t all = vdup_n_u16(word(0));
+  all = vset_lane_u16(word(1), all, 1);
+  all = vset_lane_u16(word(2), all, 2);
+  all = vset_lane_u16(word(3), all, 3);
+  return vcvt_f32_f16(vreinterpret_f16_u16(all));
+}
 
 // ---- rows of bytes and floats, at any address; always full, head sizes being multiples of 8
 TQ_INLINE int8x8_t load_4_bytes(const uint8_t* p) {
