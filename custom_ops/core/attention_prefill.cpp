@@ -45,7 +45,7 @@ void attend_exactly(const Kernels& kernels, const WindowRows& window, const Tile
 
 class GeneralTile {
  public:
-  static constexpr int kRows = 64;
+  static constexpr int kRows = kDecodeRows;
 
   GeneralTile(const Kernels& kernels, const AttentionRows& worker)
       : kernels_(kernels), worker_(worker) {}
@@ -357,7 +357,7 @@ bool run_tiles(const AttentionCall& call, const AttentionRows& worker, const Par
 
 }  // namespace
 
-bool is_prefill(const AttentionRows& worker) { return worker.rows() > GeneralTile::kRows; }
+bool is_prefill(const AttentionRows& worker) { return worker.rows() > kDecodeRows; }
 
 bool run_prefill(const Kernels& kernels, const AttentionCall& call, const AttentionRows& worker,
                  const Parallel& parallel) {

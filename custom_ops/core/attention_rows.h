@@ -117,9 +117,9 @@ class AttentionRows {
     float *key_scales, *key_zeros, *value_scales, *value_zeros, *ones, *shift, *bias;
   };
   static constexpr int kBlockArrays = 7;
-  // Of what a block asks memory for: of its keys' rows while it scores, the rest with the scales; of
-  // its values' while it takes the softmax, the rest while it adds values. About as the time is, since
-  // processors drop requests that come faster than memory answers.
+  // Of what a block asks memory for: of its keys' rows while it scores, the rest with the scales;
+  // of its values' while it takes the softmax, the rest while it adds values. About as the time is,
+  // since processors drop requests that come faster than memory answers.
   static constexpr float kScoreShare = 0.6f, kSoftenShare = 0.4f;
   static constexpr int kSoftRows = 16;  // rows whose softmax is taken together
 

@@ -105,8 +105,8 @@ constexpr int kMaxIntegerWidth = 576;
 // Floats that a row of a block of integers takes.
 constexpr int kNumbersFloats = kBlock / 2 + 4;
 
-// Numbers of 8 bits, the same at every level: a query is rounded to 127ths of its largest, weights to
-// 255ths of the largest of kByteStepRows of them.
+// Numbers of 8 bits, the same at every level: a query is rounded to 127ths of its largest, weights
+// to 255ths of the largest of kByteStepRows of them.
 constexpr float kLargestByte = 127.0f;
 constexpr float kLargestByteWeight = 255.0f;
 constexpr int kByteStepRows = 64;
@@ -131,13 +131,13 @@ struct IntegerKernels {
   bool (*quantise_weights)(const float* weights, int count, float* numbers);
   // The online softmax of rows of a whole block that have no shift, cap, bias or hidden key, from
   // scores without the keys' scales to integers. exponentials[r] is the sum of the exponentials;
-  // maxima[r] rises to that of the block if it is larger. NaN, and nothing done for the row, where a
-  // weight is none.
+  // maxima[r] rises to that of the block if it is larger. NaN, and nothing done for the row, where
+  // a weight is none.
   void (*soften)(const float* scores, int rows, const float* key_scales, const float* value_scales,
                  float* maxima, float* exponentials, float* numbers, Ahead ahead);
-  // The same of one row, of keys and values that have zeros, arrays of kBlock that are zero where a cache has
-  // none: a score is scores * key_scales + query_sum * key_zeros, and `zeros` becomes the sum of
-  // the exponentials times value_zeros. Returns the sum of the exponentials, or NaN.
+  // The same of one row, of keys and values that have zeros, arrays of kBlock that are zero where
+  // a cache has none: a score is scores * key_scales + query_sum * key_zeros, and `zeros` becomes
+  // the sum of the exponentials times value_zeros. Returns the sum of the exponentials, or NaN.
   float (*soften_zeros)(const float* scores, const float* key_scales, const float* key_zeros,
                         float query_sum, const float* value_scales, const float* value_zeros,
                         float* maximum, float* numbers, float* zeros);

@@ -8,6 +8,7 @@
 #include "cann/host/launch.h"
 #include "cann/host/operators.h"
 #endif
+#include "core/attention_prefill.h"
 #include "core/dispatch.h"
 #include "ort/attention_op.h"
 #include "ort/custom_op.h"
@@ -72,12 +73,38 @@ std::string names(const std::vector<const Kernels*>& levels) {
   return out + "]";
 }
 
+std::string quoted(const char* text) { return "\"" + std::string(text) + "\""; }
+
+// How a level rounds what it multiplies with codes, by the name of its products; steps of the
+// largest query coordinate, steps of the largest weight, rows whose weights share these.
+std::string roundings(const Kernels& level, const char* const (&products)[3]) {
+  std::string out, reason;
+  for (const char* const name : products) {
+    const IntegerKernels* const integers = with_products(level, name, reason)->integers;
+    if (integers == nullptr) continue;
+    out += (out.empty() ? "" : ", ") + quoted(name) + ": [" +
+           std::to_string(static_cast<int>(integers->largest_number)) + ", " +
+           std::to_string(static_cast<int>(integers->largest_weight)) + ", " +
+           std::to_string(integers->step_rows) + "]";
+  }
+  return "{" + out + "}";
+}
+
 std::string describe() {
+  constexpr const char* kProducts[] = {"8", "16", "float"};
   std::string reason;
   const Kernels* const chosen = find_kernels(std::getenv(kIsaVariable), reason);
-  return std::string("{\"version\": \"") + TQ_VERSION + "\", \"isa_compiled\": " +
+  std::string products = "null";
+  for (const char* const name : kProducts) {
+    if (chosen != nullptr && with_products(*chosen, name, reason)->integers == chosen->integers) {
+      products = quoted(name);
+    }
+  }
+  return "{\"version\": " + quoted(TQ_VERSION) + ", \"isa_compiled\": " +
          names(compiled_kernels()) + ", \"isa_supported\": " + names(supported_kernels()) +
-         ", \"isa\": " + (chosen ? "\"" + std::string(chosen->name) + "\"" : "null") + "}";
+         ", \"isa\": " + (chosen ? quoted(chosen->name) : "null") + ", \"products\": " + products +
+         ", \"roundings\": " + (chosen ? roundings(*chosen, kProducts) : "{}") +
+         ", \"decode_rows\": " + std::to_string(kDecodeRows) + "}";
 }
 
 }  // namespace
@@ -100,9 +127,11 @@ TQ_EXPORT OrtStatus* TQ_ORT_CALL RegisterCustomOps(OrtSessionOptions* options,
 // Sixteen hexadecimal digits that identify the row layout (see tq_onnx/codec/spec.py).
 TQ_EXPORT const char* tq_layout_digest() { return tq::spec::kLayoutDigest; }
 
-// JSON: {"version", "isa_compiled", "isa_supported", "isa"}; "isa" is null when the environment
-// forces a level that this machine does not have.
+// JSON: {"version", "isa_compiled", "isa_supported", "isa", "products", "roundings", "decode_rows"};
+// "isa" and "products" are null when the environment forces a level that this machine does not
+// have.
 TQ_EXPORT const char* tq_library_info() {
-  static const std::string info = tq::ort::describe();
+  thread_local std::string info;  // anew at each call, as the environment may be another
+  info = tq::ort::describe();
   return info.c_str();
 }

@@ -24,8 +24,8 @@ from tests.native.single_node import Array, attention_model, encode_model, make_
 from tests.tolerances import bounds
 from tq_onnx.codec import reference
 from tq_onnx.codec.spec import Codec, row_layout
-from tq_onnx.measure.oracle import QUERY_STEPS
 from tq_onnx.ops.domain import ATTENTION, ENCODE
+from tq_onnx.runtime.library import library_info
 
 pytestmark = pytest.mark.usefixtures("word_products")
 
@@ -260,7 +260,8 @@ def test_attention(data: st.DataObject) -> None:
     )  # fmt: skip
     expected = shown()
     most = INTEGERS * (1 + np.abs(expected).max())
-    if np.abs(output - expected).max() > most:
+    rounding = library_info().roundings.get("16")
+    if rounding and np.abs(output - expected).max() > most:
         # Rounded queries may move scores of long rows, those of ``uniform``, by more.
-        most += np.abs(shown(query_steps=QUERY_STEPS["16"]) - expected).max()
+        most += np.abs(shown(query_steps=rounding.query_steps) - expected).max()
     np.testing.assert_allclose(output, expected, rtol=0, atol=most)

@@ -11,7 +11,7 @@ import tq_onnx
 from tq_onnx.codec.spec import layout_digest
 from tq_onnx.errors import LibraryError
 from tq_onnx.runtime import library
-from tq_onnx.runtime.library import get_library_path, library_info
+from tq_onnx.runtime.library import Rounding, get_library_path, library_info
 from tq_onnx.runtime.variables import LIBRARY
 
 
@@ -23,6 +23,8 @@ def test_the_library_describes_itself() -> None:
     assert info.isa == info.isa_supported[0]
     assert set(info.isa_supported) <= set(info.isa_compiled)
     assert info.isa_compiled[-1] == "scalar"
+    assert info.products in ("8", "float")
+    assert info.roundings["8"] == Rounding(query_steps=127, weight_steps=255, weight_rows=64)
 
 
 def test_the_environment_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

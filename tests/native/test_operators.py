@@ -123,10 +123,12 @@ def test_attention_agrees_with_numpy(
     )  # fmt: skip
     output = run(make_session(model), feeds)
     expected = oracle(feeds, key, value, softcap=softcap)
-    # Uniform rows are up to 1.2 * 15 * sqrt(D) long. A query's coordinate is off by a deviation of
-    # 1 / sqrt(12) of 1 / 32512 of some 3.5, so a score by 18 * 3.1e-5.
-    bound = 5.6e-4 if key.kind == UNIFORM else 2e-4
-    assert np.linalg.norm(output - expected) <= bound * np.linalg.norm(expected)
+    most = 2e-4 * np.linalg.norm(expected)
+    rounding = library_info().roundings.get("16")
+    if rounding and key.kind == UNIFORM:  # rounded queries move the scores of long rows by more
+        rounded = oracle(feeds, key, value, softcap=softcap, query_steps=rounding.query_steps)
+        most += np.linalg.norm(rounded - expected)
+    assert np.linalg.norm(output - expected) <= most
 
 
 @pytest.mark.parametrize(

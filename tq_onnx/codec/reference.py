@@ -35,10 +35,6 @@ Centroids = npt.NDArray[np.float32] | None
 Offset = npt.NDArray[np.float32] | None
 
 
-WEIGHT_BLOCK: Final = 64
-"""Keys whose weights kernels round together, to 8 bits (``kByteStepRows`` of core/kernels.h)."""
-
-
 class _How(TypedDict):
     size: int
     element: str
@@ -238,6 +234,7 @@ def attention(
     skip: int = 0,
     query_steps: int = 0,
     weight_steps: int = 0,
+    weight_rows: int = 1,
 ) -> Float64:
     """Return grouped-query attention over the decoded caches.
 
@@ -278,8 +275,9 @@ def attention(
             kernels round them that multiply codes as integers; 0 for exact queries. Zeros of
             ``uniform`` and exact tokens meet the query as it is.
         weight_steps: what values are multiplied with is rounded to so many steps of the largest of
-            ``WEIGHT_BLOCK`` keys, as kernels round it; 0 for exact weights. The sum of the weights
+            ``weight_rows`` keys, as kernels round it; 0 for exact weights. The sum of the weights
             is that of exact ones.
+        weight_rows: see ``weight_steps``.
 
     Returns:
         float64 ``[B, H, T, D]``, zeros for queries that are left out.
@@ -334,7 +332,9 @@ def attention(
         denominator = weights.sum() + np.exp(sinks[h] - top)
         shown = np.where(is_exact, exact_values[b, n, seen], values[b, n, seen])
         if norms is not None:
-            stepped = _rounded_weights(weights, norms[b, n, seen], seen, weight_steps)
+            stepped = _rounded_weights(
+                weights, norms[b, n, seen], seen // weight_rows, weight_steps
+            )
             weights = np.where(is_exact[:, 0], weights, stepped)
         output[b, h, t] = weights @ shown / denominator
     return output
@@ -357,7 +357,9 @@ def _rounded_queries(queries: Float64, key: Codec, rotation: Rotation, steps: in
     """Round queries ``[..., D]`` where they are multiplied with codes."""
     # Of ``prod`` the columns behind these are the projection of what remains.
     size = queries.shape[-1]
-    basis = np.eye(size) if rotation is None else rotation[:, :size].astype(np.float64)
+    basis = np.eye(size)
+    if key.is_rotated and rotation is not None:
+        basis = rotation[:, :size].astype(np.float64)
     rotated = queries @ basis
     largest = np.abs(rotated).max(axis=-1, keepdims=True)
     step = np.where(largest > 0, largest, 1) / steps
@@ -369,11 +371,10 @@ def _rounded_queries(queries: Float64, key: Codec, rotation: Rotation, steps: in
 
 
 def _rounded_weights(
-    weights: Float64, norms: Float64, positions: npt.NDArray[np.int64], steps: int
+    weights: Float64, norms: Float64, block: npt.NDArray[np.int64], steps: int
 ) -> Float64:
     """Round weights times what scales their rows, for which the norms of the rows stand."""
     sized = weights * norms
-    block = positions // WEIGHT_BLOCK
     largest = np.zeros(int(block.max()) + 1)
     np.maximum.at(largest, block, sized)
     step = np.where(largest > 0, largest, 1)[block] / steps

@@ -25,7 +25,7 @@ from tq_onnx.measure.probe import LayerNames, Probe
 from tq_onnx.measure.reconstruction import ReconstructionFigures, reconstruction
 from tq_onnx.progress import OnProgress, Progress
 from tq_onnx.runtime.decoder import Decoder
-from tq_onnx.runtime.library import library_info
+from tq_onnx.runtime.library import Rounding, library_info
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
 from tq_onnx.runtime.variables import PRODUCTS
 
@@ -40,18 +40,7 @@ ORACLE_TOKENS: Final = 128
 ORACLE_QUERIES: Final = 32
 """Queries of a call whose attention is compared: float64 attention over all keys is slow."""
 
-QUERY_STEPS: Final = {"8": 127, "16": 32_512}
-"""Steps of the largest coordinate in which kernels hold a query, by the width of their products;
-of several instruction sets the fewest."""
-
-WEIGHT_STEPS: Final = {"8": 255, "16": 0}
-"""Likewise steps of the largest weight of a block; 0 where they are too many to show."""
-
-FLOATS_BY_DEFAULT: Final = frozenset({"avx512", "scalar"})
-"""Instruction sets that multiply floating-point numbers unless something else is asked for."""
-
-PROMPT_ROWS: Final = 64
-"""Query rows of a KV head up to which kernels read a call as a decode step."""
+EXACT: Final = Rounding(query_steps=0, weight_steps=0, weight_rows=1)
 
 MULTIPLIED_BITS: Final = 4
 """Codes of at most so many bits are multiplied as integers."""
@@ -211,9 +200,7 @@ def judge_layer(
     # The last queries see the most keys; the oracle is slow, so it answers no more than these.
     skip = max(0, query.shape[2] - ORACLE_QUERIES)
 
-    def attend(
-        query: Array, query_steps: int = 0, weight_steps: int = 0
-    ) -> npt.NDArray[np.float64]:
+    def attend(query: Array, rounding: Rounding = EXACT) -> npt.NDArray[np.float64]:
         return reference.attention(
             query,
             *planes,
@@ -237,8 +224,9 @@ def judge_layer(
             new_keys=seen[layer.key.vectors],
             new_values=seen[layer.value.vectors],
             skip=skip,
-            query_steps=query_steps,
-            weight_steps=weight_steps,
+            query_steps=rounding.query_steps,
+            weight_steps=rounding.weight_steps,
+            weight_rows=rounding.weight_rows,
         )[:, :, skip:]
 
     expected = attend(query)
@@ -248,7 +236,7 @@ def judge_layer(
     if error > ROUNDING_SHOWS:
         moved = None
         if backend == KERNEL:
-            moved = attend(query, *_steps(query, layer))
+            moved = attend(query, _rounding(query, layer))
         elif backend == BODY:
             other = _unrounded(query, ELEMENTS[layer.plan.dtype])
             moved = None if other is None else attend(other)
@@ -267,37 +255,30 @@ def judge_layer(
     return figures, caches
 
 
-def _steps(query: Array, layer: LayerNames) -> tuple[int, int]:
-    """Return the steps in which kernels hold queries and weights of a call.
+def _rounding(query: Array, layer: LayerNames) -> Rounding:
+    """Return how kernels round queries and weights of a call, 0 steps where they do not.
 
-    They round where they multiply codes of at most 4 bits as integers; 0 is for no rounding.
+    They round where they multiply codes of at most 4 bits as integers.
     """
-    products = _products(query, layer)
-    steps = QUERY_STEPS.get(products, 0), WEIGHT_STEPS.get(products, 0)
-    sides = layer.key, layer.value
-    queries, weights = (
-        count if side.codec.bits <= MULTIPLIED_BITS else 0
-        for count, side in zip(steps, sides, strict=True)
-    )
-    return queries, weights
-
-
-def _products(query: Array, layer: LayerNames) -> str:
-    """Return the products that kernels take of a call, as the environment variable names them."""
-    chosen = os.environ.get(PRODUCTS.name)
-    if not chosen:
-        chosen = "float" if library_info().isa in FLOATS_BY_DEFAULT else "8"
+    info = library_info()
+    products = os.environ.get(PRODUCTS.name) or info.products
     rows = query.shape[1] // layer.plan.kv_num_heads * query.shape[2]
-    codecs = (layer.key.codec, layer.value.codec)
-    is_plain = (
-        all(codec.kind == LLOYD_MAX for codec in codecs)
+    if products == "8" and rows > info.decode_rows and _is_plain(layer):
+        products = "16"  # these prompts have kernels of their own
+    rounding = info.roundings.get(products or "", EXACT)
+    if layer.key.codec.bits > MULTIPLIED_BITS:
+        rounding = replace(rounding, query_steps=0)
+    if layer.value.codec.bits > MULTIPLIED_BITS:
+        rounding = replace(rounding, weight_steps=0)
+    return rounding
+
+
+def _is_plain(layer: LayerNames) -> bool:
+    return (
+        all(side.codec.kind == LLOYD_MAX and side.offset is None for side in layer.caches)
         and layer.bias is None
         and not layer.plan.softcap
-        and layer.key.offset is None
-        and layer.value.offset is None
     )
-    # Prompts of plain attention have kernels of their own.
-    return "16" if chosen == "8" and is_plain and rows > PROMPT_ROWS else chosen
 
 
 def _unrounded(query: Array, element: str) -> Array | None:

@@ -15,16 +15,31 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tq_onnx.codec.spec import layout_digest
 from tq_onnx.errors import LibraryError
 from tq_onnx.runtime.variables import LIBRARY
 
 _REBUILD: Final = "reinstall tq-onnx to build it again"
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How kernels round what they multiply with codes of at most 4 bits.
+
+    Attributes:
+        query_steps: steps of the largest coordinate of a rotated query.
+        weight_steps: steps of the largest weight.
+        weight_rows: keys whose weights are rounded to the same steps.
+    """
+
+    query_steps: int
+    weight_steps: int
+    weight_rows: int
 
 
 @dataclass(frozen=True)
@@ -38,6 +53,9 @@ class LibraryInfo:
         isa_compiled: SIMD levels in the file, best first.
         isa_supported: those that this processor runs.
         isa: the level that kernels use; ``None`` when ``TQ_ONNX_ISA`` names an unsupported one.
+        products: what that level takes unless ``TQ_ONNX_PRODUCTS`` says something else.
+        roundings: how that level rounds, by the products that it has; none for ``float``.
+        decode_rows: query rows of a KV head up to which a call is a decode step.
     """
 
     path: Path
@@ -46,6 +64,9 @@ class LibraryInfo:
     isa_compiled: tuple[str, ...]
     isa_supported: tuple[str, ...]
     isa: str | None
+    products: str | None
+    roundings: Mapping[str, Rounding]
+    decode_rows: int
 
 
 def library_name() -> str:
@@ -96,12 +117,12 @@ def library_info() -> LibraryInfo:
     try:
         library = ctypes.CDLL(str(path))
         digest = _string(library, "tq_layout_digest")
-        described = json.loads(_string(library, "tq_library_info"))
+        info = _described(path, digest, json.loads(_string(library, "tq_library_info")))
     except OSError as error:
         raise LibraryError(
             f"the library cannot be loaded ({error})", where=str(path), fix=_REBUILD
         ) from error
-    except (AttributeError, ValueError) as error:
+    except (AttributeError, ValueError, KeyError) as error:
         raise LibraryError(
             "the file is not a tq-onnx library", where=str(path), fix=_REBUILD
         ) from error
@@ -112,6 +133,10 @@ def library_info() -> LibraryInfo:
             where=str(path),
             fix=_REBUILD,
         )
+    return info
+
+
+def _described(path: Path, digest: str, described: dict[str, Any]) -> LibraryInfo:
     return LibraryInfo(
         path=path,
         version=described["version"],
@@ -119,6 +144,9 @@ def library_info() -> LibraryInfo:
         isa_compiled=tuple(described["isa_compiled"]),
         isa_supported=tuple(described["isa_supported"]),
         isa=described["isa"],
+        products=described["products"],
+        roundings={name: Rounding(*how) for name, how in described["roundings"].items()},
+        decode_rows=described["decode_rows"],
     )
 
 
