@@ -27,7 +27,7 @@ from contender import Step
 from machine import describe
 from processes import WorkerError, WorkerProcess
 from registry import Named
-from report import Row, decode_rows, prefill_rows, table
+from report import Row, decode_rows, document_text, prefill_rows, table
 from timing import Limits, Timing, measure
 
 from tq_onnx.codec.presets import PRESETS
@@ -211,8 +211,7 @@ def main() -> None:
                 if not options.json and found:
                     print(table(found), flush=True)
         if options.json:
-            json.dump(document | rows, sys.stdout, indent=1)
-            print()
+            print(document_text(document | rows))
 
 
 if __name__ == "__main__":

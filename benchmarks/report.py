@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,17 @@ from tq_onnx.codec.presets import PRESETS
 from tq_onnx.codec.spec import row_layout
 
 Row = dict[str, Any]
+
+
+def document_text(document: Mapping[str, Any]) -> str:
+    """One document as JSON, with a line for each row."""
+    parts = []
+    for key, value in document.items():
+        text = json.dumps(value, ensure_ascii=False)
+        if isinstance(value, list):
+            text = "[" + ",".join("\n  " + json.dumps(row) for row in value) + "\n ]"
+        parts.append(f" {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}"
 
 
 def floor_bytes(step: Step) -> int:

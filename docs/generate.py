@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+import measured
 import schemas
 
 import tq_onnx
@@ -422,6 +423,10 @@ BLOCKS: Final[dict[str, Callable[..., str]]] = {
     "versions": _versions,
     "report-keys": _report_keys,
     "families": _families,
+    "decode-machine": measured.machine,
+    "decode": lambda argument: measured.table(*argument.split()),
+    "decode-lead": measured.lead,
+    "decode-summary": lambda argument: measured.summary(*argument.split()),
 }
 """The renderer of each block, by name; words behind the name are its argument."""
 

@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/how-it-works.md from the codec itself.
+"""Draw the pictures of docs/how-it-works.md from the codec, and that of docs/performance.md.
 
     python docs/pictures.py            write docs/pictures/*.svg
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import matplotlib
+import measured
 import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
@@ -145,7 +146,34 @@ def context() -> None:
         axes.spines[["top", "right"]].set_visible(False)
 
 
+def decode() -> None:
+    """Draw the time of a decode step over the context, in multiples of reading the cache once."""
+    shapes = list(dict.fromkeys(one["shape"] for one in measured.document()["rows"]))
+    with figure("decode", 9, 4.2) as made:
+        for axes, shape in zip(made.subplots(1, len(shapes), sharey=True), shapes, strict=True):
+            found = measured.rows(shape, 1)
+            for at, peer in enumerate(sorted({one["peer"] for one in found})):
+                own = [one for one in found if one["peer"] == peer]
+                style: dict[str, Any] = {"color": f"C{at}", "linewidth": 1}
+                if peer == measured.OURS:
+                    style = {"color": AFTER, "linewidth": 2.5}
+                across = [one["context"] for one in own]
+                axes.plot(across, [one["floor_ratio"] for one in own], ".-", label=peer, **style)
+            axes.axhline(1, color=LINES, linewidth=0.8)
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            ticks = measured.contexts(found)
+            axes.set_xticks(ticks, [f"{tokens:,}" for tokens in ticks])
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            axes.set_xlabel("tokens in the cache")
+            axes.set_title(f"{shape} heads, one thread", fontsize=9)
+            axes.spines[["top", "right"]].set_visible(False)
+        made.axes[0].set_ylabel("time / reading the int4 cache once")
+        handles, labels = made.axes[0].get_legend_handles_labels()
+        made.legend(handles, labels, loc="outside right upper", frameon=False)
+
+
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
-    for draw in (rotation, codebook, row, context):
+    for draw in (rotation, codebook, row, context, decode):
         draw()
