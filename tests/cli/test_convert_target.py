@@ -1,4 +1,4 @@
-"""``convert --target cann``: the file that it writes, and what it refuses; no wheel is needed."""
+"""``convert --target``: the files that it writes, and what it refuses; no wheel is needed."""
 
 from __future__ import annotations
 
@@ -113,3 +113,40 @@ def test_no_room_for_a_call(exported: Path) -> None:
 def test_a_folder_is_no_graph(exported: Path) -> None:
     outcome = run("convert", exported.parent, "--target", "cann-graph")
     assert "give the .onnx file of its decoder" in outcome.sentence(2)
+
+
+def test_writes_few_standard_operators(exported: Path) -> None:
+    before = snapshot(exported.parent)
+    outcome = run("convert", exported, "--target", "web")
+    assert outcome.code == 0, outcome.err
+    output = exported.with_name("model.int4-web.onnx")
+    assert set(snapshot(exported.parent)) - set(before) == {output.name}
+    assert "few standard operators for onnxruntime-web" in outcome.out
+    model = onnx.load(output, load_external_data=False)
+    assert not model.functions
+    assert {node.domain for node in model.graph.node} == {""}
+    assert '"target": "web"' in run("inspect", output, "--json").out
+    assert "TurboQuant caches already" in run("convert", output).sentence(3)
+
+
+def test_a_folder_for_javascript(tmp_path: Path) -> None:
+    exported = build_bundled("dynamo", tmp_path / "exported")
+    folder = tmp_path / "web"
+    outcome = run("convert", exported.parent, "--target", "web", "-o", folder)
+    assert outcome.code == 0, outcome.err
+    assert (folder / "tokenizer.json").is_file()
+    assert not onnx.load(folder / "model.onnx", load_external_data=False).functions
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--preset", "int3"), "layer 0: the target web has no graph for caches of lloyd_max 3"),
+        (("--boundary-layers", "1"), "layer 0: the target web has no graph for caches of raw"),
+        (("--window", "8"), "the target web has no graph for an exact window"),
+    ],
+)
+def test_refusals_for_javascript(exported: Path, options: tuple[str, ...], sentence: str) -> None:
+    before = snapshot(exported.parent)
+    assert sentence in run("convert", exported, "--target", "web", *options).sentence(2)
+    assert snapshot(exported.parent) == before

@@ -1,0 +1,201 @@
+"""The two operators of a layer as calls of ``tq_onnx.targets.web.bodies``.
+
+Keys and values are encoded by the same nodes where they have the same codec. What does not depend
+on the layer is made by ``tq_onnx.targets.web.shared``, once for all layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import onnx_ir as ir
+
+from tq_onnx.codec.kind import NORM_KEPT, NOT_CORRECTED
+from tq_onnx.codec.spec import Codec
+from tq_onnx.conversion.layers import AttentionNode, ConvertedLayer, EncodeNode
+from tq_onnx.plan import Plan
+from tq_onnx.targets.web import bodies, tables
+from tq_onnx.targets.web.shared import Calls, Shared
+
+_FLOAT: Final = ir.DataType.FLOAT
+_BYTES: Final = ir.DataType.UINT8
+_INT32: Final = ir.DataType.INT32
+
+_SCALES: Final = {NOT_CORRECTED: bodies.scales_of_norm, NORM_KEPT: bodies.scales_of_length}
+
+
+@dataclass(frozen=True, eq=False)
+class LayerCalls:
+    """Makes the calls of one layer.
+
+    Attributes:
+        calls: makes them.
+        shared: makes what layers share.
+        layer: with the operators.
+        plan: of the conversion.
+    """
+
+    calls: Calls
+    shared: Shared
+    layer: ConvertedLayer
+    plan: Plan
+
+    def replace(self) -> None:
+        """Put calls in the places of the operators, which lose their uses."""
+        layer, build = self.layer, self.calls.build
+        name = f"layers.{layer.plan.layer}.attention"
+        with build.before(layer.attention.node, name):
+            for encoder, rows in zip(layer.encoders, self._rows(), strict=True):
+                _put(encoder, self._present(encoder, rows))
+        for attention in layer.attentions:
+            with build.before(attention.node, name):
+                _put(attention, self._attention(attention))
+
+    def _rows(self) -> tuple[ir.Value, ...]:
+        """Return the new rows of keys and of values, uint8 ``[B, N, T, W]``."""
+        encoders, build = self.layer.encoders, self.calls.build
+        vectors = [self.calls.wide(encoder.vectors) for encoder in encoders]
+        key, value = (encoder.codec for encoder in encoders)
+        if key != value:
+            return self._encoded(vectors[0], key), self._encoded(vectors[1], value)
+        both = build.op("Concat", vectors, "keys_and_values", dtype=_FLOAT, axis=1)
+        heads = self.layer.plan.kv_num_heads
+        return build.ops(
+            "Split",
+            [self._encoded(both, key), build.integers(heads, heads)],
+            "rows",
+            dtype=_BYTES,
+            shapes=[None, None],
+            attributes={"axis": 1},
+        )
+
+    def _encoded(self, vectors: ir.Value, codec: Codec) -> ir.Value:
+        """Return rows of float32 vectors ``[B, N, T, D]``."""
+        call, build = self.calls.call, self.calls.build
+        planned, size = self.layer.plan, self.layer.plan.head_size
+        rotation = tables.rotation(build, self.plan, planned, codec)
+        norms = call(bodies.norms_of, vectors)
+        turned = call(bodies.turned_units, vectors, norms, rotation)
+        codes = call(bodies.codes_of, turned, tables.boundaries(build, codec, size))
+        indices = build.op("Cast", [codes], "indices", dtype=_INT32, to=int(_INT32))
+        centroids = tables.centroids(build, codec, size)
+        quantised = build.op("Gather", [centroids, indices], "quantised", dtype=_FLOAT)
+        scaling = _SCALES.get(self.plan.correction_of(codec), bodies.scales_of_product)
+        halves = call(
+            bodies.half_bytes,
+            call(scaling, norms, turned, quantised),
+            tables.half_powers(build),
+            tables.half_units(build),
+            tables.half_bases(build),
+            dtype=_BYTES,
+        )
+        by_byte = build.integers(0, 0, 0, -1, tables.fields_per_byte(codec))
+        weights = tables.code_weights(build, codec)
+        return call(bodies.packed_rows, codes, weights, by_byte, halves, dtype=_BYTES)
+
+    def _present(self, encoder: EncodeNode, rows: ir.Value) -> ir.Value:
+        """Return a cache with new rows."""
+        heads, width = self.layer.plan.kv_num_heads, encoder.row_bytes
+        past, past_length = encoder.past, encoder.past_length
+        used = tables.scale_bytes(encoder.codec, self.layer.plan.head_size).stop
+        if width > used:
+            filled = [rows, self.shared.fill(heads, width - used)]
+            rows = self.calls.build.op("Concat", filled, "filled", dtype=_BYTES, axis=-1)
+        return self.calls.call(
+            bodies.appended,
+            past,
+            self.shared.room(past, past_length, heads, width),
+            self.shared.slots(past_length, heads, width),
+            rows,
+            dtype=_BYTES,
+        )
+
+    def _attention(self, node: AttentionNode) -> ir.Value:
+        """Return attention over the new caches ``[B, H, T, D]``."""
+        shared, calls, build = self.shared, self.calls, self.calls.build
+        past_length = node.past_length
+        bias = None if node.bias is None else shared.live_bias(node.bias, past_length)
+        visible = shared.visible(node, bias)
+        scores = self._scores(node)
+        masked = [scores, shared.mask(visible, bias)]
+        scores = build.op("Add", masked, "masked", dtype=_FLOAT)
+        if node.sink is None:
+            weights = build.op("Softmax", [scores], "weights", dtype=_FLOAT, axis=-1)
+        else:
+            weights = calls.call(bodies.softmax_with_sink, scores, node.sink)
+        sums = self._sums(node, weights)
+        if bias is not None:
+            sums = calls.call(bodies.or_zero, shared.sees_any(visible), sums)
+        dtype = node.output.dtype or _FLOAT
+        if dtype is not _FLOAT:
+            sums = build.op("Cast", [sums], "narrow", dtype=dtype, to=int(dtype))
+        return sums
+
+    def _scores(self, node: AttentionNode) -> ir.Value:
+        """Return scores ``[B, H, T, S]``, without a mask."""
+        planned, build = self.layer.plan, self.calls.build
+        keys, scales = self._read(node, node.key_cache, planned.key_of, planned.scale)
+        scores = self.calls.call(
+            bodies.grouped_scores,
+            self.calls.wide(node.query),
+            tables.rotation(build, self.plan, planned, planned.key_of),
+            self.shared.grouped_shape(build.integers(planned.head_size), planned.kv_num_heads),
+            keys,
+            scales,
+            self.shared.heads_shape(planned.num_heads),
+        )
+        if not planned.softcap:
+            return scores
+        cap = build.constant(f"tq.softcap_{planned.softcap:.9g}", np.float32(planned.softcap))
+        return self.calls.call(bodies.capped, scores, cap)
+
+    def _sums(self, node: AttentionNode, weights: ir.Value) -> ir.Value:
+        """Return weighted sums ``[B, H, T, D]`` of the values."""
+        planned, shared = self.layer.plan, self.shared
+        values, scales = self._read(node, node.value_cache, planned.value_of, 1.0)
+        return self.calls.call(
+            bodies.grouped_sums,
+            weights,
+            shared.grouped_shape(shared.total(node.past_length), planned.kv_num_heads),
+            scales,
+            values,
+            shared.heads_shape(planned.num_heads),
+            tables.rotation(self.calls.build, self.plan, planned, planned.value_of),
+        )
+
+    def _read(
+        self, node: AttentionNode, cache: ir.Value, codec: Codec, factor: float
+    ) -> tuple[ir.Value, ir.Value]:
+        """Return coordinates ``[B, N, S, D]`` and scales ``[B, N, 1, S]`` times a factor."""
+        call, build, size = self.calls.call, self.calls.build, self.layer.plan.head_size
+        scale = tables.scale_bytes(codec, size)
+        axes = build.integers(2, 3)
+        coordinates = call(
+            bodies.coordinates_of,
+            cache,
+            build.integers(0, 0),
+            self.shared.ends(node.past_length, scale.start),
+            axes,
+            tables.centroids_of_bytes(build, codec, size),
+            build.integers(0, 0, 0, size),
+        )
+        scales = call(
+            bodies.scales_of,
+            cache,
+            build.integers(0, scale.start),
+            self.shared.ends(node.past_length, scale.stop),
+            axes,
+            tables.byte_places(build),
+            tables.halves(build, factor),
+        )
+        return coordinates, scales
+
+
+def _put(operator: EncodeNode | AttentionNode, value: ir.Value) -> None:
+    """Give a value the place and the name of an operator's result."""
+    old = operator.output
+    value.name, old.name = old.name, None
+    value.shape, value.type = old.shape, old.type
+    old.replace_all_uses_with(value, replace_graph_outputs=True)
