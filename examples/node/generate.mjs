@@ -1,0 +1,34 @@
+/**
+ * Goes on with a text by any model with a tokenizer, with transformers.js in Node:
+ *
+ *     npm install @huggingface/transformers
+ *     node generate.mjs models/my-model "Call me Ishmael." 80
+ *
+ * The folder is one of Hugging Face: configuration and tokenizer, and onnx/model.onnx, with its
+ * weights in it. Nothing is loaded from elsewhere. Prints JSON: the text and its tokens.
+ */
+
+import { createRequire } from "node:module";
+import { basename, dirname, join, resolve } from "node:path";
+import { pathToFileURL } from "node:url";
+
+const [folder, prompt, count = "80"] = process.argv.slice(2);
+if (prompt === undefined) {
+  console.error("usage: node generate.mjs FOLDER PROMPT [TOKENS]");
+  process.exit(2);
+}
+// Packages are those of the folder that the script is run in.
+const { resolve: find } = createRequire(join(process.cwd(), "package.json"));
+const { AutoModelForCausalLM, AutoTokenizer, env } = (
+  await import(pathToFileURL(find("@huggingface/transformers")))
+);
+
+env.allowRemoteModels = false;
+env.localModelPath = dirname(resolve(folder));
+const name = basename(resolve(folder));
+const tokenizer = await AutoTokenizer.from_pretrained(name);
+const model = await AutoModelForCausalLM.from_pretrained(name, { dtype: "fp32" });
+const inputs = tokenizer(prompt);
+const output = await model.generate({ ...inputs, max_new_tokens: Number(count), do_sample: false });
+const tokens = output.tolist()[0].slice(inputs.input_ids.dims[1]).map(Number);
+console.log(JSON.stringify({ text: tokenizer.decode(tokens), tokens }));

@@ -1,0 +1,91 @@
+"""Shows the page of examples/browser to a headless Chromium, and waits until it is done.
+
+``python -m tests.javascript.browser SITE PICTURE.png`` takes a picture to be looked at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlencode
+
+from tests.netron.page import HOST, run_browser
+
+SECONDS = 150
+SIZE = (900, 900)
+
+_ENTRANCE = """<!doctype html><style>body {{ margin: 0 }}</style>
+<iframe src="index.html?{query}" style="border:0;width:100%;height:100vh"></iframe><img src="wait">
+<script>
+const timer = setInterval(() => {{
+  const page = document.querySelector("iframe").contentDocument;
+  if (!/Done|Failed/.test(page?.getElementById("state")?.textContent)) return;
+  clearInterval(timer);
+  fetch("done", {{ method: "POST", body: page.body.innerText }});
+}}, 100);
+</script>"""
+"""A page counts as loaded, and its picture is taken, when the image has come."""
+
+
+def shown(site: Path, picture: Path, *, prompt: str, tokens: int) -> str:
+    """Takes a picture of the page when its text is complete; returns what can be read there.
+
+    Args:
+        site: a folder as examples/browser/README.md makes it.
+        picture: the PNG file to write.
+        prompt: the text to go on with.
+        tokens: how many tokens to make.
+    """
+    done = threading.Event()
+    told: list[str] = []
+    entrance = _ENTRANCE.format(query=urlencode({"prompt": prompt, "tokens": tokens})).encode()
+
+    class Files(SimpleHTTPRequestHandler):
+        extensions_map = SimpleHTTPRequestHandler.extensions_map | {
+            ".mjs": "text/javascript",
+            ".wasm": "application/wasm",
+        }
+
+        def do_GET(self) -> None:
+            if self.path == "/wait":
+                done.wait(SECONDS)
+                self._answer(b"")
+            elif self.path == "/entrance":
+                self._answer(entrance)
+            else:
+                super().do_GET()
+
+        def do_POST(self) -> None:
+            told.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
+            self._answer(b"")
+            done.set()
+
+        def _answer(self, content: bytes) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Stays quiet."""
+
+    server = ThreadingHTTPServer((HOST, 0), partial(Files, directory=str(site)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        url = f"http://{HOST}:{server.server_port}/entrance"
+        run_browser(url, f"--screenshot={picture}", size=SIZE)
+    finally:
+        server.shutdown()
+    return told[0] if told else ""
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("site", type=Path)
+    parser.add_argument("picture", type=Path)
+    options = parser.parse_args()
+    print(shown(options.site, options.picture, prompt="The President of ", tokens=80))
