@@ -28,6 +28,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
@@ -46,10 +47,13 @@ from tq_onnx.measure.windows import Ids
 from tq_onnx.recognise.branches import load_decoder
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.model import OpenModel, open_converted, open_original
-from tq_onnx.runtime.session import products_of
+from tq_onnx.runtime.session import setting
+from tq_onnx.runtime.variables import PRODUCTS, SKIP_BELOW
 
 REFERENCE: Final = "float"
 KINDS: Final = (REFERENCE, "16", "8")
+SKIPPING: Final = "skip"
+"""Products of the default that leave out values, as kernels do unless they are told otherwise."""
 RELATIVE, ABSOLUTE = 0.01, 0.0002
 """The divergence may rise by so much of itself, and by so much besides."""
 PIECE: Final = 128
@@ -174,7 +178,7 @@ def measure(
     count, context = plan.windows.shape
     decoders = []
     for kind in kinds:
-        with products_of(kind):
+        with _environment(kind):
             model = open_converted(path, threads=threads)
         decoders.append(model.decoder(batch=count, capacity=context))
     kl: list[list[npt.NDArray[np.float64]]] = [[] for _ in kinds]
@@ -221,6 +225,13 @@ def measure(
             )
         )
     return rows
+
+
+@contextmanager
+def _environment(kind: str) -> Iterator[None]:
+    products, below = (kind, "0") if kind != SKIPPING else ("", "")
+    with setting(PRODUCTS, products), setting(SKIP_BELOW, below):
+        yield
 
 
 def divergence(p: npt.NDArray[np.float64], q: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -280,7 +291,7 @@ def _positive(text: str) -> int:
 
 def _kinds(text: str) -> tuple[str, ...]:
     found = tuple(text.split(","))
-    if found[0] != REFERENCE or len(found) < 2 or not set(found) <= set(KINDS):
+    if found[0] != REFERENCE or len(found) < 2 or not set(found) <= {*KINDS, SKIPPING}:
         raise argparse.ArgumentTypeError(f"give {REFERENCE} first, and one or more of the others")
     return found
 

@@ -113,25 +113,34 @@ bool run_wave(const Kernels& kernels, const AttentionCall& call, const Attention
   if (!complete) return false;
 
   // A lane's first task is what its queries take exactly: the entries lie in front of the rows,
-  // where the last rows of the lane before have already asked for memory.
-  const int64_t tasks_per_lane = chunks + window.is_on();
-  auto attend_chunk = [&](std::size_t index) {
-    const int64_t lane = static_cast<int64_t>(index) / tasks_per_lane;
-    const int64_t c = static_cast<int64_t>(index) % tasks_per_lane - window.is_on();
-    const int64_t b = (first_lane + lane) / call.heads, n = (first_lane + lane) % call.heads;
-    const int64_t at = (first_chunk + c) * chunk;
-    const bool is_exact = c < 0;
-    FloatBuffer work(is_exact ? window.work_size(count) : worker.work_size(count));
+  // where the last rows of the lane before have already asked for memory. Where values are skipped,
+  // their maxima have to be there before.
+  const bool is_exact_first = window.is_on() && worker.skips(all.high);
+  auto attend_exactly = [&](std::size_t index) {
+    const int64_t lane = static_cast<int64_t>(index);
+    FloatBuffer work(window.work_size(count));
     if (work.get() == nullptr) {
       complete = false;
       return;
     }
-    if (is_exact) {
-      const std::size_t row = static_cast<std::size_t>(lane) * count;
-      window.attend({b, n, 0, count, hands[static_cast<std::size_t>(lane)],
-                     exact_query + row * exact_row, exact_sums + row * exact_row, exact_max + row,
-                     exact_weight + row},
-                    work.get());
+    const std::size_t row = index * static_cast<std::size_t>(count);
+    window.attend({(first_lane + lane) / call.heads, (first_lane + lane) % call.heads, 0, count,
+                   hands[index], exact_query + row * exact_row, exact_sums + row * exact_row,
+                   exact_max + row, exact_weight + row},
+                  work.get());
+  };
+  if (is_exact_first) parallel(static_cast<std::size_t>(lanes), attend_exactly);
+  const int64_t exact_tasks = window.is_on() && !is_exact_first ? 1 : 0;
+  const int64_t tasks_per_lane = chunks + exact_tasks;
+  auto attend_chunk = [&](std::size_t index) {
+    const int64_t lane = static_cast<int64_t>(index) / tasks_per_lane;
+    const int64_t c = static_cast<int64_t>(index) % tasks_per_lane - exact_tasks;
+    if (c < 0) return attend_exactly(static_cast<std::size_t>(lane));
+    const int64_t b = (first_lane + lane) / call.heads, n = (first_lane + lane) % call.heads;
+    const int64_t at = (first_chunk + c) * chunk;
+    FloatBuffer work(worker.work_size(count));
+    if (work.get() == nullptr) {
+      complete = false;
       return;
     }
     const std::size_t partial = static_cast<std::size_t>((lane * chunks + c) * count);
@@ -151,7 +160,12 @@ bool run_wave(const Kernels& kernels, const AttentionCall& call, const Attention
     const Range range = worker.coded(b, 0, worker.rows() - 1, hand);
     const Range keys{std::max(range.low, at), std::min(range.high, at + chunk)};
     if (c == 0) worker.prefetch(b, n, keys);
-    worker.attend(rows, keys, c == 0, work.get());
+    if (!worker.skips(worker.past(b) + call.tokens)) {
+      return worker.attend(rows, keys, c == 0, work.get());
+    }
+    const std::size_t first_row = static_cast<std::size_t>(lane) * count;
+    worker.attend_skipping(rows, keys, c == 0, window.is_on() ? exact_max + first_row : nullptr,
+                           work.get());
   };
   parallel(static_cast<std::size_t>(lanes * tasks_per_lane), attend_chunk);
   if (!complete) return false;

@@ -39,6 +39,7 @@ struct AttentionCall {
   int64_t bias_stride[4];
   const void* sink;  // [H] of the element type, may be null
   float scale, softcap;  // softcap 0: none
+  float skip_below;      // see AttentionRows; 0: nothing is skipped
   bool causal;
   int64_t sliding_window;  // 0: none
   // [P, N, D], both or neither: what is added to the keys and values of slot s is row

@@ -6,9 +6,6 @@
 
 namespace tq {
 
-// Query rows of a KV head up to which a call is a decode step.
-constexpr int kDecodeRows = 64;
-
 // Whether there are enough query rows to share decoded blocks.
 bool is_prefill(const AttentionRows& worker);
 

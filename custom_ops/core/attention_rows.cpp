@@ -17,17 +17,21 @@ AttentionRows::AttentionRows(const Kernels& kernels, const AttentionCall& call)
       rows_(group_ * call.tokens) {}
 
 void AttentionRows::attend(const Rows& rows, Range keys, bool counts_sink, float* work) const {
+  start(rows, counts_sink);
+  const int64_t lane = first_row(rows.b, rows.n);
+  for (int64_t at = keys.low; at < keys.high; at += kBlock) {
+    const int some = static_cast<int>(std::min<int64_t>(kBlock, keys.high - at));
+    attend_block(rows, lane, at, some, work);
+  }
+}
+
+void AttentionRows::start(const Rows& rows, bool counts_sink) const {
   const std::size_t count = static_cast<std::size_t>(rows.count);
   std::fill_n(rows.sums, count * sums_width(), 0.0f);
   std::fill_n(rows.buckets, count * bucket_width(), 0.0f);
   std::fill_n(rows.max, count, kNoMaximum);
   std::fill_n(rows.weight, count, 0.0f);
   if (counts_sink && call_.sink != nullptr) start_from_sinks(rows);
-  const int64_t lane = first_row(rows.b, rows.n);
-  for (int64_t at = keys.low; at < keys.high; at += kBlock) {
-    const int some = static_cast<int>(std::min<int64_t>(kBlock, keys.high - at));
-    attend_block(rows, lane, at, some, work);
-  }
 }
 
 void AttentionRows::prefetch(int64_t b, int64_t n, Range keys) const {
@@ -45,41 +49,116 @@ void AttentionRows::start_from_sinks(const Rows& rows) const {
   }
 }
 
-void AttentionRows::attend_block(const Rows& rows, int64_t lane, int64_t at, int count,
-                                 float* work) const {
+AttentionRows::Block AttentionRows::block_at(int64_t at, int count, float*& work) const {
   const auto take = [&work] {
     float* const taken = work;
     work += kBlock;
     return taken;
   };
-  const Block block{at, count, take(), take(), take(), take(), take(), take(), take()};
+  return {at, count, take(), take(), take(), take(), take(), take(), take()};
+}
+
+void AttentionRows::attend_block(const Rows& rows, int64_t lane, int64_t at, int count,
+                                 float* work) const {
+  const Block block = block_at(at, count, work);
   float* const scores = work;
   float* const decoded = scores + static_cast<std::size_t>(rows.count) * kBlock;
-  const uint8_t* const keys = key_.row(lane + at);
   const uint8_t* const values = value_.row(lane + at);
-  key_.score(keys, count, rows.query, rows.count, decoded, scores,
-             key_.ahead_of(keys, count, 0.0f, kScoreShare));
-  key_.ask(key_.ahead_of(keys, count, kScoreShare, 1.0f));
-  load_fields(key_, keys, count, block.key_scales, block.key_zeros);
+  score(rows, key_.row(lane + at), block, scores, decoded);
+  add_values(rows, values, block, scores, decoded, value_.later(values));
+}
+
+// Values wait until the kernels have gone kRowsAhead further with the keys: it is known by then
+// which of them memory is to be asked for.
+void AttentionRows::attend_skipping(const Rows& rows, Range keys, bool counts_sink,
+                                    const float* exact_max, float* work) const {
+  start(rows, counts_sink);
+  const int64_t lane = first_row(rows.b, rows.n);
+  struct Waiting {
+    Block block;
+    float* scores;
+    const uint8_t* values;  // null where they are skipped
+  } waiting[kWaiting];
+  const Block arrays = block_at(0, 0, work);
+  for (Waiting& one : waiting) {
+    one.block = arrays;
+    one.block.key_scales = work;
+    one.scores = work + kBlock;
+    work += (static_cast<std::size_t>(rows.count) + 1) * kBlock;
+  }
+  float* const decoded = work;
+  const float margin = std::log(call_.skip_below);
+  float seen[kDecodeRows], largest[kDecodeRows];
+  for (int r = 0; r < rows.count; ++r) {
+    seen[r] = exact_max == nullptr ? rows.max[r] : std::max(rows.max[r], exact_max[r]);
+  }
+  const int64_t blocks = (keys.high - keys.low + kBlock - 1) / kBlock;
+  for (int64_t i = 0; i < blocks + kWaiting - 1; ++i) {
+    Waiting& scored = waiting[i % kWaiting];
+    if (i < blocks) {
+      const int64_t at = keys.low + i * kBlock;
+      scored.block.at = at;
+      scored.block.count = static_cast<int>(std::min<int64_t>(kBlock, keys.high - at));
+      scored.values = value_.row(lane + at);
+      score(rows, key_.row(lane + at), scored.block, scored.scores, decoded);
+      if (scored.block.count == kBlock && is_whole(rows, 0, rows.count, scored.block)) {
+        kernels_.integers->largest_scores(scored.scores, rows.count, scored.block.key_scales,
+                                          largest);
+        bool counts = false;
+        for (int r = 0; r < rows.count; ++r) {
+          seen[r] = std::max(seen[r], largest[r]);
+          counts |= !(largest[r] < seen[r] + margin);  // what is not finite counts
+        }
+        if (!counts) scored.values = nullptr;
+      }
+    } else {
+      scored.values = nullptr;
+    }
+    const Waiting& oldest = waiting[(i + 1) % kWaiting];
+    if (i + 1 < kWaiting || oldest.values == nullptr) {
+      value_.ask(value_.part_of(scored.values, scored.block.count, 0.0f, 1.0f));
+    } else {
+      add_values(rows, oldest.values, oldest.block, oldest.scores, decoded, scored.values);
+    }
+  }
+}
+
+void AttentionRows::score(const Rows& rows, const uint8_t* keys, const Block& block, float* scores,
+                          float* decoded) const {
+  const uint8_t* const later = key_.later(keys);
+  key_.score(keys, block.count, rows.query, rows.count, decoded, scores,
+             key_.part_of(later, block.count, 0.0f, kScoreShare));
+  key_.ask(key_.part_of(later, block.count, kScoreShare, 1.0f));
+  load_fields(key_, keys, block.count, block.key_scales, block.key_zeros);
+}
+
+// Whether rows first .. first + count see all keys of a block, and nothing but their scales and
+// zeros is to be done. Both ends of what is seen rise with the row.
+bool AttentionRows::is_whole(const Rows& rows, int first, int count, const Block& block) const {
+  const int64_t top = rows.first + first;
+  return is_plain() && coded(rows.b, top, rows.hand).high >= block.at + block.count &&
+         coded(rows.b, top + count - 1, rows.hand).low <= block.at;
+}
+
+// Adds the values of a block and asks memory for the rows `later`, which may be null.
+void AttentionRows::add_values(const Rows& rows, const uint8_t* values, const Block& block,
+                               float* scores, float* decoded, const uint8_t* later) const {
+  const int count = block.count;
   load_fields(value_, values, count, block.value_scales, block.value_zeros);
   if (value_.has_zeros() || call_.offsets > 0) std::fill_n(block.ones, kBlock, 1.0f);
   if (!value_.is_integer()) {
     for (int r = 0; r < rows.count; ++r) soften(rows, r, block, scores + r * kBlock);
     return value_.accumulate(values, count, scores, rows.count, decoded, rows.sums);
   }
-  const bool is_plain = call_.offsets == 0 && call_.bias == nullptr && call_.softcap == 0.0f;
   // Behind the last key: scores of -infinity, which scales of zero would make no numbers.
-  if (is_plain) std::fill_n(block.key_scales + count, kBlock - count, 1.0f);
+  if (is_plain()) std::fill_n(block.key_scales + count, kBlock - count, 1.0f);
   float* const numbers = decoded;
   for (int first = 0; first < rows.count; first += kSoftRows) {
     const int some = std::min(kSoftRows, rows.count - first);
-    // Both ends of what is seen rise with the row.
-    const int64_t top = rows.first + first;
-    const bool is_whole = is_plain && coded(rows.b, top, rows.hand).high >= at + count &&
-                          coded(rows.b, top + some - 1, rows.hand).low <= at;
-    if (is_whole) {
+    if (is_whole(rows, first, some, block)) {
+      const float share = first == 0 ? kSoftenShare : 0.0f;
       soften_whole(rows, first, some, block, scores, numbers,
-                   first == 0 ? value_.ahead_of(values, count, 0.0f, kSoftenShare) : Ahead{});
+                   value_.part_of(later, count, 0.0f, share));
     } else {
       for (int r = first; r < first + some; ++r) {
         soften_and_quantise(rows, r, block, scores, numbers);
@@ -87,7 +166,7 @@ void AttentionRows::attend_block(const Rows& rows, int64_t lane, int64_t at, int
     }
   }
   value_.accumulate_numbers(values, count, numbers, rows.count, rows.sums,
-                            value_.ahead_of(values, count, is_plain ? kSoftenShare : 0.0f, 1.0f));
+                            value_.part_of(later, count, is_plain() ? kSoftenShare : 0.0f, 1.0f));
 }
 
 void AttentionRows::soften_and_quantise(const Rows& rows, int r, const Block& block, float* scores,

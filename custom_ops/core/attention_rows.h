@@ -9,6 +9,10 @@
 // vectors. So a score is scale * <q, numbers> + zero * sum(q) + <q, offset>, and what the offsets
 // add to an output is the mean of the offsets by the weight of their slots, which is counted in one
 // bucket per row of the offset; the last one is that of all later slots.
+//
+// Values that hardly count are neither read nor multiplied. A block of a long sequence is left out,
+// of the sums and of the weights, where no weight of any of the rows is `skip_below` of the largest
+// that the row has seen so far: of what it takes exactly, and of its range of keys up to there.
 #pragma once
 
 #include <algorithm>
@@ -21,6 +25,9 @@
 #include "core/window_rows.h"
 
 namespace tq {
+
+// Query rows of a KV head up to which a call is a decode step.
+constexpr int kDecodeRows = 64;
 
 class AttentionRows {
  public:
@@ -92,9 +99,18 @@ class AttentionRows {
   // Fills sums, buckets, max and weight; `work` has work_size(rows.count) floats. Of the ranges
   // that a row's keys are split into, one counts its sink.
   void attend(const Rows& rows, Range keys, bool counts_sink, float* work) const;
+  // The same of at most kDecodeRows rows, without values that hardly count; `exact_max` has the
+  // maxima of what the rows take exactly, or is null.
+  void attend_skipping(const Rows& rows, Range keys, bool counts_sink, const float* exact_max,
+                       float* work) const;
   std::size_t work_size(int rows) const {
-    return static_cast<std::size_t>(rows) * kBlock + kBlockArrays * kBlock +
+    return kWaiting * (static_cast<std::size_t>(rows) + 1) * kBlock + kBlockArrays * kBlock +
            std::max(key_.work_size(rows), value_.work_size(rows));
+  }
+  // Whether blocks are skipped of sequences of so many keys.
+  bool skips(int64_t keys) const {
+    return call_.skip_below > 0.0f && keys > kSkipFrom && is_plain() && value_.is_integer() &&
+           !has_zeros();
   }
 
   // Asks memory for the first rows of a range of keys; the kernels ask for those behind them.
@@ -122,9 +138,17 @@ class AttentionRows {
   // since processors drop requests that come faster than memory answers.
   static constexpr float kScoreShare = 0.6f, kSoftenShare = 0.4f;
   static constexpr int kSoftRows = 16;  // rows whose softmax is taken together
+  // Up to here next to nothing is skipped of real text.
+  static constexpr int64_t kSkipFrom = 4096;
+  // Blocks whose keys have been read and whose values have not: as many as memory is asked for
+  // ahead, and the one at work.
+  static constexpr int kWaiting = kRowsAhead / kBlock + 1;
 
   int64_t first_row(int64_t b, int64_t n) const {  // of a token
     return (b * call_.heads + n) * call_.slots + call_.window.overlay_rows;
+  }
+  bool is_plain() const {
+    return call_.offsets == 0 && call_.bias == nullptr && call_.softcap == 0.0f;
   }
   bool has_zeros() const { return key_.has_zeros() || value_.has_zeros(); }
   bool has_shift() const { return key_.has_zeros() || call_.offsets > 0; }
@@ -133,7 +157,14 @@ class AttentionRows {
     return flat_row / call_.tokens % call_.query_heads / group_;
   }
 
+  Block block_at(int64_t at, int count, float*& work) const;
   void attend_block(const Rows& rows, int64_t lane, int64_t at, int count, float* work) const;
+  void start(const Rows& rows, bool counts_sink) const;
+  void score(const Rows& rows, const uint8_t* keys, const Block& block, float* scores,
+             float* decoded) const;
+  void add_values(const Rows& rows, const uint8_t* values, const Block& block, float* scores,
+                  float* decoded, const uint8_t* later) const;
+  bool is_whole(const Rows& rows, int first, int count, const Block& block) const;
   void soften(const Rows& rows, int r, const Block& block, float* scores) const;
   void soften_and_quantise(const Rows& rows, int r, const Block& block, float* scores,
                            float* numbers) const;

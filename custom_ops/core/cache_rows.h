@@ -34,12 +34,16 @@ class CacheRows {
 
   // Row `index` of the tensor.
   const uint8_t* row(int64_t index) const { return rows_ + index * stride_; }
-  // The rows that are read kRowsAhead after these, from share `from` to share `to` of them.
-  Ahead ahead_of(const uint8_t* rows, int count, float from, float to) const {
+  // From share `from` to share `to` of rows; nothing of rows that are null.
+  Ahead part_of(const uint8_t* rows, int count, float from, float to) const {
+    if (rows == nullptr) return {};
     const float bytes = static_cast<float>(count) * static_cast<float>(stride_);
     const std::ptrdiff_t first = static_cast<std::ptrdiff_t>(from * bytes);
-    return {rows + static_cast<std::ptrdiff_t>(kRowsAhead) * stride_ + first,
-            static_cast<std::ptrdiff_t>(to * bytes) - first};
+    return {rows + first, static_cast<std::ptrdiff_t>(to * bytes) - first};
+  }
+  // The rows that are read kRowsAhead after these.
+  const uint8_t* later(const uint8_t* rows) const {
+    return rows + static_cast<std::ptrdiff_t>(kRowsAhead) * stride_;
   }
   // Asks memory for rows that will be read soon.
   void prefetch(int64_t first, int64_t count) const;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <new>
 
 #include "core/attention.h"
@@ -64,6 +65,18 @@ int64_t check_offsets(const Tensor& key, const Tensor& value, int64_t heads, int
   expect_offset(kOp, value, heads, head_size);
   expect_dims(kOp, value, key.dims, "the key_offset beside it");
   return offsets;
+}
+
+float skip_below() {
+  const char* const text = std::getenv(kSkipVariable);
+  if (text == nullptr || *text == '\0') return kSkipBelow;
+  char* end = nullptr;
+  const float share = std::strtof(text, &end);
+  if (*end != '\0' || !(share >= 0.0f && share < 1.0f)) {
+    throw OpError(std::string(kOp) + ": " + kSkipVariable + " is '" + text +
+                  "', expected a number from 0 to below 1");
+  }
+  return share;
 }
 
 }  // namespace
@@ -179,6 +192,7 @@ AttentionKernel::AttentionKernel(const Api& api, const OrtKernelInfo* info, Elem
       float_type_(type_of(element)),
       kernels_(choose_kernels(kOp)),
       attributes_(read_attention_attributes(api, info, float_type_)),
+      skip_below_(skip_below()),
       key_rotation_(api, info, Op::kKeyRotation, attributes_.key, false),
       value_rotation_(api, info, Op::kValueRotation, attributes_.value, true) {}
 
@@ -209,6 +223,7 @@ void AttentionKernel::compute(OrtKernelContext* context) {
   call.head_size = given.head_size;
   call.scale = attributes_.scale;
   call.softcap = attributes_.softcap;
+  call.skip_below = skip_below_;
   call.causal = attributes_.causal;
   call.sliding_window = attributes_.sliding_window;
   call.window = attributes_.window;

@@ -45,6 +45,10 @@ struct AttentionTensors {
 AttentionTensors read_attention(const Api& api, OrtKernelContext* context,
                                 const AttentionAttributes& attributes, int float_type);
 
+// Environment variable: values whose weights are all below this share of the largest are skipped.
+inline constexpr char kSkipVariable[] = "TQ_ONNX_SKIP_BELOW";
+inline constexpr float kSkipBelow = 1e-4f;  // by default
+
 class AttentionKernel {
  public:
   static Signature signature(int float_type);
@@ -59,6 +63,7 @@ class AttentionKernel {
   int float_type_;
   const Kernels& kernels_;
   AttentionAttributes attributes_;
+  float skip_below_;
   ReadyRotation key_rotation_, value_rotation_;
 };
 

@@ -396,6 +396,7 @@ inline void solve(const Problem& p, Random& random) {
   call.sink = p.sinks.empty() ? nullptr : sinks.data();
   call.scale = static_cast<float>(scale);
   call.softcap = p.softcap;
+  call.skip_below = 1e-7f;  // nothing that shows
   call.causal = p.causal;
   call.sliding_window = p.window;
   (void)longest;

@@ -28,7 +28,7 @@ from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.runtime.errors import absent, load_error, message_of, not_loaded
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
-from tq_onnx.runtime.variables import ISA, PRODUCTS
+from tq_onnx.runtime.variables import ISA, PRODUCTS, Variable
 
 # ONNX Runtime prints errors in colours on stderr before it raises them; only the exception counts.
 _LOG_FATAL: Final = 4
@@ -141,7 +141,7 @@ def make_session(
         # A provider logs its errors by itself, and not by the session.
         onnxruntime.set_default_logger_severity(_LOG_FATAL)
     try:
-        with products_of("float") if exact else nullcontext():
+        with setting(PRODUCTS, "float") if exact else nullcontext():
             session = onnxruntime.InferenceSession(
                 source,
                 options,
@@ -159,17 +159,17 @@ def make_session(
 
 
 @contextmanager
-def products_of(kind: str) -> Iterator[None]:
-    """Set ``TQ_ONNX_PRODUCTS`` while a session is made, which is when kernels read it."""
-    before = os.environ.get(PRODUCTS.name)
-    os.environ[PRODUCTS.name] = kind
+def setting(variable: Variable, value: str) -> Iterator[None]:
+    """Set a variable while a session is made, which is when kernels read it."""
+    before = os.environ.get(variable.name)
+    os.environ[variable.name] = value
     try:
         yield
     finally:
         if before is None:
-            del os.environ[PRODUCTS.name]
+            del os.environ[variable.name]
         else:
-            os.environ[PRODUCTS.name] = before
+            os.environ[variable.name] = before
 
 
 def placement(session: onnxruntime.InferenceSession) -> Placement:

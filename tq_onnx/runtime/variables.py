@@ -50,6 +50,13 @@ PRODUCTS: Final = Variable(
     "and `scalar` have `float`.",
     (OPERATORS, PACKAGE),
 )
+SKIP_BELOW: Final = Variable(
+    "TQ_ONNX_SKIP_BELOW",
+    "a number from 0 to below 1",
+    "In decode steps of more than 4,096 tokens, leave out blocks of 128 values whose weights are "
+    "all below this share of the largest weight. The default is `1e-4`; `0` leaves out none.",
+    (OPERATORS,),
+)
 CANN_KERNELS: Final = Variable(
     "TQ_ONNX_CANN_KERNELS",
     "a file",
@@ -73,5 +80,14 @@ DEBUG: Final = Variable(
     "Print the Python traceback of an error, too.",
 )
 
-VARIABLES: Final = (LIBRARY, ISA, PRODUCTS, CANN_KERNELS, ASCEND_HOME, ASCEND_TOOLKIT, DEBUG)
+VARIABLES: Final = (
+    LIBRARY,
+    ISA,
+    PRODUCTS,
+    SKIP_BELOW,
+    CANN_KERNELS,
+    ASCEND_HOME,
+    ASCEND_TOOLKIT,
+    DEBUG,
+)
 """All of them, in the order of the documentation."""
