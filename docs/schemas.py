@@ -21,6 +21,7 @@ from tq_onnx.cli.generate import GenerateDocument
 from tq_onnx.cli.verify import VerifyDocument
 from tq_onnx.codec.presetfacts import PresetFacts
 from tq_onnx.conversion.reports import ConversionReport, InspectionReport
+from tq_onnx.integrations.adoption import AdoptionReport
 from tq_onnx.integrations.folderconversion import FolderReport
 from tq_onnx.integrations.folderinspection import FolderInspection
 from tq_onnx.measure.bench import SpeedReport
@@ -37,6 +38,7 @@ DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 DOCUMENTS: Final[dict[str, Any]] = {
     "convert": ConversionReport | FolderReport,
+    "adopt": AdoptionReport,
     "inspect": InspectionReport | FolderInspection,
     "presets": list[PresetFacts],
     "verify": VerifyDocument,

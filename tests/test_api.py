@@ -70,7 +70,7 @@ def python(code: str) -> str:
 
 def test_the_names() -> None:
     assert [
-        *("bench", "calibrate", "convert", "diff", "fit", "get_library_path", "inspect"),
+        *("adopt", "bench", "calibrate", "convert", "diff", "fit", "get_library_path", "inspect"),
         *("library_path", "load", "register", "report", "session_options", "verify"),
     ] == FUNCTIONS
     assert set(tq_onnx.__all__) - set(FUNCTIONS) == {
@@ -311,5 +311,5 @@ def test_commands_and_functions_have_the_same_options() -> None:
             asked = asked - {"model"} | {"path"}
         parameters = set(inspect.signature(getattr(tq_onnx, name)).parameters)
         assert asked - parameters - of_targets == set()
-        reported = set() if name == "diff" else {"on_progress"}
+        reported = set() if name in ("adopt", "diff") else {"on_progress"}
         assert parameters - asked == reported | own_ways.get(name, set())

@@ -18,7 +18,7 @@ from tq_onnx.version import __version__
 if TYPE_CHECKING:
     from tq_onnx import errors
     from tq_onnx.api.calibrating import calibrate
-    from tq_onnx.api.converting import convert, diff, inspect
+    from tq_onnx.api.converting import adopt, convert, diff, inspect
     from tq_onnx.api.fitting import fit
     from tq_onnx.api.measuring import bench, report, verify
     from tq_onnx.api.running import get_library_path, library_path, load, register, session_options
@@ -40,6 +40,7 @@ __all__ = [
     "Progress",
     "Sampling",
     "__version__",
+    "adopt",
     "bench",
     "calibrate",
     "convert",
@@ -57,7 +58,7 @@ __all__ = [
 ]
 
 ROOMS: Final = {
-    "api.converting": ("convert", "diff", "inspect"),
+    "api.converting": ("adopt", "convert", "diff", "inspect"),
     "api.calibrating": ("calibrate",),
     "api.fitting": ("fit",),
     "api.measuring": ("bench", "report", "verify"),

@@ -12,8 +12,10 @@ import pytest
 
 from tests.cli.run import run
 from tests.integrations.genai_folder import genai_folder
+from tests.integrations.wheels import made_wheel
 from tests.language.models import folder
 from tq_onnx.cli.main import COMMANDS
+from tq_onnx.runtime.platforms import PLATFORMS
 
 ELSEWHERE = {
     "view": "waits for Ctrl-C; test_view.py",
@@ -43,6 +45,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(folder("int4"), path / "qwen3-int4")
     shutil.copyfile(folder("int4") / "model.onnx", path / "model.int4.onnx")
     genai_folder(path / "qwen3-genai")
+    assert run("convert", path / "qwen3-genai").code == 0
+    for platform in PLATFORMS:
+        made_wheel(path / "wheels", platform)
     (path / "book.txt").write_text("Call me Ishmael. Some years ago, never mind how long. " * 4)
     (path / "config.json").unlink()  # which allows contexts of 2,048 tokens only
     model = path / "model.onnx"

@@ -14,6 +14,7 @@ from tq_onnx.targets.registry import target_of
 
 if TYPE_CHECKING:
     from tq_onnx.conversion.reports import ConversionReport, InspectionReport
+    from tq_onnx.integrations.adoption import AdoptionReport
     from tq_onnx.integrations.folderconversion import FolderReport
     from tq_onnx.integrations.folderinspection import FolderInspection
     from tq_onnx.measure.differences import DiffReport
@@ -44,6 +45,8 @@ def convert(
     sinks: int | None = None,
     gains: bool = True,
     feedback: bool | None = None,
+    platform: str | None = None,
+    wheel: AnyPath | None = None,
     on_progress: OnProgress | None = None,
     **target_options: int | None,
 ) -> ConversionReport | FolderReport:
@@ -79,6 +82,9 @@ def convert(
             nearest and correct the norm.
         feedback: whether keys are coded with error feedback; by default where ``calibration`` has
             moments of the queries and the preset searches.
+        platform: of a folder of onnxruntime-genai, the platform whose operator library it gets, as
+            ``adopt`` takes it.
+        wheel: where that library is, likewise.
         on_progress: called as each step begins, and while files are copied.
         **target_options: what only models for some target have, see its row in the registry; None
             is the default of each.
@@ -126,10 +132,19 @@ def convert(
         "external_data": external_data,
         "on_progress": on_progress,
     }
+    is_placed = platform is not None or wheel is not None
     if source.is_dir():
+        from tq_onnx.integrations.adoption import library_for
         from tq_onnx.integrations.folderconversion import convert_folder
 
-        return convert_folder(source, written, **chosen)
+        if not is_placed:
+            return convert_folder(source, written, **chosen)
+        with library_for(platform, path_of(wheel)) as library:
+            return convert_folder(source, written, library=library.path, **chosen)
+    if is_placed:
+        from tq_onnx.integrations.folderconversion import NO_LIBRARY
+
+        raise UsageError(NO_LIBRARY, where=str(source), fix="leave --for and --wheel out")
     from tq_onnx.conversion import pipeline
 
     return pipeline.convert(source, written, **chosen)
@@ -153,6 +168,33 @@ def default_output(path: AnyPath, preset: str = DEFAULT_PRESET, target: str = CP
     from tq_onnx.integrations import folderconversion
 
     return folderconversion.default_output(source, kind)
+
+
+def adopt(
+    folder: AnyPath, *, platform: str | None = None, wheel: AnyPath | None = None
+) -> AdoptionReport:
+    """Replace the operator library in a converted folder of onnxruntime-genai.
+
+    ``convert`` puts the library of the machine that it runs on into such a folder. The models in it
+    are the same for every platform and stay.
+
+    Args:
+        folder: a folder that ``convert`` wrote.
+        platform: the platform that it is for, a name in ``tq_onnx.runtime.platforms.PLATFORMS``; by
+            default that of the wheel, or of this machine.
+        wheel: a wheel of tq-onnx for that platform, or a folder with wheels of several. Without it
+            the library of this installation is taken.
+
+    Returns:
+        The platform, its library, and what it replaced.
+
+    Raises:
+        LibraryError: there is no library of that platform.
+        UnsupportedModelError: the folder carries no library of tq-onnx.
+    """
+    from tq_onnx.integrations.adoption import adopt_folder
+
+    return adopt_folder(path_of(folder), platform=platform, wheel=path_of(wheel))
 
 
 def diff(original: AnyPath, converted: AnyPath) -> DiffReport:

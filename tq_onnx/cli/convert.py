@@ -15,6 +15,7 @@ from tq_onnx.cli.grouped import GroupedCommand, grouped
 from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED, PRESETS, ROTATIONS
 from tq_onnx.conversion.options import CENTER_FROM
 from tq_onnx.conversion.target import CPU, TargetOption
+from tq_onnx.runtime.platforms import PLATFORMS
 from tq_onnx.targets.registry import TARGETS
 
 _output = grouped("Output")
@@ -139,6 +140,15 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     help="With --calibration: the first token that is centered by the mean of all later tokens.  "
     f"[default: {CENTER_FROM}]",
 )
+@_output(
+    "--for",
+    "platform",
+    type=click.Choice(list(PLATFORMS)),
+    metavar="PLATFORM",
+    help="Platform whose operator library a folder of onnxruntime-genai gets: "
+    f"{', '.join(PLATFORMS)}.  [default: this one]",
+)
+@_output("--wheel", type=flags.FilePath(), help=flags.WHEEL)
 @_target(
     "--target",
     type=click.Choice(list(TARGETS)),
@@ -174,6 +184,7 @@ def convert(
     Example:
       tq-onnx convert model.onnx
       tq-onnx convert qwen3-genai/
+      tq-onnx convert qwen3-genai/ --for windows-arm64 --wheel wheels/
       tq-onnx convert model.onnx -o small/model.onnx --preset int3
       tq-onnx convert model.onnx --preset k8v4 --boundary-layers 2
       tq-onnx convert model.onnx --layers 4-20 --bits-k 5 --bits-v 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -59,6 +59,10 @@ windows = click.option(
     help="Tokens per window; each begins with empty caches.",
 )
 
+
+WHEEL: Final = (
+    "Wheel of tq-onnx to take the library from, or a folder with wheels of several platforms."
+)
 
 _SAMPLING = (
     click.option(

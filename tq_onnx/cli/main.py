@@ -21,6 +21,7 @@ from tq_onnx.version import __version__
 
 COMMANDS: Final[dict[str, str]] = {
     "convert": "Convert an exported decoder to a TurboQuant KV cache.",
+    "adopt": "Give a converted folder the operator library of another platform.",
     "inspect": "Show the layers that convert finds in a model, or its conversion.",
     "presets": "List the presets: codecs, bytes of a token, source.",
     "verify": "Compare a converted model with its original.",

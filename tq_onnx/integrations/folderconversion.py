@@ -51,6 +51,10 @@ from tq_onnx.runtime.library import get_library_path
 
 _CONFIGURATIONS: Final = (CONFIG_FILE, "config.json")
 
+NO_LIBRARY: Final = (
+    "only folders of onnxruntime-genai carry a library; models are the same for every platform"
+)
+
 
 @dataclass(frozen=True)
 class FolderReport:
@@ -99,6 +103,7 @@ def convert_folder(
     target: Target = CPU,
     overwrite: bool = False,
     external_data: ExternalData | None = None,
+    library: Path | None = None,
     on_progress: OnProgress | None = None,
 ) -> FolderReport:
     """Convert all decoders of a folder.
@@ -113,6 +118,8 @@ def convert_folder(
         target: the target, the same for every decoder.
         overwrite: whether files of an output that exists may be replaced; others in it stay.
         external_data: ``copy`` (the default) or ``link``.
+        library: the operator library for a folder of onnxruntime-genai; by default that of this
+            installation.
         on_progress: called as each step begins, and while files are copied.
 
     Raises:
@@ -135,12 +142,14 @@ def convert_folder(
     written = _check_output(folder, output, overwrite)
     found = survey(folder, on_progress, to_convert=True)
     require_decoder(found, folder)
-    library = None
-    if found.genai is not None:
+    if found.genai is None:
+        if library is not None:
+            raise UsageError(NO_LIBRARY, where=str(folder), fix="leave --for and --wheel out")
+    else:
         check_config(found.genai)
         # Buffers for max_length tokens have no rows for a window, and those of beams never do.
         options = without_presets_window(replace(options, equal_rows=True))
-        library = get_library_path()
+        library = library or get_library_path()
     job = _Job(found, folder, written, Transaction(overwrite), external_data or "copy")
     try:
         job.check_room(library)

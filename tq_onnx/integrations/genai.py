@@ -37,6 +37,7 @@ from typing import Any, Final
 from tq_onnx.codec.spec import row_layout
 from tq_onnx.errors import ModelFileError, UnsupportedModelError
 from tq_onnx.plan import LayerPlan, Plan
+from tq_onnx.runtime.platforms import LIBRARIES
 
 CONFIG_FILE: Final = "genai_config.json"
 _LIBRARY: Final = "custom_ops_library"
@@ -205,7 +206,6 @@ def patch_config(
                 fix="convert with --window 0 --sinks 0",
             )
         after = _make_room(document, window_rows)
-    text = json.dumps(document, indent=4, ensure_ascii=False) + "\n"
     may_share = before is False and fixed and not window_rows
     changes = GenaiChanges(
         library,
@@ -218,7 +218,46 @@ def patch_config(
         padding=sum(_padding(layer) for layer in layers),
         window_rows=window_rows,
     )
-    return text.encode(), changes
+    return _text_of(document), changes
+
+
+def with_library(config: GenaiConfig, library: str) -> tuple[bytes, tuple[str, ...]]:
+    """Make the configuration of a converted folder that gets another library.
+
+    Args:
+        config: that of the converted folder.
+        library: file name of the other library.
+
+    Returns:
+        The text in UTF-8, and the names of libraries that are there now.
+
+    Raises:
+        UnsupportedModelError: the configuration names no library, or one that is not ours.
+    """
+    document = copy.deepcopy(config.document)
+    every = _session_options(document["model"]["decoder"], config.decoders)
+    named = [options for options in every if options.get(_LIBRARY)]
+    before = tuple(dict.fromkeys(str(options[_LIBRARY]) for options in named))
+    if not before:
+        raise UnsupportedModelError(
+            "the configuration names no operator library, so the folder was not converted",
+            where=str(config.path),
+            fix="convert it with tq-onnx convert, with --for if it is for another platform",
+        )
+    for name in before:
+        if name not in LIBRARIES.values():
+            raise UnsupportedModelError(
+                f"the configuration names the library {name!r}, which is not that of tq-onnx",
+                where=str(config.path),
+                fix="give a folder that tq-onnx convert wrote",
+            )
+    for options in named:
+        options[_LIBRARY] = library
+    return _text_of(document), before
+
+
+def _text_of(document: dict[str, Any]) -> bytes:
+    return (json.dumps(document, indent=4, ensure_ascii=False) + "\n").encode()
 
 
 def _make_room(document: dict[str, Any], window_rows: int) -> bool:

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from tq_onnx.codec.spec import layout_digest
 from tq_onnx.errors import LibraryError
+from tq_onnx.runtime.platforms import LIBRARIES, system_here
 from tq_onnx.runtime.variables import LIBRARY
 
 _REBUILD: Final = "reinstall tq-onnx to build it again"
@@ -71,11 +72,7 @@ class LibraryInfo:
 
 def library_name() -> str:
     """Return file name of the library on this platform."""
-    if sys.platform == "win32":
-        return "tq_onnx_ops.dll"
-    if sys.platform == "darwin":
-        return "libtq_onnx_ops.dylib"
-    return "libtq_onnx_ops.so"
+    return LIBRARIES[system_here()]
 
 
 def get_library_path() -> Path:
