@@ -64,7 +64,7 @@ void AttentionRows::attend_block(const Rows& rows, int64_t lane, int64_t at, int
   float* const scores = work;
   float* const decoded = scores + static_cast<std::size_t>(rows.count) * kBlock;
   const uint8_t* const values = value_.row(lane + at);
-  score(rows, key_.row(lane + at), block, scores, decoded);
+  score(rows, key_.row(lane + at), block, scores, decoded, nullptr);
   add_values(rows, values, block, scores, decoded, value_.later(values));
 }
 
@@ -88,10 +88,8 @@ void AttentionRows::attend_skipping(const Rows& rows, Range keys, bool counts_si
   }
   float* const decoded = work;
   const float margin = std::log(call_.skip_below);
-  float seen[kDecodeRows], largest[kDecodeRows];
-  for (int r = 0; r < rows.count; ++r) {
-    seen[r] = exact_max == nullptr ? rows.max[r] : std::max(rows.max[r], exact_max[r]);
-  }
+  float limits[kDecodeRows];
+  const uint8_t* unasked = nullptr;  // values that memory is to be asked for
   const int64_t blocks = (keys.high - keys.low + kBlock - 1) / kBlock;
   for (int64_t i = 0; i < blocks + kWaiting - 1; ++i) {
     Waiting& scored = waiting[i % kWaiting];
@@ -100,35 +98,47 @@ void AttentionRows::attend_skipping(const Rows& rows, Range keys, bool counts_si
       scored.block.at = at;
       scored.block.count = static_cast<int>(std::min<int64_t>(kBlock, keys.high - at));
       scored.values = value_.row(lane + at);
-      score(rows, key_.row(lane + at), scored.block, scored.scores, decoded);
+      score(rows, key_.row(lane + at), scored.block, scored.scores, decoded, unasked);
       if (scored.block.count == kBlock && is_whole(rows, 0, rows.count, scored.block)) {
-        kernels_.integers->largest_scores(scored.scores, rows.count, scored.block.key_scales,
-                                          largest);
-        bool counts = false;
         for (int r = 0; r < rows.count; ++r) {
-          seen[r] = std::max(seen[r], largest[r]);
-          counts |= !(largest[r] < seen[r] + margin);  // what is not finite counts
+          const float exact = exact_max == nullptr ? kNoMaximum : exact_max[r];
+          limits[r] = std::max(rows.max[r], exact) + margin;
         }
-        if (!counts) scored.values = nullptr;
+        if (!kernels_.integers->any_reaches(scored.scores, rows.count, scored.block.key_scales,
+                                            limits)) {
+          scored.values = nullptr;
+        }
       }
     } else {
+      CacheRows::ask(value_.part_of(unasked, kBlock, 0.0f, 1.0f));
       scored.values = nullptr;
     }
+    unasked = nullptr;
     const Waiting& oldest = waiting[(i + 1) % kWaiting];
     if (i + 1 < kWaiting || oldest.values == nullptr) {
-      value_.ask(value_.part_of(scored.values, scored.block.count, 0.0f, 1.0f));
+      unasked = scored.values;
     } else {
       add_values(rows, oldest.values, oldest.block, oldest.scores, decoded, scored.values);
     }
   }
 }
 
+// Asks memory for the keys behind these and for the rows `values`, which may be null.
 void AttentionRows::score(const Rows& rows, const uint8_t* keys, const Block& block, float* scores,
-                          float* decoded) const {
+                          float* decoded, const uint8_t* values) const {
   const uint8_t* const later = key_.later(keys);
-  key_.score(keys, block.count, rows.query, rows.count, decoded, scores,
-             key_.part_of(later, block.count, 0.0f, kScoreShare));
-  key_.ask(key_.part_of(later, block.count, kScoreShare, 1.0f));
+  if (values == nullptr || block.count < kBlock) {
+    key_.score(keys, block.count, rows.query, rows.count, decoded, scores,
+               key_.part_of(later, block.count, 0.0f, kScoreShare));
+    CacheRows::ask(key_.part_of(later, block.count, kScoreShare, 1.0f));
+    CacheRows::ask(value_.part_of(values, block.count, 0.0f, 1.0f));
+  } else {
+    constexpr int kHalf = kBlock / 2;
+    key_.score(keys, kHalf, rows.query, rows.count, decoded, scores,
+               key_.part_of(later, kBlock, 0.0f, 1.0f));
+    key_.score(key_.behind(keys, kHalf), kHalf, rows.query, rows.count, decoded, scores + kHalf,
+               value_.part_of(values, kBlock, 0.0f, 1.0f));
+  }
   load_fields(key_, keys, block.count, block.key_scales, block.key_zeros);
 }
 

@@ -12,7 +12,8 @@
 //
 // Values that hardly count are neither read nor multiplied. A block of a long sequence is left out,
 // of the sums and of the weights, where no weight of any of the rows is `skip_below` of the largest
-// that the row has seen so far: of what it takes exactly, and of its range of keys up to there.
+// that is known of the row: of what it takes exactly, and of the values of its range that have been
+// added, which wait kRowsAhead behind their keys.
 #pragma once
 
 #include <algorithm>
@@ -161,7 +162,7 @@ class AttentionRows {
   void attend_block(const Rows& rows, int64_t lane, int64_t at, int count, float* work) const;
   void start(const Rows& rows, bool counts_sink) const;
   void score(const Rows& rows, const uint8_t* keys, const Block& block, float* scores,
-             float* decoded) const;
+             float* decoded, const uint8_t* values) const;
   void add_values(const Rows& rows, const uint8_t* values, const Block& block, float* scores,
                   float* decoded, const uint8_t* later) const;
   bool is_whole(const Rows& rows, int first, int count, const Block& block) const;

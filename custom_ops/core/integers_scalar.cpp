@@ -157,16 +157,13 @@ float soften_zeros(const float* scores, const float* key_scales, const float* ke
   return sum;
 }
 
-void largest_scores(const float* scores, int rows, const float* key_scales, float* maxima) {
+bool any_reaches(const float* scores, int rows, const float* key_scales, const float* limits) {
   for (int r = 0; r < rows; ++r) {
-    float most = -kInfinity, of_zeros = 0.0f;
     for (int t = 0; t < kBlock; ++t) {
-      const float x = scores[r * kBlock + t] * key_scales[t];
-      most = std::max(most, x);
-      of_zeros += x * 0.0f;
+      if (!(scores[r * kBlock + t] * key_scales[t] < limits[r])) return true;
     }
-    maxima[r] = most + of_zeros;
   }
+  return false;
 }
 
 // Of up to kMaxQueries query rows.
@@ -220,7 +217,7 @@ constexpr IntegerKernels make_integer_kernels() {
   all.quantise_weights = quantise_weights;
   all.soften = soften;
   all.soften_zeros = soften_zeros;
-  all.largest_scores = largest_scores;
+  all.any_reaches = any_reaches;
   all.accumulate_rows = accumulate_rows;
   all.natural_sums = copy_sums;
   all.ordered_sums = copy_sums;

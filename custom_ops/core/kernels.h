@@ -141,9 +141,8 @@ struct IntegerKernels {
   float (*soften_zeros)(const float* scores, const float* key_scales, const float* key_zeros,
                         float query_sum, const float* value_scales, const float* value_zeros,
                         float* maximum, float* numbers, float* zeros);
-  // maxima[r] = the largest of scores[r][t] * key_scales[t] of a whole block, NaN where one is not
-  // finite.
-  void (*largest_scores)(const float* scores, int rows, const float* key_scales, float* maxima);
+  // Whether of a whole block any scores[r][t] * key_scales[t] is at least limits[r], or no number.
+  bool (*any_reaches)(const float* scores, int rows, const float* key_scales, const float* limits);
   // sums[r] += sum over t of numbers[r][t] * centroids of row t, in an order of their own.
   void (*accumulate_rows)(const RowFormat& format, const uint8_t* rows, int count,
                           const IntegerTable& table, const float* numbers, int queries,

@@ -16,13 +16,13 @@ namespace {
 constexpr int64_t kKeys = 5000;
 constexpr int64_t kChunkKeys = 512, kBlockKeys = 128;  // of a decode step
 
-// Whether a block is one of those that score 30, of which each range of keys begins with one, or is
-// not whole.
+// Whether a block is one of those that score 30, or not whole. Each range of keys begins with three:
+// the maximum of the first is known when the fourth has been scored.
 bool counts(int64_t key) {
-  return key % kChunkKeys < kBlockKeys || key / kBlockKeys == kKeys / kBlockKeys;
+  return key % kChunkKeys < 3 * kBlockKeys || key / kBlockKeys == kKeys / kBlockKeys;
 }
 
-// Every key has the same codes, so its scale is its score; `values_left_out` are no numbers.
+// Every key has the same codes, so its scale is its score.
 class Peaks {
  public:
   explicit Peaks(Random& random)

@@ -675,16 +675,18 @@ TQ_INLINE void soften_some(const float* scores, int rows, const float* key_scale
   }
 }
 
-void largest_scores(const float* scores, int rows, const float* key_scales, float* maxima) {
+bool any_reaches(const float* scores, int rows, const float* key_scales, const float* limits) {
+  Reached reached = none_reached();
   for (int r = 0; r < rows; ++r) {
-    Floats x[kVectors], of_zeros = spread(0.0f);
+    const Floats limit = spread(limits[r]);
     for (int i = 0; i < kVectors; ++i) {
-      x[i] = product(load_floats(scores + r * kBlock + i * kWords),
-                     load_floats(key_scales + i * kWords));
-      of_zeros = multiply_add(x[i], spread(0.0f), of_zeros);
+      reached = reaches(reached,
+                        product(load_floats(scores + r * kBlock + i * kWords),
+                                load_floats(key_scales + i * kWords)),
+                        limit);
     }
-    maxima[r] = largest_of_all<kVectors>(x) + sum_of_lanes(of_zeros);
   }
+  return any_reached(reached);
 }
 
 void soften(const float* scores, int rows, const float* key_scales, const float* value_scales,
@@ -761,7 +763,7 @@ constexpr tq::IntegerKernels make_integer_kernels() {
   all.quantise_weights = quantise_weights;
   all.soften = soften;
   all.soften_zeros = soften_zeros;
-  all.largest_scores = largest_scores;
+  all.any_reaches = any_reaches;
   all.accumulate_rows = accumulate_rows;
   all.natural_sums = natural_sums;
   all.ordered_sums = ordered_sums;

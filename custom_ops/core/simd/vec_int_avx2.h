@@ -167,6 +167,13 @@ TQ_INLINE float largest_weight(Bits most) {
   const uint32_t bits = static_cast<uint32_t>(_mm_cvtsi128_si32(m));
   return bits < 0x7f800000u ? float_of_bits(bits) : __builtin_nanf("");
 }
+// Whether a lane of any x was at least its limit, or no number.
+using Reached = __m256;
+TQ_INLINE Reached none_reached() { return _mm256_setzero_ps(); }
+TQ_INLINE Reached reaches(Reached before, Floats x, Floats limit) {
+  return _mm256_or_ps(before, _mm256_cmp_ps(x, limit, _CMP_NLT_UQ));
+}
+TQ_INLINE bool any_reached(Reached all) { return _mm256_movemask_ps(all) != 0; }
 // exp(x) for x <= 0 to 3 in 10^7: 2^n times a polynomial in the rest, of minimal error on
 // [-1/2, 1/2]; zero below 2^-149; NaN stays NaN.
 TQ_INLINE Floats exponential(Floats x) {

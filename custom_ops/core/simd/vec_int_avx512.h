@@ -192,6 +192,13 @@ TQ_INLINE float largest_weight(Bits most) {
   const uint32_t bits = _mm512_reduce_max_epu32(most);
   return bits < 0x7f800000u ? float_of_bits(bits) : __builtin_nanf("");
 }
+// Whether a lane of any x was at least its limit, or no number.
+using Reached = __mmask16;
+TQ_INLINE Reached none_reached() { return 0; }
+TQ_INLINE Reached reaches(Reached before, Floats x, Floats limit) {
+  return static_cast<Reached>(before | _mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ));
+}
+TQ_INLINE bool any_reached(Reached all) { return all != 0; }
 // exp(x) for x <= 0 to 3 in 10^7: 2^n times a polynomial in the rest, of minimal error on
 // [-1/2, 1/2]; zero below 2^-149; NaN stays NaN.
 TQ_INLINE Floats exponential(Floats x) {

@@ -112,6 +112,13 @@ TQ_INLINE float largest_weight(Bits most) {
   const uint32_t bits = vmaxvq_u32(most);
   return bits < 0x7f800000u ? float_of_bits(bits) : __builtin_nanf("");
 }
+// Whether a lane of any x was at least its limit, or no number.
+using Reached = uint32x4_t;
+TQ_INLINE Reached none_reached() { return vdupq_n_u32(0); }
+TQ_INLINE Reached reaches(Reached before, Floats x, Floats limit) {
+  return vornq_u32(before, vcltq_f32(x, limit));
+}
+TQ_INLINE bool any_reached(Reached all) { return vmaxvq_u32(all) != 0; }
 // exp(x) for x <= 0 to 3 in 10^7: 2^n times a polynomial in the rest, of minimal error on
 // [-1/2, 1/2]; zero below 2^-149; NaN stays NaN.
 TQ_INLINE Floats exponential(Floats x) {
