@@ -7,6 +7,7 @@ changes nothing (a bias of zero, sinks of minus infinity, offsets of zero).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,12 +16,119 @@ import onnx_ir as ir
 from tq_onnx.conversion import bake
 from tq_onnx.conversion.cachenodes import as_query, leading, padded, past_bytes, turned, unpadded
 from tq_onnx.conversion.layers import Role
-from tq_onnx.graph.builder import Builder
+from tq_onnx.graph.builder import Builder, Dim
 from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.plan import LayerPlan, Plan
 from tq_onnx.recognise.caches import Cache
 from tq_onnx.recognise.site import Operands, Site
+
+
+@dataclass(frozen=True, eq=False)
+class OperatorNodes:
+    """Makes the operators of one layer of given values.
+
+    Attributes:
+        build: makes the nodes, at the place where it stands.
+        plan: the conversion.
+        layer: the layer as it will be.
+    """
+
+    build: Builder
+    plan: Plan
+    layer: LayerPlan
+
+    def encode(
+        self,
+        vectors: ir.Value,
+        past: ir.Value,
+        past_length: ir.Value,
+        role: Role,
+        shape: Sequence[Dim] | None,
+    ) -> ir.Value:
+        """Return a cache with new rows appended: uint8 ``[B, N, S, W]``."""
+        build, plan, layer = self.build, self.plan, self.layer
+        is_key = role == "key"
+        codec = layer.key_of if is_key else layer.value_of
+        return build.op(
+            Encode.name,
+            Encode.arguments(
+                {
+                    Encode.vectors: vectors,
+                    Encode.past: past,
+                    Encode.past_length: past_length,
+                    Encode.rotation: bake.rotation(build, plan, layer, codec),
+                    Encode.centroids: bake.centroids(build, codec, layer.head_size),
+                    Encode.boundaries: bake.boundaries(build, codec, layer.head_size),
+                    Encode.offset: self._no_offset(),
+                    Encode.gains: bake.gains(build, plan, codec),
+                    Encode.feedback: bake.no_feedback(build, plan),
+                }
+            ),
+            f"{Encode.name}_{role}",
+            dtype=ir.DataType.UINT8,
+            shape=shape,
+            domain=DOMAIN,
+            codec=codec.kind,
+            bits=codec.bits,
+            norm_correction=plan.correction_of(codec),
+            **bake.encoder_index(plan, codec, feeds_back=is_key and layer.feedback),
+            **bake.window(plan, layer),
+        )
+
+    def attend(
+        self,
+        query: ir.Value,
+        caches: tuple[ir.Value, ir.Value],
+        past_length: ir.Value,
+        *,
+        bias: ir.Value | None,
+        sink: ir.Value | None,
+        new: tuple[ir.Value, ir.Value],
+    ) -> ir.Value:
+        """Return attention over caches of keys and of values: ``[B, H, T, D]``."""
+        build, plan, layer = self.build, self.plan, self.layer
+        return build.op(
+            Attention.name,
+            Attention.arguments(
+                {
+                    Attention.query: query,
+                    Attention.key_cache: caches[0],
+                    Attention.value_cache: caches[1],
+                    Attention.past_length: past_length,
+                    Attention.key_rotation: bake.rotation(build, plan, layer, layer.key_of),
+                    Attention.key_centroids: bake.centroids(build, layer.key_of, layer.head_size),
+                    Attention.value_rotation: bake.rotation(build, plan, layer, layer.value_of),
+                    Attention.value_centroids: bake.centroids(
+                        build, layer.value_of, layer.head_size
+                    ),
+                    Attention.attention_bias: bias,
+                    Attention.head_sink: sink,
+                    Attention.key_offset: self._no_offset(),
+                    Attention.value_offset: self._no_offset(),
+                    Attention.new_keys: new[0] if plan.has_window else None,
+                    Attention.new_values: new[1] if plan.has_window else None,
+                }
+            ),
+            Attention.name,
+            dtype=ir.DataType[layer.dtype],
+            shape=[None, layer.num_heads, None, layer.head_size],
+            domain=DOMAIN,
+            scale=layer.scale,
+            causal=int(layer.causal),
+            sliding_window=layer.sliding_window,
+            softcap=layer.softcap,
+            key_codec=layer.key_codec,
+            key_bits=layer.key_bits,
+            value_codec=layer.value_codec,
+            value_bits=layer.value_bits,
+            **bake.codec_index(plan, Attention.key_codec_index, layer.key_of),
+            **bake.codec_index(plan, Attention.value_codec_index, layer.value_of),
+            **bake.window(plan, layer),
+        )
+
+    def _no_offset(self) -> ir.Value | None:
+        return bake.no_offset(self.build, self.layer) if self.plan.centered else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +149,11 @@ class LayerNodes:
     layer: LayerPlan
     past_length: ir.Value
 
+    @property
+    def operators(self) -> OperatorNodes:
+        """Makes the two operators themselves."""
+        return OperatorNodes(self.build, self.plan, self.layer)
+
     def vectors(self, cache: Cache, operand: ir.Value, role: Role) -> ir.Value:
         """Return what goes into a cache: floats ``[B, N, T, D]``."""
         build, plan, site = self.build, self.plan, self.site
@@ -53,36 +166,11 @@ class LayerNodes:
     def encode(self, cache: Cache, rows: ir.Value, role: Role) -> ir.Value:
         """Return a cache with new rows appended: uint8 ``[B, N, S, W]``."""
         build, plan, site, layer = self.build, self.plan, self.site, self.layer
-        is_key = role == "key"
-        codec = layer.key_of if is_key else layer.value_of
-        width = layer.key_row_bytes if is_key else layer.value_row_bytes
-        return build.op(
-            Encode.name,
-            Encode.arguments(
-                {
-                    Encode.vectors: rows,
-                    Encode.past: past_bytes(
-                        build, cache, site, rows, width=width, overlay_rows=plan.overlay_rows
-                    ),
-                    Encode.past_length: self.past_length,
-                    Encode.rotation: bake.rotation(build, plan, layer, codec),
-                    Encode.centroids: bake.centroids(build, codec, layer.head_size),
-                    Encode.boundaries: bake.boundaries(build, codec, layer.head_size),
-                    Encode.offset: self._no_offset(),
-                    Encode.gains: bake.gains(build, plan, codec),
-                    Encode.feedback: bake.no_feedback(build, plan),
-                }
-            ),
-            f"{Encode.name}_{role}",
-            dtype=ir.DataType.UINT8,
-            shape=[*leading(cache, site, plan.overlay_rows), width],
-            domain=DOMAIN,
-            codec=codec.kind,
-            bits=codec.bits,
-            norm_correction=plan.correction_of(codec),
-            **bake.encoder_index(plan, codec, feeds_back=is_key and layer.feedback),
-            **bake.window(plan, layer),
-        )
+        width = layer.key_row_bytes if role == "key" else layer.value_row_bytes
+        overlay_rows = plan.overlay_rows
+        past = past_bytes(build, cache, site, rows, width=width, overlay_rows=overlay_rows)
+        shape = [*leading(cache, site, overlay_rows), width]
+        return self.operators.encode(rows, past, self.past_length, role, shape)
 
     def attend(
         self,
@@ -97,50 +185,16 @@ class LayerNodes:
             caches: of keys and of values, the new tokens included.
             new: keys and values of the call, as they were encoded.
         """
-        build, plan, layer = self.build, self.plan, self.layer
-        attended = self.site.attended_length(build, self.past_length, operands.bias)
-        result = build.op(
-            Attention.name,
-            Attention.arguments(
-                {
-                    Attention.query: operands.query,
-                    Attention.key_cache: caches[0],
-                    Attention.value_cache: caches[1],
-                    Attention.past_length: attended,
-                    Attention.key_rotation: bake.rotation(build, plan, layer, layer.key_of),
-                    Attention.key_centroids: bake.centroids(build, layer.key_of, layer.head_size),
-                    Attention.value_rotation: bake.rotation(build, plan, layer, layer.value_of),
-                    Attention.value_centroids: bake.centroids(
-                        build, layer.value_of, layer.head_size
-                    ),
-                    Attention.attention_bias: self._bias(operands),
-                    Attention.head_sink: self._sinks(operands),
-                    Attention.key_offset: self._no_offset(),
-                    Attention.value_offset: self._no_offset(),
-                    Attention.new_keys: new[0] if plan.has_window else None,
-                    Attention.new_values: new[1] if plan.has_window else None,
-                }
-            ),
-            Attention.name,
-            dtype=self.site.dtype,
-            shape=[None, layer.num_heads, None, layer.head_size],
-            domain=DOMAIN,
-            scale=layer.scale,
-            causal=int(layer.causal),
-            sliding_window=layer.sliding_window,
-            softcap=layer.softcap,
-            key_codec=layer.key_codec,
-            key_bits=layer.key_bits,
-            value_codec=layer.value_codec,
-            value_bits=layer.value_bits,
-            **bake.codec_index(plan, Attention.key_codec_index, layer.key_of),
-            **bake.codec_index(plan, Attention.value_codec_index, layer.value_of),
-            **bake.window(plan, layer),
+        attended = self.site.attended_length(self.build, self.past_length, operands.bias)
+        result = self.operators.attend(
+            operands.query,
+            caches,
+            attended,
+            bias=self._bias(operands),
+            sink=self._sinks(operands),
+            new=new,
         )
-        return unpadded(build, self.site, result)
-
-    def _no_offset(self) -> ir.Value | None:
-        return bake.no_offset(self.build, self.layer) if self.plan.centered else None
+        return unpadded(self.build, self.site, result)
 
     def _bias(self, operands: Operands) -> ir.Value | None:
         if not self.layer.has_bias:

@@ -118,6 +118,8 @@ class Target:
         searches: whether it has encoders that search; if not, presets that search round to the
             nearest codes and keep the norm.
         has_windows: whether it has kernels for exact windows; if not, presets have none.
+        restore: makes the operators again, in memory, in a model that has standard ones in their
+            places; None where they cannot be made.
         no_folders: why a folder cannot be converted for it; empty where it can.
         values: of the options; see ``having``.
     """
@@ -136,6 +138,7 @@ class Target:
     exposes_views: bool = True
     searches: bool = True
     has_windows: bool = True
+    restore: Callable[[ir.Model, Plan], ir.Model] | None = None
     no_folders: str = ""
     values: Values = field(default_factory=lambda: MappingProxyType({}))
 

@@ -6,6 +6,7 @@ Weights in external data stay where they are.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, overload
 
@@ -47,18 +48,34 @@ def expose_internals(
         if plan is None:
             raise UnsupportedModelError("this model was not converted by tq-onnx")
         target = target_of_plan(plan)
-        if not target.has_operators:
-            raise UnsupportedModelError(
-                f"a model for {target.name} has standard operators in the place of TurboQuant's",
-                fix="verify the same conversion without --target",
-            )
         names = tuple(
             _layer(layer)
-            for layer in converted_layers(model, plan)
+            for layer in converted_layers(with_operators(loaded).model, plan)
             if layers is None or layer.plan.layer in layers
         )
     _make_outputs(model.graph, _watched(names), views=target.exposes_views)
     return Probe(ir.to_proto(model).SerializeToString(), loaded.path.parent, names, plan)
+
+
+def with_operators(loaded: LoadedModel) -> LoadedModel:
+    """Return a converted model with TurboQuant operators; those of some targets are made again.
+
+    Args:
+        loaded: the model as it is in its file.
+
+    Raises:
+        UnsupportedModelError: the target's models have none, and none can be made.
+    """
+    plan = plan_in(loaded.model.metadata_props)
+    target = None if plan is None else target_of_plan(plan)
+    if plan is None or target is None or target.has_operators:
+        return loaded
+    if target.restore is None:
+        raise UnsupportedModelError(
+            f"a model for {target.name} has standard operators in the place of TurboQuant's",
+            fix="verify the same conversion without --target",
+        )
+    return replace(loaded, model=target.restore(loaded.model, plan))
 
 
 def _layer(layer: ConvertedLayer) -> LayerNames:

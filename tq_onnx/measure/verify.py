@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +30,7 @@ from tq_onnx.measure.devices import (
     on_device,
     providers_agree,
 )
-from tq_onnx.measure.expose_internals import expose_internals
+from tq_onnx.measure.expose_internals import expose_internals, with_operators
 from tq_onnx.measure.feeding_modes import (
     FeedingFigures,
     all_caches,
@@ -50,6 +51,7 @@ from tq_onnx.measure.reconstruction import (
     cache_distances,
 )
 from tq_onnx.measure.windows import MIN_TOKENS, text_of
+from tq_onnx.plan import Plan, plan_in
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.recognise.branches import split
 from tq_onnx.runtime.generate import generate
@@ -210,6 +212,18 @@ class _Pair:
     converted: Path
     loaded: LoadedModel
 
+    @cached_property
+    def form(self) -> LoadedModel:
+        """The conversion with operators, which are made again where its target has none."""
+        return with_operators(self.loaded)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of that."""
+        plan = plan_in(self.form.model.metadata_props)
+        assert plan is not None  # the conversion was opened
+        return plan
+
     def parts(self) -> list[_Pair]:
         """Return the parts of a merged model, the one that takes caches last; [] for others."""
         theirs, own = split(self.graph), split(self.loaded)
@@ -234,6 +248,7 @@ def _verify(
     tell: OnProgress,
 ) -> VerifyReport:
     original, graph, converted, loaded = pair.original, pair.graph, pair.converted, pair.loaded
+    library = library and pair.form is loaded  # kernels have nothing to do elsewhere
     before = open_original(original, loaded=graph, threads=threads)
     refuse_stranger(before, converted, loaded)
     with failing(converted, ep):
@@ -281,8 +296,9 @@ def _verify(
             del after  # before its place is taken
             after = open_converted(converted, loaded=loaded, threads=threads, exact=True)
         after = with_float_products(after, loaded, library=library, threads=threads, exact=True)
-        steps = min(MODE_TOKENS, room - len(prompt))
-        modes, pieces = compare_feeding_modes(after, prompt, new_tokens=steps, chunk=chunk)
+        modes, pieces = compare_feeding_modes(
+            after, prompt, new_tokens=min(MODE_TOKENS, room - len(prompt)), chunk=chunk
+        )
         distances = cache_distances(own, other, probe)
         found += checks.feeding_modes_agree(
             modes,
@@ -295,7 +311,7 @@ def _verify(
         tell(Progress("Comparing everything but the codecs with the original"))
         raw = convert_raw(first, prompt, theirs, library=library, threads=threads)
         found += [
-            *fidelity(raw, converted, loaded, probe.plan, library=library, threads=threads),
+            *fidelity(raw, converted, pair.form, pair.plan, library=library, threads=threads),
             checks.tables(probe),
             checks.same_weights(distances, probe),
         ]

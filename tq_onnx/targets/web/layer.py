@@ -17,6 +17,7 @@ from tq_onnx.codec.spec import Codec
 from tq_onnx.conversion.layers import AttentionNode, ConvertedLayer, EncodeNode
 from tq_onnx.plan import Plan
 from tq_onnx.targets.web import bodies, tables
+from tq_onnx.targets.web.restore import AttentionEnds, EncoderEnds, Remembered, take_place
 from tq_onnx.targets.web.shared import Calls, Shared
 
 _FLOAT: Final = ir.DataType.FLOAT
@@ -42,16 +43,22 @@ class LayerCalls:
     layer: ConvertedLayer
     plan: Plan
 
-    def replace(self) -> None:
-        """Put calls in the places of the operators, which lose their uses."""
+    def replace(self) -> Remembered:
+        """Put calls in the places of the operators, and return what those were connected to."""
         layer, build = self.layer, self.calls.build
         name = f"layers.{layer.plan.layer}.attention"
         with build.before(layer.attention.node, name):
-            for encoder, rows in zip(layer.encoders, self._rows(), strict=True):
-                _put(encoder, self._present(encoder, rows))
-        for attention in layer.attentions:
-            with build.before(attention.node, name):
-                _put(attention, self._attention(attention))
+            key, value = (
+                self._replaced(encoder, made)
+                for encoder, made in zip(layer.encoders, self._rows(), strict=True)
+            )
+        attentions = []
+        for each in layer.attentions:
+            with build.before(each.node, name):
+                output = take_place(each.output, self._attention(each))
+                ends = AttentionEnds(each.query, each.past_length, each.bias, each.sink, output)
+                attentions.append(ends)
+        return Remembered(key, value, tuple(attentions))
 
     def _rows(self) -> tuple[ir.Value, ...]:
         """Return the new rows of keys and of values, uint8 ``[B, N, T, W]``."""
@@ -94,6 +101,11 @@ class LayerCalls:
         by_byte = build.integers(0, 0, 0, -1, tables.fields_per_byte(codec))
         weights = tables.code_weights(build, codec)
         return call(bodies.packed_rows, codes, weights, by_byte, halves, dtype=_BYTES)
+
+    def _replaced(self, encoder: EncodeNode, rows: ir.Value) -> EncoderEnds:
+        """Put a cache with new rows in the place of an encoder's."""
+        ends = encoder.vectors, encoder.past, encoder.past_length
+        return EncoderEnds(*ends, take_place(encoder.output, self._present(encoder, rows)))
 
     def _present(self, encoder: EncodeNode, rows: ir.Value) -> ir.Value:
         """Return a cache with new rows."""
@@ -191,11 +203,3 @@ class LayerCalls:
             tables.halves(build, factor),
         )
         return coordinates, scales
-
-
-def _put(operator: EncodeNode | AttentionNode, value: ir.Value) -> None:
-    """Give a value the place and the name of an operator's result."""
-    old = operator.output
-    value.name, old.name = old.name, None
-    value.shape, value.type = old.shape, old.type
-    old.replace_all_uses_with(value, replace_graph_outputs=True)

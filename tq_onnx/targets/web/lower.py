@@ -14,9 +14,7 @@ from typing import Final
 
 import onnx_ir as ir
 from onnx_ir.passes.common import (
-    DeduplicateInitializersPass,
     InlinePass,
-    LiftConstantsToInitializersPass,
     RemoveUnusedNodesPass,
 )
 
@@ -26,13 +24,11 @@ from tq_onnx.conversion.target import Lowering
 from tq_onnx.graph.builder import Builder
 from tq_onnx.ops.domain import BODY_OPSET, DOMAIN, VERSION
 from tq_onnx.plan import Plan
+from tq_onnx.targets.web import restore
 from tq_onnx.targets.web.layer import LayerCalls
 from tq_onnx.targets.web.shared import Calls, Shared
 
 TARGET: Final = "web"
-
-_SMALL: Final = 1024
-"""Bytes of a constant that there should be one of."""
 
 
 def lowering_of(plan: Plan) -> Lowering:
@@ -63,17 +59,17 @@ class InlineOperatorsPass(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Replace the operators in place."""
         layers = converted_layers(model, self._plan)
+        own = frozenset(model.graph)
         calls = Calls(Builder(model.graph))
         shared = Shared(calls, layers[0])
-        for layer in layers:
-            LayerCalls(calls, shared, layer, self._plan).replace()
+        told = [LayerCalls(calls, shared, layer, self._plan).replace() for layer in layers]
         for identifier in [key for key in model.functions if key[0] == DOMAIN]:
             del model.functions[identifier]
         _inline(model, calls)
-        LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+        _share_constants(model, calls.build, own)
         RemoveUnusedNodesPass()(model)
-        DeduplicateInitializersPass(size_limit=_SMALL)(model)
         model.graph.sort()
+        restore.remember(model, told)
         return ir.passes.PassResult(model, modified=True)
 
     def ensures(self, model: ir.Model) -> None:
@@ -98,3 +94,18 @@ def _inline(model: ir.Model, calls: Calls) -> None:
     model.functions.clear()
     for domain in [name for name in model.opset_imports if name.startswith(DOMAIN)]:
         del model.opset_imports[domain]
+
+
+def _share_constants(model: ir.Model, build: Builder, own: frozenset[ir.Node]) -> None:
+    """Make initializers of the constants in functions, one of each; the model's own stay."""
+    for node in list(model.graph):
+        if node.op_type != "Constant" or node in own:
+            continue
+        (value,) = node.outputs
+        tensor = ir.convenience.get_const_tensor(value)
+        assert tensor is not None
+        array = tensor.numpy()
+        kind = "scalar." if array.ndim == 0 else ""
+        name = f"tq.{array.dtype}.{kind}{'_'.join(map(str, array.reshape(-1).tolist()))}"
+        value.replace_all_uses_with(build.constant(name, array))
+        model.graph.remove(node, safe=True)

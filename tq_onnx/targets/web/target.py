@@ -7,13 +7,16 @@ its help.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.spec import Codec
 from tq_onnx.conversion.target import Lowering, Target, Values
 from tq_onnx.errors import UsageError
 from tq_onnx.plan import Plan
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 CODECS: Final = tuple(Codec(LLOYD_MAX, bits) for bits in (1, 2, 4))
 """Those whose codes fill bytes one after the other, so that a table knows a byte's centroids."""
@@ -49,6 +52,12 @@ def _lower(plan: Plan, path: Path, values: Values) -> Lowering:
     return lowering_of(plan)
 
 
+def _restore(model: ir.Model, plan: Plan) -> ir.Model:
+    from tq_onnx.targets.web.restore import restore
+
+    return restore(model, plan)
+
+
 WEB: Final = Target(
     name="web",
     help="standard operators, few and without functions, so that onnxruntime-web and "
@@ -60,4 +69,5 @@ WEB: Final = Target(
     searches=False,
     has_windows=False,
     has_operators=False,
+    restore=_restore,
 )

@@ -1,0 +1,121 @@
+"""Operators made again, and ``verify`` of a model that has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from tests.decoders.running import Decoder, batches, load, session
+from tests.targets.web.test_lower import pair
+from tq_onnx.conversion.layers import converted_layers
+from tq_onnx.conversion.pipeline import convert
+from tq_onnx.errors import UnsupportedModelError
+from tq_onnx.integrations.bundled import build_bundled
+from tq_onnx.measure.verify import verify
+from tq_onnx.plan import plan_in
+from tq_onnx.targets.registry import TARGETS
+from tq_onnx.targets.web.restore import METADATA_LAYERS, restore
+
+
+@pytest.mark.parametrize("name", ["dynamo-op18-sdpa", "genai-cpu-fp32", "dynamo-gemma2"])
+def test_the_operators_are_those_of_before(name: str) -> None:
+    bodies, lowered, plan = pair(load(name))
+    lowered_plan = plan_in(lowered.metadata_props)
+    assert lowered_plan is not None
+    again = restore(lowered, lowered_plan)
+    assert len(again.graph) <= len(bodies.graph)
+    for before, after in zip(
+        converted_layers(bodies, plan), converted_layers(again, plan), strict=True
+    ):
+        for one, other in zip(before.operators, after.operators, strict=True):
+            assert one.node.attributes == other.node.attributes
+    data = batches(12)[0]
+    ours, theirs = (Decoder(session(model)).run(data) for model in (again, bodies))
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def nothing_told(model: ir.Model) -> None:
+    del model.metadata_props[METADATA_LAYERS]
+
+
+def no_json(model: ir.Model) -> None:
+    model.metadata_props[METADATA_LAYERS] = "{"
+
+
+def another_shape(model: ir.Model) -> None:
+    model.metadata_props[METADATA_LAYERS] = '[{"key": [], "value": 1}, 2]'
+
+
+def a_layer_less(model: ir.Model) -> None:
+    model.metadata_props[METADATA_LAYERS] = "[]"
+
+
+def a_value_that_is_gone(model: ir.Model) -> None:
+    told = model.metadata_props[METADATA_LAYERS]
+    model.metadata_props[METADATA_LAYERS] = told.replace('"query":"', '"query":"no')
+
+
+@pytest.mark.parametrize(
+    "damage", [nothing_told, no_json, another_shape, a_layer_less, a_value_that_is_gone]
+)
+def test_what_is_told_is_not_trusted(damage: Callable[[ir.Model], None]) -> None:
+    _, lowered, _ = pair(load("dynamo-op18-sdpa"))
+    plan = plan_in(lowered.metadata_props)
+    assert plan is not None
+    damage(lowered)
+    with pytest.raises(UnsupportedModelError, match="not as the conversion wrote them"):
+        restore(lowered, plan)
+
+
+def sound(model: ir.Model) -> None:
+    """Changes nothing."""
+
+
+def other_centroids(model: ir.Model) -> None:
+    _scale(model, "tq.centroids_of_bytes.")
+
+
+def other_boundaries(model: ir.Model) -> None:
+    _scale(model, "tq.boundaries.")
+
+
+def other_weights(model: ir.Model) -> None:
+    value = next(v for v in model.graph.initializers.values() if v.shape == ir.Shape([192]))
+    assert value.const_value is not None
+    value.const_value = ir.tensor(value.const_value.numpy() * np.float32(1.1), name=value.name)
+
+
+def _scale(model: ir.Model, name: str) -> None:
+    for value in model.graph.initializers.values():
+        if str(value.name).startswith(name):
+            assert value.const_value is not None
+            array = value.const_value.numpy() * np.float32(1.02)
+            value.const_value = ir.tensor(array, name=value.name)
+
+
+@pytest.mark.parametrize(
+    ("damage", "failing"),
+    [
+        (sound, ""),
+        (other_centroids, "attention: function body equals the reference"),
+        (other_boundaries, "encode: function body equals the reference"),
+        (other_weights, "weights and nodes are the original's"),
+    ],
+)
+def test_verify_sees_what_is_in_the_file(
+    tmp_path: Path, damage: Callable[[ir.Model], None], failing: str
+) -> None:
+    original = build_bundled("dynamo", tmp_path)
+    converted = tmp_path / "web.onnx"
+    convert(original, converted, target=TARGETS["web"])
+    model = ir.load(converted)
+    damage(model)
+    ir.save(model, converted)
+    report = verify(original, converted, 48, source="numbers", new_tokens=4, threads=1)
+    wrong = {check.name for check in report.checks if not check.holds}
+    assert wrong == set() if not failing else failing in wrong
+    assert not report.kernels
