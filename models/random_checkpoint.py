@@ -74,6 +74,21 @@ CHECKPOINTS = {
         },
     ),
     "qwen3-16": Checkpoint("qwen3", 16, SMALL | {"rope_theta": 1e6}),
+    "qwen3-deep": Checkpoint(
+        "qwen3",
+        28,
+        LARGE
+        | {
+            "num_hidden_layers": 28,
+            "vocab_size": 4099,
+            "hidden_size": 256,
+            "intermediate_size": 768,
+            "head_dim": 128,
+            "max_position_embeddings": 4096,
+            "initializer_range": 0.05,
+            "tie_word_embeddings": True,
+        },
+    ),
     "llama": Checkpoint("llama", 1, SMALL),
     "phi3": Checkpoint("phi3", 2, SMALL | {"original_max_position_embeddings": 64}),
     "gemma2": Checkpoint("gemma2", 3, SMALL | {"query_pre_attn_scalar": 24, "sliding_window": 6}),
