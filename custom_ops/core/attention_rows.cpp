@@ -146,8 +146,31 @@ void AttentionRows::score(const Rows& rows, const uint8_t* keys, const Block& bl
 // zeros is to be done. Both ends of what is seen rise with the row.
 bool AttentionRows::is_whole(const Rows& rows, int first, int count, const Block& block) const {
   const int64_t top = rows.first + first;
-  return is_plain() && coded(rows.b, top, rows.hand).high >= block.at + block.count &&
-         coded(rows.b, top + count - 1, rows.hand).low <= block.at;
+  return has_plain_scores() &&
+         coded(rows.b, top, rows.hand).high >= block.at + block.count &&
+         coded(rows.b, top + count - 1, rows.hand).low <= block.at &&
+         has_zero_bias(rows, first, count, block);
+}
+
+// Whether the bias of a block is nothing but zeros, as it is in a decode step of a model with a
+// mask that hides nothing. Zeros of all element types are zero bytes.
+bool AttentionRows::has_zero_bias(const Rows& rows, int first, int count,
+                                  const Block& block) const {
+  if (call_.bias == nullptr) return true;
+  const std::size_t size = element_size(call_.element);
+  const int64_t loaded = call_.bias_stride[3] == 0 ? 1 : block.count;
+  int64_t before = -1;
+  for (int r = first; r < first + count; ++r) {
+    const int64_t offset = bias_offset(rows, r, block);
+    if (offset == before) continue;
+    before = offset;
+    const uint8_t* const bytes =
+        static_cast<const uint8_t*>(call_.bias) + static_cast<std::size_t>(offset) * size;
+    uint8_t any = 0;
+    for (std::size_t i = 0; i < static_cast<std::size_t>(loaded) * size; ++i) any |= bytes[i];
+    if (any != 0) return false;
+  }
+  return true;
 }
 
 // Adds the values of a block and asks memory for the rows `later`, which may be null.
@@ -161,14 +184,16 @@ void AttentionRows::add_values(const Rows& rows, const uint8_t* values, const Bl
     return value_.accumulate(values, count, scores, rows.count, decoded, rows.sums);
   }
   // Behind the last key: scores of -infinity, which scales of zero would make no numbers.
-  if (is_plain()) std::fill_n(block.key_scales + count, kBlock - count, 1.0f);
+  std::fill_n(block.key_scales + count, kBlock - count, 1.0f);
   float* const numbers = decoded;
+  float asked = 0.0f;
   for (int first = 0; first < rows.count; first += kSoftRows) {
     const int some = std::min(kSoftRows, rows.count - first);
     if (is_whole(rows, first, some, block)) {
-      const float share = first == 0 ? kSoftenShare : 0.0f;
+      const float share = std::max(asked, kSoftenShare);
       soften_whole(rows, first, some, block, scores, numbers,
-                   value_.part_of(later, count, 0.0f, share));
+                   value_.part_of(later, count, asked, share));
+      asked = share;
     } else {
       for (int r = first; r < first + some; ++r) {
         soften_and_quantise(rows, r, block, scores, numbers);
@@ -176,7 +201,7 @@ void AttentionRows::add_values(const Rows& rows, const uint8_t* values, const Bl
     }
   }
   value_.accumulate_numbers(values, count, numbers, rows.count, rows.sums,
-                            value_.part_of(later, count, is_plain() ? kSoftenShare : 0.0f, 1.0f));
+                            value_.part_of(later, count, asked, 1.0f));
 }
 
 void AttentionRows::soften_and_quantise(const Rows& rows, int r, const Block& block, float* scores,
@@ -308,12 +333,16 @@ const float* AttentionRows::load_shift(const Rows& rows, int r, const Block& blo
   return block.shift;
 }
 
-const float* AttentionRows::load_bias(const Rows& rows, int r, const Block& block) const {
+int64_t AttentionRows::bias_offset(const Rows& rows, int r, const Block& block) const {
   const int64_t row = rows.first + r;
   const int64_t* const stride = call_.bias_stride;
-  const int64_t offset = rows.b * stride[0] + query_head(rows.n, row) * stride[1] +
-                         token(row) * stride[2] + block.at * stride[3];
-  const int loaded = stride[3] == 0 ? 1 : block.count;
+  return rows.b * stride[0] + query_head(rows.n, row) * stride[1] + token(row) * stride[2] +
+         block.at * stride[3];
+}
+
+const float* AttentionRows::load_bias(const Rows& rows, int r, const Block& block) const {
+  const int64_t offset = bias_offset(rows, r, block);
+  const int loaded = call_.bias_stride[3] == 0 ? 1 : block.count;
   load_floats(kernels_, call_.element, call_.bias, static_cast<std::size_t>(offset), block.bias,
               static_cast<std::size_t>(loaded));
   if (loaded == 1) std::fill_n(block.bias, kBlock, block.bias[0]);

@@ -108,10 +108,10 @@ class AttentionRows {
     return kWaiting * (static_cast<std::size_t>(rows) + 1) * kBlock + kBlockArrays * kBlock +
            std::max(key_.work_size(rows), value_.work_size(rows));
   }
-  // Whether blocks are skipped of sequences of so many keys.
+  // Whether blocks may be skipped of sequences of so many keys.
   bool skips(int64_t keys) const {
-    return call_.skip_below > 0.0f && keys > kSkipFrom && is_plain() && value_.is_integer() &&
-           !has_zeros();
+    return call_.skip_below > 0.0f && keys > kSkipFrom && value_.is_integer() && !has_zeros() &&
+           has_plain_scores();
   }
 
   // Asks memory for the first rows of a range of keys; the kernels ask for those behind them.
@@ -148,9 +148,7 @@ class AttentionRows {
   int64_t first_row(int64_t b, int64_t n) const {  // of a token
     return (b * call_.heads + n) * call_.slots + call_.window.overlay_rows;
   }
-  bool is_plain() const {
-    return call_.offsets == 0 && call_.bias == nullptr && call_.softcap == 0.0f;
-  }
+  bool has_plain_scores() const { return call_.offsets == 0 && call_.softcap == 0.0f; }
   bool has_zeros() const { return key_.has_zeros() || value_.has_zeros(); }
   bool has_shift() const { return key_.has_zeros() || call_.offsets > 0; }
   int64_t offset_of(int64_t slot) const { return std::min(slot, call_.offsets - 1); }
@@ -166,6 +164,8 @@ class AttentionRows {
   void add_values(const Rows& rows, const uint8_t* values, const Block& block, float* scores,
                   float* decoded, const uint8_t* later) const;
   bool is_whole(const Rows& rows, int first, int count, const Block& block) const;
+  bool has_zero_bias(const Rows& rows, int first, int count, const Block& block) const;
+  int64_t bias_offset(const Rows& rows, int r, const Block& block) const;
   void soften(const Rows& rows, int r, const Block& block, float* scores) const;
   void soften_and_quantise(const Rows& rows, int r, const Block& block, float* scores,
                            float* numbers) const;

@@ -31,7 +31,9 @@ class Peaks {
         keys_(static_cast<std::size_t>(kKeys * width_)),
         values_(keys_.size()),
         query_(2 * kSize),
-        output_(2 * kSize) {
+        output_(2 * kSize),
+        bias_(kKeys) {
+    std::fill(bias_.begin(), bias_.end(), 0.0f);
     round_centroids(tables_);
     std::vector<uint8_t> row(static_cast<std::size_t>(width_));
     fill_rows(row.data(), 1, kCodec, kSize, width_, random);
@@ -65,7 +67,8 @@ class Peaks {
     }
   }
 
-  std::vector<float> attend(const Kernels& level, float skip_below, const Parallel& parallel) {
+  std::vector<float> attend(const Kernels& level, float skip_below, const Parallel& parallel,
+                            bool has_bias = false) {
     AttentionCall call{};
     call.element = Element::kFloat;
     call.query = query_.data();
@@ -81,6 +84,10 @@ class Peaks {
     call.scale = 1.0f;
     call.causal = true;
     call.skip_below = skip_below;
+    if (has_bias) {
+      call.bias = bias_.data();
+      call.bias_stride[3] = 1;
+    }
     CHECK(attention(level, call, parallel), level.name);
     return {output_.begin(), output_.end()};
   }
@@ -93,7 +100,7 @@ class Peaks {
   int width_;
   Tables tables_;
   Guarded<uint8_t> keys_, values_;
-  Guarded<float> query_, output_;
+  Guarded<float> query_, output_, bias_;
 };
 
 TEST(values_that_hardly_count_are_not_read) {
@@ -117,6 +124,8 @@ TEST(values_that_hardly_count_are_not_read) {
     CHECK(worst <= 1e-5 * largest, std::string(levels[i]->name) + " " + std::to_string(worst));
     CHECK(peaks.attend(*levels[i], 1e-4f, threaded()) == some,
           std::string(levels[i]->name) + ": threads change the result");
+    CHECK(peaks.attend(*levels[i], 1e-4f, serial(), true) == some,
+          std::string(levels[i]->name) + ": a bias of zeros changes the result");
   }
 }
 
