@@ -29,9 +29,12 @@ def install(folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(wanted, folder / wanted.name)
     command = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund"]
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=_SECONDS, check=False
-    )
+    try:
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"npm was not done after {_SECONDS} seconds"
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["npm failed"]
         return f"npm cannot install the packages: {lines[0]}"
