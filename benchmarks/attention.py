@@ -87,7 +87,7 @@ class Benchmark:
 
 
 def _chosen(options: argparse.Namespace) -> list[Named]:
-    own = registry.ours(options.presets, options.products, options.windows)
+    own = registry.ours(options.presets, options.products, options.windows, options.libraries)
     every = [*own, *registry.PEERS]
     return [named for named in every if any(part in named.name for part in options.peers)]
 
@@ -140,6 +140,16 @@ def _windows(text: str) -> list[tuple[int, int]]:
     return windows
 
 
+def _libraries(text: str) -> dict[str, str]:
+    libraries = {}
+    for item in _words(text):
+        label, _, path = item.partition("=")
+        if not Path(path).is_file():
+            raise argparse.ArgumentTypeError(f"{item!r} is not like old=/path/to/library")
+        libraries[label] = path
+    return libraries
+
+
 def _pythons(text: str) -> dict[str, str]:
     pythons = {}
     for item in _words(text):
@@ -167,6 +177,13 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="0,32+4,...",
         help="ours, with so many of the newest tokens and of the first ones exact",
+    )
+    add(
+        "--libraries",
+        type=_libraries,
+        default={},
+        metavar="LABEL=PATH,...",
+        help="ours, with each of these operator libraries",
     )
     add("--peers", type=_words, default=[""], help="contenders whose name contains one of these")
     add(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 OURS = "tq-onnx"
 YARDSTICK = "ort gqa float32"
@@ -77,6 +78,7 @@ def ours(
     presets: Sequence[str],
     products: Sequence[str] = (),
     windows: Sequence[tuple[int, int]] = (),
+    libraries: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Named]:
     """Our contenders.
 
@@ -84,10 +86,18 @@ def ours(
         presets: their names.
         products: each preset with each of these; those of the level without any.
         windows: each with each of these, newest and first tokens that are exact; none without any.
+        libraries: each with each of these operator libraries, paths by their labels; that of the
+            package without any.
     """
     kinds: list[tuple[str, dict[str, str]]] = [("", {})]
     if products:
         kinds = [(f" products {kind}", {"TQ_ONNX_PRODUCTS": kind}) for kind in products]
+    if libraries:
+        kinds = [
+            (f"{label} {library}", {**environment, "TQ_ONNX_LIBRARY": path})
+            for label, environment in kinds
+            for library, path in libraries.items()
+        ]
     return [
         Named(
             f"{OURS} {preset}{f' window {recent}+{sinks}' if recent or sinks else ''}{label}",

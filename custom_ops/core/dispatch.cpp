@@ -15,6 +15,8 @@
 #elif defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
+#elif defined(_WIN32)
+#include <windows.h>
 #endif
 
 namespace tq {
@@ -76,6 +78,8 @@ bool has_avx512vnni() { return has_avx512() && has(cpuid(7, 0).ecx, 11); }
 bool has_neondot() { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
 #elif defined(__aarch64__) && defined(__APPLE__)
 bool has_neondot() { return true; }  // every Apple silicon
+#elif defined(__aarch64__) && defined(_WIN32)
+bool has_neondot() { return IsProcessorFeaturePresent(43) != 0; }  // PF_ARM_V82_DP_INSTRUCTIONS
 #else
 bool has_neondot() { return false; }
 #endif

@@ -124,7 +124,7 @@ struct ExactVectors {
         if (token >= p.exact.sinks && token < past - p.exact.recent) continue;
         uint8_t* const out = entry(p, lane, token);
         for (int j = 0; j < p.head_size; ++j) {
-          store_half(std::normal_distribution<float>()(random), out + 2 * j);
+          store_half(Normal<float>()(random), out + 2 * j);
         }
         const uint32_t tag = static_cast<uint32_t>(token + 1);
         set_entry_tag(out, p.head_size, random() % 12 ? tag : static_cast<uint32_t>(random() % 50));

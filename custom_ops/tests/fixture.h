@@ -20,19 +20,18 @@
 #include "core/rotation.h"
 #include "core/row_format.h"
 #include "tests/guard.h"
+#include "tests/random.h"
 
 namespace tq::test {
 
-using Random = std::mt19937;
-
 inline void fill_normal(float* out, std::size_t count, Random& random, float deviation = 1.0f) {
-  std::normal_distribution<float> normal(0.0f, deviation);
-  for (std::size_t i = 0; i < count; ++i) out[i] = normal(random);
+  Normal<float> normal;
+  for (std::size_t i = 0; i < count; ++i) out[i] = normal(random) * deviation;
 }
 
 // An orthogonal matrix by Gram-Schmidt.
 inline void fill_rotation(float* out, int size, Random& random) {
-  std::normal_distribution<double> normal;
+  Normal<double> normal;
   std::vector<double> rows(static_cast<std::size_t>(size) * size);
   for (int i = 0; i < size; ++i) {
     double* const row = rows.data() + static_cast<std::size_t>(i) * size;
@@ -171,8 +170,8 @@ inline void store_half(float value, uint8_t* out) {
 // Arbitrary codes with fields around one; floats for raw rows.
 inline void fill_rows(uint8_t* rows, std::size_t count, Codec codec, int head_size, int stride,
                       Random& random) {
-  std::uniform_int_distribution<int> byte(0, 255);
-  std::uniform_real_distribution<float> field(0.1f, 12.0f);
+  UniformInt<int> byte(0, 255);
+  UniformReal<float> field(0.1f, 12.0f);
   std::vector<float> vector(static_cast<std::size_t>(head_size));
   const int codes = spec::code_bytes(codec, head_size);
   for (std::size_t t = 0; t < count; ++t, rows += stride) {

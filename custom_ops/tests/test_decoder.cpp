@@ -155,7 +155,7 @@ TEST(swish_is_that_of_doubles) {
 
 TEST(transpose_and_gather_move_every_byte) {
   Random random(63);
-  std::uniform_int_distribution<int> byte(0, 255);
+  UniformInt<int> byte(0, 255);
   for (const int64_t bytes : {2, 34, 70000}) {
     const int64_t batch = 2, rows = 3, columns = 7, count = batch * rows * columns;
     Guarded<uint8_t> x(static_cast<std::size_t>(count * bytes));

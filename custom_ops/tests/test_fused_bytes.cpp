@@ -39,7 +39,7 @@ struct Rows {
         count(count_),
         bytes(static_cast<std::size_t>(count) * format.stride, side),
         numbers(static_cast<std::size_t>(count) * size) {
-    std::uniform_int_distribution<int> byte(0, 255);
+    UniformInt<int> byte(0, 255);
     for (uint8_t& x : bytes) x = static_cast<uint8_t>(byte(random));
     std::vector<float> vector(static_cast<std::size_t>(size));
     for (int t = 0; t < count; ++t) {

@@ -28,7 +28,7 @@ TEST(half_to_float_is_exact) {
 
 TEST(float_to_half_rounds_to_nearest_even) {
   Random random(1);
-  std::uniform_int_distribution<int> any(0, 0x7bfe);
+  UniformInt<int> any(0, 0x7bfe);
   for (int i = 0; i < 20000; ++i) {
     const uint16_t low = static_cast<uint16_t>(any(random));
     const double a = value_of(low), b = value_of(static_cast<uint16_t>(low + 1));
@@ -45,7 +45,7 @@ TEST(float_to_half_rounds_to_nearest_even) {
 
 TEST(conversions_are_the_same_at_every_level) {
   Random random(2);
-  std::uniform_int_distribution<uint32_t> any;
+  const auto any = [](Random& r) { return static_cast<uint32_t>(r()); };
   for (const Kernels* level : supported_kernels()) {
     for (std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{7}, std::size_t{16},
                               std::size_t{33}, std::size_t{4096}}) {

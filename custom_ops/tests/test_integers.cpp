@@ -208,7 +208,7 @@ TEST(integer_sums_are_right) {
     const RowFormat& format = codes.format;
     Work work(k, format, queries);
     std::vector<double> weights(static_cast<std::size_t>(queries) * kBlock);
-    std::uniform_real_distribution<float> uniform(0.0f, 5.0f);
+    UniformReal<float> uniform(0.0f, 5.0f);
     std::fill(work.weights.begin(), work.weights.end(), kNan);
     // One row is no row of weights, one is zero.
     const int nonfinite = queries > 2 ? queries / 2 : -1, none = queries > 3 ? 0 : -1;
@@ -245,7 +245,7 @@ TEST(integer_softmax_is_right) {
   for (const Kernels* level : integer_levels()) {
     const IntegerKernels& k = *level->integers;
     Random random(12);
-    std::uniform_real_distribution<float> field(0.1f, 12.0f);
+    UniformReal<float> field(0.1f, 12.0f);
     const Codes codes(*level, lloyd_max(4), 64, kBlock, 0, Side::kEnd, random);
     Work work(k, codes.format, 1);
     Guarded<float> key_scales(kBlock), value_scales(kBlock);
@@ -341,7 +341,7 @@ TEST(integer_softmax_with_zeros_is_right) {
   for (const Kernels* level : integer_levels()) {
     const IntegerKernels& k = *level->integers;
     Random random(13);
-    std::uniform_real_distribution<float> field(0.1f, 12.0f);
+    UniformReal<float> field(0.1f, 12.0f);
     const Codes codes(*level, lloyd_max(3), 64, kBlock, 0, Side::kEnd, random);
     Work work(k, codes.format, 1);
     Guarded<float> key_scales(kBlock), key_zeros(kBlock), value_scales(kBlock), value_zeros(kBlock);

@@ -199,7 +199,7 @@ TEST(signs_are_decoded) {
   Random random(16);
   const float signs[kTable] = {-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1,
                                -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1};
-  std::uniform_int_distribution<int> byte(0, 255);
+  UniformInt<int> byte(0, 255);
   for (const Kernels* level : supported_kernels()) {
     for (const int size : kHeadSizes) {
       const RowFormat format = row_format(1, size, level->lanes, size / 8);

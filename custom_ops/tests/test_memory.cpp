@@ -1,6 +1,8 @@
 // What a decode step takes beyond the caches: counted where the core gets its memory from.
 #include <atomic>
+#include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 
 #include "core/attention.h"
@@ -12,24 +14,35 @@ namespace {
 std::atomic<std::size_t> in_use{0}, peak{0};
 constexpr std::size_t kHeader = 64;
 
+// Lies before what is given away.
+struct Header {
+  void* memory;
+  std::size_t size;
+};
+static_assert(sizeof(Header) <= kHeader, "");
+
 }  // namespace
 
 void* operator new(std::size_t size, std::align_val_t, const std::nothrow_t&) noexcept {
-  const std::size_t padded = (size + 2 * kHeader - 1) / kHeader * kHeader;
-  char* const memory = static_cast<char*>(std::aligned_alloc(kHeader, padded));
+  // Windows has no std::aligned_alloc.
+  void* const memory = std::malloc(size + 2 * kHeader);
   if (memory == nullptr) return nullptr;
-  *reinterpret_cast<std::size_t*>(memory) = size;
+  const auto address = reinterpret_cast<std::uintptr_t>(memory);
+  char* const out = static_cast<char*>(memory) + (2 * kHeader - address % kHeader);
+  const Header header{memory, size};
+  std::memcpy(out - sizeof header, &header, sizeof header);
   const std::size_t now = in_use += size;
   for (std::size_t before = peak; before < now && !peak.compare_exchange_weak(before, now);) {
   }
-  return memory + kHeader;
+  return out;
 }
 
 void operator delete(void* at, std::align_val_t) noexcept {
   if (at == nullptr) return;
-  char* const memory = static_cast<char*>(at) - kHeader;
-  in_use -= *reinterpret_cast<std::size_t*>(memory);
-  std::free(memory);
+  Header header;
+  std::memcpy(&header, static_cast<char*>(at) - sizeof header, sizeof header);
+  in_use -= header.size;
+  std::free(header.memory);
 }
 
 namespace tq::test {

@@ -191,7 +191,7 @@ TEST(prefill_keeps_strange_numbers_apart) {
 
 TEST(products_of_pairs_are_exact) {
   Random random(33);
-  std::uniform_int_distribution<int> number(-32767, 32767), code(-127, 127);
+  UniformInt<int> number(-32767, 32767), code(-127, 127);
   for (const Kernels* level : supported_kernels()) {
     if (level->multiply_pairs == nullptr) continue;
     for (const int m : {1, 5, 6, 13}) {

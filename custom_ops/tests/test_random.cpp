@@ -17,7 +17,7 @@ long number_in(const char* name, long otherwise) {
 
 Problem random_problem(Random& random) {
   const auto any = [&](int64_t least, int64_t most) {
-    return std::uniform_int_distribution<int64_t>(least, most)(random);
+    return UniformInt<int64_t>(least, most)(random);
   };
   const std::vector<Codec> codecs = float_codecs();
   const auto codec = [&] { return codecs[static_cast<std::size_t>(any(0, 1000)) % codecs.size()]; };

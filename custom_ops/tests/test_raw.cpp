@@ -31,7 +31,7 @@ EncodeCall raw_call(Element element, int size) {
 
 TEST(raw_rows_are_the_vectors) {
   Random random(30);
-  std::uniform_int_distribution<int> byte(0, 255);
+  UniformInt<int> byte(0, 255);
   const int64_t batch = 2, heads = 2, tokens = 11, lengths[] = {3, 0};
   for (const Element element : kElements) {
     for (const int size : kHeadSizes) {

@@ -18,7 +18,7 @@ struct Search {
       : gains(static_cast<std::size_t>(count), side),
         feedback(static_cast<std::size_t>(kHeads * size * size), side),
         size_(size) {
-    std::uniform_real_distribution<float> gain(0.7f, 1.5f), weight(0.01f, 4.0f);
+    UniformReal<float> gain(0.7f, 1.5f), weight(0.01f, 4.0f);
     for (float& one : gains) one = gain(random);
     fill_normal(feedback.data(), feedback.size(), random, 0.7f / std::sqrt(static_cast<float>(size)));
     for (int n = 0; n < kHeads; ++n) {

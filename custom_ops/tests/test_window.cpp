@@ -229,7 +229,7 @@ TEST(window_of_prompts_with_strange_entries) {
 
 TEST(window_with_tags_that_lie) {
   Random random(41);
-  std::uniform_int_distribution<uint32_t> any;
+  const auto any = [](Random& r) { return static_cast<uint32_t>(r()); };
   for (const int64_t tokens : {1, 40}) {
     for (int round = 0; round < 20; ++round) {
       Sizes s;

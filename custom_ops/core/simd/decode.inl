@@ -71,7 +71,7 @@ void load_fields(const uint8_t* at, int stride, int count, float* out) {
   }
   uint16_t rest[kLanes] = {};
   for (int i = 0; t + i < count; ++i) {
-    __builtin_memcpy(rest + i, at + static_cast<ptrdiff_t>(t + i) * stride, sizeof *rest);
+    memcpy(rest + i, at + static_cast<ptrdiff_t>(t + i) * stride, sizeof *rest);
   }
   for (; t < kBlock; t += kLanes) {
     store(out + t, load_half(rest));
@@ -83,13 +83,13 @@ void load_field_pairs(const uint8_t* at, int stride, int count, float* first, fl
   uint32_t pairs[kBlock] = {};
   const auto pair = [&](int t) {
     uint32_t one;
-    __builtin_memcpy(&one, at + static_cast<ptrdiff_t>(t) * stride, sizeof one);
+    memcpy(&one, at + static_cast<ptrdiff_t>(t) * stride, sizeof one);
     return static_cast<uint64_t>(one);
   };
   int t = 0;
   for (; t + 2 <= count; t += 2) {
     const uint64_t two = pair(t) | pair(t + 1) << 32;
-    __builtin_memcpy(pairs + t, &two, sizeof two);
+    memcpy(pairs + t, &two, sizeof two);
   }
   if (t < count) pairs[t] = static_cast<uint32_t>(pair(t));
   uint16_t low[kBlock], high[kBlock];

@@ -13,7 +13,7 @@ namespace {
 TQ_INLINE __m128i gather_words(const uint8_t* p, ptrdiff_t stride) {
   const auto word = [p, stride](int i) TQ_INLINED {
     uint16_t one;
-    __builtin_memcpy(&one, p + i * stride, sizeof one);
+    memcpy(&one, p + i * stride, sizeof one);
     return static_cast<int>(one);
   };
   __m128i all = _mm_cvtsi32_si128(word(0));

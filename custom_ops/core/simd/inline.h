@@ -3,6 +3,8 @@
 // core/kernels.h).
 #pragma once
 
+#include <string.h>
+
 #if defined(_MSC_VER) && !defined(__clang__)
 #define TQ_INLINE static __forceinline
 #define TQ_INLINED
@@ -13,6 +15,6 @@
 
 TQ_INLINE float float_of_bits(unsigned bits) {
   float x;
-  __builtin_memcpy(&x, &bits, sizeof x);
+  memcpy(&x, &bits, sizeof x);
   return x;
 }

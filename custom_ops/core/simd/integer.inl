@@ -117,10 +117,10 @@ struct Rows {
     copy_stride = static_cast<ptrdiff_t>(pieces(format)) * piece_bytes(format);
     copied_segment = (padded - in_cache) * copy_stride;
     const int segments = format.bits == 3 ? 3 : 1;
-    __builtin_memset(copies, 0, static_cast<size_t>(segments * copied_segment));
+    memset(copies, 0, static_cast<size_t>(segments * copied_segment));
     for (int i = 0; i < segments; ++i) {
       for (int t = in_cache; t < count; ++t) {
-        __builtin_memcpy(copies + i * copied_segment + (t - in_cache) * copy_stride,
+        memcpy(copies + i * copied_segment + (t - in_cache) * copy_stride,
                          cache + t * cache_stride + segment_offset(format, i),
                          static_cast<size_t>(format.slot_size));
       }
@@ -205,7 +205,7 @@ int query_floats(const RowFormat& format) {
 }
 TQ_INLINE Ending ending_at(const RowFormat& format, const float* prepared) {
   Ending ending;
-  __builtin_memcpy(&ending, prepared + factor_count(format) * kFactorFloats, sizeof ending);
+  memcpy(&ending, prepared + factor_count(format) * kFactorFloats, sizeof ending);
   return ending;
 }
 
@@ -249,7 +249,7 @@ void prepare_query(const RowFormat& format, const float* natural, float* prepare
   float slotted[tq::kMaxIntegerWidth];
   Group groups[tq::kMaxIntegerWidth / 4];
   if (format.slot_size % 4 == 0) {
-    __builtin_memcpy(slotted, natural, static_cast<size_t>(format.head_size) * sizeof(float));
+    memcpy(slotted, natural, static_cast<size_t>(format.head_size) * sizeof(float));
     for (int i = format.head_size; i < padded; ++i) slotted[i] = 0.0f;
   } else {
     for (int i = 0; i < padded; ++i) slotted[i] = 0.0f;
@@ -272,7 +272,7 @@ void prepare_query(const RowFormat& format, const float* natural, float* prepare
       }
     }
   }
-  __builtin_memcpy(prepared + factor_count(format) * kFactorFloats, &ending, sizeof ending);
+  memcpy(prepared + factor_count(format) * kFactorFloats, &ending, sizeof ending);
 }
 
 // Loops over registers go by for_each_number: with indices that are constants from the start the
@@ -398,7 +398,7 @@ TQ_INLINE float step_at(const float* numbers, int step) {
 }
 TQ_INLINE Sums first_sums_at(const float* numbers, int step) {
   int32_t total;
-  __builtin_memcpy(&total, numbers + kGroups * kGroupFloats + kSteps + step, sizeof total);
+  memcpy(&total, numbers + kGroups * kGroupFloats + kSteps + step, sizeof total);
   return first_value_sums(total);
 }
 
@@ -583,7 +583,7 @@ TQ_INLINE void store_step(const float* weights, float largest, int step, float* 
   const int32_t total = store_weights<kVectors>(
       x, inverse, reinterpret_cast<Group*>(numbers + step * (kStepRows / 4) * kGroupFloats));
   numbers[kGroups * kGroupFloats + step] = largest / kLargestWeight;
-  __builtin_memcpy(numbers + kGroups * kGroupFloats + kSteps + step, &total, sizeof total);
+  memcpy(numbers + kGroups * kGroupFloats + kSteps + step, &total, sizeof total);
 }
 
 constexpr int kVectors = kBlock / kWords;

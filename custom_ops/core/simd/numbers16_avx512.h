@@ -38,14 +38,14 @@ TQ_INLINE Factors load_factors(const void* p) {
 TQ_INLINE void store_factors(const Group* groups, float* out) {
   int8_t* const at = reinterpret_cast<int8_t*>(out);
   for (int i = 0; i < kWords; ++i) {
-    __builtin_memcpy(at + 4 * i, groups[i].high, 4);
-    __builtin_memcpy(at + kBytes + 4 * i, groups[i].low, 4);
+    memcpy(at + 4 * i, groups[i].high, 4);
+    memcpy(at + kBytes + 4 * i, groups[i].low, 4);
   }
 }
 TQ_INLINE Factors spread_factors(const Group& group) {
   int32_t high, low;
-  __builtin_memcpy(&high, group.high, sizeof high);
-  __builtin_memcpy(&low, group.low, sizeof low);
+  memcpy(&high, group.high, sizeof high);
+  memcpy(&low, group.low, sizeof low);
   return {keep(_mm512_set1_epi32(high)), keep(_mm512_set1_epi32(low))};
 }
 TQ_INLINE void add_key_products(Sums& sums, Bytes keys, const Factors& query) {

@@ -12,11 +12,11 @@ struct Group {
   uint8_t number[4];
 };
 TQ_INLINE void store_factors(const Group* groups, float* out) {
-  __builtin_memcpy(out, groups, kWords * sizeof *groups);
+  memcpy(out, groups, kWords * sizeof *groups);
 }
 TQ_INLINE int32_t word_of(const Group& group) {
   int32_t numbers;
-  __builtin_memcpy(&numbers, group.number, sizeof numbers);
+  memcpy(&numbers, group.number, sizeof numbers);
   return numbers;
 }
 

@@ -14,7 +14,7 @@ TQ_INLINE Table make_table_of_words(const IntegerTable& table) {
   float entries[16];
   for (int i = 0; i < 16; ++i) {
     const int32_t entry = table.entries[i];
-    __builtin_memcpy(entries + i, &entry, sizeof entry);
+    memcpy(entries + i, &entry, sizeof entry);
   }
   return make_table(entries);
 }

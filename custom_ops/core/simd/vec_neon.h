@@ -2,6 +2,7 @@
 #pragma once
 
 #include <arm_neon.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -179,7 +180,7 @@ TQ_INLINE void store_half(uint16_t* p, V v) {
 TQ_INLINE V gather_half(const uint8_t* p, ptrdiff_t stride) {
   const auto word = [p, stride](int i) TQ_INLINED {
     uint16_t one;
-    __builtin_memcpy(&one, p + i * stride, sizeof one);
+    memcpy(&one, p + i * stride, sizeof one);
     return one;
   };
   uint16x4_t all = vdup_n_u16(word(0));
