@@ -13,14 +13,14 @@ PAGES = sorted(
         *(path for path in ROOT.glob("*.md") if path.name != "CHANGELOG.md"),
         *(ROOT / "docs").glob("*.md"),
         *(ROOT / "custom_ops").rglob("*.md"),
-        *(ROOT / name / "README.md" for name in ("models", "benchmarks", "tests/fixtures")),
+        *(ROOT / name / "README.md" for name in ("models", "benchmarks", "release", "tests/fixtures")),
     ]
 )
 LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 #: A path of a file or folder of the repository, in backticks.
 PATH = re.compile(
-    r"`((?:tq_onnx|custom_ops|tests|docs|models|benchmarks)/[\w./-]+|[\w-]+\.md)`",
+    r"`((?:tq_onnx|custom_ops|tests|docs|models|benchmarks|release)/[\w./-]+|[\w-]+\.md)`",
 )
 
 
