@@ -33,7 +33,8 @@ class Guarded {
 #else
     (void)side;
     size_ = bytes;
-    base_ = static_cast<unsigned char*>(std::malloc(bytes + 1));
+    // Zeros, as new pages are.
+    base_ = static_cast<unsigned char*>(std::calloc(bytes + 1, 1));
     data_ = reinterpret_cast<T*>(base_);
 #endif
   }
