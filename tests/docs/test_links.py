@@ -13,7 +13,8 @@ PAGES = sorted(
         *(path for path in ROOT.glob("*.md") if path.name != "CHANGELOG.md"),
         *(ROOT / "docs").glob("*.md"),
         *(ROOT / "custom_ops").rglob("*.md"),
-        *(ROOT / name / "README.md" for name in ("models", "benchmarks", "release", "tests/fixtures")),
+        *(ROOT / name / "README.md" for name in ("models", "benchmarks", "release")),
+        ROOT / "tests" / "fixtures" / "README.md",
     ]
 )
 LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
