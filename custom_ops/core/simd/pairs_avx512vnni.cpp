@@ -8,12 +8,20 @@
 
 #include "core/simd/inline.h"
 
+// Before a loop over accumulators, which are registers only if the loop is gone: Clang gives up on
+// large ones.
+#if defined(__clang__)
+#define TQ_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define TQ_UNROLL
+#endif
+
 namespace {
 
 constexpr int kWords = 16;
 constexpr int kTileRows = 6, kTileVectors = 4;
 
-// GCC 12 copies the accumulators of the intrinsic at every use.
+// GCC 12 copies the accumulators of the intrinsic at every use, Clang 22 makes two instructions of it.
 TQ_INLINE __m512i add_products(__m512i sum, __m512i a, __m512i b) {
 #if defined(__GNUC__)
   __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
@@ -27,17 +35,20 @@ template <int ROWS, int VECTORS>
 TQ_INLINE void multiply_tile(const int32_t* a, ptrdiff_t lda, const int32_t* b, ptrdiff_t ldb,
                              float* c, ptrdiff_t ldc, int k, const float* steps, bool accumulate) {
   __m512i sums[ROWS][VECTORS];
+  TQ_UNROLL
   for (int r = 0; r < ROWS; ++r) {
     for (int v = 0; v < VECTORS; ++v) sums[r][v] = _mm512_setzero_si512();
   }
   for (int i = 0; i < k; ++i) {
     __m512i right[VECTORS];
     for (int v = 0; v < VECTORS; ++v) right[v] = _mm512_loadu_si512(b + i * ldb + v * kWords);
+    TQ_UNROLL
     for (int r = 0; r < ROWS; ++r) {
       const __m512i left = _mm512_set1_epi32(a[r * lda + i]);
       for (int v = 0; v < VECTORS; ++v) sums[r][v] = add_products(sums[r][v], left, right[v]);
     }
   }
+  TQ_UNROLL
   for (int r = 0; r < ROWS; ++r) {
     const __m512 step = _mm512_set1_ps(steps[r]);
     for (int v = 0; v < VECTORS; ++v) {
