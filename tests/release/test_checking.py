@@ -20,6 +20,8 @@ lief = pytest.importorskip("lief")
 if platform_here() not in PLATFORMS:
     pytest.skip("there are no wheels for this platform", allow_module_level=True)
 
+# Behind the installed package: release/ is no part of it, and tq_onnx lies beside release/, too.
+sys.path.append(str(Path(__file__).parents[2]))
 from release import building, checking, trying  # noqa: E402
 
 HERE = PLATFORMS[platform_here()]

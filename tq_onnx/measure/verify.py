@@ -248,10 +248,10 @@ def _verify(
     tell: OnProgress,
 ) -> VerifyReport:
     original, graph, converted, loaded = pair.original, pair.graph, pair.converted, pair.loaded
-    library = library and pair.form is loaded  # kernels have nothing to do elsewhere
     before = open_original(original, loaded=graph, threads=threads)
     refuse_stranger(before, converted, loaded)
     with failing(converted, ep):
+        library = library and pair.form is loaded  # kernels have nothing to do elsewhere
         after = open_converted(converted, loaded=loaded, library=library, threads=threads, ep=ep)
     text = text_of(before, tokens)
     found = [_kept(before, after, loaded)]
