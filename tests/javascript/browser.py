@@ -12,7 +12,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlencode
 
-from tests.netron.page import HOST, run_browser
+from tests.netron.page import HOST, Answering, run_browser
 
 SECONDS = 150
 SIZE = (900, 900)
@@ -43,7 +43,7 @@ def shown(site: Path, picture: Path, *, prompt: str, tokens: int) -> str:
     told: list[str] = []
     entrance = _ENTRANCE.format(query=urlencode({"prompt": prompt, "tokens": tokens})).encode()
 
-    class Files(SimpleHTTPRequestHandler):
+    class Files(Answering, SimpleHTTPRequestHandler):
         extensions_map = SimpleHTTPRequestHandler.extensions_map | {
             ".mjs": "text/javascript",
             ".wasm": "application/wasm",
@@ -52,26 +52,16 @@ def shown(site: Path, picture: Path, *, prompt: str, tokens: int) -> str:
         def do_GET(self) -> None:
             if self.path == "/wait":
                 done.wait(SECONDS)
-                self._answer(b"")
+                self.answer(b"")
             elif self.path == "/entrance":
-                self._answer(entrance)
+                self.answer(entrance)
             else:
                 super().do_GET()
 
         def do_POST(self) -> None:
             told.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
-            self._answer(b"")
+            self.answer(b"")
             done.set()
-
-        def _answer(self, content: bytes) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Stays quiet."""
 
     server = ThreadingHTTPServer((HOST, 0), partial(Files, directory=str(site)))
     threading.Thread(target=server.serve_forever, daemon=True).start()

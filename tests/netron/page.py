@@ -56,6 +56,21 @@ class Shown:
     elements: str = ""
 
 
+class Answering(BaseHTTPRequestHandler):
+    """A handler of requests that says nothing in the terminal."""
+
+    def answer(self, content: bytes) -> None:
+        """Sends a page."""
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Stays quiet."""
+
+
 @contextmanager
 def served(model: Path) -> Iterator[Shown]:
     """Serves the model, opened at its first converted layer.
@@ -67,27 +82,17 @@ def served(model: Path) -> Iterator[Shown]:
     """
     drawn = threading.Event()
 
-    class Entrance(BaseHTTPRequestHandler):
+    class Entrance(Answering):
         def do_GET(self) -> None:
             if self.path == "/wait":
                 drawn.wait(DRAWING_SECONDS)
-            self._answer(page.encode())
+            self.answer(page.encode())
 
         def do_POST(self) -> None:
             length = int(self.headers["Content-Length"])
             shown.elements = self.rfile.read(length).decode()
-            self._answer(b"")
+            self.answer(b"")
             drawn.set()
-
-        def _answer(self, content: bytes) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Stays quiet."""
 
     entrance = ThreadingHTTPServer((HOST, 0), Entrance)
     threading.Thread(target=entrance.serve_forever, daemon=True).start()
