@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 from tests.files.models import external
+from tests.native.single_node import attention_model
 from tests.runtime.models import CONVERTIBLE, DYNAMO, GENAI, converted, original
 from tq_onnx.errors import LibraryError, ModelFileError, TqOnnxError, UnsupportedModelError
 from tq_onnx.runtime.decoder import Decoder
@@ -176,3 +177,13 @@ def test_steps_have_products_of_8_bits_by_default(monkeypatch: pytest.MonkeyPatc
 )
 def test_a_table_of_positions_that_is_short_or_of_another_width(said: str, told: str) -> None:
     assert told in str(run_error(RuntimeError(said), "model.onnx"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("TQ_ONNX_PRODUCTS", "7"), ("TQ_ONNX_SKIP_BELOW", "1"), ("TQ_ONNX_SKIP_BELOW", "few")],
+)
+def test_values_that_kernels_refuse(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(LibraryError, match=f"{name} is '{value}'.*unset it"):
+        make_session(attention_model(), library=True)

@@ -28,7 +28,7 @@ from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.runtime.errors import absent, load_error, message_of, not_loaded
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
-from tq_onnx.runtime.variables import ISA, PRODUCTS, Variable
+from tq_onnx.runtime.variables import ISA, PRODUCTS, SKIP_BELOW, Variable
 
 # ONNX Runtime prints errors in colours on stderr before it raises them; only the exception counts.
 _LOG_FATAL: Final = 4
@@ -276,6 +276,7 @@ def register_library(options: Any) -> None:
             where=str(path),
             fix=f"unset it, or use one of {', '.join(info.isa_supported)}",
         )
+    _refuse_values(path)
     try:
         options.register_custom_ops_library(str(path))
     except Exception as error:
@@ -284,3 +285,25 @@ def register_library(options: Any) -> None:
             where=str(path),
             fix="reinstall tq-onnx, or use onnxruntime 1.24 or newer",
         ) from error
+
+
+def _refuse_values(path: Path) -> None:
+    """Refuse values that the kernels would, which ONNX Runtime blames on the graph."""
+    products = os.environ.get(PRODUCTS.name)
+    if products and products not in ("8", "16", "float"):
+        raise LibraryError(
+            f"{PRODUCTS.name} is {products!r}",
+            where=str(path),
+            fix="unset it, or use 8, 16 or float",
+        )
+    below = os.environ.get(SKIP_BELOW.name)
+    try:
+        fits = not below or 0 <= float(below) < 1
+    except ValueError:
+        fits = False
+    if not fits:
+        raise LibraryError(
+            f"{SKIP_BELOW.name} is {below!r}",
+            where=str(path),
+            fix="unset it, or use a number from 0 to below 1",
+        )
