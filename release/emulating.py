@@ -1,16 +1,21 @@
 """Build the C++ tests for a platform with zig, and run them here, where need be by an emulator.
 
 They compare every SIMD level with the scalar one and with float64, and the digest of rows with
-that of all other platforms. macOS has no emulator: its tests are only built.
+that of all other platforms. Every case runs in a process of its own, one for each core: an emulator
+takes minutes for some, and an end before its time says which. macOS has no emulator: its tests are
+only built.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -76,24 +81,68 @@ def build_tests(source: Path, platform: str) -> Path:
     return folder / f"tq_onnx_tests{'.exe' if platform.startswith('windows') else ''}"
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a case.
+
+    Attributes:
+        name: of the case.
+        wrong: what did not hold, or how its process ended; empty if all is well.
+        checks: how many there were.
+        levels: of kernels that there are, as the program names them.
+        digests: of rows, if the case tells of any.
+    """
+
+    name: str
+    wrong: str
+    checks: int
+    levels: str
+    digests: frozenset[str]
+
+
 def run_tests(program: Path, platform: str) -> str | None:
     """Run the C++ tests of a platform.
 
     Returns:
-        The last line of what they said, and the digest of rows; None if nothing here runs them.
+        How many cases and checks there were, and the digest of rows; None if nothing here runs
+        them.
 
     Raises:
-        ReleaseError: a check does not hold, or they end before their time.
+        ReleaseError: a check does not hold, or a case ends before its time.
     """
     command = command_for(platform, program)
     if command is None:
         return None
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    ended = re.search(r"^\d+ cases, \d+ checks, 0 failures$", done.stdout, re.MULTILINE)
-    digests = set(re.findall(r"^rows: (\w{16}) at ", done.stdout, re.MULTILINE))
+    names = _say([*command, "--list"]).stdout.split()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        outcomes = list(pool.map(lambda name: _run_case(command, name), names))
+    wrong = [f"{one.name}: {one.wrong}" for one in outcomes if one.wrong]
+    digests = {digest for one in outcomes for digest in one.digests}
+    levels = {one.levels for one in outcomes}
+    if wrong or len(digests) != 1 or len(levels) != 1:
+        found = f"{len(names)} cases, digests {sorted(digests)}, levels {sorted(levels)}"
+        raise ReleaseError("\n".join([f"the tests of {platform}: {found}", *wrong]))
+    checks = sum(one.checks for one in outcomes)
+    counts = f"{len(names)} cases, {checks} checks, 0 failures"
+    return f"{counts}; levels {levels.pop()}; rows {digests.pop()}"
+
+
+def _run_case(command: Sequence[str | Path], name: str) -> Outcome:
+    done = _say([*command, name])
+    ended = re.search(r"^1 cases, (\d+) checks, 0 failures$", done.stdout, re.MULTILINE)
     levels = re.search(r"^levels: (.*)$", done.stdout, re.MULTILINE)
-    if done.returncode != 0 or ended is None or len(digests) != 1 or levels is None:
-        wrong = [line for line in done.stdout.splitlines() if "does not hold" in line]
-        shown = "\n".join([*wrong[:20], done.stdout[-1000:], done.stderr[-1000:]])
-        raise ReleaseError(f"the tests of {platform}: exit status {done.returncode}\n{shown}")
-    return f"{ended[0]}; levels {levels[1]}; rows {digests.pop()}"
+    wrong = ""
+    if done.returncode != 0 or ended is None:
+        told = [line for line in done.stdout.splitlines() if "does not hold" in line][:20]
+        wrong = "\n".join([f"exit status {done.returncode}", *told, done.stderr[-1000:]])
+    return Outcome(
+        name=name,
+        wrong=wrong,
+        checks=int(ended[1]) if ended else 0,
+        levels=levels[1] if levels else "",
+        digests=frozenset(re.findall(r"^rows: (\w{16}) at ", done.stdout, re.MULTILINE)),
+    )
+
+
+def _say(command: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False)

@@ -2,14 +2,12 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <map>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "core/dispatch.h"
@@ -21,6 +19,7 @@
 #include "core/row_format.h"
 #include "tests/guard.h"
 #include "tests/random.h"
+#include "tests/workers.h"
 
 namespace tq::test {
 
@@ -277,17 +276,11 @@ inline Parallel serial() {
           nullptr};
 }
 
-// Four threads that take tasks in whatever order.
+// Four threads that take tasks in whatever order; calls at the same time have eight.
 inline Parallel threaded() {
   return {[](void*, void (*task)(void*, std::size_t), std::size_t count, void* argument) {
-            std::atomic<std::size_t> next{0};
-            std::vector<std::thread> threads;
-            for (int i = 0; i < 4; ++i) {
-              threads.emplace_back([&] {
-                for (std::size_t at = next++; at < count; at = next++) task(argument, at);
-              });
-            }
-            for (std::thread& thread : threads) thread.join();
+            static Workers workers(8);
+            workers.run(task, count, argument, 4);
           },
           nullptr};
 }

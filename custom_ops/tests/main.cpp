@@ -16,15 +16,30 @@ std::vector<Case>& cases() {
 
 }  // namespace tq::test
 
-// Runs every case, or those whose name contains the first argument.
+// Whether a case is asked for: all are without an argument; with one, the case of that name, or else
+// those whose name contains it.
+static bool is_asked_for(const char* name, const char* argument) {
+  if (argument == nullptr || std::strcmp(name, argument) == 0) return true;
+  for (const tq::test::Case& one : tq::test::cases()) {
+    if (std::strcmp(one.name, argument) == 0) return false;
+  }
+  return std::strstr(name, argument) != nullptr;
+}
+
+// Runs cases; with --list, prints the names of all.
 int main(int argc, char** argv) {
   using namespace tq::test;
+  const char* const argument = argc > 1 ? argv[1] : nullptr;
+  if (argument != nullptr && std::strcmp(argument, "--list") == 0) {
+    for (const Case& one : cases()) std::printf("%s\n", one.name);
+    return 0;
+  }
   std::printf("levels:");
   for (const tq::Kernels* level : tq::supported_kernels()) std::printf(" %s", level->name);
   std::printf("\n");
   int run = 0;
   for (const Case& one : cases()) {
-    if (argc > 1 && std::strstr(one.name, argv[1]) == nullptr) continue;
+    if (!is_asked_for(one.name, argument)) continue;
     const long before = checks;
     one.body();
     std::printf("%-44s %ld checks\n", one.name, checks - before);

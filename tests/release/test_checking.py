@@ -22,7 +22,7 @@ if platform_here() not in PLATFORMS:
 
 # Behind the installed package: release/ is no part of it, and tq_onnx lies beside release/, too.
 sys.path.append(str(Path(__file__).parents[2]))
-from release import building, checking, trying  # noqa: E402
+from release import building, checking, emulating, trying  # noqa: E402
 
 HERE = PLATFORMS[platform_here()]
 INFO = f"tq_onnx-{__version__}.dist-info"
@@ -169,3 +169,45 @@ def test_environments_are_those_of_the_interpreters(tmp_path: Path) -> None:
 def test_a_step_that_fails_says_why() -> None:
     with pytest.raises(building.ReleaseError, match=r"exit status 3\nsaid"):
         building.run([sys.executable, "-c", "print('said'); raise SystemExit(3)"])
+
+
+# Says what the C++ tests say, of one case for each file in its folder.
+PROGRAM = """#!{python}
+import sys
+from pathlib import Path
+cases = Path(__file__).parent / "cases"
+if sys.argv[1] == "--list":
+    print(*(one.name for one in cases.iterdir()), sep="\\n")
+    raise SystemExit
+print("levels: fast scalar")
+exec((cases / sys.argv[1]).read_text())
+print("1 cases, 3 checks, 0 failures")
+"""
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("pass", ""),
+        (
+            "print('x.cpp:1: a == b does not hold: 3'); sys.exit(1)",
+            r"last: exit status 1\nx\.cpp:1",
+        ),
+        ("sys.exit(0)", "last: exit status 0"),
+        ("print('rows: 1123456789abcdef at fast')", "digests .'0123456789abcdef', '112345678"),
+    ],
+)
+def test_cases_run_alone_and_what_fails_is_told(tmp_path: Path, case: str, message: str) -> None:
+    program = tmp_path / "tests"
+    program.write_text(PROGRAM.format(python=sys.executable))
+    program.chmod(0o755)
+    cases = tmp_path / "cases"
+    cases.mkdir()
+    (cases / "first").write_text("print('rows: 0123456789abcdef at fast')")
+    (cases / "last").write_text(case)
+    if not message:
+        said = "2 cases, 6 checks, 0 failures; levels fast scalar; rows 0123456789abcdef"
+        assert emulating.run_tests(program, HERE.name) == said
+        return
+    with pytest.raises(building.ReleaseError, match=message):
+        emulating.run_tests(program, HERE.name)
