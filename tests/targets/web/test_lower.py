@@ -75,7 +75,7 @@ def test_the_same_as_the_bodies(name: str) -> None:
     assert same(bodies, lowered, batches(12, 2), tolerance=tolerance)
 
 
-@pytest.mark.parametrize("preset", ["mse4", "mse2", "mse1", "k4v2", "int2"])
+@pytest.mark.parametrize("preset", ["mse4", "mse3", "mse2", "mse1", "k4v2", "k5v3", "int2"])
 def test_every_codec_and_correction(preset: str) -> None:
     bodies, lowered, _ = pair(load("dynamo-op18-sdpa"), preset)
     assert same(bodies, lowered, batches(12, 2))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 import pytest
 
@@ -19,6 +21,8 @@ from tq_onnx.measure.verify import verify
 from tq_onnx.plan import plan_in
 from tq_onnx.targets.registry import TARGETS
 from tq_onnx.targets.web.restore import METADATA_LAYERS, restore
+
+Array = npt.NDArray[Any]
 
 
 @pytest.mark.parametrize("name", ["dynamo-op18-sdpa", "genai-cpu-fp32", "dynamo-gemma2"])
@@ -76,11 +80,15 @@ def sound(model: ir.Model) -> None:
 
 
 def other_centroids(model: ir.Model) -> None:
-    _scale(model, "tq.centroids_of_bytes.")
+    _change(model, "tq.centroids_of_bytes.", lambda array: array * np.float32(1.02))
 
 
 def other_boundaries(model: ir.Model) -> None:
-    _scale(model, "tq.boundaries.")
+    _change(model, "tq.boundaries.", lambda array: array * np.float32(1.02))
+
+
+def other_tops(model: ir.Model) -> None:
+    _change(model, "tq.tops_of_bytes.", lambda array: 256 - array)
 
 
 def other_weights(model: ir.Model) -> None:
@@ -89,29 +97,31 @@ def other_weights(model: ir.Model) -> None:
     value.const_value = ir.tensor(value.const_value.numpy() * np.float32(1.1), name=value.name)
 
 
-def _scale(model: ir.Model, name: str) -> None:
+def _change(model: ir.Model, name: str, change: Callable[[Array], Array]) -> None:
     for value in model.graph.initializers.values():
         if str(value.name).startswith(name):
             assert value.const_value is not None
-            array = value.const_value.numpy() * np.float32(1.02)
+            array = change(value.const_value.numpy())
             value.const_value = ir.tensor(array, name=value.name)
 
 
 @pytest.mark.parametrize(
-    ("damage", "failing"),
+    ("preset", "damage", "failing"),
     [
-        (sound, ""),
-        (other_centroids, "attention: function body equals the reference"),
-        (other_boundaries, "encode: function body equals the reference"),
-        (other_weights, "weights and nodes are the original's"),
+        ("int4", sound, ""),
+        ("k5v3", sound, ""),
+        ("k5v3", other_tops, "attention: function body equals the reference"),
+        ("int4", other_centroids, "attention: function body equals the reference"),
+        ("int4", other_boundaries, "encode: function body equals the reference"),
+        ("int4", other_weights, "weights and nodes are the original's"),
     ],
 )
 def test_verify_sees_what_is_in_the_file(
-    tmp_path: Path, damage: Callable[[ir.Model], None], failing: str
+    tmp_path: Path, preset: str, damage: Callable[[ir.Model], None], failing: str
 ) -> None:
     original = build_bundled("dynamo", tmp_path)
     converted = tmp_path / "web.onnx"
-    convert(original, converted, target=TARGETS["web"])
+    convert(original, converted, preset=preset, target=TARGETS["web"])
     model = ir.load(converted)
     damage(model)
     ir.save(model, converted)

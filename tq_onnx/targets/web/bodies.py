@@ -111,13 +111,37 @@ def half_bytes(
 
 
 @script(_WEB, default_opset=op)
-def packed_rows(
-    codes: FLOAT[...], weights: FLOAT[...], by_byte: INT64[...], halves: UINT8[...]
+def packed_plane(codes: FLOAT[...], weights: FLOAT[...], by_byte: INT64[...]) -> UINT8[...]:
+    """A plane of codes in the order of its bytes, by_byte [0, 0, 0, n, k]."""
+    plane = op.Cast(op.MatMul(op.Reshape(codes, by_byte), weights), to=U8)
+    return plane
+
+
+@script(_WEB, default_opset=op)
+def tops_of(codes: FLOAT[...], top: FLOAT[...]) -> FLOAT[...]:
+    """The highest bits of codes, which are worth top."""
+    tops = op.Cast(op.GreaterOrEqual(codes, top), to=F32)
+    return tops
+
+
+@script(_WEB, default_opset=op)
+def without_tops(codes: FLOAT[...], tops: FLOAT[...], top: FLOAT[...]) -> FLOAT[...]:
+    """Codes without their highest bits."""
+    rest = op.Sub(codes, op.Mul(tops, top))
+    return rest
+
+
+@script(_WEB, default_opset=op)
+def packed_tops(
+    tops: FLOAT[...], weights: FLOAT[...], by_part: INT64[...], part_weights: FLOAT[...]
 ) -> UINT8[...]:
-    """Rows of codes in the order of the bytes, by_byte [0, 0, 0, n, k], and of their scales."""
-    planes = op.Cast(op.MatMul(op.Reshape(codes, by_byte), weights), to=U8)
-    rows = op.Concat(planes, halves, axis=-1)
-    return rows
+    """A plane of the highest bits, by_part [0, 0, 0, r, n, k].
+
+    Each of its bytes has bits of r bytes of the plane below: one of each, then the next of each.
+    """
+    parts = op.MatMul(op.Reshape(tops, by_part), weights)
+    plane = op.Cast(op.MatMul(part_weights, parts), to=U8)
+    return plane
 
 
 @script(_WEB, default_opset=op)
@@ -135,6 +159,32 @@ def coordinates_of(
     """
     codes = op.Cast(op.Slice(cache, starts, ends, axes), to=I32)
     coordinates = op.Reshape(op.Gather(centroids, codes), by_head)
+    return coordinates
+
+
+@script(_WEB, default_opset=op)
+def coordinates_of_planes(
+    cache: UINT8[...],
+    starts: INT64[...],
+    ends: INT64[...],
+    top_starts: INT64[...],
+    top_ends: INT64[...],
+    axes: INT64[...],
+    tops: INT32[...],
+    by_byte: INT64[...],
+    centroids: FLOAT[...],
+    by_head: INT64[...],
+) -> FLOAT[...]:
+    """The same of codes whose highest bits are in a plane of their own.
+
+    tops [256, r] has what the r parts of a byte of that plane, bits of as many bytes of the other,
+    add to these as an index into centroids.
+    """
+    bytes_below = op.Cast(op.Slice(cache, starts, ends, axes), to=I32)
+    bytes_above = op.Cast(op.Slice(cache, top_starts, top_ends, axes), to=I32)
+    parts = op.Transpose(op.Gather(tops, bytes_above), perm=[0, 1, 2, 4, 3])
+    indices = op.Add(bytes_below, op.Reshape(parts, by_byte))
+    coordinates = op.Reshape(op.Gather(centroids, indices), by_head)
     return coordinates
 
 

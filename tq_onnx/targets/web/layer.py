@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from tq_onnx.codec.kind import NORM_KEPT, NOT_CORRECTED
-from tq_onnx.codec.spec import Codec
+from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.conversion.layers import AttentionNode, ConvertedLayer, EncodeNode
 from tq_onnx.plan import Plan
 from tq_onnx.targets.web import bodies, tables
@@ -98,9 +98,31 @@ class LayerCalls:
             tables.half_bases(build),
             dtype=_BYTES,
         )
-        by_byte = build.integers(0, 0, 0, -1, tables.fields_per_byte(codec))
-        weights = tables.code_weights(build, codec)
-        return call(bodies.packed_rows, codes, weights, by_byte, halves, dtype=_BYTES)
+        rows = [*self._planes(codes, codec), halves]
+        return build.op("Concat", rows, "packed_rows", dtype=_BYTES, axis=-1)
+
+    def _planes(self, codes: ir.Value, codec: Codec) -> list[ir.Value]:
+        """Return the planes ``[B, N, T, n]`` of codes in the order of their bytes."""
+        call, build = self.calls.call, self.calls.build
+        width, count = tables.plane_of(codec), tables.fields_per_byte(codec)
+        weights = tables.place_values(build, width, count)
+        by_byte = build.integers(0, 0, 0, -1, count)
+        if not tables.has_tops(codec):
+            return [call(bodies.packed_plane, codes, weights, by_byte, dtype=_BYTES)]
+        top = tables.top_value(build, codec)
+        tops = call(bodies.tops_of, codes, top)
+        rest = call(bodies.without_tops, codes, tops, top)
+        return [
+            call(bodies.packed_plane, rest, weights, by_byte, dtype=_BYTES),
+            call(
+                bodies.packed_tops,
+                tops,
+                weights,
+                build.integers(0, 0, 0, width, -1, count),
+                tables.place_values(build, 1, width),
+                dtype=_BYTES,
+            ),
+        ]
 
     def _replaced(self, encoder: EncodeNode, rows: ir.Value) -> EncoderEnds:
         """Put a cache with new rows in the place of an encoder's."""
@@ -111,7 +133,7 @@ class LayerCalls:
         """Return a cache with new rows."""
         heads, width = self.layer.plan.kv_num_heads, encoder.row_bytes
         past, past_length = encoder.past, encoder.past_length
-        used = tables.scale_bytes(encoder.codec, self.layer.plan.head_size).stop
+        used = row_layout(encoder.codec, self.layer.plan.head_size).row_bytes
         if width > used:
             filled = [rows, self.shared.fill(heads, width - used)]
             rows = self.calls.build.op("Concat", filled, "filled", dtype=_BYTES, axis=-1)
@@ -181,25 +203,39 @@ class LayerCalls:
         self, node: AttentionNode, cache: ir.Value, codec: Codec, factor: float
     ) -> tuple[ir.Value, ir.Value]:
         """Return coordinates ``[B, N, S, D]`` and scales ``[B, N, 1, S]`` times a factor."""
-        call, build, size = self.calls.call, self.calls.build, self.layer.plan.head_size
-        scale = tables.scale_bytes(codec, size)
-        axes = build.integers(2, 3)
-        coordinates = call(
-            bodies.coordinates_of,
-            cache,
-            build.integers(0, 0),
-            self.shared.ends(node.past_length, scale.start),
-            axes,
-            tables.centroids_of_bytes(build, codec, size),
-            build.integers(0, 0, 0, size),
-        )
-        scales = call(
+        build, size = self.calls.build, self.layer.plan.head_size
+        layout = row_layout(codec, size)
+        places = [self._columns(node, plane.offset, plane.size) for plane in layout.planes]
+        axes, by_head = build.integers(2, 3), build.integers(0, 0, 0, size)
+        centroids = tables.centroids_of_bytes(build, codec, size)
+        if tables.has_tops(codec):
+            coordinates = self.calls.call(
+                bodies.coordinates_of_planes,
+                cache,
+                *places[0],
+                *places[1],
+                axes,
+                tables.tops_of_bytes(build, codec),
+                build.integers(0, 0, 0, -1),
+                centroids,
+                by_head,
+            )
+        else:
+            coordinates = self.calls.call(
+                bodies.coordinates_of, cache, *places[0], axes, centroids, by_head
+            )
+        scale = layout.field("scale")
+        scales = self.calls.call(
             bodies.scales_of,
             cache,
-            build.integers(0, scale.start),
-            self.shared.ends(node.past_length, scale.stop),
+            *self._columns(node, scale.offset, scale.size),
             axes,
             tables.byte_places(build),
             tables.halves(build, factor),
         )
         return coordinates, scales
+
+    def _columns(self, node: AttentionNode, first: int, count: int) -> tuple[ir.Value, ir.Value]:
+        """Return the starts and ends of columns of a cache's live rows."""
+        start = self.calls.build.integers(0, first)
+        return start, self.shared.ends(node.past_length, first + count)

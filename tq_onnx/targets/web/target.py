@@ -18,8 +18,8 @@ from tq_onnx.plan import Plan
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-CODECS: Final = tuple(Codec(LLOYD_MAX, bits) for bits in (1, 2, 4))
-"""Those whose codes fill bytes one after the other, so that a table knows a byte's centroids."""
+CODECS: Final = tuple(Codec(LLOYD_MAX, bits) for bits in range(1, 6))
+"""Those with one scale and no more: a table knows the centroids of a byte."""
 
 _WITHOUT: Final = "convert without --target; the same runtimes run that too, but open it slowly"
 
