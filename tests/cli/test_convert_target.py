@@ -141,7 +141,7 @@ def test_a_folder_for_javascript(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--preset", "int3"), "layer 0: the target web has no graph for caches of lloyd_max 3"),
+        (("--preset", "k8v4"), "layer 0: the target web has no graph for caches of fp8"),
         (("--boundary-layers", "1"), "layer 0: the target web has no graph for caches of raw"),
         (("--window", "8"), "the target web has no graph for an exact window"),
     ],
