@@ -94,6 +94,9 @@ class Interface:
             give them with room for the new tokens.
         padding: whether the mask may hide tokens on the left; not where the number of tokens that
             it keeps is taken for their place in the caches.
+        right_padding: whether sequences of a batch may be padded on the right, and grow from
+            lengths of their own: all layers take the number of tokens that the mask keeps for that
+            place, and no state goes through the padding.
         states: what recurrent layers hand from call to call beside the caches, zeros at first.
     """
 
@@ -106,6 +109,7 @@ class Interface:
     hidden: bool = False
     static: bool = False
     padding: bool = True
+    right_padding: bool = False
     states: tuple[CachePair, ...] = ()
 
 

@@ -92,21 +92,40 @@ def test_an_input_that_matters_and_is_unknown_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "roles", "static", "padding"),
+    ("name", "roles", "static", "left", "right"),
     [
-        ("genai-cpu-fp32", {}, False, False),
-        ("dynamo-op18-sdpa", {}, False, True),
-        ("mobius-static", {PAST_LENGTH, TOTAL_LENGTH}, True, True),
-        ("hf-static-decode", {VISIBLE, PAST_LENGTH}, True, True),
-        ("hf-ortcuda-decode", {}, False, True),
+        ("genai-cpu-fp32", {}, False, False, True),
+        ("dynamo-op18-sdpa", {}, False, True, False),
+        ("mobius-static", {PAST_LENGTH, TOTAL_LENGTH}, True, True, False),
+        ("hf-static-decode", {VISIBLE, PAST_LENGTH}, True, True, False),
+        ("hf-ortcuda-decode", {}, False, True, False),
     ],
 )
-def test_roles_of_inputs(name: str, roles: set[str], static: bool, padding: bool) -> None:
+def test_roles_of_inputs(name: str, roles: set[str], static: bool, left: bool, right: bool) -> None:
     interface = prepare(FIXTURES / f"{name}.onnx").plan.interface
 
     assert {entry.role for entry in interface.fed} == set(roles)
-    assert (interface.static, interface.padding, interface.hidden) == (static, padding, False)
+    assert (interface.static, interface.hidden) == (static, False)
+    assert (interface.padding, interface.right_padding) == (left, right)
     assert interface.vocabulary is not None
+
+
+def test_one_layer_that_counts_by_other_means_is_enough(tmp_path: Path) -> None:
+    def operation(model: ir.Model) -> None:
+        last = [node for node in model.graph if node.op_type == "GroupQueryAttention"][-1]
+        lengths = last.inputs[5]
+        assert lengths is not None
+        taps = ir.tape.Tape(model.graph)
+        mask = next(value for value in model.graph.inputs if value.name == "attention_mask")
+        total = taps.op("Shape", [mask], {"start": 1, "end": 2})
+        one = taps.initializer(ir.tensor(np.array([1], np.int64), name="one_token"))
+        before = taps.op("Sub", [total, one])
+        last.replace_input_with(5, taps.op("Cast", [before], {"to": lengths.dtype}))
+        model.graph.sort()
+
+    interface = prepare(operated(tmp_path, operation, GENAI)).plan.interface
+
+    assert (interface.padding, interface.right_padding) == (False, False)
 
 
 def test_roles_do_not_go_by_names(tmp_path: Path) -> None:

@@ -136,6 +136,15 @@ def _genai_rows(changes: GenaiChanges, preset: Preset) -> list[tuple[str, str]]:
                 "place instead of copied in every step",
             )
         )
+    if not changes.uneven_batches:
+        rows.append(
+            (
+                "warning",
+                "onnxruntime-genai's Engine answers prompts of different lengths in one batch "
+                "wrongly with this graph, converted or not, and says nothing: give it one request "
+                "at a time, or use Generator",
+            )
+        )
     if changes.providers:
         rows.append(
             (

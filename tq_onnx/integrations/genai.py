@@ -36,7 +36,7 @@ from typing import Any, Final
 
 from tq_onnx.codec.spec import row_layout
 from tq_onnx.errors import ModelFileError, UnsupportedModelError
-from tq_onnx.plan import LayerPlan, Plan
+from tq_onnx.plan import Interface, LayerPlan, Plan
 from tq_onnx.runtime.platforms import LIBRARIES
 
 CONFIG_FILE: Final = "genai_config.json"
@@ -83,6 +83,10 @@ class GenaiChanges:
             exact window.
         padding: cache bytes of a token, all layers, that only make keys and values of a layer
             equally wide.
+        uneven_batches: whether ``Engine`` answers prompts of different lengths in one batch
+            rightly, or none of them. It pads them on the right, and takes the next token of each to
+            lie behind its own. A graph that appends it behind the padding sees the padding instead,
+            converted or not.
     """
 
     library: str
@@ -94,6 +98,7 @@ class GenaiChanges:
     several_widths: bool = False
     padding: int = 0
     window_rows: int = 0
+    uneven_batches: bool = True
 
 
 def read_config(folder: Path) -> GenaiConfig | None:
@@ -217,6 +222,7 @@ def patch_config(
         several_widths=len(widths) > 1,
         padding=sum(_padding(layer) for layer in layers),
         window_rows=window_rows,
+        uneven_batches=all(_batches_rightly(plan.interface) for plan in plans.values()),
     )
     return _text_of(document), changes
 
@@ -254,6 +260,15 @@ def with_library(config: GenaiConfig, library: str) -> tuple[bytes, tuple[str, .
     for options in named:
         options[_LIBRARY] = library
     return _text_of(document), before
+
+
+def _batches_rightly(interface: Interface) -> bool:
+    """Return True if ``Engine`` answers prompts of different lengths rightly, or not at all.
+
+    It always gives a mask, and knows no states but caches.
+    """
+    refused = interface.attention_mask is None or bool(interface.states)
+    return interface.right_padding or refused
 
 
 def _text_of(document: dict[str, Any]) -> bytes:

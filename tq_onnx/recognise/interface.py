@@ -69,6 +69,7 @@ class Roles:
     hidden: bool = False
     static: bool = False
     padding: bool = True
+    right_padding: bool = False
 
     def interface(self) -> Interface:
         """Return their names."""
@@ -83,13 +84,16 @@ class Roles:
             hidden=self.hidden,
             static=self.static,
             padding=self.padding,
+            right_padding=self.right_padding,
         )
 
     def without_a_mask_by_use(self) -> Roles:
         """Return the roles without a mask that neither its name nor its length shows to be one."""
         mask = self.attention_mask
         named = mask is None or mask.name == _MASK
-        return self if named else replace(self, attention_mask=None, padding=True)
+        return (
+            self if named else replace(self, attention_mask=None, padding=True, right_padding=False)
+        )
 
 
 def find_roles(graph: ir.Graph, sites: Sequence[Site]) -> Roles | None:
@@ -127,6 +131,7 @@ def find_roles(graph: ir.Graph, sites: Sequence[Site]) -> Roles | None:
     ]
     rows, width = _table_sizes(tokens)
     size = static_dim(logits, 2)
+    counting = [mask is not None and _counts_by(mask, site) for site in sites]
     return Roles(
         tokens,
         mask,
@@ -136,7 +141,8 @@ def find_roles(graph: ir.Graph, sites: Sequence[Site]) -> Roles | None:
         rows,
         size is not None and size == width and size != rows,
         any(_keeps_its_size(cache) for cache in caches),
-        mask is None or not any(_counts_by(mask, site) for site in sites),
+        not any(counting),
+        all(counting),
     )
 
 

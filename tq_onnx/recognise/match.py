@@ -129,7 +129,9 @@ def recognise(model: ir.Model) -> Recognition:
     ]
     caches = _caches_of(sites)
     states = find_states(view, {*caches, roles.logits}, encoder)
-    interface = replace(roles.interface(), states=states)
+    interface = replace(
+        roles.interface(), states=states, right_padding=roles.right_padding and not states
+    )
     extra = encoder_inputs(graph, interface, caches)
     return Recognition(
         tuple(layers),

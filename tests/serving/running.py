@@ -1,0 +1,103 @@
+"""Answers of the Engine, as examples/serving drives it, and those of the Generator."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime_genai as og
+
+from tests.integrations.genai_folder import genai_config, write_config
+from tq_onnx.integrations.bundled import build_bundled, heldout_text
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "serving"
+Tokens = list[int]
+
+BUNDLED = {"layers": 4, "heads": 4, "kv_heads": 2, "head_size": 128, "vocabulary": 260}
+
+
+def example(name: str) -> ModuleType:
+    """Imports a script of examples/serving."""
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def bundled_folder(folder: Path, route: str) -> Path:
+    """The bundled model as a folder of onnxruntime-genai."""
+    build_bundled(route, folder)
+    config = genai_config(**BUNDLED)  # type: ignore[arg-type]
+    config["search"]["past_present_share_buffer"] = route == "genai"
+    write_config(folder, config)
+    return folder
+
+
+def uneven_prompts(count: int, least: int = 4, most: int = 90) -> list[Tokens]:
+    """Prompts of different lengths from places all over the held-out text; a token is a byte."""
+    text = heldout_text().encode()
+    step = len(text) // count
+    lengths = np.random.default_rng(20).integers(least, most, count)
+    return [list(text[place * step :][:length]) for place, length in enumerate(lengths)]
+
+
+def answered(
+    folder: Path, prompts: list[Tokens], new: int, *, together: bool | None = None
+) -> list[Tokens]:
+    """Answers of the Engine; prompts go to it together if that is asked for, or is allowed."""
+    engine = example("engine")
+    thread = engine.EngineThread(folder)
+    if together is not None:
+        thread.limits = replace(thread.limits, together=together)
+    try:
+        greedy = engine.Sampling(temperature=0)
+        found: list[Tokens] = engine.answer_all(thread, prompts, max_tokens=new, sampling=greedy)
+    finally:
+        thread.close()
+    return found
+
+
+class Alone:
+    """The Generator, one prompt at a time."""
+
+    def __init__(self, folder: Path, rows: int = 0) -> None:
+        self.model = og.Model(str(folder))
+        self.rows = rows
+        """Of an exact window, which its caches have room for besides the tokens."""
+
+    def _start(self, tokens: Tokens, new: int) -> Any:
+        params = og.GeneratorParams(self.model)
+        params.set_search_options(max_length=len(tokens) + new + self.rows, do_sample=False)
+        generator = og.Generator(self.model, params)
+        generator.append_tokens(np.asarray(tokens, np.int32))
+        return generator
+
+    def answer(self, prompt: Tokens, new: int) -> Tokens:
+        generator = self._start(prompt, new)
+        for _ in range(new):
+            if generator.is_done():
+                break
+            generator.generate_next_token()
+        return [int(token) for token in generator.get_sequence(0)][len(prompt) :]
+
+    def noise(self, tokens: Tokens) -> float:
+        """How far logits move if the last token is computed by itself."""
+        whole, apart = self.logits(tokens), self._start(tokens[:-1], 2)
+        apart.append_tokens(np.asarray(tokens[-1:], np.int32))
+        return float(np.abs(np.asarray(apart.get_logits()).reshape(-1) - whole).max())
+
+    def logits(self, tokens: Tokens) -> npt.NDArray[np.float32]:
+        """Of the token that follows."""
+        generator = self._start(tokens, 1)
+        return np.asarray(generator.get_logits(), np.float32).reshape(-1)
