@@ -180,15 +180,34 @@ TQ_INLINE void load_lines(const uint8_t* rows, ptrdiff_t stride, Bytes* lines) {
 template <int BITS, int SLOT>
 TQ_INLINE Bytes index_of(const Bytes* segment) {
   if constexpr (BITS == 3) {
-    const Bytes low = shift_right<2 * (SLOT / 2)>(segment[SLOT % 2]);
-    if constexpr (SLOT <= 2) {
-      return low_bits_of<2>(low, shift_left<2 - SLOT>(segment[2]));
+    // The third bits of a pair of slots are neighbours: bit 2 is that of the even one, bit 3 that
+    // of the odd one. The table of odd slots passes over bit 2.
+    constexpr int kPair = SLOT / 2;
+    const Bytes low = shift_right<2 * kPair>(segment[SLOT % 2]);
+    if constexpr (kPair == 0) {
+      return two_bits_of(low, shift_left<2>(segment[2]));
     } else {
-      return low_bits_of<2>(low, shift_right<SLOT - 2>(segment[2]));
+      return two_bits_of(low, shift_right<2 * kPair - 2>(segment[2]));
     }
   } else {
-    return shift_right<BITS == 8 ? 0 : BITS * SLOT>(segment[0]);
+    return nibbles(shift_right<BITS == 8 ? 0 : BITS * SLOT>(segment[0]));
   }
+}
+
+struct Tables {
+  Table even, odd;  // by slots
+};
+// Of the makers of a level; those of odd slots of 3 bits look at bits 0, 1 and 3.
+template <class Make>
+TQ_INLINE Tables make_tables(const RowFormat& format, const int8_t* entries, Make make) {
+  int8_t odd[16];
+  for (int i = 0; i < 16; ++i) odd[i] = format.bits == 3 ? entries[(i & 3) | (i >> 3) << 2] : 0;
+  return {make(entries), make(odd)};
+}
+template <int BITS, int SLOT>
+TQ_INLINE Codes codes_of(const Tables& tables, const Bytes* segment) {
+  return lookup(BITS == 3 && SLOT % 2 == 1 ? tables.odd : tables.even,
+                index_of<BITS, SLOT>(segment));
 }
 
 // ---- queries
@@ -281,7 +300,7 @@ void prepare_query(const RowFormat& format, const float* natural, float* prepare
 // ---- scores
 // Sums of words of kTileVectors vectors: those of query q from kTileVectors * q on.
 template <int BITS, int QUERIES, int PACKED>
-TQ_INLINE void sum_tile(const RowFormat& format, const Rows& rows, int t, int all, Table table,
+TQ_INLINE void sum_tile(const RowFormat& format, const Rows& rows, int t, int all, const Tables& tables,
                         const float* prepared, int pitch, Asking& asking, Sums* sums) {
   constexpr int kTokens = 4 * PACKED;
   constexpr int kPiece = kBytes / PACKED;
@@ -314,15 +333,16 @@ TQ_INLINE void sum_tile(const RowFormat& format, const Rows& rows, int t, int al
       constexpr int kWord = decltype(w)::value;
       for_each_number<kSlots<BITS>>([&](auto slot) TQ_INLINED {
         constexpr int kSlot = decltype(slot)::value;
-        const auto codes_of = [&](auto half) TQ_INLINED {
+        const auto codes_of_half = [&](auto half) TQ_INLINED {
           constexpr int kHalf = decltype(half)::value;
           Bytes segment[kSegments<BITS>];
           for_each_number<kSegments<BITS>>([&](auto i) TQ_INLINED {
             segment[decltype(i)::value] = words[kHalf][decltype(i)::value][kWord];
           });
-          return lookup(table, index_of<BITS, kSlot>(segment));
+          return codes_of<BITS, kSlot>(tables, segment);
         };
-        const Codes one = codes_of(Number<0>{}), last = codes_of(Number<kTileVectors - 1>{});
+        const Codes one = codes_of_half(Number<0>{});
+        const Codes last = codes_of_half(Number<kTileVectors - 1>{});
         for_each_number<QUERIES>([&](auto query) TQ_INLINED {
           constexpr int kQuery = decltype(query)::value;
           const Factors by = load_factors(of_query[kQuery] + (kSlot * 4 + kWord) * kFactorFloats);
@@ -336,11 +356,11 @@ TQ_INLINE void sum_tile(const RowFormat& format, const Rows& rows, int t, int al
 
 // scores[q][0 .. tokens of a tile)
 template <int BITS, int QUERIES, int PACKED>
-TQ_INLINE void score_tile(const RowFormat& format, const Rows& rows, int t, int all, Table table,
+TQ_INLINE void score_tile(const RowFormat& format, const Rows& rows, int t, int all, const Tables& tables,
                           const float* prepared, int pitch, const Ending* endings, float unit,
                           Asking& asking, float* scores) {
   Sums sums[kTileVectors * QUERIES];
-  sum_tile<BITS, QUERIES, PACKED>(format, rows, t, all, table, prepared, pitch, asking, sums);
+  sum_tile<BITS, QUERIES, PACKED>(format, rows, t, all, tables, prepared, pitch, asking, sums);
   for_each_number<QUERIES>([&](auto query) TQ_INLINED {
     constexpr int kQuery = decltype(query)::value;
     store_scores<PACKED>(sums + kTileVectors * kQuery, endings[kQuery].total,
@@ -349,7 +369,7 @@ TQ_INLINE void score_tile(const RowFormat& format, const Rows& rows, int t, int 
 }
 
 template <int BITS, int QUERIES, int PACKED, class FOLDING = Folding>
-void score_tiles(const RowFormat& format, const uint8_t* rows, int count, Table table,
+void score_tiles(const RowFormat& format, const uint8_t* rows, int count, const Tables& tables,
                  const float* prepared, int pitch, float unit, tq::Ahead ahead, float* scores) {
   constexpr int kTile = 4 * PACKED * kTileVectors;
   const Rows source(format, rows, count, kTile);
@@ -364,7 +384,7 @@ void score_tiles(const RowFormat& format, const uint8_t* rows, int count, Table 
       typename FOLDING::Folded folded[QUERIES];
       {
         Sums sums[kTileVectors * QUERIES];
-        sum_tile<BITS, QUERIES, PACKED>(format, source, t, all, table, prepared, pitch, asking,
+        sum_tile<BITS, QUERIES, PACKED>(format, source, t, all, tables, prepared, pitch, asking,
                                         sums);
         for_each_number<QUERIES>([&](auto query) TQ_INLINED {
           constexpr int kQuery = decltype(query)::value;
@@ -372,7 +392,7 @@ void score_tiles(const RowFormat& format, const uint8_t* rows, int count, Table 
         });
       }
       Sums sums[kTileVectors * QUERIES];
-      sum_tile<BITS, QUERIES, PACKED>(format, source, t + kTile, all, table, prepared, pitch, asking,
+      sum_tile<BITS, QUERIES, PACKED>(format, source, t + kTile, all, tables, prepared, pitch, asking,
                                       sums);
       for_each_number<QUERIES>([&](auto query) TQ_INLINED {
         constexpr int kQuery = decltype(query)::value;
@@ -383,7 +403,7 @@ void score_tiles(const RowFormat& format, const uint8_t* rows, int count, Table 
     }
   }
   for (; t < count; t += kTile) {
-    score_tile<BITS, QUERIES, PACKED>(format, source, t, all, table, prepared, pitch, endings, unit,
+    score_tile<BITS, QUERIES, PACKED>(format, source, t, all, tables, prepared, pitch, endings, unit,
                                       asking, scores + t);
   }
 }
@@ -402,20 +422,27 @@ TQ_INLINE Sums first_sums_at(const float* numbers, int step) {
   return first_value_sums(total);
 }
 
+// The most slots that may be taken together: a power of two, whose sums are at most kMostSums.
+constexpr int slots_together(int slots, int sums_of_a_slot) {
+  int together = 1;
+  while (2 * together <= slots && 2 * together * sums_of_a_slot <= kMostSums) together *= 2;
+  return together;
+}
+
 // How values are cut into passes that keep their sums in registers: slots and halves of vectors of
 // rows that a pass takes together.
 template <int BITS, int QUERIES, int PACKED>
 struct Passes {
-  static constexpr int kTogether = kSlots<BITS> > 1 && QUERIES <= kWideQueries ? 2 : 1;
-  static constexpr int kParts = kSlots<BITS> / kTogether;
   static constexpr int kHalves = PACKED == 1 && QUERIES > kDeepQueries ? 2 : 1;
   static constexpr int kLines = PACKED == 4 ? 1 : (PACKED == 1 && kHalves == 1 ? 4 : 2);
+  static constexpr int kTogether = slots_together(kSlots<BITS>, QUERIES * kLines);
+  static constexpr int kParts = kSlots<BITS> / kTogether;
   static constexpr int kSums = QUERIES * kTogether * kLines;
 };
 
 template <int BITS, int QUERIES, int PACKED, int HALF, int FIRST_SLOT>
 TQ_INLINE void accumulate_pass(const RowFormat& format, const Rows& rows, int count, int piece,
-                               Table table, const float* numbers, float unit, Asking& asking,
+                               const Tables& tables, const float* numbers, float unit, Asking& asking,
                                float* sums, int pitch, int next) {
   using Cut = Passes<BITS, QUERIES, PACKED>;
   constexpr int kTogether = Cut::kTogether, kLines = Cut::kLines;
@@ -453,7 +480,7 @@ TQ_INLINE void accumulate_pass(const RowFormat& format, const Rows& rows, int co
             for_each_number<kSegments<BITS>>([&](auto i) TQ_INLINED {
               segment[decltype(i)::value] = from[decltype(i)::value][kLine];
             });
-            codes[kAt * kLines + kLine] = lookup(table, index_of<BITS, FIRST_SLOT + kAt>(segment));
+            codes[kAt * kLines + kLine] = codes_of<BITS, FIRST_SLOT + kAt>(tables, segment);
           });
         });
         for_each_number<QUERIES>([&](auto query) TQ_INLINED {
@@ -482,7 +509,7 @@ TQ_INLINE void accumulate_pass(const RowFormat& format, const Rows& rows, int co
 }
 
 template <int BITS, int QUERIES, int PACKED>
-void accumulate_lines(const RowFormat& format, const uint8_t* rows, int count, Table table,
+void accumulate_lines(const RowFormat& format, const uint8_t* rows, int count, const Tables& tables,
                       const float* numbers, float unit, tq::Ahead ahead, float* sums, int pitch) {
   using Cut = Passes<BITS, QUERIES, PACKED>;
   const int all = pieces(format);
@@ -493,7 +520,7 @@ void accumulate_lines(const RowFormat& format, const uint8_t* rows, int count, T
       for_each_number<Cut::kParts>([&](auto part) TQ_INLINED {
         accumulate_pass<BITS, QUERIES, PACKED, decltype(half)::value,
                         decltype(part)::value * Cut::kTogether>(
-            format, source, count, piece, table, numbers, unit, asking,
+            format, source, count, piece, tables, numbers, unit, asking,
             sums + piece * piece_lines(format) * kWords, pitch, all * piece_lines(format) * kWords);
       });
     });
@@ -560,7 +587,7 @@ TQ_INLINE void for_each_share(int queries, Body&& body) {
 
 void score_rows(const RowFormat& format, const uint8_t* rows, int count, const IntegerTable& table,
                 const float* prepared, int queries, float* scores, tq::Ahead ahead) {
-  const Table entries = make_key_table(table.entries);
+  const Tables entries = make_tables(format, table.entries, make_key_table);
   const int pitch = query_floats(format);
   with_format(format, [&](auto bits, auto many) {
     for_each_share(queries, [&](int first, int some) {
@@ -738,7 +765,7 @@ float soften_zeros(const float* scores, const float* key_scales, const float* ke
 void accumulate_rows(const RowFormat& format, const uint8_t* rows, int count,
                      const IntegerTable& table, const float* numbers, int queries, float* sums,
                      tq::Ahead ahead) {
-  const Table entries = make_value_table(table.entries);
+  const Tables entries = make_tables(format, table.entries, make_value_table);
   const int pitch = sums_floats(format);
   with_format(format, [&](auto bits, auto many) {
     for_each_share(queries, [&](int first, int some) {

@@ -10,7 +10,7 @@ constexpr int kMaxQueries = 2;
 #else
 constexpr int kMaxQueries = 4;  // query rows that share the looked up codes
 #endif
-constexpr int kWideQueries = 3;  // of these, up to how many take two slots of a value at once
+constexpr int kMostSums = 12;  // of values, at most, that are in registers at a time, but for those of one slot
 constexpr int kDeepQueries = 0;  // and up to how many take whole vectors of values at once
 
 constexpr float kLargestNumber = 32512.0f;  // 127 * 256

@@ -11,7 +11,7 @@ constexpr int kMaxQueries = 2;
 #else
 constexpr int kMaxQueries = 6;  // query rows that share the looked up codes
 #endif
-constexpr int kWideQueries = 6;  // of these, up to how many take two slots of a value at once
+constexpr int kMostSums = 24;  // of values, at most, that are in registers at a time, but for those of one slot
 constexpr int kDeepQueries = 2;  // and up to how many take whole vectors of values at once
 
 using Sums = __m512i;

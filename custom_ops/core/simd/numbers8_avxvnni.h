@@ -12,7 +12,7 @@ constexpr int kMaxQueries = 2;
 #else
 constexpr int kMaxQueries = 5;  // query rows that share the looked up codes
 #endif
-constexpr int kWideQueries = 2;  // of these, up to how many take two slots of a value at once
+constexpr int kMostSums = 10;  // of values, at most, that are in registers at a time, but for those of one slot
 constexpr int kDeepQueries = 1;  // and up to how many take whole vectors of values at once
 
 using Sums = __m256i;

@@ -9,7 +9,7 @@
 namespace {
 
 constexpr int kMaxQueries = 5;   // query rows that share the looked up codes
-constexpr int kWideQueries = 2;  // of these, up to how many take two slots of a value at once
+constexpr int kMostSums = 20;  // of values, at most, that are in registers at a time, but for those of one slot
 constexpr int kDeepQueries = 5;  // and up to how many take whole vectors of values at once
 
 using Codes = int8x16_t;

@@ -16,7 +16,7 @@ constexpr int kMaxQueries = 1;
 #else
 constexpr int kMaxQueries = 3;  // query rows that share the looked up codes
 #endif
-constexpr int kWideQueries = 0;  // of these, up to how many take two slots of a value at once
+constexpr int kMostSums = 3;  // of values, at most, that are in registers at a time, but for those of one slot
 constexpr int kDeepQueries = 0;  // and up to how many take whole vectors of values at once
 
 constexpr float kLargestNumber = kNumberBits == 8 ? tq::kLargestByte : 32767.0f;

@@ -84,20 +84,18 @@ TQ_INLINE Bytes shift_left(Bytes b) {
   if constexpr (N == 0) return b;
   return _mm256_slli_epi16(b, N);
 }
-// The N low bits of every byte of a, the others of b.
-template <int N>
-TQ_INLINE Bytes low_bits_of(Bytes a, Bytes b) {
-  const __m256i low = _mm256_set1_epi8((1 << N) - 1);
-  return _mm256_or_si256(_mm256_and_si256(low, a), _mm256_andnot_si256(low, b));
+// Of every byte bits 0 and 1 of a, bits 2 and 3 of b, and zeros.
+TQ_INLINE Bytes two_bits_of(Bytes a, Bytes b) {
+  return _mm256_or_si256(_mm256_and_si256(a, _mm256_set1_epi8(3)),
+                         _mm256_and_si256(b, _mm256_set1_epi8(12)));
 }
+TQ_INLINE Bytes nibbles(Bytes b) { return _mm256_and_si256(b, _mm256_set1_epi8(15)); }
 TQ_INLINE Table make_key_table(const int8_t* entries) {
   const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(entries));
   return _mm256_broadcastsi128_si256(_mm_xor_si128(table, _mm_set1_epi8(-128)));
 }
-// By the four low bits of every byte.
-TQ_INLINE Bytes found(Table table, Bytes index) {
-  return _mm256_shuffle_epi8(table, _mm256_and_si256(index, _mm256_set1_epi8(15)));
-}
+// By bytes below 16.
+TQ_INLINE Bytes found(Table table, Bytes index) { return _mm256_shuffle_epi8(table, index); }
 
 // ---- products
 TQ_INLINE __m256i zero_sums() { return _mm256_setzero_si256(); }

@@ -40,9 +40,10 @@ TQ_INLINE auto load_row(const uint8_t* p) {
 TQ_INLINE Bytes pack(__m256i one, __m256i two) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(one), two, 1);
 }
+// One after the other: of rows in memory an insertion is a load and no shuffle.
 TQ_INLINE Bytes pack(__m128i one, __m128i two, __m128i three, __m128i four) {
-  return pack(_mm256_inserti128_si256(_mm256_castsi128_si256(one), two, 1),
-              _mm256_inserti128_si256(_mm256_castsi128_si256(three), four, 1));
+  const __m512i a = _mm512_inserti32x4(_mm512_castsi128_si512(one), two, 1);
+  return _mm512_inserti32x4(_mm512_inserti32x4(a, three, 2), four, 3);
 }
 
 // In each quarter: words of four rows to rows of four words.
@@ -64,21 +65,26 @@ TQ_INLINE void interleave(__m512i a, __m512i b, __m512i c, __m512i d, Bytes* lin
   lines[0] = _mm512_unpacklo_epi16(ab, cd);
   lines[1] = _mm512_unpackhi_epi16(ab, cd);
 }
-// Rows of 32 bytes: the four lines side by side in two.
+// Words of four rows in each quarter, as words that have a byte of each row.
+TQ_INLINE Bytes transpose_bytes(__m512i rows) {
+  return _mm512_shuffle_epi8(rows, _mm512_broadcast_i32x4(_mm_setr_epi8(
+      0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)));
+}
+// Rows of 32 bytes: the four lines side by side in two. Words of the rows go to their quarters, two
+// rows at a time, and bytes to their places there: few shuffles, for which there is one port.
 template <int HALF>
 TQ_INLINE void interleave(__m256i a, __m256i b, __m256i c, __m256i d, Bytes* lines) {
-  const __m256i ab = _mm256_unpacklo_epi8(a, b), high_ab = _mm256_unpackhi_epi8(a, b);
-  const __m256i cd = _mm256_unpacklo_epi8(c, d), high_cd = _mm256_unpackhi_epi8(c, d);
-  lines[0] = pack(_mm256_unpacklo_epi16(ab, cd), _mm256_unpackhi_epi16(ab, cd));
-  lines[1] = pack(_mm256_unpacklo_epi16(high_ab, high_cd), _mm256_unpackhi_epi16(high_ab, high_cd));
+  const __m512i ab = pack(a, b), cd = pack(c, d);
+  const __m512i first = _mm512_setr_epi32(0, 8, 16, 24, 4, 12, 20, 28, 1, 9, 17, 25, 5, 13, 21, 29);
+  const __m512i last = _mm512_add_epi32(first, _mm512_set1_epi32(2));
+  lines[0] = transpose_bytes(_mm512_permutex2var_epi32(ab, first, cd));
+  lines[1] = transpose_bytes(_mm512_permutex2var_epi32(ab, last, cd));
 }
 // Rows of 16 bytes: in one.
 template <int HALF>
 TQ_INLINE void interleave(__m128i a, __m128i b, __m128i c, __m128i d, Bytes* lines) {
-  const __m128i ab = _mm_unpacklo_epi8(a, b), high_ab = _mm_unpackhi_epi8(a, b);
-  const __m128i cd = _mm_unpacklo_epi8(c, d), high_cd = _mm_unpackhi_epi8(c, d);
-  lines[0] = pack(_mm_unpacklo_epi16(ab, cd), _mm_unpackhi_epi16(ab, cd),
-                  _mm_unpacklo_epi16(high_ab, high_cd), _mm_unpackhi_epi16(high_ab, high_cd));
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  lines[0] = transpose_bytes(_mm512_permutexvar_epi32(order, pack(a, b, c, d)));
 }
 
 // ---- codes
@@ -93,11 +99,12 @@ TQ_INLINE Bytes shift_left(Bytes b) {
   if constexpr (N == 0) return b;
   return _mm512_slli_epi16(b, N);
 }
-// The N low bits of every byte of a, the others of b.
-template <int N>
-TQ_INLINE Bytes low_bits_of(Bytes a, Bytes b) {
-  return _mm512_ternarylogic_epi32(_mm512_set1_epi8((1 << N) - 1), a, b, 0xCA);
+// Of every byte bits 0 and 1 of a, bits 2 and 3 of b, and zeros.
+TQ_INLINE Bytes two_bits_of(Bytes a, Bytes b) {
+  const __m512i others = _mm512_and_si512(b, _mm512_set1_epi8(12));
+  return _mm512_ternarylogic_epi32(_mm512_set1_epi8(3), a, others, 0xEA);  // 3 & a | others
 }
+TQ_INLINE Bytes nibbles(Bytes b) { return _mm512_and_si512(b, _mm512_set1_epi8(15)); }
 // dpbusd multiplies unsigned bytes with signed ones. Queries are signed, so keys count from -128;
 // weights are not.
 TQ_INLINE Table make_key_table(const int8_t* entries) {
@@ -107,10 +114,8 @@ TQ_INLINE Table make_key_table(const int8_t* entries) {
 TQ_INLINE Table make_value_table(const int8_t* entries) {
   return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(entries)));
 }
-// By the four low bits of every byte.
-TQ_INLINE Codes lookup(Table table, Bytes index) {
-  return _mm512_shuffle_epi8(table, _mm512_and_si512(index, _mm512_set1_epi8(15)));
-}
+// By bytes below 16.
+TQ_INLINE Codes lookup(Table table, Bytes index) { return _mm512_shuffle_epi8(table, index); }
 
 // ---- products
 // An instruction, not the intrinsic: compilers load all factors of a loop beforehand, and then have

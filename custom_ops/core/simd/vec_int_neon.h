@@ -69,16 +69,14 @@ template <int N>
 TQ_INLINE Bytes shift_left(Bytes b) {
   return vshlq_n_u8(b, N);
 }
-// The N low bits of every byte of a, the others of b.
-template <int N>
-TQ_INLINE Bytes low_bits_of(Bytes a, Bytes b) {
-  return vbslq_u8(vdupq_n_u8((1 << N) - 1), a, b);
+// Of every byte bits 0 and 1 of a, bits 2 and 3 of b, and zeros.
+TQ_INLINE Bytes two_bits_of(Bytes a, Bytes b) {
+  return vbslq_u8(vdupq_n_u8(3), a, vandq_u8(b, vdupq_n_u8(12)));
 }
+TQ_INLINE Bytes nibbles(Bytes b) { return vandq_u8(b, vdupq_n_u8(15)); }
 TQ_INLINE Table make_key_table(const int8_t* entries) { return vld1q_s8(entries); }
-// By the four low bits of every byte.
-TQ_INLINE int8x16_t bytes_of(Table table, Bytes index) {
-  return vqtbl1q_s8(table, vandq_u8(index, vdupq_n_u8(15)));
-}
+// By bytes below 16.
+TQ_INLINE int8x16_t bytes_of(Table table, Bytes index) { return vqtbl1q_s8(table, index); }
 
 // ---- numbers
 TQ_INLINE Floats load_floats(const float* p) { return vld1q_f32(p); }
