@@ -13,6 +13,7 @@ capacity and attend to all of it. The method is in README.md of this folder.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import shutil
 import sys
@@ -70,9 +71,11 @@ class Benchmark:
                 self.versions[family] = version
 
     def decode(self, step: Step, threads: int) -> list[Row]:
-        """Times one decode step."""
-        timings, rate = measure(self._workers, step, threads, self._limits, probe=self._probe)
-        return decode_rows(step, threads, self._complete(timings, list(self._named)), rate)
+        """Times one decode step, of those that take part."""
+        names = [name for name, named in self._named.items() if named.decode]
+        workers = {name: self._workers[name] for name in names if name in self._workers}
+        timings, rate = measure(workers, step, threads, self._limits, probe=self._probe)
+        return decode_rows(step, threads, self._complete(timings, names), rate)
 
     def prefill(self, step: Step, threads: int) -> list[Row]:
         """Times one prompt, of those that take part."""
@@ -113,6 +116,10 @@ def _integers(text: str) -> list[int]:
     if any(number < 1 for number in numbers):
         raise argparse.ArgumentTypeError(f"{text!r} has a number below 1")
     return numbers
+
+
+def _tokens(text: str) -> list[int]:
+    return [0 if item == "0" else _integers(item)[0] for item in _words(text)]
 
 
 def _words(text: str) -> list[str]:
@@ -166,6 +173,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--shapes", type=_shapes, default=[(16, 8), (40, 8)], metavar="H/N,...", help="heads")
     add("--contexts", type=_integers, default=[1024, 4096, 16384], help="tokens of the cache")
     add("--prefill", type=_integers, default=[], metavar="T,...", help="prompts, also")
+    add(
+        "--past",
+        type=_tokens,
+        default=[0],
+        metavar="T,...",
+        help="prompts, behind so many tokens of the cache: a long one that is read in pieces",
+    )
     add("--threads", type=_integers, default=[1, 2])
     add("--batch", type=_integers, default=[1])
     add("--head-size", type=int, default=128)
@@ -211,16 +225,18 @@ def main() -> None:
         rows: dict[str, list[Row]] = {"rows": [], "prefill": []}
         kinds = {"rows": options.contexts, "prefill": options.prefill}
         for kind, tokens in kinds.items():
-            for (heads, kv_heads), batch, count, threads in (
-                (shape, batch, count, threads)
-                for shape in options.shapes
-                for batch in options.batch
-                for count in tokens
-                for threads in options.threads
+            for (heads, kv_heads), batch, past, count, threads in itertools.product(
+                options.shapes,
+                options.batch,
+                options.past if kind == "prefill" else [0],
+                tokens,
+                options.threads,
             ):
                 new = 1 if kind == "rows" else count
-                step = Step(heads, kv_heads, options.head_size, batch, count, new)
-                what = f"{heads}/{kv_heads}, batch {batch}, {count} tokens, {threads} threads"
+                step = Step(heads, kv_heads, options.head_size, batch, past + count, new)
+                what = (
+                    f"{heads}/{kv_heads}, batch {batch}, {past + count} tokens, {threads} threads"
+                )
                 print(f"{'decode' if new == 1 else 'prefill'} {what}", file=sys.stderr, flush=True)
                 time = benchmark.decode if kind == "rows" else benchmark.prefill
                 found = time(step, threads)

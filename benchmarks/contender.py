@@ -46,6 +46,12 @@ class Step:
         return float(self.head_size**-0.5)
 
     @property
+    def multiply_adds(self) -> int:
+        """Of both products of causal attention, of what its queries see."""
+        seen = self.new * self.past + self.new * (self.new + 1) // 2
+        return 2 * self.batch * self.query_heads * self.head_size * seen
+
+    @property
     def vectors(self) -> int:
         """Vectors of both caches."""
         return 2 * self.batch * self.kv_heads * self.context

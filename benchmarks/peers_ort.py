@@ -1,4 +1,4 @@
-"""ONNX Runtime's own attention with a cache: GroupQueryAttention and Attention of opset 24."""
+"""ONNX Runtime's own attention with a cache, and a matrix product that says what it could reach."""
 
 from __future__ import annotations
 
@@ -137,6 +137,38 @@ class Attention:
             },
             (answer, np.dtype(np.float32)),
         )
+
+
+class MatMul:
+    """One large float32 MatMul with the multiply-adds of the attention, for the machine's peak."""
+
+    most_copies = 1
+
+    def version(self) -> str:
+        """Of onnxruntime."""
+        return str(ort.__version__)
+
+    def cache_bytes(self, step: Step) -> int:
+        """Bytes of its second matrix; it has no cache."""
+        return _inner(step) ** 2 * 4
+
+    def prepare(self, step: Step, threads: int, copies: int) -> OrtPrepared:
+        """A session with the product ``[M, K] [K, K]``."""
+        inner = _inner(step)
+        shape = (max(1, step.multiply_adds // inner**2), inner)
+        model = OperatorModel()
+        operands = [model.input(name, F32) for name in ("a", "b")]
+        model.node("MatMul", operands, {"output": F32}, {})
+        inputs = {"a": repeated(normal((128, inner)), shape), "b": normal((inner, inner), seed=1)}
+        serialised = model.build(["output"]).SerializeToString()
+        return OrtPrepared(
+            OnnxStep(serialised, inputs, {}, (shape, np.dtype(np.float32))), threads, copies
+        )
+
+
+def _inner(step: Step) -> int:
+    """Long enough for any kernel, and so long that the other side fits into memory."""
+    return 1024 if step.multiply_adds < 2**34 else 2048
 
 
 def _rows(cache: str, head_size: int) -> Array:

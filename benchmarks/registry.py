@@ -9,6 +9,7 @@ from types import MappingProxyType
 OURS = "tq-onnx"
 YARDSTICK = "ort gqa float32"
 GQA = "ort gqa"
+MATMUL = "ort matmul"
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Named:
         arguments: of its constructor.
         environment: what its process gets besides our own.
         prefill: whether it takes part in prefill.
+        decode: whether it takes part in decode.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Named:
     arguments: dict[str, object] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     prefill: bool = False
+    decode: bool = True
 
     @property
     def family(self) -> str:
@@ -59,6 +62,7 @@ PEERS: tuple[Named, ...] = (
     _gqa("int4"),
     _gqa("int4", per_channel=True),
     Named("ort attention", "peers_ort", "Attention"),
+    Named(MATMUL, "peers_ort", "MatMul", prefill=True, decode=False),
     *(
         Named(f"torch sdpa {dtype}", "peers_torch", "Sdpa", {"dtype": dtype})
         for dtype in ("float32", "bfloat16")

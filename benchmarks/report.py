@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from contender import Step
-from registry import GQA, YARDSTICK
+from registry import GQA, MATMUL, YARDSTICK
 from timing import Bandwidth, Timing
 
 from tq_onnx.codec.presets import PRESETS
@@ -54,10 +54,14 @@ def decode_rows(
 
 
 def prefill_rows(step: Step, threads: int, timings: Mapping[str, Timing]) -> list[Row]:
-    """Likewise for a whole prompt, which no memory bandwidth limits."""
+    """Likewise for a prompt, which no memory bandwidth limits; ratios to a matrix product."""
     rows = _rows(step, threads, timings)
+    product = timings.get(MATMUL)
+    product_ms = product.median if product and product.ms else None
     for row in rows:
-        row["tokens"] = step.new
+        row["tokens"], row["past"] = step.new, step.past
+        known = row["ms"] is not None and product_ms is not None
+        row["matmul_ratio"] = row["ms"] / product_ms if known else None
     return rows
 
 
@@ -104,8 +108,8 @@ def table(rows: list[Row]) -> str:
         if first["floor_ms"]:
             heading += f": floor {first['floor_ms']:.3f} ms at {first['bandwidth_gb_s']:.1f} GB/s"
     else:
-        heading += f"prefill of {first['tokens']} tokens"
-    ratio = f"{'x floor':>8} {'fastest':>8} " if decode else ""
+        heading += f"prefill of {first['tokens']} tokens behind {first['past']}"
+    ratio = f"{'x floor':>8} {'fastest':>8} " if decode else f"{'x matmul':>8} "
     lines = [heading]
     lines.append(
         f"  {'peer':<26} {ratio}{'ms':>10} {'fastest':>9} {'cache MB':>9} "
@@ -115,8 +119,8 @@ def table(rows: list[Row]) -> str:
         if row["ms"] is None:
             lines.append(f"  {row['peer']:<26} missing: {row['missing']}")
             continue
-        floors = [row.get(name) for name in ("floor_ratio", "fastest_floor_ratio")]
-        ratio = f"{_number(floors[0], 8)} {_number(floors[1], 8)} " if decode else ""
+        names = ("floor_ratio", "fastest_floor_ratio") if decode else ("matmul_ratio",)
+        ratio = "".join(f"{_number(row.get(name), 8)} " for name in names)
         lines.append(
             f"  {row['peer']:<26} {ratio}{row['ms']:10.3f} {row['fastest_ms']:9.3f} "
             f"{row['cache_bytes'] / 1e6:9.2f} {_number(row['times_fastest_ort_gqa'], 9)} "
