@@ -145,6 +145,14 @@ bool run_wave(const Kernels& kernels, const AttentionCall& call, const Attention
     }
     const std::size_t partial = static_cast<std::size_t>((lane * chunks + c) * count);
     const AtHand hand = window.is_on() ? hands[static_cast<std::size_t>(lane)] : kNothingAtHand;
+    const Range range = worker.coded(b, 0, worker.rows() - 1, hand);
+    AttentionRows::Run next{0, 0};
+    if (lane + 1 < lanes) {
+      const int64_t after = first_lane + lane + 1;
+      next = worker.run_of(after / call.heads, after % call.heads,
+                           window.is_on() ? hands[static_cast<std::size_t>(lane) + 1]
+                                          : kNothingAtHand);
+    }
     const AttentionRows::Rows rows{
         b,
         n,
@@ -156,8 +164,9 @@ bool run_wave(const Kernels& kernels, const AttentionCall& call, const Attention
         sums.get() + partial * sums_row,
         buckets + partial * bucket_row,
         max + partial,
-        weight + partial};
-    const Range range = worker.coded(b, 0, worker.rows() - 1, hand);
+        weight + partial,
+        range.high,
+        next};
     const Range keys{std::max(range.low, at), std::min(range.high, at + chunk)};
     if (c == 0) worker.prefetch(b, n, keys);
     if (!worker.skips(worker.past(b) + call.tokens)) {

@@ -79,10 +79,11 @@ class GeneralTile {
     }
     worker_.prepare(tile.flat_rows, tile.count, scratch, wide, narrow, exact);
     const AtHand hand = window.at_hand(tile.b, tile.n);
-    const AttentionRows::Rows rows{tile.b, tile.n, tile.first, tile.count, hand,       query,
-                                   shifts, sums,   buckets,    tile.max,   tile.weight};
-    worker_.attend(rows, worker_.coded(tile.b, tile.first, tile.first + tile.count - 1, hand), true,
-                   work);
+    const Range keys = worker_.coded(tile.b, tile.first, tile.first + tile.count - 1, hand);
+    const AttentionRows::Rows rows{tile.b,  tile.n,   tile.first,  tile.count,  hand,
+                                   query,   shifts,   sums,        buckets,     tile.max,
+                                   tile.weight,       keys.high,   {0, 0}};
+    worker_.attend(rows, keys, true, work);
     if (window.is_on()) {
       float coded[kRows];
       attend_exactly(kernels_, window, tile, hand, exact_query, exact_sums, work, coded);

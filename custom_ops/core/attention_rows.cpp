@@ -34,6 +34,26 @@ void AttentionRows::start(const Rows& rows, bool counts_sink) const {
   if (counts_sink && call_.sink != nullptr) start_from_sinks(rows);
 }
 
+// The entries of a window lie in front of the first key.
+AttentionRows::Run AttentionRows::run_of(int64_t b, int64_t n, const AtHand& hand) const {
+  const Range keys = coded(b, 0, rows_ - 1, hand);
+  const bool has_entries = window_.is_on() && keys.low < kRowsAhead;
+  const int64_t first = has_entries ? -call_.window.overlay_rows : keys.low;
+  return {first_row(b, n) + first, keys.high - first};
+}
+
+AttentionRows::Later AttentionRows::later(const CacheRows& cache, const Rows& rows, int64_t lane,
+                                          int64_t at) const {
+  const int64_t then = at + kRowsAhead;
+  if (then < rows.end) {
+    return {cache.row(lane + then), static_cast<int>(std::min<int64_t>(kBlock, rows.end - then))};
+  }
+  const int64_t skipped = (then - rows.end) / kBlock * kBlock;
+  if (skipped >= rows.next.count) return {nullptr, 0};
+  return {cache.row(rows.next.first + skipped),
+          static_cast<int>(std::min<int64_t>(kBlock, rows.next.count - skipped))};
+}
+
 void AttentionRows::prefetch(int64_t b, int64_t n, Range keys) const {
   const int64_t count = std::clamp<int64_t>(keys.high - keys.low, 0, kRowsAhead);
   key_.prefetch(first_row(b, n) + keys.low, count);
@@ -63,9 +83,8 @@ void AttentionRows::attend_block(const Rows& rows, int64_t lane, int64_t at, int
   const Block block = block_at(at, count, work);
   float* const scores = work;
   float* const decoded = scores + static_cast<std::size_t>(rows.count) * kBlock;
-  const uint8_t* const values = value_.row(lane + at);
-  score(rows, key_.row(lane + at), block, scores, decoded, nullptr);
-  add_values(rows, values, block, scores, decoded, value_.later(values));
+  score(rows, key_.row(lane + at), block, scores, decoded, later(key_, rows, lane, at), nullptr);
+  add_values(rows, value_.row(lane + at), block, scores, decoded, later(value_, rows, lane, at));
 }
 
 // Values wait until the kernels have gone kRowsAhead further with the keys: it is known by then
@@ -98,7 +117,8 @@ void AttentionRows::attend_skipping(const Rows& rows, Range keys, bool counts_si
       scored.block.at = at;
       scored.block.count = static_cast<int>(std::min<int64_t>(kBlock, keys.high - at));
       scored.values = value_.row(lane + at);
-      score(rows, key_.row(lane + at), scored.block, scored.scores, decoded, unasked);
+      score(rows, key_.row(lane + at), scored.block, scored.scores, decoded,
+            later(key_, rows, lane, at), unasked);
       if (scored.block.count == kBlock && is_whole(rows, 0, rows.count, scored.block)) {
         for (int r = 0; r < rows.count; ++r) {
           const float exact = exact_max == nullptr ? kNoMaximum : exact_max[r];
@@ -118,24 +138,24 @@ void AttentionRows::attend_skipping(const Rows& rows, Range keys, bool counts_si
     if (i + 1 < kWaiting || oldest.values == nullptr) {
       unasked = scored.values;
     } else {
-      add_values(rows, oldest.values, oldest.block, oldest.scores, decoded, scored.values);
+      add_values(rows, oldest.values, oldest.block, oldest.scores, decoded,
+                 {scored.values, kBlock});
     }
   }
 }
 
-// Asks memory for the keys behind these and for the rows `values`, which may be null.
+// Asks memory for later keys and for the rows `values`, which may be null.
 void AttentionRows::score(const Rows& rows, const uint8_t* keys, const Block& block, float* scores,
-                          float* decoded, const uint8_t* values) const {
-  const uint8_t* const later = key_.later(keys);
+                          float* decoded, Later later, const uint8_t* values) const {
   if (values == nullptr || block.count < kBlock) {
     key_.score(keys, block.count, rows.query, rows.count, decoded, scores,
-               key_.part_of(later, block.count, 0.0f, kScoreShare));
-    CacheRows::ask(key_.part_of(later, block.count, kScoreShare, 1.0f));
+               key_.part_of(later.rows, later.count, 0.0f, kScoreShare));
+    CacheRows::ask(key_.part_of(later.rows, later.count, kScoreShare, 1.0f));
     CacheRows::ask(value_.part_of(values, block.count, 0.0f, 1.0f));
   } else {
     constexpr int kHalf = kBlock / 2;
     key_.score(keys, kHalf, rows.query, rows.count, decoded, scores,
-               key_.part_of(later, kBlock, 0.0f, 1.0f));
+               key_.part_of(later.rows, later.count, 0.0f, 1.0f));
     key_.score(key_.behind(keys, kHalf), kHalf, rows.query, rows.count, decoded, scores + kHalf,
                value_.part_of(values, kBlock, 0.0f, 1.0f));
   }
@@ -173,9 +193,9 @@ bool AttentionRows::has_zero_bias(const Rows& rows, int first, int count,
   return true;
 }
 
-// Adds the values of a block and asks memory for the rows `later`, which may be null.
+// Adds the values of a block and asks memory for later ones.
 void AttentionRows::add_values(const Rows& rows, const uint8_t* values, const Block& block,
-                               float* scores, float* decoded, const uint8_t* later) const {
+                               float* scores, float* decoded, Later later) const {
   const int count = block.count;
   load_fields(value_, values, count, block.value_scales, block.value_zeros);
   if (value_.has_zeros() || call_.offsets > 0) std::fill_n(block.ones, kBlock, 1.0f);
@@ -192,7 +212,7 @@ void AttentionRows::add_values(const Rows& rows, const uint8_t* values, const Bl
     if (is_whole(rows, first, some, block)) {
       const float share = std::max(asked, kSoftenShare);
       soften_whole(rows, first, some, block, scores, numbers,
-                   value_.part_of(later, count, asked, share));
+                   value_.part_of(later.rows, later.count, asked, share));
       asked = share;
     } else {
       for (int r = first; r < first + some; ++r) {
@@ -201,7 +221,7 @@ void AttentionRows::add_values(const Rows& rows, const uint8_t* values, const Bl
     }
   }
   value_.accumulate_numbers(values, count, numbers, rows.count, rows.sums,
-                            value_.part_of(later, count, asked, 1.0f));
+                            value_.part_of(later.rows, later.count, asked, 1.0f));
 }
 
 void AttentionRows::soften_and_quantise(const Rows& rows, int r, const Block& block, float* scores,

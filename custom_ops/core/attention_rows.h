@@ -79,6 +79,13 @@ class AttentionRows {
            static_cast<std::size_t>(std::max(key_.coordinates(), value_.coordinates()));
   }
 
+  // Rows of the caches, one after the other.
+  struct Run {
+    int64_t first, count;
+  };
+  // All that the queries of a KV head read, the entries of a window included.
+  Run run_of(int64_t b, int64_t n, const AtHand& hand) const;
+
   // ---- query rows first .. first + count of KV head n of sequence b, and where results go.
   struct Rows {
     int64_t b, n, first;
@@ -90,6 +97,8 @@ class AttentionRows {
     float* buckets;       // [count, bucket_width], weights by row of the offset
     float* max;           // [count]
     float* weight;        // [count], sum of the exponentials
+    int64_t end;          // of the keys that the head reads, in whatever ranges
+    Run next;             // what is read after them; memory is asked for its first rows
   };
 
   // `scratch` is [count, scratch_width]; query[r] has query_width floats, shifts[r] shift_width,
@@ -156,13 +165,20 @@ class AttentionRows {
     return flat_row / call_.tokens % call_.query_heads / group_;
   }
 
+  // What is read kRowsAhead after the rows of a block: nothing, up to a block.
+  struct Later {
+    const uint8_t* rows;
+    int count;
+  };
+  Later later(const CacheRows& cache, const Rows& rows, int64_t lane, int64_t at) const;
+
   Block block_at(int64_t at, int count, float*& work) const;
   void attend_block(const Rows& rows, int64_t lane, int64_t at, int count, float* work) const;
   void start(const Rows& rows, bool counts_sink) const;
   void score(const Rows& rows, const uint8_t* keys, const Block& block, float* scores,
-             float* decoded, const uint8_t* values) const;
+             float* decoded, Later later, const uint8_t* values) const;
   void add_values(const Rows& rows, const uint8_t* values, const Block& block, float* scores,
-                  float* decoded, const uint8_t* later) const;
+                  float* decoded, Later later) const;
   bool is_whole(const Rows& rows, int first, int count, const Block& block) const;
   bool has_zero_bias(const Rows& rows, int first, int count, const Block& block) const;
   int64_t bias_offset(const Rows& rows, int r, const Block& block) const;

@@ -44,8 +44,6 @@ class CacheRows {
   const uint8_t* behind(const uint8_t* rows, int count) const {
     return rows + static_cast<std::ptrdiff_t>(count) * stride_;
   }
-  // The rows that are read kRowsAhead after these.
-  const uint8_t* later(const uint8_t* rows) const { return behind(rows, kRowsAhead); }
   // Asks memory for rows that will be read soon.
   void prefetch(int64_t first, int64_t count) const;
   static void ask(Ahead ahead);
