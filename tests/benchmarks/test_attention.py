@@ -11,6 +11,7 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 OURS, YARDSTICK, GONE = "tq-onnx int4", "ort gqa float32", "llama.cpp f16"
+PRODUCT = "ort matmul"
 EXACT = f"{OURS} window 4+2"
 HEADS, CONTEXT = 2, 64
 ROW_BYTES = 66
@@ -28,9 +29,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     done = subprocess.run(
         [
             *(sys.executable, str(FOLDER / "attention.py"), "--json"),
-            *("--shapes", "4/2", "--contexts", str(CONTEXT), "--prefill", "8", "--threads", "1"),
+            *("--shapes", "4/2", "--contexts", str(CONTEXT), "--threads", "1"),
+            *("--prefill", "8", "--past", "0,24"),
             *("--windows", "0,4+2", "--seconds", "0.05", "--cold-mb", "2"),
-            *("--peers", ",".join([OURS, YARDSTICK, GONE])),
+            *("--peers", ",".join([OURS, YARDSTICK, PRODUCT, GONE])),
             *("--peer-python", f"llama.cpp={python}"),
         ],
         capture_output=True,
@@ -51,8 +53,14 @@ def test_every_contender_has_a_row(found: dict[str, Any]) -> None:
         assert all((row["shape"], row["threads"]) == ("4/2", 1) for row in rows)
     assert [row["peer"] for row in found["rows"]] == [OURS, EXACT, YARDSTICK, GONE]
     assert {row["context"] for row in found["rows"]} == {CONTEXT}
-    assert [row["peer"] for row in found["prefill"]] == [OURS, EXACT, YARDSTICK]
+    assert [row["peer"] for row in found["prefill"]] == 2 * [OURS, EXACT, YARDSTICK, PRODUCT]
     assert {row["tokens"] for row in found["prefill"]} == {8}
+    assert [row["past"] for row in found["prefill"]] == 4 * [0] + 4 * [24]
+    assert [row["context"] for row in found["prefill"]] == 4 * [8] + 4 * [32]
+    for at in (0, 4):
+        product = found["prefill"][at + 3]["ms"]
+        for row in found["prefill"][at : at + 4]:
+            assert row["matmul_ratio"] == pytest.approx(row["ms"] / product)
     assert found["machine"]["cores"] >= 1
     assert found["machine"]["isa"]
     assert {"tq-onnx", "onnxruntime"} <= set(found["machine"]["versions"])
