@@ -57,6 +57,21 @@ class Sampling:
     top_p: float | None = None
     top_k: int | None = None
 
+    def tell(self, turn: Any) -> None:
+        """Set the options of a turn, which takes none of the others with the best token."""
+        if self.temperature == 0 or self.top_k == 1:
+            turn.set_do_sample(False)
+            return
+        given = (
+            (self.temperature, turn.set_temperature),
+            (self.top_p, turn.set_top_p),
+            (self.top_k, turn.set_top_k),
+        )
+        for value, give in given:
+            if value is not None:
+                turn.set_do_sample(True)
+                give(value)
+
 
 @dataclass(frozen=True)
 class Step:
@@ -147,10 +162,28 @@ class EngineThread:
         broken: why it answers nothing any more, or None.
     """
 
-    def __init__(self, folder: Path, *, max_length: int | None = None, alone: bool = False) -> None:
-        """Open a folder and start the thread; see ``limits_of`` for arguments."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        max_length: int | None = None,
+        alone: bool = False,
+        threads: int | None = None,
+    ) -> None:
+        """Open a folder and start the thread.
+
+        Args:
+            folder: of onnxruntime-genai.
+            max_length: see ``limits_of``.
+            alone: likewise.
+            threads: of ONNX Runtime; None for what the configuration says, or all cores.
+        """
         self.limits = limits_of(folder, max_length, alone)
-        self.model = og.Model(str(folder))
+        config = og.Config(str(folder))
+        if threads is not None:
+            options = {"intra_op_num_threads": threads}
+            config.overlay(json.dumps({"model": {"decoder": {"session_options": options}}}))
+        self.model = og.Model(config)
         self.broken: BrokenError | None = None
         self._lock = threading.Lock()
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -259,14 +292,7 @@ class EngineThread:
         job._request = engine.create_request(options=options)
         turn = og.TurnOptions(job._request)
         turn.set_max_generated_tokens(job.max_tokens)
-        sampling = job.sampling
-        if sampling.temperature is not None:
-            turn.set_do_sample(sampling.temperature > 0)
-            turn.set_temperature(sampling.temperature)
-        if sampling.top_p is not None:
-            turn.set_top_p(sampling.top_p)
-        if sampling.top_k is not None:
-            turn.set_top_k(sampling.top_k)
+        job.sampling.tell(turn)
         job._turn = job._request.begin_turn(np.asarray(job.tokens, np.int32), turn)
 
     def _deliver(self, event: Any) -> None:

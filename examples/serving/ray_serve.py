@@ -1,0 +1,78 @@
+"""Serve a converted folder from several processes or machines: server.py under Ray Serve.
+
+    python examples/serving/ray_serve.py qwen3-genai-int4 --replicas 2 --threads 4
+
+Without --address a Ray of this machine is started. On a cluster (ray start) give --address auto.
+Every machine needs the folder in the same place and the packages of server.py; scripts go along by
+themselves. A replica whose process or Engine ends is replaced. Its requests fail with status 500
+or 503, which OpenAI's clients send again by themselves.
+
+Needs ray[serve], fastapi and onnxruntime-genai.
+"""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import ray
+from fastapi import FastAPI
+from ray import serve
+from server import Chat, add_options, make_app
+
+APPLICATION = "chat"
+ONGOING = 8
+"""Requests that a replica gets at once: a batch of four, and those of the next one."""
+
+
+@serve.deployment(max_ongoing_requests=ONGOING, health_check_period_s=2)
+@serve.ingress()
+class Replica:
+    """A process with an Engine of its own."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        """Open the folder; see ``server.Chat`` for options."""
+        self.chat = Chat(**options)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Return the application of server.py."""
+        return make_app(self.chat)
+
+    def check_health(self) -> None:
+        """Raise what ended the Engine, so that Ray replaces this replica."""
+        if self.chat.engine.broken is not None:
+            raise self.chat.engine.broken
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_options(parser)
+    parser.add_argument("--replicas", type=int, default=2, help="(default: 2)")
+    parser.add_argument("--address", help="of a Ray cluster, or auto (default: start one here)")
+    parser.add_argument("--host", default="127.0.0.1", help="to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8000, help="likewise (default: 8000)")
+    options = vars(parser.parse_args())
+    replicas, address, host, port = (
+        options.pop(name) for name in ("replicas", "address", "host", "port")
+    )
+    for name in ("folder", "chat_template"):
+        if options[name] is not None:
+            options[name] = options[name].resolve()
+    scripts = str(Path(__file__).resolve().parent)
+    own = {} if address else {"include_dashboard": False}
+    ray.init(address=address, runtime_env={"working_dir": scripts}, **own)
+    serve.start(http_options={"host": host, "port": port})
+    cores = {"num_cpus": options["threads"] or 1}
+    deployed = Replica.options(num_replicas=replicas, ray_actor_options=cores)  # type: ignore[attr-defined]
+    with suppress(KeyboardInterrupt):
+        serve.run(deployed.bind(options), name=APPLICATION, blocking=True)
+    serve.delete(APPLICATION)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Servers of examples/serving in processes of their own, on loopback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+
+from tests.serving.running import EXAMPLES
+
+SECONDS = 120
+"""Until a server answers, or has ended."""
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+@contextmanager
+def serving(script: str, folder: Path, home: Path, *options: str) -> Iterator[str]:
+    """Runs a server; yields its address.
+
+    Args:
+        script: of examples/serving.
+        folder: that it serves.
+        home: a new folder for what it prints, and for what Ray leaves behind.
+        options: of the script, more than template, address and threads.
+    """
+    home.mkdir()
+    template = home / "chat.jinja"
+    template.write_text(TEMPLATE)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        *(sys.executable, str(EXAMPLES / script), str(folder), "--port", str(port)),
+        *("--chat-template", str(template), "--threads", "1", *options),
+    ]
+    variables = {"RAY_TMPDIR": str(home), "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": _path()}
+    log = home / "log.txt"
+    with log.open("w") as printed:
+        process = subprocess.Popen(
+            command,
+            cwd=home,
+            env=os.environ | variables,
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait(url, process, log)
+        yield url
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        _end_what_is_left(home)
+
+
+def _path() -> str:
+    """Modules of this process, for those of others."""
+    return os.pathsep.join(path for path in sys.path if path)
+
+
+def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    for _ in range(SECONDS * 10):
+        assert process.poll() is None, log.read_text()
+        with suppress(httpx.TransportError):
+            if httpx.get(f"{url}/health").status_code == 200:
+                return
+        time.sleep(0.1)
+    raise AssertionError(f"no answer: {log.read_text()}")
+
+
+def _end_what_is_left(home: Path) -> None:
+    """Ends processes of Ray that outlived it, which know their folder."""
+    mark = f"RAY_TMPDIR={home}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark in (entry / "environ").read_bytes():
+                os.kill(int(entry.name), signal.SIGKILL)
+
+
+def processes_of(url: str, count: int) -> list[int]:
+    """The processes that answer at an address, once there are so many."""
+    found: set[int] = set()
+    for _ in range(SECONDS * 20):
+        answer = httpx.get(f"{url}/health")
+        if answer.status_code == 200:
+            found.add(answer.json()["process"])
+        if len(found) == count:
+            return sorted(found)
+        time.sleep(0.05)
+    raise AssertionError(f"{len(found)} of {count} answer")
