@@ -5,10 +5,11 @@ tests/javascript/packages.py):
 
     python -m tests.javascript.packages work/node
     python benchmarks/javascript.py work/node demo/model.onnx deep/model.onnx
+    python benchmarks/javascript.py work/node demo/model.onnx --presets int4 k5v3 --runtimes node
     python benchmarks/javascript.py work/node demo/model.onnx --runtimes node --bodies --json
 
-Each model is measured beside its conversions, on one thread: with --target web, and with --bodies
-with its function bodies, too.
+Each model is measured beside its conversions with --target web, one for each preset, on one thread;
+with --bodies beside conversions with function bodies, too. docs/javascript.json is such a document.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final
 
 import machine
+from report import document_text
 
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
@@ -41,17 +43,19 @@ class Row:
         layers: of the model.
         runtime: node or web.
         form: original, --target web or function bodies.
-        seconds_to_open: of the session.
+        preset: of the conversion; None of the original.
+        seconds_to_open: of the session; the median of three.
         context: tokens in the cache.
         ms: the median step.
         times_original: how many times as fast as the original, median of pairs.
-        cache_bytes: of the context, all layers.
+        cache_bytes: after the timed steps, all layers.
     """
 
     model: str
     layers: int
     runtime: str
     form: str
+    preset: str | None
     seconds_to_open: float
     context: int
     ms: float
@@ -59,19 +63,25 @@ class Row:
     cache_bytes: int
 
 
+Form = tuple[str, str | None]
+"""The form and the preset of a file."""
+ORIGINAL: Final[Form] = ("original", None)
+
+
 def _rows(original: Path, work: Path, options: argparse.Namespace) -> Iterator[Row]:
-    forms = {"original": original, "--target web": work / "web.onnx"}
-    report = convert(original, forms["--target web"], preset=options.preset, target=TARGETS["web"])
-    head_size = report.plan.layers[0].head_size
-    if options.bodies:
-        forms["function bodies"] = work / "bodies.onnx"
-        convert(original, forms["function bodies"], preset=options.preset, options=PLAIN)
+    files: dict[Form, Path] = {ORIGINAL: original}
+    for preset in options.presets:
+        files["--target web", preset] = path = work / f"web-{preset}.onnx"
+        plan = convert(original, path, preset=preset, target=TARGETS["web"]).plan
+        if options.bodies:
+            files["function bodies", preset] = path = work / f"bodies-{preset}.onnx"
+            convert(original, path, preset=preset, options=PLAIN)
     for runtime in options.runtimes:
         given = {
             "contexts": options.contexts,
             "steps": options.steps,
-            "headSize": head_size,
-            "models": [str(path) for path in forms.values()],
+            "headSize": plan.layers[0].head_size,
+            "models": [str(path) for path in files.values()],
         }
         script = Path(__file__).with_suffix(".mjs")
         done = subprocess.run(
@@ -82,12 +92,13 @@ def _rows(original: Path, work: Path, options: argparse.Namespace) -> Iterator[R
         )
         told = json.loads(done.stdout)
         for decode in told["decode"]:
-            for index, form in enumerate(forms):
+            for index, (form, preset) in enumerate(files):
                 yield Row(
                     model=original.resolve().parent.name,
-                    layers=len(report.plan.layers),
+                    layers=len(plan.layers),
                     runtime=runtime,
                     form=form,
+                    preset=preset,
                     seconds_to_open=told["opened"][index],
                     context=decode["context"],
                     ms=decode["ms"][index],
@@ -96,17 +107,22 @@ def _rows(original: Path, work: Path, options: argparse.Namespace) -> Iterator[R
                 )
 
 
-def _table(rows: list[Row]) -> Iterator[str]:
-    yield (
-        "| model | layers | runtime | form | opens in | context | ms a token | x original | cache |"
+def _versions(packages: Path) -> dict[str, str]:
+    found = {
+        name: json.loads((packages / "node_modules" / name / "package.json").read_text())["version"]
+        for name in ("onnxruntime-node", "onnxruntime-web")
+    }
+    node = subprocess.run(["node", "--version"], stdout=subprocess.PIPE, text=True, check=True)
+    return {"node": node.stdout.strip().removeprefix("v"), **found}
+
+
+def _line(row: Row) -> str:
+    form = row.form if row.preset is None else f"{row.form} {row.preset}"
+    return (
+        f"{row.model:<16} {row.runtime:<5} {form:<22} opens in {row.seconds_to_open:5.2f} s, "
+        f"{row.context:>6,} tokens: {row.ms:7.1f} ms, x original {row.times_original:.2f}, "
+        f"cache {row.cache_bytes:,}"
     )
-    yield "|" + " --- |" * 9
-    for row in rows:
-        yield (
-            f"| {row.model} | {row.layers} | {row.runtime} | {row.form} "
-            f"| {row.seconds_to_open:.2f} s | {row.context:,} | {row.ms:.1f} "
-            f"| {row.times_original:.2f} | {row.cache_bytes:,} |"
-        )
 
 
 def main() -> None:
@@ -116,7 +132,7 @@ def main() -> None:
     )
     parser.add_argument("packages", type=Path, help="folder that node_modules is in")
     parser.add_argument("models", type=Path, nargs="+", help="original ONNX models")
-    parser.add_argument("--preset", default="int4")
+    parser.add_argument("--presets", nargs="+", default=["int4"])
     parser.add_argument("--runtimes", nargs="+", choices=("node", "web"), default=["node", "web"])
     parser.add_argument("--contexts", type=int, nargs="+", default=[1000])
     parser.add_argument("--steps", type=int, default=15)
@@ -129,10 +145,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=model.resolve().parent) as work:
             rows += _rows(model, Path(work), options)
     if options.json:
-        document = {"machine": machine.describe({}), "rows": [asdict(row) for row in rows]}
-        json.dump(document, sys.stdout, indent=2)
+        told = machine.describe(_versions(options.packages))
+        print(document_text({"machine": told, "rows": [asdict(row) for row in rows]}))
         return
-    print("\n".join(_table(rows)))
+    print("\n".join(map(_line, rows)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Render docs/decode.json, the document that ``benchmarks/attention.py --json`` wrote."""
+"""Render the documents of benchmarks: decode.json and javascript.json.
+
+``benchmarks/attention.py --json`` and ``benchmarks/javascript.py --json`` wrote them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-DECODE: Final = Path(__file__).resolve().parent / "decode.json"
+_FOLDER: Final = Path(__file__).resolve().parent
 OURS: Final = "tq-onnx int4"
 GQA: Final = "ort gqa"
 _MANY: Final = 100  # from here on a ratio has no decimals
@@ -17,9 +20,9 @@ Row = Mapping[str, Any]
 
 
 @cache
-def document() -> dict[str, Any]:
-    """Return the whole document; see benchmarks/README.md for its keys."""
-    found: dict[str, Any] = json.loads(DECODE.read_text(encoding="utf-8"))
+def document(name: str = "decode") -> dict[str, Any]:
+    """Return a whole document; see benchmarks/README.md for its keys."""
+    found: dict[str, Any] = json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     return found
 
 
@@ -50,6 +53,35 @@ def machine() -> str:
     told = document()["machine"]
     packages = ", ".join(f"{name} {version}" for name, version in told["versions"].items())
     return f"{told['cpu']}, {told['cores']} virtual cores, level `{told['isa']}`; {packages}."
+
+
+def javascript_machine() -> str:
+    """Return what models were measured on in JavaScript runtimes, and with which versions."""
+    told = document("javascript")["machine"]
+    versions = told["versions"]
+    packages = ", ".join(
+        f"{name} {versions[name]}" for name in ("node", "onnxruntime-node", "onnxruntime-web")
+    )
+    return f"{told['cpu']}, {told['cores']} virtual cores; {packages}."
+
+
+def javascript() -> str:
+    """Return how fast models open and decode in JavaScript runtimes, as a Markdown table."""
+    head = ["layers", "runtime", "form", "opens in", "context", "ms a token", "x original", "cache"]
+    lines = [_line("model", head), "|---" * 4 + "|---:" * (len(head) - 3) + "|"]
+    for row in document("javascript")["rows"]:
+        cells = (
+            str(row["layers"]),
+            row["runtime"],
+            " ".join(filter(None, (row["form"], row["preset"]))),
+            f"{row['seconds_to_open']:.2f} s",
+            f"{row['context']:,}",
+            f"{row['ms']:.1f}",
+            f"{row['times_original']:.2f}",
+            f"{row['cache_bytes']:,}",
+        )
+        lines.append(_line(row["model"], cells))
+    return "\n".join(lines)
 
 
 def table(shape: str, threads: str) -> str:

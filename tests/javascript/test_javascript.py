@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from tests.javascript.browser import shown
 from tests.javascript.conftest import CACHE_BYTES, PROMPT, TOKENS, Web
 from tests.netron.page import chromium
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 
 pytestmark = pytest.mark.javascript
@@ -36,6 +38,7 @@ def node(packages: Path, script: str, *arguments: object) -> dict[str, Any]:
     return told
 
 
+@pytest.mark.parametrize("web", ["int4", "k5v3"], indirect=True)
 def test_node_makes_the_tokens_of_the_library(packages: Path, web: Web) -> None:
     told = node(packages, "complete.mjs", web.model, PROMPT, TOKENS)
     assert told["tokens"] == web.tokens
@@ -69,3 +72,21 @@ def test_the_page_answers_in_a_browser(packages: Path, web: Web, tmp_path: Path)
     assert f"{CACHE_BYTES * (len(PROMPT) + TOKENS - 1):,}" in page
     assert "7.76 times" in page
     assert (tmp_path / "page.png").stat().st_size > 0
+
+
+def test_the_benchmark_writes_what_the_page_is_made_from(packages: Path, web: Web) -> None:
+    command = [ROOT / "benchmarks" / "javascript.py", packages, web.folder / "model.onnx", "--json"]
+    few = ["--runtimes", "node", "--contexts", "40", "--steps", "3"]
+    done = subprocess.run(
+        [sys.executable, *command, *few], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    kept = json.loads((ROOT / "docs" / "javascript.json").read_text())
+    assert {*told} == {*kept}
+    assert {*told["machine"]["versions"]} == {*kept["machine"]["versions"]}
+    assert {key for row in told["rows"] for key in row} == {*kept["rows"][0]}
+    original, converted = told["rows"]
+    assert (original["form"], converted["form"]) == ("original", "--target web")
+    assert original["times_original"] == 1
+    assert original["cache_bytes"] > 7 * converted["cache_bytes"] > 0
