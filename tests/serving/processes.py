@@ -16,7 +16,7 @@ import httpx
 
 from tests.serving.running import EXAMPLES
 
-SECONDS = 120
+SECONDS = 240
 """Until a server answers, or has ended."""
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
@@ -41,7 +41,14 @@ def serving(script: str, folder: Path, home: Path, *options: str) -> Iterator[st
         *(sys.executable, str(EXAMPLES / script), str(folder), "--port", str(port)),
         *("--chat-template", str(template), "--threads", "1", *options),
     ]
-    variables = {"RAY_TMPDIR": str(home), "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": _path()}
+    variables = {
+        "PYTHONPATH": _path(),
+        # Nothing outside that folder, no word to anybody, and patience with a busy machine.
+        "RAY_TMPDIR": str(home),
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_raylet_start_wait_time_s": str(SECONDS),
+    }
     log = home / "log.txt"
     with log.open("w") as printed:
         process = subprocess.Popen(
