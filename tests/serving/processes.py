@@ -81,7 +81,7 @@ def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     for _ in range(SECONDS * 10):
         assert process.poll() is None, log.read_text()
         with suppress(httpx.TransportError):
-            if httpx.get(f"{url}/health").status_code == 200:
+            if httpx.get(f"{url}/health", timeout=SECONDS).status_code == 200:
                 return
         time.sleep(0.1)
     raise AssertionError(f"no answer: {log.read_text()}")
@@ -100,7 +100,7 @@ def processes_of(url: str, count: int) -> list[int]:
     """The processes that answer at an address, once there are so many."""
     found: set[int] = set()
     for _ in range(SECONDS * 20):
-        answer = httpx.get(f"{url}/health")
+        answer = httpx.get(f"{url}/health", timeout=SECONDS)
         if answer.status_code == 200:
             found.add(answer.json()["process"])
         if len(found) == count:
