@@ -19,7 +19,7 @@ from tq_onnx.integrations.genai import (
     patch_config,
     read_config,
 )
-from tq_onnx.plan import Plan
+from tq_onnx.plan import CachePair, Plan
 
 LIBRARY = "libtq_onnx_ops.so"
 SIZES = {"layers": 2, "heads": 4, "kv_heads": 2, "head_size": 64, "vocabulary": 97}
@@ -122,6 +122,24 @@ def test_providers_stay_and_are_told(tmp_path: Path, document: dict[str, Any], p
     after, changes = patched(tmp_path, document, {"model.onnx": plan})
     assert after["model"]["decoder"]["session_options"]["provider_options"] == options
     assert changes.providers == ("cuda", "dml")
+
+
+@pytest.mark.parametrize(
+    ("other", "rightly"),
+    [
+        ({}, True),
+        ({"right_padding": False}, False),
+        # The Engine answers nothing at all: it gives a mask, and takes no hybrids.
+        ({"right_padding": False, "attention_mask": None}, True),
+        ({"right_padding": False, "states": (CachePair("past.0.conv", "present.0.conv"),)}, True),
+    ],
+)
+def test_graphs_whose_uneven_batches_go_wrong_are_told(
+    tmp_path: Path, document: dict[str, Any], plan: Plan, other: dict[str, Any], rightly: bool
+) -> None:
+    changed = replace(plan, interface=replace(plan.interface, **other))
+    _, changes = patched(tmp_path, document, {"model.onnx": plan, "other.onnx": changed})
+    assert changes.uneven_batches is rightly
 
 
 def test_without_session_options_they_are_made(

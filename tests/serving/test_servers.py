@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import signal
 import sys
@@ -17,17 +18,19 @@ import pytest
 
 from tq_onnx.integrations.folderconversion import convert_folder
 
-pytest.importorskip("onnxruntime_genai")
-pytest.importorskip("fastapi", reason="needs tests/serving/requirements.txt")
-pytest.importorskip("openai", reason="needs tests/serving/requirements.txt")
+NEEDED = ("fastapi", "httpx", "onnxruntime_genai", "openai", "ray")
+MISSING = ", ".join(name for name in NEEDED if importlib.util.find_spec(name) is None)
+if not MISSING:
+    import openai
+    from fastapi.testclient import TestClient
 
-import openai
-from fastapi.testclient import TestClient
+    from tests.serving.processes import TEMPLATE, processes_of, serving
+    from tests.serving.running import Alone, bundled_folder, example, uneven_prompts
 
-from tests.serving.processes import TEMPLATE, processes_of, serving
-from tests.serving.running import Alone, bundled_folder, example, uneven_prompts
-
-pytestmark = pytest.mark.serving
+pytestmark = [
+    pytest.mark.serving,
+    pytest.mark.skipif(bool(MISSING), reason=f"needs {MISSING}: tests/serving/requirements.txt"),
+]
 
 NEW = 24
 CLIENTS, REQUESTS = 8, 96
