@@ -1,6 +1,10 @@
-"""Render the documents of benchmarks: decode.json and javascript.json.
+"""Render docs/measurements/, the documents that ``benchmarks/*.py --json`` wrote.
 
-``benchmarks/attention.py --json`` and ``benchmarks/javascript.py --json`` wrote them.
+decode                   attention.py: steps of all contenders
+presets                  attention.py: a step of every preset
+prompts, long-prompts    attention.py: prompts, and pieces of prompts behind a past
+whole                    end_to_end.py: steps of a whole model
+javascript               javascript.py: whole models in Node and browsers
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-_FOLDER: Final = Path(__file__).resolve().parent
+FOLDER: Final = Path(__file__).resolve().parent / "measurements"
 OURS: Final = "tq-onnx int4"
 GQA: Final = "ort gqa"
 _MANY: Final = 100  # from here on a ratio has no decimals
@@ -22,7 +26,7 @@ Row = Mapping[str, Any]
 @cache
 def document(name: str = "decode") -> dict[str, Any]:
     """Return a whole document; see benchmarks/README.md for its keys."""
-    found: dict[str, Any] = json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     return found
 
 
@@ -135,6 +139,74 @@ def summary(*tokens: str) -> str:
             here = {row["peer"]: row for row in rows(shape, 1) if row["context"] == count}
             cells = (_best(here, peer) for peer in head)
             lines.append(_line(shape, [f"{count:,}", *cells]))
+    return "\n".join(lines)
+
+
+def presets() -> str:
+    """Return a step with each preset, also by byte of its cache, as a Markdown table."""
+    every = document("presets")["rows"]
+    shapes = list(dict.fromkeys(row["shape"] for row in every))
+    yardstick = {row["shape"]: row for row in every if row["peer"] == OURS}
+    head = ["bytes", *(told for shape in shapes for told in (f"{shape}: ms", "by byte"))]
+    lines = [_line("", head), "|---|" + "---:|" * len(head)]
+    for peer in dict.fromkeys(row["peer"] for row in every):
+        own = {row["shape"]: row for row in every if row["peer"] == peer}
+        first = own[shapes[0]]
+        vectors = int(first["shape"].split("/")[1]) * first["context"] * first["batch"]
+        cells = [f"{first['cache_bytes'] // vectors}"]
+        for shape in shapes:
+            row, of = own[shape], yardstick[shape]
+            ratio = row["ms"] / row["cache_bytes"] * of["cache_bytes"] / of["ms"]
+            cells += [f"{row['ms']:.3f}", f"{ratio:.2f}"]
+        name = peer.removeprefix("tq-onnx ")
+        lines.append(_line(f"`{name}`", cells))
+    return "\n".join(lines)
+
+
+def prompts() -> str:
+    """Return times of prompts, of those of GroupQueryAttention and MatMul, as a Markdown table."""
+    both = [row for name in ("prompts", "long-prompts") for row in document(name)["prefill"]]
+    every = [row for row in both if row["peer"] == OURS]
+    columns = list(dict.fromkeys((row["shape"], row["threads"]) for row in every))
+    head = [f"{shape}, {many} thread{'s' if many > 1 else ''}" for shape, many in columns]
+    lines = [_line("tokens", ["behind", *head]), "|---:|---:|" + "---:|" * len(head)]
+    for past, tokens in dict.fromkeys((row["past"], row["tokens"]) for row in every):
+        here = {
+            (row["shape"], row["threads"]): row
+            for row in every
+            if (row["past"], row["tokens"]) == (past, tokens)
+        }
+        cells = (_prompt(here.get(column)) for column in columns)
+        lines.append(_line(f"{tokens:,}", [f"{past:,}", *cells]))
+    return "\n".join(lines)
+
+
+def _prompt(row: Row | None) -> str:
+    if row is None:
+        return "not run"
+    return f"{1 / row['times_ort_gqa_float32']:.2f}, {row['matmul_ratio']:.2f}"
+
+
+def whole() -> str:
+    """Return speed-ups of a whole model's steps, and tokens per second, as a Markdown table."""
+    every = [row for row in document("whole")["rows"] if row["ms"] is not None]
+    columns = list(dict.fromkeys((row["context"], row["threads"]) for row in every))
+    head = [f"{count:,}, {many} thread{'s' if many > 1 else ''}" for count, many in columns]
+    lines = [_line("weights", ["cache", *head]), "|---|---|" + "---:|" * len(head)]
+    for weights, peer in dict.fromkeys((row["weights"], row["peer"]) for row in every):
+        here = {
+            (row["context"], row["threads"]): row
+            for row in every
+            if (row["weights"], row["peer"]) == (weights, peer)
+        }
+        bold = "**" if peer == OURS else ""
+        cells = (
+            f"{here[column]['times_original']:.2f} ({here[column]['tokens_per_second']:.1f})"
+            if column in here
+            else "not run"
+            for column in columns
+        )
+        lines.append(_line(weights, [f"{bold}{peer}{bold}", *cells]))
     return "\n".join(lines)
 
 
