@@ -150,7 +150,10 @@ void AttentionRows::score(const Rows& rows, const uint8_t* keys, const Block& bl
   if (values == nullptr || block.count < kBlock) {
     key_.score(keys, block.count, rows.query, rows.count, decoded, scores,
                key_.part_of(later.rows, later.count, 0.0f, kScoreShare));
-    CacheRows::ask(key_.part_of(later.rows, later.count, kScoreShare, 1.0f));
+    // Other products have asked for what they read next.
+    if (key_.is_integer()) {
+      CacheRows::ask(key_.part_of(later.rows, later.count, kScoreShare, 1.0f));
+    }
     CacheRows::ask(value_.part_of(values, block.count, 0.0f, 1.0f));
   } else {
     constexpr int kHalf = kBlock / 2;
