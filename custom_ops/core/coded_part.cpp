@@ -42,14 +42,14 @@ std::size_t CodedPart::work_size(int queries) const {
 }
 
 void CodedPart::accumulate(const uint8_t* rows, int count, const float* weights, int queries,
-                           float* work, float* sums) const {
+                           float* work, float* sums, Ahead ahead) const {
   if (!is_integer()) {
     return kernels_.accumulate_rows(format_, rows, count, table_, weights, queries, sums);
   }
   for (int r = 0; r < queries; ++r) {
     quantise(rows, count, weights + r * kBlock, work + r * kNumbersFloats, sums + r * sums_width_);
   }
-  accumulate_numbers(rows, count, work, queries, sums, ahead_of(rows, count));
+  accumulate_numbers(rows, count, work, queries, sums, ahead);
 }
 
 void CodedPart::quantise(const uint8_t* rows, int count, const float* weights, float* numbers,

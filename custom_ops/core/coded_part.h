@@ -29,21 +29,19 @@ class CodedPart {
   void prepare_query(const float* natural, float* prepared) const;
   void natural_sums(const float* sums, float* natural) const;
 
-  // What integer products ask memory for while they read rows: as many, kRowsAhead further on.
+  // As many rows, kRowsAhead further on.
   Ahead ahead_of(const uint8_t* rows, int count) const {
     return {rows + static_cast<std::ptrdiff_t>(kRowsAhead) * format_.stride,
             static_cast<std::ptrdiff_t>(count) * format_.stride};
   }
 
-  // In registers, of up to kBlock rows; of floats for up to max_fused queries only.
-  void score(const uint8_t* rows, int count, const float* query, int queries, float* scores) const {
-    score(rows, count, query, queries, scores, ahead_of(rows, count));
-  }
+  // In registers, of up to kBlock rows; of floats for up to max_fused queries only. Integer products
+  // ask memory for `ahead`, others for what they read next.
   void score(const uint8_t* rows, int count, const float* query, int queries, float* scores,
              Ahead ahead) const;
   // `work` has work_size(queries) floats.
   void accumulate(const uint8_t* rows, int count, const float* weights, int queries, float* work,
-                  float* sums) const;
+                  float* sums, Ahead ahead) const;
   std::size_t work_size(int queries) const;
 
   // The two steps of accumulate where is_integer(), see CacheRows.

@@ -63,14 +63,16 @@ std::size_t ProdRows::work_size(int queries) const {
   return 2 * kBlock + static_cast<std::size_t>(queries) * (kBlock + widest);
 }
 
-// `query` points at the part in the first row. The kernels want its rows one after the other.
+// `query` points at the part in the first row. The kernels want its rows one after the other. Both
+// parts of a row are asked of memory at once, by the first one.
 void ProdRows::score_part(const CodedPart& part, const uint8_t* rows, int count,
-                          const float* query, int queries, float* work, float* scores) const {
+                          const float* query, int queries, float* work, float* scores,
+                          Ahead ahead) const {
   const int width = part.query_width();
   for (int r = 0; r < queries; ++r) {
     std::copy_n(query + r * query_width(), width, work + r * width);
   }
-  part.score(rows, count, work, queries, scores);
+  part.score(rows, count, work, queries, scores, ahead);
 }
 
 void ProdRows::score(const uint8_t* rows, int count, const float* query, int queries, float* work,
@@ -80,8 +82,8 @@ void ProdRows::score(const uint8_t* rows, int count, const float* query, int que
   float* const of_signs = sign_scales + kBlock;
   float* const rest = of_signs + static_cast<std::size_t>(queries) * kBlock;
   load_scales(rows, count, index_scales, sign_scales);
-  score_part(index_, rows, count, query, queries, rest, scores);
-  score_part(signs_, signs(rows), count, query + index_.query_width(), queries, rest, of_signs);
+  score_part(index_, rows, count, query, queries, rest, scores, index_.ahead_of(rows, count));
+  score_part(signs_, signs(rows), count, query + index_.query_width(), queries, rest, of_signs, {});
   for (int r = 0; r < queries; ++r) {
     float* const score = scores + r * kBlock;
     const float* const of_sign = of_signs + r * kBlock;
@@ -93,11 +95,12 @@ void ProdRows::score(const uint8_t* rows, int count, const float* query, int que
 
 // `sums` points at the part in the first row.
 void ProdRows::accumulate_part(const CodedPart& part, const uint8_t* rows, int count,
-                               const float* weights, int queries, float* work, float* sums) const {
+                               const float* weights, int queries, float* work, float* sums,
+                               Ahead ahead) const {
   const int width = part.sums_width();
   float* const rest = work + static_cast<std::size_t>(queries) * width;
   for (int r = 0; r < queries; ++r) std::copy_n(sums + r * sums_width(), width, work + r * width);
-  part.accumulate(rows, count, weights, queries, rest, work);
+  part.accumulate(rows, count, weights, queries, rest, work, ahead);
   for (int r = 0; r < queries; ++r) std::copy_n(work + r * width, width, sums + r * sums_width());
 }
 
@@ -114,9 +117,10 @@ void ProdRows::accumulate(const uint8_t* rows, int count, const float* weights, 
     }
   };
   scale_weights(index_scales);
-  accumulate_part(index_, rows, count, scaled, queries, rest, sums);
+  accumulate_part(index_, rows, count, scaled, queries, rest, sums, index_.ahead_of(rows, count));
   scale_weights(sign_scales);
-  accumulate_part(signs_, signs(rows), count, scaled, queries, rest, sums + index_.sums_width());
+  accumulate_part(signs_, signs(rows), count, scaled, queries, rest, sums + index_.sums_width(),
+                  {});
 }
 
 void ProdRows::decode(const uint8_t* rows, int count, float* values) const {

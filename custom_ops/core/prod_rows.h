@@ -39,9 +39,9 @@ class ProdRows {
   void load_scales(const uint8_t* rows, int count, float* index, float* sign) const;
   const uint8_t* signs(const uint8_t* rows) const { return rows + signs_at_; }
   void score_part(const CodedPart& part, const uint8_t* rows, int count, const float* query,
-                  int queries, float* work, float* scores) const;
+                  int queries, float* work, float* scores, Ahead ahead) const;
   void accumulate_part(const CodedPart& part, const uint8_t* rows, int count, const float* weights,
-                       int queries, float* work, float* sums) const;
+                       int queries, float* work, float* sums, Ahead ahead) const;
 
   const Kernels& kernels_;
   const int head_size_;
