@@ -9,7 +9,8 @@ tests/javascript/packages.py):
     python benchmarks/javascript.py work/node demo/model.onnx --runtimes node --bodies --json
 
 Each model is measured beside its conversions with --target web, one for each preset, on one thread;
-with --bodies beside conversions with function bodies, too. docs/measurements/javascript.json is such a document.
+with --bodies beside conversions with function bodies, too. docs/measurements/javascript.json is
+such a document.
 """
 
 from __future__ import annotations
