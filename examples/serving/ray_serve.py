@@ -68,7 +68,7 @@ def main() -> None:
     ray.init(address=address, runtime_env={"working_dir": scripts}, **own)
     serve.start(http_options={"host": host, "port": port})
     cores = {"num_cpus": options["threads"] or 1}
-    deployed = Replica.options(num_replicas=replicas, ray_actor_options=cores)  # type: ignore[attr-defined]
+    deployed = Replica.options(num_replicas=replicas, ray_actor_options=cores)
     with suppress(KeyboardInterrupt):
         serve.run(deployed.bind(options), name=APPLICATION, blocking=True)
     serve.delete(APPLICATION)
