@@ -82,7 +82,7 @@ def test_the_benchmark_writes_what_the_page_is_made_from(packages: Path, web: We
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    kept = json.loads((ROOT / "docs" / "javascript.json").read_text())
+    kept = json.loads((ROOT / "docs" / "measurements" / "javascript.json").read_text())
     assert {*told} == {*kept}
     assert {*told["machine"]["versions"]} == {*kept["machine"]["versions"]}
     assert {key for row in told["rows"] for key in row} == {*kept["rows"][0]}
