@@ -2,7 +2,8 @@
 
 decode                   attention.py: steps of all contenders
 presets                  attention.py: a step of every preset
-prompts, long-prompts    attention.py: prompts, and pieces of prompts behind a past
+prompts, long-prompts    attention.py: prompts
+pieces                   attention.py: pieces of prompts behind a past
 whole                    end_to_end.py: steps of a whole model
 javascript               javascript.py: whole models in Node and browsers
 """
@@ -165,8 +166,10 @@ def presets() -> str:
 
 def prompts() -> str:
     """Return times of prompts, of those of GroupQueryAttention and MatMul, as a Markdown table."""
-    both = [row for name in ("prompts", "long-prompts") for row in document(name)["prefill"]]
-    every = [row for row in both if row["peer"] == OURS]
+    every = [
+        row for name in ("prompts", "long-prompts", "pieces") for row in document(name)["prefill"]
+    ]
+    every = [row for row in every if row["peer"] == OURS]
     columns = list(dict.fromkeys((row["shape"], row["threads"]) for row in every))
     head = [f"{shape}, {many} thread{'s' if many > 1 else ''}" for shape, many in columns]
     lines = [_line("tokens", ["behind", *head]), "|---:|---:|" + "---:|" * len(head)]
