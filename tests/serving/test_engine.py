@@ -38,12 +38,6 @@ MOST_NOISE = 0.5
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled model as onnxruntime-genai's builder makes it."""
-    return bundled_folder(tmp_path_factory.mktemp("genai") / "qwen3", "genai")
-
-
-@pytest.fixture(scope="module")
 def converted(folder: Path) -> Path:
     return convert_folder(folder, folder.with_name("int4")).output
 

@@ -25,7 +25,7 @@ if not MISSING:
     from fastapi.testclient import TestClient
 
     from tests.serving.processes import TEMPLATE, processes_of, serving
-    from tests.serving.running import Alone, bundled_folder, example, uneven_prompts
+    from tests.serving.running import Alone, example, uneven_prompts
 
 pytestmark = [
     pytest.mark.serving,
@@ -35,12 +35,6 @@ pytestmark = [
 NEW = 24
 CLIENTS, REQUESTS = 8, 96
 RETRIES = 8
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled model as onnxruntime-genai's builder makes it."""
-    return bundled_folder(tmp_path_factory.mktemp("genai") / "qwen3", "genai")
 
 
 @pytest.fixture(scope="module")

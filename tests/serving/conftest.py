@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.serving.running import bundled_folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled model as onnxruntime-genai's builder makes it."""
+    return bundled_folder(tmp_path_factory.mktemp("genai") / "qwen3", "genai")
