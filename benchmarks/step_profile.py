@@ -28,6 +28,7 @@ import onnxruntime
 import tq_onnx
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.runtime.model import OpenModel, open_model
+from tq_onnx.runtime.session import RECORD_ASSIGNMENT
 
 SEED_TOKENS = 64
 WAKE_STEPS = 2
@@ -61,8 +62,7 @@ def profiled(model: OpenModel, context: int, threads: int, steps: int) -> Row:
     options = tq_onnx.session_options()
     options.intra_op_num_threads = threads
     options.enable_profiling = True
-    # What a decoder of tq-onnx asks a session: where its nodes run.
-    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    options.add_session_config_entry(RECORD_ASSIGNMENT, "1")  # decoders ask where nodes run
     with tempfile.TemporaryDirectory() as folder:
         options.profile_file_prefix = str(Path(folder) / "profile")
         session = onnxruntime.InferenceSession(

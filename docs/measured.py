@@ -11,7 +11,7 @@ javascript               javascript.py: whole models in Node and browsers
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -121,8 +121,7 @@ def lead() -> str:
                 f"{own[tokens]['times_ort_gqa_float32']:.1f}"
                 for tokens in columns
             )
-            name = f"{shape}, {threads} thread{'s' if threads > 1 else ''}"
-            lines.append(_line(name, cells))
+            lines.append(_line(f"{shape}, {_threads(threads)}", cells))
     return "\n".join(lines)
 
 
@@ -170,47 +169,60 @@ def prompts() -> str:
         row for name in ("prompts", "long-prompts", "pieces") for row in document(name)["prefill"]
     ]
     every = [row for row in every if row["peer"] == OURS]
-    columns = list(dict.fromkeys((row["shape"], row["threads"]) for row in every))
-    head = [f"{shape}, {many} thread{'s' if many > 1 else ''}" for shape, many in columns]
-    lines = [_line("tokens", ["behind", *head]), "|---:|---:|" + "---:|" * len(head)]
-    for past, tokens in dict.fromkeys((row["past"], row["tokens"]) for row in every):
-        here = {
-            (row["shape"], row["threads"]): row
-            for row in every
-            if (row["past"], row["tokens"]) == (past, tokens)
-        }
-        cells = (_prompt(here.get(column)) for column in columns)
-        lines.append(_line(f"{tokens:,}", [f"{past:,}", *cells]))
-    return "\n".join(lines)
+    columns, lines = _pivot(every, ("past", "tokens"), ("shape", "threads"), _prompt)
+    head = ["behind", *(f"{shape}, {_threads(many)}" for shape, many in columns)]
+    table = [_line("tokens", head), "|---:|---:|" + "---:|" * len(columns)]
+    for (past, tokens), cells in lines:
+        table.append(_line(f"{tokens:,}", [f"{past:,}", *cells]))
+    return "\n".join(table)
 
 
-def _prompt(row: Row | None) -> str:
-    if row is None:
-        return "not run"
+def _prompt(row: Row) -> str:
     return f"{1 / row['times_ort_gqa_float32']:.2f}, {row['matmul_ratio']:.2f}"
 
 
 def whole() -> str:
     """Return speed-ups of a whole model's steps, and tokens per second, as a Markdown table."""
     every = [row for row in document("whole")["rows"] if row["ms"] is not None]
-    columns = list(dict.fromkeys((row["context"], row["threads"]) for row in every))
-    head = [f"{count:,}, {many} thread{'s' if many > 1 else ''}" for count, many in columns]
-    lines = [_line("weights", ["cache", *head]), "|---|---|" + "---:|" * len(head)]
-    for weights, peer in dict.fromkeys((row["weights"], row["peer"]) for row in every):
-        here = {
-            (row["context"], row["threads"]): row
-            for row in every
-            if (row["weights"], row["peer"]) == (weights, peer)
-        }
+    columns, lines = _pivot(every, ("weights", "peer"), ("context", "threads"), _speed)
+    head = ["cache", *(f"{count:,}, {_threads(many)}" for count, many in columns)]
+    table = [_line("weights", head), "|---|---|" + "---:|" * len(columns)]
+    for (weights, peer), cells in lines:
         bold = "**" if peer == OURS else ""
-        cells = (
-            f"{here[column]['times_original']:.2f} ({here[column]['tokens_per_second']:.1f})"
-            if column in here
-            else "not run"
-            for column in columns
-        )
-        lines.append(_line(weights, [f"{bold}{peer}{bold}", *cells]))
-    return "\n".join(lines)
+        table.append(_line(weights, [f"{bold}{peer}{bold}", *cells]))
+    return "\n".join(table)
+
+
+def _speed(row: Row) -> str:
+    return f"{row['times_original']:.2f} ({row['tokens_per_second']:.1f})"
+
+
+def _threads(many: int) -> str:
+    return f"{many} thread{'s' if many > 1 else ''}"
+
+
+def _pivot(
+    every: Sequence[Row], down: Sequence[str], across: Sequence[str], cell: Callable[[Row], str]
+) -> tuple[list[Any], list[tuple[Any, list[str]]]]:
+    """Return what stands above the columns, and each line: what stands before it, and its cells.
+
+    Args:
+        every: the rows, in whose order both come.
+        down: keys that tell lines apart.
+        across: keys that tell columns apart.
+        cell: the text of a row; of none it is "not run".
+    """
+
+    def values(row: Row, keys: Sequence[str]) -> tuple[Any, ...]:
+        return tuple(row[key] for key in keys)
+
+    columns = list(dict.fromkeys(values(row, across) for row in every))
+    lines = []
+    for line in dict.fromkeys(values(row, down) for row in every):
+        here = {values(row, across): row for row in every if values(row, down) == line}
+        cells = [cell(here[column]) if column in here else "not run" for column in columns]
+        lines.append((line, cells))
+    return columns, lines
 
 
 def _best(here: Mapping[str, Row], peer: str) -> str:

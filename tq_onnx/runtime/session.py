@@ -32,7 +32,8 @@ from tq_onnx.runtime.variables import ISA, PRODUCTS, SKIP_BELOW, Variable
 
 # ONNX Runtime prints errors in colours on stderr before it raises them; only the exception counts.
 _LOG_FATAL: Final = 4
-_RECORD_ASSIGNMENT: Final = "session.record_ep_graph_assignment_info"
+RECORD_ASSIGNMENT: Final = "session.record_ep_graph_assignment_info"
+"""Configuration without which a session cannot tell where its nodes run; see ``placement``."""
 _EXTERNAL_DATA_FOLDER: Final = "session.model_external_initializers_file_folder_path"
 
 _HAS_RECORD: Final = hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info")
@@ -126,7 +127,7 @@ def make_session(
         raise ModelFileError("there is no such file", where=where, fix="check the path")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _LOG_FATAL
-    options.add_session_config_entry(_RECORD_ASSIGNMENT, "1")
+    options.add_session_config_entry(RECORD_ASSIGNMENT, "1")
     if external_data is not None:
         options.add_session_config_entry(_EXTERNAL_DATA_FOLDER, str(external_data))
     options.enable_mem_reuse = memory_reuse
