@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import registry
@@ -108,18 +109,14 @@ def _shapes(text: str) -> list[tuple[int, int]]:
     return pairs
 
 
-def _integers(text: str) -> list[int]:
+def _integers(text: str, least: int = 1) -> list[int]:
     try:
         numbers = [int(item) for item in text.split(",") if item]
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not like 1,2") from error
-    if any(number < 1 for number in numbers):
-        raise argparse.ArgumentTypeError(f"{text!r} has a number below 1")
+    if any(number < least for number in numbers):
+        raise argparse.ArgumentTypeError(f"{text!r} has a number below {least}")
     return numbers
-
-
-def _tokens(text: str) -> list[int]:
-    return [0 if item == "0" else _integers(item)[0] for item in _words(text)]
 
 
 def _words(text: str) -> list[str]:
@@ -175,7 +172,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--prefill", type=_integers, default=[], metavar="T,...", help="prompts, also")
     add(
         "--past",
-        type=_tokens,
+        type=partial(_integers, least=0),
         default=[0],
         metavar="T,...",
         help="prompts, behind so many tokens of the cache: a long one that is read in pieces",

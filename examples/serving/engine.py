@@ -328,6 +328,23 @@ class EngineThread:
             job._request.cancel_turn(job._turn)
 
 
+def genai_folder(text: str) -> Path:
+    """Take a folder from the command line."""
+    if not (Path(text) / "genai_config.json").is_file():
+        raise argparse.ArgumentTypeError(
+            f"{text} is no folder of onnxruntime-genai: it has no genai_config.json"
+        )
+    return Path(text)
+
+
+def lines_of(text: str) -> list[str]:
+    """Take the lines of a text file from the command line."""
+    try:
+        return Path(text).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise argparse.ArgumentTypeError(f"{text} is no text file: {error}") from error
+
+
 def answer_all(
     engine: EngineThread,
     prompts: list[list[int]],
@@ -367,8 +384,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="folder of onnxruntime-genai, converted")
-    parser.add_argument("prompts", type=Path, help="text file, a prompt in every line")
+    parser.add_argument("folder", type=genai_folder, help="of onnxruntime-genai, converted")
+    parser.add_argument("prompts", type=lines_of, help="text file, a prompt in every line")
     parser.add_argument("--max-tokens", type=int, default=64, help="of each answer (default: 64)")
     parser.add_argument("--alone", action="store_true", help="compute one prompt at a time")
     given = parser.parse_args()
@@ -376,12 +393,11 @@ def main() -> None:
     if engine.limits.reason:
         print(engine.limits.reason, file=sys.stderr)
     tokenizer = og.Tokenizer(engine.model)
-    lines = given.prompts.read_text(encoding="utf-8").splitlines()
-    prompts = [[int(token) for token in tokenizer.encode(line)] for line in lines]
+    prompts = [[int(token) for token in tokenizer.encode(line)] for line in given.prompts]
     answers = answer_all(
         engine, prompts, max_tokens=given.max_tokens, sampling=Sampling(temperature=0)
     )
-    for line, answer in zip(lines, answers, strict=True):
+    for line, answer in zip(given.prompts, answers, strict=True):
         print(line + tokenizer.decode(np.asarray(answer, np.int32)))
     engine.close()
 

@@ -26,7 +26,7 @@ from typing import Any, Literal
 import numpy as np
 import onnxruntime_genai as og
 import uvicorn
-from engine import BrokenError, EngineThread, Job, RefusedError, Sampling, Step
+from engine import BrokenError, EngineThread, Job, RefusedError, Sampling, Step, genai_folder
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -438,7 +438,7 @@ def make_app(chat: Chat) -> FastAPI:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``Chat``."""
-    parser.add_argument("folder", type=Path, help="folder of onnxruntime-genai, converted")
+    parser.add_argument("folder", type=genai_folder, help="of onnxruntime-genai, converted")
     parser.add_argument("--name", help="by which clients ask for the model (default: the folder's)")
     parser.add_argument(
         "--chat-template", type=Path, metavar="FILE", help="Jinja template instead of the folder's"

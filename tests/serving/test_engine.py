@@ -5,6 +5,7 @@ It pads them on the right. What a graph makes of that is known before anything r
 
 from __future__ import annotations
 
+import argparse
 import threading
 import warnings
 from dataclasses import replace
@@ -226,3 +227,13 @@ def test_the_script_answers_lines(
     alone = Alone(converted)
     shown = [line + bytes(alone.answer(list(line.encode()), 9)).decode() for line in lines]
     assert capsys.readouterr().out.splitlines() == shown
+
+
+def test_what_is_no_folder_and_no_text_is_refused(tmp_path: Path) -> None:
+    engine = example("engine")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    with pytest.raises(argparse.ArgumentTypeError, match="it has no genai_config"):
+        engine.genai_folder(str(tmp_path))
+    for name in ("nothing", "bytes"):
+        with pytest.raises(argparse.ArgumentTypeError, match="is no text file"):
+            engine.lines_of(str(tmp_path / name))
