@@ -177,8 +177,7 @@ void CacheRows::accumulate(const uint8_t* rows, int count, const float* weights,
     if (!is_coded()) {
       return kernels_.accumulate_bytes(bytes_, rows, count, weights, queries, sums);
     }
-    return code_.accumulate(rows, count, weights, queries, work, sums,
-                            code_.ahead_of(rows, count));
+    return code_.accumulate(rows, count, weights, queries, work, sums, {});
   }
   const int width = padded();
   if (is_coded()) {

@@ -10,8 +10,9 @@ constexpr int kMaxQueries = 2;
 #else
 constexpr int kMaxQueries = 4;  // query rows that share the looked up codes
 #endif
-constexpr int kMostSums = 12;  // of values, at most, that are in registers at a time, but for those of one slot
-constexpr int kDeepQueries = 0;  // and up to how many take whole vectors of values at once
+// Sums of values that registers hold at a time; those of one slot may be more.
+constexpr int kMostSums = 12;
+constexpr int kDeepQueries = 0;  // query rows up to which values are taken by whole vectors
 
 constexpr float kLargestNumber = 32512.0f;  // 127 * 256
 constexpr float kLargestWeight = 65280.0f;  // 255 * 256

@@ -8,8 +8,9 @@
 namespace {
 
 constexpr int kMaxQueries = 4;   // query rows that share the looked up codes
-constexpr int kMostSums = 7;  // of values, at most, that are in registers at a time, but for those of one slot
-constexpr int kDeepQueries = 0;  // and up to how many take whole vectors of values at once
+// Sums of values that registers hold at a time; those of one slot may be more.
+constexpr int kMostSums = 7;
+constexpr int kDeepQueries = 0;  // query rows up to which values are taken by whole vectors
 
 constexpr float kLargestNumber = 32512.0f;  // 127 * 256
 constexpr float kLargestWeight = 32512.0f;

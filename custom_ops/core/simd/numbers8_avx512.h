@@ -11,8 +11,9 @@ constexpr int kMaxQueries = 2;
 #else
 constexpr int kMaxQueries = 6;  // query rows that share the looked up codes
 #endif
-constexpr int kMostSums = 24;  // of values, at most, that are in registers at a time, but for those of one slot
-constexpr int kDeepQueries = 2;  // and up to how many take whole vectors of values at once
+// Sums of values that registers hold at a time; those of one slot may be more.
+constexpr int kMostSums = 24;
+constexpr int kDeepQueries = 2;  // query rows up to which values are taken by whole vectors
 
 using Sums = __m512i;
 using Factors = __m512i;

@@ -12,8 +12,9 @@ constexpr int kMaxQueries = 2;
 #else
 constexpr int kMaxQueries = 5;  // query rows that share the looked up codes
 #endif
-constexpr int kMostSums = 10;  // of values, at most, that are in registers at a time, but for those of one slot
-constexpr int kDeepQueries = 1;  // and up to how many take whole vectors of values at once
+// Sums of values that registers hold at a time; those of one slot may be more.
+constexpr int kMostSums = 10;
+constexpr int kDeepQueries = 1;  // query rows up to which values are taken by whole vectors
 
 using Sums = __m256i;
 using Codes = Bytes;

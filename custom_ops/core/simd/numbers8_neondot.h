@@ -9,8 +9,9 @@
 namespace {
 
 constexpr int kMaxQueries = 5;   // query rows that share the looked up codes
-constexpr int kMostSums = 20;  // of values, at most, that are in registers at a time, but for those of one slot
-constexpr int kDeepQueries = 5;  // and up to how many take whole vectors of values at once
+// Sums of values that registers hold at a time; those of one slot may be more.
+constexpr int kMostSums = 20;
+constexpr int kDeepQueries = 5;  // query rows up to which values are taken by whole vectors
 
 using Codes = int8x16_t;
 using Factors = int8x16_t;

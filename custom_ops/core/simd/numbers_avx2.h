@@ -16,8 +16,9 @@ constexpr int kMaxQueries = 1;
 #else
 constexpr int kMaxQueries = 3;  // query rows that share the looked up codes
 #endif
-constexpr int kMostSums = 3;  // of values, at most, that are in registers at a time, but for those of one slot
-constexpr int kDeepQueries = 0;  // and up to how many take whole vectors of values at once
+// Sums of values that registers hold at a time; those of one slot may be more.
+constexpr int kMostSums = 3;
+constexpr int kDeepQueries = 0;  // query rows up to which values are taken by whole vectors
 
 constexpr float kLargestNumber = kNumberBits == 8 ? tq::kLargestByte : 32767.0f;
 constexpr float kLargestWeight = kNumberBits == 8 ? tq::kLargestByteWeight : 32767.0f;
