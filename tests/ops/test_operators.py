@@ -5,7 +5,14 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from tq_onnx.ops.domain import ATTENTION, DECODER, DOMAIN, ENCODE
+from tq_onnx.ops.domain import (
+    ATTENTION,
+    DECODER,
+    DOMAIN,
+    ENCODE,
+    PAGED_ATTENTION,
+    PAGED_ENCODE,
+)
 from tq_onnx.ops.operator import Input, Operator
 from tq_onnx.ops.operators import BY_NAME, OPERATORS, Attention, Encode, Gather
 
@@ -27,7 +34,7 @@ def test_members_know_their_names_and_slots(operator: type[Operator]) -> None:
 
 
 def test_there_is_a_record_for_each_name() -> None:
-    assert tuple(BY_NAME) == (ENCODE, ATTENTION, *DECODER)
+    assert tuple(BY_NAME) == (ENCODE, ATTENTION, PAGED_ENCODE, PAGED_ATTENTION, *DECODER)
 
 
 def test_a_node_is_read_by_the_names_of_its_inputs() -> None:

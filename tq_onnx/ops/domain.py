@@ -14,6 +14,10 @@ VERSION: Final = 1
 ENCODE: Final = "TurboQuantEncode"
 ATTENTION: Final = "TurboQuantDequantAttention"
 
+# The same over pages, for servers that join requests and let them go at any step.
+PAGED_ENCODE: Final = "TurboQuantPagedEncode"
+PAGED_ATTENTION: Final = "TurboQuantPagedDequantAttention"
+
 # What else a decoder needs where an execution provider has too few of the standard operators
 # (``tq_onnx.targets``). They are what standard ONNX calls by these names, less generality.
 RMS_NORMALIZATION: Final = "RMSNormalization"

@@ -25,6 +25,7 @@ FLOATS: Final = "T"
 """The element type of the model's activations: float32, float16 or bfloat16."""
 BYTES: Final = "tensor(uint8)"
 INT64: Final = "tensor(int64)"
+INT32: Final = "tensor(int32)"
 FLOAT32: Final = "tensor(float)"
 
 Feature = Literal["bias", "sink", "offset", "mixed", "window", "gains", "feedback"]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from tq_onnx.ops.domain import DOMAIN, VERSION
-from tq_onnx.ops.operator import BYTES, FLOAT32, FLOATS, INT64, Operator, Parameter
+from tq_onnx.ops.operator import BYTES, FLOAT32, FLOATS, INT32, INT64, Operator, Parameter
 from tq_onnx.ops.operators import OPERATORS
 
 _TEMPLATE: Final = """\
@@ -34,7 +34,7 @@ inline constexpr char kDomain[] = "{domain}";
 inline constexpr int kDomainVersion = {version};
 
 // kModel: float32, float16 or bfloat16, the same for all inputs and outputs of a node.
-enum class Elements {{ kModel, kFloat32, kInt64, kUint8 }};
+enum class Elements {{ kModel, kFloat32, kInt64, kInt32, kUint8 }};
 
 struct Input {{
   std::size_t slot;
@@ -57,6 +57,7 @@ _ELEMENTS: Final = {
     FLOATS: "Elements::kModel",
     FLOAT32: "Elements::kFloat32",
     INT64: "Elements::kInt64",
+    INT32: "Elements::kInt32",
     BYTES: "Elements::kUint8",
 }
 

@@ -16,6 +16,7 @@ from tq_onnx.ops.operator import (
     BYTES,
     FLOAT32,
     FLOATS,
+    INT32,
     INT64,
     Attribute,
     Input,
@@ -245,6 +246,110 @@ Tables that a codec has no use for are not read."""
     )
 
 
+_CUMULATIVE: Final = (
+    "where the tokens of each request begin among the packed ones, and where the last ends "
+    "[R + 1]: 0, then rising to T"
+)
+_PAST: Final = "tokens of each request that are in its pages already [R]"
+_TABLE: Final = (
+    "pages of each request, in the order of its tokens [R, C]; the token in slot p of a request is "
+    "in row p % S of page block_table[r, p / S]. Entries that no token needs may be any number"
+)
+
+
+class PagedEncode(Operator):
+    """Writes compressed vectors into pages."""
+
+    name = domain.PAGED_ENCODE
+    summary = """\
+Compresses new key or value vectors, as TurboQuantEncode does, and writes them into pages that a
+block table names.
+
+The tokens of R requests lie one behind the other, without padding. Rows are those of
+TurboQuantEncode; the bytes of a page are [N, S, W]: the rows of a head lie together. Its dimensions
+are named in the order of onnxruntime's PagedAttention, [S, N, W], which takes as many bytes.
+
+A page that is written to belongs to one request, and stands in its table once: pages that
+requests share are read only.
+
+Tables that a codec has no use for are not read; a tensor of one number
+stands for each."""
+
+    vectors = Input(FLOATS, "new vectors [1, N, T, D]: KV heads, packed tokens, head size")
+    past = Input(BYTES, "pages so far [P, S, N, W]; W is at least the number of bytes of a row")
+    cumulative_sequence_length = Input(INT32, _CUMULATIVE)
+    past_seqlens = Input(INT32, _PAST)
+    block_table = Input(INT32, _TABLE)
+    rotation = Input(FLOAT32, "as in TurboQuantEncode")
+    centroids = Input(FLOAT32, "as in TurboQuantEncode")
+    boundaries = Input(FLOAT32, "as in TurboQuantEncode")
+    offset = Input(
+        FLOAT32,
+        "as in TurboQuantEncode; slots are those of a request",
+        when="offset",
+    )
+    gains = Input(FLOAT32, "as in TurboQuantEncode", when="gains")
+    feedback = Input(FLOAT32, "as in TurboQuantEncode", when="feedback")
+
+    present = Output(
+        BYTES,
+        "pages with the new rows [P, S, N, W]; other rows keep what past holds. When past and "
+        "present are the same buffer, only the new rows are written",
+    )
+
+    codec = Attribute(_STRING, Encode.codec.meaning)
+    bits = Attribute(_INT, Encode.bits.meaning)
+    norm_correction = Attribute(_INT, Encode.norm_correction.meaning)
+    codec_index = Attribute(_INT, Encode.codec_index.meaning, default=0, when="mixed")
+
+
+class PagedAttention(Operator):
+    """Attends to compressed keys and values in pages."""
+
+    name = domain.PAGED_ATTENTION
+    summary = """\
+Causal attention of packed requests over compressed keys and values in pages, see
+TurboQuantPagedEncode and TurboQuantDequantAttention.
+
+Query t of the packed ones, of request r, stands at position
+p = past_seqlens[r] + t - cumulative_sequence_length[r]. Key s of the same request is visible iff
+s <= p and, with a sliding window, p - s < sliding_window. No query sees keys of another request."""
+
+    query = Input(
+        FLOATS, "queries [1, H, T, D]: H is a multiple of N; head h reads KV head h // (H / N)"
+    )
+    key_cache = Input(BYTES, "pages of compressed keys [P, S, N, Wk], the new ones included")
+    value_cache = Input(BYTES, "pages of compressed values [P, S, N, Wv], the new ones included")
+    cumulative_sequence_length = Input(INT32, _CUMULATIVE)
+    past_seqlens = Input(INT32, _PAST)
+    block_table = Input(INT32, _TABLE)
+    key_rotation = Input(FLOAT32, "rotation of the keys, as in TurboQuantEncode")
+    key_centroids = Input(FLOAT32, "codebook of the keys")
+    value_rotation = Input(FLOAT32, "rotation of the values")
+    value_centroids = Input(FLOAT32, "codebook of the values")
+    head_sink = Input(FLOATS, "as in TurboQuantDequantAttention", when="sink")
+    key_offset = Input(
+        FLOAT32, "as in TurboQuantDequantAttention; slots are those of a request", when="offset"
+    )
+    value_offset = Input(
+        FLOAT32, "likewise for values, of the same shape; both or neither", when="offset"
+    )
+
+    output = Output(FLOATS, "attention output [1, H, T, D], in the query's type")
+
+    scale = Attribute(_FLOAT, Attention.scale.meaning)
+    sliding_window = Attribute(_INT, Attention.sliding_window.meaning)
+    softcap = Attribute(_FLOAT, Attention.softcap.meaning)
+    key_codec = Attribute(_STRING, Attention.key_codec.meaning)
+    key_bits = Attribute(_INT, Attention.key_bits.meaning)
+    value_codec = Attribute(_STRING, Attention.value_codec.meaning)
+    value_bits = Attribute(_INT, Attention.value_bits.meaning)
+    key_codec_index = Attribute(_INT, Attention.key_codec_index.meaning, default=0, when="mixed")
+    value_codec_index = Attribute(
+        _INT, Attention.value_codec_index.meaning, default=0, when="mixed"
+    )
+
+
 class RmsNormalization(Operator):
     """Divides vectors by the root of the mean of their squares."""
 
@@ -330,6 +435,8 @@ class Gather(Operator):
 OPERATORS: Final[tuple[type[Operator], ...]] = (
     Encode,
     Attention,
+    PagedEncode,
+    PagedAttention,
     RmsNormalization,
     RotaryEmbedding,
     Swish,
@@ -337,6 +444,6 @@ OPERATORS: Final[tuple[type[Operator], ...]] = (
     Gather,
 )
 """All of them."""
-DECODER_OPERATORS: Final = OPERATORS[2:]
+DECODER_OPERATORS: Final = OPERATORS[4:]
 """The ones that stand for standard operators, in the order of ``domain.DECODER``."""
 BY_NAME: Final = {operator.name: operator for operator in OPERATORS}

@@ -22,9 +22,14 @@ from onnx.defs import OpSchema
 
 from tq_onnx.ops.decoder_inference import INFERENCE
 from tq_onnx.ops.domain import DOMAIN, VERSION
-from tq_onnx.ops.inference import infer_attention, infer_encode
+from tq_onnx.ops.inference import (
+    infer_attention,
+    infer_encode,
+    infer_paged_attention,
+    infer_paged_encode,
+)
 from tq_onnx.ops.operator import FLOATS, Attribute, Operator, Parameter
-from tq_onnx.ops.operators import OPERATORS, Attention, Encode
+from tq_onnx.ops.operators import OPERATORS, Attention, Encode, PagedAttention, PagedEncode
 
 _TYPES: Final = (
     (
@@ -36,6 +41,8 @@ _TYPES: Final = (
 _INFERENCE: Final = {
     Encode.name: infer_encode,
     Attention.name: infer_attention,
+    PagedEncode.name: infer_paged_encode,
+    PagedAttention.name: infer_paged_attention,
     **INFERENCE,
 }
 

@@ -11,7 +11,7 @@ inline constexpr char kDomain[] = "ai.turboquant";
 inline constexpr int kDomainVersion = 1;
 
 // kModel: float32, float16 or bfloat16, the same for all inputs and outputs of a node.
-enum class Elements { kModel, kFloat32, kInt64, kUint8 };
+enum class Elements { kModel, kFloat32, kInt64, kInt32, kUint8 };
 
 struct Input {
   std::size_t slot;
@@ -85,6 +85,74 @@ struct Attention {
       kValueOffset,
       kNewKeys,
       kNewValues,
+  };
+  static constexpr Output kOutput{0, "output", Elements::kModel};
+  static constexpr Output kOutputs[] = {
+      kOutput,
+  };
+};
+
+struct PagedEncode {
+  static constexpr char kName[] = "TurboQuantPagedEncode";
+  static constexpr Input kVectors{0, "vectors", Elements::kModel, false};
+  static constexpr Input kPast{1, "past", Elements::kUint8, false};
+  static constexpr Input kCumulativeSequenceLength{2, "cumulative_sequence_length", Elements::kInt32, false};
+  static constexpr Input kPastSeqlens{3, "past_seqlens", Elements::kInt32, false};
+  static constexpr Input kBlockTable{4, "block_table", Elements::kInt32, false};
+  static constexpr Input kRotation{5, "rotation", Elements::kFloat32, false};
+  static constexpr Input kCentroids{6, "centroids", Elements::kFloat32, false};
+  static constexpr Input kBoundaries{7, "boundaries", Elements::kFloat32, false};
+  static constexpr Input kOffset{8, "offset", Elements::kFloat32, true};
+  static constexpr Input kGains{9, "gains", Elements::kFloat32, true};
+  static constexpr Input kFeedback{10, "feedback", Elements::kFloat32, true};
+  static constexpr Input kInputs[] = {
+      kVectors,
+      kPast,
+      kCumulativeSequenceLength,
+      kPastSeqlens,
+      kBlockTable,
+      kRotation,
+      kCentroids,
+      kBoundaries,
+      kOffset,
+      kGains,
+      kFeedback,
+  };
+  static constexpr Output kPresent{0, "present", Elements::kUint8};
+  static constexpr Output kOutputs[] = {
+      kPresent,
+  };
+};
+
+struct PagedAttention {
+  static constexpr char kName[] = "TurboQuantPagedDequantAttention";
+  static constexpr Input kQuery{0, "query", Elements::kModel, false};
+  static constexpr Input kKeyCache{1, "key_cache", Elements::kUint8, false};
+  static constexpr Input kValueCache{2, "value_cache", Elements::kUint8, false};
+  static constexpr Input kCumulativeSequenceLength{3, "cumulative_sequence_length", Elements::kInt32, false};
+  static constexpr Input kPastSeqlens{4, "past_seqlens", Elements::kInt32, false};
+  static constexpr Input kBlockTable{5, "block_table", Elements::kInt32, false};
+  static constexpr Input kKeyRotation{6, "key_rotation", Elements::kFloat32, false};
+  static constexpr Input kKeyCentroids{7, "key_centroids", Elements::kFloat32, false};
+  static constexpr Input kValueRotation{8, "value_rotation", Elements::kFloat32, false};
+  static constexpr Input kValueCentroids{9, "value_centroids", Elements::kFloat32, false};
+  static constexpr Input kHeadSink{10, "head_sink", Elements::kModel, true};
+  static constexpr Input kKeyOffset{11, "key_offset", Elements::kFloat32, true};
+  static constexpr Input kValueOffset{12, "value_offset", Elements::kFloat32, true};
+  static constexpr Input kInputs[] = {
+      kQuery,
+      kKeyCache,
+      kValueCache,
+      kCumulativeSequenceLength,
+      kPastSeqlens,
+      kBlockTable,
+      kKeyRotation,
+      kKeyCentroids,
+      kValueRotation,
+      kValueCentroids,
+      kHeadSink,
+      kKeyOffset,
+      kValueOffset,
   };
   static constexpr Output kOutput{0, "output", Elements::kModel};
   static constexpr Output kOutputs[] = {
