@@ -14,9 +14,18 @@ from tests.singleop import INT4, codec_of, run_ort, run_reference_evaluator
 from tq_onnx.codec.rotated import PROD
 from tq_onnx.codec.spec import Codec
 from tq_onnx.ops.bodies.composing import Composer
-from tq_onnx.ops.domain import ATTENTION, BODY_OPSET, DOMAIN, ENCODE, VERSION
+from tq_onnx.ops.domain import (
+    ATTENTION,
+    BODY_OPSET,
+    DOMAIN,
+    ENCODE,
+    PAGED_ATTENTION,
+    PAGED_ENCODE,
+    VERSION,
+)
 from tq_onnx.ops.functions import body_codecs, body_encoders, function_protos
-from tq_onnx.ops.operators import Attention, Encode
+from tq_onnx.ops.operator import Operator
+from tq_onnx.ops.operators import Attention, Encode, PagedAttention, PagedEncode
 
 HALVES = codec_of(16)
 EVERYTHING = {"has_bias": True, "has_sink": True, "has_offset": True, "has_feedback": True}
@@ -34,6 +43,8 @@ VARIANTS: list[tuple[list[tuple[Codec, Codec]], dict[str, Any]]] = [
     (MIXED, {"has_gains": True}),
     (MIXED, {}),
     (MIXED, EVERYTHING),
+    ([(INT4, INT3)], {"is_paged": True}),
+    (MIXED, {"is_paged": True, "has_sink": True, "has_offset": True, "has_feedback": True}),
 ]
 
 # Not in onnxruntime 1.24, or of another meaning in an opset between 15 and 24.
@@ -69,7 +80,7 @@ def test_both_operators_come_after_all_that_they_call() -> None:
             called = {node.op_type for node in nodes_of(proto.node) if node.domain == DOMAIN}
             assert called <= seen
             seen.add(proto.name)
-        assert {ENCODE, ATTENTION} <= seen
+        assert {ENCODE, ATTENTION} <= seen or {PAGED_ENCODE, PAGED_ATTENTION} <= seen
         assert len(seen) == len(protos)
 
 
@@ -115,10 +126,17 @@ def test_inputs_outputs_and_attributes_are_those_that_are_documented() -> None:
         encoders = body_encoders(pairs, bool(options.get("has_feedback")))
         more = [name for name in ("has_offset", "has_gains", "has_feedback") if options.get(name)]
         encoding = {"has_offset": 7, "has_gains": 8, "has_feedback": 9}[more[-1]] if more else 6
-        for operator, inputs, attributes in (
-            (Encode, encoding, 4 if len(encoders) > 1 else 3),
+        choosing = 4 if len(encoders) > 1 else 3
+        operators: tuple[tuple[type[Operator], int, int], ...] = (
+            (Encode, encoding, choosing),
             (Attention, 8 + count, 10 if mixed else 8),
-        ):
+        )
+        if options.get("is_paged"):
+            operators = (
+                (PagedEncode, encoding + 2, choosing),
+                (PagedAttention, 10 + max(count - 1, 0), 9 if mixed else 7),
+            )
+        for operator, inputs, attributes in operators:
             proto = named[operator.name]
             entries = (
                 operator.inputs[:inputs],

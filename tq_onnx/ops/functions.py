@@ -30,6 +30,7 @@ from tq_onnx.ops.bodies import (
     elements,
     encode,
     half,
+    paged,
     planes,
     rotated,
     search,
@@ -45,6 +46,7 @@ from tq_onnx.ops.bodies.operators import (
     body_encoders,
     encode_function,
 )
+from tq_onnx.ops.bodies.pagedoperators import paged_attention_function, paged_encode_function
 from tq_onnx.ops.domain import DOMAIN, VERSION
 from tq_onnx.ops.operators import BY_NAME
 
@@ -63,6 +65,7 @@ def function_protos(
     has_gains: bool = False,
     has_feedback: bool = False,
     element: str = "float32",
+    is_paged: bool = False,
 ) -> list[onnx.FunctionProto]:
     """Return FunctionProtos for a model whose caches use these codecs.
 
@@ -80,6 +83,8 @@ def function_protos(
         has_feedback: whether they have ``feedback``, and gains too.
         element: element type of vectors and queries, see ``codec.elements``; only the bodies of
             ``raw`` depend on it.
+        is_paged: whether the model has the paged operators, in place of those on contiguous caches;
+            these have neither bias nor window.
 
     Returns:
         Fresh copies, which the caller may edit. A function comes after those that it calls; that
@@ -97,7 +102,9 @@ def function_protos(
         element=element,
     )
     protos: dict[str, onnx.FunctionProto] = {}
-    for function in (encode_function(model), attention_function(model)):
+    made = (paged_encode_function, paged_attention_function)
+    for make in made if is_paged else (encode_function, attention_function):
+        function = make(model)
         _add_with_pieces(ir.serde.serialize_function(function), protos)
     return list(protos.values())
 
@@ -171,7 +178,7 @@ def _say_conditions(proto: onnx.FunctionProto) -> None:
 def _pieces() -> _Functions:
     modules: tuple[ModuleType, ...] = (
         *(half, elements, planes, unit, search, rotated, unrotated),
-        *(encode, attention, window),
+        *(encode, attention, window, paged),
     )
     return {
         operator_style(item.name): item

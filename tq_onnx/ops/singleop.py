@@ -25,7 +25,7 @@ from tq_onnx.codec.presets import QR
 from tq_onnx.codec.rotation import rotation_of
 from tq_onnx.codec.spec import Codec
 from tq_onnx.ops.domain import BODY_OPSET, DOMAIN, VERSION
-from tq_onnx.ops.operator import BYTES, FLOAT32, FLOATS, INT64, Input, Operator
+from tq_onnx.ops.operator import BYTES, FLOAT32, FLOATS, INT32, INT64, Input, Operator
 from tq_onnx.ops.operators import Attention, Encode
 
 Array = npt.NDArray[Any]
@@ -35,6 +35,7 @@ _IR_VERSION: Final = 9
 _ELEMENTS: Final = {
     BYTES: ir.DataType.UINT8,
     INT64: ir.DataType.INT64,
+    INT32: ir.DataType.INT32,
     FLOAT32: ir.DataType.FLOAT,
 }
 

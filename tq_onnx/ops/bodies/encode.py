@@ -13,17 +13,24 @@ from tq_onnx.ops.bodies import F32, TURBOQUANT, U8, op
 
 
 @script(TURBOQUANT, default_opset=op)
-def centred(vectors: FLOAT[...], past_length: INT64[...], offset: FLOAT[...]) -> FLOAT[...]:
-    """Vectors [B, N, T, D] in float32, less the offset [P, N, D] of their slots past_length[b] + t;
+def centred_in(vectors: FLOAT[...], slots: INT64[...], offset: FLOAT[...]) -> FLOAT[...]:
+    """Vectors [B, N, T, D] in float32, less the offset [P, N, D] of their slots [B or 1, T];
     slots from P on have the last one.
     """
-    new = op.Squeeze(op.Shape(vectors, start=2, end=3))
-    steps = op.Range(op.Constant(value_int=0), new, op.Constant(value_int=1))
-    slots = op.Add(op.Reshape(past_length, op.Constant(value_ints=[-1, 1])), steps)
     last = op.Sub(op.Shape(offset, start=0, end=1), op.Constant(value_int=1))
     of_slots = op.Gather(offset, op.Min(slots, last), axis=0)
     wide = op.Cast(vectors, to=F32)
     residual = op.Sub(wide, op.Transpose(of_slots, perm=[0, 2, 1, 3]))
+    return residual
+
+
+@script(TURBOQUANT, default_opset=op)
+def centred(vectors: FLOAT[...], past_length: INT64[...], offset: FLOAT[...]) -> FLOAT[...]:
+    """Vectors [B, N, T, D] in float32, less the offset of their slots past_length[b] + t."""
+    new = op.Squeeze(op.Shape(vectors, start=2, end=3))
+    steps = op.Range(op.Constant(value_int=0), new, op.Constant(value_int=1))
+    slots = op.Add(op.Reshape(past_length, op.Constant(value_ints=[-1, 1])), steps)
+    residual = centred_in(vectors, slots, offset)
     return residual
 
 

@@ -126,14 +126,14 @@ def _rotation(
 def encode_function(model: Model) -> ir.Function:
     """Return the body of TurboQuantEncode."""
     features = model.encode_features
-    given = _values(Encode, features)
+    given = inputs_of(Encode, features)
     body = Composer()
     vectors = given["vectors"]
     if model.has_offset:
         inputs = [vectors, given["past_length"], given["offset"]]
         vectors = body.call("centred", encode.centred, inputs)
     cases = {
-        number: partial(_rows, model=model, encoder=encoder, given=given, vectors=vectors)
+        number: partial(encoded_rows, model=model, encoder=encoder, given=given, vectors=vectors)
         for number, encoder in enumerate(model.encoders)
     }
     rows = body.choose("rows", Encode.codec_index, cases, given["past_length"])
@@ -152,7 +152,7 @@ def encode_function(model: Model) -> ir.Function:
     return body.function(Encode, features, [*given.values()], present)
 
 
-def _rows(
+def encoded_rows(
     body: Composer,
     *,
     model: Model,
@@ -160,6 +160,15 @@ def _rows(
     given: Mapping[str, ir.Value],
     vectors: ir.Value,
 ) -> ir.Value:
+    """Return the rows of vectors, as one of the model's encoders makes them.
+
+    Args:
+        body: the function that is made.
+        model: the facts.
+        encoder: the encoder.
+        given: the inputs of the function, by name.
+        vectors: what to encode; in float32 where the model has offsets.
+    """
     codec, feeds = encoder
     how = writer(codec, model.element)
     piece, names = how.rows, how.tables
@@ -184,30 +193,51 @@ def _rows(
 def attention_function(model: Model) -> ir.Function:
     """Return the body of TurboQuantDequantAttention."""
     features = model.attention_features
-    given = _values(Attention, features)
+    given = inputs_of(Attention, features)
     body = Composer()
-    made = _Attention(model, body, given)
-    weights, visible = made.weights()
-    output = body.standard("output", "CastLike", [made.sums(weights, visible), given["query"]])
+    total = body.call("total", attention.total_length, [given["query"], given["past_length"]])
+    sums = AttentionBody(model, body, given, total).output()
+    output = body.standard("output", "CastLike", [sums, given["query"]])
     return body.function(Attention, features, [*given.values()], output)
 
 
-def _values(operator: type[Operator], features: Features) -> dict[str, ir.Value]:
-    """Return the inputs of the function by name."""
+def inputs_of(operator: type[Operator], features: Features) -> dict[str, ir.Value]:
+    """Return the inputs of an operator's function by name."""
     return {each.name: ir.Value(name=each.name) for each in operator.inputs_with(features)}
 
 
-class _Attention:
-    """The body of the attention operator while it is made."""
+class AttentionBody:
+    """The body of an attention operator while it is made.
 
-    def __init__(self, model: Model, body: Composer, given: Mapping[str, ir.Value]) -> None:
+    Args:
+        model: the facts.
+        body: the function that is made.
+        given: the inputs of ``Attention`` by name, of the function or made in it.
+        total: cached tokens of the longest sequence, the new ones included.
+        is_causal: whether the future is hidden; if not, the attribute says so.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        body: Composer,
+        given: Mapping[str, ir.Value],
+        total: ir.Value,
+        *,
+        is_causal: bool = False,
+    ) -> None:
         self.model = model
         self.body = body
         self.given = given
-        query = given["query"]
-        self.head_size = body.standard("head_size", "Shape", [query], start=3)
-        self.total = body.call("total", attention.total_length, [query, given["past_length"]])
+        self.total = total
+        self._is_causal = is_causal
+        self.head_size = body.standard("head_size", "Shape", [given["query"]], start=3)
         self.exact = _Exact(body, given, self.head_size, self.total) if model.has_window else None
+
+    def output(self) -> ir.Value:
+        """Return what attention makes, float32 [B, H, T, D]."""
+        weights, visible = self.weights()
+        return self.sums(weights, visible)
 
     def weights(self) -> tuple[ir.Value, ir.Value]:
         """Return the weights of the values [B, H, T, S], and which keys are visible."""
@@ -216,7 +246,10 @@ class _Attention:
             "visible",
             attention.visible_keys,
             [given["query"], given["past_length"], self.total],
-            forwarded=(Attention.causal, Attention.sliding_window),
+            {Attention.causal.name: 1} if self._is_causal else {},
+            (Attention.sliding_window,)
+            if self._is_causal
+            else (Attention.causal, Attention.sliding_window),
         )
         scores = self._scores()
         if model.has_bias:

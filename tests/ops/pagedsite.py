@@ -1,0 +1,187 @@
+"""One attention layer over pages: its model, mixed requests for it, and what the oracle says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+
+from tests.ops.site import ATTRIBUTES, Arrays, Site
+from tests.singleop import codec_indices
+from tq_onnx.codec import paged
+from tq_onnx.codec.acceptance import FIELD_STEPS, judge_rows
+from tq_onnx.codec.paged import Packing
+from tq_onnx.codec.quantise import tables_of
+from tq_onnx.ops.functions import body_codecs, function_protos
+from tq_onnx.ops.operators import PagedAttention, PagedEncode
+from tq_onnx.ops.singleop import OperatorModel, attention_attributes, encode_attributes
+
+Requests = Sequence[tuple[int, int]]
+"""Past and new tokens of each."""
+
+
+@dataclass(frozen=True)
+class PagedSite(Site):
+    """The same layer as ``Site``, with packed requests and pages of ``page_size`` slots."""
+
+    page_size: int = 16
+
+    def model(self, **attributes: Any) -> onnx.ModelProto:
+        build = OperatorModel(
+            self.element, constants=self.constants, shapes=self.shapes, as_float32=True
+        )
+        known = body_codecs(self.pairs)
+        for side, codec in (("key", self.key), ("value", self.value)):
+            tables = ("rotation", "centroids", "boundaries", "offset")
+            names = {
+                PagedEncode.vectors: side,
+                PagedEncode.past: f"past_{side}",
+                **{getattr(PagedEncode, table): f"{side}_{table}" for table in tables},
+            }
+            build.operator(
+                PagedEncode,
+                {**encode_attributes(codec), **codec_indices(known, codec_index=codec)},
+                f"present_{side}",
+                names=names,
+                optional=[PagedEncode.offset] if self.offset_rows else [],
+            )
+        given = {**attention_attributes(self.key, self.value, 0.0), **ATTRIBUTES, **attributes}
+        given |= codec_indices(known, key_codec_index=self.key, value_codec_index=self.value)
+        declared = {each.name for each in PagedAttention.attributes}
+        offsets = [PagedAttention.key_offset, PagedAttention.value_offset]
+        build.operator(
+            PagedAttention,
+            {name: value for name, value in given.items() if name in declared},
+            "attended",
+            names={
+                PagedAttention.key_cache: "present_key",
+                PagedAttention.value_cache: "present_value",
+            },
+            optional=[
+                *([PagedAttention.head_sink] if self.has_sink else []),
+                *(offsets if self.offset_rows else []),
+            ],
+        )
+        functions = function_protos(
+            self.pairs,
+            has_sink=self.has_sink,
+            has_offset=self.offset_rows > 0,
+            element=self.element,
+            is_paged=True,
+        )
+        outputs = ["attended", "present_key", "present_value"]
+        return build.build(outputs, functions, opsets={"": self.opset})
+
+    @property
+    def shapes(self) -> dict[str, list[int | str]]:
+        queries: list[int | str] = [1, self.heads, "T", self.head_size]
+        made: dict[str, list[int | str]] = {"query": queries, "attended": queries}
+        for side, codec in (("key", self.key), ("value", self.value)):
+            made[side] = [1, self.kv_heads, "T", self.head_size]
+            made[f"past_{side}"] = ["P", self.page_size, self.kv_heads, self.width(codec)]
+            made[f"present_{side}"] = made[f"past_{side}"]
+        made["cumulative_sequence_length"] = ["bounds"]
+        made["past_seqlens"] = ["R"]
+        return {**made, "block_table": ["R", "C"], "head_sink": [self.heads]}
+
+    def requests(
+        self, rng: np.random.Generator, requests: Requests, *, pages: int | None = None
+    ) -> Arrays:
+        """Random inputs of requests in shuffled pages; what no token needs is -1 or garbage."""
+        needed = [-(-(past + new) // self.page_size) for past, new in requests]
+        count = sum(needed) + 3 if pages is None else pages
+        order = rng.permutation(count)
+        table = np.full((len(requests), max(needed) + 1), -1, np.int32)
+        for row, columns in zip(table, needed, strict=True):
+            row[:columns], order = order[:columns], order[columns:]
+        new = sum(tokens for _, tokens in requests)
+        arrays: Arrays = {
+            "query": rng.standard_normal((1, self.heads, new, self.head_size)),
+            "key": rng.standard_normal((1, self.kv_heads, new, self.head_size)) * 3,
+            "value": rng.standard_normal((1, self.kv_heads, new, self.head_size)),
+        }
+        arrays = {name: self.rounded(array) for name, array in arrays.items()}
+        bounds = np.cumsum([0, *(tokens for _, tokens in requests)])
+        arrays["cumulative_sequence_length"] = bounds.astype(np.int32)
+        arrays["past_seqlens"] = np.array([past for past, _ in requests], np.int32)
+        arrays["block_table"] = table
+        longest = self.feeds(rng, past_length=tuple(past for past, _ in requests))
+        for name in ("past_key", "past_value"):
+            rows = longest[name]
+            cache = rng.integers(
+                0, 256, (count, self.page_size, self.kv_heads, rows.shape[-1]), np.uint8
+            )
+            for request, (own, past) in enumerate(zip(table, rows, strict=True)):
+                length = requests[request][0]
+                before = Packing(np.array([0, length]), np.array([0]), own[None])
+                cache = paged.write(cache, past[None, :, :length], before)
+            arrays[name] = cache
+        return arrays
+
+    def over_pages(self, feeds: Arrays, *caches: Any, **attributes: Any) -> Any:
+        """Float64 attention over given pages."""
+        options = ATTRIBUTES | attributes
+        return paged.attention(
+            feeds["query"],
+            *caches,
+            packing_of(feeds),
+            key=self.key,
+            value=self.value,
+            key_rotation=self.key_rotation,
+            key_codebook=self.codebook(self.key).centroids,
+            value_rotation=self.value_rotation,
+            value_codebook=self.codebook(self.value).centroids,
+            head_sink=feeds.get("head_sink"),
+            key_offset=self.offset("key") if self.offset_rows else None,
+            value_offset=self.offset("value") if self.offset_rows else None,
+            scale=options["scale"],
+            sliding_window=options["sliding_window"],
+            softcap=options["softcap"],
+            element=self.element,
+        )
+
+
+def packing_of(feeds: Arrays) -> Packing:
+    """Where the tokens are."""
+    return Packing(feeds["cumulative_sequence_length"], feeds["past_seqlens"], feeds["block_table"])
+
+
+def assert_pages(site: PagedSite, feeds: Arrays, presents: list[Any]) -> None:
+    """New rows are good, and all other bytes of all pages are those that were there."""
+    packing = packing_of(feeds)
+    for present, codec, name, rotation in (
+        (presents[0], site.key, "key", site.key_rotation),
+        (presents[1], site.value, "value", site.value_rotation),
+    ):
+        past, vectors = feeds[f"past_{name}"], feeds[name].astype(np.float32)
+        if site.offset_rows:
+            rows = paged.offset_rows(site.offset(name), packing)
+            vectors = vectors - rows.astype(np.float32)
+        tables = tables_of(codec, rotation, site.codebook(codec), bool(site.norm_correction))
+        for tokens, length, own in packing:
+            count = tokens.stop - tokens.start
+            if not count:
+                continue
+            written = paged.rows_of_request(present, own, length + count)[:, :, length:]
+            found = judge_rows(
+                written[0], vectors[0, :, tokens], codec, tables, element=site.element
+            )
+            assert found.wrong == 0, f"{codec}: {found}"
+            assert found.steps <= FIELD_STEPS, f"{codec}: {found}"
+            assert not written[..., site.width(codec) - site.spare_bytes :].any()
+        rest = paged.write(present, new_rows(past, packing), packing)
+        np.testing.assert_array_equal(rest, past)
+
+
+def new_rows(cache: Any, packing: Packing) -> Any:
+    """Rows of a cache in the slots of the new tokens, packed."""
+    return np.concatenate(
+        [
+            paged.rows_of_request(cache, own, past + tokens.stop - tokens.start)[:, :, past:]
+            for tokens, past, own in packing
+        ],
+        axis=2,
+    )
