@@ -146,7 +146,7 @@ bool run_wave(const Kernels& kernels, const AttentionCall& call, const Attention
     const std::size_t partial = static_cast<std::size_t>((lane * chunks + c) * count);
     const AtHand hand = window.is_on() ? hands[static_cast<std::size_t>(lane)] : kNothingAtHand;
     const Range range = worker.coded(b, 0, worker.rows() - 1, hand);
-    AttentionRows::Run next{0, 0};
+    AttentionRows::Run next{0, 0, 0, 0};
     if (lane + 1 < lanes) {
       const int64_t after = first_lane + lane + 1;
       next = worker.run_of(after / call.heads, after % call.heads,

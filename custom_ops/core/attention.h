@@ -5,6 +5,7 @@
 
 #include "core/element.h"
 #include "core/kernels.h"
+#include "core/paging.h"
 #include "core/parallel.h"
 #include "core/rotation.h"
 #include "core/window.h"
@@ -52,6 +53,9 @@ struct AttentionCall {
   Window window;
   const void* new_keys;
   const void* new_values;
+  // With pages, the caches are [P, S, N, W], query and output [1, H, packed, D]; there is neither a
+  // bias nor a window, and nobody looks at `slots`. Else null.
+  const Paging* paging;
 };
 
 // Works in the rotated space: <q, x'> = s <qR, c[idx]>, and the weighted sum of the values is

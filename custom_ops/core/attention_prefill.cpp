@@ -82,7 +82,7 @@ class GeneralTile {
     const Range keys = worker_.coded(tile.b, tile.first, tile.first + tile.count - 1, hand);
     const AttentionRows::Rows rows{tile.b,  tile.n,   tile.first,  tile.count,  hand,
                                    query,   shifts,   sums,        buckets,     tile.max,
-                                   tile.weight,       keys.high,   {0, 0}};
+                                   tile.weight,       keys.high,   {0, 0, 0, 0}};
     worker_.attend(rows, keys, true, work);
     if (window.is_on()) {
       float coded[kRows];
@@ -160,7 +160,7 @@ class PlainTile {
 
  private:
   std::size_t blocks_size() const {
-    return kPrefillBlock * (key_.width() + value_.width() + 2);
+    return kPrefillBlock * (key_.width() + value_.width() + 2) + 2 * worker_.copy_size();
   }
 
   void prepare(const Tile& tile, float* scratch, float* query, float* exact) const {
@@ -169,7 +169,8 @@ class PlainTile {
     float* const rotated = scratch + static_cast<std::ptrdiff_t>(tile.count) * size;
     for (int r = 0; r < tile.count; ++r) {
       load_floats(kernels_, call_.element, call_.query,
-                  static_cast<std::size_t>(tile.flat_rows[r]) * size, natural + r * size,
+                  static_cast<std::size_t>(worker_.vector_of(tile.flat_rows[r])) * size,
+                  natural + r * size,
                   static_cast<std::size_t>(size));
     }
     kernels_.scale(natural, call_.scale, tile.count * size);
@@ -196,22 +197,27 @@ class PlainTile {
     }
   }
 
-  // body(rows of the keys, rows of the values, count, low, high) for every block.
+  // body(rows of the keys, rows of the values, count, low, high) for every block; `copies` has
+  // twice what AttentionRows says.
   template <class Body>
-  void for_each_block(const Tile& tile, const AtHand& hand, const Body& body) const {
-    const int64_t lane =
-        (tile.b * call_.heads + tile.n) * call_.slots + call_.window.overlay_rows;
+  void for_each_block(const Tile& tile, const AtHand& hand, uint8_t* copies,
+                      const Body& body) const {
+    static_assert(kPrefillBlock == kBlock, "blocks do not lie across pages");
     const Range all = worker_.coded(tile.b, tile.first, tile.first + tile.count - 1, hand);
     Range ranges[kRows];
     for (int r = 0; r < tile.count; ++r) ranges[r] = worker_.coded(tile.b, tile.first + r, hand);
-    for (int64_t at = all.low; at < all.high; at += kPrefillBlock) {
-      const int count = static_cast<int>(std::min<int64_t>(kPrefillBlock, all.high - at));
+    int64_t end = worker_.origin(all) + kPrefillBlock;
+    for (int64_t at = all.low; at < all.high; at = end, end += kPrefillBlock) {
+      const int count = static_cast<int>(std::min(end, all.high) - at);
       int low[kRows], high[kRows];
       for (int r = 0; r < tile.count; ++r) {
         low[r] = static_cast<int>(std::clamp<int64_t>(ranges[r].low - at, 0, count));
         high[r] = static_cast<int>(std::clamp<int64_t>(ranges[r].high - at, 0, count));
       }
-      body(key_.row(lane + at), value_.row(lane + at), count, low, high);
+      body(worker_.block_rows(call_.key, tile.b, tile.n, at, count, copies),
+           worker_.block_rows(call_.value, tile.b, tile.n, at, count,
+                              copies + worker_.copy_size() * sizeof(float)),
+           count, low, high);
     }
   }
 
@@ -227,8 +233,9 @@ class PlainTile {
                              value_scales,
                              static_cast<int>(key_.width()),
                              static_cast<int>(value_.width())};
-    for_each_block(tile, hand, [&](const uint8_t* key_rows, const uint8_t* value_rows, int count,
-                                   const int* low, const int* high) {
+    uint8_t* const copies = reinterpret_cast<uint8_t*>(value_scales + kPrefillBlock);
+    for_each_block(tile, hand, copies, [&](const uint8_t* key_rows, const uint8_t* value_rows,
+                                           int count, const int* low, const int* high) {
       key_.decode_keys(key_rows, count, keys);
       key_.scales(key_rows, count, key_scales);
       value_.decode_values(value_rows, count, values);
@@ -276,8 +283,9 @@ class PlainTile {
                           static_cast<int>(pairs),
                           static_cast<int>(value_.width()),
                           kernels_.multiply_pairs};
-    for_each_block(tile, hand, [&](const uint8_t* key_rows, const uint8_t* value_rows, int count,
-                                   const int* low, const int* high) {
+    uint8_t* const copies = reinterpret_cast<uint8_t*>(value_scales + kPrefillBlock);
+    for_each_block(tile, hand, copies, [&](const uint8_t* key_rows, const uint8_t* value_rows,
+                                           int count, const int* low, const int* high) {
       key_.decode_keys(key_rows, count, keys);
       key_.scales(key_rows, count, key_scales);
       kernels_.scale(key_scales, key_.unit(), kPrefillBlock);
@@ -309,7 +317,7 @@ class PlainTile {
                           out + r * size);
       }
       store_floats(kernels_, call_.element, out + r * size, call_.output,
-                   static_cast<std::size_t>(tile.flat_rows[r]) * size,
+                   static_cast<std::size_t>(worker_.vector_of(tile.flat_rows[r])) * size,
                    static_cast<std::size_t>(size));
     }
   }

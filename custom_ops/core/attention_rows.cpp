@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 namespace tq {
 
@@ -18,10 +19,9 @@ AttentionRows::AttentionRows(const Kernels& kernels, const AttentionCall& call)
 
 void AttentionRows::attend(const Rows& rows, Range keys, bool counts_sink, float* work) const {
   start(rows, counts_sink);
-  const int64_t lane = first_row(rows.b, rows.n);
-  for (int64_t at = keys.low; at < keys.high; at += kBlock) {
-    const int some = static_cast<int>(std::min<int64_t>(kBlock, keys.high - at));
-    attend_block(rows, lane, at, some, work);
+  int64_t end = origin(keys) + kBlock;
+  for (int64_t at = keys.low; at < keys.high; at = end, end += kBlock) {
+    attend_block(rows, at, static_cast<int>(std::min(end, keys.high) - at), work);
   }
 }
 
@@ -39,25 +39,62 @@ AttentionRows::Run AttentionRows::run_of(int64_t b, int64_t n, const AtHand& han
   const Range keys = coded(b, 0, rows_ - 1, hand);
   const bool has_entries = window_.is_on() && keys.low < kRowsAhead;
   const int64_t first = has_entries ? -call_.window.overlay_rows : keys.low;
-  return {first_row(b, n) + first, keys.high - first};
+  return {b, n, first, keys.high - first};
 }
 
-AttentionRows::Later AttentionRows::later(const CacheRows& cache, const Rows& rows, int64_t lane,
+AttentionRows::Later AttentionRows::later(const CacheRows& cache, const Rows& rows,
                                           int64_t at) const {
+  if (copies()) return {nullptr, 0};  // who copies asks for what is copied next
   const int64_t then = at + kRowsAhead;
-  if (then < rows.end) {
-    return {cache.row(lane + then), static_cast<int>(std::min<int64_t>(kBlock, rows.end - then))};
-  }
+  if (then < rows.end) return rows_from(cache, rows.b, rows.n, then, rows.end - then);
   const int64_t skipped = (then - rows.end) / kBlock * kBlock;
-  if (skipped >= rows.next.count) return {nullptr, 0};
-  return {cache.row(rows.next.first + skipped),
-          static_cast<int>(std::min<int64_t>(kBlock, rows.next.count - skipped))};
+  const Run& next = rows.next;
+  if (skipped >= next.count) return {nullptr, 0};
+  return rows_from(cache, next.b, next.n, next.first + skipped, next.count - skipped);
+}
+
+AttentionRows::Later AttentionRows::rows_from(const CacheRows& cache, int64_t b, int64_t n,
+                                              int64_t token, int64_t count) const {
+  int64_t some = std::min<int64_t>(kBlock, count);
+  if (call_.paging != nullptr) some = std::min(some, call_.paging->together(token));
+  return {cache.row(row_of(b, n, token)), static_cast<int>(some)};
 }
 
 void AttentionRows::prefetch(int64_t b, int64_t n, Range keys) const {
-  const int64_t count = std::clamp<int64_t>(keys.high - keys.low, 0, kRowsAhead);
-  key_.prefetch(first_row(b, n) + keys.low, count);
-  value_.prefetch(first_row(b, n) + keys.low, count);
+  if (keys.low >= keys.high) return;
+  prefetch(key_, b, n, keys);
+  prefetch(value_, b, n, keys);
+}
+
+void AttentionRows::prefetch(const CacheRows& cache, int64_t b, int64_t n, Range keys) const {
+  const int64_t high = std::min(keys.high, keys.low + kRowsAhead);
+  for (int64_t at = keys.low; at < high;) {
+    const Later rows = rows_from(cache, b, n, at, high - at);
+    CacheRows::ask(cache.part_of(rows.rows, rows.count, 0.0f, 1.0f));
+    at += rows.count;
+  }
+}
+
+const uint8_t* AttentionRows::block_rows(const CacheView& cache, int64_t b, int64_t n, int64_t at,
+                                         int count, uint8_t* copy) const {
+  const auto address = [&](int64_t token) { return cache.rows + row_of(b, n, token) * cache.stride; };
+  if (!copies()) return address(at);
+  // body(token, count) for what lies together.
+  const auto for_each_page = [&](int64_t low, int64_t high, const auto& body) {
+    for (int64_t token = low, some = 0; token < high; token += some) {
+      some = std::min(call_.paging->together(token), high - token);
+      body(token, some);
+    }
+  };
+  for_each_page(at, at + count, [&](int64_t token, int64_t some) {
+    std::memcpy(copy + (token - at) * cache.stride, address(token),
+                static_cast<std::size_t>(some * cache.stride));
+  });
+  const int64_t then = at + kRowsAhead, end = past(b) + call_.tokens;
+  for_each_page(then, std::min(then + kBlock, end), [&](int64_t token, int64_t some) {
+    CacheRows::ask({address(token), static_cast<std::ptrdiff_t>(some * cache.stride)});
+  });
+  return copy;
 }
 
 // A sink is a key without a value that every query sees: exp(sink - max) with max = sink.
@@ -78,13 +115,17 @@ AttentionRows::Block AttentionRows::block_at(int64_t at, int count, float*& work
   return {at, count, take(), take(), take(), take(), take(), take(), take()};
 }
 
-void AttentionRows::attend_block(const Rows& rows, int64_t lane, int64_t at, int count,
-                                 float* work) const {
+void AttentionRows::attend_block(const Rows& rows, int64_t at, int count, float* work) const {
+  uint8_t* const key_copy = reinterpret_cast<uint8_t*>(work);
+  uint8_t* const value_copy = reinterpret_cast<uint8_t*>(work + copy_size());
+  work += 2 * copy_size();
   const Block block = block_at(at, count, work);
   float* const scores = work;
   float* const decoded = scores + static_cast<std::size_t>(rows.count) * kBlock;
-  score(rows, key_.row(lane + at), block, scores, decoded, later(key_, rows, lane, at), nullptr);
-  add_values(rows, value_.row(lane + at), block, scores, decoded, later(value_, rows, lane, at));
+  const uint8_t* const keys = block_rows(call_.key, rows.b, rows.n, at, count, key_copy);
+  score(rows, keys, block, scores, decoded, later(key_, rows, at), nullptr);
+  const uint8_t* const values = block_rows(call_.value, rows.b, rows.n, at, count, value_copy);
+  add_values(rows, values, block, scores, decoded, later(value_, rows, at));
 }
 
 // Values wait until the kernels have gone kRowsAhead further with the keys: it is known by then
@@ -92,7 +133,6 @@ void AttentionRows::attend_block(const Rows& rows, int64_t lane, int64_t at, int
 void AttentionRows::attend_skipping(const Rows& rows, Range keys, bool counts_sink,
                                     const float* exact_max, float* work) const {
   start(rows, counts_sink);
-  const int64_t lane = first_row(rows.b, rows.n);
   struct Waiting {
     Block block;
     float* scores;
@@ -109,16 +149,18 @@ void AttentionRows::attend_skipping(const Rows& rows, Range keys, bool counts_si
   const float margin = std::log(call_.skip_below);
   float limits[kDecodeRows];
   const uint8_t* unasked = nullptr;  // values that memory is to be asked for
-  const int64_t blocks = (keys.high - keys.low + kBlock - 1) / kBlock;
+  const int64_t first = origin(keys);
+  const int64_t blocks = keys.low < keys.high ? (keys.high - first + kBlock - 1) / kBlock : 0;
   for (int64_t i = 0; i < blocks + kWaiting - 1; ++i) {
     Waiting& scored = waiting[i % kWaiting];
     if (i < blocks) {
-      const int64_t at = keys.low + i * kBlock;
+      const int64_t at = std::max(keys.low, first + i * kBlock);
       scored.block.at = at;
-      scored.block.count = static_cast<int>(std::min<int64_t>(kBlock, keys.high - at));
-      scored.values = value_.row(lane + at);
-      score(rows, key_.row(lane + at), scored.block, scored.scores, decoded,
-            later(key_, rows, lane, at), unasked);
+      scored.block.count = static_cast<int>(std::min(first + (i + 1) * kBlock, keys.high) - at);
+      const int64_t row = row_of(rows.b, rows.n, at);
+      scored.values = value_.row(row);
+      score(rows, key_.row(row), scored.block, scored.scores, decoded, later(key_, rows, at),
+            unasked);
       if (scored.block.count == kBlock && is_whole(rows, 0, rows.count, scored.block)) {
         for (int r = 0; r < rows.count; ++r) {
           const float exact = exact_max == nullptr ? kNoMaximum : exact_max[r];
@@ -214,12 +256,12 @@ void AttentionRows::add_values(const Rows& rows, const uint8_t* values, const Bl
     const int some = std::min(kSoftRows, rows.count - first);
     if (is_whole(rows, first, some, block)) {
       const float share = std::max(asked, kSoftenShare);
-      soften_whole(rows, first, some, block, scores, numbers,
+      soften_whole(rows, first, some, block, values, scores, numbers,
                    value_.part_of(later.rows, later.count, asked, share));
       asked = share;
     } else {
       for (int r = first; r < first + some; ++r) {
-        soften_and_quantise(rows, r, block, scores, numbers);
+        soften_and_quantise(rows, r, block, values, scores, numbers);
       }
     }
   }
@@ -227,17 +269,18 @@ void AttentionRows::add_values(const Rows& rows, const uint8_t* values, const Bl
                             value_.part_of(later.rows, later.count, asked, 1.0f));
 }
 
-void AttentionRows::soften_and_quantise(const Rows& rows, int r, const Block& block, float* scores,
+void AttentionRows::soften_and_quantise(const Rows& rows, int r, const Block& block,
+                                        const uint8_t* values, float* scores,
                                         float* numbers) const {
   soften(rows, r, block, scores + r * kBlock);
-  value_.quantise(value_.row(first_row(rows.b, rows.n) + block.at), block.count,
-                  scores + r * kBlock, numbers + r * kNumbersFloats,
+  value_.quantise(values, block.count, scores + r * kBlock, numbers + r * kNumbersFloats,
                   rows.sums + static_cast<std::size_t>(r) * sums_width());
 }
 
 // Of rows that see a whole block and need nothing but its scales and zeros.
 void AttentionRows::soften_whole(const Rows& rows, int first, int count, const Block& block,
-                                 float* scores, float* numbers, Ahead ahead) const {
+                                 const uint8_t* values, float* scores, float* numbers,
+                                 Ahead ahead) const {
   float maxima[kSoftRows], exponentials[kSoftRows];
   std::copy_n(rows.max + first, count, maxima);
   for (int r = first; r < first + count; ++r) {
@@ -260,7 +303,7 @@ void AttentionRows::soften_whole(const Rows& rows, int first, int count, const B
   for (int i = 0; i < count; ++i) {
     const int r = first + i;
     if (std::isnan(exponentials[i])) {  // something is not finite
-      soften_and_quantise(rows, r, block, scores, numbers);
+      soften_and_quantise(rows, r, block, values, scores, numbers);
       continue;
     }
     if (maxima[i] > rows.max[r]) {
@@ -380,7 +423,7 @@ void AttentionRows::prepare(const int64_t* flat_rows, int count, float* scratch,
   float* const rotated = scratch + static_cast<std::size_t>(count) * size;
   for (int r = 0; r < count; ++r) {
     load_floats(kernels_, call_.element, call_.query,
-                static_cast<std::size_t>(flat_rows[r]) * size, natural + r * size,
+                static_cast<std::size_t>(vector_of(flat_rows[r])) * size, natural + r * size,
                 static_cast<std::size_t>(size));
   }
   kernels_.scale(natural, call_.scale, count * size);
@@ -438,7 +481,8 @@ void AttentionRows::finish(const int64_t* flat_rows, int count, const float* con
     }
     if (window_.is_on() && weight[r] != 0.0f) window_.add_share(exact[r], weight[r], x);
     store_floats(kernels_, call_.element, x, call_.output,
-                 static_cast<std::size_t>(flat_rows[r]) * size, static_cast<std::size_t>(size));
+                 static_cast<std::size_t>(vector_of(flat_rows[r])) * size,
+                 static_cast<std::size_t>(size));
   }
 }
 

@@ -43,6 +43,14 @@ class AttentionRows {
     return (b * call_.query_heads + query_head(n, row)) * call_.tokens + token(row);
   }
 
+  // Vector of the query and the output, of a row that `flat` has made.
+  int64_t vector_of(int64_t flat_row) const {
+    if (call_.paging == nullptr) return flat_row;
+    const int64_t lane = flat_row / call_.tokens;
+    return lane % call_.query_heads * call_.paging->packed +
+           call_.paging->starts[lane / call_.query_heads] + flat_row % call_.tokens;
+  }
+
   Range visible(int64_t b, int64_t row) const {
     const int64_t position = past(b) + token(row);
     Range range{0, call_.causal ? position + 1 : past(b) + call_.tokens};
@@ -79,9 +87,9 @@ class AttentionRows {
            static_cast<std::size_t>(std::max(key_.coordinates(), value_.coordinates()));
   }
 
-  // Rows of the caches, one after the other.
+  // Rows of KV head n of sequence b, from that of token `first` on.
   struct Run {
-    int64_t first, count;
+    int64_t b, n, first, count;
   };
   // All that the queries of a KV head read, the entries of a window included.
   Run run_of(int64_t b, int64_t n, const AtHand& hand) const;
@@ -115,12 +123,31 @@ class AttentionRows {
                        float* work) const;
   std::size_t work_size(int rows) const {
     return kWaiting * (static_cast<std::size_t>(rows) + 1) * kBlock + kBlockArrays * kBlock +
-           std::max(key_.work_size(rows), value_.work_size(rows));
+           std::max(key_.work_size(rows), value_.work_size(rows)) + 2 * copy_size();
   }
   // Whether blocks may be skipped of sequences of so many keys.
   bool skips(int64_t keys) const {
     return call_.skip_below > 0.0f && keys > kSkipFrom && value_.is_integer() && !has_zeros() &&
-           has_plain_scores();
+           has_plain_scores() && !copies();
+  }
+
+  // ---- blocks of keys
+  // Where pages are no whole blocks, rows of a block are copied, to be read one after the other.
+  bool copies() const {
+    return call_.paging != nullptr && call_.paging->page_slots % kBlock != 0;
+  }
+  // Blocks of a range begin here, and every kBlock tokens from here on: never across two pages
+  // unless they are copied.
+  int64_t origin(Range keys) const {
+    return call_.paging == nullptr ? keys.low : keys.low / kBlock * kBlock;
+  }
+  // Rows at .. at + count of a head of one cache, copied to `copy` where copies().
+  const uint8_t* block_rows(const CacheView& cache, int64_t b, int64_t n, int64_t at, int count,
+                            uint8_t* copy) const;
+  // Floats that such a copy takes.
+  std::size_t copy_size() const {
+    const int stride = std::max(call_.key.stride, call_.value.stride);
+    return copies() ? (static_cast<std::size_t>(kBlock * stride) + 63) / 64 * 16 : 0;
   }
 
   // Asks memory for the first rows of a range of keys; the kernels ask for those behind them.
@@ -154,8 +181,9 @@ class AttentionRows {
   // ahead, and the one at work.
   static constexpr int kWaiting = kRowsAhead / kBlock + 1;
 
-  int64_t first_row(int64_t b, int64_t n) const {  // of a token
-    return (b * call_.heads + n) * call_.slots + call_.window.overlay_rows;
+  int64_t row_of(int64_t b, int64_t n, int64_t token) const {
+    if (call_.paging != nullptr) return call_.paging->row(b, call_.heads, n, token);
+    return (b * call_.heads + n) * call_.slots + call_.window.overlay_rows + token;
   }
   bool has_plain_scores() const { return call_.offsets == 0 && call_.softcap == 0.0f; }
   bool has_zeros() const { return key_.has_zeros() || value_.has_zeros(); }
@@ -170,10 +198,12 @@ class AttentionRows {
     const uint8_t* rows;
     int count;
   };
-  Later later(const CacheRows& cache, const Rows& rows, int64_t lane, int64_t at) const;
+  Later later(const CacheRows& cache, const Rows& rows, int64_t at) const;
+  Later rows_from(const CacheRows& cache, int64_t b, int64_t n, int64_t token, int64_t count) const;
+  void prefetch(const CacheRows& cache, int64_t b, int64_t n, Range keys) const;
 
   Block block_at(int64_t at, int count, float*& work) const;
-  void attend_block(const Rows& rows, int64_t lane, int64_t at, int count, float* work) const;
+  void attend_block(const Rows& rows, int64_t at, int count, float* work) const;
   void start(const Rows& rows, bool counts_sink) const;
   void score(const Rows& rows, const uint8_t* keys, const Block& block, float* scores,
              float* decoded, Later later, const uint8_t* values) const;
@@ -183,10 +213,10 @@ class AttentionRows {
   bool has_zero_bias(const Rows& rows, int first, int count, const Block& block) const;
   int64_t bias_offset(const Rows& rows, int r, const Block& block) const;
   void soften(const Rows& rows, int r, const Block& block, float* scores) const;
-  void soften_and_quantise(const Rows& rows, int r, const Block& block, float* scores,
-                           float* numbers) const;
-  void soften_whole(const Rows& rows, int first, int count, const Block& block, float* scores,
-                    float* numbers, Ahead ahead) const;
+  void soften_and_quantise(const Rows& rows, int r, const Block& block, const uint8_t* values,
+                           float* scores, float* numbers) const;
+  void soften_whole(const Rows& rows, int first, int count, const Block& block,
+                    const uint8_t* values, float* scores, float* numbers, Ahead ahead) const;
   void rescale(const Rows& rows, int r, float factor) const;
   void add_to_sums(const Rows& rows, int r, float zeros) const;
   void load_fields(const CacheRows& cache, const uint8_t* at, int count, float* scales,

@@ -94,10 +94,6 @@ CacheRows::CacheRows(const Kernels& kernels, const CacheView& cache, Element ele
 
 bool CacheRows::is_coded() const { return tq::is_coded(codec_.kind); }
 
-void CacheRows::prefetch(int64_t first, int64_t count) const {
-  ask({row(first), static_cast<std::ptrdiff_t>(count) * stride_});
-}
-
 void CacheRows::ask(Ahead ahead) {
 #if defined(__GNUC__)
   // Into the second level, as the kernels do.

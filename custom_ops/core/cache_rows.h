@@ -44,8 +44,7 @@ class CacheRows {
   const uint8_t* behind(const uint8_t* rows, int count) const {
     return rows + static_cast<std::ptrdiff_t>(count) * stride_;
   }
-  // Asks memory for rows that will be read soon.
-  void prefetch(int64_t first, int64_t count) const;
+  // Asks memory for what will be read soon.
   static void ask(Ahead ahead);
 
   // A coordinate is scale * number + zero; blocks of up to kBlock rows.

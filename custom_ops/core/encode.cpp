@@ -21,15 +21,20 @@ int64_t length_of(const EncodeCall& call, int64_t lane) {  // lane = b * N + n
 
 // Where row `row` of the vectors goes.
 struct Place {
-  Place(const EncodeCall& call, int64_t row)
-      : lane(row / call.tokens), slot(length_of(call, lane) + row % call.tokens) {}
-
-  uint8_t* in(const EncodeCall& call) const {
-    return call.present +
-           (lane * call.present_slots + call.window.overlay_rows + slot) * call.width;
+  Place(const EncodeCall& call, int64_t row) : lane(row / call.tokens), slot(0), to(0) {
+    const int64_t token = row % call.tokens;
+    if (call.places != nullptr) {
+      slot = call.places->slots[token];
+      to = call.places->rows[token] + lane * call.places->page_slots;
+    } else {
+      slot = length_of(call, lane) + token;
+      to = lane * call.present_slots + call.window.overlay_rows + slot;
+    }
   }
 
-  int64_t lane, slot;
+  uint8_t* in(const EncodeCall& call) const { return call.present + to * call.width; }
+
+  int64_t lane, slot, to;
 };
 
 // By the shapes, not by the threads.
@@ -141,6 +146,17 @@ struct Keeper {
   }
 };
 
+// Pages as they were.
+struct PageKeeper {
+  const EncodeCall& call;
+
+  void operator()(std::size_t task) const {
+    const int64_t from = static_cast<int64_t>(task) * kCopyBytesPerTask;
+    const int64_t some = std::min(kCopyBytesPerTask, call.present_slots * call.width - from);
+    std::memcpy(call.present + from, call.past + from, static_cast<std::size_t>(some));
+  }
+};
+
 // Runs the tasks that write rows, and one for the entries of each lane.
 template <class Task>
 void run_with_entries(const Kernels& kernels, const EncodeCall& call, const Parallel& parallel,
@@ -160,7 +176,11 @@ void encode(const Kernels& kernels, const EncodeCall& call, const Parallel& para
   if (call.batch == 0 || call.heads == 0) return;
   const int64_t lanes = call.batch * call.heads;
   const bool in_place = call.present == call.past && call.present_slots == call.past_slots;
-  if (!in_place) {
+  if (!in_place && call.places != nullptr) {
+    PageKeeper keeper{call};
+    const int64_t bytes = call.present_slots * call.width;
+    parallel(static_cast<std::size_t>((bytes + kCopyBytesPerTask - 1) / kCopyBytesPerTask), keeper);
+  } else if (!in_place) {
     const int64_t slots = std::max<int64_t>(1, kCopyBytesPerTask / call.width);
     Keeper keeper{call, slots, (call.present_slots + slots - 1) / slots};
     parallel(static_cast<std::size_t>(lanes * keeper.tasks_per_lane), keeper);

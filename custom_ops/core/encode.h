@@ -12,6 +12,13 @@
 
 namespace tq {
 
+// Where the rows of packed tokens go: into pages [P, S, N, W], whose bytes are [N, S, W].
+struct TokenPlaces {
+  const int64_t* rows;   // of the tensor, of head 0 [T]
+  const int64_t* slots;  // of the token's request [T]
+  int64_t page_slots;    // S: rows from one head to the next
+};
+
 // All sizes have been checked by the caller. Shapes: vectors [B, N, T, D], past [B, N, P, W],
 // present [B, N, S, W] with S >= P. Present may be past itself, of the same shape: then only the
 // new rows are written (and entries). Otherwise the two do not overlap.
@@ -42,6 +49,9 @@ struct EncodeCall {
   const float* gains;
   int gain_count;
   const Feedback* feedback;
+  // With pages the batch is 1, past and present have `present_slots` rows in all, and there is no
+  // window; nobody looks at the lengths. Else null.
+  const TokenPlaces* places;
 };
 
 void encode(const Kernels& kernels, const EncodeCall& call, const Parallel& parallel);

@@ -21,7 +21,6 @@ class PlainRows {
   float unit() const { return integers_->unit; }
   const RowFormat& format() const { return format_; }
 
-  const uint8_t* row(int64_t index) const { return cache_.rows + index * cache_.stride; }
   // Of queries and sums, which are in slot order (core/kernels.h).
   std::size_t width() const { return static_cast<std::size_t>(format_.padded); }
 

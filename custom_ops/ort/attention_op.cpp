@@ -26,10 +26,6 @@ void check_cache(const Tensor& cache, const std::vector<int64_t>& like, spec::Co
               "the batch of query and the heads and slots of key_cache");
 }
 
-CacheView view(const Tensor& cache, spec::Codec codec, const Tensor& centroids) {
-  return {cache.as<uint8_t>(), codec, static_cast<int>(cache.dims[3]), centroids.as<float>()};
-}
-
 void read_bias(const Tensor& bias, int float_type, const std::vector<int64_t>& full,
                int64_t* stride) {
   expect_type(kOp, bias, float_type);
@@ -48,69 +44,90 @@ void read_bias(const Tensor& bias, int float_type, const std::vector<int64_t>& f
   }
 }
 
-void check_sink(const Tensor& sink, int float_type, int64_t query_heads) {
-  expect_type(kOp, sink, float_type);
-  expect_dims(kOp, sink, {query_heads}, "one sink per head of query");
+}  // namespace
+
+CacheView view_of(const Tensor& cache, spec::Codec codec, const Tensor& centroids) {
+  return {cache.as<uint8_t>(), codec, static_cast<int>(cache.dims[3]), centroids.as<float>()};
 }
 
-// Returns how many rows they have.
-int64_t check_offsets(const Tensor& key, const Tensor& value, int64_t heads, int head_size) {
+void expect_groups(const char* op, int64_t query_heads, int64_t heads) {
+  if (heads == 0 || query_heads % heads != 0) {
+    throw OpError(std::string(op) + ": query has " + std::to_string(query_heads) +
+                  " heads, expected a multiple of the " + std::to_string(heads) +
+                  " heads of key_cache");
+  }
+}
+
+void expect_sink(const char* op, const Tensor& sink, int float_type, int64_t query_heads) {
+  expect_type(op, sink, float_type);
+  expect_dims(op, sink, {query_heads}, "one sink per head of query");
+}
+
+int64_t expect_offsets(const char* op, const Tensor& key, const Tensor& value, int64_t heads,
+                       int head_size) {
+  if (key.type == 0 && value.type == 0) return 0;
   for (const Tensor* one : {&key, &value}) {
     if (one->type == 0) {
-      throw OpError(std::string(kOp) + ": " + one->name +
+      throw OpError(std::string(op) + ": " + one->name +
                     " is missing, expected key_offset and value_offset together");
     }
   }
-  const int64_t offsets = expect_offset(kOp, key, heads, head_size);
-  expect_offset(kOp, value, heads, head_size);
-  expect_dims(kOp, value, key.dims, "the key_offset beside it");
+  const int64_t offsets = expect_offset(op, key, heads, head_size);
+  expect_offset(op, value, heads, head_size);
+  expect_dims(op, value, key.dims, "the key_offset beside it");
   return offsets;
 }
 
-float skip_below() {
+float skip_below(const char* op) {
   const char* const text = std::getenv(kSkipVariable);
   if (text == nullptr || *text == '\0') return kSkipBelow;
   char* end = nullptr;
   const float share = std::strtof(text, &end);
   if (*end != '\0' || !(share >= 0.0f && share < 1.0f)) {
-    throw OpError(std::string(kOp) + ": " + kSkipVariable + " is '" + text +
+    throw OpError(std::string(op) + ": " + kSkipVariable + " is '" + text +
                   "', expected a number from 0 to below 1");
   }
   return share;
 }
 
-}  // namespace
-
 Signature AttentionKernel::signature(int float_type) {
   return signature_of<Op>(float_type);
 }
 
-AttentionAttributes read_attention_attributes(const Api& api, const OrtKernelInfo* info,
-                                              int float_type) {
+AttentionAttributes read_common_attributes(const Api& api, const OrtKernelInfo* info,
+                                           const char* name, int float_type) {
   AttentionAttributes read{};
-  read.key = read_codec(api, info, kOp, "key_", float_type);
-  read.value = read_codec(api, info, kOp, "value_", float_type);
-  read.scale = read_float(api, info, kOp, "scale");
-  read.softcap = read_float(api, info, kOp, "softcap");
-  read.sliding_window = read_int(api, info, kOp, "sliding_window");
-  const int64_t causal = read_int(api, info, kOp, "causal");
-  const std::string op = std::string(kOp) + ": ";
-  if (causal != 0 && causal != 1) {
-    throw OpError(op + "causal is " + std::to_string(causal) + ", expected 0 or 1");
-  }
-  read.causal = causal == 1;
+  read.key = read_codec(api, info, name, "key_", float_type);
+  read.value = read_codec(api, info, name, "value_", float_type);
+  read.scale = read_float(api, info, name, "scale");
+  read.softcap = read_float(api, info, name, "softcap");
+  read.sliding_window = read_int(api, info, name, "sliding_window");
+  const std::string op = std::string(name) + ": ";
   if (read.sliding_window < 0) {
     throw OpError(op + "sliding_window is " + std::to_string(read.sliding_window) +
                   ", expected 0 for none or a number of positions");
   }
-  const bool is_raw =
-      read.key.kind == spec::Kind::kRaw || read.value.kind == spec::Kind::kRaw;
-  read.window = read_window(api, info, kOp, is_raw);
   if (!std::isfinite(read.scale)) throw OpError(op + "scale is not a finite number");
   if (!(read.softcap >= 0.0f) || std::isinf(read.softcap)) {
     throw OpError(op + "softcap is " + std::to_string(read.softcap) +
                   ", expected 0 for none or a positive number");
   }
+  read.causal = true;
+  return read;
+}
+
+AttentionAttributes read_attention_attributes(const Api& api, const OrtKernelInfo* info,
+                                              int float_type) {
+  AttentionAttributes read = read_common_attributes(api, info, kOp, float_type);
+  const int64_t causal = read_int(api, info, kOp, "causal");
+  if (causal != 0 && causal != 1) {
+    throw OpError(std::string(kOp) + ": causal is " + std::to_string(causal) +
+                  ", expected 0 or 1");
+  }
+  read.causal = causal == 1;
+  const bool is_raw =
+      read.key.kind == spec::Kind::kRaw || read.value.kind == spec::Kind::kRaw;
+  read.window = read_window(api, info, kOp, is_raw);
   return read;
 }
 
@@ -142,11 +159,7 @@ AttentionTensors read_attention(const Api& api, OrtKernelContext* context,
   const std::vector<int64_t> like{batch, heads, slots};
   check_cache(call.key_cache, like, attributes.key, size);
   check_cache(call.value_cache, like, attributes.value, size);
-  if (heads == 0 || query_heads % heads != 0) {
-    throw OpError(std::string(kOp) + ": query has " + std::to_string(query_heads) +
-                  " heads, expected a multiple of the " + std::to_string(heads) +
-                  " heads of key_cache");
-  }
+  expect_groups(kOp, query_heads, heads);
   expect_tables(kOp, call.key_rotation, call.key_centroids, attributes.key, size);
   expect_tables(kOp, call.value_rotation, call.value_centroids, attributes.value, size);
   const Window& window = attributes.window;
@@ -171,10 +184,8 @@ AttentionTensors read_attention(const Api& api, OrtKernelContext* context,
     const std::vector<int64_t> full{batch, query_heads, tokens, longest + tokens};
     read_bias(call.bias, float_type, full, call.bias_stride);
   }
-  if (call.sink.type != 0) check_sink(call.sink, float_type, query_heads);
-  if (call.key_offset.type != 0 || call.value_offset.type != 0) {
-    call.offsets = check_offsets(call.key_offset, call.value_offset, heads, size);
-  }
+  if (call.sink.type != 0) expect_sink(kOp, call.sink, float_type, query_heads);
+  call.offsets = expect_offsets(kOp, call.key_offset, call.value_offset, heads, size);
   call.output = make_output(api, context, kOp, Op::kOutput, float_type, call.query.dims);
 
   call.batch = batch;
@@ -192,7 +203,7 @@ AttentionKernel::AttentionKernel(const Api& api, const OrtKernelInfo* info, Elem
       float_type_(type_of(element)),
       kernels_(choose_kernels(kOp)),
       attributes_(read_attention_attributes(api, info, float_type_)),
-      skip_below_(skip_below()),
+      skip_below_(skip_below(kOp)),
       key_rotation_(api, info, Op::kKeyRotation, attributes_.key, false),
       value_rotation_(api, info, Op::kValueRotation, attributes_.value, true) {}
 
@@ -202,8 +213,8 @@ void AttentionKernel::compute(OrtKernelContext* context) {
   AttentionCall call{};
   call.element = element_;
   call.query = given.query.data;
-  call.key = view(given.key_cache, attributes_.key, given.key_centroids);
-  call.value = view(given.value_cache, attributes_.value, given.value_centroids);
+  call.key = view_of(given.key_cache, attributes_.key, given.key_centroids);
+  call.value = view_of(given.value_cache, attributes_.value, given.value_centroids);
   call.key_rotation = key_rotation_.get(given.key_rotation, own_key);
   call.value_rotation = value_rotation_.get(given.value_rotation, own_value);
   call.past_length = given.past_length.as<int64_t>();

@@ -14,6 +14,7 @@
 // without room for its entries.
 #pragma once
 
+#include "core/attention.h"
 #include "ort/codec_inputs.h"
 #include "ort/custom_op.h"
 #include "ort/window_inputs.h"
@@ -28,6 +29,9 @@ struct AttentionAttributes {
   Window window;
 };
 
+// Of either operator: codecs, scale, softcap and sliding window.
+AttentionAttributes read_common_attributes(const Api& api, const OrtKernelInfo* info,
+                                           const char* op, int float_type);
 AttentionAttributes read_attention_attributes(const Api& api, const OrtKernelInfo* info,
                                               int float_type);
 
@@ -44,6 +48,15 @@ struct AttentionTensors {
 
 AttentionTensors read_attention(const Api& api, OrtKernelContext* context,
                                 const AttentionAttributes& attributes, int float_type);
+
+// Of either operator. The number of heads that queries of a head of the cache have to share.
+CacheView view_of(const Tensor& cache, spec::Codec codec, const Tensor& centroids);
+void expect_groups(const char* op, int64_t query_heads, int64_t heads);
+void expect_sink(const char* op, const Tensor& sink, int float_type, int64_t query_heads);
+// How many rows the offsets have; none without.
+int64_t expect_offsets(const char* op, const Tensor& key, const Tensor& value, int64_t heads,
+                       int head_size);
+float skip_below(const char* op);
 
 // Environment variable: values whose weights are all below this share of the largest are skipped.
 inline constexpr char kSkipVariable[] = "TQ_ONNX_SKIP_BELOW";

@@ -36,6 +36,8 @@ inline int type_of(spec::Elements elements, int float_type) {
       return kFloat;
     case spec::Elements::kInt64:
       return kInt64;
+    case spec::Elements::kInt32:
+      return kInt32;
     case spec::Elements::kUint8:
       return kUint8;
     default:

@@ -15,56 +15,16 @@ using Op = spec::Encode;
 
 constexpr const char* kOp = Op::kName;
 
-// One buffer for both, of one shape, is the in-place form; anything else in common would be
-// overwritten while it is read.
-void check_buffers(const Tensor& past, const Tensor& present, int64_t past_bytes,
-                   int64_t present_bytes) {
-  if (past_bytes == 0 || present_bytes == 0) return;
-  const uintptr_t from = reinterpret_cast<uintptr_t>(past.data);
-  const uintptr_t to = reinterpret_cast<uintptr_t>(present.data);
-  if (from == to && past.dims == present.dims) return;
-  const bool apart = from < to ? to - from >= static_cast<uintptr_t>(past_bytes)
-                               : from - to >= static_cast<uintptr_t>(present_bytes);
-  if (!apart) {
-    throw OpError(std::string(kOp) + ": present of shape " + text(present.dims) +
-                  " overlaps past of shape " + text(past.dims) +
-                  ", expected one buffer of one shape or two separate ones");
-  }
-}
-
-// The number of gains, 0 where the encoder has none to try.
-int expect_gains(const Tensor& gains, spec::Codec codec) {
-  if (gains.type == 0) return 0;
-  expect_type(kOp, gains, kFloat);
-  if (!spec::searches(codec.kind)) return 0;
-  expect_rank(kOp, gains, 1);
-  const int64_t count = gains.dims[0];
-  if (count < 1 || count > spec::kMaxGains) {
-    throw OpError(std::string(kOp) + ": gains has shape " + text(gains.dims) + ", expected 1 to " +
-                  std::to_string(spec::kMaxGains) + " numbers");
-  }
-  return static_cast<int>(count);
-}
-
-// Whether there is a matrix for each head; one number stands for none.
-bool expect_feedback(const Tensor& feedback, spec::Codec codec, int64_t heads, int size) {
-  if (feedback.type == 0) return false;
-  expect_type(kOp, feedback, kFloat);
-  if (!spec::searches(codec.kind) || feedback.dims == std::vector<int64_t>{1}) return false;
-  expect_dims(kOp, feedback, {heads, size, size}, "the heads and the head size of vectors");
-  return true;
-}
-
 }  // namespace
 
 Signature EncodeKernel::signature(int float_type) {
   return signature_of<Op>(float_type);
 }
 
-int read_norm_correction(const Api& api, const OrtKernelInfo* info) {
-  const int64_t norm_correction = read_int(api, info, kOp, "norm_correction");
+int read_norm_correction(const Api& api, const OrtKernelInfo* info, const char* op) {
+  const int64_t norm_correction = read_int(api, info, op, "norm_correction");
   if (norm_correction < 0 || norm_correction > 2) {
-    throw OpError(std::string(kOp) + ": norm_correction is " + std::to_string(norm_correction) +
+    throw OpError(std::string(op) + ": norm_correction is " + std::to_string(norm_correction) +
                   ", expected 0, 1 or 2");
   }
   return static_cast<int>(norm_correction);
@@ -99,8 +59,8 @@ EncodeTensors read_encode(const Api& api, OrtKernelContext* context, spec::Codec
   call.offsets = call.offset.type == 0 ? 0 : expect_offset(kOp, call.offset, heads, size);
   call.gains = read_optional(api, context, Op::kGains);
   call.feedback = read_optional(api, context, Op::kFeedback);
-  call.gain_count = expect_gains(call.gains, codec);
-  call.has_feedback = expect_feedback(call.feedback, codec, heads, size);
+  call.gain_count = expect_gains(kOp, call.gains, codec);
+  call.has_feedback = expect_feedback(kOp, call.feedback, codec, heads, size);
   expect_overlay(kOp, window, call.past.name, size, width);
   const int64_t room = std::max<int64_t>(0, slots - window.overlay_rows);
   const int64_t longest = check_lengths(kOp, call.past_length, batch, room, "past");
@@ -110,9 +70,9 @@ EncodeTensors read_encode(const Api& api, OrtKernelContext* context, spec::Codec
   const int64_t total =
       batch == 0 ? slots : std::max(slots, window.overlay_rows + longest + tokens);
   const std::vector<int64_t> shape{batch, heads, total, width};
-  const int64_t bytes = expect_fitting(kOp, "present", shape, 1);
+  expect_fitting(kOp, "present", shape, 1);
   call.present = make_output(api, context, kOp, Op::kPresent, kUint8, shape);
-  check_buffers(call.past, call.present, expect_fitting(kOp, "past", call.past.dims, 1), bytes);
+  expect_apart(kOp, call.past, call.present);
 
   call.batch = batch;
   call.heads = heads;
@@ -131,8 +91,8 @@ EncodeKernel::EncodeKernel(const Api& api, const OrtKernelInfo* info, Element el
       kernels_(choose_kernels(kOp)),
       codec_(read_codec(api, info, kOp, "", float_type_)),
       rotation_(api, info, Op::kRotation, codec_, spec::has_sketch(codec_.kind)),
-      feedback_(api, info, kernels_, codec_),
-      norm_correction_(read_norm_correction(api, info)),
+      feedback_(api, info, kernels_, codec_, Op::kFeedback, Op::kCentroids),
+      norm_correction_(read_norm_correction(api, info, kOp)),
       window_(read_window(api, info, kOp, codec_.kind == spec::Kind::kRaw)) {}
 
 void EncodeKernel::compute(OrtKernelContext* context) {

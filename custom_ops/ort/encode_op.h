@@ -34,7 +34,7 @@ struct EncodeTensors {
 EncodeTensors read_encode(const Api& api, OrtKernelContext* context, spec::Codec codec,
                           const Window& window, int float_type);
 
-int read_norm_correction(const Api& api, const OrtKernelInfo* info);
+int read_norm_correction(const Api& api, const OrtKernelInfo* info, const char* op);
 
 class EncodeKernel {
  public:

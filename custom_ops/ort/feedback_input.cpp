@@ -6,8 +6,6 @@
 namespace tq::ort {
 namespace {
 
-using Op = spec::Encode;
-
 FeedbackMatrices matrices_of(const Kernels& kernels, spec::Codec codec, const Tensor& feedback,
                              const Tensor& centroids) {
   const bool as_bytes =
@@ -31,12 +29,35 @@ bool is_square(const Tensor& tensor) {
 
 }  // namespace
 
+int expect_gains(const char* op, const Tensor& gains, spec::Codec codec) {
+  if (gains.type == 0) return 0;
+  expect_type(op, gains, kFloat);
+  if (!spec::searches(codec.kind)) return 0;
+  expect_rank(op, gains, 1);
+  const int64_t count = gains.dims[0];
+  if (count < 1 || count > spec::kMaxGains) {
+    throw OpError(std::string(op) + ": gains has shape " + text(gains.dims) + ", expected 1 to " +
+                  std::to_string(spec::kMaxGains) + " numbers");
+  }
+  return static_cast<int>(count);
+}
+
+bool expect_feedback(const char* op, const Tensor& feedback, spec::Codec codec, int64_t heads,
+                     int size) {
+  if (feedback.type == 0) return false;
+  expect_type(op, feedback, kFloat);
+  if (!spec::searches(codec.kind) || feedback.dims == std::vector<int64_t>{1}) return false;
+  expect_dims(op, feedback, {heads, size, size}, "the heads and the head size of vectors");
+  return true;
+}
+
 ReadyFeedback::ReadyFeedback(const Api& api, const OrtKernelInfo* info, const Kernels& kernels,
-                             spec::Codec codec)
+                             spec::Codec codec, const spec::Input& feedback_input,
+                             const spec::Input& centroids_input)
     : kernels_(kernels), codec_(codec) {
   if (!spec::searches(codec.kind)) return;
-  const Tensor feedback = read_constant(api, info, Op::kFeedback);
-  const Tensor centroids = read_constant(api, info, Op::kCentroids);
+  const Tensor feedback = read_constant(api, info, feedback_input);
+  const Tensor centroids = read_constant(api, info, centroids_input);
   if (!is_square(feedback) || centroids.type != kFloat ||
       centroids.dims != std::vector<int64_t>{spec::levels(codec)}) {
     return;

@@ -14,6 +14,8 @@
 #include "ort/custom_op.h"
 #include "ort/decoder_ops.h"
 #include "ort/encode_op.h"
+#include "ort/paged_attention_op.h"
+#include "ort/paged_encode_op.h"
 #include "tq/codec_spec.h"
 #include "tq/operators.h"
 
@@ -45,6 +47,8 @@ OrtCustomOpDomain* operators(const Api& api) {
     const std::vector<int> types{kFloat, kFloat16, kBfloat16};
     declare<EncodeKernel>(api, created, types);
     declare<AttentionKernel>(api, created, types);
+    declare<PagedEncodeKernel>(api, created, types);
+    declare<PagedAttentionKernel>(api, created, types);
     declare<RmsNormalizationKernel>(api, created, types);
     declare<RotaryEmbeddingKernel>(api, created, types);
     declare<SwishKernel>(api, created, types);

@@ -83,6 +83,7 @@ enum ErrorCode : int { kFail = 1, kInvalidArgument = 2 };
 enum ElementType : int {
   kFloat = 1,
   kUint8 = 2,
+  kInt32 = 6,
   kInt64 = 7,
   kFloat16 = 10,
   kBfloat16 = 16,

@@ -21,6 +21,8 @@ const char* type_name(int type) {
       return "float";
     case kUint8:
       return "uint8";
+    case kInt32:
+      return "int32";
     case kInt64:
       return "int64";
     case kFloat16:
@@ -131,6 +133,22 @@ int64_t expect_fitting(const char* op, const char* name, const std::vector<int64
                   " has more bytes than can be addressed");
   }
   return product;
+}
+
+void expect_apart(const char* op, const Tensor& past, const Tensor& present) {
+  const int64_t past_bytes = expect_fitting(op, past.name, past.dims, 1);
+  const int64_t present_bytes = expect_fitting(op, present.name, present.dims, 1);
+  if (past_bytes == 0 || present_bytes == 0) return;
+  const uintptr_t from = reinterpret_cast<uintptr_t>(past.data);
+  const uintptr_t to = reinterpret_cast<uintptr_t>(present.data);
+  if (from == to && past.dims == present.dims) return;
+  const bool apart = from < to ? to - from >= static_cast<uintptr_t>(past_bytes)
+                               : from - to >= static_cast<uintptr_t>(present_bytes);
+  if (!apart) {
+    throw OpError(std::string(op) + ": present of shape " + text(present.dims) +
+                  " overlaps past of shape " + text(past.dims) +
+                  ", expected one buffer of one shape or two separate ones");
+  }
 }
 
 int64_t check_lengths(const char* op, const Tensor& past_length, int64_t batch, int64_t slots,

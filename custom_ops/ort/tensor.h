@@ -69,6 +69,10 @@ int expect_head_size(const char* op, const Tensor& tensor);
 int64_t expect_fitting(const char* op, const char* name, const std::vector<int64_t>& dims,
                        int64_t bytes);
 
+// One buffer for both caches of bytes, of one shape, is the in-place form; anything else in common
+// is refused, since it would be overwritten while it is read.
+void expect_apart(const char* op, const Tensor& past, const Tensor& present);
+
 // Lengths of the past, one for all sequences or one each: none negative, none above `slots`.
 // Returns the largest (0 without sequences).
 int64_t check_lengths(const char* op, const Tensor& past_length, int64_t batch, int64_t slots,

@@ -2,8 +2,11 @@
 #pragma once
 
 #include "core/attention.h"
+#include "core/paged_attention.h"
 
+#include <algorithm>
 #include <limits>
+#include <memory>
 #include <string>
 
 #include "tests/fixture.h"
@@ -163,6 +166,106 @@ inline void join_cache(const Problem& p, const ExactVectors& exact, const Guarde
     std::copy_n(rows.data() + lane * bytes, bytes, out + exact.lane_bytes);
   }
 }
+
+// The problem as one of packed requests: rows in pages of a shuffled table, which has columns that
+// no token needs, with tables and pages between inaccessible ones.
+class PagedProblem {
+ public:
+  static bool covers(const Problem& p) {
+    return p.causal && p.bias_dims.empty() && !p.exact.is_on();
+  }
+
+  PagedProblem(const Problem& p, const AttentionCall& call, int64_t page_slots, Random& random)
+      : call_(call),
+        page_slots_(page_slots),
+        columns_((p.slots + page_slots - 1) / page_slots + 1),
+        pages_(p.batch * columns_ + 2),
+        table_(static_cast<std::size_t>(p.batch * columns_)),
+        cumulative_(static_cast<std::size_t>(p.batch + 1)),
+        past_(static_cast<std::size_t>(p.batch)),
+        keys_(bytes_of(call.key)),
+        values_(bytes_of(call.value)),
+        query_(size()),
+        output_(size()) {
+    std::vector<int32_t> order(static_cast<std::size_t>(pages_));
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
+    std::shuffle(order.begin(), order.end(), random);
+    std::copy_n(order.begin(), table_.size(), table_.begin());
+    for (std::size_t b = 0; b < past_.size(); ++b) {
+      past_[b] = static_cast<int32_t>(p.lengths[p.lengths.size() > 1 ? b : 0]);
+      cumulative_[b + 1] = static_cast<int32_t>((b + 1) * static_cast<std::size_t>(p.tokens));
+      const int64_t used = (past_[b] + p.tokens + page_slots - 1) / page_slots;
+      for (int64_t c = used; c < columns_; ++c) {
+        table_[b * static_cast<std::size_t>(columns_) + static_cast<std::size_t>(c)] = -1;
+      }
+    }
+    lay_out(call.key, keys_);
+    lay_out(call.value, values_);
+    const float* const query = static_cast<const float*>(call.query);
+    for_each_vector([&](std::size_t batched, std::size_t packed, std::size_t count) {
+      std::copy_n(query + batched, count, query_.data() + packed);
+    });
+  }
+
+  // Fills `output` as the batch has it.
+  bool solve(const Kernels& kernels, const Parallel& parallel, float* output) {
+    PagedAttentionCall paged{call_,        call_.batch,   cumulative_.data(), past_.data(),
+                             table_.data(), columns_, page_slots_};
+    paged.common.query = query_.data();
+    paged.common.output = output_.data();
+    paged.common.key.rows = keys_.data();
+    paged.common.value.rows = values_.data();
+    const bool complete = paged_attention(kernels, paged, parallel);
+    for_each_vector([&](std::size_t batched, std::size_t packed, std::size_t count) {
+      std::copy_n(output_.data() + packed, count, output + batched);
+    });
+    return complete;
+  }
+
+ private:
+  std::size_t size() const {
+    return static_cast<std::size_t>(call_.batch * call_.query_heads * call_.tokens *
+                                    call_.head_size);
+  }
+  std::size_t bytes_of(const CacheView& cache) const {
+    return static_cast<std::size_t>(pages_ * page_slots_ * call_.heads * cache.stride);
+  }
+
+  void lay_out(const CacheView& cache, Guarded<uint8_t>& pages) const {
+    std::fill_n(pages.data(), pages.size(), uint8_t{0xff});
+    for (int64_t b = 0; b < call_.batch; ++b) {
+      for (int64_t n = 0; n < call_.heads; ++n) {
+        for (int64_t t = 0; t < past_.data()[b] + call_.tokens; ++t) {
+          const int64_t page = table_.data()[b * columns_ + t / page_slots_];
+          const int64_t row = (page * call_.heads + n) * page_slots_ + t % page_slots_;
+          std::memcpy(pages.data() + row * cache.stride,
+                      cache.rows + ((b * call_.heads + n) * call_.slots + t) * cache.stride,
+                      static_cast<std::size_t>(cache.stride));
+        }
+      }
+    }
+  }
+
+  // body(where a vector lies in the batch, where among the packed ones, how many numbers)
+  template <class Body>
+  void for_each_vector(const Body& body) const {
+    for (int64_t b = 0; b < call_.batch; ++b) {
+      for (int64_t h = 0; h < call_.query_heads; ++h) {
+        const int64_t batched = (b * call_.query_heads + h) * call_.tokens;
+        const int64_t packed = h * call_.batch * call_.tokens + b * call_.tokens;
+        body(static_cast<std::size_t>(batched * call_.head_size),
+             static_cast<std::size_t>(packed * call_.head_size),
+             static_cast<std::size_t>(call_.tokens * call_.head_size));
+      }
+    }
+  }
+
+  const AttentionCall call_;
+  const int64_t page_slots_, columns_, pages_;
+  Guarded<int32_t> table_, cumulative_, past_;
+  Guarded<uint8_t> keys_, values_;
+  Guarded<float> query_, output_;
+};
 
 inline void solve(const Problem& p, Random& random) {
   const int size = p.head_size;
@@ -400,6 +503,12 @@ inline void solve(const Problem& p, Random& random) {
   call.causal = p.causal;
   call.sliding_window = p.window;
   (void)longest;
+  std::unique_ptr<PagedProblem> paged;
+  if (PagedProblem::covers(p)) {
+    constexpr int64_t kPageSlots[] = {16, 128, 48, 256};
+    static int turn = 0;
+    paged = std::make_unique<PagedProblem>(p, call, kPageSlots[turn++ % 4], random);
+  }
   for (const Kernels* const level : levels_with(p.products)) {
     std::fill(output.begin(), output.end(), std::numeric_limits<float>::quiet_NaN());
     call.output = output.data();
@@ -412,9 +521,16 @@ inline void solve(const Problem& p, Random& random) {
     }
     double worst = 0;
     bool exact_zeros = true;
-    for (std::size_t i = 0; i < expected.size(); ++i) {
-      worst = std::max(worst, std::isnan(output[i]) ? 1e9 : std::abs(output[i] - expected[i]));
-      if (blind[i]) exact_zeros = exact_zeros && output[i] == 0.0f;
+    const auto compare = [&] {
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        worst = std::max(worst, std::isnan(output[i]) ? 1e9 : std::abs(output[i] - expected[i]));
+        if (blind[i]) exact_zeros = exact_zeros && output[i] == 0.0f;
+      }
+    };
+    compare();
+    if (paged != nullptr) {
+      CHECK(paged->solve(*level, serial(), output.data()), describe(p, level->name) + " in pages");
+      compare();
     }
     double tolerance = 2e-5 * largest;
     if (level->integers != nullptr) {

@@ -21,7 +21,7 @@ EncodeKernel::EncodeKernel(const ort::Api& api, const OrtKernelInfo* info, Eleme
       codec_(ort::read_codec(api, info, kOp, "", float_type_)) {
   expect_element(kOp, float_type_);
   expect_codec(kOp, "codec", codec_);
-  const int norm_correction = ort::read_norm_correction(api, info);
+  const int norm_correction = ort::read_norm_correction(api, info, spec::Encode::kName);
   if (norm_correction != 1) {
     refuse(kOp, "norm_correction is " + std::to_string(norm_correction), "1");
   }

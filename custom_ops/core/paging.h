@@ -1,0 +1,30 @@
+// Pages of a cache, which a block table names, and the packed tokens of the requests that own them.
+//
+// Bytes of a page are [N, S, W]: rows of a head lie together. A request's token in slot p is in row
+// p % S of the page in column p / S of its line of the table.
+#pragma once
+
+#include <cstdint>
+
+namespace tq {
+
+struct Paging {
+  const int32_t* table;  // [requests, columns]; what tokens need are pages that there are
+  int64_t columns;
+  int64_t page_slots;  // S
+  int64_t packed;      // tokens of all requests in the tensors of the call
+  // Of sequence b of the call, which is one of the requests: its line of the table, and where its
+  // tokens begin among the packed ones.
+  const int64_t* requests;
+  const int64_t* starts;
+
+  // Row of the tensor of a sequence's token.
+  int64_t row(int64_t b, int64_t heads, int64_t n, int64_t token) const {
+    const int64_t page = table[requests[b] * columns + token / page_slots];
+    return (page * heads + n) * page_slots + token % page_slots;
+  }
+  // How many tokens from this one on have rows that lie together.
+  int64_t together(int64_t token) const { return page_slots - token % page_slots; }
+};
+
+}  // namespace tq
