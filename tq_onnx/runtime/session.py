@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 import onnxruntime
 
 from tq_onnx.errors import LibraryError, ModelFileError, UnsupportedModelError
-from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
+from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE, PAGED_ATTENTION, PAGED_ENCODE
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.runtime.errors import absent, load_error, message_of, not_loaded
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
@@ -65,8 +65,8 @@ class Placement:
     Attributes:
         providers: names of the execution providers that were given nodes.
         nodes: nodes after optimisation; 0 where ONNX Runtime keeps no record.
-        encode: ``TurboQuantEncode`` nodes that the library executes.
-        attention: ``TurboQuantDequantAttention`` nodes that the library executes.
+        encode: ``TurboQuantEncode`` nodes that the library executes, paged ones included.
+        attention: ``TurboQuantDequantAttention`` nodes that the library executes, likewise.
         assigned: each of the nodes; empty where ONNX Runtime keeps no record.
     """
 
@@ -189,8 +189,8 @@ def placement(session: onnxruntime.InferenceSession) -> Placement:
     return Placement(
         tuple(sorted(providers)),
         len(assigned),
-        own.count(ENCODE),
-        own.count(ATTENTION),
+        own.count(ENCODE) + own.count(PAGED_ENCODE),
+        own.count(ATTENTION) + own.count(PAGED_ATTENTION),
         tuple(assigned),
     )
 

@@ -1,0 +1,208 @@
+"""Lengths and tables that do not fit, refused before a page is read or written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.native.single_node import Array, make_session
+from tq_onnx.codec.rotated import LLOYD_MAX
+from tq_onnx.codec.spec import Codec
+from tq_onnx.ops.domain import PAGED_ATTENTION, PAGED_ENCODE
+from tq_onnx.ops.operators import PagedAttention, PagedEncode
+from tq_onnx.ops.singleop import attention_attributes, encode_attributes, single_operator
+
+INT4 = Codec(LLOYD_MAX, 4)
+D, W, N, H, S, P = 16, 10, 2, 4, 16, 6
+
+
+def ints(*values: int) -> Array:
+    return np.array(values, np.int32)
+
+
+# Three requests: a prompt of 20, one token behind 31, none behind 4.
+PACKING = {
+    "cumulative_sequence_length": ints(0, 20, 21, 21),
+    "past_seqlens": ints(0, 31, 4),
+    "block_table": np.array([[3, 0], [5, 1], [2, -1]], np.int32),
+}
+
+
+def zeros(*shape: int, dtype: Any = np.float32) -> Array:
+    return np.zeros(shape, dtype)
+
+
+def encode_feeds() -> dict[str, Array]:
+    return {
+        "vectors": np.random.default_rng(1).standard_normal((1, N, 21, D)).astype(np.float32),
+        "past": np.random.default_rng(2).integers(0, 256, (P, S, N, W), np.uint8),
+        "rotation": np.eye(D, dtype=np.float32),
+        "centroids": np.linspace(-1, 1, 16, dtype=np.float32),
+        "boundaries": np.linspace(-0.9, 0.9, 15, dtype=np.float32),
+        **PACKING,
+    }
+
+
+def attention_feeds() -> dict[str, Array]:
+    given = encode_feeds()
+    tables = {
+        f"{side}_{name}": given[name]
+        for side in ("key", "value")
+        for name in ("rotation", "centroids")
+    }
+    caches = {f"{side}_cache": zeros(P, S, N, W, dtype=np.uint8) for side in ("key", "value")}
+    return {"query": zeros(1, H, 21, D), **caches, **tables, **PACKING}
+
+
+def table(*rows: list[int]) -> dict[str, Array]:
+    return {"block_table": np.array(rows, np.int32)}
+
+
+PACKING_CASES: dict[str, tuple[Mapping[str, Array], str]] = {
+    "first bound": (
+        {"cumulative_sequence_length": ints(1, 20, 21, 21)},
+        "cumulative_sequence_length[0] is 1, expected 0",
+    ),
+    "falling bounds": (
+        {"cumulative_sequence_length": ints(0, 20, 19, 21)},
+        "cumulative_sequence_length[2] is 19, less than 20 before it",
+    ),
+    "last bound": (
+        {"cumulative_sequence_length": ints(0, 20, 21, 22)},
+        "cumulative_sequence_length[3] is 22, expected the 21 packed tokens",
+    ),
+    "too few bounds": (
+        {"cumulative_sequence_length": ints(0, 20, 21)},
+        "cumulative_sequence_length has shape [3], expected [4]",
+    ),
+    "negative length": ({"past_seqlens": ints(0, -1, 4)}, "past_seqlens[1] is -1, expected 0"),
+    "lowest length": (
+        {"past_seqlens": ints(-(2**31), 31, 4)},
+        "past_seqlens[0] is -2147483648, expected 0",
+    ),
+    "more tokens than columns": (
+        {"past_seqlens": ints(13, 31, 4)},
+        "past_seqlens[0] is 13, and with 20 new tokens they need 3 pages of 16, but block_table "
+        "has 2 columns",
+    ),
+    "highest length": ({"past_seqlens": ints(0, 2**31 - 1, 4)}, "past_seqlens[1] is 2147483647"),
+    "number of lengths": ({"past_seqlens": ints(0, 31)}, "past_seqlens has shape [2], expected"),
+    "page behind the last": (
+        table([3, 0], [5, 6], [2, -1]),
+        "block_table[1, 1] is 6, expected a page from 0 to below 6",
+    ),
+    "negative page": (
+        table([3, 0], [-2, 1], [2, -1]),
+        "block_table[1, 0] is -2, expected a page from 0 to below 6",
+    ),
+    "no page for a token": (table([3, -1], [5, 1], [2, -1]), "block_table[0, 1] is -1"),
+    "table of rank 1": ({"block_table": ints(3, 5, 2)}, "block_table has shape [3], expected 2"),
+}
+ENCODE_CASES: dict[str, tuple[Mapping[str, Array], str]] = {
+    **PACKING_CASES,
+    "one page for two": (
+        table([3, 1], [5, 1], [2, -1]),
+        "block_table[1, 1] is 1, a page that gets tokens and is in the tables of two requests",
+    ),
+    "one page twice": (table([3, 3], [5, 1], [2, -1]), "block_table[0, 1] is 3, a page that gets"),
+    "a page that another reads": (
+        table([3, 5], [5, 1], [2, -1]),
+        "block_table[1, 0] is 5, a page that gets tokens",
+    ),
+    "a page that one who waits reads": (
+        table([2, 0], [5, 1], [2, -1]),
+        "block_table[2, 0] is 2, a page that gets tokens",
+    ),
+    "two sequences": ({"vectors": zeros(2, N, 21, D)}, "[2, 2, 21, 16], expected [1, 2, 21, 16]"),
+    "heads": ({"past": zeros(P, S, 3, W, dtype=np.uint8)}, "[6, 16, 3, 10], expected [6, 16, 2"),
+    "row width": ({"past": zeros(P, S, N, 9, dtype=np.uint8)}, "past has row width 9"),
+    "pages without slots": ({"past": zeros(P, 0, N, W, dtype=np.uint8)}, "pages have no slots"),
+    "rotation": ({"rotation": zeros(16, 8)}, "rotation has shape [16, 8], expected [16, 16]"),
+    "boundaries": ({"boundaries": zeros(16)}, "boundaries has shape [16], expected [15]"),
+}
+ATTENTION_CASES: dict[str, tuple[Mapping[str, Array], str]] = {
+    **PACKING_CASES,
+    "two sequences": ({"query": zeros(2, H, 21, D)}, "[2, 4, 21, 16], expected [1, 4, 21, 16]"),
+    "heads": ({"query": zeros(1, 3, 21, D)}, "query has 3 heads, expected a multiple of the 2"),
+    "pages of values": (
+        {"value_cache": zeros(P - 1, S, N, W, dtype=np.uint8)},
+        "value_cache has shape [5, 16, 2, 10], expected [6, 16, 2, 10]",
+    ),
+    "slots of values": (
+        {"value_cache": zeros(P, S * 2, N, W, dtype=np.uint8)},
+        "value_cache has shape [6, 32, 2, 10], expected [6, 16, 2, 10]",
+    ),
+    "row width": ({"key_cache": zeros(P, S, N, 9, dtype=np.uint8)}, "key_cache has row width 9"),
+    "centroids": ({"key_centroids": zeros(8)}, "key_centroids has shape [8], expected [16]"),
+}
+
+
+def encode_model() -> bytes:
+    return single_operator(PagedEncode, encode_attributes(INT4), "float32")
+
+
+def attention_model() -> bytes:
+    declared = {each.name for each in PagedAttention.attributes}
+    given = attention_attributes(INT4, INT4, 0.25)
+    return single_operator(
+        PagedAttention, {name: given[name] for name in given if name in declared}, "float32"
+    )
+
+
+def assert_refused(model: bytes, good: Mapping[str, Array], case: Any, name: str) -> None:
+    changes, message = case
+    session = make_session(model)
+    before = session.run(None, dict(good))
+    with pytest.raises(Exception, match=re.escape(message)) as caught:
+        session.run(None, {**good, **changes})
+    assert f"{name}: " in str(caught.value)
+    np.testing.assert_array_equal(session.run(None, dict(good))[0], before[0])
+
+
+@pytest.mark.parametrize("name", ENCODE_CASES)
+def test_encode_refuses(name: str) -> None:
+    assert_refused(encode_model(), encode_feeds(), ENCODE_CASES[name], PAGED_ENCODE)
+
+
+@pytest.mark.parametrize("name", ATTENTION_CASES)
+def test_attention_refuses(name: str) -> None:
+    assert_refused(attention_model(), attention_feeds(), ATTENTION_CASES[name], PAGED_ATTENTION)
+
+
+@pytest.mark.parametrize("name", PACKING_CASES)
+def test_a_refusal_writes_nothing(name: str) -> None:
+    changes, _ = PACKING_CASES[name]
+    feeds = {**encode_feeds(), **changes}
+    session = make_session(encode_model())
+    binding = session.io_binding()
+    pages = feeds["past"].copy()
+    for input_name, array in {**feeds, "past": pages}.items():
+        binding.bind_cpu_input(input_name, array)
+    binding.bind_output("present", "cpu", 0, np.uint8, pages.shape, pages.ctypes.data)
+    with pytest.raises(Exception, match=PAGED_ENCODE):
+        session.run_with_iobinding(binding)
+    np.testing.assert_array_equal(pages, feeds["past"])
+
+
+def test_pages_may_be_shared_where_nothing_is_written() -> None:
+    feeds = encode_feeds() | table([3, 0], [5, 1], [5, -1])
+    (present,) = make_session(encode_model()).run(None, feeds)
+    np.testing.assert_array_equal(present[[2, 4, 5]], feeds["past"][[2, 4, 5]])
+
+
+def test_no_requests_and_no_tokens() -> None:
+    empty = {
+        "vectors": zeros(1, N, 0, D),
+        "cumulative_sequence_length": ints(0),
+        "past_seqlens": ints(),
+        "block_table": np.zeros((0, 0), np.int32),
+    }
+    feeds = encode_feeds() | empty
+    np.testing.assert_array_equal(make_session(encode_model()).run(None, feeds)[0], feeds["past"])
+    attended = {k: v for k, v in empty.items() if k != "vectors"} | {"query": zeros(1, H, 0, D)}
+    (output,) = make_session(attention_model()).run(None, attention_feeds() | attended)
+    assert output.shape == (1, H, 0, D)

@@ -1,0 +1,100 @@
+"""The paged operators of the library, at every level, against a loop over the contiguous oracle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from tests.ops.pagedsite import PagedSite, Requests
+from tests.ops.site import CODECS, FLOATS, INT2, INT3
+from tests.ops.test_paged_bodies import MIXED, assert_paged
+from tests.parity.backends import LEVELS, run, session
+from tests.singleop import INT4
+from tests.tolerances import bounds
+from tq_onnx.codec.spec import Codec
+
+LIMIT = bounds("attention")["integers"]
+
+# Prompts of one length and of another, single tokens behind few and behind many.
+LONG: Requests = [(0, 90), (200, 1), (700, 1), (128, 1), (3, 90), (130, 5)]
+
+
+def solved(level: str, site: PagedSite, feeds: Any, **attributes: Any) -> list[Any]:
+    return run(level, site.model(**attributes).SerializeToString(), feeds)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(21)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("codec", [*CODECS, FLOATS], ids=str)
+def test_every_codec_in_a_mixed_batch(*, level: str, codec: Codec, rng: Any) -> None:
+    for page_size, requests in ((16, MIXED), (128, LONG), (48, LONG)):
+        site = PagedSite(codec, codec, spare_bytes=3, page_size=page_size)
+        feeds = site.requests(rng, requests)
+        assert_paged(site, feeds, solved(level, site, feeds), limit=LIMIT)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", [ir.DataType.FLOAT16, ir.DataType.BFLOAT16], ids=str)
+def test_half_precision(*, level: str, dtype: ir.DataType, rng: Any) -> None:
+    site = PagedSite(INT4, INT3, dtype=dtype, heads=6, head_size=64, page_size=128)
+    feeds = site.requests(rng, LONG)
+    assert_paged(site, feeds, solved(level, site, feeds))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_windows_caps_sinks_and_offsets(*, level: str, rng: Any) -> None:
+    for page_size in (16, 128):
+        site = PagedSite(
+            INT4, INT2, kv_heads=2, heads=4, has_sink=True, offset_rows=3, page_size=page_size
+        )
+        attributes = {"sliding_window": 60, "softcap": 0.7}
+        feeds = site.requests(rng, LONG)
+        feeds["head_sink"] = site.rounded(rng.standard_normal(site.heads))
+        results = solved(level, site, feeds, **attributes)
+        assert_paged(site, feeds, results, limit=LIMIT, **attributes)
+
+
+@pytest.mark.parametrize("page_size", [16, 128, 256])
+def test_the_order_of_pages_and_the_threads_change_no_bit(*, page_size: int, rng: Any) -> None:
+    site = PagedSite(page_size=page_size)
+    feeds = site.requests(rng, LONG)
+    order = rng.permutation(len(feeds["past_key"]))
+    table = feeds["block_table"]
+    moved = {**feeds, "block_table": np.where(table < 0, table, np.argsort(order)[table])}
+    moved["block_table"] = moved["block_table"].astype(np.int32)
+    for name in ("past_key", "past_value"):
+        moved[name] = feeds[name][order]
+    model = site.model().SerializeToString()
+    output, *presents = run(LEVELS[0], model, feeds)
+    for threads in (1, 2):
+        other, *its = session(LEVELS[0], model, threads).run(None, moved)
+        np.testing.assert_array_equal(other, output)
+        for present, its_present in zip(presents, its, strict=True):
+            np.testing.assert_array_equal(its_present, present[order])
+
+
+def test_pages_of_one_buffer_are_written_in_place(*, rng: Any) -> None:
+    site = PagedSite(page_size=16)
+    feeds = site.requests(rng, MIXED)
+    model = site.model().SerializeToString()
+    expected = run(LEVELS[0], model, feeds)
+    opened = session(LEVELS[0], model)
+    binding = opened.io_binding()
+    pages = {name: feeds[name].copy() for name in ("past_key", "past_value")}
+    for name, array in (feeds | pages).items():
+        binding.bind_cpu_input(name, array)
+    binding.bind_output("attended")
+    for name, array in pages.items():
+        output = name.replace("past", "present")
+        binding.bind_output(output, "cpu", 0, np.uint8, array.shape, array.ctypes.data)
+    opened.run_with_iobinding(binding)
+    for name, wanted in zip(pages, expected[1:], strict=True):
+        np.testing.assert_array_equal(pages[name], wanted)
+    np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], expected[0])
