@@ -91,7 +91,13 @@ class Benchmark:
 
 
 def _chosen(options: argparse.Namespace) -> list[Named]:
-    own = registry.ours(options.presets, options.products, options.windows, options.libraries)
+    own = registry.ours(
+        options.presets,
+        options.products,
+        options.windows,
+        options.libraries,
+        options.pages,
+    )
     every = [*own, *registry.PEERS]
     return [named for named in every if any(part in named.name for part in options.peers)]
 
@@ -189,6 +195,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="0,32+4,...",
         help="ours, with so many of the newest tokens and of the first ones exact",
     )
+    add("--pages", type=_integers, default=[], metavar="16,128,...", help="ours, in pages, also")
     add(
         "--libraries",
         type=_libraries,

@@ -15,7 +15,7 @@ from tq_onnx.codec.rotation import rotation_of
 from tq_onnx.codec.search import gain_table
 from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.codec.window import Window, window_of, write_entries
-from tq_onnx.ops.operators import Attention, Encode
+from tq_onnx.ops.operators import Attention, Encode, PagedAttention, PagedEncode
 from tq_onnx.ops.singleop import (
     PRESENT_CACHES,
     OperatorModel,
@@ -79,12 +79,7 @@ class TurboQuant:
 
     def _model(self, step: Step) -> OnnxStep:
         window = self._window(step.head_size)
-        constants: dict[str, Array] = {}
-        for role, codec in self._codecs.items():
-            kind = self._preset.rotation
-            constants |= codec_constants(codec, step.head_size, prefix=f"{role}_", kind=kind)
-            if codec.searches and self._preset.gains:
-                constants[f"{role}_gains"] = gain_table(self._preset.gains)
+        constants = self._constants(step.head_size)
         exact = {} if window.entries == 0 else asdict(window)
         model = OperatorModel(constants=constants)
         for role, codec in self._codecs.items():
@@ -120,6 +115,16 @@ class TurboQuant:
             (answer, np.dtype(np.float32)),
         )
 
+    def _constants(self, head_size: int) -> dict[str, Array]:
+        """Tables of both codecs, and gains where the preset searches."""
+        constants: dict[str, Array] = {}
+        for role, codec in self._codecs.items():
+            kind = self._preset.rotation
+            constants |= codec_constants(codec, head_size, prefix=f"{role}_", kind=kind)
+            if codec.searches and self._preset.gains:
+                constants[f"{role}_gains"] = gain_table(self._preset.gains)
+        return constants
+
     def _cache(self, role: str, step: Step, window: Window) -> Array:
         """A cache that holds ``past`` tokens; the entries of its window are theirs."""
         rows = self._rows(role, step.head_size)
@@ -130,3 +135,77 @@ class TurboQuant:
                 vectors = normal((step.batch, step.kv_heads, count, step.head_size), seed=3)
                 write_entries(content, vectors, np.full(step.batch, first, np.int64), window)
         return content
+
+
+class PagedTurboQuant(TurboQuant):
+    """The same layer of a paged model: a request for each sequence, its pages in any order.
+
+    Args:
+        preset: a name; ``KeyError`` for one that does not exist.
+        slots: tokens of a page.
+    """
+
+    def __init__(self, preset: str, slots: int) -> None:
+        super().__init__(preset)
+        self._slots = slots
+
+    def cache_bytes(self, step: Step) -> int:
+        """Of whole pages."""
+        tokens = self._columns(step) * self._slots
+        return sum(self._widths(step.head_size)) * step.batch * step.kv_heads * tokens
+
+    def _columns(self, step: Step) -> int:
+        return -(-step.context // self._slots)
+
+    def _model(self, step: Step) -> OnnxStep:
+        constants = self._constants(step.head_size)
+        model = OperatorModel(constants=constants)
+        for role, codec in self._codecs.items():
+            gains = [PagedEncode.gains] if f"{role}_gains" in constants else []
+            model.operator(
+                PagedEncode,
+                encode_attributes(codec, norm_correction=self._preset.norm_correction),
+                f"present_{role}",
+                names={
+                    PagedEncode.vectors: role,
+                    PagedEncode.past: f"past_{role}",
+                    PagedEncode.rotation: f"{role}_rotation",
+                    PagedEncode.centroids: f"{role}_centroids",
+                    PagedEncode.boundaries: f"{role}_boundaries",
+                    PagedEncode.gains: f"{role}_gains",
+                },
+                optional=gains,
+            )
+        attributes = attention_attributes(self._preset.key, self._preset.value, step.scale)
+        declared = {each.name for each in PagedAttention.attributes}
+        model.operator(
+            PagedAttention,
+            {name: value for name, value in attributes.items() if name in declared},
+            "output",
+            names={
+                PagedAttention.key_cache: "present_key",
+                PagedAttention.value_cache: "present_value",
+            },
+        )
+        caches = {}
+        for role in self._codecs:
+            rows = self._rows(role, step.head_size)
+            pages = (step.batch * self._columns(step), self._slots, step.kv_heads, rows.shape[-1])
+            caches[f"past_{role}"] = (f"present_{role}", repeated(rows, pages))
+        tokens = step.batch * step.new
+        answer = (1, step.query_heads, tokens, step.head_size)
+        new = (1, step.kv_heads, tokens, step.head_size)
+        order = np.random.default_rng(1).permutation(step.batch * self._columns(step))
+        return OnnxStep(
+            model.build(["output", "present_key", "present_value"]).SerializeToString(),
+            {
+                "query": normal(answer),
+                "key": normal(new, seed=1),
+                "value": normal(new, seed=2),
+                "cumulative_sequence_length": np.arange(0, tokens + 1, step.new, dtype=np.int32),
+                "past_seqlens": np.full(step.batch, step.past, np.int32),
+                "block_table": order.reshape(step.batch, -1).astype(np.int32),
+            },
+            caches,
+            (answer, np.dtype(np.float32)),
+        )

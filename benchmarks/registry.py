@@ -83,6 +83,7 @@ def ours(
     products: Sequence[str] = (),
     windows: Sequence[tuple[int, int]] = (),
     libraries: Mapping[str, str] = MappingProxyType({}),
+    pages: Sequence[int] = (),
 ) -> list[Named]:
     """Our contenders.
 
@@ -92,6 +93,7 @@ def ours(
         windows: each with each of these, newest and first tokens that are exact; none without any.
         libraries: each with each of these operator libraries, paths by their labels; that of the
             package without any.
+        pages: each preset again with caches in pages of so many tokens.
     """
     kinds: list[tuple[str, dict[str, str]]] = [("", {})]
     if products:
@@ -102,7 +104,20 @@ def ours(
             for label, environment in kinds
             for library, path in libraries.items()
         ]
-    return [
+    paged = [
+        Named(
+            f"{OURS} {preset} pages of {slots}{label}",
+            "peers_turboquant",
+            "PagedTurboQuant",
+            {"preset": preset, "slots": slots},
+            environment,
+            prefill=True,
+        )
+        for preset in presets
+        for slots in pages
+        for label, environment in kinds
+    ]
+    return paged + [
         Named(
             f"{OURS} {preset}{f' window {recent}+{sinks}' if recent or sinks else ''}{label}",
             "peers_turboquant",

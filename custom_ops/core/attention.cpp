@@ -131,29 +131,20 @@ bool run_wave(const Kernels& kernels, const AttentionCall& call, const Attention
   };
   if (is_exact_first) parallel(static_cast<std::size_t>(lanes), attend_exactly);
   const int64_t exact_tasks = window.is_on() && !is_exact_first ? 1 : 0;
-  const int64_t tasks_per_lane = chunks + exact_tasks;
-  auto attend_chunk = [&](std::size_t index) {
-    const int64_t lane = static_cast<int64_t>(index) / tasks_per_lane;
-    const int64_t c = static_cast<int64_t>(index) % tasks_per_lane - exact_tasks;
-    if (c < 0) return attend_exactly(static_cast<std::size_t>(lane));
+  const int64_t together = worker.heads_together();
+  const auto hand_of = [&](int64_t lane) {
+    return window.is_on() ? hands[static_cast<std::size_t>(lane)] : kNothingAtHand;
+  };
+  const auto rows_of = [&](int64_t lane, int64_t c) {
     const int64_t b = (first_lane + lane) / call.heads, n = (first_lane + lane) % call.heads;
-    const int64_t at = (first_chunk + c) * chunk;
-    FloatBuffer work(worker.work_size(count));
-    if (work.get() == nullptr) {
-      complete = false;
-      return;
-    }
     const std::size_t partial = static_cast<std::size_t>((lane * chunks + c) * count);
-    const AtHand hand = window.is_on() ? hands[static_cast<std::size_t>(lane)] : kNothingAtHand;
-    const Range range = worker.coded(b, 0, worker.rows() - 1, hand);
     AttentionRows::Run next{0, 0, 0, 0};
-    if (lane + 1 < lanes) {
-      const int64_t after = first_lane + lane + 1;
-      next = worker.run_of(after / call.heads, after % call.heads,
-                           window.is_on() ? hands[static_cast<std::size_t>(lane) + 1]
-                                          : kNothingAtHand);
+    if (lane + together < lanes) {
+      const int64_t after = first_lane + lane + together;
+      next = worker.run_of(after / call.heads, after % call.heads, hand_of(lane + together));
     }
-    const AttentionRows::Rows rows{
+    const AtHand hand = hand_of(lane);
+    return AttentionRows::Rows{
         b,
         n,
         0,
@@ -165,18 +156,34 @@ bool run_wave(const Kernels& kernels, const AttentionCall& call, const Attention
         buckets + partial * bucket_row,
         max + partial,
         weight + partial,
-        range.high,
+        worker.coded(b, 0, worker.rows() - 1, hand).high,
         next};
+  };
+  const int64_t tasks_per_unit = chunks + exact_tasks;  // a unit is `together` lanes
+  auto attend_chunk = [&](std::size_t index) {
+    const int64_t lane = static_cast<int64_t>(index) / tasks_per_unit * together;
+    const int64_t c = static_cast<int64_t>(index) % tasks_per_unit - exact_tasks;
+    if (c < 0) return attend_exactly(static_cast<std::size_t>(lane));
+    FloatBuffer work(worker.work_size(count));
+    if (work.get() == nullptr) {
+      complete = false;
+      return;
+    }
+    AttentionRows::Rows heads[AttentionRows::kHeadsTogether];
+    for (int64_t h = 0; h < together; ++h) heads[h] = rows_of(lane + h, c);
+    const int64_t b = heads->b, at = (first_chunk + c) * chunk;
+    const Range range = worker.coded(b, 0, worker.rows() - 1, heads->hand);
     const Range keys{std::max(range.low, at), std::min(range.high, at + chunk)};
-    if (c == 0) worker.prefetch(b, n, keys);
+    if (c == 0) worker.prefetch(b, heads->n, together, keys);
+    const int some = static_cast<int>(together);
     if (!worker.skips(worker.past(b) + call.tokens)) {
-      return worker.attend(rows, keys, c == 0, work.get());
+      return worker.attend(heads, some, keys, c == 0, work.get());
     }
     const std::size_t first_row = static_cast<std::size_t>(lane) * count;
-    worker.attend_skipping(rows, keys, c == 0, window.is_on() ? exact_max + first_row : nullptr,
-                           work.get());
+    worker.attend_skipping(heads, some, keys, c == 0,
+                           window.is_on() ? exact_max + first_row : nullptr, work.get());
   };
-  parallel(static_cast<std::size_t>(lanes * tasks_per_lane), attend_chunk);
+  parallel(static_cast<std::size_t>(lanes / together * tasks_per_unit), attend_chunk);
   if (!complete) return false;
 
   auto merge = [&](std::size_t index) {
@@ -239,7 +246,8 @@ bool run_chunked(const Kernels& kernels, const AttentionCall& call, const Attent
                  const Parallel& parallel) {
   const Range all = range_of(call, worker);
   const int64_t lanes = call.batch * call.heads;
-  const int64_t wave = std::max<int64_t>(1, kWaveRows / worker.rows());
+  const int64_t together = worker.heads_together();
+  const int64_t wave = std::max<int64_t>(1, kWaveRows / worker.rows() / together) * together;
   for (int64_t first = 0; first < lanes; first += wave) {
     if (!run_wave(kernels, call, worker, all, first, std::min(wave, lanes - first), parallel)) {
       return false;

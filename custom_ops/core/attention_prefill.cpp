@@ -83,7 +83,7 @@ class GeneralTile {
     const AttentionRows::Rows rows{tile.b,  tile.n,   tile.first,  tile.count,  hand,
                                    query,   shifts,   sums,        buckets,     tile.max,
                                    tile.weight,       keys.high,   {0, 0, 0, 0}};
-    worker_.attend(rows, keys, true, work);
+    worker_.attend(&rows, 1, keys, true, work);
     if (window.is_on()) {
       float coded[kRows];
       attend_exactly(kernels_, window, tile, hand, exact_query, exact_sums, work, coded);

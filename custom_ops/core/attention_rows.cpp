@@ -17,12 +17,11 @@ AttentionRows::AttentionRows(const Kernels& kernels, const AttentionCall& call)
       group_(call.query_heads / call.heads),
       rows_(group_ * call.tokens) {}
 
-void AttentionRows::attend(const Rows& rows, Range keys, bool counts_sink, float* work) const {
-  start(rows, counts_sink);
-  int64_t end = origin(keys) + kBlock;
-  for (int64_t at = keys.low; at < keys.high; at = end, end += kBlock) {
-    attend_block(rows, at, static_cast<int>(std::min(end, keys.high) - at), work);
-  }
+void AttentionRows::attend(const Rows* heads, int count, Range keys, bool counts_sink,
+                           float* work) const {
+  for (int h = 0; h < count; ++h) start(heads[h], counts_sink);
+  const Walk walk(*this, heads, count, keys);
+  for (int64_t item = 0; item < walk.items(); ++item) attend_block(walk, item, work);
 }
 
 void AttentionRows::start(const Rows& rows, bool counts_sink) const {
@@ -42,10 +41,14 @@ AttentionRows::Run AttentionRows::run_of(int64_t b, int64_t n, const AtHand& han
   return {b, n, first, keys.high - first};
 }
 
-AttentionRows::Later AttentionRows::later(const CacheRows& cache, const Rows& rows,
-                                          int64_t at) const {
-  if (copies()) return {nullptr, 0};  // who copies asks for what is copied next
-  const int64_t then = at + kRowsAhead;
+AttentionRows::Later AttentionRows::later(const CacheRows& cache, const Walk& walk,
+                                          int64_t item) const {
+  const Rows& rows = walk.rows(item + kItemsAhead);
+  const int64_t then = walk.at(item + kItemsAhead);
+  if (copies()) {  // the rows of a block lie in several places
+    ask(cache, rows.b, rows.n, {then, std::min(then + kBlock, rows.end)});
+    return {nullptr, 0};
+  }
   if (then < rows.end) return rows_from(cache, rows.b, rows.n, then, rows.end - then);
   const int64_t skipped = (then - rows.end) / kBlock * kBlock;
   const Run& next = rows.next;
@@ -60,16 +63,18 @@ AttentionRows::Later AttentionRows::rows_from(const CacheRows& cache, int64_t b,
   return {cache.row(row_of(b, n, token)), static_cast<int>(some)};
 }
 
-void AttentionRows::prefetch(int64_t b, int64_t n, Range keys) const {
-  if (keys.low >= keys.high) return;
-  prefetch(key_, b, n, keys);
-  prefetch(value_, b, n, keys);
+void AttentionRows::prefetch(int64_t b, int64_t n, int64_t heads, Range keys) const {
+  const int64_t asked = (kItemsAhead + heads - 1) / heads * kBlock;  // of each head
+  for (const CacheRows* const cache : {&key_, &value_}) {
+    for (int64_t h = 0; h < std::min<int64_t>(heads, kItemsAhead); ++h) {
+      ask(*cache, b, n + h, {keys.low, std::min(keys.high, keys.low + asked)});
+    }
+  }
 }
 
-void AttentionRows::prefetch(const CacheRows& cache, int64_t b, int64_t n, Range keys) const {
-  const int64_t high = std::min(keys.high, keys.low + kRowsAhead);
-  for (int64_t at = keys.low; at < high;) {
-    const Later rows = rows_from(cache, b, n, at, high - at);
+void AttentionRows::ask(const CacheRows& cache, int64_t b, int64_t n, Range keys) const {
+  for (int64_t at = keys.low; at < keys.high;) {
+    const Later rows = rows_from(cache, b, n, at, keys.high - at);
     CacheRows::ask(cache.part_of(rows.rows, rows.count, 0.0f, 1.0f));
     at += rows.count;
   }
@@ -77,23 +82,12 @@ void AttentionRows::prefetch(const CacheRows& cache, int64_t b, int64_t n, Range
 
 const uint8_t* AttentionRows::block_rows(const CacheView& cache, int64_t b, int64_t n, int64_t at,
                                          int count, uint8_t* copy) const {
-  const auto address = [&](int64_t token) { return cache.rows + row_of(b, n, token) * cache.stride; };
-  if (!copies()) return address(at);
-  // body(token, count) for what lies together.
-  const auto for_each_page = [&](int64_t low, int64_t high, const auto& body) {
-    for (int64_t token = low, some = 0; token < high; token += some) {
-      some = std::min(call_.paging->together(token), high - token);
-      body(token, some);
-    }
-  };
-  for_each_page(at, at + count, [&](int64_t token, int64_t some) {
-    std::memcpy(copy + (token - at) * cache.stride, address(token),
+  if (!copies()) return cache.rows + row_of(b, n, at) * cache.stride;
+  for (int64_t some = 0, done = 0; done < count; done += some) {
+    some = std::min(call_.paging->together(at + done), count - done);
+    std::memcpy(copy + done * cache.stride, cache.rows + row_of(b, n, at + done) * cache.stride,
                 static_cast<std::size_t>(some * cache.stride));
-  });
-  const int64_t then = at + kRowsAhead, end = past(b) + call_.tokens;
-  for_each_page(then, std::min(then + kBlock, end), [&](int64_t token, int64_t some) {
-    CacheRows::ask({address(token), static_cast<std::ptrdiff_t>(some * cache.stride)});
-  });
+  }
   return copy;
 }
 
@@ -115,7 +109,10 @@ AttentionRows::Block AttentionRows::block_at(int64_t at, int count, float*& work
   return {at, count, take(), take(), take(), take(), take(), take(), take()};
 }
 
-void AttentionRows::attend_block(const Rows& rows, int64_t at, int count, float* work) const {
+void AttentionRows::attend_block(const Walk& walk, int64_t item, float* work) const {
+  const Rows& rows = walk.rows(item);
+  const int64_t at = walk.at(item);
+  const int count = walk.count(item);
   uint8_t* const key_copy = reinterpret_cast<uint8_t*>(work);
   uint8_t* const value_copy = reinterpret_cast<uint8_t*>(work + copy_size());
   work += 2 * copy_size();
@@ -123,16 +120,17 @@ void AttentionRows::attend_block(const Rows& rows, int64_t at, int count, float*
   float* const scores = work;
   float* const decoded = scores + static_cast<std::size_t>(rows.count) * kBlock;
   const uint8_t* const keys = block_rows(call_.key, rows.b, rows.n, at, count, key_copy);
-  score(rows, keys, block, scores, decoded, later(key_, rows, at), nullptr);
+  score(rows, keys, block, scores, decoded, later(key_, walk, item), nullptr);
   const uint8_t* const values = block_rows(call_.value, rows.b, rows.n, at, count, value_copy);
-  add_values(rows, values, block, scores, decoded, later(value_, rows, at));
+  add_values(rows, values, block, scores, decoded, later(value_, walk, item));
 }
 
 // Values wait until the kernels have gone kRowsAhead further with the keys: it is known by then
 // which of them memory is to be asked for.
-void AttentionRows::attend_skipping(const Rows& rows, Range keys, bool counts_sink,
+void AttentionRows::attend_skipping(const Rows* heads, int count, Range keys, bool counts_sink,
                                     const float* exact_max, float* work) const {
-  start(rows, counts_sink);
+  for (int h = 0; h < count; ++h) start(heads[h], counts_sink);
+  const Walk walk(*this, heads, count, keys);
   struct Waiting {
     Block block;
     float* scores;
@@ -143,23 +141,21 @@ void AttentionRows::attend_skipping(const Rows& rows, Range keys, bool counts_si
     one.block = arrays;
     one.block.key_scales = work;
     one.scores = work + kBlock;
-    work += (static_cast<std::size_t>(rows.count) + 1) * kBlock;
+    work += (static_cast<std::size_t>(heads->count) + 1) * kBlock;
   }
   float* const decoded = work;
   const float margin = std::log(call_.skip_below);
   float limits[kDecodeRows];
   const uint8_t* unasked = nullptr;  // values that memory is to be asked for
-  const int64_t first = origin(keys);
-  const int64_t blocks = keys.low < keys.high ? (keys.high - first + kBlock - 1) / kBlock : 0;
-  for (int64_t i = 0; i < blocks + kWaiting - 1; ++i) {
+  for (int64_t i = 0; i < walk.items() + kWaiting - 1; ++i) {
     Waiting& scored = waiting[i % kWaiting];
-    if (i < blocks) {
-      const int64_t at = std::max(keys.low, first + i * kBlock);
-      scored.block.at = at;
-      scored.block.count = static_cast<int>(std::min(first + (i + 1) * kBlock, keys.high) - at);
-      const int64_t row = row_of(rows.b, rows.n, at);
+    if (i < walk.items()) {
+      const Rows& rows = walk.rows(i);
+      scored.block.at = walk.at(i);
+      scored.block.count = walk.count(i);
+      const int64_t row = row_of(rows.b, rows.n, scored.block.at);
       scored.values = value_.row(row);
-      score(rows, key_.row(row), scored.block, scored.scores, decoded, later(key_, rows, at),
+      score(rows, key_.row(row), scored.block, scored.scores, decoded, later(key_, walk, i),
             unasked);
       if (scored.block.count == kBlock && is_whole(rows, 0, rows.count, scored.block)) {
         for (int r = 0; r < rows.count; ++r) {
@@ -180,7 +176,7 @@ void AttentionRows::attend_skipping(const Rows& rows, Range keys, bool counts_si
     if (i + 1 < kWaiting || oldest.values == nullptr) {
       unasked = scored.values;
     } else {
-      add_values(rows, oldest.values, oldest.block, oldest.scores, decoded,
+      add_values(walk.rows(i + 1 - kWaiting), oldest.values, oldest.block, oldest.scores, decoded,
                  {scored.values, kBlock});
     }
   }

@@ -35,6 +35,8 @@ class AttentionRows {
   // The call outlives this object.
   AttentionRows(const Kernels& kernels, const AttentionCall& call);
 
+  static constexpr int64_t kHeadsTogether = 8;
+
   // ---- indices. A row of KV head n is a pair (token t, head g of the group), t-major.
   int64_t past(int64_t b) const { return call_.past_length[call_.length_per_batch ? b : 0]; }
   int64_t token(int64_t row) const { return row / group_; }
@@ -114,13 +116,21 @@ class AttentionRows {
   void prepare(const int64_t* flat_rows, int count, float* scratch, float* const* query,
                float* const* shifts, float* const* exact) const;
 
-  // Fills sums, buckets, max and weight; `work` has work_size(rows.count) floats. Of the ranges
-  // that a row's keys are split into, one counts its sink.
-  void attend(const Rows& rows, Range keys, bool counts_sink, float* work) const;
+  // Of `count` heads of one sequence, which have as many rows: fills sums, buckets, max and weight;
+  // `work` has work_size(heads->count) floats. Of the ranges that a row's keys are split into, one
+  // counts its sink.
+  void attend(const Rows* heads, int count, Range keys, bool counts_sink, float* work) const;
   // The same of at most kDecodeRows rows, without values that hardly count; `exact_max` has the
-  // maxima of what the rows take exactly, or is null.
-  void attend_skipping(const Rows& rows, Range keys, bool counts_sink, const float* exact_max,
-                       float* work) const;
+  // maxima of what the rows of the only head take exactly, or is null.
+  void attend_skipping(const Rows* heads, int count, Range keys, bool counts_sink,
+                       const float* exact_max, float* work) const;
+  // How many heads are best taken together: where pages have the rows of several heads one behind
+  // the other, memory is read in the order in which they lie. Divides the number of heads.
+  int64_t heads_together() const {
+    int64_t together = call_.paging == nullptr ? 1 : std::min(call_.heads, kHeadsTogether);
+    while (call_.heads % together != 0) --together;
+    return together;
+  }
   std::size_t work_size(int rows) const {
     return kWaiting * (static_cast<std::size_t>(rows) + 1) * kBlock + kBlockArrays * kBlock +
            std::max(key_.work_size(rows), value_.work_size(rows)) + 2 * copy_size();
@@ -150,8 +160,9 @@ class AttentionRows {
     return copies() ? (static_cast<std::size_t>(kBlock * stride) + 63) / 64 * 16 : 0;
   }
 
-  // Asks memory for the first rows of a range of keys; the kernels ask for those behind them.
-  void prefetch(int64_t b, int64_t n, Range keys) const;
+  // Asks memory for the first rows of a range of keys of so many heads from n on; the kernels ask
+  // for those behind them.
+  void prefetch(int64_t b, int64_t n, int64_t heads, Range keys) const;
 
   // Multiplies what row r has summed over rows of the caches, but not its weight.
   void scale_sums(const Rows& rows, int r, float factor) const;
@@ -177,9 +188,38 @@ class AttentionRows {
   static constexpr int kSoftRows = 16;  // rows whose softmax is taken together
   // Up to here next to nothing is skipped of real text.
   static constexpr int64_t kSkipFrom = 4096;
-  // Blocks whose keys have been read and whose values have not: as many as memory is asked for
-  // ahead, and the one at work.
-  static constexpr int kWaiting = kRowsAhead / kBlock + 1;
+  // Blocks that memory is asked for ahead.
+  static constexpr int kItemsAhead = kRowsAhead / kBlock;
+  // Blocks whose keys have been read and whose values have not: those, and the one at work.
+  static constexpr int kWaiting = kItemsAhead + 1;
+
+  // The blocks of a range of keys in the order in which they are read: block by block, and of each
+  // head by head.
+  class Walk {
+   public:
+    Walk(const AttentionRows& all, const Rows* heads, int count, Range keys)
+        : heads_(heads), count_(count), keys_(keys), origin_(all.origin(keys)) {}
+
+    int64_t items() const {
+      const int64_t tokens = keys_.low < keys_.high ? keys_.high - origin_ : 0;
+      return (tokens + kBlock - 1) / kBlock * count_;
+    }
+    const Rows& rows(int64_t item) const { return heads_[item % count_]; }
+    // The first token of the block; of those behind the range, where it would be.
+    int64_t at(int64_t item) const {
+      return std::max(keys_.low, origin_ + item / count_ * kBlock);
+    }
+    int count(int64_t item) const {
+      return static_cast<int>(std::min(origin_ + (item / count_ + 1) * kBlock, keys_.high) -
+                              at(item));
+    }
+
+   private:
+    const Rows* const heads_;
+    const int64_t count_;
+    const Range keys_;
+    const int64_t origin_;
+  };
 
   int64_t row_of(int64_t b, int64_t n, int64_t token) const {
     if (call_.paging != nullptr) return call_.paging->row(b, call_.heads, n, token);
@@ -193,17 +233,17 @@ class AttentionRows {
     return flat_row / call_.tokens % call_.query_heads / group_;
   }
 
-  // What is read kRowsAhead after the rows of a block: nothing, up to a block.
+  // What is read kItemsAhead after a block: nothing, up to a block.
   struct Later {
     const uint8_t* rows;
     int count;
   };
-  Later later(const CacheRows& cache, const Rows& rows, int64_t at) const;
+  Later later(const CacheRows& cache, const Walk& walk, int64_t item) const;
+  void ask(const CacheRows& cache, int64_t b, int64_t n, Range keys) const;
   Later rows_from(const CacheRows& cache, int64_t b, int64_t n, int64_t token, int64_t count) const;
-  void prefetch(const CacheRows& cache, int64_t b, int64_t n, Range keys) const;
 
   Block block_at(int64_t at, int count, float*& work) const;
-  void attend_block(const Rows& rows, int64_t at, int count, float* work) const;
+  void attend_block(const Walk& walk, int64_t item, float* work) const;
   void start(const Rows& rows, bool counts_sink) const;
   void score(const Rows& rows, const uint8_t* keys, const Block& block, float* scores,
              float* decoded, Later later, const uint8_t* values) const;
