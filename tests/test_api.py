@@ -75,7 +75,7 @@ def test_the_names() -> None:
     ] == FUNCTIONS
     assert set(tq_onnx.__all__) - set(FUNCTIONS) == {
         "PRESETS",
-        *("Cache", "Chat", "Completion", "LanguageModel", "Piece", "Sampling"),
+        *("Cache", "Chat", "Completion", "Engine", "LanguageModel", "Piece", "Sampling"),
         "Progress",
         "__version__",
         "errors",

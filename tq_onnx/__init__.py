@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tq_onnx.codec.presets import PRESETS
     from tq_onnx.language.cache import Cache
     from tq_onnx.language.chat import Chat
+    from tq_onnx.language.engine import Engine
     from tq_onnx.language.model import LanguageModel
     from tq_onnx.language.text import Completion, Piece
     from tq_onnx.progress import Progress
@@ -35,6 +36,7 @@ __all__ = [
     "Cache",
     "Chat",
     "Completion",
+    "Engine",
     "LanguageModel",
     "Piece",
     "Progress",
@@ -66,6 +68,7 @@ ROOMS: Final = {
     "codec.presets": ("PRESETS",),
     "language.cache": ("Cache",),
     "language.chat": ("Chat",),
+    "language.engine": ("Engine",),
     "language.model": ("LanguageModel",),
     "language.text": ("Completion", "Piece"),
     "runtime.sampling": ("Sampling",),

@@ -88,6 +88,10 @@ class VerificationError(TqOnnxError):
     exit_code = 5
 
 
+class EngineError(TqOnnxError):
+    """The engine that computes many texts at a time has failed, or was closed."""
+
+
 @contextmanager
 def located(path: str | PathLike[str]) -> Iterator[None]:
     """Name a file in every error that is raised inside.

@@ -26,12 +26,16 @@ from typing import Any, Literal
 import numpy as np
 import onnxruntime_genai as og
 import uvicorn
-from engine import BrokenError, EngineThread, Job, RefusedError, Sampling, Step, genai_folder
+from engine import genai_folder
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
+
+from tq_onnx import Engine
+from tq_onnx.errors import EngineError, UsageError
+from tq_onnx.runtime.engine import Choice, Job, Step
 
 MOST_STOPS = 4
 NO_TEMPLATE = "the folder has no chat template: give one with --chat-template FILE"
@@ -174,12 +178,12 @@ class Answer:
         tokens: tokens of the answer so far.
     """
 
-    def __init__(self, engine: EngineThread, tokenizer: Any, asked: ChatRequest, prompt: list[int]):
+    def __init__(self, engine: Engine, tokenizer: Any, asked: ChatRequest, prompt: list[int]):
         """Hand a prompt to the Engine.
 
         Raises:
-            RefusedError: the prompt is too long.
-            BrokenError: the Engine answers nothing any more.
+            UsageError: the prompt is too long.
+            EngineError: the Engine answers nothing any more.
         """
         self.prompt_tokens = len(prompt)
         self.tokens = 0
@@ -190,16 +194,16 @@ class Answer:
         self._job: Job = engine.submit(
             prompt,
             lambda step: loop.call_soon_threadsafe(self._steps.put_nowait, step),
-            max_tokens=asked.most,
-            sampling=Sampling(asked.temperature, asked.top_p, asked.top_k),
+            max_new_tokens=asked.most,
+            sampling=Choice(asked.temperature, asked.top_p, asked.top_k, seed=asked.seed),
         )
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         """Iterate over pieces; whoever leaves early cancels the rest.
 
         Raises:
-            RefusedError: the Engine does not take this request.
-            BrokenError: it failed.
+            UsageError: the Engine does not take this request.
+            EngineError: it failed.
         """
         ended = False
         try:
@@ -255,7 +259,7 @@ class Chat:
             folder: of onnxruntime-genai.
             name: the folder's own by default.
             chat_template: a Jinja template instead of the folder's.
-            max_length: see ``EngineThread``.
+            max_length: see ``tq_onnx.Engine``.
             alone: likewise.
             threads: likewise.
 
@@ -263,7 +267,7 @@ class Chat:
             SystemExit: there is no chat template.
         """
         self.name = name or folder.resolve().name
-        self.engine = EngineThread(folder, max_length=max_length, alone=alone, threads=threads)
+        self.engine = Engine(folder, max_length=max_length, alone=alone, threads=threads)
         self._made = int(time.time())
         self._tokenizer = og.Tokenizer(self.engine.model)
         self._template = chat_template.read_text(encoding="utf-8") if chat_template else None
@@ -288,7 +292,7 @@ class Chat:
 
         Raises:
             RequestError: a field asks for what there is not.
-            BrokenError: the Engine answers nothing any more.
+            EngineError: the Engine answers nothing any more.
         """
         if asked.model != self.name:
             raise RequestError(
@@ -299,10 +303,11 @@ class Chat:
             )
         if len(asked.stops) > MOST_STOPS or not all(asked.stops):
             raise RequestError(f"stop takes {MOST_STOPS} texts at most, none empty", param="stop")
-        if asked.seed is not None and asked.temperature != 0:
+        batching = self.engine.batching
+        if asked.seed is not None and asked.temperature != 0 and not batching.joins:
             raise RequestError(
                 "onnxruntime-genai's Engine takes no seed for a request in static batches: ask for "
-                "temperature 0, or leave the seed out",
+                "temperature 0, leave the seed out, or serve a folder converted with --paged",
                 param="seed",
             )
         try:
@@ -313,7 +318,7 @@ class Chat:
             ) from error
         try:
             return Answer(self.engine, self._tokenizer, asked, prompt)
-        except RefusedError as error:
+        except UsageError as error:
             raise RequestError(
                 str(error), param="messages", code="context_length_exceeded"
             ) from error
@@ -348,7 +353,7 @@ async def streamed(
         async for piece in pieces:
             delta = {"content": piece.text} if piece.text else {}
             yield event({"delta": delta, "finish_reason": piece.finish})
-    except (RefusedError, BrokenError) as error:
+    except (UsageError, EngineError) as error:
         # The status was sent long ago. No [DONE] follows, and clients raise the error.
         yield f"data: {json.dumps(failure(str(error), 'server_error'))}\n\n"
         return
@@ -402,19 +407,19 @@ def make_app(chat: Chat) -> FastAPI:
     def unknown(_: Request, error: HTTPException) -> JSONResponse:
         return JSONResponse(failure(error.detail, "invalid_request_error"), error.status_code)
 
-    @app.exception_handler(RefusedError)
-    def not_taken(_: Request, error: RefusedError) -> JSONResponse:
+    @app.exception_handler(UsageError)
+    def not_taken(_: Request, error: UsageError) -> JSONResponse:
         return JSONResponse(failure(str(error), "invalid_request_error"), 400)
 
-    @app.exception_handler(BrokenError)
-    def broken(_: Request, error: BrokenError) -> JSONResponse:
+    @app.exception_handler(EngineError)
+    def broken(_: Request, error: EngineError) -> JSONResponse:
         return JSONResponse(failure(str(error), "server_error"), 503)
 
     @app.get("/health")
     def health() -> dict[str, Any]:
         if chat.engine.broken is not None:
             raise chat.engine.broken
-        batches = chat.engine.limits.reason or "yes"
+        batches = chat.engine.batching.reason or "yes"
         return {"status": "ok", "batches": batches, "process": os.getpid()}
 
     @app.get("/v1/models")
@@ -470,8 +475,8 @@ def main() -> None:
     given = vars(parser.parse_args())
     host, port = given.pop("host"), given.pop("port")
     chat = Chat(**given)
-    if chat.engine.limits.reason:
-        print(chat.engine.limits.reason, file=sys.stderr)
+    if chat.engine.batching.reason:
+        print(chat.engine.batching.reason, file=sys.stderr)
     uvicorn.run(make_app(chat), host=host, port=port, log_level="info")
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import onnxruntime_genai as og
 
 from tests.integrations.genai_folder import genai_config, write_config
+from tq_onnx import Engine, Sampling
 from tq_onnx.integrations.bundled import build_bundled, heldout_text
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "serving"
@@ -58,16 +59,17 @@ def answered(
     folder: Path, prompts: list[Tokens], new: int, *, together: bool | None = None
 ) -> list[Tokens]:
     """Answers of the Engine; prompts go to it together if that is asked for, or is allowed."""
-    engine = example("engine")
-    thread = engine.EngineThread(folder)
-    if together is not None:
-        thread.limits = replace(thread.limits, together=together)
-    try:
-        greedy = engine.Sampling(temperature=0)
-        found: list[Tokens] = engine.answer_all(thread, prompts, max_tokens=new, sampling=greedy)
-    finally:
-        thread.close()
+    with Engine(folder) as engine:
+        if together is not None:
+            batching_with(engine, together=together)
+        greedy, answer_all = Sampling(), example("engine").answer_all
+        found: list[Tokens] = answer_all(engine, prompts, max_new_tokens=new, sampling=greedy)
     return found
+
+
+def batching_with(engine: Engine, **changes: Any) -> None:
+    """Has an Engine batch in another way than its folder allows."""
+    engine._thread.batching = replace(engine.batching, **changes)
 
 
 class Alone:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import threading
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,13 @@ import pytest
 from tests.cli.run import run
 from tests.files.models import inline
 from tests.integrations.genai_folder import genai_config, write_config
+from tq_onnx import Engine, Sampling
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import prepare
+from tq_onnx.errors import EngineError, UsageError
 from tq_onnx.integrations.folderconversion import convert_folder
+from tq_onnx.language.engine import ASKED, UNEVEN, UNKNOWN, batching_of
+from tq_onnx.runtime.engine import Batching, Choice
 
 pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai is not installed")
 
@@ -28,6 +31,7 @@ from tests.serving.running import (
     Alone,
     Tokens,
     answered,
+    batching_with,
     bundled_folder,
     example,
     uneven_prompts,
@@ -81,8 +85,7 @@ def test_quantised_batches_part_at_near_ties_only(converted: Path) -> None:
     if parted:
         warnings.warn(f"near-ties, noise is {noise:.4f}: {'; '.join(parted)}", stacklevel=1)
     # One at a time there is no other rounding.
-    engine = example("engine")
-    assert engine.limits_of(converted, alone=True).reason == engine.ASKED
+    assert batching_of(converted, alone=True).reason == ASKED
     answers = answered(converted, prompts, NEW, together=False)
     assert answers == [alone.answer(prompt, NEW) for prompt in prompts]
 
@@ -149,14 +152,14 @@ def test_convert_warns_where_batches_go_wrong(route: str, warned: bool, tmp_path
 @pytest.mark.parametrize(("route", "together"), [("genai", True), ("dynamo", False)])
 def test_limits_of_a_folder(route: str, together: bool, tmp_path: Path) -> None:
     source = bundled_folder(tmp_path / "in", route)
-    engine = example("engine")
-    assert engine.limits_of(source) == engine.Limits(False, engine.UNKNOWN, 2048, 0)
+    assert batching_of(source) == Batching(False, False, UNKNOWN, 2048, 0)
     made = convert_folder(source, tmp_path / "out", options=Options(window=16, sinks=4))
     assert made.genai is not None
-    limits = engine.limits_of(made.output, 5000)
-    assert (limits.together, limits.reason) == (together, "" if together else engine.UNEVEN)
-    assert (limits.tokens, limits.window_rows) == (2048, made.genai.window_rows)
-    assert engine.limits_of(made.output, 100).tokens == 100
+    batching = batching_of(made.output, max_length=5000)
+    assert (batching.together, batching.reason) == (together, "" if together else UNEVEN)
+    assert (batching.tokens, batching.window_rows) == (2048, made.genai.window_rows)
+    assert not batching.joins
+    assert batching_of(made.output, max_length=100).tokens == 100
 
 
 def steps_of(thread: Any, prompt: Tokens, **options: Any) -> tuple[Any, list[Any], threading.Event]:
@@ -172,20 +175,19 @@ def steps_of(thread: Any, prompt: Tokens, **options: Any) -> tuple[Any, list[Any
 
 
 def test_ends_and_refusals(converted: Path) -> None:
-    engine = example("engine")
-    thread = engine.EngineThread(converted, max_length=100)
+    thread = Engine(converted, max_length=100)
     try:
-        greedy = engine.Sampling(temperature=0)
+        greedy = Sampling()
         prompt = uneven_prompts(1, 60, 61)[0]
-        with pytest.raises(engine.RefusedError, match="no tokens"):
+        with pytest.raises(UsageError, match="the prompt is empty"):
             thread.submit([], print)
-        with pytest.raises(engine.RefusedError, match="has 100 tokens, and this model takes 100"):
+        with pytest.raises(UsageError, match="has 100 tokens, and this model takes 100"):
             thread.submit(prompt + prompt[:40], print)
         # What the Engine itself refuses does no harm to others.
-        _, refused, first = steps_of(thread, prompt, sampling=engine.Sampling(top_p=2.0))
+        _, refused, first = steps_of(thread, prompt, sampling=Choice(top_p=2.0))
         _, whole, second = steps_of(thread, prompt, sampling=greedy)
         assert first.wait(60) and second.wait(60)
-        assert isinstance(refused[-1].error, engine.RefusedError)
+        assert isinstance(refused[-1].error, UsageError)
         assert "top_p" in str(refused[-1].error)
         assert [step.finish for step in whole] == [None] * 39 + ["length"]
         # One is cancelled in the middle, one before it began: others go on.
@@ -196,21 +198,20 @@ def test_ends_and_refusals(converted: Path) -> None:
         assert jobs[1][1] == whole
     finally:
         thread.close()
-    with pytest.raises(engine.BrokenError, match="was closed"):
+    with pytest.raises(EngineError, match="was closed"):
         thread.submit(prompt, print)
 
 
 def test_a_failure_ends_every_answer(converted: Path) -> None:
     """Rows of caches that are too few, which only the graph notices."""
-    engine = example("engine")
     windowed = converted.with_name("windowed")
     convert_folder(converted.with_name("qwen3"), windowed, options=Options(window=16, sinks=4))
-    thread = engine.EngineThread(windowed)
-    thread.limits = replace(thread.limits, window_rows=0)
-    jobs = [steps_of(thread, prompt, max_tokens=8) for prompt in uneven_prompts(6)]
+    thread = Engine(windowed)
+    batching_with(thread, window_rows=0)
+    jobs = [steps_of(thread, prompt, max_new_tokens=8) for prompt in uneven_prompts(6)]
     assert all(ended.wait(60) for _, _, ended in jobs)
-    assert all(isinstance(steps[-1].error, engine.BrokenError) for _, steps, _ in jobs)
-    with pytest.raises(engine.BrokenError, match="the Engine failed"):
+    assert all(isinstance(steps[-1].error, EngineError) for _, steps, _ in jobs)
+    with pytest.raises(EngineError, match="the Engine failed"):
         thread.submit([1, 2, 3], print)
     thread.close()
 

@@ -22,6 +22,7 @@ from tq_onnx.language.cache import Cache
 from tq_onnx.language.cachefile import Identity, identity_of, read_cache, read_messages
 from tq_onnx.language.call import Call
 from tq_onnx.language.chat import Chat
+from tq_onnx.language.engine import Engine
 from tq_onnx.language.templates import ChatTemplate, Message, require_template
 from tq_onnx.language.text import Completion, Piece, stop_strings
 from tq_onnx.plan import METADATA_PLAN
@@ -257,6 +258,32 @@ class LanguageModel:
             done = self._together([calls[index] for index in group], own)
             found.update(zip(group, done, strict=True))
         return [found[index] for index in range(len(calls))]
+
+    def engine(
+        self, *, max_length: int | None = None, alone: bool = False, threads: int | None = None
+    ) -> Engine:
+        """Open the model's folder on onnxruntime-genai, whose Engine computes many texts at a time.
+
+        It opens the model once more, with weights of its own; ``tq_onnx.Engine(folder)`` does that
+        without a model that is open already.
+
+        Args:
+            max_length: most tokens of a prompt and its answer, if fewer than the configuration
+                allows.
+            alone: whether to compute one text at a time.
+            threads: of ONNX Runtime; None for what the configuration says, or all cores.
+
+        Raises:
+            ModelFileError: the model lies in no folder of onnxruntime-genai.
+            EngineError: onnxruntime-genai is not installed, or does not open the folder.
+        """
+        return Engine(
+            self.path.parent,
+            max_length=max_length,
+            alone=alone,
+            threads=threads,
+            tokenizer=self._folder,
+        )
 
     def _together(self, calls: list[Call], caches: list[Cache] | None) -> list[Completion]:
         decoder = self.decoder()

@@ -1,0 +1,249 @@
+"""Many texts at a time, on the Engine of onnxruntime-genai.
+
+``LanguageModel.engine`` opens one. With a model that was converted with ``--paged``, requests join
+and leave at any step; with others the Engine computes batches of up to four, or one at a time where
+its batches would be wrong.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Generator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from tq_onnx.errors import UsageError
+from tq_onnx.integrations.folderinspection import inspect_folder
+from tq_onnx.integrations.huggingface import Tokenizer
+from tq_onnx.integrations.tokens import require_tokenizer, tokenizer_folder
+from tq_onnx.language.text import LENGTH, STOP, Piece, Transcript, stop_strings
+from tq_onnx.runtime.engine import (
+    Batching,
+    Choice,
+    EngineThread,
+    Job,
+    Step,
+    most_tokens,
+    read_configuration,
+)
+from tq_onnx.runtime.sampling import Sampling
+
+UNEVEN: Final = (
+    "one request at a time: the Engine would answer prompts of different lengths in one batch "
+    "wrongly with this graph; convert with --paged to have them computed together"
+)
+UNKNOWN: Final = (
+    "one request at a time: tq-onnx did not convert this folder, so its graph is not known"
+)
+ASKED: Final = "one request at a time, as asked for"
+
+
+def batching_of(folder: Path, *, max_length: int | None = None, alone: bool = False) -> Batching:
+    """Read what the Engine makes of a folder out of its models and its configuration.
+
+    Args:
+        folder: of onnxruntime-genai.
+        max_length: most tokens of a prompt and its answer, if fewer than the configuration allows.
+        alone: whether to compute one request at a time in any case. In a batch products of matrices
+            round differently, and a quantised cache makes more of that, so that a token may change
+            where two are nearly as good.
+
+    Raises:
+        ModelFileError: it is no folder of onnxruntime-genai.
+    """
+    configuration = read_configuration(folder)
+    models = inspect_folder(folder).of_role("converted")
+    plans = [model.report.plan for model in models if model.report.plan is not None]
+    rows = max((plan.overlay_rows for plan in plans), default=0)
+    joins = bool(plans) and all(getattr(plan, "block_size", 0) for plan in plans)
+    even_only = not joins and not all(plan.interface.right_padding for plan in plans)
+    reason = UNKNOWN if not plans else UNEVEN if even_only else ASKED if alone else ""
+    most = most_tokens(configuration) - rows
+    if joins:
+        pages = configuration.get("engine", {}).get("dynamic_batching", {})
+        most = min(most, pages.get("num_blocks", 0) * pages.get("block_size", 0))
+    return Batching(not reason, joins, reason, min(most, max_length or most), rows)
+
+
+class Engine:
+    """A folder of onnxruntime-genai whose Engine computes many texts.
+
+    Its methods may be called from any thread.
+
+    Args:
+        folder: of onnxruntime-genai, converted.
+        max_length: see ``batching_of``.
+        alone: likewise.
+        threads: of ONNX Runtime; None for what the configuration says, or all cores.
+        tokenizer: the folder of the tokenizer; None for the folder itself.
+
+    Raises:
+        ModelFileError: it is no folder of onnxruntime-genai.
+        EngineError: onnxruntime-genai is not installed, or does not open the folder.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        max_length: int | None = None,
+        alone: bool = False,
+        threads: int | None = None,
+        tokenizer: Path | None = None,
+    ) -> None:
+        """Open the folder; see the class for arguments and errors."""
+        batching = batching_of(folder, max_length=max_length, alone=alone)
+        self._folder = folder
+        self._tokenizer_folder = tokenizer
+        self._thread = EngineThread(folder, batching, threads=threads)
+
+    @property
+    def batching(self) -> Batching:
+        """What the Engine makes of the folder."""
+        return self._thread.batching
+
+    @property
+    def model(self) -> Any:
+        """The ``onnxruntime_genai.Model``, for its tokenizers."""
+        return self._thread.model
+
+    @property
+    def broken(self) -> Exception | None:
+        """Why it answers nothing any more, or None."""
+        return self._thread.broken
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises:
+            ModelFileError: there is none, or it cannot be read.
+        """
+        return require_tokenizer(self._tokenizer_folder or self._folder, self._folder)
+
+    def submit(
+        self,
+        prompt: str | Sequence[int],
+        deliver: Callable[[Step], None],
+        *,
+        max_new_tokens: int | None = None,
+        sampling: Sampling | Choice | None = None,
+    ) -> Job:
+        """Have a prompt answered, token by token.
+
+        Args:
+            prompt: a text or its ids.
+            deliver: called with every step, in the thread of the Engine: it must not wait.
+            max_new_tokens: tokens at most; None for as many as there is room for.
+            sampling: how tokens are chosen; None for what the configuration says.
+
+        Returns:
+            What ``cancel`` takes.
+
+        Raises:
+            UsageError: the prompt is empty or too long, or the Engine has no such sampling.
+            EngineError: the Engine answers nothing any more.
+        """
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        choice = self._choice(sampling) if isinstance(sampling, Sampling) else sampling
+        return self._thread.submit(
+            [int(each) for each in ids], deliver, max_tokens=max_new_tokens, choice=choice
+        )
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_new_tokens: int | None = None,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+    ) -> Generator[Piece, None, None]:
+        """Continue a prompt piece by piece; whoever stops iterating cancels the rest.
+
+        The prompt is handed to the Engine at once, so that several streams that are begun one after
+        the other are computed together.
+
+        Args:
+            prompt: a text or its ids.
+            max_new_tokens: tokens at most; None for as many as there is room for.
+            sampling: how tokens are chosen; the most likely if None.
+            stop: strings that end the text and are no part of it.
+
+        Returns:
+            Pieces of text; the last one says why the text ends.
+
+        Raises:
+            UsageError: as for ``submit``.
+            EngineError: likewise; also while iterating.
+        """
+        words = self.tokenizer if stop or isinstance(prompt, str) else self._words
+        said = Transcript(words, stop_strings(stop))
+        steps: queue.SimpleQueue[Step] = queue.SimpleQueue()
+        job = self.submit(
+            prompt, steps.put, max_new_tokens=max_new_tokens, sampling=sampling or Sampling()
+        )
+        return self._pieces(job, said, steps, has_text=words is not None)
+
+    def cancel(self, job: Job) -> None:
+        """End an answer early; does nothing if it has ended."""
+        self._thread.cancel(job)
+
+    def close(self) -> None:
+        """End the Engine; answers that are not complete end with an error."""
+        self._thread.close()
+
+    def __enter__(self) -> Engine:
+        """Return the engine, which is closed at the end."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the engine."""
+        self.close()
+
+    @property
+    def _words(self) -> Tokenizer | None:
+        """The tokenizer, if there is one."""
+        has = tokenizer_folder(self._tokenizer_folder or self._folder, self._folder) is not None
+        return self.tokenizer if has else None
+
+    def _choice(self, sampling: Sampling) -> Choice:
+        if sampling.min_p:
+            raise UsageError("the Engine of onnxruntime-genai knows no min-p")
+        draws = sampling.temperature > 0
+        penalty = sampling.repetition_penalty
+        return Choice(
+            sampling.temperature,
+            sampling.top_p,
+            sampling.top_k,
+            penalty if penalty != 1 else None,
+            sampling.seed if draws and self.batching.joins else None,
+        )
+
+    def _pieces(
+        self, job: Job, said: Transcript, steps: queue.SimpleQueue[Step], *, has_text: bool
+    ) -> Generator[Piece, None, None]:
+        ended = False
+        told: list[int] = []
+        try:
+            while not ended:
+                step = steps.get()
+                ended = step.is_last
+                if step.error is not None:
+                    raise step.error
+                text = ""
+                if step.token is not None:
+                    told.append(step.token)
+                    text = said.take(step.token)
+                if said.stopped:
+                    yield Piece(text, tuple(told), STOP)
+                    return
+                if ended:
+                    finish = step.finish or LENGTH
+                    yield Piece(text + said.rest(), tuple(told), finish)
+                elif text or not has_text:
+                    yield Piece(text, tuple(told))
+                    told = []
+        finally:
+            if not ended:
+                self.cancel(job)
