@@ -152,7 +152,7 @@ def test_convert_warns_where_batches_go_wrong(route: str, warned: bool, tmp_path
 @pytest.mark.parametrize(("route", "together"), [("genai", True), ("dynamo", False)])
 def test_limits_of_a_folder(route: str, together: bool, tmp_path: Path) -> None:
     source = bundled_folder(tmp_path / "in", route)
-    assert batching_of(source) == Batching(False, False, UNKNOWN, 2048, 0)
+    assert batching_of(source) == Batching(False, UNKNOWN, 2048, 0)
     made = convert_folder(source, tmp_path / "out", options=Options(window=16, sinks=4))
     assert made.genai is not None
     batching = batching_of(made.output, max_length=5000)

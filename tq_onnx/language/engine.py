@@ -60,10 +60,12 @@ def batching_of(folder: Path, *, max_length: int | None = None, alone: bool = Fa
     even_only = not joins and not all(plan.interface.right_padding for plan in plans)
     reason = UNKNOWN if not plans else UNEVEN if even_only else ASKED if alone else ""
     most = most_tokens(configuration) - rows
-    if joins:
-        pages = configuration.get("engine", {}).get("dynamic_batching", {})
-        most = min(most, pages.get("num_blocks", 0) * pages.get("block_size", 0))
-    return Batching(not reason, joins, reason, min(most, max_length or most), rows)
+    if not joins:
+        return Batching(not reason, reason, min(most, max_length or most), rows)
+    pages = configuration.get("engine", {}).get("dynamic_batching", {})
+    size, count = (pages.get(name, 0) for name in ("block_size", "num_blocks"))
+    most = min(most, size * count, max_length or most)
+    return Batching(not reason, reason, most, rows, size, count)
 
 
 class Engine:

@@ -99,12 +99,14 @@ class Job:
         max_tokens: most tokens of the answer.
         choice: how they are chosen.
         deliver: called with every step, in the thread of the Engine.
+        pages: that the prompt and its longest answer take of a cache in pages.
     """
 
     tokens: Sequence[int]
     max_tokens: int
     choice: Choice
     deliver: Callable[[Step], None]
+    pages: int = 0
     request: Any = field(default=None, repr=False)
     turn: int = 0
     is_cancelled: bool = False
@@ -116,18 +118,31 @@ class Batching:
 
     Attributes:
         together: whether requests are computed together.
-        joins: whether a request joins at any step: the caches are in pages. If not, a batch of up
-            to four begins when the one before has ended.
         reason: why requests are computed one at a time; empty where they are not.
         tokens: most tokens of a prompt and its answer.
         window_rows: rows of a cache in front of those of the tokens.
+        block_size: tokens in a page; 0 where caches are not in pages.
+        num_blocks: pages of each cache.
     """
 
     together: bool
-    joins: bool
     reason: str
     tokens: int
     window_rows: int
+    block_size: int = 0
+    num_blocks: int = 0
+
+    @property
+    def joins(self) -> bool:
+        """True if a request joins at any step, because the caches are in pages.
+
+        If not, a batch of up to four begins when the one before has ended.
+        """
+        return self.block_size > 0
+
+    def pages(self, tokens: int) -> int:
+        """Return the pages that so many tokens take."""
+        return -(-tokens // self.block_size) if self.joins else 0
 
 
 def read_configuration(folder: Path) -> dict[str, Any]:
@@ -189,6 +204,7 @@ class EngineThread:
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._waiting: deque[Job] = deque()
         self._running: dict[Any, Job] = {}
+        self._free = batching.num_blocks
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -220,7 +236,9 @@ class EngineThread:
                 f"the prompt has {len(tokens)} tokens, and this model takes {self.batching.tokens} "
                 "with the answer"
             )
-        job = Job(tokens, min(max_tokens or room, room), choice or Choice(), deliver)
+        most = min(max_tokens or room, room)
+        pages = self.batching.pages(len(tokens) + most)
+        job = Job(tokens, most, choice or Choice(), deliver, pages)
         with self._lock:
             if self.broken is not None:
                 raise self.broken
@@ -274,15 +292,23 @@ class EngineThread:
             order()
 
     def _begin(self, engine: Any) -> None:
-        """Hand over what waits: everything, or one prompt at a time."""
+        """Hand over what waits: everything that there are pages for, or one prompt at a time.
+
+        Requests that all lack a page would wait for each other for ever: the Engine takes no page
+        back. So a request begins when there are pages for its longest answer.
+        """
         while self._waiting and (self.batching.together or not self._running):
-            job = self._waiting.popleft()
+            job = self._waiting[0]
+            if job.pages > self._free:
+                return
+            self._waiting.popleft()
             try:
                 self._begin_turn(engine, job)
             except RuntimeError as error:
                 job.deliver(Step(error=UsageError(str(error))))
             else:
                 self._running[job.request] = job
+                self._free -= job.pages
 
     def _begin_turn(self, engine: Any, job: Job) -> None:
         options = self._genai.RequestOptions()
@@ -306,6 +332,7 @@ class EngineThread:
                 job.deliver(Step(token))
             return
         del self._running[event.request]
+        self._free += job.pages
         reasons = self._genai.FinishReason
         ends = {reasons.EOS: STOP, reasons.STOP_STRING: STOP, reasons.CANCELLED: CANCELLED}
         if event.finish_reason != reasons.FAILED:
