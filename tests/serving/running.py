@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +21,9 @@ from tq_onnx.integrations.bundled import build_bundled, heldout_text
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "serving"
 Tokens = list[int]
+
+MOST_NOISE = 0.5
+"""In logits of some 10."""
 
 BUNDLED = {"layers": 4, "heads": 4, "kv_heads": 2, "head_size": 128, "vocabulary": 260}
 
@@ -105,3 +110,29 @@ class Alone:
         """Of the token that follows."""
         generator = self._start(tokens, 1)
         return np.asarray(generator.get_logits(), np.float32).reshape(-1)
+
+
+def assert_near_ties_only(
+    alone: Alone, prompts: Sequence[Tokens], answers: Sequence[Tokens], new: Sequence[int]
+) -> None:
+    """Answers are those of prompts that are alone; some may part where two tokens are as good.
+
+    A prompt whose last token is computed by itself rounds differently, too: that measures what is
+    near.
+    """
+    noise = max(alone.noise(prompt) for prompt in prompts)
+    assert 0 < noise < MOST_NOISE
+    parted = []
+    for number, (prompt, answer, most) in enumerate(zip(prompts, answers, new, strict=True)):
+        expected = alone.answer(prompt, most)
+        assert len(answer) == len(expected) == most
+        pairs = enumerate(zip(answer, expected, strict=True))
+        place = next((place for place, (one, other) in pairs if one != other), None)
+        if place is not None:
+            logits = alone.logits(prompt + expected[:place])
+            gap = float(logits[expected[place]] - logits[answer[place]])
+            assert gap < 2 * noise, f"prompt {number} goes another way at token {place}"
+            parted.append(f"prompt {number} at token {place}, a gap of {gap:.4f}")
+    assert len(parted) < len(prompts) // 3
+    if parted:
+        warnings.warn(f"near-ties, noise is {noise:.4f}: {'; '.join(parted)}", stacklevel=1)

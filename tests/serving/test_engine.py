@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import threading
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from tests.serving.running import (
     Alone,
     Tokens,
     answered,
+    assert_near_ties_only,
     batching_with,
     bundled_folder,
     example,
@@ -38,8 +38,6 @@ from tests.serving.running import (
 )
 
 NEW = 24
-MOST_NOISE = 0.5
-"""In logits of some 10."""
 
 
 @pytest.fixture(scope="module")
@@ -67,23 +65,7 @@ def test_quantised_batches_part_at_near_ties_only(converted: Path) -> None:
     So does a prompt whose last token is computed by itself: that measures what is near.
     """
     alone, prompts = Alone(converted), uneven_prompts(24)
-    noise = max(alone.noise(prompt) for prompt in prompts)
-    assert 0 < noise < MOST_NOISE
-    answers = answered(converted, prompts, NEW)
-    parted = []
-    for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        expected = alone.answer(prompt, NEW)
-        assert len(answer) == len(expected) == NEW
-        pairs = enumerate(zip(answer, expected, strict=True))
-        place = next((place for place, (one, other) in pairs if one != other), None)
-        if place is not None:
-            logits = alone.logits(prompt + expected[:place])
-            gap = float(logits[expected[place]] - logits[answer[place]])
-            assert gap < 2 * noise, f"prompt {number} goes another way at token {place}"
-            parted.append(f"prompt {number} at token {place}, a gap of {gap:.4f}")
-    assert len(parted) < len(prompts) // 3
-    if parted:
-        warnings.warn(f"near-ties, noise is {noise:.4f}: {'; '.join(parted)}", stacklevel=1)
+    assert_near_ties_only(alone, prompts, answered(converted, prompts, NEW), [NEW] * len(prompts))
     # One at a time there is no other rounding.
     assert batching_of(converted, alone=True).reason == ASKED
     answers = answered(converted, prompts, NEW, together=False)
