@@ -214,11 +214,11 @@ def test_a_client_that_leaves_cancels_its_answer(int4: Path, tmp_path: Path) -> 
         short = chat.begin(long.model_copy(update={"max_tokens": 3}))
         async for _ in short:
             pass
-        return left._job._cancelled, short.tokens
+        return left._job.is_cancelled, short.tokens
 
     try:
         assert asyncio.run(leave_and_ask_again()) == (True, 3)
-        assert not chat.engine._running
+        assert not chat.engine._thread._running
     finally:
         chat.engine.close()
 
