@@ -28,7 +28,8 @@ from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.targets.cann import claims as provider
 from tq_onnx.targets.cann.kernels import expect_kernels
 from tq_onnx.targets.cann.lower import lowering_of
-from tq_onnx.targets.cann.mask import _LENGTHS, PADDING, _hides_the_future
+from tq_onnx.targets.cann.mask import PADDING
+from tq_onnx.targets.causality import LENGTHS, hides_the_future
 
 SINGLE = [
     *("dynamo-op18-eager", "dynamo-op18-sdpa", "dynamo-op20-sdpa", "dynamo-op23-eager"),
@@ -157,8 +158,8 @@ def test_tables_have_as_many_positions_as_asked() -> None:
 
 def test_a_mask_with_a_window_is_no_causal_mask() -> None:
     """Windows of other models are longer than what is tried in full, and shorter than the last."""
-    batch_size, tokens, past = _LENGTHS[-1]
+    _, tokens, past = LENGTHS[-1]
     bias = np.zeros((1, 1, tokens, past + tokens), np.float32)
-    assert _hides_the_future(bias, batch_size, tokens, past, already_causal=False)
+    assert hides_the_future(bias, LENGTHS[-1], already_causal=False)
     bias[..., 0] = -np.inf
-    assert not _hides_the_future(bias, batch_size, tokens, past, already_causal=False)
+    assert not hides_the_future(bias, LENGTHS[-1], already_causal=False)

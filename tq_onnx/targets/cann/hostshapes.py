@@ -11,17 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 import onnx
 import onnx.shape_inference
 import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import attribute_int
-from tq_onnx.graph.evaluate import Array
-from tq_onnx.graph.liveness import live_nodes
 from tq_onnx.graph.shapes import without_weights
-from tq_onnx.graph.sizerules import sizes
 from tq_onnx.ops.schema import registered
 from tq_onnx.plan import Plan
 from tq_onnx.targets.cann.claims import is_float
@@ -82,25 +78,6 @@ def answer_shapes(model: ir.Model, build: Builder, plan: Plan) -> int:
         node.outputs[0].replace_all_uses_with(answer)
         count += 1
     return count
-
-
-def shapes_by_name(value: ir.Value, names: Mapping[str, int]) -> dict[ir.Value, Array]:
-    """Return the answers of the Shape nodes that a value is computed from.
-
-    Args:
-        value: the value.
-        names: of sizes, and what they are; a Shape that asks for others is left out.
-    """
-    known: dict[ir.Value, Array] = {}
-    for node in live_nodes([value]):
-        asked = sizes(node.inputs[0]) if node.domain == "" and node.op_type == "Shape" else None
-        if asked is None or not _is_on_device(node.inputs[0]):
-            continue
-        start, end = attribute_int(node, "start", 0), attribute_int(node, "end", len(asked))
-        answer = [names.get(size) if isinstance(size, str) else size for size in asked[start:end]]
-        if None not in answer:
-            known[node.outputs[0]] = np.array(answer, np.int64)
-    return known
 
 
 def _is_on_device(value: ir.Value | None) -> bool:

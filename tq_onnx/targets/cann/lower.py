@@ -37,6 +37,7 @@ from tq_onnx.ops.domain import DECODER, DOMAIN
 from tq_onnx.ops.functions import decoder_function_protos
 from tq_onnx.ops.operators import RotaryEmbedding
 from tq_onnx.plan import Plan
+from tq_onnx.targets import causality
 from tq_onnx.targets.cann import claims as provider
 from tq_onnx.targets.cann import mask
 from tq_onnx.targets.cann.embedding import lower_embedding
@@ -191,24 +192,27 @@ def _named(shape: ir.Shape | None) -> ir.Shape | None:
 def _drop_masks(model: ir.Model, plan: Plan) -> None:
     """Take masks away that hide the future, and nothing else."""
     layers = converted_layers(model, plan)
-    for layer in mask.of_each_mask(layers):
+    for layer in causality.of_each_mask(layers):
         attention = layer.attention
         try:
-            causal, why = mask.is_causal(attention, plan, model), mask.complaint(attention)
+            causal, why = (
+                causality.is_causal(attention, plan, model),
+                causality.complaint(attention),
+            )
         except NoMatch as miss:
             causal, why = False, miss.reason
         if not causal:
             raise NoMatch(f"the mask of layer {layer.plan.layer} is not shown to be causal: {why}")
     for layer in layers:
-        mask.drop_bias(layer.attention)
-    mask.keep_all_rows(model, plan)
+        causality.drop_bias(layer.attention)
+    causality.keep_all_rows(model, plan)
 
 
 def _lower_lengths(model: ir.Model, build: Builder, plan: Plan) -> None:
     """Have lengths read from inputs that stay on the host."""
     readers = [node for layer in converted_layers(model, plan) for node in layer.operators]
     for old in dict.fromkeys(reader.past_length for reader in readers):
-        if not mask.is_past_length(old, plan, model):
+        if not causality.is_past_length(old, plan, model):
             raise NoMatch(f"{old.name} is not shown to be the number of tokens in the caches")
     with build.before(next(iter(model.graph)), SCOPE):
         length = mask.past_length(build, model, plan)
@@ -232,7 +236,7 @@ def _lower_positions(model: ir.Model, build: Builder, plan: Plan) -> None:
     for node in RotaryEmbedding.nodes(model.graph):
         given = RotaryEmbedding.position_ids.of(node)
         if given is not None and given not in proven:
-            proven[given] = mask.is_positions(given, plan, model)
+            proven[given] = causality.is_positions(given, plan, model)
         if given is None or not proven[given]:
             continue
         with build.before(node, SCOPE):

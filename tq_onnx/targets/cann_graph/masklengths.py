@@ -26,7 +26,7 @@ from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.values import rank
 from tq_onnx.plan import Plan
-from tq_onnx.targets.cann import mask as causal
+from tq_onnx.targets import causality
 
 SCOPE = "graph_mode"
 
@@ -64,11 +64,11 @@ def fix_lengths(model: ir.Model, build: Builder, plan: Plan, sizes: Sizes) -> No
             "that tells how many tokens there are in a cache of fixed capacity"
         )
     layers = converted_layers(model, plan)
-    for layer in causal.of_each_mask(layers):
-        if not causal.is_causal(layer.attention, plan, model):
+    for layer in causality.of_each_mask(layers):
+        if not causality.is_causal(layer.attention, plan, model):
             number, node = layer.plan.layer, layer.attention.node
             raise NoMatch(f"the mask of layer {number} hides more than the future", node)
-    causal.keep_all_rows(model, plan)
+    causality.keep_all_rows(model, plan)
     with build.before(next(iter(model.graph)), SCOPE):
         total = _total(build, mask, sizes)
         past = build.op(
@@ -76,7 +76,7 @@ def fix_lengths(model: ir.Model, build: Builder, plan: Plan, sizes: Sizes) -> No
         )
         bias = _bias(build, mask, sizes)
     for layer in layers:
-        causal.drop_bias(layer.attention)
+        causality.drop_bias(layer.attention)
         layer.attention.bias = bias
         for operator in layer.operators:
             operator.past_length = past

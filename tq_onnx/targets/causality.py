@@ -1,0 +1,254 @@
+"""Show by numbers what masks, positions and lengths of a converted decoder are.
+
+Exporters spell them out in dozens of ways, and targets put them in other words. Both may be done
+where the numbers of several calls without padding, prompts, single tokens and long caches, leave
+no doubt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+import numpy as np
+import onnx_ir as ir
+
+from tq_onnx.conversion.layers import AttentionNode, ConvertedLayer, converted_layers
+from tq_onnx.graph.constants import attribute_int
+from tq_onnx.graph.evaluate import Array, evaluate
+from tq_onnx.graph.liveness import data_ancestors, live_nodes
+from tq_onnx.graph.nomatch import NoMatch
+from tq_onnx.graph.sizerules import sizes
+from tq_onnx.graph.values import static_dim
+from tq_onnx.plan import Plan
+
+_HIDDEN: Final = -1e4
+"""A bias up to here takes a key out of the softmax, in half precision too."""
+
+_COMPUTED: Final = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)
+"""Values that are computed, so that their sizes follow."""
+
+LENGTHS: Final = ((1, 1, 0), (2, 1, 5), (1, 4, 0), (2, 3, 4), (1, 7, 40), (1, 1, 200_000))
+"""Sequences, new tokens and past tokens; the last is longer than windows are."""
+
+
+def of_each_mask(layers: Iterable[ConvertedLayer]) -> list[ConvertedLayer]:
+    """Return the first layer of each mask; most layers share theirs."""
+    first: dict[tuple[ir.Value | None, int], ConvertedLayer] = {}
+    for layer in layers:
+        attention = layer.attention
+        key = attention.bias, attribute_int(attention.node, "causal", 0)
+        first.setdefault(key, layer)
+    return list(first.values())
+
+
+def is_causal(attention: AttentionNode, plan: Plan, model: ir.Model) -> bool:
+    """Return True if a layer's mask hides the future and nothing else.
+
+    Raises:
+        NoMatch: as for ``window_of_mask``.
+    """
+    return window_of_mask(attention, plan, model) == 0
+
+
+def window_of_mask(attention: AttentionNode, plan: Plan, model: ir.Model) -> int | None:
+    """Return how many keys the mask of a layer shows to a query, its own included; 0 for all.
+
+    Args:
+        attention: TurboQuantDequantAttention.
+        plan: of the conversion; it names the inputs that a mask is made of.
+        model: the converted model.
+
+    Returns:
+        None where the mask hides something else than the future and what is behind a window.
+
+    Raises:
+        NoMatch: the mask depends on something else than lengths and ``attention_mask``.
+    """
+    bias, causal = attention.bias, attribute_int(attention.node, "causal", 0) == 1
+    if bias is None:
+        return 0 if causal else None
+    expect_no_contents(bias, plan, model)
+    masks = [evaluate([bias], dict(inputs_of_call(plan, model, *call)))[0] for call in LENGTHS]
+    shown, longest = int((masks[-1] == 0).sum(axis=-1).max(initial=0)), sum(LENGTHS[-1][1:])
+    window = 0 if shown >= longest else shown
+    calls = zip(masks, LENGTHS, strict=True)
+    if all(hides_the_future(*call, already_causal=causal, window=window) for call in calls):
+        return window
+    return None
+
+
+def complaint(attention: AttentionNode) -> str:
+    """Return the problem of the mask of a layer that is not causal, as a clause."""
+    return (
+        "there is no mask"
+        if attention.bias is None
+        else "the mask hides more than the future, or less"
+    )
+
+
+def input_of(model: ir.Model, name: str | None) -> ir.Value | None:
+    """Return the input of that name; None if the graph has none."""
+    return next((value for value in model.graph.inputs if value.name == name), None)
+
+
+def expect_no_contents(value: ir.Value, plan: Plan, model: ir.Model) -> None:
+    """Refuse a value that is computed from tokens or positions, and not from their number only.
+
+    Lengths can be tried out; what a prompt may be cannot: a mask may hide certain tokens.
+    """
+    ancestors = data_ancestors([value])
+    for name in (plan.interface.tokens, plan.interface.position_ids):
+        if input_of(model, name) in ancestors:
+            raise NoMatch(f"the mask depends on the contents of {name}")
+
+
+def inputs_of_call(
+    plan: Plan, model: ir.Model, batch: int, tokens: int, past: int
+) -> Iterator[tuple[ir.Value, Array]]:
+    """Yield the inputs of a call without padding; caches have a size only."""
+    caches = {pair.past for layer in plan.layers for pair in (layer.key, layer.value)}
+    interface = plan.interface
+    for value in model.graph.inputs:
+        dtype = None if value.dtype is None else value.dtype.numpy()
+        if value.name in caches:
+            heads, width = static_dim(value, 1), static_dim(value, 3)
+            if heads is not None and width is not None:
+                shape = (batch, heads, past, width)
+                yield value, np.broadcast_to(np.zeros((), np.uint8), shape)
+        elif value.name == interface.tokens:
+            yield value, np.zeros((batch, tokens), dtype)
+        elif value.name == interface.attention_mask:
+            yield value, np.ones((batch, past + tokens), dtype)
+        elif value.name == interface.position_ids:
+            numbers = np.arange(past, past + tokens, dtype=dtype)
+            yield value, np.broadcast_to(numbers, (batch, tokens))
+
+
+def hides_the_future(
+    bias: Array, call: tuple[int, int, int], *, already_causal: bool, window: int = 0
+) -> bool:
+    """Return True if a bias is 0 for the past, and hides the future unless the operator does.
+
+    Args:
+        bias: of a call.
+        call: its sequences, new tokens and past tokens.
+        already_causal: whether the operator hides the future.
+        window: how many keys a query sees; 0 for all.
+    """
+    batch, tokens, past = call
+    if bias.ndim != 4:
+        return False
+    try:
+        numbers = np.broadcast_to(
+            bias.astype(np.float64), (batch, bias.shape[1], tokens, past + tokens)
+        )
+    except ValueError:
+        return False
+    ago = past + np.arange(tokens)[:, None] - np.arange(past + tokens)
+    seen = (ago >= 0) & (ago < window) if window else ago >= 0
+    hidden = ~seen & (ago >= 0) if already_causal else ~seen
+    shows = bool((numbers[..., seen] == 0).all())
+    return shows and bool((numbers[..., hidden] <= _HIDDEN).all())
+
+
+def drop_bias(attention: AttentionNode) -> None:
+    """Let the operator hide the future itself; what made the mask is left without a reader."""
+    attention.bias = None
+    attention.node.attributes["causal"] = ir.AttrInt64("causal", 1)
+
+
+def keep_all_rows(model: ir.Model, plan: Plan) -> int:
+    """Drop what puts zeros in the place of queries that see no key: only padding has such queries.
+
+    Returns:
+        how many there were.
+    """
+    count = 0
+    for layer in converted_layers(model, plan):
+        attended = layer.attention.output
+        for use in list(attended.uses()):
+            choice = use.node
+            if choice.domain != "" or choice.op_type != "Where" or use.idx == 0:
+                continue
+            condition, other = choice.inputs[0], choice.inputs[3 - use.idx]
+            numbers = None if other is None else other.const_value
+            if condition is None or numbers is None or numbers.size != 1:
+                continue
+            if choice.outputs[0].is_graph_output():
+                continue
+            if _is_always(condition, use.idx == 1, plan, model):
+                choice.outputs[0].replace_all_uses_with(attended)
+                count += 1
+    return count
+
+
+def _is_always(condition: ir.Value, wanted: bool, plan: Plan, model: ir.Model) -> bool:
+    """Return True if a condition ``[B, 1, T, 1]`` or smaller is this in calls without padding."""
+    try:
+        expect_no_contents(condition, plan, model)
+        for call in LENGTHS[:-1]:
+            (numbers,) = evaluate([condition], dict(inputs_of_call(plan, model, *call)))
+            rows = (call[0], 1, call[1], 1)
+            if np.broadcast_shapes(numbers.shape, rows) != rows or not (numbers == wanted).all():
+                return False
+    except (NoMatch, ValueError):  # of another shape
+        return False
+    return True
+
+
+def is_positions(value: ir.Value, plan: Plan, model: ir.Model) -> bool:
+    """Return True if a value ``[B, T]`` or ``[1, T]`` counts on from the past, without padding."""
+    try:
+        expect_no_contents(value, plan, model)
+        for batch, tokens, past in LENGTHS[:-1]:
+            (found,) = evaluate([value], dict(inputs_of_call(plan, model, batch, tokens, past)))
+            wanted = np.arange(past, past + tokens)
+            if found.shape not in ((1, tokens), (batch, tokens)) or not (found == wanted).all():
+                return False
+    except NoMatch:
+        return False
+    return True
+
+
+def is_past_length(value: ir.Value, plan: Plan, model: ir.Model) -> bool:
+    """Return True if ``[B]`` or ``[1]`` is the number of tokens in the caches, without padding.
+
+    Raises:
+        NoMatch: it depends on something else than lengths and ``attention_mask``.
+    """
+    expect_no_contents(value, plan, model)
+    ids = input_of(model, plan.interface.tokens)
+    for batch, tokens, past in LENGTHS[:-1]:
+        named = zip((sizes(ids) or ())[:2], (batch, tokens), strict=False)
+        names = {name: size for name, size in named if isinstance(name, str)}
+        given = {
+            **shapes_by_name(value, names),
+            **dict(inputs_of_call(plan, model, batch, tokens, past)),
+        }
+        (found,) = evaluate([value], given)
+        if found.shape not in ((1,), (batch,)) or not (found == past).all():
+            return False
+    return True
+
+
+def shapes_by_name(value: ir.Value, names: Mapping[str, int]) -> dict[ir.Value, Array]:
+    """Return the answers of the Shape nodes that a value is computed from.
+
+    Args:
+        value: the value.
+        names: of sizes, and what they are; a Shape that asks for others is left out.
+    """
+    known: dict[ir.Value, Array] = {}
+    for node in live_nodes([value]):
+        source = node.inputs[0] if node.inputs else None
+        if node.domain != "" or node.op_type != "Shape" or source is None:
+            continue
+        asked = sizes(source)
+        if asked is None or source.dtype in _COMPUTED:
+            continue
+        start, end = attribute_int(node, "start", 0), attribute_int(node, "end", len(asked))
+        answer = [names.get(size) if isinstance(size, str) else size for size in asked[start:end]]
+        if None not in answer:
+            known[node.outputs[0]] = np.array(answer, np.int64)
+    return known
