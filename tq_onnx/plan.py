@@ -45,6 +45,13 @@ _MESSAGE: Final = 80
 CPU: Final = "cpu"
 """The target that every plan begins with, and the provider that runs every model."""
 
+CUMULATIVE_LENGTHS: Final = "cumulative_sequence_lengths"
+PAST_LENGTHS: Final = "past_sequence_lengths"
+BLOCK_TABLE: Final = "block_table"
+"""Inputs of a model whose caches lie in pages: where each request's tokens begin among the packed
+ones, and where the last ends, int32 ``[R + 1]``; tokens in its pages, int32 ``[R]``; the numbers of
+its pages, int32 ``[R, C]``. The engine of onnxruntime-genai calls them so."""
+
 
 @dataclass(frozen=True)
 class ExtraInput:
@@ -221,6 +228,8 @@ class Plan:
         target: what the model was made for, a name in ``tq_onnx.targets.registry``. All models run
             on the CPU too.
         gains: how many gains encoders try, where a codec can; 0 for none.
+        block_size: tokens in a page, where caches lie in pages and a call takes packed requests;
+            0 for caches of sequences.
     """
 
     tool_version: str
@@ -237,6 +246,7 @@ class Plan:
     sinks: int = 0
     overlay_rows: int = 0
     gains: int = 0
+    block_size: int = 0
 
     @property
     def has_window(self) -> bool:
@@ -315,8 +325,8 @@ class Plan:
             layers = tuple(_layer(entry) for entry in entries.pop("layers"))
             interface = _interface(entries.pop("interface"))
             plan = _checked(cls(interface=interface, layers=layers, **entries))
-            if min(plan.recent, plan.sinks, plan.overlay_rows) < 0:
-                raise ValueError("a window has a size below 0")
+            if min(plan.recent, plan.sinks, plan.overlay_rows, plan.block_size) < 0:
+                raise ValueError("a window or a page has a size below 0")
             if plan.norm_correction not in NORM_CORRECTIONS or not 0 <= plan.gains <= MAX_GAINS:
                 raise ValueError(f"no encoder tries {plan.gains} gains, or corrects so")
         except (ValueError, TypeError, KeyError, AttributeError) as error:

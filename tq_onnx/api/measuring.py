@@ -14,6 +14,7 @@ from tq_onnx.plan import CPU
 if TYPE_CHECKING:
     from tq_onnx.measure.bench import SpeedReport
     from tq_onnx.measure.comparison import ComparisonReport
+    from tq_onnx.measure.pages import PagedReport
     from tq_onnx.measure.verify import VerifyReport
     from tq_onnx.progress import OnProgress
 
@@ -31,7 +32,7 @@ def verify(
     threads: int | None = None,
     ep: str = CPU,
     on_progress: OnProgress | None = None,
-) -> VerifyReport:
+) -> VerifyReport | PagedReport:
     """Compare a converted model with its original.
 
     Args:
@@ -51,7 +52,8 @@ def verify(
         on_progress: called as each step begins and goes on.
 
     Returns:
-        All checks and measurements; ``holds`` is the verdict.
+        All checks and measurements; ``holds`` is the verdict. Of a model whose caches lie in pages
+        they are others.
 
     Raises:
         VerificationError: the converted model was not made from this original.

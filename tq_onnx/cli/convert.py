@@ -16,6 +16,7 @@ from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED, PRESETS, ROTATIO
 from tq_onnx.conversion.options import CENTER_FROM
 from tq_onnx.conversion.target import CPU, TargetOption
 from tq_onnx.runtime.platforms import PLATFORMS
+from tq_onnx.targets.paged.target import PAGED
 from tq_onnx.targets.registry import TARGETS
 
 _output = grouped("Output")
@@ -67,8 +68,7 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     type=click.Choice(get_args(converting.ExternalData)),
     help="How to provide weights in files beside MODEL. An output in the same folder shares them "
     "(keep). One in another folder gets a copy, or a hard link, which ONNX Runtime reads and onnx "
-    "does not. An existing copy is used again.  [default: keep in the same folder, else "
-    "copy]",
+    "does not.  [default: keep in the same folder, else copy]",
 )
 @flags.option_of_json(_output)
 @_codec(
@@ -152,10 +152,17 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
 @_target(
     "--target",
     type=click.Choice(list(TARGETS)),
+    metavar="TARGET",
     default=CPU.name,
     show_default=True,
-    help="Hardware that the model is for.  "
+    help=f"Purpose of the model: {', '.join(TARGETS)}.  "
     + " ".join(f"{target.name}: {target.help}." for target in TARGETS.values() if target.help),
+)
+@_target(
+    "--paged",
+    "target",
+    flag_value=PAGED,
+    help=f"The same as --target {PAGED}.",
 )
 @_of_targets
 def convert(

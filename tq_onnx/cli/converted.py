@@ -96,6 +96,16 @@ def _genai_rows(changes: GenaiChanges, preset: Preset) -> list[tuple[str, str]]:
             else "past_present_share_buffer = false: the caches of this model must grow"
         )
     rows = [("genai", "; ".join(patched))]
+    engine = changes.engine
+    if engine is not None:
+        rows.append(
+            (
+                "engine",
+                f"{engine.blocks:,} pages of {engine.block_size} tokens for {engine.batch} "
+                f"requests, {engine.bytes / 1e9:,.2f} GB of caches; --num-blocks and "
+                "--max-batch-size choose others",
+            )
+        )
     if changes.padding:
         rows.append(
             (
@@ -120,7 +130,7 @@ def _genai_rows(changes: GenaiChanges, preset: Preset) -> list[tuple[str, str]]:
                 f"{changes.window_rows} more than the tokens that are wanted",
             )
         )
-    elif preset.window:
+    elif preset.window and engine is None:
         rows.append(
             (
                 "note",

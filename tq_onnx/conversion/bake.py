@@ -135,6 +135,7 @@ def bake_functions(model: ir.Model, plan: Plan) -> None:
         has_gains=plan.gains > 0,
         has_feedback=plan.feeds_back,
         element=ir.DataType[layer.dtype].numpy().name,
+        is_paged=plan.block_size > 0,
     )
     add_functions(model, protos)
 

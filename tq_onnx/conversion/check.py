@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import onnx
@@ -24,6 +24,7 @@ import onnx_ir as ir
 
 from tq_onnx.conversion.cachenodes import rows_of_slots
 from tq_onnx.conversion.checknodes import layer_violations
+from tq_onnx.conversion.ports import Dims, InterfaceSnapshot, Port
 from tq_onnx.conversion.target import CPU, Target
 from tq_onnx.errors import TqOnnxError
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
@@ -37,33 +38,6 @@ _FOREIGN: Final = "foreign"
 
 _FLAT_RANK: Final = 3
 """Of a cache ``[B, S, ND]``."""
-
-_Dims = tuple[int | str | None, ...]
-
-
-@dataclass(frozen=True)
-class Port:
-    """One input or output of a graph: its name, element type and dimensions."""
-
-    name: str
-    dtype: str | None
-    dims: _Dims | None
-
-
-@dataclass(frozen=True)
-class InterfaceSnapshot:
-    """The interface that a conversion must not change.
-
-    Attributes:
-        inputs: the graph inputs in order.
-        outputs: the graph outputs in order.
-        complaint: what onnx's checker says of the model; empty if it is content. An original that
-            it refuses (runtimes accept more than it does) is not held against the result.
-    """
-
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
-    complaint: str
 
 
 def snapshot_interface(model: ir.Model) -> InterfaceSnapshot:
@@ -133,6 +107,10 @@ def check_merged(
 def _violations(
     original: InterfaceSnapshot, model: ir.Model, plan: Plan, target: Target
 ) -> Iterator[str]:
+    if target.violations is not None:
+        yield from target.violations(original, model, plan)
+        yield from _metadata(model, plan, target)
+        return
     yield from _cache_ports(original, model, plan, fixed=target.has_fixed_sizes)
     if target.has_operators:
         yield from layer_violations(model, plan)
@@ -145,6 +123,10 @@ def _violations(
         yield from _own_operators(model)
     if target.has_weights:
         yield from _weights_outside(model)
+    yield from _metadata(model, plan, target)
+
+
+def _metadata(model: ir.Model, plan: Plan, target: Target) -> Iterator[str]:
     if plan.target != target.name:
         yield f"the plan is for the target {plan.target}, not {target.name}"
     if Plan.from_json(model.metadata_props.get(METADATA_PLAN, "{}")) != plan:
@@ -242,7 +224,7 @@ def _ports(
             yield f"{kind} {old.name} is {new.dtype} {new.dims}, not {first.dtype} {first.dims}"
 
 
-def _caches(old: Port, dims: _Dims, heads: int, width: int) -> list[Port]:
+def _caches(old: Port, dims: Dims, heads: int, width: int) -> list[Port]:
     """Return True if a cache may have become this: only the number of heads may be new."""
     if len(dims) == _FLAT_RANK:
         return [Port(old.name, "UINT8", (dims[0], heads, dims[1], width))]
@@ -261,7 +243,7 @@ def _with_numbers(wanted: Port, found: Port) -> Port:
     return Port(wanted.name, wanted.dtype, tuple(dims))
 
 
-def _told(before: _Dims | None, after: _Dims | None) -> _Dims | None:
+def _told(before: Dims | None, after: Dims | None) -> Dims | None:
     """Return the sizes that were told before, and those that are now of the others."""
     if before is None or after is None or len(before) != len(after):
         return after if before is None else before
@@ -269,7 +251,7 @@ def _told(before: _Dims | None, after: _Dims | None) -> _Dims | None:
 
 
 def _port(value: ir.Value) -> Port:
-    dims: _Dims | None = None
+    dims: Dims | None = None
     if value.shape is not None:
         dims = tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
     return Port(value.name or "", None if value.dtype is None else value.dtype.name, dims)

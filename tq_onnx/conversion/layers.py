@@ -222,6 +222,11 @@ def converted_layers(model: ir.Model, plan: Plan) -> tuple[ConvertedLayer, ...]:
     Raises:
         UnsupportedModelError: the model lacks nodes that its plan promises.
     """
+    if plan.block_size:
+        raise UnsupportedModelError(
+            "the caches of the model lie in pages, which this does not look into",
+            fix="give a conversion without --paged",
+        )
     outputs = {value.name: value for value in model.graph.outputs}
     found = []
     for layer in plan.layers:

@@ -245,7 +245,8 @@ def _prepare(
             lowering = target.lowering(plan, path)
             if lowering is not None:
                 # A clone shares the tensors, and a refusal leaves nothing half done.
-                model, plan = _run(lowering.passes, model.clone(), path), lowering.plan
+                model = _run(lowering.passes, model.clone(), path)
+                plan = lowering.plan_behind
         name_sizes(model)
         bake_metadata(model, plan)
         _tell(on_progress, _CHECK)

@@ -8,7 +8,7 @@ module imports neither onnx nor onnx-ir, so that the command line can read the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from tq_onnx.errors import UsageError
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from tq_onnx.conversion.ports import InterfaceSnapshot
     from tq_onnx.plan import Plan
 
 
@@ -54,10 +55,18 @@ class Lowering:
     Attributes:
         plan: the plan of the model that the passes leave.
         passes: run in this order on a clone of the model.
+        found: returns the plan once the passes have run, where they find out more; None for
+            ``plan``.
     """
 
     plan: Plan
     passes: tuple[ir.passes.InPlacePass, ...]
+    found: Callable[[], Plan] | None = None
+
+    @property
+    def plan_behind(self) -> Plan:
+        """The plan of the model, once the passes have run."""
+        return self.plan if self.found is None else self.found()
 
 
 Values = Mapping[str, int | None]
@@ -120,6 +129,9 @@ class Target:
         has_windows: whether it has kernels for exact windows; if not, presets have none.
         restore: makes the operators again, in memory, in a model that has standard ones in their
             places; None where they cannot be made.
+        violations: what is wrong with a model that the passes left, a clause each, given also what
+            its original took and returned and the plan; None for a target whose models keep that,
+            which is checked then.
         no_folders: why a folder cannot be converted for it; empty where it can.
         values: of the options; see ``having``.
     """
@@ -139,6 +151,7 @@ class Target:
     searches: bool = True
     has_windows: bool = True
     restore: Callable[[ir.Model, Plan], ir.Model] | None = None
+    violations: Callable[[InterfaceSnapshot, ir.Model, Plan], Iterator[str]] | None = None
     no_folders: str = ""
     values: Values = field(default_factory=lambda: MappingProxyType({}))
 

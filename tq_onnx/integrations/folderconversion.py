@@ -184,7 +184,7 @@ def convert_folder(
                     (model.name for model in found.decoders), (r.plan for r in reports), strict=True
                 )
             )
-            changes = job.write_genai(found.genai, plans, library)
+            changes = job.write_genai(found.genai, plans, library, target)
         tell(Progress("Copying files"))
         carried = job.copy(on_progress, library)
         job.commit()
@@ -289,11 +289,11 @@ class _Job:
         return SavedFiles(target, data, mode, staged.size + staged.data_size, staged.data)
 
     def write_genai(
-        self, config: GenaiConfig, plans: dict[str, Plan], library: Path
+        self, config: GenaiConfig, plans: dict[str, Plan], library: Path, target: Target
     ) -> GenaiChanges:
         """Stage the configuration of onnxruntime-genai."""
         named = {name: plan for name, plan in plans.items() if name in config.decoders}
-        content, changes = patch_config(config, named, library.name)
+        content, changes = patch_config(config, named, library.name, target.values)
         self.written += self.transaction.write(self.target / CONFIG_FILE, [content])
         return changes
 

@@ -29,13 +29,14 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Final
 
 from tq_onnx.codec.spec import row_layout
 from tq_onnx.errors import ModelFileError, UnsupportedModelError
+from tq_onnx.integrations.genaipages import EngineSizes, page_config
 from tq_onnx.plan import Interface, LayerPlan, Plan
 from tq_onnx.runtime.platforms import LIBRARIES
 
@@ -87,6 +88,7 @@ class GenaiChanges:
             rightly, or none of them. It pads them on the right, and takes the next token of each to
             lie behind its own. A graph that appends it behind the padding sees the padding instead,
             converted or not.
+        engine: sizes of a decoder with pages, which ``Engine`` alone runs; None for others.
     """
 
     library: str
@@ -99,6 +101,7 @@ class GenaiChanges:
     padding: int = 0
     window_rows: int = 0
     uneven_batches: bool = True
+    engine: EngineSizes | None = None
 
 
 def read_config(folder: Path) -> GenaiConfig | None:
@@ -163,7 +166,10 @@ def check_config(config: GenaiConfig) -> None:
 
 
 def patch_config(
-    config: GenaiConfig, plans: dict[str, Plan], library: str
+    config: GenaiConfig,
+    plans: dict[str, Plan],
+    library: str,
+    values: Mapping[str, int | None] | None = None,
 ) -> tuple[bytes, GenaiChanges]:
     """Make the configuration of the converted folder.
 
@@ -171,13 +177,14 @@ def patch_config(
         config: the original.
         plans: the conversion of each model file of the decoder that has caches, by its name.
         library: file name of the operator library in the folder.
+        values: of the options of the target, for a decoder with pages.
 
     Returns:
         The text in UTF-8, and what is different.
 
     Raises:
         UnsupportedModelError: keys and values of a layer have rows of different widths, or the
-            caches of a model with an exact window must grow.
+            caches of a model with an exact window must grow; or they are no pages for the engine.
     """
     document = copy.deepcopy(config.document)
     decoder = document["model"]["decoder"]
@@ -192,6 +199,9 @@ def patch_config(
                 where=str(config.path),
                 fix="convert with equal rows, or a preset with the same codec for both",
             )
+    engine = None
+    if any(plan.block_size for plan in plans.values()):
+        engine = page_config(document, plans, values or {}, str(config.path))
     widths = {layer.key_row_bytes for layer in layers}
     width = next(iter(widths)) if len(widths) == 1 and "head_size" in decoder else None
     if width is not None:
@@ -211,7 +221,7 @@ def patch_config(
                 fix="convert with --window 0 --sinks 0",
             )
         after = _make_room(document, window_rows)
-    may_share = before is False and fixed and not window_rows
+    may_share = before is False and fixed and not window_rows and engine is None
     changes = GenaiChanges(
         library,
         width,
@@ -223,6 +233,7 @@ def patch_config(
         padding=sum(_padding(layer) for layer in layers),
         window_rows=window_rows,
         uneven_batches=all(_batches_rightly(plan.interface) for plan in plans.values()),
+        engine=engine,
     )
     return _text_of(document), changes
 

@@ -181,7 +181,7 @@ def _converted(loaded: LoadedModel, path: Path) -> _Found:
         if plan is None:
             raise ModelFileError("the conversion metadata is empty")
     caches = [
-        CacheShape(pair.past, layer.kv_num_heads, width, plan.overlay_rows)
+        CacheShape(pair.past, layer.kv_num_heads, width, plan.overlay_rows, plan.block_size)
         for layer in plan.layers
         for pair, width in (
             (layer.key, layer.key_row_bytes),

@@ -48,12 +48,14 @@ class CacheShape:
         kv_num_heads: N.
         row_bytes: bytes of a token in one head.
         overlay_rows: rows in front of those of the tokens.
+        block_size: tokens of a page; 0 for a cache without pages.
     """
 
     name: str | None
     kv_num_heads: int
     row_bytes: int
     overlay_rows: int = 0
+    block_size: int = 0
 
 
 @dataclass(frozen=True)
@@ -128,12 +130,15 @@ class Footprint:
 
 def slots_of(graph: ir.Graph, caches: Iterable[CacheShape]) -> int | None:
     """Return the tokens that a graph gives its caches room for; None where callers choose."""
+    caches = list(caches)
     overlays = {cache.name: cache.overlay_rows for cache in caches}
     sizes = [
         (static_dim(value, 1 if len(value.shape) == _FLAT_RANK else 2), overlays[value.name])
         for value in graph.inputs
         if value.name in overlays and value.shape is not None
     ]
+    if any(cache.block_size for cache in caches):
+        return None
     return min((size - rows for size, rows in sizes if size is not None), default=None)
 
 
@@ -187,7 +192,7 @@ def _shapes(
         name = value.name or ""
         stated = [static_dim(value, axis) for axis in range(len(value.shape))]
         if name == names.tokens:
-            wanted = [1, new, *stated[2:]]
+            wanted = [new] if len(stated) == 1 else [1, new, *stated[2:]]
         elif name == names.attention_mask:
             wanted = [1, context]
         elif name == names.position_ids:
@@ -196,8 +201,11 @@ def _shapes(
             wanted = [1, 1, new, context]
         elif name in caches:
             cache, past = caches[name], context - new
+            pages = cache.block_size and -(-context // cache.block_size)
             wanted = (
-                [1, past, stated[-1]]
+                [pages, *stated[1:]]
+                if pages
+                else [1, past, stated[-1]]
                 if len(stated) == _FLAT_RANK
                 else [1, cache.kv_num_heads, past + cache.overlay_rows, stated[-1]]
             )

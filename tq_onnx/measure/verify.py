@@ -42,6 +42,7 @@ from tq_onnx.measure.fidelity import PROMPT_TOKENS, convert_raw, fidelity
 from tq_onnx.measure.greedy import GreedyFigures, compare_greedy
 from tq_onnx.measure.interfaces import failing, interface_kept, not_made_from, refuse_stranger
 from tq_onnx.measure.oracle import OracleFigures, judge_backends
+from tq_onnx.measure.pages import PagedReport, verify_pages
 from tq_onnx.measure.planned import expect_layers
 from tq_onnx.measure.quality import QualityFigures
 from tq_onnx.measure.readings import read_original, with_float_products
@@ -55,7 +56,7 @@ from tq_onnx.plan import Plan, plan_in
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.recognise.branches import split
 from tq_onnx.runtime.generate import generate
-from tq_onnx.runtime.model import OpenModel, open_converted, open_original
+from tq_onnx.runtime.model import OpenModel, open_converted, open_original, refuse_pages
 from tq_onnx.runtime.placement import PlacementReport, report_placement
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
 
@@ -151,7 +152,7 @@ def verify(
     threads: int | None = None,
     ep: ExecutionProvider = CPU,
     on_progress: OnProgress | None = None,
-) -> VerifyReport:
+) -> VerifyReport | PagedReport:
     """Compare a converted model with its original.
 
     Args:
@@ -168,7 +169,7 @@ def verify(
         on_progress: called as each step begins, and as windows and layers are done.
 
     Returns:
-        The report; ``holds`` is its verdict.
+        The report; ``holds`` is its verdict. That of a model whose caches lie in pages is another.
 
     Raises:
         VerificationError: the converted model was not made from this original, or cannot read a
@@ -177,7 +178,22 @@ def verify(
     """
     tell = on_progress or silent
     tell(Progress("Opening both models"))
-    whole = _Pair(original, load(original), converted, load(converted))
+    loaded = load(converted)
+    plan = plan_in(loaded.model.metadata_props)
+    if plan is not None and plan.block_size:
+        if ep.has_own_memory:
+            refuse_pages(plan)
+        return verify_pages(
+            original,
+            loaded,
+            plan,
+            tokens,
+            source=source,
+            library=library,
+            threads=threads,
+            on_progress=on_progress,
+        )
+    whole = _Pair(original, load(original), converted, loaded)
     reports = [
         _verify(
             pair,

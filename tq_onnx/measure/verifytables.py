@@ -7,18 +7,34 @@ from typing import TYPE_CHECKING
 from tq_onnx.measure.tables import TextTable, either
 
 if TYPE_CHECKING:
+    from tq_onnx.measure.pages import PagedReport
     from tq_onnx.measure.reconstruction import ReconstructionFigures
     from tq_onnx.measure.verify import VerifyReport
 
 _VERDICTS = {True: "ok", False: "FAILED", None: "not done"}
 
 
-def verify_tables(report: VerifyReport) -> tuple[TextTable, ...]:
-    """Return checks, quality and layers, in reading order."""
+def verify_tables(report: VerifyReport | PagedReport) -> tuple[TextTable, ...]:
+    """Return checks, quality and layers, in reading order; of pages there are no layers."""
+    from tq_onnx.measure.pages import PagedReport
+
+    if isinstance(report, PagedReport):
+        return _checks(report), _pages(report)
     return _checks(report), _quality(report), _layers(report)
 
 
-def _checks(report: VerifyReport) -> TextTable:
+def _pages(report: PagedReport) -> TextTable:
+    rows: list[tuple[str, object]] = [
+        ("logits", f"relative distance {report.logit_distance:.4f} from the original"),
+        ("cache bytes per token", report.cache_bytes_per_token),
+    ]
+    if report.kernel_distance is not None:
+        rows.append(("logits, kernels against bodies", f"{report.kernel_distance:.1e} relative"))
+    title = f"Packed requests of {report.tokens} tokens ({report.source})"
+    return TextTable.of(("figure", "value"), rows, title)
+
+
+def _checks(report: VerifyReport | PagedReport) -> TextTable:
     rows = [(_VERDICTS[check.holds], check.name, check.detail) for check in report.checks]
     return TextTable.of(("", "property", "measured"), rows, "Checks")
 

@@ -290,6 +290,7 @@ def open_model(
         plan = plan_of(session)
         if plan is not None:
             target_of_plan(plan)
+            refuse_pages(plan)
     if plan is not None:
         signature, found = signature_of(session, plan), None
     else:
@@ -301,6 +302,19 @@ def open_model(
     return OpenModel(
         loaded.path, session, signature, found, first, loaded.external_files, positions
     )
+
+
+def refuse_pages(plan: Plan) -> None:
+    """Refuse a model whose caches lie in pages, which the decoders here do not feed.
+
+    Raises:
+        UnsupportedModelError: it has such caches.
+    """
+    if plan.block_size:
+        raise UnsupportedModelError(
+            "the caches of the model lie in pages, and a call takes packed requests",
+            fix="run it with the engine of onnxruntime-genai, or convert without --paged",
+        )
 
 
 def session_of(

@@ -11,6 +11,7 @@ from tq_onnx.errors import ModelFileError, UsageError
 from tq_onnx.plan import Plan
 from tq_onnx.targets.cann.target import CANN
 from tq_onnx.targets.cann_graph.target import CANN_GRAPH
+from tq_onnx.targets.paged.target import TARGET as PAGED
 from tq_onnx.targets.web.target import WEB
 
 TARGETS: Final[Mapping[str, Target]] = MappingProxyType(
@@ -21,6 +22,7 @@ TARGETS: Final[Mapping[str, Target]] = MappingProxyType(
             CANN,
             CANN_GRAPH,
             WEB,
+            PAGED,
         )
     }
 )

@@ -46,8 +46,7 @@ CANN_GRAPH: Final = Target(
         TargetOption("capacity", "tokens that the caches have room for.", default=DEFAULT_CAPACITY),
         TargetOption(
             "call_tokens",
-            "new tokens in each call. For prompts, convert a second time with more of them; the "
-            "two files can continue each other's caches.",
+            "new tokens in each call. For prompts, convert a second time with more of them.",
             default=1,
         ),
     ),

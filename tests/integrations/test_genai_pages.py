@@ -1,0 +1,68 @@
+"""What the configuration of a folder says of caches in pages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.files.models import GENAI, inline
+from tests.integrations.genai_folder import genai_config
+from tq_onnx.conversion.pipeline import prepare
+from tq_onnx.errors import UnsupportedModelError, UsageError
+from tq_onnx.integrations.genaipages import page_config
+from tq_onnx.plan import BLOCK_TABLE, CUMULATIVE_LENGTHS, PAST_LENGTHS, Plan
+from tq_onnx.targets.registry import target_of
+
+SIZES = {"layers": 2, "heads": 4, "kv_heads": 2, "head_size": 64, "vocabulary": 97}
+
+
+@pytest.fixture
+def document() -> dict[str, Any]:
+    return genai_config(**SIZES, context=1000)
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    model = inline(tmp_path_factory.mktemp("plan"), GENAI)
+    return prepare(model, preset="k8v4", target=target_of("paged", block_size=48)).plan
+
+
+def test_the_engine_is_told_its_sizes(document: dict[str, Any], plan: Plan) -> None:
+    sizes = page_config(document, {"model.onnx": plan}, {"max_batch_size": 3}, "here")
+    decoder = document["model"]["decoder"]
+    assert document["engine"] == {
+        "dynamic_batching": {
+            "block_size": 48,
+            "num_blocks": 3 * 21,
+            "max_batch_size": 3,
+            "max_scheduled_tokens": 2048,
+        }
+    }
+    assert decoder["head_size"] == plan.layers[0].key_row_bytes == plan.layers[1].value_row_bytes
+    assert sizes.bytes == 3 * 21 * 48 * plan.bytes_per_token
+    assert decoder["inputs"] == {
+        "input_ids": "input_ids",
+        "past_key_names": "past_key_values.%d.key",
+        "past_value_names": "past_key_values.%d.value",
+        **{name: name for name in (CUMULATIVE_LENGTHS, PAST_LENGTHS, BLOCK_TABLE)},
+    }
+
+
+def test_pages_that_are_asked_for(document: dict[str, Any], plan: Plan) -> None:
+    assert page_config(document, {"model.onnx": plan}, {"num_blocks": 7}, "here").blocks == 7
+
+
+def test_what_the_engine_cannot_make_is_refused(document: dict[str, Any], plan: Plan) -> None:
+    first, second = plan.layers
+    uneven = replace(plan, layers=(first, replace(second, kv_num_heads=1)))
+    with pytest.raises(UnsupportedModelError, match="1 or 2 heads"):
+        page_config(document, {"model.onnx": uneven}, {}, "here")
+    with pytest.raises(UnsupportedModelError, match="1 of 2 layers have caches"):
+        page_config(document, {"model.onnx": replace(plan, layers=(first,))}, {}, "here")
+    with pytest.raises(UnsupportedModelError, match="a pipeline of several models"):
+        page_config(document, {"one.onnx": plan, "other.onnx": plan}, {}, "here")
+    del document["model"]["context_length"], document["search"]["max_length"]
+    with pytest.raises(UsageError, match="give --num-blocks"):
+        page_config(document, {"model.onnx": plan}, {}, "here")

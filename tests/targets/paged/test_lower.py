@@ -1,0 +1,244 @@
+"""The target ``paged``: packed requests give the logits that each one has alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from tests.conversion.test_raw import NOISE, load_exact
+from tests.decoders.running import FIXTURES, Batch, Decoder, session
+from tq_onnx.conversion.options import Options
+from tq_onnx.conversion.original import recognise_original
+from tq_onnx.conversion.pipeline import Prepared, prepare
+from tq_onnx.errors import UnsupportedModelError, UsageError
+from tq_onnx.files.load import load
+from tq_onnx.runtime.pages import PagedDecoder
+from tq_onnx.targets.registry import target_of
+
+#: Fixtures that run on a CPU, and their head size.
+RUNNING = {
+    **dict.fromkeys(
+        (
+            *("dynamo-op18-eager", "dynamo-op18-sdpa", "dynamo-op20-eager", "dynamo-op20-sdpa"),
+            *("genai-cpu-fp32", "genai-cpu-int4"),
+        ),
+        64,
+    ),
+    **dict.fromkeys(
+        (
+            *("dynamo-op23-eager", "dynamo-op23-sdpa", "dynamo-op24-sdpa", "dynamo-llama"),
+            *("dynamo-phi3", "dynamo-gemma2", "dynamo-gemma3", "genai09-cpu-fp32"),
+            *("genai-dml-fp16", "legacy-op14-eager", "legacy-op17-sdpa", "legacy-op17-sdpa-fp16"),
+            *("mobius-default", "optimum"),
+        ),
+        16,
+    ),
+    **dict.fromkeys(("dynamo-op18-sdpa-hd128-fp16", "genai-cpu-int4-hd128"), 128),
+}
+
+#: Calls, each with the new tokens of some requests: prompts, single tokens and chunks together.
+CALLS: Sequence[Mapping[str, int]] = (
+    {"a": 18, "b": 3},
+    {"a": 1, "c": 20, "b": 1},
+    {"b": 13, "c": 1},
+    {"c": 1, "b": 1, "a": 1},
+)
+
+
+def untouched(model: ir.Model) -> None:
+    pass
+
+
+def paged(
+    name: str,
+    preset: str = "raw",
+    *,
+    damage: Callable[[ir.Model], None] = untouched,
+    **options: int,
+) -> Prepared:
+    """A fixture, changed and then converted in memory."""
+    path = FIXTURES / f"{name}.onnx"
+    loaded = replace(load(path), model=load_exact(name))
+    damage(loaded.model)
+    return prepare(
+        path,
+        preset=preset,
+        target=target_of("paged", **{"block_size": 16, **options}),
+        original=recognise_original(loaded, path),
+    )
+
+
+def tokens_of(calls: Sequence[Mapping[str, int]], vocabulary: int = 61) -> dict[str, np.ndarray]:
+    """Random tokens for each request, as many as the calls feed in all."""
+    rng = np.random.default_rng(5)
+    names = dict.fromkeys(name for call in calls for name in call)
+    return {
+        name: rng.integers(3, vocabulary, sum(call.get(name, 0) for call in calls))
+        for name in names
+    }
+
+
+def alone(name: str, calls: Sequence[Mapping[str, int]]) -> list[dict[str, np.ndarray]]:
+    """What the original says after each call, of each request by itself."""
+    original = session(load_exact(name))
+    found: dict[str, list[np.ndarray]] = {}
+    for request, ids in tokens_of(calls).items():
+        chunks = [call[request] for call in calls if request in call]
+        decoder = Decoder(original, head_size=RUNNING[name])
+        data = Batch(ids[None], np.ones((1, len(ids)), np.int64))
+        found[request] = [decoder.feed(feeds)[0, -1] for feeds in data.feeds(chunks)]
+    return [{request: found[request].pop(0) for request in call} for call in calls]
+
+
+def together(
+    prepared: Prepared, calls: Sequence[Mapping[str, int]], *, seed: int = 0
+) -> list[dict[str, np.ndarray]]:
+    """What the paged model says after each call, of all its requests at once."""
+    decoder = PagedDecoder(session(prepared.loaded.model), prepared.plan, blocks=12, seed=seed)
+    left = tokens_of(calls)
+    found = []
+    for call in calls:
+        fed = {name: left[name][:count] for name, count in call.items()}
+        left |= {name: left[name][count:] for name, count in call.items()}
+        found.append(dict(zip(call, decoder.run(fed), strict=True)))
+    return found
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_packed_requests_are_as_each_alone(name: str) -> None:
+    prepared = paged(name)
+    found, wanted = together(prepared, CALLS), alone(name, CALLS)
+    noise = NOISE[ir.DataType[prepared.plan.layers[0].dtype]]
+    for answer, its in zip(found, wanted, strict=True):
+        for request, logits in its.items():
+            assert np.abs(answer[request] - logits).max() <= noise * np.abs(logits).max()
+
+
+def test_a_shuffled_table_gives_the_same_bits() -> None:
+    prepared = paged("genai-cpu-fp32", "int4")
+    first, second = (together(prepared, CALLS, seed=seed) for seed in (1, 2))
+    for one, other in zip(first, second, strict=True):
+        for request, logits in one.items():
+            np.testing.assert_array_equal(other[request], logits)
+
+
+@pytest.mark.parametrize("name", ["dynamo-gemma2", "dynamo-gemma3"])
+def test_a_window_in_a_mask_becomes_the_attribute(name: str) -> None:
+    assert [layer.sliding_window for layer in paged(name).plan.layers] == [6, 0]
+
+
+def test_the_head_sees_the_last_tokens_only() -> None:
+    model = paged("genai-cpu-fp32").loaded.model
+    (gather,) = (node for node in model.graph if "last_of_each_request" in (node.name or ""))
+    (reader,) = gather.outputs[0].consumers()
+    assert reader.op_type == "MatMul"
+    assert [dim if isinstance(dim, int) else dim.value for dim in model.graph.outputs[0].shape] == [
+        "batch_size",
+        97,
+    ]
+
+
+def test_rows_of_all_caches_have_one_width() -> None:
+    plan = paged("dynamo-op18-sdpa", "k8v4").plan
+    widths = {layer.key_row_bytes for layer in plan.layers}
+    widths |= {layer.value_row_bytes for layer in plan.layers}
+    assert len(widths) == 1
+    assert not plan.interface.attention_mask
+    assert not plan.interface.position_ids
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("hf-prefill", "a graph for a first prompt"),
+        ("hf-static-decode", "a fixed size"),
+        ("mobius-static", "a fixed size"),
+        ("legacy-one-token", "does not have rows for each token"),
+        ("dynamo-qwen3-moe", "not known to leave the tokens apart"),
+        ("genai-cpu-fp16", "not shown to be causal"),
+    ],
+)
+def test_fixtures_that_are_refused(name: str, reason: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=reason):
+        paged(name)
+
+
+def test_options_that_are_refused() -> None:
+    with pytest.raises(UsageError, match="not a multiple of 16"):
+        paged("genai-cpu-fp32", block_size=40)
+    with pytest.raises(UsageError, match="exact window"):
+        prepare(
+            FIXTURES / "genai-cpu-fp32.onnx",
+            preset="int4",
+            options=Options(window=4),
+            target=target_of("paged"),
+        )
+
+
+def embedded(model: ir.Model) -> ir.Value:
+    """The embeddings of the tokens."""
+    (tokens,) = (value for value in model.graph.inputs if value.name == "input_ids")
+    return next(node for node in tokens.consumers() if node.op_type == "Gather").outputs[0]
+
+
+def insert(model: ir.Model, op_type: str, *more: ir.Value, **attributes: int) -> ir.Value:
+    """Put a node behind the embeddings."""
+    value = embedded(model)
+    maker = value.producer()
+    assert maker is not None
+    uses = list(value.uses())
+    node = ir.node(op_type, [value, *more], attributes, name=f"inserted_{op_type}")
+    node.outputs[0].name, node.outputs[0].dtype = "inserted", value.dtype
+    model.graph.insert_after(maker, node)
+    for use in uses:
+        use.node.replace_input_with(use.idx, node.outputs[0])
+    return node.outputs[0]
+
+
+def constant(model: ir.Model, array: np.ndarray) -> ir.Value:
+    value = ir.Value(name="inserted_constant", const_value=ir.tensor(array))
+    value.dtype, value.shape = ir.tensor(array).dtype, ir.Shape(array.shape)
+    model.graph.register_initializer(value)
+    return value
+
+
+def sum_tokens(model: ir.Model) -> None:
+    insert(model, "CumSum", constant(model, np.array(1, np.int64)))
+
+
+def weigh_tokens(model: ir.Model) -> None:
+    insert(model, "Softmax", axis=1)
+
+
+def divide_by_count(model: ir.Model) -> None:
+    mixed = insert(model, "Mul")
+    node = mixed.producer()
+    assert node is not None
+    shape = ir.node("Shape", [node.inputs[0]], {"start": 1, "end": 2}, name="count_of_tokens")
+    cast = ir.node("Cast", [shape.outputs[0]], {"to": 1}, name="count_as_float")
+    shape.outputs[0].name, cast.outputs[0].name = "count", "float_count"
+    model.graph.insert_before(node, [shape, cast])
+    node.resize_inputs(2)
+    node.replace_input_with(1, cast.outputs[0])
+
+
+def normalise_along_tokens(model: ir.Model) -> None:
+    insert(model, "LpNormalization", axis=1, p=2)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (sum_tokens, "CumSum"),
+        (weigh_tokens, "Softmax"),
+        (normalise_along_tokens, "LpNormalization"),
+        (divide_by_count, "computes with the number of tokens"),
+    ],
+)
+def test_what_mixes_tokens_is_refused(damage: Callable[[ir.Model], None], reason: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=reason):
+        paged("genai09-cpu-fp32", damage=damage)

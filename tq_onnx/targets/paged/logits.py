@@ -1,0 +1,94 @@
+"""Compute the logits of the last token of each request, and of no other."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import onnx_ir as ir
+
+from tq_onnx.graph.builder import Builder
+from tq_onnx.graph.nomatch import NoMatch
+from tq_onnx.targets.paged.packed import REQUESTS, SCOPE, Packed, last_tokens
+from tq_onnx.targets.paged.tokenwise import Tokenwise
+
+_RANK: Final = 3
+_AXIS: Final = 1
+
+
+def keep_last(
+    model: ir.Model, build: Builder, logits: ir.Value, packed: Packed, tokens: Tokenwise
+) -> None:
+    """Take the last token of each request as far in front of the logits as that is the same.
+
+    That is where the values on the way to the logits are first read by one node only, and made of
+    one other value that holds tokens.
+
+    Args:
+        model: the model; its logits become ``[R, V]``.
+        build: makes the nodes.
+        logits: the output, ``[1, T, V]``.
+        packed: which tokens are the last.
+        tokens: shows what leaves tokens apart.
+
+    Raises:
+        NoMatch: the output is no row of logits for each token.
+    """
+    graph = model.graph
+    if not _is_rows(logits, tokens):
+        raise NoMatch(f"{logits.name} is not [batch, tokens, vocabulary], logits of all tokens")
+    shape = tokens.shape(logits)
+    end = ir.node("Identity", [logits], name=build.unique(f"{SCOPE}/end"))
+    graph.append(end)
+    value, reader, behind = _front(logits, end, tokens)
+    with build.before(reader, SCOPE):
+        last = build.op(
+            "Gather",
+            [value, last_tokens(build, packed)],
+            "last_of_each_request",
+            dtype=value.dtype,
+            shape=[1, REQUESTS, tokens.shape(value)[-1]],
+            axis=_AXIS,
+        )
+    for slot, read in enumerate(reader.inputs):
+        if read is value:
+            reader.replace_input_with(slot, last)
+    for made in behind:
+        made.shape = ir.Shape([1, REQUESTS, tokens.shape(made)[-1]])
+    rows = end.inputs[0]
+    assert rows is not None  # it was just given
+    with build.before(end, SCOPE):
+        of_requests = build.op(
+            "Squeeze",
+            [rows, build.integers(0)],
+            "logits",
+            dtype=logits.dtype,
+            shape=[REQUESTS, shape[-1]],
+        )
+    graph.remove(end, safe=True)
+    index = next(index for index, output in enumerate(graph.outputs) if output is logits)
+    logits.name, of_requests.name = f"{logits.name}/of_sequence", logits.name
+    graph.outputs[index] = of_requests
+
+
+def _is_rows(value: ir.Value, tokens: Tokenwise) -> bool:
+    return tokens.holds(value) and len(tokens.shape(value)) == _RANK and tokens.axis(value) == _AXIS
+
+
+def _front(
+    logits: ir.Value, end: ir.Node, tokens: Tokenwise
+) -> tuple[ir.Value, ir.Node, list[ir.Value]]:
+    """Return the value to choose from, what reads it, and what is made behind that."""
+    value, reader = logits, end
+    behind: list[ir.Value] = []
+    while True:
+        node = value.producer()
+        uses = [use.node for use in value.uses()]
+        if node is None or len(node.outputs) != 1 or uses != [reader]:
+            return value, reader, behind
+        if value is not logits and value.is_graph_output():
+            return value, reader, behind
+        held = [one for one in node.inputs if one is not None and tokens.holds(one)]
+        if len(held) != 1 or not _is_rows(held[0], tokens):
+            return value, reader, behind
+        behind.append(value)
+        value, reader = held[0], node

@@ -1,0 +1,223 @@
+"""Rewrite a converted decoder for caches in pages and for packed requests.
+
+    masks, lengths, positions -> packed inputs -> operators -> tokens left apart -> last logits
+
+The decoder sees one sequence, the tokens of all requests one behind the other. That is the same as
+each request alone where attention hides what it hides by positions only, where positions count on
+from the past, and where nothing but attention mixes tokens. All three are shown of the graph, or
+the model is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from tq_onnx.conversion import bake
+from tq_onnx.conversion.checknodes import layer_violations
+from tq_onnx.conversion.layers import ConvertedLayer, converted_layers
+from tq_onnx.conversion.target import Lowering
+from tq_onnx.errors import UnsupportedModelError
+from tq_onnx.graph.builder import Builder
+from tq_onnx.graph.liveness import live_nodes, nested_nodes
+from tq_onnx.graph.nomatch import NoMatch
+from tq_onnx.graph.values import rank
+from tq_onnx.ops.domain import DOMAIN
+from tq_onnx.plan import Plan
+from tq_onnx.targets import causality
+from tq_onnx.targets.paged.logits import keep_last
+from tq_onnx.targets.paged.operators import page
+from tq_onnx.targets.paged.packed import pack
+from tq_onnx.targets.paged.replaced import find_replaced, put_in_place, read_values
+from tq_onnx.targets.paged.tokenwise import Tokenwise
+
+TARGET: Final = "paged"
+_FLAG: Final = "--paged"
+_WITHOUT: Final = "convert without --paged"
+_INTEGERS: Final = (ir.DataType.INT64, ir.DataType.INT32)
+
+
+def lowering_of(plan: Plan, block_size: int) -> Lowering:
+    """Return the pass that rewrites a converted model, and the plan of what it leaves.
+
+    Args:
+        plan: the plan that the model was converted by.
+        block_size: slots of a page.
+
+    The pass raises ``UnsupportedModelError`` where a part of the model is not shown to be right.
+    """
+    made = PagePass(plan, block_size)
+    return Lowering(made.plan, (made,), lambda: made.plan)
+
+
+class PagePass(ir.passes.InPlacePass):
+    """Rewrites the decoder around the operators of a conversion.
+
+    Args:
+        plan: as for ``lowering_of``.
+        block_size: likewise.
+    """
+
+    def __init__(self, plan: Plan, block_size: int) -> None:
+        super().__init__()
+        self._plan = plan
+        self._block_size = block_size
+        self._row = max(
+            width for layer in plan.layers for width in (layer.key_row_bytes, layer.value_row_bytes)
+        )
+        self.plan = self._paged([layer.sliding_window for layer in plan.layers])
+        """Of the model as it will be; its windows are complete once the pass has run."""
+
+    def requires(self, model: ir.Model) -> None:
+        """Require a model as ``ConvertPass`` and ``adapt`` leave it, table by table."""
+        for violation in layer_violations(model, self._plan):
+            raise ir.passes.PreconditionError(violation)
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite the model in place."""
+        plan = self._plan
+        try:
+            _expect_sequences(model, plan)
+            layers = converted_layers(model, plan)
+            self.plan = self._paged([_window(layer, plan, model) for layer in layers])
+            _expect_past_lengths(layers, plan, model)
+            causality.keep_all_rows(model, plan)
+            self._rewrite(model, layers)
+        except NoMatch as miss:
+            raise UnsupportedModelError(miss.reason, where=_FLAG, fix=_WITHOUT) from miss
+        return ir.passes.PassResult(model, modified=True)
+
+    def _rewrite(self, model: ir.Model, layers: tuple[ConvertedLayer, ...]) -> None:
+        plan, graph = self._plan, model.graph
+        logits = next(value for value in graph.outputs if value.name == plan.interface.logits)
+        wanted = [logits]
+        for operator in (operator for layer in layers for operator in layer.operators):
+            wanted += read_values(operator.node)
+        found = find_replaced(model, plan, wanted)
+        for value in graph.outputs:
+            if value is not logits and not _is_cache(value, plan):
+                raise NoMatch(f"the model returns {value.name} besides logits and caches")
+        gone = [value for value in graph.inputs if _is_gone(value, plan)]
+        build = Builder(graph)
+        packed = pack(model, build, plan)
+        positions = put_in_place(build, found, packed)
+        for layer, planned in zip(layers, self.plan.layers, strict=True):
+            for attention in layer.attentions:
+                window = ir.AttrInt64("sliding_window", planned.sliding_window)
+                attention.node.attributes["sliding_window"] = window
+            page(build, layer, packed, self._block_size, self._row)
+        _remove_dead(model)
+        for value in gone:
+            if value.uses():
+                raise NoMatch(f"the graph still reads {value.name}")
+            graph.inputs.remove(value)
+        tokens = Tokenwise(model, plan, {packed.ids, packed.positions, *positions})
+        keep_last(model, build, logits, packed, tokens)
+        _remove_dead(model)
+        for identifier in [key for key in model.functions if key[0] == DOMAIN]:
+            del model.functions[identifier]
+        bake.bake_functions(model, self.plan)
+
+    def _paged(self, windows: list[int]) -> Plan:
+        """Return the plan of the paged model with these sliding windows."""
+        plan = self._plan
+        layers = tuple(
+            replace(
+                layer,
+                has_bias=False,
+                causal=True,
+                sliding_window=window,
+                key_row_bytes=self._row,
+                value_row_bytes=self._row,
+            )
+            for layer, window in zip(plan.layers, windows, strict=True)
+        )
+        interface = replace(
+            plan.interface,
+            attention_mask=None,
+            position_ids=None,
+            fed=(),
+            padding=False,
+            right_padding=False,
+        )
+        return replace(
+            plan,
+            target=TARGET,
+            fixed_capacity=True,
+            layers=layers,
+            interface=interface,
+            block_size=self._block_size,
+        )
+
+
+def _expect_sequences(model: ir.Model, plan: Plan) -> None:
+    """Refuse a model that does not take token ids and growing caches, and nothing more."""
+    interface = plan.interface
+    tokens = causality.input_of(model, interface.tokens)
+    if tokens is None or tokens.dtype not in _INTEGERS or rank(tokens) != 2:
+        raise NoMatch(f"{interface.tokens} is not token ids [batch, tokens]")
+    if interface.hidden:
+        raise NoMatch("the model returns hidden states and no logits")
+    if interface.states:
+        raise NoMatch(f"the model carries {interface.states[0].past}, a recurrent state")
+    if interface.static:
+        raise NoMatch("the caches of the model have a fixed size")
+    if any(pair.past is None for layer in plan.layers for pair in (layer.key, layer.value)):
+        raise NoMatch("the model is a graph for a first prompt, which takes no caches")
+    for one in interface.fed:
+        if one.role in ("encoder", "logits_to_keep"):
+            raise NoMatch(f"the model takes {one.name}, which packed requests do not have")
+    for layer in converted_layers(model, plan):
+        if layer.is_shortened:
+            raise NoMatch(f"layer {layer.plan.layer} drops rows of its caches", layer.key.node)
+
+
+def _window(layer: ConvertedLayer, plan: Plan, model: ir.Model) -> int:
+    """Return how many keys a query of a layer sees; 0 for all before it."""
+    told = layer.plan.sliding_window
+    for attention in layer.attentions:
+        try:
+            shown = causality.window_of_mask(attention, plan, model)
+            why = causality.complaint(attention)
+        except NoMatch as miss:
+            shown, why = None, miss.reason
+        if shown is None:
+            raise NoMatch(f"the mask of layer {layer.plan.layer} is not shown to be causal: {why}")
+        windows = [window for window in (told, shown) if window]
+        told = min(windows, default=0)
+    return told
+
+
+def _expect_past_lengths(layers: tuple[ConvertedLayer, ...], plan: Plan, model: ir.Model) -> None:
+    readers = (operator for layer in layers for operator in layer.operators)
+    for length in dict.fromkeys(reader.past_length for reader in readers):
+        if not causality.is_past_length(length, plan, model):
+            raise NoMatch(f"{length.name} is not shown to be the number of tokens in the caches")
+
+
+def _caches(plan: Plan) -> Iterator[str | None]:
+    for layer in plan.layers:
+        for pair in (layer.key, layer.value):
+            yield from (pair.past, pair.present)
+
+
+def _is_cache(value: ir.Value, plan: Plan) -> bool:
+    return value.name in set(_caches(plan))
+
+
+def _is_gone(value: ir.Value, plan: Plan) -> bool:
+    return value.name != plan.interface.tokens and not _is_cache(value, plan)
+
+
+def _remove_dead(model: ir.Model) -> None:
+    """Remove nodes that no output needs, those that only dead subgraphs read among them."""
+    live = live_nodes(model.graph.outputs)
+    for node in model.graph:
+        for inner in () if node in live else nested_nodes(node):
+            for index in range(len(inner.inputs)):
+                inner.replace_input_with(index, None)
+    RemoveUnusedNodesPass()(model)

@@ -1,0 +1,222 @@
+"""Find what a decoder computes of lengths, masks and positions, and what stands for it.
+
+A paged model has neither mask nor position_ids, and its caches have no lengths. Whatever is made of
+those, and reaches the decoder, has to be shown to be one of two things: the positions of the new
+tokens, in some shape, or a list of sizes. The rest of what is made of them is left without a
+reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import onnx_ir as ir
+
+from tq_onnx.graph.builder import Builder
+from tq_onnx.graph.evaluate import Array, evaluate
+from tq_onnx.graph.liveness import nested_nodes
+from tq_onnx.graph.nomatch import NoMatch
+from tq_onnx.graph.sizerules import sizes
+from tq_onnx.ops.operators import Attention, Encode
+from tq_onnx.plan import Plan
+from tq_onnx.targets.causality import LENGTHS, input_of, inputs_of_call, shapes_by_name
+from tq_onnx.targets.paged.packed import SCOPE, TOKENS, Packed
+
+_CALLS: Final = LENGTHS[:-1]
+_MOST_SIZES: Final = 8
+_BATCH, _TOKENS = "batch", "tokens"
+
+Size = int | str
+
+
+@dataclass(frozen=True, eq=False)
+class Positions:
+    """A value that is the positions of the new tokens.
+
+    Attributes:
+        rank: its number of dimensions.
+        axis: the one of the tokens; the others are 1 in a batch of one.
+    """
+
+    rank: int
+    axis: int
+
+
+@dataclass(frozen=True, eq=False)
+class SizeList:
+    """A value that says sizes: numbers, ``batch`` and ``tokens``; a scalar has one."""
+
+    sizes: tuple[Size, ...]
+    is_scalar: bool
+
+
+Stand = Positions | SizeList
+
+
+def read_values(node: ir.Node) -> Iterator[ir.Value]:
+    """Yield what the result of a node depends on, once our operators are the paged ones."""
+    if Encode.is_node(node):
+        values: Iterable[ir.Value | None] = [Encode.vectors.of(node)]
+    elif Attention.is_node(node):
+        slots = (Attention.query, Attention.key_cache, Attention.value_cache)
+        values = [slot.of(node) for slot in slots]
+    else:
+        values = [*node.inputs, *(v for inner in nested_nodes(node) for v in inner.inputs)]
+    yield from (value for value in values if value is not None)
+
+
+def find_replaced(model: ir.Model, plan: Plan, wanted: Iterable[ir.Value]) -> dict[ir.Value, Stand]:
+    """Find the values of a converted model that have to be replaced, and by what.
+
+    Args:
+        model: the converted model, as it was before anything of it was paged.
+        plan: of the conversion.
+        wanted: what is to be computed: logits, and what the operators read.
+
+    Raises:
+        NoMatch: something else than positions and sizes is made of lengths.
+    """
+    interface = plan.interface
+    gone = {value for value in model.graph.inputs if value.name != interface.tokens}
+    tokens = input_of(model, interface.tokens)
+    touched, contents = set(gone), {tokens}
+    for node in model.graph:
+        read = set(read_values(node))
+        if read & touched:
+            touched.update(node.outputs)
+        if read & contents and node.op_type not in ("Shape", "Size"):
+            contents.update(node.outputs)
+    found: dict[ir.Value, Stand] = {}
+    seen: set[ir.Value] = set()
+    pending = list(wanted)
+    while pending:
+        value = pending.pop()
+        if value in seen or value not in touched:
+            continue
+        seen.add(value)
+        stand = None if value in contents else _stand(value, plan, model)
+        if stand is not None:
+            found[value] = stand
+            continue
+        maker = value.producer()
+        if maker is None:
+            raise NoMatch(
+                f"the graph makes something else of {value.name} than masks, positions and lengths"
+            )
+        pending.extend(read_values(maker))
+    return found
+
+
+def _stand(value: ir.Value, plan: Plan, model: ir.Model) -> Stand | None:
+    """Return what a value is, shown by its numbers in calls without padding."""
+    try:
+        calls = [_numbers(value, plan, model, call) for call in _CALLS]
+    except NoMatch:
+        return None
+    return _as_positions(calls) or _as_sizes(calls)
+
+
+def _numbers(value: ir.Value, plan: Plan, model: ir.Model, call: tuple[int, int, int]) -> Array:
+    batch, tokens, _ = call
+    ids = input_of(model, plan.interface.tokens)
+    named = zip((sizes(ids) or ())[:2], (batch, tokens), strict=False)
+    names = {name: size for name, size in named if isinstance(name, str)}
+    given = {**shapes_by_name(value, names), **dict(inputs_of_call(plan, model, *call))}
+    return evaluate([value], given)[0]
+
+
+def _as_positions(calls: list[Array]) -> Positions | None:
+    rank = calls[0].ndim
+    by_axis = (Positions(rank, axis) for axis in range(rank))
+    return next((one for one in by_axis if _counts(one, calls)), None)
+
+
+def _counts(positions: Positions, calls: list[Array]) -> bool:
+    for numbers, (batch, tokens, past) in zip(calls, _CALLS, strict=True):
+        if numbers.ndim != positions.rank or numbers.shape[positions.axis] != tokens:
+            return False
+        others = np.delete(numbers.shape, positions.axis)
+        if not np.isin(others, (1, batch)).all() or numbers.dtype.kind not in "if":
+            return False
+        wanted = np.arange(past, past + tokens)
+        if not (np.moveaxis(numbers, positions.axis, -1) == wanted).all():
+            return False
+    return True
+
+
+def _as_sizes(calls: list[Array]) -> SizeList | None:
+    first = calls[0]
+    if first.ndim > 1 or first.size > _MOST_SIZES or first.dtype.kind != "i":
+        return None
+    if any(numbers.shape != first.shape for numbers in calls):
+        return None
+    columns = np.stack([numbers.reshape(-1) for numbers in calls], axis=1)
+    meanings = [_meaning(column) for column in columns]
+    if any(meaning is None for meaning in meanings):
+        return None
+    told = tuple(meaning for meaning in meanings if meaning is not None)
+    return SizeList(told, first.ndim == 0)
+
+
+def _meaning(column: Array) -> Size | None:
+    if (column == column[0]).all():
+        return int(column[0])
+    for name, index in ((_BATCH, 0), (_TOKENS, 1)):
+        if (column == [call[index] for call in _CALLS]).all():
+            return name
+    # Of a batch of one, all tokens.
+    return _TOKENS if (column == [call[0] * call[1] for call in _CALLS]).all() else None
+
+
+def put_in_place(build: Builder, found: dict[ir.Value, Stand], packed: Packed) -> set[ir.Value]:
+    """Put positions and sizes in the places of what was found.
+
+    Returns:
+        the values that are positions.
+    """
+    positions = set()
+    with build.before(packed.place, SCOPE):
+        for value, stand in found.items():
+            if isinstance(stand, SizeList):
+                made = _cast(build, _sizes(build, stand, packed), value.dtype)
+            else:
+                made = _cast(build, _shaped(build, stand, packed), value.dtype)
+                positions.add(made)
+            value.replace_all_uses_with(made)
+    return positions
+
+
+def _sizes(build: Builder, stand: SizeList, packed: Packed) -> ir.Value:
+    int64 = ir.DataType.INT64
+    tokens = build.once(SCOPE, lambda: build.dim(packed.ids, 1, "tokens"))
+    numbers = {_BATCH: build.integers(1), _TOKENS: tokens}
+    parts = [
+        numbers[size] if isinstance(size, str) else build.integers(size) for size in stand.sizes
+    ]
+    if not parts:
+        return build.constant("tq.int64.none", np.zeros(0, np.int64))
+    told = parts[0]
+    if len(parts) > 1:
+        told = build.op("Concat", parts, "sizes", dtype=int64, shape=[len(parts)], axis=0)
+    if stand.is_scalar:
+        told = build.op("Squeeze", [told, build.integers(0)], "size", dtype=int64, shape=[])
+    return told
+
+
+def _shaped(build: Builder, stand: Positions, packed: Packed) -> ir.Value:
+    if (stand.rank, stand.axis) == (2, 1):
+        return packed.positions
+    dims = [-1 if axis == stand.axis else 1 for axis in range(stand.rank)]
+    shape = [TOKENS if axis == stand.axis else 1 for axis in range(stand.rank)]
+    inputs = [packed.positions, build.integers(*dims)]
+    return build.op("Reshape", inputs, "positions", dtype=ir.DataType.INT64, shape=shape)
+
+
+def _cast(build: Builder, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
+    if dtype is None or dtype is value.dtype:
+        return value
+    shape = None if value.shape is None else list(sizes(value) or ())
+    return build.op("Cast", [value], "as_read", dtype=dtype, shape=shape, to=int(dtype))

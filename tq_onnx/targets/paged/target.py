@@ -1,0 +1,77 @@
+"""The target ``paged``: caches in pages, for servers that let requests join at any step.
+
+What is imported inside of the functions takes onnx with it, and the command line reads this row for
+its help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tq_onnx.conversion.target import Lowering, Target, TargetOption, Values
+from tq_onnx.errors import UsageError
+from tq_onnx.plan import Plan
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from tq_onnx.conversion.ports import InterfaceSnapshot
+
+PAGED: Final = "paged"
+BLOCK_SIZE: Final = 128
+MULTIPLE: Final = 16
+"""Of slots in a page: what kernels read together."""
+MAX_BATCH_SIZE: Final = 16
+
+
+def _refuse(plan: Plan) -> None:
+    if plan.has_window:
+        raise UsageError(
+            "pages have no room for an exact window",
+            fix="give --window 0 --sinks 0, or convert without --paged",
+        )
+
+
+def _lower(plan: Plan, path: Path, values: Values) -> Lowering:
+    from tq_onnx.targets.paged.lower import lowering_of
+
+    size = values["block_size"] or BLOCK_SIZE
+    if size % MULTIPLE:
+        raise UsageError(f"--block-size {size} is not a multiple of {MULTIPLE}")
+    return lowering_of(plan, size)
+
+
+def _violations(original: InterfaceSnapshot, model: ir.Model, plan: Plan) -> Iterator[str]:
+    from tq_onnx.targets.paged.checks import violations
+
+    return violations(original, model, plan)
+
+
+TARGET: Final = Target(
+    name=PAGED,
+    help="caches in pages, for onnxruntime-genai's Engine; see docs/serving.md",
+    summary="caches in pages, the tokens of many requests in one call (docs/serving.md)",
+    options=(
+        TargetOption(
+            "block_size",
+            "tokens in a page.",
+            default=BLOCK_SIZE,
+            least=MULTIPLE,
+        ),
+        TargetOption(
+            "max_batch_size",
+            "requests in a call.",
+            default=MAX_BATCH_SIZE,
+        ),
+        TargetOption(
+            "num_blocks",
+            "pages of a cache.  [default: enough for all]",
+        ),
+    ),
+    refuse=_refuse,
+    lower=_lower,
+    has_windows=False,
+    violations=_violations,
+)

@@ -1,0 +1,424 @@
+"""Show that nothing but attention mixes tokens, so that tokens of many requests may lie in a row.
+
+Every node between token ids and logits has to be of a form that is known to leave tokens apart,
+along the dimension that the tokens lie on. Where they lie is told by the sizes of one call, whose
+number of tokens no other dimension has. What is not known is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from math import prod
+from typing import Final
+
+import numpy as np
+import onnx_ir as ir
+
+from tq_onnx.graph.constants import attribute_int, integers
+from tq_onnx.graph.evaluate import Array, evaluate
+from tq_onnx.graph.liveness import live_nodes, nested_nodes
+from tq_onnx.graph.nomatch import NoMatch
+from tq_onnx.graph.operators import kind
+from tq_onnx.graph.shapes import infer, without_weights
+from tq_onnx.graph.sizerules import Sizes, operand, sizes
+from tq_onnx.graph.sizes import walk
+from tq_onnx.graph.values import label
+from tq_onnx.ops.operators import PagedAttention, PagedEncode
+from tq_onnx.ops.schema import registered
+from tq_onnx.plan import Plan
+from tq_onnx.targets.paged.packed import TOKENS
+
+_CANDIDATES: Final = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 1051, 1061, 1063, 1069)
+"""Numbers of tokens to try: primes."""
+_MICROSOFT: Final = "com.microsoft"
+
+_ELEMENTWISE: Final = frozenset(
+    {
+        *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Min", "Max", "Sum", "Mean", "Where", "Clip"),
+        *("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Not", "Xor"),
+        *("Neg", "Abs", "Sqrt", "Reciprocal", "Exp", "Log", "Sin", "Cos", "Tanh", "Sigmoid", "Erf"),
+        *("Relu", "LeakyRelu", "Elu", "Gelu", "Softplus", "Softsign", "HardSigmoid", "HardSwish"),
+        *("Swish", "Mish", "PRelu", "Sign", "Floor", "Ceil", "Round", "IsNaN", "IsInf", "Cast"),
+        *("CastLike", "Identity", "Expand", "QuantizeLinear", "DequantizeLinear"),
+        *(f"{_MICROSOFT}.{name}" for name in ("FastGelu", "QuickGelu", "BiasGelu", "Gelu")),
+    }
+)
+_LAST_AXIS: Final = frozenset(
+    {
+        *("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization", "Softmax"),
+        *("LogSoftmax", "LpNormalization", "TopK", "Hardmax"),
+        *(
+            f"{_MICROSOFT}.{name}"
+            for name in (
+                *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"),
+                *("SimplifiedLayerNormalization", "MatMulNBits", "MatMulBnb4"),
+            )
+        ),
+    }
+)
+"""Their attribute ``axis`` is the last one where they do not say, or they have none."""
+_REDUCTIONS: Final = frozenset(
+    f"Reduce{name}"
+    for name in ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "SumSquare", "LogSumExp")
+)
+_ALONG: Final[Mapping[str, int]] = {
+    **{"Split": 0, "Concat": 0, "ArgMax": 0, "ArgMin": 0},
+    **{"GatherElements": 0, "ScatterElements": 0},
+}
+"""Operators that work along an axis, and the default of the attribute."""
+_MOVES: Final = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
+_ROTARY: Final = frozenset({"RotaryEmbedding", f"{_MICROSOFT}.RotaryEmbedding"})
+_EXPERTS: Final = frozenset({f"{_MICROSOFT}.MoE", f"{_MICROSOFT}.QMoE"})
+_SHAPE_SLOTS: Final[Mapping[str, tuple[int, ...]]] = {
+    **dict.fromkeys(("Reshape", "Expand", "Split", "Tile", "Squeeze", "Unsqueeze"), (1,)),
+    **dict.fromkeys(_REDUCTIONS, (1,)),
+    "Slice": (1, 2, 3, 4),
+    "TopK": (1,),
+    "OneHot": (1, 2),
+    "CastLike": (1,),
+    PagedEncode.name: tuple(range(1, len(PagedEncode.inputs))),
+    PagedAttention.name: tuple(
+        slot.slot
+        for slot in PagedAttention.inputs
+        if slot not in (PagedAttention.query, PagedAttention.key_cache, PagedAttention.value_cache)
+    ),
+}
+"""Inputs that say what is done, and are no numbers to compute with."""
+
+
+class Tokenwise:
+    """The values of a paged model that hold something of tokens, shown to leave them apart.
+
+    Args:
+        model: the model, its operators paged; the logits are still those of all tokens.
+        plan: of what it is.
+        sources: token ids and positions, which everything is made of.
+
+    Raises:
+        NoMatch: a node mixes tokens, or is not known.
+    """
+
+    def __init__(self, model: ir.Model, plan: Plan, sources: Iterable[ir.Value]) -> None:
+        """Walk all nodes that an output needs; see the class for arguments."""
+        self._tokens = _number_of_tokens(model)
+        held = set(sources)
+        self._sizes = _sizes_of_call(model, plan, held, self._tokens)
+        self._holding = held
+        self._counted: set[ir.Value] = set()
+        self._differs: dict[ir.Value, bool] = {}
+        live = live_nodes(model.graph.outputs)
+        # What makes the positions of the packed tokens is known.
+        known = live_nodes(held)
+        for node in model.graph:
+            if node in live and node not in known:
+                self._visit(node)
+
+    def holds(self, value: ir.Value | None) -> bool:
+        """Return True if a value holds something of each token."""
+        return value in self._holding
+
+    def is_counted(self, value: ir.Value | None) -> bool:
+        """Return True if a value is computed from the number of tokens, and differs with it."""
+        if value is None or value not in self._counted:
+            return False
+        if value not in self._differs:
+            self._differs[value] = self._differs_with_tokens(value)
+        return self._differs[value]
+
+    def _differs_with_tokens(self, value: ir.Value) -> bool:
+        asking = [
+            (node.outputs[0], self._asked(node))
+            for node in live_nodes([value])
+            if node.op_type == "Shape" and node.domain == ""
+        ]
+        numbers = []
+        for factor in (1, 2):
+            given: dict[ir.Value, Array] = {}
+            for output, asked in asking:
+                if asked is None:
+                    return True
+                told = [size * factor if size % self._tokens == 0 else size for size in asked]
+                given[output] = np.array(told, np.int64)
+            try:
+                numbers.append(evaluate([value], given)[0])
+            except NoMatch:
+                return True
+        return not np.array_equal(numbers[0], numbers[1])
+
+    def _asked(self, node: ir.Node) -> list[int] | None:
+        """Return what a Shape node tells; None if that is not known."""
+        source = node.inputs[0]
+        shape = None if source is None else self._sizes.get(source.name or "")
+        if shape is None:
+            return None
+        start, end = (
+            attribute_int(node, name, value) for name, value in (("start", 0), ("end", len(shape)))
+        )
+        asked = [size for size in shape[start:end] if isinstance(size, int)]
+        return asked if len(asked) == len(shape[start:end]) else None
+
+    def axis(self, value: ir.Value) -> int:
+        """Return the axis that tokens lie on in a value that holds something of them.
+
+        A token may have several rows there, one behind the other, such as those of its heads.
+        """
+        shape = self._sizes.get(value.name or "")
+        if shape is None or None in shape:
+            raise NoMatch(f"the graph does not show the shape of {value.name}")
+        found = [
+            axis
+            for axis, size in enumerate(shape)
+            if isinstance(size, int) and size and size % self._tokens == 0
+        ]
+        if len(found) != 1 or prod(self.shape(value)) % self._tokens**2 == 0:
+            raise NoMatch(f"{value.name} does not have rows for each token")
+        return found[0]
+
+    def shape(self, value: ir.Value) -> tuple[int, ...]:
+        """Return the sizes of a value in the call that was looked at."""
+        return tuple(size for size in self._sizes[value.name or ""] if isinstance(size, int))
+
+    def _visit(self, node: ir.Node) -> None:
+        inner = {value for one in nested_nodes(node) for value in one.inputs}
+        read = [value for value in (*node.inputs, *inner) if value is not None]
+        if node.op_type in ("Shape", "Size") and node.domain == "":
+            if any(value in self._holding or value in self._counted for value in read):
+                self._counted.update(node.outputs)
+            return
+        slots = _SHAPE_SLOTS.get(node.op_type, ())
+        data = [
+            value
+            for slot, value in enumerate(node.inputs)
+            if value is not None and slot not in slots
+        ]
+        if not any(value in self._holding for value in (*data, *inner)):
+            if any(value in self._holding for value in read):
+                raise NoMatch(f"what {_described(node)} does depends on tokens")
+            self._count(node, data, read)
+            return
+        if inner:
+            raise NoMatch(f"{_described(node)} computes with tokens in branches of its own")
+        for value in data:
+            if self.is_counted(value):
+                raise NoMatch(f"{_described(node)} computes with the number of tokens")
+        if not self._is_tokenwise(node, data):
+            raise NoMatch(f"{_described(node)} is not known to leave the tokens apart")
+        if PagedEncode.is_node(node):
+            return  # pages hold tokens by their places
+        for value in node.outputs:
+            if value.uses() or value.is_graph_output():
+                self.axis(value)
+        self._holding.update(node.outputs)
+
+    def _count(self, node: ir.Node, data: list[ir.Value], read: list[ir.Value]) -> None:
+        """Follow the number of tokens; a constant that is repeated as often has none of it."""
+        repeats = node.op_type in ("Expand", "ConstantOfShape")
+        counted = any(value in self._counted for value in (data[:1] if repeats else read))
+        if counted and node.op_type != "ConstantOfShape":
+            self._counted.update(node.outputs)
+
+    def _is_tokenwise(self, node: ir.Node, data: list[ir.Value]) -> bool:
+        name = kind(node)
+        if PagedEncode.is_node(node) or PagedAttention.is_node(node):
+            return self.axis(data[0]) == 2
+        if name in _ELEMENTWISE:
+            return self._is_aligned(node.outputs[0], data)
+        if name in _MOVES:
+            return self._keeps_order(data[0], node.outputs[0])
+        if name in _EXPERTS or name in _ROTARY:
+            held = [value for value in data if value in self._holding]
+            return all(self.axis(value) >= 0 for value in held) and self._is_row(data[0])
+        rule = _RULES.get(name) or (_reduction if name in _REDUCTIONS else None)
+        if name in _LAST_AXIS:
+            rule = _last
+        elif name in _ALONG:
+            rule = _along
+        return rule is not None and rule(self, node, data)
+
+    def _is_row(self, value: ir.Value) -> bool:
+        """Return True if tokens are not the last axis of a value."""
+        return self.holds(value) and self.axis(value) < len(self.shape(value)) - 1
+
+    def _is_aligned(self, output: ir.Value, data: list[ir.Value]) -> bool:
+        """Return True if operands that are broadcast have their tokens on one axis, or none."""
+        behind = len(self.shape(output)) - self.axis(output)
+        for value in data:
+            if value in self._holding:
+                if len(self.shape(value)) - self.axis(value) != behind:
+                    return False
+                continue
+            shape = self._sizes.get(value.name or "")
+            if shape is None or (len(shape) >= behind and shape[-behind] != 1):
+                is_fill = _is_fill(value) or shape == ()
+                if not is_fill:
+                    return False
+        return True
+
+    def _keeps_order(self, value: ir.Value, output: ir.Value) -> bool:
+        before, after = self.axis(value), self.axis(output)
+        return prod(self.shape(value)[:before]) == prod(self.shape(output)[:after])
+
+
+def _is_fill(value: ir.Value) -> bool:
+    """Return True if a value is one number, or one row, repeated."""
+    node = value.producer()
+    return node is not None and node.op_type in ("ConstantOfShape", "Expand")
+
+
+def _reduction(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
+    axes = integers(operand(node, 1))
+    if axes is None and "axes" in node.attributes:
+        axes = tuple(node.attributes["axes"].as_ints())
+    rank = len(of.shape(data[0]))
+    return bool(axes) and of.axis(data[0]) not in {axis % rank for axis in axes or ()}
+
+
+def _last(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
+    if not of.holds(data[0]) or any(of.holds(one) for one in data[2:]):
+        return False
+    rank, axis = len(of.shape(data[0])), of.axis(data[0])
+    skips = node.op_type.startswith("Skip")
+    if len(data) > 1 and of.holds(data[1]) and (not skips or of.axis(data[1]) != axis):
+        return False
+    return axis < attribute_int(node, "axis", -1) % rank
+
+
+def _along(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
+    rank = len(of.shape(data[0])) if of.holds(data[0]) else len(of.shape(node.outputs[0]))
+    axis = attribute_int(node, "axis", _ALONG[node.op_type]) % rank
+    tokens = of.axis(node.outputs[0])
+    if node.op_type in ("ArgMax", "ArgMin") and not attribute_int(node, "keepdims", 1):
+        tokens = of.axis(data[0])
+    if axis == tokens:
+        return False
+    return all(of.axis(one) == tokens if of.holds(one) else _is_fill(one) for one in data)
+
+
+def _transposition(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
+    return of.axis(data[0]) >= 0
+
+
+def _product(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
+    left, right = data[:2]
+    if of.holds(left) and of.holds(right):
+        return False
+    if any(attribute_int(node, f"transBatch{side}", 0) for side in "AB"):
+        return False
+    held = left if of.holds(left) else right
+    shape, axis = of.shape(held), of.axis(held)
+    turned = attribute_int(node, "transA" if held is left else "transB", 0)
+    summed = len(shape) - 1 if (held is left) != bool(turned) else len(shape) - 2
+    if axis == summed or (len(data) > 2 and of.holds(data[2])):
+        return False
+    if len(shape) == 2:
+        return True
+    other = of.shape(right if held is left else left)
+    return len(other) <= 2 or axis >= len(shape) - 2
+
+
+def _gathering(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
+    table, indices = data[:2]
+    if of.holds(table) and of.holds(indices):
+        return False
+    if of.holds(indices):
+        return of.axis(indices) >= 0
+    axis = attribute_int(node, "axis", 0) % len(of.shape(table))
+    return axis != of.axis(table)
+
+
+def _packed_gathering(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
+    return of.holds(data[1]) and not of.holds(data[0])
+
+
+def _slice(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
+    """Return True for a Slice along other axes, or one that leaves all tokens as they are."""
+    axes, steps = integers(operand(node, 3)), integers(operand(node, 4))
+    if steps is not None and min(steps, default=1) < 1:
+        return False
+    if operand(node, 4) is not None and steps is None:
+        return False
+    rank, axis = len(of.shape(data[0])), of.axis(data[0])
+    if axes is None:
+        axes = tuple(range(len(integers(operand(node, 1)) or (0,) * rank)))
+    along = {each % rank for each in axes}
+    if axis in along:
+        starts, ends = integers(operand(node, 1)), integers(operand(node, 2))
+        return along == {axis} and starts == (0,) and ends is not None and ends[0] >= 1 << 31
+    return not any(of.is_counted(one) for one in node.inputs[1:3])
+
+
+def _one_hot(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
+    return of.axis(data[0]) >= 0
+
+
+_RULES: Final[Mapping[str, Callable[[Tokenwise, ir.Node, list[ir.Value]], bool]]] = {
+    "Transpose": _transposition,
+    "MatMul": _product,
+    "Gemm": _product,
+    f"{_MICROSOFT}.FusedMatMul": _product,
+    "Gather": _gathering,
+    f"{_MICROSOFT}.GatherBlockQuantized": _packed_gathering,
+    "Slice": _slice,
+    "OneHot": _one_hot,
+}
+
+
+def _described(node: ir.Node) -> str:
+    return f"{label(node)} ({node.op_type})"
+
+
+def _number_of_tokens(model: ir.Model) -> int:
+    """Return a number of tokens that no dimension of a weight is a multiple of."""
+    told = {
+        size
+        for value in model.graph.initializers.values()
+        for size in sizes(value) or ()
+        if isinstance(size, int) and size
+    }
+    return next(one for one in _CANDIDATES if all(size % one for size in told))
+
+
+def _sizes_of_call(
+    model: ir.Model, plan: Plan, sources: Iterable[ir.Value], tokens: int
+) -> dict[str, Sizes]:
+    """Return the sizes of all values in a call with so many tokens of one request."""
+    proto = without_weights(model)
+    del proto.graph.value_info[:]
+    for value in proto.graph.input:
+        if value.name == plan.interface.tokens:
+            value.type.tensor_type.shape.dim[0].dim_value = tokens
+    # Ranges have no size for inference; what is made of the packed inputs does.
+    attended = (node.outputs[0] for node in PagedAttention.nodes(model.graph))
+    for source in (*sources, *attended):
+        declared = ir.serde.serialize_value(source)
+        for dim in declared.type.tensor_type.shape.dim:
+            if dim.dim_param == TOKENS:
+                dim.dim_value = tokens
+        proto.graph.value_info.append(declared)
+    for value in proto.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    with suppress(Exception), registered():  # what it cannot work with is left to the rules
+        proto = infer(proto)
+    graph = ir.from_proto(proto).graph
+    found = {value.name or "": shape for value in graph.inputs if (shape := sizes(value))}
+    found |= {name: sizes(value) or () for name, value in graph.initializers.items()}
+    for node, value, more in walk(graph):
+        for output in node.outputs:
+            told = _merged(sizes(output), more if output is value else None)
+            if told is not None:
+                output.shape = ir.Shape(told)
+                found[output.name or ""] = told
+    return found
+
+
+def _merged(one: Sizes | None, other: Sizes | None) -> Sizes | None:
+    """Return the numbers that either knows."""
+    if one is None or other is None or len(one) != len(other):
+        return _numbers(other if one is None else one)
+    pairs = zip(_numbers(one) or (), _numbers(other) or (), strict=True)
+    return tuple(here if here is not None else there for here, there in pairs)
+
+
+def _numbers(shape: Sizes | None) -> Sizes | None:
+    return None if shape is None else tuple(n if isinstance(n, int) else None for n in shape)
