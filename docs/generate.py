@@ -427,6 +427,8 @@ BLOCKS: Final[dict[str, Callable[..., str]]] = {
     "presets-speed": measured.presets,
     "prompts": measured.prompts,
     "whole-models": measured.whole,
+    "pages": measured.pages,
+    "serving": measured.serving,
     "decode": lambda argument: measured.table(*argument.split()),
     "decode-lead": measured.lead,
     "decode-summary": lambda argument: measured.summary(*argument.split()),

@@ -6,6 +6,8 @@ prompts, long-prompts    attention.py: prompts
 pieces                   attention.py: pieces of prompts behind a past
 whole                    end_to_end.py: steps of a whole model
 javascript               javascript.py: whole models in Node and browsers
+pages                    attention.py: steps over pages, beside those over contiguous caches
+serving                  serving.py: many requests at a time, of a small and a larger model
 """
 
 from __future__ import annotations
@@ -195,6 +197,41 @@ def whole() -> str:
 
 def _speed(row: Row) -> str:
     return f"{row['times_original']:.2f} ({row['tokens_per_second']:.1f})"
+
+
+def pages() -> str:
+    """Return steps over pages, by those over contiguous caches, as a Markdown table."""
+    every = document("pages")["rows"]
+    plain = {_size(row): row["ms"] for row in every if row["peer"] == OURS}
+    paged = [row for row in every if row["peer"].startswith(f"{OURS} pages")]
+
+    def ratio(row: Row) -> str:
+        return f"{row['ms'] / plain[_size(row)]:.2f}"
+
+    columns, lines = _pivot(paged, ("peer",), ("shape", "threads", "context"), ratio)
+    head = [f"{shape}, {_threads(many)}, {count:,}" for shape, many, count in columns]
+    table = [_line("pages of", head), "|---:|" + "---:|" * len(columns)]
+    table += [_line(peer.rpartition(" ")[2], cells) for (peer,), cells in lines]
+    return "\n".join(table)
+
+
+def _size(row: Row) -> tuple[Any, ...]:
+    return row["shape"], row["threads"], row["context"]
+
+
+def serving(name: str) -> str:
+    """Return tokens per second and times to a first token, as a Markdown table."""
+
+    def cell(row: Row) -> str:
+        return f"{row['tokens_per_second']:,.0f}, {row['first_token_ms']:,.0f} ms"
+
+    columns, lines = _pivot(document(name)["rows"], ("contender",), ("concurrent",), cell)
+    head = [f"{count} client{'s' if count > 1 else ''}" for (count,) in columns]
+    table = [_line("contender", head), "|---|" + "---:|" * len(columns)]
+    names = {"paged": "Engine over pages", "static": "Engine, batches of four"}
+    names["generators"] = "a Generator for each client"
+    table += [_line(names[which], cells) for (which,), cells in lines]
+    return "\n".join(table)
 
 
 def _threads(many: int) -> str:

@@ -56,7 +56,7 @@ def batching_of(folder: Path, *, max_length: int | None = None, alone: bool = Fa
     models = inspect_folder(folder).of_role("converted")
     plans = [model.report.plan for model in models if model.report.plan is not None]
     rows = max((plan.overlay_rows for plan in plans), default=0)
-    joins = bool(plans) and all(getattr(plan, "block_size", 0) for plan in plans)
+    joins = bool(plans) and all(plan.block_size for plan in plans)
     even_only = not joins and not all(plan.interface.right_padding for plan in plans)
     reason = UNKNOWN if not plans else UNEVEN if even_only else ASKED if alone else ""
     most = most_tokens(configuration) - rows

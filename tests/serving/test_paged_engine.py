@@ -1,0 +1,140 @@
+"""onnxruntime-genai's Engine over pages: requests join and leave at any step."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai is not installed")
+
+from tests.serving.running import (
+    Alone,
+    Tokens,
+    assert_near_ties_only,
+    bundled_folder,
+    uneven_prompts,
+)
+from tq_onnx import Engine, Sampling
+from tq_onnx.errors import EngineError, UsageError
+from tq_onnx.integrations.folderconversion import convert_folder
+from tq_onnx.runtime.engine import LENGTH, Step
+from tq_onnx.targets.registry import target_of
+
+ROUTES = ("genai", "dynamo")
+REQUESTS = 64
+
+
+@pytest.fixture(scope="module", params=ROUTES)
+def original(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled model, whose static batches are right (genai) or wrong (dynamo)."""
+    return bundled_folder(tmp_path_factory.mktemp(request.param) / "qwen3", request.param)
+
+
+@pytest.fixture(scope="module")
+def alone(original: Path) -> Alone:
+    """The contiguous conversion, one prompt at a time."""
+    return Alone(convert_folder(original, original.with_name("contiguous")).output)
+
+
+def paged(original: Path, output: Path, **options: Any) -> Path:
+    return convert_folder(original, output, target=target_of("paged", **options)).output
+
+
+def joining(engine: Engine, prompts: list[Tokens], new: list[int], at_once: int) -> list[Tokens]:
+    """Answers of requests that begin while others are being answered.
+
+    So many are asked at once; each of the others as soon as any request has a certain number of
+    tokens, which is another for each.
+    """
+    answers: list[Tokens] = [[] for _ in prompts]
+    ended: queue.SimpleQueue[Step] = queue.SimpleQueue()
+    left = iter(range(len(prompts)))
+    lock = threading.Lock()
+    draws = np.random.default_rng(3)
+
+    def ask() -> None:
+        with lock:
+            number = next(left, None)
+        if number is None:
+            return
+        marks = set(draws.integers(1, new[number] + 1, 2).tolist())
+
+        def deliver(step: Step) -> None:
+            if step.token is not None:
+                answers[number].append(step.token)
+                if len(answers[number]) in marks:
+                    ask()
+            if step.is_last:
+                ended.put(step)
+                ask()
+
+        sampling = Sampling()
+        engine.submit(prompts[number], deliver, max_new_tokens=new[number], sampling=sampling)
+
+    for _ in range(at_once):
+        ask()
+    for _ in prompts:
+        step = ended.get(timeout=120)
+        assert step.error is None
+        assert step.finish == LENGTH
+    return answers
+
+
+@pytest.mark.parametrize(("block_size", "threads"), [(16, 2), (128, 1), (256, 2)])
+def test_requests_that_join_and_leave_get_what_they_get_alone(
+    original: Path, alone: Alone, block_size: int, threads: int
+) -> None:
+    prompts = uneven_prompts(REQUESTS, 3, 160)
+    new = np.random.default_rng(2).integers(1, 24, REQUESTS).tolist()
+    output = original.with_name(f"pages-{block_size}")
+    folder = paged(original, output, block_size=block_size, num_blocks=3000 // block_size)
+    with Engine(folder, threads=threads) as engine:
+        assert (engine.batching.joins, engine.batching.reason) == (True, "")
+        answers = joining(engine, prompts, new, at_once=5)
+    assert_near_ties_only(alone, prompts, answers, new)
+
+
+def test_pages_run_out_and_nothing_is_lost(original: Path, alone: Alone) -> None:
+    """Room for three requests or so: others wait until there are pages for all of their tokens."""
+    folder = paged(original, original.with_name("few"), block_size=16, num_blocks=20)
+    prompts, new = uneven_prompts(24, 40, 90), [20] * 24
+    with Engine(folder) as engine:
+        answers = joining(engine, prompts, new, at_once=24)
+        assert_near_ties_only(alone, prompts, answers, new)
+        assert engine.batching.tokens == 320
+        with pytest.raises(UsageError, match="320 tokens, and this model takes 320"):
+            engine.submit([1] * 320, print)
+        # As many tokens as there are pages, and after that again.
+        for _ in range(2):
+            (whole,) = joining(engine, [prompts[0]], [320 - len(prompts[0])], at_once=1)
+            assert len(prompts[0]) + len(whole) == 320
+
+
+def test_streams_are_cancelled_and_seeded(original: Path) -> None:
+    folder = paged(original, original.with_name("streams"), block_size=16, num_blocks=100)
+    with Engine(folder) as engine:
+        text = "Call me Ishmael. Some years ago"
+        stream = engine.stream(text, max_new_tokens=40)
+        first = next(stream)
+        stream.close()  # cancels the rest
+        assert first.finish_reason is None
+        pieces = list(engine.stream(text, max_new_tokens=12))
+        assert pieces[-1].finish_reason == LENGTH
+        whole = "".join(piece.text for piece in pieces)
+        assert whole.startswith(first.text)
+        stopped = list(engine.stream(text, max_new_tokens=12, stop=[whole[4:7]]))
+        assert "".join(piece.text for piece in stopped) == whole[:4]
+        assert stopped[-1].finish_reason == "stop"
+        warm = Sampling(temperature=1.5, seed=7)
+        drawn = ["".join(p.text for p in engine.stream(text, sampling=warm, max_new_tokens=12))]
+        drawn += ["".join(p.text for p in engine.stream(text, sampling=warm, max_new_tokens=12))]
+        assert drawn[0] == drawn[1] != whole
+        with pytest.raises(UsageError, match="knows no min-p"):
+            engine.stream(text, sampling=Sampling(temperature=1.0, min_p=0.1))
+    with pytest.raises(EngineError, match="was closed"):
+        engine.stream(text)
