@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.files.models import GENAI, external
+from tq_onnx.integrations.bundled import build_bundled
 
 
 def genai_config(
@@ -79,4 +80,13 @@ def genai_folder(folder: Path, fixture: str = GENAI) -> Path:
     write_config(folder, genai_config(**sizes))  # type: ignore[arg-type]
     (folder / "tokenizer.json").write_text('{"a tokenizer": 1}')
     (folder / "chat_template.jinja").write_text("{{ messages }}")
+    return folder
+
+
+def bundled_genai(folder: Path, route: str) -> Path:
+    """The bundled model as a folder of onnxruntime-genai."""
+    build_bundled(route, folder)
+    config = genai_config(layers=4, heads=4, kv_heads=2, head_size=128, vocabulary=260)
+    config["search"]["past_present_share_buffer"] = route == "genai"
+    write_config(folder, config)
     return folder

@@ -50,6 +50,13 @@ def test_the_engine_is_told_its_sizes(document: dict[str, Any], plan: Plan) -> N
     }
 
 
+def test_pages_of_long_contexts_are_those_of_usual_texts(plan: Plan) -> None:
+    for context, batch, blocks in ((40_000, 16, 16 * 86), (40_000, 2, 834), (480, 4, 40)):
+        document = genai_config(**SIZES, context=context)
+        values = {"max_batch_size": batch}
+        assert page_config(document, {"model.onnx": plan}, values, "here").blocks == blocks
+
+
 def test_pages_that_are_asked_for(document: dict[str, Any], plan: Plan) -> None:
     assert page_config(document, {"model.onnx": plan}, {"num_blocks": 7}, "here").blocks == 7
 

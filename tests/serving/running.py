@@ -15,17 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime_genai as og
 
-from tests.integrations.genai_folder import genai_config, write_config
 from tq_onnx import Engine, Sampling
-from tq_onnx.integrations.bundled import build_bundled, heldout_text
+from tq_onnx.integrations.bundled import heldout_text
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "serving"
 Tokens = list[int]
 
 MOST_NOISE = 0.5
 """In logits of some 10."""
-
-BUNDLED = {"layers": 4, "heads": 4, "kv_heads": 2, "head_size": 128, "vocabulary": 260}
 
 
 def example(name: str) -> ModuleType:
@@ -41,15 +38,6 @@ def example(name: str) -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
-
-
-def bundled_folder(folder: Path, route: str) -> Path:
-    """The bundled model as a folder of onnxruntime-genai."""
-    build_bundled(route, folder)
-    config = genai_config(**BUNDLED)  # type: ignore[arg-type]
-    config["search"]["past_present_share_buffer"] = route == "genai"
-    write_config(folder, config)
-    return folder
 
 
 def uneven_prompts(count: int, least: int = 4, most: int = 90) -> list[Tokens]:

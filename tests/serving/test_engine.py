@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.run import run
 from tests.files.models import inline
-from tests.integrations.genai_folder import genai_config, write_config
+from tests.integrations.genai_folder import bundled_genai, genai_config, write_config
 from tq_onnx import Engine, Sampling
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import prepare
@@ -32,7 +32,6 @@ from tests.serving.running import (
     answered,
     assert_near_ties_only,
     batching_with,
-    bundled_folder,
     example,
     uneven_prompts,
 )
@@ -122,7 +121,7 @@ def test_what_is_said_of_batches_is_true(fixture: str, rightly: bool, tmp_path: 
 
 @pytest.mark.parametrize(("route", "warned"), [("genai", False), ("dynamo", True)])
 def test_convert_warns_where_batches_go_wrong(route: str, warned: bool, tmp_path: Path) -> None:
-    source = bundled_folder(tmp_path / "in", route)
+    source = bundled_genai(tmp_path / "in", route)
     shown = run("convert", source, "--preset", "raw")
     assert shown.code == 0, shown.err
     text = " ".join(shown.out.split())
@@ -133,7 +132,7 @@ def test_convert_warns_where_batches_go_wrong(route: str, warned: bool, tmp_path
 
 @pytest.mark.parametrize(("route", "together"), [("genai", True), ("dynamo", False)])
 def test_limits_of_a_folder(route: str, together: bool, tmp_path: Path) -> None:
-    source = bundled_folder(tmp_path / "in", route)
+    source = bundled_genai(tmp_path / "in", route)
     assert batching_of(source) == Batching(False, UNKNOWN, 2048, 0)
     made = convert_folder(source, tmp_path / "out", options=Options(window=16, sinks=4))
     assert made.genai is not None

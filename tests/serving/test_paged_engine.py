@@ -12,11 +12,11 @@ import pytest
 
 pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai is not installed")
 
+from tests.integrations.genai_folder import bundled_genai
 from tests.serving.running import (
     Alone,
     Tokens,
     assert_near_ties_only,
-    bundled_folder,
     uneven_prompts,
 )
 from tq_onnx import Engine, Sampling
@@ -32,7 +32,7 @@ REQUESTS = 64
 @pytest.fixture(scope="module", params=ROUTES)
 def original(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundled model, whose static batches are right (genai) or wrong (dynamo)."""
-    return bundled_folder(tmp_path_factory.mktemp(request.param) / "qwen3", request.param)
+    return bundled_genai(tmp_path_factory.mktemp(request.param) / "qwen3", request.param)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ from tq_onnx.targets.registry import target_of
 
 pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai is not installed")
 
-from tests.serving.running import Alone, answered, bundled_folder, uneven_prompts
+from tests.integrations.genai_folder import bundled_genai
+from tests.serving.running import Alone, answered, uneven_prompts
 
 NEW = 16
 
@@ -20,7 +21,7 @@ NEW = 16
 @pytest.mark.parametrize(("route", "block_size"), [("genai", 16), ("dynamo", 128)])
 def test_requests_join_and_leave(route: str, block_size: int, tmp_path: Path) -> None:
     """24 requests, of which the pages hold some at a time; caches lose nothing."""
-    folder = bundled_folder(tmp_path / "original", route)
+    folder = bundled_genai(tmp_path / "original", route)
     plain = convert_folder(
         folder, tmp_path / "plain", preset="raw", options=Options(window=0, sinks=0)
     )

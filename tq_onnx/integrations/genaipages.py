@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.plan import BLOCK_TABLE, CUMULATIVE_LENGTHS, PAST_LENGTHS, Plan
-from tq_onnx.targets.paged.target import MAX_BATCH_SIZE
+from tq_onnx.targets.paged.target import MAX_BATCH_SIZE, USUAL_TOKENS
 
 _SCHEDULED_TOKENS: Final = 2048
 _ONE_FILE: Final = "convert without --paged"
@@ -85,8 +85,7 @@ def page_config(
     inputs |= {name: name for name in (CUMULATIVE_LENGTHS, PAST_LENGTHS, BLOCK_TABLE)}
     decoder["head_size"] = plan.layers[0].key_row_bytes
     batch = values.get("max_batch_size") or MAX_BATCH_SIZE
-    per_text = _pages_of_a_text(document, plan.block_size)
-    blocks = values.get("num_blocks") or (per_text and batch * per_text)
+    blocks = values.get("num_blocks") or _usual_pages(document, plan.block_size, batch)
     if not blocks:
         raise UsageError(
             "the configuration says no context_length, of which the number of pages is made",
@@ -125,9 +124,14 @@ def _expect_alike(decoder: Mapping[str, Any], plan: Plan, where: str) -> None:
         )
 
 
-def _pages_of_a_text(document: Mapping[str, Any], block_size: int) -> int:
-    """Return the pages that the longest text needs; 0 where nothing says how long that is."""
+def _usual_pages(document: Mapping[str, Any], block_size: int, batch: int) -> int:
+    """Return the pages of the longest text, or of a batch of usual ones if these are more.
+
+    They are all allocated at once. Models allow contexts of which a machine rarely holds many, so
+    most texts are taken to be shorter. 0 where nothing says how long a text may be.
+    """
     longest = document["model"].get("context_length")
     asked = (document.get("search") or {}).get("max_length")
     told = [size for size in (longest, asked) if isinstance(size, int) and size > 0]
-    return -(-min(told, default=0) // block_size)
+    most = min(told, default=0)
+    return max(-(-most // block_size), batch * -(-min(most, USUAL_TOKENS) // block_size))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Generator, Sequence
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
@@ -87,18 +88,18 @@ class Engine:
 
     def __init__(
         self,
-        folder: Path,
+        folder: str | PathLike[str],
         *,
         max_length: int | None = None,
         alone: bool = False,
         threads: int | None = None,
-        tokenizer: Path | None = None,
+        tokenizer: str | PathLike[str] | None = None,
     ) -> None:
         """Open the folder; see the class for arguments and errors."""
-        batching = batching_of(folder, max_length=max_length, alone=alone)
-        self._folder = folder
-        self._tokenizer_folder = tokenizer
-        self._thread = EngineThread(folder, batching, threads=threads)
+        self._folder = Path(folder)
+        self._tokenizer_folder = None if tokenizer is None else Path(tokenizer)
+        batching = batching_of(self._folder, max_length=max_length, alone=alone)
+        self._thread = EngineThread(self._folder, batching, threads=threads)
 
     @property
     def batching(self) -> Batching:

@@ -24,6 +24,8 @@ BLOCK_SIZE: Final = 128
 MULTIPLE: Final = 16
 """Of slots in a page: what kernels read together."""
 MAX_BATCH_SIZE: Final = 16
+USUAL_TOKENS: Final = 4096
+"""Of a request, for which there are pages where nobody says how many there are to be."""
 
 
 def _refuse(plan: Plan) -> None:
