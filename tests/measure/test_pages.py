@@ -42,6 +42,14 @@ def test_a_conversion_holds_with_kernels_and_with_bodies(converted: Path) -> Non
     assert report.logit_distance < 0.3
 
 
+@pytest.mark.parametrize("name", ["hf-decode", "hf-ortcuda-decode"])
+def test_exports_with_other_names(name: str, tmp_path: Path) -> None:
+    original, output = FIXTURES / f"{name}.onnx", tmp_path / "paged.onnx"
+    convert(original, output, preset="int4", target=target_of("paged", block_size=16))
+    report = verify(original, output, 200, source="random", library=False, threads=1)
+    assert report.holds, report.checks
+
+
 def nudge_weight(model: ir.Model) -> None:
     name, value = next(
         (name, value)

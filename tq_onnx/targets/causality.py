@@ -201,7 +201,7 @@ def is_positions(value: ir.Value, plan: Plan, model: ir.Model) -> bool:
     """Return True if a value ``[B, T]`` or ``[1, T]`` counts on from the past, without padding."""
     try:
         expect_no_contents(value, plan, model)
-        for batch, tokens, past in LENGTHS[:-1]:
+        for batch, tokens, past in LENGTHS:
             (found,) = evaluate([value], dict(inputs_of_call(plan, model, batch, tokens, past)))
             wanted = np.arange(past, past + tokens)
             if found.shape not in ((1, tokens), (batch, tokens)) or not (found == wanted).all():
@@ -219,7 +219,7 @@ def is_past_length(value: ir.Value, plan: Plan, model: ir.Model) -> bool:
     """
     expect_no_contents(value, plan, model)
     ids = input_of(model, plan.interface.tokens)
-    for batch, tokens, past in LENGTHS[:-1]:
+    for batch, tokens, past in LENGTHS:
         named = zip((sizes(ids) or ())[:2], (batch, tokens), strict=False)
         names = {name: size for name, size in named if isinstance(name, str)}
         given = {

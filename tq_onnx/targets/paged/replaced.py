@@ -1,9 +1,9 @@
 """Find what a decoder computes of lengths, masks and positions, and what stands for it.
 
 A paged model has neither mask nor position_ids, and its caches have no lengths. Whatever is made of
-those, and reaches the decoder, has to be shown to be one of two things: the positions of the new
-tokens, in some shape, or a list of sizes. The rest of what is made of them is left without a
-reader.
+those, and reaches the decoder, has to be shown to be one of three things: the positions of the new
+tokens, in some shape, a list of sizes, or a condition that only padding changes. The rest of what
+is made of them is left without a reader.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tq_onnx.plan import Plan
 from tq_onnx.targets.causality import LENGTHS, input_of, inputs_of_call, shapes_by_name
 from tq_onnx.targets.paged.packed import SCOPE, TOKENS, Packed
 
-_CALLS: Final = LENGTHS[:-1]
+_CALLS: Final = LENGTHS
 _MOST_SIZES: Final = 8
 _BATCH, _TOKENS = "batch", "tokens"
 
@@ -53,7 +53,20 @@ class SizeList:
     is_scalar: bool
 
 
-Stand = Positions | SizeList
+@dataclass(frozen=True, eq=False)
+class Always:
+    """A condition that is the same wherever there is no padding.
+
+    Attributes:
+        answer: the condition.
+        sizes: of the value.
+    """
+
+    answer: bool
+    sizes: tuple[Size, ...]
+
+
+Stand = Positions | SizeList | Always
 
 
 def read_values(node: ir.Node) -> Iterator[ir.Value]:
@@ -116,7 +129,7 @@ def _stand(value: ir.Value, plan: Plan, model: ir.Model) -> Stand | None:
         calls = [_numbers(value, plan, model, call) for call in _CALLS]
     except NoMatch:
         return None
-    return _as_positions(calls) or _as_sizes(calls)
+    return _as_positions(calls) or _as_sizes(calls) or _as_always(calls)
 
 
 def _numbers(value: ir.Value, plan: Plan, model: ir.Model, call: tuple[int, int, int]) -> Array:
@@ -161,6 +174,18 @@ def _as_sizes(calls: list[Array]) -> SizeList | None:
     return SizeList(told, first.ndim == 0)
 
 
+def _as_always(calls: list[Array]) -> Always | None:
+    first = calls[0]
+    if first.dtype.kind != "b" or any(numbers.ndim != first.ndim for numbers in calls):
+        return None
+    answers = {bool(answer) for numbers in calls for answer in np.unique(numbers)}
+    shapes = np.array([numbers.shape for numbers in calls], np.int64).reshape(len(calls), -1)
+    sizes = [_meaning(column) for column in shapes.T]
+    if len(answers) != 1 or None in sizes:
+        return None
+    return Always(answers.pop(), tuple(size for size in sizes if size is not None))
+
+
 def _meaning(column: Array) -> Size | None:
     if (column == column[0]).all():
         return int(column[0])
@@ -180,8 +205,13 @@ def put_in_place(build: Builder, found: dict[ir.Value, Stand], packed: Packed) -
     positions = set()
     with build.before(packed.place, SCOPE):
         for value, stand in found.items():
-            if isinstance(stand, SizeList):
-                made = _cast(build, _sizes(build, stand, packed), value.dtype)
+            if isinstance(stand, Always):
+                made = _condition(build, stand, packed)
+            elif isinstance(stand, SizeList):
+                made = _cast(build, _sizes(build, stand.sizes, packed), value.dtype)
+                if stand.is_scalar:
+                    inputs = [made, build.integers(0)]
+                    made = build.op("Squeeze", inputs, "size", dtype=made.dtype, shape=[])
             else:
                 made = _cast(build, _shaped(build, stand, packed), value.dtype)
                 positions.add(made)
@@ -189,21 +219,26 @@ def put_in_place(build: Builder, found: dict[ir.Value, Stand], packed: Packed) -
     return positions
 
 
-def _sizes(build: Builder, stand: SizeList, packed: Packed) -> ir.Value:
-    int64 = ir.DataType.INT64
+def _condition(build: Builder, stand: Always, packed: Packed) -> ir.Value:
+    answer = build.constant(f"tq.bool.{stand.answer}".lower(), np.array(stand.answer))
+    if not stand.sizes:
+        return answer
+    shape = [1 if size == _BATCH else TOKENS if size == _TOKENS else size for size in stand.sizes]
+    inputs = [answer, _sizes(build, stand.sizes, packed)]
+    return build.op("Expand", inputs, "condition", dtype=ir.DataType.BOOL, shape=shape)
+
+
+def _sizes(build: Builder, sizes: tuple[Size, ...], packed: Packed) -> ir.Value:
+    """Return a list of sizes, int64."""
     tokens = build.once(SCOPE, lambda: build.dim(packed.ids, 1, "tokens"))
     numbers = {_BATCH: build.integers(1), _TOKENS: tokens}
-    parts = [
-        numbers[size] if isinstance(size, str) else build.integers(size) for size in stand.sizes
-    ]
+    parts = [numbers[size] if isinstance(size, str) else build.integers(size) for size in sizes]
     if not parts:
         return build.constant("tq.int64.none", np.zeros(0, np.int64))
-    told = parts[0]
-    if len(parts) > 1:
-        told = build.op("Concat", parts, "sizes", dtype=int64, shape=[len(parts)], axis=0)
-    if stand.is_scalar:
-        told = build.op("Squeeze", [told, build.integers(0)], "size", dtype=int64, shape=[])
-    return told
+    if len(parts) == 1:
+        return parts[0]
+    int64 = ir.DataType.INT64
+    return build.op("Concat", parts, "sizes", dtype=int64, shape=[len(parts)], axis=0)
 
 
 def _shaped(build: Builder, stand: Positions, packed: Packed) -> ir.Value:

@@ -21,7 +21,7 @@ from tq_onnx.graph.liveness import live_nodes, nested_nodes
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.shapes import infer, without_weights
-from tq_onnx.graph.sizerules import Sizes, operand, sizes
+from tq_onnx.graph.sizerules import Size, Sizes, operand, sizes
 from tq_onnx.graph.sizes import walk
 from tq_onnx.graph.values import label
 from tq_onnx.ops.operators import PagedAttention, PagedEncode
@@ -31,6 +31,8 @@ from tq_onnx.targets.paged.packed import TOKENS
 
 _CANDIDATES: Final = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 1051, 1061, 1063, 1069)
 """Numbers of tokens to try: primes."""
+_COUNTS: Final = (1, 2, 7, 1009, 1_000_003)
+"""Numbers of tokens that a value is computed for, to see whether it differs."""
 _MICROSOFT: Final = "com.microsoft"
 
 _ELEMENTWISE: Final = frozenset(
@@ -106,6 +108,7 @@ class Tokenwise:
         self._sizes = _sizes_of_call(model, plan, held, self._tokens)
         self._holding = held
         self._counted: set[ir.Value] = set()
+        self._sized: set[ir.Value] = set()
         self._differs: dict[ir.Value, bool] = {}
         live = live_nodes(model.graph.outputs)
         # What makes the positions of the packed tokens is known.
@@ -126,25 +129,39 @@ class Tokenwise:
             self._differs[value] = self._differs_with_tokens(value)
         return self._differs[value]
 
+    def is_order(self, value: ir.Value | None) -> bool:
+        """Return True if a value counts the tokens of a call from 0."""
+        if value is None or value not in self._counted:
+            return False
+        found = [self._computed(value, tokens) for tokens in _COUNTS]
+        return all(
+            numbers is not None and np.array_equal(numbers.reshape(-1), np.arange(tokens))
+            for numbers, tokens in zip(found, _COUNTS, strict=True)
+        )
+
     def _differs_with_tokens(self, value: ir.Value) -> bool:
-        asking = [
-            (node.outputs[0], self._asked(node))
-            for node in live_nodes([value])
-            if node.op_type == "Shape" and node.domain == ""
-        ]
-        numbers = []
-        for factor in (1, 2):
-            given: dict[ir.Value, Array] = {}
-            for output, asked in asking:
-                if asked is None:
-                    return True
-                told = [size * factor if size % self._tokens == 0 else size for size in asked]
-                given[output] = np.array(told, np.int64)
-            try:
-                numbers.append(evaluate([value], given)[0])
-            except NoMatch:
-                return True
-        return not np.array_equal(numbers[0], numbers[1])
+        numbers = [self._computed(value, tokens) for tokens in _COUNTS]
+        first = numbers[0]
+        return first is None or any(
+            other is None or not np.array_equal(first, other) for other in numbers
+        )
+
+    def _computed(self, value: ir.Value, tokens: int) -> Array | None:
+        """Return a value in a call with so many tokens; None if sizes alone do not tell it."""
+        given: dict[ir.Value, Array] = {}
+        for node in live_nodes([value]):
+            if node.op_type != "Shape" or node.domain != "":
+                continue
+            asked = self._asked(node)
+            if asked is None:
+                return None
+            factor = self._tokens
+            told = [size if size % factor else size // factor * tokens for size in asked]
+            given[node.outputs[0]] = np.array(told, np.int64)
+        try:
+            return evaluate([value], given)[0]
+        except NoMatch:
+            return None
 
     def _asked(self, node: ir.Node) -> list[int] | None:
         """Return what a Shape node tells; None if that is not known."""
@@ -166,11 +183,7 @@ class Tokenwise:
         shape = self._sizes.get(value.name or "")
         if shape is None or None in shape:
             raise NoMatch(f"the graph does not show the shape of {value.name}")
-        found = [
-            axis
-            for axis, size in enumerate(shape)
-            if isinstance(size, int) and size and size % self._tokens == 0
-        ]
+        found = [axis for axis, size in enumerate(shape) if _is_multiple(size, self._tokens)]
         if len(found) != 1 or prod(self.shape(value)) % self._tokens**2 == 0:
             raise NoMatch(f"{value.name} does not have rows for each token")
         return found[0]
@@ -199,9 +212,7 @@ class Tokenwise:
             return
         if inner:
             raise NoMatch(f"{_described(node)} computes with tokens in branches of its own")
-        for value in data:
-            if self.is_counted(value):
-                raise NoMatch(f"{_described(node)} computes with the number of tokens")
+        self._refuse_counts(node, data)
         if not self._is_tokenwise(node, data):
             raise NoMatch(f"{_described(node)} is not known to leave the tokens apart")
         if PagedEncode.is_node(node):
@@ -211,9 +222,30 @@ class Tokenwise:
                 self.axis(value)
         self._holding.update(node.outputs)
 
+    def _refuse_counts(self, node: ir.Node, data: list[ir.Value]) -> None:
+        """Refuse a node that computes with the number of tokens, or with their places in a call."""
+        for value in data:
+            if kind(node) in _ROTARY and self.is_order(value):
+                continue
+            if self.is_counted(value):
+                raise NoMatch(f"{_described(node)} computes with the number of tokens")
+            if value not in self._holding and self._has_tokens(value):
+                raise NoMatch(f"{_described(node)} numbers the tokens of a call")
+
+    def _has_tokens(self, value: ir.Value) -> bool:
+        """Return True if a value that holds nothing of tokens may have as many numbers."""
+        if value not in self._sized or _is_fill(value):
+            return False
+        shape = self._sizes.get(value.name or "")
+        return shape is None or any(
+            size is None or _is_multiple(size, self._tokens) for size in shape
+        )
+
     def _count(self, node: ir.Node, data: list[ir.Value], read: list[ir.Value]) -> None:
         """Follow the number of tokens; a constant that is repeated as often has none of it."""
         repeats = node.op_type in ("Expand", "ConstantOfShape")
+        if any(value in self._counted or value in self._sized for value in read):
+            self._sized.update(node.outputs)
         counted = any(value in self._counted for value in (data[:1] if repeats else read))
         if counted and node.op_type != "ConstantOfShape":
             self._counted.update(node.outputs)
@@ -226,9 +258,11 @@ class Tokenwise:
             return self._is_aligned(node.outputs[0], data)
         if name in _MOVES:
             return self._keeps_order(data[0], node.outputs[0])
-        if name in _EXPERTS or name in _ROTARY:
+        if name in _EXPERTS:
             held = [value for value in data if value in self._holding]
             return all(self.axis(value) >= 0 for value in held) and self._is_row(data[0])
+        if name in _ROTARY:
+            return self._is_row(data[0]) and self._turns_by_positions(node)
         rule = _RULES.get(name) or (_reduction if name in _REDUCTIONS else None)
         if name in _LAST_AXIS:
             rule = _last
@@ -240,6 +274,16 @@ class Tokenwise:
         """Return True if tokens are not the last axis of a value."""
         return self.holds(value) and self.axis(value) < len(self.shape(value)) - 1
 
+    def _turns_by_positions(self, node: ir.Node) -> bool:
+        """Return True if each token reads its own row of the tables of a rotation."""
+        cos, sin, ids = (operand(node, slot) for slot in ((2, 3, 1) if node.domain else (1, 2, 3)))
+        if self.holds(ids):
+            return not self.holds(cos) and not self.holds(sin)
+        if not self.holds(cos) or not self.holds(sin):
+            return False
+        # Tables of the tokens themselves, read in their order.
+        return ids is None or self.is_order(ids)
+
     def _is_aligned(self, output: ir.Value, data: list[ir.Value]) -> bool:
         """Return True if operands that are broadcast have their tokens on one axis, or none."""
         behind = len(self.shape(output)) - self.axis(output)
@@ -249,15 +293,18 @@ class Tokenwise:
                     return False
                 continue
             shape = self._sizes.get(value.name or "")
-            if shape is None or (len(shape) >= behind and shape[-behind] != 1):
-                is_fill = _is_fill(value) or shape == ()
-                if not is_fill:
-                    return False
+            is_alike = shape is not None and (len(shape) < behind or shape[-behind] == 1)
+            if not is_alike and not _is_fill(value):
+                return False
         return True
 
     def _keeps_order(self, value: ir.Value, output: ir.Value) -> bool:
         before, after = self.axis(value), self.axis(output)
         return prod(self.shape(value)[:before]) == prod(self.shape(output)[:after])
+
+
+def _is_multiple(size: Size, tokens: int) -> bool:
+    return isinstance(size, int) and size > 0 and size % tokens == 0
 
 
 def _is_fill(value: ir.Value) -> bool:
