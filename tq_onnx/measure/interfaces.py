@@ -12,12 +12,13 @@ from tq_onnx.errors import (
     UnsupportedModelError,
     UsageError,
     VerificationError,
+    located,
 )
 from tq_onnx.files.load import LoadedModel
 from tq_onnx.measure.checks import PropertyCheck
 from tq_onnx.plan import plan_in
 from tq_onnx.runtime.cache import CacheSpec
-from tq_onnx.runtime.model import OpenModel
+from tq_onnx.runtime.model import OpenModel, refuse_pages
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
 from tq_onnx.runtime.session import Port, ports, vocabulary_size
 
@@ -79,7 +80,7 @@ def refuse_stranger(before: OpenModel, path: Path, loaded: LoadedModel) -> None:
         loaded: the graph of this file.
 
     Raises:
-        UnsupportedModelError: the model was not converted.
+        UnsupportedModelError: the model was not converted, or its caches lie in pages.
         VerificationError: its names, heads or vocabulary are not the original's, or its plan cannot
             be read.
     """
@@ -89,6 +90,8 @@ def refuse_stranger(before: OpenModel, path: Path, loaded: LoadedModel) -> None:
         raise UnsupportedModelError(
             "this model was not converted by tq-onnx", where=str(path), fix="convert it first"
         )
+    with located(path):
+        refuse_pages(plan)
     graph = loaded.model.graph
     inputs = [value for value in graph.inputs if value.name not in graph.initializers]
     unlike = ""

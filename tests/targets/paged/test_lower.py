@@ -185,12 +185,18 @@ def embedded(model: ir.Model) -> ir.Value:
     return next(node for node in tokens.consumers() if node.op_type == "Gather").outputs[0]
 
 
-def insert(model: ir.Model, op_type: str, *more: ir.Value, **attributes: int) -> ir.Value:
-    """Put a node behind the embeddings."""
+def insert(
+    model: ir.Model,
+    op_type: str,
+    *more: ir.Value,
+    beside: Sequence[ir.Node] = (),
+    **attributes: int,
+) -> ir.Value:
+    """Put a node behind the embeddings, which the nodes beside it go on reading."""
     value = embedded(model)
     maker = value.producer()
     assert maker is not None
-    uses = list(value.uses())
+    uses = [use for use in value.uses() if use.node not in beside]
     node = ir.node(op_type, [value, *more], attributes, name=f"inserted_{op_type}")
     node.outputs[0].name, node.outputs[0].dtype = "inserted", value.dtype
     model.graph.insert_after(maker, node)
@@ -200,7 +206,8 @@ def insert(model: ir.Model, op_type: str, *more: ir.Value, **attributes: int) ->
 
 
 def constant(model: ir.Model, array: np.ndarray) -> ir.Value:
-    value = ir.Value(name="inserted_constant", const_value=ir.tensor(array))
+    name = f"inserted_constant_{len(model.graph.initializers)}"
+    value = ir.Value(name=name, const_value=ir.tensor(array))
     value.dtype, value.shape = ir.tensor(array).dtype, ir.Shape(array.shape)
     model.graph.register_initializer(value)
     return value
@@ -230,9 +237,70 @@ def normalise_along_tokens(model: ir.Model) -> None:
     insert(model, "LpNormalization", axis=1, p=2)
 
 
+def reverse_tokens(model: ir.Model) -> None:
+    last, far, axis = (np.array([number], np.int64) for number in (-1, -(1 << 62), 1))
+    insert(model, "Slice", *(constant(model, one) for one in (last, far, axis, last)))
+
+
+def mix_by_products(model: ir.Model) -> None:
+    """Every token becomes a sum of all tokens."""
+    value = embedded(model)
+    turned = ir.node("Transpose", [value], {"perm": [0, 2, 1]}, name="turned")
+    products = ir.node("MatMul", [value, turned.outputs[0]], name="products")
+    turned.outputs[0].name, products.outputs[0].name = "turned", "products"
+    mixed = insert(model, "MatMul", beside=[turned, products])
+    node = mixed.producer()
+    assert node is not None
+    model.graph.insert_before(node, [turned, products])
+    node.resize_inputs(2)
+    node.replace_input_with(0, products.outputs[0])
+    node.replace_input_with(1, value)
+
+
+def scale_by_length(model: ir.Model) -> None:
+    mask = next(value for value in model.graph.inputs if value.name == "attention_mask")
+    summed = ir.node("ReduceSum", [mask], {"keepdims": 0}, name="length")
+    cast = ir.node("Cast", [summed.outputs[0]], {"to": 1}, name="length_as_float")
+    summed.outputs[0].name, cast.outputs[0].name = "length", "float_length"
+    model.graph.insert_before(next(iter(model.graph)), [summed, cast])
+    insert(model, "Mul", cast.outputs[0])
+
+
+def number_tokens(model: ir.Model) -> None:
+    """Adds the place in the call, counted from a list of ones."""
+    value = embedded(model)
+    shape = ir.node("Shape", [value], {"start": 1, "end": 2}, name="count_of_tokens")
+    ones = ir.tensor(np.ones(1, np.float32))
+    filled = ir.node("ConstantOfShape", [shape.outputs[0]], {"value": ones}, name="ones")
+    zero = constant(model, np.array(0, np.int64))
+    places = ir.node("CumSum", [filled.outputs[0], zero], name="places")
+    axis = ir.Value(name="axis", const_value=ir.tensor(np.array([1], np.int64)))
+    axis.dtype, axis.shape = ir.DataType.INT64, ir.Shape([1])
+    model.graph.register_initializer(axis)
+    column = ir.node("Unsqueeze", [places.outputs[0], axis], name="column")
+    nodes = [shape, filled, places, column]
+    for node in nodes:
+        node.outputs[0].name = f"{node.name}_made"
+    maker = value.producer()
+    assert maker is not None
+    insert(model, "Add", column.outputs[0], beside=nodes)
+    model.graph.insert_after(maker, nodes)
+
+
+def return_more(model: ir.Model) -> None:
+    value = embedded(model)
+    value.shape = ir.Shape(["batch_size", "sequence_length", 16])
+    model.graph.outputs.append(value)
+
+
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
+        (reverse_tokens, "Slice"),
+        (mix_by_products, "does not have rows for each token|MatMul"),
+        (scale_by_length, "something else of attention_mask"),
+        (number_tokens, "numbers the tokens of a call"),
+        (return_more, "besides logits and caches"),
         (sum_tokens, "CumSum"),
         (weigh_tokens, "Softmax"),
         (normalise_along_tokens, "LpNormalization"),
