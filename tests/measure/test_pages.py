@@ -103,4 +103,4 @@ def test_damage_is_found(
 
 def test_decoders_of_sequences_refuse_pages(converted: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="lie in pages"):
-        open_model(converted)
+        open_model(converted).decoder()

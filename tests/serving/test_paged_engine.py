@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai is not installed")
 
+import tq_onnx
 from tests.integrations.genai_folder import bundled_genai
 from tests.serving.running import (
     Alone,
@@ -20,7 +21,7 @@ from tests.serving.running import (
     uneven_prompts,
 )
 from tq_onnx import Engine, Sampling
-from tq_onnx.errors import EngineError, UsageError
+from tq_onnx.errors import EngineError, UnsupportedModelError, UsageError
 from tq_onnx.integrations.folderconversion import convert_folder
 from tq_onnx.runtime.engine import LENGTH, Step
 from tq_onnx.targets.registry import target_of
@@ -138,3 +139,9 @@ def test_streams_are_cancelled_and_seeded(original: Path) -> None:
             engine.stream(text, sampling=Sampling(temperature=1.0, min_p=0.1))
     with pytest.raises(EngineError, match="was closed"):
         engine.stream(text)
+    model = tq_onnx.load(folder)
+    with model.engine(max_length=100) as engine:
+        assert engine.batching.tokens == 100
+        assert "".join(p.text for p in engine.stream(text, max_new_tokens=12)) == whole
+    with pytest.raises(UnsupportedModelError, match="lie in pages"):
+        model.generate(text)

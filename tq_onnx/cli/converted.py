@@ -102,7 +102,7 @@ def _genai_rows(changes: GenaiChanges, preset: Preset) -> list[tuple[str, str]]:
             (
                 "engine",
                 f"{engine.blocks:,} pages of {engine.block_size} tokens for {engine.batch} "
-                f"requests, {engine.bytes / 1e9:,.2f} GB of caches; --num-blocks and "
+                f"requests, {engine.bytes / 1e6:,.1f} MB of caches; --num-blocks and "
                 "--max-batch-size choose others",
             )
         )

@@ -100,6 +100,8 @@ def _caches(plan: Plan) -> str:
         return "none taken: a graph for a first prompt"
     if plan.interface.static:
         return "fixed capacity"
+    if plan.block_size:
+        return f"pages of {plan.block_size} tokens"
     return "fixed capacity or growing" if plan.fixed_capacity else "growing"
 
 

@@ -102,6 +102,16 @@ class OpenModel:
                 fix="run it with what runs its encoder; verify, report and bench make that up",
             )
 
+    def refuse_pages(self) -> None:
+        """Refuse a model whose caches lie in pages, which the decoders here do not feed.
+
+        Raises:
+            UnsupportedModelError: it has such caches.
+        """
+        if self.plan is not None:
+            with located(self.path):
+                refuse_pages(self.plan)
+
     def refuse_text(self) -> None:
         """Refuse models that do not go from token ids to logits.
 
@@ -109,6 +119,7 @@ class OpenModel:
             UnsupportedModelError: it takes embeddings or what an encoder makes, or gives hidden
                 states.
         """
+        self.refuse_pages()
         self.refuse_encoder()
         interface = self.signature.interface
         if made_up_embeddings(self.session, interface) is not None:
@@ -199,6 +210,7 @@ class OpenModel:
         """
         # The branch of a merged model that takes caches was traced with one token, and may lack the
         # mask between several.
+        self.refuse_pages()
         merged = first is None and self.first is not None
         first = first or self.first
         if capacity is None and provider_of(self.session).has_own_memory:
@@ -290,7 +302,6 @@ def open_model(
         plan = plan_of(session)
         if plan is not None:
             target_of_plan(plan)
-            refuse_pages(plan)
     if plan is not None:
         signature, found = signature_of(session, plan), None
     else:
@@ -313,7 +324,8 @@ def refuse_pages(plan: Plan) -> None:
     if plan.block_size:
         raise UnsupportedModelError(
             "the caches of the model lie in pages, and a call takes packed requests",
-            fix="run it with the engine of onnxruntime-genai, or convert without --paged",
+            fix="run it with tq_onnx.Engine, or take the conversion without --paged, which has the "
+            "same rows",
         )
 
 
