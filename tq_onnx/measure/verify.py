@@ -179,7 +179,8 @@ def verify(
     tell = on_progress or silent
     tell(Progress("Opening both models"))
     loaded = load(converted)
-    plan = plan_in(loaded.model.metadata_props)
+    with failing(converted):
+        plan = plan_in(loaded.model.metadata_props)
     if plan is not None and plan.block_size:
         if ep.has_own_memory:
             refuse_pages(plan)
