@@ -23,8 +23,8 @@ from ray import serve
 from server import Chat, add_options, make_app
 
 APPLICATION = "chat"
-ONGOING = 8
-"""Requests that a replica gets at once: a batch of four, and those of the next one."""
+ONGOING = 16
+"""Requests that a replica gets at once: as many as go into a call over pages by default."""
 
 
 @serve.deployment(max_ongoing_requests=ONGOING, health_check_period_s=2)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tq_onnx.integrations.folderconversion import convert_folder
+from tq_onnx.targets.registry import target_of
 
 NEEDED = ("fastapi", "httpx", "onnxruntime_genai", "openai", "ray")
 MISSING = ", ".join(name for name in NEEDED if importlib.util.find_spec(name) is None)
@@ -45,6 +46,13 @@ def int4(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def raw(folder: Path) -> Path:
     return convert_folder(folder, folder.with_name("raw"), preset="raw").output
+
+
+@pytest.fixture(scope="module")
+def paged(folder: Path) -> Path:
+    """Caches in pages, as exact as those of ``raw``."""
+    target = target_of("paged", num_blocks=120)
+    return convert_folder(folder, folder.with_name("paged"), preset="raw", target=target).output
 
 
 @pytest.fixture
@@ -77,18 +85,21 @@ def ask(client: openai.OpenAI, text: str, *, stream: bool = False, **options: An
     )
 
 
-def test_answers_are_those_of_the_generator(raw: Path, home: Path) -> None:
+@pytest.mark.parametrize("name", ["raw", "paged"])
+def test_answers_are_those_of_the_generator(
+    name: str, raw: Path, home: Path, request: pytest.FixtureRequest
+) -> None:
     """Whole and streamed, many at a time and so in batches."""
     alone = Alone(raw)
     asked = texts(24)
     prompts = [text.encode() for text in asked]
     expected = [bytes(alone.answer(list(prompt), NEW)).decode() for prompt in prompts]
-    with serving("server.py", raw, home) as url:
+    with serving("server.py", request.getfixturevalue(name), home) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
         def answer(number: int) -> str:
             if number % 2:
-                whole = ask(client, asked[number], model="raw")
+                whole = ask(client, asked[number], model=name)
                 assert whole.usage.prompt_tokens == len(prompts[number])
                 assert (whole.usage.completion_tokens, whole.choices[0].finish_reason) == (
                     NEW,
@@ -96,7 +107,7 @@ def test_answers_are_those_of_the_generator(raw: Path, home: Path) -> None:
                 )
                 return str(whole.choices[0].message.content)
             more = {"include_usage": True}
-            stream = ask(client, asked[number], model="raw", stream=True, stream_options=more)
+            stream = ask(client, asked[number], model=name, stream=True, stream_options=more)
             *chunks, last = list(stream)
             assert len(chunks) > 3
             assert chunks[-1].choices[0].finish_reason == "length"
@@ -105,7 +116,7 @@ def test_answers_are_those_of_the_generator(raw: Path, home: Path) -> None:
 
         with ThreadPoolExecutor(CLIENTS) as pool:
             assert list(pool.map(answer, range(24))) == expected
-        assert client.models.list().data[0].id == "raw"
+        assert client.models.list().data[0].id == name
 
 
 @pytest.mark.parametrize(
@@ -240,22 +251,20 @@ def test_a_folder_without_a_chat_template(int4: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ends what Ray leaves by /proc")
-def test_nothing_is_lost_with_a_replica(int4: Path, home: Path) -> None:
+def test_nothing_is_lost_with_a_replica(raw: Path, paged: Path, home: Path) -> None:
     asked = texts(REQUESTS, 8, 60)
-    home.parent.mkdir(exist_ok=True)
-    with serving("server.py", int4, home.with_name("one"), "--alone") as url:
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-        expected = [ask(client, text, model="int4").choices[0].message.content for text in asked]
+    alone = Alone(raw)
+    expected = [bytes(alone.answer(list(text.encode()), NEW)).decode() for text in asked]
     assert len(set(expected)) > REQUESTS // 3
 
-    with serving("ray_serve.py", int4, home, "--alone", "--replicas", "2") as url:
+    with serving("ray_serve.py", paged, home, "--replicas", "2") as url:
         replicas = processes_of(url, 2)
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=RETRIES)
         answered = threading.Semaphore(0)
 
         def answer(text: str) -> tuple[str | None, int]:
             got = client.chat.completions.with_raw_response.create(
-                model="int4",
+                model="paged",
                 messages=[{"role": "user", "content": text}],
                 temperature=0,
                 max_tokens=NEW,
@@ -276,5 +285,5 @@ def test_nothing_is_lost_with_a_replica(int4: Path, home: Path) -> None:
         survivors = processes_of(url, 2)
         assert replicas[0] not in survivors
         assert replicas[1] in survivors
-        stream = ask(client, asked[0], model="int4", stream=True)
+        stream = ask(client, asked[0], model="paged", stream=True)
         assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == expected[0]
