@@ -504,10 +504,9 @@ inline void solve(const Problem& p, Random& random) {
   call.sliding_window = p.window;
   (void)longest;
   std::unique_ptr<PagedProblem> paged;
-  if (PagedProblem::covers(p)) {
+  if (PagedProblem::covers(p) && random() % 2 == 0) {
     constexpr int64_t kPageSlots[] = {16, 128, 48, 256};
-    static int turn = 0;
-    paged = std::make_unique<PagedProblem>(p, call, kPageSlots[turn++ % 4], random);
+    paged = std::make_unique<PagedProblem>(p, call, kPageSlots[random() % 4], random);
   }
   for (const Kernels* const level : levels_with(p.products)) {
     std::fill(output.begin(), output.end(), std::numeric_limits<float>::quiet_NaN());
