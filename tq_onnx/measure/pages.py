@@ -24,14 +24,17 @@ from tq_onnx.codec.spec import Codec
 from tq_onnx.codec.unrotated import RAW
 from tq_onnx.conversion import bake
 from tq_onnx.conversion.check import snapshot_interface
+from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.copying import copy_graph
+from tq_onnx.measure.adapted import BY_NODES, fold_alike
 from tq_onnx.measure.checks import MAX_TABLE_ERROR, ROUNDING_BY_CALL, PropertyCheck, failed
-from tq_onnx.measure.fidelity import MAX_REWRITE_ERROR, MAX_ROUNDED_ERROR
+from tq_onnx.measure.fidelity import KEPT, MAX_REWRITE_ERROR, MAX_ROUNDED_ERROR
 from tq_onnx.measure.interfaces import not_made_from
 from tq_onnx.measure.rawform import NO_TABLE, multiply_floats
 from tq_onnx.measure.readings import distance, with_float_products
+from tq_onnx.measure.samegraph import changed_functions, changed_nodes, changed_tensors, names_in
 from tq_onnx.measure.windows import text_of
 from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.ops.operators import PagedAttention, PagedEncode
@@ -41,6 +44,8 @@ from tq_onnx.runtime.model import OpenModel, open_original
 from tq_onnx.runtime.pages import PagedDecoder
 from tq_onnx.runtime.session import make_session, placement
 from tq_onnx.targets.paged.checks import violations
+from tq_onnx.targets.registry import target_of
+from tq_onnx.version import __version__
 
 CALLS: Final[Sequence[Mapping[int, int]]] = (
     {0: 19, 1: 3},
@@ -136,6 +141,7 @@ def verify_pages(
     raw, raw_plan = raw_pages(converted, plan)
     given = _packed(made(_bytes(raw), library=library), raw_plan, text)
     found.append(_same(wanted, given, plan, raw))
+    found.append(_clauses(KEPT, _changed(original, converted, raw, plan)))
     tell(Progress("Reading packed requests"))
     content = _bytes(converted.model)
     bodies = _packed(made(content, library=False), plan, text)
@@ -160,6 +166,24 @@ def verify_pages(
         kernel_distance=distance(bodies, kernels[0]) if kernels else None,
         cache_bytes_per_token=plan.bytes_per_token,
     )
+
+
+def _changed(original: Path, converted: LoadedModel, raw: ir.Model, plan: Plan) -> Iterator[str]:
+    """Yield the weights and nodes that are not the original's."""
+    sequences = prepare(original, preset="raw")
+    wanted = sequences.loaded.model
+    fold_alike(wanted, sequences.plan, plan)
+    target = target_of(plan.target, block_size=plan.block_size)
+    lowering = target.lowering(sequences.plan, original)
+    for step in () if lowering is None else lowering.passes:
+        step(wanted)
+    yield from changed_tensors(converted.model, wanted)
+    yield from changed_functions(raw, wanted)
+    # This very version would add the same nodes.
+    is_same_version = plan.tool_version == __version__
+    names = names_in(wanted if is_same_version else load(original).model)
+    own = any(layer.equalised == BY_NODES for layer in plan.layers)
+    yield from changed_nodes(raw, wanted, names, operators=not own)
 
 
 def _refuse_stranger(before: OpenModel, converted: LoadedModel, plan: Plan) -> None:
@@ -209,7 +233,7 @@ def _packed(
 
 def _clauses(name: str, problems: Iterator[str]) -> PropertyCheck:
     some = list(dict.fromkeys(problems))
-    return PropertyCheck(name, not some, "; ".join(some[:4]) or "all layers")
+    return PropertyCheck(name, not some, "; ".join(some[:4]) or "all of them")
 
 
 def _same(wanted: Logits, given: Logits, plan: Plan, raw: ir.Model) -> PropertyCheck:

@@ -1,0 +1,43 @@
+"""Commands on a model whose caches lie in pages: what takes it, and what says that it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.run import run
+from tests.decoders.running import FIXTURES
+
+ORIGINAL = FIXTURES / "genai-cpu-fp32.onnx"
+
+
+@pytest.fixture(scope="module")
+def paged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("paged") / "model.onnx"
+    assert run("convert", ORIGINAL, "-o", output, "--paged", "--block-size", "32").code == 0
+    return output
+
+
+def test_commands_that_take_it(paged: Path) -> None:
+    assert "pages of 32 tokens" in run("inspect", paged).out
+    assert "int4" in run("fit", paged, "--memory", "8GB").out
+    verified = run("verify", ORIGINAL, paged, "--tokens", "64", "--no-library")
+    assert "request by request" in verified.out
+    assert "verified: 5 of 5 checks hold" in verified.out
+
+
+def test_commands_that_feed_sequences_say_so(paged: Path) -> None:
+    for command in (
+        ("bench", paged),
+        ("report", ORIGINAL, paged),
+        ("diff", ORIGINAL, paged),
+    ):
+        assert "lie in pages" in run(*command).sentence(3), command
+
+
+def test_both_flags_mean_the_same(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.onnx", tmp_path / "other.onnx"
+    run("convert", ORIGINAL, "-o", one, "--paged")
+    run("convert", ORIGINAL, "-o", other, "--target", "paged")
+    assert one.read_bytes() == other.read_bytes()
