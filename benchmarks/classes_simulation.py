@@ -3,8 +3,8 @@
 A causal model of transformers runs over windows of a text. Every token takes the newest tokens and
 the first ones exactly, and of all others what rows of ``tq_onnx.codec.classes`` say, whose matrices
 and error feedback come from statistics of another part of the text, or of another text. The encoder
-here is one of its own, in float32 and for all gains at once: the rows of the first window's first
-layer are compared with those of the oracle.
+here is one of its own, for all gains at once. Before it runs in float32, it codes some keys and
+values of the first layer in float64, and their rows have to be the oracle's.
 
     python benchmarks/classes_simulation.py CHECKPOINT --text FILE --json FILE
 
@@ -47,8 +47,7 @@ from tq_onnx.codec.search import gain_table
 FORMS = {"2.5": (KEYS_2_5, VALUES_2_5), "2.75": (KEYS_2_75, VALUES_2_75)}
 GAINS = torch.tensor(gain_table())
 TINY = 1e-30
-MOST_DIFFERING_ROWS = 0.02
-"""Ties of float32, each of which can choose another gain, hence other codes."""
+CHECKED_TOKENS = 32
 
 
 class Statistics:
@@ -113,12 +112,12 @@ class Encoder:
         self._encode, self._read = map(torch.tensor, (self.matrices.encode, self.matrices.read))
         for matrix in self.feedback or ():
             lower, weights = map(torch.tensor, factors(matrix))
-            self._factors.append((lower.float(), weights.float()))
+            self._factors.append((lower, weights))
 
     def codes(self, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Return the codes of both classes of vectors ``[N, T, D]``, and their stored scales."""
         norm = x.norm(dim=-1, keepdim=True)
-        turned = (x / norm.clamp_min(TINY)) @ self._encode
+        turned = (x / norm.clamp_min(TINY)) @ self._encode.to(x.dtype)
         codes, scales = [], []
         for index, part in enumerate(self.classes.parts(x.shape[-1])):
             y = turned[..., part.coordinates]
@@ -137,7 +136,7 @@ class Encoder:
 
     def decoded(self, x: Tensor) -> Tensor:
         """Return what rows of vectors ``[N, T, D]`` mean, offset included."""
-        codes, scales = self.codes(x - self.offset)
+        codes, scales = self.codes((x - self.offset).float())
         numbers = []
         for part, code, scale in zip(self.classes.parts(x.shape[-1]), codes, scales, strict=True):
             size = torch.exp2((scale - USUAL_SCALE) / STEPS_PER_OCTAVE)
@@ -149,32 +148,28 @@ class Encoder:
         """Compare rows with the oracle's.
 
         Raises:
-            SystemExit: more of them differ than ties explain.
+            SystemExit: they differ.
         """
         self.is_checked = True
-        codes, scales = self.codes(x - self.offset)
-        wanted = quantise_classes(
-            (x - self.offset).double().numpy(),
-            self.classes,
-            self.matrices,
-            feedback=self.feedback,
-        )
-        same = (torch.cat(codes, dim=-1).numpy() == wanted.codes).all(-1)
-        near = np.abs(torch.stack(scales, dim=-1).numpy() - wanted.scales) <= 1
-        share = 1 - (same & near.all(-1)).mean()
-        if share > MOST_DIFFERING_ROWS:
-            raise SystemExit(f"{share:.1%} of the rows differ from those of the oracle")
+        some = (x - self.offset)[:, :CHECKED_TOKENS].double()
+        codes, scales = self.codes(some)
+        wanted = quantise_classes(some.numpy(), self.classes, self.matrices, feedback=self.feedback)
+        same = (torch.cat(codes, dim=-1).numpy() == wanted.codes).all(axis=-1)
+        same &= (torch.stack(scales, dim=-1).numpy() == wanted.scales).all(axis=-1)
+        if not same.all():
+            raise SystemExit(f"{(~same).mean():.1%} of the rows are not those of the oracle")
 
     def _search(self, unit: Tensor, part: Part, index: int) -> tuple[Tensor, Tensor]:
         """Return the best codes of unit vectors, and the factor of the unbiased scale."""
-        centroids = torch.tensor(part.codebook.centroids)
-        boundaries = torch.tensor(part.codebook.boundaries)
-        gains = GAINS[:, None, None]
+        kind = unit.dtype
+        centroids = torch.tensor(part.codebook.centroids, dtype=kind)
+        boundaries = torch.tensor(part.codebook.boundaries, dtype=kind)
+        gains = GAINS[:, None, None].to(kind)
         if not self._factors:
             codes = torch.bucketize(unit * gains[..., None], boundaries, right=True)
-            turned, own_turned, weights = centroids[codes], unit, torch.ones(())
+            turned, own_turned, weights = centroids[codes], unit, torch.ones((), dtype=kind)
         else:
-            lower, weights = self._factors[index]
+            lower, weights = (each.to(kind) for each in self._factors[index])
             numbers = unit.expand(len(GAINS), *unit.shape).clone()
             codes = torch.empty(numbers.shape, dtype=torch.long)
             for j in reversed(range(unit.shape[-1])):
