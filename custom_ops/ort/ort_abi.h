@@ -26,10 +26,18 @@ struct OrtSessionOptions;
 struct OrtCustomOpDomain;
 struct OrtShapeInferContext;
 struct OrtApi;
+struct OrtMemoryInfo;
 
 struct OrtApiBase {
   const OrtApi*(TQ_ORT_CALL* GetApi)(uint32_t version);
   const char*(TQ_ORT_CALL* GetVersionString)();
+};
+
+// Newer releases add members at its end.
+struct OrtAllocator {
+  uint32_t version;
+  void*(TQ_ORT_CALL* Alloc)(OrtAllocator*, size_t);
+  void(TQ_ORT_CALL* Free)(OrtAllocator*, void*);
 };
 
 // As of API version 18.
@@ -70,6 +78,7 @@ namespace tq::ort {
 inline constexpr uint32_t kApiVersion = 18;
 
 static_assert(sizeof(OrtApiBase) == 2 * sizeof(void*));
+static_assert(offsetof(OrtAllocator, Free) == 2 * sizeof(void*));
 static_assert(offsetof(OrtCustomOp, CreateKernel) == 1 * sizeof(void*));
 static_assert(offsetof(OrtCustomOp, KernelCompute) == 8 * sizeof(void*));
 static_assert(offsetof(OrtCustomOp, GetInputCharacteristic) == 10 * sizeof(void*));
@@ -154,6 +163,8 @@ class Api {
   void release_tensor_type_and_shape(OrtTensorTypeAndShapeInfo* info) const {
     slot<void(OrtTensorTypeAndShapeInfo*)>(99)(info);
   }
+  // Since API version 5.
+  void release_allocator(OrtAllocator* allocator) const { slot<void(OrtAllocator*)>(132)(allocator); }
   // Since API version 8. Says the size where `out` is null.
   OrtStatus* kernel_info_int64s(const OrtKernelInfo* info, const char* name, int64_t* out,
                                 size_t* size) const {
@@ -163,6 +174,9 @@ class Api {
   // Since API version 10. What the execution provider enqueues its work on.
   OrtStatus* context_stream(const OrtKernelContext* context, void** stream) const {
     return slot<OrtStatus*(const OrtKernelContext*, void**)>(193)(context, stream);
+  }
+  OrtStatus* get_tensor_memory_info(const OrtValue* value, const OrtMemoryInfo** info) const {
+    return slot<OrtStatus*(const OrtValue*, const OrtMemoryInfo**)>(194)(value, info);
   }
   // Since API version 14. Inputs that are left out between others count, and have an empty name.
   OrtStatus* kernel_info_input_count(const OrtKernelInfo* info, size_t* count) const {
@@ -178,6 +192,13 @@ class Api {
                                         const OrtValue** value) const {
     return slot<OrtStatus*(const OrtKernelInfo*, size_t, int*, const OrtValue**)>(249)(
         info, index, is_constant, value);
+  }
+  // Since API version 15. What the execution provider allocates memory of that kind with; released
+  // by the caller.
+  OrtStatus* context_allocator(const OrtKernelContext* context, const OrtMemoryInfo* info,
+                               OrtAllocator** allocator) const {
+    return slot<OrtStatus*(const OrtKernelContext*, const OrtMemoryInfo*, OrtAllocator**)>(253)(
+        context, info, allocator);
   }
   // Since API version 17.
   OrtStatus* context_parallel_for(const OrtKernelContext* context, void (*task)(void*, size_t),

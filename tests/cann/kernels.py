@@ -30,6 +30,8 @@ CUSTOM_OPS = Path(__file__).parents[2] / "custom_ops"
 SHIM = CUSTOM_OPS / "cann" / "testing" / "shim"
 SIMULATOR = ("simulator.cpp", "core.cpp", "device.cpp")
 COMPILER = shutil.which("g++")
+TASK_ROWS = 8
+"""Queries of a task of the attention: kTaskRows."""
 
 
 class ByArchitecture(Mapping[int, Made]):
@@ -86,6 +88,15 @@ def row_bytes(head_size: int) -> int:
     return row_layout(INT4, head_size).row_bytes
 
 
+def scratch_floats(query_shape: tuple[int, ...], heads: int, parts: int) -> int:
+    """How many floats of scratch ``launch.h`` says that attention needs."""
+    batch, query_heads, tokens, size = query_shape
+    group = query_heads // heads
+    step = TASK_ROWS // group * group if group < TASK_ROWS else TASK_ROWS
+    tasks = batch * heads * -(-group * tokens // step)
+    return tasks * parts * TASK_ROWS * (size + 2)
+
+
 class Kernels(Simulator):
     """The kernels of one architecture. Calls do not assert that there are no hazards."""
 
@@ -135,25 +146,43 @@ class Kernels(Simulator):
         *,
         scale: float,
         cores: int = 3,
+        part_tokens: int | None = None,
         claims: dict[str, int] | None = None,
     ) -> np.ndarray:
-        """Causal attention of ``[B, H, T, D]`` over caches ``[B, N, S, W]``; see ``encode``."""
+        """Causal attention of ``[B, H, T, D]`` over caches ``[B, N, S, W]``; see ``encode``.
+
+        With ``part_tokens`` the keys are cut into parts, which another launch merges.
+        """
         batch, query_heads, tokens, size = query.shape
+        heads = keys.shape[1]
         centroids = codebook_of(INT4, size).centroids
         arrays = [query, keys, values, rotations[0], centroids, rotations[1], centroids]
-        sizes = {
-            **{"past_length": _scalar(past), "batch": batch, "query_heads": query_heads},
-            **{"heads": keys.shape[1], "new_tokens": tokens, "capacity": keys.shape[2]},
-            **{"head_size": size, **(claims or {})},
-        }
-        output: np.ndarray = self._launch(
+        total = int(np.max(past)) + tokens
+        parts = 1 if part_tokens is None else -(-total // part_tokens)
+        scratch = np.full(scratch_floats(query.shape, heads, parts), np.nan, np.float32)
+        whole = {"past_length": _scalar(past), "batch": batch, "query_heads": query_heads}
+        cut = {"parts": parts, "part_tokens": part_tokens or 0, "head_size": size}
+        output = np.full_like(query, np.nan)
+        *_, output, scratch = self._launch(
             f"tq_attention_{query.dtype.name}",
-            [*arrays, _lengths(past), np.full_like(query, np.nan)],
-            sizes,
+            [*arrays, _lengths(past), output, None if parts == 1 else scratch],
+            {
+                **{**whole, "heads": heads, "new_tokens": tokens, "capacity": keys.shape[2]},
+                **{**cut, **(claims or {})},
+            },
             cores,
             ctypes.c_float(scale),
+        )
+        if parts == 1:
+            return output
+        assert np.isnan(output).all()
+        merged: np.ndarray = self._launch(
+            f"tq_attention_merge_{query.dtype.name}",
+            [scratch, rotations[1], _lengths(past), output],
+            {**whole, "heads": heads, "new_tokens": tokens, **cut},
+            cores,
         )[-1]
-        return output
+        return merged
 
     def rms_normalization(
         self, x: np.ndarray, scale: np.ndarray, *, epsilon: float, cores: int = 3
@@ -224,6 +253,7 @@ class Kernels(Simulator):
         *more: ctypes.c_float,
     ) -> list[Any]:
         """Launches on copies of the arrays, which it returns; null for None."""
+        before = self.hazards
         blocks = [None if array is None else array.copy(order="C") for array in arrays]
         with self.device_memory([block for block in blocks if block is not None]) as addresses:
             given = iter(addresses)
@@ -235,7 +265,7 @@ class Kernels(Simulator):
                 *(ctypes.c_uint32(size) for size in sizes.values()),
                 *more,
             )
-        assert (status != 0) == (self.hazards > 0)
+        assert (status != 0) == (self.hazards > before)
         return blocks
 
 

@@ -92,6 +92,14 @@ def cases(seed: int = 0) -> list[Callable[[Kernels], object]]:
             query, cache, cache, 130, rotations, scale=0.1, cores=1
         )
 
+    def attend_in_parts(size: int, dtype: str) -> Callable[[Kernels], object]:
+        query = rng.standard_normal((1, 4, 5, size)).astype(dtype)
+        cache = rng.integers(0, 60, (1, 1, 260, row_bytes(size))).astype(np.uint8)
+        rotations = (rotation_of(size), rotation_of(size, 1))
+        return lambda kernels: kernels.attention(
+            query, cache, cache, 255, rotations, scale=0.1, cores=1, part_tokens=64
+        )
+
     def normalise(rows: int, width: int, dtype: str) -> Callable[[Kernels], object]:
         x = rng.standard_normal((rows, width)).astype(dtype)
         return lambda kernels: kernels.rms_normalization(x, x[0], epsilon=1e-6, cores=1)
@@ -117,6 +125,7 @@ def cases(seed: int = 0) -> list[Callable[[Kernels], object]]:
         rotate(64, "float32"), rotate(64, "float16"),
         encode(64, "float32"), attend(64, "float32"), encode(64, "float16"),
         encode(128, "float32"), attend(64, "float16"), attend(128, "float32"),
+        attend_in_parts(64, "float32"), attend_in_parts(64, "float16"),
     ]  # fmt: skip
 
 

@@ -48,6 +48,11 @@ class Simulator:
         """How many there were since the last reset, by all cores."""
         return int(self._library.tq_sim_vector_instructions())
 
+    @property
+    def cores_used(self) -> int:
+        """The most cores that wrote global memory in one launch since the last reset."""
+        return int(self._library.tq_sim_cores_used())
+
     def messages(self) -> list[str]:
         """The first hazards since the last reset, in words."""
         return list(_texts(self._library.tq_sim_message))

@@ -105,6 +105,46 @@ def test_sequences_of_other_lengths_and_delays(
     assert simulated.hazards == 0, simulated.messages()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_keys_of_a_long_cache_are_cut(
+    fake: FakeAcl, simulated: Kernels, tmp_path: Path, dtype: str
+) -> None:
+    """Behind 512 tokens: a launch for all cores, and one that merges what they leave."""
+    sizes = Sizes(64, 2, batch=1)
+    decoding = Decoding(decoder_attention(dtype, 64), sizes, slots=1100, folder=tmp_path)
+    fake.set_delay(500)
+    past, merges = 0, []
+    for seed, tokens in enumerate((511, 1, 1, 3, 500, 1)):
+        simulated.reset()
+        decoding.step(sizes.vectors(tokens, dtype, seed), np.array([past]))
+        assert simulated.hazards == 0, simulated.messages()
+        past += tokens
+        merges.append(fake.counts().get(f"kernel.tq_attention_merge_{dtype}", 0))
+    # 512 tokens are one part; 500 new tokens are tasks enough.
+    assert merges == [0, 0, 1, 2, 2, 3]
+    assert simulated.cores_used == min(2 * 2, 40)
+    assert {node.provider for node in decoding.cann.end()} == {CANN}
+
+
+def test_sequences_of_a_long_cache_are_launched_one_behind_the_other(
+    fake: FakeAcl, simulated: Kernels, tmp_path: Path
+) -> None:
+    """Where they are too many for the scratch memory of one launch."""
+    sizes = Sizes(64, 1, heads=1, batch=300)
+    decoding = Decoding(decoder_attention(), sizes, slots=513, folder=tmp_path)
+    rng = np.random.default_rng(3)
+    for kind in CACHES:
+        rows = decoding.theirs[f"past_{kind}"]
+        few = rng.integers(0, 60, (7, 1, 513, rows.shape[-1])).astype(np.uint8)
+        rows[:] = few[np.arange(sizes.batch) % 7]
+        decoding.caches[kind] = ort.OrtValue.ortvalue_from_numpy(rows, "cann", 0)
+    decoding.step(sizes.vectors(1, "float32"), np.array([512]))
+    assert simulated.hazards == 0, simulated.messages()
+    counts = fake.counts()
+    assert counts["kernel.tq_attention_float32"] == 2
+    assert counts["kernel.tq_attention_merge_float32"] == 2
+
+
 def test_in_place_nothing_but_the_new_vectors_and_the_output_is_copied(
     fake: FakeAcl, simulated: Kernels, tmp_path: Path
 ) -> None:

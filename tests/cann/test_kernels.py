@@ -68,6 +68,7 @@ def _attend(
     spare: int = 0,
     dtype: str = "float32",
     cores: int = 3,
+    part_tokens: int | None = None,
 ) -> float:
     """The largest error; ``shape`` is batch, KV heads, group, new tokens, head size."""
     batch, heads, group, new, size = shape
@@ -83,7 +84,9 @@ def _attend(
     query = query.astype(dtype)
     rotations = (rotation_of(size), rotation_of(size, 1))
     scale = size**-0.5
-    output = kernels.attention(query, keys, values, past, rotations, scale=scale, cores=cores)
+    output = kernels.attention(
+        query, keys, values, past, rotations, scale=scale, cores=cores, part_tokens=part_tokens
+    )
     assert not kernels.hazards, kernels.messages()
     assert output.dtype == query.dtype
     centroids = codebook_of(INT4, size).centroids
@@ -154,6 +157,91 @@ def test_a_batch_of_different_lengths(kernels: Kernels, size: int) -> None:
     past = np.array([100, 0, 63])
     assert _attend(kernels, (3, 2, 2, 1, size), past) < 1e-5
     assert _attend(kernels, (3, 1, 4, 3, size), past, spare=2) < 1e-5
+
+
+@both_sizes
+@pytest.mark.parametrize("group", GROUPS)
+def test_decode_in_parts(kernels: Kernels, size: int, group: int) -> None:
+    """Of one tile and of two, the last one short or full; the first total is one part alone."""
+    for past, part_tokens in ((63, 64), (64, 64), (127, 64), (191, 64), (255, 128), (300, 128)):
+        assert _attend(kernels, (1, 2, group, 1, size), past, part_tokens=part_tokens) < 1e-5
+
+
+@both_sizes
+def test_several_tokens_in_parts(kernels: Kernels, size: int) -> None:
+    """The first tokens do not see all parts, and some tasks have fewer of them."""
+    for new, past in ((9, 60), (33, 100)):
+        for dtype in ("float32", "float16"):
+            shape = (1, 1, 5, new, size)
+            assert _attend(kernels, shape, past, dtype=dtype, part_tokens=64, spare=1) < 1e-5
+
+
+@both_sizes
+def test_parts_of_a_batch_of_different_lengths(kernels: Kernels, size: int) -> None:
+    past = np.array([200, 0, 63])
+    assert _attend(kernels, (3, 2, 2, 1, size), past, part_tokens=64) < 1e-5
+
+
+@both_sizes
+def test_parts_are_the_same_on_any_number_of_cores(kernels: Kernels, size: int) -> None:
+    query = np.random.default_rng(11).standard_normal((1, 4, 2, size)).astype(np.float32)
+    keys, values = (_rows(size, 2, LONGEST, layer)[:, :, :LONGEST] for layer in (0, 1))
+    rotations = (rotation_of(size), rotation_of(size, 1))
+    outputs = set()
+    for cores in (1, 8, 20, 40, 48):
+        kernels.reset()
+        attended = kernels.attention(
+            query, keys, values, LONGEST - 2, rotations, scale=0.1, cores=cores, part_tokens=64
+        )
+        assert not kernels.hazards, kernels.messages()
+        assert kernels.cores_used == min(cores, 2 * LONGEST // 64)
+        outputs.add(attended.tobytes())
+    assert len(outputs) == 1
+
+
+@pytest.mark.parametrize("seen", [np.inf, np.nan, 3e38])
+def test_parts_of_queries_that_are_no_numbers(kernels: Kernels, seen: float) -> None:
+    """Only the query that has one is lost, as without parts."""
+    query = np.random.default_rng(12).standard_normal((1, 2, 1, 64)).astype(np.float32)
+    query[0, 1, 0, 3] = seen
+    keys, values = (_rows(64, 1, 200, layer)[:, :, :200] for layer in (0, 1))
+    rotations = (rotation_of(64), rotation_of(64, 1))
+    whole, cut = (
+        kernels.attention(query, keys, values, 199, rotations, scale=0.1, part_tokens=part_tokens)
+        for part_tokens in (None, 64)
+    )
+    assert not kernels.hazards, kernels.messages()
+    assert np.abs(whole[0, 0] - cut[0, 0]).max() < 1e-6
+    assert np.array_equal(np.isfinite(whole), np.isfinite(cut))
+
+
+@pytest.mark.cann
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_long_cache(libraries: Mapping[int, Kernels], measured: Measured, arch: int) -> None:
+    """32k tokens of one KV head, read by all cores: as the oracle, on any number of cores."""
+    kernels, tokens, size, part_tokens = libraries[arch], 32768, 64, 512
+    kernels.reset()
+    query = np.random.default_rng(13).standard_normal((1, 1, 1, size)).astype(np.float32)
+    caches = [_rows(size, 1, tokens, layer) for layer in (0, 1)]
+    rotations = (rotation_of(size), rotation_of(size, 1))
+    few, many = (
+        kernels.attention(
+            query, *caches, tokens - 1, rotations,
+            scale=size**-0.5, cores=cores, part_tokens=part_tokens,
+        )
+        for cores in (8, 40)
+    )  # fmt: skip
+    assert not kernels.hazards, kernels.messages()
+    assert np.array_equal(few, many)
+    measured("cores_used", kernels.cores_used)
+    assert kernels.cores_used == 40
+    centroids = codebook_of(INT4, size).centroids
+    expected = reference.attention(
+        query, *caches, np.array([tokens - 1]),
+        key=INT4, value=INT4, key_rotation=rotations[0], key_codebook=centroids,
+        value_rotation=rotations[1], value_codebook=centroids, scale=size**-0.5, causal=True,
+    )  # fmt: skip
+    assert np.abs(many - expected).max() < 1e-5
 
 
 @both_sizes

@@ -1,7 +1,9 @@
 // TurboQuantDequantAttention on a device.
+#include "cann/host/attention_cut.h"
 #include "cann/host/launch.h"
 #include "cann/host/limits.h"
 #include "cann/host/operators.h"
+#include "cann/host/scratch.h"
 
 namespace tq::cann {
 namespace {
@@ -44,21 +46,46 @@ void AttentionKernel::compute(OrtKernelContext* context) {
   if (call.batch == 0 || call.query_heads == 0 || call.tokens == 0) return;
 
   void* const stream = stream_of(api_, context, kOp);
-  const auto launch = of_element(library_->attention_float32, library_->attention_float16);
-  const int64_t bytes = static_cast<int64_t>(element_size(element_));
-  for_each_part(call.past_length, call.batch, [&](const Part& part) {
-    const uint32_t status = launch(
-        cores_for(part.count * call.query_heads * call.tokens, library_->cores), stream,
-        sequence(call.query, part.first, bytes), sequence(call.key_cache, part.first, 1),
-        sequence(call.value_cache, part.first, 1), call.key_rotation.data,
-        call.key_centroids.data, call.value_rotation.data, call.value_centroids.data, nullptr,
-        sequence(call.output, part.first, bytes), part.past_length,
-        static_cast<uint32_t>(part.count), static_cast<uint32_t>(call.query_heads),
-        static_cast<uint32_t>(call.heads), static_cast<uint32_t>(call.tokens),
-        static_cast<uint32_t>(call.slots), static_cast<uint32_t>(call.head_size),
-        attributes_.scale);
-    expect_enqueued(kOp, "its kernel", status);
+  for_each_part(call.past_length, call.batch, [&](Part part) {
+    const AttentionCut cut =
+        cut_attention(call.heads, call.query_heads / call.heads, call.tokens,
+                      part.past_length + call.tokens, part.count);
+    const int64_t bytes = cut.scratch_bytes(cut.sequences, call.head_size);
+    const Scratch scratch(api_, context, kOp, Op::kQuery, static_cast<size_t>(bytes));
+    const int64_t end = part.first + part.count;
+    for (; part.first < end; part.first += part.count) {
+      part.count = std::min(end - part.first, cut.sequences);
+      launch(call, part, cut, scratch.data(), stream);
+    }
   });
+}
+
+void AttentionKernel::launch(const ort::AttentionTensors& call, const Part& part,
+                             const AttentionCut& cut, void* scratch, void* stream) const {
+  const auto narrow = [](int64_t size) { return static_cast<uint32_t>(size); };
+  const auto attend = of_element(library_->attention_float32, library_->attention_float16);
+  const auto merge =
+      of_element(library_->attention_merge_float32, library_->attention_merge_float16);
+  const int64_t bytes = static_cast<int64_t>(element_size(element_));
+  const int64_t tasks = part.count * cut.tasks;
+  void* const output = sequence(call.output, part.first, bytes);
+  expect_enqueued(
+      kOp, "its kernel",
+      attend(cores_for(tasks * cut.parts, library_->cores), stream,
+             sequence(call.query, part.first, bytes), sequence(call.key_cache, part.first, 1),
+             sequence(call.value_cache, part.first, 1), call.key_rotation.data,
+             call.key_centroids.data, call.value_rotation.data, call.value_centroids.data,
+             nullptr, output, scratch, part.past_length, narrow(part.count),
+             narrow(call.query_heads), narrow(call.heads), narrow(call.tokens),
+             narrow(call.slots), narrow(cut.parts), narrow(cut.part_tokens),
+             narrow(call.head_size), attributes_.scale));
+  if (cut.parts == 1) return;
+  expect_enqueued(kOp, "the kernel that merges its parts",
+                  merge(cores_for(tasks, library_->cores), stream, scratch,
+                        call.value_rotation.data, nullptr, output, part.past_length,
+                        narrow(part.count), narrow(call.query_heads), narrow(call.heads),
+                        narrow(call.tokens), narrow(cut.parts), narrow(cut.part_tokens),
+                        narrow(call.head_size)));
 }
 
 }  // namespace tq::cann

@@ -17,8 +17,8 @@ using ort::OpError;
 
 constexpr const char* kRuntime = "libascendcl.so";
 
-// SoCs by the beginning of their names. Kernels take their tasks in turn, so that another number
-// of cores than a device has would be slower and no less right.
+// SoCs by the beginning of their names. Kernels share their tasks out among any number of cores, so
+// that another number than a device has would be slower and no less right.
 struct Soc {
   const char* begins;
   const char* name;
@@ -112,6 +112,10 @@ KernelLibrary load(const char* op, void* acl, const Soc& soc, const std::string&
   find(op, library, path, "aclrtlaunch_tq_encode_float16", found.encode_float16);
   find(op, library, path, "aclrtlaunch_tq_attention_float32", found.attention_float32);
   find(op, library, path, "aclrtlaunch_tq_attention_float16", found.attention_float16);
+  find(op, library, path, "aclrtlaunch_tq_attention_merge_float32",
+       found.attention_merge_float32);
+  find(op, library, path, "aclrtlaunch_tq_attention_merge_float16",
+       found.attention_merge_float16);
   find(op, library, path, "aclrtlaunch_tq_rms_normalization_float32",
        found.rms_normalization_float32);
   find(op, library, path, "aclrtlaunch_tq_rms_normalization_float16",

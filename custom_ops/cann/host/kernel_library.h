@@ -20,6 +20,7 @@ struct KernelLibrary {
   uint32_t cores;  // the most that a launch is spread over
   TqLaunchEncode *encode_float32, *encode_float16;
   TqLaunchAttention *attention_float32, *attention_float16;
+  TqLaunchAttentionMerge *attention_merge_float32, *attention_merge_float16;
   TqLaunchRmsNormalization *rms_normalization_float32, *rms_normalization_float16;
   TqLaunchRotaryEmbedding *rotary_embedding_float32, *rotary_embedding_float16;
   TqLaunchSwish *swish_float32, *swish_float16;

@@ -10,6 +10,9 @@
 
 namespace tq::cann {
 
+struct AttentionCut;
+struct Part;
+
 // What every operator on a device keeps.
 class DeviceKernel {
  public:
@@ -54,6 +57,10 @@ class AttentionKernel : public DeviceKernel {
   void compute(OrtKernelContext* context);
 
  private:
+  // Sequences of one length, in one launch or, where their keys are cut, in two.
+  void launch(const ort::AttentionTensors& call, const Part& part, const AttentionCut& cut,
+              void* scratch, void* stream) const;
+
   ort::AttentionAttributes attributes_;
 };
 

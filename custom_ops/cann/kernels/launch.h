@@ -39,15 +39,31 @@ TqLaunchEncode aclrtlaunch_tq_encode_float16;
 
 // Causal attention of query [batch, query_heads, new_tokens, D] to `output`, likewise; the caches
 // have the new rows already. `scale` is the factor on the scores.
+//
+// With `parts` 1 that is all, and `scratch` is not read. With more, the keys are cut into parts of
+// `part_tokens`, a multiple of 64, of which every sequence has `parts` at most: the launch leaves
+// scratch, and the output is written by a launch of the merge behind it on the same stream. parts
+// is at most 64. Scratch is tasks * parts * 8 * (D + 2) floats (attention_tasks.h); a task is up to
+// eight of the group * new_tokens queries of a head, the whole groups that fit where any does.
 typedef uint32_t TqLaunchAttention(uint32_t cores, void* stream, void* query, void* keys,
                                    void* values, void* key_rotation, void* key_centroids,
                                    void* value_rotation, void* value_centroids, void* lengths,
-                                   void* output, uint32_t past_length, uint32_t batch,
-                                   uint32_t query_heads, uint32_t heads, uint32_t new_tokens,
-                                   uint32_t capacity, uint32_t head_size, float scale);
+                                   void* output, void* scratch, uint32_t past_length,
+                                   uint32_t batch, uint32_t query_heads, uint32_t heads,
+                                   uint32_t new_tokens, uint32_t capacity, uint32_t parts,
+                                   uint32_t part_tokens, uint32_t head_size, float scale);
 
 TqLaunchAttention aclrtlaunch_tq_attention_float32;
 TqLaunchAttention aclrtlaunch_tq_attention_float16;
+
+typedef uint32_t TqLaunchAttentionMerge(uint32_t cores, void* stream, void* scratch,
+                                        void* value_rotation, void* lengths, void* output,
+                                        uint32_t past_length, uint32_t batch, uint32_t query_heads,
+                                        uint32_t heads, uint32_t new_tokens, uint32_t parts,
+                                        uint32_t part_tokens, uint32_t head_size);
+
+TqLaunchAttentionMerge aclrtlaunch_tq_attention_merge_float32;
+TqLaunchAttentionMerge aclrtlaunch_tq_attention_merge_float16;
 
 // The other operators of a decoder. Sizes are at least 1 and their products below 2^32; y does not
 // overlap what is read. Elements of x and y are of the type in the kernel's name.

@@ -72,6 +72,10 @@ class OnlineSoftmax {
     tile.multiply_rows(sums, shrink);
   }
 
+  // The largest scores and the sums of weights of all tiles.
+  __aicore__ inline LocalTensor<float> top() { return top_.Get<float>(); }
+  __aicore__ inline LocalTensor<float> weight() { return weight_.Get<float>(); }
+
   // Sums over all tiles to averages.
   __aicore__ inline void finish(const LocalTensor<float>& sums, Tile<D>& tile) {
     tile.divide_rows(sums, weight_.Get<float>());

@@ -1,11 +1,15 @@
 // TurboQuantDequantAttention, causal, for caches of the codec lloyd_max with 4 bits
 // (docs/operators.md): query [B, H, T, D] over key and value cache [B, N, S, W].
 //
-// A task is up to eight queries that read one KV head: the query group of as many tokens as fit. It
-// goes through the cache in tiles of 64 tokens and stays in the rotated space: queries are rotated
-// once, sums of values are rotated back once. The softmax is online (online_softmax.h). The rows of
-// the next tile are fetched while this one is computed on. Sums are float32. One core reads all of
-// a head's cache: a long cache with fewer heads than cores leaves cores idle.
+// A task (attention_tasks.h) goes through the cache in tiles of 64 tokens and stays in the rotated
+// space: queries are rotated once, sums of values are rotated back once. The softmax is online
+// (online_softmax.h). The rows of the next tile are fetched while this one is computed on. Sums are
+// float32.
+//
+// Where the keys are cut into parts, each part is computed as a whole task is, but for its end: the
+// sums, largest scores and weights go to scratch, and tq_attention_merge.cpp makes outputs of them.
+// A core takes parts that lie one behind the other, and rotates the queries of a task once for all
+// parts of it.
 //
 // It counts on what the host checked (launch.h).
 //
@@ -13,8 +17,8 @@
 // int32_t (CAST_FLOOR, CAST_RINT), int32_t -> float, float -> half; Gather of half; Mul with count.
 // Shifts are not used: 2002 has none.
 // Not compiled with bisheng, not run on an NPU.
+#include "attention_tasks.h"
 #include "online_softmax.h"
-#include "tile.h"
 
 namespace tq {
 
@@ -24,15 +28,12 @@ class Attention {
   __aicore__ inline void init(TPipe* pipe, GM_ADDR query, GM_ADDR keys, GM_ADDR values,
                               GM_ADDR key_rotation, GM_ADDR key_centroids, GM_ADDR value_rotation,
                               GM_ADDR value_centroids, GM_ADDR lengths, GM_ADDR output,
-                              uint32_t past_length, uint32_t batch, uint32_t query_heads,
-                              uint32_t heads, uint32_t new_tokens, uint32_t capacity,
+                              GM_ADDR scratch, uint32_t past_length, uint32_t batch,
+                              uint32_t query_heads, uint32_t heads, uint32_t new_tokens,
+                              uint32_t capacity, uint32_t parts, uint32_t part_tokens,
                               float scale) {
-    past_length_ = past_length;
-    per_sequence_ = lengths != nullptr;
-    batch_ = batch;
-    heads_ = heads;
-    group_ = query_heads / heads;
-    new_tokens_ = new_tokens;
+    tasks_.init(lengths, scratch, past_length, batch, query_heads, heads, new_tokens, parts,
+                part_tokens);
     capacity_ = capacity;
     scale_ = scale;
     const uint64_t floats = static_cast<uint64_t>(batch) * query_heads * new_tokens * D;
@@ -45,7 +46,6 @@ class Attention {
     value_rotation_.SetGlobalBuffer((__gm__ float*)value_rotation, D * D);
     key_centroids_global_.SetGlobalBuffer((__gm__ float*)key_centroids, Row<D>::kLevels);
     value_centroids_global_.SetGlobalBuffer((__gm__ float*)value_centroids, Row<D>::kLevels);
-    lengths_.SetGlobalBuffer((__gm__ int64_t*)lengths, per_sequence_ ? batch : 0);
     tile_.init(pipe);
     vectors_.init(pipe);
     softmax_.init(pipe);
@@ -73,62 +73,67 @@ class Attention {
     }
     SetFlag<HardEvent::S_V>(EVENT_ID2);
     WaitFlag<HardEvent::S_V>(EVENT_ID2);
-    // Whole groups where they fit.
-    const uint32_t step = group_ < kTaskRows ? kTaskRows / group_ * group_ : kTaskRows;
-    const uint32_t queries = group_ * new_tokens_;
-    const uint32_t blocks = (queries + step - 1) / step;
-    const uint32_t tasks = batch_ * heads_ * blocks;
-    for (uint32_t task = GetBlockIdx(); task < tasks; task += GetBlockNum()) {
-      head_ = task / blocks;
-      first_ = task % blocks * step;
-      count_ = queries - first_ < step ? queries - first_ : step;
-      past_ = per_sequence_ ? static_cast<uint32_t>(lengths_.GetValue(head_ / heads_))
-                            : past_length_;
-      attend();
+    if (tasks_.parts() == 1) {
+      for (uint32_t task = GetBlockIdx(); task < tasks_.count(); task += GetBlockNum()) {
+        tasks_.choose(task);
+        load_queries();
+        attend(0);
+        store_outputs();
+      }
+      return;
     }
+    const uint64_t all = static_cast<uint64_t>(tasks_.count()) * tasks_.parts();
+    const uint32_t first = static_cast<uint32_t>(all * GetBlockIdx() / GetBlockNum());
+    const uint32_t end = static_cast<uint32_t>(all * (GetBlockIdx() + 1) / GetBlockNum());
+    bool is_loaded = false, is_stored = false;
+    for (uint32_t i = first; i < end; ++i) {
+      const uint32_t part = i % tasks_.parts();
+      if (i == first || part == 0) {
+        tasks_.choose(i / tasks_.parts());
+        is_loaded = false;
+      }
+      if (part >= tasks_.parts_with_keys()) continue;
+      if (is_stored) WaitFlag<HardEvent::MTE3_V>(EVENT_ID2);
+      if (!is_loaded) load_queries();
+      is_loaded = true;
+      attend(part);
+      store_part(part);
+      is_stored = true;
+    }
+    if (is_stored) WaitFlag<HardEvent::MTE3_V>(EVENT_ID2);
   }
 
  private:
   static constexpr uint32_t kHalf = D / 2;
   static constexpr uint32_t kPlace = kTileRows * Row<D>::kLocalBytes;
 
-  // Query `r` of the task: tokens one after the other, the heads of the group within.
-  __aicore__ inline uint32_t token(uint32_t r) { return (first_ + r) / group_; }
-
-  __aicore__ inline uint64_t place(uint32_t r) {
-    const uint64_t query_head = static_cast<uint64_t>(head_) * group_ + (first_ + r) % group_;
-    return (query_head * new_tokens_ + token(r)) * D;
-  }
-
   // How many of the `count` keys from `first` query `r` sees.
   __aicore__ inline uint32_t visible(uint32_t r, uint32_t first, uint32_t count) {
-    const uint32_t end = past_ + token(r) + 1;
+    const uint32_t end = tasks_.seen(r);
     if (end <= first) return 0;
     return end - first < count ? end - first : count;
   }
 
-  __aicore__ inline void attend() {
-    load_queries();
+  // Leaves the sums of a part, and in the softmax the largest scores and weights.
+  __aicore__ inline void attend(uint32_t part) {
     Duplicate(sums_.Get<float>(), 0.0f, kTaskRows * D);
     softmax_.start();
-    const uint32_t total = past_ + token(count_ - 1) + 1;
-    const uint32_t tiles = (total + kTileRows - 1) / kTileRows;
-    fetch(0, total);
+    const uint32_t begin = tasks_.begin(part), end = tasks_.end(part);
+    const uint32_t tiles = (end - begin + kTileRows - 1) / kTileRows;
+    fetch(0, begin, end);
     for (uint32_t i = 0; i < tiles; ++i) {
       if (i + 1 < tiles) {
         if (i > 0) WaitFlag<HardEvent::V_MTE2>((i + 1) % 2);
-        fetch(i + 1, total);
+        fetch(i + 1, begin, end);
       }
-      const uint32_t first = i * kTileRows;
+      const uint32_t first = begin + i * kTileRows;
       WaitFlag<HardEvent::MTE2_V>(i % 2);
-      attend(first, total - first < kTileRows ? total - first : kTileRows, i % 2);
+      attend(first, end - first < kTileRows ? end - first : kTileRows, i % 2);
       SetFlag<HardEvent::V_MTE2>(i % 2);
     }
     for (uint32_t i = tiles < 2 ? 0 : tiles - 2; i < tiles; ++i) {
       WaitFlag<HardEvent::V_MTE2>(i % 2);
     }
-    softmax_.finish(sums_.Get<float>(), tile_);
-    store_outputs();
   }
 
   __aicore__ inline void load_queries() {
@@ -136,21 +141,21 @@ class Attention {
     // The outputs of the task before, which the vector unit made, were stored from there.
     SetFlag<HardEvent::MTE3_MTE2>(EVENT_ID2);
     WaitFlag<HardEvent::MTE3_MTE2>(EVENT_ID2);
-    for (uint32_t r = 0; r < count_; ++r) {
-      DataCopy(vectors_.elements()[r * D], query_[place(r)], D);
+    for (uint32_t r = 0; r < tasks_.rows(); ++r) {
+      DataCopy(vectors_.elements()[r * D], query_[tasks_.place(r)], D);
     }
     SetFlag<HardEvent::MTE2_V>(EVENT_ID2);
     WaitFlag<HardEvent::MTE2_V>(EVENT_ID2);
-    vectors_.widen(count_);
-    tile_.rotate(rotated, vectors_.floats(), key_rotation_, count_);
-    Muls(rotated, rotated, scale_, count_ * D);
+    vectors_.widen(tasks_.rows());
+    tile_.rotate(rotated, vectors_.floats(), key_rotation_, tasks_.rows());
+    Muls(rotated, rotated, scale_, tasks_.rows() * D);
   }
 
-  // Starts to fetch the rows of tile `i`; flags i % 2 say that they are there.
-  __aicore__ inline void fetch(uint32_t i, uint32_t total) {
-    const uint32_t first = i * kTileRows, left = total - first;
+  // Starts to fetch the rows of tile `i` of begin .. end; flags i % 2 say that they are there.
+  __aicore__ inline void fetch(uint32_t i, uint32_t begin, uint32_t end) {
+    const uint32_t first = begin + i * kTileRows, left = end - first;
     const uint32_t count = left < kTileRows ? left : kTileRows;
-    const uint64_t row = static_cast<uint64_t>(head_) * capacity_ + first;
+    const uint64_t row = static_cast<uint64_t>(tasks_.head()) * capacity_ + first;
     load_rows<D>(key_rows_.Get<uint8_t>()[i % 2 * kPlace], keys_, row, count);
     load_rows<D>(value_rows_.Get<uint8_t>()[i % 2 * kPlace], values_, row, count);
     SetFlag<HardEvent::MTE2_V>(i % 2);
@@ -161,7 +166,7 @@ class Attention {
     const LocalTensor<float> scores = scores_.Get<float>(), scales = scales_.Get<float>();
     unpack(key_rows_.Get<uint8_t>()[which * kPlace], key_centroids_.Get<float>(), count);
     Duplicate(scores, float{OnlineSoftmax<D>::kHidden}, OnlineSoftmax<D>::kScores);
-    for (uint32_t r = 0; r < count_; ++r) {
+    for (uint32_t r = 0; r < tasks_.rows(); ++r) {
       const uint32_t seen = visible(r, first, count);
       if (seen == 0) continue;
       const LocalTensor<float> row = scores[r * kTileRows];
@@ -174,7 +179,7 @@ class Attention {
     Mul(scores, scores, scales, count, kTaskRows,
         {1, 1, 1, OnlineSoftmax<D>::kStride, OnlineSoftmax<D>::kStride, 0});
     PipeBarrier<PIPE_V>();
-    for (uint32_t r = 0; r < count_; ++r) {
+    for (uint32_t r = 0; r < tasks_.rows(); ++r) {
       const uint32_t seen = visible(r, first, count);
       if (seen == 0) continue;
       tile_.add_rows(sums_.Get<float>()[r * D], scores, r * kTileRows * sizeof(float), seen);
@@ -221,24 +226,34 @@ class Attention {
   }
 
   __aicore__ inline void store_outputs() {
-    tile_.rotate_back(vectors_.floats(), sums_.Get<float>(), value_rotation_, count_);
-    vectors_.narrow(count_);
+    const uint32_t rows = tasks_.rows();
+    softmax_.finish(sums_.Get<float>(), tile_);
+    tile_.rotate_back(vectors_.floats(), sums_.Get<float>(), value_rotation_, rows);
+    vectors_.narrow(rows);
     SetFlag<HardEvent::V_MTE3>(EVENT_ID2);
     WaitFlag<HardEvent::V_MTE3>(EVENT_ID2);
-    for (uint32_t r = 0; r < count_; ++r) {
-      DataCopy(output_[place(r)], vectors_.elements()[r * D], D);
+    for (uint32_t r = 0; r < rows; ++r) {
+      DataCopy(output_[tasks_.place(r)], vectors_.elements()[r * D], D);
     }
   }
 
-  uint32_t past_length_, batch_, heads_, group_, new_tokens_, capacity_;
-  uint32_t head_, first_, count_, past_;
+  // Flag 2 says that the vector unit may write again what is stored from.
+  __aicore__ inline void store_part(uint32_t part) {
+    SetFlag<HardEvent::V_MTE3>(EVENT_ID2);
+    WaitFlag<HardEvent::V_MTE3>(EVENT_ID2);
+    DataCopy(tasks_.sums(part), sums_.Get<float>(), kTaskRows * D);
+    DataCopy(tasks_.tops(part), softmax_.top(), kTaskRows);
+    DataCopy(tasks_.weights(part), softmax_.weight(), kTaskRows);
+    SetFlag<HardEvent::MTE3_V>(EVENT_ID2);
+  }
+
+  uint32_t capacity_;
   float scale_;
-  bool per_sequence_;
+  AttentionTasks<D> tasks_;
   GlobalTensor<T> query_, output_;
   GlobalTensor<uint8_t> keys_, values_;
   GlobalTensor<float> key_rotation_, value_rotation_;
   GlobalTensor<float> key_centroids_global_, value_centroids_global_;
-  GlobalTensor<int64_t> lengths_;
   Tile<D> tile_;
   Vectors<D, T> vectors_;
   OnlineSoftmax<D> softmax_;
@@ -271,21 +286,25 @@ __aicore__ inline void attention_of(uint32_t head_size, Args... args) {
 extern "C" __global__ __aicore__ void tq_attention_float32(
     GM_ADDR query, GM_ADDR keys, GM_ADDR values, GM_ADDR key_rotation, GM_ADDR key_centroids,
     GM_ADDR value_rotation, GM_ADDR value_centroids, GM_ADDR lengths, GM_ADDR output,
-    uint32_t past_length, uint32_t batch, uint32_t query_heads, uint32_t heads,
-    uint32_t new_tokens, uint32_t capacity, uint32_t head_size, float scale) {
+    GM_ADDR scratch, uint32_t past_length, uint32_t batch, uint32_t query_heads, uint32_t heads,
+    uint32_t new_tokens, uint32_t capacity, uint32_t parts, uint32_t part_tokens,
+    uint32_t head_size, float scale) {
   TQ_VECTOR_ONLY();
   tq::attention_of<float>(head_size, query, keys, values, key_rotation, key_centroids,
-                          value_rotation, value_centroids, lengths, output, past_length, batch,
-                          query_heads, heads, new_tokens, capacity, scale);
+                          value_rotation, value_centroids, lengths, output, scratch, past_length,
+                          batch, query_heads, heads, new_tokens, capacity, parts, part_tokens,
+                          scale);
 }
 
 extern "C" __global__ __aicore__ void tq_attention_float16(
     GM_ADDR query, GM_ADDR keys, GM_ADDR values, GM_ADDR key_rotation, GM_ADDR key_centroids,
     GM_ADDR value_rotation, GM_ADDR value_centroids, GM_ADDR lengths, GM_ADDR output,
-    uint32_t past_length, uint32_t batch, uint32_t query_heads, uint32_t heads,
-    uint32_t new_tokens, uint32_t capacity, uint32_t head_size, float scale) {
+    GM_ADDR scratch, uint32_t past_length, uint32_t batch, uint32_t query_heads, uint32_t heads,
+    uint32_t new_tokens, uint32_t capacity, uint32_t parts, uint32_t part_tokens,
+    uint32_t head_size, float scale) {
   TQ_VECTOR_ONLY();
   tq::attention_of<half>(head_size, query, keys, values, key_rotation, key_centroids,
-                         value_rotation, value_centroids, lengths, output, past_length, batch,
-                         query_heads, heads, new_tokens, capacity, scale);
+                         value_rotation, value_centroids, lengths, output, scratch, past_length,
+                         batch, query_heads, heads, new_tokens, capacity, parts, part_tokens,
+                         scale);
 }

@@ -19,6 +19,7 @@ FIELDS = (
     "cache_bytes_differing",
     "max_logit_error",
     "hazards",
+    "cores_used",
     "mutations_caught",
     "mutations_total",
 )

@@ -6,6 +6,7 @@
 #include "../../kernels/launch.h"
 #include "../../kernels/library.cpp"
 #include "../../kernels/tq_attention.cpp"
+#include "../../kernels/tq_attention_merge.cpp"
 #include "../../kernels/tq_encode.cpp"
 #include "../../kernels/tq_rms_normalization.cpp"
 #include "../../kernels/tq_rotary_embedding.cpp"
@@ -36,13 +37,27 @@ extern "C" {
   uint32_t aclrtlaunch_##NAME(uint32_t cores, void* stream, void* query, void* keys,              \
                               void* values, void* key_rotation, void* key_centroids,              \
                               void* value_rotation, void* value_centroids, void* lengths,         \
-                              void* output, uint32_t past_length, uint32_t batch,                 \
-                              uint32_t query_heads, uint32_t heads, uint32_t new_tokens,          \
-                              uint32_t capacity, uint32_t head_size, float scale) {               \
+                              void* output, void* scratch, uint32_t past_length,                  \
+                              uint32_t batch, uint32_t query_heads, uint32_t heads,               \
+                              uint32_t new_tokens, uint32_t capacity, uint32_t parts,             \
+                              uint32_t part_tokens, uint32_t head_size, float scale) {            \
     return shim::launch(cores, stream, #NAME, [=] {                                               \
       NAME(at(query), at(keys), at(values), at(key_rotation), at(key_centroids),                  \
-           at(value_rotation), at(value_centroids), at(lengths), at(output), past_length, batch,  \
-           query_heads, heads, new_tokens, capacity, head_size, scale);                           \
+           at(value_rotation), at(value_centroids), at(lengths), at(output), at(scratch),         \
+           past_length, batch, query_heads, heads, new_tokens, capacity, parts, part_tokens,      \
+           head_size, scale);                                                                     \
+    });                                                                                           \
+  }
+
+#define SHIM_LAUNCH_ATTENTION_MERGE(NAME)                                                         \
+  uint32_t aclrtlaunch_##NAME(uint32_t cores, void* stream, void* scratch,                        \
+                              void* value_rotation, void* lengths, void* output,                  \
+                              uint32_t past_length, uint32_t batch, uint32_t query_heads,         \
+                              uint32_t heads, uint32_t new_tokens, uint32_t parts,                \
+                              uint32_t part_tokens, uint32_t head_size) {                         \
+    return shim::launch(cores, stream, #NAME, [=] {                                               \
+      NAME(at(scratch), at(value_rotation), at(lengths), at(output), past_length, batch,          \
+           query_heads, heads, new_tokens, parts, part_tokens, head_size);                        \
     });                                                                                           \
   }
 
@@ -78,6 +93,8 @@ SHIM_LAUNCH_ENCODE(tq_encode_float32)
 SHIM_LAUNCH_ENCODE(tq_encode_float16)
 SHIM_LAUNCH_ATTENTION(tq_attention_float32)
 SHIM_LAUNCH_ATTENTION(tq_attention_float16)
+SHIM_LAUNCH_ATTENTION_MERGE(tq_attention_merge_float32)
+SHIM_LAUNCH_ATTENTION_MERGE(tq_attention_merge_float16)
 SHIM_LAUNCH_RMS_NORMALIZATION(tq_rms_normalization_float32)
 SHIM_LAUNCH_RMS_NORMALIZATION(tq_rms_normalization_float16)
 SHIM_LAUNCH_ROTARY_EMBEDDING(tq_rotary_embedding_float32)

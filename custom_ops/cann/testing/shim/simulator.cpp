@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <utility>
 
 #include "core.h"
@@ -31,6 +32,7 @@ struct Record {
   std::vector<std::string> messages;
   uint32_t ub_bytes = 0;
   uint64_t vector_instructions = 0;
+  uint32_t cores_used = 0;
 };
 
 Record& record() {
@@ -97,6 +99,9 @@ int run(void* argument) {
     record().vector_instructions += one.issued(PIPE_V);
   }
   current = nullptr;
+  std::set<uint32_t> writers;
+  for (const Access& write : launch.writes) writers.insert(write.core);
+  record().cores_used = std::max(record().cores_used, static_cast<uint32_t>(writers.size()));
   check_cores(launch);
   launched = nullptr;
   return record().hazards == before ? 0 : kHazardError;
@@ -163,6 +168,13 @@ void tq_sim_reset(void) {
   shim::record().hazards = 0;
   shim::record().messages.clear();
   shim::record().vector_instructions = 0;
+  shim::record().cores_used = 0;
+}
+
+// The most cores that wrote global memory in one launch since the last reset.
+uint32_t tq_sim_cores_used(void) {
+  const std::lock_guard<std::mutex> lock(shim::simulation());
+  return shim::record().cores_used;
 }
 
 // UB that the kernels allocated at most.

@@ -1,0 +1,49 @@
+// How one launch of the attention is cut: a function of sizes, so that neither the number of cores
+// nor the other sequences of a batch change a result.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace tq::cann {
+
+inline constexpr int64_t kTaskQueries = 8;   // of the kernel (attention_tasks.h)
+inline constexpr int64_t kTileTokens = 64;   // a part is whole tiles
+inline constexpr int64_t kPartTokens = 512;  // at least, where keys are cut
+inline constexpr int64_t kMostParts = 64;    // of the kernel
+
+// A sequence with as many tasks keeps every core busy without a cut: more than any device has cores.
+inline constexpr int64_t kEnoughTasks = 64;
+
+// Parts of one launch, but for a sequence that has more; other sequences are launched behind, and get
+// the same scratch. So it is for 63 tasks of 64 parts at most: 16.8 MB with a head size of 128.
+inline constexpr int64_t kLaunchParts = 512;
+
+struct AttentionCut {
+  int64_t tasks;        // of one sequence
+  int64_t parts;        // of a task; 1 without a cut
+  int64_t part_tokens;  // 0 without a cut
+  int64_t sequences;    // of one launch, at most
+
+  int64_t scratch_bytes(int64_t count, int64_t head_size) const {
+    if (parts == 1) return 0;
+    return count * tasks * parts * kTaskQueries * (head_size + 2) *
+           static_cast<int64_t>(sizeof(float));
+  }
+};
+
+// `group` query heads for each of `heads` KV heads; `keys` of a sequence, the new ones included.
+inline AttentionCut cut_attention(int64_t heads, int64_t group, int64_t tokens, int64_t keys,
+                                  int64_t batch) {
+  const auto in = [](int64_t all, int64_t each) { return (all + each - 1) / each; };
+  const int64_t step = group < kTaskQueries ? kTaskQueries / group * group : kTaskQueries;
+  const int64_t tasks = heads * in(group * tokens, step);
+  if (tasks >= kEnoughTasks || keys <= kPartTokens) return {tasks, 1, 0, batch};
+  int64_t part_tokens = in(in(keys, kMostParts), kTileTokens) * kTileTokens;
+  if (part_tokens < kPartTokens) part_tokens = kPartTokens;
+  const int64_t parts = in(keys, part_tokens);
+  const int64_t fitting = std::max<int64_t>(1, kLaunchParts / (tasks * parts));
+  return {tasks, parts, part_tokens, std::min(fitting, batch)};
+}
+
+}  // namespace tq::cann

@@ -1,0 +1,29 @@
+// Device memory for one call, of the allocator that the execution provider has for its tensors.
+//
+// It is given back when the call returns, which is before its launches have run. What gets it next is
+// enqueued behind them on the same stream, as with every value between two nodes of the provider's.
+#pragma once
+
+#include "ort/ort_abi.h"
+#include "tq/operators.h"
+
+namespace tq::cann {
+
+class Scratch {
+ public:
+  // `bytes` where the tensor of `input` is; none with 0 bytes. Throws if there is no memory.
+  Scratch(const ort::Api& api, const OrtKernelContext* context, const char* op,
+          const spec::Input& input, size_t bytes);
+  ~Scratch();
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  void* data() const { return data_; }
+
+ private:
+  const ort::Api& api_;
+  OrtAllocator* allocator_ = nullptr;
+  void* data_ = nullptr;
+};
+
+}  // namespace tq::cann

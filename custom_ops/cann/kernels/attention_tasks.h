@@ -1,0 +1,100 @@
+// How attention is cut, for the kernel that reads the caches and the one that merges its parts.
+//
+// A task is up to eight queries that read one KV head: the query group of as many tokens as fit.
+// The keys of a task may be cut into parts of the same number of tokens, of which the last is
+// shorter; a core attends to parts, and what it found of each is kept in scratch memory, until
+// another launch merges the parts of a task. The host chooses the cut by sizes alone (launch.h), so
+// that a result does not depend on the number of cores.
+//
+// Of part p of task t, scratch has for the eight queries: sums [tasks, parts, 8, D] of values, the
+// largest scores [tasks, parts, 8], and the sums of weights [tasks, parts, 8]. Parts behind the end
+// of a sequence are neither written nor read.
+#pragma once
+
+#include "tile.h"
+
+namespace tq {
+
+template <uint32_t D>
+class AttentionTasks {
+ public:
+  __aicore__ inline void init(GM_ADDR lengths, GM_ADDR scratch, uint32_t past_length,
+                              uint32_t batch, uint32_t query_heads, uint32_t heads,
+                              uint32_t new_tokens, uint32_t parts, uint32_t part_tokens) {
+    past_length_ = past_length;
+    per_sequence_ = lengths != nullptr;
+    heads_ = heads;
+    group_ = query_heads / heads;
+    new_tokens_ = new_tokens;
+    parts_ = parts;
+    part_tokens_ = part_tokens;
+    // Whole groups where they fit.
+    step_ = group_ < kTaskRows ? kTaskRows / group_ * group_ : kTaskRows;
+    queries_ = group_ * new_tokens;
+    blocks_ = (queries_ + step_ - 1) / step_;
+    count_ = batch * heads * blocks_;
+    lengths_.SetGlobalBuffer((__gm__ int64_t*)lengths, per_sequence_ ? batch : 0);
+    if (parts == 1) return;
+    const uint64_t places = static_cast<uint64_t>(count_) * parts * kTaskRows;
+    sums_.SetGlobalBuffer((__gm__ float*)scratch, places * D);
+    tops_.SetGlobalBuffer((__gm__ float*)scratch + places * D, places);
+    weights_.SetGlobalBuffer((__gm__ float*)scratch + places * (D + 1), places);
+  }
+
+  __aicore__ inline uint32_t count() { return count_; }
+  __aicore__ inline uint32_t parts() { return parts_; }
+
+  __aicore__ inline void choose(uint32_t task) {
+    task_ = task;
+    head_ = task / blocks_;
+    first_ = task % blocks_ * step_;
+    rows_ = queries_ - first_ < step_ ? queries_ - first_ : step_;
+    past_ = per_sequence_ ? static_cast<uint32_t>(lengths_.GetValue(head_ / heads_))
+                          : past_length_;
+  }
+
+  // Of the task that was chosen: its head of the cache, and how many queries it has.
+  __aicore__ inline uint32_t head() { return head_; }
+  __aicore__ inline uint32_t rows() { return rows_; }
+
+  // The element of query and output where query `r` begins: tokens one after the other, the heads
+  // of the group within.
+  __aicore__ inline uint64_t place(uint32_t r) {
+    const uint64_t query_head = static_cast<uint64_t>(head_) * group_ + (first_ + r) % group_;
+    return (query_head * new_tokens_ + token(r)) * D;
+  }
+
+  // How many keys query `r` sees, and how many any query does.
+  __aicore__ inline uint32_t seen(uint32_t r) { return past_ + token(r) + 1; }
+  __aicore__ inline uint32_t keys() { return seen(rows_ - 1); }
+
+  // How many parts have keys, and where part `p` begins and ends.
+  __aicore__ inline uint32_t parts_with_keys() {
+    return parts_ == 1 ? 1 : (keys() + part_tokens_ - 1) / part_tokens_;
+  }
+  __aicore__ inline uint32_t begin(uint32_t p) { return p * part_tokens_; }
+  __aicore__ inline uint32_t end(uint32_t p) {
+    return p + 1 < parts_with_keys() ? begin(p + 1) : keys();
+  }
+
+  // Scratch of the parts from `p` on.
+  __aicore__ inline GlobalTensor<float> sums(uint32_t p) { return sums_[index(p) * D]; }
+  __aicore__ inline GlobalTensor<float> tops(uint32_t p) { return tops_[index(p)]; }
+  __aicore__ inline GlobalTensor<float> weights(uint32_t p) { return weights_[index(p)]; }
+
+ private:
+  __aicore__ inline uint32_t token(uint32_t r) { return (first_ + r) / group_; }
+
+  __aicore__ inline uint64_t index(uint32_t p) {
+    return (static_cast<uint64_t>(task_) * parts_ + p) * kTaskRows;
+  }
+
+  uint32_t past_length_, heads_, group_, new_tokens_, parts_, part_tokens_;
+  uint32_t step_, queries_, blocks_, count_;
+  uint32_t task_, head_, first_, rows_, past_;
+  bool per_sequence_;
+  GlobalTensor<int64_t> lengths_;
+  GlobalTensor<float> sums_, tops_, weights_;
+};
+
+}  // namespace tq

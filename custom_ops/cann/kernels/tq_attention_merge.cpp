@@ -1,0 +1,167 @@
+// The outputs of tq_attention.cpp where the keys of a task were cut into parts: for each query the
+// parts' sums, weighted by what the largest score of a part is beside the largest of all, over the
+// sum of all weights, and rotated back.
+//
+// A task is that of the attention (attention_tasks.h). The factors of all parts are computed at
+// once; the sums of the next part are fetched while those of one are added. What is added to what
+// depends on the number of parts alone.
+//
+// API forms used here that the headers do not list: Max, Add, Mul, Sub with a mask of one block and
+// up to 64 repeats; Exp and Adds with count. Not compiled with bisheng, not run on an NPU.
+#include "attention_tasks.h"
+
+namespace tq {
+
+template <uint32_t D, typename T>
+class AttentionMerge {
+ public:
+  __aicore__ inline void init(TPipe* pipe, GM_ADDR scratch, GM_ADDR value_rotation,
+                              GM_ADDR lengths, GM_ADDR output, uint32_t past_length,
+                              uint32_t batch, uint32_t query_heads, uint32_t heads,
+                              uint32_t new_tokens, uint32_t parts, uint32_t part_tokens) {
+    tasks_.init(lengths, scratch, past_length, batch, query_heads, heads, new_tokens, parts,
+                part_tokens);
+    output_.SetGlobalBuffer((__gm__ T*)output,
+                            static_cast<uint64_t>(batch) * query_heads * new_tokens * D);
+    value_rotation_.SetGlobalBuffer((__gm__ float*)value_rotation, D * D);
+    tile_.init(pipe);
+    vectors_.init(pipe);
+    pipe->InitBuffer(part_, 2 * kRows * sizeof(float));
+    pipe->InitBuffer(sums_, kRows * sizeof(float));
+    pipe->InitBuffer(factors_, parts * kBlockBytes);
+    pipe->InitBuffer(weights_, parts * kBlockBytes);
+    pipe->InitBuffer(folded_, parts * kBlockBytes);
+  }
+
+  __aicore__ inline void process() {
+    for (uint32_t task = GetBlockIdx(); task < tasks_.count(); task += GetBlockNum()) {
+      tasks_.choose(task);
+      merge();
+      store();
+    }
+  }
+
+ private:
+  static constexpr uint32_t kRows = kTaskRows * D;
+
+  __aicore__ inline void merge() {
+    const uint32_t parts = tasks_.parts_with_keys();
+    // The vector unit has left what it read of the task before: the rotation came in behind that.
+    DataCopy(factors_.Get<float>(), tasks_.tops(0), parts * kTaskRows);
+    DataCopy(weights_.Get<float>(), tasks_.weights(0), parts * kTaskRows);
+    SetFlag<HardEvent::MTE2_V>(EVENT_ID2);
+    fetch(0);
+    WaitFlag<HardEvent::MTE2_V>(EVENT_ID2);
+    weigh(parts);
+    const LocalTensor<float> sums = sums_.Get<float>();
+    Duplicate(sums, 0.0f, kRows);
+    for (uint32_t p = 0; p < parts; ++p) {
+      if (p + 1 < parts) {
+        if (p > 0) WaitFlag<HardEvent::V_MTE2>((p + 1) % 2);
+        fetch(p + 1);
+      }
+      const LocalTensor<float> part = part_.Get<float>()[p % 2 * kRows];
+      WaitFlag<HardEvent::MTE2_V>(p % 2);
+      tile_.multiply_rows(part, factors_.Get<float>()[p * kTaskRows]);
+      PipeBarrier<PIPE_V>();
+      Add(sums, sums, part, kRows);
+      SetFlag<HardEvent::V_MTE2>(p % 2);
+    }
+    for (uint32_t p = parts < 2 ? 0 : parts - 2; p < parts; ++p) {
+      WaitFlag<HardEvent::V_MTE2>(p % 2);
+    }
+    tile_.divide_rows(sums, weights_.Get<float>());
+  }
+
+  // Starts to fetch the sums of part `p`; flags p % 2 say that they are there.
+  __aicore__ inline void fetch(uint32_t p) {
+    DataCopy(part_.Get<float>()[p % 2 * kRows], tasks_.sums(p), kRows);
+    SetFlag<HardEvent::MTE2_V>(p % 2);
+  }
+
+  // factors_ = what each part counts for each query; the first block of weights_ = their sums.
+  __aicore__ inline void weigh(uint32_t parts) {
+    const uint32_t count = parts * kTaskRows;
+    const LocalTensor<float> factors = factors_.Get<float>(), weights = weights_.Get<float>();
+    const LocalTensor<float> folded = folded_.Get<float>();
+    Adds(folded, factors, 0.0f, count);
+    PipeBarrier<PIPE_V>();
+    for (uint32_t left = parts; left > 1;) {
+      const uint32_t kept = (left + 1) / 2;
+      Max(folded, folded, folded[kept * kTaskRows], (left - kept) * kTaskRows);
+      PipeBarrier<PIPE_V>();
+      left = kept;
+    }
+    Sub(factors, factors, folded, kTaskRows, parts, {1, 1, 1, 1, 1, 0});
+    PipeBarrier<PIPE_V>();
+    Exp(factors, factors, count);
+    PipeBarrier<PIPE_V>();
+    Mul(weights, weights, factors, count);
+    PipeBarrier<PIPE_V>();
+    for (uint32_t left = parts; left > 1;) {
+      const uint32_t kept = (left + 1) / 2;
+      Add(weights, weights, weights[kept * kTaskRows], (left - kept) * kTaskRows);
+      PipeBarrier<PIPE_V>();
+      left = kept;
+    }
+  }
+
+  __aicore__ inline void store() {
+    const uint32_t rows = tasks_.rows();
+    // The outputs of the task before were stored from where these are made.
+    SetFlag<HardEvent::MTE3_V>(EVENT_ID2);
+    WaitFlag<HardEvent::MTE3_V>(EVENT_ID2);
+    tile_.rotate_back(vectors_.floats(), sums_.Get<float>(), value_rotation_, rows);
+    vectors_.narrow(rows);
+    SetFlag<HardEvent::V_MTE3>(EVENT_ID2);
+    WaitFlag<HardEvent::V_MTE3>(EVENT_ID2);
+    for (uint32_t r = 0; r < rows; ++r) {
+      DataCopy(output_[tasks_.place(r)], vectors_.elements()[r * D], D);
+    }
+  }
+
+  AttentionTasks<D> tasks_;
+  GlobalTensor<T> output_;
+  GlobalTensor<float> value_rotation_;
+  Tile<D> tile_;
+  Vectors<D, T> vectors_;
+  TBuf<TPosition::VECCALC> part_, sums_, factors_, weights_, folded_;
+};
+
+template <uint32_t D, typename T, typename... Args>
+__aicore__ inline void run_attention_merge(Args... args) {
+  TPipe pipe;
+  AttentionMerge<D, T> kernel;
+  kernel.init(&pipe, args...);
+  kernel.process();
+}
+
+template <typename T, typename... Args>
+__aicore__ inline void attention_merge_of(uint32_t head_size, Args... args) {
+  if (head_size == 128) {
+    run_attention_merge<128, T>(args...);
+  } else if (head_size == 64) {
+    run_attention_merge<64, T>(args...);
+  }
+}
+
+}  // namespace tq
+
+// The entry points, one per element type of the output; arguments as in launch.h.
+extern "C" __global__ __aicore__ void tq_attention_merge_float32(
+    GM_ADDR scratch, GM_ADDR value_rotation, GM_ADDR lengths, GM_ADDR output, uint32_t past_length,
+    uint32_t batch, uint32_t query_heads, uint32_t heads, uint32_t new_tokens, uint32_t parts,
+    uint32_t part_tokens, uint32_t head_size) {
+  TQ_VECTOR_ONLY();
+  tq::attention_merge_of<float>(head_size, scratch, value_rotation, lengths, output, past_length,
+                                batch, query_heads, heads, new_tokens, parts, part_tokens);
+}
+
+extern "C" __global__ __aicore__ void tq_attention_merge_float16(
+    GM_ADDR scratch, GM_ADDR value_rotation, GM_ADDR lengths, GM_ADDR output, uint32_t past_length,
+    uint32_t batch, uint32_t query_heads, uint32_t heads, uint32_t new_tokens, uint32_t parts,
+    uint32_t part_tokens, uint32_t head_size) {
+  TQ_VECTOR_ONLY();
+  tq::attention_merge_of<half>(head_size, scratch, value_rotation, lengths, output, past_length,
+                               batch, query_heads, heads, new_tokens, parts, part_tokens);
+}
