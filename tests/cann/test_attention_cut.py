@@ -1,11 +1,10 @@
-"""The cut of the attention's keys (``custom_ops/cann/host/attention_cut.h``), compiled by itself."""
+"""The cut of the attention's keys (``custom_ops/cann/host/attention_cut.h``), compiled alone."""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -44,10 +43,14 @@ def _cut(library: ctypes.CDLL, *sizes: int) -> tuple[int, int, int, int]:
 
 
 def test_every_cut_is_one_that_the_kernels_take(library: ctypes.CDLL) -> None:
-    """Parts are whole tiles, hold all keys, and their scratch is bounded, as ``launch.h`` has it."""
+    """Parts are whole tiles and hold all keys; scratch is bounded, and what ``launch.h`` says."""
     for heads, group, tokens, keys, batch in itertools.product(
-        (1, 2, 8, 40, 63, 64), (1, 2, 5, 8, 16), (1, 3, 40), (1, 512, 513, 4096, 32768, 10**6), (1, 90)
-    ):  # fmt: skip
+        (1, 2, 8, 40, 63, 64),
+        (1, 2, 5, 8, 16),
+        (1, 3, 40),
+        (1, 512, 513, 4096, 32768, 10**6),
+        (1, 90),
+    ):
         parts, part_tokens, sequences, scratch = _cut(library, heads, group, tokens, keys, batch)
         assert 1 <= sequences <= batch
         if parts == 1:
