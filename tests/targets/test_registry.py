@@ -38,7 +38,8 @@ def test_a_row_tells_all_that_is_shown_of_it(target: Target) -> None:
     assert bool(target.help) == bool(target.summary) == (target.lower is not None)
     for option in target.options:
         assert option.help[-1] in ".]"
-        assert target.having(**{option.name: option.least}).values == {option.name: option.least}
+        values = {option.name: option.example}
+        assert target.having(**values).values == values
 
 
 def test_values_are_those_of_an_option() -> None:
@@ -46,9 +47,15 @@ def test_values_are_those_of_an_option() -> None:
     assert target_of("cpu") is CPU or target_of("cpu") == CPU
     for name, values, sentence in (
         ("npu", {}, "target 'npu' is not one of cpu, cann, cann-graph"),
-        ("cpu", {"capacity": 8}, "--capacity is a size that only a model for --target cann-graph"),
+        (
+            "cpu",
+            {"capacity": 8},
+            "--capacity is an option that only a model for --target cann-graph",
+        ),
         ("cann", {"size": 8}, "no target has the option size"),
         ("cann-graph", {"capacity": 0}, "cann-graph: capacity is 0, and has to be at least 1"),
+        ("cann", {"expand_weights": "int4"}, "'int4', and has to be float16 or float32"),
+        ("cann", {"expand_weights": 16}, "16, and has to be float16 or float32"),
         ("cann-graph", {"capacity": "8"}, "capacity is '8', and has to be at least 1"),
     ):
         with pytest.raises(UsageError, match=sentence):

@@ -38,8 +38,8 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     for option, names in reversed(owners.items()):
         add = _target(
             option.flag,
-            type=click.IntRange(min=option.least),
-            metavar=option.metavar,
+            type=click.Choice(option.words) if option.words else click.IntRange(min=option.least),
+            metavar=None if option.words else option.metavar,
             # One that was not given is no option of a target that has none.
             default=None,
             help=f"With --target {' or '.join(names)}: {option.help}"

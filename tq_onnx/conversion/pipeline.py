@@ -48,6 +48,9 @@ _SAVE: Final = "Writing"
 STEPS: Final = (_LOAD, _RECOGNISE, _PLAN, _REWRITE, _CHECK, _SAVE)
 """Steps of a conversion, as progress names them."""
 
+_GRAPH_BYTES: Final = 64 << 20
+"""A model file whose weights are made while they are written, so that few of them are in memory."""
+
 
 def convert(
     path: Path,
@@ -98,6 +101,7 @@ def convert(
         overwrite=overwrite,
         external_data=external_data,
         on_progress=on_progress,
+        limit=prepared.limit,
     )
     return prepared.report(files)
 
@@ -112,6 +116,7 @@ class Prepared:
         bytes_before: cache bytes of one token in the original.
         bytes_after: cache bytes of one token now.
         equalisation: what scales of the norm weights do; see ``ConversionReport``.
+        limit: bytes that the model file may have; None for those that any may.
     """
 
     loaded: LoadedModel
@@ -119,6 +124,7 @@ class Prepared:
     bytes_before: int
     bytes_after: int
     equalisation: tuple[LayerEqualisation, ...] = ()
+    limit: int | None = None
 
     def report(self, files: SavedFiles) -> ConversionReport:
         """Return the report of the conversion, once it is written."""
@@ -252,9 +258,11 @@ def _prepare(
         _tell(on_progress, _CHECK)
         check(before, model, plan, target)
         size = converted_bytes(model, plan)
-    files = () if target.has_weights else loaded.external_files
+    has_all = lowering is not None and lowering.has_all_weights
+    files = () if target.has_weights or has_all else loaded.external_files
     loaded = replace(loaded, model=model, external_files=files)
-    return Prepared(loaded, plan, bytes_before, size, equalisation)
+    limit = _GRAPH_BYTES if has_all else None
+    return Prepared(loaded, plan, bytes_before, size, equalisation, limit)
 
 
 def _run(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TargetOption:
-    """A number that only models for some target have.
+    """A number, or one of some words, that only models for some target have.
 
     Attributes:
         name: as a keyword argument; the flag has hyphens for the underscores.
@@ -34,6 +34,7 @@ class TargetOption:
         default: None where the target finds a value by itself; ``help`` says which then.
         least: the smallest value.
         metavar: placeholder of the value in the help.
+        words: the values; none for a number.
     """
 
     name: str
@@ -41,6 +42,28 @@ class TargetOption:
     default: int | None = None
     least: int = 1
     metavar: str = "N"
+    words: tuple[str, ...] = ()
+
+    @property
+    def example(self) -> int | str:
+        """A value that it can have."""
+        return self.words[0] if self.words else self.least
+
+    def check(self, value: object, target: str) -> None:
+        """Refuse what is no value of the option.
+
+        Raises:
+            UsageError: it is none.
+        """
+        where = f"target {target}"
+        if self.words and value not in self.words:
+            known = " or ".join(self.words)
+            raise UsageError(f"{self.name} is {value!r}, and has to be {known}", where=where)
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        if not self.words and not (is_number and value >= self.least):  # type: ignore[operator]
+            raise UsageError(
+                f"{self.name} is {value!r}, and has to be at least {self.least}", where=where
+            )
 
     @property
     def flag(self) -> str:
@@ -57,11 +80,13 @@ class Lowering:
         passes: run in this order on a clone of the model.
         found: returns the plan once the passes have run, where they find out more; None for
             ``plan``.
+        has_all_weights: whether they leave no weight in a file of the original.
     """
 
     plan: Plan
     passes: tuple[ir.passes.InPlacePass, ...]
     found: Callable[[], Plan] | None = None
+    has_all_weights: bool = False
 
     @property
     def plan_behind(self) -> Plan:
@@ -69,7 +94,7 @@ class Lowering:
         return self.plan if self.found is None else self.found()
 
 
-Values = Mapping[str, int | None]
+Values = Mapping[str, Any]
 """Values of a target's options, by name."""
 
 
@@ -114,7 +139,7 @@ class Target:
         help: what ``--target`` does then, a sentence without a capital; empty for nothing.
         summary: what a model for it is, for one line of a report; empty for nothing.
         example: options of an example in the help of ``convert``; empty for none.
-        options: sizes that only its models have.
+        options: what only its models have.
         refuse: raises ``UsageError`` for a plan that the target has no kernels for.
         lower: makes the passes from the plan, the path of the original and the values of the
             options; None for a target that takes the converted model as it is.
@@ -165,12 +190,7 @@ class Target:
         for name, value in values.items():
             if name not in known:
                 raise UsageError(f"a model for the target {self.name} has no {name}")
-            option = known[name]
-            if isinstance(value, bool) or not isinstance(value, int) or value < option.least:
-                raise UsageError(
-                    f"{name} is {value!r}, and has to be at least {option.least}",
-                    where=f"target {self.name}",
-                )
+            known[name].check(value, self.name)
         return replace(self, values=MappingProxyType({**self.values, **values}))
 
     def lowering(self, plan: Plan, path: Path) -> Lowering | None:

@@ -4,6 +4,7 @@ An ONNX file is one protobuf message, which cannot have more than 2 GiB. A conve
 and function bodies, so a model that only just fitted may not fit any more. ``stage_model`` writes a
 model and, where it would exceed the limit, its largest initializers into ``MODEL.data``: the usual
 external data, in which every tensor begins at a multiple of 64 KiB, so that it can be mapped.
+Weights that come in pieces (``tq_onnx.files.streamed``) are written piece by piece.
 
 Refused with ``ModelFileError``: a model that is too large even so, by its nodes alone.
 """
@@ -20,6 +21,7 @@ import onnx_ir as ir
 
 from tq_onnx.errors import ModelFileError, OutputExistsError
 from tq_onnx.files.load import MAX_PROTOBUF_BYTES
+from tq_onnx.files.streamed import StreamedTensor
 from tq_onnx.files.transaction import Transaction
 
 _ALIGNMENT: Final = 64 << 10
@@ -69,7 +71,7 @@ def stage_model(
     if inside <= limit - limit // 16:
         proto = ir.to_proto(model)
     if proto is None or _size(proto) > limit:
-        data = _free_name(target, taken)
+        data = _free_name(target, {*taken, *_sources(model)})
         if data.exists() and not transaction.overwrite:
             raise OutputExistsError(
                 "the output exists", where=str(data), fix="give --overwrite or another output"
@@ -98,6 +100,13 @@ def _movable(model: ir.Model) -> Iterator[ir.Value]:
             yield value
 
 
+def _sources(model: ir.Model) -> Iterator[Path]:
+    """Yield the files that weights are read from while they are written."""
+    for value in _movable(model):
+        if isinstance(value.const_value, StreamedTensor):
+            yield from value.const_value.sources
+
+
 def _bytes(value: ir.Value) -> int:
     return 0 if value.const_value is None else int(value.const_value.nbytes)
 
@@ -121,21 +130,21 @@ def _move(values: Iterable[ir.Value], data: Path) -> Iterator[bytes]:
         tensor = value.const_value
         assert tensor is not None  # by _movable
         padding = -offset % _ALIGNMENT
-        content = tensor.tobytes()
         yield bytes(padding)
-        yield content
+        # The pieces of a tensor that has some are in memory one after the other.
+        yield from tensor.pieces() if isinstance(tensor, StreamedTensor) else (tensor.tobytes(),)
         offset += padding
         value.const_value = ir.ExternalTensor(
             data.name,
             offset,
-            len(content),
+            tensor.nbytes,
             tensor.dtype,
             shape=tensor.shape,  # type: ignore[arg-type]
             name=tensor.name or value.name or "",
             doc_string=tensor.doc_string,
             base_dir=data.parent,
         )
-        offset += len(content)
+        offset += tensor.nbytes
 
 
 def _free_name(target: Path, taken: Collection[Path]) -> Path:

@@ -280,7 +280,9 @@ class _Job:
         target = self.target / name
         taken = {self.target / data for data in self.found.data}
         loaded = prepared.loaded
-        staged = stage_model(self.transaction, loaded.model, target, taken=taken)
+        staged = stage_model(
+            self.transaction, loaded.model, target, taken=taken, limit=prepared.limit
+        )
         self.written += staged.size + staged.data_size
         data = tuple(
             target.parent / file.relative_to(loaded.path.parent) for file in loaded.external_files

@@ -52,7 +52,7 @@ def target_of(name: str, **values: Any) -> Target:
         if given is not None and name not in owners:
             flag, names = "--" + value.replace("_", "-"), " or ".join(owners)
             raise UsageError(
-                f"{flag} is a size that only a model for --target {names} has",
+                f"{flag} is an option that only a model for --target {names} has",
                 fix=f"give --target {names}, or leave {flag} out",
             )
     return target.having(**{key: given for key, given in values.items() if given is not None})

@@ -43,6 +43,7 @@ ELEMENTS: Final = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 WITHOUT: Final = "leave out --target cann"
 _EXPORT: Final = "export it in float32 or float16"
 _DEQUANTISED: Final = "export its weights in float32 or float16"
+_EXPANDED: Final = f"give --expand-weights float16, or {_DEQUANTISED}"
 _INLINED: Final = "inline its functions, as onnx.inliner.inline_local_functions does"
 _QUANTISED: Final = frozenset(
     {
@@ -97,6 +98,8 @@ def left_over(model: ir.Model) -> Iterator[LeftOver]:
             continue
         if node.domain != "" or node.op_type not in CLAIMED:
             fix = _DEQUANTISED if node.op_type in _QUANTISED else WITHOUT
+            if node.op_type in ("MatMulNBits", "GatherBlockQuantized"):
+                fix = _EXPANDED
             if node.op_identifier() in model.functions:
                 fix = _INLINED
             yield LeftOver(f"{name} is floating-point and has no kernel there", fix)

@@ -23,6 +23,9 @@ from tq_onnx.graph.sizerules import sizes
 from tq_onnx.graph.values import label, rank, static_dim, substitute
 from tq_onnx.targets.cann.claims import ELEMENTS
 
+EXPANDED: Final = "tq_onnx.expanded"
+"""Of a value's ``meta``: a weight that was expanded (``tq_onnx.targets.cann.weights``)."""
+
 _MAX_PARTS: Final = 16
 
 
@@ -131,6 +134,8 @@ def later(
             shape=ir.Shape(shape),
             const_value=lazy,
         )
+        if EXPANDED in source.meta:
+            value.meta[EXPANDED] = True
         graph.register_initializer(value)
         return value
 

@@ -34,7 +34,14 @@ def _lower(plan: Plan, path: Path, values: Values) -> Lowering:
     from tq_onnx.targets.cann.positions import positions_of
 
     lowering = lowering_of(plan, positions_of(path, values["max_positions"]))
-    return Lowering(lowering.plan, (*lowering.passes, WholeBlocksPass()))
+    passes = (*lowering.passes, WholeBlocksPass())
+    if values["expand_weights"] is None:
+        return Lowering(lowering.plan, passes)
+
+    from tq_onnx.targets.cann.weights import TYPES, ExpandWeightsPass, NarrowProductsPass
+
+    narrow = NarrowProductsPass(TYPES[values["expand_weights"]])
+    return Lowering(lowering.plan, (ExpandWeightsPass(), *passes, narrow), has_all_weights=True)
 
 
 CANN: Final = Target(
@@ -48,6 +55,11 @@ CANN: Final = Target(
             "max_positions",
             "longest context, the size of the rotary tables.  [default: "
             "max_position_embeddings of config.json beside MODEL, or 32768]",
+        ),
+        TargetOption(
+            "expand_weights",
+            "write quantised weights (MatMulNBits) in that type, to a data file beside the output.",
+            words=("float16", "float32"),
         ),
     ),
     refuse=_refuse,
