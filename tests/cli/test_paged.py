@@ -29,7 +29,7 @@ def test_commands_that_take_it(paged: Path) -> None:
 
 def test_commands_that_feed_sequences_say_so(paged: Path) -> None:
     for command in (
-        ("bench", paged),
+        ("bench", ORIGINAL, paged),
         ("report", ORIGINAL, paged),
         ("diff", ORIGINAL, paged),
     ):

@@ -116,7 +116,8 @@ class PagePass(ir.passes.InPlacePass):
                 raise NoMatch(f"the graph still reads {value.name}")
             graph.inputs.remove(value)
         tokens = Tokenwise(model, plan, {packed.ids, packed.positions, *positions})
-        keep_last(model, build, logits, packed, tokens)
+        # Constants that the first builder knows may be gone with the nodes that read them.
+        keep_last(model, Builder(graph), logits, packed, tokens)
         _remove_dead(model)
         for identifier in [key for key in model.functions if key[0] == DOMAIN]:
             del model.functions[identifier]

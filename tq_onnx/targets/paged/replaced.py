@@ -20,6 +20,7 @@ from tq_onnx.graph.evaluate import Array, evaluate
 from tq_onnx.graph.liveness import nested_nodes
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.sizerules import sizes
+from tq_onnx.graph.values import static_dim
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.plan import Plan
 from tq_onnx.targets.causality import LENGTHS, input_of, inputs_of_call, shapes_by_name
@@ -95,7 +96,8 @@ def find_replaced(model: ir.Model, plan: Plan, wanted: Iterable[ir.Value]) -> di
     interface = plan.interface
     gone = {value for value in model.graph.inputs if value.name != interface.tokens}
     tokens = input_of(model, interface.tokens)
-    touched, contents = set(gone), {tokens}
+    # The size of a new cache is a length, too.
+    touched, contents = gone | _presents(model).keys(), {tokens}
     for node in model.graph:
         read = set(read_values(node))
         if read & touched:
@@ -133,12 +135,23 @@ def _stand(value: ir.Value, plan: Plan, model: ir.Model) -> Stand | None:
 
 
 def _numbers(value: ir.Value, plan: Plan, model: ir.Model, call: tuple[int, int, int]) -> Array:
-    batch, tokens, _ = call
+    batch, tokens, past = call
     ids = input_of(model, plan.interface.tokens)
     named = zip((sizes(ids) or ())[:2], (batch, tokens), strict=False)
     names = {name: size for name, size in named if isinstance(name, str)}
     given = {**shapes_by_name(value, names), **dict(inputs_of_call(plan, model, *call))}
+    for present, (heads, width) in _presents(model).items():
+        sizes_of_present = (batch, heads, tokens + past, width)
+        given[present] = np.broadcast_to(np.zeros((), np.uint8), sizes_of_present)
     return evaluate([value], given)[0]
+
+
+def _presents(model: ir.Model) -> dict[ir.Value, tuple[int, int]]:
+    """Return what the encoders make: heads and bytes of a row of each cache."""
+    return {
+        node.outputs[0]: (static_dim(node.outputs[0], 1) or 1, static_dim(node.outputs[0], 3) or 1)
+        for node in Encode.nodes(model.graph)
+    }
 
 
 def _as_positions(calls: list[Array]) -> Positions | None:

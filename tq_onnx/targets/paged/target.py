@@ -69,7 +69,7 @@ TARGET: Final = Target(
         ),
         TargetOption(
             "num_blocks",
-            "pages of a cache.  [default: enough for all]",
+            "pages of a cache.  [default: for usual texts]",
         ),
     ),
     refuse=_refuse,

@@ -195,6 +195,10 @@ class Tokenwise:
     def _visit(self, node: ir.Node) -> None:
         inner = {value for one in nested_nodes(node) for value in one.inputs}
         read = [value for value in (*node.inputs, *inner) if value is not None]
+        for value in () if PagedAttention.is_node(node) else read:
+            maker = value.producer()
+            if maker is not None and PagedEncode.is_node(maker):
+                raise NoMatch(f"{_described(node)} reads a cache besides attention")
         if node.op_type in ("Shape", "Size") and node.domain == "":
             if any(value in self._holding or value in self._counted for value in read):
                 self._counted.update(node.outputs)
