@@ -159,7 +159,8 @@ def test_another_soc(kernels_named: None, tmp_path: Path) -> None:
 def test_a_launch_that_fails(
     fake: FakeAcl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    typed = ("encode", "attention", "rms_normalization", "rotary_embedding", "swish")
+    caches = ("encode", "attention", "attention_merge")
+    typed = (*caches, "rms_normalization", "rotary_embedding", "swish")
     names = [f"tq_{op}_float{bits}" for op in typed for bits in (32, 16)] + ["tq_transpose"]
     library = compiled(
         tmp_path,
