@@ -46,8 +46,7 @@ def _lower(plan: Plan, path: Path, values: Values) -> Lowering:
 
 CANN: Final = Target(
     name="cann",
-    help="rewrite the rest of the decoder, so that CANNExecutionProvider runs every floating-point "
-    "node on an Ascend NPU, without padding",
+    help="every floating-point node on CANNExecutionProvider, for Ascend NPUs, without padding",
     summary="every floating-point node on CANNExecutionProvider; no padding",
     example="--target cann --max-positions 8192",
     options=(

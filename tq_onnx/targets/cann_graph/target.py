@@ -43,10 +43,10 @@ CANN_GRAPH: Final = Target(
     summary="one graph of fixed sizes for CANNExecutionProvider (docs/ascend.md)",
     example="--target cann-graph --capacity 2048",
     options=(
-        TargetOption("capacity", "tokens that the caches have room for.", default=DEFAULT_CAPACITY),
+        TargetOption("capacity", "cache slots.", default=DEFAULT_CAPACITY),
         TargetOption(
             "call_tokens",
-            "new tokens in each call. For prompts, convert a second time with more of them.",
+            "tokens a call.",
             default=1,
         ),
     ),

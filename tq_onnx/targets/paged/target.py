@@ -69,7 +69,7 @@ TARGET: Final = Target(
         ),
         TargetOption(
             "num_blocks",
-            "pages of a cache.  [default: for usual texts]",
+            "pages in all.  [default: usual]",
         ),
     ),
     refuse=_refuse,

@@ -60,8 +60,7 @@ def _restore(model: ir.Model, plan: Plan) -> ir.Model:
 
 WEB: Final = Target(
     name="web",
-    help="standard operators, few and without functions, so that onnxruntime-web and "
-    "onnxruntime-node open the model fast; see docs/portable.md",
+    help="few standard operators, for onnxruntime-web and onnxruntime-node; see docs/portable.md",
     summary="few standard operators for onnxruntime-web and onnxruntime-node (docs/portable.md)",
     example="--target web",
     refuse=_refuse,
