@@ -41,3 +41,10 @@ def test_both_flags_mean_the_same(tmp_path: Path) -> None:
     run("convert", ORIGINAL, "-o", one, "--paged")
     run("convert", ORIGINAL, "-o", other, "--target", "paged")
     assert one.read_bytes() == other.read_bytes()
+
+
+def test_sizes_of_an_engine_are_those_of_a_folder(tmp_path: Path) -> None:
+    for flag in ("--num-blocks", "--max-batch-size"):
+        refused = run("convert", ORIGINAL, "-o", tmp_path / "one.onnx", "--paged", flag, "8")
+        assert f"{flag} goes into the configuration of a folder" in refused.sentence(2)
+    assert not list(tmp_path.iterdir())

@@ -82,6 +82,8 @@ def convert(
         TqOnnxError: the result did not pass its checks; nothing was written.
     """
 
+    target.expect_file()
+
     def check_first(loaded: LoadedModel) -> None:
         check_output(loaded, output, overwrite=overwrite, external_data=external_data)
 

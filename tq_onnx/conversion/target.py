@@ -35,6 +35,7 @@ class TargetOption:
         least: the smallest value.
         metavar: placeholder of the value in the help.
         words: the values; none for a number.
+        for_folders: whether only the configuration of a folder has it.
     """
 
     name: str
@@ -43,6 +44,7 @@ class TargetOption:
     least: int = 1
     metavar: str = "N"
     words: tuple[str, ...] = ()
+    for_folders: bool = False
 
     @property
     def example(self) -> int | str:
@@ -192,6 +194,19 @@ class Target:
                 raise UsageError(f"a model for the target {self.name} has no {name}")
             known[name].check(value, self.name)
         return replace(self, values=MappingProxyType({**self.values, **values}))
+
+    def expect_file(self) -> None:
+        """Refuse values that only a folder has a place for.
+
+        Raises:
+            UsageError: one was given.
+        """
+        for option in self.options:
+            if option.for_folders and self.values.get(option.name) is not None:
+                raise UsageError(
+                    f"{option.flag} goes into the configuration of a folder, and this is one file",
+                    fix=f"leave {option.flag} out, or convert a folder of onnxruntime-genai",
+                )
 
     def lowering(self, plan: Plan, path: Path) -> Lowering | None:
         """Return what is to be done to a converted model; None for nothing.

@@ -64,12 +64,14 @@ TARGET: Final = Target(
         ),
         TargetOption(
             "max_batch_size",
-            "requests in a call.",
+            "requests in a call, for a folder.",
             default=MAX_BATCH_SIZE,
+            for_folders=True,
         ),
         TargetOption(
             "num_blocks",
-            "pages in all.  [default: usual]",
+            f"pages, for a folder.  [default: {USUAL_TOKENS:,} tokens for each]",
+            for_folders=True,
         ),
     ),
     refuse=_refuse,
