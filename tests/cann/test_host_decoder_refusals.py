@@ -261,7 +261,8 @@ def test_a_model_that_is_refused(fake: FakeAcl, tmp_path: Path, case: str) -> No
 
 def kernels_without(folder: Path, *missing: str) -> Path:
     """A kernel library with all functions but these; each says that it failed."""
-    typed = ("encode", "attention", "rms_normalization", "rotary_embedding", "swish")
+    caches = ("encode", "attention", "attention_merge")
+    typed = (*caches, "rms_normalization", "rotary_embedding", "swish")
     names = [f"tq_{op}_float{bits}" for op in typed for bits in (32, 16)] + ["tq_transpose"]
     source = (
         f'extern "C" const char* tq_kernels_layout_digest() {{ return "{layout_digest()}"; }}\n'
