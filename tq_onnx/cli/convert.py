@@ -61,7 +61,7 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
 @_output(
     "--overwrite",
     is_flag=True,
-    help="Replace an output that exists; in a folder, files of the same names.",
+    help="Replace an output that exists; in a folder, files of that name.",
 )
 @_output(
     "--external-data",
@@ -77,7 +77,7 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     metavar="PRESET",
     default=DEFAULT_PRESET,
     show_default=True,
-    help="Codecs of keys and values; `tq-onnx presets` lists them.",
+    help="Codecs of keys and values, see `tq-onnx presets`.",
 )
 @_codec(
     "--bits-k", type=int, metavar="BITS", help="Bits of the keys, in the preset's kind of codec."
@@ -194,7 +194,6 @@ def convert(
       tq-onnx convert qwen3-genai/ --for windows-arm64 --wheel wheels/
       tq-onnx convert model.onnx -o small/model.onnx --preset int3
       tq-onnx convert model.onnx --preset k8v4 --boundary-layers 2
-      tq-onnx convert model.onnx --layers 4-20 --bits-k 5 --bits-v 3
       tq-onnx convert model.onnx --calibration model.calibration.safetensors
       tq-onnx convert model.onnx --seed 7 --rotation hadamard --json
     """

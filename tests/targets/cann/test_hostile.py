@@ -502,7 +502,7 @@ def test_what_is_to_be_done_is_true() -> None:
     with pytest.raises(UsageError, match="; use --preset int4 for all layers"):
         expect_kernels(convert(load(BASE), "int3"))
     model = load("genai-cpu-int4")
-    with pytest.raises(UnsupportedModelError, match=r"MatMulNBits.*; export its weights in float"):
+    with pytest.raises(UnsupportedModelError, match=r"MatMulNBits.*; give --expand-weights"):
         lower(model, lowering_of(convert(model), POSITIONS))
 
 

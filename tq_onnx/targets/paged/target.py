@@ -55,6 +55,7 @@ TARGET: Final = Target(
     name=PAGED,
     help="caches in pages, for onnxruntime-genai's Engine; see docs/serving.md",
     summary="caches in pages, the tokens of many requests in one call (docs/serving.md)",
+    example="--paged",
     options=(
         TargetOption(
             "block_size",
