@@ -2,7 +2,8 @@
 
 Input: codes uint8 ``[..., D]``, each below 2^bits. Output: bytes uint8 ``[..., code_bytes]``,
 the planes of ``tq_onnx.codec.spec.RowLayout`` in byte order, without the fields. In a plane of w
-bits with n = D * w / 8 bytes, byte i holds coordinate i + k * n in its bits [k * w, (k + 1) * w).
+bits with n = D * w / 8 bytes, byte i holds coordinate i + k * n in its bits [k * w, (k + 1) * w). Of two
+classes of coordinates D is there the size of the class.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def pack(codes: npt.NDArray[np.uint8], layout: RowLayout) -> npt.NDArray[np.uint
     """
     rows = np.zeros((*codes.shape[:-1], layout.code_bytes), np.uint8)
     for plane in layout.planes:
-        part = (codes >> plane.shift) & ((1 << plane.width) - 1)
+        part = (codes[..., plane.coordinates] >> plane.shift) & ((1 << plane.width) - 1)
         groups = part.reshape(*part.shape[:-1], 8 // plane.width, plane.size)
         for k in range(8 // plane.width):
             rows[..., plane.offset : plane.offset + plane.size] |= groups[..., k, :] << (
@@ -49,5 +50,5 @@ def unpack(rows: npt.NDArray[np.uint8], layout: RowLayout) -> npt.NDArray[np.uin
         packed = rows[..., plane.offset : plane.offset + plane.size]
         mask = (1 << plane.width) - 1
         groups = [(packed >> (k * plane.width)) & mask for k in range(8 // plane.width)]
-        codes |= np.concatenate(groups, axis=-1) << plane.shift
+        codes[..., plane.coordinates] |= np.concatenate(groups, axis=-1) << plane.shift
     return codes

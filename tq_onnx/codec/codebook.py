@@ -40,7 +40,7 @@ from tq_onnx.codec.spec import CODECS, Codec, expect_head_size
 GAUSSIAN_FROM_HEAD_SIZE: Final = 64
 """From this head size on the Gaussian stands in for the exact law."""
 
-MAX_INDEX_BITS: Final = max(codec.index_bits for codec in CODECS)
+MAX_INDEX_BITS: Final = max(bits for codec in CODECS for bits in codec.index_bits)
 
 MAX_ROUNDED_BITS: Final = 4
 """Up to so many bits of an index the centroids are multiples of a step."""
@@ -152,12 +152,28 @@ class _UnitSphere:
 def codebook_of(codec: Codec, head_size: int, *, rounded: bool = True) -> Codebook:
     """Return the codebook of a codec; see ``lloyd_max``.
 
+    Of two classes of coordinates, centroids and boundaries are those of the first, then those of
+    the second; the error is that of vectors which lie in both alike, and there is no one step.
+
     Raises:
         ValueError: the codec has none, or there is no such head size.
     """
     if not codec.is_rotated:
         raise ValueError(f"{codec} has no codebook")
-    return lloyd_max(codec.index_bits, head_size, rounded=rounded)
+    books = [
+        lloyd_max(bits, size, rounded=rounded)
+        for bits, size in zip(codec.index_bits, codec.class_sizes(head_size), strict=True)
+    ]
+    if len(books) == 1:
+        return books[0]
+    return Codebook(
+        np.concatenate([book.centroids for book in books]),
+        np.concatenate([book.boundaries for book in books]),
+        sum(
+            book.mse * size / head_size
+            for book, size in zip(books, codec.class_sizes(head_size), strict=True)
+        ),
+    )
 
 
 def lloyd_max(bits: int, head_size: int, *, rounded: bool = True) -> Codebook:

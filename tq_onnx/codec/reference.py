@@ -15,6 +15,8 @@ said about a codec (rotation, codebook, norm correction) is then not looked at a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Final, TypedDict
 
 import numpy as np
@@ -40,6 +42,9 @@ class _How(TypedDict):
     element: str
 
 
+_STORED: Final = {1: np.dtype("u1"), 2: np.dtype("<f2"), 4: np.dtype("<f4")}
+"""Types of a field's numbers by their bytes."""
+
 _LOWEST: Final = {"float16": -65504.0, "bfloat16": -3.3895313892515355e38}
 _LOWEST_FLOAT32: Final = -3.4028234663852886e38
 
@@ -60,7 +65,8 @@ def encode(
     Args:
         vectors: floats ``[..., D]``.
         codec: the codec.
-        rotation: float32 ``[D, D]``, or ``[D, 2 D]`` for ``prod``.
+        rotation: float32 ``[D, D]``, or ``[D, 2 D]`` for ``prod``, or one of each head
+            ``[N, D, D]``.
         codebook: centroids and boundaries.
         norm_correction: what the scale makes up for; one of ``kind.NORM_CORRECTIONS``.
         gains: the gains to try, float32 ``[G]``; None for an encoder that does not search.
@@ -79,7 +85,7 @@ def encode(
     )
     parts = [pack(codes, layout)]
     for field in layout.fields:
-        stored = np.ascontiguousarray(fields[field.name], np.dtype(f"<f{field.size}"))
+        stored = np.ascontiguousarray(fields[field.name], _STORED[field.size])
         parts.append(stored.view(np.uint8))
     return np.concatenate(parts, axis=-1)
 
@@ -89,7 +95,7 @@ def fields_of(rows: Bytes, layout: RowLayout) -> Fields:
     found = {}
     for field in layout.fields:
         part = rows[..., field.offset : field.offset + field.count * field.size]
-        stored = np.ascontiguousarray(part).view(f"<f{field.size}")
+        stored = np.ascontiguousarray(part).view(_STORED[field.size])
         with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
             found[field.name] = stored.astype(np.float64)
     return found
@@ -114,7 +120,7 @@ def decode(
     Args:
         rows: uint8 ``[..., W]``; bytes behind the codec's row are not read.
         codec: the codec.
-        rotation: as for ``encode``.
+        rotation: as for ``encode``, but of matrices that are not orthogonal the transposed inverse.
         codebook: as for ``encode``.
         head_size: D; by default that of the rotation, or what W says where there is none.
         element: as for ``encode``.
@@ -126,7 +132,7 @@ def decode(
 
 def _head_size(rows: Bytes, codec: Codec, rotation: Rotation) -> int:
     if codec.is_rotated and rotation is not None:
-        return int(rotation.shape[0])
+        return int(rotation.shape[-2])
     return next(
         size
         for size in range(HEAD_SIZE_MULTIPLE, MAX_HEAD_SIZE + 1, HEAD_SIZE_MULTIPLE)
@@ -145,7 +151,7 @@ def _decode(
         return decoded
     assert rotation is not None  # only other kinds do without
     with np.errstate(invalid="ignore"):
-        vectors: Float64 = decoded @ rotation.astype(np.float64).T
+        vectors: Float64 = decoded @ rotation.astype(np.float64).swapaxes(-1, -2)
     return vectors
 
 
@@ -252,7 +258,8 @@ def attention(
         past_length: int64 ``[B]`` or ``[1]``.
         key: codec of the keys.
         value: codec of the values.
-        key_rotation: float32 ``[D, D]``, or ``[D, 2 D]`` for ``prod``.
+        key_rotation: float32 ``[D, D]``, or ``[D, 2 D]`` for ``prod``, or one of each KV head
+            ``[N, D, D]``: what queries are multiplied with.
         key_codebook: centroids of the keys, float32 ``[L]``.
         value_rotation: likewise.
         value_codebook: centroids of the values, float32 ``[L]``.
@@ -299,7 +306,8 @@ def attention(
     if window.entries and new_keys is not None and new_values is not None:
         caches, of_call = (key_cache, value_cache), (new_keys, new_values)
         exact_keys, exact_values, taken = exact_tokens(caches, of_call, lengths, window)
-    norms = np.linalg.norm(values, axis=-1) if weight_steps else None
+    by_class = _by_class(value_cache[:, :, live], value, value_rotation, value_codebook, how)
+    classes = list(by_class) if weight_steps else []
     start = np.zeros(1, np.int64)
     if key_offset is not None:
         keys = keys + offset_rows(key_offset, start, 1, total)
@@ -307,9 +315,11 @@ def attention(
         values = values + offset_rows(value_offset, start, 1, total)
     bias, hidden = _bias(attention_bias, (batch, heads, new, total))
     queries = np.asarray(query, np.float64)
-    rounded = _rounded_queries(queries, key, key_rotation, query_steps) if query_steps else queries
-    sinks = np.full(heads, -np.inf) if head_sink is None else np.asarray(head_sink, np.float64)
     group = heads // key_cache.shape[1]
+    rounded = queries
+    if query_steps:
+        rounded = _rounded_queries(queries, key, key_rotation, query_steps, group)
+    sinks = np.full(heads, -np.inf) if head_sink is None else np.asarray(head_sink, np.float64)
     output = np.zeros((batch, heads, new, head_size))
     for b, h, later in np.ndindex(batch, heads, new - skip):
         t = skip + later
@@ -331,12 +341,13 @@ def attention(
         weights = np.exp(scores - top)
         denominator = weights.sum() + np.exp(sinks[h] - top)
         shown = np.where(is_exact, exact_values[b, n, seen], values[b, n, seen])
-        if norms is not None:
+        output[b, h, t] = weights @ shown / denominator
+        for numbers, norms in classes:
             stepped = _rounded_weights(
                 weights, norms[b, n, seen], seen // weight_rows, weight_steps
             )
-            weights = np.where(is_exact[:, 0], weights, stepped)
-        output[b, h, t] = weights @ shown / denominator
+            moved = np.where(is_exact[:, 0], 0, stepped - weights)
+            output[b, h, t] += moved @ numbers[b, n, seen] / denominator
     return output
 
 
@@ -353,20 +364,51 @@ def _seen(
     return np.flatnonzero(visible)
 
 
-def _rounded_queries(queries: Float64, key: Codec, rotation: Rotation, steps: int) -> Float64:
-    """Round queries ``[..., D]`` where they are multiplied with codes."""
+def _by_class(
+    rows: Bytes, codec: Codec, rotation: Rotation, centroids: Centroids, how: _How
+) -> Iterator[tuple[Float64, Float64]]:
+    """Yield what each class of coordinates adds to decoded rows, and its norms before that."""
+    if not codec.is_split:
+        whole = _decode(rows, codec, rotation, centroids, **how)
+        yield whole, np.linalg.norm(whole, axis=-1)
+        return
+    assert rotation is not None  # only other kinds do without
+    size = how["size"]
+    layout = row_layout(codec, size)
+    numbers = coordinates(unpack(rows, layout), fields_of(rows, layout), codec, centroids)
+    for own in _slices(codec, size):
+        columns = rotation[..., own].astype(np.float64)
+        yield numbers[..., own] @ columns.swapaxes(-1, -2), np.linalg.norm(
+            numbers[..., own], axis=-1
+        )
+
+
+def _slices(codec: Codec, head_size: int) -> list[slice]:
+    """Return where the coordinates of each class are."""
+    ends = np.cumsum(codec.class_sizes(head_size)).tolist()
+    return [slice(*pair) for pair in pairwise([0, *ends])]
+
+
+def _rounded_queries(
+    queries: Float64, key: Codec, rotation: Rotation, steps: int, group: int
+) -> Float64:
+    """Round queries ``[B, H, T, D]`` where they are multiplied with codes."""
     # Of ``prod`` the columns behind these are the projection of what remains.
     size = queries.shape[-1]
     basis = np.eye(size)
     if key.is_rotated and rotation is not None:
-        basis = rotation[:, :size].astype(np.float64)
+        basis = rotation[..., :size].astype(np.float64)
+    if basis.ndim > np.eye(1).ndim:
+        basis = np.repeat(basis, group, axis=0)
     rotated = queries @ basis
-    largest = np.abs(rotated).max(axis=-1, keepdims=True)
-    step = np.where(largest > 0, largest, 1) / steps
-    moved = np.round(rotated / step) * step - rotated
+    moved = np.zeros_like(rotated)
+    for own in _slices(key, size):
+        largest = np.abs(rotated[..., own]).max(axis=-1, keepdims=True)
+        step = np.where(largest > 0, largest, 1) / steps
+        moved[..., own] = np.round(rotated[..., own] / step) * step - rotated[..., own]
     if key.kind == UNIFORM:
         moved -= moved.mean(axis=-1, keepdims=True)
-    rounded: Float64 = (rotated + moved) @ basis.T
+    rounded: Float64 = queries + moved @ np.linalg.inv(basis)
     return rounded
 
 

@@ -15,7 +15,7 @@ A row whose squared norm is not finite in float32 is stored as the zero vector. 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import pi, sqrt
 from typing import Final
 
@@ -57,10 +57,10 @@ def rotate(
 
     Args:
         vectors: floats ``[..., D]``.
-        rotation: ``[D, D]``.
+        rotation: ``[D, C]``, or one of each head ``[N, D, C]`` for vectors ``[..., N, T, D]``.
 
     Returns:
-        norms float64 ``[...]`` and coordinates float64 ``[..., D]``; both 0 for a row whose squared
+        norms float64 ``[...]`` and coordinates float64 ``[..., C]``; both 0 for a row whose squared
         norm is 0 or not finite in float32, which is what the backends accumulate in.
     """
     x = np.asarray(vectors, np.float64)
@@ -72,16 +72,33 @@ def rotate(
     return norms, directions @ np.asarray(rotation, np.float64)
 
 
-class _Parts:
-    """The tables in float64, the projection apart from the rotation."""
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """Codes of a backend next to those of the reference.
+
+    Attributes:
+        own: the codes of the backend, none behind the last one that there is, ``[..., D]``.
+        wanted: the codes of the reference, ``[..., D]``.
+        distances: how far coordinates lie outside the intervals of the backend's codes.
+        lost: by what share these codes are worse than the best, in the first coordinate.
+        clearance: how far coordinates are from where the codes of the reference end.
+        lead: by what share those are better than any others, ``[..., 1]``.
+    """
+
+    own: Codes
+    wanted: Codes
+    distances: Float64
+    lost: Float64
+    clearance: Float64
+    lead: Float64
+
+
+class Directions:
+    """What codes unit vectors: the tables but for the rotation, in float64."""
 
     def __init__(self, tables: Tables) -> None:
-        assert tables.rotation is not None  # only other kinds do without
-        assert tables.centroids is not None
+        assert tables.centroids is not None  # only other kinds do without
         assert tables.boundaries is not None
-        size = len(tables.rotation)
-        self.rotation = tables.rotation[:, :size].astype(np.float64)
-        self.sketch = tables.rotation[:, size:].astype(np.float64)
         self.centroids = tables.centroids.astype(np.float64)
         self.boundaries = tables.boundaries.astype(np.float64)
         self.norm_correction = tables.norm_correction
@@ -96,12 +113,6 @@ class _Parts:
         """Return the factor on the centroids of each row."""
         return norms * self.search.scale(y, indices, self.norm_correction)
 
-    def residual(self, x: Float64, norms: Float64, indices: Codes, scales: Float64) -> Float64:
-        """Return what stored scales ``[..., 1]`` and indices leave over."""
-        decoded = scales * self.centroids[indices] @ self.rotation.T
-        left: Float64 = np.where(norms[..., None] > 0, x, 0) - decoded
-        return left
-
     def inside(self, y: Float64, indices: Codes) -> Float64:
         """Return how far coordinates lie within the intervals of indices; negative outside."""
         above = y - np.concatenate([[-np.inf], self.boundaries])[indices]
@@ -114,23 +125,77 @@ class _Parts:
         outside: Float64 = np.maximum(-self.inside(y, indices), 0)
         return outside
 
+    def judge(self, y: Float64, codes: Codes, tie: Float64) -> Verdict:
+        """Judge codes of an encoder that may search.
+
+        Codes are right if one gain explains all of them, given the errors that were fed back, and
+        no other gain has better ones. A gain with a tie binds nobody: a backend may have found
+        other codes with it, and other errors to feed back.
+
+        Args:
+            y: rotated unit vectors ``[..., D]``.
+            codes: the codes of a backend ``[..., D]``.
+            tie: how far a coordinate may be from where the backend saw it, ``[..., 1]``.
+        """
+        search = self.search
+        own = np.minimum(codes, len(self.boundaries))
+        attempts = search.attempts(y)
+        # In units of y itself, whatever the gain, and as errors of y would move it.
+        factors = search.gains.reshape(-1, *(1,) * y.ndim)
+        unit = factors * search.growth()
+        all_own = np.broadcast_to(own, (len(search.gains), *own.shape))
+        outside = self.outside(factors * search.numbers_behind(y, own), all_own) / unit
+        distances = _unexplained(outside, tie)
+        distances = np.where(own == codes, distances, np.inf)
+        inside = self.inside(factors * attempts.numbers, attempts.codes) / unit
+        # A row that is not the best counts as one wrong code, if none of its codes is wrong.
+        lost = np.zeros_like(y)
+        if len(search.gains) > 1:
+            explained = (distances <= tie).all(axis=-1)
+            clear = np.asarray((inside > tie).all(axis=-1))
+            lost[..., 0] = np.where(explained, _lag(search.worth(y, own), attempts.worth, clear), 0)
+        wanted = attempts.best
+        lead = _lead(attempts.worth, attempts.codes, wanted)
+        return Verdict(own, wanted, distances, lost, inside.min(axis=0), lead)
+
+
+class _WithSketch(Directions):
+    """The same with the rotation, and the projection apart from it."""
+
+    def __init__(self, tables: Tables) -> None:
+        super().__init__(tables)
+        matrix = _matrix(tables)
+        size = len(matrix)
+        self.rotation = matrix[:, :size].astype(np.float64)
+        self.sketch = matrix[:, size:].astype(np.float64)
+
+    def residual(self, x: Float64, norms: Float64, indices: Codes, scales: Float64) -> Float64:
+        """Return what stored scales ``[..., 1]`` and indices leave over."""
+        decoded = scales * self.centroids[indices] @ self.rotation.T
+        left: Float64 = np.where(norms[..., None] > 0, x, 0) - decoded
+        return left
+
+
+def _matrix(tables: Tables) -> Float32:
+    assert tables.rotation is not None  # only other kinds do without
+    return tables.rotation
+
 
 def _lloyd_max(x: Float64, bits: int, tables: Tables) -> tuple[Codes, Fields]:
-    parts = _Parts(tables)
-    norms, y = rotate(x, parts.rotation)
-    indices = parts.search.attempts(y).best
-    return indices, {"scale": half(parts.scales(norms, y, indices))[..., None]}
+    directions = Directions(tables)
+    norms, y = rotate(x, _matrix(tables))
+    indices = directions.search.attempts(y).best
+    return indices, {"scale": half(directions.scales(norms, y, indices))[..., None]}
 
 
 def _u8(x: Float64, bits: int, tables: Tables) -> tuple[Codes, Fields]:
-    parts = _Parts(tables)
-    norms, y = rotate(x, parts.rotation)
+    norms, y = rotate(x, _matrix(tables))
     scale = norms.astype(np.float32).astype(np.float64)
-    return parts.indices(y), {"scale": scale[..., None]}
+    return Directions(tables).indices(y), {"scale": scale[..., None]}
 
 
 def _prod(x: Float64, bits: int, tables: Tables) -> tuple[Codes, Fields]:
-    parts = _Parts(tables)
+    parts = _WithSketch(tables)
     norms, y = rotate(x, parts.rotation)
     indices = parts.indices(y)
     scales = half(parts.scales(norms, y, indices))[..., None]
@@ -159,37 +224,14 @@ def _with_signs(codes: Codes, fields: Fields, bits: int, centroids: Float32 | No
 
 
 def _judge(written: Written, tables: Tables) -> Judged:
-    """Judge rows of an encoder that may search.
-
-    Codes are right if one gain explains all of them, given the errors that were fed back, and no
-    other gain has better ones. A gain with a tie binds nobody: a backend may have found other codes
-    with it, and other errors to feed back.
-    """
-    parts = _Parts(tables)
-    search = parts.search
-    norms, y = rotate(written.vectors, parts.rotation)
-    own = np.minimum(written.codes, len(parts.boundaries))
-    attempts = search.attempts(y)
-    # In units of y itself, whatever the gain, and as errors of y would move it.
-    factors = search.gains.reshape(-1, *(1,) * y.ndim)
-    unit = factors * search.growth()
-    all_own = np.broadcast_to(own, (len(search.gains), *own.shape))
-    outside = parts.outside(factors * search.numbers_behind(y, own), all_own) / unit
-    distances = _unexplained(outside, written.tie)
-    distances = np.where(own == written.codes, distances, np.inf)
-    inside = parts.inside(factors * attempts.numbers, attempts.codes) / unit
-    # A row that is not the best counts as one wrong code, if none of its codes is wrong.
-    lost = np.zeros_like(y)
-    if len(search.gains) > 1:
-        explained = (distances <= written.tie).all(axis=-1)
-        clear = np.asarray((inside > written.tie).all(axis=-1))
-        lost[..., 0] = np.where(explained, _lag(search.worth(y, own), attempts.worth, clear), 0)
-    wanted = attempts.best
+    directions = Directions(tables)
+    norms, y = rotate(written.vectors, _matrix(tables))
+    found = directions.judge(y, written.codes, written.tie)
     return Judged(
-        wanted,
-        {COORDINATE: distances, CHOICE: lost},
-        {COORDINATE: inside.min(axis=0), CHOICE: _lead(attempts.worth, attempts.codes, wanted)},
-        {"scale": parts.scales(norms, y, own)[..., None]},
+        found.wanted,
+        {COORDINATE: found.distances, CHOICE: found.lost},
+        {COORDINATE: found.clearance, CHOICE: found.lead},
+        {"scale": directions.scales(norms, y, found.own)[..., None]},
     )
 
 
@@ -233,13 +275,12 @@ def _lead(worth: Float64, codes: Codes, best: Codes) -> Float64:
 
 def _judge_norms(written: Written, tables: Tables) -> Judged:
     found = _judge(written, tables)
-    assert tables.rotation is not None
-    norms, _ = rotate(written.vectors, tables.rotation)
+    norms, _ = rotate(written.vectors, _matrix(tables))
     return replace(found, fields={"scale": norms[..., None]})
 
 
 def _judge_prod(written: Written, tables: Tables) -> Judged:
-    parts = _Parts(tables)
+    parts = _WithSketch(tables)
     norms, y = rotate(written.vectors, parts.rotation)
     own = (written.codes & ((1 << (written.bits - 1)) - 1)).astype(np.uint8)
     scales = parts.scales(norms, y, own)[..., None]

@@ -9,6 +9,9 @@ holds coordinate ``i + k * n`` in its bits ``[k * w, (k + 1) * w)``. A code of `
 into planes of falling width, low-order bits first: 4 = (4), 3 = (2, 1), 2 = (2), 5 = (4, 1).
 
 Kinds that code a coordinate in a whole byte have one plane of eight bits: the byte is the code.
+A row of two classes of coordinates (``tq_onnx.codec.split``) has the planes of the first ones, then
+that of the others, each as if they were all.
+
 What follows the planes are fields, little-endian floats in a fixed order (``Field``).
 
 A ``raw`` row has neither planes nor fields: it is the D coordinates one after the other, each in
@@ -31,7 +34,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from tq_onnx.codec import rotated, unrotated
+from tq_onnx.codec import rotated, split, unrotated
 from tq_onnx.codec.kind import MAX_HALF, CodecKind
 
 LAYOUT_VERSION: Final = 3
@@ -44,7 +47,7 @@ _WINDOW: Final = "rows in front: D float16 as given, uint32 index + 1; t % recen
 
 KINDS: Final[dict[str, CodecKind]] = {
     kind.name: kind
-    for kind in sorted((*rotated.KINDS, *unrotated.KINDS), key=lambda kind: kind.number)
+    for kind in sorted((*rotated.KINDS, *split.KINDS, *unrotated.KINDS), key=lambda kind: kind.number)
 }
 """The record of every codec kind by name, in the order of their numbers."""
 
@@ -60,7 +63,7 @@ class Codec:
 
     Attributes:
         kind: name of the kind, of ``KINDS``.
-        bits: bits per coordinate.
+        bits: bits per coordinate, of two classes those of the first.
     """
 
     kind: str
@@ -108,14 +111,38 @@ class Codec:
         return self.record.searches
 
     @property
-    def index_bits(self) -> int:
-        """Bits of an index into the codebook; 0 if there is none."""
-        return self.bits - self.has_sketch if self.is_rotated else 0
+    def is_split(self) -> bool:
+        """True if coordinates have two classes, which only a calibration can tell apart."""
+        return self.record.first_eighths > 0
+
+    @property
+    def index_bits(self) -> tuple[int, ...]:
+        """Bits of an index into the codebook of each class; empty if there is none."""
+        if not self.is_rotated:
+            return ()
+        if self.is_split:
+            return (self.bits, split.SECOND_BITS)
+        return (self.bits - self.has_sketch,)
 
     @property
     def levels(self) -> int:
-        """Number of centroids; 0 if there is no codebook."""
-        return 1 << self.index_bits if self.is_rotated else 0
+        """Number of centroids, of all classes together; 0 if there is no codebook."""
+        return sum(1 << bits for bits in self.index_bits)
+
+    @property
+    def boundaries(self) -> int:
+        """Number of boundaries between them."""
+        return self.levels - len(self.index_bits)
+
+    def class_sizes(self, head_size: int) -> tuple[int, ...]:
+        """Return how many coordinates each class has.
+
+        Raises:
+            ValueError: a class would have none.
+        """
+        if not self.is_split:
+            return (head_size,)
+        return split.class_sizes(head_size, self.record.first_eighths)
 
     def coordinates(self, head_size: int) -> int:
         """Return the numbers that a row decodes to, in the space that the rotation leads to.
@@ -148,23 +175,25 @@ class Plane:
         size: bytes of the plane.
         width: bits per coordinate in this plane.
         shift: the plane holds bits ``[shift, shift + width)`` of every code.
+        coordinates: whose codes these are.
     """
 
     offset: int
     size: int
     width: int
     shift: int
+    coordinates: slice
 
 
 @dataclass(frozen=True)
 class Field:
-    """Metadata of a row: one or more little-endian floating-point numbers.
+    """Metadata of a row: one or more numbers, little-endian floats or steps of a byte.
 
     Attributes:
-        name: ``scale``, ``zero`` or ``residual_norm``.
+        name: ``scale``, ``zero``, ``residual_norm``, ``first_scale`` or ``second_scale``.
         offset: first byte within the row.
-        count: number of floats.
-        size: bytes of one float: 2 (float16) or 4 (float32).
+        count: how many.
+        size: bytes of one: 1 (a step of ``tq_onnx.codec.split``), 2 (float16) or 4 (float32).
     """
 
     name: str
@@ -205,9 +234,10 @@ class RowLayout:
         raise KeyError(name)
 
 
-def plane_widths(codec: Codec) -> tuple[int, ...]:
-    """Return bit widths of the planes of a row, low-order bits first; none for ``raw``."""
-    return codec.record.planes[codec.bits]
+def plane_widths(codec: Codec) -> tuple[tuple[int, ...], ...]:
+    """Return bit widths of the planes of each class, low-order bits first; none for ``raw``."""
+    first = codec.record.planes[codec.bits]
+    return (first, (split.SECOND_BITS,)) if codec.is_split else (first,)
 
 
 def expect_head_size(head_size: int) -> None:
@@ -227,19 +257,24 @@ def row_layout(codec: Codec, head_size: int) -> RowLayout:
     """Return the layout of a row of ``head_size`` coordinates.
 
     Raises:
-        ValueError: the head size is not a positive multiple of 8, or larger than supported.
+        ValueError: the head size is not a positive multiple of 8, or larger than supported, or too
+            small for two classes.
     """
     expect_head_size(head_size)
     if codec.is_raw:
         size = head_size * codec.bits // 8
         return RowLayout(codec, head_size, (), size, (), size)
     planes = []
-    offset = shift = 0
-    for width in plane_widths(codec):
-        size = head_size * width // 8
-        planes.append(Plane(offset, size, width, shift))
-        offset += size
-        shift += width
+    offset = begin = 0
+    for count, widths in zip(codec.class_sizes(head_size), plane_widths(codec), strict=True):
+        coordinates = slice(begin, begin + count)
+        shift = 0
+        for width in widths:
+            size = count * width // 8
+            planes.append(Plane(offset, size, width, shift, coordinates))
+            offset += size
+            shift += width
+        begin += count
     code_bytes = offset
     fields = []
     for form in codec.record.fields:
@@ -259,7 +294,7 @@ def layout_digest(codecs: Collection[Codec] = CODECS, *, has_window: bool = True
     used = [codec for codec in CODECS if codec in codecs]
     rows = {
         f"{codec.kind}{codec.bits}/{head_size}": [
-            [[p.offset, p.size, p.width, p.shift] for p in layout.planes]
+            [_plane_facts(p, head_size) for p in layout.planes]
             + [[f.name, f.offset, f.count, f.size] for f in layout.fields]
             + [layout.code_bytes, layout.row_bytes]
         ]
@@ -278,6 +313,13 @@ def layout_digest(codecs: Collection[Codec] = CODECS, *, has_window: bool = True
     if has_window:
         facts["window"] = _WINDOW
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _plane_facts(plane: Plane, head_size: int) -> list[int]:
+    facts = [plane.offset, plane.size, plane.width, plane.shift]
+    own = plane.coordinates
+    # Planes of all coordinates are as old as the digest, which must not change.
+    return facts if own == slice(0, head_size) else [*facts, own.start, own.stop]
 
 
 def is_layout_of(digest: str, codecs: Collection[Codec], *, has_window: bool) -> bool:
