@@ -23,7 +23,7 @@ P, H, N, D = 5, 4, 2, 8
 Tensors = dict[str, np.ndarray]
 FACTS = {
     "format": "tq_onnx.calibration",
-    "format_version": "2",
+    "format_version": "3",
     "tool_version": "0.1.0",
     "tokens": "640",
     "context": "128",
@@ -45,13 +45,26 @@ def tensors(layers: int = 2) -> Tensors:
         grouped = queries.reshape(N, -1, D)
         products = grouped.transpose(0, 2, 1) @ grouped / grouped.shape[1]
         made[f"layers.{layer}.query_covariance"] = products
+        values = rng.standard_normal((N, 40, D)).astype(np.float32)
+        products = values.transpose(0, 2, 1) @ values / values.shape[1]
+        made[f"layers.{layer}.value_covariance"] = products
+        mean = made[f"layers.{layer}.v_mean"][-1]
+        made[f"layers.{layer}.v_energy"][-1] = products.diagonal(axis1=1, axis2=2) + mean**2
     return made
 
 
-def of_version_1(made: Tensors, facts: dict[str, str]) -> None:
-    for name in [name for name in made if name.endswith("query_covariance")]:
+def turn_back(made: Tensors, facts: dict[str, str], version: str, *tables: str) -> None:
+    for name in [name for name in made if name.endswith(tables)]:
         made.pop(name)
-    facts["format_version"] = "1"
+    facts["format_version"] = version
+
+
+def of_version_1(made: Tensors, facts: dict[str, str]) -> None:
+    turn_back(made, facts, "1", "query_covariance", "value_covariance")
+
+
+def of_version_2(made: Tensors, facts: dict[str, str]) -> None:
+    turn_back(made, facts, "2", "value_covariance")
 
 
 @pytest.fixture
@@ -71,7 +84,7 @@ def test_round_trip(sound: Path, tmp_path: Path) -> None:
     for index, layer in enumerate(found.layers):
         for field in fields(LayerStatistics):
             table = getattr(layer, field.name)
-            covariance = field.name == "query_covariance"
+            covariance = field.name.endswith("_covariance")
             assert table.dtype == (np.float32 if covariance else np.float64)
             np.testing.assert_array_equal(table, wanted[f"layers.{index}.{field.name}"])
     again = tmp_path / "deep" / "again.safetensors"  # its folder is made
@@ -85,16 +98,20 @@ def test_round_trip(sound: Path, tmp_path: Path) -> None:
         assert getattr(second, field) == getattr(found, field)
 
 
-def test_files_of_version_1_have_no_covariances(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("turn", "has_covariance"), [(of_version_1, False), (of_version_2, True)])
+def test_older_files_have_fewer_covariances(
+    tmp_path: Path, turn: Callable[[Tensors, dict[str, str]], None], has_covariance: bool
+) -> None:
     made, facts = tensors(), dict(FACTS)
-    of_version_1(made, facts)
+    turn(made, facts)
     path, again = tmp_path / "old", tmp_path / "again"
     save_file(made, path, facts)
     found = read_calibration(path)
-    assert [layer.query_covariance for layer in found.layers] == [None, None]
+    assert (found.has_covariance, found.has_classes) == (has_covariance, False)
     np.testing.assert_array_equal(found.layers[1].k_mean, made[MEAN])
     write_calibration(again, found)
-    assert read_calibration(again).layers[0].query_covariance is None
+    second = read_calibration(again)
+    assert (second.has_covariance, second.has_classes) == (has_covariance, False)
 
 
 def test_a_file_that_would_not_be_read_is_not_written(
@@ -167,6 +184,7 @@ def with_pair(
 
 
 MEAN, COVARIANCE = "layers.1.k_mean", "layers.1.query_covariance"
+OF_VALUES = "layers.1.value_covariance"
 SQUARE = np.ones((N, D, D), np.float32)
 SMALL = np.ones((P, N, D), np.float32)
 
@@ -185,7 +203,9 @@ SMALL = np.ones((P, N, D), np.float32)
         (without(MEAN), "layer 1 has not the tables of its version"),
         (without("layers.0.q_energy"), "layer 0 has not the tables"),
         (without(COVARIANCE), "layer 1 has not the tables"),
+        (without(OF_VALUES), "layer 1 has not the tables"),
         (with_fact("format_version", "1"), "layer 0 has not the tables"),
+        (with_fact("format_version", "2"), "layer 0 has not the tables"),
         (without(*(name for name in tensors() if ".0." in name)), "layers are missing"),
         (without(*(name for name in tensors() if "layers" in name)), "layers are missing"),
         (with_tensor("layers.01.k_mean", SMALL), "'layers.01.k_mean' is no table"),
@@ -212,15 +232,19 @@ SMALL = np.ones((P, N, D), np.float32)
         (with_number("layers.0.q_energy", -1), "layer 0 has a negative energy"),
         (without("format"), "the format is not tq_onnx.calibration"),
         (with_fact("format", "pt"), "the format is not tq_onnx.calibration"),
-        (with_fact("format_version", "3"), "the version of the format is none of 1, 2"),
-        (without("format_version"), "the version of the format is none of 1, 2"),
-        (with_tensor(COVARIANCE, SMALL), "layer 1 has a covariance of shape (5, 2, 8)"),
+        (with_fact("format_version", "4"), "the version of the format is none of 1, 2, 3"),
+        (without("format_version"), "the version of the format is none of 1, 2, 3"),
+        (with_tensor(COVARIANCE, SMALL), "layer 1 has a query covariance of shape (5, 2, 8)"),
         (with_tensor(COVARIANCE, SQUARE[:1]), "covariance of shape (1, 8, 8)"),
         (with_tensor(COVARIANCE, SQUARE.astype(np.float64)), "is no table of float32"),
         (with_number(COVARIANCE, np.nan), "not finite"),
-        (with_entry(COVARIANCE, (1, 2, 3), 0.7), "covariance of layer 1 is not symmetric"),
+        (with_entry(COVARIANCE, (1, 2, 3), 0.7), "query covariance of layer 1 is not symmetric"),
+        (with_entry(OF_VALUES, (1, 2, 3), 0.7), "value covariance of layer 1 is not symmetric"),
+        (with_entry(OF_VALUES, (1, 2, 2), 1e-2), "is not that of its value energies"),
+        (with_pair(OF_VALUES, (1, 2, 3), 3.0), "value covariance of layer 1 is no covariance"),
+        (with_tensor(OF_VALUES, SQUARE[:1]), "value covariance of shape (1, 8, 8)"),
         (with_entry(COVARIANCE, (1, 2, 2), 1e-2), "is not that of its query energies"),
-        (with_pair(COVARIANCE, (1, 2, 3), 3.0), "the covariance of layer 1 is no covariance"),
+        (with_pair(COVARIANCE, (1, 2, 3), 3.0), "the query covariance of layer 1 is no covariance"),
         (without("tokens"), "the tokens is missing"),
         (with_fact("tokens", "-1"), "the tokens is missing or damaged"),
         (with_fact("tokens", "9" * 5000), "the tokens is missing or damaged"),

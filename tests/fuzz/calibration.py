@@ -75,9 +75,15 @@ def sound() -> tuple[dict[str, Any], dict[str, str]]:
         grouped = queries.reshape(N, -1, D)
         products = grouped.transpose(0, 2, 1) @ grouped / grouped.shape[1]
         tensors[f"layers.{layer}.query_covariance"] = products
+        values = rng.standard_normal((N, 40, D)).astype(np.float32)
+        products = values.transpose(0, 2, 1) @ values / values.shape[1]
+        tensors[f"layers.{layer}.value_covariance"] = products
+        mean = tensors[f"layers.{layer}.v_mean"][-1]
+        own = products.diagonal(axis1=1, axis2=2)
+        tensors[f"layers.{layer}.v_energy"][-1] = own + mean**2
     facts = {
         "format": "tq_onnx.calibration",
-        "format_version": "2",
+        "format_version": "3",
         "tool_version": "0.1.0",
         "tokens": "640",
         "context": "128",

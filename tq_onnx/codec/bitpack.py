@@ -2,8 +2,8 @@
 
 Input: codes uint8 ``[..., D]``, each below 2^bits. Output: bytes uint8 ``[..., code_bytes]``,
 the planes of ``tq_onnx.codec.spec.RowLayout`` in byte order, without the fields. In a plane of w
-bits with n = D * w / 8 bytes, byte i holds coordinate i + k * n in its bits [k * w, (k + 1) * w). Of two
-classes of coordinates D is there the size of the class.
+bits with n = D * w / 8 bytes, byte i holds coordinate i + k * n in its bits [k * w, (k + 1) * w).
+Of two classes of coordinates, D is the size of the class there.
 """
 
 from __future__ import annotations

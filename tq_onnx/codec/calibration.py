@@ -70,6 +70,8 @@ class LayerStatistics:
             rotary embedding and before the scale of the scores, not centered; mean over the tokens
             of all positions and the query heads of each group, float32 ``[N, D, D]``. None in
             files of the format's version 1, which do not have it.
+        value_covariance: products v^T v of the values less their means, mean over the tokens of
+            the last position row, float32 ``[N, D, D]``. None in files of older versions than 3.
     """
 
     k_mean: Float64
@@ -78,6 +80,7 @@ class LayerStatistics:
     v_energy: Float64
     q_energy: Float64
     query_covariance: Float32 | None = None
+    value_covariance: Float32 | None = None
 
     @property
     def num_heads(self) -> int:
@@ -123,6 +126,14 @@ class Calibration:
         return all(layer.query_covariance is not None for layer in self.layers)
 
     @property
+    def has_classes(self) -> bool:
+        """True if it tells which coordinates of keys and values need more bits than others."""
+        return all(
+            layer.query_covariance is not None and layer.value_covariance is not None
+            for layer in self.layers
+        )
+
+    @property
     def longest_center_from(self) -> int:
         """The most first positions that can have offsets of their own."""
         return len(self.counts) - 1
@@ -163,6 +174,29 @@ class Calibration:
                 f"--center-from {center_from} is not between 0 and {self.longest_center_from}, "
                 "the positions that the calibration file keeps apart"
             )
+
+    def spread(
+        self, layer: int, center_from: int = 4, *, key_scale: Float32 | None = None
+    ) -> tuple[Float64, Float64]:
+        """Return what quantised keys of a layer cost scores, as far as coordinates tell.
+
+        Args:
+            layer: index of the layer.
+            center_from: the first token that is centered by the common mean.
+            key_scale: ``[N, D]``, what keys are divided by and queries multiplied with.
+
+        Returns:
+            Variances of the keys, and mean squares of the queries of their group, float64
+            ``[N, D]``.
+        """
+        found = self.layers[layer]
+        energy = self._pooled(found.k_energy, center_from)
+        variance = energy - self._pooled(found.k_mean, center_from) ** 2
+        variance = np.maximum(variance, _SMALLEST_VARIANCE * energy)
+        heads, size = variance.shape
+        queries = found.q_energy.reshape(heads, -1, size).mean(axis=1)
+        squares = 1.0 if key_scale is None else np.asarray(key_scale, np.float64) ** 2
+        return variance / squares, queries * squares
 
     def scales(self, layer: int, center_from: int | None = 4) -> Float32:
         """Return the scales of a layer's keys: K' = K / s, Q' = Q s.

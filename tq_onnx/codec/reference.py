@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Final, TypedDict
+from typing import Any, Final, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +42,11 @@ class _How(TypedDict):
     element: str
 
 
-_STORED: Final = {1: np.dtype("u1"), 2: np.dtype("<f2"), 4: np.dtype("<f4")}
+_STORED: Final[dict[int, np.dtype[Any]]] = {
+    1: np.dtype("u1"),
+    2: np.dtype("<f2"),
+    4: np.dtype("<f4"),
+}
 """Types of a field's numbers by their bytes."""
 
 _LOWEST: Final = {"float16": -65504.0, "bfloat16": -3.3895313892515355e38}
@@ -378,8 +382,9 @@ def _by_class(
     numbers = coordinates(unpack(rows, layout), fields_of(rows, layout), codec, centroids)
     for own in _slices(codec, size):
         columns = rotation[..., own].astype(np.float64)
-        yield numbers[..., own] @ columns.swapaxes(-1, -2), np.linalg.norm(
-            numbers[..., own], axis=-1
+        yield (
+            numbers[..., own] @ columns.swapaxes(-1, -2),
+            np.linalg.norm(numbers[..., own], axis=-1),
         )
 
 

@@ -45,9 +45,10 @@ A new version takes it away."""
 
 _WINDOW: Final = "rows in front: D float16 as given, uint32 index + 1; t % recent behind the sinks"
 
+_ALL: Final = (*rotated.KINDS, *split.KINDS, *unrotated.KINDS)
+
 KINDS: Final[dict[str, CodecKind]] = {
-    kind.name: kind
-    for kind in sorted((*rotated.KINDS, *split.KINDS, *unrotated.KINDS), key=lambda kind: kind.number)
+    kind.name: kind for kind in sorted(_ALL, key=lambda kind: kind.number)
 }
 """The record of every codec kind by name, in the order of their numbers."""
 

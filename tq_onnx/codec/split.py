@@ -172,9 +172,7 @@ def _kind(name: str, number: int, first_eighths: int) -> CodecKind:
             fields[form.name] = np.rint(_clamped(each.scales(best)))[..., None]
         return np.concatenate(codes, axis=-1), fields
 
-    def coordinates(
-        codes: Codes, fields: Fields, bits: int, centroids: Float32 | None
-    ) -> Float64:
+    def coordinates(codes: Codes, fields: Fields, bits: int, centroids: Float32 | None) -> Float64:
         assert centroids is not None  # only other kinds do without
         wide = centroids.astype(np.float64)
         first = class_sizes(codes.shape[-1], first_eighths)[0]

@@ -2,7 +2,8 @@
 
 Tensors are float32 ``layers.3.k_mean`` and so on, and int64 ``counts``; the metadata says the
 format's version, the tool's, the number of tokens, the context and a digest of the token ids.
-Version 1 of the format, which is still read, has no ``layers.3.query_covariance``.
+Older versions of the format are still read: 1 has no ``layers.3.query_covariance``, and 2 no
+``layers.3.value_covariance``.
 A file comes from anywhere: everything in it is checked before it is used.
 Only calibration files are ever replaced by one, never a model or its data.
 """
@@ -30,19 +31,21 @@ from tq_onnx.files.arrays import (
 )
 
 FORMAT: Final = "tq_onnx.calibration"
-FORMAT_VERSION: Final = "2"
+FORMAT_VERSION: Final = "3"
 
-_LARGEST_FILE: Final = 1 << 30
-"""Bytes; covariances of 96 layers with 96 heads of size 128 take 0.6 GB."""
+_LARGEST_FILE: Final = 2 << 30
+"""Bytes; covariances of 96 layers with 96 heads of size 128 take 1.2 GB."""
 _MOST_HEADER: Final = 1 << 20
 """Bytes of the names, shapes and facts, and more."""
 
 _TABLES: Final = ("k_mean", "k_energy", "v_mean", "v_energy")
 _QUERIES: Final = "q_energy"
 _COVARIANCE: Final = "query_covariance"
+_OF_VALUES: Final = "value_covariance"
 _NAMES: Final = {
     "1": (*_TABLES, _QUERIES),
-    FORMAT_VERSION: (*_TABLES, _QUERIES, _COVARIANCE),
+    "2": (*_TABLES, _QUERIES, _COVARIANCE),
+    FORMAT_VERSION: (*_TABLES, _QUERIES, _COVARIANCE, _OF_VALUES),
 }
 """Tables of a layer, by version of the format."""
 
@@ -66,8 +69,9 @@ def write_calibration(path: Path, calibration: Calibration, *, overwrite: bool =
     """
     tensors = {"counts": calibration.counts}
     # Statistics that were read from an older file go into one.
-    whole = all(layer.query_covariance is not None for layer in calibration.layers)
-    version = FORMAT_VERSION if whole else "1"
+    version = "2" if calibration.has_covariance else "1"
+    if calibration.has_classes:
+        version = FORMAT_VERSION
     for index, layer in enumerate(calibration.layers):
         for name in _NAMES[version]:
             tensors[f"layers.{index}.{name}"] = np.ascontiguousarray(
@@ -177,7 +181,8 @@ def _checked(tensors: dict[str, Any], facts: dict[str, str]) -> Calibration:
         if not (np.abs(tensor) < LARGEST_STATISTIC).all():
             raise ValueError(f"{name!r} has numbers that are not finite, or too large")
         # Covariances are large, and nothing is summed from them that float32 could not hold.
-        table = tensor if parsed[2] == _COVARIANCE else tensor.astype(np.float64)
+        is_large = parsed[2] in (_COVARIANCE, _OF_VALUES)
+        table = tensor if is_large else tensor.astype(np.float64)
         found.setdefault(int(parsed[1]), {})[parsed[2]] = table
     if sorted(found) != list(range(len(found))) or not found:
         raise ValueError("layers are missing")
@@ -210,24 +215,40 @@ def _check_layer(index: int, tables: dict[str, Any], positions: int) -> None:
     if any((tables[name] < 0).any() for name in ("k_energy", "v_energy", _QUERIES)):
         raise ValueError(f"layer {index} has a negative energy")
     if _COVARIANCE in tables:
-        _check_covariance(index, tables[_COVARIANCE], tables[_QUERIES], shape[1])
+        queries = tables[_QUERIES].reshape(shape[1], -1, shape[2]).mean(axis=1)
+        _check_covariance(f"layer {index}", tables[_COVARIANCE], queries, "query")
+    if _OF_VALUES in tables:
+        # Of the last row alone, whose mean is taken away: as large as the energy there at most.
+        energies, means = (tables[name][-1] for name in ("v_energy", "v_mean"))
+        values = np.maximum(energies - means**2, 0)
+        _check_covariance(f"layer {index}", tables[_OF_VALUES], values, "value", energies)
 
 
-def _check_covariance(index: int, table: Any, energies: Any, heads: int) -> None:
-    """Refuse ``[N, D, D]`` that is no covariance of queries with these energies ``[H, D]``."""
-    size = energies.shape[1]
+def _check_covariance(
+    where: str, table: Any, energies: Any, what: str, before: Any | None = None
+) -> None:
+    """Refuse ``[N, D, D]`` that is no covariance of vectors with these energies ``[N, D]``.
+
+    Args:
+        where: whose it is.
+        table: the covariance.
+        energies: squares of the vectors, their mean.
+        what: the vectors, in a word.
+        before: the energies before means were taken from them, of which float32 has left noise.
+    """
+    heads, size = energies.shape
     if table.shape != (heads, size, size):
-        raise ValueError(f"layer {index} has a covariance of shape {table.shape}")
+        raise ValueError(f"{where} has a {what} covariance of shape {table.shape}")
     wide = table.astype(np.float64)
-    means = energies.reshape(heads, -1, size).mean(axis=1)
-    largest = means.max(axis=1, initial=0.0)[:, None]
+    whole = energies if before is None else before
+    largest = whole.max(axis=1, initial=0.0)[:, None]
     if (np.abs(wide - wide.transpose(0, 2, 1)) > _NOISE * largest[:, None]).any():
-        raise ValueError(f"the covariance of layer {index} is not symmetric")
-    if (np.abs(wide.diagonal(axis1=1, axis2=2) - means) > _NOISE * largest).any():
-        raise ValueError(f"the covariance of layer {index} is not that of its query energies")
+        raise ValueError(f"the {what} covariance of {where} is not symmetric")
+    if (np.abs(wide.diagonal(axis1=1, axis2=2) - energies) > _NOISE * largest).any():
+        raise ValueError(f"the {what} covariance of {where} is not that of its {what} energies")
     try:
         live = largest[:, 0] > 0
         relative = wide[live] / largest[live, :, None]
         np.linalg.cholesky(relative + _NOISE * size * np.eye(size))
     except np.linalg.LinAlgError:
-        raise ValueError(f"the covariance of layer {index} is no covariance") from None
+        raise ValueError(f"the {what} covariance of {where} is no covariance") from None

@@ -37,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from tq_onnx.codec.codebook import lloyd_max
+from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.spec import Codec
 from tq_onnx.conversion.channels import Ids
@@ -216,7 +216,7 @@ def score_noise(query: Floats, key: Floats, scale: float, codec: Codec) -> float
         codec: a rotated one, whose error is spread evenly over the channels.
     """
     head_size = len(key)
-    error = lloyd_max(codec.index_bits, head_size).mse
+    error = codebook_of(codec, head_size).mse
     if codec.has_sketch:
         # Signs of random projections estimate what the codebook leaves over.
         error *= math.pi / 2

@@ -34,10 +34,10 @@ def infer_encode(context: InferenceContext) -> None:
     (lengths,) = node.shape(Encode.past_length, 1)
     batch = node.same("the batch size of vectors and past", batch, past_batch)
     heads = node.same("the number of heads of vectors and past", heads, past_heads)
-    head_size = node.rotation(Encode.rotation, codec, head_size)
+    head_size = node.rotation(Encode.rotation, codec, heads, head_size)
     node.one_of("the size of past_length", lengths, 1, batch)
     node.codebook(Encode.centroids, codec)
-    node.codebook(Encode.boundaries, codec, missing=1)
+    node.codebook(Encode.boundaries, codec, is_boundaries=True)
     node.offset(Encode.offset, heads, head_size)
     node.search(Encode.gains, Encode.feedback, codec, heads, head_size)
     node.row_bytes(Encode.past, codec, head_size, width)
@@ -66,8 +66,8 @@ def infer_attention(context: InferenceContext) -> None:
     slots = node.same("the number of slots of key_cache and value_cache", key_slots, value_slots)
     key = node.codec(Attention.key_codec, Attention.key_bits)
     value = node.codec(Attention.value_codec, Attention.value_bits)
-    head_size = node.rotation(Attention.key_rotation, key, head_size)
-    head_size = node.rotation(Attention.value_rotation, value, head_size)
+    head_size = node.rotation(Attention.key_rotation, key, kv_heads, head_size)
+    head_size = node.rotation(Attention.value_rotation, value, kv_heads, head_size)
     window = node.window(Attention.recent, Attention.sinks, Attention.overlay_rows)
     for cache, centroids, codec, width in (
         (Attention.key_cache, Attention.key_centroids, key, key_width),
@@ -113,9 +113,9 @@ def infer_paged_encode(context: InferenceContext) -> None:
         PagedEncode.past_seqlens,
         PagedEncode.block_table,
     )
-    head_size = node.rotation(PagedEncode.rotation, codec, head_size)
+    head_size = node.rotation(PagedEncode.rotation, codec, heads, head_size)
     node.codebook(PagedEncode.centroids, codec)
-    node.codebook(PagedEncode.boundaries, codec, missing=1)
+    node.codebook(PagedEncode.boundaries, codec, is_boundaries=True)
     node.offset(PagedEncode.offset, heads, head_size)
     node.search(PagedEncode.gains, PagedEncode.feedback, codec, heads, head_size)
     node.row_bytes(PagedEncode.past, codec, head_size, width)
@@ -141,8 +141,8 @@ def infer_paged_attention(context: InferenceContext) -> None:
     kv_heads = node.same("the number of heads of key_cache and value_cache", key_heads, value_heads)
     key = node.codec(PagedAttention.key_codec, PagedAttention.key_bits)
     value = node.codec(PagedAttention.value_codec, PagedAttention.value_bits)
-    head_size = node.rotation(PagedAttention.key_rotation, key, head_size)
-    head_size = node.rotation(PagedAttention.value_rotation, value, head_size)
+    head_size = node.rotation(PagedAttention.key_rotation, key, kv_heads, head_size)
+    head_size = node.rotation(PagedAttention.value_rotation, value, kv_heads, head_size)
     for cache, centroids, codec, width in (
         (PagedAttention.key_cache, PagedAttention.key_centroids, key, key_width),
         (PagedAttention.value_cache, PagedAttention.value_centroids, value, value_width),

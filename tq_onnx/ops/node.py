@@ -18,6 +18,7 @@ from tq_onnx.ops.operator import Attribute, Input, Output
 
 Size = int | str | None
 
+_MATRICES_RANK: Final = 3
 _ELEMENT_BITS: Final[dict[int, int]] = {
     onnx.TensorProto.FLOAT: 32,
     onnx.TensorProto.FLOAT16: 16,
@@ -158,23 +159,32 @@ class Node:
                 f"needs {needed}"
             )
 
-    def rotation(self, table: Input, codec: Codec, head_size: Size) -> Size:
-        """Return the head size, checked against a rotation [D, C] if the codec has one."""
+    def rotation(self, table: Input, codec: Codec, heads: Size, head_size: Size) -> Size:
+        """Return the head size, checked against a rotation if the codec has one.
+
+        That is a matrix [D, C], or one of each head [N, D, C], which a sketch cannot be beside.
+        """
         if not codec.is_rotated:
             return head_size
-        rows, columns = self.shape(table, 2)
+        sizes = self.sizes(table)
+        if sizes is not None and len(sizes) == _MATRICES_RANK and not codec.has_sketch:
+            matrices, rows, columns = sizes
+            self.same(f"the number of heads of {table.name} and of the cache", heads, matrices)
+        else:
+            rows, columns = self.shape(table, 2)
         head_size = self.same(self._head_size_of(table), head_size, rows)
         if isinstance(head_size, int):
             what = f"the width of {table.name} for {codec}"
             self.one_of(what, columns, codec.coordinates(head_size))
         return head_size
 
-    def codebook(self, table: Input, codec: Codec, missing: int = 0) -> None:
-        """Refuse a codebook of another size, less what is missing, if the codec has one."""
+    def codebook(self, table: Input, codec: Codec, *, is_boundaries: bool = False) -> None:
+        """Refuse centroids, or boundaries, of another number, if the codec has any."""
         if not codec.is_rotated:
             return
         (size,) = self.shape(table, 1)
-        self.one_of(f"the size of {table.name} for {codec}", size, codec.levels - missing)
+        wanted = codec.boundaries if is_boundaries else codec.levels
+        self.one_of(f"the size of {table.name} for {codec}", size, wanted)
 
     def offset(self, table: Input, heads: Size, head_size: Size) -> Size:
         """Return the rows of an offset [P, N, D]; None if there is none."""

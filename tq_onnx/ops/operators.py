@@ -49,8 +49,16 @@ A row of the cache holds one vector: the codes of its coordinates, then little-e
   With `gains` the codes are those of g (x / |x|) R for the gain g that leaves the least error, with
   `feedback` the coordinates make up for each other's errors (see the inputs); the rows mean the
   same
-- `prod`: the same with one bit less; then, of the residual r = x - scale * centroids[code] R^T, the
-  signs of a random projection S r and |r|, which add sqrt(pi/2) / D * |r| * S^T signs
+- `split_eighth`, `split_quarter`, `split_half`: `lloyd_max` in two classes of coordinates. That
+  share of D, rounded up to a multiple of 8, has `bits` bits and the others 2. Each class is coded
+  as if it were a vector: the codes of the first, those of the second, then a byte for the scale of
+  each, which is 2 ** ((byte - 128) / 32), 0 for 0. Matrices R of each head choose which coordinates
+  are in the first class; they need not be orthogonal, and attention then takes R^-T:
+
+      x    ~= (scale_1 * centroids_1[code_1], scale_2 * centroids_2[code_2]) R^-1
+
+- `prod`: `lloyd_max` with one bit less; then, of the residual r = x - scale * centroids[code] R^T,
+  the signs of a random projection S r and |r|, which add sqrt(pi/2) / D * |r| * S^T signs
 - `u8`: `lloyd_max` with a byte per code, without norm correction, the scale in float32
 - `uniform`: x ~= scale * code + zero, zero the smallest coordinate
 - `q8_0`: x ~= scale * code, code a signed byte, one scale for each 32 coordinates
@@ -76,11 +84,13 @@ stands for each."""
     )
     rotation = Input(
         FLOAT32,
-        "orthogonal matrix R [D, D], applied to row vectors from the right; with prod "
-        "[R | S^T], [D, 2 D]",
+        "orthogonal matrix R [D, D], applied to row vectors from the right, or one of each head "
+        "[N, D, D]; with prod [R | S^T], [D, 2 D]",
     )
-    centroids = Input(FLOAT32, "codebook, ascending [L]")
-    boundaries = Input(FLOAT32, "decision boundaries, ascending [L - 1]; ties go up")
+    centroids = Input(
+        FLOAT32, "codebook, ascending [L]; of two classes that of the first, then of the second"
+    )
+    boundaries = Input(FLOAT32, "decision boundaries, ascending [L - 1], likewise; ties go up")
     offset = Input(
         FLOAT32,
         "vectors to encode the differences from [K, N, D]: the row in slot p of head n is that of "
@@ -91,7 +101,7 @@ stands for each."""
         FLOAT32,
         "factors g to try on u = (x / |x|) R before it is coded [G], G up to 16: the codes stay "
         "whose centroids c have the largest <u, c>^2 / <c, c>, 0 where <u, c> is not positive; of "
-        "several the first; lloyd_max only",
+        "several the first; lloyd_max and split kinds only, of these for each class alone",
         when="gains",
     )
     feedback = Input(
@@ -100,7 +110,8 @@ stands for each."""
         "ones on its diagonal, below the diagonal, and h on it, columns of L taken in 127ths of "
         "their largest number below the diagonal; <a, b> is then a H b^T, and "
         "coordinate j is coded after all later ones, as u_j - sum over i > j of "
-        "(c_i / g - u_i) L_ij; one number [1] for none; lloyd_max only",
+        "(c_i / g - u_i) L_ij; one number [1] for none; lloyd_max and split kinds only, of these "
+        "the blocks of both classes",
         when="feedback",
     )
 
@@ -111,16 +122,20 @@ stands for each."""
         "and present are the same buffer, only the new rows and entries are written",
     )
 
-    codec = Attribute(_STRING, "codec kind: lloyd_max, uniform, fp8_e4m3, q8_0, prod, u8 or raw")
+    codec = Attribute(
+        _STRING,
+        "codec kind: lloyd_max, uniform, fp8_e4m3, q8_0, prod, u8, raw, "
+        "split_eighth, split_quarter or split_half",
+    )
     bits = Attribute(
         _INT,
         "bits per coordinate: lloyd_max 1 to 5, uniform 2 to 4, fp8_e4m3 8, q8_0 8, prod 3 or 4, "
-        "u8 4, raw those of the element type",
+        "u8 4, raw those of the element type, split kinds 3 or 4 in the first class",
     )
     norm_correction = Attribute(
         _INT,
-        "what the scale makes up for, of lloyd_max and prod: 0: nothing, it is |x|; 1: the length "
-        "that rounding changes; 2: the product with x, |x| <u, u> / <u, c>",
+        "what the scale makes up for, of lloyd_max, split kinds and prod: 0: nothing, it is |x|; "
+        "1: the length that rounding changes; 2: the product with x, |x| <u, u> / <u, c>",
     )
     codec_index = Attribute(
         _INT,
@@ -174,9 +189,13 @@ Tables that a codec has no use for are not read."""
     )
     value_cache = Input(BYTES, "compressed values [B, N, S, Wv], the new ones included")
     past_length = Input(INT64, "tokens before the new ones, per sequence [B] or one for all [1]")
-    key_rotation = Input(FLOAT32, "rotation of the keys, as in TurboQuantEncode")
+    key_rotation = Input(
+        FLOAT32,
+        "rotation of the keys, as in TurboQuantEncode; of matrices that are not orthogonal the "
+        "transposed inverse",
+    )
     key_centroids = Input(FLOAT32, "codebook of the keys")
-    value_rotation = Input(FLOAT32, "rotation of the values")
+    value_rotation = Input(FLOAT32, "likewise of the values")
     value_centroids = Input(FLOAT32, "codebook of the values")
     attention_bias = Input(
         FLOATS,
@@ -323,9 +342,9 @@ s <= p and, with a sliding window, p - s < sliding_window. No query sees keys of
     cumulative_sequence_length = Input(INT32, _CUMULATIVE)
     past_seqlens = Input(INT32, _PAST)
     block_table = Input(INT32, _TABLE)
-    key_rotation = Input(FLOAT32, "rotation of the keys, as in TurboQuantEncode")
+    key_rotation = Input(FLOAT32, Attention.key_rotation.meaning)
     key_centroids = Input(FLOAT32, "codebook of the keys")
-    value_rotation = Input(FLOAT32, "rotation of the values")
+    value_rotation = Input(FLOAT32, "likewise of the values")
     value_centroids = Input(FLOAT32, "codebook of the values")
     head_sink = Input(FLOATS, "as in TurboQuantDequantAttention", when="sink")
     key_offset = Input(

@@ -114,6 +114,28 @@ def rotated_back(vectors: FLOAT[...], rotation: FLOAT[...]) -> FLOAT[...]:
 
 
 @script(TURBOQUANT, default_opset=op)
+def rotated_by_head(vectors: FLOAT[...], rotation: FLOAT[...]) -> FLOAT[...]:
+    """Vectors [B, H, T, D] times the matrix of their KV head, of matrices [N, D, C]:
+    [B, H, T, C].
+    """
+    rest = op.Constant(value_ints=[-1])
+    batch = op.Shape(vectors, start=0, end=1)
+    heads = op.Shape(rotation, start=0, end=1)
+    grouped = op.Concat(batch, heads, rest, op.Shape(vectors, start=3), axis=0)
+    products = op.MatMul(op.Reshape(vectors, grouped), rotation)
+    shape = op.Concat(op.Shape(vectors, start=0, end=3), rest, axis=0)
+    turned = op.Reshape(products, shape)
+    return turned
+
+
+@script(TURBOQUANT, default_opset=op)
+def rotated_back_by_head(vectors: FLOAT[...], rotation: FLOAT[...]) -> FLOAT[...]:
+    """Vectors [B, H, T, C] times the transposed matrix of their KV head: [B, H, T, D]."""
+    turned = rotated_by_head(vectors, op.Transpose(rotation, perm=[0, 2, 1]))
+    return turned
+
+
+@script(TURBOQUANT, default_opset=op)
 def key_scores(query: FLOAT[...], keys: FLOAT[...], scales: FLOAT[...], scale: float) -> FLOAT[...]:
     """Scores [B, H, T, S] of queries [B, H, T, C] against keys [B, N, S, C] times their scales.
 

@@ -10,10 +10,15 @@ from collections.abc import Mapping
 from typing import Final
 
 from tq_onnx.codec.spec import Codec
-from tq_onnx.ops.bodies import elements, rotated, unrotated
+from tq_onnx.ops.bodies import elements, rotated, split, unrotated
 from tq_onnx.ops.bodies.pieces import Pieces, Reader, Writer
 
-_PIECES: Final[Mapping[str, Pieces]] = {**rotated.PIECES, **unrotated.PIECES, **elements.PIECES}
+_PIECES: Final[Mapping[str, Pieces]] = {
+    **rotated.PIECES,
+    **split.PIECES,
+    **unrotated.PIECES,
+    **elements.PIECES,
+}
 
 
 def writer(codec: Codec, element: str) -> Writer:

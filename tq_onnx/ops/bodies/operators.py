@@ -41,6 +41,7 @@ class Model:
         has_window: likewise ``new_keys`` and ``new_values``, and attributes of the window.
         has_gains: whether encoding has ``gains``.
         has_feedback: whether it has ``feedback``, and gains, of which keys make use.
+        has_matrices: whether rotations are matrices of each KV head ``[N, D, D]``.
         element: element type of vectors and queries.
     """
 
@@ -52,6 +53,7 @@ class Model:
     has_window: bool
     has_gains: bool
     has_feedback: bool
+    has_matrices: bool
     element: str
 
     @property
@@ -123,6 +125,28 @@ def _rotation(
     return body.call(f"sized_{table.name}", rotated.rotation_of_codec, inputs, per_coordinate)
 
 
+def _matrices(
+    body: Composer,
+    table: ir.Value,
+    of_heads: ir.Value,
+    head_size: ir.Value,
+    others: Sequence[Codec],
+) -> ir.Value:
+    """Return matrices of each head, if nodes with other codecs bring none.
+
+    Args:
+        body: the function, or a branch of it.
+        table: what the node brings.
+        of_heads: some value ``[B, N, ...]``.
+        head_size: D.
+        others: all codecs whose tables have this place.
+    """
+    if all(each.is_rotated for each in others):
+        return table
+    inputs = [table, of_heads, head_size]
+    return body.call(f"sized_{table.name}", rotated.matrices_of_codec, inputs)
+
+
 def encode_function(model: Model) -> ir.Function:
     """Return the body of TurboQuantEncode."""
     features = model.encode_features
@@ -184,8 +208,12 @@ def encoded_rows(
         tables["feedback"] = body.call("matrices", search.matrices_of_heads, inputs)
     if "rotation" in tables and len(model.codecs) > 1:
         head_size = body.standard("head_size", "Shape", [vectors], start=3)
-        table = tables["rotation"]
-        tables["rotation"] = _rotation(body, table, head_size, codec, model.codecs)
+        table, others = tables["rotation"], model.codecs
+        tables["rotation"] = (
+            _matrices(body, table, vectors, head_size, others)
+            if model.has_matrices
+            else _rotation(body, table, head_size, codec, others)
+        )
     forwarded = (Encode.norm_correction,) if how.corrects_norm else ()
     return body.call("rows", piece, [vectors, *tables.values()], how.attributes, forwarded)
 
@@ -280,10 +308,12 @@ class AttentionBody:
         return body.call("capped", attention.softcapped, [scores], forwarded=(Attention.softcap,))
 
     def _scores_of_cache(self, body: Composer, *, codec: Codec) -> ir.Value:
+        model = self.model
         query = body.standard("wide", "Cast", [self.given["query"]], to=F32)
         if codec.is_rotated:
             rotation = self._rotation(body, "key", codec)
-            query = body.call("turned", attention.rotated, [query, rotation])
+            turn = attention.rotated_by_head if model.has_matrices else attention.rotated
+            query = body.call("turned", turn, [query, rotation])
         keys, scales = self._read(body, "key", codec)
         inputs = [query, keys, scales]
         return body.call("plain_scores", attention.key_scores, inputs, forwarded=(Attention.scale,))
@@ -321,7 +351,9 @@ class AttentionBody:
         if not codec.is_rotated:
             return sums
         rotation = self._rotation(body, "value", codec)
-        return body.call("turned_back", attention.rotated_back, [sums, rotation])
+        by_head = self.model.has_matrices
+        turn = attention.rotated_back_by_head if by_head else attention.rotated_back
+        return body.call("turned_back", turn, [sums, rotation])
 
     def _read(self, body: Composer, side: str, codec: Codec) -> tuple[ir.Value, ir.Value]:
         """Return coordinates [B, N, S, C] of the live rows of a cache, and scales [B, N, S]."""
@@ -333,7 +365,7 @@ class AttentionBody:
         rows = body.call(f"{side}_rows", attention.live_rows, [cache, self.total])
         tables = [self.given[f"{side}_centroids"]] if codec.is_rotated else []
         inputs = [rows, self.head_size, *tables]
-        coordinates = body.call(f"{side}_coordinates", how.coordinates, inputs)
+        coordinates = body.call(f"{side}_coordinates", how.coordinates, inputs, how.forms)
         if how.scales is None:
             return coordinates, body.call(f"{side}_scales", elements.no_scales, [rows])
         inputs = [rows, self.head_size]
@@ -342,6 +374,9 @@ class AttentionBody:
     def _rotation(self, body: Composer, side: str, codec: Codec) -> ir.Value:
         others = [pair[side == "value"] for pair in self.model.pairs]
         table = self.given[f"{side}_rotation"]
+        if self.model.has_matrices:
+            cache = self.given[f"{side}_cache"]
+            return _matrices(body, table, cache, self.head_size, others)
         return _rotation(body, table, self.head_size, codec, others)
 
 

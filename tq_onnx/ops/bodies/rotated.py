@@ -237,6 +237,20 @@ def rotation_of_codec(
     return matrix
 
 
+@script(TURBOQUANT, default_opset=op)
+def matrices_of_codec(table: FLOAT[...], of_heads: FLOAT[...], head_size: INT64[...]) -> FLOAT[...]:
+    """Matrices [N, D, D] as they are, N of a tensor [B, N, ...]; see ``RotationOfCodec``."""
+    flat = op.Constant(value_ints=[-1])
+    first = op.Constant(value_ints=[0])
+    heads = op.Shape(of_heads, start=1, end=2)
+    shape = op.Concat(heads, head_size, head_size, axis=0)
+    count = op.Mul(heads, op.Mul(head_size, head_size))
+    room = op.Expand(op.Constant(value_float=0.0), count)
+    numbers = op.Slice(op.Concat(op.Reshape(table, flat), room, axis=0), first, count, first)
+    matrices = op.Reshape(numbers, shape)
+    return matrices
+
+
 _CENTROIDS: Final = {
     1: centroids_of_1_bit,
     2: centroids_of_2_bits,
@@ -263,7 +277,7 @@ def _lloyd_max(codec: Codec, element: str) -> tuple[Writer, Reader]:
 
 
 def _prod(codec: Codec, element: str) -> tuple[Writer, Reader]:
-    bits = {"index_bits": codec.index_bits}
+    bits = {"index_bits": codec.index_bits[0]}
     return (
         Writer(prod_rows, ALL_TABLES, bits, corrects_norm=True),
         Reader(_PROD[codec.bits]),

@@ -125,6 +125,89 @@ def fed_numbers(
 
 
 @script(TURBOQUANT, default_opset=op)
+def fed_weights(feedback: FLOAT[...]) -> FLOAT[...]:
+    """h [N, 1, D] of matrices L diag(h) L^T [N, D, D], which have it on the diagonal."""
+    below = op.Trilu(feedback, op.Constant(value_int=-1), upper=0)
+    diagonal = op.Sub(op.Trilu(feedback, op.Constant(value_int=0), upper=0), below)
+    weights = op.ReduceSum(diagonal, op.Constant(value_ints=[1]), keepdims=1)
+    return weights
+
+
+@script(TURBOQUANT, default_opset=op)
+def fed_lower(feedback: FLOAT[...]) -> FLOAT[...]:
+    """L below the diagonal, as the encoder takes it, of matrices [N, D, D]."""
+    lower = whole_steps(op.Trilu(feedback, op.Constant(value_int=-1), upper=0))
+    return lower
+
+
+@script(TURBOQUANT, default_opset=op)
+def fed_codes(
+    unit: FLOAT[...],
+    centroids: FLOAT[...],
+    boundaries: FLOAT[...],
+    gains: FLOAT[...],
+    feedback: FLOAT[...],
+) -> FLOAT[...]:
+    """Codes [B, N, T, D] of rotated unit vectors [B, N, T, D] with error feedback [N, D, D], of the
+    best gain. Products are those of L diag(h) L^T.
+    """
+    last = op.Constant(value_ints=[-1])
+    first = op.Constant(value_ints=[0])
+    zero = op.Constant(value_float=0.0)
+    weights = fed_weights(feedback)
+    lower = fed_lower(feedback)
+    count = op.Shape(gains)
+    batch = op.Shape(unit, start=0, end=1)
+    one_each = op.Concat(count, batch, axis=0)
+    in_batch = op.Constant(value_ints=[-1, 1, 1, 1])
+    all_gains = op.Reshape(op.Expand(op.Unsqueeze(gains, last), one_each), in_batch)
+    by_gain = op.Concat(count, op.Shape(unit), axis=0)
+    merged = op.Concat(op.Constant(value_ints=[-1]), op.Shape(unit, start=1), axis=0)
+    units = op.Reshape(op.Expand(unit, by_gain), merged)
+    numbers = fed_numbers(units, centroids, boundaries, all_gains, lower)
+    all_codes = codes_of(op.Mul(numbers, all_gains), boundaries)
+    quantised = op.Gather(centroids, op.Cast(all_codes, to=I32))
+    turned = op.Add(unit, op.MatMul(unit, lower))
+    quantised_turned = op.Reshape(op.Add(quantised, op.MatMul(quantised, lower)), by_gain)
+    along = op.ReduceSum(op.Mul(quantised_turned, op.Mul(turned, weights)), last, keepdims=1)
+    square = op.ReduceSum(
+        op.Mul(op.Mul(quantised_turned, quantised_turned), weights), last, keepdims=1
+    )
+    positive = op.Max(along, zero)
+    worth = op.Div(op.Mul(positive, positive), square)
+    chosen = op.ArgMax(worth, axis=0, keepdims=1)
+    of_all = op.Expand(chosen, op.Concat(op.Constant(value_ints=[1]), op.Shape(unit), axis=0))
+    codes = op.Squeeze(op.GatherElements(op.Reshape(all_codes, by_gain), of_all, axis=0), first)
+    return codes
+
+
+@script(TURBOQUANT, default_opset=op)
+def fed_scales(
+    norms: FLOAT[...],
+    unit: FLOAT[...],
+    quantised: FLOAT[...],
+    feedback: FLOAT[...],
+    norm_correction: int,
+) -> FLOAT[...]:
+    """Scales [B, N, T, 1] of unit vectors and their centroids, both [B, N, T, D], with products of
+    L diag(h) L^T [N, D, D].
+    """
+    last = op.Constant(value_ints=[-1])
+    weights = fed_weights(feedback)
+    lower = fed_lower(feedback)
+    turned = op.Add(unit, op.MatMul(unit, lower))
+    weighted = op.Mul(turned, weights)
+    quantised_turned = op.Add(quantised, op.MatMul(quantised, lower))
+    own = op.ReduceSum(op.Mul(weighted, turned), last, keepdims=1)
+    along = op.ReduceSum(op.Mul(weighted, quantised_turned), last, keepdims=1)
+    square = op.ReduceSum(
+        op.Mul(op.Mul(quantised_turned, quantised_turned), weights), last, keepdims=1
+    )
+    scales = row_scales(norms, own, along, square, norm_correction)
+    return scales
+
+
+@script(TURBOQUANT, default_opset=op)
 def fed_rows(
     vectors: FLOAT[...],
     rotation: FLOAT[...],
@@ -136,43 +219,12 @@ def fed_rows(
     norm_correction: int,
 ) -> UINT8[...]:
     """Rows [B, N, T, W] of vectors [B, N, T, D] with error feedback [N, D, D]: the planes of the
-    best codes, then the scale. Products are those of L diag(h) L^T.
+    best codes, then the scale.
     """
-    last = op.Constant(value_ints=[-1])
-    first = op.Constant(value_ints=[0])
-    zero = op.Constant(value_float=0.0)
-    below = op.Trilu(feedback, op.Constant(value_int=-1), upper=0)
-    diagonal = op.Sub(op.Trilu(feedback, op.Constant(value_int=0), upper=0), below)
-    weights = op.ReduceSum(diagonal, op.Constant(value_ints=[1]), keepdims=1)
-    lower = whole_steps(below)
     norms = row_norms(vectors)
     unit = op.MatMul(directions(vectors, norms), rotation)
-    count = op.Shape(gains)
-    batch = op.Shape(vectors, start=0, end=1)
-    one_each = op.Concat(count, batch, axis=0)
-    in_batch = op.Constant(value_ints=[-1, 1, 1, 1])
-    all_gains = op.Reshape(op.Expand(op.Unsqueeze(gains, last), one_each), in_batch)
-    by_gain = op.Concat(count, op.Shape(vectors), axis=0)
-    merged = op.Concat(op.Constant(value_ints=[-1]), op.Shape(vectors, start=1), axis=0)
-    units = op.Reshape(op.Expand(unit, by_gain), merged)
-    numbers = fed_numbers(units, centroids, boundaries, all_gains, lower)
-    all_codes = codes_of(op.Mul(numbers, all_gains), boundaries)
-    quantised = op.Gather(centroids, op.Cast(all_codes, to=I32))
-    turned = op.Add(unit, op.MatMul(unit, lower))
-    weighted = op.Mul(turned, weights)
-    own = op.ReduceSum(op.Mul(weighted, turned), last, keepdims=1)
-    quantised_turned = op.Reshape(op.Add(quantised, op.MatMul(quantised, lower)), by_gain)
-    along = op.ReduceSum(op.Mul(quantised_turned, weighted), last, keepdims=1)
-    square = op.ReduceSum(
-        op.Mul(op.Mul(quantised_turned, quantised_turned), weights), last, keepdims=1
-    )
-    positive = op.Max(along, zero)
-    worth = op.Div(op.Mul(positive, positive), square)
-    chosen = op.ArgMax(worth, axis=0, keepdims=1)
-    of_all = op.Expand(chosen, op.Concat(op.Constant(value_ints=[1]), op.Shape(vectors), axis=0))
-    codes = op.Squeeze(op.GatherElements(op.Reshape(all_codes, by_gain), of_all, axis=0), first)
-    best_along = op.Squeeze(op.GatherElements(along, chosen, axis=0), first)
-    best_square = op.Squeeze(op.GatherElements(square, chosen, axis=0), first)
-    scales = row_scales(norms, own, best_along, best_square, norm_correction)
+    codes = fed_codes(unit, centroids, boundaries, gains, feedback)
+    quantised = op.Gather(centroids, op.Cast(codes, to=I32))
+    scales = fed_scales(norms, unit, quantised, feedback, norm_correction)
     rows = op.Concat(pack_codes(codes, bits), half_bytes(scales), axis=-1)
     return rows
