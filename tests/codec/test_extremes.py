@@ -32,7 +32,8 @@ def vectors_of(*factors: float) -> np.ndarray:
 
 @pytest.mark.parametrize("codec", QUANTISING, ids=str)
 def test_what_rows_hold_is_not_counted(codec: Codec) -> None:
-    vectors = np.concatenate([vectors_of(0.1, 1, 30, 400), np.zeros((1, 5, D))])
+    lengths = (0.4, 1, 2, 4) if codec.is_split else (0.1, 1, 30, 400)
+    vectors = np.concatenate([vectors_of(*lengths), np.zeros((1, 5, D))])
     assert rows_of(vectors, codec) == Extremes(3, "key", 25)
 
 
@@ -60,7 +61,7 @@ def test_one_sentence_names_the_layers() -> None:
     caches = [Extremes(layer, "key", 1000, clamped=layer) for layer in range(7)]
     (sentence,) = extremes.warnings_of([*caches, Extremes(9, "value", 5, vanished=1, not_finite=2)])
     assert "layer 0" not in sentence
-    assert "layer 1 keys (1 too large and clamped, of 1,000), layer 2 keys" in sentence
+    assert "layer 1 keys (1 out of range and clamped, of 1,000), layer 2 keys" in sentence
     assert "and 3 more; leave these layers uncompressed" in sentence
     (sentence,) = extremes.warnings_of([Extremes(9, "value", 5, vanished=1, not_finite=2)])
     assert (

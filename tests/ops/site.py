@@ -38,8 +38,14 @@ ATTRIBUTES: dict[str, Any] = {"scale": 0.1, "causal": 1, "sliding_window": 0, "s
 
 
 @cache
-def _rotation(codec: Codec, head_size: int, layer: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    return rotation_of(codec, QR, head_size, layer) if codec.is_rotated else NONE
+def _rotation(
+    codec: Codec, head_size: int, layer: int, heads: int
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The table of a side; heads is 0 where all have one matrix."""
+    if not codec.is_rotated:
+        return NONE
+    matrix = rotation_of(codec, QR, head_size, layer)
+    return np.tile(matrix, (heads, 1, 1)) if heads else matrix
 
 
 INT3 = codec_of(3)
@@ -79,12 +85,18 @@ class Site:
         return (*self.others, (self.key, self.value))
 
     @property
+    def matrices(self) -> int:
+        """How many matrices a rotation is; 0 for one of all heads."""
+        has_any = any(codec.is_split for pair in self.pairs for codec in pair)
+        return self.kv_heads if has_any else 0
+
+    @property
     def key_rotation(self) -> np.ndarray[Any, np.dtype[np.float32]]:
-        return _rotation(self.key, self.head_size, 0)
+        return _rotation(self.key, self.head_size, 0, self.matrices)
 
     @property
     def value_rotation(self) -> np.ndarray[Any, np.dtype[np.float32]]:
-        return _rotation(self.value, self.head_size, 1)
+        return _rotation(self.value, self.head_size, 1, self.matrices)
 
     def offset(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Of the keys or the values; a constant of the model."""
@@ -156,7 +168,9 @@ class Site:
         """Rotations, codebooks and offsets."""
         made: Arrays = {}
         for layer, (side, codec) in enumerate((("key", self.key), ("value", self.value))):
-            made |= codec_constants(codec, self.head_size, prefix=f"{side}_", layer=layer)
+            made |= codec_constants(
+                codec, self.head_size, prefix=f"{side}_", layer=layer, heads=self.matrices
+            )
             if self.offset_rows:
                 made[f"{side}_offset"] = self.offset(side)
         return made

@@ -1,8 +1,9 @@
 """Count the vectors that rows cannot hold: too long or too short for their fields, or not finite.
 
-Fields of float16 are clamped to its largest number and round to zero below its smallest, and a row
-that is not finite is stored as the zero vector (``tq_onnx.codec.rotated``,
-``tq_onnx.codec.unrotated``). None of this stops a model, so whoever sees vectors or rows counts.
+Fields of float16 are clamped to its largest number and round to zero below its smallest, steps of a
+byte are clamped to the ends of their grid, and a row that is not finite is stored as the zero
+vector (``tq_onnx.codec.rotated``, ``tq_onnx.codec.split``, ``tq_onnx.codec.unrotated``). None of
+this stops a model, so whoever sees vectors or rows counts.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tq_onnx.codec.kind import MAX_HALF
 from tq_onnx.codec.quantise import coordinates
 from tq_onnx.codec.reference import fields_of
 from tq_onnx.codec.spec import Codec, row_layout
+from tq_onnx.codec.split import LARGEST_SCALE
 from tq_onnx.codec.unrotated import FP8
 
 Array = npt.NDArray[Any]
@@ -39,7 +41,8 @@ class Extremes:
         layer: index of the layer.
         cache: ``key`` or ``value``.
         vectors: vectors that were looked at.
-        clamped: those whose scale, or whose coordinates, are cut to the largest that is stored.
+        clamped: those whose scale, or whose coordinates, are cut to the largest that is stored,
+            or a scale to the smallest of its grid.
         vanished: those that are not zero, and stored as the zero vector because they are too short.
         not_finite: those that are stored as the zero vector because they are not finite.
     """
@@ -95,6 +98,9 @@ def of_rows(
     clamped = np.zeros(vectors.shape[:-1], np.bool_)
     for field in halves:
         clamped |= (np.abs(field) >= MAX_HALF).any(axis=-1)
+    if codec.is_split:  # what rounds to an end of the grid is as good as clamped
+        ends = [np.isin(field, (1, LARGEST_SCALE)) for field in fields.values()]
+        clamped |= np.concatenate(ends, axis=-1).any(axis=-1)
     if codec.kind == FP8:
         clamped |= (np.abs(vectors) > FP8_MAX).any(axis=-1)
     decoded = coordinates(unpack(rows, layout), fields, codec, centroids)
@@ -153,7 +159,7 @@ def _describe(one: Extremes) -> str:
     parts = [
         f"{count} {what}"
         for count, what in (
-            (one.clamped, "too large and clamped"),
+            (one.clamped, "out of range and clamped"),
             (one.vanished, "too small and stored as zeros"),
             (one.not_finite, "not finite and stored as zeros"),
         )
