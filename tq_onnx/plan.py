@@ -282,6 +282,11 @@ class Plan:
         """The codecs of all caches."""
         return frozenset(codec for layer in self.layers for codec in layer.codecs)
 
+    @property
+    def has_matrices(self) -> bool:
+        """True if rotations are matrices of each KV head."""
+        return any(codec.is_split for codec in self.codecs)
+
     def correction_of(self, codec: Codec) -> int:
         """Return what scales of a codec make up for."""
         return int(self.norm_correction) if codec.corrects_norm else NOT_CORRECTED

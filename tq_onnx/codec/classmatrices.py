@@ -14,7 +14,6 @@ text, for each KV head:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -27,6 +26,10 @@ from tq_onnx.codec.spec import Codec
 
 _SMALLEST_SHARE: Final = 1e-6
 """Of the largest energy or variance: what float32 leaves of one that is zero."""
+
+
+INVERSION: Final = 1e-4
+"""Largest entry of ``T P^T - I``; both are rounded to float32, and their entries may be large."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,9 +110,15 @@ def class_feedback(
         float32 ``[N, D, D]``.
     """
     matrices = np.zeros(read.shape, np.float32)
-    for own in _slices(codec, read.shape[-1]):
+    for own in codec.class_slices(read.shape[-1]):
         matrices[:, own, own] = feedback_of(covariance, read[..., own], scales)
     return matrices
+
+
+def inversion_error(encode: Float32, read: Float32) -> float:
+    """Return the largest entry of ``T P^T - I``; NaN where a matrix is not finite."""
+    products = encode.astype(np.float64) @ read.astype(np.float64).swapaxes(-1, -2)
+    return float(np.abs(products - np.eye(encode.shape[-1])).max())
 
 
 def first_coordinates(encode: Float32, codec: Codec) -> npt.NDArray[np.bool_]:
@@ -119,14 +128,9 @@ def first_coordinates(encode: Float32, codec: Codec) -> npt.NDArray[np.bool_]:
         encode: T of keys or values.
         codec: theirs.
     """
-    own = _slices(codec, encode.shape[-1])[0]
+    own = codec.class_slices(encode.shape[-1])[0]
     found: npt.NDArray[np.bool_] = (encode[..., own] != 0).any(axis=-1)
     return found
-
-
-def _slices(codec: Codec, head_size: int) -> list[slice]:
-    ends = np.cumsum(codec.class_sizes(head_size)).tolist()
-    return [slice(*pair) for pair in pairwise([0, *ends])]
 
 
 def _positive(numbers: Float64) -> Float64:
@@ -152,6 +156,6 @@ def _blocks(
     heads, size = energy.shape
     blocks = within_classes(codec.class_sizes(size), kind, layer, seed).astype(np.float64)
     steps = np.ones((heads, 1, size))
-    for own in _slices(codec, size):
+    for own in codec.class_slices(size):
         steps[..., own] = energy[:, own].sum(axis=-1)[:, None, None] ** -0.5
     return blocks, steps

@@ -9,6 +9,7 @@ from tq_onnx.codec.kind import NORM_KEPT, NOT_CORRECTED, UNBIASED
 from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8
 from tq_onnx.codec.search import MAX_GAINS
 from tq_onnx.codec.spec import Codec
+from tq_onnx.codec.split import SPLIT_EIGHTH, SPLIT_HALF, SPLIT_QUARTER
 from tq_onnx.codec.unrotated import FP8, Q8_0, RAW, UNIFORM
 
 DEFAULT_PRESET: Final = "int4"
@@ -54,6 +55,11 @@ class Preset:
     vllm_slot: int | None = None
 
     @property
+    def is_split(self) -> bool:
+        """True if it wants statistics of the model, which tell the classes of coordinates."""
+        return self.key.is_split or self.value.is_split
+
+    @property
     def rotates(self) -> bool:
         """True if keys or values are rotated."""
         return self.rotation != NO_ROTATION
@@ -66,8 +72,11 @@ _KEYS: Final = "tq-onnx: more bits for the keys, which are more fragile"
 _ASCEND: Final = "cache layout of an Ascend design note"
 _LOSSLESS: Final = "tq-onnx: lossless, to check a conversion without quantisation"
 
+_CLASSES: Final = "tq-onnx: bits where they matter, which a calibration tells"
+
 # docs/presets.md has the measurement.
 _WINDOW: Final = 32
+_WIDE_WINDOW: Final = 64
 _SINKS: Final = 4
 
 _INT1, _INT2, _INT3, _INT4, _INT5 = (Codec(LLOYD_MAX, bits) for bits in range(1, 6))
@@ -75,9 +84,13 @@ _UNIFORM3, _UNIFORM4 = Codec(UNIFORM, 3), Codec(UNIFORM, 4)
 _FP8, _Q8_0 = Codec(FP8, 8), Codec(Q8_0, 8)
 _PROD3, _PROD4 = Codec(PROD, 3), Codec(PROD, 4)
 _U8, _RAW = Codec(U8, 4), Codec(RAW, 32)
+_EIGHTH4, _QUARTER4 = Codec(SPLIT_EIGHTH, 4), Codec(SPLIT_QUARTER, 4)
+_QUARTER3, _HALF3 = Codec(SPLIT_QUARTER, 3), Codec(SPLIT_HALF, 3)
 
 
-def _searching(name: str, key: Codec, value: Codec, source: str) -> Preset:
+def _searching(
+    name: str, key: Codec, value: Codec, source: str, *, window: int = _WINDOW
+) -> Preset:
     return Preset(
         name,
         key,
@@ -86,7 +99,7 @@ def _searching(name: str, key: Codec, value: Codec, source: str) -> Preset:
         source,
         norm_correction=UNBIASED,
         gains=MAX_GAINS,
-        window=_WINDOW,
+        window=window,
         sinks=_SINKS,
     )
 
@@ -101,6 +114,8 @@ def _experimental(name: str, codec: Codec, rotation: str, source: str) -> Preset
 _ROWS: Final = (
     _searching("int4", _INT4, _INT4, _SEARCH),
     _searching("int3", _INT3, _INT3, _SEARCH),
+    _searching("int2.75", _QUARTER4, _HALF3, _CLASSES, window=_WIDE_WINDOW),
+    _searching("int2.5", _EIGHTH4, _QUARTER3, _CLASSES, window=_WIDE_WINDOW),
     _searching("int2", _INT2, _INT2, _SEARCH),
     _searching("k5v3", _INT5, _INT3, _KEYS),
     _searching("k4v3", _INT4, _INT3, _KEYS),

@@ -16,7 +16,6 @@ said about a codec (rotation, codebook, norm correction) is then not looked at a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any, Final, TypedDict
 
 import numpy as np
@@ -380,18 +379,12 @@ def _by_class(
     size = how["size"]
     layout = row_layout(codec, size)
     numbers = coordinates(unpack(rows, layout), fields_of(rows, layout), codec, centroids)
-    for own in _slices(codec, size):
+    for own in codec.class_slices(size):
         columns = rotation[..., own].astype(np.float64)
         yield (
             numbers[..., own] @ columns.swapaxes(-1, -2),
             np.linalg.norm(numbers[..., own], axis=-1),
         )
-
-
-def _slices(codec: Codec, head_size: int) -> list[slice]:
-    """Return where the coordinates of each class are."""
-    ends = np.cumsum(codec.class_sizes(head_size)).tolist()
-    return [slice(*pair) for pair in pairwise([0, *ends])]
 
 
 def _rounded_queries(
@@ -407,7 +400,7 @@ def _rounded_queries(
         basis = np.repeat(basis, group, axis=0)
     rotated = queries @ basis
     moved = np.zeros_like(rotated)
-    for own in _slices(key, size):
+    for own in key.class_slices(size):
         largest = np.abs(rotated[..., own]).max(axis=-1, keepdims=True)
         step = np.where(largest > 0, largest, 1) / steps
         moved[..., own] = np.round(rotated[..., own] / step) * step - rotated[..., own]

@@ -32,6 +32,7 @@ import hashlib
 import json
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Final
 
 from tq_onnx.codec import rotated, split, unrotated
@@ -151,6 +152,11 @@ class Codec:
         With a sketch there are the D of the codebook and the D signs.
         """
         return 2 * head_size if self.has_sketch else head_size
+
+    def class_slices(self, head_size: int) -> list[slice]:
+        """Return where the coordinates of each class are, see ``class_sizes``."""
+        ends = list(accumulate(self.class_sizes(head_size), initial=0))
+        return [slice(*pair) for pair in pairwise(ends)]
 
     def for_elements(self, bits: int) -> Codec:
         """Return the codec in a model whose element type has so many bits.

@@ -4,8 +4,11 @@ Rotations are initializers of their own per layer (``tq.rotation.3``; ``tq.rotat
 the projection of the codec ``prod`` beside it), codebooks are shared by all caches whose indices
 have so many bits and whose heads have one size (``tq.centroids.4bit_d128``,
 ``tq.boundaries.4bit_d128``). Caches of a codec without them get one number that nothing reads,
-``tq.none``, in their places. Gains (``tq.gains.16``) are shared by all encoders that search; keys
-have matrices of error feedback per layer (``tq.key_feedback.3``).
+``tq.none``, in their places. Codecs with two classes of coordinates have matrices of each head,
+which a calibration file tells (``tq.key_encode.3`` and ``tq.key_read.3``, likewise for values; see
+``tq_onnx.conversion.scales``), and all rotations of such a model are ``[N, D, D]``. Gains
+(``tq.gains.16``) are shared by all encoders that search; keys have matrices of error feedback per
+layer (``tq.key_feedback.3``).
 """
 
 from __future__ import annotations
@@ -40,13 +43,22 @@ FUNCTION_IR_VERSION = 8
 
 
 def rotation(build: Builder, plan: Plan, layer: LayerPlan, codec: Codec) -> ir.Value:
-    """Return the rotation of a layer, float32 ``[D, C]``, for its rotated caches."""
+    """Return the rotation of a layer, float32 ``[D, C]`` or ``[N, D, D]``, for its rotated caches.
+
+    Of a codec with two classes it is a filler, until statistics tell what belongs there.
+    """
     if not codec.is_rotated:
         return _none(build)
+    sizes = (layer.kv_num_heads, layer.head_size, layer.head_size)
+    if codec.is_split:
+        filler = f"tq.no_matrices.{sizes[0]}x{sizes[1]}"
+        return build.constant(filler, np.zeros(sizes, np.float32))
     name = "rotation_sketch" if codec.has_sketch else "rotation"
 
     def make() -> ir.Value:
         matrix = rotation_of(codec, plan.rotation, layer.head_size, layer.layer, plan.seed)
+        if plan.has_matrices:
+            matrix = np.tile(matrix, (layer.kv_num_heads, 1, 1))
         return build.constant(f"tq.{name}.{layer.layer}", matrix)
 
     return build.once((name, layer.layer), make)
@@ -57,7 +69,7 @@ def centroids(build: Builder, codec: Codec, head_size: int) -> ir.Value:
     if not codec.is_rotated:
         return _none(build)
     array = codebook_of(codec, head_size).centroids
-    return build.constant(f"tq.centroids.{codec.index_bits}bit_d{head_size}", array)
+    return build.constant(f"tq.centroids.{_book(codec)}_d{head_size}", array)
 
 
 def boundaries(build: Builder, codec: Codec, head_size: int) -> ir.Value:
@@ -65,7 +77,11 @@ def boundaries(build: Builder, codec: Codec, head_size: int) -> ir.Value:
     if not codec.is_rotated:
         return _none(build)
     array = codebook_of(codec, head_size).boundaries
-    return build.constant(f"tq.boundaries.{codec.index_bits}bit_d{head_size}", array)
+    return build.constant(f"tq.boundaries.{_book(codec)}_d{head_size}", array)
+
+
+def _book(codec: Codec) -> str:
+    return f"{codec.kind}_{codec.bits}bit" if codec.is_split else f"{codec.index_bits[0]}bit"
 
 
 def no_offset(build: Builder, layer: LayerPlan) -> ir.Value:

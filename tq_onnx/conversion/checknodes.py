@@ -8,14 +8,16 @@ from typing import Any, Final
 import numpy as np
 import onnx_ir as ir
 
+from tq_onnx.codec.classmatrices import INVERSION, inversion_error
 from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.conversion.bake import codec_index, encoder_index, window
 from tq_onnx.conversion.layers import (
-    SHARED,
+    READ,
     AttentionNode,
     ConvertedLayer,
     EncodeNode,
     find_layer,
+    shared_inputs,
     shares_length,
 )
 from tq_onnx.graph.nomatch import NoMatch
@@ -24,6 +26,8 @@ from tq_onnx.plan import LayerPlan, Plan
 
 ORTHOGONALITY: Final = 1e-5
 """Largest entry of ``R^T R - I``."""
+
+_MATRICES_RANK: Final = 3
 
 
 def layer_violations(model: ir.Model, plan: Plan) -> Iterator[str]:
@@ -52,10 +56,12 @@ def layer_violations(model: ir.Model, plan: Plan) -> Iterator[str]:
             yield from (f"{label}: {text}" for text in _attention(attention, layer, plan))
         for encoder in layer.encoders:
             rotation = Encode.rotation.of(encoder.node)
-            if encoder.codec.is_rotated and rotation not in rotations:
+            if encoder.codec.is_split:
+                yield from (f"{label}: {text}" for text in _matrices(encoder, layer))
+            elif encoder.codec.is_rotated and rotation not in rotations:
                 rotations.add(rotation)
                 yield from (
-                    f"{label}: {text}" for text in _rotation(rotation, planned, encoder.codec)
+                    f"{label}: {text}" for text in _rotation(rotation, plan, planned, encoder.codec)
                 )
 
 
@@ -78,17 +84,21 @@ def _encoder(encoder: EncodeNode, layer: LayerPlan, plan: Plan) -> Iterator[str]
     )
     if not codec.is_rotated:
         return
-    for slot, size in (
-        (Encode.centroids, codec.levels),
-        (Encode.boundaries, codec.levels - 1),
+    levels = [1 << bits for bits in codec.index_bits]
+    for slot, sizes in (
+        (Encode.centroids, levels),
+        (Encode.boundaries, [count - 1 for count in levels]),
     ):
         table, name = _array(slot.of(encoder.node)), slot.name
         if table is None:
             yield f"the {name} of {pair.present} are not an initializer"
-        elif table.shape != (size,) or table.dtype != np.float32:
+            continue
+        if table.shape != (sum(sizes),) or table.dtype != np.float32:
             yield f"the {name} of {pair.present} are {table.dtype} {table.shape}"
-        elif not (np.diff(table) > 0).all() or not np.array_equal(table, -table[::-1]):
-            yield f"the {name} of {pair.present} are not sorted and antisymmetric"
+            continue
+        for part in np.split(table, np.cumsum(sizes)[:-1]):
+            if not (np.diff(part) > 0).all() or not np.array_equal(part, -part[::-1]):
+                yield f"the {name} of {pair.present} are not sorted and antisymmetric"
 
 
 def _offset(encoder: EncodeNode, layer: LayerPlan, plan: Plan) -> Iterator[str]:
@@ -138,8 +148,7 @@ def _attention(attention: AttentionNode, layer: ConvertedLayer, plan: Plan) -> I
     if not shared or any(
         theirs.of(attention.node) is not its.of(encoder.node)
         for encoder in layer.encoders
-        for its, theirs in SHARED[encoder.role].items()
-        if its is not Encode.past_length
+        for its, theirs in shared_inputs(encoder).items()
     ):
         yield "attention and encoders do not share past length, rotation, codebook and offset"
     for what, found, wanted in (
@@ -178,9 +187,32 @@ def _attributes(node: ir.Node, wanted: dict[str, Any]) -> Iterator[str]:
             yield f"{node.op_type} has {name} = {found!r} instead of {value!r}"
 
 
-def _rotation(value: ir.Value | None, layer: LayerPlan, codec: Codec) -> Iterator[str]:
+def _matrices(encoder: EncodeNode, layer: ConvertedLayer) -> Iterator[str]:
+    """Check that what queries and outputs take is the transposed inverse of what encoders take."""
+    plan, role = layer.plan, encoder.role
+    shape = (plan.kv_num_heads, plan.head_size, plan.head_size)
+    encode = _array(Encode.rotation.of(encoder.node))
+    for attention in layer.attentions:
+        read = _array(READ[role].of(attention.node))
+        for array in (encode, read):
+            if array is None or array.shape != shape or array.dtype != np.float32:
+                yield f"the matrices of {role}s are no float32 initializer of the heads' size"
+                return
+        assert encode is not None
+        assert read is not None
+        error = inversion_error(encode, read)
+        if not error <= INVERSION:
+            yield f"the matrices of {role}s are not each other's inverse (by {error:.1e})"
+
+
+def _rotation(value: ir.Value | None, plan: Plan, layer: LayerPlan, codec: Codec) -> Iterator[str]:
     matrix = _array(value)
     size = layer.head_size
+    if plan.has_matrices and matrix is not None and matrix.ndim == _MATRICES_RANK:
+        if len(matrix) != layer.kv_num_heads or (matrix != matrix[:1]).any():
+            yield "the rotation is not one for all heads"
+            return
+        matrix = matrix[0]
     shape = (size, codec.coordinates(size))
     if matrix is None or matrix.shape != shape or matrix.dtype != np.float32:
         yield "the rotation is not a float32 initializer of the head's size"

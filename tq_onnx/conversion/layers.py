@@ -44,7 +44,20 @@ SHARED: Final[Mapping[Role, Mapping[Input, Input]]] = {
         Encode.offset: Attention.value_offset,
     },
 }
-"""The inputs of an encoder that attention has too, and what they are there, by cache."""
+"""The inputs of an encoder that attention has too, and what they are there, by cache. Of codecs
+with two classes attention has another rotation, ``READ``."""
+
+READ: Final[Mapping[Role, Input]] = {
+    "key": Attention.key_rotation,
+    "value": Attention.value_rotation,
+}
+"""What attention multiplies queries and outputs with, by cache."""
+
+
+def shared_inputs(encoder: EncodeNode) -> dict[Input, Input]:
+    """Return the inputs that attention must have of this encoder, but for the past length."""
+    own = (Encode.past_length, *((Encode.rotation,) if encoder.codec.is_split else ()))
+    return {its: theirs for its, theirs in SHARED[encoder.role].items() if its not in own}
 
 
 @dataclass(frozen=True)

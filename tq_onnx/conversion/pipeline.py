@@ -29,7 +29,7 @@ from tq_onnx.conversion.original import Original, blaming, recognise_original
 from tq_onnx.conversion.planning import DEFAULT_OPTIONS, make_plan
 from tq_onnx.conversion.reports import ConversionReport
 from tq_onnx.conversion.rewrite import ConvertPass
-from tq_onnx.conversion.scales import adapt
+from tq_onnx.conversion.scales import adapt, expect_classes
 from tq_onnx.conversion.target import CPU, Target
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError, located
 from tq_onnx.files.load import LoadedModel, load
@@ -229,6 +229,7 @@ def _prepare(
         options = replace(options, gains=False)
     if not target.has_windows:
         options = without_presets_window(options)
+    expect_classes(chosen, options, calibration)
     has_covariance = calibration is not None and calibration.has_covariance
     if options.feedback and not has_covariance:
         raise UsageError(

@@ -165,9 +165,12 @@ def _layer(site: Site, preset: Preset, options: Options) -> LayerPlan:
     value = _row_layout(site, preset.value.for_elements(element_bits))
     size = site.head_size
     rotated = key.codec.is_rotated or value.codec.is_rotated
-    if rotated and preset.rotation == HADAMARD and size & (size - 1):
+    turned = [one for row in (key, value) if row.codec.is_rotated for one in _sizes(row)]
+    odd = [one for one in turned if one & (one - 1)]
+    if preset.rotation == HADAMARD and odd:
+        what = "a head size" if odd[0] == size else "a class of coordinates"
         raise UsageError(
-            f"a hadamard rotation needs a head size that is a power of two, not {size}",
+            f"a hadamard rotation needs {what} that is a power of two, not {odd[0]}",
             where=f"layer {site.layer}",
             fix="choose the qr rotation, with --rotation qr",
         )
@@ -202,6 +205,10 @@ def _layer(site: Site, preset: Preset, options: Options) -> LayerPlan:
         value_size=site.result_size if site.result_size < size else 0,
         readers=len(site.attentions),
     )
+
+
+def _sizes(row: RowLayout) -> tuple[int, ...]:
+    return row.codec.class_sizes(row.head_size)
 
 
 def _row_layout(site: Site, codec: Codec) -> RowLayout:

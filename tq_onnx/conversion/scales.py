@@ -17,6 +17,11 @@ Error feedback is made of the same file's covariances of queries (``tq_onnx.code
 the rotation and the scales that keys have in the end, ``tq.key_feedback.3``, float32 ``[N, D, D]``.
 It changes how keys are rounded and no meaning of a row.
 
+Codecs with two classes of coordinates have matrices of each head, which the file's energies and
+covariances make (``tq_onnx.codec.classmatrices``): ``tq.key_encode.3``, with which the encoder
+multiplies, and ``tq.key_read.3`` for queries; likewise ``tq.value_encode.3`` and
+``tq.value_read.3``. They hold scales of keys, so that nodes for these are not needed.
+
 Layers that are not quantised get none of this.
 """
 
@@ -24,17 +29,19 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
 from tq_onnx.codec.calibration import Calibration
+from tq_onnx.codec.classmatrices import Matrices, class_feedback, key_matrices, value_matrices
 from tq_onnx.codec.feedback import feedback_of
+from tq_onnx.codec.presets import Preset
 from tq_onnx.conversion.equalise import LayerEqualisation, equalise, layer_scales
 from tq_onnx.conversion.headnorms import LayerNorms, find_norms
-from tq_onnx.conversion.layers import SHARED, ConvertedLayer, converted_layers
+from tq_onnx.conversion.layers import READ, SHARED, ConvertedLayer, Role, converted_layers
 from tq_onnx.conversion.options import Options
 from tq_onnx.errors import UsageError
 from tq_onnx.graph.builder import Builder
@@ -43,6 +50,13 @@ from tq_onnx.plan import LayerPlan, Plan
 
 Scales = npt.NDArray[np.float32]
 _Factors = npt.NDArray[np.floating[Any]]
+
+
+class _How(TypedDict):
+    layer: int
+    seed: int
+    kind: str
+
 
 _NO_SCALES: Final = np.ones((1, 1), np.float32)
 
@@ -85,11 +99,35 @@ def adapt(
                 f"the preset {plan.preset} quantises nothing, and statistics do nothing for it",
                 fix="leave --calibration out",
             )
-        made = _Calibrated(model, calibration, options, folded)
+        made = _Calibrated(model, calibration, options, folded, plan.rotation)
         found = converted_layers(model, replace(plan, layers=tuple(layers)))
         layers = [made.adapt(layer) for layer in found]
         made.drop_fillers()
     return replace(plan, layers=tuple(layers)), report
+
+
+def expect_classes(preset: Preset, options: Options, calibration: Calibration | None) -> None:
+    """Refuse codecs with two classes where nothing tells which coordinates are in which.
+
+    Raises:
+        UsageError: there are such codecs, and no statistics, or statistics without covariances.
+    """
+    if not preset.is_split:
+        return
+    if options.calibration is None or calibration is None:
+        raise UsageError(
+            f"the preset {preset.name} gives more bits to the coordinates that matter, and only "
+            "statistics of this model tell which these are",
+            fix="run `tq-onnx calibrate` on the model and a text, and give its file with "
+            "--calibration",
+        )
+    if not calibration.has_classes:
+        raise UsageError(
+            "the calibration file does not tell which coordinates matter: it was made by an older "
+            "version, or with windows of a few tokens",
+            where=str(options.calibration),
+            fix="run `tq-onnx calibrate` again",
+        )
 
 
 def _fold(model: ir.Model, plan: Plan) -> tuple[dict[int, Scales], tuple[LayerEqualisation, ...]]:
@@ -129,7 +167,9 @@ class _Calibrated:
         calibration: Calibration,
         options: Options,
         folded: dict[int, Scales],
+        rotation: str,
     ) -> None:
+        self._rotation = rotation
         self._graph = model.graph
         self._build = Builder(model.graph)
         self._calibration = calibration
@@ -144,7 +184,8 @@ class _Calibrated:
             return plan
         center = self._options.center_from
         scales = self._folded.get(plan.layer)
-        alone = not layer.sharing and plan.key_of.is_rotated
+        # Matrices of classes hold scales of their own.
+        alone = not layer.sharing and plan.key_of.is_rotated and not plan.key_of.is_split
         if scales is None and alone and self._options.equalize is not False:
             scales = self._calibration.scales(plan.layer, center)
             operands = layer.attention.query, layer.key.vectors
@@ -153,9 +194,11 @@ class _Calibrated:
             self._multiply(layer, scales)
             plan = replace(plan, equalised="nodes")
         offsets = self._calibration.offsets(plan.layer, center, key_scale=scales)
-        if plan.feedback:
-            self._feed_back(layer, scales)
         held = [] if scales is None else [scales]
+        matrices = self._share_out(layer, scales)
+        held += [one.encode for one in matrices.values()]
+        if plan.feedback:
+            self._feed_back(layer, scales, matrices.get("key"))
         for encoder, offset in zip(layer.encoders, offsets, strict=True):
             # Both caches of a layer have offsets or none; raw rows would only be rounded by one.
             rows = offset[-1:] if layer.is_shortened else offset
@@ -172,7 +215,39 @@ class _Calibrated:
                 slot.replace(node, baked)
         return replace(plan, adaptation=adaptation_digest(*held))
 
-    def _feed_back(self, layer: ConvertedLayer, scales: Scales | None) -> None:
+    def _share_out(self, layer: ConvertedLayer, scales: Scales | None) -> dict[Role, Matrices]:
+        """Give caches of two classes their matrices; return these by cache."""
+        plan = layer.plan
+        made: dict[Role, Matrices] = {}
+        how: _How = {"layer": plan.layer, "seed": self._options.seed, "kind": self._rotation}
+        for encoder in layer.encoders:
+            codec = encoder.codec
+            if not codec.is_split:
+                continue
+            try:
+                if encoder.role == "key":
+                    spread = self._calibration.spread(
+                        plan.layer, self._options.center_from, key_scale=scales
+                    )
+                    matrices = key_matrices(*spread, codec, **how)
+                else:
+                    covariance = self._calibration.layers[plan.layer].value_covariance
+                    assert covariance is not None  # see expect_classes
+                    matrices = value_matrices(covariance, codec, **how)
+            except ValueError as error:
+                raise UsageError(str(error), where=f"layer {plan.layer}") from error
+            made[encoder.role] = matrices
+            self._fillers.add(encoder.rotation)
+            name = f"tq.{encoder.role}_{{}}.{plan.layer}"
+            encoder.rotation = self._build.constant(name.format("encode"), matrices.encode)
+            read = self._build.constant(name.format("read"), matrices.read)
+            for attention in layer.attentions:
+                READ[encoder.role].replace(attention.node, read)
+        return made
+
+    def _feed_back(
+        self, layer: ConvertedLayer, scales: Scales | None, classes: Matrices | None
+    ) -> None:
         """Give the encoder of keys the matrices of the queries that will read them."""
         plan, key = layer.plan, layer.key
         covariance = self._calibration.layers[plan.layer].query_covariance
@@ -180,7 +255,11 @@ class _Calibrated:
         rotation = key.rotation.const_value
         assert rotation is not None  # baked
         try:
-            matrices = feedback_of(covariance, rotation.numpy(), scales)
+            matrices = (
+                feedback_of(covariance, rotation.numpy(), scales)
+                if classes is None
+                else class_feedback(covariance, classes.read, key.codec, scales)
+            )
         except ValueError as error:
             raise UsageError(str(error), where=f"layer {plan.layer}") from error
         key.feedback = self._build.constant(f"tq.key_feedback.{plan.layer}", matrices)

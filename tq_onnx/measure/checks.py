@@ -15,13 +15,15 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from tq_onnx.codec.acceptance import FIELD_STEPS, SEARCHED_TIE_SHARE, TIE_SHARE, UNROUNDED_TIE_SHARE
+from tq_onnx.codec.classmatrices import INVERSION, inversion_error
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.elements import ELEMENTS
 from tq_onnx.codec.rotation import rotation_of
 from tq_onnx.measure.feeding_modes import SAME_NUMBERS, CallDistance, FeedingFigures
 from tq_onnx.measure.oracle import BODY, KERNEL, OracleFigures
-from tq_onnx.measure.probe import Probe
+from tq_onnx.measure.probe import EncodeNames, Probe
 from tq_onnx.measure.reconstruction import CacheDistance, ReconstructionFigures
+from tq_onnx.plan import LayerPlan, Plan
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.session import placement
 
@@ -214,13 +216,10 @@ def tables(probe: Probe) -> PropertyCheck:
             if names.rotation is None or names.codebook is None:
                 continue
             where = f"layer {layer.plan.layer} {cache}"
-            rotation = rotation_of(
-                names.codec, probe.plan.rotation, head_size, layer.plan.layer, probe.plan.seed
-            )
             book = codebook_of(names.codec, head_size)
             # Models that were converted before centroids were rounded have the others.
             older = codebook_of(names.codec, head_size, rounded=False)
-            if not _close(names.rotation, rotation):
+            if not _is_planned(names, layer.plan, probe.plan):
                 problems.append(f"{where}: rotation")
             if not any(_close(names.codebook.centroids, one.centroids) for one in (book, older)):
                 problems.append(f"{where}: centroids")
@@ -237,6 +236,21 @@ def tables(probe: Probe) -> PropertyCheck:
         if rotated
         else "the codecs have none",
     )
+
+
+def _is_planned(names: EncodeNames, layer: LayerPlan, plan: Plan) -> bool:
+    """Tell whether a rotation is the plan's, or, of classes, whether attention undoes it."""
+    assert names.rotation is not None
+    assert names.read is not None
+    sizes = (layer.kv_num_heads, layer.head_size, layer.head_size)
+    if names.codec.is_split:
+        if names.rotation.shape != sizes or names.read.shape != sizes:
+            return False
+        return inversion_error(names.rotation, names.read) <= INVERSION
+    wanted = rotation_of(names.codec, plan.rotation, layer.head_size, layer.layer, plan.seed)
+    if plan.has_matrices:
+        wanted = np.tile(wanted, (layer.kv_num_heads, 1, 1))
+    return _close(names.rotation, wanted)
 
 
 def _close(found: npt.NDArray[np.float32], wanted: npt.NDArray[np.float32]) -> bool:

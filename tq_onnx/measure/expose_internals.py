@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from tq_onnx.codec.codebook import Codebook
 from tq_onnx.codec.kind import NORM_KEPT
-from tq_onnx.conversion.layers import ConvertedLayer, EncodeNode, converted_layers
+from tq_onnx.conversion.layers import READ, ConvertedLayer, EncodeNode, converted_layers
 from tq_onnx.errors import UnsupportedModelError, located
 from tq_onnx.files.load import LoadedModel
 from tq_onnx.graph.copying import copy_graph
@@ -80,7 +80,7 @@ def with_operators(loaded: LoadedModel) -> LoadedModel:
 
 def _layer(layer: ConvertedLayer) -> LayerNames:
     attention = layer.attention
-    key, value = (_encoder(encoder, layer.plan.head_size) for encoder in layer.encoders)
+    key, value = (_encoder(encoder, layer) for encoder in layer.encoders)
     return LayerNames(
         plan=layer.plan,
         key=key,
@@ -93,10 +93,13 @@ def _layer(layer: ConvertedLayer) -> LayerNames:
     )
 
 
-def _encoder(encoder: EncodeNode, head_size: int) -> EncodeNames:
-    rotation = codebook = None
+def _encoder(encoder: EncodeNode, layer: ConvertedLayer) -> EncodeNames:
+    rotation = read = codebook = None
     if encoder.codec.is_rotated:
-        rotation = _table(encoder, encoder.rotation)
+        rotation = read = _table(encoder, encoder.rotation)
+        taken = READ[encoder.role].of(layer.attention.node)
+        if encoder.codec.is_split and taken is not None:
+            read = _table(encoder, taken)
         centroids = _table(encoder, encoder.centroids)
         codebook = Codebook(centroids, _table(encoder, encoder.boundaries), float("nan"))
     gains = encoder.gains if encoder.codec.searches else None
@@ -111,8 +114,9 @@ def _encoder(encoder: EncodeNode, head_size: int) -> EncodeNames:
         past_length=_name(encoder.past_length),
         present=_name(encoder.output),
         rotation=rotation,
+        read=read,
         codebook=codebook,
-        head_size=head_size,
+        head_size=layer.plan.head_size,
         offset=None if encoder.offset is None else _table(encoder, encoder.offset),
         gains=None if gains is None else _table(encoder, gains),
         feedback=feedback if feedback is None or feedback.ndim > 1 else None,

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from tq_onnx.codec.classmatrices import INVERSION, inversion_error
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.elements import ELEMENT_BITS, ELEMENTS
 from tq_onnx.codec.rotation import rotation_of
@@ -341,19 +342,40 @@ def _tables(model: ir.Model, plan: Plan) -> Iterator[str]:
             slots = {one.name: one for one in PagedAttention.inputs}
             for reader in readers:
                 read.append((reader, slots[f"{side}_rotation"], slots[f"{side}_centroids"]))
+            where = f"layer {layer.layer}, {side}s"
             for one, rotation, centroids in read:
-                yield from _differing(
-                    f"layer {layer.layer}, {side}s",
-                    {"rotation": rotation.of(one), "centroids": centroids.of(one)},
-                    _wanted(codec, layer, plan),
-                )
+                tables = {"rotation": rotation.of(one), "centroids": centroids.of(one)}
+                wanted = _wanted(codec, layer, plan)
+                if codec.is_split:
+                    del wanted["rotation"], tables["rotation"]
+                yield from _differing(where, tables, wanted)
+            if codec.is_split:
+                own, *taken = [_floats(rotation.of(one)) for one, rotation, _ in read]
+                if not all(_undoes(own, other, layer) for other in taken):
+                    yield f"{where}: the matrices are not each other's inverse"
+
+
+def _floats(value: ir.Value | None) -> npt.NDArray[np.float32] | None:
+    tensor = None if value is None else value.const_value
+    return None if tensor is None else np.asarray(tensor.numpy(), np.float32)
+
+
+def _undoes(
+    encode: npt.NDArray[np.float32] | None,
+    read: npt.NDArray[np.float32] | None,
+    layer: LayerPlan,
+) -> bool:
+    sizes = (layer.kv_num_heads, layer.head_size, layer.head_size)
+    if encode is None or read is None or encode.shape != sizes or read.shape != sizes:
+        return False
+    return inversion_error(encode, read) <= INVERSION
 
 
 def _wanted(codec: Codec, layer: LayerPlan, plan: Plan) -> dict[str, npt.NDArray[np.float32]]:
-    return {
-        "rotation": rotation_of(codec, plan.rotation, layer.head_size, layer.layer, plan.seed),
-        "centroids": codebook_of(codec, layer.head_size).centroids,
-    }
+    rotation = rotation_of(codec, plan.rotation, layer.head_size, layer.layer, plan.seed)
+    if plan.has_matrices:
+        rotation = np.tile(rotation, (layer.kv_num_heads, 1, 1))
+    return {"rotation": rotation, "centroids": codebook_of(codec, layer.head_size).centroids}
 
 
 def _differing(

@@ -12,7 +12,12 @@ import onnx_ir as ir
 from tq_onnx.codec.rotation import rotation_seed
 from tq_onnx.codec.spec import is_layout_of
 from tq_onnx.conversion.bake import bake_functions, codec_index, encoder_index
-from tq_onnx.conversion.layers import SHARED, ConvertedLayer, converted_layers, shares_length
+from tq_onnx.conversion.layers import (
+    ConvertedLayer,
+    converted_layers,
+    shared_inputs,
+    shares_length,
+)
 from tq_onnx.errors import UnsupportedModelError, VerificationError
 from tq_onnx.graph.values import static_dim
 from tq_onnx.measure.samegraph import is_same_body
@@ -151,9 +156,7 @@ def _operators(layer: ConvertedLayer, plan: Plan) -> Iterator[tuple[str, str]]:
             yield f"the encoder of {encoder.role}s", f"rows of {width} bytes"
         if not all(shares_length(encoder, one, plan) for one in layer.attentions):
             yield f"the encoder of {encoder.role}s", "another length than attention"
-        for slot, shared in SHARED[encoder.role].items():
-            if slot is Encode.past_length:  # see above
-                continue
+        for slot, shared in shared_inputs(encoder).items():
             one = slot.of(encoder.node)
             if any(shared.of(attention.node) is not one for attention in layer.attentions):
                 yield "attention", f"another {shared.name} than the encoder of {encoder.role}s"

@@ -50,7 +50,8 @@ class ReconstructionFigures:
         rows: distinct rows measured. A row that comes again is no new evidence: in the first layer
             values depend on the token alone, and a text repeats its tokens.
         error: mean over these rows of squared error over squared norm, both of what is encoded:
-            with offsets, of what they leave.
+            with offsets, of what they leave; of two classes of coordinates the mean of both, in the
+            space where they are coded.
         theory: the same for random directions; None for codecs that do not rotate, whose error
             depends on the vectors.
         spread: standard error of ``error``; rows that are alike count as fewer.
@@ -119,7 +120,9 @@ def reconstruction(
         energy = (vectors**2).sum(axis=-1)
         counted = (energy > 0) & _first_of_its_kind(new)
         squares = ((vectors - decoded) ** 2).sum(axis=-1)[counted]
-        errors = squares / energy[counted]
+        errors = _relative(
+            _classes(vectors, names)[..., counted], _classes(vectors - decoded, names)[..., counted]
+        ).mean(axis=0)
         # Vectors of zeros have no relative error; one of NaN must not look like those.
         error = float(errors.mean()) if errors.size else float(0 * energy.sum())
         share = None
@@ -157,11 +160,32 @@ def decoded_rows(rows: Array, names: EncodeNames, dtype: str) -> npt.NDArray[np.
     return reference.decode(
         rows,
         names.codec,
-        names.rotation,
+        names.read,
         names.codebook,
         head_size=names.head_size,
         element=ELEMENTS[dtype],
     )
+
+
+def _classes(vectors: Floats, names: EncodeNames) -> Floats:
+    """Return the squared lengths of vectors ``[B, N, T, D]`` in each class: ``[k, B, N, T]``."""
+    if not names.codec.is_split:
+        return (vectors**2).sum(axis=-1)[None]
+    assert names.rotation is not None  # only other kinds do without
+    coded = vectors @ names.rotation.astype(np.float64)
+    return _energies(coded, names.codec)
+
+
+def _energies(coded: Floats, codec: Codec) -> Floats:
+    """Return the squared lengths of vectors ``[..., D]`` in each class: ``[k, ...]``."""
+    own = codec.class_slices(coded.shape[-1])
+    return np.stack([(coded[..., one] ** 2).sum(axis=-1) for one in own])
+
+
+def _relative(energies: Floats, errors: Floats) -> Floats:
+    """Return errors over energies; 0 of nothing."""
+    found: Floats = errors / np.where(energies == 0, 1, energies)
+    return found
 
 
 def _first_of_its_kind(rows: Array) -> npt.NDArray[np.bool_]:
@@ -189,7 +213,7 @@ def _spread(
     some = vectors[:: -(-count // _COMPARED_ROWS)]
     units = some / np.linalg.norm(some, axis=-1, keepdims=True)
     alike = float(((units @ units.T) ** 2).mean())
-    single = _promised(*_facts(names))[1]
+    single = _promised(*_facts(names)).deviation
     return max(alone, single * float(np.sqrt(alike)))
 
 
@@ -210,7 +234,7 @@ def theory(
         return 0.0
     if not codec.is_rotated:
         return None
-    return _promised(codec, head_size, norm_correction, gains, feedback)[0]
+    return float(np.mean(_promised(codec, head_size, norm_correction, gains, feedback).means))
 
 
 def _theory_of(names: EncodeNames) -> float | None:
@@ -223,14 +247,27 @@ def _facts(
     return names.codec, names.head_size, names.norm_correction, names.gains, names.feedback
 
 
+@dataclass(frozen=True)
+class _Promise:
+    """The relative squared error of random directions.
+
+    Attributes:
+        means: of each class of coordinates.
+        deviation: standard deviation of the mean over classes, of one vector.
+    """
+
+    means: tuple[float, ...]
+    deviation: float
+
+
 def _promised(
     codec: Codec,
     head_size: int,
     norm_correction: int,
     gains: npt.NDArray[np.float32] | None,
     feedback: npt.NDArray[np.float32] | None,
-) -> tuple[float, float]:
-    """Return mean and standard deviation of the error of random directions."""
+) -> _Promise:
+    """Return the error of random directions."""
     tried = None if gains is None else tuple(gains.tolist())
     fed = None if feedback is None else (feedback.shape, feedback.tobytes())
     return _simulated(codec, head_size, norm_correction, tried, fed)
@@ -243,7 +280,7 @@ def _simulated(
     norm_correction: int,
     gains: tuple[float, ...] | None,
     fed: tuple[tuple[int, ...], bytes] | None,
-) -> tuple[float, float]:
+) -> _Promise:
     feedback = None if fed is None else np.frombuffer(fed[1], np.float32).reshape(fed[0])
     rows = _THEORY_ROWS if fed is None else _FED_ROWS // fed[0][0]
     heads = 1 if fed is None else fed[0][0]
@@ -263,8 +300,9 @@ def _simulated(
         feedback=feedback,
     )
     decoded = reference.decode(encoded, codec, rotation, codebook)
-    errors = ((vectors - decoded) ** 2).sum(axis=-1)
-    return float(errors.mean()), float(errors.std())
+    errors = _relative(_energies(vectors, codec), _energies(vectors - decoded, codec))
+    means = tuple(float(each.mean()) for each in errors)
+    return _Promise(means, float(errors.mean(axis=0).std()))
 
 
 def largest_error(vectors: npt.NDArray[np.float64], codec: Codec) -> npt.NDArray[np.float64]:
@@ -329,12 +367,15 @@ def _distance(
     vectors: Floats, rows: Array, names: EncodeNames, layer: LayerNames
 ) -> tuple[float, float]:
     """Return the distance, and the distance that quantisation alone should make."""
-    energy = max(float((vectors**2).sum()), 1e-300)
-    distance = float(((_decoded(rows, names, layer) - vectors) ** 2).sum()) / energy
+    energy = max(float(_classes(vectors, names).sum()), 1e-300)
+    lost = _decoded(rows, names, layer) - vectors
+    distance = float(_classes(lost, names).sum()) / energy
     left = vectors - _offsets(rows, names)
-    promised = _theory_of(names)
-    if promised is None:
-        expected = float(largest_error(left.reshape(-1, names.head_size), names.codec).sum())
+    if names.codec.is_rotated:
+        by_class = _classes(left, names).reshape(len(names.codec.index_bits), -1).sum(axis=1)
+        expected = float(by_class @ np.array(_promised(*_facts(names)).means))
+    elif names.codec.is_raw:
+        expected = 0.0
     else:
-        expected = promised * float((left**2).sum())
+        expected = float(largest_error(left.reshape(-1, names.head_size), names.codec).sum())
     return distance, expected / energy
