@@ -170,7 +170,8 @@ def decoded_rows(rows: Array, names: EncodeNames, dtype: str) -> npt.NDArray[np.
 def _classes(vectors: Floats, names: EncodeNames) -> Floats:
     """Return the squared lengths of vectors ``[B, N, T, D]`` in each class: ``[k, B, N, T]``."""
     if not names.codec.is_split:
-        return (vectors**2).sum(axis=-1)[None]
+        whole: Floats = (vectors**2).sum(axis=-1)[None]
+        return whole
     assert names.rotation is not None  # only other kinds do without
     coded = vectors @ names.rotation.astype(np.float64)
     return _energies(coded, names.codec)
