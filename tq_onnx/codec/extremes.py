@@ -99,13 +99,21 @@ def of_rows(
     for field in halves:
         clamped |= (np.abs(field) >= MAX_HALF).any(axis=-1)
     if codec.is_split:  # what rounds to an end of the grid is as good as clamped
-        ends = [np.isin(field, (1, LARGEST_SCALE)) for field in fields.values()]
-        clamped |= np.concatenate(ends, axis=-1).any(axis=-1)
+        steps = np.concatenate([*fields.values()], axis=-1)
+        clamped |= np.isin(steps, (1, LARGEST_SCALE)).any(axis=-1)
     if codec.kind == FP8:
         clamped |= (np.abs(vectors) > FP8_MAX).any(axis=-1)
     decoded = coordinates(unpack(rows, layout), fields, codec, centroids)
     zeros: Bools = np.logical_not(decoded.any(axis=-1))
     return _count(vectors, clamped, zeros, layer, cache)
+
+
+def off_the_grid(rows: Array, codec: Codec) -> Bools:
+    """Tell rows ``[..., W]`` with scales that are no number of their grid, or an end of it."""
+    if not codec.is_split:
+        return np.zeros(rows.shape[:-1], np.bool_)
+    ends: Bools = np.isin(rows[..., -len(codec.record.fields) :], (0, 1, LARGEST_SCALE))
+    return ends.any(axis=-1)
 
 
 def of_vectors(vectors: Array, *, layer: int, cache: str) -> Extremes:

@@ -7,7 +7,8 @@ With x a vector of KV head n, T_n and P_n = T_n^-T matrices ``[D, D]``
     codes of u_k    as ``lloyd_max`` has them with n_k coordinates, of ``bits`` in the first class
                     and 2 in the second; each class with gains, and feedback, of its own
     scale           s_k = |x| |y_k| times what ``tq_onnx.codec.search`` says of u_k, stored as a
-                    byte: i = round(32 log2 s_k) + 128, clamped to 1 .. 255; 0 for s_k = 0
+                    byte: i = round(32 log2 s_k) + 128, at most 255; 1 from half of the smallest
+                    scale on, which is 2^(-127/32); 0 below, which is nearer
     x'              = (s_1 c_1, s_2 c_2) P_n^T,  so that queries take P_n:
                     <q, x'> = <q P_n, (s_1 c_1, s_2 c_2)>, and outputs P_n^T
 
@@ -63,6 +64,9 @@ USUAL_SCALE: Final = 128
 
 LARGEST_SCALE: Final = 255
 
+LOWEST_STEP: Final = 1 - STEPS_PER_OCTAVE
+"""Steps below this one are stored as 0: the smallest scale is more than twice as large."""
+
 _EIGHTHS: Final = 8
 _MULTIPLE: Final = 8
 _FIELDS: Final = (FieldForm("first_scale", 1), FieldForm("second_scale", 1))
@@ -103,8 +107,10 @@ def is_clamped(scales: Float64) -> npt.NDArray[np.bool_]:
 
 
 def _clamped(scales: Float64) -> Float64:
-    """Return where scales lie on the grid, clamped; 0 for 0."""
-    return np.where(scales > 0, np.clip(step_of(scales), 1, LARGEST_SCALE), 0)
+    """Return where scales lie on the grid, clamped; 0 for what is nearer to 0."""
+    steps = step_of(scales)
+    is_there = (scales > 0) & (np.rint(steps) >= LOWEST_STEP)
+    return np.where(is_there, np.clip(steps, 1, LARGEST_SCALE), 0)
 
 
 class _Class:
@@ -219,6 +225,7 @@ def _kind(name: str, number: int, first_eighths: int) -> CodecKind:
         formula=[
             f"{first_eighths} of 8 coordinates, then those of {SECOND_BITS} bits",
             f"a byte each: 2 ** ((byte - {USUAL_SCALE}) / {STEPS_PER_OCTAVE}), 0 for 0",
+            f"0 below step {LOWEST_STEP}",
         ],
         fields=_FIELDS,
         is_rotated=True,

@@ -196,7 +196,6 @@ class _Calibrated:
         offsets = self._calibration.offsets(plan.layer, center, key_scale=scales)
         held = [] if scales is None else [scales]
         matrices = self._share_out(layer, scales)
-        held += [one.encode for one in matrices.values()]
         if plan.feedback:
             self._feed_back(layer, scales, matrices.get("key"))
         for encoder, offset in zip(layer.encoders, offsets, strict=True):
@@ -213,6 +212,7 @@ class _Calibrated:
                 assert filler is not None  # ConvertPass has put one there
                 self._fillers.add(filler)
                 slot.replace(node, baked)
+        held += [one.encode for one in matrices.values()]
         return replace(plan, adaptation=adaptation_digest(*held))
 
     def _share_out(self, layer: ConvertedLayer, scales: Scales | None) -> dict[Role, Matrices]:
@@ -295,7 +295,7 @@ class _Calibrated:
 
 
 def adaptation_digest(*arrays: npt.NDArray[np.float32]) -> str:
-    """Tell what keys were divided by, and what was taken from keys and values."""
+    """Tell what keys were divided by, what was taken from keys and values, and their matrices."""
     content = hashlib.sha256()
     for array in arrays:
         content.update(np.ascontiguousarray(array, "<f4").tobytes())

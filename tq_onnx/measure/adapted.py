@@ -1,15 +1,16 @@
-"""Scales and offsets of a converted model, against its original and its plan.
+"""Scales, offsets and matrices of a converted model, against its original and its plan.
 
 Scales in norm weights follow from the original's weights, so an original that was converted without
-codecs is given the same ones and can be compared tensor by tensor. All scales and offsets have a
-digest in the plan.
+codecs is given the same ones and can be compared tensor by tensor. All scales, offsets and matrices
+of classes have a digest in the plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from tq_onnx.conversion.equalise import fold, layer_scales
@@ -45,7 +46,7 @@ def fold_alike(original: ir.Model, raw: Plan, plan: Plan) -> Mapping[int, Scales
 
 
 def adaptation_problems(model: ir.Model, plan: Plan, folded: Mapping[int, Scales]) -> list[str]:
-    """Return the layers whose scales and offsets have another digest than their plan has."""
+    """Return the layers whose scales, offsets and matrices have another digest than planned."""
     return [
         f"layer {layer.plan.layer}: scales or offsets are not those of the conversion"
         for layer in converted_layers(model, plan)
@@ -55,20 +56,24 @@ def adaptation_problems(model: ir.Model, plan: Plan, folded: Mapping[int, Scales
 
 def _is_planned(layer: ConvertedLayer, folded: Mapping[int, Scales]) -> bool:
     plan = layer.plan
-    offsets = [encoder.offset for encoder in layer.encoders]
-    tables = [
-        np.asarray(value.const_value.numpy(), np.float32)
-        for value in offsets
-        if value is not None and value.const_value is not None
-    ]
+    tables = _constants(encoder.offset for encoder in layer.encoders)
     if not plan.adaptation:
         return not any(table.any() for table in tables)
     if not plan.centered:
         tables = []
+    tables += _constants(one.rotation for one in layer.encoders if one.codec.is_split)
     return any(
         adaptation_digest(*scales, *tables) == plan.adaptation
         for scales in _possible(layer, folded)
     )
+
+
+def _constants(values: Iterable[ir.Value | None]) -> list[npt.NDArray[np.float32]]:
+    return [
+        np.asarray(value.const_value.numpy(), np.float32)
+        for value in values
+        if value is not None and value.const_value is not None
+    ]
 
 
 def _possible(layer: ConvertedLayer, folded: Mapping[int, Scales]) -> Iterator[list[Scales]]:

@@ -47,7 +47,7 @@ class ReconstructionFigures:
         layer: index of the layer.
         cache: ``key`` or ``value``.
         codec: the codec.
-        rows: distinct rows measured. A row that comes again is no new evidence: in the first layer
+        rows: distinct rows measured, but for those with scales at an end of their grid. A row that comes again is no new evidence: in the first layer
             values depend on the token alone, and a text repeats its tokens.
         error: mean over these rows of squared error over squared norm, both of what is encoded:
             with offsets, of what they leave; of two classes of coordinates the mean of both, in the
@@ -118,7 +118,7 @@ def reconstruction(
         vectors = names.centered(given, np.array([rows.shape[2] - given.shape[2]]))
         decoded = decoded_rows(new, names, layer.plan.dtype)
         energy = (vectors**2).sum(axis=-1)
-        counted = (energy > 0) & _first_of_its_kind(new)
+        counted = (energy > 0) & _first_of_its_kind(new) & ~extremes.off_the_grid(new, names.codec)
         squares = ((vectors - decoded) ** 2).sum(axis=-1)[counted]
         errors = _relative(
             _classes(vectors, names)[..., counted], _classes(vectors - decoded, names)[..., counted]

@@ -129,10 +129,12 @@ constexpr bool is_split(Kind kind) {{ return first_eighths(kind) > 0; }}
 
 inline constexpr int kSecondBits = {second_bits};  // of the second class
 
-// A stored scale is 2 ** ((byte - kUsualScale) / kStepsPerOctave), 0 for 0.
+// A stored scale is 2 ** ((byte - kUsualScale) / kStepsPerOctave), 0 for 0. A step below
+// kLowestStep is stored as 0, others are clamped to 1 .. kLargestScale.
 inline constexpr int kStepsPerOctave = {steps_per_octave};
 inline constexpr int kUsualScale = {usual_scale};
 inline constexpr int kLargestScale = {largest_scale};
+inline constexpr int kLowestStep = {lowest_step};  // what is below is 0
 
 constexpr int classes(Kind kind) {{ return is_split(kind) ? 2 : 1; }}
 
@@ -234,6 +236,7 @@ def render_header() -> str:
         steps_per_octave=split.STEPS_PER_OCTAVE,
         usual_scale=split.USUAL_SCALE,
         largest_scale=split.LARGEST_SCALE,
+        lowest_step=split.LOWEST_STEP,
         max_half=MAX_HALF,
         entry_element_bytes=ELEMENT_BYTES,
         entry_tag_bytes=TAG_BYTES,
@@ -256,7 +259,7 @@ def render_header() -> str:
 
 def _any_of(kinds: Iterable[CodecKind]) -> str:
     """Return the C++ condition that a kind is one of these."""
-    return " || ".join(f"kind == Kind::{_enumerator(kind.name)}" for kind in kinds)
+    return " ||\n         ".join(f"kind == Kind::{_enumerator(kind.name)}" for kind in kinds)
 
 
 def _is_split(kind: CodecKind) -> bool:

@@ -12,7 +12,7 @@
 namespace tq::spec {
 
 inline constexpr int kLayoutVersion = 3;
-inline constexpr char kLayoutDigest[] = "c9d76fe21f91e3e9";
+inline constexpr char kLayoutDigest[] = "827b4dfad902e6f2";
 
 enum class Kind { kLloydMax, kUniform, kFp8E4m3, kQ8_0, kProd, kU8, kRaw, kSplitEighth, kSplitQuarter, kSplitHalf };
 
@@ -145,7 +145,12 @@ constexpr bool is_codec(Codec codec) {
 }
 
 constexpr bool is_rotated(Kind kind) {
-  return kind == Kind::kLloydMax || kind == Kind::kProd || kind == Kind::kU8 || kind == Kind::kSplitEighth || kind == Kind::kSplitQuarter || kind == Kind::kSplitHalf;
+  return kind == Kind::kLloydMax ||
+         kind == Kind::kProd ||
+         kind == Kind::kU8 ||
+         kind == Kind::kSplitEighth ||
+         kind == Kind::kSplitQuarter ||
+         kind == Kind::kSplitHalf;
 }
 
 // The top bit of a code is the sign of a projection.
@@ -171,10 +176,12 @@ constexpr bool is_split(Kind kind) { return first_eighths(kind) > 0; }
 
 inline constexpr int kSecondBits = 2;  // of the second class
 
-// A stored scale is 2 ** ((byte - kUsualScale) / kStepsPerOctave), 0 for 0.
+// A stored scale is 2 ** ((byte - kUsualScale) / kStepsPerOctave), 0 for 0. A step below
+// kLowestStep is stored as 0, others are clamped to 1 .. kLargestScale.
 inline constexpr int kStepsPerOctave = 32;
 inline constexpr int kUsualScale = 128;
 inline constexpr int kLargestScale = 255;
+inline constexpr int kLowestStep = -31;  // what is below is 0
 
 constexpr int classes(Kind kind) { return is_split(kind) ? 2 : 1; }
 
@@ -188,7 +195,10 @@ constexpr int class_size(Codec codec, int of_class, int head_size) {
 
 // An encoder may choose among the codes of several gains.
 constexpr bool searches(Kind kind) {
-  return kind == Kind::kLloydMax || kind == Kind::kSplitEighth || kind == Kind::kSplitQuarter || kind == Kind::kSplitHalf;
+  return kind == Kind::kLloydMax ||
+         kind == Kind::kSplitEighth ||
+         kind == Kind::kSplitQuarter ||
+         kind == Kind::kSplitHalf;
 }
 
 // Rows have a field that is added to what they decode to.
