@@ -108,12 +108,13 @@ def of_rows(
     return _count(vectors, clamped, zeros, layer, cache)
 
 
-def off_the_grid(rows: Array, codec: Codec) -> Bools:
+def off_the_grid(rows: Array, codec: Codec, head_size: int) -> Bools:
     """Tell rows ``[..., W]`` with scales that are no number of their grid, or an end of it."""
-    if not codec.is_split:
-        return np.zeros(rows.shape[:-1], np.bool_)
-    ends: Bools = np.isin(rows[..., -len(codec.record.fields) :], (0, 1, LARGEST_SCALE))
-    return ends.any(axis=-1)
+    found = np.zeros(rows.shape[:-1], np.bool_)
+    if codec.is_split:
+        for field in row_layout(codec, head_size).fields:
+            found |= np.isin(rows[..., field.offset], (0, 1, LARGEST_SCALE))
+    return found
 
 
 def of_vectors(vectors: Array, *, layer: int, cache: str) -> Extremes:

@@ -47,8 +47,9 @@ class ReconstructionFigures:
         layer: index of the layer.
         cache: ``key`` or ``value``.
         codec: the codec.
-        rows: distinct rows measured, but for those with scales at an end of their grid. A row that comes again is no new evidence: in the first layer
-            values depend on the token alone, and a text repeats its tokens.
+        rows: distinct rows measured, but for those with scales at an end of their grid. A row that
+            comes again is no new evidence: in the first layer values depend on the token alone, and
+            a text repeats its tokens.
         error: mean over these rows of squared error over squared norm, both of what is encoded:
             with offsets, of what they leave; of two classes of coordinates the mean of both, in the
             space where they are coded.
@@ -118,7 +119,8 @@ def reconstruction(
         vectors = names.centered(given, np.array([rows.shape[2] - given.shape[2]]))
         decoded = decoded_rows(new, names, layer.plan.dtype)
         energy = (vectors**2).sum(axis=-1)
-        counted = (energy > 0) & _first_of_its_kind(new) & ~extremes.off_the_grid(new, names.codec)
+        counted = (energy > 0) & _first_of_its_kind(new)
+        counted &= ~extremes.off_the_grid(new, names.codec, names.head_size)
         squares = ((vectors - decoded) ** 2).sum(axis=-1)[counted]
         errors = _relative(
             _classes(vectors, names)[..., counted], _classes(vectors - decoded, names)[..., counted]
