@@ -54,7 +54,7 @@ EncodeTensors read_encode(const Api& api, OrtKernelContext* context, spec::Codec
   expect_tables(kOp, call.rotation, call.centroids, codec, size);
   expect_type(kOp, call.boundaries, kFloat);
   if (spec::is_rotated(codec.kind)) {
-    expect_dims(kOp, call.boundaries, {spec::levels(codec) - 1}, rows_of(codec, size).c_str());
+    expect_dims(kOp, call.boundaries, {spec::boundaries(codec)}, rows_of(codec, size).c_str());
   }
   call.offsets = call.offset.type == 0 ? 0 : expect_offset(kOp, call.offset, heads, size);
   call.gains = read_optional(api, context, Op::kGains);

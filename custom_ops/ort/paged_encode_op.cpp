@@ -67,7 +67,7 @@ void PagedEncodeKernel::compute(OrtKernelContext* context) {
   expect_tables(kOp, rotation, centroids, codec_, size);
   expect_type(kOp, boundaries, kFloat);
   if (spec::is_rotated(codec_.kind)) {
-    expect_dims(kOp, boundaries, {spec::levels(codec_) - 1}, rows_of(codec_, size).c_str());
+    expect_dims(kOp, boundaries, {spec::boundaries(codec_)}, rows_of(codec_, size).c_str());
   }
   EncodeCall call{};
   call.offsets = offset.type == 0 ? 0 : expect_offset(kOp, offset, heads, size);

@@ -70,6 +70,7 @@ constexpr Codec lloyd_max(int bits) { return {Kind::kLloydMax, bits}; }
 inline std::vector<Codec> float_codecs() {
   std::vector<Codec> all;
   for (const Codec& codec : spec::kCodecs) {
+    if (spec::is_split(codec.kind)) continue;
     if (codec.kind != Kind::kRaw || codec.bits == 32) all.push_back(codec);
   }
   return all;
