@@ -424,7 +424,9 @@ void AttentionRows::prepare(const int64_t* flat_rows, int count, float* scratch,
   }
   kernels_.scale(natural, call_.scale, count * size);
   if (spec::is_rotated(call_.key.codec.kind)) {
-    rotate(kernels_, call_.key_rotation, natural, rotated, count, size, width);
+    int64_t heads[kDecodeRows];
+    for (int r = 0; r < count; ++r) heads[r] = head_of(flat_rows[r]);
+    rotate_heads(kernels_, call_.key_rotation, heads, natural, rotated, count, size, width);
   } else {
     std::copy_n(natural, count * size, rotated);
   }
@@ -462,7 +464,9 @@ void AttentionRows::finish(const int64_t* flat_rows, int count, const float* con
     }
   }
   if (spec::is_rotated(call_.value.codec.kind)) {
-    unrotate(kernels_, call_.value_rotation, natural, out, count, size, width);
+    int64_t heads[kDecodeRows];
+    for (int r = 0; r < count; ++r) heads[r] = head_of(flat_rows[r]);
+    unrotate_heads(kernels_, call_.value_rotation, heads, natural, out, count, size, width);
   } else {
     out = natural;
   }

@@ -103,7 +103,7 @@ void RowEncoder::encode_rotated(float* x, int count, const int64_t* heads,
       kernels_.divide(from, norms[r], to, size_);
     }
   }
-  rotate(kernels_, call_.rotation, unit, rotated, count, size_, size_);
+  rotate_heads(kernels_, call_.rotation, heads, unit, rotated, count, size_, size_);
   if (searches_) search(rotated, count, heads, norms, codes, scales);
   for (int r = 0; r < count; ++r) {
     const float* const y = rotated + r * size_;

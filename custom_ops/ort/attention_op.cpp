@@ -160,8 +160,8 @@ AttentionTensors read_attention(const Api& api, OrtKernelContext* context,
   check_cache(call.key_cache, like, attributes.key, size);
   check_cache(call.value_cache, like, attributes.value, size);
   expect_groups(kOp, query_heads, heads);
-  expect_tables(kOp, call.key_rotation, call.key_centroids, attributes.key, size);
-  expect_tables(kOp, call.value_rotation, call.value_centroids, attributes.value, size);
+  expect_tables(kOp, call.key_rotation, call.key_centroids, attributes.key, heads, size);
+  expect_tables(kOp, call.value_rotation, call.value_centroids, attributes.value, heads, size);
   const Window& window = attributes.window;
   for (const Tensor* cache : {&call.key_cache, &call.value_cache}) {
     expect_overlay(kOp, window, cache->name, size, cache->dims[3]);

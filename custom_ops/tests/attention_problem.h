@@ -35,6 +35,7 @@ struct Problem {
   const char* products = nullptr;  // TQ_ONNX_PRODUCTS; null for the default and for 16
   float peak = 1.0f;               // what queries are multiplied with
   int64_t needle = -1;             // queries ask for the key of this slot
+  bool has_matrices = false;       // of each head
   float zero = 0.0f;               // of uniform keys, all of them, instead of arbitrary ones
 };
 
@@ -43,7 +44,7 @@ inline std::string describe(const Problem& p, const char* level) {
          std::to_string(p.head_size) + " B" +
          std::to_string(p.batch) + " N" + std::to_string(p.heads) + " G" + std::to_string(p.group) +
          " T" + std::to_string(p.tokens) + " S" + std::to_string(p.slots) + " P" +
-         std::to_string(p.offsets);
+         std::to_string(p.offsets) + (p.has_matrices ? " matrices" : "");
 }
 
 // Decoded rows [lanes * slots, head_size] in float64, with their offsets.
@@ -61,7 +62,7 @@ inline std::vector<double> decoded(const uint8_t* rows, const Problem& p, Codec 
       double sum = 0;
       if (spec::is_rotated(codec.kind)) {
         for (std::size_t j = 0; j < x.size(); ++j) {
-          sum += x[j] * tables.rotation[i * x.size() + j];
+          sum += x[j] * tables.matrix(head)[i * x.size() + j];
         }
       } else {
         sum = x[i];
@@ -77,7 +78,8 @@ inline std::vector<double> decoded(const uint8_t* rows, const Problem& p, Codec 
 }
 
 // The largest coordinate of a rotated query.
-inline double largest_coordinate(const float* query, Codec codec, int size, const Tables& tables) {
+inline double largest_coordinate(const float* query, Codec codec, int size, const Tables& tables,
+                                 int64_t head) {
   double largest = 0;
   for (int j = 0; j < tables.width; ++j) {
     double x = query[j % size];
@@ -85,7 +87,7 @@ inline double largest_coordinate(const float* query, Codec codec, int size, cons
       x = 0;
       for (int i = 0; i < size; ++i) {
         x += static_cast<double>(query[i]) *
-             tables.rotation[static_cast<std::size_t>(i * tables.width + j)];
+             tables.matrix(head)[static_cast<std::size_t>(i * tables.width + j)];
       }
     }
     largest = std::max(largest, std::abs(x));
@@ -272,7 +274,8 @@ inline void solve(const Problem& p, Random& random) {
   const std::size_t d = static_cast<std::size_t>(size);
   const int64_t query_heads = p.heads * p.group;
   const std::size_t rows = static_cast<std::size_t>(p.batch * p.heads * p.slots);
-  Tables key_tables(p.key, size, random), value_tables(p.value, size, random);
+  const int64_t matrices = p.has_matrices ? p.heads : 1;
+  Tables key_tables(p.key, size, random, matrices), value_tables(p.value, size, random, matrices);
   if (p.has_integers) {
     round_centroids(key_tables);
     round_centroids(value_tables);
@@ -424,7 +427,8 @@ inline void solve(const Problem& p, Random& random) {
         for (std::size_t s = 0; s < visible.size(); ++s) {
           if (scores[s] > 1e-6 * sum) longest_row = std::max(longest_row, norms[visible[s]]);
         }
-        const double step = largest_coordinate(query.data() + at, p.key, size, key_tables);
+        const double step =
+            largest_coordinate(query.data() + at, p.key, size, key_tables, h / p.group);
         for (std::size_t i = 0; i < d; ++i) {
           double mean = 0;
           for (std::size_t s = 0; s < visible.size(); ++s) {

@@ -99,30 +99,47 @@ inline const std::vector<float>& rotation_of(int head_size) {
   return rotation;
 }
 
-// What the rows of a codec need besides its bits.
+// What the rows of a codec need besides its bits. With several matrices, one of each head, they are
+// not orthogonal: columns are up to twice as long or half as long.
 struct Tables {
-  Tables(Codec codec, int head_size, Random& random)
+  Tables(Codec codec, int head_size, Random& random, int64_t matrices_ = 1)
       : width(spec::coordinates(codec, head_size)),
-        rotation(spec::is_rotated(codec.kind) ? static_cast<std::size_t>(head_size * width) : 0),
+        matrices(spec::has_sketch(codec.kind) ? 1 : matrices_),
+        pitch(spec::is_rotated(codec.kind) ? head_size * width : 0),
+        rotation(static_cast<std::size_t>(matrices * pitch)),
         transposed(rotation.size()),
         centroids(static_cast<std::size_t>(spec::levels(codec))),
-        boundaries(centroids.size() > 0 ? centroids.size() - 1 : 0) {
+        boundaries(static_cast<std::size_t>(spec::boundaries(codec))) {
     if (rotation.size() == 0) return;
     const std::vector<float>& square = rotation_of(head_size);
     fill_normal(rotation.data(), rotation.size(), random);
-    for (int j = 0; j < head_size; ++j) {
-      const float sign = random() % 2 ? 1.0f : -1.0f;
-      for (int i = 0; i < head_size; ++i) {
-        rotation[static_cast<std::size_t>(i * width + j)] =
-            sign * square[static_cast<std::size_t>(i * head_size + j)];
+    for (int64_t n = 0; n < matrices; ++n) {
+      float* const own = rotation.data() + n * pitch;
+      for (int j = 0; j < head_size; ++j) {
+        float factor = random() % 2 ? 1.0f : -1.0f;
+        if (matrices > 1) factor *= UniformReal<float>(0.5f, 2.0f)(random);
+        for (int i = 0; i < head_size; ++i) {
+          own[i * width + j] = factor * square[static_cast<std::size_t>(i * head_size + j)];
+        }
       }
+      transpose(own, head_size, width, transposed.data() + n * pitch);
     }
-    transpose(rotation.data(), head_size, width, transposed.data());
-    fill_codebook(spec::index_bits(codec), head_size, centroids.data(), boundaries.data());
+    fill_codebook(spec::index_bits(codec), spec::class_size(codec, 0, head_size), centroids.data(),
+                  boundaries.data());
+    if (!spec::is_split(codec.kind)) return;
+    const int first = 1 << spec::index_bits(codec);
+    fill_codebook(spec::kSecondBits, spec::class_size(codec, 1, head_size),
+                  centroids.data() + first, boundaries.data() + first - 1);
   }
-  Rotation ready() const { return {width, rotation.data(), transposed.data(), nullptr, 0.0f}; }
+  Rotation ready() const {
+    return {width, rotation.data(), transposed.data(), nullptr, 0.0f, matrices > 1 ? pitch : 0};
+  }
+  const float* matrix(int64_t head) const {
+    return rotation.data() + (matrices > 1 ? head * pitch : 0);
+  }
 
   int width;
+  int64_t matrices, pitch;  // and the floats of one
   Guarded<float> rotation, transposed, centroids, boundaries;
 };
 

@@ -30,6 +30,27 @@ TEST(attention_of_every_codec) {
   }
 }
 
+// One query of each head, several, and a prefill; rows of several heads in one task.
+TEST(heads_have_matrices_of_their_own) {
+  Random random(28);
+  for (const Codec codec : float_codecs()) {
+    if (!spec::is_rotated(codec.kind) || spec::has_sketch(codec.kind)) continue;
+    for (const int64_t tokens : {1, 3, 70}) {
+      Problem p;
+      p.key = p.value = codec;
+      p.batch = 2;
+      p.heads = 3;
+      p.group = 2;
+      p.tokens = tokens;
+      p.lengths = {69, 30};
+      p.slots = 69 + tokens;
+      p.has_matrices = true;
+      if (tokens == 3) p.offsets = 2;
+      solve(p, random);
+    }
+  }
+}
+
 // As few queries and as many as there are forms of a task, and rows that nobody sees are garbage.
 TEST(no_codec_lets_hidden_rows_in) {
   Random random(20);

@@ -241,6 +241,42 @@ TEST(the_fast_rotation_gives_the_codes_of_the_matrix) {
   }
 }
 
+// A head's rows are those that it has alone, with its matrix: of few rows and of many.
+TEST(rows_are_turned_by_the_matrix_of_their_head) {
+  Random random(41);
+  const int64_t heads = 3, length = 0;
+  for (const Codec codec : float_codecs()) {
+    if (!spec::is_rotated(codec.kind) || spec::has_sketch(codec.kind)) continue;
+    for (const int64_t tokens : {int64_t{1}, int64_t{30}, int64_t{700}}) {
+      const int size = 64, width = spec::row_bytes(codec, size);
+      const Tables tables(codec, size, random, heads);
+      Guarded<float> vectors(static_cast<std::size_t>(heads * tokens * size));
+      fill_normal(vectors.data(), vectors.size(), random);
+      const std::size_t lane = static_cast<std::size_t>(tokens * width);
+      Guarded<uint8_t> all(heads * lane), own(lane);
+      EncodeCall call = encode_call(codec, size, width, tables);
+      call.past_length = &length;
+      call.tokens = call.present_slots = tokens;
+      for (const Kernels* level : supported_kernels()) {
+        call.heads = heads;
+        call.rotation = tables.ready();
+        call.vectors = vectors.data();
+        call.present = all.data();
+        encode(*level, call, threaded());
+        call.heads = 1;
+        call.present = own.data();
+        for (int64_t n = 0; n < heads; ++n) {
+          call.rotation = tables.ready().of(n);
+          call.vectors = vectors.data() + n * tokens * size;
+          encode(*level, call, serial());
+          CHECK(std::memcmp(own.data(), all.data() + static_cast<std::size_t>(n) * lane, lane) == 0,
+                describe(level->name, codec, size) + ", head " + std::to_string(n));
+        }
+      }
+    }
+  }
+}
+
 // Growing, fixed capacity and in place, with a length per sequence.
 TEST(slots_that_are_not_written_are_copied_or_zero) {
   Random random(5);

@@ -48,6 +48,7 @@ Problem random_problem(Random& random) {
     p.exact = {any(0, 30), any(0, 4), 0};
   }
   p.garbage_in_hidden_rows = any(0, 1) == 0;
+  p.has_matrices = any(0, 2) == 0;
   p.with_threads = any(0, 63) == 0;
   return p;
 }
@@ -56,7 +57,7 @@ Problem random_problem(Random& random) {
 // of the scalar one, behind and in front of garbage, which stays.
 void encode_at_every_level(const Problem& p, Random& random) {
   const std::size_t d = static_cast<std::size_t>(p.head_size);
-  Tables tables(p.key, p.head_size, random);
+  Tables tables(p.key, p.head_size, random, p.has_matrices ? p.heads : 1);
   if (spec::is_rotated(p.key.kind) && random() % 3 > 0) round_centroids(tables);
   const int width = spec::row_bytes(p.key, p.head_size) + p.padding;
   const std::size_t lanes = static_cast<std::size_t>(p.batch * p.heads);
