@@ -15,12 +15,12 @@ int round_up(int value, int multiple) { return (value + multiple - 1) / multiple
 
 // Products are taken with what the codes stand for, and the fields are left to the caller.
 bool is_coded(Kind kind) {
-  return (spec::is_rotated(kind) && !spec::has_sketch(kind)) || spec::has_zero(kind);
+  return (spec::is_rotated(kind) && !PartedRows::covers(kind)) || spec::has_zero(kind);
 }
 
 // A byte or a float is 8: one slot, the natural order.
 int bits_of_index(spec::Codec codec) {
-  if (spec::has_sketch(codec.kind)) return spec::index_bits(codec);
+  if (PartedRows::covers(codec.kind)) return spec::index_bits(codec);
   const spec::Planes planes = spec::planes(codec);
   return planes.count == 0 || planes.plane[0].width == 8 ? 8 : codec.bits;
 }
@@ -47,7 +47,7 @@ ByteFormat byte_format(spec::Codec codec, Element element, int head_size, int la
 }
 static_assert(kScaleBlock == spec::kQ8_0Block);
 
-// What the codes stand for: the codebook's centroids; of equal steps, whose numbers are left to
+// What the codes stand for, of two parts those of the first: the codebook's centroids; of equal steps, whose numbers are left to
 // scale and zero, codes from the middle of the range, so that little cancels between these two.
 //
 // Scores of keys with zeros bear integers, too. Let a query q be rounded to n steps of its largest
@@ -58,15 +58,17 @@ static_assert(kScaleBlock == spec::kQ8_0Block);
 // bits, D = 128 and 4-bit codes.
 CodedPart coded_part(const Kernels& kernels, const CacheView& cache, int head_size) {
   const spec::Codec codec = cache.codec;
-  const RowFormat format =
-      row_format(bits_of_index(codec), head_size, kernels.lanes, cache.stride);
+  const RowFormat format = row_format(
+      bits_of_index(codec), spec::class_size(codec, 0, head_size), kernels.lanes, cache.stride);
   float table[kTable] = {};
   std::optional<IntegerTable> integers;
   const bool may_round = kernels.integers != nullptr;
   if (spec::is_rotated(codec.kind)) {
-    const int levels = spec::levels(codec);
+    const int levels = 1 << spec::index_bits(codec);
     fill_table(cache.centroids, levels, table);
-    if (may_round) integers = integers_of(table, levels, kLargestInteger);
+    if (may_round && PartedRows::may_round(cache)) {
+      integers = integers_of(table, levels, kLargestInteger);
+    }
   } else if (spec::has_zero(codec.kind)) {
     const int top = (1 << codec.bits) - 1;
     for (int i = 0; i < kTable; ++i) {
@@ -89,7 +91,7 @@ CacheRows::CacheRows(const Kernels& kernels, const CacheView& cache, Element ele
       fields_(spec::code_bytes(cache.codec, head_size)),
       bytes_(byte_format(cache.codec, element_, head_size, kernels.lanes, cache.stride)),
       code_(coded_part(kernels, cache, head_size)) {
-  if (spec::has_sketch(codec_.kind)) prod_.emplace(kernels, cache, head_size, code_);
+  if (PartedRows::covers(codec_.kind)) parts_.emplace(kernels, cache, head_size, code_);
 }
 
 bool CacheRows::is_coded() const { return tq::is_coded(codec_.kind); }
@@ -106,12 +108,12 @@ void CacheRows::ask(Ahead ahead) {
 }
 
 void CacheRows::prepare_query(const float* natural, float* prepared) const {
-  if (prod_) return prod_->prepare_query(natural, prepared);
+  if (parts_) return parts_->prepare_query(natural, prepared);
   code_.prepare_query(natural, prepared);
 }
 
 void CacheRows::natural_sums(const float* sums, float* natural) const {
-  if (prod_) return prod_->natural_sums(sums, natural);
+  if (parts_) return parts_->natural_sums(sums, natural);
   code_.natural_sums(sums, natural);
 }
 
@@ -136,13 +138,13 @@ void CacheRows::scales_and_zeros(const uint8_t* rows, int count, float* scales,
 }
 
 bool CacheRows::is_fused(int queries) const {
-  if (prod_) return prod_->is_fused(queries);
+  if (parts_) return parts_->is_fused(queries);
   if (!is_coded()) return queries <= kernels_.max_fused_bytes;
   return code_.is_integer() || queries <= kernels_.max_fused;
 }
 
 std::size_t CacheRows::work_size(int queries) const {
-  if (is_fused(queries)) return prod_ ? prod_->work_size(queries) : code_.work_size(queries);
+  if (is_fused(queries)) return parts_ ? parts_->work_size(queries) : code_.work_size(queries);
   const std::size_t block = static_cast<std::size_t>(kBlock) * padded();
   return is_coded() ? block : 2 * block;
 }
@@ -150,7 +152,7 @@ std::size_t CacheRows::work_size(int queries) const {
 void CacheRows::score(const uint8_t* rows, int count, const float* query, int queries, float* work,
                       float* scores, Ahead ahead) const {
   if (is_fused(queries)) {
-    if (prod_) return prod_->score(rows, count, query, queries, work, scores);
+    if (parts_) return parts_->score(rows, count, query, queries, work, scores);
     if (!is_coded()) return kernels_.score_bytes(bytes_, rows, count, query, queries, scores);
     return code_.score(rows, count, query, queries, scores, ahead);
   }
@@ -169,7 +171,7 @@ void CacheRows::score(const uint8_t* rows, int count, const float* query, int qu
 void CacheRows::accumulate(const uint8_t* rows, int count, const float* weights, int queries,
                            float* work, float* sums) const {
   if (is_fused(queries)) {
-    if (prod_) return prod_->accumulate(rows, count, weights, queries, work, sums);
+    if (parts_) return parts_->accumulate(rows, count, weights, queries, work, sums);
     if (!is_coded()) {
       return kernels_.accumulate_bytes(bytes_, rows, count, weights, queries, sums);
     }
@@ -205,7 +207,7 @@ void CacheRows::add_nonfinite_rows(const float* weights, int queries, float* val
 
 // values[t][j], leading dimension padded().
 void CacheRows::decode(const uint8_t* rows, int count, float* values) const {
-  if (prod_) return prod_->decode(rows, count, values);
+  if (parts_) return parts_->decode(rows, count, values);
   const int width = padded();
   for (int t = 0; t < count; ++t, rows += stride_, values += width) {
     decode_row(rows, values);

@@ -1,7 +1,8 @@
 // Codes that lie together in the rows of a cache, and products with the centroids behind them:
 // with integers where the codebook is made of them, else with floats.
 //
-// A row of lloyd_max, uniform or u8 has one such part, a row of prod two (core/prod_rows.h). Scales
+// A row of lloyd_max, uniform or u8 has one such part, a row of prod or of a split kind two
+// (core/parted_rows.h). Scales
 // are none of its business.
 #pragma once
 

@@ -1,10 +1,11 @@
-// Blocks of rows of prod; the contract is in prod_rows.h.
-#include "core/prod_rows.h"
+// Blocks of rows of two parts; the contract is in parted_rows.h.
+#include "core/parted_rows.h"
 
 #include <algorithm>
 #include <optional>
 
 #include "core/row_format.h"
+#include "core/stored_scale.h"
 
 namespace tq {
 namespace {
@@ -20,52 +21,96 @@ constexpr float kSigns[kTable] = {-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 
 constexpr IntegerTable kIntegerSigns = {{-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1},
                                         1.0f};
 
+// The codebook of the second class; returns its levels.
+int fill_second_table(const CacheView& cache, float* table) {
+  const int levels = 1 << spec::index_bits(cache.codec, 1);
+  fill_table(cache.centroids + (1 << spec::index_bits(cache.codec)), levels, table);
+  return levels;
+}
+
+// The signs of prod, or the second class of coordinates.
+CodedPart second_part(const Kernels& kernels, const CacheView& cache, int head_size,
+                      bool is_integer) {
+  const spec::Codec codec = cache.codec;
+  std::optional<IntegerTable> integers;
+  if (spec::has_sketch(codec.kind)) {
+    if (is_integer) integers = kIntegerSigns;
+    return {kernels, row_format(1, head_size, kernels.lanes, cache.stride), kSigns, integers};
+  }
+  float table[kTable];
+  const int levels = fill_second_table(cache, table);
+  if (is_integer) integers = integers_of(table, levels, kLargestInteger);
+  const RowFormat format =
+      row_format(spec::index_bits(codec, 1), spec::class_size(codec, 1, head_size), kernels.lanes,
+                 cache.stride);
+  return {kernels, format, table, integers};
+}
+
 }  // namespace
 
-ProdRows::ProdRows(const Kernels& kernels, const CacheView& cache, int head_size,
-                   const CodedPart& index)
+bool PartedRows::may_round(const CacheView& cache) {
+  if (!spec::is_split(cache.codec.kind)) return true;
+  float table[kTable];
+  const int levels = fill_second_table(cache, table);
+  return integers_of(table, levels, kLargestInteger).has_value();
+}
+
+PartedRows::PartedRows(const Kernels& kernels, const CacheView& cache, int head_size,
+                       const CodedPart& first)
     : kernels_(kernels),
+      codec_(cache.codec),
       head_size_(head_size),
       stride_(cache.stride),
       fields_(spec::code_bytes(cache.codec, head_size)),
-      signs_at_(spec::plane_offset(cache.codec, spec::planes(cache.codec).count - 1, head_size)),
-      index_(index),
-      signs_(kernels, row_format(1, head_size, kernels.lanes, cache.stride), kSigns,
-             index.is_integer() ? std::optional<IntegerTable>(kIntegerSigns) : std::nullopt) {}
+      first_size_(spec::class_size(cache.codec, 0, head_size)),
+      // The last plane.
+      second_at_(spec::plane_offset(cache.codec, spec::planes(cache.codec).count - 1, head_size)),
+      first_(first),
+      second_(second_part(kernels, cache, head_size, first.is_integer())) {}
 
-void ProdRows::prepare_query(const float* natural, float* prepared) const {
-  index_.prepare_query(natural, prepared);
-  signs_.prepare_query(natural + head_size_, prepared + index_.query_width());
+void PartedRows::prepare_query(const float* natural, float* prepared) const {
+  first_.prepare_query(natural, prepared);
+  second_.prepare_query(natural + first_size_, prepared + first_.query_width());
 }
 
-void ProdRows::natural_sums(const float* sums, float* natural) const {
-  index_.natural_sums(sums, natural);
-  signs_.natural_sums(sums + index_.sums_width(), natural + head_size_);
+void PartedRows::natural_sums(const float* sums, float* natural) const {
+  first_.natural_sums(sums, natural);
+  second_.natural_sums(sums + first_.sums_width(), natural + first_size_);
 }
 
-void ProdRows::load_scales(const uint8_t* rows, int count, float* index, float* sign) const {
-  kernels_.load_fields(rows + fields_, stride_, count, index);
-  kernels_.load_fields(rows + fields_ + 2, stride_, count, sign);
-  kernels_.scale(sign, static_cast<float>(kRootOfHalfPi / head_size_), kBlock);
+void PartedRows::load_scales(const uint8_t* rows, int count, float* first, float* second) const {
+  const uint8_t* at = rows + fields_;
+  if (spec::has_sketch(codec_.kind)) {
+    kernels_.load_fields(at, stride_, count, first);
+    kernels_.load_fields(at + 2, stride_, count, second);
+    return kernels_.scale(second, static_cast<float>(kRootOfHalfPi / head_size_), kBlock);
+  }
+  const float* const scales = scales_of_bytes();
+  for (int t = 0; t < count; ++t, at += stride_) {
+    first[t] = scales[at[0]];
+    second[t] = scales[at[1]];
+  }
+  std::fill(first + count, first + kBlock, 0.0f);
+  std::fill(second + count, second + kBlock, 0.0f);
 }
 
-bool ProdRows::is_fused(int queries) const {
+bool PartedRows::is_fused(int queries) const {
   // Integers are never decoded: their queries lie in another order.
-  return index_.is_integer() || queries <= kMaxFused;
+  return first_.is_integer() || queries <= kMaxFused;
 }
 
 // Scales of both parts; per query a block of scores or weights, and a row of one part with what its
 // products want.
-std::size_t ProdRows::work_size(int queries) const {
-  const int widest = std::max({index_.query_width(), signs_.query_width(),
-                               index_.sums_width() + kNumbersFloats,
-                               signs_.sums_width() + kNumbersFloats});
+std::size_t PartedRows::work_size(int queries) const {
+  const int widest = std::max({first_.query_width(), second_.query_width(),
+                               first_.sums_width() + kNumbersFloats,
+                               second_.sums_width() + kNumbersFloats});
   return 2 * kBlock + static_cast<std::size_t>(queries) * (kBlock + widest);
 }
 
 // `query` points at the part in the first row. The kernels want its rows one after the other. Both
 // parts of a row are asked of memory at once, by the first one.
-void ProdRows::score_part(const CodedPart& part, const uint8_t* rows, int count,
+void PartedRows::score_part(const CodedPart& part, const uint8_t* rows, int count,
                           const float* query, int queries, float* work, float* scores,
                           Ahead ahead) const {
   const int width = part.query_width();
@@ -75,26 +120,26 @@ void ProdRows::score_part(const CodedPart& part, const uint8_t* rows, int count,
   part.score(rows, count, work, queries, scores, ahead);
 }
 
-void ProdRows::score(const uint8_t* rows, int count, const float* query, int queries, float* work,
+void PartedRows::score(const uint8_t* rows, int count, const float* query, int queries, float* work,
                      float* scores) const {
-  float* const index_scales = work;
-  float* const sign_scales = index_scales + kBlock;
-  float* const of_signs = sign_scales + kBlock;
-  float* const rest = of_signs + static_cast<std::size_t>(queries) * kBlock;
-  load_scales(rows, count, index_scales, sign_scales);
-  score_part(index_, rows, count, query, queries, rest, scores, index_.ahead_of(rows, count));
-  score_part(signs_, signs(rows), count, query + index_.query_width(), queries, rest, of_signs, {});
+  float* const first_scales = work;
+  float* const second_scales = first_scales + kBlock;
+  float* const of_second = second_scales + kBlock;
+  float* const rest = of_second + static_cast<std::size_t>(queries) * kBlock;
+  load_scales(rows, count, first_scales, second_scales);
+  score_part(first_, rows, count, query, queries, rest, scores, first_.ahead_of(rows, count));
+  score_part(second_, second(rows), count, query + first_.query_width(), queries, rest, of_second, {});
   for (int r = 0; r < queries; ++r) {
     float* const score = scores + r * kBlock;
-    const float* const of_sign = of_signs + r * kBlock;
+    const float* const of_second_row = of_second + r * kBlock;
     for (int t = 0; t < count; ++t) {
-      score[t] = score[t] * index_scales[t] + of_sign[t] * sign_scales[t];
+      score[t] = score[t] * first_scales[t] + of_second_row[t] * second_scales[t];
     }
   }
 }
 
 // `sums` points at the part in the first row.
-void ProdRows::accumulate_part(const CodedPart& part, const uint8_t* rows, int count,
+void PartedRows::accumulate_part(const CodedPart& part, const uint8_t* rows, int count,
                                const float* weights, int queries, float* work, float* sums,
                                Ahead ahead) const {
   const int width = part.sums_width();
@@ -104,34 +149,34 @@ void ProdRows::accumulate_part(const CodedPart& part, const uint8_t* rows, int c
   for (int r = 0; r < queries; ++r) std::copy_n(work + r * width, width, sums + r * sums_width());
 }
 
-void ProdRows::accumulate(const uint8_t* rows, int count, const float* weights, int queries,
+void PartedRows::accumulate(const uint8_t* rows, int count, const float* weights, int queries,
                           float* work, float* sums) const {
-  float* const index_scales = work;
-  float* const sign_scales = index_scales + kBlock;
-  float* const scaled = sign_scales + kBlock;
+  float* const first_scales = work;
+  float* const second_scales = first_scales + kBlock;
+  float* const scaled = second_scales + kBlock;
   float* const rest = scaled + static_cast<std::size_t>(queries) * kBlock;
-  load_scales(rows, count, index_scales, sign_scales);
+  load_scales(rows, count, first_scales, second_scales);
   const auto scale_weights = [&](const float* scales) {
     for (int r = 0; r < queries; ++r) {
       kernels_.apply_fields(weights + r * kBlock, scales, nullptr, count, scaled + r * kBlock);
     }
   };
-  scale_weights(index_scales);
-  accumulate_part(index_, rows, count, scaled, queries, rest, sums, index_.ahead_of(rows, count));
-  scale_weights(sign_scales);
-  accumulate_part(signs_, signs(rows), count, scaled, queries, rest, sums + index_.sums_width(),
+  scale_weights(first_scales);
+  accumulate_part(first_, rows, count, scaled, queries, rest, sums, first_.ahead_of(rows, count));
+  scale_weights(second_scales);
+  accumulate_part(second_, second(rows), count, scaled, queries, rest, sums + first_.sums_width(),
                   {});
 }
 
-void ProdRows::decode(const uint8_t* rows, int count, float* values) const {
-  alignas(64) float index_scales[kBlock], sign_scales[kBlock];
-  load_scales(rows, count, index_scales, sign_scales);
+void PartedRows::decode(const uint8_t* rows, int count, float* values) const {
+  alignas(64) float first_scales[kBlock], second_scales[kBlock];
+  load_scales(rows, count, first_scales, second_scales);
   for (int t = 0; t < count; ++t, rows += stride_, values += padded()) {
-    float* const sign_values = values + index_.padded();
-    index_.decode_rows(rows, 1, values);
-    kernels_.scale(values, index_scales[t], index_.padded());
-    signs_.decode_rows(signs(rows), 1, sign_values);
-    kernels_.scale(sign_values, sign_scales[t], signs_.padded());
+    float* const second_values = values + first_.padded();
+    first_.decode_rows(rows, 1, values);
+    kernels_.scale(values, first_scales[t], first_.padded());
+    second_.decode_rows(second(rows), 1, second_values);
+    kernels_.scale(second_values, second_scales[t], second_.padded());
   }
 }
 

@@ -1,5 +1,6 @@
-// Rows of prod: each is two parts, the codes of an index and the signs of what the index misses,
-// with a scale each. A vector of coordinates is that of the index, then that of the signs.
+// Rows of two parts with a scale each: of prod the codes of an index and the signs of what the index
+// misses, of split kinds two classes of coordinates. A vector of coordinates is that of the first
+// part, then that of the second.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +13,19 @@
 namespace tq {
 
 // As CacheRows, which has the meaning of all of it; numbers come with their scales.
-class ProdRows {
+class PartedRows {
  public:
-  // The signs are integers where the index is.
-  ProdRows(const Kernels& kernels, const CacheView& cache, int head_size, const CodedPart& index);
+  static bool covers(spec::Kind kind) { return spec::has_sketch(kind) || spec::is_split(kind); }
 
-  int padded() const { return index_.padded() + signs_.padded(); }
-  int query_width() const { return index_.query_width() + signs_.query_width(); }
-  int sums_width() const { return index_.sums_width() + signs_.sums_width(); }
+  // Whether the codebook of the second part is made of integers, if it has one.
+  static bool may_round(const CacheView& cache);
+
+  // The second part is of integers where the first one is.
+  PartedRows(const Kernels& kernels, const CacheView& cache, int head_size, const CodedPart& first);
+
+  int padded() const { return first_.padded() + second_.padded(); }
+  int query_width() const { return first_.query_width() + second_.query_width(); }
+  int sums_width() const { return first_.sums_width() + second_.sums_width(); }
   void prepare_query(const float* natural, float* prepared) const;
   void natural_sums(const float* sums, float* natural) const;
 
@@ -35,20 +41,22 @@ class ProdRows {
   void decode(const uint8_t* rows, int count, float* values) const;
 
  private:
-  // kBlock each: a coordinate is index scale * centroid, or sign scale * (+-1).
-  void load_scales(const uint8_t* rows, int count, float* index, float* sign) const;
-  const uint8_t* signs(const uint8_t* rows) const { return rows + signs_at_; }
+  // kBlock each: what the centroids of a part, or the signs, are multiplied with.
+  void load_scales(const uint8_t* rows, int count, float* first, float* second) const;
+  const uint8_t* second(const uint8_t* rows) const { return rows + second_at_; }
   void score_part(const CodedPart& part, const uint8_t* rows, int count, const float* query,
                   int queries, float* work, float* scores, Ahead ahead) const;
   void accumulate_part(const CodedPart& part, const uint8_t* rows, int count, const float* weights,
                        int queries, float* work, float* sums, Ahead ahead) const;
 
   const Kernels& kernels_;
+  const spec::Codec codec_;
   const int head_size_;
   const int stride_;
-  const int fields_;    // first byte of the scales
-  const int signs_at_;  // first byte of the signs
-  const CodedPart index_, signs_;
+  const int fields_;      // first byte of the scales
+  const int first_size_;  // coordinates of the first part
+  const int second_at_;   // first byte of the second part
+  const CodedPart first_, second_;
 };
 
 }  // namespace tq

@@ -113,6 +113,36 @@ inline double coded_norm(const uint8_t* row, Codec codec, int size, const Tables
   return std::sqrt(energy);
 }
 
+// What one part of each row of values adds to a vector, over its scale: [lanes * slots, head_size].
+inline std::vector<double> part_codes(const Problem& p, const Guarded<uint8_t>& values, int width,
+                                      const Tables& tables, std::size_t part) {
+  const std::size_t d = static_cast<std::size_t>(p.head_size);
+  const std::size_t count = values.size() / static_cast<std::size_t>(width);
+  std::vector<double> out(count * d);
+  for (std::size_t t = 0; t < count; ++t) {
+    const uint8_t* const row = values.data() + t * static_cast<std::size_t>(width);
+    const ScaledPart own = scaled_parts(p.value, p.head_size, row)[part];
+    if (!(own.scale > 0)) continue;
+    const std::vector<double> x =
+        coordinates_of(p.value, p.head_size, row, tables.centroids.data());
+    const double middle = middle_of(row, p.value, p.head_size);
+    const float* const matrix =
+        tables.matrix(static_cast<int64_t>(t) / p.slots % p.heads);
+    for (std::size_t i = 0; i < d; ++i) {
+      double code = x[i] - middle;
+      if (spec::is_rotated(p.value.kind)) {
+        code = 0;
+        for (int j = own.begin; j < own.end; ++j) {
+          code += x[static_cast<std::size_t>(j)] *
+                  matrix[i * x.size() + static_cast<std::size_t>(j)];
+        }
+      }
+      out[t * d + i] = code / own.scale;
+    }
+  }
+  return out;
+}
+
 // What of one cache is exact: entries, of which some are none of their tokens, and the vectors of
 // the call.
 struct ExactVectors {
@@ -328,12 +358,8 @@ inline void solve(const Problem& p, Random& random) {
 
   const double scale = 1.0 / std::sqrt(static_cast<double>(size));
   const auto past = [&](int64_t b) { return p.lengths[p.lengths.size() > 1 ? b : 0]; };
-  const auto value_scale = [&](std::size_t row) {
-    return static_cast<double>(half_at(values.data() + row * static_cast<std::size_t>(value_width) +
-                                       spec::code_bytes(p.value, size)));
-  };
-  const auto value_middle = [&](std::size_t row) {
-    return middle_of(values.data() + row * static_cast<std::size_t>(value_width), p.value, size);
+  const auto value_row = [&](std::size_t row) {
+    return values.data() + row * static_cast<std::size_t>(value_width);
   };
   std::vector<double> expected(query.size());
   std::vector<bool> seen(rows), blind(query.size());  // of what sees no key, zero is exact
@@ -352,6 +378,13 @@ inline void solve(const Problem& p, Random& random) {
   for (std::size_t row = 0; row < rows; ++row) {
     norms[row] = coded_norm(keys.data() + row * static_cast<std::size_t>(key_width), p.key, size,
                             key_tables);
+  }
+  // Where weights may be rounded to 8 bits, what each error is multiplied with.
+  std::vector<std::vector<double>> codes;
+  if (p.value.kind == Kind::kUniform || (p.has_integers && spec::is_rotated(p.value.kind))) {
+    for (std::size_t part = 0; part < scaled_parts(p.value, size, value_row(0)).size(); ++part) {
+      codes.push_back(part_codes(p, values, value_width, value_tables, part));
+    }
   }
   double largest = 0;
   double of_queries = 0, of_weights = 0;  // errors where each is rounded to steps of its largest
@@ -438,20 +471,23 @@ inline void solve(const Problem& p, Random& random) {
         }
         of_queries =
             std::max(of_queries, 6 * scale * step / std::sqrt(12.0) * longest_row * spread);
-        if (p.value.kind != Kind::kLloydMax && p.value.kind != Kind::kUniform) continue;
-        for (std::size_t s = 0; s < visible.size(); ++s) {
-          weight = std::max(weight, scores[s] / sum * value_scale(visible[s]));
-        }
-        for (std::size_t i = 0; i < d; ++i) {
-          double energy = 0;
-          for (const std::size_t row : visible) {
-            const double own = v[row * d + i] - value_middle(row);
-            const double code = value_scale(row) > 0 ? own / value_scale(row) : 0.0;
-            energy += code * code;
+        double of_parts = 0;
+        for (std::size_t part = 0; part < codes.size(); ++part) {
+          weight = swing = 0;
+          for (std::size_t s = 0; s < visible.size(); ++s) {
+            const double own = scaled_parts(p.value, size, value_row(visible[s]))[part].scale;
+            weight = std::max(weight, scores[s] / sum * own);
           }
-          swing = std::max(swing, energy);
+          for (std::size_t i = 0; i < d; ++i) {
+            double energy = 0;
+            for (const std::size_t row : visible) {
+              energy += codes[part][row * d + i] * codes[part][row * d + i];
+            }
+            swing = std::max(swing, energy);
+          }
+          of_parts += 6 * weight / std::sqrt(12.0) * std::sqrt(swing);
         }
-        of_weights = std::max(of_weights, 6 * weight / std::sqrt(12.0) * std::sqrt(swing));
+        of_weights = std::max(of_weights, of_parts);
       }
     }
   }
