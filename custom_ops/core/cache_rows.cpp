@@ -59,7 +59,8 @@ static_assert(kScaleBlock == spec::kQ8_0Block);
 CodedPart coded_part(const Kernels& kernels, const CacheView& cache, int head_size) {
   const spec::Codec codec = cache.codec;
   const RowFormat format = row_format(
-      bits_of_index(codec), spec::class_size(codec, 0, head_size), kernels.lanes, cache.stride);
+      bits_of_index(codec), spec::class_size(codec, 0, head_size), kernels.lanes, cache.stride,
+      cache.end);
   float table[kTable] = {};
   std::optional<IntegerTable> integers;
   const bool may_round = kernels.integers != nullptr;
@@ -130,6 +131,26 @@ void CacheRows::scales(const uint8_t* rows, int count, float* out) const {
   }
 }
 
+void CacheRows::weight_scales(const uint8_t* rows, int count, float* out) const {
+  if (parts_) return parts_->load_scales(rows, count, out, out + kBlock);
+  scales(rows, count, out);
+}
+
+void CacheRows::quantise(const uint8_t* rows, int count, const float* weights,
+                         const PartScales& scales, float* numbers, float* sum) const {
+  if (parts_) return parts_->quantise(rows, count, weights, scales, numbers, sum);
+  code_.quantise(rows, count, weights, numbers, sum);
+}
+
+void CacheRows::accumulate_numbers(const uint8_t* rows, int count, const float* numbers,
+                                   std::ptrdiff_t pitch, int queries, float* sums,
+                                   Ahead ahead) const {
+  if (parts_) {
+    return parts_->accumulate_numbers(rows, count, numbers, pitch, queries, sums, ahead);
+  }
+  code_.accumulate_numbers(rows, count, numbers, queries, sums, sums_width(), ahead);
+}
+
 void CacheRows::scales_and_zeros(const uint8_t* rows, int count, float* scales,
                                  float* zeros) const {
   kernels_.load_field_pairs(rows + fields_, stride_, count, scales, zeros);
@@ -144,7 +165,10 @@ bool CacheRows::is_fused(int queries) const {
 }
 
 std::size_t CacheRows::work_size(int queries) const {
-  if (is_fused(queries)) return parts_ ? parts_->work_size(queries) : code_.work_size(queries);
+  if (is_fused(queries)) {
+    if (parts_) return parts_->work_size(queries);
+    return is_integer() ? static_cast<std::size_t>(queries) * kNumbersFloats : 0;
+  }
   const std::size_t block = static_cast<std::size_t>(kBlock) * padded();
   return is_coded() ? block : 2 * block;
 }
@@ -152,9 +176,9 @@ std::size_t CacheRows::work_size(int queries) const {
 void CacheRows::score(const uint8_t* rows, int count, const float* query, int queries, float* work,
                       float* scores, Ahead ahead) const {
   if (is_fused(queries)) {
-    if (parts_) return parts_->score(rows, count, query, queries, work, scores);
+    if (parts_) return parts_->score(rows, count, query, queries, work, scores, ahead);
     if (!is_coded()) return kernels_.score_bytes(bytes_, rows, count, query, queries, scores);
-    return code_.score(rows, count, query, queries, scores, ahead);
+    return code_.score(rows, count, query, query_width(), queries, scores, ahead);
   }
   const int width = padded();
   if (is_coded()) {
@@ -175,7 +199,7 @@ void CacheRows::accumulate(const uint8_t* rows, int count, const float* weights,
     if (!is_coded()) {
       return kernels_.accumulate_bytes(bytes_, rows, count, weights, queries, sums);
     }
-    return code_.accumulate(rows, count, weights, queries, work, sums, {});
+    return code_.accumulate(rows, count, weights, queries, sums);
   }
   const int width = padded();
   if (is_coded()) {

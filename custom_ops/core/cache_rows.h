@@ -55,25 +55,27 @@ class CacheRows {
   // Floats of `work` that the next two want for so many queries.
   std::size_t work_size(int queries) const;
 
-  // scores[r][t] = <query[r], numbers of row t>. Integer products of one part ask for `ahead`.
+  // scores[r][t] = <query[r], numbers of row t>. Integer products ask for `ahead`.
   void score(const uint8_t* rows, int count, const float* query, int queries, float* work,
              float* scores, Ahead ahead) const;
 
-  // sums[r] += sum over t of weights[r][t] * numbers of row t. A weight of zero adds nothing.
+  // sums[r] += sum over t of weights[r][t] * numbers of row t. A weight of zero adds nothing. Not where
+  // is_integer().
   void accumulate(const uint8_t* rows, int count, const float* weights, int queries, float* work,
                   float* sums) const;
 
-  // Where products are taken with integers, a row of weights may be prepared for itself: numbers
-  // has kNumbersFloats floats. What is not finite goes into its sum at once.
-  bool is_integer() const { return !parts_ && code_.is_integer(); }
-  void quantise(const uint8_t* rows, int count, const float* weights, float* numbers,
-                float* sum) const {
-    code_.quantise(rows, count, weights, numbers, sum);
-  }
-  void accumulate_numbers(const uint8_t* rows, int count, const float* numbers, int queries,
-                          float* sums, Ahead ahead) const {
-    code_.accumulate_numbers(rows, count, numbers, queries, sums, ahead);
-  }
+  // Where products are taken with integers, weights are rounded first, by what the scales of the parts
+  // of their rows make of them: weight_scales has kBlock of each part. A row of weights may be
+  // prepared for itself, of one part with its scales in it, of several without; its numbers have
+  // kNumbersFloats floats of each part, `pitch` floats apart, and what is not finite goes into its sum
+  // at once.
+  bool is_integer() const { return code_.is_integer(); }
+  int parts() const { return parts_ ? kMaxParts : 1; }
+  void weight_scales(const uint8_t* rows, int count, float* out) const;
+  void quantise(const uint8_t* rows, int count, const float* weights, const PartScales& scales,
+                float* numbers, float* sum) const;
+  void accumulate_numbers(const uint8_t* rows, int count, const float* numbers,
+                          std::ptrdiff_t pitch, int queries, float* sums, Ahead ahead) const;
 
  private:
   bool is_coded() const;

@@ -35,14 +35,15 @@ CodedPart second_part(const Kernels& kernels, const CacheView& cache, int head_s
   std::optional<IntegerTable> integers;
   if (spec::has_sketch(codec.kind)) {
     if (is_integer) integers = kIntegerSigns;
-    return {kernels, row_format(1, head_size, kernels.lanes, cache.stride), kSigns, integers};
+    return {kernels, row_format(1, head_size, kernels.lanes, cache.stride, cache.end), kSigns,
+            integers};
   }
   float table[kTable];
   const int levels = fill_second_table(cache, table);
   if (is_integer) integers = integers_of(table, levels, kLargestInteger);
   const RowFormat format =
       row_format(spec::index_bits(codec, 1), spec::class_size(codec, 1, head_size), kernels.lanes,
-                 cache.stride);
+                 cache.stride, cache.end);
   return {kernels, format, table, integers};
 }
 
@@ -99,58 +100,55 @@ bool PartedRows::is_fused(int queries) const {
   return first_.is_integer() || queries <= kMaxFused;
 }
 
-// Scales of both parts; per query a block of scores or weights, and a row of one part with what its
-// products want.
+// Scales of both parts; per query a block of scores or weights, and a row of one part or the numbers
+// of both.
 std::size_t PartedRows::work_size(int queries) const {
-  const int widest = std::max({first_.query_width(), second_.query_width(),
-                               first_.sums_width() + kNumbersFloats,
-                               second_.sums_width() + kNumbersFloats});
+  const int widest = std::max({first_.padded(), second_.padded(), kMaxParts * kNumbersFloats});
   return 2 * kBlock + static_cast<std::size_t>(queries) * (kBlock + widest);
 }
 
-// `query` points at the part in the first row. The kernels want its rows one after the other. Both
-// parts of a row are asked of memory at once, by the first one.
+// `query` points at the part in the first row. Kernels of floats want its rows one after the other.
 void PartedRows::score_part(const CodedPart& part, const uint8_t* rows, int count,
-                          const float* query, int queries, float* work, float* scores,
-                          Ahead ahead) const {
+                            const float* query, int queries, float* work, float* scores,
+                            Ahead ahead) const {
+  if (part.is_integer()) {
+    return part.score(rows, count, query, query_width(), queries, scores, ahead);
+  }
   const int width = part.query_width();
   for (int r = 0; r < queries; ++r) {
     std::copy_n(query + r * query_width(), width, work + r * width);
   }
-  part.score(rows, count, work, queries, scores, ahead);
+  part.score(rows, count, work, width, queries, scores, ahead);
 }
 
 void PartedRows::score(const uint8_t* rows, int count, const float* query, int queries, float* work,
-                     float* scores) const {
+                       float* scores, Ahead ahead) const {
   float* const first_scales = work;
   float* const second_scales = first_scales + kBlock;
   float* const of_second = second_scales + kBlock;
   float* const rest = of_second + static_cast<std::size_t>(queries) * kBlock;
   load_scales(rows, count, first_scales, second_scales);
-  score_part(first_, rows, count, query, queries, rest, scores, first_.ahead_of(rows, count));
-  score_part(second_, second(rows), count, query + first_.query_width(), queries, rest, of_second, {});
+  score_part(first_, rows, count, query, queries, rest, scores, begin_of(ahead));
+  score_part(second_, second(rows), count, query + first_.query_width(), queries, rest, of_second,
+             rest_of(ahead));
   for (int r = 0; r < queries; ++r) {
-    float* const score = scores + r * kBlock;
-    const float* const of_second_row = of_second + r * kBlock;
-    for (int t = 0; t < count; ++t) {
-      score[t] = score[t] * first_scales[t] + of_second_row[t] * second_scales[t];
-    }
+    kernels_.add_scaled(scores + r * kBlock, first_scales, of_second + r * kBlock, second_scales,
+                        count);
   }
 }
 
 // `sums` points at the part in the first row.
 void PartedRows::accumulate_part(const CodedPart& part, const uint8_t* rows, int count,
-                               const float* weights, int queries, float* work, float* sums,
-                               Ahead ahead) const {
+                                 const float* weights, int queries, float* work,
+                                 float* sums) const {
   const int width = part.sums_width();
-  float* const rest = work + static_cast<std::size_t>(queries) * width;
   for (int r = 0; r < queries; ++r) std::copy_n(sums + r * sums_width(), width, work + r * width);
-  part.accumulate(rows, count, weights, queries, rest, work, ahead);
+  part.accumulate(rows, count, weights, queries, work);
   for (int r = 0; r < queries; ++r) std::copy_n(work + r * width, width, sums + r * sums_width());
 }
 
 void PartedRows::accumulate(const uint8_t* rows, int count, const float* weights, int queries,
-                          float* work, float* sums) const {
+                            float* work, float* sums) const {
   float* const first_scales = work;
   float* const second_scales = first_scales + kBlock;
   float* const scaled = second_scales + kBlock;
@@ -162,10 +160,27 @@ void PartedRows::accumulate(const uint8_t* rows, int count, const float* weights
     }
   };
   scale_weights(first_scales);
-  accumulate_part(first_, rows, count, scaled, queries, rest, sums, first_.ahead_of(rows, count));
+  accumulate_part(first_, rows, count, scaled, queries, rest, sums);
   scale_weights(second_scales);
-  accumulate_part(second_, second(rows), count, scaled, queries, rest, sums + first_.sums_width(),
-                  {});
+  accumulate_part(second_, second(rows), count, scaled, queries, rest, sums + first_.sums_width());
+}
+
+void PartedRows::quantise(const uint8_t* rows, int count, const float* weights,
+                          const PartScales& scales, float* numbers, float* sum) const {
+  alignas(64) float scaled[kBlock];
+  kernels_.apply_fields(weights, scales.scales, nullptr, count, scaled);
+  first_.quantise(rows, count, scaled, numbers, sum);
+  kernels_.apply_fields(weights, scales.scales + kBlock, nullptr, count, scaled);
+  second_.quantise(second(rows), count, scaled, numbers + scales.pitch,
+                   sum + first_.sums_width());
+}
+
+void PartedRows::accumulate_numbers(const uint8_t* rows, int count, const float* numbers,
+                                    std::ptrdiff_t pitch, int queries, float* sums,
+                                    Ahead ahead) const {
+  first_.accumulate_numbers(rows, count, numbers, queries, sums, sums_width(), begin_of(ahead));
+  second_.accumulate_numbers(second(rows), count, numbers + pitch, queries,
+                             sums + first_.sums_width(), sums_width(), rest_of(ahead));
 }
 
 void PartedRows::decode(const uint8_t* rows, int count, float* values) const {

@@ -33,21 +33,33 @@ class PartedRows {
   bool is_fused(int queries) const;
   std::size_t work_size(int queries) const;
   void score(const uint8_t* rows, int count, const float* query, int queries, float* work,
-             float* scores) const;
+             float* scores, Ahead ahead) const;
   void accumulate(const uint8_t* rows, int count, const float* weights, int queries, float* work,
                   float* sums) const;
+
+  // kBlock each: what the centroids of a part, or the signs, are multiplied with.
+  void load_scales(const uint8_t* rows, int count, float* first, float* second) const;
+
+  // Of integers.
+  void quantise(const uint8_t* rows, int count, const float* weights, const PartScales& scales,
+                float* numbers, float* sum) const;
+  void accumulate_numbers(const uint8_t* rows, int count, const float* numbers,
+                          std::ptrdiff_t pitch, int queries, float* sums, Ahead ahead) const;
 
   // values[t][j], leading dimension padded().
   void decode(const uint8_t* rows, int count, float* values) const;
 
  private:
-  // kBlock each: what the centroids of a part, or the signs, are multiplied with.
-  void load_scales(const uint8_t* rows, int count, float* first, float* second) const;
   const uint8_t* second(const uint8_t* rows) const { return rows + second_at_; }
+  // The share of the first part of what memory is asked for.
+  Ahead begin_of(Ahead ahead) const { return {ahead.at, ahead.bytes / 2}; }
+  Ahead rest_of(Ahead ahead) const {
+    return {ahead.at + ahead.bytes / 2, ahead.bytes - ahead.bytes / 2};
+  }
   void score_part(const CodedPart& part, const uint8_t* rows, int count, const float* query,
                   int queries, float* work, float* scores, Ahead ahead) const;
   void accumulate_part(const CodedPart& part, const uint8_t* rows, int count, const float* weights,
-                       int queries, float* work, float* sums, Ahead ahead) const;
+                       int queries, float* work, float* sums) const;
 
   const Kernels& kernels_;
   const spec::Codec codec_;

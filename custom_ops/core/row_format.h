@@ -11,7 +11,8 @@
 namespace tq {
 
 // Codes of `bits` each, in the planes that lloyd_max has (one for 1 bit, a byte each for 8).
-inline RowFormat row_format(int bits, int head_size, int lanes, int stride) {
+inline RowFormat row_format(int bits, int head_size, int lanes, int stride,
+                            const uint8_t* end = nullptr) {
   const bool two_planes = bits == 3 || bits == 5;
   const int narrowest = two_planes ? 1 : bits;
   RowFormat format{};
@@ -23,6 +24,7 @@ inline RowFormat row_format(int bits, int head_size, int lanes, int stride) {
   format.padded = format.slots * format.padded_slot;
   format.high_plane = two_planes ? spec::plane_bytes(bits - 1, head_size) : 0;
   format.stride = stride;
+  format.end = end;
   return format;
 }
 

@@ -47,7 +47,10 @@ void read_bias(const Tensor& bias, int float_type, const std::vector<int64_t>& f
 }  // namespace
 
 CacheView view_of(const Tensor& cache, spec::Codec codec, const Tensor& centroids) {
-  return {cache.as<uint8_t>(), codec, static_cast<int>(cache.dims[3]), centroids.as<float>()};
+  const uint8_t* const rows = cache.as<uint8_t>();
+  ptrdiff_t bytes = 1;
+  for (const int64_t dim : cache.dims) bytes *= static_cast<ptrdiff_t>(dim);
+  return {rows, codec, static_cast<int>(cache.dims[3]), centroids.as<float>(), rows + bytes};
 }
 
 void expect_groups(const char* op, int64_t query_heads, int64_t heads) {

@@ -246,7 +246,9 @@ class PagedProblem {
     paged.common.query = query_.data();
     paged.common.output = output_.data();
     paged.common.key.rows = keys_.data();
+    paged.common.key.end = keys_.data() + keys_.size();
     paged.common.value.rows = values_.data();
+    paged.common.value.end = values_.data() + values_.size();
     const bool complete = paged_attention(kernels, paged, parallel);
     for_each_vector([&](std::size_t batched, std::size_t packed, std::size_t count) {
       std::copy_n(output_.data() + packed, count, output + batched);
@@ -507,14 +509,17 @@ inline void solve(const Problem& p, Random& random) {
   Guarded<float> output(query.size()), again(query.size());
   call.element = Element::kFloat;
   call.query = query.data();
-  call.key = {keys.data(), p.key, key_width, key_tables.centroids.data()};
-  call.value = {values.data(), p.value, value_width, value_tables.centroids.data()};
+  const auto view = [](const Guarded<uint8_t>& cache, Codec codec, int width, const Tables& own) {
+    return CacheView{cache.data(), codec, width, own.centroids.data(), cache.data() + cache.size()};
+  };
+  call.key = view(keys, p.key, key_width, key_tables);
+  call.value = view(values, p.value, value_width, value_tables);
   call.window = window;
   if (window.is_on()) {
     join_cache(p, exact_keys, keys, key_cache);
     join_cache(p, exact_values, values, value_cache);
-    call.key.rows = key_cache.data();
-    call.value.rows = value_cache.data();
+    call.key = view(key_cache, p.key, key_width, key_tables);
+    call.value = view(value_cache, p.value, value_width, value_tables);
     call.new_keys = exact_keys.vectors.data();
     call.new_values = exact_values.vectors.data();
   }
