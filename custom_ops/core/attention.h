@@ -18,6 +18,7 @@ struct CacheView {
   spec::Codec codec;
   int stride;              // W, at least the bytes of a row
   const float* centroids;  // not looked at without rotation
+  const uint8_t* end = nullptr;  // of the bytes that may be read, if they are known
 };
 
 // Most rows of an offset.

@@ -101,12 +101,12 @@ void AttentionRows::start_from_sinks(const Rows& rows) const {
 }
 
 AttentionRows::Block AttentionRows::block_at(int64_t at, int count, float*& work) const {
-  const auto take = [&work] {
+  const auto take = [&work](int arrays = 1) {
     float* const taken = work;
-    work += kBlock;
+    work += arrays * kBlock;
     return taken;
   };
-  return {at, count, take(), take(), take(), take(), take(), take(), take()};
+  return {at, count, take(), take(), take(), take(), take(), take(), take(kMaxParts)};
 }
 
 void AttentionRows::attend_block(const Walk& walk, int64_t item, float* work) const {
@@ -238,8 +238,15 @@ bool AttentionRows::has_zero_bias(const Rows& rows, int first, int count,
 void AttentionRows::add_values(const Rows& rows, const uint8_t* values, const Block& block,
                                float* scores, float* decoded, Later later) const {
   const int count = block.count;
-  load_fields(value_, values, count, block.value_scales, block.value_zeros);
-  if (value_.has_zeros() || call_.offsets > 0) std::fill_n(block.ones, kBlock, 1.0f);
+  if (value_.parts() > 1) {
+    value_.weight_scales(values, count, block.value_scales);
+    if (has_zeros()) std::fill_n(block.value_zeros, kBlock, 0.0f);
+  } else {
+    load_fields(value_, values, count, block.value_scales, block.value_zeros);
+  }
+  if (value_.parts() > 1 || value_.has_zeros() || call_.offsets > 0) {
+    std::fill_n(block.ones, kBlock, 1.0f);
+  }
   if (!value_.is_integer()) {
     for (int r = 0; r < rows.count; ++r) soften(rows, r, block, scores + r * kBlock);
     return value_.accumulate(values, count, scores, rows.count, decoded, rows.sums);
@@ -250,7 +257,7 @@ void AttentionRows::add_values(const Rows& rows, const uint8_t* values, const Bl
   float asked = 0.0f;
   for (int first = 0; first < rows.count; first += kSoftRows) {
     const int some = std::min(kSoftRows, rows.count - first);
-    if (is_whole(rows, first, some, block)) {
+    if (softens_whole() && is_whole(rows, first, some, block)) {
       const float share = std::max(asked, kSoftenShare);
       soften_whole(rows, first, some, block, values, scores, numbers,
                    value_.part_of(later.rows, later.count, asked, share));
@@ -261,15 +268,16 @@ void AttentionRows::add_values(const Rows& rows, const uint8_t* values, const Bl
       }
     }
   }
-  value_.accumulate_numbers(values, count, numbers, rows.count, rows.sums,
-                            value_.part_of(later.rows, later.count, asked, 1.0f));
+  value_.accumulate_numbers(values, count, numbers, weight_scales(rows, block).pitch, rows.count,
+                            rows.sums, value_.part_of(later.rows, later.count, asked, 1.0f));
 }
 
 void AttentionRows::soften_and_quantise(const Rows& rows, int r, const Block& block,
                                         const uint8_t* values, float* scores,
                                         float* numbers) const {
   soften(rows, r, block, scores + r * kBlock);
-  value_.quantise(values, block.count, scores + r * kBlock, numbers + r * kNumbersFloats,
+  value_.quantise(values, block.count, scores + r * kBlock, weight_scales(rows, block),
+                  numbers + r * kNumbersFloats,
                   rows.sums + static_cast<std::size_t>(r) * sums_width());
 }
 
@@ -293,8 +301,9 @@ void AttentionRows::soften_whole(const Rows& rows, int first, int count, const B
           block.value_zeros, maxima + i, numbers + r * kNumbersFloats, zeros + i);
     }
   } else {
-    kernels_.integers->soften(scores + first * kBlock, count, block.key_scales, block.value_scales,
-                              maxima, exponentials, numbers + first * kNumbersFloats, ahead);
+    kernels_.integers->soften(scores + first * kBlock, count, block.key_scales,
+                              weight_scales(rows, block), maxima, exponentials,
+                              numbers + first * kNumbersFloats, ahead);
   }
   for (int i = 0; i < count; ++i) {
     const int r = first + i;
@@ -363,7 +372,7 @@ void AttentionRows::weigh(const Rows& rows, int r, const Block& block, float max
   float* const buckets = rows.buckets + static_cast<std::size_t>(r) * bucket_width();
   const bool is_late = block.at >= last;  // one bucket for all
   if (is_late && !value_.has_zeros()) {
-    const float sum = kernels_.weigh(scores, block.value_scales, block.count, max);
+    const float sum = kernels_.weigh(scores, float_scales(block), block.count, max);
     rows.weight[r] += sum;
     if (last >= 0) buckets[last] += sum;
     return;
@@ -375,7 +384,7 @@ void AttentionRows::weigh(const Rows& rows, int r, const Block& block, float max
     buckets[offset_of(block.at + t)] += scores[t];
   }
   // What is hidden contributes nothing, even where its fields are no numbers.
-  const float zeros = kernels_.apply_fields(scores, block.value_scales,
+  const float zeros = kernels_.apply_fields(scores, float_scales(block),
                                             value_.has_zeros() ? block.value_zeros : nullptr,
                                             block.count, scores);
   if (value_.has_zeros()) add_to_sums(rows, r, zeros);
@@ -424,7 +433,9 @@ void AttentionRows::prepare(const int64_t* flat_rows, int count, float* scratch,
   }
   kernels_.scale(natural, call_.scale, count * size);
   if (spec::is_rotated(call_.key.codec.kind)) {
-    rotate(kernels_, call_.key_rotation, natural, rotated, count, size, width);
+    int64_t heads[kDecodeRows];
+    for (int r = 0; r < count; ++r) heads[r] = head_of(flat_rows[r]);
+    rotate_heads(kernels_, call_.key_rotation, heads, natural, rotated, count, size, width);
   } else {
     std::copy_n(natural, count * size, rotated);
   }
@@ -462,7 +473,9 @@ void AttentionRows::finish(const int64_t* flat_rows, int count, const float* con
     }
   }
   if (spec::is_rotated(call_.value.codec.kind)) {
-    unrotate(kernels_, call_.value_rotation, natural, out, count, size, width);
+    int64_t heads[kDecodeRows];
+    for (int r = 0; r < count; ++r) heads[r] = head_of(flat_rows[r]);
+    unrotate_heads(kernels_, call_.value_rotation, heads, natural, out, count, size, width);
   } else {
     out = natural;
   }

@@ -111,7 +111,7 @@ class AttentionRows {
     Run next;             // what is read after them; memory is asked for its first rows
   };
 
-  // `scratch` is [count, scratch_width]; query[r] has query_width floats, shifts[r] shift_width,
+  // Of at most kDecodeRows rows. `scratch` is [count, scratch_width]; query[r] has query_width floats, shifts[r] shift_width,
   // exact[r] window().width().
   void prepare(const int64_t* flat_rows, int count, float* scratch, float* const* query,
                float* const* shifts, float* const* exact) const;
@@ -154,10 +154,11 @@ class AttentionRows {
   // Rows at .. at + count of a head of one cache, copied to `copy` where copies().
   const uint8_t* block_rows(const CacheView& cache, int64_t b, int64_t n, int64_t at, int count,
                             uint8_t* copy) const;
-  // Floats that such a copy takes.
+  // Floats that such a copy takes, with what kernels may read behind it.
   std::size_t copy_size() const {
+    constexpr int kLine = 64;
     const int stride = std::max(call_.key.stride, call_.value.stride);
-    return copies() ? (static_cast<std::size_t>(kBlock * stride) + 63) / 64 * 16 : 0;
+    return copies() ? (static_cast<std::size_t>(kBlock * stride) / kLine + 2) * (kLine / 4) : 0;
   }
 
   // Asks memory for the first rows of a range of keys of so many heads from n on; the kernels ask
@@ -178,9 +179,10 @@ class AttentionRows {
   struct Block {
     int64_t at;
     int count;
-    float *key_scales, *key_zeros, *value_scales, *value_zeros, *ones, *shift, *bias;
+    float *key_scales, *key_zeros, *value_zeros, *ones, *shift, *bias;
+    float* value_scales;  // of each part of the rows
   };
-  static constexpr int kBlockArrays = 7;
+  static constexpr int kBlockArrays = 6 + kMaxParts;
   // Of what a block asks memory for: of its keys' rows while it scores, the rest with the scales;
   // of its values' while it takes the softmax, the rest while it adds values. About as the time is,
   // since processors drop requests that come faster than memory answers.
@@ -249,6 +251,8 @@ class AttentionRows {
              float* decoded, Later later, const uint8_t* values) const;
   void add_values(const Rows& rows, const uint8_t* values, const Block& block, float* scores,
                   float* decoded, Later later) const;
+  // No kernel has both zeros and several parts.
+  bool softens_whole() const { return !has_zeros() || value_.parts() == 1; }
   bool is_whole(const Rows& rows, int first, int count, const Block& block) const;
   bool has_zero_bias(const Rows& rows, int first, int count, const Block& block) const;
   int64_t bias_offset(const Rows& rows, int r, const Block& block) const;
@@ -261,6 +265,13 @@ class AttentionRows {
   void add_to_sums(const Rows& rows, int r, float zeros) const;
   void load_fields(const CacheRows& cache, const uint8_t* at, int count, float* scales,
                    float* zeros) const;
+  PartScales weight_scales(const Rows& rows, const Block& block) const {
+    return {block.value_scales, value_.parts(), rows.count * std::ptrdiff_t{kNumbersFloats}};
+  }
+  // What weights that are not rounded yet are multiplied with.
+  const float* float_scales(const Block& block) const {
+    return value_.parts() > 1 ? block.ones : block.value_scales;
+  }
   void weigh(const Rows& rows, int r, const Block& block, float max, float* scores) const;
   const float* load_shift(const Rows& rows, int r, const Block& block) const;
   const float* load_bias(const Rows& rows, int r, const Block& block) const;

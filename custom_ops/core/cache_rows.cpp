@@ -15,12 +15,12 @@ int round_up(int value, int multiple) { return (value + multiple - 1) / multiple
 
 // Products are taken with what the codes stand for, and the fields are left to the caller.
 bool is_coded(Kind kind) {
-  return (spec::is_rotated(kind) && !spec::has_sketch(kind)) || spec::has_zero(kind);
+  return (spec::is_rotated(kind) && !PartedRows::covers(kind)) || spec::has_zero(kind);
 }
 
 // A byte or a float is 8: one slot, the natural order.
 int bits_of_index(spec::Codec codec) {
-  if (spec::has_sketch(codec.kind)) return spec::index_bits(codec);
+  if (PartedRows::covers(codec.kind)) return spec::index_bits(codec);
   const spec::Planes planes = spec::planes(codec);
   return planes.count == 0 || planes.plane[0].width == 8 ? 8 : codec.bits;
 }
@@ -47,7 +47,7 @@ ByteFormat byte_format(spec::Codec codec, Element element, int head_size, int la
 }
 static_assert(kScaleBlock == spec::kQ8_0Block);
 
-// What the codes stand for: the codebook's centroids; of equal steps, whose numbers are left to
+// What the codes stand for, of two parts those of the first: the codebook's centroids; of equal steps, whose numbers are left to
 // scale and zero, codes from the middle of the range, so that little cancels between these two.
 //
 // Scores of keys with zeros bear integers, too. Let a query q be rounded to n steps of its largest
@@ -58,15 +58,18 @@ static_assert(kScaleBlock == spec::kQ8_0Block);
 // bits, D = 128 and 4-bit codes.
 CodedPart coded_part(const Kernels& kernels, const CacheView& cache, int head_size) {
   const spec::Codec codec = cache.codec;
-  const RowFormat format =
-      row_format(bits_of_index(codec), head_size, kernels.lanes, cache.stride);
+  const RowFormat format = row_format(
+      bits_of_index(codec), spec::class_size(codec, 0, head_size), kernels.lanes, cache.stride,
+      cache.end);
   float table[kTable] = {};
   std::optional<IntegerTable> integers;
   const bool may_round = kernels.integers != nullptr;
   if (spec::is_rotated(codec.kind)) {
-    const int levels = spec::levels(codec);
+    const int levels = 1 << spec::index_bits(codec);
     fill_table(cache.centroids, levels, table);
-    if (may_round) integers = integers_of(table, levels, kLargestInteger);
+    if (may_round && PartedRows::may_round(cache)) {
+      integers = integers_of(table, levels, kLargestInteger);
+    }
   } else if (spec::has_zero(codec.kind)) {
     const int top = (1 << codec.bits) - 1;
     for (int i = 0; i < kTable; ++i) {
@@ -89,7 +92,7 @@ CacheRows::CacheRows(const Kernels& kernels, const CacheView& cache, Element ele
       fields_(spec::code_bytes(cache.codec, head_size)),
       bytes_(byte_format(cache.codec, element_, head_size, kernels.lanes, cache.stride)),
       code_(coded_part(kernels, cache, head_size)) {
-  if (spec::has_sketch(codec_.kind)) prod_.emplace(kernels, cache, head_size, code_);
+  if (PartedRows::covers(codec_.kind)) parts_.emplace(kernels, cache, head_size, code_);
 }
 
 bool CacheRows::is_coded() const { return tq::is_coded(codec_.kind); }
@@ -106,12 +109,12 @@ void CacheRows::ask(Ahead ahead) {
 }
 
 void CacheRows::prepare_query(const float* natural, float* prepared) const {
-  if (prod_) return prod_->prepare_query(natural, prepared);
+  if (parts_) return parts_->prepare_query(natural, prepared);
   code_.prepare_query(natural, prepared);
 }
 
 void CacheRows::natural_sums(const float* sums, float* natural) const {
-  if (prod_) return prod_->natural_sums(sums, natural);
+  if (parts_) return parts_->natural_sums(sums, natural);
   code_.natural_sums(sums, natural);
 }
 
@@ -128,6 +131,26 @@ void CacheRows::scales(const uint8_t* rows, int count, float* out) const {
   }
 }
 
+void CacheRows::weight_scales(const uint8_t* rows, int count, float* out) const {
+  if (parts_) return parts_->load_scales(rows, count, out, out + kBlock);
+  scales(rows, count, out);
+}
+
+void CacheRows::quantise(const uint8_t* rows, int count, const float* weights,
+                         const PartScales& scales, float* numbers, float* sum) const {
+  if (parts_) return parts_->quantise(rows, count, weights, scales, numbers, sum);
+  code_.quantise(rows, count, weights, numbers, sum);
+}
+
+void CacheRows::accumulate_numbers(const uint8_t* rows, int count, const float* numbers,
+                                   std::ptrdiff_t pitch, int queries, float* sums,
+                                   Ahead ahead) const {
+  if (parts_) {
+    return parts_->accumulate_numbers(rows, count, numbers, pitch, queries, sums, ahead);
+  }
+  code_.accumulate_numbers(rows, count, numbers, queries, sums, sums_width(), ahead);
+}
+
 void CacheRows::scales_and_zeros(const uint8_t* rows, int count, float* scales,
                                  float* zeros) const {
   kernels_.load_field_pairs(rows + fields_, stride_, count, scales, zeros);
@@ -136,13 +159,16 @@ void CacheRows::scales_and_zeros(const uint8_t* rows, int count, float* scales,
 }
 
 bool CacheRows::is_fused(int queries) const {
-  if (prod_) return prod_->is_fused(queries);
+  if (parts_) return parts_->is_fused(queries);
   if (!is_coded()) return queries <= kernels_.max_fused_bytes;
   return code_.is_integer() || queries <= kernels_.max_fused;
 }
 
 std::size_t CacheRows::work_size(int queries) const {
-  if (is_fused(queries)) return prod_ ? prod_->work_size(queries) : code_.work_size(queries);
+  if (is_fused(queries)) {
+    if (parts_) return parts_->work_size(queries);
+    return is_integer() ? static_cast<std::size_t>(queries) * kNumbersFloats : 0;
+  }
   const std::size_t block = static_cast<std::size_t>(kBlock) * padded();
   return is_coded() ? block : 2 * block;
 }
@@ -150,9 +176,9 @@ std::size_t CacheRows::work_size(int queries) const {
 void CacheRows::score(const uint8_t* rows, int count, const float* query, int queries, float* work,
                       float* scores, Ahead ahead) const {
   if (is_fused(queries)) {
-    if (prod_) return prod_->score(rows, count, query, queries, work, scores);
+    if (parts_) return parts_->score(rows, count, query, queries, work, scores, ahead);
     if (!is_coded()) return kernels_.score_bytes(bytes_, rows, count, query, queries, scores);
-    return code_.score(rows, count, query, queries, scores, ahead);
+    return code_.score(rows, count, query, query_width(), queries, scores, ahead);
   }
   const int width = padded();
   if (is_coded()) {
@@ -169,11 +195,11 @@ void CacheRows::score(const uint8_t* rows, int count, const float* query, int qu
 void CacheRows::accumulate(const uint8_t* rows, int count, const float* weights, int queries,
                            float* work, float* sums) const {
   if (is_fused(queries)) {
-    if (prod_) return prod_->accumulate(rows, count, weights, queries, work, sums);
+    if (parts_) return parts_->accumulate(rows, count, weights, queries, work, sums);
     if (!is_coded()) {
       return kernels_.accumulate_bytes(bytes_, rows, count, weights, queries, sums);
     }
-    return code_.accumulate(rows, count, weights, queries, work, sums, {});
+    return code_.accumulate(rows, count, weights, queries, sums);
   }
   const int width = padded();
   if (is_coded()) {
@@ -205,7 +231,7 @@ void CacheRows::add_nonfinite_rows(const float* weights, int queries, float* val
 
 // values[t][j], leading dimension padded().
 void CacheRows::decode(const uint8_t* rows, int count, float* values) const {
-  if (prod_) return prod_->decode(rows, count, values);
+  if (parts_) return parts_->decode(rows, count, values);
   const int width = padded();
   for (int t = 0; t < count; ++t, rows += stride_, values += width) {
     decode_row(rows, values);

@@ -2,9 +2,9 @@
 //
 // Two kinds of codecs. Coded ones (lloyd_max, uniform, u8): products are taken with the centroids
 // of the codes, in registers for few queries or decoded to memory for many, and a row's scale, for
-// uniform also its zero, is left to the caller. The others (raw, fp8_e4m3, q8_0, prod): coordinates
-// with everything that their fields say, in registers or decoded to memory likewise; the scales are
-// ones.
+// uniform also its zero, is left to the caller. The others (raw, fp8_e4m3, q8_0; prod and split kinds,
+// whose rows have two parts): coordinates with everything that their fields say, in registers or
+// decoded to memory likewise; the scales are ones.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 #include "core/coded_part.h"
 #include "core/element.h"
 #include "core/kernels.h"
-#include "core/prod_rows.h"
+#include "core/parted_rows.h"
 
 namespace tq {
 
@@ -27,8 +27,8 @@ class CacheRows {
   int coordinates() const { return spec::coordinates(codec_, head_size_); }
 
   // Queries and sums lie as the kernels want them, see CodedPart.
-  int query_width() const { return prod_ ? prod_->query_width() : code_.query_width(); }
-  int sums_width() const { return prod_ ? prod_->sums_width() : code_.sums_width(); }
+  int query_width() const { return parts_ ? parts_->query_width() : code_.query_width(); }
+  int sums_width() const { return parts_ ? parts_->sums_width() : code_.sums_width(); }
   void prepare_query(const float* natural, float* prepared) const;
   void natural_sums(const float* sums, float* natural) const;
 
@@ -55,30 +55,32 @@ class CacheRows {
   // Floats of `work` that the next two want for so many queries.
   std::size_t work_size(int queries) const;
 
-  // scores[r][t] = <query[r], numbers of row t>. Integer products of one part ask for `ahead`.
+  // scores[r][t] = <query[r], numbers of row t>. Integer products ask for `ahead`.
   void score(const uint8_t* rows, int count, const float* query, int queries, float* work,
              float* scores, Ahead ahead) const;
 
-  // sums[r] += sum over t of weights[r][t] * numbers of row t. A weight of zero adds nothing.
+  // sums[r] += sum over t of weights[r][t] * numbers of row t. A weight of zero adds nothing. Not where
+  // is_integer().
   void accumulate(const uint8_t* rows, int count, const float* weights, int queries, float* work,
                   float* sums) const;
 
-  // Where products are taken with integers, a row of weights may be prepared for itself: numbers
-  // has kNumbersFloats floats. What is not finite goes into its sum at once.
-  bool is_integer() const { return !prod_ && code_.is_integer(); }
-  void quantise(const uint8_t* rows, int count, const float* weights, float* numbers,
-                float* sum) const {
-    code_.quantise(rows, count, weights, numbers, sum);
-  }
-  void accumulate_numbers(const uint8_t* rows, int count, const float* numbers, int queries,
-                          float* sums, Ahead ahead) const {
-    code_.accumulate_numbers(rows, count, numbers, queries, sums, ahead);
-  }
+  // Where products are taken with integers, weights are rounded first, by what the scales of the parts
+  // of their rows make of them: weight_scales has kBlock of each part. A row of weights may be
+  // prepared for itself, of one part with its scales in it, of several without; its numbers have
+  // kNumbersFloats floats of each part, `pitch` floats apart, and what is not finite goes into its sum
+  // at once.
+  bool is_integer() const { return code_.is_integer(); }
+  int parts() const { return parts_ ? kMaxParts : 1; }
+  void weight_scales(const uint8_t* rows, int count, float* out) const;
+  void quantise(const uint8_t* rows, int count, const float* weights, const PartScales& scales,
+                float* numbers, float* sum) const;
+  void accumulate_numbers(const uint8_t* rows, int count, const float* numbers,
+                          std::ptrdiff_t pitch, int queries, float* sums, Ahead ahead) const;
 
  private:
   bool is_coded() const;
   bool is_fused(int queries) const;
-  int padded() const { return prod_ ? prod_->padded() : code_.padded(); }
+  int padded() const { return parts_ ? parts_->padded() : code_.padded(); }
   void decode(const uint8_t* rows, int count, float* values) const;
   void decode_row(const uint8_t* row, float* value) const;
   void add_nonfinite_rows(const float* weights, int queries, float* values, int count,
@@ -93,7 +95,7 @@ class CacheRows {
   const int fields_;              // first byte of the fields
   const ByteFormat bytes_;        // of raw, fp8_e4m3 and q8_0
   const CodedPart code_;          // of coded rows; of others only the order of queries and sums
-  std::optional<ProdRows> prod_;  // of prod, which has an order of its own
+  std::optional<PartedRows> parts_;  // of kinds with two parts, which have an order of their own
 };
 
 }  // namespace tq

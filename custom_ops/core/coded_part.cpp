@@ -28,28 +28,18 @@ void CodedPart::natural_sums(const float* sums, float* natural) const {
   to_natural_order(format_, sums, natural);
 }
 
-void CodedPart::score(const uint8_t* rows, int count, const float* query, int queries,
+void CodedPart::score(const uint8_t* rows, int count, const float* query, int pitch, int queries,
                       float* scores, Ahead ahead) const {
   if (is_integer()) {
-    return kernels_.integers->score_rows(format_, rows, count, *integers_, query, queries, scores,
-                                         ahead);
+    return kernels_.integers->score_rows(format_, rows, count, *integers_, query, pitch, queries,
+                                         scores, ahead);
   }
   kernels_.score_rows(format_, rows, count, table_, query, queries, scores);
 }
 
-std::size_t CodedPart::work_size(int queries) const {
-  return is_integer() ? static_cast<std::size_t>(queries) * kNumbersFloats : 0;
-}
-
 void CodedPart::accumulate(const uint8_t* rows, int count, const float* weights, int queries,
-                           float* work, float* sums, Ahead ahead) const {
-  if (!is_integer()) {
-    return kernels_.accumulate_rows(format_, rows, count, table_, weights, queries, sums);
-  }
-  for (int r = 0; r < queries; ++r) {
-    quantise(rows, count, weights + r * kBlock, work + r * kNumbersFloats, sums + r * sums_width_);
-  }
-  accumulate_numbers(rows, count, work, queries, sums, ahead);
+                           float* sums) const {
+  kernels_.accumulate_rows(format_, rows, count, table_, weights, queries, sums);
 }
 
 void CodedPart::quantise(const uint8_t* rows, int count, const float* weights, float* numbers,
@@ -60,9 +50,9 @@ void CodedPart::quantise(const uint8_t* rows, int count, const float* weights, f
 }
 
 void CodedPart::accumulate_numbers(const uint8_t* rows, int count, const float* numbers,
-                                   int queries, float* sums, Ahead ahead) const {
+                                   int queries, float* sums, int pitch, Ahead ahead) const {
   kernels_.integers->accumulate_rows(format_, rows, count, *integers_, numbers, queries, sums,
-                                     ahead);
+                                     pitch, ahead);
 }
 
 // One query row whose weights are not all finite; a weight of zero adds nothing.

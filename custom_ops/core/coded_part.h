@@ -1,7 +1,8 @@
 // Codes that lie together in the rows of a cache, and products with the centroids behind them:
 // with integers where the codebook is made of them, else with floats.
 //
-// A row of lloyd_max, uniform or u8 has one such part, a row of prod two (core/prod_rows.h). Scales
+// A row of lloyd_max, uniform or u8 has one such part, a row of prod or of a split kind two
+// (core/parted_rows.h). Scales
 // are none of its business.
 #pragma once
 
@@ -36,19 +37,18 @@ class CodedPart {
   }
 
   // In registers, of up to kBlock rows; of floats for up to max_fused queries only. Integer products
-  // ask memory for `ahead`, others for what they read next.
-  void score(const uint8_t* rows, int count, const float* query, int queries, float* scores,
-             Ahead ahead) const;
-  // `work` has work_size(queries) floats.
-  void accumulate(const uint8_t* rows, int count, const float* weights, int queries, float* work,
-                  float* sums, Ahead ahead) const;
-  std::size_t work_size(int queries) const;
+  // ask memory for `ahead` and have rows of queries that are `pitch` floats apart; others ask for what
+  // they read next, and rows lie one after the other.
+  void score(const uint8_t* rows, int count, const float* query, int pitch, int queries,
+             float* scores, Ahead ahead) const;
+  void accumulate(const uint8_t* rows, int count, const float* weights, int queries,
+                  float* sums) const;
 
-  // The two steps of accumulate where is_integer(), see CacheRows.
+  // Where is_integer(), in two steps, see CacheRows; sums are `pitch` floats apart.
   void quantise(const uint8_t* rows, int count, const float* weights, float* numbers,
                 float* sum) const;
   void accumulate_numbers(const uint8_t* rows, int count, const float* numbers, int queries,
-                          float* sums, Ahead ahead) const;
+                          float* sums, int pitch, Ahead ahead) const;
 
   // Centroids in slot order, as Kernels has these.
   void decode_rows(const uint8_t* rows, int count, float* values) const;

@@ -44,8 +44,9 @@ struct EncodeCall {
   // Rows of tokens lie behind the overlay, whose entries are written too. Tokens are fewer than
   // tags.
   Window window;
-  // Of lloyd_max only: what an encoder that searches tries, in the order of preference; none for
-  // one that does not. Error feedback [N] (core/feedback.h), in the form for these kernels, or null.
+  // Of kinds that search only: what an encoder tries, in the order of preference; none for one that
+  // does not. Error feedback [N], then that of a second class (core/feedback.h), in the form for
+  // these kernels, or null.
   const float* gains;
   int gain_count;
   const Feedback* feedback;

@@ -50,12 +50,12 @@ void decode_row(const RowFormat& format, const uint8_t* row, const IntegerTable&
 }
 
 void score_rows(const RowFormat& format, const uint8_t* rows, int count, const IntegerTable& table,
-                const float* prepared, int queries, float* scores, Ahead) {
+                const float* prepared, int pitch, int queries, float* scores, Ahead) {
   int key[kMaxHeadSize];
   for (int t = 0; t < count; ++t) {
     decode_row(format, rows + static_cast<ptrdiff_t>(t) * format.stride, table, key);
     for (int r = 0; r < queries; ++r) {
-      const float* const row = prepared + static_cast<ptrdiff_t>(r) * query_floats(format);
+      const float* const row = prepared + static_cast<ptrdiff_t>(r) * pitch;
       const int8_t* const query = reinterpret_cast<const int8_t*>(row);
       int32_t sum = 0;
       for (int j = 0; j < format.head_size; ++j) sum += query[j] * key[j];
@@ -104,9 +104,9 @@ float exponential(float x) {
   return std::isnan(p) ? p : std::ldexp(p, static_cast<int>(n));
 }
 
-float soften_row(const float* scores, const float* key_scales, const float* value_scales,
+float soften_row(const float* scores, const float* key_scales, const PartScales& value_scales,
                  float* maximum, float* numbers) {
-  float x[kBlock];
+  float x[kBlock], scaled[kMaxParts * kBlock];
   float max = *maximum;
   for (int t = 0; t < kBlock; ++t) {
     x[t] = scores[t] * key_scales[t];
@@ -117,16 +117,24 @@ float soften_row(const float* scores, const float* key_scales, const float* valu
   for (int t = 0; t < kBlock; ++t) {
     const float weight = exponential(x[t] - max);
     sum += weight;
-    x[t] = weight * value_scales[t];
+    for (int p = 0; p < value_scales.parts; ++p) {
+      scaled[p * kBlock + t] = weight * value_scales.scales[p * kBlock + t];
+    }
   }
-  if (!(sum < kInfinity) || !are_weights(x)) return kNan;
-  store_numbers(x, numbers);
+  bool are_good = sum < kInfinity;
+  for (int p = 0; p < value_scales.parts; ++p) {
+    are_good = are_good && are_weights(scaled + p * kBlock);
+  }
+  if (!are_good) return kNan;
+  for (int p = 0; p < value_scales.parts; ++p) {
+    store_numbers(scaled + p * kBlock, numbers + p * value_scales.pitch);
+  }
   *maximum = max;
   return sum;
 }
 
-void soften(const float* scores, int rows, const float* key_scales, const float* value_scales,
-            float* maxima, float* exponentials, float* numbers, Ahead) {
+void soften(const float* scores, int rows, const float* key_scales,
+            const PartScales& value_scales, float* maxima, float* exponentials, float* numbers, Ahead) {
   for (int r = 0; r < rows; ++r) {
     exponentials[r] = soften_row(scores + r * kBlock, key_scales, value_scales, maxima + r,
                                  numbers + r * kNumbersFloats);
@@ -168,7 +176,8 @@ bool any_reaches(const float* scores, int rows, const float* key_scales, const f
 
 // Of up to kMaxQueries query rows.
 void accumulate_some(const RowFormat& format, const uint8_t* rows, int count,
-                     const IntegerTable& table, const float* numbers, int queries, float* sums) {
+                     const IntegerTable& table, const float* numbers, int queries, float* sums,
+                     int pitch) {
   int value[kMaxHeadSize];
   int32_t totals[kMaxQueries * kMaxHeadSize];
   for (int from = 0; from < count; from += kByteStepRows) {
@@ -184,7 +193,7 @@ void accumulate_some(const RowFormat& format, const uint8_t* rows, int count,
     for (int r = 0; r < queries; ++r) {
       const float step = numbers[r * kNumbersFloats + kBlock / 4 + from / kByteStepRows];
       const float by = step * table.unit;
-      float* const sum = sums + r * format.head_size;
+      float* const sum = sums + r * pitch;
       for (int j = 0; j < format.head_size; ++j) {
         sum[j] = std::fma(static_cast<float>(totals[r * format.head_size + j]), by, sum[j]);
       }
@@ -194,10 +203,10 @@ void accumulate_some(const RowFormat& format, const uint8_t* rows, int count,
 
 void accumulate_rows(const RowFormat& format, const uint8_t* rows, int count,
                      const IntegerTable& table, const float* numbers, int queries, float* sums,
-                     Ahead) {
+                     int pitch, Ahead) {
   for (int first = 0; first < queries; first += kMaxQueries) {
     accumulate_some(format, rows, count, table, numbers + first * kNumbersFloats,
-                    std::min(kMaxQueries, queries - first), sums + first * format.head_size);
+                    std::min(kMaxQueries, queries - first), sums + first * pitch, pitch);
   }
 }
 

@@ -91,6 +91,9 @@ struct RowFormat {
   int padded;  // slots * padded_slot
   int high_plane;  // byte offset of the second plane (3 and 5 bits only)
   int stride;  // bytes from one row to the next
+  // Up to here kernels may read what lies behind codes, less than a cache line; null where they may
+  // read nothing behind the codes of the last row.
+  const uint8_t* end;
 };
 
 // Centroids as integers: centroid i is unit * entries[i % levels].
@@ -111,6 +114,15 @@ constexpr float kLargestByte = 127.0f;
 constexpr float kLargestByteWeight = 255.0f;
 constexpr int kByteStepRows = 64;
 
+// What weights are multiplied with before they are rounded: kBlock scales of each part of the rows,
+// one part after the other. Their numbers are so many floats apart.
+struct PartScales {
+  const float* scales;
+  int parts;  // at most kMaxParts
+  ptrdiff_t pitch;
+};
+constexpr int kMaxParts = 2;
+
 // Products with integers, for codes of at most 16 levels. Numbers that are multiplied with codes
 // are rounded to steps of the largest of their row or block: to 16 bits, exact to some 3e-5 of the
 // result, or to 8.
@@ -121,11 +133,11 @@ struct IntegerKernels {
   int (*query_floats)(const RowFormat& format);  // of a prepared query row
   int (*sums_floats)(const RowFormat& format);   // of a row of sums
   void (*prepare_query)(const RowFormat& format, const float* natural, float* prepared);
-  // scores[r][t] = <query[r], centroids of row t>, leading dimension kBlock; not a number where
-  // query[r] is not finite.
+  // scores[r][t] = <query[r], centroids of row t>, leading dimensions `pitch` and kBlock; not a
+  // number where query[r] is not finite.
   void (*score_rows)(const RowFormat& format, const uint8_t* rows, int count,
-                     const IntegerTable& table, const float* prepared, int queries, float* scores,
-                     Ahead ahead);
+                     const IntegerTable& table, const float* prepared, int pitch, int queries,
+                     float* scores, Ahead ahead);
   // One row of a block of weights as integers, kNumbersFloats long; weights are zero from count to
   // a multiple of the lanes. False, and the integers zeros, where one is negative or not finite.
   bool (*quantise_weights)(const float* weights, int count, float* numbers);
@@ -133,8 +145,9 @@ struct IntegerKernels {
   // scores without the keys' scales to integers. exponentials[r] is the sum of the exponentials;
   // maxima[r] rises to that of the block if it is larger. NaN, and nothing done for the row, where
   // a weight is none.
-  void (*soften)(const float* scores, int rows, const float* key_scales, const float* value_scales,
-                 float* maxima, float* exponentials, float* numbers, Ahead ahead);
+  void (*soften)(const float* scores, int rows, const float* key_scales,
+                 const PartScales& value_scales, float* maxima, float* exponentials,
+                 float* numbers, Ahead ahead);
   // The same of one row, of keys and values that have zeros, arrays of kBlock that are zero where
   // a cache has none: a score is scores * key_scales + query_sum * key_zeros, and `zeros` becomes
   // the sum of the exponentials times value_zeros. Returns the sum of the exponentials, or NaN.
@@ -143,10 +156,11 @@ struct IntegerKernels {
                         float* maximum, float* numbers, float* zeros);
   // Whether of a whole block any scores[r][t] * key_scales[t] is at least limits[r], or no number.
   bool (*any_reaches)(const float* scores, int rows, const float* key_scales, const float* limits);
-  // sums[r] += sum over t of numbers[r][t] * centroids of row t, in an order of their own.
+  // sums[r] += sum over t of numbers[r][t] * centroids of row t, in an order of their own; leading
+  // dimension `pitch`.
   void (*accumulate_rows)(const RowFormat& format, const uint8_t* rows, int count,
                           const IntegerTable& table, const float* numbers, int queries,
-                          float* sums, Ahead ahead);
+                          float* sums, int pitch, Ahead ahead);
   void (*natural_sums)(const RowFormat& format, const float* sums, float* natural);
   // The other way; what is no coordinate becomes zero.
   void (*ordered_sums)(const RowFormat& format, const float* natural, float* sums);
@@ -245,6 +259,10 @@ struct Kernels {
   // the sum of the exponentials. Positions from count to a multiple of lanes become zero.
   float (*weigh)(float* scores, const float* value_scales, int count, float max);
   void (*scale)(float* x, float factor, int size);
+  // x[t] = x[t] * by[t] + other[t] * other_by[t], each step rounded; may go on to the next multiple
+  // of the lanes behind count.
+  void (*add_scaled)(float* x, const float* by, const float* other, const float* other_by,
+                     int count);
   const IntegerKernels* integers;  // null where the level has none
 
   // ---- prefill; null at the scalar level.

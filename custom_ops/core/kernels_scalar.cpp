@@ -396,6 +396,10 @@ void scale(float* x, float factor, int size) {
   for (int i = 0; i < size; ++i) x[i] *= factor;
 }
 
+void add_scaled(float* x, const float* by, const float* other, const float* other_by, int count) {
+  for (int t = 0; t < count; ++t) x[t] = x[t] * by[t] + other[t] * other_by[t];
+}
+
 constexpr Kernels make_kernels() {
   Kernels all{};
   all.name = "scalar";
@@ -424,6 +428,7 @@ constexpr Kernels make_kernels() {
   all.finish_scores = finish_scores;
   all.weigh = weigh;
   all.scale = scale;
+  all.add_scaled = add_scaled;
   all.max_fused_bytes = std::numeric_limits<int>::max();
   all.score_bytes = score_bytes;
   all.accumulate_bytes = accumulate_bytes;

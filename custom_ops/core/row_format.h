@@ -11,7 +11,8 @@
 namespace tq {
 
 // Codes of `bits` each, in the planes that lloyd_max has (one for 1 bit, a byte each for 8).
-inline RowFormat row_format(int bits, int head_size, int lanes, int stride) {
+inline RowFormat row_format(int bits, int head_size, int lanes, int stride,
+                            const uint8_t* end = nullptr) {
   const bool two_planes = bits == 3 || bits == 5;
   const int narrowest = two_planes ? 1 : bits;
   RowFormat format{};
@@ -23,6 +24,7 @@ inline RowFormat row_format(int bits, int head_size, int lanes, int stride) {
   format.padded = format.slots * format.padded_slot;
   format.high_plane = two_planes ? spec::plane_bytes(bits - 1, head_size) : 0;
   format.stride = stride;
+  format.end = end;
   return format;
 }
 
@@ -30,28 +32,31 @@ inline RowFormat row_format(int bits, int head_size, int lanes, int stride) {
 constexpr int kUnpackedPlanes[][spec::kMaxPlanes] = {{},  {8},    {1},    {2},
                                                      {4}, {2, 1}, {4, 1}, {2, 1, 1}};
 
-constexpr bool has_planes(spec::Codec codec, const int* widths) {
+constexpr bool has_planes(spec::Codec codec, int of_class, const int* widths) {
   const spec::Planes planes = spec::planes(codec);
-  int shift = 0;
-  for (int i = 0; i < spec::kMaxPlanes; ++i) {
-    const int width = i < planes.count ? planes.plane[i].width : 0;
-    if (width != widths[i]) return false;
-    if (i < planes.count && planes.plane[i].shift != shift) return false;
-    shift += width;
+  int found = 0, shift = 0;
+  for (int i = 0; i < planes.count; ++i) {
+    const spec::Plane plane = planes.plane[i];
+    if (plane.of_class != of_class) continue;
+    if (plane.width != widths[found] || plane.shift != shift) return false;
+    ++found;
+    shift += plane.width;
   }
-  return true;
+  return found == spec::kMaxPlanes || widths[found] == 0;
 }
 
-constexpr bool are_unpacked(spec::Codec codec) {
+constexpr bool are_unpacked(spec::Codec codec, int of_class) {
   for (const auto& widths : kUnpackedPlanes) {
-    if (has_planes(codec, widths)) return true;
+    if (has_planes(codec, of_class, widths)) return true;
   }
   return false;
 }
 
 constexpr bool all_are_unpacked() {
   for (const spec::Codec codec : spec::kCodecs) {
-    if (!are_unpacked(codec)) return false;
+    for (int k = 0; k < spec::classes(codec.kind); ++k) {
+      if (!are_unpacked(codec, k)) return false;
+    }
   }
   return true;
 }

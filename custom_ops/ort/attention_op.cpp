@@ -47,7 +47,10 @@ void read_bias(const Tensor& bias, int float_type, const std::vector<int64_t>& f
 }  // namespace
 
 CacheView view_of(const Tensor& cache, spec::Codec codec, const Tensor& centroids) {
-  return {cache.as<uint8_t>(), codec, static_cast<int>(cache.dims[3]), centroids.as<float>()};
+  const uint8_t* const rows = cache.as<uint8_t>();
+  ptrdiff_t bytes = 1;
+  for (const int64_t dim : cache.dims) bytes *= static_cast<ptrdiff_t>(dim);
+  return {rows, codec, static_cast<int>(cache.dims[3]), centroids.as<float>(), rows + bytes};
 }
 
 void expect_groups(const char* op, int64_t query_heads, int64_t heads) {
@@ -160,8 +163,8 @@ AttentionTensors read_attention(const Api& api, OrtKernelContext* context,
   check_cache(call.key_cache, like, attributes.key, size);
   check_cache(call.value_cache, like, attributes.value, size);
   expect_groups(kOp, query_heads, heads);
-  expect_tables(kOp, call.key_rotation, call.key_centroids, attributes.key, size);
-  expect_tables(kOp, call.value_rotation, call.value_centroids, attributes.value, size);
+  expect_tables(kOp, call.key_rotation, call.key_centroids, attributes.key, heads, size);
+  expect_tables(kOp, call.value_rotation, call.value_centroids, attributes.value, heads, size);
   const Window& window = attributes.window;
   for (const Tensor* cache : {&call.key_cache, &call.value_cache}) {
     expect_overlay(kOp, window, cache->name, size, cache->dims[3]);

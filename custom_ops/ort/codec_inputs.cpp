@@ -25,6 +25,18 @@ std::string quoted(const std::string& text) {
   return found + (text.size() > kMost ? "...'" : "'");
 }
 
+// Of a matrix, or of each of several.
+void transpose_all(const Tensor& matrices, std::vector<float>& out) {
+  const std::vector<int64_t>& dims = matrices.dims;
+  const int rows = static_cast<int>(dims[dims.size() - 2]), columns = static_cast<int>(dims.back());
+  const size_t one = static_cast<size_t>(rows) * static_cast<size_t>(columns);
+  const size_t count = dims.size() == 3 ? static_cast<size_t>(dims[0]) : 1;
+  out.resize(count * one);
+  for (size_t n = 0; n < count; ++n) {
+    transpose(matrices.as<float>() + n * one, rows, columns, out.data() + n * one);
+  }
+}
+
 }  // namespace
 
 std::string rows_of(spec::Codec codec, int head_size) {
@@ -61,6 +73,12 @@ spec::Codec read_codec(const Api& api, const OrtKernelInfo* info, const char* op
 }
 
 int expect_rows(const char* op, const Tensor& cache, spec::Codec codec, int head_size) {
+  for (int k = 0; k < spec::classes(codec.kind); ++k) {
+    if (spec::class_size(codec, k, head_size) > 0) continue;
+    throw OpError(std::string(op) + ": " + cache.name + " is of " + rows_of(codec, head_size) +
+                  ", expected a head size with room for two classes of coordinates: at least " +
+                  std::to_string(2 * spec::kHeadSizeMultiple));
+  }
   const int64_t width = cache.dims[3];
   const int used = spec::row_bytes(codec, head_size);
   if (width < used || width > kMaxRowWidth) {
@@ -73,12 +91,18 @@ int expect_rows(const char* op, const Tensor& cache, spec::Codec codec, int head
 }
 
 void expect_tables(const char* op, const Tensor& rotation, const Tensor& centroids,
-                   spec::Codec codec, int head_size) {
+                   spec::Codec codec, int64_t heads, int head_size) {
   expect_type(op, rotation, kFloat);
   expect_type(op, centroids, kFloat);
   if (!spec::is_rotated(codec.kind)) return;
   const std::string why = rows_of(codec, head_size);
-  expect_dims(op, rotation, {head_size, spec::coordinates(codec, head_size)}, why.c_str());
+  const bool may_be_of_heads = !spec::has_sketch(codec.kind) && rotation.dims.size() == 3;
+  if (spec::is_split(codec.kind) || may_be_of_heads) {
+    const std::string of_heads = why + ", with a matrix of each head";
+    expect_dims(op, rotation, {heads, head_size, head_size}, of_heads.c_str());
+  } else {
+    expect_dims(op, rotation, {head_size, spec::coordinates(codec, head_size)}, why.c_str());
+  }
   expect_dims(op, centroids, {spec::levels(codec)}, why.c_str());
 }
 
@@ -103,36 +127,42 @@ ReadyRotation::ReadyRotation(const Api& api, const OrtKernelInfo* info, const sp
   if (!is_rotated_ || is_constant == 0 || value == nullptr) return;
   const Tensor tensor = read_tensor(api, value, input.name);
   // What has another shape is refused by the first call.
-  if (tensor.type != kFloat || tensor.dims.size() != 2 || tensor.dims[0] < 1 ||
-      tensor.dims[0] > spec::kMaxHeadSize) {
-    return;
+  const std::vector<int64_t>& dims = tensor.dims;
+  if (tensor.type != kFloat || dims.size() < 2 || dims.size() > 3) return;
+  const int64_t rows = dims[dims.size() - 2], columns = dims.back();
+  if (rows < 1 || rows > spec::kMaxHeadSize) return;
+  const int size = static_cast<int>(rows);
+  if (columns != spec::coordinates(codec, size)) return;
+  const int width = static_cast<int>(columns);
+  if (dims.size() == 2) {
+    signs_.resize(static_cast<size_t>(size));
+    if (!read_hadamard(tensor.as<float>(), size, width, signs_.data(), &step_)) signs_.clear();
   }
-  const int size = static_cast<int>(tensor.dims[0]);
-  if (tensor.dims[1] != spec::coordinates(codec, size)) return;
-  const int width = static_cast<int>(tensor.dims[1]);
-  signs_.resize(static_cast<size_t>(size));
-  if (!read_hadamard(tensor.as<float>(), size, width, signs_.data(), &step_)) signs_.clear();
-  if (wants_transposed_) {
-    transposed_.resize(static_cast<size_t>(size) * width);
-    transpose(tensor.as<float>(), size, width, transposed_.data());
-  }
+  if (wants_transposed_) transpose_all(tensor, transposed_);
 }
 
 Rotation ReadyRotation::get(const Tensor& tensor, std::vector<float>& own) const {
   if (!is_rotated_) return {};
-  const int size = static_cast<int>(tensor.dims[0]), width = static_cast<int>(tensor.dims[1]);
-  const size_t count = static_cast<size_t>(size) * width;
-  Rotation rotation{width, tensor.as<float>(), nullptr, nullptr, step_};
+  const size_t size = static_cast<size_t>(tensor.dims[tensor.dims.size() - 2]);
+  const size_t width = static_cast<size_t>(tensor.dims.back());
+  const bool has_heads = tensor.dims.size() == 3;
+  Rotation rotation{};
+  rotation.width = static_cast<int>(width);
+  rotation.matrix = tensor.as<float>();
+  if (has_heads) rotation.pitch = static_cast<ptrdiff_t>(size * width);
   // A constant of another head size was refused before.
-  if (signs_.size() == static_cast<size_t>(size)) rotation.signs = signs_.data();
-  if (!wants_transposed_) return rotation;
-  if (transposed_.size() == count) {
-    rotation.transposed = transposed_.data();
-    return rotation;
+  if (!has_heads && signs_.size() == size) {
+    rotation.signs = signs_.data();
+    rotation.step = step_;
   }
-  own.resize(count);
-  transpose(rotation.matrix, size, width, own.data());
-  rotation.transposed = own.data();
+  if (!wants_transposed_) return rotation;
+  const size_t count = size * width * static_cast<size_t>(has_heads ? tensor.dims[0] : 1);
+  if (transposed_.size() != count) {
+    transpose_all(tensor, own);
+    rotation.transposed = own.data();
+  } else {
+    rotation.transposed = transposed_.data();
+  }
   return rotation;
 }
 

@@ -51,10 +51,10 @@ EncodeTensors read_encode(const Api& api, OrtKernelContext* context, spec::Codec
   const int width = expect_rows(kOp, call.past, codec, size);
   const int64_t slots = call.past.dims[2];
   expect_dims(kOp, call.past, {batch, heads, slots, width}, "the batch and heads of vectors");
-  expect_tables(kOp, call.rotation, call.centroids, codec, size);
+  expect_tables(kOp, call.rotation, call.centroids, codec, heads, size);
   expect_type(kOp, call.boundaries, kFloat);
   if (spec::is_rotated(codec.kind)) {
-    expect_dims(kOp, call.boundaries, {spec::levels(codec) - 1}, rows_of(codec, size).c_str());
+    expect_dims(kOp, call.boundaries, {spec::boundaries(codec)}, rows_of(codec, size).c_str());
   }
   call.offsets = call.offset.type == 0 ? 0 : expect_offset(kOp, call.offset, heads, size);
   call.gains = read_optional(api, context, Op::kGains);

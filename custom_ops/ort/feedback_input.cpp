@@ -8,9 +8,9 @@ namespace {
 
 FeedbackMatrices matrices_of(const Kernels& kernels, spec::Codec codec, const Tensor& feedback,
                              const Tensor& centroids) {
-  const bool as_bytes =
-      FeedbackMatrices::as_bytes(kernels, centroids.as<float>(), spec::levels(codec));
-  return {feedback.as<float>(), feedback.dims[0], static_cast<int>(feedback.dims[1]), as_bytes};
+  const bool as_bytes = FeedbackMatrices::as_bytes(kernels, codec, centroids.as<float>());
+  const int head_size = static_cast<int>(feedback.dims[1]);
+  return {feedback.as<float>(), feedback.dims[0], codec, head_size, as_bytes};
 }
 
 // Of type 0 where it is none.

@@ -61,8 +61,8 @@ void PagedAttentionKernel::compute(OrtKernelContext* context) {
   check_cache(key_cache, key_cache.dims, attributes_.key, size);
   check_cache(value_cache, key_cache.dims, attributes_.value, size);
   expect_groups(kOp, query_heads, heads);
-  expect_tables(kOp, key_rotation, key_centroids, attributes_.key, size);
-  expect_tables(kOp, value_rotation, value_centroids, attributes_.value, size);
+  expect_tables(kOp, key_rotation, key_centroids, attributes_.key, heads, size);
+  expect_tables(kOp, value_rotation, value_centroids, attributes_.value, heads, size);
   if (sink.type != 0) expect_sink(kOp, sink, float_type_, query_heads);
   const PackedRequests packed =
       read_packed(api_, context, kOp, Op::kCumulativeSequenceLength, Op::kPastSeqlens,

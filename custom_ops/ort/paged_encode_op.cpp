@@ -64,10 +64,10 @@ void PagedEncodeKernel::compute(OrtKernelContext* context) {
   const int64_t pages = past.dims[0], page_slots = past.dims[1];
   expect_dims(kOp, past, {pages, page_slots, heads, width}, "the heads of vectors");
   const int64_t bytes = expect_fitting(kOp, past.name, past.dims, 1);
-  expect_tables(kOp, rotation, centroids, codec_, size);
+  expect_tables(kOp, rotation, centroids, codec_, heads, size);
   expect_type(kOp, boundaries, kFloat);
   if (spec::is_rotated(codec_.kind)) {
-    expect_dims(kOp, boundaries, {spec::levels(codec_) - 1}, rows_of(codec_, size).c_str());
+    expect_dims(kOp, boundaries, {spec::boundaries(codec_)}, rows_of(codec_, size).c_str());
   }
   EncodeCall call{};
   call.offsets = offset.type == 0 ? 0 : expect_offset(kOp, offset, heads, size);

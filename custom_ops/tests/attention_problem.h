@@ -35,6 +35,7 @@ struct Problem {
   const char* products = nullptr;  // TQ_ONNX_PRODUCTS; null for the default and for 16
   float peak = 1.0f;               // what queries are multiplied with
   int64_t needle = -1;             // queries ask for the key of this slot
+  bool has_matrices = false;       // of each head
   float zero = 0.0f;               // of uniform keys, all of them, instead of arbitrary ones
 };
 
@@ -43,7 +44,7 @@ inline std::string describe(const Problem& p, const char* level) {
          std::to_string(p.head_size) + " B" +
          std::to_string(p.batch) + " N" + std::to_string(p.heads) + " G" + std::to_string(p.group) +
          " T" + std::to_string(p.tokens) + " S" + std::to_string(p.slots) + " P" +
-         std::to_string(p.offsets);
+         std::to_string(p.offsets) + (p.has_matrices ? " matrices" : "");
 }
 
 // Decoded rows [lanes * slots, head_size] in float64, with their offsets.
@@ -61,7 +62,7 @@ inline std::vector<double> decoded(const uint8_t* rows, const Problem& p, Codec 
       double sum = 0;
       if (spec::is_rotated(codec.kind)) {
         for (std::size_t j = 0; j < x.size(); ++j) {
-          sum += x[j] * tables.rotation[i * x.size() + j];
+          sum += x[j] * tables.matrix(head)[i * x.size() + j];
         }
       } else {
         sum = x[i];
@@ -77,7 +78,8 @@ inline std::vector<double> decoded(const uint8_t* rows, const Problem& p, Codec 
 }
 
 // The largest coordinate of a rotated query.
-inline double largest_coordinate(const float* query, Codec codec, int size, const Tables& tables) {
+inline double largest_coordinate(const float* query, Codec codec, int size, const Tables& tables,
+                                 int64_t head) {
   double largest = 0;
   for (int j = 0; j < tables.width; ++j) {
     double x = query[j % size];
@@ -85,7 +87,7 @@ inline double largest_coordinate(const float* query, Codec codec, int size, cons
       x = 0;
       for (int i = 0; i < size; ++i) {
         x += static_cast<double>(query[i]) *
-             tables.rotation[static_cast<std::size_t>(i * tables.width + j)];
+             tables.matrix(head)[static_cast<std::size_t>(i * tables.width + j)];
       }
     }
     largest = std::max(largest, std::abs(x));
@@ -109,6 +111,36 @@ inline double coded_norm(const uint8_t* row, Codec codec, int size, const Tables
     energy += (x - zero) * (x - zero);
   }
   return std::sqrt(energy);
+}
+
+// What one part of each row of values adds to a vector, over its scale: [lanes * slots, head_size].
+inline std::vector<double> part_codes(const Problem& p, const Guarded<uint8_t>& values, int width,
+                                      const Tables& tables, std::size_t part) {
+  const std::size_t d = static_cast<std::size_t>(p.head_size);
+  const std::size_t count = values.size() / static_cast<std::size_t>(width);
+  std::vector<double> out(count * d);
+  for (std::size_t t = 0; t < count; ++t) {
+    const uint8_t* const row = values.data() + t * static_cast<std::size_t>(width);
+    const ScaledPart own = scaled_parts(p.value, p.head_size, row)[part];
+    if (!(own.scale > 0)) continue;
+    const std::vector<double> x =
+        coordinates_of(p.value, p.head_size, row, tables.centroids.data());
+    const double middle = middle_of(row, p.value, p.head_size);
+    const float* const matrix =
+        tables.matrix(static_cast<int64_t>(t) / p.slots % p.heads);
+    for (std::size_t i = 0; i < d; ++i) {
+      double code = x[i] - middle;
+      if (spec::is_rotated(p.value.kind)) {
+        code = 0;
+        for (int j = own.begin; j < own.end; ++j) {
+          code += x[static_cast<std::size_t>(j)] *
+                  matrix[i * x.size() + static_cast<std::size_t>(j)];
+        }
+      }
+      out[t * d + i] = code / own.scale;
+    }
+  }
+  return out;
 }
 
 // What of one cache is exact: entries, of which some are none of their tokens, and the vectors of
@@ -214,7 +246,9 @@ class PagedProblem {
     paged.common.query = query_.data();
     paged.common.output = output_.data();
     paged.common.key.rows = keys_.data();
+    paged.common.key.end = keys_.data() + keys_.size();
     paged.common.value.rows = values_.data();
+    paged.common.value.end = values_.data() + values_.size();
     const bool complete = paged_attention(kernels, paged, parallel);
     for_each_vector([&](std::size_t batched, std::size_t packed, std::size_t count) {
       std::copy_n(output_.data() + packed, count, output + batched);
@@ -272,7 +306,8 @@ inline void solve(const Problem& p, Random& random) {
   const std::size_t d = static_cast<std::size_t>(size);
   const int64_t query_heads = p.heads * p.group;
   const std::size_t rows = static_cast<std::size_t>(p.batch * p.heads * p.slots);
-  Tables key_tables(p.key, size, random), value_tables(p.value, size, random);
+  const int64_t matrices = p.has_matrices ? p.heads : 1;
+  Tables key_tables(p.key, size, random, matrices), value_tables(p.value, size, random, matrices);
   if (p.has_integers) {
     round_centroids(key_tables);
     round_centroids(value_tables);
@@ -325,12 +360,8 @@ inline void solve(const Problem& p, Random& random) {
 
   const double scale = 1.0 / std::sqrt(static_cast<double>(size));
   const auto past = [&](int64_t b) { return p.lengths[p.lengths.size() > 1 ? b : 0]; };
-  const auto value_scale = [&](std::size_t row) {
-    return static_cast<double>(half_at(values.data() + row * static_cast<std::size_t>(value_width) +
-                                       spec::code_bytes(p.value, size)));
-  };
-  const auto value_middle = [&](std::size_t row) {
-    return middle_of(values.data() + row * static_cast<std::size_t>(value_width), p.value, size);
+  const auto value_row = [&](std::size_t row) {
+    return values.data() + row * static_cast<std::size_t>(value_width);
   };
   std::vector<double> expected(query.size());
   std::vector<bool> seen(rows), blind(query.size());  // of what sees no key, zero is exact
@@ -349,6 +380,13 @@ inline void solve(const Problem& p, Random& random) {
   for (std::size_t row = 0; row < rows; ++row) {
     norms[row] = coded_norm(keys.data() + row * static_cast<std::size_t>(key_width), p.key, size,
                             key_tables);
+  }
+  // Where weights may be rounded to 8 bits, what each error is multiplied with.
+  std::vector<std::vector<double>> codes;
+  if (p.value.kind == Kind::kUniform || (p.has_integers && spec::is_rotated(p.value.kind))) {
+    for (std::size_t part = 0; part < scaled_parts(p.value, size, value_row(0)).size(); ++part) {
+      codes.push_back(part_codes(p, values, value_width, value_tables, part));
+    }
   }
   double largest = 0;
   double of_queries = 0, of_weights = 0;  // errors where each is rounded to steps of its largest
@@ -424,7 +462,8 @@ inline void solve(const Problem& p, Random& random) {
         for (std::size_t s = 0; s < visible.size(); ++s) {
           if (scores[s] > 1e-6 * sum) longest_row = std::max(longest_row, norms[visible[s]]);
         }
-        const double step = largest_coordinate(query.data() + at, p.key, size, key_tables);
+        const double step =
+            largest_coordinate(query.data() + at, p.key, size, key_tables, h / p.group);
         for (std::size_t i = 0; i < d; ++i) {
           double mean = 0;
           for (std::size_t s = 0; s < visible.size(); ++s) {
@@ -434,20 +473,23 @@ inline void solve(const Problem& p, Random& random) {
         }
         of_queries =
             std::max(of_queries, 6 * scale * step / std::sqrt(12.0) * longest_row * spread);
-        if (p.value.kind != Kind::kLloydMax && p.value.kind != Kind::kUniform) continue;
-        for (std::size_t s = 0; s < visible.size(); ++s) {
-          weight = std::max(weight, scores[s] / sum * value_scale(visible[s]));
-        }
-        for (std::size_t i = 0; i < d; ++i) {
-          double energy = 0;
-          for (const std::size_t row : visible) {
-            const double own = v[row * d + i] - value_middle(row);
-            const double code = value_scale(row) > 0 ? own / value_scale(row) : 0.0;
-            energy += code * code;
+        double of_parts = 0;
+        for (std::size_t part = 0; part < codes.size(); ++part) {
+          weight = swing = 0;
+          for (std::size_t s = 0; s < visible.size(); ++s) {
+            const double own = scaled_parts(p.value, size, value_row(visible[s]))[part].scale;
+            weight = std::max(weight, scores[s] / sum * own);
           }
-          swing = std::max(swing, energy);
+          for (std::size_t i = 0; i < d; ++i) {
+            double energy = 0;
+            for (const std::size_t row : visible) {
+              energy += codes[part][row * d + i] * codes[part][row * d + i];
+            }
+            swing = std::max(swing, energy);
+          }
+          of_parts += 6 * weight / std::sqrt(12.0) * std::sqrt(swing);
         }
-        of_weights = std::max(of_weights, 6 * weight / std::sqrt(12.0) * std::sqrt(swing));
+        of_weights = std::max(of_weights, of_parts);
       }
     }
   }
@@ -467,14 +509,17 @@ inline void solve(const Problem& p, Random& random) {
   Guarded<float> output(query.size()), again(query.size());
   call.element = Element::kFloat;
   call.query = query.data();
-  call.key = {keys.data(), p.key, key_width, key_tables.centroids.data()};
-  call.value = {values.data(), p.value, value_width, value_tables.centroids.data()};
+  const auto view = [](const Guarded<uint8_t>& cache, Codec codec, int width, const Tables& own) {
+    return CacheView{cache.data(), codec, width, own.centroids.data(), cache.data() + cache.size()};
+  };
+  call.key = view(keys, p.key, key_width, key_tables);
+  call.value = view(values, p.value, value_width, value_tables);
   call.window = window;
   if (window.is_on()) {
     join_cache(p, exact_keys, keys, key_cache);
     join_cache(p, exact_values, values, value_cache);
-    call.key.rows = key_cache.data();
-    call.value.rows = value_cache.data();
+    call.key = view(key_cache, p.key, key_width, key_tables);
+    call.value = view(value_cache, p.value, value_width, value_tables);
     call.new_keys = exact_keys.vectors.data();
     call.new_values = exact_values.vectors.data();
   }

@@ -66,11 +66,20 @@ using spec::Kind;
 constexpr Codec kRaw{Kind::kRaw, 32};
 constexpr Codec lloyd_max(int bits) { return {Kind::kLloydMax, bits}; }
 
-// Every codec that a model of float32 has.
-inline std::vector<Codec> float_codecs() {
+// Every codec that a model of float32 has for this head size.
+inline std::vector<Codec> float_codecs(int head_size = 64) {
   std::vector<Codec> all;
   for (const Codec& codec : spec::kCodecs) {
+    if (spec::is_split(codec.kind) && spec::class_size(codec, 1, head_size) == 0) continue;
     if (codec.kind != Kind::kRaw || codec.bits == 32) all.push_back(codec);
+  }
+  return all;
+}
+
+inline std::vector<Codec> split_codecs(int head_size = 64) {
+  std::vector<Codec> all;
+  for (const Codec& codec : float_codecs(head_size)) {
+    if (spec::is_split(codec.kind)) all.push_back(codec);
   }
   return all;
 }
@@ -98,31 +107,51 @@ inline const std::vector<float>& rotation_of(int head_size) {
   return rotation;
 }
 
-// What the rows of a codec need besides its bits.
+// What the rows of a codec need besides its bits. With several matrices, one of each head, they are
+// not orthogonal: columns are up to twice as long or half as long.
 struct Tables {
-  Tables(Codec codec, int head_size, Random& random)
+  Tables(Codec codec, int head_size, Random& random, int64_t matrices_ = 1)
       : width(spec::coordinates(codec, head_size)),
-        rotation(spec::is_rotated(codec.kind) ? static_cast<std::size_t>(head_size * width) : 0),
+        matrices(spec::has_sketch(codec.kind) ? 1 : matrices_),
+        pitch(spec::is_rotated(codec.kind) ? head_size * width : 0),
+        rotation(static_cast<std::size_t>(matrices * pitch)),
         transposed(rotation.size()),
         centroids(static_cast<std::size_t>(spec::levels(codec))),
-        boundaries(centroids.size() > 0 ? centroids.size() - 1 : 0) {
+        boundaries(static_cast<std::size_t>(spec::boundaries(codec))),
+        levels{spec::levels(codec), 0} {
     if (rotation.size() == 0) return;
     const std::vector<float>& square = rotation_of(head_size);
     fill_normal(rotation.data(), rotation.size(), random);
-    for (int j = 0; j < head_size; ++j) {
-      const float sign = random() % 2 ? 1.0f : -1.0f;
-      for (int i = 0; i < head_size; ++i) {
-        rotation[static_cast<std::size_t>(i * width + j)] =
-            sign * square[static_cast<std::size_t>(i * head_size + j)];
+    for (int64_t n = 0; n < matrices; ++n) {
+      float* const own = rotation.data() + n * pitch;
+      for (int j = 0; j < head_size; ++j) {
+        float factor = random() % 2 ? 1.0f : -1.0f;
+        if (matrices > 1) factor *= UniformReal<float>(0.5f, 2.0f)(random);
+        for (int i = 0; i < head_size; ++i) {
+          own[i * width + j] = factor * square[static_cast<std::size_t>(i * head_size + j)];
+        }
       }
+      transpose(own, head_size, width, transposed.data() + n * pitch);
     }
-    transpose(rotation.data(), head_size, width, transposed.data());
-    fill_codebook(spec::index_bits(codec), head_size, centroids.data(), boundaries.data());
+    fill_codebook(spec::index_bits(codec), spec::class_size(codec, 0, head_size), centroids.data(),
+                  boundaries.data());
+    if (!spec::is_split(codec.kind)) return;
+    levels[1] = 1 << spec::kSecondBits;
+    levels[0] -= levels[1];
+    fill_codebook(spec::kSecondBits, spec::class_size(codec, 1, head_size),
+                  centroids.data() + levels[0], boundaries.data() + levels[0] - 1);
   }
-  Rotation ready() const { return {width, rotation.data(), transposed.data(), nullptr, 0.0f}; }
+  Rotation ready() const {
+    return {width, rotation.data(), transposed.data(), nullptr, 0.0f, matrices > 1 ? pitch : 0};
+  }
+  const float* matrix(int64_t head) const {
+    return rotation.data() + (matrices > 1 ? head * pitch : 0);
+  }
 
   int width;
+  int64_t matrices, pitch;  // and the floats of one
   Guarded<float> rotation, transposed, centroids, boundaries;
+  int levels[2];  // of both classes
 };
 
 // Every level with these products; with null, the default and, where they are others, those of 16.
@@ -138,12 +167,14 @@ inline std::vector<const Kernels*> levels_with(const char* products) {
   return all;
 }
 
-// Centroids that are multiples of 1/127 of the largest: products with them are taken with integers.
+// Centroids that are multiples of 1/127 of the largest of their class: products with them are taken with integers.
 inline void round_centroids(Tables& tables) {
-  if (tables.centroids.size() == 0) return;
-  const float largest = tables.centroids[tables.centroids.size() - 1];
-  const float unit = largest / 127.0f;
-  for (float& centroid : tables.centroids) centroid = std::nearbyint(centroid / unit) * unit;
+  float* centroids = tables.centroids.data();
+  for (const int levels : tables.levels) {
+    const float unit = levels > 0 ? centroids[levels - 1] / 127.0f : 1.0f;
+    for (int i = 0; i < levels; ++i) centroids[i] = std::nearbyint(centroids[i] / unit) * unit;
+    centroids += levels;
+  }
 }
 
 // The encode of one head of one sequence; vectors, rows and their numbers are left to the test.
@@ -195,6 +226,13 @@ inline void fill_rows(uint8_t* rows, std::size_t count, Codec codec, int head_si
           store_half(0.01f * field(random), rows + codes + i / spec::kQ8_0Block * 2);
         }
         break;
+      case Kind::kSplitEighth:
+      case Kind::kSplitQuarter:
+      case Kind::kSplitHalf:  // within two octaves of 1, sometimes none
+        for (int i = 0; i < 2; ++i) {
+          rows[codes + i] = static_cast<uint8_t>(random() % 50 ? 64 + random() % 128 : 0);
+        }
+        break;
       default:
         for (int i = 0; i < spec::field_bytes(codec, head_size); i += 2) {
           const bool is_uniform = codec.kind == Kind::kUniform;
@@ -209,9 +247,12 @@ inline void fill_rows(uint8_t* rows, std::size_t count, Codec codec, int head_si
 inline int code_of(Codec codec, int head_size, const uint8_t* row, int j) {
   int code = 0;
   const spec::Planes planes = spec::planes(codec);
+  const int first = spec::class_size(codec, 0, head_size), of_class = j < first ? 0 : 1;
+  if (of_class == 1) j -= first;
   for (int p = 0; p < planes.count; ++p) {
+    if (planes.plane[p].of_class != of_class) continue;
     const int width = planes.plane[p].width;
-    const int n = spec::plane_bytes(width, head_size);
+    const int n = spec::plane_bytes(width, spec::class_size(codec, of_class, head_size));
     const uint8_t byte = row[spec::plane_offset(codec, p, head_size) + j % n];
     code |= ((byte >> (j / n * width)) & ((1 << width) - 1)) << planes.plane[p].shift;
   }
@@ -226,6 +267,9 @@ inline double fp8_value(int code) {
                                      : std::ldexp(8 + mantissa, exponent - 10);
   return code & 0x80 ? -value : value;
 }
+
+// From its definition.
+inline double scale_of_byte(uint8_t byte) { return byte == 0 ? 0 : std::exp2((byte - 128) / 32.0); }
 
 // The coordinates [C] that a row stands for, where the rotation leads to.
 inline std::vector<double> coordinates_of(Codec codec, int head_size, const uint8_t* row,
@@ -255,6 +299,14 @@ inline std::vector<double> coordinates_of(Codec codec, int head_size, const uint
       case Kind::kUniform:
         x = static_cast<double>(half_at(fields)) * code + half_at(fields + 2);
         break;
+      case Kind::kSplitEighth:
+      case Kind::kSplitQuarter:
+      case Kind::kSplitHalf: {
+        const bool is_first = j < spec::class_size(codec, 0, head_size);
+        const float* const book = centroids + (is_first ? 0 : spec::levels(codec) - 4);
+        x = scale_of_byte(fields[is_first ? 0 : 1]) * book[code];
+        break;
+      }
       default: {
         const int levels = spec::levels(codec);
         x = static_cast<double>(half_at(fields)) * centroids[code % levels];
@@ -267,6 +319,30 @@ inline std::vector<double> coordinates_of(Codec codec, int head_size, const uint
     }
   }
   return out;
+}
+
+// Of the coordinates [C]: those that share a scale, and what the centroids behind them are
+// multiplied with.
+struct ScaledPart {
+  int begin, end;
+  double scale;
+};
+inline std::vector<ScaledPart> scaled_parts(Codec codec, int head_size, const uint8_t* row) {
+  const uint8_t* const fields = row + spec::code_bytes(codec, head_size);
+  const int first = spec::class_size(codec, 0, head_size);
+  if (spec::is_split(codec.kind)) {
+    return {{0, first, scale_of_byte(fields[0])}, {first, head_size, scale_of_byte(fields[1])}};
+  }
+  std::vector<ScaledPart> parts{{0, first, half_at(fields)}};
+  if (codec.kind == Kind::kU8) {
+    float scale;
+    std::memcpy(&scale, fields, sizeof scale);
+    parts[0].scale = scale;
+  }
+  if (codec.kind == Kind::kProd) {
+    parts.push_back({first, 2 * first, 1.2533141373155003 / head_size * half_at(fields + 2)});
+  }
+  return parts;
 }
 
 inline Parallel serial() {

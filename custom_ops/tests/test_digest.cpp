@@ -53,6 +53,7 @@ TEST(rows_are_the_same_everywhere) {
       for (const Codec codec : float_codecs()) {
         const int tokens = 64, width = spec::row_bytes(codec, size);
         Tables tables(codec, size, random);
+        if (spec::is_split(codec.kind)) continue;  // see below
         if (spec::is_rotated(codec.kind)) fill_rotation_exactly(tables, size, random);
         std::vector<float> vectors(static_cast<std::size_t>(tokens * size));
         std::vector<uint8_t> rows(static_cast<std::size_t>(tokens * width));

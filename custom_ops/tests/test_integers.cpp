@@ -30,6 +30,7 @@ struct Codes {
         bytes(static_cast<std::size_t>(count) * format.stride, side),
         numbers(static_cast<std::size_t>(count) * size) {
     fill_rows(bytes.data(), static_cast<std::size_t>(count), codec, size, format.stride, random);
+    if (random() % 2) format.end = bytes.data() + bytes.size();
     const int levels = 1 << codec.bits;
     table.unit = 0.0019f;
     for (int i = 0; i < 16; ++i) {
@@ -75,7 +76,8 @@ struct Work {
 float soften_row(const IntegerKernels& k, Work& work, const float* key_scales,
                  const float* value_scales, float* maximum) {
   float sum = 77.0f;
-  k.soften(work.scores.data(), 1, key_scales, value_scales, maximum, &sum, work.numbers.data(), {});
+  k.soften(work.scores.data(), 1, key_scales, {value_scales, 1, 0}, maximum, &sum,
+           work.numbers.data(), {});
   return sum;
 }
 
@@ -176,7 +178,7 @@ TEST(integer_scores_are_right) {
     }
     std::fill(work.scores.begin(), work.scores.end(), 77.0f);
     k.score_rows(format, codes.bytes.data(), codes.count, codes.table, work.prepared.data(),
-                 queries, work.scores.data(), ahead_of(codes));
+                 work.query_width, queries, work.scores.data(), ahead_of(codes));
     double worst = 0;
     bool exact = true;
     for (int q = 0; q < queries; ++q) {
@@ -231,7 +233,7 @@ TEST(integer_sums_are_right) {
       k.ordered_sums(format, before.data(), work.sums.data() + q * work.sums_width);
     }
     k.accumulate_rows(format, codes.bytes.data(), codes.count, codes.table, work.numbers.data(),
-                      queries, work.sums.data(), ahead_of(codes));
+                      queries, work.sums.data(), work.sums_width, ahead_of(codes));
     double worst = 0;
     for (int q = 0; q < queries; ++q) {
       const double off = excess_of_sums(k, codes, work, q, weights.data() + q * kBlock, 1.0);
@@ -276,7 +278,7 @@ TEST(integer_softmax_is_right) {
               what + ": " + std::to_string(got) + " for " + std::to_string(sum));
         std::fill(work.sums.begin(), work.sums.end(), 0.0f);
         k.accumulate_rows(codes.format, codes.bytes.data(), kBlock, codes.table,
-                          work.numbers.data(), 1, work.sums.data(), {});
+                          work.numbers.data(), 1, work.sums.data(), work.sums_width, {});
         const double off = excess_of_sums(k, codes, work, 0, weights.data(), 0.0);
         CHECK(off <= 1.1, what + ", " + std::to_string(off));  // exp is float32
 
@@ -307,32 +309,47 @@ TEST(integer_softmax_is_right) {
   }
 }
 
+// Of one part and of two: the numbers of a part are those that it has alone.
 TEST(integer_softmax_of_rows_is_that_of_each) {
   constexpr int kRows = 19, kOdd = 5;
   for (const Kernels* level : integer_levels()) {
     const IntegerKernels& k = *level->integers;
     Random random(29);
-    Guarded<float> scores(kRows * kBlock), key_scales(kBlock), value_scales(kBlock);
+    Guarded<float> scores(kRows * kBlock), key_scales(kBlock), value_scales(kMaxParts * kBlock);
     fill_normal(scores.data(), scores.size(), random, 3.0f);
-    for (int t = 0; t < kBlock; ++t) key_scales[t] = value_scales[t] = 0.5f + 0.01f * (t % 7);
+    for (int t = 0; t < kBlock; ++t) {
+      key_scales[t] = value_scales[t] = 0.5f + 0.01f * (t % 7);
+      value_scales[kBlock + t] = 2.0f + 0.3f * (t % 5);
+    }
     scores[kOdd * kBlock + 17] = kNan;
-    Guarded<float> maxima(kRows), sums(kRows), numbers(kRows * kNumbersFloats);
     Guarded<float> one(kNumbersFloats);
-    std::fill(maxima.begin(), maxima.end(), -1.0f);
-    std::fill(numbers.begin(), numbers.end(), 0.0f);
-    k.soften(scores.data(), kRows, key_scales.data(), value_scales.data(), maxima.data(),
-             sums.data(), numbers.data(),
-             {reinterpret_cast<const uint8_t*>(scores.data()), 4096});
-    for (int r = 0; r < kRows; ++r) {
-      const std::string what = std::string(level->name) + ", row " + std::to_string(r);
-      std::fill(one.begin(), one.end(), 0.0f);
-      float max = -1.0f, sum;
-      k.soften(scores.data() + r * kBlock, 1, key_scales.data(), value_scales.data(), &max, &sum,
-               one.data(), {});
-      CHECK(r == kOdd ? std::isnan(sums[r]) && std::isnan(sum) : sums[r] == sum, what);
-      CHECK(maxima[r] == max && (r != kOdd || max == -1.0f), what);
-      CHECK(std::memcmp(one.data(), numbers.data() + r * kNumbersFloats,
-                        kNumbersFloats * sizeof(float)) == 0, what);
+    for (const int parts : {1, 2}) {
+      constexpr int kPitch = kRows * kNumbersFloats;
+      Guarded<float> maxima(kRows), sums(kRows), numbers(static_cast<std::size_t>(parts) * kPitch);
+      std::fill(maxima.begin(), maxima.end(), -1.0f);
+      std::fill(numbers.begin(), numbers.end(), 0.0f);
+      k.soften(scores.data(), kRows, key_scales.data(), {value_scales.data(), parts, kPitch},
+               maxima.data(), sums.data(), numbers.data(),
+               {reinterpret_cast<const uint8_t*>(scores.data()), 4096});
+      for (int r = 0; r < parts * kRows; ++r) {
+        const int row = r % kRows, part = r / kRows;
+        const std::string what = std::string(level->name) + ", row " + std::to_string(r);
+        std::fill(one.begin(), one.end(), 0.0f);
+        float max = -1.0f, sum;
+        k.soften(scores.data() + row * kBlock, 1, key_scales.data(),
+                 {value_scales.data() + part * kBlock, 1, 0}, &max, &sum, one.data(), {});
+        CHECK(row == kOdd ? std::isnan(sums[row]) && std::isnan(sum) : sums[row] == sum, what);
+        CHECK(maxima[row] == max && (row != kOdd || max == -1.0f), what);
+        CHECK(std::memcmp(one.data(), numbers.data() + r * kNumbersFloats,
+                          kNumbersFloats * sizeof(float)) == 0, what);
+      }
+      // A weight of any part that is no number is left to others.
+      value_scales[(parts - 1) * kBlock + 3] = kNan;
+      float max = -1.0f, sum = 0.0f;
+      k.soften(scores.data(), 1, key_scales.data(), {value_scales.data(), parts, kPitch}, &max,
+               &sum, numbers.data(), {});
+      CHECK(std::isnan(sum) && max == -1.0f, level->name);
+      value_scales[(parts - 1) * kBlock + 3] = 1.0f;
     }
   }
 }
@@ -380,7 +397,7 @@ TEST(integer_softmax_with_zeros_is_right) {
       CHECK(std::abs(got_zeros - zeros) <= 1e-5 * magnitude + 1e-36, what);
       std::fill(work.sums.begin(), work.sums.end(), 0.0f);
       k.accumulate_rows(codes.format, codes.bytes.data(), kBlock, codes.table, work.numbers.data(),
-                        1, work.sums.data(), {});
+                        1, work.sums.data(), work.sums_width, {});
       CHECK(excess_of_sums(k, codes, work, 0, weights.data(), 0.0) <= 1.1, what);
 
       // What is no number is left to others, with nothing done.
@@ -432,13 +449,13 @@ TEST(integers_of_8_bits_are_those_of_the_scalar_level) {
     const auto solve = [&](const IntegerKernels& by) {
       Work work(by, format, 1);
       by.prepare_query(format, query.data(), work.prepared.data());
-      by.score_rows(format, codes.bytes.data(), codes.count, codes.table, work.prepared.data(), 1,
-                    work.scores.data(), {});
+      by.score_rows(format, codes.bytes.data(), codes.count, codes.table, work.prepared.data(),
+                    work.query_width, 1, work.scores.data(), {});
       std::fill(work.scores.begin() + codes.count, work.scores.end(), -kInfinity);
       float max = -3.4e38f;
       const float sum = soften_row(by, work, key_scales.data(), value_scales.data(), &max);
       by.accumulate_rows(format, codes.bytes.data(), codes.count, codes.table,
-                         work.numbers.data(), 1, work.sums.data(), {});
+                         work.numbers.data(), 1, work.sums.data(), work.sums_width, {});
       std::vector<float> all(size);
       by.natural_sums(format, work.sums.data(), all.data());
       all.insert(all.end(), work.scores.begin(), work.scores.end());

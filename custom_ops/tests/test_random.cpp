@@ -19,12 +19,13 @@ Problem random_problem(Random& random) {
   const auto any = [&](int64_t least, int64_t most) {
     return UniformInt<int64_t>(least, most)(random);
   };
-  const std::vector<Codec> codecs = float_codecs();
-  const auto codec = [&] { return codecs[static_cast<std::size_t>(any(0, 1000)) % codecs.size()]; };
   Problem p;
+  p.head_size = static_cast<int>(8 * (any(0, 7) ? any(1, 8) : any(1, 32)));
+  const std::vector<Codec> codecs = float_codecs(p.head_size);
+  const auto codec = [&] { return codecs[static_cast<std::size_t>(any(0, 1000)) % codecs.size()]; };
   p.key = codec();
   p.value = codec();
-  p.head_size = static_cast<int>(8 * (any(0, 7) ? any(1, 8) : any(1, 32)));
+  p.has_integers = any(0, 2) == 0;
   p.batch = any(1, 3);
   p.heads = any(1, 2);
   p.group = any(1, 3);
@@ -48,6 +49,7 @@ Problem random_problem(Random& random) {
     p.exact = {any(0, 30), any(0, 4), 0};
   }
   p.garbage_in_hidden_rows = any(0, 1) == 0;
+  p.has_matrices = any(0, 2) == 0;
   p.with_threads = any(0, 63) == 0;
   return p;
 }
@@ -56,7 +58,7 @@ Problem random_problem(Random& random) {
 // of the scalar one, behind and in front of garbage, which stays.
 void encode_at_every_level(const Problem& p, Random& random) {
   const std::size_t d = static_cast<std::size_t>(p.head_size);
-  Tables tables(p.key, p.head_size, random);
+  Tables tables(p.key, p.head_size, random, p.has_matrices ? p.heads : 1);
   if (spec::is_rotated(p.key.kind) && random() % 3 > 0) round_centroids(tables);
   const int width = spec::row_bytes(p.key, p.head_size) + p.padding;
   const std::size_t lanes = static_cast<std::size_t>(p.batch * p.heads);
@@ -75,7 +77,7 @@ void encode_at_every_level(const Problem& p, Random& random) {
   for (std::size_t i = 0; i < bytes; ++i) garbage[i] = static_cast<uint8_t>(random());
   EncodeCall call = encode_call(p.key, p.head_size, width, tables);
   call.norm_correction = static_cast<int>(random() % 2);
-  Guarded<float> gains(p.key.kind == Kind::kLloydMax ? random() % (kMaxGains + 1) : 0);
+  Guarded<float> gains(spec::searches(p.key.kind) ? random() % (kMaxGains + 1) : 0);
   for (float& gain : gains) gain = 0.7f + 0.1f * static_cast<float>(random() % 9);
   Guarded<float> feedback(gains.size() % 2 ? static_cast<std::size_t>(p.heads) * d * d : 0);
   fill_normal(feedback.data(), feedback.size(), random, 0.7f / std::sqrt(static_cast<float>(d)));
@@ -85,12 +87,13 @@ void encode_at_every_level(const Problem& p, Random& random) {
   call.gains = gains.data();
   call.gain_count = static_cast<int>(gains.size());
   if (gains.size() > 0) call.norm_correction = static_cast<int>(random() % 3);
-  const FeedbackMatrices as_floats(feedback.data(), feedback.size() > 0 ? p.heads : 0, p.head_size, false);
-  const FeedbackMatrices as_bytes(feedback.data(), feedback.size() > 0 ? p.heads : 0, p.head_size, true);
+  const int64_t fed_heads = feedback.size() > 0 ? p.heads : 0;
+  const FeedbackMatrices as_floats(feedback.data(), fed_heads, p.key, p.head_size, false);
+  const FeedbackMatrices as_bytes(feedback.data(), fed_heads, p.key, p.head_size, true);
   const auto give_feedback = [&](const Kernels& level) {
     if (feedback.size() == 0) return;
     const bool wants_bytes =
-        FeedbackMatrices::as_bytes(level, tables.centroids.data(), spec::levels(p.key));
+        FeedbackMatrices::as_bytes(level, p.key, tables.centroids.data());
     call.feedback = (wants_bytes ? as_bytes : as_floats).heads();
   };
   call.window = window;

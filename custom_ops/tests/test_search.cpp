@@ -14,7 +14,7 @@ constexpr int kHeads = 3, kTokens = 9;
 // Gains around one in no order, and moments of queries as tq_onnx/codec/feedback.py has them; what
 // is above the diagonal is not read.
 struct Search {
-  Search(int count, int size, Side side, Random& random)
+  Search(int count, Codec codec, int size, Side side, Random& random)
       : gains(static_cast<std::size_t>(count), side),
         feedback(static_cast<std::size_t>(kHeads * size * size), side),
         size_(size) {
@@ -29,20 +29,19 @@ struct Search {
       }
     }
     for (const bool as_bytes : {false, true}) {
-      ready_[as_bytes] = FeedbackMatrices(feedback.data(), kHeads, size, as_bytes);
+      ready_[as_bytes] = FeedbackMatrices(feedback.data(), kHeads, codec, size, as_bytes);
     }
   }
 
   // One for each head, in the form for a level and a codebook.
-  const Feedback* ready(const Kernels& level, const float* centroids, int levels) const {
-    return ready_[FeedbackMatrices::as_bytes(level, centroids, levels)].heads();
+  const Feedback* ready(const Kernels& level, Codec codec, const float* centroids) const {
+    return ready_[FeedbackMatrices::as_bytes(level, codec, centroids)].heads();
   }
 
   void give(EncodeCall& call, bool feeds, const Kernels& level) const {
     call.gains = gains.data();
     call.gain_count = static_cast<int>(gains.size());
-    call.feedback =
-        feeds ? ready(level, call.centroids, spec::levels(call.codec)) : nullptr;
+    call.feedback = feeds ? ready(level, call.codec, call.centroids) : nullptr;
   }
 
   // A matrix as the encoder takes it: columns of L in 127ths of their largest number.
@@ -96,8 +95,10 @@ TEST(searching_gives_the_same_bytes_at_every_level) {
   Random random(60);
   const int64_t length = 0;
   for (const int size : kHeadSizes) {
-    for (const int bits : {1, 2, 3, 4, 5}) {
-      const Codec codec = lloyd_max(bits);
+    std::vector<Codec> codecs = split_codecs(size);
+    for (const int bits : {1, 2, 3, 4, 5}) codecs.push_back(lloyd_max(bits));
+    for (const Codec codec : codecs) {
+      const int bits = codec.bits;
       const Side side = bits % 2 ? Side::kEnd : Side::kBegin;
       Tables tables(codec, size, random);
       // Codes of boundaries that do not rise are found in another way.
@@ -111,7 +112,7 @@ TEST(searching_gives_the_same_bytes_at_every_level) {
           static_cast<std::size_t>(kHeads * kTokens * spec::row_bytes(codec, size));
       Guarded<uint8_t> expected(bytes, side), rows(bytes, side);
       for (const int count : {1, 5, 8, 16}) {
-        const Search search(count, size, side, random);
+        const Search search(count, codec, size, side, random);
         for (const bool feeds : {false, true}) {
           EncodeCall call = call_of(codec, size, tables, vectors.data(), &length);
           search.give(call, feeds, *scalar_kernels());
@@ -161,7 +162,7 @@ void check_best_gain(const Kernels& level, Codec codec, const Tables& tables, co
   const std::vector<double> moments = search.rounded(0);
   const double* const lower = feeds ? moments.data() : nullptr;
   const Feedback* const feedback =
-      feeds ? search.ready(level, tables.centroids.data(), levels) : nullptr;
+      feeds ? search.ready(level, codec, tables.centroids.data()) : nullptr;
   const auto try_them =
       feeds && feedback->bytes != nullptr ? level.search_bytes : level.search;
   const std::string what = describe(level.name, codec, size);
@@ -204,7 +205,7 @@ TEST(the_best_gain_stays) {
       const Codec codec = lloyd_max(bits);
       Tables tables(codec, size, random);
       if (is_whole) round_centroids(tables);
-      const Search search(16, size, Side::kEnd, random);
+      const Search search(16, codec, size, Side::kEnd, random);
       for (const Kernels* level : {supported_kernels().front(), scalar_kernels()}) {
         for (const bool feeds : {false, true}) {
           check_best_gain(*level, codec, tables, search, size, feeds, random);

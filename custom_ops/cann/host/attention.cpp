@@ -42,6 +42,8 @@ void AttentionKernel::compute(OrtKernelContext* context) {
   expect_kernel_head_size(kOp, call.query);
   expect_exact_rows(kOp, call.key_cache, call.head_size);
   expect_exact_rows(kOp, call.value_cache, call.head_size);
+  expect_one_matrix(kOp, call.key_rotation);
+  expect_one_matrix(kOp, call.value_rotation);
   expect_counted(kOp, call.query, call.slots);
   if (call.batch == 0 || call.query_heads == 0 || call.tokens == 0) return;
 

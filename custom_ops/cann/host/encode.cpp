@@ -51,6 +51,7 @@ void EncodeKernel::compute(OrtKernelContext* context) {
   const ort::EncodeTensors call = ort::read_encode(api_, context, codec_, {}, float_type_);
   expect_kernel_head_size(kOp, call.vectors);
   expect_exact_rows(kOp, call.past, call.head_size);
+  expect_one_matrix(kOp, call.rotation);
   expect_counted(kOp, call.vectors, call.total);
   if (call.batch == 0 || call.heads == 0) return;
 

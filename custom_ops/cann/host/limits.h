@@ -45,6 +45,7 @@ void expect_no_optional_inputs(const ort::Api& api, const OrtKernelInfo* info) {
 // ---- with each call
 void expect_kernel_head_size(const char* op, const ort::Tensor& tensor);
 void expect_exact_rows(const char* op, const ort::Tensor& cache, int head_size);
+void expect_one_matrix(const char* op, const ort::Tensor& rotation);
 
 // Sizes as the kernels count them. Vectors are the [B, H, T] of `vectors`, which the grouped
 // queries and the slots of a cache are counted by.

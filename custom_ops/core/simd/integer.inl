@@ -55,17 +55,9 @@ TQ_INLINE int segment_offset(const RowFormat& format, int segment) {
 // Rows of a segment side by side in a vector: as many as makes a piece of a row of 64 or 128
 // coordinates fill its share. Segments are cut into pieces of kBytes / packed bytes.
 TQ_INLINE int packed(const RowFormat& format) {
-  switch (format.bits) {
-    case 4:
-      return kBytes >= 64 && format.slot_size <= 32 ? 2 : 1;
-    case 1:
-    case 3:
-      return kBytes / 16;
-    case 8:
-      return 1;
-    default:
-      return kBytes >= 64 ? 2 : 1;
-  }
+  if (format.bits == 8) return 1;
+  if (format.bits == 1 || format.bits == 3 || format.slot_size <= 16) return kBytes / 16;
+  return kBytes >= 64 && (format.bits == 2 || format.slot_size <= 32) ? 2 : 1;
 }
 TQ_INLINE int piece_bytes(const RowFormat& format) { return kBytes / packed(format); }
 TQ_INLINE int pieces(const RowFormat& format) {
@@ -75,15 +67,21 @@ TQ_INLINE int pieces(const RowFormat& format) {
 TQ_INLINE int piece_lines(const RowFormat& format) { return 4 / packed(format); }
 TQ_INLINE int lines(const RowFormat& format) { return pieces(format) * piece_lines(format); }
 
+// body(Number<BITS>, Number<packed>) for packed from LEAST on.
+template <int BITS, int LEAST, class Body>
+TQ_INLINE void with_packed(const RowFormat& format, Body&& body) {
+  if constexpr (LEAST < kBytes / 16) {
+    if (packed(format) > LEAST) return with_packed<BITS, 2 * LEAST>(format, body);
+  }
+  body(Number<BITS>{}, Number<LEAST>{});
+}
+
 // body(Number<bits>, Number<packed>)
 template <class Body>
 TQ_INLINE void with_format(const RowFormat& format, Body&& body) {
   switch (format.bits) {
     case 4:
-      if constexpr (kBytes >= 64) {
-        if (packed(format) == 2) return body(Number<4>{}, Number<2>{});
-      }
-      return body(Number<4>{}, Number<1>{});
+      return with_packed<4, 1>(format, body);
     case 3:
       return body(Number<3>{}, Number<kBytes / 16>{});
     case 1:
@@ -91,13 +89,14 @@ TQ_INLINE void with_format(const RowFormat& format, Body&& body) {
     case 8:
       return body(Number<8>{}, Number<1>{});
     default:
-      return body(Number<2>{}, Number<(kBytes >= 64 ? 2 : 1)>{});
+      return with_packed<2, (kBytes >= 64 ? 2 : 1)>(format, body);
   }
 }
 
 // ---- rows to words
-// Rows that the products may read in whole tiles of whole pieces: those of the cache, and copies of
-// what is too short or of the last ones, with zeros behind them.
+// Rows that the products may read in whole tiles of whole pieces: those of the cache, where what lies
+// behind their codes may be read, and copies of the last ones, with zeros behind them. What is no
+// code is multiplied with zero, or its sums are not looked at.
 struct Rows {
   const uint8_t* cache;
   ptrdiff_t cache_stride;
@@ -107,9 +106,20 @@ struct Rows {
 
   Rows(const RowFormat& format, const uint8_t* rows, int count, int tile)
       : cache(rows), cache_stride(format.stride), in_cache(count) {
-    const bool is_whole = format.slot_size % piece_bytes(format) == 0;
-    if (is_whole && count % tile == 0) return;
-    in_cache = is_whole ? count / tile * tile : 0;
+    const int last = segment_offset(format, format.bits == 3 ? 2 : 0);
+    const uintptr_t begin = reinterpret_cast<uintptr_t>(rows);
+    const uintptr_t stride_ = static_cast<uintptr_t>(format.stride);
+    const uintptr_t codes_end =
+        begin + static_cast<uintptr_t>(count - 1) * stride_ + static_cast<uintptr_t>(last + format.slot_size);
+    const uintptr_t end = reinterpret_cast<uintptr_t>(format.end);
+    const uintptr_t limit = end > codes_end ? end : codes_end;
+    const uintptr_t reach = static_cast<uintptr_t>(last + pieces(format) * piece_bytes(format));
+    const auto may_read = [&](int several) TQ_INLINED {
+      return begin + static_cast<uintptr_t>(several - 1) * stride_ + reach <= limit;
+    };
+    if (count % tile == 0 && may_read(count)) return;
+    in_cache = count / tile * tile;
+    while (in_cache > 0 && !may_read(in_cache)) in_cache -= tile;
     copy(format, count, round_up(count, tile));
   }
 
@@ -313,6 +323,8 @@ TQ_INLINE void sum_tile(const RowFormat& format, const Rows& rows, int t, int al
     segments[decltype(i)::value] = rows.row(format, decltype(i)::value, t);
   });
   asking.step();
+  // Of rows of 16 bytes, words behind their last code.
+  const int needed = PACKED > 1 && kPiece == 16 ? (format.slot_size + 3) / 4 : 4 * all;
   for (int piece = 0; piece < all; ++piece) {
     Bytes words[kTileVectors][kSegments<BITS>][4];
     for_each_number<kTileVectors>([&](auto half) TQ_INLINED {
@@ -331,6 +343,9 @@ TQ_INLINE void sum_tile(const RowFormat& format, const Rows& rows, int t, int al
     });
     for_each_number<4>([&](auto w) TQ_INLINED {
       constexpr int kWord = decltype(w)::value;
+      if constexpr (PACKED > 1 && kPiece == 16) {
+        if (4 * piece + kWord >= needed) return;
+      }
       for_each_number<kSlots<BITS>>([&](auto slot) TQ_INLINED {
         constexpr int kSlot = decltype(slot)::value;
         const auto codes_of_half = [&](auto half) TQ_INLINED {
@@ -586,9 +601,8 @@ TQ_INLINE void for_each_share(int queries, Body&& body) {
 }
 
 void score_rows(const RowFormat& format, const uint8_t* rows, int count, const IntegerTable& table,
-                const float* prepared, int queries, float* scores, tq::Ahead ahead) {
+                const float* prepared, int pitch, int queries, float* scores, tq::Ahead ahead) {
   const Tables entries = make_tables(format, table.entries, make_key_table);
-  const int pitch = query_floats(format);
   with_format(format, [&](auto bits, auto many) {
     for_each_share(queries, [&](int first, int some) {
       with_queries(some, [&](auto share) {
@@ -648,17 +662,18 @@ bool quantise_weights(const float* weights, int count, float* numbers) {
 // Rows go through the three phases together: what one row waits for is another's time.
 constexpr int kSoftenedRows = 8;
 
+template <int PARTS>
 TQ_INLINE void soften_some(const float* scores, int rows, const float* key_scales,
-                           const float* value_scales, float* maxima, float* exponentials,
+                           const tq::PartScales& value_scales, float* maxima, float* exponentials,
                            float* numbers, Asking& asking) {
-  alignas(64) float weights[kSoftenedRows][kBlock];
-  float top[kSoftenedRows], largest[kSoftenedRows][kSteps];
+  alignas(64) float weights[kSoftenedRows][PARTS][kBlock];
+  float top[kSoftenedRows], largest[kSoftenedRows][PARTS][kSteps];
   for (int r = 0; r < rows; ++r) {
     Floats x[kVectors];
     for (int i = 0; i < kVectors; ++i) {
       x[i] = product(load_floats(scores + r * kBlock + i * kWords),
                      load_floats(key_scales + i * kWords));
-      store_floats(weights[r] + i * kWords, x[i]);
+      store_floats(weights[r][0] + i * kWords, x[i]);
     }
     asking.step();
     const float most = largest_of_all<kVectors>(x);
@@ -670,32 +685,38 @@ TQ_INLINE void soften_some(const float* scores, int rows, const float* key_scale
     const Floats from = spread(top[r]);
     asking.step();
     for (int step = 0; step < kSteps; ++step) {
-      Bits most = no_bits();
+      Bits most[PARTS];
+      for (int p = 0; p < PARTS; ++p) most[p] = no_bits();
       for (int i = step * kStepVectors; i < (step + 1) * kStepVectors; ++i) {
         const Floats weight =
-            exponential(difference(load_floats(weights[r] + i * kWords), from));
+            exponential(difference(load_floats(weights[r][0] + i * kWords), from));
         sum = total_of_floats(sum, weight);
-        const Floats scaled = product(weight, load_floats(value_scales + i * kWords));
-        most = larger_bits(most, scaled);
-        store_floats(weights[r] + i * kWords, scaled);
+        for (int p = 0; p < PARTS; ++p) {
+          const Floats scaled =
+              product(weight, load_floats(value_scales.scales + p * kBlock + i * kWords));
+          most[p] = larger_bits(most[p], scaled);
+          store_floats(weights[r][p] + i * kWords, scaled);
+        }
       }
-      largest[r][step] = largest_weight(most);
+      for (int p = 0; p < PARTS; ++p) largest[r][p][step] = largest_weight(most[p]);
     }
     exponentials[r] = sum_of_lanes(sum);
   }
   for (int r = 0; r < rows; ++r) {
     bool are_good = top[r] < __builtin_huge_valf() && top[r] > -__builtin_huge_valf() &&
                     exponentials[r] < __builtin_huge_valf();
-    for (int step = 0; step < kSteps; ++step) {
-      are_good = are_good && largest[r][step] == largest[r][step];
+    for (int i = 0; i < PARTS * kSteps; ++i) {
+      const float one = largest[r][i / kSteps][i % kSteps];
+      are_good = are_good && one == one;
     }
     if (!are_good) {
       exponentials[r] = __builtin_nanf("");
       continue;
     }
-    for (int step = 0; step < kSteps; ++step) {
-      store_step(weights[r] + step * kStepRows, largest[r][step], step,
-                 numbers + r * tq::kNumbersFloats);
+    for (int i = 0; i < PARTS * kSteps; ++i) {
+      const int p = i / kSteps, step = i % kSteps;
+      store_step(weights[r][p] + step * kStepRows, largest[r][p][step], step,
+                 numbers + r * tq::kNumbersFloats + p * value_scales.pitch);
     }
     maxima[r] = top[r];
     asking.step();
@@ -716,13 +737,21 @@ bool any_reaches(const float* scores, int rows, const float* key_scales, const f
   return any_reached(reached);
 }
 
-void soften(const float* scores, int rows, const float* key_scales, const float* value_scales,
-            float* maxima, float* exponentials, float* numbers, tq::Ahead ahead) {
+void soften(const float* scores, int rows, const float* key_scales,
+            const tq::PartScales& value_scales, float* maxima, float* exponentials, float* numbers,
+            tq::Ahead ahead) {
   Asking asking(ahead, 3 * rows);
+  const auto some_of = [&](int first, auto parts) {
+    soften_some<decltype(parts)::value>(
+        scores + first * kBlock, smaller(kSoftenedRows, rows - first), key_scales, value_scales,
+        maxima + first, exponentials + first, numbers + first * tq::kNumbersFloats, asking);
+  };
   for (int first = 0; first < rows; first += kSoftenedRows) {
-    soften_some(scores + first * kBlock, smaller(kSoftenedRows, rows - first), key_scales,
-                value_scales, maxima + first, exponentials + first,
-                numbers + first * tq::kNumbersFloats, asking);
+    if (value_scales.parts == 1) {
+      some_of(first, Number<1>{});
+    } else {
+      some_of(first, Number<tq::kMaxParts>{});
+    }
   }
 }
 
@@ -764,9 +793,8 @@ float soften_zeros(const float* scores, const float* key_scales, const float* ke
 
 void accumulate_rows(const RowFormat& format, const uint8_t* rows, int count,
                      const IntegerTable& table, const float* numbers, int queries, float* sums,
-                     tq::Ahead ahead) {
+                     int pitch, tq::Ahead ahead) {
   const Tables entries = make_tables(format, table.entries, make_value_table);
-  const int pitch = sums_floats(format);
   with_format(format, [&](auto bits, auto many) {
     for_each_share(queries, [&](int first, int some) {
       with_queries(some, [&](auto share) {

@@ -73,6 +73,7 @@ constexpr tq::Kernels make_kernels() {
   all.finish_scores = finish_scores;
   all.weigh = weigh;
   all.scale = scale;
+  all.add_scaled = add_scaled;
   all.attend_block = attend_block;
   all.pairs = kPairs;
   all.max_fused_bytes = kMaxFusedBytes;

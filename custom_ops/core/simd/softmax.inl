@@ -70,6 +70,12 @@ float weigh(float* scores, const float* value_scales, int count, float max_score
   return lane_sum(sum);
 }
 
+void add_scaled(float* x, const float* by, const float* other, const float* other_by, int count) {
+  for (int t = 0; t < count; t += kLanes) {
+    store(x + t, add(mul(load(x + t), load(by + t)), mul(load(other + t), load(other_by + t))));
+  }
+}
+
 void scale(float* x, float factor, int size) {
   const V by = set1(factor);
   int i = 0;

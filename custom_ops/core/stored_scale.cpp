@@ -1,0 +1,40 @@
+// Logarithms and powers in float64: none of a float32 comes so near to the middle of two steps that
+// libraries of mathematics could round it differently.
+#include "core/stored_scale.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "tq/codec_spec.h"
+
+namespace tq {
+namespace {
+
+constexpr int kBytes = spec::kLargestScale + 1;
+static_assert(kBytes == 256, "every byte stands for a scale");
+
+std::array<float, kBytes> all_scales() {
+  std::array<float, kBytes> scales{};
+  for (int i = 1; i < kBytes; ++i) {
+    const double octaves = static_cast<double>(i - spec::kUsualScale) / spec::kStepsPerOctave;
+    scales[static_cast<std::size_t>(i)] = static_cast<float>(std::exp2(octaves));
+  }
+  return scales;
+}
+
+}  // namespace
+
+uint8_t stored_scale(float scale) {
+  if (!(scale > 0.0f)) return 0;
+  const double step = std::nearbyint(spec::kStepsPerOctave * std::log2(static_cast<double>(scale)));
+  const double most = spec::kLargestScale;
+  return static_cast<uint8_t>(std::clamp(step + spec::kUsualScale, 1.0, most));
+}
+
+const float* scales_of_bytes() {
+  static const std::array<float, kBytes> scales = all_scales();
+  return scales.data();
+}
+
+}  // namespace tq
