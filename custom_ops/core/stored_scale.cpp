@@ -27,9 +27,10 @@ std::array<float, kBytes> all_scales() {
 
 uint8_t stored_scale(float scale) {
   if (!(scale > 0.0f)) return 0;
-  const double step = std::nearbyint(spec::kStepsPerOctave * std::log2(static_cast<double>(scale)));
-  const double most = spec::kLargestScale;
-  return static_cast<uint8_t>(std::clamp(step + spec::kUsualScale, 1.0, most));
+  const double octaves = std::log2(static_cast<double>(scale));
+  const double step = std::nearbyint(spec::kStepsPerOctave * octaves) + spec::kUsualScale;
+  if (step < spec::kLowestStep) return 0;
+  return static_cast<uint8_t>(std::clamp(step, 1.0, double{spec::kLargestScale}));
 }
 
 const float* scales_of_bytes() {

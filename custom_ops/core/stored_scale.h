@@ -6,7 +6,7 @@
 
 namespace tq {
 
-// The byte of a scale: the nearest one, 0 of what is not positive.
+// The byte of a scale: the nearest one, which may be 0; 0 of what is not positive.
 uint8_t stored_scale(float scale);
 
 // What the bytes 0 .. 255 stand for.
