@@ -86,13 +86,7 @@ void PartedRows::load_scales(const uint8_t* rows, int count, float* first, float
     kernels_.load_fields(at + 2, stride_, count, second);
     return kernels_.scale(second, static_cast<float>(kRootOfHalfPi / head_size_), kBlock);
   }
-  const float* const scales = scales_of_bytes();
-  for (int t = 0; t < count; ++t, at += stride_) {
-    first[t] = scales[at[0]];
-    second[t] = scales[at[1]];
-  }
-  std::fill(first + count, first + kBlock, 0.0f);
-  std::fill(second + count, second + kBlock, 0.0f);
+  kernels_.load_scale_pairs(at, stride_, count, scales_of_bytes(), first, second);
 }
 
 bool PartedRows::is_fused(int queries) const {

@@ -12,13 +12,18 @@ namespace tq {
 namespace {
 
 constexpr int kBytes = spec::kLargestScale + 1;
-static_assert(kBytes == 256, "every byte stands for a scale");
+static_assert(kBytes == 256 && spec::kStepsPerOctave == 32 &&
+                  spec::kUsualScale % spec::kStepsPerOctave == 0,
+              "as Kernels::load_scale_pairs takes the table");
 
 std::array<float, kBytes> all_scales() {
   std::array<float, kBytes> scales{};
   for (int i = 1; i < kBytes; ++i) {
-    const double octaves = static_cast<double>(i - spec::kUsualScale) / spec::kStepsPerOctave;
-    scales[static_cast<std::size_t>(i)] = static_cast<float>(std::exp2(octaves));
+    // Rounded within an octave, so that numbers 32 places apart are twice each other to the bit.
+    const int octave = i / spec::kStepsPerOctave - spec::kUsualScale / spec::kStepsPerOctave;
+    const double rest = static_cast<double>(i % spec::kStepsPerOctave) / spec::kStepsPerOctave;
+    scales[static_cast<std::size_t>(i)] =
+        std::ldexp(static_cast<float>(std::exp2(rest)), octave);
   }
   return scales;
 }

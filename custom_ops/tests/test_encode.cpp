@@ -1,5 +1,6 @@
 // Encode: every level gives the scalar level's bytes, and those are right.
 #include "core/encode.h"
+#include "core/stored_scale.h"
 
 #include <limits>
 #include <memory>
@@ -188,6 +189,28 @@ TEST(rows_stand_for_their_vectors) {
       }
     }
   }
+}
+
+// The nearest step, at most the last ones; what is no scale is none.
+TEST(scales_are_stored_in_steps) {
+  const float* const scales = scales_of_bytes();
+  for (int i = 0; i < 256; ++i) {
+    const double expected = scale_of_byte(static_cast<uint8_t>(i));
+    CHECK(std::abs(scales[i] - expected) <= 1e-7 * expected, std::to_string(i));
+    CHECK(stored_scale(scales[i]) == i, std::to_string(i));
+    if (i > 31) CHECK(i == 32 || scales[i] == 2 * scales[i - 32], std::to_string(i));
+  }
+  Random random(42);
+  for (int i = 0; i < 2000; ++i) {
+    const float scale = std::exp2(UniformReal<float>(-3.9f, 3.9f)(random));
+    const double step = 32 * std::log2(static_cast<double>(scale)) + 128;
+    CHECK(std::abs(stored_scale(scale) - step) <= 0.5, std::to_string(scale));
+  }
+  for (const float none : {0.0f, -1.0f, -kInfinity, std::numeric_limits<float>::quiet_NaN()}) {
+    CHECK(stored_scale(none) == 0, std::to_string(none));
+  }
+  CHECK(stored_scale(1e-40f) == 1 && stored_scale(0.01f) == 1, "small");
+  CHECK(stored_scale(kInfinity) == 255 && stored_scale(100.0f) == 255, "large");
 }
 
 // A rotation that is a Hadamard matrix is applied fast; the codes are those of the product with it.

@@ -542,12 +542,139 @@ void accumulate_lines(const RowFormat& format, const uint8_t* rows, int count, c
   }
 }
 
-int sums_floats(const RowFormat& format) { return format.slots * lines(format) * kWords; }
+// ---- values of narrow rows
+// Slots of few bytes would leave most of a vector empty: quarters of it take four tokens each
+// instead, and are added at the end. A line has up to four coordinates of a slot, in its words.
+TQ_INLINE bool is_narrow(const RowFormat& format) {
+  const int size = format.slot_size;
+  return Sides::kIsOn && (format.bits == 2 || format.bits == 3) &&
+         (size == 1 || size == 2 || size == 4 || size == 8 || size == 12);
+}
+TQ_INLINE int narrow_lines(const RowFormat& format) { return (format.slot_size + 3) / 4; }
+
+constexpr int kSideRows = kBytes / 4;  // tokens of a line
+constexpr int kMostLines = 9;          // of three segments
+
+// All lines of a block: [token / kSideRows][segment][line of a slot].
+template <class SIDES>
+struct NarrowRows {
+  alignas(64) uint8_t of_block[kBlock / kSideRows][kMostLines][kBytes];
+
+  NarrowRows(const RowFormat& format, const uint8_t* rows, int count, tq::Ahead ahead) {
+    const int segments = format.bits == 3 ? 3 : 1;
+    const int bytes = segments * format.slot_size;
+    const int chunks = (bytes + 15) / 16, of_slot = narrow_lines(format);
+    const uintptr_t codes_end = reinterpret_cast<uintptr_t>(rows + (count - 1) * format.stride + bytes);
+    const uintptr_t end = reinterpret_cast<uintptr_t>(format.end);
+    const uintptr_t limit = end > codes_end ? end : codes_end;
+    Asking asking(ahead, (count + kSideRows - 1) / kSideRows);
+    for (int t = 0; t < count; t += kSideRows) {
+      asking.step();
+      constexpr int kCopied = 48;  // bytes of a row
+      uint8_t copies[kSideRows * kCopied];
+      const uint8_t* from = rows + static_cast<ptrdiff_t>(t) * format.stride;
+      ptrdiff_t stride = format.stride;
+      const uintptr_t reach = reinterpret_cast<uintptr_t>(from) +
+                              static_cast<uintptr_t>((kSideRows - 1) * stride + 16 * chunks);
+      if (t + kSideRows > count || reach > limit) {
+        memset(copies, 0, sizeof copies);
+        for (int i = 0; i < smaller(kSideRows, count - t); ++i) {
+          memcpy(copies + i * kCopied, from + i * stride, static_cast<size_t>(bytes));
+        }
+        from = copies;
+        stride = kCopied;
+      }
+      Bytes words[12];
+      for (int chunk = 0; chunk < chunks; ++chunk) {
+        load_words<kBytes / 16>(from + 16 * chunk, stride, words + 4 * chunk);
+      }
+      for (int i = 0; i < segments; ++i) {
+        for (int line = 0; line < of_slot; ++line) {
+          const int at = i * format.slot_size + 4 * line;
+          const Bytes own = SIDES::moved(SIDES::transposed(words[at / 4]), at % 4);
+          memcpy(of_block[t / kSideRows][i * of_slot + line], &own, sizeof own);
+        }
+      }
+    }
+  }
+};
+
+template <int BITS, int QUERIES, int FIRST_SLOT, int TOGETHER, class SIDES>
+TQ_INLINE void accumulate_narrow_pass(const NarrowRows<SIDES>& rows, int count, int line, int of_slot,
+                                      const Tables& tables, const float* numbers, float unit,
+                                      float* sums, int pitch) {
+  constexpr int kSides = kStepRows / kSideRows;  // of a step
+  for (int step = 0; step * kStepRows < count; ++step) {
+    Sums total[QUERIES * TOGETHER];
+    for_each_number<QUERIES * TOGETHER>([&](auto i) TQ_INLINED {
+      total[decltype(i)::value] = zero_sums();
+    });
+    for (int side = step * kSides; side < (step + 1) * kSides && side * kSideRows < count; ++side) {
+      Bytes segment[kSegments<BITS>];
+      for_each_number<kSegments<BITS>>([&](auto i) TQ_INLINED {
+        constexpr int kSegment = decltype(i)::value;
+        memcpy(&segment[kSegment], rows.of_block[side][kSegment * of_slot + line], sizeof(Bytes));
+      });
+      Codes codes[TOGETHER];
+      for_each_number<TOGETHER>([&](auto slot) TQ_INLINED {
+        constexpr int kSlot = decltype(slot)::value;
+        codes[kSlot] = codes_of<BITS, FIRST_SLOT + kSlot>(tables, segment);
+      });
+      for_each_number<QUERIES>([&](auto query) TQ_INLINED {
+        constexpr int kQuery = decltype(query)::value;
+        const Factors by =
+            SIDES::spread(groups_of(numbers + kQuery * tq::kNumbersFloats) + side * (kSideRows / 4));
+        for_each_number<TOGETHER>([&](auto slot) TQ_INLINED {
+          constexpr int kSlot = decltype(slot)::value;
+          add_value_products(total[kQuery * TOGETHER + kSlot], codes[kSlot], by);
+        });
+      });
+    }
+    for_each_number<QUERIES>([&](auto query) TQ_INLINED {
+      constexpr int kQuery = decltype(query)::value;
+      const float by = step_at(numbers + kQuery * tq::kNumbersFloats, step) * unit;
+      for_each_number<TOGETHER>([&](auto slot) TQ_INLINED {
+        constexpr int kSlot = decltype(slot)::value;
+        SIDES::add_to(total[kQuery * TOGETHER + kSlot], by,
+                      sums + kQuery * pitch + ((FIRST_SLOT + kSlot) * of_slot + line) * 4);
+      });
+    });
+  }
+}
+
+template <int BITS, int QUERIES, class SIDES = Sides>
+void accumulate_narrow(const RowFormat& format, const uint8_t* rows, int count,
+                       const Tables& tables, const float* numbers, float unit, tq::Ahead ahead,
+                       float* sums, int pitch) {
+  constexpr int kTogether = slots_together(kSlots<BITS>, QUERIES);
+  const NarrowRows<SIDES> source(format, rows, count, ahead);
+  for (int line = 0; line < narrow_lines(format); ++line) {
+    for_each_number<kSlots<BITS> / kTogether>([&](auto part) TQ_INLINED {
+      accumulate_narrow_pass<BITS, QUERIES, decltype(part)::value * kTogether, kTogether, SIDES>(
+          source, count, line, narrow_lines(format), tables, numbers, unit, sums, pitch);
+    });
+  }
+}
+
+int sums_floats(const RowFormat& format) {
+  if (is_narrow(format)) return round_up(format.slots * narrow_lines(format) * 4, kWords);
+  return format.slots * lines(format) * kWords;
+}
 
 // body(coordinate, index, count): neighbouring coordinates and where `interleave` leaves their
 // sums.
 template <class Body>
 TQ_INLINE void for_each_quad(const RowFormat& format, Body&& body) {
+  if (is_narrow(format)) {
+    const int of_slot = narrow_lines(format);
+    for (int slot = 0; slot < format.slots; ++slot) {
+      for (int line = 0; line < of_slot; ++line) {
+        body(slot * format.slot_size + 4 * line, 4 * (slot * of_slot + line),
+             smaller(4, format.slot_size - 4 * line));
+      }
+    }
+    return;
+  }
   const int all = lines(format);
   const int quarters = kBytes / 16 / packed(format);  // of a row, side by side in a line
   for (int slot = 0; slot < format.slots; ++slot) {
@@ -798,6 +925,14 @@ void accumulate_rows(const RowFormat& format, const uint8_t* rows, int count,
   with_format(format, [&](auto bits, auto many) {
     for_each_share(queries, [&](int first, int some) {
       with_queries(some, [&](auto share) {
+        constexpr int kBits = decltype(bits)::value;
+        if constexpr (Sides::kIsOn && (kBits == 2 || kBits == 3)) {
+          if (is_narrow(format)) {
+            return accumulate_narrow<kBits, decltype(share)::value>(
+                format, rows, count, entries, numbers + first * tq::kNumbersFloats, table.unit,
+                first == 0 ? ahead : tq::Ahead{}, sums + first * pitch, pitch);
+          }
+        }
         accumulate_lines<decltype(bits)::value, decltype(share)::value, decltype(many)::value>(
             format, rows, count, entries, numbers + first * tq::kNumbersFloats, table.unit,
             first == 0 ? ahead : tq::Ahead{}, sums + first * pitch, pitch);

@@ -66,6 +66,11 @@ TQ_INLINE void store_scores(const Sums* sums, int32_t total, float step, float* 
   store_words<PACKED>(whole_sums(sums[0]), whole_sums(sums[1]), total, step, scores);
 }
 
+// Tokens are not side by side.
+struct Sides {
+  static constexpr bool kIsOn = false;
+};
+
 // Two tiles of eight tokens that are made one of sixteen.
 struct Folding {
   static constexpr bool kIsOn = true;

@@ -36,6 +36,32 @@ TQ_INLINE void store_scores(const Sums* sums, int32_t total, float step, float* 
   store_words<PACKED>(sums[0], sums[1], total, step, scores);
 }
 
+// Words of sixteen tokens, of four in each quarter.
+struct Sides {
+  static constexpr bool kIsOn = true;
+  // Of four groups of weights each to the words of its quarter.
+  TQ_INLINE Factors spread(const Group* groups) {
+    const __m512i order = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    const __m128i four = _mm_loadu_si128(reinterpret_cast<const __m128i*>(groups));
+    return keep(_mm512_permutexvar_epi32(order, _mm512_castsi128_si512(four)));
+  }
+  // Adds the sums of the quarters times `by` to four floats.
+  TQ_INLINE void add_to(Sums sums, float by, float* at) {
+    const __m256i halves = _mm256_add_epi32(_mm512_castsi512_si256(sums),
+                                            _mm512_extracti64x4_epi64(sums, 1));
+    const __m128i all = _mm_add_epi32(_mm256_castsi256_si128(halves),
+                                      _mm256_extracti128_si256(halves, 1));
+    _mm_storeu_ps(at, _mm_fmadd_ps(_mm_cvtepi32_ps(all), _mm_set1_ps(by), _mm_loadu_ps(at)));
+  }
+  TQ_INLINE Bytes transposed(Bytes rows) { return transpose_bytes(rows); }
+  // The words of each quarter moved on by BYTES bytes, of each row.
+  TQ_INLINE Bytes moved(Bytes line, int bytes) {
+    if (bytes == 1) return _mm512_shuffle_epi32(line, _MM_PERM_ADCB);
+    if (bytes == 2) return _mm512_shuffle_epi32(line, _MM_PERM_BADC);
+    return bytes == 3 ? _mm512_shuffle_epi32(line, _MM_PERM_CBAD) : line;
+  }
+};
+
 // Two tiles of eight tokens that are made one of sixteen.
 struct Folding {
   static constexpr bool kIsOn = true;

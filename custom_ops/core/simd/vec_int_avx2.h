@@ -10,6 +10,11 @@
 
 namespace {
 
+// Tokens are not side by side.
+struct Sides {
+  static constexpr bool kIsOn = false;
+};
+
 constexpr int kWords = 8;
 constexpr int kBytes = 4 * kWords;
 constexpr int kTileVectors = 1;  // of words that share the loaded factors of a query
