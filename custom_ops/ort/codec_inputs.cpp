@@ -96,8 +96,7 @@ void expect_tables(const char* op, const Tensor& rotation, const Tensor& centroi
   expect_type(op, centroids, kFloat);
   if (!spec::is_rotated(codec.kind)) return;
   const std::string why = rows_of(codec, head_size);
-  const bool may_be_of_heads = !spec::has_sketch(codec.kind) && rotation.dims.size() == 3;
-  if (spec::is_split(codec.kind) || may_be_of_heads) {
+  if (!spec::has_sketch(codec.kind) && rotation.dims.size() == 3) {
     const std::string of_heads = why + ", with a matrix of each head";
     expect_dims(op, rotation, {heads, head_size, head_size}, of_heads.c_str());
   } else {

@@ -92,7 +92,9 @@ def test_whole_bytes_are_the_codes(kind: str) -> None:
     assert np.array_equal(pack(codes, row_layout(Codec(kind, KINDS[kind].bits[0]), 16)), codes)
 
 
-@pytest.mark.parametrize("codec", [codec for codec in PACKED if codec.bits < 8], ids=str)
+@pytest.mark.parametrize(
+    "codec", [codec for codec in PACKED if codec.bits < 8 and codec.kind != U8], ids=str
+)
 def test_codes_too_wide_do_not_leak(codec: Codec) -> None:
     layout = row_layout(codec, 16)
     codes = np.zeros(16, np.uint8)

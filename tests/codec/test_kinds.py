@@ -278,7 +278,7 @@ def test_prod_is_lloyd_max_and_signs_of_the_residual(codec: Codec) -> None:
         rows = encode(x, codec, norm_correction=correction)
         layout = row_layout(codec, 80)
         codes, fields = unpack(rows, layout), reference.fields_of(rows, layout)
-        indices, signs = codes & (codec.levels - 1), codes >> codec.index_bits
+        indices, signs = codes & (codec.levels - 1), codes >> codec.index_bits[0]
         y = x / np.linalg.norm(x, axis=-1, keepdims=True) @ turn
         assert np.array_equal(indices, np.searchsorted(book.boundaries, y, side="right"))
         coarse = fields["scale"] * book.centroids[indices].astype(float) @ turn.T

@@ -228,7 +228,7 @@ def _prepare(
     if not target.searches:
         options = replace(options, gains=False)
     if not target.has_windows:
-        options = without_presets_window(options)
+        options = without_presets_window(options, chosen, f"models for --target {target.name}")
     expect_classes(chosen, options, calibration)
     has_covariance = calibration is not None and calibration.has_covariance
     if options.feedback and not has_covariance:

@@ -131,7 +131,7 @@ def _window(
         return Window()
     for site in recognition.sites:
         if any(cache.cut is not None for cache in (site.key, site.value)):
-            if not asks_for_window(options):
+            if not asks_for_window(options) and not preset.is_split:
                 return Window()
             raise UnsupportedModelError(
                 "a cache is shortened before it is returned, and an exact window with it",

@@ -148,7 +148,9 @@ def convert_folder(
     else:
         check_config(found.genai)
         # Buffers for max_length tokens have no rows for a window, and those of beams never do.
-        options = without_presets_window(replace(options, equal_rows=True))
+        options = without_presets_window(
+            replace(options, equal_rows=True), preset_of(preset), "folders of onnxruntime-genai"
+        )
         library = library or get_library_path()
     job = _Job(found, folder, written, Transaction(overwrite), external_data or "copy")
     try:

@@ -17,6 +17,7 @@ from tq_onnx.conversion.target import (
     refuse_sharing,
     refuse_window,
 )
+from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.plan import Plan
 
 DEFAULT_CAPACITY: Final = 1024
@@ -24,6 +25,12 @@ DEFAULT_CAPACITY: Final = 1024
 
 
 def _refuse(plan: Plan) -> None:
+    if plan.has_matrices:  # nobody has seen what they cost without a search and a window
+        raise UnsupportedModelError(
+            f"the target cann-graph has no graph for the preset {plan.preset}, whose rows have two "
+            "classes of coordinates",
+            fix="use --preset int3, or leave out --target cann-graph",
+        )
     refuse_window(plan)
     refuse_sharing(plan)
 
