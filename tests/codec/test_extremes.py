@@ -61,7 +61,7 @@ def test_one_sentence_names_the_layers() -> None:
     caches = [Extremes(layer, "key", 1000, clamped=layer) for layer in range(7)]
     (sentence,) = extremes.warnings_of([*caches, Extremes(9, "value", 5, vanished=1, not_finite=2)])
     assert "layer 0" not in sentence
-    assert "layer 1 keys (1 out of range and clamped, of 1,000), layer 2 keys" in sentence
+    assert "layer 1 keys (1 too large and clamped, of 1,000), layer 2 keys" in sentence
     assert "and 3 more; leave these layers uncompressed" in sentence
     (sentence,) = extremes.warnings_of([Extremes(9, "value", 5, vanished=1, not_finite=2)])
     assert (

@@ -60,7 +60,7 @@ def check(found: list[Extremes]) -> None:
 
 def told(warnings: tuple[str, ...]) -> None:
     (sentence,) = warnings
-    assert "layer 0 keys (16 out of range and clamped, 16 too small and stored as zeros" in sentence
+    assert "layer 0 keys (16 too large and clamped, 16 too small and stored as zeros" in sentence
 
 
 def test_calibrate_counts(model: Path) -> None:

@@ -54,8 +54,9 @@ def calibrate(*, as_json: bool, **arguments: Any) -> None:
     """Gather statistics of an original MODEL, for `convert --calibration`.
 
     Write the means and energies of keys, values and queries to a small safetensors file. convert
-    turns them into offsets, which cost no byte per token, and into scales for a model without norms
-    of queries and keys. MODEL is not changed. MODEL may be a folder with one decoder.
+    turns them into offsets, which cost no byte per token, into scales for a model without norms of
+    queries and keys, and into what the presets int2.75 and int2.5 need to know: which coordinates
+    deserve more bits. MODEL is not changed. MODEL may be a folder with one decoder.
 
     \b
     Example:

@@ -29,6 +29,14 @@ _target = grouped("Target")
 _WITH_WINDOW = [preset for preset in PRESETS.values() if preset.window]
 
 
+def _windows() -> str:
+    """Return the windows of presets, and which presets have them."""
+    return ", ".join(
+        f"{size} with {', '.join(one.name for one in _WITH_WINDOW if one.window == size)}"
+        for size in dict.fromkeys(preset.window for preset in _WITH_WINDOW)
+    )
+
+
 def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     """Add a flag for each option that only some target has."""
     owners: dict[TargetOption, list[str]] = {}
@@ -98,8 +106,7 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     metavar="N",
     help="Keep the newest N tokens exactly, as float16 beside their codes, for the queries near "
     "them. Costs memory once, not for each token. It is not the model's sliding window.  "
-    f"[default: {_WITH_WINDOW[0].window} with {', '.join(one.name for one in _WITH_WINDOW)}, else "
-    "0; 0 in folders of onnxruntime-genai and on Ascend]",
+    f"[default: {_windows()}, else 0; 0 in folders of onnxruntime-genai and on Ascend]",
 )
 @_window(
     "--sinks",
@@ -131,7 +138,7 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     type=flags.FilePath(),
     metavar="FILE",
     help="Statistics of this model from `tq-onnx calibrate`. Center keys and values by their "
-    "means, and equalize keys of a model without norm weights.",
+    "means, and equalize keys of a model without norm weights. int2.75 and int2.5 need it.",
 )
 @_calibration(
     "--center-from",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from tq_onnx.plan import LayerPlan, Plan
 
 
+_PAIRS: Final = 12
+"""Pairs that a line names."""
+
+
 @click.command()
 @click.argument("model", type=flags.FilePath())
 @flags.as_json
@@ -33,7 +38,8 @@ def inspect(ctx: click.Context, model: Path, as_json: bool) -> None:
     preset. If the model has norms of queries and keys, show the noise that 4-bit keys would add to
     its scores. If it cannot be converted, show the reasons (exit code 3).
 
-    For a converted model, show preset, seed, row layout and cache bytes.
+    For a converted model, show preset, seed, row layout and cache bytes, and where some coordinates
+    of keys have more bits, which ones do (with --json, of every head).
 
     MODEL may also be a folder. Then show each decoder in it, and the other files that convert would
     copy.
@@ -53,7 +59,7 @@ def inspect(ctx: click.Context, model: Path, as_json: bool) -> None:
     elif isinstance(found, FolderInspection):
         _print_folder(model, found)
     elif found.plan is not None:
-        _print_converted(model, found.plan, found.bytes_per_token)
+        _print_converted(model, found)
     else:
         _print_original(model, found)
     if not (found.convertible or found.is_converted):
@@ -64,7 +70,7 @@ def _print_folder(folder: Path, found: FolderInspection) -> None:
     for model in (*found.of_role("decoder"), *found.of_role("converted")):
         path = folder / model.name
         if model.report.plan is not None:
-            _print_converted(path, model.report.plan, model.report.bytes_per_token)
+            _print_converted(path, model.report)
         else:
             _print_original(path, model.report, following=False)
     if found.is_converted:
@@ -83,9 +89,12 @@ def _print_folder(folder: Path, found: FolderInspection) -> None:
         terminal.print_line(f"next: tq-onnx convert {shlex.quote(str(folder))}")
 
 
-def _print_converted(model: Path, plan: Plan, size: int | None) -> None:
+def _print_converted(model: Path, found: InspectionReport) -> None:
+    plan, size = found.plan, found.bytes_per_token
+    assert plan is not None  # by the callers
     rows = (
         *planned.rows(plan),
+        *_classes(found, plan.layers[0].head_size),
         ("heads", _heads(plan.layers[0])),
         ("capacity", _caches(plan)),
         ("cache per token", f"{size:,} bytes" if size is not None else "unknown"),
@@ -93,6 +102,24 @@ def _print_converted(model: Path, plan: Plan, size: int | None) -> None:
         ("row layout", plan.layout_digest),
     )
     terminal.print_facts(rows, title=f"{model}: converted")
+
+
+def _classes(found: InspectionReport, head_size: int) -> list[tuple[str, str]]:
+    """Return which pairs of a rotary embedding most heads gave more bits; nothing without."""
+    heads = [head for layer in found.classes for head in layer.heads]
+    if not heads:
+        return []
+    pairs = Counter(pair for head in heads for pair in {one % (head_size // 2) for one in head})
+    named = ", ".join(f"{pair} ({count})" for pair, count in pairs.most_common(_PAIRS))
+    more = len(pairs) - _PAIRS
+    rest = f" and {more} more" if more > 0 else ""
+    return [
+        (
+            "more bits",
+            f"{len(heads[0])} of {head_size} coordinates of a key; pairs i, i + {head_size // 2} by "
+            f"heads that give them, of {len(heads)}: {named}{rest}",
+        )
+    ]
 
 
 def _caches(plan: Plan) -> str:

@@ -41,8 +41,7 @@ class Extremes:
         layer: index of the layer.
         cache: ``key`` or ``value``.
         vectors: vectors that were looked at.
-        clamped: those whose scale, or whose coordinates, are cut to the largest that is stored,
-            or a scale to the smallest of its grid.
+        clamped: those whose scale, or whose coordinates, are cut to the largest that is stored.
         vanished: those that are not zero, and stored as the zero vector because they are too short.
         not_finite: those that are stored as the zero vector because they are not finite.
     """
@@ -98,9 +97,9 @@ def of_rows(
     clamped = np.zeros(vectors.shape[:-1], np.bool_)
     for field in halves:
         clamped |= (np.abs(field) >= MAX_HALF).any(axis=-1)
-    if codec.is_split:  # what rounds to an end of the grid is as good as clamped
+    if codec.is_split:  # a class that is smaller than its grid says next to nothing of a vector
         steps = np.concatenate([*fields.values()], axis=-1)
-        clamped |= np.isin(steps, (1, LARGEST_SCALE)).any(axis=-1)
+        clamped |= (steps >= LARGEST_SCALE).any(axis=-1)
     if codec.kind == FP8:
         clamped |= (np.abs(vectors) > FP8_MAX).any(axis=-1)
     decoded = coordinates(unpack(rows, layout), fields, codec, centroids)
@@ -168,7 +167,7 @@ def _describe(one: Extremes) -> str:
     parts = [
         f"{count} {what}"
         for count, what in (
-            (one.clamped, "out of range and clamped"),
+            (one.clamped, "too large and clamped"),
             (one.vanished, "too small and stored as zeros"),
             (one.not_finite, "not finite and stored as zeros"),
         )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
+from tq_onnx.codec.classmatrices import first_coordinates
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.codec.unrotated import RAW
 from tq_onnx.conversion.equalise import predict
@@ -14,10 +18,16 @@ from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.original import Original, recognise_original
 from tq_onnx.conversion.pipeline import converted_bytes, prepare
 from tq_onnx.conversion.planning import make_plan
-from tq_onnx.conversion.reports import InspectionReport, LayerFound, Miss, PresetOffer
+from tq_onnx.conversion.reports import (
+    InspectionReport,
+    KeyClasses,
+    LayerFound,
+    Miss,
+    PresetOffer,
+)
 from tq_onnx.errors import ModelFileError, TqOnnxError, UnsupportedModelError, located
 from tq_onnx.files.load import LoadedModel, load
-from tq_onnx.plan import METADATA_PLAN, plan_in
+from tq_onnx.plan import METADATA_PLAN, Plan, plan_in
 from tq_onnx.recognise.branches import Parts, split
 from tq_onnx.recognise.caches import Cache
 from tq_onnx.recognise.match import Recognition
@@ -134,8 +144,30 @@ def _inspect_converted(loaded: LoadedModel, path: Path) -> InspectionReport:
             fix="convert the original model again",
         ) from error
     return InspectionReport(
-        loaded.path, loaded.opset, loaded.external_files, False, (), (), size, (), plan
+        loaded.path,
+        loaded.opset,
+        loaded.external_files,
+        False,
+        (),
+        (),
+        size,
+        (),
+        plan,
+        classes=tuple(_classes(loaded, plan)),
     )
+
+
+def _classes(loaded: LoadedModel, plan: Plan) -> Iterator[KeyClasses]:
+    """Yield what the matrices of keys tell of two classes."""
+    for layer in plan.layers:
+        baked = loaded.model.graph.initializers.get(f"tq.key_encode.{layer.layer}")
+        tensor = None if baked is None else baked.const_value
+        sizes = [layer.kv_num_heads, layer.head_size, layer.head_size]
+        if tensor is None or not layer.key_of.is_split or list(tensor.shape) != sizes:
+            continue
+        first = first_coordinates(tensor.numpy(), layer.key_of)
+        heads = tuple(tuple(np.flatnonzero(head).tolist()) for head in first)
+        yield KeyClasses(layer.layer, heads)
 
 
 def _offer(name: str, recognition: Recognition, size: int | None) -> PresetOffer:

@@ -73,6 +73,19 @@ class PresetOffer:
 
 
 @dataclass(frozen=True)
+class KeyClasses:
+    """The coordinates of a layer's keys that have more bits than the others.
+
+    Attributes:
+        layer: index of the layer.
+        heads: of each KV head, the coordinates in rising order.
+    """
+
+    layer: int
+    heads: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
 class InspectionReport:
     """The report of an inspection.
 
@@ -89,6 +102,7 @@ class InspectionReport:
         equalisation: what scales of the norm weights would do for 4-bit keys; empty if it is not
             convertible.
         states: outputs that recurrent layers hand on beside the caches, and that stay as they are.
+        classes: of a converted model whose coordinates have two classes, which keys have more bits.
     """
 
     model: Path
@@ -102,6 +116,7 @@ class InspectionReport:
     plan: Plan | None
     equalisation: tuple[LayerEqualisation, ...] = ()
     states: tuple[str, ...] = ()
+    classes: tuple[KeyClasses, ...] = ()
 
     @property
     def is_converted(self) -> bool:
