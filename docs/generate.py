@@ -29,7 +29,7 @@ from tq_onnx.cli.main import COMMANDS, main
 from tq_onnx.codec.kind import NORM_KEPT, NOT_CORRECTED, UNBIASED
 from tq_onnx.codec.presetfacts import LENGTHS, preset_facts
 from tq_onnx.codec.presets import DEFAULT_PRESET, PRESETS, Preset
-from tq_onnx.codec.spec import CODECS, Codec, Field, row_layout
+from tq_onnx.codec.spec import CODECS, Codec, Field, plane_widths, row_layout
 from tq_onnx.measure.comparison import ComparisonReport, ModelFigures
 from tq_onnx.measure.copying import CopyFigures
 from tq_onnx.measure.drift import DriftFigures
@@ -165,7 +165,7 @@ def _codec(codec: Codec, preset: Preset) -> str:
 def _rows() -> str:
     def row(codec: Codec) -> tuple[object, ...]:
         layouts = [row_layout(codec, head_size) for head_size in HEAD_SIZES]
-        planes = " + ".join(str(plane.width) for plane in layouts[0].planes)
+        planes = ", then ".join(" + ".join(map(str, widths)) for widths in plane_widths(codec))
         fields = "; ".join(map(_field, layouts[0].fields))
         sizes = [layout.row_bytes for layout in layouts]
         return (
@@ -185,7 +185,8 @@ def _rows() -> str:
 
 def _field(field: Field) -> str:
     each = f" for each {HEAD_SIZES[0] // field.count} coordinates" if field.count > 1 else ""
-    return f"{field.name.replace('_', ' ')}{each}, float{8 * field.size}"
+    form = "a byte" if field.size == 1 else f"float{8 * field.size}"
+    return f"{field.name.replace('_', ' ')}{each}, {form}"
 
 
 def _operator(name: str) -> str:

@@ -109,7 +109,9 @@ def row() -> None:
             axes.barh(0, size, left=start, color="#312e81")
             start += size
         names = ", ".join(
-            f"{one.name} as float{8 * one.size}: {one.count * one.size}" for one in layout.fields
+            f"{one.name} as {'a byte' if one.size == 1 else f'float{8 * one.size}'}: "
+            f"{one.count * one.size}"
+            for one in layout.fields
         )
         axes.text(start + 3, 0, f"{names}; together {layout.row_bytes} bytes", va="center")
         axes.set_yticks([1, 0], ["a vector before", "its row"])
