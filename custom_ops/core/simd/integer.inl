@@ -633,10 +633,10 @@ TQ_INLINE void accumulate_narrow_pass(const NarrowRows<SIDES>& rows, int count, 
     for_each_number<QUERIES>([&](auto query) TQ_INLINED {
       constexpr int kQuery = decltype(query)::value;
       const float by = step_at(numbers + kQuery * tq::kNumbersFloats, step) * unit;
-      for_each_number<TOGETHER>([&](auto slot) TQ_INLINED {
-        constexpr int kSlot = decltype(slot)::value;
-        SIDES::add_to(total[kQuery * TOGETHER + kSlot], by,
-                      sums + kQuery * pitch + ((FIRST_SLOT + kSlot) * of_slot + line) * 4);
+      for_each_number<TOGETHER / 4>([&](auto four) TQ_INLINED {
+        constexpr int kSlot = 4 * decltype(four)::value, kAt = kQuery * TOGETHER + kSlot;
+        SIDES::add_to(total[kAt], total[kAt + 1], total[kAt + 2], total[kAt + 3], by,
+                      sums + kQuery * pitch + (line * kSlots<BITS> + FIRST_SLOT + kSlot) * 4);
       });
     });
   }
@@ -647,6 +647,7 @@ void accumulate_narrow(const RowFormat& format, const uint8_t* rows, int count,
                        const Tables& tables, const float* numbers, float unit, tq::Ahead ahead,
                        float* sums, int pitch) {
   constexpr int kTogether = slots_together(kSlots<BITS>, QUERIES);
+  static_assert(kTogether % 4 == 0);
   const NarrowRows<SIDES> source(format, rows, count, ahead);
   for (int line = 0; line < narrow_lines(format); ++line) {
     for_each_number<kSlots<BITS> / kTogether>([&](auto part) TQ_INLINED {
@@ -669,7 +670,7 @@ TQ_INLINE void for_each_quad(const RowFormat& format, Body&& body) {
     const int of_slot = narrow_lines(format);
     for (int slot = 0; slot < format.slots; ++slot) {
       for (int line = 0; line < of_slot; ++line) {
-        body(slot * format.slot_size + 4 * line, 4 * (slot * of_slot + line),
+        body(slot * format.slot_size + 4 * line, 4 * (line * format.slots + slot),
              smaller(4, format.slot_size - 4 * line));
       }
     }
