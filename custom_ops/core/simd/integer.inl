@@ -548,12 +548,12 @@ void accumulate_lines(const RowFormat& format, const uint8_t* rows, int count, c
 TQ_INLINE bool is_narrow(const RowFormat& format) {
   const int size = format.slot_size;
   return Sides::kIsOn && (format.bits == 2 || format.bits == 3) &&
-         (size == 1 || size == 2 || size == 4 || size == 8 || size == 12);
+         (size == 1 || size == 2 || size == 4 || size == 8);
 }
 TQ_INLINE int narrow_lines(const RowFormat& format) { return (format.slot_size + 3) / 4; }
 
 constexpr int kSideRows = kBytes / 4;  // tokens of a line
-constexpr int kMostLines = 9;          // of three segments
+constexpr int kMostLines = 6;          // of three segments
 
 // All lines of a block: [token / kSideRows][segment][line of a slot].
 template <class SIDES>
@@ -570,7 +570,7 @@ struct NarrowRows {
     Asking asking(ahead, (count + kSideRows - 1) / kSideRows);
     for (int t = 0; t < count; t += kSideRows) {
       asking.step();
-      constexpr int kCopied = 48;  // bytes of a row
+      constexpr int kCopied = 32;  // bytes of a row
       uint8_t copies[kSideRows * kCopied];
       const uint8_t* from = rows + static_cast<ptrdiff_t>(t) * format.stride;
       ptrdiff_t stride = format.stride;
@@ -584,7 +584,7 @@ struct NarrowRows {
         from = copies;
         stride = kCopied;
       }
-      Bytes words[12];
+      Bytes words[8];
       for (int chunk = 0; chunk < chunks; ++chunk) {
         load_words<kBytes / 16>(from + 16 * chunk, stride, words + 4 * chunk);
       }
