@@ -111,7 +111,8 @@ class AttentionRows {
     Run next;             // what is read after them; memory is asked for its first rows
   };
 
-  // Of at most kDecodeRows rows. `scratch` is [count, scratch_width]; query[r] has query_width floats, shifts[r] shift_width,
+  // Of at most kDecodeRows rows. `scratch` is [count, scratch_width]; query[r] has query_width
+  // floats, shifts[r] shift_width,
   // exact[r] window().width().
   void prepare(const int64_t* flat_rows, int count, float* scratch, float* const* query,
                float* const* shifts, float* const* exact) const;

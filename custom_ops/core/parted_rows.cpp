@@ -121,10 +121,10 @@ void PartedRows::score(const uint8_t* rows, int count, const float* query, int q
   float* const second_scales = first_scales + kBlock;
   float* const of_second = second_scales + kBlock;
   float* const rest = of_second + static_cast<std::size_t>(queries) * kBlock;
-  load_scales(rows, count, first_scales, second_scales);
   score_part(first_, rows, count, query, queries, rest, scores, begin_of(ahead));
   score_part(second_, second(rows), count, query + first_.query_width(), queries, rest, of_second,
              rest_of(ahead));
+  load_scales(rows, count, first_scales, second_scales);
   for (int r = 0; r < queries; ++r) {
     kernels_.add_scaled(scores + r * kBlock, first_scales, of_second + r * kBlock, second_scales,
                         count);

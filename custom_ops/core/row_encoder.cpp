@@ -223,7 +223,8 @@ void RowEncoder::encode_residuals(const float* x, int count, const float* scales
   alignas(64) float residual[kMaxFloats];
   for (int r = 0; r < count; ++r) {
     const float scale = half_to_float(stored_half(scales[r]));
-    for (int j = r * size_; j < (r + 1) * size_; ++j) scratch[j] = scale * parts_[0].table[codes[j]];
+    const float* const table = parts_[0].table;
+    for (int j = r * size_; j < (r + 1) * size_; ++j) scratch[j] = scale * table[codes[j]];
   }
   unrotate(kernels_, call_.rotation, scratch, residual, count, size_, size_);
   for (int j = 0; j < count * size_; ++j) residual[j] = x[j] - residual[j];

@@ -167,7 +167,8 @@ inline std::vector<const Kernels*> levels_with(const char* products) {
   return all;
 }
 
-// Centroids that are multiples of 1/127 of the largest of their class: products with them are taken with integers.
+// Centroids that are multiples of 1/127 of the largest of their class: products with them are
+// taken with integers.
 inline void round_centroids(Tables& tables) {
   float* centroids = tables.centroids.data();
   for (const int levels : tables.levels) {

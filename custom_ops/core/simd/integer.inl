@@ -548,12 +548,12 @@ void accumulate_lines(const RowFormat& format, const uint8_t* rows, int count, c
 TQ_INLINE bool is_narrow(const RowFormat& format) {
   const int size = format.slot_size;
   return Sides::kIsOn && (format.bits == 2 || format.bits == 3) &&
-         (size == 1 || size == 2 || size == 4 || size == 8 || size == 12);
+         (size == 1 || size == 2 || size == 4 || size == 8);
 }
 TQ_INLINE int narrow_lines(const RowFormat& format) { return (format.slot_size + 3) / 4; }
 
 constexpr int kSideRows = kBytes / 4;  // tokens of a line
-constexpr int kMostLines = 9;          // of three segments
+constexpr int kMostLines = 6;          // of three segments
 
 // All lines of a block: [token / kSideRows][segment][line of a slot].
 template <class SIDES>
@@ -570,7 +570,7 @@ struct NarrowRows {
     Asking asking(ahead, (count + kSideRows - 1) / kSideRows);
     for (int t = 0; t < count; t += kSideRows) {
       asking.step();
-      constexpr int kCopied = 48;  // bytes of a row
+      constexpr int kCopied = 32;  // bytes of a row
       uint8_t copies[kSideRows * kCopied];
       const uint8_t* from = rows + static_cast<ptrdiff_t>(t) * format.stride;
       ptrdiff_t stride = format.stride;
@@ -584,7 +584,7 @@ struct NarrowRows {
         from = copies;
         stride = kCopied;
       }
-      Bytes words[12];
+      Bytes words[8];
       for (int chunk = 0; chunk < chunks; ++chunk) {
         load_words<kBytes / 16>(from + 16 * chunk, stride, words + 4 * chunk);
       }
@@ -633,10 +633,10 @@ TQ_INLINE void accumulate_narrow_pass(const NarrowRows<SIDES>& rows, int count, 
     for_each_number<QUERIES>([&](auto query) TQ_INLINED {
       constexpr int kQuery = decltype(query)::value;
       const float by = step_at(numbers + kQuery * tq::kNumbersFloats, step) * unit;
-      for_each_number<TOGETHER>([&](auto slot) TQ_INLINED {
-        constexpr int kSlot = decltype(slot)::value;
-        SIDES::add_to(total[kQuery * TOGETHER + kSlot], by,
-                      sums + kQuery * pitch + ((FIRST_SLOT + kSlot) * of_slot + line) * 4);
+      for_each_number<TOGETHER / 4>([&](auto four) TQ_INLINED {
+        constexpr int kSlot = 4 * decltype(four)::value, kAt = kQuery * TOGETHER + kSlot;
+        SIDES::add_to(total[kAt], total[kAt + 1], total[kAt + 2], total[kAt + 3], by,
+                      sums + kQuery * pitch + (line * kSlots<BITS> + FIRST_SLOT + kSlot) * 4);
       });
     });
   }
@@ -647,6 +647,7 @@ void accumulate_narrow(const RowFormat& format, const uint8_t* rows, int count,
                        const Tables& tables, const float* numbers, float unit, tq::Ahead ahead,
                        float* sums, int pitch) {
   constexpr int kTogether = slots_together(kSlots<BITS>, QUERIES);
+  static_assert(kTogether % 4 == 0);
   const NarrowRows<SIDES> source(format, rows, count, ahead);
   for (int line = 0; line < narrow_lines(format); ++line) {
     for_each_number<kSlots<BITS> / kTogether>([&](auto part) TQ_INLINED {
@@ -669,7 +670,7 @@ TQ_INLINE void for_each_quad(const RowFormat& format, Body&& body) {
     const int of_slot = narrow_lines(format);
     for (int slot = 0; slot < format.slots; ++slot) {
       for (int line = 0; line < of_slot; ++line) {
-        body(slot * format.slot_size + 4 * line, 4 * (slot * of_slot + line),
+        body(slot * format.slot_size + 4 * line, 4 * (line * format.slots + slot),
              smaller(4, format.slot_size - 4 * line));
       }
     }

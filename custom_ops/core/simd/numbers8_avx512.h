@@ -45,13 +45,10 @@ struct Sides {
     const __m128i four = _mm_loadu_si128(reinterpret_cast<const __m128i*>(groups));
     return keep(_mm512_permutexvar_epi32(order, _mm512_castsi128_si512(four)));
   }
-  // Adds the sums of the quarters times `by` to four floats.
-  TQ_INLINE void add_to(Sums sums, float by, float* at) {
-    const __m256i halves = _mm256_add_epi32(_mm512_castsi512_si256(sums),
-                                            _mm512_extracti64x4_epi64(sums, 1));
-    const __m128i all = _mm_add_epi32(_mm256_castsi256_si128(halves),
-                                      _mm256_extracti128_si256(halves, 1));
-    _mm_storeu_ps(at, _mm_fmadd_ps(_mm_cvtepi32_ps(all), _mm_set1_ps(by), _mm_loadu_ps(at)));
+  // Adds the sums of the quarters of four vectors times `by` to sixteen floats, four of each.
+  TQ_INLINE void add_to(Sums a, Sums b, Sums c, Sums d, float by, float* at) {
+    const __m512 sums = _mm512_cvtepi32_ps(fold_words(fold_words(a, b), fold_words(c, d)));
+    _mm512_storeu_ps(at, _mm512_fmadd_ps(sums, _mm512_set1_ps(by), _mm512_loadu_ps(at)));
   }
   TQ_INLINE Bytes transposed(Bytes rows) { return transpose_bytes(rows); }
   // The words of each quarter moved on by BYTES bytes, of each row.
