@@ -141,7 +141,8 @@ def test_codecs_that_do_not_exist(kind: str, bits: int) -> None:
 def test_digest_is_frozen() -> None:
     # The library carries the digest of all codecs, and models in the field those of the codecs that
     # they use, such as int4. Whoever changes what a stored byte means changes it with
-    # LAYOUT_VERSION; whoever did not mean to has found out here. A new codec changes the first only.
+    # LAYOUT_VERSION; whoever did not mean to has found out here. A new codec changes only the
+    # first.
     assert layout_digest({Codec(LLOYD_MAX, 4)}) == "e438d471367fa36d"
     assert (spec.LAYOUT_VERSION, layout_digest()) == (3, "827b4dfad902e6f2")
 
