@@ -41,6 +41,7 @@ from tq_onnx.ops.operator import FLOAT32, FLOATS, Attribute, Parameter
 from tq_onnx.ops.operators import BY_NAME
 from tq_onnx.recognise.match import MIN_OPSET
 from tq_onnx.runtime.variables import VARIABLES
+from tq_onnx.targets.cann.features import FEATURES
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -410,6 +411,10 @@ def _families() -> str:
     )
 
 
+def _cann_features() -> str:
+    return table(("", "there is"), ((feature.name, feature.there) for feature in FEATURES))
+
+
 BLOCKS: Final[dict[str, Callable[..., str]]] = {
     "presets": _presets,
     "presets-with-rotation": _presets_with_rotation,
@@ -424,6 +429,7 @@ BLOCKS: Final[dict[str, Callable[..., str]]] = {
     "versions": _versions,
     "report-keys": _report_keys,
     "families": _families,
+    "cann-features": _cann_features,
     "decode-machine": measured.machine,
     "presets-speed": measured.presets,
     "prompts": measured.prompts,

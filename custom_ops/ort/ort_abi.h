@@ -187,6 +187,10 @@ class Api {
     return slot<OrtStatus*(const OrtKernelInfo*, size_t, char*, size_t*)>(232)(info, index, out,
                                                                               size);
   }
+  // Since API version 15. Says the size where `out` is null.
+  OrtStatus* kernel_info_node_name(const OrtKernelInfo* info, char* out, size_t* size) const {
+    return slot<OrtStatus*(const OrtKernelInfo*, char*, size_t*)>(244)(info, out, size);
+  }
   // Since API version 15. Null when the input is not a constant.
   OrtStatus* kernel_info_constant_input(const OrtKernelInfo* info, size_t index, int* is_constant,
                                         const OrtValue** value) const {

@@ -18,6 +18,7 @@ import numpy as np
 
 from tests.cann.simulator import Simulator
 from tq_onnx.codec.codebook import codebook_of
+from tq_onnx.codec.kind import NORM_KEPT
 from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.rotation import make_rotation
 from tq_onnx.codec.spec import Codec, layout_digest, row_layout
@@ -30,6 +31,9 @@ CUSTOM_OPS = Path(__file__).parents[2] / "custom_ops"
 SHIM = CUSTOM_OPS / "cann" / "testing" / "shim"
 SIMULATOR = ("simulator.cpp", "core.cpp", "device.cpp")
 COMPILER = shutil.which("g++")
+CODECS = tuple(Codec(LLOYD_MAX, bits) for bits in range(1, 6))
+LEAST_ROW = 32
+"""Bytes of a row that 2002 can move at least."""
 TASK_ROWS = 8
 """Queries of a task of the attention: kTaskRows."""
 
@@ -83,9 +87,14 @@ def rotation_of(head_size: int, layer: int = 0) -> np.ndarray:
     return make_rotation("qr", head_size, layer)
 
 
-def row_bytes(head_size: int) -> int:
-    """W of the caches that these kernels know."""
-    return row_layout(INT4, head_size).row_bytes
+def row_bytes(head_size: int, codec: Codec = INT4) -> int:
+    """W of a cache that these kernels know."""
+    return row_layout(codec, head_size).row_bytes
+
+
+def has_kernels(arch: int, codec: Codec, head_size: int) -> bool:
+    """Whether an architecture can move rows of a codec."""
+    return arch == 2201 or row_bytes(head_size, codec) >= LEAST_ROW
 
 
 def scratch_floats(query_shape: tuple[int, ...], heads: int, parts: int) -> int:
@@ -112,6 +121,10 @@ class Kernels(Simulator):
         past: int | np.ndarray,
         rotation: np.ndarray,
         *,
+        codec: Codec = INT4,
+        norm_correction: int = NORM_KEPT,
+        gains: np.ndarray | None = None,
+        offset: np.ndarray | None = None,
         cores: int = 3,
         claims: dict[str, int] | None = None,
     ) -> np.ndarray:
@@ -122,15 +135,22 @@ class Kernels(Simulator):
             cache: uint8.
             past: length of all sequences, or int64 ``[B]``, which are then read by the device.
             rotation: float32 ``[D, D]``.
+            codec: one of ``CODECS``.
+            norm_correction: of the scales.
+            gains: float32 ``[G]``, tried in this order; None for none.
+            offset: float32 ``[P, N, D]``, likewise.
             cores: how many cores share the work.
             claims: sizes to pass in place of the true ones.
         """
         batch, heads, tokens, size = vectors.shape
-        book = codebook_of(INT4, size)
-        arrays = [vectors, rotation, book.centroids, book.boundaries, _lengths(past), cache]
+        book = codebook_of(codec, size)
+        tables = [rotation, book.centroids, book.boundaries, offset, gains]
+        arrays = [vectors, *tables, _lengths(past), cache]
         sizes = {
             **{"past_length": _scalar(past), "batch": batch, "heads": heads, "new_tokens": tokens},
-            **{"capacity": cache.shape[2], "head_size": size, **(claims or {})},
+            **{"capacity": cache.shape[2], "offset_rows": _rows(offset)},
+            **{"gain_count": _rows(gains), "bits": codec.bits},
+            **{"norm_correction": norm_correction, "head_size": size, **(claims or {})},
         }
         name = f"tq_encode_{vectors.dtype.name}"
         present: np.ndarray = self._launch(name, arrays, sizes, cores)[-1]
@@ -145,6 +165,8 @@ class Kernels(Simulator):
         rotations: tuple[np.ndarray, np.ndarray],
         *,
         scale: float,
+        codecs: tuple[Codec, Codec] = (INT4, INT4),
+        offsets: tuple[np.ndarray, np.ndarray] | tuple[None, None] = (None, None),
         cores: int = 3,
         part_tokens: int | None = None,
         claims: dict[str, int] | None = None,
@@ -155,20 +177,23 @@ class Kernels(Simulator):
         """
         batch, query_heads, tokens, size = query.shape
         heads = keys.shape[1]
-        centroids = codebook_of(INT4, size).centroids
-        arrays = [query, keys, values, rotations[0], centroids, rotations[1], centroids]
+        books = [codebook_of(codec, size).centroids for codec in codecs]
+        tables = [rotations[0], books[0], rotations[1], books[1], *offsets]
+        arrays = [query, keys, values, *tables]
         total = int(np.max(past)) + tokens
         parts = 1 if part_tokens is None else -(-total // part_tokens)
         scratch = np.full(scratch_floats(query.shape, heads, parts), np.nan, np.float32)
         whole = {"past_length": _scalar(past), "batch": batch, "query_heads": query_heads}
-        cut = {"parts": parts, "part_tokens": part_tokens or 0, "head_size": size}
+        cut = {"parts": parts, "part_tokens": part_tokens or 0}
+        cut |= {"offset_rows": _rows(offsets[0])}
+        bits = {"key_bits": codecs[0].bits, "value_bits": codecs[1].bits, "head_size": size}
         output = np.full_like(query, np.nan)
         *_, output, scratch = self._launch(
             f"tq_attention_{query.dtype.name}",
             [*arrays, _lengths(past), output, None if parts == 1 else scratch],
             {
                 **{**whole, "heads": heads, "new_tokens": tokens, "capacity": keys.shape[2]},
-                **{**cut, **(claims or {})},
+                **{**cut, **bits, **(claims or {})},
             },
             cores,
             ctypes.c_float(scale),
@@ -178,8 +203,8 @@ class Kernels(Simulator):
         assert np.isnan(output).all()
         merged: np.ndarray = self._launch(
             f"tq_attention_merge_{query.dtype.name}",
-            [scratch, rotations[1], _lengths(past), output],
-            {**whole, "heads": heads, "new_tokens": tokens, **cut},
+            [scratch, rotations[1], offsets[1], _lengths(past), output],
+            {**whole, "heads": heads, "new_tokens": tokens, **cut, "head_size": size},
             cores,
         )[-1]
         return merged
@@ -271,6 +296,10 @@ class Kernels(Simulator):
 
 def _lengths(past: int | np.ndarray) -> np.ndarray | None:
     return past.astype(np.int64) if isinstance(past, np.ndarray) else None
+
+
+def _rows(table: np.ndarray | None) -> int:
+    return 0 if table is None else len(table)
 
 
 def _scalar(past: int | np.ndarray) -> int:

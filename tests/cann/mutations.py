@@ -20,20 +20,28 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tests.cann.kernels import (
     ARCHITECTURES,
+    CODECS,
     CUSTOM_OPS,
+    INT4,
     Kernels,
     build,
     rotation_of,
     row_bytes,
 )
 from tests.cann.simulator import Site
+from tq_onnx.codec.kind import NOT_CORRECTED, UNBIASED
+from tq_onnx.codec.search import gain_table
+from tq_onnx.codec.spec import Codec
 
 SOURCES = sorted((CUSTOM_OPS / "cann" / "kernels").glob("*.[hc]*"))
+INT5 = CODECS[-1]
+"""Two planes, which 2002 can move, too."""
 STATEMENT = re.compile(r"\b(SetFlag|WaitFlag|PipeBarrier)<(?:HardEvent::)?(\w+)>\((.*?)\);")
 
 EXPLAINED: dict[tuple[str, str], str] = {}
@@ -78,19 +86,29 @@ def cases(seed: int = 0) -> list[Callable[[Kernels], object]]:
     """Runs that together reach every statement, the cheap ones first."""
     rng = np.random.default_rng(seed)
 
-    def encode(size: int, dtype: str) -> Callable[[Kernels], object]:
+    def encode(
+        size: int, dtype: str, codec: Codec = INT4, **options: Any
+    ) -> Callable[[Kernels], object]:
         vectors = rng.standard_normal((1, 2, 9, size)).astype(dtype)
         vectors[0, 0, 1] = np.inf
-        cache = np.zeros((1, 2, 12, row_bytes(size)), np.uint8)
-        return lambda kernels: kernels.encode(vectors, cache, 3, rotation_of(size), cores=1)
+        cache = np.zeros((1, 2, 12, row_bytes(size, codec)), np.uint8)
+        return lambda kernels: kernels.encode(
+            vectors, cache, 3, rotation_of(size), codec=codec, cores=1, **options
+        )
 
-    def attend(size: int, dtype: str) -> Callable[[Kernels], object]:
+    def attend(
+        size: int, dtype: str, codec: Codec = INT4, **options: Any
+    ) -> Callable[[Kernels], object]:
         query = rng.standard_normal((1, 4, 5, size)).astype(dtype)
-        cache = rng.integers(0, 60, (1, 2, 135, row_bytes(size))).astype(np.uint8)
+        cache = rng.integers(0, 60, (1, 2, 135, row_bytes(size, codec))).astype(np.uint8)
         rotations = (rotation_of(size), rotation_of(size, 1))
         return lambda kernels: kernels.attention(
-            query, cache, cache, 130, rotations, scale=0.1, cores=1
-        )
+            query, cache, cache, 130, rotations,
+            scale=0.1, codecs=(codec, codec), cores=1, **options,
+        )  # fmt: skip
+
+    def offset(count: int, size: int) -> np.ndarray:
+        return rng.standard_normal((count, 2, size)).astype(np.float32)
 
     def attend_in_parts(size: int, dtype: str) -> Callable[[Kernels], object]:
         query = rng.standard_normal((1, 4, 5, size)).astype(dtype)
@@ -126,6 +144,11 @@ def cases(seed: int = 0) -> list[Callable[[Kernels], object]]:
         encode(64, "float32"), attend(64, "float32"), encode(64, "float16"),
         encode(128, "float32"), attend(64, "float16"), attend(128, "float32"),
         attend_in_parts(64, "float32"), attend_in_parts(64, "float16"),
+        *(encode(128, dtype, INT5, gains=gain_table(2), norm_correction=correction,
+                 offset=offset(7, 128))
+          for dtype, correction in (("float32", UNBIASED), ("float16", NOT_CORRECTED))),
+        *(attend(128, dtype, INT5, offsets=(offset(7, 128), offset(7, 128)))
+          for dtype in ("float32", "float16")),
     ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from tests.cann.session import Array
 from tq_onnx.codec.acceptance import is_clear
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.quantise import tables_of
+from tq_onnx.codec.spec import Codec
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.ops.singleop import (
     PRESENT_CACHES,
@@ -37,10 +38,11 @@ class Sizes:
     group: int = 2
     heads: int = 2
     batch: int = 2
+    codec: Codec = INT4
 
     @property
     def row_bytes(self) -> int:
-        return row_bytes(self.head_size)
+        return row_bytes(self.head_size, self.codec)
 
     def empty_cache(self, slots: int) -> Array:
         return np.zeros((self.batch, self.heads, slots, self.row_bytes), np.uint8)
@@ -52,9 +54,10 @@ class Sizes:
         made = {"query": rng.standard_normal(shape).astype(dtype)}
         for layer, kind in enumerate(("key", "value")):
             vectors = rng.standard_normal((self.batch, self.heads, tokens, self.head_size))
-            book, rotation = codebook_of(INT4, self.head_size), rotation_of(self.head_size, layer)
-            tables = tables_of(INT4, rotation, book, norm_correction=True)
-            while (near := ~is_clear(vectors.astype(dtype), INT4, tables)).any():
+            codec, rotation = self.codec, rotation_of(self.head_size, layer)
+            book = codebook_of(codec, self.head_size)
+            tables = tables_of(codec, rotation, book, norm_correction=True)
+            while (near := ~is_clear(vectors.astype(dtype), codec, tables)).any():
                 vectors[near] = rng.standard_normal((near.sum(), self.head_size))
             made[kind] = vectors.astype(dtype)
         return made
@@ -67,6 +70,8 @@ def decoder_attention(
     encode: Mapping[str, Any] | None = None,
     attention: Mapping[str, Any] | None = None,
     optional: Collection[str] = (),
+    codec: Codec = INT4,
+    constants: Mapping[str, Array] | None = None,
 ) -> bytes:
     """Two encodes and the attention, between two nodes of the provider's own.
 
@@ -78,29 +83,36 @@ def decoder_attention(
         encode: attributes that differ.
         attention: attributes that differ.
         optional: names of optional inputs that the keys' encode and the attention have.
+        codec: of keys and values.
+        constants: what is an initializer besides, by the names of ``side_names``; both encodes have
+            those of their side.
     """
-    constants = {
-        **codec_constants(INT4, head_size, prefix="key_", layer=0),
-        **codec_constants(INT4, head_size, prefix="value_", layer=1),
+    given = constants or {}
+    tables = {
+        **codec_constants(codec, head_size, prefix="key_", layer=0),
+        **codec_constants(codec, head_size, prefix="value_", layer=1),
+        **given,
     }
-    model = OperatorModel(dtype, constants=constants)
+    model = OperatorModel(dtype, constants=tables)
     # The provider has no Neg of bfloat16.
     around = "Identity" if dtype == "bfloat16" else "Neg"
     model.node(around, [model.input("query", model.dtype)], {"negated": model.dtype})
     for side, has in (("key", optional), ("value", ())):
         model.operator(
             Encode,
-            {**encode_attributes(INT4), **(encode or {})},
+            {**encode_attributes(codec), **(encode or {})},
             f"present_{side}",
             names=side_names(side),
-            optional=[each for each in Encode.inputs if each.name in has],
+            optional=[
+                each for each in Encode.inputs if each.name in has or f"{side}_{each.name}" in given
+            ],
         )
     attended = model.operator(
         Attention,
-        {**attention_attributes(INT4, INT4, head_size**-0.5), **(attention or {})},
+        {**attention_attributes(codec, codec, head_size**-0.5), **(attention or {})},
         "attended",
         names={**PRESENT_CACHES, Attention.query: "negated"},
-        optional=[each for each in Attention.inputs if each.name in optional],
+        optional=[each for each in Attention.inputs if each.name in optional or each.name in given],
     )
     model.node(around, [attended], {"output": model.dtype})
     data: bytes = model.build(OUTPUTS).SerializeToString()

@@ -13,6 +13,7 @@ from tests.cann.fake_acl import FakeAcl
 from tests.cann.session import CANN
 from tests.cli.run import run
 from tests.runtime.models import HALF, ids, original
+from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled
 from tq_onnx.measure.feeding_modes import all_caches
@@ -79,7 +80,9 @@ def test_a_batch_in_place(fake: FakeAcl, pair: tuple[Path, Path]) -> None:
 def test_float16_holds(fake: FakeAcl, tmp_path: Path) -> None:
     """The CPU computes between its nodes in float32: other codes, each right for its vector."""
     path = tmp_path / "cann.onnx"
-    convert(original(HALF), path, target=CANN_TARGET)
+    # With gains a tie can change all codes of a row, and logits of random weights in half precision
+    # then differ by more than verify allows.
+    convert(original(HALF), path, target=CANN_TARGET, options=Options(gains=False))
     outcome = run("verify", original(HALF), path, *EP, *SHORT, "--json")
     assert (outcome.code, outcome.err) == (0, "")
     device = outcome.document["report"]["device"]

@@ -30,42 +30,39 @@ ON_CANN = "on CANNExecutionProvider: "
 
 
 CREATIONS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "bits": ({"encode": {"bits": 3}}, ENCODE, "codec is lloyd_max with 3 bits, expected lloyd_max"),
     "codec": (
         {"encode": {"codec": "uniform"}},
         ENCODE,
-        "codec is uniform with 4 bits, expected lloyd_max with 4 bits",
+        "codec is uniform with 4 bits, expected lloyd_max with 1, 2, 3, 4 or 5 bits",
     ),
-    "norm correction": (
-        {"encode": {"norm_correction": 0}},
+    "error feedback": (
+        {"optional": ("feedback",)},
         ENCODE,
-        "norm_correction is 0, expected 1",
+        "input feedback is given, expected none",
     ),
-    "an offset": ({"optional": ("offset",)}, ENCODE, "input offset is given, expected none"),
     "key codec": (
-        {"attention": {"key_bits": 5}},
+        {"attention": {"key_codec": "u8"}},
         ATTENTION,
-        "key_codec is lloyd_max with 5 bits, expected lloyd_max with 4 bits",
+        "key_codec is u8 with 4 bits, expected lloyd_max with 1, 2, 3, 4 or 5 bits",
     ),
     "value codec": (
         {"attention": {"value_codec": "prod"}},
         ATTENTION,
-        "value_codec is prod with 4 bits, expected lloyd_max with 4 bits",
+        "value_codec is prod with 4 bits, expected lloyd_max with 1, 2, 3, 4 or 5 bits",
     ),
-    "causal": ({"attention": {"causal": 0}}, ATTENTION, "causal is 0, expected 1"),
-    "window": ({"attention": {"sliding_window": 7}}, ATTENTION, "sliding_window is 7, expected 0"),
-    "softcap": ({"attention": {"softcap": 30.0}}, ATTENTION, "softcap is 30.000000, expected 0"),
+    "causal": ({"attention": {"causal": 0}}, ATTENTION, "causal is 0, expected causal"),
+    "window": (
+        {"attention": {"sliding_window": 7}},
+        ATTENTION,
+        "sliding_window is 7, expected",
+    ),
+    "softcap": ({"attention": {"softcap": 30.0}}, ATTENTION, "softcap is 30.000000, expected"),
     "a bias": (
         {"optional": ("attention_bias",)},
         ATTENTION,
         "input attention_bias is given, expected none",
     ),
     "a sink": ({"optional": ("head_sink",)}, ATTENTION, "input head_sink is given"),
-    "offsets": (
-        {"optional": ("key_offset", "value_offset")},
-        ATTENTION,
-        "input key_offset is given, expected none",
-    ),
 }
 
 
@@ -75,7 +72,8 @@ def test_a_model_that_the_kernels_cannot_run(
 ) -> None:
     """At session creation, by the values; on the CPU the same models run."""
     options, op, message = CREATIONS[case]
-    with pytest.raises(Exception, match=re.escape(f"{op} {ON_CANN}{message}")):
+    node = "present_key" if op == ENCODE else "attended"
+    with pytest.raises(Exception, match=re.escape(f"node '{node}': {op} {ON_CANN}{message}")):
         CannSession(decoder_attention(**options), tmp_path, library=get_library_path())
 
 
@@ -125,6 +123,16 @@ def test_a_named_library_that_is_not_there(
         ),
         (
             f'extern "C" const char* tq_kernels_layout_digest() {{ return "{layout_digest()}"; }}',
+            "has no function tq_kernels_interface",
+        ),
+        (
+            f'extern "C" const char* tq_kernels_layout_digest() {{ return "{layout_digest()}"; }}'
+            'extern "C" unsigned tq_kernels_interface() { return 1; }',
+            "has kernels of interface 1, expected 2",
+        ),
+        (
+            f'extern "C" const char* tq_kernels_layout_digest() {{ return "{layout_digest()}"; }}'
+            'extern "C" unsigned tq_kernels_interface() { return 2; }',
             "has no function aclrtlaunch_tq_encode_float32",
         ),
     ],
@@ -165,6 +173,7 @@ def test_a_launch_that_fails(
     library = compiled(
         tmp_path,
         f'extern "C" const char* tq_kernels_layout_digest() {{ return "{layout_digest()}"; }}\n'
+        'extern "C" unsigned tq_kernels_interface() { return 2; }\n'
         + "\n".join(f'extern "C" unsigned aclrtlaunch_{name}() {{ return 7; }}' for name in names),
     )
     monkeypatch.setenv(KERNELS, str(library))

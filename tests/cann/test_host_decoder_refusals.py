@@ -266,6 +266,7 @@ def kernels_without(folder: Path, *missing: str) -> Path:
     names = [f"tq_{op}_float{bits}" for op in typed for bits in (32, 16)] + ["tq_transpose"]
     source = (
         f'extern "C" const char* tq_kernels_layout_digest() {{ return "{layout_digest()}"; }}\n'
+        'extern "C" unsigned tq_kernels_interface() { return 2; }\n'
     )
     source += "\n".join(
         f'extern "C" unsigned aclrtlaunch_{name}() {{ return 9; }}'

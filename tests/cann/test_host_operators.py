@@ -15,9 +15,11 @@ import onnxruntime as ort
 import pytest
 
 from tests.cann.fake_acl import FakeAcl
-from tests.cann.kernels import ByArchitecture, Kernels
+from tests.cann.kernels import CODECS, ByArchitecture, Kernels, has_kernels
 from tests.cann.operators import OURS, Sizes, decoder_attention
 from tests.cann.session import CANN, Array, CannSession, on_cpu
+from tq_onnx.codec.kind import UNBIASED
+from tq_onnx.codec.spec import Codec
 from tq_onnx.runtime.library import get_library_path
 
 # Products of floats on the CPU: those with integers differ from them by more than 1e-4.
@@ -89,6 +91,36 @@ def test_prefill_and_decode_in_place(
     assert set(placed.values()) == {CANN}, placed
     assert fake.counts()[f"kernel.tq_encode_{dtype}"] == 8
     assert fake.counts()[f"kernel.tq_attention_{dtype}"] == 4
+    assert simulated.hazards == 0, simulated.messages()
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_every_codec(fake: FakeAcl, simulated: Kernels, tmp_path: Path, codec: Codec) -> None:
+    sizes = Sizes(128, 2, codec=codec)
+    if not has_kernels(simulated.arch, codec, 128):
+        return
+    decoding = Decoding(decoder_attention("float32", 128, codec=codec), sizes, 16, tmp_path)
+    for past, tokens in ((0, 9), (9, 1), (10, 2)):
+        decoding.step(sizes.vectors(tokens, "float32", past), np.array([past]))
+    assert {node.provider for node in decoding.cann.end()} == {CANN}
+    assert simulated.hazards == 0, simulated.messages()
+
+
+def test_an_encoder_that_searches_and_offsets(
+    fake: FakeAcl, simulated: Kernels, tmp_path: Path
+) -> None:
+    """As a calibrated model of the default preset has them; 2 tokens have offsets of their own."""
+    rng = np.random.default_rng(2)
+    offset = {
+        f"{side}_offset": rng.standard_normal((3, 2, 64)).astype(np.float32) for side in CACHES
+    }
+    # Of two gains there are hardly ever two that are equally good.
+    gains = {f"{side}_gains": np.array([1.0, 0.8], np.float32) for side in CACHES}
+    model = decoder_attention(encode={"norm_correction": UNBIASED}, constants={**offset, **gains})
+    decoding = Decoding(model, Sizes(), slots=16, folder=tmp_path)
+    for past, tokens in ((0, 1), (1, 3), (4, 2)):
+        decoding.step(Sizes().vectors(tokens, "float32", past), np.array([past]))
+    assert {node.provider for node in decoding.cann.end()} == {CANN}
     assert simulated.hazards == 0, simulated.messages()
 
 

@@ -68,8 +68,8 @@ def test_positions_without_a_configuration(exported: Path, told: str) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--preset", "int3"), "there are no kernels for CANN with caches of lloyd_max 3"),
-        (("--preset", "k8v4"), "expected lloyd_max 4 for both"),
+        (("--preset", "prod4"), "there are no kernels for CANN with caches of prod 4"),
+        (("--preset", "k8v4"), "codec: lloyd_max with 1, 2, 3, 4 or 5 bits"),
         (("--boundary-layers", "1"), "layer 0: there are no kernels for CANN with caches of raw"),
         (("--max-positions", "2000000"), "2000000 positions are not between 1 and 1,048,576"),
     ],

@@ -153,7 +153,7 @@ def test_all_in_the_window_is_the_original_in_float16(folder: Path) -> None:
 @pytest.mark.parametrize("target", ["cann", "cann-graph"])
 def test_targets_without_kernels_refuse(target: str) -> None:
     options = {"max_positions": 64} if target == "cann" else {}
-    with pytest.raises(UsageError, match="no kernels for an exact window on Ascend"):
+    with pytest.raises(UsageError, match=r"no kernels for .*an exact window"):
         prepare(original(DYNAMO), options=WINDOW, target=target_of(target, **options))
 
 

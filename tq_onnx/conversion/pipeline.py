@@ -236,7 +236,8 @@ def _prepare(
             "error feedback is made of the covariances of queries, and there are none",
             fix="give --calibration with a file that this version has made",
         )
-    feeds_back = has_covariance and options.feedback is not False
+    wanted = target.feeds_back if options.feedback is None else options.feedback
+    feeds_back = has_covariance and wanted
     with blaming(before, path):
         with located(path):
             plan = make_plan(

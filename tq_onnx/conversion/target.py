@@ -153,6 +153,8 @@ class Target:
         exposes_views: whether views of an inner value are exposed in the value's place.
         searches: whether it has encoders that search; if not, presets that search round to the
             nearest codes and keep the norm.
+        feeds_back: whether it has encoders with error feedback; if not, calibrated keys have none
+            unless it is asked for.
         has_windows: whether it has kernels for exact windows; if not, presets have none.
         restore: makes the operators again, in memory, in a model that has standard ones in their
             places; None where they cannot be made.
@@ -176,6 +178,7 @@ class Target:
     has_weights: bool = False
     exposes_views: bool = True
     searches: bool = True
+    feeds_back: bool = True
     has_windows: bool = True
     restore: Callable[[ir.Model, Plan], ir.Model] | None = None
     violations: Callable[[InterfaceSnapshot, ir.Model, Plan], Iterator[str]] | None = None

@@ -1,5 +1,6 @@
 // TurboQuantDequantAttention on a device.
 #include "cann/host/attention_cut.h"
+#include "cann/host/device_features.h"
 #include "cann/host/launch.h"
 #include "cann/host/limits.h"
 #include "cann/host/operators.h"
@@ -24,15 +25,16 @@ AttentionKernel::AttentionKernel(const ort::Api& api, const OrtKernelInfo* info,
   expect_element(kOp, float_type_);
   expect_codec(kOp, "key_codec", attributes_.key);
   expect_codec(kOp, "value_codec", attributes_.value);
-  if (!attributes_.causal) refuse(kOp, "causal is 0", "1");
+  if (!attributes_.causal) refuse(kOp, "causal is 0", features::kMasks);
   if (attributes_.sliding_window != 0) {
-    refuse(kOp, "sliding_window is " + std::to_string(attributes_.sliding_window), "0");
+    refuse(kOp, "sliding_window is " + std::to_string(attributes_.sliding_window),
+           features::kSlidingWindow);
   }
   if (attributes_.softcap != 0.0f) {
-    refuse(kOp, "softcap is " + std::to_string(attributes_.softcap), "0");
+    refuse(kOp, "softcap is " + std::to_string(attributes_.softcap), features::kSoftcap);
   }
   expect_no_window(kOp, attributes_.window);
-  expect_no_optional_inputs<Op>(api, info);
+  expect_known_inputs<Op>(api, info);
   library_ = &kernel_library(kOp);
 }
 
@@ -40,8 +42,8 @@ void AttentionKernel::compute(OrtKernelContext* context) {
   const ort::AttentionTensors call =
       ort::read_attention(api_, context, attributes_, float_type_);
   expect_kernel_head_size(kOp, call.query);
-  expect_exact_rows(kOp, call.key_cache, call.head_size);
-  expect_exact_rows(kOp, call.value_cache, call.head_size);
+  expect_exact_rows(kOp, call.key_cache, attributes_.key, call.head_size, library_->soc);
+  expect_exact_rows(kOp, call.value_cache, attributes_.value, call.head_size, library_->soc);
   expect_one_matrix(kOp, call.key_rotation);
   expect_one_matrix(kOp, call.value_rotation);
   expect_counted(kOp, call.query, call.slots);
@@ -77,16 +79,18 @@ void AttentionKernel::launch(const ort::AttentionTensors& call, const Part& part
              sequence(call.query, part.first, bytes), sequence(call.key_cache, part.first, 1),
              sequence(call.value_cache, part.first, 1), call.key_rotation.data,
              call.key_centroids.data, call.value_rotation.data, call.value_centroids.data,
-             nullptr, output, scratch, part.past_length, narrow(part.count),
-             narrow(call.query_heads), narrow(call.heads), narrow(call.tokens),
-             narrow(call.slots), narrow(cut.parts), narrow(cut.part_tokens),
-             narrow(call.head_size), attributes_.scale));
+             call.key_offset.data, call.value_offset.data, nullptr, output, scratch,
+             part.past_length, narrow(part.count), narrow(call.query_heads), narrow(call.heads),
+             narrow(call.tokens), narrow(call.slots), narrow(cut.parts),
+             narrow(cut.part_tokens), narrow(call.offsets), narrow(attributes_.key.bits),
+             narrow(attributes_.value.bits), narrow(call.head_size), attributes_.scale));
   if (cut.parts == 1) return;
   expect_enqueued(kOp, "the kernel that merges its parts",
                   merge(cores_for(tasks, library_->cores), stream, scratch,
-                        call.value_rotation.data, nullptr, output, part.past_length,
-                        narrow(part.count), narrow(call.query_heads), narrow(call.heads),
-                        narrow(call.tokens), narrow(cut.parts), narrow(cut.part_tokens),
+                        call.value_rotation.data, call.value_offset.data, nullptr, output,
+                        part.past_length, narrow(part.count), narrow(call.query_heads),
+                        narrow(call.heads), narrow(call.tokens), narrow(cut.parts),
+                        narrow(cut.part_tokens), narrow(call.offsets),
                         narrow(call.head_size)));
 }
 

@@ -18,15 +18,12 @@ ort::Signature EncodeKernel::signature(int float_type) {
 
 EncodeKernel::EncodeKernel(const ort::Api& api, const OrtKernelInfo* info, Element element)
     : DeviceKernel(api, element),
-      codec_(ort::read_codec(api, info, kOp, "", float_type_)) {
+      codec_(ort::read_codec(api, info, kOp, "", float_type_)),
+      norm_correction_(ort::read_norm_correction(api, info, kOp)) {
   expect_element(kOp, float_type_);
   expect_codec(kOp, "codec", codec_);
-  const int norm_correction = ort::read_norm_correction(api, info, spec::Encode::kName);
-  if (norm_correction != 1) {
-    refuse(kOp, "norm_correction is " + std::to_string(norm_correction), "1");
-  }
   expect_no_window(kOp, ort::read_window(api, info, kOp, false));
-  expect_no_optional_inputs<Op>(api, info);
+  expect_known_inputs<Op>(api, info);
   library_ = &kernel_library(kOp);
 }
 
@@ -50,7 +47,7 @@ void EncodeKernel::keep(const ort::EncodeTensors& call, void* stream) const {
 void EncodeKernel::compute(OrtKernelContext* context) {
   const ort::EncodeTensors call = ort::read_encode(api_, context, codec_, {}, float_type_);
   expect_kernel_head_size(kOp, call.vectors);
-  expect_exact_rows(kOp, call.past, call.head_size);
+  expect_exact_rows(kOp, call.past, codec_, call.head_size, library_->soc);
   expect_one_matrix(kOp, call.rotation);
   expect_counted(kOp, call.vectors, call.total);
   if (call.batch == 0 || call.heads == 0) return;
@@ -59,15 +56,17 @@ void EncodeKernel::compute(OrtKernelContext* context) {
   if (!call.in_place()) keep(call, stream);
   if (call.tokens == 0) return;
   const auto launch = of_element(library_->encode_float32, library_->encode_float16);
+  const auto narrow = [](int64_t size) { return static_cast<uint32_t>(size); };
   const int64_t bytes = static_cast<int64_t>(element_size(element_));
   for_each_part(call.past_length, call.batch, [&](const Part& part) {
     const uint32_t status = launch(
         cores_for(part.count * call.heads * call.tokens, library_->cores), stream,
         sequence(call.vectors, part.first, bytes), call.rotation.data, call.centroids.data,
-        call.boundaries.data, nullptr, sequence(call.present, part.first, 1), part.past_length,
-        static_cast<uint32_t>(part.count), static_cast<uint32_t>(call.heads),
-        static_cast<uint32_t>(call.tokens), static_cast<uint32_t>(call.total),
-        static_cast<uint32_t>(call.head_size));
+        call.boundaries.data, call.offset.data, call.gains.data, nullptr,
+        sequence(call.present, part.first, 1), part.past_length, narrow(part.count),
+        narrow(call.heads), narrow(call.tokens), narrow(call.total), narrow(call.offsets),
+        narrow(call.gain_count), narrow(codec_.bits), narrow(norm_correction_),
+        narrow(call.head_size));
     expect_enqueued(kOp, "its kernel", status);
   });
 }

@@ -98,9 +98,20 @@ void check_layout(const char* op, void* library, const std::string& path) {
   }
 }
 
+// Kernels that take other arguments would read whatever lies in their places.
+void check_interface(const char* op, void* library, const std::string& path) {
+  uint32_t (*interface)() = nullptr;
+  find(op, library, path, "tq_kernels_interface", interface);
+  if (interface() == TQ_KERNELS_INTERFACE) return;
+  throw OpError(std::string(op) + ": " + path + " has kernels of interface " +
+                std::to_string(interface()) + ", expected " +
+                std::to_string(TQ_KERNELS_INTERFACE));
+}
+
 KernelLibrary load(const char* op, void* acl, const Soc& soc, const std::string& path) {
   KernelLibrary found{};
   found.path = path;
+  found.soc = soc.begins;
   found.cores = soc.cores;
   find(op, acl, kRuntime, "aclrtMemcpyAsync", found.copy);
   find(op, acl, kRuntime, "aclrtMemsetAsync", found.fill);
@@ -108,6 +119,7 @@ KernelLibrary load(const char* op, void* acl, const Soc& soc, const std::string&
   // Stays open when it is refused: closing would run destructors of a library that is not ours.
   void* const library = open(op, path);
   check_layout(op, library, path);
+  check_interface(op, library, path);
   find(op, library, path, "aclrtlaunch_tq_encode_float32", found.encode_float32);
   find(op, library, path, "aclrtlaunch_tq_encode_float16", found.encode_float16);
   find(op, library, path, "aclrtlaunch_tq_attention_float32", found.attention_float32);

@@ -17,7 +17,8 @@ inline constexpr const char* kLibraryVariable = "TQ_ONNX_CANN_KERNELS";
 
 struct KernelLibrary {
   std::string path;
-  uint32_t cores;  // the most that a launch is spread over
+  const char* soc;  // the beginning of its name
+  uint32_t cores;   // the most that a launch is spread over
   TqLaunchEncode *encode_float32, *encode_float16;
   TqLaunchAttention *attention_float32, *attention_float16;
   TqLaunchAttentionMerge *attention_merge_float32, *attention_merge_float16;
@@ -33,7 +34,7 @@ struct KernelLibrary {
 
 // Opened by the first caller and kept as long as the process. Throws OpError, with the name of the
 // operator, for: no ACL runtime in the process, another SoC, a library or a function in it that is
-// missing, kernels for another row layout.
+// missing, kernels for another row layout or with another interface.
 const KernelLibrary& kernel_library(const char* op);
 
 }  // namespace tq::cann

@@ -21,6 +21,15 @@ void* stream_of(const ort::Api& api, const OrtKernelContext* context, const char
   return stream;
 }
 
+std::string node_name(const ort::Api& api, const OrtKernelInfo* info) {
+  size_t size = 0;  // with the terminator
+  ort::check(api.kernel_info_node_name(info, nullptr, &size));
+  std::string name(size, '\0');
+  ort::check(api.kernel_info_node_name(info, name.data(), &size));
+  name.resize(size > 0 ? size - 1 : 0);
+  return name;
+}
+
 void wait_for_stream(const ort::Api& api, const OrtKernelContext* context,
                      const KernelLibrary& library) {
   void* stream = nullptr;

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 
 #include "cann/host/kernel_library.h"
+#include "core/element.h"
 #include "ort/tensor.h"
 
 namespace tq::cann {
@@ -44,12 +46,19 @@ void* stream_of(const ort::Api& api, const OrtKernelContext* context, const char
 void wait_for_stream(const ort::Api& api, const OrtKernelContext* context,
                      const KernelLibrary& library);
 
+std::string node_name(const ort::Api& api, const OrtKernelInfo* info);
+
 // An operator whose calls fail with an idle stream. When a run fails the provider destroys its
 // stream, and the caller may free the inputs; neither waits for their copies to the device.
 template <class Kernel>
 class DrainOnError : public Kernel {
  public:
-  using Kernel::Kernel;
+  // A refusal names the node.
+  DrainOnError(const ort::Api& api, const OrtKernelInfo* info, Element element) try
+      : Kernel(api, info, element) {
+  } catch (const ort::OpError& error) {
+    throw ort::OpError("node '" + node_name(api, info) + "': " + error.what());
+  }
 
   void compute(OrtKernelContext* context) {
     try {

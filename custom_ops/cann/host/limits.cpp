@@ -1,12 +1,14 @@
 // Refusals of what is not compiled into the kernels; the contract is in limits.h.
 #include "cann/host/limits.h"
 
+#include <cstring>
+
+#include "cann/host/device_features.h"
 #include "ort/codec_inputs.h"
 
 namespace tq::cann {
 namespace {
 
-constexpr spec::Codec kCodec{spec::Kind::kLloydMax, 4};
 constexpr uintptr_t kAlignment = 32;
 
 }  // namespace
@@ -27,43 +29,63 @@ ort::Signature on_device(ort::Signature signature,
 
 void expect_element(const char* op, int float_type) {
   if (float_type == ort::kFloat || float_type == ort::kFloat16) return;
-  refuse(op, std::string("the model has type ") + ort::type_name(float_type), "float or float16");
+  refuse(op, std::string("the model has type ") + ort::type_name(float_type),
+         features::kElements);
 }
 
 void expect_codec(const char* op, const char* name, spec::Codec codec) {
-  if (codec.kind == kCodec.kind && codec.bits == kCodec.bits) return;
+  for (const spec::Codec& known : features::kCodecs) {
+    if (codec.kind == known.kind && codec.bits == known.bits) return;
+  }
   refuse(op,
          std::string(name) + " is " + spec::kKindNames[static_cast<int>(codec.kind)] + " with " +
              std::to_string(codec.bits) + " bits",
-         "lloyd_max with 4 bits");
+         features::kCodec);
 }
 
 void expect_no_window(const char* op, const Window& window) {
   if (window.overlay_rows == 0 && !window.is_on()) return;
-  refuse(op, "the model has an exact window", "none (convert it with --window 0 --sinks 0)");
+  refuse(op, "the model has an exact window",
+         std::string(features::kExactWindow) + " (convert it with --window 0 --sinks 0)");
 }
 
-void expect_no_input(const ort::Api& api, const OrtKernelInfo* info, const char* op,
+void expect_known_input(const ort::Api& api, const OrtKernelInfo* info, const char* op,
                      const spec::Input& input) {
   size_t count = 0, size = 0;  // of the inputs, and of the name with its terminator
   ort::check(api.kernel_info_input_count(info, &count));
   if (input.slot < count) {
     ort::check(api.kernel_info_input_name(info, input.slot, nullptr, &size));
   }
-  if (size > 1) refuse(op, std::string("input ") + input.name + " is given", "none");
+  if (size <= 1) return;
+  for (const char* const known : features::kInputs) {
+    if (std::strcmp(input.name, known) == 0) return;
+  }
+  refuse(op, std::string("input ") + input.name + " is given", "none");
 }
 
 void expect_kernel_head_size(const char* op, const ort::Tensor& tensor) {
   const int64_t size = tensor.dims[3];
-  if (size == 64 || size == 128) return;
-  refuse(op, std::string(tensor.name) + " has head size " + std::to_string(size), "64 or 128");
+  for (const int64_t known : features::kHeadSizes) {
+    if (size == known) return;
+  }
+  refuse(op, std::string(tensor.name) + " has head size " + std::to_string(size),
+         features::kHeadSize);
 }
 
-void expect_exact_rows(const char* op, const ort::Tensor& cache, int head_size) {
-  const int64_t width = cache.dims[3], used = spec::row_bytes(kCodec, head_size);
-  if (width == used) return;
-  refuse(op, std::string(cache.name) + " has row width " + std::to_string(width),
-         "the " + std::to_string(used) + " bytes of " + ort::rows_of(kCodec, head_size));
+void expect_exact_rows(const char* op, const ort::Tensor& cache, spec::Codec codec,
+                       int head_size, const char* soc) {
+  const int64_t width = cache.dims[3], used = spec::row_bytes(codec, head_size);
+  if (width != used) {
+    refuse(op, std::string(cache.name) + " has row width " + std::to_string(width),
+           "the " + std::to_string(used) + " bytes of " + ort::rows_of(codec, head_size));
+  }
+  for (const features::LeastRow& least : features::kLeastRows) {
+    if (std::strcmp(least.begins, soc) != 0 || used >= least.bytes) continue;
+    refuse(op,
+           std::string(cache.name) + " has rows of " + std::to_string(used) + " bytes (" +
+               ort::rows_of(codec, head_size) + "), which " + soc + " cannot move",
+           "at least " + std::to_string(least.bytes));
+  }
 }
 
 void expect_one_matrix(const char* op, const ort::Tensor& rotation) {

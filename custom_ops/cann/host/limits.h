@@ -1,5 +1,5 @@
 // What the kernels of CANN take is less than the operators' contract; the rest is refused here, by
-// value. The limits are those of cann/kernels/launch.h.
+// value. The limits are those of cann/kernels/launch.h and of the record device_features.h.
 #pragma once
 
 #include <cstdint>
@@ -31,20 +31,21 @@ ort::Signature on_device(ort::Signature signature,
 void expect_element(const char* op, int float_type);
 void expect_codec(const char* op, const char* name, spec::Codec codec);
 void expect_no_window(const char* op, const Window& window);
-void expect_no_input(const ort::Api& api, const OrtKernelInfo* info, const char* op,
-                     const spec::Input& input);
+void expect_known_input(const ort::Api& api, const OrtKernelInfo* info, const char* op,
+                        const spec::Input& input);
 
-// Refuses all optional inputs of an operator of tq/operators.h.
+// Refuses the optional inputs of an operator of tq/operators.h that the kernels do not take.
 template <class Operator>
-void expect_no_optional_inputs(const ort::Api& api, const OrtKernelInfo* info) {
+void expect_known_inputs(const ort::Api& api, const OrtKernelInfo* info) {
   for (const spec::Input& input : Operator::kInputs) {
-    if (input.is_optional) expect_no_input(api, info, Operator::kName, input);
+    if (input.is_optional) expect_known_input(api, info, Operator::kName, input);
   }
 }
 
 // ---- with each call
 void expect_kernel_head_size(const char* op, const ort::Tensor& tensor);
-void expect_exact_rows(const char* op, const ort::Tensor& cache, int head_size);
+void expect_exact_rows(const char* op, const ort::Tensor& cache, spec::Codec codec,
+                       int head_size, const char* soc);
 void expect_one_matrix(const char* op, const ort::Tensor& rotation);
 
 // Sizes as the kernels count them. Vectors are the [B, H, T] of `vectors`, which the grouped

@@ -47,6 +47,7 @@ class EncodeKernel : public DeviceKernel {
   void keep(const ort::EncodeTensors& call, void* stream) const;
 
   spec::Codec codec_;
+  int norm_correction_;
 };
 
 class AttentionKernel : public DeviceKernel {

@@ -6,8 +6,9 @@
 //   2201  DataCopyPad moves blocks of any length: one instruction for all rows of a tile. GM -> UB
 //         it starts each block on a new 32 bytes; UB -> GM it skips what is behind a block.
 //   2002  has no DataCopyPad. DataCopy moves multiples of 32 bytes from and to any byte address of
-//         global memory, so a row is moved as its codes and, once more, its last 32 bytes: the
-//         pieces overlap and hold the same bytes there, nothing beside the row is touched.
+//         global memory, so a row is moved as its first plane and, once more, its last 32 bytes:
+//         the pieces overlap and hold the same bytes there, nothing beside the row is touched. Rows
+//         of fewer than 32 bytes cannot be moved so.
 //
 // API forms relied on: DataCopyPad(local, global, DataCopyExtParams, DataCopyPadExtParams) and
 // DataCopyPad(global, local, DataCopyExtParams) on 2201; DataCopy(local, global, count) and
@@ -36,59 +37,118 @@ constexpr uint32_t kBlockBytes = 32;  // unit of addresses in UB, and of strides
 constexpr uint32_t kBlockFloats = 8;  // floats of one block
 constexpr uint32_t kLanes = 64;       // floats of one repeat
 
-// Layout of a row in the cache (from the generated header) and of its place in UB: the codes, and
-// a block that has the scale in it.
-template <uint32_t D>
-struct Row {
-  static constexpr spec::Codec kCodec{spec::Kind::kLloydMax, 4};
-  static constexpr uint32_t kLevels = spec::levels(kCodec);
-  static constexpr uint32_t kCodeBytes = spec::code_bytes(kCodec, D);
-  static constexpr uint32_t kBytes = spec::row_bytes(kCodec, D);
-  static constexpr uint32_t kLocalBytes = kCodeBytes + kBlockBytes;
-  static constexpr uint32_t kTail = kBytes - kBlockBytes;  // where the last 32 bytes begin
-#if __NPU_ARCH__ == 2201
-  static constexpr uint32_t kLocalScale = kCodeBytes;
-#else
-  static constexpr uint32_t kLocalScale = kLocalBytes - (kBytes - kCodeBytes);
-#endif
-  static_assert(spec::planes(kCodec).count == 1 && spec::planes(kCodec).plane[0].width == 4,
-                "the kernels unpack two codes of a byte by hand");
-  static_assert(kBytes == kCodeBytes + sizeof(half), "one float16 behind the codes");
-  static_assert(kCodeBytes % kBlockBytes == 0, "codes fill whole blocks of UB");
+// A row of lloyd_max: the bit planes of its codes and its scale (tq/codec_spec.h), and their places
+// in UB. Bytes.
+struct RowShape {
+  uint32_t bits, levels;
+  uint32_t widths[2], planes[2];  // bits of a code in a plane, and its size; 0 without a second one
+  uint32_t bytes;                 // of the row in the cache
+  // Loaded: plane 0 in whole blocks, and a block of 32 bytes with what is behind it.
+  uint32_t head, loaded, plane1, scale;
+  // To be stored: plane 0, plane 1 and the scale, each at the beginning of a block.
+  uint32_t stored, scale_block;
 };
 
-// Loads `count` rows, the first of which is at `first`, to places of kLocalBytes each.
+template <uint32_t D, int BITS>
+__aicore__ inline RowShape shape_of_bits() {
+  constexpr spec::Codec kCodec{spec::Kind::kLloydMax, BITS};
+  constexpr spec::Planes kPlanes = spec::planes(kCodec);
+  constexpr uint32_t kFirst = spec::plane_bytes(kPlanes.plane[0].width, D);
+  constexpr uint32_t kSecond = kPlanes.count > 1 ? spec::plane_bytes(kPlanes.plane[1].width, D) : 0;
+  constexpr uint32_t kBytes = spec::row_bytes(kCodec, D);
+  constexpr uint32_t kHead = (kFirst + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
+  static_assert(kPlanes.count <= 2 && kPlanes.plane[0].shift == 0 &&
+                    (kPlanes.count == 1 || kPlanes.plane[1].shift == kPlanes.plane[0].width),
+                "the kernels know one plane or two");
+  static_assert(kBytes == kFirst + kSecond + sizeof(half), "one float16 behind the planes");
+  static_assert(kSecond + sizeof(half) <= kBlockBytes, "it is in a block with the second plane");
+  static_assert(kHead <= D / 2, "no plane is larger than that of 4 bits");
+  RowShape shape{};
+  shape.bits = BITS;
+  shape.levels = spec::levels(kCodec);
+  shape.widths[0] = kPlanes.plane[0].width;
+  shape.widths[1] = kSecond == 0 ? 0 : kPlanes.plane[1].width;
+  shape.planes[0] = kFirst;
+  shape.planes[1] = kSecond;
+  shape.bytes = kBytes;
+  shape.head = kHead;
+  shape.loaded = kHead + kBlockBytes;
+#if __NPU_ARCH__ == 2201
+  shape.plane1 = kHead;
+#else
+  shape.plane1 = kHead + kBlockBytes - sizeof(half) - kSecond;
+#endif
+  shape.scale = shape.plane1 + kSecond;
+  shape.scale_block = kHead + (kSecond == 0 ? 0 : kBlockBytes);
+  shape.stored = shape.scale_block + kBlockBytes;
+  return shape;
+}
+
 template <uint32_t D>
+__aicore__ inline RowShape shape_of(uint32_t bits) {
+  switch (bits) {
+    case 1:
+      return shape_of_bits<D, 1>();
+    case 2:
+      return shape_of_bits<D, 2>();
+    case 3:
+      return shape_of_bits<D, 3>();
+    case 4:
+      return shape_of_bits<D, 4>();
+    default:
+      return shape_of_bits<D, 5>();
+  }
+}
+
+// The most of any bits.
+constexpr uint32_t kMostLevels = 32;
+template <uint32_t D>
+constexpr uint32_t kMostLoaded = D / 2 + kBlockBytes;
+template <uint32_t D>
+constexpr uint32_t kMostStored = D / 2 + 2 * kBlockBytes;
+
+// Loads `count` rows, the first of which is at `first`, to places of shape.loaded each.
 __aicore__ inline void load_rows(const LocalTensor<uint8_t>& rows,
                                  const GlobalTensor<uint8_t>& cache, uint64_t first,
-                                 uint32_t count) {
+                                 uint32_t count, const RowShape& shape) {
 #if __NPU_ARCH__ == 2201
-  const DataCopyExtParams shape{static_cast<uint16_t>(count), Row<D>::kBytes, 0, 0, 0};
   const DataCopyPadExtParams<uint8_t> padding{false, 0, 0, 0};
-  DataCopyPad(rows, cache[first * Row<D>::kBytes], shape, padding);
+  const uint16_t rows_in = static_cast<uint16_t>(count);
+  if (shape.planes[0] == shape.head) {
+    const DataCopyExtParams whole{rows_in, shape.bytes, 0, 0, 0};
+    DataCopyPad(rows, cache[first * shape.bytes], whole, padding);
+    return;
+  }
+  const uint32_t rest = shape.bytes - shape.planes[0];
+  const DataCopyExtParams plane{rows_in, shape.planes[0], rest, 1, 0};
+  const DataCopyExtParams behind{rows_in, rest, shape.planes[0], shape.head / kBlockBytes, 0};
+  DataCopyPad(rows, cache[first * shape.bytes], plane, padding);
+  DataCopyPad(rows[shape.head], cache[first * shape.bytes + shape.planes[0]], behind, padding);
 #else
   for (uint32_t r = 0; r < count; ++r) {
-    const uint64_t row = (first + r) * Row<D>::kBytes;
-    const uint32_t place = r * Row<D>::kLocalBytes;
-    DataCopy(rows[place], cache[row], Row<D>::kCodeBytes);
-    DataCopy(rows[place + Row<D>::kCodeBytes], cache[row + Row<D>::kTail], kBlockBytes);
+    const uint64_t row = (first + r) * shape.bytes;
+    const uint32_t place = r * shape.loaded;
+    DataCopy(rows[place], cache[row], shape.head);
+    DataCopy(rows[place + shape.head], cache[row + shape.bytes - kBlockBytes], kBlockBytes);
   }
 #endif
 }
 
-// Stores rows whose places hold the codes and, at kCodeBytes, the scale.
-template <uint32_t D, uint32_t ROWS>
+// Stores rows from places of shape.stored each.
+template <uint32_t ROWS>
 class RowStore {
  public:
   // What it writes as scalars, the caller orders before the vector unit (S_V).
-  __aicore__ inline void init(TPipe* pipe) {
+  __aicore__ inline void init(TPipe* pipe, const RowShape& shape) {
+    shape_ = shape;
 #if __NPU_ARCH__ == 2002
     pipe->InitBuffer(tails_, ROWS * kBlockBytes);
     pipe->InitBuffer(offsets_, ROWS * kHalves * sizeof(uint32_t));
     const LocalTensor<uint32_t> offsets = offsets_.Get<uint32_t>();
     for (uint32_t i = 0; i < ROWS * kHalves; ++i) {
-      offsets.SetValue(i, i / kHalves * Row<D>::kLocalBytes + Row<D>::kTail +
-                              i % kHalves * static_cast<uint32_t>(sizeof(uint16_t)));
+      const uint32_t byte =
+          shape.bytes - kBlockBytes + i % kHalves * static_cast<uint32_t>(sizeof(uint16_t));
+      offsets.SetValue(i, i / kHalves * shape.stored + place(byte));
     }
 #else
     (void)pipe;
@@ -110,24 +170,51 @@ class RowStore {
   __aicore__ inline void store(const GlobalTensor<uint8_t>& cache, uint64_t first,
                                const LocalTensor<uint8_t>& rows, uint32_t count) {
 #if __NPU_ARCH__ == 2201
-    const DataCopyExtParams shape{static_cast<uint16_t>(count), Row<D>::kBytes, 0, 0, 0};
-    DataCopyPad(cache[first * Row<D>::kBytes], rows, shape);
+    if (shape_.planes[0] == shape_.head && shape_.planes[1] == 0) {
+      piece(cache, first, rows, count, 0, 0, shape_.bytes);
+      return;
+    }
+    const uint32_t codes = shape_.bytes - static_cast<uint32_t>(sizeof(half));
+    piece(cache, first, rows, count, 0, 0, shape_.planes[0]);
+    if (shape_.planes[1] > 0) {
+      piece(cache, first, rows, count, shape_.planes[0], shape_.head, shape_.planes[1]);
+    }
+    piece(cache, first, rows, count, codes, shape_.scale_block, sizeof(half));
 #else
     const LocalTensor<uint8_t> tails = tails_.Get<uint8_t>();
     for (uint32_t r = 0; r < count; ++r) {
-      const uint64_t row = (first + r) * Row<D>::kBytes;
-      DataCopy(cache[row], rows[r * Row<D>::kLocalBytes], Row<D>::kCodeBytes);
-      DataCopy(cache[row + Row<D>::kTail], tails[r * kBlockBytes], kBlockBytes);
+      const uint64_t row = (first + r) * shape_.bytes;
+      DataCopy(cache[row], rows[r * shape_.stored], shape_.head);
+      DataCopy(cache[row + shape_.bytes - kBlockBytes], tails[r * kBlockBytes], kBlockBytes);
     }
 #endif
   }
 
  private:
-#if __NPU_ARCH__ == 2002
+#if __NPU_ARCH__ == 2201
+  // `bytes` of every row, from `from` of its place to `to` of the row.
+  __aicore__ inline void piece(const GlobalTensor<uint8_t>& cache, uint64_t first,
+                               const LocalTensor<uint8_t>& rows, uint32_t count, uint32_t to,
+                               uint32_t from, uint32_t bytes) {
+    const uint32_t blocks = (bytes + kBlockBytes - 1) / kBlockBytes;
+    const DataCopyExtParams shape{static_cast<uint16_t>(count), bytes,
+                                  shape_.stored / kBlockBytes - blocks, shape_.bytes - bytes, 0};
+    DataCopyPad(cache[first * shape_.bytes + to], rows[from], shape);
+  }
+#else
   static constexpr uint32_t kHalves = kBlockBytes / sizeof(uint16_t);
-  static_assert(Row<D>::kTail % sizeof(uint16_t) == 0, "a tail is gathered in pairs of bytes");
+
+  // Where byte `byte` of a row is in its place.
+  __aicore__ inline uint32_t place(uint32_t byte) {
+    if (byte < shape_.planes[0]) return byte;
+    const uint32_t behind = byte - shape_.planes[0];
+    if (behind < shape_.planes[1]) return shape_.head + behind;
+    return shape_.scale_block + behind - shape_.planes[1];
+  }
+
   TBuf<TPosition::VECCALC> tails_, offsets_;
 #endif
+  RowShape shape_;
 };
 
 }  // namespace tq

@@ -10,11 +10,14 @@
 //   head_size is 64 or 128; batch, heads, new_tokens, cores and query_heads are at least 1
 //   query_heads is a multiple of heads
 //   every past length + new_tokens is at most capacity, and 0 at least
-//   the caches are [batch, heads, capacity, W] with the W of lloyd_max, 4 bits, and no wider
+//   the caches are [batch, heads, capacity, W] with the W of lloyd_max and their bits, 1 to 5, and
+//   no wider; on 2002 W is at least 32
 //   products of sizes: batch * heads * new_tokens * group is below 2^32
 //
-// rotation is float32 [D, D], centroids float32 [16], boundaries float32 [15]. `lengths` is int64
-// [batch], the past length of each sequence, or null, and then past_length is that of all.
+// rotation is float32 [D, D], centroids float32 [2^bits], boundaries float32 [2^bits - 1]. `lengths`
+// is int64 [batch], the past length of each sequence, or null, and then past_length is that of all.
+// An offset is float32 [offset_rows, heads, D] of 1 to 64 rows, or null: what slot s has is row
+// min(s, offset_rows - 1).
 #pragma once
 
 #include <stdint.h>
@@ -27,12 +30,21 @@ extern "C" {
 // another refuses the library.
 const char* tq_kernels_layout_digest(void);
 
-// Vectors [batch, heads, new_tokens, D] to the rows of `cache` from each past length on. What else
-// is in the cache stays as it is.
+// The number of this interface, raised whenever arguments change; a host with another refuses the
+// library.
+#define TQ_KERNELS_INTERFACE 2
+uint32_t tq_kernels_interface(void);
+
+// Vectors [batch, heads, new_tokens, D], less their offsets, to the rows of `cache` from each past
+// length on. What else is in the cache stays as it is. `gains` are float32 [gain_count], 1 to 16 of
+// them, or null for an encoder that does not search; norm_correction is 0, 1 or 2
+// (docs/operators.md).
 typedef uint32_t TqLaunchEncode(uint32_t cores, void* stream, void* vectors, void* rotation,
-                                void* centroids, void* boundaries, void* lengths, void* cache,
-                                uint32_t past_length, uint32_t batch, uint32_t heads,
-                                uint32_t new_tokens, uint32_t capacity, uint32_t head_size);
+                                void* centroids, void* boundaries, void* offset, void* gains,
+                                void* lengths, void* cache, uint32_t past_length, uint32_t batch,
+                                uint32_t heads, uint32_t new_tokens, uint32_t capacity,
+                                uint32_t offset_rows, uint32_t gain_count, uint32_t bits,
+                                uint32_t norm_correction, uint32_t head_size);
 
 TqLaunchEncode aclrtlaunch_tq_encode_float32;
 TqLaunchEncode aclrtlaunch_tq_encode_float16;
@@ -45,22 +57,27 @@ TqLaunchEncode aclrtlaunch_tq_encode_float16;
 // scratch, and the output is written by a launch of the merge behind it on the same stream. parts
 // is at most 64. Scratch is tasks * parts * 8 * (D + 2) floats (attention_tasks.h); a task is up to
 // eight of the group * new_tokens queries of a head, the whole groups that fit where any does.
+//
+// Keys and values have offsets both or neither.
 typedef uint32_t TqLaunchAttention(uint32_t cores, void* stream, void* query, void* keys,
                                    void* values, void* key_rotation, void* key_centroids,
-                                   void* value_rotation, void* value_centroids, void* lengths,
-                                   void* output, void* scratch, uint32_t past_length,
-                                   uint32_t batch, uint32_t query_heads, uint32_t heads,
-                                   uint32_t new_tokens, uint32_t capacity, uint32_t parts,
-                                   uint32_t part_tokens, uint32_t head_size, float scale);
+                                   void* value_rotation, void* value_centroids, void* key_offset,
+                                   void* value_offset, void* lengths, void* output, void* scratch,
+                                   uint32_t past_length, uint32_t batch, uint32_t query_heads,
+                                   uint32_t heads, uint32_t new_tokens, uint32_t capacity,
+                                   uint32_t parts, uint32_t part_tokens, uint32_t offset_rows,
+                                   uint32_t key_bits, uint32_t value_bits, uint32_t head_size,
+                                   float scale);
 
 TqLaunchAttention aclrtlaunch_tq_attention_float32;
 TqLaunchAttention aclrtlaunch_tq_attention_float16;
 
 typedef uint32_t TqLaunchAttentionMerge(uint32_t cores, void* stream, void* scratch,
-                                        void* value_rotation, void* lengths, void* output,
-                                        uint32_t past_length, uint32_t batch, uint32_t query_heads,
-                                        uint32_t heads, uint32_t new_tokens, uint32_t parts,
-                                        uint32_t part_tokens, uint32_t head_size);
+                                        void* value_rotation, void* value_offset, void* lengths,
+                                        void* output, uint32_t past_length, uint32_t batch,
+                                        uint32_t query_heads, uint32_t heads, uint32_t new_tokens,
+                                        uint32_t parts, uint32_t part_tokens,
+                                        uint32_t offset_rows, uint32_t head_size);
 
 TqLaunchAttentionMerge aclrtlaunch_tq_attention_merge_float32;
 TqLaunchAttentionMerge aclrtlaunch_tq_attention_merge_float16;

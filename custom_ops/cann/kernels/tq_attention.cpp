@@ -1,5 +1,5 @@
-// TurboQuantDequantAttention, causal, for caches of the codec lloyd_max with 4 bits
-// (docs/operators.md): query [B, H, T, D] over key and value cache [B, N, S, W].
+// TurboQuantDequantAttention, causal, for caches of the codec lloyd_max with 1 to 5 bits, each with
+// its own number (docs/operators.md): query [B, H, T, D] over key and value cache [B, N, S, W].
 //
 // A task (attention_tasks.h) goes through the cache in tiles of 64 tokens and stays in the rotated
 // space: queries are rotated once, sums of values are rotated back once. The softmax is online
@@ -13,12 +13,15 @@
 //
 // It counts on what the host checked (launch.h).
 //
-// API forms used here that the headers do not list: Cast of uint8_t -> half, half -> float, float ->
-// int32_t (CAST_FLOOR, CAST_RINT), int32_t -> float, float -> half; Gather of half; Mul with count.
-// Shifts are not used: 2002 has none.
+// Offsets of slots (slot_offsets.h) are of the space before the rotation: a score gets the product
+// of the query with one, a sum of values what the rotation makes of their weighted sum.
+//
+// API forms used here that the headers do not list: Cast of float -> half; Mul with count.
 // Not compiled with bisheng, not run on an NPU.
 #include "attention_tasks.h"
 #include "online_softmax.h"
+#include "row_reader.h"
+#include "slot_offsets.h"
 
 namespace tq {
 
@@ -27,50 +30,41 @@ class Attention {
  public:
   __aicore__ inline void init(TPipe* pipe, GM_ADDR query, GM_ADDR keys, GM_ADDR values,
                               GM_ADDR key_rotation, GM_ADDR key_centroids, GM_ADDR value_rotation,
-                              GM_ADDR value_centroids, GM_ADDR lengths, GM_ADDR output,
-                              GM_ADDR scratch, uint32_t past_length, uint32_t batch,
-                              uint32_t query_heads, uint32_t heads, uint32_t new_tokens,
-                              uint32_t capacity, uint32_t parts, uint32_t part_tokens,
-                              float scale) {
+                              GM_ADDR value_centroids, GM_ADDR key_offset, GM_ADDR value_offset,
+                              GM_ADDR lengths, GM_ADDR output, GM_ADDR scratch,
+                              uint32_t past_length, uint32_t batch, uint32_t query_heads,
+                              uint32_t heads, uint32_t new_tokens, uint32_t capacity,
+                              uint32_t parts, uint32_t part_tokens, uint32_t offset_rows,
+                              uint32_t key_bits, uint32_t value_bits, float scale) {
     tasks_.init(lengths, scratch, past_length, batch, query_heads, heads, new_tokens, parts,
                 part_tokens);
     capacity_ = capacity;
     scale_ = scale;
     const uint64_t floats = static_cast<uint64_t>(batch) * query_heads * new_tokens * D;
-    const uint64_t bytes = static_cast<uint64_t>(batch) * heads * capacity * Row<D>::kBytes;
+    const uint64_t rows = static_cast<uint64_t>(batch) * heads * capacity;
     query_.SetGlobalBuffer((__gm__ T*)query, floats);
     output_.SetGlobalBuffer((__gm__ T*)output, floats);
-    keys_.SetGlobalBuffer((__gm__ uint8_t*)keys, bytes);
-    values_.SetGlobalBuffer((__gm__ uint8_t*)values, bytes);
     key_rotation_.SetGlobalBuffer((__gm__ float*)key_rotation, D * D);
     value_rotation_.SetGlobalBuffer((__gm__ float*)value_rotation, D * D);
-    key_centroids_global_.SetGlobalBuffer((__gm__ float*)key_centroids, Row<D>::kLevels);
-    value_centroids_global_.SetGlobalBuffer((__gm__ float*)value_centroids, Row<D>::kLevels);
     tile_.init(pipe);
     vectors_.init(pipe);
     softmax_.init(pipe);
-    pipe->InitBuffer(key_rows_, 2 * kPlace);
-    pipe->InitBuffer(value_rows_, 2 * kPlace);
-    pipe->InitBuffer(offsets_, kTileRows * D * sizeof(int32_t));
-    pipe->InitBuffer(halves_, kTileRows * kHalf * sizeof(half));
+    keys_.init(pipe, keys, rows, key_centroids, key_bits);
+    values_.init(pipe, values, rows, value_centroids, value_bits);
+    reader_.init(pipe);
+    key_offsets_.init(pipe, key_offset, offset_rows, heads);
+    value_offsets_.init(pipe, value_offset, offset_rows, heads);
     pipe->InitBuffer(rotated_, kTaskRows * D * sizeof(float));
     pipe->InitBuffer(sums_, kTaskRows * D * sizeof(float));
     pipe->InitBuffer(scores_, OnlineSoftmax<D>::kScores * sizeof(float));
-    pipe->InitBuffer(scale_offsets_, kTileRows * sizeof(uint32_t));
-    pipe->InitBuffer(scale_halves_, kTileRows * sizeof(half));
-    pipe->InitBuffer(scales_, kTileRows * sizeof(float));
-    pipe->InitBuffer(key_centroids_, Row<D>::kLevels * sizeof(float));
-    pipe->InitBuffer(value_centroids_, Row<D>::kLevels * sizeof(float));
+    pipe->InitBuffer(extra_scores_, kTileRows * sizeof(float));
+    pipe->InitBuffer(extra_sums_, kTaskRows * D * sizeof(float));
+    pipe->InitBuffer(extra_rotated_, kTaskRows * D * sizeof(float));
   }
 
   __aicore__ inline void process() {
-    // Waited for with the first queries, which are behind them in the pipe.
-    DataCopy(key_centroids_.Get<float>(), key_centroids_global_, Row<D>::kLevels);
-    DataCopy(value_centroids_.Get<float>(), value_centroids_global_, Row<D>::kLevels);
-    const LocalTensor<uint32_t> offsets = scale_offsets_.Get<uint32_t>();
-    for (uint32_t t = 0; t < kTileRows; ++t) {
-      offsets.SetValue(t, t * Row<D>::kLocalBytes + Row<D>::kLocalScale);
-    }
+    keys_.start();
+    values_.start();
     SetFlag<HardEvent::S_V>(EVENT_ID2);
     WaitFlag<HardEvent::S_V>(EVENT_ID2);
     if (tasks_.parts() == 1) {
@@ -104,9 +98,6 @@ class Attention {
   }
 
  private:
-  static constexpr uint32_t kHalf = D / 2;
-  static constexpr uint32_t kPlace = kTileRows * Row<D>::kLocalBytes;
-
   // How many of the `count` keys from `first` query `r` sees.
   __aicore__ inline uint32_t visible(uint32_t r, uint32_t first, uint32_t count) {
     const uint32_t end = tasks_.seen(r);
@@ -156,15 +147,15 @@ class Attention {
     const uint32_t first = begin + i * kTileRows, left = end - first;
     const uint32_t count = left < kTileRows ? left : kTileRows;
     const uint64_t row = static_cast<uint64_t>(tasks_.head()) * capacity_ + first;
-    load_rows<D>(key_rows_.Get<uint8_t>()[i % 2 * kPlace], keys_, row, count);
-    load_rows<D>(value_rows_.Get<uint8_t>()[i % 2 * kPlace], values_, row, count);
+    keys_.fetch(i % 2, row, count);
+    values_.fetch(i % 2, row, count);
     SetFlag<HardEvent::MTE2_V>(i % 2);
   }
 
-  // The `count` tokens from `first`, whose rows are in buffer `which`.
+  // The `count` tokens from `first`, whose rows are in place `which`.
   __aicore__ inline void attend(uint32_t first, uint32_t count, uint32_t which) {
-    const LocalTensor<float> scores = scores_.Get<float>(), scales = scales_.Get<float>();
-    unpack(key_rows_.Get<uint8_t>()[which * kPlace], key_centroids_.Get<float>(), count);
+    const LocalTensor<float> scores = scores_.Get<float>(), scales = reader_.scales();
+    reader_.read(keys_, which, count, tile_);
     Duplicate(scores, float{OnlineSoftmax<D>::kHidden}, OnlineSoftmax<D>::kScores);
     for (uint32_t r = 0; r < tasks_.rows(); ++r) {
       const uint32_t seen = visible(r, first, count);
@@ -174,8 +165,10 @@ class Attention {
       Mul(row, row, scales, seen);
     }
     PipeBarrier<PIPE_V>();
+    if (first == 0 && key_offsets_.single() > 0) add_key_offsets(least(key_offsets_, count));
     softmax_.step(scores, sums_.Get<float>(), tile_);
-    unpack(value_rows_.Get<uint8_t>()[which * kPlace], value_centroids_.Get<float>(), count);
+    if (first == 0 && value_offsets_.single() > 0) add_value_offsets(least(value_offsets_, count));
+    reader_.read(values_, which, count, tile_);
     Mul(scores, scores, scales, count, kTaskRows,
         {1, 1, 1, OnlineSoftmax<D>::kStride, OnlineSoftmax<D>::kStride, 0});
     PipeBarrier<PIPE_V>();
@@ -186,49 +179,44 @@ class Attention {
     }
   }
 
-  // matrix() = centroids of the codes of `count` rows, scales() their scales.
-  __aicore__ inline void unpack(const LocalTensor<uint8_t>& rows,
-                                const LocalTensor<float>& centroids, uint32_t count) {
-    const uint32_t bytes = count * kHalf;
-    const LocalTensor<half> halves = halves_.Get<half>();
-    const LocalTensor<float> low = tile_.scratch(), high = tile_.scratch()[kTileRows * kHalf];
-    const LocalTensor<float> cut = tile_.matrix();
-    const LocalTensor<int32_t> offsets = offsets_.Get<int32_t>();
-    Gather(scale_halves_.Get<half>(), rows.ReinterpretCast<half>(), scale_offsets_.Get<uint32_t>(),
-           static_cast<uint32_t>(0), count);
-    Cast(halves, rows, RoundMode::CAST_NONE, kHalf, count,
-         {1, 1, kHalf * sizeof(half) / kBlockBytes, Row<D>::kLocalBytes / kBlockBytes});
+  __aicore__ inline uint32_t least(SlotOffsets<D>& offsets, uint32_t count) {
+    return offsets.single() < count ? offsets.single() : count;
+  }
+
+  // To the scores of the first `count` tokens.
+  __aicore__ inline void add_key_offsets(uint32_t count) {
+    const LocalTensor<float> extra = extra_scores_.Get<float>();
+    key_offsets_.load_differences(tile_, tasks_.head(), count);
+    for (uint32_t r = 0; r < tasks_.rows(); ++r) {
+      const uint32_t seen = visible(r, 0, count);
+      const LocalTensor<float> row = scores_.Get<float>()[r * kTileRows];
+      tile_.dot_rows(extra, vectors_.floats()[r * D], seen);
+      Muls(extra, extra, scale_, seen);
+      PipeBarrier<PIPE_V>();
+      Add(row, row, extra, seen);
+    }
     PipeBarrier<PIPE_V>();
-    Cast(scales_.Get<float>(), scale_halves_.Get<half>(), RoundMode::CAST_NONE, count);
-    Cast(low, halves, RoundMode::CAST_NONE, bytes);
-    PipeBarrier<PIPE_V>();
-    Muls(high, low, 1.0f / 16, bytes);
-    PipeBarrier<PIPE_V>();
-    Cast(offsets, high, RoundMode::CAST_FLOOR, bytes);
-    PipeBarrier<PIPE_V>();
-    Cast(high, offsets, RoundMode::CAST_NONE, bytes);
-    PipeBarrier<PIPE_V>();
-    Muls(cut, high, -16.0f, bytes);
-    PipeBarrier<PIPE_V>();
-    Add(low, low, cut, bytes);
-    PipeBarrier<PIPE_V>();
-    Muls(low, low, static_cast<float>(sizeof(float)), bytes);
-    Muls(high, high, static_cast<float>(sizeof(float)), bytes);
-    PipeBarrier<PIPE_V>();
-    Cast(offsets, low, RoundMode::CAST_RINT, kHalf, count,
-         {1, 1, Tile<D>::kStride, kHalf / kBlockFloats});
-    Cast(offsets[kHalf], high, RoundMode::CAST_RINT, kHalf, count,
-         {1, 1, Tile<D>::kStride, kHalf / kBlockFloats});
-    PipeBarrier<PIPE_V>();
-    Gather(tile_.matrix(), centroids, offsets.ReinterpretCast<uint32_t>(),
-           static_cast<uint32_t>(0), count * D);
-    PipeBarrier<PIPE_V>();
+  }
+
+  // To the sums of values, of the first `count` tokens.
+  __aicore__ inline void add_value_offsets(uint32_t count) {
+    const LocalTensor<float> extra = extra_sums_.Get<float>(), sums = sums_.Get<float>();
+    const LocalTensor<float> rotated = extra_rotated_.Get<float>();
+    value_offsets_.load_differences(tile_, tasks_.head(), count);
+    Duplicate(extra, 0.0f, kTaskRows * D);
+    for (uint32_t r = 0; r < tasks_.rows(); ++r) {
+      tile_.add_rows(extra[r * D], scores_.Get<float>(), r * kTileRows * sizeof(float),
+                     visible(r, 0, count));
+    }
+    tile_.rotate(rotated, extra, value_rotation_, tasks_.rows());
+    Add(sums, sums, rotated, tasks_.rows() * D);
   }
 
   __aicore__ inline void store_outputs() {
     const uint32_t rows = tasks_.rows();
     softmax_.finish(sums_.Get<float>(), tile_);
     tile_.rotate_back(vectors_.floats(), sums_.Get<float>(), value_rotation_, rows);
+    value_offsets_.add_last(vectors_.floats(), tasks_.head(), rows);
     vectors_.narrow(rows);
     SetFlag<HardEvent::V_MTE3>(EVENT_ID2);
     WaitFlag<HardEvent::V_MTE3>(EVENT_ID2);
@@ -251,15 +239,15 @@ class Attention {
   float scale_;
   AttentionTasks<D> tasks_;
   GlobalTensor<T> query_, output_;
-  GlobalTensor<uint8_t> keys_, values_;
   GlobalTensor<float> key_rotation_, value_rotation_;
-  GlobalTensor<float> key_centroids_global_, value_centroids_global_;
   Tile<D> tile_;
   Vectors<D, T> vectors_;
   OnlineSoftmax<D> softmax_;
-  TBuf<TPosition::VECCALC> key_rows_, value_rows_, offsets_, halves_, rotated_, sums_, scores_;
-  TBuf<TPosition::VECCALC> scale_offsets_, scale_halves_, scales_;
-  TBuf<TPosition::VECCALC> key_centroids_, value_centroids_;
+  CachedRows<D> keys_, values_;
+  RowReader<D> reader_;
+  SlotOffsets<D> key_offsets_, value_offsets_;
+  TBuf<TPosition::VECCALC> rotated_, sums_, scores_;
+  TBuf<TPosition::VECCALC> extra_scores_, extra_sums_, extra_rotated_;
 };
 
 template <uint32_t D, typename T, typename... Args>
@@ -285,26 +273,28 @@ __aicore__ inline void attention_of(uint32_t head_size, Args... args) {
 // written out, since the build of Ascend reads their names and arguments from here.
 extern "C" __global__ __aicore__ void tq_attention_float32(
     GM_ADDR query, GM_ADDR keys, GM_ADDR values, GM_ADDR key_rotation, GM_ADDR key_centroids,
-    GM_ADDR value_rotation, GM_ADDR value_centroids, GM_ADDR lengths, GM_ADDR output,
-    GM_ADDR scratch, uint32_t past_length, uint32_t batch, uint32_t query_heads, uint32_t heads,
-    uint32_t new_tokens, uint32_t capacity, uint32_t parts, uint32_t part_tokens,
+    GM_ADDR value_rotation, GM_ADDR value_centroids, GM_ADDR key_offset, GM_ADDR value_offset,
+    GM_ADDR lengths, GM_ADDR output, GM_ADDR scratch, uint32_t past_length, uint32_t batch,
+    uint32_t query_heads, uint32_t heads, uint32_t new_tokens, uint32_t capacity, uint32_t parts,
+    uint32_t part_tokens, uint32_t offset_rows, uint32_t key_bits, uint32_t value_bits,
     uint32_t head_size, float scale) {
   TQ_VECTOR_ONLY();
   tq::attention_of<float>(head_size, query, keys, values, key_rotation, key_centroids,
-                          value_rotation, value_centroids, lengths, output, scratch, past_length,
-                          batch, query_heads, heads, new_tokens, capacity, parts, part_tokens,
-                          scale);
+                   value_rotation, value_centroids, key_offset, value_offset, lengths, output,
+                   scratch, past_length, batch, query_heads, heads, new_tokens, capacity, parts,
+                   part_tokens, offset_rows, key_bits, value_bits, scale);
 }
 
 extern "C" __global__ __aicore__ void tq_attention_float16(
     GM_ADDR query, GM_ADDR keys, GM_ADDR values, GM_ADDR key_rotation, GM_ADDR key_centroids,
-    GM_ADDR value_rotation, GM_ADDR value_centroids, GM_ADDR lengths, GM_ADDR output,
-    GM_ADDR scratch, uint32_t past_length, uint32_t batch, uint32_t query_heads, uint32_t heads,
-    uint32_t new_tokens, uint32_t capacity, uint32_t parts, uint32_t part_tokens,
+    GM_ADDR value_rotation, GM_ADDR value_centroids, GM_ADDR key_offset, GM_ADDR value_offset,
+    GM_ADDR lengths, GM_ADDR output, GM_ADDR scratch, uint32_t past_length, uint32_t batch,
+    uint32_t query_heads, uint32_t heads, uint32_t new_tokens, uint32_t capacity, uint32_t parts,
+    uint32_t part_tokens, uint32_t offset_rows, uint32_t key_bits, uint32_t value_bits,
     uint32_t head_size, float scale) {
   TQ_VECTOR_ONLY();
   tq::attention_of<half>(head_size, query, keys, values, key_rotation, key_centroids,
-                         value_rotation, value_centroids, lengths, output, scratch, past_length,
-                         batch, query_heads, heads, new_tokens, capacity, parts, part_tokens,
-                         scale);
+                   value_rotation, value_centroids, key_offset, value_offset, lengths, output,
+                   scratch, past_length, batch, query_heads, heads, new_tokens, capacity, parts,
+                   part_tokens, offset_rows, key_bits, value_bits, scale);
 }

@@ -9,6 +9,7 @@
 // API forms used here that the headers do not list: Max, Add, Mul, Sub with a mask of one block and
 // up to 64 repeats; Exp and Adds with count. Not compiled with bisheng, not run on an NPU.
 #include "attention_tasks.h"
+#include "slot_offsets.h"
 
 namespace tq {
 
@@ -16,9 +17,10 @@ template <uint32_t D, typename T>
 class AttentionMerge {
  public:
   __aicore__ inline void init(TPipe* pipe, GM_ADDR scratch, GM_ADDR value_rotation,
-                              GM_ADDR lengths, GM_ADDR output, uint32_t past_length,
-                              uint32_t batch, uint32_t query_heads, uint32_t heads,
-                              uint32_t new_tokens, uint32_t parts, uint32_t part_tokens) {
+                              GM_ADDR value_offset, GM_ADDR lengths, GM_ADDR output,
+                              uint32_t past_length, uint32_t batch, uint32_t query_heads,
+                              uint32_t heads, uint32_t new_tokens, uint32_t parts,
+                              uint32_t part_tokens, uint32_t offset_rows) {
     tasks_.init(lengths, scratch, past_length, batch, query_heads, heads, new_tokens, parts,
                 part_tokens);
     output_.SetGlobalBuffer((__gm__ T*)output,
@@ -26,6 +28,7 @@ class AttentionMerge {
     value_rotation_.SetGlobalBuffer((__gm__ float*)value_rotation, D * D);
     tile_.init(pipe);
     vectors_.init(pipe);
+    value_offsets_.init(pipe, value_offset, offset_rows, heads);
     pipe->InitBuffer(part_, 2 * kRows * sizeof(float));
     pipe->InitBuffer(sums_, kRows * sizeof(float));
     pipe->InitBuffer(factors_, parts * kBlockBytes);
@@ -112,6 +115,7 @@ class AttentionMerge {
     SetFlag<HardEvent::MTE3_V>(EVENT_ID2);
     WaitFlag<HardEvent::MTE3_V>(EVENT_ID2);
     tile_.rotate_back(vectors_.floats(), sums_.Get<float>(), value_rotation_, rows);
+    value_offsets_.add_last(vectors_.floats(), tasks_.head(), rows);
     vectors_.narrow(rows);
     SetFlag<HardEvent::V_MTE3>(EVENT_ID2);
     WaitFlag<HardEvent::V_MTE3>(EVENT_ID2);
@@ -125,6 +129,7 @@ class AttentionMerge {
   GlobalTensor<float> value_rotation_;
   Tile<D> tile_;
   Vectors<D, T> vectors_;
+  SlotOffsets<D> value_offsets_;
   TBuf<TPosition::VECCALC> part_, sums_, factors_, weights_, folded_;
 };
 
@@ -149,19 +154,23 @@ __aicore__ inline void attention_merge_of(uint32_t head_size, Args... args) {
 
 // The entry points, one per element type of the output; arguments as in launch.h.
 extern "C" __global__ __aicore__ void tq_attention_merge_float32(
-    GM_ADDR scratch, GM_ADDR value_rotation, GM_ADDR lengths, GM_ADDR output, uint32_t past_length,
-    uint32_t batch, uint32_t query_heads, uint32_t heads, uint32_t new_tokens, uint32_t parts,
-    uint32_t part_tokens, uint32_t head_size) {
+    GM_ADDR scratch, GM_ADDR value_rotation, GM_ADDR value_offset, GM_ADDR lengths,
+    GM_ADDR output, uint32_t past_length, uint32_t batch, uint32_t query_heads, uint32_t heads,
+    uint32_t new_tokens, uint32_t parts, uint32_t part_tokens, uint32_t offset_rows,
+    uint32_t head_size) {
   TQ_VECTOR_ONLY();
-  tq::attention_merge_of<float>(head_size, scratch, value_rotation, lengths, output, past_length,
-                                batch, query_heads, heads, new_tokens, parts, part_tokens);
+  tq::attention_merge_of<float>(head_size, scratch, value_rotation, value_offset, lengths, output,
+                         past_length, batch, query_heads, heads, new_tokens, parts, part_tokens,
+                         offset_rows);
 }
 
 extern "C" __global__ __aicore__ void tq_attention_merge_float16(
-    GM_ADDR scratch, GM_ADDR value_rotation, GM_ADDR lengths, GM_ADDR output, uint32_t past_length,
-    uint32_t batch, uint32_t query_heads, uint32_t heads, uint32_t new_tokens, uint32_t parts,
-    uint32_t part_tokens, uint32_t head_size) {
+    GM_ADDR scratch, GM_ADDR value_rotation, GM_ADDR value_offset, GM_ADDR lengths,
+    GM_ADDR output, uint32_t past_length, uint32_t batch, uint32_t query_heads, uint32_t heads,
+    uint32_t new_tokens, uint32_t parts, uint32_t part_tokens, uint32_t offset_rows,
+    uint32_t head_size) {
   TQ_VECTOR_ONLY();
-  tq::attention_merge_of<half>(head_size, scratch, value_rotation, lengths, output, past_length,
-                               batch, query_heads, heads, new_tokens, parts, part_tokens);
+  tq::attention_merge_of<half>(head_size, scratch, value_rotation, value_offset, lengths, output,
+                         past_length, batch, query_heads, heads, new_tokens, parts, part_tokens,
+                         offset_rows);
 }

@@ -1,15 +1,21 @@
-// TurboQuantEncode for the codec lloyd_max, 4 bits, with norm correction (docs/operators.md): new
-// keys or values [B, N, T, D] to rows in the cache [B, N, S, W], in place. Float sums are float32.
+// TurboQuantEncode for the codec lloyd_max with 1 to 5 bits (docs/operators.md): new keys or values
+// [B, N, T, D] to rows in the cache [B, N, S, W], in place. Float sums are float32.
 //
 // A task is up to eight vectors of one head, which every instruction takes together but for the
-// rotation's, which take 64 rows of the matrix for one vector. It counts on what the host checked
-// (launch.h).
+// rotation's, which take 64 rows of the matrix for one vector. With gains each is tried on all
+// vectors of a task; which was the best so far is kept by vector, without the scalar unit. It counts
+// on what the host checked (launch.h).
+//
+// Codes are counted up boundary by boundary: what is below one keeps its code, the rest get the
+// next. Comparisons of all boundaries come first, as none depends on another.
 //
 // API forms used here that the headers do not list: CompareScalar(uint8_t bits, float, scalar,
-// mode, count) with whole 256 bytes, Select(float, bits, float, scalar, VSEL_TENSOR_SCALAR_MODE,
-// count), Sqrt, Maxs, Mins, Div with count; Cast of float -> half, half -> uint8_t (CAST_NONE),
-// float -> int32_t (CAST_RINT); GetValue and SetValue of local tensors, GetValue of global ones.
+// mode, count) with whole 256 bytes, modes LT and GE; Select(float, bits, float, scalar,
+// VSEL_TENSOR_SCALAR_MODE, count), in place; Sqrt, Max, Maxs, Mins, Div, Sub with count; Cast of
+// float -> half and half -> uint8_t (CAST_NONE) with a mask of 8 to 64, float -> int32_t
+// (CAST_FLOOR), int32_t -> float; GetValue and SetValue of local tensors, GetValue of global ones.
 // Not compiled with bisheng, not run on an NPU.
+#include "slot_offsets.h"
 #include "tile.h"
 
 namespace tq {
@@ -18,38 +24,47 @@ template <uint32_t D, typename T>
 class Encode {
  public:
   __aicore__ inline void init(TPipe* pipe, GM_ADDR vectors, GM_ADDR rotation, GM_ADDR centroids,
-                              GM_ADDR boundaries, GM_ADDR lengths, GM_ADDR cache,
-                              uint32_t past_length, uint32_t batch, uint32_t heads,
-                              uint32_t new_tokens, uint32_t capacity) {
+                              GM_ADDR boundaries, GM_ADDR offset, GM_ADDR gains, GM_ADDR lengths,
+                              GM_ADDR cache, uint32_t past_length, uint32_t batch, uint32_t heads,
+                              uint32_t new_tokens, uint32_t capacity, uint32_t offset_rows,
+                              uint32_t gain_count, uint32_t bits, uint32_t norm_correction) {
     past_length_ = past_length;
     per_sequence_ = lengths != nullptr;
     heads_ = heads;
     new_tokens_ = new_tokens;
     capacity_ = capacity;
     batch_ = batch;
+    norm_correction_ = norm_correction;
+    shape_ = shape_of<D>(bits);
     const uint64_t all_heads = static_cast<uint64_t>(batch) * heads;
     vectors_global_.SetGlobalBuffer((__gm__ T*)vectors, all_heads * new_tokens * D);
     rotation_.SetGlobalBuffer((__gm__ float*)rotation, D * D);
-    centroids_global_.SetGlobalBuffer((__gm__ float*)centroids, kLevels);
-    boundaries_.SetGlobalBuffer((__gm__ float*)boundaries, kLevels - 1);
     lengths_.SetGlobalBuffer((__gm__ int64_t*)lengths, per_sequence_ ? batch : 0);
-    cache_.SetGlobalBuffer((__gm__ uint8_t*)cache, all_heads * capacity * Row<D>::kBytes);
+    cache_.SetGlobalBuffer((__gm__ uint8_t*)cache, all_heads * capacity * shape_.bytes);
+    read(centroids_, centroids, shape_.levels);
+    read(boundaries_, boundaries, shape_.levels - 1);
+    gain_count_ = gains == nullptr ? 0 : gain_count;
+    read(gains_, gains, gain_count_);
     tile_.init(pipe);
     vectors_.init(pipe);
-    store_.init(pipe);
+    store_.init(pipe, shape_);
+    offsets_.init(pipe, offset, offset_rows, heads);
     pipe->InitBuffer(rotated_, kFloats * sizeof(float));
+    pipe->InitBuffer(scaled_, kFloats * sizeof(float));
     pipe->InitBuffer(codes_, kFloats * sizeof(float));
-    pipe->InitBuffer(bits_, kFloats / 8);
-    pipe->InitBuffer(halves_, kFloats / 2 * sizeof(half));
-    pipe->InitBuffer(rows_, kTaskRows * Row<D>::kLocalBytes);
-    pipe->InitBuffer(centroids_, kLevels * sizeof(float));
+    pipe->InitBuffer(bits_, (kMostLevels - 1) * kBits);
+    pipe->InitBuffer(halves_, kTaskRows * (D / 2) * sizeof(half));
+    pipe->InitBuffer(rows_, kTaskRows * kMostStored<D>);
     pipe->InitBuffer(norms_, kBlockBytes);
     pipe->InitBuffer(scales_, kBlockBytes);
+    pipe->InitBuffer(products_, kBlockBytes);
+    pipe->InitBuffer(squares_, kBlockBytes);
+    pipe->InitBuffer(most_, kBlockBytes);
+    pipe->InitBuffer(behind_, kLanes * sizeof(float));
+    pipe->InitBuffer(best_, kLanes * sizeof(float));
   }
 
   __aicore__ inline void process() {
-    // Waited for with the first vectors, which are behind them in the pipe.
-    DataCopy(centroids_.Get<float>(), centroids_global_, kLevels);
     const uint32_t blocks = (new_tokens_ + kTaskRows - 1) / kTaskRows;
     const uint32_t tasks = batch_ * heads_ * blocks;
     for (uint32_t task = GetBlockIdx(); task < tasks; task += GetBlockNum()) {
@@ -60,49 +75,60 @@ class Encode {
   }
 
  private:
-  static constexpr uint32_t kLevels = Row<D>::kLevels;
   static constexpr uint32_t kFloats = kTaskRows * D;
-  static constexpr uint32_t kHalf = D / 2;
-  static constexpr uint32_t kRowBlocks = Row<D>::kLocalBytes / kBlockBytes;
+  static constexpr uint32_t kBits = kFloats / 8;  // bytes of one comparison
+  static constexpr uint32_t kMostGains = spec::kMaxGains;
+  static constexpr uint32_t kNormKept = 1, kUnbiased = 2;
   static constexpr float kMaxFloat = 3.4028234663852886e38f;
   static constexpr float kTiny = 1e-30f;  // divides zero vectors, below every norm in float32
 
+  // A table that the scalar unit hands to instructions.
+  __aicore__ inline void read(float* values, GM_ADDR table, uint32_t count) {
+    GlobalTensor<float> global;
+    global.SetGlobalBuffer((__gm__ float*)table, count);
+    for (uint32_t i = 0; i < count; ++i) values[i] = global.GetValue(i);
+  }
+
   // `count` tokens from `first` of sequence and head `head`.
   __aicore__ inline void encode(uint32_t head, uint32_t first, uint32_t count) {
-    load(static_cast<uint64_t>(head) * new_tokens_ + first, count);
+    const uint64_t length =
+        per_sequence_ ? static_cast<uint64_t>(lengths_.GetValue(head / heads_)) : past_length_;
+    load(head, first, length + first, count);
     const LocalTensor<float> scales = scales_.Get<float>(), norms = norms_.Get<float>();
-    sum_squares(scales, vectors_.floats());
+    const LocalTensor<float> rotated = rotated_.Get<float>();
+    Mul(tile_.scratch(), vectors_.floats(), vectors_.floats(), kFloats);
+    PipeBarrier<PIPE_V>();
+    tile_.reduce_rows(scales, kTaskRows);
     drop_unusable(scales, count);
     Sqrt(norms, scales, kTaskRows);
     PipeBarrier<PIPE_V>();
     Maxs(scales, norms, float{kTiny}, kTaskRows);
     PipeBarrier<PIPE_V>();
     tile_.divide_rows(vectors_.floats(), scales);
-    tile_.rotate(rotated_.Get<float>(), vectors_.floats(), rotation_, count);
-    quantise();
-    correct_norms(scales, norms);
-    pack(scales);
-    const uint64_t length =
-        per_sequence_ ? static_cast<uint64_t>(lengths_.GetValue(head / heads_)) : past_length_;
+    tile_.rotate(rotated, vectors_.floats(), rotation_, count);
+    const LocalTensor<float> chosen = gain_count_ > 0 ? search(rotated, count) : rotated;
+    correct(scales, norms, chosen, rotated, count);
+    count_up(codes_.Get<float>(), nullptr, count);
+    pack(scales, count);
     store(static_cast<uint64_t>(head) * capacity_ + length + first, count);
   }
 
-  // Rows behind `count` are zero vectors, so that the rest need not know of it.
-  __aicore__ inline void load(uint64_t first, uint32_t count) {
+  // Rows behind `count` are zero vectors, so that norms need not know of it.
+  __aicore__ inline void load(uint32_t head, uint32_t first, uint64_t slot, uint32_t count) {
     Duplicate(vectors_.floats(), 0.0f, kFloats);
     SetFlag<HardEvent::V_MTE2>(EVENT_ID0);
     WaitFlag<HardEvent::V_MTE2>(EVENT_ID0);
-    DataCopy(vectors_.elements(), vectors_global_[first * D], count * D);
+    const uint64_t row = static_cast<uint64_t>(head) * new_tokens_ + first;
+    DataCopy(vectors_.elements(), vectors_global_[row * D], count * D);
+    if (offsets_.is_given()) {
+      for (uint32_t r = 0; r < count; ++r) offsets_.load(tile_.matrix()[r * D], slot + r, head);
+    }
     SetFlag<HardEvent::MTE2_V>(EVENT_ID0);
     WaitFlag<HardEvent::MTE2_V>(EVENT_ID0);
     vectors_.widen(count);
-  }
-
-  __aicore__ inline void sum_squares(const LocalTensor<float>& sums,
-                                     const LocalTensor<float>& rows) {
-    Mul(tile_.scratch(), rows, rows, kFloats);
+    if (!offsets_.is_given()) return;
+    Sub(vectors_.floats(), vectors_.floats(), tile_.matrix(), count * D);
     PipeBarrier<PIPE_V>();
-    tile_.reduce_rows(sums, kTaskRows);
   }
 
   // A vector whose squared norm is not finite is encoded as the zero vector.
@@ -118,63 +144,167 @@ class Encode {
     WaitFlag<HardEvent::S_V>(EVENT_ID0);
   }
 
-  // codes = how many boundaries are not above each coordinate, as floats.
-  __aicore__ inline void quantise() {
-    const LocalTensor<float> rotated = rotated_.Get<float>(), codes = codes_.Get<float>();
-    const LocalTensor<float> one = tile_.matrix(), step = tile_.scratch();
+  // bits_ = which coordinates are below each boundary; `count_up` waits for them.
+  __aicore__ inline void compare(const LocalTensor<float>& numbers, uint32_t count) {
     const LocalTensor<uint8_t> bits = bits_.Get<uint8_t>();
-    Duplicate(codes, 0.0f, kFloats);
-    Duplicate(one, 1.0f, kFloats);
-    for (uint32_t k = 0; k + 1 < kLevels; ++k) {
-      CompareScalar(bits, rotated, boundaries_.GetValue(k), CMPMODE::GE, kFloats);
-      PipeBarrier<PIPE_V>();
-      Select(step, bits, one, 0.0f, SELMODE::VSEL_TENSOR_SCALAR_MODE, kFloats);
-      PipeBarrier<PIPE_V>();
-      Add(codes, codes, step, kFloats);
+    for (uint32_t k = 0; k + 1 < shape_.levels; ++k) {
+      CompareScalar(bits[k * kBits], numbers, float{boundaries_[k]}, CMPMODE::LT, count * D);
+    }
+  }
+
+  // chosen[i] = the entry of a table by the code of coordinate i, as bits_ have them; the codes
+  // themselves without a table.
+  __aicore__ inline void count_up(const LocalTensor<float>& chosen, const float* table,
+                                  uint32_t count) {
+    const LocalTensor<uint8_t> bits = bits_.Get<uint8_t>();
+    Duplicate(chosen, table == nullptr ? 0.0f : table[0], count * D);
+    PipeBarrier<PIPE_V>();
+    for (uint32_t k = 0; k + 1 < shape_.levels; ++k) {
+      const float next = table == nullptr ? static_cast<float>(k + 1) : table[k + 1];
+      Select(chosen, bits[k * kBits], chosen, next, SELMODE::VSEL_TENSOR_SCALAR_MODE, count * D);
       PipeBarrier<PIPE_V>();
     }
   }
 
-  // scales = norms over those of the centroids that the codes stand for.
-  __aicore__ inline void correct_norms(const LocalTensor<float>& scales,
-                                       const LocalTensor<float>& norms) {
-    const LocalTensor<float> picked = tile_.matrix();
-    const LocalTensor<int32_t> offsets = tile_.scratch().template ReinterpretCast<int32_t>();
-    Muls(picked, codes_.Get<float>(), static_cast<float>(sizeof(float)), kFloats);
+  __aicore__ inline void sum_products(const LocalTensor<float>& sums, const LocalTensor<float>& a,
+                                      const LocalTensor<float>& b, uint32_t count) {
+    Mul(tile_.scratch(), a, b, count * D);
     PipeBarrier<PIPE_V>();
-    Cast(offsets, picked, RoundMode::CAST_RINT, kFloats);
-    PipeBarrier<PIPE_V>();
-    Gather(picked, centroids_.Get<float>(), offsets.ReinterpretCast<uint32_t>(),
-           static_cast<uint32_t>(0), kFloats);
-    PipeBarrier<PIPE_V>();
-    sum_squares(scales, picked);
-    Sqrt(scales, scales, kTaskRows);
-    PipeBarrier<PIPE_V>();
-    Div(scales, norms, scales, kTaskRows);
-    PipeBarrier<PIPE_V>();
-    Mins(scales, scales, float{spec::kMaxHalf}, kTaskRows);
+    tile_.reduce_rows(sums, count);
   }
 
-  // Coordinates i and i + D/2 share byte i, the first in its low bits; the scale goes behind.
-  __aicore__ inline void pack(const LocalTensor<float>& scales) {
-    const LocalTensor<float> codes = codes_.Get<float>(), high = tile_.scratch();
-    const LocalTensor<float> bytes = tile_.matrix();
-    const LocalTensor<half> halves = halves_.Get<half>();
+  // products_ and squares_ of the centroids that numbers are coded as.
+  __aicore__ inline void attempt(const LocalTensor<float>& numbers,
+                                 const LocalTensor<float>& rotated, uint32_t count) {
+    const LocalTensor<float> picked = tile_.matrix();
+    compare(numbers, count);
+    count_up(picked, centroids_, count);
+    sum_products(products_.Get<float>(), picked, rotated, count);
+    sum_products(squares_.Get<float>(), picked, picked, count);
+  }
+
+  // Vectors times the best of the gains; of several that are as good the first.
+  __aicore__ inline LocalTensor<float> search(const LocalTensor<float>& rotated, uint32_t count) {
+    const LocalTensor<float> scaled = scaled_.Get<float>(), best = best_.Get<float>();
+    const LocalTensor<float> product = products_.Get<float>(), square = squares_.Get<float>();
+    const LocalTensor<float> most = most_.Get<float>(), behind = behind_.Get<float>();
+    const LocalTensor<uint8_t> bits = bits_.Get<uint8_t>();
+    Duplicate(most, -1.0f, kTaskRows);
+    Duplicate(behind, 0.0f, kLanes);
+    Duplicate(best, float{gains_[0]}, kLanes);
+    for (uint32_t k = 0; k < gain_count_; ++k) {
+      Muls(scaled, rotated, float{gains_[k]}, count * D);
+      PipeBarrier<PIPE_V>();
+      attempt(scaled, rotated, count);
+      Maxs(product, product, 0.0f, count);
+      PipeBarrier<PIPE_V>();
+      Mul(product, product, product, count);
+      PipeBarrier<PIPE_V>();
+      Div(product, product, square, count);
+      PipeBarrier<PIPE_V>();
+      Sub(behind, most, product, count);
+      PipeBarrier<PIPE_V>();
+      CompareScalar(bits, behind, 0.0f, CMPMODE::GE, kLanes);
+      Max(most, most, product, count);
+      PipeBarrier<PIPE_V>();
+      Select(best, bits, best, float{gains_[k]}, SELMODE::VSEL_TENSOR_SCALAR_MODE, kLanes);
+      PipeBarrier<PIPE_V>();
+    }
+    tile_.spread(best, 0, kTaskRows);
+    for (uint32_t c = 0; c < Tile<D>::kChunks; ++c) {
+      Mul(scaled[c * kLanes], rotated[c * kLanes], tile_.spread(), kLanes,
+          static_cast<uint8_t>(count), {1, 1, 0, Tile<D>::kStride, Tile<D>::kStride, 1});
+    }
+    PipeBarrier<PIPE_V>();
+    return scaled;
+  }
+
+  // scales = norms, and what makes up for the centroids that numbers are coded as.
+  __aicore__ inline void correct(const LocalTensor<float>& scales, const LocalTensor<float>& norms,
+                                 const LocalTensor<float>& numbers,
+                                 const LocalTensor<float>& rotated, uint32_t count) {
+    const LocalTensor<float> product = products_.Get<float>(), square = squares_.Get<float>();
+    attempt(numbers, rotated, count);
+    if (norm_correction_ == kNormKept) {
+      Sqrt(square, square, count);
+      PipeBarrier<PIPE_V>();
+      Div(scales, norms, square, count);
+    } else if (norm_correction_ == kUnbiased) {
+      // Codes that say nothing of the vector have no scale: the factor is 0 for them, else 1.
+      Maxs(product, product, 0.0f, count);
+      Duplicate(scales, 1.0f, kTaskRows);
+      PipeBarrier<PIPE_V>();
+      Muls(square, product, 1.0f / kTiny, count);
+      Maxs(product, product, float{kTiny}, count);
+      PipeBarrier<PIPE_V>();
+      Mins(square, square, 1.0f, count);
+      Div(scales, scales, product, count);
+      PipeBarrier<PIPE_V>();
+      Mul(square, square, norms, count);
+      PipeBarrier<PIPE_V>();
+      Mul(scales, scales, square, count);
+    } else {
+      Adds(scales, norms, 0.0f, count);
+    }
+    PipeBarrier<PIPE_V>();
+    Mins(scales, scales, float{spec::kMaxHalf}, count);
+  }
+
+  // Codes to bytes, plane by plane, and behind them the scale.
+  __aicore__ inline void pack(const LocalTensor<float>& scales, uint32_t count) {
+    const LocalTensor<float> codes = codes_.Get<float>(), high = scaled_.Get<float>();
     const LocalTensor<uint8_t> rows = rows_.Get<uint8_t>();
-    Muls(high, codes, 16.0f, kFloats);
-    PipeBarrier<PIPE_V>();
-    Add(bytes, codes, high[kHalf], kHalf, kTaskRows,
-        {1, 1, 1, kHalf / kBlockFloats, Tile<D>::kStride, Tile<D>::kStride});
-    PipeBarrier<PIPE_V>();
-    Cast(halves, bytes, RoundMode::CAST_NONE, kFloats / 2);
-    PipeBarrier<PIPE_V>();
     SetFlag<HardEvent::MTE3_V>(EVENT_ID0);
     WaitFlag<HardEvent::MTE3_V>(EVENT_ID0);
-    Cast(rows, halves, RoundMode::CAST_NONE, kHalf, kTaskRows,
-         {1, 1, kRowBlocks, kHalf * sizeof(half) / kBlockBytes});
+    if (shape_.planes[1] > 0) {
+      const LocalTensor<float> cut = tile_.matrix();
+      const LocalTensor<int32_t> whole = tile_.scratch().template ReinterpretCast<int32_t>();
+      const float base = static_cast<float>(1u << shape_.widths[0]);
+      Muls(cut, codes, 1.0f / base, count * D);
+      PipeBarrier<PIPE_V>();
+      Cast(whole, cut, RoundMode::CAST_FLOOR, count * D);
+      PipeBarrier<PIPE_V>();
+      Cast(high, whole, RoundMode::CAST_NONE, count * D);
+      PipeBarrier<PIPE_V>();
+      Muls(cut, high, -base, count * D);
+      PipeBarrier<PIPE_V>();
+      Add(codes, codes, cut, count * D);
+      pack_plane(rows[shape_.head], high, 1, count);
+    }
+    pack_plane(rows, codes, 0, count);
     tile_.spread(scales, 0, kTaskRows);
-    Cast(rows[Row<D>::kCodeBytes].template ReinterpretCast<half>(), tile_.spread(),
-         RoundMode::CAST_NONE, kBlockFloats, kTaskRows, {1, 1, kRowBlocks, 1});
+    Cast(rows[shape_.scale_block].template ReinterpretCast<half>(), tile_.spread(),
+         RoundMode::CAST_NONE, kBlockFloats, static_cast<uint8_t>(count),
+         {1, 1, static_cast<uint8_t>(shape_.stored / kBlockBytes), 1});
+  }
+
+  // Byte i of a plane of n bytes has code i + k n from bit k * width on.
+  __aicore__ inline void pack_plane(const LocalTensor<uint8_t>& rows,
+                                    const LocalTensor<float>& codes, uint32_t plane,
+                                    uint32_t count) {
+    const uint32_t size = shape_.planes[plane], width = shape_.widths[plane];
+    const uint8_t repeats = static_cast<uint8_t>(count);
+    const uint8_t blocks = static_cast<uint8_t>(size / kBlockFloats);
+    const LocalTensor<float> bytes = tile_.matrix(), shifted = tile_.scratch();
+    const LocalTensor<half> halves = halves_.Get<half>();
+    for (uint32_t k = 1; k < 8 / width; ++k) {
+      Muls(shifted, codes, static_cast<float>(1u << k * width), count * D);
+      PipeBarrier<PIPE_V>();
+      if (k == 1) {
+        Add(bytes, codes, shifted[size], size, repeats,
+            {1, 1, 1, blocks, Tile<D>::kStride, Tile<D>::kStride});
+      } else {
+        Add(bytes, bytes, shifted[k * size], size, repeats,
+            {1, 1, 1, blocks, blocks, Tile<D>::kStride});
+      }
+      PipeBarrier<PIPE_V>();
+    }
+    const uint8_t half_blocks =
+        static_cast<uint8_t>((size * sizeof(half) + kBlockBytes - 1) / kBlockBytes);
+    Cast(halves, bytes, RoundMode::CAST_NONE, size, repeats, {1, 1, half_blocks, blocks});
+    PipeBarrier<PIPE_V>();
+    Cast(rows, halves, RoundMode::CAST_NONE, size, repeats,
+         {1, 1, static_cast<uint8_t>(shape_.stored / kBlockBytes), half_blocks});
   }
 
   __aicore__ inline void store(uint64_t slot, uint32_t count) {
@@ -185,15 +315,20 @@ class Encode {
   }
 
   uint32_t past_length_, batch_, heads_, new_tokens_, capacity_;
+  uint32_t norm_correction_, gain_count_;
   bool per_sequence_;
+  RowShape shape_;
+  float centroids_[kMostLevels], boundaries_[kMostLevels], gains_[kMostGains];
   GlobalTensor<T> vectors_global_;
-  GlobalTensor<float> rotation_, centroids_global_, boundaries_;
+  GlobalTensor<float> rotation_;
   GlobalTensor<int64_t> lengths_;
   GlobalTensor<uint8_t> cache_;
   Tile<D> tile_;
   Vectors<D, T> vectors_;
-  RowStore<D, kTaskRows> store_;
-  TBuf<TPosition::VECCALC> rotated_, codes_, bits_, halves_, rows_, centroids_, norms_, scales_;
+  RowStore<kTaskRows> store_;
+  SlotOffsets<D> offsets_;
+  TBuf<TPosition::VECCALC> rotated_, scaled_, codes_, bits_, halves_, rows_, norms_, scales_;
+  TBuf<TPosition::VECCALC> products_, squares_, most_, behind_, best_;
 };
 
 template <uint32_t D, typename T, typename... Args>
@@ -218,19 +353,23 @@ __aicore__ inline void encode_of(uint32_t head_size, Args... args) {
 // The entry points, one per element type of the vectors; arguments as in launch.h. They are written
 // out, since the build of Ascend reads their names and arguments from here.
 extern "C" __global__ __aicore__ void tq_encode_float32(
-    GM_ADDR vectors, GM_ADDR rotation, GM_ADDR centroids, GM_ADDR boundaries, GM_ADDR lengths,
-    GM_ADDR cache, uint32_t past_length, uint32_t batch, uint32_t heads, uint32_t new_tokens,
-    uint32_t capacity, uint32_t head_size) {
+    GM_ADDR vectors, GM_ADDR rotation, GM_ADDR centroids, GM_ADDR boundaries, GM_ADDR offset,
+    GM_ADDR gains, GM_ADDR lengths, GM_ADDR cache, uint32_t past_length, uint32_t batch,
+    uint32_t heads, uint32_t new_tokens, uint32_t capacity, uint32_t offset_rows,
+    uint32_t gain_count, uint32_t bits, uint32_t norm_correction, uint32_t head_size) {
   TQ_VECTOR_ONLY();
-  tq::encode_of<float>(head_size, vectors, rotation, centroids, boundaries, lengths, cache,
-                       past_length, batch, heads, new_tokens, capacity);
+  tq::encode_of<float>(head_size, vectors, rotation, centroids, boundaries, offset, gains, lengths,
+                cache, past_length, batch, heads, new_tokens, capacity, offset_rows, gain_count,
+                bits, norm_correction);
 }
 
 extern "C" __global__ __aicore__ void tq_encode_float16(
-    GM_ADDR vectors, GM_ADDR rotation, GM_ADDR centroids, GM_ADDR boundaries, GM_ADDR lengths,
-    GM_ADDR cache, uint32_t past_length, uint32_t batch, uint32_t heads, uint32_t new_tokens,
-    uint32_t capacity, uint32_t head_size) {
+    GM_ADDR vectors, GM_ADDR rotation, GM_ADDR centroids, GM_ADDR boundaries, GM_ADDR offset,
+    GM_ADDR gains, GM_ADDR lengths, GM_ADDR cache, uint32_t past_length, uint32_t batch,
+    uint32_t heads, uint32_t new_tokens, uint32_t capacity, uint32_t offset_rows,
+    uint32_t gain_count, uint32_t bits, uint32_t norm_correction, uint32_t head_size) {
   TQ_VECTOR_ONLY();
-  tq::encode_of<half>(head_size, vectors, rotation, centroids, boundaries, lengths, cache,
-                      past_length, batch, heads, new_tokens, capacity);
+  tq::encode_of<half>(head_size, vectors, rotation, centroids, boundaries, offset, gains, lengths,
+                cache, past_length, batch, heads, new_tokens, capacity, offset_rows, gain_count,
+                bits, norm_correction);
 }

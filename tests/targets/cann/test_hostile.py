@@ -499,8 +499,8 @@ def test_what_is_to_be_done_is_true() -> None:
     ):
         with pytest.raises(UsageError, match=match):
             expect_kernels(convert(load(name)))
-    with pytest.raises(UsageError, match="; use --preset int4 for all layers"):
-        expect_kernels(convert(load(BASE), "int3"))
+    with pytest.raises(UsageError, match="; use --preset int4, int3 or int2 for all layers"):
+        expect_kernels(convert(load(BASE), "k8v4"))
     model = load("genai-cpu-int4")
     with pytest.raises(UnsupportedModelError, match=r"MatMulNBits.*; give --expand-weights"):
         lower(model, lowering_of(convert(model), POSITIONS))

@@ -130,7 +130,7 @@ def test_refuses_what_has_no_kernel_by_name() -> None:
 
 @pytest.mark.parametrize(
     ("preset", "named"),
-    [("k8v4", "q8_0|fp8"), ("int3", "lloyd_max"), ("4bit_nc", "norm|lloyd|head")],
+    [("k8v4", "q8_0|fp8"), ("prod3", "lloyd_max"), ("4bit_nc", "norm|lloyd|head")],
 )
 def test_refuses_presets_without_kernels(preset: str, named: str) -> None:
     model = load("dynamo-op18-sdpa-hd128-fp16")
@@ -140,7 +140,7 @@ def test_refuses_presets_without_kernels(preset: str, named: str) -> None:
 
 def test_refuses_head_sizes_without_kernels() -> None:
     model = load("optimum")
-    with pytest.raises(UsageError, match="head size of 16, expected 64 or 128"):
+    with pytest.raises(UsageError, match="head size of 16; head size: 64 or 128"):
         expect_kernels(convert(model))
 
 

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.codec.kind import NORM_KEPT
-from tq_onnx.codec.rotated import LLOYD_MAX
-from tq_onnx.codec.spec import Codec
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.graph.values import label, static_dim
 from tq_onnx.ops.domain import DOMAIN, RMS_NORMALIZATION, SWISH, TRANSPOSE
-from tq_onnx.plan import LayerPlan, Plan
+from tq_onnx.plan import Plan
+from tq_onnx.targets.cann.features import lacking
 
-_CODEC: Final = Codec(LLOYD_MAX, 4)
-_HEAD_SIZES: Final = (64, 128)
-_ELEMENTS: Final = ("FLOAT", "FLOAT16")
 _IN_BLOCKS: Final = frozenset({RMS_NORMALIZATION, SWISH, TRANSPOSE})
 _BLOCK: Final = 16
 """Elements: what is moved is whole blocks of 32 bytes, in either type."""
@@ -30,11 +24,13 @@ def expect_kernels(plan: Plan) -> None:
         UsageError: a layer has it.
     """
     for layer in plan.layers:
-        for lacking, fix in _lacking(layer, plan):
+        for asked, feature in lacking(layer, plan):
             raise UsageError(
-                f"there are no kernels for CANN with {lacking}",
+                f"there are no kernels for CANN with {asked}; {feature.name}: {feature.there}",
                 where=f"layer {layer.layer}",
-                fix=f"{fix}, or leave out --target cann" if fix else "leave out --target cann",
+                fix=f"{feature.fix}, or leave out --target cann"
+                if feature.fix
+                else "leave out --target cann",
             )
 
 
@@ -63,28 +59,3 @@ def _expect_whole_blocks(model: ir.Model) -> None:
                 where="--target cann",
                 fix="leave out --target cann",
             )
-
-
-def _lacking(layer: LayerPlan, plan: Plan) -> Iterator[tuple[str, str]]:
-    """Return the part of a layer that has no kernel, and the advice for it, if any."""
-    if layer.dtype not in _ELEMENTS:
-        other = f"the element type {layer.dtype}, expected FLOAT or FLOAT16"
-        yield other, "export it in float32 or float16"
-    if layer.key.past is None:
-        other = "a graph for a first prompt, which takes no caches"
-        yield other, "export it with past key/value inputs and outputs"
-    if layer.sliding_window:
-        yield f"a sliding window of {layer.sliding_window} tokens", ""
-    if layer.softcap:
-        yield f"a softcap of {layer.softcap}", ""
-    if layer.has_sink:
-        yield "attention sinks", ""
-    if layer.head_size not in _HEAD_SIZES:
-        yield f"a head size of {layer.head_size}, expected 64 or 128", ""
-    if plan.gains:
-        yield "encoders that try several gains", "convert the original with --target cann"
-    elif layer.codecs != (_CODEC, _CODEC) or plan.norm_correction != NORM_KEPT:
-        caches = f"caches of {layer.key_of} and {layer.value_of}, expected {_CODEC} for both"
-        yield caches, "use --preset int4 for all layers"
-    if layer.centered:
-        yield "centered keys and values", "leave out --calibration"

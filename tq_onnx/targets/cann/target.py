@@ -14,8 +14,6 @@ from tq_onnx.conversion.target import (
     Target,
     TargetOption,
     Values,
-    refuse_sharing,
-    refuse_window,
 )
 from tq_onnx.plan import Plan
 
@@ -23,8 +21,6 @@ from tq_onnx.plan import Plan
 def _refuse(plan: Plan) -> None:
     from tq_onnx.targets.cann.kernels import expect_kernels
 
-    refuse_window(plan)
-    refuse_sharing(plan)
     expect_kernels(plan)
 
 
@@ -64,7 +60,7 @@ CANN: Final = Target(
     refuse=_refuse,
     lower=_lower,
     provider="cann",
-    searches=False,
+    feeds_back=False,
     has_windows=False,
     # The provider copies an output that shares its memory before it is computed.
     exposes_views=False,

@@ -148,6 +148,24 @@ inline bool shape(const char* what, uint64_t mask, uint32_t repeats, size_t elem
   return false;
 }
 
+template <typename T, typename U, typename F>
+void unary(const char* what, const LocalTensor<T>& to, const LocalTensor<U>& from, uint64_t mask,
+           uint32_t repeats, const UnaryRepeatParams& p, F f) {
+  begin(what, {to.bytes(), from.bytes()});
+  if (!shape(what, mask, repeats, std::max(sizeof(T), sizeof(U)))) return;
+  const uint32_t lanes = static_cast<uint32_t>(mask);
+  const Lanes<T> out(to, p.dstBlkStride, p.dstRepStride);
+  const Lanes<U> in(from, p.srcBlkStride, p.srcRepStride);
+  U read[kRepeatBytes];
+  T written[kRepeatBytes];
+  for (uint32_t r = 0; r < repeats; ++r) {
+    if (!in.touch(what, r, lanes, false) || !out.touch(what, r, lanes, true)) return;
+    in.load(r, lanes, read);
+    for (uint32_t i = 0; i < lanes; ++i) written[i] = f(read[i]);
+    out.store(r, lanes, written);
+  }
+}
+
 template <typename T, typename F>
 void binary(const char* what, const LocalTensor<T>& to, const LocalTensor<T>& a,
             const LocalTensor<T>& b, uint64_t mask, uint32_t repeats, const BinaryRepeatParams& p,

@@ -24,40 +24,46 @@ extern "C" {
 // The kernels' own arguments, in the order of launch.h.
 #define SHIM_LAUNCH_ENCODE(NAME)                                                                  \
   uint32_t aclrtlaunch_##NAME(uint32_t cores, void* stream, void* vectors, void* rotation,        \
-                              void* centroids, void* boundaries, void* lengths, void* cache,      \
-                              uint32_t past_length, uint32_t batch, uint32_t heads,               \
-                              uint32_t new_tokens, uint32_t capacity, uint32_t head_size) {       \
+                              void* centroids, void* boundaries, void* offset, void* gains,       \
+                              void* lengths, void* cache, uint32_t past_length, uint32_t          \
+                              batch, uint32_t heads, uint32_t new_tokens, uint32_t capacity,      \
+                              uint32_t offset_rows, uint32_t gain_count, uint32_t bits,           \
+                              uint32_t norm_correction, uint32_t head_size) {                     \
     return shim::launch(cores, stream, #NAME, [=] {                                               \
-      NAME(at(vectors), at(rotation), at(centroids), at(boundaries), at(lengths), at(cache),      \
-           past_length, batch, heads, new_tokens, capacity, head_size);                           \
+      NAME(at(vectors), at(rotation), at(centroids), at(boundaries), at(offset), at(gains),       \
+           at(lengths), at(cache), past_length, batch, heads, new_tokens, capacity,               \
+           offset_rows, gain_count, bits, norm_correction, head_size);                            \
     });                                                                                           \
   }
 
 #define SHIM_LAUNCH_ATTENTION(NAME)                                                               \
-  uint32_t aclrtlaunch_##NAME(uint32_t cores, void* stream, void* query, void* keys,              \
-                              void* values, void* key_rotation, void* key_centroids,              \
-                              void* value_rotation, void* value_centroids, void* lengths,         \
-                              void* output, void* scratch, uint32_t past_length,                  \
-                              uint32_t batch, uint32_t query_heads, uint32_t heads,               \
-                              uint32_t new_tokens, uint32_t capacity, uint32_t parts,             \
-                              uint32_t part_tokens, uint32_t head_size, float scale) {            \
+  uint32_t aclrtlaunch_##NAME(uint32_t cores, void* stream, void* query, void* keys, void*        \
+                              values, void* key_rotation, void* key_centroids, void*              \
+                              value_rotation, void* value_centroids, void* key_offset, void*      \
+                              value_offset, void* lengths, void* output, void* scratch,           \
+                              uint32_t past_length, uint32_t batch, uint32_t query_heads,         \
+                              uint32_t heads, uint32_t new_tokens, uint32_t capacity, uint32_t    \
+                              parts, uint32_t part_tokens, uint32_t offset_rows, uint32_t         \
+                              key_bits, uint32_t value_bits, uint32_t head_size, float scale) {   \
     return shim::launch(cores, stream, #NAME, [=] {                                               \
       NAME(at(query), at(keys), at(values), at(key_rotation), at(key_centroids),                  \
-           at(value_rotation), at(value_centroids), at(lengths), at(output), at(scratch),         \
-           past_length, batch, query_heads, heads, new_tokens, capacity, parts, part_tokens,      \
+           at(value_rotation), at(value_centroids), at(key_offset), at(value_offset),             \
+           at(lengths), at(output), at(scratch), past_length, batch, query_heads, heads,          \
+           new_tokens, capacity, parts, part_tokens, offset_rows, key_bits, value_bits,           \
            head_size, scale);                                                                     \
     });                                                                                           \
   }
 
 #define SHIM_LAUNCH_ATTENTION_MERGE(NAME)                                                         \
-  uint32_t aclrtlaunch_##NAME(uint32_t cores, void* stream, void* scratch,                        \
-                              void* value_rotation, void* lengths, void* output,                  \
+  uint32_t aclrtlaunch_##NAME(uint32_t cores, void* stream, void* scratch, void*                  \
+                              value_rotation, void* value_offset, void* lengths, void* output,    \
                               uint32_t past_length, uint32_t batch, uint32_t query_heads,         \
-                              uint32_t heads, uint32_t new_tokens, uint32_t parts,                \
-                              uint32_t part_tokens, uint32_t head_size) {                         \
+                              uint32_t heads, uint32_t new_tokens, uint32_t parts, uint32_t       \
+                              part_tokens, uint32_t offset_rows, uint32_t head_size) {            \
     return shim::launch(cores, stream, #NAME, [=] {                                               \
-      NAME(at(scratch), at(value_rotation), at(lengths), at(output), past_length, batch,          \
-           query_heads, heads, new_tokens, parts, part_tokens, head_size);                        \
+      NAME(at(scratch), at(value_rotation), at(value_offset), at(lengths), at(output),            \
+           past_length, batch, query_heads, heads, new_tokens, parts, part_tokens,                \
+           offset_rows, head_size);                                                               \
     });                                                                                           \
   }
 

@@ -103,6 +103,12 @@ SHIM_SCALAR(Maxs, x > y ? x : y)
 SHIM_SCALAR(Mins, x < y ? x : y)
 #undef SHIM_SCALAR
 
+template <typename T>
+void Muls(const LocalTensor<T>& to, const LocalTensor<T>& a, T y, uint64_t mask, uint8_t repeats,
+          const UnaryRepeatParams& strides) {
+  vec::unary("Muls", to, a, mask, repeats, strides, [y](T x) { return static_cast<T>(x * y); });
+}
+
 inline void Exp(const LocalTensor<float>& to, const LocalTensor<float>& from, uint32_t count) {
   vec::unary("Exp", to, from, count, [](float x) { return std::exp(x); });
 }
@@ -131,19 +137,8 @@ template <typename To, typename From>
 void Cast(const LocalTensor<To>& to, const LocalTensor<From>& from, RoundMode mode, uint64_t mask,
           uint8_t repeats, const UnaryRepeatParams& p) {
   vec::check_cast<To, From>(mode);
-  vec::begin("Cast", {to.bytes(), from.bytes()});
-  if (!vec::shape("Cast", mask, repeats, std::max(sizeof(To), sizeof(From)))) return;
-  const uint32_t lanes = static_cast<uint32_t>(mask);
-  const vec::Lanes<To> out(to, p.dstBlkStride, p.dstRepStride);
-  const vec::Lanes<From> in(from, p.srcBlkStride, p.srcRepStride);
-  From read[vec::kRepeatBytes];
-  To written[vec::kRepeatBytes];
-  for (uint32_t r = 0; r < repeats; ++r) {
-    if (!in.touch("Cast", r, lanes, false) || !out.touch("Cast", r, lanes, true)) return;
-    in.load(r, lanes, read);
-    for (uint32_t i = 0; i < lanes; ++i) written[i] = vec::convert<To>(read[i], mode);
-    out.store(r, lanes, written);
-  }
+  vec::unary("Cast", to, from, mask, repeats, p,
+             [mode](From x) { return vec::convert<To>(x, mode); });
 }
 
 // Offsets and base in bytes.
@@ -179,13 +174,14 @@ inline void CompareScalar(const LocalTensor<uint8_t>& bits, const LocalTensor<fl
   const char* const what = "CompareScalar";
   shim::Core& core = vec::begin(what, {bits.bytes(), from.bytes()});
   if (count * sizeof(float) % vec::kRepeatBytes) core.fail("CompareScalar takes whole 256 bytes");
-  if (mode != CMPMODE::GE) core.fail("the shim compares with GE only");
+  if (mode != CMPMODE::GE && mode != CMPMODE::LT) core.fail("the shim compares with GE and LT");
   if (!vec::fits(what, from, count) || !vec::fits(what, bits, count / 8)) return;
   if (!core.read(PIPE_V, from.bytes(), count * sizeof(float), what)) return;
   if (!core.write(PIPE_V, bits.bytes(), count / 8, what)) return;
   std::memset(bits.bytes(), 0, count / 8);
   for (uint32_t i = 0; i < count; ++i) {
-    const bool set = vec::at<float>(from.bytes() + i * sizeof(float)) >= y;
+    const float x = vec::at<float>(from.bytes() + i * sizeof(float));
+    const bool set = mode == CMPMODE::GE ? x >= y : x < y;
     bits.bytes()[i / 8] |= static_cast<uint8_t>(set << i % 8);
   }
 }

@@ -1,0 +1,205 @@
+// The rows of one cache on their way into UB, and a tile of them as centroids and scales.
+//
+// A plane of w bits has 8 / w codes in a byte; they are taken apart in float: multiply by 2^-w,
+// floor, subtract. Shifts are not used: 2002 has none. Codes are kept as byte offsets into the
+// centroids, and looked up with Gather.
+//
+// API forms relied on: Cast of uint8_t -> half and half -> float with a mask of 8 to 64 and strides,
+// of float -> int32_t (CAST_FLOOR, CAST_RINT) and int32_t -> float with count; Muls with mask,
+// repeats and strides; Gather of half, and of uint16_t on 2002. Not compiled with bisheng, not run
+// on an NPU.
+#pragma once
+
+#include "tile.h"
+
+namespace tq {
+
+// Two places in UB for the rows of a tile, and the centroids.
+template <uint32_t D>
+class CachedRows {
+ public:
+  __aicore__ inline void init(TPipe* pipe, GM_ADDR rows, uint64_t count, GM_ADDR centroids,
+                              uint32_t bits) {
+    shape_ = shape_of<D>(bits);
+    rows_global_.SetGlobalBuffer((__gm__ uint8_t*)rows, count * shape_.bytes);
+    centroids_global_.SetGlobalBuffer((__gm__ float*)centroids, shape_.levels);
+    pipe->InitBuffer(rows_, 2 * kPlace);
+    pipe->InitBuffer(centroids_, kMostLevels * sizeof(float));
+    pipe->InitBuffer(scale_places_, kTileRows * sizeof(uint32_t));
+#if __NPU_ARCH__ == 2002
+    pipe->InitBuffer(plane_places_, kTileRows * kHalves * sizeof(uint32_t));
+#endif
+  }
+
+  // Scalar work, which the caller orders before the vector unit (S_V).
+  __aicore__ inline void start() {
+    const LocalTensor<float> centroids = centroids_.Get<float>();
+    for (uint32_t i = 0; i < shape_.levels; ++i) {
+      centroids.SetValue(i, centroids_global_.GetValue(i));
+    }
+    const LocalTensor<uint32_t> scales = scale_places_.Get<uint32_t>();
+    for (uint32_t t = 0; t < kTileRows; ++t) scales.SetValue(t, t * shape_.loaded + shape_.scale);
+#if __NPU_ARCH__ == 2002
+    if (shape_.planes[1] == 0) return;
+    const LocalTensor<uint32_t> places = plane_places_.Get<uint32_t>();
+    for (uint32_t i = 0; i < kTileRows * kHalves; ++i) {
+      // What is behind the plane is the scale, and nobody looks at it.
+      const uint32_t byte = i % kHalves * static_cast<uint32_t>(sizeof(uint16_t));
+      const uint32_t kept = byte < shape_.planes[1] ? byte : shape_.planes[1];
+      places.SetValue(i, i / kHalves * shape_.loaded + shape_.plane1 + kept);
+    }
+#endif
+  }
+
+  // Starts to fetch `count` rows from `first` to one of the places.
+  __aicore__ inline void fetch(uint32_t which, uint64_t first, uint32_t count) {
+    load_rows(rows(which), rows_global_, first, count, shape_);
+  }
+
+  __aicore__ inline const RowShape& shape() { return shape_; }
+  __aicore__ inline LocalTensor<uint8_t> rows(uint32_t which) {
+    return rows_.Get<uint8_t>()[which * kPlace];
+  }
+  __aicore__ inline LocalTensor<float> centroids() { return centroids_.Get<float>(); }
+  __aicore__ inline LocalTensor<uint32_t> scale_places() { return scale_places_.Get<uint32_t>(); }
+
+#if __NPU_ARCH__ == 2002
+  static constexpr uint32_t kHalves = kBlockBytes / sizeof(uint16_t);
+  __aicore__ inline LocalTensor<uint32_t> plane_places() { return plane_places_.Get<uint32_t>(); }
+#endif
+
+ private:
+  static constexpr uint32_t kPlace = kTileRows * kMostLoaded<D>;
+
+  RowShape shape_;
+  GlobalTensor<uint8_t> rows_global_;
+  GlobalTensor<float> centroids_global_;
+  TBuf<TPosition::VECCALC> rows_, centroids_, scale_places_;
+#if __NPU_ARCH__ == 2002
+  TBuf<TPosition::VECCALC> plane_places_;
+#endif
+};
+
+template <uint32_t D>
+class RowReader {
+ public:
+  __aicore__ inline void init(TPipe* pipe) {
+    pipe->InitBuffer(codes_, kTileRows * D * sizeof(float));
+    pipe->InitBuffer(halves_, kTileRows * kHalf * sizeof(half));
+    pipe->InitBuffer(scale_halves_, kTileRows * sizeof(half));
+    pipe->InitBuffer(scales_, kTileRows * sizeof(float));
+#if __NPU_ARCH__ == 2002
+    pipe->InitBuffer(plane_, kTileRows * kBlockBytes);
+#endif
+  }
+
+  __aicore__ inline LocalTensor<float> scales() { return scales_.Get<float>(); }
+
+  // matrix() = centroids of the codes of `count` rows, scales() their scales.
+  __aicore__ inline void read(CachedRows<D>& cache, uint32_t which, uint32_t count,
+                              Tile<D>& tile) {
+    const RowShape& shape = cache.shape();
+    const LocalTensor<uint8_t> rows = cache.rows(which);
+    Gather(scale_halves_.Get<half>(), rows.ReinterpretCast<half>(), cache.scale_places(),
+           static_cast<uint32_t>(0), count);
+    widen(rows, shape.loaded, shape.planes[0], count);
+    PipeBarrier<PIPE_V>();
+    Cast(scales_.Get<float>(), scale_halves_.Get<half>(), RoundMode::CAST_NONE, count);
+    take_apart(shape.widths[0], shape.planes[0], sizeof(float), true, count, tile);
+    if (shape.planes[1] > 0) {
+#if __NPU_ARCH__ == 2201
+      widen(rows[shape.plane1], shape.loaded, shape.planes[1], count);
+#else
+      Gather(plane_.Get<uint16_t>(), rows.ReinterpretCast<uint16_t>(), cache.plane_places(),
+             static_cast<uint32_t>(0), count * CachedRows<D>::kHalves);
+      PipeBarrier<PIPE_V>();
+      widen(plane_.Get<uint8_t>(), kBlockBytes, shape.planes[1], count);
+#endif
+      PipeBarrier<PIPE_V>();
+      take_apart(shape.widths[1], shape.planes[1], sizeof(float) << shape.widths[0], false, count,
+                 tile);
+    }
+    const LocalTensor<int32_t> offsets = tile.scratch().template ReinterpretCast<int32_t>();
+    Cast(offsets, codes_.Get<float>(), RoundMode::CAST_RINT, count * D);
+    PipeBarrier<PIPE_V>();
+    Gather(tile.matrix(), cache.centroids(), offsets.ReinterpretCast<uint32_t>(),
+           static_cast<uint32_t>(0), count * D);
+    PipeBarrier<PIPE_V>();
+  }
+
+ private:
+  static constexpr uint32_t kHalf = D / 2;
+
+  // Blocks of a row of `size` halves, a whole block at least.
+  __aicore__ inline uint32_t half_blocks(uint32_t size) {
+    return (size * static_cast<uint32_t>(sizeof(half)) + kBlockBytes - 1) / kBlockBytes;
+  }
+
+  // halves_ = `size` bytes of each row.
+  __aicore__ inline void widen(const LocalTensor<uint8_t>& rows, uint32_t place, uint32_t size,
+                               uint32_t count) {
+    Cast(halves_.Get<half>(), rows, RoundMode::CAST_NONE, size, static_cast<uint8_t>(count),
+         {1, 1, static_cast<uint8_t>(half_blocks(size)),
+          static_cast<uint8_t>(place / kBlockBytes)});
+  }
+
+  // codes_ = (or += where it is not the first plane) `unit` times the codes in halves_.
+  __aicore__ inline void take_apart(uint32_t width, uint32_t size, uint32_t unit, bool is_first,
+                                    uint32_t count, Tile<D>& tile) {
+    const uint8_t rows = static_cast<uint8_t>(count);
+    const uint8_t blocks = static_cast<uint8_t>(size / kBlockFloats);
+    const uint32_t bytes = count * size, fields = 8 / width;
+    const LocalTensor<float> codes = codes_.Get<float>();
+    const LocalTensor<float> cut = tile.matrix()[kTileRows * kHalf];
+    const LocalTensor<int32_t> whole = tile.matrix().template ReinterpretCast<int32_t>();
+    LocalTensor<float> low = tile.scratch(), high = tile.scratch()[kTileRows * kHalf];
+    Cast(low, halves_.Get<half>(), RoundMode::CAST_NONE, size, rows,
+         {1, 1, blocks, static_cast<uint8_t>(half_blocks(size))});
+    PipeBarrier<PIPE_V>();
+    Muls(low, low, static_cast<float>(unit), bytes);
+    PipeBarrier<PIPE_V>();
+    for (uint32_t k = 0; k + 1 < fields; ++k) {
+      const float base = static_cast<float>(unit << width);
+      Muls(high, low, 1.0f / base, bytes);
+      PipeBarrier<PIPE_V>();
+      Cast(whole, high, RoundMode::CAST_FLOOR, bytes);
+      PipeBarrier<PIPE_V>();
+      Cast(high, whole, RoundMode::CAST_NONE, bytes);
+      PipeBarrier<PIPE_V>();
+      Muls(cut, high, -base, bytes);
+      if (is_first && k + 2 == fields) {
+        Muls(codes[(k + 1) * size], high, static_cast<float>(unit), size, rows,
+             {1, 1, Tile<D>::kStride, blocks});
+      } else {
+        Muls(high, high, static_cast<float>(unit), bytes);
+      }
+      PipeBarrier<PIPE_V>();
+      if (is_first) {
+        Add(codes[k * size], low, cut, size, rows, {1, 1, 1, Tile<D>::kStride, blocks, blocks});
+      } else {
+        Add(low, low, cut, bytes);
+        PipeBarrier<PIPE_V>();
+        add_field(k * size, low, size, rows, blocks);
+      }
+      const LocalTensor<float> next = high;
+      high = low;
+      low = next;
+    }
+    if (!is_first) add_field((fields - 1) * size, low, size, rows, blocks);
+    PipeBarrier<PIPE_V>();
+  }
+
+  __aicore__ inline void add_field(uint32_t place, const LocalTensor<float>& field, uint32_t size,
+                                   uint8_t rows, uint8_t blocks) {
+    const LocalTensor<float> codes = codes_.Get<float>()[place];
+    Add(codes, codes, field, size, rows,
+        {1, 1, 1, Tile<D>::kStride, Tile<D>::kStride, blocks});
+  }
+
+  TBuf<TPosition::VECCALC> codes_, halves_, scale_halves_, scales_;
+#if __NPU_ARCH__ == 2002
+  TBuf<TPosition::VECCALC> plane_;
+#endif
+};
+
+}  // namespace tq

@@ -1,0 +1,76 @@
+// What a calibration takes from keys and values: an offset for each of the first slots of a cache,
+// and one for all slots behind them, floats [rows, heads, D]. Slot s has row min(s, rows - 1), of 64
+// rows at most, so that the rows of single slots are in the first tile.
+//
+// Attention counts from the last row. What it adds to all scores of a query changes no weight, and
+// what it adds to all values is added to the output; slots before it get the difference.
+#pragma once
+
+#include "tile.h"
+
+namespace tq {
+
+template <uint32_t D>
+class SlotOffsets {
+ public:
+  __aicore__ inline void init(TPipe* pipe, GM_ADDR offsets, uint32_t rows, uint32_t heads) {
+    rows_ = offsets == nullptr ? 0 : rows;
+    heads_ = heads;
+    offsets_.SetGlobalBuffer((__gm__ float*)offsets, static_cast<uint64_t>(rows_) * heads * D);
+    pipe->InitBuffer(last_, D * sizeof(float));
+  }
+
+  // Slots with an offset of their own.
+  __aicore__ inline uint32_t single() { return rows_ == 0 ? 0 : rows_ - 1; }
+
+  // matrix() = the offsets of the first `count` of them, less the last one.
+  __aicore__ inline void load_differences(Tile<D>& tile, uint32_t head, uint32_t count) {
+    const LocalTensor<float> matrix = tile.matrix(), last = last_.Get<float>();
+    SetFlag<HardEvent::V_MTE2>(EVENT_ID2);
+    WaitFlag<HardEvent::V_MTE2>(EVENT_ID2);
+    DataCopy(last, row(rows_ - 1, head), D);
+    for (uint32_t s = 0; s < count; ++s) DataCopy(matrix[s * D], row(s, head), D);
+    SetFlag<HardEvent::MTE2_V>(EVENT_ID2);
+    WaitFlag<HardEvent::MTE2_V>(EVENT_ID2);
+    for (uint32_t c = 0; c < Tile<D>::kChunks; ++c) {
+      Sub(matrix[c * kLanes], matrix[c * kLanes], last[c * kLanes], kLanes,
+          static_cast<uint8_t>(count), {1, 1, 1, Tile<D>::kStride, Tile<D>::kStride, 0});
+    }
+    PipeBarrier<PIPE_V>();
+  }
+
+  // Adds the last offset to `count` outputs, which a rotation made: it came in behind whatever the
+  // vector unit has read of an offset before.
+  __aicore__ inline void add_last(const LocalTensor<float>& outputs, uint32_t head,
+                                  uint32_t count) {
+    if (rows_ == 0) return;
+    const LocalTensor<float> last = last_.Get<float>();
+    DataCopy(last, row(rows_ - 1, head), D);
+    SetFlag<HardEvent::MTE2_V>(EVENT_ID2);
+    WaitFlag<HardEvent::MTE2_V>(EVENT_ID2);
+    for (uint32_t c = 0; c < Tile<D>::kChunks; ++c) {
+      Add(outputs[c * kLanes], outputs[c * kLanes], last[c * kLanes], kLanes,
+          static_cast<uint8_t>(count), {1, 1, 1, Tile<D>::kStride, Tile<D>::kStride, 0});
+    }
+    PipeBarrier<PIPE_V>();
+  }
+
+  // Starts to load the offset of a slot.
+  __aicore__ inline void load(const LocalTensor<float>& to, uint64_t slot, uint32_t head) {
+    DataCopy(to, row(slot < rows_ - 1 ? slot : rows_ - 1, head), D);
+  }
+
+  __aicore__ inline bool is_given() { return rows_ > 0; }
+
+ private:
+  // `head` is counted over all sequences.
+  __aicore__ inline GlobalTensor<float> row(uint64_t index, uint32_t head) {
+    return offsets_[(index * heads_ + head % heads_) * D];
+  }
+
+  uint32_t rows_, heads_;
+  GlobalTensor<float> offsets_;
+  TBuf<TPosition::VECCALC> last_;
+};
+
+}  // namespace tq
