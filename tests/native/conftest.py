@@ -72,7 +72,11 @@ def rows(
     elif codec.kind == FP8:
         cache &= 0xBF  # smaller than 2
     for field in layout.fields:
-        values = rng.uniform(0.5, 12.0, (*shape, field.count)).astype(f"<f{field.size}")
+        values = rng.uniform(0.5, 12.0, (*shape, field.count))
+        if field.size == 1:  # a step of a grid, whose middle is 1
+            values = (128 + 32 * np.log2(values)).astype(np.uint8)
+        else:
+            values = values.astype(f"<f{field.size}")
         if codec.kind == "q8_0":
             values /= 100
         end = field.offset + field.count * field.size

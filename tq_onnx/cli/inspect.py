@@ -116,8 +116,8 @@ def _classes(found: InspectionReport, head_size: int) -> list[tuple[str, str]]:
     return [
         (
             "more bits",
-            f"{len(heads[0])} of {head_size} coordinates of a key; pairs i, i + {head_size // 2} by "
-            f"heads that give them, of {len(heads)}: {named}{rest}",
+            f"{len(heads[0])} of {head_size} coordinates of a key; pairs i, i + {head_size // 2} by"
+            f" heads that give them, of {len(heads)}: {named}{rest}",
         )
     ]
 

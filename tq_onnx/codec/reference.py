@@ -406,7 +406,8 @@ def _rounded_queries(
         moved[..., own] = np.round(rotated[..., own] / step) * step - rotated[..., own]
     if key.kind == UNIFORM:
         moved -= moved.mean(axis=-1, keepdims=True)
-    rounded: Float64 = queries + moved @ np.linalg.inv(basis)
+    back = np.linalg.pinv(basis) if key.is_split else basis.swapaxes(-1, -2)
+    rounded: Float64 = queries + moved @ back
     return rounded
 
 
