@@ -209,7 +209,8 @@ TEST(scales_are_stored_in_steps) {
   for (const float none : {0.0f, -1.0f, -kInfinity, std::numeric_limits<float>::quiet_NaN()}) {
     CHECK(stored_scale(none) == 0, std::to_string(none));
   }
-  CHECK(stored_scale(1e-40f) == 1 && stored_scale(0.01f) == 1, "small");
+  CHECK(stored_scale(0.04f) == 1 && stored_scale(0.06f) == 1, "small");
+  CHECK(stored_scale(1e-40f) == 0 && stored_scale(0.03f) == 0, "nearer to zero");
   CHECK(stored_scale(kInfinity) == 255 && stored_scale(100.0f) == 255, "large");
 }
 

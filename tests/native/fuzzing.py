@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.native.conftest import Feeds
 from tests.native.single_node import Array
+from tq_onnx.codec.spec import Codec
 
 FUZZ = settings(
     max_examples=200,
@@ -41,3 +42,9 @@ def spoiled(data: st.DataObject, feeds: Mapping[str, Array]) -> Feeds:
         return out
     out[name] = np.resize(out[name], shape) if out[name].size else np.zeros(shape, out[name].dtype)
     return out
+
+
+def rotation_fits(codec: Codec, heads: int, size: int, rotation: Array) -> bool:
+    """One matrix of all heads, or one of each, which no sketch can be beside."""
+    of_heads = rotation.shape == (heads, size, size) and not codec.has_sketch
+    return of_heads or rotation.shape == (size, codec.coordinates(size))

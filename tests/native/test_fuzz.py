@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.native.conftest import CODECS, Feeds, encoded_vectors, judged_rows, rows, tables
-from tests.native.fuzzing import FUZZ, spoiled
+from tests.native.fuzzing import FUZZ, rotation_fits, spoiled
 from tests.native.single_node import Array, attention_model, encode_model, make_session, run
 from tests.tolerances import bounds
 from tq_onnx.codec import reference
@@ -83,12 +83,15 @@ def encode_fits(feeds: Feeds, codec: Codec) -> bool:
         size % 8 == 0
         and 0 < size <= 512
         and past.shape[:2] == vectors.shape[:2]
-        and past.shape[3] >= row_layout(codec, size).row_bytes
+        and has_rows(codec, size, past.shape[3])
         and lengths_fit(feeds["past_length"], vectors.shape[0], past.shape[2])
-        and tables_fit(codec, size, feeds["rotation"], feeds["centroids"])
+        and tables_fit(codec, past.shape[1], size, feeds["rotation"], feeds["centroids"])
         and (not codec.is_rotated or feeds["boundaries"].shape == (codec.boundaries,))
         and ("offset" not in feeds or offset_fits(feeds["offset"], vectors.shape[1], size))
     )
+
+
+TABLES = ("rotation", "centroids")
 
 
 def sizes_of(*codecs: Codec) -> list[int]:
@@ -96,10 +99,18 @@ def sizes_of(*codecs: Codec) -> list[int]:
     return [size for size in SIZES if size > 8 or not any(one.is_split for one in codecs)]
 
 
-def tables_fit(codec: Codec, size: int, rotation: Array, centroids: Array) -> bool:
+def tables_fit(codec: Codec, heads: int, size: int, rotation: Array, centroids: Array) -> bool:
     if not codec.is_rotated:
         return True
-    return rotation.shape == (size, codec.coordinates(size)) and centroids.shape == (codec.levels,)
+    return rotation_fits(codec, heads, size, rotation) and centroids.shape == (codec.levels,)
+
+
+def has_rows(codec: Codec, size: int, width: int) -> bool:
+    """Whether there are such rows in so many bytes."""
+    try:
+        return row_layout(codec, size).row_bytes <= width
+    except ValueError:
+        return False
 
 
 def offset_fits(offset: Array, heads: int, size: int) -> bool:
@@ -185,8 +196,8 @@ def attention_fits(feeds: Feeds, key_codec: Codec, value_codec: Codec) -> bool:
     for role, cache, codec in (("key", key, key_codec), ("value", value, value_codec)):
         fits = (
             fits
-            and cache.shape[3] >= row_layout(codec, size).row_bytes
-            and tables_fit(codec, size, feeds[f"{role}_rotation"], feeds[f"{role}_centroids"])
+            and has_rows(codec, size, cache.shape[3])
+            and tables_fit(codec, heads, size, *(feeds[f"{role}_{name}"] for name in TABLES))
         )
         if "key_offset" in feeds:
             fits = fits and offset_fits(feeds[f"{role}_offset"], heads, size)

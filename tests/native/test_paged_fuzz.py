@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.native.conftest import CODECS, Feeds, rows, tables
-from tests.native.fuzzing import FUZZ, spoiled
+from tests.native.fuzzing import FUZZ, rotation_fits, spoiled
 from tests.native.single_node import Array, make_session
 from tests.tolerances import bounds
 from tq_onnx.codec import paged
@@ -135,7 +135,7 @@ def test_encode(data: st.DataObject) -> None:
         and vectors.shape[3] == size
         and past.shape[2] == vectors.shape[1]
         and past.shape[3] >= row_layout(codec, size).row_bytes
-        and (not codec.is_rotated or feeds["rotation"].shape == rotation.shape)
+        and (not codec.is_rotated or rotation_fits(codec, past.shape[2], size, feeds["rotation"]))
         and (not codec.is_rotated or feeds["centroids"].shape == centroids.shape)
         and (not codec.is_rotated or feeds["boundaries"].shape == boundaries.shape)
         and packing_fits(feeds, vectors.shape[2], past)
@@ -202,10 +202,11 @@ def test_attention(data: st.DataObject) -> None:
         and packing_fits(feeds, query.shape[2], keys)
     )
     for side, codec in (("key", key), ("value", value)):
-        cache, (rotation, centroids, _) = feeds[f"{side}_cache"], tables(codec, size, 0)
+        cache, (_, centroids, _) = feeds[f"{side}_cache"], tables(codec, size, 0)
         fits = fits and cache.shape[3] >= row_layout(codec, size).row_bytes
         if codec.is_rotated:
-            fits = fits and feeds[f"{side}_rotation"].shape == rotation.shape
+            matrices = feeds[f"{side}_rotation"]
+            fits = fits and rotation_fits(codec, keys.shape[2], size, matrices)
             fits = fits and feeds[f"{side}_centroids"].shape == centroids.shape
     if not fits:
         with pytest.raises(Exception, match=PAGED_ATTENTION):
