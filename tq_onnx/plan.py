@@ -42,6 +42,9 @@ _Record = TypeVar("_Record")
 _MOST: Final = 1 << 63
 _MESSAGE: Final = 80
 
+_MATRIX_BYTES: Final = 8
+"""Of an entry, in two matrices."""
+
 CPU: Final = "cpu"
 """The target that every plan begins with, and the provider that runs every model."""
 
@@ -286,6 +289,16 @@ class Plan:
     def has_matrices(self) -> bool:
         """True if rotations are matrices of each KV head."""
         return any(codec.is_split for codec in self.codecs)
+
+    @property
+    def matrix_bytes(self) -> int:
+        """Bytes of the matrices of classes: float32, of each head one to write and one to read."""
+        return sum(
+            _MATRIX_BYTES * layer.kv_num_heads * layer.head_size**2
+            for layer in self.layers
+            for codec in layer.codecs
+            if codec.is_split
+        )
 
     def correction_of(self, codec: Codec) -> int:
         """Return what scales of a codec make up for."""

@@ -59,6 +59,12 @@ def test_verify_holds_and_inspect_tells_which(folder: Path, small: Path) -> None
     assert document["report"]["quality"]["kl_mean"] < 0.001
     shown = run("inspect", small)
     assert "16 of 128 coordinates of a key; pairs i, i + 64 by heads" in shown.out
+    baked = [
+        value.const_value.nbytes
+        for name, value in ir.load(small).graph.initializers.items()
+        if name.startswith(("tq.key_encode", "tq.key_read", "tq.value_encode", "tq.value_read"))
+    ]
+    assert f"of each KV head, {sum(baked):,} bytes in the model" in shown.out
     classes = run("inspect", small, "--json").document["classes"]
     plan = Plan.from_json(ir.load(small).metadata_props[METADATA_PLAN])
     assert [one["layer"] for one in classes] == [layer.layer for layer in plan.layers]

@@ -44,8 +44,10 @@ def _rotation(
     """The table of a side; heads is 0 where all have one matrix."""
     if not codec.is_rotated:
         return NONE
-    matrix = rotation_of(codec, QR, head_size, layer)
-    return np.tile(matrix, (heads, 1, 1)) if heads else matrix
+    if not heads:
+        return rotation_of(codec, QR, head_size, layer)
+    # Of each head another one, so that mixing heads up shows.
+    return np.stack([rotation_of(codec, QR, head_size, layer + 10 * n) for n in range(heads)])
 
 
 INT3 = codec_of(3)
@@ -168,9 +170,8 @@ class Site:
         """Rotations, codebooks and offsets."""
         made: Arrays = {}
         for layer, (side, codec) in enumerate((("key", self.key), ("value", self.value))):
-            made |= codec_constants(
-                codec, self.head_size, prefix=f"{side}_", layer=layer, heads=self.matrices
-            )
+            made |= codec_constants(codec, self.head_size, prefix=f"{side}_", layer=layer)
+            made[f"{side}_rotation"] = getattr(self, f"{side}_rotation")
             if self.offset_rows:
                 made[f"{side}_offset"] = self.offset(side)
         return made

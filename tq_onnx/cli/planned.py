@@ -42,6 +42,8 @@ def rows(plan: Plan, equalisation: Sequence[LayerEqualisation] = ()) -> list[tup
     if centered:
         some = "" if len(centered) == len(plan.layers) else f" in {_names(centered)}"
         found.append(("centered", f"keys and values by their means{some}"))
+    if plan.has_matrices:
+        found.append(("matrices", f"of each KV head, {plan.matrix_bytes:,} bytes in the model"))
     if plan.has_window:
         found.append(("exact window", _window(plan)))
     return found

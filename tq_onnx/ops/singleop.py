@@ -231,13 +231,7 @@ def single_operator(
 
 
 def codec_constants(
-    codec: Codec,
-    head_size: int,
-    *,
-    prefix: str = "",
-    kind: str = QR,
-    layer: int = 0,
-    heads: int = 0,
+    codec: Codec, head_size: int, *, prefix: str = "", kind: str = QR, layer: int = 0
 ) -> dict[str, Array]:
     """Return what a codec reads as initializers: rotation, centroids and boundaries, float32.
 
@@ -247,8 +241,6 @@ def codec_constants(
         prefix: begins the names: ``key_``, ``value_`` or nothing.
         kind: of the rotation.
         layer: whose rotation.
-        heads: of the cache, each with a matrix of its own ``[N, D, C]``; 0 for one of all. Codecs
-            with two classes of coordinates need them.
 
     Returns:
         The tables by name; one zero stands for each that the codec does without.
@@ -256,10 +248,7 @@ def codec_constants(
     tables: list[Array] = [np.zeros(1, np.float32)] * 3
     if codec.is_rotated:
         book = codebook_of(codec, head_size)
-        rotation = rotation_of(codec, kind, head_size, layer)
-        if heads:
-            rotation = np.tile(rotation, (heads, 1, 1))
-        tables = [rotation, book.centroids, book.boundaries]
+        tables = [rotation_of(codec, kind, head_size, layer), book.centroids, book.boundaries]
     names = ("rotation", "centroids", "boundaries")
     return {f"{prefix}{name}": table for name, table in zip(names, tables, strict=True)}
 
