@@ -174,6 +174,7 @@ def _print_original(model: Path, report: InspectionReport, *, following: bool = 
                 cells = ("", "", offer.refusal)
             else:
                 mark = "experimental" if preset.experimental else ""
+                mark = "needs --calibration" if offer.needs_calibration else mark
                 cells = (f"{offer.bytes_per_token:,}", f"{offer.ratio:.2f}", mark)
             offers.append((offer.preset, *codecs, *cells))
         terminal.print_table(

@@ -175,7 +175,8 @@ def _offer(name: str, recognition: Recognition, size: int | None) -> PresetOffer
         after = make_plan(recognition, PRESETS[name]).bytes_per_token
     except TqOnnxError as error:
         return PresetOffer(name, None, None, str(error))
-    return PresetOffer(name, after, size / after if size else None, "")
+    needs = PRESETS[name].is_split
+    return PresetOffer(name, after, size / after if size else None, "", needs)
 
 
 def _layer(site: Site) -> LayerFound:

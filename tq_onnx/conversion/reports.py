@@ -64,12 +64,21 @@ class Miss:
 
 @dataclass(frozen=True)
 class PresetOffer:
-    """The caches with one preset; ``refusal`` says why the preset cannot be used, or is empty."""
+    """The caches with one preset.
+
+    Attributes:
+        preset: its name.
+        bytes_per_token: cache bytes of one token; None if it cannot be used.
+        ratio: how many times fewer that is than now; None likewise.
+        refusal: why it cannot be used, or empty.
+        needs_calibration: whether it takes a calibration file.
+    """
 
     preset: str
     bytes_per_token: int | None
     ratio: float | None
     refusal: str
+    needs_calibration: bool = False
 
 
 @dataclass(frozen=True)
