@@ -48,8 +48,8 @@ ByteFormat byte_format(spec::Codec codec, Element element, int head_size, int la
 static_assert(kScaleBlock == spec::kQ8_0Block);
 
 // What the codes stand for, of two parts those of the first: the codebook's centroids; of equal
-// steps, whose numbers are left to
-// scale and zero, codes from the middle of the range, so that little cancels between these two.
+// steps, whose numbers are left to scale and zero, codes from the middle of the range, so that little
+// cancels between these two.
 //
 // Scores of keys with zeros bear integers, too. Let a query q be rounded to n steps of its largest
 // coordinate, each off by a deviation of max |q| / (n sqrt(12)): that moves a score by at most

@@ -6,8 +6,8 @@
 //                            key_offset, value_offset f32 [P, N, D] (both or neither),
 //                            new_keys, new_values [B, N, T, D] (optional))
 //   -> [B, H, T, D]
-// C is D, for prod 2 D, which has no matrix of each head; split kinds have no other. Of a codec that
-// does not rotate, rotation and centroids are floats of any shape, and not read.
+// C is D, for prod 2 D, which has no matrix of each head. Of a codec that does not rotate, rotation
+// and centroids are floats of any shape, and not read.
 // Refuses: another shape, rank or type, rows that are narrower than the codec's, H not a multiple
 // of N, a past_length that is negative or leaves fewer than T slots, a bias that does not
 // broadcast, more than kMaxOffsets rows of an offset, a window without new_keys and new_values or

@@ -22,7 +22,7 @@ spec::Codec read_codec(const Api& api, const OrtKernelInfo* info, const char* op
 int expect_rows(const char* op, const Tensor& cache, spec::Codec codec, int head_size);
 
 // The rotation, [D, C] or one of each head [N, D, D], and the centroids; any floats where the codec
-// has none. Split kinds have a matrix of each head, prod has one of all.
+// has none. prod has one of all heads only.
 void expect_tables(const char* op, const Tensor& rotation, const Tensor& centroids,
                    spec::Codec codec, int64_t heads, int head_size);
 

@@ -2,15 +2,14 @@
 //                  rotation f32 [D, C] or [N, D, D], centroids f32 [L], boundaries f32 [L - 1],
 //                  offset f32 [O, N, D], gains f32 [G], feedback f32 [N, D, D] (all optional))
 //   -> present uint8 [B, N, S, W],  S = max(P, overlay_rows + max_b(past_length[b]) + T)
-// C is D, for prod 2 D, which has no matrix of each head; split kinds have no other, and L - 2
-// boundaries: L counts the centroids of both classes. Of a codec that does not rotate, rotation,
-// centroids and boundaries are floats of any shape, and not read; likewise gains and feedback of one
-// that does not search. A feedback of one number is none.
+// C is D, for prod 2 D, which has no matrix of each head. Split kinds have L - 2 boundaries: L counts
+// the centroids of both classes. Of a codec that does not rotate, rotation, centroids and boundaries
+// are floats of any shape, and not read; likewise gains and feedback of one that does not search. A
+// feedback of one number is none.
 // Refuses: another shape, rank or type, a head size without room for two classes where the codec has
-// these, rows that are narrower than the codec's, a past_length that
-// is negative or beyond P, a present that overlaps past without being the same buffer of the same
-// shape, more than kMaxOffsets rows of an offset, no gain or more than spec::kMaxGains, a window
-// without room for its entries.
+// these, rows that are narrower than the codec's, a past_length that is negative or beyond P, a
+// present that overlaps past without being the same buffer of the same shape, more than kMaxOffsets
+// rows of an offset, no gain or more than spec::kMaxGains, a window without room for its entries.
 #pragma once
 
 #include "ort/codec_inputs.h"
