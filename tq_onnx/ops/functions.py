@@ -35,6 +35,7 @@ from tq_onnx.ops.bodies import (
     rotated,
     search,
     split,
+    tables,
     unit,
     unrotated,
     window,
@@ -65,7 +66,6 @@ def function_protos(
     has_window: bool = False,
     has_gains: bool = False,
     has_feedback: bool = False,
-    has_matrices: bool = False,
     element: str = "float32",
     is_paged: bool = False,
 ) -> list[onnx.FunctionProto]:
@@ -83,8 +83,6 @@ def function_protos(
         has_window: likewise ``new_keys`` and ``new_values``; nodes say what window they have.
         has_gains: whether encoding nodes have ``gains``.
         has_feedback: whether they have ``feedback``, and gains too.
-        has_matrices: whether rotations are matrices of each KV head, as those of codecs with two
-            classes of coordinates always are.
         element: element type of vectors and queries, see ``codec.elements``; only the bodies of
             ``raw`` depend on it.
         is_paged: whether the model has the paged operators, in place of those on contiguous caches;
@@ -103,7 +101,6 @@ def function_protos(
         has_window=has_window,
         has_gains=has_gains or has_feedback,
         has_feedback=has_feedback,
-        has_matrices=has_matrices or any(codec.is_split for pair in pairs for codec in pair),
         element=element,
     )
     protos: dict[str, onnx.FunctionProto] = {}
@@ -182,7 +179,7 @@ def _say_conditions(proto: onnx.FunctionProto) -> None:
 @cache
 def _pieces() -> _Functions:
     modules: tuple[ModuleType, ...] = (
-        *(half, elements, planes, unit, search, rotated, split, unrotated),
+        *(half, elements, planes, unit, tables, search, rotated, split, unrotated),
         *(encode, attention, window, paged),
     )
     return {

@@ -16,7 +16,8 @@ from functools import partial
 import onnx_ir as ir
 
 from tq_onnx.codec.spec import Codec
-from tq_onnx.ops.bodies import F32, attention, elements, encode, rotated, search, window
+from tq_onnx.ops.bodies import F32, attention, elements, encode, window
+from tq_onnx.ops.bodies import tables as sizing
 from tq_onnx.ops.bodies.codecs import reader, writer
 from tq_onnx.ops.bodies.composing import Composer
 from tq_onnx.ops.operator import Feature, Features, Operator
@@ -41,7 +42,6 @@ class Model:
         has_window: likewise ``new_keys`` and ``new_values``, and attributes of the window.
         has_gains: whether encoding has ``gains``.
         has_feedback: whether it has ``feedback``, and gains, of which keys make use.
-        has_matrices: whether rotations are matrices of each KV head ``[N, D, D]``.
         element: element type of vectors and queries.
     """
 
@@ -53,8 +53,12 @@ class Model:
     has_window: bool
     has_gains: bool
     has_feedback: bool
-    has_matrices: bool
     element: str
+
+    @property
+    def has_matrices(self) -> bool:
+        """True if rotations are matrices of each KV head ``[N, D, D]``."""
+        return any(codec.is_split for codec in self.codecs)
 
     @property
     def encoders(self) -> tuple[Encoder, ...]:
@@ -122,7 +126,7 @@ def _rotation(
         return table
     per_coordinate = {"per_coordinate": codec.coordinates(1)}
     inputs = [table, head_size]
-    return body.call(f"sized_{table.name}", rotated.rotation_of_codec, inputs, per_coordinate)
+    return body.call(f"sized_{table.name}", sizing.rotation_of_codec, inputs, per_coordinate)
 
 
 def _matrices(
@@ -144,7 +148,7 @@ def _matrices(
     if all(each.is_rotated for each in others):
         return table
     inputs = [table, of_heads, head_size]
-    return body.call(f"sized_{table.name}", rotated.matrices_of_codec, inputs)
+    return body.call(f"sized_{table.name}", sizing.matrices_of_heads, inputs)
 
 
 def encode_function(model: Model) -> ir.Function:
@@ -203,11 +207,11 @@ def encoded_rows(
     if not model.has_offset:
         vectors = body.standard("wide", "Cast", [vectors], to=F32)
     tables = {name: given[name] for name in names}
-    if "feedback" in tables and len(model.encoders) > 1:
-        inputs = [tables["feedback"], vectors]
-        tables["feedback"] = body.call("matrices", search.matrices_of_heads, inputs)
-    if "rotation" in tables and len(model.codecs) > 1:
+    if "rotation" in tables and len(model.encoders) > 1:
         head_size = body.standard("head_size", "Shape", [vectors], start=3)
+        if "feedback" in tables:
+            inputs = [tables["feedback"], vectors, head_size]
+            tables["feedback"] = body.call("matrices", sizing.matrices_of_heads, inputs)
         table, others = tables["rotation"], model.codecs
         tables["rotation"] = (
             _matrices(body, table, vectors, head_size, others)

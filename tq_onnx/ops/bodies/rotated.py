@@ -217,40 +217,6 @@ def prod_of_4_bits(rows: UINT8[...], head_size: INT64[...], centroids: FLOAT[...
     return coordinates
 
 
-@script(TURBOQUANT, default_opset=op)
-def rotation_of_codec(
-    rotation: FLOAT[...], head_size: INT64[...], per_coordinate: int
-) -> FLOAT[...]:
-    """A rotation [D, C], C = per_coordinate * D, as it is.
-
-    Where a model mixes codecs, the branch of one is type-checked with the tables of another: this
-    turns a rotation of any size into one of the right size, so that the branch that is not taken
-    makes sense to runtimes.
-    """
-    flat = op.Constant(value_ints=[-1])
-    first = op.Constant(value_ints=[0])
-    columns = op.Mul(head_size, op.Constant(value_int=per_coordinate))
-    count = op.Mul(head_size, columns)
-    room = op.Expand(op.Constant(value_float=0.0), count)
-    numbers = op.Slice(op.Concat(op.Reshape(rotation, flat), room, axis=0), first, count, first)
-    matrix = op.Reshape(numbers, op.Concat(head_size, columns, axis=0))
-    return matrix
-
-
-@script(TURBOQUANT, default_opset=op)
-def matrices_of_codec(table: FLOAT[...], of_heads: FLOAT[...], head_size: INT64[...]) -> FLOAT[...]:
-    """Matrices [N, D, D] as they are, N of a tensor [B, N, ...]; see ``RotationOfCodec``."""
-    flat = op.Constant(value_ints=[-1])
-    first = op.Constant(value_ints=[0])
-    heads = op.Shape(of_heads, start=1, end=2)
-    shape = op.Concat(heads, head_size, head_size, axis=0)
-    count = op.Mul(heads, op.Mul(head_size, head_size))
-    room = op.Expand(op.Constant(value_float=0.0), count)
-    numbers = op.Slice(op.Concat(op.Reshape(table, flat), room, axis=0), first, count, first)
-    matrices = op.Reshape(numbers, shape)
-    return matrices
-
-
 _CENTROIDS: Final = {
     1: centroids_of_1_bit,
     2: centroids_of_2_bits,

@@ -68,25 +68,6 @@ def searched_rows(
 
 
 @script(TURBOQUANT, default_opset=op)
-def matrices_of_heads(feedback: FLOAT[...], vectors: FLOAT[...]) -> FLOAT[...]:
-    """The matrices [N, D, D] for vectors [B, N, T, D], as they are.
-
-    Where other nodes of a model feed nothing back, the branch that does is type-checked with their
-    one number: this turns a tensor of any size into one of the right size, so that the branch that
-    is not taken makes sense to runtimes.
-    """
-    flat = op.Constant(value_ints=[-1])
-    first = op.Constant(value_ints=[0])
-    size = op.Shape(vectors, start=3)
-    shape = op.Concat(op.Shape(vectors, start=1, end=2), size, size, axis=0)
-    count = op.ReduceProd(shape, keepdims=1)
-    room = op.Expand(op.Constant(value_float=0.0), count)
-    numbers = op.Concat(op.Reshape(feedback, flat), room, axis=0)
-    matrices = op.Reshape(op.Slice(numbers, first, count, first), shape)
-    return matrices
-
-
-@script(TURBOQUANT, default_opset=op)
 def whole_steps(below: FLOAT[...]) -> FLOAT[...]:
     """Matrices [N, D, D] with each column in 127ths of its largest number, as
     ``tq_onnx/codec/feedback.py`` says.

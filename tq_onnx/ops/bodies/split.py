@@ -29,7 +29,7 @@ from tq_onnx.ops.bodies.planes import (
     unpack_codes_4,
 )
 from tq_onnx.ops.bodies.search import best_codes, fed_codes, fed_scales
-from tq_onnx.ops.bodies.unit import codes_of, directions, plain_scales, row_norms
+from tq_onnx.ops.bodies.unit import directions, plain_scales, row_norms
 
 _STEP: Final = log(2) / kinds.STEPS_PER_OCTAVE
 _USUAL: Final = float(kinds.USUAL_SCALE)
@@ -99,27 +99,6 @@ def step_scales(rows: UINT8[...], at: INT64[...]) -> FLOAT[...]:
 
 
 @script(TURBOQUANT, default_opset=op)
-def plain_class(
-    norms: FLOAT[...],
-    rotated: FLOAT[...],
-    centroids: FLOAT[...],
-    boundaries: FLOAT[...],
-    bits: int,
-    norm_correction: int,
-) -> UINT8[...]:
-    """Rows of a class: its coordinates [B, N, T, n] of unit vectors with these norms to the planes
-    of their codes, then a byte of scale.
-    """
-    lengths = row_norms(rotated)
-    unit = directions(rotated, lengths)
-    codes = codes_of(unit, boundaries)
-    quantised = op.Gather(centroids, op.Cast(codes, to=I32))
-    scales = plain_scales(op.Mul(norms, lengths), unit, quantised, norm_correction)
-    rows = op.Concat(pack_codes(codes, bits), step_bytes(scales), axis=-1)
-    return rows
-
-
-@script(TURBOQUANT, default_opset=op)
 def searched_class(
     norms: FLOAT[...],
     rotated: FLOAT[...],
@@ -129,7 +108,9 @@ def searched_class(
     bits: int,
     norm_correction: int,
 ) -> UINT8[...]:
-    """The same with the codes of the best gain."""
+    """Rows of a class: its coordinates [B, N, T, n] of unit vectors with these norms to the planes
+    of the codes of the best gain, then a byte of scale.
+    """
     lengths = row_norms(rotated)
     unit = directions(rotated, lengths)
     codes = best_codes(unit, centroids, boundaries, gains)
@@ -177,42 +158,6 @@ def both_classes(first: UINT8[...], second: UINT8[...]) -> UINT8[...]:
 
 
 @script(TURBOQUANT, default_opset=op)
-def split_rows(
-    vectors: FLOAT[...],
-    rotation: FLOAT[...],
-    centroids: FLOAT[...],
-    boundaries: FLOAT[...],
-    bits: int,
-    eighths: int,
-    norm_correction: int,
-) -> UINT8[...]:
-    """Rows [B, N, T, W] of vectors [B, N, T, D], which are multiplied with matrices [N, D, D]."""
-    norms = row_norms(vectors)
-    rotated = op.MatMul(directions(vectors, norms), rotation)
-    size = first_size(op.Shape(vectors, start=3), eighths)
-    levels = levels_of(bits)
-    below = op.Sub(levels, op.Constant(value_ints=[1]))
-    first = plain_class(
-        norms,
-        before(rotated, size),
-        before(centroids, levels),
-        before(boundaries, below),
-        bits,
-        norm_correction,
-    )
-    second = plain_class(
-        norms,
-        behind(rotated, size),
-        behind(centroids, levels),
-        behind(boundaries, below),
-        2,
-        norm_correction,
-    )
-    rows = both_classes(first, second)
-    return rows
-
-
-@script(TURBOQUANT, default_opset=op)
 def split_searched_rows(
     vectors: FLOAT[...],
     rotation: FLOAT[...],
@@ -223,7 +168,9 @@ def split_searched_rows(
     eighths: int,
     norm_correction: int,
 ) -> UINT8[...]:
-    """The same, each class with the best of several gains."""
+    """Rows [B, N, T, W] of vectors [B, N, T, D], which are multiplied with matrices [N, D, D], each
+    class with the best of several gains.
+    """
     norms = row_norms(vectors)
     rotated = op.MatMul(directions(vectors, norms), rotation)
     size = first_size(op.Shape(vectors, start=3), eighths)
@@ -252,6 +199,24 @@ def split_searched_rows(
 
 
 @script(TURBOQUANT, default_opset=op)
+def split_rows(
+    vectors: FLOAT[...],
+    rotation: FLOAT[...],
+    centroids: FLOAT[...],
+    boundaries: FLOAT[...],
+    bits: int,
+    eighths: int,
+    norm_correction: int,
+) -> UINT8[...]:
+    """The same without a search."""
+    one = op.Constant(value_floats=[1.0])
+    rows = split_searched_rows(
+        vectors, rotation, centroids, boundaries, one, bits, eighths, norm_correction
+    )
+    return rows
+
+
+@script(TURBOQUANT, default_opset=op)
 def split_fed_rows(
     vectors: FLOAT[...],
     rotation: FLOAT[...],
@@ -263,7 +228,7 @@ def split_fed_rows(
     eighths: int,
     norm_correction: int,
 ) -> UINT8[...]:
-    """The same with error feedback [N, D, D], of which each class takes its own block."""
+    """The same with a search and error feedback [N, D, D], of which each class takes its block."""
     norms = row_norms(vectors)
     rotated = op.MatMul(directions(vectors, norms), rotation)
     size = first_size(op.Shape(vectors, start=3), eighths)
