@@ -11,9 +11,7 @@ layout number is ever written twice by hand.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Final
 
 from tq_onnx.codec import spec, split
@@ -22,6 +20,7 @@ from tq_onnx.codec.kind import MAX_HALF, CodecKind
 from tq_onnx.codec.search import MAX_GAINS
 from tq_onnx.codec.unrotated import Q8_0_BLOCK
 from tq_onnx.codec.window import ELEMENT_BYTES, MAX_ENTRIES, TAG_BYTES
+from tq_onnx.ops.rendering import write_or_check
 
 _ASSERTED_HEAD_SIZES: Final = (64, 80, 128, 256)
 
@@ -332,16 +331,7 @@ def _assertions() -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check the header; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tq_onnx.ops.header", description=__doc__)
-    parser.add_argument("path", type=Path, help="the header file")
-    parser.add_argument("--check", action="store_true", help="only compare; status 1 if it differs")
-    options = parser.parse_args(arguments)
-    path: Path = options.path
-    text = render_header()
-    if options.check:
-        return 0 if path.is_file() and path.read_text(encoding="utf-8") == text else 1
-    path.write_text(text, encoding="utf-8", newline="\n")
-    return 0
+    return write_or_check("tq_onnx.ops.header", __doc__, render_header, arguments)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,11 @@ again and refuses a difference.
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Final
 
+from tq_onnx.ops.rendering import write_or_check
 from tq_onnx.targets.cann.features import (
     CODECS,
     FEATURES,
@@ -83,19 +82,7 @@ def _constant(name: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check the header; return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tq_onnx.targets.cann.featureheader",
-        description=(__doc__ or "").split("\n", 1)[0],
-    )
-    parser.add_argument("path", type=Path, help="the header file")
-    parser.add_argument("--check", action="store_true", help="only compare; status 1 if it differs")
-    options = parser.parse_args(arguments)
-    path: Path = options.path
-    text = render_header()
-    if options.check:
-        return 0 if path.is_file() and path.read_text(encoding="utf-8") == text else 1
-    path.write_text(text, encoding="utf-8", newline="\n")
-    return 0
+    return write_or_check("tq_onnx.targets.cann.featureheader", __doc__, render_header, arguments)
 
 
 if __name__ == "__main__":
