@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
@@ -42,6 +43,15 @@ FUNCTION_IR_VERSION = 8
 """The first IR version with functions in a model."""
 
 
+def rotation_table(plan: Plan, layer: LayerPlan, codec: Codec) -> npt.NDArray[np.float32]:
+    """Return what rotates a cache as the plan says, float32 ``[D, C]`` or ``[N, D, D]``.
+
+    Not for codecs with two classes, whose matrices no plan tells.
+    """
+    matrix = rotation_of(codec, plan.rotation, layer.head_size, layer.layer, plan.seed)
+    return np.tile(matrix, (layer.kv_num_heads, 1, 1)) if plan.has_matrices else matrix
+
+
 def rotation(build: Builder, plan: Plan, layer: LayerPlan, codec: Codec) -> ir.Value:
     """Return the rotation of a layer, float32 ``[D, C]`` or ``[N, D, D]``, for its rotated caches.
 
@@ -56,10 +66,7 @@ def rotation(build: Builder, plan: Plan, layer: LayerPlan, codec: Codec) -> ir.V
     name = "rotation_sketch" if codec.has_sketch else "rotation"
 
     def make() -> ir.Value:
-        matrix = rotation_of(codec, plan.rotation, layer.head_size, layer.layer, plan.seed)
-        if plan.has_matrices:
-            matrix = np.tile(matrix, (layer.kv_num_heads, 1, 1))
-        return build.constant(f"tq.{name}.{layer.layer}", matrix)
+        return build.constant(f"tq.{name}.{layer.layer}", rotation_table(plan, layer, codec))
 
     return build.once((name, layer.layer), make)
 

@@ -18,7 +18,7 @@ from tq_onnx.codec.acceptance import FIELD_STEPS, SEARCHED_TIE_SHARE, TIE_SHARE,
 from tq_onnx.codec.classmatrices import INVERSION, inversion_error
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.elements import ELEMENTS
-from tq_onnx.codec.rotation import rotation_of
+from tq_onnx.conversion.bake import rotation_table
 from tq_onnx.measure.feeding_modes import SAME_NUMBERS, CallDistance, FeedingFigures
 from tq_onnx.measure.oracle import BODY, KERNEL, OracleFigures
 from tq_onnx.measure.probe import EncodeNames, Probe
@@ -241,16 +241,19 @@ def tables(probe: Probe) -> PropertyCheck:
 def _is_planned(names: EncodeNames, layer: LayerPlan, plan: Plan) -> bool:
     """Tell whether a rotation is the plan's, or, of classes, whether attention undoes it."""
     assert names.rotation is not None
-    assert names.read is not None
-    sizes = (layer.kv_num_heads, layer.head_size, layer.head_size)
     if names.codec.is_split:
-        if names.rotation.shape != sizes or names.read.shape != sizes:
-            return False
-        return inversion_error(names.rotation, names.read) <= INVERSION
-    wanted = rotation_of(names.codec, plan.rotation, layer.head_size, layer.layer, plan.seed)
-    if plan.has_matrices:
-        wanted = np.tile(wanted, (layer.kv_num_heads, 1, 1))
-    return _close(names.rotation, wanted)
+        return undoes(names.read, names.rotation, layer)
+    return _close(names.rotation, rotation_table(plan, layer, names.codec))
+
+
+def undoes(
+    read: npt.NDArray[np.float32] | None, encode: npt.NDArray[np.float32] | None, layer: LayerPlan
+) -> bool:
+    """Tell whether attention undoes what an encoder multiplies with, both ``[N, D, D]``."""
+    sizes = (layer.kv_num_heads, layer.head_size, layer.head_size)
+    if read is None or encode is None or read.shape != sizes or encode.shape != sizes:
+        return False
+    return inversion_error(encode, read) <= INVERSION
 
 
 def _close(found: npt.NDArray[np.float32], wanted: npt.NDArray[np.float32]) -> bool:

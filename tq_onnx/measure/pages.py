@@ -17,20 +17,18 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from tq_onnx.codec.classmatrices import INVERSION, inversion_error
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.elements import ELEMENT_BITS, ELEMENTS
-from tq_onnx.codec.rotation import rotation_of
-from tq_onnx.codec.spec import Codec
 from tq_onnx.codec.unrotated import RAW
 from tq_onnx.conversion import bake
+from tq_onnx.conversion.bake import rotation_table
 from tq_onnx.conversion.check import snapshot_interface
 from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.copying import copy_graph
 from tq_onnx.measure.adapted import BY_NODES, fold_alike
-from tq_onnx.measure.checks import MAX_TABLE_ERROR, ROUNDING_BY_CALL, PropertyCheck, failed
+from tq_onnx.measure.checks import MAX_TABLE_ERROR, ROUNDING_BY_CALL, PropertyCheck, failed, undoes
 from tq_onnx.measure.fidelity import KEPT, MAX_REWRITE_ERROR, MAX_ROUNDED_ERROR
 from tq_onnx.measure.interfaces import not_made_from
 from tq_onnx.measure.rawform import NO_TABLE, multiply_floats
@@ -343,16 +341,15 @@ def _tables(model: ir.Model, plan: Plan) -> Iterator[str]:
             for reader in readers:
                 read.append((reader, slots[f"{side}_rotation"], slots[f"{side}_centroids"]))
             where = f"layer {layer.layer}, {side}s"
+            wanted = {"centroids": codebook_of(codec, layer.head_size).centroids}
+            if not codec.is_split:
+                wanted["rotation"] = rotation_table(plan, layer, codec)
             for one, rotation, centroids in read:
-                tables = {"rotation": rotation.of(one), "centroids": centroids.of(one)}
-                wanted = _wanted(codec, layer, plan)
-                if codec.is_split:
-                    del wanted["rotation"], tables["rotation"]
-                yield from _differing(where, tables, wanted)
-            if codec.is_split:
-                own, *taken = [_floats(rotation.of(one)) for one, rotation, _ in read]
-                if not all(_undoes(own, other, layer) for other in taken):
-                    yield f"{where}: the matrices are not each other's inverse"
+                found = {"rotation": rotation.of(one), "centroids": centroids.of(one)}
+                yield from _differing(where, found, wanted)
+            own, *taken = [_floats(rotation.of(one)) for one, rotation, _ in read]
+            if codec.is_split and not all(undoes(other, own, layer) for other in taken):
+                yield f"{where}: the matrices are not each other's inverse"
 
 
 def _floats(value: ir.Value | None) -> npt.NDArray[np.float32] | None:
@@ -360,33 +357,14 @@ def _floats(value: ir.Value | None) -> npt.NDArray[np.float32] | None:
     return None if tensor is None else np.asarray(tensor.numpy(), np.float32)
 
 
-def _undoes(
-    encode: npt.NDArray[np.float32] | None,
-    read: npt.NDArray[np.float32] | None,
-    layer: LayerPlan,
-) -> bool:
-    sizes = (layer.kv_num_heads, layer.head_size, layer.head_size)
-    if encode is None or read is None or encode.shape != sizes or read.shape != sizes:
-        return False
-    return inversion_error(encode, read) <= INVERSION
-
-
-def _wanted(codec: Codec, layer: LayerPlan, plan: Plan) -> dict[str, npt.NDArray[np.float32]]:
-    rotation = rotation_of(codec, plan.rotation, layer.head_size, layer.layer, plan.seed)
-    if plan.has_matrices:
-        rotation = np.tile(rotation, (layer.kv_num_heads, 1, 1))
-    return {"rotation": rotation, "centroids": codebook_of(codec, layer.head_size).centroids}
-
-
 def _differing(
     where: str,
     found: Mapping[str, ir.Value | None],
     wanted: Mapping[str, npt.NDArray[np.float32]],
 ) -> Iterator[str]:
-    for name, value in found.items():
-        tensor = None if value is None else value.const_value
-        array = None if tensor is None else tensor.numpy()
-        if array is None or array.shape != wanted[name].shape:
+    for name, table in wanted.items():
+        array = _floats(found[name])
+        if array is None or array.shape != table.shape:
             yield f"{where}: the {name} has another size"
-        elif not np.abs(array - wanted[name]).max() <= MAX_TABLE_ERROR:
+        elif not np.abs(array - table).max() <= MAX_TABLE_ERROR:
             yield f"{where}: the {name} holds other numbers"
