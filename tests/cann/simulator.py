@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,63 @@ import numpy as np
 
 Site = tuple[str, int, str]
 """A synchronisation statement of the kernels: file, line, kind."""
+
+
+@dataclass(frozen=True)
+class VectorCount:
+    """The vector instructions of one kind on a core.
+
+    Attributes:
+        name: of the instruction.
+        from_bytes: of an element that is read.
+        to_bytes: of an element that is written.
+        instructions: how many there were.
+        repeats: of up to 256 bytes of the widest operand, of all of them.
+    """
+
+    name: str
+    from_bytes: int
+    to_bytes: int
+    instructions: int
+    repeats: int
+
+
+@dataclass(frozen=True)
+class MovedCount:
+    """What a queue moved: transfers, pieces that lie together in global memory, and bytes."""
+
+    transfers: int
+    pieces: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class CoreCounts:
+    """What a core was asked to do in one launch (``shim/counts.h``)."""
+
+    vector: tuple[VectorCount, ...]
+    moved_in: MovedCount
+    moved_out: MovedCount
+    barriers: int
+    flags_waited: int
+    scalar_reads: int
+    scalar_writes: int
+    scalar_loads: int
+
+    @staticmethod
+    def of(told: dict[str, Any]) -> CoreCounts:
+        """From the JSON of the shim."""
+        queues = {name: MovedCount(**told[name]) for name in ("moved_in", "moved_out")}
+        vector = tuple(VectorCount(**one) for one in told["vector"])
+        return CoreCounts(**{**told, **queues, "vector": vector})
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch of a kernel, and what each of its cores was asked to do."""
+
+    kernel: str
+    cores: tuple[CoreCounts, ...]
 
 
 class Simulator:
@@ -23,6 +82,7 @@ class Simulator:
         self._library.tq_sim_vector_instructions.restype = ctypes.c_uint64
         self._library.tq_sim_message.restype = ctypes.c_size_t
         self._library.tq_sim_site.restype = ctypes.c_size_t
+        self._library.tq_sim_launches_json.restype = ctypes.c_size_t
         self.arch = int(self._library.tq_sim_arch())
 
     def call(self, name: str, *arguments: Any) -> int:
@@ -52,6 +112,22 @@ class Simulator:
     def cores_used(self) -> int:
         """The most cores that wrote global memory in one launch since the last reset."""
         return int(self._library.tq_sim_cores_used())
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[list[Launch]]:
+        """Counts launches; the list has them behind the block, one after the other."""
+        launches: list[Launch] = []
+        self._library.tq_sim_count(1)
+        try:
+            yield launches
+            size = self._library.tq_sim_launches_json(None, ctypes.c_size_t(0)) + 1
+            text = ctypes.create_string_buffer(size)
+            self._library.tq_sim_launches_json(text, ctypes.c_size_t(size))
+            for told in json.loads(text.value):
+                cores = tuple(CoreCounts.of(core) for core in told["cores"])
+                launches.append(Launch(told["kernel"], cores))
+        finally:
+            self._library.tq_sim_count(0)
 
     def messages(self) -> list[str]:
         """The first hazards since the last reset, in words."""

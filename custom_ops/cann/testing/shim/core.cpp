@@ -99,6 +99,7 @@ void Core::set_flag(int from, int to, int id) {
 
 void Core::wait_flag(int from, int to, int id) {
   Flag& flag = flags_[{from, to, id}];
+  ++counts_.flags_waited;
   if (!flag.set) fail(name(from, to, id) + " is waited for and not set: a hang");
   flag.set = false;
   for (int p = 0; p < kPipes; ++p) {
@@ -107,6 +108,7 @@ void Core::wait_flag(int from, int to, int id) {
 }
 
 void Core::barrier(int pipe) {
+  ++counts_.barriers;
   if (pipe != PIPE_ALL) {
     seen_[pipe][pipe] = clock_[pipe];
     return;

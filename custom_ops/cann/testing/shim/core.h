@@ -23,6 +23,8 @@
 #include <tuple>
 #include <vector>
 
+#include "counts.h"
+
 enum pipe_t { PIPE_S, PIPE_V, PIPE_MTE2, PIPE_MTE3, PIPE_ALL };
 
 namespace shim {
@@ -75,6 +77,9 @@ class Core {
   void issue(int pipe) { ++clock_[pipe]; }
   uint64_t issued(int pipe) const { return clock_[pipe]; }
 
+  // What the core was asked to do so far.
+  Counts& counts() { return counts_; }
+
   void aligned(const void* address, const char* what);
 
   // Checks an access by the latest instruction of a pipe; returns whether it may be made.
@@ -120,6 +125,7 @@ class Core {
   uint64_t clock_[kPipes] = {};
   uint64_t seen_[kPipes][kPipes] = {};
   std::map<std::tuple<int, int, int>, Flag> flags_;
+  Counts counts_;
 };
 
 // The core that is simulated.

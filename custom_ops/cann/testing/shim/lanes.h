@@ -23,9 +23,17 @@ namespace vec {
 
 constexpr uint32_t kRepeatBytes = 256;
 
-inline shim::Core& begin(const char* what, std::initializer_list<const uint8_t*> operands) {
+// How many repeats the form with a count makes of elements of `bytes`.
+constexpr uint64_t repeats_of(uint64_t count, size_t bytes) {
+  return (count * bytes + kRepeatBytes - 1) / kRepeatBytes;
+}
+
+// An instruction whose widest operands have elements of `from` and `to` bytes.
+inline shim::Core& begin(const char* what, size_t from, size_t to, uint64_t repeats,
+                         std::initializer_list<const uint8_t*> operands) {
   shim::Core& core = shim::core();
   core.issue(PIPE_V);
+  core.counts().vectors(what, from, to, repeats);
   for (const uint8_t* const operand : operands) core.aligned(operand, what);
   return core;
 }
@@ -63,7 +71,9 @@ void put(uint8_t* place, T value) {
 template <typename T, typename U, typename F>
 void unary(const char* what, const LocalTensor<T>& to, const LocalTensor<U>& from, uint32_t count,
            F f) {
-  shim::Core& core = begin(what, {to.bytes(), from.bytes()});
+  shim::Core& core =
+      begin(what, sizeof(U), sizeof(T), repeats_of(count, std::max(sizeof(T), sizeof(U))),
+            {to.bytes(), from.bytes()});
   if (!fits(what, to, count) || !fits(what, from, count)) return;
   apart(what, to.bytes(), count * sizeof(T), from.bytes(), count * sizeof(U), true);
   if (!core.read(PIPE_V, from.bytes(), count * sizeof(U), what)) return;
@@ -76,7 +86,8 @@ void unary(const char* what, const LocalTensor<T>& to, const LocalTensor<U>& fro
 template <typename T, typename F>
 void binary(const char* what, const LocalTensor<T>& to, const LocalTensor<T>& a,
             const LocalTensor<T>& b, uint32_t count, F f) {
-  shim::Core& core = begin(what, {to.bytes(), a.bytes(), b.bytes()});
+  shim::Core& core = begin(what, sizeof(T), sizeof(T), repeats_of(count, sizeof(T)),
+                           {to.bytes(), a.bytes(), b.bytes()});
   const uint64_t bytes = static_cast<uint64_t>(count) * sizeof(T);
   if (!fits(what, to, count) || !fits(what, a, count) || !fits(what, b, count)) return;
   apart(what, to.bytes(), bytes, a.bytes(), bytes, true);
@@ -151,7 +162,7 @@ inline bool shape(const char* what, uint64_t mask, uint32_t repeats, size_t elem
 template <typename T, typename U, typename F>
 void unary(const char* what, const LocalTensor<T>& to, const LocalTensor<U>& from, uint64_t mask,
            uint32_t repeats, const UnaryRepeatParams& p, F f) {
-  begin(what, {to.bytes(), from.bytes()});
+  begin(what, sizeof(U), sizeof(T), repeats, {to.bytes(), from.bytes()});
   if (!shape(what, mask, repeats, std::max(sizeof(T), sizeof(U)))) return;
   const uint32_t lanes = static_cast<uint32_t>(mask);
   const Lanes<T> out(to, p.dstBlkStride, p.dstRepStride);
@@ -170,7 +181,7 @@ template <typename T, typename F>
 void binary(const char* what, const LocalTensor<T>& to, const LocalTensor<T>& a,
             const LocalTensor<T>& b, uint64_t mask, uint32_t repeats, const BinaryRepeatParams& p,
             F f) {
-  begin(what, {to.bytes(), a.bytes(), b.bytes()});
+  begin(what, sizeof(T), sizeof(T), repeats, {to.bytes(), a.bytes(), b.bytes()});
   if (!shape(what, mask, repeats, sizeof(T))) return;
   const uint32_t lanes = static_cast<uint32_t>(mask);
   const Lanes<T> out(to, p.dstBlkStride, p.dstRepStride);
@@ -200,7 +211,7 @@ template <typename F>
 void reduce_blocks(const char* what, const LocalTensor<float>& to, const LocalTensor<float>& from,
                    int32_t repeats, int32_t mask, int32_t out_stride, int32_t block_stride,
                    int32_t repeat_stride, F f) {
-  begin(what, {to.bytes(), from.bytes()});
+  begin(what, sizeof(float), sizeof(float), repeats, {to.bytes(), from.bytes()});
   constexpr uint32_t kBlocks = 8, kFloats = 8;
   if (mask != kBlocks * kFloats || repeats < 1 || repeats > 255) {
     shim::core().fail(std::string(what) + ": the shim takes whole repeats, 1 to 255 of them");

@@ -33,6 +33,8 @@ struct Record {
   uint32_t ub_bytes = 0;
   uint64_t vector_instructions = 0;
   uint32_t cores_used = 0;
+  bool counts_launches = false;
+  std::vector<std::string> launches;  // as JSON, while they are counted
 };
 
 Record& record() {
@@ -80,6 +82,7 @@ void check_cores(Launch& launch) {
 }
 
 struct Job {
+  std::string name;
   uint32_t cores;
   std::function<void()> kernel;
 };
@@ -90,6 +93,7 @@ int run(void* argument) {
   const uint64_t before = record().hazards;
   Launch launch;
   launched = &launch;
+  std::string counted;
   for (uint32_t i = 0; i < job->cores; ++i) {
     Core one(i, job->cores);
     current = &one;
@@ -97,8 +101,13 @@ int run(void* argument) {
     one.finish();
     record().ub_bytes = std::max(record().ub_bytes, one.allocated());
     record().vector_instructions += one.issued(PIPE_V);
+    if (record().counts_launches) counted += (i > 0 ? ", " : "") + one.counts().json();
   }
   current = nullptr;
+  if (record().counts_launches) {
+    record().launches.push_back("{\"kernel\": \"" + job->name + "\", \"cores\": [" + counted +
+                                "]}");
+  }
   std::set<uint32_t> writers;
   for (const Access& write : launch.writes) writers.insert(write.core);
   record().cores_used = std::max(record().cores_used, static_cast<uint32_t>(writers.size()));
@@ -114,7 +123,7 @@ Core& core() { return *current; }
 uint32_t launch(uint32_t cores, void* stream, const char* name, std::function<void()> kernel) {
   if (cores == 0 || cores > kMaxCores) return 107000;  // ACL_ERROR_RT_PARAM_INVALID
   return static_cast<uint32_t>(
-      enqueue(stream, name, run, new Job{cores, std::move(kernel)}));
+      enqueue(stream, name, run, new Job{name, cores, std::move(kernel)}));
 }
 
 std::map<Site, SiteState>& sites() {
@@ -187,6 +196,26 @@ uint32_t tq_sim_ub_bytes(void) {
 uint64_t tq_sim_vector_instructions(void) {
   const std::lock_guard<std::mutex> lock(shim::simulation());
   return shim::record().vector_instructions;
+}
+
+// From now on launches are counted (counts.h), or not; forgets those that were.
+void tq_sim_count(int is_on) {
+  const std::lock_guard<std::mutex> lock(shim::simulation());
+  shim::record().counts_launches = is_on != 0;
+  shim::record().launches.clear();
+}
+
+// The launches that were counted, one behind the other, as JSON [{"kernel", "cores": [counts]}].
+// Writes at most `capacity` bytes with the terminator and returns the length of the whole text.
+size_t tq_sim_launches_json(char* text, size_t capacity) {
+  const std::lock_guard<std::mutex> lock(shim::simulation());
+  std::string all = "[";
+  for (const std::string& launch : shim::record().launches) {
+    all += (all.size() > 1 ? ", " : "") + launch;
+  }
+  all += "]";
+  if (capacity > 0) std::snprintf(text, capacity, "%s", all.c_str());
+  return all.size();
 }
 
 // Message `index` of those kept since the last reset; returns its length, 0 if there is none.

@@ -81,6 +81,7 @@ class LocalTensor {
 
   T GetValue(uint32_t index) const {
     shim::core().issue(PIPE_S);
+    ++shim::core().counts().scalar_reads;
     uint8_t* const place = data_ + static_cast<uint64_t>(index) * sizeof(T);
     T value{};
     if (inside(index) && shim::core().read(PIPE_S, place, sizeof(T), "GetValue")) {
@@ -91,6 +92,7 @@ class LocalTensor {
 
   void SetValue(uint32_t index, T value) const {
     shim::core().issue(PIPE_S);
+    ++shim::core().counts().scalar_writes;
     uint8_t* const place = data_ + static_cast<uint64_t>(index) * sizeof(T);
     if (inside(index) && shim::core().write(PIPE_S, place, sizeof(T), "SetValue")) {
       std::memcpy(place, &value, sizeof value);
@@ -130,6 +132,7 @@ class GlobalTensor {
 
   T GetValue(uint64_t index) const {
     T value{};
+    ++shim::core().counts().scalar_loads;
     if (const uint8_t* const place = (*this)[index].host(sizeof(T), false, "GetValue")) {
       std::memcpy(&value, place, sizeof value);
     }

@@ -28,6 +28,7 @@ void DataCopy(const LocalTensor<T>& to, const GlobalTensor<T>& from, uint32_t co
   shim::Core& core = shim::core();
   const uint64_t bytes = static_cast<uint64_t>(count) * sizeof(T);
   core.issue(PIPE_MTE2);
+  core.counts().in.add(1, bytes);
   core.aligned(to.bytes(), "DataCopy's local tensor");
   if (!checked::whole_blocks(bytes, "DataCopy") || !checked::holds(to, bytes, "DataCopy")) return;
   const uint8_t* const source = from.host(bytes, false, "DataCopy");
@@ -41,6 +42,7 @@ void DataCopy(const GlobalTensor<T>& to, const LocalTensor<T>& from, uint32_t co
   shim::Core& core = shim::core();
   const uint64_t bytes = static_cast<uint64_t>(count) * sizeof(T);
   core.issue(PIPE_MTE3);
+  core.counts().out.add(1, bytes);
   core.aligned(from.bytes(), "DataCopy's local tensor");
   if (!checked::whole_blocks(bytes, "DataCopy") || !checked::holds(from, bytes, "DataCopy")) return;
   uint8_t* const target = to.host(bytes, true, "DataCopy");
@@ -66,6 +68,7 @@ void DataCopy(const GlobalTensor<T>& to, const LocalTensor<T>& from, const DataC
     return;
   }
   const uint64_t bytes = shape.blockLen * static_cast<uint64_t>(shim::kBlock);
+  core.counts().out.add(shape.blockCount, bytes);
   for (uint64_t i = 0; i < shape.blockCount; ++i) {
     const uint64_t place = i * (bytes + shape.srcStride * shim::kBlock);
     if (!checked::holds(from, place + bytes, "DataCopy")) return;
@@ -118,6 +121,7 @@ void DataCopyPad(const LocalTensor<T>& to, const GlobalTensor<T>& from,
   core.aligned(to.bytes(), "DataCopyPad's local tensor");
   if (padding.isPad) core.fail("the shim has no padding values");
   if (!checked::pad_shape(shape)) return;
+  core.counts().in.add(shape.blockCount, shape.blockLen);
   const uint64_t step = checked::padded(shape.blockLen) + shape.dstStride * shim::kBlock;
   for (uint64_t i = 0; i < shape.blockCount; ++i) {
     const uint64_t place = i * step;
@@ -139,6 +143,7 @@ void DataCopyPad(const GlobalTensor<T>& to, const LocalTensor<T>& from,
   core.issue(PIPE_MTE3);
   core.aligned(from.bytes(), "DataCopyPad's local tensor");
   if (!checked::pad_shape(shape)) return;
+  core.counts().out.add(shape.blockCount, shape.blockLen);
   const uint64_t step = checked::padded(shape.blockLen) + shape.srcStride * shim::kBlock;
   for (uint64_t i = 0; i < shape.blockCount; ++i) {
     const uint64_t place = i * step;

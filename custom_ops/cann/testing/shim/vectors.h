@@ -120,7 +120,8 @@ inline void Sqrt(const LocalTensor<float>& to, const LocalTensor<float>& from, u
 template <typename T>
 void Duplicate(const LocalTensor<T>& to, T value, uint32_t count) {
   static_assert(sizeof(T) >= 2, "Duplicate has no types of 8 bits");
-  shim::Core& core = vec::begin("Duplicate", {to.bytes()});
+  shim::Core& core = vec::begin("Duplicate", sizeof(T), sizeof(T),
+                                vec::repeats_of(count, sizeof(T)), {to.bytes()});
   if (!vec::fits("Duplicate", to, count)) return;
   if (!core.write(PIPE_V, to.bytes(), count * sizeof(T), "Duplicate")) return;
   for (uint32_t i = 0; i < count; ++i) vec::put<T>(to.bytes() + i * sizeof(T), value);
@@ -146,7 +147,9 @@ template <typename T>
 void Gather(const LocalTensor<T>& to, const LocalTensor<T>& from,
             const LocalTensor<uint32_t>& offsets, uint32_t base, uint32_t count) {
   static_assert(sizeof(T) == 2 || sizeof(T) == 4, "Gather has types of 16 and 32 bits");
-  shim::Core& core = vec::begin("Gather", {to.bytes(), from.bytes(), offsets.bytes()});
+  shim::Core& core =
+      vec::begin("Gather", sizeof(T), sizeof(T), vec::repeats_of(count, sizeof(T)),
+                 {to.bytes(), from.bytes(), offsets.bytes()});
   if (!vec::fits("Gather", to, count) || !vec::fits("Gather", offsets, count)) return;
   vec::apart("Gather", to.bytes(), count * sizeof(T), offsets.bytes(), count * 4ull, false);
   if (!core.read(PIPE_V, offsets.bytes(), count * 4ull, "Gather")) return;
@@ -172,7 +175,9 @@ void Gather(const LocalTensor<T>& to, const LocalTensor<T>& from,
 inline void CompareScalar(const LocalTensor<uint8_t>& bits, const LocalTensor<float>& from,
                           float y, CMPMODE mode, uint32_t count) {
   const char* const what = "CompareScalar";
-  shim::Core& core = vec::begin(what, {bits.bytes(), from.bytes()});
+  shim::Core& core = vec::begin(what, sizeof(float), sizeof(float),
+                                vec::repeats_of(count, sizeof(float)),
+                                {bits.bytes(), from.bytes()});
   if (count * sizeof(float) % vec::kRepeatBytes) core.fail("CompareScalar takes whole 256 bytes");
   if (mode != CMPMODE::GE && mode != CMPMODE::LT) core.fail("the shim compares with GE and LT");
   if (!vec::fits(what, from, count) || !vec::fits(what, bits, count / 8)) return;
@@ -189,7 +194,9 @@ inline void CompareScalar(const LocalTensor<uint8_t>& bits, const LocalTensor<fl
 inline void Select(const LocalTensor<float>& to, const LocalTensor<uint8_t>& bits,
                    const LocalTensor<float>& from, float other, SELMODE mode, uint32_t count) {
   const char* const what = "Select";
-  shim::Core& core = vec::begin(what, {to.bytes(), bits.bytes(), from.bytes()});
+  shim::Core& core = vec::begin(what, sizeof(float), sizeof(float),
+                                vec::repeats_of(count, sizeof(float)),
+                                {to.bytes(), bits.bytes(), from.bytes()});
   if (mode != SELMODE::VSEL_TENSOR_SCALAR_MODE) core.fail("Select with another mode");
   if (!vec::fits(what, to, count) || !vec::fits(what, from, count)) return;
   if (!vec::fits(what, bits, (count + 7) / 8)) return;
@@ -208,7 +215,8 @@ inline void WholeReduceSum(const LocalTensor<float>& to, const LocalTensor<float
                            int32_t mask, int32_t repeats, int32_t dstRepStride,
                            int32_t srcBlkStride, int32_t srcRepStride) {
   const char* const what = "WholeReduceSum";
-  shim::Core& core = vec::begin(what, {from.bytes()});
+  shim::Core& core =
+      vec::begin(what, sizeof(float), sizeof(float), repeats, {from.bytes()});
   if (!vec::shape(what, mask, repeats, sizeof(float))) return;
   const vec::Lanes<float> in(from, srcBlkStride, srcRepStride);
   for (int32_t r = 0; r < repeats; ++r) {
