@@ -144,6 +144,66 @@ def test_the_report_says_whether_the_device_was_simulated(
     assert asked[1:] == [(part, simulated) for part in PARTS[1:-1]]
 
 
+@pytest.mark.usefixtures("present")
+def test_an_interrupted_verification_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    interrupted_in = [PARTS[3]]
+
+    def in_a_process(part: str, request: Request, seconds: float) -> dict[str, object]:
+        if part in interrupted_in:
+            raise KeyboardInterrupt
+        asked.append(part)
+        return answer(part, False)
+
+    monkeypatch.setattr(npu, "_in_a_process", in_a_process)
+    output, kept = tmp_path / "report.json", tmp_path / "report.json.parts"
+    outcome = run("verify-on-npu", "-o", output)
+    assert (outcome.code, output.exists(), kept.exists()) == (130, False, True)
+    interrupted_in.clear()
+    asked.clear()
+    outcome = run("verify-on-npu", "-o", output)
+    # The device is asked again, since what was found is of that one.
+    assert asked == [PARTS[0], *PARTS[3:-1]]
+    assert "encode, from before" in outcome.err
+    assert [check["name"] for check in json.loads(output.read_text())["checks"]] == [*PARTS[:-1]]
+    assert sorted(tmp_path.iterdir()) == [output]
+
+
+@pytest.mark.usefixtures("present")
+@pytest.mark.parametrize("changed", ["device", "model", "file"])
+def test_what_something_else_gave_is_not_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    asked: list[str] = []
+    device = {"soc": "one"}
+
+    def in_a_process(part: str, request: Request, seconds: float) -> dict[str, object]:
+        asked.append(part)
+        found = answer(part, False)
+        known = {**dataclasses.asdict(environment.describe()), **device}
+        return {**found, "environment": known if part == PARTS[0] else None}
+
+    monkeypatch.setattr(npu, "_in_a_process", in_a_process)
+    model, kept = tmp_path / "model.onnx", tmp_path / "kept"
+    model.write_bytes(b"1")
+    request = Request(models=(model,))
+    npu.verify_on_npu(request, kept=kept)
+    asked.clear()
+    npu.verify_on_npu(request, kept=kept)
+    assert asked == [PARTS[0]]
+    if changed == "device":
+        device["soc"] = "another"
+    elif changed == "model":
+        model.write_bytes(b"22")
+    else:
+        kept.write_text("[]")
+    asked.clear()
+    npu.verify_on_npu(request, kept=kept)
+    assert asked == [*PARTS]
+
+
 @pytest.mark.skipif(os.name != "posix", reason="the interpreter is a shell script")
 @pytest.mark.parametrize(
     ("script", "problem"),

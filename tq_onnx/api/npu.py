@@ -20,6 +20,7 @@ def verify_on_npu(
     models: Sequence[AnyPath] = (),
     *,
     seconds: float = npu.PART_SECONDS,
+    kept: AnyPath | None = None,
     on_progress: OnProgress | None = None,
 ) -> npu.NpuReport:
     """Check operators, models, placement and graph mode on an Ascend NPU.
@@ -27,6 +28,8 @@ def verify_on_npu(
     Args:
         models: models to check besides the bundled one, converted for CANN or originals.
         seconds: how long each part may take.
+        kept: a file for the parts that are finished: the next call goes on from it. It is left
+            there. None to keep nothing.
         on_progress: called as each part begins.
 
     Returns:
@@ -44,5 +47,8 @@ def verify_on_npu(
     with tempfile.TemporaryDirectory(prefix="tq-onnx-npu-") as folder:
         trained = build_bundled("dynamo", Path(folder) / "trained")
         return npu.verify_on_npu(
-            npu.Request(trained, prompt, files), part_seconds=seconds, on_progress=on_progress
+            npu.Request(trained, prompt, files),
+            part_seconds=seconds,
+            kept=None if kept is None else path_of(kept),
+            on_progress=on_progress,
         )

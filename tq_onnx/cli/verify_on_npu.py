@@ -29,11 +29,14 @@ def verify_on_npu(
 ) -> None:
     """Check everything on an Ascend NPU and write a report to send back.
 
-    Check encode and attention against numpy, the bundled model against the CPU, the placement of
-    nodes, graph mode, and MODELS (originals, or converted for CANN). Measure times.
+    Check encode and attention against numpy with all codecs, the bundled model against the CPU, the
+    placement of nodes, graph mode, and MODELS (originals, or converted for CANN). Measure times.
 
     The report is one JSON document, on stdout without -o, or with --json. It names files, but no
     folders, no host and no user. Exit with code 5 if a check fails; the report has the reason.
+
+    With -o, what is finished is kept in OUTPUT.parts until the report is written. After an
+    interruption the same command goes on from there.
 
     \b
     Example:
@@ -46,8 +49,11 @@ def verify_on_npu(
         raise ModelFileError(
             "the report cannot be written there", where=str(output), fix="give another file with -o"
         )
-    report = run(models, seconds=seconds, on_progress=terminal.print_progress)
+    kept = None if output is None else output.with_name(f"{output.name}.parts")
+    report = run(models, seconds=seconds, kept=kept, on_progress=terminal.print_progress)
     _write(report, output, as_json=as_json)
+    if kept is not None:
+        kept.unlink(missing_ok=True)
     _print(report, output)
     if not report.holds:
         raise VerificationError(failure(report.checks, named=5), fix="send the report back")

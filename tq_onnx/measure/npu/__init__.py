@@ -6,6 +6,9 @@ the report names a folder, the host or its user.
 
 On the simulated device of the test bench (``custom_ops/cann/testing``) everything runs too, and
 the report says ``simulated``: none of its figures is then one of an NPU.
+
+A verification that was interrupted goes on behind its last finished part
+(``tq_onnx.measure.npu.kept``).
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from tq_onnx.measure.checks import failed
 from tq_onnx.measure.npu.anonymise import anonymise
 from tq_onnx.measure.npu.environment import Environment
 from tq_onnx.measure.npu.findings import PARTS, DeviceCheck, Request, Timing
+from tq_onnx.measure.npu.kept import KeptParts
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.runtime.errors import absent
 from tq_onnx.runtime.providers import CANN
@@ -72,6 +76,7 @@ def verify_on_npu(
     *,
     on_progress: OnProgress | None = None,
     part_seconds: float = PART_SECONDS,
+    kept: Path | None = None,
 ) -> NpuReport:
     """Run all checks.
 
@@ -79,6 +84,8 @@ def verify_on_npu(
         request: the models to check besides the operators. On a simulated device sizes are small.
         on_progress: called as each part begins; units are parts.
         part_seconds: how long a part may take.
+        kept: a file for the parts that are finished, from which an interrupted run goes on; it is
+            left there. None to keep nothing.
 
     Raises:
         LibraryError: there is no CANN in this environment.
@@ -93,10 +100,14 @@ def verify_on_npu(
     environment: Environment | None = None
     checks: list[DeviceCheck] = []
     timings: list[Timing] = []
+    finished: KeptParts | None = None
     for done, part in enumerate(parts):
-        tell(Progress(part, done, len(parts)))
-        found = _in_a_process(part, request, part_seconds)
-        if part == parts[0]:
+        before = None if finished is None else finished.get(part)
+        tell(Progress(part if before is None else f"{part}, from before", done, len(parts)))
+        found = before or _in_a_process(part, request, part_seconds)
+        if finished is not None and before is None:
+            finished.add(part, found)
+        if finished is None:
             if found["absent"] is not None:
                 what, where, fix = found["absent"]
                 raise LibraryError(what, where=where, fix=fix)
@@ -104,6 +115,7 @@ def verify_on_npu(
             if found["environment"] is not None:
                 environment = Environment.of(found["environment"])
             request = replace(request, brief=request.brief or bool(simulated))
+            finished = KeptParts(kept, request, found)
         checks += (DeviceCheck(**check) for check in found["checks"])
         timings += (Timing(**timing) for timing in found["timings"])
     return NpuReport(

@@ -89,6 +89,11 @@ def is_simulated() -> bool:
     return hasattr(_runtime(), MARKER)
 
 
+def soc() -> str | None:
+    """Return the name of the device; None while no session of the provider is open."""
+    return _soc(_runtime())
+
+
 def describe() -> Environment:
     """Return all facts.
 

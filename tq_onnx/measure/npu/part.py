@@ -47,13 +47,19 @@ def _device(findings: Findings, request: Request) -> None:
 
 def _encode(findings: Findings, request: Request) -> None:
     from tq_onnx.measure.npu.operators import check_encode
+    from tq_onnx.runtime.placement import try_provider
+    from tq_onnx.runtime.providers import CANN
 
+    try_provider(CANN)  # then the device has a name
     check_encode(findings)
 
 
 def _attention(findings: Findings, request: Request) -> None:
     from tq_onnx.measure.npu.operators import check_attention
+    from tq_onnx.runtime.placement import try_provider
+    from tq_onnx.runtime.providers import CANN
 
+    try_provider(CANN)
     check_attention(findings)
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.codec.codebook import Codebook, codebook_of
+from tq_onnx.codec.kind import NORM_KEPT, UNBIASED
 from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.rotation import make_rotation
+from tq_onnx.codec.search import gain_table
 from tq_onnx.codec.spec import Codec
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.ops.singleop import (
@@ -19,36 +23,96 @@ from tq_onnx.ops.singleop import (
 )
 
 INT4: Final = Codec(LLOYD_MAX, 4)
-"""The codec of the kernels for CANN."""
+
+HEADS: Final = 2
+"""KV heads of a model."""
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How rows are made.
+
+    Attributes:
+        codec: of keys and values.
+        searches: whether over the gains of the presets, with the unbiased scale.
+        offset_rows: rows of the offsets of a calibration; 0 for none.
+    """
+
+    codec: Codec = INT4
+    searches: bool = False
+    offset_rows: int = 0
+
+    def __str__(self) -> str:
+        """Return the name for checks; empty for the plainest."""
+        if self == Coding():
+            return ""
+        gains = " searched" if self.searches else ""
+        offsets = f" offsets={self.offset_rows}" if self.offset_rows else ""
+        return f" {self.codec}{gains}{offsets}"
+
+
+PLAIN: Final = Coding()
 
 
 class Tables:
-    """Rotations and codebook for one head size, the same in all runs.
+    """What rows of one head size are made with, the same in all runs.
 
     Args:
         head_size: D.
+        coding: how rows are made.
+
+    Attributes:
+        codebook: of the codec.
+        rotations: of keys and of values, float32 ``[D, D]``.
+        norm_correction: what scales make up for.
+        gains: float32 ``[G]``; None without a search.
+        offsets: of keys and of values, float32 ``[K, N, D]``; both None without a calibration.
     """
 
-    def __init__(self, head_size: int) -> None:
+    def __init__(self, head_size: int, coding: Coding = PLAIN) -> None:
+        """Draw the tables."""
         self.head_size = head_size
-        self.codebook: Codebook = codebook_of(INT4, head_size)
+        self.codec = coding.codec
+        self.codebook: Codebook = codebook_of(coding.codec, head_size)
         self.rotations: tuple[npt.NDArray[Any], npt.NDArray[Any]] = (
             make_rotation("qr", head_size, 0),
             make_rotation("qr", head_size, 1),
+        )
+        self.norm_correction = UNBIASED if coding.searches else NORM_KEPT
+        self.gains = gain_table() if coding.searches else None
+        rng = np.random.default_rng(head_size)
+        shape = (coding.offset_rows, HEADS, head_size)
+        drawn = rng.standard_normal((2, *shape)).astype(np.float32)
+        self.offsets: tuple[npt.NDArray[Any] | None, npt.NDArray[Any] | None] = (
+            (drawn[0], drawn[1]) if coding.offset_rows else (None, None)
         )
 
 
 def encode_model(tables: Tables, dtype: str) -> bytes:
     """Return a model of one TurboQuantEncode of keys."""
-    constants = codec_constants(INT4, tables.head_size)
-    return single_operator(Encode, encode_attributes(INT4), dtype, constants=constants)
+    constants = codec_constants(tables.codec, tables.head_size)
+    given = {Encode.gains: tables.gains, Encode.offset: tables.offsets[0]}
+    return single_operator(
+        Encode,
+        encode_attributes(tables.codec, norm_correction=tables.norm_correction),
+        dtype,
+        constants=constants | {e.name: table for e, table in given.items() if table is not None},
+        optional=[each for each, table in given.items() if table is not None],
+    )
 
 
 def attention_model(tables: Tables, dtype: str, scale: float) -> bytes:
     """Return a model of one TurboQuantDequantAttention."""
+    codec, size = tables.codec, tables.head_size
     constants = {
-        **codec_constants(INT4, tables.head_size, prefix="key_", layer=0),
-        **codec_constants(INT4, tables.head_size, prefix="value_", layer=1),
+        **codec_constants(codec, size, prefix="key_", layer=0),
+        **codec_constants(codec, size, prefix="value_", layer=1),
     }
-    attributes = attention_attributes(INT4, INT4, scale)
-    return single_operator(Attention, attributes, dtype, constants=constants)
+    given = dict(zip((Attention.key_offset, Attention.value_offset), tables.offsets, strict=True))
+    return single_operator(
+        Attention,
+        attention_attributes(codec, codec, scale),
+        dtype,
+        constants=constants | {e.name: table for e, table in given.items() if table is not None},
+        optional=[each for each, table in given.items() if table is not None],
+    )

@@ -27,6 +27,12 @@ ELEMENTS: Final = ("FLOAT", "FLOAT16")
 LEAST_ROW_BYTES: Final = {"Ascend910B": 1, "Ascend910_93": 1, "Ascend310P": 32}
 """The shortest rows that a device can move, by the beginning of its name."""
 
+
+def least_row_bytes(soc: str) -> int:
+    """Return the shortest row that a device can move, by its name; 1 for an unknown device."""
+    return max((size for name, size in LEAST_ROW_BYTES.items() if soc.startswith(name)), default=1)
+
+
 Asked = Callable[[LayerPlan, Plan], str]
 """Returns what a layer has that there are no kernels for, as a noun; empty for nothing."""
 
