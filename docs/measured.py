@@ -7,6 +7,7 @@ pieces                   attention.py: pieces of prompts behind a past
 whole                    end_to_end.py: steps of a whole model
 javascript               javascript.py: whole models in Node and browsers
 pages                    attention.py: steps over pages, beside those over contiguous caches
+ascend-cost              custom_ops/cann/testing/cost.py: modelled, not measured
 serving                  serving.py: many requests at a time, of a small and a larger model
 """
 
@@ -232,6 +233,62 @@ def serving(name: str) -> str:
     names["generators"] = "a Generator for each client"
     table += [_line(names[which], cells) for (which,), cells in lines]
     return "\n".join(table)
+
+
+def ascend_cost() -> str:
+    """Return what is modelled of the Ascend C kernels, as a Markdown table."""
+    chips = {chip["name"]: chip for chip in document("ascend-cost")["chips"]}
+
+    def cell(row: Row) -> str:
+        return f"{row['us_per_token']:,.2f}, {row['limit']}, {row['times_the_limit']:,.1f}"
+
+    every = document("ascend-cost")["rows"]
+    columns, lines = _pivot(every, ("kernel", "shape"), ("chip", "cores"), cell)
+    head = [f"{chip}, {cores} cores" for chip, cores in columns]
+    assert all(cores == chips[chip]["cores"]["value"] for chip, cores in columns)
+    table = [_line("kernel", ["shape", *head]), "|---|---|" + "---:|" * len(columns)]
+    table += [_line(f"`{kernel}`", [shape, *cells]) for (kernel, shape), cells in lines]
+    return "\n".join(table)
+
+
+def ascend_parts() -> str:
+    """Return what a decode step is modelled to consist of, as a Markdown table."""
+    head = ["launches", "memory", "vector", "scalar", "launch", "products alone"]
+    lines = [_line("chip", ["decode step", *head]), "|---|---|" + "---:|" * len(head)]
+    for row in document("ascend-cost")["rows"]:
+        if row["products_times_the_limit"] is None:
+            continue
+        parts = (f"{row[f'{part}_us']:,.1f}" for part in ("memory", "vector", "scalar", "launch"))
+        products = f"{row['products_times_the_limit']:.1f}"
+        shape = row["shape"].removeprefix("decode, ")
+        lines.append(_line(row["chip"], [shape, str(row["launches"]), *parts, products]))
+    return "\n".join(lines)
+
+
+def ascend_figures() -> str:
+    """Return the figures of the cost model and their sources, as a Markdown table."""
+    told = document("ascend-cost")
+    lines = [_line("figure", ["", "source"]), "|---|---:|---|"]
+    for chip in told["chips"]:
+        for name, one in chip.items():
+            if isinstance(one, dict):
+                value = f"{one['value']:,g} {one['unit']}"
+                lines.append(_line(f"{chip['name']} {name}", [value, one["source"]]))
+    return "\n".join(lines)
+
+
+def ascend_instructions() -> str:
+    """Return what vector instructions are modelled to cost, as a Markdown table."""
+    head = ["bytes read", "bytes written", "begin", "a repeat", "source"]
+    lines = [_line("instruction", head), "|---|" + "---:|" * 4 + "---|"]
+    told = document("ascend-cost")["instructions"]
+    common = told[0]["source"]
+    for one in told:
+        source = "the table" if one["source"] == common else one["source"]
+        cycles = (f"{one['begin']:.1f}", f"{one['repeat']:.2f}")
+        cells = [str(one["from_bytes"]), str(one["to_bytes"]), *cycles, source]
+        lines.append(_line(f"`{one['name']}`", cells))
+    return "\n".join(lines)
 
 
 def _threads(many: int) -> str:

@@ -109,6 +109,9 @@ class Compared:
         row_bytes: bytes of a row.
         bytes_differing: those of all caches at the end.
         copies: the most between host and device in a step.
+        kernels: launches of our kernels in the last step.
+        operators: launches of the provider's single operators, likewise.
+        layers: of the model.
     """
 
     same_tokens: bool
@@ -117,6 +120,15 @@ class Compared:
     row_bytes: int
     bytes_differing: int
     copies: int
+    kernels: int
+    operators: int
+    layers: int
+
+    @property
+    def launches(self) -> dict[str, float]:
+        """What run.sh prints: all of a step, and by layer."""
+        told = {"kernels": self.kernels, "operators": self.operators}
+        return {**told, "by_layer": (self.kernels + self.operators) / self.layers}
 
 
 def compare(host: OpenModel, device: OpenModel, prompt: list[int], fake: FakeAcl) -> Compared:
@@ -127,7 +139,7 @@ def compare(host: OpenModel, device: OpenModel, prompt: list[int], fake: FakeAcl
         expected = own.prefill([ids])[0, -1]
         fake.reset()
         found = its.prefill([ids])[0, -1]
-        counts = fake.copies()
+        counts, launched = fake.copies(), fake.counts()
         if step > 0:
             between = counts.get("host_to_device", 0) + counts.get("device_to_host", 0)
             copies = max(copies, between)
@@ -138,7 +150,14 @@ def compare(host: OpenModel, device: OpenModel, prompt: list[int], fake: FakeAcl
         ids = [int(expected.argmax())]
     assert its.in_place
     width = own.cache(0).shape[-1]
-    return Compared(same, error, tie, width, sum(_differing(own, its)), copies)
+    layers = len(own.signature.caches) // 2
+    kernels, operators = (_launches(launched, kind) for kind in ("kernel.", "op."))
+    differing = sum(_differing(own, its))
+    return Compared(same, error, tie, width, differing, copies, kernels, operators, layers)
+
+
+def _launches(counts: dict[str, int], kind: str) -> int:
+    return sum(count for name, count in counts.items() if name.startswith(kind))
 
 
 def _differing(own: Decoder, its: Decoder) -> Iterator[int]:
@@ -181,11 +200,15 @@ def test_decodes_as_on_the_cpu(  # noqa: PLR0917
         bench.measured("same_greedy_tokens", all(one.same_tokens for one in found))
         bench.measured("cache_bytes_differing", shown.bytes_differing)
         bench.measured("max_logit_error", max(one.logit_error for one in found))
+        bench.measured("launches_per_step", shown.launches)
     for one in found:
         assert one.same_tokens
         assert one.logit_error <= TOLERANCE
         assert one.tie_bytes <= one.row_bytes
         assert one.copies <= MOST_COPIES
+        # Two encodes and an attention of each layer at least; each text asks for as many.
+        assert one.kernels >= 3 * one.layers
+        assert one.launches == found[0].launches
     assert any(one.bytes_differing == 0 for one in found)
     assert simulated.hazards == 0, simulated.messages()
 

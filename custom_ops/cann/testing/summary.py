@@ -20,6 +20,9 @@ FIELDS = (
     "max_logit_error",
     "hazards",
     "cores_used",
+    "launches_per_step",
+    "limit",
+    "times_the_limit",
     "mutations_caught",
     "mutations_total",
 )

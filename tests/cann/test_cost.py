@@ -1,0 +1,142 @@
+"""The cost model: arithmetic by hand, what it takes for granted, and the figures of the bench."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from collections import Counter
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from tests.cann.bench import Measured
+from tests.cann.kernels import CUSTOM_OPS, Kernels, rotation_of, row_bytes
+from tests.cann.simulator import CoreCounts, Launch, MovedCount, VectorCount
+
+SCRIPT = CUSTOM_OPS / "cann" / "testing" / "cost.py"
+DOCUMENT = CUSTOM_OPS.parent / "docs" / "measurements" / "ascend-cost.json"
+STALE = 0.1
+"""How far the model may be from the document of the docs, which is written by hand."""
+
+
+@pytest.fixture(scope="module")
+def cost() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("ascend_cost", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["ascend_cost"] = module  # its dataclasses ask for it
+    spec.loader.exec_module(module)
+    return module
+
+
+def _core(
+    *vector: VectorCount, moved: tuple[int, int] = (0, 0), barriers: int = 0, loads: int = 0
+) -> CoreCounts:
+    """A core that reads ``moved``: transfers and bytes."""
+    transfers, count = moved
+    into, out = MovedCount(transfers, transfers, count), MovedCount(0, 0, 0)
+    return CoreCounts(vector, into, out, barriers, 0, 0, 0, loads)
+
+
+def test_a_launch_by_hand(cost: ModuleType) -> None:
+    """The slowest core of each queue counts; queues run side by side, behind the begin."""
+    chip = cost.chips(cost.GIVEN)[0]
+    assert (chip.cores.value, chip.clock.value, chip.bandwidth.value) == (40, 1.8, 1600)
+    adds = VectorCount("Adds", 4, 4, 2, 100)
+    launch = Launch("any", (_core(adds, barriers=3), _core(moved=(1, 32_000), loads=5)))
+    times = cost.times_of(launch, chip)
+    begin = 882.09 + 497.36 + 37.37 + 300 + 2 * 15.89
+    assert times.launch == pytest.approx(2 + begin / 1800)
+    assert times.vector == pytest.approx((2 * 22.0936 + 100 * 64 * 0.0141) / 1800)
+    assert times.memory == pytest.approx((32_000 / 32 + 27.01) / 1800)
+    assert times.scalar == pytest.approx((4 + 5 * 100) / 1800)
+    assert times.whole == pytest.approx(times.launch + times.memory)
+    assert times.limit == "launch"
+
+
+def test_memory_is_shared(cost: ModuleType) -> None:
+    """40 cores at once get what the memory gives, one core what its queue takes."""
+    chip = cost.chips(cost.GIVEN)[0]
+    core = _core(moved=(1, 3_200_000))
+    assert cost.times_of(Launch("any", (core,)), chip).memory > 3.2e6 / 32 / 1800
+    assert cost.times_of(Launch("any", (core,) * 40), chip).memory == pytest.approx(80)
+
+
+def test_every_figure_has_a_source_or_is_an_assumption(cost: ModuleType) -> None:
+    for told in cost.document((), cost.chips(cost.GIVEN))["chips"]:
+        figures = {name: one for name, one in told.items() if isinstance(one, dict)}
+        assumed = {name for name, one in figures.items() if one["source"] == cost.ASSUMED}
+        assert assumed == set(cost.GIVEN)
+        assert all(
+            re.search(r"\w+\.\w+", figures[name]["source"]) for name in figures.keys() - assumed
+        )
+
+
+def test_one_head_stands_for_all(cost: ModuleType, kernels: Kernels) -> None:
+    """Heads on a multiple of as many cores: each on its share is asked for the same."""
+    heads, share, keys = 2, 5, 1025
+    part_tokens = cost._part_tokens(keys)
+    found = []
+    for count in (1, heads):
+        query = np.ones((1, 2 * count, 1, 128), np.float32)
+        cache = np.zeros((1, count, keys, row_bytes(128)), np.uint8)
+        with kernels.counted() as launches:
+            kernels.attention(
+                query, cache, cache, keys - 1, (rotation_of(128), rotation_of(128)),
+                scale=0.1, cores=share * count, part_tokens=part_tokens,
+            )  # fmt: skip
+        attention, merge = launches
+        found.append(attention.cores)
+        # The merge has a task for each head; other cores have none.
+        tasks = [core for core in merge.cores if core.moved_out.bytes]
+        assert len(tasks) == count
+    one, both = (Counter(map(_asked, cores)) for cores in found)
+    assert both == Counter({core: heads * count for core, count in one.items()})
+
+
+def _asked(core: CoreCounts) -> tuple[object, ...]:
+    """All of it, but for the order of kinds."""
+    return (frozenset(core.vector), core.moved_in, core.moved_out, core.barriers, core.flags_waited)
+
+
+def test_the_cut_is_that_of_the_host(cost: ModuleType) -> None:
+    header = (CUSTOM_OPS / "cann" / "host" / "attention_cut.h").read_text(encoding="utf-8")
+    names = {"kPartTokens": cost.PART_TOKENS, "kMostParts": cost.MOST_PARTS}
+    for name, value in names.items():
+        assert re.search(rf"{name} = {value};", header), name
+    assert [cost._part_tokens(keys) for keys in (4096, 32768, 32769)] == [512, 512, 576]
+
+
+def test_the_document_has_the_figures_of_the_model(cost: ModuleType) -> None:
+    told = json.loads(DOCUMENT.read_text(encoding="utf-8"))
+    now = json.loads(json.dumps(cost.document((), cost.chips(cost.GIVEN))))
+    for name in ("measured_on_a_card", "chips", "instructions"):
+        assert told[name] == now[name], f"write {DOCUMENT.name} anew: {SCRIPT.name} --json"
+    shapes = [(one.kernel, one.shape) for one in cost.workloads()]
+    assert [(row["kernel"], row["shape"]) for row in told["rows"]] == 2 * shapes
+
+
+@pytest.mark.cann
+def test_model(cost: ModuleType, kernels: Kernels, measured: Measured) -> None:
+    """Every kernel has a model; the document of the docs is of these kernels, or nearly."""
+    told = {
+        (row["chip"], row["kernel"], row["shape"]): row["times_the_limit"]
+        for row in json.loads(DOCUMENT.read_text(encoding="utf-8"))["rows"]
+    }
+    (chip,) = (one for one in cost.chips(cost.GIVEN) if one.arch == kernels.arch)
+    rows = [cost.model(one, kernels, chip) for one in cost.workloads(contexts=(4096,))]
+    assert {row.kernel for row in rows} >= {"tq_attention", "tq_encode", "tq_transpose"}
+    for row in rows:
+        assert row.times_the_limit >= 1
+        known = told[row.chip, row.kernel, row.shape]
+        assert row.times_the_limit == pytest.approx(known, rel=STALE), (
+            f"{row.kernel}, {row.shape}: write {DOCUMENT.name} anew: {SCRIPT.name} --json"
+        )
+    if kernels.arch == 2201:
+        by_name = {f"{row.kernel}: {row.shape}": row for row in rows}
+        measured("limit", {name: row.limit for name, row in by_name.items()})
+        measured("times_the_limit", {name: row.times_the_limit for name, row in by_name.items()})
