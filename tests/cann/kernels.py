@@ -34,6 +34,8 @@ COMPILER = shutil.which("g++")
 CODECS = tuple(Codec(LLOYD_MAX, bits) for bits in range(1, 6))
 LEAST_ROW = 32
 """Bytes of a row that 2002 can move at least."""
+TILE_ROWS = 64
+"""Slots of the caches that are read at once: kTileRows."""
 TASK_ROWS = 8
 """Queries of a task of the attention: kTaskRows."""
 
@@ -167,43 +169,67 @@ class Kernels(Simulator):
         scale: float,
         codecs: tuple[Codec, Codec] = (INT4, INT4),
         offsets: tuple[np.ndarray, np.ndarray] | tuple[None, None] = (None, None),
+        sliding_window: int = 0,
+        first_slot: int = 0,
+        softcap: float = 0.0,
+        sinks: np.ndarray | None = None,
         cores: int = 3,
         part_tokens: int | None = None,
         claims: dict[str, int] | None = None,
     ) -> np.ndarray:
         """Causal attention of ``[B, H, T, D]`` over caches ``[B, N, S, W]``; see ``encode``.
 
-        With ``part_tokens`` the keys are cut into parts, which another launch merges.
+        Args:
+            query: float32 or float16.
+            keys: uint8.
+            values: uint8.
+            past: length of all sequences, or of each.
+            rotations: of keys and values, float32 ``[D, D]``.
+            scale: factor on the scores.
+            codecs: of keys and values.
+            offsets: of both or neither, float32 ``[P, N, D]``.
+            sliding_window: 0 for none.
+            first_slot: the first that any query sees.
+            softcap: 0 for none.
+            sinks: in the query's type ``[H]``.
+            cores: how many cores share the work.
+            part_tokens: the keys are cut into parts of as many, which another launch merges.
+            claims: sizes to pass in place of the true ones.
         """
         batch, query_heads, tokens, size = query.shape
         heads = keys.shape[1]
         books = [codebook_of(codec, size).centroids for codec in codecs]
         tables = [rotations[0], books[0], rotations[1], books[1], *offsets]
         arrays = [query, keys, values, *tables]
-        total = int(np.max(past)) + tokens
-        parts = 1 if part_tokens is None else -(-total // part_tokens)
+        keys_of_task = int(np.max(past)) + tokens - first_slot // TILE_ROWS * TILE_ROWS
+        if sliding_window:
+            most = sliding_window + min(tokens, TASK_ROWS) - 1 + TILE_ROWS - 1
+            keys_of_task = min(keys_of_task, most)
+        parts = 1 if part_tokens is None else max(1, -(-keys_of_task // part_tokens))
         scratch = np.full(scratch_floats(query.shape, heads, parts), np.nan, np.float32)
         whole = {"past_length": _scalar(past), "batch": batch, "query_heads": query_heads}
         cut = {"parts": parts, "part_tokens": part_tokens or 0}
         cut |= {"offset_rows": _rows(offsets[0])}
+        cut |= {"sliding_window": sliding_window, "first_slot": first_slot}
         bits = {"key_bits": codecs[0].bits, "value_bits": codecs[1].bits, "head_size": size}
         output = np.full_like(query, np.nan)
         *_, output, scratch = self._launch(
             f"tq_attention_{query.dtype.name}",
-            [*arrays, _lengths(past), output, None if parts == 1 else scratch],
+            [*arrays, sinks, _lengths(past), output, None if parts == 1 else scratch],
             {
                 **{**whole, "heads": heads, "new_tokens": tokens, "capacity": keys.shape[2]},
                 **{**cut, **bits, **(claims or {})},
             },
             cores,
             ctypes.c_float(scale),
+            ctypes.c_float(softcap),
         )
         if parts == 1:
             return output
         assert np.isnan(output).all()
         merged: np.ndarray = self._launch(
             f"tq_attention_merge_{query.dtype.name}",
-            [scratch, rotations[1], offsets[1], _lengths(past), output],
+            [scratch, rotations[1], offsets[1], sinks, _lengths(past), output],
             {**whole, "heads": heads, "new_tokens": tokens, **cut, "head_size": size},
             cores,
         )[-1]

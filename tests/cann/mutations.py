@@ -110,13 +110,16 @@ def cases(seed: int = 0) -> list[Callable[[Kernels], object]]:
     def offset(count: int, size: int) -> np.ndarray:
         return rng.standard_normal((count, 2, size)).astype(np.float32)
 
-    def attend_in_parts(size: int, dtype: str) -> Callable[[Kernels], object]:
+    def attend_in_parts(size: int, dtype: str, **options: Any) -> Callable[[Kernels], object]:
         query = rng.standard_normal((1, 4, 5, size)).astype(dtype)
         cache = rng.integers(0, 60, (1, 1, 260, row_bytes(size))).astype(np.uint8)
         rotations = (rotation_of(size), rotation_of(size, 1))
         return lambda kernels: kernels.attention(
-            query, cache, cache, 255, rotations, scale=0.1, cores=1, part_tokens=64
+            query, cache, cache, 255, rotations, scale=0.1, cores=1, part_tokens=64, **options
         )
+
+    def bounded(dtype: str) -> dict[str, Any]:
+        return {"sliding_window": 100, "softcap": 9.0, "sinks": np.ones(4, dtype)}
 
     def normalise(rows: int, width: int, dtype: str) -> Callable[[Kernels], object]:
         x = rng.standard_normal((rows, width)).astype(dtype)
@@ -144,6 +147,8 @@ def cases(seed: int = 0) -> list[Callable[[Kernels], object]]:
         encode(64, "float32"), attend(64, "float32"), encode(64, "float16"),
         encode(128, "float32"), attend(64, "float16"), attend(128, "float32"),
         attend_in_parts(64, "float32"), attend_in_parts(64, "float16"),
+        *(attend(64, dtype, **bounded(dtype)) for dtype in ("float32", "float16")),
+        *(attend_in_parts(64, dtype, **bounded(dtype)) for dtype in ("float32", "float16")),
         *(encode(128, dtype, INT5, gains=gain_table(2), norm_correction=correction,
                  offset=offset(7, 128))
           for dtype, correction in (("float32", UNBIASED), ("float16", NOT_CORRECTED))),

@@ -17,6 +17,9 @@ extern "C" void cut(const int64_t* sizes, int64_t head_size, int64_t* out) {
   out[0] = made.parts, out[1] = made.part_tokens, out[2] = made.sequences;
   out[3] = made.scratch_bytes(made.sequences, head_size);
 }
+extern "C" int64_t keys(const int64_t* sizes) {
+  return tq::cann::keys_of_task(sizes[0], sizes[1], sizes[2], sizes[3]);
+}
 """
 MOST_SCRATCH = 16_800_000
 MOST_PARTS = 64
@@ -75,3 +78,19 @@ def test_long_caches_of_few_heads_are_cut_and_others_are_not(library: ctypes.CDL
 def test_a_cut_does_not_depend_on_the_batch(library: ctypes.CDLL) -> None:
     for keys in (513, 5000, 70000):
         assert len({_cut(library, 8, 4, 1, keys, batch)[:2] for batch in (1, 7, 500)}) == 1
+
+
+def test_a_task_has_no_more_keys_than_it_is_given_parts_for(library: ctypes.CDLL) -> None:
+    """From the tile of the first key that its first query sees to the last query's own."""
+    library.keys.restype = ctypes.c_int64
+    for past, tokens, window, first in itertools.product(
+        (0, 1, 63, 64, 700), (1, 2, 9, 200), (0, 1, 2, 64, 129, 800), (0, 5, 64, 130, 900)
+    ):
+        keys = past + tokens
+        most = library.keys((ctypes.c_int64 * 4)(keys, tokens, window, first))
+        assert 1 <= most <= keys
+        for start in range(tokens):
+            # The kernel's, for a task of up to eight queries of one head each.
+            end = past + min(start + 8, tokens)
+            least = max(first, past + start + 1 - window if window else 0)
+            assert end - min(least, end - 1) // 64 * 64 <= most

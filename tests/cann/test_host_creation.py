@@ -51,18 +51,16 @@ CREATIONS: dict[str, tuple[dict[str, Any], str, str]] = {
         "value_codec is prod with 4 bits, expected lloyd_max with 1, 2, 3, 4 or 5 bits",
     ),
     "causal": ({"attention": {"causal": 0}}, ATTENTION, "causal is 0, expected causal"),
-    "window": (
-        {"attention": {"sliding_window": 7}},
+    "softcap": (
+        {"attention": {"softcap": 0.5}},
         ATTENTION,
-        "sliding_window is 7, expected",
+        "softcap is 0.500000, expected none, or 1 to 100",
     ),
-    "softcap": ({"attention": {"softcap": 30.0}}, ATTENTION, "softcap is 30.000000, expected"),
     "a bias": (
         {"optional": ("attention_bias",)},
         ATTENTION,
         "input attention_bias is given, expected none",
     ),
-    "a sink": ({"optional": ("head_sink",)}, ATTENTION, "input head_sink is given"),
 }
 
 

@@ -124,6 +124,34 @@ def test_an_encoder_that_searches_and_offsets(
     assert simulated.hazards == 0, simulated.messages()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_sliding_window_a_softcap_and_sinks(
+    fake: FakeAcl, simulated: Kernels, tmp_path: Path, dtype: str
+) -> None:
+    """A long cache of which little is seen is not cut."""
+    sizes = Sizes(64, 2, batch=1)
+    sinks = {"head_sink": np.array([1.5, -np.inf, 0.0, -2.0], dtype)}
+    bounds = {"sliding_window": 100, "softcap": 20.0}
+    model = decoder_attention(dtype, attention=bounds, constants=sinks)
+    decoding = Decoding(model, sizes, slots=700, folder=tmp_path)
+    for past, tokens in ((0, 9), (9, 591), (600, 1), (601, 2)):
+        decoding.step(sizes.vectors(tokens, dtype, past), np.array([past]))
+    assert {node.provider for node in decoding.cann.end()} == {CANN}
+    assert f"kernel.tq_attention_merge_{dtype}" not in fake.counts()
+    assert simulated.hazards == 0, simulated.messages()
+
+
+def test_a_long_window_is_cut(fake: FakeAcl, simulated: Kernels, tmp_path: Path) -> None:
+    sizes = Sizes(64, 2, batch=1)
+    sinks = {"head_sink": np.array([1.5, -np.inf, 0.0, -2.0], np.float32)}
+    model = decoder_attention(attention={"sliding_window": 600}, constants=sinks)
+    decoding = Decoding(model, sizes, slots=1000, folder=tmp_path)
+    for past, tokens in ((0, 900), (900, 1)):
+        decoding.step(sizes.vectors(tokens, "float32", past), np.array([past]))
+    assert fake.counts()["kernel.tq_attention_merge_float32"] == 1
+    assert simulated.hazards == 0, simulated.messages()
+
+
 def test_sequences_of_other_lengths_and_delays(
     fake: FakeAcl, simulated: Kernels, tmp_path: Path
 ) -> None:

@@ -70,8 +70,8 @@ def lower(model: ir.Model, lowering: Lowering) -> Plan:
     """Lowers a converted model in place."""
     for step in lowering.passes:
         step(model)
-    bake_metadata(model, lowering.plan)
-    return lowering.plan
+    bake_metadata(model, lowering.plan_behind)
+    return lowering.plan_behind
 
 
 def session(model: ir.Model, *, library: bool = False) -> onnxruntime.InferenceSession:

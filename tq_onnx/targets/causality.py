@@ -36,9 +36,7 @@ def of_each_mask(layers: Iterable[ConvertedLayer]) -> list[ConvertedLayer]:
     """Return the first layer of each mask; most layers share theirs."""
     first: dict[tuple[ir.Value | None, int], ConvertedLayer] = {}
     for layer in layers:
-        attention = layer.attention
-        key = attention.bias, attribute_int(attention.node, "causal", 0)
-        first.setdefault(key, layer)
+        first.setdefault(_mask_of(layer.attention), layer)
     return list(first.values())
 
 
@@ -70,12 +68,48 @@ def window_of_mask(attention: AttentionNode, plan: Plan, model: ir.Model) -> int
         return 0 if causal else None
     expect_no_contents(bias, plan, model)
     masks = [evaluate([bias], dict(inputs_of_call(plan, model, *call)))[0] for call in LENGTHS]
-    shown, longest = int((masks[-1] == 0).sum(axis=-1).max(initial=0)), sum(LENGTHS[-1][1:])
-    window = 0 if shown >= longest else shown
+    shown, longest = (masks[-1] == 0).sum(axis=-1).max(initial=0), sum(LENGTHS[-1][1:])
+    is_for_all = masks[-1].shape[-1:] == (1,)
+    window = 0 if is_for_all or shown >= longest else int(shown)
     calls = zip(masks, LENGTHS, strict=True)
     if all(hides_the_future(*call, already_causal=causal, window=window) for call in calls):
         return window
     return None
+
+
+def windows(layers: Iterable[ConvertedLayer], plan: Plan, model: ir.Model) -> list[int]:
+    """Return how many keys a query of each layer sees, its own included; 0 for all.
+
+    Raises:
+        NoMatch: a mask hides something else than the future and what is behind a window.
+    """
+    shown: dict[tuple[ir.Value | None, int], int] = {}
+    found = []
+    for layer in layers:
+        told = [layer.plan.sliding_window]
+        for attention in layer.attentions:
+            key = _mask_of(attention)
+            if key not in shown:
+                shown[key] = _expect_window(layer, attention, plan, model)
+            told.append(shown[key])
+        found.append(min((window for window in told if window), default=0))
+    return found
+
+
+def _mask_of(attention: AttentionNode) -> tuple[ir.Value | None, int]:
+    return attention.bias, attribute_int(attention.node, "causal", 0)
+
+
+def _expect_window(
+    layer: ConvertedLayer, attention: AttentionNode, plan: Plan, model: ir.Model
+) -> int:
+    try:
+        shown, why = window_of_mask(attention, plan, model), complaint(attention)
+    except NoMatch as miss:
+        shown, why = None, miss.reason
+    if shown is None:
+        raise NoMatch(f"the mask of layer {layer.plan.layer} is not shown to be causal: {why}")
+    return shown
 
 
 def complaint(attention: AttentionNode) -> str:

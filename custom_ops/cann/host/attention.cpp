@@ -26,13 +26,7 @@ AttentionKernel::AttentionKernel(const ort::Api& api, const OrtKernelInfo* info,
   expect_codec(kOp, "key_codec", attributes_.key);
   expect_codec(kOp, "value_codec", attributes_.value);
   if (!attributes_.causal) refuse(kOp, "causal is 0", features::kMasks);
-  if (attributes_.sliding_window != 0) {
-    refuse(kOp, "sliding_window is " + std::to_string(attributes_.sliding_window),
-           features::kSlidingWindow);
-  }
-  if (attributes_.softcap != 0.0f) {
-    refuse(kOp, "softcap is " + std::to_string(attributes_.softcap), features::kSoftcap);
-  }
+  expect_softcap(kOp, attributes_.softcap);
   expect_no_window(kOp, attributes_.window);
   expect_known_inputs<Op>(api, info);
   library_ = &kernel_library(kOp);
@@ -51,9 +45,10 @@ void AttentionKernel::compute(OrtKernelContext* context) {
 
   void* const stream = stream_of(api_, context, kOp);
   for_each_part(call.past_length, call.batch, [&](Part part) {
-    const AttentionCut cut =
-        cut_attention(call.heads, call.query_heads / call.heads, call.tokens,
-                      part.past_length + call.tokens, part.count);
+    const int64_t keys = keys_of_task(part.past_length + call.tokens, call.tokens,
+                                      attributes_.sliding_window, 0);
+    const AttentionCut cut = cut_attention(call.heads, call.query_heads / call.heads,
+                                           call.tokens, keys, part.count);
     const int64_t bytes = cut.scratch_bytes(cut.sequences, call.head_size);
     const Scratch scratch(api_, context, kOp, Op::kQuery, static_cast<size_t>(bytes));
     const int64_t end = part.first + part.count;
@@ -67,6 +62,9 @@ void AttentionKernel::compute(OrtKernelContext* context) {
 void AttentionKernel::launch(const ort::AttentionTensors& call, const Part& part,
                              const AttentionCut& cut, void* scratch, void* stream) const {
   const auto narrow = [](int64_t size) { return static_cast<uint32_t>(size); };
+  // One of more keys than slots hides nothing.
+  const uint32_t sliding_window = narrow(std::min(attributes_.sliding_window, kMostCounted));
+  const uint32_t first_slot = 0;
   const auto attend = of_element(library_->attention_float32, library_->attention_float16);
   const auto merge =
       of_element(library_->attention_merge_float32, library_->attention_merge_float16);
@@ -79,19 +77,20 @@ void AttentionKernel::launch(const ort::AttentionTensors& call, const Part& part
              sequence(call.query, part.first, bytes), sequence(call.key_cache, part.first, 1),
              sequence(call.value_cache, part.first, 1), call.key_rotation.data,
              call.key_centroids.data, call.value_rotation.data, call.value_centroids.data,
-             call.key_offset.data, call.value_offset.data, nullptr, output, scratch,
-             part.past_length, narrow(part.count), narrow(call.query_heads), narrow(call.heads),
-             narrow(call.tokens), narrow(call.slots), narrow(cut.parts),
-             narrow(cut.part_tokens), narrow(call.offsets), narrow(attributes_.key.bits),
-             narrow(attributes_.value.bits), narrow(call.head_size), attributes_.scale));
+             call.key_offset.data, call.value_offset.data, call.sink.data, nullptr, output,
+             scratch, part.past_length, narrow(part.count), narrow(call.query_heads),
+             narrow(call.heads), narrow(call.tokens), narrow(call.slots), narrow(cut.parts),
+             narrow(cut.part_tokens), narrow(call.offsets), sliding_window, first_slot,
+             narrow(attributes_.key.bits), narrow(attributes_.value.bits),
+             narrow(call.head_size), attributes_.scale, attributes_.softcap));
   if (cut.parts == 1) return;
   expect_enqueued(kOp, "the kernel that merges its parts",
                   merge(cores_for(tasks, library_->cores), stream, scratch,
-                        call.value_rotation.data, call.value_offset.data, nullptr, output,
-                        part.past_length, narrow(part.count), narrow(call.query_heads),
-                        narrow(call.heads), narrow(call.tokens), narrow(cut.parts),
-                        narrow(cut.part_tokens), narrow(call.offsets),
-                        narrow(call.head_size)));
+                        call.value_rotation.data, call.value_offset.data, call.sink.data,
+                        nullptr, output, part.past_length, narrow(part.count),
+                        narrow(call.query_heads), narrow(call.heads), narrow(call.tokens),
+                        narrow(cut.parts), narrow(cut.part_tokens), narrow(call.offsets),
+                        sliding_window, first_slot, narrow(call.head_size)));
 }
 
 }  // namespace tq::cann

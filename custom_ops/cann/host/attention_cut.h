@@ -1,5 +1,5 @@
-// How one launch of the attention is cut: a function of sizes, so that neither the number of cores
-// nor the other sequences of a batch change a result.
+// How one launch of the attention is cut: a function of sizes and of what is hidden, so that neither
+// the number of cores nor the other sequences of a batch change a result.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +32,18 @@ struct AttentionCut {
   }
 };
 
-// `group` query heads for each of `heads` KV heads; `keys` of a sequence, the new ones included.
+// How many keys a task has at most, whose first tile is that of the first key which it sees; `keys`
+// of a sequence, the new ones included. Slots before `first_slot` are seen by no query.
+inline int64_t keys_of_task(int64_t keys, int64_t tokens, int64_t sliding_window,
+                            int64_t first_slot) {
+  const int64_t left = std::max<int64_t>(1, keys - first_slot / kTileTokens * kTileTokens);
+  if (sliding_window == 0 || sliding_window >= left) return left;
+  // The window of its last token, other tokens before that, and what is before them in a tile.
+  return std::min(left,
+                  sliding_window + std::min(tokens, kTaskQueries) - 1 + kTileTokens - 1);
+}
+
+// `group` query heads for each of `heads` KV heads; `keys` as from keys_of_task.
 inline AttentionCut cut_attention(int64_t heads, int64_t group, int64_t tokens, int64_t keys,
                                   int64_t batch) {
   const auto in = [](int64_t all, int64_t each) { return (all + each - 1) / each; };

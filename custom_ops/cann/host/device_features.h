@@ -17,11 +17,13 @@ inline constexpr spec::Codec kCodecs[] = {
     {spec::Kind::kLloydMax, 5},
 };
 inline constexpr int64_t kHeadSizes[] = {64, 128};
+inline constexpr float kLeastSoftcap = 1.0f, kMostSoftcap = 100.0f;
 inline constexpr const char* kInputs[] = {
     "gains",
     "offset",
     "key_offset",
     "value_offset",
+    "head_sink",
 };
 
 // The shortest rows that a device can move, by the beginning of its name.
@@ -61,17 +63,17 @@ inline constexpr char kCalibrationOffsets[] =
 inline constexpr char kExactWindow[] =
     "none";
 inline constexpr char kSlidingWindow[] =
-    "none";
+    "none, or any; keys before it are not read";
 inline constexpr char kSoftcap[] =
-    "none";
+    "none, or 1 to 100";
 inline constexpr char kHeadSink[] =
-    "none";
+    "none, or one for each query head";
 inline constexpr char kAttentionBias[] =
     "none";
 inline constexpr char kLeftPadding[] =
     "none";
 inline constexpr char kMasks[] =
-    "causal";
+    "causal, with or without a sliding window";
 inline constexpr char kLengths[] =
     "one for all sequences, or one each (a launch each where they differ)";
 

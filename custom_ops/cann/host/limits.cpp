@@ -43,6 +43,12 @@ void expect_codec(const char* op, const char* name, spec::Codec codec) {
          features::kCodec);
 }
 
+void expect_softcap(const char* op, float softcap) {
+  if (softcap == 0.0f) return;
+  if (softcap >= features::kLeastSoftcap && softcap <= features::kMostSoftcap) return;
+  refuse(op, "softcap is " + std::to_string(softcap), features::kSoftcap);
+}
+
 void expect_no_window(const char* op, const Window& window) {
   if (window.overlay_rows == 0 && !window.is_on()) return;
   refuse(op, "the model has an exact window",

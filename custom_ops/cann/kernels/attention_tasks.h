@@ -6,6 +6,10 @@
 // another launch merges the parts of a task. The host chooses the cut by sizes alone (launch.h), so
 // that a result does not depend on the number of cores.
 //
+// A query sees the keys from `first_slot` on, up to its own, of a sliding window the last ones only. A
+// task begins at the tile of the first key that any of its queries sees: tiles before it are not
+// fetched, and belong to no part.
+//
 // Of part p of task t, scratch has for the eight queries: sums [tasks, parts, 8, D] of values, the
 // largest scores [tasks, parts, 8], and the sums of weights [tasks, parts, 8]. Parts behind the end
 // of a sequence are neither written nor read.
@@ -20,12 +24,15 @@ class AttentionTasks {
  public:
   __aicore__ inline void init(GM_ADDR lengths, GM_ADDR scratch, uint32_t past_length,
                               uint32_t batch, uint32_t query_heads, uint32_t heads,
-                              uint32_t new_tokens, uint32_t parts, uint32_t part_tokens) {
+                              uint32_t new_tokens, uint32_t parts, uint32_t part_tokens,
+                              uint32_t sliding_window, uint32_t first_slot) {
     past_length_ = past_length;
     per_sequence_ = lengths != nullptr;
     heads_ = heads;
     group_ = query_heads / heads;
     new_tokens_ = new_tokens;
+    sliding_window_ = sliding_window;
+    first_slot_ = first_slot;
     parts_ = parts;
     part_tokens_ = part_tokens;
     // Whole groups where they fit.
@@ -51,6 +58,8 @@ class AttentionTasks {
     rows_ = queries_ - first_ < step_ ? queries_ - first_ : step_;
     past_ = per_sequence_ ? static_cast<uint32_t>(lengths_.GetValue(head_ / heads_))
                           : past_length_;
+    const uint32_t first = least_seen(0) < keys() ? least_seen(0) : keys() - 1;
+    origin_ = first / kTileRows * kTileRows;
   }
 
   // Of the task that was chosen: its head of the cache, and how many queries it has.
@@ -64,15 +73,26 @@ class AttentionTasks {
     return (query_head * new_tokens_ + token(r)) * D;
   }
 
-  // How many keys query `r` sees, and how many any query does.
+  // Query `r`'s head of the model.
+  __aicore__ inline uint32_t query_head(uint32_t r) {
+    return head_ % heads_ * group_ + (first_ + r) % group_;
+  }
+
+  // The keys that query `r` sees are those from the one up to the other, none where that is less;
+  // and behind the last key that any query sees.
+  __aicore__ inline uint32_t least_seen(uint32_t r) {
+    const uint32_t end = seen(r);
+    const uint32_t first = sliding_window_ > 0 && end > sliding_window_ ? end - sliding_window_ : 0;
+    return first > first_slot_ ? first : first_slot_;
+  }
   __aicore__ inline uint32_t seen(uint32_t r) { return past_ + token(r) + 1; }
   __aicore__ inline uint32_t keys() { return seen(rows_ - 1); }
 
   // How many parts have keys, and where part `p` begins and ends.
   __aicore__ inline uint32_t parts_with_keys() {
-    return parts_ == 1 ? 1 : (keys() + part_tokens_ - 1) / part_tokens_;
+    return parts_ == 1 ? 1 : (keys() - origin_ + part_tokens_ - 1) / part_tokens_;
   }
-  __aicore__ inline uint32_t begin(uint32_t p) { return p * part_tokens_; }
+  __aicore__ inline uint32_t begin(uint32_t p) { return origin_ + p * part_tokens_; }
   __aicore__ inline uint32_t end(uint32_t p) {
     return p + 1 < parts_with_keys() ? begin(p + 1) : keys();
   }
@@ -90,8 +110,9 @@ class AttentionTasks {
   }
 
   uint32_t past_length_, heads_, group_, new_tokens_, parts_, part_tokens_;
+  uint32_t sliding_window_, first_slot_;
   uint32_t step_, queries_, blocks_, count_;
-  uint32_t task_, head_, first_, rows_, past_;
+  uint32_t task_, head_, first_, rows_, past_, origin_;
   bool per_sequence_;
   GlobalTensor<int64_t> lengths_;
   GlobalTensor<float> sums_, tops_, weights_;

@@ -32,7 +32,7 @@ const char* tq_kernels_layout_digest(void);
 
 // The number of this interface, raised whenever arguments change; a host with another refuses the
 // library.
-#define TQ_KERNELS_INTERFACE 2
+#define TQ_KERNELS_INTERFACE 3
 uint32_t tq_kernels_interface(void);
 
 // Vectors [batch, heads, new_tokens, D], less their offsets, to the rows of `cache` from each past
@@ -50,11 +50,15 @@ TqLaunchEncode aclrtlaunch_tq_encode_float32;
 TqLaunchEncode aclrtlaunch_tq_encode_float16;
 
 // Causal attention of query [batch, query_heads, new_tokens, D] to `output`, likewise; the caches
-// have the new rows already. `scale` is the factor on the scores.
+// have the new rows already. `scale` is the factor on the scores. `softcap` is 0, or 1 to 100: scores
+// become softcap * tanh(score / softcap). `head_sink` is [query_heads] in the elements of the query,
+// or null: one more score for each head, of a key without a value. A query sees no slot before
+// `first_slot`, and of a `sliding_window` above 0 as many as that, its own included; one that sees
+// none gets zeros.
 //
-// With `parts` 1 that is all, and `scratch` is not read. With more, the keys are cut into parts of
-// `part_tokens`, a multiple of 64, of which every sequence has `parts` at most: the launch leaves
-// scratch, and the output is written by a launch of the merge behind it on the same stream. parts
+// With `parts` 1 that is all, and `scratch` is not read. With more, the keys that a task sees, from a
+// multiple of 64 on, are cut into parts of `part_tokens`, a multiple of 64, of which every task has
+// `parts` at most: the launch leaves scratch, and the output is written by a launch of the merge behind it on the same stream. parts
 // is at most 64. Scratch is tasks * parts * 8 * (D + 2) floats (attention_tasks.h); a task is up to
 // eight of the group * new_tokens queries of a head, the whole groups that fit where any does.
 //
@@ -62,22 +66,26 @@ TqLaunchEncode aclrtlaunch_tq_encode_float16;
 typedef uint32_t TqLaunchAttention(uint32_t cores, void* stream, void* query, void* keys,
                                    void* values, void* key_rotation, void* key_centroids,
                                    void* value_rotation, void* value_centroids, void* key_offset,
-                                   void* value_offset, void* lengths, void* output, void* scratch,
-                                   uint32_t past_length, uint32_t batch, uint32_t query_heads,
-                                   uint32_t heads, uint32_t new_tokens, uint32_t capacity,
-                                   uint32_t parts, uint32_t part_tokens, uint32_t offset_rows,
+                                   void* value_offset, void* head_sink, void* lengths,
+                                   void* output, void* scratch, uint32_t past_length,
+                                   uint32_t batch, uint32_t query_heads, uint32_t heads,
+                                   uint32_t new_tokens, uint32_t capacity, uint32_t parts,
+                                   uint32_t part_tokens, uint32_t offset_rows,
+                                   uint32_t sliding_window, uint32_t first_slot,
                                    uint32_t key_bits, uint32_t value_bits, uint32_t head_size,
-                                   float scale);
+                                   float scale, float softcap);
 
 TqLaunchAttention aclrtlaunch_tq_attention_float32;
 TqLaunchAttention aclrtlaunch_tq_attention_float16;
 
 typedef uint32_t TqLaunchAttentionMerge(uint32_t cores, void* stream, void* scratch,
-                                        void* value_rotation, void* value_offset, void* lengths,
-                                        void* output, uint32_t past_length, uint32_t batch,
+                                        void* value_rotation, void* value_offset,
+                                        void* head_sink, void* lengths, void* output,
+                                        uint32_t past_length, uint32_t batch,
                                         uint32_t query_heads, uint32_t heads, uint32_t new_tokens,
                                         uint32_t parts, uint32_t part_tokens,
-                                        uint32_t offset_rows, uint32_t head_size);
+                                        uint32_t offset_rows, uint32_t sliding_window,
+                                        uint32_t first_slot, uint32_t head_size);
 
 TqLaunchAttentionMerge aclrtlaunch_tq_attention_merge_float32;
 TqLaunchAttentionMerge aclrtlaunch_tq_attention_merge_float16;

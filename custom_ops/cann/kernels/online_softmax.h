@@ -14,6 +14,13 @@
 
 namespace tq {
 
+constexpr float kHidden = -3.0e38f;     // score of what a query does not see; finite, so that
+                                        // differences are numbers
+constexpr float kNothing = -1.0e38f;    // largest score of a query that saw nothing: weights of what
+                                        // is hidden are 0 beside it
+constexpr float kLeastTotal = 1.0e-30f; // sum of weights of such a query; added to any other, which
+                                        // is 1 at least, it changes no bit
+
 static_assert(kTileRows == kLanes && kTaskRows == kBlockFloats,
               "a row of scores is a repeat, their maxima are a block");
 
@@ -22,8 +29,6 @@ class OnlineSoftmax {
  public:
   static constexpr uint32_t kScores = kTaskRows * kTileRows;
   static constexpr uint32_t kStride = kTileRows / kBlockFloats;  // blocks from row to row
-  static constexpr float kHidden = -3.0e38f;  // score of what a query does not see; finite, so
-                                              // that differences are numbers
 
   __aicore__ inline void init(TPipe* pipe) {
     pipe->InitBuffer(partial_, kTaskRows * kBlockBytes);
@@ -36,7 +41,7 @@ class OnlineSoftmax {
 
   // Queries that have seen nothing yet.
   __aicore__ inline void start() {
-    Duplicate(top_.Get<float>(), float{kHidden}, kTaskRows);
+    Duplicate(top_.Get<float>(), float{kNothing}, kTaskRows);
     Duplicate(weight_.Get<float>(), 0.0f, kTaskRows);
   }
 
@@ -76,13 +81,59 @@ class OnlineSoftmax {
   __aicore__ inline LocalTensor<float> top() { return top_.Get<float>(); }
   __aicore__ inline LocalTensor<float> weight() { return weight_.Get<float>(); }
 
-  // Sums over all tiles to averages.
-  __aicore__ inline void finish(const LocalTensor<float>& sums, Tile<D>& tile) {
-    tile.divide_rows(sums, weight_.Get<float>());
+  // One more score for each query, of a key without a value. Returns what those weigh.
+  __aicore__ inline LocalTensor<float> add_scores(const LocalTensor<float>& scores,
+                                                  const LocalTensor<float>& sums, Tile<D>& tile) {
+    const LocalTensor<float> shrink = shrink_.Get<float>(), weight = weight_.Get<float>();
+    const LocalTensor<float> new_top = new_top_.Get<float>(), added = new_weight_.Get<float>();
+    Max(new_top, top_.Get<float>(), scores, kTaskRows);
+    PipeBarrier<PIPE_V>();
+    Sub(shrink, top_.Get<float>(), new_top, kTaskRows);
+    Sub(added, scores, new_top, kTaskRows);
+    PipeBarrier<PIPE_V>();
+    Exp(shrink, shrink, kTaskRows);
+    Exp(added, added, kTaskRows);
+    PipeBarrier<PIPE_V>();
+    Mul(weight, weight, shrink, kTaskRows);
+    tile.multiply_rows(sums, shrink);
+    return added;
   }
 
  private:
   TBuf<TPosition::VECCALC> partial_, top_, new_top_, shrink_, weight_, new_weight_;
+};
+
+// The end of a softmax: sums over all keys to averages.
+template <uint32_t D>
+class Averages {
+ public:
+  __aicore__ inline void init(TPipe* pipe) {
+    pipe->InitBuffer(total_, kBlockBytes);
+    pipe->InitBuffer(share_, kBlockBytes);
+  }
+
+  // The sums of all weights: those of keys, and what weighs without a value, where there is that.
+  __aicore__ inline void add(const LocalTensor<float>& weight) {
+    Adds(total_.Get<float>(), weight, float{kLeastTotal}, kTaskRows);
+    PipeBarrier<PIPE_V>();
+  }
+  __aicore__ inline void add_without_value(const LocalTensor<float>& weight) {
+    Add(total_.Get<float>(), total_.Get<float>(), weight, kTaskRows);
+    PipeBarrier<PIPE_V>();
+  }
+
+  // `weight` are those of keys. Queries that saw no key get zeros.
+  __aicore__ inline void divide(const LocalTensor<float>& sums, const LocalTensor<float>& weight,
+                                Tile<D>& tile) {
+    Div(share_.Get<float>(), weight, total_.Get<float>(), kTaskRows);
+    tile.divide_rows(sums, total_.Get<float>());
+  }
+
+  // What part of each query's weights is on keys, and so on what is added to all values.
+  __aicore__ inline LocalTensor<float> share() { return share_.Get<float>(); }
+
+ private:
+  TBuf<TPosition::VECCALC> total_, share_;
 };
 
 }  // namespace tq

@@ -2,8 +2,8 @@
 // and one for all slots behind them, floats [rows, heads, D]. Slot s has row min(s, rows - 1), of 64
 // rows at most, so that the rows of single slots are in the first tile.
 //
-// Attention counts from the last row. What it adds to all scores of a query changes no weight, and
-// what it adds to all values is added to the output; slots before it get the difference.
+// Attention counts from the last row. What it adds to all scores of a query is one number, and what
+// it adds to all values is added to the output; slots before it get the difference.
 #pragma once
 
 #include "tile.h"
@@ -23,6 +23,23 @@ class SlotOffsets {
   // Slots with an offset of their own.
   __aicore__ inline uint32_t single() { return rows_ == 0 ? 0 : rows_ - 1; }
 
+  // products[i] = the product of vector i with the last offset. A rotation came in behind whatever
+  // the vector unit has read of an offset before.
+  __aicore__ inline void dot_last(const LocalTensor<float>& products,
+                                  const LocalTensor<float>& vectors, uint32_t head,
+                                  uint32_t count, Tile<D>& tile) {
+    const LocalTensor<float> last = last_.Get<float>(), scratch = tile.scratch();
+    DataCopy(last, row(rows_ - 1, head), D);
+    SetFlag<HardEvent::MTE2_V>(EVENT_ID2);
+    WaitFlag<HardEvent::MTE2_V>(EVENT_ID2);
+    for (uint32_t c = 0; c < Tile<D>::kChunks; ++c) {
+      Mul(scratch[c * kLanes], vectors[c * kLanes], last[c * kLanes], kLanes,
+          static_cast<uint8_t>(count), {1, 1, 1, Tile<D>::kStride, Tile<D>::kStride, 0});
+    }
+    PipeBarrier<PIPE_V>();
+    tile.reduce_rows(products, count);
+  }
+
   // matrix() = the offsets of the first `count` of them, less the last one.
   __aicore__ inline void load_differences(Tile<D>& tile, uint32_t head, uint32_t count) {
     const LocalTensor<float> matrix = tile.matrix(), last = last_.Get<float>();
@@ -39,19 +56,23 @@ class SlotOffsets {
     PipeBarrier<PIPE_V>();
   }
 
-  // Adds the last offset to `count` outputs, which a rotation made: it came in behind whatever the
-  // vector unit has read of an offset before.
+  // Adds the last offset to `count` outputs, as much as `shares` say. A rotation made those: it came
+  // in behind whatever the vector unit has read of an offset before.
   __aicore__ inline void add_last(const LocalTensor<float>& outputs, uint32_t head,
-                                  uint32_t count) {
+                                  uint32_t count, const LocalTensor<float>& shares,
+                                  Tile<D>& tile) {
     if (rows_ == 0) return;
-    const LocalTensor<float> last = last_.Get<float>();
+    const LocalTensor<float> last = last_.Get<float>(), added = tile.scratch();
     DataCopy(last, row(rows_ - 1, head), D);
     SetFlag<HardEvent::MTE2_V>(EVENT_ID2);
     WaitFlag<HardEvent::MTE2_V>(EVENT_ID2);
+    tile.spread(shares, 0, kTaskRows);
     for (uint32_t c = 0; c < Tile<D>::kChunks; ++c) {
-      Add(outputs[c * kLanes], outputs[c * kLanes], last[c * kLanes], kLanes,
-          static_cast<uint8_t>(count), {1, 1, 1, Tile<D>::kStride, Tile<D>::kStride, 0});
+      Mul(added[c * kLanes], last[c * kLanes], tile.spread(), kLanes, static_cast<uint8_t>(count),
+          {1, 1, 0, Tile<D>::kStride, 0, 1});
     }
+    PipeBarrier<PIPE_V>();
+    Add(outputs, outputs, added, count * D);
     PipeBarrier<PIPE_V>();
   }
 

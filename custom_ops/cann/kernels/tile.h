@@ -77,10 +77,11 @@ class Tile {
     reduce_rows(sums, count);
   }
 
-  // sum += weights[i] matrix()[i], for `count` rows; the weights are at byte `base` of `weights`.
+  // sum += weights[i] matrix()[first + i], for `count` rows; the weights are at byte `base` of
+  // `weights`.
   __aicore__ inline void add_rows(const LocalTensor<float>& sum, const LocalTensor<float>& weights,
-                                  uint32_t base, uint32_t count) {
-    const LocalTensor<float> rows = matrix(), products = scratch();
+                                  uint32_t base, uint32_t count, uint32_t first = 0) {
+    const LocalTensor<float> rows = matrix()[first * D], products = scratch();
     spread(weights, base, count);
     for (uint32_t c = 0; c < kChunks; ++c) {
       Mul(products[c * kLanes], rows[c * kLanes], spread(), kLanes, count,

@@ -4,7 +4,8 @@
 // A task (attention_tasks.h) goes through the cache in tiles of 64 tokens and stays in the rotated
 // space: queries are rotated once, sums of values are rotated back once. The softmax is online
 // (online_softmax.h). The rows of the next tile are fetched while this one is computed on. Sums are
-// float32.
+// float32. A sliding window and padding on the left hide keys before the first that a query sees;
+// tiles that no query of the task sees are not fetched.
 //
 // Where the keys are cut into parts, each part is computed as a whole task is, but for its end: the
 // sums, largest scores and weights go to scratch, and tq_attention_merge.cpp makes outputs of them.
@@ -14,14 +15,17 @@
 // It counts on what the host checked (launch.h).
 //
 // Offsets of slots (slot_offsets.h) are of the space before the rotation: a score gets the product
-// of the query with one, a sum of values what the rotation makes of their weighted sum.
+// of the query with one, a sum of values what the rotation makes of their weighted sum. What all
+// scores of a query get counts beside a sink and in a softcap.
 //
 // API forms used here that the headers do not list: Cast of float -> half; Mul with count.
 // Not compiled with bisheng, not run on an NPU.
 #include "attention_tasks.h"
+#include "head_sinks.h"
 #include "online_softmax.h"
 #include "row_reader.h"
 #include "slot_offsets.h"
+#include "softcap.h"
 
 namespace tq {
 
@@ -31,13 +35,14 @@ class Attention {
   __aicore__ inline void init(TPipe* pipe, GM_ADDR query, GM_ADDR keys, GM_ADDR values,
                               GM_ADDR key_rotation, GM_ADDR key_centroids, GM_ADDR value_rotation,
                               GM_ADDR value_centroids, GM_ADDR key_offset, GM_ADDR value_offset,
-                              GM_ADDR lengths, GM_ADDR output, GM_ADDR scratch,
-                              uint32_t past_length, uint32_t batch, uint32_t query_heads,
+                              GM_ADDR head_sink, GM_ADDR lengths, GM_ADDR output,
+                              GM_ADDR scratch, uint32_t past_length, uint32_t batch, uint32_t query_heads,
                               uint32_t heads, uint32_t new_tokens, uint32_t capacity,
                               uint32_t parts, uint32_t part_tokens, uint32_t offset_rows,
-                              uint32_t key_bits, uint32_t value_bits, float scale) {
+                              uint32_t sliding_window, uint32_t first_slot, uint32_t key_bits,
+                              uint32_t value_bits, float scale, float softcap) {
     tasks_.init(lengths, scratch, past_length, batch, query_heads, heads, new_tokens, parts,
-                part_tokens);
+                part_tokens, sliding_window, first_slot);
     capacity_ = capacity;
     scale_ = scale;
     const uint64_t floats = static_cast<uint64_t>(batch) * query_heads * new_tokens * D;
@@ -49,6 +54,9 @@ class Attention {
     tile_.init(pipe);
     vectors_.init(pipe);
     softmax_.init(pipe);
+    averages_.init(pipe);
+    sinks_.init(pipe, head_sink, query_heads);
+    softcap_.init(softcap);
     keys_.init(pipe, keys, rows, key_centroids, key_bits);
     values_.init(pipe, values, rows, value_centroids, value_bits);
     reader_.init(pipe);
@@ -57,6 +65,7 @@ class Attention {
     pipe->InitBuffer(rotated_, kTaskRows * D * sizeof(float));
     pipe->InitBuffer(sums_, kTaskRows * D * sizeof(float));
     pipe->InitBuffer(scores_, OnlineSoftmax<D>::kScores * sizeof(float));
+    pipe->InitBuffer(common_scores_, kBlockBytes);
     pipe->InitBuffer(extra_scores_, kTileRows * sizeof(float));
     pipe->InitBuffer(extra_sums_, kTaskRows * D * sizeof(float));
     pipe->InitBuffer(extra_rotated_, kTaskRows * D * sizeof(float));
@@ -105,6 +114,13 @@ class Attention {
     return end - first < count ? end - first : count;
   }
 
+  // How many of these it does not see, though it sees later ones.
+  __aicore__ inline uint32_t unseen(uint32_t r, uint32_t first, uint32_t count) {
+    const uint32_t least = tasks_.least_seen(r);
+    if (least <= first) return 0;
+    return least - first < count ? least - first : count;
+  }
+
   // Leaves the sums of a part, and in the softmax the largest scores and weights.
   __aicore__ inline void attend(uint32_t part) {
     Duplicate(sums_.Get<float>(), 0.0f, kTaskRows * D);
@@ -140,6 +156,11 @@ class Attention {
     vectors_.widen(tasks_.rows());
     tile_.rotate(rotated, vectors_.floats(), key_rotation_, tasks_.rows());
     Muls(rotated, rotated, scale_, tasks_.rows() * D);
+    if (!key_offsets_.is_given()) return;
+    const LocalTensor<float> common = common_scores_.Get<float>();
+    Duplicate(common, 0.0f, kTaskRows);
+    key_offsets_.dot_last(common, vectors_.floats(), tasks_.head(), tasks_.rows(), tile_);
+    Muls(common, common, scale_, kTaskRows);
   }
 
   // Starts to fetch the rows of tile `i` of begin .. end; flags i % 2 say that they are there.
@@ -156,16 +177,24 @@ class Attention {
   __aicore__ inline void attend(uint32_t first, uint32_t count, uint32_t which) {
     const LocalTensor<float> scores = scores_.Get<float>(), scales = reader_.scales();
     reader_.read(keys_, which, count, tile_);
-    Duplicate(scores, float{OnlineSoftmax<D>::kHidden}, OnlineSoftmax<D>::kScores);
+    Duplicate(scores, float{kHidden}, OnlineSoftmax<D>::kScores);
     for (uint32_t r = 0; r < tasks_.rows(); ++r) {
       const uint32_t seen = visible(r, first, count);
-      if (seen == 0) continue;
+      if (seen <= unseen(r, first, count)) continue;
       const LocalTensor<float> row = scores[r * kTileRows];
       tile_.dot_rows(row, rotated_.Get<float>()[r * D], seen);
       Mul(row, row, scales, seen);
     }
     PipeBarrier<PIPE_V>();
+    if (key_offsets_.is_given()) {
+      tile_.spread(common_scores_.Get<float>(), 0, kTaskRows);
+      Add(scores, scores, tile_.spread(), kLanes, kTaskRows,
+          {1, 1, 0, OnlineSoftmax<D>::kStride, OnlineSoftmax<D>::kStride, 1});
+      PipeBarrier<PIPE_V>();
+    }
     if (first == 0 && key_offsets_.single() > 0) add_key_offsets(least(key_offsets_, count));
+    if (softcap_.is_given()) softcap_.apply(scores, tile_);
+    hide(first, count);
     softmax_.step(scores, sums_.Get<float>(), tile_);
     if (first == 0 && value_offsets_.single() > 0) add_value_offsets(least(value_offsets_, count));
     reader_.read(values_, which, count, tile_);
@@ -173,10 +202,23 @@ class Attention {
         {1, 1, 1, OnlineSoftmax<D>::kStride, OnlineSoftmax<D>::kStride, 0});
     PipeBarrier<PIPE_V>();
     for (uint32_t r = 0; r < tasks_.rows(); ++r) {
-      const uint32_t seen = visible(r, first, count);
-      if (seen == 0) continue;
-      tile_.add_rows(sums_.Get<float>()[r * D], scores, r * kTileRows * sizeof(float), seen);
+      const uint32_t seen = visible(r, first, count), before = unseen(r, first, count);
+      if (seen <= before) continue;
+      tile_.add_rows(sums_.Get<float>()[r * D], scores, (r * kTileRows + before) * sizeof(float),
+                     seen - before, before);
     }
+  }
+
+  // Hides the keys that a query does not see, though it sees later ones.
+  __aicore__ inline void hide(uint32_t first, uint32_t count) {
+    bool is_any = false;
+    for (uint32_t r = 0; r < tasks_.rows(); ++r) {
+      const uint32_t before = unseen(r, first, count);
+      if (before == 0 || before == count) continue;
+      Duplicate(scores_.Get<float>()[r * kTileRows], float{kHidden}, before);
+      is_any = true;
+    }
+    if (is_any) PipeBarrier<PIPE_V>();
   }
 
   __aicore__ inline uint32_t least(SlotOffsets<D>& offsets, uint32_t count) {
@@ -214,9 +256,17 @@ class Attention {
 
   __aicore__ inline void store_outputs() {
     const uint32_t rows = tasks_.rows();
-    softmax_.finish(sums_.Get<float>(), tile_);
-    tile_.rotate_back(vectors_.floats(), sums_.Get<float>(), value_rotation_, rows);
-    value_offsets_.add_last(vectors_.floats(), tasks_.head(), rows);
+    const LocalTensor<float> sums = sums_.Get<float>();
+    if (sinks_.is_given()) {
+      const LocalTensor<float> sinks = softmax_.add_scores(sinks_.of(tasks_), sums, tile_);
+      averages_.add(softmax_.weight());
+      averages_.add_without_value(sinks);
+    } else {
+      averages_.add(softmax_.weight());
+    }
+    averages_.divide(sums, softmax_.weight(), tile_);
+    tile_.rotate_back(vectors_.floats(), sums, value_rotation_, rows);
+    value_offsets_.add_last(vectors_.floats(), tasks_.head(), rows, averages_.share(), tile_);
     vectors_.narrow(rows);
     SetFlag<HardEvent::V_MTE3>(EVENT_ID2);
     WaitFlag<HardEvent::V_MTE3>(EVENT_ID2);
@@ -243,11 +293,14 @@ class Attention {
   Tile<D> tile_;
   Vectors<D, T> vectors_;
   OnlineSoftmax<D> softmax_;
+  Averages<D> averages_;
+  HeadSinks<D, T> sinks_;
+  Softcap<D> softcap_;
   CachedRows<D> keys_, values_;
   RowReader<D> reader_;
   SlotOffsets<D> key_offsets_, value_offsets_;
   TBuf<TPosition::VECCALC> rotated_, sums_, scores_;
-  TBuf<TPosition::VECCALC> extra_scores_, extra_sums_, extra_rotated_;
+  TBuf<TPosition::VECCALC> common_scores_, extra_scores_, extra_sums_, extra_rotated_;
 };
 
 template <uint32_t D, typename T, typename... Args>
@@ -274,27 +327,31 @@ __aicore__ inline void attention_of(uint32_t head_size, Args... args) {
 extern "C" __global__ __aicore__ void tq_attention_float32(
     GM_ADDR query, GM_ADDR keys, GM_ADDR values, GM_ADDR key_rotation, GM_ADDR key_centroids,
     GM_ADDR value_rotation, GM_ADDR value_centroids, GM_ADDR key_offset, GM_ADDR value_offset,
-    GM_ADDR lengths, GM_ADDR output, GM_ADDR scratch, uint32_t past_length, uint32_t batch,
-    uint32_t query_heads, uint32_t heads, uint32_t new_tokens, uint32_t capacity, uint32_t parts,
-    uint32_t part_tokens, uint32_t offset_rows, uint32_t key_bits, uint32_t value_bits,
-    uint32_t head_size, float scale) {
+    GM_ADDR head_sink, GM_ADDR lengths, GM_ADDR output, GM_ADDR scratch, uint32_t past_length,
+    uint32_t batch, uint32_t query_heads, uint32_t heads, uint32_t new_tokens, uint32_t capacity,
+    uint32_t parts, uint32_t part_tokens, uint32_t offset_rows, uint32_t sliding_window,
+    uint32_t first_slot, uint32_t key_bits, uint32_t value_bits, uint32_t head_size, float scale,
+    float softcap) {
   TQ_VECTOR_ONLY();
   tq::attention_of<float>(head_size, query, keys, values, key_rotation, key_centroids,
-                   value_rotation, value_centroids, key_offset, value_offset, lengths, output,
-                   scratch, past_length, batch, query_heads, heads, new_tokens, capacity, parts,
-                   part_tokens, offset_rows, key_bits, value_bits, scale);
+                   value_rotation, value_centroids, key_offset, value_offset, head_sink, lengths,
+                   output, scratch, past_length, batch, query_heads, heads, new_tokens, capacity,
+                   parts, part_tokens, offset_rows, sliding_window, first_slot, key_bits,
+                   value_bits, scale, softcap);
 }
 
 extern "C" __global__ __aicore__ void tq_attention_float16(
     GM_ADDR query, GM_ADDR keys, GM_ADDR values, GM_ADDR key_rotation, GM_ADDR key_centroids,
     GM_ADDR value_rotation, GM_ADDR value_centroids, GM_ADDR key_offset, GM_ADDR value_offset,
-    GM_ADDR lengths, GM_ADDR output, GM_ADDR scratch, uint32_t past_length, uint32_t batch,
-    uint32_t query_heads, uint32_t heads, uint32_t new_tokens, uint32_t capacity, uint32_t parts,
-    uint32_t part_tokens, uint32_t offset_rows, uint32_t key_bits, uint32_t value_bits,
-    uint32_t head_size, float scale) {
+    GM_ADDR head_sink, GM_ADDR lengths, GM_ADDR output, GM_ADDR scratch, uint32_t past_length,
+    uint32_t batch, uint32_t query_heads, uint32_t heads, uint32_t new_tokens, uint32_t capacity,
+    uint32_t parts, uint32_t part_tokens, uint32_t offset_rows, uint32_t sliding_window,
+    uint32_t first_slot, uint32_t key_bits, uint32_t value_bits, uint32_t head_size, float scale,
+    float softcap) {
   TQ_VECTOR_ONLY();
   tq::attention_of<half>(head_size, query, keys, values, key_rotation, key_centroids,
-                   value_rotation, value_centroids, key_offset, value_offset, lengths, output,
-                   scratch, past_length, batch, query_heads, heads, new_tokens, capacity, parts,
-                   part_tokens, offset_rows, key_bits, value_bits, scale);
+                   value_rotation, value_centroids, key_offset, value_offset, head_sink, lengths,
+                   output, scratch, past_length, batch, query_heads, heads, new_tokens, capacity,
+                   parts, part_tokens, offset_rows, sliding_window, first_slot, key_bits,
+                   value_bits, scale, softcap);
 }

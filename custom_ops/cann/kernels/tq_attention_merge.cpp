@@ -1,6 +1,6 @@
 // The outputs of tq_attention.cpp where the keys of a task were cut into parts: for each query the
 // parts' sums, weighted by what the largest score of a part is beside the largest of all, over the
-// sum of all weights, and rotated back.
+// sum of all weights, that of a sink included, and rotated back.
 //
 // A task is that of the attention (attention_tasks.h). The factors of all parts are computed at
 // once; the sums of the next part are fetched while those of one are added. What is added to what
@@ -9,6 +9,8 @@
 // API forms used here that the headers do not list: Max, Add, Mul, Sub with a mask of one block and
 // up to 64 repeats; Exp and Adds with count. Not compiled with bisheng, not run on an NPU.
 #include "attention_tasks.h"
+#include "head_sinks.h"
+#include "online_softmax.h"
 #include "slot_offsets.h"
 
 namespace tq {
@@ -17,23 +19,27 @@ template <uint32_t D, typename T>
 class AttentionMerge {
  public:
   __aicore__ inline void init(TPipe* pipe, GM_ADDR scratch, GM_ADDR value_rotation,
-                              GM_ADDR value_offset, GM_ADDR lengths, GM_ADDR output,
-                              uint32_t past_length, uint32_t batch, uint32_t query_heads,
-                              uint32_t heads, uint32_t new_tokens, uint32_t parts,
-                              uint32_t part_tokens, uint32_t offset_rows) {
+                              GM_ADDR value_offset, GM_ADDR head_sink, GM_ADDR lengths,
+                              GM_ADDR output, uint32_t past_length, uint32_t batch,
+                              uint32_t query_heads, uint32_t heads, uint32_t new_tokens,
+                              uint32_t parts, uint32_t part_tokens, uint32_t offset_rows,
+                              uint32_t sliding_window, uint32_t first_slot) {
     tasks_.init(lengths, scratch, past_length, batch, query_heads, heads, new_tokens, parts,
-                part_tokens);
+                part_tokens, sliding_window, first_slot);
     output_.SetGlobalBuffer((__gm__ T*)output,
                             static_cast<uint64_t>(batch) * query_heads * new_tokens * D);
     value_rotation_.SetGlobalBuffer((__gm__ float*)value_rotation, D * D);
     tile_.init(pipe);
     vectors_.init(pipe);
+    averages_.init(pipe);
+    sinks_.init(pipe, head_sink, query_heads);
     value_offsets_.init(pipe, value_offset, offset_rows, heads);
     pipe->InitBuffer(part_, 2 * kRows * sizeof(float));
     pipe->InitBuffer(sums_, kRows * sizeof(float));
     pipe->InitBuffer(factors_, parts * kBlockBytes);
     pipe->InitBuffer(weights_, parts * kBlockBytes);
     pipe->InitBuffer(folded_, parts * kBlockBytes);
+    pipe->InitBuffer(sink_weights_, kBlockBytes);
   }
 
   __aicore__ inline void process() {
@@ -73,7 +79,7 @@ class AttentionMerge {
     for (uint32_t p = parts < 2 ? 0 : parts - 2; p < parts; ++p) {
       WaitFlag<HardEvent::V_MTE2>(p % 2);
     }
-    tile_.divide_rows(sums, weights_.Get<float>());
+    averages_.divide(sums, weights_.Get<float>(), tile_);
   }
 
   // Starts to fetch the sums of part `p`; flags p % 2 say that they are there.
@@ -82,11 +88,12 @@ class AttentionMerge {
     SetFlag<HardEvent::MTE2_V>(p % 2);
   }
 
-  // factors_ = what each part counts for each query; the first block of weights_ = their sums.
+  // factors_ = what each part counts for each query; the first block of weights_ = their sums, to
+  // which the averages add what a sink weighs.
   __aicore__ inline void weigh(uint32_t parts) {
     const uint32_t count = parts * kTaskRows;
     const LocalTensor<float> factors = factors_.Get<float>(), weights = weights_.Get<float>();
-    const LocalTensor<float> folded = folded_.Get<float>();
+    const LocalTensor<float> folded = folded_.Get<float>(), added = sink_weights_.Get<float>();
     Adds(folded, factors, 0.0f, count);
     PipeBarrier<PIPE_V>();
     for (uint32_t left = parts; left > 1;) {
@@ -94,6 +101,14 @@ class AttentionMerge {
       Max(folded, folded, folded[kept * kTaskRows], (left - kept) * kTaskRows);
       PipeBarrier<PIPE_V>();
       left = kept;
+    }
+    if (sinks_.is_given()) {
+      const LocalTensor<float> sinks = sinks_.of(tasks_);
+      Max(folded, folded, sinks, kTaskRows);
+      PipeBarrier<PIPE_V>();
+      Sub(added, sinks, folded, kTaskRows);
+      PipeBarrier<PIPE_V>();
+      Exp(added, added, kTaskRows);
     }
     Sub(factors, factors, folded, kTaskRows, parts, {1, 1, 1, 1, 1, 0});
     PipeBarrier<PIPE_V>();
@@ -107,6 +122,8 @@ class AttentionMerge {
       PipeBarrier<PIPE_V>();
       left = kept;
     }
+    averages_.add(weights);
+    if (sinks_.is_given()) averages_.add_without_value(added);
   }
 
   __aicore__ inline void store() {
@@ -115,7 +132,7 @@ class AttentionMerge {
     SetFlag<HardEvent::MTE3_V>(EVENT_ID2);
     WaitFlag<HardEvent::MTE3_V>(EVENT_ID2);
     tile_.rotate_back(vectors_.floats(), sums_.Get<float>(), value_rotation_, rows);
-    value_offsets_.add_last(vectors_.floats(), tasks_.head(), rows);
+    value_offsets_.add_last(vectors_.floats(), tasks_.head(), rows, averages_.share(), tile_);
     vectors_.narrow(rows);
     SetFlag<HardEvent::V_MTE3>(EVENT_ID2);
     WaitFlag<HardEvent::V_MTE3>(EVENT_ID2);
@@ -130,7 +147,9 @@ class AttentionMerge {
   Tile<D> tile_;
   Vectors<D, T> vectors_;
   SlotOffsets<D> value_offsets_;
-  TBuf<TPosition::VECCALC> part_, sums_, factors_, weights_, folded_;
+  Averages<D> averages_;
+  HeadSinks<D, T> sinks_;
+  TBuf<TPosition::VECCALC> part_, sums_, factors_, weights_, folded_, sink_weights_;
 };
 
 template <uint32_t D, typename T, typename... Args>
@@ -154,23 +173,23 @@ __aicore__ inline void attention_merge_of(uint32_t head_size, Args... args) {
 
 // The entry points, one per element type of the output; arguments as in launch.h.
 extern "C" __global__ __aicore__ void tq_attention_merge_float32(
-    GM_ADDR scratch, GM_ADDR value_rotation, GM_ADDR value_offset, GM_ADDR lengths,
-    GM_ADDR output, uint32_t past_length, uint32_t batch, uint32_t query_heads, uint32_t heads,
-    uint32_t new_tokens, uint32_t parts, uint32_t part_tokens, uint32_t offset_rows,
-    uint32_t head_size) {
+    GM_ADDR scratch, GM_ADDR value_rotation, GM_ADDR value_offset, GM_ADDR head_sink,
+    GM_ADDR lengths, GM_ADDR output, uint32_t past_length, uint32_t batch, uint32_t query_heads,
+    uint32_t heads, uint32_t new_tokens, uint32_t parts, uint32_t part_tokens,
+    uint32_t offset_rows, uint32_t sliding_window, uint32_t first_slot, uint32_t head_size) {
   TQ_VECTOR_ONLY();
-  tq::attention_merge_of<float>(head_size, scratch, value_rotation, value_offset, lengths, output,
-                         past_length, batch, query_heads, heads, new_tokens, parts, part_tokens,
-                         offset_rows);
+  tq::attention_merge_of<float>(head_size, scratch, value_rotation, value_offset, head_sink,
+                         lengths, output, past_length, batch, query_heads, heads, new_tokens,
+                         parts, part_tokens, offset_rows, sliding_window, first_slot);
 }
 
 extern "C" __global__ __aicore__ void tq_attention_merge_float16(
-    GM_ADDR scratch, GM_ADDR value_rotation, GM_ADDR value_offset, GM_ADDR lengths,
-    GM_ADDR output, uint32_t past_length, uint32_t batch, uint32_t query_heads, uint32_t heads,
-    uint32_t new_tokens, uint32_t parts, uint32_t part_tokens, uint32_t offset_rows,
-    uint32_t head_size) {
+    GM_ADDR scratch, GM_ADDR value_rotation, GM_ADDR value_offset, GM_ADDR head_sink,
+    GM_ADDR lengths, GM_ADDR output, uint32_t past_length, uint32_t batch, uint32_t query_heads,
+    uint32_t heads, uint32_t new_tokens, uint32_t parts, uint32_t part_tokens,
+    uint32_t offset_rows, uint32_t sliding_window, uint32_t first_slot, uint32_t head_size) {
   TQ_VECTOR_ONLY();
-  tq::attention_merge_of<half>(head_size, scratch, value_rotation, value_offset, lengths, output,
-                         past_length, batch, query_heads, heads, new_tokens, parts, part_tokens,
-                         offset_rows);
+  tq::attention_merge_of<half>(head_size, scratch, value_rotation, value_offset, head_sink,
+                         lengths, output, past_length, batch, query_heads, heads, new_tokens,
+                         parts, part_tokens, offset_rows, sliding_window, first_slot);
 }

@@ -27,7 +27,7 @@ from tq_onnx.cli.main import main
 from tq_onnx.conversion.check import complaint
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.ops.domain import DOMAIN, ENCODE
-from tq_onnx.ops.operators import Encode
+from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.plan import Plan
 from tq_onnx.targets.cann import claims as provider
 from tq_onnx.targets.cann.kernels import expect_kernels
@@ -222,7 +222,18 @@ def test_masks_by_more_than_lengths(condition: Callable[[Edit], ir.Value], match
 
 @pytest.mark.parametrize("size", [3, 100_000])
 def test_masks_with_a_window(size: int) -> None:
-    refuses(window(size), "mask of layer 0 .* hides more than the future")
+    model = stays_the_same(window(size))
+    windows = [node.attributes.get_int("sliding_window") for node in Attention.nodes(model.graph)]
+    assert windows == [size] * len(windows)
+
+
+def test_masks_with_a_hole() -> None:
+    """A key that is hidden between others is no end of a window."""
+
+    def second(edit: Edit) -> ir.Value:
+        return edit.op("val_242", "Equal", [edit["unsqueeze_11"], edit.constant([1])], BOOL)
+
+    refuses(hiding(second), "mask of layer 0 .* hides more than the future")
 
 
 def without_mask(edit: Edit) -> None:
@@ -508,13 +519,13 @@ def test_what_is_to_be_done_is_true() -> None:
 
 @pytest.mark.parametrize(
     ("name", "code", "match"),
-    [("window", 3, "mask of layer 0"), ("optimum", 2, "head size of 16")],
+    [("tokens", 3, "mask of layer 0"), ("optimum", 2, "head size of 16")],
 )
 def test_nothing_is_written_of_what_is_refused(
     tmp_path: Path, name: str, code: int, match: str
 ) -> None:
     source = tmp_path / "odd.onnx"
-    ir.save(window(3) if name == "window" else load(name), source)
+    ir.save(hiding(certain_tokens) if name == "tokens" else load(name), source)
     result = CliRunner().invoke(main, ["convert", str(source), "--target", "cann"])
 
     assert result.exit_code == code

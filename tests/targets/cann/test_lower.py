@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -22,6 +23,7 @@ from tests.decoders.running import (
 )
 from tq_onnx.conversion.check import complaint
 from tq_onnx.errors import UnsupportedModelError, UsageError
+from tq_onnx.graph.builder import Builder
 from tq_onnx.ops.domain import ATTENTION, DECODER, DOMAIN, ENCODE
 from tq_onnx.ops.operators import Attention, RotaryEmbedding
 from tq_onnx.plan import METADATA_PLAN, Plan
@@ -108,10 +110,46 @@ def test_padding_is_no_text(library: bool) -> None:
         decoder.run(batch(4, 2, left_padding=1), (4,))
 
 
-def test_refuses_masks_that_are_more_than_causal() -> None:
-    model = load("dynamo-gemma2")
-    with pytest.raises(UnsupportedModelError, match=r"mask of layer 0 .* hides more than"):
-        lower(model, lowering_of(convert(model), POSITIONS))
+def test_windows_softcaps_and_sinks_of_operators_stay() -> None:
+    def bounded() -> ir.Model:
+        model = load("genai-cpu-fp32")
+        for node in model.graph:
+            if node.op_type != "GroupQueryAttention":
+                continue
+            heads = node.attributes.get_int("num_heads")
+            assert heads is not None
+            sinks = Builder(model.graph).constant("sinks", np.linspace(-1, 2, heads, dtype="f4"))
+            node.resize_inputs(12)
+            node.replace_input_with(11, sinks)
+            node.attributes["local_window_size"] = ir.AttrInt64("local_window_size", 3)
+            node.attributes["softcap"] = ir.AttrFloat32("softcap", 20.0)
+        return model
+
+    one, other = bounded(), bounded()
+    convert(one)
+    plan = lower(other, lowering_of(convert(other), POSITIONS))
+    assert {(layer.sliding_window, layer.softcap) for layer in plan.layers} == {(3, 20.0)}
+    assert all(layer.has_sink for layer in plan.layers)
+    expect_kernels(plan)
+    runners = [Decoder.runner(session(model), 2) for model in (one, other)]
+    assert agree(*runners, batches(sum(CHUNKS), 2), EXACT)
+
+
+def test_a_window_in_a_mask_becomes_the_attribute() -> None:
+    model = load("dynamo-gemma3")
+    lowering = lowering_of(convert(model), POSITIONS)
+    # The activation of Gemma has no kernel.
+    with pytest.raises(UnsupportedModelError, match="floating-point and has no kernel there"):
+        lower(model, lowering)
+    assert [layer.sliding_window for layer in lowering.plan_behind.layers] == [6, 0]
+
+
+def test_refuses_softcaps_that_the_kernels_do_not_compute_closely() -> None:
+    plan = convert(load("dynamo-gemma2"))
+    expect_kernels(plan)
+    layers = tuple(replace(layer, softcap=1000.0) for layer in plan.layers)
+    with pytest.raises(UsageError, match=r"a softcap of 1000\.0; softcap: none, or 1 to 100"):
+        expect_kernels(replace(plan, layers=layers))
 
 
 def test_takes_lengths_from_positions_where_there_is_no_mask() -> None:

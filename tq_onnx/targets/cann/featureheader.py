@@ -19,6 +19,7 @@ from tq_onnx.targets.cann.features import (
     FEATURES,
     HEAD_SIZES,
     LEAST_ROW_BYTES,
+    SOFTCAPS,
 )
 
 _TEMPLATE: Final = """\
@@ -37,6 +38,7 @@ inline constexpr spec::Codec kCodecs[] = {{
 {codecs}
 }};
 inline constexpr int64_t kHeadSizes[] = {{{head_sizes}}};
+inline constexpr float kLeastSoftcap = {least_softcap}.0f, kMostSoftcap = {most_softcap}.0f;
 inline constexpr const char* kInputs[] = {{
 {inputs}
 }};
@@ -63,6 +65,8 @@ def render_header() -> str:
     return _TEMPLATE.format(
         codecs=_lines(f"{{spec::Kind::{_constant(each.kind)}, {each.bits}}}" for each in CODECS),
         head_sizes=", ".join(map(str, HEAD_SIZES)),
+        least_softcap=SOFTCAPS[0],
+        most_softcap=SOFTCAPS[1],
         inputs=_lines(f'"{name}"' for name in inputs),
         least_rows=_lines(f'{{"{soc}", {size}}}' for soc, size in LEAST_ROW_BYTES.items()),
         words="\n".join(

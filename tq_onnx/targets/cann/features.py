@@ -24,6 +24,9 @@ HEAD_SIZES: Final = (64, 128)
 
 ELEMENTS: Final = ("FLOAT", "FLOAT16")
 
+SOFTCAPS: Final = (1, 100)
+"""The least and the most: the error of a capped score is a few 1e-8 of its softcap."""
+
 LEAST_ROW_BYTES: Final = {"Ascend910B": 1, "Ascend910_93": 1, "Ascend310P": 32}
 """The shortest rows that a device can move, by the beginning of its name."""
 
@@ -107,17 +110,10 @@ def _window(layer: LayerPlan, plan: Plan) -> str:
     return f"an exact window of {plan.recent} and {plan.sinks} tokens" if plan.has_window else ""
 
 
-def _sliding_window(layer: LayerPlan, plan: Plan) -> str:
-    size = layer.sliding_window
-    return f"a sliding window of {size} tokens" if size else ""
-
-
 def _softcap(layer: LayerPlan, plan: Plan) -> str:
-    return f"a softcap of {layer.softcap}" if layer.softcap else ""
-
-
-def _head_sink(layer: LayerPlan, plan: Plan) -> str:
-    return "attention sinks" if layer.has_sink else ""
+    least, most = SOFTCAPS
+    known = not layer.softcap or least <= layer.softcap <= most
+    return "" if known else f"a softcap of {layer.softcap}"
 
 
 def _readers(layer: LayerPlan, plan: Plan) -> str:
@@ -155,12 +151,12 @@ FEATURES: Final = (
         inputs=(Encode.offset.name, Attention.key_offset.name, Attention.value_offset.name),
     ),
     Feature("exact window", NOTHING, _window, fix="convert with --window 0 --sinks 0"),
-    Feature("sliding window", NOTHING, _sliding_window),
-    Feature("softcap", NOTHING, _softcap),
-    Feature("head sink", NOTHING, _head_sink),
+    Feature("sliding window", "none, or any; keys before it are not read"),
+    Feature("softcap", f"none, or {SOFTCAPS[0]} to {SOFTCAPS[1]}", _softcap),
+    Feature("head sink", "none, or one for each query head", inputs=(Attention.head_sink.name,)),
     Feature("attention bias", NOTHING),
     Feature("left padding", NOTHING),
-    Feature("masks", "causal"),
+    Feature("masks", "causal, with or without a sliding window"),
     Feature("lengths", "one for all sequences, or one each (a launch each where they differ)"),
 )
 """In the order of the table."""

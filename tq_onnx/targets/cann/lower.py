@@ -63,18 +63,27 @@ def lowering_of(plan: Plan, positions: int) -> Lowering:
 
     The passes raise ``UnsupportedModelError`` where a part of the model is not recognised.
     """
-    layers = tuple(replace(layer, has_bias=False, causal=True) for layer in plan.layers)
-    interface = replace(plan.interface, padding=False)
-    lowered = replace(plan, target=TARGET, fixed_capacity=True, layers=layers, interface=interface)
+    lower = LowerDecoderPass(plan, positions)
     return Lowering(
-        lowered,
+        lower.plan,
         (
             # A constant that is a node is one of the CPU, and copied from there in every call.
             LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
-            LowerDecoderPass(plan, positions),
-            BakeOperatorsPass(lowered),
+            lower,
+            BakeOperatorsPass(lower),
         ),
+        found=lambda: lower.plan,
     )
+
+
+def _lowered(plan: Plan, windows: list[int]) -> Plan:
+    """Return the plan of the lowered model with these sliding windows."""
+    layers = tuple(
+        replace(layer, has_bias=False, causal=True, sliding_window=window)
+        for layer, window in zip(plan.layers, windows, strict=True)
+    )
+    interface = replace(plan.interface, padding=False)
+    return replace(plan, target=TARGET, fixed_capacity=True, layers=layers, interface=interface)
 
 
 class LowerDecoderPass(ir.passes.InPlacePass):
@@ -89,6 +98,8 @@ class LowerDecoderPass(ir.passes.InPlacePass):
         super().__init__()
         self._plan = plan
         self._positions = positions
+        self.plan = _lowered(plan, [layer.sliding_window for layer in plan.layers])
+        """Of the model as it will be; its windows are complete once the pass has run."""
 
     def requires(self, model: ir.Model) -> None:
         """Require that every layer of the plan has its operators."""
@@ -103,7 +114,7 @@ class LowerDecoderPass(ir.passes.InPlacePass):
         fill_shapes(model)
         build = Builder(model.graph)
         try:
-            _drop_masks(model, plan)
+            self.plan = _lowered(plan, _drop_masks(model, plan))
             lower_embedding(model, build)
             lower_norms(model, build)
             _remove_dead(model)  # onnx infers no shapes beside operators that it does not know
@@ -134,12 +145,12 @@ class BakeOperatorsPass(ir.passes.InPlacePass):
     """Puts the bodies of the operators that the model has now in the places of those it had.
 
     Args:
-        plan: of the model as it is now.
+        lower: has run before, and has the plan of the model as it is now.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, lower: LowerDecoderPass) -> None:
         super().__init__()
-        self._plan = plan
+        self._lower = lower
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Replace the bodies in place."""
@@ -147,7 +158,7 @@ class BakeOperatorsPass(ir.passes.InPlacePass):
             del model.functions[identifier]
         # The checker refuses those of a newer opset.
         RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
-        bake.bake_functions(model, self._plan)
+        bake.bake_functions(model, self._lower.plan)
         bake.add_functions(
             model, decoder_function_protos([name for name in DECODER if name in _own(model)])
         )
@@ -189,23 +200,19 @@ def _named(shape: ir.Shape | None) -> ir.Shape | None:
     )
 
 
-def _drop_masks(model: ir.Model, plan: Plan) -> None:
-    """Take masks away that hide the future, and nothing else."""
+def _drop_masks(model: ir.Model, plan: Plan) -> list[int]:
+    """Take masks away that hide the future and what is behind a window, and nothing else.
+
+    Returns:
+        the window of each layer, 0 for none, which its attention has as an attribute now.
+    """
     layers = converted_layers(model, plan)
-    for layer in causality.of_each_mask(layers):
-        attention = layer.attention
-        try:
-            causal, why = (
-                causality.is_causal(attention, plan, model),
-                causality.complaint(attention),
-            )
-        except NoMatch as miss:
-            causal, why = False, miss.reason
-        if not causal:
-            raise NoMatch(f"the mask of layer {layer.plan.layer} is not shown to be causal: {why}")
-    for layer in layers:
+    windows = causality.windows(layers, plan, model)
+    for layer, window in zip(layers, windows, strict=True):
         causality.drop_bias(layer.attention)
+        layer.attention.node.attributes["sliding_window"] = ir.AttrInt64("sliding_window", window)
     causality.keep_all_rows(model, plan)
+    return windows
 
 
 def _lower_lengths(model: ir.Model, build: Builder, plan: Plan) -> None:

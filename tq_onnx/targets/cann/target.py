@@ -6,6 +6,7 @@ its help.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -32,12 +33,12 @@ def _lower(plan: Plan, path: Path, values: Values) -> Lowering:
     lowering = lowering_of(plan, positions_of(path, values["max_positions"]))
     passes = (*lowering.passes, WholeBlocksPass())
     if values["expand_weights"] is None:
-        return Lowering(lowering.plan, passes)
+        return replace(lowering, passes=passes)
 
     from tq_onnx.targets.cann.weights import TYPES, ExpandWeightsPass, NarrowProductsPass
 
     narrow = NarrowProductsPass(TYPES[values["expand_weights"]])
-    return Lowering(lowering.plan, (ExpandWeightsPass(), *passes, narrow), has_all_weights=True)
+    return replace(lowering, passes=(ExpandWeightsPass(), *passes, narrow), has_all_weights=True)
 
 
 CANN: Final = Target(

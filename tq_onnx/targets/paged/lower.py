@@ -83,7 +83,7 @@ class PagePass(ir.passes.InPlacePass):
         try:
             _expect_sequences(model, plan)
             layers = converted_layers(model, plan)
-            self.plan = self._paged([_window(layer, plan, model) for layer in layers])
+            self.plan = self._paged(causality.windows(layers, plan, model))
             _expect_past_lengths(layers, plan, model)
             causality.keep_all_rows(model, plan)
             self._rewrite(model, layers)
@@ -175,22 +175,6 @@ def _expect_sequences(model: ir.Model, plan: Plan) -> None:
     for layer in converted_layers(model, plan):
         if layer.is_shortened:
             raise NoMatch(f"layer {layer.plan.layer} drops rows of its caches", layer.key.node)
-
-
-def _window(layer: ConvertedLayer, plan: Plan, model: ir.Model) -> int:
-    """Return how many keys a query of a layer sees; 0 for all before it."""
-    told = layer.plan.sliding_window
-    for attention in layer.attentions:
-        try:
-            shown = causality.window_of_mask(attention, plan, model)
-            why = causality.complaint(attention)
-        except NoMatch as miss:
-            shown, why = None, miss.reason
-        if shown is None:
-            raise NoMatch(f"the mask of layer {layer.plan.layer} is not shown to be causal: {why}")
-        windows = [window for window in (told, shown) if window]
-        told = min(windows, default=0)
-    return told
 
 
 def _expect_past_lengths(layers: tuple[ConvertedLayer, ...], plan: Plan, model: ir.Model) -> None:

@@ -40,30 +40,33 @@ extern "C" {
   uint32_t aclrtlaunch_##NAME(uint32_t cores, void* stream, void* query, void* keys, void*        \
                               values, void* key_rotation, void* key_centroids, void*              \
                               value_rotation, void* value_centroids, void* key_offset, void*      \
-                              value_offset, void* lengths, void* output, void* scratch,           \
-                              uint32_t past_length, uint32_t batch, uint32_t query_heads,         \
-                              uint32_t heads, uint32_t new_tokens, uint32_t capacity, uint32_t    \
-                              parts, uint32_t part_tokens, uint32_t offset_rows, uint32_t         \
-                              key_bits, uint32_t value_bits, uint32_t head_size, float scale) {   \
+                              value_offset, void* head_sink, void* lengths, void* output,         \
+                              void* scratch, uint32_t past_length, uint32_t batch, uint32_t       \
+                              query_heads, uint32_t heads, uint32_t new_tokens, uint32_t          \
+                              capacity, uint32_t parts, uint32_t part_tokens, uint32_t            \
+                              offset_rows, uint32_t sliding_window, uint32_t first_slot,          \
+                              uint32_t key_bits, uint32_t value_bits, uint32_t head_size,         \
+                              float scale, float softcap) {                                       \
     return shim::launch(cores, stream, #NAME, [=] {                                               \
       NAME(at(query), at(keys), at(values), at(key_rotation), at(key_centroids),                  \
            at(value_rotation), at(value_centroids), at(key_offset), at(value_offset),             \
-           at(lengths), at(output), at(scratch), past_length, batch, query_heads, heads,          \
-           new_tokens, capacity, parts, part_tokens, offset_rows, key_bits, value_bits,           \
-           head_size, scale);                                                                     \
+           at(head_sink), at(lengths), at(output), at(scratch), past_length, batch,               \
+           query_heads, heads, new_tokens, capacity, parts, part_tokens, offset_rows,             \
+           sliding_window, first_slot, key_bits, value_bits, head_size, scale, softcap);          \
     });                                                                                           \
   }
 
 #define SHIM_LAUNCH_ATTENTION_MERGE(NAME)                                                         \
   uint32_t aclrtlaunch_##NAME(uint32_t cores, void* stream, void* scratch, void*                  \
-                              value_rotation, void* value_offset, void* lengths, void* output,    \
-                              uint32_t past_length, uint32_t batch, uint32_t query_heads,         \
-                              uint32_t heads, uint32_t new_tokens, uint32_t parts, uint32_t       \
-                              part_tokens, uint32_t offset_rows, uint32_t head_size) {            \
+                              value_rotation, void* value_offset, void* head_sink, void* lengths, \
+                              void* output, uint32_t past_length, uint32_t batch, uint32_t        \
+                              query_heads, uint32_t heads, uint32_t new_tokens, uint32_t parts,   \
+                              uint32_t part_tokens, uint32_t offset_rows, uint32_t                \
+                              sliding_window, uint32_t first_slot, uint32_t head_size) {          \
     return shim::launch(cores, stream, #NAME, [=] {                                               \
-      NAME(at(scratch), at(value_rotation), at(value_offset), at(lengths), at(output),            \
-           past_length, batch, query_heads, heads, new_tokens, parts, part_tokens,                \
-           offset_rows, head_size);                                                               \
+      NAME(at(scratch), at(value_rotation), at(value_offset), at(head_sink), at(lengths),         \
+           at(output), past_length, batch, query_heads, heads, new_tokens, parts, part_tokens,    \
+           offset_rows, sliding_window, first_slot, head_size);                                   \
     });                                                                                           \
   }
 
