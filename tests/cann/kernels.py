@@ -202,6 +202,7 @@ class Kernels(Simulator):
         tables = [rotations[0], books[0], rotations[1], books[1], *offsets]
         arrays = [query, keys, values, *tables]
         keys_of_task = int(np.max(past)) + tokens - first_slot // TILE_ROWS * TILE_ROWS
+        keys_of_task = max(keys_of_task, TILE_ROWS)
         if sliding_window:
             most = sliding_window + min(tokens, TASK_ROWS) - 1 + TILE_ROWS - 1
             keys_of_task = min(keys_of_task, most)

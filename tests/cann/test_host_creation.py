@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.cann.fake_acl import FakeAcl
-from tests.cann.kernels import COMPILER
+from tests.cann.kernels import COMPILER, CUSTOM_OPS
 from tests.cann.operators import Sizes, decoder_attention
 from tests.cann.session import CannSession
 from tq_onnx.codec.spec import layout_digest
@@ -27,6 +27,12 @@ pytestmark = pytest.mark.cann
 
 KERNELS = "TQ_ONNX_CANN_KERNELS"
 ON_CANN = "on CANNExecutionProvider: "
+LAUNCHES = (CUSTOM_OPS / "cann" / "kernels" / "launch.h").read_text(encoding="utf-8")
+INTERFACE = next(
+    line.split()[-1]
+    for line in LAUNCHES.splitlines()
+    if line.startswith("#define TQ_KERNELS_INTERFACE ")
+)
 
 
 CREATIONS: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -126,11 +132,11 @@ def test_a_named_library_that_is_not_there(
         (
             f'extern "C" const char* tq_kernels_layout_digest() {{ return "{layout_digest()}"; }}'
             'extern "C" unsigned tq_kernels_interface() { return 1; }',
-            "has kernels of interface 1, expected 2",
+            f"has kernels of interface 1, expected {INTERFACE}",
         ),
         (
             f'extern "C" const char* tq_kernels_layout_digest() {{ return "{layout_digest()}"; }}'
-            'extern "C" unsigned tq_kernels_interface() { return 2; }',
+            f'extern "C" unsigned tq_kernels_interface() {{ return {INTERFACE}; }}',
             "has no function aclrtlaunch_tq_encode_float32",
         ),
     ],

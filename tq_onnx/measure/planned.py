@@ -43,8 +43,8 @@ _CODECS: Final = frozenset(
 )
 """What a conversion chooses for a layer; all else is the original's."""
 
-_LOWERED: Final = frozenset({"has_bias", "causal"})
-"""What a target may change: a causal mask becomes one of the operator's."""
+_LOWERED: Final = frozenset({"has_bias", "causal", "sliding_window"})
+"""What a target may change: a causal mask becomes the operator's, with its window."""
 
 
 def expect_layers(path: Path, model: ir.Model, plan: Plan | None) -> None:

@@ -36,7 +36,9 @@ struct AttentionCut {
 // of a sequence, the new ones included. Slots before `first_slot` are seen by no query.
 inline int64_t keys_of_task(int64_t keys, int64_t tokens, int64_t sliding_window,
                             int64_t first_slot) {
-  const int64_t left = std::max<int64_t>(1, keys - first_slot / kTileTokens * kTileTokens);
+  // A task whose queries see nothing has the last tile.
+  const int64_t left =
+      std::min(keys, std::max(kTileTokens, keys - first_slot / kTileTokens * kTileTokens));
   if (sliding_window == 0 || sliding_window >= left) return left;
   // The window of its last token, other tokens before that, and what is before them in a tile.
   return std::min(left,
