@@ -177,7 +177,7 @@ def test_a_launch_that_fails(
     library = compiled(
         tmp_path,
         f'extern "C" const char* tq_kernels_layout_digest() {{ return "{layout_digest()}"; }}\n'
-        'extern "C" unsigned tq_kernels_interface() { return 2; }\n'
+        f'extern "C" unsigned tq_kernels_interface() {{ return {INTERFACE}; }}\n'
         + "\n".join(f'extern "C" unsigned aclrtlaunch_{name}() {{ return 7; }}' for name in names),
     )
     monkeypatch.setenv(KERNELS, str(library))
