@@ -28,6 +28,7 @@ from tq_onnx.measure.bench import SpeedReport
 from tq_onnx.measure.comparison import ComparisonReport
 from tq_onnx.measure.differences import DiffReport
 from tq_onnx.measure.fit import FitReport
+from tq_onnx.measure.graphs import GraphReport
 from tq_onnx.measure.greedy import GreedyFigures
 from tq_onnx.measure.npu import NpuReport
 from tq_onnx.measure.pages import PagedReport
@@ -54,7 +55,9 @@ DOCUMENTS: Final[dict[str, Any]] = {
     "demo": DemoReport,
 }
 """What a command prints with ``--json``."""
-_LATE: Final = {one.__name__: one for one in (GreedyFigures, PagedReport, VerifyReport)}
+_LATE: Final = {
+    one.__name__: one for one in (GraphReport, GreedyFigures, PagedReport, VerifyReport)
+}
 """Records that annotations name in modules which import them for the type checker only."""
 _PLAIN: Final[dict[Any, Any]] = {
     str: "string",

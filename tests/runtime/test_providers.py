@@ -125,6 +125,7 @@ def session_of(nodes: Sequence[tuple[str, str, str]], provider: str = CANN.provi
     ]
     return SimpleNamespace(
         get_providers=lambda: [provider, CPU.provider],
+        get_provider_options=lambda: {CANN.provider: dict(CANN.options)},
         get_provider_graph_assignment_info=lambda: record,
     )
 

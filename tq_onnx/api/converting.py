@@ -145,6 +145,16 @@ def convert(
         from tq_onnx.integrations.folderconversion import NO_LIBRARY
 
         raise UsageError(NO_LIBRARY, where=str(source), fix="leave --for and --wheel out")
+    if made_for.files and (written.is_dir() or written.suffix != ".onnx"):
+        from tq_onnx.integrations.graphfolder import convert_to_graphs
+
+        if external_data is not None:
+            raise UsageError(
+                "graphs of fixed sizes have their weights in them",
+                fix="leave --external-data out",
+            )
+        del chosen["external_data"]
+        return convert_to_graphs(source, written, **chosen)
     from tq_onnx.conversion import pipeline
 
     return pipeline.convert(source, written, **chosen)

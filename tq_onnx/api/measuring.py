@@ -14,6 +14,7 @@ from tq_onnx.plan import CPU
 if TYPE_CHECKING:
     from tq_onnx.measure.bench import SpeedReport
     from tq_onnx.measure.comparison import ComparisonReport
+    from tq_onnx.measure.graphs import GraphReport
     from tq_onnx.measure.pages import PagedReport
     from tq_onnx.measure.verify import VerifyReport
     from tq_onnx.progress import OnProgress
@@ -32,7 +33,7 @@ def verify(
     threads: int | None = None,
     ep: str = CPU,
     on_progress: OnProgress | None = None,
-) -> VerifyReport | PagedReport:
+) -> VerifyReport | PagedReport | GraphReport:
     """Compare a converted model with its original.
 
     Args:

@@ -12,6 +12,7 @@ from tq_onnx.cli import flags, terminal
 from tq_onnx.errors import VerificationError
 
 if TYPE_CHECKING:
+    from tq_onnx.measure.graphs import GraphReport
     from tq_onnx.measure.pages import PagedReport
     from tq_onnx.measure.verify import VerifyReport
 
@@ -26,7 +27,7 @@ class VerifyDocument:
     """
 
     holds: bool
-    report: VerifyReport | PagedReport
+    report: VerifyReport | PagedReport | GraphReport
 
 
 @click.command()
@@ -92,7 +93,7 @@ def verify(*, as_json: bool, **arguments: Any) -> None:
         )
 
 
-def _print(report: VerifyReport | PagedReport) -> None:
+def _print(report: VerifyReport | PagedReport | GraphReport) -> None:
     from tq_onnx.measure.verifytables import verify_tables
 
     for table in verify_tables(report):

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from tq_onnx.plan import Plan
 
 
+STEP_FILE: Final = "decode.onnx"
+PROMPT_FILE: Final = "prompt.onnx"
+"""Names of two graphs of fixed sizes in one folder, which continue each other's caches."""
+
+
 @dataclass(frozen=True)
 class TargetOption:
     """A number, or one of some words, that only models for some target have.
@@ -161,6 +166,8 @@ class Target:
         violations: what is wrong with a model that the passes left, a clause each, given also what
             its original took and returned and the plan; None for a target whose models keep that,
             which is checked then.
+        files: values of options by file, for an output that is a folder: ``STEP_FILE`` has them in
+            any case, others where nothing else was asked for; none where a decoder is one file.
         no_folders: why a folder cannot be converted for it; empty where it can.
         values: of the options; see ``having``.
     """
@@ -182,6 +189,7 @@ class Target:
     has_windows: bool = True
     restore: Callable[[ir.Model, Plan], ir.Model] | None = None
     violations: Callable[[InterfaceSnapshot, ir.Model, Plan], Iterator[str]] | None = None
+    files: Mapping[str, Values] = field(default_factory=lambda: MappingProxyType({}))
     no_folders: str = ""
     values: Values = field(default_factory=lambda: MappingProxyType({}))
 

@@ -39,6 +39,7 @@ from tq_onnx.measure.feeding_modes import (
     compare_feeding_modes,
 )
 from tq_onnx.measure.fidelity import PROMPT_TOKENS, convert_raw, fidelity
+from tq_onnx.measure.graphs import GraphReport, verify_graph
 from tq_onnx.measure.greedy import GreedyFigures, compare_greedy
 from tq_onnx.measure.interfaces import failing, interface_kept, not_made_from, refuse_stranger
 from tq_onnx.measure.oracle import OracleFigures, judge_backends
@@ -59,6 +60,7 @@ from tq_onnx.runtime.generate import generate
 from tq_onnx.runtime.model import OpenModel, open_converted, open_original, refuse_pages
 from tq_onnx.runtime.placement import PlacementReport, report_placement
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
+from tq_onnx.targets.registry import target_of_plan
 
 PROBE_TOKENS: Final = 512
 MODE_TOKENS: Final = 8
@@ -152,7 +154,7 @@ def verify(
     threads: int | None = None,
     ep: ExecutionProvider = CPU,
     on_progress: OnProgress | None = None,
-) -> VerifyReport | PagedReport:
+) -> VerifyReport | PagedReport | GraphReport:
     """Compare a converted model with its original.
 
     Args:
@@ -169,7 +171,8 @@ def verify(
         on_progress: called as each step begins, and as windows and layers are done.
 
     Returns:
-        The report; ``holds`` is its verdict. That of a model whose caches lie in pages is another.
+        The report; ``holds`` is its verdict. Models whose caches lie in pages, and graphs of
+        standard operators, have others.
 
     Raises:
         VerificationError: the converted model was not made from this original, or cannot read a
@@ -192,6 +195,21 @@ def verify(
             source=source,
             library=library,
             threads=threads,
+            on_progress=on_progress,
+        )
+    if plan is not None and not (
+        target_of_plan(plan).has_operators or target_of_plan(plan).restore
+    ):
+        return verify_graph(
+            original,
+            loaded,
+            plan,
+            tokens,
+            source=source,
+            new_tokens=new_tokens,
+            context=context,
+            threads=threads,
+            ep=ep,
             on_progress=on_progress,
         )
     whole = _Pair(original, load(original), converted, loaded)

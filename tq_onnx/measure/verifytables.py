@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tq_onnx.measure.tables import TextTable, either
 
 if TYPE_CHECKING:
+    from tq_onnx.measure.graphs import GraphReport
     from tq_onnx.measure.pages import PagedReport
     from tq_onnx.measure.reconstruction import ReconstructionFigures
     from tq_onnx.measure.verify import VerifyReport
@@ -14,12 +15,15 @@ if TYPE_CHECKING:
 _VERDICTS = {True: "ok", False: "FAILED", None: "not done"}
 
 
-def verify_tables(report: VerifyReport | PagedReport) -> tuple[TextTable, ...]:
-    """Return checks, quality and layers, in reading order; of pages there are no layers."""
+def verify_tables(report: VerifyReport | PagedReport | GraphReport) -> tuple[TextTable, ...]:
+    """Return checks, quality and layers, in reading order; pages and graphs show no layers."""
+    from tq_onnx.measure.graphs import GraphReport
     from tq_onnx.measure.pages import PagedReport
 
     if isinstance(report, PagedReport):
         return _checks(report), _pages(report)
+    if isinstance(report, GraphReport):
+        return _checks(report), _table(report, _predictions(report))
     return _checks(report), _quality(report), _layers(report)
 
 
@@ -34,14 +38,14 @@ def _pages(report: PagedReport) -> TextTable:
     return TextTable.of(("figure", "value"), rows, title)
 
 
-def _checks(report: VerifyReport | PagedReport) -> TextTable:
+def _checks(report: VerifyReport | PagedReport | GraphReport) -> TextTable:
     rows = [(_VERDICTS[check.holds], check.name, check.detail) for check in report.checks]
     return TextTable.of(("", "property", "measured"), rows, "Checks")
 
 
-def _quality(report: VerifyReport) -> TextTable:
-    quality, memory = report.quality, report.memory
-    rows: list[tuple[str, object]] = [
+def _predictions(report: VerifyReport | GraphReport) -> list[tuple[str, object]]:
+    quality = report.quality
+    return [
         (
             "perplexity",
             f"{quality.original_perplexity:.4f} -> {quality.converted_perplexity:.4f} "
@@ -55,6 +59,13 @@ def _quality(report: VerifyReport) -> TextTable:
             f"{quality.logit_max_difference:.3f}",
         ),
         ("greedy continuation", report.greedy),
+    ]
+
+
+def _quality(report: VerifyReport) -> TextTable:
+    memory = report.memory
+    rows = [
+        *_predictions(report),
         (
             "cache bytes per token",
             f"{memory.original_bytes_per_token} -> {memory.converted_bytes_per_token}",
@@ -68,6 +79,10 @@ def _quality(report: VerifyReport) -> TextTable:
     if report.logits_kernel_body is not None:
         gap = f"{report.logits_kernel_body:.1e} relative"
         rows.append(("logits, kernels against bodies", gap))
+    return _table(report, rows)
+
+
+def _table(report: VerifyReport | GraphReport, rows: list[tuple[str, object]]) -> TextTable:
     title = f"Quality on {report.tokens} tokens ({report.source})"
     return TextTable.of(("figure", "value"), rows, title)
 

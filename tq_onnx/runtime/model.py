@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tq_onnx.conversion.target import PROMPT_FILE, STEP_FILE
 from tq_onnx.errors import UnsupportedModelError, UsageError, located
-from tq_onnx.plan import ENCODER, METADATA_PLAN, CachePair, Interface, Plan
+from tq_onnx.plan import ENCODER, METADATA_PLAN, CachePair, Interface, Plan, plan_in
 from tq_onnx.runtime.cache import cache_spec
 from tq_onnx.runtime.decoder import Decoder
+from tq_onnx.runtime.graphs import check_pair
 from tq_onnx.runtime.placement import refuse_misplaced
 from tq_onnx.runtime.providers import CPU, ExecutionProvider, provider_of
 from tq_onnx.runtime.session import make_session, ports, vocabulary_size
@@ -45,6 +47,8 @@ class OpenModel:
             them itself.
         data: the files of its external data.
         positions: tokens that its tables of positions have rows for; None if none is known.
+        wide: a graph of fixed sizes that takes more tokens a call, with the same caches; None if
+            there is none.
     """
 
     path: Path
@@ -54,6 +58,7 @@ class OpenModel:
     first: OpenModel | None = None
     data: tuple[Path, ...] = ()
     positions: int | None = None
+    wide: OpenModel | None = None
 
     @property
     def plan(self) -> Plan | None:
@@ -225,6 +230,7 @@ class OpenModel:
             where=str(self.path),
             embeddings=made_up_embeddings(self.session, self.signature.interface),
             first=None if first is None else (first.session, first.signature),
+            wide=None if self.wide is None else (self.wide.session, self.wide.signature),
             one_by_one=merged,
             positions=self.positions,
         )
@@ -273,7 +279,7 @@ def open_model(
     from tq_onnx.recognise.branches import split
     from tq_onnx.recognise.positions import table_positions
 
-    if ep.has_own_memory and not library:
+    if ep.has_own_memory and not ep.compiles and not library:
         raise UsageError(
             f"function bodies are not what {ep.provider} runs",
             fix="use the library, or leave out --ep",
@@ -288,9 +294,11 @@ def open_model(
                 path, loaded=parts.first, library=library, threads=threads, exact=exact, ep=ep
             )
     converted = METADATA_PLAN in loaded.model.metadata_props
+    if ep.compiles:
+        _expect_graph(loaded, path, ep)
     session = session_of(
         loaded,
-        library=library and converted,
+        library=library and converted and not ep.compiles,
         threads=threads,
         memory_reuse=library or not converted,
         exact=exact,
@@ -310,9 +318,46 @@ def open_model(
         found = recognise(loaded.model)
         signature = _recognised(found, session, path)
     positions = table_positions(loaded.model, signature.interface)
+    wide = _wide(path, signature, library=library, threads=threads, exact=exact, ep=ep)
     return OpenModel(
-        loaded.path, session, signature, found, first, loaded.external_files, positions
+        loaded.path, session, signature, found, first, loaded.external_files, positions, wide
     )
+
+
+def _expect_graph(loaded: LoadedModel, path: Path, ep: ExecutionProvider) -> None:
+    """Refuse a model that a provider cannot compile; it would not say so itself."""
+    with located(path):
+        plan = plan_in(loaded.model.metadata_props)
+        if plan is None or target_of_plan(plan).provider != ep.name:
+            raise UnsupportedModelError(
+                f"the model is no graph for --ep {ep.name}", where=str(path), fix=ep.export
+            )
+
+
+def _wide(
+    path: Path,
+    signature: Signature,
+    *,
+    library: bool,
+    threads: int | None,
+    exact: bool,
+    ep: ExecutionProvider,
+) -> OpenModel | None:
+    """Open the graph for pieces of prompts beside one for steps; None if there is none."""
+    plan, beside = signature.plan, path.with_name(PROMPT_FILE)
+    fixed = plan is not None and target_of_plan(plan).has_fixed_sizes
+    if not fixed or path.name != STEP_FILE or not beside.is_file():
+        return None
+    wide = open_converted(beside, library=library, threads=threads, exact=exact, ep=ep)
+    with located(beside):
+        check_pair(wide.plan, plan, what="the graph for pieces of prompts and the one for steps")
+        if wide.signature.slots != signature.slots:
+            raise UsageError(
+                f"the capacity is {wide.signature.slots}, and that of {path.name} "
+                f"{signature.slots}",
+                fix="convert both with the same --capacity",
+            )
+    return wide
 
 
 def refuse_pages(plan: Plan) -> None:

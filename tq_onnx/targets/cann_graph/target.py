@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from tq_onnx.conversion.target import (
+    PROMPT_FILE,
+    STEP_FILE,
     Lowering,
     Target,
     TargetOption,
@@ -22,6 +24,10 @@ from tq_onnx.plan import Plan
 
 DEFAULT_CAPACITY: Final = 1024
 """Of caches whose size is in the graph; every step copies and reads all of it."""
+
+
+PROMPT_TOKENS: Final = 128
+"""Of a call of the graph for prompts, in a folder with two."""
 
 
 def _refuse(plan: Plan) -> None:
@@ -48,22 +54,23 @@ CANN_GRAPH: Final = Target(
     name="cann-graph",
     help="standard operators and fixed sizes, for the provider's graph mode; see docs/ascend.md",
     summary="one graph of fixed sizes for CANNExecutionProvider (docs/ascend.md)",
-    example="--target cann-graph --capacity 2048",
+    example="--target cann-graph --capacity 2048 -o graphs/",
     options=(
         TargetOption("capacity", "cache slots.", default=DEFAULT_CAPACITY),
         TargetOption(
             "call_tokens",
-            "tokens a call.",
+            f"tokens a call; {PROMPT_TOKENS} in the file for prompts of an output folder.",
             default=1,
         ),
     ),
     refuse=_refuse,
     lower=_lower,
-    provider="cann",
+    provider="cann-graph",
     searches=False,
     has_windows=False,
     has_operators=False,
     has_fixed_sizes=True,
     has_weights=True,
-    no_folders="a graph for CANN is one file, and no runtime of folders runs it",
+    files={STEP_FILE: {"call_tokens": 1}, PROMPT_FILE: {"call_tokens": PROMPT_TOKENS}},
+    no_folders="graphs for CANN are made of one decoder, and no runtime of folders runs them",
 )
