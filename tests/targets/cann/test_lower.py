@@ -37,6 +37,7 @@ SINGLE = [
     *("dynamo-op18-eager", "dynamo-op18-sdpa", "dynamo-op20-sdpa", "dynamo-op23-eager"),
     *("dynamo-op23-sdpa", "dynamo-op24-sdpa", "genai-cpu-fp32", "genai09-cpu-fp32"),
     *("legacy-op14-eager", "legacy-op17-sdpa", "mobius-default", "optimum"),
+    *("dynamo-gemma2", "dynamo-gemma3"),
 ]
 HALF = [
     *("dynamo-op18-sdpa-hd128-fp16", "genai-cuda-fp16", "genai-dml-fp16", "genai-webgpu-fp16"),
@@ -135,13 +136,10 @@ def test_windows_softcaps_and_sinks_of_operators_stay() -> None:
     assert agree(*runners, batches(sum(CHUNKS), 2), EXACT)
 
 
-def test_a_window_in_a_mask_becomes_the_attribute() -> None:
-    model = load("dynamo-gemma3")
-    lowering = lowering_of(convert(model), POSITIONS)
-    # The activation of Gemma has no kernel.
-    with pytest.raises(UnsupportedModelError, match="floating-point and has no kernel there"):
-        lower(model, lowering)
-    assert [layer.sliding_window for layer in lowering.plan_behind.layers] == [6, 0]
+@pytest.mark.parametrize("name", ["dynamo-gemma2", "dynamo-gemma3"])
+def test_a_window_in_a_mask_becomes_the_attribute(name: str) -> None:
+    _, plan = lowered(name)
+    assert [layer.sliding_window for layer in plan.layers] == [6, 0]
 
 
 def test_refuses_softcaps_that_the_kernels_do_not_compute_closely() -> None:

@@ -1,6 +1,6 @@
 """Rewrite a converted decoder so that CANNExecutionProvider runs all of it, operator by operator.
 
-    masks -> embedding -> norms -> shapes -> lengths -> rotary -> swish -> layout -> check
+    masks -> embedding -> norms -> shapes -> lengths -> rotary -> swish -> tanh -> layout -> check
 
 After it every node that computes floats is one that the provider claims, or a TurboQuant operator
 (``tq_onnx.targets.cann.claims``); token ids, positions and lengths stay on the host, the caches
@@ -46,6 +46,7 @@ from tq_onnx.targets.cann.layout import lower_layout
 from tq_onnx.targets.cann.rmsnormalization import lower_norms
 from tq_onnx.targets.cann.rotary import lower_rotary
 from tq_onnx.targets.cann.swish import lower_swish
+from tq_onnx.targets.cann.tanh import lower_tanh
 
 SCOPE: Final = "cann"
 TARGET: Final = "cann"
@@ -126,6 +127,7 @@ class LowerDecoderPass(ir.passes.InPlacePass):
         lower_rotary(model, build, self._positions, misses)
         _lower_positions(model, build, plan)
         lower_swish(model, build)
+        lower_tanh(model, build)
         lower_layout(model, build)
         _remove_dead(model)
         provider.declare_old_opset(model)
