@@ -59,7 +59,7 @@ CANN_GRAPH: Final = Target(
         TargetOption("capacity", "cache slots.", default=DEFAULT_CAPACITY),
         TargetOption(
             "call_tokens",
-            f"tokens a call; {PROMPT_TOKENS} for prompts in a folder.",
+            "tokens a call.",
             default=1,
         ),
     ),
