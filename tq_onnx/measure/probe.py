@@ -207,6 +207,7 @@ class Probe:
             external_data=self.external_data,
             memory_reuse=library,
             exact=exact,
+            keeps_codes=False,
             ep=ep,
         )
         watch = dict.fromkeys(name for layer in self.layers for name in layer.watched())

@@ -89,6 +89,11 @@ def multiply_floats(model: ir.Model) -> ir.Model:
     return made
 
 
+def has_codes(model: ir.Model) -> bool:
+    """Tell whether ONNX Runtime may multiply codes in place of the floats of the graph."""
+    return any(node.op_type == "DequantizeLinear" for node in model.graph)
+
+
 def _raw(layer: LayerPlan) -> LayerPlan:
     bits = ELEMENT_BITS[ELEMENTS[layer.dtype]]
     width = layer.head_size * bits // 8

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.files.load import LoadedModel
 from tq_onnx.measure.probe import LayerNames
-from tq_onnx.measure.rawform import multiply_floats
+from tq_onnx.measure.rawform import has_codes, multiply_floats
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.session import make_session
@@ -68,7 +68,7 @@ def with_float_products(
     threads: int | None = None,
     exact: bool = False,
 ) -> OpenModel:
-    """Return a model that multiplies its int4 weights as floats; itself if it does so already.
+    """Return a model that multiplies quantised weights as floats; itself if it does so already.
 
     Args:
         opened: the model.
@@ -78,7 +78,7 @@ def with_float_products(
         exact: whether those kernels multiply floats, too; see ``make_session``.
     """
     model = multiply_floats(loaded.model)
-    if model is loaded.model:
+    if model is loaded.model and not has_codes(model):
         return opened
     session = make_session(
         ir.to_proto(model).SerializeToString(),
@@ -86,6 +86,7 @@ def with_float_products(
         threads=threads,
         external_data=loaded.path.parent,
         exact=exact,
+        keeps_codes=False,
     )
     return replace(opened, session=session)
 

@@ -35,6 +35,7 @@ _LOG_FATAL: Final = 4
 RECORD_ASSIGNMENT: Final = "session.record_ep_graph_assignment_info"
 """Configuration without which a session cannot tell where its nodes run; see ``placement``."""
 _EXTERNAL_DATA_FOLDER: Final = "session.model_external_initializers_file_folder_path"
+_WITHOUT_CODES: Final = "session.disable_quant_qdq"
 
 _HAS_RECORD: Final = hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info")
 _registered: MutableMapping[onnxruntime.InferenceSession, bool] = WeakKeyDictionary()
@@ -90,6 +91,7 @@ def make_session(
     external_data: Path | None = None,
     memory_reuse: bool = True,
     exact: bool = False,
+    keeps_codes: bool = True,
     ep: ExecutionProvider = CPU,
 ) -> onnxruntime.InferenceSession:
     """Open a model on one execution provider.
@@ -105,6 +107,8 @@ def make_session(
             session's 18. Buffers that are not shared are freed all the same.
         exact: whether the kernels multiply floats, whatever the environment says, and do not round
             queries and weights to 8 or 16 bits.
+        keeps_codes: whether ONNX Runtime may multiply codes of DequantizeLinear as they are, for
+            which it rounds what they are multiplied with; if not, it multiplies floats.
         ep: where it runs. Nodes that this provider does not claim run on the CPU, see
             ``placement``.
 
@@ -130,6 +134,8 @@ def make_session(
     options.add_session_config_entry(RECORD_ASSIGNMENT, "1")
     if external_data is not None:
         options.add_session_config_entry(_EXTERNAL_DATA_FOLDER, str(external_data))
+    if not keeps_codes:
+        options.add_session_config_entry(_WITHOUT_CODES, "1")
     options.enable_mem_reuse = memory_reuse
     if threads is not None:
         options.intra_op_num_threads = threads

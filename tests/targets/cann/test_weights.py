@@ -15,6 +15,8 @@ import pytest
 
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.files.streamed import StreamedTensor, streamed
+from tq_onnx.ops.singleop import OperatorModel
+from tq_onnx.targets.cann import weights
 from tq_onnx.targets.cann.weights import TYPES, ExpandWeightsPass, NarrowProductsPass
 
 K, N = 80, 48
@@ -99,12 +101,20 @@ def _model(
 def expanded(proto: onnx.ModelProto, dtype: str = "float32") -> onnx.ModelProto:
     model = ir.from_proto(proto)
     ir.passes.Sequential(ExpandWeightsPass(), NarrowProductsPass(TYPES[dtype]))(model)
-    assert not {node.op_type for node in model.graph} & {"MatMulNBits", "GatherBlockQuantized"}
+    assert not {node.op_type for node in model.graph} & {
+        *("MatMulNBits", "GatherBlockQuantized", "DequantizeLinear")
+    }
     return ir.to_proto(model)
 
 
-def run(proto: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
-    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+def run(proto: onnx.ModelProto, x: np.ndarray, *, as_written: bool = False) -> np.ndarray:
+    """Otherwise ONNX Runtime may make other products of nodes, which round activations."""
+    options = ort.SessionOptions()
+    if as_written:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(
+        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
     (y,) = session.run(None, {"x": x})
     return np.asarray(y)
 
@@ -121,6 +131,67 @@ def activations(dtype: str = "float32") -> np.ndarray:
 def test_products_are_those_of_the_codes(bits: int, block: int, zero_points: str) -> None:
     model, x = product(bits, block, zero_points), activations()
     np.testing.assert_allclose(run(expanded(model), x), run(model, x), atol=2e-4)
+
+
+LINEAR = [
+    ("int8", (), 1, 0),
+    ("int8", (N,), 1, 0),
+    ("uint8", (K,), 0, 0),
+    ("uint8", (N,), -1, 0),
+    ("int16", (N,), 1, 0),
+    ("int8", (K // 16, N), 0, 16),
+    ("int4", (K // 16, N), 0, 16),
+    ("uint4", (K, N // 16), 1, 16),
+]
+
+
+def linear(
+    codes: str, scales: tuple[int, ...], axis: int, block: int, dtype: str = "float32"
+) -> onnx.ModelProto:
+    """``y = MatMul(x, DequantizeLinear(codes))``, which has zero points."""
+    rng = np.random.default_rng(3)
+    kind = ir.DataType[codes.upper()]
+    lowest, highest = (-8, 8) if kind.is_signed() else (0, 16)
+    model = OperatorModel(
+        dtype,
+        constants={
+            "codes": rng.integers(lowest, highest, (K, N)).astype(kind.numpy()),
+            "scales": rng.uniform(0.01, 0.1, scales).astype(dtype),
+            "zeros": rng.integers(lowest, highest, scales).astype(kind.numpy()),
+        },
+        shapes={"x": ["T", K], "y": ["T", N]},
+    )
+    quantised = [model.input(name, kind) for name in ("codes", "scales", "zeros")]
+    attributes = {"axis": axis} | ({"block_size": block} if block else {})
+    weight = model.node(
+        "DequantizeLinear", quantised, {"weight": model.dtype}, attributes if scales else {}
+    )
+    model.node("MatMul", [model.input("x", model.dtype), weight], {"y": model.dtype})
+    return model.build(["y"], opsets={"": 21})
+
+
+@pytest.mark.parametrize(("codes", "scales", "axis", "block"), LINEAR)
+def test_constants_of_the_qdq_format(
+    codes: str, scales: tuple[int, ...], axis: int, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "_PIECE", 7 * N)
+    model, x = linear(codes, scales, axis, block), activations()
+    made = expanded(model)
+    assert [node.op_type for node in made.graph.node] == ["MatMul"]
+    np.testing.assert_allclose(run(made, x), run(model, x, as_written=True), atol=1e-4)
+
+
+def test_constants_of_the_qdq_format_in_another_type() -> None:
+    model, x = linear("int8", (N,), 1, 0), activations()
+    made = expanded(model, "float16")
+    assert [node.op_type for node in made.graph.node] == ["Cast", "MatMul", "Cast"]
+    np.testing.assert_allclose(run(made, x), run(model, x, as_written=True), atol=0.05, rtol=2e-3)
+
+
+def test_scales_that_do_not_fit_are_refused() -> None:
+    model = linear("int8", (K,), 1, 0)
+    with pytest.raises(UnsupportedModelError, match=r"scales of the shape \[80\] for \[80, 48\]"):
+        ExpandWeightsPass()(ir.from_proto(model))
 
 
 def test_products_of_float16() -> None:

@@ -51,6 +51,7 @@ _QUANTISED: Final = frozenset(
         *("MatMulInteger", "QLinearMatMul", "DynamicQuantizeMatMul", "MatMulIntegerToFloat"),
     }
 )
+_WEIGHTS: Final = ("MatMulNBits", "GatherBlockQuantized")
 _NEW_ATTRIBUTES: Final = ("saturate", "round_mode")
 """Of Cast, since opsets 19 and 24."""
 
@@ -98,7 +99,7 @@ def left_over(model: ir.Model) -> Iterator[LeftOver]:
             continue
         if node.domain != "" or node.op_type not in CLAIMED:
             fix = _DEQUANTISED if node.op_type in _QUANTISED else WITHOUT
-            if node.op_type in ("MatMulNBits", "GatherBlockQuantized"):
+            if node.op_type in _WEIGHTS or _is_dequantised_constant(node):
                 fix = _EXPANDED
             if node.op_identifier() in model.functions:
                 fix = _INLINED
@@ -119,6 +120,11 @@ def left_over(model: ir.Model) -> Iterator[LeftOver]:
             f"the opset is {opset}, and {NEWEST_OPSET} is the newest{what}",
             f"export it with opset {NEWEST_OPSET}",
         )
+
+
+def _is_dequantised_constant(node: ir.Node) -> bool:
+    codes = node.inputs[0] if node.op_type == "DequantizeLinear" else None
+    return codes is not None and codes.const_value is not None
 
 
 def _is_other_float(value: ir.Value) -> bool:

@@ -3,17 +3,18 @@
     ExpandWeightsPass -> everything else of the target -> NarrowProductsPass
 
 The first pass replaces MatMulNBits by MatMul, with a weight in the type that the product is
-computed in, and GatherBlockQuantized by Gather, whose table keeps that type; the others see
-products as in an export that was never quantised. The last one gives the weights of products the
-type that was asked for, and casts what is multiplied with them and the result. No weight is
-computed before the model is written, and then piece by piece: all weights go to the data file of
-the output, those that were in other files among them.
+computed in, GatherBlockQuantized by Gather, whose table keeps that type, and DequantizeLinear of a
+constant by its numbers; the others see products as in an export that was never quantised. The last
+one gives the weights of products the type that was asked for, and casts what is multiplied with
+them and the result. No weight is computed before the model is written, and then piece by piece: all
+weights go to the data file of the output, those that were in other files among them.
 
 Weights are what onnxruntime's contrib operators say: codes of 2, 4 or 8 bits in blocks along K, the
 low bits first, times the scale of the block after its zero point was subtracted, computed in
-float32 and rounded once. Refused by name: other widths, weights that are no constants, ``g_idx``,
-weights that are packed for one kernel, tables that are no bytes or have blocks along another axis,
-and other quantised operators.
+float32 and rounded once; of DequantizeLinear what ONNX says, with one scale, one for each place of
+an axis, or one for each block along it. Refused by name: other widths, weights that are no
+constants, ``g_idx``, weights that are packed for one kernel, tables that are no bytes or have
+blocks along another axis, and other quantised operators.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from tq_onnx.targets.cann.projections import EXPANDED, is_constant
 
 MATMUL: Final = "MatMulNBits"
 GATHER: Final = "GatherBlockQuantized"
+DEQUANTIZE: Final = "DequantizeLinear"
 TYPES: Final = {"float16": ir.DataType.FLOAT16, "float32": ir.DataType.FLOAT}
 """Element types that weights can be expanded to."""
 
@@ -97,24 +99,6 @@ class _Packed:
                 rows[:, at] = numbers[:, :count].T
             yield rows
 
-    def expanded(
-        self,
-        build: Builder,
-        graph: ir.Graph,
-        shape: tuple[int, int],
-        pieces: Callable[[], Iterator[Array]],
-    ) -> ir.Value:
-        """Return a new initializer in the type of the scales."""
-        name = build.unique(f"{self.codes.name}.expanded")
-        dtype = self.scales.dtype
-        sources = sources_of(self.codes, self.scales, self.zero_points)
-        tensor = StreamedTensor(pieces, dtype, shape, name=name, sources=sources)
-        value = ir.Value(
-            name=name, type=ir.TensorType(dtype), shape=tensor.shape, const_value=tensor
-        )
-        graph.register_initializer(value)
-        return value
-
     def columns_of(self, dtype: np.dtype[np.generic]) -> Iterator[Array]:
         """Yield the columns ``[.., K]`` of the weight, a few at once."""
         codes = read_whole(self.codes).reshape(self.columns, self.blocks, -1)
@@ -143,6 +127,71 @@ class _Packed:
         return zeros.astype(np.float32)
 
 
+@dataclass(frozen=True)
+class _Linear:
+    """A constant of DequantizeLinear.
+
+    Attributes:
+        codes: of any shape.
+        scales: one; or one for each place of the axis; or like the codes, with one along the axis
+            for each block.
+        zero_points: likewise; None for zeros.
+        axis: of the scales.
+        block: codes along the axis that share a scale; 1 where each place has its own.
+    """
+
+    codes: ir.TensorProtocol
+    scales: ir.TensorProtocol
+    zero_points: ir.TensorProtocol | None
+    axis: int
+    block: int
+
+    def pieces(self, dtype: np.dtype[np.generic]) -> Iterator[Array]:
+        """Yield the numbers, a few along the first axis at once."""
+        shape = self.codes.shape.numpy()
+        codes = _read(self.codes)
+        step = max(1, _PIECE // max(1, self.codes.size // max(1, shape[0])))
+        for first in range(0, shape[0], step):
+            part = range(first, min(first + step, shape[0]))
+            numbers = codes[part.start : part.stop].astype(np.float32)
+            if self.zero_points is not None:
+                numbers -= self._along(self.zero_points, part)
+            numbers *= self._along(self.scales, part)
+            yield numbers.astype(dtype)
+
+    def _along(self, tensor: ir.TensorProtocol, part: range) -> Array:
+        """Return scales or zero points of some places of the first axis, to be broadcast."""
+        values = _read(tensor).astype(np.float32)
+        if values.size == 1:
+            return values.reshape(())
+        rank, size = len(self.codes.shape), self.codes.shape.numpy()[self.axis]
+        if values.ndim == 1 and rank > 1:
+            values = values.reshape([-1 if at == self.axis else 1 for at in range(rank)])
+        places = np.array(part) if self.axis == 0 else np.arange(size)
+        if self.axis != 0 and values.shape[0] != 1:
+            values = values[part.start : part.stop]
+        along: Array = np.take(values, places // self.block, axis=self.axis)
+        return along
+
+
+def _read(tensor: ir.TensorProtocol) -> Array:
+    """Return the elements of a tensor; several of 4 bits lie in a byte."""
+    return read_whole(tensor) if tensor.dtype.bitwidth >= _BYTE else np.asarray(tensor.numpy())
+
+
+def _expanded(
+    name: str,
+    constant: _Packed | _Linear,
+    shape: tuple[int, ...],
+    dtype: ir.DataType,
+    pieces: Callable[[np.dtype[np.generic]], Iterator[Array]],
+) -> ir.Value:
+    """Return a new value with numbers that come in pieces."""
+    sources = sources_of(constant.codes, constant.scales, constant.zero_points)
+    tensor = StreamedTensor(lambda: pieces(dtype.numpy()), dtype, shape, name=name, sources=sources)
+    return ir.Value(name=name, type=ir.TensorType(dtype), shape=tensor.shape, const_value=tensor)
+
+
 def _unpacked(packed: Array, bits: int) -> Array:
     """Return the codes in bytes ``[..., n]``, the low bits of a byte first."""
     if bits == _BYTE:
@@ -155,7 +204,7 @@ def _unpacked(packed: Array, bits: int) -> Array:
 
 
 class ExpandWeightsPass(ir.passes.InPlacePass):
-    """Replaces MatMulNBits by MatMul and GatherBlockQuantized by Gather, in the model's type."""
+    """Replaces MatMulNBits, GatherBlockQuantized and DequantizeLinear, in the model's type."""
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Replace the nodes in place.
@@ -168,8 +217,10 @@ class ExpandWeightsPass(ir.passes.InPlacePass):
         build = Builder(graph)
         before = len(graph)
         for node in list(graph):
-            if node.domain == MICROSOFT and node.op_type in _REPLACED:
-                substitute(node.outputs[0], _REPLACED[node.op_type](node, build, graph))
+            replaced = _REPLACED.get((node.domain, node.op_type))
+            made = None if replaced is None else replaced(node, build, graph)
+            if made is not None:
+                substitute(node.outputs[0], made)
                 graph.remove(node, safe=True)
         return ir.passes.PassResult(model, modified=len(graph) != before)
 
@@ -178,9 +229,10 @@ def _multiply(node: ir.Node, build: Builder, graph: ir.Graph) -> ir.Value:
     """Return what a MatMulNBits gives, by a MatMul, and an Add for a bias."""
     packed = _packed_product(node)
     dtype, shape = packed.scales.dtype, sizes(node.outputs[0])
-    weight = packed.expanded(
-        build, graph, (packed.rows, packed.columns), lambda: packed.pieces(dtype.numpy())
-    )
+    size = (packed.rows, packed.columns)
+    name = build.unique(f"{packed.codes.name}.expanded")
+    weight = _expanded(name, packed, size, dtype, packed.pieces)
+    graph.register_initializer(weight)
     weight.meta[EXPANDED] = True
     bias = node.inputs[_BIAS] if len(node.inputs) > _BIAS else None
     with build.before(node, label(node)):
@@ -194,9 +246,10 @@ def _look_up(node: ir.Node, build: Builder, graph: ir.Graph) -> ir.Value:
     """Return what a GatherBlockQuantized gives, by a Gather."""
     packed = _packed_table(node)
     dtype = packed.scales.dtype
-    table = packed.expanded(
-        build, graph, (packed.columns, packed.rows), lambda: packed.columns_of(dtype.numpy())
-    )
+    size = (packed.columns, packed.rows)
+    name = build.unique(f"{packed.codes.name}.expanded")
+    table = _expanded(name, packed, size, dtype, packed.columns_of)
+    graph.register_initializer(table)
     with build.before(node, label(node)):
         return build.op(
             "Gather",
@@ -208,7 +261,28 @@ def _look_up(node: ir.Node, build: Builder, graph: ir.Graph) -> ir.Value:
         )
 
 
-_REPLACED: Final = {MATMUL: _multiply, GATHER: _look_up}
+def _numbers(node: ir.Node, build: Builder, graph: ir.Graph) -> ir.Value | None:
+    """Return the numbers of a constant; None where DequantizeLinear is of something else."""
+    codes = node.inputs[0]
+    if codes is None or codes.const_value is None or not is_constant(codes):
+        return None
+    linear, dtype = _linear(node), node.outputs[0].dtype
+    if dtype is None or dtype not in TYPES.values():
+        raise _refusal(node, f"makes numbers of the type {dtype}")
+    shape = tuple(linear.codes.shape.numpy())
+    name = build.unique(f"{linear.codes.name}.expanded")
+    made = _expanded(name, linear, shape, dtype, linear.pieces)
+    graph.register_initializer(made)
+    made.meta[EXPANDED] = True
+    return made
+
+
+_REPLACED: Final = {
+    (MICROSOFT, MATMUL): _multiply,
+    (MICROSOFT, GATHER): _look_up,
+    ("", DEQUANTIZE): _numbers,
+    (MICROSOFT, DEQUANTIZE): _numbers,
+}
 
 
 class NarrowProductsPass(ir.passes.InPlacePass):
@@ -309,6 +383,31 @@ def _packed_product(node: ir.Node) -> _Packed:
     codes, scales = _constants(node, B=1, scales=2)
     rows, columns = attribute_int(node, "K", 0), attribute_int(node, "N", 0)
     return _checked(node, (codes, scales, _optional(node, "zero_points", 3)), rows, columns)
+
+
+def _linear(node: ir.Node) -> _Linear:
+    """Return the constant of a DequantizeLinear.
+
+    Raises:
+        UnsupportedModelError: it has a form that is not known.
+    """
+    codes, scales = _constants(node, x=0, scales=1)
+    zero_points = _optional(node, "zero_points", 2)
+    shape, given = codes.shape.numpy(), scales.shape.numpy()
+    axis, block = attribute_int(node, "axis", 1), attribute_int(node, "block_size", 0)
+    axis += len(shape) if axis < 0 else 0
+    if not shape or (scales.size > 1 and not 0 <= axis < len(shape)):
+        raise _refusal(node, f"has {scales.size} scales along axis {axis} of {list(shape)}")
+    wanted = [1]
+    if scales.size > 1:
+        wanted = [shape[axis]]
+        if block:
+            wanted = [-(-n // block) if at == axis else n for at, n in enumerate(shape)]
+    if scales.size > 1 and list(given) != wanted:
+        raise _refusal(node, f"has scales of the shape {list(given)} for {list(shape)}")
+    if zero_points is not None and zero_points.size != scales.size:
+        raise _refusal(node, f"has {zero_points.size} zero points for {scales.size} scales")
+    return _Linear(codes, scales, zero_points, min(axis, len(shape) - 1), max(block, 1))
 
 
 def _packed_table(node: ir.Node) -> _Packed:
