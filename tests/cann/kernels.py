@@ -22,6 +22,7 @@ from tq_onnx.codec.kind import NORM_KEPT
 from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.rotation import make_rotation
 from tq_onnx.codec.spec import Codec, layout_digest, row_layout
+from tq_onnx.codec.window import NO_WINDOW, Window
 
 Made = TypeVar("Made")
 
@@ -127,6 +128,7 @@ class Kernels(Simulator):
         norm_correction: int = NORM_KEPT,
         gains: np.ndarray | None = None,
         offset: np.ndarray | None = None,
+        window: Window = NO_WINDOW,
         cores: int = 3,
         claims: dict[str, int] | None = None,
     ) -> np.ndarray:
@@ -141,6 +143,7 @@ class Kernels(Simulator):
             norm_correction: of the scales.
             gains: float32 ``[G]``, tried in this order; None for none.
             offset: float32 ``[P, N, D]``, likewise.
+            window: of the cache.
             cores: how many cores share the work.
             claims: sizes to pass in place of the true ones.
         """
@@ -152,7 +155,8 @@ class Kernels(Simulator):
             **{"past_length": _scalar(past), "batch": batch, "heads": heads, "new_tokens": tokens},
             **{"capacity": cache.shape[2], "offset_rows": _rows(offset)},
             **{"gain_count": _rows(gains), "bits": codec.bits},
-            **{"norm_correction": norm_correction, "head_size": size, **(claims or {})},
+            **{"norm_correction": norm_correction, **_window(window)},
+            **{"head_size": size, **(claims or {})},
         }
         name = f"tq_encode_{vectors.dtype.name}"
         present: np.ndarray = self._launch(name, arrays, sizes, cores)[-1]
@@ -173,6 +177,8 @@ class Kernels(Simulator):
         first_slot: int = 0,
         softcap: float = 0.0,
         sinks: np.ndarray | None = None,
+        window: Window = NO_WINDOW,
+        new: tuple[np.ndarray, np.ndarray] | tuple[None, None] = (None, None),
         cores: int = 3,
         part_tokens: int | None = None,
         claims: dict[str, int] | None = None,
@@ -192,6 +198,8 @@ class Kernels(Simulator):
             first_slot: the first that any query sees.
             softcap: 0 for none.
             sinks: in the query's type ``[H]``.
+            window: of the caches.
+            new: keys and values of the call, for a window with entries.
             cores: how many cores share the work.
             part_tokens: the keys are cut into parts of as many, which another launch merges.
             claims: sizes to pass in place of the true ones.
@@ -212,11 +220,12 @@ class Kernels(Simulator):
         cut = {"parts": parts, "part_tokens": part_tokens or 0}
         cut |= {"offset_rows": _rows(offsets[0])}
         cut |= {"sliding_window": sliding_window, "first_slot": first_slot}
-        bits = {"key_bits": codecs[0].bits, "value_bits": codecs[1].bits, "head_size": size}
+        bits = {"key_bits": codecs[0].bits, "value_bits": codecs[1].bits}
+        bits |= {**_window(window), "head_size": size}
         output = np.full_like(query, np.nan)
         *_, output, scratch = self._launch(
             f"tq_attention_{query.dtype.name}",
-            [*arrays, sinks, _lengths(past), output, None if parts == 1 else scratch],
+            [*arrays, sinks, *new, _lengths(past), output, None if parts == 1 else scratch],
             {
                 **{**whole, "heads": heads, "new_tokens": tokens, "capacity": keys.shape[2]},
                 **{**cut, **bits, **(claims or {})},
@@ -323,6 +332,11 @@ class Kernels(Simulator):
 
 def _lengths(past: int | np.ndarray) -> np.ndarray | None:
     return past.astype(np.int64) if isinstance(past, np.ndarray) else None
+
+
+def _window(window: Window) -> dict[str, int]:
+    sizes = {"recent": window.recent, "sinks": window.sinks}
+    return {**sizes, "overlay_rows": window.overlay_rows}
 
 
 def _rows(table: np.ndarray | None) -> int:

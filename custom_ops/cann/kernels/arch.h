@@ -134,6 +134,24 @@ __aicore__ inline void load_rows(const LocalTensor<uint8_t>& rows,
 #endif
 }
 
+// Loads `bytes` of each of `count` places in a cache, the first of which is at `first` and each of
+// which is `stride` bytes behind the one before, to whole blocks of their own. On 2002 up to 31 bytes
+// behind a place are read, too.
+__aicore__ inline void load_pieces(const LocalTensor<uint8_t>& to,
+                                   const GlobalTensor<uint8_t>& cache, uint64_t first,
+                                   uint32_t count, uint32_t bytes, uint32_t stride) {
+#if __NPU_ARCH__ == 2201
+  const DataCopyPadExtParams<uint8_t> padding{false, 0, 0, 0};
+  const DataCopyExtParams pieces{static_cast<uint16_t>(count), bytes, stride - bytes, 0, 0};
+  DataCopyPad(to, cache[first], pieces, padding);
+#else
+  const uint32_t room = (bytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
+  for (uint32_t i = 0; i < count; ++i) {
+    DataCopy(to[i * room], cache[first + static_cast<uint64_t>(i) * stride], room);
+  }
+#endif
+}
+
 // Stores rows from places of shape.stored each.
 template <uint32_t ROWS>
 class RowStore {

@@ -62,8 +62,10 @@ class AttentionTasks {
     origin_ = first / kTileRows * kTileRows;
   }
 
-  // Of the task that was chosen: its head of the cache, and how many queries it has.
+  // Of the task that was chosen: its head of the cache, the tokens before the call's, and how many
+  // queries it has.
   __aicore__ inline uint32_t head() { return head_; }
+  __aicore__ inline uint32_t past() { return past_; }
   __aicore__ inline uint32_t rows() { return rows_; }
 
   // The element of query and output where query `r` begins: tokens one after the other, the heads

@@ -9,9 +9,11 @@
 //
 //   head_size is 64 or 128; batch, heads, new_tokens, cores and query_heads are at least 1
 //   query_heads is a multiple of heads
-//   every past length + new_tokens is at most capacity, and 0 at least
+//   overlay_rows + every past length + new_tokens is at most capacity, and 0 at least
 //   the caches are [batch, heads, capacity, W] with the W of lloyd_max and their bits, 1 to 5, and
 //   no wider; on 2002 W is at least 32
+//   the overlay_rows in front of the tokens' have room for the entries of both caches, which
+//   `recent` and `sinks`, 4,096 together at most, say (docs/operators.md); without entries both are 0
 //   products of sizes: batch * heads * new_tokens * group is below 2^32
 //
 // rotation is float32 [D, D], centroids float32 [2^bits], boundaries float32 [2^bits - 1]. `lengths`
@@ -32,11 +34,12 @@ const char* tq_kernels_layout_digest(void);
 
 // The number of this interface, raised whenever arguments change; a host with another refuses the
 // library.
-#define TQ_KERNELS_INTERFACE 3
+#define TQ_KERNELS_INTERFACE 4
 uint32_t tq_kernels_interface(void);
 
-// Vectors [batch, heads, new_tokens, D], less their offsets, to the rows of `cache` from each past
-// length on. What else is in the cache stays as it is. `gains` are float32 [gain_count], 1 to 16 of
+// Vectors [batch, heads, new_tokens, D], less their offsets, to the rows of `cache` from overlay_rows
+// and each past length on, and their entries; a past length of 0 clears the tags of other entries.
+// new_tokens may be 0 where there are entries. What else is in the cache stays as it is. `gains` are float32 [gain_count], 1 to 16 of
 // them, or null for an encoder that does not search; norm_correction is 0, 1 or 2
 // (docs/operators.md).
 typedef uint32_t TqLaunchEncode(uint32_t cores, void* stream, void* vectors, void* rotation,
@@ -44,7 +47,8 @@ typedef uint32_t TqLaunchEncode(uint32_t cores, void* stream, void* vectors, voi
                                 void* lengths, void* cache, uint32_t past_length, uint32_t batch,
                                 uint32_t heads, uint32_t new_tokens, uint32_t capacity,
                                 uint32_t offset_rows, uint32_t gain_count, uint32_t bits,
-                                uint32_t norm_correction, uint32_t head_size);
+                                uint32_t norm_correction, uint32_t recent, uint32_t sinks,
+                                uint32_t overlay_rows, uint32_t head_size);
 
 TqLaunchEncode aclrtlaunch_tq_encode_float32;
 TqLaunchEncode aclrtlaunch_tq_encode_float16;
@@ -62,17 +66,19 @@ TqLaunchEncode aclrtlaunch_tq_encode_float16;
 // is at most 64. Scratch is tasks * parts * 8 * (D + 2) floats (attention_tasks.h); a task is up to
 // eight of the group * new_tokens queries of a head, the whole groups that fit where any does.
 //
-// Keys and values have offsets both or neither.
+// With entries new_keys and new_values are the vectors [batch, heads, new_tokens, D] that the call's
+// encodes got; else they are not read. Keys and values have offsets both or neither.
 typedef uint32_t TqLaunchAttention(uint32_t cores, void* stream, void* query, void* keys,
                                    void* values, void* key_rotation, void* key_centroids,
                                    void* value_rotation, void* value_centroids, void* key_offset,
-                                   void* value_offset, void* head_sink, void* lengths,
-                                   void* output, void* scratch, uint32_t past_length,
-                                   uint32_t batch, uint32_t query_heads, uint32_t heads,
-                                   uint32_t new_tokens, uint32_t capacity, uint32_t parts,
-                                   uint32_t part_tokens, uint32_t offset_rows,
+                                   void* value_offset, void* head_sink, void* new_keys,
+                                   void* new_values, void* lengths, void* output, void* scratch,
+                                   uint32_t past_length, uint32_t batch, uint32_t query_heads,
+                                   uint32_t heads, uint32_t new_tokens, uint32_t capacity,
+                                   uint32_t parts, uint32_t part_tokens, uint32_t offset_rows,
                                    uint32_t sliding_window, uint32_t first_slot,
-                                   uint32_t key_bits, uint32_t value_bits, uint32_t head_size,
+                                   uint32_t key_bits, uint32_t value_bits, uint32_t recent,
+                                   uint32_t sinks, uint32_t overlay_rows, uint32_t head_size,
                                    float scale, float softcap);
 
 TqLaunchAttention aclrtlaunch_tq_attention_float32;

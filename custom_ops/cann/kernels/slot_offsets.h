@@ -42,15 +42,26 @@ class SlotOffsets {
 
   // matrix() = the offsets of the first `count` of them, less the last one.
   __aicore__ inline void load_differences(Tile<D>& tile, uint32_t head, uint32_t count) {
-    const LocalTensor<float> matrix = tile.matrix(), last = last_.Get<float>();
+    const LocalTensor<float> matrix = tile.matrix();
     SetFlag<HardEvent::V_MTE2>(EVENT_ID2);
     WaitFlag<HardEvent::V_MTE2>(EVENT_ID2);
-    DataCopy(last, row(rows_ - 1, head), D);
+    load_last(head);
     for (uint32_t s = 0; s < count; ++s) DataCopy(matrix[s * D], row(s, head), D);
     SetFlag<HardEvent::MTE2_V>(EVENT_ID2);
     WaitFlag<HardEvent::MTE2_V>(EVENT_ID2);
+    subtract_last(matrix, count);
+  }
+
+  // Starts to load the last offset.
+  __aicore__ inline void load_last(uint32_t head) {
+    DataCopy(last_.Get<float>(), row(rows_ - 1, head), D);
+  }
+
+  // Subtracts it, once it is there, from `count` rows.
+  __aicore__ inline void subtract_last(const LocalTensor<float>& rows, uint32_t count) {
+    const LocalTensor<float> last = last_.Get<float>();
     for (uint32_t c = 0; c < Tile<D>::kChunks; ++c) {
-      Sub(matrix[c * kLanes], matrix[c * kLanes], last[c * kLanes], kLanes,
+      Sub(rows[c * kLanes], rows[c * kLanes], last[c * kLanes], kLanes,
           static_cast<uint8_t>(count), {1, 1, 1, Tile<D>::kStride, Tile<D>::kStride, 0});
     }
     PipeBarrier<PIPE_V>();

@@ -18,9 +18,14 @@
 // of the query with one, a sum of values what the rotation makes of their weighted sum. What all
 // scores of a query get counts beside a sink and in a softcap.
 //
+// Tokens of the exact window (exact_tokens.h) come first, as more keys and values in the space before
+// the rotation; their sums are rotated once, and the rows between them follow. Of a task in parts
+// they belong to the last part that has keys.
+//
 // API forms used here that the headers do not list: Cast of float -> half; Mul with count.
 // Not compiled with bisheng, not run on an NPU.
 #include "attention_tasks.h"
+#include "exact_tokens.h"
 #include "head_sinks.h"
 #include "online_softmax.h"
 #include "row_reader.h"
@@ -35,18 +40,21 @@ class Attention {
   __aicore__ inline void init(TPipe* pipe, GM_ADDR query, GM_ADDR keys, GM_ADDR values,
                               GM_ADDR key_rotation, GM_ADDR key_centroids, GM_ADDR value_rotation,
                               GM_ADDR value_centroids, GM_ADDR key_offset, GM_ADDR value_offset,
-                              GM_ADDR head_sink, GM_ADDR lengths, GM_ADDR output,
-                              GM_ADDR scratch, uint32_t past_length, uint32_t batch, uint32_t query_heads,
+                              GM_ADDR head_sink, GM_ADDR new_keys, GM_ADDR new_values,
+                              GM_ADDR lengths, GM_ADDR output, GM_ADDR scratch,
+                              uint32_t past_length, uint32_t batch, uint32_t query_heads,
                               uint32_t heads, uint32_t new_tokens, uint32_t capacity,
                               uint32_t parts, uint32_t part_tokens, uint32_t offset_rows,
                               uint32_t sliding_window, uint32_t first_slot, uint32_t key_bits,
-                              uint32_t value_bits, float scale, float softcap) {
+                              uint32_t value_bits, uint32_t recent, uint32_t sinks,
+                              uint32_t overlay_rows, float scale, float softcap) {
     tasks_.init(lengths, scratch, past_length, batch, query_heads, heads, new_tokens, parts,
                 part_tokens, sliding_window, first_slot);
     capacity_ = capacity;
+    overlay_rows_ = overlay_rows;
     scale_ = scale;
     const uint64_t floats = static_cast<uint64_t>(batch) * query_heads * new_tokens * D;
-    const uint64_t rows = static_cast<uint64_t>(batch) * heads * capacity;
+    const uint64_t lanes = static_cast<uint64_t>(batch) * heads, rows = lanes * capacity;
     query_.SetGlobalBuffer((__gm__ T*)query, floats);
     output_.SetGlobalBuffer((__gm__ T*)output, floats);
     key_rotation_.SetGlobalBuffer((__gm__ float*)key_rotation, D * D);
@@ -60,6 +68,9 @@ class Attention {
     keys_.init(pipe, keys, rows, key_centroids, key_bits);
     values_.init(pipe, values, rows, value_centroids, value_bits);
     reader_.init(pipe);
+    exact_.init(pipe, {recent, sinks, overlay_rows}, capacity, lanes, new_tokens);
+    exact_.give(Side::kKeys, keys, keys_.shape().bytes, new_keys);
+    exact_.give(Side::kValues, values, values_.shape().bytes, new_values);
     key_offsets_.init(pipe, key_offset, offset_rows, heads);
     value_offsets_.init(pipe, value_offset, offset_rows, heads);
     pipe->InitBuffer(rotated_, kTaskRows * D * sizeof(float));
@@ -107,25 +118,40 @@ class Attention {
   }
 
  private:
-  // How many of the `count` keys from `first` query `r` sees.
-  __aicore__ inline uint32_t visible(uint32_t r, uint32_t first, uint32_t count) {
-    const uint32_t end = tasks_.seen(r);
+  // How many of the `count` tokens from `first` are before `end`.
+  __aicore__ inline uint32_t before(uint32_t end, uint32_t first, uint32_t count) {
     if (end <= first) return 0;
     return end - first < count ? end - first : count;
   }
+  __aicore__ inline uint32_t later(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
-  // How many of these it does not see, though it sees later ones.
+  // The rows that query `r` reads are those from the one up to the other, none where that is less:
+  // those of the keys that it sees and does not take exactly.
+  __aicore__ inline uint32_t rows_begin(uint32_t r) {
+    return later(tasks_.least_seen(r), exact_.is_on() ? exact_.rows_begin() : 0);
+  }
+  __aicore__ inline uint32_t rows_end(uint32_t r) {
+    return exact_.is_on() ? exact_.rows_end(tasks_.seen(r)) : tasks_.seen(r);
+  }
+
+  // How many of the `count` rows from `first` query `r` reads, with those before the first of them.
+  __aicore__ inline uint32_t visible(uint32_t r, uint32_t first, uint32_t count) {
+    return before(rows_end(r), first, count);
+  }
+
+  // How many of these it does not read, though it reads later ones.
   __aicore__ inline uint32_t unseen(uint32_t r, uint32_t first, uint32_t count) {
-    const uint32_t least = tasks_.least_seen(r);
-    if (least <= first) return 0;
-    return least - first < count ? least - first : count;
+    return before(rows_begin(r), first, count);
   }
 
   // Leaves the sums of a part, and in the softmax the largest scores and weights.
   __aicore__ inline void attend(uint32_t part) {
     Duplicate(sums_.Get<float>(), 0.0f, kTaskRows * D);
     softmax_.start();
-    const uint32_t begin = tasks_.begin(part), end = tasks_.end(part);
+    if (exact_.is_on() && part + 1 == tasks_.parts_with_keys()) attend_exactly();
+    const uint32_t begin = tasks_.begin(part), last = tasks_.rows() - 1;
+    const uint32_t end = begin + before(rows_end(last), begin, tasks_.end(part) - begin);
+    if (end <= later(begin, rows_begin(0)) && exact_.is_on()) return;
     const uint32_t tiles = (end - begin + kTileRows - 1) / kTileRows;
     fetch(0, begin, end);
     for (uint32_t i = 0; i < tiles; ++i) {
@@ -156,6 +182,7 @@ class Attention {
     vectors_.widen(tasks_.rows());
     tile_.rotate(rotated, vectors_.floats(), key_rotation_, tasks_.rows());
     Muls(rotated, rotated, scale_, tasks_.rows() * D);
+    if (exact_.is_on()) exact_.find(tasks_.head(), tasks_.past(), tasks_.seen(0));
     if (!key_offsets_.is_given()) return;
     const LocalTensor<float> common = common_scores_.Get<float>();
     Duplicate(common, 0.0f, kTaskRows);
@@ -163,11 +190,68 @@ class Attention {
     Muls(common, common, scale_, kTaskRows);
   }
 
+  // The sums of all tokens that queries of the task take exactly.
+  __aicore__ inline void attend_exactly() {
+    const LocalTensor<float> sums = sums_.Get<float>(), rotated = extra_rotated_.Get<float>();
+    const uint32_t rows = tasks_.rows(), end = tasks_.keys(), least = tasks_.least_seen(0);
+    const uint32_t sinks = exact_.rows_begin();
+    attend_exactly(least, sinks < end ? sinks : end, true);
+    attend_exactly(later(later(rows_end(0), sinks), least), end, false);
+    tile_.rotate(rotated, sums, value_rotation_, rows);
+    Adds(sums, rotated, 0.0f, rows * D);
+  }
+
+  // Tokens first .. end - 1, sinks or the newest.
+  __aicore__ inline void attend_exactly(uint32_t first, uint32_t end, bool are_sinks) {
+    while (first < end) {
+      const uint32_t count = exact_.together(first, end);
+      attend_exact_tile(first, count, are_sinks);
+      first += count;
+    }
+  }
+
+  // The first of the tokens that query `r` takes.
+  __aicore__ inline uint32_t exact_begin(uint32_t r, bool are_sinks) {
+    return later(tasks_.least_seen(r), are_sinks ? 0 : rows_end(r));
+  }
+
+  __aicore__ inline void attend_exact_tile(uint32_t first, uint32_t count, bool are_sinks) {
+    const LocalTensor<float> scores = scores_.Get<float>();
+    exact_.load(tile_, value_offsets_, Side::kKeys, first, count);
+    Duplicate(scores, float{kHidden}, OnlineSoftmax<D>::kScores);
+    for (uint32_t r = 0; r < tasks_.rows(); ++r) {
+      const uint32_t seen = before(tasks_.seen(r), first, count);
+      if (seen <= before(exact_begin(r, are_sinks), first, count)) continue;
+      const LocalTensor<float> row = scores[r * kTileRows];
+      tile_.dot_rows(row, vectors_.floats()[r * D], seen);
+      Muls(row, row, scale_, seen);
+    }
+    PipeBarrier<PIPE_V>();
+    if (softcap_.is_given()) softcap_.apply(scores, tile_);
+    for (uint32_t r = 0; r < tasks_.rows(); ++r) {
+      hide(r, before(exact_begin(r, are_sinks), first, count), count);
+    }
+    PipeBarrier<PIPE_V>();
+    softmax_.step(scores, sums_.Get<float>(), tile_);
+    exact_.load(tile_, value_offsets_, Side::kValues, first, count);
+    for (uint32_t r = 0; r < tasks_.rows(); ++r) {
+      const uint32_t seen = before(tasks_.seen(r), first, count);
+      add_seen(r, seen, before(exact_begin(r, are_sinks), first, count));
+    }
+  }
+
+  // To the sums of query `r`: tokens of the tile up to the first `seen`, behind `unseen`.
+  __aicore__ inline void add_seen(uint32_t r, uint32_t seen, uint32_t unseen) {
+    if (seen <= unseen) return;
+    tile_.add_rows(sums_.Get<float>()[r * D], scores_.Get<float>(),
+                   (r * kTileRows + unseen) * sizeof(float), seen - unseen, unseen);
+  }
+
   // Starts to fetch the rows of tile `i` of begin .. end; flags i % 2 say that they are there.
   __aicore__ inline void fetch(uint32_t i, uint32_t begin, uint32_t end) {
     const uint32_t first = begin + i * kTileRows, left = end - first;
     const uint32_t count = left < kTileRows ? left : kTileRows;
-    const uint64_t row = static_cast<uint64_t>(tasks_.head()) * capacity_ + first;
+    const uint64_t row = static_cast<uint64_t>(tasks_.head()) * capacity_ + overlay_rows_ + first;
     keys_.fetch(i % 2, row, count);
     values_.fetch(i % 2, row, count);
     SetFlag<HardEvent::MTE2_V>(i % 2);
@@ -202,23 +286,25 @@ class Attention {
         {1, 1, 1, OnlineSoftmax<D>::kStride, OnlineSoftmax<D>::kStride, 0});
     PipeBarrier<PIPE_V>();
     for (uint32_t r = 0; r < tasks_.rows(); ++r) {
-      const uint32_t seen = visible(r, first, count), before = unseen(r, first, count);
-      if (seen <= before) continue;
-      tile_.add_rows(sums_.Get<float>()[r * D], scores, (r * kTileRows + before) * sizeof(float),
-                     seen - before, before);
+      add_seen(r, visible(r, first, count), unseen(r, first, count));
     }
   }
 
-  // Hides the keys that a query does not see, though it sees later ones.
+  // Hides the rows that a query does not read, though it reads later ones.
   __aicore__ inline void hide(uint32_t first, uint32_t count) {
     bool is_any = false;
     for (uint32_t r = 0; r < tasks_.rows(); ++r) {
-      const uint32_t before = unseen(r, first, count);
-      if (before == 0 || before == count) continue;
-      Duplicate(scores_.Get<float>()[r * kTileRows], float{kHidden}, before);
-      is_any = true;
+      is_any = hide(r, unseen(r, first, count), count) || is_any;
     }
     if (is_any) PipeBarrier<PIPE_V>();
+  }
+
+  // Hides the first `unseen` of `count` scores of query `r`; returns whether it is any and not all,
+  // which are hidden already.
+  __aicore__ inline bool hide(uint32_t r, uint32_t unseen, uint32_t count) {
+    if (unseen == 0 || unseen == count) return false;
+    Duplicate(scores_.Get<float>()[r * kTileRows], float{kHidden}, unseen);
+    return true;
   }
 
   __aicore__ inline uint32_t least(SlotOffsets<D>& offsets, uint32_t count) {
@@ -231,6 +317,7 @@ class Attention {
     key_offsets_.load_differences(tile_, tasks_.head(), count);
     for (uint32_t r = 0; r < tasks_.rows(); ++r) {
       const uint32_t seen = visible(r, 0, count);
+      if (seen == 0) continue;
       const LocalTensor<float> row = scores_.Get<float>()[r * kTileRows];
       tile_.dot_rows(extra, vectors_.floats()[r * D], seen);
       Muls(extra, extra, scale_, seen);
@@ -247,8 +334,9 @@ class Attention {
     value_offsets_.load_differences(tile_, tasks_.head(), count);
     Duplicate(extra, 0.0f, kTaskRows * D);
     for (uint32_t r = 0; r < tasks_.rows(); ++r) {
-      tile_.add_rows(extra[r * D], scores_.Get<float>(), r * kTileRows * sizeof(float),
-                     visible(r, 0, count));
+      const uint32_t seen = visible(r, 0, count);
+      if (seen == 0) continue;
+      tile_.add_rows(extra[r * D], scores_.Get<float>(), r * kTileRows * sizeof(float), seen);
     }
     tile_.rotate(rotated, extra, value_rotation_, tasks_.rows());
     Add(sums, sums, rotated, tasks_.rows() * D);
@@ -285,7 +373,7 @@ class Attention {
     SetFlag<HardEvent::MTE3_V>(EVENT_ID2);
   }
 
-  uint32_t capacity_;
+  uint32_t capacity_, overlay_rows_;
   float scale_;
   AttentionTasks<D> tasks_;
   GlobalTensor<T> query_, output_;
@@ -298,6 +386,7 @@ class Attention {
   Softcap<D> softcap_;
   CachedRows<D> keys_, values_;
   RowReader<D> reader_;
+  ExactTokens<D, T> exact_;
   SlotOffsets<D> key_offsets_, value_offsets_;
   TBuf<TPosition::VECCALC> rotated_, sums_, scores_;
   TBuf<TPosition::VECCALC> common_scores_, extra_scores_, extra_sums_, extra_rotated_;
@@ -327,31 +416,33 @@ __aicore__ inline void attention_of(uint32_t head_size, Args... args) {
 extern "C" __global__ __aicore__ void tq_attention_float32(
     GM_ADDR query, GM_ADDR keys, GM_ADDR values, GM_ADDR key_rotation, GM_ADDR key_centroids,
     GM_ADDR value_rotation, GM_ADDR value_centroids, GM_ADDR key_offset, GM_ADDR value_offset,
-    GM_ADDR head_sink, GM_ADDR lengths, GM_ADDR output, GM_ADDR scratch, uint32_t past_length,
-    uint32_t batch, uint32_t query_heads, uint32_t heads, uint32_t new_tokens, uint32_t capacity,
-    uint32_t parts, uint32_t part_tokens, uint32_t offset_rows, uint32_t sliding_window,
-    uint32_t first_slot, uint32_t key_bits, uint32_t value_bits, uint32_t head_size, float scale,
-    float softcap) {
+    GM_ADDR head_sink, GM_ADDR new_keys, GM_ADDR new_values, GM_ADDR lengths, GM_ADDR output,
+    GM_ADDR scratch, uint32_t past_length, uint32_t batch, uint32_t query_heads, uint32_t heads,
+    uint32_t new_tokens, uint32_t capacity, uint32_t parts, uint32_t part_tokens,
+    uint32_t offset_rows, uint32_t sliding_window, uint32_t first_slot, uint32_t key_bits,
+    uint32_t value_bits, uint32_t recent, uint32_t sinks, uint32_t overlay_rows,
+    uint32_t head_size, float scale, float softcap) {
   TQ_VECTOR_ONLY();
   tq::attention_of<float>(head_size, query, keys, values, key_rotation, key_centroids,
-                   value_rotation, value_centroids, key_offset, value_offset, head_sink, lengths,
-                   output, scratch, past_length, batch, query_heads, heads, new_tokens, capacity,
-                   parts, part_tokens, offset_rows, sliding_window, first_slot, key_bits,
-                   value_bits, scale, softcap);
+                   value_rotation, value_centroids, key_offset, value_offset, head_sink, new_keys,
+                   new_values, lengths, output, scratch, past_length, batch, query_heads, heads,
+                   new_tokens, capacity, parts, part_tokens, offset_rows, sliding_window,
+                   first_slot, key_bits, value_bits, recent, sinks, overlay_rows, scale, softcap);
 }
 
 extern "C" __global__ __aicore__ void tq_attention_float16(
     GM_ADDR query, GM_ADDR keys, GM_ADDR values, GM_ADDR key_rotation, GM_ADDR key_centroids,
     GM_ADDR value_rotation, GM_ADDR value_centroids, GM_ADDR key_offset, GM_ADDR value_offset,
-    GM_ADDR head_sink, GM_ADDR lengths, GM_ADDR output, GM_ADDR scratch, uint32_t past_length,
-    uint32_t batch, uint32_t query_heads, uint32_t heads, uint32_t new_tokens, uint32_t capacity,
-    uint32_t parts, uint32_t part_tokens, uint32_t offset_rows, uint32_t sliding_window,
-    uint32_t first_slot, uint32_t key_bits, uint32_t value_bits, uint32_t head_size, float scale,
-    float softcap) {
+    GM_ADDR head_sink, GM_ADDR new_keys, GM_ADDR new_values, GM_ADDR lengths, GM_ADDR output,
+    GM_ADDR scratch, uint32_t past_length, uint32_t batch, uint32_t query_heads, uint32_t heads,
+    uint32_t new_tokens, uint32_t capacity, uint32_t parts, uint32_t part_tokens,
+    uint32_t offset_rows, uint32_t sliding_window, uint32_t first_slot, uint32_t key_bits,
+    uint32_t value_bits, uint32_t recent, uint32_t sinks, uint32_t overlay_rows,
+    uint32_t head_size, float scale, float softcap) {
   TQ_VECTOR_ONLY();
   tq::attention_of<half>(head_size, query, keys, values, key_rotation, key_centroids,
-                   value_rotation, value_centroids, key_offset, value_offset, head_sink, lengths,
-                   output, scratch, past_length, batch, query_heads, heads, new_tokens, capacity,
-                   parts, part_tokens, offset_rows, sliding_window, first_slot, key_bits,
-                   value_bits, scale, softcap);
+                   value_rotation, value_centroids, key_offset, value_offset, head_sink, new_keys,
+                   new_values, lengths, output, scratch, past_length, batch, query_heads, heads,
+                   new_tokens, capacity, parts, part_tokens, offset_rows, sliding_window,
+                   first_slot, key_bits, value_bits, recent, sinks, overlay_rows, scale, softcap);
 }

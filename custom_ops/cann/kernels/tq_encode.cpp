@@ -15,6 +15,7 @@
 // float -> half and half -> uint8_t (CAST_NONE) with a mask of 8 to 64, float -> int32_t
 // (CAST_FLOOR), int32_t -> float; GetValue and SetValue of local tensors, GetValue of global ones.
 // Not compiled with bisheng, not run on an NPU.
+#include "entry_writer.h"
 #include "slot_offsets.h"
 #include "tile.h"
 
@@ -27,12 +28,14 @@ class Encode {
                               GM_ADDR boundaries, GM_ADDR offset, GM_ADDR gains, GM_ADDR lengths,
                               GM_ADDR cache, uint32_t past_length, uint32_t batch, uint32_t heads,
                               uint32_t new_tokens, uint32_t capacity, uint32_t offset_rows,
-                              uint32_t gain_count, uint32_t bits, uint32_t norm_correction) {
+                              uint32_t gain_count, uint32_t bits, uint32_t norm_correction,
+                              uint32_t recent, uint32_t sinks, uint32_t overlay_rows) {
     past_length_ = past_length;
     per_sequence_ = lengths != nullptr;
     heads_ = heads;
     new_tokens_ = new_tokens;
     capacity_ = capacity;
+    overlay_rows_ = overlay_rows;
     batch_ = batch;
     norm_correction_ = norm_correction;
     shape_ = shape_of<D>(bits);
@@ -48,6 +51,7 @@ class Encode {
     tile_.init(pipe);
     vectors_.init(pipe);
     store_.init(pipe, shape_);
+    entries_.init(pipe, {recent, sinks, overlay_rows}, shape_.bytes, capacity);
     offsets_.init(pipe, offset, offset_rows, heads);
     pipe->InitBuffer(rotated_, kFloats * sizeof(float));
     pipe->InitBuffer(scaled_, kFloats * sizeof(float));
@@ -67,6 +71,7 @@ class Encode {
   __aicore__ inline void process() {
     const uint32_t blocks = (new_tokens_ + kTaskRows - 1) / kTaskRows;
     const uint32_t tasks = batch_ * heads_ * blocks;
+    if (entries_.is_on()) clear_tags();
     for (uint32_t task = GetBlockIdx(); task < tasks; task += GetBlockNum()) {
       const uint32_t first = task % blocks * kTaskRows;
       const uint32_t left = new_tokens_ - first;
@@ -89,10 +94,19 @@ class Encode {
     for (uint32_t i = 0; i < count; ++i) values[i] = global.GetValue(i);
   }
 
+  __aicore__ inline uint64_t length_of(uint32_t head) {
+    return per_sequence_ ? static_cast<uint64_t>(lengths_.GetValue(head / heads_)) : past_length_;
+  }
+
+  __aicore__ inline void clear_tags() {
+    for (uint32_t head = GetBlockIdx(); head < batch_ * heads_; head += GetBlockNum()) {
+      if (length_of(head) == 0) entries_.clear(tile_, cache_, head, new_tokens_);
+    }
+  }
+
   // `count` tokens from `first` of sequence and head `head`.
   __aicore__ inline void encode(uint32_t head, uint32_t first, uint32_t count) {
-    const uint64_t length =
-        per_sequence_ ? static_cast<uint64_t>(lengths_.GetValue(head / heads_)) : past_length_;
+    const uint64_t length = length_of(head);
     load(head, first, length + first, count);
     const LocalTensor<float> scales = scales_.Get<float>(), norms = norms_.Get<float>();
     const LocalTensor<float> rotated = rotated_.Get<float>();
@@ -110,7 +124,7 @@ class Encode {
     correct(scales, norms, chosen, rotated, count);
     count_up(codes_.Get<float>(), nullptr, count);
     pack(scales, count);
-    store(static_cast<uint64_t>(head) * capacity_ + length + first, count);
+    store(static_cast<uint64_t>(head) * capacity_ + overlay_rows_ + length + first, count);
   }
 
   // Rows behind `count` are zero vectors, so that norms need not know of it.
@@ -126,6 +140,11 @@ class Encode {
     SetFlag<HardEvent::MTE2_V>(EVENT_ID0);
     WaitFlag<HardEvent::MTE2_V>(EVENT_ID0);
     vectors_.widen(count);
+    if (entries_.is_on()) {
+      const uint32_t token = static_cast<uint32_t>(slot);
+      entries_.write(tile_, vectors_.floats(), cache_, head, token, count,
+                     token - first + new_tokens_);
+    }
     if (!offsets_.is_given()) return;
     Sub(vectors_.floats(), vectors_.floats(), tile_.matrix(), count * D);
     PipeBarrier<PIPE_V>();
@@ -314,7 +333,7 @@ class Encode {
     store_.store(cache_, slot, rows_.Get<uint8_t>(), count);
   }
 
-  uint32_t past_length_, batch_, heads_, new_tokens_, capacity_;
+  uint32_t past_length_, batch_, heads_, new_tokens_, capacity_, overlay_rows_;
   uint32_t norm_correction_, gain_count_;
   bool per_sequence_;
   RowShape shape_;
@@ -326,6 +345,7 @@ class Encode {
   Tile<D> tile_;
   Vectors<D, T> vectors_;
   RowStore<kTaskRows> store_;
+  EntryWriter<D> entries_;
   SlotOffsets<D> offsets_;
   TBuf<TPosition::VECCALC> rotated_, scaled_, codes_, bits_, halves_, rows_, norms_, scales_;
   TBuf<TPosition::VECCALC> products_, squares_, most_, behind_, best_;
@@ -356,20 +376,22 @@ extern "C" __global__ __aicore__ void tq_encode_float32(
     GM_ADDR vectors, GM_ADDR rotation, GM_ADDR centroids, GM_ADDR boundaries, GM_ADDR offset,
     GM_ADDR gains, GM_ADDR lengths, GM_ADDR cache, uint32_t past_length, uint32_t batch,
     uint32_t heads, uint32_t new_tokens, uint32_t capacity, uint32_t offset_rows,
-    uint32_t gain_count, uint32_t bits, uint32_t norm_correction, uint32_t head_size) {
+    uint32_t gain_count, uint32_t bits, uint32_t norm_correction, uint32_t recent, uint32_t sinks,
+    uint32_t overlay_rows, uint32_t head_size) {
   TQ_VECTOR_ONLY();
   tq::encode_of<float>(head_size, vectors, rotation, centroids, boundaries, offset, gains, lengths,
                 cache, past_length, batch, heads, new_tokens, capacity, offset_rows, gain_count,
-                bits, norm_correction);
+                bits, norm_correction, recent, sinks, overlay_rows);
 }
 
 extern "C" __global__ __aicore__ void tq_encode_float16(
     GM_ADDR vectors, GM_ADDR rotation, GM_ADDR centroids, GM_ADDR boundaries, GM_ADDR offset,
     GM_ADDR gains, GM_ADDR lengths, GM_ADDR cache, uint32_t past_length, uint32_t batch,
     uint32_t heads, uint32_t new_tokens, uint32_t capacity, uint32_t offset_rows,
-    uint32_t gain_count, uint32_t bits, uint32_t norm_correction, uint32_t head_size) {
+    uint32_t gain_count, uint32_t bits, uint32_t norm_correction, uint32_t recent, uint32_t sinks,
+    uint32_t overlay_rows, uint32_t head_size) {
   TQ_VECTOR_ONLY();
   tq::encode_of<half>(head_size, vectors, rotation, centroids, boundaries, offset, gains, lengths,
                 cache, past_length, batch, heads, new_tokens, capacity, offset_rows, gain_count,
-                bits, norm_correction);
+                bits, norm_correction, recent, sinks, overlay_rows);
 }

@@ -28,11 +28,13 @@ extern "C" {
                               void* lengths, void* cache, uint32_t past_length, uint32_t          \
                               batch, uint32_t heads, uint32_t new_tokens, uint32_t capacity,      \
                               uint32_t offset_rows, uint32_t gain_count, uint32_t bits,           \
-                              uint32_t norm_correction, uint32_t head_size) {                     \
+                              uint32_t norm_correction, uint32_t recent, uint32_t sinks,          \
+                              uint32_t overlay_rows, uint32_t head_size) {                        \
     return shim::launch(cores, stream, #NAME, [=] {                                               \
       NAME(at(vectors), at(rotation), at(centroids), at(boundaries), at(offset), at(gains),       \
            at(lengths), at(cache), past_length, batch, heads, new_tokens, capacity,               \
-           offset_rows, gain_count, bits, norm_correction, head_size);                            \
+           offset_rows, gain_count, bits, norm_correction, recent, sinks, overlay_rows,           \
+           head_size);                                                                            \
     });                                                                                           \
   }
 
@@ -40,19 +42,22 @@ extern "C" {
   uint32_t aclrtlaunch_##NAME(uint32_t cores, void* stream, void* query, void* keys, void*        \
                               values, void* key_rotation, void* key_centroids, void*              \
                               value_rotation, void* value_centroids, void* key_offset, void*      \
-                              value_offset, void* head_sink, void* lengths, void* output,         \
+                              value_offset, void* head_sink, void* new_keys, void* new_values,    \
+                              void* lengths, void* output,                                        \
                               void* scratch, uint32_t past_length, uint32_t batch, uint32_t       \
                               query_heads, uint32_t heads, uint32_t new_tokens, uint32_t          \
                               capacity, uint32_t parts, uint32_t part_tokens, uint32_t            \
                               offset_rows, uint32_t sliding_window, uint32_t first_slot,          \
-                              uint32_t key_bits, uint32_t value_bits, uint32_t head_size,         \
+                              uint32_t key_bits, uint32_t value_bits, uint32_t recent,            \
+                              uint32_t sinks, uint32_t overlay_rows, uint32_t head_size,          \
                               float scale, float softcap) {                                       \
     return shim::launch(cores, stream, #NAME, [=] {                                               \
       NAME(at(query), at(keys), at(values), at(key_rotation), at(key_centroids),                  \
            at(value_rotation), at(value_centroids), at(key_offset), at(value_offset),             \
-           at(head_sink), at(lengths), at(output), at(scratch), past_length, batch,               \
-           query_heads, heads, new_tokens, capacity, parts, part_tokens, offset_rows,             \
-           sliding_window, first_slot, key_bits, value_bits, head_size, scale, softcap);          \
+           at(head_sink), at(new_keys), at(new_values), at(lengths), at(output), at(scratch),     \
+           past_length, batch, query_heads, heads, new_tokens, capacity, parts, part_tokens,      \
+           offset_rows, sliding_window, first_slot, key_bits, value_bits, recent, sinks,          \
+           overlay_rows, head_size, scale, softcap);                                              \
     });                                                                                           \
   }
 
