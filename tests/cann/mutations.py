@@ -38,6 +38,7 @@ from tests.cann.simulator import Site
 from tq_onnx.codec.kind import NOT_CORRECTED, UNBIASED
 from tq_onnx.codec.search import gain_table
 from tq_onnx.codec.spec import Codec
+from tq_onnx.codec.window import window_of, write_entries
 
 SOURCES = sorted((CUSTOM_OPS / "cann" / "kernels").glob("*.[hc]*"))
 INT5 = CODECS[-1]
@@ -138,6 +139,32 @@ def cases(seed: int = 0) -> list[Callable[[Kernels], object]]:
         x = rng.integers(0, 256, (1, 3, 5, 16384)).astype(np.uint8)
         return lambda kernels: kernels.transpose(x, cores=1)
 
+    def encode_entries(size: int, dtype: str) -> Callable[[Kernels], object]:
+        vectors = rng.standard_normal((1, 2, 17, size)).astype(dtype)
+        vectors[0, 0, 9] = np.inf
+        window = window_of(9, 20, [(size, row_bytes(size))])
+        cache = np.zeros((1, 2, window.overlay_rows + 17, row_bytes(size)), np.uint8)
+        return lambda kernels: kernels.encode(
+            vectors, cache, 0, rotation_of(size), window=window, cores=1
+        )
+
+    def attend_exactly(size: int, dtype: str, **options: Any) -> Callable[[Kernels], object]:
+        """Sinks, entries and tokens of the call."""
+        window = window_of(4, 2, [(size, row_bytes(size))])
+        query, keys, values = (
+            rng.standard_normal((1, heads, 7, size)).astype(dtype) for heads in (4, 2, 2)
+        )
+        values[0, 0, 1] = np.inf
+        cache = rng.integers(0, 60, (1, 2, window.overlay_rows + 80, row_bytes(size)))
+        cache = cache.astype(np.uint8)
+        vectors = rng.standard_normal((1, 2, 70, size))
+        write_entries(cache, vectors, np.zeros(1, np.int64), window)
+        rotations = (rotation_of(size), rotation_of(size, 1))
+        return lambda kernels: kernels.attention(
+            query, cache, cache, 70, rotations,
+            scale=0.1, window=window, new=(keys, values), cores=1, **options,
+        )  # fmt: skip
+
     # Every place of a kernel that has two is used twice: three pieces at least on the one core.
     return [
         swish("float32"), swish("float16"), transpose(),
@@ -154,6 +181,10 @@ def cases(seed: int = 0) -> list[Callable[[Kernels], object]]:
           for dtype, correction in (("float32", UNBIASED), ("float16", NOT_CORRECTED))),
         *(attend(128, dtype, INT5, offsets=(offset(7, 128), offset(7, 128)))
           for dtype in ("float32", "float16")),
+        encode_entries(64, "float32"), encode_entries(128, "float16"),
+        attend_exactly(64, "float32"), attend_exactly(64, "float16"),
+        attend_exactly(64, "float32", offsets=(offset(7, 64), offset(7, 64))),
+        attend_exactly(64, "float32", part_tokens=64),
     ]  # fmt: skip
 
 

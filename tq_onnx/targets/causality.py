@@ -148,7 +148,7 @@ def inputs_of_call(
         if value.name in caches:
             heads, width = static_dim(value, 1), static_dim(value, 3)
             if heads is not None and width is not None:
-                shape = (batch, heads, past, width)
+                shape = (batch, heads, plan.overlay_rows + past, width)
                 yield value, np.broadcast_to(np.zeros((), np.uint8), shape)
         elif value.name == interface.tokens:
             yield value, np.zeros((batch, tokens), dtype)

@@ -27,7 +27,6 @@ AttentionKernel::AttentionKernel(const ort::Api& api, const OrtKernelInfo* info,
   expect_codec(kOp, "value_codec", attributes_.value);
   if (!attributes_.causal) refuse(kOp, "causal is 0", features::kMasks);
   expect_softcap(kOp, attributes_.softcap);
-  expect_no_window(kOp, attributes_.window);
   expect_known_inputs<Op>(api, info);
   library_ = &kernel_library(kOp);
 }
@@ -69,6 +68,10 @@ void AttentionKernel::launch(const ort::AttentionTensors& call, const Part& part
   const auto merge =
       of_element(library_->attention_merge_float32, library_->attention_merge_float16);
   const int64_t bytes = static_cast<int64_t>(element_size(element_));
+  const Window& window = attributes_.window;
+  const auto new_vectors = [&](const ort::Tensor& tensor) {
+    return window.is_on() ? sequence(tensor, part.first, bytes) : nullptr;
+  };
   const int64_t tasks = part.count * cut.tasks;
   void* const output = sequence(call.output, part.first, bytes);
   expect_enqueued(
@@ -77,11 +80,13 @@ void AttentionKernel::launch(const ort::AttentionTensors& call, const Part& part
              sequence(call.query, part.first, bytes), sequence(call.key_cache, part.first, 1),
              sequence(call.value_cache, part.first, 1), call.key_rotation.data,
              call.key_centroids.data, call.value_rotation.data, call.value_centroids.data,
-             call.key_offset.data, call.value_offset.data, call.sink.data, nullptr, output,
+             call.key_offset.data, call.value_offset.data, call.sink.data,
+             new_vectors(call.new_keys), new_vectors(call.new_values), nullptr, output,
              scratch, part.past_length, narrow(part.count), narrow(call.query_heads),
              narrow(call.heads), narrow(call.tokens), narrow(call.slots), narrow(cut.parts),
              narrow(cut.part_tokens), narrow(call.offsets), sliding_window, first_slot,
              narrow(attributes_.key.bits), narrow(attributes_.value.bits),
+             narrow(window.recent), narrow(window.sinks), narrow(window.overlay_rows),
              narrow(call.head_size), attributes_.scale, attributes_.softcap));
   if (cut.parts == 1) return;
   expect_enqueued(kOp, "the kernel that merges its parts",

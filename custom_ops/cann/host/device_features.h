@@ -23,6 +23,8 @@ inline constexpr const char* kInputs[] = {
     "offset",
     "key_offset",
     "value_offset",
+    "new_keys",
+    "new_values",
     "head_sink",
 };
 
@@ -61,7 +63,7 @@ inline constexpr char kErrorFeedback[] =
 inline constexpr char kCalibrationOffsets[] =
     "none, or 1 to 64 rows";
 inline constexpr char kExactWindow[] =
-    "none";
+    "none, or up to 4,096 recent tokens and sinks together";
 inline constexpr char kSlidingWindow[] =
     "none, or any; keys before it are not read";
 inline constexpr char kSoftcap[] =

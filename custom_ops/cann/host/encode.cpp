@@ -19,10 +19,10 @@ ort::Signature EncodeKernel::signature(int float_type) {
 EncodeKernel::EncodeKernel(const ort::Api& api, const OrtKernelInfo* info, Element element)
     : DeviceKernel(api, element),
       codec_(ort::read_codec(api, info, kOp, "", float_type_)),
-      norm_correction_(ort::read_norm_correction(api, info, kOp)) {
+      norm_correction_(ort::read_norm_correction(api, info, kOp)),
+      window_(ort::read_window(api, info, kOp, codec_.kind == spec::Kind::kRaw)) {
   expect_element(kOp, float_type_);
   expect_codec(kOp, "codec", codec_);
-  expect_no_window(kOp, ort::read_window(api, info, kOp, false));
   expect_known_inputs<Op>(api, info);
   library_ = &kernel_library(kOp);
 }
@@ -45,7 +45,7 @@ void EncodeKernel::keep(const ort::EncodeTensors& call, void* stream) const {
 }
 
 void EncodeKernel::compute(OrtKernelContext* context) {
-  const ort::EncodeTensors call = ort::read_encode(api_, context, codec_, {}, float_type_);
+  const ort::EncodeTensors call = ort::read_encode(api_, context, codec_, window_, float_type_);
   expect_kernel_head_size(kOp, call.vectors);
   expect_exact_rows(kOp, call.past, codec_, call.head_size, library_->soc);
   expect_one_matrix(kOp, call.rotation);
@@ -54,18 +54,20 @@ void EncodeKernel::compute(OrtKernelContext* context) {
 
   void* const stream = stream_of(api_, context, kOp);
   if (!call.in_place()) keep(call, stream);
-  if (call.tokens == 0) return;
+  if (call.tokens == 0 && !window_.is_on()) return;
   const auto launch = of_element(library_->encode_float32, library_->encode_float16);
   const auto narrow = [](int64_t size) { return static_cast<uint32_t>(size); };
   const int64_t bytes = static_cast<int64_t>(element_size(element_));
   for_each_part(call.past_length, call.batch, [&](const Part& part) {
     const uint32_t status = launch(
-        cores_for(part.count * call.heads * call.tokens, library_->cores), stream,
+        cores_for(part.count * call.heads * std::max<int64_t>(1, call.tokens), library_->cores),
+        stream,
         sequence(call.vectors, part.first, bytes), call.rotation.data, call.centroids.data,
         call.boundaries.data, call.offset.data, call.gains.data, nullptr,
         sequence(call.present, part.first, 1), part.past_length, narrow(part.count),
         narrow(call.heads), narrow(call.tokens), narrow(call.total), narrow(call.offsets),
         narrow(call.gain_count), narrow(codec_.bits), narrow(norm_correction_),
+        narrow(window_.recent), narrow(window_.sinks), narrow(window_.overlay_rows),
         narrow(call.head_size));
     expect_enqueued(kOp, "its kernel", status);
   });

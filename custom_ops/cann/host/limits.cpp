@@ -49,12 +49,6 @@ void expect_softcap(const char* op, float softcap) {
   refuse(op, "softcap is " + std::to_string(softcap), features::kSoftcap);
 }
 
-void expect_no_window(const char* op, const Window& window) {
-  if (window.overlay_rows == 0 && !window.is_on()) return;
-  refuse(op, "the model has an exact window",
-         std::string(features::kExactWindow) + " (convert it with --window 0 --sinks 0)");
-}
-
 void expect_known_input(const ort::Api& api, const OrtKernelInfo* info, const char* op,
                      const spec::Input& input) {
   size_t count = 0, size = 0;  // of the inputs, and of the name with its terminator

@@ -48,6 +48,7 @@ class EncodeKernel : public DeviceKernel {
 
   spec::Codec codec_;
   int norm_correction_;
+  Window window_;
 };
 
 class AttentionKernel : public DeviceKernel {

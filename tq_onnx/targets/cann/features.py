@@ -14,6 +14,7 @@ from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.search import MAX_GAINS
 from tq_onnx.codec.spec import CODECS as ALL_CODECS
 from tq_onnx.codec.spec import row_layout
+from tq_onnx.codec.window import MAX_ENTRIES
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.plan import LayerPlan, Plan
 
@@ -106,10 +107,6 @@ def _feedback(layer: LayerPlan, plan: Plan) -> str:
     return "error feedback of keys" if layer.feedback else ""
 
 
-def _window(layer: LayerPlan, plan: Plan) -> str:
-    return f"an exact window of {plan.recent} and {plan.sinks} tokens" if plan.has_window else ""
-
-
 def _softcap(layer: LayerPlan, plan: Plan) -> str:
     least, most = SOFTCAPS
     known = not layer.softcap or least <= layer.softcap <= most
@@ -150,7 +147,11 @@ FEATURES: Final = (
         "none, or 1 to 64 rows",
         inputs=(Encode.offset.name, Attention.key_offset.name, Attention.value_offset.name),
     ),
-    Feature("exact window", NOTHING, _window, fix="convert with --window 0 --sinks 0"),
+    Feature(
+        "exact window",
+        f"none, or up to {MAX_ENTRIES:,} recent tokens and sinks together",
+        inputs=(Attention.new_keys.name, Attention.new_values.name),
+    ),
     Feature("sliding window", "none, or any; keys before it are not read"),
     Feature("softcap", f"none, or {SOFTCAPS[0]} to {SOFTCAPS[1]}", _softcap),
     Feature("head sink", "none, or one for each query head", inputs=(Attention.head_sink.name,)),

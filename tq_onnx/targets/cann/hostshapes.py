@@ -115,7 +115,8 @@ def _inferred(model: ir.Model, plan: Plan, sizes: _Sizes) -> _Dims:
         dims = entry.type.tensor_type.shape.dim
         known = told.get(entry.name)
         if entry.name in caches and len(dims) == 4:
-            known = (sizes.batch, dims[1].dim_value, sizes.capacity, dims[3].dim_value)
+            rows = plan.overlay_rows + sizes.capacity
+            known = (sizes.batch, dims[1].dim_value, rows, dims[3].dim_value)
         for dim, size in zip(dims, known or (), strict=False):
             if not dim.HasField("dim_value"):
                 dim.dim_value = size

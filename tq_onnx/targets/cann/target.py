@@ -62,7 +62,6 @@ CANN: Final = Target(
     lower=_lower,
     provider="cann",
     feeds_back=False,
-    has_windows=False,
     # The provider copies an output that shares its memory before it is computed.
     exposes_views=False,
 )
