@@ -105,9 +105,7 @@ class Cache:
         assert not self.kernels.hazards, self.kernels.messages()
         each = np.broadcast_to(lengths, len(before))
         first = self.window.overlay_rows + each
-        rows = np.stack(
-            [after[b, :, first[b] : first[b] + tokens] for b in range(len(before))]
-        )
+        rows = np.stack([after[b, :, first[b] : first[b] + tokens] for b in range(len(before))])
         expected = reference.append(
             before, rows, np.atleast_1d(lengths), window=self.window, vectors=vectors
         )
@@ -284,9 +282,7 @@ def test_parts_of_a_batch_of_different_lengths(kernels: Kernels) -> None:
 
 
 @pytest.mark.parametrize("part_tokens", [None, 64])
-def test_any_number_of_cores_gives_the_same_bits(
-    kernels: Kernels, part_tokens: int | None
-) -> None:
+def test_any_number_of_cores_gives_the_same_bits(kernels: Kernels, part_tokens: int | None) -> None:
     outputs, planes = set(), set()
     for cores in (1, 8, 20, 40, 48):
         cache = Cache(kernels, 64, 300, part_tokens=part_tokens, cores=cores)

@@ -128,6 +128,21 @@ def write_entries(
             entries[entry, tags] = np.array([token + 1], "<u4").view(np.uint8)
 
 
+def entry_bytes_wrong(caches: Bytes, vectors: npt.NDArray[np.generic], window: Window) -> int:
+    """Count the bytes of entries that are not what a sequence leaves, whatever its calls were.
+
+    Args:
+        caches: uint8 ``[B, N, S, W]``.
+        vectors: of all tokens of the sequences, floats ``[B, N, T, D]``.
+        window: of the caches.
+    """
+    if not window.entries:
+        return 0
+    expected = caches.copy()
+    write_entries(expected, vectors, np.zeros(len(caches), np.int64), window)
+    return int((expected != caches).sum())
+
+
 def retag(caches: Bytes, head_size: int, window: Window, tokens: int) -> None:
     """Say that entries hold the newest of so many tokens, and the first; in place.
 

@@ -5,8 +5,8 @@ CPU multiply floats here: kernels that multiply integers differ from them by mor
 
 The two sum in different orders, so that vectors differ in their last bits before they are encoded,
 and a code may fall on the other side of a boundary. A byte may therefore differ where the row is
-what the reference makes of the device's own vector (``tq_onnx.codec.acceptance``), and that
-vector is the CPU's but for roundings. After such a tie everything differs by a little. A graph that
+what the reference makes of the device's own vector (``tq_onnx.codec.acceptance``), an entry of an
+exact window that vector as float16, and the vector the CPU's but for roundings. After such a tie everything differs by a little. A graph that
 the device compiles shows no vectors: of its caches few bytes may differ.
 """
 
@@ -19,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.codec.acceptance import FIELD_STEPS
+from tq_onnx.codec.window import entry_bytes_wrong
 from tq_onnx.measure.checks import PropertyCheck
-from tq_onnx.measure.feeding_modes import all_caches, bytes_differing
+from tq_onnx.measure.feeding_modes import all_planes, bytes_differing
 from tq_onnx.measure.greedy import MAX_NEAR_TIE_GAP
 from tq_onnx.measure.probe import Probe
 from tq_onnx.runtime.decoder import Decoder, Logits
@@ -59,7 +60,7 @@ class ProviderFigures:
         cache_bytes: bytes of all caches at the end.
         bytes_differing: the bytes that differ.
         codes_wrong: codes on the device that are neither what the reference makes of the device's
-            vectors, nor boundary ties; None, like the next two, of a graph that the device
+            vectors, nor boundary ties, and bytes of entries that are not these; None, like the next two, of a graph that the device
             compiles, whose vectors nobody sees.
         scale_steps: largest distance of a field from the reference, in steps of its type, over rows
             of equal codes.
@@ -102,17 +103,22 @@ def compare_providers(
     most = len(prompt) + new_tokens
     host = _Side(probe.decoder(library=True, threads=threads, exact=True))
     device = _Side(probe.decoder(library=True, threads=threads, ep=ep, most=most))
-    figures, caches = _compare(host, device, prompt, new_tokens)
+    figures, planes = _compare(host, device, prompt, new_tokens)
     names = [names for layer in probe.layers for names in layer.caches]
     dtypes = [layer.plan.dtype for layer in probe.layers for _ in layer.caches]
     vectors = [[side.vectors(one.vectors) for one in names] for side in (host, device)]
+    windows = [cache.window for cache in device.decoder.signature.caches]
     judged = [
-        one.judge(rows, seen, np.zeros(1, np.int64), dtype)
-        for rows, seen, one, dtype in zip(caches, vectors[1], names, dtypes, strict=True)
+        one.judge(plane[:, :, window.overlay_rows :], seen, np.zeros(1, np.int64), dtype)
+        for plane, window, seen, one, dtype in zip(
+            planes, windows, vectors[1], names, dtypes, strict=True
+        )
     ]
+    entries = zip(planes, vectors[1], windows, strict=True)
     return replace(
         figures,
-        codes_wrong=sum(one.wrong for one in judged),
+        codes_wrong=sum(one.wrong for one in judged)
+        + sum(entry_bytes_wrong(*one) for one in entries),
         scale_steps=max(one.steps for one in judged),
         vector_error=max(_apart(*pair) for pair in zip(*vectors, strict=True)),
     )
@@ -136,14 +142,14 @@ def compare_models(
 def _compare(
     host: _Side, device: _Side, prompt: Tokens, new_tokens: int
 ) -> tuple[ProviderFigures, list[Array]]:
-    """Return figures of what is seen from outside, and the caches of the device at the end."""
+    """Return figures of what is seen from outside, and the planes of the device at the end."""
     errors: dict[bool, float] = {}
     largest, same, alike, gap = 0.0, 0, 0, None
     ids = prompt
     while same < new_tokens:
         own, its = host.feed(ids), device.feed(ids)
-        caches = all_caches(host.decoder), all_caches(device.decoder)
-        differing = bytes_differing(*caches)
+        planes = all_planes(host.decoder), all_planes(device.decoder)
+        differing = bytes_differing(*planes)
         if differing == 0:
             alike = host.decoder.length
         errors[differing == 0] = max(errors.get(differing == 0, 0.0), _largest(its - own))
@@ -163,10 +169,10 @@ def _compare(
         logit_error=errors.get(True, 0.0),
         later_logit_error=errors.get(False),
         largest_logit=largest,
-        cache_bytes=sum(cache.nbytes for cache in caches[0]),
+        cache_bytes=sum(plane.nbytes for plane in planes[0]),
         bytes_differing=differing,
     )
-    return figures, caches[1]
+    return figures, planes[1]
 
 
 def on_device(report: PlacementReport) -> PropertyCheck:
