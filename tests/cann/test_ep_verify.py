@@ -62,10 +62,12 @@ def test_verify_holds_on_the_device_and_beside_the_cpu(
     assert device["codes_wrong"] == 0
 
 
-def test_a_batch_in_place(fake: FakeAcl, pair: tuple[Path, Path]) -> None:
+def test_a_batch_in_place(fake: FakeAcl, pair: tuple[Path, Path], tmp_path: Path) -> None:
     """Two sequences of one length, whose prompts are fed in two calls."""
-    ours = open_converted(pair[1], ep=providers.CANN).decoder(batch=2, capacity=32)
-    theirs = open_converted(pair[1], exact=True).decoder(batch=2, capacity=32)
+    model = tmp_path / "rows.onnx"  # float16 numbers of a window need not be the same
+    convert(pair[0], model, target=CANN_TARGET, options=Options(window=0, sinks=0))
+    ours = open_converted(model, ep=providers.CANN).decoder(batch=2, capacity=32)
+    theirs = open_converted(model, exact=True).decoder(batch=2, capacity=32)
     fake.set_delay(300)
     tokens = ids(20, batch=2, seed=5)
     for one in (ours, theirs):
@@ -120,7 +122,7 @@ def test_generate_says_what_it_says_on_the_cpu(
     assert ours["text"] == theirs["text"]
     assert ours["tokens"] == theirs["tokens"]
     assert (ours["provider"], theirs["provider"]) == (CANN, "CPUExecutionProvider")
-    assert ours["cache_bytes"] == ours["capacity"] * ours["cache_bytes_per_token"]
+    assert ours["cache_bytes"] == theirs["cache_bytes"]
 
 
 def spoilt(model: onnx.ModelProto, op: str, to: str) -> str:

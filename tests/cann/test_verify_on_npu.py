@@ -94,7 +94,7 @@ def test_further_models(
     assert checks["mine.onnx: placement"]["holds"]
     decode = checks["mine.onnx: decode"]
     assert decode["holds"]
-    assert decode["figures"]["bytes_differing"] == 0
+    assert decode["figures"]["codes_wrong"] == 0
 
 
 def test_nothing_private_is_in_the_report(
