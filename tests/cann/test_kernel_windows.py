@@ -45,12 +45,16 @@ class Cache:
         offsets: tuple[np.ndarray, np.ndarray] | tuple[None, None] = (None, None),
         part_tokens: int | None = None,
         cores: int = 3,
+        sliding_window: int = 0,
+        softcap: float = 0.0,
+        sinks: np.ndarray | None = None,
     ) -> None:
         """Begins with caches of noise, which must not show."""
         widths = [row_bytes(size, codec) for codec in codecs]
         self.kernels, self.codecs, self.size, self.dtype = kernels, codecs, size, dtype
         self.window = window_of(*entries, [(size, width) for width in widths])
         self.offsets, self.part_tokens, self.cores = offsets, part_tokens, cores
+        self.sliding_window, self.softcap, self.sinks = sliding_window, softcap, sinks
         self.rotations = (rotation_of(size), rotation_of(size, 1))
         self.rng = np.random.default_rng(tokens)
         slots = self.window.overlay_rows + tokens
@@ -79,6 +83,7 @@ class Cache:
             query, *self.planes, lengths, self.rotations,
             scale=self.size**-0.5, codecs=self.codecs, offsets=self.offsets, window=self.window,
             new=given, cores=self.cores, part_tokens=self.part_tokens,
+            sliding_window=self.sliding_window, softcap=self.softcap, sinks=self.sinks,
         )  # fmt: skip
         assert not self.kernels.hazards, self.kernels.messages()
         books = [codebook_of(codec, self.size).centroids for codec in self.codecs]
@@ -90,6 +95,7 @@ class Cache:
             scale=self.size**-0.5, causal=True,
             key_offset=self.offsets[0], value_offset=self.offsets[1],
             window=self.window, new_keys=given[0], new_values=given[1],
+            sliding_window=self.sliding_window, softcap=self.softcap, head_sink=self.sinks,
         )  # fmt: skip
         rounding = HALF_STEP * np.abs(expected) if self.dtype == "float16" else 0
         assert (np.abs(output - expected) - rounding).max() < 1e-5
@@ -198,6 +204,7 @@ def test_a_batch_of_different_lengths(kernels: Kernels, size: int) -> None:
         cache.call(np.array(lengths), tokens)
 
 
+@pytest.mark.cann
 @pytest.mark.parametrize("entries", [(0, 3), (5, 0), (1, 0), (1, 1), (70, 0), (3, 66), (130, 70)])
 def test_other_windows(kernels: Kernels, entries: tuple[int, int]) -> None:
     cache = Cache(kernels, 64, 240, entries=entries)
@@ -208,6 +215,7 @@ def test_other_windows(kernels: Kernels, entries: tuple[int, int]) -> None:
     cache.call(90, 3)
 
 
+@pytest.mark.cann
 @both_sizes
 @pytest.mark.parametrize("bits", [1, 2, 3, 5])
 def test_entries_of_every_codec(kernels: Kernels, bits: int, size: int) -> None:
@@ -274,6 +282,7 @@ def test_keys_in_parts(kernels: Kernels, size: int, dtype: str) -> None:
     cache.call(100, 1)
 
 
+@pytest.mark.cann
 def test_parts_of_a_batch_of_different_lengths(kernels: Kernels) -> None:
     cache = Cache(kernels, 64, 230, batch=3, entries=(12, 3), part_tokens=64)
     cache.call(0, 200)
@@ -281,6 +290,36 @@ def test_parts_of_a_batch_of_different_lengths(kernels: Kernels) -> None:
         cache.call(np.array(lengths), 1)
 
 
+@pytest.mark.cann
+@pytest.mark.parametrize("part_tokens", [None, 64])
+@pytest.mark.parametrize("sliding_window", [3, 12, 40, 100])
+def test_beside_a_sliding_window(
+    kernels: Kernels, sliding_window: int, part_tokens: int | None
+) -> None:
+    """It may hide the sinks, all rows, or tokens of the exact window."""
+    cache = Cache(
+        kernels, 64, 240, entries=(12, 3), part_tokens=part_tokens, sliding_window=sliding_window
+    )
+    past = 0
+    for tokens in (3, 1, 30, 1, 120, 2):
+        cache.call(past, tokens)
+        past += tokens
+    cache.call(100, 1)
+
+
+def test_beside_all_that_scores_can_have(kernels: Kernels) -> None:
+    """A softcap and sinks of the heads, with offsets, which the exact keys have not."""
+    rng = np.random.default_rng(4)
+    offsets = tuple(rng.standard_normal((3, 2, 64)).astype(np.float32) for _ in range(2))
+    cache = Cache(
+        kernels, 64, 120, entries=(12, 3), offsets=offsets, sliding_window=50, softcap=1.5,
+        sinks=rng.standard_normal(6).astype(np.float32),
+    )  # fmt: skip
+    for past, tokens in ((0, 20), (20, 1), (21, 70), (91, 1)):
+        cache.call(past, tokens)
+
+
+@pytest.mark.cann
 @pytest.mark.parametrize("part_tokens", [None, 64])
 def test_any_number_of_cores_gives_the_same_bits(kernels: Kernels, part_tokens: int | None) -> None:
     outputs, planes = set(), set()
