@@ -69,18 +69,7 @@ def test_another_rotation_is_no_tie(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("at", [0, 33])
 def test_one_byte_is_found(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """A code, and the upper byte of a scale."""
-    calls = []
-    given = devices.all_caches
-
-    def spoilt(decoder: Any) -> list[Any]:
-        caches = given(decoder)
-        calls.append(decoder)
-        if len(calls) == 4:  # of the device, after the second call
-            caches[2][0, 1, 17, at] ^= 0x40
-        return caches
-
-    monkeypatch.setattr(devices, "all_caches", spoilt)
-    figures = compare_providers(expose_internals(converted(DYNAMO)), PROMPT, new_tokens=2, ep=CPU)
+    figures = compared_with_damage(monkeypatch, converted(DYNAMO), (17, at))
     assert figures.bytes_differing == 1
     assert (figures.alike_tokens, figures.later_logit_error) == (len(PROMPT), 0)
     assert figures.codes_wrong == (1 if at == 0 else 0)
@@ -88,6 +77,34 @@ def test_one_byte_is_found(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     (check,) = (one for one in providers_agree(figures, "FLOAT") if not one.holds)
     assert check.name.startswith("caches on")
     assert check.detail.startswith("1 of ")
+
+
+def test_a_byte_of_an_entry_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an exact window: the device's vectors say what its entries are."""
+    model = tmp_path / "windowed.onnx"
+    convert(original(DYNAMO), model, options=Options(window=8, sinks=2))
+    figures = compared_with_damage(monkeypatch, model, (4, 1))
+    assert (figures.bytes_differing, figures.codes_wrong, figures.scale_steps) == (1, 1, 0)
+    failed = [one.name for one in providers_agree(figures, "FLOAT") if not one.holds]
+    assert failed == ["caches on CPUExecutionProvider equal those on the CPU"]
+
+
+def compared_with_damage(
+    monkeypatch: pytest.MonkeyPatch, model: Path, place: tuple[int, int]
+) -> ProviderFigures:
+    """A comparison in which a row and byte of the device's caches are another in the end."""
+    calls = []
+    given = devices.all_planes
+
+    def spoilt(decoder: Any) -> list[Any]:
+        planes = given(decoder)
+        calls.append(decoder)
+        if len(calls) == 4:  # of the device, after the second call
+            planes[2][0, 1, *place] ^= 0x40
+        return planes
+
+    monkeypatch.setattr(devices, "all_planes", spoilt)
+    return compare_providers(expose_internals(model), PROMPT, new_tokens=2, ep=CPU)
 
 
 @pytest.mark.parametrize(

@@ -150,11 +150,9 @@ def test_all_in_the_window_is_the_original_in_float16(folder: Path) -> None:
     assert inside < 5e-3 < without
 
 
-@pytest.mark.parametrize("target", ["cann", "cann-graph"])
-def test_targets_without_kernels_refuse(target: str) -> None:
-    options = {"max_positions": 64} if target == "cann" else {}
+def test_a_target_without_kernels_refuses() -> None:
     with pytest.raises(UsageError, match=r"no kernels for .*an exact window"):
-        prepare(original(DYNAMO), options=WINDOW, target=target_of(target, **options))
+        prepare(original(DYNAMO), options=WINDOW, target=target_of("cann-graph"))
 
 
 @pytest.mark.parametrize("options", [Options(window=-1), Options(window=4000, sinks=97)])
@@ -177,11 +175,15 @@ def test_presets_of_our_own_have_one(preset: str) -> None:
         assert (plan.recent, plan.sinks) == (expected if preset != "raw" else (plan.recent, 0))
 
 
-@pytest.mark.parametrize("target", ["cann", "cann-graph"])
-def test_targets_without_kernels_have_none_by_default(target: str) -> None:
-    options = {"max_positions": 64} if target == "cann" else {}
-    plan = prepare(original(HALF), target=target_of(target, **options)).plan
+def test_a_target_without_kernels_has_none_by_default() -> None:
+    plan = prepare(original(HALF), target=target_of("cann-graph")).plan
     assert (plan.recent, plan.sinks, plan.overlay_rows) == (0, 0, 0)
+
+
+def test_on_ascend_presets_have_theirs() -> None:
+    plan = prepare(original(HALF), target=target_of("cann", max_positions=64)).plan
+    assert (plan.recent, plan.sinks) == (32, 4)
+    assert plan.overlay_rows > 0
 
 
 def test_no_window_is_what_it_was() -> None:

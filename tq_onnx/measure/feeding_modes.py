@@ -197,6 +197,11 @@ def all_caches(decoder: Decoder) -> list[npt.NDArray[Any]]:
     return [decoder.cache(index) for index in range(len(decoder.signature.caches))]
 
 
+def all_planes(decoder: Decoder) -> list[npt.NDArray[Any]]:
+    """Return copies of the used parts of all caches, with the rows of their windows in front."""
+    return [decoder.plane(index) for index in range(len(decoder.signature.caches))]
+
+
 def bytes_differing(some: list[npt.NDArray[Any]], others: list[npt.NDArray[Any]]) -> int:
     """Count the bytes in which arrays differ, pair by pair; all where their sizes do."""
     return sum(

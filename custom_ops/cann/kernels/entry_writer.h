@@ -26,6 +26,7 @@ class EntryWriter {
     lane_bytes_ = static_cast<uint64_t>(capacity) * row_bytes;
     pipe->InitBuffer(images_, kTaskRows * kPlace);
 #if __NPU_ARCH__ == 2002
+    if (!is_on()) return;
     pipe->InitBuffer(tails_, kTaskRows * kBlockBytes);
     pipe->InitBuffer(tail_places_, kTaskRows * kHalves * sizeof(uint32_t));
     const LocalTensor<uint32_t> places = tail_places_.Get<uint32_t>();
