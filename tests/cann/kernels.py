@@ -30,6 +30,12 @@ INT4 = Codec(LLOYD_MAX, 4)
 ARCHITECTURES = (2201, 2002)
 CUSTOM_OPS = Path(__file__).parents[2] / "custom_ops"
 SHIM = CUSTOM_OPS / "cann" / "testing" / "shim"
+LAUNCHES = (CUSTOM_OPS / "cann" / "kernels" / "launch.h").read_text(encoding="utf-8")
+INTERFACE = next(
+    line.split()[-1]
+    for line in LAUNCHES.splitlines()
+    if line.startswith("#define TQ_KERNELS_INTERFACE ")
+)
 SIMULATOR = ("simulator.cpp", "core.cpp", "counts.cpp", "device.cpp")
 COMPILER = shutil.which("g++")
 CODECS = tuple(Codec(LLOYD_MAX, bits) for bits in range(1, 6))

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.cann.fake_acl import FakeAcl
-from tests.cann.kernels import COMPILER, CUSTOM_OPS
+from tests.cann.kernels import COMPILER, INTERFACE
 from tests.cann.operators import Sizes, decoder_attention
 from tests.cann.session import CannSession
 from tq_onnx.codec.spec import layout_digest
@@ -27,12 +27,6 @@ pytestmark = pytest.mark.cann
 
 KERNELS = "TQ_ONNX_CANN_KERNELS"
 ON_CANN = "on CANNExecutionProvider: "
-LAUNCHES = (CUSTOM_OPS / "cann" / "kernels" / "launch.h").read_text(encoding="utf-8")
-INTERFACE = next(
-    line.split()[-1]
-    for line in LAUNCHES.splitlines()
-    if line.startswith("#define TQ_KERNELS_INTERFACE ")
-)
 
 
 CREATIONS: dict[str, tuple[dict[str, Any], str, str]] = {

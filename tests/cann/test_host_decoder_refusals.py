@@ -16,7 +16,7 @@ import pytest
 
 from tests.cann.decoder_models import POSITIONS, feeds_of, model_of_operator
 from tests.cann.fake_acl import FakeAcl
-from tests.cann.kernels import COMPILER
+from tests.cann.kernels import COMPILER, INTERFACE
 from tests.cann.session import Array, CannSession, on_cpu
 from tests.singleop import INPUTS
 from tq_onnx.codec.spec import layout_digest
@@ -266,7 +266,7 @@ def kernels_without(folder: Path, *missing: str) -> Path:
     names = [f"tq_{op}_float{bits}" for op in typed for bits in (32, 16)] + ["tq_transpose"]
     source = (
         f'extern "C" const char* tq_kernels_layout_digest() {{ return "{layout_digest()}"; }}\n'
-        'extern "C" unsigned tq_kernels_interface() { return 2; }\n'
+        f'extern "C" unsigned tq_kernels_interface() {{ return {INTERFACE}; }}\n'
     )
     source += "\n".join(
         f'extern "C" unsigned aclrtlaunch_{name}() {{ return 9; }}'

@@ -60,8 +60,8 @@ class ProviderFigures:
         cache_bytes: bytes of all caches at the end.
         bytes_differing: the bytes that differ.
         codes_wrong: codes on the device that are neither what the reference makes of the device's
-            vectors, nor boundary ties, and bytes of entries that are not these; None, like the next two, of a graph that the device
-            compiles, whose vectors nobody sees.
+            vectors, nor boundary ties, and bytes of entries that are not these; None, like the next
+            two, of a graph that the device compiles, whose vectors nobody sees.
         scale_steps: largest distance of a field from the reference, in steps of its type, over rows
             of equal codes.
         vector_error: largest distance of a vector from the CPU's, over the length of the CPU's.
