@@ -100,7 +100,7 @@ def compared_with_damage(
         planes = given(decoder)
         calls.append(decoder)
         if len(calls) == 4:  # of the device, after the second call
-            planes[2][0, 1, *place] ^= 0x40
+            planes[2][(0, 1, *place)] ^= 0x40
         return planes
 
     monkeypatch.setattr(devices, "all_planes", spoilt)

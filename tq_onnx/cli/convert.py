@@ -106,7 +106,7 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     metavar="N",
     help="Keep the newest N tokens exactly, as float16 beside their codes, for the queries near "
     "them. Costs memory once, not for each token. It is not the model's sliding window.  "
-    f"[default: {_windows()}, else 0; 0 in folders of onnxruntime-genai and in graph mode on Ascend]",
+    f"[default: {_windows()}, else 0; 0 in folders of onnxruntime-genai and for cann-graph]",
 )
 @_window(
     "--sinks",

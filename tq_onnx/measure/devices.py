@@ -6,8 +6,9 @@ CPU multiply floats here: kernels that multiply integers differ from them by mor
 The two sum in different orders, so that vectors differ in their last bits before they are encoded,
 and a code may fall on the other side of a boundary. A byte may therefore differ where the row is
 what the reference makes of the device's own vector (``tq_onnx.codec.acceptance``), an entry of an
-exact window that vector as float16, and the vector the CPU's but for roundings. After such a tie everything differs by a little. A graph that
-the device compiles shows no vectors: of its caches few bytes may differ.
+exact window that vector as float16, and the vector the CPU's but for roundings. After such a tie
+everything differs by a little. A graph that the device compiles shows no vectors: of its caches few
+bytes may differ.
 """
 
 from __future__ import annotations
