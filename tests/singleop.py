@@ -67,7 +67,9 @@ def codec_indices(known: Sequence[Known], **codecs: Known) -> dict[str, int]:
     return {name: known.index(codec) for name, codec in codecs.items()}
 
 
-def optional_inputs(*, bias: bool, sink: bool, offset: bool, window: bool = False) -> list[Input]:
+def optional_inputs(
+    *, bias: bool, sink: bool, offset: bool, window: bool = False, padding: bool = False
+) -> list[Input]:
     """The optional inputs of attention that a model has."""
     has = {
         Attention.attention_bias: bias,
@@ -76,6 +78,7 @@ def optional_inputs(*, bias: bool, sink: bool, offset: bool, window: bool = Fals
         Attention.value_offset: offset,
         Attention.new_keys: window,
         Attention.new_values: window,
+        Attention.left_padding: padding,
     }
     return [each for each, is_there in has.items() if is_there]
 

@@ -147,6 +147,7 @@ class LayerPlan:
         value_row_bytes: W of the value cache, likewise.
         rotation_seed: seed of this layer's rotation.
         has_sink: whether sinks of the heads go into the operator, which then has a bias too.
+        has_padding: whether the number of slots that are padding goes into the operator.
         centered: whether offsets are taken from keys and values before they are encoded, and given
             back when they are read.
         equalised: what holds the scales that make the channels of queries and keys alike:
@@ -181,6 +182,7 @@ class LayerPlan:
     value_row_bytes: int
     rotation_seed: int
     has_sink: bool = False
+    has_padding: bool = False
     centered: bool = False
     equalised: str = ""
     adaptation: str = ""

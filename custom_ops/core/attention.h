@@ -35,6 +35,9 @@ struct AttentionCall {
   Rotation value_rotation;  // its transposed matrix, or the fast form
   const int64_t* past_length;
   bool length_per_batch;
+  // How many of the first slots no query sees; null for none.
+  const int64_t* left_padding;
+  bool padding_per_batch;
   int64_t batch, query_heads, heads, tokens, slots;
   int head_size;
   const void* bias;  // may be null

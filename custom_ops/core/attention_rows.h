@@ -54,12 +54,7 @@ class AttentionRows {
   }
 
   Range visible(int64_t b, int64_t row) const {
-    const int64_t position = past(b) + token(row);
-    Range range{0, call_.causal ? position + 1 : past(b) + call_.tokens};
-    if (call_.sliding_window > 0) {
-      range.low = std::max<int64_t>(0, position - call_.sliding_window + 1);
-    }
-    return range;
+    return visible_range(call_, b, past(b), token(row));
   }
 
   // Both ends of `visible` rise with the token.

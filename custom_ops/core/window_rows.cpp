@@ -72,10 +72,7 @@ AtHand WindowRows::at_hand(int64_t b, int64_t n) const {
 }
 
 Range WindowRows::visible(const Rows& rows, int r) const {
-  const int64_t at = position(rows, r);
-  Range range{0, call_.causal ? at + 1 : past(rows.b) + call_.tokens};
-  if (call_.sliding_window > 0) range.low = std::max<int64_t>(0, at - call_.sliding_window + 1);
-  return range;
+  return visible_range(call_, rows.b, past(rows.b), position(rows, r) - past(rows.b));
 }
 
 void WindowRows::load(const Rows& rows, int64_t token, bool is_key, float* x) const {

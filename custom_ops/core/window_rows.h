@@ -5,6 +5,7 @@
 // go through, and those here. Each has its own maximum, weight and sums, which merge() joins.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -22,6 +23,20 @@ inline constexpr float kNoMaximum = -std::numeric_limits<float>::infinity();
 struct Range {
   int64_t low, high;
 };
+
+// Those of a new token of sequence `b`, by its position alone; both ends rise with the token.
+inline Range visible_range(const AttentionCall& call, int64_t b, int64_t past, int64_t token) {
+  const int64_t position = past + token;
+  Range range{0, call.causal ? position + 1 : past + call.tokens};
+  if (call.sliding_window > 0) {
+    range.low = std::max<int64_t>(0, position - call.sliding_window + 1);
+  }
+  if (call.left_padding != nullptr) {
+    const int64_t padding = call.left_padding[call.padding_per_batch ? b : 0];
+    range.low = std::min(std::max(range.low, padding), range.high);
+  }
+  return range;
+}
 
 // Tokens of one KV head of one sequence whose vectors are at hand without a gap: those before
 // `sinks`, and those from `solid` on.

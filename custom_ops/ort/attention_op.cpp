@@ -151,6 +151,7 @@ AttentionTensors read_attention(const Api& api, OrtKernelContext* context,
   call.value_offset = read_optional(api, context, Op::kValueOffset);
   call.new_keys = read_optional(api, context, Op::kNewKeys);
   call.new_values = read_optional(api, context, Op::kNewValues);
+  call.left_padding = read_optional(api, context, Op::kLeftPadding);
 
   expect_type(kOp, call.query, float_type);
   expect_rank(kOp, call.query, 4);
@@ -178,6 +179,9 @@ AttentionTensors read_attention(const Api& api, OrtKernelContext* context,
                   std::to_string(room) + " slots of key_cache");
   }
   expect_tokens(kOp, window, longest, tokens);
+  if (call.left_padding.type != 0) {
+    check_lengths(kOp, call.left_padding, batch, room, "key_cache");
+  }
   for (const Tensor* one : {&call.new_keys, &call.new_values}) {
     if (!window.is_on()) break;
     expect_type(kOp, *one, float_type);
@@ -222,6 +226,8 @@ void AttentionKernel::compute(OrtKernelContext* context) {
   call.value_rotation = value_rotation_.get(given.value_rotation, own_value);
   call.past_length = given.past_length.as<int64_t>();
   call.length_per_batch = given.past_length.dims[0] != 1;
+  call.left_padding = given.left_padding.as<int64_t>();
+  call.padding_per_batch = given.left_padding.type != 0 && given.left_padding.dims[0] != 1;
   call.bias = given.bias.data;
   std::copy_n(given.bias_stride, 4, call.bias_stride);
   call.sink = given.sink.data;

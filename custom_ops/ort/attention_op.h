@@ -4,13 +4,14 @@
 //                            value_rotation f32 [D, Cv] or [N, D, D], value_centroids f32,
 //                            attention_bias (optional), head_sink [H] (optional),
 //                            key_offset, value_offset f32 [P, N, D] (both or neither),
-//                            new_keys, new_values [B, N, T, D] (optional))
+//                            new_keys, new_values [B, N, T, D] (optional),
+//                            left_padding int64 [B] or [1] (optional))
 //   -> [B, H, T, D]
 // C is D, for prod 2 D, which has no matrix of each head. Of a codec that does not rotate, rotation
 // and centroids are floats of any shape, and not read.
 // Refuses: another shape, rank or type, rows that are narrower than the codec's, H not a multiple
-// of N, a past_length that is negative or leaves fewer than T slots, a bias that does not
-// broadcast, more than kMaxOffsets rows of an offset, a window without new_keys and new_values or
+// of N, a past_length that is negative or leaves fewer than T slots, a left_padding that is
+// negative or above the slots, a bias that does not broadcast, more than kMaxOffsets rows of an offset, a window without new_keys and new_values or
 // without room for its entries.
 #pragma once
 
@@ -35,11 +36,11 @@ AttentionAttributes read_common_attributes(const Api& api, const OrtKernelInfo* 
 AttentionAttributes read_attention_attributes(const Api& api, const OrtKernelInfo* info,
                                               int float_type);
 
-// The tensors of one call, checked. Only the lengths were read: the rest may be on a device.
+// The tensors of one call, checked. Only lengths and padding were read: the rest may be on a device.
 struct AttentionTensors {
   Tensor query, key_cache, value_cache, past_length;
   Tensor key_rotation, key_centroids, value_rotation, value_centroids;
-  Tensor bias, sink, key_offset, value_offset, new_keys, new_values, output;
+  Tensor bias, sink, key_offset, value_offset, new_keys, new_values, left_padding, output;
   int64_t batch, query_heads, heads, tokens, slots;
   int64_t bias_stride[4];  // in elements, zero where it is broadcast
   int64_t offsets;

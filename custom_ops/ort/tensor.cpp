@@ -151,21 +151,21 @@ void expect_apart(const char* op, const Tensor& past, const Tensor& present) {
   }
 }
 
-int64_t check_lengths(const char* op, const Tensor& past_length, int64_t batch, int64_t slots,
+int64_t check_lengths(const char* op, const Tensor& lengths, int64_t batch, int64_t slots,
                       const char* slots_of) {
-  expect_type(op, past_length, kInt64);
-  expect_rank(op, past_length, 1);
-  const int64_t count = past_length.dims[0];
+  expect_type(op, lengths, kInt64);
+  expect_rank(op, lengths, 1);
+  const int64_t count = lengths.dims[0];
   if (count != 1 && count != batch) {
-    throw OpError(std::string(op) + ": past_length has " + std::to_string(count) +
+    throw OpError(std::string(op) + ": " + lengths.name + " has " + std::to_string(count) +
                   " elements, expected 1 or " + std::to_string(batch) + ", the batch size");
   }
   int64_t longest = 0;
   for (int64_t b = 0; b < count; ++b) {
-    const int64_t length = past_length.as<int64_t>()[b];
+    const int64_t length = lengths.as<int64_t>()[b];
     if (length < 0 || length > slots) {
-      const std::string item = std::string(op) + ": past_length[" + std::to_string(b) + "] is " +
-                               std::to_string(length);
+      const std::string item = std::string(op) + ": " + lengths.name + "[" +
+                               std::to_string(b) + "] is " + std::to_string(length);
       if (length < 0) throw OpError(item + ", expected 0 or more");
       throw OpError(item + ", but " + slots_of + " has only " + std::to_string(slots) + " slots");
     }

@@ -73,9 +73,9 @@ int64_t expect_fitting(const char* op, const char* name, const std::vector<int64
 // is refused, since it would be overwritten while it is read.
 void expect_apart(const char* op, const Tensor& past, const Tensor& present);
 
-// Lengths of the past, one for all sequences or one each: none negative, none above `slots`.
+// Numbers of slots, one for all sequences or one each: none negative, none above `slots`.
 // Returns the largest (0 without sequences).
-int64_t check_lengths(const char* op, const Tensor& past_length, int64_t batch, int64_t slots,
+int64_t check_lengths(const char* op, const Tensor& lengths, int64_t batch, int64_t slots,
                       const char* slots_of);
 
 const char* type_name(int type);  // "float16"

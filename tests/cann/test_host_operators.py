@@ -141,6 +141,21 @@ def test_a_sliding_window_a_softcap_and_sinks(
     assert simulated.hazards == 0, simulated.messages()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_padding_on_the_left(fake: FakeAcl, simulated: Kernels, tmp_path: Path, dtype: str) -> None:
+    """Neighbours with the same padding share a launch."""
+    sizes = Sizes(64, 2, batch=4)
+    model = decoder_attention(dtype, constants={"left_padding": np.array([3, 3, 0, 12])})
+    decoding = Decoding(model, sizes, slots=600, folder=tmp_path)
+    launches = []
+    for past, tokens in ((0, 9), (9, 1), (10, 540), (550, 1)):
+        decoding.step(sizes.vectors(tokens, dtype, past), np.array([past]))
+        launches.append(fake.counts()[f"kernel.tq_attention_{dtype}"])
+    assert launches == [3, 6, 9, 12]
+    assert {node.provider for node in decoding.cann.end()} == {CANN}
+    assert simulated.hazards == 0, simulated.messages()
+
+
 def test_a_long_window_is_cut(fake: FakeAcl, simulated: Kernels, tmp_path: Path) -> None:
     sizes = Sizes(64, 2, batch=1)
     sinks = {"head_sink": np.array([1.5, -np.inf, 0.0, -2.0], np.float32)}

@@ -60,6 +60,8 @@ WINDOWED: tuple[Made, ...] = (("dynamo", "int4"), ("genai", "int3"))
 PLACES = (1000, 5000, 20000)
 """Where in the held-out text prompts begin."""
 PROMPT, STEPS = 24, 64
+LENGTHS = (PROMPT, 20, 17)
+"""Of the prompts of a batch."""
 CAPACITY = 128
 LAYERS = 4
 TOLERANCE = 1e-4
@@ -151,23 +153,32 @@ class Compared:
         return {**told, "by_layer": (self.kernels + self.operators) / self.layers}
 
 
-def compare(host: OpenModel, device: OpenModel, prompt: list[int], fake: FakeAcl) -> Compared:
-    """Decodes greedily on both, with caches of fixed capacity, in place."""
-    own, its = (model.decoder(capacity=CAPACITY) for model in (host, device))
-    ids, same, error, tie, copies = prompt, True, 0.0, 0, 0
+def compare(host: OpenModel, device: OpenModel, fake: FakeAcl, *prompts: list[int]) -> Compared:
+    """Decodes greedily on both, with caches of fixed capacity, in place.
+
+    Several prompts are a batch; shorter ones are padded on the left.
+    """
+    rows = len(prompts)
+    own, its = (model.decoder(capacity=CAPACITY, batch=rows) for model in (host, device))
+    ids = np.zeros((rows, max(map(len, prompts))), np.int64)
+    mask = np.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, -len(prompt) :], mask[row, -len(prompt) :] = prompt, 1
+    same, error, tie, copies = True, 0.0, 0, 0
     for step in range(1 + STEPS):
-        expected = own.prefill([ids])[0, -1]
+        expected = own.prefill(ids, mask)[:, -1]
         fake.reset()
-        found = its.prefill([ids])[0, -1]
+        found = its.prefill(ids, mask)[:, -1]
         counts, launched = fake.copies(), fake.counts()
         if step > 0:
             between = counts.get("host_to_device", 0) + counts.get("device_to_host", 0)
             copies = max(copies, between)
-        same = same and found.argmax() == expected.argmax()
+        same = same and np.array_equal(found.argmax(axis=-1), expected.argmax(axis=-1))
         tie = tie or _first_difference(own, its)
         if not tie:
             error = max(error, float(np.abs(found - expected).max()))
-        ids = [int(expected.argmax())]
+        ids = expected.argmax(axis=-1)[:, None]
+        mask = np.ones_like(ids)
     assert its.in_place
     width = own.cache(0).shape[-1]
     layers = len(own.signature.caches) // 2
@@ -211,7 +222,7 @@ def test_decodes_as_on_the_cpu(  # noqa: PLR0917
     device = open_converted(model, ep=providers.CANN)
     assert device.session.get_providers() == [CANN, CPU]
     bench.fake.set_delay(delay)
-    found = [compare(host, device, prompt, bench.fake) for prompt in prompts]
+    found = [compare(host, device, bench.fake, prompt) for prompt in prompts]
 
     if delay == 0:
         shown = min(found, key=lambda one: one.bytes_differing)
@@ -230,6 +241,23 @@ def test_decodes_as_on_the_cpu(  # noqa: PLR0917
         assert one.kernels >= 3 * one.layers
         assert one.launches == found[0].launches
     assert any(one.bytes_differing == 0 for one in found)
+    assert simulated.hazards == 0, simulated.messages()
+
+
+@pytest.mark.parametrize("simulated", [2201], indirect=True)
+def test_a_batch_with_padding_on_the_left(
+    simulated: Kernels, bench: Bench, prompts: list[list[int]]
+) -> None:
+    model = bench.converted["dynamo", "int4"]
+    host = open_converted(model, exact=True)
+    device = open_converted(model, ep=providers.CANN)
+    bench.fake.set_delay(200)
+    batch = [prompt[-length:] for prompt, length in zip(prompts, LENGTHS, strict=True)]
+    found = compare(host, device, bench.fake, *batch)
+    assert found.same_tokens
+    assert found.logit_error <= TOLERANCE
+    assert found.tie_bytes <= found.row_bytes
+    assert found.copies <= MOST_COPIES
     assert simulated.hazards == 0, simulated.messages()
 
 

@@ -53,13 +53,14 @@ def attention_model(
     bias: bool = False,
     sink: bool = False,
     offset: bool = False,
+    padding: bool = False,
     without: str = "",
     constants: Mapping[str, Array] | None = None,
     **attributes: object,
 ) -> bytes:
     """A model of one TurboQuantDequantAttention; inputs named as in the operator."""
     chosen = {k: v for k, v in {**ATTENTION_DEFAULTS, **attributes}.items() if v is not None}
-    has = optional_inputs(bias=bias, sink=sink, offset=offset)
+    has = optional_inputs(bias=bias, sink=sink, offset=offset, padding=padding)
     optional = [each for each in has if each.name != without]
     return single_operator(Attention, chosen, dtype, constants=constants, optional=optional)
 

@@ -222,6 +222,29 @@ def test_the_rotation_of_prod_is_twice_as_wide(
         run(session, feeds)
 
 
+@pytest.mark.parametrize(
+    ("padding", "message"),
+    [
+        (lengths(-1, 0), "left_padding[0] is -1, expected 0 or more"),
+        (lengths(0, 9), "left_padding[1] is 9, but key_cache has only 8 slots"),
+        (lengths(HUGE), f"left_padding[0] is {HUGE}, but key_cache has only 8 slots"),
+        (lengths(1, 2, 3), "left_padding has 3 elements, expected 1 or 2"),
+        (lengths(), "left_padding has 0 elements, expected 1 or 2"),
+        (np.array(1, np.int64), "left_padding has shape [], expected 1 dimension"),
+    ],
+)
+def test_padding_that_cannot_be(
+    padding: Array, message: str, attention_feeds: Callable[..., Feeds]
+) -> None:
+    session = make_session(attention_model(padding=True))
+    good = {**attention_feeds(), "left_padding": lengths(1, 8)}
+    before = run(session, good)
+    with pytest.raises(Exception, match=re.escape(f"{ATTENTION}: {message}")):
+        run(session, {**good, "left_padding": padding})
+    np.testing.assert_array_equal(run(session, good), before)
+    assert not before[1].any()  # sees nothing but padding
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_sinks_are_of_the_type_of_the_query(
     bias: bool, attention_feeds: Callable[..., Feeds]

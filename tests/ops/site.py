@@ -75,6 +75,7 @@ class Site:
     dtype: ir.DataType = ir.DataType.FLOAT
     has_bias: bool = False
     has_sink: bool = False
+    has_padding: bool = False
     offset_rows: int = 0
     spare_bytes: int = 0
     others: tuple[tuple[Codec, Codec], ...] = ()
@@ -152,6 +153,7 @@ class Site:
                 sink=self.has_sink,
                 offset=self.offset_rows > 0,
                 window=self.window is not None,
+                padding=self.has_padding,
             ),
         )
         functions = function_protos(
@@ -160,6 +162,7 @@ class Site:
             has_sink=self.has_sink,
             has_offset=self.offset_rows > 0,
             has_window=self.window is not None,
+            has_padding=self.has_padding,
             element=self.element,
         )
         outputs = ["attended", "present_key", "present_value"]
@@ -186,7 +189,7 @@ class Site:
             made[f"past_{side}"] = ["B", self.kv_heads, "P", self.width(codec)]
             made[f"present_{side}"] = ["B", self.kv_heads, "S", self.width(codec)]
         rest = {"past_length": ["lengths"], "attention_bias": [*"abcd"], "head_sink": [self.heads]}
-        return {**made, **rest}
+        return {**made, **rest, "left_padding": ["padded"]}
 
     def feeds(
         self,
@@ -294,4 +297,5 @@ class Site:
             window=self.window or NO_WINDOW,
             new_keys=feeds["key"],
             new_values=feeds["value"],
+            left_padding=feeds.get("left_padding"),
         )

@@ -149,6 +149,22 @@ def test_sinks_of_minus_infinity_change_nothing(runtime: str, rng: Any) -> None:
     np.testing.assert_allclose(RUNTIMES[runtime](model, feeds)[0], wanted, atol=1e-6)
 
 
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("sliding_window", [0, 3])
+def test_padding_that_lengths_tell(runtime: str, sliding_window: int, rng: Any) -> None:
+    site = Site(has_bias=True, has_padding=True)
+    feeds = site.feeds(rng, past_length=(4, 1), new=3, capacity=9)
+    feeds["attention_bias"] = bias_for(site, feeds, rng)
+    feeds["left_padding"] = np.array([2, 3])
+    results = RUNTIMES[runtime](site.model(sliding_window=sliding_window), feeds)
+    assert_attention(site, feeds, results, sliding_window=sliding_window)
+    assert not results[0][1, :, :2].any()  # positions 1 and 2 are padding
+    # The negative twin: the comparison sees the padding.
+    del feeds["left_padding"]
+    with pytest.raises(AssertionError):
+        assert_attention(site, feeds, results, sliding_window=sliding_window)
+
+
 HALF_FLOAT32 = np.float32(-3.4028234663852886e38) / np.float32(2)
 HALF_BFLOAT16 = np.float32(-3.3895313892515355e38) / 2
 

@@ -51,6 +51,7 @@ class Attention:
     has_bias: bool = False
     has_sink: bool = False
     has_offset: bool = False
+    has_left_padding: bool = False
     rotation: str = QR
     norm_correction: int = NORM_KEPT
     gains: int = 0  # that encoders try; 0 for none
@@ -104,6 +105,7 @@ def _model(spec: Attention, parts: Sequence[str]) -> bytes:
         "output": ["B", "H", "T", spec.head_size],
         "attention_bias": ["B1", "H1", "T1", "S1"],
         "head_sink": ["H"],
+        "left_padding": ["P"],
     }
     for layer, (side, codec) in zip((KEY_LAYER, VALUE_LAYER), codecs.items(), strict=True):
         size = spec.head_size
@@ -147,7 +149,10 @@ def _model(spec: Attention, parts: Sequence[str]) -> bytes:
             "output",
             names=PRESENT_CACHES if encoded else {},
             optional=optional_inputs(
-                bias=spec.has_bias, sink=spec.has_sink, offset=spec.has_offset
+                bias=spec.has_bias,
+                sink=spec.has_sink,
+                offset=spec.has_offset,
+                padding=spec.has_left_padding,
             ),
         )
     functions = function_protos(
@@ -155,6 +160,7 @@ def _model(spec: Attention, parts: Sequence[str]) -> bytes:
         has_bias=spec.has_bias,
         has_sink=spec.has_sink,
         has_offset=spec.has_offset,
+        has_padding=spec.has_left_padding,
         has_gains=spec.gains > 0,
         has_feedback=spec.feedback_heads > 0,
         element=spec.dtype,
@@ -210,8 +216,8 @@ def encode_model(
 
 @cache
 def attention_model(spec: Attention) -> bytes:
-    """Inputs: key_cache, value_cache, past_length, query, attention_bias?, head_sink?, and
-    key_offset and value_offset if they are there.
+    """Inputs: key_cache, value_cache, past_length, query, attention_bias?, head_sink?,
+    left_padding?, and key_offset and value_offset if they are there.
 
     Output: output.
     """

@@ -32,6 +32,7 @@ NAN_SCALE = [0x00, 0x7E]
 PLAIN = Attention()
 B = Attention(has_bias=True)
 SINKS = Attention(has_bias=True, has_sink=True)
+PADDED = Attention(has_left_padding=True)
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Case:
     capacity: int = 0  # 0: exactly as many slots as there are tokens
     bias: str = ""
     sharpness: float = 1.0
+    left_padding: tuple[int, ...] = ()
 
 
 CASES: dict[str, Case] = {
@@ -105,6 +107,43 @@ CASES: dict[str, Case] = {
     "bias-not-causal": Case(replace(B, causal=False), new=17, past=(3,), bias="full"),
     "left-padding": Case(B, batch=3, new=2, past=(20,), bias="left-padding"),
     "left-padding-prompt": Case(B, batch=3, new=17, past=(0,), bias="left-padding"),
+    # The same by their number: in every form of a task, also where some queries are padding.
+    "padded-T1": Case(PADDED, batch=3, past=(40,), left_padding=(7, 0, 41)),
+    "padded-T2": Case(PADDED, batch=2, new=2, group=5, past=(20, 9), left_padding=(3,)),
+    "padded-T17": Case(PADDED, batch=3, new=17, past=(0,), left_padding=(3, 16, 17)),
+    "padded-T128": Case(
+        replace(PADDED, head_size=128), batch=3, new=128, past=(0,), left_padding=(5, 0, 100)
+    ),
+    "padded-T128-past": Case(PADDED, batch=2, new=128, past=(100,), left_padding=(70, 130)),
+    "padded-S1100": Case(PADDED, batch=2, group=4, past=(1099,), left_padding=(600, 3)),
+    "padded-fixed": Case(PADDED, batch=2, new=3, past=(20, 5), capacity=64, left_padding=(4, 60)),
+    "padded-window": Case(
+        replace(PADDED, sliding_window=8), batch=2, new=17, past=(9,), left_padding=(12, 0)
+    ),
+    "padded-not-causal": Case(
+        replace(PADDED, causal=False), batch=2, new=9, past=(6,), left_padding=(8, 0)
+    ),
+    "padded-bias-sink-softcap": Case(
+        replace(SINKS, has_left_padding=True, softcap=5.0),
+        batch=2,
+        new=5,
+        past=(30,),
+        bias="full",
+        left_padding=(32, 3),
+    ),
+    "padded-raw": Case(
+        Attention(64, 32, 32, has_left_padding=True),
+        batch=2,
+        new=17,
+        past=(20,),
+        left_padding=(25, 3),
+    ),
+    **{
+        f"padded-{dtype}": Case(
+            replace(PADDED, dtype=dtype), batch=2, new=17, past=(3,), left_padding=(5, 1)
+        )
+        for dtype in ("float16", "bfloat16")
+    },
     "hidden-rows": Case(B, batch=2, new=5, past=(6,), bias="hidden-rows"),
     "all-hidden": Case(B, new=2, past=(6,), bias="all-hidden"),
     # Sinks: in both forms of a task, over several chunks, with every other attribute, and alone.
@@ -202,6 +241,11 @@ def inputs(case: Case) -> dict[str, np.ndarray]:
         feeds[f"{side}_cache"] = rows
     if case.bias:
         feeds["attention_bias"] = bias(case, random, feeds)
+    if case.left_padding:
+        feeds["left_padding"] = np.array(case.left_padding, np.int64)
+        for b, hidden in enumerate(np.broadcast_to(case.left_padding, case.batch)):
+            spoil(feeds["key_cache"][b, :, :hidden], case.graph.key_bits)
+            spoil(feeds["value_cache"][b, :, :hidden], case.graph.value_bits)
     if graph.has_sink:
         sinks = random.uniform(-2, 4, case.kv_heads * case.group)
         sinks[-1] = -np.inf
@@ -279,6 +323,7 @@ def oracle(case: Case) -> np.ndarray:
         softcap=graph.softcap,
         attention_bias=mask,
         head_sink=feeds.get("head_sink"),
+        left_padding=feeds.get("left_padding"),
         element=graph.dtype,
     )
 

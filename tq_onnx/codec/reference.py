@@ -240,6 +240,7 @@ def attention(
     window: Window = NO_WINDOW,
     new_keys: npt.NDArray[np.generic] | None = None,
     new_values: npt.NDArray[np.generic] | None = None,
+    left_padding: npt.NDArray[np.int64] | None = None,
     skip: int = 0,
     query_steps: int = 0,
     weight_steps: int = 0,
@@ -249,10 +250,10 @@ def attention(
 
     Query t of sequence b stands at position p = past_length[b] + t; the keys 0 .. past_length[b] +
     T - 1 exist. A key at position s is visible unless it does not exist, ``causal`` and s > p,
-    ``sliding_window`` and p - s >= sliding_window, or its bias is at most half of the lowest finite
-    value of the bias type. The score is scale * q.k, then softcap * tanh(score / softcap), then the
-    bias is added. A sink is one more score, neither scaled nor capped, of a key that every query
-    sees and that has no value. A query that sees no other key gives zeros.
+    ``sliding_window`` and p - s >= sliding_window, s < left_padding[b], or its bias is at most half
+    of the lowest finite value of the bias type. The score is scale * q.k, then softcap * tanh(score
+    / softcap), then the bias is added. A sink is one more score, neither scaled nor capped, of a
+    key that every query sees and that has no value. A query that sees no other key gives zeros.
 
     Args:
         query: floats ``[B, H, T, D]``; query head h reads KV head h // (H / N).
@@ -280,6 +281,7 @@ def attention(
             instead of rows.
         new_keys: keys of the call, floats ``[B, N, T, D]``; for a window with entries.
         new_values: likewise values.
+        left_padding: int64 ``[B]`` or ``[1]``, slots in front that no query sees; None for none.
         skip: how many of the first queries are left out.
         query_steps: rotated queries are rounded to so many steps of their largest coordinate, as
             kernels round them that multiply codes as integers; 0 for exact queries. Zeros of
@@ -317,6 +319,7 @@ def attention(
     if value_offset is not None:
         values = values + offset_rows(value_offset, start, 1, total)
     bias, hidden = _bias(attention_bias, (batch, heads, new, total))
+    hidden = hidden | _padded(left_padding, batch, total)
     queries = np.asarray(query, np.float64)
     group = heads // key_cache.shape[1]
     rounded = queries
@@ -352,6 +355,15 @@ def attention(
             moved = np.where(is_exact[:, 0], 0, stepped - weights)
             output[b, h, t] += moved @ numbers[b, n, seen] / denominator
     return output
+
+
+def _padded(
+    left_padding: npt.NDArray[np.int64] | None, batch: int, total: int
+) -> npt.NDArray[np.bool_]:
+    """Return which slots of each sequence are padding, ``[B, 1, 1, total]``."""
+    first = np.zeros(1, np.int64) if left_padding is None else left_padding
+    padded: npt.NDArray[np.bool_] = np.arange(total) < _lengths(first, batch)[:, None, None, None]
+    return padded
 
 
 def _seen(

@@ -157,6 +157,7 @@ def bake_functions(model: ir.Model, plan: Plan) -> None:
         has_window=plan.has_window,
         has_gains=plan.gains > 0,
         has_feedback=plan.feeds_back,
+        has_padding=layer.has_padding,
         element=ir.DataType[layer.dtype].numpy().name,
         is_paged=plan.block_size > 0,
     )

@@ -154,6 +154,7 @@ def _attention(attention: AttentionNode, layer: ConvertedLayer, plan: Plan) -> I
     for what, found, wanted in (
         ("bias", attention.bias, planned.has_bias),
         ("sink", attention.sink, planned.has_sink),
+        ("padding", attention.left_padding, planned.has_padding),
     ):
         if (found is not None) != wanted:
             yield f"the {what} of attention is not as planned"

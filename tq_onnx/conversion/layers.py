@@ -168,6 +168,7 @@ class AttentionNode(OperatorNode):
     sink = _Optional(Attention.head_sink)
     new_keys = _Optional(Attention.new_keys)
     new_values = _Optional(Attention.new_values)
+    left_padding = _Optional(Attention.left_padding)
 
 
 def shares_length(encoder: EncodeNode, attention: AttentionNode, plan: Plan) -> bool:

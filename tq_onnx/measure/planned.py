@@ -43,8 +43,8 @@ _CODECS: Final = frozenset(
 )
 """What a conversion chooses for a layer; all else is the original's."""
 
-_LOWERED: Final = frozenset({"has_bias", "causal", "sliding_window"})
-"""What a target may change: a causal mask becomes the operator's, with its window."""
+_LOWERED: Final = frozenset({"has_bias", "causal", "sliding_window", "has_padding"})
+"""What a target may change: a causal mask becomes the operator's, with its window and padding."""
 
 
 def expect_layers(path: Path, model: ir.Model, plan: Plan | None) -> None:

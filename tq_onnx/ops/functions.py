@@ -66,6 +66,7 @@ def function_protos(
     has_window: bool = False,
     has_gains: bool = False,
     has_feedback: bool = False,
+    has_padding: bool = False,
     element: str = "float32",
     is_paged: bool = False,
 ) -> list[onnx.FunctionProto]:
@@ -83,10 +84,11 @@ def function_protos(
         has_window: likewise ``new_keys`` and ``new_values``; nodes say what window they have.
         has_gains: whether encoding nodes have ``gains``.
         has_feedback: whether they have ``feedback``, and gains too.
+        has_padding: whether attention nodes have ``left_padding``.
         element: element type of vectors and queries, see ``codec.elements``; only the bodies of
             ``raw`` depend on it.
         is_paged: whether the model has the paged operators, in place of those on contiguous caches;
-            these have neither bias nor window.
+            these have neither bias nor window nor padding.
 
     Returns:
         Fresh copies, which the caller may edit. A function comes after those that it calls; that
@@ -101,6 +103,7 @@ def function_protos(
         has_window=has_window,
         has_gains=has_gains or has_feedback,
         has_feedback=has_feedback,
+        has_padding=has_padding,
         element=element,
     )
     protos: dict[str, onnx.FunctionProto] = {}

@@ -82,6 +82,8 @@ def infer_attention(context: InferenceContext) -> None:
         raise node.error(f"{new} new tokens{overlay} do not fit into caches of {slots} slots")
     (lengths,) = node.shape(Attention.past_length, 1)
     node.one_of("the size of past_length", lengths, 1, batch)
+    (padding,) = node.shape(Attention.left_padding, 1)
+    node.one_of("the size of left_padding", padding, 1, batch)
     _check_bias(node, batch, heads, new)
     node.same(
         "the number of heads of query and head_sink", heads, *node.shape(Attention.head_sink, 1)

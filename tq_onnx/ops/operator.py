@@ -28,9 +28,10 @@ INT64: Final = "tensor(int64)"
 INT32: Final = "tensor(int32)"
 FLOAT32: Final = "tensor(float)"
 
-Feature = Literal["bias", "sink", "offset", "mixed", "window", "gains", "feedback"]
+Feature = Literal["bias", "sink", "offset", "mixed", "window", "gains", "feedback", "padding"]
 """Optional parts of a model: an additive mask, sinks of the heads, offsets of a calibration,
-several codecs, an exact window, an encoder that searches, error feedback."""
+several codecs, an exact window, an encoder that searches, error feedback, padding on the left that
+lengths tell."""
 Features = AbstractSet[Feature]
 
 

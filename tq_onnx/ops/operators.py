@@ -168,12 +168,13 @@ value ever is.
     score(t, s)  = scale * q_t . k_s,  then softcap * tanh(score / softcap) if softcap > 0
     output(t)    = sum over visible s of softmax(score(t, .) + bias)(s) * v_s
 
-Query t of sequence b stands at position p = past_length[b] + t. Key s is visible iff it exists
-(s < past_length[b] + T), is not in the future (s <= p, if causal), is within the window
-(p - s < sliding_window, if set), and its bias is above half of the lowest finite value of the
-bias's type. A query that sees no key gives exact zeros; a hidden key contributes nothing. With
-head_sink, exp(head_sink) of the query's head is added to the denominator of the softmax. With
-offsets, k_s and v_s are what the rows say plus the offsets of slot s.
+Query t of sequence b stands at position p = past_length[b] + t. Key s is visible iff it exists (s <
+past_length[b] + T), is not in the future (s <= p, if causal), is within the window (p - s <
+sliding_window, if set), is no padding (s >= left_padding[b], if given), and its bias is above half
+of the lowest finite value of the bias's type. A query that sees no key gives exact zeros; a hidden
+key contributes nothing. With head_sink, exp(head_sink) of the query's head is added to the
+denominator of the softmax. With offsets, k_s and v_s are what the rows say plus the offsets of slot
+s.
 
 With an exact window (see TurboQuantEncode), k_s and v_s are vectors in float16 instead, where
 p - s < recent or s < sinks, as far as they are at hand: all tokens from s on, or all up to s, have
@@ -225,6 +226,12 @@ Tables that a codec has no use for are not read."""
         when="window",
     )
     new_values = Input(FLOATS, "likewise values", when="window")
+    left_padding = Input(
+        INT64,
+        "how many of the first slots hold padding, per sequence [B] or one for all [1]: no query "
+        "sees those",
+        when="padding",
+    )
 
     output = Output(FLOATS, "attention output [B, H, T, D], in the query's type")
 

@@ -28,6 +28,15 @@ _HIDDEN: Final = -1e4
 _COMPUTED: Final = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)
 """Values that are computed, so that their sizes follow."""
 
+PADDED: Final = (
+    ((2, 1, 5), (2, 0)),
+    ((3, 4, 0), (3, 0, 1)),
+    ((2, 3, 4), (6, 1)),
+    ((1, 7, 40), (44,)),
+    ((1, 1, 200_000), (7,)),
+)
+"""Calls with padding: sequences, new tokens and past tokens, and slots of padding of each."""
+
 LENGTHS: Final = ((1, 1, 0), (2, 1, 5), (1, 4, 0), (2, 3, 4), (1, 7, 40), (1, 1, 200_000))
 """Sequences, new tokens and past tokens; the last is longer than windows are."""
 
@@ -112,6 +121,33 @@ def _expect_window(
     return shown
 
 
+def hides_padding(attention: AttentionNode, plan: Plan, model: ir.Model) -> bool:
+    """Return True if a mask hides padding on the left, the future and what is behind a window.
+
+    And nothing else, in calls with padding too.
+    Queries that are padding may see anything: nobody reads what becomes of them.
+
+    Raises:
+        NoMatch: as for ``window_of_mask``.
+    """
+    bias, window = attention.bias, window_of_mask(attention, plan, model)
+    if bias is None or window is None:
+        return False
+    causal = attribute_int(attention.node, "causal", 0) == 1
+    for call, padding in PADDED:
+        (numbers,) = evaluate([bias], dict(inputs_of_call(plan, model, *call, padding=padding)))
+        if not hides_the_future(
+            numbers, call, already_causal=causal, window=window, padding=padding
+        ):
+            return False
+    return True
+
+
+def is_past_of_padded(value: ir.Value, plan: Plan, model: ir.Model) -> bool:
+    """Return True if ``[B]`` or ``[1]`` counts the tokens in the caches, padding among them."""
+    return all(_counts_past(value, plan, model, call, padding) for call, padding in PADDED)
+
+
 def complaint(attention: AttentionNode) -> str:
     """Return the problem of the mask of a layer that is not causal, as a clause."""
     return (
@@ -138,9 +174,17 @@ def expect_no_contents(value: ir.Value, plan: Plan, model: ir.Model) -> None:
 
 
 def inputs_of_call(
-    plan: Plan, model: ir.Model, batch: int, tokens: int, past: int
+    plan: Plan,
+    model: ir.Model,
+    batch: int,
+    tokens: int,
+    past: int,
+    *,
+    padding: tuple[int, ...] = (0,),
 ) -> Iterator[tuple[ir.Value, Array]]:
-    """Yield the inputs of a call without padding; caches have a size only."""
+    """Yield the inputs of a call; caches have a size only."""
+    places = np.arange(past + tokens)
+    first = np.broadcast_to(np.array(padding)[:, None], (batch, 1))
     caches = {pair.past for layer in plan.layers for pair in (layer.key, layer.value)}
     interface = plan.interface
     for value in model.graph.inputs:
@@ -153,14 +197,18 @@ def inputs_of_call(
         elif value.name == interface.tokens:
             yield value, np.zeros((batch, tokens), dtype)
         elif value.name == interface.attention_mask:
-            yield value, np.ones((batch, past + tokens), dtype)
+            yield value, (places >= first).astype(dtype)
         elif value.name == interface.position_ids:
-            numbers = np.arange(past, past + tokens, dtype=dtype)
-            yield value, np.broadcast_to(numbers, (batch, tokens))
+            yield value, np.maximum(places[past:] - first, 0).astype(dtype)
 
 
 def hides_the_future(
-    bias: Array, call: tuple[int, int, int], *, already_causal: bool, window: int = 0
+    bias: Array,
+    call: tuple[int, int, int],
+    *,
+    already_causal: bool,
+    window: int = 0,
+    padding: tuple[int, ...] = (0,),
 ) -> bool:
     """Return True if a bias is 0 for the past, and hides the future unless the operator does.
 
@@ -169,6 +217,7 @@ def hides_the_future(
         call: its sequences, new tokens and past tokens.
         already_causal: whether the operator hides the future.
         window: how many keys a query sees; 0 for all.
+        padding: slots of padding, of each sequence or of all; these have to be hidden, too.
     """
     batch, tokens, past = call
     if bias.ndim != 4:
@@ -182,8 +231,17 @@ def hides_the_future(
     ago = past + np.arange(tokens)[:, None] - np.arange(past + tokens)
     seen = (ago >= 0) & (ago < window) if window else ago >= 0
     hidden = ~seen & (ago >= 0) if already_causal else ~seen
-    shows = bool((numbers[..., seen] == 0).all())
-    return shows and bool((numbers[..., hidden] <= _HIDDEN).all())
+    if not any(padding):
+        shows = bool((numbers[..., seen] == 0).all())
+        return shows and bool((numbers[..., hidden] <= _HIDDEN).all())
+    for b, first in enumerate(np.broadcast_to(padding, batch)):
+        is_token = past + np.arange(tokens)[:, None] >= first
+        is_padding = np.arange(past + tokens) < first
+        shown = numbers[b][:, seen & is_token & ~is_padding]
+        rest = numbers[b][:, is_token & (hidden | is_padding)]
+        if not ((shown == 0).all() and (rest <= _HIDDEN).all()):
+            return False
+    return True
 
 
 def drop_bias(attention: AttentionNode) -> None:
@@ -252,18 +310,26 @@ def is_past_length(value: ir.Value, plan: Plan, model: ir.Model) -> bool:
         NoMatch: it depends on something else than lengths and ``attention_mask``.
     """
     expect_no_contents(value, plan, model)
+    return all(_counts_past(value, plan, model, call) for call in LENGTHS)
+
+
+def _counts_past(
+    value: ir.Value,
+    plan: Plan,
+    model: ir.Model,
+    call: tuple[int, int, int],
+    padding: tuple[int, ...] = (0,),
+) -> bool:
+    batch, tokens, past = call
     ids = input_of(model, plan.interface.tokens)
-    for batch, tokens, past in LENGTHS:
-        named = zip((sizes(ids) or ())[:2], (batch, tokens), strict=False)
-        names = {name: size for name, size in named if isinstance(name, str)}
-        given = {
-            **shapes_by_name(value, names),
-            **dict(inputs_of_call(plan, model, batch, tokens, past)),
-        }
-        (found,) = evaluate([value], given)
-        if found.shape not in ((1,), (batch,)) or not (found == past).all():
-            return False
-    return True
+    named = zip((sizes(ids) or ())[:2], (batch, tokens), strict=False)
+    names = {name: size for name, size in named if isinstance(name, str)}
+    given = {
+        **shapes_by_name(value, names),
+        **dict(inputs_of_call(plan, model, *call, padding=padding)),
+    }
+    (found,) = evaluate([value], given)
+    return found.shape in ((1,), (batch,)) and bool((found == past).all())
 
 
 def shapes_by_name(value: ir.Value, names: Mapping[str, int]) -> dict[ir.Value, Array]:

@@ -16,7 +16,7 @@ constexpr const char* kOp = Op::kName;
 }  // namespace
 
 ort::Signature AttentionKernel::signature(int float_type) {
-  return on_device(ort::AttentionKernel::signature(float_type), {Op::kPastLength});
+  return on_device(ort::AttentionKernel::signature(float_type), {Op::kPastLength, Op::kLeftPadding});
 }
 
 AttentionKernel::AttentionKernel(const ort::Api& api, const OrtKernelInfo* info, Element element)
@@ -43,9 +43,9 @@ void AttentionKernel::compute(OrtKernelContext* context) {
   if (call.batch == 0 || call.query_heads == 0 || call.tokens == 0) return;
 
   void* const stream = stream_of(api_, context, kOp);
-  for_each_part(call.past_length, call.batch, [&](Part part) {
+  for_each_part(call.past_length, call.left_padding, call.batch, [&](Part part) {
     const int64_t keys = keys_of_task(part.past_length + call.tokens, call.tokens,
-                                      attributes_.sliding_window, 0);
+                                      attributes_.sliding_window, part.left_padding);
     const AttentionCut cut = cut_attention(call.heads, call.query_heads / call.heads,
                                            call.tokens, keys, part.count);
     const int64_t bytes = cut.scratch_bytes(cut.sequences, call.head_size);
@@ -63,7 +63,6 @@ void AttentionKernel::launch(const ort::AttentionTensors& call, const Part& part
   const auto narrow = [](int64_t size) { return static_cast<uint32_t>(size); };
   // One of more keys than slots hides nothing.
   const uint32_t sliding_window = narrow(std::min(attributes_.sliding_window, kMostCounted));
-  const uint32_t first_slot = 0;
   const auto attend = of_element(library_->attention_float32, library_->attention_float16);
   const auto merge =
       of_element(library_->attention_merge_float32, library_->attention_merge_float16);
@@ -84,7 +83,7 @@ void AttentionKernel::launch(const ort::AttentionTensors& call, const Part& part
              new_vectors(call.new_keys), new_vectors(call.new_values), nullptr, output,
              scratch, part.past_length, narrow(part.count), narrow(call.query_heads),
              narrow(call.heads), narrow(call.tokens), narrow(call.slots), narrow(cut.parts),
-             narrow(cut.part_tokens), narrow(call.offsets), sliding_window, first_slot,
+             narrow(cut.part_tokens), narrow(call.offsets), sliding_window, part.left_padding,
              narrow(attributes_.key.bits), narrow(attributes_.value.bits),
              narrow(window.recent), narrow(window.sinks), narrow(window.overlay_rows),
              narrow(call.head_size), attributes_.scale, attributes_.softcap));
@@ -95,7 +94,7 @@ void AttentionKernel::launch(const ort::AttentionTensors& call, const Part& part
                         nullptr, output, part.past_length, narrow(part.count),
                         narrow(call.query_heads), narrow(call.heads), narrow(call.tokens),
                         narrow(cut.parts), narrow(cut.part_tokens), narrow(call.offsets),
-                        sliding_window, first_slot, narrow(call.head_size)));
+                        sliding_window, part.left_padding, narrow(call.head_size)));
 }
 
 }  // namespace tq::cann

@@ -26,6 +26,7 @@ inline constexpr const char* kInputs[] = {
     "new_keys",
     "new_values",
     "head_sink",
+    "left_padding",
 };
 
 // The shortest rows that a device can move, by the beginning of its name.
@@ -73,10 +74,10 @@ inline constexpr char kHeadSink[] =
 inline constexpr char kAttentionBias[] =
     "none";
 inline constexpr char kLeftPadding[] =
-    "none";
+    "none, or slots for all sequences, or of each (neighbours that share it, a launch)";
 inline constexpr char kMasks[] =
     "causal, with or without a sliding window";
 inline constexpr char kLengths[] =
-    "one for all sequences, or one each (a launch each where they differ)";
+    "one for all sequences, or one each (neighbours that share it, a launch)";
 
 }  // namespace tq::cann::features

@@ -58,7 +58,7 @@ void EncodeKernel::compute(OrtKernelContext* context) {
   const auto launch = of_element(library_->encode_float32, library_->encode_float16);
   const auto narrow = [](int64_t size) { return static_cast<uint32_t>(size); };
   const int64_t bytes = static_cast<int64_t>(element_size(element_));
-  for_each_part(call.past_length, call.batch, [&](const Part& part) {
+  for_each_part(call.past_length, {}, call.batch, [&](const Part& part) {
     const uint32_t status = launch(
         cores_for(part.count * call.heads * std::max<int64_t>(1, call.tokens), library_->cores),
         stream,

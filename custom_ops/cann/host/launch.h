@@ -11,22 +11,34 @@
 
 namespace tq::cann {
 
-// The sequences of a launch and their common past. Lengths are on the host, and the kernels read an
-// array of them on the device: sequences of different lengths get a launch each instead of a copy.
+// Sequences of a launch that lie one behind the other, their common past and padding. Lengths are on
+// the host, and the kernels read an array of them on the device: sequences of different lengths get
+// launches of their own instead of a copy.
 struct Part {
   int64_t first, count;
-  uint32_t past_length;
+  uint32_t past_length, left_padding;
 };
 
+// Of one number for all sequences, or one each; 0 without.
+inline uint32_t of_sequence(const ort::Tensor& numbers, int64_t b) {
+  if (numbers.type == 0) return 0;
+  return static_cast<uint32_t>(numbers.as<int64_t>()[numbers.dims[0] == 1 ? 0 : b]);
+}
+
 template <class Launch>
-void for_each_part(const ort::Tensor& past_length, int64_t batch, Launch&& launch) {
-  const int64_t* const lengths = past_length.as<int64_t>();
-  const int64_t* const end = lengths + past_length.dims[0];
-  if (std::all_of(lengths, end, [&](int64_t one) { return one == lengths[0]; })) {
-    launch(Part{0, batch, static_cast<uint32_t>(lengths[0])});
-    return;
+void for_each_part(const ort::Tensor& past_length, const ort::Tensor& left_padding, int64_t batch,
+                   Launch&& launch) {
+  Part part{0, 0, 0, 0};
+  for (int64_t b = 0; b < batch; ++b) {
+    const uint32_t length = of_sequence(past_length, b), padding = of_sequence(left_padding, b);
+    if (part.count > 0 && (length != part.past_length || padding != part.left_padding)) {
+      launch(part);
+      part.count = 0;
+    }
+    if (part.count == 0) part = {b, 0, length, padding};
+    ++part.count;
   }
-  for (int64_t b = 0; b < batch; ++b) launch(Part{b, 1, static_cast<uint32_t>(lengths[b])});
+  if (part.count > 0) launch(part);
 }
 
 // Where sequence `index` begins in a tensor with elements of `bytes`.

@@ -70,6 +70,7 @@ struct Attention {
   static constexpr Input kValueOffset{11, "value_offset", Elements::kFloat32, true};
   static constexpr Input kNewKeys{12, "new_keys", Elements::kModel, true};
   static constexpr Input kNewValues{13, "new_values", Elements::kModel, true};
+  static constexpr Input kLeftPadding{14, "left_padding", Elements::kInt64, true};
   static constexpr Input kInputs[] = {
       kQuery,
       kKeyCache,
@@ -85,6 +86,7 @@ struct Attention {
       kValueOffset,
       kNewKeys,
       kNewValues,
+      kLeftPadding,
   };
   static constexpr Output kOutput{0, "output", Elements::kModel};
   static constexpr Output kOutputs[] = {

@@ -32,7 +32,7 @@ from tq_onnx.plan import Plan
 from tq_onnx.targets.cann import claims as provider
 from tq_onnx.targets.cann.kernels import expect_kernels
 from tq_onnx.targets.cann.lower import lowering_of
-from tq_onnx.targets.cann.mask import PADDING
+from tq_onnx.targets.cann.mask import NOT_ON_THE_LEFT, PADDING
 
 BASE = "dynamo-op18-sdpa"
 POSITIONS = 64
@@ -252,6 +252,40 @@ def without_mask(edit: Edit) -> None:
 def test_masks_of_other_types(dtype: ir.DataType) -> None:
     edit = Edit()
     edit["attention_mask"].type = ir.TensorType(dtype)
+    model = stays_the_same(edit.model)
+    data = batch(4, SIZE, left_padding=1)
+    Decoder(session(model), SIZE, capacity=8).run(data, (4,))
+    data.mask[0, 2] = 0
+    with pytest.raises(Exception, match=NOT_ON_THE_LEFT):
+        Decoder(session(model), SIZE, capacity=8).run(data, (4,))
+
+
+def test_masks_that_show_some_padding() -> None:
+    """Each token sees the one before it, padding or not: what is not shown is refused."""
+
+    def shown(edit: Edit, bias: ir.Value) -> ir.Value:
+        first = edit.op("val_242", "Sub", [edit["unsqueeze_8"], edit.constant([1])], INT64)
+        before = edit.op("val_242", "Equal", [edit["unsqueeze_11"], first], BOOL)
+        none = edit.constant(0.0, np.float32)
+        return edit.op("val_242", "Where", [before, none, bias], FLOAT)
+
+    model = stays_the_same(biased(shown))
+    with pytest.raises(Exception, match=PADDING):
+        Decoder(session(model), SIZE, capacity=8).run(batch(4, SIZE, left_padding=1), (4,))
+
+
+def test_positions_by_the_mask_take_no_padding() -> None:
+    """Where they are counted without it, they are no longer those of the tokens."""
+    edit = Edit()
+    mask = edit["attention_mask"]
+    ends = edit.op("unsqueeze_12", "CumSum", [mask, edit.constant(1)], INT64, ["B", "S"])
+    places = edit.op("unsqueeze_12", "Sub", [ends, edit.constant(1)], INT64, ["B", "S"])
+    size = edit.op("unsqueeze_12", "Shape", [edit["input_ids"]], INT64, [1], start=1, end=2)
+    first = edit.op("unsqueeze_12", "Neg", [size], INT64, [1])
+    last = edit.constant([np.iinfo(np.int64).max])
+    new = edit.op("unsqueeze_12", "Slice", [places, first, last, edit.constant([1])], INT64, IDS)
+    for use in list(edit["position_ids"].uses()):
+        use.node.replace_input_with(use.idx, new)
     model = stays_the_same(edit.model)
     with pytest.raises(Exception, match=PADDING):
         Decoder(session(model), SIZE, capacity=8).run(batch(4, SIZE, left_padding=1), (4,))

@@ -12,6 +12,7 @@ import pytest
 from tests.decoders.running import (
     CHUNKS,
     EXACT,
+    Batch,
     Decoder,
     agree,
     batch,
@@ -30,7 +31,7 @@ from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.targets.cann import claims as provider
 from tq_onnx.targets.cann.kernels import expect_kernels
 from tq_onnx.targets.cann.lower import lowering_of
-from tq_onnx.targets.cann.mask import PADDING
+from tq_onnx.targets.cann.mask import NOT_ON_THE_LEFT, PADDING
 from tq_onnx.targets.causality import LENGTHS, hides_the_future
 
 SINGLE = [
@@ -45,6 +46,8 @@ HALF = [
 ]
 """In half precision caches are not quantised here: its noise would change codes."""
 HALF_NOISE = 4e-3
+WITHOUT_PADDING = ("genai-cpu-fp32", "genai09-cpu-fp32", *HALF[1:4])
+"""What counts tokens by the mask has none on the left."""
 POSITIONS = 64
 
 pytestmark = pytest.mark.usefixtures("exact_products")
@@ -95,20 +98,52 @@ def test_leaves_nothing_to_the_cpu(name: str) -> None:
     assert own == {ENCODE, ATTENTION, *DECODER}
     assert plan.target == "cann"
     assert plan.fixed_capacity
-    assert not plan.interface.padding
+    assert plan.interface.padding == (name not in WITHOUT_PADDING)
     assert Plan.from_json(model.metadata_props[METADATA_PLAN]) == plan
     for node in Attention.nodes(model.graph):
         assert node.attributes.get_int("causal") == 1
-        assert len(node.inputs) == Attention.attention_bias.slot
+        assert Attention.attention_bias.of(node) is None
+        assert (Attention.left_padding.of(node) is not None) == plan.interface.padding
+
+
+def padded(*lengths: int) -> Batch:
+    """Sequences with as much padding on the left."""
+    made = batch(sum(CHUNKS), len(lengths))
+    for row, length in enumerate(lengths):
+        made.mask[row, :length] = 0
+    return made
+
+
+@pytest.mark.parametrize("name", [name for name in SINGLE if name not in WITHOUT_PADDING])
+@pytest.mark.parametrize("library", [False, True], ids=["bodies", "library"])
+def test_padding_on_the_left(name: str, library: bool) -> None:
+    """In one call, and where calls begin with padding; of the tokens, the same logits."""
+    models = converted(name), lowered(name)[0]
+    data = padded(2, 0, CHUNKS[0] + 1)
+    for chunks in (CHUNKS, (sum(CHUNKS),)):
+        expected, found = (
+            Decoder(session(model, library=library), 3, capacity=capacity).run(data, chunks)
+            for model, capacity in zip(models, (0, sum(CHUNKS) + 5), strict=True)
+        )
+        of_tokens = data.mask.astype(bool)
+        assert np.abs(found - expected)[of_tokens].max() <= EXACT
 
 
 @pytest.mark.parametrize("library", [False, True], ids=["bodies", "library"])
-def test_padding_is_no_text(library: bool) -> None:
-    model, _ = lowered("dynamo-op18-sdpa")
-    decoder = Decoder(session(model, library=library), 2)
+def test_padding_elsewhere_is_no_text(library: bool) -> None:
+    data = padded(0, 1)
+    data.mask[0, 2] = 0
+    decoder = Decoder(session(lowered("dynamo-op18-sdpa")[0], library=library), 2)
+    with pytest.raises(Exception, match=NOT_ON_THE_LEFT):
+        decoder.run(data, (sum(CHUNKS),))
 
+
+@pytest.mark.parametrize("library", [False, True], ids=["bodies", "library"])
+def test_padding_is_no_text_where_it_is_not_shown(library: bool) -> None:
+    """The builder's graphs count tokens by the mask."""
+    decoder = Decoder(session(lowered("genai-cpu-fp32")[0], library=library), 2)
     with pytest.raises(Exception, match=PADDING):
-        decoder.run(batch(4, 2, left_padding=1), (4,))
+        decoder.run(padded(0, 1), (sum(CHUNKS),))
 
 
 def test_windows_softcaps_and_sinks_of_operators_stay() -> None:

@@ -84,6 +84,15 @@ def visible_keys(
 
 
 @script(TURBOQUANT, default_opset=op)
+def behind_padding(left_padding: INT64[...], total: INT64[...]) -> BOOL[...]:
+    """Which of total keys are no padding: [B or 1, 1, 1, total]."""
+    keys = op.Range(op.Constant(value_int=0), op.Squeeze(total), op.Constant(value_int=1))
+    first = op.Reshape(left_padding, op.Constant(value_ints=[-1, 1, 1, 1]))
+    behind = op.GreaterOrEqual(keys, first)
+    return behind
+
+
+@script(TURBOQUANT, default_opset=op)
 def hidden_by_bias(bias: FLOAT[...]) -> BOOL[...]:
     """Where a bias is at most half of the lowest finite value of its own type.
 

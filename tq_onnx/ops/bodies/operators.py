@@ -42,6 +42,7 @@ class Model:
         has_window: likewise ``new_keys`` and ``new_values``, and attributes of the window.
         has_gains: whether encoding has ``gains``.
         has_feedback: whether it has ``feedback``, and gains, of which keys make use.
+        has_padding: whether attention has ``left_padding``.
         element: element type of vectors and queries.
     """
 
@@ -53,6 +54,7 @@ class Model:
     has_window: bool
     has_gains: bool
     has_feedback: bool
+    has_padding: bool
     element: str
 
     @property
@@ -79,6 +81,7 @@ class Model:
             "feedback": self.has_feedback,
             "mixed": is_mixed,
             "window": self.has_window,
+            "padding": self.has_padding,
         }
         return frozenset(feature for feature, there in features.items() if there)
 
@@ -283,6 +286,10 @@ class AttentionBody:
             if self._is_causal
             else (Attention.causal, Attention.sliding_window),
         )
+        if model.has_padding:
+            inputs = [given["left_padding"], self.total]
+            behind = body.call("behind_padding", attention.behind_padding, inputs)
+            visible = body.standard("visible_behind", "And", [visible, behind])
         scores = self._scores()
         if model.has_bias:
             bias = body.call("bias", attention.live_bias, [given["attention_bias"], self.total])

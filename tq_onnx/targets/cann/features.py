@@ -156,8 +156,12 @@ FEATURES: Final = (
     Feature("softcap", f"none, or {SOFTCAPS[0]} to {SOFTCAPS[1]}", _softcap),
     Feature("head sink", "none, or one for each query head", inputs=(Attention.head_sink.name,)),
     Feature("attention bias", NOTHING),
-    Feature("left padding", NOTHING),
+    Feature(
+        "left padding",
+        "none, or slots for all sequences, or of each (neighbours that share it, a launch)",
+        inputs=(Attention.left_padding.name,),
+    ),
     Feature("masks", "causal, with or without a sliding window"),
-    Feature("lengths", "one for all sequences, or one each (a launch each where they differ)"),
+    Feature("lengths", "one for all sequences, or one each (neighbours that share it, a launch)"),
 )
 """In the order of the table."""

@@ -8,7 +8,8 @@ and everything else on the device. The same file runs on the CPU, and by its fun
 anywhere. What is not recognised is refused by name: a node that is left over would not fail but be
 run on the CPU, between copies.
 
-Padding is the one thing that the model could say before and cannot now; see
+Padding on the left goes into attention as a number where masks, lengths and positions are shown to
+take it so; elsewhere it is the one thing that the model could say before and cannot now. See
 ``tq_onnx.targets.cann.mask``.
 """
 
@@ -77,13 +78,13 @@ def lowering_of(plan: Plan, positions: int) -> Lowering:
     )
 
 
-def _lowered(plan: Plan, windows: list[int]) -> Plan:
+def _lowered(plan: Plan, windows: list[int], *, has_padding: bool = False) -> Plan:
     """Return the plan of the lowered model with these sliding windows."""
     layers = tuple(
-        replace(layer, has_bias=False, causal=True, sliding_window=window)
+        replace(layer, has_bias=False, causal=True, sliding_window=window, has_padding=has_padding)
         for layer, window in zip(plan.layers, windows, strict=True)
     )
-    interface = replace(plan.interface, padding=False)
+    interface = replace(plan.interface, padding=has_padding, right_padding=False)
     return replace(plan, target=TARGET, fixed_capacity=True, layers=layers, interface=interface)
 
 
@@ -100,7 +101,7 @@ class LowerDecoderPass(ir.passes.InPlacePass):
         self._plan = plan
         self._positions = positions
         self.plan = _lowered(plan, [layer.sliding_window for layer in plan.layers])
-        """Of the model as it will be; its windows are complete once the pass has run."""
+        """Of the model as it will be; windows and padding are right once the pass has run."""
 
     def requires(self, model: ir.Model) -> None:
         """Require that every layer of the plan has its operators."""
@@ -115,17 +116,20 @@ class LowerDecoderPass(ir.passes.InPlacePass):
         fill_shapes(model)
         build = Builder(model.graph)
         try:
-            self.plan = _lowered(plan, _drop_masks(model, plan))
+            has_padding = _hides_padding(model, plan)
+            windows = _drop_masks(model, plan)
             lower_embedding(model, build)
             lower_norms(model, build)
             _remove_dead(model)  # onnx infers no shapes beside operators that it does not know
             answer_shapes(model, build, plan)
-            _lower_lengths(model, build, plan)
+            has_padding = _lower_lengths(model, build, plan) and has_padding
         except NoMatch as miss:
             raise UnsupportedModelError(miss.reason, where=_FLAG, fix=provider.WITHOUT) from miss
         misses: list[str] = []
         lower_rotary(model, build, self._positions, misses)
-        _lower_positions(model, build, plan)
+        has_padding = not _lower_positions(model, build, plan) and has_padding
+        has_padding = _lower_padding(model, build, plan, has_padding=has_padding)
+        self.plan = _lowered(plan, windows, has_padding=has_padding)
         lower_swish(model, build)
         lower_tanh(model, build)
         lower_layout(model, build)
@@ -202,6 +206,18 @@ def _named(shape: ir.Shape | None) -> ir.Shape | None:
     )
 
 
+def _hides_padding(model: ir.Model, plan: Plan) -> bool:
+    """Return True if all masks hide padding on the left."""
+    layers = converted_layers(model, plan)
+    try:
+        return plan.interface.padding and all(
+            causality.hides_padding(layer.attention, plan, model)
+            for layer in causality.of_each_mask(layers)
+        )
+    except NoMatch:
+        return False
+
+
 def _drop_masks(model: ir.Model, plan: Plan) -> list[int]:
     """Take masks away that hide the future and what is behind a window, and nothing else.
 
@@ -217,16 +233,40 @@ def _drop_masks(model: ir.Model, plan: Plan) -> list[int]:
     return windows
 
 
-def _lower_lengths(model: ir.Model, build: Builder, plan: Plan) -> None:
-    """Have lengths read from inputs that stay on the host."""
+def _lower_lengths(model: ir.Model, build: Builder, plan: Plan) -> bool:
+    """Have lengths read from inputs that stay on the host.
+
+    Returns:
+        whether they counted padding among the tokens, as what is read now does.
+    """
     readers = [node for layer in converted_layers(model, plan) for node in layer.operators]
-    for old in dict.fromkeys(reader.past_length for reader in readers):
+    lengths = dict.fromkeys(reader.past_length for reader in readers)
+    for old in lengths:
         if not causality.is_past_length(old, plan, model):
             raise NoMatch(f"{old.name} is not shown to be the number of tokens in the caches")
+    counts_padding = all(causality.is_past_of_padded(old, plan, model) for old in lengths)
     with build.before(next(iter(model.graph)), SCOPE):
         length = mask.past_length(build, model, plan)
     for reader in readers:
         reader.past_length = length
+    return counts_padding
+
+
+def _lower_padding(model: ir.Model, build: Builder, plan: Plan, *, has_padding: bool) -> bool:
+    """Tell attention of padding on the left, or refuse it; return True if it is told."""
+    layers = converted_layers(model, plan)
+    readers = {operator.node for layer in layers for operator in layer.operators}
+    # What makes the length is in front already.
+    with build.before(next(node for node in model.graph if node in readers), SCOPE):
+        told = mask.length_and_padding(build, model, plan) if has_padding else None
+        length = told[0] if told else mask.length_without_padding(build, model, plan)
+    if length is None:
+        return False
+    for layer in layers:
+        for reader in layer.operators:
+            reader.past_length = length
+        layer.attention.left_padding = told[1] if told else None
+    return told is not None
 
 
 def _remove_dead(model: ir.Model) -> None:
@@ -239,8 +279,9 @@ def _remove_dead(model: ir.Model) -> None:
     RemoveUnusedNodesPass()(model)
 
 
-def _lower_positions(model: ir.Model, build: Builder, plan: Plan) -> None:
-    """Count computed positions without arithmetic."""
+def _lower_positions(model: ir.Model, build: Builder, plan: Plan) -> bool:
+    """Count computed positions without arithmetic; return True if there were any."""
+    is_any = False
     proven = dict.fromkeys(model.graph.inputs, False)
     for node in RotaryEmbedding.nodes(model.graph):
         given = RotaryEmbedding.position_ids.of(node)
@@ -252,3 +293,5 @@ def _lower_positions(model: ir.Model, build: Builder, plan: Plan) -> None:
             counted = mask.positions(build, model, plan)
         if counted is not None:
             RotaryEmbedding.position_ids.replace(node, counted)
+            is_any = True
+    return is_any

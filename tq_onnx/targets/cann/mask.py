@@ -3,9 +3,9 @@
 An exporter computes a mask of floats from ``attention_mask`` and from lengths, and attention adds
 it to its scores. Where that mask only hides the future, as long as no token is padding, the
 operator's own ``causal`` does the same, and the mask can go; ``tq_onnx.targets.causality`` shows
-that it is so. Padding cannot be said then, and would be read as text:
-a Gather whose index is out of range if the mask has a 0 stops every runtime; the runtime's message
-has its name, ``PADDING``.
+that it is so. Where it is shown that masks hide padding on the left, too, the operator is told how
+many slots that is. What cannot be said then would be read as text: a Gather whose index is out of
+range stops every runtime, and the message has its name, ``PADDING`` or ``NOT_ON_THE_LEFT``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from tq_onnx.targets.causality import input_of
 PADDING: Final = "attention_mask_must_not_have_padding"
 """Ends the name of the node that fails where it has."""
 
+NOT_ON_THE_LEFT: Final = "attention_mask_must_have_its_padding_on_the_left"
+"""Likewise where a 0 stands behind a 1."""
+
 _POSITIONS: Final = "position_ids"
 _MASKS: Final = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)
 
@@ -38,7 +41,7 @@ def past_length(build: Builder, model: ir.Model, plan: Plan) -> ir.Value:
     """
     mask, positions = _mask(model, plan), input_of(model, plan.interface.position_ids)
     if mask is not None:
-        return _refusing_padding(build, mask, _past_of_mask(build, mask, model, plan))
+        return _past_of_mask(build, mask, model, plan)
     if plan.interface.attention_mask is not None:  # nothing would refuse its padding
         raise NoMatch(f"{plan.interface.attention_mask} is not [batch, total tokens]")
     # A list of another name, as long as the tokens, may hold anything.
@@ -48,6 +51,50 @@ def past_length(build: Builder, model: ir.Model, plan: Plan) -> ir.Value:
         "the model has no attention_mask [batch, total tokens] and no "
         f"{_POSITIONS} [batch, tokens], which tell the tokens in caches of fixed capacity"
     )
+
+
+def length_without_padding(build: Builder, model: ir.Model, plan: Plan) -> ir.Value | None:
+    """Return the length, read in a way that fails where the mask has a 0; None without a mask."""
+    mask = _mask(model, plan)
+    if mask is None:
+        return None
+    return _refusing_padding(build, mask, _past_of_mask(build, mask, model, plan))
+
+
+def length_and_padding(
+    build: Builder, model: ir.Model, plan: Plan
+) -> tuple[ir.Value, ir.Value] | None:
+    """Return the length, and how many zeros each row of the mask begins with, int64 ``[B]``.
+
+    The length is read in a way that fails where a 0 stands behind a 1. None without a mask.
+    """
+    mask = _mask(model, plan)
+    if mask is None:
+        return None
+    int64, both, row = ir.DataType.INT64, [None, None], ir.DataType.BOOL
+    zero, one, zeroth = build.integers(0), build.integers(1), build.number(0)
+    is_token = mask
+    if mask.dtype is not row:
+        kept = np.zeros((), np.int64 if mask.dtype is int64 else np.int32)
+        none = build.constant(f"tq.padding.{kept.dtype}", kept)
+        is_padding = build.op("Equal", [mask, none], "is_padding", dtype=row, shape=both)
+        is_token = build.op("Not", [is_padding], "is_token", dtype=row, shape=both)
+    zeros = build.op("Where", [is_token, zero, one], "zeros", dtype=int64, shape=both)
+    padding = build.op(
+        "ReduceSum", [zeros, one], "left_padding", dtype=int64, shape=[None], keepdims=0
+    )
+    total = build.dim(mask, 1, "total_tokens")
+    end = build.op("Squeeze", [total, zero], "end", dtype=int64, shape=[])
+    places = build.op("Range", [zeroth, end, build.number(1)], "places", dtype=int64, shape=[None])
+    ends = build.op("Unsqueeze", [padding, one], "padding_ends", dtype=int64, shape=[None, 1])
+    before = build.op("Less", [places, ends], "is_before", dtype=row, shape=both)
+    wrong = build.op("Equal", [before, is_token], "is_wrong", dtype=row, shape=both)
+    counted = build.op("Where", [wrong, one, zero], "wrong", dtype=int64, shape=both)
+    most = build.op("ReduceMax", [counted], "any_wrong", dtype=int64, shape=[], keepdims=0)
+    index = build.op("Unsqueeze", [most, zero], "index", dtype=int64, shape=[1])
+    past = _past_of_mask(build, mask, model, plan)
+    length = build.op("Gather", [past, index], NOT_ON_THE_LEFT, dtype=int64, shape=[1], axis=0)
+    return length, padding
 
 
 def positions(build: Builder, model: ir.Model, plan: Plan) -> ir.Value | None:

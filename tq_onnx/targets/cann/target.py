@@ -43,8 +43,8 @@ def _lower(plan: Plan, path: Path, values: Values) -> Lowering:
 
 CANN: Final = Target(
     name="cann",
-    help="every floating-point node on CANNExecutionProvider, for Ascend NPUs, without padding",
-    summary="every floating-point node on CANNExecutionProvider; no padding",
+    help="every floating-point node on CANNExecutionProvider, for Ascend NPUs",
+    summary="every floating-point node on CANNExecutionProvider",
     example="--target cann --max-positions 8192",
     options=(
         TargetOption(
