@@ -84,7 +84,7 @@ def _lowered(plan: Plan, windows: list[int], *, has_padding: bool = False) -> Pl
         replace(layer, has_bias=False, causal=True, sliding_window=window, has_padding=has_padding)
         for layer, window in zip(plan.layers, windows, strict=True)
     )
-    interface = replace(plan.interface, padding=has_padding, right_padding=False)
+    interface = replace(plan.interface, padding=has_padding)
     return replace(plan, target=TARGET, fixed_capacity=True, layers=layers, interface=interface)
 
 
