@@ -46,6 +46,7 @@ class Cache:
         part_tokens: int | None = None,
         cores: int = 3,
         sliding_window: int = 0,
+        first_slot: int = 0,
         softcap: float = 0.0,
         sinks: np.ndarray | None = None,
     ) -> None:
@@ -55,6 +56,7 @@ class Cache:
         self.window = window_of(*entries, [(size, width) for width in widths])
         self.offsets, self.part_tokens, self.cores = offsets, part_tokens, cores
         self.sliding_window, self.softcap, self.sinks = sliding_window, softcap, sinks
+        self.first_slot = first_slot
         self.rotations = (rotation_of(size), rotation_of(size, 1))
         self.rng = np.random.default_rng(tokens)
         slots = self.window.overlay_rows + tokens
@@ -84,6 +86,7 @@ class Cache:
             scale=self.size**-0.5, codecs=self.codecs, offsets=self.offsets, window=self.window,
             new=given, cores=self.cores, part_tokens=self.part_tokens,
             sliding_window=self.sliding_window, softcap=self.softcap, sinks=self.sinks,
+            first_slot=self.first_slot,
         )  # fmt: skip
         assert not self.kernels.hazards, self.kernels.messages()
         books = [codebook_of(codec, self.size).centroids for codec in self.codecs]
@@ -96,6 +99,7 @@ class Cache:
             key_offset=self.offsets[0], value_offset=self.offsets[1],
             window=self.window, new_keys=given[0], new_values=given[1],
             sliding_window=self.sliding_window, softcap=self.softcap, head_sink=self.sinks,
+            left_padding=np.array([self.first_slot]),
         )  # fmt: skip
         rounding = HALF_STEP * np.abs(expected) if self.dtype == "float16" else 0
         assert (np.abs(output - expected) - rounding).max() < 1e-5
@@ -305,6 +309,19 @@ def test_beside_a_sliding_window(
         cache.call(past, tokens)
         past += tokens
     cache.call(100, 1)
+
+
+@pytest.mark.parametrize("part_tokens", [None, 64])
+@pytest.mark.parametrize("first_slot", [1, 7, 140])
+def test_beside_padding_on_the_left(
+    kernels: Kernels, first_slot: int, part_tokens: int | None
+) -> None:
+    """It may hide sinks, rows, and all that a query has."""
+    cache = Cache(kernels, 64, 240, entries=(12, 3), part_tokens=part_tokens, first_slot=first_slot)
+    past = 0
+    for tokens in (3, 1, 30, 1, 120, 2):
+        cache.call(past, tokens)
+        past += tokens
 
 
 def test_beside_all_that_scores_can_have(kernels: Kernels) -> None:
