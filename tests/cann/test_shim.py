@@ -110,6 +110,10 @@ REFUSED = {
         "Gather(LocalTensor<uint8_t>(), LocalTensor<uint8_t>(), LocalTensor<uint32_t>(), 0u, 8u);",
         (2201, 2002),
     ),
+    "copies of elements": (
+        "Brcb(LocalTensor<float>(), LocalTensor<float>(), 1, {1, 8});",
+        (2002,),
+    ),
     "transfers of 2201": (
         "DataCopyPad(GlobalTensor<float>(), LocalTensor<float>(), {1, 4, 0, 0, 0});",
         (2002,),

@@ -10,8 +10,9 @@
 //         the pieces overlap and hold the same bytes there, nothing beside the row is touched. Rows
 //         of fewer than 32 bytes cannot be moved so.
 //
-// API forms relied on: DataCopyPad(local, global, DataCopyExtParams, DataCopyPadExtParams) and
-// DataCopyPad(global, local, DataCopyExtParams) on 2201; DataCopy(local, global, count) and
+// API forms relied on: DataCopyPad(local, global, DataCopyExtParams, DataCopyPadExtParams),
+// DataCopyPad(global, local, DataCopyExtParams) and Brcb(dst, src, repeats, {dstBlkStride,
+// dstRepStride}) of float on 2201; DataCopy(local, global, count) and
 // DataCopy(global, local, count) with global addresses that are not aligned, and Gather of
 // uint16_t, on 2002. Nothing here was compiled with bisheng or run on an NPU.
 #pragma once
@@ -99,6 +100,40 @@ __aicore__ inline RowShape shape_of(uint32_t bits) {
       return shape_of_bits<D, 5>();
   }
 }
+
+// Copies of the `count` floats from byte `base` of `from`, a whole block each; `count` is a multiple
+// of 8, and `base` of 32. 2002 has no instruction for it, and looks floats up for each block.
+class Spread {
+ public:
+  __aicore__ inline void init(TPipe* pipe, uint32_t most) {
+#if __NPU_ARCH__ == 2002
+    pipe->InitBuffer(places_, most * kBlockBytes);
+    const LocalTensor<int32_t> places = places_.Get<int32_t>();
+    for (uint32_t i = 0; i < most; ++i) {
+      Duplicate(places[i * kBlockFloats], static_cast<int32_t>(i * sizeof(float)), kBlockFloats);
+    }
+#else
+    (void)pipe;
+    (void)most;
+#endif
+  }
+
+  __aicore__ inline void copy(const LocalTensor<float>& to, const LocalTensor<float>& from,
+                              uint32_t base, uint32_t count) {
+#if __NPU_ARCH__ == 2002
+    Gather(to, from, places_.Get<int32_t>().ReinterpretCast<uint32_t>(), base,
+           count * kBlockFloats);
+#else
+    Brcb(to, from[base / static_cast<uint32_t>(sizeof(float))],
+         static_cast<uint8_t>(count / kBlockFloats), {1, kBlockFloats});
+#endif
+  }
+
+#if __NPU_ARCH__ == 2002
+ private:
+  TBuf<TPosition::VECCALC> places_;
+#endif
+};
 
 // The most of any bits.
 constexpr uint32_t kMostLevels = 32;

@@ -1,12 +1,17 @@
 // The rows of one cache on their way into UB, and a tile of them as centroids and scales.
 //
-// A plane of w bits has 8 / w codes in a byte; they are taken apart in float: multiply by 2^-w,
-// floor, subtract. Shifts are not used: 2002 has none. Codes are kept as byte offsets into the
+// With 4 bits a byte is two codes, and the centroids of the converter's codebooks are small multiples
+// of a step: a table has the two multiples of each byte as halves, and one Gather looks both up.
+// Rows then have coordinates i and i + D / 2 as neighbours (tile.h), and the step is in the scales.
+//
+// Otherwise a plane of w bits has 8 / w codes in a byte; they are taken apart in float: multiply by
+// 2^-w, floor, subtract. Shifts are not used: 2002 has none. Codes are kept as byte offsets into the
 // centroids, and looked up with Gather.
 //
 // API forms relied on: Cast of uint8_t -> half and half -> float with a mask of 8 to 64 and strides,
-// of float -> int32_t (CAST_FLOOR, CAST_RINT) and int32_t -> float with count; Muls with mask,
-// repeats and strides; Gather of half, and of uint16_t on 2002. Not compiled with bisheng, not run
+// of float -> int32_t (CAST_FLOOR, CAST_RINT), half -> int32_t (CAST_RINT), half -> float and
+// int32_t -> float with count; Muls of half, Adds of int32_t with count; Muls with mask, repeats and
+// strides; Gather of half and uint32_t, and of uint16_t on 2002. Not compiled with bisheng, not run
 // on an NPU.
 #pragma once
 
@@ -25,6 +30,8 @@ class CachedRows {
     centroids_global_.SetGlobalBuffer((__gm__ float*)centroids, shape_.levels);
     pipe->InitBuffer(rows_, 2 * kPlace);
     pipe->InitBuffer(centroids_, kMostLevels * sizeof(float));
+    pipe->InitBuffer(multiples_, kPairLevels * 2 * sizeof(half));
+    pipe->InitBuffer(pairs_, kPairLevels * kPairLevels * 2 * sizeof(half));
     pipe->InitBuffer(scale_places_, kTileRows * sizeof(uint32_t));
 #if __NPU_ARCH__ == 2002
     pipe->InitBuffer(plane_places_, kTileRows * kHalves * sizeof(uint32_t));
@@ -37,6 +44,7 @@ class CachedRows {
     for (uint32_t i = 0; i < shape_.levels; ++i) {
       centroids.SetValue(i, centroids_global_.GetValue(i));
     }
+    is_paired_ = shape_.levels == kPairLevels && find_multiples();
     const LocalTensor<uint32_t> scales = scale_places_.Get<uint32_t>();
     for (uint32_t t = 0; t < kTileRows; ++t) scales.SetValue(t, t * shape_.loaded + shape_.scale);
 #if __NPU_ARCH__ == 2002
@@ -56,6 +64,23 @@ class CachedRows {
     load_rows(rows(which), rows_global_, first, count, shape_);
   }
 
+  // Whether bytes are looked up in pairs(), and what the multiples there are of.
+  __aicore__ inline bool is_paired() { return is_paired_; }
+  __aicore__ inline float step() { return step_; }
+
+  // The two multiples of every byte, by vector instructions when they are first asked for; the
+  // barrier behind them is left to what follows.
+  __aicore__ inline LocalTensor<uint32_t> pairs() {
+    const LocalTensor<int32_t> pairs = pairs_.Get<int32_t>();
+    if (is_made_) return pairs.ReinterpretCast<uint32_t>();
+    for (uint32_t high = 0; high < kPairLevels; ++high) {
+      Adds(pairs[high * kPairLevels], multiples_.Get<int32_t>(), static_cast<int32_t>(highs_[high]),
+           kPairLevels);
+    }
+    is_made_ = true;
+    return pairs.ReinterpretCast<uint32_t>();
+  }
+
   __aicore__ inline const RowShape& shape() { return shape_; }
   __aicore__ inline LocalTensor<uint8_t> rows(uint32_t which) {
     return rows_.Get<uint8_t>()[which * kPlace];
@@ -70,11 +95,39 @@ class CachedRows {
 
  private:
   static constexpr uint32_t kPlace = kTileRows * kMostLoaded<D>;
+  static constexpr uint32_t kPairLevels = 16;
+  static constexpr float kLargest = 127.0f;   // multiple of the step; half has these exactly
+  static constexpr float kRounding = 1e-6f;   // of float32, beside the largest centroid
+
+  // multiples_ = those of the step that centroids are, in words of two halves; false where some is
+  // none.
+  __aicore__ inline bool find_multiples() {
+    const LocalTensor<float> centroids = centroids_.Get<float>();
+    const LocalTensor<half> multiples = multiples_.Get<half>();
+    const float largest = centroids.GetValue(kPairLevels - 1);
+    if (!(largest > 0.0f)) return false;
+    step_ = largest / kLargest;
+    for (uint32_t i = 0; i < kPairLevels; ++i) {
+      const float centroid = centroids.GetValue(i), exact = centroid / step_;
+      if (!(exact > -kLargest - 0.5f && exact < kLargest + 0.5f)) return false;
+      const float multiple =
+          static_cast<float>(static_cast<int32_t>(exact < 0.0f ? exact - 0.5f : exact + 0.5f));
+      const float beside = multiple * step_ - centroid;
+      if (beside > kRounding * largest || beside < -kRounding * largest) return false;
+      multiples.SetValue(2 * i, static_cast<half>(multiple));
+      multiples.SetValue(2 * i + 1, static_cast<half>(0.0f));
+      highs_[i] = multiples_.Get<uint32_t>().GetValue(i) << 16;
+    }
+    return true;
+  }
 
   RowShape shape_;
+  bool is_paired_, is_made_ = false;
+  float step_;
+  uint32_t highs_[kPairLevels];
   GlobalTensor<uint8_t> rows_global_;
   GlobalTensor<float> centroids_global_;
-  TBuf<TPosition::VECCALC> rows_, centroids_, scale_places_;
+  TBuf<TPosition::VECCALC> rows_, centroids_, multiples_, pairs_, scale_places_;
 #if __NPU_ARCH__ == 2002
   TBuf<TPosition::VECCALC> plane_places_;
 #endif
@@ -88,9 +141,23 @@ class RowReader {
     pipe->InitBuffer(halves_, kTileRows * kHalf * sizeof(half));
     pipe->InitBuffer(scale_halves_, kTileRows * sizeof(half));
     pipe->InitBuffer(scales_, kTileRows * sizeof(float));
+    pipe->InitBuffer(pair_, D * sizeof(uint32_t));
+    pipe->InitBuffer(part_, D * sizeof(uint32_t));
 #if __NPU_ARCH__ == 2002
     pipe->InitBuffer(plane_, kTileRows * kBlockBytes);
 #endif
+  }
+
+  // Scalar work, which the caller orders before the vector unit (S_V).
+  __aicore__ inline void start() {
+    const LocalTensor<uint32_t> pair = pair_.Get<uint32_t>(), part = part_.Get<uint32_t>();
+    constexpr uint32_t kFloat = sizeof(float);
+    for (uint32_t i = 0; i < kHalf; ++i) {
+      pair.SetValue(2 * i, i * kFloat);
+      pair.SetValue(2 * i + 1, (i + kHalf) * kFloat);
+      part.SetValue(i, 2 * i * kFloat);
+      part.SetValue(i + kHalf, (2 * i + 1) * kFloat);
+    }
   }
 
   __aicore__ inline LocalTensor<float> scales() { return scales_.Get<float>(); }
@@ -105,6 +172,10 @@ class RowReader {
     widen(rows, shape.loaded, shape.planes[0], count);
     PipeBarrier<PIPE_V>();
     Cast(scales_.Get<float>(), scale_halves_.Get<half>(), RoundMode::CAST_NONE, count);
+    if (cache.is_paired()) {
+      look_up_pairs(cache, shape.planes[0] * count, tile);
+      return;
+    }
     take_apart(shape.widths[0], shape.planes[0], sizeof(float), true, count, tile);
     if (shape.planes[1] > 0) {
 #if __NPU_ARCH__ == 2201
@@ -129,6 +200,22 @@ class RowReader {
 
  private:
   static constexpr uint32_t kHalf = D / 2;
+
+  // matrix() = the multiples of the codes in `bytes` halves, and the step goes to the scales.
+  __aicore__ inline void look_up_pairs(CachedRows<D>& cache, uint32_t bytes, Tile<D>& tile) {
+    const LocalTensor<half> halves = halves_.Get<half>();
+    const LocalTensor<int32_t> offsets = tile.scratch().template ReinterpretCast<int32_t>();
+    const LocalTensor<uint32_t> pairs = cache.pairs(), found = codes_.Get<uint32_t>();
+    Muls(halves, halves, static_cast<half>(static_cast<float>(sizeof(uint32_t))), bytes);
+    PipeBarrier<PIPE_V>();
+    Cast(offsets, halves, RoundMode::CAST_RINT, bytes);
+    Muls(scales(), scales(), cache.step(), bytes / kHalf);
+    PipeBarrier<PIPE_V>();
+    Gather(found, pairs, offsets.ReinterpretCast<uint32_t>(), static_cast<uint32_t>(0), bytes);
+    PipeBarrier<PIPE_V>();
+    Cast(tile.paired_matrix(pair_.Get<uint32_t>(), part_.Get<uint32_t>()),
+         found.ReinterpretCast<half>(), RoundMode::CAST_NONE, 2 * bytes);
+  }
 
   // Blocks of a row of `size` halves, a whole block at least.
   __aicore__ inline uint32_t half_blocks(uint32_t size) {
@@ -196,7 +283,7 @@ class RowReader {
         {1, 1, 1, Tile<D>::kStride, Tile<D>::kStride, blocks});
   }
 
-  TBuf<TPosition::VECCALC> codes_, halves_, scale_halves_, scales_;
+  TBuf<TPosition::VECCALC> codes_, halves_, scale_halves_, scales_, pair_, part_;
 #if __NPU_ARCH__ == 2002
   TBuf<TPosition::VECCALC> plane_;
 #endif

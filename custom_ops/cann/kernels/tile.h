@@ -2,10 +2,10 @@
 // the product of every row with a vector. Either takes all rows of the tile with each instruction.
 //
 // API forms relied on. With `mask, repeats, strides` (a repeat is 64 floats, strides in blocks of
-// 32 bytes, a stride of 0 repeats an operand): Mul, Add, Sub, Div, Cast, WholeReduceSum (mask,
-// repeats, dstRepStride in elements, srcBlkStride, srcRepStride), BlockReduceMax and BlockReduceSum
-// (repeats, mask, ...). With `count`: Add, Muls, Duplicate, Gather (byte offsets as uint32_t and a
-// byte base). Mask and repeats of one call are at most 64 and 255.
+// 32 bytes, a stride of 0 repeats an operand): Mul, Add, Sub, Div, Cast, BlockReduceMax and
+// BlockReduceSum (repeats, mask, dstRepStride, srcBlkStride, srcRepStride). With `count`: Add, Adds,
+// Muls, Duplicate, Gather (byte offsets as uint32_t and a byte base). Mask and repeats of one call
+// are at most 64 and 255.
 //
 // Between an instruction of the vector pipe and one that reads or overwrites what it wrote there is
 // a PipeBarrier, or a flag to another pipe and one back. The scalar, vector and transfer pipes are
@@ -35,21 +35,36 @@ class Tile {
     pipe->InitBuffer(matrix_, kTileRows * D * sizeof(float));
     pipe->InitBuffer(scratch_, kTileRows * D * sizeof(float));
     pipe->InitBuffer(spread_, kTileRows * kBlockBytes);
-    pipe->InitBuffer(places_, kTileRows * kBlockBytes);
-    const LocalTensor<int32_t> places = places_.Get<int32_t>();
-    for (int32_t i = 0; i < static_cast<int32_t>(kTileRows); ++i) {
-      Duplicate(places[i * kBlockFloats], i * static_cast<int32_t>(sizeof(float)), kBlockFloats);
-    }
+    pipe->InitBuffer(partial_, kTileRows * kBlockBytes);
+    pipe->InitBuffer(totals_, kTileRows * sizeof(float));
+    pipe->InitBuffer(ordered_, D * sizeof(float));
+    places_.init(pipe, kTileRows);
+    // Of the last rows of a tile that is not full whole blocks are added up, too.
+    Duplicate(partial_.Get<float>(), 0.0f, kTileRows * kBlockFloats);
   }
 
-  __aicore__ inline LocalTensor<float> matrix() { return matrix_.Get<float>(); }
+  // What is written there has coordinates in their order.
+  __aicore__ inline LocalTensor<float> matrix() {
+    is_paired_ = false;
+    return matrix_.Get<float>();
+  }
+
+  // Likewise, for rows whose coordinates i and i + D / 2 are neighbours: `pair` has the bytes from
+  // where a vector gets that order, `part` those from where it gets its own.
+  __aicore__ inline LocalTensor<float> paired_matrix(const LocalTensor<uint32_t>& pair,
+                                                     const LocalTensor<uint32_t>& part) {
+    is_paired_ = true;
+    pair_ = pair;
+    part_ = part;
+    return matrix_.Get<float>();
+  }
   __aicore__ inline LocalTensor<float> scratch() { return scratch_.Get<float>(); }
   __aicore__ inline LocalTensor<float> spread() { return spread_.Get<float>(); }
 
-  // spread()[i] = `count` of the floats from byte `base` of `from`, each in a block of its own.
+  // spread()[i] = the floats from byte `base` of `from`, each in a block of its own: `count` of
+  // them, and up to the next multiple of 8, which must have been written.
   __aicore__ inline void spread(const LocalTensor<float>& from, uint32_t base, uint32_t count) {
-    Gather(spread_.Get<float>(), from, places_.Get<int32_t>().template ReinterpretCast<uint32_t>(),
-           base, count * kBlockFloats);
+    places_.copy(spread_.Get<float>(), from, base, whole(count));
     PipeBarrier<PIPE_V>();
   }
 
@@ -61,30 +76,43 @@ class Tile {
           {1, 1, 1, kStride, kStride, kStride});
       PipeBarrier<PIPE_V>();
     }
-    WholeReduceSum(sums, products, kLanes, count, 1, 1, kStride);
+    // By blocks twice, which is sooner done than whole rows, and adds the same to the same.
+    const LocalTensor<float> partial = partial_.Get<float>(), totals = totals_.Get<float>();
+    BlockReduceSum(partial, products, count, kLanes, 1, 1, kStride);
+    PipeBarrier<PIPE_V>();
+    const bool is_whole = whole(count) == count;
+    BlockReduceSum(is_whole ? sums : totals, partial, whole(count) / kBlockFloats, kLanes, 1, 1,
+                   kLanes / kBlockFloats);
+    PipeBarrier<PIPE_V>();
+    if (is_whole) return;
+    Adds(sums, totals, 0.0f, count);
     PipeBarrier<PIPE_V>();
   }
 
   // sums[i] = matrix()[i] . vector, for `count` rows.
   __aicore__ inline void dot_rows(const LocalTensor<float>& sums, const LocalTensor<float>& vector,
                                   uint32_t count) {
-    const LocalTensor<float> rows = matrix(), products = scratch();
+    const LocalTensor<float> rows = matrix_.Get<float>(), products = scratch();
+    const LocalTensor<float> factors = is_paired_ ? ordered_.Get<float>() : vector;
+    if (is_paired_) reorder(vector, pair_);
     for (uint32_t c = 0; c < kChunks; ++c) {
-      Mul(products[c * kLanes], rows[c * kLanes], vector[c * kLanes], kLanes, count,
+      Mul(products[c * kLanes], rows[c * kLanes], factors[c * kLanes], kLanes, count,
           {1, 1, 1, kStride, kStride, 0});
     }
     PipeBarrier<PIPE_V>();
     reduce_rows(sums, count);
   }
 
-  // sum += weights[i] matrix()[first + i], for `count` rows; the weights are at byte `base` of
-  // `weights`.
+  // sum += weights[first + i] matrix()[first + i], for `count` rows; weights[0] is at byte `base`, a
+  // multiple of 32, of `weights`.
   __aicore__ inline void add_rows(const LocalTensor<float>& sum, const LocalTensor<float>& weights,
                                   uint32_t base, uint32_t count, uint32_t first = 0) {
-    const LocalTensor<float> rows = matrix()[first * D], products = scratch();
-    spread(weights, base, count);
+    const LocalTensor<float> rows = matrix_.Get<float>()[first * D], products = scratch();
+    const uint32_t before = first % kBlockFloats;
+    spread(weights, base + (first - before) * static_cast<uint32_t>(sizeof(float)), before + count);
+    const LocalTensor<float> factors = spread()[before * kBlockFloats];
     for (uint32_t c = 0; c < kChunks; ++c) {
-      Mul(products[c * kLanes], rows[c * kLanes], spread(), kLanes, count,
+      Mul(products[c * kLanes], rows[c * kLanes], factors, kLanes, count,
           {1, 1, 0, kStride, kStride, 1});
     }
     PipeBarrier<PIPE_V>();
@@ -94,7 +122,8 @@ class Tile {
       PipeBarrier<PIPE_V>();
       count = kept;
     }
-    Add(sum, sum, products, D);
+    if (is_paired_) reorder(products, part_);
+    Add(sum, sum, is_paired_ ? ordered_.Get<float>() : products, D);
     PipeBarrier<PIPE_V>();
   }
 
@@ -145,6 +174,17 @@ class Tile {
  private:
   static_assert(D % kTileRows == 0, "a rotation is whole tiles");
 
+  __aicore__ inline uint32_t whole(uint32_t count) {
+    return (count + kBlockFloats - 1) / kBlockFloats * kBlockFloats;
+  }
+
+  // ordered_ = a vector in another order.
+  __aicore__ inline void reorder(const LocalTensor<float>& vector,
+                                 const LocalTensor<uint32_t>& places) {
+    Gather(ordered_.Get<float>(), vector, places, static_cast<uint32_t>(0), D);
+    PipeBarrier<PIPE_V>();
+  }
+
   __aicore__ inline void load_rotation(const GlobalTensor<float>& rotation, uint32_t first) {
     SetFlag<HardEvent::V_MTE2>(EVENT_ID2);
     WaitFlag<HardEvent::V_MTE2>(EVENT_ID2);
@@ -153,7 +193,10 @@ class Tile {
     WaitFlag<HardEvent::MTE2_V>(EVENT_ID2);
   }
 
-  TBuf<TPosition::VECCALC> matrix_, scratch_, spread_, places_;
+  bool is_paired_ = false;
+  LocalTensor<uint32_t> pair_, part_;
+  Spread places_;
+  TBuf<TPosition::VECCALC> matrix_, scratch_, spread_, partial_, totals_, ordered_;
 };
 
 // Room for eight rows of D elements as they are in global memory, float or half, and as floats.

@@ -85,6 +85,7 @@ class Attention {
   __aicore__ inline void process() {
     keys_.start();
     values_.start();
+    reader_.start();
     SetFlag<HardEvent::S_V>(EVENT_ID2);
     WaitFlag<HardEvent::S_V>(EVENT_ID2);
     if (tasks_.parts() == 1) {
@@ -244,7 +245,7 @@ class Attention {
   __aicore__ inline void add_seen(uint32_t r, uint32_t seen, uint32_t unseen) {
     if (seen <= unseen) return;
     tile_.add_rows(sums_.Get<float>()[r * D], scores_.Get<float>(),
-                   (r * kTileRows + unseen) * sizeof(float), seen - unseen, unseen);
+                   r * kTileRows * sizeof(float), seen - unseen, unseen);
   }
 
   // Starts to fetch the rows of tile `i` of begin .. end; flags i % 2 say that they are there.

@@ -29,6 +29,7 @@ template <> struct Pair<uint8_t, half> : std::true_type {};
 template <> struct Pair<float, half> : std::true_type {};
 template <> struct Pair<half, float> : std::true_type {};
 template <> struct Pair<int32_t, float> : std::true_type {};
+template <> struct Pair<int32_t, half> : std::true_type {};
 template <> struct Pair<float, int32_t> : std::true_type {};
 
 template <typename To, typename From>
@@ -209,6 +210,42 @@ inline void Select(const LocalTensor<float>& to, const LocalTensor<uint8_t>& bit
     vec::put<float>(to.bytes() + i * sizeof(float), set ? x : other);
   }
 }
+
+#if __NPU_ARCH__ == 2201
+
+struct BrcbRepeatParams {
+  uint16_t dstBlkStride, dstRepStride;
+};
+
+// Each repeat makes a block of each of eight elements.
+template <typename T>
+void Brcb(const LocalTensor<T>& to, const LocalTensor<T>& from, uint8_t repeats,
+          const BrcbRepeatParams& strides) {
+  static_assert(sizeof(T) == 4, "the shim has Brcb of 32 bits");
+  constexpr uint32_t kPerBlock = shim::kBlock / sizeof(T);
+  shim::Core& core =
+      vec::begin("Brcb", sizeof(T), sizeof(T), repeats, {to.bytes(), from.bytes()});
+  if (!vec::shape("Brcb", kPerBlock, repeats, sizeof(T))) return;
+  if (!vec::fits("Brcb", from, static_cast<uint64_t>(repeats) * kPerBlock)) return;
+  const uint64_t read = static_cast<uint64_t>(repeats) * shim::kBlock;
+  if (!core.read(PIPE_V, from.bytes(), read, "Brcb")) return;
+  for (uint32_t r = 0; r < repeats; ++r) {
+    for (uint32_t i = 0; i < kPerBlock; ++i) {
+      const uint64_t block = static_cast<uint64_t>(r) * strides.dstRepStride +
+                             static_cast<uint64_t>(i) * strides.dstBlkStride;
+      if (!vec::fits("Brcb", to, (block + 1) * kPerBlock)) return;
+      uint8_t* const place = to.bytes() + block * shim::kBlock;
+      vec::apart("Brcb", place, shim::kBlock, from.bytes(), read, false);
+      if (!core.write(PIPE_V, place, shim::kBlock, "Brcb")) return;
+      const T value = vec::at<T>(from.bytes() + (r * kPerBlock + i) * sizeof(T));
+      for (uint32_t lane = 0; lane < kPerBlock; ++lane) {
+        vec::put(place + lane * sizeof(T), value);
+      }
+    }
+  }
+}
+
+#endif
 
 // dstRepStride counts elements.
 inline void WholeReduceSum(const LocalTensor<float>& to, const LocalTensor<float>& from,
