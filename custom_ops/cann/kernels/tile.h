@@ -76,7 +76,7 @@ class Tile {
           {1, 1, 1, kStride, kStride, kStride});
       PipeBarrier<PIPE_V>();
     }
-    // By blocks twice, which is sooner done than whole rows, and adds the same to the same.
+    // By blocks twice: reductions of whole rows are said to take five times as long.
     const LocalTensor<float> partial = partial_.Get<float>(), totals = totals_.Get<float>();
     BlockReduceSum(partial, products, count, kLanes, 1, 1, kStride);
     PipeBarrier<PIPE_V>();
