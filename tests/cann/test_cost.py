@@ -15,22 +15,40 @@ import pytest
 from tests.cann.bench import Measured
 from tests.cann.kernels import CUSTOM_OPS, Kernels, rotation_of, row_bytes
 from tests.cann.simulator import CoreCounts, Launch, MovedCount, VectorCount
+from tq_onnx.measure.npu.operators import timed_attentions, timed_encodes
 
-SCRIPT = CUSTOM_OPS / "cann" / "testing" / "cost.py"
+SCRIPTS = CUSTOM_OPS / "cann" / "testing"
 DOCUMENT = CUSTOM_OPS.parent / "docs" / "measurements" / "ascend-cost.json"
 STALE = 0.1
 """How far the model may be from the document of the docs, which is written by hand."""
 
 
-@pytest.fixture(scope="module")
-def cost() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("ascend_cost", SCRIPT)
+def _script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["ascend_cost"] = module  # its dataclasses ask for it
+    sys.modules[name] = module  # its dataclasses ask for it, and another script
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def cost() -> ModuleType:
+    return _script("cost")
+
+
+def test_a_report_beside_the_model(cost: ModuleType, kernels: Kernels) -> None:
+    """What verify-on-npu times is what is modelled, by name; long contexts take longer."""
+    compare = _script("compare")
+    chip = next(chip for chip in cost.chips(cost.GIVEN) if chip.arch == kernels.arch)
+    expected = dict(compare.modelled(64, kernels, chip))
+    names = {name for name, *_ in (*timed_encodes(), *timed_attentions(64))}
+    assert expected.keys() == names
+    short, long = (f"attention float16 D=128 B=1 T=1 past={past} group=4" for past in (64, 512))
+    assert expected[long] > expected[short] > 2  # of the launch alone
+    report = {"timings": [{"name": "another", "median_ms": 1.0}]}
+    assert len(list(compare.compare(report, kernels, chip))) == 1
 
 
 def _core(
@@ -79,7 +97,7 @@ def test_every_figure_has_a_source_or_is_an_assumption(cost: ModuleType) -> None
 def test_one_head_stands_for_all(cost: ModuleType, kernels: Kernels) -> None:
     """Heads on a multiple of as many cores: each on its share is asked for the same."""
     heads, share, keys = 2, 5, 1025
-    part_tokens = cost._part_tokens(keys)
+    part_tokens = cost.part_tokens(keys)
     found = []
     for count in (1, heads):
         query = np.ones((1, 2 * count, 1, 128), np.float32)
@@ -108,14 +126,14 @@ def test_the_cut_is_that_of_the_host(cost: ModuleType) -> None:
     names = {"kPartTokens": cost.PART_TOKENS, "kMostParts": cost.MOST_PARTS}
     for name, value in names.items():
         assert re.search(rf"{name} = {value};", header), name
-    assert [cost._part_tokens(keys) for keys in (4096, 32768, 32769)] == [512, 512, 576]
+    assert [cost.part_tokens(keys) for keys in (4096, 32768, 32769)] == [512, 512, 576]
 
 
 def test_the_document_has_the_figures_of_the_model(cost: ModuleType) -> None:
     told = json.loads(DOCUMENT.read_text(encoding="utf-8"))
     now = json.loads(json.dumps(cost.document((), cost.chips(cost.GIVEN))))
     for name in ("measured_on_a_card", "chips", "instructions"):
-        assert told[name] == now[name], f"write {DOCUMENT.name} anew: {SCRIPT.name} --json"
+        assert told[name] == now[name], f"write {DOCUMENT.name} anew: cost.py --json"
     shapes = [(one.kernel, one.shape) for one in cost.workloads()]
     assert [(row["kernel"], row["shape"]) for row in told["rows"]] == 2 * shapes
 
@@ -134,7 +152,7 @@ def test_model(cost: ModuleType, kernels: Kernels, measured: Measured) -> None:
         assert row.times_the_limit >= 1
         known = told[row.chip, row.kernel, row.shape]
         assert row.times_the_limit == pytest.approx(known, rel=STALE), (
-            f"{row.kernel}, {row.shape}: write {DOCUMENT.name} anew: {SCRIPT.name} --json"
+            f"{row.kernel}, {row.shape}: write {DOCUMENT.name} anew: cost.py --json"
         )
     if kernels.arch == 2201:
         by_name = {f"{row.kernel}: {row.shape}": row for row in rows}

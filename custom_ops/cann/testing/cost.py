@@ -313,7 +313,7 @@ LANES: Final = 64
 """Floats of a repeat."""
 
 
-def _part_tokens(keys: int) -> int:
+def part_tokens(keys: int) -> int:
     """Of the host's cut of a decode step (``host/attention_cut.h``)."""
     tiles = -(-keys // (MOST_PARTS * 64))
     return max(PART_TOKENS, tiles * 64)
@@ -332,7 +332,7 @@ def decode(query_heads: int, keys: int) -> Workload:
     def run(kernels: Kernels, cores: int) -> object:
         return kernels.attention(
             query, cache, cache, keys - 1, _rotations(), scale=0.1,
-            cores=cores, part_tokens=_part_tokens(keys),
+            cores=cores, part_tokens=part_tokens(keys),
         )  # fmt: skip
 
     least = KV_HEADS * (2 * cache.nbytes + 2 * query.nbytes)

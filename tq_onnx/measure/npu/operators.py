@@ -136,13 +136,16 @@ def check_encode(findings: Findings, dtypes: Sequence[str] = DTYPES) -> None:
                 partial(_encoded, case, dtype),
                 "no code that is not a tie differs, fields by at most one step, no other byte",
             )
+    for name, dtype, case in timed_encodes(dtypes):
+        findings.time(name, partial(_time, _encode_bound, case, dtype, findings.effort.runs))
+
+
+def timed_encodes(dtypes: Sequence[str] = DTYPES) -> Iterator[tuple[str, str, Case]]:
+    """Yield the name, the element type and the sizes of each call of encode that is timed."""
+    default = Coding(searches=True)
     for dtype in dtypes:
-        default = Coding(searches=True)
         for case in (Case(128, 1, (1000,), coding=default), Case(128, 512, (0,), coding=default)):
-            findings.time(
-                f"encode {dtype} {case}",
-                partial(_time, _encode_bound, case, dtype, findings.effort.runs),
-            )
+            yield f"encode {dtype} {case}", dtype, case
 
 
 def check_attention(findings: Findings, dtypes: Sequence[str] = DTYPES) -> None:
@@ -158,13 +161,18 @@ def check_attention(findings: Findings, dtypes: Sequence[str] = DTYPES) -> None:
                 f"an error of at most {ATTENTION_ERROR} against float64"
                 + (", and half a step of float16" if dtype == "float16" else ""),
             )
+    for name, dtype, case in timed_attentions(findings.effort.context, dtypes):
+        findings.time(name, partial(_time, _attention_bound, case, dtype, findings.effort.runs))
+
+
+def timed_attentions(
+    context: int, dtypes: Sequence[str] = DTYPES
+) -> Iterator[tuple[str, str, Case]]:
+    """Yield the same of attention, over so many tokens and eight times as many."""
     for dtype in dtypes:
-        for past in (findings.effort.context, 8 * findings.effort.context):
+        for past in (context, 8 * context):
             case = Case(128, 1, (past,), group=4)
-            findings.time(
-                f"attention {dtype} {case}",
-                partial(_time, _attention_bound, case, dtype, findings.effort.runs),
-            )
+            yield f"attention {dtype} {case}", dtype, case
 
 
 def _left_out(findings: Findings, name: str, case: Case) -> bool:

@@ -1,0 +1,102 @@
+"""A report of ``tq-onnx verify-on-npu`` beside the cost model: measured times over modelled ones.
+
+    python custom_ops/cann/testing/compare.py report.json
+
+A time of the report is of a whole call, from the session to the end of the device's work; the model
+knows of the kernels alone. So the difference of two contexts says more than a time by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cost
+import numpy as np
+
+from tests.cann.kernels import Kernels, build, rotation_of, row_bytes
+from tq_onnx.codec.kind import UNBIASED
+from tq_onnx.codec.search import gain_table
+from tq_onnx.measure.npu.findings import Effort
+from tq_onnx.measure.npu.operators import Case, timed_attentions, timed_encodes
+from tq_onnx.measure.npu.singlenodes import HEADS
+
+TASK_QUERIES = 8
+UNCUT = 512
+"""Keys of one part (``host/attention_cut.h``)."""
+
+
+def modelled(context: int, kernels: Kernels, chip: cost.Chip) -> Iterator[tuple[str, float]]:
+    """Yield the names of what verify-on-npu times, and microseconds."""
+    for name, dtype, case in timed_encodes():
+        with kernels.counted() as launches:
+            _encode(kernels, case, dtype, int(chip.cores.value))
+        yield name, sum(cost.times_of(one, chip).whole for one in launches)
+    for name, dtype, case in timed_attentions(context):
+        with kernels.counted() as launches:
+            _attend(kernels, case, dtype, int(chip.cores.value))
+        yield name, sum(cost.times_of(one, chip).whole for one in launches)
+
+
+def _encode(kernels: Kernels, case: Case, dtype: str, cores: int) -> None:
+    size = case.head_size
+    vectors = np.ones((case.batch, HEADS, case.new, size), dtype)
+    cache = np.zeros((case.batch, HEADS, case.slots, row_bytes(size, case.coding.codec)), np.uint8)
+    kernels.encode(
+        vectors, cache, case.past[0], rotation_of(size), codec=case.coding.codec,
+        gains=gain_table(), norm_correction=UNBIASED,
+        cores=min(cores, case.batch * HEADS * case.new),
+    )  # fmt: skip
+
+
+def _attend(kernels: Kernels, case: Case, dtype: str, cores: int) -> None:
+    size, keys = case.head_size, case.past[0] + case.new
+    query = np.ones((case.batch, HEADS * case.group, case.new, size), dtype)
+    cache = np.zeros((case.batch, HEADS, case.slots, row_bytes(size, case.coding.codec)), np.uint8)
+    tasks = HEADS * -(-case.group * case.new // TASK_QUERIES)
+    part = None if keys <= UNCUT else cost.part_tokens(keys)
+    parts = 1 if part is None else -(-keys // part)
+    kernels.attention(
+        query, cache, cache, case.past[0], (rotation_of(size), rotation_of(size, 1)),
+        scale=size**-0.5, codecs=(case.coding.codec, case.coding.codec),
+        cores=min(cores, tasks * parts), part_tokens=part,
+    )  # fmt: skip
+
+
+def compare(report: dict[str, Any], kernels: Kernels, chip: cost.Chip) -> Iterator[str]:
+    """Yield the lines of the table."""
+    measured = {one["name"]: 1000 * one["median_ms"] for one in report["timings"]}
+    yield f"{'microseconds':64} {'measured':>10} {'modelled':>10} {'ratio':>8}"
+    for name, us in modelled(Effort().context, kernels, chip):
+        if name in measured:
+            yield f"{name:64} {measured[name]:10.1f} {us:10.1f} {measured[name] / us:8.2f}"
+
+
+def main() -> None:
+    """Compare one report."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("report", type=Path, help="from `tq-onnx verify-on-npu -o report.json`")
+    path = parser.parse_args().report
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        soc, simulated = str(report["environment"]["soc"]), report["simulated"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        sys.exit(f"{path}: no report of verify-on-npu ({error})")
+    known = {one.arch: one for one in cost.chips(cost.GIVEN)}
+    chip = known[2002] if soc.startswith("Ascend310P") else known[2201]
+    with tempfile.TemporaryDirectory() as folder:
+        kernels = Kernels(build(chip.arch, Path(folder)))
+        for line in compare(report, kernels, chip):
+            print(line)
+    print(f"Modelled for an {chip.name}; measured on {soc}.")
+    if simulated:
+        print("That device was simulated: its times say nothing.")
+
+
+if __name__ == "__main__":
+    main()
