@@ -18,6 +18,9 @@ from tests.serving.running import EXAMPLES
 
 SECONDS = 600
 """Until a server answers, or has ended: a busy machine takes minutes to start Ray's processes."""
+ENDING_SECONDS = 30
+"""Until a server that was asked to end is killed, with all that it started: Ray may wait for itself
+for ever."""
 RUNNERS = {"ray_serve.py": (str(Path(__file__).with_name("patient.py")), str(SECONDS))}
 """What runs a script, more than Python."""
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -79,7 +82,7 @@ def _answering(
 def _end(process: subprocess.Popen[bytes], home: Path) -> None:
     process.send_signal(signal.SIGINT)
     try:
-        process.wait(SECONDS)
+        process.wait(ENDING_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -162,6 +162,9 @@ class RowReader {
 
   __aicore__ inline LocalTensor<float> scales() { return scales_.Get<float>(); }
 
+  // A tile of floats that nobody needs between two reads.
+  __aicore__ inline LocalTensor<float> spare() { return codes_.Get<float>(); }
+
   // matrix() = centroids of the codes of `count` rows, scales() their scales.
   __aicore__ inline void read(CachedRows<D>& cache, uint32_t which, uint32_t count,
                               Tile<D>& tile) {

@@ -79,7 +79,6 @@ class Attention {
     pipe->InitBuffer(common_scores_, kBlockBytes);
     pipe->InitBuffer(extra_scores_, kTileRows * sizeof(float));
     pipe->InitBuffer(extra_sums_, kTaskRows * D * sizeof(float));
-    pipe->InitBuffer(extra_rotated_, kTaskRows * D * sizeof(float));
   }
 
   __aicore__ inline void process() {
@@ -193,7 +192,7 @@ class Attention {
 
   // The sums of all tokens that queries of the task take exactly.
   __aicore__ inline void attend_exactly() {
-    const LocalTensor<float> sums = sums_.Get<float>(), rotated = extra_rotated_.Get<float>();
+    const LocalTensor<float> sums = sums_.Get<float>(), rotated = reader_.spare();
     const uint32_t rows = tasks_.rows(), end = tasks_.keys(), least = tasks_.least_seen(0);
     const uint32_t sinks = exact_.rows_begin();
     attend_exactly(least, sinks < end ? sinks : end, true);
@@ -331,7 +330,7 @@ class Attention {
   // To the sums of values, of the first `count` tokens.
   __aicore__ inline void add_value_offsets(uint32_t count) {
     const LocalTensor<float> extra = extra_sums_.Get<float>(), sums = sums_.Get<float>();
-    const LocalTensor<float> rotated = extra_rotated_.Get<float>();
+    const LocalTensor<float> rotated = reader_.spare();
     value_offsets_.load_differences(tile_, tasks_.head(), count);
     Duplicate(extra, 0.0f, kTaskRows * D);
     for (uint32_t r = 0; r < tasks_.rows(); ++r) {
@@ -390,7 +389,7 @@ class Attention {
   ExactTokens<D, T> exact_;
   SlotOffsets<D> key_offsets_, value_offsets_;
   TBuf<TPosition::VECCALC> rotated_, sums_, scores_;
-  TBuf<TPosition::VECCALC> common_scores_, extra_scores_, extra_sums_, extra_rotated_;
+  TBuf<TPosition::VECCALC> common_scores_, extra_scores_, extra_sums_;
 };
 
 template <uint32_t D, typename T, typename... Args>
