@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,6 +51,7 @@ else:
     import tomli as tomllib
 
 ROOT: Final = Path(__file__).resolve().parents[1]
+QUALITY: Final = ROOT / "docs"
 CANN_REQUIREMENTS: Final = ROOT / "custom_ops" / "cann" / "testing" / "requirements.txt"
 HALF_BITS: Final = 16
 HEAD_SIZES: Final = (64, 128)
@@ -99,16 +102,56 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def _presets() -> str:
     return table(
-        ("preset", "keys", "values", ">bytes", ">smaller than float16", "from"),
-        ((*_preset(one)[:3], *_preset(one)[4:]) for one in PRESETS.values()),
-    )
-
-
-def _presets_with_rotation() -> str:
-    return table(
         ("preset", "keys", "values", "rotation", ">bytes", ">smaller than float16", "from"),
         map(_preset, PRESETS.values()),
     )
+
+
+_CHOICES: Final = {
+    "int4": "`int4` (default)",
+    "int4, calibrated": "`int4`, calibrated",
+    "int3, calibrated": "`int3`, calibrated",
+    "int2, calibrated": "`int2`, calibrated",
+    "k5v3": "`k5v3`",
+    "k8v4": "`k8v4`, as in vLLM",
+    "mse4": "`mse4`, the TurboQuant paper's Algorithm 1",
+    "ORT int4": "ONNX Runtime int4, best scales for this text",
+    "ORT int8": "ONNX Runtime int8, best scales for this text",
+}
+"""The rows of README.md: names in the documents of quality, and how README.md calls them."""
+
+
+def _choices() -> str:
+    """Return what the presets that most people choose cost in bytes and quality."""
+    documents = (_quality("smollm2"), _quality("smollm2-window"))
+    figures = {
+        entry["name"]: entry for part in documents for entry in (*part["models"], *part["peers"])
+    }
+    original = 2 * HEAD_SIZES[-1] * HALF_BITS // 8
+
+    def row(name: str, title: str) -> tuple[str, ...]:
+        entry = figures[name]
+        quality = entry["quality"]
+        size = round(entry["bits_per_value"] * 2 * HEAD_SIZES[-1] / 8)
+        if not entry["peer"]:
+            size = _bytes(PRESETS[entry["preset"]])
+        change = f"{round(100 * quality['perplexity_change'], 1) + 0.0:+.1f} %"
+        return title, str(size), f"{original / size:.2f}x", change, f"{quality['kl_mean']:.4f}"
+
+    return table(
+        ("cache", ">bytes", ">smaller than float16", ">perplexity", ">mean KL, nats"),
+        (row(name, title) for name, title in _CHOICES.items()),
+    )
+
+
+def _quality(name: str) -> Any:
+    return json.loads((QUALITY / f"quality-{name}.json").read_text(encoding="utf-8"))
+
+
+def _bytes(preset: Preset) -> int:
+    """Return the bytes of a token's key and value in one KV head of the largest size."""
+    codecs = [codec.for_elements(HALF_BITS) for codec in (preset.key, preset.value)]
+    return sum(row_layout(codec, HEAD_SIZES[-1]).row_bytes for codec in codecs)
 
 
 def _window_bytes() -> str:
@@ -135,7 +178,7 @@ def _window_bytes() -> str:
 
 def _preset(preset: Preset) -> tuple[str, ...]:
     codecs = [codec.for_elements(HALF_BITS) for codec in (preset.key, preset.value)]
-    size = sum(row_layout(codec, HEAD_SIZES[-1]).row_bytes for codec in codecs)
+    size = _bytes(preset)
     original = 2 * HEAD_SIZES[-1] * HALF_BITS // 8
     return (
         f"`{preset.name}`" + (" (default)" if preset.name == DEFAULT_PRESET else ""),
@@ -351,11 +394,54 @@ def _report_keys() -> str:
 
 
 def _api() -> str:
-    """Render what mkdocstrings replaces by the documentation of each public name."""
+    """Return each public name with its signature and what it is for.
+
+    ``docs/pages.py`` puts the whole documentation there on the site.
+    """
     names = [name for name in tq_onnx.__all__ if name not in ("__version__", "errors")]
-    places = {name: room for room, found in tq_onnx.ROOMS.items() for name in found}
-    paths = [f"tq_onnx.{places[name]}.{name}" for name in names]
-    return "\n\n".join(f"::: {path}" for path in [*paths, "tq_onnx.errors"])
+    entries = [_entry(f"tq_onnx.{name}", getattr(tq_onnx, name)) for name in names]
+    errors = [
+        f"- `{error.__name__}`: {_first_line(error)}"
+        for error in vars(tq_onnx.errors).values()
+        if isinstance(error, type) and issubclass(error, tq_onnx.errors.TqOnnxError)
+    ]
+    return "\n\n".join([*entries, "### `tq_onnx.errors`", "\n".join(errors)])
+
+
+def _entry(name: str, value: object) -> str:
+    """Return the heading of a public name, its signature, its purpose, and its methods."""
+    if not callable(value):
+        return f"### `{name}`\n\nA mapping from names to presets; `tq-onnx presets` prints it."
+    members = [
+        (f"{name.rpartition('.')[2]}.{member}", attribute)
+        for member, attribute in vars(value).items()
+        if isinstance(value, type) and not member.startswith("_")
+    ]
+    lines = [
+        f"- `{member}{_signature(attribute)}`: {_first_line(attribute)}"
+        for member, attribute in members
+        if inspect.isfunction(attribute) or isinstance(attribute, (property, cached_property))
+    ]
+    parts = [f"### `{name}`", f"```text\n{name}{_signature(value)}\n```", _first_line(value)]
+    return "\n\n".join([*parts, *(["\n".join(lines)] if lines else [])])
+
+
+def _signature(value: object) -> str:
+    """Return the parameters of a callable, without types; nothing for an attribute."""
+    if isinstance(value, (property, cached_property)) or not callable(value):
+        return ""
+    parameters = [
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for name, parameter in inspect.signature(value).parameters.items()
+        if name != "self"
+    ]
+    text = str(inspect.Signature(parameters))
+    return re.sub(r"<[^>]*>", "...", text)
+
+
+def _first_line(value: object) -> str:
+    text = (inspect.getdoc(value) or "").split("\n\n", 1)[0]
+    return " ".join(text.split()).replace("``", "`")
 
 
 ROUTES: Final = {
@@ -416,8 +502,8 @@ def _cann_features() -> str:
 
 
 BLOCKS: Final[dict[str, Callable[..., str]]] = {
+    "choices": _choices,
     "presets": _presets,
-    "presets-with-rotation": _presets_with_rotation,
     "window-bytes": _window_bytes,
     "rows": _rows,
     "operator": _operator,

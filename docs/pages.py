@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mkdocs.structure.files import File, Files
 
+import tq_onnx
+
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.pages import Page
@@ -30,6 +32,19 @@ OUTSIDE: Final = (
 _LINK: Final = re.compile(
     r"(?<!!)\[(?P<text>[^]]*)\]\((?P<to>[^)\s]+)\)|(?P<code>```.*?```|`[^`\n]*`)", re.DOTALL
 )
+
+
+_API: Final = re.compile(
+    r"(?P<begin><!-- generated: api -->\n).*?(?P<end>\n<!-- end generated -->)", re.DOTALL
+)
+
+
+def _references() -> str:
+    """Return what mkdocstrings replaces by the documentation of each public name."""
+    names = [name for name in tq_onnx.__all__ if name not in ("__version__", "errors")]
+    places = {name: room for room, members in tq_onnx.ROOMS.items() for name in members}
+    paths = [f"tq_onnx.{places[name]}.{name}" for name in names]
+    return "\n\n".join(f"::: {path}" for path in [*paths, "tq_onnx.errors"])
 
 
 def place(path: str) -> str:
@@ -54,6 +69,10 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
 def on_page_markdown(markdown: str, page: Page, files: Files, **_: Any) -> str:
     """Turn links of the repository into links of the site."""
     uri = page.file.src_uri
+    if uri == "api.md":
+        markdown = _API.sub(
+            lambda block: f"{block['begin']}{_references()}{block['end']}", markdown
+        )
     here = PLACES.get(uri, f"docs/{uri}")
 
     def rewritten(link: re.Match[str]) -> str:
