@@ -27,6 +27,7 @@ import measured
 import schemas
 
 import tq_onnx
+from tq_onnx.ascend.features import FEATURES
 from tq_onnx.cli.main import COMMANDS, main
 from tq_onnx.codec.kind import NORM_KEPT, NOT_CORRECTED, UNBIASED
 from tq_onnx.codec.presetfacts import LENGTHS, preset_facts
@@ -43,7 +44,6 @@ from tq_onnx.ops.operator import FLOAT32, FLOATS, Attribute, Parameter
 from tq_onnx.ops.operators import BY_NAME
 from tq_onnx.recognise.match import MIN_OPSET
 from tq_onnx.runtime.variables import VARIABLES
-from tq_onnx.targets.cann.features import FEATURES
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hi
 
 from tq_onnx.api.calibrating import CalibrationReport
 from tq_onnx.api.demonstrating import DemoReport
+from tq_onnx.ascend.verification import NpuReport
 from tq_onnx.cli.generate import GenerateDocument
 from tq_onnx.cli.verify import VerifyDocument
 from tq_onnx.codec.presetfacts import PresetFacts
@@ -30,7 +31,6 @@ from tq_onnx.measure.differences import DiffReport
 from tq_onnx.measure.fit import FitReport
 from tq_onnx.measure.graphs import GraphReport
 from tq_onnx.measure.greedy import GreedyFigures
-from tq_onnx.measure.npu import NpuReport
 from tq_onnx.measure.pages import PagedReport
 from tq_onnx.measure.verify import VerifyReport
 from tq_onnx.runtime.installation import InfoReport

@@ -15,7 +15,7 @@ import pytest
 from tests.cann.bench import Measured
 from tests.cann.kernels import CUSTOM_OPS, Kernels, rotation_of, row_bytes
 from tests.cann.simulator import CoreCounts, Launch, MovedCount, VectorCount
-from tq_onnx.measure.npu.operators import timed_attentions, timed_encodes
+from tq_onnx.ascend.verification.codec_operators import timed_attentions, timed_encodes
 
 SCRIPTS = CUSTOM_OPS / "cann" / "testing"
 DOCUMENT = CUSTOM_OPS.parent / "docs" / "measurements" / "ascend-cost.json"

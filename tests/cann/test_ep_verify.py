@@ -13,13 +13,13 @@ from tests.cann.fake_acl import FakeAcl
 from tests.cann.session import CANN
 from tests.cli.run import run
 from tests.runtime.models import HALF, ids, original
+from tq_onnx.ascend.targets import CANN as CANN_TARGET
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled
 from tq_onnx.measure.feeding_modes import all_caches
 from tq_onnx.runtime import providers
 from tq_onnx.runtime.model import open_converted
-from tq_onnx.targets.cann.target import CANN as CANN_TARGET
 
 pytestmark = [pytest.mark.cann, pytest.mark.usefixtures("kernels_named")]
 

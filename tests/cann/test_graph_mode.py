@@ -18,13 +18,13 @@ import pytest
 from tests.cann.fake_acl import FakeAcl
 from tests.cann.graph_engine import GraphEngine
 from tests.cann.session import CANN, CPU, Array, model_of
+from tq_onnx.ascend.graph_mode.claims import CLAIMED
+from tq_onnx.ascend.graph_mode.passes import lower_for_graph_mode
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.files.load import load
 from tq_onnx.integrations.bundled import build_bundled
 from tq_onnx.runtime.session import make_session
-from tq_onnx.targets.cann_graph.graphoperators import CLAIMED
-from tq_onnx.targets.cann_graph.lower import lower_for_graph_mode
 
 pytestmark = pytest.mark.cann
 

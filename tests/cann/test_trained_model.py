@@ -31,6 +31,7 @@ from tests.cann.bench import Measured
 from tests.cann.fake_acl import FakeAcl
 from tests.cann.kernels import Kernels
 from tests.cann.session import CANN, CPU, Array, CannSession
+from tq_onnx.ascend.targets import CANN as CANN_TARGET
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled, heldout_text
@@ -41,7 +42,6 @@ from tq_onnx.runtime import providers
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.library import get_library_path
 from tq_onnx.runtime.model import OpenModel, open_converted
-from tq_onnx.targets.cann.target import CANN as CANN_TARGET
 
 pytestmark = pytest.mark.cann
 

@@ -17,13 +17,13 @@ from tests.cann.graph_engine import GraphEngine
 from tests.cann.kernels import ARCHITECTURES, ByArchitecture
 from tests.cann.session import model_of
 from tests.cli.run import run
+from tq_onnx.ascend import verification as npu
+from tq_onnx.ascend.targets import CANN as CANN_TARGET
+from tq_onnx.ascend.verification.findings import BRIEF, PARTS, Findings
+from tq_onnx.ascend.verification.models import check_graph_mode
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled
-from tq_onnx.measure import npu
-from tq_onnx.measure.npu.findings import BRIEF, PARTS, Findings
-from tq_onnx.measure.npu.models import check_graph_mode
-from tq_onnx.targets.cann.target import CANN as CANN_TARGET
 
 pytestmark = pytest.mark.cann
 

@@ -19,7 +19,7 @@ from tq_onnx.runtime.platforms import PLATFORMS
 
 ELSEWHERE = {
     "view": "waits for Ctrl-C; test_view.py",
-    "verify-on-npu": "needs a device; tests/measure/test_npu.py",
+    "verify-on-npu": "needs a device; tests/ascend/test_verification.py",
     "demo": "test_demo.py",
 }
 """Commands whose examples do not run here, with the place where they do."""

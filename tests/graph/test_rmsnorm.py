@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from tests.targets.cann.parts import part
+from tests.ascend.lowering.parts import part
 from tq_onnx.graph.builder import MICROSOFT
 from tq_onnx.graph.rmsnorm import RmsNorm, constant_channels, match_norms
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tq_onnx.api.arguments import AnyPath, path_of
-from tq_onnx.measure import npu
+from tq_onnx.ascend import verification as npu
 
 if TYPE_CHECKING:
     from tq_onnx.progress import OnProgress

@@ -1,4 +1,4 @@
-"""``tq-onnx verify-on-npu``: all checks on an Ascend NPU. See ``tq_onnx.measure.npu``."""
+"""``tq-onnx verify-on-npu``: all checks on an Ascend NPU. See ``tq_onnx.ascend.verification``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from tq_onnx.api.npu import verify_on_npu as run
+from tq_onnx.ascend.verification import PART_SECONDS, NpuReport
 from tq_onnx.cli import flags, terminal
 from tq_onnx.errors import ModelFileError, VerificationError
-from tq_onnx.measure.npu import PART_SECONDS, NpuReport
 
 
 @click.command(name="verify-on-npu")

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from tq_onnx.ascend.graph_mode_target import CANN_GRAPH
+from tq_onnx.ascend.targets import CANN
 from tq_onnx.conversion.target import CPU, Target
 from tq_onnx.errors import ModelFileError, UsageError
 from tq_onnx.plan import Plan
-from tq_onnx.targets.cann.target import CANN
-from tq_onnx.targets.cann_graph.target import CANN_GRAPH
 from tq_onnx.targets.paged.target import TARGET as PAGED
 from tq_onnx.targets.web.target import WEB
 

@@ -20,11 +20,11 @@ import cost
 import numpy as np
 
 from tests.cann.kernels import Kernels, build, rotation_of, row_bytes
+from tq_onnx.ascend.verification.codec_operators import Case, timed_attentions, timed_encodes
+from tq_onnx.ascend.verification.findings import Effort
+from tq_onnx.ascend.verification.singlenodes import HEADS
 from tq_onnx.codec.kind import UNBIASED
 from tq_onnx.codec.search import gain_table
-from tq_onnx.measure.npu.findings import Effort
-from tq_onnx.measure.npu.operators import Case, timed_attentions, timed_encodes
-from tq_onnx.measure.npu.singlenodes import HEADS
 
 TASK_QUERIES = 8
 UNCUT = 512

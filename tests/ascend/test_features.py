@@ -1,0 +1,32 @@
+"""The record of the kernels: its header is current, and a plan is refused by it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tq_onnx.ascend import featureheader
+from tq_onnx.ascend.features import CODECS, FEATURES
+from tq_onnx.codec.presets import PRESETS
+
+HEADER = Path(__file__).parents[2] / "custom_ops" / "cann" / "host" / "device_features.h"
+
+
+def test_committed_header_is_current(tmp_path: Path) -> None:
+    assert featureheader.main(["--check", str(HEADER)]) == 0, (
+        f"run: python -m tq_onnx.ascend.featureheader {HEADER.name}"
+    )
+    other = tmp_path / HEADER.name
+    other.write_text(HEADER.read_text(encoding="utf-8").replace("{64, 128}", "{64, 96}"))
+    assert featureheader.main(["--check", str(other)]) == 1
+
+
+@pytest.mark.parametrize("name", ["int4", "int3", "int2", "k5v3", "mse1", "balanced"])
+def test_presets_that_there_are_kernels_for(name: str) -> None:
+    assert {PRESETS[name].key, PRESETS[name].value} <= set(CODECS)
+
+
+def test_names_are_told_apart() -> None:
+    names = [feature.name for feature in FEATURES]
+    assert len(names) == len(set(names))

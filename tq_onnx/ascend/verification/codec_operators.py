@@ -1,0 +1,322 @@
+"""The operators on the device against numpy: bytes that encode writes, errors of attention.
+
+Encoding must be what the reference makes of the same vectors, but for ties
+(``tq_onnx.codec.acceptance``): the device sums in another order. Without a search and offsets,
+vectors are drawn so that none is near a tie, hence every byte is expected to be equal. Attention is
+compared with attention in float64 over the caches as the reference decodes them, which leaves
+nothing of quantisation in the error.
+
+The sizes of calls are checked with the plainest coding, and all codings with a few sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tq_onnx.ascend.features import CODECS, HEAD_SIZES, least_row_bytes
+from tq_onnx.ascend.verification import environment
+from tq_onnx.ascend.verification.findings import DeviceCheck, Figures, Findings
+from tq_onnx.ascend.verification.singlenodes import (
+    HEADS,
+    PLAIN,
+    Coding,
+    Tables,
+    attention_model,
+    encode_model,
+)
+from tq_onnx.codec import reference
+from tq_onnx.codec.acceptance import FIELD_STEPS, is_clear, judge_rows
+from tq_onnx.codec.kind import Tables as RowTables
+from tq_onnx.codec.quantise import tables_of
+from tq_onnx.codec.spec import row_layout
+from tq_onnx.runtime.io_binding import BoundModel
+from tq_onnx.runtime.providers import CANN
+from tq_onnx.runtime.session import make_session
+
+Array = npt.NDArray[Any]
+
+DTYPES: Final = ("float32", "float16")
+ATTENTION_ERROR: Final = 1e-4
+"""Absolute, for values of the size of random unit vectors; half precision rounds the result too."""
+
+_HALF_ROUNDING: Final = 2.0**-10
+_WAKE: Final = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes of one call.
+
+    Attributes:
+        head_size: D.
+        new: T.
+        past: tokens in the caches, of each sequence.
+        group: query heads of each KV head.
+        spare: slots after the new tokens.
+        coding: how rows are made.
+    """
+
+    head_size: int
+    new: int
+    past: tuple[int, ...]
+    group: int = 1
+    spare: int = 3
+    coding: Coding = PLAIN
+
+    @property
+    def batch(self) -> int:
+        """B."""
+        return len(self.past)
+
+    @property
+    def slots(self) -> int:
+        """S."""
+        return max(self.past) + self.new + self.spare
+
+    def __str__(self) -> str:
+        """Return the sizes for names of checks."""
+        past = ",".join(map(str, self.past))
+        group = f" group={self.group}" if self.group > 1 else ""
+        return f"D={self.head_size} B={self.batch} T={self.new} past={past}{group}{self.coding}"
+
+
+CODINGS: Final = (
+    *(Coding(codec, searches=True) for codec in CODECS),
+    Coding(searches=True, offset_rows=8),
+)
+"""Beside the plainest: every codec as the presets have it, and offsets."""
+
+Bind = Callable[[Case, str], tuple[BoundModel, dict[str, Array], Tables]]
+"""Makes a call ready: what runs it, its inputs and its tables."""
+
+
+def encode_cases() -> Iterator[Case]:
+    """Yield steps and prompts of one sequence and of sequences of different lengths."""
+    for size in HEAD_SIZES:
+        for new, past in ((1, (0,)), (1, (37,)), (17, (0,)), (300, (5,)), (9, (5, 3)), (1, (8, 2))):
+            yield Case(size, new, past)
+        for coding in CODINGS:
+            yield Case(size, 17, (5,), coding=coding)
+
+
+def attention_cases(most: int) -> Iterator[Case]:
+    """Yield steps and prompts with groups of heads; a query has at most ``most`` elements."""
+    for size in HEAD_SIZES:
+        for group, new, past in (
+            (1, 1, (0,)),
+            (2, 1, (63,)),
+            (4, 1, (300,)),
+            (8, 1, (1000,)),
+            (2, 17, (0,)),
+            (1, 64, (10,)),
+            (5, 3, (70, 4)),
+        ):
+            case = Case(size, new, past, group)
+            if case.batch * HEADS * group * new * size <= most:
+                yield case
+        for coding in CODINGS:
+            yield Case(size, 1, (700,), 2, coding=coding)  # long enough for keys in parts
+
+
+def check_encode(findings: Findings, dtypes: Sequence[str] = DTYPES) -> None:
+    """Check the bytes that encode writes, and time it."""
+    for dtype in dtypes:
+        for case in encode_cases():
+            name = f"encode {dtype} {case}"
+            if _left_out(findings, name, case):
+                continue
+            findings.check(
+                name,
+                partial(_encoded, case, dtype),
+                "no code that is not a tie differs, fields by at most one step, no other byte",
+            )
+    for name, dtype, case in timed_encodes(dtypes):
+        findings.time(name, partial(_time, _encode_bound, case, dtype, findings.effort.runs))
+
+
+def timed_encodes(dtypes: Sequence[str] = DTYPES) -> Iterator[tuple[str, str, Case]]:
+    """Yield the name, the element type and the sizes of each call of encode that is timed."""
+    default = Coding(searches=True)
+    for dtype in dtypes:
+        for case in (Case(128, 1, (1000,), coding=default), Case(128, 512, (0,), coding=default)):
+            yield f"encode {dtype} {case}", dtype, case
+
+
+def check_attention(findings: Findings, dtypes: Sequence[str] = DTYPES) -> None:
+    """Check the errors of attention, and time it."""
+    for dtype in dtypes:
+        for case in attention_cases(findings.effort.most):
+            name = f"attention {dtype} {case}"
+            if _left_out(findings, name, case):
+                continue
+            findings.check(
+                name,
+                partial(_attended, case, dtype),
+                f"an error of at most {ATTENTION_ERROR} against float64"
+                + (", and half a step of float16" if dtype == "float16" else ""),
+            )
+    for name, dtype, case in timed_attentions(findings.effort.context, dtypes):
+        findings.time(name, partial(_time, _attention_bound, case, dtype, findings.effort.runs))
+
+
+def timed_attentions(
+    context: int, dtypes: Sequence[str] = DTYPES
+) -> Iterator[tuple[str, str, Case]]:
+    """Yield the same of attention, over so many tokens and eight times as many."""
+    for dtype in dtypes:
+        for past in (context, 8 * context):
+            case = Case(128, 1, (past,), group=4)
+            yield f"attention {dtype} {case}", dtype, case
+
+
+def _left_out(findings: Findings, name: str, case: Case) -> bool:
+    """Note a check of rows that this device does not move; tell whether it is one."""
+    row, soc = row_layout(case.coding.codec, case.head_size).row_bytes, environment.soc()
+    least = least_row_bytes(soc or "")
+    if row >= least:
+        return False
+    problem = f"not done: rows have {row} bytes, and an {soc} moves {least} or more"
+    findings.checks.append(DeviceCheck(name, None, problem=problem))
+    return True
+
+
+def _time(bind: Bind, case: Case, dtype: str, runs: int) -> list[float]:
+    bound, _, _ = bind(case, dtype)
+    return bound.seconds(runs, _WAKE)
+
+
+def _encode_bound(case: Case, dtype: str) -> tuple[BoundModel, dict[str, Array], Tables]:
+    tables = Tables(case.head_size, case.coding)
+    rng = np.random.default_rng(case.new)
+    width = row_layout(tables.codec, case.head_size).row_bytes
+    # The bytes in other slots must be the same afterwards.
+    past = rng.integers(0, 256, (case.batch, HEADS, case.slots, width)).astype(np.uint8)
+    inputs = {
+        "vectors": _vectors(rng, case, dtype, tables),
+        "past": past,
+        "past_length": np.array(case.past, np.int64),
+    }
+    bound = BoundModel(
+        make_session(encode_model(tables, dtype), ep=CANN),
+        inputs,
+        on_host=("past_length",),
+        in_place={"present": "past"},
+        where=f"encode {case}",
+    )
+    return bound, inputs, tables
+
+
+def _encoded(case: Case, dtype: str) -> tuple[bool, Figures]:
+    bound, inputs, tables = _encode_bound(case, dtype)
+    found = bound.run()["present"]
+    vectors, lengths, offset = inputs["vectors"], inputs["past_length"], tables.offsets[0]
+    given = None
+    if offset is not None:
+        given, taken = vectors, reference.offset_rows(offset, lengths, case.batch, case.new)
+        vectors = vectors.astype(np.float32) - taken.astype(np.float32)
+    rows = reference.encode(
+        vectors,
+        tables.codec,
+        tables.rotations[0],
+        tables.codebook,
+        tables.norm_correction,
+        gains=tables.gains,
+    )
+    expected = reference.append(inputs["past"], rows, lengths)
+    new = np.stack([found[b, :, length : length + case.new] for b, length in enumerate(lengths)])
+    judged = judge_rows(new, vectors, tables.codec, _row_tables(tables), given=given, element=dtype)
+    differing = int((found != expected).sum())
+    others = differing - int((new != rows).sum())
+    figures = {
+        "bytes": int(rows.size),
+        "bytes_differing": differing - others,
+        "other_bytes_changed": others,
+        "codes_wrong": judged.wrong,
+        "scale_steps": judged.steps,
+    }
+    return judged.wrong == 0 and judged.steps <= FIELD_STEPS and others == 0, figures
+
+
+def _attention_bound(case: Case, dtype: str) -> tuple[BoundModel, dict[str, Array], Tables]:
+    tables = Tables(case.head_size, case.coding)
+    rng = np.random.default_rng(case.new)
+    shape = (case.batch, HEADS, case.slots, case.head_size)
+    caches = [
+        reference.encode(rng.standard_normal(shape), tables.codec, rotation, tables.codebook)
+        for rotation in tables.rotations
+    ]
+    heads = (case.batch, HEADS * case.group, case.new, case.head_size)
+    inputs = {
+        "query": rng.standard_normal(heads).astype(dtype),
+        "key_cache": caches[0],
+        "value_cache": caches[1],
+        "past_length": np.array(case.past, np.int64),
+    }
+    bound = BoundModel(
+        make_session(attention_model(tables, dtype, case.head_size**-0.5), ep=CANN),
+        inputs,
+        on_host=("past_length",),
+        where=f"attention {case}",
+    )
+    return bound, inputs, tables
+
+
+def _attended(case: Case, dtype: str) -> tuple[bool, Figures]:
+    bound, inputs, tables = _attention_bound(case, dtype)
+    found = bound.run()["output"].astype(np.float64)
+    centroids = tables.codebook.centroids
+    expected = reference.attention(
+        inputs["query"],
+        inputs["key_cache"],
+        inputs["value_cache"],
+        inputs["past_length"],
+        key=tables.codec,
+        value=tables.codec,
+        key_rotation=tables.rotations[0],
+        key_codebook=centroids,
+        value_rotation=tables.rotations[1],
+        value_codebook=centroids,
+        scale=case.head_size**-0.5,
+        causal=True,
+        key_offset=tables.offsets[0],
+        value_offset=tables.offsets[1],
+    )
+    largest = float(np.abs(expected).max())
+    error = float(np.abs(found - expected).max())  # NaN fails the comparison below
+    limit = ATTENTION_ERROR + (_HALF_ROUNDING * largest if dtype == "float16" else 0.0)
+    figures = {"error": number(error), "largest": largest, "limit": limit}
+    return bool(error <= limit), figures
+
+
+def _vectors(rng: np.random.Generator, case: Case, dtype: str, tables: Tables) -> Array:
+    """Draw random vectors; of the plainest coding such that no coordinate is near a boundary."""
+    shape = (case.batch, HEADS, case.new, case.head_size)
+    vectors = rng.standard_normal(shape).astype(dtype)
+    if case.coding != PLAIN:
+        return vectors
+    row_tables = _row_tables(tables)
+    while (near := ~is_clear(vectors, tables.codec, row_tables)).any():
+        vectors[near] = rng.standard_normal((int(near.sum()), case.head_size)).astype(dtype)
+    return vectors
+
+
+def _row_tables(tables: Tables) -> RowTables:
+    """Return the tables of the rows that ``encode_model`` makes."""
+    return tables_of(
+        tables.codec,
+        tables.rotations[0],
+        tables.codebook,
+        tables.norm_correction,
+        gains=tables.gains,
+    )
+
+
+def number(value: float) -> float | str:
+    """Return a number that JSON has, or else its name."""
+    return value if np.isfinite(value) else str(value)

@@ -1,0 +1,178 @@
+"""A decoder's other operators on the device against numpy: norms, rotary, activation, moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tq_onnx.ascend.verification.codec_operators import DTYPES, number
+from tq_onnx.ascend.verification.findings import Figures, Findings
+from tq_onnx.ops.domain import GATHER, RMS_NORMALIZATION, ROTARY_EMBEDDING, SWISH, TRANSPOSE
+from tq_onnx.ops.operators import BY_NAME
+from tq_onnx.ops.singleop import single_operator
+from tq_onnx.runtime.io_binding import BoundModel
+from tq_onnx.runtime.providers import CANN
+from tq_onnx.runtime.session import make_session
+
+Array = npt.NDArray[Any]
+Expected = Callable[[Mapping[str, Array]], Array]
+
+_LIMITS: Final = {"float32": 1e-5, "float16": 2.0**-10}
+"""Largest error, in units of the largest number of the result."""
+
+_EPSILON: Final = 1e-6
+_POSITIONS: Final = 64
+_WAKE: Final = 3
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an operator.
+
+    Attributes:
+        op_type: the operator.
+        sizes: sizes in words, for the name of the check.
+        inputs: its inputs, in order.
+        expected: the result of its inputs in float64.
+        attributes: attributes of the node.
+        on_host: inputs that the operator reads on the host.
+        exact: True if the operator only moves numbers.
+    """
+
+    op_type: str
+    sizes: str
+    inputs: Mapping[str, Array]
+    expected: Expected
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    on_host: tuple[str, ...] = ()
+    exact: bool = False
+
+
+def calls(dtype: str) -> list[Call]:
+    """Return steps and prompts with the sizes of small and of large decoders."""
+    rng = np.random.default_rng(0)
+
+    def drawn(*shape: int) -> Array:
+        return np.asarray(rng.standard_normal(shape).astype(dtype))
+
+    made = []
+    for shape in ((1, 1, 192), (2, 7, 4, 128), (1, 3, 4096)):
+        made.append(
+            Call(
+                RMS_NORMALIZATION,
+                f"{list(shape)}",
+                {"X": drawn(*shape), "scale": drawn(shape[-1])},
+                _normalised,
+                {"epsilon": _EPSILON},
+            )
+        )
+    angles = rng.uniform(0, 7, (_POSITIONS, 64)).astype(np.float32)
+    for head_size, positions in ((128, [[5]]), (128, [[0, 1, 2], [7, 8, 9]]), (64, [[3, 4, 63]])):
+        cosines, sines = np.cos(angles[:, : head_size // 2]), np.sin(angles[:, : head_size // 2])
+        ids = np.array(positions, np.int64)
+        made.append(
+            Call(
+                ROTARY_EMBEDDING,
+                f"D={head_size} positions={positions}",
+                {
+                    "X": drawn(len(ids), 4, ids.shape[1], head_size),
+                    "cos_cache": cosines,
+                    "sin_cache": sines,
+                    "position_ids": ids,
+                },
+                _turned,
+                on_host=("position_ids",),
+            )
+        )
+    made += [
+        Call(SWISH, f"{list(shape)}", {"X": 4 * drawn(*shape)}, _activated)
+        for shape in ((1, 1, 512), (2, 5, 11008))
+    ]
+    made += [
+        Call(
+            TRANSPOSE,
+            f"{list(shape)}",
+            {"X": drawn(*shape)},
+            lambda given: given["X"].transpose(0, 2, 1, 3),
+            {"perm": [0, 2, 1, 3]},
+            exact=True,
+        )
+        for shape in ((1, 1, 4, 128), (2, 9, 3, 64), (1, 4, 17, 128))
+    ]
+    made += [
+        Call(
+            GATHER,
+            f"of 260 rows {ids}",
+            {"data": drawn(260, 192), "indices": np.array(ids, np.int64)},
+            lambda given: given["data"][given["indices"].astype(np.int64)],
+            on_host=("indices",),
+            exact=True,
+        )
+        for ids in ([[7]], [[0, 1, 2, 259], [259, -1, 5, 5]])
+    ]
+    return made
+
+
+def check_decoder(findings: Findings) -> None:
+    """Check all operators, and time the calls of a step."""
+    for dtype in DTYPES:
+        for call in calls(dtype):
+            limit = "equal numbers" if call.exact else f"a relative error of {_LIMITS[dtype]:.1g}"
+            findings.check(
+                f"{call.op_type} {dtype} {call.sizes}", partial(_checked, call, dtype), limit
+            )
+        for call in calls(dtype):
+            if call.sizes.startswith("[1, 1,") or call.on_host:
+                findings.time(
+                    f"{call.op_type} {dtype} {call.sizes}",
+                    partial(_time, call, dtype, findings.effort.runs),
+                )
+
+
+def _time(call: Call, dtype: str, runs: int) -> list[float]:
+    return _bound(call, dtype).seconds(runs, _WAKE)
+
+
+def _bound(call: Call, dtype: str) -> BoundModel:
+    model = single_operator(BY_NAME[call.op_type], call.attributes, dtype)
+    return BoundModel(
+        make_session(model, ep=CANN), call.inputs, on_host=call.on_host, where=call.op_type
+    )
+
+
+def _checked(call: Call, dtype: str) -> tuple[bool, Figures]:
+    found = _bound(call, dtype).run()["Y"]
+    wide = {name: array.astype(np.float64) for name, array in call.inputs.items()}
+    expected = call.expected(call.inputs if call.exact else wide)
+    if found.shape != expected.shape:
+        raise ValueError(f"the result has shape {list(found.shape)}, not {list(expected.shape)}")
+    if call.exact:
+        differing = int((found != expected).sum())
+        return differing == 0, {"numbers": int(found.size), "numbers_differing": differing}
+    largest = float(np.abs(expected).max())
+    error = float(np.abs(found.astype(np.float64) - expected).max()) / largest
+    return error <= _LIMITS[dtype], {"error": number(error), "limit": _LIMITS[dtype]}
+
+
+def _normalised(given: Mapping[str, Array]) -> Array:
+    x = given["X"]
+    mean = (x * x).mean(axis=-1, keepdims=True)
+    return np.asarray(x / np.sqrt(mean + _EPSILON) * given["scale"])
+
+
+def _turned(given: Mapping[str, Array]) -> Array:
+    first, second = np.split(given["X"], 2, axis=-1)
+    rows = given["position_ids"].astype(np.int64)
+    cosines, sines = (given[name][rows][:, None] for name in ("cos_cache", "sin_cache"))
+    return np.concatenate(
+        [first * cosines - second * sines, second * cosines + first * sines], axis=-1
+    )
+
+
+def _activated(given: Mapping[str, Array]) -> Array:
+    return np.asarray(given["X"] / (1 + np.exp(-given["X"])))

@@ -1,0 +1,159 @@
+"""One part of the verification, in a process of its own.
+
+    python -m tq_onnx.ascend.verification.part PART REQUEST FINDINGS
+
+A kernel that hangs or that leaves the device in a state of error must cost its own checks only.
+Arguments: the part, a file with the request, and the file for the findings. An error that is raised
+before the first check goes into that file too.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+
+from tq_onnx.ascend.verification import environment
+from tq_onnx.ascend.verification.findings import (
+    BRIEF,
+    PARTS,
+    DeviceCheck,
+    Findings,
+    Request,
+    clause,
+)
+from tq_onnx.errors import LibraryError, TqOnnxError
+
+TRAINED: Final = "bundled Qwen3"
+_SIMULATED: Final = "not done: the device is simulated, and has no compiler of graphs"
+
+Run = Callable[[Findings, Request], None]
+
+
+def _device(findings: Findings, request: Request) -> None:
+    """Open a session with our operators, so that all libraries are loaded, and gather the facts."""
+    from tq_onnx.ascend.verification.singlenodes import Tables, encode_model
+    from tq_onnx.runtime.placement import try_provider
+    from tq_onnx.runtime.providers import CANN
+    from tq_onnx.runtime.session import make_session
+
+    try_provider(CANN)  # raises what ends the command: there is no CANN here
+    findings.check(
+        "kernel library",
+        lambda: (make_session(encode_model(Tables(64), "float32"), ep=CANN) is not None, {}),
+        "the library is found, fits this version and knows the device",
+    )
+    findings.simulated = environment.is_simulated()
+    findings.environment = environment.describe()
+
+
+def _encode(findings: Findings, request: Request) -> None:
+    from tq_onnx.ascend.verification.codec_operators import check_encode
+    from tq_onnx.runtime.placement import try_provider
+    from tq_onnx.runtime.providers import CANN
+
+    try_provider(CANN)  # then the device has a name
+    check_encode(findings)
+
+
+def _attention(findings: Findings, request: Request) -> None:
+    from tq_onnx.ascend.verification.codec_operators import check_attention
+    from tq_onnx.runtime.placement import try_provider
+    from tq_onnx.runtime.providers import CANN
+
+    try_provider(CANN)
+    check_attention(findings)
+
+
+def _decoder(findings: Findings, request: Request) -> None:
+    from tq_onnx.ascend.verification.decoder_operators import check_decoder
+
+    check_decoder(findings)
+
+
+def _trained(findings: Findings, request: Request) -> None:
+    from tq_onnx.ascend.verification.models import check_model, for_cann
+
+    if request.trained is None:
+        return
+    with tempfile.TemporaryDirectory(prefix="tq-onnx-npu-") as folder:
+        model = for_cann(request.trained, Path(folder))
+        check_model(findings, TRAINED, model, np.array(request.prompt))
+
+
+def _graph_mode(findings: Findings, request: Request) -> None:
+    from tq_onnx.ascend.verification.models import check_graph_mode
+    from tq_onnx.conversion.options import Options
+    from tq_onnx.conversion.pipeline import convert
+    from tq_onnx.runtime.placement import try_provider
+    from tq_onnx.runtime.providers import CANN
+
+    if request.trained is None:
+        return
+    try_provider(CANN)
+    if environment.is_simulated():
+        findings.checks.append(DeviceCheck(f"{TRAINED}: graph mode", None, problem=_SIMULATED))
+        return
+    with tempfile.TemporaryDirectory(prefix="tq-onnx-npu-") as folder:
+        converted = Path(folder) / "converted.onnx"
+        convert(request.trained, converted, options=Options(gains=False, window=0, sinks=0))
+        check_graph_mode(findings, TRAINED, converted, np.array(request.prompt))
+
+
+def _models(findings: Findings, request: Request) -> None:
+    from tq_onnx.ascend.verification.models import check_model, for_cann
+
+    for model in request.models:
+        with tempfile.TemporaryDirectory(prefix="tq-onnx-npu-") as folder:
+            try:
+                ready = for_cann(model, Path(folder))
+            except TqOnnxError as error:
+                findings.checks.append(
+                    DeviceCheck(f"{model.name}: conversion", False, problem=clause(error))
+                )
+            else:
+                check_model(findings, model.name, ready)
+
+
+_RUN: Final[Mapping[str, Run]] = MappingProxyType(
+    dict(
+        zip(
+            PARTS,
+            (_device, _encode, _attention, _decoder, _trained, _graph_mode, _models),
+            strict=True,
+        )
+    )
+)
+
+
+def run_part(part: str, request: Request, output: Path) -> None:
+    """Run a part and write its findings, even if it raises."""
+    findings = Findings(BRIEF) if request.brief else Findings()
+    error: TqOnnxError | None = None
+    try:
+        _RUN[part](findings, request)
+    except LibraryError as absent:
+        error = absent
+        findings.checks.append(DeviceCheck(part, False, problem=clause(absent)))
+    except Exception as failure:
+        findings.checks.append(DeviceCheck(part, False, problem=clause(failure)))
+    found = {
+        "checks": [asdict(check) for check in findings.checks],
+        "timings": [asdict(timing) for timing in findings.timings],
+        "simulated": findings.simulated,
+        "environment": None if findings.environment is None else asdict(findings.environment),
+        "absent": None if error is None else [error.what, error.where, error.fix],
+    }
+    output.write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    name, asked, target = sys.argv[1:]
+    run_part(name, Request.from_json(Path(asked).read_text(encoding="utf-8")), Path(target))
