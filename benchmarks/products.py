@@ -41,14 +41,14 @@ import onnxruntime
 
 from tq_onnx.errors import TqOnnxError
 from tq_onnx.integrations.tokens import model_tokens
-from tq_onnx.measure.interfaces import refuse_stranger
-from tq_onnx.measure.quality import Floats, log_softmax
+from tq_onnx.measure.divergence import Floats, log_softmax
 from tq_onnx.measure.windows import Ids
 from tq_onnx.recognise.branches import load_decoder
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.model import OpenModel, open_converted, open_original
 from tq_onnx.runtime.session import setting
 from tq_onnx.runtime.variables import PRODUCTS, SKIP_BELOW
+from tq_onnx.verification.interfaces import refuse_stranger
 
 REFERENCE: Final = "float"
 KINDS: Final = (REFERENCE, "16", "8")

@@ -33,15 +33,15 @@ from tq_onnx.codec.kind import NORM_KEPT, NOT_CORRECTED, UNBIASED
 from tq_onnx.codec.presetfacts import LENGTHS, preset_facts
 from tq_onnx.codec.presets import DEFAULT_PRESET, PRESETS, Preset
 from tq_onnx.codec.spec import CODECS, Codec, Field, plane_widths, row_layout
-from tq_onnx.measure.comparison import ComparisonReport, ModelFigures
-from tq_onnx.measure.copying import CopyFigures
-from tq_onnx.measure.drift import DriftFigures
-from tq_onnx.measure.layers import LayerErrors
-from tq_onnx.measure.outliers import OutlierFigures
-from tq_onnx.measure.quality import QualityFigures
+from tq_onnx.measure.divergence import QualityFigures
 from tq_onnx.ops.domain import BODY_OPSET
 from tq_onnx.ops.operator import FLOAT32, FLOATS, Attribute, Parameter
 from tq_onnx.ops.operators import BY_NAME
+from tq_onnx.quality.copy_test import CopyFigures
+from tq_onnx.quality.drift import DriftFigures
+from tq_onnx.quality.figures import ComparisonReport, ModelFigures
+from tq_onnx.quality.layers import LayerErrors
+from tq_onnx.quality.outliers import OutlierFigures
 from tq_onnx.recognise.match import MIN_OPSET
 from tq_onnx.runtime.variables import VARIABLES
 

@@ -25,15 +25,15 @@ from tq_onnx.conversion.reports import ConversionReport, InspectionReport
 from tq_onnx.integrations.adoption import AdoptionReport
 from tq_onnx.integrations.folderconversion import FolderReport
 from tq_onnx.integrations.folderinspection import FolderInspection
-from tq_onnx.measure.bench import SpeedReport
-from tq_onnx.measure.comparison import ComparisonReport
-from tq_onnx.measure.differences import DiffReport
-from tq_onnx.measure.fit import FitReport
-from tq_onnx.measure.graphs import GraphReport
 from tq_onnx.measure.greedy import GreedyFigures
-from tq_onnx.measure.pages import PagedReport
-from tq_onnx.measure.verify import VerifyReport
+from tq_onnx.quality.figures import ComparisonReport
 from tq_onnx.runtime.installation import InfoReport
+from tq_onnx.speed.bench import SpeedReport
+from tq_onnx.speed.fit import FitReport
+from tq_onnx.verification.diff import DiffReport
+from tq_onnx.verification.fixedgraphs import GraphReport
+from tq_onnx.verification.pages import PagedReport
+from tq_onnx.verification.verify import VerifyReport
 
 FOLDER: Final = Path(__file__).resolve().parent / "schemas"
 DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"

@@ -15,9 +15,9 @@ from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert, prepare
 from tq_onnx.conversion.planning import DEFAULT_OPTIONS
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError
-from tq_onnx.measure.verify import verify
 from tq_onnx.plan import IGNORED, LOGITS_TO_KEEP, PAST_LENGTH, TOTAL_LENGTH, VISIBLE, ExtraInput
 from tq_onnx.runtime.model import OpenModel, open_model, open_original
+from tq_onnx.verification.verify import verify
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 GENAI = FIXTURES / "genai-cpu-fp32.onnx"

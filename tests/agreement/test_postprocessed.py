@@ -32,9 +32,9 @@ from tests.decoders.running import FIXTURES
 from tests.tolerances import bounds
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled, heldout_text
-from tq_onnx.measure import quality
-from tq_onnx.measure.verify import verify
+from tq_onnx.measure import divergence
 from tq_onnx.runtime.model import open_model, open_original
+from tq_onnx.verification.verify import verify
 
 #: Every processor with the export that takes most to follow, and others where they differ.
 CASES: list[tuple[str, Processor]] = [
@@ -100,7 +100,7 @@ def test_int4_costs_a_post_processed_model_no_more_than_its_export(tmp_path: Pat
     text = np.frombuffer(heldout_text().encode()[:1024], np.uint8).astype(np.int64)
     decoders = [model.decoder() for model in (open_original(path), open_model(made))]
 
-    found = quality.compare(*decoders, text, vocabulary=260, context=512, stride=256)
+    found = divergence.compare(*decoders, text, vocabulary=260, context=512, stride=256)
 
     # Measured +0.23 % over four times the text. Divergence tells int3 from int4.
     assert abs(found.perplexity_change) <= 0.005

@@ -15,7 +15,7 @@ from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled, heldout_text
 from tq_onnx.integrations.huggingface import load_tokenizer
-from tq_onnx.measure.quality import log_softmax
+from tq_onnx.measure.divergence import log_softmax
 from tq_onnx.runtime.model import open_converted, open_original
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "products.py"

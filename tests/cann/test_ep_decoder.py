@@ -14,7 +14,6 @@ from tests.cann.ep_models import LAYERS, VOCABULARY, decoder
 from tests.cann.fake_acl import DEVICE_TO_HOST, FakeAcl
 from tests.cann.session import model_of
 from tq_onnx.errors import UnsupportedModelError, UsageError
-from tq_onnx.measure.devices import compare_providers, providers_agree
 from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.measure.feeding_modes import all_caches
 from tq_onnx.runtime.decoder import Decoder
@@ -22,6 +21,7 @@ from tq_onnx.runtime.model import open_model
 from tq_onnx.runtime.placement import open_placed, problem_of, report_placement
 from tq_onnx.runtime.providers import CANN
 from tq_onnx.runtime.session import make_session, placement
+from tq_onnx.verification.devices import compare_providers, providers_agree
 
 pytestmark = [pytest.mark.cann, pytest.mark.usefixtures("kernels_named")]
 

@@ -36,12 +36,12 @@ from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled, heldout_text
 from tq_onnx.integrations.huggingface import load_tokenizer
-from tq_onnx.measure.devices import MAX_VECTOR_ERROR, compare_providers
 from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.runtime import providers
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.library import get_library_path
 from tq_onnx.runtime.model import OpenModel, open_converted
+from tq_onnx.verification.devices import MAX_VECTOR_ERROR, compare_providers
 
 pytestmark = pytest.mark.cann
 

@@ -17,7 +17,7 @@ from tq_onnx.integrations import tokens as tokens_module
 from tq_onnx.integrations.bundled import build_bundled, bundled_directory, heldout_text
 from tq_onnx.integrations.huggingface import load_tokenizer
 from tq_onnx.integrations.tokens import calibration_text
-from tq_onnx.measure.calibrate import calibrate
+from tq_onnx.quality.calibrate import calibrate
 
 BODIES = ("--no-library", "--threads", 1)
 NAME = "model.calibration.safetensors"

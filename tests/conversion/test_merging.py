@@ -19,12 +19,12 @@ from tq_onnx.conversion.inspect import inspect
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert, prepare
 from tq_onnx.errors import UnsupportedModelError
-from tq_onnx.measure.verify import verify
 from tq_onnx.plan import ENCODER, METADATA_FIRST_PLAN, METADATA_PLAN, Plan
 from tq_onnx.recognise.branches import find_switch
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.generate import generate
 from tq_onnx.runtime.model import open_model
+from tq_onnx.verification.verify import verify
 
 UNSEEN = Options(window=0, sinks=0)
 

@@ -16,11 +16,11 @@ from tests.tolerances import bounds
 from tq_onnx.conversion.options import Options
 from tq_onnx.integrations.bundled import build_bundled, heldout_text
 from tq_onnx.integrations.folderconversion import convert_folder
-from tq_onnx.measure import quality
-from tq_onnx.measure.quality import QualityFigures
-from tq_onnx.measure.verify import verify
+from tq_onnx.measure import divergence
+from tq_onnx.measure.divergence import QualityFigures
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.model import open_model
+from tq_onnx.verification.verify import verify
 
 pytestmark = [
     pytest.mark.exports,
@@ -156,7 +156,7 @@ def test_the_raw_conversion_of_a_pair_is_the_pair(exports: Exports) -> None:
 
 def test_int4_of_a_pair_tells_the_same_story(exports: Exports, reference: QualityFigures) -> None:
     folder = exports("transformers")
-    found = quality.compare(
+    found = divergence.compare(
         pair(folder),
         pair(converted(folder, "int4")),
         TEXT,

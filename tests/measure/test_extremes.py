@@ -14,9 +14,9 @@ from tests.decoders.synthetic import decoder
 from tq_onnx.codec.extremes import Extremes
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations import tokens as tokens_module
-from tq_onnx.measure.calibrate import calibrate
-from tq_onnx.measure.report import report
-from tq_onnx.measure.verify import verify
+from tq_onnx.quality.calibrate import calibrate
+from tq_onnx.quality.report import report
+from tq_onnx.verification.verify import verify
 
 LARGE, SMALL = 5, 7
 TEXT = np.arange(96) % 12

@@ -1,7 +1,7 @@
 """Everything that executes the operators, under one call.
 
 Kernels take products of 16 bits, which leave small faults no room; those of 8 bits are tested in
-C++ and in tests/measure/test_oracle.py.
+C++ and in tests/verification/test_oracle.py.
 
 ``body`` is the function body in ONNX Runtime without the library, ``evaluator`` the same body in
 the onnx reference evaluator, ``scalar``, ``avx2``... the kernels at one SIMD level, which the

@@ -15,9 +15,9 @@ from tq_onnx.conversion.original import recognise_original
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.errors import ModelFileError
 from tq_onnx.files.load import load
-from tq_onnx.measure.verify import verify
 from tq_onnx.plan import Plan
 from tq_onnx.recognise.match import recognise
+from tq_onnx.verification.verify import verify
 
 SLICED = """twelve = Constant<value_ints = [12]>()
         last = Constant<value_ints = [3]>()

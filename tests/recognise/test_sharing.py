@@ -14,10 +14,10 @@ from tq_onnx.conversion.layers import converted_layers
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import Prepared, convert, prepare
 from tq_onnx.errors import UsageError
-from tq_onnx.measure.verify import verify
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.recognise.match import recognise
 from tq_onnx.targets.registry import CANN, CANN_GRAPH
+from tq_onnx.verification.verify import verify
 
 FIRST = "o = MatMul(p, present_value)"
 AGAIN = """o_1 = MatMul(p, present_value)

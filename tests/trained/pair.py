@@ -12,8 +12,8 @@ import numpy.typing as npt
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled, heldout_text
 from tq_onnx.integrations.huggingface import Tokenizer, load_tokenizer
-from tq_onnx.measure import quality
-from tq_onnx.measure.quality import QualityFigures
+from tq_onnx.measure import divergence
+from tq_onnx.measure.divergence import QualityFigures
 from tq_onnx.runtime.model import OpenModel, open_converted, open_original
 
 #: Tokens on which presets are compared with each other.
@@ -42,7 +42,7 @@ class Pair:
 
     def quality(self, tokens: npt.NDArray[np.int64]) -> QualityFigures:
         """Original against converted in windows of 512 tokens, with empty caches each."""
-        return quality.compare(
+        return divergence.compare(
             self.before.decoder(),
             self.after.decoder(),
             tokens,

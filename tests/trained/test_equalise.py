@@ -24,9 +24,9 @@ from tq_onnx.conversion.planning import make_plan
 from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.files.load import load
 from tq_onnx.integrations.bundled import ROUTES
-from tq_onnx.measure import quality
-from tq_onnx.measure.outliers import open_with_outliers
-from tq_onnx.measure.quality import QualityFigures
+from tq_onnx.measure import divergence
+from tq_onnx.measure.divergence import QualityFigures
+from tq_onnx.quality.outliers import open_with_outliers
 from tq_onnx.recognise.match import recognise
 from tq_onnx.runtime.model import OpenModel, open_converted, open_original
 
@@ -45,7 +45,7 @@ class Models:
 
     def kl(self, model: OpenModel) -> QualityFigures:
         """Against the clean original."""
-        return quality.compare(
+        return divergence.compare(
             self.pair.before.decoder(),
             model.decoder(),
             self.pair.heldout[:TOKENS],

@@ -96,7 +96,7 @@ def calibrate(
     target = path_of(output) or source.with_name(f"{source.stem}.calibration.safetensors")
     check_target(target, overwrite=overwrite)
     ids, begin = calibration_tokens(source, path_of(text), path_of(tokenizer), tokens, skip)
-    from tq_onnx.measure import calibrate as room
+    from tq_onnx.quality import calibrate as room
 
     found = room.calibrate(
         source,

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from tq_onnx.integrations.adoption import AdoptionReport
     from tq_onnx.integrations.folderconversion import FolderReport
     from tq_onnx.integrations.folderinspection import FolderInspection
-    from tq_onnx.measure.differences import DiffReport
     from tq_onnx.progress import OnProgress
+    from tq_onnx.verification.diff import DiffReport
 
 ExternalData = Literal["keep", "copy", "link"]
 
@@ -222,7 +222,7 @@ def diff(original: AnyPath, converted: AnyPath) -> DiffReport:
         UnsupportedModelError: one of them is not what it is given for.
     """
     from tq_onnx.integrations.folder import find_model
-    from tq_onnx.measure.differences import diff as run
+    from tq_onnx.verification.diff import diff as run
 
     return run(find_model(path_of(original)), find_model(path_of(converted)))
 

@@ -10,11 +10,11 @@ from tq_onnx.progress import OnProgress, Progress, silent
 
 if TYPE_CHECKING:
     from tq_onnx.integrations.huggingface import Tokenizer
+    from tq_onnx.measure.divergence import QualityFigures
     from tq_onnx.measure.greedy import GreedyFigures
-    from tq_onnx.measure.quality import QualityFigures
-    from tq_onnx.measure.speed import SpeedFigures
     from tq_onnx.runtime.generate import Generation
     from tq_onnx.runtime.model import OpenModel
+    from tq_onnx.speed.timing import SpeedFigures
 
 PRESET: Final = "int4"
 TEXT_TOKENS: Final = 8192
@@ -100,8 +100,9 @@ def demonstrate(
     from tq_onnx.conversion.pipeline import convert
     from tq_onnx.integrations.bundled import build_bundled, heldout_text
     from tq_onnx.integrations.huggingface import load_tokenizer
-    from tq_onnx.measure import quality, speed
+    from tq_onnx.measure import divergence
     from tq_onnx.runtime.model import open_converted, open_original
+    from tq_onnx.speed import timing
 
     tell = on_progress or silent
     tell(Progress("Building the bundled model", 0, 6))
@@ -120,14 +121,14 @@ def demonstrate(
     tokens = tokens[: TEXT_TOKENS // 2] + tokens[-TEXT_TOKENS // 2 :]
     tell(Progress("Generating with both models", 3, 6))
     runs = [_generate(model, prompt, words) for model in (before, after)]
-    speeds = speed.measure(
+    speeds = timing.measure(
         (before, after),
         len(prompt),
         tokens=TIMED_STEPS,
         prompt=False,
         on_progress=on_progress,
     )
-    figures = quality.compare(
+    figures = divergence.compare(
         before.decoder(),
         after.decoder(),
         tokens,
@@ -182,10 +183,10 @@ def _report(
             cache_bytes_per_token=model.signature.bytes_per_token,
             cache_bytes=run.cache_bytes,
             perplexity=perplexity,
-            tokens_per_second=speed.tokens_per_second,
+            tokens_per_second=timing.tokens_per_second,
             text=words.decode(run.tokens),
         )
-        for model, run, speed, perplexity in zip(
+        for model, run, timing, perplexity in zip(
             models,
             runs,
             speeds,

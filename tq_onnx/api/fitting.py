@@ -9,8 +9,8 @@ from tq_onnx.api.arguments import AnyPath, at_least, path_of
 from tq_onnx.errors import UsageError
 
 if TYPE_CHECKING:
-    from tq_onnx.measure.fit import FitReport
     from tq_onnx.progress import OnProgress
+    from tq_onnx.speed.fit import FitReport
 
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?)b?|b)?\s*", re.IGNORECASE)
 _POWERS: Final = {"k": 1, "m": 2, "g": 3, "t": 4}
@@ -47,7 +47,7 @@ def fit(
     size = memory_of(memory) if isinstance(memory, str) else memory
     at_least(1, memory=size)
     from tq_onnx.integrations.folder import find_model
-    from tq_onnx.measure.fit import fit as run
+    from tq_onnx.speed.fit import fit as run
 
     return run(
         find_model(path_of(path)),

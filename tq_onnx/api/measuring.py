@@ -12,12 +12,12 @@ from tq_onnx.errors import UsageError
 from tq_onnx.plan import CPU
 
 if TYPE_CHECKING:
-    from tq_onnx.measure.bench import SpeedReport
-    from tq_onnx.measure.comparison import ComparisonReport
-    from tq_onnx.measure.graphs import GraphReport
-    from tq_onnx.measure.pages import PagedReport
-    from tq_onnx.measure.verify import VerifyReport
     from tq_onnx.progress import OnProgress
+    from tq_onnx.quality.figures import ComparisonReport
+    from tq_onnx.speed.bench import SpeedReport
+    from tq_onnx.verification.fixedgraphs import GraphReport
+    from tq_onnx.verification.pages import PagedReport
+    from tq_onnx.verification.verify import VerifyReport
 
 
 def verify(
@@ -64,7 +64,7 @@ def verify(
     at_least(1, new_tokens=new_tokens, context=context, threads=threads)
     from tq_onnx.integrations.folder import find_model
     from tq_onnx.integrations.tokens import model_tokens
-    from tq_onnx.measure import verify as room
+    from tq_onnx.verification import verify as room
 
     models = find_model(path_of(original)), find_model(path_of(converted))
     ids, source = model_tokens(models, path_of(text), tokens, path_of(tokenizer))
@@ -135,9 +135,9 @@ def report(
     at_least(1, stride=stride, context=context, threads=threads)
     from tq_onnx.integrations.folder import find_model
     from tq_onnx.integrations.tokens import model_tokens
-    from tq_onnx.measure.page import check_page, write_page
-    from tq_onnx.measure.picture import check_picture, draw_quality
-    from tq_onnx.measure.report import report as run
+    from tq_onnx.quality.page import check_page, write_page
+    from tq_onnx.quality.picture import check_picture, draw_quality
+    from tq_onnx.quality.report import report as run
 
     drawn, page = path_of(picture), path_of(markdown)
     if drawn is not None:
@@ -215,8 +215,8 @@ def bench(
             fix="leave one of them out",
         )
     from tq_onnx.integrations.folder import find_model
-    from tq_onnx.measure.bench import bench as run
-    from tq_onnx.measure.picture import check_picture, draw_speed
+    from tq_onnx.quality.picture import check_picture, draw_speed
+    from tq_onnx.speed.bench import bench as run
 
     drawn = path_of(picture)
     if drawn is not None:

@@ -73,7 +73,7 @@ def bench(*, as_json: bool, **arguments: Any) -> None:
       tq-onnx bench model.onnx --contexts 1024,8192 --threads 2 --picture speed.svg
       tq-onnx bench model.onnx model.k8v4.onnx --json
     """
-    from tq_onnx.measure.speedtables import bench_notes, bench_table
+    from tq_onnx.speed.tables import bench_notes, bench_table
 
     with terminal.progress("Opening the original") as on_progress:
         found = measuring.bench(**arguments, on_progress=on_progress)

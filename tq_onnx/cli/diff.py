@@ -13,7 +13,7 @@ from tq_onnx.cli import flags, terminal
 from tq_onnx.measure.tables import TextTable, either
 
 if TYPE_CHECKING:
-    from tq_onnx.measure.differences import OperatorCount
+    from tq_onnx.verification.diff import OperatorCount
 
 
 @click.command()

@@ -12,7 +12,7 @@ from tq_onnx.cli import flags, terminal
 from tq_onnx.measure.tables import TextTable
 
 if TYPE_CHECKING:
-    from tq_onnx.measure.fit import FitReport
+    from tq_onnx.speed.fit import FitReport
 
 
 @click.command()

@@ -10,7 +10,7 @@ from tq_onnx.api import measuring
 from tq_onnx.cli import flags, terminal
 
 if TYPE_CHECKING:
-    from tq_onnx.measure.comparison import ComparisonReport
+    from tq_onnx.quality.figures import ComparisonReport
 
 
 @click.command()
@@ -84,7 +84,7 @@ def report(*, layers: bool, as_json: bool, **arguments: Any) -> None:
 
 
 def _print(found: ComparisonReport, *, layers: bool) -> None:
-    from tq_onnx.measure.qualitytables import (
+    from tq_onnx.quality.tables import (
         generation_table,
         layer_table,
         outlier_table,

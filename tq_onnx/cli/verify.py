@@ -12,9 +12,9 @@ from tq_onnx.cli import flags, terminal
 from tq_onnx.errors import VerificationError
 
 if TYPE_CHECKING:
-    from tq_onnx.measure.graphs import GraphReport
-    from tq_onnx.measure.pages import PagedReport
-    from tq_onnx.measure.verify import VerifyReport
+    from tq_onnx.verification.fixedgraphs import GraphReport
+    from tq_onnx.verification.pages import PagedReport
+    from tq_onnx.verification.verify import VerifyReport
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def verify(*, as_json: bool, **arguments: Any) -> None:
     else:
         _print(report)
     if not report.holds:
-        from tq_onnx.measure.checks import failure
+        from tq_onnx.verification.checks import failure
 
         raise VerificationError(
             failure(report.checks),
@@ -94,7 +94,7 @@ def verify(*, as_json: bool, **arguments: Any) -> None:
 
 
 def _print(report: VerifyReport | PagedReport | GraphReport) -> None:
-    from tq_onnx.measure.verifytables import verify_tables
+    from tq_onnx.verification.tables import verify_tables
 
     for table in verify_tables(report):
         terminal.print_table(table)

@@ -43,7 +43,7 @@ def verify_on_npu(
       tq-onnx verify-on-npu -o report.json
       tq-onnx verify-on-npu model.int4-cann.onnx -o report.json
     """
-    from tq_onnx.measure.checks import failure
+    from tq_onnx.verification.checks import failure
 
     if output is not None and (output.is_dir() or not os.access(output.parent, os.W_OK)):
         raise ModelFileError(

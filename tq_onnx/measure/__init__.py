@@ -1,1 +1,1 @@
-"""Measure what a conversion changed: hard properties, quality and speed."""
+"""Run models and read what happens inside: probes, divergence, caches against their rows."""

@@ -1,4 +1,4 @@
-"""Tables of text, which the command line draws and ``tq_onnx.measure.page`` writes."""
+"""Tables of text, which the command line draws and ``tq_onnx.quality.page`` writes."""
 
 from __future__ import annotations
 

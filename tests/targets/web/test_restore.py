@@ -17,10 +17,10 @@ from tq_onnx.conversion.layers import converted_layers
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.integrations.bundled import build_bundled
-from tq_onnx.measure.verify import verify
 from tq_onnx.plan import plan_in
 from tq_onnx.targets.registry import TARGETS
 from tq_onnx.targets.web.restore import METADATA_LAYERS, restore
+from tq_onnx.verification.verify import verify
 
 Array = npt.NDArray[Any]
 

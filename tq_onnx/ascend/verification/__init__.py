@@ -28,10 +28,10 @@ from tq_onnx.ascend.verification.environment import Environment
 from tq_onnx.ascend.verification.findings import PARTS, DeviceCheck, Request, Timing
 from tq_onnx.ascend.verification.kept import KeptParts
 from tq_onnx.errors import LibraryError
-from tq_onnx.measure.checks import failed
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.runtime.errors import absent
 from tq_onnx.runtime.providers import CANN
+from tq_onnx.verification.checks import failed
 
 __all__ = ["DeviceCheck", "NpuReport", "Request", "Timing", "verify_on_npu"]
 

@@ -12,7 +12,7 @@ from typing import Final
 from tq_onnx.ascend.verification.anonymise import anonymise
 from tq_onnx.ascend.verification.environment import Environment
 from tq_onnx.errors import TqOnnxError
-from tq_onnx.measure.checks import Check
+from tq_onnx.verification.checks import Check
 
 Figures = Mapping[str, float | str | Mapping[str, int] | None]
 

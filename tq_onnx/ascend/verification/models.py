@@ -19,15 +19,15 @@ from tq_onnx.codec.acceptance import FIELD_STEPS
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.errors import located
 from tq_onnx.files.load import load
-from tq_onnx.measure.devices import compare_providers
 from tq_onnx.measure.expose_internals import expose_internals
-from tq_onnx.measure.speed import measure
 from tq_onnx.plan import Plan, plan_in
 from tq_onnx.runtime.model import open_converted
 from tq_onnx.runtime.placement import open_placed, problem_of
 from tq_onnx.runtime.providers import CANN, CANN_GRAPH, CPU, ExecutionProvider
 from tq_onnx.runtime.session import make_session, ports
+from tq_onnx.speed.timing import measure
 from tq_onnx.targets.registry import target_of_plan
+from tq_onnx.verification.devices import compare_providers
 
 Array = npt.NDArray[Any]
 

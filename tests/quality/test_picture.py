@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.models import DYNAMO, converted, original
+from tq_onnx.errors import ModelFileError, UsageError
+from tq_onnx.quality.figures import ComparisonReport
+from tq_onnx.quality.picture import check_picture, draw_quality
+from tq_onnx.quality.report import report as make_report
+
+
+@pytest.fixture(scope="module")
+def report() -> ComparisonReport:
+    return make_report(original(DYNAMO), [converted(DYNAMO)], 64, source="", context=32, threads=1)
+
+
+def test_an_svg_names_every_point(report: ComparisonReport, tmp_path: Path) -> None:
+    assert report.peers[0].name == "ORT float16"
+    draw_quality(report, tmp_path / "a.svg")
+    text = (tmp_path / "a.svg").read_text()
+    for name in ("int4, no window", *(peer.name for peer in report.peers)):
+        assert text.count(f">{name}<") == 2  # once in each panel
+    assert "cache bytes per token" in text
+    draw_quality(report, tmp_path / "b.svg")
+    assert (tmp_path / "b.svg").read_text() == text
+
+
+def test_a_png_without_peers(report: ComparisonReport, tmp_path: Path) -> None:
+    path = tmp_path / "a.PNG"
+    draw_quality(replace(report, peers=()), path)
+    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_pictures_that_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=r"one of \.png, \.svg"):
+        check_picture(tmp_path / "a.jpg")
+    with pytest.raises(ModelFileError, match="no such folder"):
+        check_picture(tmp_path / "none" / "a.png")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(UsageError, match=r"pip install tq-onnx\[report\]"):
+        check_picture(tmp_path / "a.png")

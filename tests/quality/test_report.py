@@ -1,0 +1,473 @@
+"""``report``: several conversions, their layers, and ONNX Runtime's own caches beside them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.decoders import synthetic
+from tests.runtime.models import DYNAMO, GENAI, VOCABULARY, ids, opened, original
+from tq_onnx.conversion.pipeline import convert, prepare
+from tq_onnx.errors import UnsupportedModelError, UsageError, VerificationError
+from tq_onnx.measure.divergence import compare
+from tq_onnx.measure.expose_internals import expose_internals
+from tq_onnx.measure.probe import Probe
+from tq_onnx.measure.windows import Window, blocks, windows
+from tq_onnx.ops.domain import ATTENTION
+from tq_onnx.quality import recording as recordings
+from tq_onnx.quality.channelscales import ChannelSamples, sample_channels
+from tq_onnx.quality.figures import ComparisonReport
+from tq_onnx.quality.layers import LayerErrors, measure_layers
+from tq_onnx.quality.ortcaches import FLOAT16, INT4, INT8, Steps, with_ort_caches
+from tq_onnx.quality.page import to_markdown, to_page
+from tq_onnx.quality.recording import Recording
+from tq_onnx.quality.report import report as make_report
+from tq_onnx.quality.tables import (
+    generation_table,
+    layer_table,
+    outlier_table,
+    report_notes,
+    report_table,
+)
+from tq_onnx.runtime.model import open_model
+from tq_onnx.verification.verify import verify
+
+TEXT = ids(200, seed=7)[0]
+CONTEXT = 64
+HEADS, HEAD_SIZE, LAYERS = 2, 64, 2
+
+QUANTISED = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 31)
+"""Whether ONNX Runtime has caches of int8 and int4; 1.24 has none."""
+PEERS = ["ORT float16", "ORT int8", "ORT int4"][: 3 if QUANTISED else 1]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    folder = tmp_path_factory.mktemp("report")
+
+    @cache
+    def make(name: str, preset: str) -> Path:
+        output = folder / f"{name}.{preset}.onnx"
+        convert(original(name), output, preset=preset)
+        return output
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def report(models: Callable[[str, str], Path]) -> ComparisonReport:
+    paths = [models(DYNAMO, preset) for preset in ("int4", "int2", "raw")]
+    return make_report(original(DYNAMO), paths, TEXT, source="made up", context=CONTEXT, threads=1)
+
+
+@given(st.integers(2, 500), st.integers(2, 80))
+def test_blocks_stand_side_by_side(tokens: int, context: int) -> None:
+    found = blocks(tokens, context)
+    assert all(block.scored == block.start for block in found)
+    size = min(context, tokens)
+    assert [block.start for block in found] == [index * size for index in range(tokens // size)]
+    assert {block.stop - block.start for block in found} == {size}
+
+
+@pytest.mark.parametrize(("tokens", "context"), [(1, 8), (9, 1)])
+def test_blocks_that_make_no_sense(tokens: int, context: int) -> None:
+    with pytest.raises(UsageError):
+        blocks(tokens, context)
+
+
+def test_a_recording_compares_as_two_open_models_do() -> None:
+    todo = windows(len(TEXT), CONTEXT, 20)
+    with Recording(
+        opened(DYNAMO, "original").decoder(), TEXT, todo, vocabulary=VOCABULARY
+    ) as recording:
+        found = [recording.compare(opened(DYNAMO, "kernel").decoder(), stride=20) for _ in range(2)]
+    wanted = compare(
+        opened(DYNAMO, "original").decoder(),
+        opened(DYNAMO, "kernel").decoder(),
+        TEXT,
+        vocabulary=VOCABULARY,
+        context=CONTEXT,
+        stride=20,
+    )
+    assert found == [wanted, wanted]
+    assert wanted.positions == len(TEXT) - 1
+
+
+def test_a_recording_that_finds_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        recordings.shutil, "disk_usage", lambda _: SimpleNamespace(free=199 * VOCABULARY * 4 - 1)
+    )
+    with pytest.raises(UsageError, match="TMPDIR"):
+        Recording(
+            opened(DYNAMO, "original").decoder(),
+            TEXT,
+            [Window(0, 200, 0)],
+            vocabulary=VOCABULARY,
+        )
+
+
+def test_figures_are_those_of_the_definition(report: ComparisonReport) -> None:
+    assert (report.windows, report.tokens, report.positions) == (3, 192, 3 * (CONTEXT - 1))
+    assert report.models[0].path is not None
+    converted = open_model(report.models[0].path, threads=1)
+    own, other = opened(DYNAMO, "original").decoder(), converted.decoder()
+    losses, kl = [], []
+    for start in range(0, 192, CONTEXT):
+        window = TEXT[start : start + CONTEXT]
+        logs = []
+        for decoder in (own, other):
+            decoder.reset()
+            logits = decoder.prefill(window[None])[0, :-1].astype(np.float64)
+            logs.append(logits - np.log(np.exp(logits).sum(-1, keepdims=True)))
+        losses.append([-log[np.arange(CONTEXT - 1), window[1:]] for log in logs])
+        kl.append((np.exp(logs[0]) * (logs[0] - logs[1])).sum(-1))
+    before, after = np.exp(np.concatenate(losses, axis=1).mean(axis=1))
+    int4 = report.models[0].quality
+    assert report.perplexity == pytest.approx(before, rel=1e-6)
+    assert int4.converted_perplexity == pytest.approx(after, rel=1e-6)
+    assert int4.perplexity_change == pytest.approx(after / before - 1, rel=1e-3)
+    assert int4.kl_mean == pytest.approx(np.mean(kl), rel=1e-4)
+    assert int4.kl_first_half == pytest.approx(np.mean([one[:32] for one in kl]), rel=1e-4)
+    assert int4.kl_second_half == pytest.approx(np.mean([one[32:] for one in kl]), rel=1e-4)
+    assert int4.kl_p99 == pytest.approx(np.percentile(np.concatenate(kl), 99), rel=1e-4)
+    assert int4.kl_error == pytest.approx(np.std(kl) / np.sqrt(3 * 63), rel=1e-4)
+    change = np.concatenate(losses, axis=1)
+    spread = np.std(change[1] - change[0]) / np.sqrt(3 * 63)
+    assert int4.perplexity_change_error == pytest.approx(after / before * spread, rel=1e-4)
+
+
+def test_models_are_told_apart(report: ComparisonReport) -> None:
+    int4, int2, raw = report.models
+    assert [model.name for model in report.models] == ["int4", "int2", "raw"]
+    assert [peer.name for peer in report.peers] == PEERS
+    assert raw.quality.kl_mean < 1e-9 < int4.quality.kl_mean < int2.quality.kl_mean
+    assert raw.quality.top1_agreement == 1
+    divergences = [peer.quality.kl_mean for peer in report.peers]
+    assert divergences == sorted(divergences)
+    assert 1e-10 < divergences[0] < 1e-6
+    assert all(1e-6 < found < 0.1 for found in divergences[1:])
+    reason = "this onnxruntime has no GroupQueryAttention with such a cache"
+    assert all(peer.reason.startswith(reason) for peer in report.missing)
+    assert len(report.missing) + len(report.peers) == 3
+
+
+def test_sizes_are_those_of_the_types(report: ComparisonReport) -> None:
+    values = 2 * LAYERS * HEADS * HEAD_SIZE
+    assert report.bytes_per_token == 4 * values
+    int4, int2, raw = report.models
+    row = HEAD_SIZE // 2 + 2
+    assert int4.bytes_per_token == 2 * LAYERS * HEADS * row
+    window = 36 * -(-(2 * HEAD_SIZE + 4) // row)
+    assert int4.window_bytes == window * int4.bytes_per_token
+    assert int4.bytes_at == tuple(
+        int4.bytes_per_token * (tokens + window) / tokens for tokens in (1024, 8192, 32768)
+    )
+    assert raw.bytes_at == (raw.bytes_per_token,) * 3
+    assert int4.bits_per_value == pytest.approx(4 + 16 / HEAD_SIZE)
+    assert int2.compression == pytest.approx(32 / (2 + 16 / HEAD_SIZE))
+    assert (raw.bits_per_value, raw.compression) == (32, 1)
+    assert [peer.bits_per_value for peer in report.peers] == [16, 8, 4][: len(PEERS)]
+    assert [peer.compression for peer in report.peers] == [2, 4, 8][: len(PEERS)]
+
+
+def test_layers_answer_for_themselves(report: ComparisonReport) -> None:
+    int4, int2, raw = report.models
+    for layer in raw.layers:
+        assert layer.key_error == layer.value_error == 0
+        assert (layer.key_theory, layer.value_theory) == (None, None)
+        assert layer.attention_cosine_lowest == pytest.approx(1, abs=1e-10)
+    for model, wanted in ((int4, 0.0070), (int2, 0.126)):
+        for layer in model.layers:
+            for error, theory in (
+                (layer.key_error, layer.key_theory),
+                (layer.value_error, layer.value_theory),
+            ):
+                assert error == pytest.approx(theory, rel=0.2)
+                assert theory == pytest.approx(wanted, rel=0.05)
+            assert layer.attention_cosine_lowest < layer.attention_cosine < 1 - 1e-5
+    assert int2.layers[0].attention_cosine < int4.layers[0].attention_cosine
+    assert int2.layers[1].attention_cosine < int4.layers[1].attention_cosine
+
+
+def lowest(layers: tuple[LayerErrors, ...]) -> list[float]:
+    return [layer.attention_cosine_lowest for layer in layers]
+
+
+def test_attention_that_is_wrong_is_seen(
+    models: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    proto = onnx.load(models(DYNAMO, "raw"))
+    node = next(node for node in proto.graph.node if node.op_type == ATTENTION)
+    next(attribute for attribute in node.attribute if attribute.name == "scale").f *= 3
+    path = tmp_path / "wrong.onnx"
+    path.write_bytes(proto.SerializeToString())
+    first, second = lowest(measure_layers(expose_internals(path), TEXT[:CONTEXT], threads=1))
+    assert first < 0.999
+    assert second == pytest.approx(1, abs=1e-10)
+
+
+@pytest.mark.parametrize("name", ["legacy-one-token", "hf-static-decode", GENAI])
+def test_layers_of_graphs_that_are_fed_otherwise(
+    models: Callable[[str, str], Path], name: str
+) -> None:
+    layers = measure_layers(
+        expose_internals(models(name, "raw")), ids(24, seed=3)[0] % 61, threads=1
+    )
+    assert min(lowest(layers)) == pytest.approx(1, abs=1e-8)
+    assert [layer.key_error for layer in layers] == [0] * len(layers)
+
+
+def raw_probe(name: str) -> Probe:
+    raw = prepare(original(name), preset="raw")
+    return expose_internals(original(name), loaded=raw.loaded)
+
+
+def samples(name: str) -> list[tuple[ChannelSamples, ChannelSamples]]:
+    return sample_channels(
+        raw_probe(name),
+        TEXT,
+        blocks(len(TEXT), CONTEXT),
+        library=False,
+        threads=1,
+    )
+
+
+@pytest.mark.parametrize("cache_name", [FLOAT16, INT8, INT4][: len(PEERS)])
+def test_ort_caches_hold_what_they_should(cache_name: str) -> None:
+    bits = {INT8: 8, INT4: 4}.get(cache_name, 0)
+    steps: Steps = [(k.steps(bits), v.steps(bits)) for k, v in samples(DYNAMO)] if bits else ()
+    model = with_ort_caches(prepare(original(DYNAMO), preset="raw"), cache_name, steps)
+    decoder = model.decoder(threads=1)
+    probe = raw_probe(DYNAMO)
+    wanted = probe.decoder(library=False, threads=1)
+    for start, stop in ((0, 20), (20, 21), (21, 30)):
+        decoder.prefill(TEXT[None, start:stop])
+        wanted.prefill(TEXT[None, start:stop])
+    first = probe.layers[0]
+    for index, names in enumerate((first.key, first.value)):
+        vectors = wanted.watched[names.vectors][0]
+        found = decoder.cache(index)[0, :, -vectors.shape[1] :]
+        assert found.shape[-1] * found.itemsize == HEAD_SIZE * (bits or 16) // 8
+        if not bits:
+            np.testing.assert_array_equal(found, vectors.astype(np.float16))
+            continue
+        most = 1 << (bits - 1)
+        codes = np.clip(np.rint(vectors / steps[0][index][:, None]), -most, most - 1)
+        if cache_name == INT4:
+            found = np.stack([found & 15, found >> 4], axis=-1).reshape(codes.shape)
+            found = found.astype(np.int64) - 8
+        assert (found == codes).mean() > 0.999
+        assert np.abs(codes).max() > most / 2
+
+
+def test_steps_are_the_best_there_are() -> None:
+    for key, value in samples(DYNAMO):
+        for found in (key, value):
+            best = found.steps(4)
+            widest = found.largest / 7
+            np.testing.assert_allclose(found.steps(8), found.largest / 127, rtol=1e-6)
+            assert np.abs(found.rows).max() <= found.largest.max()
+
+            def error(step: np.ndarray, rows: np.ndarray = found.rows) -> np.ndarray:
+                codes = np.clip(np.rint(rows / step[:, None]), -8, 7)
+                return ((codes * step[:, None] - rows) ** 2).sum(axis=1)
+
+            assert (error(best) <= error(widest) * (1 + 1e-5)).all()
+            assert error(best).sum() < 0.95 * error(widest).sum()
+
+
+def test_a_channel_of_zeros_has_a_step() -> None:
+    nothing = ChannelSamples(np.zeros((1, 8), np.float32), np.zeros((1, 3, 8), np.float32))
+    assert (nothing.steps(8) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("hf-prefill", "takes no caches"), ("hf-static-decode", "onnxruntime")],
+)
+def test_peers_that_a_model_cannot_have(
+    models: Callable[[str, str], Path], name: str, reason: str
+) -> None:
+    found = make_report(
+        original(name), [models(name, "int4")], 32, source="", context=16, threads=1
+    )
+    assert found.peers == ()
+    assert [peer.name for peer in found.missing] == ["ORT float16", "ORT int8", "ORT int4"]
+    assert all(reason in peer.reason for peer in found.missing)
+    assert f"ORT int8 is left out: {found.missing[1].reason}" in report_notes(found)
+
+
+def test_a_float16_model_has_float16_caches_of_its_own(
+    models: Callable[[str, str], Path],
+) -> None:
+    name = "legacy-op17-sdpa-fp16"
+    found = make_report(
+        original(name), [models(name, "int4")], 64, source="", context=32, threads=1
+    )
+    assert [peer.name for peer in found.peers] == PEERS[1:]
+    assert found.missing[0].reason == "the original's own caches are float16"
+    assert [peer.compression for peer in found.peers] == [2, 4][: len(PEERS) - 1]
+
+
+def test_generation_is_judged_where_that_is_asked_for(
+    models: Callable[[str, str], Path], report: ComparisonReport
+) -> None:
+    assert generation_table(report) is None
+    found = make_report(
+        original(DYNAMO),
+        [models(DYNAMO, "int2"), models(DYNAMO, "raw")],
+        np.tile(TEXT, 5),
+        source="",
+        context=CONTEXT,
+        threads=1,
+        generation=True,
+        outliers=True,
+    )
+    int2, raw = found.models
+    assert int2.outliers is not None and raw.outliers is not None
+    assert raw.outliers.kl_mean < 1e-9 < int2.outliers.kl_mean
+    assert (raw.outliers.relative_kl, int2.outliers.relative_kl) == (
+        None,
+        int2.outliers.kl_mean / int2.quality.kl_mean,
+    )
+    outliers = outlier_table(found)
+    assert outliers is not None and outlier_table(report) is None
+    assert [row[0] for row in outliers.rows] == ["int2", "raw"]
+    assert outliers.title in to_page(found)
+    assert int2.drift is not None and raw.drift is not None
+    assert raw.drift.kl_mean < 1e-9 < int2.drift.kl_mean
+    assert {one.distance for one in int2.copying} == {200}
+    assert all(abs(one.rise) < 1e-6 for one in raw.copying)
+    assert all(peer.copying and peer.drift for peer in found.peers)
+    table = generation_table(found)
+    assert table is not None
+    assert {len(row) for row in table.rows} == {len(table.columns)}
+    assert [row[0] for row in table.rows] == ["int2", "raw", *PEERS]
+    assert "near-ties" in " ".join(report_notes(found))
+    assert table.title in to_page(found)
+    (alone,) = make_report(
+        original("hf-prefill"),
+        [models("hf-prefill", "int4")],
+        32,
+        source="",
+        context=16,
+        peers=False,
+        threads=1,
+        generation=True,
+    ).models
+    assert (alone.copying, alone.drift) == ((), None)
+
+
+def test_without_peers_and_kernels(models: Callable[[str, str], Path]) -> None:
+    stages: list[str] = []
+    found = make_report(
+        original(DYNAMO),
+        [models(DYNAMO, "int4")],
+        TEXT,
+        source="",
+        context=CONTEXT,
+        stride=20,
+        library=False,
+        peers=False,
+        threads=1,
+        on_progress=lambda progress: stages.append(progress.doing),
+    )
+    assert (found.peers, found.missing) == ((), ())
+    assert found.positions == len(TEXT) - 1
+    assert found.stride == 20
+    assert "the function bodies ran" in " ".join(report_notes(found))
+    assert list(dict.fromkeys(stages)) == [
+        "Opening the original",
+        "Comparing everything but the codecs with the original",
+        "Reading the text with the original",
+        "Opening int4",
+        "Reading the text with int4",
+        "Reading the layers of int4",
+    ]
+
+
+def test_models_with_one_preset_are_named_by_their_files(
+    models: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    paths = [models(DYNAMO, "int4"), tmp_path / "again.onnx"]
+    shutil.copyfile(*paths)
+    found = make_report(original(DYNAMO), paths, 64, source="", context=32, peers=False, threads=1)
+    assert [model.name for model in found.models] == [f"int4 ({path.name})" for path in paths]
+
+
+def test_refusals(models: Callable[[str, str], Path]) -> None:
+    int4 = models(DYNAMO, "int4")
+    with pytest.raises(UnsupportedModelError, match="was not converted"):
+        make_report(original(DYNAMO), [int4, original(DYNAMO)], 64, source="")
+    with pytest.raises(UnsupportedModelError, match="converted one already"):
+        make_report(int4, [int4], 64, source="")
+    with pytest.raises(VerificationError, match="was not made from"):
+        make_report(original(GENAI), [int4], 64, source="")
+    wide = original("dynamo-op18-sdpa-hd128-fp16")
+    with pytest.raises(VerificationError, match="the caches have other heads"):
+        make_report(wide, [int4], 64, source="")
+    longer = ir.load(int4)
+    longer.graph.outputs[0].shape = ir.Shape(["B", "T", 98])
+    ir.save(longer, int4.with_name("longer.onnx"))
+    with pytest.raises(VerificationError, match="the model has 98 logits, not 97"):
+        make_report(original(DYNAMO), [int4.with_name("longer.onnx")], 64, source="")
+    with pytest.raises(UsageError, match="too short"):
+        make_report(original(DYNAMO), [int4], [1] * 8, source="")
+    with pytest.raises(UsageError, match="the model knows 97"):
+        make_report(original(DYNAMO), [int4], [97] * 64, source="")
+    with pytest.raises(UsageError, match="cannot advance by 64"):
+        make_report(original(DYNAMO), [int4], 128, source="", context=64, stride=64)
+
+
+def test_tables(report: ComparisonReport) -> None:
+    table = report_table(report)
+    assert {len(row) for row in table.rows} == {len(table.columns)}
+    assert [row[0] for row in table.rows] == [
+        *("original", "int4", "int2", "raw"),
+        *PEERS,
+    ]
+    markdown = to_markdown(table).splitlines()
+    assert markdown[0].startswith("| model | bits/value |")
+    assert markdown[1].startswith("| --- | ---: |")
+    assert len(markdown) == 2 + len(table.rows)
+    assert markdown[3].startswith("| int4 | 4.25 | 310 | 277 | 273 | 7.50 |")
+    layers = layer_table(report.models[0], 64)
+    assert [row[:2] for row in layers.rows] == [("0", "lloyd_max 4"), ("1", "lloyd_max 4")]
+    assert all("%" in row[3] for row in layers.rows)
+
+
+def test_the_same_model_opens_as_before() -> None:
+    """``refuse_tokens`` is what verify and report share."""
+    found = open_model(original(DYNAMO), threads=1)
+    found.refuse_tokens(TEXT)
+    with pytest.raises(UsageError, match="-1"):
+        found.refuse_tokens(np.array([-1]))
+
+
+def test_caches_that_keep_a_window_of_the_tokens(tmp_path: Path) -> None:
+    """No call sees all rows that were written, so that layers cannot be judged by them."""
+    parts = {
+        "cache": synthetic.SLIDING_CACHE,
+        "repeat": synthetic.SLIDING_REPEAT,
+        "mask": synthetic.SLIDING_MASK,
+        "infer": False,
+    }
+    before, after = tmp_path / "model.onnx", tmp_path / "model.k8v4.onnx"
+    ir.save(synthetic.decoder(**parts), before)
+    convert(before, after, preset="k8v4")
+    found = make_report(before, [after], 48, source="", peers=False, threads=1)
+    assert found.models[0].layers == ()
+    assert 0 < found.models[0].quality.kl_mean < 1
+    with pytest.raises(UnsupportedModelError, match="keep a window of the tokens"):
+        verify(before, after, 48, source="", new_tokens=4, threads=1)

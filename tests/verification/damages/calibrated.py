@@ -1,0 +1,61 @@
+"""Scales and offsets, which a calibration adds."""
+
+from __future__ import annotations
+
+import onnx
+from onnx import TensorProto
+
+from tests.verification.damages.editing import (
+    OF_CALIBRATION,
+    attentions,
+    change,
+    damage,
+    encoders,
+    initializer,
+)
+from tq_onnx.ops.operators import Attention, Encode
+
+OFFSETS = "layer 1: scales or offsets"
+
+
+def offset_of(model: onnx.ModelProto) -> TensorProto:
+    return initializer(model, encoders(model)[-2].input[Encode.offset.slot])
+
+
+@damage(OFFSETS, OF_CALIBRATION)
+def shift_offsets(model: onnx.ModelProto) -> None:
+    """Taken from the keys and given back, so that nothing but their codes changes."""
+    change(offset_of(model), lambda table: table + 0.1)
+
+
+@damage(OFFSETS, OF_CALIBRATION)
+def larger_offsets(model: onnx.ModelProto) -> None:
+    change(offset_of(model), lambda table: table * 1.01)
+
+
+@damage(OFFSETS, OF_CALIBRATION)
+def offsets_of_another_token(model: onnx.ModelProto) -> None:
+    change(offset_of(model), lambda table: table[::-1])
+
+
+@damage("layer 1", OF_CALIBRATION)
+def swap_offsets(model: onnx.ModelProto) -> None:
+    """Those of keys and values, wherever they are read."""
+    slot = Encode.offset.slot
+    key, value = encoders(model)[-2:]
+    key.input[slot], value.input[slot] = value.input[slot], key.input[slot]
+    node = attentions(model)[-1]
+    slots = Attention.key_offset.slot, Attention.value_offset.slot
+    node.input[slots[0]], node.input[slots[1]] = node.input[slots[1]], node.input[slots[0]]
+
+
+@damage("layer 1", OF_CALIBRATION)
+def larger_query_scale(model: onnx.ModelProto) -> None:
+    last = len(attentions(model)) - 1
+    change(initializer(model, f"tq.query_scale.{last}"), lambda table: table * 1.1)
+
+
+@damage("layer 1: attention has another key_offset", OF_CALIBRATION)
+def offset_where_it_is_read(model: onnx.ModelProto) -> None:
+    slot = Attention.key_offset.slot
+    attentions(model)[-1].input[slot] = attentions(model)[0].input[slot]

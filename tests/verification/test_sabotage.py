@@ -1,0 +1,230 @@
+"""``verify`` and ``report`` find every damage, and pass whole models."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.cli.run import run
+from tests.runtime.models import DYNAMO, GENAI, converted, ids, original
+from tests.verification.damages import (  # noqa: F401 - they fill the lists
+    attention,
+    calibrated,
+    codecs,
+    graph,
+    records,
+    weights,
+    wiring,
+)
+from tests.verification.damages.editing import DAMAGES, OF_CALIBRATION, Damage, NothingToDamageError
+from tq_onnx.conversion.calibrationfile import write_calibration
+from tq_onnx.conversion.options import Options
+from tq_onnx.conversion.original import recognise_original
+from tq_onnx.conversion.pipeline import convert
+from tq_onnx.errors import VerificationError
+from tq_onnx.files.load import load
+from tq_onnx.measure.readings import read_original, with_float_products
+from tq_onnx.plan import plan_in
+from tq_onnx.quality.calibrate import calibrate
+from tq_onnx.quality.report import report
+from tq_onnx.runtime.model import OpenModel, open_original
+from tq_onnx.verification import fidelity
+from tq_onnx.verification import verify as verifying
+from tq_onnx.verification.checks import PropertyCheck
+from tq_onnx.verification.fidelity import RawOriginal, convert_raw, expect_fidelity
+from tq_onnx.verification.interfaces import refuse_stranger
+from tq_onnx.verification.planned import expect_layers
+from tq_onnx.verification.verify import VerifyReport, verify
+
+MOBIUS, LLAMA, GEMMA = "mobius-default", "dynamo-llama", "dynamo-gemma2"
+FEW = 60
+"""Tokens that the smallest models know, but for the last."""
+TEXT = ids(32, seed=7)[0] % FEW
+
+
+def check(before: Path, after: Path) -> VerifyReport:
+    return verify(before, after, TEXT, source="", new_tokens=2, context=32, threads=1)
+
+
+@cache
+def raw_of(name: str) -> tuple[OpenModel, RawOriginal]:
+    """What ``report`` compares all conversions of an original with."""
+    graph = load(original(name))
+    before = open_original(original(name), loaded=graph, threads=1)
+    own = read_original(with_float_products(before, graph, library=False, threads=1), TEXT)
+    found = recognise_original(graph, original(name), recognition=before.recognition)
+    raw = convert_raw(found, TEXT, own, threads=1)
+    assert isinstance(raw, RawOriginal)
+    return before, raw
+
+
+@pytest.fixture
+def one_original(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Have ``verify`` read an original once, however many conversions of it are verified.
+
+    What ``verify`` and ``report`` both find by comparing a conversion with it is found once, too.
+    """
+    compared: dict[tuple[RawOriginal, Path], list[PropertyCheck]] = {}
+
+    def once(raw: RawOriginal, path: Path, *rest: Any, **options: Any) -> list[PropertyCheck]:
+        if (raw, path) not in compared:
+            compared[raw, path] = real(raw, path, *rest, **options)
+        return list(compared[raw, path])
+
+    real = fidelity.fidelity
+    for module in (fidelity, verifying):
+        monkeypatch.setattr(module, "fidelity", once)
+
+    def keep(name: str) -> None:
+        before, raw = raw_of(name)
+        for function, result in (
+            ("open_original", before),
+            ("recognise_original", None),
+            ("read_original", None),
+            ("convert_raw", raw),
+        ):
+            monkeypatch.setattr(verifying, function, lambda *_, it=result, **__: it)
+
+    return keep
+
+
+def expect_conversion(name: str, path: Path) -> None:
+    """Do what ``report`` does before it measures anything."""
+    before, raw = raw_of(name)
+    loaded = load(path)
+    refuse_stranger(before, path, loaded)
+    plan = plan_in(loaded.model.metadata_props)
+    assert plan is not None
+    expect_layers(path, loaded.model, plan)
+    expect_fidelity(raw, path, loaded, plan, threads=1)
+
+
+@pytest.fixture(scope="module")
+def centred(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A conversion with offsets, and scales as nodes."""
+    folder = tmp_path_factory.mktemp("calibrated")
+    text = np.random.default_rng(1).integers(0, FEW, 400)
+    statistics = calibrate(original(LLAMA), text, context=100)
+    write_calibration(folder / "statistics", statistics, overwrite=False)
+    options = Options(calibration=folder / "statistics")
+    convert(original(LLAMA), folder / "model.onnx", options=options)
+    return folder / "model.onnx"
+
+
+def damaged(whole: Path, change: Callable[[onnx.ModelProto], None], path: Path) -> Path:
+    model = onnx.load(whole)
+    content = model.SerializeToString()
+    change(model)
+    assert model.SerializeToString() != content
+    onnx.save(model, path)
+    return path
+
+
+def assert_found(name: str, path: Path, place: str) -> None:
+    try:
+        found = check(original(name), path)
+    except VerificationError as error:
+        said = str(error)
+    else:
+        assert not found.holds
+        said = "; ".join(entry.detail for entry in found.checks if entry.holds is False)
+    assert place in said
+    with pytest.raises(VerificationError) as refused:
+        expect_conversion(name, path)
+    assert str(path) in str(refused.value)
+
+
+def test_whole_models_pass(centred: Path) -> None:
+    for name, after in (
+        *((name, converted(name)) for name in (DYNAMO, GENAI, MOBIUS, GEMMA)),
+        (LLAMA, centred),
+    ):
+        found = check(original(name), after)
+        assert found.holds, [entry for entry in found.checks if not entry.holds]
+        expect_conversion(name, after)
+
+
+def damages_of_models() -> Iterator[tuple[Damage, str]]:
+    """Each damage with the models to which it is done.
+
+    What the converter writes (tables, codecs, the plan) is the same in every model, and takes the
+    models in turn; what an exporter wrote is damaged in each of them.
+    """
+    models = DYNAMO, GENAI, MOBIUS
+    turn = cycle(models)
+    for damage in DAMAGES:
+        is_ours = sys.modules[damage.change.__module__] in (codecs, records)
+        if is_ours and damage.change is not records.anothers_function:
+            yield damage, next(turn)
+        else:
+            yield from ((damage, name) for name in models)
+
+
+@pytest.mark.parametrize(
+    ("damage", "name"),
+    [pytest.param(*case, id=f"{case[0].name}-{case[1]}") for case in damages_of_models()],
+)
+def test_a_damage_is_found(
+    tmp_path: Path, one_original: Callable[[str], None], name: str, damage: Damage
+) -> None:
+    one_original(name)
+    try:
+        path = damaged(converted(name), damage.change, tmp_path / "damaged.onnx")
+    except NothingToDamageError:
+        pytest.skip("the model has no such part")
+    assert_found(name, path, damage.place)
+
+
+OF_BOTH = {"one_bit", "swap_kv_heads", "roll_vocabulary", "cross_caches", "see_the_future"}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [*OF_CALIBRATION, *(one for one in DAMAGES if one.name in OF_BOTH)],
+    ids=lambda damage: damage.name,
+)
+def test_a_damage_to_scales_is_found(
+    tmp_path: Path, one_original: Callable[[str], None], centred: Path, damage: Damage
+) -> None:
+    one_original(LLAMA)
+    path = damaged(centred, damage.change, tmp_path / "damaged.onnx")
+    assert_found(LLAMA, path, damage.place)
+
+
+def test_a_shorter_window_is_found(tmp_path: Path) -> None:
+    path = damaged(converted(GEMMA), graph.a_shorter_window, tmp_path / "damaged.onnx")
+    assert_found(GEMMA, path, "layer 0")
+
+
+def test_no_figures_of_a_damaged_model(tmp_path: Path) -> None:
+    """Its figures would be those of something else than its codecs."""
+    (damage,) = (one for one in DAMAGES if one.name == "one_bit")
+    path = damaged(converted(GENAI), damage.change, tmp_path / "damaged.onnx")
+    models = original(GENAI), converted(GENAI), path
+    outcome = run("report", *models, "--tokens", 32, "--context", 32, "--threads", 1, "--no-peers")
+    sentence = outcome.sentence(5)
+    assert str(path) in sentence
+    assert "weights and nodes are the original's" in sentence
+    assert outcome.out == ""
+    assert run("verify", *models[::2], "--tokens", 32, "--context", 32).code == 5
+
+
+def test_figures_that_could_not_be_checked_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tq_onnx.errors import UnsupportedModelError
+
+    def refuse(*_: object, **__: object) -> None:
+        raise UnsupportedModelError("a reason")
+
+    monkeypatch.setattr(fidelity, "prepare", refuse)
+    found = report(original(GENAI), [converted(GENAI)], TEXT, source="", context=32, threads=1)
+    (warning,) = found.warnings
+    assert "a reason" in warning
+    assert [peer.reason for peer in found.missing] == ["a reason"] * 3

@@ -1,0 +1,255 @@
+"""The change of a model's predictions by a conversion: perplexity, KL divergence, agreement.
+
+Two decoders read the same tokens in windows; their logits are compared chunk by chunk and then
+forgotten, so that memory does not grow with the text. Where many models are compared with one
+original, its logits are recorded instead; see ``tq_onnx.quality.recording``.
+
+    perplexity = exp(mean of -log p(next token))
+    KL         = sum_i p_i (log p_i - log q_i), p the original's distribution, q the converted one's
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tq_onnx.measure.windows import Ids, Window, windows
+from tq_onnx.progress import OnProgress, Progress
+from tq_onnx.runtime.decoder import Decoder
+
+# Logits of one chunk: at most this many numbers per model.
+_CHUNK_LOGITS: Final = 1 << 23
+_LONGEST_CHUNK: Final = 256
+
+Floats = npt.NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class QualityFigures:
+    """Original against converted over all scored positions.
+
+    Attributes:
+        context: tokens per window.
+        stride: tokens by which windows advance.
+        positions: predictions that were compared.
+        original_perplexity: of the original, on the next tokens of the text.
+        converted_perplexity: of the converted model.
+        perplexity_change: relative change of the perplexity; 0.01 is one percent worse.
+        perplexity_change_error: its standard error, taking the positions for independent.
+        kl_mean: mean KL divergence in nats.
+        kl_error: standard error of the mean, taking the positions for independent.
+        kl_p99: 99th percentile of the KL divergence.
+        kl_max: largest KL divergence.
+        kl_first_half: mean KL divergence in the first half of each window; None if nothing was
+            scored there.
+        kl_second_half: the same in the second half, whose caches are longer.
+        top1_agreement: part of the positions where both models prefer the same token.
+        logit_max_difference: largest absolute difference of a logit.
+        logit_relative_error: RMS difference over RMS of the original's centred logits.
+        logit_rms_difference: RMS difference of a logit, after both are centred.
+    """
+
+    context: int
+    stride: int
+    positions: int
+    original_perplexity: float
+    converted_perplexity: float
+    perplexity_change: float
+    perplexity_change_error: float
+    kl_mean: float
+    kl_error: float
+    kl_p99: float
+    kl_max: float
+    kl_first_half: float | None
+    kl_second_half: float | None
+    top1_agreement: float
+    logit_max_difference: float
+    logit_relative_error: float
+    logit_rms_difference: float
+
+
+def compare(
+    original: Decoder,
+    converted: Decoder,
+    tokens: npt.ArrayLike,
+    *,
+    vocabulary: int,
+    context: int = 512,
+    stride: int = 256,
+    on_progress: OnProgress | None = None,
+) -> QualityFigures:
+    """Read a text with both models and compare their predictions.
+
+    Args:
+        original: batch 1, growing.
+        converted: batch 1, growing.
+        tokens: ids ``[n]``.
+        vocabulary: number of token ids, which bounds the chunks.
+        context: tokens per window.
+        stride: tokens by which windows advance.
+        on_progress: called as windows are read.
+
+    Raises:
+        UsageError: the text is too short.
+    """
+    text = np.asarray(tokens, np.int64)
+    sums = Sums()
+    for (own, other), following, positions in read(
+        (original, converted), text, windows(len(text), context, stride), vocabulary, on_progress
+    ):
+        sums.add(own, other, following, positions)
+    return sums.figures(context, stride)
+
+
+def perplexity(
+    decoder: Decoder,
+    tokens: npt.ArrayLike,
+    *,
+    vocabulary: int,
+    context: int = 512,
+    stride: int = 256,
+) -> float:
+    """Return the perplexity of one model on ids ``[n]``; the arguments are as for ``compare``."""
+    text = np.asarray(tokens, np.int64)
+    loss, count = 0.0, 0
+    todo = windows(len(text), context, stride)
+    for (logits,), following, _ in read((decoder,), text, todo, vocabulary):
+        loss -= float(_picked(log_softmax(logits), following).sum())
+        count += len(following)
+    return float(np.exp(loss / count))
+
+
+def read(
+    decoders: Sequence[Decoder],
+    text: Ids,
+    todo: Sequence[Window],
+    vocabulary: int,
+    on_progress: OnProgress | None = None,
+    *,
+    doing: str = "Reading the text with both models",
+) -> Iterator[tuple[list[Floats], Ids, Ids]]:
+    """Read the windows of a text with decoders, and yield their predictions that are scored.
+
+    Args:
+        decoders: batch 1, growing.
+        text: ids ``[n]``.
+        todo: the windows to read, each with empty caches.
+        vocabulary: number of token ids, which bounds the chunks.
+        on_progress: called as windows are read.
+        doing: the step that ``on_progress`` names.
+
+    Yields:
+        Each decoder's logits ``[n, vocabulary]``, the ids ``[n]`` that they predict, and the
+        positions ``[n]`` in the window that they predict them from.
+    """
+    for done, window in enumerate(todo):
+        yield from _read_window(decoders, text, window, vocabulary)
+        if on_progress is not None:
+            on_progress(Progress(doing, done + 1, len(todo)))
+
+
+def _read_window(
+    decoders: Sequence[Decoder], text: Ids, window: Window, vocabulary: int
+) -> Iterator[tuple[list[Floats], Ids, Ids]]:
+    chunk = max(1, min(_LONGEST_CHUNK, _CHUNK_LOGITS // vocabulary))
+    if any(decoder.signature.first_only for decoder in decoders):
+        chunk = window.stop - window.start
+    elif any(decoder.last_only for decoder in decoders):
+        chunk = 1
+    for decoder in decoders:
+        decoder.reset()
+    for start in range(window.start, window.stop, chunk):
+        stop = min(start + chunk, window.stop)
+        logits = [decoder.prefill(text[None, start:stop])[0] for decoder in decoders]
+        first, last = max(window.scored, start), min(stop, window.stop - 1)
+        if first < last:
+            yield (
+                [part[first - start : last - start] for part in logits],
+                text[first + 1 : last + 1],
+                np.arange(first, last) - window.start,
+            )
+
+
+def log_softmax(logits: Floats) -> npt.NDArray[np.float64]:
+    """Return the log probabilities of logits ``[..., vocabulary]`` in float64."""
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max(axis=-1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return shifted
+
+
+def _picked(scores: npt.NDArray[np.float64], ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    picked: npt.NDArray[np.float64] = np.take_along_axis(scores, ids[:, None], axis=1)[:, 0]
+    return picked
+
+
+class Sums:
+    """Sums of everything in ``QualityFigures``, and two numbers of each position."""
+
+    def __init__(self) -> None:
+        self._kl: list[npt.NDArray[np.float64]] = []
+        self._gain: list[npt.NDArray[np.float64]] = []
+        self._positions: list[Ids] = []
+        self._loss = 0.0
+        self._values = 0
+        self._agreed = 0
+        self._largest = 0.0
+        self._difference = 0.0
+        self._energy = 0.0
+
+    def add(self, own: Floats, other: Floats, following: Ids, positions: Ids) -> None:
+        """Add predictions.
+
+        Args:
+            own: the original's logits ``[n, vocabulary]``.
+            other: those of the other model.
+            following: the ids ``[n]`` that followed.
+            positions: their positions ``[n]`` in the window, as ``read`` yields them.
+        """
+        self._positions.append(positions)
+        p, q = log_softmax(own), log_softmax(other)
+        self._kl.append((np.exp(p) * (p - q)).sum(axis=-1))
+        own_loss = -_picked(p, following)
+        self._gain.append(-_picked(q, following) - own_loss)
+        self._loss += float(own_loss.sum())
+        self._values += own.size
+        self._agreed += int((own.argmax(axis=-1) == other.argmax(axis=-1)).sum())
+        self._largest = max(
+            self._largest, float(np.abs(own.astype(np.float64) - other.astype(np.float64)).max())
+        )
+        # A constant added to all logits changes no probability, so it counts in neither sum.
+        p -= p.mean(axis=-1, keepdims=True)
+        q -= q.mean(axis=-1, keepdims=True)
+        self._difference += float(((p - q) ** 2).sum())
+        self._energy += float((p**2).sum())
+
+    def figures(self, context: int, stride: int) -> QualityFigures:
+        """Return the figures of windows of ``context`` tokens that advance by ``stride``."""
+        kl, gain = np.concatenate(self._kl), np.concatenate(self._gain)
+        early = np.concatenate(self._positions) < context // 2
+        count = len(kl)
+        change = float(np.exp(gain.mean()))
+        own = float(np.exp(self._loss / count))
+        return QualityFigures(
+            context=context,
+            stride=stride,
+            positions=count,
+            original_perplexity=own,
+            converted_perplexity=own * change,
+            perplexity_change=change - 1,
+            perplexity_change_error=change * float(gain.std()) / float(np.sqrt(count)),
+            kl_mean=float(kl.mean()),
+            kl_error=float(kl.std() / np.sqrt(count)),
+            kl_p99=float(np.percentile(kl, 99)),
+            kl_max=float(kl.max()),
+            kl_first_half=float(kl[early].mean()) if early.any() else None,
+            kl_second_half=float(kl[~early].mean()) if not early.all() else None,
+            top1_agreement=self._agreed / count,
+            logit_max_difference=self._largest,
+            logit_relative_error=float(np.sqrt(self._difference / max(self._energy, 1e-300))),
+            logit_rms_difference=float(np.sqrt(self._difference / self._values)),
+        )

@@ -1,0 +1,1 @@
+"""Measure what a conversion costs in quality, and gather what calibrates it."""

@@ -1,0 +1,199 @@
+"""``report``: the quality of several conversions of one model on a text.
+
+The original reads the text once and its predictions are recorded. Then every converted model is
+opened on its own, reads the same windows through onnxruntime with its caches really written and
+read, and is compared; on the beginning of the text each of its layers is judged too. ONNX Runtime's
+own caches are measured beside them. What prefill does not show is judged, too, where that is asked
+for: copies of passages far back (``tq_onnx.quality.copy_test``) and decoding token by token
+(``tq_onnx.quality.drift``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tq_onnx.codec.extremes import warnings_of
+from tq_onnx.codec.presets import PRESETS
+from tq_onnx.conversion.original import recognise_original
+from tq_onnx.files.configuration import configured_positions
+from tq_onnx.measure.readings import read_original, with_float_products
+from tq_onnx.measure.windows import Ids, blocks, text_of, windows
+from tq_onnx.plan import Plan
+from tq_onnx.progress import OnProgress, Progress, silent
+from tq_onnx.quality.copy_test import CopyTest
+from tq_onnx.quality.drift import DriftTest, decoding
+from tq_onnx.quality.figures import ComparisonReport, ModelFigures
+from tq_onnx.quality.measurement import Comparing, Conversion
+from tq_onnx.quality.recording import Recording
+from tq_onnx.recognise.branches import load_again, load_decoder
+from tq_onnx.runtime.model import OpenModel, open_original, session_of
+from tq_onnx.verification.checks import PropertyCheck
+from tq_onnx.verification.fidelity import (
+    PROMPT_TOKENS,
+    RawOriginal,
+    convert_raw,
+    expect_fidelity,
+)
+from tq_onnx.verification.interfaces import refuse_stranger
+from tq_onnx.verification.planned import expect_layers
+
+
+def report(
+    original: Path,
+    converted: Sequence[Path],
+    tokens: Sequence[int] | Ids | int,
+    *,
+    source: str,
+    context: int = 1024,
+    stride: int | None = None,
+    library: bool = True,
+    threads: int | None = None,
+    peers: bool = True,
+    generation: bool = False,
+    outliers: bool = False,
+    on_progress: OnProgress | None = None,
+) -> ComparisonReport:
+    """Compare converted models with their original.
+
+    Args:
+        original: the original model.
+        converted: conversions of it.
+        tokens: ids of a text, or the number of pseudo-random ids to make.
+        source: where the tokens come from, for the report.
+        context: tokens per window.
+        stride: tokens by which windows advance; None for windows side by side, see
+            ``windows.blocks``.
+        library: True to run the library's kernels, False to run the function bodies.
+        threads: threads within an operator.
+        peers: True to compare ONNX Runtime's own caches, too.
+        generation: True to judge copies and decoding, too.
+        outliers: True to measure the same conversions of the model with outliers in its norm
+            weights, too, see ``tq_onnx.quality.outliers``.
+        on_progress: called as each step begins, and as windows are read.
+
+    Raises:
+        VerificationError: a converted model was not made from this original, or is damaged: no
+            figures are given that would not be those of its codecs.
+        TqOnnxError: a model or the library is refused, or the text is too short.
+    """
+    tell = on_progress or silent
+    tell(Progress("Opening the original"))
+    graph = load_decoder(original)
+    before = open_original(original, loaded=graph, threads=threads)
+    conversions = [Conversion(path, load_decoder(path)) for path in converted]
+    for one in conversions:
+        refuse_stranger(before, one.path, one.loaded)
+        expect_layers(one.path, one.loaded.model, one.plan)
+    text = text_of(before, tokens)
+    context = min(context, len(text), before.longest or len(text))
+    todo = blocks(len(text), context) if stride is None else windows(len(text), context, stride)
+    tell(Progress("Comparing everything but the codecs with the original"))
+    prompt = text[: min(PROMPT_TOKENS, todo[0].stop)]
+    floats = with_float_products(before, graph, library=False, threads=threads)
+    own = read_original(floats, prompt)
+    del floats
+    source_graph = recognise_original(graph, original, recognition=before.recognition)
+    before = replace(before, session=None)  # one model at a time
+    raw = convert_raw(source_graph, prompt, own, library=library, threads=threads)
+    for one in conversions:
+        expect_fidelity(raw, one.path, one.loaded, one.plan, library=library, threads=threads)
+    graph = load_again(graph) if graph.branch else graph
+    before = replace(before, session=session_of(graph, library=False, threads=threads))
+    recording = Recording(
+        before.decoder(),
+        text,
+        todo,
+        vocabulary=before.vocabulary,
+        on_progress=on_progress,
+    )
+    told = configured_positions(original)
+    room = min((size for size in (before.longest, told) if size is not None), default=None)
+    copying, drift = _generation(before, text, room, on_progress) if generation else (None, None)
+    run = Comparing(
+        copying=copying,
+        drift=drift,
+        original=original if outliers else None,
+        recording=recording,
+        text=text,
+        windows=todo,
+        stride=stride or context,
+        original_bytes=before.signature.bytes_per_token,
+        library=library,
+        threads=threads,
+        tell=tell,
+    )
+    del before  # one model at a time
+    with recording:
+        names = _names(conversions)
+        models = []
+        while conversions:  # a graph is forgotten once its model is measured
+            models.append(run.converted(conversions.pop(0), names.pop(0)))
+        found, missing = run.peers(raw) if peers else ((), ())
+        perplexity = models[0].quality.original_perplexity
+    return ComparisonReport(
+        original=original,
+        source=source,
+        tokens=todo[-1].stop,
+        context=context,
+        stride=stride or context,
+        windows=len(todo),
+        positions=recording.positions,
+        kernels=library,
+        layer_tokens=len(run.layer_text),
+        perplexity=perplexity,
+        bytes_per_token=run.original_bytes,
+        models=tuple(models),
+        peers=found,
+        missing=missing,
+        warnings=tuple(_warnings(raw, models)),
+    )
+
+
+def _generation(
+    before: OpenModel, text: Ids, room: int | None, on_progress: OnProgress | None
+) -> tuple[CopyTest, DriftTest | None]:
+    """Let the original copy, and write if it decodes."""
+    copying = CopyTest(
+        before.decoder(),
+        text,
+        vocabulary=before.vocabulary,
+        room=room,
+        on_progress=on_progress,
+    )
+    make = decoding(before)
+    drift = None if make is None else DriftTest(make, text, room=room, on_progress=on_progress)
+    return copying, drift
+
+
+def _warnings(raw: RawOriginal | PropertyCheck, models: Sequence[ModelFigures]) -> Iterator[str]:
+    if isinstance(raw, PropertyCheck):
+        yield f"only codecs and tables of the converted models were checked: {raw.detail}"
+    for model in models:
+        for warning in warnings_of(one for layer in model.layers for one in layer.extremes):
+            yield f"{model.name}: {warning}"
+
+
+def _chosen(plan: Plan) -> str:
+    """Return the preset, with what is not as in every conversion by it."""
+    parts = [plan.preset, *["calibrated"] * plan.centered]
+    preset = PRESETS.get(plan.preset)
+    usual = (preset.window, preset.sinks) if preset is not None else (0, 0)
+    if (plan.recent, plan.sinks) != usual:
+        parts.append(f"window {plan.recent} + {plan.sinks}" if plan.has_window else "no window")
+    return ", ".join(parts)
+
+
+def _names(conversions: Sequence[Conversion]) -> list[str]:
+    """Name models by what was chosen, and by file or path where several have the same."""
+    paths, plans = [one.path for one in conversions], [one.plan for one in conversions]
+    presets = [_chosen(plan) for plan in plans]
+    names = [
+        preset if presets.count(preset) == 1 else f"{preset} ({path.name})"
+        for path, preset in zip(paths, presets, strict=True)
+    ]
+    return [
+        name if names.count(name) == 1 else f"{preset} ({path})"
+        for name, path, preset in zip(names, paths, presets, strict=True)
+    ]

@@ -1,0 +1,225 @@
+"""The results of ``report`` as tables of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from tq_onnx.measure.tables import TextTable, either
+
+if TYPE_CHECKING:
+    from tq_onnx.quality.copy_test import CopyFigures
+    from tq_onnx.quality.drift import DriftFigures
+    from tq_onnx.quality.figures import ComparisonReport, ModelFigures
+    from tq_onnx.quality.layers import LayerErrors
+
+PEER_NOTE = (
+    "ORT: ONNX Runtime's own GroupQueryAttention caches; int8 and int4 with one step per KV head "
+    "and channel, found on this very text, so at their best"
+)
+
+
+def report_table(report: ComparisonReport) -> TextTable:
+    """Return one row for each model, the original first and the peers last."""
+    rows = [
+        (
+            "original",
+            "",
+            *([f"{report.bytes_per_token:,}"] * 3),
+            "1.00",
+            f"{report.perplexity:.4f}",
+            *([""] * 8),
+        )
+    ]
+    rows += [_summary_row(model) for model in (*report.models, *report.peers)]
+    return TextTable(
+        f"Quality on {report.positions:,} predictions, {report.windows} windows of "
+        f"{report.context} tokens ({report.source})",
+        (
+            "model",
+            ">bits/value",
+            *(">bytes/token at 1k", ">at 8k", ">at 32k"),
+            ">times smaller",
+            ">perplexity",
+            ">change",
+            ">KL mean",
+            ">KL 2nd half",
+            ">KL p99",
+            ">same top token",
+            ">key error",
+            ">value error",
+            ">attention cosine",
+        ),
+        tuple(rows),
+    )
+
+
+def generation_table(report: ComparisonReport) -> TextTable | None:
+    """Return one row for each model; None if generation was not judged."""
+    models = (*report.models, *report.peers)
+    copies = list(
+        dict.fromkeys((one.kind, one.distance) for model in models for one in model.copying)
+    )
+    drift = next((model.drift for model in models if model.drift is not None), None)
+    if not copies and drift is None:
+        return None
+    decoded = "" if drift is None else f"; {drift.prompts} x {drift.new_tokens} decoded tokens"
+    return TextTable.of(
+        (
+            "model",
+            *(f">{kind}, {distance:,}" for kind, distance in copies),
+            *(">decoding KL", ">KL 2nd half", ">same token", ">near-ties"),
+        ),
+        [
+            (
+                model.name,
+                *(_copy_cell(model.copying, kind, distance) for kind, distance in copies),
+                *_drift_cells(model.drift),
+            )
+            for model in models
+        ],
+        "Generation: rise of the loss on passages that come again so many tokens later, relative "
+        f"to the gain of copying{decoded}",
+    )
+
+
+def outlier_table(report: ComparisonReport) -> TextTable | None:
+    """Return one row for each model that was measured with outliers; None if there is none."""
+    rows = [
+        (
+            model.name,
+            f"{100 * model.outliers.perplexity_change:+.2f} %",
+            f"{_small(model.outliers.kl_mean)} ± {_small(model.outliers.kl_error)}",
+            "-" if model.outliers.relative_kl is None else f"{model.outliers.relative_kl:.2f}",
+        )
+        for model in report.models
+        if model.outliers is not None
+    ]
+    if not rows:
+        return None
+    return TextTable.of(
+        ("model", ">change", ">KL mean", ">times the KL without"),
+        rows,
+        "With channels of keys that are 16 to 64 times as large as the others, by the norm weights",
+    )
+
+
+def layer_table(model: ModelFigures, tokens: int) -> TextTable:
+    """Return one row for each layer of a converted model."""
+    return TextTable(
+        f"{model.name}: relative squared errors of keys and values, and their distance from "
+        f"theory, on {tokens} tokens",
+        (
+            ">layer",
+            "codec",
+            ">key error",
+            ">theory",
+            ">value error",
+            ">theory",
+            ">attention cosine",
+            ">lowest",
+        ),
+        tuple(_layer_row(layer) for layer in model.layers),
+    )
+
+
+def report_notes(report: ComparisonReport) -> list[str]:
+    """Return notes for the reader of the tables, one sentence each."""
+    lines = [
+        "bytes/token: of caches of 1,024, 8,192 and 32,768 tokens, exact window included; times "
+        "smaller: than the original's, at 32,768 tokens",
+        "change: of the perplexity, with its standard error; KL: divergence from the original's "
+        "predictions in nats; errors: mean over the layers of squared error over squared norm",
+    ]
+    if any(model.drift for model in report.models):
+        lines.append(
+            "decoding: of tokens that the original wrote; near-ties: the models prefer other "
+            "tokens and the original was undecided"
+        )
+    if any(one.relative_rise is None for model in report.models for one in model.copying):
+        lines.append("copies without a figure: the original hardly copies there")
+    if not report.kernels:
+        lines.append("the function bodies ran, not the library's kernels")
+    if report.peers:
+        lines.append(PEER_NOTE)
+    lines += [f"{peer.name} is left out: {peer.reason}" for peer in report.missing]
+    return lines
+
+
+def _summary_row(model: ModelFigures) -> tuple[str, ...]:
+    quality = model.quality
+    return (
+        model.name,
+        f"{model.bits_per_value:.2f}",
+        *(f"{size:,.0f}" for size in model.bytes_at),
+        f"{model.bytes_per_token * model.compression / model.bytes_at[-1]:.2f}",
+        f"{quality.converted_perplexity:.4f}",
+        f"{100 * quality.perplexity_change:+.2f} ± {100 * quality.perplexity_change_error:.2f} %",
+        _small(quality.kl_mean),
+        "" if quality.kl_second_half is None else _small(quality.kl_second_half),
+        _small(quality.kl_p99),
+        f"{100 * quality.top1_agreement:.2f} %",
+        _mean_error([(layer.key_error, layer.key_theory) for layer in model.layers]),
+        _mean_error([(layer.value_error, layer.value_theory) for layer in model.layers]),
+        _mean(layer.attention_cosine for layer in model.layers),
+    )
+
+
+def _copy_cell(copying: Sequence[CopyFigures], kind: str, distance: int) -> str:
+    for one in copying:
+        if (one.kind, one.distance) == (kind, distance) and one.relative_rise is not None:
+            error = one.rise_error / one.gain
+            return f"{100 * one.relative_rise:+.1f} ± {100 * error:.1f} %"
+    return "-"
+
+
+def _drift_cells(drift: DriftFigures | None) -> tuple[str, ...]:
+    if drift is None:
+        return ("-",) * 4
+    return (
+        f"{_small(drift.kl_mean)} ± {_small(drift.kl_error)}",
+        _small(drift.kl_second_half),
+        f"{100 * drift.same_token:.1f} %",
+        f"{100 * drift.near_ties:.1f} %",
+    )
+
+
+def _layer_row(layer: LayerErrors) -> tuple[str, ...]:
+    return (
+        str(layer.layer),
+        either(layer.key_codec, layer.value_codec),
+        _small(layer.key_error),
+        _excess(layer.key_error, layer.key_theory),
+        _small(layer.value_error),
+        _excess(layer.value_error, layer.value_theory),
+        f"{layer.attention_cosine:.5f}",
+        f"{layer.attention_cosine_lowest:.5f}",
+    )
+
+
+def _mean_error(layers: Sequence[tuple[float, float | None]]) -> str:
+    """Write the mean error, and its distance from theory where every layer has one."""
+    if not layers:
+        return ""
+    error = sum(found for found, _ in layers) / len(layers)
+    wanted = [theory for _, theory in layers if theory is not None]
+    if len(wanted) < len(layers):
+        return _small(error)
+    return f"{_small(error)} ({_excess(error, sum(wanted) / len(wanted))})"
+
+
+def _excess(error: float, theory: float | None) -> str:
+    return "" if not theory else f"{100 * (error / theory - 1):+.1f} %"
+
+
+def _mean(numbers: Iterable[float]) -> str:
+    found = list(numbers)
+    return f"{sum(found) / len(found):.5f}" if found else ""
+
+
+def _small(number: float) -> str:
+    """Write a number with enough digits; a number that rounding alone makes is 0."""
+    if abs(number) < 1e-9:
+        return "0"
+    digits = ".4f" if number >= 0.1 else ".5f" if number >= 1e-3 else ".1e"
+    return format(number, digits)

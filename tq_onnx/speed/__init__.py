@@ -1,0 +1,1 @@
+"""Measure what a conversion gains in speed and memory."""

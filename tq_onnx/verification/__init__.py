@@ -1,0 +1,1 @@
+"""Check the hard properties of a conversion against its original."""

@@ -1,0 +1,283 @@
+"""The fidelity of a conversion: everything but the codecs is the original's.
+
+An original that is converted with the codec ``raw``, in memory, must compute what it did, to float
+noise. The converted file, its codecs taken out (``tq_onnx.measure.rawform``), must be that very
+graph; where it holds scales or was lowered for a target, it must compute the same: what enters the
+caches, queries and results of every layer, and the logits. Its codecs must have the tables of its
+plan; what they compute is judged elsewhere (``tq_onnx.measure.oracle``), node by node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from tq_onnx.codec.window import Window
+from tq_onnx.conversion.original import Original, recognise_original
+from tq_onnx.conversion.pipeline import Prepared, prepare
+from tq_onnx.errors import UnsupportedModelError, UsageError, VerificationError
+from tq_onnx.files.load import LoadedModel
+from tq_onnx.graph.copying import copy_graph
+from tq_onnx.measure.expose_internals import expose_internals
+from tq_onnx.measure.probe import Probe
+from tq_onnx.measure.rawform import multiply_floats, raw_form
+from tq_onnx.measure.readings import Reading, distance, fitted, read, values_of, widened
+from tq_onnx.plan import CPU, Plan
+from tq_onnx.recognise.branches import load_again
+from tq_onnx.verification.adapted import BY_NODES, BY_NORMS, adaptation_problems, fold_alike
+from tq_onnx.verification.checks import ROUNDING_BY_CALL, PropertyCheck, failure, tables
+from tq_onnx.verification.graph_equality import (
+    changed_functions,
+    changed_nodes,
+    changed_tensors,
+    is_same_graph,
+    names_in,
+)
+from tq_onnx.verification.interfaces import failing
+from tq_onnx.verification.planned import plan_problems
+from tq_onnx.version import __version__
+
+PROMPT_TOKENS: Final = 64
+"""Tokens that an original and its conversions read to be compared."""
+
+PLANNED: Final = "layers are what the plan and the original say"
+RAW_EQUALS: Final = "the original converted without codecs computes the same"
+KEPT: Final = "weights and nodes are the original's"
+REST_EQUALS: Final = "all but the codecs computes what the original does"
+
+MAX_REWRITE_ERROR: Final = {"FLOAT": 1e-3, "FLOAT16": 3e-2, "BFLOAT16": 0.15}
+"""Relative, of whole arrays: two ways to compute attention, through all layers."""
+MAX_SCALED_ERROR: Final = {"FLOAT": 1e-4, "FLOAT16": 1e-2, "BFLOAT16": 5e-2}
+"""Scales in the channels of queries and keys, or other nodes of a target, round otherwise."""
+MAX_ROUNDED_ERROR: Final = 5e-2
+"""Operands that the graph itself rounds to 8 bits: float noise that flips one is none any more."""
+
+_ROUNDING: Final = frozenset({*ROUNDING_BY_CALL, "QMoE"})
+
+
+@dataclass(frozen=True, eq=False)
+class RawOriginal:
+    """An original that was converted without codecs, and what it makes of a prompt.
+
+    Attributes:
+        prepared: the conversion.
+        model: the same with int4 weights that are multiplied as floats.
+        names: the values that the original has.
+        prompt: ids ``[n]``.
+        probe: the model with its internals exposed.
+        reading: what it makes of the prompt.
+        is_rounded: True if the graph rounds operands to 8 bits.
+        check: whether it computes what the original does.
+        own: what the original makes of the prompt.
+    """
+
+    prepared: Prepared
+    model: ir.Model
+    names: Collection[str]
+    prompt: npt.NDArray[np.int64]
+    probe: Probe
+    reading: Reading
+    is_rounded: bool
+    check: PropertyCheck
+    own: Reading
+
+
+def convert_raw(
+    original: Original,
+    prompt: npt.NDArray[np.int64],
+    own: Reading,
+    *,
+    window: Window | None = None,
+    library: bool = True,
+    threads: int | None = None,
+) -> RawOriginal | PropertyCheck:
+    """Convert an original without codecs, in memory, and compare the two.
+
+    Args:
+        original: the original; it is changed.
+        prompt: ids ``[n]``.
+        own: what the original makes of them.
+        window: whose rows the raw caches have, too; None for none.
+        library: whether the library's kernels run; if not, function bodies.
+        threads: threads within an operator.
+
+    Returns:
+        The conversion; a check that was not done where the original cannot be converted so.
+    """
+    path = original.loaded.path
+    names = names_in(original.loaded.model)
+    try:
+        prepared = prepare(path, preset="raw", window=window, original=original)
+    except UnsupportedModelError as error:
+        return PropertyCheck(RAW_EQUALS, None, error.what)
+    model = multiply_floats(prepared.loaded.model)
+    is_rounded = any(node.op_type in _ROUNDING for node in model.graph)
+    probe = expose_internals(path, loaded=replace(prepared.loaded, model=model))
+    reading = read(probe.decoder(library=library, threads=threads), prompt, probe.layers)
+    check = _rewritten(own, reading, probe, is_rounded)
+    return RawOriginal(prepared, model, names, prompt, probe, reading, is_rounded, check, own)
+
+
+def _with_window(
+    raw: RawOriginal, plan: Plan, *, library: bool, threads: int | None
+) -> RawOriginal | PropertyCheck:
+    """Convert the original once more, with the rows of a window in its caches."""
+    loaded = raw.prepared.loaded
+    window = Window(plan.recent, plan.sinks, plan.overlay_rows)
+    original = recognise_original(load_again(loaded), loaded.path)
+    return convert_raw(
+        original, raw.prompt, raw.own, window=window, library=library, threads=threads
+    )
+
+
+def fidelity(
+    raw: RawOriginal | PropertyCheck,
+    converted: Path,
+    loaded: LoadedModel,
+    plan: Plan,
+    *,
+    library: bool = True,
+    threads: int | None = None,
+) -> list[PropertyCheck]:
+    """Compare all of a converted model but its codecs with its original.
+
+    Args:
+        raw: the result of ``convert_raw``.
+        converted: the converted model; errors name it.
+        loaded: the converted model; it is not changed.
+        plan: its plan.
+        library: whether the library's kernels run; if not, function bodies.
+        threads: threads within an operator.
+    """
+    if isinstance(raw, RawOriginal) and plan.has_window:
+        raw = _with_window(raw, plan, library=library, threads=threads)
+    if isinstance(raw, PropertyCheck):
+        return [raw]
+    wanted = raw.model
+    if any(layer.equalised == BY_NORMS for layer in plan.layers):
+        wanted = copy_graph(wanted)
+    folded = fold_alike(wanted, raw.prepared.plan, plan)
+    problems = plan_problems(loaded.model, plan, raw.prepared.plan)
+    problems += adaptation_problems(loaded.model, plan, folded)
+    form = raw_form(loaded, plan)
+    form = replace(form, model=multiply_floats(form.model))
+    changed = changed_tensors(form.model, wanted)
+    is_same = not changed and is_same_graph(form.model, wanted)
+    if plan.target == CPU and not is_same:
+        own = any(layer.equalised == BY_NODES for layer in plan.layers)
+        changed += changed_functions(form.model, wanted)
+        # This very version would add the same nodes.
+        names = names_in(wanted) if plan.tool_version == __version__ else raw.names
+        changed += changed_nodes(form.model, wanted, names, operators=not own)
+    found = [
+        _verdict(PLANNED, problems, f"{len(plan.layers)} layers, function bodies"),
+        raw.check,
+        _verdict(KEPT, changed, "all that both graphs have"),
+    ]
+    if is_same:
+        return [*found, PropertyCheck(REST_EQUALS, True, "the same graph, node by node")]
+    other = expose_internals(converted, loaded=form)
+    try:
+        given = read(other.decoder(library=library, threads=threads), raw.prompt, other.layers)
+    except (UnsupportedModelError, UsageError) as error:
+        return [*found, PropertyCheck(REST_EQUALS, False, error.what)]
+    return [*found, _alike(raw, given, other)]
+
+
+def expect_fidelity(
+    raw: RawOriginal | PropertyCheck,
+    converted: Path,
+    loaded: LoadedModel,
+    plan: Plan,
+    *,
+    library: bool = True,
+    threads: int | None = None,
+) -> None:
+    """Refuse a converted model that is not its original but for the codecs of its plan.
+
+    Args:
+        raw: the result of ``convert_raw``.
+        converted: the converted model; errors name it.
+        loaded: the converted model; it is not changed.
+        plan: its plan.
+        library: whether the library's kernels run; if not, function bodies.
+        threads: threads within an operator.
+
+    Raises:
+        VerificationError: it is not, and differs where the error says.
+    """
+    with failing(converted):
+        found = fidelity(raw, converted, loaded, plan, library=library, threads=threads)
+        found.append(tables(expose_internals(converted, loaded=loaded)))
+    lost = [check.detail for check in found if check.holds is False]
+    if lost:
+        raise VerificationError(
+            f"{failure(found)} ({'; '.join(lost)})",
+            where=str(converted),
+            fix="convert the original again",
+        )
+
+
+def _verdict(name: str, problems: Sequence[str], detail: str) -> PropertyCheck:
+    some = list(dict.fromkeys(problems))
+    more = f" (and {len(some) - 4} more)" if len(some) > 4 else ""
+    return PropertyCheck(name, not some, "; ".join(some[:4]) + more if some else detail)
+
+
+def _rewritten(own: Reading, raw: Reading, probe: Probe, is_rounded: bool) -> PropertyCheck:
+    """Compare an original with its own conversion without codecs."""
+
+    def distances() -> Iterator[tuple[str, float]]:
+        for index, layer in enumerate(probe.layers):
+            if layer.is_shortened:  # what goes in and what comes out are not as long
+                continue
+            for role, names, cache in zip(
+                ("keys", "values"), layer.caches, own.caches[2 * index :], strict=False
+            ):
+                yield (
+                    f"layer {layer.plan.layer}, {role}",
+                    distance(widened(cache, layer.plan.head_size), raw.watched[names.vectors]),
+                )
+        yield "logits", distance(own.logits, raw.logits)
+
+    return _worst(RAW_EQUALS, distances(), _bound(MAX_REWRITE_ERROR, probe, is_rounded))
+
+
+def _alike(raw: RawOriginal, given: Reading, other: Probe) -> PropertyCheck:
+    """Compare two conversions without codecs, layer by layer."""
+
+    def distances() -> Iterator[tuple[str, float]]:
+        for one, its in zip(raw.probe.layers, other.layers, strict=True):
+            pairs = zip(values_of(one), values_of(its), strict=True)
+            for (what, mine), (_, theirs) in pairs:
+                left, right = raw.reading.watched[mine], given.watched[theirs]
+                if its.plan.equalised and what in ("queries", "keys"):
+                    right = fitted(right, left)
+                yield f"layer {one.plan.layer}, {what}", distance(left, right)
+        yield "logits", distance(raw.reading.logits, given.logits)
+
+    return _worst(REST_EQUALS, distances(), _bound(MAX_SCALED_ERROR, raw.probe, raw.is_rounded))
+
+
+def _bound(bounds: dict[str, float], probe: Probe, is_rounded: bool) -> float:
+    least = MAX_ROUNDED_ERROR if is_rounded else 0.0
+    return max(least, *(bounds[layer.plan.dtype] for layer in probe.layers))
+
+
+def _worst(name: str, distances: Iterator[tuple[str, float]], bound: float) -> PropertyCheck:
+    """Name the first place that is beyond the bound, or the worst one."""
+    largest, where = 0.0, "everywhere"
+    for place, found in distances:
+        if not found <= bound:
+            detail = f"{place}: relative distance {found:.1e}, {bound:.0e} allowed"
+            return PropertyCheck(name, False, detail)
+        if found > largest:
+            largest, where = found, place
+    detail = f"largest relative distance {largest:.1e} ({where}), {bound:.0e} allowed"
+    return PropertyCheck(name, True, detail)

@@ -1,0 +1,141 @@
+"""The interface of a conversion against its original's: inputs, outputs, caches, vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tq_onnx.errors import (
+    LibraryError,
+    ModelFileError,
+    UnsupportedModelError,
+    UsageError,
+    VerificationError,
+    located,
+)
+from tq_onnx.files.load import LoadedModel
+from tq_onnx.plan import plan_in
+from tq_onnx.runtime.cache import CacheSpec
+from tq_onnx.runtime.model import OpenModel, refuse_pages
+from tq_onnx.runtime.providers import CPU, ExecutionProvider
+from tq_onnx.runtime.session import Port, ports, vocabulary_size
+from tq_onnx.verification.checks import PropertyCheck
+
+
+def interface_kept(before: OpenModel, after: OpenModel) -> PropertyCheck:
+    """Compare names and their order, and types and shapes of everything but the caches."""
+    caches = {
+        name: spec
+        for spec in after.signature.caches
+        for name in (spec.pair.past, spec.pair.present)
+        if name is not None
+    }
+    problems: list[str] = []
+    for old_side, new_side in zip(ports(before.session), ports(after.session), strict=True):
+        if [port.name for port in old_side] != [port.name for port in new_side]:
+            problems.append("names or their order changed")
+            continue
+        for old, new in zip(old_side, new_side, strict=True):
+            if old.name in caches:
+                problems += _cache_problems(old, new, caches[old.name])
+            elif not _same(old, new):
+                problems.append(f"{old.name} was {old}, is {new}")
+    return PropertyCheck(
+        "inputs and outputs keep names, order and meaning",
+        not problems,
+        "; ".join(dict.fromkeys(problems)) or "only the caches' type and last dimension changed",
+    )
+
+
+@contextmanager
+def failing(path: Path, ep: ExecutionProvider = CPU) -> Iterator[None]:
+    """Call it a check that does not hold if a converted model cannot do what its original did.
+
+    Args:
+        path: the converted model, which errors name.
+        ep: where it runs; what a device cannot do is no fault of the model.
+
+    Raises:
+        VerificationError: the model, its plan or the graph was refused inside.
+    """
+    try:
+        yield
+    except LibraryError:
+        raise
+    except (UnsupportedModelError, ModelFileError, UsageError) as error:
+        if ep.has_own_memory:
+            raise
+        found = VerificationError(error.what, where=error.where, fix="convert the original again")
+        found.locate(path)
+        raise found from error
+
+
+def refuse_stranger(before: OpenModel, path: Path, loaded: LoadedModel) -> None:
+    """Refuse a model that was not made from this original.
+
+    Args:
+        before: the original.
+        path: the model that should be its conversion; errors name it.
+        loaded: the graph of this file.
+
+    Raises:
+        UnsupportedModelError: the model was not converted, or its caches lie in pages.
+        VerificationError: its names, heads or vocabulary are not the original's, or its plan cannot
+            be read.
+    """
+    with failing(path):
+        plan = plan_in(loaded.model.metadata_props)
+    if plan is None:
+        raise UnsupportedModelError(
+            "this model was not converted by tq-onnx", where=str(path), fix="convert it first"
+        )
+    with located(path):
+        refuse_pages(plan)
+    graph = loaded.model.graph
+    inputs = [value for value in graph.inputs if value.name not in graph.initializers]
+    unlike = ""
+    for side, values in zip(ports(before.session), (inputs, graph.outputs), strict=True):
+        if [port.name for port in side] != [value.name for value in values]:
+            unlike = "the inputs or outputs have other names or another order"
+    sizes = [(layer.kv_num_heads, size) for layer in plan.layers for size in layer.head_sizes]
+    if [(cache.kv_num_heads, cache.row) for cache in before.signature.caches] != sizes:
+        unlike = unlike or "the caches have other heads"
+    logits = next((v for v in graph.outputs if v.name == before.signature.interface.logits), None)
+    width = None if logits is None or not logits.shape else logits.shape[-1]
+    if not unlike and isinstance(width, int) and width != _width(before):
+        unlike = f"the model has {width} logits, not {_width(before)}"
+    if unlike:
+        raise not_made_from(before.path, path, unlike)
+
+
+def _width(before: OpenModel) -> int:
+    return vocabulary_size(before.session, before.signature.interface.logits)
+
+
+def not_made_from(original: Path, converted: Path, difference: str) -> VerificationError:
+    """Return the error about a model that is no conversion of the original."""
+    return VerificationError(
+        f"the model was not made from {original}: {difference}",
+        where=str(converted),
+        fix="give the original that it was converted from",
+    )
+
+
+def _same(old: Port, new: Port) -> bool:
+    """Compare two ports; dimensions that the file does not state as numbers may be inferred."""
+    dims = zip(old.shape, new.shape, strict=False)
+    return (old.type, len(old.shape)) == (new.type, len(new.shape)) and all(
+        here == there or not (isinstance(here, int) and isinstance(there, int))
+        for here, there in dims
+    )
+
+
+def _cache_problems(old: Port, new: Port, spec: CacheSpec) -> list[str]:
+    heads = spec.kv_num_heads
+    # The number of heads may have been unknown, or the heads may have lain side by side.
+    kept = len(old.shape) == 3 or (len(old.shape) == 4 and old.shape[1] in (new.shape[1], heads))
+    kept = kept or (len(old.shape) == 4 and not isinstance(old.shape[1], int))
+    if kept and len(new.shape) == 4 and new.type == "tensor(uint8)" and new.shape[3] == spec.row:
+        return []
+    return [f"{old.name} was {old}, is {new}"]

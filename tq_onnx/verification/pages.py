@@ -1,0 +1,381 @@
+"""``verify`` of a model whose caches lie in pages: packed requests against the original.
+
+The original reads each request alone. The model reads them packed, prompts, pieces of prompts and
+single tokens in one call, with pages in a random order. Without its codecs, which are taken out in
+memory, it must compute the same, to float noise; with them, other pages must give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from tq_onnx.codec.codebook import codebook_of
+from tq_onnx.codec.elements import ELEMENT_BITS, ELEMENTS
+from tq_onnx.codec.unrotated import RAW
+from tq_onnx.conversion import bake
+from tq_onnx.conversion.bake import rotation_table
+from tq_onnx.conversion.check import snapshot_interface
+from tq_onnx.conversion.pipeline import prepare
+from tq_onnx.files.load import LoadedModel, load
+from tq_onnx.graph.builder import Builder
+from tq_onnx.graph.copying import copy_graph
+from tq_onnx.measure.rawform import NO_TABLE, multiply_floats
+from tq_onnx.measure.readings import distance, with_float_products
+from tq_onnx.measure.windows import text_of
+from tq_onnx.ops.domain import DOMAIN
+from tq_onnx.ops.operators import PagedAttention, PagedEncode
+from tq_onnx.plan import LayerPlan, Plan
+from tq_onnx.progress import OnProgress, Progress, silent
+from tq_onnx.runtime.model import OpenModel, open_original
+from tq_onnx.runtime.pages import PagedDecoder
+from tq_onnx.runtime.session import make_session, placement
+from tq_onnx.targets.paged.checks import violations
+from tq_onnx.targets.registry import target_of
+from tq_onnx.verification.adapted import BY_NODES, fold_alike
+from tq_onnx.verification.checks import (
+    MAX_TABLE_ERROR,
+    ROUNDING_BY_CALL,
+    PropertyCheck,
+    failed,
+    undoes,
+)
+from tq_onnx.verification.fidelity import KEPT, MAX_REWRITE_ERROR, MAX_ROUNDED_ERROR
+from tq_onnx.verification.graph_equality import (
+    changed_functions,
+    changed_nodes,
+    changed_tensors,
+    names_in,
+)
+from tq_onnx.verification.interfaces import not_made_from
+from tq_onnx.version import __version__
+
+CALLS: Final[Sequence[Mapping[int, int]]] = (
+    {0: 19, 1: 3},
+    {0: 1, 2: 24, 1: 1},
+    {1: 14, 2: 1, 3: 1},
+    {2: 1, 1: 1, 0: 1, 3: 7},
+    {3: 1, 0: 1},
+)
+"""New tokens of requests, call by call."""
+_TOKENS: Final = {
+    request: sum(call.get(request, 0) for call in CALLS) for call in CALLS for request in call
+}
+_BLOCKS: Final = 12
+Logits = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class PagedReport:
+    """The result of ``verify`` of a model with pages.
+
+    Attributes:
+        original: the original model.
+        converted: the converted model.
+        source: where the tokens come from.
+        tokens: tokens of the text that were read.
+        kernels: True if the library's kernels were checked, and not only the function bodies.
+        checks: the hard properties.
+        logit_distance: of the converted model from the original, relative; of all requests.
+        kernel_distance: of kernels from function bodies, likewise; None if no kernels ran.
+        cache_bytes_per_token: in pages; the rest of a page that is begun comes on top.
+        warnings: none; a key of every document of ``verify``.
+    """
+
+    original: Path
+    converted: Path
+    source: str
+    tokens: int
+    kernels: bool
+    checks: tuple[PropertyCheck, ...]
+    logit_distance: float
+    kernel_distance: float | None
+    cache_bytes_per_token: int
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def holds(self) -> bool:
+        """The verdict: True if every check holds."""
+        return not failed(self.checks)
+
+
+def verify_pages(
+    original: Path,
+    converted: LoadedModel,
+    plan: Plan,
+    tokens: Sequence[int] | npt.NDArray[np.int64] | int,
+    *,
+    source: str,
+    library: bool = True,
+    threads: int | None = None,
+    on_progress: OnProgress | None = None,
+) -> PagedReport:
+    """Compare a model whose caches lie in pages with its original.
+
+    Args:
+        original: the original model.
+        converted: the converted one; it is not changed.
+        plan: its plan.
+        tokens: ids of a text, or the number of pseudo-random ids to make.
+        source: where the tokens come from, for the report.
+        library: whether to check the library's kernels, too.
+        threads: threads within an operator.
+        on_progress: called as each step begins.
+
+    Raises:
+        VerificationError: the converted model was not made from this original.
+        TqOnnxError: a model or the library is refused.
+    """
+    tell = on_progress or silent
+    graph = load(original)
+    snapshot = snapshot_interface(graph.model)
+    before = open_original(original, loaded=graph, threads=threads)
+    _refuse_stranger(before, converted, plan)
+    text = _texts(text_of(before, tokens))
+    tell(Progress("Reading each request with the original"))
+    floats = with_float_products(before, graph, library=False, threads=threads)
+    wanted = _alone(floats, text)
+    found = [
+        _clauses("operators are those of the plan", violations(snapshot, converted.model, plan))
+    ]
+    found.append(_clauses("baked tables are those of the plan", _tables(converted.model, plan)))
+    tell(Progress("Comparing everything but the codecs with the original"))
+    made = partial(make_session, threads=threads, external_data=converted.path.parent)
+    raw, raw_plan = raw_pages(converted, plan)
+    given = _packed(made(_bytes(raw), library=library), raw_plan, text)
+    found.append(_same(wanted, given, plan, raw))
+    found.append(_clauses(KEPT, _changed(original, converted, raw, plan)))
+    tell(Progress("Reading packed requests"))
+    content = _bytes(converted.model)
+    bodies = _packed(made(content, library=False), plan, text)
+    sessions = [made(content, library=True)] if library else []
+    kernels = [_packed(one, plan, text) for one in sessions]
+    other = _packed((sessions or [made(content, library=False)])[0], plan, text, seed=1)
+    found.append(_same_bits((kernels or [bodies])[0], other))
+    for one in sessions:
+        placed = placement(one)
+        count = placed.encode + placed.attention
+        nodes = 2 * len(plan.layers) + sum(layer.readers for layer in plan.layers)
+        detail = f"{count} of {nodes} TurboQuant nodes"
+        found.append(PropertyCheck("kernels run all operators", count == nodes, detail))
+    return PagedReport(
+        original=original,
+        converted=converted.path,
+        source=source,
+        tokens=sum(_TOKENS.values()),
+        kernels=library,
+        checks=tuple(found),
+        logit_distance=distance(wanted, (kernels or [bodies])[0]),
+        kernel_distance=distance(bodies, kernels[0]) if kernels else None,
+        cache_bytes_per_token=plan.bytes_per_token,
+    )
+
+
+def _changed(original: Path, converted: LoadedModel, raw: ir.Model, plan: Plan) -> Iterator[str]:
+    """Yield the weights and nodes that are not the original's."""
+    sequences = prepare(original, preset="raw")
+    wanted = sequences.loaded.model
+    fold_alike(wanted, sequences.plan, plan)
+    target = target_of(plan.target, block_size=plan.block_size)
+    lowering = target.lowering(sequences.plan, original)
+    for step in () if lowering is None else lowering.passes:
+        step(wanted)
+    yield from changed_tensors(converted.model, wanted)
+    yield from changed_functions(raw, wanted)
+    # This very version would add the same nodes.
+    is_same_version = plan.tool_version == __version__
+    names = names_in(wanted if is_same_version else load(original).model)
+    own = any(layer.equalised == BY_NODES for layer in plan.layers)
+    yield from changed_nodes(raw, wanted, names, operators=not own)
+
+
+def _refuse_stranger(before: OpenModel, converted: LoadedModel, plan: Plan) -> None:
+    sizes = [(layer.kv_num_heads, size) for layer in plan.layers for size in layer.head_sizes]
+    if [(cache.kv_num_heads, cache.row) for cache in before.signature.caches] != sizes:
+        raise not_made_from(before.path, converted.path, "the caches have other heads")
+
+
+def _texts(text: npt.NDArray[np.int64]) -> dict[int, npt.NDArray[np.int64]]:
+    """Return the tokens of each request, from places all over a text."""
+    starts = np.linspace(0, len(text), len(_TOKENS), endpoint=False).astype(int)
+    return {
+        request: np.resize(text[start:], count)
+        for start, (request, count) in zip(starts, _TOKENS.items(), strict=True)
+    }
+
+
+def _pieces(
+    text: Mapping[int, npt.NDArray[np.int64]],
+) -> Iterator[dict[int, npt.NDArray[np.int64]]]:
+    """Yield the new tokens of each call."""
+    fed = dict.fromkeys(text, 0)
+    for call in CALLS:
+        yield {name: text[name][fed[name] : fed[name] + count] for name, count in call.items()}
+        fed |= {name: fed[name] + count for name, count in call.items()}
+
+
+def _alone(before: OpenModel, text: Mapping[int, npt.NDArray[np.int64]]) -> Logits:
+    """Return the logits after the tokens of each call, request by request."""
+    decoders = {name: before.decoder() for name in text}
+    rows = []
+    for call in _pieces(text):
+        for name, ids in call.items():
+            rows.append(np.asarray(decoders[name].prefill(ids[None]), np.float64)[0, -1])
+    return np.stack(rows)
+
+
+def _packed(
+    session: Any, plan: Plan, text: Mapping[int, npt.NDArray[np.int64]], *, seed: int = 0
+) -> Logits:
+    """Return the same of packed requests."""
+    blocks = sum(-(-count // plan.block_size) for count in _TOKENS.values()) + _BLOCKS
+    decoder = PagedDecoder(session, plan, blocks=blocks, seed=seed)
+    rows = [decoder.run(call) for call in _pieces(text)]
+    return np.concatenate(rows).astype(np.float64)
+
+
+def _clauses(name: str, problems: Iterator[str]) -> PropertyCheck:
+    some = list(dict.fromkeys(problems))
+    return PropertyCheck(name, not some, "; ".join(some[:4]) or "all of them")
+
+
+def _same(wanted: Logits, given: Logits, plan: Plan, raw: ir.Model) -> PropertyCheck:
+    name = "all but the codecs computes what the original does, request by request"
+    is_rounded = any(node.op_type in {*ROUNDING_BY_CALL, "QMoE"} for node in raw.graph)
+    bound = max(MAX_REWRITE_ERROR[layer.dtype] for layer in plan.layers)
+    bound = max(bound, MAX_ROUNDED_ERROR if is_rounded else 0.0)
+    worst = max(distance(one, other) for one, other in zip(wanted, given, strict=True))
+    detail = f"largest relative distance {worst:.1e} in {len(wanted)} answers, {bound:.0e} allowed"
+    return PropertyCheck(name, worst <= bound, detail)
+
+
+def _same_bits(one: Logits, other: Logits) -> PropertyCheck:
+    name = "pages in another order give the same bits"
+    differing = int((one != other).any(axis=-1).sum())
+    return PropertyCheck(name, not differing, f"{differing} of {len(one)} answers differ")
+
+
+def _bytes(model: ir.Model) -> bytes:
+    content: bytes = ir.to_proto(multiply_floats(model)).SerializeToString()
+    return content
+
+
+def raw_pages(loaded: LoadedModel, plan: Plan) -> tuple[ir.Model, Plan]:
+    """Return a model with pages whose caches hold what goes into them, and its plan.
+
+    Args:
+        loaded: the converted model; it is not changed, and shares its weights with the result.
+        plan: its plan.
+    """
+    model = copy_graph(loaded.model)
+    build = Builder(model.graph)
+    none = model.graph.initializers.get(NO_TABLE)
+    none = build.constant(NO_TABLE, np.zeros(1, np.float32)) if none is None else none
+    layers = tuple(_raw_layer(layer) for layer in plan.layers)
+    width = max(layer.key_row_bytes for layer in layers)
+    layers = tuple(replace(one, key_row_bytes=width, value_row_bytes=width) for one in layers)
+    for layer in layers:
+        for node in _operators(model, layer):
+            _take_codecs(node, layer.key_bits, none)
+        for value in (*model.graph.inputs, *model.graph.outputs):
+            if value.name in _names(layer) and value.shape is not None:
+                value.shape = ir.Shape([*value.shape[:3], width])
+    raw = replace(plan, layers=layers, gains=0)
+    for name in (PagedEncode.name, PagedAttention.name):
+        model.functions.pop((DOMAIN, name, ""), None)
+    bake.bake_functions(model, raw)
+    return model, raw
+
+
+def _raw_layer(layer: LayerPlan) -> LayerPlan:
+    bits = ELEMENT_BITS[ELEMENTS[layer.dtype]]
+    return replace(
+        layer,
+        key_codec=RAW,
+        key_bits=bits,
+        value_codec=RAW,
+        value_bits=bits,
+        key_row_bytes=layer.head_size * bits // 8,
+        centered=False,
+        feedback=False,
+    )
+
+
+def _names(layer: LayerPlan) -> set[str | None]:
+    return {name for pair in (layer.key, layer.value) for name in (pair.past, pair.present)}
+
+
+def _operators(model: ir.Model, layer: LayerPlan) -> list[ir.Node]:
+    """Return the encoders of keys and of values, and the attentions that read both."""
+    outputs = {value.name: value for value in model.graph.outputs}
+    presents = [outputs[pair.present] for pair in (layer.key, layer.value)]
+    encoders = [node for value in presents if (node := value.producer()) is not None]
+    readers = [use.node for use in presents[0].uses() if PagedAttention.is_node(use.node)]
+    return [*encoders, *readers]
+
+
+def _take_codecs(node: ir.Node, bits: int, none: ir.Value) -> None:
+    operator = PagedEncode if PagedEncode.is_node(node) else PagedAttention
+    for slot in operator.inputs:
+        if slot.name.endswith(("rotation", "centroids", "boundaries")):
+            slot.replace(node, none)
+        elif slot.name.endswith(("offset", "gains", "feedback")):
+            slot.replace(node, None)
+    for attribute in operator.attributes:
+        name = attribute.name
+        if name.endswith("codec_index"):
+            node.attributes.pop(name, None)
+        elif name.endswith("codec"):
+            node.attributes[name] = ir.AttrString(name, RAW)
+        elif name.endswith("bits"):
+            node.attributes[name] = ir.AttrInt64(name, bits)
+    if operator is PagedEncode:
+        node.attributes["norm_correction"] = ir.AttrInt64("norm_correction", 0)
+
+
+def _tables(model: ir.Model, plan: Plan) -> Iterator[str]:
+    """Yield the rotations and codebooks that are not what the plan says."""
+    for layer in plan.layers:
+        key, value, *readers = _operators(model, layer)
+        for codec, node, side in ((layer.key_of, key, "key"), (layer.value_of, value, "value")):
+            if not codec.is_rotated:
+                continue
+            read = [(node, PagedEncode.rotation, PagedEncode.centroids)]
+            slots = {one.name: one for one in PagedAttention.inputs}
+            for reader in readers:
+                read.append((reader, slots[f"{side}_rotation"], slots[f"{side}_centroids"]))
+            where = f"layer {layer.layer}, {side}s"
+            wanted = {"centroids": codebook_of(codec, layer.head_size).centroids}
+            if not codec.is_split:
+                wanted["rotation"] = rotation_table(plan, layer, codec)
+            for one, rotation, centroids in read:
+                found = {"rotation": rotation.of(one), "centroids": centroids.of(one)}
+                yield from _differing(where, found, wanted)
+            own, *taken = [_floats(rotation.of(one)) for one, rotation, _ in read]
+            if codec.is_split and not all(undoes(other, own, layer) for other in taken):
+                yield f"{where}: the matrices are not each other's inverse"
+
+
+def _floats(value: ir.Value | None) -> npt.NDArray[np.float32] | None:
+    tensor = None if value is None else value.const_value
+    return None if tensor is None else np.asarray(tensor.numpy(), np.float32)
+
+
+def _differing(
+    where: str,
+    found: Mapping[str, ir.Value | None],
+    wanted: Mapping[str, npt.NDArray[np.float32]],
+) -> Iterator[str]:
+    for name, table in wanted.items():
+        array = _floats(found[name])
+        if array is None or array.shape != table.shape:
+            yield f"{where}: the {name} has another size"
+        elif not np.abs(array - table).max() <= MAX_TABLE_ERROR:
+            yield f"{where}: the {name} holds other numbers"

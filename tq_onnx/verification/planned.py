@@ -1,0 +1,204 @@
+"""The layers of a converted model against its plan, and its plan against the original."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Final
+
+import onnx_ir as ir
+
+from tq_onnx.codec.rotation import rotation_seed
+from tq_onnx.codec.spec import is_layout_of
+from tq_onnx.conversion.bake import bake_functions, codec_index, encoder_index
+from tq_onnx.conversion.layers import (
+    ConvertedLayer,
+    converted_layers,
+    shared_inputs,
+    shares_length,
+)
+from tq_onnx.errors import UnsupportedModelError, VerificationError
+from tq_onnx.graph.values import static_dim
+from tq_onnx.ops.operator import Attribute
+from tq_onnx.ops.operators import Attention, Encode
+from tq_onnx.plan import (
+    CPU,
+    METADATA_DIGEST,
+    METADATA_PRESET,
+    METADATA_VERSION,
+    LayerPlan,
+    Plan,
+)
+from tq_onnx.targets.registry import target_of_plan
+from tq_onnx.verification.graph_equality import is_same_body
+from tq_onnx.version import __version__
+
+_CODECS: Final = frozenset(
+    (
+        *("key_codec", "key_bits", "value_codec", "value_bits", "key_row_bytes"),
+        *("value_row_bytes", "rotation_seed", "centered", "feedback", "equalised"),
+        *("adaptation", "dialect"),
+    )
+)
+"""What a conversion chooses for a layer; all else is the original's."""
+
+_LOWERED: Final = frozenset({"has_bias", "causal", "sliding_window", "has_padding"})
+"""What a target may change: a causal mask becomes the operator's, with its window and padding."""
+
+
+def expect_layers(path: Path, model: ir.Model, plan: Plan | None) -> None:
+    """Refuse a converted model without the operators that its plan promises.
+
+    Args:
+        path: what errors call the model.
+        model: the model.
+        plan: its plan.
+
+    Raises:
+        VerificationError: it lacks one, or has several in its place.
+    """
+    if plan is None or not target_of_plan(plan).has_operators:
+        return
+    try:
+        converted_layers(model, plan)
+    except UnsupportedModelError as error:
+        raise VerificationError(error.what, where=str(path), fix=error.fix) from error
+
+
+def plan_problems(model: ir.Model, plan: Plan, raw: Plan) -> list[str]:
+    """Return what is not as the plan or the original says.
+
+    Args:
+        model: the converted model.
+        plan: its plan.
+        raw: the plan of the original, converted with the codec ``raw``.
+    """
+    problems = _bodies(model, plan) if plan.tool_version == __version__ else []
+    problems += _header(model, plan, raw)
+    digest = model.metadata_props.get(METADATA_DIGEST)
+    own = is_layout_of(plan.layout_digest, plan.codecs, has_window=plan.has_window)
+    if digest != plan.layout_digest or not own:
+        problems.append("the layout digest is not that of this version")
+    if len(plan.layers) != len(raw.layers):
+        return [*problems, f"{len(raw.layers)} layers in the original, {len(plan.layers)} here"]
+    chosen = _CODECS if plan.target == CPU else _CODECS | _LOWERED
+    for layer, its in zip(plan.layers, raw.layers, strict=True):
+        told, wanted = asdict(layer), asdict(its)
+        problems += [
+            f"layer {layer.layer}: {name} is {told[name]} in the plan and {value} in the original"
+            for name, value in wanted.items()
+            if name not in chosen and told[name] != value
+        ]
+    for found in converted_layers(model, plan):
+        problems += [
+            f"layer {found.plan.layer}: {where} has {text}"
+            for where, text in _operators(found, plan)
+        ]
+    return problems
+
+
+def _header(model: ir.Model, plan: Plan, raw: Plan) -> Iterator[str]:
+    """Yield what the metadata or the original says otherwise than the plan, apart from layers."""
+    written = model.metadata_props
+    for key, value in ((METADATA_PRESET, plan.preset), (METADATA_VERSION, plan.tool_version)):
+        if written.get(key, value) != value:
+            yield f"{key} is {written[key][:40]!r}, and the plan says {value!r}"
+    told, wanted = plan.interface, raw.interface
+    if plan.target != CPU:  # takes no padding, and may keep caches of one size
+        told, wanted = (replace(one, padding=True, static=False) for one in (told, wanted))
+    if told != wanted:
+        yield "the plan has other inputs and outputs than the original"
+    if plan.fixed_capacity != raw.fixed_capacity and plan.target == CPU:
+        yield f"the plan has fixed_capacity {plan.fixed_capacity}, not {raw.fixed_capacity}"
+    for layer in plan.layers:
+        if not any(codec.is_rotated for codec in layer.codecs):
+            continue
+        seed = rotation_seed(plan.rotation, layer.layer, plan.seed)
+        if layer.rotation_seed != seed:
+            yield f"layer {layer.layer}: rotation_seed is {layer.rotation_seed}, not {seed}"
+
+
+def _bodies(model: ir.Model, plan: Plan) -> list[str]:
+    """Name the function bodies that are not those of this version."""
+    imports = dict(model.graph.opset_imports)
+    wanted = ir.Model(ir.Graph([], [], nodes=[], opset_imports=imports), ir_version=10)
+    bake_functions(wanted, plan)
+    return [
+        f"the function body of {identifier[1]} is not this version's"
+        for identifier, body in wanted.functions.items()
+        if identifier not in model.functions or not is_same_body(model.functions[identifier], body)
+    ]
+
+
+def _operators(layer: ConvertedLayer, plan: Plan) -> Iterator[tuple[str, str]]:
+    for encoder in layer.encoders:
+        codec = encoder.codec
+        wanted: dict[Attribute, Any] = {
+            Encode.codec: codec.kind,
+            Encode.bits: codec.bits,
+            Encode.norm_correction: plan.correction_of(codec),
+        }
+        feeds_back = encoder.role == "key" and layer.plan.feedback
+        for index in encoder_index(plan, codec, feeds_back=feeds_back).values():
+            wanted[Encode.codec_index] = index
+        window = plan.window_of(layer.plan)
+        wanted |= {
+            Encode.recent: window.recent,
+            Encode.sinks: window.sinks,
+            Encode.overlay_rows: window.overlay_rows,
+        }
+        yield from _attributes(f"the encoder of {encoder.role}s", encoder.node, wanted)
+        if encoder.pair.past is not None and encoder.past.name != encoder.pair.past:
+            yield f"the encoder of {encoder.role}s", f"the cache {encoder.past.name}"
+        width = static_dim(encoder.output, -1)
+        if width not in (None, encoder.row_bytes):
+            yield f"the encoder of {encoder.role}s", f"rows of {width} bytes"
+        if not all(shares_length(encoder, one, plan) for one in layer.attentions):
+            yield f"the encoder of {encoder.role}s", "another length than attention"
+        for slot, shared in shared_inputs(encoder).items():
+            one = slot.of(encoder.node)
+            if any(shared.of(attention.node) is not one for attention in layer.attentions):
+                yield "attention", f"another {shared.name} than the encoder of {encoder.role}s"
+    told: LayerPlan = layer.plan
+    window = plan.window_of(told)
+    wanted = {
+        Attention.scale: told.scale,
+        Attention.causal: int(told.causal),
+        Attention.sliding_window: told.sliding_window,
+        Attention.softcap: told.softcap,
+        Attention.key_codec: told.key_codec,
+        Attention.key_bits: told.key_bits,
+        Attention.value_codec: told.value_codec,
+        Attention.value_bits: told.value_bits,
+        Attention.recent: window.recent,
+        Attention.sinks: window.sinks,
+        Attention.overlay_rows: window.overlay_rows,
+    }
+    codecs = {Attention.key_codec_index: told.key_of, Attention.value_codec_index: told.value_of}
+    encoded = (layer.key.vectors, layer.value.vectors) if plan.has_window else (None, None)
+    for attention in layer.attentions:
+        if (attention.new_keys, attention.new_values) != encoded:
+            yield "attention", "other new keys and values than what is encoded"
+        yield from _attributes("attention", attention.node, wanted | _indices(plan, codecs))
+
+
+def _indices(plan: Plan, codecs: dict[Attribute, Any]) -> dict[Attribute, Any]:
+    return {
+        attribute: index
+        for attribute, codec in codecs.items()
+        for index in codec_index(plan, attribute, codec).values()
+    }
+
+
+def _attributes(
+    where: str, node: ir.Node, wanted: dict[Attribute, Any]
+) -> Iterator[tuple[str, str]]:
+    for attribute, value in wanted.items():
+        found = node.attributes.get(attribute.name)
+        given = attribute.default if found is None else found.value
+        same = given == value
+        if isinstance(value, float) and isinstance(given, float):
+            same = abs(given - value) <= 1e-6 * abs(value)
+        if not same:
+            yield where, f"{attribute.name} {given}, not {value}"
