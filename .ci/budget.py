@@ -66,8 +66,13 @@ def change_by_room(rooms: dict[str, int], base: str) -> tuple[Counter[str], Coun
     """Return the lines that each room gained and lost since a commit, the working tree included."""
     added: Counter[str] = Counter()
     removed: Counter[str] = Counter()
-    for row in git("diff", "--numstat", "--no-renames", base).splitlines():
-        plus, minus, path = row.split("\t")
+    fields = iter(git("diff", "--numstat", "--find-renames", "-z", base).split("\0"))
+    for field in fields:
+        if not field:
+            continue
+        plus, minus, path = field.split("\t")
+        if not path:  # a rename: the old path and the new one follow
+            _, path = next(fields), next(fields)
         room = room_of(path, rooms)
         if room is not None and counts(path) and plus != "-":
             added[room] += int(plus)
