@@ -84,7 +84,7 @@ ABOUT: Final = {
     "are not: other passages differ by more.",
     SMOLLM_LONG: "### Windows of 2,048 tokens",
     SMOLLM: "### All presets\n\nTwo windows: the errors are twice those of the other tables.",
-    QWEN: "## The bundled Qwen3: 4 layers, head size 128\n\nA small model that was really trained, "
+    QWEN: "## The bundled Qwen3: 4 layers, head size 128\n\nA small model, trained "
     "on bytes. It has not seen the text. It says little about large models, but anyone can repeat "
     "the measurement in a few minutes.",
     LONG: "### Windows of 2,048 tokens",

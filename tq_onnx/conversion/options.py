@@ -172,7 +172,7 @@ def compressed_layers(options: Options, count: int) -> frozenset[int]:
     """
     edge = options.boundary_layers
     if edge < 0:
-        raise UsageError(f"{edge} boundary layers are fewer than none")
+        raise UsageError(f"boundary_layers must be at least 0, got {edge}")
     if edge and 2 * edge >= count:
         raise UsageError(
             f"{edge} boundary layers at each end leave nothing to compress in a model of {count} "
