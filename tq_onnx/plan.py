@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import cache
 from math import isfinite
-from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from tq_onnx.codec.elements import ELEMENTS
 from tq_onnx.codec.kind import NORM_CORRECTIONS, NOT_CORRECTED
@@ -38,7 +38,13 @@ LOGITS_TO_KEEP: Final = "logits_to_keep"
 IGNORED: Final = "ignored"
 ENCODER: Final = "encoder"
 
-_Record = TypeVar("_Record")
+Role = Literal["key", "value"]
+ROLES: Final[tuple[Role, Role]] = ("key", "value")
+"""What a cache holds."""
+
+PLAN_VERSION: Final = 2
+"""Of the JSON. Plans without a version are of version 1, which had no ``CachePlan``."""
+
 _MOST: Final = 1 << 63
 _MESSAGE: Final = 80
 
@@ -86,6 +92,24 @@ class CachePair:
 
     past: str | None
     present: str
+
+
+@dataclass(frozen=True)
+class CachePlan(CachePair):
+    """One cache of a layer, of keys or of values: its names, and what its rows are.
+
+    Attributes:
+        codec: how a vector becomes a row.
+        row_bytes: W in the graph, which may be more than the codec needs.
+        size: numbers in a head as the original has them; where they are fewer than D, rows have
+            zeros behind them.
+        feedback: whether vectors are coded with error feedback, which changes no meaning of a row.
+    """
+
+    codec: Codec
+    row_bytes: int
+    size: int
+    feedback: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,12 +163,8 @@ class LayerPlan:
         sliding_window: number of visible keys, the query's own included; 0 for all.
         softcap: 0 for none.
         has_bias: whether an additive mask goes into the operator.
-        key: names of the key cache.
-        value: names of the value cache.
-        key_codec: codec kind of the key cache (see ``codec.spec``), and its bits.
-        value_codec: likewise for values.
-        key_row_bytes: W of the key cache in the graph, which may be more than its codec needs.
-        value_row_bytes: W of the value cache, likewise.
+        key: the cache of keys.
+        value: the cache of values.
         rotation_seed: seed of this layer's rotation.
         has_sink: whether sinks of the heads go into the operator, which then has a bias too.
         has_padding: whether the number of slots that are padding goes into the operator.
@@ -155,9 +175,6 @@ class LayerPlan:
             if there are none.
         adaptation: digest of those scales and of the offsets; empty without either. Graphs whose
             digests differ cannot go on with each other's caches.
-        feedback: whether keys are coded with error feedback, which changes no meaning of a row.
-        value_size: numbers in a head of values where those are fewer than D, so that rows have
-            zeros behind them; 0 for D.
         readers: attentions that read the caches; more than one where layers share them.
     """
 
@@ -172,43 +189,34 @@ class LayerPlan:
     sliding_window: int
     softcap: float
     has_bias: bool
-    key: CachePair
-    value: CachePair
-    key_codec: str
-    key_bits: int
-    value_codec: str
-    value_bits: int
-    key_row_bytes: int
-    value_row_bytes: int
+    key: CachePlan
+    value: CachePlan
     rotation_seed: int
     has_sink: bool = False
     has_padding: bool = False
     centered: bool = False
     equalised: str = ""
     adaptation: str = ""
-    feedback: bool = False
-    value_size: int = 0
     readers: int = 1
 
     @property
-    def head_sizes(self) -> tuple[int, int]:
-        """Numbers in a head of keys and of values, as the original has them."""
-        return self.head_size, self.value_size or self.head_size
+    def caches(self) -> tuple[CachePlan, CachePlan]:
+        """Both caches, keys first."""
+        return self.key, self.value
 
-    @property
-    def key_of(self) -> Codec:
-        """Codec of the key cache."""
-        return Codec(self.key_codec, self.key_bits)
+    def with_caches(self, **facts: Any) -> LayerPlan:
+        """Return the layer with other facts of both caches."""
+        key, value = (replace(cache, **facts) for cache in self.caches)
+        return replace(self, key=key, value=value)
 
-    @property
-    def value_of(self) -> Codec:
-        """Codec of the value cache."""
-        return Codec(self.value_codec, self.value_bits)
+    def cache(self, role: Role) -> CachePlan:
+        """Return the cache of keys or of values."""
+        return self.key if role == "key" else self.value
 
     @property
     def codecs(self) -> tuple[Codec, Codec]:
         """Codecs of keys and values."""
-        return self.key_of, self.value_of
+        return self.key.codec, self.value.codec
 
 
 @dataclass(frozen=True)
@@ -273,9 +281,13 @@ class Plan:
     def bytes_per_token(self) -> int:
         """Cache bytes that one more token of one sequence costs, all layers, metadata included."""
         return sum(
-            layer.kv_num_heads * (layer.key_row_bytes + layer.value_row_bytes)
-            for layer in self.layers
+            layer.kv_num_heads * cache.row_bytes for layer in self.layers for cache in layer.caches
         )
+
+    @property
+    def caches(self) -> tuple[CachePlan, ...]:
+        """The caches of all layers, in their order, keys first."""
+        return tuple(cache for layer in self.layers for cache in layer.caches)
 
     @property
     def pairs(self) -> tuple[tuple[Codec, Codec], ...]:
@@ -285,7 +297,7 @@ class Plan:
     @property
     def codecs(self) -> frozenset[Codec]:
         """The codecs of all caches."""
-        return frozenset(codec for layer in self.layers for codec in layer.codecs)
+        return frozenset(cache.codec for cache in self.caches)
 
     @property
     def has_matrices(self) -> bool:
@@ -296,10 +308,9 @@ class Plan:
     def matrix_bytes(self) -> int:
         """Bytes of the matrices of classes: float32, of each head one to write and one to read."""
         return sum(
-            _MATRIX_BYTES * layer.kv_num_heads * layer.head_size**2
+            _MATRIX_BYTES * layer.kv_num_heads * layer.head_size**2 * codec.is_split
             for layer in self.layers
             for codec in layer.codecs
-            if codec.is_split
         )
 
     def correction_of(self, codec: Codec) -> int:
@@ -313,8 +324,8 @@ class Plan:
 
     @property
     def feeds_back(self) -> bool:
-        """True if some layer has error feedback."""
-        return any(layer.feedback for layer in self.layers)
+        """True if some cache has error feedback."""
+        return any(cache.feedback for cache in self.caches)
 
     def unlike(self, other: Plan) -> int | None:
         """Return the first layer whose caches another graph cannot continue; None if it can."""
@@ -331,24 +342,27 @@ class Plan:
 
     def to_json(self) -> str:
         """Return one JSON document with stable key order."""
-        return json.dumps(asdict(self), sort_keys=True)
+        return json.dumps({"version": PLAN_VERSION, **asdict(self)}, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Read what ``to_json`` wrote.
+        """Read what ``to_json`` wrote, in this version or an earlier one.
 
         Raises:
-            ModelFileError: the text is not a plan.
+            ModelFileError: the text is not a plan, or one of a later version.
         """
         try:
             entries = json.loads(text)
-            layers = tuple(_layer(entry) for entry in entries.pop("layers"))
-            interface = _interface(entries.pop("interface"))
-            plan = _checked(cls(interface=interface, layers=layers, **entries))
-            if min(plan.recent, plan.sinks, plan.overlay_rows, plan.block_size) < 0:
-                raise ValueError("a window or a page has a size below 0")
-            if plan.norm_correction not in NORM_CORRECTIONS or not 0 <= plan.gains <= MAX_GAINS:
-                raise ValueError(f"no encoder tries {plan.gains} gains, or corrects so")
+            version = entries.pop("version", 1)
+            if version not in (1, PLAN_VERSION):
+                raise ModelFileError(
+                    f"the plan is of version {str(version)[:_MESSAGE]}, and this tq-onnx "
+                    f"reads versions 1 to {PLAN_VERSION}",
+                    where=METADATA_PLAN,
+                    fix="use a newer version of tq-onnx",
+                )
+            plan: Plan = _record(cls, _of_version_1(entries) if version == 1 else entries)
+            _check_sizes(plan)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ModelFileError(
                 "the model's conversion metadata cannot be read",
@@ -383,62 +397,76 @@ def _rows_of(plan: Plan) -> Iterator[tuple[object, ...]]:
     """Yield the facts that give meaning to the bytes of each layer's caches."""
     for layer in plan.layers:
         yield (
-            *(layer.kv_num_heads, layer.head_size, *layer.codecs, layer.adaptation),
-            *(layer.key_row_bytes, layer.value_row_bytes),
+            *(layer.kv_num_heads, layer.head_size, layer.adaptation),
+            *((cache.codec, cache.row_bytes) for cache in layer.caches),
             (plan.rotation, layer.rotation_seed)
             if any(codec.is_rotated for codec in layer.codecs)
             else None,
         )
 
 
-def _interface(entry: Mapping[str, Any]) -> Interface:
-    entries = dict(entry)
-    fed = tuple(_checked(ExtraInput(**item)) for item in entries.pop("fed", ()))
-    states = tuple(_checked(CachePair(**pair)) for pair in entries.pop("states", ()))
-    return _checked(Interface(fed=fed, states=states, **entries))
+def _of_version_1(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a plan of version 1 as this version writes them."""
+    layers = []
+    for layer in map(dict, entries["layers"]):
+        size = layer["head_size"]
+        further = {
+            "key": {"size": size, "feedback": layer.pop("feedback", False)},
+            "value": {"size": layer.pop("value_size", 0) or size},
+        }
+        for role, facts in further.items():
+            kind, bits = layer.pop(f"{role}_codec"), layer.pop(f"{role}_bits")
+            facts |= {"codec": {"kind": kind, "bits": bits}}
+            layer[role] = {**layer[role], **facts, "row_bytes": layer.pop(f"{role}_row_bytes")}
+        layers.append(layer)
+    return {**entries, "layers": layers}
 
 
-def _layer(entry: Mapping[str, Any]) -> LayerPlan:
-    entries = dict(entry)
-    key, value = (_checked(CachePair(**entries.pop(name))) for name in ("key", "value"))
-    layer = _checked(LayerPlan(key=key, value=value, **entries))
-    sizes = (layer.num_heads, layer.kv_num_heads, layer.head_size)
-    if (
-        min(*sizes, layer.key_row_bytes, layer.value_row_bytes, layer.readers) < 1
-        or layer.layer < 0
-    ):
-        raise ValueError(f"layer {layer.layer} has a size below 1")
-    if not 0 <= layer.value_size < layer.head_size:
-        raise ValueError(f"layer {layer.layer} has values of {layer.value_size} numbers")
-    if layer.dtype not in ELEMENTS or not layer.codecs:  # which refuse what they are not
-        raise ValueError(f"layer {layer.layer} has the dtype {layer.dtype!r}")
-    return layer
-
-
-def _checked(record: _Record) -> _Record:
-    """Refuse a record with fields of other types than it declares; other records have been checked.
+def _check_sizes(plan: Plan) -> None:
+    """Refuse numbers that no plan has.
 
     Raises:
-        TypeError: a field has another type, or a number that no field needs.
+        ValueError: the plan has one.
     """
-    declared: Any = type(record)
-    for name, kinds in _kinds(declared):
-        value = getattr(record, name)
-        number = value if isinstance(value, int | float) else 0
-        if not isinstance(value, kinds) or not isfinite(number) or abs(number) >= _MOST:
-            raise TypeError(f"{name} is {value!r}"[:_MESSAGE])
-    return record
+    if min(plan.recent, plan.sinks, plan.overlay_rows, plan.block_size) < 0:
+        raise ValueError("a window or a page has a size below 0")
+    if plan.norm_correction not in NORM_CORRECTIONS or not 0 <= plan.gains <= MAX_GAINS:
+        raise ValueError(f"no encoder tries {plan.gains} gains, or corrects so")
+    for layer in plan.layers:
+        sizes = [layer.num_heads, layer.kv_num_heads, layer.head_size, layer.readers]
+        sizes += [size for cache in layer.caches for size in (cache.row_bytes, cache.size)]
+        if min(sizes) < 1 or layer.layer < 0:
+            raise ValueError(f"layer {layer.layer} has a size below 1")
+        if layer.key.size != layer.head_size or layer.value.size > layer.head_size:
+            raise ValueError(f"layer {layer.layer} has values of {layer.value.size} numbers")
+        if layer.dtype not in ELEMENTS:
+            raise ValueError(f"layer {layer.layer} has the dtype {layer.dtype!r}")
 
 
-@cache
-def _kinds(record: Any) -> list[tuple[str, tuple[type, ...]]]:
-    """Return the types that fields may have; JSON writes some floats as integers."""
-    hints = get_type_hints(record)
-    found = []
-    for field in fields(record):
-        hint = hints[field.name]
-        if get_origin(hint) is tuple or is_dataclass(hint):
-            continue
-        kinds = get_args(hint) or (hint,)
-        found.append((field.name, (*kinds, int) if float in kinds else kinds))
-    return found
+def _record(record: Any, entries: Mapping[str, Any]) -> Any:
+    """Return a record of JSON entries; one with entries of other types than it declares is refused.
+
+    Raises:
+        TypeError: an entry has another type, is a number that no field needs, or is missing.
+        KeyError: the record has no such field.
+        AttributeError: the entries are none.
+    """
+    hints = _hints(record)
+    return record(**{name: _field(name, hints[name], each) for name, each in entries.items()})
+
+
+_hints = cache(get_type_hints)
+
+
+def _field(name: str, hint: Any, value: Any) -> Any:
+    """Return the value of a field of that type; JSON writes some floats as integers."""
+    if is_dataclass(hint):
+        return _record(hint, value)
+    if get_origin(hint) is tuple:
+        return tuple(_field(name, get_args(hint)[0], each) for each in value)
+    kinds = get_args(hint) or (hint,)
+    number = value if isinstance(value, int | float) else 0
+    allowed = (*kinds, int) if float in kinds else kinds
+    if not isinstance(value, allowed) or not isfinite(number) or abs(number) >= _MOST:
+        raise TypeError(f"{name} is {value!r}"[:_MESSAGE])
+    return value

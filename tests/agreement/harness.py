@@ -209,9 +209,9 @@ def simulated(path: Path, preset: str, options: Options = AS_THEY_ARE) -> OpenMo
     }
     own = {layer.layer: layer for layer in raw.plan.layers}
     for layer in plan.layers:
-        assert own[layer.layer].key == layer.key
-        for pair, codec in ((layer.key, layer.key_of), (layer.value, layer.value_of)):
-            roundtrip_rows(model.graph, nodes[pair.present], plan, layer, codec)
+        assert own[layer.layer].key.present == layer.key.present
+        for kept in layer.caches:
+            roundtrip_rows(model.graph, nodes[kept.present], plan, layer, kept.codec)
     return opened(model, path, library=False)
 
 

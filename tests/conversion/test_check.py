@@ -12,6 +12,7 @@ import pytest
 
 from tests.files.models import DYNAMO, FIXTURES, GENAI
 from tq_onnx.codec.presets import PRESETS
+from tq_onnx.codec.spec import Codec
 from tq_onnx.conversion.bake import bake_metadata
 from tq_onnx.conversion.check import InterfaceSnapshot, check, complaint, snapshot_interface
 from tq_onnx.conversion.options import Options
@@ -301,7 +302,7 @@ def test_a_broken_promise_of_a_mixed_model_is_found(
 
 def test_rows_that_are_too_short_are_found() -> None:
     before, model, plan = converted()
-    layers = (replace(plan.layers[0], key_bits=5), plan.layers[1])
+    layers = (plan.layers[0].with_caches(codec=Codec("lloyd_max", 5)), plan.layers[1])
     with pytest.raises(TqOnnxError, match="rows of 34 bytes are too short for lloyd_max 5"):
         check(before, model, replace(plan, layers=layers))
 

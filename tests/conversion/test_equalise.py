@@ -110,8 +110,10 @@ def test_noise_is_what_quantised_keys_do() -> None:
 
 def with_rotated_keys(plan: Plan) -> Plan:
     """The plan of a model whose caches hold floats, as if its keys were to be equalised."""
-    layers = tuple(replace(one, key_codec=LLOYD_MAX, key_bits=4) for one in plan.layers)
-    return replace(plan, layers=layers)
+    layers = (
+        replace(layer, key=replace(layer.key, codec=Codec(LLOYD_MAX, 4))) for layer in plan.layers
+    )
+    return replace(plan, layers=tuple(layers))
 
 
 def with_outliers(model: ir.Model, plan: Plan, factor: float = 32) -> None:

@@ -35,8 +35,8 @@ def test_the_nodes_of_every_layer_are_found(name: str) -> None:
         assert layer.attention.key_cache is layer.key.output
         assert layer.attention.value_cache is layer.value.output
         for encoder in layer.encoders:
-            assert encoder.pair.present == encoder.output.name
-            assert encoder.codec == plan.layers[0].key_of and encoder.row_bytes
+            assert encoder.cache.present == encoder.output.name
+            assert encoder.codec == plan.layers[0].key.codec and encoder.cache.row_bytes
             for its, theirs in SHARED[encoder.role].items():
                 if its is not Encode.past_length or not plan.interface.static:
                     assert its.of(encoder.node) is theirs.of(layer.attention.node)

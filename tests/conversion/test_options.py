@@ -39,7 +39,7 @@ def test_every_preset_is_planned(name: str) -> None:
     for layer in plan.layers:
         assert layer.codecs == (preset.key, preset.value)
         widths = [row_layout(codec, 128).row_bytes for codec in layer.codecs]
-        assert [layer.key_row_bytes, layer.value_row_bytes] == widths
+        assert [layer.key.row_bytes, layer.value.row_bytes] == widths
         assert (layer.centered, layer.equalised) == (False, "")
     assert Plan.from_json(plan.to_json()) == plan
 
@@ -50,7 +50,7 @@ def test_every_preset_is_planned(name: str) -> None:
 def test_rows_are_as_small_as_in_vllm(preset: str, slot: int) -> None:
     layer = make_plan(recognise(load(FIXTURE)), PRESETS[preset]).layers[0]
 
-    assert layer.key_row_bytes + layer.value_row_bytes == slot
+    assert layer.key.row_bytes + layer.value.row_bytes == slot
 
 
 @pytest.mark.parametrize("preset", ["int4", "k8v4", "experimental-max", "raw"])
@@ -71,7 +71,7 @@ def test_layers_that_are_left_out_stay_as_they_are(
     plan = planned(preset, options)
 
     assert raw_layers(plan) == (list(range(6)) if preset == "raw" else kept)
-    assert {layer.key_row_bytes for layer in plan.layers if layer.layer in kept} == {64}
+    assert {layer.key.row_bytes for layer in plan.layers if layer.layer in kept} == {64}
     assert len(plan.pairs) == (1 if preset == "raw" else 2)
     before, after = planned("raw").bytes_per_token, planned(preset).bytes_per_token
     assert plan.bytes_per_token == (len(kept) * before + (6 - len(kept)) * after) // 6
@@ -89,7 +89,7 @@ def test_bits_are_those_of_the_presets_kinds() -> None:
 def test_rows_of_one_width() -> None:
     plan = planned("k5v3", Options(equal_rows=True, boundary_layers=1))
 
-    assert [(layer.key_row_bytes, layer.value_row_bytes) for layer in plan.layers] == [
+    assert [(layer.key.row_bytes, layer.value.row_bytes) for layer in plan.layers] == [
         (64, 64),
         *[(12, 12)] * 4,
         (64, 64),

@@ -12,7 +12,6 @@ import pytest
 from tests.decoders.running import load
 from tests.decoders.synthetic import decoder
 from tq_onnx import __version__
-from tq_onnx.codec.kind import NORM_KEPT
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.codec.spec import Codec, layout_digest
 from tq_onnx.conversion.options import Options
@@ -33,7 +32,7 @@ def test_a_plan_says_what_each_layer_becomes() -> None:
     assert (plan.preset, plan.rotation, plan.seed) == ("int4", "qr", 42)
     assert plan.fixed_capacity
     assert [layer.rotation_seed for layer in plan.layers] == [42, 1042]
-    assert {(layer.key_row_bytes, layer.value_row_bytes) for layer in plan.layers} == {(66, 66)}
+    assert {(layer.key.row_bytes, layer.value.row_bytes) for layer in plan.layers} == {(66, 66)}
     # Two layers, two heads, keys and values.
     assert plan.bytes_per_token == 2 * 2 * 2 * 66
 
@@ -42,7 +41,7 @@ def test_a_plan_says_what_each_layer_becomes() -> None:
 def test_row_bytes_follow_the_preset(preset: str, width: int) -> None:
     plan = make_plan(recognise(load("genai-cpu-fp32")), PRESETS[preset])
 
-    assert {layer.key_row_bytes for layer in plan.layers} == {width}
+    assert {layer.key.row_bytes for layer in plan.layers} == {width}
 
 
 @pytest.mark.parametrize(
@@ -54,8 +53,8 @@ def test_raw_has_the_width_of_the_models_floats(fixture: str, bits: int, width: 
 
     assert (plan.preset, plan.rotation) == ("raw", "none")
     for layer in plan.layers:
-        assert (layer.key_codec, layer.key_bits, layer.key_row_bytes) == ("raw", bits, width)
-        assert (layer.value_codec, layer.value_bits, layer.value_row_bytes) == ("raw", bits, width)
+        for cache in layer.caches:
+            assert (cache.codec, cache.row_bytes) == (Codec("raw", bits), width)
     assert Plan.from_json(plan.to_json()) == plan
 
 
@@ -65,11 +64,7 @@ def test_raw_next_to_codes_rotates_the_codes() -> None:
 
     assert plan.rotation == "qr"
     assert [layer.rotation_seed for layer in plan.layers][:2] == [42, 1042]
-    codecs = {
-        (layer.key_codec, layer.key_bits, layer.value_codec, layer.value_bits)
-        for layer in plan.layers
-    }
-    assert codecs == {("raw", 16, "lloyd_max", 4)}
+    assert plan.pairs == ((Codec("raw", 16), Codec("lloyd_max", 4)),)
 
 
 @pytest.mark.parametrize("rotation", ["qr", "hadamard"])
@@ -104,17 +99,23 @@ def test_damaged_json_is_told(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("path", "value"),
     [
-        *(("key_bits", None), ("key_bits", 7), ("dtype", "INT8"), ("causal", 1), ("layer", -1)),
-        *(("scale", float("inf")), ("scale", "1"), ("head_size", 0), ("value_row_bytes", 2**70)),
-        *(("key", {"past": [], "present": "present"}), ("value_codec", []), ("unknown", 1)),
+        *(("dtype", "INT8"), ("causal", 1), ("layer", -1), ("key", []), ("unknown", 1)),
+        *(("scale", float("inf")), ("scale", "1"), ("head_size", 0), ("value.row_bytes", 2**70)),
+        *(("key.past", []), ("key.size", 1), ("value.size", 17), ("value.unknown", 1)),
+        *(("key.codec", []), ("key.codec.bits", None), ("key.codec.bits", 7)),
+        *(("value.codec.kind", []), ("value.codec.kind", "none")),
     ],
 )
-def test_a_plan_has_fields_of_its_types(name: str, value: object) -> None:
+def test_a_plan_has_fields_of_its_types(path: str, value: object) -> None:
     fields = json.loads(make_plan(recognise(decoder()), PRESETS["int4"]).to_json())
     assert Plan.from_json(json.dumps(fields)).layers
-    fields["layers"][0][name] = value
+    entry = fields["layers"][0]
+    *parents, name = path.split(".")
+    for parent in parents:
+        entry = entry[parent]
+    entry[name] = value
     with pytest.raises(ModelFileError, match="cannot be read"):
         Plan.from_json(json.dumps(fields))
 
@@ -126,14 +127,11 @@ def test_a_plan_has_an_encoder_that_there_is(name: str, value: int) -> None:
         Plan.from_json(json.dumps(fields | {name: value}))
 
 
-def test_plans_from_before_there_was_a_search_are_read() -> None:
+@pytest.mark.parametrize("version", [0, 3, "2"])
+def test_plans_of_later_versions_are_refused(version: object) -> None:
     fields = json.loads(make_plan(recognise(decoder()), PRESETS["int4"]).to_json())
-    del fields["gains"]
-    for layer in fields["layers"]:
-        del layer["feedback"]
-    plan = Plan.from_json(json.dumps(fields | {"norm_correction": True}))
-    assert (plan.gains, plan.feeds_back) == (0, False)
-    assert plan.correction_of(plan.layers[0].key_of) == NORM_KEPT
+    with pytest.raises(ModelFileError, match=f"the plan is of version {version}, and this"):
+        Plan.from_json(json.dumps(fields | {"version": version}))
 
 
 def test_a_miss_is_told_with_layer_node_and_reason() -> None:

@@ -41,8 +41,8 @@ def test_inputs_and_outputs_keep_name_order_and_leading_dimensions(name: str) ->
     plan = convert(model)
 
     assert ports(model) == ports(original)
-    caches = {layer.key.past: layer.key_row_bytes for layer in plan.layers}
-    caches |= {layer.value.present: layer.value_row_bytes for layer in plan.layers}
+    caches = {layer.key.past: layer.key.row_bytes for layer in plan.layers}
+    caches |= {layer.value.present: layer.value.row_bytes for layer in plan.layers}
     for value in (*model.graph.inputs, *model.graph.outputs):
         if value.name in caches:
             assert value.dtype == ir.DataType.UINT8

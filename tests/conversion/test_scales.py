@@ -149,7 +149,7 @@ def test_errors_of_keys_are_fed_back(value_bits: int | None) -> None:
     known = with_covariance(statistics(make_plan(recognise(model), PRESETS["int4"])))
     plan, _ = converted(model, "int4", options, known)
 
-    assert [layer.feedback for layer in plan.layers] == [False, True, False]
+    assert [layer.key.feedback for layer in plan.layers] == [False, True, False]
     assert Plan.from_json(model.metadata_props[METADATA_PLAN]) == plan
     nodes = Encode.nodes(model.graph)
     feedback = [Encode.feedback.of(node).name for node in nodes]
@@ -162,7 +162,7 @@ def test_errors_of_keys_are_fed_back(value_bits: int | None) -> None:
     # The kernel and the function body choose the same codes, of keys and of values.
     data = batch(sum(CHUNKS))
     assert apart(logits(model, data), logits(model, data, library=True)) < 1e-4
-    plan = replace(plan, layers=tuple(replace(layer, feedback=False) for layer in plan.layers))
+    plan = replace(plan, layers=tuple(layer.with_caches(feedback=False) for layer in plan.layers))
     with pytest.raises(TqOnnxError, match="error feedback of"):
         check(snapshot_interface(decoder(layers=3)), model, plan)
 

@@ -134,7 +134,7 @@ def test_genai_gets_keys_and_values_of_one_width(tmp_path: Path, preset: str) ->
     report = convert_folder(source, tmp_path / "out", preset=preset, options=Options(layers="1"))
     layers = report.decoders[0].plan.layers
     width = {"k5v3": 42, "k8v4": 64}[preset]
-    assert [(layer.key_row_bytes, layer.value_row_bytes) for layer in layers] == [
+    assert [(layer.key.row_bytes, layer.value.row_bytes) for layer in layers] == [
         (256, 256),
         (width, width),
     ]
@@ -145,7 +145,7 @@ def test_genai_gets_keys_and_values_of_one_width(tmp_path: Path, preset: str) ->
     (source / "genai_config.json").unlink()
     report = convert_folder(source, tmp_path / "plain", preset=preset)
     assert {
-        layer.key_row_bytes == layer.value_row_bytes for layer in report.decoders[0].plan.layers
+        layer.key.row_bytes == layer.value.row_bytes for layer in report.decoders[0].plan.layers
     } == {False}
 
 

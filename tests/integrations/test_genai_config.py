@@ -105,13 +105,13 @@ def test_what_may_be_shared_is_told_and_not_done(
 
 def test_rows_of_several_widths(tmp_path: Path, document: dict[str, Any], plan: Plan) -> None:
     first, second = plan.layers
-    wide = replace(second, key_row_bytes=66, value_row_bytes=66)
+    wide = second.with_caches(row_bytes=66)
     after, changes = patched(
         tmp_path, document, {"model.onnx": replace(plan, layers=(first, wide))}
     )
     assert after["model"]["decoder"]["head_size"] == 64
     assert changes.head_size is None
-    odd = replace(second, value_row_bytes=66)
+    odd = replace(second, value=replace(second.value, row_bytes=66))
     with pytest.raises(UnsupportedModelError, match="layer 1 has key rows of 34 bytes and value"):
         patched(tmp_path, document, {"model.onnx": replace(plan, layers=(first, odd))})
 

@@ -40,7 +40,7 @@ def test_the_engine_is_told_its_sizes(document: dict[str, Any], plan: Plan) -> N
             "max_scheduled_tokens": 2048,
         }
     }
-    assert decoder["head_size"] == plan.layers[0].key_row_bytes == plan.layers[1].value_row_bytes
+    assert decoder["head_size"] == plan.layers[0].key.row_bytes == plan.layers[1].value.row_bytes
     assert sizes.bytes == 3 * 21 * 48 * plan.bytes_per_token
     assert decoder["inputs"] == {
         "input_ids": "input_ids",

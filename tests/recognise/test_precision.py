@@ -78,7 +78,7 @@ def test_caches_that_hold_more_than_attention_reads(inner: int) -> None:
     expected, found = run(model(inner, "float", "float")), run(converted)
 
     assert plan.layers[0].dtype == ("FLOAT" if inner == FLOAT else "FLOAT16")
-    assert plan.layers[0].key_row_bytes == (64 if inner == FLOAT else 32)
+    assert plan.layers[0].key.row_bytes == (64 if inner == FLOAT else 32)
     noise = 1e-5 if inner == FLOAT else 2e-3
     assert np.abs(found - expected).max() <= noise * np.abs(expected).max()
     assert not any(

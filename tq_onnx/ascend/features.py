@@ -87,14 +87,14 @@ def _head_size(layer: LayerPlan, plan: Plan) -> str:
 
 def _codecs(layer: LayerPlan, plan: Plan) -> str:
     known = all(codec in CODECS for codec in layer.codecs)
-    return "" if known else f"caches of {layer.key_of} and {layer.value_of}"
+    return "" if known else f"caches of {layer.key.codec} and {layer.value.codec}"
 
 
 def _wide_rows(layer: LayerPlan, plan: Plan) -> str:
     if not all(codec in CODECS for codec in layer.codecs):
         return ""
     used = [row_layout(codec, layer.head_size).row_bytes for codec in layer.codecs]
-    given = [layer.key_row_bytes, layer.value_row_bytes]
+    given = [cache.row_bytes for cache in layer.caches]
     return "" if given == used else f"rows of {given[0]} and {given[1]} bytes"
 
 
@@ -104,7 +104,7 @@ def _first_prompt(layer: LayerPlan, plan: Plan) -> str:
 
 
 def _feedback(layer: LayerPlan, plan: Plan) -> str:
-    return "error feedback of keys" if layer.feedback else ""
+    return "error feedback of keys" if layer.key.feedback else ""
 
 
 def _softcap(layer: LayerPlan, plan: Plan) -> str:

@@ -74,7 +74,7 @@ def warn(plan: Plan, equalisation: Sequence[LayerEqualisation]) -> None:
 
 
 def _kinds(layers: Iterable[LayerPlan]) -> str:
-    return ", ".join(dict.fromkeys(str(layer.key_of) for layer in layers))
+    return ", ".join(dict.fromkeys(str(layer.key.codec) for layer in layers))
 
 
 def _preset(plan: Plan) -> str:
@@ -93,7 +93,7 @@ def _encoders(plan: Plan) -> list[tuple[str, str]]:
     text = f"the best of {plan.gains} gains"
     if plan.norm_correction == UNBIASED:
         text += ", unbiased scales"
-    fed = [layer for layer in plan.layers if layer.feedback]
+    fed = [layer for layer in plan.layers if layer.key.feedback]
     if fed:
         some = "" if len(fed) == len(plan.layers) else f" in {_names(fed)}"
         text += f"; keys with error feedback{some}"
@@ -102,11 +102,11 @@ def _encoders(plan: Plan) -> list[tuple[str, str]]:
 
 def _codecs(layer: LayerPlan) -> str:
     """Return codecs and bytes of a row, of both caches."""
-    if layer.key_of == layer.value_of:
-        return f"{layer.key_of}, {layer.key_row_bytes} bytes a row"
+    if layer.key.codec == layer.value.codec:
+        return f"{layer.key.codec}, {layer.key.row_bytes} bytes a row"
     return (
-        f"keys {layer.key_of}, values {layer.value_of}, "
-        f"{layer.key_row_bytes} and {layer.value_row_bytes} bytes a row"
+        f"keys {layer.key.codec}, values {layer.value.codec}, "
+        f"{layer.key.row_bytes} and {layer.value.row_bytes} bytes a row"
     )
 
 

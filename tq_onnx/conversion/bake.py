@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,15 +29,16 @@ from tq_onnx.codec.spec import Codec
 from tq_onnx.graph.builder import Builder
 from tq_onnx.ops.domain import BODY_OPSET
 from tq_onnx.ops.functions import body_codecs, body_encoders, function_protos
-from tq_onnx.ops.operator import Attribute
 from tq_onnx.ops.operators import Encode
 from tq_onnx.plan import (
     METADATA_DIGEST,
     METADATA_PLAN,
     METADATA_PRESET,
     METADATA_VERSION,
+    ROLES,
     LayerPlan,
     Plan,
+    Role,
 )
 
 FUNCTION_IR_VERSION = 8
@@ -112,25 +114,44 @@ def no_feedback(build: Builder, plan: Plan) -> ir.Value | None:
     return _none(build) if plan.feeds_back else None
 
 
-def encoder_index(plan: Plan, codec: Codec, *, feeds_back: bool) -> dict[str, int]:
-    """Return the attribute that tells which of the body's encoders a node means.
+def encode_attributes(plan: Plan, layer: LayerPlan, role: Role) -> dict[str, Any]:
+    """Return the attributes of the encoder of a cache.
 
-    Nothing where the body knows one only.
+    Where the body knows several encoders, one tells which of them a node means.
     """
+    cache = layer.cache(role)
     known = body_encoders(plan.pairs, plan.feeds_back)
-    return {Encode.codec_index.name: known.index((codec, feeds_back))} if len(known) > 1 else {}
+    index = known.index((cache.codec, cache.feedback))
+    return {
+        "codec": cache.codec.kind,
+        "bits": cache.codec.bits,
+        "norm_correction": plan.correction_of(cache.codec),
+        **({Encode.codec_index.name: index} if len(known) > 1 else {}),
+        **_window(plan, layer),
+    }
 
 
-def codec_index(plan: Plan, attribute: Attribute, codec: Codec) -> dict[str, int]:
-    """Return the attribute that tells which of the codecs of attention's body a node means.
+def attention_attributes(plan: Plan, layer: LayerPlan) -> dict[str, Any]:
+    """Return the attributes of the attention of a layer.
 
-    Nothing where the body knows one codec only.
+    Where the body knows several codecs, some tell which of them a node means.
     """
     known = body_codecs(plan.pairs)
-    return {attribute.name: known.index(codec)} if len(known) > 1 else {}
+    attributes: dict[str, Any] = {
+        "scale": layer.scale,
+        "causal": int(layer.causal),
+        "sliding_window": layer.sliding_window,
+        "softcap": layer.softcap,
+    }
+    codecs = dict(zip(ROLES, layer.codecs, strict=True))
+    for role, codec in codecs.items():
+        attributes |= {f"{role}_codec": codec.kind, f"{role}_bits": codec.bits}
+    if len(known) > 1:
+        attributes |= {f"{role}_codec_index": known.index(codecs[role]) for role in ROLES}
+    return attributes | _window(plan, layer)
 
 
-def window(plan: Plan, layer: LayerPlan) -> dict[str, int]:
+def _window(plan: Plan, layer: LayerPlan) -> dict[str, int]:
     """Return the attributes of a layer's window; nothing in a model without one."""
     return asdict(plan.window_of(layer)) if plan.has_window else {}
 

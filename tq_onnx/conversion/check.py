@@ -139,19 +139,14 @@ def _cache_ports(
     original: InterfaceSnapshot, model: ir.Model, plan: Plan, *, fixed: bool = False
 ) -> Iterator[str]:
     """Compare inputs and outputs with those of the original, and caches with the plan."""
-    pairs = [
-        (pair, layer.kv_num_heads, width)
-        for layer in plan.layers
-        for pair, width in (
-            (layer.key, layer.key_row_bytes),
-            (layer.value, layer.value_row_bytes),
-        )
-    ]
-    sizes = {pair.past: (heads, width) for pair, heads, width in pairs if pair.past is not None}
+    caches = [(cache, layer.kv_num_heads) for layer in plan.layers for cache in layer.caches]
+    sizes = {
+        cache.past: (heads, cache.row_bytes) for cache, heads in caches if cache.past is not None
+    }
     overlay = plan.overlay_rows
     before = _behind_overlay(original.inputs, sizes, overlay)
     yield from _ports("input", before, model.graph.inputs, sizes, fixed=fixed)
-    sizes = {pair.present: (heads, width) for pair, heads, width in pairs}
+    sizes = {cache.present: (heads, cache.row_bytes) for cache, heads in caches}
     before = _behind_overlay(original.outputs, sizes, overlay)
     yield from _ports("output", before, model.graph.outputs, sizes, fixed=fixed)
 

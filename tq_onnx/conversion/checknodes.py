@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from tq_onnx.codec.classmatrices import INVERSION, inversion_error
 from tq_onnx.codec.spec import Codec, row_layout
-from tq_onnx.conversion.bake import codec_index, encoder_index, window
+from tq_onnx.conversion.bake import attention_attributes, encode_attributes
 from tq_onnx.conversion.layers import (
     READ,
     AttentionNode,
@@ -66,22 +66,13 @@ def layer_violations(model: ir.Model, plan: Plan) -> Iterator[str]:
 
 
 def _encoder(encoder: EncodeNode, layer: LayerPlan, plan: Plan) -> Iterator[str]:
-    pair, codec, width = encoder.pair, encoder.codec, encoder.row_bytes
+    pair, codec, width = encoder.cache, encoder.codec, encoder.cache.row_bytes
     past = Encode.past.of(encoder.node)
     if width < row_layout(codec, layer.head_size).row_bytes:
         yield f"rows of {width} bytes are too short for {codec}"
     if pair.past is not None and (past is None or past.name != pair.past):
         yield f"{pair.present} does not append to {pair.past}"
-    yield from _attributes(
-        encoder.node,
-        {
-            "codec": codec.kind,
-            "bits": codec.bits,
-            "norm_correction": plan.correction_of(codec),
-            **encoder_index(plan, codec, feeds_back=encoder.role == "key" and layer.feedback),
-            **window(plan, layer),
-        },
-    )
+    yield from _attributes(encoder.node, encode_attributes(plan, layer, encoder.role))
     if not codec.is_rotated:
         return
     levels = [1 << bits for bits in codec.index_bits]
@@ -102,7 +93,7 @@ def _encoder(encoder: EncodeNode, layer: LayerPlan, plan: Plan) -> Iterator[str]
 
 
 def _offset(encoder: EncodeNode, layer: LayerPlan, plan: Plan) -> Iterator[str]:
-    present, offset = encoder.pair.present, encoder.offset
+    present, offset = encoder.cache.present, encoder.offset
     if (offset is not None) != plan.centered:
         yield f"the offset of {present} is not as planned"
     if offset is None:
@@ -118,7 +109,7 @@ def _offset(encoder: EncodeNode, layer: LayerPlan, plan: Plan) -> Iterator[str]:
 
 
 def _search(encoder: EncodeNode, layer: LayerPlan, plan: Plan) -> Iterator[str]:
-    present, codec = encoder.pair.present, encoder.codec
+    present, codec = encoder.cache.present, encoder.codec
     if (encoder.gains is not None) != (plan.gains > 0):
         yield f"the gains of {present} are not as planned"
     elif encoder.gains is not None and codec.searches:
@@ -132,7 +123,7 @@ def _search(encoder: EncodeNode, layer: LayerPlan, plan: Plan) -> Iterator[str]:
     if encoder.feedback is None:
         return
     array = _array(encoder.feedback)
-    feeds_back = encoder.role == "key" and layer.feedback
+    feeds_back = encoder.cache.feedback
     sizes = (layer.kv_num_heads, layer.head_size, layer.head_size) if feeds_back else (1,)
     if array is None or array.shape != sizes or array.dtype != np.float32:
         yield f"the error feedback of {present} is not a float32 initializer of its heads' size"
@@ -162,29 +153,15 @@ def _attention(attention: AttentionNode, layer: ConvertedLayer, plan: Plan) -> I
     encoded = tuple(encoder.vectors for encoder in layer.encoders)
     if new != (encoded if plan.has_window else (None, None)):
         yield "the new keys and values of attention are not what is encoded"
-    yield from _attributes(
-        attention.node,
-        {
-            "causal": int(planned.causal),
-            "sliding_window": planned.sliding_window,
-            "key_codec": planned.key_codec,
-            "key_bits": planned.key_bits,
-            "value_codec": planned.value_codec,
-            "value_bits": planned.value_bits,
-            "scale": np.float32(planned.scale),
-            "softcap": np.float32(planned.softcap),
-            **codec_index(plan, Attention.key_codec_index, planned.key_of),
-            **codec_index(plan, Attention.value_codec_index, planned.value_of),
-            **window(plan, planned),
-        },
-    )
+    yield from _attributes(attention.node, attention_attributes(plan, planned))
 
 
 def _attributes(node: ir.Node, wanted: dict[str, Any]) -> Iterator[str]:
     for name, value in wanted.items():
         attribute = node.attributes.get(name)
         found = None if attribute is None else attribute.value
-        if found is None or type(value)(found) != value:
+        kind = np.float32 if isinstance(value, float) else type(value)
+        if found is None or kind(found) != kind(value):
             yield f"{node.op_type} has {name} = {found!r} instead of {value!r}"
 
 

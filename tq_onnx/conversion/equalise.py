@@ -107,10 +107,10 @@ def equalise(
     build = Builder(model.graph)
     report = []
     for norms, layer in zip(found, plan.layers, strict=True):
-        if not layer.key_of.is_rotated:
+        if not layer.key.codec.is_rotated:
             report.append(LayerEqualisation(layer.layer, False, ""))
             continue
-        report.append(_predicted(norms, layer, layer.key_of))
+        report.append(_predicted(norms, layer, layer.key.codec))
         if isinstance(norms, LayerNorms):
             fold(model, norms, layer_scales(norms), build)
     return tuple(report)

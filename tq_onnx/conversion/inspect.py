@@ -163,9 +163,9 @@ def _classes(loaded: LoadedModel, plan: Plan) -> Iterator[KeyClasses]:
         baked = loaded.model.graph.initializers.get(f"tq.key_encode.{layer.layer}")
         tensor = None if baked is None else baked.const_value
         sizes = [layer.kv_num_heads, layer.head_size, layer.head_size]
-        if tensor is None or not layer.key_of.is_split or list(tensor.shape) != sizes:
+        if tensor is None or not layer.key.codec.is_split or list(tensor.shape) != sizes:
             continue
-        first = first_coordinates(tensor.numpy(), layer.key_of)
+        first = first_coordinates(tensor.numpy(), layer.key.codec)
         heads = tuple(tuple(np.flatnonzero(head).tolist()) for head in first)
         yield KeyClasses(layer.layer, heads)
 

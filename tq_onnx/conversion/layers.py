@@ -16,19 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.codec.spec import Codec
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.values import label
 from tq_onnx.ops.operator import Input
 from tq_onnx.ops.operators import Attention, Encode
-from tq_onnx.plan import CachePair, LayerPlan, Plan
-
-Role = Literal["key", "value"]
+from tq_onnx.plan import ROLES, CachePlan, LayerPlan, Plan, Role
 
 SHARED: Final[Mapping[Role, Mapping[Input, Input]]] = {
     "key": {
@@ -127,9 +124,8 @@ class EncodeNode(OperatorNode):
 
     Attributes:
         role: which of the layer's caches it makes.
-        pair: the graph's input and output of that cache.
+        cache: the plan of that cache.
         codec: its codec.
-        row_bytes: bytes of a row in the graph.
     """
 
     vectors = _Required(Encode.vectors)
@@ -142,19 +138,16 @@ class EncodeNode(OperatorNode):
     gains = _Optional(Encode.gains)
     feedback = _Optional(Encode.feedback)
 
-    def __init__(
-        self, node: ir.Node, role: Role, pair: CachePair, codec: Codec, row_bytes: int
-    ) -> None:
+    def __init__(self, node: ir.Node, role: Role, cache: CachePlan) -> None:
         super().__init__(node)
         self.role: Final = role
-        self.pair: Final = pair
-        self.codec: Final = codec
-        self.row_bytes: Final = row_bytes
+        self.cache: Final = cache
+        self.codec: Final = cache.codec
 
     @property
     def is_shortened(self) -> bool:
         """True if the cache leaves the graph without some of its rows."""
-        return self.output.name != self.pair.present
+        return self.output.name != self.cache.present
 
 
 class AttentionNode(OperatorNode):
@@ -179,7 +172,7 @@ def shares_length(encoder: EncodeNode, attention: AttentionNode, plan: Plan) -> 
     length = attention.past_length
     if length is encoder.past_length:
         return True
-    is_fixed = plan.interface.static or encoder.pair.past is None
+    is_fixed = plan.interface.static or encoder.cache.past is None
     node = length.producer() if is_fixed else None
     return node is not None and node.op_type == "Max" and encoder.past_length in node.inputs
 
@@ -264,8 +257,7 @@ def find_layer(outputs: Mapping[str | None, ir.Value], layer: LayerPlan) -> Conv
     Raises:
         NoMatch: the graph lacks one of them, or has several.
     """
-    key = _encoder(outputs, "key", layer.key, layer.key_of, layer.key_row_bytes)
-    value = _encoder(outputs, "value", layer.value, layer.value_of, layer.value_row_bytes)
+    key, value = (_encoder(outputs, role, layer.cache(role)) for role in ROLES)
     readers = [
         use.node
         for use in key.output.uses()
@@ -279,13 +271,11 @@ def find_layer(outputs: Mapping[str | None, ir.Value], layer: LayerPlan) -> Conv
     return ConvertedLayer(layer, key, value, first, tuple(others))
 
 
-def _encoder(
-    outputs: Mapping[str | None, ir.Value], role: Role, pair: CachePair, codec: Codec, width: int
-) -> EncodeNode:
-    present = outputs.get(pair.present)
+def _encoder(outputs: Mapping[str | None, ir.Value], role: Role, cache: CachePlan) -> EncodeNode:
+    present = outputs.get(cache.present)
     node = None if present is None else present.producer()
     if node is not None and node.op_type == "Slice" and node.inputs[0] is not None:
         node = node.inputs[0].producer()
     if node is None or not Encode.is_node(node):
-        raise NoMatch(f"{pair.present} is not made by {Encode.name}", node)
-    return EncodeNode(node, role, pair, codec, width)
+        raise NoMatch(f"{cache.present} is not made by {Encode.name}", node)
+    return EncodeNode(node, role, cache)

@@ -15,11 +15,10 @@ import onnx_ir as ir
 
 from tq_onnx.conversion import bake
 from tq_onnx.conversion.cachenodes import as_query, leading, padded, past_bytes, turned, unpadded
-from tq_onnx.conversion.layers import Role
 from tq_onnx.graph.builder import Builder, Dim
 from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.ops.operators import Attention, Encode
-from tq_onnx.plan import LayerPlan, Plan
+from tq_onnx.plan import LayerPlan, Plan, Role
 from tq_onnx.recognise.caches import Cache
 from tq_onnx.recognise.site import Operands, Site
 
@@ -48,8 +47,7 @@ class OperatorNodes:
     ) -> ir.Value:
         """Return a cache with new rows appended: uint8 ``[B, N, S, W]``."""
         build, plan, layer = self.build, self.plan, self.layer
-        is_key = role == "key"
-        codec = layer.key_of if is_key else layer.value_of
+        codec = layer.cache(role).codec
         return build.op(
             Encode.name,
             Encode.arguments(
@@ -69,11 +67,7 @@ class OperatorNodes:
             dtype=ir.DataType.UINT8,
             shape=shape,
             domain=DOMAIN,
-            codec=codec.kind,
-            bits=codec.bits,
-            norm_correction=plan.correction_of(codec),
-            **bake.encoder_index(plan, codec, feeds_back=is_key and layer.feedback),
-            **bake.window(plan, layer),
+            **bake.encode_attributes(plan, layer, role),
         )
 
     def attend(
@@ -88,6 +82,7 @@ class OperatorNodes:
     ) -> ir.Value:
         """Return attention over caches of keys and of values: ``[B, H, T, D]``."""
         build, plan, layer = self.build, self.plan, self.layer
+        key, value = layer.codecs
         return build.op(
             Attention.name,
             Attention.arguments(
@@ -96,12 +91,10 @@ class OperatorNodes:
                     Attention.key_cache: caches[0],
                     Attention.value_cache: caches[1],
                     Attention.past_length: past_length,
-                    Attention.key_rotation: bake.rotation(build, plan, layer, layer.key_of),
-                    Attention.key_centroids: bake.centroids(build, layer.key_of, layer.head_size),
-                    Attention.value_rotation: bake.rotation(build, plan, layer, layer.value_of),
-                    Attention.value_centroids: bake.centroids(
-                        build, layer.value_of, layer.head_size
-                    ),
+                    Attention.key_rotation: bake.rotation(build, plan, layer, key),
+                    Attention.key_centroids: bake.centroids(build, key, layer.head_size),
+                    Attention.value_rotation: bake.rotation(build, plan, layer, value),
+                    Attention.value_centroids: bake.centroids(build, value, layer.head_size),
                     Attention.attention_bias: bias,
                     Attention.head_sink: sink,
                     Attention.key_offset: self._no_offset(),
@@ -114,17 +107,7 @@ class OperatorNodes:
             dtype=ir.DataType[layer.dtype],
             shape=[None, layer.num_heads, None, layer.head_size],
             domain=DOMAIN,
-            scale=layer.scale,
-            causal=int(layer.causal),
-            sliding_window=layer.sliding_window,
-            softcap=layer.softcap,
-            key_codec=layer.key_codec,
-            key_bits=layer.key_bits,
-            value_codec=layer.value_codec,
-            value_bits=layer.value_bits,
-            **bake.codec_index(plan, Attention.key_codec_index, layer.key_of),
-            **bake.codec_index(plan, Attention.value_codec_index, layer.value_of),
-            **bake.window(plan, layer),
+            **bake.attention_attributes(plan, layer),
         )
 
     def _no_offset(self) -> ir.Value | None:
@@ -166,7 +149,7 @@ class LayerNodes:
     def encode(self, cache: Cache, rows: ir.Value, role: Role) -> ir.Value:
         """Return a cache with new rows appended: uint8 ``[B, N, S, W]``."""
         build, plan, site, layer = self.build, self.plan, self.site, self.layer
-        width = layer.key_row_bytes if role == "key" else layer.value_row_bytes
+        width = layer.cache(role).row_bytes
         overlay_rows = plan.overlay_rows
         past = past_bytes(build, cache, site, rows, width=width, overlay_rows=overlay_rows)
         shape = [*leading(cache, site, overlay_rows), width]

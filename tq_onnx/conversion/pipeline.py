@@ -303,7 +303,7 @@ def converted_bytes(model: ir.Model, plan: Plan) -> int:
     values = {value.name: value for value in (*model.graph.outputs, *model.graph.inputs)}
     bits = 0
     for layer in plan.layers:
-        for pair in (layer.key, layer.value):
+        for pair in layer.caches:
             name = pair.past or pair.present
             value = values[name]
             width = static_dim(value, -1)

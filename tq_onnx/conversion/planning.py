@@ -19,7 +19,7 @@ from tq_onnx.conversion.options import (
     exact_tokens,
 )
 from tq_onnx.errors import UnsupportedModelError, UsageError
-from tq_onnx.plan import CachePair, LayerPlan, Plan
+from tq_onnx.plan import CachePlan, LayerPlan, Plan
 from tq_onnx.recognise.caches import Cache
 from tq_onnx.recognise.match import Recognition
 from tq_onnx.recognise.site import Site
@@ -73,25 +73,20 @@ def make_plan(
                 site,
                 chosen if site.layer in compressed else _uncompressed(chosen),
                 options,
+                feeds_back=feeds_back,
             ),
             has_bias=has_bias,
             has_sink=has_sink,
         )
         for site in sites
     )
-    layers = tuple(
-        replace(layer, feedback=feeds_back and layer.key_of.searches) for layer in layers
-    )
-    searches = any(codec.searches for layer in layers for codec in layer.codecs)
+    codecs = {codec for layer in layers for codec in layer.codecs}
     _check_elements(layers)
     if window is None:
         window = _window(recognition, layers, chosen, options)
     return Plan(
         tool_version=__version__,
-        layout_digest=layout_digest(
-            {codec for layer in layers for codec in layer.codecs},
-            has_window=window.overlay_rows > 0,
-        ),
+        layout_digest=layout_digest(codecs, has_window=window.overlay_rows > 0),
         preset=preset.name,
         rotation=chosen.rotation,
         seed=options.seed,
@@ -102,7 +97,7 @@ def make_plan(
         recent=window.recent,
         sinks=window.sinks,
         overlay_rows=window.overlay_rows,
-        gains=chosen.gains if searches else 0,
+        gains=chosen.gains if any(codec.searches for codec in codecs) else 0,
     )
 
 
@@ -121,9 +116,9 @@ def _window(
         UsageError: no cache can have such a window.
     """
     planes = [
-        (layer.head_size, width)
+        (layer.head_size, cache.row_bytes)
         for layer in layers
-        for width in (layer.key_row_bytes, layer.value_row_bytes)
+        for cache in layer.caches
         if not any(codec.is_raw for codec in layer.codecs)
     ]
     window = window_of(*exact_tokens(preset, options), planes)
@@ -159,13 +154,15 @@ def _refusal(recognition: Recognition) -> tuple[str]:
     return (f"{first}{more}",)
 
 
-def _layer(site: Site, preset: Preset, options: Options) -> LayerPlan:
+def _layer(site: Site, preset: Preset, options: Options, *, feeds_back: bool) -> LayerPlan:
     element_bits = site.dtype.bitwidth
-    key = _row_layout(site, preset.key.for_elements(element_bits))
-    value = _row_layout(site, preset.value.for_elements(element_bits))
+    rows = [
+        _row_layout(site, codec.for_elements(element_bits)) for codec in (preset.key, preset.value)
+    ]
+    key, value = (row.codec for row in rows)
     size = site.head_size
-    rotated = key.codec.is_rotated or value.codec.is_rotated
-    turned = [one for row in (key, value) if row.codec.is_rotated for one in _sizes(row)]
+    rotated = key.is_rotated or value.is_rotated
+    turned = [one for row in rows if row.codec.is_rotated for one in _sizes(row)]
     odd = [one for one in turned if one & (one - 1)]
     if preset.rotation == HADAMARD and odd:
         what = "a head size" if odd[0] == size else "a class of coordinates"
@@ -174,11 +171,11 @@ def _layer(site: Site, preset: Preset, options: Options) -> LayerPlan:
             where=f"layer {site.layer}",
             fix="choose the qr rotation, with --rotation qr",
         )
-    widths = (key.row_bytes, value.row_bytes)
+    widths = [row.row_bytes for row in rows]
     if options.equal_rows:
-        widths = (max(widths), max(widths))
+        widths = [max(widths)] * 2
     seed = options.seed
-    quantised = not (key.codec.is_raw and value.codec.is_raw)
+    quantised = not (key.is_raw and value.is_raw)
     return LayerPlan(
         layer=site.layer,
         dialect=site.dialect,
@@ -191,18 +188,11 @@ def _layer(site: Site, preset: Preset, options: Options) -> LayerPlan:
         sliding_window=site.sliding_window,
         softcap=site.softcap,
         has_bias=site.has_bias,
-        key=_pair(site.key),
-        value=_pair(site.value),
-        key_codec=key.codec.kind,
-        key_bits=key.codec.bits,
-        value_codec=value.codec.kind,
-        value_bits=value.codec.bits,
-        key_row_bytes=widths[0],
-        value_row_bytes=widths[1],
+        key=_cache(site.key, key, widths[0], size, feedback=feeds_back and key.searches),
+        value=_cache(site.value, value, widths[1], site.result_size),
         rotation_seed=rotation_seed(preset.rotation, site.layer, seed) if rotated else seed,
         has_sink=site.has_sink,
         centered=options.calibration is not None and quantised,
-        value_size=site.result_size if site.result_size < size else 0,
         readers=len(site.attentions),
     )
 
@@ -218,6 +208,8 @@ def _row_layout(site: Site, codec: Codec) -> RowLayout:
         raise UnsupportedModelError(str(error), where=f"layer {site.layer}") from error
 
 
-def _pair(cache: Cache) -> CachePair:
+def _cache(
+    cache: Cache, codec: Codec, row_bytes: int, size: int, *, feedback: bool = False
+) -> CachePlan:
     past = None if cache.past is None else cache.past.name
-    return CachePair(past=past, present=cache.present.name or "")
+    return CachePlan(past, cache.present.name or "", codec, row_bytes, size, feedback)

@@ -30,12 +30,11 @@ from tq_onnx.conversion.cachenodes import (
     publish,
     shortened,
 )
-from tq_onnx.conversion.layers import Role
 from tq_onnx.conversion.nodes import LayerNodes
 from tq_onnx.graph.builder import MICROSOFT, Builder
 from tq_onnx.graph.liveness import live_nodes, nested_nodes
 from tq_onnx.ops.domain import DOMAIN, VERSION
-from tq_onnx.plan import LayerPlan, Plan
+from tq_onnx.plan import LayerPlan, Plan, Role
 from tq_onnx.recognise.caches import Cache
 from tq_onnx.recognise.lengths import tokens_of_rows
 from tq_onnx.recognise.match import Recognition
@@ -107,7 +106,7 @@ class ConvertPass(ir.passes.InPlacePass):
         inputs = {value.name: value for value in model.graph.inputs}
         outputs = {value.name: value for value in model.graph.outputs}
         for layer in self._plan.layers:
-            for pair in (layer.key, layer.value):
+            for pair in layer.caches:
                 found = [outputs.get(pair.present)]
                 if pair.past is not None:
                     found.append(inputs.get(pair.past))

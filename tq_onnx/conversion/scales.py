@@ -41,12 +41,12 @@ from tq_onnx.codec.feedback import feedback_of
 from tq_onnx.codec.presets import Preset
 from tq_onnx.conversion.equalise import LayerEqualisation, equalise, layer_scales
 from tq_onnx.conversion.headnorms import LayerNorms, find_norms
-from tq_onnx.conversion.layers import READ, SHARED, ConvertedLayer, Role, converted_layers
+from tq_onnx.conversion.layers import READ, SHARED, ConvertedLayer, converted_layers
 from tq_onnx.conversion.options import Options
 from tq_onnx.errors import UsageError
 from tq_onnx.graph.builder import Builder
 from tq_onnx.ops.operators import Encode
-from tq_onnx.plan import LayerPlan, Plan
+from tq_onnx.plan import LayerPlan, Plan, Role
 
 Scales = npt.NDArray[np.float32]
 _Factors = npt.NDArray[np.floating[Any]]
@@ -84,7 +84,7 @@ def adapt(
     report: tuple[LayerEqualisation, ...] = ()
     if options.equalize is not False:
         folded, report = _fold(model, plan)
-        rotated = any(layer.key_of.is_rotated for layer in plan.layers)
+        rotated = any(layer.key.codec.is_rotated for layer in plan.layers)
         if options.equalize and not folded and not (rotated and calibration):
             _refuse(plan, report)
     layers = [
@@ -136,7 +136,7 @@ def _fold(model: ir.Model, plan: Plan) -> tuple[dict[int, Scales], tuple[LayerEq
     scales = {
         layer.layer: layer_scales(norms)
         for layer, norms in zip(plan.layers, found, strict=True)
-        if isinstance(norms, LayerNorms) and layer.key_of.is_rotated
+        if isinstance(norms, LayerNorms) and layer.key.codec.is_rotated
     }
     report = equalise(model, plan, found)
     sizes = {layer.layer: layer.kv_num_heads for layer in plan.layers}
@@ -146,7 +146,7 @@ def _fold(model: ir.Model, plan: Plan) -> tuple[dict[int, Scales], tuple[LayerEq
 
 
 def _refuse(plan: Plan, report: tuple[LayerEqualisation, ...]) -> None:
-    if not any(layer.key_of.is_rotated for layer in plan.layers):
+    if not any(layer.key.codec.is_rotated for layer in plan.layers):
         raise UsageError(
             f"the keys of the preset {plan.preset} are not rotated, and scales do nothing for them",
             fix="leave --equalize out",
@@ -185,7 +185,7 @@ class _Calibrated:
         center = self._options.center_from
         scales = self._folded.get(plan.layer)
         # Matrices of classes hold scales of their own.
-        alone = not layer.sharing and plan.key_of.is_rotated and not plan.key_of.is_split
+        alone = not layer.sharing and plan.key.codec.is_rotated and not plan.key.codec.is_split
         if scales is None and alone and self._options.equalize is not False:
             scales = self._calibration.scales(plan.layer, center)
             operands = layer.attention.query, layer.key.vectors
@@ -196,7 +196,7 @@ class _Calibrated:
         offsets = self._calibration.offsets(plan.layer, center, key_scale=scales)
         held = [] if scales is None else [scales]
         matrices = self._share_out(layer, scales)
-        if plan.feedback:
+        if plan.key.feedback:
             self._feed_back(layer, scales, matrices.get("key"))
         for encoder, offset in zip(layer.encoders, offsets, strict=True):
             # Both caches of a layer have offsets or none; raw rows would only be rounded by one.

@@ -229,7 +229,7 @@ def _check_pairs(reports: Sequence[ConversionReport], folder: Path) -> None:
     for first in firsts:
         for other in others:
             shapes = [
-                [(layer.kv_num_heads, layer.head_sizes, layer.dtype) for layer in r.plan.layers]
+                [(layer.kv_num_heads, layer.value.size, layer.dtype) for layer in r.plan.layers]
                 for r in (first, other)
             ]
             layer = first.plan.unlike(other.plan) if shapes[0] == shapes[1] else None

@@ -192,17 +192,17 @@ def patch_config(
         options[_LIBRARY] = library
     layers = [layer for plan in plans.values() for layer in plan.layers]
     for layer in layers:
-        if layer.key_row_bytes != layer.value_row_bytes:
+        if layer.key.row_bytes != layer.value.row_bytes:
             raise UnsupportedModelError(
-                f"layer {layer.layer} has key rows of {layer.key_row_bytes} bytes and value rows "
-                f"of {layer.value_row_bytes}, and onnxruntime-genai gives both one width",
+                f"layer {layer.layer} has key rows of {layer.key.row_bytes} bytes and value rows "
+                f"of {layer.value.row_bytes}, and onnxruntime-genai gives both one width",
                 where=str(config.path),
                 fix="convert with equal rows, or a preset with the same codec for both",
             )
     engine = None
     if any(plan.block_size for plan in plans.values()):
         engine = page_config(document, plans, values or {}, str(config.path))
-    widths = {layer.key_row_bytes for layer in layers}
+    widths = {layer.key.row_bytes for layer in layers}
     width = next(iter(widths)) if len(widths) == 1 and "head_size" in decoder else None
     if width is not None:
         decoder["head_size"] = width
@@ -299,7 +299,7 @@ def _make_room(document: dict[str, Any], window_rows: int) -> bool:
 def _padding(layer: LayerPlan) -> int:
     """Return the bytes of a token, behind the rows of one layer."""
     needed = sum(row_layout(codec, layer.head_size).row_bytes for codec in layer.codecs)
-    return layer.kv_num_heads * (layer.key_row_bytes + layer.value_row_bytes - needed)
+    return layer.kv_num_heads * (layer.key.row_bytes + layer.value.row_bytes - needed)
 
 
 def _file_names(part: dict[str, Any]) -> Iterator[str]:

@@ -83,7 +83,7 @@ def page_config(
     for name in _GONE:
         inputs.pop(name, None)
     inputs |= {name: name for name in (CUMULATIVE_LENGTHS, PAST_LENGTHS, BLOCK_TABLE)}
-    decoder["head_size"] = plan.layers[0].key_row_bytes
+    decoder["head_size"] = plan.layers[0].key.row_bytes
     batch = values.get("max_batch_size") or MAX_BATCH_SIZE
     blocks = values.get("num_blocks") or _usual_pages(document, plan.block_size, batch)
     if not blocks:

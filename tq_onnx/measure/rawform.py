@@ -16,6 +16,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from tq_onnx.codec.elements import ELEMENT_BITS, ELEMENTS
+from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.codec.unrotated import RAW
 from tq_onnx.conversion import bake
 from tq_onnx.conversion.layers import SHARED, ConvertedLayer, EncodeNode, converted_layers
@@ -49,7 +50,7 @@ def raw_form(loaded: LoadedModel, plan: Plan) -> LoadedModel:
     tables: set[ir.Value] = set()
     layers = []
     for layer in converted_layers(model, plan):
-        raw = _raw(layer.plan)
+        raw = raw_layer(layer.plan)
         for encoder in layer.encoders:
             tables.update(_unquantise(encoder, layer, raw, none))
             _widen_empty(build, model.graph, encoder, raw)
@@ -94,20 +95,12 @@ def has_codes(model: ir.Model) -> bool:
     return any(node.op_type == "DequantizeLinear" for node in model.graph)
 
 
-def _raw(layer: LayerPlan) -> LayerPlan:
-    bits = ELEMENT_BITS[ELEMENTS[layer.dtype]]
-    width = layer.head_size * bits // 8
-    return replace(
-        layer,
-        key_codec=RAW,
-        key_bits=bits,
-        value_codec=RAW,
-        value_bits=bits,
-        key_row_bytes=width,
-        value_row_bytes=width,
-        centered=False,
-        feedback=False,
-    )
+def raw_layer(layer: LayerPlan) -> LayerPlan:
+    """Return the plan of a layer whose caches hold the numbers that go into them."""
+    codec = Codec(RAW, ELEMENT_BITS[ELEMENTS[layer.dtype]])
+    width = row_layout(codec, layer.head_size).row_bytes
+    raw = layer.with_caches(codec=codec, row_bytes=width, feedback=False)
+    return replace(raw, centered=False)
 
 
 def _unquantise(
@@ -118,7 +111,7 @@ def _unquantise(
     old = [encoder.rotation, encoder.centroids, encoder.boundaries, encoder.offset]
     old += [encoder.gains, encoder.feedback]
     node.attributes.pop(Encode.codec_index.name, None)
-    _set(node, {"codec": RAW, "bits": raw.key_bits, "norm_correction": 0})
+    _set(node, {"codec": RAW, "bits": raw.key.codec.bits, "norm_correction": 0})
     encoder.rotation = encoder.centroids = encoder.boundaries = none
     encoder.offset = encoder.gains = encoder.feedback = None
     read = SHARED[encoder.role]
@@ -130,7 +123,7 @@ def _unquantise(
             read[slot].replace(attention, none)
         read[Encode.offset].replace(attention, None)
         attention.attributes.pop(f"{encoder.role}_codec_index", None)
-        _set(attention, {f"{encoder.role}_codec": RAW, f"{encoder.role}_bits": raw.key_bits})
+        _set(attention, {f"{encoder.role}_codec": RAW, f"{encoder.role}_bits": raw.key.codec.bits})
     for operator in (node, *attentions):
         # Raw rows are exact as they are: what is in front of them stays, without entries.
         for attribute in (Encode.recent, Encode.sinks):
@@ -139,7 +132,7 @@ def _unquantise(
     readers = [use.node for use in encoder.output.uses()]
     shortened = [reader.outputs[0] for reader in readers if reader.op_type == "Slice"]
     for value in (encoder.past, encoder.output, *shortened):
-        _widen(value, raw.key_row_bytes)
+        _widen(value, raw.key.row_bytes)
     return [value for value in old if value is not None]
 
 
@@ -161,9 +154,14 @@ def _widen_empty(build: Builder, graph: ir.Graph, encoder: EncodeNode, raw: Laye
     parts = None if shape is None else shape.producer()
     for index, part in enumerate(() if parts is None else parts.inputs):
         sizes = integers(part)
-        if parts is None or sizes is None or len(sizes) != _SIZES or sizes[-1] != encoder.row_bytes:
+        if (
+            parts is None
+            or sizes is None
+            or len(sizes) != _SIZES
+            or sizes[-1] != encoder.cache.row_bytes
+        ):
             continue
-        wider = (*sizes[:-1], raw.key_row_bytes)
+        wider = (*sizes[:-1], raw.key.row_bytes)
         name = "tq.int64." + "_".join(str(size) for size in wider)
         parts.replace_input_with(index, _constant(build, graph, name, np.array(wider, np.int64)))
 

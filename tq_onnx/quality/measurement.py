@@ -181,7 +181,9 @@ class Comparing:
         layers: tuple[LayerErrors, ...] = (),
     ) -> ModelFigures:
         window = 0 if path is None else plan.window_bytes
-        values = sum(layer.kv_num_heads * sum(layer.head_sizes) for layer in plan.layers)
+        values = sum(
+            layer.kv_num_heads * cache.size for layer in plan.layers for cache in layer.caches
+        )
         return ModelFigures(
             name=name,
             path=path,

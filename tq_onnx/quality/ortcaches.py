@@ -112,9 +112,7 @@ def with_ort_caches(prepared: Prepared, cache: str, steps: Steps = ()) -> OrtCac
         _replace(build, model.graph, found, cache, own_steps)
         type_name, packed = _STORED[cache]
         row = layer.head_size // packed
-        specs += [
-            CacheSpec(pair, type_name, layer.kv_num_heads, row) for pair in (layer.key, layer.value)
-        ]
+        specs += [CacheSpec(pair, type_name, layer.kv_num_heads, row) for pair in layer.caches]
     _forget_ours(model)
     signature = Signature(prepared.plan.interface, tuple(specs), fixed_capacity=False)
     return OrtCacheModel(

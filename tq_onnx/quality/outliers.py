@@ -119,7 +119,7 @@ def _equalises(plan: Plan, found: Sequence[LayerNorms | NoNorms]) -> bool:
         return True
     return not any(
         isinstance(norms, LayerNorms)
-        and layer.key_of.is_rotated
+        and layer.key.codec.is_rotated
         and bool((layer_scales(norms) != 1).any())
         for norms, layer in zip(found, plan.layers, strict=True)
     )

@@ -51,7 +51,7 @@ class PagedDecoder:
         self._plan = plan
         self._free = [int(number) for number in rng.permutation(blocks)]
         self._requests: dict[Hashable, Request] = {}
-        self._pairs = [pair for layer in plan.layers for pair in (layer.key, layer.value)]
+        self._pairs = plan.caches
         shapes = {port.name: port.shape for port in session.get_inputs()}
         self._caches = {
             pair.present: rng.integers(0, 256, (blocks, *shapes[pair.past][1:]), np.uint8)

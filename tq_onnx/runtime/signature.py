@@ -121,6 +121,6 @@ def signature_of(session: onnxruntime.InferenceSession, plan: Plan) -> Signature
             window=plan.window_of(layer),
         )
         for layer in plan.layers
-        for pair in (layer.key, layer.value)
+        for pair in layer.caches
     ]
     return Signature(plan.interface, tuple(caches), plan.fixed_capacity, plan)

@@ -181,12 +181,11 @@ def _converted(loaded: LoadedModel, path: Path) -> _Found:
         if plan is None:
             raise ModelFileError("the conversion metadata is empty")
     caches = [
-        CacheShape(pair.past, layer.kv_num_heads, width, plan.overlay_rows, plan.block_size)
-        for layer in plan.layers
-        for pair, width in (
-            (layer.key, layer.key_row_bytes),
-            (layer.value, layer.value_row_bytes),
+        CacheShape(
+            cache.past, layer.kv_num_heads, cache.row_bytes, plan.overlay_rows, plan.block_size
         )
+        for layer in plan.layers
+        for cache in layer.caches
     ]
     weights, largest = weights_of(loaded.model.graph)
     values = values_of(loaded.model, plan.interface, caches, 0)

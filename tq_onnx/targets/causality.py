@@ -185,7 +185,7 @@ def inputs_of_call(
     """Yield the inputs of a call; caches have a size only."""
     places = np.arange(past + tokens)
     first = np.broadcast_to(np.array(padding)[:, None], (batch, 1))
-    caches = {pair.past for layer in plan.layers for pair in (layer.key, layer.value)}
+    caches = {cache.past for cache in plan.caches}
     interface = plan.interface
     for value in model.graph.inputs:
         dtype = None if value.dtype is None else value.dtype.numpy()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +13,7 @@ import onnx_ir as ir
 from tq_onnx.conversion.layers import converted_layers
 from tq_onnx.conversion.original import recognise_original
 from tq_onnx.errors import UnsupportedModelError, VerificationError, located
-from tq_onnx.plan import CachePair, Plan, plan_in
+from tq_onnx.plan import plan_in
 from tq_onnx.recognise.branches import load_decoder
 
 
@@ -132,7 +132,7 @@ def diff(original: Path, converted: Path) -> DiffReport:
     known.expect_complete(original)
     sites = known.recognition.sites
     before = {value.name: value for value in _ports(loaded.model.graph)}
-    names = {pair.past or pair.present for pair in _pairs(plan)}
+    names = {pair.past or pair.present for pair in plan.caches}
     if len(sites) != len(plan.layers) or not names <= before.keys():
         raise VerificationError(
             "the converted model was not made from this original", where=str(converted)
@@ -153,14 +153,11 @@ def diff(original: Path, converted: Path) -> DiffReport:
                 * sites[index].head_size
                 * (before[name].dtype or sites[index].dtype).bitwidth
                 // 8,
-                layer.kv_num_heads * width,
+                layer.kv_num_heads * pair.row_bytes,
             )
-            for pair, width in (
-                (layer.key, layer.key_row_bytes),
-                (layer.value, layer.value_row_bytes),
-            )
+            for pair in layer.caches
         )
-        codecs = (str(layer.key_of), str(layer.value_of))
+        codecs = str(layer.key.codec), str(layer.value.codec)
         layers.append(LayerChange(layer.layer, key, value, *codecs, removed[index], added[index]))
     return DiffReport(
         loaded.path,
@@ -175,10 +172,6 @@ def diff(original: Path, converted: Path) -> DiffReport:
         plan.bytes_per_token,
         plan.window_bytes,
     )
-
-
-def _pairs(plan: Plan) -> Iterable[CachePair]:
-    return (pair for layer in plan.layers for pair in (layer.key, layer.value))
 
 
 def _ports(graph: ir.Graph) -> tuple[ir.Value, ...]:

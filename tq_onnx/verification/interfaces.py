@@ -98,7 +98,7 @@ def refuse_stranger(before: OpenModel, path: Path, loaded: LoadedModel) -> None:
     for side, values in zip(ports(before.session), (inputs, graph.outputs), strict=True):
         if [port.name for port in side] != [value.name for value in values]:
             unlike = "the inputs or outputs have other names or another order"
-    sizes = [(layer.kv_num_heads, size) for layer in plan.layers for size in layer.head_sizes]
+    sizes = [(layer.kv_num_heads, cache.size) for layer in plan.layers for cache in layer.caches]
     if [(cache.kv_num_heads, cache.row) for cache in before.signature.caches] != sizes:
         unlike = unlike or "the caches have other heads"
     logits = next((v for v in graph.outputs if v.name == before.signature.interface.logits), None)

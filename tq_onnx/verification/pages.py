@@ -18,7 +18,6 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from tq_onnx.codec.codebook import codebook_of
-from tq_onnx.codec.elements import ELEMENT_BITS, ELEMENTS
 from tq_onnx.codec.unrotated import RAW
 from tq_onnx.conversion import bake
 from tq_onnx.conversion.bake import rotation_table
@@ -27,12 +26,12 @@ from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.copying import copy_graph
-from tq_onnx.measure.rawform import NO_TABLE, multiply_floats
+from tq_onnx.measure.rawform import NO_TABLE, multiply_floats, raw_layer
 from tq_onnx.measure.readings import distance, with_float_products
 from tq_onnx.measure.windows import text_of
 from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.ops.operators import PagedAttention, PagedEncode
-from tq_onnx.plan import LayerPlan, Plan
+from tq_onnx.plan import ROLES, LayerPlan, Plan
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.runtime.model import OpenModel, open_original
 from tq_onnx.runtime.pages import PagedDecoder
@@ -197,7 +196,7 @@ def _changed(original: Path, converted: LoadedModel, raw: ir.Model, plan: Plan) 
 
 
 def _refuse_stranger(before: OpenModel, converted: LoadedModel, plan: Plan) -> None:
-    sizes = [(layer.kv_num_heads, size) for layer in plan.layers for size in layer.head_sizes]
+    sizes = [(layer.kv_num_heads, cache.size) for layer in plan.layers for cache in layer.caches]
     if [(cache.kv_num_heads, cache.row) for cache in before.signature.caches] != sizes:
         raise not_made_from(before.path, converted.path, "the caches have other heads")
 
@@ -278,44 +277,30 @@ def raw_pages(loaded: LoadedModel, plan: Plan) -> tuple[ir.Model, Plan]:
     build = Builder(model.graph)
     none = model.graph.initializers.get(NO_TABLE)
     none = build.constant(NO_TABLE, np.zeros(1, np.float32)) if none is None else none
-    layers = tuple(_raw_layer(layer) for layer in plan.layers)
-    width = max(layer.key_row_bytes for layer in layers)
-    layers = tuple(replace(one, key_row_bytes=width, value_row_bytes=width) for one in layers)
+    layers = [raw_layer(layer) for layer in plan.layers]
+    width = max(layer.key.row_bytes for layer in layers)
+    layers = [layer.with_caches(row_bytes=width) for layer in layers]
     for layer in layers:
         for node in _operators(model, layer):
-            _take_codecs(node, layer.key_bits, none)
+            _take_codecs(node, layer.key.codec.bits, none)
         for value in (*model.graph.inputs, *model.graph.outputs):
             if value.name in _names(layer) and value.shape is not None:
                 value.shape = ir.Shape([*value.shape[:3], width])
-    raw = replace(plan, layers=layers, gains=0)
+    raw = replace(plan, layers=tuple(layers), gains=0)
     for name in (PagedEncode.name, PagedAttention.name):
         model.functions.pop((DOMAIN, name, ""), None)
     bake.bake_functions(model, raw)
     return model, raw
 
 
-def _raw_layer(layer: LayerPlan) -> LayerPlan:
-    bits = ELEMENT_BITS[ELEMENTS[layer.dtype]]
-    return replace(
-        layer,
-        key_codec=RAW,
-        key_bits=bits,
-        value_codec=RAW,
-        value_bits=bits,
-        key_row_bytes=layer.head_size * bits // 8,
-        centered=False,
-        feedback=False,
-    )
-
-
 def _names(layer: LayerPlan) -> set[str | None]:
-    return {name for pair in (layer.key, layer.value) for name in (pair.past, pair.present)}
+    return {name for pair in layer.caches for name in (pair.past, pair.present)}
 
 
 def _operators(model: ir.Model, layer: LayerPlan) -> list[ir.Node]:
     """Return the encoders of keys and of values, and the attentions that read both."""
     outputs = {value.name: value for value in model.graph.outputs}
-    presents = [outputs[pair.present] for pair in (layer.key, layer.value)]
+    presents = [outputs[pair.present] for pair in layer.caches]
     encoders = [node for value in presents if (node := value.producer()) is not None]
     readers = [use.node for use in presents[0].uses() if PagedAttention.is_node(use.node)]
     return [*encoders, *readers]
@@ -344,7 +329,8 @@ def _tables(model: ir.Model, plan: Plan) -> Iterator[str]:
     """Yield the rotations and codebooks that are not what the plan says."""
     for layer in plan.layers:
         key, value, *readers = _operators(model, layer)
-        for codec, node, side in ((layer.key_of, key, "key"), (layer.value_of, value, "value")):
+        for side, node in zip(ROLES, (key, value), strict=True):
+            codec = layer.cache(side).codec
             if not codec.is_rotated:
                 continue
             read = [(node, PagedEncode.rotation, PagedEncode.centroids)]

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from tq_onnx.codec.rotation import rotation_seed
 from tq_onnx.codec.spec import is_layout_of
-from tq_onnx.conversion.bake import bake_functions, codec_index, encoder_index
+from tq_onnx.conversion.bake import attention_attributes, bake_functions, encode_attributes
 from tq_onnx.conversion.layers import (
     ConvertedLayer,
     converted_layers,
@@ -20,13 +20,13 @@ from tq_onnx.conversion.layers import (
 )
 from tq_onnx.errors import UnsupportedModelError, VerificationError
 from tq_onnx.graph.values import static_dim
-from tq_onnx.ops.operator import Attribute
-from tq_onnx.ops.operators import Attention, Encode
+from tq_onnx.ops.operators import BY_NAME
 from tq_onnx.plan import (
     CPU,
     METADATA_DIGEST,
     METADATA_PRESET,
     METADATA_VERSION,
+    ROLES,
     LayerPlan,
     Plan,
 )
@@ -36,9 +36,8 @@ from tq_onnx.version import __version__
 
 _CODECS: Final = frozenset(
     (
-        *("key_codec", "key_bits", "value_codec", "value_bits", "key_row_bytes"),
-        *("value_row_bytes", "rotation_seed", "centered", "feedback", "equalised"),
-        *("adaptation", "dialect"),
+        *("codec", "row_bytes", "feedback"),
+        *("rotation_seed", "centered", "equalised", "adaptation", "dialect"),
     )
 )
 """What a conversion chooses for a layer; all else is the original's."""
@@ -84,11 +83,11 @@ def plan_problems(model: ir.Model, plan: Plan, raw: Plan) -> list[str]:
         return [*problems, f"{len(raw.layers)} layers in the original, {len(plan.layers)} here"]
     chosen = _CODECS if plan.target == CPU else _CODECS | _LOWERED
     for layer, its in zip(plan.layers, raw.layers, strict=True):
-        told, wanted = asdict(layer), asdict(its)
+        told, wanted = _facts(layer), _facts(its)
         problems += [
             f"layer {layer.layer}: {name} is {told[name]} in the plan and {value} in the original"
             for name, value in wanted.items()
-            if name not in chosen and told[name] != value
+            if name.split()[-1] not in chosen and told[name] != value
         ]
     for found in converted_layers(model, plan):
         problems += [
@@ -96,6 +95,14 @@ def plan_problems(model: ir.Model, plan: Plan, raw: Plan) -> list[str]:
             for where, text in _operators(found, plan)
         ]
     return problems
+
+
+def _facts(layer: LayerPlan) -> dict[str, Any]:
+    """Return the facts of a layer by name, those of a cache behind what it holds."""
+    facts = asdict(layer)
+    for role in ROLES:
+        facts |= {f"{role} {name}": value for name, value in facts.pop(role).items()}
+    return facts
 
 
 def _header(model: ir.Model, plan: Plan, raw: Plan) -> Iterator[str]:
@@ -107,6 +114,8 @@ def _header(model: ir.Model, plan: Plan, raw: Plan) -> Iterator[str]:
     told, wanted = plan.interface, raw.interface
     if plan.target != CPU:  # takes no padding, and may keep caches of one size
         told, wanted = (replace(one, padding=True, static=False) for one in (told, wanted))
+    if not told.right_padding:  # plans of older versions do not say it
+        wanted = replace(wanted, right_padding=False)
     if told != wanted:
         yield "the plan has other inputs and outputs than the original"
     if plan.fixed_capacity != raw.fixed_capacity and plan.target == CPU:
@@ -132,27 +141,14 @@ def _bodies(model: ir.Model, plan: Plan) -> list[str]:
 
 
 def _operators(layer: ConvertedLayer, plan: Plan) -> Iterator[tuple[str, str]]:
+    window = asdict(plan.window_of(layer.plan))
     for encoder in layer.encoders:
-        codec = encoder.codec
-        wanted: dict[Attribute, Any] = {
-            Encode.codec: codec.kind,
-            Encode.bits: codec.bits,
-            Encode.norm_correction: plan.correction_of(codec),
-        }
-        feeds_back = encoder.role == "key" and layer.plan.feedback
-        for index in encoder_index(plan, codec, feeds_back=feeds_back).values():
-            wanted[Encode.codec_index] = index
-        window = plan.window_of(layer.plan)
-        wanted |= {
-            Encode.recent: window.recent,
-            Encode.sinks: window.sinks,
-            Encode.overlay_rows: window.overlay_rows,
-        }
+        wanted = {**encode_attributes(plan, layer.plan, encoder.role), **window}
         yield from _attributes(f"the encoder of {encoder.role}s", encoder.node, wanted)
-        if encoder.pair.past is not None and encoder.past.name != encoder.pair.past:
+        if encoder.cache.past is not None and encoder.past.name != encoder.cache.past:
             yield f"the encoder of {encoder.role}s", f"the cache {encoder.past.name}"
         width = static_dim(encoder.output, -1)
-        if width not in (None, encoder.row_bytes):
+        if width not in (None, encoder.cache.row_bytes):
             yield f"the encoder of {encoder.role}s", f"rows of {width} bytes"
         if not all(shares_length(encoder, one, plan) for one in layer.attentions):
             yield f"the encoder of {encoder.role}s", "another length than attention"
@@ -160,45 +156,22 @@ def _operators(layer: ConvertedLayer, plan: Plan) -> Iterator[tuple[str, str]]:
             one = slot.of(encoder.node)
             if any(shared.of(attention.node) is not one for attention in layer.attentions):
                 yield "attention", f"another {shared.name} than the encoder of {encoder.role}s"
-    told: LayerPlan = layer.plan
-    window = plan.window_of(told)
-    wanted = {
-        Attention.scale: told.scale,
-        Attention.causal: int(told.causal),
-        Attention.sliding_window: told.sliding_window,
-        Attention.softcap: told.softcap,
-        Attention.key_codec: told.key_codec,
-        Attention.key_bits: told.key_bits,
-        Attention.value_codec: told.value_codec,
-        Attention.value_bits: told.value_bits,
-        Attention.recent: window.recent,
-        Attention.sinks: window.sinks,
-        Attention.overlay_rows: window.overlay_rows,
-    }
-    codecs = {Attention.key_codec_index: told.key_of, Attention.value_codec_index: told.value_of}
+    wanted = {**attention_attributes(plan, layer.plan), **window}
     encoded = (layer.key.vectors, layer.value.vectors) if plan.has_window else (None, None)
     for attention in layer.attentions:
         if (attention.new_keys, attention.new_values) != encoded:
             yield "attention", "other new keys and values than what is encoded"
-        yield from _attributes("attention", attention.node, wanted | _indices(plan, codecs))
+        yield from _attributes("attention", attention.node, wanted)
 
 
-def _indices(plan: Plan, codecs: dict[Attribute, Any]) -> dict[Attribute, Any]:
-    return {
-        attribute: index
-        for attribute, codec in codecs.items()
-        for index in codec_index(plan, attribute, codec).values()
-    }
-
-
-def _attributes(
-    where: str, node: ir.Node, wanted: dict[Attribute, Any]
-) -> Iterator[tuple[str, str]]:
-    for attribute, value in wanted.items():
-        found = node.attributes.get(attribute.name)
-        given = attribute.default if found is None else found.value
+def _attributes(where: str, node: ir.Node, wanted: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    operator = BY_NAME[node.op_type]
+    defaults = {attribute.name: attribute.default for attribute in operator.attributes}
+    for name, value in wanted.items():
+        found = node.attributes.get(name)
+        given = defaults[name] if found is None else found.value
         same = given == value
         if isinstance(value, float) and isinstance(given, float):
             same = abs(given - value) <= 1e-6 * abs(value)
         if not same:
-            yield where, f"{attribute.name} {given}, not {value}"
+            yield where, f"{name} {given}, not {value}"

@@ -162,8 +162,8 @@ def attend(
     q, k, v = (item.transpose(0, 2, 1, 3) for item in (q, k, v))
     if plan is not None:
         codecs = plan.layers[index]
-        k = through(k, codecs.key_bits, codecs, plan)
-        v = through(v, codecs.value_bits, codecs, plan)
+        k = through(k, codecs.key.codec.bits, codecs, plan)
+        v = through(v, codecs.value.codec.bits, codecs, plan)
     cache.key, cache.value = append(cache.key, k, past), append(cache.value, v, past)
     total = cache.key.shape[2]
     group = heads // kv_heads
@@ -220,7 +220,7 @@ def rotate(
 def through(rows: Array, bits: int, layer: LayerPlan, plan: Plan) -> Array:
     """Encoded and decoded."""
     turn = rotation.make_rotation(plan.rotation, layer.head_size, layer.layer, plan.seed)
-    codec, book = Codec(layer.key_codec, bits), lloyd_max(bits, layer.head_size)
+    codec, book = Codec(layer.key.codec.kind, bits), lloyd_max(bits, layer.head_size)
     encoded = reference.encode(rows.astype(np.float32), codec, turn, book)
     return reference.decode(encoded, codec, turn, book)
 

@@ -36,7 +36,7 @@ def insert_roundtrip(model: ir.Model, plan: Plan) -> None:
         layer = plan.layers[int(found[1])]
         concat = output.producer()
         assert concat is not None and concat.op_type == "Concat"
-        codec = layer.key_of if found[2] == "key" else layer.value_of
+        codec = layer.key.codec if found[2] == "key" else layer.value.codec
         roundtrip_rows(model.graph, concat, plan, layer, codec, index=1)
 
 

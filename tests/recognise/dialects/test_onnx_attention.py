@@ -200,7 +200,7 @@ def test_static_caches_become_bytes_of_the_same_capacity() -> None:
     model = load("mobius-static")
     plan = convert(model, "int4")
 
-    width = plan.layers[0].key_row_bytes
+    width = plan.layers[0].key.row_bytes
     for value in (*model.graph.inputs[2:6], *model.graph.outputs[1:]):
         assert value.dtype is ir.DataType.UINT8
         assert list(value.shape)[1:] == [SHARED, CAPACITY, width]

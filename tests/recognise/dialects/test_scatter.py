@@ -106,7 +106,7 @@ def test_caches_become_bytes_of_the_same_capacity() -> None:
         model = load(name)
         plan = convert(model, "int4")
 
-        width = plan.layers[0].key_row_bytes
+        width = plan.layers[0].key.row_bytes
         caches = [value for value in model.graph.outputs if value.dtype is ir.DataType.UINT8]
         assert [list(value.shape) for value in caches] == [[2, 2, CAPACITY, width]] * 4
         assert not [node for node in model.graph if node.op_type == "ScatterND"]

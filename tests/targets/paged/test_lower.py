@@ -144,8 +144,8 @@ def test_the_head_sees_the_last_tokens_only() -> None:
 
 def test_rows_of_all_caches_have_one_width() -> None:
     plan = paged("dynamo-op18-sdpa", "k8v4").plan
-    widths = {layer.key_row_bytes for layer in plan.layers}
-    widths |= {layer.value_row_bytes for layer in plan.layers}
+    widths = {layer.key.row_bytes for layer in plan.layers}
+    widths |= {layer.value.row_bytes for layer in plan.layers}
     assert len(widths) == 1
     assert not plan.interface.attention_mask
     assert not plan.interface.position_ids

@@ -15,6 +15,7 @@ from tests.verification.damages.editing import (
     set_metadata,
     set_plan,
 )
+from tq_onnx.codec.spec import Codec
 from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.ops.operators import Attention
 from tq_onnx.plan import (
@@ -70,7 +71,8 @@ def a_plan_without_norm_correction(model: onnx.ModelProto) -> None:
 
 @damage("layout")
 def another_number_of_bits_in_the_plan(model: onnx.ModelProto) -> None:
-    set_last_layer(model, key_bits=3)
+    last = plan_of(model).layers[-1]
+    set_last_layer(model, key=replace(last.key, codec=Codec("lloyd_max", 3)))
 
 
 @damage("fixed_capacity")
@@ -98,12 +100,13 @@ def swapped_layers_in_the_plan(model: onnx.ModelProto) -> None:
 
 @damage("rows of")
 def another_row_in_the_plan(model: onnx.ModelProto) -> None:
-    set_last_layer(model, key_row_bytes=plan_of(model).layers[-1].key_row_bytes + 1)
+    last = plan_of(model).layers[-1]
+    set_last_layer(model, key=replace(last.key, row_bytes=last.key.row_bytes + 1))
 
 
 @damage("metadata")
 def a_plan_of_other_types(model: onnx.ModelProto) -> None:
-    set_last_layer(model, key_bits=None)
+    set_last_layer(model, num_heads=None)
 
 
 @damage("metadata")

@@ -80,7 +80,7 @@ def fix_lengths(model: ir.Model, build: Builder, plan: Plan, sizes: Sizes) -> No
         layer.attention.bias = bias
         for operator in layer.operators:
             operator.past_length = past
-    caches = {pair.past for layer in plan.layers for pair in (layer.key, layer.value)}
+    caches = {cache.past for cache in plan.caches}
     read = {mask: (1, total)} | {inputs[name]: (2, past) for name in caches if name in inputs}
     for value, (axis, length) in read.items():
         for node in _asking(value):
@@ -155,7 +155,7 @@ def _part(build: Builder, value: ir.Value, start: int, end: int) -> ir.Value:
 
 def _fix_inputs(model: ir.Model, plan: Plan, sizes: Sizes) -> None:
     """Give every input its numbers, and forget the shapes of everything else."""
-    caches = {pair.past for layer in plan.layers for pair in (layer.key, layer.value)}
+    caches = {cache.past for cache in plan.caches}
     interface = plan.interface
     for value in model.graph.inputs:
         assert value.shape is not None  # the plan was made from it

@@ -104,7 +104,7 @@ def _inferred(model: ir.Model, plan: Plan, sizes: _Sizes) -> _Dims:
     """Return the shapes of all values whose shape is a matter of the inputs' sizes alone."""
     proto = without_weights(model)
     del proto.graph.value_info[:]
-    caches = {pair.past for layer in plan.layers for pair in (layer.key, layer.value)}
+    caches = {cache.past for cache in plan.caches}
     interface = plan.interface
     told: dict[str | None, tuple[int, ...]] = {
         interface.tokens: (sizes.batch, sizes.tokens),

@@ -174,9 +174,7 @@ class _Graph:
         self._outputs = [port.name for port in outputs]
         self._shapes = {port.name: port.shape for port in inputs}
         self._pairs = {
-            str(pair.past): pair.present
-            for layer in plan.layers
-            for pair in (layer.key, layer.value)
+            str(pair.past): pair.present for layer in plan.layers for pair in layer.caches
         }
         self.caches: dict[str, Array] = {
             past: np.zeros([int(str(size)) for size in self._shapes[past]], np.uint8)

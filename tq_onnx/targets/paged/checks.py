@@ -20,7 +20,7 @@ _PACKING = (CUMULATIVE_LENGTHS, PAST_LENGTHS, BLOCK_TABLE)
 
 def violations(original: InterfaceSnapshot, model: ir.Model, plan: Plan) -> Iterator[str]:
     """Yield what is wrong, a clause each."""
-    caches = {pair.past for layer in plan.layers for pair in (layer.key, layer.value)}
+    caches = {cache.past for cache in plan.caches}
     kept = {plan.interface.tokens, *caches}
     wanted = {*(port.name for port in original.inputs if port.name in kept), *_PACKING}
     found = {value.name or "": value for value in model.graph.inputs}
@@ -50,7 +50,7 @@ def violations(original: InterfaceSnapshot, model: ir.Model, plan: Plan) -> Iter
 
 def _layer(layer: LayerPlan, plan: Plan, outputs: Any, packing: list[ir.Value]) -> Iterator[str]:
     encoders = []
-    for pair, codec in zip((layer.key, layer.value), layer.codecs, strict=True):
+    for pair in layer.caches:
         present = outputs[pair.present]
         node = present.producer()
         if node is None or not PagedEncode.is_node(node):
@@ -58,17 +58,17 @@ def _layer(layer: LayerPlan, plan: Plan, outputs: Any, packing: list[ir.Value]) 
             return
         encoders.append(node)
         past = PagedEncode.past.of(node)
-        shape = (BLOCKS, plan.block_size, layer.kv_num_heads, layer.key_row_bytes)
+        shape = (BLOCKS, plan.block_size, layer.kv_num_heads, pair.row_bytes)
         for value, name in ((past, pair.past), (present, pair.present)):
             if value is None or value.name != name or sizes(value) != shape:
                 yield f"{name} is not pages of the shape {shape}"
             elif value.dtype is not ir.DataType.UINT8:
                 yield f"{name} is not uint8"
         if (node.attributes.get_string("codec"), node.attributes.get_int("bits")) != (
-            codec.kind,
-            codec.bits,
+            pair.codec.kind,
+            pair.codec.bits,
         ):
-            yield f"{pair.present} is not of {codec}"
+            yield f"{pair.present} is not of {pair.codec}"
     key, value = (node.outputs[0] for node in encoders)
     readers = [use.node for use in key.uses() if PagedAttention.is_node(use.node)]
     if len(readers) != layer.readers:

@@ -66,9 +66,7 @@ class PagePass(ir.passes.InPlacePass):
         super().__init__()
         self._plan = plan
         self._block_size = block_size
-        self._row = max(
-            width for layer in plan.layers for width in (layer.key_row_bytes, layer.value_row_bytes)
-        )
+        self._row = max(cache.row_bytes for cache in plan.caches)
         self.plan = self._paged([layer.sliding_window for layer in plan.layers])
         """Of the model as it will be; its windows are complete once the pass has run."""
 
@@ -128,12 +126,10 @@ class PagePass(ir.passes.InPlacePass):
         plan = self._plan
         layers = tuple(
             replace(
-                layer,
+                layer.with_caches(row_bytes=self._row),
                 has_bias=False,
                 causal=True,
                 sliding_window=window,
-                key_row_bytes=self._row,
-                value_row_bytes=self._row,
             )
             for layer, window in zip(plan.layers, windows, strict=True)
         )
@@ -167,7 +163,7 @@ def _expect_sequences(model: ir.Model, plan: Plan) -> None:
         raise NoMatch(f"the model carries {interface.states[0].past}, a recurrent state")
     if interface.static:
         raise NoMatch("the caches of the model have a fixed size")
-    if any(pair.past is None for layer in plan.layers for pair in (layer.key, layer.value)):
+    if any(cache.past is None for cache in plan.caches):
         raise NoMatch("the model is a graph for a first prompt, which takes no caches")
     for one in interface.fed:
         if one.role in ("encoder", "logits_to_keep"):
@@ -185,9 +181,8 @@ def _expect_past_lengths(layers: tuple[ConvertedLayer, ...], plan: Plan, model: 
 
 
 def _caches(plan: Plan) -> Iterator[str | None]:
-    for layer in plan.layers:
-        for pair in (layer.key, layer.value):
-            yield from (pair.past, pair.present)
+    for cache in plan.caches:
+        yield from (cache.past, cache.present)
 
 
 def _is_cache(value: ir.Value, plan: Plan) -> bool:

@@ -131,7 +131,7 @@ class LayerCalls:
 
     def _present(self, encoder: EncodeNode, rows: ir.Value) -> ir.Value:
         """Return a cache with new rows."""
-        heads, width = self.layer.plan.kv_num_heads, encoder.row_bytes
+        heads, width = self.layer.plan.kv_num_heads, encoder.cache.row_bytes
         past, past_length = encoder.past, encoder.past_length
         used = row_layout(encoder.codec, self.layer.plan.head_size).row_bytes
         if width > used:
@@ -170,11 +170,11 @@ class LayerCalls:
     def _scores(self, node: AttentionNode) -> ir.Value:
         """Return scores ``[B, H, T, S]``, without a mask."""
         planned, build = self.layer.plan, self.calls.build
-        keys, scales = self._read(node, node.key_cache, planned.key_of, planned.scale)
+        keys, scales = self._read(node, node.key_cache, planned.key.codec, planned.scale)
         scores = self.calls.call(
             bodies.grouped_scores,
             self.calls.wide(node.query),
-            tables.rotation(build, self.plan, planned, planned.key_of),
+            tables.rotation(build, self.plan, planned, planned.key.codec),
             self.shared.grouped_shape(build.integers(planned.head_size), planned.kv_num_heads),
             keys,
             scales,
@@ -188,7 +188,7 @@ class LayerCalls:
     def _sums(self, node: AttentionNode, weights: ir.Value) -> ir.Value:
         """Return weighted sums ``[B, H, T, D]`` of the values."""
         planned, shared = self.layer.plan, self.shared
-        values, scales = self._read(node, node.value_cache, planned.value_of, 1.0)
+        values, scales = self._read(node, node.value_cache, planned.value.codec, 1.0)
         return self.calls.call(
             bodies.grouped_sums,
             weights,
@@ -196,7 +196,7 @@ class LayerCalls:
             scales,
             values,
             shared.heads_shape(planned.num_heads),
-            tables.rotation(self.calls.build, self.plan, planned, planned.value_of),
+            tables.rotation(self.calls.build, self.plan, planned, planned.value.codec),
         )
 
     def _read(

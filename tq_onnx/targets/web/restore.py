@@ -18,12 +18,11 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from tq_onnx.conversion.bake import bake_functions, bake_metadata
 from tq_onnx.conversion.checknodes import layer_violations
-from tq_onnx.conversion.layers import Role
 from tq_onnx.conversion.nodes import OperatorNodes
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.copying import copy_graph
-from tq_onnx.plan import CPU, LayerPlan, Plan
+from tq_onnx.plan import CPU, LayerPlan, Plan, Role
 
 METADATA_LAYERS: Final = "tq_onnx.web.layers"
 
