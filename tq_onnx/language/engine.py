@@ -19,15 +19,8 @@ from tq_onnx.integrations.folderinspection import inspect_folder
 from tq_onnx.integrations.huggingface import Tokenizer
 from tq_onnx.integrations.tokens import require_tokenizer, tokenizer_folder
 from tq_onnx.language.text import LENGTH, STOP, Piece, Transcript, stop_strings
-from tq_onnx.runtime.engine import (
-    Batching,
-    Choice,
-    EngineThread,
-    Job,
-    Step,
-    most_tokens,
-    read_configuration,
-)
+from tq_onnx.runtime.batching import Batching, most_tokens, read_configuration
+from tq_onnx.runtime.engine import Choice, EngineThread, Job, Step
 from tq_onnx.runtime.sampling import Sampling
 
 UNEVEN: Final = (
