@@ -30,7 +30,8 @@ import onnxruntime_genai as og
 from machine import describe
 
 from tq_onnx.language.engine import batching_of
-from tq_onnx.runtime.engine import Choice, EngineThread, Step
+from tq_onnx.runtime.engine import EngineThread
+from tq_onnx.runtime.jobs import Choice, Step
 
 GREEDY = Choice(temperature=0)
 

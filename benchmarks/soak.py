@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from tq_onnx.language.engine import batching_of
-from tq_onnx.runtime.engine import LENGTH, Choice, EngineThread, Step
+from tq_onnx.runtime.engine import EngineThread
+from tq_onnx.runtime.jobs import LENGTH, Choice, Step
 
 TENTHS = 10
 WAITING = 32

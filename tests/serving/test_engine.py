@@ -23,7 +23,7 @@ from tq_onnx.errors import EngineError, UsageError
 from tq_onnx.integrations.folderconversion import convert_folder
 from tq_onnx.language.engine import ASKED, UNEVEN, UNKNOWN, batching_of
 from tq_onnx.runtime.batching import Batching
-from tq_onnx.runtime.engine import Choice
+from tq_onnx.runtime.jobs import Choice
 
 pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai is not installed")
 

@@ -20,7 +20,8 @@ from tq_onnx.integrations.huggingface import Tokenizer
 from tq_onnx.integrations.tokens import require_tokenizer, tokenizer_folder
 from tq_onnx.language.text import LENGTH, STOP, Piece, Transcript, stop_strings
 from tq_onnx.runtime.batching import Batching, most_tokens, read_configuration
-from tq_onnx.runtime.engine import Choice, EngineThread, Job, Step
+from tq_onnx.runtime.engine import EngineThread
+from tq_onnx.runtime.jobs import Choice, Job, Step
 from tq_onnx.runtime.sampling import Sampling
 
 UNEVEN: Final = (

@@ -14,102 +14,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from tq_onnx.errors import EngineError, TqOnnxError, UsageError
+from tq_onnx.errors import EngineError, UsageError
 from tq_onnx.runtime.batching import Batching
+from tq_onnx.runtime.jobs import CANCELLED, LENGTH, STOP, Choice, Job, Step
 
 _EVENTS: Final = 64
-
-STOP: Final = "stop"
-"""The text ended by itself."""
-LENGTH: Final = "length"
-"""The text has all tokens that were asked for."""
-CANCELLED: Final = "cancelled"
-"""The text was ended by ``cancel``."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How the Engine chooses tokens; None for what the configuration of the folder says.
-
-    Attributes:
-        temperature: 0 for the best token every time.
-        top_p: probability of the tokens that are drawn from.
-        top_k: number of those tokens; 0 for all.
-        repetition_penalty: see ``Sampling``.
-        seed: of the draws; only an Engine whose requests join at any step takes one.
-    """
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-
-    def tell(self, turn: Any) -> None:
-        """Set the options of a turn, which takes none of the others with the best token."""
-        if self.repetition_penalty is not None:
-            turn.set_repetition_penalty(self.repetition_penalty)
-        if self.temperature == 0 or self.top_k == 1:
-            turn.set_do_sample(False)
-            return
-        given = (
-            (self.temperature, turn.set_temperature),
-            (self.top_p, turn.set_top_p),
-            (self.top_k, turn.set_top_k),
-            (self.seed, turn.set_seed),
-        )
-        for value, give in given:
-            if value is not None:
-                turn.set_do_sample(True)
-                give(value)
-
-
-@dataclass(frozen=True)
-class Step:
-    """A token, the end, or both.
-
-    Attributes:
-        token: None if there is none in this step.
-        finish: at the end ``stop``, ``length`` or ``cancelled``.
-        error: at the end, what went wrong.
-    """
-
-    token: int | None = None
-    finish: str | None = None
-    error: TqOnnxError | None = None
-
-    @property
-    def is_last(self) -> bool:
-        """True if no other step follows."""
-        return self.finish is not None or self.error is not None
-
-
-@dataclass(eq=False)
-class Job:
-    """A prompt that waits or is being answered.
-
-    Attributes:
-        tokens: the prompt.
-        max_tokens: most tokens of the answer.
-        choice: how they are chosen.
-        deliver: called with every step, in the thread of the Engine.
-        pages: that the prompt and its longest answer take of a cache in pages.
-    """
-
-    tokens: Sequence[int]
-    max_tokens: int
-    choice: Choice
-    deliver: Callable[[Step], None]
-    pages: int = 0
-    request: Any = field(default=None, repr=False)
-    turn: int = 0
-    is_cancelled: bool = False
 
 
 class EngineThread:
