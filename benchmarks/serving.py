@@ -105,7 +105,7 @@ def with_engine(engine: EngineThread, requests: Sequence[Request], concurrent: i
             if step.is_last:
                 ended.put(step)
 
-        engine.submit(request.prompt, deliver, max_tokens=request.new, choice=GREEDY)
+        engine.submit(request.prompt, deliver, max_new_tokens=request.new, choice=GREEDY)
 
     begin = time.perf_counter()
     waiting = iter(requests)

@@ -82,7 +82,7 @@ def main() -> None:
                 room.release()
 
         prompt = random.integers(5, vocabulary, size).tolist()
-        engine.submit(prompt, deliver, max_tokens=new, choice=Choice(temperature=0))
+        engine.submit(prompt, deliver, max_new_tokens=new, choice=Choice(temperature=0))
 
     memory: list[float] = []
     while engine.steps < given.steps:

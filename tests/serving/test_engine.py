@@ -23,7 +23,6 @@ from tq_onnx.errors import EngineError, UsageError
 from tq_onnx.integrations.folderconversion import convert_folder
 from tq_onnx.language.engine import ASKED, UNEVEN, UNKNOWN, batching_of
 from tq_onnx.runtime.batching import Batching
-from tq_onnx.runtime.jobs import Choice
 
 pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai is not installed")
 
@@ -134,7 +133,7 @@ def test_convert_warns_where_batches_go_wrong(route: str, warned: bool, tmp_path
 @pytest.mark.parametrize(("route", "together"), [("genai", True), ("dynamo", False)])
 def test_limits_of_a_folder(route: str, together: bool, tmp_path: Path) -> None:
     source = bundled_genai(tmp_path / "in", route)
-    assert batching_of(source) == Batching(False, UNKNOWN, 2048, 0)
+    assert batching_of(source) == Batching(False, UNKNOWN, 2048, 0, vocabulary=260)
     made = convert_folder(source, tmp_path / "out", options=Options(window=16, sinks=4))
     assert made.genai is not None
     batching = batching_of(made.output, max_length=5000)
@@ -165,12 +164,8 @@ def test_ends_and_refusals(converted: Path) -> None:
             thread.submit([], print)
         with pytest.raises(UsageError, match="has 100 tokens, and this model takes 100"):
             thread.submit(prompt + prompt[:40], print)
-        # What the Engine itself refuses does no harm to others.
-        _, refused, first = steps_of(thread, prompt, sampling=Choice(top_p=2.0))
-        _, whole, second = steps_of(thread, prompt, sampling=greedy)
-        assert first.wait(60) and second.wait(60)
-        assert isinstance(refused[-1].error, UsageError)
-        assert "top_p" in str(refused[-1].error)
+        _, whole, ended = steps_of(thread, prompt, sampling=greedy)
+        assert ended.wait(60)
         assert [step.finish for step in whole] == [None] * 39 + ["length"]
         # One is cancelled in the middle, one before it began: others go on.
         jobs = [steps_of(thread, prompt, sampling=greedy) for _ in range(2)]

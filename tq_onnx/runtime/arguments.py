@@ -7,7 +7,9 @@ code below may use it. A refusal names the parameter, the value and what is allo
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Callable, Iterable, Mapping, Set
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -141,6 +143,24 @@ def text(value: object, name: str) -> str:
     except UnicodeEncodeError as error:
         raise UsageError(f"{name} is not valid Unicode", fix="pass it as UTF-8") from error
     return value
+
+
+def path(value: object, name: str) -> Path:
+    """Return a path.
+
+    Raises:
+        UsageError: it is none, or empty, which ``Path`` would take for the current folder.
+    """
+    try:
+        given = os.fspath(value)  # type: ignore[call-overload]
+    except TypeError:
+        given = None
+    if not isinstance(given, str):
+        raise UsageError(f"{name} is {_shown(value)}, and has to be a path")
+    if not given or "\0" in given:
+        reason = "is empty" if not given else "has a zero byte"
+        raise UsageError(f"{name} {reason}", fix="name a file, or . for the current folder")
+    return Path(given)
 
 
 def function(value: object, name: str) -> Callable[..., Any]:

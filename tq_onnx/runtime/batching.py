@@ -23,6 +23,7 @@ class Batching:
         window_rows: rows of a cache in front of those of the tokens.
         block_size: tokens in a page; 0 where caches are not in pages.
         num_blocks: pages of each cache.
+        vocabulary: number of token ids that the model knows; None if nothing tells it.
     """
 
     together: bool
@@ -31,6 +32,7 @@ class Batching:
     window_rows: int
     block_size: int = 0
     num_blocks: int = 0
+    vocabulary: int | None = None
 
     @property
     def joins(self) -> bool:
@@ -39,6 +41,11 @@ class Batching:
         If not, a batch of up to four begins when the one before has ended.
         """
         return self.block_size > 0
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt with its answer, for which there are pages."""
+        return min(self.tokens, self.block_size * self.num_blocks) if self.joins else self.tokens
 
     def pages(self, tokens: int) -> int:
         """Return the pages that so many tokens take."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from tq_onnx.errors import TqOnnxError
+from tq_onnx.errors import TqOnnxError, UsageError
+from tq_onnx.runtime.batching import Batching
+from tq_onnx.runtime.sampling import Sampling
 
 STOP: Final = "stop"
 """The text ended by itself."""
@@ -34,11 +37,37 @@ class Choice:
     repetition_penalty: float | None = None
     seed: int | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse what no draw can use; ``Sampling`` has the ranges."""
+        Sampling(**{name: value for name, value in vars(self).items() if value is not None})
+
+    @property
+    def is_greedy(self) -> bool:
+        """True for the best token every time."""
+        return self.temperature == 0 or self.top_k == 1
+
+    def within(self, batching: Batching) -> Choice:
+        """Return the choice as the Engine takes it for a folder.
+
+        Raises:
+            UsageError: there is a seed, which this Engine does not take.
+        """
+        if self.seed is not None and not self.is_greedy and not batching.joins:
+            raise UsageError(
+                f"seed is {self.seed}, and this Engine takes none, because the caches of its "
+                "folder are not in pages",
+                fix="convert with --paged, or leave the seed out",
+            )
+        if self.top_k is None or batching.vocabulary is None:
+            return self
+        # The Engine refuses more candidates than there are tokens.
+        return replace(self, top_k=min(self.top_k, batching.vocabulary))
+
     def tell(self, turn: Any) -> None:
         """Set the options of a turn, which takes none of the others with the best token."""
         if self.repetition_penalty is not None:
             turn.set_repetition_penalty(self.repetition_penalty)
-        if self.temperature == 0 or self.top_k == 1:
+        if self.is_greedy:
             turn.set_do_sample(False)
             return
         given = (
@@ -78,18 +107,28 @@ class Job:
     """A prompt that waits or is being answered.
 
     Attributes:
+        engine: what answers it.
         tokens: the prompt.
-        max_tokens: most tokens of the answer.
+        max_new_tokens: most tokens of the answer.
         choice: how they are chosen.
         deliver: called with every step, in the thread of the Engine.
         pages: that the prompt and its longest answer take of a cache in pages.
+        request: of onnxruntime-genai, as long as the Engine has it.
+        turn: likewise.
+        stopped: the last step of an answer that does not go on to its own end.
     """
 
-    tokens: Sequence[int]
-    max_tokens: int
+    engine: object = field(repr=False)
+    tokens: list[int]
+    max_new_tokens: int
     choice: Choice
     deliver: Callable[[Step], None]
     pages: int = 0
     request: Any = field(default=None, repr=False)
     turn: int = 0
-    is_cancelled: bool = False
+    stopped: Step | None = None
+    _ended: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+
+    def end(self) -> bool:
+        """Mark the end; False if it has been marked before, by whatever thread."""
+        return self._ended.acquire(blocking=False)
