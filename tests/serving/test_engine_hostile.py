@@ -119,9 +119,8 @@ def test_stop_strings_are_refused(engine: Engine, stop: Any) -> None:
     ],
 )
 def test_choices_are_refused(name: str, value: Any) -> None:
-    for kind in (Sampling, Choice):
-        with pytest.raises(UsageError, match=name):
-            kind(**{name: value})
+    with pytest.raises(UsageError, match=f"^{name} is "):
+        Choice(**{name: value})
 
 
 @pytest.mark.parametrize(

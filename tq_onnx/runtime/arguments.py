@@ -10,7 +10,7 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ LAST_SEED: Final = 2**64 - 1
 """The largest seed that onnxruntime-genai takes."""
 _SMALLEST: Final = float(np.finfo(np.float32).tiny)
 _LARGEST: Final = float(np.finfo(np.float32).max)
+_T = TypeVar("_T")
 _MOST_SHOWN: Final = 40
 """Digits or characters of a value in a message."""
 
@@ -142,6 +143,17 @@ def text(value: object, name: str) -> str:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
         raise UsageError(f"{name} is not valid Unicode", fix="pass it as UTF-8") from error
+    return value
+
+
+def instance(value: object, kind: type[_T], name: str) -> _T:
+    """Return an object of a class.
+
+    Raises:
+        UsageError: it is of another.
+    """
+    if not isinstance(value, kind):
+        raise UsageError(f"{name} is {_shown(value)}, and has to be a {kind.__name__}")
     return value
 
 
