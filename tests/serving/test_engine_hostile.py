@@ -61,6 +61,10 @@ def assert_idle(engine: Engine) -> None:
     assert thread._free == engine.batching.num_blocks
 
 
+async def awaited(step: Step) -> None:
+    del step
+
+
 @pytest.mark.parametrize(
     ("prompt", "options", "message"),
     [
@@ -87,6 +91,7 @@ def assert_idle(engine: Engine) -> None:
         (PROMPT, {"sampling": 0.5}, "sampling is of type float"),
         (PROMPT, {"sampling": {"temperature": 0}}, "sampling is of type dict"),
         (PROMPT, {"deliver": None}, "deliver is None, and has to be a function"),
+        (PROMPT, {"deliver": awaited}, "deliver is a coroutine function"),
     ],
 )
 @pytest.mark.usefixtures("survives")

@@ -8,6 +8,7 @@ folder, see ``tq_onnx.runtime.batching``.
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import logging
 import queue
@@ -135,6 +136,8 @@ class EngineThread:
         batching = self.batching
         tokens = arguments.token_ids(prompt, batching.vocabulary)
         consumer = arguments.function(deliver, "deliver")
+        if inspect.iscoroutinefunction(consumer):
+            raise UsageError("deliver is a coroutine function, and the Engine awaits none")
         room = batching.longest - len(tokens)
         most = max(room, 1)
         if max_new_tokens is not None:
@@ -216,7 +219,7 @@ class EngineThread:
         turn = self._genai.TurnOptions(job.request)
         turn.set_max_generated_tokens(job.max_new_tokens)
         job.choice.tell(turn)
-        job.turn = job.request.begin_turn(np.asarray(job.tokens, np.int32), turn)
+        job.request.begin_turn(np.asarray(job.tokens, np.int32), turn)
 
     def _deliver(self, event: Any) -> None:
         flags, kinds = event.flags.value, self._genai.EngineEventFlags
@@ -225,14 +228,13 @@ class EngineThread:
             return
         token = int(event.token) if flags & kinds.TOKEN.value else None
         if not flags & (kinds.TURN_FINISHED.value | kinds.FAILED.value):
-            if token is not None and job.stopped is None:
+            if token is not None:
                 self._tell(job, Step(token))
             return
         reasons, codes = self._genai.FinishReason, self._genai.EngineErrorCode
         if event.finish_reason != reasons.FAILED:
-            ends = {reasons.EOS: STOP, reasons.STOP_STRING: STOP, reasons.CANCELLED: CANCELLED}
-            finish = ends.get(event.finish_reason, LENGTH)
-            self._end(job, job.stopped or Step(token, finish))
+            by_itself = event.finish_reason in (reasons.EOS, reasons.STOP_STRING)
+            self._end(job, Step(token, STOP if by_itself else LENGTH))
             return
         if event.error_code in (codes.ENGINE_CONTRACT_FAILURE, codes.ENGINE_EXECUTION_FAILURE):
             raise RuntimeError(event.error_code.name)  # which ends all jobs
@@ -241,14 +243,10 @@ class EngineThread:
     def _cancel(self, job: Job, last: Step) -> None:
         if job in self._waiting:
             self._waiting.remove(job)
-            self._end(job, last)
-        elif job.request is not None and job.stopped is None:
-            job.stopped = last
-            with suppress(RuntimeError):  # of an Engine that has failed
-                job.request.cancel_turn(job.turn)
+        self._end(job, last)
 
     def _end(self, job: Job, last: Step) -> None:
-        """Give back what a job had, and tell it how it ended."""
+        """Give back what a job has, and tell it how it ended; does nothing if it has ended."""
         if job.request is not None:
             del self._running[job.request]
             self._free += job.pages

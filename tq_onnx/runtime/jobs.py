@@ -114,8 +114,6 @@ class Job:
         deliver: called with every step, in the thread of the Engine.
         pages: that the prompt and its longest answer take of a cache in pages.
         request: of onnxruntime-genai, as long as the Engine has it.
-        turn: likewise.
-        stopped: the last step of an answer that does not go on to its own end.
     """
 
     engine: object = field(repr=False)
@@ -125,8 +123,6 @@ class Job:
     deliver: Callable[[Step], None]
     pages: int = 0
     request: Any = field(default=None, repr=False)
-    turn: int = 0
-    stopped: Step | None = None
     _ended: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def end(self) -> bool:
