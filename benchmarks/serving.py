@@ -30,7 +30,8 @@ import onnxruntime_genai as og
 from machine import describe
 
 from tq_onnx.language.engine import batching_of
-from tq_onnx.runtime.engine import Choice, EngineThread, Step
+from tq_onnx.runtime.engine import EngineThread
+from tq_onnx.runtime.jobs import Choice, Step
 
 GREEDY = Choice(temperature=0)
 
@@ -104,7 +105,7 @@ def with_engine(engine: EngineThread, requests: Sequence[Request], concurrent: i
             if step.is_last:
                 ended.put(step)
 
-        engine.submit(request.prompt, deliver, max_tokens=request.new, choice=GREEDY)
+        engine.submit(request.prompt, deliver, max_new_tokens=request.new, choice=GREEDY)
 
     begin = time.perf_counter()
     waiting = iter(requests)

@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from tq_onnx.language.engine import batching_of
-from tq_onnx.runtime.engine import LENGTH, Choice, EngineThread, Step
+from tq_onnx.runtime.engine import EngineThread
+from tq_onnx.runtime.jobs import LENGTH, Choice, Step
 
 TENTHS = 10
 WAITING = 32
@@ -81,7 +82,7 @@ def main() -> None:
                 room.release()
 
         prompt = random.integers(5, vocabulary, size).tolist()
-        engine.submit(prompt, deliver, max_tokens=new, choice=Choice(temperature=0))
+        engine.submit(prompt, deliver, max_new_tokens=new, choice=Choice(temperature=0))
 
     memory: list[float] = []
     while engine.steps < given.steps:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tq_onnx import Engine, Sampling
 from tq_onnx.errors import TqOnnxError
-from tq_onnx.runtime.engine import Step
+from tq_onnx.runtime.jobs import Step
 
 
 def genai_folder(text: str) -> Path:

@@ -78,7 +78,7 @@ def test_a_penalty_keeps_a_text_from_repeating_itself() -> None:
 @given(
     st.lists(st.floats(-20, 20), min_size=2, max_size=30, unique=True),
     st.floats(0.01, 1),
-    st.floats(0, 1),
+    st.floats(0, 1, width=32, allow_subnormal=False),
 )
 def test_candidates_hold_their_share_of_the_probability(
     scores: list[float], top_p: float, min_p: float

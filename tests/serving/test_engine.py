@@ -22,13 +22,14 @@ from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.errors import EngineError, UsageError
 from tq_onnx.integrations.folderconversion import convert_folder
 from tq_onnx.language.engine import ASKED, UNEVEN, UNKNOWN, batching_of
-from tq_onnx.runtime.engine import Batching, Choice
+from tq_onnx.runtime.batching import Batching
+from tq_onnx.runtime.jobs import Step
 
 pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai is not installed")
 
+from tests.serving.consumers import SECONDS, Consumer
 from tests.serving.running import (
     Alone,
-    Tokens,
     answered,
     assert_near_ties_only,
     batching_with,
@@ -133,7 +134,7 @@ def test_convert_warns_where_batches_go_wrong(route: str, warned: bool, tmp_path
 @pytest.mark.parametrize(("route", "together"), [("genai", True), ("dynamo", False)])
 def test_limits_of_a_folder(route: str, together: bool, tmp_path: Path) -> None:
     source = bundled_genai(tmp_path / "in", route)
-    assert batching_of(source) == Batching(False, UNKNOWN, 2048, 0)
+    assert batching_of(source) == Batching(False, UNKNOWN, 2048, 0, vocabulary=260)
     made = convert_folder(source, tmp_path / "out", options=Options(window=16, sinks=4))
     assert made.genai is not None
     batching = batching_of(made.output, max_length=5000)
@@ -141,18 +142,6 @@ def test_limits_of_a_folder(route: str, together: bool, tmp_path: Path) -> None:
     assert (batching.tokens, batching.window_rows) == (2048, made.genai.window_rows)
     assert not batching.joins
     assert batching_of(made.output, max_length=100).tokens == 100
-
-
-def steps_of(thread: Any, prompt: Tokens, **options: Any) -> tuple[Any, list[Any], threading.Event]:
-    steps: list[Any] = []
-    ended = threading.Event()
-
-    def deliver(step: Any) -> None:
-        steps.append(step)
-        if step.is_last:
-            ended.set()
-
-    return thread.submit(prompt, deliver, **options), steps, ended
 
 
 def test_ends_and_refusals(converted: Path) -> None:
@@ -164,19 +153,16 @@ def test_ends_and_refusals(converted: Path) -> None:
             thread.submit([], print)
         with pytest.raises(UsageError, match="has 100 tokens, and this model takes 100"):
             thread.submit(prompt + prompt[:40], print)
-        # What the Engine itself refuses does no harm to others.
-        _, refused, first = steps_of(thread, prompt, sampling=Choice(top_p=2.0))
-        _, whole, second = steps_of(thread, prompt, sampling=greedy)
-        assert first.wait(60) and second.wait(60)
-        assert isinstance(refused[-1].error, UsageError)
-        assert "top_p" in str(refused[-1].error)
-        assert [step.finish for step in whole] == [None] * 39 + ["length"]
+        whole = Consumer()
+        thread.submit(prompt, whole, sampling=greedy)
+        whole.last()
+        assert [step.finish for step in whole.steps] == [None] * 39 + ["length"]
         # One is cancelled in the middle, one before it began: others go on.
-        jobs = [steps_of(thread, prompt, sampling=greedy) for _ in range(2)]
-        thread.cancel(jobs[0][0])
-        assert all(ended.wait(60) for _, _, ended in jobs)
-        assert jobs[0][1][-1].finish == "cancelled"
-        assert jobs[1][1] == whole
+        jobs = [Consumer() for _ in range(2)]
+        submitted = [thread.submit(prompt, job, sampling=greedy) for job in jobs]
+        thread.cancel(submitted[0])
+        assert [job.last().finish for job in jobs] == ["cancelled", "length"]
+        assert jobs[1].steps == whole.steps
     finally:
         thread.close()
     with pytest.raises(EngineError, match="was closed"):
@@ -189,11 +175,21 @@ def test_a_failure_ends_every_answer(converted: Path) -> None:
     convert_folder(converted.with_name("qwen3"), windowed, options=Options(window=16, sinks=4))
     thread = Engine(windowed)
     batching_with(thread, window_rows=0)
-    jobs = [steps_of(thread, prompt, max_new_tokens=8) for prompt in uneven_prompts(6)]
-    assert all(ended.wait(60) for _, _, ended in jobs)
-    assert all(isinstance(steps[-1].error, EngineError) for _, steps, _ in jobs)
+    told = threading.Event()
+
+    def raise_at(step: Step) -> None:
+        if step.is_last:
+            told.wait(SECONDS)  # until all are submitted
+            raise ValueError("a consumer that raises when it is told of the end")
+
+    jobs = [Consumer(raise_at) for _ in range(6)]
+    for prompt, job in zip(uneven_prompts(6), jobs, strict=True):
+        thread.submit(prompt, job, max_new_tokens=8)
+    told.set()
+    assert all(isinstance(job.last().error, EngineError) for job in jobs)
     with pytest.raises(EngineError, match="the Engine failed"):
         thread.submit([1, 2, 3], print)
+    assert thread.broken is not thread.broken  # an error that is raised again keeps its frames
     thread.close()
 
 

@@ -23,7 +23,7 @@ from tests.serving.running import (
 from tq_onnx import Engine, Sampling
 from tq_onnx.errors import EngineError, UnsupportedModelError, UsageError
 from tq_onnx.integrations.folderconversion import convert_folder
-from tq_onnx.runtime.engine import LENGTH, Step
+from tq_onnx.runtime.jobs import LENGTH, Step
 from tq_onnx.targets.registry import target_of
 
 ROUTES = ("genai", "dynamo")

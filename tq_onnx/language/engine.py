@@ -7,8 +7,7 @@ its batches would be wrong.
 
 from __future__ import annotations
 
-import queue
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -18,16 +17,12 @@ from tq_onnx.errors import UsageError
 from tq_onnx.integrations.folderinspection import inspect_folder
 from tq_onnx.integrations.huggingface import Tokenizer
 from tq_onnx.integrations.tokens import require_tokenizer, tokenizer_folder
-from tq_onnx.language.text import LENGTH, STOP, Piece, Transcript, stop_strings
-from tq_onnx.runtime.engine import (
-    Batching,
-    Choice,
-    EngineThread,
-    Job,
-    Step,
-    most_tokens,
-    read_configuration,
-)
+from tq_onnx.language.stream import Stream
+from tq_onnx.language.text import Transcript, stop_strings
+from tq_onnx.runtime import arguments
+from tq_onnx.runtime.batching import Batching, most_tokens, read_configuration
+from tq_onnx.runtime.engine import EngineThread
+from tq_onnx.runtime.jobs import Choice, Job, Step
 from tq_onnx.runtime.sampling import Sampling
 
 UNEVEN: Final = (
@@ -61,12 +56,16 @@ def batching_of(folder: Path, *, max_length: int | None = None, alone: bool = Fa
     even_only = not joins and not all(plan.interface.right_padding for plan in plans)
     reason = UNKNOWN if not plans else UNEVEN if even_only else ASKED if alone else ""
     most = most_tokens(configuration) - rows
+    sizes = [plan.interface.vocabulary for plan in plans]
+    sizes.append(configuration.get("model", {}).get("vocab_size"))
+    vocabulary = min((size for size in sizes if size is not None), default=None)
     if not joins:
-        return Batching(not reason, reason, min(most, max_length or most), rows)
+        most = min(most, max_length or most)
+        return Batching(not reason, reason, most, rows, vocabulary=vocabulary)
     pages = configuration.get("engine", {}).get("dynamic_batching", {})
     size, count = (pages.get(name, 0) for name in ("block_size", "num_blocks"))
     most = min(most, size * count, max_length or most)
-    return Batching(not reason, reason, most, rows, size, count)
+    return Batching(not reason, reason, most, rows, size, count, vocabulary)
 
 
 class Engine:
@@ -82,6 +81,7 @@ class Engine:
         tokenizer: the folder of the tokenizer; None for the folder itself.
 
     Raises:
+        UsageError: an argument cannot be used.
         ModelFileError: it is no folder of onnxruntime-genai.
         EngineError: onnxruntime-genai is not installed, or does not open the folder.
     """
@@ -96,8 +96,13 @@ class Engine:
         tokenizer: str | PathLike[str] | None = None,
     ) -> None:
         """Open the folder; see the class for arguments and errors."""
-        self._folder = Path(folder)
-        self._tokenizer_folder = None if tokenizer is None else Path(tokenizer)
+        for name, value in (("max_length", max_length), ("threads", threads)):
+            if value is not None:
+                arguments.count(value, name, least=1)
+        self._folder = arguments.path(folder, "folder")
+        self._tokenizer_folder = (
+            None if tokenizer is None else arguments.path(tokenizer, "tokenizer")
+        )
         batching = batching_of(self._folder, max_length=max_length, alone=alone)
         self._thread = EngineThread(self._folder, batching, threads=threads)
 
@@ -127,7 +132,7 @@ class Engine:
 
     def submit(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | Iterable[int],
         deliver: Callable[[Step], None],
         *,
         max_new_tokens: int | None = None,
@@ -137,7 +142,8 @@ class Engine:
 
         Args:
             prompt: a text or its ids.
-            deliver: called with every step, in the thread of the Engine: it must not wait.
+            deliver: called with every step, in the thread of the Engine: it must not wait. If it
+                raises, its answer ends with an error, and others go on.
             max_new_tokens: tokens at most; None for as many as there is room for.
             sampling: how tokens are chosen; None for what the configuration says.
 
@@ -145,24 +151,23 @@ class Engine:
             What ``cancel`` takes.
 
         Raises:
-            UsageError: the prompt is empty or too long, or the Engine has no such sampling.
+            UsageError: the prompt is empty, too long or has unknown ids, another argument cannot be
+                used, or the Engine has no such sampling.
             EngineError: the Engine answers nothing any more.
         """
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        choice = self._choice(sampling) if isinstance(sampling, Sampling) else sampling
-        return self._thread.submit(
-            [int(each) for each in ids], deliver, max_tokens=max_new_tokens, choice=choice
-        )
+        choice = self._choice(sampling)
+        return self._thread.submit(ids, deliver, max_new_tokens=max_new_tokens, choice=choice)
 
     def stream(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | Iterable[int],
         *,
         max_new_tokens: int | None = None,
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
-    ) -> Generator[Piece, None, None]:
-        """Continue a prompt piece by piece; whoever stops iterating cancels the rest.
+    ) -> Stream:
+        """Continue a prompt piece by piece; a stream that is closed or dropped cancels the rest.
 
         The prompt is handed to the Engine at once, so that several streams that are begun one after
         the other are computed together.
@@ -180,20 +185,32 @@ class Engine:
             UsageError: as for ``submit``.
             EngineError: likewise; also while iterating.
         """
-        words = self.tokenizer if stop or isinstance(prompt, str) else self._words
-        said = Transcript(words, stop_strings(stop))
-        steps: queue.SimpleQueue[Step] = queue.SimpleQueue()
-        job = self.submit(
-            prompt, steps.put, max_new_tokens=max_new_tokens, sampling=sampling or Sampling()
+        stops = stop_strings(stop)
+        words = self.tokenizer if stops or isinstance(prompt, str) else self._words
+        return Stream(
+            self._thread,
+            lambda deliver: self.submit(
+                prompt, deliver, max_new_tokens=max_new_tokens, sampling=sampling or Sampling()
+            ),
+            Transcript(words, stops),
+            has_text=words is not None,
         )
-        return self._pieces(job, said, steps, has_text=words is not None)
 
     def cancel(self, job: Job) -> None:
-        """End an answer early; does nothing if it has ended."""
+        """End an answer early; does nothing if it has ended.
+
+        It does not wait, and takes no lock.
+
+        Raises:
+            UsageError: the job is none of this Engine.
+        """
         self._thread.cancel(job)
 
     def close(self) -> None:
-        """End the Engine; answers that are not complete end with an error."""
+        """End the Engine; answers that are not complete end with an error.
+
+        Waits until all are told, unless a ``deliver`` calls it.
+        """
         self._thread.close()
 
     def __enter__(self) -> Engine:
@@ -210,7 +227,11 @@ class Engine:
         has = tokenizer_folder(self._tokenizer_folder or self._folder, self._folder) is not None
         return self.tokenizer if has else None
 
-    def _choice(self, sampling: Sampling) -> Choice:
+    def _choice(self, sampling: Sampling | Choice | None) -> Choice | None:
+        if sampling is None or isinstance(sampling, Choice):
+            return sampling
+        if not isinstance(sampling, Sampling):
+            raise UsageError(f"sampling is of type {type(sampling).__name__}, and no Sampling")
         if sampling.min_p:
             raise UsageError("the Engine of onnxruntime-genai knows no min-p")
         draws = sampling.temperature > 0
@@ -222,31 +243,3 @@ class Engine:
             penalty if penalty != 1 else None,
             sampling.seed if draws and self.batching.joins else None,
         )
-
-    def _pieces(
-        self, job: Job, said: Transcript, steps: queue.SimpleQueue[Step], *, has_text: bool
-    ) -> Generator[Piece, None, None]:
-        ended = False
-        told: list[int] = []
-        try:
-            while not ended:
-                step = steps.get()
-                ended = step.is_last
-                if step.error is not None:
-                    raise step.error
-                text = ""
-                if step.token is not None:
-                    told.append(step.token)
-                    text = said.take(step.token)
-                if said.stopped:
-                    yield Piece(text, tuple(told), STOP)
-                    return
-                if ended:
-                    finish = step.finish or LENGTH
-                    yield Piece(text + said.rest(), tuple(told), finish)
-                elif text or not has_text:
-                    yield Piece(text, tuple(told))
-                    told = []
-        finally:
-            if not ended:
-                self.cancel(job)

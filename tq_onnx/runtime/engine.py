@@ -2,182 +2,40 @@
 
 The Engine wants all its calls from one thread. ``EngineThread`` is that thread: any other hands it
 prompts as token ids, and gets tokens back one by one. What the Engine batches depends on the
-folder, see ``Batching``.
+folder, see ``tq_onnx.runtime.batching``.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
+import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from tq_onnx.errors import EngineError, ModelFileError, TqOnnxError, UsageError
+from tq_onnx.errors import EngineError, UsageError
+from tq_onnx.runtime import arguments
+from tq_onnx.runtime.batching import Batching
+from tq_onnx.runtime.jobs import CANCELLED, LENGTH, STOP, Choice, Job, Step
 
-CONFIGURATION: Final = "genai_config.json"
 _EVENTS: Final = 64
-
-STOP: Final = "stop"
-"""The text ended by itself."""
-LENGTH: Final = "length"
-"""The text has all tokens that were asked for."""
-CANCELLED: Final = "cancelled"
-"""The text was ended by ``cancel``."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How the Engine chooses tokens; None for what the configuration of the folder says.
-
-    Attributes:
-        temperature: 0 for the best token every time.
-        top_p: probability of the tokens that are drawn from.
-        top_k: number of those tokens; 0 for all.
-        repetition_penalty: see ``Sampling``.
-        seed: of the draws; only an Engine whose requests join at any step takes one.
-    """
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-
-    def tell(self, turn: Any) -> None:
-        """Set the options of a turn, which takes none of the others with the best token."""
-        if self.repetition_penalty is not None:
-            turn.set_repetition_penalty(self.repetition_penalty)
-        if self.temperature == 0 or self.top_k == 1:
-            turn.set_do_sample(False)
-            return
-        given = (
-            (self.temperature, turn.set_temperature),
-            (self.top_p, turn.set_top_p),
-            (self.top_k, turn.set_top_k),
-            (self.seed, turn.set_seed),
-        )
-        for value, give in given:
-            if value is not None:
-                turn.set_do_sample(True)
-                give(value)
-
-
-@dataclass(frozen=True)
-class Step:
-    """A token, the end, or both.
-
-    Attributes:
-        token: None if there is none in this step.
-        finish: at the end ``stop``, ``length`` or ``cancelled``.
-        error: at the end, what went wrong.
-    """
-
-    token: int | None = None
-    finish: str | None = None
-    error: TqOnnxError | None = None
-
-    @property
-    def is_last(self) -> bool:
-        """True if no other step follows."""
-        return self.finish is not None or self.error is not None
-
-
-@dataclass(eq=False)
-class Job:
-    """A prompt that waits or is being answered.
-
-    Attributes:
-        tokens: the prompt.
-        max_tokens: most tokens of the answer.
-        choice: how they are chosen.
-        deliver: called with every step, in the thread of the Engine.
-        pages: that the prompt and its longest answer take of a cache in pages.
-    """
-
-    tokens: Sequence[int]
-    max_tokens: int
-    choice: Choice
-    deliver: Callable[[Step], None]
-    pages: int = 0
-    request: Any = field(default=None, repr=False)
-    turn: int = 0
-    is_cancelled: bool = False
-
-
-@dataclass(frozen=True)
-class Batching:
-    """What the Engine makes of a folder.
-
-    Attributes:
-        together: whether requests are computed together.
-        reason: why requests are computed one at a time; empty where they are not.
-        tokens: most tokens of a prompt and its answer.
-        window_rows: rows of a cache in front of those of the tokens.
-        block_size: tokens in a page; 0 where caches are not in pages.
-        num_blocks: pages of each cache.
-    """
-
-    together: bool
-    reason: str
-    tokens: int
-    window_rows: int
-    block_size: int = 0
-    num_blocks: int = 0
-
-    @property
-    def joins(self) -> bool:
-        """True if a request joins at any step, because the caches are in pages.
-
-        If not, a batch of up to four begins when the one before has ended.
-        """
-        return self.block_size > 0
-
-    def pages(self, tokens: int) -> int:
-        """Return the pages that so many tokens take."""
-        return -(-tokens // self.block_size) if self.joins else 0
-
-
-def read_configuration(folder: Path) -> dict[str, Any]:
-    """Read the configuration of a folder of onnxruntime-genai.
-
-    Raises:
-        ModelFileError: it has none, or one that is no JSON.
-    """
-    path = folder / CONFIGURATION
-    if not path.is_file():
-        raise ModelFileError(
-            f"there is no {CONFIGURATION}",
-            where=str(folder),
-            fix="give a folder of onnxruntime-genai, as tq-onnx convert FOLDER writes it",
-        )
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelFileError(f"it cannot be read: {error}", where=str(path)) from error
-    return found
-
-
-def most_tokens(configuration: dict[str, Any]) -> int:
-    """Return the tokens of a prompt and its answer that a configuration allows."""
-    search, model = configuration.get("search", {}), configuration.get("model", {})
-    return int(search.get("max_length", model.get("context_length", 0)))
+_LOG: Final = logging.getLogger(__name__)
 
 
 class EngineThread:
-    """A thread with an Engine.
+    """A thread with an Engine, which outlives everything that a job does.
 
     Attributes:
         batching: what the Engine makes of the folder.
         model: the ``onnxruntime_genai.Model``, for tokenizers.
-        broken: why it answers nothing any more, or None.
     """
 
     def __init__(self, folder: Path, batching: Batching, *, threads: int | None = None) -> None:
@@ -199,8 +57,8 @@ class EngineThread:
                 options = {"session_options": {"intra_op_num_threads": threads}}
                 configuration.overlay(json.dumps({"model": {"decoder": options}}))
             self.model = self._genai.Model(configuration)
-        self.broken: EngineError | None = None
-        self._lock = threading.Lock()
+        self._reason: str | None = None
+        self._takes_orders = True
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._waiting: deque[Job] = deque()
         self._running: dict[Any, Job] = {}
@@ -208,67 +66,104 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
+    @property
+    def broken(self) -> EngineError | None:
+        """Why it answers nothing any more, or None."""
+        # A new one each time: an error that is raised again keeps all frames that it passed.
+        return None if self._reason is None else EngineError(self._reason)
+
+    @property
+    def is_current(self) -> bool:
+        """True in the thread of the Engine."""
+        return threading.current_thread() is self._thread
+
     def submit(
         self,
-        tokens: Sequence[int],
+        prompt: Iterable[int],
         deliver: Callable[[Step], None],
         *,
-        max_tokens: int | None = None,
+        max_new_tokens: int | None = None,
         choice: Choice | None = None,
     ) -> Job:
         """Have a prompt answered.
 
         Args:
-            tokens: the prompt.
-            deliver: called with every step, in the thread of the Engine: it must not wait.
-            max_tokens: most tokens of the answer; None for as many as there is room for.
+            prompt: its token ids.
+            deliver: called with every step, in the thread of the Engine: it must not wait. If it
+                raises, its answer ends with an error, and others go on.
+            max_new_tokens: most tokens of the answer; None for as many as there is room for.
             choice: how they are chosen; None for what the configuration says.
 
         Raises:
-            UsageError: the prompt is empty or too long.
+            UsageError: an argument cannot be used, or the prompt is too long.
             EngineError: the Engine answers nothing any more.
         """
-        room = self.batching.tokens - len(tokens)
-        if not tokens:
-            raise UsageError("the prompt is empty", fix="give at least one token")
-        if room < 1:
-            raise UsageError(
-                f"the prompt has {len(tokens)} tokens, and this model takes {self.batching.tokens} "
-                "with the answer"
-            )
-        most = min(max_tokens or room, room)
-        pages = self.batching.pages(len(tokens) + most)
-        job = Job(tokens, most, choice or Choice(), deliver, pages)
-        with self._lock:
-            if self.broken is not None:
-                raise self.broken
-            self._orders.put(lambda: self._waiting.append(job))
+        if (broken := self.broken) is not None:
+            raise broken
+        job = self._job(prompt, deliver, max_new_tokens, choice or Choice())
+        self._orders.put(lambda: self._take(job))
+        # Whoever sets the mark of the end first tells of it: the thread, or this.
+        if not self._takes_orders and job.end():
+            raise EngineError(str(self._reason))
         return job
 
     def cancel(self, job: Job) -> None:
-        """End an answer early; does nothing if it has ended."""
-        self._orders.put(lambda: self._cancel(job))
+        """End an answer early; does nothing if it has ended.
+
+        Takes no lock, so that a finalizer may call it at any moment.
+
+        Raises:
+            UsageError: the job is none of this Engine.
+        """
+        if not isinstance(job, Job) or job.engine is not self:
+            raise UsageError("job is none of this Engine", fix="give what its submit returned")
+        if self._reason is None:
+            self._orders.put(lambda: self._cancel(job, Step(finish=CANCELLED)))
 
     def close(self) -> None:
-        """End the thread; answers that are not complete end with an error."""
+        """End the thread; answers that are not complete end with an error.
+
+        Waits until all are told, unless it is called by one of them, in the thread itself.
+        """
+        if self._reason is None:
+            self._reason = "the Engine was closed"
         self._orders.put(None)
-        self._thread.join()
+        if not self.is_current:
+            self._thread.join()
+
+    def _job(self, prompt: object, deliver: object, max_new_tokens: object, choice: Choice) -> Job:
+        """Check everything that a job is made of: nothing else looks at it again."""
+        batching = self.batching
+        tokens = arguments.token_ids(prompt, batching.vocabulary)
+        consumer = arguments.function(deliver, "deliver")
+        if inspect.iscoroutinefunction(consumer):
+            raise UsageError("deliver is a coroutine function, and the Engine awaits none")
+        room = batching.longest - len(tokens)
+        most = max(room, 1)
+        if max_new_tokens is not None:
+            most = min(most, arguments.count(max_new_tokens, "max_new_tokens"))
+        if most > room:
+            raise UsageError(
+                f"the prompt has {len(tokens)} tokens, and this model takes {batching.longest} "
+                "with the answer"
+            )
+        pages = batching.pages(len(tokens) + most)
+        return Job(self, tokens, most, choice.within(batching), consumer, pages)
 
     def _run(self) -> None:
-        broken = EngineError("the Engine was closed")
         try:
             self._work()
-        except Exception as error:
-            broken = EngineError(f"the Engine failed: {error}")
-        with self._lock:
-            self.broken = broken
+        except BaseException as error:
+            self._reason = self._reason or f"the Engine failed: {error}"
+        self._takes_orders = False
         # What was ordered before anybody could see that.
         while not self._orders.empty():
             order = self._orders.get()
             if order is not None:
                 order()
         for job in (*self._running.values(), *self._waiting):
-            job.deliver(Step(error=broken))
+            self._end(job, Step(error=self.broken))
+        self._waiting.clear()
 
     def _work(self) -> None:
         engine = self._genai.Engine(self.model)
@@ -291,6 +186,12 @@ class EngineThread:
                 return False
             order()
 
+    def _take(self, job: Job) -> None:
+        if job.max_new_tokens:
+            self._waiting.append(job)
+        else:  # the Engine takes 0 for no limit
+            self._end(job, Step(finish=LENGTH))
+
     def _begin(self, engine: Any) -> None:
         """Hand over what waits: everything that there are pages for, or one prompt at a time.
 
@@ -298,28 +199,27 @@ class EngineThread:
         back. So a request begins when there are pages for its longest answer.
         """
         while self._waiting and (self.batching.together or not self._running):
-            job = self._waiting[0]
-            if job.pages > self._free:
+            if self._waiting[0].pages > self._free:
                 return
-            self._waiting.popleft()
+            job = self._waiting.popleft()
             try:
                 self._begin_turn(engine, job)
-            except RuntimeError as error:
-                job.deliver(Step(error=UsageError(str(error))))
-            else:
-                self._running[job.request] = job
-                self._free -= job.pages
+            except Exception as error:
+                refusal = f"onnxruntime-genai does not take it: {error}"
+                self._end(job, Step(error=UsageError(refusal)))
 
     def _begin_turn(self, engine: Any, job: Job) -> None:
         options = self._genai.RequestOptions()
         # Caches get rows for that many tokens, whatever the model could take.
-        rows = len(job.tokens) + job.max_tokens + self.batching.window_rows
+        rows = len(job.tokens) + job.max_new_tokens + self.batching.window_rows
         options.set_max_session_tokens(rows)
         job.request = engine.create_request(options=options)
+        self._running[job.request] = job
+        self._free -= job.pages
         turn = self._genai.TurnOptions(job.request)
-        turn.set_max_generated_tokens(job.max_tokens)
+        turn.set_max_generated_tokens(job.max_new_tokens)
         job.choice.tell(turn)
-        job.turn = job.request.begin_turn(np.asarray(job.tokens, np.int32), turn)
+        job.request.begin_turn(np.asarray(job.tokens, np.int32), turn)
 
     def _deliver(self, event: Any) -> None:
         flags, kinds = event.flags.value, self._genai.EngineEventFlags
@@ -328,31 +228,42 @@ class EngineThread:
             return
         token = int(event.token) if flags & kinds.TOKEN.value else None
         if not flags & (kinds.TURN_FINISHED.value | kinds.FAILED.value):
-            if token is not None and not job.is_cancelled:
-                job.deliver(Step(token))
+            if token is not None:
+                self._tell(job, Step(token))
             return
-        del self._running[event.request]
-        self._free += job.pages
-        reasons = self._genai.FinishReason
-        ends = {reasons.EOS: STOP, reasons.STOP_STRING: STOP, reasons.CANCELLED: CANCELLED}
+        reasons, codes = self._genai.FinishReason, self._genai.EngineErrorCode
         if event.finish_reason != reasons.FAILED:
-            job.deliver(Step(token, ends.get(event.finish_reason, LENGTH)))
-            event.request.close()
+            by_itself = event.finish_reason in (reasons.EOS, reasons.STOP_STRING)
+            self._end(job, Step(token, STOP if by_itself else LENGTH))
             return
-        failure = f"the Engine failed: {event.error_code.name}"
-        codes = self._genai.EngineErrorCode
-        lost = event.error_code in (codes.ENGINE_CONTRACT_FAILURE, codes.ENGINE_EXECUTION_FAILURE)
-        job.deliver(Step(error=EngineError(failure) if lost else UsageError(failure)))
-        if lost:
-            raise EngineError(event.error_code.name)
+        if event.error_code in (codes.ENGINE_CONTRACT_FAILURE, codes.ENGINE_EXECUTION_FAILURE):
+            raise RuntimeError(event.error_code.name)  # which ends all jobs
+        self._end(job, Step(error=UsageError(f"the Engine failed: {event.error_code.name}")))
 
-    def _cancel(self, job: Job) -> None:
+    def _cancel(self, job: Job, last: Step) -> None:
         if job in self._waiting:
             self._waiting.remove(job)
-            job.deliver(Step(finish=CANCELLED))
-        elif job.request in self._running:
-            job.is_cancelled = True
-            job.request.cancel_turn(job.turn)
+        self._end(job, last)
+
+    def _end(self, job: Job, last: Step) -> None:
+        """Give back what a job has, and tell it how it ended; does nothing if it has ended."""
+        if job.request is not None:
+            del self._running[job.request]
+            self._free += job.pages
+            with suppress(RuntimeError):  # of an Engine that has failed
+                job.request.close()
+            job.request = None
+        if job.end():
+            self._tell(job, last)
+
+    def _tell(self, job: Job, step: Step) -> None:
+        """Hand over a step; a consumer that raises ends its own answer."""
+        try:
+            job.deliver(step)
+        except BaseException as error:
+            _LOG.exception("deliver raised, which ends its answer")
+            failure = UsageError(f"deliver raised {type(error).__name__}")
+            self._cancel(job, Step(error=failure))
 
 
 def _import_genai() -> Any:

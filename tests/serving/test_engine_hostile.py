@@ -1,0 +1,410 @@
+"""Whatever one caller does, the Engine answers the others, and everybody learns how it ended."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai is not installed")
+
+from tests.serving.consumers import SECONDS, Consumer
+from tq_onnx import Engine, Sampling
+from tq_onnx.errors import EngineError, TqOnnxError, UsageError
+from tq_onnx.runtime.engine import EngineThread
+from tq_onnx.runtime.jobs import CANCELLED, LENGTH, Choice, Step
+
+PROMPT = list(b"Call me Ishmael.")
+LONGEST = 320 - len(PROMPT)
+"""Tokens of an answer that takes all pages."""
+GREEDY = Sampling()
+
+
+@pytest.fixture(scope="module", params=["paged", "static"])
+def engine(request: pytest.FixtureRequest, exact_folders: dict[str, Path]) -> Iterator[Engine]:
+    with Engine(exact_folders[request.param], threads=1, max_length=320) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def answer(engine: Engine) -> list[int]:
+    """Of the prompt, eight tokens."""
+    consumer = Consumer()
+    engine.submit(PROMPT, consumer, max_new_tokens=8, sampling=GREEDY)
+    assert consumer.last().finish == LENGTH
+    return consumer.tokens
+
+
+@pytest.fixture
+def survives(engine: Engine, answer: list[int]) -> Iterator[None]:
+    """Afterwards all pages are free, and the Engine answers as before."""
+    yield
+    consumer = Consumer()
+    engine.submit(PROMPT, consumer, max_new_tokens=8, sampling=GREEDY)
+    assert consumer.last().finish == LENGTH
+    assert consumer.tokens == answer
+    assert_idle(engine)
+
+
+def assert_idle(engine: Engine) -> None:
+    """Once nobody waits for anything."""
+    thread = engine._thread
+    list(engine.stream(PROMPT, max_new_tokens=0))  # after all orders that were given before
+    while thread._running or thread._waiting:
+        list(engine.stream(PROMPT, max_new_tokens=1))  # what was cancelled ends in a step
+    list(engine.stream(PROMPT, max_new_tokens=0))
+    assert thread._free == engine.batching.num_blocks
+
+
+async def awaited(step: Step) -> None:
+    del step
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        ([], {}, "the prompt is empty"),
+        ("", {}, "the prompt is empty"),
+        ([1, -1], {}, r"prompt\[1\] is -1, and the model knows the ids 0 to 259"),
+        ([1, 260], {}, r"prompt\[1\] is 260, and the model knows the ids 0 to 259"),
+        (np.array([1, 2**31]), {}, r"prompt\[1\] is 2147483648"),
+        ([2**70], {}, r"prompt\[0\] is 1180591620717411303424"),
+        ([True], {}, r"prompt\[0\] is True, and has to be a token id"),
+        ([1.5], {}, r"prompt\[0\] is 1.5, and has to be a token id"),
+        (np.array([[1, 2]]), {}, r"prompt\[0\] is of type list"),
+        ([{"role": "user", "content": "hello"}], {}, r"prompt\[0\] is of type dict"),
+        (b"bytes", {}, "prompt is of type bytes"),
+        (None, {}, "prompt is None"),
+        ("\ud800", {}, "not valid Unicode"),
+        ([1] * 320, {}, "320 tokens, and this model takes 320"),
+        ([1] * 321, {"max_new_tokens": 0}, "321 tokens, and this model takes 320"),
+        (np.ones(10**6, np.int64), {}, "1000000 tokens, and this model takes 320"),
+        (PROMPT, {"max_new_tokens": -1}, "max_new_tokens is -1, and has to be at least 0"),
+        (PROMPT, {"max_new_tokens": 1.5}, "max_new_tokens is 1.5, and has to be a whole number"),
+        (PROMPT, {"max_new_tokens": "8"}, "max_new_tokens is '8'"),
+        (PROMPT, {"max_new_tokens": True}, "max_new_tokens is True"),
+        (PROMPT, {"sampling": 0.5}, "sampling is of type float"),
+        (PROMPT, {"sampling": {"temperature": 0}}, "sampling is of type dict"),
+        (PROMPT, {"deliver": None}, "deliver is None, and has to be a function"),
+        (PROMPT, {"deliver": awaited}, "deliver is a coroutine function"),
+    ],
+)
+@pytest.mark.usefixtures("survives")
+def test_arguments_are_refused_where_they_are_given(
+    engine: Engine, prompt: Any, options: dict[str, Any], message: str
+) -> None:
+    consumer = Consumer()
+    with pytest.raises(UsageError, match=message):
+        engine.submit(prompt, **{"deliver": consumer, **options})
+    if "deliver" not in options:
+        with pytest.raises(UsageError, match=message):
+            engine.stream(prompt, **options)
+    assert not consumer.steps
+
+
+@pytest.mark.parametrize("stop", [[""], ["a", ""], 5, [5], [b"a"], None, ["\ud800"]])
+def test_stop_strings_are_refused(engine: Engine, stop: Any) -> None:
+    with pytest.raises(UsageError, match="stop"):
+        engine.stream(PROMPT, stop=stop)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("seed", value) for value in (-1, 2**64, 0.5, "1", True)),
+        *(("top_k", value) for value in (-1, 0.5, "1", True)),
+        *(("top_p", value) for value in (0, 1.5, -1, float("nan"), "1")),
+        *(("temperature", value) for value in (-1, float("nan"), float("inf"), 1e39, 5e-324, "1")),
+        *(("repetition_penalty", value) for value in (0, -1, float("nan"), 1e39, 5e-324, [1])),
+    ],
+)
+def test_choices_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=f"^{name} is "):
+        Choice(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        tuple(PROMPT),
+        np.array(PROMPT, np.uint8),
+        [np.int64(token) for token in PROMPT],
+        "Call me Ishmael.",
+    ],
+)
+def test_prompts_of_other_kinds(engine: Engine, answer: list[int], prompt: Any) -> None:
+    for given in (prompt, prompt if isinstance(prompt, str) else iter(prompt)):
+        consumer = Consumer()
+        engine.submit(given, consumer, max_new_tokens=np.int16(8), sampling=GREEDY)
+        assert consumer.last().finish == LENGTH
+        assert consumer.tokens == answer
+
+
+@pytest.mark.usefixtures("survives")
+def test_no_tokens_are_none(engine: Engine) -> None:
+    consumer = Consumer()
+    engine.submit(PROMPT, consumer, max_new_tokens=0)
+    consumer.last()
+    assert consumer.steps == [Step(finish=LENGTH)]
+    engine.submit([1] * 320, again := Consumer(), max_new_tokens=0)
+    assert again.last().finish == LENGTH
+    (piece,) = engine.stream(PROMPT, max_new_tokens=0)
+    assert (piece.text, piece.tokens, piece.finish_reason) == ("", (), LENGTH)
+
+
+def test_more_candidates_than_tokens_are_all(engine: Engine) -> None:
+    engine.submit(PROMPT, consumer := Consumer(), max_new_tokens=2, sampling=Choice(top_k=2**40))
+    assert consumer.last().finish == LENGTH
+
+
+def test_a_seed_that_is_not_taken_is_refused(engine: Engine) -> None:
+    choice = Choice(temperature=0.5, seed=2**64 - 1)
+    consumer = Consumer()
+    if engine.batching.joins:
+        engine.submit(PROMPT, consumer, max_new_tokens=2, sampling=choice)
+        assert consumer.last().finish == LENGTH
+    else:
+        with pytest.raises(UsageError, match=r"seed is .*; convert with --paged"):
+            engine.submit(PROMPT, consumer, sampling=choice)
+
+
+@pytest.mark.parametrize(("name", "value"), [("seed", -1), ("top_k", 2**31), ("top_p", "x")])
+@pytest.mark.usefixtures("survives")
+def test_what_cannot_be_handed_over_ends_its_own_job(
+    engine: Engine, answer: list[int], name: str, value: object
+) -> None:
+    """What no check has seen, and onnxruntime-genai cannot convert."""
+
+    class Careless(Choice):
+        def within(self, batching: object) -> Choice:
+            del batching
+            object.__setattr__(self, name, value)
+            return self
+
+    refused, others = Consumer(), [Consumer() for _ in range(3)]
+    for place, other in enumerate(others):
+        if place == 1:
+            engine.submit(PROMPT, refused, sampling=Careless(temperature=0.5))
+        engine.submit(PROMPT, other, max_new_tokens=8, sampling=GREEDY)
+    error = refused.last().error
+    assert isinstance(error, UsageError)
+    assert f"set_{name}" in str(error)
+    for other in others:
+        assert other.last().finish == LENGTH
+        assert other.tokens == answer
+
+
+@pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("place", [0, 3, "last", "every"])
+@pytest.mark.usefixtures("survives")
+def test_a_consumer_that_raises_ends_its_own_answer(
+    engine: Engine, answer: list[int], kind: type[BaseException], place: int | str
+) -> None:
+    def act(step: Step) -> None:
+        number = len(careless.steps) - 1
+        if place in ("every", number) or (place == "last" and step.is_last):
+            raise kind("no fault of the Engine's")
+
+    careless, other = Consumer(act), Consumer()
+    engine.submit(PROMPT, careless, max_new_tokens=8, sampling=GREEDY)
+    engine.submit(PROMPT, other, max_new_tokens=8, sampling=GREEDY)
+    assert other.last().finish == LENGTH
+    assert other.tokens == answer
+    last = careless.last()
+    if place == "last":
+        assert last.finish == LENGTH
+    else:
+        assert f"deliver raised {kind.__name__}" in str(last.error)
+        assert careless.tokens == answer[: 1 if place == "every" else int(place) + 1]
+
+
+@pytest.mark.parametrize("read", [0, 1, 4])
+@pytest.mark.parametrize("how", ["dropped", "in a circle", "closed"])
+@pytest.mark.usefixtures("survives")
+def test_a_stream_that_nobody_reads_is_cancelled(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, read: int, how: str
+) -> None:
+    cancelled = []
+    gc.collect()  # streams of tests before
+
+    def cancel(thread: EngineThread, job: Any) -> None:
+        cancelled.append(job)
+        original(thread, job)
+
+    original = EngineThread.cancel
+    monkeypatch.setattr(EngineThread, "cancel", cancel)
+    stream = engine.stream(PROMPT, max_new_tokens=LONGEST)
+    waiting = engine.stream(PROMPT, max_new_tokens=LONGEST)
+    for _ in range(read):
+        next(stream)
+    assert not cancelled
+    if how == "closed":
+        stream.close()
+        waiting.close()
+        assert not list(stream)
+    elif how == "in a circle":
+        circle: list[object] = [stream, waiting]
+        circle.append(circle)
+        del circle
+    del stream, waiting
+    gc.collect()
+    assert len(cancelled) == 2
+
+
+def test_a_stream_that_fails_to_make_text_is_cancelled(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = engine.stream(PROMPT, max_new_tokens=LONGEST)
+
+    def interrupted(_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stream._transcript, "take", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(stream)
+    assert not list(stream)
+    assert_idle(engine)
+
+
+@pytest.mark.usefixtures("survives")
+def test_cancelling_twice_late_and_from_a_consumer(engine: Engine) -> None:
+    begun = threading.Event()
+    running = Consumer(lambda _: begun.set())
+    job = engine.submit(PROMPT, running, max_new_tokens=LONGEST, sampling=GREEDY)
+    waiting = Consumer()
+    other = engine.submit(PROMPT, waiting, max_new_tokens=LONGEST, sampling=GREEDY)
+    assert begun.wait(SECONDS)
+    for _ in range(2):
+        engine.cancel(other)
+        engine.cancel(job)
+    assert running.last().finish == waiting.last().finish == CANCELLED
+    engine.cancel(job)
+    engine.cancel(other)
+    by_itself = Consumer(lambda _: engine.cancel(jobs[0]))
+    jobs = [engine.submit(PROMPT, by_itself, max_new_tokens=LONGEST, sampling=GREEDY)]
+    assert by_itself.last().finish == CANCELLED
+    assert len(by_itself.tokens) < LONGEST
+
+
+def test_jobs_of_another_engine_are_refused(
+    engine: Engine, exact_folders: dict[str, Path], answer: list[int]
+) -> None:
+    consumer = Consumer()
+    job = engine.submit(PROMPT, consumer, max_new_tokens=8, sampling=GREEDY)
+    with Engine(exact_folders["static"], threads=1) as another:
+        for stranger in (job, None, 5):
+            with pytest.raises(UsageError, match="job is none of this Engine"):
+                another.cancel(stranger)  # type: ignore[arg-type]
+    assert consumer.last().finish == LENGTH
+    assert consumer.tokens == answer
+
+
+def test_a_consumer_may_submit(engine: Engine, answer: list[int]) -> None:
+    second = Consumer()
+
+    def act(step: Step) -> None:
+        if step.is_last:
+            engine.submit(PROMPT, second, max_new_tokens=8, sampling=GREEDY)
+
+    engine.submit(PROMPT, Consumer(act), max_new_tokens=2, sampling=GREEDY)
+    assert second.last().finish == LENGTH
+    assert second.tokens == answer
+
+
+def test_a_consumer_that_reads_a_stream_is_refused(engine: Engine) -> None:
+    refusals = []
+
+    def act(step: Step) -> None:
+        if step.is_last:
+            stream = engine.stream(PROMPT, max_new_tokens=4)
+            with pytest.raises(UsageError, match="cannot be read in deliver") as refusal:
+                next(stream)
+            refusals.append(refusal)
+
+    engine.submit(PROMPT, consumer := Consumer(act), max_new_tokens=1)
+    assert consumer.last().finish == LENGTH
+    assert_idle(engine)
+    assert len(refusals) == 1
+
+
+@pytest.mark.parametrize("kind", ["paged", "static"])
+def test_closing_from_a_consumer(exact_folders: dict[str, Path], kind: str) -> None:
+    errors: list[TqOnnxError] = []
+
+    def act(step: Step) -> None:
+        if step.token is not None:
+            opened.close()
+            with pytest.raises(EngineError, match="was closed") as refusal:
+                opened.submit(PROMPT, print)
+            errors.append(refusal.value)
+
+    opened = Engine(exact_folders[kind], threads=1, max_length=320)
+    consumers = [Consumer(act), *(Consumer() for _ in range(20))]
+    for consumer in consumers:
+        opened.submit(PROMPT, consumer, max_new_tokens=LONGEST)
+    assert all("was closed" in str(consumer.last().error) for consumer in consumers)
+    assert errors
+    opened.close()
+    opened.close()
+
+
+def test_closing_while_others_submit(exact_folders: dict[str, Path]) -> None:
+    """Whoever was not refused is told of the end."""
+    engine = Engine(exact_folders["paged"], threads=1)
+    consumers: list[Consumer] = []
+    refused: list[Consumer] = []
+
+    def ask() -> None:
+        while not refused:
+            consumer = Consumer()
+            try:
+                engine.submit(PROMPT, consumer, max_new_tokens=4)
+            except EngineError:
+                refused.append(consumer)
+            else:
+                consumers.append(consumer)
+                if len(consumers) == 30:
+                    begun.set()
+
+    begun = threading.Event()
+    threads = in_threads(4, ask)
+    assert begun.wait(SECONDS)
+    closing = in_threads(2, engine.close)
+    for thread in (*threads, *closing):
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+    for consumer in consumers:
+        last = consumer.last()
+        assert last.finish == LENGTH or "was closed" in str(last.error)
+    assert not any(consumer.steps for consumer in refused)
+
+
+def in_threads(count: int, function: Callable[[], object]) -> list[threading.Thread]:
+    threads = [threading.Thread(target=function) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_length": 0}, "max_length is 0, and has to be at least 1"),
+        ({"max_length": 1.5}, "max_length is 1.5, and has to be a whole number"),
+        ({"threads": -1}, "threads is -1, and has to be at least 1"),
+        ({"threads": "two"}, "threads is 'two', and has to be a whole number"),
+        ({"folder": ""}, "folder is empty"),
+        ({"folder": 5}, "folder is 5, and has to be a path"),
+        ({"tokenizer": ""}, "tokenizer is empty"),
+    ],
+)
+def test_an_engine_is_not_opened_with_other_arguments(
+    exact_folders: dict[str, Path], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        Engine(**{"folder": exact_folders["static"], **options})

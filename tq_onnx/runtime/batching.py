@@ -1,0 +1,78 @@
+"""What onnxruntime-genai's Engine makes of a folder: which requests it computes together."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tq_onnx.errors import ModelFileError
+
+CONFIGURATION: Final = "genai_config.json"
+
+
+@dataclass(frozen=True)
+class Batching:
+    """What the Engine makes of a folder.
+
+    Attributes:
+        together: whether requests are computed together.
+        reason: why requests are computed one at a time; empty where they are not.
+        tokens: most tokens of a prompt and its answer.
+        window_rows: rows of a cache in front of those of the tokens.
+        block_size: tokens in a page; 0 where caches are not in pages.
+        num_blocks: pages of each cache.
+        vocabulary: number of token ids that the model knows; None if nothing tells it.
+    """
+
+    together: bool
+    reason: str
+    tokens: int
+    window_rows: int
+    block_size: int = 0
+    num_blocks: int = 0
+    vocabulary: int | None = None
+
+    @property
+    def joins(self) -> bool:
+        """True if a request joins at any step, because the caches are in pages.
+
+        If not, a batch of up to four begins when the one before has ended.
+        """
+        return self.block_size > 0
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt with its answer, for which there are pages."""
+        return min(self.tokens, self.block_size * self.num_blocks) if self.joins else self.tokens
+
+    def pages(self, tokens: int) -> int:
+        """Return the pages that so many tokens take."""
+        return -(-tokens // self.block_size) if self.joins else 0
+
+
+def read_configuration(folder: Path) -> dict[str, Any]:
+    """Read the configuration of a folder of onnxruntime-genai.
+
+    Raises:
+        ModelFileError: it has none, or one that is no JSON.
+    """
+    path = folder / CONFIGURATION
+    if not path.is_file():
+        raise ModelFileError(
+            f"there is no {CONFIGURATION}",
+            where=str(folder),
+            fix="give a folder of onnxruntime-genai, as tq-onnx convert FOLDER writes it",
+        )
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelFileError(f"it cannot be read: {error}", where=str(path)) from error
+    return found
+
+
+def most_tokens(configuration: dict[str, Any]) -> int:
+    """Return the tokens of a prompt and its answer that a configuration allows."""
+    search, model = configuration.get("search", {}), configuration.get("model", {})
+    return int(search.get("max_length", model.get("context_length", 0)))

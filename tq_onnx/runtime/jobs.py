@@ -1,0 +1,130 @@
+"""What an Engine is asked for, and what it answers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from tq_onnx.errors import TqOnnxError, UsageError
+from tq_onnx.runtime.batching import Batching
+from tq_onnx.runtime.sampling import Sampling
+
+STOP: Final = "stop"
+"""The text ended by itself."""
+LENGTH: Final = "length"
+"""The text has all tokens that were asked for."""
+CANCELLED: Final = "cancelled"
+"""The text was ended by ``cancel``."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How the Engine chooses tokens; None for what the configuration of the folder says.
+
+    Attributes:
+        temperature: 0 for the best token every time.
+        top_p: probability of the tokens that are drawn from.
+        top_k: number of those tokens; 0 for all.
+        repetition_penalty: see ``Sampling``.
+        seed: of the draws; only an Engine whose requests join at any step takes one.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no draw can use; ``Sampling`` has the ranges."""
+        Sampling(**{name: value for name, value in vars(self).items() if value is not None})
+
+    @property
+    def is_greedy(self) -> bool:
+        """True for the best token every time."""
+        return self.temperature == 0 or self.top_k == 1
+
+    def within(self, batching: Batching) -> Choice:
+        """Return the choice as the Engine takes it for a folder.
+
+        Raises:
+            UsageError: there is a seed, which this Engine does not take.
+        """
+        if self.seed is not None and not self.is_greedy and not batching.joins:
+            raise UsageError(
+                f"seed is {self.seed}, and this Engine takes none, because the caches of its "
+                "folder are not in pages",
+                fix="convert with --paged, or leave the seed out",
+            )
+        if self.top_k is None or batching.vocabulary is None:
+            return self
+        # The Engine refuses more candidates than there are tokens.
+        return replace(self, top_k=min(self.top_k, batching.vocabulary))
+
+    def tell(self, turn: Any) -> None:
+        """Set the options of a turn, which takes none of the others with the best token."""
+        if self.repetition_penalty is not None:
+            turn.set_repetition_penalty(self.repetition_penalty)
+        if self.is_greedy:
+            turn.set_do_sample(False)
+            return
+        given = (
+            (self.temperature, turn.set_temperature),
+            (self.top_p, turn.set_top_p),
+            (self.top_k, turn.set_top_k),
+            (self.seed, turn.set_seed),
+        )
+        for value, give in given:
+            if value is not None:
+                turn.set_do_sample(True)
+                give(value)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A token, the end, or both.
+
+    Attributes:
+        token: None if there is none in this step.
+        finish: at the end ``stop``, ``length`` or ``cancelled``.
+        error: at the end, what went wrong.
+    """
+
+    token: int | None = None
+    finish: str | None = None
+    error: TqOnnxError | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """True if no other step follows."""
+        return self.finish is not None or self.error is not None
+
+
+@dataclass(eq=False)
+class Job:
+    """A prompt that waits or is being answered.
+
+    Attributes:
+        engine: what answers it.
+        tokens: the prompt.
+        max_new_tokens: most tokens of the answer.
+        choice: how they are chosen.
+        deliver: called with every step, in the thread of the Engine.
+        pages: that the prompt and its longest answer take of a cache in pages.
+        request: of onnxruntime-genai, as long as the Engine has it.
+    """
+
+    engine: object = field(repr=False)
+    tokens: list[int]
+    max_new_tokens: int
+    choice: Choice
+    deliver: Callable[[Step], None]
+    pages: int = 0
+    request: Any = field(default=None, repr=False)
+    _ended: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+
+    def end(self) -> bool:
+        """Mark the end; False if it has been marked before, by whatever thread."""
+        return self._ended.acquire(blocking=False)
