@@ -1,0 +1,177 @@
+"""Check what callers give, before anything is computed of it.
+
+Every function takes a value of any type and the name of its parameter, and returns the value as the
+code below may use it. A refusal names the parameter, the value and what is allowed.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Set
+from typing import Any, Final
+
+import numpy as np
+
+from tq_onnx.errors import UsageError
+
+LAST_SEED: Final = 2**64 - 1
+"""The largest seed that onnxruntime-genai takes."""
+_SMALLEST: Final = float(np.finfo(np.float32).tiny)
+_LARGEST: Final = float(np.finfo(np.float32).max)
+_MOST_SHOWN: Final = 40
+"""Digits or characters of a value in a message."""
+
+
+def count(value: object, name: str, *, least: int = 0, most: int | None = None) -> int:
+    """Return a whole number.
+
+    Args:
+        value: an int, or an integer of numpy; True and False are none.
+        name: of the parameter.
+        least: the smallest number that is allowed.
+        most: the largest; None for any.
+
+    Raises:
+        UsageError: it is no whole number, or not in that range.
+    """
+    number = _integer(value)
+    if number is None:
+        raise UsageError(f"{name} is {_shown(value)}, and has to be a whole number")
+    if number < least:
+        raise UsageError(f"{name} is {_shown(number)}, and has to be at least {least}")
+    if most is not None and number > most:
+        raise UsageError(f"{name} is {_shown(number)}, and has to be at most {most}")
+    return number
+
+
+def seed(value: object, name: str = "seed") -> int:
+    """Return a seed, 0 to 2^64 - 1.
+
+    Raises:
+        UsageError: it is none.
+    """
+    return count(value, name, most=LAST_SEED)
+
+
+def real(
+    value: object,
+    name: str,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+) -> float:
+    """Return a number that float32 holds, too: finite, and not so small that it would be 0 there.
+
+    Args:
+        value: an int, a float, or a number of numpy; True and False are none.
+        name: of the parameter.
+        least: the smallest number that is allowed; None for any.
+        above: a bound that is not allowed itself; None for none.
+        most: the largest number that is allowed; None for any.
+
+    Raises:
+        UsageError: it is no such number.
+    """
+    is_flag = isinstance(value, (bool, np.bool_))
+    if is_flag or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise UsageError(f"{name} is {_shown(value)}, and has to be a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = float("inf")
+    if not (number == 0 or _SMALLEST <= abs(number) <= _LARGEST):
+        raise UsageError(f"{name} is {_shown(value)}, and has to be a number that float32 holds")
+    if least is not None and number < least:
+        raise UsageError(f"{name} is {number}, and has to be at least {least}")
+    if above is not None and number <= above:
+        raise UsageError(f"{name} is {number}, and has to be above {above}")
+    if most is not None and number > most:
+        raise UsageError(f"{name} is {number}, and has to be at most {most}")
+    return number
+
+
+def token_ids(prompt: object, vocabulary: int | None, name: str = "prompt") -> list[int]:
+    """Return the token ids of a prompt.
+
+    Args:
+        prompt: whole numbers in a list, an array ``[T]``, a generator or the like.
+        vocabulary: number of ids that the model knows; None if nothing tells it.
+        name: of the parameter.
+
+    Raises:
+        UsageError: it is no such thing, it is empty, or the model does not know an id.
+    """
+    if isinstance(prompt, (str, bytes, bytearray, Mapping, Set)) or not isinstance(
+        prompt, Iterable
+    ):
+        raise UsageError(f"{name} is {_shown(prompt)}, and has to be a list of token ids")
+    values = prompt.tolist() if isinstance(prompt, np.ndarray) and prompt.ndim else list(prompt)
+    if not values:
+        raise UsageError(f"the {name} is empty", fix="give at least one token")
+    last = None if vocabulary is None else vocabulary - 1
+    plain = all(type(value) is int for value in values)
+    if plain and min(values) >= 0 and (last is None or max(values) <= last):
+        return values
+    ids = []
+    for place, value in enumerate(values):
+        number = _integer(value)
+        if number is None:
+            raise UsageError(f"{name}[{place}] is {_shown(value)}, and has to be a token id")
+        if number < 0 or (last is not None and number > last):
+            known = "from 0 on" if last is None else f"0 to {last}"
+            raise UsageError(
+                f"{name}[{place}] is {_shown(number)}, and the model knows the ids {known}",
+                fix="give the tokenizer that belongs to the model",
+            )
+        ids.append(number)
+    return ids
+
+
+def text(value: object, name: str) -> str:
+    """Return a text of valid Unicode, which may be empty.
+
+    Raises:
+        UsageError: it is no such text.
+    """
+    if not isinstance(value, str):
+        raise UsageError(f"{name} is {_shown(value)}, and has to be a text")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{name} is not valid Unicode", fix="pass it as UTF-8") from error
+    return value
+
+
+def function(value: object, name: str) -> Callable[..., Any]:
+    """Return what can be called.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if not callable(value):
+        raise UsageError(f"{name} is {_shown(value)}, and has to be a function")
+    return value
+
+
+def _integer(value: object) -> int | None:
+    """Return a whole number as an int; None if it is no such number, or a truth value."""
+    if isinstance(value, (bool, np.bool_)):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def _shown(value: object) -> str:
+    """Return a value for a message: a number or a short text as it is, else its type."""
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        # Python writes no number of more than 4,300 digits.
+        digits = int(value).bit_length() * 0.30103
+        return f"a number of some {int(digits)} digits" if digits > _MOST_SHOWN else str(value)
+    if value is None or isinstance(value, (bool, float, np.bool_, np.floating)):
+        return str(value)
+    if isinstance(value, str) and len(value) <= _MOST_SHOWN:
+        return ascii(value)
+    return f"of type {type(value).__name__}"
