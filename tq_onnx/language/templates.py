@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tq_onnx.errors import ModelFileError, UnsupportedModelError, UsageError
+from tq_onnx.files.regular import read_text
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
 CONFIG_FILE: Final = "tokenizer_config.json"
@@ -153,7 +154,7 @@ def _text(path: Path, largest: int) -> str:
             raise ModelFileError(
                 f"the file has more than {largest:,} bytes", where=str(path), fix="check the file"
             )
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise ModelFileError(
             "the file cannot be read as UTF-8 text", where=str(path), fix="check the file"
