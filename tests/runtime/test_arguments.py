@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -132,3 +133,20 @@ def test_texts_and_functions(check: Callable[..., Any], value: object, message: 
         check(value, "x")
     assert arguments.text("", "x") == ""
     assert arguments.function(print, "x") is print
+
+
+@pytest.mark.parametrize("value", ["file", Path("file"), "~"])
+def test_paths(value: Any) -> None:
+    assert arguments.path(value, "x") == Path(value)
+
+
+@pytest.mark.parametrize("value", ["", "a\0b", b"file", None, 5, Path("a\0b")])
+def test_what_is_no_path(value: object) -> None:
+    with pytest.raises(UsageError, match="^x is .*, and has to be a path"):
+        arguments.path(value, "x")
+
+
+def test_objects_are_of_a_class() -> None:
+    assert arguments.instance(3, int, "x") == 3
+    with pytest.raises(UsageError, match="x is of type list, and has to be a dict"):
+        arguments.instance([], dict, "x")

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Set
-from typing import Any, Final
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -18,6 +20,8 @@ LAST_SEED: Final = 2**64 - 1
 """The largest seed that onnxruntime-genai takes."""
 _SMALLEST: Final = float(np.finfo(np.float32).tiny)
 _LARGEST: Final = float(np.finfo(np.float32).max)
+_T = TypeVar("_T")
+
 _MOST_SHOWN: Final = 40
 """Digits or characters of a value in a message."""
 
@@ -152,6 +156,30 @@ def function(value: object, name: str) -> Callable[..., Any]:
     if not callable(value):
         raise UsageError(f"{name} is {_shown(value)}, and has to be a function")
     return value
+
+
+def instance(value: object, kind: type[_T], name: str) -> _T:
+    """Return an object of a class.
+
+    Raises:
+        UsageError: it is of another.
+    """
+    if not isinstance(value, kind):
+        raise UsageError(f"{name} is {_shown(value)}, and has to be a {kind.__name__}")
+    return value
+
+
+def path(value: object, name: str) -> Path:
+    """Return a path, which need not exist.
+
+    Raises:
+        UsageError: it is none, empty, or has a zero byte.
+    """
+    if not isinstance(value, (str, PathLike)) or not isinstance(text := fspath(value), str):
+        raise UsageError(f"{name} is {_shown(value)}, and has to be a path")
+    if not text or "\0" in text:
+        raise UsageError(f"{name} is {text!a}, and has to be a path", fix="name a file")
+    return Path(text)
 
 
 def _integer(value: object) -> int | None:
