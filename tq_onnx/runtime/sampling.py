@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tq_onnx.errors import UsageError
+from tq_onnx.errors import UnsupportedModelError
+from tq_onnx.runtime import arguments
 
 Logits = npt.NDArray[np.floating[Any]]
 _Floats = npt.NDArray[np.float64]
@@ -24,6 +25,8 @@ _Floats = npt.NDArray[np.float64]
 class Sampling:
     """The way to choose tokens.
 
+    Its numbers are those that float32 holds, too, so that no draw overflows.
+
     Attributes:
         temperature: 0 for the most likely token always.
         top_k: candidates that are considered; 0 for all.
@@ -31,7 +34,10 @@ class Sampling:
         min_p: the least probability of a candidate, relative to the most likely; 0 for all.
         repetition_penalty: logits of tokens that were there before are divided by it where they
             are positive, and multiplied where they are not (Keskar et al., 2019); 1 for none.
-        seed: seed of the draws.
+        seed: seed of the draws, below 2^64.
+
+    Raises:
+        UsageError: a number is of another type, or out of its range.
     """
 
     temperature: float = 0.0
@@ -43,18 +49,18 @@ class Sampling:
 
     def __post_init__(self) -> None:
         """Refuse what no draw can use."""
-        if not np.isfinite(self.temperature) or self.temperature < 0:
-            raise UsageError(f"a temperature of {self.temperature} is not 0 or more")
-        if self.top_k < 0:
-            raise UsageError(f"top-k of {self.top_k} is not 0 or more")
-        if not 0 < self.top_p <= 1:
-            raise UsageError(f"top-p of {self.top_p} is not above 0 and up to 1")
-        if not 0 <= self.min_p <= 1:
-            raise UsageError(f"min-p of {self.min_p} is not between 0 and 1")
-        if not np.isfinite(self.repetition_penalty) or self.repetition_penalty <= 0:
-            raise UsageError(f"a repetition penalty of {self.repetition_penalty} is not above 0")
-        if self.seed < 0:
-            raise UsageError(f"a seed of {self.seed} is not 0 or more")
+        checked = {
+            "temperature": arguments.real(self.temperature, "temperature", least=0),
+            "top_k": arguments.count(self.top_k, "top_k"),
+            "top_p": arguments.real(self.top_p, "top_p", above=0, most=1),
+            "min_p": arguments.real(self.min_p, "min_p", least=0, most=1),
+            "repetition_penalty": arguments.real(
+                self.repetition_penalty, "repetition_penalty", above=0
+            ),
+            "seed": arguments.seed(self.seed),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
 
 class Sampler:
@@ -72,9 +78,19 @@ class Sampler:
         self._seen = set(seen) if sampling.repetition_penalty != 1 else None
 
     def choose(self, logits: Logits) -> int:
-        """Return the next token from logits ``[vocabulary]``, and remember it."""
+        """Return the next token from logits ``[vocabulary]``, and remember it.
+
+        Raises:
+            UnsupportedModelError: a logit is NaN or infinite, or all tokens are ruled out.
+        """
+        best = int(np.argmax(logits))  # the first NaN, where there is one
+        if not np.isfinite(logits[best]):
+            raise UnsupportedModelError(
+                f"the logit of token {best} is {logits[best]}, so no token can be chosen",
+                fix="see whether the model or its cache is damaged",
+            )
         if self._seen is None and self.sampling.temperature == 0:
-            return int(np.argmax(logits))
+            return best
         scores = logits.astype(np.float64)
         if self._seen:
             known = np.fromiter(self._seen, np.int64)
