@@ -61,10 +61,10 @@ def test_a_pipe_that_takes_the_place_of_a_file_is_refused(
         checks.append(status)
 
     monkeypatch.setattr(regular, "_refuse_special", replacing)
-    before = len(os.listdir("/dev/fd"))
+    before = len(list(Path("/dev/fd").iterdir()))
     with pytest.raises(OSError, match="not a regular file"):
         open_regular(path)
-    assert len(os.listdir("/dev/fd")) == before
+    assert len(list(Path("/dev/fd").iterdir())) == before
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")

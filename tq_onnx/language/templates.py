@@ -25,6 +25,34 @@ _LARGEST_CONFIG: Final = 1 << 27
 Message = Mapping[str, Any]
 
 
+def messages_of(value: object) -> list[Message]:
+    """Return the turns of a conversation.
+
+    Raises:
+        UsageError: the value is no list, or a message has no role and content.
+    """
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        raise UsageError("the messages are no list", fix="give a list of roles and contents")
+    for message in value:
+        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+            raise UsageError("a message has no role and content", fix="give both of each")
+    return list(value)
+
+
+def texts_of(value: object) -> list[Message]:
+    """Return the turns of a conversation that can be saved, whose contents are texts.
+
+    Raises:
+        UsageError: the value is no list, or a message is more or less than role and content.
+    """
+    messages = messages_of(value)
+    for message in messages:
+        parts = list(message.values())
+        if len(parts) != 2 or not all(isinstance(part, str) for part in parts):
+            raise UsageError("a message is more than the texts of a role and a content")
+    return messages
+
+
 class ChatTemplate:
     """The chat template of a model.
 
@@ -74,12 +102,10 @@ class ChatTemplate:
         Raises:
             UsageError: a message has no role and content, or the template refuses them.
         """
-        for message in messages:
-            if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-                raise UsageError("a message has no role and content", fix="give both of each")
+        turns = messages_of(messages)
         try:
             return self._template.render(
-                messages=[dict(message) for message in messages],
+                messages=[dict(message) for message in turns],
                 add_generation_prompt=answer,
                 tools=None,
                 documents=None,

@@ -6,12 +6,13 @@ token. Where a stop string may have begun, the text waits until it is certain.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from tq_onnx.errors import UsageError
 from tq_onnx.integrations.huggingface import TextStream, Tokenizer
+from tq_onnx.runtime import arguments
 
 STOP: Final = "stop"
 """The text ended by itself, or at a stop string."""
@@ -119,15 +120,18 @@ class StopStrings:
         return held
 
 
-def stop_strings(stops: str | Sequence[str]) -> tuple[str, ...]:
+def stop_strings(stops: str | Iterable[str]) -> tuple[str, ...]:
     """Return strings that may end a text; one may stand for itself.
 
     Raises:
-        UsageError: one is empty.
+        UsageError: there is something else, or one is empty.
     """
+    if isinstance(stops, Mapping) or not isinstance(stops, Iterable):
+        raise UsageError("stop is no list of texts")
     strings = (stops,) if isinstance(stops, str) else tuple(stops)
-    if not all(strings):
-        raise UsageError("an empty stop string would end every text")
+    for index, string in enumerate(strings):
+        if not arguments.text(string, f"stop[{index}]"):
+            raise UsageError("an empty stop string would end every text")
     return strings
 
 
