@@ -112,7 +112,7 @@ def test_requests_that_make_no_sense() -> None:
     model = language_model("growing")
     with pytest.raises(UsageError, match="max_new_tokens is -1"):
         model.stream(PROMPT, max_new_tokens=-1)
-    with pytest.raises(UsageError, match="empty stop string"):
+    with pytest.raises(UsageError, match="is empty, and would end every text"):
         model.stream(PROMPT, stop=[""])
     with pytest.raises(UsageError, match="context is 0"):
         tq_onnx.load(folder("int4"), context=0)

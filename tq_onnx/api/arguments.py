@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from tq_onnx.errors import UsageError
+from tq_onnx.runtime import arguments
 
 if TYPE_CHECKING:
     from tq_onnx.runtime.providers import ExecutionProvider
@@ -22,13 +23,9 @@ def path_of(path: AnyPath | None) -> Path | None:
     """Return a path that may be left out as a ``Path``.
 
     Raises:
-        UsageError: the path is empty, which ``Path`` would take for the current folder.
+        UsageError: it is none, or empty, which ``Path`` would take for the current folder.
     """
-    if path is None:
-        return None
-    if not fspath(path):
-        raise UsageError("a path is empty", fix="name a file, or . for the current folder")
-    return Path(path)
+    return None if path is None else arguments.path(path, "a path")
 
 
 def provider_of(name: str) -> ExecutionProvider:
@@ -45,11 +42,11 @@ def provider_of(name: str) -> ExecutionProvider:
 
 
 def at_least(least: int, **values: int | None) -> None:
-    """Refuse numbers that are too small.
+    """Refuse what is no whole number, and numbers that are too small.
 
     Raises:
-        UsageError: one is smaller than ``least``; None is not.
+        UsageError: one is none, or smaller than ``least``; None is not.
     """
     for name, value in values.items():
-        if value is not None and value < least:
-            raise UsageError(f"{name} is {value}, and has to be at least {least}")
+        if value is not None:
+            arguments.count(value, name, least=least)

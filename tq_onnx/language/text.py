@@ -6,7 +6,7 @@ token. Where a stop string may have begun, the text waits until it is certain.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -120,18 +120,18 @@ class StopStrings:
         return held
 
 
-def stop_strings(stops: str | Iterable[str]) -> tuple[str, ...]:
+def stop_strings(stop: str | Iterable[str]) -> tuple[str, ...]:
     """Return strings that may end a text; one may stand for itself.
 
     Raises:
-        UsageError: there is something else, or one is empty.
+        UsageError: they are no texts, or one is empty.
     """
-    if isinstance(stops, Mapping) or not isinstance(stops, Iterable):
-        raise UsageError("stop is no list of texts")
-    strings = (stops,) if isinstance(stops, str) else tuple(stops)
-    for index, string in enumerate(strings):
-        if not arguments.text(string, f"stop[{index}]"):
-            raise UsageError("an empty stop string would end every text")
+    if not isinstance(stop, Iterable):
+        raise UsageError(f"stop is of type {type(stop).__name__}, and has to be a list of texts")
+    strings = (stop,) if isinstance(stop, str) else tuple(stop)
+    for place, each in enumerate(strings):
+        if not arguments.text(each, f"stop[{place}]"):
+            raise UsageError(f"stop[{place}] is empty, and would end every text")
     return strings
 
 

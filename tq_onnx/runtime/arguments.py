@@ -7,8 +7,8 @@ code below may use it. A refusal names the parameter, the value and what is allo
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Callable, Iterable, Mapping, Set
-from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -21,7 +21,6 @@ LAST_SEED: Final = 2**64 - 1
 _SMALLEST: Final = float(np.finfo(np.float32).tiny)
 _LARGEST: Final = float(np.finfo(np.float32).max)
 _T = TypeVar("_T")
-
 _MOST_SHOWN: Final = 40
 """Digits or characters of a value in a message."""
 
@@ -147,17 +146,6 @@ def text(value: object, name: str) -> str:
     return value
 
 
-def function(value: object, name: str) -> Callable[..., Any]:
-    """Return what can be called.
-
-    Raises:
-        UsageError: it cannot.
-    """
-    if not callable(value):
-        raise UsageError(f"{name} is {_shown(value)}, and has to be a function")
-    return value
-
-
 def instance(value: object, kind: type[_T], name: str) -> _T:
     """Return an object of a class.
 
@@ -170,16 +158,32 @@ def instance(value: object, kind: type[_T], name: str) -> _T:
 
 
 def path(value: object, name: str) -> Path:
-    """Return a path, which need not exist.
+    """Return a path.
 
     Raises:
-        UsageError: it is none, empty, or has a zero byte.
+        UsageError: it is none, or empty, which ``Path`` would take for the current folder.
     """
-    if not isinstance(value, (str, PathLike)) or not isinstance(text := fspath(value), str):
+    try:
+        given = os.fspath(value)  # type: ignore[call-overload]
+    except TypeError:
+        given = None
+    if not isinstance(given, str):
         raise UsageError(f"{name} is {_shown(value)}, and has to be a path")
-    if not text or "\0" in text:
-        raise UsageError(f"{name} is {text!a}, and has to be a path", fix="name a file")
-    return Path(text)
+    if not given or "\0" in given:
+        reason = "is empty" if not given else "has a zero byte"
+        raise UsageError(f"{name} {reason}", fix="name a file, or . for the current folder")
+    return Path(given)
+
+
+def function(value: object, name: str) -> Callable[..., Any]:
+    """Return what can be called.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if not callable(value):
+        raise UsageError(f"{name} is {_shown(value)}, and has to be a function")
+    return value
 
 
 def _integer(value: object) -> int | None:
