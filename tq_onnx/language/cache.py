@@ -8,7 +8,9 @@ nothing is mixed. Whatever ends a call early, the cache holds the tokens that it
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from typing import Final, Protocol
@@ -33,6 +35,10 @@ class Owner(Protocol):
         """The digests that tell the model from others."""
 
 
+class _User:
+    """Lives as long as a call that uses a cache."""
+
+
 class Cache:
     """The keys and values of one text; ``LanguageModel.new_cache`` makes an empty one.
 
@@ -51,7 +57,8 @@ class Cache:
         self._model = model
         # Replaced together. The text may be longer than what the decoder has read of it.
         self._held = decoder, list(tokens)
-        self._users: dict[str, object] = {}
+        self._lock = threading.Lock()
+        self._user: Callable[[], _User | None] = lambda: None
 
     def __len__(self) -> int:
         return self.decoder.length
@@ -140,19 +147,20 @@ class Cache:
         Raises:
             UsageError: somebody does already.
         """
-        # No lock: an interrupt behind its acquisition would leave it locked for ever.
-        user = object()
-        try:
-            if self._users.setdefault("user", user) is not user:
+        user = _User()
+        with self._lock:
+            if self._user() is not None:
                 raise UsageError(
                     "the cache is in use by another call",
                     fix="close its stream, or give each text a cache of its own, by new_cache or "
                     "fork",
                 )
+            # Weak: wherever an interrupt comes, the cache is free when this frame is gone.
+            self._user = weakref.ref(user)
+        try:
             yield self.decoder
         finally:
-            if self._users.get("user") is user:
-                del self._users["user"]
+            self._user = lambda: None
 
     def refuse_other(self, model: Owner) -> None:
         """Refuse a model that the cache does not belong to.

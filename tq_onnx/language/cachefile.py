@@ -11,9 +11,8 @@ rows of an exact window are the first; ``state.NAME`` of recurrent layers; ``tok
 and, of a conversation, ``messages``: its turns as JSON.
 
 A cache of another model, conversion or layout is refused: its bytes would mean something else. A
-file comes from anywhere: names, types and shapes are compared before anything is used, and numbers
-that attention takes as they are have to be finite. Bytes of rows decode to some number whatever
-they are (see SECURITY.md).
+file comes from anywhere: names, types and shapes are compared before anything is used, and its
+floats have to be finite: the metadata of rows, rows of floats, entries of a window, states.
 """
 
 from __future__ import annotations
@@ -21,14 +20,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from tq_onnx.codec.elements import from_bytes
+from tq_onnx.codec.reference import fields_of
+from tq_onnx.codec.spec import row_layout
 from tq_onnx.codec.window import has_damaged_entries
 from tq_onnx.errors import ModelFileError, OutputExistsError, UsageError
 from tq_onnx.files.arrays import (
@@ -232,14 +234,8 @@ def _checked(
         shape = (1, spec.kv_num_heads, spec.window.overlay_rows + len(tokens), spec.row)
         if plane.shape != shape or plane.dtype != spec.type_name:
             raise ValueError(f"cache.{index} is {plane.dtype} {list(plane.shape)}")
-        numbers = plane
-        if (raw := signature.raw_type(index)) is not None:
-            codec, element = raw
-            used = spec.head_size * codec.bits // 8
-            rows = plane[:, :, spec.window.overlay_rows :, :used]
-            numbers = from_bytes(rows, codec, element)
-        entries_damaged = has_damaged_entries(plane, spec.head_size, spec.window)
-        if entries_damaged or not np.isfinite(numbers).all():
+        is_finite = all(np.isfinite(part).all() for part in _floats(plane, signature, index))
+        if not is_finite or has_damaged_entries(plane, spec.head_size, spec.window):
             raise ValueError(f"cache.{index} has numbers that are not finite")
         planes.append(plane)
     for name, value in states.items():
@@ -249,6 +245,19 @@ def _checked(
             raise ValueError(f"{name[:60]} has numbers that are not finite")
     kept = {name.removeprefix("state."): arrays[name] for name in states}
     return tokens.tolist(), Snapshot(tuple(planes), mask, kept)
+
+
+def _floats(
+    plane: npt.NDArray[Any], signature: Signature, index: int
+) -> Iterable[npt.NDArray[Any]]:
+    """Return the floats in the rows of a cache: those of an original, or their fields."""
+    coding, spec = signature.coding(index), signature.caches[index]
+    if coding is None:
+        return (plane,)
+    codec, element = coding
+    layout = row_layout(codec, spec.head_size)
+    rows = plane[:, :, spec.window.overlay_rows :, : layout.row_bytes]
+    return (from_bytes(rows, codec, element),) if codec.is_raw else fields_of(rows, layout).values()
 
 
 def _take(file: Path, digest: hashlib._Hash) -> None:

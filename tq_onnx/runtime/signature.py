@@ -45,13 +45,12 @@ class Signature:
         """Return the exact window of a layer's caches; that of an original has no tokens."""
         return NO_WINDOW if self.plan is None else self.plan.window_of(layer)
 
-    def raw_type(self, cache: int) -> tuple[Codec, str] | None:
-        """Return codec and element type of a cache with bytes of floats; None for any other."""
+    def coding(self, cache: int) -> tuple[Codec, str] | None:
+        """Return codec and element type of a cache; None for an original's."""
         if self.plan is None:
             return None
         layer = self.plan.layers[cache // 2]
-        codec = layer.codecs[cache % 2]
-        return (codec, ELEMENTS[layer.dtype]) if codec.is_raw else None
+        return layer.codecs[cache % 2], ELEMENTS[layer.dtype]
 
     @property
     def first_only(self) -> bool:
