@@ -85,7 +85,9 @@ def test_a_cache_says_how_large_it_is() -> None:
     assert language_model("in place").new_cache().nbytes == 160 * model.signature.bytes_per_token
 
 
-@pytest.mark.parametrize(("call", "message"), [("rewind", "cannot go back to 9"), ("fork", "0 t")])
+@pytest.mark.parametrize(
+    ("call", "message"), [("rewind", "cannot go back to 9"), ("fork", "count is 0")]
+)
 def test_what_makes_no_sense(call: str, message: str) -> None:
     cache = language_model("growing").new_cache()
     with pytest.raises(UsageError, match=message):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tq_onnx
@@ -87,9 +88,18 @@ def test_ids_need_no_tokenizer() -> None:
     [
         ("", "prompt is empty"),
         ([], "prompt is empty"),
-        ([1.5], "a text, a list of token ids, or a list of messages"),
-        ([300], "token ids reach from 300 to 300"),
-        ([-1], "token ids reach from -1 to -1"),
+        ([1.5], r"prompt\[0\] is 1.5, and has to be a token id"),
+        ([300], r"prompt\[0\] is 300, and the model knows the ids 0 to"),
+        ([-1], r"prompt\[0\] is -1, and"),
+        ([3, -(2**70)], r"prompt\[1\] is -1180591620717411303424, and"),
+        ([2**70], r"prompt\[0\] is 1180591620717411303424, and"),
+        ([True], r"prompt\[0\] is True, and has to be a token id"),
+        (b"text", "prompt is of type bytes, and has to be a list of token ids"),
+        ({"role": "user", "content": "x"}, "prompt is of type dict"),
+        (None, "prompt is None"),
+        (np.array([[1, 2]]), r"prompt\[0\] is of type list"),
+        ("\ud800", "not valid Unicode"),
+        ([{"role": "user", "content": "x"}, 5], "no role and content"),
         ([{"role": "user"}], "no role and content"),
     ],
 )
@@ -100,9 +110,9 @@ def test_prompts_that_are_none(prompt: object, message: str) -> None:
 
 def test_requests_that_make_no_sense() -> None:
     model = language_model("growing")
-    with pytest.raises(UsageError, match="-1 new tokens"):
+    with pytest.raises(UsageError, match="max_new_tokens is -1"):
         model.stream(PROMPT, max_new_tokens=-1)
-    with pytest.raises(UsageError, match="empty stop string"):
+    with pytest.raises(UsageError, match="is empty, and would end every text"):
         model.stream(PROMPT, stop=[""])
     with pytest.raises(UsageError, match="context is 0"):
         tq_onnx.load(folder("int4"), context=0)
@@ -174,7 +184,7 @@ def test_a_batch_of_a_graph_that_takes_no_padding() -> None:
         model.generate(prompt, max_new_tokens=4).tokens for prompt in prompts
     ]
     assert model.generate_batch([]) == []
-    with pytest.raises(UsageError, match="the prompts are one text; give a list"):
+    with pytest.raises(UsageError, match="the prompts are no list; give a list"):
         model.generate_batch("a whale")
 
 

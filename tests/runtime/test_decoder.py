@@ -168,23 +168,41 @@ def test_padding_is_refused_where_positions_cannot_be_given(kind: str) -> None:
 @pytest.mark.parametrize(
     ("tokens", "mask", "message"),
     [
-        (np.zeros((2, 3)), None, "not \\[1, 1 or more\\]"),
-        (np.zeros((1, 0)), None, "not \\[1, 1 or more\\]"),
-        (np.zeros(3), None, "not \\[1, 1 or more\\]"),
-        (np.zeros((1, 3)), np.ones((1, 4)), "attention mask has shape"),
-        (np.zeros((1, 3)), np.array([[1, 1, 0]]), "on the left"),
-        (np.zeros((1, 3)), np.array([[1, 0, 1]]), "on the left"),
+        ([[0, 0, 0], [0, 0, 0]], None, "not \\[1, 1 or more\\]"),
+        ([[]], None, "not \\[1, 1 or more\\]"),
+        ([0, 0, 0], None, "not \\[1, 1 or more\\]"),
+        ([[0, 0, 0]], np.ones((1, 4)), "attention mask has shape"),
+        ([[0, 0, 0]], [[1, 1, 0]], "on the left"),
+        ([[0, 0, 0]], [[1, 0, 1]], "on the left"),
+        ([[0, 0, 0]], [[0.5, 1, 1]], "other numbers than 0 and 1"),
+        ([[0, -1]], None, "a token is -1"),
+        ([[0.5]], None, "tokens are of type float64"),
+        ([[True]], None, "tokens are of type bool"),
+        ([[2**70]], None, "tokens are of type object"),
+        (np.array([[2**63]]), None, "a token is -"),
+        ([[1, 2], [3]], None, "several lengths"),
     ],
 )
-def test_shapes_that_do_not_fit(tokens: Any, mask: Any, message: str) -> None:
+def test_prompts_that_are_none(tokens: Any, mask: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         opened(DYNAMO, "kernel").decoder().prefill(tokens, mask)
 
 
-@pytest.mark.parametrize("capacity", [0, -1])
+@pytest.mark.parametrize("capacity", [0, -1, 1.5, True, 2**31, 2**70])
 def test_a_capacity_must_hold_something(capacity: int) -> None:
-    with pytest.raises(UsageError, match="holds nothing"):
+    with pytest.raises(UsageError, match="context is"):
         opened(DYNAMO, "kernel").decoder(capacity=capacity)
+
+
+@pytest.mark.parametrize("capacity", [None, 20])
+def test_steps_that_are_none(capacity: int | None) -> None:
+    decoder = opened(DYNAMO, "kernel").decoder(capacity=capacity)
+    for tokens in ([], [1, 2], [-1], [1.0], ["a"]):
+        with pytest.raises(UsageError):
+            decoder.step(tokens)
+    with pytest.raises(UsageError, match="length is"):
+        decoder.rewind(0.0)  # type: ignore[arg-type]
+    assert decoder.length == 0
 
 
 @pytest.mark.parametrize("capacity", [None, 20])

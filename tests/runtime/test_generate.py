@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.runtime.models import DYNAMO, GENAI, ids, opened
-from tq_onnx.errors import UsageError
+from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.runtime.generate import TokenStream, generate
 from tq_onnx.runtime.sampling import Sampler, Sampling, probabilities
 
@@ -124,7 +126,7 @@ def test_a_second_prompt_goes_on_where_the_first_ended() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "count", "message"), [([], 3, "prompt is empty"), ([1], -1, "cannot be generated")]
+    ("prompt", "count", "message"), [([], 3, "prompt is empty"), ([1], -1, "max_new_tokens is -1")]
 )
 def test_requests_that_make_no_sense(prompt: list[int], count: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
@@ -147,18 +149,60 @@ def test_a_capacity_that_is_too_small_is_told() -> None:
         {"temperature": -1.0},
         {"temperature": float("nan")},
         {"temperature": float("inf")},
+        {"temperature": 5e-324},
+        {"temperature": 10**400},
+        {"temperature": True},
+        {"temperature": "1"},
+        {"temperature": None},
         {"top_k": -1},
+        {"top_k": 1.0},
+        {"top_k": True},
         {"top_p": 0.0},
         {"top_p": 1.1},
+        {"top_p": float("nan")},
+        {"top_p": [1.0]},
         {"min_p": -0.1},
+        {"min_p": float("nan")},
         {"repetition_penalty": 0.0},
         {"repetition_penalty": float("inf")},
+        {"repetition_penalty": 1e-300},
         {"seed": -1},
+        {"seed": 2**64},
+        {"seed": 1.0},
+        {"seed": None},
     ],
 )
-def test_sampling_refuses_what_no_draw_can_use(arguments: dict[str, float]) -> None:
-    with pytest.raises(UsageError):
-        Sampling(**arguments)  # type: ignore[arg-type]
+def test_sampling_refuses_what_no_draw_can_use(arguments: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"^{next(iter(arguments))} is "):
+        Sampling(**arguments)
+
+
+def test_numbers_of_a_sampling_are_pythons() -> None:
+    sampling = Sampling(np.float32(0.5), np.int64(3), seed=np.uint64(2**64 - 1))  # type: ignore[arg-type]
+    assert [type(value) for value in (sampling.temperature, sampling.top_k)] == [float, int]
+    assert sampling == Sampling(0.5, 3, seed=2**64 - 1)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("temperature", [1.2e-38, 3.4e38])
+@pytest.mark.parametrize("penalty", [1.2e-38, 1.0, 3.4e38])
+@pytest.mark.parametrize("top_p", [1.2e-38, 1.0])
+def test_no_draw_overflows(temperature: float, penalty: float, top_p: float) -> None:
+    largest = np.finfo(np.float32).max
+    logits = np.array([largest, 1e-30, 0, -1, -largest, -np.inf], np.float32)
+    sampling = Sampling(temperature, top_p=top_p, min_p=1.0, repetition_penalty=penalty)
+    for seen in ([], [0, 1], range(6)):
+        assert Sampler(sampling, seen).choose(logits) in range(5)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0), Sampling(repetition_penalty=2.0)])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_logits_that_are_not_finite_are_refused(sampling: Sampling, wrong: float) -> None:
+    logits = np.array([1, wrong, 3], np.float32)
+    with pytest.raises(UnsupportedModelError, match="the logit of token 1 is"):
+        Sampler(sampling).choose(logits)
+    with pytest.raises(UnsupportedModelError, match="the logit of token 0 is -inf"):
+        Sampler(sampling).choose(np.full(3, -np.inf, np.float32))
 
 
 @given(

@@ -143,6 +143,30 @@ def entry_bytes_wrong(caches: Bytes, vectors: npt.NDArray[np.generic], window: W
     return int((expected != caches).sum())
 
 
+def has_damaged_entries(caches: Bytes, head_size: int, window: Window) -> bool:
+    """Return True if an entry has an infinite number or NaN, or the tag of another entry's token.
+
+    Args:
+        caches: uint8 ``[B, N, S, W]``.
+        head_size: D.
+        window: of the caches.
+    """
+    if not window.entries:
+        return False
+    first = ELEMENT_BYTES * head_size
+    for plane in caches.reshape(-1, *caches.shape[2:]):
+        entries = _entries(np.ascontiguousarray(plane), head_size, window)
+        tags = entries[:, first : first + TAG_BYTES].copy().view("<u4")[:, 0].astype(np.int64)
+        token, is_used = tags - 1, tags > 0
+        turn = window.sinks + (token - window.sinks) % max(window.recent, 1)
+        home = np.where(token < window.sinks, token, turn)
+        vectors = entries[:, :first].copy().view("<f2")
+        is_sound = (home == np.arange(window.entries)) & np.isfinite(vectors).all(axis=1)
+        if (is_used & ~is_sound).any():
+            return True
+    return False
+
+
 def retag(caches: Bytes, head_size: int, window: Window, tokens: int) -> None:
     """Say that entries hold the newest of so many tokens, and the first; in place.
 

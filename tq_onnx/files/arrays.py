@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
-import stat
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from tq_onnx.errors import ModelFileError
+from tq_onnx.files.regular import open_regular
 from tq_onnx.files.transaction import Transaction
 
 Arrays = dict[str, npt.NDArray[Any]]
 
 DAMAGES = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError)
 """Exceptions of ``read_arrays``, and of looking at what it returns."""
+
+_SIZE_BYTES: Final = 8
+_LARGEST_HEADER: Final = 100_000_000
+"""Bytes of a header, by safetensors' own limit."""
 
 
 def write_arrays(
@@ -39,13 +44,15 @@ def write_arrays(
     whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     content = memoryview(save(whole, dict(facts)))
     # The header in order, which safetensors takes from a random hash map.
-    end = 8 + int.from_bytes(content[:8], "little")
-    header = json.dumps(json.loads(bytes(content[8:end])), sort_keys=True).encode()
+    end = _SIZE_BYTES + int.from_bytes(content[:_SIZE_BYTES], "little")
+    header = json.dumps(json.loads(bytes(content[_SIZE_BYTES:end])), sort_keys=True).encode()
     header += b" " * (-len(header) % 8)
+    if len(header) > _LARGEST_HEADER:
+        raise ModelFileError("the metadata are too large for a file", where=str(path))
     transaction = Transaction(overwrite=overwrite)
     try:
         transaction.clear([path])
-        parts = (len(header).to_bytes(8, "little"), header, content[end:])
+        parts = (len(header).to_bytes(_SIZE_BYTES, "little"), header, content[end:])
         size = transaction.write(path, parts)
         transaction.commit()
     except OSError as error:
@@ -57,12 +64,15 @@ def write_arrays(
     return size
 
 
-def read_arrays(path: Path, *, largest: int) -> tuple[Arrays, dict[str, str]]:
+def read_arrays(
+    path: Path, *, largest: int, check: Callable[[dict[str, str]], None] = lambda _: None
+) -> tuple[Arrays, dict[str, str]]:
     """Read a file.
 
     Args:
         path: the file.
-        largest: bytes beyond which it is not opened.
+        largest: bytes beyond which it is not read.
+        check: called with the metadata, before the arrays are read.
 
     Returns:
         The arrays by name, and the metadata.
@@ -70,24 +80,38 @@ def read_arrays(path: Path, *, largest: int) -> tuple[Arrays, dict[str, str]]:
     Raises:
         OSError, ValueError, SafetensorError and others of ``DAMAGES``: it cannot be read.
     """
-    status = path.stat()
-    # Before it is opened: a pipe would never end.
-    if not stat.S_ISREG(status.st_mode):
-        raise ValueError("the path is not a regular file")
-    if status.st_size > largest:
-        raise ValueError(f"the file has {status.st_size} bytes")
-    with safe_open(path, framework="numpy") as file:
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return arrays, file.metadata() or {}
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > largest:
+            raise ValueError(f"the file has {size} bytes, and {largest} are the most")
+        facts = _facts(file)
+        check(facts)
+        file.seek(0)
+        return load(file.read()), facts
 
 
 def facts_of(path: Path) -> dict[str, str]:
     """Return the metadata of a file; nothing if it is no safetensors file."""
     try:
-        with safe_open(path, framework="numpy") as file:
-            return file.metadata() or {}
-    except (OSError, SafetensorError):
+        with open_regular(path) as file:
+            return _facts(file)
+    except DAMAGES:
         return {}
+
+
+def _facts(file: BinaryIO) -> dict[str, str]:
+    """Read the metadata in the header of a file."""
+    size = int.from_bytes(file.read(_SIZE_BYTES), "little")
+    if size > _LARGEST_HEADER:
+        raise ValueError("there is no header")
+    try:
+        header = json.loads(file.read(size))
+        facts = header.get("__metadata__", {})
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise ValueError("there is no header") from error
+    if not isinstance(facts, dict) or not all(isinstance(fact, str) for fact in facts.values()):
+        raise ValueError("the metadata are no texts")
+    return facts
 
 
 def reason_of(error: BaseException) -> str:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Final
 
+from tq_onnx.files.regular import read_text
+
 CONFIGURATION: Final = "config.json"
 GENAI_CONFIGURATION: Final = "genai_config.json"
 _POSITIONS: Final = "max_position_embeddings"
@@ -19,7 +21,7 @@ def context_length(model: Path) -> int | None:
     """
     found = [configured_positions(model)]
     try:
-        told = json.loads((model.parent / GENAI_CONFIGURATION).read_text("utf-8"))
+        told = json.loads(read_text(model.parent / GENAI_CONFIGURATION))
         found.append(told["model"]["context_length"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
@@ -33,7 +35,7 @@ def configured_positions(model: Path) -> int | None:
     None if there is no such file, or no positive number in it.
     """
     try:
-        told = json.loads((model.parent / CONFIGURATION).read_text("utf-8"))[_POSITIONS]
+        told = json.loads(read_text(model.parent / CONFIGURATION))[_POSITIONS]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return told if isinstance(told, int) and told > 0 else None

@@ -23,6 +23,7 @@ from onnx_ir import external_data
 
 from tq_onnx.errors import ModelFileError, UnsupportedModelError
 from tq_onnx.files.preflight import is_blob, preflight
+from tq_onnx.files.regular import open_regular
 
 MAX_PROTOBUF_BYTES: Final = (1 << 31) - 1
 
@@ -114,7 +115,8 @@ def _locate(path: Path, where: str) -> tuple[Path, bytes]:
             )
         folder = path.parent.resolve(strict=True)
         home = folder / path.name if is_blob(target, folder) else target
-        return home, target.read_bytes()
+        with open_regular(target) as file:
+            return home, file.read()
     except FileNotFoundError as error:
         raise ModelFileError("there is no such file", where=where, fix=_EXPECTED) from error
     except (OSError, RuntimeError, ValueError) as error:

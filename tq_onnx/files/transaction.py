@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -157,7 +158,8 @@ class Transaction:
     def undo(self) -> None:
         """Remove what was made, and put back what was replaced."""
         for temporary, _ in self._staged:
-            temporary.unlink(missing_ok=True)
+            with suppress(FileNotFoundError, NotADirectoryError):
+                temporary.unlink()
         restored = {target: backup for backup, target in self._backups}
         for target in self._placed:
             if target in restored:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from tq_onnx.errors import ModelFileError, UsageError
+from tq_onnx.files.regular import read_text
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 #: Files that name the tokens which end a text; the first that does is believed.
@@ -55,7 +56,7 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     """
     path = directory / TOKENIZER_FILE
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise ModelFileError(
             "there is no readable tokenizer",
@@ -249,7 +250,7 @@ def _byte_characters() -> list[str]:
 def _eos_ids(directory: Path) -> tuple[int, ...]:
     for name in EOS_FILES:
         try:
-            fields = json.loads((directory / name).read_text(encoding="utf-8"))
+            fields = json.loads(read_text(directory / name))
             # genai_config.json keeps it one level deeper.
             eos = fields.get("model", fields).get("eos_token_id")
         except (OSError, ValueError, AttributeError, RecursionError):

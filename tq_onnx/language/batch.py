@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from itertools import zip_longest
 
 import numpy as np
@@ -21,11 +20,10 @@ from tq_onnx.runtime.snapshot import Snapshot
 class _Row:
     """One text of a batch."""
 
-    def __init__(self, call: Call, most: int) -> None:
+    def __init__(self, call: Call) -> None:
         self.call = call
-        self.most = most
         self.tokens: list[int] = []
-        self.reason = "" if most else LENGTH
+        self.reason = "" if call.max_new_tokens else LENGTH
         self.sampler = Sampler(call.sampling, call.ids)
         self.said = Transcript(call.tokenizer, call.stops)
 
@@ -41,7 +39,7 @@ class _Row:
         self.said.take(token)
         if self.said.stopped:
             self.reason = STOP
-        elif len(self.tokens) >= self.most:
+        elif len(self.tokens) >= self.call.max_new_tokens:
             self.reason = LENGTH
 
     @property
@@ -66,29 +64,27 @@ def generate_batch(
     """Continue prompts of any lengths, padded on the left.
 
     Args:
-        decoder: with empty caches, of as many sequences, whose graph takes padding.
+        decoder: with empty caches, of as many sequences, whose graph takes padding. It has room for
+            the longest prompt and the longest answer.
         calls: the prompts.
-        caches: one for each prompt, without an exact window; what they hold of it is not computed
-            again, and afterwards they hold the text. Prompts read as many new tokens as the one
-            with the most.
+        caches: one for each prompt, in use by the caller and without an exact window; what they
+            hold of it is not computed again, and afterwards they hold the text. Prompts read as
+            many new tokens as the one with the most.
     """
     lengths = [len(call.ids) for call in calls]
-    with ExitStack() as held:
-        own = [held.enter_context(cache.in_use()) for cache in caches or ()]
-        kept = [cache.shared(call.ids) for cache, call in zip(caches or (), calls, strict=False)]
-        new = max(length - keep for length, keep in zip_longest(lengths, kept, fillvalue=0))
-        kept = [max(length - new, 0) for length in lengths] if own else [0] * len(calls)
-        if any(kept):
-            decoder.restore(_joined([each.snapshot() for each in own], kept))
-        rows, seconds = _continued(decoder, calls, new)
-        if caches is not None:
-            joined, longest = decoder.snapshot(), max(lengths)
-            for index, row in enumerate(rows):
-                # The last token of a text was not read, and texts that ended read anything.
-                text = [*row.call.ids, *row.tokens[:-1]]
-                start = longest - lengths[index]
-                own[index].restore(_part(joined, index, slice(start, start + len(text))))
-                caches[index].holds(text)
+    kept = [cache.shared(call.ids) for cache, call in zip(caches or (), calls, strict=False)]
+    new = max(length - keep for length, keep in zip_longest(lengths, kept, fillvalue=0))
+    kept = [max(length - new, 0) for length in lengths] if caches else [0] * len(calls)
+    if any(kept):
+        decoder.restore(_joined([cache.decoder.snapshot() for cache in caches or ()], kept))
+    rows, seconds = _continued(decoder, calls, new)
+    if caches is not None:
+        joined, longest = decoder.snapshot(), max(lengths)
+        for index, row in enumerate(rows):
+            # The last token of a text was not read, and texts that ended read anything.
+            text = [*row.call.ids, *row.tokens[:-1]]
+            start = longest - lengths[index]
+            caches[index].replace(_part(joined, index, slice(start, start + len(text))), text)
     return [row.completion(seconds, keep) for row, keep in zip(rows, kept, strict=True)]
 
 
@@ -99,15 +95,7 @@ def _continued(decoder: Decoder, calls: Sequence[Call], new: int) -> tuple[list[
         rest = call.ids[-new:]
         tokens[index, new - len(rest) :] = rest
         mask[index, new - len(rest) :] = 1
-    # Padding takes room in the caches, too.
-    longest = max(len(call.ids) for call in calls)
-    spare = None if decoder.capacity is None else decoder.capacity - longest + 1
-    rows = [
-        _Row(
-            call, min(call.most(decoder.capacity), call.max_new_tokens if spare is None else spare)
-        )
-        for call in calls
-    ]
+    rows = [_Row(call) for call in calls]
     started = time.perf_counter()
     logits = decoder.read(tokens, mask, most=PROMPT_PIECE)
     prefill, decode = time.perf_counter() - started, 0.0

@@ -1,58 +1,88 @@
 """Caches that programs keep: rewound, forked, saved.
 
-A ``Cache`` holds the tokens that a model has read, with their keys and values, for one text. It has
-one owner: two threads that use it at the same time are told so, and nothing is mixed.
+A ``Cache`` holds the tokens that a model has read, with their keys and values, for one text. It
+belongs to one model, and has one user at a time: two threads that use it at once are told so, and
+nothing is mixed. Whatever ends a call early, the cache holds the tokens that it says.
 """
 
 from __future__ import annotations
 
+import copy
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
-from pathlib import Path
+from typing import Final, Protocol
 
 from tq_onnx.errors import UsageError
 from tq_onnx.language.cachefile import Identity, write_cache
 from tq_onnx.language.templates import Message
+from tq_onnx.runtime import arguments
 from tq_onnx.runtime.decoder import Decoder
+from tq_onnx.runtime.memory import free_memory
+from tq_onnx.runtime.snapshot import Snapshot
+
+MOST_FORKS: Final = 65_536
+"""Copies that ``Cache.fork`` makes at most."""
+
+
+class Owner(Protocol):
+    """A ``LanguageModel``, as far as its caches need one."""
+
+    @property
+    def identity(self) -> Identity:
+        """The digests that tell the model from others."""
+
+
+class _User:
+    """Lives as long as a call that uses a cache."""
 
 
 class Cache:
     """The keys and values of one text; ``LanguageModel.new_cache`` makes an empty one.
 
+    A cache belongs to the object that made it, and is computed by its session. Another object is
+    another model, even if it has opened the same file: it may have other kernels, threads and
+    context. ``save`` and ``LanguageModel.load_cache`` bring a cache from one to the other.
+
     Args:
         decoder: of batch 1; nobody else uses it.
-        identity: returns the digests of the model that it belongs to, once they are asked for.
+        model: that the cache belongs to.
         tokens: ids of the tokens that the decoder holds.
     """
 
-    def __init__(
-        self, decoder: Decoder, identity: Callable[[], Identity], tokens: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, decoder: Decoder, model: Owner, tokens: Sequence[int] = ()) -> None:
         """Take over a decoder; see the class for arguments."""
-        self._decoder = decoder
-        self._identity = identity
-        self._tokens = list(tokens)
-        self._owner = threading.Lock()
+        self._model = model
+        # Replaced together. The text may be longer than what the decoder has read of it.
+        self._held = decoder, list(tokens)
+        self._lock = threading.Lock()
+        self._user: Callable[[], _User | None] = lambda: None
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return self.decoder.length
 
     @property
     def tokens(self) -> tuple[int, ...]:
         """The ids of the tokens in the cache."""
-        return tuple(self._tokens)
+        decoder, text = self._held
+        return tuple(text[: decoder.length])
+
+    @property
+    def decoder(self) -> Decoder:
+        """The decoder, for the user of the cache."""
+        return self._held[0]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the cache buffers as they are now."""
-        return self._decoder.cache_bytes
+        return self.decoder.cache_bytes
 
     @property
     def capacity(self) -> int | None:
         """Tokens that the cache holds at most; None if it grows."""
-        return self._decoder.capacity
+        return self.decoder.capacity
 
     def rewind(self, tokens: int) -> None:
         """Forget all but the first tokens.
@@ -63,12 +93,12 @@ class Cache:
             tokens: how many are kept.
 
         Raises:
-            UsageError: the cache has fewer, or is in use.
+            UsageError: the number is none, the cache has fewer, or it is in use.
             UnsupportedModelError: the model has recurrent layers, which cannot go back.
         """
+        kept = arguments.count(tokens, "tokens")
         with self.in_use() as decoder:
-            decoder.rewind(tokens)
-            del self._tokens[tokens:]
+            decoder.rewind(kept)
 
     def fork(self, count: int) -> list[Cache]:
         """Copy the cache, so that texts can go on from here in several ways.
@@ -77,12 +107,17 @@ class Cache:
             count: how many copies; this cache stays as it is.
 
         Raises:
-            UsageError: the count is below 1, or the cache is in use.
+            UsageError: the count is below 1, there is no memory for so many, or the cache is in
+                use.
         """
-        if count < 1:
-            raise UsageError(f"a cache cannot be forked {count} times")
+        copies = arguments.count(count, "count", least=1, most=MOST_FORKS)
         with self.in_use() as decoder:
-            return [Cache(decoder.copy(), self._identity, self._tokens) for _ in range(count)]
+            free = free_memory()
+            if free is not None and copies * self.nbytes > free:
+                raise UsageError(
+                    f"{copies} copies of {self.nbytes} bytes are more than the {free} that are free"
+                )
+            return [Cache(decoder.copy(), self._model, self.tokens) for _ in range(copies)]
 
     def save(self, path: str | PathLike[str], *, messages: Sequence[Message] = ()) -> None:
         """Write the tokens, their keys and values to a safetensors file.
@@ -91,17 +126,19 @@ class Cache:
 
         Args:
             path: the file.
-            messages: the turns of the conversation that the tokens are of, see ``Chat.save``.
+            messages: the turns of the conversation that the tokens are of, see ``Chat.save``; each
+                has a ``role`` and a ``content``, which are texts.
 
         Raises:
-            ModelFileError: it cannot be written.
-            UsageError: the cache is empty, or in use.
+            OutputExistsError: something that is no cache is there.
+            ModelFileError: it cannot be written, or the model's files have changed.
+            UsageError: the path or a message is none, the cache is empty, or it is in use.
         """
+        file = arguments.path(path, "path")
         with self.in_use() as decoder:
-            if not self._tokens:
+            if not len(self):
                 raise UsageError("an empty cache cannot be saved")
-            held = decoder.snapshot()
-            write_cache(Path(path), self._tokens, held, self._identity(), messages)
+            write_cache(file, self.tokens, decoder.snapshot(), self._model.identity, messages)
 
     @contextmanager
     def in_use(self) -> Iterator[Decoder]:
@@ -110,15 +147,32 @@ class Cache:
         Raises:
             UsageError: somebody does already.
         """
-        if not self._owner.acquire(blocking=False):
-            raise UsageError(
-                "the cache is in use by another call",
-                fix="give each text a cache of its own, by new_cache or fork",
-            )
+        user = _User()
+        with self._lock:
+            if self._user() is not None:
+                raise UsageError(
+                    "the cache is in use by another call",
+                    fix="close its stream, or give each text a cache of its own, by new_cache or "
+                    "fork",
+                )
+            # Weak: wherever an interrupt comes, the cache is free when this frame is gone.
+            self._user = weakref.ref(user)
         try:
-            yield self._decoder
+            yield self.decoder
         finally:
-            self._owner.release()
+            self._user = lambda: None
+
+    def refuse_other(self, model: Owner) -> None:
+        """Refuse a model that the cache does not belong to.
+
+        Raises:
+            UsageError: it is another one.
+        """
+        if self._model is not model:
+            raise UsageError(
+                "the cache belongs to another model",
+                fix="make one by new_cache of this model, or save it and open it by load_cache",
+            )
 
     def shared(self, tokens: Sequence[int]) -> int:
         """Return the number of tokens with which a prompt and the cache begin alike.
@@ -128,9 +182,40 @@ class Cache:
         Args:
             tokens: ids of the prompt.
         """
-        most = min(len(self._tokens), len(tokens) - 1)
-        return next((at for at in range(most) if self._tokens[at] != tokens[at]), most)
+        held = self.tokens
+        most = min(len(held), len(tokens) - 1)
+        return next((at for at in range(most) if held[at] != tokens[at]), most)
 
-    def holds(self, tokens: Sequence[int]) -> None:
-        """Note what the decoder has read: the first of some tokens, as many as it holds."""
-        self._tokens = list(tokens[: self._decoder.length])
+    def begin(self, tokens: Sequence[int]) -> int:
+        """Keep the tokens with which a prompt begins, and note that the others are read next.
+
+        For the user of the cache only, like the methods below.
+
+        Args:
+            tokens: ids of the prompt.
+
+        Returns:
+            The number of tokens that are kept.
+        """
+        decoder = self.decoder
+        kept = self.shared(tokens)
+        if kept < len(self) and decoder.signature.interface.states:
+            kept = 0  # recurrent layers cannot go back
+        decoder.rewind(kept)
+        self._held = decoder, list(tokens)
+        return kept
+
+    def append(self, token: int) -> None:
+        """Note the token that is read next."""
+        self._held[1].append(token)
+
+    def replace(self, held: Snapshot, tokens: Sequence[int]) -> None:
+        """Hold something else.
+
+        Args:
+            held: keys and values of the tokens, of batch 1.
+            tokens: their ids.
+        """
+        decoder = copy.copy(self.decoder)
+        decoder.restore(held)
+        self._held = decoder, list(tokens)

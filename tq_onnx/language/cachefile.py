@@ -11,8 +11,8 @@ rows of an exact window are the first; ``state.NAME`` of recurrent layers; ``tok
 and, of a conversation, ``messages``: its turns as JSON.
 
 A cache of another model, conversion or layout is refused: its bytes would mean something else. A
-file comes from anywhere: names, types and shapes are compared before anything is used. Bytes of a
-cache are safe whatever they are (see SECURITY.md).
+file comes from anywhere: names, types and shapes are compared before anything is used, and its
+floats have to be finite: the metadata of rows, rows of floats, entries of a window, states.
 """
 
 from __future__ import annotations
@@ -20,13 +20,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
+from tq_onnx.codec.elements import from_bytes
+from tq_onnx.codec.reference import fields_of
+from tq_onnx.codec.spec import row_layout
+from tq_onnx.codec.window import has_damaged_entries
 from tq_onnx.errors import ModelFileError, OutputExistsError, UsageError
 from tq_onnx.files.arrays import (
     DAMAGES,
@@ -36,7 +41,9 @@ from tq_onnx.files.arrays import (
     reason_of,
     write_arrays,
 )
-from tq_onnx.language.templates import Message
+from tq_onnx.files.regular import open_regular
+from tq_onnx.language.templates import Message, texts_of
+from tq_onnx.runtime.memory import free_memory
 from tq_onnx.runtime.signature import Signature
 from tq_onnx.runtime.snapshot import Snapshot
 
@@ -70,23 +77,20 @@ class Identity:
     layout: str
 
 
-def identity_of(
-    path: Path, data: Sequence[Path], signature: Signature, plan_text: str | None
-) -> Identity:
+def identity_of(files: Sequence[Path], signature: Signature, plan_text: str | None) -> Identity:
     """Return the digests of a model.
 
     Files of more than 1 MiB count by their size and 256 samples of 4 KiB, evenly spread, so that
     nobody waits for gigabytes to be read.
 
     Args:
-        path: the model.
-        data: the files of its external data.
+        files: the model, and those of its external data.
         signature: names and types of its caches.
         plan_text: its plan as the file has it, so that a later tq-onnx, whose plans say more, finds
             the same; None for an original.
     """
     digest = hashlib.sha256()
-    for file in (path, *sorted(data)):
+    for file in files:
         _take(file, digest)
     plan = signature.plan
     told = plan_text or repr([(spec.pair, spec.type_name, spec.row) for spec in signature.caches])
@@ -113,7 +117,9 @@ def write_cache(
     Raises:
         OutputExistsError: something else is there.
         ModelFileError: it cannot be written.
+        UsageError: a message is none.
     """
+    turns = texts_of(messages)
     if os.path.lexists(path) and facts_of(path).get("format") != FORMAT:
         raise OutputExistsError(
             "the output exists and is no cache", where=str(path), fix="give another output"
@@ -129,43 +135,29 @@ def write_cache(
         "plan": identity.plan,
         "layout": identity.layout,
     }
-    if messages:
-        facts[_MESSAGES] = json.dumps(messages)
+    if turns:
+        facts[_MESSAGES] = json.dumps(turns)
     write_arrays(path, arrays, facts, overwrite=True)
 
 
-def read_messages(path: Path) -> list[Message]:
-    """Read the turns of the conversation in a cache file.
+@dataclass(frozen=True, eq=False)
+class SavedCache:
+    """What a cache file holds.
 
-    Raises:
-        ModelFileError: there are none, or they cannot be read.
+    Attributes:
+        tokens: ids of the tokens.
+        held: their keys and values.
+        messages: the turns of the conversation that they are of; none if they are of none.
     """
-    _refuse_missing(path)
-    try:
-        found = json.loads(facts_of(path)[_MESSAGES])
-        if not isinstance(found, list) or not all(_is_message(each) for each in found):
-            raise ValueError("no list of messages")
-    except (KeyError, ValueError, RecursionError) as error:
-        raise ModelFileError(
-            "the file holds no conversation", where=str(path), fix="save it again with Chat.save"
-        ) from error
-    return found
 
-
-def _refuse_missing(path: Path) -> None:
-    if not os.path.lexists(path):
-        raise ModelFileError("there is no such file", where=str(path), fix="check the path")
-
-
-def _is_message(entry: object) -> bool:
-    if not isinstance(entry, dict) or entry.keys() != {"role", "content"}:
-        return False
-    return all(isinstance(text, str) for text in entry.values())
+    tokens: list[int]
+    held: Snapshot
+    messages: list[Message]
 
 
 def read_cache(
     path: Path, signature: Signature, empty: Snapshot, identity: Identity, *, vocabulary: int
-) -> tuple[list[int], Snapshot]:
+) -> SavedCache:
     """Read a cache.
 
     Args:
@@ -175,34 +167,49 @@ def read_cache(
         identity: the model that is to go on with it.
         vocabulary: ids are below it.
 
-    Returns:
-        Its tokens, and what the caches held.
-
     Raises:
         ModelFileError: the file cannot be read, or is no cache.
         UsageError: it belongs to another model.
     """
-    _refuse_missing(path)
+    largest = free_memory() or _LARGEST_FILE
     try:
-        arrays, facts = read_arrays(path, largest=_LARGEST_FILE)
-        if facts.get("format") != FORMAT:
-            raise ValueError("the metadata names no such format")
-        if facts.get("format_version") != FORMAT_VERSION:
-            raise ValueError(f"version {facts.get('format_version', '')!r:.20} of the format")
-        for name, meaning in _MEANINGS.items():
-            if facts[name] != getattr(identity, name):
-                raise UsageError(
-                    f"the cache belongs to {meaning}",
-                    where=str(path),
-                    fix="open the model that it was saved with",
-                )
-        return _checked(arrays, signature, empty, vocabulary)
+        arrays, facts = read_arrays(
+            path, largest=largest, check=lambda facts: _check_facts(facts, identity, str(path))
+        )
+        tokens, held = _checked(arrays, signature, empty, vocabulary)
+        messages = _messages(facts)
+    except FileNotFoundError as error:
+        raise ModelFileError(
+            "there is no such file", where=str(path), fix="check the path"
+        ) from error
     except DAMAGES as error:
         raise ModelFileError(
             f"the file is not a cache ({reason_of(error)})",
             where=str(path),
             fix="save it again with Cache.save",
         ) from error
+    return SavedCache(tokens, held, messages)
+
+
+def _messages(facts: dict[str, str]) -> list[Message]:
+    try:
+        return texts_of(json.loads(facts.get(_MESSAGES, "[]")))
+    except (UsageError, RecursionError) as error:
+        raise ValueError("its messages are none") from error
+
+
+def _check_facts(facts: dict[str, str], identity: Identity, where: str) -> None:
+    if facts.get("format") != FORMAT:
+        raise ValueError("the metadata names no such format")
+    if facts.get("format_version") != FORMAT_VERSION:
+        raise ValueError(f"version {facts.get('format_version', '')!r:.20} of the format")
+    for name, meaning in _MEANINGS.items():
+        if facts.get(name) != getattr(identity, name):
+            raise UsageError(
+                f"the cache belongs to {meaning}",
+                where=where,
+                fix="open the model that it was saved with",
+            )
 
 
 def _checked(
@@ -227,17 +234,35 @@ def _checked(
         shape = (1, spec.kv_num_heads, spec.window.overlay_rows + len(tokens), spec.row)
         if plane.shape != shape or plane.dtype != spec.type_name:
             raise ValueError(f"cache.{index} is {plane.dtype} {list(plane.shape)}")
+        is_finite = all(np.isfinite(part).all() for part in _floats(plane, signature, index))
+        if not is_finite or has_damaged_entries(plane, spec.head_size, spec.window):
+            raise ValueError(f"cache.{index} has numbers that are not finite")
         planes.append(plane)
     for name, value in states.items():
         if arrays[name].shape != value.shape or arrays[name].dtype != value.dtype:
             raise ValueError(f"{name[:60]} has another shape or type")
+        if not np.isfinite(arrays[name]).all():
+            raise ValueError(f"{name[:60]} has numbers that are not finite")
     kept = {name.removeprefix("state."): arrays[name] for name in states}
     return tokens.tolist(), Snapshot(tuple(planes), mask, kept)
 
 
+def _floats(
+    plane: npt.NDArray[Any], signature: Signature, index: int
+) -> Iterable[npt.NDArray[Any]]:
+    """Return the floats in the rows of a cache: those of an original, or their fields."""
+    coding, spec = signature.coding(index), signature.caches[index]
+    if coding is None:
+        return (plane,)
+    codec, element = coding
+    layout = row_layout(codec, spec.head_size)
+    rows = plane[:, :, spec.window.overlay_rows :, : layout.row_bytes]
+    return (from_bytes(rows, codec, element),) if codec.is_raw else fields_of(rows, layout).values()
+
+
 def _take(file: Path, digest: hashlib._Hash) -> None:
     """Hash a file of up to 1 MiB, or its size and samples of it."""
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         size = os.fstat(stream.fileno()).st_size
         digest.update(size.to_bytes(8, "little"))
         if size <= _WHOLE:

@@ -8,8 +8,9 @@ from typing import Protocol
 
 from tq_onnx.errors import UsageError
 from tq_onnx.language.cache import Cache
-from tq_onnx.language.templates import Message
+from tq_onnx.language.templates import Message, messages_of
 from tq_onnx.language.text import Completion, Piece
+from tq_onnx.runtime import arguments
 from tq_onnx.runtime.sampling import Sampling
 
 
@@ -48,16 +49,19 @@ class Chat:
         cache: that the conversation keeps.
 
     Attributes:
-        messages: the turns so far.
+        messages: the turns so far; they may be changed, as long as each has a role and a content.
         cache: the tokens that the model has read.
+
+    Raises:
+        UsageError: ``system`` is no text.
     """
 
     def __init__(self, model: Answering, system: str, cache: Cache) -> None:
-        """Begin a conversation; see the class for arguments."""
+        """Begin a conversation; see the class for arguments and errors."""
         self._model = model
         self.cache = cache
         self.messages: list[Message] = []
-        if system:
+        if arguments.text(system, "system"):
             self.messages.append({"role": "system", "content": system})
 
     def ask(
@@ -69,7 +73,7 @@ class Chat:
         stop: Sequence[str] = (),
     ) -> Completion:
         """Answer a turn; see ``LanguageModel.generate`` for arguments and errors."""
-        turn = [*self.messages, {"role": "user", "content": text}]
+        turn = self._turn(text)
         done = self._model.generate(
             turn, cache=self.cache, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop
         )
@@ -88,7 +92,7 @@ class Chat:
 
         An answer that is left early counts as far as it was given.
         """
-        turn = [*self.messages, {"role": "user", "content": text}]
+        turn = self._turn(text)
         answer: list[str] = []
         pieces = self._model.stream(
             turn, cache=self.cache, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop
@@ -113,11 +117,19 @@ class Chat:
         """Forget the last questions, and their answers.
 
         Raises:
-            UsageError: there are not as many.
+            UsageError: there are not as many, or the cache is in use.
         """
-        asked = [at for at, message in enumerate(self.messages) if message["role"] == "user"]
-        if not 0 < turns <= len(asked):
+        back = arguments.count(turns, "turns", least=1)
+        messages = messages_of(self.messages)
+        asked = [at for at, message in enumerate(messages) if message["role"] == "user"]
+        if back > len(asked):
             held = f"{len(asked)} turn{'' if len(asked) == 1 else 's'}"
-            raise UsageError(f"{held} cannot go back by {turns}")
+            raise UsageError(f"{held} cannot go back by {back}")
         # The cache goes back by itself, to where the next prompt begins to differ.
-        self.messages = self.messages[: asked[-turns]]
+        with self.cache.in_use():  # a stream would bring its turn back
+            self.messages = messages[: asked[-back]]
+
+    def _turn(self, text: str) -> list[Message]:
+        """Return the turns with a question of the user."""
+        question = {"role": "user", "content": arguments.text(text, "text")}
+        return [*messages_of(self.messages), question]

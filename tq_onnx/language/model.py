@@ -6,26 +6,26 @@ own. A prompt whose ids begin with those in its cache computes only the rest.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
-from tq_onnx.errors import UsageError
+from tq_onnx.errors import ModelFileError, UsageError
 from tq_onnx.integrations.huggingface import Tokenizer, load_tokenizer
 from tq_onnx.integrations.tokens import missing_tokenizer, tokenizer_folder
 from tq_onnx.language.batch import generate_batch
 from tq_onnx.language.cache import Cache
-from tq_onnx.language.cachefile import Identity, identity_of, read_cache, read_messages
+from tq_onnx.language.cachefile import Identity, SavedCache, identity_of, read_cache
 from tq_onnx.language.call import Call
 from tq_onnx.language.chat import Chat
 from tq_onnx.language.engine import Engine
 from tq_onnx.language.templates import ChatTemplate, Message, require_template
 from tq_onnx.language.text import Completion, Piece, stop_strings
 from tq_onnx.plan import METADATA_PLAN
+from tq_onnx.runtime import arguments
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.sampling import Sampling
@@ -57,10 +57,13 @@ class LanguageModel:
         self, opened: OpenModel, *, context: int | None = None, tokenizer: Path | None = None
     ) -> None:
         """Take an open model; see the class for arguments."""
-        opened.signature.capacity(context)  # refuses what the graph cannot do
+        capacity = opened.signature.capacity(context)  # refuses what the graph cannot do
         self.opened = opened
         self.context = context
         self._folder = tokenizer
+        room = (size for size in (capacity, opened.positions) if size is not None)
+        self._room = min(room, default=None)
+        self._files = {file: _version_of(file) for file in (opened.path, *sorted(opened.data))}
 
     @property
     def path(self) -> Path:
@@ -111,9 +114,19 @@ class LanguageModel:
 
     @cached_property
     def identity(self) -> Identity:
-        """The digests that tell the model from others."""
+        """The digests that tell the model from others.
+
+        Raises:
+            ModelFileError: its files have changed since it was opened.
+        """
+        if any(_version_of(file) != version for file, version in self._files.items()):
+            raise ModelFileError(
+                "the files have changed since the model was opened, and a saved cache names them",
+                where=str(self.path),
+                fix="open it again",
+            )
         plan_text = self.session.get_modelmeta().custom_metadata_map.get(METADATA_PLAN)
-        return identity_of(self.path, self.opened.data, self.signature, plan_text)
+        return identity_of(tuple(self._files), self.signature, plan_text)
 
     def decoder(self, **options: Any) -> Decoder:
         """Return a decoder with empty caches, which takes ids and gives logits.
@@ -126,7 +139,7 @@ class LanguageModel:
 
     def new_cache(self) -> Cache:
         """Return an empty cache for one text."""
-        return Cache(self.decoder(), lambda: self.identity)
+        return Cache(self.decoder(), self)
 
     def load_cache(self, path: str | PathLike[str]) -> Cache:
         """Read a cache that ``Cache.save`` has written.
@@ -135,16 +148,7 @@ class LanguageModel:
             ModelFileError: the file cannot be read, or is no cache.
             UsageError: it belongs to another model, or has more tokens than the context.
         """
-        decoder = self.decoder()
-        tokens, held = read_cache(
-            Path(path),
-            self.signature,
-            decoder.snapshot(),
-            self.identity,
-            vocabulary=self.opened.vocabulary,
-        )
-        decoder.restore(held)
-        return Cache(decoder, lambda: self.identity, tokens)
+        return self._loaded(arguments.path(path, "path"))[0]
 
     def chat(self, system: str = "", *, cache: Cache | None = None) -> Chat:
         """Begin a conversation, which keeps one cache.
@@ -155,9 +159,10 @@ class LanguageModel:
 
         Raises:
             UnsupportedModelError: the model has no chat template.
+            UsageError: the cache belongs to another model.
         """
         _ = self.template
-        return Chat(self, system, self.new_cache() if cache is None else cache)
+        return Chat(self, system, self._cache(cache))
 
     def load_chat(self, path: str | PathLike[str]) -> Chat:
         """Go on with a conversation that ``Chat.save`` has written.
@@ -167,9 +172,17 @@ class LanguageModel:
             ModelFileError: the file cannot be read, or holds no conversation.
             UsageError: it belongs to another model, or has more tokens than the context.
         """
-        messages = read_messages(Path(path))
-        chat = self.chat(cache=self.load_cache(path))
-        chat.messages = messages
+        file = arguments.path(path, "path")
+        _ = self.template
+        cache, saved = self._loaded(file)
+        if not saved.messages:
+            raise ModelFileError(
+                "the file holds no conversation",
+                where=str(file),
+                fix="save it again with Chat.save",
+            )
+        chat = self.chat(cache=cache)
+        chat.messages = saved.messages
         return chat
 
     def stream(
@@ -196,12 +209,14 @@ class LanguageModel:
             Text as soon as it is certain; the last piece has the reason of the end.
 
         Raises:
-            UsageError: the prompt is empty, has unknown ids or does not fit into the cache, or the
-                cache is in use.
+            UsageError: the prompt is empty, has unknown ids or does not fit into the cache, another
+                argument is none, or the cache is in use or of another model.
             ModelFileError: there is no tokenizer, and the prompt is no list of ids.
+            UnsupportedModelError: the model fails, or gives logits that are not finite. What was
+                read before that stays in the cache.
         """
         call = self._call(prompt, max_new_tokens, sampling, stop)
-        return call.pieces(self.new_cache() if cache is None else cache)
+        return call.stream(self._cache(cache))
 
     def generate(
         self,
@@ -214,7 +229,9 @@ class LanguageModel:
     ) -> Completion:
         """Continue a prompt at once; see ``stream`` for arguments and errors."""
         call = self._call(prompt, max_new_tokens, sampling, stop)
-        return call.completion(self.new_cache() if cache is None else cache)
+        held = self._cache(cache)
+        with held.in_use():
+            return call.completion(held)
 
     def generate_batch(
         self,
@@ -240,24 +257,31 @@ class LanguageModel:
             stop: texts that end a text.
 
         Raises:
-            UsageError: there are not as many caches as prompts, or one is given twice; or one text
-                was given in the place of a list.
+            UsageError: there are not as many caches as prompts, one is given twice, or is of
+                another model; or one text was given in the place of a list. No cache has changed
+                then.
         """
-        if isinstance(prompts, str):
-            raise UsageError("the prompts are one text", fix="give a list of texts")
-        if caches is not None and len({id(one) for one in caches}) != len(prompts):
-            raise UsageError(f"{len(prompts)} prompts need as many caches, each another one")
-        calls = [self._call(prompt, max_new_tokens, sampling, stop) for prompt in prompts]
+        if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable):
+            raise UsageError("the prompts are no list", fix="give a list of texts")
+        stops = stop_strings(stop)
+        calls = [
+            self._call(prompt, max_new_tokens, sampling, stops, name=f"prompts[{index}]")
+            for index, prompt in enumerate(prompts)
+        ]
+        held = None if caches is None else self._caches(caches, len(calls))
         sinks = any(spec.window.sinks for spec in self.signature.caches)
         groups: dict[int, list[int]] = {}
         for index, call in enumerate(calls):
             groups.setdefault(len(call.ids) if sinks else 0, []).append(index)
-        found: dict[int, Completion] = {}
-        for group in groups.values():
-            own = None if caches is None else [caches[index] for index in group]
-            done = self._together([calls[index] for index in group], own)
-            found.update(zip(group, done, strict=True))
-        return [found[index] for index in range(len(calls))]
+        completions: dict[int, Completion] = {}
+        with ExitStack() as users:
+            for cache in held or ():
+                users.enter_context(cache.in_use())
+            for group in groups.values():
+                members = None if held is None else [held[index] for index in group]
+                done = self._together([calls[index] for index in group], members)
+                completions.update(zip(group, done, strict=True))
+        return [completions[index] for index in range(len(calls))]
 
     def engine(
         self, *, max_length: int | None = None, alone: bool = False, threads: int | None = None
@@ -286,40 +310,90 @@ class LanguageModel:
         )
 
     def _together(self, calls: list[Call], caches: list[Cache] | None) -> list[Completion]:
+        """Continue some prompts; the caches are in use by the caller."""
         decoder = self.decoder()
         together = decoder.takes_padding and not self.signature.interface.states
         if caches is not None:
             # Texts that ended go on reading until all have: that overwrites their exact tokens.
             together &= not any(spec.window.overlay_rows for spec in self.signature.caches)
+        # Padding takes room, and so do texts that ended.
+        longest = max(len(call.ids) for call in calls)
+        slots = longest + max(call.max_new_tokens for call in calls) - 1
+        together &= self._room is None or slots <= self._room
         if len(calls) < 2 or not together or decoder.rows not in (None, len(calls)):
-            own = caches or [self.new_cache() for _ in calls]
-            return [call.completion(cache) for call, cache in zip(calls, own, strict=True)]
+            members = caches or [self.new_cache() for _ in calls]
+            return [call.completion(cache) for call, cache in zip(calls, members, strict=True)]
         return generate_batch(self.decoder(batch=len(calls)), calls, caches)
 
     def _call(
-        self, prompt: Prompt, max_new_tokens: int, sampling: Sampling | None, stop: Sequence[str]
+        self,
+        prompt: Prompt,
+        max_new_tokens: int,
+        sampling: Sampling | None,
+        stop: Sequence[str],
+        *,
+        name: str = "prompt",
     ) -> Call:
+        """Check all arguments of a call but its cache."""
         self.opened.refuse_text()
-        ids = self._ids(prompt)
-        if not ids:
-            raise UsageError("the prompt is empty", fix="give at least one token")
-        self.opened.refuse_tokens(np.asarray(ids, np.int64))
-        if max_new_tokens < 0:
-            raise UsageError(f"{max_new_tokens} new tokens cannot be generated")
+        most = arguments.count(max_new_tokens, "max_new_tokens")
+        draws = Sampling() if sampling is None else sampling
+        arguments.instance(draws, Sampling, "sampling")
+        stops = stop_strings(stop)
+        ids = arguments.token_ids(self._tokens(prompt), self.vocabulary, name)
+        if self._room is not None:
+            if len(ids) > self._room:
+                raise UsageError(
+                    f"the prompt has {len(ids)} tokens, and the cache holds {self._room}",
+                    fix="open the model with a larger context, or shorten the prompt",
+                )
+            most = min(most, self._room - len(ids) + 1)  # the last one is not cached
         # Who gives ids may do without a tokenizer.
-        words = None if self._tokenizer_folder is None and not stop else self.tokenizer
-        return Call(ids, words, max_new_tokens, sampling or Sampling(), stop_strings(stop))
+        words = None if self._tokenizer_folder is None and not stops else self.tokenizer
+        return Call(ids, words, most, draws, stops)
 
-    def _ids(self, prompt: Prompt) -> list[int]:
+    def _tokens(self, prompt: Prompt) -> Sequence[object]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        if len(prompt) and all(isinstance(each, Mapping) for each in prompt):
+        if isinstance(prompt, Sequence) and any(isinstance(each, Mapping) for each in prompt):
             text = self.template.render(prompt)  # type: ignore[arg-type]
             return self.tokenizer.encode(text, add_special_tokens=False)
-        if not all(isinstance(each, (int, np.integer)) for each in prompt):
-            raise UsageError("a prompt is a text, a list of token ids, or a list of messages")
-        return [int(each) for each in prompt]  # type: ignore[arg-type]
+        return prompt
+
+    def _cache(self, cache: Cache | None) -> Cache:
+        """Return the cache of a call: a new one for None."""
+        if cache is None:
+            return self.new_cache()
+        arguments.instance(cache, Cache, "cache").refuse_other(self)
+        return cache
+
+    def _caches(self, caches: Sequence[Cache], count: int) -> list[Cache]:
+        """Return the caches of a batch."""
+        held = list(caches) if isinstance(caches, Iterable) else []
+        if len(held) != count or len({id(cache) for cache in held}) != count:
+            raise UsageError(f"{count} prompts need as many caches, each another one")
+        for index, cache in enumerate(held):
+            arguments.instance(cache, Cache, f"caches[{index}]").refuse_other(self)
+        return held
+
+    def _loaded(self, path: Path) -> tuple[Cache, SavedCache]:
+        """Return the cache in a file, and what else the file holds."""
+        decoder = self.decoder()
+        saved = read_cache(
+            path, self.signature, decoder.snapshot(), self.identity, vocabulary=self.vocabulary
+        )
+        decoder.restore(saved.held)
+        return Cache(decoder, self, saved.tokens), saved
 
     @cached_property
     def _tokenizer_folder(self) -> Path | None:
         return tokenizer_folder(self._folder, self.path)
+
+
+def _version_of(file: Path) -> tuple[int, ...] | None:
+    """Return what changes with the content of a file; None if there is no such file."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tq_onnx.errors import ModelFileError, UnsupportedModelError, UsageError
+from tq_onnx.files.regular import read_text
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
 CONFIG_FILE: Final = "tokenizer_config.json"
@@ -22,6 +23,34 @@ _LARGEST: Final = 1 << 20
 _LARGEST_CONFIG: Final = 1 << 27
 
 Message = Mapping[str, Any]
+
+
+def messages_of(value: object) -> list[Message]:
+    """Return the turns of a conversation.
+
+    Raises:
+        UsageError: the value is no list, or a message has no role and content.
+    """
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        raise UsageError("the messages are no list", fix="give a list of roles and contents")
+    for message in value:
+        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+            raise UsageError("a message has no role and content", fix="give both of each")
+    return list(value)
+
+
+def texts_of(value: object) -> list[Message]:
+    """Return the turns of a conversation that can be saved, whose contents are texts.
+
+    Raises:
+        UsageError: the value is no list, or a message is more or less than role and content.
+    """
+    messages = messages_of(value)
+    for message in messages:
+        parts = list(message.values())
+        if len(parts) != 2 or not all(isinstance(part, str) for part in parts):
+            raise UsageError("a message is more than the texts of a role and a content")
+    return messages
 
 
 class ChatTemplate:
@@ -73,12 +102,10 @@ class ChatTemplate:
         Raises:
             UsageError: a message has no role and content, or the template refuses them.
         """
-        for message in messages:
-            if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-                raise UsageError("a message has no role and content", fix="give both of each")
+        turns = messages_of(messages)
         try:
             return self._template.render(
-                messages=[dict(message) for message in messages],
+                messages=[dict(message) for message in turns],
                 add_generation_prompt=answer,
                 tools=None,
                 documents=None,
@@ -153,7 +180,7 @@ def _text(path: Path, largest: int) -> str:
             raise ModelFileError(
                 f"the file has more than {largest:,} bytes", where=str(path), fix="check the file"
             )
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise ModelFileError(
             "the file cannot be read as UTF-8 text", where=str(path), fix="check the file"

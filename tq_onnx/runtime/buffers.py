@@ -3,10 +3,14 @@
 Caches that grow have two buffers that take turns, larger than needed, so that memory is two copies
 of the caches. ONNX Runtime's own allocations, a little larger in each step, leave gaps of several
 times that between them.
+
+What a call, a rewind or a restoration changes is in new ``CacheBuffers``: an interrupt leaves the
+old ones as they were.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from math import prod
 from typing import Any, Final
@@ -15,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
+from tq_onnx.errors import UsageError
 from tq_onnx.runtime.cache import CacheSpec
 from tq_onnx.runtime.signature import Signature
 
@@ -32,11 +37,12 @@ class CacheBuffers:
         tokens: that the buffers have room for at first.
         device: where they are.
         swapping: whether past and present are two buffers of one size that change places.
-        growing: whether a call gives out as many rows as it was given and as it adds.
 
     Attributes:
         past: the buffers that the next call reads.
-        grows: as the argument; where it is False, ONNX Runtime allocates what it gives out.
+
+    Raises:
+        UsageError: there is not as much memory.
     """
 
     def __init__(
@@ -47,16 +53,22 @@ class CacheBuffers:
         device: str,
         *,
         swapping: bool,
-        growing: bool,
     ) -> None:
-        """Allocate buffers; see the class for arguments."""
+        """Allocate buffers; see the class for arguments and errors."""
         self._specs = specs
         self._tokens = tokens
         self._device = device
-        self.past = [spec.allocate(rows, tokens, device) for spec in specs]
-        self._spare = [spec.allocate(rows, tokens, device) for spec in specs] if swapping else []
+        count = 2 if swapping else 1
+        try:
+            buffers = [[s.allocate(rows, tokens, device) for s in specs] for _ in range(count)]
+        except MemoryError as error:
+            size = count * sum(prod(s.shape(rows, tokens)) for s in specs)
+            raise UsageError(
+                f"caches of {tokens} tokens have {size} numbers, and there is no memory for them",
+                fix="give a smaller context",
+            ) from error
+        self.past, self._spare = buffers[0], buffers[1] if swapping else []
         self._rows = rows
-        self.grows = growing
         self._held, self._free = ([Pool() for _ in specs] for _ in range(2))
         self._targets = self.past
 
@@ -77,22 +89,22 @@ class CacheBuffers:
         used = spec.window.overlay_rows + tokens
         return np.array(spec.view(self.past[index])[:, :, :used], order="C")
 
-    def shorten(self, tokens: int) -> None:
-        """Keep the first tokens only."""
+    def shortened(self, tokens: int) -> CacheBuffers:
+        """Return buffers of the first tokens only."""
         pairs = zip(self._specs, self.past, strict=True)
-        self.past = [spec.shortened(value, tokens) for spec, value in pairs]
+        return self._with([spec.shortened(value, tokens) for spec, value in pairs])
 
     def make_room(self, tokens: int) -> None:
         """Enlarge buffers that a graph does not grow."""
         pairs = zip(self._specs, self.past, strict=True)
         self.past = [spec.resized(value, tokens) for spec, value in pairs]
 
-    def restore(self, planes: Sequence[npt.NDArray[Any]]) -> None:
-        """Take copies of rows, as ``plane`` gives them."""
-        self.past = [
-            spec.restored(plane, self._tokens, self._device)
-            for spec, plane in zip(self._specs, planes, strict=True)
-        ]
+    def restored(self, planes: Sequence[npt.NDArray[Any]]) -> CacheBuffers:
+        """Return buffers with copies of rows, as ``plane`` gives them."""
+        pairs = zip(self._specs, planes, strict=True)
+        return self._with(
+            [spec.restored(plane, self._tokens, self._device) for spec, plane in pairs]
+        )
 
     def repeat(self, held: int, tokens: int) -> None:
         """Repeat the rows of the first ``held`` tokens until there are ``tokens``."""
@@ -100,45 +112,55 @@ class CacheBuffers:
         for index, spec in enumerate(self._specs):
             self.past[index] = spec.repeated(self.past[index], held, tokens)
 
-    def bind(self, binding: Any, signature: Signature, *, in_place: bool, tokens: int) -> None:
+    def bind(
+        self, binding: Any, signature: Signature, *, in_place: bool, grows: bool, tokens: int
+    ) -> None:
         """Bind the caches of a call.
 
         Args:
             binding: an ``onnxruntime.IOBinding``; caches are its last outputs.
             signature: of the graph that is called, which has the same caches.
             in_place: whether the call writes into buffers of one size.
+            grows: whether it gives out as many rows as it was given and as it adds; if neither,
+                ONNX Runtime allocates what it gives out.
             tokens: in the caches after the call.
         """
         targets = self._spare or self.past
-        if not in_place and self.grows:
+        if grows:
             pairs = zip(self._specs, self._free, strict=True)
             targets = [pool.buffer(spec, self._rows, tokens) for spec, pool in pairs]
-            in_place = True
         self._targets = targets
         for index, spec in enumerate(signature.caches):
             if spec.pair.past is not None:
                 binding.bind_ortvalue_input(spec.pair.past, self.past[index])
-            if in_place:
+            if in_place or grows:
                 binding.bind_ortvalue_output(spec.pair.present, targets[index])
             else:
                 binding.bind_output(spec.pair.present, "cpu")
 
-    def advance(self, made: Sequence[onnxruntime.OrtValue], *, in_place: bool) -> None:
-        """Take what a call has made for what the next one reads.
+    def advanced(
+        self, made: Sequence[onnxruntime.OrtValue], *, in_place: bool, grows: bool
+    ) -> CacheBuffers:
+        """Return the buffers that the next call reads.
 
         Args:
             made: the outputs of the call.
             in_place: as in ``bind``.
+            grows: likewise.
         """
-        if in_place:
-            if self._spare:
-                self.past, self._spare = self._spare, self.past
-        elif self.grows:
-            # Not before: a call that failed has to leave the past where nothing writes.
-            self.past = self._targets
-            self._held, self._free = self._free, self._held
-        else:
-            self.past = list(made)
+        if not in_place and not grows:
+            return self._with(list(made))
+        after = self._with(self._targets)
+        if grows:
+            after._held, after._free = self._free, self._held
+        elif self._spare:
+            after._spare = self.past
+        return after
+
+    def _with(self, past: list[onnxruntime.OrtValue]) -> CacheBuffers:
+        after = copy.copy(self)
+        after.past = past
+        return after
 
 
 class Pool:

@@ -2,20 +2,40 @@
 
 A graph that takes more sequences than there are gets each as often as needed: buffers and states
 have ``copies`` of a sequence, and what is read from them is one of each.
+
+All that changes is one ``State``, which is replaced as a whole: whatever interrupts a call, the
+caches hold what they held before it or what they hold after it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.errors import UnsupportedModelError, UsageError
+from tq_onnx.runtime import arguments
 from tq_onnx.runtime.buffers import CacheBuffers
 from tq_onnx.runtime.signature import Signature
 from tq_onnx.runtime.snapshot import Snapshot
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """What a decoder holds at one moment.
+
+    Attributes:
+        caches: the buffers that the next call reads.
+        mask: ``[B, length]``, 0 for padding.
+        recurrent: states of recurrent layers, by their inputs.
+    """
+
+    caches: CacheBuffers
+    mask: npt.NDArray[np.int64]
+    recurrent: dict[str, npt.NDArray[Any]]
 
 
 class Contents:
@@ -61,20 +81,27 @@ class Contents:
 
     def reset(self) -> None:
         """Forget everything: empty caches of the same kind."""
-        tokens = self.capacity or 0
-        specs = self.signature.caches
-        rows = self.batch * self._copies
-        swapping = self._in_place and not self._alias
-        self._caches = CacheBuffers(
-            specs, rows, tokens, self._device, swapping=swapping, growing=self._grows
+        states = self._first_states(self.batch * self._copies)
+        self._state = State(self._buffers(), np.ones((self.batch, 0), np.int64), states)
+
+    def _buffers(self) -> CacheBuffers:
+        """Return empty buffers."""
+        return CacheBuffers(
+            self.signature.caches,
+            self.batch * self._copies,
+            self.capacity or 0,
+            self._device,
+            swapping=self._in_place and not self._alias,
         )
-        self._mask = np.ones((self.batch, 0), np.int64)
-        self._states = self._first_states(rows)
+
+    @property
+    def _caches(self) -> CacheBuffers:
+        return self._state.caches
 
     @property
     def length(self) -> int:
         """Tokens per sequence in the caches, padding included."""
-        return int(self._mask.shape[1])
+        return int(self._state.mask.shape[1])
 
     @property
     def slots(self) -> int:
@@ -106,7 +133,7 @@ class Contents:
             UsageError: there are not as many.
             UnsupportedModelError: the states of recurrent layers are of all tokens.
         """
-        if not 0 <= length <= self.length:
+        if arguments.count(length, "length") > self.length:
             raise UsageError(f"caches of {self.length} tokens cannot go back to {length}")
         if length == self.length:
             return
@@ -114,10 +141,11 @@ class Contents:
             self.reset()
             return
         self.refuse_states()
+        caches = self._caches
         # Buffers with room to spare keep it; what lies behind the tokens is never read.
         if self.capacity is None and not self.signature.interface.static:
-            self._caches.shorten(length)
-        self._mask = self._mask[:, :length]
+            caches = caches.shortened(length)
+        self._state = replace(self._state, caches=caches, mask=self._state.mask[:, :length])
 
     def refuse_states(self) -> None:
         """Refuse a model with states, which cannot go back to fewer tokens.
@@ -135,8 +163,9 @@ class Contents:
     def snapshot(self) -> Snapshot:
         """Copy what the caches hold."""
         planes = tuple(self.plane(index) for index in range(len(self.signature.caches)))
-        states = {name: self._own(np.array(value)) for name, value in self._states.items()}
-        return Snapshot(planes, np.array(self._mask), states)
+        recurrent = self._state.recurrent
+        states = {name: self._own(np.array(value)) for name, value in recurrent.items()}
+        return Snapshot(planes, np.array(self._state.mask), states)
 
     def restore(self, held: Snapshot) -> None:
         """Put the contents of caches in the place of those of these.
@@ -155,10 +184,9 @@ class Contents:
                 f"{length} tokens do not fit into caches with a capacity of {self.capacity}",
                 fix="raise the capacity",
             )
-        self.reset()
-        self._caches.restore([self._repeated(plane) for plane in held.planes])
-        self._mask = np.array(held.mask)
-        self._states = {name: self._repeated(value) for name, value in held.states.items()}
+        caches = self._buffers().restored([self._repeated(plane) for plane in held.planes])
+        states = {name: self._repeated(value) for name, value in held.states.items()}
+        self._state = State(caches, np.array(held.mask), states)
 
     def repeat(self, length: int) -> None:
         """Fill the caches with copies of the rows that they hold.
@@ -177,7 +205,8 @@ class Contents:
             raise UsageError(f"{self.length} tokens cannot become {length} in caches of {most}")
         self._caches.repeat(self.length, length)
         new = np.ones((self.batch, length - self.length), np.int64)
-        self._mask = np.concatenate([self._mask, new], axis=1)
+        mask = np.concatenate([self._state.mask, new], axis=1)
+        self._state = replace(self._state, mask=mask)
 
     def _repeated(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Repeat every sequence as often as the graph needs it."""

@@ -35,11 +35,12 @@ import numpy.typing as npt
 import onnxruntime
 
 from tq_onnx.errors import UnsupportedModelError, UsageError
-from tq_onnx.runtime.contents import Contents
+from tq_onnx.runtime import arguments
+from tq_onnx.runtime.contents import Contents, State
 from tq_onnx.runtime.errors import run_error
 from tq_onnx.runtime.feeding import Feeding, Tokens
 from tq_onnx.runtime.graphs import Graph, check_logits, check_pair, copies_of
-from tq_onnx.runtime.prompts import prompt_of
+from tq_onnx.runtime.prompts import ids_of, prompt_of
 from tq_onnx.runtime.providers import provider_of
 from tq_onnx.runtime.session import placement
 from tq_onnx.runtime.signature import Signature
@@ -99,6 +100,7 @@ class Decoder(Contents):
         wide: tuple[onnxruntime.InferenceSession, Signature] | None = None,
     ) -> None:
         """Allocate empty caches; see the class for arguments and errors."""
+        batch = arguments.count(batch, "batch", least=1)
         self.session = session
         self.ep = provider_of(session)
         self.watch = tuple(watch)
@@ -218,8 +220,14 @@ class Decoder(Contents):
         return last
 
     def step(self, tokens: npt.ArrayLike) -> Logits:
-        """Feed one token per sequence, ids ``[B]``, and return logits ``[B, vocabulary]``."""
-        tokens_B1 = np.asarray(tokens, np.int64).reshape(self.batch, 1)
+        """Feed one token per sequence, ids ``[B]``, and return logits ``[B, vocabulary]``.
+
+        Raises:
+            UsageError, UnsupportedModelError: as ``prefill``.
+        """
+        tokens_B1 = ids_of(tokens).reshape(-1, 1)
+        if len(tokens_B1) != self.batch:
+            raise UsageError(f"{len(tokens_B1)} tokens are no step of {self.batch} sequences")
         return self._run(tokens_B1, np.ones_like(tokens_B1))[:, -1]
 
     def copy(self) -> Decoder:
@@ -277,7 +285,7 @@ class Decoder(Contents):
         return [(0, begin), *self._pieces(begin, new, size)]
 
     def _run(self, tokens_BT: Tokens, mask_BT: Tokens) -> Logits:
-        mask_BS = np.concatenate([self._mask, mask_BT], axis=1)
+        mask_BS = np.concatenate([self._state.mask, mask_BT], axis=1)
         graph = self._next(tokens_BT.shape[1])
         self._check_call(graph, tokens_BT.shape[1])
         # Only what might be too long is counted: this is done at every step.
@@ -302,7 +310,8 @@ class Decoder(Contents):
         watch = self.watch if graph is self._graph else ()
         in_place = self._in_place and graph is not self._first
         states = graph.signature.interface.states
-        given |= {pair.past: self._states[pair.past] for pair in states if pair.past is not None}
+        recurrent = self._state.recurrent
+        given |= {pair.past: recurrent[pair.past] for pair in states if pair.past is not None}
         binding = graph.session.io_binding()
         for name, values in given.items():
             binding.bind_cpu_input(name, values)
@@ -310,8 +319,9 @@ class Decoder(Contents):
         for name in outputs:
             binding.bind_output(name, "cpu")
         total = mask_BS.shape[1]
-        self._caches.bind(binding, graph.signature, in_place=in_place, tokens=total)
         grows = self._grows and not in_place
+        caches = self._caches
+        caches.bind(binding, graph.signature, in_place=in_place, grows=grows, tokens=total)
         try:
             graph.session.run_with_iobinding(binding)
         except Exception as error:
@@ -319,19 +329,21 @@ class Decoder(Contents):
                 raise run_error(error, self.where, self.ep) from error
             # Nothing has changed yet. A graph that shortens its caches gives out fewer rows than
             # there was room made for; which ones do is not told by their interface.
-            self._grows = self._caches.grows = False
+            self._grows = False
             return self._run(tokens_BT, mask_BT)
         logits, *others = binding.get_outputs()
         check_logits(logits.shape(), self.batch * self._copies, tokens_BT.shape[1], self.where)
-        for pair, value in zip(states, others[len(watch) :], strict=False):
-            if pair.past is not None:
-                self._states[pair.past] = np.array(value.numpy())
+        recurrent = {
+            pair.past: np.array(value.numpy())
+            for pair, value in zip(states, others[len(watch) :], strict=False)
+            if pair.past is not None
+        }
         self.watched = {
             name: self._own(np.array(value.numpy()))
             for name, value in zip(watch, others[: len(watch)], strict=True)
         }
-        self._caches.advance(others[len(outputs) - 1 :], in_place=in_place)
-        self._mask = mask_BS
+        caches = caches.advanced(others[len(outputs) - 1 :], in_place=in_place, grows=grows)
+        self._state = State(caches, mask_BS, recurrent)
         return self._own(np.asarray(logits.numpy()))
 
     def _check_call(self, graph: Graph, new: int) -> None:

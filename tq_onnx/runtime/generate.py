@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tq_onnx.errors import UsageError
+from tq_onnx.runtime import arguments
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.sampling import Sampler, Sampling
 
@@ -79,12 +80,10 @@ class TokenStream(Iterator[int]):
             raise UsageError("the prompt is empty", fix="give at least one token")
         if decoder.batch != 1:
             raise UsageError(f"generation takes a batch of 1, not {decoder.batch}")
-        if max_new_tokens < 0:
-            raise UsageError(f"{max_new_tokens} new tokens cannot be generated")
         self.tokens: list[int] = []
         self._decoder = decoder
         self._prompt = prompt
-        self._most = max_new_tokens
+        self._most = arguments.count(max_new_tokens, "max_new_tokens")
         self._sampler = Sampler(sampling or Sampling(), (*context, *prompt))
         self._stop_ids = frozenset(stop_ids)
         self._stopped = False

@@ -159,9 +159,11 @@ class OpenModel:
         Raises:
             UsageError: its tokenizer is not that of the model.
         """
-        if tokens and max(tokens) >= self.vocabulary:
+        known = self.vocabulary
+        strange = next((token for token in tokens if not 0 <= token < known), None)
+        if strange is not None:
             raise UsageError(
-                f"the tokenizer gives token {max(tokens)}, but the model knows {self.vocabulary}",
+                f"the tokenizer gives token {strange}, but the model knows {known}",
                 where=str(self.path),
                 fix="name the folder of its own tokenizer with --tokenizer",
             )

@@ -21,17 +21,38 @@ def prompt_of(
         padding: whether the graph takes padding.
 
     Raises:
-        UsageError: shapes do not fit, or padding stands elsewhere.
+        UsageError: shapes do not fit, tokens are no ids, or padding stands elsewhere.
         UnsupportedModelError: there is padding, and the graph takes none.
     """
-    tokens_BT = np.ascontiguousarray(tokens, np.int64)
+    tokens_BT = ids_of(tokens)
     if tokens_BT.ndim != 2 or tokens_BT.shape[0] != batch or tokens_BT.shape[1] == 0:
         raise UsageError(f"tokens have shape {list(tokens_BT.shape)}, not [{batch}, 1 or more]")
     mask_BT = np.ones_like(tokens_BT)
     if attention_mask is not None:
-        mask_BT = np.ascontiguousarray(attention_mask, np.int64)
+        mask = np.asarray(attention_mask)
+        if not ((mask == 0) | (mask == 1)).all():
+            raise UsageError("the attention mask has other numbers than 0 and 1")
+        mask_BT = np.ascontiguousarray(mask, np.int64)
         _check_mask(mask_BT, tokens_BT.shape, padding=padding)
     return tokens_BT, mask_BT
+
+
+def ids_of(tokens: npt.ArrayLike) -> Tokens:
+    """Return token ids as int64, in the shape that they have.
+
+    Raises:
+        UsageError: they are no whole numbers, or below 0: graphs take those for other ids.
+    """
+    try:
+        array = np.asarray(tokens)
+    except ValueError as error:
+        raise UsageError("tokens are no array: their lists have several lengths") from error
+    if array.size and array.dtype.kind not in "iu":
+        raise UsageError(f"tokens are of type {array.dtype}, and have to be token ids")
+    ids = np.ascontiguousarray(array, np.int64)
+    if ids.min(initial=0) < 0:
+        raise UsageError(f"a token is {ids.min()}, and has to be a token id")
+    return ids
 
 
 def _check_mask(mask_BT: Tokens, shape: tuple[int, ...], *, padding: bool) -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import onnxruntime
 
-from tq_onnx.codec.spec import is_layout_of, layout_digest
+from tq_onnx.codec.elements import ELEMENTS
+from tq_onnx.codec.spec import Codec, is_layout_of, layout_digest
 from tq_onnx.codec.window import NO_WINDOW, Window
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.plan import Interface, LayerPlan, Plan, plan_in
+from tq_onnx.runtime import arguments
 from tq_onnx.runtime.cache import CacheSpec, bytes_per_token, cache_spec
 from tq_onnx.runtime.session import ports
+
+MAX_CAPACITY: Final = 2**31 - 1
+"""Most tokens of a cache: the operators count them in int32."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,13 @@ class Signature:
         """Return the exact window of a layer's caches; that of an original has no tokens."""
         return NO_WINDOW if self.plan is None else self.plan.window_of(layer)
 
+    def coding(self, cache: int) -> tuple[Codec, str] | None:
+        """Return codec and element type of a cache; None for an original's."""
+        if self.plan is None:
+            return None
+        layer = self.plan.layers[cache // 2]
+        return layer.codecs[cache % 2], ELEMENTS[layer.dtype]
+
     @property
     def first_only(self) -> bool:
         """True if the graph takes a first prompt, and no caches."""
@@ -57,8 +70,7 @@ class Signature:
         given = self.slots
         if wanted is None:
             return given
-        if wanted <= 0:
-            raise UsageError(f"a cache capacity of {wanted} tokens holds nothing")
+        wanted = arguments.count(wanted, "context", least=1, most=MAX_CAPACITY)
         if given is not None and wanted != given:
             raise UsageError(
                 f"the caches of this model hold {given} tokens, not {wanted}",

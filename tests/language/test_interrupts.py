@@ -1,0 +1,118 @@
+"""Whatever instruction an interrupt comes at, a cache holds what it says and goes on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+import tq_onnx
+from tests.language.models import PROMPT, folder, language_model
+from tq_onnx import Cache, LanguageModel
+from tq_onnx.language import batch, cache, call
+from tq_onnx.runtime import buffers, contents, decoder, generate
+
+FILES: Final = {
+    module.__file__ for module in (batch, cache, call, buffers, contents, decoder, generate)
+}
+EVERY: Final = os.environ.get("TQ_INTERRUPTS") == "all"
+"""Whether every instruction has its turn, which takes half an hour; if not, some of them."""
+POINTS: Final = 16
+FORMS: Final = ("growing", "in place", *(("window", "bodies in place") if EVERY else ()))
+
+IDS: Final = list(PROMPT.encode())
+AGAIN: Final = [*IDS[:20], 65, *IDS[:5]]
+
+
+class Interrupts:
+    """Counts the instructions of what it traces, and interrupts one of them."""
+
+    def __init__(self, at: int | None = None) -> None:
+        self.at = at
+        self.seen = 0
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename not in FILES:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self.seen += 1
+            if self.seen == self.at:
+                raise KeyboardInterrupt
+        return self
+
+    def run(self, run: Callable[[], object]) -> bool:
+        """Return True if the run was interrupted."""
+        sys.settrace(self)
+        try:
+            run()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(None)
+        return False
+
+
+def filled(model: LanguageModel, ids: list[int] = IDS) -> Cache:
+    kept = model.new_cache()
+    model.generate(ids, cache=kept, max_new_tokens=3)
+    return kept
+
+
+def streamed(model: LanguageModel, kept: Cache) -> None:
+    running = model.stream(AGAIN, cache=kept, max_new_tokens=3)
+    next(running)
+    running.close()
+
+
+CALLS: dict[str, Callable[[LanguageModel, Cache, Cache], object]] = {
+    "generate": lambda model, kept, _: model.generate(AGAIN, cache=kept, max_new_tokens=3),
+    "stream": lambda model, kept, _: streamed(model, kept),
+    "rewind": lambda _, kept, __: kept.rewind(7),
+    "batch": lambda model, kept, more: model.generate_batch(
+        [AGAIN, IDS[:9]], caches=[kept, more], max_new_tokens=3
+    ),
+}
+
+
+def model_of(form: str) -> LanguageModel:
+    if form == "bodies in place":
+        return tq_onnx.load(folder("int4"), threads=1, library=False, context=160)
+    return language_model(form)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", CALLS)
+def test_an_interrupted_call_leaves_caches_true(
+    name: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tq_onnx.runtime.generate.PROMPT_PIECE", 4)
+    monkeypatch.setattr("tq_onnx.language.batch.PROMPT_PIECE", 4)
+    model = model_of(form)
+    first = filled(model), filled(model, IDS[:4])
+    texts = [kept.tokens for kept in first]
+    counter = Interrupts()
+    assert not counter.run(lambda: CALLS[name](model, *(each.fork(1)[0] for each in first)))
+    step = 1 if EVERY else max(counter.seen // POINTS, 1)
+    longer = model.generate(AGAIN, max_new_tokens=8).tokens
+    for at in range(1, counter.seen + 1, step):
+        pair = [each.fork(1)[0] for each in first]
+        Interrupts(at).run(lambda pair=pair: CALLS[name](model, *pair))
+        for kept, text, goal in zip(pair, texts, (AGAIN, IDS[:9]), strict=True):
+            held = kept.tokens
+            assert len(kept) == len(held) == kept.decoder.length
+            ends = len(goal) + 3
+            assert held == text[: len(held)] or held[: len(goal)] == tuple(goal)[: len(held)]
+            assert len(held) <= max(ends, len(text))
+            if form != "window":  # which a rewind leaves with codes in places of exact tokens
+                fresh = model.new_cache()
+                fresh.decoder.read([held], most=4)
+                for index in range(8):
+                    assert np.array_equal(kept.decoder.plane(index), fresh.decoder.plane(index))
+        done = model.generate(AGAIN, cache=pair[0], max_new_tokens=8)
+        assert form == "window" or done.tokens == longer
