@@ -300,7 +300,9 @@ def make_app(chat: Chat, limits: Limits | None = None) -> FastAPI:
         # The process ends, whatever the Engine is at.
         closing = threading.Thread(target=chat.engine.close, daemon=True)
         closing.start()
-        await asyncio.to_thread(closing.join, ENDING_SECONDS)
+        end = time.monotonic() + ENDING_SECONDS
+        while closing.is_alive() and time.monotonic() < end:
+            await asyncio.sleep(0.05)
 
     app = FastAPI(
         title="tq-onnx", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False

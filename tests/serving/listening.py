@@ -35,7 +35,7 @@ def listening(chat: Any, **limits: Any) -> Iterator[int]:
         timeout_graceful_shutdown=5,
     )
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
+    thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
         while not server.started:
