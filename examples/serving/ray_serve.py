@@ -34,11 +34,11 @@ class Replica:
 
     def __init__(self, options: dict[str, Any]) -> None:
         """Open the folder; see ``server.opened`` for options."""
-        self.chat, self.app = opened(options)
+        self.chat, self.application = opened(options)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application of server.py."""
-        return self.app
+        return self.application
 
     def check_health(self) -> None:
         """Raise what ended the Engine, so that Ray replaces this replica."""
