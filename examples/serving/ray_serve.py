@@ -20,7 +20,7 @@ from typing import Any
 import ray
 from fastapi import FastAPI
 from ray import serve
-from server import Chat, add_options, make_app
+from server import add_options, opened
 
 APPLICATION = "chat"
 ONGOING = 16
@@ -33,12 +33,12 @@ class Replica:
     """A process with an Engine of its own."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        """Open the folder; see ``server.Chat`` for options."""
-        self.chat = Chat(**options)
+        """Open the folder; see ``server.opened`` for options."""
+        self.chat, self.application = opened(options)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application of server.py."""
-        return make_app(self.chat)
+        return self.application
 
     def check_health(self) -> None:
         """Raise what ended the Engine, so that Ray replaces this replica."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,34 @@ def test_text_that_is_not_unicode_is_refused(plain: Tokenizer, library: Tokenize
     for tokenizer in (plain, library):
         with pytest.raises(UsageError, match="not valid Unicode"):
             tokenizer.encode("\udcff")
+
+
+def test_other_threads_run_while_a_text_is_read(library: Tokenizer) -> None:
+    """A server answers others meanwhile."""
+    begun, ended = threading.Event(), threading.Event()
+
+    def read() -> None:
+        begun.set()
+        library.encode("a " * 50_000)
+        ended.set()
+
+    def runs_meanwhile() -> bool:
+        begun.clear()
+        ended.clear()
+        thread = threading.Thread(target=read)
+        thread.start()
+        begun.wait()
+        meanwhile = not ended.is_set()
+        thread.join()
+        return meanwhile
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(600)  # a thread runs until it gives the interpreter's lock away
+    try:
+        # A busy machine may wake this thread late.
+        assert any(runs_meanwhile() for _ in range(20))
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def edited(tmp_path: Path, **fields: Any) -> Path:

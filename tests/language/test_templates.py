@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tq_onnx.errors import ModelFileError, UsageError
-from tq_onnx.language.templates import ChatTemplate, find_template
+from tq_onnx.language.templates import ChatTemplate, find_template, read_template
 
 TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
 CHATML = (
@@ -91,6 +91,10 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
     assert rendered() == "<b>2"
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}3", encoding="utf-8")
     assert rendered() == "<b>3"
+    other = tmp_path / "other.jinja"
+    other.write_text("{{ bos_token }}4", encoding="utf-8")
+    assert read_template(other, tmp_path).render(TURNS) == "<b>4"
+    assert read_template(other, tmp_path / "none").render(TURNS) == "4"
 
 
 @pytest.mark.parametrize(
@@ -98,6 +102,7 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
     [
         ("chat_template.jinja", b"{% if %}", "cannot be read"),
         ("chat_template.jinja", b"\xff\xfe", "UTF-8"),
+        ("chat_template.jinja", b"", "is empty"),
         ("tokenizer_config.json", b"{", "no JSON"),
         ("tokenizer_config.json", b"[" * 100_000, "no JSON"),
         ("chat_template.jinja", b"a" * ((1 << 20) + 1), "more than 1,048,576 bytes"),

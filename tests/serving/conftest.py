@@ -30,3 +30,20 @@ def exact_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             source, source.with_name("static"), preset="raw", options=plain
         ).output,
     }
+
+
+@pytest.fixture(scope="module")
+def int4(folder: Path) -> Path:
+    return convert_folder(folder, folder.with_name("int4")).output
+
+
+@pytest.fixture(scope="module")
+def raw(folder: Path) -> Path:
+    return convert_folder(folder, folder.with_name("raw"), preset="raw").output
+
+
+@pytest.fixture(scope="module")
+def paged(folder: Path) -> Path:
+    """Caches in pages, as exact as those of ``raw``."""
+    target = target_of("paged", num_blocks=120)
+    return convert_folder(folder, folder.with_name("paged"), preset="raw", target=target).output

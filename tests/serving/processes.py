@@ -39,16 +39,14 @@ def serving(script: str, folder: Path, home: Path, *options: str) -> Iterator[st
     home.mkdir()
     template = home / "chat.jinja"
     template.write_text(TEMPLATE)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [
         *(sys.executable, *RUNNERS.get(script, ()), str(EXAMPLES / script)),
         *(str(folder), "--port", str(port)),
         *("--chat-template", str(template), "--threads", "1", *options),
     ]
     variables = {
-        "PYTHONPATH": _path(),
+        "PYTHONPATH": module_path(),
         # Nothing outside that folder, no word to anybody, and patience with a busy machine.
         "RAY_TMPDIR": str(home),
         "RAY_AUTH_MODE": "disabled",
@@ -58,15 +56,15 @@ def serving(script: str, folder: Path, home: Path, *options: str) -> Iterator[st
         "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": str(SECONDS),
     }
     url = f"http://127.0.0.1:{port}"
-    with _answering(command, os.environ | variables, home, url):
+    with answering(command, os.environ | variables, home, url):
         yield url
 
 
 @contextmanager
-def _answering(
+def answering(
     command: list[str], variables: Mapping[str, str], home: Path, url: str
-) -> Iterator[None]:
-    """Runs a server that answers."""
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs a server; yields its process once it answers."""
     log = home / "log.txt"
     with log.open("w") as printed:
         process = subprocess.Popen(
@@ -74,7 +72,7 @@ def _answering(
         )
     try:
         assert _answers(url, process), f"no answer: {log.read_text()}"
-        yield
+        yield process
     finally:
         _end(process, home)
 
@@ -89,7 +87,13 @@ def _end(process: subprocess.Popen[bytes], home: Path) -> None:
     _end_what_is_left(home)
 
 
-def _path() -> str:
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def module_path() -> str:
     """Modules of this process, for those of others."""
     return os.pathsep.join(path for path in sys.path if path)
 

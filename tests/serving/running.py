@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 import warnings
 from collections.abc import Sequence
@@ -26,18 +26,10 @@ MOST_NOISE = 0.5
 
 
 def example(name: str) -> ModuleType:
-    """Imports a script of examples/serving."""
-    if name != "engine":
-        example("engine")  # which the others import
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    """Imports a script of examples/serving, which import each other."""
+    if str(EXAMPLES) not in sys.path:
+        sys.path.insert(0, str(EXAMPLES))
+    return importlib.import_module(name)
 
 
 def uneven_prompts(count: int, least: int = 4, most: int = 90) -> list[Tokens]:

@@ -139,7 +139,9 @@ class _LibraryTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         _utf8(text)
         with _damage_of(self._path):
-            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+            # Unlike encode, which is for one text, it lets other threads run meanwhile.
+            done = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+            return list(done[0].ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
         with _damage_of(self._path):

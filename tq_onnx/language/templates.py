@@ -127,22 +127,36 @@ def find_template(folder: Path) -> ChatTemplate | None:
         ModelFileError: it cannot be read.
     """
     own, config = folder / TEMPLATE_FILE, folder / CONFIG_FILE
+    if own.is_file():
+        return read_template(own, folder)
     fields = _config(config)
     source: Any = fields.get("chat_template")
-    where = config
-    if own.is_file():
-        source, where = _text(own, _LARGEST), own
     if isinstance(source, list):  # several by name
         named = {each.get("name"): each.get("template") for each in source if _is_dict(each)}
         source = named.get("default")
     if not isinstance(source, str) or not source:
         return None
-    names = {
-        name: text
-        for name in ("bos_token", "eos_token", "pad_token", "unk_token")
-        if (text := _content(fields.get(name))) is not None
-    }
-    return ChatTemplate(source, names, str(where))
+    return ChatTemplate(source, _special_tokens(fields), str(config))
+
+
+def read_template(path: Path, folder: Path) -> ChatTemplate:
+    """Read a chat template from a file.
+
+    Args:
+        path: the Jinja.
+        folder: of the tokenizer, whose special tokens the template may name.
+
+    Raises:
+        ModelFileError: it is empty, or cannot be read.
+    """
+    source = _text(path, _LARGEST)
+    if not source:
+        raise ModelFileError(
+            "the chat template is empty",
+            where=str(path),
+            fix="copy it again from the original model",
+        )
+    return ChatTemplate(source, _special_tokens(_config(folder / CONFIG_FILE)), str(path))
 
 
 def require_template(folder: Path, model: Path) -> ChatTemplate:
@@ -160,6 +174,15 @@ def require_template(folder: Path, model: Path) -> ChatTemplate:
             fix=f"copy {TEMPLATE_FILE} or {CONFIG_FILE} of the original model to its tokenizer",
         )
     return found
+
+
+def _special_tokens(fields: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of special tokens in a configuration, by name."""
+    return {
+        name: text
+        for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+        if (text := _content(fields.get(name))) is not None
+    }
 
 
 def _config(path: Path) -> dict[str, Any]:

@@ -1,0 +1,176 @@
+"""What a server takes at most: bodies, requests at a time, seconds of a slow client.
+
+What a request began ends with it: nothing is computed for a client that has left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from protocol import RequestError, refusal
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+FEWEST_BYTES = 1 << 16
+BYTES = 32
+"""Of a body, for each token that the model takes: a character may take 12 if it is escaped."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server takes at most.
+
+    Attributes:
+        max_body: bytes of a request's body; None for what any prompt of the model needs.
+        max_requests: that wait or are computed at a time.
+        client_seconds: until a client has sent the head of a request, then its body, and has taken
+            what there is of its answer.
+    """
+
+    max_body: int | None = None
+    max_requests: int = 64
+    client_seconds: float = 30
+
+
+class Gate:
+    """Lets requests with a body in, and ends what they began.
+
+    The state of each has ``ends``, an ``ExitStack`` that is closed when the answer was sent, the
+    client has left, or the server ends.
+    """
+
+    def __init__(self, app: ASGIApp, limits: Limits, tokens: int) -> None:
+        """Wrap an application whose model takes so many tokens."""
+        self.app = app
+        self.limits = limits
+        self.most_bytes = limits.max_body or FEWEST_BYTES + BYTES * tokens
+        self.ongoing = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or refuse it."""
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self.app(scope, receive, send)
+            return
+        self.ongoing += 1
+        try:
+            if self.ongoing > self.limits.max_requests:
+                raise RequestError(
+                    f"{self.limits.max_requests} requests are being answered, the most that this "
+                    "server takes; try again later",
+                    status=429,
+                    code="rate_limit_exceeded",
+                    headers={"Retry-After": "1"},
+                )
+            body = await self._body(receive)
+            if body is not None:
+                await self._answer(scope, body, receive, send)
+        except RequestError as error:
+            await refusal(error)(scope, receive, send)
+        finally:
+            self.ongoing -= 1
+
+    async def _body(self, receive: Receive) -> bytes | None:
+        """Return the body; None if the client leaves before its end."""
+        seconds = self.limits.client_seconds
+        try:
+            return await asyncio.wait_for(_read(receive, self.most_bytes), seconds)
+        except asyncio.TimeoutError as error:
+            raise RequestError(
+                f"the body did not come within {seconds:g} seconds; send it sooner",
+                status=408,
+                headers={"Connection": "close"},
+            ) from error
+        except asyncio.CancelledError:
+            raise _ending() from None
+
+    async def _answer(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+        """Run the application until it has answered, or the client has left."""
+        unread = [{"type": "http.request", "body": body, "more_body": False}]
+        begun = False
+
+        async def request() -> Message:
+            if unread:
+                return unread.pop()
+            await asyncio.shield(left)
+            return {"type": "http.disconnect"}
+
+        async def response(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            try:
+                await asyncio.wait_for(send(message), self.limits.client_seconds)
+            except asyncio.TimeoutError:  # as good as left
+                answer.cancel()
+                await asyncio.Event().wait()
+
+        with ExitStack() as ends:
+            scope.setdefault("state", {})["ends"] = ends
+            left = asyncio.ensure_future(_left(receive))
+            answer = asyncio.ensure_future(self.app(scope, request, response))
+            try:
+                await asyncio.wait({left, answer}, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                if not begun:
+                    raise _ending() from None
+            finally:
+                left.cancel()
+                answer.cancel()
+                await asyncio.wait({left, answer})
+            if not answer.cancelled():
+                answer.result()
+
+
+async def _read(receive: Receive, most: int) -> bytes | None:
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        body += message.get("body", b"")
+        if len(body) > most:
+            raise RequestError(f"the body has more than {most:,} bytes; send less", status=413)
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+async def _left(receive: Receive) -> None:
+    """Wait until the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _ending() -> RequestError:
+    return RequestError("the server is ending; ask again", status=503)
+
+
+def connections(seconds: float) -> type[H11Protocol]:
+    """Return uvicorn's HTTP/1.1, with connections that are closed if no request comes in time."""
+
+    class Connection(H11Protocol):
+        timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self._await_request()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._await_request()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            if self.timer is not None:
+                self.timer.cancel()
+
+        def _await_request(self) -> None:
+            if self.timer is not None:
+                self.timer.cancel()
+            self.timer = self.loop.call_later(seconds, self._close_if_idle)
+
+        def _close_if_idle(self) -> None:
+            if self.cycle is None or self.cycle.response_complete:
+                self.transport.close()
+
+    return Connection

@@ -1,0 +1,236 @@
+"""What OpenAI's clients send and read: chat requests, and errors.
+
+A field is declared once. The declaration checks requests, is the OpenAPI document, and makes the
+sentence of a refusal: the description of a field says what it takes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi.responses import JSONResponse
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+INT32 = 2**31 - 1
+GREEDY = 1e-5
+"""Temperatures below choose the best token always, and are not divided by."""
+BODY = "the body takes a JSON object in UTF-8, with Content-Type: application/json"
+SHOWN = 60
+"""Characters of a name in a message."""
+
+Zero = Annotated[float, Field(ge=0, le=0)]
+Empty = Field(max_length=0)
+Stop = Annotated[str, Field(min_length=1)]
+
+
+class Fields(BaseModel):
+    """Fields of exact types. Others are refused, and not passed over in silence."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class TextPart(Fields):
+    """A piece of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Fields):
+    """A message of a chat. Other fields go to the chat template as they are."""
+
+    model_config = ConfigDict(extra="allow")
+    role: str = Field(description="a text, such as user")
+    content: str | list[TextPart] | None = Field(
+        None,
+        validate_default=True,
+        description='a text, or a list of {"type": "text", "text": ...}, or null of an assistant',
+    )
+
+    @field_validator("content")
+    @classmethod
+    def _only_assistants_say_nothing(cls, content: Any, info: ValidationInfo) -> Any:
+        if content is None and info.data.get("role") != "assistant":
+            raise ValueError
+        return content
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the message with its text in one piece."""
+        parts = self.content or ""
+        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        extra = {
+            name: value for name, value in (self.model_extra or {}).items() if value is not None
+        }
+        return {**extra, "role": self.role, "content": text}
+
+
+class StreamOptions(Fields):
+    """What a stream tells besides text."""
+
+    include_usage: bool = Field(False, description="true or false")
+    include_obfuscation: bool = Field(False, description="true or false")
+
+
+class TextFormat(Fields):
+    """The format of answers."""
+
+    type: Literal["text"] = Field(description='"text"')
+
+
+class ChatRequest(Fields):
+    """A chat completion. A field that is null counts as left out."""
+
+    model: str = Field(description="the name of the model")
+    messages: Annotated[list[Message], FailFast()] = Field(
+        min_length=1, description="a list of one message or more, each with a role and a content"
+    )
+    max_tokens: int | None = Field(None, ge=1, le=INT32, description=f"1 to {INT32}")
+    max_completion_tokens: int | None = Field(None, ge=1, le=INT32, description=f"1 to {INT32}")
+    temperature: float | None = Field(None, ge=0, le=2, description="a number from 0 to 2")
+    top_p: float | None = Field(None, ge=1e-6, le=1, description="a number from 1e-6 to 1")
+    top_k: int | None = Field(None, ge=0, le=INT32, description=f"0 (for all) to {INT32}")
+    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = Field(
+        None, description="a text, or a list of up to 4 texts, none of them empty"
+    )
+    seed: int | None = Field(None, ge=0, lt=2**63, description="0 to 2^63 - 1")
+    stream: bool = Field(False, description="true or false")
+    stream_options: StreamOptions | None = Field(None, description='{"include_usage": true}')
+    # Nothing depends on these.
+    user: str | None = Field(None, description="a text")
+    safety_identifier: str | None = Field(None, description="a text")
+    prompt_cache_key: str | None = Field(None, description="a text")
+    store: bool | None = Field(None, description="true or false")
+    metadata: dict[str, str] | None = Field(None, description="an object of texts")
+    parallel_tool_calls: bool | None = Field(None, description="true or false")
+    service_tier: Literal["auto", "default"] | None = Field(None, description='"auto"')
+    # Front ends send these with the value that asks for nothing.
+    n: Literal[1] | None = Field(None, description="1, as a request gets one answer")
+    frequency_penalty: Zero | None = Field(None, description="0, as no penalties are computed")
+    presence_penalty: Zero | None = Field(None, description="0, as no penalties are computed")
+    min_p: Zero | None = Field(None, description="0, as the Engine has no min-p")
+    logprobs: Literal[False] | None = Field(None, description="false, as none are returned")
+    top_logprobs: Zero | None = Field(None, description="0, as none are returned")
+    logit_bias: Annotated[dict[str, float], Empty] | None = Field(
+        None, description="an empty object, as logits are not changed"
+    )
+    tools: Annotated[list[Any], Empty] | None = Field(
+        None, description="an empty list, as no tools are called"
+    )
+    tool_choice: Literal["none", "auto"] | None = Field(
+        None, description='"none" or "auto", as no tools are called'
+    )
+    response_format: TextFormat | None = Field(
+        None, description='{"type": "text"}, as answers are free texts'
+    )
+    modalities: Annotated[list[Literal["text"]], Field(min_length=1)] | None = Field(
+        None, description='["text"], as answers are texts'
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, fields: Any) -> Any:
+        if not isinstance(fields, Mapping):
+            return fields
+        return {name: value for name, value in fields.items() if value is not None}
+
+    @property
+    def stops(self) -> list[str]:
+        """Texts before which an answer ends."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def most(self) -> int | None:
+        """Most tokens of the answer."""
+        return self.max_completion_tokens or self.max_tokens
+
+
+NESTED = {"messages": Message, "stream_options": StreamOptions, "response_format": TextFormat}
+
+
+class RequestError(Exception):
+    """A request that cannot be answered as it is.
+
+    Attributes:
+        status: of HTTP.
+        param: the field, if it is one.
+        code: a word for programs.
+        headers: of the response.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Make an error; see the class for arguments."""
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.headers = headers
+
+
+def explained(errors: Sequence[Mapping[str, Any]]) -> RequestError:
+    """Return the first of pydantic's errors in a sentence that says what the field takes."""
+    error = errors[0]
+    path = list(error["loc"])[1:]
+    if error["type"] == "json_invalid" or not path:
+        return RequestError(BODY)
+    place: list[str] = []
+    takes, fields = "", ChatRequest.model_fields
+    for part in path:
+        if part in fields:
+            takes = fields[part].description or ""
+            fields = NESTED[part].model_fields if part in NESTED else {}
+        elif not isinstance(part, int):  # an unknown field, or a member of a union
+            break
+        place.append(str(part))
+    if error["type"] == "extra_forbidden" and len(place) == len(path) - 1:
+        param = ".".join([*place, shown(path[-1])])
+        return RequestError(f"{param} is not known here; leave it out", param=param)
+    param = ".".join(place)
+    if error["type"] == "missing":
+        return RequestError(f"{param} is missing; it takes {takes}", param=param)
+    return RequestError(f"{param} takes {takes}; change it or leave it out", param=param)
+
+
+def shown(name: str) -> str:
+    """Return a client's text for a message: short, and of printable characters."""
+    short = name if len(name) <= SHOWN else f"{name[:SHOWN]}..."
+    return ascii(short)[1:-1]
+
+
+class Document(JSONResponse):
+    """JSON in ASCII, which any text can be written in: half a surrogate pair is no UTF-8."""
+
+    def render(self, content: Any) -> bytes:
+        """Return the bytes of the body."""
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
+
+
+def failure(
+    message: str, status: int, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """Return an error as OpenAI's clients read it."""
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def refusal(error: RequestError) -> Document:
+    """Return the response to a request that cannot be answered."""
+    content = failure(str(error), error.status, error.param, error.code)
+    return Document(content, error.status, error.headers)
