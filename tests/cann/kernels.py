@@ -7,6 +7,7 @@ the shim knows, so that an access outside of it is a hazard. Nothing here needs 
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -30,12 +31,11 @@ INT4 = Codec(LLOYD_MAX, 4)
 ARCHITECTURES = (2201, 2002)
 CUSTOM_OPS = Path(__file__).parents[2] / "custom_ops"
 SHIM = CUSTOM_OPS / "cann" / "testing" / "shim"
-LAUNCHES = (CUSTOM_OPS / "cann" / "kernels" / "launch.h").read_text(encoding="utf-8")
-INTERFACE = next(
-    line.split()[-1]
-    for line in LAUNCHES.splitlines()
-    if line.startswith("#define TQ_KERNELS_INTERFACE ")
-)
+KERNELS = CUSTOM_OPS / "cann" / "kernels"
+LAUNCHES = (KERNELS / "launch.h").read_text(encoding="utf-8")
+INTERFACE = re.findall(r"^#define TQ_KERNELS_INTERFACE (\d+)", LAUNCHES, re.M)[0]
+TILING_OF = dict(re.findall(r"^  KERNEL\((\w+), (\w+)\)", LAUNCHES, re.M))
+"""The struct of the arguments of each kernel, by name."""
 SIMULATOR = ("simulator.cpp", "core.cpp", "counts.cpp", "device.cpp")
 COMPILER = shutil.which("g++")
 CODECS = tuple(Codec(LLOYD_MAX, bits) for bits in range(1, 6))
@@ -45,6 +45,24 @@ TILE_ROWS = 64
 """Slots of the caches that are read at once: kTileRows."""
 TASK_ROWS = 8
 """Queries of a task of the attention: kTaskRows."""
+
+
+def tilings() -> dict[str, type[ctypes.Structure]]:
+    """The structs of ``tiling.h``, read from it."""
+    types = {"uint64_t": ctypes.c_uint64, "uint32_t": ctypes.c_uint32, "float": ctypes.c_float}
+    header = re.sub(r"//.*", "", (KERNELS / "tiling.h").read_text(encoding="utf-8"))
+    structs = {}
+    for struct, body in re.findall(r"struct (\w+) \{(.*?)\};", header, re.S):
+        members = [
+            (name, types[kind])
+            for kind, names in re.findall(r"(\w+) ([\w,\s]+);", body)
+            for name in re.split(r",\s*", names)
+        ]
+        structs[struct] = type(struct, (ctypes.Structure,), {"_fields_": members})
+    return structs
+
+
+TILINGS = tilings()
 
 
 class ByArchitecture(Mapping[int, Made]):
@@ -107,7 +125,7 @@ def has_kernels(arch: int, codec: Codec, head_size: int) -> bool:
 
 
 def scratch_floats(query_shape: tuple[int, ...], heads: int, parts: int) -> int:
-    """How many floats of scratch ``launch.h`` says that attention needs."""
+    """How many floats of scratch ``tiling.h`` says that attention needs."""
     batch, query_heads, tokens, size = query_shape
     group = query_heads // heads
     step = TASK_ROWS // group * group if group < TASK_ROWS else TASK_ROWS
@@ -155,8 +173,11 @@ class Kernels(Simulator):
         """
         batch, heads, tokens, size = vectors.shape
         book = codebook_of(codec, size)
-        tables = [rotation, book.centroids, book.boundaries, offset, gains]
-        arrays = [vectors, *tables, _lengths(past), cache]
+        arrays = {
+            **{"vectors": vectors, "rotation": rotation, "centroids": book.centroids},
+            **{"boundaries": book.boundaries, "offset": offset, "gains": gains},
+            **{"lengths": _lengths(past), "cache": cache},
+        }
         sizes = {
             **{"past_length": _scalar(past), "batch": batch, "heads": heads, "new_tokens": tokens},
             **{"capacity": cache.shape[2], "offset_rows": _rows(offset)},
@@ -164,9 +185,7 @@ class Kernels(Simulator):
             **{"norm_correction": norm_correction, **_window(window)},
             **{"head_size": size, **(claims or {})},
         }
-        name = f"tq_encode_{vectors.dtype.name}"
-        present: np.ndarray = self._launch(name, arrays, sizes, cores)[-1]
-        return present
+        return self._launch(f"tq_encode_{vectors.dtype.name}", arrays, sizes, cores)["cache"]
 
     def attention(
         self,
@@ -213,8 +232,6 @@ class Kernels(Simulator):
         batch, query_heads, tokens, size = query.shape
         heads = keys.shape[1]
         books = [codebook_of(codec, size).centroids for codec in codecs]
-        tables = [rotations[0], books[0], rotations[1], books[1], *offsets]
-        arrays = [query, keys, values, *tables]
         keys_of_task = int(np.max(past)) + tokens - first_slot // TILE_ROWS * TILE_ROWS
         keys_of_task = max(keys_of_task, TILE_ROWS)
         if sliding_window:
@@ -222,47 +239,36 @@ class Kernels(Simulator):
             keys_of_task = min(keys_of_task, most)
         parts = 1 if part_tokens is None else max(1, -(-keys_of_task // part_tokens))
         scratch = np.full(scratch_floats(query.shape, heads, parts), np.nan, np.float32)
-        whole = {"past_length": _scalar(past), "batch": batch, "query_heads": query_heads}
-        cut = {"parts": parts, "part_tokens": part_tokens or 0}
-        cut |= {"offset_rows": _rows(offsets[0])}
-        cut |= {"sliding_window": sliding_window, "first_slot": first_slot}
-        bits = {"key_bits": codecs[0].bits, "value_bits": codecs[1].bits}
-        bits |= {**_window(window), "head_size": size}
-        output = np.full_like(query, np.nan)
-        *_, output, scratch = self._launch(
-            f"tq_attention_{query.dtype.name}",
-            [*arrays, sinks, *new, _lengths(past), output, None if parts == 1 else scratch],
-            {
-                **{**whole, "heads": heads, "new_tokens": tokens, "capacity": keys.shape[2]},
-                **{**cut, **bits, **(claims or {})},
-            },
-            cores,
-            ctypes.c_float(scale),
-            ctypes.c_float(softcap),
-        )
-        if parts == 1:
-            return output
-        assert np.isnan(output).all()
-        merged: np.ndarray = self._launch(
-            f"tq_attention_merge_{query.dtype.name}",
-            [scratch, rotations[1], offsets[1], sinks, _lengths(past), output],
-            {**whole, "heads": heads, "new_tokens": tokens, **cut, "head_size": size},
-            cores,
-        )[-1]
-        return merged
+        arrays = {
+            **{"query": query, "keys": keys, "values": values, "head_sink": sinks},
+            **{"key_rotation": rotations[0], "value_rotation": rotations[1]},
+            **{"key_centroids": books[0], "value_centroids": books[1]},
+            **{"key_offset": offsets[0], "value_offset": offsets[1]},
+            **{"new_keys": new[0], "new_values": new[1], "lengths": _lengths(past)},
+            **{"output": np.full_like(query, np.nan), "scratch": None if parts == 1 else scratch},
+        }
+        numbers = {
+            **{"past_length": _scalar(past), "batch": batch, "query_heads": query_heads},
+            **{"heads": heads, "new_tokens": tokens, "capacity": keys.shape[2]},
+            **{"parts": parts, "part_tokens": part_tokens or 0, "offset_rows": _rows(offsets[0])},
+            **{"sliding_window": sliding_window, "first_slot": first_slot},
+            **{"key_bits": codecs[0].bits, "value_bits": codecs[1].bits, **_window(window)},
+            **{"head_size": size, "scale": scale, "softcap": softcap},
+        }
+        dtype = query.dtype.name
+        arrays = self._launch(f"tq_attention_{dtype}", arrays, numbers | (claims or {}), cores)
+        if parts > 1:
+            assert np.isnan(arrays["output"]).all()
+            arrays = self._launch(f"tq_attention_merge_{dtype}", arrays, numbers, cores)
+        return arrays["output"]
 
     def rms_normalization(
         self, x: np.ndarray, scale: np.ndarray, *, epsilon: float, cores: int = 3
     ) -> np.ndarray:
         """Rows ``[rows, width]`` over the roots of their mean squares, times ``scale``."""
-        output: np.ndarray = self._launch(
-            f"tq_rms_normalization_{x.dtype.name}",
-            [x, scale, np.full_like(x, np.nan)],
-            {"rows": x.shape[0], "width": x.shape[1]},
-            cores,
-            ctypes.c_float(epsilon),
-        )[-1]
-        return output
+        arrays = {"x": x, "scale": scale, "y": np.full_like(x, np.nan)}
+        numbers = {"rows": x.shape[0], "width": x.shape[1], "epsilon": epsilon}
+        return self._launch(f"tq_rms_normalization_{x.dtype.name}", arrays, numbers, cores)["y"]
 
     def rotary_embedding(
         self,
@@ -290,50 +296,54 @@ class Kernels(Simulator):
             **{"count": tokens - first if count is None else count},
             **{"position": position, "head_size": size},
         }
-        name = f"tq_rotary_embedding_{x.dtype.name}"
-        arrays = [x, *tables, np.full_like(x, np.nan)]
-        output: np.ndarray = self._launch(name, arrays, sizes, cores)[-1]
-        return output
+        arrays = {"x": x, "cosines": tables[0], "sines": tables[1], "y": np.full_like(x, np.nan)}
+        return self._launch(f"tq_rotary_embedding_{x.dtype.name}", arrays, sizes, cores)["y"]
 
     def swish(self, x: np.ndarray, *, cores: int = 3) -> np.ndarray:
         """x / (1 + exp(-x)) of each element."""
-        arrays = [x, np.full_like(x, np.nan)]
-        output: np.ndarray = self._launch(
-            f"tq_swish_{x.dtype.name}", arrays, {"count": x.size}, cores
-        )[-1]
-        return output
+        arrays = {"x": x, "y": np.full_like(x, np.nan)}
+        return self._launch(f"tq_swish_{x.dtype.name}", arrays, {"count": x.size}, cores)["y"]
 
     def transpose(self, x: np.ndarray, *, cores: int = 3) -> np.ndarray:
         """uint8 ``[batch, rows, columns, bytes]`` with rows and columns exchanged."""
         batch, rows, columns, count = x.shape
         sizes = {"batch": batch, "rows": rows, "columns": columns, "bytes": count}
         y = np.full((batch, columns, rows, count), 0xFF, np.uint8)
-        output: np.ndarray = self._launch("tq_transpose", [x, y], sizes, cores)[-1]
-        return output
+        return self._launch("tq_transpose", {"x": x, "y": y}, sizes, cores)["y"]
 
     def _launch(
         self,
-        name: str,
-        arrays: list[np.ndarray | None],
-        sizes: dict[str, int],
+        kernel: str,
+        arrays: Mapping[str, np.ndarray | None],
+        numbers: Mapping[str, float],
         cores: int,
-        *more: ctypes.c_float,
-    ) -> list[Any]:
-        """Launches on copies of the arrays, which it returns; null for None."""
+    ) -> dict[str, Any]:
+        """Launches on copies of the arrays, which it returns, without those that are None."""
         before = self.hazards
-        blocks = [None if array is None else array.copy(order="C") for array in arrays]
-        with self.device_memory([block for block in blocks if block is not None]) as addresses:
-            given = iter(addresses)
-            status = self.call(
-                f"aclrtlaunch_{name}",
-                ctypes.c_uint32(cores),
-                None,
-                *(None if block is None else next(given) for block in blocks),
-                *(ctypes.c_uint32(size) for size in sizes.values()),
-                *more,
+        blocks = {
+            name: array.copy(order="C") for name, array in arrays.items() if array is not None
+        }
+        with self.device_memory(list(blocks.values())) as addresses:
+            status = self._enqueue(
+                kernel, dict(zip(blocks, addresses, strict=True)), numbers, cores
             )
         assert (status != 0) == (self.hazards > before)
         return blocks
+
+    def _enqueue(
+        self,
+        kernel: str,
+        addresses: Mapping[str, int],
+        numbers: Mapping[str, float],
+        cores: int,
+        stream: int | None = None,
+    ) -> int:
+        """Calls the launch of a kernel with its struct; an address that is left out is 0."""
+        tiling = TILINGS[TILING_OF[kernel]](**addresses, **numbers)
+        launch = f"aclrtlaunch_{kernel}"
+        return self.call(
+            launch, ctypes.c_uint32(cores), ctypes.c_void_p(stream), ctypes.byref(tiling)
+        )
 
 
 def _lengths(past: int | np.ndarray) -> np.ndarray | None:

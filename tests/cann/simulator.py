@@ -158,16 +158,16 @@ class Simulator:
                 self._library.tq_sim_skip(file.encode(), line, kind.encode(), 0)
 
     @contextlib.contextmanager
-    def device_memory(self, blocks: Sequence[np.ndarray]) -> Iterator[list[ctypes.c_void_p]]:
+    def device_memory(self, blocks: Sequence[np.ndarray]) -> Iterator[list[int]]:
         """The addresses of arrays that are device memory meanwhile."""
-        addresses = [ctypes.c_void_p(block.ctypes.data) for block in blocks]
+        addresses = [block.ctypes.data for block in blocks]
         for block, address in zip(blocks, addresses, strict=True):
-            self._library.tq_sim_register(address, ctypes.c_size_t(block.nbytes))
+            self._library.tq_sim_register(ctypes.c_void_p(address), ctypes.c_size_t(block.nbytes))
         try:
             yield addresses
         finally:
             for address in addresses:
-                self._library.tq_sim_unregister(address)
+                self._library.tq_sim_unregister(ctypes.c_void_p(address))
 
 
 def _texts(function: Callable[..., int]) -> Iterator[str]:

@@ -46,7 +46,7 @@ def _cut(library: ctypes.CDLL, *sizes: int) -> tuple[int, int, int, int]:
 
 
 def test_every_cut_is_one_that_the_kernels_take(library: ctypes.CDLL) -> None:
-    """Parts are whole tiles and hold all keys; scratch is bounded, and what ``launch.h`` says."""
+    """Parts are whole tiles and hold all keys; scratch is bounded, and what ``tiling.h`` says."""
     for heads, group, tokens, keys, batch in itertools.product(
         (1, 2, 8, 40, 63, 64),
         (1, 2, 5, 8, 16),

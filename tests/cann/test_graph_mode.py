@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
@@ -19,10 +18,9 @@ from tests.cann.fake_acl import FakeAcl
 from tests.cann.graph_engine import GraphEngine
 from tests.cann.session import CANN, CPU, Array, model_of
 from tq_onnx.ascend.graph_mode.claims import CLAIMED
-from tq_onnx.ascend.graph_mode.passes import lower_for_graph_mode
+from tq_onnx.ascend.targets import CANN_GRAPH
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
-from tq_onnx.files.load import load
 from tq_onnx.integrations.bundled import build_bundled
 from tq_onnx.runtime.session import make_session
 
@@ -51,10 +49,11 @@ def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 def lowered(converted: Path) -> dict[int, bytes]:
     """Graphs for calls of so many tokens."""
     made = {}
+    exported = converted.with_name("model.onnx")
     for tokens in (1, 5):
-        model = load(converted).model
-        lower_for_graph_mode(model, capacity=CAPACITY, tokens=tokens)
-        made[tokens] = ir.to_proto(model).SerializeToString()
+        graph = converted.with_name(f"{tokens}.onnx")
+        convert(exported, graph, target=CANN_GRAPH.having(capacity=CAPACITY, call_tokens=tokens))
+        made[tokens] = graph.read_bytes()
     return made
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.cann.fake_acl import FakeAcl
-from tests.cann.kernels import COMPILER, INTERFACE
+from tests.cann.kernels import COMPILER, INTERFACE, TILING_OF
 from tests.cann.operators import Sizes, decoder_attention
 from tests.cann.session import CannSession
 from tq_onnx.codec.spec import layout_digest
@@ -165,14 +165,13 @@ def test_another_soc(kernels_named: None, tmp_path: Path) -> None:
 def test_a_launch_that_fails(
     fake: FakeAcl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    caches = ("encode", "attention", "attention_merge")
-    typed = (*caches, "rms_normalization", "rotary_embedding", "swish")
-    names = [f"tq_{op}_float{bits}" for op in typed for bits in (32, 16)] + ["tq_transpose"]
     library = compiled(
         tmp_path,
         f'extern "C" const char* tq_kernels_layout_digest() {{ return "{layout_digest()}"; }}\n'
         f'extern "C" unsigned tq_kernels_interface() {{ return {INTERFACE}; }}\n'
-        + "\n".join(f'extern "C" unsigned aclrtlaunch_{name}() {{ return 7; }}' for name in names),
+        + "\n".join(
+            f'extern "C" unsigned aclrtlaunch_{name}() {{ return 7; }}' for name in TILING_OF
+        ),
     )
     monkeypatch.setenv(KERNELS, str(library))
     session = CannSession(decoder_attention(), tmp_path, library=get_library_path())

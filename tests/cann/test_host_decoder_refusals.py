@@ -16,7 +16,7 @@ import pytest
 
 from tests.cann.decoder_models import POSITIONS, feeds_of, model_of_operator
 from tests.cann.fake_acl import FakeAcl
-from tests.cann.kernels import COMPILER, INTERFACE
+from tests.cann.kernels import COMPILER, INTERFACE, TILING_OF
 from tests.cann.session import Array, CannSession, on_cpu
 from tests.singleop import INPUTS
 from tq_onnx.codec.spec import layout_digest
@@ -261,16 +261,13 @@ def test_a_model_that_is_refused(fake: FakeAcl, tmp_path: Path, case: str) -> No
 
 def kernels_without(folder: Path, *missing: str) -> Path:
     """A kernel library with all functions but these; each says that it failed."""
-    caches = ("encode", "attention", "attention_merge")
-    typed = (*caches, "rms_normalization", "rotary_embedding", "swish")
-    names = [f"tq_{op}_float{bits}" for op in typed for bits in (32, 16)] + ["tq_transpose"]
     source = (
         f'extern "C" const char* tq_kernels_layout_digest() {{ return "{layout_digest()}"; }}\n'
         f'extern "C" unsigned tq_kernels_interface() {{ return {INTERFACE}; }}\n'
     )
     source += "\n".join(
         f'extern "C" unsigned aclrtlaunch_{name}() {{ return 9; }}'
-        for name in names
+        for name in TILING_OF
         if name not in missing
     )
     library = folder / "libother.so"

@@ -7,7 +7,7 @@ that returns before it ran, copies back after the stream was waited for.
 
 from __future__ import annotations
 
-import ctypes
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,37 +34,27 @@ class DeviceKernels(Kernels):
 
     def _launch(
         self,
-        name: str,
-        arrays: list[Any],
-        sizes: dict[str, int],
+        kernel: str,
+        arrays: Mapping[str, np.ndarray | None],
+        numbers: Mapping[str, float],
         cores: int,
-        *more: ctypes.c_float,
-    ) -> list[Any]:
+    ) -> dict[str, Any]:
         stream = self.fake.create_stream()
-        blocks = [None if array is None else self.fake.malloc(array.nbytes) for array in arrays]
-        given = [(array, block) for array, block in zip(arrays, blocks, strict=True) if block]
-        for array, block in given:
-            assert self.fake.write(block, array.tobytes()) == SUCCESS
-        launched = self._library[f"aclrtlaunch_{name}"](
-            ctypes.c_uint32(cores),
-            ctypes.c_void_p(stream),
-            *(ctypes.c_void_p(block) for block in blocks),
-            *(ctypes.c_uint32(size) for size in sizes.values()),
-            *more,
-        )
-        assert launched == SUCCESS
+        results = {name: array.copy() for name, array in arrays.items() if array is not None}
+        blocks = {name: self.fake.malloc(array.nbytes) for name, array in results.items()}
+        for name, block in blocks.items():
+            assert self.fake.write(block, results[name].tobytes()) == SUCCESS
+        assert self._enqueue(kernel, blocks, numbers, cores, stream) == SUCCESS
         if self.free_before_it_runs:
-            assert self.fake.acl.aclrtFree(given[-1][1]) == SUCCESS
+            assert self.fake.acl.aclrtFree(blocks.pop("cache")) == SUCCESS
         self.status = self.fake.acl.aclrtSynchronizeStream(stream)
-        read = [None if array is None else np.empty_like(array, order="C") for array in arrays]
-        for (array, block), target in zip(given, (a for a in read if a is not None), strict=True):
-            if self.free_before_it_runs and block == given[-1][1]:
-                continue
+        for name, block in blocks.items():
+            array = results[name]
             data = self.fake.read(block, array.nbytes)
-            target[...] = np.frombuffer(data, array.dtype).reshape(array.shape)
+            array[...] = np.frombuffer(data, array.dtype).reshape(array.shape)
             assert self.fake.acl.aclrtFree(block) == SUCCESS
         assert self.fake.acl.aclrtDestroyStream(stream) == SUCCESS
-        return read
+        return results
 
 
 @pytest.fixture(params=ARCHITECTURES)

@@ -1,7 +1,7 @@
-"""The target ``cann``: every node that computes floats runs on CANNExecutionProvider.
+"""The rows of the targets for Ascend: ``cann``, node by node, and ``cann-graph``, one graph.
 
-What is imported inside of the functions takes onnx with it, and the command line reads this row for
-its help.
+What is imported inside of the functions takes onnx with it, and the command line reads these rows
+for its help.
 """
 
 from __future__ import annotations
@@ -11,12 +11,25 @@ from pathlib import Path
 from typing import Final
 
 from tq_onnx.conversion.target import (
+    PROMPT_FILE,
+    STEP_FILE,
     Lowering,
     Target,
     TargetOption,
     Values,
 )
+from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.plan import Plan
+
+DEFAULT_POSITIONS: Final = 32_768
+MOST_POSITIONS: Final = 1 << 20
+"""The tables of a head size of 128 are 512 MiB then."""
+
+DEFAULT_CAPACITY: Final = 1024
+"""Of caches whose size is in the graph; every step copies and reads all of it."""
+
+PROMPT_TOKENS: Final = 128
+"""Of a call of the graph for prompts, in a folder with two."""
 
 
 def _refuse(plan: Plan) -> None:
@@ -27,10 +40,9 @@ def _refuse(plan: Plan) -> None:
 
 def _lower(plan: Plan, path: Path, values: Values) -> Lowering:
     from tq_onnx.ascend.lowering.decoder import lowering_of
-    from tq_onnx.ascend.lowering.positions import positions_of
     from tq_onnx.ascend.lowering.refusals import WholeBlocksPass
 
-    lowering = lowering_of(plan, positions_of(path, values["max_positions"]))
+    lowering = lowering_of(plan, _positions(path, values["max_positions"]))
     passes = (*lowering.passes, WholeBlocksPass())
     if values["expand_weights"] is None:
         return replace(lowering, passes=passes)
@@ -39,6 +51,47 @@ def _lower(plan: Plan, path: Path, values: Values) -> Lowering:
 
     narrow = NarrowProductsPass(TYPES[values["expand_weights"]])
     return replace(lowering, passes=(ExpandWeightsPass(), *passes, narrow), has_all_weights=True)
+
+
+def _positions(path: Path, chosen: int | None) -> int:
+    """Return the rows of the rotary tables of a model file."""
+    from tq_onnx.files.configuration import configured_positions
+
+    if chosen is None:
+        return min(configured_positions(path) or DEFAULT_POSITIONS, MOST_POSITIONS)
+    if chosen > MOST_POSITIONS:
+        raise UsageError(
+            f"{chosen} positions are not between 1 and {MOST_POSITIONS:,}",
+            fix="give the longest context that the model is to be used with",
+        )
+    return chosen
+
+
+def _refuse_graph(plan: Plan) -> None:
+    if plan.has_matrices:  # nobody has seen what they cost without a search and a window
+        raise UnsupportedModelError(
+            f"the target cann-graph has no graph for the preset {plan.preset}, whose rows have two "
+            "classes of coordinates",
+            fix="use --preset int3, or leave out --target cann-graph",
+        )
+    if plan.has_window:
+        raise UsageError(
+            "there are no kernels for an exact window on Ascend",
+            fix="convert with --window 0 --sinks 0",
+        )
+    for layer in plan.layers:
+        if layer.readers > 1:
+            raise UsageError(
+                f"{layer.readers} layers read the same caches, and each has its own on Ascend",
+                where=f"layer {layer.layer}",
+                fix="convert without --target",
+            )
+
+
+def _lower_graph(plan: Plan, path: Path, values: Values) -> Lowering:
+    from tq_onnx.ascend.graph_mode.passes import lowering_of
+
+    return lowering_of(plan, capacity=values["capacity"], tokens=values["call_tokens"])
 
 
 CANN: Final = Target(
@@ -64,4 +117,25 @@ CANN: Final = Target(
     feeds_back=False,
     # The provider copies an output that shares its memory before it is computed.
     exposes_views=False,
+)
+
+CANN_GRAPH: Final = Target(
+    name="cann-graph",
+    help="standard operators and fixed sizes, for the provider's graph mode; see docs/ascend.md",
+    summary="one graph of fixed sizes for CANNExecutionProvider (docs/ascend.md)",
+    example="--target cann-graph --capacity 2048 -o graphs/",
+    options=(
+        TargetOption("capacity", "cache slots.", default=DEFAULT_CAPACITY),
+        TargetOption("call_tokens", "tokens a call.", default=1),
+    ),
+    refuse=_refuse_graph,
+    lower=_lower_graph,
+    provider="cann-graph",
+    searches=False,
+    has_windows=False,
+    has_operators=False,
+    has_fixed_sizes=True,
+    has_weights=True,
+    files={STEP_FILE: {"call_tokens": 1}, PROMPT_FILE: {"call_tokens": PROMPT_TOKENS}},
+    no_folders="graphs for CANN are made of one decoder, and no runtime of folders runs them",
 )

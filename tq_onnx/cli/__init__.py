@@ -1,1 +1,1 @@
-"""The command line: one file for each command. Nothing imports this package."""
+"""The command line: one file for each command. Only a command that is elsewhere imports it."""

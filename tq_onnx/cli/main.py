@@ -40,6 +40,9 @@ COMMANDS: Final[dict[str, str]] = {
 """Commands in the order of the help; ``tq_onnx/cli/NAME.py`` holds a click command ``NAME``, with
 an underscore for every hyphen."""
 
+MODULES: Final = {"verify-on-npu": "tq_onnx.ascend.command"}
+"""Modules of commands that a room above this one brings."""
+
 
 class Commands(click.Group):
     """A group whose commands are imported on use, inside the error boundary of ``terminal``."""
@@ -53,10 +56,10 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         name = cmd_name.replace("-", "_")
-        module = importlib.import_module(f"tq_onnx.cli.{name}")
+        module = importlib.import_module(MODULES.get(cmd_name, f"tq_onnx.cli.{name}"))
         command = getattr(module, name)
         if not isinstance(command, click.Command):
-            raise TypeError(f"tq_onnx.cli.{name}.{name} is not a click command")
+            raise TypeError(f"{module.__name__}.{name} is not a click command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

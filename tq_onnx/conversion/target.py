@@ -105,34 +105,6 @@ Values = Mapping[str, Any]
 """Values of a target's options, by name."""
 
 
-def refuse_window(plan: Plan) -> None:
-    """Refuse a plan with an exact window, for targets whose kernels read rows only.
-
-    Raises:
-        UsageError: the plan has one.
-    """
-    if plan.has_window:
-        raise UsageError(
-            "there are no kernels for an exact window on Ascend",
-            fix="convert with --window 0 --sinks 0",
-        )
-
-
-def refuse_sharing(plan: Plan) -> None:
-    """Refuse a plan with caches that several layers read, for targets that know one reader each.
-
-    Raises:
-        UsageError: the plan has such caches.
-    """
-    shared = next((layer for layer in plan.layers if layer.readers > 1), None)
-    if shared is not None:
-        raise UsageError(
-            f"{shared.readers} layers read the same caches, and each has its own on Ascend",
-            where=f"layer {shared.layer}",
-            fix="convert without --target",
-        )
-
-
 def _refuse_nothing(plan: Plan) -> None:
     return None
 

@@ -1,31 +1,38 @@
-"""All targets: a folder of this package each, and one row here."""
+"""All targets, one row each: the module and the name of its record.
+
+A row is text, so that a target may be in a room above this one, which may import all others.
+"""
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from tq_onnx.ascend.graph_mode_target import CANN_GRAPH
-from tq_onnx.ascend.targets import CANN
-from tq_onnx.conversion.target import CPU, Target
+from tq_onnx.conversion.target import Target
 from tq_onnx.errors import ModelFileError, UsageError
 from tq_onnx.plan import Plan
-from tq_onnx.targets.paged.target import TARGET as PAGED
-from tq_onnx.targets.web.target import WEB
 
-TARGETS: Final[Mapping[str, Target]] = MappingProxyType(
-    {
-        target.name: target
-        for target in (
-            CPU,
-            CANN,
-            CANN_GRAPH,
-            WEB,
-            PAGED,
-        )
-    }
+ROWS: Final = (
+    "tq_onnx.conversion.target:CPU",
+    "tq_onnx.ascend.targets:CANN",
+    "tq_onnx.ascend.targets:CANN_GRAPH",
+    "tq_onnx.targets.web.target:WEB",
+    "tq_onnx.targets.paged.target:TARGET",
 )
+
+
+def _targets() -> Mapping[str, Target]:
+    targets = {}
+    for row in ROWS:
+        target = pkgutil.resolve_name(row)
+        assert isinstance(target, Target), row
+        targets[target.name] = target
+    return MappingProxyType(targets)
+
+
+TARGETS: Final = _targets()
 
 
 def target_of(name: str, **values: Any) -> Target:

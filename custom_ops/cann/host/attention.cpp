@@ -60,41 +60,55 @@ void AttentionKernel::compute(OrtKernelContext* context) {
 
 void AttentionKernel::launch(const ort::AttentionTensors& call, const Part& part,
                              const AttentionCut& cut, void* scratch, void* stream) const {
-  const auto narrow = [](int64_t size) { return static_cast<uint32_t>(size); };
-  // One of more keys than slots hides nothing.
-  const uint32_t sliding_window = narrow(std::min(attributes_.sliding_window, kMostCounted));
-  const auto attend = of_element(library_->attention_float32, library_->attention_float16);
-  const auto merge =
-      of_element(library_->attention_merge_float32, library_->attention_merge_float16);
   const int64_t bytes = static_cast<int64_t>(element_size(element_));
   const Window& window = attributes_.window;
-  const auto new_vectors = [&](const ort::Tensor& tensor) {
-    return window.is_on() ? sequence(tensor, part.first, bytes) : nullptr;
-  };
+  TqAttentionTiling tiling{};
+  tiling.query = sequence(call.query, part.first, bytes);
+  tiling.keys = sequence(call.key_cache, part.first, 1);
+  tiling.values = sequence(call.value_cache, part.first, 1);
+  tiling.key_rotation = address(call.key_rotation.data);
+  tiling.key_centroids = address(call.key_centroids.data);
+  tiling.value_rotation = address(call.value_rotation.data);
+  tiling.value_centroids = address(call.value_centroids.data);
+  tiling.key_offset = address(call.key_offset.data);
+  tiling.value_offset = address(call.value_offset.data);
+  tiling.head_sink = address(call.sink.data);
+  if (window.is_on()) {
+    tiling.new_keys = sequence(call.new_keys, part.first, bytes);
+    tiling.new_values = sequence(call.new_values, part.first, bytes);
+  }
+  tiling.output = sequence(call.output, part.first, bytes);
+  tiling.scratch = address(scratch);
+  tiling.past_length = part.past_length;
+  tiling.batch = narrow(part.count);
+  tiling.query_heads = narrow(call.query_heads);
+  tiling.heads = narrow(call.heads);
+  tiling.new_tokens = narrow(call.tokens);
+  tiling.capacity = narrow(call.slots);
+  tiling.parts = narrow(cut.parts);
+  tiling.part_tokens = narrow(cut.part_tokens);
+  tiling.offset_rows = narrow(call.offsets);
+  // One of more keys than slots hides nothing.
+  tiling.sliding_window = narrow(std::min(attributes_.sliding_window, kMostCounted));
+  tiling.first_slot = part.left_padding;
+  tiling.key_bits = narrow(attributes_.key.bits);
+  tiling.value_bits = narrow(attributes_.value.bits);
+  tiling.recent = narrow(window.recent);
+  tiling.sinks = narrow(window.sinks);
+  tiling.overlay_rows = narrow(window.overlay_rows);
+  tiling.head_size = narrow(call.head_size);
+  tiling.scale = attributes_.scale;
+  tiling.softcap = attributes_.softcap;
+
   const int64_t tasks = part.count * cut.tasks;
-  void* const output = sequence(call.output, part.first, bytes);
-  expect_enqueued(
-      kOp, "its kernel",
-      attend(cores_for(tasks * cut.parts, library_->cores), stream,
-             sequence(call.query, part.first, bytes), sequence(call.key_cache, part.first, 1),
-             sequence(call.value_cache, part.first, 1), call.key_rotation.data,
-             call.key_centroids.data, call.value_rotation.data, call.value_centroids.data,
-             call.key_offset.data, call.value_offset.data, call.sink.data,
-             new_vectors(call.new_keys), new_vectors(call.new_values), nullptr, output,
-             scratch, part.past_length, narrow(part.count), narrow(call.query_heads),
-             narrow(call.heads), narrow(call.tokens), narrow(call.slots), narrow(cut.parts),
-             narrow(cut.part_tokens), narrow(call.offsets), sliding_window, part.left_padding,
-             narrow(attributes_.key.bits), narrow(attributes_.value.bits),
-             narrow(window.recent), narrow(window.sinks), narrow(window.overlay_rows),
-             narrow(call.head_size), attributes_.scale, attributes_.softcap));
+  const auto attend = of_element(library_->tq_attention_float32, library_->tq_attention_float16);
+  expect_enqueued(kOp, "its kernel",
+                  attend(cores_for(tasks * cut.parts, library_->cores), stream, &tiling));
   if (cut.parts == 1) return;
+  const auto merge =
+      of_element(library_->tq_attention_merge_float32, library_->tq_attention_merge_float16);
   expect_enqueued(kOp, "the kernel that merges its parts",
-                  merge(cores_for(tasks, library_->cores), stream, scratch,
-                        call.value_rotation.data, call.value_offset.data, call.sink.data,
-                        nullptr, output, part.past_length, narrow(part.count),
-                        narrow(call.query_heads), narrow(call.heads), narrow(call.tokens),
-                        narrow(cut.parts), narrow(cut.part_tokens), narrow(call.offsets),
-                        sliding_window, part.left_padding, narrow(call.head_size)));
+                  merge(cores_for(tasks, library_->cores), stream, &tiling));
 }
 
 }  // namespace tq::cann

@@ -14,8 +14,6 @@ constexpr int64_t kUnit = 16;     // elements
 constexpr int64_t kBlock = 32;    // bytes
 constexpr const char* kKernel = "its kernel";
 
-uint32_t narrow(int64_t size) { return static_cast<uint32_t>(size); }
-
 // The end of the run from `first` on: numbers that count up by one, as a kernel or a copy takes
 // them at once.
 int64_t end_of_run(const int64_t* numbers, int64_t first, int64_t count) {
@@ -60,13 +58,17 @@ void RmsNormalizationKernel::compute(OrtKernelContext* context) {
   if (call.rows == 0) return;
   expect_multiple(op, call.x, "columns", call.width, kUnit, kMost);
   expect_elements(op, call.x);
+  TqRmsNormalizationTiling tiling{};
+  tiling.x = aligned(op, call.x);
+  tiling.scale = aligned(op, call.scale);
+  tiling.y = aligned(op, call.y);
+  tiling.rows = narrow(call.rows);
+  tiling.width = narrow(call.width);
+  tiling.epsilon = epsilon_;
   const auto launch =
-      of_element(library_->rms_normalization_float32, library_->rms_normalization_float16);
-  const uint32_t status =
-      launch(cores_for(call.rows, library_->cores), stream_of(api_, context, op),
-             aligned(op, call.x), aligned(op, call.scale), aligned(op, call.y), narrow(call.rows),
-             narrow(call.width), epsilon_);
-  expect_enqueued(op, kKernel, status);
+      of_element(library_->tq_rms_normalization_float32, library_->tq_rms_normalization_float16);
+  expect_enqueued(op, kKernel, launch(cores_for(call.rows, library_->cores),
+                                      stream_of(api_, context, op), &tiling));
 }
 
 // ---- RotaryEmbedding
@@ -88,27 +90,33 @@ void RotaryEmbeddingKernel::compute(OrtKernelContext* context) {
   expect_elements(op, call.x);
   expect_elements(op, call.cosines);
   void* const stream = stream_of(api_, context, op);
-  uint8_t* const x = static_cast<uint8_t*>(aligned(op, call.x));
-  uint8_t* const y = static_cast<uint8_t*>(aligned(op, call.y));
-  void* const cosines = aligned(op, call.cosines);
-  void* const sines = aligned(op, call.sines);
+  const uint64_t x = aligned(op, call.x), y = aligned(op, call.y);
+  TqRotaryEmbeddingTiling tiling{};
+  tiling.cosines = aligned(op, call.cosines);
+  tiling.sines = aligned(op, call.sines);
   const auto launch =
-      of_element(library_->rotary_embedding_float32, library_->rotary_embedding_float16);
+      of_element(library_->tq_rotary_embedding_float32, library_->tq_rotary_embedding_float16);
 
   // One launch for each run of positions, of all sequences together where these are the same.
   const int64_t parts = is_shared(call.positions) ? 1 : call.batch;
   const int64_t heads = call.heads * (call.batch / parts);
   const int64_t bytes = heads * call.tokens * call.head_size *
                         static_cast<int64_t>(element_size(element_));
+  tiling.heads = narrow(heads);
+  tiling.new_tokens = narrow(call.tokens);
+  tiling.head_size = narrow(call.head_size);
   for (int64_t part = 0; part < parts; ++part) {
+    tiling.x = x + static_cast<uint64_t>(part * bytes);
+    tiling.y = y + static_cast<uint64_t>(part * bytes);
     const int64_t* const positions = call.positions.as<int64_t>() + part * call.tokens;
     for (int64_t first = 0, end = 0; first < call.tokens; first = end) {
       end = end_of_run(positions, first, call.tokens);
-      const uint32_t status = launch(
-          cores_for(heads * (end - first), library_->cores), stream, x + part * bytes, cosines,
-          sines, y + part * bytes, narrow(heads), narrow(call.tokens), narrow(first),
-          narrow(end - first), narrow(positions[first]), narrow(call.head_size));
-      expect_enqueued(op, kKernel, status);
+      tiling.first = narrow(first);
+      tiling.count = narrow(end - first);
+      tiling.position = narrow(positions[first]);
+      expect_enqueued(
+          op, kKernel,
+          launch(cores_for(heads * (end - first), library_->cores), stream, &tiling));
     }
   }
 }
@@ -127,11 +135,10 @@ void SwishKernel::compute(OrtKernelContext* context) {
   const ort::SwishTensors call = ort::read_swish(api_, context, float_type_);
   if (call.count == 0) return;
   expect_multiple(op, call.x, "elements", call.count, kUnit, kMostCounted);
-  const auto launch = of_element(library_->swish_float32, library_->swish_float16);
-  const uint32_t status =
-      launch(cores_for(call.count / kUnit, library_->cores), stream_of(api_, context, op),
-             aligned(op, call.x), aligned(op, call.y), narrow(call.count));
-  expect_enqueued(op, kKernel, status);
+  const TqSwishTiling tiling{aligned(op, call.x), aligned(op, call.y), narrow(call.count)};
+  const auto launch = of_element(library_->tq_swish_float32, library_->tq_swish_float16);
+  expect_enqueued(op, kKernel, launch(cores_for(call.count / kUnit, library_->cores),
+                                      stream_of(api_, context, op), &tiling));
 }
 
 // ---- Transpose
@@ -158,10 +165,10 @@ void TransposeKernel::compute(OrtKernelContext* context) {
   }
   expect_multiple(op, call.x, "bytes in a vector", call.bytes, kBlock, kMost);
   expect_elements(op, call.x);
-  const uint32_t status = library_->transpose(
-      cores_for(vectors, library_->cores), stream, aligned(op, call.x), aligned(op, call.y),
-      narrow(call.batch), narrow(call.rows), narrow(call.columns), narrow(call.bytes));
-  expect_enqueued(op, kKernel, status);
+  const TqTransposeTiling tiling{aligned(op, call.x), aligned(op, call.y), narrow(call.batch),
+                                 narrow(call.rows), narrow(call.columns), narrow(call.bytes)};
+  expect_enqueued(op, kKernel, library_->tq_transpose(cores_for(vectors, library_->cores), stream,
+                                                      &tiling));
 }
 
 // ---- Gather

@@ -55,21 +55,33 @@ void EncodeKernel::compute(OrtKernelContext* context) {
   void* const stream = stream_of(api_, context, kOp);
   if (!call.in_place()) keep(call, stream);
   if (call.tokens == 0 && !window_.is_on()) return;
-  const auto launch = of_element(library_->encode_float32, library_->encode_float16);
-  const auto narrow = [](int64_t size) { return static_cast<uint32_t>(size); };
+  const auto launch = of_element(library_->tq_encode_float32, library_->tq_encode_float16);
   const int64_t bytes = static_cast<int64_t>(element_size(element_));
+  TqEncodeTiling tiling{};
+  tiling.rotation = address(call.rotation.data);
+  tiling.centroids = address(call.centroids.data);
+  tiling.boundaries = address(call.boundaries.data);
+  tiling.offset = address(call.offset.data);
+  tiling.gains = address(call.gains.data);
+  tiling.heads = narrow(call.heads);
+  tiling.new_tokens = narrow(call.tokens);
+  tiling.capacity = narrow(call.total);
+  tiling.offset_rows = narrow(call.offsets);
+  tiling.gain_count = narrow(call.gain_count);
+  tiling.bits = narrow(codec_.bits);
+  tiling.norm_correction = narrow(norm_correction_);
+  tiling.recent = narrow(window_.recent);
+  tiling.sinks = narrow(window_.sinks);
+  tiling.overlay_rows = narrow(window_.overlay_rows);
+  tiling.head_size = narrow(call.head_size);
   for_each_part(call.past_length, {}, call.batch, [&](const Part& part) {
-    const uint32_t status = launch(
-        cores_for(part.count * call.heads * std::max<int64_t>(1, call.tokens), library_->cores),
-        stream,
-        sequence(call.vectors, part.first, bytes), call.rotation.data, call.centroids.data,
-        call.boundaries.data, call.offset.data, call.gains.data, nullptr,
-        sequence(call.present, part.first, 1), part.past_length, narrow(part.count),
-        narrow(call.heads), narrow(call.tokens), narrow(call.total), narrow(call.offsets),
-        narrow(call.gain_count), narrow(codec_.bits), narrow(norm_correction_),
-        narrow(window_.recent), narrow(window_.sinks), narrow(window_.overlay_rows),
-        narrow(call.head_size));
-    expect_enqueued(kOp, "its kernel", status);
+    tiling.vectors = sequence(call.vectors, part.first, bytes);
+    tiling.cache = sequence(call.present, part.first, 1);
+    tiling.past_length = part.past_length;
+    tiling.batch = narrow(part.count);
+    const int64_t vectors = part.count * call.heads * std::max<int64_t>(1, call.tokens);
+    expect_enqueued(kOp, "its kernel",
+                    launch(cores_for(vectors, library_->cores), stream, &tiling));
   });
 }
 

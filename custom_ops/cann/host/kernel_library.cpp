@@ -120,25 +120,10 @@ KernelLibrary load(const char* op, void* acl, const Soc& soc, const std::string&
   void* const library = open(op, path);
   check_layout(op, library, path);
   check_interface(op, library, path);
-  find(op, library, path, "aclrtlaunch_tq_encode_float32", found.encode_float32);
-  find(op, library, path, "aclrtlaunch_tq_encode_float16", found.encode_float16);
-  find(op, library, path, "aclrtlaunch_tq_attention_float32", found.attention_float32);
-  find(op, library, path, "aclrtlaunch_tq_attention_float16", found.attention_float16);
-  find(op, library, path, "aclrtlaunch_tq_attention_merge_float32",
-       found.attention_merge_float32);
-  find(op, library, path, "aclrtlaunch_tq_attention_merge_float16",
-       found.attention_merge_float16);
-  find(op, library, path, "aclrtlaunch_tq_rms_normalization_float32",
-       found.rms_normalization_float32);
-  find(op, library, path, "aclrtlaunch_tq_rms_normalization_float16",
-       found.rms_normalization_float16);
-  find(op, library, path, "aclrtlaunch_tq_rotary_embedding_float32",
-       found.rotary_embedding_float32);
-  find(op, library, path, "aclrtlaunch_tq_rotary_embedding_float16",
-       found.rotary_embedding_float16);
-  find(op, library, path, "aclrtlaunch_tq_swish_float32", found.swish_float32);
-  find(op, library, path, "aclrtlaunch_tq_swish_float16", found.swish_float16);
-  find(op, library, path, "aclrtlaunch_tq_transpose", found.transpose);
+#define TQ_FIND_LAUNCH(KERNEL, TILING) \
+  find(op, library, path, "aclrtlaunch_" #KERNEL, found.KERNEL);
+  TQ_KERNELS(TQ_FIND_LAUNCH)
+#undef TQ_FIND_LAUNCH
   return found;
 }
 

@@ -19,13 +19,9 @@ struct KernelLibrary {
   std::string path;
   const char* soc;  // the beginning of its name
   uint32_t cores;   // the most that a launch is spread over
-  TqLaunchEncode *encode_float32, *encode_float16;
-  TqLaunchAttention *attention_float32, *attention_float16;
-  TqLaunchAttentionMerge *attention_merge_float32, *attention_merge_float16;
-  TqLaunchRmsNormalization *rms_normalization_float32, *rms_normalization_float16;
-  TqLaunchRotaryEmbedding *rotary_embedding_float32, *rotary_embedding_float16;
-  TqLaunchSwish *swish_float32, *swish_float16;
-  TqLaunchTranspose* transpose;
+#define TQ_LAUNCH_MEMBER(KERNEL, TILING) TqLaunch<TILING>* KERNEL;
+  TQ_KERNELS(TQ_LAUNCH_MEMBER)
+#undef TQ_LAUNCH_MEMBER
   // Enqueue a copy within the device, and a fill with one byte; 0 or an error of the runtime.
   int (*copy)(void* to, size_t room, const void* from, size_t bytes, int kind, void* stream);
   int (*fill)(void* to, size_t room, int32_t byte, size_t bytes, void* stream);

@@ -41,10 +41,15 @@ void for_each_part(const ort::Tensor& past_length, const ort::Tensor& left_paddi
   if (part.count > 0) launch(part);
 }
 
+// An address or a size as the kernels take it (cann/kernels/tiling.h).
+inline uint64_t address(const void* data) { return reinterpret_cast<uintptr_t>(data); }
+inline uint32_t narrow(int64_t size) { return static_cast<uint32_t>(size); }
+
 // Where sequence `index` begins in a tensor with elements of `bytes`.
-inline void* sequence(const ort::Tensor& tensor, int64_t index, int64_t bytes) {
+inline uint64_t sequence(const ort::Tensor& tensor, int64_t index, int64_t bytes) {
   const std::vector<int64_t>& dims = tensor.dims;
-  return static_cast<uint8_t*>(tensor.data) + index * dims[1] * dims[2] * dims[3] * bytes;
+  return address(static_cast<uint8_t*>(tensor.data) +
+                 index * dims[1] * dims[2] * dims[3] * bytes);
 }
 
 // A kernel enqueues and returns; no more cores than it has vectors.

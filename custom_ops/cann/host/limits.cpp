@@ -118,9 +118,9 @@ void expect_multiple(const char* op, const ort::Tensor& tensor, const char* what
          "a multiple of " + std::to_string(unit) + " and at most " + std::to_string(most));
 }
 
-void* aligned(const char* op, const ort::Tensor& tensor) {
+uint64_t aligned(const char* op, const ort::Tensor& tensor) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(tensor.data);
-  if (address % kAlignment == 0) return tensor.data;
+  if (address % kAlignment == 0) return address;
   refuse(op,
          std::string(tensor.name) + " begins " + std::to_string(address % kAlignment) +
              " bytes behind a multiple of " + std::to_string(kAlignment),

@@ -1,5 +1,5 @@
 // What the kernels of CANN take is less than the operators' contract; the rest is refused here, by
-// value. The limits are those of cann/kernels/launch.h and of the record device_features.h.
+// value. The limits are those of cann/kernels/tiling.h and of the record device_features.h.
 #pragma once
 
 #include <cstdint>
@@ -57,6 +57,6 @@ void expect_elements(const char* op, const ort::Tensor& tensor);
 void expect_multiple(const char* op, const ort::Tensor& tensor, const char* what, int64_t size,
                      int64_t unit, int64_t most);
 // The address of a tensor, which must be a multiple of 32 bytes.
-void* aligned(const char* op, const ort::Tensor& tensor);
+uint64_t aligned(const char* op, const ort::Tensor& tensor);
 
 }  // namespace tq::cann

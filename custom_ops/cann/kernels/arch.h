@@ -18,6 +18,7 @@
 #pragma once
 
 #include "kernel_operator.h"
+#include "tiling.h"
 #include "tq/codec_spec.h"
 
 #if !defined(__NPU_ARCH__)
@@ -37,6 +38,24 @@ using namespace AscendC;
 constexpr uint32_t kBlockBytes = 32;  // unit of addresses in UB, and of strides
 constexpr uint32_t kBlockFloats = 8;  // floats of one block
 constexpr uint32_t kLanes = 64;       // floats of one repeat
+
+template <class Kernel, class Tiling>
+__aicore__ inline void run(const Tiling& tiling) {
+  TPipe pipe;
+  Kernel kernel;
+  kernel.init(&pipe, tiling);
+  kernel.process();
+}
+
+// A kernel that is compiled for each head size.
+template <template <uint32_t, typename> class Kernel, typename T, class Tiling>
+__aicore__ inline void run_sized(const Tiling& tiling) {
+  if (tiling.head_size == 128) {
+    run<Kernel<128, T>>(tiling);
+  } else if (tiling.head_size == 64) {
+    run<Kernel<64, T>>(tiling);
+  }
+}
 
 // A row of lloyd_max: the bit planes of its codes and its scale (tq/codec_spec.h), and their places
 // in UB. Bytes.

@@ -3,7 +3,7 @@
 // A task is up to eight queries that read one KV head: the query group of as many tokens as fit.
 // The keys of a task may be cut into parts of the same number of tokens, of which the last is
 // shorter; a core attends to parts, and what it found of each is kept in scratch memory, until
-// another launch merges the parts of a task. The host chooses the cut by sizes alone (launch.h), so
+// another launch merges the parts of a task. The host chooses the cut by sizes alone (tiling.h), so
 // that a result does not depend on the number of cores.
 //
 // A query sees the keys from `first_slot` on, up to its own, of a sliding window the last ones only. A
@@ -22,30 +22,28 @@ namespace tq {
 template <uint32_t D>
 class AttentionTasks {
  public:
-  __aicore__ inline void init(GM_ADDR lengths, GM_ADDR scratch, uint32_t past_length,
-                              uint32_t batch, uint32_t query_heads, uint32_t heads,
-                              uint32_t new_tokens, uint32_t parts, uint32_t part_tokens,
-                              uint32_t sliding_window, uint32_t first_slot) {
-    past_length_ = past_length;
-    per_sequence_ = lengths != nullptr;
-    heads_ = heads;
-    group_ = query_heads / heads;
-    new_tokens_ = new_tokens;
-    sliding_window_ = sliding_window;
-    first_slot_ = first_slot;
-    parts_ = parts;
-    part_tokens_ = part_tokens;
+  __aicore__ inline void init(const TqAttentionTiling& tiling) {
+    past_length_ = tiling.past_length;
+    per_sequence_ = tiling.lengths != 0;
+    heads_ = tiling.heads;
+    group_ = tiling.query_heads / heads_;
+    new_tokens_ = tiling.new_tokens;
+    sliding_window_ = tiling.sliding_window;
+    first_slot_ = tiling.first_slot;
+    parts_ = tiling.parts;
+    part_tokens_ = tiling.part_tokens;
     // Whole groups where they fit.
     step_ = group_ < kTaskRows ? kTaskRows / group_ * group_ : kTaskRows;
-    queries_ = group_ * new_tokens;
+    queries_ = group_ * new_tokens_;
     blocks_ = (queries_ + step_ - 1) / step_;
-    count_ = batch * heads * blocks_;
-    lengths_.SetGlobalBuffer((__gm__ int64_t*)lengths, per_sequence_ ? batch : 0);
-    if (parts == 1) return;
-    const uint64_t places = static_cast<uint64_t>(count_) * parts * kTaskRows;
-    sums_.SetGlobalBuffer((__gm__ float*)scratch, places * D);
-    tops_.SetGlobalBuffer((__gm__ float*)scratch + places * D, places);
-    weights_.SetGlobalBuffer((__gm__ float*)scratch + places * (D + 1), places);
+    count_ = tiling.batch * heads_ * blocks_;
+    lengths_.SetGlobalBuffer((__gm__ int64_t*)tiling.lengths, per_sequence_ ? tiling.batch : 0);
+    if (parts_ == 1) return;
+    const uint64_t places = static_cast<uint64_t>(count_) * parts_ * kTaskRows;
+    __gm__ float* const scratch = (__gm__ float*)tiling.scratch;
+    sums_.SetGlobalBuffer(scratch, places * D);
+    tops_.SetGlobalBuffer(scratch + places * D, places);
+    weights_.SetGlobalBuffer(scratch + places * (D + 1), places);
   }
 
   __aicore__ inline uint32_t count() { return count_; }

@@ -35,7 +35,7 @@ class ExactTokens {
     pipe->InitBuffer(tags_, kSides * kTileRows * kBlockBytes);
   }
 
-  __aicore__ inline void give(Side which, GM_ADDR cache, uint32_t row_bytes, GM_ADDR vectors) {
+  __aicore__ inline void give(Side which, uint64_t cache, uint32_t row_bytes, uint64_t vectors) {
     Source& source = sources_[static_cast<uint32_t>(which)];
     source.bytes = entry_bytes<D>(row_bytes);
     source.lane_bytes = static_cast<uint64_t>(capacity_) * row_bytes;

@@ -12,8 +12,8 @@ namespace tq {
 template <uint32_t D, typename T>
 class HeadSinks {
  public:
-  __aicore__ inline void init(TPipe* pipe, GM_ADDR sinks, uint32_t query_heads) {
-    is_given_ = sinks != nullptr;
+  __aicore__ inline void init(TPipe* pipe, uint64_t sinks, uint32_t query_heads) {
+    is_given_ = sinks != 0;
     sinks_.SetGlobalBuffer((__gm__ T*)sinks, is_given_ ? query_heads : 0);
     pipe->InitBuffer(elements_, kBlockBytes);
     pipe->InitBuffer(floats_, kBlockBytes);

@@ -23,7 +23,7 @@ namespace tq {
 template <uint32_t D>
 class CachedRows {
  public:
-  __aicore__ inline void init(TPipe* pipe, GM_ADDR rows, uint64_t count, GM_ADDR centroids,
+  __aicore__ inline void init(TPipe* pipe, uint64_t rows, uint64_t count, uint64_t centroids,
                               uint32_t bits) {
     shape_ = shape_of<D>(bits);
     rows_global_.SetGlobalBuffer((__gm__ uint8_t*)rows, count * shape_.bytes);

@@ -13,8 +13,8 @@ namespace tq {
 template <uint32_t D>
 class SlotOffsets {
  public:
-  __aicore__ inline void init(TPipe* pipe, GM_ADDR offsets, uint32_t rows, uint32_t heads) {
-    rows_ = offsets == nullptr ? 0 : rows;
+  __aicore__ inline void init(TPipe* pipe, uint64_t offsets, uint32_t rows, uint32_t heads) {
+    rows_ = offsets == 0 ? 0 : rows;
     heads_ = heads;
     offsets_.SetGlobalBuffer((__gm__ float*)offsets, static_cast<uint64_t>(rows_) * heads * D);
     pipe->InitBuffer(last_, D * sizeof(float));

@@ -12,7 +12,7 @@
 // A core takes parts that lie one behind the other, and rotates the queries of a task once for all
 // parts of it.
 //
-// It counts on what the host checked (launch.h).
+// It counts on what the host checked (tiling.h).
 //
 // Offsets of slots (slot_offsets.h) are of the space before the rotation: a score gets the product
 // of the query with one, a sum of values what the rotation makes of their weighted sum. What all
@@ -37,42 +37,34 @@ namespace tq {
 template <uint32_t D, typename T>
 class Attention {
  public:
-  __aicore__ inline void init(TPipe* pipe, GM_ADDR query, GM_ADDR keys, GM_ADDR values,
-                              GM_ADDR key_rotation, GM_ADDR key_centroids, GM_ADDR value_rotation,
-                              GM_ADDR value_centroids, GM_ADDR key_offset, GM_ADDR value_offset,
-                              GM_ADDR head_sink, GM_ADDR new_keys, GM_ADDR new_values,
-                              GM_ADDR lengths, GM_ADDR output, GM_ADDR scratch,
-                              uint32_t past_length, uint32_t batch, uint32_t query_heads,
-                              uint32_t heads, uint32_t new_tokens, uint32_t capacity,
-                              uint32_t parts, uint32_t part_tokens, uint32_t offset_rows,
-                              uint32_t sliding_window, uint32_t first_slot, uint32_t key_bits,
-                              uint32_t value_bits, uint32_t recent, uint32_t sinks,
-                              uint32_t overlay_rows, float scale, float softcap) {
-    tasks_.init(lengths, scratch, past_length, batch, query_heads, heads, new_tokens, parts,
-                part_tokens, sliding_window, first_slot);
-    capacity_ = capacity;
-    overlay_rows_ = overlay_rows;
-    scale_ = scale;
-    const uint64_t floats = static_cast<uint64_t>(batch) * query_heads * new_tokens * D;
-    const uint64_t lanes = static_cast<uint64_t>(batch) * heads, rows = lanes * capacity;
-    query_.SetGlobalBuffer((__gm__ T*)query, floats);
-    output_.SetGlobalBuffer((__gm__ T*)output, floats);
-    key_rotation_.SetGlobalBuffer((__gm__ float*)key_rotation, D * D);
-    value_rotation_.SetGlobalBuffer((__gm__ float*)value_rotation, D * D);
+  __aicore__ inline void init(TPipe* pipe, const TqAttentionTiling& tiling) {
+    tasks_.init(tiling);
+    capacity_ = tiling.capacity;
+    overlay_rows_ = tiling.overlay_rows;
+    scale_ = tiling.scale;
+    const uint64_t lanes = static_cast<uint64_t>(tiling.batch) * tiling.heads;
+    const uint64_t floats =
+        static_cast<uint64_t>(tiling.batch) * tiling.query_heads * tiling.new_tokens * D;
+    query_.SetGlobalBuffer((__gm__ T*)tiling.query, floats);
+    output_.SetGlobalBuffer((__gm__ T*)tiling.output, floats);
+    key_rotation_.SetGlobalBuffer((__gm__ float*)tiling.key_rotation, D * D);
+    value_rotation_.SetGlobalBuffer((__gm__ float*)tiling.value_rotation, D * D);
     tile_.init(pipe);
     vectors_.init(pipe);
     softmax_.init(pipe);
     averages_.init(pipe);
-    sinks_.init(pipe, head_sink, query_heads);
-    softcap_.init(softcap);
-    keys_.init(pipe, keys, rows, key_centroids, key_bits);
-    values_.init(pipe, values, rows, value_centroids, value_bits);
+    sinks_.init(pipe, tiling.head_sink, tiling.query_heads);
+    softcap_.init(tiling.softcap);
+    keys_.init(pipe, tiling.keys, lanes * capacity_, tiling.key_centroids, tiling.key_bits);
+    values_.init(pipe, tiling.values, lanes * capacity_, tiling.value_centroids,
+                 tiling.value_bits);
     reader_.init(pipe);
-    exact_.init(pipe, {recent, sinks, overlay_rows}, capacity, lanes, new_tokens);
-    exact_.give(Side::kKeys, keys, keys_.shape().bytes, new_keys);
-    exact_.give(Side::kValues, values, values_.shape().bytes, new_values);
-    key_offsets_.init(pipe, key_offset, offset_rows, heads);
-    value_offsets_.init(pipe, value_offset, offset_rows, heads);
+    exact_.init(pipe, {tiling.recent, tiling.sinks, overlay_rows_}, capacity_, lanes,
+                tiling.new_tokens);
+    exact_.give(Side::kKeys, tiling.keys, keys_.shape().bytes, tiling.new_keys);
+    exact_.give(Side::kValues, tiling.values, values_.shape().bytes, tiling.new_values);
+    key_offsets_.init(pipe, tiling.key_offset, tiling.offset_rows, tiling.heads);
+    value_offsets_.init(pipe, tiling.value_offset, tiling.offset_rows, tiling.heads);
     pipe->InitBuffer(rotated_, kTaskRows * D * sizeof(float));
     pipe->InitBuffer(sums_, kTaskRows * D * sizeof(float));
     pipe->InitBuffer(scores_, OnlineSoftmax<D>::kScores * sizeof(float));
@@ -392,57 +384,16 @@ class Attention {
   TBuf<TPosition::VECCALC> common_scores_, extra_scores_, extra_sums_;
 };
 
-template <uint32_t D, typename T, typename... Args>
-__aicore__ inline void run_attention(Args... args) {
-  TPipe pipe;
-  Attention<D, T> kernel;
-  kernel.init(&pipe, args...);
-  kernel.process();
-}
-
-template <typename T, typename... Args>
-__aicore__ inline void attention_of(uint32_t head_size, Args... args) {
-  if (head_size == 128) {
-    run_attention<128, T>(args...);
-  } else if (head_size == 64) {
-    run_attention<64, T>(args...);
-  }
-}
-
 }  // namespace tq
 
-// The entry points, one per element type of query and output; arguments as in launch.h. They are
-// written out, since the build of Ascend reads their names and arguments from here.
-extern "C" __global__ __aicore__ void tq_attention_float32(
-    GM_ADDR query, GM_ADDR keys, GM_ADDR values, GM_ADDR key_rotation, GM_ADDR key_centroids,
-    GM_ADDR value_rotation, GM_ADDR value_centroids, GM_ADDR key_offset, GM_ADDR value_offset,
-    GM_ADDR head_sink, GM_ADDR new_keys, GM_ADDR new_values, GM_ADDR lengths, GM_ADDR output,
-    GM_ADDR scratch, uint32_t past_length, uint32_t batch, uint32_t query_heads, uint32_t heads,
-    uint32_t new_tokens, uint32_t capacity, uint32_t parts, uint32_t part_tokens,
-    uint32_t offset_rows, uint32_t sliding_window, uint32_t first_slot, uint32_t key_bits,
-    uint32_t value_bits, uint32_t recent, uint32_t sinks, uint32_t overlay_rows,
-    uint32_t head_size, float scale, float softcap) {
+// The entry points, one per element type. They are written out, since the build of Ascend reads
+// their names and arguments from here.
+extern "C" __global__ __aicore__ void tq_attention_float32(TqAttentionTiling tiling) {
   TQ_VECTOR_ONLY();
-  tq::attention_of<float>(head_size, query, keys, values, key_rotation, key_centroids,
-                   value_rotation, value_centroids, key_offset, value_offset, head_sink, new_keys,
-                   new_values, lengths, output, scratch, past_length, batch, query_heads, heads,
-                   new_tokens, capacity, parts, part_tokens, offset_rows, sliding_window,
-                   first_slot, key_bits, value_bits, recent, sinks, overlay_rows, scale, softcap);
+  tq::run_sized<tq::Attention, float>(tiling);
 }
 
-extern "C" __global__ __aicore__ void tq_attention_float16(
-    GM_ADDR query, GM_ADDR keys, GM_ADDR values, GM_ADDR key_rotation, GM_ADDR key_centroids,
-    GM_ADDR value_rotation, GM_ADDR value_centroids, GM_ADDR key_offset, GM_ADDR value_offset,
-    GM_ADDR head_sink, GM_ADDR new_keys, GM_ADDR new_values, GM_ADDR lengths, GM_ADDR output,
-    GM_ADDR scratch, uint32_t past_length, uint32_t batch, uint32_t query_heads, uint32_t heads,
-    uint32_t new_tokens, uint32_t capacity, uint32_t parts, uint32_t part_tokens,
-    uint32_t offset_rows, uint32_t sliding_window, uint32_t first_slot, uint32_t key_bits,
-    uint32_t value_bits, uint32_t recent, uint32_t sinks, uint32_t overlay_rows,
-    uint32_t head_size, float scale, float softcap) {
+extern "C" __global__ __aicore__ void tq_attention_float16(TqAttentionTiling tiling) {
   TQ_VECTOR_ONLY();
-  tq::attention_of<half>(head_size, query, keys, values, key_rotation, key_centroids,
-                   value_rotation, value_centroids, key_offset, value_offset, head_sink, new_keys,
-                   new_values, lengths, output, scratch, past_length, batch, query_heads, heads,
-                   new_tokens, capacity, parts, part_tokens, offset_rows, sliding_window,
-                   first_slot, key_bits, value_bits, recent, sinks, overlay_rows, scale, softcap);
+  tq::run_sized<tq::Attention, half>(tiling);
 }

@@ -18,22 +18,18 @@ namespace tq {
 template <uint32_t D, typename T>
 class AttentionMerge {
  public:
-  __aicore__ inline void init(TPipe* pipe, GM_ADDR scratch, GM_ADDR value_rotation,
-                              GM_ADDR value_offset, GM_ADDR head_sink, GM_ADDR lengths,
-                              GM_ADDR output, uint32_t past_length, uint32_t batch,
-                              uint32_t query_heads, uint32_t heads, uint32_t new_tokens,
-                              uint32_t parts, uint32_t part_tokens, uint32_t offset_rows,
-                              uint32_t sliding_window, uint32_t first_slot) {
-    tasks_.init(lengths, scratch, past_length, batch, query_heads, heads, new_tokens, parts,
-                part_tokens, sliding_window, first_slot);
-    output_.SetGlobalBuffer((__gm__ T*)output,
-                            static_cast<uint64_t>(batch) * query_heads * new_tokens * D);
-    value_rotation_.SetGlobalBuffer((__gm__ float*)value_rotation, D * D);
+  __aicore__ inline void init(TPipe* pipe, const TqAttentionTiling& tiling) {
+    tasks_.init(tiling);
+    output_.SetGlobalBuffer((__gm__ T*)tiling.output, static_cast<uint64_t>(tiling.batch) *
+                                                          tiling.query_heads * tiling.new_tokens *
+                                                          D);
+    value_rotation_.SetGlobalBuffer((__gm__ float*)tiling.value_rotation, D * D);
     tile_.init(pipe);
     vectors_.init(pipe);
     averages_.init(pipe);
-    sinks_.init(pipe, head_sink, query_heads);
-    value_offsets_.init(pipe, value_offset, offset_rows, heads);
+    sinks_.init(pipe, tiling.head_sink, tiling.query_heads);
+    value_offsets_.init(pipe, tiling.value_offset, tiling.offset_rows, tiling.heads);
+    const uint32_t parts = tiling.parts;
     pipe->InitBuffer(part_, 2 * kRows * sizeof(float));
     pipe->InitBuffer(sums_, kRows * sizeof(float));
     pipe->InitBuffer(factors_, parts * kBlockBytes);
@@ -152,44 +148,16 @@ class AttentionMerge {
   TBuf<TPosition::VECCALC> part_, sums_, factors_, weights_, folded_, sink_weights_;
 };
 
-template <uint32_t D, typename T, typename... Args>
-__aicore__ inline void run_attention_merge(Args... args) {
-  TPipe pipe;
-  AttentionMerge<D, T> kernel;
-  kernel.init(&pipe, args...);
-  kernel.process();
-}
-
-template <typename T, typename... Args>
-__aicore__ inline void attention_merge_of(uint32_t head_size, Args... args) {
-  if (head_size == 128) {
-    run_attention_merge<128, T>(args...);
-  } else if (head_size == 64) {
-    run_attention_merge<64, T>(args...);
-  }
-}
-
 }  // namespace tq
 
-// The entry points, one per element type of the output; arguments as in launch.h.
-extern "C" __global__ __aicore__ void tq_attention_merge_float32(
-    GM_ADDR scratch, GM_ADDR value_rotation, GM_ADDR value_offset, GM_ADDR head_sink,
-    GM_ADDR lengths, GM_ADDR output, uint32_t past_length, uint32_t batch, uint32_t query_heads,
-    uint32_t heads, uint32_t new_tokens, uint32_t parts, uint32_t part_tokens,
-    uint32_t offset_rows, uint32_t sliding_window, uint32_t first_slot, uint32_t head_size) {
+// The entry points, one per element type. They are written out, since the build of Ascend reads
+// their names and arguments from here.
+extern "C" __global__ __aicore__ void tq_attention_merge_float32(TqAttentionTiling tiling) {
   TQ_VECTOR_ONLY();
-  tq::attention_merge_of<float>(head_size, scratch, value_rotation, value_offset, head_sink,
-                         lengths, output, past_length, batch, query_heads, heads, new_tokens,
-                         parts, part_tokens, offset_rows, sliding_window, first_slot);
+  tq::run_sized<tq::AttentionMerge, float>(tiling);
 }
 
-extern "C" __global__ __aicore__ void tq_attention_merge_float16(
-    GM_ADDR scratch, GM_ADDR value_rotation, GM_ADDR value_offset, GM_ADDR head_sink,
-    GM_ADDR lengths, GM_ADDR output, uint32_t past_length, uint32_t batch, uint32_t query_heads,
-    uint32_t heads, uint32_t new_tokens, uint32_t parts, uint32_t part_tokens,
-    uint32_t offset_rows, uint32_t sliding_window, uint32_t first_slot, uint32_t head_size) {
+extern "C" __global__ __aicore__ void tq_attention_merge_float16(TqAttentionTiling tiling) {
   TQ_VECTOR_ONLY();
-  tq::attention_merge_of<half>(head_size, scratch, value_rotation, value_offset, head_sink,
-                         lengths, output, past_length, batch, query_heads, heads, new_tokens,
-                         parts, part_tokens, offset_rows, sliding_window, first_slot);
+  tq::run_sized<tq::AttentionMerge, half>(tiling);
 }

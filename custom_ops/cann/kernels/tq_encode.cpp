@@ -4,7 +4,7 @@
 // A task is up to eight vectors of one head, which every instruction takes together but for the
 // rotation's, which take 64 rows of the matrix for one vector. With gains each is tried on all
 // vectors of a task; which was the best so far is kept by vector, without the scalar unit. It counts
-// on what the host checked (launch.h).
+// on what the host checked (tiling.h).
 //
 // Codes are counted up boundary by boundary: what is below one keeps its code, the rest get the
 // next. Comparisons of all boundaries come first, as none depends on another.
@@ -24,35 +24,26 @@ namespace tq {
 template <uint32_t D, typename T>
 class Encode {
  public:
-  __aicore__ inline void init(TPipe* pipe, GM_ADDR vectors, GM_ADDR rotation, GM_ADDR centroids,
-                              GM_ADDR boundaries, GM_ADDR offset, GM_ADDR gains, GM_ADDR lengths,
-                              GM_ADDR cache, uint32_t past_length, uint32_t batch, uint32_t heads,
-                              uint32_t new_tokens, uint32_t capacity, uint32_t offset_rows,
-                              uint32_t gain_count, uint32_t bits, uint32_t norm_correction,
-                              uint32_t recent, uint32_t sinks, uint32_t overlay_rows) {
-    past_length_ = past_length;
-    per_sequence_ = lengths != nullptr;
-    heads_ = heads;
-    new_tokens_ = new_tokens;
-    capacity_ = capacity;
-    overlay_rows_ = overlay_rows;
-    batch_ = batch;
-    norm_correction_ = norm_correction;
-    shape_ = shape_of<D>(bits);
-    const uint64_t all_heads = static_cast<uint64_t>(batch) * heads;
-    vectors_global_.SetGlobalBuffer((__gm__ T*)vectors, all_heads * new_tokens * D);
-    rotation_.SetGlobalBuffer((__gm__ float*)rotation, D * D);
-    lengths_.SetGlobalBuffer((__gm__ int64_t*)lengths, per_sequence_ ? batch : 0);
-    cache_.SetGlobalBuffer((__gm__ uint8_t*)cache, all_heads * capacity * shape_.bytes);
-    read(centroids_, centroids, shape_.levels);
-    read(boundaries_, boundaries, shape_.levels - 1);
-    gain_count_ = gains == nullptr ? 0 : gain_count;
-    read(gains_, gains, gain_count_);
+  __aicore__ inline void init(TPipe* pipe, const TqEncodeTiling& tiling) {
+    tiling_ = tiling;
+    per_sequence_ = tiling.lengths != 0;
+    shape_ = shape_of<D>(tiling.bits);
+    const uint64_t all_heads = static_cast<uint64_t>(tiling.batch) * tiling.heads;
+    vectors_global_.SetGlobalBuffer((__gm__ T*)tiling.vectors, all_heads * tiling.new_tokens * D);
+    rotation_.SetGlobalBuffer((__gm__ float*)tiling.rotation, D * D);
+    lengths_.SetGlobalBuffer((__gm__ int64_t*)tiling.lengths, per_sequence_ ? tiling.batch : 0);
+    cache_.SetGlobalBuffer((__gm__ uint8_t*)tiling.cache,
+                           all_heads * tiling.capacity * shape_.bytes);
+    read(centroids_, tiling.centroids, shape_.levels);
+    read(boundaries_, tiling.boundaries, shape_.levels - 1);
+    gain_count_ = tiling.gains == 0 ? 0 : tiling.gain_count;
+    read(gains_, tiling.gains, gain_count_);
     tile_.init(pipe);
     vectors_.init(pipe);
     store_.init(pipe, shape_);
-    entries_.init(pipe, {recent, sinks, overlay_rows}, shape_.bytes, capacity);
-    offsets_.init(pipe, offset, offset_rows, heads);
+    entries_.init(pipe, {tiling.recent, tiling.sinks, tiling.overlay_rows}, shape_.bytes,
+                  tiling.capacity);
+    offsets_.init(pipe, tiling.offset, tiling.offset_rows, tiling.heads);
     pipe->InitBuffer(rotated_, kFloats * sizeof(float));
     pipe->InitBuffer(scaled_, kFloats * sizeof(float));
     pipe->InitBuffer(codes_, kFloats * sizeof(float));
@@ -69,12 +60,12 @@ class Encode {
   }
 
   __aicore__ inline void process() {
-    const uint32_t blocks = (new_tokens_ + kTaskRows - 1) / kTaskRows;
-    const uint32_t tasks = batch_ * heads_ * blocks;
+    const uint32_t blocks = (tiling_.new_tokens + kTaskRows - 1) / kTaskRows;
+    const uint32_t tasks = tiling_.batch * tiling_.heads * blocks;
     if (entries_.is_on()) clear_tags();
     for (uint32_t task = GetBlockIdx(); task < tasks; task += GetBlockNum()) {
       const uint32_t first = task % blocks * kTaskRows;
-      const uint32_t left = new_tokens_ - first;
+      const uint32_t left = tiling_.new_tokens - first;
       encode(task / blocks, first, left < kTaskRows ? left : kTaskRows);
     }
   }
@@ -88,19 +79,21 @@ class Encode {
   static constexpr float kTiny = 1e-30f;  // divides zero vectors, below every norm in float32
 
   // A table that the scalar unit hands to instructions.
-  __aicore__ inline void read(float* values, GM_ADDR table, uint32_t count) {
+  __aicore__ inline void read(float* values, uint64_t table, uint32_t count) {
     GlobalTensor<float> global;
     global.SetGlobalBuffer((__gm__ float*)table, count);
     for (uint32_t i = 0; i < count; ++i) values[i] = global.GetValue(i);
   }
 
   __aicore__ inline uint64_t length_of(uint32_t head) {
-    return per_sequence_ ? static_cast<uint64_t>(lengths_.GetValue(head / heads_)) : past_length_;
+    if (!per_sequence_) return tiling_.past_length;
+    return static_cast<uint64_t>(lengths_.GetValue(head / tiling_.heads));
   }
 
   __aicore__ inline void clear_tags() {
-    for (uint32_t head = GetBlockIdx(); head < batch_ * heads_; head += GetBlockNum()) {
-      if (length_of(head) == 0) entries_.clear(tile_, cache_, head, new_tokens_);
+    const uint32_t heads = tiling_.batch * tiling_.heads;
+    for (uint32_t head = GetBlockIdx(); head < heads; head += GetBlockNum()) {
+      if (length_of(head) == 0) entries_.clear(tile_, cache_, head, tiling_.new_tokens);
     }
   }
 
@@ -124,7 +117,8 @@ class Encode {
     correct(scales, norms, chosen, rotated, count);
     count_up(codes_.Get<float>(), nullptr, count);
     pack(scales, count);
-    store(static_cast<uint64_t>(head) * capacity_ + overlay_rows_ + length + first, count);
+    const uint64_t row = static_cast<uint64_t>(head) * tiling_.capacity + tiling_.overlay_rows;
+    store(row + length + first, count);
   }
 
   // Rows behind `count` are zero vectors, so that norms need not know of it.
@@ -132,7 +126,7 @@ class Encode {
     Duplicate(vectors_.floats(), 0.0f, kFloats);
     SetFlag<HardEvent::V_MTE2>(EVENT_ID0);
     WaitFlag<HardEvent::V_MTE2>(EVENT_ID0);
-    const uint64_t row = static_cast<uint64_t>(head) * new_tokens_ + first;
+    const uint64_t row = static_cast<uint64_t>(head) * tiling_.new_tokens + first;
     DataCopy(vectors_.elements(), vectors_global_[row * D], count * D);
     if (offsets_.is_given()) {
       for (uint32_t r = 0; r < count; ++r) offsets_.load(tile_.matrix()[r * D], slot + r, head);
@@ -143,7 +137,7 @@ class Encode {
     if (entries_.is_on()) {
       const uint32_t token = static_cast<uint32_t>(slot);
       entries_.write(tile_, vectors_.floats(), cache_, head, token, count,
-                     token - first + new_tokens_);
+                     token - first + tiling_.new_tokens);
     }
     if (!offsets_.is_given()) return;
     Sub(vectors_.floats(), vectors_.floats(), tile_.matrix(), count * D);
@@ -244,11 +238,11 @@ class Encode {
                                  const LocalTensor<float>& rotated, uint32_t count) {
     const LocalTensor<float> product = products_.Get<float>(), square = squares_.Get<float>();
     attempt(numbers, rotated, count);
-    if (norm_correction_ == kNormKept) {
+    if (tiling_.norm_correction == kNormKept) {
       Sqrt(square, square, count);
       PipeBarrier<PIPE_V>();
       Div(scales, norms, square, count);
-    } else if (norm_correction_ == kUnbiased) {
+    } else if (tiling_.norm_correction == kUnbiased) {
       // Codes that say nothing of the vector have no scale: the factor is 0 for them, else 1.
       Maxs(product, product, 0.0f, count);
       Duplicate(scales, 1.0f, kTaskRows);
@@ -333,8 +327,8 @@ class Encode {
     store_.store(cache_, slot, rows_.Get<uint8_t>(), count);
   }
 
-  uint32_t past_length_, batch_, heads_, new_tokens_, capacity_, overlay_rows_;
-  uint32_t norm_correction_, gain_count_;
+  TqEncodeTiling tiling_;
+  uint32_t gain_count_;
   bool per_sequence_;
   RowShape shape_;
   float centroids_[kMostLevels], boundaries_[kMostLevels], gains_[kMostGains];
@@ -351,47 +345,16 @@ class Encode {
   TBuf<TPosition::VECCALC> products_, squares_, most_, behind_, best_;
 };
 
-template <uint32_t D, typename T, typename... Args>
-__aicore__ inline void run_encode(Args... args) {
-  TPipe pipe;
-  Encode<D, T> kernel;
-  kernel.init(&pipe, args...);
-  kernel.process();
-}
-
-template <typename T, typename... Args>
-__aicore__ inline void encode_of(uint32_t head_size, Args... args) {
-  if (head_size == 128) {
-    run_encode<128, T>(args...);
-  } else if (head_size == 64) {
-    run_encode<64, T>(args...);
-  }
-}
-
 }  // namespace tq
 
-// The entry points, one per element type of the vectors; arguments as in launch.h. They are written
-// out, since the build of Ascend reads their names and arguments from here.
-extern "C" __global__ __aicore__ void tq_encode_float32(
-    GM_ADDR vectors, GM_ADDR rotation, GM_ADDR centroids, GM_ADDR boundaries, GM_ADDR offset,
-    GM_ADDR gains, GM_ADDR lengths, GM_ADDR cache, uint32_t past_length, uint32_t batch,
-    uint32_t heads, uint32_t new_tokens, uint32_t capacity, uint32_t offset_rows,
-    uint32_t gain_count, uint32_t bits, uint32_t norm_correction, uint32_t recent, uint32_t sinks,
-    uint32_t overlay_rows, uint32_t head_size) {
+// The entry points, one per element type. They are written out, since the build of Ascend reads
+// their names and arguments from here.
+extern "C" __global__ __aicore__ void tq_encode_float32(TqEncodeTiling tiling) {
   TQ_VECTOR_ONLY();
-  tq::encode_of<float>(head_size, vectors, rotation, centroids, boundaries, offset, gains, lengths,
-                cache, past_length, batch, heads, new_tokens, capacity, offset_rows, gain_count,
-                bits, norm_correction, recent, sinks, overlay_rows);
+  tq::run_sized<tq::Encode, float>(tiling);
 }
 
-extern "C" __global__ __aicore__ void tq_encode_float16(
-    GM_ADDR vectors, GM_ADDR rotation, GM_ADDR centroids, GM_ADDR boundaries, GM_ADDR offset,
-    GM_ADDR gains, GM_ADDR lengths, GM_ADDR cache, uint32_t past_length, uint32_t batch,
-    uint32_t heads, uint32_t new_tokens, uint32_t capacity, uint32_t offset_rows,
-    uint32_t gain_count, uint32_t bits, uint32_t norm_correction, uint32_t recent, uint32_t sinks,
-    uint32_t overlay_rows, uint32_t head_size) {
+extern "C" __global__ __aicore__ void tq_encode_float16(TqEncodeTiling tiling) {
   TQ_VECTOR_ONLY();
-  tq::encode_of<half>(head_size, vectors, rotation, centroids, boundaries, offset, gains, lengths,
-                cache, past_length, batch, heads, new_tokens, capacity, offset_rows, gain_count,
-                bits, norm_correction, recent, sinks, overlay_rows);
+  tq::run_sized<tq::Encode, half>(tiling);
 }

@@ -6,7 +6,7 @@
 // instruction takes all of it, or 5,120 columns of a wider row, which is then read twice: a single
 // row is on one core. Nothing waits for the scalar unit: roots are spread to blocks by Gather.
 //
-// It counts on what the host checked (launch.h).
+// It counts on what the host checked (tiling.h).
 //
 // API forms used here that the headers do not list. With `mask, repeats, strides` (see tile.h): Add,
 // Mul, Div, WholeReduceSum. With `count`: Mul, Add, Muls, Adds (also of int32_t), Sqrt, Duplicate,
@@ -19,15 +19,14 @@ namespace tq {
 template <typename T>
 class RmsNormalization {
  public:
-  __aicore__ inline void init(TPipe* pipe, GM_ADDR x, GM_ADDR scale, GM_ADDR y, uint32_t rows,
-                              uint32_t width, float epsilon) {
-    rows_ = rows;
-    width_ = width;
-    epsilon_ = epsilon;
-    const uint64_t elements = static_cast<uint64_t>(rows) * width;
-    x_.SetGlobalBuffer((__gm__ T*)x, elements);
-    y_.SetGlobalBuffer((__gm__ T*)y, elements);
-    scale_global_.SetGlobalBuffer((__gm__ T*)scale, width);
+  __aicore__ inline void init(TPipe* pipe, const TqRmsNormalizationTiling& tiling) {
+    rows_ = tiling.rows;
+    width_ = tiling.width;
+    epsilon_ = tiling.epsilon;
+    const uint64_t elements = static_cast<uint64_t>(rows_) * width_;
+    x_.SetGlobalBuffer((__gm__ T*)tiling.x, elements);
+    y_.SetGlobalBuffer((__gm__ T*)tiling.y, elements);
+    scale_global_.SetGlobalBuffer((__gm__ T*)tiling.scale, width_);
     in_.init(pipe);
     out_.init(pipe);
     pipe->InitBuffer(scale_, kColumns * sizeof(float));
@@ -223,29 +222,16 @@ class RmsNormalization {
   TBuf<TPosition::VECCALC> scale_, scale_halves_, squares_, more_squares_, means_, roots_, places_;
 };
 
-template <typename T>
-__aicore__ inline void run_rms_normalization(GM_ADDR x, GM_ADDR scale, GM_ADDR y, uint32_t rows,
-                                             uint32_t width, float epsilon) {
-  TPipe pipe;
-  RmsNormalization<T> kernel;
-  kernel.init(&pipe, x, scale, y, rows, width, epsilon);
-  kernel.process();
-}
-
 }  // namespace tq
 
-// The entry points, one per element type; arguments as in launch.h. They are written out, since the
-// build of Ascend reads their names and arguments from here.
-extern "C" __global__ __aicore__ void tq_rms_normalization_float32(GM_ADDR x, GM_ADDR scale,
-                                                                   GM_ADDR y, uint32_t rows,
-                                                                   uint32_t width, float epsilon) {
+// The entry points, one per element type. They are written out, since the build of Ascend reads
+// their names and arguments from here.
+extern "C" __global__ __aicore__ void tq_rms_normalization_float32(TqRmsNormalizationTiling tiling) {
   TQ_VECTOR_ONLY();
-  tq::run_rms_normalization<float>(x, scale, y, rows, width, epsilon);
+  tq::run<tq::RmsNormalization<float>>(tiling);
 }
 
-extern "C" __global__ __aicore__ void tq_rms_normalization_float16(GM_ADDR x, GM_ADDR scale,
-                                                                   GM_ADDR y, uint32_t rows,
-                                                                   uint32_t width, float epsilon) {
+extern "C" __global__ __aicore__ void tq_rms_normalization_float16(TqRmsNormalizationTiling tiling) {
   TQ_VECTOR_ONLY();
-  tq::run_rms_normalization<half>(x, scale, y, rows, width, epsilon);
+  tq::run<tq::RmsNormalization<half>>(tiling);
 }

@@ -4,7 +4,7 @@
 // A task is up to 16 tokens of as many heads as fit in 8,192 elements: their rows of the tables are
 // fetched once for all of its heads. A multiplication takes all tokens of a head or all heads of a
 // token, whichever are more, and goes through the table with them or stays in its row; sums take
-// the whole task. It counts on what the host checked (launch.h).
+// the whole task. It counts on what the host checked (tiling.h).
 //
 // API forms used here that the headers do not list: Mul, Sub, Add with `mask, repeats, strides` (see
 // tile.h), a mask of 32 or 64 and up to 128 repeats.
@@ -16,20 +16,18 @@ namespace tq {
 template <uint32_t D, typename T>
 class RotaryEmbedding {
  public:
-  __aicore__ inline void init(TPipe* pipe, GM_ADDR x, GM_ADDR cosines, GM_ADDR sines, GM_ADDR y,
-                              uint32_t heads, uint32_t new_tokens, uint32_t first, uint32_t count,
-                              uint32_t position) {
-    heads_ = heads;
-    new_tokens_ = new_tokens;
-    first_ = first;
-    count_ = count;
-    position_ = position;
-    const uint64_t elements = static_cast<uint64_t>(heads) * new_tokens * D;
-    const uint64_t angles = (static_cast<uint64_t>(position) + count) * kHalf;
-    x_.SetGlobalBuffer((__gm__ T*)x, elements);
-    y_.SetGlobalBuffer((__gm__ T*)y, elements);
-    cosines_global_.SetGlobalBuffer((__gm__ float*)cosines, angles);
-    sines_global_.SetGlobalBuffer((__gm__ float*)sines, angles);
+  __aicore__ inline void init(TPipe* pipe, const TqRotaryEmbeddingTiling& tiling) {
+    heads_ = tiling.heads;
+    new_tokens_ = tiling.new_tokens;
+    first_ = tiling.first;
+    count_ = tiling.count;
+    position_ = tiling.position;
+    const uint64_t elements = static_cast<uint64_t>(heads_) * new_tokens_ * D;
+    const uint64_t angles = (static_cast<uint64_t>(position_) + count_) * kHalf;
+    x_.SetGlobalBuffer((__gm__ T*)tiling.x, elements);
+    y_.SetGlobalBuffer((__gm__ T*)tiling.y, elements);
+    cosines_global_.SetGlobalBuffer((__gm__ float*)tiling.cosines, angles);
+    sines_global_.SetGlobalBuffer((__gm__ float*)tiling.sines, angles);
     in_.init(pipe);
     out_.init(pipe);
     pipe->InitBuffer(cosines_, 2 * kTokens * kHalf * sizeof(float));
@@ -145,37 +143,16 @@ class RotaryEmbedding {
   TBuf<TPosition::VECCALC> cosines_, sines_, crossed_;
 };
 
-template <uint32_t D, typename T, typename... Args>
-__aicore__ inline void run_rotary(Args... args) {
-  TPipe pipe;
-  RotaryEmbedding<D, T> kernel;
-  kernel.init(&pipe, args...);
-  kernel.process();
-}
-
-template <typename T, typename... Args>
-__aicore__ inline void rotary_of(uint32_t head_size, Args... args) {
-  if (head_size == 128) {
-    run_rotary<128, T>(args...);
-  } else if (head_size == 64) {
-    run_rotary<64, T>(args...);
-  }
-}
-
 }  // namespace tq
 
-// The entry points, one per element type of x and y; arguments as in launch.h. They are written
-// out, since the build of Ascend reads their names and arguments from here.
-extern "C" __global__ __aicore__ void tq_rotary_embedding_float32(
-    GM_ADDR x, GM_ADDR cosines, GM_ADDR sines, GM_ADDR y, uint32_t heads, uint32_t new_tokens,
-    uint32_t first, uint32_t count, uint32_t position, uint32_t head_size) {
+// The entry points, one per element type. They are written out, since the build of Ascend reads
+// their names and arguments from here.
+extern "C" __global__ __aicore__ void tq_rotary_embedding_float32(TqRotaryEmbeddingTiling tiling) {
   TQ_VECTOR_ONLY();
-  tq::rotary_of<float>(head_size, x, cosines, sines, y, heads, new_tokens, first, count, position);
+  tq::run_sized<tq::RotaryEmbedding, float>(tiling);
 }
 
-extern "C" __global__ __aicore__ void tq_rotary_embedding_float16(
-    GM_ADDR x, GM_ADDR cosines, GM_ADDR sines, GM_ADDR y, uint32_t heads, uint32_t new_tokens,
-    uint32_t first, uint32_t count, uint32_t position, uint32_t head_size) {
+extern "C" __global__ __aicore__ void tq_rotary_embedding_float16(TqRotaryEmbeddingTiling tiling) {
   TQ_VECTOR_ONLY();
-  tq::rotary_of<half>(head_size, x, cosines, sines, y, heads, new_tokens, first, count, position);
+  tq::run_sized<tq::RotaryEmbedding, half>(tiling);
 }

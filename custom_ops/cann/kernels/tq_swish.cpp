@@ -1,7 +1,7 @@
 // Swish (docs/operators.md): y = x / (1 + exp(-x)) of `count` elements, computed in float32.
 //
 // A task is up to 8,192 elements, which every instruction takes together. It counts on what the
-// host checked (launch.h). Where exp(-x) is infinite, y is -0.
+// host checked (tiling.h). Where exp(-x) is infinite, y is -0.
 //
 // API forms used here that the headers do not list: Muls, Exp, Adds, Div with count.
 // Not compiled with bisheng, not run on an NPU.
@@ -12,10 +12,10 @@ namespace tq {
 template <typename T>
 class Swish {
  public:
-  __aicore__ inline void init(TPipe* pipe, GM_ADDR x, GM_ADDR y, uint32_t count) {
-    count_ = count;
-    x_.SetGlobalBuffer((__gm__ T*)x, count);
-    y_.SetGlobalBuffer((__gm__ T*)y, count);
+  __aicore__ inline void init(TPipe* pipe, const TqSwishTiling& tiling) {
+    count_ = tiling.count;
+    x_.SetGlobalBuffer((__gm__ T*)tiling.x, count_);
+    y_.SetGlobalBuffer((__gm__ T*)tiling.y, count_);
     in_.init(pipe);
     out_.init(pipe);
   }
@@ -56,24 +56,16 @@ class Swish {
   Outgoing<T, kElements> out_;
 };
 
-template <typename T>
-__aicore__ inline void run_swish(GM_ADDR x, GM_ADDR y, uint32_t count) {
-  TPipe pipe;
-  Swish<T> kernel;
-  kernel.init(&pipe, x, y, count);
-  kernel.process();
-}
-
 }  // namespace tq
 
-// The entry points, one per element type; arguments as in launch.h. They are written out, since the
-// build of Ascend reads their names and arguments from here.
-extern "C" __global__ __aicore__ void tq_swish_float32(GM_ADDR x, GM_ADDR y, uint32_t count) {
+// The entry points, one per element type. They are written out, since the build of Ascend reads
+// their names and arguments from here.
+extern "C" __global__ __aicore__ void tq_swish_float32(TqSwishTiling tiling) {
   TQ_VECTOR_ONLY();
-  tq::run_swish<float>(x, y, count);
+  tq::run<tq::Swish<float>>(tiling);
 }
 
-extern "C" __global__ __aicore__ void tq_swish_float16(GM_ADDR x, GM_ADDR y, uint32_t count) {
+extern "C" __global__ __aicore__ void tq_swish_float16(TqSwishTiling tiling) {
   TQ_VECTOR_ONLY();
-  tq::run_swish<half>(x, y, count);
+  tq::run<tq::Swish<half>>(tiling);
 }

@@ -6,7 +6,7 @@
 // elements apart, so that no stride depends on the sizes of x. There are two places for tiles, so
 // that one comes in while the other goes out. The vector unit has nothing to do.
 //
-// It counts on what the host checked (launch.h).
+// It counts on what the host checked (tiling.h).
 //
 // API forms relied on: DataCopy(local, global, count), and DataCopy(global, local, DataCopyParams)
 // with up to 2,048 blocks of data, their lengths and gaps in blocks of 32 bytes; flags between the
@@ -17,15 +17,14 @@ namespace tq {
 
 class Transpose {
  public:
-  __aicore__ inline void init(TPipe* pipe, GM_ADDR x, GM_ADDR y, uint32_t batch, uint32_t rows,
-                              uint32_t columns, uint32_t bytes) {
-    batch_ = batch;
-    rows_ = rows;
-    columns_ = columns;
-    bytes_ = bytes;
-    const uint64_t all = static_cast<uint64_t>(batch) * rows * columns * bytes;
-    x_.SetGlobalBuffer((__gm__ uint8_t*)x, all);
-    y_.SetGlobalBuffer((__gm__ uint8_t*)y, all);
+  __aicore__ inline void init(TPipe* pipe, const TqTransposeTiling& tiling) {
+    batch_ = tiling.batch;
+    rows_ = tiling.rows;
+    columns_ = tiling.columns;
+    bytes_ = tiling.bytes;
+    const uint64_t all = static_cast<uint64_t>(batch_) * rows_ * columns_ * bytes_;
+    x_.SetGlobalBuffer((__gm__ uint8_t*)tiling.x, all);
+    y_.SetGlobalBuffer((__gm__ uint8_t*)tiling.y, all);
     pipe->InitBuffer(tiles_, 2 * kTileBytes);
   }
 
@@ -85,13 +84,7 @@ class Transpose {
 
 }  // namespace tq
 
-// The entry point; arguments as in launch.h.
-extern "C" __global__ __aicore__ void tq_transpose(GM_ADDR x, GM_ADDR y, uint32_t batch,
-                                                   uint32_t rows, uint32_t columns,
-                                                   uint32_t bytes) {
+extern "C" __global__ __aicore__ void tq_transpose(TqTransposeTiling tiling) {
   TQ_VECTOR_ONLY();
-  tq::TPipe pipe;
-  tq::Transpose kernel;
-  kernel.init(&pipe, x, y, batch, rows, columns, bytes);
-  kernel.process();
+  tq::run<tq::Transpose>(tiling);
 }

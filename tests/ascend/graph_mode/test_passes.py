@@ -15,7 +15,7 @@ import pytest
 from tests.conversion.test_scales import statistics
 from tq_onnx.ascend.graph_mode import claims as provider
 from tq_onnx.ascend.graph_mode import standard
-from tq_onnx.ascend.graph_mode.passes import lower_for_graph_mode
+from tq_onnx.ascend.graph_mode.passes import lowering_of
 from tq_onnx.conversion.calibrationfile import write_calibration
 from tq_onnx.conversion.layers import converted_layers
 from tq_onnx.conversion.options import Options
@@ -43,11 +43,21 @@ def converted(exported: Path) -> Path:
     return output
 
 
+def lower(model: ir.Model, capacity: int = CAPACITY, **sizes: int) -> Plan:
+    """Rewrites a conversion in place."""
+    plan = plan_in(model.metadata_props)
+    assert plan is not None
+    lowering = lowering_of(plan, capacity=capacity, **sizes)
+    for step in lowering.passes:
+        step(model)
+    return lowering.plan
+
+
 @cache
 def lowered(converted: Path, *, tokens: int = 1, batch: int = 1) -> onnx.ModelProto:
     """Made once; not to be changed."""
     model = load(converted).model
-    lower_for_graph_mode(model, capacity=CAPACITY, tokens=tokens, batch=batch)
+    lower(model, tokens=tokens, batch=batch)
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto, full_check=True)
     return proto
@@ -186,9 +196,7 @@ def test_nothing_but_operators_that_the_provider_takes(converted: Path) -> None:
 
 
 def test_the_plan_tells_that_caches_are_static(converted: Path) -> None:
-    model = lowered(converted)
-    metadata = {entry.key: entry.value for entry in model.metadata_props}
-    plan = Plan.from_json(metadata[METADATA_PLAN])
+    plan = lower(load(converted).model)
     assert plan.interface.static
     assert plan.fixed_capacity
 
@@ -203,18 +211,13 @@ def test_a_mask_of_one_layer_alone_is_proven_too(converted: Path) -> None:
     model.graph.insert_before(own.node, hides_the_past)
     own.bias = hides_the_past.outputs[0]
     with pytest.raises(UnsupportedModelError, match="mask of layer 2 hides more"):
-        lower_for_graph_mode(model, capacity=CAPACITY, tokens=1, batch=1)
+        lower(model)
 
 
 @pytest.mark.parametrize("sizes", [{"capacity": 0}, {"capacity": 4, "tokens": 5}, {"batch": 0}])
 def test_sizes_that_make_no_sense(converted: Path, sizes: dict[str, int]) -> None:
     with pytest.raises(UsageError, match="a capacity of"):
-        lower_for_graph_mode(load(converted).model, **{"capacity": 8, **sizes})
-
-
-def test_an_original_is_refused(exported: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="the model is not a converted one"):
-        lower_for_graph_mode(load(exported).model, capacity=8)
+        lower(load(converted).model, **{"capacity": 8, **sizes})
 
 
 def test_a_model_for_single_operators_is_refused(exported: Path, tmp_path: Path) -> None:
@@ -224,7 +227,7 @@ def test_a_model_for_single_operators_is_refused(exported: Path, tmp_path: Path)
         UnsupportedModelError,
         match="the model was converted for cann",
     ):
-        lower_for_graph_mode(load(output).model, capacity=8)
+        lower(load(output).model, capacity=8)
 
 
 def test_a_mask_that_hides_more_is_refused(converted: Path) -> None:
@@ -239,7 +242,7 @@ def test_a_mask_that_hides_more_is_refused(converted: Path) -> None:
     )
     lowest.const_value = ir.tensor(np.array(-1.0, np.float32), name=lowest.name)
     with pytest.raises(UnsupportedModelError, match="the mask of layer 0 hides more"):
-        lower_for_graph_mode(model, capacity=8)
+        lower(model, capacity=8)
 
 
 def test_an_operator_that_the_provider_does_not_take_is_refused(converted: Path) -> None:
@@ -247,13 +250,13 @@ def test_an_operator_that_the_provider_does_not_take_is_refused(converted: Path)
     node = next(node for node in model.graph if node.op_type == "Sigmoid")
     node.op_type, node.name = "Tan", "odd"
     with pytest.raises(UnsupportedModelError, match=r"odd \(Tan\) is none of the operators"):
-        lower_for_graph_mode(model, capacity=8)
+        lower(model, capacity=8)
 
 
 def test_too_many_weights_are_refused(converted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tq_onnx.ascend.graph_mode.passes.MOST_BYTES", 1000)
     with pytest.raises(UnsupportedModelError, match="a graph for CANN can have 1000"):
-        lower_for_graph_mode(load(converted).model, capacity=8)
+        lower(load(converted).model, capacity=8)
 
 
 def test_reductions_get_their_axes_as_attributes() -> None:
@@ -282,7 +285,7 @@ def test_a_step_of_other_exports(tmp_path: Path, name: str) -> None:
     converted = tmp_path / "converted.onnx"
     convert(FIXTURES / f"{name}.onnx", converted, options=Options(gains=False, window=0, sinks=0))
     model = load(converted).model
-    plan = lower_for_graph_mode(model, capacity=CAPACITY)
+    plan = lower(model)
     graph = on_cpu(ir.to_proto(model))
     theirs = of_bodies(converted)
     names = [plan.interface.logits]

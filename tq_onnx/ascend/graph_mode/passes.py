@@ -32,7 +32,7 @@ from tq_onnx.ascend.graph_mode.masklengths import Sizes, fix_lengths
 from tq_onnx.ascend.graph_mode.standard import OPSET, lower_opset, simplify
 from tq_onnx.ascend.lowering.rmsnormalization import lower_norms
 from tq_onnx.ascend.lowering.rotary import lower_rotary
-from tq_onnx.conversion.bake import add_functions, bake_metadata
+from tq_onnx.conversion.bake import add_functions
 from tq_onnx.conversion.checknodes import layer_violations
 from tq_onnx.conversion.target import Lowering
 from tq_onnx.errors import UnsupportedModelError, UsageError
@@ -41,7 +41,7 @@ from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.shapes import fill_shapes
 from tq_onnx.ops.domain import DECODER, DOMAIN, VERSION
 from tq_onnx.ops.functions import decoder_function_protos
-from tq_onnx.plan import CPU, METADATA_PLAN, Plan
+from tq_onnx.plan import CPU, Plan
 
 TARGET: Final = "cann-graph"
 MOST_BYTES: Final = (1 << 31) - (1 << 24)
@@ -102,36 +102,6 @@ def lowering_of(plan: Plan, *, capacity: int, tokens: int = 1, batch: int = 1) -
             EmbedWeightsPass(),
         ),
     )
-
-
-def lower_for_graph_mode(
-    model: ir.Model, *, capacity: int, tokens: int = 1, batch: int = 1
-) -> Plan:
-    """Rewrite a model that was converted before, in place.
-
-    Args:
-        model: from ``convert``.
-        capacity: as for ``lowering_of``, like the rest.
-        tokens: new tokens in a call.
-        batch: sequences.
-
-    Returns:
-        The plan of what the model is now, which is in its metadata too.
-
-    Raises:
-        UsageError: as ``lowering_of``.
-        UnsupportedModelError: likewise; the model is spoilt then.
-    """
-    text = model.metadata_props.get(METADATA_PLAN)
-    if text is None:
-        raise UnsupportedModelError(
-            "the model is not a converted one", where="graph mode", fix="convert it first"
-        )
-    lowering = lowering_of(Plan.from_json(text), capacity=capacity, tokens=tokens, batch=batch)
-    for step in lowering.passes:
-        step(model)
-    bake_metadata(model, lowering.plan)
-    return lowering.plan
 
 
 class UseStandardOperatorsPass(ir.passes.InPlacePass):

@@ -22,37 +22,26 @@ PARTS: Final = ("device", "encode", "attention", "decoder", "bundled", "graph mo
 
 @dataclass(frozen=True)
 class Request:
-    """The models that the parts check.
+    """The amount of work of the parts.
 
     Attributes:
-        trained: the bundled trained model, as it was exported; None to leave it out.
-        prompt: token ids for it.
-        models: further models: converted for CANN, or originals.
+        models: models to check besides the bundled one: converted for CANN, or originals.
         brief: True for small sizes.
     """
 
-    trained: Path | None = None
-    prompt: tuple[int, ...] = ()
     models: tuple[Path, ...] = ()
     brief: bool = False
 
     def to_json(self) -> str:
         """Write the request for another process."""
         files = [str(model.resolve()) for model in self.models]
-        trained = None if self.trained is None else str(self.trained.resolve())
-        document = {"trained": trained, "prompt": self.prompt, "models": files}
-        return json.dumps({**document, "brief": self.brief})
+        return json.dumps({"models": files, "brief": self.brief})
 
     @classmethod
     def from_json(cls, text: str) -> Request:
         """Read a request that ``to_json`` wrote."""
-        found = json.loads(text)
-        return cls(
-            None if found["trained"] is None else Path(found["trained"]),
-            tuple(found["prompt"]),
-            tuple(Path(model) for model in found["models"]),
-            found["brief"],
-        )
+        document = json.loads(text)
+        return cls(tuple(map(Path, document["models"])), document["brief"])
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class KeptParts:
 
 def _fingerprint(request: Request, device: Found) -> str:
     models = [(str(path.resolve()), *_state(path)) for path in request.models]
-    facts = [device["environment"], models, request.brief, request.prompt]
+    facts = [device["environment"], models, request.brief]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +22,8 @@ from typing import Final
 import numpy as np
 
 from tq_onnx.ascend.verification import environment
+from tq_onnx.ascend.verification.codec_operators import check_attention, check_encode
+from tq_onnx.ascend.verification.decoder_operators import check_decoder
 from tq_onnx.ascend.verification.findings import (
     BRIEF,
     PARTS,
@@ -29,9 +32,16 @@ from tq_onnx.ascend.verification.findings import (
     Request,
     clause,
 )
+from tq_onnx.ascend.verification.models import Tokens, check_graph_mode, check_model, for_cann
+from tq_onnx.ascend.verification.singlenodes import Tables, encode_model
 from tq_onnx.errors import LibraryError, TqOnnxError
+from tq_onnx.integrations.bundled import build_bundled, heldout_text
+from tq_onnx.runtime.placement import try_provider
+from tq_onnx.runtime.providers import CANN
+from tq_onnx.runtime.session import make_session
 
-TRAINED: Final = "bundled Qwen3"
+BUNDLED: Final = "bundled Qwen3"
+PROMPT_TOKENS: Final = 24
 _SIMULATED: Final = "not done: the device is simulated, and has no compiler of graphs"
 
 Run = Callable[[Findings, Request], None]
@@ -39,11 +49,6 @@ Run = Callable[[Findings, Request], None]
 
 def _device(findings: Findings, request: Request) -> None:
     """Open a session with our operators, so that all libraries are loaded, and gather the facts."""
-    from tq_onnx.ascend.verification.singlenodes import Tables, encode_model
-    from tq_onnx.runtime.placement import try_provider
-    from tq_onnx.runtime.providers import CANN
-    from tq_onnx.runtime.session import make_session
-
     try_provider(CANN)  # raises what ends the command: there is no CANN here
     findings.check(
         "kernel library",
@@ -55,61 +60,42 @@ def _device(findings: Findings, request: Request) -> None:
 
 
 def _encode(findings: Findings, request: Request) -> None:
-    from tq_onnx.ascend.verification.codec_operators import check_encode
-    from tq_onnx.runtime.placement import try_provider
-    from tq_onnx.runtime.providers import CANN
-
     try_provider(CANN)  # then the device has a name
     check_encode(findings)
 
 
 def _attention(findings: Findings, request: Request) -> None:
-    from tq_onnx.ascend.verification.codec_operators import check_attention
-    from tq_onnx.runtime.placement import try_provider
-    from tq_onnx.runtime.providers import CANN
-
     try_provider(CANN)
     check_attention(findings)
 
 
 def _decoder(findings: Findings, request: Request) -> None:
-    from tq_onnx.ascend.verification.decoder_operators import check_decoder
-
     check_decoder(findings)
 
 
 def _trained(findings: Findings, request: Request) -> None:
-    from tq_onnx.ascend.verification.models import check_model, for_cann
-
-    if request.trained is None:
-        return
-    with tempfile.TemporaryDirectory(prefix="tq-onnx-npu-") as folder:
-        model = for_cann(request.trained, Path(folder))
-        check_model(findings, TRAINED, model, np.array(request.prompt))
+    with _bundled() as (model, prompt):
+        check_model(findings, BUNDLED, for_cann(model, model.parent), prompt)
 
 
 def _graph_mode(findings: Findings, request: Request) -> None:
-    from tq_onnx.ascend.verification.models import check_graph_mode
-    from tq_onnx.conversion.options import Options
-    from tq_onnx.conversion.pipeline import convert
-    from tq_onnx.runtime.placement import try_provider
-    from tq_onnx.runtime.providers import CANN
-
-    if request.trained is None:
-        return
     try_provider(CANN)
     if environment.is_simulated():
-        findings.checks.append(DeviceCheck(f"{TRAINED}: graph mode", None, problem=_SIMULATED))
+        findings.checks.append(DeviceCheck(f"{BUNDLED}: graph mode", None, problem=_SIMULATED))
         return
+    with _bundled() as (model, prompt):
+        check_graph_mode(findings, BUNDLED, model, prompt)
+
+
+@contextmanager
+def _bundled() -> Iterator[tuple[Path, Tokens]]:
+    """Yield the bundled trained model, as it was exported, and token ids for it: its bytes."""
+    prompt = np.frombuffer(heldout_text().encode()[:PROMPT_TOKENS], np.uint8).astype(np.int64)
     with tempfile.TemporaryDirectory(prefix="tq-onnx-npu-") as folder:
-        converted = Path(folder) / "converted.onnx"
-        convert(request.trained, converted, options=Options(gains=False, window=0, sinks=0))
-        check_graph_mode(findings, TRAINED, converted, np.array(request.prompt))
+        yield build_bundled("dynamo", Path(folder)), prompt
 
 
 def _models(findings: Findings, request: Request) -> None:
-    from tq_onnx.ascend.verification.models import check_model, for_cann
-
     for model in request.models:
         with tempfile.TemporaryDirectory(prefix="tq-onnx-npu-") as folder:
             try:
@@ -122,15 +108,8 @@ def _models(findings: Findings, request: Request) -> None:
                 check_model(findings, model.name, ready)
 
 
-_RUN: Final[Mapping[str, Run]] = MappingProxyType(
-    dict(
-        zip(
-            PARTS,
-            (_device, _encode, _attention, _decoder, _trained, _graph_mode, _models),
-            strict=True,
-        )
-    )
-)
+_PARTS: Final = (_device, _encode, _attention, _decoder, _trained, _graph_mode, _models)
+_RUN: Final[Mapping[str, Run]] = MappingProxyType(dict(zip(PARTS, _PARTS, strict=True)))
 
 
 def run_part(part: str, request: Request, output: Path) -> None:

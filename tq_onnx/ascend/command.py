@@ -7,10 +7,12 @@ from pathlib import Path
 
 import click
 
-from tq_onnx.api.npu import verify_on_npu as run
-from tq_onnx.ascend.verification import PART_SECONDS, NpuReport
+from tq_onnx.ascend import verification
+from tq_onnx.ascend.verification import PART_SECONDS, NpuReport, Request
 from tq_onnx.cli import flags, terminal
 from tq_onnx.errors import ModelFileError, VerificationError
+from tq_onnx.integrations.folder import find_model
+from tq_onnx.verification.checks import failure
 
 
 @click.command(name="verify-on-npu")
@@ -43,14 +45,17 @@ def verify_on_npu(
       tq-onnx verify-on-npu -o report.json
       tq-onnx verify-on-npu model.int4-cann.onnx -o report.json
     """
-    from tq_onnx.verification.checks import failure
-
     if output is not None and (output.is_dir() or not os.access(output.parent, os.W_OK)):
         raise ModelFileError(
             "the report cannot be written there", where=str(output), fix="give another file with -o"
         )
     kept = None if output is None else output.with_name(f"{output.name}.parts")
-    report = run(models, seconds=seconds, kept=kept, on_progress=terminal.print_progress)
+    report = verification.verify_on_npu(
+        Request(tuple(map(find_model, models))),
+        part_seconds=seconds,
+        kept=kept,
+        on_progress=terminal.print_progress,
+    )
     _write(report, output, as_json=as_json)
     if kept is not None:
         kept.unlink(missing_ok=True)
