@@ -14,6 +14,8 @@ from tq_onnx.codec.unrotated import FP8, Q8_0, RAW, UNIFORM
 
 DEFAULT_PRESET: Final = "int4"
 DEFAULT_SEED: Final = 42
+MAX_SEED: Final = 2**32 - 1
+"""The generator is seeded with 32 bits; torch drops the others."""
 
 QR: Final = "qr"
 HADAMARD: Final = "hadamard"
