@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any, Final
 
 import click
@@ -63,6 +64,22 @@ class Commands(click.Group):
         """List the commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Show the help, and end as for bad usage, where there are no arguments."""
+        if not args and not ctx.resilient_parsing:
+            click.echo(ctx.get_help(), err=True)
+            ctx.exit(2)
+        return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or name the ones that are spelled alike."""
+        close = get_close_matches(args[0], COMMANDS) if args[0] not in COMMANDS else []
+        if close:
+            ctx.fail(f"No such command {args[0]!r}, did you mean {' or '.join(close)}?")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; tell a reader that closed stdout early apart from other errors."""

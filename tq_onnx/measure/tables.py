@@ -14,18 +14,25 @@ class TextTable:
         title: the line above the table; empty for none.
         columns: names of the columns; ``>`` before a name aligns the column to the right.
         rows: one cell for each column.
+        brief: names of the columns that a terminal shows; files have all. Empty for all.
     """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    brief: tuple[str, ...] = ()
 
     @classmethod
     def of(
-        cls, columns: Iterable[str], rows: Iterable[Iterable[object]], title: str = ""
+        cls,
+        columns: Iterable[str],
+        rows: Iterable[Iterable[object]],
+        title: str = "",
+        brief: Iterable[str] = (),
     ) -> TextTable:
         """Make a table of cells of any type; a cell shows ``str`` of its object."""
-        return cls(title, tuple(columns), tuple(tuple(map(str, row)) for row in rows))
+        cells = tuple(tuple(map(str, row)) for row in rows)
+        return cls(title, tuple(columns), cells, tuple(brief))
 
 
 def either(key: str, value: str) -> str:

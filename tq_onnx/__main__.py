@@ -1,0 +1,5 @@
+"""Run the command line as ``python -m tq_onnx``."""
+
+from tq_onnx.cli.main import main
+
+main()
