@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from tq_onnx.api.arguments import AnyPath, path_of
-from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED
+from tq_onnx.api.arguments import AnyPath, at_least, path_of, within
+from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED, MAX_SEED
+from tq_onnx.codec.spec import MAX_BITS
 from tq_onnx.conversion.options import CENTER_FROM, Options
 from tq_onnx.conversion.target import CPU
 from tq_onnx.errors import UsageError
@@ -76,7 +77,7 @@ def convert(
             ``calibration``, 4 by default.
         window: how many of the newest tokens each cache holds as float16 too, for queries near
             them; not the model's own sliding window. By default the preset's number, 0 in
-            folders of onnxruntime-genai and on Ascend.
+            folders of onnxruntime-genai and for targets without one: cann-graph, web, paged.
         sinks: how many of the first tokens, likewise; not the sinks of a model's heads.
         gains: whether encoders search for the best codes, in presets that do; if not, they take the
             nearest and correct the norm.
@@ -105,6 +106,10 @@ def convert(
             "--center-from says where the statistics of --calibration begin, and there are none",
             fix="give --calibration, or leave --center-from out",
         )
+    within(0, MAX_SEED, seed=seed)
+    within(1, MAX_BITS, bits_k=bits_k, bits_v=bits_v)
+    at_least(0, boundary_layers=boundary_layers, center_from=center_from)
+    at_least(0, window=window, sinks=sinks)
     options = Options(
         rotation=rotation,
         seed=seed,

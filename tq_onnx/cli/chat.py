@@ -35,14 +35,14 @@ Ctrl-C stops an answer; a second one leaves."""
 @click.option("--system", default="", metavar="TEXT", help="What the model is told first.")
 @click.option(
     "--max-new-tokens",
-    type=click.IntRange(min=1),
+    type=flags.Whole(1),
     default=512,
     show_default=True,
     help="Tokens of an answer at most.",
 )
 @click.option(
     "--context",
-    type=click.IntRange(min=1),
+    type=flags.Whole(1),
     help="Tokens in caches that are updated in place. By default caches grow.",
 )
 @flags.sampling

@@ -12,7 +12,8 @@ import click
 from tq_onnx.api import converting
 from tq_onnx.cli import flags, terminal
 from tq_onnx.cli.grouped import GroupedCommand, grouped
-from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED, PRESETS, ROTATIONS
+from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED, MAX_SEED, PRESETS, ROTATIONS
+from tq_onnx.codec.spec import MAX_BITS
 from tq_onnx.conversion.options import CENTER_FROM
 from tq_onnx.conversion.target import CPU, TargetOption
 from tq_onnx.runtime.platforms import PLATFORMS
@@ -27,6 +28,7 @@ _calibration = grouped("Calibration")
 _target = grouped("Target")
 
 _WITH_WINDOW = [preset for preset in PRESETS.values() if preset.window]
+_WITHOUT_WINDOW = ", ".join(target.name for target in TARGETS.values() if not target.has_windows)
 
 
 def _windows() -> str:
@@ -46,7 +48,7 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     for option, names in reversed(owners.items()):
         add = _target(
             option.flag,
-            type=click.Choice(option.words) if option.words else click.IntRange(min=option.least),
+            type=click.Choice(option.words) if option.words else flags.Whole(option.least),
             metavar=None if option.words else option.metavar,
             # One that was not given is no option of a target that has none.
             default=None,
@@ -88,10 +90,16 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     help="Codecs of keys and values, see `tq-onnx presets`.",
 )
 @_codec(
-    "--bits-k", type=int, metavar="BITS", help="Bits of the keys, in the preset's kind of codec."
+    "--bits-k",
+    type=flags.Whole(1, MAX_BITS),
+    metavar="BITS",
+    help="Bits of the keys, in the preset's kind of codec.",
 )
 @_codec(
-    "--bits-v", type=int, metavar="BITS", help="Bits of the values, in the preset's kind of codec."
+    "--bits-v",
+    type=flags.Whole(1, MAX_BITS),
+    metavar="BITS",
+    help="Bits of the values, in the preset's kind of codec.",
 )
 @_codec(
     "--rotation",
@@ -99,18 +107,24 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     help="Kind of the rotations; hadamard needs a head size that is a power of two.  "
     "[default: from the preset]",
 )
-@_codec("--seed", type=int, default=DEFAULT_SEED, show_default=True, help="Seed of the rotations.")
+@_codec(
+    "--seed",
+    type=flags.Whole(0, MAX_SEED),
+    default=DEFAULT_SEED,
+    show_default=True,
+    help="Seed of the rotations.",
+)
 @_window(
     "--window",
-    type=click.IntRange(min=0),
+    type=flags.Whole(),
     metavar="N",
     help="Keep the newest N tokens exactly, as float16 beside their codes, for the queries near "
     "them. Costs memory once, not for each token. It is not the model's sliding window.  "
-    f"[default: {_windows()}, else 0; 0 in folders of onnxruntime-genai and for cann-graph]",
+    f"[default: {_windows()}, else 0; 0 in folders of onnxruntime-genai and for {_WITHOUT_WINDOW}]",
 )
 @_window(
     "--sinks",
-    type=click.IntRange(min=0),
+    type=flags.Whole(),
     metavar="N",
     help="Keep the first N tokens exactly, which most queries attend to.  "
     f"[default: {_WITH_WINDOW[0].sinks} where there is a window by default]",
@@ -122,7 +136,7 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
 )
 @_layers(
     "--boundary-layers",
-    type=click.IntRange(min=0),
+    type=flags.Whole(),
     default=0,
     metavar="N",
     help="Leave the first N and the last N layers uncompressed.",
@@ -142,7 +156,7 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
 )
 @_calibration(
     "--center-from",
-    type=click.IntRange(min=0),
+    type=flags.Whole(),
     metavar="N",
     help="With --calibration: the first token that is centered by the mean of all later tokens.  "
     f"[default: {CENTER_FROM}]",

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--context",
-    type=click.IntRange(min=1),
+    type=flags.Whole(1),
     help="Show the memory that contexts of this many tokens need.",
 )
 @click.option(
     "--sequences",
-    type=click.IntRange(min=1),
+    type=flags.Whole(1),
     default=1,
     show_default=True,
     help="Texts whose caches are in memory at the same time.",

@@ -13,7 +13,7 @@ from tq_onnx.measure.tables import TextTable
 @click.command()
 @click.option(
     "--head-size",
-    type=click.IntRange(min=8, max=512),
+    type=flags.Whole(8, 512),
     default=128,
     show_default=True,
     help="Head size for the bytes.",

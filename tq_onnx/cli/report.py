@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.option("--text", type=flags.FilePath(), help="UTF-8 text to read.")
 @click.option(
     "--tokens",
-    type=click.IntRange(min=16),
+    type=flags.Whole(16),
     default=6144,
     show_default=True,
     help="Tokens of the text to read.",
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @flags.windows
 @click.option(
     "--stride",
-    type=click.IntRange(min=1),
+    type=flags.Whole(1),
     help="Tokens by which overlapping windows advance. By default windows stand side by side, and "
     "every prediction inside them counts.",
 )

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from tq_onnx.plan import Plan
 
 
+MOST: Final = 2**31 - 1
+"""Of an option of a target: more tokens, pages or requests than any model has."""
+
 STEP_FILE: Final = "decode.onnx"
 PROMPT_FILE: Final = "prompt.onnx"
 """Names of two graphs of fixed sizes in one folder, which continue each other's caches."""
@@ -67,9 +70,10 @@ class TargetOption:
             known = " or ".join(self.words)
             raise UsageError(f"{self.name} is {value!r}, and has to be {known}", where=where)
         is_number = isinstance(value, int) and not isinstance(value, bool)
-        if not self.words and not (is_number and value >= self.least):  # type: ignore[operator]
+        if not self.words and not (is_number and self.least <= value <= MOST):  # type: ignore[operator]
             raise UsageError(
-                f"{self.name} is {value!r}, and has to be at least {self.least}", where=where
+                f"{self.name} is {value!r}, and has to be at least {self.least} and at most {MOST}",
+                where=where,
             )
 
     @property
@@ -113,8 +117,8 @@ def refuse_window(plan: Plan) -> None:
     """
     if plan.has_window:
         raise UsageError(
-            "there are no kernels for an exact window on Ascend",
-            fix="convert with --window 0 --sinks 0",
+            "the target cann-graph has no graph for an exact window",
+            fix="give --window 0 --sinks 0, or --target cann, which has kernels for it",
         )
 
 
@@ -127,7 +131,7 @@ def refuse_sharing(plan: Plan) -> None:
     shared = next((layer for layer in plan.layers if layer.readers > 1), None)
     if shared is not None:
         raise UsageError(
-            f"{shared.readers} layers read the same caches, and each has its own on Ascend",
+            f"the target cann-graph has no graph for caches that {shared.readers} layers read",
             where=f"layer {shared.layer}",
             fix="convert without --target",
         )
