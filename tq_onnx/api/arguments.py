@@ -67,8 +67,8 @@ def within(least: int, most: int, **values: int | None) -> None:
         if value is None:
             continue
         if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise UsageError(f"{name} is {value!r}, and has to be a whole number")
+            raise UsageError(f"{name} must be a whole number, got {value!r}")
         if value < least:
-            raise UsageError(f"{name} is {value}, and has to be at least {least}")
+            raise UsageError(f"{name} must be at least {least}, got {value}")
         if value > most:
-            raise UsageError(f"{name} is {value}, and has to be at most {most}")
+            raise UsageError(f"{name} must be at most {most}, got {value}")

@@ -68,11 +68,11 @@ class TargetOption:
         where = f"target {target}"
         if self.words and value not in self.words:
             known = " or ".join(self.words)
-            raise UsageError(f"{self.name} is {value!r}, and has to be {known}", where=where)
+            raise UsageError(f"{self.name} must be {known}, got {value!r}", where=where)
         is_number = isinstance(value, int) and not isinstance(value, bool)
         if not self.words and not (is_number and self.least <= value <= MOST):  # type: ignore[operator]
             raise UsageError(
-                f"{self.name} is {value!r}, and has to be at least {self.least} and at most {MOST}",
+                f"{self.name} must be a number from {self.least} to {MOST}, got {value!r}",
                 where=where,
             )
 
