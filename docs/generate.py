@@ -30,6 +30,7 @@ import schemas
 
 import tq_onnx
 from tq_onnx.ascend.features import FEATURES
+from tq_onnx.cli.grouped import ALL
 from tq_onnx.cli.main import COMMANDS, main
 from tq_onnx.codec.kind import NORM_KEPT, NOT_CORRECTED, UNBIASED
 from tq_onnx.codec.presetfacts import LENGTHS, preset_facts
@@ -306,6 +307,7 @@ def _commands() -> str:
 def _help(name: str) -> str:
     command, context = _command(name)
     context.terminal_width = context.max_content_width = 80
+    context.meta[ALL] = True
     text = f"```text\n{command.get_help(context).rstrip()}\n```"
     if name not in schemas.DOCUMENTS:
         return text

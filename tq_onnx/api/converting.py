@@ -128,7 +128,8 @@ def convert(
     )
     made_for = target_of(target, **target_options)
     source = path_of(path)
-    written = path_of(output) or default_output(source, preset, target)
+    calibrated = calibration is not None
+    written = path_of(output) or default_output(source, preset, target, calibrated=calibrated)
     chosen: dict[str, Any] = {
         "preset": preset,
         "options": options,
@@ -165,19 +166,27 @@ def convert(
     return pipeline.convert(source, written, **chosen)
 
 
-def default_output(path: AnyPath, preset: str = DEFAULT_PRESET, target: str = CPU.name) -> Path:
+def default_output(
+    path: AnyPath,
+    preset: str = DEFAULT_PRESET,
+    target: str = CPU.name,
+    *,
+    calibrated: bool = False,
+) -> Path:
     """Return where ``convert`` writes by default, beside the original.
 
     Args:
         path: the original.
         preset: of the conversion.
         target: of the conversion.
+        calibrated: whether it has a calibration.
 
     Returns:
-        ``MODEL.PRESET.onnx`` or ``FOLDER-PRESET``; ``PRESET-TARGET`` for a target but the CPU.
+        ``MODEL.PRESET.onnx`` or ``FOLDER-PRESET``; ``PRESET-cal`` with a calibration, and
+        ``-TARGET`` behind that for a target but the CPU.
     """
     source = path_of(path)
-    kind = target_of(target).kind(preset)
+    kind = target_of(target).kind(f"{preset}-cal" if calibrated else preset)
     if not source.is_dir():
         return source.with_name(f"{source.stem}.{kind}.onnx")
     from tq_onnx.integrations import folderconversion

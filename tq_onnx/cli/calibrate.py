@@ -69,7 +69,8 @@ def calibrate(*, as_json: bool, **arguments: Any) -> None:
     if as_json:
         terminal.print_json(found)
         return
-    model, output = (shlex.quote(str(path)) for path in (found.model, found.output))
+    typed = (arguments["model"], arguments["output"] or found.output)
+    model, output = (shlex.quote(str(path)) for path in typed)
     terminal.print_facts(
         [
             ("layers", str(found.layers)),

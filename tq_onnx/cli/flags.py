@@ -124,6 +124,11 @@ windows = click.option(
 )
 
 
+all_presets = click.option(
+    "--all", "show_all", is_flag=True, help="Show all presets, not the six common ones."
+)
+
+
 WHEEL: Final = (
     "Wheel of tq-onnx to take the library from, or a folder with wheels of several platforms."
 )

@@ -93,6 +93,8 @@ def _print(found: ComparisonReport, *, layers: bool) -> None:
     )
 
     terminal.print_table(report_table(found))
+    if terminal.width() is not None:
+        terminal.print_line("all columns: in a pipe, with --markdown FILE, or with --json")
     for table in (generation_table(found), outlier_table(found)):
         if table is not None:
             terminal.print_table(table)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
+
+HALF_BITS: Final = 16
 
 
 @dataclass(frozen=True)
@@ -38,3 +41,23 @@ class TextTable:
 def either(key: str, value: str) -> str:
     """Write the codecs of keys and values, once where they are the same."""
     return key if key == value else f"{key} / {value}"
+
+
+def byte_size(count: float) -> str:
+    """Write a number of bytes, in units of 1,000."""
+    for power, unit in ((9, "GB"), (6, "MB"), (3, "kB")):
+        if count >= 10**power:
+            return f"{count / 10**power:,.{2 if power == 9 else 1}f} {unit}"
+    return f"{count:,.0f} bytes"
+
+
+def smaller(before: float, after: float, bits: int) -> str:
+    """Write how many times smaller caches became: than float16, and than the original's.
+
+    Args:
+        before: bytes of the original's.
+        after: bytes of the converted model's.
+        bits: of an element of the original's.
+    """
+    text = f"{before * HALF_BITS / bits / after:.2f} times smaller than float16"
+    return text if bits == HALF_BITS else f"{text}, {before / after:.2f} than float{bits}"
