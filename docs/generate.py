@@ -6,6 +6,8 @@ hand what the code declares.
 
     python docs/generate.py            write the blocks
     python docs/generate.py --check    exit 1 and name the files whose blocks differ
+
+Both exit with 1 where a command, an operator or a block has no place in the documents.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +30,7 @@ import schemas
 
 import tq_onnx
 from tq_onnx.ascend.features import FEATURES
+from tq_onnx.cli.grouped import ALL
 from tq_onnx.cli.main import COMMANDS, main
 from tq_onnx.codec.kind import NORM_KEPT, NOT_CORRECTED, UNBIASED
 from tq_onnx.codec.presetfacts import LENGTHS, preset_facts
@@ -88,6 +91,28 @@ def render(text: str) -> str:
         return f"{block['begin']}{body}\n{block['end']}"
 
     return _BLOCK.sub(rendered, text)
+
+
+def missing(text: str) -> Iterator[str]:
+    """Yield what the documents lack, a sentence each.
+
+    Args:
+        text: all documents, one behind the other.
+    """
+    headings = r"^## tq-onnx (\S+)\n\n<!-- generated: help \1 -->$"
+    operators = r"^<!-- generated: operator (\w+) -->$"
+    for page, pattern, names, block in (
+        ("docs/commands.md", headings, list(COMMANDS), "## tq-onnx {0}` over the block `help {0}"),
+        ("docs/operators.md", operators, list(BY_NAME), "<!-- generated: operator {0} -->"),
+    ):
+        found = re.findall(pattern, text, re.MULTILINE)
+        yield from (
+            f"{page}: there is no `{block.format(name)}`" for name in names if name not in found
+        )
+        if sorted(found) == sorted(names) and found != names:
+            yield f"{page}: the order has to be {', '.join(names)}"
+    used = {block["name"].partition(" ")[0] for block in _BLOCK.finditer(text)}
+    yield from (f"no document has the block {name}" for name in BLOCKS if name not in used)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -282,6 +307,7 @@ def _commands() -> str:
 def _help(name: str) -> str:
     command, context = _command(name)
     context.terminal_width = context.max_content_width = 80
+    context.meta[ALL] = True
     text = f"```text\n{command.get_help(context).rstrip()}\n```"
     if name not in schemas.DOCUMENTS:
         return text
@@ -348,7 +374,7 @@ def _versions() -> str:
     genai = [line for line in optional["test"] if line.startswith("onnxruntime-genai")]
     rows = [("Python", project["requires-python"].replace(">=", "") + " or newer", "required")]
     rows += [(*_requirement(line), "required") for line in project["dependencies"]]
-    for extra in ("text", "report", "view"):
+    for extra in ("report", "view"):
         rows += [(*_requirement(line), f"optional: `tq-onnx[{extra}]`") for line in optional[extra]]
     rows += [(*_requirement(line), "runs converted folders; tested") for line in genai]
     rows += [(*_requirement(line), "runs `--target cann`; tested, Python 3.11") for line in cann]
@@ -542,6 +568,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         "--check", action="store_true", help="only compare; status 1 if one differs"
     )
     check = parser.parse_args(arguments).check
+    lacking = list(missing("".join(path.read_text(encoding="utf-8") for path in documents())))
+    for sentence in lacking:
+        print(sentence)
     stale = []
     rendered = {path: render(path.read_text(encoding="utf-8")) for path in documents()}
     for path, new in {**rendered, **schemas.files()}.items():
@@ -553,7 +582,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         print(
             path.relative_to(ROOT), "differs: run python docs/generate.py" if check else "written"
         )
-    return 1 if check and stale else 0
+    return 1 if lacking or (check and stale) else 0
 
 
 if __name__ == "__main__":

@@ -15,6 +15,28 @@ using Op = spec::Encode;
 
 constexpr const char* kOp = Op::kName;
 
+// Runtimes that hold past and present in one buffer give it a row for each token, and none for a
+// window. ONNX Runtime's message has both shapes, not why they differ.
+Tensor make_present(const Api& api, OrtKernelContext* context, const std::vector<int64_t>& shape,
+                    const Window& window, int64_t tokens, int64_t slots) {
+  try {
+    return make_output(api, context, kOp, Op::kPresent, kUint8, shape);
+  } catch (const RuntimeStatus& error) {
+    const std::string reason = api.error_message(error.status());
+    if (shape[2] == slots || reason.find("shape") == std::string::npos) throw;
+    api.release_status(error.status());
+    const std::string rows = std::to_string(window.overlay_rows);
+    const bool is_on = window.overlay_rows > 0;
+    throw OpError(std::string(kOp) + ": present needs " + std::to_string(shape[2]) +
+                  " cache rows, one for each of " + std::to_string(tokens) + " tokens" +
+                  (is_on ? " and " + rows + " for the exact window" : "") +
+                  ", but shares a buffer of " + std::to_string(slots) +
+                  " rows with past; give it " +
+                  (is_on ? rows + " rows more than tokens" : "a row for each token") +
+                  " (max_length of onnxruntime-genai counts rows)");
+  }
+}
+
 }  // namespace
 
 Signature EncodeKernel::signature(int float_type) {
@@ -71,7 +93,7 @@ EncodeTensors read_encode(const Api& api, OrtKernelContext* context, spec::Codec
       batch == 0 ? slots : std::max(slots, window.overlay_rows + longest + tokens);
   const std::vector<int64_t> shape{batch, heads, total, width};
   expect_fitting(kOp, "present", shape, 1);
-  call.present = make_output(api, context, kOp, Op::kPresent, kUint8, shape);
+  call.present = make_present(api, context, shape, window, longest + tokens, slots);
   expect_apart(kOp, call.past, call.present);
 
   call.batch = batch;

@@ -105,6 +105,10 @@ class Api {
  public:
   explicit Api(const OrtApi* table) : table_(reinterpret_cast<void* const*>(table)) {}
 
+  const char* error_message(const OrtStatus* status) const {
+    return slot<const char*(const OrtStatus*)>(2)(status);
+  }
+
   OrtStatus* create_status(int code, const char* message) const {
     return slot<OrtStatus*(int, const char*)>(0)(code, message);
   }

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import select
+import shutil
 import signal
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ import tq_onnx
 from tests.cli.processes import start
 from tests.cli.run import Outcome, run
 from tests.language.models import folder
+from tq_onnx.runtime.sampling import Sampling
 
 LONG = ("--max-new-tokens", "1900", "--threads", "1")
 MODEL = ("--max-new-tokens", "6", "--threads", "1")
@@ -46,7 +50,29 @@ def test_a_conversation_is_saved_and_goes_on(
     then = talk(monkeypatch, f"/load {file}\nAnd then?\n/rewind\n/rewind 1\nCall me Ishmael.\n")
     assert then.code == 0
     one, other = answers("Call me Ishmael.", "And then?")
+    assert then.err.splitlines()[1:] == ["> Call me Ishmael.", " ".join(one.split())]
     assert (first.out, then.out) == (f"{one}\n", f"{other}\n{one}\n")
+
+
+def test_sampling_is_what_the_model_recommends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shutil.copytree(folder("int4"), tmp_path / "model")
+    path = tmp_path / "model" / "generation_config.json"
+    recommended = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": "high", "seed": 3}
+    drawn = []
+
+    def recorded(**fields: object) -> Sampling:
+        drawn.append(fields)
+        return Sampling()
+
+    monkeypatch.setattr("tq_onnx.runtime.sampling.Sampling", recorded)
+    for settings in (recommended, recommended | {"do_sample": False}, []):
+        path.write_text(json.dumps(settings))
+        monkeypatch.setattr("sys.stdin", io.StringIO(""))
+        assert run("chat", tmp_path / "model", "--top-k", 7).code == 0
+    usual = asdict(Sampling())
+    assert drawn == [usual | {"temperature": 0.6, "top_k": 7}, *([usual | {"top_k": 7}] * 2)]
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_options_of_layers_and_bits(tmp_path: Path) -> None:
     sentence = run("convert", model, "--boundary-layers", 1).sentence(2)
     assert "leave nothing to compress in a model of 2 layers" in sentence
     assert "have no" not in sentence
-    assert "no form of 9 bits" in run("convert", model, "--bits-k", 9).sentence(2)
+    assert "no form of 6 bits" in run("convert", model, "--bits-k", 6).sentence(2)
     assert "names no layers" in run("convert", model, "--layers", "all").sentence(2)
     assert run("convert", model, "--boundary-layers", -1).code == 2
 

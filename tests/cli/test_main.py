@@ -78,6 +78,33 @@ def test_help_of_every_command_shows_an_example_that_parses(name: str, flag: str
         parse(line)
 
 
+def test_help_shows_the_first_options_and_help_all_every_one() -> None:
+    brief, whole = (run("convert", flag).out for flag in ("--help", "--help-all"))
+    options = re.compile(r"^  (?:-\w, )?(--[\w-]+)", re.M)
+    assert options.findall(brief) == [
+        "--output",
+        "--preset",
+        "--calibration",
+        "--target",
+        "--overwrite",
+        "--help-all",
+        "--help",
+    ]
+    command = main.get_command(click.Context(main), "convert")
+    assert command is not None
+    known = {option.opts[-1] for option in command.params if isinstance(option, click.Option)}
+    assert {*options.findall(whole)} == known | {"--help"}
+    assert re.findall(r"^(\w[\w ]*):$", whole, re.M) == [
+        "Output",
+        "Codec",
+        "Calibration",
+        "Target",
+        "Exact window",
+        "Layers",
+        "Other",
+    ]
+
+
 def test_documentation_examples_parse() -> None:
     for line in examples():
         parse(line)
@@ -107,13 +134,37 @@ def test_version() -> None:
     assert __version__ in run("--version").out
 
 
-@pytest.mark.parametrize("arguments", [["bogus"], ["convert"], ["convert", "a", "--bogus"], []])
+@pytest.mark.parametrize("arguments", [["bogus"], ["convert"], ["convert", "a", "--bogus"]])
 def test_bad_usage_exits_2_and_leaves_stdout_alone(arguments: list[str]) -> None:
     outcome = run(*arguments)
     assert outcome.code == 2
     assert outcome.out == ""
     assert len(outcome.err.splitlines()) == 1
     assert "-h` shows how" in outcome.err
+
+
+def test_without_arguments_the_help_is_shown() -> None:
+    outcome = run()
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert outcome.err == run("--help").out
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("conver", "No such command 'conver', did you mean convert?"),
+        ("verify-npu", "No such command 'verify-npu', did you mean verify-on-npu or verify?"),
+    ],
+)
+def test_a_command_that_is_spelled_wrongly(name: str, sentence: str) -> None:
+    assert sentence in run(name).sentence(2)
+
+
+def test_the_package_runs_as_the_command_does() -> None:
+    words = [sys.executable, "-m", "tq_onnx", "--version"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == run("--version").out
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -136,6 +137,24 @@ def test_head_sizes_that_no_row_holds(codec: Codec, head_size: int) -> None:
 def test_codecs_that_do_not_exist(kind: str, bits: int) -> None:
     with pytest.raises(ValueError, match=kind):
         Codec(kind, bits)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"number": 0}, "lloyd_max and new have the same number 0; give the new one the next"),
+        ({"number": len(KINDS) + 1}, f"new has the number {len(KINDS) + 1}; the next is "),
+        ({"number": len(KINDS), "name": RAW}, "there are two codec kinds raw"),
+    ],
+)
+def test_a_kind_with_a_place_that_is_taken_is_refused(
+    change: dict[str, Any], sentence: str
+) -> None:
+    kinds = list(KINDS.values())
+    new = replace(KINDS[LLOYD_MAX], name="new", number=len(KINDS))
+    assert list(spec.in_order([new, *kinds])) == [*KINDS, "new"]
+    with pytest.raises(ValueError, match=sentence):
+        spec.in_order([*kinds, replace(new, **change)])
 
 
 def test_digest_is_frozen() -> None:

@@ -100,7 +100,6 @@ def test_rows_of_one_width() -> None:
     ("preset", "options", "told"),
     [
         ("int4", Options(boundary_layers=3), "leave nothing to compress.*give at most 2"),
-        ("int4", Options(boundary_layers=-1), "-1 boundary layers"),
         ("int4", Options(layers="4-6"), "no layer 6 in a model of 6.*from 0 to 5"),
         ("int4", Options(layers="0", boundary_layers=1), "none is left to compress"),
         *(

@@ -56,7 +56,7 @@ def converted(
 ) -> tuple[Plan, Calibration]:
     before = snapshot_interface(model)
     found = recognise(model)
-    options = without_presets_window(options, PRESETS[preset], "such models")
+    options = without_presets_window(options)
     feeds_back = calibration is not None and calibration.has_covariance
     plan = make_plan(found, PRESETS[preset], options, feeds_back=feeds_back)
     ConvertPass(plan, found)(model)

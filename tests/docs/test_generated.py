@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 import sys
 import types
 from pathlib import Path
@@ -12,7 +13,6 @@ import click
 import pytest
 
 from tq_onnx.cli.main import COMMANDS, main
-from tq_onnx.ops.operators import BY_NAME
 from tq_onnx.runtime.variables import OPERATORS, PACKAGE, VARIABLES
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ def test_check_sees_a_difference_and_writing_mends_it(
     generate: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = tmp_path / "README.md"
-    (tmp_path / "docs").mkdir()
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
     (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
     page.write_text((ROOT / "README.md").read_text().replace("| `int4` (default) |", "| other |"))
     monkeypatch.setattr(generate, "ROOT", tmp_path)
@@ -65,13 +65,35 @@ def test_a_broken_marker_is_an_error(generate: types.ModuleType, text: str) -> N
         generate.render(text)
 
 
-def test_every_block_is_used(generate: types.ModuleType) -> None:
-    text = "".join(path.read_text() for path in generate.documents())
-    used = set(re.findall(r"^<!-- generated: ([\w-]+)", text, re.M))
-    assert used == set(generate.BLOCKS)
-    helped = re.findall(r"^<!-- generated: help ([\w-]+) -->$", text, re.M)
-    assert helped == list(COMMANDS)
-    assert re.findall(r"^<!-- generated: operator (\w+) -->$", text, re.M) == list(BY_NAME)
+@pytest.mark.parametrize(
+    ("page", "before", "after", "sentence"),
+    [
+        ("commands.md", "## tq-onnx fit\n", "", "there is no `## tq-onnx fit`"),
+        (
+            "commands.md",
+            "generated: help fit ",
+            "generated: help info ",
+            "over the block `help fit`",
+        ),
+        ("operators.md", "operator TurboQuantEncode ", "presets ", "operator TurboQuantEncode"),
+        ("ascend.md", "<!-- generated: cann-features", "<!-- generated: presets", "cann-features"),
+    ],
+)
+def test_a_missing_heading_or_block_is_refused(
+    generate: types.ModuleType, page: str, before: str, after: str, sentence: str
+) -> None:
+    texts = {path.name: path.read_text() for path in generate.documents()}
+    assert before in texts[page]
+    texts[page] = texts[page].replace(before, after)
+    assert sentence in next(generate.missing("".join(texts.values())))
+
+
+def test_commands_are_in_one_order(
+    generate: types.ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(generate, "COMMANDS", dict(reversed(COMMANDS.items())))
+    assert generate.run(["--check"]) == 1
+    assert "the order has to be demo, info" in capsys.readouterr().out
 
 
 def test_every_command_with_json_has_a_schema(generate: types.ModuleType) -> None:

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import random
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Final
-
-import pytest
 
 from tests.fuzz import json_edits, model
 from tests.fuzz.commands import Case
@@ -32,39 +27,29 @@ CODES: Final = (0, 2, 3, 4)
 def check(draw: random.Random, folder: Path) -> Case:
     """Changes the files, makes tokens of texts and texts of tokens."""
     case = Case(folder)
-    with_library = draw.random() < 0.7
     text = draw.choice(TEXTS)
     tokens = draw.choices((0, 1, 48, 97, 255, 256, 257, 258, 259, 10**6, 1 << 31), k=5)
     (folder / TOKENIZER_FILE).write_bytes(_tokenizer(draw))
     for name in EOS_FILES:
         if draw.random() < 0.4:
             (folder / name).write_bytes(json_edits.edited(EOS, draw))
-    case.what = f"{'with' if with_library else 'without'} the library, {text!r}"
-    with without_library() if not with_library else nullcontext():
-        try:
-            words = load_tokenizer(folder)
-            case.outcomes["tokenizer"] = "read"
-            words.encode(text)
-            words.decode(tokens)
-            "".join(stream_text(words, tokens))
-        except TqOnnxError as error:
-            case.outcomes["tokenizer"] = f"refused, {error.exit_code}"
-            if draw.randrange(16):
-                return case
-        path = folder / "model.onnx"
-        path.write_bytes(conversion())
-        if draw.randrange(4) == 0:
-            given = ("--prompt", text, "--max-new-tokens", 2, "--threads", 1)
-            case.run("generate", path, *given, codes=CODES)
+    case.what = repr(text)
+    try:
+        words = load_tokenizer(folder)
+        case.outcomes["tokenizer"] = "read"
+        words.encode(text)
+        words.decode(tokens)
+        "".join(stream_text(words, tokens))
+    except TqOnnxError as error:
+        case.outcomes["tokenizer"] = f"refused, {error.exit_code}"
+        if draw.randrange(16):
+            return case
+    path = folder / "model.onnx"
+    path.write_bytes(conversion())
+    if draw.randrange(4) == 0:
+        given = ("--prompt", text, "--max-new-tokens", 2, "--threads", 1)
+        case.run("generate", path, *given, codes=CODES)
     return case
-
-
-@contextmanager
-def without_library() -> Iterator[None]:
-    """As where tokenizers is not installed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "tokenizers", None)
-        yield
 
 
 def warm() -> None:

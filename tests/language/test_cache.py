@@ -86,7 +86,8 @@ def test_a_cache_says_how_large_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "message"), [("rewind", "cannot go back to 9"), ("fork", "count is 0")]
+    ("call", "message"),
+    [("rewind", "cannot go back to 9"), ("fork", "count must be at least 1, got 0")],
 )
 def test_what_makes_no_sense(call: str, message: str) -> None:
     cache = language_model("growing").new_cache()

@@ -88,15 +88,15 @@ def test_ids_need_no_tokenizer() -> None:
     [
         ("", "prompt is empty"),
         ([], "prompt is empty"),
-        ([1.5], r"prompt\[0\] is 1.5, and has to be a token id"),
+        ([1.5], r"prompt\[0\] must be a token id, got 1.5"),
         ([300], r"prompt\[0\] is 300, and the model knows the ids 0 to"),
         ([-1], r"prompt\[0\] is -1, and"),
         ([3, -(2**70)], r"prompt\[1\] is -1180591620717411303424, and"),
         ([2**70], r"prompt\[0\] is 1180591620717411303424, and"),
-        ([True], r"prompt\[0\] is True, and has to be a token id"),
-        (b"text", "prompt is of type bytes, and has to be a list of token ids"),
-        ({"role": "user", "content": "x"}, "prompt is of type dict"),
-        (None, "prompt is None"),
+        ([True], r"prompt\[0\] must be a token id, got True"),
+        (b"text", "prompt must be a list of token ids, got type bytes"),
+        ({"role": "user", "content": "x"}, "prompt must be a list of token ids, got type dict"),
+        (None, "prompt must be a list of token ids, got None"),
         (np.array([[1, 2]]), r"prompt\[0\] is of type list"),
         ("\ud800", "not valid Unicode"),
         ([{"role": "user", "content": "x"}, 5], "no role and content"),
@@ -110,11 +110,11 @@ def test_prompts_that_are_none(prompt: object, message: str) -> None:
 
 def test_requests_that_make_no_sense() -> None:
     model = language_model("growing")
-    with pytest.raises(UsageError, match="max_new_tokens is -1"):
+    with pytest.raises(UsageError, match="max_new_tokens must be at least 0, got -1"):
         model.stream(PROMPT, max_new_tokens=-1)
     with pytest.raises(UsageError, match="is empty, and would end every text"):
         model.stream(PROMPT, stop=[""])
-    with pytest.raises(UsageError, match="context is 0"):
+    with pytest.raises(UsageError, match="context must be at least 1, got 0"):
         tq_onnx.load(folder("int4"), context=0)
 
 

@@ -72,7 +72,7 @@ def test_a_batch_with_the_cache_of_another_seed_writes_nothing(tmp_path: Path) -
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize("cache", ["text", 5, [], language_model])
 def test_what_is_no_cache(cache: object, call: Callable[[LanguageModel, Any], object]) -> None:
-    with pytest.raises(UsageError, match=r"^cache(s\[1\])? is .*, and has to be a Cache"):
+    with pytest.raises(UsageError, match=r"^cache(s\[1\])? must be a Cache, got .*"):
         call(language_model("growing"), cache)
 
 
@@ -202,7 +202,7 @@ def test_forks_need_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("context", [0, -1, 1.5, True, "9", 2**31, 2**70])
 def test_contexts_that_make_no_sense(context: Any) -> None:
-    with pytest.raises(UsageError, match=r"^context is "):
+    with pytest.raises(UsageError, match=r"^context must be "):
         tq_onnx.load(folder("int4"), threads=1, context=context)
 
 

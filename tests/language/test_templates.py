@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import re
 from pathlib import Path
@@ -112,16 +111,3 @@ def test_damaged_templates(tmp_path: Path, name: str, content: bytes, told: str)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ModelFileError, match=told):
         find_template(tmp_path)
-
-
-def test_jinja2_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *rest: Any) -> Any:
-        if name.startswith("jinja2"):
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ModelFileError, match=r"pip install 'tq-onnx\[text\]'"):
-        template("x")

@@ -21,17 +21,17 @@ def test_whole_numbers_become_ints(value: object) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (True, "n is True, and has to be a whole number"),
-        (np.True_, "n is True, and has to be a whole number"),
-        (1.5, "n is 1.5, and has to be a whole number"),
-        (float("nan"), "n is nan, and has to be a whole number"),
-        ("3", "n is '3', and has to be a whole number"),
-        (None, "n is None, and has to be a whole number"),
-        ([3], "n is of type list, and has to be a whole number"),
-        (-1, "n is -1, and has to be at least 0"),
-        (10**9, "n is 1000000000, and has to be at most 9"),
+        (True, "n must be a whole number, got True"),
+        (np.True_, "n must be a whole number, got True"),
+        (1.5, "n must be a whole number, got 1.5"),
+        (float("nan"), "n must be a whole number, got nan"),
+        ("3", "n must be a whole number, got '3'"),
+        (None, "n must be a whole number, got None"),
+        ([3], "n must be a whole number, got type list"),
+        (-1, "n must be at least 0, got -1"),
+        (10**9, "n must be at most 9, got 1000000000"),
         pytest.param(
-            10**5000, "n is a number of some 5000 digits, and has to be at most 9", id="digits"
+            10**5000, "n must be at most 9, got a number of some 5000 digits", id="digits"
         ),
     ],
 )
@@ -44,7 +44,7 @@ def test_what_is_no_count_is_refused(value: object, message: str) -> None:
 def test_seeds_are_those_of_the_engine() -> None:
     assert arguments.seed(2**64 - 1) == 2**64 - 1
     for value in (-1, 2**64, 2**200, 0.5, None):
-        with pytest.raises(UsageError, match="seed is "):
+        with pytest.raises(UsageError, match="seed must be "):
             arguments.seed(value)
 
 
@@ -59,9 +59,9 @@ def test_numbers_become_floats(value: Any) -> None:
     [float("nan"), float("inf"), -1, 1.5, 1e39, 5e-324, 10**400, True, "0.5", None, 1j, [1.0]],
 )
 def test_what_is_no_number_of_the_range_is_refused(value: object) -> None:
-    with pytest.raises(UsageError, match=r"^x is .*, and has to be "):
+    with pytest.raises(UsageError, match=r"^x must be .*, got "):
         arguments.real(value, "x", least=0, most=1)
-    with pytest.raises(UsageError, match=r"x is 0\.0, and has to be above 0"):
+    with pytest.raises(UsageError, match=r"x must be above 0, got 0\.0"):
         arguments.real(0, "x", above=0)
 
 
@@ -93,18 +93,18 @@ def test_token_ids_become_a_list_of_ints(prompt: Any) -> None:
         ([1, -1], r"prompt\[1\] is -1, and the model knows the ids 0 to 4"),
         (np.array([1, 2**31]), r"prompt\[1\] is 2147483648, and"),
         ([2**70], r"prompt\[0\] is 1180591620717411303424, and"),
-        ([1, True], r"prompt\[1\] is True, and has to be a token id"),
-        ([1.0], r"prompt\[0\] is 1\.0, and has to be a token id"),
-        (np.array([1.0]), r"prompt\[0\] is 1\.0, and has to be a token id"),
-        ([[1, 2]], r"prompt\[0\] is of type list, and has to be a token id"),
-        (np.array([[1, 2]]), r"prompt\[0\] is of type list, and has to be a token id"),
-        (["1"], r"prompt\[0\] is '1', and has to be a token id"),
-        ("text", "prompt is 'text', and has to be a list of token ids"),
-        (b"bytes", "prompt is of type bytes, and has to be a list of token ids"),
-        ({1: 2}, "prompt is of type dict, and has to be a list of token ids"),
-        ({1, 2}, "prompt is of type set, and has to be a list of token ids"),
-        (7, "prompt is 7, and has to be a list of token ids"),
-        (None, "prompt is None, and has to be a list of token ids"),
+        ([1, True], r"prompt\[1\] must be a token id, got True"),
+        ([1.0], r"prompt\[0\] must be a token id, got 1\.0"),
+        (np.array([1.0]), r"prompt\[0\] must be a token id, got 1\.0"),
+        ([[1, 2]], r"prompt\[0\] must be a token id, got type list"),
+        (np.array([[1, 2]]), r"prompt\[0\] must be a token id, got type list"),
+        (["1"], r"prompt\[0\] must be a token id, got '1'"),
+        ("text", "prompt must be a list of token ids, got 'text'"),
+        (b"bytes", "prompt must be a list of token ids, got type bytes"),
+        ({1: 2}, "prompt must be a list of token ids, got type dict"),
+        ({1, 2}, "prompt must be a list of token ids, got type set"),
+        (7, "prompt must be a list of token ids, got 7"),
+        (None, "prompt must be a list of token ids, got None"),
     ],
 )
 def test_what_is_no_prompt_is_refused(prompt: Any, message: str) -> None:
@@ -122,10 +122,10 @@ def test_negative_ids_are_refused_where_no_vocabulary_is_known() -> None:
     ("check", "value", "message"),
     [
         (arguments.text, "\ud800", "x is not valid Unicode"),
-        (arguments.text, b"a", "x is of type bytes, and has to be a text"),
+        (arguments.text, b"a", "x must be a text, got type bytes"),
         (arguments.text, "a" * 99 + "\udfff", "x is not valid Unicode"),
-        (arguments.function, "a" * 99, "x is of type str, and has to be a function"),
-        (arguments.function, None, "x is None, and has to be a function"),
+        (arguments.function, "a" * 99, "x must be a function, got type str"),
+        (arguments.function, None, "x must be a function, got None"),
     ],
 )
 def test_texts_and_functions(check: Callable[..., Any], value: object, message: str) -> None:
@@ -148,5 +148,5 @@ def test_what_is_no_path(value: object) -> None:
 
 def test_objects_are_of_a_class() -> None:
     assert arguments.instance(3, int, "x") == 3
-    with pytest.raises(UsageError, match="x is of type list, and has to be a dict"):
+    with pytest.raises(UsageError, match="x must be a dict, got type list"):
         arguments.instance([], dict, "x")

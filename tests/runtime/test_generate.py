@@ -126,7 +126,8 @@ def test_a_second_prompt_goes_on_where_the_first_ended() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "count", "message"), [([], 3, "prompt is empty"), ([1], -1, "max_new_tokens is -1")]
+    ("prompt", "count", "message"),
+    [([], 3, "prompt is empty"), ([1], -1, "max_new_tokens must be at least 0, got -1")],
 )
 def test_requests_that_make_no_sense(prompt: list[int], count: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
@@ -173,7 +174,7 @@ def test_a_capacity_that_is_too_small_is_told() -> None:
     ],
 )
 def test_sampling_refuses_what_no_draw_can_use(arguments: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=f"^{next(iter(arguments))} is "):
+    with pytest.raises(UsageError, match=f"^{next(iter(arguments))} must be "):
         Sampling(**arguments)
 
 

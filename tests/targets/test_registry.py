@@ -53,10 +53,18 @@ def test_values_are_those_of_an_option() -> None:
             "--capacity is an option that only a model for --target cann-graph",
         ),
         ("cann", {"size": 8}, "no target has the option size"),
-        ("cann-graph", {"capacity": 0}, "cann-graph: capacity is 0, and has to be at least 1"),
-        ("cann", {"expand_weights": "int4"}, "'int4', and has to be float16 or float32"),
-        ("cann", {"expand_weights": 16}, "16, and has to be float16 or float32"),
-        ("cann-graph", {"capacity": "8"}, "capacity is '8', and has to be at least 1"),
+        (
+            "cann-graph",
+            {"capacity": 0},
+            "cann-graph: capacity must be a number from 1 to 2147483647, got 0",
+        ),
+        ("cann", {"expand_weights": "int4"}, "must be float16 or float32, got 'int4'"),
+        ("cann", {"expand_weights": 16}, "must be float16 or float32, got 16"),
+        (
+            "cann-graph",
+            {"capacity": "8"},
+            "capacity must be a number from 1 to 2147483647, got '8'",
+        ),
     ):
         with pytest.raises(UsageError, match=sentence):
             target_of(name, **values)

@@ -263,3 +263,17 @@ def test_the_graph_sizes_the_caches(report: FolderReport, configured: Configure)
     batch = prompts(1)
     as_before = configured(report.output, lambda d: d["model"]["decoder"].update(head_size=128))
     assert continued(as_before, batch) == expected(report.output, batch)
+
+
+def test_a_buffer_without_rows_for_the_window_says_how_many_it_needs(
+    report: FolderReport, tmp_path: Path
+) -> None:
+    window = Options(window=32, sinks=4)
+    folder = convert_folder(report.source, tmp_path / "window", options=window).output
+    sentence = (
+        "present needs 184 cache rows, one for each of 40 tokens and 144 for the exact window, but "
+        "shares a buffer of 100 rows with past; give it 144 rows more than tokens .max_length"
+    )
+    with pytest.raises(RuntimeError, match=sentence):
+        start(folder, prompts(1), new=60)
+    start(folder, prompts(1), new=144)

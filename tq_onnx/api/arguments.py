@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Final, overload
 
 from tq_onnx.errors import UsageError
 from tq_onnx.runtime import arguments
@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from tq_onnx.runtime.providers import ExecutionProvider
 
 AnyPath = str | PathLike[str]
+
+LARGEST: Final = 2**31 - 1
+"""Of a count: more tokens or rows than any model has."""
+MAX_THREADS: Final = 1024
 
 
 @overload
@@ -42,11 +46,20 @@ def provider_of(name: str) -> ExecutionProvider:
 
 
 def at_least(least: int, **values: int | None) -> None:
-    """Refuse what is no whole number, and numbers that are too small.
+    """Refuse counts that are too small, or larger than any model or machine has.
 
     Raises:
-        UsageError: one is none, or smaller than ``least``; None is not.
+        UsageError: a value is no whole number, or not from ``least`` to ``LARGEST``; None may be.
+    """
+    within(least, LARGEST, **values)
+
+
+def within(least: int, most: int, **values: int | None) -> None:
+    """Refuse what is not a whole number within bounds.
+
+    Raises:
+        UsageError: a value is no whole number, or not from ``least`` to ``most``; None may be.
     """
     for name, value in values.items():
         if value is not None:
-            arguments.count(value, name, least=least)
+            arguments.count(value, name, least=least, most=most)

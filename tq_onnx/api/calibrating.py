@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tq_onnx.api.arguments import AnyPath, at_least, path_of
+from tq_onnx.api.arguments import MAX_THREADS, AnyPath, at_least, path_of, within
 from tq_onnx.codec.extremes import Extremes, warnings_of
 
 if TYPE_CHECKING:
@@ -86,7 +86,9 @@ def calibrate(
         OutputExistsError: the output exists.
         LibraryError: the operator library is missing or does not fit.
     """
-    at_least(1, tokens=tokens, context=context, threads=threads)
+    at_least(1, tokens=tokens, context=context)
+    at_least(0, skip=skip)
+    within(1, MAX_THREADS, threads=threads)
     from tq_onnx.conversion.calibrationfile import check_target, write_calibration
     from tq_onnx.files.configuration import configured_positions
     from tq_onnx.integrations.folder import find_model

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from tq_onnx.api.arguments import AnyPath, path_of
-from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED
+from tq_onnx.api.arguments import AnyPath, at_least, path_of, within
+from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED, MAX_SEED
+from tq_onnx.codec.spec import MAX_BITS
 from tq_onnx.conversion.options import CENTER_FROM, Options
 from tq_onnx.conversion.target import CPU
 from tq_onnx.errors import UsageError
@@ -76,7 +77,7 @@ def convert(
             ``calibration``, 4 by default.
         window: how many of the newest tokens each cache holds as float16 too, for queries near
             them; not the model's own sliding window. By default the preset's number, 0 in
-            folders of onnxruntime-genai and on Ascend.
+            folders of onnxruntime-genai and for targets without one: cann-graph, web, paged.
         sinks: how many of the first tokens, likewise; not the sinks of a model's heads.
         gains: whether encoders search for the best codes, in presets that do; if not, they take the
             nearest and correct the norm.
@@ -105,6 +106,10 @@ def convert(
             "--center-from says where the statistics of --calibration begin, and there are none",
             fix="give --calibration, or leave --center-from out",
         )
+    within(0, MAX_SEED, seed=seed)
+    within(1, MAX_BITS, bits_k=bits_k, bits_v=bits_v)
+    at_least(0, boundary_layers=boundary_layers, center_from=center_from)
+    at_least(0, window=window, sinks=sinks)
     options = Options(
         rotation=rotation,
         seed=seed,
@@ -123,7 +128,8 @@ def convert(
     )
     made_for = target_of(target, **target_options)
     source = path_of(path)
-    written = path_of(output) or default_output(source, preset, target)
+    calibrated = calibration is not None
+    written = path_of(output) or default_output(source, preset, target, calibrated=calibrated)
     chosen: dict[str, Any] = {
         "preset": preset,
         "options": options,
@@ -160,19 +166,27 @@ def convert(
     return pipeline.convert(source, written, **chosen)
 
 
-def default_output(path: AnyPath, preset: str = DEFAULT_PRESET, target: str = CPU.name) -> Path:
+def default_output(
+    path: AnyPath,
+    preset: str = DEFAULT_PRESET,
+    target: str = CPU.name,
+    *,
+    calibrated: bool = False,
+) -> Path:
     """Return where ``convert`` writes by default, beside the original.
 
     Args:
         path: the original.
         preset: of the conversion.
         target: of the conversion.
+        calibrated: whether it has a calibration.
 
     Returns:
-        ``MODEL.PRESET.onnx`` or ``FOLDER-PRESET``; ``PRESET-TARGET`` for a target but the CPU.
+        ``MODEL.PRESET.onnx`` or ``FOLDER-PRESET``; ``PRESET-cal`` with a calibration, and
+        ``-TARGET`` behind that for a target but the CPU.
     """
     source = path_of(path)
-    kind = target_of(target).kind(preset)
+    kind = target_of(target).kind(f"{preset}-cal" if calibrated else preset)
     if not source.is_dir():
         return source.with_name(f"{source.stem}.{kind}.onnx")
     from tq_onnx.integrations import folderconversion

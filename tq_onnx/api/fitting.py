@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from tq_onnx.api.arguments import AnyPath, at_least, path_of
+from tq_onnx.api.arguments import AnyPath, at_least, path_of, within
 from tq_onnx.errors import UsageError
 
 if TYPE_CHECKING:
     from tq_onnx.progress import OnProgress
     from tq_onnx.speed.fit import FitReport
 
-_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?)b?|b)?\s*", re.IGNORECASE)
+MAX_MEMORY: Final = 2**60
+_SIZE: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:([kmgt])(i?)b?|b)?\s*", re.IGNORECASE)
 _POWERS: Final = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -45,7 +46,7 @@ def fit(
     """
     at_least(1, context=context, sequences=sequences)
     size = memory_of(memory) if isinstance(memory, str) else memory
-    at_least(1, memory=size)
+    within(1, MAX_MEMORY, memory=size)
     from tq_onnx.integrations.folder import find_model
     from tq_onnx.speed.fit import fit as run
 
@@ -69,6 +70,6 @@ def memory_of(text: str) -> int:
         raise UsageError(f"{text!r} is no size", fix="write it like 16GB, 512MiB or 1000000")
     number, unit, binary = found.groups()
     size = float(number) * (1024 if binary else 1000) ** _POWERS.get((unit or "").lower(), 0)
-    if size >= 1 << 60:
+    if size > MAX_MEMORY:
         raise UsageError(f"{text!r} is more than any machine has")
     return int(size)

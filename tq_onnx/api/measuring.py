@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import TYPE_CHECKING
 
-from tq_onnx.api.arguments import AnyPath, at_least, path_of, provider_of
+from tq_onnx.api.arguments import MAX_THREADS, AnyPath, at_least, path_of, provider_of, within
 from tq_onnx.codec.presets import DEFAULT_PRESET
 from tq_onnx.errors import UsageError
 from tq_onnx.plan import CPU
@@ -61,7 +61,8 @@ def verify(
         UnsupportedModelError: a model cannot be run or compared.
         LibraryError: the operator library is missing or does not fit.
     """
-    at_least(1, new_tokens=new_tokens, context=context, threads=threads)
+    at_least(1, new_tokens=new_tokens, context=context, tokens=_count(tokens))
+    within(1, MAX_THREADS, threads=threads)
     from tq_onnx.integrations.folder import find_model
     from tq_onnx.integrations.tokens import model_tokens
     from tq_onnx.verification import verify as room
@@ -132,7 +133,8 @@ def report(
         UnsupportedModelError: a model cannot be run.
         LibraryError: the operator library is missing or does not fit.
     """
-    at_least(1, stride=stride, context=context, threads=threads)
+    at_least(1, stride=stride, context=context, tokens=_count(tokens))
+    within(1, MAX_THREADS, threads=threads)
     from tq_onnx.integrations.folder import find_model
     from tq_onnx.integrations.tokens import model_tokens
     from tq_onnx.quality.page import check_page, write_page
@@ -207,7 +209,9 @@ def bench(
         UnsupportedModelError: a model cannot be run, or cannot decode.
         LibraryError: the operator library is missing or does not fit.
     """
-    at_least(1, tokens=tokens, threads=threads)
+    at_least(1, tokens=tokens)
+    at_least(0, prompt_limit=prompt_limit)
+    within(1, MAX_THREADS, threads=threads)
     at_least(1, **{f"contexts[{index}]": size for index, size in enumerate(contexts or ())})
     if converted is not None and preset is not None:
         raise UsageError(
@@ -235,3 +239,8 @@ def bench(
     if drawn is not None:
         draw_speed(found, drawn)
     return found
+
+
+def _count(tokens: int | Sequence[int]) -> int | None:
+    """Return a number of tokens; None for their ids."""
+    return None if hasattr(tokens, "__len__") else tokens

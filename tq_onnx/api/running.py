@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tq_onnx.api.arguments import AnyPath, at_least, path_of, provider_of
+from tq_onnx.api.arguments import MAX_THREADS, AnyPath, at_least, path_of, provider_of, within
 from tq_onnx.plan import CPU
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ def load(
             a context was asked of a model whose caches can only grow.
         LibraryError: the operator library is missing or does not fit.
     """
-    at_least(1, threads=threads, context=context)
+    at_least(1, context=context)
+    within(1, MAX_THREADS, threads=threads)
     from tq_onnx.integrations.folder import find_model
     from tq_onnx.language.model import LanguageModel
     from tq_onnx.runtime.model import open_model

@@ -20,7 +20,7 @@ from tq_onnx.verification.checks import failure
 @click.option("-o", "--output", type=flags.FilePath(), help="Write the report to this file.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=1),
+    type=flags.Real(1, 1e9),
     default=PART_SECONDS,
     show_default=True,
     help="Time limit of each part.",

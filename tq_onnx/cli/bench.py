@@ -38,14 +38,14 @@ def _numbers(
 )
 @click.option(
     "--tokens",
-    type=click.IntRange(min=1),
+    type=flags.Whole(1),
     default=32,
     show_default=True,
     help="Decode steps to time, for each model and context.",
 )
 @click.option(
     "--prompt-limit",
-    type=click.IntRange(min=0),
+    type=flags.Whole(),
     default=4096,
     show_default=True,
     help="Longest context that is read as a prompt, to measure the time to the first token. "

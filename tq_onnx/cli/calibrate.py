@@ -27,21 +27,21 @@ from tq_onnx.cli import flags, terminal
 )
 @click.option(
     "--tokens",
-    type=click.IntRange(min=64),
+    type=flags.Whole(64),
     default=16384,
     show_default=True,
     help="Tokens of the text to read.",
 )
 @click.option(
     "--skip",
-    type=click.IntRange(min=0),
+    type=flags.Whole(),
     default=0,
     show_default=True,
     help="Tokens at the start of the text to skip, to measure quality on them later.",
 )
 @click.option(
     "--context",
-    type=click.IntRange(min=16),
+    type=flags.Whole(16),
     help="Tokens of the longest windows, as many as the contexts that the model is used with "
     "have.  [default: 2048, or as many as the model takes]",
 )
@@ -69,7 +69,8 @@ def calibrate(*, as_json: bool, **arguments: Any) -> None:
     if as_json:
         terminal.print_json(found)
         return
-    model, output = (shlex.quote(str(path)) for path in (found.model, found.output))
+    typed = (arguments["model"], arguments["output"] or found.output)
+    model, output = (shlex.quote(str(path)) for path in typed)
     terminal.print_facts(
         [
             ("layers", str(found.layers)),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from click.core import ParameterSource
 
 from tq_onnx.cli import flags, terminal
 from tq_onnx.errors import TqOnnxError, UsageError
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from tq_onnx.runtime.sampling import Sampling
 
 _PROMPT: Final = "> "
+_SHOWN: Final = 400
+"""Characters of a message of a loaded conversation, from its end."""
 _HELP: Final = """\
 /save FILE    write the conversation and its cache
 /load FILE    go on with a conversation that was saved
@@ -35,21 +38,24 @@ Ctrl-C stops an answer; a second one leaves."""
 @click.option("--system", default="", metavar="TEXT", help="What the model is told first.")
 @click.option(
     "--max-new-tokens",
-    type=click.IntRange(min=1),
+    type=flags.Whole(1),
     default=512,
     show_default=True,
     help="Tokens of an answer at most.",
 )
 @click.option(
     "--context",
-    type=click.IntRange(min=1),
+    type=flags.Whole(1),
     help="Tokens in caches that are updated in place. By default caches grow.",
 )
 @flags.sampling
 @flags.tokenizer
 @flags.threads
 @flags.no_library
+@click.pass_context
 def chat(
+    ctx: click.Context,
+    /,
     *,
     model: Path,
     system: str,
@@ -60,11 +66,13 @@ def chat(
     library: bool,
     **draws: Any,
 ) -> None:
-    """Talk with an original or a converted MODEL that has a chat template.
+    """Chat with an original or a converted MODEL; the KV cache is kept between turns.
 
-    MODEL is a file, or a folder with one decoder. Each line of the input is a question; answers go
-    to stdout. /save, /load and /rewind keep conversations, /help lists them all. Ctrl-C stops an
-    answer, a second one leaves.
+    MODEL is a file or a folder with one decoder, and has a chat template. Each line of the input is
+    a question; answers go to stdout. /save, /load and /rewind keep conversations, /help lists all
+    commands. Ctrl-C stops an answer, a second one leaves.
+
+    Tokens are drawn as generation_config.json beside the model recommends; options come first.
 
     \b
     Example:
@@ -73,11 +81,17 @@ def chat(
       echo "What is ONNX?" | tq-onnx chat qwen3-int4/
     """
     from tq_onnx.api.running import load
+    from tq_onnx.files.configuration import recommended_sampling
     from tq_onnx.runtime.sampling import Sampling
 
-    sampling = Sampling(**draws)
+    typed = {
+        name: value
+        for name, value in draws.items()
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
     with terminal.progress("Opening the model"):
         lm = load(model, context=context, tokenizer=tokenizer, library=library, threads=threads)
+        sampling = Sampling(**{**draws, **recommended_sampling(lm.path), **typed})
         talk = Conversation(lm, lm.chat(system), max_new_tokens, sampling)
         _ = lm.tokenizer
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
@@ -152,7 +166,9 @@ class Conversation:
             count = sum(message["role"] == "user" for message in self._chat.messages)
             turns = f"{count} turn{'' if count == 1 else 's'}"
             done = "saved" if name == "save" else "loaded"
-            click.echo(f"{done}: {turns}, {len(self._chat.cache)} tokens", err=True)
+            click.echo(f"{done}: {turns}, {len(self._chat.cache):,} tokens", err=True)
+            if name == "load":
+                _show_end(self._chat)
         elif name in ("save", "load"):
             raise UsageError(f"/{name} needs the name of a file")
         else:
@@ -170,6 +186,15 @@ class Conversation:
             finally:
                 pieces.close()
         terminal.print_line()
+
+
+def _show_end(chat: Chat) -> None:
+    """Print the last question and the end of its answer on stderr."""
+    for message in chat.messages[-2:]:
+        text = " ".join(message["content"].split())
+        end = text if len(text) <= _SHOWN else f"...{text[-_SHOWN:]}"
+        mark = _PROMPT if message["role"] == "user" else ""
+        click.echo(terminal.printable(f"{mark}{end}"), err=True)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tq_onnx.cli import planned, terminal
 from tq_onnx.codec.presets import PRESETS
+from tq_onnx.measure.tables import byte_size, smaller
 from tq_onnx.targets.registry import target_of_plan
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ def print_model(report: ConversionReport, model: Path, output: Path) -> None:
     before, after = report.bytes_per_token_before, report.bytes_per_token_after
     rows = [
         *planned.rows(plan, report.equalisation),
-        ("cache per token", f"{before:,} -> {after:,} bytes, {report.ratio:.2f} times smaller"),
-        ("output", f"{output} ({files.bytes_written:,} bytes written)"),
+        ("cache per token", f"{before:,} -> {after:,} bytes: {_smaller(report)}"),
+        ("output", f"{output} ({byte_size(files.bytes_written)} written)"),
     ]
     how = {"keep": "shared with the original", "copy": "copied", "link": "hard-linked"}
     rows += [("needs", f"{file} ({how[files.external_data or 'keep']})") for file in files.data]
@@ -54,7 +55,7 @@ def print_folder(report: FolderReport, folder: Path, output: Path) -> None:
     first = report.decoders[0]
     rows = [
         *planned.rows(first.plan, first.equalisation),
-        ("output", f"{output} ({report.bytes_written:,} bytes written)"),
+        ("output", f"{output} ({byte_size(report.bytes_written)} written)"),
     ]
     for decoder in report.decoders:
         dialects = ", ".join(dict.fromkeys(layer.dialect for layer in decoder.plan.layers))
@@ -64,7 +65,7 @@ def print_folder(report: FolderReport, folder: Path, output: Path) -> None:
             (
                 "converted",
                 f"{name}: {len(decoder.plan.layers)} layers ({dialects}), {before:,} -> {after:,} "
-                f"cache bytes per token, {decoder.ratio:.2f} times smaller",
+                f"cache bytes per token, {_smaller(decoder)}",
             )
         )
         if decoder.files.moved is not None:
@@ -82,6 +83,11 @@ def print_folder(report: FolderReport, folder: Path, output: Path) -> None:
     terminal.print_facts(rows)
     for decoder in report.decoders:
         planned.warn(decoder.plan, decoder.equalisation)
+
+
+def _smaller(report: ConversionReport) -> str:
+    bits = planned.element_bits(report.plan.layers[0].dtype)
+    return smaller(report.bytes_per_token_before, report.bytes_per_token_after, bits)
 
 
 def _genai_rows(changes: GenaiChanges, preset: Preset) -> list[tuple[str, str]]:
@@ -102,7 +108,7 @@ def _genai_rows(changes: GenaiChanges, preset: Preset) -> list[tuple[str, str]]:
             (
                 "engine",
                 f"{engine.blocks:,} pages of {engine.block_size} tokens for {engine.batch} "
-                f"requests, {engine.bytes / 1e6:,.1f} MB of caches; --num-blocks and "
+                f"requests, {byte_size(engine.bytes)} of caches; --num-blocks and "
                 "--max-batch-size choose others",
             )
         )

@@ -9,7 +9,8 @@ import click
 
 from tq_onnx.api import fitting
 from tq_onnx.cli import flags, terminal
-from tq_onnx.measure.tables import TextTable
+from tq_onnx.codec.presets import COMMON_PRESETS, DEFAULT_PRESET
+from tq_onnx.measure.tables import TextTable, byte_size
 
 if TYPE_CHECKING:
     from tq_onnx.speed.fit import FitReport
@@ -25,19 +26,26 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--context",
-    type=click.IntRange(min=1),
+    type=flags.Whole(1),
     help="Show the memory that contexts of this many tokens need.",
 )
 @click.option(
     "--sequences",
-    type=click.IntRange(min=1),
+    type=flags.Whole(1),
     default=1,
     show_default=True,
     help="Texts whose caches are in memory at the same time.",
 )
+@flags.all_presets
 @flags.as_json
 def fit(
-    *, model: Path, memory: str | None, context: int | None, sequences: int, as_json: bool
+    *,
+    model: Path,
+    memory: str | None,
+    context: int | None,
+    sequences: int,
+    show_all: bool,
+    as_json: bool,
 ) -> None:
     """Show the largest context of MODEL that fits into memory, for each preset.
 
@@ -58,6 +66,7 @@ def fit(
     if as_json:
         terminal.print_json(found)
         return
+    terminal.print_line(_verdict(found))
     terminal.print_facts(_facts(found), title=str(found.model))
     columns = ("preset", ">context", "limited by", ">caches", ">process", ">bytes per token", "")
     rows = [
@@ -65,12 +74,13 @@ def fit(
             row.preset or "(now)",
             f"{row.context:,}" if not row.refusal else "",
             _LIMITS.get(row.limited_by, ""),
-            _size(row.cache_bytes) if not row.refusal else "",
-            _size(row.peak_bytes) if not row.refusal else "",
+            byte_size(row.cache_bytes) if not row.refusal else "",
+            byte_size(row.peak_bytes) if not row.refusal else "",
             f"{row.bytes_per_token:,}" if not row.refusal else "",
             row.refusal or _note(row.fits, row.growing),
         )
         for row in found.rows
+        if show_all or row.preset in (None, *COMMON_PRESETS)
     ]
     terminal.print_table(TextTable.of(columns, rows))
 
@@ -78,12 +88,27 @@ def fit(
 _LIMITS = {"memory": "memory", "model": "the model", "request": "--context"}
 
 
+def _verdict(found: FitReport) -> str:
+    """Return what the table says of the default preset and of the model as it is."""
+    now = found.rows[0]
+    best = next(
+        (row for row in found.rows if row.preset == DEFAULT_PRESET and not row.refusal), None
+    )
+    row, name = (now, "the model") if best is None else (best, DEFAULT_PRESET)
+    if row.limited_by != "request":
+        original = "" if best is None else f"; the original, {now.context:,}"
+        return f"{name} fits with contexts of up to {row.context:,} tokens{original}"
+    verdict = "fits" if row.fits else "does not fit"
+    original = "" if best is None else f"; the original needs {byte_size(now.peak_bytes)}"
+    return f"{name} {verdict}: {byte_size(row.peak_bytes)}{original}"
+
+
 def _facts(found: FitReport) -> list[tuple[str, object]]:
     source = "given" if found.given else "free"
     positions = "unknown" if found.positions is None else f"{found.positions:,} tokens"
     return [
-        ("memory", f"{_size(found.memory)} ({source})"),
-        ("weights", _size(found.weights)),
+        ("memory", f"{byte_size(found.memory)} ({source})"),
+        ("weights", byte_size(found.weights)),
         ("model takes", positions),
         ("sequences", found.sequences),
     ]
@@ -94,9 +119,3 @@ def _note(fits: bool, growing: bool) -> str:
     if growing:
         notes.append("caches grow: twice in a step")
     return ", ".join(notes)
-
-
-def _size(count: int) -> str:
-    if 0 < count < 1e5:
-        return f"{count:,} bytes"
-    return f"{count / 1e9:,.2f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"

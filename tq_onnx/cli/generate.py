@@ -53,14 +53,14 @@ class GenerateDocument:
 @click.option("--prompt", required=True, help="The text to continue; - reads stdin.")
 @click.option(
     "--max-new-tokens",
-    type=click.IntRange(min=1),
+    type=flags.Whole(1),
     default=64,
     show_default=True,
     help="Tokens to generate at most.",
 )
 @click.option(
     "--capacity",
-    type=click.IntRange(min=1),
+    type=flags.Whole(1),
     help="Tokens in caches that are updated in place. By default as many as needed if the model "
     "takes a fixed capacity; otherwise caches grow.",
 )

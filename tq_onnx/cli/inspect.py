@@ -12,9 +12,9 @@ import click
 
 from tq_onnx.api import converting
 from tq_onnx.cli import flags, planned, terminal
-from tq_onnx.codec.presets import PRESETS
+from tq_onnx.codec.presets import COMMON_PRESETS, PRESETS
 from tq_onnx.errors import UnsupportedModelError
-from tq_onnx.measure.tables import TextTable
+from tq_onnx.measure.tables import HALF_BITS, TextTable
 
 if TYPE_CHECKING:
     from tq_onnx.conversion.equalise import LayerEqualisation
@@ -29,9 +29,10 @@ _PAIRS: Final = 12
 
 @click.command()
 @click.argument("model", type=flags.FilePath())
+@flags.all_presets
 @flags.as_json
 @click.pass_context
-def inspect(ctx: click.Context, model: Path, as_json: bool) -> None:
+def inspect(ctx: click.Context, model: Path, show_all: bool, as_json: bool) -> None:
     """Show the layers that convert finds in MODEL, or the conversion of MODEL.
 
     For an original, show the attention layers and the cache bytes of one token, now and with each
@@ -57,22 +58,22 @@ def inspect(ctx: click.Context, model: Path, as_json: bool) -> None:
     if as_json:
         terminal.print_json(found)
     elif isinstance(found, FolderInspection):
-        _print_folder(model, found)
+        _print_folder(model, found, show_all=show_all)
     elif found.plan is not None:
         _print_converted(model, found)
     else:
-        _print_original(model, found)
+        _print_original(model, found, show_all=show_all)
     if not (found.convertible or found.is_converted):
         ctx.exit(UnsupportedModelError.exit_code)
 
 
-def _print_folder(folder: Path, found: FolderInspection) -> None:
+def _print_folder(folder: Path, found: FolderInspection, *, show_all: bool) -> None:
     for model in (*found.of_role("decoder"), *found.of_role("converted")):
         path = folder / model.name
         if model.report.plan is not None:
             _print_converted(path, model.report)
         else:
-            _print_original(path, model.report, following=False)
+            _print_original(path, model.report, show_all=show_all, following=False)
     if found.is_converted:
         return
     others = [model.name for model in found.of_role("other")]
@@ -137,51 +138,19 @@ def _heads(layer: LayerPlan) -> str:
     return f"{heads}, head size {layer.head_size}"
 
 
-def _print_original(model: Path, report: InspectionReport, *, following: bool = True) -> None:
+def _print_original(
+    model: Path, report: InspectionReport, *, show_all: bool, following: bool = True
+) -> None:
     terminal.print_line(f"{model}: opset {report.opset}")
     if report.layers:
-        noise = {entry.layer: entry for entry in report.equalisation if entry.noise_after}
-        columns = (">layer", "form", ">heads", ">KV heads", ">head size", "type", ">scale", "mask")
-        rows = [
-            (
-                found.layer,
-                found.dialect,
-                found.num_heads,
-                found.kv_num_heads,
-                found.head_size,
-                found.dtype.lower(),
-                f"{found.scale:.6g}",
-                found.mask,
-                *_noise(noise.get(found.layer)),
-            )
-            for found in report.layers
-        ]
-        more = (">noise", ">equalised", ">gain") if noise else ()
-        terminal.print_table(TextTable.of((*columns, *more), rows))
+        terminal.print_table(_layers(report))
     if report.states:
         names = ", ".join(report.states)
         terminal.print_line(f"states that are no caches and stay as they are: {names}")
     if report.equalisation:
         _explain(report.equalisation)
     if report.presets:
-        offers: list[tuple[object, ...]] = [
-            ("(now)", "", "", f"{report.bytes_per_token:,}", "1.00", "")
-        ]
-        for offer in report.presets:
-            preset = PRESETS[offer.preset]
-            codecs = ("", "") if preset.key.is_raw else (preset.key, preset.value)
-            if offer.bytes_per_token is None or offer.ratio is None:
-                cells = ("", "", offer.refusal)
-            else:
-                mark = "experimental" if preset.experimental else ""
-                mark = "needs --calibration" if offer.needs_calibration else mark
-                cells = (f"{offer.bytes_per_token:,}", f"{offer.ratio:.2f}", mark)
-            offers.append((offer.preset, *codecs, *cells))
-        terminal.print_table(
-            TextTable.of(
-                ("preset", "keys", "values", ">cache bytes per token", ">times smaller", ""), offers
-            )
-        )
+        terminal.print_table(_presets(report, show_all=show_all))
     if report.misses:
         terminal.print_line("It cannot be converted:")
         for miss in report.misses:
@@ -192,12 +161,62 @@ def _print_original(model: Path, report: InspectionReport, *, following: bool = 
         terminal.print_line(f"next: tq-onnx convert {shlex.quote(str(model))}")
 
 
-def _noise(entry: LayerEqualisation | None) -> tuple[str, ...]:
-    """Return the cells of a layer: noise of its scores as it is and equalised, and the gain."""
-    if entry is None:
+def _layers(report: InspectionReport) -> TextTable:
+    """Return one row for each kind of layers, with the noise of the worst one."""
+    noise = {entry.layer: entry for entry in report.equalisation if entry.noise_after}
+    kinds: dict[tuple[object, ...], list[int]] = {}
+    for layer in report.layers:
+        facts = (
+            layer.dialect,
+            layer.num_heads,
+            layer.kv_num_heads,
+            layer.head_size,
+            layer.dtype.lower(),
+            f"{layer.scale:.6g}",
+            layer.mask,
+        )
+        kinds.setdefault(facts, []).append(layer.layer)
+    rows = [
+        (planned.numbers(layers), *facts, *_noise([noise[one] for one in layers if one in noise]))
+        for facts, layers in kinds.items()
+    ]
+    columns = (">layers", "form", ">heads", ">KV heads", ">head size", "type", ">scale", "mask")
+    more = (">noise", ">equalised", ">gain") if noise else ()
+    brief = [name for name in (*columns, *more) if name not in ("type", ">scale", ">gain")]
+    return TextTable.of((*columns, *more), rows, brief=brief)
+
+
+def _presets(report: InspectionReport, *, show_all: bool) -> TextTable:
+    """Return one row for each preset, and one for the model as it is."""
+    before = report.bytes_per_token or 0
+    bits = planned.element_bits(report.layers[0].dtype)
+    half = before * HALF_BITS / bits
+    rows: list[tuple[object, ...]] = [
+        ("(now)", f"float{bits}", "", f"{before:,}", f"{half / before:.2f}", "")
+    ]
+    for offer in report.presets:
+        preset = PRESETS[offer.preset]
+        if not (show_all or preset.name in COMMON_PRESETS):
+            continue
+        codecs = ("", "") if preset.key.is_raw else (preset.key, preset.value)
+        if offer.bytes_per_token is None:
+            rows.append((offer.preset, *codecs, "", "", offer.refusal))
+            continue
+        mark = "experimental" if preset.experimental else ""
+        mark = "needs --calibration" if offer.needs_calibration else mark
+        size = offer.bytes_per_token
+        rows.append((offer.preset, *codecs, f"{size:,}", f"{half / size:.2f}", mark))
+    columns = ("preset", "keys", "values", ">bytes per token", ">times smaller than float16", "")
+    return TextTable.of(columns, rows)
+
+
+def _noise(entries: Sequence[LayerEqualisation]) -> tuple[str, ...]:
+    """Return the cells of the worst of some layers: noise of its scores, equalised, and gain."""
+    if not entries:
         return ()
-    after = f"{entry.noise_after:.4f}" + (" unsafe" if entry.unsafe else "")
-    return f"{entry.noise_before:.4f}", after, f"{entry.gain:.2f}"
+    worst = max(entries, key=lambda entry: entry.noise_after or 0.0)
+    after = f"{worst.noise_after:.4f}" + (" unsafe" if worst.unsafe else "")
+    return f"{worst.noise_before:.4f}", after, f"{worst.gain:.2f}"
 
 
 def _explain(equalisation: Sequence[LayerEqualisation]) -> None:
@@ -212,8 +231,8 @@ def _explain(equalisation: Sequence[LayerEqualisation]) -> None:
         )
         return
     terminal.print_line(
-        "noise: of a score, in nats, with 4-bit rotated keys; equalised: with scales in the norm "
-        "weights, as convert does; gain: how many times less variance that is"
+        "noise: of a score, in nats, with 4-bit rotated keys, in the worst layer; equalised: with "
+        "scales in the norm weights, as convert does; gain: how many times less variance that is"
     )
     if reason:
         terminal.print_line(

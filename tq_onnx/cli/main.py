@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any, Final
 
 import click
@@ -19,29 +20,43 @@ from tq_onnx.cli import terminal
 from tq_onnx.runtime.variables import VARIABLES
 from tq_onnx.version import __version__
 
-COMMANDS: Final[dict[str, str]] = {
-    "convert": "Convert an exported decoder to a TurboQuant KV cache.",
-    "adopt": "Give a converted folder the operator library of another platform.",
-    "inspect": "Show the layers that convert finds in a model, or its conversion.",
-    "presets": "List the presets: codecs, bytes of a token, source.",
-    "verify": "Compare a converted model with its original.",
-    "diff": "Show what a conversion changed in the graph.",
-    "view": "Show the graph of a model in Netron, at the first converted layer.",
-    "verify-on-npu": "Check everything on an Ascend NPU and write a report to send back.",
-    "report": "Measure the loss of quality of conversions.",
-    "bench": "Measure the speed of a model before and after its conversion.",
-    "calibrate": "Gather statistics of a model on a text, for convert --calibration.",
-    "fit": "Show the largest context that fits into memory, for each preset.",
-    "generate": "Generate text with an original or a converted model.",
-    "chat": "Talk with a model: turns, and one cache that is kept.",
-    "info": "Show versions, the operator library, CPU features and providers.",
-    "demo": "Convert the bundled model and run it before and after.",
+GROUPS: Final[dict[str, dict[str, str]]] = {
+    "Start": {
+        "demo": "Convert the bundled model and run it before and after.",
+        "inspect": "Show the attention layers of a model, or its conversion.",
+        "fit": "Show which context fits into memory, for each preset.",
+    },
+    "Convert": {
+        "convert": "Convert an exported decoder to a TurboQuant KV cache.",
+        "calibrate": "Gather statistics of a model for convert --calibration.",
+        "presets": "List the presets: codecs, bytes per token, source.",
+        "adopt": "Give a converted folder the library of another platform.",
+    },
+    "Check": {
+        "verify": "Compare a converted model with its original.",
+        "report": "Measure the loss of quality of conversions.",
+        "bench": "Measure the speed before and after a conversion.",
+        "diff": "Show what a conversion changed in the graph.",
+        "view": "Show the graph of a model in Netron.",
+    },
+    "Run": {
+        "generate": "Generate text with an original or a converted model.",
+        "chat": "Chat with a model; the KV cache is kept between turns.",
+    },
+    "Installation": {
+        "info": "Show versions, operator library, CPU and providers.",
+        "verify-on-npu": "Check everything on an Ascend NPU and write a report.",
+    },
 }
 """Commands in the order of the help; ``tq_onnx/cli/NAME.py`` holds a click command ``NAME``, with
 an underscore for every hyphen."""
 
 MODULES: Final = {"verify-on-npu": "tq_onnx.ascend.command"}
 """Modules of commands that a room above this one brings."""
+
+COMMANDS: Final[dict[str, str]] = {
+    name: summary for commands in GROUPS.values() for name, summary in commands.items()
+}
 
 
 class Commands(click.Group):
@@ -64,8 +79,26 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        width = max(map(len, COMMANDS))
+        for group, commands in GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl([(f"{name:{width}}", text) for name, text in commands.items()])
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Show the help, and end as for bad usage, where there are no arguments."""
+        if not args and not ctx.resilient_parsing:
+            click.echo(ctx.get_help(), err=True)
+            ctx.exit(2)
+        return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or name the ones that are spelled alike."""
+        close = get_close_matches(args[0], COMMANDS) if args[0] not in COMMANDS else []
+        if close:
+            ctx.fail(f"No such command {args[0]!r}, did you mean {' or '.join(close)}?")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; tell a reader that closed stdout early apart from other errors."""
@@ -95,9 +128,8 @@ class Commands(click.Group):
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Environment variables, with their meaning in README.md: "
-    + ", ".join(variable.name for variable in VARIABLES)
-    + ".",
+    epilog="`tq-onnx COMMAND --help` shows the options of a command. Environment variables, see "
+    f"docs/commands.md: {', '.join(variable.name for variable in VARIABLES)}.",
 )
 @click.version_option(__version__, "-V", "--version", prog_name="tq-onnx")
 def main() -> None:
@@ -105,9 +137,9 @@ def main() -> None:
 
     \b
     Example:
-      tq-onnx inspect model.onnx
       tq-onnx convert model.onnx
       tq-onnx verify model.onnx model.int4.onnx
+      tq-onnx generate model.int4.onnx --prompt "The whale"
     """
 
 

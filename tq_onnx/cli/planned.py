@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from tq_onnx.cli import terminal
+from tq_onnx.codec.elements import ELEMENT_BITS, ELEMENTS
 from tq_onnx.codec.kind import UNBIASED
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.targets.registry import target_of_plan
@@ -57,6 +58,11 @@ def _window(plan: Plan) -> str:
         f"{' and '.join(parts)} in float16, {plan.window_bytes:,} bytes of each sequence "
         f"({plan.overlay_rows} rows of each cache)"
     )
+
+
+def element_bits(dtype: str) -> int:
+    """Return the bits of an element type by its name in plans."""
+    return ELEMENT_BITS[ELEMENTS[dtype]]
 
 
 def warn(plan: Plan, equalisation: Sequence[LayerEqualisation]) -> None:
@@ -112,12 +118,16 @@ def _codecs(layer: LayerPlan) -> str:
 
 def _names(layers: Sequence[LayerPlan]) -> str:
     """Return names like ``layers 0-3, 7``."""
-    numbered = enumerate(layer.layer for layer in layers)
+    return f"layer{'s' if len(layers) > 1 else ''} {numbers([layer.layer for layer in layers])}"
+
+
+def numbers(layers: Sequence[int]) -> str:
+    """Return rising numbers like ``0-3, 7``."""
     runs = [
-        [layer for _, layer in run] for _, run in groupby(numbered, lambda pair: pair[1] - pair[0])
+        [layer for _, layer in run]
+        for _, run in groupby(enumerate(layers), lambda pair: pair[1] - pair[0])
     ]
-    names = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-    return f"layer{'s' if len(layers) > 1 else ''} {', '.join(names)}"
+    return ", ".join(f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def _noise(equalisation: Sequence[LayerEqualisation], layers: Sequence[LayerPlan]) -> str:

@@ -13,7 +13,7 @@ from tq_onnx.measure.tables import TextTable
 @click.command()
 @click.option(
     "--head-size",
-    type=click.IntRange(min=8, max=512),
+    type=flags.Whole(8, 512),
     default=128,
     show_default=True,
     help="Head size for the bytes.",
@@ -61,7 +61,8 @@ def presets(head_size: int, as_json: bool) -> None:
         ">smaller",
         "from",
     )
-    terminal.print_table(TextTable.of(columns, rows))
+    brief = ("preset", "keys", "values", ">bytes", ">at 8k", ">smaller")
+    terminal.print_table(TextTable.of(columns, rows, brief=brief))
     terminal.print_line(
         f"bytes: key and value of one token and KV head of size {head_size}; at 8k: the same with "
         "its share of the exact window, in a cache of 8,192 tokens; bits: of one value; smaller: "

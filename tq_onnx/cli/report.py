@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.option("--text", type=flags.FilePath(), help="UTF-8 text to read.")
 @click.option(
     "--tokens",
-    type=click.IntRange(min=16),
+    type=flags.Whole(16),
     default=6144,
     show_default=True,
     help="Tokens of the text to read.",
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @flags.windows
 @click.option(
     "--stride",
-    type=click.IntRange(min=1),
+    type=flags.Whole(1),
     help="Tokens by which overlapping windows advance. By default windows stand side by side, and "
     "every prediction inside them counts.",
 )
@@ -93,6 +93,8 @@ def _print(found: ComparisonReport, *, layers: bool) -> None:
     )
 
     terminal.print_table(report_table(found))
+    if terminal.width() is not None:
+        terminal.print_line("all columns: in a pipe, with --markdown FILE, or with --json")
     for table in (generation_table(found), outlier_table(found)):
         if table is not None:
             terminal.print_table(table)

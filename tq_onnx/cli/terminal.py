@@ -22,25 +22,27 @@ import json
 import logging
 import math
 import os
+import shutil
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from signal import SIGINT
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from tq_onnx.cli.layout import fact_lines, table_lines, text_lines
 from tq_onnx.cli.signals import TerminatedError, ending_by_signals
 from tq_onnx.errors import ModelFileError, TqOnnxError
 from tq_onnx.runtime.variables import DEBUG
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from tq_onnx.measure.tables import TextTable
     from tq_onnx.progress import OnProgress, Progress
@@ -54,9 +56,6 @@ EXIT_BROKEN_PIPE: Final = 141
 
 _QUIET: Final = "onnx_ir"
 """A package that warns of what a conversion refuses or mends."""
-
-PIPED_WIDTH: Final = 4000
-"""Columns of a table that goes to a file or a pipe: nobody wants it cut to 80."""
 
 
 class StdoutClosedError(Exception):
@@ -110,53 +109,30 @@ def print_progress(moment: Progress) -> None:
     click.echo(f"[{moment.done + 1}/{moment.total}] {printable(moment.doing)} ...", err=True)
 
 
+def width() -> int | None:
+    """Return the columns of the terminal that stdout is; None for a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
 def print_line(text: str = "") -> None:
-    """Print one line of the result on stdout."""
-    click.echo(printable(text))
+    """Print a line of the result on stdout; on a terminal it is wrapped between words."""
+    _print(text_lines(printable(text), width()))
 
 
 def print_facts(facts: Iterable[tuple[str, object]], title: str = "") -> None:
-    """Print names and values on stdout, one pair a line; never wrap a value."""
-    rows = [(name, str(value)) for name, value in facts]
-    width = max(len(name) for name, _ in rows)
-    lines = [f"  {name:{width}}  {value}" for name, value in rows]
-    for line in [title, *lines] if title else lines:
-        print_line(line)
+    """Print names and values on stdout, one pair a line, likewise."""
+    pairs = [(name, printable(str(value))) for name, value in facts]
+    _print([*([printable(title)] if title else []), *fact_lines(pairs, width())])
 
 
 def print_table(content: TextTable) -> None:
-    """Print a table on stdout; neither cut nor padded when stdout is a file or a pipe."""
-    from rich.console import Console
+    """Print a table on stdout, likewise; cells are plain text, whatever they hold."""
+    rows = tuple(tuple(map(printable, row)) for row in content.rows)
+    _print(table_lines(replace(content, title=printable(content.title), rows=rows), width()))
 
-    table = _drawn(content)
-    out = Console(highlight=False, markup=False, emoji=False)
-    if out.is_terminal:
-        out.print(table)
-        return
-    wide = Console(highlight=False, markup=False, emoji=False, width=PIPED_WIDTH)
-    with wide.capture() as captured:
-        wide.print(table)
-    lines = [line.rstrip() for line in captured.get().splitlines()]
+
+def _print(lines: Iterable[str]) -> None:
     click.echo("\n".join(lines))
-
-
-def _drawn(content: TextTable) -> Table:
-    """Make a rich table in the one style of the tool; cells are plain text, whatever they hold."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(
-        title=Text(printable(content.title)) if content.title else None,
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-    )
-    for name in content.columns:
-        justify: Literal["left", "right"] = "right" if name.startswith(">") else "left"
-        table.add_column(Text(name.lstrip(">")), justify=justify, overflow="fold")
-    for row in content.rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    return table
 
 
 def print_json(data: object) -> None:

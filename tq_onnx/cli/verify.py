@@ -36,21 +36,21 @@ class VerifyDocument:
 @click.option("--text", type=flags.FilePath(), help="UTF-8 text to read.")
 @click.option(
     "--tokens",
-    type=click.IntRange(min=16),
+    type=flags.Whole(16),
     default=2048,
     show_default=True,
     help="Tokens of the text to compare.",
 )
 @click.option(
     "--new-tokens",
-    type=click.IntRange(min=1),
+    type=flags.Whole(1),
     default=32,
     show_default=True,
     help="Greedy tokens to generate with each model.",
 )
 @click.option(
     "--context",
-    type=click.IntRange(min=16),
+    type=flags.Whole(16),
     default=512,
     show_default=True,
     help="Tokens per window of the perplexity.",

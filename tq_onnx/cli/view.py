@@ -17,7 +17,7 @@ from tq_onnx.cli import flags, terminal
 @click.argument("model", type=flags.FilePath())
 @click.option(
     "--port",
-    type=click.IntRange(min=0, max=65535),
+    type=flags.Whole(0, 65535),
     default=0,
     show_default="any that is free",
     help="Port of the page, on this machine only.",

@@ -13,7 +13,12 @@ from tq_onnx.codec.split import SPLIT_EIGHTH, SPLIT_HALF, SPLIT_QUARTER
 from tq_onnx.codec.unrotated import FP8, Q8_0, RAW, UNIFORM
 
 DEFAULT_PRESET: Final = "int4"
+COMMON_PRESETS: Final = ("int4", "int3", "int2.75", "int2.5", "int2", "k8v4")
+"""What tables of presets show unless all are asked for."""
+
 DEFAULT_SEED: Final = 42
+MAX_SEED: Final = 2**32 - 1
+"""The generator is seeded with 32 bits; torch drops the others."""
 
 QR: Final = "qr"
 HADAMARD: Final = "hadamard"

@@ -27,14 +27,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tq_onnx.codec.presets import DEFAULT_SEED, HADAMARD, QR, ROTATIONS
+from tq_onnx.codec.presets import DEFAULT_SEED, HADAMARD, MAX_SEED, QR, ROTATIONS
 from tq_onnx.codec.spec import Codec
 from tq_onnx.errors import UsageError
 
 _LAYER_STRIDE: Final = {QR: 1000, HADAMARD: 1337}
 _SKETCH_SEED: Final = 500
-_SEED_MASK: Final = 0xFFFF_FFFF
-"""The generator is seeded with 32 bits; torch drops the others too."""
 
 _BLOCK: Final = 16
 """Box-Muller turns 16 uniforms at a time into 16 normals."""
@@ -163,7 +161,7 @@ def _hadamard(size: int, seed: int) -> npt.NDArray[np.float32]:
 def _mt19937(count: int, seed: int) -> npt.NDArray[np.uint32]:
     """Return the raw 32-bit output of the Mersenne Twister after ``init_genrand(seed)``."""
     # RandomState, not Generator: its stream is frozen for good (NEP 19).
-    state = np.random.RandomState(seed & _SEED_MASK)
+    state = np.random.RandomState(seed & MAX_SEED)
     return state.randint(0, 2**32, size=count, dtype=np.uint32)
 
 

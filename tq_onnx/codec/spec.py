@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final
@@ -46,11 +46,32 @@ A new version takes it away."""
 
 _WINDOW: Final = "rows in front: D float16 as given, uint32 index + 1; t % recent behind the sinks"
 
-_ALL: Final = (*rotated.KINDS, *split.KINDS, *unrotated.KINDS)
 
-KINDS: Final[dict[str, CodecKind]] = {
-    kind.name: kind for kind in sorted(_ALL, key=lambda kind: kind.number)
-}
+def in_order(kinds: Iterable[CodecKind]) -> dict[str, CodecKind]:
+    """Return the records by name, in the order of their numbers.
+
+    Raises:
+        ValueError: a name or a number is taken twice, or numbers do not count up from 0.
+    """
+    named: dict[str, CodecKind] = {}
+    for place, kind in enumerate(sorted(kinds, key=lambda kind: kind.number)):
+        last = next(reversed(named), "")
+        if kind.name in named:
+            raise ValueError(f"there are two codec kinds {kind.name}; give one another name")
+        if place and kind.number == named[last].number:
+            raise ValueError(
+                f"the codec kinds {last} and {kind.name} have the same number {kind.number}; "
+                "give the new one the next number that is free"
+            )
+        if kind.number != place:
+            raise ValueError(
+                f"the codec kind {kind.name} has the number {kind.number}; the next is {place}"
+            )
+        named[kind.name] = kind
+    return named
+
+
+KINDS: Final[dict[str, CodecKind]] = in_order((*rotated.KINDS, *split.KINDS, *unrotated.KINDS))
 """The record of every codec kind by name, in the order of their numbers."""
 
 HEAD_SIZE_MULTIPLE: Final = 8
@@ -170,6 +191,7 @@ class Codec:
 
 
 CODECS: Final = tuple(Codec(kind.name, bits) for kind in KINDS.values() for bits in kind.bits)
+MAX_BITS: Final = max(codec.bits for codec in CODECS if not codec.is_raw)
 """Every codec that there is."""
 
 

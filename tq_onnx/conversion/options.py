@@ -124,13 +124,10 @@ def exact_tokens(preset: Preset, options: Options) -> tuple[int, int]:
     """Return how many of the newest and of the first tokens are to be exact.
 
     Raises:
-        UsageError: a number is negative, or they are more than a cache can have.
+        UsageError: they are more than a cache can have.
     """
     window = preset.window if options.window is None else options.window
     sinks = preset.sinks if options.sinks is None else options.sinks
-    for name, number in (("--window", window), ("--sinks", sinks)):
-        if number < 0:
-            raise UsageError(f"{name} {number} is fewer than no tokens")
     if window + sinks > MAX_ENTRIES:
         raise UsageError(
             f"--window {window} and --sinks {sinks} are more than the "
@@ -144,24 +141,28 @@ def asks_for_window(options: Options) -> bool:
     return bool(options.window or options.sinks)
 
 
-def without_presets_window(options: Options, preset: Preset, what: str) -> Options:
-    """Return the options with no other exact window than what is asked for.
+def without_presets_window(options: Options) -> Options:
+    """Return the options with no other exact window than what is asked for."""
+    return replace(options, window=options.window or 0, sinks=options.sinks or 0)
+
+
+def expect_window(preset: Preset, options: Options, what: str, *, instead: str) -> None:
+    """Refuse a preset that is of little use without a window where none is asked for.
 
     Args:
+        preset: the preset.
         options: what was asked for.
-        preset: what the window is of.
-        what: what has no window, in the plural.
+        what: why there is no window, a clause.
+        instead: what to do, besides converting without a window.
 
     Raises:
-        UsageError: the preset is of little use without its window, and none is not asked for.
+        UsageError: it is such a preset, and the options do not say to do without.
     """
     if preset.is_split and options.window is None:
         raise UsageError(
-            f"the preset {preset.name} needs an exact window, and {what} have none: without one it "
-            "costs 10 % of perplexity",
-            fix="use --preset int3, or give --window 0 to do without",
+            f"the preset {preset.name} needs an exact window, and {what}",
+            fix=f"{instead}, or convert with --window 0, which costs 10 % of perplexity",
         )
-    return replace(options, window=options.window or 0, sinks=options.sinks or 0)
 
 
 def compressed_layers(options: Options, count: int) -> frozenset[int]:
@@ -171,8 +172,6 @@ def compressed_layers(options: Options, count: int) -> frozenset[int]:
         UsageError: the choice cannot be read, names layers that are not there, or leaves none.
     """
     edge = options.boundary_layers
-    if edge < 0:
-        raise UsageError(f"boundary_layers must be at least 0, got {edge}")
     if edge and 2 * edge >= count:
         raise UsageError(
             f"{edge} boundary layers at each end leave nothing to compress in a model of {count} "
@@ -202,7 +201,7 @@ def _parse(text: str) -> frozenset[int]:
     """Return the layers of ``4-12`` or ``0,2-5``."""
     named: set[int] = set()
     for part in text.split(","):
-        found = re.fullmatch(r"\s*(\d{1,5})(?:\s*-\s*(\d{1,5}))?\s*", part)
+        found = re.fullmatch(r"\s*([0-9]{1,5})(?:\s*-\s*([0-9]{1,5}))?\s*", part)
         first, last = (0, -1) if found is None else (int(found[1]), int(found[2] or found[1]))
         if first > last:
             raise UsageError(

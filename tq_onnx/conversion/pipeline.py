@@ -24,7 +24,12 @@ from tq_onnx.conversion.check import check, check_merged
 from tq_onnx.conversion.equalise import LayerEqualisation
 from tq_onnx.conversion.merging import expect_continued, merge
 from tq_onnx.conversion.naming import name_sizes
-from tq_onnx.conversion.options import Options, preset_of, without_presets_window
+from tq_onnx.conversion.options import (
+    Options,
+    expect_window,
+    preset_of,
+    without_presets_window,
+)
 from tq_onnx.conversion.original import Original, blaming, recognise_original
 from tq_onnx.conversion.planning import DEFAULT_OPTIONS, make_plan
 from tq_onnx.conversion.reports import ConversionReport
@@ -227,9 +232,9 @@ def _prepare(
     _tell(on_progress, _PLAN)
     if not target.searches:
         options = replace(options, gains=False)
+    asked = options
     if not target.has_windows:
-        options = without_presets_window(options, chosen, f"models for --target {target.name}")
-    expect_classes(chosen, options, calibration)
+        options = without_presets_window(options)
     has_covariance = calibration is not None and calibration.has_covariance
     if options.feedback and not has_covariance:
         raise UsageError(
@@ -244,6 +249,10 @@ def _prepare(
                 recognition, chosen, options, window, feeds_back=feeds_back, beside=beside
             )
         target.refuse(plan)
+        if not target.has_windows:
+            reason = f"models for --target {target.name} have none"
+            expect_window(chosen, asked, reason, instead="use --preset int3")
+        expect_classes(chosen, options, calibration)
         if calibration is not None:
             calibration.check_matches(plan.layers)
             calibration.check_center_from(options.center_from)

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from tq_onnx.plan import Plan
 
 
+MOST: Final = 2**31 - 1
+"""Of an option of a target: more tokens, pages or requests than any model has."""
+
 STEP_FILE: Final = "decode.onnx"
 PROMPT_FILE: Final = "prompt.onnx"
 """Names of two graphs of fixed sizes in one folder, which continue each other's caches."""
@@ -65,11 +68,12 @@ class TargetOption:
         where = f"target {target}"
         if self.words and value not in self.words:
             known = " or ".join(self.words)
-            raise UsageError(f"{self.name} is {value!r}, and has to be {known}", where=where)
+            raise UsageError(f"{self.name} must be {known}, got {value!r}", where=where)
         is_number = isinstance(value, int) and not isinstance(value, bool)
-        if not self.words and not (is_number and value >= self.least):  # type: ignore[operator]
+        if not self.words and not (is_number and self.least <= value <= MOST):  # type: ignore[operator]
             raise UsageError(
-                f"{self.name} is {value!r}, and has to be at least {self.least}", where=where
+                f"{self.name} must be a number from {self.least} to {MOST}, got {value!r}",
+                where=where,
             )
 
     @property

@@ -10,6 +10,8 @@ from tq_onnx.files.regular import read_text
 
 CONFIGURATION: Final = "config.json"
 GENAI_CONFIGURATION: Final = "genai_config.json"
+GENERATION_CONFIGURATION: Final = "generation_config.json"
+_SAMPLING: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _POSITIONS: Final = "max_position_embeddings"
 
 
@@ -39,3 +41,19 @@ def configured_positions(model: Path) -> int | None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return told if isinstance(told, int) and told > 0 else None
+
+
+def recommended_sampling(model: Path) -> dict[str, int | float]:
+    """Return the sampling that ``generation_config.json`` beside a model file recommends.
+
+    Returns:
+        Values by the names of the fields of ``Sampling``; empty if there is no such file, or if it
+        does not say ``do_sample``.
+    """
+    try:
+        told = json.loads((model.parent / GENERATION_CONFIGURATION).read_text("utf-8"))
+        if told.get("do_sample") is not True:
+            return {}
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return {}
+    return {name: told[name] for name in _SAMPLING if type(told.get(name)) in (int, float)}

@@ -62,20 +62,14 @@ class ChatTemplate:
         where: the file that it is from, for errors.
 
     Raises:
-        ModelFileError: it is no template, or jinja2 is not installed.
+        ModelFileError: it is no template.
     """
 
     def __init__(self, source: str, names: Mapping[str, str], where: str) -> None:
         """Compile the template; see the class for arguments and errors."""
-        try:
-            import jinja2
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
-        except ImportError as error:
-            raise ModelFileError(
-                "a chat template needs jinja2",
-                where=where,
-                fix="install it: pip install 'tq-onnx[text]'",
-            ) from error
+        import jinja2
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
         self._names = dict(names)
         self._where = where
         environment = ImmutableSandboxedEnvironment(

@@ -127,7 +127,7 @@ def stop_strings(stop: str | Iterable[str]) -> tuple[str, ...]:
         UsageError: they are no texts, or one is empty.
     """
     if not isinstance(stop, Iterable):
-        raise UsageError(f"stop is of type {type(stop).__name__}, and has to be a list of texts")
+        raise UsageError(f"stop must be a list of texts, got type {type(stop).__name__}")
     strings = (stop,) if isinstance(stop, str) else tuple(stop)
     for place, each in enumerate(strings):
         if not arguments.text(each, f"stop[{place}]"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 
@@ -32,7 +33,24 @@ def write_or_check(
     options = parser.parse_args(arguments)
     path: Path = options.path
     text = render()
-    if options.check:
-        return 0 if path.is_file() and path.read_text(encoding="utf-8") == text else 1
-    path.write_text(text, encoding="utf-8", newline="\n")
-    return 0
+    if not options.check:
+        path.write_text(text, encoding="utf-8", newline="\n")
+        return 0
+    difference = _difference(path, text)
+    if difference:
+        print(f"{path}: {difference}; run python -m {module} {path}")
+    return 1 if difference else 0
+
+
+def _difference(path: Path, text: str) -> str:
+    """Return where a file differs from a text; empty for nowhere."""
+    if not path.is_file():
+        return "there is no such file"
+    pairs = zip_longest(path.read_text(encoding="utf-8").split("\n"), text.split("\n"))
+    for number, (line, expected) in enumerate(pairs, 1):
+        if line != expected:
+            shown = [
+                "the end of the file" if one is None else repr(one) for one in (line, expected)
+            ]
+            return f"line {number} is {shown[0]}, and should be {shown[1]}"
+    return ""

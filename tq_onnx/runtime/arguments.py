@@ -39,11 +39,11 @@ def count(value: object, name: str, *, least: int = 0, most: int | None = None) 
     """
     number = _integer(value)
     if number is None:
-        raise UsageError(f"{name} is {_shown(value)}, and has to be a whole number")
+        raise UsageError(f"{name} must be a whole number, got {_shown(value)}")
     if number < least:
-        raise UsageError(f"{name} is {_shown(number)}, and has to be at least {least}")
+        raise UsageError(f"{name} must be at least {least}, got {_shown(number)}")
     if most is not None and number > most:
-        raise UsageError(f"{name} is {_shown(number)}, and has to be at most {most}")
+        raise UsageError(f"{name} must be at most {most}, got {_shown(number)}")
     return number
 
 
@@ -78,19 +78,19 @@ def real(
     """
     is_flag = isinstance(value, (bool, np.bool_))
     if is_flag or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise UsageError(f"{name} is {_shown(value)}, and has to be a number")
+        raise UsageError(f"{name} must be a number, got {_shown(value)}")
     try:
         number = float(value)
     except OverflowError:
         number = float("inf")
     if not (number == 0 or _SMALLEST <= abs(number) <= _LARGEST):
-        raise UsageError(f"{name} is {_shown(value)}, and has to be a number that float32 holds")
+        raise UsageError(f"{name} must be a number that float32 holds, got {_shown(value)}")
     if least is not None and number < least:
-        raise UsageError(f"{name} is {number}, and has to be at least {least}")
+        raise UsageError(f"{name} must be at least {least}, got {number}")
     if above is not None and number <= above:
-        raise UsageError(f"{name} is {number}, and has to be above {above}")
+        raise UsageError(f"{name} must be above {above}, got {number}")
     if most is not None and number > most:
-        raise UsageError(f"{name} is {number}, and has to be at most {most}")
+        raise UsageError(f"{name} must be at most {most}, got {number}")
     return number
 
 
@@ -108,7 +108,7 @@ def token_ids(prompt: object, vocabulary: int | None, name: str = "prompt") -> l
     if isinstance(prompt, (str, bytes, bytearray, Mapping, Set)) or not isinstance(
         prompt, Iterable
     ):
-        raise UsageError(f"{name} is {_shown(prompt)}, and has to be a list of token ids")
+        raise UsageError(f"{name} must be a list of token ids, got {_shown(prompt)}")
     values = prompt.tolist() if isinstance(prompt, np.ndarray) and prompt.ndim else list(prompt)
     if not values:
         raise UsageError(f"the {name} is empty", fix="give at least one token")
@@ -120,7 +120,7 @@ def token_ids(prompt: object, vocabulary: int | None, name: str = "prompt") -> l
     for place, value in enumerate(values):
         number = _integer(value)
         if number is None:
-            raise UsageError(f"{name}[{place}] is {_shown(value)}, and has to be a token id")
+            raise UsageError(f"{name}[{place}] must be a token id, got {_shown(value)}")
         if number < 0 or (last is not None and number > last):
             known = "from 0 on" if last is None else f"0 to {last}"
             raise UsageError(
@@ -138,7 +138,7 @@ def text(value: object, name: str) -> str:
         UsageError: it is no such text.
     """
     if not isinstance(value, str):
-        raise UsageError(f"{name} is {_shown(value)}, and has to be a text")
+        raise UsageError(f"{name} must be a text, got {_shown(value)}")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -153,7 +153,7 @@ def instance(value: object, kind: type[_T], name: str) -> _T:
         UsageError: it is of another.
     """
     if not isinstance(value, kind):
-        raise UsageError(f"{name} is {_shown(value)}, and has to be a {kind.__name__}")
+        raise UsageError(f"{name} must be a {kind.__name__}, got {_shown(value)}")
     return value
 
 
@@ -168,7 +168,7 @@ def path(value: object, name: str) -> Path:
     except TypeError:
         given = None
     if not isinstance(given, str):
-        raise UsageError(f"{name} is {_shown(value)}, and has to be a path")
+        raise UsageError(f"{name} must be a path, got {_shown(value)}")
     if not given or "\0" in given:
         reason = "is empty" if not given else "has a zero byte"
         raise UsageError(f"{name} {reason}", fix="name a file, or . for the current folder")
@@ -182,7 +182,7 @@ def function(value: object, name: str) -> Callable[..., Any]:
         UsageError: it cannot.
     """
     if not callable(value):
-        raise UsageError(f"{name} is {_shown(value)}, and has to be a function")
+        raise UsageError(f"{name} must be a function, got {_shown(value)}")
     return value
 
 
@@ -206,4 +206,4 @@ def _shown(value: object) -> str:
         return str(value)
     if isinstance(value, str) and len(value) <= _MOST_SHOWN:
         return ascii(value)
-    return f"of type {type(value).__name__}"
+    return f"type {type(value).__name__}"

@@ -51,7 +51,7 @@ def ids_of(tokens: npt.ArrayLike) -> Tokens:
         raise UsageError(f"tokens are of type {array.dtype}, and have to be token ids")
     ids = np.ascontiguousarray(array, np.int64)
     if ids.min(initial=0) < 0:
-        raise UsageError(f"a token is {ids.min()}, and has to be a token id")
+        raise UsageError(f"a token id must be at least 0, got {ids.min()}")
     return ids
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tq_onnx.measure.tables import TextTable
+from tq_onnx.measure.tables import TextTable, byte_size
 
 if TYPE_CHECKING:
     from tq_onnx.speed.bench import SpeedReport, SpeedRow
@@ -58,7 +58,7 @@ def _cells(row: SpeedRow, columns: int) -> tuple[str, ...]:
         for side in sides
     ]
     times = "" if row.first_token_speedup is None else f"{row.first_token_speedup:.2f} x"
-    cache = [_size(side.cache_bytes) for side in sides]
+    cache = [byte_size(side.cache_bytes) for side in sides]
     cells = (
         *(f"{row.context:,}", *speed, f"{row.speedup:.2f} x"),
         *(*first, times),
@@ -71,8 +71,3 @@ def _number(value: float) -> str:
     """Write a number with three significant digits, or more before the point."""
     digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
     return f"{value:,.{digits}f}"
-
-
-def _size(count: int) -> str:
-    power, unit = (30, "GiB") if count >= 2**30 else (20, "MiB") if count >= 2**20 else (10, "KiB")
-    return f"{_number(count / 2**power)} {unit}"

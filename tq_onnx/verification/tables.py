@@ -30,11 +30,11 @@ def verify_tables(report: VerifyReport | PagedReport | GraphReport) -> tuple[Tex
 def _pages(report: PagedReport) -> TextTable:
     rows: list[tuple[str, object]] = [
         ("logits", f"relative distance {report.logit_distance:.4f} from the original"),
-        ("cache bytes per token", report.cache_bytes_per_token),
+        ("cache bytes per token", f"{report.cache_bytes_per_token:,}"),
     ]
     if report.kernel_distance is not None:
         rows.append(("logits, kernels against bodies", f"{report.kernel_distance:.1e} relative"))
-    title = f"Packed requests of {report.tokens} tokens ({report.source})"
+    title = f"Packed requests of {report.tokens:,} tokens ({report.source})"
     return TextTable.of(("figure", "value"), rows, title)
 
 
@@ -68,12 +68,12 @@ def _quality(report: VerifyReport) -> TextTable:
         *_predictions(report),
         (
             "cache bytes per token",
-            f"{memory.original_bytes_per_token} -> {memory.converted_bytes_per_token}",
+            f"{memory.original_bytes_per_token:,} -> {memory.converted_bytes_per_token:,}",
         ),
         (
-            f"cache bytes at {memory.tokens} tokens",
-            f"{memory.original_bytes} -> {memory.converted_bytes} "
-            f"({memory.ratio:.2f} times smaller)",
+            f"cache bytes at {memory.tokens:,} tokens",
+            f"{memory.original_bytes:,} -> {memory.converted_bytes:,} "
+            f"({memory.ratio:.2f} times smaller than the original's)",
         ),
     ]
     if report.logits_kernel_body is not None:
@@ -83,7 +83,7 @@ def _quality(report: VerifyReport) -> TextTable:
 
 
 def _table(report: VerifyReport | GraphReport, rows: list[tuple[str, object]]) -> TextTable:
-    title = f"Quality on {report.tokens} tokens ({report.source})"
+    title = f"Quality on {report.tokens:,} tokens ({report.source})"
     return TextTable.of(("figure", "value"), rows, title)
 
 

@@ -32,7 +32,7 @@ def _refuse(plan: Plan) -> None:
                 raise UsageError(
                     f"the target web has no graph for caches of {codec}; it has {known}",
                     where=f"layer {layer.layer}",
-                    fix=f"give another preset, such as int4 or int2, or {_WITHOUT}",
+                    fix=f"give a preset such as int4 or int2 for all layers, or {_WITHOUT}",
                 )
     if plan.has_window:
         raise UsageError(
