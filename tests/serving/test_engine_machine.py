@@ -121,19 +121,21 @@ class Machine(RuleBasedStateMachine):
 
     Attributes:
         folder: that is served.
+        engine: that serves it, until a machine closes it: opening takes as long as many answers.
         alone: the longest answer to each prompt.
         steps: of all machines.
         megabytes: of memory that the process had after each machine.
     """
 
     folder: ClassVar[Path]
+    engine: ClassVar[Engine]
     alone: ClassVar[list[list[int]]]
     steps: ClassVar[int] = 0
     megabytes: ClassVar[list[int]] = []
 
     def __init__(self) -> None:
         super().__init__()
-        self.engine = Engine(self.folder, threads=1, max_length=320)
+        self.was_closed = False
         self.answers: list[Answer] = []
         self.streams: list[tuple[Stream, list[int], int]] = []
         self.ended: list[Answer] = []
@@ -284,6 +286,7 @@ class Machine(RuleBasedStateMachine):
         elif how == "thread":
             in_threads([stream.close] * 2)
 
+    @precondition(lambda self: not self.was_closed)
     @rule(by=st.sampled_from(["one", "threads", "consumer"]), number=numbers)
     def close_and_reopen(self, by: str, number: int) -> None:
         if by == "consumer":
@@ -303,7 +306,9 @@ class Machine(RuleBasedStateMachine):
                 next(stream)
         self.streams.clear()
         self.check_ends()
-        self.engine = Engine(self.folder, threads=1, max_length=320)
+        assert not self.engine._thread._thread.is_alive()
+        self.was_closed = True
+        Machine.engine = opened()
 
     @rule()
     def wait(self) -> None:
@@ -326,11 +331,12 @@ class Machine(RuleBasedStateMachine):
         (piece,) = self.engine.stream(PROMPTS[0], max_new_tokens=0)
         assert piece.finish_reason == LENGTH
         assert thread._free == self.engine.batching.num_blocks
-        self.engine.close()
-        assert not thread._thread.is_alive()
-        self.ended.clear()
         if STEPS:
             self.megabytes.append(resident())
+
+
+def opened() -> Engine:
+    return Engine(Machine.folder, threads=1, max_length=320)
 
 
 def in_threads(functions: list[Callable[[], object]]) -> None:
@@ -372,11 +378,11 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("quiet")
 def test_an_engine_keeps_its_promises(exact_folders: dict[str, Path], kind: str) -> None:
     Machine.folder, Machine.steps, Machine.megabytes = exact_folders[kind], 0, []
-    with Engine(Machine.folder, threads=1, max_length=320) as engine:
-        consumers = [Consumer() for _ in PROMPTS]
-        for prompt, consumer in zip(PROMPTS, consumers, strict=True):
-            engine.submit(prompt, consumer, max_new_tokens=NEW, sampling=GREEDY)
-            consumer.last()
+    Machine.engine = opened()
+    consumers = [Consumer() for _ in PROMPTS]
+    for prompt, consumer in zip(PROMPTS, consumers, strict=True):
+        Machine.engine.submit(prompt, consumer, max_new_tokens=NEW, sampling=GREEDY)
+        consumer.last()
     Machine.alone = [consumer.tokens for consumer in consumers]
     options = settings(
         max_examples=max(STEPS // EXAMPLE, 3),
@@ -386,6 +392,9 @@ def test_an_engine_keeps_its_promises(exact_folders: dict[str, Path], kind: str)
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    run_state_machine_as_test(Machine, settings=options)
+    try:
+        run_state_machine_as_test(Machine, settings=options)
+    finally:
+        Machine.engine.close()
     tenths = Machine.megabytes[:: len(Machine.megabytes) // 10 or 1]
     print(f"{kind}: {Machine.steps} steps, megabytes {tenths}")
