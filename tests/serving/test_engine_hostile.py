@@ -138,9 +138,9 @@ def test_choices_are_refused(name: str, value: Any) -> None:
     ],
 )
 def test_prompts_of_other_kinds(engine: Engine, answer: list[int], prompt: Any) -> None:
-    for given in (prompt, prompt if isinstance(prompt, str) else iter(prompt)):
+    for form in (prompt, prompt if isinstance(prompt, str) else iter(prompt)):
         consumer = Consumer()
-        engine.submit(given, consumer, max_new_tokens=np.int16(8), sampling=GREEDY)
+        engine.submit(form, consumer, max_new_tokens=np.int16(8), sampling=GREEDY)
         assert consumer.last().finish == LENGTH
         assert consumer.tokens == answer
 
@@ -382,6 +382,40 @@ def test_closing_while_others_submit(exact_folders: dict[str, Path]) -> None:
         last = consumer.last()
         assert last.finish == LENGTH or "was closed" in str(last.error)
     assert not any(consumer.steps for consumer in refused)
+
+
+@pytest.mark.parametrize("ends_first", [True, False])
+def test_closing_between_the_check_and_the_order(
+    exact_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, ends_first: bool
+) -> None:
+    """An order that comes behind the last one is told of the end by one of two, and only once."""
+    opened = Engine(exact_folders["paged"], threads=1)
+    thread = opened._thread
+    goes_on = threading.Event()
+    opened.submit(PROMPT, Consumer(lambda _: goes_on.wait(SECONDS)), max_new_tokens=1)
+    if ends_first:
+        goes_on.set()
+
+    def close_before_the_order(*arguments: Any) -> Any:
+        job = original(*arguments)
+        closing.extend(in_threads(1, opened.close))
+        while thread.broken is None or (ends_first and thread._thread.is_alive()):
+            threading.Event().wait(0.001)
+        return job
+
+    original, closing = thread._job, list[threading.Thread]()
+    monkeypatch.setattr(thread, "_job", close_before_the_order)
+    consumer = Consumer()
+    if ends_first:
+        with pytest.raises(EngineError, match="was closed"):
+            opened.submit(PROMPT, consumer)
+        assert not consumer.steps
+    else:
+        opened.submit(PROMPT, consumer)
+        goes_on.set()
+        assert "was closed" in str(consumer.last().error)
+    closing[0].join(SECONDS)
+    assert not closing[0].is_alive()
 
 
 def in_threads(count: int, function: Callable[[], object]) -> list[threading.Thread]:

@@ -78,12 +78,12 @@ class Careless(Choice):
 
 
 @dataclass(eq=False)
-class Asked:
+class Answer:
     """What a caller knows of its answer.
 
     Attributes:
         consumer: takes its steps.
-        engine: that was asked.
+        engine: that computes it.
         whole: the answer if nobody ends it early.
         stopped: how it may end early, by what was done so far: the finish, or a part of the error.
         job: for ``cancel``.
@@ -121,48 +121,50 @@ class Machine(RuleBasedStateMachine):
 
     Attributes:
         folder: that is served.
+        engine: that serves it, until a machine closes it: opening takes as long as many answers.
         alone: the longest answer to each prompt.
         steps: of all machines.
         megabytes: of memory that the process had after each machine.
     """
 
     folder: ClassVar[Path]
+    engine: ClassVar[Engine]
     alone: ClassVar[list[list[int]]]
     steps: ClassVar[int] = 0
     megabytes: ClassVar[list[int]] = []
 
     def __init__(self) -> None:
         super().__init__()
-        self.engine = Engine(self.folder, threads=1, max_length=320)
-        self.asked: list[Asked] = []
+        self.was_closed = False
+        self.answers: list[Answer] = []
         self.streams: list[tuple[Stream, list[int], int]] = []
-        self.ended: list[Asked] = []
+        self.ended: list[Answer] = []
 
     @invariant()
     def answers_are_beginnings_of_the_right_ones(self) -> None:
         Machine.steps += 1
-        for asked in self.asked:
-            asked.check()
+        for answer in self.answers:
+            answer.check()
 
     def ask(
         self,
         number: int,
         new: int,
-        act: Callable[[Asked, Step], object] = lambda _asked, _step: None,
+        act: Callable[[Answer, Step], object] = lambda _answer, _step: None,
         sampling: Sampling | Choice = GREEDY,
-    ) -> Asked:
+    ) -> Answer:
         """Ask for an answer that is known, of a consumer that does something with each step."""
-        consumer = Consumer(lambda step: act(asked, step))
-        asked = Asked(consumer, self.engine, self.alone[number][:new], set())
+        consumer = Consumer(lambda step: act(answer, step))
+        answer = Answer(consumer, self.engine, self.alone[number][:new], set())
         try:
-            asked.job = self.engine.submit(
+            answer.job = self.engine.submit(
                 PROMPTS[number], consumer, max_new_tokens=new, sampling=sampling
             )
         except EngineError:
             assert not consumer.steps
             raise
-        self.asked.append(asked)
-        return asked
+        self.answers.append(answer)
+        return answer
 
     numbers = st.integers(0, len(PROMPTS) - 1)
     lengths = st.integers(0, NEW)
@@ -184,26 +186,26 @@ class Machine(RuleBasedStateMachine):
     def submit_with_a_consumer_that_raises(
         self, number: int, place: int, kind: type[BaseException], always: bool
     ) -> None:
-        def act(asked: Asked, _: Step) -> None:
-            if always or len(asked.consumer.steps) == place:
-                asked.stopped.add(f"deliver raised {kind.__name__}")
+        def act(answer: Answer, _: Step) -> None:
+            if always or len(answer.consumer.steps) == place:
+                answer.stopped.add(f"deliver raised {kind.__name__}")
                 raise kind
 
         self.ask(number, NEW, act)
 
     @rule(number=numbers, place=st.integers(1, NEW))
     def submit_with_a_consumer_that_cancels_itself(self, number: int, place: int) -> None:
-        def act(asked: Asked, step: Step) -> None:
-            if len(asked.consumer.steps) == place and asked.job is not None:
-                asked.stopped.add(CANCELLED)
-                asked.engine.cancel(asked.job)
+        def act(answer: Answer, step: Step) -> None:
+            if len(answer.consumer.steps) == place and answer.job is not None:
+                answer.stopped.add(CANCELLED)
+                answer.engine.cancel(answer.job)
 
         self.ask(number, NEW, act)
 
     @rule(number=numbers, place=st.integers(1, NEW), new=lengths)
     def submit_with_a_consumer_that_submits(self, number: int, place: int, new: int) -> None:
-        def act(asked: Asked, step: Step) -> None:
-            if len(asked.consumer.steps) == place:
+        def act(answer: Answer, step: Step) -> None:
+            if len(answer.consumer.steps) == place:
                 with suppress(EngineError):  # closed meanwhile
                     self.ask(number, new)
 
@@ -211,8 +213,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule(number=numbers)
     def submit_what_cannot_be_handed_over(self, number: int) -> None:
-        asked = self.ask(number, NEW, sampling=Careless(temperature=0.5))
-        asked.stopped.add("set_top_k")
+        answer = self.ask(number, NEW, sampling=Careless(temperature=0.5))
+        answer.stopped.add("set_top_k")
 
     @rule(bad=st.sampled_from(BAD), streamed=st.booleans())
     def submit_bad_arguments(self, bad: tuple[Any, dict[str, Any]], streamed: bool) -> None:
@@ -225,12 +227,12 @@ class Machine(RuleBasedStateMachine):
                 self.engine.submit(prompt, **{"deliver": consumer, **options})
         assert not consumer.steps
 
-    @precondition(lambda self: self.asked)
+    @precondition(lambda self: self.answers)
     @rule(place=st.integers(0, 10**6), times=st.integers(1, 3), apart=st.booleans())
     def cancel(self, place: int, times: int, apart: bool) -> None:
-        asked = self.asked[place % len(self.asked)]
-        asked.stopped.add(CANCELLED)
-        job = asked.job
+        answer = self.answers[place % len(self.answers)]
+        answer.stopped.add(CANCELLED)
+        job = answer.job
         assert job is not None
         cancels: list[Callable[[], object]] = [lambda: self.engine.cancel(job)] * times
         if apart:
@@ -242,13 +244,13 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.ended)
     @rule(place=st.integers(0, 10**6))
     def cancel_what_has_ended(self, place: int) -> None:
-        asked = self.ended[place % len(self.ended)]
-        assert asked.job is not None
-        if asked.engine is self.engine:
-            self.engine.cancel(asked.job)
+        answer = self.ended[place % len(self.ended)]
+        assert answer.job is not None
+        if answer.engine is self.engine:
+            self.engine.cancel(answer.job)
             return
         with pytest.raises(UsageError, match="none of this Engine"):
-            self.engine.cancel(asked.job)
+            self.engine.cancel(answer.job)
 
     @rule(number=numbers, new=lengths)
     def stream(self, number: int, new: int) -> None:
@@ -284,10 +286,11 @@ class Machine(RuleBasedStateMachine):
         elif how == "thread":
             in_threads([stream.close] * 2)
 
+    @precondition(lambda self: not self.was_closed)
     @rule(by=st.sampled_from(["one", "threads", "consumer"]), number=numbers)
     def close_and_reopen(self, by: str, number: int) -> None:
         if by == "consumer":
-            self.ask(number, NEW, lambda asked, _: asked.engine.close()).consumer.last()
+            self.ask(number, NEW, lambda answer, _: answer.engine.close()).consumer.last()
         elif by == "threads":
 
             def ask() -> None:
@@ -303,7 +306,9 @@ class Machine(RuleBasedStateMachine):
                 next(stream)
         self.streams.clear()
         self.check_ends()
-        self.engine = Engine(self.folder, threads=1, max_length=320)
+        assert not self.engine._thread._thread.is_alive()
+        self.was_closed = True
+        Machine.engine = opened()
 
     @rule()
     def wait(self) -> None:
@@ -311,10 +316,10 @@ class Machine(RuleBasedStateMachine):
 
     def check_ends(self) -> None:
         """Wait until all answers have ended; then nothing is held."""
-        while self.asked:
-            asked = self.asked.pop()
-            asked.check_end()
-            self.ended = [asked, *self.ended[:4]]
+        while self.answers:
+            answer = self.answers.pop()
+            answer.check_end()
+            self.ended = [answer, *self.ended[:4]]
 
     def teardown(self) -> None:
         self.streams.clear()
@@ -326,11 +331,12 @@ class Machine(RuleBasedStateMachine):
         (piece,) = self.engine.stream(PROMPTS[0], max_new_tokens=0)
         assert piece.finish_reason == LENGTH
         assert thread._free == self.engine.batching.num_blocks
-        self.engine.close()
-        assert not thread._thread.is_alive()
-        self.ended.clear()
         if STEPS:
             self.megabytes.append(resident())
+
+
+def opened() -> Engine:
+    return Engine(Machine.folder, threads=1, max_length=320)
 
 
 def in_threads(functions: list[Callable[[], object]]) -> None:
@@ -355,12 +361,12 @@ def resident() -> int:
 def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Consumers raise on purpose here, and the folder is looked into once."""
     logging.disable(logging.ERROR)
-    known: dict[Path, Any] = {}
+    batchings: dict[Path, Any] = {}
 
     def batching_of(folder: Path, **options: Any) -> Any:
-        if folder not in known:
-            known[folder] = original(folder, **options)
-        return known[folder]
+        if folder not in batchings:
+            batchings[folder] = original(folder, **options)
+        return batchings[folder]
 
     original = language_engine.batching_of
     monkeypatch.setattr(language_engine, "batching_of", batching_of)
@@ -372,13 +378,13 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("quiet")
 def test_an_engine_keeps_its_promises(exact_folders: dict[str, Path], kind: str) -> None:
     Machine.folder, Machine.steps, Machine.megabytes = exact_folders[kind], 0, []
-    with Engine(Machine.folder, threads=1, max_length=320) as engine:
-        consumers = [Consumer() for _ in PROMPTS]
-        for prompt, consumer in zip(PROMPTS, consumers, strict=True):
-            engine.submit(prompt, consumer, max_new_tokens=NEW, sampling=GREEDY)
-            consumer.last()
+    Machine.engine = opened()
+    consumers = [Consumer() for _ in PROMPTS]
+    for prompt, consumer in zip(PROMPTS, consumers, strict=True):
+        Machine.engine.submit(prompt, consumer, max_new_tokens=NEW, sampling=GREEDY)
+        consumer.last()
     Machine.alone = [consumer.tokens for consumer in consumers]
-    chosen = settings(
+    options = settings(
         max_examples=max(STEPS // EXAMPLE, 3),
         stateful_step_count=EXAMPLE,
         derandomize=not STEPS,
@@ -386,6 +392,9 @@ def test_an_engine_keeps_its_promises(exact_folders: dict[str, Path], kind: str)
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    run_state_machine_as_test(Machine, settings=chosen)
+    try:
+        run_state_machine_as_test(Machine, settings=options)
+    finally:
+        Machine.engine.close()
     tenths = Machine.megabytes[:: len(Machine.megabytes) // 10 or 1]
     print(f"{kind}: {Machine.steps} steps, megabytes {tenths}")

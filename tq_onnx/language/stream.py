@@ -42,7 +42,7 @@ class Stream(Iterator[Piece]):
         self._engine = engine
         self._transcript = transcript
         self._has_text = has_text
-        self._told: list[int] = []
+        self._ids: list[int] = []
         # The Engine knows the queue and not the stream, which can so be dropped at any time.
         self._steps: queue.SimpleQueue[Step] = queue.SimpleQueue()
         self._job = submit(self._steps.put)
@@ -92,7 +92,7 @@ class Stream(Iterator[Piece]):
             raise step.error
         text = ""
         if step.token is not None:
-            self._told.append(step.token)
+            self._ids.append(step.token)
             text = self._transcript.take(step.token)
         finish = step.finish
         if self._transcript.stopped:
@@ -102,5 +102,5 @@ class Stream(Iterator[Piece]):
             text += self._transcript.rest()
         if finish is None and not text and self._has_text:
             return None
-        tokens, self._told = tuple(self._told), []
+        tokens, self._ids = tuple(self._ids), []
         return Piece(text, tokens, finish)
