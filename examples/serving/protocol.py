@@ -22,8 +22,6 @@ from pydantic import (
 )
 
 INT32 = 2**31 - 1
-GREEDY = 1e-5
-"""Temperatures below choose the best token always, and are not divided by."""
 BODY = "the body takes a JSON object in UTF-8, with Content-Type: application/json"
 SHOWN = 60
 """Characters of a name in a message."""

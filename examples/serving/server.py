@@ -33,7 +33,6 @@ from fastapi.responses import StreamingResponse
 from limits import Gate, Limits, connections
 from protocol import (
     BODY,
-    GREEDY,
     ChatRequest,
     Document,
     RequestError,
@@ -48,7 +47,7 @@ from tq_onnx import Engine
 from tq_onnx.errors import EngineError, TqOnnxError, UsageError
 from tq_onnx.language.templates import find_template, read_template
 from tq_onnx.language.text import Transcript
-from tq_onnx.runtime.engine import Choice, Step
+from tq_onnx.runtime.jobs import Choice, Step
 
 CHARACTERS = 16
 """Of a prompt, for each token that the model takes: no language has tokens of so many."""
@@ -77,7 +76,7 @@ class Answer:
         """Hand a prompt to the Engine.
 
         Raises:
-            UsageError: the Engine does not take this prompt.
+            UsageError: the Engine does not take this prompt, or such a choice of tokens.
             EngineError: it answers nothing any more.
         """
         self.prompt_tokens = len(prompt)
@@ -86,14 +85,11 @@ class Answer:
         self._text = Transcript(engine.tokenizer, asked.stops)
         self._steps: asyncio.Queue[Step] = asyncio.Queue()
         loop = asyncio.get_running_loop()
-        greedy = asked.temperature is not None and asked.temperature < GREEDY
         self._job = engine.submit(
             prompt,
             lambda step: loop.call_soon_threadsafe(self._steps.put_nowait, step),
             max_new_tokens=asked.most,
-            sampling=Choice(
-                0.0 if greedy else asked.temperature, asked.top_p, asked.top_k, seed=asked.seed
-            ),
+            sampling=Choice(asked.temperature, asked.top_p, asked.top_k, seed=asked.seed),
         )
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
@@ -174,7 +170,7 @@ class Chat:
         self._created = int(time.time())
         self.engine = Engine(folder, max_length=max_length, alone=alone, threads=threads)
         self._tokenizer = self.engine.tokenizer
-        self._characters = max_characters or CHARACTERS * self.engine.batching.tokens
+        self._characters = max_characters or CHARACTERS * self.engine.batching.longest
 
     def describe(self) -> dict[str, Any]:
         """Return the entry of ``/v1/models``."""
@@ -189,22 +185,19 @@ class Chat:
         """
         if asked.model != self.name:
             raise RequestError(
-                f"there is no model {shown(asked.model)!r}; ask for {self.name!r}",
+                f"there is no model '{shown(asked.model)}'; ask for {self.name!r}",
                 status=404,
                 param="model",
                 code="model_not_found",
-            )
-        if asked.seed is not None and asked.temperature != 0 and not self.engine.batching.joins:
-            raise RequestError(
-                "onnxruntime-genai's Engine takes no seed for a request in static batches; ask for "
-                "temperature 0, leave the seed out, or serve a folder converted with --paged",
-                param="seed",
             )
         # Others are answered meanwhile.
         prompt = await asyncio.to_thread(self._prompt, asked)
         try:
             return Answer(self.engine, asked, prompt)
         except UsageError as error:
+            first = str(error).partition(" ")[0]
+            if first in ChatRequest.model_fields:
+                raise RequestError(str(error), param=first) from error
             code = "context_length_exceeded" if prompt else None
             raise RequestError(str(error), param="messages", code=code) from error
 
@@ -219,8 +212,8 @@ class Chat:
                     code="context_length_exceeded",
                 )
             return self._tokenizer.encode(text, add_special_tokens=False)
-        except UsageError as error:
-            raise RequestError(str(error), param="messages") from error
+        except UsageError as error:  # without the place of the template, which is nobody's business
+            raise RequestError(f"{error.what}; {error.fix}", param="messages") from error
 
 
 def document(chat: Chat, kind: str, choice: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
@@ -307,7 +300,7 @@ def make_app(chat: Chat, limits: Limits | None = None) -> FastAPI:
     app = FastAPI(
         title="tq-onnx", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False
     )
-    app.add_middleware(Gate, limits=limits or Limits(), tokens=chat.engine.batching.tokens)
+    app.add_middleware(Gate, limits=limits or Limits(), tokens=chat.engine.batching.longest)
     for kind in (RequestValidationError, HTTPException, RequestError, TqOnnxError, Exception):
         app.add_exception_handler(kind, refuse)
 

@@ -37,7 +37,7 @@ HELLO = {"role": "user", "content": "hello"}
 SHORT = {"model": "int4", "messages": [HELLO], "max_tokens": 2, "temperature": 0}
 LONG = {"model": "int4", "messages": [HELLO], "temperature": 0}
 ABSENT = 12
-LITTLE = 0.2
+LITTLE = 0.5
 """Seconds that a client gets."""
 
 
