@@ -7,6 +7,7 @@ uncompressed: their caches are ``raw``, uint8 like all other caches.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,7 @@ from tq_onnx.codec.presets import DEFAULT_SEED, NO_ROTATION, PRESETS, ROTATIONS,
 from tq_onnx.codec.spec import Codec
 from tq_onnx.codec.window import MAX_ENTRIES
 from tq_onnx.errors import UsageError
+from tq_onnx.ops.features import Feature
 
 CENTER_FROM: Final = 4
 """The first token that is centered by the mean of all later ones."""
@@ -144,24 +146,35 @@ def asks_for_window(options: Options) -> bool:
     return bool(options.window or options.sinks)
 
 
-def without_presets_window(options: Options, preset: Preset, what: str) -> Options:
-    """Return the options with no other exact window than what is asked for.
+def without(options: Options, lacking: Iterable[Feature]) -> Options:
+    """Return the options with nothing by default of what is lacking; what is asked for stays."""
+    usual = Options()
+    off = {
+        name: value
+        for feature in lacking
+        for name, value in feature.options.items()
+        if getattr(options, name) == getattr(usual, name)
+    }
+    return replace(options, **off)
+
+
+def expect_window(preset: Preset, options: Options, what: str, *, instead: str) -> None:
+    """Refuse a preset that is of little use without a window where none is asked for.
 
     Args:
+        preset: the preset.
         options: what was asked for.
-        preset: what the window is of.
-        what: what has no window, in the plural.
+        what: why there is no window, a clause.
+        instead: what to do, besides converting without a window.
 
     Raises:
-        UsageError: the preset is of little use without its window, and none is not asked for.
+        UsageError: it is such a preset, and the options do not say to do without.
     """
     if preset.is_split and options.window is None:
         raise UsageError(
-            f"the preset {preset.name} needs an exact window, and {what} have none: without one it "
-            "costs 10 % of perplexity",
-            fix="use --preset int3, or give --window 0 to do without",
+            f"the preset {preset.name} needs an exact window, and {what}",
+            fix=f"{instead}, or convert with --window 0, which costs 10 % of perplexity",
         )
-    return replace(options, window=options.window or 0, sinks=options.sinks or 0)
 
 
 def compressed_layers(options: Options, count: int) -> frozenset[int]:

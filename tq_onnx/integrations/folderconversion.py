@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from tq_onnx.codec.presets import DEFAULT_PRESET
+from tq_onnx.codec.presets import DEFAULT_PRESET, Preset
 from tq_onnx.conversion import pipeline
-from tq_onnx.conversion.options import Options, preset_of, without_presets_window
+from tq_onnx.conversion.options import Options, expect_window, preset_of, without
 from tq_onnx.conversion.planning import DEFAULT_OPTIONS
 from tq_onnx.conversion.reports import ConversionReport
 from tq_onnx.conversion.target import CPU, Target
@@ -45,6 +45,7 @@ from tq_onnx.integrations.genai import (
     check_config,
     patch_config,
 )
+from tq_onnx.ops.features import EXACT_WINDOW
 from tq_onnx.plan import Plan
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.runtime.library import get_library_path
@@ -147,10 +148,7 @@ def convert_folder(
             raise UsageError(NO_LIBRARY, where=str(folder), fix="leave --for and --wheel out")
     else:
         check_config(found.genai)
-        # Buffers for max_length tokens have no rows for a window, and those of beams never do.
-        options = without_presets_window(
-            replace(options, equal_rows=True), preset_of(preset), "folders of onnxruntime-genai"
-        )
+        options = _genai_options(options, preset_of(preset), target)
         library = library or get_library_path()
     job = _Job(found, folder, written, Transaction(overwrite), external_data or "copy")
     try:
@@ -206,6 +204,24 @@ def convert_folder(
         changes,
         job.written,
     )
+
+
+def _genai_options(options: Options, preset: Preset, target: Target) -> Options:
+    """Return the options of a folder of onnxruntime-genai: equal rows, no window by default.
+
+    Buffers for max_length tokens have no rows for a window, and those of beams never do.
+
+    Raises:
+        UsageError: the preset is of little use without a window.
+    """
+    if EXACT_WINDOW in target.capabilities.features:
+        expect_window(
+            preset,
+            options,
+            "folders of onnxruntime-genai have one only if it is asked for",
+            instead=f"give --window {preset.window} --sinks {preset.sinks}, use --preset int3",
+        )
+    return replace(without(options, [EXACT_WINDOW]), equal_rows=True)
 
 
 def _expect_decoders(
