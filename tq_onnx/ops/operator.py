@@ -57,7 +57,13 @@ class Parameter:
 
 
 class Input(Parameter):
-    """One input."""
+    """One input.
+
+    Attributes:
+        operator: whose input it is.
+    """
+
+    operator: type[Operator]
 
     def of(self, node: ir.Node) -> ir.Value | None:
         """Return the value that a node reads here; None if the node lacks the input.
@@ -81,9 +87,8 @@ class Input(Parameter):
         node.resize_inputs(max(slots, default=-1) + 1)
 
     def _slot(self, node: ir.Node) -> int | None:
-        operator = Operator.known.get(node.op_type)
-        there = self if operator is None else getattr(operator, self.name, None)
-        return there.slot if isinstance(there, Input) else None
+        operator = Operator.known.get(node.op_type, self.operator)
+        return operator.by_name[self.name].slot if self.name in operator.by_name else None
 
 
 class Output(Parameter):
@@ -121,6 +126,7 @@ class Operator:
         inputs: by slot; the optional ones come last.
         outputs: by slot.
         attributes: the required ones first.
+        by_name: the inputs.
         known: all operators, by name.
     """
 
@@ -130,6 +136,7 @@ class Operator:
     inputs: ClassVar[tuple[Input, ...]]
     outputs: ClassVar[tuple[Output, ...]]
     attributes: ClassVar[tuple[Attribute, ...]]
+    by_name: ClassVar[Mapping[str, Input]]
 
     def __init_subclass__(cls) -> None:
         Operator.known[cls.name] = cls
@@ -137,6 +144,9 @@ class Operator:
         cls.inputs = tuple(each for each in members if isinstance(each, Input))
         cls.outputs = tuple(each for each in members if isinstance(each, Output))
         cls.attributes = tuple(each for each in members if isinstance(each, Attribute))
+        cls.by_name = {each.name: each for each in cls.inputs}
+        for each in cls.inputs:
+            each.operator = cls
         for parameters in (cls.inputs, cls.outputs):
             for slot, parameter in enumerate(parameters):
                 parameter.slot = slot
