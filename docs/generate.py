@@ -20,7 +20,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,15 +29,17 @@ import measured
 import schemas
 
 import tq_onnx
-from tq_onnx.ascend.features import FEATURES
+from tq_onnx.ascend.features import TABLE as CANN_FEATURES
 from tq_onnx.cli.grouped import ALL
 from tq_onnx.cli.main import COMMANDS, main
 from tq_onnx.codec.kind import NORM_KEPT, NOT_CORRECTED, UNBIASED
 from tq_onnx.codec.presetfacts import LENGTHS, preset_facts
 from tq_onnx.codec.presets import DEFAULT_PRESET, PRESETS, Preset
-from tq_onnx.codec.spec import CODECS, Codec, Field, plane_widths, row_layout
+from tq_onnx.codec.spec import CODECS, KINDS, Codec, Field, plane_widths, row_layout
+from tq_onnx.conversion.capabilities import Capabilities, words
 from tq_onnx.measure.divergence import QualityFigures
 from tq_onnx.ops.domain import BODY_OPSET
+from tq_onnx.ops.features import FEATURES
 from tq_onnx.ops.operator import FLOAT32, FLOATS, Attribute, Parameter
 from tq_onnx.ops.operators import BY_NAME
 from tq_onnx.quality.copy_test import CopyFigures
@@ -47,6 +49,7 @@ from tq_onnx.quality.layers import LayerErrors
 from tq_onnx.quality.outliers import OutlierFigures
 from tq_onnx.recognise.match import MIN_OPSET
 from tq_onnx.runtime.variables import VARIABLES
+from tq_onnx.targets.registry import TARGETS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -524,7 +527,31 @@ def _families() -> str:
 
 
 def _cann_features() -> str:
-    return table(("", "there is"), ((feature.name, feature.there) for feature in FEATURES))
+    return table(("", "there is"), CANN_FEATURES)
+
+
+def _targets() -> str:
+    """Return what each target takes: element types, head sizes, codecs and features."""
+    columns = {name: target.capabilities for name, target in TARGETS.items()}
+
+    def bits(target: Capabilities, kind: str) -> str:
+        return ", ".join(str(codec.bits) for codec in target.codecs if codec.kind == kind)
+
+    def row(name: str, cell: Callable[[Capabilities], str]) -> tuple[str, ...]:
+        return name, *(cell(target) or "-" for target in columns.values())
+
+    return table(
+        ("", *columns),
+        [
+            row("element types", lambda target: words(map(str.lower, target.elements))),
+            row("head sizes", lambda target: words(target.head_sizes or ["any"])),
+            *(row(f"bits of `{kind}`", partial(bits, kind=kind)) for kind in KINDS),
+            *(
+                row(feature.name, partial(Capabilities.note, feature=feature))
+                for feature in FEATURES
+            ),
+        ],
+    )
 
 
 BLOCKS: Final[dict[str, Callable[..., str]]] = {
@@ -542,6 +569,7 @@ BLOCKS: Final[dict[str, Callable[..., str]]] = {
     "report-keys": _report_keys,
     "families": _families,
     "cann-features": _cann_features,
+    "targets": _targets,
     "decode-machine": measured.machine,
     "presets-speed": measured.presets,
     "prompts": measured.prompts,

@@ -25,6 +25,7 @@ from tq_onnx.ops.domain import (
     SWISH,
     TRANSPOSE,
 )
+from tq_onnx.ops.features import Feature, Features
 from tq_onnx.ops.functions import decoder_function_protos, function_protos
 from tq_onnx.ops.operator import Input
 from tq_onnx.ops.operators import BY_NAME, Attention
@@ -67,20 +68,14 @@ def codec_indices(known: Sequence[Known], **codecs: Known) -> dict[str, int]:
     return {name: known.index(codec) for name, codec in codecs.items()}
 
 
-def optional_inputs(
-    *, bias: bool, sink: bool, offset: bool, window: bool = False, padding: bool = False
-) -> list[Input]:
-    """The optional inputs of attention that a model has."""
-    has = {
-        Attention.attention_bias: bias,
-        Attention.head_sink: sink,
-        Attention.key_offset: offset,
-        Attention.value_offset: offset,
-        Attention.new_keys: window,
-        Attention.new_values: window,
-        Attention.left_padding: padding,
-    }
-    return [each for each, is_there in has.items() if is_there]
+def with_features(there: Mapping[Feature, object]) -> Features:
+    """The features that are true."""
+    return frozenset(feature for feature, has in there.items() if has)
+
+
+def optional_inputs(features: Features) -> list[Input]:
+    """The optional inputs of attention that a model with these features has."""
+    return [slot for slot in Attention.inputs if slot.when in features]
 
 
 def window_attributes(window: Window | None) -> dict[str, int]:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import cache
+from itertools import zip_longest
 from math import isfinite
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
@@ -47,9 +48,6 @@ PLAN_VERSION: Final = 2
 
 _MOST: Final = 1 << 63
 _MESSAGE: Final = 80
-
-_MATRIX_BYTES: Final = 8
-"""Of an entry, in two matrices."""
 
 CPU: Final = "cpu"
 """The target that every plan begins with, and the provider that runs every model."""
@@ -308,7 +306,7 @@ class Plan:
     def matrix_bytes(self) -> int:
         """Bytes of the matrices of classes: float32, of each head one to write and one to read."""
         return sum(
-            _MATRIX_BYTES * layer.kv_num_heads * layer.head_size**2 * codec.is_split
+            2 * 4 * layer.kv_num_heads * layer.head_size**2 * codec.is_split
             for layer in self.layers
             for codec in layer.codecs
         )
@@ -329,16 +327,8 @@ class Plan:
 
     def unlike(self, other: Plan) -> int | None:
         """Return the first layer whose caches another graph cannot continue; None if it can."""
-        if (self.recent, self.sinks, self.overlay_rows) != (
-            other.recent,
-            other.sinks,
-            other.overlay_rows,
-        ):
-            return 0
-        pairs = zip(_rows_of(self), _rows_of(other), strict=False)
-        found = (index for index, (one, its) in enumerate(pairs) if one != its)
-        shorter = min(len(self.layers), len(other.layers))
-        return next(found, None if len(self.layers) == len(other.layers) else shorter)
+        pairs = zip_longest(_rows_of(self), _rows_of(other))
+        return next((index for index, (own, its) in enumerate(pairs) if own != its), None)
 
     def to_json(self) -> str:
         """Return one JSON document with stable key order."""
@@ -397,6 +387,7 @@ def _rows_of(plan: Plan) -> Iterator[tuple[object, ...]]:
     """Yield the facts that give meaning to the bytes of each layer's caches."""
     for layer in plan.layers:
         yield (
+            *(plan.recent, plan.sinks, plan.overlay_rows),
             *(layer.kv_num_heads, layer.head_size, layer.adaptation),
             *((cache.codec, cache.row_bytes) for cache in layer.caches),
             (plan.rotation, layer.rotation_seed)
@@ -423,11 +414,7 @@ def _of_version_1(entries: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_sizes(plan: Plan) -> None:
-    """Refuse numbers that no plan has.
-
-    Raises:
-        ValueError: the plan has one.
-    """
+    """Raise ValueError for numbers that no plan has."""
     if min(plan.recent, plan.sinks, plan.overlay_rows, plan.block_size) < 0:
         raise ValueError("a window or a page has a size below 0")
     if plan.norm_correction not in NORM_CORRECTIONS or not 0 <= plan.gains <= MAX_GAINS:
@@ -444,12 +431,10 @@ def _check_sizes(plan: Plan) -> None:
 
 
 def _record(record: Any, entries: Mapping[str, Any]) -> Any:
-    """Return a record of JSON entries; one with entries of other types than it declares is refused.
+    """Return a record of JSON entries, all of the types that it declares.
 
     Raises:
-        TypeError: an entry has another type, is a number that no field needs, or is missing.
-        KeyError: the record has no such field.
-        AttributeError: the entries are none.
+        TypeError, KeyError, AttributeError: they are not, one is missing, or it has no such field.
     """
     hints = _hints(record)
     return record(**{name: _field(name, hints[name], each) for name, each in entries.items()})

@@ -122,8 +122,8 @@ def test_what_is_refused(folder: Path, tmp_path: Path, preset: str) -> None:
     recent = ALL_PRESETS[preset].window
     assert told.endswith(
         f"the preset {preset} needs an exact window, and folders of onnxruntime-genai have one "
-        f"only if it is asked for; give --window {recent} --sinks 4, use --preset int3, or convert "
-        "with --window 0, which costs 10 % of perplexity"
+        f"only if it is asked for; give --window {recent} --sinks 4, use --preset int3, or "
+        "convert with --window 0, which costs 10 % of perplexity"
     )
     told = run("convert", model, *out, "--calibration", tmp_path / "older").sentence(2)
     assert "does not tell which coordinates matter: it was made by an older version" in told
@@ -134,9 +134,9 @@ def test_what_is_refused(folder: Path, tmp_path: Path, preset: str) -> None:
         "use --preset int3, or convert with --window 0, which costs 10 % of perplexity"
     )
     # No calibration and no window would make them right.
-    for target, code in (("cann", 2), ("cann-graph", 3), ("web", 2)):
-        refused = run("convert", model, *out, "--target", target).sentence(code)
-        assert "split_" in refused or "two classes" in refused
+    for target in ("cann", "cann-graph", "web"):
+        refused = run("convert", model, *out, "--target", target).sentence(2)
+        assert "for caches of split_" in refused
         assert "calibrat" not in refused
         assert "--window" not in refused
     assert "class of coordinates that is a power of two, not" in run(

@@ -68,9 +68,9 @@ def test_positions_without_a_configuration(exported: Path, told: str) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--preset", "prod4"), "there are no kernels for CANN with caches of prod 4"),
-        (("--preset", "k8v4"), "codec: lloyd_max with 1, 2, 3, 4 or 5 bits"),
-        (("--boundary-layers", "1"), "layer 0: there are no kernels for CANN with caches of raw"),
+        (("--preset", "prod4"), "the target cann has no kernels for caches of prod 4"),
+        (("--preset", "k8v4"), "only for lloyd_max with 1, 2, 3, 4 or 5 bits"),
+        (("--boundary-layers", "1"), "the target cann has no kernels for caches of raw"),
         (("--max-positions", "2000000"), "2000000 positions are not between 1 and 1,048,576"),
     ],
 )
@@ -141,8 +141,8 @@ def test_a_folder_for_javascript(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--preset", "k8v4"), "layer 0: the target web has no graph for caches of fp8"),
-        (("--boundary-layers", "1"), "layer 0: the target web has no graph for caches of raw"),
+        (("--preset", "k8v4"), "the target web has no graph for caches of fp8"),
+        (("--boundary-layers", "1"), "the target web has no graph for caches of raw"),
         (("--window", "8"), "the target web has no graph for an exact window"),
     ],
 )

@@ -18,11 +18,12 @@ from tq_onnx.conversion.bake import bake_metadata
 from tq_onnx.conversion.check import check, snapshot_interface
 from tq_onnx.conversion.headnorms import NoNorms
 from tq_onnx.conversion.layers import converted_layers
-from tq_onnx.conversion.options import Options, without_presets_window
+from tq_onnx.conversion.options import Options, without
 from tq_onnx.conversion.planning import make_plan
 from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.conversion.scales import adapt
 from tq_onnx.errors import TqOnnxError, UsageError
+from tq_onnx.ops.features import EXACT_WINDOW
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.recognise.match import recognise
@@ -56,7 +57,7 @@ def converted(
 ) -> tuple[Plan, Calibration]:
     before = snapshot_interface(model)
     found = recognise(model)
-    options = without_presets_window(options)
+    options = without(options, [EXACT_WINDOW])
     feeds_back = calibration is not None and calibration.has_covariance
     plan = make_plan(found, PRESETS[preset], options, feeds_back=feeds_back)
     ConvertPass(plan, found)(model)
@@ -163,7 +164,7 @@ def test_errors_of_keys_are_fed_back(value_bits: int | None) -> None:
     data = batch(sum(CHUNKS))
     assert apart(logits(model, data), logits(model, data, library=True)) < 1e-4
     plan = replace(plan, layers=tuple(layer.with_caches(feedback=False) for layer in plan.layers))
-    with pytest.raises(TqOnnxError, match="error feedback of"):
+    with pytest.raises(TqOnnxError, match="input feedback of"):
         check(snapshot_interface(decoder(layers=3)), model, plan)
 
 

@@ -10,9 +10,10 @@ import numpy.typing as npt
 import onnx_ir as ir
 import onnxruntime as ort
 
-from tests.singleop import optional_inputs
+from tests.singleop import optional_inputs, with_features
 from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.spec import Codec
+from tq_onnx.ops.features import ATTENTION_BIAS, HEAD_SINK, LEFT_PADDING, OFFSETS
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.ops.singleop import (
     OperatorModel,
@@ -60,7 +61,11 @@ def attention_model(
 ) -> bytes:
     """A model of one TurboQuantDequantAttention; inputs named as in the operator."""
     chosen = {k: v for k, v in {**ATTENTION_DEFAULTS, **attributes}.items() if v is not None}
-    has = optional_inputs(bias=bias, sink=sink, offset=offset, padding=padding)
+    has = optional_inputs(
+        with_features(
+            {ATTENTION_BIAS: bias, HEAD_SINK: sink, OFFSETS: offset, LEFT_PADDING: padding}
+        )
+    )
     optional = [each for each in has if each.name != without]
     return single_operator(Attention, chosen, dtype, constants=constants, optional=optional)
 

@@ -67,8 +67,7 @@ class PagedSite(Site):
         )
         functions = function_protos(
             self.pairs,
-            has_sink=self.has_sink,
-            has_offset=self.offset_rows > 0,
+            features=self.features,
             element=self.element,
             is_paged=True,
         )

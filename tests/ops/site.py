@@ -10,7 +10,14 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from tests.singleop import INT4, codec_indices, codec_of, optional_inputs, window_attributes
+from tests.singleop import (
+    INT4,
+    codec_indices,
+    codec_of,
+    optional_inputs,
+    window_attributes,
+    with_features,
+)
 from tq_onnx.codec import reference, spec
 from tq_onnx.codec.codebook import Codebook, codebook_of
 from tq_onnx.codec.presets import QR
@@ -18,6 +25,14 @@ from tq_onnx.codec.rotation import rotation_of
 from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.codec.window import NO_WINDOW, Window
 from tq_onnx.ops.domain import BODY_OPSET
+from tq_onnx.ops.features import (
+    ATTENTION_BIAS,
+    EXACT_WINDOW,
+    HEAD_SINK,
+    LEFT_PADDING,
+    OFFSETS,
+    Features,
+)
 from tq_onnx.ops.functions import body_codecs, function_protos
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.ops.singleop import (
@@ -88,6 +103,18 @@ class Site:
         return (*self.others, (self.key, self.value))
 
     @property
+    def features(self) -> Features:
+        return with_features(
+            {
+                ATTENTION_BIAS: self.has_bias,
+                HEAD_SINK: self.has_sink,
+                OFFSETS: self.offset_rows,
+                EXACT_WINDOW: self.window is not None,
+                LEFT_PADDING: self.has_padding,
+            }
+        )
+
+    @property
     def matrices(self) -> int:
         """How many matrices a rotation is; 0 for one of all heads."""
         has_any = any(codec.is_split for pair in self.pairs for codec in pair)
@@ -148,21 +175,11 @@ class Site:
             },
             "attended",
             names={**PRESENT_CACHES, Attention.new_keys: "key", Attention.new_values: "value"},
-            optional=optional_inputs(
-                bias=self.has_bias,
-                sink=self.has_sink,
-                offset=self.offset_rows > 0,
-                window=self.window is not None,
-                padding=self.has_padding,
-            ),
+            optional=optional_inputs(self.features),
         )
         functions = function_protos(
             self.pairs,
-            has_bias=self.has_bias,
-            has_sink=self.has_sink,
-            has_offset=self.offset_rows > 0,
-            has_window=self.window is not None,
-            has_padding=self.has_padding,
+            features=self.features,
             element=self.element,
         )
         outputs = ["attended", "present_key", "present_value"]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
+from tests.covering import covering, features_of_operators
 from tests.ops.site import CODECS, FLOATS, INT2, INT3, Site
 from tests.singleop import INT4, codec_of, run_ort, run_reference_evaluator
 from tq_onnx.codec.rotated import PROD
@@ -23,28 +25,27 @@ from tq_onnx.ops.domain import (
     PAGED_ENCODE,
     VERSION,
 )
+from tq_onnx.ops.features import FEEDBACK, GAINS, MIXED_CODECS
 from tq_onnx.ops.functions import body_codecs, body_encoders, function_protos
-from tq_onnx.ops.operator import Operator
 from tq_onnx.ops.operators import Attention, Encode, PagedAttention, PagedEncode
 
 HALVES = codec_of(16)
-EVERYTHING = {"has_bias": True, "has_sink": True, "has_offset": True, "has_feedback": True}
 MIXED = [(INT4, INT4), (FLOATS, FLOATS), (Codec(PROD, 4), INT3)]
+SUBSETS = covering(features_of_operators(Encode, Attention))
+PAGED_SUBSETS = covering(features_of_operators(PagedEncode, PagedAttention))
 
 # Codecs of the layers, and options.
 VARIANTS: list[tuple[list[tuple[Codec, Codec]], dict[str, Any]]] = [
     *(([(codec, codec)], {}) for codec in CODECS),
-    *(([(codec, codec)], EVERYTHING) for codec in CODECS),
+    *(
+        ([(codec, codec)], {"features": each})
+        for codec, each in zip(CODECS, cycle(SUBSETS), strict=False)
+    ),
     *(([(HALVES, HALVES)], {"element": element}) for element in ("float16", "bfloat16")),
-    ([(INT4, INT3)], {"has_bias": True}),
-    ([(INT4, INT3)], {"has_sink": True}),
-    ([(INT4, INT3)], {"has_offset": True}),
-    ([(INT4, INT4)], {"has_gains": True}),
-    (MIXED, {"has_gains": True}),
     (MIXED, {}),
-    (MIXED, EVERYTHING),
+    *((MIXED, {"features": features}) for features in SUBSETS),
     ([(INT4, INT3)], {"is_paged": True}),
-    (MIXED, {"is_paged": True, "has_sink": True, "has_offset": True, "has_feedback": True}),
+    *((MIXED, {"features": features, "is_paged": True}) for features in PAGED_SUBSETS),
 ]
 
 # Not in onnxruntime 1.24, or of another meaning in an opset between 15 and 24.
@@ -106,7 +107,7 @@ def test_only_models_that_mix_codecs_have_anything_to_choose() -> None:
             node for proto in protos for node in nodes_of(proto.node) if node.op_type == "If"
         ]
         keys, values = (len(set(codecs)) for codecs in zip(*pairs, strict=True))
-        encoders = body_encoders(pairs, bool(options.get("has_feedback")))
+        encoders = body_encoders(pairs, FEEDBACK in options.get("features", ()))
         assert len(choices) == len(encoders) - 1 + (keys - 1) + (values - 1)
 
 
@@ -120,28 +121,18 @@ def test_every_name_within_an_operator_is_its_own() -> None:
 def test_inputs_outputs_and_attributes_are_those_that_are_documented() -> None:
     for (pairs, options), protos in zip(VARIANTS, variants(), strict=True):
         named = {proto.name: proto for proto in protos}
-        last = [name for name in ("has_bias", "has_sink", "has_offset") if options.get(name)][-1:]
-        count = {"has_bias": 1, "has_sink": 2, "has_offset": 4}[last[0]] if last else 0
-        mixed = len(body_codecs(pairs)) > 1
-        encoders = body_encoders(pairs, bool(options.get("has_feedback")))
-        more = [name for name in ("has_offset", "has_gains", "has_feedback") if options.get(name)]
-        encoding = {"has_offset": 7, "has_gains": 8, "has_feedback": 9}[more[-1]] if more else 6
-        choosing = 4 if len(encoders) > 1 else 3
-        operators: tuple[tuple[type[Operator], int, int], ...] = (
-            (Encode, encoding, choosing),
-            (Attention, 8 + count, 10 if mixed else 8),
-        )
-        if options.get("is_paged"):
-            operators = (
-                (PagedEncode, encoding + 2, choosing),
-                (PagedAttention, 10 + max(count - 1, 0), 9 if mixed else 7),
-            )
-        for operator, inputs, attributes in operators:
+        features = set(options.get("features", ()))
+        features |= {GAINS} if FEEDBACK in features else set()
+        encoders = body_encoders(pairs, FEEDBACK in features)
+        encode = PagedEncode if options.get("is_paged") else Encode
+        attention = PagedAttention if options.get("is_paged") else Attention
+        for operator, cases in ((encode, encoders), (attention, body_codecs(pairs))):
             proto = named[operator.name]
+            there = features | ({MIXED_CODECS} if len(cases) > 1 else set())
             entries = (
-                operator.inputs[:inputs],
+                operator.inputs_with(there),
                 operator.outputs,
-                operator.attributes[:attributes],
+                operator.attributes_with(there),
             )
             for found, expected in zip(
                 (proto.input, proto.output, proto.attribute), entries, strict=True

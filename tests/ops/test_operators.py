@@ -13,6 +13,7 @@ from tq_onnx.ops.domain import (
     PAGED_ATTENTION,
     PAGED_ENCODE,
 )
+from tq_onnx.ops.features import ATTENTION_BIAS, HEAD_SINK, OFFSETS
 from tq_onnx.ops.operator import Input, Operator
 from tq_onnx.ops.operators import BY_NAME, OPERATORS, Attention, Encode, Gather
 
@@ -63,9 +64,9 @@ def test_arguments_stand_in_their_slots_and_end_with_the_last() -> None:
 
 def test_a_model_has_the_inputs_up_to_the_last_that_it_uses() -> None:
     assert Encode.inputs_with(frozenset()) == Encode.inputs[:6]
-    assert Encode.inputs_with({"bias", "sink"}) == Encode.inputs[:6]
-    assert Encode.inputs_with({"offset"})[-1] is Encode.offset
+    assert Encode.inputs_with({ATTENTION_BIAS, HEAD_SINK}) == Encode.inputs[:6]
+    assert Encode.inputs_with({OFFSETS})[-1] is Encode.offset
     assert Attention.inputs_with(frozenset()) == Attention.inputs[:8]
-    assert Attention.inputs_with({"bias"})[-1] is Attention.attention_bias
-    assert Attention.inputs_with({"sink"})[-1] is Attention.head_sink
-    assert Attention.inputs_with({"offset", "bias"})[-1] is Attention.value_offset
+    assert Attention.inputs_with({ATTENTION_BIAS})[-1] is Attention.attention_bias
+    assert Attention.inputs_with({HEAD_SINK})[-1] is Attention.head_sink
+    assert Attention.inputs_with({OFFSETS, ATTENTION_BIAS})[-1] is Attention.value_offset

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.singleop import codec_indices, codec_of, optional_inputs
+from tests.singleop import codec_indices, codec_of, optional_inputs, with_features
 from tq_onnx.codec.codebook import Codebook, codebook_of
 from tq_onnx.codec.feedback import feedback_of
 from tq_onnx.codec.kind import NORM_KEPT
@@ -22,6 +22,15 @@ from tq_onnx.codec.rotation import make_rotation, rotation_of
 from tq_onnx.codec.search import gain_table
 from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.ops import operators
+from tq_onnx.ops.features import (
+    ATTENTION_BIAS,
+    FEEDBACK,
+    GAINS,
+    HEAD_SINK,
+    LEFT_PADDING,
+    OFFSETS,
+    Features,
+)
 from tq_onnx.ops.functions import body_codecs, body_encoders, function_protos
 from tq_onnx.ops.operator import Input
 from tq_onnx.ops.singleop import (
@@ -66,6 +75,19 @@ class Attention:
             "sliding_window": self.sliding_window,
             "softcap": self.softcap,
         }
+
+    @property
+    def features(self) -> Features:
+        return with_features(
+            {
+                ATTENTION_BIAS: self.has_bias,
+                HEAD_SINK: self.has_sink,
+                OFFSETS: self.has_offset,
+                LEFT_PADDING: self.has_left_padding,
+                GAINS: self.gains,
+                FEEDBACK: self.feedback_heads,
+            }
+        )
 
     @property
     def key(self) -> Codec:
@@ -148,21 +170,11 @@ def _model(spec: Attention, parts: Sequence[str]) -> bytes:
             spec.attributes | indices,
             "output",
             names=PRESENT_CACHES if encoded else {},
-            optional=optional_inputs(
-                bias=spec.has_bias,
-                sink=spec.has_sink,
-                offset=spec.has_offset,
-                padding=spec.has_left_padding,
-            ),
+            optional=optional_inputs(spec.features),
         )
     functions = function_protos(
         pairs,
-        has_bias=spec.has_bias,
-        has_sink=spec.has_sink,
-        has_offset=spec.has_offset,
-        has_padding=spec.has_left_padding,
-        has_gains=spec.gains > 0,
-        has_feedback=spec.feedback_heads > 0,
+        features=spec.features,
         element=spec.dtype,
     )
     outputs = ["output"] if "attention" in parts else []

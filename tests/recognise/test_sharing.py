@@ -16,7 +16,6 @@ from tq_onnx.conversion.pipeline import Prepared, convert, prepare
 from tq_onnx.errors import UsageError
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.recognise.match import recognise
-from tq_onnx.targets.registry import CANN, CANN_GRAPH
 from tq_onnx.verification.verify import verify
 
 FIRST = "o = MatMul(p, present_value)"
@@ -102,14 +101,6 @@ def test_verify_looks_at_each_of_them(tmp_path: Path) -> None:
     node.attributes["scale"] = ir.AttrFloat32("scale", 0.3)
     ir.save(model, made)
     assert "attention has scale" in " ".join(problems())
-
-
-@pytest.mark.parametrize("target", [CANN, CANN_GRAPH], ids=["cann", "cann-graph"])
-def test_targets_that_know_one_reader_refuse(target: object, tmp_path: Path) -> None:
-    plan = prepared(saved(tmp_path), window=0, sinks=0).plan
-
-    with pytest.raises(UsageError, match="2 layers read"):
-        target.refuse(plan)  # type: ignore[attr-defined]
 
 
 def test_no_scales_go_into_norms_of_one_of_them(tmp_path: Path) -> None:

@@ -151,9 +151,7 @@ def test_all_in_the_window_is_the_original_in_float16(folder: Path) -> None:
 
 
 def test_a_target_without_kernels_refuses() -> None:
-    with pytest.raises(
-        UsageError, match=r"cann-graph has no graph for an exact window; .*--target cann,"
-    ):
+    with pytest.raises(UsageError, match=r"cann-graph has no graph for an exact window"):
         prepare(original(DYNAMO), options=WINDOW, target=target_of("cann-graph"))
 
 

@@ -14,12 +14,15 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from tq_onnx.ascend.features import (
+    CAPABILITIES,
     CODECS,
-    FEATURES,
     HEAD_SIZES,
     LEAST_ROW_BYTES,
     SOFTCAPS,
+    TABLE,
 )
+from tq_onnx.ops.features import ATTENTION_BIAS
+from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.ops.rendering import write_or_check
 
 _TEMPLATE: Final = """\
@@ -61,7 +64,15 @@ inline constexpr LeastRow kLeastRows[] = {{
 
 def render_header() -> str:
     """Return the text of the header."""
-    inputs = [name for feature in FEATURES for name in feature.inputs]
+    slots = [slot for operator in (Encode, Attention) for slot in operator.inputs]
+    # A node with a mask is refused: what the target takes of it, it makes causal.
+    taken = CAPABILITIES.features - {ATTENTION_BIAS}
+    inputs = [
+        slot.name
+        for name, _ in TABLE
+        for slot in slots
+        if slot.when is not None and slot.when in taken and slot.when.name == name
+    ]
     return _TEMPLATE.format(
         codecs=_lines(f"{{spec::Kind::{_constant(each.kind)}, {each.bits}}}" for each in CODECS),
         head_sizes=", ".join(map(str, HEAD_SIZES)),
@@ -70,8 +81,7 @@ def render_header() -> str:
         inputs=_lines(f'"{name}"' for name in inputs),
         least_rows=_lines(f'{{"{soc}", {size}}}' for soc, size in LEAST_ROW_BYTES.items()),
         words="\n".join(
-            f'inline constexpr char {_constant(feature.name)}[] =\n    "{feature.there}";'
-            for feature in FEATURES
+            f'inline constexpr char {_constant(name)}[] =\n    "{there}";' for name, there in TABLE
         ),
     )
 

@@ -10,6 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from tq_onnx.ascend.features import CAPABILITIES
+from tq_onnx.codec.spec import CODECS
+from tq_onnx.conversion.capabilities import Capabilities
 from tq_onnx.conversion.target import (
     PROMPT_FILE,
     STEP_FILE,
@@ -18,7 +21,8 @@ from tq_onnx.conversion.target import (
     TargetOption,
     Values,
 )
-from tq_onnx.errors import UnsupportedModelError, UsageError
+from tq_onnx.errors import UsageError
+from tq_onnx.ops.features import COMMON, FIRST_PROMPT, OFFSETS, ROW_WIDTH
 from tq_onnx.plan import Plan
 
 DEFAULT_POSITIONS: Final = 32_768
@@ -30,12 +34,6 @@ DEFAULT_CAPACITY: Final = 1024
 
 PROMPT_TOKENS: Final = 128
 """Of a call of the graph for prompts, in a folder with two."""
-
-
-def _refuse(plan: Plan) -> None:
-    from tq_onnx.ascend.lowering.refusals import expect_kernels
-
-    expect_kernels(plan)
 
 
 def _lower(plan: Plan, path: Path, values: Values) -> Lowering:
@@ -67,27 +65,6 @@ def _positions(path: Path, chosen: int | None) -> int:
     return chosen
 
 
-def _refuse_graph(plan: Plan) -> None:
-    if plan.has_matrices:  # nobody has seen what they cost without a search and a window
-        raise UnsupportedModelError(
-            f"the target cann-graph has no graph for the preset {plan.preset}, whose rows have two "
-            "classes of coordinates",
-            fix="use --preset int3, or leave out --target cann-graph",
-        )
-    if plan.has_window:
-        raise UsageError(
-            "there are no kernels for an exact window on Ascend",
-            fix="convert with --window 0 --sinks 0",
-        )
-    for layer in plan.layers:
-        if layer.readers > 1:
-            raise UsageError(
-                f"{layer.readers} layers read the same caches, and each has its own on Ascend",
-                where=f"layer {layer.layer}",
-                fix="convert without --target",
-            )
-
-
 def _lower_graph(plan: Plan, path: Path, values: Values) -> Lowering:
     from tq_onnx.ascend.graph_mode.passes import lowering_of
 
@@ -111,10 +88,9 @@ CANN: Final = Target(
             words=("float16", "float32"),
         ),
     ),
-    refuse=_refuse,
+    capabilities=CAPABILITIES,
     lower=_lower,
     provider="cann",
-    feeds_back=False,
     # The provider copies an output that shares its memory before it is computed.
     exposes_views=False,
 )
@@ -128,11 +104,13 @@ CANN_GRAPH: Final = Target(
         TargetOption("capacity", "cache slots.", default=DEFAULT_CAPACITY),
         TargetOption("call_tokens", "tokens a call.", default=1),
     ),
-    refuse=_refuse_graph,
+    capabilities=Capabilities(
+        means="graph",
+        features=COMMON | {FIRST_PROMPT, ROW_WIDTH, OFFSETS},
+        codecs=tuple(codec for codec in CODECS if not codec.is_split),
+    ),
     lower=_lower_graph,
     provider="cann-graph",
-    searches=False,
-    has_windows=False,
     has_operators=False,
     has_fixed_sizes=True,
     has_weights=True,

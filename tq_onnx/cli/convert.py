@@ -16,6 +16,7 @@ from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED, MAX_SEED, PRESET
 from tq_onnx.codec.spec import MAX_BITS
 from tq_onnx.conversion.options import CENTER_FROM
 from tq_onnx.conversion.target import CPU, TargetOption
+from tq_onnx.ops.features import EXACT_WINDOW
 from tq_onnx.runtime.platforms import PLATFORMS
 from tq_onnx.targets.paged.target import PAGED
 from tq_onnx.targets.registry import TARGETS
@@ -28,7 +29,9 @@ _calibration = grouped("Calibration")
 _target = grouped("Target")
 
 _WITH_WINDOW = [preset for preset in PRESETS.values() if preset.window]
-_WITHOUT_WINDOW = ", ".join(target.name for target in TARGETS.values() if not target.has_windows)
+_WITHOUT_WINDOW = ", ".join(
+    target.name for target in TARGETS.values() if EXACT_WINDOW in target.capabilities.lacking
+)
 
 
 def _windows() -> str:

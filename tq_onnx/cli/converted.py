@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tq_onnx.cli import planned, terminal
+from tq_onnx.codec.elements import ELEMENT_BITS, ELEMENTS
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.measure.tables import byte_size, smaller
 from tq_onnx.targets.registry import target_of_plan
@@ -86,7 +87,7 @@ def print_folder(report: FolderReport, folder: Path, output: Path) -> None:
 
 
 def _smaller(report: ConversionReport) -> str:
-    bits = planned.element_bits(report.plan.layers[0].dtype)
+    bits = ELEMENT_BITS[ELEMENTS[report.plan.layers[0].dtype]]
     return smaller(report.bytes_per_token_before, report.bytes_per_token_after, bits)
 
 

@@ -12,9 +12,11 @@ import click
 
 from tq_onnx.api import converting
 from tq_onnx.cli import flags, planned, terminal
+from tq_onnx.codec.elements import ELEMENT_BITS, ELEMENTS
 from tq_onnx.codec.presets import COMMON_PRESETS, PRESETS
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.measure.tables import HALF_BITS, TextTable
+from tq_onnx.ops.features import number_ranges
 
 if TYPE_CHECKING:
     from tq_onnx.conversion.equalise import LayerEqualisation
@@ -177,7 +179,7 @@ def _layers(report: InspectionReport) -> TextTable:
         )
         kinds.setdefault(facts, []).append(layer.layer)
     rows = [
-        (planned.numbers(layers), *facts, *_noise([noise[one] for one in layers if one in noise]))
+        (number_ranges(layers), *facts, *_noise([noise[one] for one in layers if one in noise]))
         for facts, layers in kinds.items()
     ]
     columns = (">layers", "form", ">heads", ">KV heads", ">head size", "type", ">scale", "mask")
@@ -189,7 +191,7 @@ def _layers(report: InspectionReport) -> TextTable:
 def _presets(report: InspectionReport, *, show_all: bool) -> TextTable:
     """Return one row for each preset, and one for the model as it is."""
     before = report.bytes_per_token or 0
-    bits = planned.element_bits(report.layers[0].dtype)
+    bits = ELEMENT_BITS[ELEMENTS[report.layers[0].dtype]]
     half = before * HALF_BITS / bits
     rows: list[tuple[object, ...]] = [
         ("(now)", f"float{bits}", "", f"{before:,}", f"{half / before:.2f}", "")

@@ -22,6 +22,7 @@ import json
 import logging
 import math
 import os
+import re
 import shutil
 import sys
 import traceback
@@ -53,6 +54,9 @@ EXIT_INTERNAL: Final = 1
 EXIT_SIGNAL: Final = 128
 """The number of a signal is added to it."""
 EXIT_BROKEN_PIPE: Final = 141
+
+_PARAMETER: Final = re.compile(r"\b(window|sinks)=(\d+)")
+"""A parameter of the functions, in a message; here it is an option."""
 
 _QUIET: Final = "onnx_ir"
 """A package that warns of what a conversion refuses or mends."""
@@ -269,7 +273,7 @@ def exit_code_of(run: Callable[[], Any]) -> int:
 
 def _sentence(error: Exception) -> str:
     if isinstance(error, TqOnnxError):
-        return str(error)
+        return _PARAMETER.sub(lambda found: f"--{found[1]} {found[2]}", str(error))
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or 'the output'}: {error.strerror}"
     if isinstance(error, MemoryError):

@@ -28,6 +28,7 @@ from tq_onnx.codec.search import gain_table
 from tq_onnx.codec.spec import Codec
 from tq_onnx.graph.builder import Builder
 from tq_onnx.ops.domain import BODY_OPSET
+from tq_onnx.ops.features import features_of
 from tq_onnx.ops.functions import body_codecs, body_encoders, function_protos
 from tq_onnx.ops.operators import Encode
 from tq_onnx.plan import (
@@ -169,17 +170,10 @@ def bake_functions(model: ir.Model, plan: Plan) -> None:
     The bodies import the model's own opset, which ONNX wants to be one for both; what they use
     means the same from opset 15 on, which is the oldest that a converted model has.
     """
-    layer = plan.layers[0]
     protos = function_protos(
         plan.pairs,
-        has_bias=layer.has_bias,
-        has_sink=layer.has_sink,
-        has_offset=plan.centered,
-        has_window=plan.has_window,
-        has_gains=plan.gains > 0,
-        has_feedback=plan.feeds_back,
-        has_padding=layer.has_padding,
-        element=ir.DataType[layer.dtype].numpy().name,
+        features=features_of(plan),
+        element=ir.DataType[plan.layers[0].dtype].numpy().name,
         is_paged=plan.block_size > 0,
     )
     add_functions(model, protos)

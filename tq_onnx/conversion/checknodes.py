@@ -21,11 +21,22 @@ from tq_onnx.conversion.layers import (
     shares_length,
 )
 from tq_onnx.graph.nomatch import NoMatch
-from tq_onnx.ops.operators import Attention, Encode
+from tq_onnx.graph.values import static_dim
+from tq_onnx.ops.features import Features, features_of
+from tq_onnx.ops.operators import (
+    BY_NAME,
+    Attention,
+    Encode,
+    PagedAttention,
+    PagedEncode,
+)
 from tq_onnx.plan import LayerPlan, Plan
 
 ORTHOGONALITY: Final = 1e-5
 """Largest entry of ``R^T R - I``."""
+
+_ROUNDING: Final = 1e-6
+"""Of attributes, which are float32 in a file."""
 
 _MATRICES_RANK: Final = 3
 
@@ -33,7 +44,8 @@ _MATRICES_RANK: Final = 3
 def layer_violations(model: ir.Model, plan: Plan) -> Iterator[str]:
     """Return the violations in the operators of a converted model, a clause each."""
     nodes = list(model.graph.all_nodes())
-    encoders, readers = Encode.nodes(nodes), Attention.nodes(nodes)
+    encode, attend = (PagedEncode, PagedAttention) if plan.block_size else (Encode, Attention)
+    encoders, readers = encode.nodes(nodes), attend.nodes(nodes)
     count = len(plan.layers)
     attentions = sum(layer.readers for layer in plan.layers)
     if len(encoders) != 2 * count or len(readers) != attentions:
@@ -41,6 +53,7 @@ def layer_violations(model: ir.Model, plan: Plan) -> Iterator[str]:
         return
     outputs = {value.name: value for value in model.graph.outputs}
     rotations: set[ir.Value | None] = set()
+    features = features_of(plan)
     for planned in plan.layers:
         label = f"layer {planned.layer}"
         try:
@@ -48,54 +61,77 @@ def layer_violations(model: ir.Model, plan: Plan) -> Iterator[str]:
         except NoMatch as miss:
             yield f"{label}: {miss.reason}"
             continue
-        for encoder in layer.encoders:
-            yield from (f"{label}: {text}" for text in _encoder(encoder, planned, plan))
-            yield from (f"{label}: {text}" for text in _offset(encoder, planned, plan))
-            yield from (f"{label}: {text}" for text in _search(encoder, planned, plan))
-        for attention in layer.attentions:
-            yield from (f"{label}: {text}" for text in _attention(attention, layer, plan))
-        for encoder in layer.encoders:
-            rotation = Encode.rotation.of(encoder.node)
-            if encoder.codec.is_split:
-                yield from (f"{label}: {text}" for text in _matrices(encoder, layer))
-            elif encoder.codec.is_rotated and rotation not in rotations:
-                rotations.add(rotation)
-                yield from (
-                    f"{label}: {text}" for text in _rotation(rotation, plan, planned, encoder.codec)
-                )
+        for text in _layer(layer, plan, features, rotations):
+            yield f"{label}: {text}"
 
 
-def _encoder(encoder: EncodeNode, layer: LayerPlan, plan: Plan) -> Iterator[str]:
-    pair, codec, width = encoder.cache, encoder.codec, encoder.cache.row_bytes
-    past = Encode.past.of(encoder.node)
-    if width < row_layout(codec, layer.head_size).row_bytes:
+def _layer(
+    layer: ConvertedLayer, plan: Plan, features: Features, rotations: set[ir.Value | None]
+) -> Iterator[str]:
+    """Yield what is wrong in a layer; rotations that were looked at are not looked at again."""
+    for encoder in layer.encoders:
+        yield from _encoder(encoder, layer, plan)
+        yield from _optional_inputs(encoder.node, features)
+        yield from _tables(encoder)
+        yield from _offset(encoder, layer.plan, plan)
+        yield from _search(encoder, layer.plan, plan)
+    for attention in layer.attentions:
+        yield from _attention(attention, layer, plan)
+        yield from _optional_inputs(attention.node, features)
+    for encoder in layer.encoders:
+        rotation = Encode.rotation.of(encoder.node)
+        if encoder.codec.is_split:
+            yield from _matrices(encoder, layer)
+        elif encoder.codec.is_rotated and rotation not in rotations:
+            rotations.add(rotation)
+            yield from _rotation(rotation, plan, layer.plan, encoder.codec)
+
+
+def _encoder(encoder: EncodeNode, layer: ConvertedLayer, plan: Plan) -> Iterator[str]:
+    cache, codec, width = encoder.cache, encoder.codec, encoder.cache.row_bytes
+    where = f"the encoder of {encoder.role}s"
+    if width < row_layout(codec, layer.plan.head_size).row_bytes:
         yield f"rows of {width} bytes are too short for {codec}"
-    if pair.past is not None and (past is None or past.name != pair.past):
-        yield f"{pair.present} does not append to {pair.past}"
-    yield from _attributes(encoder.node, encode_attributes(plan, layer, encoder.role))
-    if not codec.is_rotated:
-        return
+    made = static_dim(encoder.output, -1)
+    if made not in (None, width):
+        yield f"{where} has rows of {made} bytes"
+    past = Encode.past.of(encoder.node)
+    if cache.past is not None and (past is None or past.name != cache.past):
+        yield f"{where} has the cache {None if past is None else past.name}"
+    if not plan.block_size and not all(
+        shares_length(encoder, attention, plan) for attention in layer.attentions
+    ):
+        yield f"{where} has another length than attention"
+    for slot, shared in shared_inputs(encoder).items():
+        own = slot.of(encoder.node)
+        if any(shared.of(attention.node) is not own for attention in layer.attentions):
+            yield f"attention has another {shared.name} than {where}"
+    yield from _attributes(where, encoder.node, encode_attributes(plan, layer.plan, encoder.role))
+
+
+def _tables(encoder: EncodeNode) -> Iterator[str]:
+    present, codec = encoder.cache.present, encoder.codec
     levels = [1 << bits for bits in codec.index_bits]
     for slot, sizes in (
         (Encode.centroids, levels),
         (Encode.boundaries, [count - 1 for count in levels]),
     ):
+        if not codec.is_rotated:
+            continue
         table, name = _array(slot.of(encoder.node)), slot.name
         if table is None:
-            yield f"the {name} of {pair.present} are not an initializer"
+            yield f"the {name} of {present} are not an initializer"
             continue
         if table.shape != (sum(sizes),) or table.dtype != np.float32:
-            yield f"the {name} of {pair.present} are {table.dtype} {table.shape}"
+            yield f"the {name} of {present} are {table.dtype} {table.shape}"
             continue
         for part in np.split(table, np.cumsum(sizes)[:-1]):
             if not (np.diff(part) > 0).all() or not np.array_equal(part, -part[::-1]):
-                yield f"the {name} of {pair.present} are not sorted and antisymmetric"
+                yield f"the {name} of {present} are not sorted and antisymmetric"
 
 
 def _offset(encoder: EncodeNode, layer: LayerPlan, plan: Plan) -> Iterator[str]:
     present, offset = encoder.cache.present, encoder.offset
-    if (offset is not None) != plan.centered:
-        yield f"the offset of {present} is not as planned"
     if offset is None:
         return
     array = _array(offset)
@@ -110,16 +146,12 @@ def _offset(encoder: EncodeNode, layer: LayerPlan, plan: Plan) -> Iterator[str]:
 
 def _search(encoder: EncodeNode, layer: LayerPlan, plan: Plan) -> Iterator[str]:
     present, codec = encoder.cache.present, encoder.codec
-    if (encoder.gains is not None) != (plan.gains > 0):
-        yield f"the gains of {present} are not as planned"
-    elif encoder.gains is not None and codec.searches:
+    if encoder.gains is not None and codec.searches:
         array = _array(encoder.gains)
         if array is None or array.shape != (plan.gains,) or array.dtype != np.float32:
             yield f"the gains of {present} are not {plan.gains} float32 numbers"
         elif not (np.isfinite(array) & (array > 0)).all():
             yield f"the gains of {present} are not positive"
-    if (encoder.feedback is not None) != plan.feeds_back:
-        yield f"the error feedback of {present} is not as planned"
     if encoder.feedback is None:
         return
     array = _array(encoder.feedback)
@@ -133,36 +165,31 @@ def _search(encoder: EncodeNode, layer: LayerPlan, plan: Plan) -> Iterator[str]:
         yield f"the error feedback of {present} has moments that no queries have"
 
 
+def _optional_inputs(node: ir.Node, features: Features) -> Iterator[str]:
+    """Check that a node has the inputs that the features of its model bring, and no others."""
+    for slot in BY_NAME[node.op_type].inputs:
+        if slot.when is not None and (slot.of(node) is not None) != (slot.when in features):
+            yield f"the input {slot.name} of {node.name} is not as planned ({slot.when.name})"
+
+
 def _attention(attention: AttentionNode, layer: ConvertedLayer, plan: Plan) -> Iterator[str]:
-    planned = layer.plan
-    shared = all(shares_length(encoder, attention, plan) for encoder in layer.encoders)
-    if not shared or any(
-        theirs.of(attention.node) is not its.of(encoder.node)
-        for encoder in layer.encoders
-        for its, theirs in shared_inputs(encoder).items()
-    ):
-        yield "attention and encoders do not share past length, rotation, codebook and offset"
-    for what, found, wanted in (
-        ("bias", attention.bias, planned.has_bias),
-        ("sink", attention.sink, planned.has_sink),
-        ("padding", attention.left_padding, planned.has_padding),
-    ):
-        if (found is not None) != wanted:
-            yield f"the {what} of attention is not as planned"
-    new = (attention.new_keys, attention.new_values)
-    encoded = tuple(encoder.vectors for encoder in layer.encoders)
-    if new != (encoded if plan.has_window else (None, None)):
-        yield "the new keys and values of attention are not what is encoded"
-    yield from _attributes(attention.node, attention_attributes(plan, planned))
+    encoded = (layer.key.vectors, layer.value.vectors) if plan.has_window else (None, None)
+    if (attention.new_keys, attention.new_values) != encoded:
+        yield "attention has other new keys and values than what is encoded"
+    yield from _attributes("attention", attention.node, attention_attributes(plan, layer.plan))
 
 
-def _attributes(node: ir.Node, wanted: dict[str, Any]) -> Iterator[str]:
-    for name, value in wanted.items():
-        attribute = node.attributes.get(name)
-        found = None if attribute is None else attribute.value
-        kind = np.float32 if isinstance(value, float) else type(value)
-        if found is None or kind(found) != kind(value):
-            yield f"{node.op_type} has {name} = {found!r} instead of {value!r}"
+def _attributes(where: str, node: ir.Node, wanted: dict[str, Any]) -> Iterator[str]:
+    """Compare attributes with the plan; what it does not name has its default, or is not there."""
+    for attribute in BY_NAME[node.op_type].attributes:
+        name, value = attribute.name, wanted.get(attribute.name, attribute.default)
+        given, missing = node.attributes.get(name), None if attribute.name in wanted else value
+        found = missing if given is None else given.value
+        is_same = found == value
+        if isinstance(value, float) and isinstance(found, float):
+            is_same = abs(found - value) <= _ROUNDING * abs(value)
+        if not is_same:
+            yield f"{where} has {name} {found}, not {value}"
 
 
 def _matrices(encoder: EncodeNode, layer: ConvertedLayer) -> Iterator[str]:

@@ -24,7 +24,7 @@ from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.values import label
 from tq_onnx.ops.operator import Input
-from tq_onnx.ops.operators import Attention, Encode
+from tq_onnx.ops.operators import Attention, Encode, PagedAttention, PagedEncode
 from tq_onnx.plan import ROLES, CachePlan, LayerPlan, Plan, Role
 
 SHARED: Final[Mapping[Role, Mapping[Input, Input]]] = {
@@ -216,12 +216,15 @@ class ConvertedLayer:
         return any(encoder.is_shortened for encoder in self.encoders)
 
 
-def converted_layers(model: ir.Model, plan: Plan) -> tuple[ConvertedLayer, ...]:
+def converted_layers(
+    model: ir.Model, plan: Plan, *, pages: bool = False
+) -> tuple[ConvertedLayer, ...]:
     """Find the operators of every layer.
 
     Args:
         model: a model with TurboQuant operators; it is not changed.
         plan: the plan that it was converted by.
+        pages: whether its caches may lie in pages.
 
     Returns:
         The layers in the order of the plan.
@@ -229,7 +232,7 @@ def converted_layers(model: ir.Model, plan: Plan) -> tuple[ConvertedLayer, ...]:
     Raises:
         UnsupportedModelError: the model lacks nodes that its plan promises.
     """
-    if plan.block_size:
+    if plan.block_size and not pages:
         raise UnsupportedModelError(
             "the caches of the model lie in pages, which this does not look into",
             fix="give a conversion without --paged",
@@ -261,8 +264,8 @@ def find_layer(outputs: Mapping[str | None, ir.Value], layer: LayerPlan) -> Conv
     readers = [
         use.node
         for use in key.output.uses()
-        if Attention.is_node(use.node)
-        and use.idx == Attention.key_cache.slot
+        if (Attention.is_node(use.node) or PagedAttention.is_node(use.node))
+        and Attention.key_cache.of(use.node) is key.output
         and Attention.value_cache.of(use.node) is value.output
     ]
     if len(readers) != layer.readers:
@@ -276,6 +279,6 @@ def _encoder(outputs: Mapping[str | None, ir.Value], role: Role, cache: CachePla
     node = None if present is None else present.producer()
     if node is not None and node.op_type == "Slice" and node.inputs[0] is not None:
         node = node.inputs[0].producer()
-    if node is None or not Encode.is_node(node):
+    if node is None or not (Encode.is_node(node) or PagedEncode.is_node(node)):
         raise NoMatch(f"{cache.present} is not made by {Encode.name}", node)
     return EncodeNode(node, role, cache)

@@ -7,6 +7,7 @@ uncompressed: their caches are ``raw``, uint8 like all other caches.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,7 @@ from tq_onnx.codec.presets import DEFAULT_SEED, NO_ROTATION, PRESETS, ROTATIONS,
 from tq_onnx.codec.spec import Codec
 from tq_onnx.codec.window import MAX_ENTRIES
 from tq_onnx.errors import UsageError
+from tq_onnx.ops.features import Feature
 
 CENTER_FROM: Final = 4
 """The first token that is centered by the mean of all later ones."""
@@ -141,9 +143,16 @@ def asks_for_window(options: Options) -> bool:
     return bool(options.window or options.sinks)
 
 
-def without_presets_window(options: Options) -> Options:
-    """Return the options with no other exact window than what is asked for."""
-    return replace(options, window=options.window or 0, sinks=options.sinks or 0)
+def without(options: Options, lacking: Iterable[Feature]) -> Options:
+    """Return the options with nothing by default of what is lacking; what is asked for stays."""
+    usual = Options()
+    off = {
+        name: value
+        for feature in lacking
+        for name, value in feature.options.items()
+        if getattr(options, name) == getattr(usual, name)
+    }
+    return replace(options, **off)
 
 
 def expect_window(preset: Preset, options: Options, what: str, *, instead: str) -> None:

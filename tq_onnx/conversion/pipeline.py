@@ -24,12 +24,7 @@ from tq_onnx.conversion.check import check, check_merged
 from tq_onnx.conversion.equalise import LayerEqualisation
 from tq_onnx.conversion.merging import expect_continued, merge
 from tq_onnx.conversion.naming import name_sizes
-from tq_onnx.conversion.options import (
-    Options,
-    expect_window,
-    preset_of,
-    without_presets_window,
-)
+from tq_onnx.conversion.options import Options, expect_window, preset_of, without
 from tq_onnx.conversion.original import Original, blaming, recognise_original
 from tq_onnx.conversion.planning import DEFAULT_OPTIONS, make_plan
 from tq_onnx.conversion.reports import ConversionReport
@@ -39,7 +34,8 @@ from tq_onnx.conversion.target import CPU, Target
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError, located
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.files.save import ExternalData, SavedFiles, check_output, save
-from tq_onnx.graph.values import static_dim
+from tq_onnx.graph.values import label, static_dim
+from tq_onnx.ops.features import EXACT_WINDOW
 from tq_onnx.plan import Plan
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.recognise.site import Site
@@ -230,26 +226,22 @@ def _prepare(
     calibration = None if options.calibration is None else read_calibration(options.calibration)
     loaded, before, recognition = original.loaded, original.interface, original.recognition
     _tell(on_progress, _PLAN)
-    if not target.searches:
-        options = replace(options, gains=False)
-    asked = options
-    if not target.has_windows:
-        options = without_presets_window(options)
+    asked, options = options, without(options, target.capabilities.lacking)
     has_covariance = calibration is not None and calibration.has_covariance
     if options.feedback and not has_covariance:
         raise UsageError(
             "error feedback is made of the covariances of queries, and there are none",
             fix="give --calibration with a file that this version has made",
         )
-    wanted = target.feeds_back if options.feedback is None else options.feedback
-    feeds_back = has_covariance and wanted
+    feeds_back = has_covariance and options.feedback is not False
     with blaming(before, path):
         with located(path):
             plan = make_plan(
                 recognition, chosen, options, window, feeds_back=feeds_back, beside=beside
             )
-        target.refuse(plan)
-        if not target.has_windows:
+            nodes = {site.layer: label(site.node) for site in recognition.sites}
+            target.capabilities.expect(target.name, plan, nodes)
+        if EXACT_WINDOW in target.capabilities.lacking:
             reason = f"models for --target {target.name} have none"
             expect_window(chosen, asked, reason, instead="use --preset int3")
         expect_classes(chosen, options, calibration)

@@ -1,7 +1,7 @@
 """A target as the conversion sees it: what a model is made for.
 
 A target is a folder in ``tq_onnx.targets`` and a row in ``tq_onnx.targets.registry``. The row is a
-``Target``: its options, its refusals, the passes that rewrite a converted model for it, and the
+``Target``: its options, what it takes, the passes that rewrite a converted model for it, and the
 facts that the rest of the product asks for. Nothing outside of the folder names a target. This
 module imports neither onnx nor onnx-ir, so that the command line can read the rows at once.
 """
@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from tq_onnx import plan as plans
+from tq_onnx.conversion.capabilities import Capabilities
 from tq_onnx.errors import UsageError
 
 if TYPE_CHECKING:
@@ -109,10 +110,6 @@ Values = Mapping[str, Any]
 """Values of a target's options, by name."""
 
 
-def _refuse_nothing(plan: Plan) -> None:
-    return None
-
-
 @dataclass(frozen=True)
 class Target:
     """One row of the registry.
@@ -123,7 +120,7 @@ class Target:
         summary: what a model for it is, for one line of a report; empty for nothing.
         example: options of an example in the help of ``convert``; empty for none.
         options: what only its models have.
-        refuse: raises ``UsageError`` for a plan that the target has no kernels for.
+        capabilities: what it takes; a plan with anything else is refused.
         lower: makes the passes from the plan, the path of the original and the values of the
             options; None for a target that takes the converted model as it is.
         provider: name of the execution provider that runs it, see ``tq_onnx.runtime.providers``.
@@ -132,11 +129,6 @@ class Target:
         has_fixed_sizes: whether every input and output has numbers for sizes.
         has_weights: whether weights are in the model file itself.
         exposes_views: whether views of an inner value are exposed in the value's place.
-        searches: whether it has encoders that search; if not, presets that search round to the
-            nearest codes and keep the norm.
-        feeds_back: whether it has encoders with error feedback; if not, calibrated keys have none
-            unless it is asked for.
-        has_windows: whether it has kernels for exact windows; if not, presets have none.
         restore: makes the operators again, in memory, in a model that has standard ones in their
             places; None where they cannot be made.
         violations: what is wrong with a model that the passes left, a clause each, given also what
@@ -153,16 +145,13 @@ class Target:
     summary: str = ""
     example: str = ""
     options: tuple[TargetOption, ...] = ()
-    refuse: Callable[[Plan], None] = _refuse_nothing
+    capabilities: Capabilities = field(default_factory=Capabilities)
     lower: Callable[[Plan, Path, Values], Lowering] | None = None
     provider: str = plans.CPU
     has_operators: bool = True
     has_fixed_sizes: bool = False
     has_weights: bool = False
     exposes_views: bool = True
-    searches: bool = True
-    feeds_back: bool = True
-    has_windows: bool = True
     restore: Callable[[ir.Model, Plan], ir.Model] | None = None
     violations: Callable[[InterfaceSnapshot, ir.Model, Plan], Iterator[str]] | None = None
     files: Mapping[str, Values] = field(default_factory=lambda: MappingProxyType({}))

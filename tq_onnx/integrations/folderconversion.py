@@ -22,12 +22,7 @@ from typing import Final
 
 from tq_onnx.codec.presets import DEFAULT_PRESET, Preset
 from tq_onnx.conversion import pipeline
-from tq_onnx.conversion.options import (
-    Options,
-    expect_window,
-    preset_of,
-    without_presets_window,
-)
+from tq_onnx.conversion.options import Options, expect_window, preset_of, without
 from tq_onnx.conversion.planning import DEFAULT_OPTIONS
 from tq_onnx.conversion.reports import ConversionReport
 from tq_onnx.conversion.target import CPU, Target
@@ -50,6 +45,7 @@ from tq_onnx.integrations.genai import (
     check_config,
     patch_config,
 )
+from tq_onnx.ops.features import EXACT_WINDOW
 from tq_onnx.plan import Plan
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.runtime.library import get_library_path
@@ -218,14 +214,14 @@ def _genai_options(options: Options, preset: Preset, target: Target) -> Options:
     Raises:
         UsageError: the preset is of little use without a window.
     """
-    if target.has_windows:
+    if EXACT_WINDOW in target.capabilities.features:
         expect_window(
             preset,
             options,
             "folders of onnxruntime-genai have one only if it is asked for",
             instead=f"give --window {preset.window} --sinks {preset.sinks}, use --preset int3",
         )
-    return replace(without_presets_window(options), equal_rows=True)
+    return replace(without(options, [EXACT_WINDOW]), equal_rows=True)
 
 
 def _expect_decoders(

@@ -7,7 +7,6 @@ cache. Weights in external data stay where they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -19,16 +18,18 @@ from tq_onnx.codec.elements import ELEMENT_BITS, ELEMENTS
 from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.codec.unrotated import RAW
 from tq_onnx.conversion import bake
-from tq_onnx.conversion.layers import SHARED, ConvertedLayer, EncodeNode, converted_layers
+from tq_onnx.conversion.layers import ConvertedLayer, EncodeNode, converted_layers
 from tq_onnx.files.load import LoadedModel
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import attribute_int, integers
 from tq_onnx.graph.copying import copy_graph
 from tq_onnx.ops.domain import DOMAIN
-from tq_onnx.ops.operators import Attention, Encode
+from tq_onnx.ops.operators import BY_NAME, Attention, Encode, PagedAttention, PagedEncode
 from tq_onnx.plan import LayerPlan, Plan
 
 NO_TABLE: Final = "tq.none"
+_TABLES: Final = ("rotation", "centroids", "boundaries")
+_OF_CODES: Final = ("norm_correction", "recent", "sinks")
 _SIZES: Final = 3
 """Heads, slots and bytes of a cache."""
 _ACCURACY: Final = "accuracy_level"
@@ -49,10 +50,12 @@ def raw_form(loaded: LoadedModel, plan: Plan) -> LoadedModel:
     none = _constant(build, model.graph, NO_TABLE, np.zeros(1, np.float32))
     tables: set[ir.Value] = set()
     layers = []
-    for layer in converted_layers(model, plan):
-        raw = raw_layer(layer.plan)
+    for layer in converted_layers(model, plan, pages=True):
+        raw = _raw_layer(layer.plan)
+        for operator in layer.operators:
+            tables.update(_take_codecs(operator.node, raw.key.codec, none))
         for encoder in layer.encoders:
-            tables.update(_unquantise(encoder, layer, raw, none))
+            _widen_rows(encoder, raw)
             _widen_empty(build, model.graph, encoder, raw)
         if any(vectors.dtype not in (None, ir.DataType[raw.dtype]) for vectors in _vectors(layer)):
             _cast(build, layer)
@@ -61,8 +64,8 @@ def raw_form(loaded: LoadedModel, plan: Plan) -> LoadedModel:
         if not table.uses():
             model.graph.initializers.pop(table.name or "", None)
     raw_plan = replace(plan, layers=tuple(layers), gains=0)
-    for name in (Encode.name, Attention.name):
-        model.functions.pop((DOMAIN, name, ""), None)
+    for kind in (Encode, Attention, PagedEncode, PagedAttention):
+        model.functions.pop((DOMAIN, kind.name, ""), None)
     bake.bake_functions(model, raw_plan)
     bake.bake_metadata(model, raw_plan)
     return replace(loaded, model=model)
@@ -95,7 +98,7 @@ def has_codes(model: ir.Model) -> bool:
     return any(node.op_type == "DequantizeLinear" for node in model.graph)
 
 
-def raw_layer(layer: LayerPlan) -> LayerPlan:
+def _raw_layer(layer: LayerPlan) -> LayerPlan:
     """Return the plan of a layer whose caches hold the numbers that go into them."""
     codec = Codec(RAW, ELEMENT_BITS[ELEMENTS[layer.dtype]])
     width = row_layout(codec, layer.head_size).row_bytes
@@ -103,48 +106,45 @@ def raw_layer(layer: LayerPlan) -> LayerPlan:
     return replace(raw, centered=False)
 
 
-def _unquantise(
-    encoder: EncodeNode, layer: ConvertedLayer, raw: LayerPlan, none: ir.Value
-) -> Iterable[ir.Value]:
-    """Make a cache one of raw rows, where it is made and where it is read; return old tables."""
-    node, attentions = encoder.node, [one.node for one in layer.attentions]
-    old = [encoder.rotation, encoder.centroids, encoder.boundaries, encoder.offset]
-    old += [encoder.gains, encoder.feedback]
-    node.attributes.pop(Encode.codec_index.name, None)
-    _set(node, {"codec": RAW, "bits": raw.key.codec.bits, "norm_correction": 0})
-    encoder.rotation = encoder.centroids = encoder.boundaries = none
-    encoder.offset = encoder.gains = encoder.feedback = None
-    read = SHARED[encoder.role]
-    for attention in attentions:
-        old += [
-            read[slot].of(attention) for slot in (Encode.rotation, Encode.centroids, Encode.offset)
-        ]
-        for slot in (Encode.rotation, Encode.centroids):
-            read[slot].replace(attention, none)
-        read[Encode.offset].replace(attention, None)
-        attention.attributes.pop(f"{encoder.role}_codec_index", None)
-        _set(attention, {f"{encoder.role}_codec": RAW, f"{encoder.role}_bits": raw.key.codec.bits})
-    for operator in (node, *attentions):
+def _take_codecs(node: ir.Node, codec: Codec, none: ir.Value) -> list[ir.Value]:
+    """Make an operator one of raw rows, contiguous or in pages.
+
+    Args:
+        node: the operator, which is changed.
+        codec: that of the raw rows.
+        none: stands for a table.
+
+    Returns:
+        The tables that it had.
+    """
+    operator = BY_NAME[node.op_type]
+    old = []
+    for slot in operator.inputs:
+        is_table = slot.name.endswith(_TABLES)
+        if is_table or (slot.when is not None and slot.when.of_codes):
+            old.append(slot.of(node))
+            slot.replace(node, none if is_table else None)
+    for attribute in operator.attributes:
+        name = attribute.name
+        if attribute.when is not None and attribute.when.of_codes:
+            node.attributes.pop(name, None)
+        elif name.endswith("codec"):
+            node.attributes[name] = ir.AttrString(name, codec.kind)
+        elif name.endswith("bits"):
+            node.attributes[name] = ir.AttrInt64(name, codec.bits)
         # Raw rows are exact as they are: what is in front of them stays, without entries.
-        for attribute in (Encode.recent, Encode.sinks):
-            if attribute.name in operator.attributes:
-                _set(operator, {attribute.name: 0})
-    readers = [use.node for use in encoder.output.uses()]
-    shortened = [reader.outputs[0] for reader in readers if reader.op_type == "Slice"]
-    for value in (encoder.past, encoder.output, *shortened):
-        _widen(value, raw.key.row_bytes)
+        elif name in _OF_CODES and name in node.attributes:
+            node.attributes[name] = ir.AttrInt64(name, 0)
     return [value for value in old if value is not None]
 
 
-def _set(node: ir.Node, attributes: dict[str, Any]) -> None:
-    for name, value in attributes.items():
-        text = isinstance(value, str)
-        node.attributes[name] = ir.AttrString(name, value) if text else ir.AttrInt64(name, value)
-
-
-def _widen(value: ir.Value, width: int) -> None:
-    if value.shape is not None and len(value.shape) == 4:
-        value.shape = ir.Shape([*value.shape[:3], width])
+def _widen_rows(encoder: EncodeNode, raw: LayerPlan) -> None:
+    """Widen the rows of a cache."""
+    readers = [use.node for use in encoder.output.uses()]
+    shortened = [reader.outputs[0] for reader in readers if reader.op_type == "Slice"]
+    for value in (encoder.past, encoder.output, *shortened):
+        if value.shape is not None and len(value.shape) == 4:
+            value.shape = ir.Shape([*value.shape[:3], raw.key.row_bytes])
 
 
 def _widen_empty(build: Builder, graph: ir.Graph, encoder: EncodeNode, raw: LayerPlan) -> None:

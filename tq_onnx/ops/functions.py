@@ -50,6 +50,7 @@ from tq_onnx.ops.bodies.operators import (
 )
 from tq_onnx.ops.bodies.pagedoperators import paged_attention_function, paged_encode_function
 from tq_onnx.ops.domain import DOMAIN, VERSION
+from tq_onnx.ops.features import FEEDBACK, GAINS, Features
 from tq_onnx.ops.operators import BY_NAME
 
 __all__ = ["body_codecs", "body_encoders", "decoder_function_protos", "function_protos"]
@@ -60,13 +61,7 @@ _Functions = dict[str, OnnxFunction[..., Any]]
 def function_protos(
     pairs: Sequence[tuple[Codec, Codec]],
     *,
-    has_bias: bool = False,
-    has_sink: bool = False,
-    has_offset: bool = False,
-    has_window: bool = False,
-    has_gains: bool = False,
-    has_feedback: bool = False,
-    has_padding: bool = False,
+    features: Features = frozenset(),
     element: str = "float32",
     is_paged: bool = False,
 ) -> list[onnx.FunctionProto]:
@@ -78,13 +73,7 @@ def function_protos(
 
     Args:
         pairs: codecs of keys and of values, of one layer after the other; once is enough.
-        has_bias: whether the model's attention nodes have the input ``attention_bias``.
-        has_sink: likewise ``head_sink``.
-        has_offset: likewise ``key_offset`` and ``value_offset``; encoding nodes have ``offset``.
-        has_window: likewise ``new_keys`` and ``new_values``; nodes say what window they have.
-        has_gains: whether encoding nodes have ``gains``.
-        has_feedback: whether they have ``feedback``, and gains too.
-        has_padding: whether attention nodes have ``left_padding``.
+        features: what the model has of ``tq_onnx.ops.features``; error feedback brings gains.
         element: element type of vectors and queries, see ``codec.elements``; only the bodies of
             ``raw`` depend on it.
         is_paged: whether the model has the paged operators, in place of those on contiguous caches;
@@ -97,13 +86,7 @@ def function_protos(
     model = Model(
         codecs=body_codecs(pairs),
         pairs=tuple(dict.fromkeys(pairs)),
-        has_bias=has_bias,
-        has_sink=has_sink,
-        has_offset=has_offset,
-        has_window=has_window,
-        has_gains=has_gains or has_feedback,
-        has_feedback=has_feedback,
-        has_padding=has_padding,
+        features=features | {GAINS} if FEEDBACK in features else features,
         element=element,
     )
     protos: dict[str, onnx.FunctionProto] = {}

@@ -30,9 +30,13 @@ class Node:
     """The inputs and attributes of one node, with errors that name it."""
 
     def __init__(self, context: InferenceContext, floats: Input) -> None:
-        """Read the node; ``floats`` is the input with the model's element type and head size."""
+        """Read the node; ``floats`` is the input with the model's element type and head size.
+
+        Inputs of other forms of the operator are those of the same names.
+        """
         self.context = context
         self.floats = floats
+        self._inputs = floats.operator.by_name
 
     def error(self, text: str) -> InferenceError:
         """Return an error that names the node."""
@@ -40,11 +44,14 @@ class Node:
 
     def has(self, one: Input) -> bool:
         """Return whether the node has an input."""
-        return bool(self.context.has_input(one.slot))
+        return one.name in self._inputs and bool(self.context.has_input(self._slot(one)))
+
+    def _slot(self, one: Input) -> int:
+        return self._inputs[one.name].slot
 
     def sizes(self, one: Input) -> list[Size] | None:
         """Return the sizes of an input; None if not even their number is known."""
-        kind = self.context.get_input_type(one.slot) if self.has(one) else None
+        kind = self.context.get_input_type(self._slot(one)) if self.has(one) else None
         if kind is None or not kind.HasField("tensor_type"):
             return None
         if not kind.tensor_type.HasField("shape"):
@@ -104,7 +111,7 @@ class Node:
 
     def element_type(self, one: Input) -> int:
         """Return the element type of an input as ONNX numbers it; 0 if it is not known."""
-        kind = self.context.get_input_type(one.slot) if self.has(one) else None
+        kind = self.context.get_input_type(self._slot(one)) if self.has(one) else None
         return 0 if kind is None else int(kind.tensor_type.elem_type)
 
     def _attribute(self, attribute: Attribute) -> onnx.AttributeProto:

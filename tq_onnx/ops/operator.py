@@ -13,13 +13,13 @@ members name slots and attributes, so a misspelt one is an error of the type che
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Final
 
 import onnx_ir as ir
 
 from tq_onnx.ops.domain import DOMAIN
+from tq_onnx.ops.features import Feature, Features
 
 FLOATS: Final = "T"
 """The element type of the model's activations: float32, float16 or bfloat16."""
@@ -27,12 +27,6 @@ BYTES: Final = "tensor(uint8)"
 INT64: Final = "tensor(int64)"
 INT32: Final = "tensor(int32)"
 FLOAT32: Final = "tensor(float)"
-
-Feature = Literal["bias", "sink", "offset", "mixed", "window", "gains", "feedback", "padding"]
-"""Optional parts of a model: an additive mask, sinks of the heads, offsets of a calibration,
-several codecs, an exact window, an encoder that searches, error feedback, padding on the left that
-lengths tell."""
-Features = AbstractSet[Feature]
 
 
 @dataclass(eq=False)
@@ -63,22 +57,38 @@ class Parameter:
 
 
 class Input(Parameter):
-    """One input."""
+    """One input.
+
+    Attributes:
+        operator: whose input it is.
+    """
+
+    operator: type[Operator]
 
     def of(self, node: ir.Node) -> ir.Value | None:
-        """Return the value that a node reads here; None if the node lacks the input."""
-        return node.inputs[self.slot] if self.slot < len(node.inputs) else None
+        """Return the value that a node reads here; None if the node lacks the input.
+
+        Inputs of the same names are the same in all forms of an operator, whatever their slots.
+        """
+        slot = self._slot(node)
+        return None if slot is None or slot >= len(node.inputs) else node.inputs[slot]
 
     def replace(self, node: ir.Node, value: ir.Value | None) -> None:
         """Make a node read another value, or none.
 
         The node gets as many inputs as the last one that is there needs.
         """
-        if self.slot >= len(node.inputs):
-            node.resize_inputs(self.slot + 1)
-        node.replace_input_with(self.slot, value)
+        slot = self._slot(node)
+        assert slot is not None
+        if slot >= len(node.inputs):
+            node.resize_inputs(slot + 1)
+        node.replace_input_with(slot, value)
         slots = [slot for slot, each in enumerate(node.inputs) if each is not None]
         node.resize_inputs(max(slots, default=-1) + 1)
+
+    def _slot(self, node: ir.Node) -> int | None:
+        operator = Operator.known.get(node.op_type, self.operator)
+        return operator.by_name[self.name].slot if self.name in operator.by_name else None
 
 
 class Output(Parameter):
@@ -116,19 +126,27 @@ class Operator:
         inputs: by slot; the optional ones come last.
         outputs: by slot.
         attributes: the required ones first.
+        by_name: the inputs.
+        known: all operators, by name.
     """
 
+    known: ClassVar[dict[str, type[Operator]]] = {}
     name: ClassVar[str]
     summary: ClassVar[str]
     inputs: ClassVar[tuple[Input, ...]]
     outputs: ClassVar[tuple[Output, ...]]
     attributes: ClassVar[tuple[Attribute, ...]]
+    by_name: ClassVar[Mapping[str, Input]]
 
     def __init_subclass__(cls) -> None:
+        Operator.known[cls.name] = cls
         members = tuple(vars(cls).values())
         cls.inputs = tuple(each for each in members if isinstance(each, Input))
         cls.outputs = tuple(each for each in members if isinstance(each, Output))
         cls.attributes = tuple(each for each in members if isinstance(each, Attribute))
+        cls.by_name = {each.name: each for each in cls.inputs}
+        for each in cls.inputs:
+            each.operator = cls
         for parameters in (cls.inputs, cls.outputs):
             for slot, parameter in enumerate(parameters):
                 parameter.slot = slot

@@ -19,11 +19,12 @@ from tq_onnx.codec.classmatrices import INVERSION, inversion_error
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.elements import ELEMENTS
 from tq_onnx.conversion.bake import rotation_table
+from tq_onnx.conversion.layers import READ, ConvertedLayer, EncodeNode, converted_layers
 from tq_onnx.measure.feeding_modes import SAME_NUMBERS, CallDistance, FeedingFigures
 from tq_onnx.measure.oracle import BODY, KERNEL, OracleFigures
-from tq_onnx.measure.probe import EncodeNames, Probe
+from tq_onnx.measure.probe import Probe
 from tq_onnx.measure.reconstruction import CacheDistance, ReconstructionFigures
-from tq_onnx.plan import LayerPlan, Plan
+from tq_onnx.plan import Plan
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.session import placement
 
@@ -207,57 +208,57 @@ def _tipped(
     )
 
 
-def tables(probe: Probe) -> PropertyCheck:
-    """Compare rotations and codebooks in the file with the tables that its plan names."""
+def tables(model: ir.Model, plan: Plan) -> PropertyCheck:
+    """Compare rotations and codebooks in a model with the tables that its plan names."""
     problems = []
-    for layer in probe.layers:
-        head_size = layer.plan.head_size
-        for cache, names in (("key", layer.key), ("value", layer.value)):
-            if names.rotation is None or names.codebook is None:
+    rotated = False
+    for layer in converted_layers(model, plan, pages=True):
+        for encoder in layer.encoders:
+            codec, size = encoder.codec, layer.plan.head_size
+            if not codec.is_rotated:
                 continue
-            where = f"layer {layer.plan.layer} {cache}"
-            book = codebook_of(names.codec, head_size)
+            rotated = True
+            book = codebook_of(codec, size)
             # Models that were converted before centroids were rounded have the others.
-            older = codebook_of(names.codec, head_size, rounded=False)
-            if not _is_planned(names, layer.plan, probe.plan):
-                problems.append(f"{where}: rotation")
-            if not any(_close(names.codebook.centroids, one.centroids) for one in (book, older)):
-                problems.append(f"{where}: centroids")
-            if not _close(names.codebook.boundaries, book.boundaries):
-                problems.append(f"{where}: boundaries")
-    rotated = any(names.rotation is not None for one in probe.layers for names in one.caches)
-    baked = f"{probe.plan.rotation} rotations of seed {probe.plan.seed}, codebooks"
-    return PropertyCheck(
-        "baked tables match the plan",
-        not problems,
-        f"not as planned: {', '.join(problems)}"
-        if problems
-        else baked
-        if rotated
-        else "the codecs have none",
+            older = codebook_of(codec, size, rounded=False)
+            centroids = _floats(encoder.centroids)
+            for name, holds in (
+                ("rotation", _is_planned(encoder, layer, plan)),
+                ("centroids", any(_close(centroids, each.centroids) for each in (book, older))),
+                ("boundaries", _close(_floats(encoder.boundaries), book.boundaries)),
+            ):
+                if not holds:
+                    problems.append(f"layer {layer.plan.layer} {encoder.role}: {name}")
+    baked = f"{plan.rotation} rotations of seed {plan.seed}, codebooks"
+    planned = baked if rotated else "the codecs have none"
+    detail = f"not as planned: {', '.join(problems)}" if problems else planned
+    return PropertyCheck("baked tables match the plan", not problems, detail)
+
+
+def _is_planned(encoder: EncodeNode, layer: ConvertedLayer, plan: Plan) -> bool:
+    """Tell whether a rotation is the plan's, or, of classes, whether attention undoes it."""
+    found = _floats(encoder.rotation)
+    if not encoder.codec.is_split:
+        return _close(found, rotation_table(plan, layer.plan, encoder.codec))
+    sizes = (layer.plan.kv_num_heads, layer.plan.head_size, layer.plan.head_size)
+    return all(
+        read is not None
+        and found is not None
+        and read.shape == found.shape == sizes
+        and inversion_error(found, read) <= INVERSION
+        for read in (_floats(READ[encoder.role].of(each.node)) for each in layer.attentions)
     )
 
 
-def _is_planned(names: EncodeNames, layer: LayerPlan, plan: Plan) -> bool:
-    """Tell whether a rotation is the plan's, or, of classes, whether attention undoes it."""
-    assert names.rotation is not None
-    if names.codec.is_split:
-        return undoes(names.read, names.rotation, layer)
-    return _close(names.rotation, rotation_table(plan, layer, names.codec))
+def _floats(value: ir.Value | None) -> npt.NDArray[np.float32] | None:
+    tensor = None if value is None else value.const_value
+    return None if tensor is None else np.asarray(tensor.numpy(), np.float32)
 
 
-def undoes(
-    read: npt.NDArray[np.float32] | None, encode: npt.NDArray[np.float32] | None, layer: LayerPlan
-) -> bool:
-    """Tell whether attention undoes what an encoder multiplies with, both ``[N, D, D]``."""
-    sizes = (layer.kv_num_heads, layer.head_size, layer.head_size)
-    if read is None or encode is None or read.shape != sizes or encode.shape != sizes:
+def _close(found: npt.NDArray[np.float32] | None, wanted: npt.NDArray[np.float32]) -> bool:
+    if found is None or found.shape != wanted.shape:
         return False
-    return inversion_error(encode, read) <= INVERSION
-
-
-def _close(found: npt.NDArray[np.float32], wanted: npt.NDArray[np.float32]) -> bool:
-    return found.shape == wanted.shape and bool(np.abs(found - wanted).max() <= MAX_TABLE_ERROR)
+    return bool(np.abs(found - wanted).max() <= MAX_TABLE_ERROR)
 
 
 def same_weights(distances: Sequence[CacheDistance], probe: Probe) -> PropertyCheck:

@@ -24,7 +24,7 @@ from tq_onnx.conversion.pipeline import Prepared, prepare
 from tq_onnx.errors import UnsupportedModelError, UsageError, VerificationError
 from tq_onnx.files.load import LoadedModel
 from tq_onnx.graph.copying import copy_graph
-from tq_onnx.measure.expose_internals import expose_internals
+from tq_onnx.measure.expose_internals import expose_internals, with_operators
 from tq_onnx.measure.probe import Probe
 from tq_onnx.measure.rawform import multiply_floats, raw_form
 from tq_onnx.measure.readings import Reading, distance, fitted, read, values_of, widened
@@ -214,7 +214,7 @@ def expect_fidelity(
     """
     with failing(converted):
         found = fidelity(raw, converted, loaded, plan, library=library, threads=threads)
-        found.append(tables(expose_internals(converted, loaded=loaded)))
+        found.append(tables(with_operators(loaded).model, plan))
     lost = [check.detail for check in found if check.holds is False]
     if lost:
         raise VerificationError(

@@ -8,7 +8,7 @@ memory, it must compute the same, to float noise; with them, other pages must gi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -17,21 +17,13 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from tq_onnx.codec.codebook import codebook_of
-from tq_onnx.codec.unrotated import RAW
-from tq_onnx.conversion import bake
-from tq_onnx.conversion.bake import rotation_table
 from tq_onnx.conversion.check import snapshot_interface
 from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.files.load import LoadedModel, load
-from tq_onnx.graph.builder import Builder
-from tq_onnx.graph.copying import copy_graph
-from tq_onnx.measure.rawform import NO_TABLE, multiply_floats, raw_layer
+from tq_onnx.measure.rawform import multiply_floats, raw_form
 from tq_onnx.measure.readings import distance, with_float_products
 from tq_onnx.measure.windows import text_of
-from tq_onnx.ops.domain import DOMAIN
-from tq_onnx.ops.operators import PagedAttention, PagedEncode
-from tq_onnx.plan import ROLES, LayerPlan, Plan
+from tq_onnx.plan import Plan, plan_in
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.runtime.model import OpenModel, open_original
 from tq_onnx.runtime.pages import PagedDecoder
@@ -40,11 +32,10 @@ from tq_onnx.targets.paged.checks import violations
 from tq_onnx.targets.registry import target_of
 from tq_onnx.verification.adapted import BY_NODES, fold_alike
 from tq_onnx.verification.checks import (
-    MAX_TABLE_ERROR,
     ROUNDING_BY_CALL,
     PropertyCheck,
     failed,
-    undoes,
+    tables,
 )
 from tq_onnx.verification.fidelity import KEPT, MAX_REWRITE_ERROR, MAX_ROUNDED_ERROR
 from tq_onnx.verification.graph_equality import (
@@ -144,10 +135,12 @@ def verify_pages(
     found = [
         _clauses("operators are those of the plan", violations(snapshot, converted.model, plan))
     ]
-    found.append(_clauses("baked tables are those of the plan", _tables(converted.model, plan)))
+    found.append(tables(converted.model, plan))
     tell(Progress("Comparing everything but the codecs with the original"))
     made = partial(make_session, threads=threads, external_data=converted.path.parent)
-    raw, raw_plan = raw_pages(converted, plan)
+    raw = raw_form(converted, plan).model
+    raw_plan = plan_in(raw.metadata_props)
+    assert raw_plan is not None  # the raw form is a conversion
     given = _packed(made(_bytes(raw), library=library), raw_plan, text)
     found.append(_same(wanted, given, plan, raw))
     found.append(_clauses(KEPT, _changed(original, converted, raw, plan)))
@@ -264,104 +257,3 @@ def _same_bits(one: Logits, other: Logits) -> PropertyCheck:
 def _bytes(model: ir.Model) -> bytes:
     content: bytes = ir.to_proto(multiply_floats(model)).SerializeToString()
     return content
-
-
-def raw_pages(loaded: LoadedModel, plan: Plan) -> tuple[ir.Model, Plan]:
-    """Return a model with pages whose caches hold what goes into them, and its plan.
-
-    Args:
-        loaded: the converted model; it is not changed, and shares its weights with the result.
-        plan: its plan.
-    """
-    model = copy_graph(loaded.model)
-    build = Builder(model.graph)
-    none = model.graph.initializers.get(NO_TABLE)
-    none = build.constant(NO_TABLE, np.zeros(1, np.float32)) if none is None else none
-    layers = [raw_layer(layer) for layer in plan.layers]
-    width = max(layer.key.row_bytes for layer in layers)
-    layers = [layer.with_caches(row_bytes=width) for layer in layers]
-    for layer in layers:
-        for node in _operators(model, layer):
-            _take_codecs(node, layer.key.codec.bits, none)
-        for value in (*model.graph.inputs, *model.graph.outputs):
-            if value.name in _names(layer) and value.shape is not None:
-                value.shape = ir.Shape([*value.shape[:3], width])
-    raw = replace(plan, layers=tuple(layers), gains=0)
-    for name in (PagedEncode.name, PagedAttention.name):
-        model.functions.pop((DOMAIN, name, ""), None)
-    bake.bake_functions(model, raw)
-    return model, raw
-
-
-def _names(layer: LayerPlan) -> set[str | None]:
-    return {name for pair in layer.caches for name in (pair.past, pair.present)}
-
-
-def _operators(model: ir.Model, layer: LayerPlan) -> list[ir.Node]:
-    """Return the encoders of keys and of values, and the attentions that read both."""
-    outputs = {value.name: value for value in model.graph.outputs}
-    presents = [outputs[pair.present] for pair in layer.caches]
-    encoders = [node for value in presents if (node := value.producer()) is not None]
-    readers = [use.node for use in presents[0].uses() if PagedAttention.is_node(use.node)]
-    return [*encoders, *readers]
-
-
-def _take_codecs(node: ir.Node, bits: int, none: ir.Value) -> None:
-    operator = PagedEncode if PagedEncode.is_node(node) else PagedAttention
-    for slot in operator.inputs:
-        if slot.name.endswith(("rotation", "centroids", "boundaries")):
-            slot.replace(node, none)
-        elif slot.name.endswith(("offset", "gains", "feedback")):
-            slot.replace(node, None)
-    for attribute in operator.attributes:
-        name = attribute.name
-        if name.endswith("codec_index"):
-            node.attributes.pop(name, None)
-        elif name.endswith("codec"):
-            node.attributes[name] = ir.AttrString(name, RAW)
-        elif name.endswith("bits"):
-            node.attributes[name] = ir.AttrInt64(name, bits)
-    if operator is PagedEncode:
-        node.attributes["norm_correction"] = ir.AttrInt64("norm_correction", 0)
-
-
-def _tables(model: ir.Model, plan: Plan) -> Iterator[str]:
-    """Yield the rotations and codebooks that are not what the plan says."""
-    for layer in plan.layers:
-        key, value, *readers = _operators(model, layer)
-        for side, node in zip(ROLES, (key, value), strict=True):
-            codec = layer.cache(side).codec
-            if not codec.is_rotated:
-                continue
-            read = [(node, PagedEncode.rotation, PagedEncode.centroids)]
-            slots = {one.name: one for one in PagedAttention.inputs}
-            for reader in readers:
-                read.append((reader, slots[f"{side}_rotation"], slots[f"{side}_centroids"]))
-            where = f"layer {layer.layer}, {side}s"
-            wanted = {"centroids": codebook_of(codec, layer.head_size).centroids}
-            if not codec.is_split:
-                wanted["rotation"] = rotation_table(plan, layer, codec)
-            for one, rotation, centroids in read:
-                found = {"rotation": rotation.of(one), "centroids": centroids.of(one)}
-                yield from _differing(where, found, wanted)
-            own, *taken = [_floats(rotation.of(one)) for one, rotation, _ in read]
-            if codec.is_split and not all(undoes(other, own, layer) for other in taken):
-                yield f"{where}: the matrices are not each other's inverse"
-
-
-def _floats(value: ir.Value | None) -> npt.NDArray[np.float32] | None:
-    tensor = None if value is None else value.const_value
-    return None if tensor is None else np.asarray(tensor.numpy(), np.float32)
-
-
-def _differing(
-    where: str,
-    found: Mapping[str, ir.Value | None],
-    wanted: Mapping[str, npt.NDArray[np.float32]],
-) -> Iterator[str]:
-    for name, table in wanted.items():
-        array = _floats(found[name])
-        if array is None or array.shape != table.shape:
-            yield f"{where}: the {name} has another size"
-        elif not np.abs(array - table).max() <= MAX_TABLE_ERROR:
-            yield f"{where}: the {name} holds other numbers"

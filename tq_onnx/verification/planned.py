@@ -11,16 +11,12 @@ import onnx_ir as ir
 
 from tq_onnx.codec.rotation import rotation_seed
 from tq_onnx.codec.spec import is_layout_of
-from tq_onnx.conversion.bake import attention_attributes, bake_functions, encode_attributes
+from tq_onnx.conversion.bake import bake_functions
+from tq_onnx.conversion.checknodes import layer_violations
 from tq_onnx.conversion.layers import (
-    ConvertedLayer,
     converted_layers,
-    shared_inputs,
-    shares_length,
 )
 from tq_onnx.errors import UnsupportedModelError, VerificationError
-from tq_onnx.graph.values import static_dim
-from tq_onnx.ops.operators import BY_NAME
 from tq_onnx.plan import (
     CPU,
     METADATA_DIGEST,
@@ -89,12 +85,7 @@ def plan_problems(model: ir.Model, plan: Plan, raw: Plan) -> list[str]:
             for name, value in wanted.items()
             if name.split()[-1] not in chosen and told[name] != value
         ]
-    for found in converted_layers(model, plan):
-        problems += [
-            f"layer {found.plan.layer}: {where} has {text}"
-            for where, text in _operators(found, plan)
-        ]
-    return problems
+    return [*problems, *layer_violations(model, plan)]
 
 
 def _facts(layer: LayerPlan) -> dict[str, Any]:
@@ -138,40 +129,3 @@ def _bodies(model: ir.Model, plan: Plan) -> list[str]:
         for identifier, body in wanted.functions.items()
         if identifier not in model.functions or not is_same_body(model.functions[identifier], body)
     ]
-
-
-def _operators(layer: ConvertedLayer, plan: Plan) -> Iterator[tuple[str, str]]:
-    window = asdict(plan.window_of(layer.plan))
-    for encoder in layer.encoders:
-        wanted = {**encode_attributes(plan, layer.plan, encoder.role), **window}
-        yield from _attributes(f"the encoder of {encoder.role}s", encoder.node, wanted)
-        if encoder.cache.past is not None and encoder.past.name != encoder.cache.past:
-            yield f"the encoder of {encoder.role}s", f"the cache {encoder.past.name}"
-        width = static_dim(encoder.output, -1)
-        if width not in (None, encoder.cache.row_bytes):
-            yield f"the encoder of {encoder.role}s", f"rows of {width} bytes"
-        if not all(shares_length(encoder, one, plan) for one in layer.attentions):
-            yield f"the encoder of {encoder.role}s", "another length than attention"
-        for slot, shared in shared_inputs(encoder).items():
-            one = slot.of(encoder.node)
-            if any(shared.of(attention.node) is not one for attention in layer.attentions):
-                yield "attention", f"another {shared.name} than the encoder of {encoder.role}s"
-    wanted = {**attention_attributes(plan, layer.plan), **window}
-    encoded = (layer.key.vectors, layer.value.vectors) if plan.has_window else (None, None)
-    for attention in layer.attentions:
-        if (attention.new_keys, attention.new_values) != encoded:
-            yield "attention", "other new keys and values than what is encoded"
-        yield from _attributes("attention", attention.node, wanted)
-
-
-def _attributes(where: str, node: ir.Node, wanted: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    operator = BY_NAME[node.op_type]
-    defaults = {attribute.name: attribute.default for attribute in operator.attributes}
-    for name, value in wanted.items():
-        found = node.attributes.get(name)
-        given = defaults[name] if found is None else found.value
-        same = given == value
-        if isinstance(value, float) and isinstance(given, float):
-            same = abs(given - value) <= 1e-6 * abs(value)
-        if not same:
-            yield where, f"{name} {given}, not {value}"

@@ -348,7 +348,7 @@ def _verify(
         raw = convert_raw(first, prompt, theirs, library=library, threads=threads)
         found += [
             *fidelity(raw, converted, pair.form, pair.plan, library=library, threads=threads),
-            checks.tables(probe),
+            checks.tables(pair.form.model, pair.plan),
             checks.same_weights(distances, probe),
         ]
         del first, graph, loaded, theirs, raw

@@ -43,16 +43,16 @@ inline constexpr LeastRow kLeastRows[] = {
 
 inline constexpr char kElements[] =
     "float or float16";
-inline constexpr char kCaches[] =
-    "of one layer each, given and returned";
-inline constexpr char kReadersOfACache[] =
-    "one layer";
+inline constexpr char kFirstPrompt[] =
+    "none";
+inline constexpr char kSharedCaches[] =
+    "none";
 inline constexpr char kHeadSize[] =
     "64 or 128";
 inline constexpr char kCodec[] =
     "lloyd_max with 1, 2, 3, 4 or 5 bits";
-inline constexpr char kRowWidth[] =
-    "the bytes of the codec";
+inline constexpr char kWiderRows[] =
+    "none";
 inline constexpr char kShortestRow[] =
     "910B and 910C: any; 310P: 32 bytes (4 bits, 5 bits; with head size 128 also 2 and 3)";
 inline constexpr char kGains[] =
@@ -70,7 +70,7 @@ inline constexpr char kSlidingWindow[] =
 inline constexpr char kSoftcap[] =
     "none, or 1 to 100";
 inline constexpr char kHeadSink[] =
-    "none, or one for each query head";
+    "yes";
 inline constexpr char kAttentionBias[] =
     "none";
 inline constexpr char kLeftPadding[] =

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -25,9 +24,9 @@ from tests.decoders.running import (
 from tq_onnx.ascend.lowering import claims as provider
 from tq_onnx.ascend.lowering.decoder import lowering_of
 from tq_onnx.ascend.lowering.mask import NOT_ON_THE_LEFT, PADDING
-from tq_onnx.ascend.lowering.refusals import expect_kernels
+from tq_onnx.ascend.targets import CANN
 from tq_onnx.conversion.check import complaint
-from tq_onnx.errors import UnsupportedModelError, UsageError
+from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.graph.builder import Builder
 from tq_onnx.ops.domain import ATTENTION, DECODER, DOMAIN, ENCODE
 from tq_onnx.ops.operators import Attention, RotaryEmbedding
@@ -166,7 +165,7 @@ def test_windows_softcaps_and_sinks_of_operators_stay() -> None:
     plan = lower(other, lowering_of(convert(other), POSITIONS))
     assert {(layer.sliding_window, layer.softcap) for layer in plan.layers} == {(3, 20.0)}
     assert all(layer.has_sink for layer in plan.layers)
-    expect_kernels(plan)
+    CANN.capabilities.expect(CANN.name, plan)
     runners = [Decoder.runner(session(model), 2) for model in (one, other)]
     assert agree(*runners, batches(sum(CHUNKS), 2), EXACT)
 
@@ -175,17 +174,6 @@ def test_windows_softcaps_and_sinks_of_operators_stay() -> None:
 def test_a_window_in_a_mask_becomes_the_attribute(name: str) -> None:
     _, plan = lowered(name)
     assert [layer.sliding_window for layer in plan.layers] == [6, 0]
-
-
-def test_refuses_softcaps_that_the_kernels_do_not_compute_closely() -> None:
-    plan = convert(load("dynamo-op18-sdpa"))
-
-    def capped(softcap: float) -> Plan:
-        return replace(plan, layers=tuple(replace(one, softcap=softcap) for one in plan.layers))
-
-    expect_kernels(capped(50.0))
-    with pytest.raises(UsageError, match=r"a softcap of 1000\.0; softcap: none, or 1 to 100"):
-        expect_kernels(capped(1000.0))
 
 
 def test_takes_lengths_from_positions_where_there_is_no_mask() -> None:
@@ -200,22 +188,6 @@ def test_refuses_what_has_no_kernel_by_name() -> None:
     model = load("genai-cpu-int4")
     with pytest.raises(UnsupportedModelError, match="MatMulNBits"):
         lower(model, lowering_of(convert(model), POSITIONS))
-
-
-@pytest.mark.parametrize(
-    ("preset", "named"),
-    [("k8v4", "q8_0|fp8"), ("prod3", "lloyd_max"), ("4bit_nc", "norm|lloyd|head")],
-)
-def test_refuses_presets_without_kernels(preset: str, named: str) -> None:
-    model = load("dynamo-op18-sdpa-hd128-fp16")
-    with pytest.raises(UsageError, match=named):
-        expect_kernels(convert(model, preset))
-
-
-def test_refuses_head_sizes_without_kernels() -> None:
-    model = load("optimum")
-    with pytest.raises(UsageError, match="head size of 16; head size: 64 or 128"):
-        expect_kernels(convert(model))
 
 
 def test_tables_have_as_many_positions_as_asked() -> None:

@@ -26,7 +26,7 @@ from tests.decoders.running import (
 from tq_onnx.ascend.lowering import claims as provider
 from tq_onnx.ascend.lowering.decoder import lowering_of
 from tq_onnx.ascend.lowering.mask import NOT_ON_THE_LEFT, PADDING
-from tq_onnx.ascend.lowering.refusals import expect_kernels
+from tq_onnx.ascend.targets import CANN
 from tq_onnx.cli.main import main
 from tq_onnx.conversion.check import complaint
 from tq_onnx.errors import UnsupportedModelError, UsageError
@@ -538,14 +538,16 @@ def test_operands_of_sizes_that_are_not_known(one: str, other: str, wrong: bool)
 
 def test_what_is_to_be_done_is_true() -> None:
     for name, match in (
-        ("optimum", "head size of 16.*; leave out --target cann$"),
-        ("dynamo-op18-sdpa-bf16", "BFLOAT16.*; export it in float32 or float16"),
+        ("optimum", "head size of 16.*; use another target$"),
+        ("dynamo-op18-sdpa-bf16", "bfloat16.*; export it in float or float16"),
         ("hf-prefill", "first prompt.*; export it with past"),
     ):
-        with pytest.raises(UsageError, match=match):
-            expect_kernels(convert(load(name)))
-    with pytest.raises(UsageError, match="; use --preset int4, int3 or int2 for all layers"):
-        expect_kernels(convert(load(BASE), "k8v4"))
+        with pytest.raises(UnsupportedModelError, match=match):
+            CANN.capabilities.expect(CANN.name, convert(load(name)))
+    with pytest.raises(
+        UsageError, match="; use a preset such as int4, int3 or int2 for all layers"
+    ):
+        CANN.capabilities.expect(CANN.name, convert(load(BASE), "k8v4"))
     model = load("genai-cpu-int4")
     with pytest.raises(UnsupportedModelError, match=r"MatMulNBits.*; give --expand-weights"):
         lower(model, lowering_of(convert(model), POSITIONS))

@@ -26,6 +26,7 @@ from tq_onnx.conversion.layers import converted_layers
 from tq_onnx.ops.bodies import TURBOQUANT, U8, op
 from tq_onnx.ops.bodies.composing import operator_style
 from tq_onnx.ops.domain import BODY_OPSET, DOMAIN, VERSION
+from tq_onnx.ops.features import ATTENTION_BIAS, MIXED_CODECS, features_of
 from tq_onnx.ops.functions import function_protos
 from tq_onnx.ops.operator import Operator
 from tq_onnx.ops.operators import Attention, Encode
@@ -97,7 +98,7 @@ def inline_operators(model: ir.Model, plan: Plan, sizes: Sizes) -> None:
                 model.opset_imports[domain] = VERSION
             node.domain = made[operator, codecs]
             for attribute in operator.attributes:
-                if attribute.when == "mixed":
+                if attribute.when is MIXED_CODECS:
                     node.attributes.pop(attribute.name, None)
     InlinePass()(model)
     model.functions.clear()
@@ -112,9 +113,7 @@ def _bodies(
     """Yield both operators for one pair of codecs, and all that they call."""
     for proto in function_protos(
         [codecs],
-        has_bias=True,
-        has_sink=any(each.has_sink for each in plan.layers),
-        has_offset=plan.centered,
+        features=features_of(plan) | {ATTENTION_BIAS},
         element=ir.DataType[layer.dtype].numpy().name,
     ):
         if proto.name == operator_style(append_rows.name):

@@ -81,12 +81,6 @@ def lowering_of(plan: Plan, *, capacity: int, tokens: int = 1, batch: int = 1) -
             where="graph mode",
             fix=f"convert the original with --target {TARGET}",
         )
-    if plan.gains:
-        raise UnsupportedModelError(
-            "the model's encoders try several gains, which graph mode has no form for",
-            where="graph mode",
-            fix=f"convert the original with --target {TARGET}",
-        )
     sizes = Sizes(batch, tokens, capacity)
     layers = tuple(replace(layer, has_bias=True, causal=True) for layer in plan.layers)
     interface = replace(plan.interface, static=True)

@@ -6,32 +6,13 @@ from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.ascend.features import lacking
-from tq_onnx.errors import UnsupportedModelError, UsageError
+from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.graph.values import label, static_dim
 from tq_onnx.ops.domain import DOMAIN, RMS_NORMALIZATION, SWISH, TRANSPOSE
-from tq_onnx.plan import Plan
 
 _IN_BLOCKS: Final = frozenset({RMS_NORMALIZATION, SWISH, TRANSPOSE})
 _BLOCK: Final = 16
 """Elements: what is moved is whole blocks of 32 bytes, in either type."""
-
-
-def expect_kernels(plan: Plan) -> None:
-    """Refuse a plan with something that there are no kernels for.
-
-    Raises:
-        UsageError: a layer has it.
-    """
-    for layer in plan.layers:
-        for asked, feature in lacking(layer, plan):
-            raise UsageError(
-                f"there are no kernels for CANN with {asked}; {feature.name}: {feature.there}",
-                where=f"layer {layer.layer}",
-                fix=f"{feature.fix}, or leave out --target cann"
-                if feature.fix
-                else "leave out --target cann",
-            )
 
 
 class WholeBlocksPass(ir.passes.InPlacePass):

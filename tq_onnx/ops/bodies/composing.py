@@ -13,7 +13,8 @@ import onnx_ir as ir
 from onnxscript import OnnxFunction
 
 from tq_onnx.ops.domain import BODY_OPSET, DOMAIN, VERSION
-from tq_onnx.ops.operator import Attribute, Features, Operator
+from tq_onnx.ops.features import Features
+from tq_onnx.ops.operator import Attribute, Operator
 
 Make = Callable[["Composer"], ir.Value]
 """Add nodes and return the result."""

@@ -20,7 +20,18 @@ from tq_onnx.ops.bodies import F32, attention, elements, encode, window
 from tq_onnx.ops.bodies import tables as sizing
 from tq_onnx.ops.bodies.codecs import reader, writer
 from tq_onnx.ops.bodies.composing import Composer
-from tq_onnx.ops.operator import Feature, Features, Operator
+from tq_onnx.ops.features import (
+    ATTENTION_BIAS,
+    EXACT_WINDOW,
+    FEEDBACK,
+    GAINS,
+    HEAD_SINK,
+    LEFT_PADDING,
+    MIXED_CODECS,
+    OFFSETS,
+    Features,
+)
+from tq_onnx.ops.operator import Operator
 from tq_onnx.ops.operators import Attention, Encode
 
 Pairs = Sequence[tuple[Codec, Codec]]
@@ -36,25 +47,13 @@ class Model:
     Attributes:
         codecs: all codecs of its caches, in the order of the attributes that choose.
         pairs: those of keys and of values, as they come together.
-        has_bias: whether attention has the input ``attention_bias``.
-        has_sink: likewise ``head_sink``.
-        has_offset: likewise ``key_offset`` and ``value_offset``, and encoding ``offset``.
-        has_window: likewise ``new_keys`` and ``new_values``, and attributes of the window.
-        has_gains: whether encoding has ``gains``.
-        has_feedback: whether it has ``feedback``, and gains, of which keys make use.
-        has_padding: whether attention has ``left_padding``.
+        features: what else the model has.
         element: element type of vectors and queries.
     """
 
     codecs: tuple[Codec, ...]
     pairs: tuple[tuple[Codec, Codec], ...]
-    has_bias: bool
-    has_sink: bool
-    has_offset: bool
-    has_window: bool
-    has_gains: bool
-    has_feedback: bool
-    has_padding: bool
+    features: Features
     element: str
 
     @property
@@ -65,35 +64,20 @@ class Model:
     @property
     def encoders(self) -> tuple[Encoder, ...]:
         """All encoders, in the order of the attribute that chooses."""
-        return body_encoders(self.pairs, self.has_feedback)
-
-    def features(self, *, is_mixed: bool) -> frozenset[Feature]:
-        """Return the features that decide the optional inputs and attributes of an operator.
-
-        Args:
-            is_mixed: whether its body has anything to choose.
-        """
-        features: dict[Feature, bool] = {
-            "bias": self.has_bias,
-            "sink": self.has_sink,
-            "offset": self.has_offset,
-            "gains": self.has_gains,
-            "feedback": self.has_feedback,
-            "mixed": is_mixed,
-            "window": self.has_window,
-            "padding": self.has_padding,
-        }
-        return frozenset(feature for feature, there in features.items() if there)
+        return body_encoders(self.pairs, FEEDBACK in self.features)
 
     @property
-    def encode_features(self) -> frozenset[Feature]:
+    def encode_features(self) -> Features:
         """Those of TurboQuantEncode."""
-        return self.features(is_mixed=len(self.encoders) > 1)
+        return self._with_choice(len(self.encoders))
 
     @property
-    def attention_features(self) -> frozenset[Feature]:
+    def attention_features(self) -> Features:
         """Those of TurboQuantDequantAttention."""
-        return self.features(is_mixed=len(self.codecs) > 1)
+        return self._with_choice(len(self.codecs))
+
+    def _with_choice(self, cases: int) -> Features:
+        return self.features | {MIXED_CODECS} if cases > 1 else self.features - {MIXED_CODECS}
 
     def number(self, codec: Codec) -> int:
         """Return the name of a codec in the attributes that choose."""
@@ -160,7 +144,7 @@ def encode_function(model: Model) -> ir.Function:
     given = inputs_of(Encode, features)
     body = Composer()
     vectors = given["vectors"]
-    if model.has_offset:
+    if OFFSETS in model.features:
         inputs = [vectors, given["past_length"], given["offset"]]
         vectors = body.call("centred", encode.centred, inputs)
     cases = {
@@ -169,7 +153,7 @@ def encode_function(model: Model) -> ir.Function:
     }
     rows = body.choose("rows", Encode.codec_index, cases, given["past_length"])
     past, lengths = given["past"], given["past_length"]
-    if not model.has_window:
+    if EXACT_WINDOW not in model.features:
         present = body.call("present", encode.append_rows, [past, rows, lengths])
         return body.function(Encode, features, [*given.values()], present)
     behind = body.call("behind", window.rows_behind, [past], forwarded=(Encode.overlay_rows,))
@@ -203,11 +187,11 @@ def encoded_rows(
     codec, feeds = encoder
     how = writer(codec, model.element)
     piece, names = how.rows, how.tables
-    if model.has_gains and how.searched is not None:
+    if GAINS in model.features and how.searched is not None:
         piece, names = how.searched, (*names, "gains")
     if feeds and how.fed is not None:
         piece, names = how.fed, (*names, "feedback")
-    if not model.has_offset:
+    if OFFSETS not in model.features:
         vectors = body.standard("wide", "Cast", [vectors], to=F32)
     tables = {name: given[name] for name in names}
     if "rotation" in tables and len(model.encoders) > 1:
@@ -267,7 +251,11 @@ class AttentionBody:
         self.total = total
         self._is_causal = is_causal
         self.head_size = body.standard("head_size", "Shape", [given["query"]], start=3)
-        self.exact = _Exact(body, given, self.head_size, self.total) if model.has_window else None
+        self.exact = (
+            _Exact(body, given, self.head_size, self.total)
+            if EXACT_WINDOW in model.features
+            else None
+        )
 
     def output(self) -> ir.Value:
         """Return what attention makes, float32 [B, H, T, D]."""
@@ -286,19 +274,19 @@ class AttentionBody:
             if self._is_causal
             else (Attention.causal, Attention.sliding_window),
         )
-        if model.has_padding:
+        if LEFT_PADDING in model.features:
             inputs = [given["left_padding"], self.total]
             behind = body.call("behind_padding", attention.behind_padding, inputs)
             visible = body.standard("visible_behind", "And", [visible, behind])
         scores = self._scores()
-        if model.has_bias:
+        if ATTENTION_BIAS in model.features:
             bias = body.call("bias", attention.live_bias, [given["attention_bias"], self.total])
             hidden = body.call("hidden", attention.hidden_by_bias, [bias])
             shown = body.standard("shown", "Not", [hidden])
             visible = body.standard("visible_shown", "And", [visible, shown])
             wide_bias = body.standard("wide_bias", "Cast", [bias], to=F32)
             scores = body.standard("biased", "Add", [scores, wide_bias])
-        if not model.has_sink:
+        if HEAD_SINK not in model.features:
             return body.call("weights", attention.masked_softmax, [scores, visible]), visible
         sink = body.standard("sink", "Cast", [given["head_sink"]], to=F32)
         inputs = [scores, visible, sink]
@@ -309,7 +297,7 @@ class AttentionBody:
         keys = dict.fromkeys(key for key, _ in model.pairs)
         cases = {model.number(key): partial(self._scores_of_cache, codec=key) for key in keys}
         scores = body.choose("scores", Attention.key_codec_index, cases, self.given["past_length"])
-        if model.has_offset:
+        if OFFSETS in model.features:
             query = body.standard("wide_query", "Cast", [self.given["query"]], to=F32)
             inputs = [query, self.given["key_offset"], self.total]
             more = body.call("more", attention.offset_scores, inputs, forwarded=(Attention.scale,))
@@ -343,7 +331,7 @@ class AttentionBody:
             for value in values
         }
         sums = body.choose("sums", Attention.value_codec_index, cases, self.given["past_length"])
-        if model.has_offset:
+        if OFFSETS in model.features:
             inputs = [self.given["query"], weights, self.given["value_offset"], self.total]
             more = body.call("more_sums", attention.offset_sums, inputs)
             sums = body.standard("all_sums", "Add", [sums, more])

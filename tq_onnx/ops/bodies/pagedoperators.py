@@ -14,6 +14,7 @@ import onnx_ir as ir
 from tq_onnx.ops.bodies import I64, encode, paged
 from tq_onnx.ops.bodies.composing import Composer
 from tq_onnx.ops.bodies.operators import AttentionBody, Model, encoded_rows, inputs_of
+from tq_onnx.ops.features import OFFSETS
 from tq_onnx.ops.operators import PagedAttention, PagedEncode
 
 
@@ -26,7 +27,7 @@ def paged_encode_function(model: Model) -> ir.Function:
     inputs = [given["past_seqlens"], requests, steps]
     slots = body.call("slots", paged.slots_of_tokens, inputs)
     vectors = given["vectors"]
-    if model.has_offset:
+    if OFFSETS in model.features:
         inputs = [vectors, slots, given["offset"]]
         vectors = body.call("centred", encode.centred_in, inputs)
     cases = {

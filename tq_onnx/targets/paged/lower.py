@@ -159,12 +159,8 @@ def _expect_sequences(model: ir.Model, plan: Plan) -> None:
         raise NoMatch(f"{interface.tokens} is not token ids [batch, tokens]")
     if interface.hidden:
         raise NoMatch("the model returns hidden states and no logits")
-    if interface.states:
-        raise NoMatch(f"the model carries {interface.states[0].past}, a recurrent state")
     if interface.static:
         raise NoMatch("the caches of the model have a fixed size")
-    if any(cache.past is None for cache in plan.caches):
-        raise NoMatch("the model is a graph for a first prompt, which takes no caches")
     for one in interface.fed:
         if one.role in ("encoder", "logits_to_keep"):
             raise NoMatch(f"the model takes {one.name}, which packed requests do not have")

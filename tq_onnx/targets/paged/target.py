@@ -10,8 +10,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tq_onnx.conversion.capabilities import Capabilities
 from tq_onnx.conversion.target import Lowering, Target, TargetOption, Values
 from tq_onnx.errors import UsageError
+from tq_onnx.ops.features import (
+    ATTENTION_BIAS,
+    CLASSES,
+    COMMON,
+    FEEDBACK,
+    GAINS,
+    OFFSETS,
+    PAGES,
+    ROW_WIDTH,
+    SHARED_CACHES,
+    STATES,
+)
 from tq_onnx.plan import Plan
 
 if TYPE_CHECKING:
@@ -26,14 +39,6 @@ MULTIPLE: Final = 16
 MAX_BATCH_SIZE: Final = 16
 USUAL_TOKENS: Final = 4096
 """Of a request, for which there are pages where nobody says how many there are to be."""
-
-
-def _refuse(plan: Plan) -> None:
-    if plan.has_window:
-        raise UsageError(
-            "pages have no room for an exact window",
-            fix="give --window 0 --sinks 0, or convert without --paged",
-        )
 
 
 def _lower(plan: Plan, path: Path, values: Values) -> Lowering:
@@ -75,8 +80,12 @@ TARGET: Final = Target(
             for_folders=True,
         ),
     ),
-    refuse=_refuse,
+    capabilities=Capabilities(
+        features=(COMMON - {STATES})
+        | {SHARED_CACHES, ROW_WIDTH, GAINS, FEEDBACK, OFFSETS, CLASSES, PAGES},
+        # What is causal needs none; lowering refuses other masks.
+        notes={ATTENTION_BIAS: "none"},
+    ),
     lower=_lower,
-    has_windows=False,
     violations=_violations,
 )

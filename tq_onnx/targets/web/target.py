@@ -10,40 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tq_onnx.codec.rotated import LLOYD_MAX
-from tq_onnx.codec.spec import Codec
+from tq_onnx.codec.spec import CODECS
+from tq_onnx.conversion.capabilities import Capabilities
 from tq_onnx.conversion.target import Lowering, Target, Values
-from tq_onnx.errors import UsageError
+from tq_onnx.ops.features import COMMON, FIRST_PROMPT, ROW_WIDTH, SHARED_CACHES
 from tq_onnx.plan import Plan
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-CODECS: Final = tuple(Codec(LLOYD_MAX, bits) for bits in range(1, 6))
-"""Those with one scale and no more: a table knows the centroids of a byte."""
-
-_WITHOUT: Final = "convert without --target; the same runtimes run that too, but open it slowly"
-
-
-def _refuse(plan: Plan) -> None:
-    for layer in plan.layers:
-        for codec in layer.codecs:
-            if codec not in CODECS:
-                known = ", ".join(map(str, CODECS))
-                raise UsageError(
-                    f"the target web has no graph for caches of {codec}; it has {known}",
-                    where=f"layer {layer.layer}",
-                    fix=f"give a preset such as int4 or int2 for all layers, or {_WITHOUT}",
-                )
-    if plan.has_window:
-        raise UsageError(
-            "the target web has no graph for an exact window",
-            fix=f"give --window 0 --sinks 0, or {_WITHOUT}",
-        )
-    if plan.centered or plan.feeds_back:
-        raise UsageError(
-            "the target web has no graph for the means and covariances of a calibration",
-            fix=f"leave --calibration out, or {_WITHOUT}",
-        )
 
 
 def _lower(plan: Plan, path: Path, values: Values) -> Lowering:
@@ -63,10 +37,13 @@ WEB: Final = Target(
     help="few standard operators, for onnxruntime-web and onnxruntime-node; see docs/portable.md",
     summary="few standard operators for onnxruntime-web and onnxruntime-node (docs/portable.md)",
     example="--target web",
-    refuse=_refuse,
+    capabilities=Capabilities(
+        means="graph",
+        features=COMMON | {SHARED_CACHES, FIRST_PROMPT, ROW_WIDTH},
+        # Those with one scale and no more: a table knows the centroids of a byte.
+        codecs=tuple(codec for codec in CODECS if codec.kind == LLOYD_MAX),
+    ),
     lower=_lower,
-    searches=False,
-    has_windows=False,
     has_operators=False,
     restore=_restore,
 )

@@ -1,0 +1,49 @@
+"""Subsets of features that have every pair of them in all four ways: both, either, neither."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import combinations, product
+
+from tq_onnx.ops.features import FEATURES, Feature
+from tq_onnx.ops.operator import Operator
+
+_Pair = tuple[Feature, bool, Feature, bool]
+
+
+def features_of_operators(*operators: type[Operator]) -> tuple[Feature, ...]:
+    """Features that bring inputs to some operators, in the order of the table."""
+    named = {slot.when for operator in operators for slot in operator.inputs}
+    return tuple(feature for feature in FEATURES if feature in named)
+
+
+def covering(features: Iterable[Feature]) -> list[frozenset[Feature]]:
+    """Few subsets; every pair of features is together, apart and absent in one of them."""
+    rows: list[frozenset[Feature]] = []
+    order = list(features)
+    wanted = {
+        (one, has_one, other, has_other)
+        for one, other in combinations(order, 2)
+        for has_one, has_other in product((True, False), repeat=2)
+    }
+    while wanted:
+        first, has_first, second, has_second = min(wanted, key=_place(order))
+        row = {first: has_first, second: has_second}
+        for feature in order:
+            if feature not in row:
+                gains = {has: len(wanted & _met({**row, feature: has}, order)) for has in (1, 0)}
+                row[feature] = gains[1] >= gains[0]
+        wanted -= _met(row, order)
+        rows.append(frozenset(feature for feature, has in row.items() if has))
+    return rows
+
+
+def _place(order: list[Feature]) -> Callable[[_Pair], tuple[int, int, bool, bool]]:
+    return lambda pair: (order.index(pair[0]), order.index(pair[2]), not pair[1], not pair[3])
+
+
+def _met(
+    row: dict[Feature, bool], order: list[Feature]
+) -> set[tuple[Feature, bool, Feature, bool]]:
+    named = [feature for feature in order if feature in row]
+    return {(one, bool(row[one]), other, bool(row[other])) for one, other in combinations(named, 2)}

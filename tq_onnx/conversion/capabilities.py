@@ -1,0 +1,127 @@
+"""What a target takes, as data, and the refusals that follow from it.
+
+Every target has a ``Capabilities`` in its row. What it does not name is refused: a codec, an
+element type, a head size, or a row of ``tq_onnx.ops.features``. The table of docs/operators.md is
+made of the same data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from tq_onnx.codec.elements import ELEMENTS
+from tq_onnx.codec.presets import PRESETS
+from tq_onnx.codec.spec import CODECS, KINDS, Codec
+from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError
+from tq_onnx.ops.features import FEATURES, Feature, Features
+from tq_onnx.plan import LayerPlan, Plan
+
+_OFFERED: Final = 3
+"""Presets that a refusal of a codec names."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a target takes.
+
+    Attributes:
+        means: what it lacks for everything else, as refusals have it: ``kernels``, ``graph``.
+        features: of the rows of ``tq_onnx.ops.features``.
+        codecs: of keys and of values, in any pair.
+        elements: ONNX element types of queries, keys and values.
+        head_sizes: empty for all.
+        ranges: the least and the most value of a feature.
+        notes: what there is of a feature, in words, for tables.
+    """
+
+    means: str = "kernels"
+    features: Features = frozenset(FEATURES)
+    codecs: tuple[Codec, ...] = CODECS
+    elements: tuple[str, ...] = tuple(ELEMENTS)
+    head_sizes: tuple[int, ...] = ()
+    ranges: Mapping[Feature, tuple[float, float]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    notes: Mapping[Feature, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def lacking(self) -> tuple[Feature, ...]:
+        """The features that it does not take."""
+        return tuple(feature for feature in FEATURES if feature not in self.features)
+
+    @property
+    def codec_names(self) -> str:
+        """The codecs in words: by kind, with bits where the kind is the only one or has others."""
+        bits: dict[str, list[int]] = {}
+        for codec in self.codecs:
+            bits.setdefault(codec.kind, []).append(codec.bits)
+        return words(
+            kind
+            if len(bits) > 1 and known == [*KINDS[kind].bits]
+            else f"{kind} with {words(known)} bits"
+            for kind, known in bits.items()
+        )
+
+    def note(self, feature: Feature) -> str:
+        """Return what there is of a feature, in words."""
+        if feature in self.ranges:
+            return f"none, or {' to '.join(f'{bound:g}' for bound in self.ranges[feature])}"
+        return self.notes.get(feature, "yes" if feature in self.features else "none")
+
+    def expect(
+        self, target: str, plan: Plan, nodes: Mapping[int, str] = MappingProxyType({})
+    ) -> None:
+        """Refuse a plan with something that the target does not take.
+
+        Args:
+            target: its name.
+            plan: the plan.
+            nodes: names of attention nodes of the original, by layer.
+
+        Raises:
+            UsageError: a layer has it because the conversion chose so.
+            UnsupportedModelError: the model has it.
+        """
+        for layer in plan.layers:
+            for noun, known, fix, error in (*self._facts(layer), *self._features(layer, plan)):
+                others = f", only for {known}" if known else ""
+                node = f" (node {nodes[layer.layer]})" if layer.layer in nodes else ""
+                raise error(
+                    f"the target {target} has no {self.means} for {noun}{others}",
+                    where=f"layer {layer.layer}{node}",
+                    fix=f"{fix}, or convert for another target" if fix else "use another target",
+                )
+
+    def _facts(self, layer: LayerPlan) -> Iterator[tuple[str, str, str, type[TqOnnxError]]]:
+        if layer.dtype not in self.elements:
+            known = words(element.lower() for element in self.elements)
+            noun = f"the element type {layer.dtype.lower()}"
+            yield noun, known, f"export it in {known}", UnsupportedModelError
+        if self.head_sizes and layer.head_size not in self.head_sizes:
+            noun = f"a head size of {layer.head_size}"
+            yield noun, words(self.head_sizes), "", UnsupportedModelError
+        for codec in layer.codecs:
+            if codec not in self.codecs:
+                names = [n for n, row in PRESETS.items() if {row.key, row.value} <= {*self.codecs}]
+                fix = f"use a preset such as {words(names[:_OFFERED])} for all layers"
+                yield f"caches of {codec}", self.codec_names, fix, UsageError
+
+    def _features(
+        self, layer: LayerPlan, plan: Plan
+    ) -> Iterator[tuple[str, str, str, type[TqOnnxError]]]:
+        for feature in FEATURES:
+            value = feature.value(layer, plan)
+            least, most = self.ranges.get(feature, (value, value))
+            if value and not (feature in self.features and least <= value <= most):
+                known = f"{least:g} to {most:g}" if feature in self.ranges else ""
+                chosen = UsageError if feature.options else UnsupportedModelError
+                yield feature.noun.format(value), known, feature.way_out, chosen
+
+
+def words(choices: Iterable[object]) -> str:
+    """Return words as a choice."""
+    *most, last = map(str, choices)
+    return f"{', '.join(most)} or {last}" if most else last
