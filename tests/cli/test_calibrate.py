@@ -204,3 +204,18 @@ def test_every_window_begins_as_texts_do(
     )
     variance = found.layers[0].k_energy[0] - found.layers[0].k_mean[0] ** 2
     np.testing.assert_allclose(variance, 0, atol=1e-5)
+
+
+def test_convert_calibrate_convert_in_the_order_of_the_readme(folder: Path, tmp_path: Path) -> None:
+    source = tmp_path / "tiny"
+    ignored = shutil.ignore_patterns("*.calibration.safetensors", "*.int*")
+    shutil.copytree(folder, source, ignore=ignored)
+    assert run("convert", source / "model.onnx").code == 0
+    outcome = run("calibrate", source, "--tokens", 512, "--context", 64, "--threads", 1)
+    assert outcome.code == 0, outcome.err
+    file = source / "model.calibration.safetensors"
+    assert f"tq-onnx convert {source} --calibration {file}\n" in outcome.out
+    for words in (source, source / "model.onnx"):
+        assert run("convert", words, "--calibration", file).code == 0
+    assert (source / "model.int4-cal.onnx").is_file()
+    assert (tmp_path / "tiny-int4-cal" / "model.onnx").is_file()

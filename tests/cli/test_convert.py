@@ -25,7 +25,7 @@ def test_convert_writes_beside_the_input(tmp_path: Path, fixture: str) -> None:
     outcome = run("convert", model)
     assert outcome.code == 0, outcome.err
     assert outcome.err == ""
-    assert "7.53 times smaller" in outcome.out
+    assert "3.76 times smaller than float16, 7.53 than float32" in outcome.out
     assert "the newest 32 tokens and the first 4 in float16" in " ".join(outcome.out.split())
     assert f"tq-onnx verify {model} {tmp_path / 'model.int4.onnx'}" in outcome.out
     after = snapshot(tmp_path)
@@ -271,29 +271,33 @@ def test_folders_that_are_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_help_has_groups_and_fits_two_screens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_fits_a_screen_and_help_all_has_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    lines = run("convert", "--help").out.splitlines()
+    brief, lines = (run("convert", flag).out.splitlines() for flag in ("--help", "--help-all"))
+    assert len(brief) <= 45
+    options = [found[1] for line in brief if (found := re.match(r" +(?:-\w, )?(--[\w-]+)", line))]
+    first = ["--output", "--preset", "--calibration", "--target", "--overwrite"]
+    assert options == [*first, "--help-all", "--help"]
     assert len(lines) <= 100
     assert max(map(len, lines)) <= 100
     groups = [line.rstrip(":") for line in lines if line.endswith(":") and line[:1].isalpha()]
     assert groups == [
         "Output",
         "Codec",
-        "Exact window",
-        "Layers",
         "Calibration",
         "Target",
+        "Exact window",
+        "Layers",
         "Other",
     ]
     at = {name: lines.index(f"{name}:") for name in groups}
     for option, group, after in (
         ("--output", "Output", "Codec"),
-        ("--preset", "Codec", "Exact window"),
-        ("--sinks", "Exact window", "Layers"),
-        ("--boundary-layers", "Layers", "Calibration"),
+        ("--preset", "Codec", "Calibration"),
         ("--center-from", "Calibration", "Target"),
-        ("--call-tokens", "Target", "Other"),
+        ("--call-tokens", "Target", "Exact window"),
+        ("--sinks", "Exact window", "Layers"),
+        ("--boundary-layers", "Layers", "Other"),
     ):
         (line,) = (n for n, line in enumerate(lines) if re.match(rf" +(-o, )?{option}\b", line))
         assert at[group] < line < at[after]

@@ -9,7 +9,7 @@ from tests.cli.run import run
 from tests.files.models import DYNAMO, GENAI, external, inline, snapshot
 from tests.integrations.genai_folder import genai_folder
 from tq_onnx import __version__
-from tq_onnx.codec.presets import PRESETS
+from tq_onnx.codec.presets import COMMON_PRESETS, PRESETS
 from tq_onnx.codec.spec import Codec, layout_digest, row_layout
 from tq_onnx.plan import METADATA_DIGEST
 
@@ -39,7 +39,7 @@ def test_an_original(tmp_path: Path, fixture: str) -> None:
     assert outcome.code == 0
     assert outcome.err == ""
     assert f"next: tq-onnx convert {model}" in outcome.out
-    assert "7.53" in outcome.out
+    assert "3.76" in outcome.out
     assert snapshot(tmp_path) == before
 
 
@@ -164,3 +164,16 @@ def test_a_folder_that_cannot_be_converted(tmp_path: Path) -> None:
     assert run("inspect", source, "--json").document["convertible"] is False
     (tmp_path / "empty").mkdir()
     assert "no ONNX file" in run("inspect", tmp_path / "empty").sentence(3)
+
+
+def test_equal_layers_are_one_row_and_six_presets_are_shown(tmp_path: Path) -> None:
+    model = inline(tmp_path)
+
+    def first_words(*options: str) -> list[str]:
+        lines = run("inspect", model, *options).out.splitlines()
+        return [line.split()[0] for line in lines if line.strip()]
+
+    words = first_words()
+    assert words.count("0-1") == 1
+    assert [word for word in words if word in PRESETS] == list(COMMON_PRESETS)
+    assert [word for word in first_words("--all") if word in PRESETS] == list(PRESETS)

@@ -78,33 +78,6 @@ def test_help_of_every_command_shows_an_example_that_parses(name: str, flag: str
         parse(line)
 
 
-def test_help_shows_the_first_options_and_help_all_every_one() -> None:
-    brief, whole = (run("convert", flag).out for flag in ("--help", "--help-all"))
-    options = re.compile(r"^  (?:-\w, )?(--[\w-]+)", re.M)
-    assert options.findall(brief) == [
-        "--output",
-        "--preset",
-        "--calibration",
-        "--target",
-        "--overwrite",
-        "--help-all",
-        "--help",
-    ]
-    command = main.get_command(click.Context(main), "convert")
-    assert command is not None
-    known = {option.opts[-1] for option in command.params if isinstance(option, click.Option)}
-    assert {*options.findall(whole)} == known | {"--help"}
-    assert re.findall(r"^(\w[\w ]*):$", whole, re.M) == [
-        "Output",
-        "Codec",
-        "Calibration",
-        "Target",
-        "Exact window",
-        "Layers",
-        "Other",
-    ]
-
-
 def test_documentation_examples_parse() -> None:
     for line in examples():
         parse(line)

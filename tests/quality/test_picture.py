@@ -25,6 +25,8 @@ def test_an_svg_names_every_point(report: ComparisonReport, tmp_path: Path) -> N
     for name in ("int4, no window", *(peer.name for peer in report.peers)):
         assert text.count(f">{name}<") == 2  # once in each panel
     assert "cache bytes per token" in text
+    assert f"{report.original.resolve().parent.name}/{report.original.name}" in text
+    assert text.count('id="LineCollection_') == 2  # the error bars of each panel
     draw_quality(report, tmp_path / "b.svg")
     assert (tmp_path / "b.svg").read_text() == text
 

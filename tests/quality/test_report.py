@@ -441,7 +441,7 @@ def test_tables(report: ComparisonReport) -> None:
     assert markdown[0].startswith("| model | bits/value |")
     assert markdown[1].startswith("| --- | ---: |")
     assert len(markdown) == 2 + len(table.rows)
-    assert markdown[3].startswith("| int4 | 4.25 | 310 | 277 | 273 | 7.50 |")
+    assert markdown[3].startswith("| int4 | 4.25 | 310 | 277 | 273 | 3.75 |")
     layers = layer_table(report.models[0], 64)
     assert [row[:2] for row in layers.rows] == [("0", "lloyd_max 4"), ("1", "lloyd_max 4")]
     assert all("%" in row[3] for row in layers.rows)

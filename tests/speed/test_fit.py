@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -136,7 +137,7 @@ def test_what_is_no_size(text: str) -> None:
 def test_what_cannot_be_fitted() -> None:
     with pytest.raises(UsageError, match="takes 2,048 tokens, not 2,049"):
         tq_onnx.fit(folder("original"), memory="1GB", context=2049)
-    with pytest.raises(UsageError, match="sequences is 0"):
+    with pytest.raises(UsageError, match="sequences must be at least 1, got 0"):
         tq_onnx.fit(folder("int4"), sequences=0)
 
 
@@ -149,6 +150,13 @@ def test_the_command() -> None:
     assert [row["preset"] for row in document["rows"]] == ["int4"]
     assert document["given"] is False and document["memory"] > 0
     assert document["positions"] is None
+    fits = "int4 fits with contexts of up to 2,048 tokens; the original, 2,048\n"
+    assert outcome.out.startswith(fits)
+    asked = ("--context", 2000, "--memory")
+    for memory, verdict in (("2GB", "fits"), ("1MB", "does not fit")):
+        first = run("fit", folder("original"), *asked, memory).out.partition("\n")[0]
+        assert re.fullmatch(rf"int4 {verdict}: \d+\.\d MB; the original needs \d+\.\d MB", first)
+    assert run("fit", folder("int4"), *asked, "2GB").out.startswith("the model fits: ")
     assert "16 bytes (given)" in run("fit", folder("int4"), "--memory", "16").out  # GB were meant
     assert "no such file" in run("fit", "nowhere.onnx").sentence(4)
     assert run("fit", original(GENAI), "--json").document["positions"] == 128

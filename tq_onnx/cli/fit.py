@@ -80,7 +80,7 @@ def fit(
             row.refusal or _note(row.fits, row.growing),
         )
         for row in found.rows
-        if show_all or row.preset in (None, *COMMON_PRESETS)
+        if show_all or len(found.rows) == 1 or row.preset in (None, *COMMON_PRESETS)
     ]
     terminal.print_table(TextTable.of(columns, rows))
 
@@ -90,10 +90,8 @@ _LIMITS = {"memory": "memory", "model": "the model", "request": "--context"}
 
 def _verdict(found: FitReport) -> str:
     """Return what the table says of the default preset and of the model as it is."""
-    now = found.rows[0]
-    best = next(
-        (row for row in found.rows if row.preset == DEFAULT_PRESET and not row.refusal), None
-    )
+    now, *presets = found.rows
+    best = next((row for row in presets if row.preset == DEFAULT_PRESET and not row.refusal), None)
     row, name = (now, "the model") if best is None else (best, DEFAULT_PRESET)
     if row.limited_by != "request":
         original = "" if best is None else f"; the original, {now.context:,}"

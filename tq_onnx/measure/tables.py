@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 HALF_BITS: Final = 16
@@ -41,6 +42,12 @@ class TextTable:
 def either(key: str, value: str) -> str:
     """Write the codecs of keys and values, once where they are the same."""
     return key if key == value else f"{key} / {value}"
+
+
+def model_name(path: Path) -> str:
+    """Return the name of a model file with that of its folder; most are called ``model.onnx``."""
+    real = path.resolve()
+    return f"{real.parent.name}/{real.name}"
 
 
 def byte_size(count: float) -> str:

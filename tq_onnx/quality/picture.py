@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tq_onnx.codec.presetfacts import LENGTHS
 from tq_onnx.errors import ModelFileError, UsageError
+from tq_onnx.measure.tables import model_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,7 +72,7 @@ def check_picture(path: Path) -> None:
 def draw_quality(report: ComparisonReport, path: Path) -> None:
     """Draw KL divergence and change of perplexity over bytes per token, one point for each model.
 
-    Bytes are those of caches of 8,192 tokens, exact windows included.
+    Bars are standard errors. Bytes are those of caches of 8,192 tokens, exact windows included.
 
     Args:
         report: the measured figures.
@@ -83,8 +84,8 @@ def draw_quality(report: ComparisonReport, path: Path) -> None:
     with _figure(path, 14, 7) as figure:
         left, right = figure.subplots(1, 2)
         figure.suptitle(
-            f"{report.original.name}: {report.positions:,} predictions, windows of "
-            f"{report.context} tokens; float perplexity {report.perplexity:.2f}"
+            f"{model_name(report.original)}: {report.positions:,} predictions, windows of "
+            f"{report.context:,} tokens; float perplexity {report.perplexity:.2f}"
         )
         left.set_ylabel(f"mean KL divergence from the original, nats (at least {_LEAST_KL:g})")
         left.set_yscale("log")
@@ -93,13 +94,21 @@ def draw_quality(report: ComparisonReport, path: Path) -> None:
         right.yaxis.set_major_formatter(lambda value, _: f"{value:+g}" if value else "0")
         right.axhline(0, color="0.7", linewidth=0.8)
         panels = (
-            (left, [max(model.quality.kl_mean, _LEAST_KL) for model in _drawn(report)]),
-            (right, [100 * model.quality.perplexity_change for model in _drawn(report)]),
+            (
+                left,
+                [max(model.quality.kl_mean, _LEAST_KL) for model in _drawn(report)],
+                [model.quality.kl_error for model in _drawn(report)],
+            ),
+            (
+                right,
+                [100 * model.quality.perplexity_change for model in _drawn(report)],
+                [100 * model.quality.perplexity_change_error for model in _drawn(report)],
+            ),
         )
-        for axes, heights in panels:
-            _scatter(axes, report, heights)
+        for axes, heights, errors in panels:
+            _scatter(axes, report, heights, errors)
         figure.draw_without_rendering()
-        for axes, heights in panels:
+        for axes, heights, _ in panels:
             _label(axes, _drawn(report), heights)
 
 
@@ -115,7 +124,7 @@ def draw_speed(report: SpeedReport, path: Path) -> None:
     """
     panels = _panels(report)
     with _figure(path, 5 * len(panels), 4.5) as figure:
-        figure.suptitle(f"{report.original.name} before and after {report.preset}")
+        figure.suptitle(f"{model_name(report.original)} before and after {report.preset}")
         row = figure.subplots(1, len(panels), squeeze=False)[0]
         for axes, (name, before, after) in zip(row, panels, strict=True):
             _lines(axes, name, before, after, report.preset)
@@ -144,8 +153,12 @@ def _bytes(model: ModelFigures) -> float:
     return model.bytes_at[_DRAWN_LENGTH]
 
 
-def _scatter(axes: Axes, report: ComparisonReport, heights: Sequence[float]) -> None:
+def _scatter(
+    axes: Axes, report: ComparisonReport, heights: Sequence[float], errors: Sequence[float]
+) -> None:
     points = list(zip(_drawn(report), heights, strict=True))
+    places = [_bytes(model) for model, _ in points]
+    axes.errorbar(places, heights, errors, fmt="none", ecolor="0.5", elinewidth=1, capsize=2)
     for peer, marker, colour, label in (
         (False, "o", "tab:blue", "tq-onnx"),
         (True, "s", "tab:orange", "ONNX Runtime's own caches"),
@@ -218,14 +231,14 @@ def _panels(report: SpeedReport) -> list[tuple[str, _Line, _Line]]:
     found: list[tuple[str, _Line, _Line]] = [
         ("tokens per second in decode", [], []),
         ("seconds to the first token", [], []),
-        ("MiB of cache", [], []),
+        ("MB of cache", [], []),
     ]
     for row in report.rows:
         for side, figures in ((1, row.before), (2, row.after)):
             values = (
                 figures.tokens_per_second,
                 figures.first_token_seconds,
-                figures.cache_bytes / 2**20,
+                figures.cache_bytes / 1e6,
             )
             for panel, value in zip(found, values, strict=True):
                 if value is not None:

@@ -34,7 +34,7 @@ def report_table(report: ComparisonReport) -> TextTable:
     rows += [_summary_row(model) for model in (*report.models, *report.peers)]
     return TextTable(
         f"Quality on {report.positions:,} predictions, {report.windows} windows of "
-        f"{report.context} tokens ({report.source})",
+        f"{report.context:,} tokens ({report.source})",
         (
             "model",
             ">bits/value",

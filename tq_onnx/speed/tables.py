@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tq_onnx.measure.tables import TextTable, byte_size
+from tq_onnx.measure.tables import TextTable, byte_size, model_name
 
 if TYPE_CHECKING:
     from tq_onnx.speed.bench import SpeedReport, SpeedRow
@@ -19,8 +19,8 @@ def bench_table(report: SpeedReport) -> TextTable:
         columns += [">first token before", ">after", ">times"]
     columns += [">cache before", ">after", ">times smaller"]
     return TextTable(
-        f"{report.original.name} before and after {report.preset}: medians of {report.tokens} "
-        f"decode steps{threads}",
+        f"{model_name(report.original)} before and after {report.preset}: medians of "
+        f"{report.tokens:,} decode steps{threads}",
         tuple(columns),
         tuple(_cells(row, len(columns)) for row in report.rows),
     )

@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError
+from tq_onnx.measure.tables import byte_size
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.generate import PROMPT_PIECE
@@ -209,8 +210,8 @@ def check_fits(models: Sequence[OpenModel], context: int, *, tokens: int) -> Non
     free = free_memory()
     if free is not None and needed > free:
         raise UsageError(
-            f"a context of {context:,} tokens needs {needed / 2**30:.1f} GiB for the caches of "
-            f"all models, and {free / 2**30:.1f} GiB of memory are free",
+            f"a context of {context:,} tokens needs {byte_size(needed)} for the caches of "
+            f"all models, and {byte_size(free)} of memory are free",
             fix="give smaller --contexts",
         )
 
