@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from simulated_kernels import ARCHITECTURES, COMPILER, ByArchitecture, Kernels, build
 from tests.cann.bench import Measured, fake, fake_library, measured
-from tests.cann.kernels import ARCHITECTURES, COMPILER, ByArchitecture, Kernels, build
 
 __all__ = ["fake", "fake_library", "measured"]
 

@@ -13,7 +13,7 @@ import onnx
 import onnx.numpy_helper
 import onnx.parser
 
-from tests.cann.kernels import INT4, rotation_of, row_bytes
+from simulated_kernels import INT4, rotation_of, row_bytes
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.spec import Codec, layout_digest
 from tq_onnx.plan import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.cann.kernels import INT4, rotation_of, row_bytes
+from simulated_kernels import INT4, rotation_of, row_bytes
 from tests.cann.session import Array
 from tq_onnx.codec.acceptance import is_clear
 from tq_onnx.codec.codebook import codebook_of

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from tests.cann.kernels import COMPILER, CUSTOM_OPS, scratch_floats
+from simulated_kernels import COMPILER, CUSTOM_OPS, scratch_floats
 
 SOURCE = """
 #include "cann/host/attention_cut.h"

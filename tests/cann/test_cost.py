@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 from collections import Counter
-from types import ModuleType
 
 import numpy as np
 import pytest
 
+import compare
+import cost
+from simulated_kernels import CUSTOM_OPS, Kernels, rotation_of, row_bytes
+from simulator import CoreCounts, Launch, MovedCount, VectorCount
 from tests.cann.bench import Measured
-from tests.cann.kernels import CUSTOM_OPS, Kernels, rotation_of, row_bytes
-from tests.cann.simulator import CoreCounts, Launch, MovedCount, VectorCount
 from tq_onnx.ascend.verification.codec_operators import timed_attentions, timed_encodes
 
-SCRIPTS = CUSTOM_OPS / "cann" / "testing"
 DOCUMENT = CUSTOM_OPS.parent / "docs" / "measurements" / "ascend-cost.json"
 STALE = 0.1
 """How far the model may be from the document of the docs, which is written by hand."""
 
 
-def _script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # its dataclasses ask for it, and another script
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def cost() -> ModuleType:
-    return _script("cost")
-
-
-def test_a_report_beside_the_model(cost: ModuleType, kernels: Kernels) -> None:
+def test_a_report_beside_the_model(kernels: Kernels) -> None:
     """What verify-on-npu times is what is modelled, by name; long contexts take longer."""
-    compare = _script("compare")
     chip = next(chip for chip in cost.chips(cost.GIVEN) if chip.arch == kernels.arch)
     expected = dict(compare.modelled(64, kernels, chip))
     names = {name for name, *_ in (*timed_encodes(), *timed_attentions(64))}
@@ -60,7 +42,7 @@ def _core(
     return CoreCounts(vector, into, out, barriers, 0, 0, 0, loads)
 
 
-def test_a_launch_by_hand(cost: ModuleType) -> None:
+def test_a_launch_by_hand() -> None:
     """The slowest core of each queue counts; queues run side by side, behind the begin."""
     chip = cost.chips(cost.GIVEN)[0]
     assert (chip.cores.value, chip.clock.value, chip.bandwidth.value) == (40, 1.8, 1600)
@@ -76,7 +58,7 @@ def test_a_launch_by_hand(cost: ModuleType) -> None:
     assert times.limit == "launch"
 
 
-def test_memory_is_shared(cost: ModuleType) -> None:
+def test_memory_is_shared() -> None:
     """40 cores at once get what the memory gives, one core what its queue takes."""
     chip = cost.chips(cost.GIVEN)[0]
     core = _core(moved=(1, 3_200_000))
@@ -84,7 +66,7 @@ def test_memory_is_shared(cost: ModuleType) -> None:
     assert cost.times_of(Launch("any", (core,) * 40), chip).memory == pytest.approx(80)
 
 
-def test_every_figure_has_a_source_or_is_an_assumption(cost: ModuleType) -> None:
+def test_every_figure_has_a_source_or_is_an_assumption() -> None:
     for told in cost.document((), cost.chips(cost.GIVEN))["chips"]:
         figures = {name: one for name, one in told.items() if isinstance(one, dict)}
         assumed = {name for name, one in figures.items() if one["source"] == cost.ASSUMED}
@@ -94,7 +76,7 @@ def test_every_figure_has_a_source_or_is_an_assumption(cost: ModuleType) -> None
         )
 
 
-def test_one_head_stands_for_all(cost: ModuleType, kernels: Kernels) -> None:
+def test_one_head_stands_for_all(kernels: Kernels) -> None:
     """Heads on a multiple of as many cores: each on its share is asked for the same."""
     heads, share, keys = 2, 5, 1025
     part_tokens = cost.part_tokens(keys)
@@ -121,7 +103,7 @@ def _asked(core: CoreCounts) -> tuple[object, ...]:
     return (frozenset(core.vector), core.moved_in, core.moved_out, core.barriers, core.flags_waited)
 
 
-def test_the_cut_is_that_of_the_host(cost: ModuleType) -> None:
+def test_the_cut_is_that_of_the_host() -> None:
     header = (CUSTOM_OPS / "cann" / "host" / "attention_cut.h").read_text(encoding="utf-8")
     names = {"kPartTokens": cost.PART_TOKENS, "kMostParts": cost.MOST_PARTS}
     for name, value in names.items():
@@ -129,7 +111,7 @@ def test_the_cut_is_that_of_the_host(cost: ModuleType) -> None:
     assert [cost.part_tokens(keys) for keys in (4096, 32768, 32769)] == [512, 512, 576]
 
 
-def test_the_document_has_the_figures_of_the_model(cost: ModuleType) -> None:
+def test_the_document_has_the_figures_of_the_model() -> None:
     told = json.loads(DOCUMENT.read_text(encoding="utf-8"))
     now = json.loads(json.dumps(cost.document((), cost.chips(cost.GIVEN))))
     for name in ("measured_on_a_card", "chips", "instructions"):
@@ -139,7 +121,7 @@ def test_the_document_has_the_figures_of_the_model(cost: ModuleType) -> None:
 
 
 @pytest.mark.cann
-def test_model(cost: ModuleType, kernels: Kernels, measured: Measured) -> None:
+def test_model(kernels: Kernels, measured: Measured) -> None:
     """Every kernel has a model; the document of the docs is of these kernels, or nearly."""
     told = {
         (row["chip"], row["kernel"], row["shape"]): row["times_the_limit"]

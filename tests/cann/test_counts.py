@@ -6,8 +6,8 @@ import ctypes
 
 import numpy as np
 
-from tests.cann.kernels import INT4, Kernels, rotation_of, row_bytes
-from tests.cann.simulator import CoreCounts, MovedCount, VectorCount
+from simulated_kernels import INT4, Kernels, rotation_of, row_bytes
+from simulator import CoreCounts, MovedCount, VectorCount
 from tq_onnx.codec.search import gain_table
 
 NOTHING = MovedCount(0, 0, 0)

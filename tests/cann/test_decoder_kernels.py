@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from tests.cann.kernels import ARCHITECTURES, KERNELS, TILING_OF, Kernels
+from simulated_kernels import ARCHITECTURES, KERNELS, TILING_OF, Kernels
 
 HALF_STEP = 2.0**-11
 """Relative error of rounding to float16."""

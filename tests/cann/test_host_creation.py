@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from simulated_kernels import COMPILER, INTERFACE, TILING_OF
 from tests.cann.fake_acl import FakeAcl
-from tests.cann.kernels import COMPILER, INTERFACE, TILING_OF
 from tests.cann.operators import Sizes, decoder_attention
 from tests.cann.session import CannSession
 from tq_onnx.codec.spec import layout_digest

@@ -13,9 +13,9 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from simulated_kernels import Kernels
 from tests.cann.decoder_models import feeds_of, model_of_operator
 from tests.cann.fake_acl import FakeAcl
-from tests.cann.kernels import Kernels
 from tests.cann.session import CANN, Array, CannSession, on_cpu
 from tests.singleop import INPUTS
 from tq_onnx.ops.domain import GATHER, RMS_NORMALIZATION, ROTARY_EMBEDDING, SWISH, TRANSPOSE

@@ -14,9 +14,9 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from simulated_kernels import COMPILER, INTERFACE, TILING_OF
 from tests.cann.decoder_models import POSITIONS, feeds_of, model_of_operator
 from tests.cann.fake_acl import FakeAcl
-from tests.cann.kernels import COMPILER, INTERFACE, TILING_OF
 from tests.cann.session import Array, CannSession, on_cpu
 from tests.singleop import INPUTS
 from tq_onnx.codec.spec import layout_digest

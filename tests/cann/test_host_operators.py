@@ -14,8 +14,8 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from simulated_kernels import CODECS, ByArchitecture, Kernels, has_kernels
 from tests.cann.fake_acl import FakeAcl
-from tests.cann.kernels import CODECS, ByArchitecture, Kernels, has_kernels
 from tests.cann.operators import OURS, Sizes, decoder_attention
 from tests.cann.session import CANN, Array, CannSession, on_cpu
 from tq_onnx.codec.kind import UNBIASED

@@ -11,7 +11,14 @@ import itertools
 import numpy as np
 import pytest
 
-from tests.cann.kernels import CODECS, INT4, Kernels, has_kernels, rotation_of, row_bytes
+from simulated_kernels import (
+    CODECS,
+    INT4,
+    Kernels,
+    has_kernels,
+    rotation_of,
+    row_bytes,
+)
 from tests.parity.compare import check_rows
 from tq_onnx.codec import reference
 from tq_onnx.codec.acceptance import SEARCHED_TIE_SHARE, TIE_SHARE

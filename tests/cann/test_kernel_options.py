@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cann.kernels import INT4, Kernels, rotation_of
+from simulated_kernels import INT4, Kernels, rotation_of
 from tq_onnx.codec import reference
 from tq_onnx.codec.codebook import codebook_of
 

@@ -9,7 +9,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.cann.kernels import CODECS, INT4, Kernels, has_kernels, rotation_of, row_bytes
+from simulated_kernels import (
+    CODECS,
+    INT4,
+    Kernels,
+    has_kernels,
+    rotation_of,
+    row_bytes,
+)
 from tests.parity.compare import check_rows
 from tq_onnx.codec import reference
 from tq_onnx.codec.codebook import codebook_of

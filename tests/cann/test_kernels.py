@@ -12,9 +12,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from tests.cann import mutations
+import mutations
+from simulated_kernels import ARCHITECTURES, INT4, Kernels, rotation_of, row_bytes
 from tests.cann.bench import Measured
-from tests.cann.kernels import ARCHITECTURES, INT4, Kernels, rotation_of, row_bytes
 from tests.parity.compare import check_rows
 from tq_onnx.codec import reference
 from tq_onnx.codec.codebook import codebook_of

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from simulated_kernels import ARCHITECTURES, Kernels, rotation_of, row_bytes
 from tests.cann.fake_acl import SUCCESS, FakeAcl
-from tests.cann.kernels import ARCHITECTURES, Kernels, rotation_of, row_bytes
 
 pytestmark = pytest.mark.cann
 

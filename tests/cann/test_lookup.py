@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from simulated_kernels import INT4, Kernels, rotation_of
 from tests.cann import kernels as calls
-from tests.cann.kernels import INT4, Kernels, rotation_of
 from tq_onnx.codec import reference
 from tq_onnx.codec.codebook import Codebook, codebook_of
 

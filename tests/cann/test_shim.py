@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cann.kernels import ARCHITECTURES, COMPILER, SHIM, compile_library, flags
-from tests.cann.simulator import Simulator
+from simulated_kernels import ARCHITECTURES, COMPILER, SHIM, compile_library, flags
+from simulator import Simulator
 
 pytestmark = pytest.mark.cann
 

@@ -27,9 +27,9 @@ import onnx
 import pytest
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
+from simulated_kernels import Kernels
 from tests.cann.bench import Measured
 from tests.cann.fake_acl import FakeAcl
-from tests.cann.kernels import Kernels
 from tests.cann.session import CANN, CPU, Array, CannSession
 from tq_onnx.ascend.targets import CANN as CANN_TARGET
 from tq_onnx.conversion.options import Options

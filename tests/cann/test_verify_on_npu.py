@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 import pytest
 
+from simulated_kernels import ARCHITECTURES, ByArchitecture
 from tests.cann.fake_acl import FakeAcl
 from tests.cann.graph_engine import GraphEngine
-from tests.cann.kernels import ARCHITECTURES, ByArchitecture
 from tests.cann.session import model_of
 from tests.cli.run import run
 from tq_onnx.ascend import verification as npu

@@ -10,8 +10,8 @@
 // Between an instruction of the vector pipe and one that reads or overwrites what it wrote there is
 // a PipeBarrier, or a flag to another pipe and one back. The scalar, vector and transfer pipes are
 // ordered by flags, nothing is implied. There are no more of them than that: the test that deletes
-// them one by one (tests/cann/mutations.py) finds each of them missed. Functions leave the barrier
-// behind their last instruction to what follows where that has one anyway.
+// them one by one (testing/mutations.py) finds a hazard without any of them. Functions leave the
+// barrier behind their last instruction to what follows where that has one anyway.
 //
 // Constants that instructions take by reference are copied (float{kConstant}): the device has no
 // address for them.

@@ -1,5 +1,5 @@
 // The arguments of the kernels (launch.h): a struct each, which the host fills and a launch copies to
-// the device. This is the only place where they are named; the tests read it (tests/cann/kernels.py).
+// the device. They are named here alone; testing/simulated_kernels.py reads this file.
 //
 // The structs are global, and their members are integers and floats: the build of Ascend copies a
 // definition into the code that launches the kernel. Members of 64 bits come first.

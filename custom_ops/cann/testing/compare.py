@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cost
 import numpy as np
 
-from tests.cann.kernels import Kernels, build, rotation_of, row_bytes
+import cost
+from simulated_kernels import Kernels, build, rotation_of, row_bytes
 from tq_onnx.ascend.verification.codec_operators import Case, timed_attentions, timed_encodes
 from tq_onnx.ascend.verification.findings import Effort
 from tq_onnx.ascend.verification.singlenodes import HEADS

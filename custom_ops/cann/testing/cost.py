@@ -30,7 +30,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -39,10 +38,8 @@ from typing import Any, Final
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-
-from tests.cann.kernels import ARCHITECTURES, Kernels, build, rotation_of, row_bytes
-from tests.cann.simulator import CoreCounts, Launch
+from simulated_kernels import ARCHITECTURES, Kernels, build, rotation_of, row_bytes
+from simulator import CoreCounts, Launch
 from tq_onnx.codec.kind import UNBIASED
 from tq_onnx.codec.search import gain_table
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tests.cann.simulator import Simulator
+from simulator import Simulator
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.kind import NORM_KEPT
 from tq_onnx.codec.rotated import LLOYD_MAX
@@ -29,7 +29,7 @@ Made = TypeVar("Made")
 
 INT4 = Codec(LLOYD_MAX, 4)
 ARCHITECTURES = (2201, 2002)
-CUSTOM_OPS = Path(__file__).parents[2] / "custom_ops"
+CUSTOM_OPS = Path(__file__).parents[2]
 SHIM = CUSTOM_OPS / "cann" / "testing" / "shim"
 KERNELS = CUSTOM_OPS / "cann" / "kernels"
 LAUNCHES = (KERNELS / "launch.h").read_text(encoding="utf-8")

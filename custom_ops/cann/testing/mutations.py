@@ -5,7 +5,7 @@ deleted once on its own, and each flag once altogether, with all that sets it an
 shim runs the kernels as if the statement was not there, so nothing is compiled again. A mutation is
 caught if some run then has a hazard; one that is not must be explained in ``EXPLAINED``.
 
-    python -m tests.cann.mutations [--build FOLDER]
+    python custom_ops/cann/testing/mutations.py [--build FOLDER]
 
 prints one JSON object: how many mutations there were, how many were caught, and the others.
 """
@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.cann.kernels import (
+from simulated_kernels import (
     ARCHITECTURES,
     CODECS,
     CUSTOM_OPS,
@@ -34,7 +34,7 @@ from tests.cann.kernels import (
     rotation_of,
     row_bytes,
 )
-from tests.cann.simulator import Site
+from simulator import Site
 from tq_onnx.codec.kind import NOT_CORRECTED, UNBIASED
 from tq_onnx.codec.search import gain_table
 from tq_onnx.codec.spec import Codec
