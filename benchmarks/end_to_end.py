@@ -24,7 +24,8 @@ import onnxruntime
 from whole_models import QWEN3_06B, WEIGHTS, make_model, with_cache
 
 from tq_onnx.errors import TqOnnxError
-from tq_onnx.runtime.model import OpenModel, open_conversion, open_original
+from tq_onnx.runtime.model import OpenModel
+from tq_onnx.runtime.opening import open_conversion, open_original
 from tq_onnx.speed.timing import measure
 
 ORT_CACHES = ("float16", "int8", "int4")

@@ -45,7 +45,8 @@ from tq_onnx.measure.divergence import Floats, log_softmax
 from tq_onnx.measure.windows import Ids
 from tq_onnx.recognise.branches import load_decoder
 from tq_onnx.runtime.decoder import Decoder
-from tq_onnx.runtime.model import OpenModel, open_converted, open_original
+from tq_onnx.runtime.model import OpenModel
+from tq_onnx.runtime.opening import open_converted, open_original
 from tq_onnx.runtime.session import setting
 from tq_onnx.runtime.variables import PRODUCTS, SKIP_BELOW
 from tq_onnx.verification.interfaces import refuse_stranger

@@ -27,7 +27,8 @@ import onnxruntime
 
 import tq_onnx
 from tq_onnx.ops.operators import Attention, Encode
-from tq_onnx.runtime.model import OpenModel, open_model
+from tq_onnx.runtime.model import OpenModel
+from tq_onnx.runtime.opening import open_model
 from tq_onnx.runtime.session import RECORD_ASSIGNMENT
 
 SEED_TOKENS = 64

@@ -37,7 +37,8 @@ from tq_onnx.files.load import load
 from tq_onnx.ops.domain import DOMAIN, ENCODE
 from tq_onnx.plan import Plan
 from tq_onnx.recognise.branches import split
-from tq_onnx.runtime.model import OpenModel, open_model, open_original
+from tq_onnx.runtime.model import OpenModel
+from tq_onnx.runtime.opening import open_model, open_original
 from tq_onnx.runtime.session import make_session
 from tq_onnx.runtime.signature import plan_of, signature_of
 

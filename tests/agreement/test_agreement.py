@@ -23,7 +23,7 @@ from tests.agreement.tolerances import allowed
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.ops.domain import ATTENTION
-from tq_onnx.runtime.model import open_original
+from tq_onnx.runtime.opening import open_original
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 #: ONNX Runtime's CPU provider has no bfloat16; the reference evaluator has.

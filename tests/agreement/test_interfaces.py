@@ -16,7 +16,8 @@ from tq_onnx.conversion.pipeline import convert, prepare
 from tq_onnx.conversion.planning import DEFAULT_OPTIONS
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError
 from tq_onnx.plan import IGNORED, LOGITS_TO_KEEP, PAST_LENGTH, TOTAL_LENGTH, VISIBLE, ExtraInput
-from tq_onnx.runtime.model import OpenModel, open_model, open_original
+from tq_onnx.runtime.model import OpenModel
+from tq_onnx.runtime.opening import open_model, open_original
 from tq_onnx.verification.verify import verify
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

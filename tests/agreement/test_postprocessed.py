@@ -33,7 +33,7 @@ from tests.tolerances import bounds
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled, heldout_text
 from tq_onnx.measure import divergence
-from tq_onnx.runtime.model import open_model, open_original
+from tq_onnx.runtime.opening import open_model, open_original
 from tq_onnx.verification.verify import verify
 
 #: Every processor with the export that takes most to follow, and others where they differ.

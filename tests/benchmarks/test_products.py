@@ -16,7 +16,7 @@ from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled, heldout_text
 from tq_onnx.integrations.huggingface import load_tokenizer
 from tq_onnx.measure.divergence import log_softmax
-from tq_onnx.runtime.model import open_converted, open_original
+from tq_onnx.runtime.opening import open_converted, open_original
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "products.py"
 WINDOWS, CONTEXT, SKIP, STRIDE = 2, 96, 30, 11

@@ -17,7 +17,7 @@ from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.measure.feeding_modes import all_caches
 from tq_onnx.runtime.decoder import Decoder
-from tq_onnx.runtime.model import open_model
+from tq_onnx.runtime.opening import open_model
 from tq_onnx.runtime.placement import open_placed, problem_of, report_placement
 from tq_onnx.runtime.providers import CANN
 from tq_onnx.runtime.session import make_session, placement

@@ -19,7 +19,7 @@ from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled
 from tq_onnx.measure.feeding_modes import all_caches
 from tq_onnx.runtime import providers
-from tq_onnx.runtime.model import open_converted
+from tq_onnx.runtime.opening import open_converted
 
 pytestmark = [pytest.mark.cann, pytest.mark.usefixtures("kernels_named")]
 

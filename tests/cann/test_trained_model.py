@@ -40,7 +40,8 @@ from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.runtime import providers
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.library import get_library_path
-from tq_onnx.runtime.model import OpenModel, open_converted
+from tq_onnx.runtime.model import OpenModel
+from tq_onnx.runtime.opening import open_converted
 from tq_onnx.verification.devices import MAX_VECTOR_ERROR, compare_providers
 
 pytestmark = pytest.mark.cann

@@ -9,7 +9,7 @@ import pytest
 
 from tq_onnx.integrations.bundled import build_bundled, heldout_text
 from tq_onnx.integrations.huggingface import load_tokenizer
-from tq_onnx.runtime.model import open_original
+from tq_onnx.runtime.opening import open_original
 
 TOKENS = 300
 

@@ -23,7 +23,7 @@ from tq_onnx.plan import ENCODER, METADATA_FIRST_PLAN, METADATA_PLAN, Plan
 from tq_onnx.recognise.branches import find_switch
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.generate import generate
-from tq_onnx.runtime.model import open_model
+from tq_onnx.runtime.opening import open_model
 from tq_onnx.verification.verify import verify
 
 UNSEEN = Options(window=0, sinks=0)

@@ -19,7 +19,7 @@ from tq_onnx.integrations.folderconversion import convert_folder
 from tq_onnx.measure import divergence
 from tq_onnx.measure.divergence import QualityFigures
 from tq_onnx.runtime.decoder import Decoder
-from tq_onnx.runtime.model import open_model
+from tq_onnx.runtime.opening import open_model
 from tq_onnx.verification.verify import verify
 
 pytestmark = [

@@ -19,7 +19,7 @@ from tests.fuzz import model
 from tests.fuzz.commands import Case
 from tests.fuzz.rewiring import EDITS
 from tq_onnx.errors import TqOnnxError
-from tq_onnx.runtime.model import open_original
+from tq_onnx.runtime.opening import open_original
 
 NOT_ON_CPU: Final = (
     *("dynamo-op18-sdpa-bf16", "genai-cuda-fp16", "genai-cuda-int4", "genai-webgpu-fp16"),

@@ -13,7 +13,7 @@ from tests.javascript.packages import install
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled
-from tq_onnx.runtime.model import open_converted
+from tq_onnx.runtime.opening import open_converted
 from tq_onnx.targets.registry import TARGETS
 
 PROMPT = "Call me Ishmael."

@@ -26,7 +26,7 @@ from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.codec.unrotated import UNIFORM
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.errors import UsageError
-from tq_onnx.runtime.model import open_model
+from tq_onnx.runtime.opening import open_model
 
 # The evaluator computes in numpy, which warns where the operators mean to overflow.
 pytestmark = [

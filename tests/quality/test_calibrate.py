@@ -20,7 +20,7 @@ from tq_onnx.errors import AlreadyConvertedError, UnsupportedModelError, UsageEr
 from tq_onnx.progress import Progress
 from tq_onnx.quality import calibrate as module
 from tq_onnx.quality.calibrate import POSITIONS, calibrate
-from tq_onnx.runtime.model import open_original
+from tq_onnx.runtime.opening import open_original
 
 CONTEXT, HEAD_SIZE = 24, 16
 FEWEST = 61

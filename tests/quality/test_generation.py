@@ -15,7 +15,7 @@ from tq_onnx.quality import drift as drift_module
 from tq_onnx.quality.copy_test import DISTANCES, PIECE, CopyTest, _sequences
 from tq_onnx.quality.drift import DriftFigures, DriftTest
 from tq_onnx.runtime.decoder import Decoder
-from tq_onnx.runtime.model import open_conversion, open_original
+from tq_onnx.runtime.opening import open_conversion, open_original
 
 WORDS = 500
 TEXT = np.random.default_rng(3).integers(0, WORDS, 3 * 51 * PIECE)

@@ -40,7 +40,7 @@ from tq_onnx.quality.tables import (
     report_notes,
     report_table,
 )
-from tq_onnx.runtime.model import open_model
+from tq_onnx.runtime.opening import open_model
 from tq_onnx.verification.verify import verify
 
 TEXT = ids(200, seed=7)[0]

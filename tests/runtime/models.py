@@ -10,7 +10,8 @@ import numpy as np
 
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
-from tq_onnx.runtime.model import OpenModel, open_model
+from tq_onnx.runtime.model import OpenModel
+from tq_onnx.runtime.opening import open_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 DYNAMO = "dynamo-op18-sdpa"

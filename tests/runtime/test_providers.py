@@ -16,7 +16,7 @@ from tests.runtime.models import DYNAMO, converted, original
 from tq_onnx.errors import LibraryError, UnsupportedModelError, UsageError
 from tq_onnx.runtime import errors
 from tq_onnx.runtime import session as sessions
-from tq_onnx.runtime.model import open_model
+from tq_onnx.runtime.opening import open_model
 from tq_onnx.runtime.placement import (
     PlacementReport,
     open_placed,

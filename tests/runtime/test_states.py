@@ -11,7 +11,7 @@ import pytest
 from tests.agreement.harness import agreement
 from tests.recognise.test_unchanged import recurrent
 from tq_onnx.conversion.inspect import inspect
-from tq_onnx.runtime.model import open_original
+from tq_onnx.runtime.opening import open_original
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from tq_onnx.errors import (
 )
 from tq_onnx.files.load import load
 from tq_onnx.plan import METADATA_PLAN, Plan
-from tq_onnx.runtime.model import open_model
+from tq_onnx.runtime.opening import open_model
 from tq_onnx.targets.registry import TARGETS, target_of, target_of_plan
 
 GRAPH = TARGETS["cann-graph"]

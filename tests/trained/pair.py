@@ -14,7 +14,8 @@ from tq_onnx.integrations.bundled import build_bundled, heldout_text
 from tq_onnx.integrations.huggingface import Tokenizer, load_tokenizer
 from tq_onnx.measure import divergence
 from tq_onnx.measure.divergence import QualityFigures
-from tq_onnx.runtime.model import OpenModel, open_converted, open_original
+from tq_onnx.runtime.model import OpenModel
+from tq_onnx.runtime.opening import open_converted, open_original
 
 #: Tokens on which presets are compared with each other.
 SAMPLE = 2048

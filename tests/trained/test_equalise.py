@@ -28,7 +28,8 @@ from tq_onnx.measure import divergence
 from tq_onnx.measure.divergence import QualityFigures
 from tq_onnx.quality.outliers import open_with_outliers
 from tq_onnx.recognise.match import recognise
-from tq_onnx.runtime.model import OpenModel, open_converted, open_original
+from tq_onnx.runtime.model import OpenModel
+from tq_onnx.runtime.opening import open_converted, open_original
 
 TOKENS = 1024
 LAYERS = 4

@@ -13,7 +13,7 @@ from tq_onnx.integrations.bundled import ROUTES
 from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.measure.feeding_modes import all_caches, compare_feeding_modes
 from tq_onnx.measure.probe import Probe
-from tq_onnx.runtime.model import open_converted
+from tq_onnx.runtime.opening import open_converted
 
 Array = npt.NDArray[Any]
 

@@ -18,7 +18,7 @@ from tq_onnx.integrations.bundled import build_bundled, heldout_text
 from tq_onnx.integrations.folderconversion import FolderReport, convert_folder
 from tq_onnx.runtime.generate import generate
 from tq_onnx.runtime.library import library_name
-from tq_onnx.runtime.model import open_converted
+from tq_onnx.runtime.opening import open_converted
 
 og = pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai is not installed")
 

@@ -20,7 +20,8 @@ from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.integrations.bundled import ROUTES
 from tq_onnx.measure.feeding_modes import all_caches
 from tq_onnx.ops.schema import registered
-from tq_onnx.runtime.model import OpenModel, open_converted
+from tq_onnx.runtime.model import OpenModel
+from tq_onnx.runtime.opening import open_converted
 from tq_onnx.runtime.session import placement
 
 Array = npt.NDArray[Any]

@@ -11,7 +11,8 @@ import pytest
 from tests.trained.conftest import Pairs
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import ROUTES
-from tq_onnx.runtime.model import OpenModel, open_converted, open_original
+from tq_onnx.runtime.model import OpenModel
+from tq_onnx.runtime.opening import open_converted, open_original
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 #: Bytes of a row of 128 elements, its scale included.

@@ -13,7 +13,7 @@ from tests.decoders.running import FIXTURES
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.ops.operators import PagedAttention, PagedEncode
-from tq_onnx.runtime.model import open_model
+from tq_onnx.runtime.opening import open_model
 from tq_onnx.targets.registry import target_of
 from tq_onnx.verification.pages import PagedReport
 from tq_onnx.verification.verify import verify

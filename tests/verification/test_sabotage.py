@@ -35,7 +35,8 @@ from tq_onnx.measure.readings import read_original, with_float_products
 from tq_onnx.plan import plan_in
 from tq_onnx.quality.calibrate import calibrate
 from tq_onnx.quality.report import report
-from tq_onnx.runtime.model import OpenModel, open_original
+from tq_onnx.runtime.model import OpenModel
+from tq_onnx.runtime.opening import open_original
 from tq_onnx.verification import fidelity
 from tq_onnx.verification import verify as verifying
 from tq_onnx.verification.checks import PropertyCheck

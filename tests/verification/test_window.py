@@ -19,7 +19,8 @@ from tq_onnx.conversion.pipeline import convert, prepare
 from tq_onnx.errors import UsageError
 from tq_onnx.plan import plan_in
 from tq_onnx.runtime.decoder import Decoder
-from tq_onnx.runtime.model import OpenModel, open_converted, open_model
+from tq_onnx.runtime.model import OpenModel
+from tq_onnx.runtime.opening import open_converted, open_model
 from tq_onnx.targets.registry import target_of
 from tq_onnx.verification.verify import verify
 

@@ -101,7 +101,7 @@ def demonstrate(
     from tq_onnx.integrations.bundled import build_bundled, heldout_text
     from tq_onnx.integrations.huggingface import load_tokenizer
     from tq_onnx.measure import divergence
-    from tq_onnx.runtime.model import open_converted, open_original
+    from tq_onnx.runtime.opening import open_converted, open_original
     from tq_onnx.speed import timing
 
     tell = on_progress or silent

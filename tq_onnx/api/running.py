@@ -46,7 +46,7 @@ def load(
     within(1, MAX_THREADS, threads=threads)
     from tq_onnx.integrations.folder import find_model
     from tq_onnx.language.model import LanguageModel
-    from tq_onnx.runtime.model import open_model
+    from tq_onnx.runtime.opening import open_model
 
     folder: Path | None = None if tokenizer is None else path_of(tokenizer)
     opened = open_model(

@@ -96,7 +96,7 @@ def generate(
     from tq_onnx.integrations.huggingface import stream_text
     from tq_onnx.integrations.tokens import require_tokenizer
     from tq_onnx.runtime.generate import TokenStream
-    from tq_onnx.runtime.model import open_model
+    from tq_onnx.runtime.opening import open_model
     from tq_onnx.runtime.sampling import Sampling
 
     model = find_model(model)

@@ -24,7 +24,7 @@ from tq_onnx.quality.ortcaches import FLOAT16, INT4, INT8, OrtCacheModel, Steps,
 from tq_onnx.quality.outliers import OutlierFigures, compared, open_with_outliers
 from tq_onnx.quality.recording import Recording
 from tq_onnx.runtime.decoder import Decoder
-from tq_onnx.runtime.model import open_converted
+from tq_onnx.runtime.opening import open_converted
 from tq_onnx.verification.checks import PropertyCheck
 from tq_onnx.verification.fidelity import RawOriginal
 from tq_onnx.verification.interfaces import failing

@@ -28,7 +28,8 @@ from tq_onnx.quality.figures import ComparisonReport, ModelFigures
 from tq_onnx.quality.measurement import Comparing, Conversion
 from tq_onnx.quality.recording import Recording
 from tq_onnx.recognise.branches import load_again, load_decoder
-from tq_onnx.runtime.model import OpenModel, open_original, session_of
+from tq_onnx.runtime.model import OpenModel
+from tq_onnx.runtime.opening import open_original, session_of
 from tq_onnx.verification.checks import PropertyCheck
 from tq_onnx.verification.fidelity import (
     PROMPT_TOKENS,

@@ -10,7 +10,8 @@ from typing import Final
 from tq_onnx.errors import UsageError
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.recognise.branches import load_decoder
-from tq_onnx.runtime.model import OpenModel, open_conversion, open_converted, open_original
+from tq_onnx.runtime.model import OpenModel
+from tq_onnx.runtime.opening import open_conversion, open_converted, open_original
 from tq_onnx.runtime.session import placement
 from tq_onnx.speed.timing import (
     PIECE,

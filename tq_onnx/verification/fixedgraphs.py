@@ -30,7 +30,8 @@ from tq_onnx.measure.windows import text_of
 from tq_onnx.plan import Plan, plan_in
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.runtime.generate import generate
-from tq_onnx.runtime.model import OpenModel, open_converted, open_original
+from tq_onnx.runtime.model import OpenModel
+from tq_onnx.runtime.opening import open_converted, open_original
 from tq_onnx.runtime.placement import PlacementReport, report_placement
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
 from tq_onnx.runtime.session import make_session, ports

@@ -25,7 +25,8 @@ from tq_onnx.measure.readings import distance, with_float_products
 from tq_onnx.measure.windows import text_of
 from tq_onnx.plan import Plan, plan_in
 from tq_onnx.progress import OnProgress, Progress, silent
-from tq_onnx.runtime.model import OpenModel, open_original
+from tq_onnx.runtime.model import OpenModel
+from tq_onnx.runtime.opening import open_original
 from tq_onnx.runtime.pages import PagedDecoder
 from tq_onnx.runtime.session import make_session, placement
 from tq_onnx.targets.paged.checks import violations

@@ -45,7 +45,8 @@ from tq_onnx.plan import Plan, plan_in
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.recognise.branches import split
 from tq_onnx.runtime.generate import generate
-from tq_onnx.runtime.model import OpenModel, open_converted, open_original, refuse_pages
+from tq_onnx.runtime.model import OpenModel, refuse_pages
+from tq_onnx.runtime.opening import open_converted, open_original
 from tq_onnx.runtime.placement import PlacementReport, report_placement
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
 from tq_onnx.targets.registry import target_of_plan

@@ -14,7 +14,7 @@ from tests.cli.run import Outcome, run
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled
-from tq_onnx.runtime.model import open_converted
+from tq_onnx.runtime.opening import open_converted
 
 CAPACITY, TOKENS = 96, 16
 TO_GRAPHS = ("--target", "cann-graph", "--capacity", CAPACITY)

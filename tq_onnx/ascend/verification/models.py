@@ -20,7 +20,7 @@ from tq_onnx.files.load import load
 from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.plan import plan_in
 from tq_onnx.runtime import providers
-from tq_onnx.runtime.model import open_converted
+from tq_onnx.runtime.opening import open_converted
 from tq_onnx.runtime.placement import open_placed, problem_of
 from tq_onnx.runtime.providers import ExecutionProvider
 from tq_onnx.speed.timing import measure

@@ -1,0 +1,253 @@
+"""Open a model file: its session, its signature, and the graphs beside it.
+
+A converted model tells its names and caches by the plan in its metadata; an original is recognised
+by the converter's own dialects, so that both are driven by the same decoder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tq_onnx.conversion.target import PROMPT_FILE, STEP_FILE
+from tq_onnx.errors import UnsupportedModelError, UsageError, located
+from tq_onnx.plan import METADATA_PLAN, CachePair, plan_in
+from tq_onnx.runtime.cache import cache_spec
+from tq_onnx.runtime.graphs import check_pair
+from tq_onnx.runtime.model import OpenModel
+from tq_onnx.runtime.placement import refuse_misplaced
+from tq_onnx.runtime.providers import CPU, ExecutionProvider
+from tq_onnx.runtime.session import make_session
+from tq_onnx.runtime.signature import Signature, plan_of, signature_of
+from tq_onnx.targets.registry import target_of_plan
+
+if TYPE_CHECKING:
+    from tq_onnx.files.load import LoadedModel
+    from tq_onnx.recognise.match import Recognition
+
+
+def open_model(
+    path: Path,
+    *,
+    loaded: LoadedModel | None = None,
+    library: bool = True,
+    threads: int | None = None,
+    exact: bool = False,
+    ep: ExecutionProvider = CPU,
+) -> OpenModel:
+    """Open a model.
+
+    Args:
+        path: the model file; errors name it.
+        loaded: the graph of this file, if it was read already. If it is a part of a merged model,
+            that alone is opened.
+        library: whether a converted model runs on the library's kernels; if not, on its bodies.
+        threads: threads within an operator.
+        exact: whether the kernels multiply floats, see ``make_session``.
+        ep: where it runs, and all of it.
+
+    Raises:
+        TqOnnxError: the file, the library, the provider or the graph is refused, see
+            ``make_session``; an original is also refused if its attention is not recognised, and
+            a model if the provider would leave nodes to the CPU.
+    """
+    from tq_onnx.files.load import load
+    from tq_onnx.recognise.branches import split
+    from tq_onnx.recognise.positions import table_positions
+
+    if ep.has_own_memory and not ep.compiles and not library:
+        raise UsageError(
+            f"function bodies are not what {ep.provider} runs",
+            fix="use the library, or leave out --ep",
+        )
+    first = None
+    if loaded is None:
+        loaded = load(path)  # refuses what is no model, before onnxruntime sees it
+        parts = split(loaded)
+        if parts is not None:
+            loaded = parts.following
+            first = open_model(
+                path, loaded=parts.first, library=library, threads=threads, exact=exact, ep=ep
+            )
+    converted = METADATA_PLAN in loaded.model.metadata_props
+    if ep.compiles:
+        _expect_graph(loaded, path, ep)
+    session = session_of(
+        loaded,
+        library=library and converted and not ep.compiles,
+        threads=threads,
+        memory_reuse=library or not converted,
+        exact=exact,
+        ep=ep,
+    )
+    if ep.has_own_memory:
+        refuse_misplaced(session, loaded.model, path)
+    with located(path):
+        plan = plan_of(session)
+        if plan is not None:
+            target_of_plan(plan)
+    if plan is not None:
+        signature, found = signature_of(session, plan), None
+    else:
+        from tq_onnx.recognise.match import recognise
+
+        found = recognise(loaded.model)
+        signature = _recognised(found, session, path)
+    positions = table_positions(loaded.model, signature.interface)
+    wide = _wide(path, signature, library=library, threads=threads, exact=exact, ep=ep)
+    return OpenModel(
+        loaded.path, session, signature, found, first, loaded.external_files, positions, wide
+    )
+
+
+def _expect_graph(loaded: LoadedModel, path: Path, ep: ExecutionProvider) -> None:
+    """Refuse a model that a provider cannot compile; it would not say so itself."""
+    with located(path):
+        plan = plan_in(loaded.model.metadata_props)
+        if plan is None or target_of_plan(plan).provider != ep.name:
+            raise UnsupportedModelError(
+                f"the model is no graph for --ep {ep.name}", where=str(path), fix=ep.export
+            )
+
+
+def _wide(
+    path: Path,
+    signature: Signature,
+    *,
+    library: bool,
+    threads: int | None,
+    exact: bool,
+    ep: ExecutionProvider,
+) -> OpenModel | None:
+    """Open the graph for pieces of prompts beside one for steps; None if there is none."""
+    plan, beside = signature.plan, path.with_name(PROMPT_FILE)
+    fixed = plan is not None and target_of_plan(plan).has_fixed_sizes
+    if not fixed or path.name != STEP_FILE or not beside.is_file():
+        return None
+    wide = open_converted(beside, library=library, threads=threads, exact=exact, ep=ep)
+    with located(beside):
+        check_pair(wide.plan, plan, what="the graph for pieces of prompts and the one for steps")
+        if wide.signature.slots != signature.slots:
+            raise UsageError(
+                f"the capacity is {wide.signature.slots}, and that of {path.name} "
+                f"{signature.slots}",
+                fix="convert both with the same --capacity",
+            )
+    return wide
+
+
+def session_of(
+    loaded: LoadedModel,
+    *,
+    library: bool,
+    threads: int | None = None,
+    memory_reuse: bool = True,
+    exact: bool = False,
+    ep: ExecutionProvider = CPU,
+) -> Any:
+    """Open what was loaded: its file, or the part of a merged file; see ``make_session``."""
+    import onnx_ir as ir
+
+    part = bool(loaded.branch)
+    return make_session(
+        ir.to_proto(loaded.model).SerializeToString() if part else loaded.path,
+        library=library,
+        threads=threads,
+        external_data=loaded.path.parent if part else None,
+        memory_reuse=memory_reuse,
+        exact=exact,
+        ep=ep,
+    )
+
+
+def open_converted(
+    path: Path,
+    *,
+    loaded: LoadedModel | None = None,
+    library: bool = True,
+    threads: int | None = None,
+    exact: bool = False,
+    ep: ExecutionProvider = CPU,
+) -> OpenModel:
+    """Open a model that must be a converted one; see ``open_model``."""
+    model = open_model(path, loaded=loaded, library=library, threads=threads, exact=exact, ep=ep)
+    if model.plan is None:
+        raise UnsupportedModelError(
+            "this model was not converted by tq-onnx", where=str(path), fix="convert it first"
+        )
+    return model
+
+
+def open_conversion(
+    path: Path,
+    *,
+    preset: str,
+    loaded: LoadedModel | None = None,
+    library: bool = True,
+    threads: int | None = None,
+) -> OpenModel:
+    """Convert an original and open the result, of which nothing is written to disk.
+
+    Args:
+        path: the original; errors name it.
+        preset: a name in ``codec.presets.PRESETS``.
+        loaded: the graph of this file, if it was read already; the conversion changes it.
+        library: whether the model runs on the library's kernels; if not, on its bodies.
+        threads: threads within an operator.
+
+    Raises:
+        TqOnnxError: as ``tq_onnx.conversion.pipeline.convert`` and ``open_model``.
+    """
+    import onnx_ir as ir
+
+    from tq_onnx.conversion.original import recognise_original
+    from tq_onnx.conversion.pipeline import prepare
+    from tq_onnx.recognise.branches import load_decoder
+
+    read = recognise_original(loaded or load_decoder(path), path)
+    prepared = prepare(path, preset=preset, original=read)
+    session = make_session(
+        ir.to_proto(prepared.loaded.model).SerializeToString(),
+        library=library,
+        threads=threads,
+        external_data=prepared.loaded.path.parent,
+        memory_reuse=library,
+    )
+    return OpenModel(path, session, signature_of(session, prepared.plan))
+
+
+def open_original(
+    path: Path, *, loaded: LoadedModel | None = None, threads: int | None = None
+) -> OpenModel:
+    """Open a model that must not be a converted one; see ``open_model``."""
+    model = open_model(path, loaded=loaded, library=False, threads=threads)
+    if model.plan is not None:
+        raise UnsupportedModelError(
+            "this model is a converted one already",
+            where=str(path),
+            fix="give the original first and the converted model second",
+        )
+    return model
+
+
+def _recognised(found: Recognition, session: Any, path: Path) -> Signature:
+    if found.misses or found.interface is None:
+        reason = str(found.misses[0]) if found.misses else "the inputs are not a decoder's"
+        raise UnsupportedModelError(
+            f"tq-onnx cannot run this model: {reason}",
+            where=str(path),
+            fix="see `tq-onnx inspect`",
+        )
+    caches = [
+        cache_spec(
+            session,
+            CachePair(None if cache.past is None else cache.past.name, cache.present.name or ""),
+            kv_num_heads=site.kv_num_heads,
+            head_size=site.size_of(role),
+        )
+        for site in found.sites
+        for role, cache in (("key", site.key), ("value", site.value))
+    ]
+    # Only attention that is told how many tokens count may find more room than that in its cache.
+    fixed = found.fixed_capacity and all(site.counts_tokens for site in found.sites)
+    return Signature(found.interface, tuple(caches), fixed)
