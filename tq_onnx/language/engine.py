@@ -32,6 +32,8 @@ UNEVEN: Final = (
 UNKNOWN: Final = (
     "one request at a time: tq-onnx did not convert this folder, so its graph is not known"
 )
+MOST_THREADS: Final = 1024
+"""ONNX Runtime starts any number, until the machine takes no more."""
 ASKED: Final = "one request at a time, as asked for"
 
 
@@ -96,9 +98,10 @@ class Engine:
         tokenizer: str | PathLike[str] | None = None,
     ) -> None:
         """Open the folder; see the class for arguments and errors."""
-        for name, value in (("max_length", max_length), ("threads", threads)):
-            if value is not None:
-                arguments.count(value, name, least=1)
+        if max_length is not None:
+            max_length = arguments.count(max_length, "max_length", least=1)
+        if threads is not None:
+            threads = arguments.count(threads, "threads", least=1, most=MOST_THREADS)
         self._folder = arguments.path(folder, "folder")
         self._tokenizer_folder = (
             None if tokenizer is None else arguments.path(tokenizer, "tokenizer")
@@ -230,9 +233,7 @@ class Engine:
     def _choice(self, sampling: Sampling | Choice | None) -> Choice | None:
         if sampling is None or isinstance(sampling, Choice):
             return sampling
-        if not isinstance(sampling, Sampling):
-            raise UsageError(f"sampling is of type {type(sampling).__name__}, and no Sampling")
-        if sampling.min_p:
+        if arguments.instance(sampling, Sampling, "sampling").min_p:
             raise UsageError("the Engine of onnxruntime-genai knows no min-p")
         draws = sampling.temperature > 0
         penalty = sampling.repetition_penalty

@@ -137,7 +137,7 @@ class EngineThread:
         tokens = arguments.token_ids(prompt, batching.vocabulary)
         consumer = arguments.function(deliver, "deliver")
         if inspect.iscoroutinefunction(consumer):
-            raise UsageError("deliver is a coroutine function, and the Engine awaits none")
+            raise UsageError("deliver must be a function, got a coroutine function")
         room = batching.longest - len(tokens)
         most = max(room, 1)
         if max_new_tokens is not None:
