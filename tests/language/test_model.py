@@ -97,7 +97,7 @@ def test_ids_need_no_tokenizer() -> None:
         (b"text", "prompt must be a list of token ids, got type bytes"),
         ({"role": "user", "content": "x"}, "prompt must be a list of token ids, got type dict"),
         (None, "prompt must be a list of token ids, got None"),
-        (np.array([[1, 2]]), r"prompt\[0\] is of type list"),
+        (np.array([[1, 2]]), r"prompt\[0\] must be a token id, got type list"),
         ("\ud800", "not valid Unicode"),
         ([{"role": "user", "content": "x"}, 5], "no role and content"),
         ([{"role": "user"}], "no role and content"),

@@ -175,11 +175,11 @@ def test_padding_is_refused_where_positions_cannot_be_given(kind: str) -> None:
         ([[0, 0, 0]], [[1, 1, 0]], "on the left"),
         ([[0, 0, 0]], [[1, 0, 1]], "on the left"),
         ([[0, 0, 0]], [[0.5, 1, 1]], "other numbers than 0 and 1"),
-        ([[0, -1]], None, "a token is -1"),
+        ([[0, -1]], None, "a token id must be at least 0, got -1"),
         ([[0.5]], None, "tokens are of type float64"),
         ([[True]], None, "tokens are of type bool"),
         ([[2**70]], None, "tokens are of type object"),
-        (np.array([[2**63]]), None, "a token is -"),
+        (np.array([[2**63]]), None, "a token id must be at least 0, got -"),
         ([[1, 2], [3]], None, "several lengths"),
     ],
 )
@@ -190,7 +190,7 @@ def test_prompts_that_are_none(tokens: Any, mask: Any, message: str) -> None:
 
 @pytest.mark.parametrize("capacity", [0, -1, 1.5, True, 2**31, 2**70])
 def test_a_capacity_must_hold_something(capacity: int) -> None:
-    with pytest.raises(UsageError, match="context is"):
+    with pytest.raises(UsageError, match="context must be"):
         opened(DYNAMO, "kernel").decoder(capacity=capacity)
 
 
@@ -200,7 +200,7 @@ def test_steps_that_are_none(capacity: int | None) -> None:
     for tokens in ([], [1, 2], [-1], [1.0], ["a"]):
         with pytest.raises(UsageError):
             decoder.step(tokens)
-    with pytest.raises(UsageError, match="length is"):
+    with pytest.raises(UsageError, match="length must be"):
         decoder.rewind(0.0)  # type: ignore[arg-type]
     assert decoder.length == 0
 
