@@ -31,7 +31,7 @@ def test_a_table_a_picture_and_a_page(plain: tuple[Path, Path], tmp_path: Path) 
     assert "ORT float16" in picture.read_text()
     text = page.read_text()
     assert text.startswith("![quality against cache bytes per token](pictures/cost.svg)")
-    assert "| int4, no window | 4.25 | 272 | 272 | 272 | 7.53 |" in text
+    assert "| int4, no window | 4.25 | 272 | 272 | 272 | 3.76 |" in text
     assert "<summary>int4, no window</summary>" in text
     outcome = run("report", *plain, *FEW, "--no-peers", "--markdown", page)
     assert outcome.code == 0, outcome.err
