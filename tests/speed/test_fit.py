@@ -137,7 +137,7 @@ def test_what_is_no_size(text: str) -> None:
 def test_what_cannot_be_fitted() -> None:
     with pytest.raises(UsageError, match="takes 2,048 tokens, not 2,049"):
         tq_onnx.fit(folder("original"), memory="1GB", context=2049)
-    with pytest.raises(UsageError, match="sequences is 0, and has to be at least 1"):
+    with pytest.raises(UsageError, match="sequences must be at least 1, got 0"):
         tq_onnx.fit(folder("int4"), sequences=0)
 
 
