@@ -86,6 +86,10 @@ def _print(report: demonstrating.DemoReport, keep: Path | None) -> None:
     ]
     columns = ("", ">original", f">{report.preset}", ">change")
     terminal.print_table(TextTable.of(columns, rows, f"A small trained {report.model}"))
+    terminal.print_line(
+        "The original's caches are float32; those of the conversion are "
+        f"{report.cache_ratio / 2:.2f} times smaller than float16."
+    )
     terminal.print_line(f"prompt (its end)      ...{report.prompt[-_SHOWN_PROMPT:]!r}")
     terminal.print_line(f"original continues    {before.text!r}")
     terminal.print_line(f"{report.preset} continues        {after.text!r}")

@@ -184,7 +184,7 @@ def _layers(report: InspectionReport) -> TextTable:
     ]
     columns = (">layers", "form", ">heads", ">KV heads", ">head size", "type", ">scale", "mask")
     more = (">noise", ">equalised", ">gain") if noise else ()
-    brief = [name for name in (*columns, *more) if name not in ("type", ">scale", ">gain")]
+    brief = [name for name in (*columns, *more) if name not in ("type", ">scale")]
     return TextTable.of((*columns, *more), rows, brief=brief)
 
 

@@ -33,12 +33,13 @@ def report_table(report: ComparisonReport) -> TextTable:
     ]
     rows += [_summary_row(model) for model in (*report.models, *report.peers)]
     return TextTable(
-        f"Quality on {report.positions:,} predictions, {report.windows} windows of "
+        f"Quality on {report.positions:,} predictions, {report.windows} "
+        f"window{'' if report.windows == 1 else 's'} of "
         f"{report.context:,} tokens ({report.source})",
         (
             "model",
             ">bits/value",
-            *(">bytes/token at 1k", ">at 8k", ">at 32k"),
+            *(">bytes/token at 1k", ">at 8k", ">bytes/token at 32k"),
             ">times smaller than float16",
             ">perplexity",
             ">change",
@@ -53,7 +54,7 @@ def report_table(report: ComparisonReport) -> TextTable:
         tuple(rows),
         (
             "model",
-            ">at 32k",
+            ">bytes/token at 32k",
             ">times smaller than float16",
             ">change",
             ">KL mean",
