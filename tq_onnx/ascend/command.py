@@ -83,9 +83,9 @@ def _write(report: NpuReport, output: Path | None, *, as_json: bool) -> None:
 
 def _print(report: NpuReport, output: Path | None) -> None:
     soc = (report.environment and report.environment.soc) or "an unknown device"
-    held = sum(check.holds is True for check in report.checks)
-    left_out = sum(check.holds is None for check in report.checks)
-    more = f", {left_out} left out" if left_out else ""
+    passed = sum(check.holds is True for check in report.checks)
+    skipped = sum(check.holds is None for check in report.checks)
+    more = f", {skipped} left out" if skipped else ""
     where = "" if output is None else f", in {output}"
-    click.echo(f"{soc}: {held} of {len(report.checks)} checks hold{more}{where}", err=True)
+    click.echo(f"{soc}: {passed} of {len(report.checks)} checks hold{more}{where}", err=True)
     click.echo(report.note, err=True)

@@ -13,6 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from tq_onnx.ops.domain import DOMAIN
+from tq_onnx.ops.operator import Input, Operator
+
 MICROSOFT = "com.microsoft"
 
 Dim = int | str | None
@@ -85,6 +88,26 @@ class Builder:
             attributes=attributes,
         )
         return output
+
+    def operator(
+        self,
+        operator: type[Operator],
+        inputs: Mapping[Input, ir.Value | None],
+        *,
+        dtype: ir.DataType | None,
+        shape: Sequence[Dim] | None = None,
+        **attributes: AttributeValue,
+    ) -> ir.Value:
+        """Insert a node of a TurboQuant operator with one output, named after the operator."""
+        return self.op(
+            operator.name,
+            operator.arguments(inputs),
+            operator.name,
+            dtype=dtype,
+            shape=shape,
+            domain=DOMAIN,
+            **attributes,
+        )
 
     def ops(
         self,

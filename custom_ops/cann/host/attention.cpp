@@ -88,7 +88,7 @@ void AttentionKernel::launch(const ort::AttentionTensors& call, const Part& part
   tiling.parts = narrow(cut.parts);
   tiling.part_tokens = narrow(cut.part_tokens);
   tiling.offset_rows = narrow(call.offsets);
-  // One of more keys than slots hides nothing.
+  // A window wider than the cache hides nothing.
   tiling.sliding_window = narrow(std::min(attributes_.sliding_window, kMostCounted));
   tiling.first_slot = part.left_padding;
   tiling.key_bits = narrow(attributes_.key.bits);

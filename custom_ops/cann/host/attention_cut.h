@@ -1,5 +1,5 @@
-// How one launch of the attention is cut: a function of sizes and of what is hidden, so that neither
-// the number of cores nor the other sequences of a batch change a result.
+// How the keys of an attention launch are divided into parts. It depends on sizes, window and padding
+// alone: neither the number of cores nor the other sequences of a batch change a result.
 #pragma once
 
 #include <algorithm>
@@ -12,11 +12,11 @@ inline constexpr int64_t kTileTokens = 64;   // a part is whole tiles
 inline constexpr int64_t kPartTokens = 512;  // at least, where keys are cut
 inline constexpr int64_t kMostParts = 64;    // of the kernel
 
-// A sequence with as many tasks keeps every core busy without a cut: more than any device has cores.
+// A sequence with this many tasks is not divided: there are more tasks than cores on any device.
 inline constexpr int64_t kEnoughTasks = 64;
 
-// Parts of one launch, but for a sequence that has more; other sequences are launched behind, and get
-// the same scratch. So it is for 63 tasks of 64 parts at most: 16.8 MB with a head size of 128.
+// Most parts of one launch, unless a single sequence has more. Further sequences are launched after
+// it with the same scratch, which is at most that of 63 tasks of 64 parts: 16.8 MB at head size 128.
 inline constexpr int64_t kLaunchParts = 512;
 
 struct AttentionCut {
@@ -32,8 +32,8 @@ struct AttentionCut {
   }
 };
 
-// How many keys a task has at most, whose first tile is that of the first key which it sees; `keys`
-// of a sequence, the new ones included. Slots before `first_slot` are seen by no query.
+// Most keys that a task reads: from the tile of the first key that it sees on. `keys` is the number of
+// keys of the sequence with the new ones. No query sees slots before `first_slot`.
 inline int64_t keys_of_task(int64_t keys, int64_t tokens, int64_t sliding_window,
                             int64_t first_slot) {
   // A task whose queries see nothing has the last tile.

@@ -14,8 +14,8 @@ constexpr int64_t kUnit = 16;     // elements
 constexpr int64_t kBlock = 32;    // bytes
 constexpr const char* kKernel = "its kernel";
 
-// The end of the run from `first` on: numbers that count up by one, as a kernel or a copy takes
-// them at once.
+// The end of the run of consecutive numbers that begins at `first`; a kernel or a copy takes a run
+// at once.
 int64_t end_of_run(const int64_t* numbers, int64_t first, int64_t count) {
   int64_t end = first + 1;
   while (end < count && numbers[end] == numbers[end - 1] + 1) ++end;
@@ -190,7 +190,7 @@ void GatherKernel::compute(OrtKernelContext* context) {
   for (int64_t first = 0, end = 0; first < call.count; first = end) {
     const int64_t row = indices[first] < 0 ? indices[first] + call.rows : indices[first];
     end = end_of_run(indices, first, call.count);
-    // From -1 to 0 the numbers run on, and the rows do not.
+    // -1 and 0 are consecutive numbers, but not consecutive rows.
     if (indices[first] < 0) end = std::min(end, first - indices[first]);
     enqueue_copy(*library_, op, "the copy of a row", y + first * call.bytes,
                  call.data.as<uint8_t>() + row * call.bytes, (end - first) * call.bytes, stream);

@@ -17,8 +17,8 @@ using ort::OpError;
 
 constexpr const char* kRuntime = "libascendcl.so";
 
-// SoCs by the beginning of their names. Kernels share their tasks out among any number of cores, so
-// that another number than a device has would be slower and no less right.
+// SoCs by the prefix of their names. Kernels distribute tasks over any number of cores: a number other
+// than that of the device changes the speed and no result.
 struct Soc {
   const char* begins;
   const char* name;
@@ -40,8 +40,8 @@ void find(const char* op, void* library, const std::string& path, const char* na
   }
 }
 
-// The provider has loaded the runtime for itself only, where a search of the whole process does not
-// look; asking by name gives the one that is loaded already, and never loads another.
+// The provider loads the runtime with local scope, where dlsym(RTLD_DEFAULT) does not find it. With
+// RTLD_NOLOAD, dlopen by name returns the loaded library and never loads another.
 void* runtime(const char* op) {
   void* const library = dlopen(kRuntime, RTLD_LAZY | RTLD_NOLOAD);
   if (library == nullptr) {
@@ -98,7 +98,7 @@ void check_layout(const char* op, void* library, const std::string& path) {
   }
 }
 
-// Kernels that take other arguments would read whatever lies in their places.
+// Kernels of another interface would misread their arguments.
 void check_interface(const char* op, void* library, const std::string& path) {
   uint32_t (*interface)() = nullptr;
   find(op, library, path, "tq_kernels_interface", interface);
@@ -130,8 +130,8 @@ KernelLibrary load(const char* op, void* acl, const Soc& soc, const std::string&
 }  // namespace
 
 const KernelLibrary& kernel_library(const char* op) {
-  // Kernels keep references, so entries stay where they are until the process ends; a failure is
-  // not kept, since the environment may name another file next time.
+  // Operators keep references, so entries live until the process ends. A failure is not cached: the
+  // environment may name another file next time.
   static std::mutex mutex;
   static auto& libraries = *new std::map<std::string, KernelLibrary>;
   void* const acl = runtime(op);

@@ -11,15 +11,16 @@
 
 namespace tq::cann {
 
-// Sequences of a launch that lie one behind the other, their common past and padding. Lengths are on
-// the host, and the kernels read an array of them on the device: sequences of different lengths get
-// launches of their own instead of a copy.
+// Consecutive sequences of one launch, with their common past length and padding. Lengths are on the
+// host, and kernels read an array of lengths from the device; so sequences of different lengths get
+// separate launches, which saves the copy of an array.
 struct Part {
   int64_t first, count;
   uint32_t past_length, left_padding;
 };
 
-// Of one number for all sequences, or one each; 0 without.
+// The number of sequence `b`, from a tensor of one number for all sequences or one for each; 0
+// without a tensor.
 inline uint32_t of_sequence(const ort::Tensor& numbers, int64_t b) {
   if (numbers.type == 0) return 0;
   return static_cast<uint32_t>(numbers.as<int64_t>()[numbers.dims[0] == 1 ? 0 : b]);
@@ -52,7 +53,7 @@ inline uint64_t sequence(const ort::Tensor& tensor, int64_t index, int64_t bytes
                  index * dims[1] * dims[2] * dims[3] * bytes);
 }
 
-// A kernel enqueues and returns; no more cores than it has vectors.
+// Cores of a launch: no more than there are vectors.
 inline uint32_t cores_for(int64_t vectors, uint32_t most) {
   return static_cast<uint32_t>(std::min<int64_t>(vectors, most));
 }
@@ -90,7 +91,7 @@ class DrainOnError : public Kernel {
 // Throws unless `status` is 0. `what` is what was to be enqueued.
 void expect_enqueued(const char* op, const char* what, int64_t status);
 
-// Copies within the device, of a byte at least.
+// Enqueues a copy of at least one byte within the device.
 void enqueue_copy(const KernelLibrary& library, const char* op, const char* what, void* to,
                   const void* from, int64_t bytes, void* stream);
 

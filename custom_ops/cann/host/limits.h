@@ -1,5 +1,5 @@
-// What the kernels of CANN take is less than the operators' contract; the rest is refused here, by
-// value. The limits are those of cann/kernels/tiling.h and of the record device_features.h.
+// The CANN kernels support a part of the operators' contract. Here the rest is refused by value, with
+// the limits of cann/kernels/tiling.h and device_features.h.
 #pragma once
 
 #include <cstdint>
@@ -47,11 +47,11 @@ void expect_exact_rows(const char* op, const ort::Tensor& cache, spec::Codec cod
                        int head_size, const char* soc);
 void expect_one_matrix(const char* op, const ort::Tensor& rotation);
 
-// Sizes as the kernels count them. Vectors are the [B, H, T] of `vectors`, which the grouped
-// queries and the slots of a cache are counted by.
+// Refuses sizes whose products do not fit in the 32 bits that kernels count in: the vectors [B, H, T]
+// of `vectors`, and the slots of all caches.
 void expect_counted(const char* op, const ort::Tensor& vectors, int64_t slots);
 
-// As many elements as the kernels of a decoder can count.
+// Refuses more elements than 32 bits can count.
 void expect_elements(const char* op, const ort::Tensor& tensor);
 // A size of the tensor that is a multiple of `unit` and at most `most`; `what` is counted.
 void expect_multiple(const char* op, const ort::Tensor& tensor, const char* what, int64_t size,

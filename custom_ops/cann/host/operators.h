@@ -13,14 +13,14 @@ namespace tq::cann {
 struct AttentionCut;
 struct Part;
 
-// What every operator on a device keeps.
+// The common state of all operators on a device.
 class DeviceKernel {
  public:
   const ort::Api& api() const { return api_; }
   const KernelLibrary& library() const { return *library_; }
 
  protected:
-  // Each operator looks its library up itself, behind its refusals.
+  // Each operator looks up the library itself, after its refusals.
   DeviceKernel(const ort::Api& api, Element element)
       : api_(api), element_(element), float_type_(ort::type_of(element)) {}
 
@@ -43,7 +43,7 @@ class EncodeKernel : public DeviceKernel {
   void compute(OrtKernelContext* context);
 
  private:
-  // What the kernel does not write: the past and, where present has more slots, zeros.
+  // Writes the bytes that the kernel does not: the past and, where present has more slots, zeros.
   void keep(const ort::EncodeTensors& call, void* stream) const;
 
   spec::Codec codec_;

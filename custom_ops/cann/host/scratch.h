@@ -1,7 +1,7 @@
 // Device memory for one call, of the allocator that the execution provider has for its tensors.
 //
-// It is given back when the call returns, which is before its launches have run. What gets it next is
-// enqueued behind them on the same stream, as with every value between two nodes of the provider's.
+// It is freed when the call returns, before its launches have run. The next user of the memory is
+// enqueued after them on the same stream, as with every intermediate value of the provider.
 #pragma once
 
 #include "ort/ort_abi.h"

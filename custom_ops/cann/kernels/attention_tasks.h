@@ -1,18 +1,18 @@
 // How attention is cut, for the kernel that reads the caches and the one that merges its parts.
 //
 // A task is up to eight queries that read one KV head: the query group of as many tokens as fit.
-// The keys of a task may be cut into parts of the same number of tokens, of which the last is
-// shorter; a core attends to parts, and what it found of each is kept in scratch memory, until
-// another launch merges the parts of a task. The host chooses the cut by sizes alone (tiling.h), so
-// that a result does not depend on the number of cores.
+// The keys of a task may be divided into parts of equal length; the last part may be shorter. A core
+// computes parts and writes the result of each to scratch memory. A second launch merges the parts of
+// a task. The host chooses the number of parts from the sizes alone (tiling.h): the result does not
+// depend on the number of cores.
 //
-// A query sees the keys from `first_slot` on, up to its own, of a sliding window the last ones only. A
-// task begins at the tile of the first key that any of its queries sees: tiles before it are not
-// fetched, and belong to no part.
+// A query sees the keys from `first_slot` to its own; with a sliding window, the last of these. A task
+// begins at the tile of the first key that any of its queries sees. Tiles before it are not fetched
+// and belong to no part.
 //
-// Of part p of task t, scratch has for the eight queries: sums [tasks, parts, 8, D] of values, the
-// largest scores [tasks, parts, 8], and the sums of weights [tasks, parts, 8]. Parts behind the end
-// of a sequence are neither written nor read.
+// Scratch holds, for part p of task t and its eight queries: sums of values [tasks, parts, 8, D],
+// largest scores [tasks, parts, 8], sums of weights [tasks, parts, 8]. Parts after the end of a
+// sequence are neither written nor read.
 #pragma once
 
 #include "tile.h"
@@ -60,26 +60,25 @@ class AttentionTasks {
     origin_ = first / kTileRows * kTileRows;
   }
 
-  // Of the task that was chosen: its head of the cache, the tokens before the call's, and how many
-  // queries it has.
+  // Of the chosen task: its KV head, the past length of its sequence, its number of queries.
   __aicore__ inline uint32_t head() { return head_; }
   __aicore__ inline uint32_t past() { return past_; }
   __aicore__ inline uint32_t rows() { return rows_; }
 
-  // The element of query and output where query `r` begins: tokens one after the other, the heads
-  // of the group within.
+  // The first element of query `r` in the query and output tensors; queries are ordered by token,
+  // then by head of the group.
   __aicore__ inline uint64_t place(uint32_t r) {
     const uint64_t query_head = static_cast<uint64_t>(head_) * group_ + (first_ + r) % group_;
     return (query_head * new_tokens_ + token(r)) * D;
   }
 
-  // Query `r`'s head of the model.
+  // The query head of query `r`.
   __aicore__ inline uint32_t query_head(uint32_t r) {
     return head_ % heads_ * group_ + (first_ + r) % group_;
   }
 
-  // The keys that query `r` sees are those from the one up to the other, none where that is less;
-  // and behind the last key that any query sees.
+  // Query `r` sees the keys least_seen(r) .. seen(r) - 1, none if least_seen(r) is not below seen(r).
+  // keys() is the largest seen(r) of the task.
   __aicore__ inline uint32_t least_seen(uint32_t r) {
     const uint32_t end = seen(r);
     const uint32_t first = sliding_window_ > 0 && end > sliding_window_ ? end - sliding_window_ : 0;

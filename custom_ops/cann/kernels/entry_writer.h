@@ -5,7 +5,7 @@
 //
 //   2201  stores an entry, and clears tags, with DataCopyPad.
 //   2002  stores whole blocks and, once more, the last 32 bytes. With a tag it clears the 28 bytes
-//         before it, which are of a vector that nobody reads without its tag.
+//         before it, which belong to a vector that is not read without its tag.
 //
 // API forms used here that the headers do not list: Cast of float -> half with a mask of 64 and
 // strides; Duplicate of int32_t; Gather of uint16_t on 2002. Not compiled with bisheng, not run on an

@@ -1,13 +1,16 @@
-// The tokens that queries of a task take exactly (docs/operators.md), and their vectors in a tile.
+// The tokens of the exact window that the queries of a task read (docs/operators.md), and a tile of
+// their vectors.
 //
-// A query takes the first tokens as long as they are at hand, up to the sinks, and the newest ones
-// back to the first that is not at hand, or that is not among the `recent` before it. So what is left
-// to the rows is one range, and both numbers come from the tags: the scalar unit compares them, of the
-// task's oldest query on. Tokens of the call are at hand without a look. Those that the call has
-// written entries of are read there, the others from the call's vectors, rounded as an entry is.
+// A token is resident if its entry has its tag. A query reads two ranges of entries: the first
+// tokens up to the number of sinks, ending at the first token that is not resident; and the newest
+// tokens, back to the last one that is not resident or that lies more than `recent` tokens before the
+// query. Cache rows between the two ranges are read as codes. The scalar unit finds both ends by
+// comparing tags, beginning with the task's oldest query. Tokens of the call are resident: their
+// vectors are read from their entries where the call wrote one, and otherwise from the call's inputs,
+// rounded as an entry is.
 //
-// Vectors are not rotated. From values the last offset of a calibration is subtracted, which attention
-// adds to all of them (slot_offsets.h).
+// Vectors are not rotated. The last calibration offset is subtracted from values, because attention
+// adds it to the output (slot_offsets.h).
 //
 // API forms used here that the headers do not list: Cast of float -> half with count; GetValue of
 // local tensors. Not compiled with bisheng, not run on an NPU.
@@ -57,7 +60,7 @@ class ExactTokens {
       const uint32_t count = sinks - from < kTileRows ? sinks - from : kTileRows;
       load_tags(from, count);
       uint32_t found = 0;
-      while (found < count && is_at_hand(from, found)) ++found;
+      while (found < count && is_resident(from, found)) ++found;
       if (found == count) continue;
       first_ = from + found;
       break;
@@ -67,7 +70,7 @@ class ExactTokens {
       const uint32_t count = end - oldest < kTileRows ? end - oldest : kTileRows;
       load_tags(end - count, count);
       uint32_t lost = count;
-      while (lost > 0 && is_at_hand(end - count, lost - 1)) --lost;
+      while (lost > 0 && is_resident(end - count, lost - 1)) --lost;
       end -= count;
       if (lost == 0) continue;
       newest_ = end + lost;
@@ -75,7 +78,7 @@ class ExactTokens {
     }
   }
 
-  // Where the rows begin and end that a query reads, which sees `seen` keys.
+  // The first and the end of the cache rows that a query with `seen` visible keys reads.
   __aicore__ inline uint32_t rows_begin() { return first_; }
   __aicore__ inline uint32_t rows_end(uint32_t seen) {
     if (window_.recent == 0) return seen;
@@ -135,7 +138,7 @@ class ExactTokens {
     GlobalTensor<T> vectors;
   };
 
-  // Whether a token that is at hand is one of the call without an entry.
+  // Whether a resident token belongs to the call and has no entry.
   __aicore__ inline bool is_of_call(uint32_t token) {
     return token >= past_ && !window_.is_written(token, end_);
   }
@@ -171,7 +174,7 @@ class ExactTokens {
   }
 
   // By the tags that were loaded from token `first` on.
-  __aicore__ inline bool is_at_hand(uint32_t first, uint32_t index) {
+  __aicore__ inline bool is_resident(uint32_t first, uint32_t index) {
     const LocalTensor<uint32_t> tags = tags_.Get<uint32_t>();
     const uint32_t tag = first + index + 1;
     return tags.GetValue(index * kBlockFloats) == tag &&
@@ -180,8 +183,8 @@ class ExactTokens {
 
   ExactWindow<D> window_;
   uint32_t capacity_, new_tokens_, lane_, past_, end_;
-  uint32_t first_;   // tokens before it are at hand, as far as they are sinks
-  uint32_t newest_;  // tokens from it on are
+  uint32_t first_;   // sinks before it are resident
+  uint32_t newest_;  // tokens from it on are resident
   uint64_t lanes_;
   Source sources_[kSides];
   TBuf<TPosition::VECCALC> halves_, tags_;

@@ -51,7 +51,7 @@ class CachedRows {
     if (shape_.planes[1] == 0) return;
     const LocalTensor<uint32_t> places = plane_places_.Get<uint32_t>();
     for (uint32_t i = 0; i < kTileRows * kHalves; ++i) {
-      // What is behind the plane is the scale, and nobody looks at it.
+      // The bytes after the plane are the scale and are not used here.
       const uint32_t byte = i % kHalves * static_cast<uint32_t>(sizeof(uint16_t));
       const uint32_t kept = byte < shape_.planes[1] ? byte : shape_.planes[1];
       places.SetValue(i, i / kHalves * shape_.loaded + shape_.plane1 + kept);
@@ -64,12 +64,12 @@ class CachedRows {
     load_rows(rows(which), rows_global_, first, count, shape_);
   }
 
-  // Whether bytes are looked up in pairs(), and what the multiples there are of.
+  // Whether bytes are looked up in pairs(), and the step of the multiples there.
   __aicore__ inline bool is_paired() { return is_paired_; }
   __aicore__ inline float step() { return step_; }
 
-  // The two multiples of every byte, by vector instructions when they are first asked for; the
-  // barrier behind them is left to what follows.
+  // The two multiples of every byte, computed by vector instructions on first use. The caller adds
+  // the barrier after them.
   __aicore__ inline LocalTensor<uint32_t> pairs() {
     const LocalTensor<int32_t> pairs = pairs_.Get<int32_t>();
     if (is_made_) return pairs.ReinterpretCast<uint32_t>();
@@ -162,7 +162,7 @@ class RowReader {
 
   __aicore__ inline LocalTensor<float> scales() { return scales_.Get<float>(); }
 
-  // A tile of floats that nobody needs between two reads.
+  // A tile of floats that is free between two reads.
   __aicore__ inline LocalTensor<float> spare() { return codes_.Get<float>(); }
 
   // matrix() = centroids of the codes of `count` rows, scales() their scales.

@@ -1,9 +1,9 @@
-// What a calibration takes from keys and values: an offset for each of the first slots of a cache,
-// and one for all slots behind them, floats [rows, heads, D]. Slot s has row min(s, rows - 1), of 64
-// rows at most, so that the rows of single slots are in the first tile.
+// The calibration offsets that an encoder subtracts from keys or values: floats [rows, heads, D].
+// Slot s uses row min(s, rows - 1). There are at most 64 rows, so the slots with a row of their own
+// are in the first tile.
 //
-// Attention counts from the last row. What it adds to all scores of a query is one number, and what
-// it adds to all values is added to the output; slots before it get the difference.
+// Attention applies the last row to all slots: one number for all scores of a query, one vector added
+// to the output. The slots before get the difference between their row and the last one.
 #pragma once
 
 #include "tile.h"

@@ -25,7 +25,6 @@ from tq_onnx.files.load import load
 from tq_onnx.integrations.bundled import build_bundled
 from tq_onnx.plan import METADATA_PLAN, Plan, plan_in
 from tq_onnx.runtime.session import make_session
-from tq_onnx.targets.registry import TARGETS
 
 CAPACITY = 16
 Array = npt.NDArray[np.generic]
@@ -218,16 +217,6 @@ def test_a_mask_of_one_layer_alone_is_proven_too(converted: Path) -> None:
 def test_sizes_that_make_no_sense(converted: Path, sizes: dict[str, int]) -> None:
     with pytest.raises(UsageError, match="a capacity of"):
         lower(load(converted).model, **{"capacity": 8, **sizes})
-
-
-def test_a_model_for_single_operators_is_refused(exported: Path, tmp_path: Path) -> None:
-    output = tmp_path / "cann.onnx"
-    convert(exported, output, target=TARGETS["cann"])
-    with pytest.raises(
-        UnsupportedModelError,
-        match="the model was converted for cann",
-    ):
-        lower(load(output).model, capacity=8)
 
 
 def test_a_mask_that_hides_more_is_refused(converted: Path) -> None:

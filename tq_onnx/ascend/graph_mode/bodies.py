@@ -82,7 +82,7 @@ def inline_operators(model: ir.Model, plan: Plan, sizes: Sizes) -> None:
     """
     for identifier in [key for key in model.functions if key[1] in (Encode.name, Attention.name)]:
         del model.functions[identifier]
-    made: dict[tuple[type[Operator], tuple[Codec, Codec]], str] = {}
+    domains: dict[tuple[type[Operator], tuple[Codec, Codec]], str] = {}
     for layer in converted_layers(model, plan):
         key, value = layer.plan.codecs
         for operator, node, codecs in (
@@ -90,13 +90,13 @@ def inline_operators(model: ir.Model, plan: Plan, sizes: Sizes) -> None:
             (Encode, layer.value.node, (value, value)),
             (Attention, layer.attention.node, (key, value)),
         ):
-            if (operator, codecs) not in made:
+            if (operator, codecs) not in domains:
                 # Without If, each codec needs bodies of its own, in a domain of their own.
-                domain = made[operator, codecs] = f"{DOMAIN}.graph{len(made)}"
+                domain = domains[operator, codecs] = f"{DOMAIN}.graph{len(domains)}"
                 for function in _bodies(plan, layer.plan, codecs, sizes):
                     _add_body(model, function, domain)
                 model.opset_imports[domain] = VERSION
-            node.domain = made[operator, codecs]
+            node.domain = domains[operator, codecs]
             for attribute in operator.attributes:
                 if attribute.when is MIXED_CODECS:
                     node.attributes.pop(attribute.name, None)
@@ -125,8 +125,8 @@ def _bodies(
         if proto.name == "TotalLength":
             del proto.node[:]
             total = [ir.Value(name=proto.output[0])]
-            told = ir.node("Constant", [], {"value_ints": [sizes.capacity]}, outputs=total)
-            proto.node.append(ir.to_proto(told))
+            constant = ir.node("Constant", [], {"value_ints": [sizes.capacity]}, outputs=total)
+            proto.node.append(ir.to_proto(constant))
         yield proto
 
 

@@ -41,7 +41,7 @@ from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.shapes import fill_shapes
 from tq_onnx.ops.domain import DECODER, DOMAIN, VERSION
 from tq_onnx.ops.functions import decoder_function_protos
-from tq_onnx.plan import CPU, Plan
+from tq_onnx.plan import Plan
 
 TARGET: Final = "cann-graph"
 MOST_BYTES: Final = (1 << 31) - (1 << 24)
@@ -67,19 +67,12 @@ def lowering_of(plan: Plan, *, capacity: int, tokens: int = 1, batch: int = 1) -
 
     Raises:
         UsageError: the sizes are not positive, or there is no room for the tokens of a call.
-        UnsupportedModelError: the model was converted for another target.
     """
     if min(capacity, tokens, batch) < 1 or tokens > capacity:
         raise UsageError(
             f"a capacity of {capacity} has no room for {tokens} tokens in {batch} sequences",
             where="graph mode",
             fix="give positive numbers, and a capacity of more tokens than a call has",
-        )
-    if plan.target != CPU:
-        raise UnsupportedModelError(
-            f"the model was converted for {plan.target}",
-            where="graph mode",
-            fix=f"convert the original with --target {TARGET}",
         )
     sizes = Sizes(batch, tokens, capacity)
     layers = tuple(replace(layer, has_bias=True, causal=True) for layer in plan.layers)
@@ -119,10 +112,10 @@ class UseStandardOperatorsPass(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Replace them in place."""
         fill_shapes(model)
-        found = any(
+        is_needed = any(
             node.domain not in ("", DOMAIN) or node.op_type in _NORMS for node in model.graph
         )
-        if found:
+        if is_needed:
             build = Builder(model.graph)
             lower_norms(model, build)
             RemoveUnusedNodesPass()(model)
@@ -133,7 +126,7 @@ class UseStandardOperatorsPass(ir.passes.InPlacePass):
                 model, decoder_function_protos([name for name in DECODER if name in used])
             )
             model.opset_imports.setdefault(DOMAIN, VERSION)
-        return ir.passes.PassResult(model, modified=found)
+        return ir.passes.PassResult(model, modified=is_needed)
 
 
 class FixLengthsPass(ir.passes.InPlacePass):
@@ -185,9 +178,9 @@ class InlineOperatorsPass(ir.passes.InPlacePass):
 
     def ensures(self, model: ir.Model) -> None:
         """Ensure that no function and no TurboQuant operator is left."""
-        left = [node.name for node in model.graph.all_nodes() if node.domain == DOMAIN]
-        if left or model.functions:
-            raise ir.passes.PostconditionError(f"{[*left, *model.functions]} are left")
+        operators = [node.name for node in model.graph.all_nodes() if node.domain == DOMAIN]
+        if operators or model.functions:
+            raise ir.passes.PostconditionError(f"{[*operators, *model.functions]} are left")
 
 
 class SimplifyPass(ir.passes.InPlacePass):
@@ -244,12 +237,12 @@ class EmbedWeightsPass(ir.passes.InPlacePass):
 
 def _refuse(model: ir.Model) -> None:
     """Refuse what would cut the graph or has sizes that depend on numbers."""
-    for what, found in (
+    for what, clauses in (
         ("the provider cannot take the whole model", list(provider.left_over(model))),
         ("a size depends on numbers", list(provider.not_static(model))),
     ):
-        if found:
-            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        if clauses:
+            more = f" (and {len(clauses) - 1} more)" if len(clauses) > 1 else ""
             raise UnsupportedModelError(
-                f"{what}: {found[0]}{more}", where="graph mode", fix=_EXPORT
+                f"{what}: {clauses[0]}{more}", where="graph mode", fix=_EXPORT
             )

@@ -100,14 +100,14 @@ def _drop_empty(model: ir.Model) -> int:
     for node in model.graph:
         if node.op_type != "Concat" or node.domain != "":
             continue
-        kept = [value for value in node.inputs if value is None or not _is_empty(value)]
-        count += len(node.inputs) - len(kept)
-        if len(kept) == len(node.inputs) or not kept:
+        operands = [value for value in node.inputs if value is None or not _is_empty(value)]
+        count += len(node.inputs) - len(operands)
+        if len(operands) == len(node.inputs) or not operands:
             continue
-        for index, value in enumerate(kept):
+        for index, value in enumerate(operands):
             node.replace_input_with(index, value)
-        node.resize_inputs(len(kept))
-        if len(kept) == 1:
+        node.resize_inputs(len(operands))
+        if len(operands) == 1:
             _make_identity(node)
     return count
 
@@ -149,8 +149,8 @@ def _drop_choices(model: ir.Model) -> int:
 
 def _steps_forward(node: ir.Node) -> bool:
     steps = node.inputs[4] if len(node.inputs) > 4 else None
-    found = integers(steps) if steps is not None else (1,)
-    return found is not None and all(step > 0 for step in found)
+    numbers = integers(steps) if steps is not None else (1,)
+    return numbers is not None and all(step > 0 for step in numbers)
 
 
 def _make_identity(node: ir.Node) -> None:
@@ -191,20 +191,20 @@ def lower_opset(model: ir.Model) -> None:
 
 def _axes_to_attribute(node: ir.Node) -> None:
     axes = node.inputs[1]
-    found = None if axes is None else integers(axes)
+    numbers = None if axes is None else integers(axes)
     size = None if node.inputs[0] is None else rank(node.inputs[0])
-    if axes is not None and (found is None or size is None):
+    if axes is not None and (numbers is None or size is None):
         return  # it is refused below, by name
     node.resize_inputs(1)
-    if found:
-        node.attributes["axes"] = ir.AttrInt64s("axes", [int(axis) for axis in found])
+    if numbers:
+        node.attributes["axes"] = ir.AttrInt64s("axes", [int(axis) for axis in numbers])
 
 
 def _is_even(node: ir.Node) -> bool:
     """Return True if a Split is the same without its number of outputs."""
     shapes = {None if value.shape is None else tuple(value.shape) for value in node.outputs}
-    told = len(node.inputs) > 1 and node.inputs[1] is not None
-    return told or (len(shapes) == 1 and None not in shapes)
+    has_sizes = len(node.inputs) > 1 and node.inputs[1] is not None
+    return has_sizes or (len(shapes) == 1 and None not in shapes)
 
 
 def _is_in(node: ir.Node, opset: int) -> bool:

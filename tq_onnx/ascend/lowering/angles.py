@@ -69,19 +69,19 @@ def read_angles(
     ids, lookups = _source(cosines, sines)
     limits = [rows for gather in lookups if (rows := _rows(gather)) is not None]
     rows = min(limits, default=positions)
-    both, width = [cosines, sines], shape[-1]
+    values, width = [cosines, sines], shape[-1]
     assert isinstance(width, int)
     tables = []
-    for numbers in _evaluated(both, ids, np.arange(rows)[None], lookups):
+    for numbers in _evaluated(values, ids, np.arange(rows)[None], lookups):
         table = _broadcast(numbers, [1 if dim == "B" else dim for dim in shape], (1, rows))
         tables.append(np.ascontiguousarray(table.reshape(rows, width), np.float32))
     single = rank(ids) == 1 or static_dim(ids, 0) == 1
     for calls in _CALLS:
-        some = np.minimum(np.array(calls[:1] if single else calls), rows - 1)
-        again = _evaluated(both, ids, some, lookups)
-        for numbers, table in zip(again, tables, strict=True):
-            found = _broadcast(numbers, shape, some.shape)
-            if not np.allclose(found.reshape(*some.shape, width), table[some], 0, _CLOSE):
+        places = np.minimum(np.array(calls[:1] if single else calls), rows - 1)
+        samples = _evaluated(values, ids, places, lookups)
+        for numbers, table in zip(samples, tables, strict=True):
+            angles = _broadcast(numbers, shape, places.shape)
+            if not np.allclose(angles.reshape(*places.shape, width), table[places], 0, _CLOSE):
                 raise NoMatch(f"{cosines.name} depends on more than positions")
     return Angles(tables[0], tables[1], ids)
 
@@ -102,17 +102,17 @@ def position_ids(build: Builder, ids: ir.Value) -> ir.Value:
     """Make positions, int64 ``[B, T]`` or ``[1, T]``, before the node that ``build`` is at."""
 
     def make() -> ir.Value:
-        made = ids
+        positions = ids
         if ids.dtype is not ir.DataType.INT64:
-            made = build.op(
+            positions = build.op(
                 "Cast", [ids], "position_ids", dtype=ir.DataType.INT64, shape=sizes(ids), to=7
             )
         if rank(ids) == 2:
-            return made
+            return positions
         shape = [1, *(sizes(ids) or (None,))]
         return build.op(
             "Unsqueeze",
-            [made, build.integers(0)],
+            [positions, build.integers(0)],
             "position_ids",
             dtype=ir.DataType.INT64,
             shape=shape,
@@ -132,39 +132,39 @@ def _evaluated(
 ) -> list[Array]:
     """Return values for given positions, ``[B, T]``."""
     dtype = np.int64 if ids.dtype is None else ids.dtype.numpy()
-    given = {ids: (numbers[0] if rank(ids) == 1 else numbers).astype(dtype)}
+    inputs = {ids: (numbers[0] if rank(ids) == 1 else numbers).astype(dtype)}
     for gather in lookups:
         table, indices = gather.inputs
         # The evaluator does not know the TurboQuant operators.
         if gather.domain == DOMAIN and table is not None and indices is not None:
-            (rows,), (places,) = evaluate([table], {}), evaluate([indices], given)
+            (rows,), (places,) = evaluate([table], {}), evaluate([indices], inputs)
             if places.size and not -len(rows) <= places.min() <= places.max() < len(rows):
                 raise NoMatch(f"{table.name} has {len(rows)} rows, and others are looked up")
-            given[gather.outputs[0]] = rows[places]
-    return evaluate(values, given)
+            inputs[gather.outputs[0]] = rows[places]
+    return evaluate(values, inputs)
 
 
 def _broadcast(numbers: Array, shape: Sequence[str | int], sizes: tuple[int, ...]) -> Array:
     named = dict(zip("BT", sizes, strict=True))
-    wanted = [dim if isinstance(dim, int) else named[dim] for dim in shape]
+    expected = [dim if isinstance(dim, int) else named[dim] for dim in shape]
     try:
-        return np.broadcast_to(numbers, wanted)
+        return np.broadcast_to(numbers, expected)
     except ValueError as error:
-        raise NoMatch(f"cosines of the shape {numbers.shape}, expected {wanted}") from error
+        raise NoMatch(f"cosines of the shape {numbers.shape}, expected {expected}") from error
 
 
 def _source(*values: ir.Value) -> tuple[ir.Value, list[ir.Node]]:
     """Return the positions that numbers are computed from, and the nodes that look up by them."""
     roots: set[ir.Value] = set()
     lookups: list[ir.Node] = []
-    seen: set[ir.Node] = set()
+    visited: set[ir.Node] = set()
     pending: list[ir.Value | None] = list(values)
     while pending:
         value = pending.pop()
         node = None if value is None else value.producer()
-        if node is None or node in seen:
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         for index, operand in enumerate(node.inputs):
             if operand is None or operand.const_value is not None:
                 continue
@@ -187,14 +187,14 @@ def _rows(gather: ir.Node) -> int | None:
 
 def _before_views(value: ir.Value) -> ir.Value:
     """Return the positions that a value is a view of: the first with at most two axes."""
-    found = value
+    positions = value
     for _ in range(_MAX_STEPS):
         if value.dtype in _INTEGERS and rank(value) in (1, 2):
-            found = value
+            positions = value
         node = value.producer()
         if node is None or kind(node) not in _VIEWS or node.inputs[0] is None:
             break
         value = node.inputs[0]
-    if rank(found) not in (1, 2):
-        raise NoMatch(f"{found.name} is no list of positions")
-    return found
+    if rank(positions) not in (1, 2):
+        raise NoMatch(f"{positions.name} is no list of positions")
+    return positions

@@ -105,9 +105,11 @@ def left_over(model: ir.Model) -> Iterator[LeftOver]:
                 fix = _INLINED
             yield LeftOver(f"{name} is floating-point and has no kernel there", fix)
             continue
-        other = [v for v in (*node.inputs, *node.outputs) if v is not None and _is_other_float(v)]
-        if other:
-            yield LeftOver(f"{name} has numbers of the type {other[0].dtype}", _EXPORT)
+        other_floats = [
+            v for v in (*node.inputs, *node.outputs) if v is not None and _is_other_float(v)
+        ]
+        if other_floats:
+            yield LeftOver(f"{name} has numbers of the type {other_floats[0].dtype}", _EXPORT)
         elif node.op_type in _VIEWS and node.outputs[0].is_graph_output():
             yield LeftOver(f"{name} is an output, copied before it is computed")
         elif node.op_type in _BROADCASTING and not _has_full_operand(node):
@@ -157,17 +159,17 @@ def _has_full_operand(node: ir.Node) -> bool:
     The operand whose every dimension is at least the other's; unknown ones are different unless
     their names are the same. Operands of one rank and the same names need no broadcast at all.
     """
-    one, other = (sizes(value) for value in node.inputs)
-    if one is None or other is None:
+    first, second = (sizes(value) for value in node.inputs)
+    if first is None or second is None:
         return False
-    return _covers(one, other) or _covers(other, one)
+    return _covers(first, second) or _covers(second, first)
 
 
-def _covers(one: Sizes, other: Sizes) -> bool:
-    if len(one) < len(other):
+def _covers(wide: Sizes, narrow: Sizes) -> bool:
+    if len(wide) < len(narrow):
         return False
-    pairs = zip(reversed(one), reversed(other), strict=False)
-    return all(its == 1 or (its is not None and its == mine) for mine, its in pairs)
+    pairs = zip(reversed(wide), reversed(narrow), strict=False)
+    return all(size == 1 or (size is not None and size == full) for full, size in pairs)
 
 
 def _name(node: ir.Node) -> str:

@@ -111,8 +111,8 @@ class LowerDecoderPass(ir.passes.InPlacePass):
         """Rewrite the model in place."""
         plan = self._plan
         tokens = next(v for v in model.graph.inputs if v.name == plan.interface.tokens)
-        told = tokens.shape
-        tokens.shape = _named(told)
+        shape = tokens.shape
+        tokens.shape = _named(shape)
         fill_shapes(model)
         build = Builder(model.graph)
         try:
@@ -136,7 +136,7 @@ class LowerDecoderPass(ir.passes.InPlacePass):
         _remove_dead(model)
         provider.declare_old_opset(model)
         _refuse_left_over(model, misses)
-        tokens.shape = told
+        tokens.shape = shape
         return ir.passes.PassResult(model, modified=True)
 
     def ensures(self, model: ir.Model) -> None:
@@ -183,16 +183,16 @@ def _own(model: ir.Model) -> set[str]:
 
 def _refuse_left_over(model: ir.Model, misses: list[str]) -> None:
     """Refuse what the provider does not run; ``misses`` tells why rotary embeddings stay."""
-    found = list(provider.left_over(model))
-    if not found:
+    nodes = list(provider.left_over(model))
+    if not nodes:
         return
-    more = f" (and {len(found) - 1} more nodes)" if len(found) > 1 else ""
+    more = f" (and {len(nodes) - 1} more nodes)" if len(nodes) > 1 else ""
     # Nodes that make angles come first then, and say less.
     angles = f"a rotary embedding stays, because {misses[0]}: " if misses else ""
     raise UnsupportedModelError(
-        f"CANNExecutionProvider cannot run the whole model: {angles}{found[0].what}{more}",
+        f"CANNExecutionProvider cannot run the whole model: {angles}{nodes[0].what}{more}",
         where=_FLAG,
-        fix=found[0].fix,
+        fix=nodes[0].fix,
     )
 
 
@@ -258,15 +258,15 @@ def _lower_padding(model: ir.Model, build: Builder, plan: Plan, *, has_padding: 
     readers = {operator.node for layer in layers for operator in layer.operators}
     # What makes the length is in front already.
     with build.before(next(node for node in model.graph if node in readers), SCOPE):
-        told = mask.length_and_padding(build, model, plan) if has_padding else None
-        length = told[0] if told else mask.length_without_padding(build, model, plan)
+        lengths = mask.length_and_padding(build, model, plan) if has_padding else None
+        length = lengths[0] if lengths else mask.length_without_padding(build, model, plan)
     if length is None:
         return False
     for layer in layers:
         for reader in layer.operators:
             reader.past_length = length
-        layer.attention.left_padding = told[1] if told else None
-    return told is not None
+        layer.attention.left_padding = lengths[1] if lengths else None
+    return lengths is not None
 
 
 def _remove_dead(model: ir.Model) -> None:
@@ -284,10 +284,10 @@ def _lower_positions(model: ir.Model, build: Builder, plan: Plan) -> bool:
     is_any = False
     proven = dict.fromkeys(model.graph.inputs, False)
     for node in RotaryEmbedding.nodes(model.graph):
-        given = RotaryEmbedding.position_ids.of(node)
-        if given is not None and given not in proven:
-            proven[given] = causality.is_positions(given, plan, model)
-        if given is None or not proven[given]:
+        positions = RotaryEmbedding.position_ids.of(node)
+        if positions is not None and positions not in proven:
+            proven[positions] = causality.is_positions(positions, plan, model)
+        if positions is None or not proven[positions]:
             continue
         with build.before(node, SCOPE):
             counted = mask.positions(build, model, plan)

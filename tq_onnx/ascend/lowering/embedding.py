@@ -8,7 +8,6 @@ from tq_onnx.ascend.lowering.claims import ELEMENTS
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.values import rank, substitute
-from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.ops.operators import Gather
 
 
@@ -31,8 +30,8 @@ def lower_embedding(model: ir.Model, build: Builder) -> int:
         with build.before(node, "embedding"):
             if ids.dtype is not ir.DataType.INT64:
                 ids = build.op("Cast", [ids], "ids", dtype=ir.DataType.INT64, to=7)
-            inputs = Gather.arguments({Gather.data: table, Gather.indices: ids})
-            rows = build.op(Gather.name, inputs, Gather.name, dtype=output.dtype, domain=DOMAIN)
+            inputs = {Gather.data: table, Gather.indices: ids}
+            rows = build.operator(Gather, inputs, dtype=output.dtype)
             rows.shape = output.shape
         substitute(output, rows)
         count += 1

@@ -47,29 +47,29 @@ def answer_shapes(model: ir.Model, build: Builder, plan: Plan) -> int:
     Returns:
         how many were answered; one that asks for something else stays.
     """
-    asking = [
+    shape_nodes = [
         node
         for node in model.graph
         if node.domain == "" and node.op_type == "Shape" and _is_on_device(node.inputs[0])
     ]
-    if not asking:
+    if not shape_nodes:
         return 0
     first, second = (_inferred(model, plan, sizes) for sizes in _CALLS)
     tokens = next(v for v in model.graph.inputs if v.name == plan.interface.tokens)
     count = 0
-    for node in asking:
-        asked = node.inputs[0]
-        name = "" if asked is None else asked.name or ""
+    for node in shape_nodes:
+        value = node.inputs[0]
+        name = "" if value is None else value.name or ""
         if name not in first or name not in second:
             continue
         meanings = [_meaning(*dims) for dims in zip(first[name], second[name], strict=False)]
         start = attribute_int(node, "start", 0)
         end = attribute_int(node, "end", len(meanings))
-        wanted = meanings[start:end]
-        if not wanted or None in wanted:
+        meant = meanings[start:end]
+        if not meant or None in meant:
             continue
         with build.before(node, "cann/shape"):
-            parts = [_part(build, tokens, meaning) for meaning in wanted]
+            parts = [_part(build, tokens, meaning) for meaning in meant]
             answer = parts[0]
             if len(parts) > 1:
                 shape = [len(parts)]
@@ -84,12 +84,12 @@ def _is_on_device(value: ir.Value | None) -> bool:
     return value is not None and (is_float(value) or value.dtype is ir.DataType.UINT8)
 
 
-def _meaning(one: int, other: int) -> str | int | None:
+def _meaning(first: int, second: int) -> str | int | None:
     """Return the dimension that has these sizes in the two calls."""
-    if one == other:
-        return one if one >= 0 else None
+    if first == second:
+        return first if first >= 0 else None
     for meaning in (_BATCH, _TOKENS):
-        if (one, other) == tuple(getattr(sizes, meaning) for sizes in _CALLS):
+        if (first, second) == tuple(getattr(sizes, meaning) for sizes in _CALLS):
             return meaning
     return None
 
@@ -106,30 +106,30 @@ def _inferred(model: ir.Model, plan: Plan, sizes: _Sizes) -> _Dims:
     del proto.graph.value_info[:]
     caches = {cache.past for cache in plan.caches}
     interface = plan.interface
-    told: dict[str | None, tuple[int, ...]] = {
+    input_dims: dict[str | None, tuple[int, ...]] = {
         interface.tokens: (sizes.batch, sizes.tokens),
         interface.position_ids: (sizes.batch, sizes.tokens),
         interface.attention_mask: (sizes.batch, sizes.past + sizes.tokens),
     }
     for entry in proto.graph.input:
         dims = entry.type.tensor_type.shape.dim
-        known = told.get(entry.name)
+        input_size = input_dims.get(entry.name)
         if entry.name in caches and len(dims) == 4:
             rows = plan.overlay_rows + sizes.capacity
-            known = (sizes.batch, dims[1].dim_value, rows, dims[3].dim_value)
-        for dim, size in zip(dims, known or (), strict=False):
+            input_size = (sizes.batch, dims[1].dim_value, rows, dims[3].dim_value)
+        for dim, size in zip(dims, input_size or (), strict=False):
             if not dim.HasField("dim_value"):
                 dim.dim_value = size
     for entry in proto.graph.output:
         entry.type.tensor_type.ClearField("shape")
     try:
         with registered():
-            found = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+            inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
     except Exception:  # nothing is known then, and nothing is answered
         return {}
     return {
         info.name: dims
-        for info in (*found.graph.input, *found.graph.value_info)
+        for info in (*inferred.graph.input, *inferred.graph.value_info)
         if (dims := _static(info)) is not None
     }
 

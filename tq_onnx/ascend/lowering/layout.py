@@ -27,7 +27,6 @@ from tq_onnx.graph.operators import kind
 from tq_onnx.graph.sizerules import Sizes, sizes
 from tq_onnx.graph.sizes import follow
 from tq_onnx.graph.values import label, substitute
-from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.ops.operators import RmsNormalization, Transpose
 
 _TURN: Final = (0, 2, 1, 3)
@@ -69,52 +68,52 @@ def _cast(node: ir.Node, build: Builder) -> bool:
 def _reshape(node: ir.Node, build: Builder) -> bool:
     """Give a Reshape a constant shape, and the operand of the Reshapes before it."""
     source, output = node.inputs[0] if node.inputs else None, node.outputs[0]
-    wanted = sizes(output)
-    if kind(node) != "Reshape" or source is None or wanted is None:
+    target = sizes(output)
+    if kind(node) != "Reshape" or source is None or target is None:
         return False
     if output.dtype not in ELEMENTS:
         return False
-    origin = _origin(source, wanted)
-    if _is_complete(origin, wanted):
+    origin = _origin(source, target)
+    if _is_complete(origin, target):
         return _bypass(output, origin)
     with build.before(node, label(node)):
-        made = _before_norm(origin, output, wanted, build)
+        reshaped = _before_norm(origin, output, target, build)
         constant = origin is source and integers(node.inputs[1]) is not None
-        if made is None and not constant:
-            made = _reshaped(origin, output, wanted, build)
-    if made is not None:
-        substitute(output, made)
-    return made is not None
+        if reshaped is None and not constant:
+            reshaped = _reshaped(origin, output, target, build)
+    if reshaped is not None:
+        substitute(output, reshaped)
+    return reshaped is not None
 
 
-def _origin(value: ir.Value, wanted: Sizes) -> ir.Value:
+def _origin(value: ir.Value, target: Sizes) -> ir.Value:
     """Return the value before Reshapes that are not needed."""
-    while not _is_complete(value, wanted):
+    while not _is_complete(value, target):
         maker = value.producer()
         above = maker.inputs[0] if maker is not None and kind(maker) == "Reshape" else None
-        if above is None or _target(sizes(above), wanted) is None:
+        if above is None or _constant_shape(sizes(above), target) is None:
             break
         value = above
     return value
 
 
-def _is_complete(value: ir.Value, wanted: Sizes) -> bool:
+def _is_complete(value: ir.Value, target: Sizes) -> bool:
     """Return True if a value has the sizes that are wanted, for certain."""
-    return None not in wanted and sizes(value) == wanted
+    return None not in target and sizes(value) == target
 
 
-def _reshaped(origin: ir.Value, output: ir.Value, wanted: Sizes, build: Builder) -> ir.Value | None:
-    if _is_complete(origin, wanted):
+def _reshaped(origin: ir.Value, output: ir.Value, target: Sizes, build: Builder) -> ir.Value | None:
+    if _is_complete(origin, target):
         return origin
-    target = _target(sizes(origin), wanted)
-    if target is None:
+    dims = _constant_shape(sizes(origin), target)
+    if dims is None:
         return None
-    shape = build.integers(*target)
-    return build.op("Reshape", [origin, shape], "Reshape", dtype=output.dtype, shape=wanted)
+    shape = build.integers(*dims)
+    return build.op("Reshape", [origin, shape], "Reshape", dtype=output.dtype, shape=target)
 
 
 def _before_norm(
-    normalised: ir.Value, output: ir.Value, wanted: Sizes, build: Builder
+    normalised: ir.Value, output: ir.Value, target: Sizes, build: Builder
 ) -> ir.Value | None:
     """Return the same of what a norm has been given, where that makes one Reshape of two.
 
@@ -123,47 +122,40 @@ def _before_norm(
     norm = normalised.producer()
     if norm is None or not RmsNormalization.is_node(norm):
         return None
-    given, width = RmsNormalization.X.of(norm), sizes(normalised)
-    if given is None or not width or not wanted or width[-1] != wanted[-1] or not width[-1]:
+    norm_input, width = RmsNormalization.X.of(norm), sizes(normalised)
+    if norm_input is None or not width or not target or width[-1] != target[-1] or not width[-1]:
         return None
-    origin = _origin(given, wanted)
-    if origin is given or len(normalised.uses()) != 1 or normalised.is_graph_output():
+    origin = _origin(norm_input, target)
+    if origin is norm_input or len(normalised.uses()) != 1 or normalised.is_graph_output():
         return None
-    heads = _reshaped(origin, output, wanted, build)
+    heads = _reshaped(origin, output, target, build)
     if heads is None:
         return None
-    return build.op(
-        RmsNormalization.name,
-        RmsNormalization.arguments(
-            {
-                RmsNormalization.X: heads,
-                RmsNormalization.scale: RmsNormalization.scale.of(norm),
-            }
-        ),
-        RmsNormalization.name,
+    return build.operator(
+        RmsNormalization,
+        {RmsNormalization.X: heads, RmsNormalization.scale: RmsNormalization.scale.of(norm)},
         dtype=output.dtype,
-        shape=wanted,
-        domain=DOMAIN,
+        shape=target,
         epsilon=norm.attributes["epsilon"].as_float(),
     )
 
 
-def _target(source: Sizes | None, wanted: Sizes | None) -> tuple[int, ...] | None:
+def _constant_shape(source: Sizes | None, target: Sizes | None) -> tuple[int, ...] | None:
     """Return the constant shape that makes one of the other; None if there is none for certain."""
-    if source is None or wanted is None:
+    if source is None or target is None:
         return None
-    target = []
-    for axis, size in enumerate(wanted):
+    dims = []
+    for axis, size in enumerate(target):
         if isinstance(size, int):
-            target.append(size)
+            dims.append(size)
         elif size is not None and axis < len(source) and source[axis] == size:
-            target.append(0)
+            dims.append(0)
         else:
-            target.append(-1)
+            dims.append(-1)
     # A size of 0 that is meant would be read as one that stays.
-    if target.count(-1) > 1 or any(size == 0 for size in wanted):
+    if dims.count(-1) > 1 or any(size == 0 for size in target):
         return None
-    return tuple(target)
+    return tuple(dims)
 
 
 def _transpose(node: ir.Node, build: Builder) -> bool:
@@ -187,16 +179,14 @@ def _own_transpose(node: ir.Node, build: Builder) -> bool:
     if output.dtype not in ELEMENTS or not _is_read(output):
         return False
     with build.before(node, label(node)):
-        made = build.op(
-            Transpose.name,
-            Transpose.arguments({Transpose.X: node.inputs[0]}),
-            Transpose.name,
+        transposed = build.operator(
+            Transpose,
+            {Transpose.X: node.inputs[0]},
             dtype=output.dtype,
             shape=sizes(output),
-            domain=DOMAIN,
             perm=_TURN,
         )
-    substitute(output, made)
+    substitute(output, transposed)
     return True
 
 

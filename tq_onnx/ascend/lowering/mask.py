@@ -71,15 +71,15 @@ def length_and_padding(
     mask = _mask(model, plan)
     if mask is None:
         return None
-    int64, both, row = ir.DataType.INT64, [None, None], ir.DataType.BOOL
+    int64, matrix, row = ir.DataType.INT64, [None, None], ir.DataType.BOOL
     zero, one, zeroth = build.integers(0), build.integers(1), build.number(0)
     is_token = mask
     if mask.dtype is not row:
-        kept = np.zeros((), np.int64 if mask.dtype is int64 else np.int32)
-        none = build.constant(f"tq.padding.{kept.dtype}", kept)
-        is_padding = build.op("Equal", [mask, none], "is_padding", dtype=row, shape=both)
-        is_token = build.op("Not", [is_padding], "is_token", dtype=row, shape=both)
-    zeros = build.op("Where", [is_token, zero, one], "zeros", dtype=int64, shape=both)
+        padding_value = np.zeros((), np.int64 if mask.dtype is int64 else np.int32)
+        none = build.constant(f"tq.padding.{padding_value.dtype}", padding_value)
+        is_padding = build.op("Equal", [mask, none], "is_padding", dtype=row, shape=matrix)
+        is_token = build.op("Not", [is_padding], "is_token", dtype=row, shape=matrix)
+    zeros = build.op("Where", [is_token, zero, one], "zeros", dtype=int64, shape=matrix)
     padding = build.op(
         "ReduceSum", [zeros, one], "left_padding", dtype=int64, shape=[None], keepdims=0
     )
@@ -87,9 +87,9 @@ def length_and_padding(
     end = build.op("Squeeze", [total, zero], "end", dtype=int64, shape=[])
     places = build.op("Range", [zeroth, end, build.number(1)], "places", dtype=int64, shape=[None])
     ends = build.op("Unsqueeze", [padding, one], "padding_ends", dtype=int64, shape=[None, 1])
-    before = build.op("Less", [places, ends], "is_before", dtype=row, shape=both)
-    wrong = build.op("Equal", [before, is_token], "is_wrong", dtype=row, shape=both)
-    counted = build.op("Where", [wrong, one, zero], "wrong", dtype=int64, shape=both)
+    before = build.op("Less", [places, ends], "is_before", dtype=row, shape=matrix)
+    wrong = build.op("Equal", [before, is_token], "is_wrong", dtype=row, shape=matrix)
+    counted = build.op("Where", [wrong, one, zero], "wrong", dtype=int64, shape=matrix)
     most = build.op("ReduceMax", [counted], "any_wrong", dtype=int64, shape=[], keepdims=0)
     index = build.op("Unsqueeze", [most, zero], "index", dtype=int64, shape=[1])
     past = _past_of_mask(build, mask, model, plan)

@@ -66,7 +66,7 @@ def bake_transposes(graph: ir.Graph, build: Builder) -> int:
         rows, columns = static_dim(weight, 0), static_dim(weight, 1)
         if rows is None or columns is None or output.is_graph_output():
             continue
-        made = later(
+        transposed = later(
             build,
             graph,
             f"{weight.name}.transposed",
@@ -74,7 +74,7 @@ def bake_transposes(graph: ir.Graph, build: Builder) -> int:
             shape=(columns, rows),
             change=np.transpose,
         )
-        output.replace_all_uses_with(made)
+        output.replace_all_uses_with(transposed)
         count += 1
     return count
 
@@ -89,16 +89,16 @@ def divide_projections(graph: ir.Graph, build: Builder) -> int:
     """
     count = 0
     for node in list(graph):
-        found = _projection(node)
-        if found is None:
+        projection = _projection(node)
+        if projection is None:
             continue
-        parts = _parts(found)
+        parts = _parts(projection)
         if parts is None:
             continue
         for reader, index, start, end in parts:
             with build.before(reader, label(reader)):
-                made = _divided(found, build, graph, start, end)
-            substitute(reader.outputs[index], made)
+                part = _divided(projection, build, graph, start, end)
+            substitute(reader.outputs[index], part)
         count += 1
     return count
 
@@ -159,17 +159,17 @@ def _projection(node: ir.Node) -> _Projection | None:
     return _Projection(source, weight, None, product, product)
 
 
-def _parts(found: _Projection) -> list[tuple[ir.Node, int, int, int]] | None:
+def _parts(projection: _Projection) -> list[tuple[ir.Node, int, int, int]] | None:
     """Return every cut: its node, the index of its output, and the columns from and up to."""
-    total = found.total
+    total = projection.total
     uses = total.uses()
-    if not uses or total.is_graph_output() or len(uses) > _MAX_PARTS or not found.width:
+    if not uses or total.is_graph_output() or len(uses) > _MAX_PARTS or not projection.width:
         return None
     parts: list[tuple[ir.Node, int, int, int]] = []
     for use in uses:
         if use.idx != 0 or use.node.graph is not total.producer().graph:  # type: ignore[union-attr]
             return None
-        cuts = _cuts(use.node, found.width, rank(total))
+        cuts = _cuts(use.node, projection.width, rank(total))
         if cuts is None or any(start >= end for start, end in cuts):
             return None
         parts += [(use.node, index, *cut) for index, cut in enumerate(cuts)]
@@ -199,7 +199,7 @@ def _is_cut(inputs: Sequence[ir.Value | None], last: tuple[int, ...]) -> bool:
     """Return True if a Slice has constant ends and cuts along the last axis only."""
     starts, ends, axes, steps = (integers(value) for value in inputs[1:5])
     one_by_one = steps == (1,) or inputs[4] is None
-    single = all(given is not None and len(given) == 1 for given in (starts, ends, axes))
+    single = all(numbers is not None and len(numbers) == 1 for numbers in (starts, ends, axes))
     return single and axes is not None and axes[0] in last and one_by_one
 
 
@@ -209,8 +209,10 @@ def _slice(inputs: Sequence[ir.Value | None], width: int) -> tuple[int, int]:
     return start, end
 
 
-def _divided(found: _Projection, build: Builder, graph: ir.Graph, start: int, end: int) -> ir.Value:
-    name, rows = found.weight.name, static_dim(found.weight, 0) or 0
+def _divided(
+    projection: _Projection, build: Builder, graph: ir.Graph, start: int, end: int
+) -> ir.Value:
+    name, rows = projection.weight.name, static_dim(projection.weight, 0) or 0
 
     def columns(array: Array) -> Array:
         return array[..., start:end]
@@ -220,16 +222,16 @@ def _divided(found: _Projection, build: Builder, graph: ir.Graph, start: int, en
         build,
         graph,
         f"{name}.{part}",
-        found.weight,
+        projection.weight,
         shape=(rows, end - start),
         change=columns,
     )
-    leading = sizes(found.source)
+    leading = sizes(projection.source)
     shape = None if leading is None else [*leading[:-1], end - start]
-    dtype = found.product.dtype
-    made = build.op("MatMul", [found.source, weight], "MatMul", dtype=dtype, shape=shape)
-    if found.bias is None:
-        return made
-    name = f"{found.bias.name}.{part}"
-    bias = later(build, graph, name, found.bias, shape=(end - start,), change=columns)
-    return build.op("Add", [made, bias], "Add", dtype=dtype, shape=shape)
+    dtype = projection.product.dtype
+    product = build.op("MatMul", [projection.source, weight], "MatMul", dtype=dtype, shape=shape)
+    if projection.bias is None:
+        return product
+    name = f"{projection.bias.name}.{part}"
+    bias = later(build, graph, name, projection.bias, shape=(end - start,), change=columns)
+    return build.op("Add", [product, bias], "Add", dtype=dtype, shape=shape)

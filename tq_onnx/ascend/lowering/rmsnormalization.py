@@ -23,7 +23,6 @@ from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.rmsnorm import RmsNorm, constant_channels, match_norms
 from tq_onnx.graph.sizerules import sizes
 from tq_onnx.graph.values import holds, label, static_dim, substitute, widened
-from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.ops.operators import RmsNormalization
 
 
@@ -74,25 +73,20 @@ def _replace(norm: _Norm, build: Builder) -> None:
         substitute(form.total, source)
     if not isinstance(weight, ir.Value):
         weight = build.constant(f"tq.norm_weight.{output.name}", weight)
-    made = build.op(
-        RmsNormalization.name,
-        RmsNormalization.arguments({RmsNormalization.X: source, RmsNormalization.scale: weight}),
-        RmsNormalization.name,
+    shape = sizes(source)
+    normalised = build.operator(
+        RmsNormalization,
+        {RmsNormalization.X: source, RmsNormalization.scale: weight},
         dtype=norm.source.dtype,
-        shape=sizes(source),
-        domain=DOMAIN,
+        shape=shape,
         epsilon=form.epsilon,
     )
     if norm.source.dtype is not output.dtype:
-        made = build.op(
-            "Cast",
-            [made],
-            "narrow",
-            dtype=output.dtype,
-            shape=sizes(source),
-            to=int(output.dtype or 0),
+        to = int(output.dtype or 0)
+        normalised = build.op(
+            "Cast", [normalised], "narrow", dtype=output.dtype, shape=shape, to=to
         )
-    substitute(output, made)
+    substitute(output, normalised)
 
 
 def _as_norm(form: RmsNorm) -> _Norm | None:
@@ -113,10 +107,10 @@ def _as_norm(form: RmsNorm) -> _Norm | None:
 def _is_plain(form: RmsNorm) -> bool:
     """Return True if an operator computes in float32, in one type, with one output read."""
     output = form.node.outputs[0]
-    others = [value for value in form.node.outputs[1:] if value is not form.total]
+    unused = [value for value in form.node.outputs[1:] if value is not form.total]
     return (
         attribute_int(form.node, "stash_type", 1) == ir.DataType.FLOAT
-        and not any(value.uses() or value.is_graph_output() for value in others)
+        and not any(value.uses() or value.is_graph_output() for value in unused)
         and all(
             value is not None and value.dtype is output.dtype
             for value in (form.source, *form.summands)
@@ -126,9 +120,9 @@ def _is_plain(form: RmsNorm) -> bool:
 
 def _source(numbers: ir.Value, output: ir.Value) -> ir.Value | None:
     """Return X in the type of Y; or else in a wider one, and Y is rounded to its own."""
-    held = widened(numbers)
-    same = [value for value in held if value.dtype is output.dtype]
-    wider = [v for v in held if v.dtype in ELEMENTS and holds(v.dtype, output.dtype)]
+    values = widened(numbers)
+    same = [value for value in values if value.dtype is output.dtype]
+    wider = [v for v in values if v.dtype in ELEMENTS and holds(v.dtype, output.dtype)]
     return next(iter((*same[-1:], *wider[-1:])), None)
 
 

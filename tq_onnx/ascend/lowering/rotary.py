@@ -30,7 +30,6 @@ from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.sizerules import Size, sizes
 from tq_onnx.graph.values import label, rank, static_dim, substitute
-from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.ops.operators import RotaryEmbedding
 
 _MICROSOFT: Final = f"{MICROSOFT}.RotaryEmbedding"
@@ -98,27 +97,19 @@ def _rotated(build: Builder, rotation: _Rotation) -> ir.Value:
     turned = source
     if rank(source) == 3:
         turned = _heads_first(build, source, rotation.head_size)
-    made = build.op(
-        RotaryEmbedding.name,
-        RotaryEmbedding.arguments(
-            {
-                RotaryEmbedding.X: turned,
-                RotaryEmbedding.cos_cache: cosines,
-                RotaryEmbedding.sin_cache: sines,
-                RotaryEmbedding.position_ids: ids,
-            }
-        ),
-        RotaryEmbedding.name,
-        dtype=dtype,
-        shape=sizes(turned),
-        domain=DOMAIN,
-    )
+    inputs = {
+        RotaryEmbedding.X: turned,
+        RotaryEmbedding.cos_cache: cosines,
+        RotaryEmbedding.sin_cache: sines,
+        RotaryEmbedding.position_ids: ids,
+    }
+    rotated = build.operator(RotaryEmbedding, inputs, dtype=dtype, shape=sizes(turned))
     if rank(source) == 4:
-        return made
+        return rotated
     batch, tokens, wide = _row_sizes(source)
     back = build.op(
         "Transpose",
-        [made],
+        [rotated],
         "tokens_first",
         dtype=dtype,
         shape=[batch, tokens, wide // rotation.head_size, rotation.head_size],
@@ -180,10 +171,10 @@ class _Finder:
         return self._spelled_out(node) if kind(node) == "Add" else None
 
     def _one_node(self, node: ir.Node) -> _Rotation:
-        theirs = kind(node) == _MICROSOFT
+        is_microsoft = kind(node) == _MICROSOFT
         inputs = [*node.inputs, None, None, None][:4]
         source = inputs[0]
-        ids, cosines, sines = inputs[1:] if theirs else (inputs[3], inputs[1], inputs[2])
+        ids, cosines, sines = inputs[1:] if is_microsoft else (inputs[3], inputs[1], inputs[2])
         if source is None or cosines is None or sines is None:
             raise NoMatch("the rotary embedding has no tables", node)
         half, wide = static_dim(cosines, -1), static_dim(source, -1)
@@ -194,7 +185,9 @@ class _Finder:
         if rank(source) not in (3, 4) or wide % size or (rank(source) == 4 and wide != size):
             raise NoMatch("the rotary embedding turns a part of the heads", node)
         heads = attribute_int(node, "num_heads", 0)
-        if rank(source) == 3 and heads not in ((0, wide // size) if theirs else (wide // size,)):
+        if rank(source) == 3 and heads not in (
+            (0, wide // size) if is_microsoft else (wide // size,)
+        ):
             raise NoMatch(f"the rotary embedding has {heads} heads", node)
         if ids is None:
             angles = self._angles(cosines, sines, ("B", "T", half))
@@ -223,10 +216,10 @@ class _Finder:
                 self._known[key] = read()
             except NoMatch as miss:
                 self._known[key] = miss
-        found = self._known[key]
-        if isinstance(found, NoMatch):
-            raise found
-        return found
+        angles = self._known[key]
+        if isinstance(angles, NoMatch):
+            raise angles
+        return angles
 
     def _spelled_out(self, node: ir.Node) -> _Rotation:
         for source, cosines, sines in _candidates(node):
@@ -288,18 +281,18 @@ def _is_rotation(
     x = rng.standard_normal(sizes)
     cos, sin = rng.standard_normal((2, sizes[0], 1, sizes[2], size))
     dtype = source.dtype.numpy()
-    given = {
+    inputs = {
         value: numbers.astype(dtype)
         for value, numbers in ((source, x), (cosines, cos), (sines, sin))
     }
-    if len(given) != 3:
+    if len(inputs) != 3:
         return False
     try:
-        (found,) = evaluate([node.outputs[0]], given)
+        (result,) = evaluate([node.outputs[0]], inputs)
     except NoMatch:
         return False
     first, second = np.split(x, 2, -1)
     expected = x * cos + np.concatenate([-second, first], -1) * sin
-    return found.shape == expected.shape and bool(
-        np.allclose(found.astype(np.float64), expected, 0, _TOLERANCE[source.dtype])
+    return result.shape == expected.shape and bool(
+        np.allclose(result.astype(np.float64), expected, 0, _TOLERANCE[source.dtype])
     )

@@ -12,7 +12,6 @@ from tq_onnx.graph.constants import attribute_float
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.sizerules import sizes
 from tq_onnx.graph.values import label, substitute
-from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.ops.operators import Swish
 
 _ALPHAS: Final = {"Swish": 1.0, f"{MICROSOFT}.QuickGelu": 1.702}
@@ -35,15 +34,10 @@ def lower_swish(model: ir.Model, build: Builder) -> int:
         if source is None or source.dtype not in ELEMENTS:
             continue
         with build.before(node, label(node)):
-            made = build.op(
-                Swish.name,
-                Swish.arguments({Swish.X: source}),
-                Swish.name,
-                dtype=source.dtype,
-                shape=sizes(source),
-                domain=DOMAIN,
+            swish = build.operator(
+                Swish, {Swish.X: source}, dtype=source.dtype, shape=sizes(source)
             )
-        substitute(node.outputs[0], made)
+        substitute(node.outputs[0], swish)
         count += 1
     return count
 

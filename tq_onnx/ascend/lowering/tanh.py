@@ -49,10 +49,10 @@ def lower_tanh(model: ir.Model, build: Builder) -> int:
         if source is None or source.dtype is not ir.DataType.FLOAT:
             continue
         with build.before(node, label(node)):
-            made = _made(node, source, _Elementwise(build, source))
-        if made is None:
+            lowered = _made(node, source, _Elementwise(build, source))
+        if lowered is None:
             continue
-        substitute(node.outputs[0], made)
+        substitute(node.outputs[0], lowered)
         count += 1
     return count
 

@@ -218,9 +218,9 @@ class ExpandWeightsPass(ir.passes.InPlacePass):
         before = len(graph)
         for node in list(graph):
             replaced = _REPLACED.get((node.domain, node.op_type))
-            made = None if replaced is None else replaced(node, build, graph)
-            if made is not None:
-                substitute(node.outputs[0], made)
+            replacement = None if replaced is None else replaced(node, build, graph)
+            if replacement is not None:
+                substitute(node.outputs[0], replacement)
                 graph.remove(node, safe=True)
         return ir.passes.PassResult(model, modified=len(graph) != before)
 
@@ -236,10 +236,10 @@ def _multiply(node: ir.Node, build: Builder, graph: ir.Graph) -> ir.Value:
     weight.meta[EXPANDED] = True
     bias = node.inputs[_BIAS] if len(node.inputs) > _BIAS else None
     with build.before(node, label(node)):
-        made = build.op("MatMul", [node.inputs[0], weight], "MatMul", dtype=dtype, shape=shape)
+        product = build.op("MatMul", [node.inputs[0], weight], "MatMul", dtype=dtype, shape=shape)
         if bias is not None:
-            made = build.op("Add", [made, bias], "Add", dtype=dtype, shape=shape)
-    return made
+            product = build.op("Add", [product, bias], "Add", dtype=dtype, shape=shape)
+    return product
 
 
 def _look_up(node: ir.Node, build: Builder, graph: ir.Graph) -> ir.Value:
@@ -271,10 +271,10 @@ def _numbers(node: ir.Node, build: Builder, graph: ir.Graph) -> ir.Value | None:
         raise _refusal(node, f"makes numbers of the type {dtype}")
     shape = tuple(linear.codes.shape.numpy())
     name = build.unique(f"{linear.codes.name}.expanded")
-    made = _expanded(name, linear, shape, dtype, linear.pieces)
-    graph.register_initializer(made)
-    made.meta[EXPANDED] = True
-    return made
+    numbers = _expanded(name, linear, shape, dtype, linear.pieces)
+    graph.register_initializer(numbers)
+    numbers.meta[EXPANDED] = True
+    return numbers
 
 
 _REPLACED: Final = {
@@ -331,8 +331,8 @@ class NarrowProductsPass(ir.passes.InPlacePass):
                 ),
             )
             shape = sizes(product)
-            made = build.op("MatMul", [cast, weight], "MatMul", dtype=self._dtype, shape=shape)
-            back = build.op("Cast", [made], "Cast", dtype=computed, shape=shape, to=int(computed))
+            narrow = build.op("MatMul", [cast, weight], "MatMul", dtype=self._dtype, shape=shape)
+            back = build.op("Cast", [narrow], "Cast", dtype=computed, shape=shape, to=int(computed))
         substitute(product, back)
         node.graph.remove(node, safe=True)  # type: ignore[union-attr]
 
@@ -393,18 +393,18 @@ def _linear(node: ir.Node) -> _Linear:
     """
     codes, scales = _constants(node, x=0, scales=1)
     zero_points = _optional(node, "zero_points", 2)
-    shape, given = codes.shape.numpy(), scales.shape.numpy()
+    shape, scale_shape = codes.shape.numpy(), scales.shape.numpy()
     axis, block = attribute_int(node, "axis", 1), attribute_int(node, "block_size", 0)
     axis += len(shape) if axis < 0 else 0
     if not shape or (scales.size > 1 and not 0 <= axis < len(shape)):
         raise _refusal(node, f"has {scales.size} scales along axis {axis} of {list(shape)}")
-    wanted = [1]
+    expected = [1]
     if scales.size > 1:
-        wanted = [shape[axis]]
+        expected = [shape[axis]]
         if block:
-            wanted = [-(-n // block) if at == axis else n for at, n in enumerate(shape)]
-    if scales.size > 1 and list(given) != wanted:
-        raise _refusal(node, f"has scales of the shape {list(given)} for {list(shape)}")
+            expected = [-(-n // block) if at == axis else n for at, n in enumerate(shape)]
+    if scales.size > 1 and list(scale_shape) != expected:
+        raise _refusal(node, f"has scales of the shape {list(scale_shape)} for {list(shape)}")
     if zero_points is not None and zero_points.size != scales.size:
         raise _refusal(node, f"has {zero_points.size} zero points for {scales.size} scales")
     return _Linear(codes, scales, zero_points, min(axis, len(shape) - 1), max(block, 1))
@@ -441,8 +441,8 @@ def _checked(
         raise _refusal(node, f"is of {rows} by {columns} numbers in blocks of {block}")
     packed = _Packed(codes, scales, zero_points, rows, columns, bits, block)
     whole = node.op_type == MATMUL
-    held = packed.blocks * block if whole else rows
-    if codes.size * _BYTE != columns * held * bits or (rows % block and not whole):
+    padded_rows = packed.blocks * block if whole else rows
+    if codes.size * _BYTE != columns * padded_rows * bits or (rows % block and not whole):
         raise _refusal(node, f"has {codes.size} bytes for {rows} by {columns} codes of {bits} bits")
     if scales.size != columns * packed.blocks:
         raise _refusal(node, f"has {scales.size} scales for {columns * packed.blocks} blocks")

@@ -102,22 +102,22 @@ def verify_on_npu(
     timings: list[Timing] = []
     finished: KeptParts | None = None
     for done, part in enumerate(parts):
-        before = None if finished is None else finished.get(part)
-        tell(Progress(part if before is None else f"{part}, from before", done, len(parts)))
-        found = before or _in_a_process(part, request, part_seconds)
-        if finished is not None and before is None:
-            finished.add(part, found)
+        earlier = None if finished is None else finished.get(part)
+        tell(Progress(part if earlier is None else f"{part}, from before", done, len(parts)))
+        result = earlier or _in_a_process(part, request, part_seconds)
+        if finished is not None and earlier is None:
+            finished.add(part, result)
         if finished is None:
-            if found["absent"] is not None:
-                what, where, fix = found["absent"]
+            if result["absent"] is not None:
+                what, where, fix = result["absent"]
                 raise LibraryError(what, where=where, fix=fix)
-            simulated = found["simulated"]
-            if found["environment"] is not None:
-                environment = Environment.of(found["environment"])
+            simulated = result["simulated"]
+            if result["environment"] is not None:
+                environment = Environment.of(result["environment"])
             request = replace(request, brief=request.brief or bool(simulated))
-            finished = KeptParts(kept, request, found)
-        checks += (DeviceCheck(**check) for check in found["checks"])
-        timings += (Timing(**timing) for timing in found["timings"])
+            finished = KeptParts(kept, request, result)
+        checks += (DeviceCheck(**check) for check in result["checks"])
+        timings += (Timing(**timing) for timing in result["timings"])
     return NpuReport(
         holds=not failed(checks),
         simulated=simulated,
@@ -132,8 +132,8 @@ def verify_on_npu(
 def _in_a_process(part: str, request: Request, seconds: float) -> dict[str, Any]:
     """Run a part in a process of its own; if the process dies, return that as a failed check."""
     with tempfile.TemporaryDirectory(prefix="tq-onnx-npu-") as folder:
-        asked, output = Path(folder) / "request.json", Path(folder) / "found.json"
-        asked.write_text(request.to_json(), encoding="utf-8")
+        request_file, output = Path(folder) / "request.json", Path(folder) / "found.json"
+        request_file.write_text(request.to_json(), encoding="utf-8")
         try:
             ended = subprocess.run(
                 [
@@ -141,7 +141,7 @@ def _in_a_process(part: str, request: Request, seconds: float) -> dict[str, Any]
                     "-m",
                     "tq_onnx.ascend.verification.part",
                     part,
-                    str(asked),
+                    str(request_file),
                     str(output),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -154,8 +154,8 @@ def _in_a_process(part: str, request: Request, seconds: float) -> dict[str, Any]
         except subprocess.TimeoutExpired:
             return _died(part, f"the process did not end within {seconds:g} seconds")
         if output.is_file():
-            found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
-            return found
+            result: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+            return result
         said = (ended.stderr + ended.stdout).decode(errors="replace").splitlines()
         words = anonymise(" / ".join(said[-_LAST_WORDS:]))
         return _died(part, f"the process ended with {ended.returncode}: {words}")

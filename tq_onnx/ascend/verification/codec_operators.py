@@ -214,12 +214,12 @@ def _encode_bound(case: Case, dtype: str) -> tuple[BoundModel, dict[str, Array],
 
 def _encoded(case: Case, dtype: str) -> tuple[bool, Figures]:
     bound, inputs, tables = _encode_bound(case, dtype)
-    found = bound.run()["present"]
+    present = bound.run()["present"]
     vectors, lengths, offset = inputs["vectors"], inputs["past_length"], tables.offsets[0]
-    given = None
+    original = None
     if offset is not None:
-        given, taken = vectors, reference.offset_rows(offset, lengths, case.batch, case.new)
-        vectors = vectors.astype(np.float32) - taken.astype(np.float32)
+        original, offsets = vectors, reference.offset_rows(offset, lengths, case.batch, case.new)
+        vectors = vectors.astype(np.float32) - offsets.astype(np.float32)
     rows = reference.encode(
         vectors,
         tables.codec,
@@ -229,18 +229,20 @@ def _encoded(case: Case, dtype: str) -> tuple[bool, Figures]:
         gains=tables.gains,
     )
     expected = reference.append(inputs["past"], rows, lengths)
-    new = np.stack([found[b, :, length : length + case.new] for b, length in enumerate(lengths)])
-    judged = judge_rows(new, vectors, tables.codec, _row_tables(tables), given=given, element=dtype)
-    differing = int((found != expected).sum())
-    others = differing - int((new != rows).sum())
+    new = np.stack([present[b, :, length : length + case.new] for b, length in enumerate(lengths)])
+    judged = judge_rows(
+        new, vectors, tables.codec, _row_tables(tables), given=original, element=dtype
+    )
+    differing = int((present != expected).sum())
+    outside = differing - int((new != rows).sum())
     figures = {
         "bytes": int(rows.size),
-        "bytes_differing": differing - others,
-        "other_bytes_changed": others,
+        "bytes_differing": differing - outside,
+        "other_bytes_changed": outside,
         "codes_wrong": judged.wrong,
         "scale_steps": judged.steps,
     }
-    return judged.wrong == 0 and judged.steps <= FIELD_STEPS and others == 0, figures
+    return judged.wrong == 0 and judged.steps <= FIELD_STEPS and outside == 0, figures
 
 
 def _attention_bound(case: Case, dtype: str) -> tuple[BoundModel, dict[str, Array], Tables]:
@@ -269,7 +271,7 @@ def _attention_bound(case: Case, dtype: str) -> tuple[BoundModel, dict[str, Arra
 
 def _attended(case: Case, dtype: str) -> tuple[bool, Figures]:
     bound, inputs, tables = _attention_bound(case, dtype)
-    found = bound.run()["output"].astype(np.float64)
+    output = bound.run()["output"].astype(np.float64)
     centroids = tables.codebook.centroids
     expected = reference.attention(
         inputs["query"],
@@ -288,7 +290,7 @@ def _attended(case: Case, dtype: str) -> tuple[bool, Figures]:
         value_offset=tables.offsets[1],
     )
     largest = float(np.abs(expected).max())
-    error = float(np.abs(found - expected).max())  # NaN fails the comparison below
+    error = float(np.abs(output - expected).max())  # NaN fails the comparison below
     limit = ATTENTION_ERROR + (_HALF_ROUNDING * largest if dtype == "float16" else 0.0)
     figures = {"error": number(error), "largest": largest, "limit": limit}
     return bool(error <= limit), figures

@@ -60,9 +60,9 @@ def calls(dtype: str) -> list[Call]:
     def drawn(*shape: int) -> Array:
         return np.asarray(rng.standard_normal(shape).astype(dtype))
 
-    made = []
+    cases = []
     for shape in ((1, 1, 192), (2, 7, 4, 128), (1, 3, 4096)):
-        made.append(
+        cases.append(
             Call(
                 RMS_NORMALIZATION,
                 f"{list(shape)}",
@@ -75,7 +75,7 @@ def calls(dtype: str) -> list[Call]:
     for head_size, positions in ((128, [[5]]), (128, [[0, 1, 2], [7, 8, 9]]), (64, [[3, 4, 63]])):
         cosines, sines = np.cos(angles[:, : head_size // 2]), np.sin(angles[:, : head_size // 2])
         ids = np.array(positions, np.int64)
-        made.append(
+        cases.append(
             Call(
                 ROTARY_EMBEDDING,
                 f"D={head_size} positions={positions}",
@@ -89,33 +89,33 @@ def calls(dtype: str) -> list[Call]:
                 on_host=("position_ids",),
             )
         )
-    made += [
+    cases += [
         Call(SWISH, f"{list(shape)}", {"X": 4 * drawn(*shape)}, _activated)
         for shape in ((1, 1, 512), (2, 5, 11008))
     ]
-    made += [
+    cases += [
         Call(
             TRANSPOSE,
             f"{list(shape)}",
             {"X": drawn(*shape)},
-            lambda given: given["X"].transpose(0, 2, 1, 3),
+            lambda inputs: inputs["X"].transpose(0, 2, 1, 3),
             {"perm": [0, 2, 1, 3]},
             exact=True,
         )
         for shape in ((1, 1, 4, 128), (2, 9, 3, 64), (1, 4, 17, 128))
     ]
-    made += [
+    cases += [
         Call(
             GATHER,
             f"of 260 rows {ids}",
             {"data": drawn(260, 192), "indices": np.array(ids, np.int64)},
-            lambda given: given["data"][given["indices"].astype(np.int64)],
+            lambda inputs: inputs["data"][inputs["indices"].astype(np.int64)],
             on_host=("indices",),
             exact=True,
         )
         for ids in ([[7]], [[0, 1, 2, 259], [259, -1, 5, 5]])
     ]
-    return made
+    return cases
 
 
 def check_decoder(findings: Findings) -> None:
@@ -146,33 +146,33 @@ def _bound(call: Call, dtype: str) -> BoundModel:
 
 
 def _checked(call: Call, dtype: str) -> tuple[bool, Figures]:
-    found = _bound(call, dtype).run()["Y"]
+    output = _bound(call, dtype).run()["Y"]
     wide = {name: array.astype(np.float64) for name, array in call.inputs.items()}
     expected = call.expected(call.inputs if call.exact else wide)
-    if found.shape != expected.shape:
-        raise ValueError(f"the result has shape {list(found.shape)}, not {list(expected.shape)}")
+    if output.shape != expected.shape:
+        raise ValueError(f"the result has shape {list(output.shape)}, not {list(expected.shape)}")
     if call.exact:
-        differing = int((found != expected).sum())
-        return differing == 0, {"numbers": int(found.size), "numbers_differing": differing}
+        differing = int((output != expected).sum())
+        return differing == 0, {"numbers": int(output.size), "numbers_differing": differing}
     largest = float(np.abs(expected).max())
-    error = float(np.abs(found.astype(np.float64) - expected).max()) / largest
+    error = float(np.abs(output.astype(np.float64) - expected).max()) / largest
     return error <= _LIMITS[dtype], {"error": number(error), "limit": _LIMITS[dtype]}
 
 
-def _normalised(given: Mapping[str, Array]) -> Array:
-    x = given["X"]
+def _normalised(inputs: Mapping[str, Array]) -> Array:
+    x = inputs["X"]
     mean = (x * x).mean(axis=-1, keepdims=True)
-    return np.asarray(x / np.sqrt(mean + _EPSILON) * given["scale"])
+    return np.asarray(x / np.sqrt(mean + _EPSILON) * inputs["scale"])
 
 
-def _turned(given: Mapping[str, Array]) -> Array:
-    first, second = np.split(given["X"], 2, axis=-1)
-    rows = given["position_ids"].astype(np.int64)
-    cosines, sines = (given[name][rows][:, None] for name in ("cos_cache", "sin_cache"))
+def _turned(inputs: Mapping[str, Array]) -> Array:
+    first, second = np.split(inputs["X"], 2, axis=-1)
+    rows = inputs["position_ids"].astype(np.int64)
+    cosines, sines = (inputs[name][rows][:, None] for name in ("cos_cache", "sin_cache"))
     return np.concatenate(
         [first * cosines - second * sines, second * cosines + first * sines], axis=-1
     )
 
 
-def _activated(given: Mapping[str, Array]) -> Array:
-    return np.asarray(given["X"] / (1 + np.exp(-given["X"])))
+def _activated(inputs: Mapping[str, Array]) -> Array:
+    return np.asarray(inputs["X"] / (1 + np.exp(-inputs["X"])))

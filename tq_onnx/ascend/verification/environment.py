@@ -77,10 +77,10 @@ class Environment:
     libraries: tuple[LibraryFile, ...]
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> Environment:
+    def of(cls, facts: Mapping[str, Any]) -> Environment:
         """Make it of what ``dataclasses.asdict`` made of one in another process."""
         return cls(
-            **{**found, "libraries": tuple(LibraryFile(**one) for one in found["libraries"])}
+            **{**facts, "libraries": tuple(LibraryFile(**one) for one in facts["libraries"])}
         )
 
 
@@ -171,10 +171,10 @@ def _package(name: str) -> str | None:
 
 def _libraries() -> set[Path]:
     """Return our libraries, CANN's runtime and the provider, as loaded in this process."""
-    found = {get_library_path()}
+    files = {get_library_path()}
     kernels = os.environ.get(CANN_KERNELS.name)
     if kernels:
-        found.add(Path(kernels))
+        files.add(Path(kernels))
     try:
         lines = _MAPS.read_text().splitlines()
     except OSError:
@@ -183,8 +183,8 @@ def _libraries() -> set[Path]:
         name = line.partition("/")[2]
         path = Path(f"/{name}")
         if name and any(part in path.name for part in (*_OWN_LIBRARIES, "providers_cann")):
-            found.add(path)
-    return {path.resolve() for path in found if path.is_file()}
+            files.add(path)
+    return {path.resolve() for path in files if path.is_file()}
 
 
 def _described(path: Path) -> LibraryFile:

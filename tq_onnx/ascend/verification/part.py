@@ -123,14 +123,14 @@ def run_part(part: str, request: Request, output: Path) -> None:
         findings.checks.append(DeviceCheck(part, False, problem=clause(absent)))
     except Exception as failure:
         findings.checks.append(DeviceCheck(part, False, problem=clause(failure)))
-    found = {
+    document = {
         "checks": [asdict(check) for check in findings.checks],
         "timings": [asdict(timing) for timing in findings.timings],
         "simulated": findings.simulated,
         "environment": None if findings.environment is None else asdict(findings.environment),
         "absent": None if error is None else [error.what, error.where, error.fix],
     }
-    output.write_text(json.dumps(found), encoding="utf-8")
+    output.write_text(json.dumps(document), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.rotation import make_rotation
 from tq_onnx.codec.search import gain_table
 from tq_onnx.codec.spec import Codec
+from tq_onnx.ops.operator import Input, Operator
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.ops.singleop import (
     attention_attributes,
@@ -21,6 +23,8 @@ from tq_onnx.ops.singleop import (
     encode_attributes,
     single_operator,
 )
+
+Array = npt.NDArray[Any]
 
 INT4: Final = Codec(LLOYD_MAX, 4)
 
@@ -74,7 +78,7 @@ class Tables:
         self.head_size = head_size
         self.codec = coding.codec
         self.codebook: Codebook = codebook_of(coding.codec, head_size)
-        self.rotations: tuple[npt.NDArray[Any], npt.NDArray[Any]] = (
+        self.rotations: tuple[Array, Array] = (
             make_rotation("qr", head_size, 0),
             make_rotation("qr", head_size, 1),
         )
@@ -83,36 +87,47 @@ class Tables:
         rng = np.random.default_rng(head_size)
         shape = (coding.offset_rows, HEADS, head_size)
         drawn = rng.standard_normal((2, *shape)).astype(np.float32)
-        self.offsets: tuple[npt.NDArray[Any] | None, npt.NDArray[Any] | None] = (
+        self.offsets: tuple[Array | None, Array | None] = (
             (drawn[0], drawn[1]) if coding.offset_rows else (None, None)
         )
 
 
 def encode_model(tables: Tables, dtype: str) -> bytes:
     """Return a model of one TurboQuantEncode of keys."""
-    constants = codec_constants(tables.codec, tables.head_size)
-    given = {Encode.gains: tables.gains, Encode.offset: tables.offsets[0]}
-    return single_operator(
+    return _model(
         Encode,
         encode_attributes(tables.codec, norm_correction=tables.norm_correction),
         dtype,
-        constants=constants | {e.name: table for e, table in given.items() if table is not None},
-        optional=[each for each, table in given.items() if table is not None],
+        codec_constants(tables.codec, tables.head_size),
+        {Encode.gains: tables.gains, Encode.offset: tables.offsets[0]},
     )
 
 
 def attention_model(tables: Tables, dtype: str, scale: float) -> bytes:
     """Return a model of one TurboQuantDequantAttention."""
     codec, size = tables.codec, tables.head_size
-    constants = {
-        **codec_constants(codec, size, prefix="key_", layer=0),
-        **codec_constants(codec, size, prefix="value_", layer=1),
-    }
-    given = dict(zip((Attention.key_offset, Attention.value_offset), tables.offsets, strict=True))
-    return single_operator(
+    return _model(
         Attention,
         attention_attributes(codec, codec, scale),
         dtype,
-        constants=constants | {e.name: table for e, table in given.items() if table is not None},
-        optional=[each for each, table in given.items() if table is not None],
+        {
+            **codec_constants(codec, size, prefix="key_", layer=0),
+            **codec_constants(codec, size, prefix="value_", layer=1),
+        },
+        dict(zip((Attention.key_offset, Attention.value_offset), tables.offsets, strict=True)),
+    )
+
+
+def _model(
+    operator: type[Operator],
+    attributes: Mapping[str, Any],
+    dtype: str,
+    constants: Mapping[str, Array],
+    optional: Mapping[Input, Array | None],
+) -> bytes:
+    """Return a model of one operator, without the optional inputs that are None."""
+    tables = {each: table for each, table in optional.items() if table is not None}
+    named = {each.name: table for each, table in tables.items()}
+    return single_operator(
+        operator, attributes, dtype, constants={**constants, **named}, optional=list(tables)
     )
