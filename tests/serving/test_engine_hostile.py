@@ -77,7 +77,11 @@ async def awaited(step: Step) -> None:
         ([True], {}, r"prompt\[0\] must be a token id, got True"),
         ([1.5], {}, r"prompt\[0\] must be a token id, got 1.5"),
         (np.array([[1, 2]]), {}, r"prompt\[0\] must be a token id, got type list"),
-        ([{"role": "user", "content": "hello"}], {}, r"prompt\[0\] must be a token id, got type dict"),
+        (
+            [{"role": "user", "content": "hello"}],
+            {},
+            r"prompt\[0\] must be a token id, got type dict",
+        ),
         (b"bytes", {}, "prompt must be a list of token ids, got type bytes"),
         (None, {}, "prompt must be a list of token ids, got None"),
         ("\ud800", {}, "not valid Unicode"),

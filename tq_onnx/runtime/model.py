@@ -10,20 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tq_onnx.conversion.target import PROMPT_FILE, STEP_FILE
 from tq_onnx.errors import UnsupportedModelError, UsageError, located
-from tq_onnx.plan import ENCODER, METADATA_PLAN, CachePair, Interface, Plan, plan_in
-from tq_onnx.runtime.cache import cache_spec
+from tq_onnx.plan import ENCODER, Interface, Plan
 from tq_onnx.runtime.decoder import Decoder
-from tq_onnx.runtime.graphs import check_pair
-from tq_onnx.runtime.placement import refuse_misplaced
-from tq_onnx.runtime.providers import CPU, ExecutionProvider, provider_of
-from tq_onnx.runtime.session import make_session, ports, vocabulary_size
-from tq_onnx.runtime.signature import Signature, plan_of, signature_of
-from tq_onnx.targets.registry import target_of_plan
+from tq_onnx.runtime.providers import provider_of
+from tq_onnx.runtime.session import ports, vocabulary_size
+from tq_onnx.runtime.signature import Signature
 
 if TYPE_CHECKING:
-    from tq_onnx.files.load import LoadedModel
     from tq_onnx.recognise.match import Recognition
 
 _MADE_UP_ROWS: Final = 1024
