@@ -84,19 +84,17 @@ bool has_neondot() { return IsProcessorFeaturePresent(43) != 0; }  // PF_ARM_V82
 bool has_neondot() { return false; }
 #endif
 
-// A level with integer products, which lie in files of their own.
+// A level and its integer products, which lie in files of their own.
 struct Level {
   Kernels kernels;  // as it is used by default
-  const IntegerKernels *words, *bytes;  // of 16 bits and of 8; `words` may be null
+  const IntegerKernels* integers;
 };
 
-// Products of 8 bits are the default, which take no longer than those of 16. What they cost is in
-// docs/performance.md.
-Level join(const Kernels& kernels, const char* name, const IntegerKernels* words,
-           const IntegerKernels* bytes) {
-  Level level{kernels, words, bytes};
+// Products with integers are the default. What they cost is in docs/performance.md.
+Level join(const Kernels& kernels, const char* name, const IntegerKernels* integers) {
+  Level level{kernels, integers};
   level.kernels.name = name;
-  level.kernels.integers = bytes;
+  level.kernels.integers = integers;
   return level;
 }
 
@@ -106,10 +104,9 @@ Level with_floats(Level level) {
 }
 
 const Level* avx512vnni_level() {
-  if (avx512_kernels() == nullptr || avx512vnni_integers() == nullptr) return nullptr;
+  if (avx512_kernels() == nullptr || avx512vnni_integers8() == nullptr) return nullptr;
   static const Level level = [] {
-    Level all = join(*avx512_kernels(), "avx512vnni", avx512vnni_integers(),
-                     avx512vnni_integers8());
+    Level all = join(*avx512_kernels(), "avx512vnni", avx512vnni_integers8());
     all.kernels.multiply_pairs = avx512vnni_multiply_pairs();
     all.kernels.search_bytes = avx512vnni_search_bytes();
     return all;
@@ -121,40 +118,37 @@ const Level* avx512vnni_level() {
 const Level* avx512_level() {
   if (avx512_kernels() == nullptr) return nullptr;
   static const Level level =
-      with_floats(join(*avx512_kernels(), "avx512", nullptr, avx2_integers8()));
+      with_floats(join(*avx512_kernels(), "avx512", avx2_integers8()));
   return &level;
 }
 
 const Level* avxvnni_level() {
   if (avx2_kernels() == nullptr || avxvnni_integers8() == nullptr) return nullptr;
-  static const Level level =
-      join(*avx2_kernels(), "avxvnni", avx2_integers(), avxvnni_integers8());
+  static const Level level = join(*avx2_kernels(), "avxvnni", avxvnni_integers8());
   return &level;
 }
 
 const Level* avx2_level() {
   if (avx2_kernels() == nullptr) return nullptr;
-  static const Level level = join(*avx2_kernels(), "avx2", avx2_integers(), avx2_integers8());
+  static const Level level = join(*avx2_kernels(), "avx2", avx2_integers8());
   return &level;
 }
 
 const Level* neondot_level() {
-  if (neon_kernels() == nullptr || neondot_integers() == nullptr) return nullptr;
-  static const Level level =
-      join(*neon_kernels(), "neondot", neondot_integers(), neondot_integers8());
+  if (neon_kernels() == nullptr || neondot_integers8() == nullptr) return nullptr;
+  static const Level level = join(*neon_kernels(), "neondot", neondot_integers8());
   return &level;
 }
 
 const Level* neon_level() {
   if (neon_kernels() == nullptr) return nullptr;
-  static const Level level = join(*neon_kernels(), "neon", neon_integers(), neon_integers8());
+  static const Level level = join(*neon_kernels(), "neon", neon_integers8());
   return &level;
 }
 
 // What the others are compared with.
 const Level* scalar_level() {
-  static const Level level =
-      with_floats(join(*scalar_kernels(), "scalar", nullptr, scalar_integers8()));
+  static const Level level = with_floats(join(*scalar_kernels(), "scalar", scalar_integers8()));
   return &level;
 }
 
@@ -179,12 +173,12 @@ std::vector<const Level*> compiled_levels() {
 }
 
 // The levels of supported_kernels() with the same products.
-std::vector<Kernels> with_same_products(bool has_integers, bool has_bytes) {
+std::vector<Kernels> with_same_products(bool has_integers) {
   std::vector<Kernels> all;
   for (const Level* level : compiled_levels()) {
     if (!is_supported(level)) continue;
     all.push_back(level->kernels);
-    all.back().integers = has_bytes ? level->bytes : (has_integers ? level->words : nullptr);
+    all.back().integers = has_integers ? level->integers : nullptr;
     if (!has_integers) all.back().multiply_pairs = nullptr;
   }
   return all;
@@ -220,15 +214,15 @@ const Kernels* find_kernels(const char* name, std::string& reason) {
 
 const Kernels* with_products(const Kernels& kernels, const char* name, std::string& reason) {
   if (name == nullptr || *name == '\0') return &kernels;
-  static const std::vector<Kernels> of_floats = with_same_products(false, false);
-  static const std::vector<Kernels> of_words = with_same_products(true, false);
-  static const std::vector<Kernels> of_bytes = with_same_products(true, true);
+  static const std::vector<Kernels> of_floats = with_same_products(false);
+  static const std::vector<Kernels> of_integers = with_same_products(true);
   const std::vector<Kernels>* all = nullptr;
   if (std::strcmp(name, "float") == 0) all = &of_floats;
-  if (std::strcmp(name, "16") == 0) all = &of_words;
-  if (std::strcmp(name, "8") == 0) all = &of_bytes;
+  if (std::strcmp(name, "8") == 0) all = &of_integers;
   if (all == nullptr) {
-    reason = std::string(kProductsVariable) + " is '" + name + "', expected 8, 16 or float";
+    const bool is_gone = std::strcmp(name, "16") == 0;
+    reason = std::string(kProductsVariable) + " is '" + name + "', " +
+             (is_gone ? "which was removed: unset it, or use 8 or float" : "expected 8 or float");
     return nullptr;
   }
   for (const Kernels& one : *all) {

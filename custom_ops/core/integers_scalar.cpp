@@ -216,9 +216,6 @@ void copy_sums(const RowFormat& format, const float* from, float* to) {
 
 constexpr IntegerKernels make_integer_kernels() {
   IntegerKernels all{};
-  all.largest_number = kLargestByte;
-  all.largest_weight = kLargestByteWeight;
-  all.step_rows = kByteStepRows;
   all.query_floats = query_floats;
   all.sums_floats = sums_floats;
   all.prepare_query = prepare_query;

@@ -124,12 +124,8 @@ struct PartScales {
 constexpr int kMaxParts = 2;
 
 // Products with integers, for codes of at most 16 levels. Numbers that are multiplied with codes
-// are rounded to steps of the largest of their row or block: to 16 bits, exact to some 3e-5 of the
-// result, or to 8.
+// are rounded to 8 bits: steps of the largest of their row or block.
 struct IntegerKernels {
-  float largest_number;  // steps of the largest coordinate of a query
-  float largest_weight;  // steps of the largest of `step_rows` weights
-  int step_rows;
   int (*query_floats)(const RowFormat& format);  // of a prepared query row
   int (*sums_floats)(const RowFormat& format);   // of a row of sums
   void (*prepare_query)(const RowFormat& format, const float* natural, float* prepared);
@@ -300,20 +296,15 @@ const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();
 const Kernels* neon_kernels();
 
-// Beside the levels of the same instructions, of 16 bits and of 8; null where the compiler is none
-// for them.
-const IntegerKernels* avx2_integers();
+// Beside the levels of the same instructions; null where the compiler is none for them.
 const IntegerKernels* avx2_integers8();
-const IntegerKernels* neon_integers();
 const IntegerKernels* neon_integers8();
 const IntegerKernels* scalar_integers8();
 // Beside the neon level, on processors that have products of bytes.
-const IntegerKernels* neondot_integers();
 const IntegerKernels* neondot_integers8();
 // Beside the avx2 level, likewise.
 const IntegerKernels* avxvnni_integers8();
 // Beside the avx512 level, likewise.
-const IntegerKernels* avx512vnni_integers();
 const IntegerKernels* avx512vnni_integers8();
 MultiplyPairs avx512vnni_multiply_pairs();
 SearchBytes avx512vnni_search_bytes();

@@ -32,7 +32,7 @@ struct Problem {
   Window exact{};   // the overlay is made as large as it needs to be; raw caches have none
   bool with_threads = true;  // too, and the result is the same
   bool has_integers = false;       // centroids are multiples of 1/127 of the largest
-  const char* products = nullptr;  // TQ_ONNX_PRODUCTS; null for the default and for 16
+  const char* products = nullptr;  // TQ_ONNX_PRODUCTS; null for the default and for float
   float peak = 1.0f;               // what queries are multiplied with
   int64_t needle = -1;             // queries ask for the key of this slot
   bool has_matrices = false;       // of each head
@@ -578,8 +578,7 @@ inline void solve(const Problem& p, Random& random) {
     }
     double tolerance = 2e-5 * largest;
     if (level->integers != nullptr) {
-      tolerance += of_queries / level->integers->largest_number;
-      tolerance += level->integers->largest_weight > 1000 ? 8e-5 * largest : of_weights / 255;
+      tolerance += of_queries / kLargestByte + of_weights / kLargestByteWeight;
     }
     CHECK(worst <= tolerance, describe(p, level->name) + ": relative error " +
                                             std::to_string(worst / largest * 1e6) + "e-6");

@@ -154,15 +154,15 @@ struct Tables {
   int levels[2];  // of both classes
 };
 
-// Every level with these products; with null, the default and, where they are others, those of 16.
+// Every level with these products; with null, the default and, where they are others, floats.
 inline std::vector<const Kernels*> levels_with(const char* products) {
   std::vector<const Kernels*> all;
   std::string reason;
   for (const Kernels* level : supported_kernels()) {
     all.push_back(with_products(*level, products, reason));
     if (products != nullptr) continue;
-    const Kernels* const words = with_products(*level, "16", reason);
-    if (words->integers != level->integers) all.push_back(words);
+    const Kernels* const floats = with_products(*level, "float", reason);
+    if (floats->integers != level->integers) all.push_back(floats);
   }
   return all;
 }

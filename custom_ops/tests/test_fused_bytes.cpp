@@ -390,9 +390,7 @@ TEST(prod_agrees_with_the_scalar_level) {
                 worst, std::isnan(output[i]) ? 1e9 : std::abs(output[i] - expected[i]));
           }
           const bool rounds = has_integers && level->integers != nullptr;
-          const double rounding =
-              rounds && level->integers->largest_number == kLargestByte ? 1e-2 : 1e-4;
-          CHECK(worst <= (rounds ? rounding : 2e-5) * largest,
+          CHECK(worst <= (rounds ? 1e-2 : 2e-5) * largest,
                 describe(level->name, codec, size) + ", off by " + std::to_string(worst / largest));
 
           const std::vector<float> before(output.begin(), output.end());

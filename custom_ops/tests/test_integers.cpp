@@ -1,6 +1,6 @@
-// Products with integers of every level, of 16 bits and of 8, against float64: queries and weights may
-// be off by half a step of the largest of their row, or of the weights that share it, and by nothing
-// else. Those of 8 bits are those of the scalar level to the bit.
+// Products with integers of every level against float64: queries and weights may be off by half a
+// step of the largest of their row, or of the weights that share it, and by nothing else. They are
+// those of the scalar level to the bit.
 #include "tests/fixture.h"
 #include "tests/testing.h"
 
@@ -87,23 +87,10 @@ Ahead ahead_of(const Codes& codes) {
           static_cast<std::ptrdiff_t>(codes.count) * codes.format.stride};
 }
 
-// Every level with each kind of integers that it has.
-std::vector<const Kernels*> integer_levels() {
-  std::vector<const Kernels*> all;
-  std::string reason;
-  for (const char* products : {"16", "8"}) {
-    for (const Kernels* level : supported_kernels()) {
-      const Kernels* const kernels = with_products(*level, products, reason);
-      if (kernels->integers != nullptr) all.push_back(kernels);
-    }
-  }
-  return all;
-}
-
 // body(level, integers, codes, queries, random, what)
 template <class Body>
 void for_each_case(Body&& body) {
-  for (const Kernels* level : integer_levels()) {
+  for (const Kernels* level : levels_with("8")) {
     Random random(11);
     std::size_t at = 0;
     for (const int size : kSizes) {
@@ -113,9 +100,7 @@ void for_each_case(Body&& body) {
           const Codes codes(*level, codec, size, count, queries % 3 == 0 ? 5 : 0,
                             queries % 4 == 0 ? Side::kBegin : Side::kEnd, random);
           body(*level, *level->integers, codes, queries, random,
-               describe(level->name, codec, size) + ", to 1/" +
-                   std::to_string(static_cast<int>(level->integers->largest_number)) + ", " +
-                   std::to_string(count) + " rows, " +
+               describe(level->name, codec, size) + ", " + std::to_string(count) + " rows, " +
                    std::to_string(queries) + " queries");
         }
       }
@@ -140,17 +125,17 @@ double excess_of_sums(const IntegerKernels& k, const Codes& codes, const Work& w
   k.natural_sums(codes.format, work.sums.data() + q * work.sums_width, natural.data());
   double most[kBlock] = {}, worst = 0;
   for (int t = 0; t < codes.count; ++t) {
-    double& of_step = most[t / k.step_rows];
+    double& of_step = most[t / kByteStepRows];
     of_step = std::max(of_step, weights[t]);
   }
   for (int j = 0; j < size; ++j) {
     double sum = before, magnitude = 0;
     for (int t = 0; t < codes.count; ++t) {
       sum += weights[t] * codes.number(t, j);
-      magnitude += std::abs(codes.number(t, j)) * most[t / k.step_rows];
+      magnitude += std::abs(codes.number(t, j)) * most[t / kByteStepRows];
     }
     const double allowed =
-        magnitude * (0.5 / k.largest_weight + kFloat) + kFloat * std::abs(before) + 1e-30;
+        magnitude * (0.5 / kLargestByteWeight + kFloat) + kFloat * std::abs(before) + 1e-30;
     const double off = std::abs(natural[static_cast<std::size_t>(j)] - sum) / allowed;
     worst = larger(worst, off);
   }
@@ -195,7 +180,7 @@ TEST(integer_scores_are_right) {
           magnitude += std::abs(codes.number(t, j));
         }
         const double off =
-            std::abs(score - sum) / (magnitude * most * (0.5 / k.largest_number + kFloat));
+            std::abs(score - sum) / (magnitude * most * (0.5 / kLargestByte + kFloat));
         worst = larger(worst, off);
       }
     }
@@ -244,7 +229,7 @@ TEST(integer_sums_are_right) {
 }
 
 TEST(integer_softmax_is_right) {
-  for (const Kernels* level : integer_levels()) {
+  for (const Kernels* level : levels_with("8")) {
     const IntegerKernels& k = *level->integers;
     Random random(12);
     UniformReal<float> field(0.1f, 12.0f);
@@ -312,7 +297,7 @@ TEST(integer_softmax_is_right) {
 // Of one part and of two: the numbers of a part are those that it has alone.
 TEST(integer_softmax_of_rows_is_that_of_each) {
   constexpr int kRows = 19, kOdd = 5;
-  for (const Kernels* level : integer_levels()) {
+  for (const Kernels* level : levels_with("8")) {
     const IntegerKernels& k = *level->integers;
     Random random(29);
     Guarded<float> scores(kRows * kBlock), key_scales(kBlock), value_scales(kMaxParts * kBlock);
@@ -355,7 +340,7 @@ TEST(integer_softmax_of_rows_is_that_of_each) {
 }
 
 TEST(integer_softmax_with_zeros_is_right) {
-  for (const Kernels* level : integer_levels()) {
+  for (const Kernels* level : levels_with("8")) {
     const IntegerKernels& k = *level->integers;
     Random random(13);
     UniformReal<float> field(0.1f, 12.0f);
@@ -432,13 +417,12 @@ TEST(integer_sums_keep_their_order) {
   });
 }
 
-TEST(integers_of_8_bits_are_those_of_the_scalar_level) {
+TEST(integers_are_those_of_the_scalar_level) {
   std::string reason;
   const Kernels* const scalar = with_products(*scalar_kernels(), "8", reason);
   const IntegerKernels& expected = *scalar->integers;
   for_each_case([&](const Kernels&, const IntegerKernels& k, const Codes& codes, int queries,
                     Random& random, const std::string& what) {
-    if (k.largest_number != kLargestByte) return;
     const RowFormat& format = codes.format;
     const std::size_t size = static_cast<std::size_t>(format.head_size);
     std::vector<float> query(size), key_scales(kBlock, 1.0f), value_scales(kBlock, 0.0f);

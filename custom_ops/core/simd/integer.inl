@@ -1,7 +1,7 @@
 // Products with integers, in terms of the words of one vec_int_*.h and the numbers of one numbers*.h.
 //
-// Codes are looked up as 8-bit integers; queries and weights are rounded to numbers of steps, of 16
-// or 8 bits (of the largest of a query, or of kStepRows weights), and every product and sum is exact.
+// Codes are looked up as 8-bit integers; queries and weights are rounded to numbers of steps, of
+// 8 bits (of the largest of a query, or of kStepRows weights), and every product and sum is exact.
 // Four neighbouring bytes make a word, and a word's four products are added at once:
 //   score_rows       a word: four coordinates of one token; every quarter of a vector (16 bytes) is
 //                    transposed for itself, so that its words are tokens, and the quarters of a row
@@ -17,6 +17,7 @@ using tq::kBlock;
 using tq::kCacheLine;
 using tq::RowFormat;
 
+constexpr int kStepRows = tq::kByteStepRows;
 constexpr int kGroups = kBlock / 4;  // of the weights of a block
 constexpr int kSteps = kBlock / kStepRows;
 constexpr int kGroupFloats = sizeof(Group) / sizeof(float);
@@ -263,13 +264,13 @@ TQ_INLINE Ending quantise_numbers(const float* x, int n, Group* groups) {
   const float largest = largest_of(x, n);
   const bool finite = largest < __builtin_huge_valf();
   // Below this a step has no inverse; such numbers are zeros beside anything.
-  const float inverse = finite && largest > 1e-30f ? kLargestNumber / largest : 0.0f;
+  const float inverse = finite && largest > 1e-30f ? tq::kLargestByte / largest : 0.0f;
   Total total = zero_total();
   float zeros[kWords] = {};
   for (int i = 0; i < n; i += kWords) {
     total = store_groups(finite ? x + i : zeros, inverse, groups + i / 4, total);
   }
-  return {finite ? largest / kLargestNumber : __builtin_nanf(""), total_of(total)};
+  return {finite ? largest / tq::kLargestByte : __builtin_nanf(""), total_of(total)};
 }
 
 void prepare_query(const RowFormat& format, const float* natural, float* prepared) {
@@ -748,10 +749,10 @@ TQ_INLINE void store_step(const float* weights, float largest, int step, float* 
   Floats x[kVectors];
   for (int i = 0; i < kVectors; ++i) x[i] = load_floats(weights + i * kWords);
   // Below this a step has no inverse; such weights are zeros beside anything.
-  const float inverse = largest > 1e-30f ? kLargestWeight / largest : 0.0f;
+  const float inverse = largest > 1e-30f ? tq::kLargestByteWeight / largest : 0.0f;
   const int32_t total = store_weights<kVectors>(
       x, inverse, reinterpret_cast<Group*>(numbers + step * (kStepRows / 4) * kGroupFloats));
-  numbers[kGroups * kGroupFloats + step] = largest / kLargestWeight;
+  numbers[kGroups * kGroupFloats + step] = largest / tq::kLargestByteWeight;
   memcpy(numbers + kGroups * kGroupFloats + kSteps + step, &total, sizeof total);
 }
 
@@ -944,9 +945,6 @@ void accumulate_rows(const RowFormat& format, const uint8_t* rows, int count,
 
 constexpr tq::IntegerKernels make_integer_kernels() {
   tq::IntegerKernels all{};
-  all.largest_number = kLargestNumber;
-  all.largest_weight = kLargestWeight;
-  all.step_rows = kStepRows;
   all.query_floats = query_floats;
   all.sums_floats = sums_floats;
   all.prepare_query = prepare_query;

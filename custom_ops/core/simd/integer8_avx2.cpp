@@ -2,11 +2,6 @@
 #if (defined(__x86_64__) || defined(_M_X64)) && (!defined(_MSC_VER) || defined(__clang__))
 
 #include "core/kernels.h"
-
-namespace {
-constexpr int kNumberBits = 8;
-}  // namespace
-
 #include "core/simd/numbers_avx2.h"
 #include "core/simd/integer.inl"
 

@@ -2,11 +2,6 @@
 #if defined(__aarch64__) && defined(__GNUC__)
 
 #include "core/kernels.h"
-
-namespace {
-constexpr int kNumberBits = 8;
-}  // namespace
-
 #include "core/simd/numbers_neon.h"
 #include "core/simd/integer.inl"
 

@@ -1,12 +1,8 @@
-// What numbers of 8 bits beside the words of any vec_int_*.h have in common, where products are of
-// bytes: how many steps there are, and four neighbours as the bytes of one word.
+// What numbers of 8 bits beside the words of any vec_int_*.h have in common where products are of
+// bytes: four neighbours as the bytes of one word.
 #pragma once
 
 namespace {
-
-constexpr float kLargestNumber = tq::kLargestByte;
-constexpr float kLargestWeight = tq::kLargestByteWeight;
-constexpr int kStepRows = tq::kByteStepRows;  // weights that are rounded to the same steps
 
 struct Group {
   uint8_t number[4];

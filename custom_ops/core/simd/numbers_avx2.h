@@ -1,5 +1,4 @@
-// Numbers of 16 bits, or of 8 (kNumberBits, which is defined before), as 16-bit integers beside the
-// words of vec_int_avx2.h.
+// Numbers of 8 bits as 16-bit integers beside the words of vec_int_avx2.h.
 //
 // Entries count from -128, so that a code splits into its even and odd bytes as 16-bit integers by
 // a mask and a shift; what that adds to every sum is known beforehand.
@@ -19,10 +18,6 @@ constexpr int kMaxQueries = 3;  // query rows that share the looked up codes
 // Sums of values that registers hold at a time; those of one slot may be more.
 constexpr int kMostSums = 3;
 constexpr int kDeepQueries = 0;  // query rows up to which values are taken by whole vectors
-
-constexpr float kLargestNumber = kNumberBits == 8 ? tq::kLargestByte : 32767.0f;
-constexpr float kLargestWeight = kNumberBits == 8 ? tq::kLargestByteWeight : 32767.0f;
-constexpr int kStepRows = kNumberBits == 8 ? tq::kByteStepRows : tq::kBlock;
 
 using Sums = __m256i;
 struct Codes {

@@ -1,5 +1,4 @@
-// Numbers of 16 bits, or of 8 (kNumberBits, which is defined before), as 16-bit integers beside the
-// words of vec_int_neon.h.
+// Numbers of 8 bits as 16-bit integers beside the words of vec_int_neon.h.
 #pragma once
 
 #include <string.h>
@@ -12,10 +11,6 @@ constexpr int kMaxQueries = 2;   // query rows that share the looked up codes
 // Sums of values that registers hold at a time; those of one slot may be more.
 constexpr int kMostSums = 3;
 constexpr int kDeepQueries = 0;  // query rows up to which values are taken by whole vectors
-
-constexpr float kLargestNumber = kNumberBits == 8 ? tq::kLargestByte : 32767.0f;
-constexpr float kLargestWeight = kNumberBits == 8 ? tq::kLargestByteWeight : 32767.0f;
-constexpr int kStepRows = kNumberBits == 8 ? tq::kByteStepRows : tq::kBlock;
 
 struct Group {
   int16_t number[4];
