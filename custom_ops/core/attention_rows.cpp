@@ -248,7 +248,7 @@ void AttentionRows::add_values(const Rows& rows, const uint8_t* values, const Bl
     std::fill_n(block.ones, kBlock, 1.0f);
   }
   if (!value_.is_integer()) {
-    for (int r = 0; r < rows.count; ++r) soften(rows, r, block, scores + r * kBlock);
+    for (int r = 0; r < rows.count; ++r) softmax_block(rows, r, block, scores + r * kBlock);
     return value_.accumulate(values, count, scores, rows.count, decoded, rows.sums);
   }
   // Behind the last key: scores of -infinity, which scales of zero would make no numbers.
@@ -275,16 +275,16 @@ void AttentionRows::add_values(const Rows& rows, const uint8_t* values, const Bl
 void AttentionRows::soften_and_quantise(const Rows& rows, int r, const Block& block,
                                         const uint8_t* values, float* scores,
                                         float* numbers) const {
-  soften(rows, r, block, scores + r * kBlock);
+  softmax_block(rows, r, block, scores + r * kBlock);
   value_.quantise(values, block.count, scores + r * kBlock, weight_scales(rows, block),
-                  numbers + r * kNumbersFloats,
+                  numbers + r * kOperandFloats,
                   rows.sums + static_cast<std::size_t>(r) * sums_width());
 }
 
 // Of rows that see a whole block and need nothing but its scales and zeros.
 void AttentionRows::soften_whole(const Rows& rows, int first, int count, const Block& block,
                                  const uint8_t* values, float* scores, float* numbers,
-                                 Ahead ahead) const {
+                                 PrefetchRange prefetch) const {
   float maxima[kSoftRows], exponentials[kSoftRows];
   std::copy_n(rows.max + first, count, maxima);
   for (int r = first; r < first + count; ++r) {
@@ -292,18 +292,18 @@ void AttentionRows::soften_whole(const Rows& rows, int first, int count, const B
   }
   float zeros[kSoftRows] = {};
   if (has_zeros()) {
-    CacheRows::ask(ahead);
+    CacheRows::ask(prefetch);
     for (int i = 0; i < count; ++i) {
       const int r = first + i;
       const float query_sum = has_shift() ? rows.shifts[r * shift_width()] : 0.0f;
-      exponentials[i] = kernels_.integers->soften_zeros(
+      exponentials[i] = kernels_.integers->softmax_block_zeros(
           scores + r * kBlock, block.key_scales, block.key_zeros, query_sum, block.value_scales,
-          block.value_zeros, maxima + i, numbers + r * kNumbersFloats, zeros + i);
+          block.value_zeros, maxima + i, numbers + r * kOperandFloats, zeros + i);
     }
   } else {
-    kernels_.integers->soften(scores + first * kBlock, count, block.key_scales,
+    kernels_.integers->softmax_block(scores + first * kBlock, count, block.key_scales,
                               weight_scales(rows, block), maxima, exponentials,
-                              numbers + first * kNumbersFloats, ahead);
+                              numbers + first * kOperandFloats, prefetch);
   }
   for (int i = 0; i < count; ++i) {
     const int r = first + i;
@@ -335,7 +335,7 @@ void AttentionRows::load_fields(const CacheRows& cache, const uint8_t* at, int c
 }
 
 // One step of the online softmax for one query row.
-void AttentionRows::soften(const Rows& rows, int r, const Block& block, float* scores) const {
+void AttentionRows::softmax_block(const Rows& rows, int r, const Block& block, float* scores) const {
   const Range range = coded(rows.b, rows.first + r, rows.hand);
   const int low = static_cast<int>(std::clamp<int64_t>(range.low - block.at, 0, block.count));
   const int high = static_cast<int>(std::clamp<int64_t>(range.high - block.at, 0, block.count));

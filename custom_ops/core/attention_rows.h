@@ -186,7 +186,7 @@ class AttentionRows {
   static constexpr int kSoftRows = 16;  // rows whose softmax is taken together
   // Up to here next to nothing is skipped of real text.
   static constexpr int64_t kSkipFrom = 4096;
-  // Blocks that memory is asked for ahead.
+  // Blocks that memory is asked for prefetch.
   static constexpr int kItemsAhead = kRowsAhead / kBlock;
   // Blocks whose keys have been read and whose values have not: those, and the one at work.
   static constexpr int kWaiting = kItemsAhead + 1;
@@ -252,17 +252,17 @@ class AttentionRows {
   bool is_whole(const Rows& rows, int first, int count, const Block& block) const;
   bool has_zero_bias(const Rows& rows, int first, int count, const Block& block) const;
   int64_t bias_offset(const Rows& rows, int r, const Block& block) const;
-  void soften(const Rows& rows, int r, const Block& block, float* scores) const;
+  void softmax_block(const Rows& rows, int r, const Block& block, float* scores) const;
   void soften_and_quantise(const Rows& rows, int r, const Block& block, const uint8_t* values,
                            float* scores, float* numbers) const;
   void soften_whole(const Rows& rows, int first, int count, const Block& block,
-                    const uint8_t* values, float* scores, float* numbers, Ahead ahead) const;
+                    const uint8_t* values, float* scores, float* numbers, PrefetchRange prefetch) const;
   void rescale(const Rows& rows, int r, float factor) const;
   void add_to_sums(const Rows& rows, int r, float zeros) const;
   void load_fields(const CacheRows& cache, const uint8_t* at, int count, float* scales,
                    float* zeros) const;
   PartScales weight_scales(const Rows& rows, const Block& block) const {
-    return {block.value_scales, value_.parts(), rows.count * std::ptrdiff_t{kNumbersFloats}};
+    return {block.value_scales, value_.parts(), rows.count * std::ptrdiff_t{kOperandFloats}};
   }
   // What weights that are not rounded yet are multiplied with.
   const float* float_scales(const Block& block) const {

@@ -98,14 +98,14 @@ CacheRows::CacheRows(const Kernels& kernels, const CacheView& cache, Element ele
 
 bool CacheRows::is_coded() const { return tq::is_coded(codec_.kind); }
 
-void CacheRows::ask(Ahead ahead) {
+void CacheRows::ask(PrefetchRange prefetch) {
 #if defined(__GNUC__)
   // Into the second level, as the kernels do.
-  for (std::ptrdiff_t i = 0; i < ahead.bytes; i += kCacheLine) {
-    __builtin_prefetch(ahead.at + i, 0, 2);
+  for (std::ptrdiff_t i = 0; i < prefetch.bytes; i += kCacheLine) {
+    __builtin_prefetch(prefetch.begin + i, 0, 2);
   }
 #else
-  static_cast<void>(ahead);
+  static_cast<void>(prefetch);
 #endif
 }
 
@@ -145,11 +145,11 @@ void CacheRows::quantise(const uint8_t* rows, int count, const float* weights,
 
 void CacheRows::accumulate_numbers(const uint8_t* rows, int count, const float* numbers,
                                    std::ptrdiff_t pitch, int queries, float* sums,
-                                   Ahead ahead) const {
+                                   PrefetchRange prefetch) const {
   if (parts_) {
-    return parts_->accumulate_numbers(rows, count, numbers, pitch, queries, sums, ahead);
+    return parts_->accumulate_numbers(rows, count, numbers, pitch, queries, sums, prefetch);
   }
-  code_.accumulate_numbers(rows, count, numbers, queries, sums, sums_width(), ahead);
+  code_.accumulate_numbers(rows, count, numbers, queries, sums, sums_width(), prefetch);
 }
 
 void CacheRows::scales_and_zeros(const uint8_t* rows, int count, float* scales,
@@ -168,18 +168,18 @@ bool CacheRows::is_fused(int queries) const {
 std::size_t CacheRows::work_size(int queries) const {
   if (is_fused(queries)) {
     if (parts_) return parts_->work_size(queries);
-    return is_integer() ? static_cast<std::size_t>(queries) * kNumbersFloats : 0;
+    return is_integer() ? static_cast<std::size_t>(queries) * kOperandFloats : 0;
   }
   const std::size_t block = static_cast<std::size_t>(kBlock) * padded();
   return is_coded() ? block : 2 * block;
 }
 
 void CacheRows::score(const uint8_t* rows, int count, const float* query, int queries, float* work,
-                      float* scores, Ahead ahead) const {
+                      float* scores, PrefetchRange prefetch) const {
   if (is_fused(queries)) {
-    if (parts_) return parts_->score(rows, count, query, queries, work, scores, ahead);
+    if (parts_) return parts_->score(rows, count, query, queries, work, scores, prefetch);
     if (!is_coded()) return kernels_.score_bytes(bytes_, rows, count, query, queries, scores);
-    return code_.score(rows, count, query, query_width(), queries, scores, ahead);
+    return code_.score(rows, count, query, query_width(), queries, scores, prefetch);
   }
   const int width = padded();
   if (is_coded()) {

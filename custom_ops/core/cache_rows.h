@@ -35,7 +35,7 @@ class CacheRows {
   // Row `index` of the tensor.
   const uint8_t* row(int64_t index) const { return rows_ + index * stride_; }
   // From share `from` to share `to` of rows; nothing of rows that are null.
-  Ahead part_of(const uint8_t* rows, int count, float from, float to) const {
+  PrefetchRange part_of(const uint8_t* rows, int count, float from, float to) const {
     if (rows == nullptr) return {};
     const float bytes = static_cast<float>(count) * static_cast<float>(stride_);
     const std::ptrdiff_t first = static_cast<std::ptrdiff_t>(from * bytes);
@@ -45,7 +45,7 @@ class CacheRows {
     return rows + static_cast<std::ptrdiff_t>(count) * stride_;
   }
   // Asks memory for what will be read soon.
-  static void ask(Ahead ahead);
+  static void ask(PrefetchRange prefetch);
 
   // A coordinate is scale * number + zero; blocks of up to kBlock rows.
   bool has_zeros() const { return spec::has_zero(codec_.kind); }
@@ -55,9 +55,9 @@ class CacheRows {
   // Floats of `work` that the next two want for so many queries.
   std::size_t work_size(int queries) const;
 
-  // scores[r][t] = <query[r], numbers of row t>. Integer products ask for `ahead`.
+  // scores[r][t] = <query[r], numbers of row t>. Integer products ask for `prefetch`.
   void score(const uint8_t* rows, int count, const float* query, int queries, float* work,
-             float* scores, Ahead ahead) const;
+             float* scores, PrefetchRange prefetch) const;
 
   // sums[r] += sum over t of weights[r][t] * numbers of row t. A weight of zero adds nothing. Not where
   // is_integer().
@@ -67,7 +67,7 @@ class CacheRows {
   // Where products are taken with integers, weights are rounded first, by what the scales of the parts
   // of their rows make of them: weight_scales has kBlock of each part. A row of weights may be
   // prepared for itself, of one part with its scales in it, of several without; its numbers have
-  // kNumbersFloats floats of each part, `pitch` floats apart, and what is not finite goes into its sum
+  // kOperandFloats floats of each part, `pitch` floats apart, and what is not finite goes into its sum
   // at once.
   bool is_integer() const { return code_.is_integer(); }
   int parts() const { return parts_ ? kMaxParts : 1; }
@@ -75,7 +75,7 @@ class CacheRows {
   void quantise(const uint8_t* rows, int count, const float* weights, const PartScales& scales,
                 float* numbers, float* sum) const;
   void accumulate_numbers(const uint8_t* rows, int count, const float* numbers,
-                          std::ptrdiff_t pitch, int queries, float* sums, Ahead ahead) const;
+                          std::ptrdiff_t pitch, int queries, float* sums, PrefetchRange prefetch) const;
 
  private:
   bool is_coded() const;

@@ -29,10 +29,10 @@ void CodedPart::natural_sums(const float* sums, float* natural) const {
 }
 
 void CodedPart::score(const uint8_t* rows, int count, const float* query, int pitch, int queries,
-                      float* scores, Ahead ahead) const {
+                      float* scores, PrefetchRange prefetch) const {
   if (is_integer()) {
     return kernels_.integers->score_rows(format_, rows, count, *integers_, query, pitch, queries,
-                                         scores, ahead);
+                                         scores, prefetch);
   }
   kernels_.score_rows(format_, rows, count, table_, query, queries, scores);
 }
@@ -50,9 +50,9 @@ void CodedPart::quantise(const uint8_t* rows, int count, const float* weights, f
 }
 
 void CodedPart::accumulate_numbers(const uint8_t* rows, int count, const float* numbers,
-                                   int queries, float* sums, int pitch, Ahead ahead) const {
+                                   int queries, float* sums, int pitch, PrefetchRange prefetch) const {
   kernels_.integers->accumulate_rows(format_, rows, count, *integers_, numbers, queries, sums,
-                                     pitch, ahead);
+                                     pitch, prefetch);
 }
 
 // One query row whose weights are not all finite; a weight of zero adds nothing.

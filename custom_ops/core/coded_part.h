@@ -31,16 +31,16 @@ class CodedPart {
   void natural_sums(const float* sums, float* natural) const;
 
   // As many rows, kRowsAhead further on.
-  Ahead ahead_of(const uint8_t* rows, int count) const {
+  PrefetchRange ahead_of(const uint8_t* rows, int count) const {
     return {rows + static_cast<std::ptrdiff_t>(kRowsAhead) * format_.stride,
             static_cast<std::ptrdiff_t>(count) * format_.stride};
   }
 
   // In registers, of up to kBlock rows; of floats for up to max_fused queries only. Integer products
-  // ask memory for `ahead` and have rows of queries that are `pitch` floats apart; others ask for what
+  // ask memory for `prefetch` and have rows of queries that are `pitch` floats apart; others ask for what
   // they read next, and rows lie one after the other.
   void score(const uint8_t* rows, int count, const float* query, int pitch, int queries,
-             float* scores, Ahead ahead) const;
+             float* scores, PrefetchRange prefetch) const;
   void accumulate(const uint8_t* rows, int count, const float* weights, int queries,
                   float* sums) const;
 
@@ -48,7 +48,7 @@ class CodedPart {
   void quantise(const uint8_t* rows, int count, const float* weights, float* numbers,
                 float* sum) const;
   void accumulate_numbers(const uint8_t* rows, int count, const float* numbers, int queries,
-                          float* sums, int pitch, Ahead ahead) const;
+                          float* sums, int pitch, PrefetchRange prefetch) const;
 
   // Centroids in slot order, as Kernels has these.
   void decode_rows(const uint8_t* rows, int count, float* values) const;

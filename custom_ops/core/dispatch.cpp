@@ -104,9 +104,9 @@ Level with_floats(Level level) {
 }
 
 const Level* avx512vnni_level() {
-  if (avx512_kernels() == nullptr || avx512vnni_integers8() == nullptr) return nullptr;
+  if (avx512_kernels() == nullptr || avx512vnni_integers() == nullptr) return nullptr;
   static const Level level = [] {
-    Level all = join(*avx512_kernels(), "avx512vnni", avx512vnni_integers8());
+    Level all = join(*avx512_kernels(), "avx512vnni", avx512vnni_integers());
     all.kernels.multiply_pairs = avx512vnni_multiply_pairs();
     all.kernels.search_bytes = avx512vnni_search_bytes();
     return all;
@@ -118,37 +118,37 @@ const Level* avx512vnni_level() {
 const Level* avx512_level() {
   if (avx512_kernels() == nullptr) return nullptr;
   static const Level level =
-      with_floats(join(*avx512_kernels(), "avx512", avx2_integers8()));
+      with_floats(join(*avx512_kernels(), "avx512", avx2_integers()));
   return &level;
 }
 
 const Level* avxvnni_level() {
-  if (avx2_kernels() == nullptr || avxvnni_integers8() == nullptr) return nullptr;
-  static const Level level = join(*avx2_kernels(), "avxvnni", avxvnni_integers8());
+  if (avx2_kernels() == nullptr || avxvnni_integers() == nullptr) return nullptr;
+  static const Level level = join(*avx2_kernels(), "avxvnni", avxvnni_integers());
   return &level;
 }
 
 const Level* avx2_level() {
   if (avx2_kernels() == nullptr) return nullptr;
-  static const Level level = join(*avx2_kernels(), "avx2", avx2_integers8());
+  static const Level level = join(*avx2_kernels(), "avx2", avx2_integers());
   return &level;
 }
 
 const Level* neondot_level() {
-  if (neon_kernels() == nullptr || neondot_integers8() == nullptr) return nullptr;
-  static const Level level = join(*neon_kernels(), "neondot", neondot_integers8());
+  if (neon_kernels() == nullptr || neondot_integers() == nullptr) return nullptr;
+  static const Level level = join(*neon_kernels(), "neondot", neondot_integers());
   return &level;
 }
 
 const Level* neon_level() {
   if (neon_kernels() == nullptr) return nullptr;
-  static const Level level = join(*neon_kernels(), "neon", neon_integers8());
+  static const Level level = join(*neon_kernels(), "neon", neon_integers());
   return &level;
 }
 
 // What the others are compared with.
 const Level* scalar_level() {
-  static const Level level = with_floats(join(*scalar_kernels(), "scalar", scalar_integers8()));
+  static const Level level = with_floats(join(*scalar_kernels(), "scalar", scalar_integers()));
   return &level;
 }
 

@@ -20,14 +20,14 @@ namespace tq {
 // Tokens per block of the online softmax; a multiple of every instruction set's lanes.
 constexpr int kBlock = 128;
 
-// Rows between what integer products read and what they ask memory for.
+// Rows between what integer products read and what they prefetch.
 constexpr int kRowsAhead = 256;
 constexpr int kCacheLine = 64;  // bytes that a processor reads at once
 
-// What a kernel asks memory for while it works, evenly: a processor drops requests that come faster
-// than memory answers. None where `bytes` is 0.
-struct Ahead {
-  const uint8_t* at;
+// What a kernel prefetches while it works, spread evenly over the work: a processor drops requests
+// that come faster than memory answers. None where `bytes` is 0.
+struct PrefetchRange {
+  const uint8_t* begin;
   ptrdiff_t bytes;
 };
 
@@ -106,7 +106,7 @@ struct IntegerTable {
 constexpr int kMaxIntegerWidth = 576;
 
 // Floats that a row of a block of integers takes.
-constexpr int kNumbersFloats = kBlock / 2 + 4;
+constexpr int kOperandFloats = kBlock / 2 + 4;
 
 // Numbers of 8 bits, the same at every level: a query is rounded to 127ths of its largest, weights
 // to 255ths of the largest of kByteStepRows of them.
@@ -133,30 +133,30 @@ struct IntegerKernels {
   // number where query[r] is not finite.
   void (*score_rows)(const RowFormat& format, const uint8_t* rows, int count,
                      const IntegerTable& table, const float* prepared, int pitch, int queries,
-                     float* scores, Ahead ahead);
-  // One row of a block of weights as integers, kNumbersFloats long; weights are zero from count to
+                     float* scores, PrefetchRange prefetch);
+  // One row of a block of weights as integers, kOperandFloats long; weights are zero from count to
   // a multiple of the lanes. False, and the integers zeros, where one is negative or not finite.
-  bool (*quantise_weights)(const float* weights, int count, float* numbers);
+  bool (*quantise_weights)(const float* weights, int count, float* operands);
   // The online softmax of rows of a whole block that have no shift, cap, bias or hidden key, from
   // scores without the keys' scales to integers. exponentials[r] is the sum of the exponentials;
   // maxima[r] rises to that of the block if it is larger. NaN, and nothing done for the row, where
   // a weight is none.
-  void (*soften)(const float* scores, int rows, const float* key_scales,
+  void (*softmax_block)(const float* scores, int rows, const float* key_scales,
                  const PartScales& value_scales, float* maxima, float* exponentials,
-                 float* numbers, Ahead ahead);
+                 float* operands, PrefetchRange prefetch);
   // The same of one row, of keys and values that have zeros, arrays of kBlock that are zero where
   // a cache has none: a score is scores * key_scales + query_sum * key_zeros, and `zeros` becomes
   // the sum of the exponentials times value_zeros. Returns the sum of the exponentials, or NaN.
-  float (*soften_zeros)(const float* scores, const float* key_scales, const float* key_zeros,
+  float (*softmax_block_zeros)(const float* scores, const float* key_scales, const float* key_zeros,
                         float query_sum, const float* value_scales, const float* value_zeros,
-                        float* maximum, float* numbers, float* zeros);
+                        float* maximum, float* operands, float* zeros);
   // Whether of a whole block any scores[r][t] * key_scales[t] is at least limits[r], or no number.
   bool (*any_reaches)(const float* scores, int rows, const float* key_scales, const float* limits);
-  // sums[r] += sum over t of numbers[r][t] * centroids of row t, in an order of their own; leading
+  // sums[r] += sum over t of operands[r][t] * centroids of row t, in an order of their own; leading
   // dimension `pitch`.
   void (*accumulate_rows)(const RowFormat& format, const uint8_t* rows, int count,
-                          const IntegerTable& table, const float* numbers, int queries,
-                          float* sums, int pitch, Ahead ahead);
+                          const IntegerTable& table, const float* operands, int queries,
+                          float* sums, int pitch, PrefetchRange prefetch);
   void (*natural_sums)(const RowFormat& format, const float* sums, float* natural);
   // The other way; what is no coordinate becomes zero.
   void (*ordered_sums)(const RowFormat& format, const float* natural, float* sums);
@@ -297,15 +297,15 @@ const Kernels* avx512_kernels();
 const Kernels* neon_kernels();
 
 // Beside the levels of the same instructions; null where the compiler is none for them.
-const IntegerKernels* avx2_integers8();
-const IntegerKernels* neon_integers8();
-const IntegerKernels* scalar_integers8();
+const IntegerKernels* avx2_integers();
+const IntegerKernels* neon_integers();
+const IntegerKernels* scalar_integers();
 // Beside the neon level, on processors that have products of bytes.
-const IntegerKernels* neondot_integers8();
+const IntegerKernels* neondot_integers();
 // Beside the avx2 level, likewise.
-const IntegerKernels* avxvnni_integers8();
+const IntegerKernels* avxvnni_integers();
 // Beside the avx512 level, likewise.
-const IntegerKernels* avx512vnni_integers8();
+const IntegerKernels* avx512vnni_integers();
 MultiplyPairs avx512vnni_multiply_pairs();
 SearchBytes avx512vnni_search_bytes();
 

@@ -97,33 +97,33 @@ bool PartedRows::is_fused(int queries) const {
 // Scales of both parts; per query a block of scores or weights, and a row of one part or the numbers
 // of both.
 std::size_t PartedRows::work_size(int queries) const {
-  const int widest = std::max({first_.padded(), second_.padded(), kMaxParts * kNumbersFloats});
+  const int widest = std::max({first_.padded(), second_.padded(), kMaxParts * kOperandFloats});
   return 2 * kBlock + static_cast<std::size_t>(queries) * (kBlock + widest);
 }
 
 // `query` points at the part in the first row. Kernels of floats want its rows one after the other.
 void PartedRows::score_part(const CodedPart& part, const uint8_t* rows, int count,
                             const float* query, int queries, float* work, float* scores,
-                            Ahead ahead) const {
+                            PrefetchRange prefetch) const {
   if (part.is_integer()) {
-    return part.score(rows, count, query, query_width(), queries, scores, ahead);
+    return part.score(rows, count, query, query_width(), queries, scores, prefetch);
   }
   const int width = part.query_width();
   for (int r = 0; r < queries; ++r) {
     std::copy_n(query + r * query_width(), width, work + r * width);
   }
-  part.score(rows, count, work, width, queries, scores, ahead);
+  part.score(rows, count, work, width, queries, scores, prefetch);
 }
 
 void PartedRows::score(const uint8_t* rows, int count, const float* query, int queries, float* work,
-                       float* scores, Ahead ahead) const {
+                       float* scores, PrefetchRange prefetch) const {
   float* const first_scales = work;
   float* const second_scales = first_scales + kBlock;
   float* const of_second = second_scales + kBlock;
   float* const rest = of_second + static_cast<std::size_t>(queries) * kBlock;
-  score_part(first_, rows, count, query, queries, rest, scores, begin_of(ahead));
+  score_part(first_, rows, count, query, queries, rest, scores, begin_of(prefetch));
   score_part(second_, second(rows), count, query + first_.query_width(), queries, rest, of_second,
-             rest_of(ahead));
+             rest_of(prefetch));
   load_scales(rows, count, first_scales, second_scales);
   for (int r = 0; r < queries; ++r) {
     kernels_.add_scaled(scores + r * kBlock, first_scales, of_second + r * kBlock, second_scales,
@@ -171,10 +171,10 @@ void PartedRows::quantise(const uint8_t* rows, int count, const float* weights,
 
 void PartedRows::accumulate_numbers(const uint8_t* rows, int count, const float* numbers,
                                     std::ptrdiff_t pitch, int queries, float* sums,
-                                    Ahead ahead) const {
-  first_.accumulate_numbers(rows, count, numbers, queries, sums, sums_width(), begin_of(ahead));
+                                    PrefetchRange prefetch) const {
+  first_.accumulate_numbers(rows, count, numbers, queries, sums, sums_width(), begin_of(prefetch));
   second_.accumulate_numbers(second(rows), count, numbers + pitch, queries,
-                             sums + first_.sums_width(), sums_width(), rest_of(ahead));
+                             sums + first_.sums_width(), sums_width(), rest_of(prefetch));
 }
 
 void PartedRows::decode(const uint8_t* rows, int count, float* values) const {

@@ -33,7 +33,7 @@ class PartedRows {
   bool is_fused(int queries) const;
   std::size_t work_size(int queries) const;
   void score(const uint8_t* rows, int count, const float* query, int queries, float* work,
-             float* scores, Ahead ahead) const;
+             float* scores, PrefetchRange prefetch) const;
   void accumulate(const uint8_t* rows, int count, const float* weights, int queries, float* work,
                   float* sums) const;
 
@@ -44,7 +44,7 @@ class PartedRows {
   void quantise(const uint8_t* rows, int count, const float* weights, const PartScales& scales,
                 float* numbers, float* sum) const;
   void accumulate_numbers(const uint8_t* rows, int count, const float* numbers,
-                          std::ptrdiff_t pitch, int queries, float* sums, Ahead ahead) const;
+                          std::ptrdiff_t pitch, int queries, float* sums, PrefetchRange prefetch) const;
 
   // values[t][j], leading dimension padded().
   void decode(const uint8_t* rows, int count, float* values) const;
@@ -52,12 +52,12 @@ class PartedRows {
  private:
   const uint8_t* second(const uint8_t* rows) const { return rows + second_at_; }
   // The share of the first part of what memory is asked for.
-  Ahead begin_of(Ahead ahead) const { return {ahead.at, ahead.bytes / 2}; }
-  Ahead rest_of(Ahead ahead) const {
-    return {ahead.at + ahead.bytes / 2, ahead.bytes - ahead.bytes / 2};
+  PrefetchRange begin_of(PrefetchRange prefetch) const { return {prefetch.begin, prefetch.bytes / 2}; }
+  PrefetchRange rest_of(PrefetchRange prefetch) const {
+    return {prefetch.begin + prefetch.bytes / 2, prefetch.bytes - prefetch.bytes / 2};
   }
   void score_part(const CodedPart& part, const uint8_t* rows, int count, const float* query,
-                  int queries, float* work, float* scores, Ahead ahead) const;
+                  int queries, float* work, float* scores, PrefetchRange prefetch) const;
   void accumulate_part(const CodedPart& part, const uint8_t* rows, int count, const float* weights,
                        int queries, float* work, float* sums) const;
 

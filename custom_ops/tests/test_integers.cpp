@@ -66,23 +66,23 @@ struct Work {
         prepared(static_cast<std::size_t>(queries) * query_width),
         scores(static_cast<std::size_t>(queries) * kBlock),
         weights(static_cast<std::size_t>(queries) * kBlock),
-        numbers(static_cast<std::size_t>(queries) * kNumbersFloats),
+        numbers(static_cast<std::size_t>(queries) * kOperandFloats),
         sums(static_cast<std::size_t>(queries) * sums_width) {}
   int query_width, sums_width;
   Guarded<float> prepared, scores, weights, numbers, sums;
 };
 
 // The softmax of the first row alone.
-float soften_row(const IntegerKernels& k, Work& work, const float* key_scales,
+float softmax_row(const IntegerKernels& k, Work& work, const float* key_scales,
                  const float* value_scales, float* maximum) {
   float sum = 77.0f;
-  k.soften(work.scores.data(), 1, key_scales, {value_scales, 1, 0}, maximum, &sum,
+  k.softmax_block(work.scores.data(), 1, key_scales, {value_scales, 1, 0}, maximum, &sum,
            work.numbers.data(), {});
   return sum;
 }
 
 // Requests to memory reach behind the rows, where none may be.
-Ahead ahead_of(const Codes& codes) {
+PrefetchRange ahead_of(const Codes& codes) {
   return {codes.bytes.data() + kRowsAhead * codes.format.stride,
           static_cast<std::ptrdiff_t>(codes.count) * codes.format.stride};
 }
@@ -209,7 +209,7 @@ TEST(integer_sums_are_right) {
       }
       if (q == nonfinite) row[random() % static_cast<unsigned>(codes.count)] = odd[queries % 4];
       good = good && k.quantise_weights(row, codes.count,
-                                        work.numbers.data() + q * kNumbersFloats) ==
+                                        work.numbers.data() + q * kOperandFloats) ==
                          (q != nonfinite);
     }
     CHECK(good, what);
@@ -257,7 +257,7 @@ TEST(integer_softmax_is_right) {
           weights[t] = weight * value_scales[t];
         }
         float max = start;
-        const float got = soften_row(k, work, key_scales.data(), value_scales.data(), &max);
+        const float got = softmax_row(k, work, key_scales.data(), value_scales.data(), &max);
         CHECK(max == top, what);
         CHECK(std::abs(got - sum) <= 2e-6 * sum + 1e-36,
               what + ": " + std::to_string(got) + " for " + std::to_string(sum));
@@ -281,7 +281,7 @@ TEST(integer_softmax_is_right) {
           const float before = odd.where[t];
           odd.where[t] = odd.what;
           max = start;
-          const float none = soften_row(k, work, key_scales.data(), value_scales.data(), &max);
+          const float none = softmax_row(k, work, key_scales.data(), value_scales.data(), &max);
           CHECK(std::isnan(none) && max == start, what + ", " + std::to_string(odd.what));
           odd.where[t] = before;
         }
@@ -289,7 +289,7 @@ TEST(integer_softmax_is_right) {
     }
     std::fill_n(work.scores.data(), kBlock, -kInfinity);
     float max = -kInfinity;
-    CHECK(std::isnan(soften_row(k, work, key_scales.data(), value_scales.data(), &max)),
+    CHECK(std::isnan(softmax_row(k, work, key_scales.data(), value_scales.data(), &max)),
           std::string(level->name) + ", nothing but -infinity");
   }
 }
@@ -307,13 +307,13 @@ TEST(integer_softmax_of_rows_is_that_of_each) {
       value_scales[kBlock + t] = 2.0f + 0.3f * (t % 5);
     }
     scores[kOdd * kBlock + 17] = kNan;
-    Guarded<float> one(kNumbersFloats);
+    Guarded<float> one(kOperandFloats);
     for (const int parts : {1, 2}) {
-      constexpr int kPitch = kRows * kNumbersFloats;
+      constexpr int kPitch = kRows * kOperandFloats;
       Guarded<float> maxima(kRows), sums(kRows), numbers(static_cast<std::size_t>(parts) * kPitch);
       std::fill(maxima.begin(), maxima.end(), -1.0f);
       std::fill(numbers.begin(), numbers.end(), 0.0f);
-      k.soften(scores.data(), kRows, key_scales.data(), {value_scales.data(), parts, kPitch},
+      k.softmax_block(scores.data(), kRows, key_scales.data(), {value_scales.data(), parts, kPitch},
                maxima.data(), sums.data(), numbers.data(),
                {reinterpret_cast<const uint8_t*>(scores.data()), 4096});
       for (int r = 0; r < parts * kRows; ++r) {
@@ -321,17 +321,17 @@ TEST(integer_softmax_of_rows_is_that_of_each) {
         const std::string what = std::string(level->name) + ", row " + std::to_string(r);
         std::fill(one.begin(), one.end(), 0.0f);
         float max = -1.0f, sum;
-        k.soften(scores.data() + row * kBlock, 1, key_scales.data(),
+        k.softmax_block(scores.data() + row * kBlock, 1, key_scales.data(),
                  {value_scales.data() + part * kBlock, 1, 0}, &max, &sum, one.data(), {});
         CHECK(row == kOdd ? std::isnan(sums[row]) && std::isnan(sum) : sums[row] == sum, what);
         CHECK(maxima[row] == max && (row != kOdd || max == -1.0f), what);
-        CHECK(std::memcmp(one.data(), numbers.data() + r * kNumbersFloats,
-                          kNumbersFloats * sizeof(float)) == 0, what);
+        CHECK(std::memcmp(one.data(), numbers.data() + r * kOperandFloats,
+                          kOperandFloats * sizeof(float)) == 0, what);
       }
       // A weight of any part that is no number is left to others.
       value_scales[(parts - 1) * kBlock + 3] = kNan;
       float max = -1.0f, sum = 0.0f;
-      k.soften(scores.data(), 1, key_scales.data(), {value_scales.data(), parts, kPitch}, &max,
+      k.softmax_block(scores.data(), 1, key_scales.data(), {value_scales.data(), parts, kPitch}, &max,
                &sum, numbers.data(), {});
       CHECK(std::isnan(sum) && max == -1.0f, level->name);
       value_scales[(parts - 1) * kBlock + 3] = 1.0f;
@@ -371,12 +371,12 @@ TEST(integer_softmax_with_zeros_is_right) {
         weights[t] = weight * value_scales[t];
       }
       float max = start, got_zeros = kNan;
-      const auto soften = [&] {
-        return k.soften_zeros(work.scores.data(), key_scales.data(), key_zeros.data(), query_sum,
+      const auto softmax_block = [&] {
+        return k.softmax_block_zeros(work.scores.data(), key_scales.data(), key_zeros.data(), query_sum,
                               value_scales.data(), value_zeros.data(), &max, work.numbers.data(),
                               &got_zeros);
       };
-      const float got = soften();
+      const float got = softmax_block();
       CHECK(std::abs(max - top) <= 1e-6 * std::abs(top), what);
       CHECK(std::abs(got - sum) <= 1e-5 * sum + 1e-36, what);
       CHECK(std::abs(got_zeros - zeros) <= 1e-5 * magnitude + 1e-36, what);
@@ -392,7 +392,7 @@ TEST(integer_softmax_with_zeros_is_right) {
         one = kNan;
         max = start;
         got_zeros = 77.0f;
-        CHECK(std::isnan(soften()) && max == start && got_zeros == 77.0f, what);
+        CHECK(std::isnan(softmax_block()) && max == start && got_zeros == 77.0f, what);
         one = before;
       }
     }
@@ -437,7 +437,7 @@ TEST(integers_are_those_of_the_scalar_level) {
                     work.query_width, 1, work.scores.data(), {});
       std::fill(work.scores.begin() + codes.count, work.scores.end(), -kInfinity);
       float max = -3.4e38f;
-      const float sum = soften_row(by, work, key_scales.data(), value_scales.data(), &max);
+      const float sum = softmax_row(by, work, key_scales.data(), value_scales.data(), &max);
       by.accumulate_rows(format, codes.bytes.data(), codes.count, codes.table,
                          work.numbers.data(), 1, work.sums.data(), work.sums_width, {});
       std::vector<float> all(size);

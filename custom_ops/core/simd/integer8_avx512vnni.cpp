@@ -2,11 +2,11 @@
 #if (defined(__x86_64__) || defined(_M_X64)) && (!defined(_MSC_VER) || defined(__clang__))
 
 #include "core/kernels.h"
-#include "core/simd/numbers8_avx512.h"
+#include "core/simd/operands_i8_avx512.h"
 #include "core/simd/integer.inl"
 
 namespace tq {
-const IntegerKernels* avx512vnni_integers8() { return &kIntegerKernels; }
+const IntegerKernels* avx512vnni_integers() { return &kIntegerKernels; }
 }  // namespace tq
 
 #else
@@ -14,7 +14,7 @@ const IntegerKernels* avx512vnni_integers8() { return &kIntegerKernels; }
 #include "core/kernels.h"
 
 namespace tq {
-const IntegerKernels* avx512vnni_integers8() { return nullptr; }
+const IntegerKernels* avx512vnni_integers() { return nullptr; }
 }  // namespace tq
 
 #endif

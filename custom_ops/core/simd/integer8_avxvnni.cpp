@@ -2,11 +2,11 @@
 #if defined(__AVXVNNI__) && (!defined(_MSC_VER) || defined(__clang__))
 
 #include "core/kernels.h"
-#include "core/simd/numbers8_avxvnni.h"
+#include "core/simd/operands_i8_avxvnni.h"
 #include "core/simd/integer.inl"
 
 namespace tq {
-const IntegerKernels* avxvnni_integers8() { return &kIntegerKernels; }
+const IntegerKernels* avxvnni_integers() { return &kIntegerKernels; }
 }  // namespace tq
 
 #else
@@ -14,7 +14,7 @@ const IntegerKernels* avxvnni_integers8() { return &kIntegerKernels; }
 #include "core/kernels.h"
 
 namespace tq {
-const IntegerKernels* avxvnni_integers8() { return nullptr; }
+const IntegerKernels* avxvnni_integers() { return nullptr; }
 }  // namespace tq
 
 #endif

@@ -2,11 +2,11 @@
 #if defined(__aarch64__) && defined(__GNUC__)
 
 #include "core/kernels.h"
-#include "core/simd/numbers_neon.h"
+#include "core/simd/operands_i16_neon.h"
 #include "core/simd/integer.inl"
 
 namespace tq {
-const IntegerKernels* neon_integers8() { return &kIntegerKernels; }
+const IntegerKernels* neon_integers() { return &kIntegerKernels; }
 }  // namespace tq
 
 #else
@@ -14,7 +14,7 @@ const IntegerKernels* neon_integers8() { return &kIntegerKernels; }
 #include "core/kernels.h"
 
 namespace tq {
-const IntegerKernels* neon_integers8() { return nullptr; }
+const IntegerKernels* neon_integers() { return nullptr; }
 }  // namespace tq
 
 #endif

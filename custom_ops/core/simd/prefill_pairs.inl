@@ -160,7 +160,7 @@ void attend_pair_strip(const PairBlock& block, const int32_t* query, const float
   }
   for (int r = 0; r < ROWS; ++r) {
     float* const row = scores + r * kPrefillBlock;
-    soften_row(row, block.key_scales, block.value_scales, seen.from, seen.to, low[r], high[r],
+    softmax_row(row, block.key_scales, block.value_scales, seen.from, seen.to, low[r], high[r],
                max_scores + r, weights + r, sums + static_cast<ptrdiff_t>(r) * block.value_width,
                block.value_width);
     steps[r] = pack_weights(row, seen.from, seen.to, numbers + r * kPrefillBlock);

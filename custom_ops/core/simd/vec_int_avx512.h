@@ -1,5 +1,5 @@
-// Integer products with AVX-512 VNNI: sixteen 32-bit words. Included by numbers8_avx512.h,
-// which adds the numbers that are multiplied with codes.
+// Integer products with AVX-512 VNNI: sixteen 32-bit words. Included by operands_i8_avx512.h,
+// which adds the operands that are multiplied with codes.
 #pragma once
 
 #include <immintrin.h>

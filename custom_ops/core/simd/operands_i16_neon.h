@@ -1,4 +1,4 @@
-// Numbers of 8 bits as 16-bit integers beside the words of vec_int_neon.h.
+// Queries and weights of 8 bits as 16-bit integers, beside the words of vec_int_neon.h.
 #pragma once
 
 #include <string.h>
@@ -39,8 +39,8 @@ TQ_INLINE void store_factors(const Group* groups, float* out) {
   memcpy(out, groups, kWords * sizeof *groups);
 }
 TQ_INLINE Factors spread_factors(const Group& group) {
-  const int16x4_t numbers = vld1_s16(group.number);
-  const int16x8_t twice = vcombine_s16(numbers, numbers);
+  const int16x4_t operands = vld1_s16(group.number);
+  const int16x8_t twice = vcombine_s16(operands, operands);
   return {twice, twice};
 }
 TQ_INLINE void add_products(Sums& sums, const Codes& codes, const Factors& by) {
@@ -64,8 +64,8 @@ template <int PACKED>
 TQ_INLINE void store_scores(const Sums* sums, int32_t, float step, float* scores) {
   vst1q_f32(scores, vmulq_n_f32(value_sums(*sums), step));
 }
-TQ_INLINE void store_group(int32x4_t numbers, Group* group) {
-  vst1_s16(group->number, vqmovn_s32(numbers));
+TQ_INLINE void store_group(int32x4_t operands, Group* group) {
+  vst1_s16(group->number, vqmovn_s32(operands));
 }
 
 }  // namespace

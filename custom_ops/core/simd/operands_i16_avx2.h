@@ -1,4 +1,4 @@
-// Numbers of 8 bits as 16-bit integers beside the words of vec_int_avx2.h.
+// Queries and weights of 8 bits as 16-bit integers, beside the words of vec_int_avx2.h.
 //
 // Entries count from -128, so that a code splits into its even and odd bytes as 16-bit integers by
 // a mask and a shift; what that adds to every sum is known beforehand.
@@ -24,7 +24,7 @@ struct Codes {
   __m256i even, odd;
 };
 
-// Four numbers, as maddwd wants them beside the even and the odd bytes of a word.
+// Four steps, as maddwd wants them beside the even and the odd bytes of a word.
 struct Group {
   int16_t even[2];
   int16_t odd[2];
@@ -71,11 +71,11 @@ TQ_INLINE void add_value_products(Sums& sums, const Codes& values, const Factors
   add_products(sums, values, weights);
 }
 
-// In each group of four numbers: the even ones, then the odd ones.
-TQ_INLINE __m256i even_first(__m256i numbers) {
-  return _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(numbers, 0xd8), 0xd8);
+// In each group of four: the even ones, then the odd ones.
+TQ_INLINE __m256i even_first(__m256i operands) {
+  return _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(operands, 0xd8), 0xd8);
 }
-// x[0 .. 8) / step, rounded, as two groups; adds the numbers.
+// x[0 .. 8) / step, rounded, as two groups; adds the steps.
 TQ_INLINE Total store_groups(const float* x, float inverse, Group* groups, Total total) {
   const __m256i number = rounded(_mm256_loadu_ps(x), inverse);
   const __m128i pairs =
@@ -85,7 +85,7 @@ TQ_INLINE Total store_groups(const float* x, float inverse, Group* groups, Total
   return _mm256_add_epi32(total, number);
 }
 
-// COUNT vectors of weights / step, rounded; no weight is negative. Returns the numbers' sum.
+// COUNT vectors of weights / step, rounded; no weight is negative. Returns their sum.
 template <int COUNT>
 TQ_INLINE int32_t store_weights(const Floats* x, float inverse, Group* groups) {
   static_assert(COUNT % 2 == 0);

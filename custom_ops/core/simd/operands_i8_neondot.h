@@ -1,10 +1,11 @@
-// Numbers of 8 bits beside the words of vec_int_neon.h: signed ones of queries, unsigned weights.
+// Queries and weights of 8 bits as bytes, beside the words of vec_int_neon.h: signed steps of queries,
+// unsigned ones of weights.
 // Products are of bytes with the same sign: values count from -128, and what that adds to every sum is
 // taken away first.
 #pragma once
 
 #include "core/simd/vec_int_neon.h"
-#include "core/simd/numbers8.h"
+#include "core/simd/operands_i8.h"
 
 namespace {
 
@@ -39,8 +40,8 @@ template <int PACKED>
 TQ_INLINE void store_scores(const Sums* sums, int32_t, float step, float* scores) {
   vst1q_f32(scores, vmulq_n_f32(value_sums(*sums), step));
 }
-TQ_INLINE void store_group(int32x4_t numbers, Group* group) {
-  const int8x8_t bytes = vmovn_s16(vcombine_s16(vmovn_s32(numbers), vmovn_s32(numbers)));
+TQ_INLINE void store_group(int32x4_t operands, Group* group) {
+  const int8x8_t bytes = vmovn_s16(vcombine_s16(vmovn_s32(operands), vmovn_s32(operands)));
   vst1_lane_s32(reinterpret_cast<int32_t*>(group), vreinterpret_s32_s8(bytes), 0);
 }
 

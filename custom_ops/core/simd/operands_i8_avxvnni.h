@@ -1,9 +1,9 @@
-// Numbers of 8 bits beside the words of vec_int_avx2.h, for processors that have products of bytes:
-// signed ones of queries, unsigned weights.
+// Queries and weights of 8 bits as bytes, beside the words of vec_int_avx2.h, for processors that have
+// products of bytes: signed steps of queries, unsigned ones of weights.
 #pragma once
 
 #include "core/simd/vec_int_avx2.h"
-#include "core/simd/numbers8.h"
+#include "core/simd/operands_i8.h"
 
 namespace {
 
@@ -41,7 +41,7 @@ TQ_INLINE void add_value_products(Sums& sums, Bytes values, Factors weights) {
   add_product(sums, weights, values);
 }
 
-// x[0 .. 8) / step, rounded, as two groups; adds the numbers.
+// x[0 .. 8) / step, rounded, as two groups; adds the steps.
 TQ_INLINE Total store_groups(const float* x, float inverse, Group* groups, Total total) {
   const __m256i number = rounded(_mm256_loadu_ps(x), inverse);
   const __m128i pairs =

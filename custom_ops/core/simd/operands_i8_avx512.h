@@ -1,8 +1,9 @@
-// Numbers of 8 bits beside the words of vec_int_avx512.h: signed ones of queries, unsigned weights.
+// Queries and weights of 8 bits as bytes, beside the words of vec_int_avx512.h: signed steps of
+// queries, unsigned ones of weights.
 #pragma once
 
 #include "core/simd/vec_int_avx512.h"
-#include "core/simd/numbers8.h"
+#include "core/simd/operands_i8.h"
 
 namespace {
 
@@ -69,11 +70,11 @@ struct Folding {
   }
 };
 
-// x[0 .. 16) / step, rounded, as four groups; adds the numbers.
+// x[0 .. 16) / step, rounded, as four groups; adds the steps.
 TQ_INLINE Total store_groups(const float* x, float inverse, Group* groups, Total total) {
-  const __m512i numbers = rounded(_mm512_loadu_ps(x), inverse);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(groups), _mm512_cvtepi32_epi8(numbers));
-  return _mm512_add_epi32(total, numbers);
+  const __m512i operands = rounded(_mm512_loadu_ps(x), inverse);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(groups), _mm512_cvtepi32_epi8(operands));
+  return _mm512_add_epi32(total, operands);
 }
 
 // COUNT vectors of weights / step, rounded; no weight is negative. Returns what first_value_sums

@@ -1,5 +1,5 @@
-// What numbers of 8 bits beside the words of any vec_int_*.h have in common where products are of
-// bytes: four neighbours as the bytes of one word.
+// What every operands_i8_*.h has: four neighbouring steps of a query or of weights, as the bytes of
+// one word.
 #pragma once
 
 namespace {
@@ -11,9 +11,9 @@ TQ_INLINE void store_factors(const Group* groups, float* out) {
   memcpy(out, groups, kWords * sizeof *groups);
 }
 TQ_INLINE int32_t word_of(const Group& group) {
-  int32_t numbers;
-  memcpy(&numbers, group.number, sizeof numbers);
-  return numbers;
+  int32_t operands;
+  memcpy(&operands, group.number, sizeof operands);
+  return operands;
 }
 
 }  // namespace
