@@ -5,6 +5,8 @@
 #include <numeric>
 #include <vector>
 
+#include "core/attention.h"
+
 namespace tq {
 
 bool paged_attention(const Kernels& kernels, const PagedAttentionCall& call,

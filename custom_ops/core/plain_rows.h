@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "core/attention.h"
+#include "core/attention_call.h"
 #include "core/kernels.h"
 #include "core/row_format.h"
 

@@ -1,13 +1,13 @@
 // What the query rows of a prefill's tile take exactly, by kernels.attend_block.
 //
-// Of the vectors at hand a query row takes two runs of tokens, sinks and the newest ones. So a few
+// Of the resident tokens a query row takes two runs, sinks and the newest ones. So a few
 // neighbouring rows meet little of what their tile takes.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "core/attention.h"
+#include "core/attention_call.h"
 #include "core/kernels.h"
 #include "core/window_rows.h"
 
