@@ -12,11 +12,14 @@
 #else
 #include <cpuid.h>
 #endif
-#elif defined(__aarch64__) && defined(__linux__)
+#elif defined(__aarch64__) || defined(_M_ARM64)
+#define TQ_ARM 1
+#if defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
 #elif defined(_WIN32)
 #include <windows.h>
+#endif
 #endif
 
 namespace tq {
@@ -74,14 +77,20 @@ bool has_avx512vnni() { return has_avx512() && has(cpuid(7, 0).ecx, 11); }
 
 #endif
 
-#if defined(__aarch64__) && defined(__linux__)
-bool has_neondot() { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
-#elif defined(__aarch64__) && defined(__APPLE__)
-bool has_neondot() { return true; }  // every Apple silicon
-#elif defined(__aarch64__) && defined(_WIN32)
-bool has_neondot() { return IsProcessorFeaturePresent(43) != 0; }  // PF_ARM_V82_DP_INSTRUCTIONS
+#if defined(TQ_ARM)
+
+bool has_neondot() {
+#if defined(__linux__)
+  return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#elif defined(_WIN32)
+  return IsProcessorFeaturePresent(43) != 0;  // PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE
+#elif defined(__APPLE__)
+  return true;  // every Apple silicon
 #else
-bool has_neondot() { return false; }
+  return false;
+#endif
+}
+
 #endif
 
 // A level and its integer products, which lie in files of their own.
@@ -103,70 +112,79 @@ Level with_floats(Level level) {
   return level;
 }
 
-const Level* avx512vnni_level() {
-  if (avx512_kernels() == nullptr || avx512vnni_integers() == nullptr) return nullptr;
-  static const Level level = [] {
-    Level all = join(*avx512_kernels(), "avx512vnni", avx512vnni_integers());
-    all.kernels.multiply_pairs = avx512vnni_multiply_pairs();
-    all.kernels.search_bytes = avx512vnni_search_bytes();
-    return all;
-  }();
-  return &level;
-}
-
-// Without VNNI, floats of 512 bits are 1.3 to 1.6 times as fast as the integers of AVX2.
-const Level* avx512_level() {
-  if (avx512_kernels() == nullptr) return nullptr;
-  static const Level level =
-      with_floats(join(*avx512_kernels(), "avx512", avx2_integers()));
-  return &level;
-}
-
-const Level* avxvnni_level() {
-  if (avx2_kernels() == nullptr || avxvnni_integers() == nullptr) return nullptr;
-  static const Level level = join(*avx2_kernels(), "avxvnni", avxvnni_integers());
-  return &level;
-}
-
-const Level* avx2_level() {
-  if (avx2_kernels() == nullptr) return nullptr;
-  static const Level level = join(*avx2_kernels(), "avx2", avx2_integers());
-  return &level;
-}
-
-const Level* neondot_level() {
-  if (neon_kernels() == nullptr || neondot_integers() == nullptr) return nullptr;
-  static const Level level = join(*neon_kernels(), "neondot", neondot_integers());
-  return &level;
-}
-
-const Level* neon_level() {
-  if (neon_kernels() == nullptr) return nullptr;
-  static const Level level = join(*neon_kernels(), "neon", neon_integers());
-  return &level;
-}
-
 // What the others are compared with.
 const Level* scalar_level() {
   static const Level level = with_floats(join(*scalar_kernels(), "scalar", scalar_integers()));
   return &level;
 }
 
+#if defined(TQ_X86)
+
+const Level* avx512vnni_level() {
+  static const Level level = [] {
+    Level all = join(*avx512_kernels(), "avx512vnni", avx512vnni_integers());
+    all.kernels.multiply_pairs = avx512vnni_multiply_pairs();
+    all.kernels.search_bytes = avx512vnni_search_bytes();
+    return all;
+  }();
+  return level.integers == nullptr ? nullptr : &level;
+}
+
+// Without VNNI, floats of 512 bits are 1.3 to 1.6 times as fast as the integers of AVX2.
+const Level* avx512_level() {
+  static const Level level = with_floats(join(*avx512_kernels(), "avx512", avx2_integers()));
+  return &level;
+}
+
+const Level* avxvnni_level() {
+  static const Level level = join(*avx2_kernels(), "avxvnni", avxvnni_integers());
+  return level.integers == nullptr ? nullptr : &level;
+}
+
+const Level* avx2_level() {
+  static const Level level = join(*avx2_kernels(), "avx2", avx2_integers());
+  return &level;
+}
+
 bool is_supported(const Level* level) {
-#ifdef TQ_X86
   if (level == avx512vnni_level()) return has_avx512vnni();
   if (level == avx512_level()) return has_avx512();
   if (level == avxvnni_level()) return has_avxvnni();
-  if (level == avx2_level()) return has_avx2();
-#endif
-  if (level == neondot_level()) return has_neondot();
-  return level != nullptr;  // NEON is part of every aarch64
+  return level != avx2_level() || has_avx2();
 }
 
+#elif defined(TQ_ARM)
+
+const Level* neondot_level() {
+  static const Level level = join(*neon_kernels(), "neondot", neondot_integers());
+  return level.integers == nullptr ? nullptr : &level;
+}
+
+const Level* neon_level() {
+  static const Level level = join(*neon_kernels(), "neon", neon_integers());
+  return &level;
+}
+
+bool is_supported(const Level* level) {
+  return level != neondot_level() || has_neondot();  // NEON is part of every aarch64
+}
+
+#else
+
+bool is_supported(const Level*) { return true; }
+
+#endif
+
+// Best first; those that the compiler has.
 std::vector<const Level*> compiled_levels() {
   std::vector<const Level*> all;
-  for (const Level* level : {avx512vnni_level(), avx512_level(), avxvnni_level(), avx2_level(),
-                             neondot_level(), neon_level(), scalar_level()}) {
+  for (const Level* level : {
+#if defined(TQ_X86)
+           avx512vnni_level(), avx512_level(), avxvnni_level(), avx2_level(),
+#elif defined(TQ_ARM)
+           neondot_level(), neon_level(),
+#endif
+           scalar_level()}) {
     if (level != nullptr) all.push_back(level);
   }
   return all;

@@ -130,7 +130,7 @@ struct IntegerKernels {
   int (*sums_floats)(const RowFormat& format);   // of a row of sums
   void (*prepare_query)(const RowFormat& format, const float* natural, float* prepared);
   // scores[r][t] = <query[r], centroids of row t>, leading dimensions `pitch` and kBlock; not a
-  // number where query[r] is not finite.
+  // number where query[r] is not finite. May write up to the next multiple of 32 behind count.
   void (*score_rows)(const RowFormat& format, const uint8_t* rows, int count,
                      const IntegerTable& table, const float* prepared, int pitch, int queries,
                      float* scores, PrefetchRange prefetch);
@@ -231,7 +231,8 @@ struct Kernels {
   // each of its other numbers is twice that 32 places before.
   void (*load_scale_pairs)(const uint8_t* at, int stride, int count, const float* table,
                            float* first, float* second);
-  // scores[r][t] = <query[r], centroids of row t>, without the row's scale; queries <= max_fused.
+  // scores[r][t] = <query[r], centroids of row t>, without the row's scale; queries <= max_fused. May
+  // write up to the next multiple of four behind count.
   void (*score_rows)(const RowFormat& format, const uint8_t* rows, int count, const float* table,
                      const float* query, int queries, float* scores);
   // sums[r] += sum over t of weights[r][t] * centroids of row t; queries <= max_fused.
@@ -290,23 +291,19 @@ struct Kernels {
                         float* out);
 };
 
-// One function per level; null where the level is not compiled for this architecture.
+// What the level_*.cpp provide, on x86 and on aarch64; integers and search are null where the compiler
+// is none for them.
 const Kernels* scalar_kernels();
-const Kernels* avx2_kernels();
-const Kernels* avx512_kernels();
-const Kernels* neon_kernels();
-
-// Beside the levels of the same instructions; null where the compiler is none for them.
-const IntegerKernels* avx2_integers();
-const IntegerKernels* neon_integers();
 const IntegerKernels* scalar_integers();
-// Beside the neon level, on processors that have products of bytes.
-const IntegerKernels* neondot_integers();
-// Beside the avx2 level, likewise.
-const IntegerKernels* avxvnni_integers();
-// Beside the avx512 level, likewise.
-const IntegerKernels* avx512vnni_integers();
+const Kernels* avx2_kernels();
+const IntegerKernels* avx2_integers();
+const IntegerKernels* avxvnni_integers();  // beside the kernels of avx2
+const Kernels* avx512_kernels();
+const IntegerKernels* avx512vnni_integers();  // beside the kernels of avx512
 MultiplyPairs avx512vnni_multiply_pairs();
 SearchBytes avx512vnni_search_bytes();
+const Kernels* neon_kernels();
+const IntegerKernels* neon_integers();
+const IntegerKernels* neondot_integers();  // beside the kernels of neon
 
 }  // namespace tq

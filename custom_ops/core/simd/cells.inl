@@ -1,7 +1,6 @@
 // The number of boundaries that a number reaches by one comparison, with sixteen lanes: cells of one
 // width lie over the boundaries, each with one of them at most. Numbers that rise go to cells that
 // rise, whichever cell a number is rounded to, so that the count is exact.
-#include <math.h>
 
 namespace {
 

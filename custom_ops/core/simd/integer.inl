@@ -396,32 +396,29 @@ void score_tiles(const RowFormat& format, const uint8_t* rows, int count, const 
   PacedPrefetch pace(prefetch, (count + kTile - 1) / kTile);
   int t = 0;
   if constexpr (FOLDING::kIsOn && PACKED == 1) {
-    // The quarters of two tiles are added at once.
-    for (; t + kTile < count; t += 2 * kTile) {
-      typename FOLDING::Folded folded[QUERIES];
-      {
-        Sums sums[kTileVectors * QUERIES];
-        sum_tile<BITS, QUERIES, PACKED>(format, source, t, all, tables, prepared, pitch, pace,
-                                        sums);
-        for_each_number<QUERIES>([&](auto query) TQ_INLINED {
-          constexpr int kQuery = decltype(query)::value;
-          folded[kQuery] = FOLDING::fold(sums[2 * kQuery], sums[2 * kQuery + 1]);
-        });
-      }
+    // The quarters of two tiles are added at once. Behind the last tile nothing is added; scores have
+    // room for whole blocks.
+    typename FOLDING::Folded folded[2][QUERIES] = {};
+    for (int half = 0; t < count; t += kTile, half = 1 - half) {
       Sums sums[kTileVectors * QUERIES];
-      sum_tile<BITS, QUERIES, PACKED>(format, source, t + kTile, all, tables, prepared, pitch, pace,
-                                      sums);
+      sum_tile<BITS, QUERIES, PACKED>(format, source, t, all, tables, prepared, pitch, pace, sums);
       for_each_number<QUERIES>([&](auto query) TQ_INLINED {
         constexpr int kQuery = decltype(query)::value;
-        FOLDING::store(folded[kQuery], FOLDING::fold(sums[2 * kQuery], sums[2 * kQuery + 1]),
-                       endings[kQuery].total, endings[kQuery].step * unit,
-                       scores + kQuery * kBlock + t);
+        folded[half][kQuery] = FOLDING::fold(sums[2 * kQuery], sums[2 * kQuery + 1]);
+      });
+      if (half == 0 && t + kTile < count) continue;
+      for_each_number<QUERIES>([&](auto query) TQ_INLINED {
+        constexpr int kQuery = decltype(query)::value;
+        FOLDING::store(folded[0][kQuery], folded[1][kQuery], endings[kQuery].total,
+                       endings[kQuery].step * unit,
+                       scores + kQuery * kBlock + t - half * kTile);
       });
     }
-  }
-  for (; t < count; t += kTile) {
-    score_tile<BITS, QUERIES, PACKED>(format, source, t, all, tables, prepared, pitch, endings, unit,
-                                      pace, scores + t);
+  } else {
+    for (; t < count; t += kTile) {
+      score_tile<BITS, QUERIES, PACKED>(format, source, t, all, tables, prepared, pitch, endings,
+                                        unit, pace, scores + t);
+    }
   }
 }
 

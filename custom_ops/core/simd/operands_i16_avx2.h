@@ -4,8 +4,6 @@
 // a mask and a shift; what that adds to every sum is known beforehand.
 #pragma once
 
-#include <string.h>
-
 #include "core/simd/vec_int_avx2.h"
 
 namespace {

@@ -1,8 +1,6 @@
 // Queries and weights of 8 bits as 16-bit integers, beside the words of vec_int_neon.h.
 #pragma once
 
-#include <string.h>
-
 #include "core/simd/vec_int_neon.h"
 
 namespace {

@@ -1,11 +1,7 @@
-// Eight lanes: AVX2, FMA and F16C. Included by kernels_avx2.cpp only.
+// Eight lanes: AVX2, FMA and F16C. Included by level_avx2.cpp only.
 #pragma once
 
-#include <immintrin.h>
-#include <stdint.h>
-
 #include "core/simd/gather_words.h"
-#include "core/simd/inline.h"
 
 namespace {
 

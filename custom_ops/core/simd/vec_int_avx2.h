@@ -1,12 +1,6 @@
-// Integer products with AVX2: eight 32-bit words. Included by integer_avx2.cpp, integer8_avx2.cpp and
-// integer8_avxvnni.cpp only, which add the numbers that are multiplied with codes.
+// Integer products with AVX2: eight 32-bit words. Included by operands_i16_avx2.h and
+// operands_i8_avxvnni.h, which add the operands that are multiplied with codes.
 #pragma once
-
-#include <immintrin.h>
-#include <stdint.h>
-#include <string.h>
-
-#include "core/simd/inline.h"
 
 namespace {
 

@@ -2,11 +2,6 @@
 // which adds the operands that are multiplied with codes.
 #pragma once
 
-#include <immintrin.h>
-#include <stdint.h>
-
-#include "core/simd/inline.h"
-
 namespace {
 
 constexpr int kWords = 16;

@@ -1,12 +1,5 @@
-// Four lanes: NEON of aarch64. Included by kernels_neon.cpp only.
+// Four lanes: NEON of aarch64. Included by level_neon.cpp only.
 #pragma once
-
-#include <arm_neon.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include "core/simd/inline.h"
 
 namespace {
 

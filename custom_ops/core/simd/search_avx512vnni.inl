@@ -1,10 +1,6 @@
-// Error feedback with products of bytes, compiled with its own flags (see CMakeLists.txt). Sums of
-// whole numbers are exact, so the rows are those of every other level (core/kernels.h). What a row
-// of numbers takes part in first is a block of columns, then a group of four, then one column.
-#include "core/kernels.h"
-
-#if (defined(__x86_64__) || defined(_M_X64)) && (!defined(_MSC_VER) || defined(__clang__))
-
+// Error feedback with products of bytes. Sums of whole numbers are exact, so the rows are those of
+// every other level (core/kernels.h). What a row of numbers takes part in first is a block of columns,
+// then a group of four, then one column.
 #include "core/simd/vec_avx512.h"
 #include "core/simd/cells.inl"
 
@@ -259,15 +255,3 @@ void search_bytes(const SearchTables& tables, const Feedback* feedback, const fl
 }
 
 }  // namespace
-
-namespace tq {
-SearchBytes avx512vnni_search_bytes() { return search_bytes; }
-}  // namespace tq
-
-#else
-
-namespace tq {
-SearchBytes avx512vnni_search_bytes() { return nullptr; }
-}  // namespace tq
-
-#endif

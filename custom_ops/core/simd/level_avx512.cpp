@@ -1,5 +1,7 @@
 // The avx512 level, compiled with its own flags (see CMakeLists.txt).
-#if defined(__x86_64__) || defined(_M_X64)
+#include "core/simd/level.h"
+
+#ifdef TQ_X86
 
 #define TQ_LEVEL "avx512"
 #define TQ_PAIRS
@@ -8,14 +10,6 @@
 
 namespace tq {
 const Kernels* avx512_kernels() { return &kKernels; }
-}  // namespace tq
-
-#else
-
-#include "core/kernels.h"
-
-namespace tq {
-const Kernels* avx512_kernels() { return nullptr; }
 }  // namespace tq
 
 #endif

@@ -1,7 +1,11 @@
-// Integer products of 8 bits of the neondot level, compiled with its own flags (see CMakeLists.txt).
-#if defined(__aarch64__) && defined(__GNUC__)
+// The neondot level: integer products beside the kernels of neon, compiled with its own flags (see
+// CMakeLists.txt).
+#include "core/simd/level.h"
 
-#include "core/kernels.h"
+#ifdef TQ_ARM
+
+#ifdef TQ_INTEGERS
+
 #include "core/simd/operands_i8_neondot.h"
 #include "core/simd/integer.inl"
 
@@ -11,10 +15,9 @@ const IntegerKernels* neondot_integers() { return &kIntegerKernels; }
 
 #else
 
-#include "core/kernels.h"
-
 namespace tq {
 const IntegerKernels* neondot_integers() { return nullptr; }
 }  // namespace tq
 
+#endif
 #endif

@@ -1,7 +1,11 @@
-// Integer products of 8 bits of the avxvnni level, compiled with its own flags (see CMakeLists.txt).
-#if defined(__AVXVNNI__) && (!defined(_MSC_VER) || defined(__clang__))
+// The avxvnni level: integer products beside the kernels of avx2, compiled with its own flags (see
+// CMakeLists.txt).
+#include "core/simd/level.h"
 
-#include "core/kernels.h"
+#ifdef TQ_X86
+
+#if defined(TQ_INTEGERS) && defined(__AVXVNNI__)
+
 #include "core/simd/operands_i8_avxvnni.h"
 #include "core/simd/integer.inl"
 
@@ -11,10 +15,9 @@ const IntegerKernels* avxvnni_integers() { return &kIntegerKernels; }
 
 #else
 
-#include "core/kernels.h"
-
 namespace tq {
 const IntegerKernels* avxvnni_integers() { return nullptr; }
 }  // namespace tq
 
+#endif
 #endif

@@ -1,12 +1,5 @@
-// Products of pairs of 16-bit integers with AVX-512 VNNI, compiled with its own flags (see
-// CMakeLists.txt): c[m][n] (+)= steps[m] * a[m][k] b[k][n]. Sums of products are exact.
-#include "core/kernels.h"
-
-#if defined(__x86_64__) || defined(_M_X64)
-
-#include <immintrin.h>
-
-#include "core/simd/inline.h"
+// Products of pairs of 16-bit integers with AVX-512 VNNI: c[m][n] (+)= steps[m] * a[m][k] b[k][n]. Sums
+// of products are exact.
 
 // Before a loop over accumulators, which are registers only if the loop is gone: Clang gives up on
 // large ones.
@@ -94,15 +87,3 @@ void multiply_pairs(const int32_t* a, int lda, const int32_t* b, int ldb, float*
 }
 
 }  // namespace
-
-namespace tq {
-MultiplyPairs avx512vnni_multiply_pairs() { return multiply_pairs; }
-}  // namespace tq
-
-#else
-
-namespace tq {
-MultiplyPairs avx512vnni_multiply_pairs() { return nullptr; }
-}  // namespace tq
-
-#endif

@@ -1,0 +1,25 @@
+// What a level_*.cpp includes before the parts of its level, each of which lies in a namespace of its
+// own: parts have the same names for what vectors of theirs do. So every header from outside of this
+// folder is here.
+#pragma once
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__) || defined(_M_X64)
+#define TQ_X86
+#include <immintrin.h>
+#elif defined(__aarch64__) || defined(_M_ARM64)
+#define TQ_ARM
+#include <arm_neon.h>
+#endif
+
+// Integer products are written with inline assembly, or with names that only these compilers have.
+#if defined(__GNUC__) || defined(__clang__)
+#define TQ_INTEGERS
+#endif
+
+#include "core/kernels.h"
+#include "core/simd/inline.h"
