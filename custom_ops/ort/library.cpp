@@ -14,8 +14,6 @@
 #include "ort/custom_op.h"
 #include "ort/decoder_ops.h"
 #include "ort/encode_op.h"
-#include "ort/paged_attention_op.h"
-#include "ort/paged_encode_op.h"
 #include "tq/codec_spec.h"
 #include "tq/operators.h"
 
