@@ -1,4 +1,5 @@
 // Packed requests over pages: what each gets is what it gets alone, wherever its pages lie.
+#include "core/attention.h"
 #include "core/paged_attention.h"
 
 #include <algorithm>
