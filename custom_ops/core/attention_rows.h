@@ -1,13 +1,12 @@
-// Attention of some query rows of one KV head against a range of keys: the parts of a call, and the
-// order in which they go through the blocks of keys.
+// Attention of some query rows of one KV head against a range of keys. This class owns the parts of
+// a call and drives them through the blocks of keys.
 //
-// Keys come in blocks of kBlock from the start of the range. A row's sums depend on where its range
-// starts and ends, never on which rows share a task.
+// Blocks have kBlock keys, counted from the start of the range. A row's sums depend on the ends of its
+// range, never on which rows share a task.
 //
-// Values that hardly count are neither read nor multiplied. A block of a long sequence is left out,
-// of the sums and of the weights, where no weight of any of the rows is `skip_below` of the largest
-// that is known of the row: of what it takes exactly, and of the values of its range that have been
-// added, which wait kRowsAhead behind their keys.
+// In long sequences a block of values with negligible weights is neither read nor multiplied. It is
+// skipped if each weight is below `skip_below` times the largest weight known of its row: that of the
+// exact window, or of the values added so far. Values are added kRowsAhead rows behind their keys.
 #pragma once
 
 #include <algorithm>

@@ -1,8 +1,8 @@
-// Codes of one codebook that lie together in the rows of a cache, and products with the centroids
-// behind them: with integers where the codebook is made of them, else with floats.
+// The codes of one codebook in the rows of a cache, and products with their centroids: in integers if
+// the centroids are multiples of a unit, else in floats.
 //
-// A row of lloyd_max, uniform or u8 has one such part, a row of prod or of a split kind two. Scales
-// are left to the reader of the rows.
+// Rows of lloyd_max, uniform and u8 have one such part, rows of prod and split kinds two. The reader
+// of the rows applies the scales.
 #pragma once
 
 #include <cstddef>

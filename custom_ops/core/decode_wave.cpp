@@ -264,7 +264,7 @@ class DecodeWave {
   float merge_row(std::size_t row, std::size_t first) const {
     const std::size_t rows = static_cast<std::size_t>(schedule_.rows);
     const std::size_t chunks = static_cast<std::size_t>(schedule_.chunks);
-    float factors[kMaxChunks + 2];
+    float factors[kMaxChunks + 2] = {};
     float top = kNoMaximum, total = 0.0f;
     for (std::size_t c = 0; c < chunks; ++c) top = std::max(top, max()[first + c * rows]);
     if (window_.is_on()) top = std::max(top, exact_max()[row]);

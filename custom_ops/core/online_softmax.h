@@ -1,10 +1,10 @@
-// The online softmax of query rows over blocks of keys: where the maximum of a row rises, what it has
-// summed so far is scaled; then the weights of the block are added.
+// The online softmax of query rows over blocks of keys. When the maximum of a row rises, its sums so
+// far are rescaled. Then the weights of the block are added.
 //
-// Keys and values are scale * number + zero, plus the offset of their slot, in the space of the
-// vectors. So a score is scale * <q, numbers> + zero * sum(q) + <q, offset>, and what the offsets
-// add to an output is the mean of the offsets by the weight of their slots, which is counted in one
-// bucket per row of the offset; the last one is that of all later slots.
+// A key or value is scale * number + zero, plus the offset of its slot. So a score is
+//   scale * <q, numbers> + zero * sum(q) + <q, offset>.
+// The offsets add their mean, weighted by the weights of their slots, to the output. These weights are
+// summed in buckets, one for each row of the offset. The last bucket has all later slots.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// The rows of one cache of lloyd_max, as a prefill reads them: decoded block by block, as centroids
-// or as the integers that these are multiples of. Their scales are read apart.
+// The rows of a cache of lloyd_max for a prefill: decoded block by block, to centroids or to integers
+// that are centroids over a unit. Scales are loaded separately.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// The three readers of rows (core/row_reader.h), for make_row_reader to choose from.
+// The three readers that make_row_reader (core/row_reader.h) chooses from.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
-// Which rows of the caches are prefetched while others are read: those kRowsAhead further on, then the
-// first ones of the head that is read next.
+// Which rows of the caches to prefetch: those kRowsAhead rows further on, and at the end of a KV head
+// the first rows of the next one.
 #pragma once
 
 #include <cstdint>

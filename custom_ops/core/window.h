@@ -1,7 +1,7 @@
-// The exact window: entries of tokens in the overlay, the rows in front of those of the tokens.
+// The exact window. Its entries are in the overlay, the rows in front of the tokens' rows.
 //
-// An entry is a vector as D float16, then the tag: the token's number + 1 as uint32, 0 for none. It
-// fills whole rows. tq_onnx/codec/window.py has the layout and the rule in full.
+// An entry is a vector of D float16, then a tag: the token's number + 1 as uint32, 0 if it is empty.
+// It fills whole rows. tq_onnx/codec/window.py documents the layout and the rule.
 #pragma once
 
 #include <algorithm>

@@ -1,8 +1,9 @@
-// Attention to the resident tokens of an exact window, whose vectors are there, in their space.
+// Attention to the tokens of the exact window, with their unquantised vectors, in the space before the
+// rotation.
 //
-// Every token that a query sees is either read from its row or taken exactly, so the keys of a
-// query are split in two: [coded.low, coded.high), which AttentionRows and the tiles of a prefill
-// go through, and those here. Each has its own maximum, weight and sums, which merge() joins.
+// A query sees each token either as a quantised row or exactly. The rows [coded.low, coded.high) are
+// the work of AttentionRows and of the tiles of a prefill; the exact tokens are the work of this
+// class. Each part has a maximum, a weight and sums, which merge() joins.
 #pragma once
 
 #include <algorithm>

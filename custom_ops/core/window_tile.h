@@ -1,7 +1,6 @@
-// What the query rows of a prefill's tile take exactly, by kernels.attend_block.
+// The exact window of the query rows of a prefill's tile, by kernels.attend_block.
 //
-// Of the resident tokens a query row takes two runs, sinks and the newest ones. So a few
-// neighbouring rows meet little of what their tile takes.
+// A query row attends exactly to two runs of tokens: the sinks and the newest ones.
 #pragma once
 
 #include <cstddef>

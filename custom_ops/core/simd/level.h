@@ -1,6 +1,6 @@
-// What a level_*.cpp includes before the parts of its level, each of which lies in a namespace of its
-// own: parts have the same names for what vectors of theirs do. So every header from outside of this
-// folder is here.
+// Included first by each level_*.cpp. The parts of a level (floats, integers, pairs, search) are in
+// namespaces, because they use the same names for their vector operations. Headers from outside of
+// this folder must not be included inside a namespace, so they are here.
 #pragma once
 
 #include <math.h>
