@@ -51,9 +51,9 @@ class GeneralTile {
       : kernels_(kernels), worker_(worker) {}
 
   std::size_t work_size() const {
-    return kRows * (worker_.query_width() + worker_.sums_width() + worker_.shift_width() +
-                    worker_.bucket_width() + worker_.scratch_width() +
-                    2 * worker_.window().width()) +
+    return kRows *
+               (worker_.query_width() + worker_.sums_width() + worker_.shift_width() +
+                worker_.bucket_width() + worker_.scratch_width() + 2 * worker_.window().width()) +
            std::max(worker_.work_size(kRows), worker_.window().work_size(kRows));
   }
 
@@ -81,8 +81,8 @@ class GeneralTile {
     const ResidentTokens resident = window.resident_tokens(tile.b, tile.n);
     const Range keys =
         worker_.queries().coded(tile.b, tile.first, tile.first + tile.count - 1, resident);
-    const HeadTask task{tile.b, tile.n, tile.first,  tile.count, resident, query, shifts, sums,
-                        buckets, tile.max, tile.weight, keys.high, {0, 0, 0, 0}};
+    const HeadTask task{tile.b, tile.n,  tile.first, tile.count,  resident,  query,       shifts,
+                        sums,   buckets, tile.max,   tile.weight, keys.high, {0, 0, 0, 0}};
     worker_.attend(&task, 1, keys, true, work);
     if (window.is_on()) {
       float coded[kRows];
@@ -171,8 +171,7 @@ class PlainTile {
     for (int r = 0; r < tile.count; ++r) {
       load_floats(kernels_, call_.element, call_.query,
                   static_cast<std::size_t>(queries_.vector_of(tile.flat_rows[r])) * size,
-                  natural + r * size,
-                  static_cast<std::size_t>(size));
+                  natural + r * size, static_cast<std::size_t>(size));
     }
     kernels_.scale(natural, call_.scale, tile.count * size);
     rotate(kernels_, call_.key_rotation.of(tile.n), natural, rotated, tile.count, size, size);
@@ -206,7 +205,8 @@ class PlainTile {
     static_assert(kPrefillBlock == kBlock, "blocks do not lie across pages");
     const Range all = queries_.coded(tile.b, tile.first, tile.first + tile.count - 1, resident);
     Range ranges[kRows];
-    for (int r = 0; r < tile.count; ++r) ranges[r] = queries_.coded(tile.b, tile.first + r, resident);
+    for (int r = 0; r < tile.count; ++r)
+      ranges[r] = queries_.coded(tile.b, tile.first + r, resident);
     int64_t end = cursor_.origin(all) + kPrefillBlock;
     for (int64_t at = all.low; at < all.high; at = end, end += kPrefillBlock) {
       const int count = static_cast<int>(std::min(end, all.high) - at);
@@ -235,21 +235,23 @@ class PlainTile {
                              static_cast<int>(key_.width()),
                              static_cast<int>(value_.width())};
     uint8_t* const copies = reinterpret_cast<uint8_t*>(value_scales + kPrefillBlock);
-    for_each_block(tile, resident, copies, [&](const uint8_t* key_rows, const uint8_t* value_rows,
-                                           int count, const int* low, const int* high) {
-      key_.decode_keys(key_rows, count, keys);
-      key_.scales(key_rows, count, key_scales);
-      value_.decode_values(value_rows, count, values);
-      value_.scales(value_rows, count, value_scales);
-      kernels_.attend_block(block, query, tile.count, low, high, tile.max, tile.weight, sums);
-    });
+    for_each_block(tile, resident, copies,
+                   [&](const uint8_t* key_rows, const uint8_t* value_rows, int count,
+                       const int* low, const int* high) {
+                     key_.decode_keys(key_rows, count, keys);
+                     key_.scales(key_rows, count, key_scales);
+                     value_.decode_values(value_rows, count, values);
+                     value_.scales(value_rows, count, value_scales);
+                     kernels_.attend_block(block, query, tile.count, low, high, tile.max,
+                                           tile.weight, sums);
+                   });
   }
 
   // As the function of that name.
-  void attend_exactly(const Tile& tile, const ResidentTokens& resident, const float* query, float* sums,
-                      float* work, float* coded) const {
-    const WindowRows::Rows rows{tile.b, tile.n,   tile.first, tile.count, resident,
-                                query,  sums,     tile.max,   tile.weight};
+  void attend_exactly(const Tile& tile, const ResidentTokens& resident, const float* query,
+                      float* sums, float* work, float* coded) const {
+    const WindowRows::Rows rows{tile.b, tile.n, tile.first, tile.count, resident,
+                                query,  sums,   tile.max,   tile.weight};
     if (!exact_.covers(rows)) {
       return tq::attend_exactly(kernels_, window_, tile, resident, query, sums, work, coded);
     }
@@ -274,8 +276,7 @@ class PlainTile {
     }
     int32_t* const keys = reinterpret_cast<int32_t*>(work);
     int32_t* const values = keys + kPrefillBlock * pairs;
-    float* const key_scales =
-        reinterpret_cast<float*>(values + kPrefillBlock / 2 * value_.width());
+    float* const key_scales = reinterpret_cast<float*>(values + kPrefillBlock / 2 * value_.width());
     float* const value_scales = key_scales + kPrefillBlock;
     const PairBlock block{keys,
                           values,
@@ -285,17 +286,18 @@ class PlainTile {
                           static_cast<int>(value_.width()),
                           kernels_.multiply_pairs};
     uint8_t* const copies = reinterpret_cast<uint8_t*>(value_scales + kPrefillBlock);
-    for_each_block(tile, resident, copies, [&](const uint8_t* key_rows, const uint8_t* value_rows,
-                                           int count, const int* low, const int* high) {
-      key_.decode_keys(key_rows, count, keys);
-      key_.scales(key_rows, count, key_scales);
-      kernels_.scale(key_scales, key_.unit(), kPrefillBlock);
-      value_.decode_values(value_rows, count, values);
-      value_.scales(value_rows, count, value_scales);
-      kernels_.scale(value_scales, value_.unit(), kPrefillBlock);
-      kernels_.pairs->attend_block(block, words, steps, tile.count, low, high, tile.max,
-                                   tile.weight, sums);
-    });
+    for_each_block(tile, resident, copies,
+                   [&](const uint8_t* key_rows, const uint8_t* value_rows, int count,
+                       const int* low, const int* high) {
+                     key_.decode_keys(key_rows, count, keys);
+                     key_.scales(key_rows, count, key_scales);
+                     kernels_.scale(key_scales, key_.unit(), kPrefillBlock);
+                     value_.decode_values(value_rows, count, values);
+                     value_.scales(value_rows, count, value_scales);
+                     kernels_.scale(value_scales, value_.unit(), kPrefillBlock);
+                     kernels_.pairs->attend_block(block, words, steps, tile.count, low, high,
+                                                  tile.max, tile.weight, sums);
+                   });
   }
 
   void finish(const Tile& tile, float* scratch, const float* sums, const float* exact) const {
@@ -359,7 +361,8 @@ bool run_tiles(const AttentionCall& call, const AttentionRows& worker, const Par
                     flat_rows,
                     max,
                     weight};
-    for (int r = 0; r < tile.count; ++r) flat_rows[r] = worker.queries().flat(tile.b, tile.n, first + r);
+    for (int r = 0; r < tile.count; ++r)
+      flat_rows[r] = worker.queries().flat(tile.b, tile.n, first + r);
     any.run(tile, buffer.get());
   };
   parallel(static_cast<std::size_t>(heads * tiles), task);

@@ -70,8 +70,8 @@ void AttentionRows::add_values(const HeadTask& task, const uint8_t* values, cons
 
 // Values wait until the kernels have gone kRowsAhead further with the keys: it is known by then
 // which of them are to be prefetched.
-void AttentionRows::attend_skipping(const HeadTask* heads, int count, Range keys,
-                                    bool counts_sink, const float* exact_max, float* work) const {
+void AttentionRows::attend_skipping(const HeadTask* heads, int count, Range keys, bool counts_sink,
+                                    const float* exact_max, float* work) const {
   for (int h = 0; h < count; ++h) softmax_.start(heads[h], counts_sink);
   const BlockWalk walk(cursor_, heads, count, keys);
   struct Waiting {
@@ -97,9 +97,8 @@ void AttentionRows::attend_skipping(const HeadTask* heads, int count, Range keys
       scorer_.score(task, key_->row(row), scored.block.count, scored.scores, work,
                     prefetcher_.span_ahead(*key_, walk, i), to_prefetch);
       softmax_.load_key_fields(key_->row(row), scored.block);
-      scored.values = hardly_counts(task, scored.block, scored.scores, exact_max)
-                          ? nullptr
-                          : value_->row(row);
+      scored.values =
+          hardly_counts(task, scored.block, scored.scores, exact_max) ? nullptr : value_->row(row);
     } else {
       prefetch_now(value_->prefetch_range(to_prefetch, kBlock, 0.0f, 1.0f));
       scored.values = nullptr;
@@ -128,8 +127,7 @@ bool AttentionRows::hardly_counts(const HeadTask& task, const KeyBlock& block, c
 }
 
 void AttentionRows::prepare(const int64_t* flat_rows, int count, float* scratch,
-                            float* const* query, float* const* shifts,
-                            float* const* exact) const {
+                            float* const* query, float* const* shifts, float* const* exact) const {
   const int size = call_.head_size, width = key_->coordinates();
   float* const natural = scratch;
   float* const rotated = scratch + static_cast<std::size_t>(count) * size;

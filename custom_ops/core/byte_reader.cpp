@@ -84,8 +84,7 @@ class ByteReader final : public RowReader {
         // A cache may lie at any address, the conversions want whole elements.
         alignas(64) uint16_t aligned[spec::kMaxHeadSize * sizeof(float) / sizeof(uint16_t)];
         std::memcpy(aligned, row, static_cast<std::size_t>(fields()));
-        load_floats(kernels(), element_, aligned, 0, value,
-                    static_cast<std::size_t>(head_size()));
+        load_floats(kernels(), element_, aligned, 0, value, static_cast<std::size_t>(head_size()));
       }
     }
   }

@@ -59,14 +59,15 @@ void CodedPart::quantise(const uint8_t* rows, int count, const float* weights, f
 }
 
 void CodedPart::accumulate_operands(const uint8_t* rows, int count, const float* operands,
-                                   int queries, float* sums, int pitch, PrefetchRange prefetch) const {
+                                    int queries, float* sums, int pitch,
+                                    PrefetchRange prefetch) const {
   kernels_.integers->accumulate_rows(format_, rows, count, *integers_, operands, queries, sums,
                                      pitch, prefetch);
 }
 
 // One query row whose weights are not all finite; a weight of zero adds nothing.
 void CodedPart::accumulate_nonfinite(const uint8_t* rows, int count, const float* weights,
-                                   float* sum) const {
+                                     float* sum) const {
   alignas(64) float value[kMaxIntegerWidth], natural[kMaxIntegerWidth], ordered[kMaxIntegerWidth];
   for (int t = 0; t < count; ++t, rows += format_.stride) {
     if (weights[t] == 0.0f) continue;

@@ -59,7 +59,6 @@ class CodedPart {
 };
 
 // The codes at the beginning of the rows of a cache; products are taken with integers if they may.
-CodedPart first_part(const Kernels& kernels, const CacheView& cache, int head_size,
-                     bool may_round);
+CodedPart first_part(const Kernels& kernels, const CacheView& cache, int head_size, bool may_round);
 
 }  // namespace tq

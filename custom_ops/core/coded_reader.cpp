@@ -10,8 +10,7 @@ namespace {
 
 class CodedReader final : public RowReader {
  public:
-  CodedReader(const Kernels& kernels, const CacheView& cache, int head_size,
-              const CodedPart& part)
+  CodedReader(const Kernels& kernels, const CacheView& cache, int head_size, const CodedPart& part)
       : RowReader(kernels, cache, head_size,
                   {part.query_width(), part.sums_width(), part.padded(), 1, part.is_integer(),
                    spec::has_zero(cache.codec.kind), false}),

@@ -299,7 +299,7 @@ class DecodeWave {
   const Schedule schedule_;
   FloatBuffer query_, shifts_;         // of each query row
   FloatBuffer sums_, extremes_;        // of each row of partial results
-  FloatBuffer exact_;                  // queries, sums, maxima and weights of what is taken exactly
+  FloatBuffer exact_;  // queries, sums, maxima and weights of what is taken exactly
   std::unique_ptr<ResidentTokens[]> resident_;  // of each head
 };
 

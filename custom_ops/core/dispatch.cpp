@@ -36,8 +36,8 @@ Registers cpuid(uint32_t leaf, uint32_t subleaf) {
 #if defined(_MSC_VER) && !defined(__clang__)
   int out[4];
   __cpuidex(out, static_cast<int>(leaf), static_cast<int>(subleaf));
-  r = {static_cast<uint32_t>(out[0]), static_cast<uint32_t>(out[1]),
-       static_cast<uint32_t>(out[2]), static_cast<uint32_t>(out[3])};
+  r = {static_cast<uint32_t>(out[0]), static_cast<uint32_t>(out[1]), static_cast<uint32_t>(out[2]),
+       static_cast<uint32_t>(out[3])};
 #else
   if (!__get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx)) return {};
 #endif

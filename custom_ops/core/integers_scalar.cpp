@@ -105,7 +105,7 @@ float exponential(float x) {
 }
 
 float softmax_row(const float* scores, const float* key_scales, const PartScales& value_scales,
-                 float* maximum, float* operands) {
+                  float* maximum, float* operands) {
   float x[kBlock], scaled[kMaxParts * kBlock];
   float max = *maximum;
   for (int t = 0; t < kBlock; ++t) {
@@ -134,16 +134,17 @@ float softmax_row(const float* scores, const float* key_scales, const PartScales
 }
 
 void softmax_block(const float* scores, int rows, const float* key_scales,
-            const PartScales& value_scales, float* maxima, float* exponentials, float* operands, PrefetchRange) {
+                   const PartScales& value_scales, float* maxima, float* exponentials,
+                   float* operands, PrefetchRange) {
   for (int r = 0; r < rows; ++r) {
     exponentials[r] = softmax_row(scores + r * kBlock, key_scales, value_scales, maxima + r,
-                                 operands + r * kOperandFloats);
+                                  operands + r * kOperandFloats);
   }
 }
 
 float softmax_block_zeros(const float* scores, const float* key_scales, const float* key_zeros,
-                   float query_sum, const float* value_scales, const float* value_zeros,
-                   float* maximum, float* operands, float* zeros) {
+                          float query_sum, const float* value_scales, const float* value_zeros,
+                          float* maximum, float* operands, float* zeros) {
   float x[kBlock];
   float max = *maximum;
   for (int t = 0; t < kBlock; ++t) {

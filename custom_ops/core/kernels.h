@@ -47,10 +47,10 @@ constexpr int kMaxGains = 16;
 // What an encoder that searches has (tq_onnx/codec/search.py).
 struct SearchTables {
   const float* gains;  // in the order of preference
-  int count;           // at most kMaxGains
+  int count;  // at most kMaxGains
   const float* boundaries;
   int levels;
-  const float* table;    // kTable centroids
+  const float* table;  // kTable centroids
   const float* numbers;  // the same over `unit`: whole numbers up to 127, or centroids and 1
   float unit;
 };
@@ -63,7 +63,7 @@ constexpr int kFeedbackColumns = 16, kFeedbackZero = 128;
 // The moments of the queries of one KV head, L diag(h) L^T; L in whole steps of its columns. Arrays
 // of columns have zeros up to a multiple of kFeedbackColumns.
 struct Feedback {
-  const float* lower;    // [D, D] below the diagonal; null where there are bytes
+  const float* lower;  // [D, D] below the diagonal; null where there are bytes
   // Four rows i of one column j after the other: [j / 16][i / 4][j % 16][i % 4], else null.
   const int8_t* bytes;
   const int32_t* starts;  // - kFeedbackZero times the sum of a column of bytes
@@ -73,9 +73,9 @@ struct Feedback {
 
 // The codes c that stay, and products of them with the vector u, in the moments of the queries.
 struct Found {
-  float own;      // <u, u>; 1 without feedback
+  float own;  // <u, u>; 1 without feedback
   float product;  // <u, c>
-  float square;   // <c, c>
+  float square;  // <c, c>
 };
 
 using SearchBytes = void (*)(const SearchTables& tables, const Feedback* feedback, const float* y,
@@ -127,7 +127,7 @@ constexpr int kMaxParts = 2;
 // are rounded to 8 bits: steps of the largest of their row or block.
 struct IntegerKernels {
   int (*query_floats)(const RowFormat& format);  // of a prepared query row
-  int (*sums_floats)(const RowFormat& format);   // of a row of sums
+  int (*sums_floats)(const RowFormat& format);  // of a row of sums
   void (*prepare_query)(const RowFormat& format, const float* natural, float* prepared);
   // scores[r][t] = <query[r], centroids of row t>, leading dimensions `pitch` and kBlock; not a
   // number where query[r] is not finite. May write up to the next multiple of 32 behind count.
@@ -142,14 +142,14 @@ struct IntegerKernels {
   // maxima[r] rises to that of the block if it is larger. NaN, and nothing done for the row, where
   // a weight is none.
   void (*softmax_block)(const float* scores, int rows, const float* key_scales,
-                 const PartScales& value_scales, float* maxima, float* exponentials,
-                 float* operands, PrefetchRange prefetch);
+                        const PartScales& value_scales, float* maxima, float* exponentials,
+                        float* operands, PrefetchRange prefetch);
   // The same of one row, of keys and values that have zeros, arrays of kBlock that are zero where
   // a cache has none: a score is scores * key_scales + query_sum * key_zeros, and `zeros` becomes
   // the sum of the exponentials times value_zeros. Returns the sum of the exponentials, or NaN.
   float (*softmax_block_zeros)(const float* scores, const float* key_scales, const float* key_zeros,
-                        float query_sum, const float* value_scales, const float* value_zeros,
-                        float* maximum, float* operands, float* zeros);
+                               float query_sum, const float* value_scales, const float* value_zeros,
+                               float* maximum, float* operands, float* zeros);
   // Whether of a whole block any scores[r][t] * key_scales[t] is at least limits[r], or no number.
   bool (*any_reaches)(const float* scores, int rows, const float* key_scales, const float* limits);
   // sums[r] += sum over t of operands[r][t] * centroids of row t, in an order of their own; leading
@@ -271,7 +271,7 @@ struct Kernels {
   // and nothing but scaled scores: updates max, weight (the sum of the exponentials) and sums.
   void (*attend_block)(const PrefillBlock& block, const float* query, int rows, const int* low,
                        const int* high, float* max, float* weight, float* sums);
-  const PairKernels* pairs;      // null where the level has none
+  const PairKernels* pairs;  // null where the level has none
   MultiplyPairs multiply_pairs;  // likewise
 
   // ---- attention with few query rows, of rows that are bytes or floats.

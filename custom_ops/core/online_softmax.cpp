@@ -10,8 +10,7 @@
 namespace tq {
 
 OnlineSoftmax::OnlineSoftmax(const Kernels& kernels, const AttentionCall& call,
-                             const QueryRows& queries, const RowReader& key,
-                             const RowReader& value)
+                             const QueryRows& queries, const RowReader& key, const RowReader& value)
     : kernels_(kernels), call_(call), queries_(queries), key_(key), value_(value) {}
 
 void OnlineSoftmax::start(const HeadTask& task, bool counts_sink) const {
@@ -130,9 +129,9 @@ void OnlineSoftmax::weigh_row(const HeadTask& task, int r, const KeyBlock& block
   const int high = static_cast<int>(std::clamp<int64_t>(range.high - block.at, 0, block.count));
   const float* const shift = has_shift() ? load_shift(task, r, block) : nullptr;
   const float* const bias = call_.bias == nullptr ? nullptr : load_bias(task, r, block);
-  const float max = kernels_.finish_scores(scores, block.key_scales, shift, bias,
-                                           hiding_bias(call_.element), call_.softcap, block.count,
-                                           low, high);
+  const float max =
+      kernels_.finish_scores(scores, block.key_scales, shift, bias, hiding_bias(call_.element),
+                             call_.softcap, block.count, low, high);
   raise_maximum(task, r, max);
   // While every key so far is hidden, any finite maximum gives weights of zero.
   apply_weights(task, r, block, task.max[r] == kNoMaximum ? 0.0f : task.max[r], scores);
@@ -172,9 +171,9 @@ void OnlineSoftmax::apply_weights(const HeadTask& task, int r, const KeyBlock& b
     buckets[offset_of(block.at + t)] += scores[t];
   }
   // What is hidden contributes nothing, even where its fields are no numbers.
-  const float zeros = kernels_.apply_fields(scores, float_scales(block),
-                                            value_.has_zeros() ? block.value_zeros : nullptr,
-                                            block.count, scores);
+  const float zeros =
+      kernels_.apply_fields(scores, float_scales(block),
+                            value_.has_zeros() ? block.value_zeros : nullptr, block.count, scores);
   if (value_.has_zeros()) add_to_sums(task, r, zeros);
 }
 
@@ -216,9 +215,8 @@ void OnlineSoftmax::quantise_row(const HeadTask& task, int r, const uint8_t* val
 
 // Of rows that see a whole block and need nothing but its scales and zeros.
 void OnlineSoftmax::quantise_whole_rows(const HeadTask& task, int first, int count,
-                                        const uint8_t* values, const KeyBlock& block,
-                                        float* scores, float* operands,
-                                        PrefetchRange prefetch) const {
+                                        const uint8_t* values, const KeyBlock& block, float* scores,
+                                        float* operands, PrefetchRange prefetch) const {
   float maxima[kRowsTogether], exponentials[kRowsTogether];
   std::copy_n(task.max + first, count, maxima);
   for (int r = first; r < first + count; ++r) {

@@ -33,9 +33,7 @@ class PageCursor {
   int64_t heads_together() const;
 
   // Where pages are no whole blocks, rows of a block are copied, to be read one after the other.
-  bool copies() const {
-    return call_.paging != nullptr && call_.paging->page_slots % kBlock != 0;
-  }
+  bool copies() const { return call_.paging != nullptr && call_.paging->page_slots % kBlock != 0; }
   // Blocks of a range begin here, and every kBlock tokens from here on: never across two pages
   // unless they are copied.
   int64_t origin(Range keys) const {

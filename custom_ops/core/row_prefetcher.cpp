@@ -51,8 +51,7 @@ RowSpan RowPrefetcher::span_from(const RowReader& reader, int64_t b, int64_t n, 
           static_cast<int>(cursor_.together(token, count))};
 }
 
-void RowPrefetcher::prefetch_rows(const RowReader& reader, int64_t b, int64_t n,
-                                  Range keys) const {
+void RowPrefetcher::prefetch_rows(const RowReader& reader, int64_t b, int64_t n, Range keys) const {
   for (int64_t at = keys.low; at < keys.high;) {
     const RowSpan span = span_from(reader, b, n, at, keys.high - at);
     prefetch_now(reader.prefetch_range(span.rows, span.count, 0.0f, 1.0f));

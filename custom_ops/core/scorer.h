@@ -19,7 +19,7 @@ class Scorer {
   // scores[r][t], without the scales of the keys. Prefetches the rows `later` of the keys, and the
   // block of values `values`, which may be null.
   void score(const HeadTask& task, const uint8_t* keys, int count, float* scores, float* work,
-                     RowSpan later, const uint8_t* values) const {
+             RowSpan later, const uint8_t* values) const {
     if (values == nullptr || count < kBlock) {
       key_.score(keys, count, task.query, task.count, work, scores,
                  key_.prefetch_range(later.rows, later.count, 0.0f, kPrefetchShare));

@@ -68,11 +68,11 @@ PrefetchRange rest_of(PrefetchRange range) {
 class TwoPartReader final : public RowReader {
  public:
   TwoPartReader(const Kernels& kernels, const CacheView& cache, int head_size,
-                               const CodedPart& first, const CodedPart& second)
-      : RowReader(kernels, cache, head_size,
-                  {first.query_width() + second.query_width(),
-                   first.sums_width() + second.sums_width(), first.padded() + second.padded(),
-                   kMaxParts, first.is_integer(), false, true}),
+                const CodedPart& first, const CodedPart& second)
+      : RowReader(
+            kernels, cache, head_size,
+            {first.query_width() + second.query_width(), first.sums_width() + second.sums_width(),
+             first.padded() + second.padded(), kMaxParts, first.is_integer(), false, true}),
         first_size_(spec::class_size(cache.codec, 0, head_size)),
         // The last plane.
         second_at_(spec::plane_offset(cache.codec, spec::planes(cache.codec).count - 1, head_size)),
@@ -93,8 +93,8 @@ class TwoPartReader final : public RowReader {
     load_scales(rows, count, out, out + kBlock);
   }
 
-  void quantise(const uint8_t* rows, int count, const float* weights,
-                            const PartScales& scales, float* operands, float* sum) const override {
+  void quantise(const uint8_t* rows, int count, const float* weights, const PartScales& scales,
+                float* operands, float* sum) const override {
     alignas(64) float scaled[kBlock];
     kernels().apply_fields(weights, scales.scales, nullptr, count, scaled);
     first_.quantise(rows, count, scaled, operands, sum);
@@ -104,11 +104,12 @@ class TwoPartReader final : public RowReader {
   }
 
   void accumulate_operands(const uint8_t* rows, int count, const float* operands,
-                                      std::ptrdiff_t pitch, int queries, float* sums,
-                                      PrefetchRange prefetch) const override {
-    first_.accumulate_operands(rows, count, operands, queries, sums, sums_width(), begin_of(prefetch));
+                           std::ptrdiff_t pitch, int queries, float* sums,
+                           PrefetchRange prefetch) const override {
+    first_.accumulate_operands(rows, count, operands, queries, sums, sums_width(),
+                               begin_of(prefetch));
     second_.accumulate_operands(second(rows), count, operands + pitch, queries,
-                               sums + first_.sums_width(), sums_width(), rest_of(prefetch));
+                                sums + first_.sums_width(), sums_width(), rest_of(prefetch));
   }
 
  private:
@@ -135,9 +136,8 @@ class TwoPartReader final : public RowReader {
   }
 
   // `query` points at the part in the first row. Kernels of floats want its rows one after the other.
-  void score_part(const CodedPart& part, const uint8_t* rows, int count,
-                              const float* query, int queries, float* work, float* scores,
-                              PrefetchRange prefetch) const {
+  void score_part(const CodedPart& part, const uint8_t* rows, int count, const float* query,
+                  int queries, float* work, float* scores, PrefetchRange prefetch) const {
     if (part.is_integer()) {
       return part.score(rows, count, query, query_width(), queries, scores, prefetch);
     }
@@ -149,7 +149,7 @@ class TwoPartReader final : public RowReader {
   }
 
   void score_fused(const uint8_t* rows, int count, const float* query, int queries, float* work,
-                         float* scores, PrefetchRange prefetch) const override {
+                   float* scores, PrefetchRange prefetch) const override {
     float* const first_scales = work;
     float* const second_scales = first_scales + kBlock;
     float* const of_second = second_scales + kBlock;
@@ -160,14 +160,13 @@ class TwoPartReader final : public RowReader {
     load_scales(rows, count, first_scales, second_scales);
     for (int r = 0; r < queries; ++r) {
       kernels().add_scaled(scores + r * kBlock, first_scales, of_second + r * kBlock, second_scales,
-                          count);
+                           count);
     }
   }
 
   // `sums` points at the part in the first row.
-  void accumulate_part(const CodedPart& part, const uint8_t* rows, int count,
-                                   const float* weights, int queries, float* work,
-                                   float* sums) const {
+  void accumulate_part(const CodedPart& part, const uint8_t* rows, int count, const float* weights,
+                       int queries, float* work, float* sums) const {
     const int width = part.sums_width();
     for (int r = 0; r < queries; ++r) std::copy_n(sums + r * sums_width(), width, work + r * width);
     part.accumulate(rows, count, weights, queries, work);
@@ -175,7 +174,7 @@ class TwoPartReader final : public RowReader {
   }
 
   void accumulate_fused(const uint8_t* rows, int count, const float* weights, int queries,
-                              float* work, float* sums) const override {
+                        float* work, float* sums) const override {
     float* const first_scales = work;
     float* const second_scales = first_scales + kBlock;
     float* const scaled = second_scales + kBlock;
@@ -189,7 +188,8 @@ class TwoPartReader final : public RowReader {
     scale_weights(first_scales);
     accumulate_part(first_, rows, count, scaled, queries, rest, sums);
     scale_weights(second_scales);
-    accumulate_part(second_, second(rows), count, scaled, queries, rest, sums + first_.sums_width());
+    accumulate_part(second_, second(rows), count, scaled, queries, rest,
+                    sums + first_.sums_width());
   }
 
   void decode_rows(const uint8_t* rows, int count, float* values) const override {
@@ -207,7 +207,7 @@ class TwoPartReader final : public RowReader {
   const uint8_t* second(const uint8_t* rows) const { return rows + second_at_; }
 
   const int first_size_;  // coordinates of the first part
-  const int second_at_;   // first byte of the second part
+  const int second_at_;  // first byte of the second part
   const CodedPart first_, second_;
 };
 
@@ -217,8 +217,7 @@ std::unique_ptr<const RowReader> make_two_part_reader(const Kernels& kernels,
                                                       const CacheView& cache, int head_size) {
   const CodedPart first = first_part(kernels, cache, head_size, may_round(kernels, cache));
   return std::make_unique<TwoPartReader>(
-      kernels, cache, head_size, first,
-      second_part(kernels, cache, head_size, first.is_integer()));
+      kernels, cache, head_size, first, second_part(kernels, cache, head_size, first.is_integer()));
 }
 
 }  // namespace tq

@@ -18,7 +18,7 @@ namespace tq {
 
 struct Window {
   int64_t recent, sinks;  // the newest and the first tokens that have entries; 0 and 0: none has
-  int64_t overlay_rows;   // at least what the entries need
+  int64_t overlay_rows;  // at least what the entries need
 
   bool is_on() const { return recent > 0 || sinks > 0; }
   int64_t entries() const { return recent + sinks; }

@@ -58,7 +58,8 @@ ResidentTokens WindowRows::resident_tokens(int64_t b, int64_t n) const {
   const int64_t first = call_.past(b), end = first + call_.tokens;
   ResidentTokens resident{0, end};
   const int64_t most = std::min(window.sinks, end);
-  while (resident.sinks < most && (resident.sinks >= first || has_entry(b, n, resident.sinks))) ++resident.sinks;
+  while (resident.sinks < most && (resident.sinks >= first || has_entry(b, n, resident.sinks)))
+    ++resident.sinks;
   if (window.recent == 0) return resident;
   resident.recent = first;
   const int64_t oldest = std::max<int64_t>(0, first - window.recent + 1);
@@ -67,7 +68,9 @@ ResidentTokens WindowRows::resident_tokens(int64_t b, int64_t n) const {
   while (resident.recent > oldest && is_entry_of(b, n, entry, resident.recent - 1)) {
     --resident.recent;
     const bool is_ring = resident.recent > window.sinks;
-    entry = !is_ring ? resident.recent - 1 : entry > window.sinks ? entry - 1 : window.entries() - 1;
+    entry = !is_ring               ? resident.recent - 1
+            : entry > window.sinks ? entry - 1
+                                   : window.entries() - 1;
   }
   return resident;
 }
@@ -100,8 +103,7 @@ void WindowRows::load(const Rows& rows, int64_t token, bool is_key, float* x) co
 
 std::size_t WindowRows::work_size(int rows) const {
   if (!is_on()) return 0;
-  return static_cast<std::size_t>(rows + kBlockArrays) * kBlock +
-         new_size() +
+  return static_cast<std::size_t>(rows + kBlockArrays) * kBlock + new_size() +
          std::max(entries_.key->work_size(rows), entries_.value->work_size(rows));
 }
 
@@ -115,7 +117,8 @@ void WindowRows::attend(const Rows& rows, float* work) const {
   // Tokens of the call without an entry: a prompt has more of them than entries.
   const int64_t first = call_.past(rows.b);
   const int64_t high = visible(rows, rows.count - 1).high;
-  const int64_t recent = std::max(first_recent(position(rows, 0), rows.resident), rows.resident.sinks);
+  const int64_t recent =
+      std::max(first_recent(position(rows, 0), rows.resident), rows.resident.sinks);
   attend_new(rows, {first, std::min(rows.resident.sinks, high)}, work);
   attend_new(rows, {std::max(first, recent), high}, work);
 }
@@ -135,9 +138,8 @@ void WindowRows::attend_entries(const Rows& rows, float* work) const {
       const uint32_t tag = entry_tag(keys + entry * key_entry_, call_.head_size);
       const int64_t token = static_cast<int64_t>(tag) - 1;
       const int64_t newest = end - 1 - turn + entry - (entry > turn ? window.recent : 0);
-      const bool is_its = entry >= window.sinks && token == newest
-                              ? token >= window.sinks
-                              : window.entry(token) == entry;
+      const bool is_its = entry >= window.sinks && token == newest ? token >= window.sinks
+                                                                   : window.entry(token) == entry;
       const bool is_there = tag != 0 && token < end && is_its &&
                             entry_tag(values + entry * value_entry_, call_.head_size) == tag;
       tokens[t] = is_there ? token : -1;
@@ -146,9 +148,9 @@ void WindowRows::attend_entries(const Rows& rows, float* work) const {
     const int64_t high = visible(rows, rows.count - 1).high;
     while (count > 0 && (tokens[count - 1] < 0 || tokens[count - 1] >= high)) --count;
     if (count == 0) continue;
-    attend_block(rows,
-                 {entries_, keys + at * key_entry_, values + at * value_entry_, count, tokens, false},
-                 work);
+    attend_block(
+        rows, {entries_, keys + at * key_entry_, values + at * value_entry_, count, tokens, false},
+        work);
   }
 }
 
@@ -187,8 +189,8 @@ bool WindowRows::hide(const Rows& rows, int r, const Block& block, float* bias) 
   const int64_t recent = first_recent(position(rows, r), rows.resident);
   const int64_t row = rows.first + r;
   const int64_t* const stride = call_.bias_stride;
-  const int64_t base = rows.b * stride[0] + (rows.n * group_ + row % group_) * stride[1] +
-                       row / group_ * stride[2];
+  const int64_t base =
+      rows.b * stride[0] + (rows.n * group_ + row % group_) * stride[1] + row / group_ * stride[2];
   bool hides = call_.bias != nullptr;
   for (int t = 0; t < block.count; ++t) {
     const int64_t token = block.tokens[t];
@@ -225,9 +227,9 @@ void WindowRows::attend_block(const Rows& rows, const Block& block, float* work)
     } else {
       hides = hide(rows, r, block, bias);
     }
-    const float max = kernels_.finish_scores(row, ones, nullptr, hides ? bias : nullptr,
-                                             hiding_bias(call_.element), call_.softcap,
-                                             block.count, low, high);
+    const float max =
+        kernels_.finish_scores(row, ones, nullptr, hides ? bias : nullptr,
+                               hiding_bias(call_.element), call_.softcap, block.count, low, high);
     if (max > rows.max[r]) {
       const float factor = std::exp(rows.max[r] - max);
       rows.weight[r] *= factor;

@@ -34,7 +34,9 @@ class WindowRows {
   }
 
   // Floats of a query and of its sums; none without a window.
-  std::size_t width() const { return is_on() ? static_cast<std::size_t>(entries_.key->query_width()) : 0; }
+  std::size_t width() const {
+    return is_on() ? static_cast<std::size_t>(entries_.key->query_width()) : 0;
+  }
   void prepare_query(const float* natural, float* prepared) const {
     if (is_on()) entries_.key->prepare_query(natural, prepared);
   }
@@ -51,7 +53,7 @@ class WindowRows {
     int count;
     ResidentTokens resident;
     const float* query;  // [count, width]
-    float* sums;         // [count, width]
+    float* sums;  // [count, width]
     float *max, *weight;  // [count]
   };
 
@@ -90,7 +92,7 @@ class WindowRows {
     const uint8_t *keys, *values;
     int count;
     const int64_t* tokens;  // -1: of none
-    bool is_run;            // one token after the other, none of them a sink
+    bool is_run;  // one token after the other, none of them a sink
   };
 
   // Tokens of the call that are rounded at a time, and the floats that keys and values take.
@@ -121,7 +123,7 @@ class WindowRows {
   const int64_t group_;
   const int64_t key_entry_, value_entry_;  // bytes
   const Both entries_;  // readers of what entries hold; none without a window
-  const Both new_;      // of vectors of the call, likewise
+  const Both new_;  // of vectors of the call, likewise
 };
 
 }  // namespace tq

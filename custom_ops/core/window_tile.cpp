@@ -8,7 +8,7 @@
 namespace tq {
 namespace {
 
-constexpr Range (WindowRows::*kRuns[])(const WindowRows::Rows& rows, int r) const = {
+constexpr Range (WindowRows::* kRuns[])(const WindowRows::Rows& rows, int r) const = {
     &WindowRows::sinks_of, &WindowRows::newest_of};
 
 }  // namespace

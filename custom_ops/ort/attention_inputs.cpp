@@ -139,12 +139,10 @@ AttentionAttributes read_attention_attributes(const Api& api, const OrtKernelInf
   AttentionAttributes read = read_shared_attributes(api, info, kOp, float_type);
   const int64_t causal = read_int(api, info, kOp, "causal");
   if (causal != 0 && causal != 1) {
-    throw OpError(std::string(kOp) + ": causal is " + std::to_string(causal) +
-                  ", expected 0 or 1");
+    throw OpError(std::string(kOp) + ": causal is " + std::to_string(causal) + ", expected 0 or 1");
   }
   read.causal = causal == 1;
-  const bool is_raw =
-      read.key.kind == spec::Kind::kRaw || read.value.kind == spec::Kind::kRaw;
+  const bool is_raw = read.key.kind == spec::Kind::kRaw || read.value.kind == spec::Kind::kRaw;
   read.window = read_window(api, info, kOp, is_raw);
   return read;
 }

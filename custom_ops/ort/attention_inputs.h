@@ -55,9 +55,9 @@ struct AttentionTensors {
   Tensor bias, sink, key_offset, value_offset, new_keys, new_values, left_padding, output;
   int64_t batch, query_heads, heads, tokens, slots;
   int64_t bias_stride[4];  // in elements, zero where it is broadcast
-  int64_t offsets;         // rows; 0 without
+  int64_t offsets;  // rows; 0 without
   int head_size;
-  PackedRequests packed;   // of the paged operator, whose pages have `slots` slots
+  PackedRequests packed;  // of the paged operator, whose pages have `slots` slots
 };
 
 AttentionTensors read_attention(const Api& api, OrtKernelContext* context,

@@ -48,7 +48,8 @@ AttentionState::AttentionState(const Api& api, const OrtKernelInfo* info, Elemen
       key_rotation_(api, info, key_rotation, attributes.key, false),
       value_rotation_(api, info, value_rotation, attributes.value, true) {}
 
-AttentionCall AttentionState::call_of(const AttentionTensors& tensors, RotationStorage& storage) const {
+AttentionCall AttentionState::call_of(const AttentionTensors& tensors,
+                                      RotationStorage& storage) const {
   AttentionCall call{};
   call.element = element_;
   call.query = tensors.query.data;
@@ -76,9 +77,7 @@ AttentionCall AttentionState::call_of(const AttentionTensors& tensors, RotationS
   return call;
 }
 
-Signature AttentionKernel::signature(int float_type) {
-  return signature_of<Attention>(float_type);
-}
+Signature AttentionKernel::signature(int float_type) { return signature_of<Attention>(float_type); }
 
 AttentionKernel::AttentionKernel(const Api& api, const OrtKernelInfo* info, Element element)
     : state_(api, info, element, Attention::kName,

@@ -82,10 +82,10 @@ int expect_rows(const char* op, const Tensor& cache, spec::Codec codec, int head
   const int64_t width = cache.dims[3];
   const int used = spec::row_bytes(codec, head_size);
   if (width < used || width > kMaxRowWidth) {
-    throw OpError(std::string(op) + ": " + cache.name + " has row width " + std::to_string(width) +
-                  ", but " + rows_of(codec, head_size) + " have " + std::to_string(used) +
-                  (width < used ? " bytes"
-                                : " bytes and may be padded to " + std::to_string(kMaxRowWidth)));
+    throw OpError(
+        std::string(op) + ": " + cache.name + " has row width " + std::to_string(width) + ", but " +
+        rows_of(codec, head_size) + " have " + std::to_string(used) +
+        (width < used ? " bytes" : " bytes and may be padded to " + std::to_string(kMaxRowWidth)));
   }
   return static_cast<int>(width);
 }

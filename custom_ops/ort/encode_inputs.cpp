@@ -103,9 +103,8 @@ EncodeTensors read_encode(const Api& api, OrtKernelContext* context, spec::Codec
 
   // Without elements the dimensions may be as large as they like.
   expect_tokens(kOp, window, longest, call.tokens);
-  call.total = call.batch == 0
-                   ? call.slots
-                   : std::max(call.slots, window.overlay_rows + longest + call.tokens);
+  call.total = call.batch == 0 ? call.slots
+                               : std::max(call.slots, window.overlay_rows + longest + call.tokens);
   const std::vector<int64_t> shape{call.batch, call.heads, call.total, call.width};
   expect_fitting(kOp, "present", shape, 1);
   call.present = make_present(api, context, shape, window, longest + call.tokens, call.slots);

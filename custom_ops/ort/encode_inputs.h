@@ -41,7 +41,7 @@ struct EncodeTensors {
   int gain_count;
   bool has_feedback;
   PackedRequests packed;  // of the paged operator
-  int64_t page_slots;     // likewise
+  int64_t page_slots;  // likewise
 
   bool in_place() const { return present.data == past.data && total == slots; }
 };

@@ -30,8 +30,8 @@ struct PackedRows {
 
 }  // namespace
 
-EncodeState::EncodeState(const Api& api, const OrtKernelInfo* info, Element element,
-                         const char* op, const spec::Input& rotation, const spec::Input& feedback,
+EncodeState::EncodeState(const Api& api, const OrtKernelInfo* info, Element element, const char* op,
+                         const spec::Input& rotation, const spec::Input& feedback,
                          const spec::Input& centroids)
     : api_(api),
       element_(element),
@@ -81,8 +81,7 @@ Signature EncodeKernel::signature(int float_type) { return signature_of<Encode>(
 EncodeKernel::EncodeKernel(const Api& api, const OrtKernelInfo* info, Element element)
     : state_(api, info, element, Encode::kName, Encode::kRotation, Encode::kFeedback,
              Encode::kCentroids),
-      window_(read_window(api, info, Encode::kName,
-                          state_.codec().kind == spec::Kind::kRaw)) {}
+      window_(read_window(api, info, Encode::kName, state_.codec().kind == spec::Kind::kRaw)) {}
 
 void EncodeKernel::compute(OrtKernelContext* context) {
   const EncodeTensors tensors =
@@ -100,8 +99,8 @@ Signature PagedEncodeKernel::signature(int float_type) {
 }
 
 PagedEncodeKernel::PagedEncodeKernel(const Api& api, const OrtKernelInfo* info, Element element)
-    : state_(api, info, element, PagedEncode::kName, PagedEncode::kRotation,
-             PagedEncode::kFeedback, PagedEncode::kCentroids) {}
+    : state_(api, info, element, PagedEncode::kName, PagedEncode::kRotation, PagedEncode::kFeedback,
+             PagedEncode::kCentroids) {}
 
 void PagedEncodeKernel::compute(OrtKernelContext* context) {
   const EncodeTensors tensors =

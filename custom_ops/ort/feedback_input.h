@@ -22,7 +22,8 @@ class ReadyFeedback {
                 spec::Codec codec, const spec::Input& feedback, const spec::Input& centroids);
 
   // `storage` keeps what is made for this call. The tensors have been checked.
-  const Feedback* get(const Tensor& feedback, const Tensor& centroids, FeedbackMatrices& storage) const;
+  const Feedback* get(const Tensor& feedback, const Tensor& centroids,
+                      FeedbackMatrices& storage) const;
 
  private:
   const Kernels& kernels_;

@@ -101,8 +101,9 @@ std::string describe() {
   const Kernels* const chosen = find_kernels(std::getenv(kIsaVariable), reason);
   std::string products = "null";
   if (chosen != nullptr) products = quoted(chosen->integers != nullptr ? "8" : "float");
-  return "{\"version\": " + quoted(TQ_VERSION) + ", \"isa_compiled\": " +
-         names(compiled_kernels()) + ", \"isa_supported\": " + names(supported_kernels()) +
+  return "{\"version\": " + quoted(TQ_VERSION) +
+         ", \"isa_compiled\": " + names(compiled_kernels()) +
+         ", \"isa_supported\": " + names(supported_kernels()) +
          ", \"isa\": " + (chosen ? quoted(chosen->name) : "null") + ", \"products\": " + products +
          ", \"roundings\": " + (chosen ? roundings(*chosen) : "{}") +
          ", \"decode_rows\": " + std::to_string(kDecodeRows) + "}";
@@ -120,9 +121,8 @@ TQ_EXPORT OrtStatus* TQ_ORT_CALL RegisterCustomOps(OrtSessionOptions* options,
                                 "tq_onnx_ops needs ONNX Runtime 1.18 or newer; update onnxruntime");
   }
   const tq::ort::Api api(table);
-  return tq::ort::guard(api, [&] {
-    tq::ort::check(api.add_custom_op_domain(options, tq::ort::operators(api)));
-  });
+  return tq::ort::guard(
+      api, [&] { tq::ort::check(api.add_custom_op_domain(options, tq::ort::operators(api))); });
 }
 
 // Sixteen hexadecimal digits that identify the row layout (see tq_onnx/codec/spec.py).

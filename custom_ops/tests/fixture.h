@@ -264,8 +264,8 @@ inline int code_of(Codec codec, int head_size, const uint8_t* row, int j) {
 inline double fp8_value(int code) {
   const int exponent = (code >> 3) & 15, mantissa = code & 7;
   if (exponent == 15 && mantissa == 7) return 0;
-  const double value = exponent == 0 ? std::ldexp(mantissa, -9)
-                                     : std::ldexp(8 + mantissa, exponent - 10);
+  const double value =
+      exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
   return code & 0x80 ? -value : value;
 }
 

@@ -15,10 +15,10 @@ constexpr double kFloat = 1e-6;  // what float32 leaves of the few operations af
 
 constexpr int kSizes[] = {8,   16,  24,  32,  40,  48,  56,  64,  72,  80,  88,  96,  112,
                           120, 128, 136, 160, 192, 200, 256, 264, 320, 384, 448, 504, 512};
-constexpr int kCounts[] = {1,  2,  3,  4,  5,  7,  8,  9,   15,  16,  17,
+constexpr int kCounts[] = {1,  2,  3,  4,  5,  7,  8,  9,   15,  16,    17,
                            31, 32, 33, 47, 64, 65, 96, 100, 127, kBlock};
-constexpr Codec kCodecs[] = {lloyd_max(1), lloyd_max(2), lloyd_max(3), lloyd_max(4),
-                             {Kind::kU8, 4}};
+constexpr Codec kCodecs[] = {
+    lloyd_max(1), lloyd_max(2), lloyd_max(3), lloyd_max(4), {Kind::kU8, 4}};
 
 // Rows that end, or begin, at an inaccessible page, and what their codes stand for.
 struct Codes {
@@ -74,10 +74,10 @@ struct Work {
 
 // The softmax of the first row alone.
 float softmax_row(const IntegerKernels& k, Work& work, const float* key_scales,
-                 const float* value_scales, float* maximum) {
+                  const float* value_scales, float* maximum) {
   float sum = 77.0f;
   k.softmax_block(work.scores.data(), 1, key_scales, {value_scales, 1, 0}, maximum, &sum,
-           work.numbers.data(), {});
+                  work.numbers.data(), {});
   return sum;
 }
 
@@ -208,9 +208,9 @@ TEST(integer_sums_are_right) {
         if (q != nonfinite) weights[static_cast<std::size_t>(q * kBlock + t)] = row[t];
       }
       if (q == nonfinite) row[random() % static_cast<unsigned>(codes.count)] = odd[queries % 4];
-      good = good && k.quantise_weights(row, codes.count,
-                                        work.numbers.data() + q * kOperandFloats) ==
-                         (q != nonfinite);
+      good =
+          good && k.quantise_weights(row, codes.count, work.numbers.data() + q * kOperandFloats) ==
+                      (q != nonfinite);
     }
     CHECK(good, what);
     std::vector<float> before(static_cast<std::size_t>(format.head_size), 1.0f);
@@ -238,8 +238,8 @@ TEST(integer_softmax_is_right) {
     Guarded<float> key_scales(kBlock), value_scales(kBlock);
     for (const float spread : {0.0f, 0.1f, 3.0f, 40.0f, 1e4f}) {
       for (const float start : {-std::numeric_limits<float>::max(), -3.0f, 2.0f, 1e3f}) {
-        const std::string what = std::string(level->name) + ", " + std::to_string(spread) + " " +
-                                 std::to_string(start);
+        const std::string what =
+            std::string(level->name) + ", " + std::to_string(spread) + " " + std::to_string(start);
         fill_normal(work.scores.data(), kBlock, random, spread);
         for (float& x : key_scales) x = field(random);
         for (float& x : value_scales) x = random() % 7 ? field(random) : 0.0f;
@@ -251,8 +251,7 @@ TEST(integer_softmax_is_right) {
         double sum = 0;
         std::vector<double> weights(kBlock);
         for (std::size_t t = 0; t < kBlock; ++t) {
-          const double weight =
-              std::exp(static_cast<double>(work.scores[t] * key_scales[t]) - top);
+          const double weight = std::exp(static_cast<double>(work.scores[t] * key_scales[t]) - top);
           sum += weight;
           weights[t] = weight * value_scales[t];
         }
@@ -272,9 +271,9 @@ TEST(integer_softmax_is_right) {
           Guarded<float>& where;
           float what;
         };
-        for (const Odd& odd : {Odd{work.scores, kNan}, Odd{work.scores, kInfinity},
-                               Odd{key_scales, kNan}, Odd{value_scales, kNan},
-                               Odd{value_scales, kInfinity}, Odd{value_scales, -1.0f}}) {
+        for (const Odd& odd :
+             {Odd{work.scores, kNan}, Odd{work.scores, kInfinity}, Odd{key_scales, kNan},
+              Odd{value_scales, kNan}, Odd{value_scales, kInfinity}, Odd{value_scales, -1.0f}}) {
           const std::size_t t = random() % kBlock;
           // A weight of zero hides the sign of its scale.
           if (odd.what < 0 && !(weights[t] > 1e-30)) continue;
@@ -314,25 +313,26 @@ TEST(integer_softmax_of_rows_is_that_of_each) {
       std::fill(maxima.begin(), maxima.end(), -1.0f);
       std::fill(numbers.begin(), numbers.end(), 0.0f);
       k.softmax_block(scores.data(), kRows, key_scales.data(), {value_scales.data(), parts, kPitch},
-               maxima.data(), sums.data(), numbers.data(),
-               {reinterpret_cast<const uint8_t*>(scores.data()), 4096});
+                      maxima.data(), sums.data(), numbers.data(),
+                      {reinterpret_cast<const uint8_t*>(scores.data()), 4096});
       for (int r = 0; r < parts * kRows; ++r) {
         const int row = r % kRows, part = r / kRows;
         const std::string what = std::string(level->name) + ", row " + std::to_string(r);
         std::fill(one.begin(), one.end(), 0.0f);
         float max = -1.0f, sum;
         k.softmax_block(scores.data() + row * kBlock, 1, key_scales.data(),
-                 {value_scales.data() + part * kBlock, 1, 0}, &max, &sum, one.data(), {});
+                        {value_scales.data() + part * kBlock, 1, 0}, &max, &sum, one.data(), {});
         CHECK(row == kOdd ? std::isnan(sums[row]) && std::isnan(sum) : sums[row] == sum, what);
         CHECK(maxima[row] == max && (row != kOdd || max == -1.0f), what);
         CHECK(std::memcmp(one.data(), numbers.data() + r * kOperandFloats,
-                          kOperandFloats * sizeof(float)) == 0, what);
+                          kOperandFloats * sizeof(float)) == 0,
+              what);
       }
       // A weight of any part that is no number is left to others.
       value_scales[(parts - 1) * kBlock + 3] = kNan;
       float max = -1.0f, sum = 0.0f;
-      k.softmax_block(scores.data(), 1, key_scales.data(), {value_scales.data(), parts, kPitch}, &max,
-               &sum, numbers.data(), {});
+      k.softmax_block(scores.data(), 1, key_scales.data(), {value_scales.data(), parts, kPitch},
+                      &max, &sum, numbers.data(), {});
       CHECK(std::isnan(sum) && max == -1.0f, level->name);
       value_scales[(parts - 1) * kBlock + 3] = 1.0f;
     }
@@ -372,9 +372,9 @@ TEST(integer_softmax_with_zeros_is_right) {
       }
       float max = start, got_zeros = kNan;
       const auto softmax_block = [&] {
-        return k.softmax_block_zeros(work.scores.data(), key_scales.data(), key_zeros.data(), query_sum,
-                              value_scales.data(), value_zeros.data(), &max, work.numbers.data(),
-                              &got_zeros);
+        return k.softmax_block_zeros(work.scores.data(), key_scales.data(), key_zeros.data(),
+                                     query_sum, value_scales.data(), value_zeros.data(), &max,
+                                     work.numbers.data(), &got_zeros);
       };
       const float got = softmax_block();
       CHECK(std::abs(max - top) <= 1e-6 * std::abs(top), what);
@@ -438,8 +438,8 @@ TEST(integers_are_those_of_the_scalar_level) {
       std::fill(work.scores.begin() + codes.count, work.scores.end(), -kInfinity);
       float max = -3.4e38f;
       const float sum = softmax_row(by, work, key_scales.data(), value_scales.data(), &max);
-      by.accumulate_rows(format, codes.bytes.data(), codes.count, codes.table,
-                         work.numbers.data(), 1, work.sums.data(), work.sums_width, {});
+      by.accumulate_rows(format, codes.bytes.data(), codes.count, codes.table, work.numbers.data(),
+                         1, work.sums.data(), work.sums_width, {});
       std::vector<float> all(size);
       by.natural_sums(format, work.sums.data(), all.data());
       all.insert(all.end(), work.scores.begin(), work.scores.end());

@@ -59,7 +59,8 @@ struct Plane {
         uint8_t* const out = entry(s, lane, s.window.entry(token));
         std::vector<float> x(static_cast<std::size_t>(s.head_size));
         fill_normal(x.data(), x.size(), random);
-        for (int j = 0; j < s.head_size; ++j) store_half(x[static_cast<std::size_t>(j)], out + 2 * j);
+        for (int j = 0; j < s.head_size; ++j)
+          store_half(x[static_cast<std::size_t>(j)], out + 2 * j);
         set_entry_tag(out, s.head_size, static_cast<uint32_t>(token + 1));
       }
     }
@@ -129,8 +130,7 @@ double largest_difference(const std::vector<float>& one, const std::vector<float
 
 // Levels agree, threads change nothing, and memory beyond the arrays is left alone.
 std::vector<float> solve(const Sizes& s, Plane& key, Plane& value, Random& random) {
-  Guarded<float> query(
-      static_cast<std::size_t>(s.lanes() * s.group * s.tokens * s.head_size));
+  Guarded<float> query(static_cast<std::size_t>(s.lanes() * s.group * s.tokens * s.head_size));
   fill_normal(query.data(), query.size(), random);
   const std::vector<float> plain = attend(*scalar_kernels(), s, query, key, value, serial());
   float largest = 0.0f;

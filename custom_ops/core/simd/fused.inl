@@ -37,8 +37,7 @@ TQ_INLINE void score_tile(const RowFormat& format, const uint8_t* const* rows,
 
 // Asks for the rows one block further on, which the next call wants; never faults.
 TQ_INLINE void prefetch_rows(const uint8_t* row, int stride, int rows) {
-  const uintptr_t from =
-      reinterpret_cast<uintptr_t>(row) + static_cast<uintptr_t>(kBlock * stride);
+  const uintptr_t from = reinterpret_cast<uintptr_t>(row) + static_cast<uintptr_t>(kBlock * stride);
   for (int at = 0; at < rows * stride; at += 64) {
     prefetch(reinterpret_cast<const void*>(from + static_cast<uintptr_t>(at)));
   }

@@ -111,8 +111,8 @@ struct Rows {
     const int last = segment_offset(format, format.bits == 3 ? 2 : 0);
     const uintptr_t begin = reinterpret_cast<uintptr_t>(rows);
     const uintptr_t stride_ = static_cast<uintptr_t>(format.stride);
-    const uintptr_t codes_end =
-        begin + static_cast<uintptr_t>(count - 1) * stride_ + static_cast<uintptr_t>(last + format.slot_size);
+    const uintptr_t codes_end = begin + static_cast<uintptr_t>(count - 1) * stride_ +
+                                static_cast<uintptr_t>(last + format.slot_size);
     const uintptr_t end = reinterpret_cast<uintptr_t>(format.end);
     const uintptr_t limit = end > codes_end ? end : codes_end;
     const uintptr_t reach = static_cast<uintptr_t>(last + pieces(format) * piece_bytes(format));
@@ -133,8 +133,8 @@ struct Rows {
     for (int i = 0; i < segments; ++i) {
       for (int t = in_cache; t < count; ++t) {
         memcpy(copies + i * copied_segment + (t - in_cache) * copy_stride,
-                         cache + t * cache_stride + segment_offset(format, i),
-                         static_cast<size_t>(format.slot_size));
+               cache + t * cache_stride + segment_offset(format, i),
+               static_cast<size_t>(format.slot_size));
       }
     }
   }
@@ -150,9 +150,10 @@ struct Rows {
 struct PacedPrefetch {
   uintptr_t at;
   uintptr_t spacing;  // at most a line
-  int count;          // of a step
+  int count;  // of a step
 
-  PacedPrefetch(tq::PrefetchRange prefetch, int steps) : at(reinterpret_cast<uintptr_t>(prefetch.begin)), spacing(0), count(0) {
+  PacedPrefetch(tq::PrefetchRange prefetch, int steps)
+      : at(reinterpret_cast<uintptr_t>(prefetch.begin)), spacing(0), count(0) {
     if (prefetch.bytes <= 0 || steps <= 0) return;
     const ptrdiff_t each = (prefetch.bytes + steps - 1) / steps;
     count = static_cast<int>((each + kCacheLine - 1) / kCacheLine);
@@ -231,9 +232,7 @@ struct Ending {
 };
 
 TQ_INLINE int factor_count(const RowFormat& format) { return pieces(format) * format.slots * 4; }
-int query_floats(const RowFormat& format) {
-  return factor_count(format) * kFactorFloats + kWords;
-}
+int query_floats(const RowFormat& format) { return factor_count(format) * kFactorFloats + kWords; }
 TQ_INLINE Ending ending_at(const RowFormat& format, const float* prepared) {
   Ending ending;
   memcpy(&ending, prepared + factor_count(format) * kFactorFloats, sizeof ending);
@@ -312,13 +311,13 @@ void prepare_query(const RowFormat& format, const float* natural, float* prepare
 // ---- scores
 // Sums of words of kTileVectors vectors: those of query q from kTileVectors * q on.
 template <int BITS, int QUERIES, int PACKED>
-TQ_INLINE void sum_tile(const RowFormat& format, const Rows& rows, int t, int all, const Tables& tables,
-                        const float* prepared, int pitch, PacedPrefetch& pace, Sums* sums) {
+TQ_INLINE void sum_tile(const RowFormat& format, const Rows& rows, int t, int all,
+                        const Tables& tables, const float* prepared, int pitch, PacedPrefetch& pace,
+                        Sums* sums) {
   constexpr int kTokens = 4 * PACKED;
   constexpr int kPiece = kBytes / PACKED;
-  for_each_number<kTileVectors * QUERIES>([&](auto i) TQ_INLINED {
-    sums[decltype(i)::value] = zero_sums();
-  });
+  for_each_number<kTileVectors * QUERIES>(
+      [&](auto i) TQ_INLINED { sums[decltype(i)::value] = zero_sums(); });
   const ptrdiff_t stride = rows.stride(t);
   const uint8_t* segments[kSegments<BITS>];
   for_each_number<kSegments<BITS>>([&](auto i) TQ_INLINED {
@@ -332,9 +331,8 @@ TQ_INLINE void sum_tile(const RowFormat& format, const Rows& rows, int t, int al
     for_each_number<kTileVectors>([&](auto half) TQ_INLINED {
       for_each_number<kSegments<BITS>>([&](auto segment) TQ_INLINED {
         constexpr int kHalf = decltype(half)::value, kSegment = decltype(segment)::value;
-        load_words<PACKED>(segments[kSegment] + piece * kPiece +
-                               kHalf * kTokens * stride,
-                           stride, words[kHalf][kSegment]);
+        load_words<PACKED>(segments[kSegment] + piece * kPiece + kHalf * kTokens * stride, stride,
+                           words[kHalf][kSegment]);
       });
     });
     const float* of_query[QUERIES];
@@ -373,9 +371,9 @@ TQ_INLINE void sum_tile(const RowFormat& format, const Rows& rows, int t, int al
 
 // scores[q][0 .. tokens of a tile)
 template <int BITS, int QUERIES, int PACKED>
-TQ_INLINE void score_tile(const RowFormat& format, const Rows& rows, int t, int all, const Tables& tables,
-                          const float* prepared, int pitch, const Ending* endings, float unit,
-                          PacedPrefetch& pace, float* scores) {
+TQ_INLINE void score_tile(const RowFormat& format, const Rows& rows, int t, int all,
+                          const Tables& tables, const float* prepared, int pitch,
+                          const Ending* endings, float unit, PacedPrefetch& pace, float* scores) {
   Sums sums[kTileVectors * QUERIES];
   sum_tile<BITS, QUERIES, PACKED>(format, rows, t, all, tables, prepared, pitch, pace, sums);
   for_each_number<QUERIES>([&](auto query) TQ_INLINED {
@@ -387,7 +385,8 @@ TQ_INLINE void score_tile(const RowFormat& format, const Rows& rows, int t, int 
 
 template <int BITS, int QUERIES, int PACKED, class FOLDING = Folding>
 void score_tiles(const RowFormat& format, const uint8_t* rows, int count, const Tables& tables,
-                 const float* prepared, int pitch, float unit, tq::PrefetchRange prefetch, float* scores) {
+                 const float* prepared, int pitch, float unit, tq::PrefetchRange prefetch,
+                 float* scores) {
   constexpr int kTile = 4 * PACKED * kTileVectors;
   const Rows source(format, rows, count, kTile);
   Ending endings[QUERIES];
@@ -410,8 +409,7 @@ void score_tiles(const RowFormat& format, const uint8_t* rows, int count, const 
       for_each_number<QUERIES>([&](auto query) TQ_INLINED {
         constexpr int kQuery = decltype(query)::value;
         FOLDING::store(folded[0][kQuery], folded[1][kQuery], endings[kQuery].total,
-                       endings[kQuery].step * unit,
-                       scores + kQuery * kBlock + t - half * kTile);
+                       endings[kQuery].step * unit, scores + kQuery * kBlock + t - half * kTile);
       });
     }
   } else {
@@ -449,15 +447,15 @@ template <int BITS, int QUERIES, int PACKED>
 struct Passes {
   static constexpr int kHalves = PACKED == 1 && QUERIES > kDeepQueries ? 2 : 1;
   static constexpr int kLines = PACKED == 4 ? 1 : (PACKED == 1 && kHalves == 1 ? 4 : 2);
-  static constexpr int kTogether = slots_together(kSlots<BITS>, QUERIES * kLines);
+  static constexpr int kTogether = slots_together(kSlots<BITS>, QUERIES* kLines);
   static constexpr int kParts = kSlots<BITS> / kTogether;
   static constexpr int kSums = QUERIES * kTogether * kLines;
 };
 
 template <int BITS, int QUERIES, int PACKED, int HALF, int FIRST_SLOT>
 TQ_INLINE void accumulate_pass(const RowFormat& format, const Rows& rows, int count, int piece,
-                               const Tables& tables, const float* operands, float unit, PacedPrefetch& pace,
-                               float* sums, int pitch, int next) {
+                               const Tables& tables, const float* operands, float unit,
+                               PacedPrefetch& pace, float* sums, int pitch, int next) {
   using Cut = Passes<BITS, QUERIES, PACKED>;
   constexpr int kTogether = Cut::kTogether, kLines = Cut::kLines;
   const float* weights = operands;
@@ -524,7 +522,8 @@ TQ_INLINE void accumulate_pass(const RowFormat& format, const Rows& rows, int co
 
 template <int BITS, int QUERIES, int PACKED>
 void accumulate_lines(const RowFormat& format, const uint8_t* rows, int count, const Tables& tables,
-                      const float* operands, float unit, tq::PrefetchRange prefetch, float* sums, int pitch) {
+                      const float* operands, float unit, tq::PrefetchRange prefetch, float* sums,
+                      int pitch) {
   using Cut = Passes<BITS, QUERIES, PACKED>;
   const int all = pieces(format);
   PacedPrefetch pace(prefetch, all * Cut::kHalves * Cut::kParts * ((count + 3) / 4));
@@ -552,7 +551,7 @@ TQ_INLINE bool is_narrow(const RowFormat& format) {
 TQ_INLINE int narrow_lines(const RowFormat& format) { return (format.slot_size + 3) / 4; }
 
 constexpr int kSideRows = kBytes / 4;  // tokens of a line
-constexpr int kMostLines = 6;          // of three segments
+constexpr int kMostLines = 6;  // of three segments
 
 // All lines of a block: [token / kSideRows][segment][line of a slot].
 template <class SIDES>
@@ -563,7 +562,8 @@ struct NarrowRows {
     const int segments = format.bits == 3 ? 3 : 1;
     const int bytes = segments * format.slot_size;
     const int chunks = (bytes + 15) / 16, of_slot = narrow_lines(format);
-    const uintptr_t codes_end = reinterpret_cast<uintptr_t>(rows + (count - 1) * format.stride + bytes);
+    const uintptr_t codes_end =
+        reinterpret_cast<uintptr_t>(rows + (count - 1) * format.stride + bytes);
     const uintptr_t end = reinterpret_cast<uintptr_t>(format.end);
     const uintptr_t limit = end > codes_end ? end : codes_end;
     PacedPrefetch pace(prefetch, (count + kSideRows - 1) / kSideRows);
@@ -599,15 +599,14 @@ struct NarrowRows {
 };
 
 template <int BITS, int QUERIES, int FIRST_SLOT, int TOGETHER, class SIDES>
-TQ_INLINE void accumulate_narrow_pass(const NarrowRows<SIDES>& rows, int count, int line, int of_slot,
-                                      const Tables& tables, const float* operands, float unit,
-                                      float* sums, int pitch) {
+TQ_INLINE void accumulate_narrow_pass(const NarrowRows<SIDES>& rows, int count, int line,
+                                      int of_slot, const Tables& tables, const float* operands,
+                                      float unit, float* sums, int pitch) {
   constexpr int kSides = kStepRows / kSideRows;  // of a step
   for (int step = 0; step * kStepRows < count; ++step) {
     Sums total[QUERIES * TOGETHER];
-    for_each_number<QUERIES * TOGETHER>([&](auto i) TQ_INLINED {
-      total[decltype(i)::value] = zero_sums();
-    });
+    for_each_number<QUERIES * TOGETHER>(
+        [&](auto i) TQ_INLINED { total[decltype(i)::value] = zero_sums(); });
     for (int side = step * kSides; side < (step + 1) * kSides && side * kSideRows < count; ++side) {
       Bytes segment[kSegments<BITS>];
       for_each_number<kSegments<BITS>>([&](auto i) TQ_INLINED {
@@ -621,8 +620,8 @@ TQ_INLINE void accumulate_narrow_pass(const NarrowRows<SIDES>& rows, int count, 
       });
       for_each_number<QUERIES>([&](auto query) TQ_INLINED {
         constexpr int kQuery = decltype(query)::value;
-        const Factors by =
-            SIDES::spread(groups_of(operands + kQuery * tq::kOperandFloats) + side * (kSideRows / 4));
+        const Factors by = SIDES::spread(groups_of(operands + kQuery * tq::kOperandFloats) +
+                                         side * (kSideRows / 4));
         for_each_number<TOGETHER>([&](auto slot) TQ_INLINED {
           constexpr int kSlot = decltype(slot)::value;
           add_value_products(total[kQuery * TOGETHER + kSlot], codes[kSlot], by);
@@ -643,8 +642,8 @@ TQ_INLINE void accumulate_narrow_pass(const NarrowRows<SIDES>& rows, int count, 
 
 template <int BITS, int QUERIES, class SIDES = Sides>
 void accumulate_narrow(const RowFormat& format, const uint8_t* rows, int count,
-                       const Tables& tables, const float* operands, float unit, tq::PrefetchRange prefetch,
-                       float* sums, int pitch) {
+                       const Tables& tables, const float* operands, float unit,
+                       tq::PrefetchRange prefetch, float* sums, int pitch) {
   constexpr int kTogether = slots_together(kSlots<BITS>, QUERIES);
   static_assert(kTogether % 4 == 0);
   const NarrowRows<SIDES> source(format, rows, count, prefetch);
@@ -728,7 +727,8 @@ TQ_INLINE void for_each_share(int queries, Body&& body) {
 }
 
 void score_rows(const RowFormat& format, const uint8_t* rows, int count, const IntegerTable& table,
-                const float* prepared, int pitch, int queries, float* scores, tq::PrefetchRange prefetch) {
+                const float* prepared, int pitch, int queries, float* scores,
+                tq::PrefetchRange prefetch) {
   const Tables entries = make_tables(format, table.entries, make_key_table);
   with_format(format, [&](auto bits, auto many) {
     for_each_share(queries, [&](int first, int some) {
@@ -791,8 +791,8 @@ constexpr int kSoftmaxRows = 8;
 
 template <int PARTS>
 TQ_INLINE void softmax_rows(const float* scores, int rows, const float* key_scales,
-                           const tq::PartScales& value_scales, float* maxima, float* exponentials,
-                           float* operands, PacedPrefetch& pace) {
+                            const tq::PartScales& value_scales, float* maxima, float* exponentials,
+                            float* operands, PacedPrefetch& pace) {
   alignas(64) float weights[kSoftmaxRows][PARTS][kBlock];
   float top[kSoftmaxRows], largest[kSoftmaxRows][PARTS][kSteps];
   for (int r = 0; r < rows; ++r) {
@@ -865,8 +865,8 @@ bool any_reaches(const float* scores, int rows, const float* key_scales, const f
 }
 
 void softmax_block(const float* scores, int rows, const float* key_scales,
-            const tq::PartScales& value_scales, float* maxima, float* exponentials, float* operands,
-            tq::PrefetchRange prefetch) {
+                   const tq::PartScales& value_scales, float* maxima, float* exponentials,
+                   float* operands, tq::PrefetchRange prefetch) {
   PacedPrefetch pace(prefetch, 3 * rows);
   const auto some_of = [&](int first, auto parts) {
     softmax_rows<decltype(parts)::value>(
@@ -883,8 +883,8 @@ void softmax_block(const float* scores, int rows, const float* key_scales,
 }
 
 float softmax_block_zeros(const float* scores, const float* key_scales, const float* key_zeros,
-                   float query_sum, const float* value_scales, const float* value_zeros,
-                   float* maximum, float* operands, float* zeros) {
+                          float query_sum, const float* value_scales, const float* value_zeros,
+                          float* maximum, float* operands, float* zeros) {
   Floats x[kVectors];
   alignas(64) float weights[kBlock];
   const Floats shift = spread(query_sum);
@@ -905,8 +905,7 @@ float softmax_block_zeros(const float* scores, const float* key_scales, const fl
     const Floats weight = exponential(difference(x[i], from));
     sum = total_of_floats(sum, weight);
     of_zeros = multiply_add(weight, load_floats(value_zeros + i * kWords), of_zeros);
-    store_floats(weights + i * kWords,
-                 product(weight, load_floats(value_scales + i * kWords)));
+    store_floats(weights + i * kWords, product(weight, load_floats(value_scales + i * kWords)));
   }
   const float exponentials = sum_of_lanes(sum), all_zeros = sum_of_lanes(of_zeros);
   if (!(exponentials < __builtin_huge_valf()) || !(all_zeros - all_zeros == 0.0f) ||

@@ -54,8 +54,8 @@ TQ_INLINE void add_value_products(Sums& sums, const Codes& values, const Factors
   add_products(sums, values, weights);
 }
 TQ_INLINE Floats value_sums(const Sums& sums) {
-  return vcvtq_f32_s32(vpaddq_s32(vpaddq_s32(sums.word[0], sums.word[1]),
-                                  vpaddq_s32(sums.word[2], sums.word[3])));
+  return vcvtq_f32_s32(
+      vpaddq_s32(vpaddq_s32(sums.word[0], sums.word[1]), vpaddq_s32(sums.word[2], sums.word[3])));
 }
 // The sums of four tokens as floats times `step`.
 template <int PACKED>

@@ -58,9 +58,9 @@ TQ_INLINE int32_t store_weights(const Floats* x, float inverse, Group* groups) {
   for (int i = 0; i < COUNT; i += 2) {
     const __m256i a = rounded(x[i], inverse), b = rounded(x[i + 1], inverse);
     const __m256i pairs = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(groups + 2 * i),
-                     _mm_packus_epi16(_mm256_castsi256_si128(pairs),
-                                      _mm256_extracti128_si256(pairs, 1)));
+    _mm_storeu_si128(
+        reinterpret_cast<__m128i*>(groups + 2 * i),
+        _mm_packus_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1)));
   }
   return 0;
 }

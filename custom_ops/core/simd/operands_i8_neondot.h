@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr int kMaxQueries = 5;   // query rows that share the looked up codes
+constexpr int kMaxQueries = 5;  // query rows that share the looked up codes
 // Sums of values that registers hold at a time; those of one slot may be more.
 constexpr int kMostSums = 20;
 constexpr int kDeepQueries = 5;  // query rows up to which values are taken by whole vectors

@@ -177,23 +177,24 @@ void search(const SearchTables& tables, const Feedback* feedback, const float* y
   }
 #endif
   const float* const table = feedback == nullptr ? tables.table : tables.numbers;
-  with_codes(table, tables.boundaries, tables.levels,
-             [&](const auto& centroids, const auto& count_of) {
-    int r = 0;
-    if (feedback != nullptr) {
-      for (; r + 2 <= rows; r += 2) {
-        search_with_feedback<2>(centroids, count_of, gains, count, tables.unit, feedback + r,
-                                y + r * size, size, codes + r * size, found + r);
-      }
-      for (; r < rows; ++r) {
-        search_with_feedback<1>(centroids, count_of, gains, count, tables.unit, feedback + r,
-                                y + r * size, size, codes + r * size, found + r);
-      }
-    }
-    for (; r < rows; ++r) {
-      found[r] = search_one(centroids, count_of, gains, count, y + r * size, size, codes + r * size);
-    }
-  });
+  with_codes(
+      table, tables.boundaries, tables.levels, [&](const auto& centroids, const auto& count_of) {
+        int r = 0;
+        if (feedback != nullptr) {
+          for (; r + 2 <= rows; r += 2) {
+            search_with_feedback<2>(centroids, count_of, gains, count, tables.unit, feedback + r,
+                                    y + r * size, size, codes + r * size, found + r);
+          }
+          for (; r < rows; ++r) {
+            search_with_feedback<1>(centroids, count_of, gains, count, tables.unit, feedback + r,
+                                    y + r * size, size, codes + r * size, found + r);
+          }
+        }
+        for (; r < rows; ++r) {
+          found[r] =
+              search_one(centroids, count_of, gains, count, y + r * size, size, codes + r * size);
+        }
+      });
 }
 
 }  // namespace

@@ -14,10 +14,10 @@ using tq::kMaxGains;
 using tq::SearchTables;
 
 constexpr int kMaxWidth = 512;  // coordinates of a vector
-constexpr int kGroup = 4;       // rows of bytes that one product adds up
+constexpr int kGroup = 4;  // rows of bytes that one product adds up
 constexpr int kGroups = kFeedbackColumns / kGroup;
 constexpr int kLine = kFeedbackColumns * kGroup;  // bytes
-constexpr int kRows = 4;                          // vectors at once; registers
+constexpr int kRows = 4;  // vectors at once; registers
 
 static_assert(kLanes == kMaxGains && kLanes == kFeedbackColumns && kLanes == tq::kPartialSums);
 
@@ -25,7 +25,7 @@ static_assert(kLanes == kMaxGains && kLanes == kFeedbackColumns && kLanes == tq:
 TQ_INLINE I add_products(I sum, I numbers, const int8_t* bytes) {
   __asm__("vpdpbusd %2%{1to16%}, %1, %0"
           : "+v"(sum)
-          : "v"(numbers), "m"(*reinterpret_cast<const int(*)[1]>(bytes)));
+          : "v"(numbers), "m"(*reinterpret_cast<const int (*)[1]>(bytes)));
   return sum;
 }
 
