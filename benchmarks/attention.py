@@ -187,7 +187,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch", type=_integers, default=[1])
     add("--head-size", type=int, default=128)
     add("--presets", type=_presets, default=["int4"], help="ours")
-    add("--products", type=_words, default=[], metavar="8,16,float", help="ours, with each of them")
+    add("--products", type=_words, default=[], metavar="8,float", help="ours, with each of them")
     add(
         "--windows",
         type=_windows,

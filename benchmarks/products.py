@@ -1,4 +1,4 @@
-"""What products of 16 and of 8 bits cost a decode step: KL divergence from the original, in pairs.
+"""What products of 8 bits cost a decode step: KL divergence from the original, in pairs.
 
 Caches that are written with other products hold other codes, and one code that tips moves the
 divergence by more than the products do. So the caches are frozen here: a session with
@@ -8,7 +8,7 @@ those steps are compared in pairs.
 
     python benchmarks/products.py model.onnx model.int4.onnx
     python benchmarks/products.py smollm2/model.onnx smollm2/int4.onnx --text wikitext2-valid.txt
-    python benchmarks/products.py model.onnx model.int4.onnx --free --products float,8
+    python benchmarks/products.py model.onnx model.int4.onnx --free
 
 With ``--free`` each kind of products decodes the windows token by token with caches of its own, so
 that what its steps write counts, too. That takes as many steps as there are tokens, and the
@@ -52,7 +52,7 @@ from tq_onnx.runtime.variables import PRODUCTS, SKIP_BELOW
 from tq_onnx.verification.interfaces import refuse_stranger
 
 REFERENCE: Final = "float"
-KINDS: Final = (REFERENCE, "16", "8")
+KINDS: Final = (REFERENCE, "8")
 SKIPPING: Final = "skip"
 """Products of the default that leave out values, as kernels do unless they are told otherwise."""
 RELATIVE, ABSOLUTE = 0.01, 0.0002

@@ -51,20 +51,12 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="module")
 def exact_products() -> Iterator[None]:
-    """Products of floats, read when a session is made: for tests of the graph.
+    """Products of floats, read when a session is made: what rounding to 8 bits would hide shows.
 
-    Products with integers have tests of their own, in tests/parity.
+    Products with integers have tests of their own, in custom_ops/tests.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TQ_ONNX_PRODUCTS", "float")
-        yield
-
-
-@pytest.fixture(scope="module")
-def word_products() -> Iterator[None]:
-    """Products of 16 bits, read when a session is made: they hide less than those of 8 bits."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TQ_ONNX_PRODUCTS", "16")
         yield
 
 

@@ -27,13 +27,13 @@ struct Tile {
   float *max, *weight;
 };
 
-// Attends to what is at hand, and joins it with what the tile has summed over rows: its weights are
+// Attends to the resident tokens, and joins them with what the tile has summed over rows: its weights are
 // those of both then, and coded[r] is what the sums over rows have to be multiplied with.
 void attend_exactly(const Kernels& kernels, const WindowRows& window, const Tile& tile,
-                    const AtHand& hand, const float* query, float* sums, float* work,
+                    const ResidentTokens& resident, const float* query, float* sums, float* work,
                     float* coded) {
   float max[WindowTile::kMaxRows], weight[WindowTile::kMaxRows];
-  window.attend({tile.b, tile.n, tile.first, tile.count, hand, query, sums, max, weight}, work);
+  window.attend({tile.b, tile.n, tile.first, tile.count, resident, query, sums, max, weight}, work);
   for (int r = 0; r < tile.count; ++r) {
     const WindowRows::Factors factors =
         WindowRows::merge(tile.max[r], max[r], weight[r], tile.weight + r);
@@ -51,9 +51,9 @@ class GeneralTile {
       : kernels_(kernels), worker_(worker) {}
 
   std::size_t work_size() const {
-    return kRows * (worker_.query_width() + worker_.sums_width() + worker_.shift_width() +
-                    worker_.bucket_width() + worker_.scratch_width() +
-                    2 * worker_.window().width()) +
+    return kRows *
+               (worker_.query_width() + worker_.sums_width() + worker_.shift_width() +
+                worker_.bucket_width() + worker_.scratch_width() + 2 * worker_.window().width()) +
            std::max(worker_.work_size(kRows), worker_.window().work_size(kRows));
   }
 
@@ -78,16 +78,16 @@ class GeneralTile {
       exact[r] = exact_query + static_cast<std::size_t>(r) * window.width();
     }
     worker_.prepare(tile.flat_rows, tile.count, scratch, wide, narrow, exact);
-    const AtHand hand = window.at_hand(tile.b, tile.n);
-    const Range keys = worker_.coded(tile.b, tile.first, tile.first + tile.count - 1, hand);
-    const AttentionRows::Rows rows{tile.b,  tile.n,   tile.first,  tile.count,  hand,
-                                   query,   shifts,   sums,        buckets,     tile.max,
-                                   tile.weight,       keys.high,   {0, 0, 0, 0}};
-    worker_.attend(&rows, 1, keys, true, work);
+    const ResidentTokens resident = window.resident_tokens(tile.b, tile.n);
+    const Range keys =
+        worker_.queries().coded(tile.b, tile.first, tile.first + tile.count - 1, resident);
+    const HeadTask task{tile.b, tile.n,  tile.first, tile.count,  resident,  query,       shifts,
+                        sums,   buckets, tile.max,   tile.weight, keys.high, {0, 0, 0, 0}};
+    worker_.attend(&task, 1, keys, true, work);
     if (window.is_on()) {
       float coded[kRows];
-      attend_exactly(kernels_, window, tile, hand, exact_query, exact_sums, work, coded);
-      for (int r = 0; r < tile.count; ++r) worker_.scale_sums(rows, r, coded[r]);
+      attend_exactly(kernels_, window, tile, resident, exact_query, exact_sums, work, coded);
+      for (int r = 0; r < tile.count; ++r) worker_.scale_sums(task, r, coded[r]);
     }
     for (int r = 0; r < tile.count; ++r) {
       wide[r] = sums + static_cast<std::size_t>(r) * worker_.sums_width();
@@ -110,7 +110,8 @@ class PlainTile {
   PlainTile(const Kernels& kernels, const AttentionCall& call, const AttentionRows& worker)
       : kernels_(kernels),
         call_(call),
-        worker_(worker),
+        queries_(worker.queries()),
+        cursor_(worker.cursor()),
         window_(worker.window()),
         exact_(kernels, call, window_),
         key_(kernels, call.key, call.head_size),
@@ -137,18 +138,18 @@ class PlainTile {
     float* const exact_query = sums + kRows * value_.width();
     float* const exact_sums = exact_query + kRows * window_.width();
     float* const rest = exact_sums + kRows * window_.width();  // rotations and blocks take turns
-    const AtHand hand = window_.at_hand(tile.b, tile.n);
+    const ResidentTokens resident = window_.resident_tokens(tile.b, tile.n);
     prepare(tile, rest, query, exact_query);
     std::fill_n(sums, static_cast<std::size_t>(tile.count) * value_.width(), 0.0f);
     start(tile);
     if (is_integer_) {
-      attend_pairs(tile, hand, rest, query, sums);
+      attend_pairs(tile, resident, rest, query, sums);
     } else {
-      attend(tile, hand, rest, query, sums);
+      attend(tile, resident, rest, query, sums);
     }
     if (window_.is_on()) {
       float coded[kRows];
-      attend_exactly(tile, hand, exact_query, exact_sums, rest, coded);
+      attend_exactly(tile, resident, exact_query, exact_sums, rest, coded);
       for (int r = 0; r < tile.count; ++r) {
         if (coded[r] == 1.0f) continue;
         kernels_.scale(sums + static_cast<std::size_t>(r) * value_.width(), coded[r],
@@ -160,7 +161,7 @@ class PlainTile {
 
  private:
   std::size_t blocks_size() const {
-    return kPrefillBlock * (key_.width() + value_.width() + 2) + 2 * worker_.copy_size();
+    return kPrefillBlock * (key_.width() + value_.width() + 2) + 2 * cursor_.copy_size();
   }
 
   void prepare(const Tile& tile, float* scratch, float* query, float* exact) const {
@@ -169,9 +170,8 @@ class PlainTile {
     float* const rotated = scratch + static_cast<std::ptrdiff_t>(tile.count) * size;
     for (int r = 0; r < tile.count; ++r) {
       load_floats(kernels_, call_.element, call_.query,
-                  static_cast<std::size_t>(worker_.vector_of(tile.flat_rows[r])) * size,
-                  natural + r * size,
-                  static_cast<std::size_t>(size));
+                  static_cast<std::size_t>(queries_.vector_of(tile.flat_rows[r])) * size,
+                  natural + r * size, static_cast<std::size_t>(size));
     }
     kernels_.scale(natural, call_.scale, tile.count * size);
     rotate(kernels_, call_.key_rotation.of(tile.n), natural, rotated, tile.count, size, size);
@@ -191,22 +191,23 @@ class PlainTile {
     if (call_.sink == nullptr) return;
     for (int r = 0; r < tile.count; ++r) {
       load_floats(kernels_, call_.element, call_.sink,
-                  static_cast<std::size_t>(worker_.query_head(tile.n, tile.first + r)),
+                  static_cast<std::size_t>(queries_.query_head(tile.n, tile.first + r)),
                   tile.max + r, 1);
       tile.weight[r] = tile.max[r] == kNoMaximum ? 0.0f : 1.0f;
     }
   }
 
   // body(rows of the keys, rows of the values, count, low, high) for every block; `copies` has
-  // twice what AttentionRows says.
+  // twice what the cursor says.
   template <class Body>
-  void for_each_block(const Tile& tile, const AtHand& hand, uint8_t* copies,
+  void for_each_block(const Tile& tile, const ResidentTokens& resident, uint8_t* copies,
                       const Body& body) const {
     static_assert(kPrefillBlock == kBlock, "blocks do not lie across pages");
-    const Range all = worker_.coded(tile.b, tile.first, tile.first + tile.count - 1, hand);
+    const Range all = queries_.coded(tile.b, tile.first, tile.first + tile.count - 1, resident);
     Range ranges[kRows];
-    for (int r = 0; r < tile.count; ++r) ranges[r] = worker_.coded(tile.b, tile.first + r, hand);
-    int64_t end = worker_.origin(all) + kPrefillBlock;
+    for (int r = 0; r < tile.count; ++r)
+      ranges[r] = queries_.coded(tile.b, tile.first + r, resident);
+    int64_t end = cursor_.origin(all) + kPrefillBlock;
     for (int64_t at = all.low; at < all.high; at = end, end += kPrefillBlock) {
       const int count = static_cast<int>(std::min(end, all.high) - at);
       int low[kRows], high[kRows];
@@ -214,14 +215,14 @@ class PlainTile {
         low[r] = static_cast<int>(std::clamp<int64_t>(ranges[r].low - at, 0, count));
         high[r] = static_cast<int>(std::clamp<int64_t>(ranges[r].high - at, 0, count));
       }
-      body(worker_.block_rows(call_.key, tile.b, tile.n, at, count, copies),
-           worker_.block_rows(call_.value, tile.b, tile.n, at, count,
-                              copies + worker_.copy_size() * sizeof(float)),
+      body(cursor_.block_rows(call_.key, tile.b, tile.n, at, count, copies),
+           cursor_.block_rows(call_.value, tile.b, tile.n, at, count,
+                              copies + cursor_.copy_size() * sizeof(float)),
            count, low, high);
     }
   }
 
-  void attend(const Tile& tile, const AtHand& hand, float* work, const float* query,
+  void attend(const Tile& tile, const ResidentTokens& resident, float* work, const float* query,
               float* sums) const {
     float* const keys = work;
     float* const values = keys + kPrefillBlock * key_.width();
@@ -234,23 +235,25 @@ class PlainTile {
                              static_cast<int>(key_.width()),
                              static_cast<int>(value_.width())};
     uint8_t* const copies = reinterpret_cast<uint8_t*>(value_scales + kPrefillBlock);
-    for_each_block(tile, hand, copies, [&](const uint8_t* key_rows, const uint8_t* value_rows,
-                                           int count, const int* low, const int* high) {
-      key_.decode_keys(key_rows, count, keys);
-      key_.scales(key_rows, count, key_scales);
-      value_.decode_values(value_rows, count, values);
-      value_.scales(value_rows, count, value_scales);
-      kernels_.attend_block(block, query, tile.count, low, high, tile.max, tile.weight, sums);
-    });
+    for_each_block(tile, resident, copies,
+                   [&](const uint8_t* key_rows, const uint8_t* value_rows, int count,
+                       const int* low, const int* high) {
+                     key_.decode_keys(key_rows, count, keys);
+                     key_.scales(key_rows, count, key_scales);
+                     value_.decode_values(value_rows, count, values);
+                     value_.scales(value_rows, count, value_scales);
+                     kernels_.attend_block(block, query, tile.count, low, high, tile.max,
+                                           tile.weight, sums);
+                   });
   }
 
   // As the function of that name.
-  void attend_exactly(const Tile& tile, const AtHand& hand, const float* query, float* sums,
-                      float* work, float* coded) const {
-    const WindowRows::Rows rows{tile.b, tile.n,   tile.first, tile.count, hand,
-                                query,  sums,     tile.max,   tile.weight};
+  void attend_exactly(const Tile& tile, const ResidentTokens& resident, const float* query,
+                      float* sums, float* work, float* coded) const {
+    const WindowRows::Rows rows{tile.b, tile.n, tile.first, tile.count, resident,
+                                query,  sums,   tile.max,   tile.weight};
     if (!exact_.covers(rows)) {
-      return tq::attend_exactly(kernels_, window_, tile, hand, query, sums, work, coded);
+      return tq::attend_exactly(kernels_, window_, tile, resident, query, sums, work, coded);
     }
     float before[kRows];
     std::copy_n(tile.max, tile.count, before);
@@ -261,7 +264,7 @@ class PlainTile {
   }
 
   // `query` is replaced by its words.
-  void attend_pairs(const Tile& tile, const AtHand& hand, float* work, float* query,
+  void attend_pairs(const Tile& tile, const ResidentTokens& resident, float* work, float* query,
                     float* sums) const {
     const std::size_t pairs = key_.width() / 2;
     int32_t* const words = reinterpret_cast<int32_t*>(query);
@@ -273,8 +276,7 @@ class PlainTile {
     }
     int32_t* const keys = reinterpret_cast<int32_t*>(work);
     int32_t* const values = keys + kPrefillBlock * pairs;
-    float* const key_scales =
-        reinterpret_cast<float*>(values + kPrefillBlock / 2 * value_.width());
+    float* const key_scales = reinterpret_cast<float*>(values + kPrefillBlock / 2 * value_.width());
     float* const value_scales = key_scales + kPrefillBlock;
     const PairBlock block{keys,
                           values,
@@ -284,17 +286,18 @@ class PlainTile {
                           static_cast<int>(value_.width()),
                           kernels_.multiply_pairs};
     uint8_t* const copies = reinterpret_cast<uint8_t*>(value_scales + kPrefillBlock);
-    for_each_block(tile, hand, copies, [&](const uint8_t* key_rows, const uint8_t* value_rows,
-                                           int count, const int* low, const int* high) {
-      key_.decode_keys(key_rows, count, keys);
-      key_.scales(key_rows, count, key_scales);
-      kernels_.scale(key_scales, key_.unit(), kPrefillBlock);
-      value_.decode_values(value_rows, count, values);
-      value_.scales(value_rows, count, value_scales);
-      kernels_.scale(value_scales, value_.unit(), kPrefillBlock);
-      kernels_.pairs->attend_block(block, words, steps, tile.count, low, high, tile.max,
-                                   tile.weight, sums);
-    });
+    for_each_block(tile, resident, copies,
+                   [&](const uint8_t* key_rows, const uint8_t* value_rows, int count,
+                       const int* low, const int* high) {
+                     key_.decode_keys(key_rows, count, keys);
+                     key_.scales(key_rows, count, key_scales);
+                     kernels_.scale(key_scales, key_.unit(), kPrefillBlock);
+                     value_.decode_values(value_rows, count, values);
+                     value_.scales(value_rows, count, value_scales);
+                     kernels_.scale(value_scales, value_.unit(), kPrefillBlock);
+                     kernels_.pairs->attend_block(block, words, steps, tile.count, low, high,
+                                                  tile.max, tile.weight, sums);
+                   });
   }
 
   void finish(const Tile& tile, float* scratch, const float* sums, const float* exact) const {
@@ -317,14 +320,15 @@ class PlainTile {
                           out + r * size);
       }
       store_floats(kernels_, call_.element, out + r * size, call_.output,
-                   static_cast<std::size_t>(worker_.vector_of(tile.flat_rows[r])) * size,
+                   static_cast<std::size_t>(queries_.vector_of(tile.flat_rows[r])) * size,
                    static_cast<std::size_t>(size));
     }
   }
 
   const Kernels& kernels_;
   const AttentionCall& call_;
-  const AttentionRows& worker_;
+  const QueryRows& queries_;
+  const PageCursor& cursor_;
   const WindowRows& window_;
   const WindowTile exact_;
   const PlainRows key_, value_;
@@ -335,8 +339,8 @@ template <class AnyTile>
 bool run_tiles(const AttentionCall& call, const AttentionRows& worker, const Parallel& parallel,
                const AnyTile& any) {
   constexpr int kRows = AnyTile::kRows;
-  const int64_t lanes = call.batch * call.heads;
-  const int64_t tiles = (worker.rows() + kRows - 1) / kRows;
+  const int64_t heads = call.batch * call.heads;
+  const int64_t tiles = (worker.queries().count() + kRows - 1) / kRows;
   std::atomic<bool> complete{true};
   auto task = [&](std::size_t index) {
     FloatBuffer buffer(any.work_size());
@@ -344,29 +348,30 @@ bool run_tiles(const AttentionCall& call, const AttentionRows& worker, const Par
       complete = false;
       return;
     }
-    // Tiles of a lane read the same rows and vectors: they go one after the other, the last one,
+    // Tiles of a KV head read the same rows and vectors: they go one after the other, the last one,
     // which sees most in a causal prefill, first, so that threads end together.
     const int64_t first = (tiles - 1 - static_cast<int64_t>(index) % tiles) * kRows;
-    const int64_t lane = static_cast<int64_t>(index) / tiles;
+    const int64_t head = static_cast<int64_t>(index) / tiles;
     int64_t flat_rows[kRows];
     float max[kRows], weight[kRows];
-    const Tile tile{lane / call.heads,
-                    lane % call.heads,
+    const Tile tile{head / call.heads,
+                    head % call.heads,
                     first,
-                    static_cast<int>(std::min<int64_t>(kRows, worker.rows() - first)),
+                    static_cast<int>(std::min<int64_t>(kRows, worker.queries().count() - first)),
                     flat_rows,
                     max,
                     weight};
-    for (int r = 0; r < tile.count; ++r) flat_rows[r] = worker.flat(tile.b, tile.n, first + r);
+    for (int r = 0; r < tile.count; ++r)
+      flat_rows[r] = worker.queries().flat(tile.b, tile.n, first + r);
     any.run(tile, buffer.get());
   };
-  parallel(static_cast<std::size_t>(lanes * tiles), task);
+  parallel(static_cast<std::size_t>(heads * tiles), task);
   return complete;
 }
 
 }  // namespace
 
-bool is_prefill(const AttentionRows& worker) { return worker.rows() > kDecodeRows; }
+bool is_prefill(const AttentionRows& worker) { return worker.queries().count() > kDecodeRows; }
 
 bool run_prefill(const Kernels& kernels, const AttentionCall& call, const AttentionRows& worker,
                  const Parallel& parallel) {

@@ -1,8 +1,9 @@
 // Attention of many query rows per KV head: a task is one tile of them against all keys they see.
 #pragma once
 
-#include "core/attention.h"
+#include "core/attention_call.h"
 #include "core/attention_rows.h"
+#include "core/parallel.h"
 
 namespace tq {
 

@@ -7,6 +7,15 @@
 #include "core/row_format.h"
 
 namespace tq {
+namespace {
+
+// A byte is 8: one slot, the natural order.
+int code_bits(spec::Codec codec) {
+  if (spec::planes(codec).plane[0].width == 8) return 8;
+  return spec::is_rotated(codec.kind) ? spec::index_bits(codec) : codec.bits;
+}
+
+}  // namespace
 
 CodedPart::CodedPart(const Kernels& kernels, const RowFormat& format, const float* table,
                      const std::optional<IntegerTable>& integers)
@@ -29,10 +38,10 @@ void CodedPart::natural_sums(const float* sums, float* natural) const {
 }
 
 void CodedPart::score(const uint8_t* rows, int count, const float* query, int pitch, int queries,
-                      float* scores, Ahead ahead) const {
+                      float* scores, PrefetchRange prefetch) const {
   if (is_integer()) {
     return kernels_.integers->score_rows(format_, rows, count, *integers_, query, pitch, queries,
-                                         scores, ahead);
+                                         scores, prefetch);
   }
   kernels_.score_rows(format_, rows, count, table_, query, queries, scores);
 }
@@ -42,22 +51,23 @@ void CodedPart::accumulate(const uint8_t* rows, int count, const float* weights,
   kernels_.accumulate_rows(format_, rows, count, table_, weights, queries, sums);
 }
 
-void CodedPart::quantise(const uint8_t* rows, int count, const float* weights, float* numbers,
+void CodedPart::quantise(const uint8_t* rows, int count, const float* weights, float* operands,
                          float* sum) const {
-  if (!kernels_.integers->quantise_weights(weights, count, numbers)) {
+  if (!kernels_.integers->quantise_weights(weights, count, operands)) {
     accumulate_nonfinite(rows, count, weights, sum);
   }
 }
 
-void CodedPart::accumulate_numbers(const uint8_t* rows, int count, const float* numbers,
-                                   int queries, float* sums, int pitch, Ahead ahead) const {
-  kernels_.integers->accumulate_rows(format_, rows, count, *integers_, numbers, queries, sums,
-                                     pitch, ahead);
+void CodedPart::accumulate_operands(const uint8_t* rows, int count, const float* operands,
+                                    int queries, float* sums, int pitch,
+                                    PrefetchRange prefetch) const {
+  kernels_.integers->accumulate_rows(format_, rows, count, *integers_, operands, queries, sums,
+                                     pitch, prefetch);
 }
 
 // One query row whose weights are not all finite; a weight of zero adds nothing.
 void CodedPart::accumulate_nonfinite(const uint8_t* rows, int count, const float* weights,
-                                   float* sum) const {
+                                     float* sum) const {
   alignas(64) float value[kMaxIntegerWidth], natural[kMaxIntegerWidth], ordered[kMaxIntegerWidth];
   for (int t = 0; t < count; ++t, rows += format_.stride) {
     if (weights[t] == 0.0f) continue;
@@ -79,6 +89,35 @@ void CodedPart::decode_rows(const uint8_t* rows, int count, float* values) const
 
 void CodedPart::decode_columns(const uint8_t* rows, int count, float* keys) const {
   kernels_.decode_columns(format_, rows, count, table_, keys);
+}
+
+// What the codes stand for: the codebook's centroids; of equal steps, whose numbers are left to scale
+// and zero, codes from the middle of the range, so that little cancels between these two.
+//
+// Scores of keys with zeros bear integers, too. Let a query q be rounded to n steps of its largest
+// coordinate, each off by a deviation of max |q| / (n sqrt(12)): that moves a score by at most
+//   max |q| / (n sqrt(12)) * scale * sqrt(D) (2^bits - 1) / 2,
+// where rounding the keys to their codes has moved it by |q| * scale / sqrt(12). With max |q| < |q|
+// it is less than sqrt(D) (2^bits - 1) / (2 n) of that, however large the zeros are.
+CodedPart first_part(const Kernels& kernels, const CacheView& cache, int head_size,
+                     bool may_round) {
+  const spec::Codec codec = cache.codec;
+  const RowFormat format = row_format(code_bits(codec), spec::class_size(codec, 0, head_size),
+                                      kernels.lanes, cache.stride, cache.end);
+  float table[kTable];
+  std::optional<IntegerTable> integers;
+  if (spec::is_rotated(codec.kind)) {
+    const int levels = 1 << spec::index_bits(codec);
+    fill_table(cache.centroids, levels, table);
+    if (may_round) integers = integers_of(table, levels, kLargestInteger);
+  } else {
+    const int top = (1 << codec.bits) - 1;
+    for (int i = 0; i < kTable; ++i) {
+      table[i] = static_cast<float>(i % (top + 1)) - 0.5f * static_cast<float>(top);
+    }
+    if (may_round) integers = integers_of(table, top + 1, top);
+  }
+  return {kernels, format, table, integers};
 }
 
 }  // namespace tq

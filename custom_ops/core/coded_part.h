@@ -1,15 +1,15 @@
-// Codes that lie together in the rows of a cache, and products with the centroids behind them:
-// with integers where the codebook is made of them, else with floats.
+// The codes of one codebook in the rows of a cache, and products with their centroids: in integers if
+// the centroids are multiples of a unit, else in floats.
 //
-// A row of lloyd_max, uniform or u8 has one such part, a row of prod or of a split kind two
-// (core/parted_rows.h). Scales
-// are none of its business.
+// Rows of lloyd_max, uniform and u8 have one such part, rows of prod and split kinds two. The reader
+// of the rows applies the scales.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 
+#include "core/attention_call.h"
 #include "core/kernels.h"
 
 namespace tq {
@@ -30,25 +30,19 @@ class CodedPart {
   void prepare_query(const float* natural, float* prepared) const;
   void natural_sums(const float* sums, float* natural) const;
 
-  // As many rows, kRowsAhead further on.
-  Ahead ahead_of(const uint8_t* rows, int count) const {
-    return {rows + static_cast<std::ptrdiff_t>(kRowsAhead) * format_.stride,
-            static_cast<std::ptrdiff_t>(count) * format_.stride};
-  }
-
   // In registers, of up to kBlock rows; of floats for up to max_fused queries only. Integer products
-  // ask memory for `ahead` and have rows of queries that are `pitch` floats apart; others ask for what
-  // they read next, and rows lie one after the other.
+  // prefetch what is asked for and have rows of queries that are `pitch` floats apart; others prefetch
+  // what they read next, and rows lie one after the other.
   void score(const uint8_t* rows, int count, const float* query, int pitch, int queries,
-             float* scores, Ahead ahead) const;
+             float* scores, PrefetchRange prefetch) const;
   void accumulate(const uint8_t* rows, int count, const float* weights, int queries,
                   float* sums) const;
 
-  // Where is_integer(), in two steps, see CacheRows; sums are `pitch` floats apart.
-  void quantise(const uint8_t* rows, int count, const float* weights, float* numbers,
+  // Where is_integer(), in two steps, see RowReader; sums are `pitch` floats apart.
+  void quantise(const uint8_t* rows, int count, const float* weights, float* operands,
                 float* sum) const;
-  void accumulate_numbers(const uint8_t* rows, int count, const float* numbers, int queries,
-                          float* sums, int pitch, Ahead ahead) const;
+  void accumulate_operands(const uint8_t* rows, int count, const float* operands, int queries,
+                           float* sums, int pitch, PrefetchRange prefetch) const;
 
   // Centroids in slot order, as Kernels has these.
   void decode_rows(const uint8_t* rows, int count, float* values) const;
@@ -63,5 +57,8 @@ class CodedPart {
   const std::optional<IntegerTable> integers_;
   const int query_width_, sums_width_;
 };
+
+// The codes at the beginning of the rows of a cache; products are taken with integers if they may.
+CodedPart first_part(const Kernels& kernels, const CacheView& cache, int head_size, bool may_round);
 
 }  // namespace tq

@@ -10,7 +10,7 @@
 namespace tq {
 namespace {
 
-constexpr int64_t kBlockFloats = 512;        // that are widened to float32 at a time
+constexpr int64_t kBlockFloats = 512;  // that are widened to float32 at a time
 constexpr int64_t kFloatsPerTask = 8 * 1024;
 constexpr int64_t kBytesPerTask = 64 * 1024;
 
@@ -132,14 +132,14 @@ void transpose(const TransposeCall& call, const Parallel& parallel) {
   const int64_t area = call.rows * call.columns;
   const std::size_t bytes = static_cast<std::size_t>(call.bytes);
   // By what is written: the vectors of y, one after the other.
-  for_shares(call.batch * area, call.bytes, kBytesPerTask, parallel,
-             [&](int64_t first, int64_t end) {
-    for (int64_t to = first; to < end; ++to) {
-      const int64_t batch = to / area, column = to % area / call.rows, row = to % call.rows;
-      const int64_t from = batch * area + row * call.columns + column;
-      std::memcpy(call.y + to * call.bytes, call.x + from * call.bytes, bytes);
-    }
-  });
+  for_shares(
+      call.batch * area, call.bytes, kBytesPerTask, parallel, [&](int64_t first, int64_t end) {
+        for (int64_t to = first; to < end; ++to) {
+          const int64_t batch = to / area, column = to % area / call.rows, row = to % call.rows;
+          const int64_t from = batch * area + row * call.columns + column;
+          std::memcpy(call.y + to * call.bytes, call.x + from * call.bytes, bytes);
+        }
+      });
 }
 
 void gather(const GatherCall& call, const Parallel& parallel) {

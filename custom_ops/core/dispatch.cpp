@@ -12,11 +12,14 @@
 #else
 #include <cpuid.h>
 #endif
-#elif defined(__aarch64__) && defined(__linux__)
+#elif defined(__aarch64__) || defined(_M_ARM64)
+#define TQ_ARM 1
+#if defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
 #elif defined(_WIN32)
 #include <windows.h>
+#endif
 #endif
 
 namespace tq {
@@ -33,8 +36,8 @@ Registers cpuid(uint32_t leaf, uint32_t subleaf) {
 #if defined(_MSC_VER) && !defined(__clang__)
   int out[4];
   __cpuidex(out, static_cast<int>(leaf), static_cast<int>(subleaf));
-  r = {static_cast<uint32_t>(out[0]), static_cast<uint32_t>(out[1]),
-       static_cast<uint32_t>(out[2]), static_cast<uint32_t>(out[3])};
+  r = {static_cast<uint32_t>(out[0]), static_cast<uint32_t>(out[1]), static_cast<uint32_t>(out[2]),
+       static_cast<uint32_t>(out[3])};
 #else
   if (!__get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx)) return {};
 #endif
@@ -74,29 +77,33 @@ bool has_avx512vnni() { return has_avx512() && has(cpuid(7, 0).ecx, 11); }
 
 #endif
 
-#if defined(__aarch64__) && defined(__linux__)
-bool has_neondot() { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
-#elif defined(__aarch64__) && defined(__APPLE__)
-bool has_neondot() { return true; }  // every Apple silicon
-#elif defined(__aarch64__) && defined(_WIN32)
-bool has_neondot() { return IsProcessorFeaturePresent(43) != 0; }  // PF_ARM_V82_DP_INSTRUCTIONS
+#if defined(TQ_ARM)
+
+bool has_neondot() {
+#if defined(__linux__)
+  return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#elif defined(_WIN32)
+  return IsProcessorFeaturePresent(43) != 0;  // PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE
+#elif defined(__APPLE__)
+  return true;  // every Apple silicon
 #else
-bool has_neondot() { return false; }
+  return false;
+#endif
+}
+
 #endif
 
-// A level with integer products, which lie in files of their own.
+// A level and its integer products, which lie in files of their own.
 struct Level {
   Kernels kernels;  // as it is used by default
-  const IntegerKernels *words, *bytes;  // of 16 bits and of 8; `words` may be null
+  const IntegerKernels* integers;
 };
 
-// Products of 8 bits are the default, which take no longer than those of 16. What they cost is in
-// docs/performance.md.
-Level join(const Kernels& kernels, const char* name, const IntegerKernels* words,
-           const IntegerKernels* bytes) {
-  Level level{kernels, words, bytes};
+// Products with integers are the default. What they cost is in docs/performance.md.
+Level join(const Kernels& kernels, const char* name, const IntegerKernels* integers) {
+  Level level{kernels, integers};
   level.kernels.name = name;
-  level.kernels.integers = bytes;
+  level.kernels.integers = integers;
   return level;
 }
 
@@ -105,86 +112,91 @@ Level with_floats(Level level) {
   return level;
 }
 
+// What the others are compared with.
+const Level* scalar_level() {
+  static const Level level = with_floats(join(*scalar_kernels(), "scalar", scalar_integers()));
+  return &level;
+}
+
+#if defined(TQ_X86)
+
 const Level* avx512vnni_level() {
-  if (avx512_kernels() == nullptr || avx512vnni_integers() == nullptr) return nullptr;
   static const Level level = [] {
-    Level all = join(*avx512_kernels(), "avx512vnni", avx512vnni_integers(),
-                     avx512vnni_integers8());
+    Level all = join(*avx512_kernels(), "avx512vnni", avx512vnni_integers());
     all.kernels.multiply_pairs = avx512vnni_multiply_pairs();
     all.kernels.search_bytes = avx512vnni_search_bytes();
     return all;
   }();
-  return &level;
+  return level.integers == nullptr ? nullptr : &level;
 }
 
 // Without VNNI, floats of 512 bits are 1.3 to 1.6 times as fast as the integers of AVX2.
 const Level* avx512_level() {
-  if (avx512_kernels() == nullptr) return nullptr;
-  static const Level level =
-      with_floats(join(*avx512_kernels(), "avx512", nullptr, avx2_integers8()));
+  static const Level level = with_floats(join(*avx512_kernels(), "avx512", avx2_integers()));
   return &level;
 }
 
 const Level* avxvnni_level() {
-  if (avx2_kernels() == nullptr || avxvnni_integers8() == nullptr) return nullptr;
-  static const Level level =
-      join(*avx2_kernels(), "avxvnni", avx2_integers(), avxvnni_integers8());
-  return &level;
+  static const Level level = join(*avx2_kernels(), "avxvnni", avxvnni_integers());
+  return level.integers == nullptr ? nullptr : &level;
 }
 
 const Level* avx2_level() {
-  if (avx2_kernels() == nullptr) return nullptr;
-  static const Level level = join(*avx2_kernels(), "avx2", avx2_integers(), avx2_integers8());
-  return &level;
-}
-
-const Level* neondot_level() {
-  if (neon_kernels() == nullptr || neondot_integers() == nullptr) return nullptr;
-  static const Level level =
-      join(*neon_kernels(), "neondot", neondot_integers(), neondot_integers8());
-  return &level;
-}
-
-const Level* neon_level() {
-  if (neon_kernels() == nullptr) return nullptr;
-  static const Level level = join(*neon_kernels(), "neon", neon_integers(), neon_integers8());
-  return &level;
-}
-
-// What the others are compared with.
-const Level* scalar_level() {
-  static const Level level =
-      with_floats(join(*scalar_kernels(), "scalar", nullptr, scalar_integers8()));
+  static const Level level = join(*avx2_kernels(), "avx2", avx2_integers());
   return &level;
 }
 
 bool is_supported(const Level* level) {
-#ifdef TQ_X86
   if (level == avx512vnni_level()) return has_avx512vnni();
   if (level == avx512_level()) return has_avx512();
   if (level == avxvnni_level()) return has_avxvnni();
-  if (level == avx2_level()) return has_avx2();
-#endif
-  if (level == neondot_level()) return has_neondot();
-  return level != nullptr;  // NEON is part of every aarch64
+  return level != avx2_level() || has_avx2();
 }
 
+#elif defined(TQ_ARM)
+
+const Level* neondot_level() {
+  static const Level level = join(*neon_kernels(), "neondot", neondot_integers());
+  return level.integers == nullptr ? nullptr : &level;
+}
+
+const Level* neon_level() {
+  static const Level level = join(*neon_kernels(), "neon", neon_integers());
+  return &level;
+}
+
+bool is_supported(const Level* level) {
+  return level != neondot_level() || has_neondot();  // NEON is part of every aarch64
+}
+
+#else
+
+bool is_supported(const Level*) { return true; }
+
+#endif
+
+// Best first; those that the compiler has.
 std::vector<const Level*> compiled_levels() {
   std::vector<const Level*> all;
-  for (const Level* level : {avx512vnni_level(), avx512_level(), avxvnni_level(), avx2_level(),
-                             neondot_level(), neon_level(), scalar_level()}) {
+  for (const Level* level : {
+#if defined(TQ_X86)
+           avx512vnni_level(), avx512_level(), avxvnni_level(), avx2_level(),
+#elif defined(TQ_ARM)
+           neondot_level(), neon_level(),
+#endif
+           scalar_level()}) {
     if (level != nullptr) all.push_back(level);
   }
   return all;
 }
 
 // The levels of supported_kernels() with the same products.
-std::vector<Kernels> with_same_products(bool has_integers, bool has_bytes) {
+std::vector<Kernels> with_same_products(bool has_integers) {
   std::vector<Kernels> all;
   for (const Level* level : compiled_levels()) {
     if (!is_supported(level)) continue;
     all.push_back(level->kernels);
-    all.back().integers = has_bytes ? level->bytes : (has_integers ? level->words : nullptr);
+    all.back().integers = has_integers ? level->integers : nullptr;
     if (!has_integers) all.back().multiply_pairs = nullptr;
   }
   return all;
@@ -220,15 +232,15 @@ const Kernels* find_kernels(const char* name, std::string& reason) {
 
 const Kernels* with_products(const Kernels& kernels, const char* name, std::string& reason) {
   if (name == nullptr || *name == '\0') return &kernels;
-  static const std::vector<Kernels> of_floats = with_same_products(false, false);
-  static const std::vector<Kernels> of_words = with_same_products(true, false);
-  static const std::vector<Kernels> of_bytes = with_same_products(true, true);
+  static const std::vector<Kernels> of_floats = with_same_products(false);
+  static const std::vector<Kernels> of_integers = with_same_products(true);
   const std::vector<Kernels>* all = nullptr;
   if (std::strcmp(name, "float") == 0) all = &of_floats;
-  if (std::strcmp(name, "16") == 0) all = &of_words;
-  if (std::strcmp(name, "8") == 0) all = &of_bytes;
+  if (std::strcmp(name, "8") == 0) all = &of_integers;
   if (all == nullptr) {
-    reason = std::string(kProductsVariable) + " is '" + name + "', expected 8, 16 or float";
+    const bool is_gone = std::strcmp(name, "16") == 0;
+    reason = std::string(kProductsVariable) + " is '" + name + "', " +
+             (is_gone ? "which was removed: unset it, or use 8 or float" : "expected 8 or float");
     return nullptr;
   }
   for (const Kernels& one : *all) {

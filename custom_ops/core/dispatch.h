@@ -22,9 +22,9 @@ const Kernels* find_kernels(const char* name, std::string& reason);
 // Environment variable that chooses how products with codes are taken.
 inline constexpr char kProductsVariable[] = "TQ_ONNX_PRODUCTS";
 
-// The same level with the products called `name`: 8 or 16 bits of queries and weights, or float; its
-// own where `name` is null or empty (8, or float of avx512 and scalar); null, with a reason, for
-// another name. Products of 16 bits are those of floats where a level has none.
+// The same level with the products called `name`: 8 bits of queries and weights, or float; its own
+// where `name` is null or empty (8, or float of avx512 and scalar); null, with a reason, for another
+// name.
 const Kernels* with_products(const Kernels& kernels, const char* name, std::string& reason);
 
 }  // namespace tq

@@ -10,8 +10,8 @@
 namespace tq {
 namespace {
 
-constexpr int64_t kFewRows = 8;       // per task, where there are not many tasks
-constexpr int64_t kFewRowsFed = 4;    // likewise, where errors are fed back
+constexpr int64_t kFewRows = 8;  // per task, where there are not many tasks
+constexpr int64_t kFewRowsFed = 4;  // likewise, where errors are fed back
 constexpr int64_t kManyTasks = 16;
 constexpr int64_t kCopyBytesPerTask = 256 * 1024;
 
@@ -135,8 +135,7 @@ struct Keeper {
     uint8_t* const out = call.present + lane * call.present_slots * width;
     const int64_t copied = std::min(to, call.past_slots);
     if (from < copied) {
-      std::memcpy(out + from * width,
-                  call.past + (lane * call.past_slots + from) * width,
+      std::memcpy(out + from * width, call.past + (lane * call.past_slots + from) * width,
                   static_cast<std::size_t>((copied - from) * width));
     }
     const int64_t zeroed = std::max(from, copied);
@@ -193,8 +192,7 @@ void encode(const Kernels& kernels, const EncodeCall& call, const Parallel& para
     return run_with_entries(kernels, call, parallel, tasks, Copy{call, rows, share});
   }
   const RowEncoder encoder(kernels, call);
-  run_with_entries(kernels, call, parallel, tasks,
-                   Encode{kernels, call, encoder, rows, share});
+  run_with_entries(kernels, call, parallel, tasks, Encode{kernels, call, encoder, rows, share});
 }
 
 }  // namespace tq

@@ -10,9 +10,7 @@
 namespace tq {
 namespace {
 
-int padded(int size) {
-  return (size + kFeedbackColumns - 1) / kFeedbackColumns * kFeedbackColumns;
-}
+int padded(int size) { return (size + kFeedbackColumns - 1) / kFeedbackColumns * kFeedbackColumns; }
 
 // Whole steps, at most kFeedbackSteps of them; what is no number is none.
 float whole_steps(float factor, float step) {
@@ -85,8 +83,7 @@ void FeedbackMatrices::fill(const float* matrix, std::size_t pitch, std::size_t 
   }
 }
 
-bool FeedbackMatrices::as_bytes(const Kernels& kernels, spec::Codec codec,
-                                const float* centroids) {
+bool FeedbackMatrices::as_bytes(const Kernels& kernels, spec::Codec codec, const float* centroids) {
   if (kernels.search_bytes == nullptr) return false;
   for (int k = 0; k < spec::classes(codec.kind); ++k) {
     const int levels = 1 << spec::index_bits(codec, k);

@@ -30,9 +30,7 @@ inline int32_t largest_magnitude(const float* x, int size) {
 }
 
 // Whether no element is an infinity or NaN.
-inline bool is_finite(const float* x, int size) {
-  return largest_magnitude(x, size) < 0x7f800000;
-}
+inline bool is_finite(const float* x, int size) { return largest_magnitude(x, size) < 0x7f800000; }
 
 inline float half_to_float(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;

@@ -35,22 +35,22 @@ void prepare_query(const RowFormat& format, const float* natural, float* prepare
     most = std::max(most, std::fabs(natural[j]));
   }
   const float inverse = finite ? inverse_step(most, kLargestByte) : 0.0f;
-  int8_t* const numbers = reinterpret_cast<int8_t*>(prepared);
+  int8_t* const operands = reinterpret_cast<int8_t*>(prepared);
   for (int j = 0; j < format.head_size; ++j) {
-    numbers[j] = finite ? static_cast<int8_t>(std::nearbyint(natural[j] * inverse)) : int8_t{0};
+    operands[j] = finite ? static_cast<int8_t>(std::nearbyint(natural[j] * inverse)) : int8_t{0};
   }
   prepared[whole_floats(format.head_size)] = finite ? most / kLargestByte : kNan;
 }
 
 void decode_row(const RowFormat& format, const uint8_t* row, const IntegerTable& table,
-                int* numbers) {
+                int* operands) {
   for (int j = 0; j < format.head_size; ++j) {
-    numbers[j] = table.entries[code_at(format, row, j) % 16];
+    operands[j] = table.entries[code_at(format, row, j) % 16];
   }
 }
 
 void score_rows(const RowFormat& format, const uint8_t* rows, int count, const IntegerTable& table,
-                const float* prepared, int pitch, int queries, float* scores, Ahead) {
+                const float* prepared, int pitch, int queries, float* scores, PrefetchRange) {
   int key[kMaxHeadSize];
   for (int t = 0; t < count; ++t) {
     decode_row(format, rows + static_cast<ptrdiff_t>(t) * format.stride, table, key);
@@ -66,8 +66,8 @@ void score_rows(const RowFormat& format, const uint8_t* rows, int count, const I
 }
 
 // A row of a block of weights: uint8_t [kBlock], then the values of the steps.
-void store_numbers(const float* weights, float* numbers) {
-  uint8_t* const out = reinterpret_cast<uint8_t*>(numbers);
+void store_operands(const float* weights, float* operands) {
+  uint8_t* const out = reinterpret_cast<uint8_t*>(operands);
   for (int step = 0; step < kSteps; ++step) {
     const float* const some = weights + step * kByteStepRows;
     const float most = *std::max_element(some, some + kByteStepRows);
@@ -75,7 +75,7 @@ void store_numbers(const float* weights, float* numbers) {
     for (int t = 0; t < kByteStepRows; ++t) {
       out[step * kByteStepRows + t] = static_cast<uint8_t>(std::nearbyint(some[t] * inverse));
     }
-    numbers[kBlock / 4 + step] = most / kLargestByteWeight;
+    operands[kBlock / 4 + step] = most / kLargestByteWeight;
   }
 }
 
@@ -83,12 +83,12 @@ bool are_weights(const float* weights) {
   return std::all_of(weights, weights + kBlock, [](float x) { return x >= 0.0f && x < kInfinity; });
 }
 
-bool quantise_weights(const float* weights, int count, float* numbers) {
+bool quantise_weights(const float* weights, int count, float* operands) {
   float all[kBlock] = {};
   std::copy_n(weights, count, all);
   const bool are_good = are_weights(all);
   if (!are_good) std::fill_n(all, kBlock, 0.0f);
-  store_numbers(all, numbers);
+  store_operands(all, operands);
   return are_good;
 }
 
@@ -104,8 +104,8 @@ float exponential(float x) {
   return std::isnan(p) ? p : std::ldexp(p, static_cast<int>(n));
 }
 
-float soften_row(const float* scores, const float* key_scales, const PartScales& value_scales,
-                 float* maximum, float* numbers) {
+float softmax_row(const float* scores, const float* key_scales, const PartScales& value_scales,
+                  float* maximum, float* operands) {
   float x[kBlock], scaled[kMaxParts * kBlock];
   float max = *maximum;
   for (int t = 0; t < kBlock; ++t) {
@@ -127,23 +127,24 @@ float soften_row(const float* scores, const float* key_scales, const PartScales&
   }
   if (!are_good) return kNan;
   for (int p = 0; p < value_scales.parts; ++p) {
-    store_numbers(scaled + p * kBlock, numbers + p * value_scales.pitch);
+    store_operands(scaled + p * kBlock, operands + p * value_scales.pitch);
   }
   *maximum = max;
   return sum;
 }
 
-void soften(const float* scores, int rows, const float* key_scales,
-            const PartScales& value_scales, float* maxima, float* exponentials, float* numbers, Ahead) {
+void softmax_block(const float* scores, int rows, const float* key_scales,
+                   const PartScales& value_scales, float* maxima, float* exponentials,
+                   float* operands, PrefetchRange) {
   for (int r = 0; r < rows; ++r) {
-    exponentials[r] = soften_row(scores + r * kBlock, key_scales, value_scales, maxima + r,
-                                 numbers + r * kNumbersFloats);
+    exponentials[r] = softmax_row(scores + r * kBlock, key_scales, value_scales, maxima + r,
+                                  operands + r * kOperandFloats);
   }
 }
 
-float soften_zeros(const float* scores, const float* key_scales, const float* key_zeros,
-                   float query_sum, const float* value_scales, const float* value_zeros,
-                   float* maximum, float* numbers, float* zeros) {
+float softmax_block_zeros(const float* scores, const float* key_scales, const float* key_zeros,
+                          float query_sum, const float* value_scales, const float* value_zeros,
+                          float* maximum, float* operands, float* zeros) {
   float x[kBlock];
   float max = *maximum;
   for (int t = 0; t < kBlock; ++t) {
@@ -159,7 +160,7 @@ float soften_zeros(const float* scores, const float* key_scales, const float* ke
     x[t] = weight * value_scales[t];
   }
   if (!(sum < kInfinity) || !std::isfinite(of_zeros) || !are_weights(x)) return kNan;
-  store_numbers(x, numbers);
+  store_operands(x, operands);
   *maximum = max;
   *zeros = of_zeros;
   return sum;
@@ -176,7 +177,7 @@ bool any_reaches(const float* scores, int rows, const float* key_scales, const f
 
 // Of up to kMaxQueries query rows.
 void accumulate_some(const RowFormat& format, const uint8_t* rows, int count,
-                     const IntegerTable& table, const float* numbers, int queries, float* sums,
+                     const IntegerTable& table, const float* operands, int queries, float* sums,
                      int pitch) {
   int value[kMaxHeadSize];
   int32_t totals[kMaxQueries * kMaxHeadSize];
@@ -185,13 +186,13 @@ void accumulate_some(const RowFormat& format, const uint8_t* rows, int count,
     for (int t = from; t < std::min(count, from + kByteStepRows); ++t) {
       decode_row(format, rows + static_cast<ptrdiff_t>(t) * format.stride, table, value);
       for (int r = 0; r < queries; ++r) {
-        const int weight = reinterpret_cast<const uint8_t*>(numbers + r * kNumbersFloats)[t];
+        const int weight = reinterpret_cast<const uint8_t*>(operands + r * kOperandFloats)[t];
         int32_t* const total = totals + r * format.head_size;
         for (int j = 0; j < format.head_size; ++j) total[j] += weight * value[j];
       }
     }
     for (int r = 0; r < queries; ++r) {
-      const float step = numbers[r * kNumbersFloats + kBlock / 4 + from / kByteStepRows];
+      const float step = operands[r * kOperandFloats + kBlock / 4 + from / kByteStepRows];
       const float by = step * table.unit;
       float* const sum = sums + r * pitch;
       for (int j = 0; j < format.head_size; ++j) {
@@ -202,10 +203,10 @@ void accumulate_some(const RowFormat& format, const uint8_t* rows, int count,
 }
 
 void accumulate_rows(const RowFormat& format, const uint8_t* rows, int count,
-                     const IntegerTable& table, const float* numbers, int queries, float* sums,
-                     int pitch, Ahead) {
+                     const IntegerTable& table, const float* operands, int queries, float* sums,
+                     int pitch, PrefetchRange) {
   for (int first = 0; first < queries; first += kMaxQueries) {
-    accumulate_some(format, rows, count, table, numbers + first * kNumbersFloats,
+    accumulate_some(format, rows, count, table, operands + first * kOperandFloats,
                     std::min(kMaxQueries, queries - first), sums + first * pitch, pitch);
   }
 }
@@ -216,16 +217,13 @@ void copy_sums(const RowFormat& format, const float* from, float* to) {
 
 constexpr IntegerKernels make_integer_kernels() {
   IntegerKernels all{};
-  all.largest_number = kLargestByte;
-  all.largest_weight = kLargestByteWeight;
-  all.step_rows = kByteStepRows;
   all.query_floats = query_floats;
   all.sums_floats = sums_floats;
   all.prepare_query = prepare_query;
   all.score_rows = score_rows;
   all.quantise_weights = quantise_weights;
-  all.soften = soften;
-  all.soften_zeros = soften_zeros;
+  all.softmax_block = softmax_block;
+  all.softmax_block_zeros = softmax_block_zeros;
   all.any_reaches = any_reaches;
   all.accumulate_rows = accumulate_rows;
   all.natural_sums = copy_sums;
@@ -237,6 +235,6 @@ constexpr IntegerKernels kIntegerKernels = make_integer_kernels();
 
 }  // namespace
 
-const IntegerKernels* scalar_integers8() { return &kIntegerKernels; }
+const IntegerKernels* scalar_integers() { return &kIntegerKernels; }
 
 }  // namespace tq

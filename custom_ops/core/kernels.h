@@ -20,14 +20,14 @@ namespace tq {
 // Tokens per block of the online softmax; a multiple of every instruction set's lanes.
 constexpr int kBlock = 128;
 
-// Rows between what integer products read and what they ask memory for.
+// Rows between what integer products read and what they prefetch.
 constexpr int kRowsAhead = 256;
 constexpr int kCacheLine = 64;  // bytes that a processor reads at once
 
-// What a kernel asks memory for while it works, evenly: a processor drops requests that come faster
-// than memory answers. None where `bytes` is 0.
-struct Ahead {
-  const uint8_t* at;
+// What a kernel prefetches while it works, spread evenly over the work: a processor drops requests
+// that come faster than memory answers. None where `bytes` is 0.
+struct PrefetchRange {
+  const uint8_t* begin;
   ptrdiff_t bytes;
 };
 
@@ -47,10 +47,10 @@ constexpr int kMaxGains = 16;
 // What an encoder that searches has (tq_onnx/codec/search.py).
 struct SearchTables {
   const float* gains;  // in the order of preference
-  int count;           // at most kMaxGains
+  int count;  // at most kMaxGains
   const float* boundaries;
   int levels;
-  const float* table;    // kTable centroids
+  const float* table;  // kTable centroids
   const float* numbers;  // the same over `unit`: whole numbers up to 127, or centroids and 1
   float unit;
 };
@@ -63,7 +63,7 @@ constexpr int kFeedbackColumns = 16, kFeedbackZero = 128;
 // The moments of the queries of one KV head, L diag(h) L^T; L in whole steps of its columns. Arrays
 // of columns have zeros up to a multiple of kFeedbackColumns.
 struct Feedback {
-  const float* lower;    // [D, D] below the diagonal; null where there are bytes
+  const float* lower;  // [D, D] below the diagonal; null where there are bytes
   // Four rows i of one column j after the other: [j / 16][i / 4][j % 16][i % 4], else null.
   const int8_t* bytes;
   const int32_t* starts;  // - kFeedbackZero times the sum of a column of bytes
@@ -73,9 +73,9 @@ struct Feedback {
 
 // The codes c that stay, and products of them with the vector u, in the moments of the queries.
 struct Found {
-  float own;      // <u, u>; 1 without feedback
+  float own;  // <u, u>; 1 without feedback
   float product;  // <u, c>
-  float square;   // <c, c>
+  float square;  // <c, c>
 };
 
 using SearchBytes = void (*)(const SearchTables& tables, const Feedback* feedback, const float* y,
@@ -106,7 +106,7 @@ struct IntegerTable {
 constexpr int kMaxIntegerWidth = 576;
 
 // Floats that a row of a block of integers takes.
-constexpr int kNumbersFloats = kBlock / 2 + 4;
+constexpr int kOperandFloats = kBlock / 2 + 4;
 
 // Numbers of 8 bits, the same at every level: a query is rounded to 127ths of its largest, weights
 // to 255ths of the largest of kByteStepRows of them.
@@ -124,43 +124,39 @@ struct PartScales {
 constexpr int kMaxParts = 2;
 
 // Products with integers, for codes of at most 16 levels. Numbers that are multiplied with codes
-// are rounded to steps of the largest of their row or block: to 16 bits, exact to some 3e-5 of the
-// result, or to 8.
+// are rounded to 8 bits: steps of the largest of their row or block.
 struct IntegerKernels {
-  float largest_number;  // steps of the largest coordinate of a query
-  float largest_weight;  // steps of the largest of `step_rows` weights
-  int step_rows;
   int (*query_floats)(const RowFormat& format);  // of a prepared query row
-  int (*sums_floats)(const RowFormat& format);   // of a row of sums
+  int (*sums_floats)(const RowFormat& format);  // of a row of sums
   void (*prepare_query)(const RowFormat& format, const float* natural, float* prepared);
   // scores[r][t] = <query[r], centroids of row t>, leading dimensions `pitch` and kBlock; not a
-  // number where query[r] is not finite.
+  // number where query[r] is not finite. May write up to the next multiple of 32 behind count.
   void (*score_rows)(const RowFormat& format, const uint8_t* rows, int count,
                      const IntegerTable& table, const float* prepared, int pitch, int queries,
-                     float* scores, Ahead ahead);
-  // One row of a block of weights as integers, kNumbersFloats long; weights are zero from count to
+                     float* scores, PrefetchRange prefetch);
+  // One row of a block of weights as integers, kOperandFloats long; weights are zero from count to
   // a multiple of the lanes. False, and the integers zeros, where one is negative or not finite.
-  bool (*quantise_weights)(const float* weights, int count, float* numbers);
+  bool (*quantise_weights)(const float* weights, int count, float* operands);
   // The online softmax of rows of a whole block that have no shift, cap, bias or hidden key, from
   // scores without the keys' scales to integers. exponentials[r] is the sum of the exponentials;
   // maxima[r] rises to that of the block if it is larger. NaN, and nothing done for the row, where
   // a weight is none.
-  void (*soften)(const float* scores, int rows, const float* key_scales,
-                 const PartScales& value_scales, float* maxima, float* exponentials,
-                 float* numbers, Ahead ahead);
+  void (*softmax_block)(const float* scores, int rows, const float* key_scales,
+                        const PartScales& value_scales, float* maxima, float* exponentials,
+                        float* operands, PrefetchRange prefetch);
   // The same of one row, of keys and values that have zeros, arrays of kBlock that are zero where
   // a cache has none: a score is scores * key_scales + query_sum * key_zeros, and `zeros` becomes
   // the sum of the exponentials times value_zeros. Returns the sum of the exponentials, or NaN.
-  float (*soften_zeros)(const float* scores, const float* key_scales, const float* key_zeros,
-                        float query_sum, const float* value_scales, const float* value_zeros,
-                        float* maximum, float* numbers, float* zeros);
+  float (*softmax_block_zeros)(const float* scores, const float* key_scales, const float* key_zeros,
+                               float query_sum, const float* value_scales, const float* value_zeros,
+                               float* maximum, float* operands, float* zeros);
   // Whether of a whole block any scores[r][t] * key_scales[t] is at least limits[r], or no number.
   bool (*any_reaches)(const float* scores, int rows, const float* key_scales, const float* limits);
-  // sums[r] += sum over t of numbers[r][t] * centroids of row t, in an order of their own; leading
+  // sums[r] += sum over t of operands[r][t] * centroids of row t, in an order of their own; leading
   // dimension `pitch`.
   void (*accumulate_rows)(const RowFormat& format, const uint8_t* rows, int count,
-                          const IntegerTable& table, const float* numbers, int queries,
-                          float* sums, int pitch, Ahead ahead);
+                          const IntegerTable& table, const float* operands, int queries,
+                          float* sums, int pitch, PrefetchRange prefetch);
   void (*natural_sums)(const RowFormat& format, const float* sums, float* natural);
   // The other way; what is no coordinate becomes zero.
   void (*ordered_sums)(const RowFormat& format, const float* natural, float* sums);
@@ -235,7 +231,8 @@ struct Kernels {
   // each of its other numbers is twice that 32 places before.
   void (*load_scale_pairs)(const uint8_t* at, int stride, int count, const float* table,
                            float* first, float* second);
-  // scores[r][t] = <query[r], centroids of row t>, without the row's scale; queries <= max_fused.
+  // scores[r][t] = <query[r], centroids of row t>, without the row's scale; queries <= max_fused. May
+  // write up to the next multiple of four behind count.
   void (*score_rows)(const RowFormat& format, const uint8_t* rows, int count, const float* table,
                      const float* query, int queries, float* scores);
   // sums[r] += sum over t of weights[r][t] * centroids of row t; queries <= max_fused.
@@ -274,7 +271,7 @@ struct Kernels {
   // and nothing but scaled scores: updates max, weight (the sum of the exponentials) and sums.
   void (*attend_block)(const PrefillBlock& block, const float* query, int rows, const int* low,
                        const int* high, float* max, float* weight, float* sums);
-  const PairKernels* pairs;      // null where the level has none
+  const PairKernels* pairs;  // null where the level has none
   MultiplyPairs multiply_pairs;  // likewise
 
   // ---- attention with few query rows, of rows that are bytes or floats.
@@ -294,28 +291,19 @@ struct Kernels {
                         float* out);
 };
 
-// One function per level; null where the level is not compiled for this architecture.
+// What the level_*.cpp provide, on x86 and on aarch64; integers and search are null where the compiler
+// is none for them.
 const Kernels* scalar_kernels();
+const IntegerKernels* scalar_integers();
 const Kernels* avx2_kernels();
-const Kernels* avx512_kernels();
-const Kernels* neon_kernels();
-
-// Beside the levels of the same instructions, of 16 bits and of 8; null where the compiler is none
-// for them.
 const IntegerKernels* avx2_integers();
-const IntegerKernels* avx2_integers8();
-const IntegerKernels* neon_integers();
-const IntegerKernels* neon_integers8();
-const IntegerKernels* scalar_integers8();
-// Beside the neon level, on processors that have products of bytes.
-const IntegerKernels* neondot_integers();
-const IntegerKernels* neondot_integers8();
-// Beside the avx2 level, likewise.
-const IntegerKernels* avxvnni_integers8();
-// Beside the avx512 level, likewise.
-const IntegerKernels* avx512vnni_integers();
-const IntegerKernels* avx512vnni_integers8();
+const IntegerKernels* avxvnni_integers();  // beside the kernels of avx2
+const Kernels* avx512_kernels();
+const IntegerKernels* avx512vnni_integers();  // beside the kernels of avx512
 MultiplyPairs avx512vnni_multiply_pairs();
 SearchBytes avx512vnni_search_bytes();
+const Kernels* neon_kernels();
+const IntegerKernels* neon_integers();
+const IntegerKernels* neondot_integers();  // beside the kernels of neon
 
 }  // namespace tq

@@ -189,10 +189,9 @@ void encode_fp8(const float* x, uint8_t* codes, int size) {
     const float magnitude = std::fabs(x[j]) <= 448.0f ? std::fabs(x[j]) : 448.0f;
     const uint32_t bits = float_to_bits(magnitude);
     // From exponent bias 127 to 7.
-    const uint32_t code =
-        magnitude <= kFp8Subnormal
-            ? float_to_bits(magnitude + kFp8Magic) - float_to_bits(kFp8Magic)
-            : ((bits + 0x7ffffu + (bits >> 20 & 1u)) >> 20) - (120u << 3);
+    const uint32_t code = magnitude <= kFp8Subnormal
+                              ? float_to_bits(magnitude + kFp8Magic) - float_to_bits(kFp8Magic)
+                              : ((bits + 0x7ffffu + (bits >> 20 & 1u)) >> 20) - (120u << 3);
     codes[j] = static_cast<uint8_t>(code | sign);
   }
 }

@@ -5,6 +5,8 @@
 #include <numeric>
 #include <vector>
 
+#include "core/attention.h"
+
 namespace tq {
 
 bool paged_attention(const Kernels& kernels, const PagedAttentionCall& call,
@@ -25,12 +27,9 @@ bool paged_attention(const Kernels& kernels, const PagedAttentionCall& call,
     const int32_t tokens = tokens_of(requests[first]);
     while (end < count && tokens_of(requests[end]) == tokens) ++end;
     if (tokens == 0) continue;
-    const Paging paging{call.block_table,
-                        call.columns,
-                        call.page_slots,
-                        call.cumulative_lengths[call.requests],
-                        requests.data() + first,
-                        starts.data() + first};
+    const Paging paging{call.block_table,        call.columns,
+                        call.page_slots,         call.cumulative_lengths[call.requests],
+                        requests.data() + first, starts.data() + first};
     AttentionCall batch = call.common;
     batch.batch = static_cast<int64_t>(end - first);
     batch.tokens = tokens;

@@ -12,7 +12,7 @@ struct Paging {
   const int32_t* table;  // [requests, columns]; what tokens need are pages that there are
   int64_t columns;
   int64_t page_slots;  // S
-  int64_t packed;      // tokens of all requests in the tensors of the call
+  int64_t packed;  // tokens of all requests in the tensors of the call
   // Of sequence b of the call, which is one of the requests: its line of the table, and where its
   // tokens begin among the packed ones.
   const int64_t* requests;

@@ -1,12 +1,12 @@
-// The rows of one cache of lloyd_max, as a prefill reads them: decoded block by block, as centroids
-// or as the integers that these are multiples of. Their scales are read apart.
+// The rows of a cache of lloyd_max for a prefill: decoded block by block, to centroids or to integers
+// that are centroids over a unit. Scales are loaded separately.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 
-#include "core/attention.h"
+#include "core/attention_call.h"
 #include "core/kernels.h"
 #include "core/row_format.h"
 

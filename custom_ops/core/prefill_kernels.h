@@ -35,6 +35,8 @@ struct PairBlock {
   MultiplyPairs multiply;
 };
 
+constexpr float kLargestPairNumber = 32767.0f;
+
 // For codes of at most 16 levels in more than one slot. Queries and weights are rounded to 32767
 // steps of the largest of their row, or of their row and block: exact to some 3e-5 of the result.
 struct PairKernels {

@@ -145,8 +145,8 @@ void RowEncoder::encode_rotated(float* x, int count, const int64_t* heads,
 }
 
 // Of rotated unit vectors. Each class is a vector of its own, as long as its share of the row's.
-void RowEncoder::encode_classes(const float* y, int count, const int64_t* heads,
-                                const float* norms, uint8_t* const* rows) const {
+void RowEncoder::encode_classes(const float* y, int count, const int64_t* heads, const float* norms,
+                                uint8_t* const* rows) const {
   alignas(64) float unit[kMaxFloats];
   alignas(64) uint8_t codes[kMaxFloats];
   float lengths[kMaxRows], scales[kMaxRows];

@@ -22,8 +22,7 @@ std::array<float, kBytes> all_scales() {
     // Rounded within an octave, so that numbers 32 places apart are twice each other to the bit.
     const int octave = i / spec::kStepsPerOctave - spec::kUsualScale / spec::kStepsPerOctave;
     const double rest = static_cast<double>(i % spec::kStepsPerOctave) / spec::kStepsPerOctave;
-    scales[static_cast<std::size_t>(i)] =
-        std::ldexp(static_cast<float>(std::exp2(rest)), octave);
+    scales[static_cast<std::size_t>(i)] = std::ldexp(static_cast<float>(std::exp2(rest)), octave);
   }
   return scales;
 }

@@ -1,7 +1,7 @@
-// The exact window: entries of tokens in the overlay, the rows in front of those of the tokens.
+// The exact window. Its entries are in the overlay, the rows in front of the tokens' rows.
 //
-// An entry is a vector as D float16, then the tag: the token's number + 1 as uint32, 0 for none. It
-// fills whole rows. tq_onnx/codec/window.py has the layout and the rule in full.
+// An entry is a vector of D float16, then a tag: the token's number + 1 as uint32, 0 if it is empty.
+// It fills whole rows. tq_onnx/codec/window.py documents the layout and the rule.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace tq {
 
 struct Window {
   int64_t recent, sinks;  // the newest and the first tokens that have entries; 0 and 0: none has
-  int64_t overlay_rows;   // at least what the entries need
+  int64_t overlay_rows;  // at least what the entries need
 
   bool is_on() const { return recent > 0 || sinks > 0; }
   int64_t entries() const { return recent + sinks; }

@@ -1,4 +1,4 @@
-// Attention to the vectors at hand; the contract is in window_rows.h.
+// Attention to resident tokens; the contract is in window_rows.h.
 #include "core/window_rows.h"
 
 #include <algorithm>
@@ -13,9 +13,11 @@ namespace {
 constexpr spec::Codec kHalves{spec::Kind::kRaw, 8 * spec::kEntryElementBytes};
 constexpr int kBlockArrays = 2;  // ones and the bias of a row
 
-CacheRows halves(const Kernels& kernels, int head_size, int64_t stride) {
+std::unique_ptr<const RowReader> half_reader(const Kernels& kernels, const AttentionCall& call,
+                                             int64_t stride) {
+  if (!call.window.is_on()) return nullptr;
   const CacheView view{nullptr, kHalves, static_cast<int>(stride), nullptr};
-  return {kernels, view, Element::kHalf, head_size};
+  return make_row_reader(kernels, view, Element::kHalf, call.head_size);
 }
 
 }  // namespace
@@ -23,13 +25,12 @@ CacheRows halves(const Kernels& kernels, int head_size, int64_t stride) {
 WindowRows::WindowRows(const Kernels& kernels, const AttentionCall& call)
     : kernels_(kernels),
       call_(call),
-      group_(call.query_heads / call.heads),
+      group_(call.group()),
       key_entry_(entry_bytes(call.head_size, call.key.stride)),
       value_entry_(entry_bytes(call.head_size, call.value.stride)),
-      rows_{halves(kernels, call.head_size, key_entry_),
-            halves(kernels, call.head_size, value_entry_)},
-      new_{halves(kernels, call.head_size, spec::kEntryElementBytes * call.head_size),
-           halves(kernels, call.head_size, spec::kEntryElementBytes * call.head_size)} {}
+      entries_{half_reader(kernels, call, key_entry_), half_reader(kernels, call, value_entry_)},
+      new_{half_reader(kernels, call, spec::kEntryElementBytes * call.head_size),
+           half_reader(kernels, call, spec::kEntryElementBytes * call.head_size)} {}
 
 const uint8_t* WindowRows::key_entries(int64_t b, int64_t n) const {
   return call_.key.rows + (b * call_.heads + n) * call_.slots * call_.key.stride;
@@ -51,33 +52,36 @@ bool WindowRows::is_entry_of(int64_t b, int64_t n, int64_t entry, int64_t token)
          entry_tag(value_entries(b, n) + entry * value_entry_, call_.head_size) == tag;
 }
 
-AtHand WindowRows::at_hand(int64_t b, int64_t n) const {
-  if (!is_on()) return kNothingAtHand;
+ResidentTokens WindowRows::resident_tokens(int64_t b, int64_t n) const {
+  if (!is_on()) return kNoResidentTokens;
   const Window& window = call_.window;
-  const int64_t first = past(b), end = first + call_.tokens;
-  AtHand hand{0, end};
+  const int64_t first = call_.past(b), end = first + call_.tokens;
+  ResidentTokens resident{0, end};
   const int64_t most = std::min(window.sinks, end);
-  while (hand.sinks < most && (hand.sinks >= first || has_entry(b, n, hand.sinks))) ++hand.sinks;
-  if (window.recent == 0) return hand;
-  hand.solid = first;
+  while (resident.sinks < most && (resident.sinks >= first || has_entry(b, n, resident.sinks)))
+    ++resident.sinks;
+  if (window.recent == 0) return resident;
+  resident.recent = first;
   const int64_t oldest = std::max<int64_t>(0, first - window.recent + 1);
   // Entries go round: without a division for each token.
   int64_t entry = window.entry(std::max<int64_t>(0, first - 1));
-  while (hand.solid > oldest && is_entry_of(b, n, entry, hand.solid - 1)) {
-    --hand.solid;
-    const bool is_ring = hand.solid > window.sinks;
-    entry = !is_ring ? hand.solid - 1 : entry > window.sinks ? entry - 1 : window.entries() - 1;
+  while (resident.recent > oldest && is_entry_of(b, n, entry, resident.recent - 1)) {
+    --resident.recent;
+    const bool is_ring = resident.recent > window.sinks;
+    entry = !is_ring               ? resident.recent - 1
+            : entry > window.sinks ? entry - 1
+                                   : window.entries() - 1;
   }
-  return hand;
+  return resident;
 }
 
 Range WindowRows::visible(const Rows& rows, int r) const {
-  return visible_range(call_, rows.b, past(rows.b), position(rows, r) - past(rows.b));
+  return visible_range(call_, rows.b, (rows.first + r) / group_);
 }
 
 void WindowRows::load(const Rows& rows, int64_t token, bool is_key, float* x) const {
   const std::size_t size = static_cast<std::size_t>(call_.head_size);
-  const int64_t first = past(rows.b);
+  const int64_t first = call_.past(rows.b);
   alignas(64) uint16_t halves[spec::kMaxHeadSize];
   if (token < first) {
     const uint8_t* const entry =
@@ -99,9 +103,8 @@ void WindowRows::load(const Rows& rows, int64_t token, bool is_key, float* x) co
 
 std::size_t WindowRows::work_size(int rows) const {
   if (!is_on()) return 0;
-  return static_cast<std::size_t>(rows + kBlockArrays) * kBlock +
-         new_size() +
-         std::max({rows_.key.work_size(rows), rows_.value.work_size(rows)});
+  return static_cast<std::size_t>(rows + kBlockArrays) * kBlock + new_size() +
+         std::max(entries_.key->work_size(rows), entries_.value->work_size(rows));
 }
 
 void WindowRows::attend(const Rows& rows, float* work) const {
@@ -112,10 +115,11 @@ void WindowRows::attend(const Rows& rows, float* work) const {
   std::fill_n(work, kBlock, 1.0f);
   attend_entries(rows, work);
   // Tokens of the call without an entry: a prompt has more of them than entries.
-  const int64_t first = past(rows.b);
+  const int64_t first = call_.past(rows.b);
   const int64_t high = visible(rows, rows.count - 1).high;
-  const int64_t recent = std::max(first_recent(position(rows, 0), rows.hand), rows.hand.sinks);
-  attend_new(rows, {first, std::min(rows.hand.sinks, high)}, work);
+  const int64_t recent =
+      std::max(first_recent(position(rows, 0), rows.resident), rows.resident.sinks);
+  attend_new(rows, {first, std::min(rows.resident.sinks, high)}, work);
   attend_new(rows, {std::max(first, recent), high}, work);
 }
 
@@ -123,7 +127,7 @@ void WindowRows::attend_entries(const Rows& rows, float* work) const {
   const uint8_t* const keys = key_entries(rows.b, rows.n);
   const uint8_t* const values = value_entries(rows.b, rows.n);
   const Window& window = call_.window;
-  const int64_t end = past(rows.b) + call_.tokens;
+  const int64_t end = call_.past(rows.b) + call_.tokens;
   // What entries hold, as a rule: that of the newest token is `turn`.
   const int64_t turn = end > window.sinks ? window.entry(end - 1) : -1;
   for (int64_t at = 0; at < window.entries(); at += kBlock) {
@@ -134,9 +138,8 @@ void WindowRows::attend_entries(const Rows& rows, float* work) const {
       const uint32_t tag = entry_tag(keys + entry * key_entry_, call_.head_size);
       const int64_t token = static_cast<int64_t>(tag) - 1;
       const int64_t newest = end - 1 - turn + entry - (entry > turn ? window.recent : 0);
-      const bool is_its = entry >= window.sinks && token == newest
-                              ? token >= window.sinks
-                              : window.entry(token) == entry;
+      const bool is_its = entry >= window.sinks && token == newest ? token >= window.sinks
+                                                                   : window.entry(token) == entry;
       const bool is_there = tag != 0 && token < end && is_its &&
                             entry_tag(values + entry * value_entry_, call_.head_size) == tag;
       tokens[t] = is_there ? token : -1;
@@ -145,9 +148,9 @@ void WindowRows::attend_entries(const Rows& rows, float* work) const {
     const int64_t high = visible(rows, rows.count - 1).high;
     while (count > 0 && (tokens[count - 1] < 0 || tokens[count - 1] >= high)) --count;
     if (count == 0) continue;
-    attend_block(rows,
-                 {rows_, keys + at * key_entry_, values + at * value_entry_, count, tokens, false},
-                 work);
+    attend_block(
+        rows, {entries_, keys + at * key_entry_, values + at * value_entry_, count, tokens, false},
+        work);
   }
 }
 
@@ -156,7 +159,7 @@ void WindowRows::attend_new(const Rows& rows, Range range, float* work) const {
   uint8_t* const keys = reinterpret_cast<uint8_t*>(work + kBlockArrays * kBlock);
   const int most = new_at_once();
   uint8_t* const values = keys + most * size;
-  const int64_t first = (rows.b * call_.heads + rows.n) * call_.tokens - past(rows.b);
+  const int64_t first = (rows.b * call_.heads + rows.n) * call_.tokens - call_.past(rows.b);
   int64_t tokens[kBlock];
   int count = 0;
   for (int64_t token = range.low; token < range.high; ++token) {
@@ -172,7 +175,7 @@ void WindowRows::attend_new(const Rows& rows, Range range, float* work) const {
     }
     if (count == most || (count > 0 && token + 1 == range.high)) {
       const bool is_run = tokens[count - 1] - tokens[0] == count - 1;
-      const bool is_windowed = is_run && tokens[0] >= rows.hand.sinks;
+      const bool is_windowed = is_run && tokens[0] >= rows.resident.sinks;
       attend_block(rows, {new_, keys, values, count, tokens, is_windowed}, work);
       count = 0;
     }
@@ -183,16 +186,16 @@ void WindowRows::attend_new(const Rows& rows, Range range, float* work) const {
 // there is no bias.
 bool WindowRows::hide(const Rows& rows, int r, const Block& block, float* bias) const {
   const Range range = visible(rows, r);
-  const int64_t recent = first_recent(position(rows, r), rows.hand);
+  const int64_t recent = first_recent(position(rows, r), rows.resident);
   const int64_t row = rows.first + r;
   const int64_t* const stride = call_.bias_stride;
-  const int64_t base = rows.b * stride[0] + (rows.n * group_ + row % group_) * stride[1] +
-                       row / group_ * stride[2];
+  const int64_t base =
+      rows.b * stride[0] + (rows.n * group_ + row % group_) * stride[1] + row / group_ * stride[2];
   bool hides = call_.bias != nullptr;
   for (int t = 0; t < block.count; ++t) {
     const int64_t token = block.tokens[t];
     const bool is_taken = token >= range.low && token < range.high &&
-                          (token < rows.hand.sinks || token >= recent);
+                          (token < rows.resident.sinks || token >= recent);
     bias[t] = is_taken ? 0.0f : kNoMaximum;
     hides |= !is_taken;
     if (is_taken && call_.bias != nullptr) {
@@ -211,22 +214,22 @@ void WindowRows::attend_block(const Rows& rows, const Block& block, float* work)
   float* const decoded = scores + static_cast<std::ptrdiff_t>(rows.count) * kBlock;
   const int width = static_cast<int>(this->width());
   std::fill_n(bias, kBlock, 0.0f);
-  block.format.key.score(block.keys, block.count, rows.query, rows.count, decoded, scores, {});
+  block.format.key->score(block.keys, block.count, rows.query, rows.count, decoded, scores, {});
   for (int r = 0; r < rows.count; ++r) {
     float* const row = scores + r * kBlock;
     int low = 0, high = block.count;
     bool hides = false;
     if (block.is_run && call_.bias == nullptr) {
       const Range range = visible(rows, r);
-      const int64_t from = std::max(range.low, first_recent(position(rows, r), rows.hand));
+      const int64_t from = std::max(range.low, first_recent(position(rows, r), rows.resident));
       low = static_cast<int>(std::clamp<int64_t>(from - block.tokens[0], 0, block.count));
       high = static_cast<int>(std::clamp<int64_t>(range.high - block.tokens[0], low, block.count));
     } else {
       hides = hide(rows, r, block, bias);
     }
-    const float max = kernels_.finish_scores(row, ones, nullptr, hides ? bias : nullptr,
-                                             hiding_bias(call_.element), call_.softcap,
-                                             block.count, low, high);
+    const float max =
+        kernels_.finish_scores(row, ones, nullptr, hides ? bias : nullptr,
+                               hiding_bias(call_.element), call_.softcap, block.count, low, high);
     if (max > rows.max[r]) {
       const float factor = std::exp(rows.max[r] - max);
       rows.weight[r] *= factor;
@@ -236,13 +239,13 @@ void WindowRows::attend_block(const Rows& rows, const Block& block, float* work)
     rows.weight[r] +=
         kernels_.weigh(row, ones, block.count, rows.max[r] == kNoMaximum ? 0.0f : rows.max[r]);
   }
-  block.format.value.accumulate(block.values, block.count, scores, rows.count, decoded, rows.sums);
+  block.format.value->accumulate(block.values, block.count, scores, rows.count, decoded, rows.sums);
 }
 
 void WindowRows::add_share(const float* sums, float weight, float* x) const {
   alignas(64) float natural[spec::kMaxHeadSize];
   if (!takes_natural_queries()) {
-    rows_.value.natural_sums(sums, natural);
+    entries_.value->natural_sums(sums, natural);
     sums = natural;
   }
   const float share = 1.0f / weight;

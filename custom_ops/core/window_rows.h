@@ -1,49 +1,22 @@
-// Attention to what is at hand of an exact window, in the space of the vectors.
+// Attention to the tokens of the exact window, with their unquantised vectors, in the space before the
+// rotation.
 //
-// Every token that a query sees is either read from its row or taken exactly, so the keys of a
-// query are split in two: [coded.low, coded.high), which AttentionRows and the tiles of a prefill
-// go through, and those here. Each has its own maximum, weight and sums, which merge() joins.
+// A query sees each token either as a quantised row or exactly. The rows [coded.low, coded.high) are
+// the work of AttentionRows and of the tiles of a prefill; the exact tokens are the work of this
+// class. Each part has a maximum, a weight and sums, which merge() joins.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 
-#include "core/attention.h"
-#include "core/cache_rows.h"
+#include "core/attention_call.h"
 #include "core/kernels.h"
+#include "core/row_reader.h"
 
 namespace tq {
-
-// Maximum of a row whose keys are all hidden so far.
-inline constexpr float kNoMaximum = -std::numeric_limits<float>::infinity();
-
-// Keys that a query sees: [low, high).
-struct Range {
-  int64_t low, high;
-};
-
-// Those of a new token of sequence `b`, by its position alone; both ends rise with the token.
-inline Range visible_range(const AttentionCall& call, int64_t b, int64_t past, int64_t token) {
-  const int64_t position = past + token;
-  Range range{0, call.causal ? position + 1 : past + call.tokens};
-  if (call.sliding_window > 0) {
-    range.low = std::max<int64_t>(0, position - call.sliding_window + 1);
-  }
-  if (call.left_padding != nullptr) {
-    const int64_t padding = call.left_padding[call.padding_per_batch ? b : 0];
-    range.low = std::min(std::max(range.low, padding), range.high);
-  }
-  return range;
-}
-
-// Tokens of one KV head of one sequence whose vectors are at hand without a gap: those before
-// `sinks`, and those from `solid` on.
-struct AtHand {
-  int64_t sinks, solid;
-};
-inline constexpr AtHand kNothingAtHand{0, std::numeric_limits<int64_t>::max()};
 
 class WindowRows {
  public:
@@ -51,19 +24,21 @@ class WindowRows {
   WindowRows(const Kernels& kernels, const AttentionCall& call);
 
   bool is_on() const { return call_.window.is_on(); }
-  AtHand at_hand(int64_t b, int64_t n) const;
+  ResidentTokens resident_tokens(int64_t b, int64_t n) const;
 
   // The part of `visible` that a query at this position reads from rows.
-  Range coded(Range visible, int64_t position, const AtHand& hand) const {
-    const int64_t high = std::min(visible.high, first_recent(position, hand));
-    const int64_t low = std::max(visible.low, hand.sinks);
+  Range coded(Range visible, int64_t position, const ResidentTokens& resident) const {
+    const int64_t high = std::min(visible.high, first_recent(position, resident));
+    const int64_t low = std::max(visible.low, resident.sinks);
     return {low, std::max(low, high)};
   }
 
   // Floats of a query and of its sums; none without a window.
-  std::size_t width() const { return is_on() ? static_cast<std::size_t>(rows_.key.query_width()) : 0; }
+  std::size_t width() const {
+    return is_on() ? static_cast<std::size_t>(entries_.key->query_width()) : 0;
+  }
   void prepare_query(const float* natural, float* prepared) const {
-    if (is_on()) rows_.key.prepare_query(natural, prepared);
+    if (is_on()) entries_.key->prepare_query(natural, prepared);
   }
   // Whether a prepared query is the query itself, and sums lie as it does.
   bool takes_natural_queries() const {
@@ -76,25 +51,24 @@ class WindowRows {
   struct Rows {
     int64_t b, n, first;
     int count;
-    AtHand hand;
+    ResidentTokens resident;
     const float* query;  // [count, width]
-    float* sums;         // [count, width]
+    float* sums;  // [count, width]
     float *max, *weight;  // [count]
   };
 
   // What row r takes exactly: sinks, and the newest tokens behind them.
   Range sinks_of(const Rows& rows, int r) const {
     const Range range = visible(rows, r);
-    return {range.low, std::max(range.low, std::min(range.high, rows.hand.sinks))};
+    return {range.low, std::max(range.low, std::min(range.high, rows.resident.sinks))};
   }
   Range newest_of(const Rows& rows, int r) const {
     const Range range = visible(rows, r);
-    const int64_t low = std::max(range.low, rows.hand.sinks);
-    const int64_t from = std::max(low, first_recent(position(rows, r), rows.hand));
+    const int64_t low = std::max(range.low, rows.resident.sinks);
+    const int64_t from = std::max(low, first_recent(position(rows, r), rows.resident));
     return {from, std::max(from, range.high)};
   }
-  int64_t past(int64_t b) const { return call_.past_length[call_.length_per_batch ? b : 0]; }
-  // The vector [D] of a token at hand, rounded as entries are.
+  // The vector [D] of a resident token, rounded as entries are.
   void load(const Rows& rows, int64_t token, bool is_key, float* x) const;
 
   // Fills sums, max and weight; `work` has work_size(rows.count) floats.
@@ -110,7 +84,7 @@ class WindowRows {
 
  private:
   struct Both {
-    CacheRows key, value;
+    std::unique_ptr<const RowReader> key, value;
   };
   // Vectors of a block, one each `stride` bytes, and the tokens that they are of.
   struct Block {
@@ -118,7 +92,7 @@ class WindowRows {
     const uint8_t *keys, *values;
     int count;
     const int64_t* tokens;  // -1: of none
-    bool is_run;            // one token after the other, none of them a sink
+    bool is_run;  // one token after the other, none of them a sink
   };
 
   // Tokens of the call that are rounded at a time, and the floats that keys and values take.
@@ -128,12 +102,12 @@ class WindowRows {
     return (floats + 15) / 16 * 16;
   }
   int64_t position(const Rows& rows, int r) const {
-    return past(rows.b) + (rows.first + r) / group_;
+    return call_.past(rows.b) + (rows.first + r) / group_;
   }
   Range visible(const Rows& rows, int r) const;
-  int64_t first_recent(int64_t position, const AtHand& hand) const {
+  int64_t first_recent(int64_t position, const ResidentTokens& resident) const {
     return call_.window.recent == 0 ? std::numeric_limits<int64_t>::max()
-                                    : std::max(position - call_.window.recent + 1, hand.solid);
+                                    : std::max(position - call_.window.recent + 1, resident.recent);
   }
   const uint8_t* key_entries(int64_t b, int64_t n) const;
   const uint8_t* value_entries(int64_t b, int64_t n) const;
@@ -148,8 +122,8 @@ class WindowRows {
   const AttentionCall& call_;
   const int64_t group_;
   const int64_t key_entry_, value_entry_;  // bytes
-  const Both rows_;  // of entries
-  const Both new_;   // of vectors of the call
+  const Both entries_;  // readers of what entries hold; none without a window
+  const Both new_;  // of vectors of the call, likewise
 };
 
 }  // namespace tq

@@ -8,14 +8,14 @@
 namespace tq {
 namespace {
 
-constexpr Range (WindowRows::*kRuns[])(const WindowRows::Rows& rows, int r) const = {
+constexpr Range (WindowRows::* kRuns[])(const WindowRows::Rows& rows, int r) const = {
     &WindowRows::sinks_of, &WindowRows::newest_of};
 
 }  // namespace
 
 bool WindowTile::covers(const WindowRows::Rows& rows) const {
   // Vectors of the call are made finite, entries may hold anything.
-  const int64_t past = window_.past(rows.b);
+  const int64_t past = call_.past(rows.b);
   alignas(64) float value[spec::kMaxHeadSize];
   for (const Taken taken : kRuns) {
     const Range all = all_of(rows, taken);
@@ -68,7 +68,7 @@ Range WindowTile::all_of(const WindowRows::Rows& rows, Taken taken) const {
   return {(window_.*taken)(rows, 0).low, (window_.*taken)(rows, rows.count - 1).high};
 }
 
-// Vectors of tokens that are at hand, each in `width` floats.
+// Vectors of resident tokens, each in `width` floats.
 void WindowTile::load(const WindowRows::Rows& rows, bool is_key, int64_t first, int count,
                       float* out) const {
   const int size = call_.head_size, width = static_cast<int>(window_.width());

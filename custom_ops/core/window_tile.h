@@ -1,13 +1,12 @@
-// What the query rows of a prefill's tile take exactly, by kernels.attend_block.
+// The exact window of the query rows of a prefill's tile, by kernels.attend_block.
 //
-// Of the vectors at hand a query row takes two runs of tokens, sinks and the newest ones. So a few
-// neighbouring rows meet little of what their tile takes.
+// A query row attends exactly to two runs of tokens: the sinks and the newest ones.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "core/attention.h"
+#include "core/attention_call.h"
 #include "core/kernels.h"
 #include "core/window_rows.h"
 

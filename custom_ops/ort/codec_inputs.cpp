@@ -82,10 +82,10 @@ int expect_rows(const char* op, const Tensor& cache, spec::Codec codec, int head
   const int64_t width = cache.dims[3];
   const int used = spec::row_bytes(codec, head_size);
   if (width < used || width > kMaxRowWidth) {
-    throw OpError(std::string(op) + ": " + cache.name + " has row width " + std::to_string(width) +
-                  ", but " + rows_of(codec, head_size) + " have " + std::to_string(used) +
-                  (width < used ? " bytes"
-                                : " bytes and may be padded to " + std::to_string(kMaxRowWidth)));
+    throw OpError(
+        std::string(op) + ": " + cache.name + " has row width " + std::to_string(width) + ", but " +
+        rows_of(codec, head_size) + " have " + std::to_string(used) +
+        (width < used ? " bytes" : " bytes and may be padded to " + std::to_string(kMaxRowWidth)));
   }
   return static_cast<int>(width);
 }
@@ -140,7 +140,7 @@ ReadyRotation::ReadyRotation(const Api& api, const OrtKernelInfo* info, const sp
   if (wants_transposed_) transpose_all(tensor, transposed_);
 }
 
-Rotation ReadyRotation::get(const Tensor& tensor, std::vector<float>& own) const {
+Rotation ReadyRotation::get(const Tensor& tensor, std::vector<float>& storage) const {
   if (!is_rotated_) return {};
   const size_t size = static_cast<size_t>(tensor.dims[tensor.dims.size() - 2]);
   const size_t width = static_cast<size_t>(tensor.dims.back());
@@ -157,8 +157,8 @@ Rotation ReadyRotation::get(const Tensor& tensor, std::vector<float>& own) const
   if (!wants_transposed_) return rotation;
   const size_t count = size * width * static_cast<size_t>(has_heads ? tensor.dims[0] : 1);
   if (transposed_.size() != count) {
-    transpose_all(tensor, own);
-    rotation.transposed = own.data();
+    transpose_all(tensor, storage);
+    rotation.transposed = storage.data();
   } else {
     rotation.transposed = transposed_.data();
   }

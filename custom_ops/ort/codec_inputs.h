@@ -36,8 +36,8 @@ class ReadyRotation {
   ReadyRotation(const Api& api, const OrtKernelInfo* info, const spec::Input& input,
                 spec::Codec codec, bool wants_transposed);
 
-  // `own` keeps what is made for this call. The tensor has been checked.
-  Rotation get(const Tensor& tensor, std::vector<float>& own) const;
+  // `storage` keeps what is made for this call. The tensor has been checked.
+  Rotation get(const Tensor& tensor, std::vector<float>& storage) const;
 
  private:
   const bool wants_transposed_;

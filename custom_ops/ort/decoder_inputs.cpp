@@ -8,8 +8,6 @@
 namespace tq::ort {
 namespace {
 
-const std::vector<int64_t> kPerm{0, 2, 1, 3};
-
 // A tensor of the operator's floats.
 Tensor read_floats(const Api& api, const OrtKernelContext* context, const char* op,
                    const spec::Input& input, int float_type) {
@@ -64,8 +62,9 @@ float read_epsilon(const Api& api, const OrtKernelInfo* info) {
 void expect_perm(const Api& api, const OrtKernelInfo* info) {
   const char* const op = spec::Transpose::kName;
   const std::vector<int64_t> perm = read_ints(api, info, op, "perm");
-  if (perm != kPerm) {
-    throw OpError(std::string(op) + ": perm is " + text(perm) + ", expected " + text(kPerm));
+  const std::vector<int64_t> expected{0, 2, 1, 3};
+  if (perm != expected) {
+    throw OpError(std::string(op) + ": perm is " + text(perm) + ", expected " + text(expected));
   }
 }
 

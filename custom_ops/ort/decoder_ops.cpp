@@ -77,8 +77,12 @@ GatherKernel::GatherKernel(const Api& api, const OrtKernelInfo*, Element element
 void GatherKernel::compute(OrtKernelContext* context) {
   const GatherTensors given = read_gather(api_, context, type_of(element_));
   if (given.bytes == 0) return;
-  const GatherCall call{given.data.as<uint8_t>(), given.indices.as<int64_t>(),
-                        static_cast<uint8_t*>(given.y.data), given.rows, given.bytes, given.count};
+  const GatherCall call{given.data.as<uint8_t>(),
+                        given.indices.as<int64_t>(),
+                        static_cast<uint8_t*>(given.y.data),
+                        given.rows,
+                        given.bytes,
+                        given.count};
   Pool pool(api_, context);
   gather(call, pool.parallel());
   pool.finish();

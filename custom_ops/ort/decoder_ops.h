@@ -46,9 +46,7 @@ class RotaryEmbeddingKernel : public DecoderKernel {
 
 class SwishKernel : public DecoderKernel {
  public:
-  static Signature signature(int float_type) {
-    return signature_of<spec::Swish>(float_type);
-  }
+  static Signature signature(int float_type) { return signature_of<spec::Swish>(float_type); }
 
   SwishKernel(const Api& api, const OrtKernelInfo* info, Element element);
   void compute(OrtKernelContext* context);
@@ -59,9 +57,7 @@ class SwishKernel : public DecoderKernel {
 
 class TransposeKernel : public DecoderKernel {
  public:
-  static Signature signature(int float_type) {
-    return signature_of<spec::Transpose>(float_type);
-  }
+  static Signature signature(int float_type) { return signature_of<spec::Transpose>(float_type); }
 
   TransposeKernel(const Api& api, const OrtKernelInfo* info, Element element);
   void compute(OrtKernelContext* context);
@@ -69,9 +65,7 @@ class TransposeKernel : public DecoderKernel {
 
 class GatherKernel : public DecoderKernel {
  public:
-  static Signature signature(int float_type) {
-    return signature_of<spec::Gather>(float_type);
-  }
+  static Signature signature(int float_type) { return signature_of<spec::Gather>(float_type); }
 
   GatherKernel(const Api& api, const OrtKernelInfo* info, Element element);
   void compute(OrtKernelContext* context);

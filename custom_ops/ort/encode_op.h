@@ -1,49 +1,35 @@
-// TurboQuantEncode(vectors [B, N, T, D], past uint8 [B, N, P, W], past_length int64 [B] or [1],
-//                  rotation f32 [D, C] or [N, D, D], centroids f32 [L], boundaries f32 [L - 1],
-//                  offset f32 [O, N, D], gains f32 [G], feedback f32 [N, D, D] (all optional))
-//   -> present uint8 [B, N, S, W],  S = max(P, overlay_rows + max_b(past_length[b]) + T)
-// C is D, for prod 2 D, which has no matrix of each head. Split kinds have L - 2 boundaries: L counts
-// the centroids of both classes. Of a codec that does not rotate, rotation, centroids and boundaries
-// are floats of any shape, and not read; likewise gains and feedback of one that does not search. A
-// feedback of one number is none.
-// Refuses: another shape, rank or type, a head size without room for two classes where the codec has
-// these, rows that are narrower than the codec's, a past_length that is negative or beyond P, a
-// present that overlaps past without being the same buffer of the same shape, more than kMaxOffsets
-// rows of an offset, no gain or more than spec::kMaxGains, a window without room for its entries.
+// Both encoders on the CPU; ort/encode_inputs.h says what they take.
 #pragma once
 
+#include "core/encode.h"
 #include "ort/codec_inputs.h"
 #include "ort/custom_op.h"
+#include "ort/encode_inputs.h"
 #include "ort/feedback_input.h"
 #include "ort/window_inputs.h"
 
 namespace tq::ort {
 
-// The tensors of one call, checked. Only the lengths were read: the rest may be on a device.
-struct EncodeTensors {
-  Tensor vectors, past, past_length, rotation, centroids, boundaries, offset, gains, feedback, present;
-  int64_t batch, heads, tokens;
-  int64_t slots, total;  // of past and of present
-  int64_t offsets;
-  int head_size, width;
-  int gain_count;
-  bool has_feedback;
-
-  bool in_place() const { return present.data == past.data && total == slots; }
-};
-
-EncodeTensors read_encode(const Api& api, OrtKernelContext* context, spec::Codec codec,
-                          const Window& window, int float_type);
-
-int read_norm_correction(const Api& api, const OrtKernelInfo* info, const char* op);
-
-class EncodeKernel {
+// What a kernel of either encoder keeps.
+class EncodeState {
  public:
-  static Signature signature(int float_type);
+  // The inputs are those of the operator `op`.
+  EncodeState(const Api& api, const OrtKernelInfo* info, Element element, const char* op,
+              const spec::Input& rotation, const spec::Input& feedback,
+              const spec::Input& centroids);
 
-  EncodeKernel(const Api& api, const OrtKernelInfo* info, Element element);
-  void compute(OrtKernelContext* context);
   const Api& api() const { return api_; }
+  spec::Codec codec() const { return codec_; }
+  int float_type() const { return float_type_; }
+
+  // Tables that come with a call.
+  struct TableStorage {
+    std::vector<float> rotation;
+    FeedbackMatrices feedback;
+  };
+  // `storage` keeps what is made for this call.
+  EncodeCall call_of(const EncodeTensors& tensors, TableStorage& storage) const;
+  void run(const EncodeCall& call, OrtKernelContext* context) const;
 
  private:
   Api api_;
@@ -54,7 +40,31 @@ class EncodeKernel {
   ReadyRotation rotation_;
   ReadyFeedback feedback_;
   int norm_correction_;
+};
+
+class EncodeKernel {
+ public:
+  static Signature signature(int float_type);
+
+  EncodeKernel(const Api& api, const OrtKernelInfo* info, Element element);
+  void compute(OrtKernelContext* context);
+  const Api& api() const { return state_.api(); }
+
+ private:
+  EncodeState state_;
   Window window_;
+};
+
+class PagedEncodeKernel {
+ public:
+  static Signature signature(int float_type);
+
+  PagedEncodeKernel(const Api& api, const OrtKernelInfo* info, Element element);
+  void compute(OrtKernelContext* context);
+  const Api& api() const { return state_.api(); }
+
+ private:
+  EncodeState state_;
 };
 
 }  // namespace tq::ort

@@ -67,10 +67,10 @@ ReadyFeedback::ReadyFeedback(const Api& api, const OrtKernelInfo* info, const Ke
 }
 
 const Feedback* ReadyFeedback::get(const Tensor& feedback, const Tensor& centroids,
-                                   FeedbackMatrices& own) const {
+                                   FeedbackMatrices& storage) const {
   if (!constant_.is_empty() && dims_ == feedback.dims) return constant_.heads();
-  own = matrices_of(kernels_, codec_, feedback, centroids);
-  return own.heads();
+  storage = matrices_of(kernels_, codec_, feedback, centroids);
+  return storage.heads();
 }
 
 }  // namespace tq::ort

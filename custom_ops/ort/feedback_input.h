@@ -21,8 +21,9 @@ class ReadyFeedback {
   ReadyFeedback(const Api& api, const OrtKernelInfo* info, const Kernels& kernels,
                 spec::Codec codec, const spec::Input& feedback, const spec::Input& centroids);
 
-  // `own` keeps what is made for this call. The tensors have been checked.
-  const Feedback* get(const Tensor& feedback, const Tensor& centroids, FeedbackMatrices& own) const;
+  // `storage` keeps what is made for this call. The tensors have been checked.
+  const Feedback* get(const Tensor& feedback, const Tensor& centroids,
+                      FeedbackMatrices& storage) const;
 
  private:
   const Kernels& kernels_;

@@ -14,8 +14,6 @@
 #include "ort/custom_op.h"
 #include "ort/decoder_ops.h"
 #include "ort/encode_op.h"
-#include "ort/paged_attention_op.h"
-#include "ort/paged_encode_op.h"
 #include "tq/codec_spec.h"
 #include "tq/operators.h"
 
@@ -79,35 +77,35 @@ std::string names(const std::vector<const Kernels*>& levels) {
 
 std::string quoted(const char* text) { return "\"" + std::string(text) + "\""; }
 
-// How a level rounds what it multiplies with codes, by the name of its products; steps of the
-// largest query coordinate, steps of the largest weight, rows whose weights share these.
-std::string roundings(const Kernels& level, const char* const (&products)[3]) {
+std::string rounding(const char* name, float query_steps, float weight_steps, int weight_rows) {
+  return quoted(name) + ": [" + std::to_string(static_cast<int>(query_steps)) + ", " +
+         std::to_string(static_cast<int>(weight_steps)) + ", " + std::to_string(weight_rows) + "]";
+}
+
+// How a level rounds what it multiplies with codes: steps of the largest query coordinate, steps of
+// the largest weight, rows whose weights share these. "8" are decode steps, "pairs" are prompts of
+// lloyd_max.
+std::string roundings(const Kernels& level) {
   std::string out, reason;
-  for (const char* const name : products) {
-    const IntegerKernels* const integers = with_products(level, name, reason)->integers;
-    if (integers == nullptr) continue;
-    out += (out.empty() ? "" : ", ") + quoted(name) + ": [" +
-           std::to_string(static_cast<int>(integers->largest_number)) + ", " +
-           std::to_string(static_cast<int>(integers->largest_weight)) + ", " +
-           std::to_string(integers->step_rows) + "]";
+  if (with_products(level, "8", reason)->integers != nullptr) {
+    out = rounding("8", kLargestByte, kLargestByteWeight, kByteStepRows);
+  }
+  if (level.multiply_pairs != nullptr) {
+    out += ", " + rounding("pairs", kLargestPairNumber, kLargestPairNumber, kPrefillBlock);
   }
   return "{" + out + "}";
 }
 
 std::string describe() {
-  constexpr const char* kProducts[] = {"8", "16", "float"};
   std::string reason;
   const Kernels* const chosen = find_kernels(std::getenv(kIsaVariable), reason);
   std::string products = "null";
-  for (const char* const name : kProducts) {
-    if (chosen != nullptr && with_products(*chosen, name, reason)->integers == chosen->integers) {
-      products = quoted(name);
-    }
-  }
-  return "{\"version\": " + quoted(TQ_VERSION) + ", \"isa_compiled\": " +
-         names(compiled_kernels()) + ", \"isa_supported\": " + names(supported_kernels()) +
+  if (chosen != nullptr) products = quoted(chosen->integers != nullptr ? "8" : "float");
+  return "{\"version\": " + quoted(TQ_VERSION) +
+         ", \"isa_compiled\": " + names(compiled_kernels()) +
+         ", \"isa_supported\": " + names(supported_kernels()) +
          ", \"isa\": " + (chosen ? quoted(chosen->name) : "null") + ", \"products\": " + products +
-         ", \"roundings\": " + (chosen ? roundings(*chosen, kProducts) : "{}") +
+         ", \"roundings\": " + (chosen ? roundings(*chosen) : "{}") +
          ", \"decode_rows\": " + std::to_string(kDecodeRows) + "}";
 }
 
@@ -123,9 +121,8 @@ TQ_EXPORT OrtStatus* TQ_ORT_CALL RegisterCustomOps(OrtSessionOptions* options,
                                 "tq_onnx_ops needs ONNX Runtime 1.18 or newer; update onnxruntime");
   }
   const tq::ort::Api api(table);
-  return tq::ort::guard(api, [&] {
-    tq::ort::check(api.add_custom_op_domain(options, tq::ort::operators(api)));
-  });
+  return tq::ort::guard(
+      api, [&] { tq::ort::check(api.add_custom_op_domain(options, tq::ort::operators(api))); });
 }
 
 // Sixteen hexadecimal digits that identify the row layout (see tq_onnx/codec/spec.py).

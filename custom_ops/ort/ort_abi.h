@@ -148,7 +148,7 @@ class Api {
   OrtStatus* kernel_info_string(const OrtKernelInfo* info, const char* name, char* out,
                                 size_t* size) const {
     return slot<OrtStatus*(const OrtKernelInfo*, const char*, char*, size_t*)>(87)(info, name, out,
-                                                                                  size);
+                                                                                   size);
   }
   OrtStatus* context_input_count(const OrtKernelContext* context, size_t* count) const {
     return slot<OrtStatus*(const OrtKernelContext*, size_t*)>(88)(context, count);
@@ -156,7 +156,7 @@ class Api {
   OrtStatus* context_input(const OrtKernelContext* context, size_t index,
                            const OrtValue** value) const {
     return slot<OrtStatus*(const OrtKernelContext*, size_t, const OrtValue**)>(90)(context, index,
-                                                                                  value);
+                                                                                   value);
   }
   OrtStatus* context_output(OrtKernelContext* context, size_t index, const int64_t* dims,
                             size_t rank, OrtValue** value) const {
@@ -168,12 +168,14 @@ class Api {
     slot<void(OrtTensorTypeAndShapeInfo*)>(99)(info);
   }
   // Since API version 5.
-  void release_allocator(OrtAllocator* allocator) const { slot<void(OrtAllocator*)>(132)(allocator); }
+  void release_allocator(OrtAllocator* allocator) const {
+    slot<void(OrtAllocator*)>(132)(allocator);
+  }
   // Since API version 8. Says the size where `out` is null.
   OrtStatus* kernel_info_int64s(const OrtKernelInfo* info, const char* name, int64_t* out,
                                 size_t* size) const {
     return slot<OrtStatus*(const OrtKernelInfo*, const char*, int64_t*, size_t*)>(163)(info, name,
-                                                                                     out, size);
+                                                                                       out, size);
   }
   // Since API version 10. What the execution provider enqueues its work on.
   OrtStatus* context_stream(const OrtKernelContext* context, void** stream) const {
@@ -189,7 +191,7 @@ class Api {
   OrtStatus* kernel_info_input_name(const OrtKernelInfo* info, size_t index, char* out,
                                     size_t* size) const {
     return slot<OrtStatus*(const OrtKernelInfo*, size_t, char*, size_t*)>(232)(info, index, out,
-                                                                              size);
+                                                                               size);
   }
   // Since API version 15. Says the size where `out` is null.
   OrtStatus* kernel_info_node_name(const OrtKernelInfo* info, char* out, size_t* size) const {

@@ -96,8 +96,9 @@ void expect_own_pages(const char* op, const PackedRequests& packed, int64_t page
     return (packed.total_of(r) + page_slots - 1) / page_slots;
   };
   const auto refuse = [&](int64_t r, int64_t c) {
-    throw OpError(entry(op, packed, r, c) +
-                  ", a page that gets tokens and is in the tables of two requests, or twice in one");
+    throw OpError(
+        entry(op, packed, r, c) +
+        ", a page that gets tokens and is in the tables of two requests, or twice in one");
   };
   const auto is_idle = [&](int64_t r) { return packed.start_of(r) == packed.end_of(r); };
   for (int64_t r = 0; r < packed.requests; ++r) {

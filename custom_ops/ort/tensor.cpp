@@ -164,8 +164,8 @@ int64_t check_lengths(const char* op, const Tensor& lengths, int64_t batch, int6
   for (int64_t b = 0; b < count; ++b) {
     const int64_t length = lengths.as<int64_t>()[b];
     if (length < 0 || length > slots) {
-      const std::string item = std::string(op) + ": " + lengths.name + "[" +
-                               std::to_string(b) + "] is " + std::to_string(length);
+      const std::string item = std::string(op) + ": " + lengths.name + "[" + std::to_string(b) +
+                               "] is " + std::to_string(length);
       if (length < 0) throw OpError(item + ", expected 0 or more");
       throw OpError(item + ", but " + slots_of + " has only " + std::to_string(slots) + " slots");
     }

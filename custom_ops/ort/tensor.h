@@ -83,8 +83,7 @@ const char* type_name(int type);  // "float16"
 // ---- attributes
 int64_t read_int(const Api& api, const OrtKernelInfo* info, const char* op, const char* name);
 // `otherwise` where the node has no such attribute.
-int64_t read_int_or(const Api& api, const OrtKernelInfo* info, const char* name,
-                    int64_t otherwise);
+int64_t read_int_or(const Api& api, const OrtKernelInfo* info, const char* name, int64_t otherwise);
 std::vector<int64_t> read_ints(const Api& api, const OrtKernelInfo* info, const char* op,
                                const char* name);
 float read_float(const Api& api, const OrtKernelInfo* info, const char* op, const char* name);

@@ -154,15 +154,15 @@ struct Tables {
   int levels[2];  // of both classes
 };
 
-// Every level with these products; with null, the default and, where they are others, those of 16.
+// Every level with these products; with null, the default and, where they are others, floats.
 inline std::vector<const Kernels*> levels_with(const char* products) {
   std::vector<const Kernels*> all;
   std::string reason;
   for (const Kernels* level : supported_kernels()) {
     all.push_back(with_products(*level, products, reason));
     if (products != nullptr) continue;
-    const Kernels* const words = with_products(*level, "16", reason);
-    if (words->integers != level->integers) all.push_back(words);
+    const Kernels* const floats = with_products(*level, "float", reason);
+    if (floats->integers != level->integers) all.push_back(floats);
   }
   return all;
 }
@@ -264,8 +264,8 @@ inline int code_of(Codec codec, int head_size, const uint8_t* row, int j) {
 inline double fp8_value(int code) {
   const int exponent = (code >> 3) & 15, mantissa = code & 7;
   if (exponent == 15 && mantissa == 7) return 0;
-  const double value = exponent == 0 ? std::ldexp(mantissa, -9)
-                                     : std::ldexp(8 + mantissa, exponent - 10);
+  const double value =
+      exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
   return code & 0x80 ? -value : value;
 }
 

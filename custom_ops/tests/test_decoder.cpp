@@ -66,10 +66,10 @@ TEST(rms_normalization_is_that_of_doubles) {
           Numbers x(element, count), scale(element, static_cast<std::size_t>(width));
           Numbers y(element, count, Side::kBegin);
           const std::vector<float> in = fill(x, random), by = fill(scale, random);
-          rms_normalization(*kernels,
-                            {element, x.bytes.data(), scale.bytes.data(), y.bytes.data(), rows,
-                             width, 1e-6f},
-                            threaded());
+          rms_normalization(
+              *kernels,
+              {element, x.bytes.data(), scale.bytes.data(), y.bytes.data(), rows, width, 1e-6f},
+              threaded());
           std::vector<double> expected(count);
           for (int64_t r = 0; r < rows; ++r) {
             double squares = 0;

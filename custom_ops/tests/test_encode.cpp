@@ -128,10 +128,10 @@ TEST(rows_stand_for_their_vectors) {
           largest = std::max(largest, std::abs(x[i]));
           is_finite = is_finite && std::isfinite(static_cast<float>(x[i]));
         }
-        const bool is_usable = spec::is_rotated(codec.kind)
-                                   ? std::isfinite(static_cast<float>(energy)) &&
-                                         static_cast<float>(energy) > 0
-                                   : is_finite;
+        const bool is_usable =
+            spec::is_rotated(codec.kind)
+                ? std::isfinite(static_cast<float>(energy)) && static_cast<float>(energy) > 0
+                : is_finite;
         const std::vector<double> c =
             coordinates_of(codec, size, row, setup.tables.centroids.data());
         double error = 0;

@@ -18,7 +18,7 @@ constexpr Coordinate kKinds[] = {Coordinate::kFp8, Coordinate::kInt8, Coordinate
 constexpr const char* kNames[] = {"fp8", "int8", "float", "half", "bfloat"};
 
 int bytes_of(Coordinate kind) {
-  return kind == Coordinate::kFloat ? 4
+  return kind == Coordinate::kFloat                                 ? 4
          : kind == Coordinate::kHalf || kind == Coordinate::kBfloat ? 2
                                                                     : 1;
 }
@@ -208,8 +208,8 @@ TEST(a_row_that_is_not_finite_spoils_who_sees_it) {
   const int size = 72, count = 9, queries = 3;
   for (const Kernels* level : supported_kernels()) {
     for (const float bad : {kNan, kInfinity}) {
-      for (const Coordinate kind : {Coordinate::kInt8, Coordinate::kFloat, Coordinate::kHalf,
-                                    Coordinate::kBfloat}) {
+      for (const Coordinate kind :
+           {Coordinate::kInt8, Coordinate::kFloat, Coordinate::kHalf, Coordinate::kBfloat}) {
         Rows rows(*level, kind, size, count, 0, Side::kEnd, random);
         const int padded = rows.format.padded;
         Guarded<float> weights(queries * kBlock), sums(static_cast<std::size_t>(queries * padded));
@@ -278,8 +278,8 @@ TEST(products_with_signs_are_right) {
             for (int j = 0; j < size; ++j) {
               expected += sign(t, j) * natural[static_cast<std::size_t>(q * size + j)];
             }
-            worst = std::max(
-                worst, std::abs(scores[static_cast<std::size_t>(q * kBlock + t)] - expected));
+            worst = std::max(worst,
+                             std::abs(scores[static_cast<std::size_t>(q * kBlock + t)] - expected));
           }
         }
         CHECK(worst < 5e-4, std::string(level->name) + ", " + std::to_string(size));
@@ -321,8 +321,8 @@ TEST(fields_of_hidden_rows_are_never_used) {
         if (weights[at] == 0.0f) scales[at] = zeros[at] = t % 8 < 4 ? kNan : kInfinity;
         if (weights[at] != 0.0f) expected += static_cast<double>(weights[at]) * zeros[at];
       }
-      const float sum = level->apply_fields(weights.data(), scales.data(), zeros.data(), count,
-                                            out.data());
+      const float sum =
+          level->apply_fields(weights.data(), scales.data(), zeros.data(), count, out.data());
       bool good = std::abs(sum - expected) < 1e-4;
       for (int t = 0; t < count; ++t) {
         const std::size_t at = static_cast<std::size_t>(t);
@@ -390,9 +390,7 @@ TEST(prod_agrees_with_the_scalar_level) {
                 worst, std::isnan(output[i]) ? 1e9 : std::abs(output[i] - expected[i]));
           }
           const bool rounds = has_integers && level->integers != nullptr;
-          const double rounding =
-              rounds && level->integers->largest_number == kLargestByte ? 1e-2 : 1e-4;
-          CHECK(worst <= (rounds ? rounding : 2e-5) * largest,
+          CHECK(worst <= (rounds ? 1e-2 : 2e-5) * largest,
                 describe(level->name, codec, size) + ", off by " + std::to_string(worst / largest));
 
           const std::vector<float> before(output.begin(), output.end());

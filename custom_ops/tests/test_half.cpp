@@ -8,8 +8,8 @@ namespace {
 double value_of(uint16_t half) {
   const int exponent = (half >> 10) & 31;
   const double fraction = half & 0x3ff;
-  const double magnitude = exponent == 0 ? std::ldexp(fraction, -24)
-                                         : std::ldexp(1024 + fraction, exponent - 25);
+  const double magnitude =
+      exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25);
   return half & 0x8000 ? -magnitude : magnitude;
 }
 

@@ -1,6 +1,6 @@
-// Products with integers of every level, of 16 bits and of 8, against float64: queries and weights may
-// be off by half a step of the largest of their row, or of the weights that share it, and by nothing
-// else. Those of 8 bits are those of the scalar level to the bit.
+// Products with integers of every level against float64: queries and weights may be off by half a
+// step of the largest of their row, or of the weights that share it, and by nothing else. They are
+// those of the scalar level to the bit.
 #include "tests/fixture.h"
 #include "tests/testing.h"
 
@@ -15,10 +15,10 @@ constexpr double kFloat = 1e-6;  // what float32 leaves of the few operations af
 
 constexpr int kSizes[] = {8,   16,  24,  32,  40,  48,  56,  64,  72,  80,  88,  96,  112,
                           120, 128, 136, 160, 192, 200, 256, 264, 320, 384, 448, 504, 512};
-constexpr int kCounts[] = {1,  2,  3,  4,  5,  7,  8,  9,   15,  16,  17,
+constexpr int kCounts[] = {1,  2,  3,  4,  5,  7,  8,  9,   15,  16,    17,
                            31, 32, 33, 47, 64, 65, 96, 100, 127, kBlock};
-constexpr Codec kCodecs[] = {lloyd_max(1), lloyd_max(2), lloyd_max(3), lloyd_max(4),
-                             {Kind::kU8, 4}};
+constexpr Codec kCodecs[] = {
+    lloyd_max(1), lloyd_max(2), lloyd_max(3), lloyd_max(4), {Kind::kU8, 4}};
 
 // Rows that end, or begin, at an inaccessible page, and what their codes stand for.
 struct Codes {
@@ -66,44 +66,31 @@ struct Work {
         prepared(static_cast<std::size_t>(queries) * query_width),
         scores(static_cast<std::size_t>(queries) * kBlock),
         weights(static_cast<std::size_t>(queries) * kBlock),
-        numbers(static_cast<std::size_t>(queries) * kNumbersFloats),
+        numbers(static_cast<std::size_t>(queries) * kOperandFloats),
         sums(static_cast<std::size_t>(queries) * sums_width) {}
   int query_width, sums_width;
   Guarded<float> prepared, scores, weights, numbers, sums;
 };
 
 // The softmax of the first row alone.
-float soften_row(const IntegerKernels& k, Work& work, const float* key_scales,
-                 const float* value_scales, float* maximum) {
+float softmax_row(const IntegerKernels& k, Work& work, const float* key_scales,
+                  const float* value_scales, float* maximum) {
   float sum = 77.0f;
-  k.soften(work.scores.data(), 1, key_scales, {value_scales, 1, 0}, maximum, &sum,
-           work.numbers.data(), {});
+  k.softmax_block(work.scores.data(), 1, key_scales, {value_scales, 1, 0}, maximum, &sum,
+                  work.numbers.data(), {});
   return sum;
 }
 
 // Requests to memory reach behind the rows, where none may be.
-Ahead ahead_of(const Codes& codes) {
+PrefetchRange ahead_of(const Codes& codes) {
   return {codes.bytes.data() + kRowsAhead * codes.format.stride,
           static_cast<std::ptrdiff_t>(codes.count) * codes.format.stride};
-}
-
-// Every level with each kind of integers that it has.
-std::vector<const Kernels*> integer_levels() {
-  std::vector<const Kernels*> all;
-  std::string reason;
-  for (const char* products : {"16", "8"}) {
-    for (const Kernels* level : supported_kernels()) {
-      const Kernels* const kernels = with_products(*level, products, reason);
-      if (kernels->integers != nullptr) all.push_back(kernels);
-    }
-  }
-  return all;
 }
 
 // body(level, integers, codes, queries, random, what)
 template <class Body>
 void for_each_case(Body&& body) {
-  for (const Kernels* level : integer_levels()) {
+  for (const Kernels* level : levels_with("8")) {
     Random random(11);
     std::size_t at = 0;
     for (const int size : kSizes) {
@@ -113,9 +100,7 @@ void for_each_case(Body&& body) {
           const Codes codes(*level, codec, size, count, queries % 3 == 0 ? 5 : 0,
                             queries % 4 == 0 ? Side::kBegin : Side::kEnd, random);
           body(*level, *level->integers, codes, queries, random,
-               describe(level->name, codec, size) + ", to 1/" +
-                   std::to_string(static_cast<int>(level->integers->largest_number)) + ", " +
-                   std::to_string(count) + " rows, " +
+               describe(level->name, codec, size) + ", " + std::to_string(count) + " rows, " +
                    std::to_string(queries) + " queries");
         }
       }
@@ -140,17 +125,17 @@ double excess_of_sums(const IntegerKernels& k, const Codes& codes, const Work& w
   k.natural_sums(codes.format, work.sums.data() + q * work.sums_width, natural.data());
   double most[kBlock] = {}, worst = 0;
   for (int t = 0; t < codes.count; ++t) {
-    double& of_step = most[t / k.step_rows];
+    double& of_step = most[t / kByteStepRows];
     of_step = std::max(of_step, weights[t]);
   }
   for (int j = 0; j < size; ++j) {
     double sum = before, magnitude = 0;
     for (int t = 0; t < codes.count; ++t) {
       sum += weights[t] * codes.number(t, j);
-      magnitude += std::abs(codes.number(t, j)) * most[t / k.step_rows];
+      magnitude += std::abs(codes.number(t, j)) * most[t / kByteStepRows];
     }
     const double allowed =
-        magnitude * (0.5 / k.largest_weight + kFloat) + kFloat * std::abs(before) + 1e-30;
+        magnitude * (0.5 / kLargestByteWeight + kFloat) + kFloat * std::abs(before) + 1e-30;
     const double off = std::abs(natural[static_cast<std::size_t>(j)] - sum) / allowed;
     worst = larger(worst, off);
   }
@@ -195,7 +180,7 @@ TEST(integer_scores_are_right) {
           magnitude += std::abs(codes.number(t, j));
         }
         const double off =
-            std::abs(score - sum) / (magnitude * most * (0.5 / k.largest_number + kFloat));
+            std::abs(score - sum) / (magnitude * most * (0.5 / kLargestByte + kFloat));
         worst = larger(worst, off);
       }
     }
@@ -223,9 +208,9 @@ TEST(integer_sums_are_right) {
         if (q != nonfinite) weights[static_cast<std::size_t>(q * kBlock + t)] = row[t];
       }
       if (q == nonfinite) row[random() % static_cast<unsigned>(codes.count)] = odd[queries % 4];
-      good = good && k.quantise_weights(row, codes.count,
-                                        work.numbers.data() + q * kNumbersFloats) ==
-                         (q != nonfinite);
+      good =
+          good && k.quantise_weights(row, codes.count, work.numbers.data() + q * kOperandFloats) ==
+                      (q != nonfinite);
     }
     CHECK(good, what);
     std::vector<float> before(static_cast<std::size_t>(format.head_size), 1.0f);
@@ -244,7 +229,7 @@ TEST(integer_sums_are_right) {
 }
 
 TEST(integer_softmax_is_right) {
-  for (const Kernels* level : integer_levels()) {
+  for (const Kernels* level : levels_with("8")) {
     const IntegerKernels& k = *level->integers;
     Random random(12);
     UniformReal<float> field(0.1f, 12.0f);
@@ -253,8 +238,8 @@ TEST(integer_softmax_is_right) {
     Guarded<float> key_scales(kBlock), value_scales(kBlock);
     for (const float spread : {0.0f, 0.1f, 3.0f, 40.0f, 1e4f}) {
       for (const float start : {-std::numeric_limits<float>::max(), -3.0f, 2.0f, 1e3f}) {
-        const std::string what = std::string(level->name) + ", " + std::to_string(spread) + " " +
-                                 std::to_string(start);
+        const std::string what =
+            std::string(level->name) + ", " + std::to_string(spread) + " " + std::to_string(start);
         fill_normal(work.scores.data(), kBlock, random, spread);
         for (float& x : key_scales) x = field(random);
         for (float& x : value_scales) x = random() % 7 ? field(random) : 0.0f;
@@ -266,13 +251,12 @@ TEST(integer_softmax_is_right) {
         double sum = 0;
         std::vector<double> weights(kBlock);
         for (std::size_t t = 0; t < kBlock; ++t) {
-          const double weight =
-              std::exp(static_cast<double>(work.scores[t] * key_scales[t]) - top);
+          const double weight = std::exp(static_cast<double>(work.scores[t] * key_scales[t]) - top);
           sum += weight;
           weights[t] = weight * value_scales[t];
         }
         float max = start;
-        const float got = soften_row(k, work, key_scales.data(), value_scales.data(), &max);
+        const float got = softmax_row(k, work, key_scales.data(), value_scales.data(), &max);
         CHECK(max == top, what);
         CHECK(std::abs(got - sum) <= 2e-6 * sum + 1e-36,
               what + ": " + std::to_string(got) + " for " + std::to_string(sum));
@@ -287,16 +271,16 @@ TEST(integer_softmax_is_right) {
           Guarded<float>& where;
           float what;
         };
-        for (const Odd& odd : {Odd{work.scores, kNan}, Odd{work.scores, kInfinity},
-                               Odd{key_scales, kNan}, Odd{value_scales, kNan},
-                               Odd{value_scales, kInfinity}, Odd{value_scales, -1.0f}}) {
+        for (const Odd& odd :
+             {Odd{work.scores, kNan}, Odd{work.scores, kInfinity}, Odd{key_scales, kNan},
+              Odd{value_scales, kNan}, Odd{value_scales, kInfinity}, Odd{value_scales, -1.0f}}) {
           const std::size_t t = random() % kBlock;
           // A weight of zero hides the sign of its scale.
           if (odd.what < 0 && !(weights[t] > 1e-30)) continue;
           const float before = odd.where[t];
           odd.where[t] = odd.what;
           max = start;
-          const float none = soften_row(k, work, key_scales.data(), value_scales.data(), &max);
+          const float none = softmax_row(k, work, key_scales.data(), value_scales.data(), &max);
           CHECK(std::isnan(none) && max == start, what + ", " + std::to_string(odd.what));
           odd.where[t] = before;
         }
@@ -304,7 +288,7 @@ TEST(integer_softmax_is_right) {
     }
     std::fill_n(work.scores.data(), kBlock, -kInfinity);
     float max = -kInfinity;
-    CHECK(std::isnan(soften_row(k, work, key_scales.data(), value_scales.data(), &max)),
+    CHECK(std::isnan(softmax_row(k, work, key_scales.data(), value_scales.data(), &max)),
           std::string(level->name) + ", nothing but -infinity");
   }
 }
@@ -312,7 +296,7 @@ TEST(integer_softmax_is_right) {
 // Of one part and of two: the numbers of a part are those that it has alone.
 TEST(integer_softmax_of_rows_is_that_of_each) {
   constexpr int kRows = 19, kOdd = 5;
-  for (const Kernels* level : integer_levels()) {
+  for (const Kernels* level : levels_with("8")) {
     const IntegerKernels& k = *level->integers;
     Random random(29);
     Guarded<float> scores(kRows * kBlock), key_scales(kBlock), value_scales(kMaxParts * kBlock);
@@ -322,32 +306,33 @@ TEST(integer_softmax_of_rows_is_that_of_each) {
       value_scales[kBlock + t] = 2.0f + 0.3f * (t % 5);
     }
     scores[kOdd * kBlock + 17] = kNan;
-    Guarded<float> one(kNumbersFloats);
+    Guarded<float> one(kOperandFloats);
     for (const int parts : {1, 2}) {
-      constexpr int kPitch = kRows * kNumbersFloats;
+      constexpr int kPitch = kRows * kOperandFloats;
       Guarded<float> maxima(kRows), sums(kRows), numbers(static_cast<std::size_t>(parts) * kPitch);
       std::fill(maxima.begin(), maxima.end(), -1.0f);
       std::fill(numbers.begin(), numbers.end(), 0.0f);
-      k.soften(scores.data(), kRows, key_scales.data(), {value_scales.data(), parts, kPitch},
-               maxima.data(), sums.data(), numbers.data(),
-               {reinterpret_cast<const uint8_t*>(scores.data()), 4096});
+      k.softmax_block(scores.data(), kRows, key_scales.data(), {value_scales.data(), parts, kPitch},
+                      maxima.data(), sums.data(), numbers.data(),
+                      {reinterpret_cast<const uint8_t*>(scores.data()), 4096});
       for (int r = 0; r < parts * kRows; ++r) {
         const int row = r % kRows, part = r / kRows;
         const std::string what = std::string(level->name) + ", row " + std::to_string(r);
         std::fill(one.begin(), one.end(), 0.0f);
         float max = -1.0f, sum;
-        k.soften(scores.data() + row * kBlock, 1, key_scales.data(),
-                 {value_scales.data() + part * kBlock, 1, 0}, &max, &sum, one.data(), {});
+        k.softmax_block(scores.data() + row * kBlock, 1, key_scales.data(),
+                        {value_scales.data() + part * kBlock, 1, 0}, &max, &sum, one.data(), {});
         CHECK(row == kOdd ? std::isnan(sums[row]) && std::isnan(sum) : sums[row] == sum, what);
         CHECK(maxima[row] == max && (row != kOdd || max == -1.0f), what);
-        CHECK(std::memcmp(one.data(), numbers.data() + r * kNumbersFloats,
-                          kNumbersFloats * sizeof(float)) == 0, what);
+        CHECK(std::memcmp(one.data(), numbers.data() + r * kOperandFloats,
+                          kOperandFloats * sizeof(float)) == 0,
+              what);
       }
       // A weight of any part that is no number is left to others.
       value_scales[(parts - 1) * kBlock + 3] = kNan;
       float max = -1.0f, sum = 0.0f;
-      k.soften(scores.data(), 1, key_scales.data(), {value_scales.data(), parts, kPitch}, &max,
-               &sum, numbers.data(), {});
+      k.softmax_block(scores.data(), 1, key_scales.data(), {value_scales.data(), parts, kPitch},
+                      &max, &sum, numbers.data(), {});
       CHECK(std::isnan(sum) && max == -1.0f, level->name);
       value_scales[(parts - 1) * kBlock + 3] = 1.0f;
     }
@@ -355,7 +340,7 @@ TEST(integer_softmax_of_rows_is_that_of_each) {
 }
 
 TEST(integer_softmax_with_zeros_is_right) {
-  for (const Kernels* level : integer_levels()) {
+  for (const Kernels* level : levels_with("8")) {
     const IntegerKernels& k = *level->integers;
     Random random(13);
     UniformReal<float> field(0.1f, 12.0f);
@@ -386,12 +371,12 @@ TEST(integer_softmax_with_zeros_is_right) {
         weights[t] = weight * value_scales[t];
       }
       float max = start, got_zeros = kNan;
-      const auto soften = [&] {
-        return k.soften_zeros(work.scores.data(), key_scales.data(), key_zeros.data(), query_sum,
-                              value_scales.data(), value_zeros.data(), &max, work.numbers.data(),
-                              &got_zeros);
+      const auto softmax_block = [&] {
+        return k.softmax_block_zeros(work.scores.data(), key_scales.data(), key_zeros.data(),
+                                     query_sum, value_scales.data(), value_zeros.data(), &max,
+                                     work.numbers.data(), &got_zeros);
       };
-      const float got = soften();
+      const float got = softmax_block();
       CHECK(std::abs(max - top) <= 1e-6 * std::abs(top), what);
       CHECK(std::abs(got - sum) <= 1e-5 * sum + 1e-36, what);
       CHECK(std::abs(got_zeros - zeros) <= 1e-5 * magnitude + 1e-36, what);
@@ -407,7 +392,7 @@ TEST(integer_softmax_with_zeros_is_right) {
         one = kNan;
         max = start;
         got_zeros = 77.0f;
-        CHECK(std::isnan(soften()) && max == start && got_zeros == 77.0f, what);
+        CHECK(std::isnan(softmax_block()) && max == start && got_zeros == 77.0f, what);
         one = before;
       }
     }
@@ -432,13 +417,12 @@ TEST(integer_sums_keep_their_order) {
   });
 }
 
-TEST(integers_of_8_bits_are_those_of_the_scalar_level) {
+TEST(integers_are_those_of_the_scalar_level) {
   std::string reason;
   const Kernels* const scalar = with_products(*scalar_kernels(), "8", reason);
   const IntegerKernels& expected = *scalar->integers;
   for_each_case([&](const Kernels&, const IntegerKernels& k, const Codes& codes, int queries,
                     Random& random, const std::string& what) {
-    if (k.largest_number != kLargestByte) return;
     const RowFormat& format = codes.format;
     const std::size_t size = static_cast<std::size_t>(format.head_size);
     std::vector<float> query(size), key_scales(kBlock, 1.0f), value_scales(kBlock, 0.0f);
@@ -453,9 +437,9 @@ TEST(integers_of_8_bits_are_those_of_the_scalar_level) {
                     work.query_width, 1, work.scores.data(), {});
       std::fill(work.scores.begin() + codes.count, work.scores.end(), -kInfinity);
       float max = -3.4e38f;
-      const float sum = soften_row(by, work, key_scales.data(), value_scales.data(), &max);
-      by.accumulate_rows(format, codes.bytes.data(), codes.count, codes.table,
-                         work.numbers.data(), 1, work.sums.data(), work.sums_width, {});
+      const float sum = softmax_row(by, work, key_scales.data(), value_scales.data(), &max);
+      by.accumulate_rows(format, codes.bytes.data(), codes.count, codes.table, work.numbers.data(),
+                         1, work.sums.data(), work.sums_width, {});
       std::vector<float> all(size);
       by.natural_sums(format, work.sums.data(), all.data());
       all.insert(all.end(), work.scores.begin(), work.scores.end());

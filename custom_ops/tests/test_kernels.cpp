@@ -14,8 +14,8 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 bool near(double a, double b, double tolerance) { return std::abs(a - b) <= tolerance; }
 
 // Every number of bits per code that has its own planes.
-constexpr Codec kPacked[] = {lloyd_max(1), lloyd_max(2), lloyd_max(3), lloyd_max(4), lloyd_max(5),
-                             {Kind::kU8, 4}};
+constexpr Codec kPacked[] = {lloyd_max(1), lloyd_max(2), lloyd_max(3),
+                             lloyd_max(4), lloyd_max(5), {Kind::kU8, 4}};
 
 struct Rows {
   Rows(const Kernels& level, Codec codec_, int size, int count_, int more, Side side,
@@ -36,9 +36,7 @@ struct Rows {
     return table[code_of(codec, format.head_size, row, j) % kTable];
   }
   // Position of coordinate j in slot order.
-  int at(int j) const {
-    return j / format.slot_size * format.padded_slot + j % format.slot_size;
-  }
+  int at(int j) const { return j / format.slot_size * format.padded_slot + j % format.slot_size; }
 
   Codec codec;
   RowFormat format;
@@ -99,55 +97,55 @@ TEST(decoding_follows_the_layout) {
 }
 
 TEST(fused_scores_and_sums_are_right) {
-  for_each_format([](const Kernels& level, const Rows& rows, Random& random,
-                     const std::string& what) {
-    const RowFormat& format = rows.format;
-    for (int queries = 1; queries <= std::min(level.max_fused, 7); ++queries) {
-      const std::size_t size = static_cast<std::size_t>(queries) * format.padded;
-      Guarded<float> query(size), sums(size);
-      Guarded<float> scores(static_cast<std::size_t>(queries) * kBlock);
-      std::vector<float> natural(static_cast<std::size_t>(format.head_size));
-      std::vector<double> expected(scores.size());
-      for (int q = 0; q < queries; ++q) {
-        fill_normal(natural.data(), natural.size(), random);
-        to_slot_order(format, natural.data(), query.data() + q * format.padded);
-        for (int t = 0; t < rows.count; ++t) {
-          for (int j = 0; j < format.head_size; ++j) {
-            expected[static_cast<std::size_t>(q * kBlock + t)] +=
-                static_cast<double>(natural[static_cast<std::size_t>(j)]) * rows.centroid(t, j);
+  for_each_format(
+      [](const Kernels& level, const Rows& rows, Random& random, const std::string& what) {
+        const RowFormat& format = rows.format;
+        for (int queries = 1; queries <= std::min(level.max_fused, 7); ++queries) {
+          const std::size_t size = static_cast<std::size_t>(queries) * format.padded;
+          Guarded<float> query(size), sums(size);
+          Guarded<float> scores(static_cast<std::size_t>(queries) * kBlock);
+          std::vector<float> natural(static_cast<std::size_t>(format.head_size));
+          std::vector<double> expected(scores.size());
+          for (int q = 0; q < queries; ++q) {
+            fill_normal(natural.data(), natural.size(), random);
+            to_slot_order(format, natural.data(), query.data() + q * format.padded);
+            for (int t = 0; t < rows.count; ++t) {
+              for (int j = 0; j < format.head_size; ++j) {
+                expected[static_cast<std::size_t>(q * kBlock + t)] +=
+                    static_cast<double>(natural[static_cast<std::size_t>(j)]) * rows.centroid(t, j);
+              }
+            }
           }
-        }
-      }
-      level.score_rows(format, rows.bytes.data(), rows.count, rows.table, query.data(), queries,
-                       scores.data());
-      double worst = 0;
-      for (int q = 0; q < queries; ++q) {
-        for (int t = 0; t < rows.count; ++t) {
-          const std::size_t i = static_cast<std::size_t>(q * kBlock + t);
-          worst = std::max(worst, std::abs(scores[i] - expected[i]));
-        }
-      }
-      CHECK(worst < 2e-5, what + ", score off by " + std::to_string(worst));
+          level.score_rows(format, rows.bytes.data(), rows.count, rows.table, query.data(), queries,
+                           scores.data());
+          double worst = 0;
+          for (int q = 0; q < queries; ++q) {
+            for (int t = 0; t < rows.count; ++t) {
+              const std::size_t i = static_cast<std::size_t>(q * kBlock + t);
+              worst = std::max(worst, std::abs(scores[i] - expected[i]));
+            }
+          }
+          CHECK(worst < 2e-5, what + ", score off by " + std::to_string(worst));
 
-      fill_normal(scores.data(), scores.size(), random);
-      std::fill(sums.begin(), sums.end(), 1.0f);
-      level.accumulate_rows(format, rows.bytes.data(), rows.count, rows.table, scores.data(),
-                            queries, sums.data());
-      worst = 0;
-      for (int q = 0; q < queries; ++q) {
-        for (int j = 0; j < format.head_size; ++j) {
-          double sum = 1;
-          for (int t = 0; t < rows.count; ++t) {
-            sum += static_cast<double>(scores[static_cast<std::size_t>(q * kBlock + t)]) *
-                   rows.centroid(t, j);
+          fill_normal(scores.data(), scores.size(), random);
+          std::fill(sums.begin(), sums.end(), 1.0f);
+          level.accumulate_rows(format, rows.bytes.data(), rows.count, rows.table, scores.data(),
+                                queries, sums.data());
+          worst = 0;
+          for (int q = 0; q < queries; ++q) {
+            for (int j = 0; j < format.head_size; ++j) {
+              double sum = 1;
+              for (int t = 0; t < rows.count; ++t) {
+                sum += static_cast<double>(scores[static_cast<std::size_t>(q * kBlock + t)]) *
+                       rows.centroid(t, j);
+              }
+              const float got = sums[static_cast<std::size_t>(q * format.padded + rows.at(j))];
+              worst = std::max(worst, std::abs(got - sum));
+            }
           }
-          const float got = sums[static_cast<std::size_t>(q * format.padded + rows.at(j))];
-          worst = std::max(worst, std::abs(got - sum));
+          CHECK(worst < 2e-4, what + ", sum off by " + std::to_string(worst));
         }
-      }
-      CHECK(worst < 2e-4, what + ", sum off by " + std::to_string(worst));
-    }
-  });
+      });
 }
 
 TEST(products_and_rotations_are_right) {
@@ -213,9 +211,9 @@ TEST(signs_are_decoded) {
         for (int j = 0; j < size; ++j) {
           const int slot = j / format.slot_size, at = j % format.slot_size;
           const bool is_set = rows[static_cast<std::size_t>(t * format.stride + at)] >> slot & 1;
-          same = same && values[static_cast<std::size_t>(t * format.padded +
-                                                         slot * format.padded_slot + at)] ==
-                             (is_set ? 1.0f : -1.0f);
+          same = same &&
+                 values[static_cast<std::size_t>(t * format.padded + slot * format.padded_slot +
+                                                 at)] == (is_set ? 1.0f : -1.0f);
         }
       }
       CHECK(same, std::string(level->name) + ", " + std::to_string(size));
@@ -277,8 +275,8 @@ TEST(floats_become_the_nearest_fp8) {
 }
 
 TEST(steps_are_rounded_to_even_and_kept_in_range) {
-  const float x[] = {0.5f, 1.5f, 2.5f, -0.5f, -1.5f, 1e38f, -1e38f, 3.0f,
-                     3.4f, 3.6f, 0.0f, -0.0f, -127.5f, 126.5f, -2.4f, 7.0f};
+  const float x[] = {0.5f, 1.5f, 2.5f, -0.5f, -1.5f,   1e38f,  -1e38f, 3.0f,
+                     3.4f, 3.6f, 0.0f, -0.0f, -127.5f, 126.5f, -2.4f,  7.0f};
   const int signed_codes[] = {0, 2, 2, 0, -2, 127, -127, 3, 3, 4, 0, 0, -127, 126, -2, 7};
   Guarded<float> in(16);
   Guarded<uint8_t> codes(16);
@@ -419,23 +417,20 @@ TEST(products_are_chosen_by_name) {
     std::string reason;
     CHECK(with_products(*level, nullptr, reason) == level, level->name);
     const std::string own = level->name;
-    CHECK(own == "scalar" || own == "avx512" ? level->integers == nullptr
-                                             : level->integers->largest_number == kLargestByte,
+    CHECK((own == "scalar" || own == "avx512") == (level->integers == nullptr),
           level->name + std::string(": the default"));
-    const Kernels* const words = with_products(*level, "16", reason);
-    CHECK(words != nullptr && std::string(words->name) == level->name &&
-              (words->integers == nullptr || words->integers->largest_number > 32000.0f),
-          level->name);
     const Kernels* const bytes = with_products(*level, "8", reason);
-    CHECK(bytes != nullptr && std::string(bytes->name) == level->name &&
-              bytes->integers != nullptr && bytes->integers->largest_number == kLargestByte,
+    CHECK(bytes != nullptr && std::string(bytes->name) == level->name && bytes->integers != nullptr,
           level->name);
     const Kernels* const exact = with_products(*level, "float", reason);
     CHECK(exact != nullptr && exact->integers == nullptr && exact->multiply_pairs == nullptr,
           level->name);
     CHECK(std::string(exact->name) == level->name, level->name);
     CHECK(with_products(*level, "fast", reason) == nullptr &&
-              reason.find("8, 16 or float") != std::string::npos,
+              reason.find("expected 8 or float") != std::string::npos,
+          reason);
+    CHECK(with_products(*level, "16", reason) == nullptr &&
+              reason.find("'16', which was removed") != std::string::npos,
           reason);
   }
 }

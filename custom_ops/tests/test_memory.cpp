@@ -94,11 +94,10 @@ TEST(a_decode_step_takes_little_memory) {
     if (level == scalar_kernels()) continue;
     for (const auto& s : shapes) {
       const std::size_t one = decode_peak(*level, s.batch, s.heads, s.group, s.slots, serial());
-      CHECK(one > 0 && one <= kMebibyte, std::string(level->name) + ": " + std::to_string(one) +
-                                             " bytes, B" + std::to_string(s.batch) + " N" +
-                                             std::to_string(s.heads) + " G" +
-                                             std::to_string(s.group) + " S" +
-                                             std::to_string(s.slots));
+      CHECK(one > 0 && one <= kMebibyte,
+            std::string(level->name) + ": " + std::to_string(one) + " bytes, B" +
+                std::to_string(s.batch) + " N" + std::to_string(s.heads) + " G" +
+                std::to_string(s.group) + " S" + std::to_string(s.slots));
     }
     const std::size_t many = decode_peak(*level, 8, 8, 5, 512, threaded());
     CHECK(many <= 4 * kMebibyte, std::to_string(many));

@@ -1,4 +1,5 @@
 // Packed requests over pages: what each gets is what it gets alone, wherever its pages lie.
+#include "core/attention.h"
 #include "core/paged_attention.h"
 
 #include <algorithm>
@@ -46,8 +47,8 @@ struct Server {
   int64_t packed() const { return cumulative.back(); }
   int64_t rows() const { return pages * page_slots * kHeads; }
   int64_t row_of(std::size_t r, int64_t n, int64_t slot) const {
-    const int64_t page = table[r * static_cast<std::size_t>(columns) +
-                               static_cast<std::size_t>(slot / page_slots)];
+    const int64_t page =
+        table[r * static_cast<std::size_t>(columns) + static_cast<std::size_t>(slot / page_slots)];
     return (page * kHeads + n) * page_slots + slot % page_slots;
   }
 
@@ -145,8 +146,7 @@ struct Alone {
 
   void take(const std::vector<float>& packed, int64_t heads, std::vector<float>& out) const {
     for (int64_t h = 0; h < heads; ++h) {
-      const auto first =
-          packed.begin() + (h * server.packed() + server.cumulative[r]) * kHeadSize;
+      const auto first = packed.begin() + (h * server.packed() + server.cumulative[r]) * kHeadSize;
       out.insert(out.end(), first, first + tokens * kHeadSize);
     }
   }

@@ -119,8 +119,8 @@ void compare(const Prefill& p, Random& random) {
     // Integers: queries and weights have 16 bits (core/prefill_kernels.h).
     const bool is_rounded = p.has_integers && level->multiply_pairs != nullptr;
     const double error = std::sqrt(difference / norm);
-    CHECK(error <= (is_rounded ? 1e-4 : 2e-6), describe(p, level->name) + ": relative error " +
-                                                   std::to_string(error * 1e6) + "e-6");
+    CHECK(error <= (is_rounded ? 1e-4 : 2e-6),
+          describe(p, level->name) + ": relative error " + std::to_string(error * 1e6) + "e-6");
   }
 }
 
@@ -229,8 +229,8 @@ TEST(products_of_pairs_are_exact) {
                          right[static_cast<std::size_t>(2 * (x * n + j) + y)];
                 }
               }
-              good = good && c[static_cast<std::size_t>(i * n + j)] ==
-                                 0.5f * static_cast<float>(sum);
+              good =
+                  good && c[static_cast<std::size_t>(i * n + j)] == 0.5f * static_cast<float>(sum);
             }
           }
           CHECK(good, std::string(level->name) + " " + std::to_string(m) + "x" + std::to_string(n));
@@ -293,13 +293,13 @@ TEST(codes_count_boundaries) {
       y[4] = -kInfinity;
       std::vector<uint8_t> expected(y.size()), codes(y.size());
       const int size = static_cast<int>(y.size());
-      const float sum = scalar_kernels()->quantise(y.data(), boundaries, levels, table,
-                                                   expected.data(), size);
+      const float sum =
+          scalar_kernels()->quantise(y.data(), boundaries, levels, table, expected.data(), size);
       for (const Kernels* level : supported_kernels()) {
         const float own = level->quantise(y.data(), boundaries, levels, table, codes.data(), size);
-        CHECK(codes == expected && own == sum,
-              std::string(level->name) + ", levels " + std::to_string(levels) + ", variant " +
-                  std::to_string(variant));
+        CHECK(codes == expected && own == sum, std::string(level->name) + ", levels " +
+                                                   std::to_string(levels) + ", variant " +
+                                                   std::to_string(variant));
       }
     }
   }
@@ -313,8 +313,8 @@ TEST(eight_rows_at_once_are_rotated_to_the_bit) {
   for (const int rows : {8, 16, 32}) {
     std::vector<float> x(static_cast<std::size_t>(rows * size)), y(x.size()), expected(x.size());
     fill_normal(x.data(), x.size(), random);
-    scalar_kernels()->rotate(x.data(), size, matrix.data(), size, expected.data(), size, rows,
-                             size, size);
+    scalar_kernels()->rotate(x.data(), size, matrix.data(), size, expected.data(), size, rows, size,
+                             size);
     for (const Kernels* level : supported_kernels()) {
       level->rotate(x.data(), size, matrix.data(), size, y.data(), size, rows, size, size);
       CHECK(y == expected, std::string(level->name) + ", " + std::to_string(rows));

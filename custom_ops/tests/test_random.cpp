@@ -92,8 +92,7 @@ void encode_at_every_level(const Problem& p, Random& random) {
   const FeedbackMatrices as_bytes(feedback.data(), fed_heads, p.key, p.head_size, true);
   const auto give_feedback = [&](const Kernels& level) {
     if (feedback.size() == 0) return;
-    const bool wants_bytes =
-        FeedbackMatrices::as_bytes(level, p.key, tables.centroids.data());
+    const bool wants_bytes = FeedbackMatrices::as_bytes(level, p.key, tables.centroids.data());
     call.feedback = (wants_bytes ? as_bytes : as_floats).heads();
   };
   call.window = window;
@@ -135,8 +134,8 @@ TEST(random_caches) {
   const long caches = number_in("TQ_RANDOM_CACHES", 1500);
   const long seed = number_in("TQ_RANDOM_SEED", 1);
   for (long first = 0; first < caches; first += 3) {
-    const unsigned long own = static_cast<unsigned long>(seed) * 1000000007ul +
-                              static_cast<unsigned long>(first);
+    const unsigned long own =
+        static_cast<unsigned long>(seed) * 1000000007ul + static_cast<unsigned long>(first);
     Random random(static_cast<unsigned>(own));
     const Problem p = random_problem(random);
     const long before = failures;

@@ -110,8 +110,7 @@ struct Vectors {
 
 // Attention of one query head over `count` keys, as float64 says.
 std::vector<double> expected_attention(const std::vector<float>& query, const Vectors& keys,
-                                       const Vectors& values, std::size_t count,
-                                       std::size_t size) {
+                                       const Vectors& values, std::size_t count, std::size_t size) {
   std::vector<double> weights(count), out(size);
   double sum = 0;
   for (std::size_t t = 0; t < count; ++t) {
@@ -220,8 +219,8 @@ TEST(raw_rows_of_every_element_are_read_at_any_address) {
 TEST(a_raw_value_that_is_not_finite_spoils_who_sees_it) {
   Random random(32);
   const std::size_t size = 64;
-  for (const float bad : {std::numeric_limits<float>::quiet_NaN(),
-                          std::numeric_limits<float>::infinity()}) {
+  for (const float bad :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     std::vector<float> keys(4 * size), values(4 * size), query(2 * size), output(2 * size);
     fill_normal(keys.data(), keys.size(), random);
     fill_normal(values.data(), values.size(), random);

@@ -20,7 +20,8 @@ struct Search {
         size_(size) {
     UniformReal<float> gain(0.7f, 1.5f), weight(0.01f, 4.0f);
     for (float& one : gains) one = gain(random);
-    fill_normal(feedback.data(), feedback.size(), random, 0.7f / std::sqrt(static_cast<float>(size)));
+    fill_normal(feedback.data(), feedback.size(), random,
+                0.7f / std::sqrt(static_cast<float>(size)));
     for (int n = 0; n < kHeads; ++n) {
       for (int i = 0; i < size; ++i) {
         float* const row = feedback.data() + (n * size + i) * size;
@@ -163,8 +164,7 @@ void check_best_gain(const Kernels& level, Codec codec, const Tables& tables, co
   const double* const lower = feeds ? moments.data() : nullptr;
   const Feedback* const feedback =
       feeds ? search.ready(level, codec, tables.centroids.data()) : nullptr;
-  const auto try_them =
-      feeds && feedback->bytes != nullptr ? level.search_bytes : level.search;
+  const auto try_them = feeds && feedback->bytes != nullptr ? level.search_bytes : level.search;
   const std::string what = describe(level.name, codec, size);
   for (int t = 0; t < 40; ++t) {
     std::vector<float> y(static_cast<std::size_t>(size));

@@ -130,9 +130,9 @@ void check_what_is_read(Codec keys, Random& random) {
     double largest = 0, worst = 0;
     for (std::size_t j = 0; j < some.size(); ++j) {
       largest = std::max(largest, std::abs(static_cast<double>(expected[i][j])));
-      worst = std::max(worst, std::isnan(some[j]) ? 1e9
-                                                  : std::abs(static_cast<double>(some[j]) -
-                                                             expected[i][j]));
+      worst = std::max(worst, std::isnan(some[j])
+                                  ? 1e9
+                                  : std::abs(static_cast<double>(some[j]) - expected[i][j]));
     }
     CHECK(worst <= 1e-5 * largest, std::string(levels[i]->name) + " " + std::to_string(worst));
     CHECK(peaks.attend(*levels[i], 1e-4f, threaded()) == some,

@@ -30,9 +30,9 @@ inline void check(bool holds, const char* expression, const char* file, int line
 
 }  // namespace tq::test
 
-#define TEST(name)                                                            \
-  static void name();                                                         \
-  static const ::tq::test::Registration registration_##name(#name, name);     \
+#define TEST(name)                                                        \
+  static void name();                                                     \
+  static const ::tq::test::Registration registration_##name(#name, name); \
   static void name()
 #define CHECK(expression, detail) \
   ::tq::test::check((expression), #expression, __FILE__, __LINE__, (detail))

@@ -142,7 +142,7 @@ def with_covariance(known: Calibration) -> Calibration:
     return replace(known, layers=tuple(layers))
 
 
-@pytest.mark.usefixtures("word_products")
+@pytest.mark.usefixtures("exact_products")
 @pytest.mark.parametrize("value_bits", [None, 3])
 def test_errors_of_keys_are_fed_back(value_bits: int | None) -> None:
     model = decoder(layers=3)

@@ -25,11 +25,10 @@ from tests.tolerances import bounds
 from tq_onnx.codec import reference
 from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.ops.domain import ATTENTION, ENCODE
-from tq_onnx.runtime.library import library_info
 
-pytestmark = pytest.mark.usefixtures("word_products")
+pytestmark = pytest.mark.usefixtures("exact_products")
 
-INTEGERS = bounds("attention")["integers"]
+FLOATS = bounds("attention")["float32"]
 SIZES = [8, 16, 24, 40, 72, 128]
 VARIANTS: list[dict[str, object]] = [
     {},
@@ -265,8 +264,7 @@ def test_attention(data: st.DataObject) -> None:
     if output.size == 0:
         return
     variant = {"scale": 0.5, "causal": True, **VARIANTS[at]}
-    shown = functools.partial(
-        reference.attention,
+    expected = reference.attention(
         feeds["query"], feeds["key_cache"], feeds["value_cache"], feeds["past_length"],
         key=key, value=value,
         key_rotation=feeds["key_rotation"], key_codebook=feeds["key_centroids"],
@@ -274,10 +272,5 @@ def test_attention(data: st.DataObject) -> None:
         attention_bias=feeds.get("attention_bias"), head_sink=feeds.get("head_sink"),
         key_offset=feeds.get("key_offset"), value_offset=feeds.get("value_offset"), **variant,
     )  # fmt: skip
-    expected = shown()
-    most = INTEGERS * (1 + np.abs(expected).max())
-    rounding = library_info().roundings.get("16")
-    if rounding and np.abs(output - expected).max() > most:
-        # Rounded queries may move scores of long rows, those of ``uniform``, by more.
-        most += np.abs(shown(query_steps=rounding.query_steps) - expected).max()
+    most = FLOATS * (1 + np.abs(expected).max())
     np.testing.assert_allclose(output, expected, rtol=0, atol=most)

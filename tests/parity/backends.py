@@ -47,7 +47,7 @@ def session(backend: str, model: bytes, threads: int = 2) -> onnxruntime.Inferen
     """An ONNX Runtime session; the level of a kernel is chosen when the kernel is created."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(ISA, raising=False)
-        patch.setenv(PRODUCTS, "16")
+        patch.setenv(PRODUCTS, "float")
         if backend in LEVELS:
             patch.setenv(ISA, backend)
         opened = make_session(model, library=backend in LEVELS, threads=threads)

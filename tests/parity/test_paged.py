@@ -16,7 +16,7 @@ from tests.singleop import INT4
 from tests.tolerances import bounds
 from tq_onnx.codec.spec import Codec
 
-LIMIT = bounds("attention")["integers"]
+LIMIT = bounds("attention")["float32"]
 
 # Prompts of one length and of another, single tokens behind few and behind many.
 LONG: Requests = [(0, 90), (200, 1), (700, 1), (128, 1), (3, 90), (130, 5)]

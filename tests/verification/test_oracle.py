@@ -115,7 +115,7 @@ def test_sinks_are_judged(tmp_path: Path) -> None:
     "case",
     [
         (DYNAMO, oracle.KERNEL, "", 3, 2e-4),
-        (DYNAMO, oracle.KERNEL, "16", 100, 2e-4),
+        (DYNAMO, oracle.KERNEL, "8", 3, 2e-4),
         (HALF, oracle.BODY, "", 100, 1e-3),
     ],
 )

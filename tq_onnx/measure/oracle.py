@@ -264,7 +264,7 @@ def _rounding(query: Array, layer: LayerNames) -> Rounding:
     products = os.environ.get(PRODUCTS.name) or info.products
     rows = query.shape[1] // layer.plan.kv_num_heads * query.shape[2]
     if products == "8" and rows > info.decode_rows and _is_plain(layer):
-        products = "16"  # these prompts have kernels of their own
+        products = "pairs"  # these prompts have kernels of their own
     rounding = info.roundings.get(products or "", EXACT)
     if layer.key.codec.bits > MULTIPLIED_BITS:
         rounding = replace(rounding, query_steps=0)

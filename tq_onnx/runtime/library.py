@@ -55,7 +55,8 @@ class LibraryInfo:
         isa_supported: those that this processor runs.
         isa: the level that kernels use; ``None`` when ``TQ_ONNX_ISA`` names an unsupported one.
         products: what that level takes unless ``TQ_ONNX_PRODUCTS`` says something else.
-        roundings: how that level rounds, by the products that it has; none for ``float``.
+        roundings: how that level rounds: in decode steps with products ``8``, and prompts whose
+            products are of ``pairs``, where it has such.
         decode_rows: query rows of a KV head up to which a call is a decode step.
     """
 

@@ -297,11 +297,12 @@ def register_library(options: Any) -> None:
 def _refuse_values(path: Path) -> None:
     """Refuse values that the kernels would, which ONNX Runtime blames on the graph."""
     products = os.environ.get(PRODUCTS.name)
-    if products and products not in ("8", "16", "float"):
+    if products and products not in ("8", "float"):
+        removed = ", which was removed" if products == "16" else ""
         raise LibraryError(
-            f"{PRODUCTS.name} is {products!r}",
+            f"{PRODUCTS.name} is {products!r}{removed}",
             where=str(path),
-            fix="unset it, or use 8, 16 or float",
+            fix="unset it, or use 8 or float",
         )
     below = os.environ.get(SKIP_BELOW.name)
     try:

@@ -44,10 +44,10 @@ ISA: Final = Variable(
 )
 PRODUCTS: Final = Variable(
     "TQ_ONNX_PRODUCTS",
-    "`8`, `16`, `float`",
-    "Multiply codes of 4 bits and less with queries and weights of 8 or 16 bits, or with "
-    "floating-point numbers. The default is `8` for decode steps and `16` for prompts; `avx512` "
-    "and `scalar` have `float`.",
+    "`8`, `float`",
+    "Multiply codes of 4 bits and less with queries and weights of 8 bits in decode steps and of "
+    "16 bits in prompts, or with floating-point numbers. The default is `8`, of `avx512` and "
+    "`scalar` `float`.",
     (OPERATORS, PACKAGE),
 )
 SKIP_BELOW: Final = Variable(

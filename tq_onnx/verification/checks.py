@@ -29,7 +29,7 @@ from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.session import placement
 
 MAX_ATTENTION_ERROR: Final = {"FLOAT": 2e-5, "FLOAT16": 1e-3, "BFLOAT16": 8e-3}
-# Kernels that multiply codes as integers round queries and weights to 16 bits; what rounding them
+# Kernels that multiply prompts as integers round queries and weights to 16 bits; what rounding them
 # to 8 bits does is measured on the call itself, see ``OracleFigures.rounding``.
 MAX_KERNEL_ATTENTION_ERROR: Final = {**MAX_ATTENTION_ERROR, "FLOAT": 2e-4}
 QUERY_ROUNDINGS: Final = 3.0

@@ -1,7 +1,6 @@
 // The number of boundaries that a number reaches by one comparison, with sixteen lanes: cells of one
 // width lie over the boundaries, each with one of them at most. Numbers that rise go to cells that
 // rise, whichever cell a number is rounded to, so that the count is exact.
-#include <math.h>
 
 namespace {
 
@@ -12,7 +11,7 @@ struct Cells {
 
   V factor, origin;
   WideTable boundary;  // in each cell, or infinity
-  I below[2];          // how many boundaries lie in lower cells
+  I below[2];  // how many boundaries lie in lower cells
 
   // False where two boundaries share a cell, or do not rise.
   bool read(const float* boundaries, int count) {
@@ -25,8 +24,7 @@ struct Cells {
     for (float& edge : edges) edge = INFINITY;
     int last = -1;
     for (int i = 0; i < count; ++i) {
-      const int cell =
-          _mm512_cvtsi512_si32(cell_of(set1(boundaries[i]))) & (kCells - 1);
+      const int cell = _mm512_cvtsi512_si32(cell_of(set1(boundaries[i]))) & (kCells - 1);
       if (!(boundaries[i] - boundaries[i] == 0.0f) || cell <= last) return false;
       edges[cell] = boundaries[i];
       for (int k = cell + 1; k < kCells; ++k) ++counts[k];

@@ -20,8 +20,8 @@ void decode_columns_of(const RowFormat& format, const uint8_t* rows, int count, 
           lanes[r] = zero();
           if (r < some) {
             const uint8_t* const row = rows + (t + r) * format.stride;
-            lanes[r] = lookup(
-                centroids, codes_of<BITS, kSlot>(load_chunk<BITS, kPartial>(format, row, at)));
+            lanes[r] = lookup(centroids,
+                              codes_of<BITS, kSlot>(load_chunk<BITS, kPartial>(format, row, at)));
           }
         }
         transpose_lanes(lanes);
@@ -103,7 +103,8 @@ void load_field_pairs(const uint8_t* at, int stride, int count, float* first, fl
 
 // Exponents are added: `octave` has the numbers of the bytes below 32, but 0.
 TQ_INLINE V scale_of(const WideTable& octave, I byte) {
-  const V own = times_power_of_two(lookup(octave, and_int(byte, set1_int(31))), shift_right<5>(byte));
+  const V own =
+      times_power_of_two(lookup(octave, and_int(byte, set1_int(31))), shift_right<5>(byte));
   const V is_zero = max(sub(set1(1.0f), to_float(byte)), zero());
   return mul(own, sub(set1(1.0f), is_zero));
 }

@@ -7,23 +7,22 @@
 
 namespace {
 
-template <int BITS, int QUERIES, int ROWS, class AnyTable>
-TQ_INLINE void score_tile(const RowFormat& format, const uint8_t* rows, const AnyTable& table,
-                          const float* query, float* scores) {
+// Of four rows.
+template <int BITS, int QUERIES, class AnyTable>
+TQ_INLINE void score_tile(const RowFormat& format, const uint8_t* const* rows,
+                          const AnyTable& table, const float* query, float* scores) {
   V sums[QUERIES][4];
   for (int q = 0; q < QUERIES; ++q) {
     for (int r = 0; r < 4; ++r) sums[q][r] = zero();
   }
   for_each_chunk(format, [&](auto partial, int at) {
     constexpr int kPartial = decltype(partial)::value;
-    Chunk<BITS> chunk[ROWS];
-    for (int r = 0; r < ROWS; ++r) {
-      chunk[r] = load_chunk<BITS, kPartial>(format, rows + r * format.stride, at);
-    }
+    Chunk<BITS> chunk[4];
+    for (int r = 0; r < 4; ++r) chunk[r] = load_chunk<BITS, kPartial>(format, rows[r], at);
     for_each_slot<kSlots<BITS>>([&](auto slot) {
       constexpr int kSlot = decltype(slot)::value;
       const float* const q_at = query + kSlot * format.padded_slot + at;
-      for (int r = 0; r < ROWS; ++r) {
+      for (int r = 0; r < 4; ++r) {
         const V key = lookup(table, codes_of<BITS, kSlot>(chunk[r]));
         for (int q = 0; q < QUERIES; ++q) {
           sums[q][r] = fma(key, load(q_at + q * format.padded), sums[q][r]);
@@ -32,20 +31,13 @@ TQ_INLINE void score_tile(const RowFormat& format, const uint8_t* rows, const An
     });
   });
   for (int q = 0; q < QUERIES; ++q) {
-    if constexpr (ROWS == 4) {
-      store_4_sums(scores + q * kBlock, sums[q][0], sums[q][1], sums[q][2], sums[q][3]);
-    } else {
-      float four[4];
-      store_4_sums(four, sums[q][0], sums[q][1], sums[q][2], sums[q][3]);
-      scores[q * kBlock] = four[0];
-    }
+    store_4_sums(scores + q * kBlock, sums[q][0], sums[q][1], sums[q][2], sums[q][3]);
   }
 }
 
 // Asks for the rows one block further on, which the next call wants; never faults.
 TQ_INLINE void prefetch_rows(const uint8_t* row, int stride, int rows) {
-  const uintptr_t from =
-      reinterpret_cast<uintptr_t>(row) + static_cast<uintptr_t>(kBlock * stride);
+  const uintptr_t from = reinterpret_cast<uintptr_t>(row) + static_cast<uintptr_t>(kBlock * stride);
   for (int at = 0; at < rows * stride; at += 64) {
     prefetch(reinterpret_cast<const void*>(from + static_cast<uintptr_t>(at)));
   }
@@ -55,13 +47,12 @@ template <int BITS, int QUERIES>
 void score_group(const RowFormat& format, const uint8_t* rows, int count, const float* table,
                  const float* query, float* scores) {
   const auto centroids = make_table_of<BITS>(table);
-  int t = 0;
-  for (; t + 4 <= count; t += 4) {
+  for (int t = 0; t < count; t += 4) {
     prefetch_rows(rows + t * format.stride, format.stride, 4);
-    score_tile<BITS, QUERIES, 4>(format, rows + t * format.stride, centroids, query, scores + t);
-  }
-  for (; t < count; ++t) {
-    score_tile<BITS, QUERIES, 1>(format, rows + t * format.stride, centroids, query, scores + t);
+    // Behind the last row comes itself again: scores have room for whole blocks.
+    const uint8_t* four[4];
+    for (int r = 0; r < 4; ++r) four[r] = rows + smaller(t + r, count - 1) * format.stride;
+    score_tile<BITS, QUERIES>(format, four, centroids, query, scores + t);
   }
 }
 

@@ -91,7 +91,7 @@ void score_bytes_of(const ByteFormat& format, const uint8_t* rows, int count, co
 // Where sums are not finite: a weight of zero adds nothing, whatever the row says.
 template <Coordinate KIND>
 void accumulate_nonfinite(const ByteFormat& format, const uint8_t* rows, int count,
-                        const float* scales, const float* weights, int at, int n, float* sum) {
+                          const float* scales, const float* weights, int at, int n, float* sum) {
   V total = load(sum);
   for (int t = 0; t < count; ++t) {
     if (weights[t] == 0.0f) continue;
@@ -133,7 +133,7 @@ TQ_INLINE void accumulate_bytes_pass(const ByteFormat& format, const uint8_t* ro
         store(sum, total[c][q]);
       } else {
         accumulate_nonfinite<KIND>(format, rows, count, scales, weights + q * kBlock,
-                                 at + c * kLanes, n, sum);
+                                   at + c * kLanes, n, sum);
       }
     }
   }

@@ -1,12 +1,6 @@
 // Words that lie apart, for the x86 levels: vec_avx2.h and vec_avx512.h include it.
 #pragma once
 
-#include <immintrin.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include "core/simd/inline.h"
-
 namespace {
 
 // Eight 16-bit words, each `stride` bytes behind the one before.

@@ -1,7 +1,8 @@
-// Products with integers, in terms of the words of one vec_int_*.h and the numbers of one numbers*.h.
+// Products with integers, in terms of the words of one vec_int_*.h and of one operands_*.h: how queries
+// and weights are held.
 //
-// Codes are looked up as 8-bit integers; queries and weights are rounded to numbers of steps, of 16
-// or 8 bits (of the largest of a query, or of kStepRows weights), and every product and sum is exact.
+// Codes are looked up as 8-bit integers; queries and weights are rounded to steps, of 8 bits
+// (of the largest of a query, or of kStepRows weights), and every product and sum is exact.
 // Four neighbouring bytes make a word, and a word's four products are added at once:
 //   score_rows       a word: four coordinates of one token; every quarter of a vector (16 bytes) is
 //                    transposed for itself, so that its words are tokens, and the quarters of a row
@@ -17,11 +18,12 @@ using tq::kBlock;
 using tq::kCacheLine;
 using tq::RowFormat;
 
+constexpr int kStepRows = tq::kByteStepRows;
 constexpr int kGroups = kBlock / 4;  // of the weights of a block
 constexpr int kSteps = kBlock / kStepRows;
 constexpr int kGroupFloats = sizeof(Group) / sizeof(float);
 constexpr int kFactorFloats = sizeof(Factors) / sizeof(float);
-static_assert(kGroups * kGroupFloats + 2 * kSteps <= tq::kNumbersFloats);
+static_assert(kGroups * kGroupFloats + 2 * kSteps <= tq::kOperandFloats);
 constexpr int kMaxCopies = 576 * kBlock;  // bytes of copied rows
 
 TQ_INLINE int smaller(int a, int b) { return a < b ? a : b; }
@@ -109,8 +111,8 @@ struct Rows {
     const int last = segment_offset(format, format.bits == 3 ? 2 : 0);
     const uintptr_t begin = reinterpret_cast<uintptr_t>(rows);
     const uintptr_t stride_ = static_cast<uintptr_t>(format.stride);
-    const uintptr_t codes_end =
-        begin + static_cast<uintptr_t>(count - 1) * stride_ + static_cast<uintptr_t>(last + format.slot_size);
+    const uintptr_t codes_end = begin + static_cast<uintptr_t>(count - 1) * stride_ +
+                                static_cast<uintptr_t>(last + format.slot_size);
     const uintptr_t end = reinterpret_cast<uintptr_t>(format.end);
     const uintptr_t limit = end > codes_end ? end : codes_end;
     const uintptr_t reach = static_cast<uintptr_t>(last + pieces(format) * piece_bytes(format));
@@ -131,8 +133,8 @@ struct Rows {
     for (int i = 0; i < segments; ++i) {
       for (int t = in_cache; t < count; ++t) {
         memcpy(copies + i * copied_segment + (t - in_cache) * copy_stride,
-                         cache + t * cache_stride + segment_offset(format, i),
-                         static_cast<size_t>(format.slot_size));
+               cache + t * cache_stride + segment_offset(format, i),
+               static_cast<size_t>(format.slot_size));
       }
     }
   }
@@ -144,15 +146,16 @@ struct Rows {
   inline ptrdiff_t stride(int t) const { return t < in_cache ? cache_stride : copy_stride; }
 };
 
-// Asks for the lines of `ahead` in equal steps, of which there are `steps`. A prefetch never faults.
-struct Asking {
+// Prefetches the lines of a range in equal steps, of which there are `steps`. A prefetch never faults.
+struct PacedPrefetch {
   uintptr_t at;
   uintptr_t spacing;  // at most a line
-  int count;          // of a step
+  int count;  // of a step
 
-  Asking(tq::Ahead ahead, int steps) : at(reinterpret_cast<uintptr_t>(ahead.at)), spacing(0), count(0) {
-    if (ahead.bytes <= 0 || steps <= 0) return;
-    const ptrdiff_t each = (ahead.bytes + steps - 1) / steps;
+  PacedPrefetch(tq::PrefetchRange prefetch, int steps)
+      : at(reinterpret_cast<uintptr_t>(prefetch.begin)), spacing(0), count(0) {
+    if (prefetch.bytes <= 0 || steps <= 0) return;
+    const ptrdiff_t each = (prefetch.bytes + steps - 1) / steps;
     count = static_cast<int>((each + kCacheLine - 1) / kCacheLine);
     spacing = static_cast<uintptr_t>((each + count - 1) / count);
   }
@@ -222,16 +225,14 @@ TQ_INLINE Codes codes_of(const Tables& tables, const Bytes* segment) {
 
 // ---- queries
 // A prepared query row: factors[piece][slot][w], as the words of the keys lie, then the value of a
-// step and the sum of the numbers.
+// step and the sum of the steps.
 struct Ending {
   float step;
   int32_t total;
 };
 
 TQ_INLINE int factor_count(const RowFormat& format) { return pieces(format) * format.slots * 4; }
-int query_floats(const RowFormat& format) {
-  return factor_count(format) * kFactorFloats + kWords;
-}
+int query_floats(const RowFormat& format) { return factor_count(format) * kFactorFloats + kWords; }
 TQ_INLINE Ending ending_at(const RowFormat& format, const float* prepared) {
   Ending ending;
   memcpy(&ending, prepared + factor_count(format) * kFactorFloats, sizeof ending);
@@ -259,17 +260,17 @@ TQ_INLINE float largest_of(const float* x, int n) {
 }
 
 // What is not finite becomes zeros with a step that is not a number.
-TQ_INLINE Ending quantise_numbers(const float* x, int n, Group* groups) {
+TQ_INLINE Ending quantise_operands(const float* x, int n, Group* groups) {
   const float largest = largest_of(x, n);
   const bool finite = largest < __builtin_huge_valf();
   // Below this a step has no inverse; such numbers are zeros beside anything.
-  const float inverse = finite && largest > 1e-30f ? kLargestNumber / largest : 0.0f;
+  const float inverse = finite && largest > 1e-30f ? tq::kLargestByte / largest : 0.0f;
   Total total = zero_total();
   float zeros[kWords] = {};
   for (int i = 0; i < n; i += kWords) {
     total = store_groups(finite ? x + i : zeros, inverse, groups + i / 4, total);
   }
-  return {finite ? largest / kLargestNumber : __builtin_nanf(""), total_of(total)};
+  return {finite ? largest / tq::kLargestByte : __builtin_nanf(""), total_of(total)};
 }
 
 void prepare_query(const RowFormat& format, const float* natural, float* prepared) {
@@ -286,7 +287,7 @@ void prepare_query(const RowFormat& format, const float* natural, float* prepare
       slotted[i / format.slot_size * 4 * words + i % format.slot_size] = natural[i];
     }
   }
-  const Ending ending = quantise_numbers(slotted, padded, groups);
+  const Ending ending = quantise_operands(slotted, padded, groups);
   const int quarters = kBytes / 16 / packed(format);
   for (int piece = 0; piece < pieces(format); ++piece) {
     for (int slot = 0; slot < format.slots; ++slot) {
@@ -310,19 +311,19 @@ void prepare_query(const RowFormat& format, const float* natural, float* prepare
 // ---- scores
 // Sums of words of kTileVectors vectors: those of query q from kTileVectors * q on.
 template <int BITS, int QUERIES, int PACKED>
-TQ_INLINE void sum_tile(const RowFormat& format, const Rows& rows, int t, int all, const Tables& tables,
-                        const float* prepared, int pitch, Asking& asking, Sums* sums) {
+TQ_INLINE void sum_tile(const RowFormat& format, const Rows& rows, int t, int all,
+                        const Tables& tables, const float* prepared, int pitch, PacedPrefetch& pace,
+                        Sums* sums) {
   constexpr int kTokens = 4 * PACKED;
   constexpr int kPiece = kBytes / PACKED;
-  for_each_number<kTileVectors * QUERIES>([&](auto i) TQ_INLINED {
-    sums[decltype(i)::value] = zero_sums();
-  });
+  for_each_number<kTileVectors * QUERIES>(
+      [&](auto i) TQ_INLINED { sums[decltype(i)::value] = zero_sums(); });
   const ptrdiff_t stride = rows.stride(t);
   const uint8_t* segments[kSegments<BITS>];
   for_each_number<kSegments<BITS>>([&](auto i) TQ_INLINED {
     segments[decltype(i)::value] = rows.row(format, decltype(i)::value, t);
   });
-  asking.step();
+  pace.step();
   // Of rows of 16 bytes, words behind their last code.
   const int needed = PACKED > 1 && kPiece == 16 ? (format.slot_size + 3) / 4 : 4 * all;
   for (int piece = 0; piece < all; ++piece) {
@@ -330,9 +331,8 @@ TQ_INLINE void sum_tile(const RowFormat& format, const Rows& rows, int t, int al
     for_each_number<kTileVectors>([&](auto half) TQ_INLINED {
       for_each_number<kSegments<BITS>>([&](auto segment) TQ_INLINED {
         constexpr int kHalf = decltype(half)::value, kSegment = decltype(segment)::value;
-        load_words<PACKED>(segments[kSegment] + piece * kPiece +
-                               kHalf * kTokens * stride,
-                           stride, words[kHalf][kSegment]);
+        load_words<PACKED>(segments[kSegment] + piece * kPiece + kHalf * kTokens * stride, stride,
+                           words[kHalf][kSegment]);
       });
     });
     const float* of_query[QUERIES];
@@ -371,11 +371,11 @@ TQ_INLINE void sum_tile(const RowFormat& format, const Rows& rows, int t, int al
 
 // scores[q][0 .. tokens of a tile)
 template <int BITS, int QUERIES, int PACKED>
-TQ_INLINE void score_tile(const RowFormat& format, const Rows& rows, int t, int all, const Tables& tables,
-                          const float* prepared, int pitch, const Ending* endings, float unit,
-                          Asking& asking, float* scores) {
+TQ_INLINE void score_tile(const RowFormat& format, const Rows& rows, int t, int all,
+                          const Tables& tables, const float* prepared, int pitch,
+                          const Ending* endings, float unit, PacedPrefetch& pace, float* scores) {
   Sums sums[kTileVectors * QUERIES];
-  sum_tile<BITS, QUERIES, PACKED>(format, rows, t, all, tables, prepared, pitch, asking, sums);
+  sum_tile<BITS, QUERIES, PACKED>(format, rows, t, all, tables, prepared, pitch, pace, sums);
   for_each_number<QUERIES>([&](auto query) TQ_INLINED {
     constexpr int kQuery = decltype(query)::value;
     store_scores<PACKED>(sums + kTileVectors * kQuery, endings[kQuery].total,
@@ -385,55 +385,52 @@ TQ_INLINE void score_tile(const RowFormat& format, const Rows& rows, int t, int 
 
 template <int BITS, int QUERIES, int PACKED, class FOLDING = Folding>
 void score_tiles(const RowFormat& format, const uint8_t* rows, int count, const Tables& tables,
-                 const float* prepared, int pitch, float unit, tq::Ahead ahead, float* scores) {
+                 const float* prepared, int pitch, float unit, tq::PrefetchRange prefetch,
+                 float* scores) {
   constexpr int kTile = 4 * PACKED * kTileVectors;
   const Rows source(format, rows, count, kTile);
   Ending endings[QUERIES];
   for (int q = 0; q < QUERIES; ++q) endings[q] = ending_at(format, prepared + q * pitch);
   const int all = pieces(format);
-  Asking asking(ahead, (count + kTile - 1) / kTile);
+  PacedPrefetch pace(prefetch, (count + kTile - 1) / kTile);
   int t = 0;
   if constexpr (FOLDING::kIsOn && PACKED == 1) {
-    // The quarters of two tiles are added at once.
-    for (; t + kTile < count; t += 2 * kTile) {
-      typename FOLDING::Folded folded[QUERIES];
-      {
-        Sums sums[kTileVectors * QUERIES];
-        sum_tile<BITS, QUERIES, PACKED>(format, source, t, all, tables, prepared, pitch, asking,
-                                        sums);
-        for_each_number<QUERIES>([&](auto query) TQ_INLINED {
-          constexpr int kQuery = decltype(query)::value;
-          folded[kQuery] = FOLDING::fold(sums[2 * kQuery], sums[2 * kQuery + 1]);
-        });
-      }
+    // The quarters of two tiles are added at once. Behind the last tile nothing is added; scores have
+    // room for whole blocks.
+    typename FOLDING::Folded folded[2][QUERIES] = {};
+    for (int half = 0; t < count; t += kTile, half = 1 - half) {
       Sums sums[kTileVectors * QUERIES];
-      sum_tile<BITS, QUERIES, PACKED>(format, source, t + kTile, all, tables, prepared, pitch, asking,
-                                      sums);
+      sum_tile<BITS, QUERIES, PACKED>(format, source, t, all, tables, prepared, pitch, pace, sums);
       for_each_number<QUERIES>([&](auto query) TQ_INLINED {
         constexpr int kQuery = decltype(query)::value;
-        FOLDING::store(folded[kQuery], FOLDING::fold(sums[2 * kQuery], sums[2 * kQuery + 1]),
-                       endings[kQuery].total, endings[kQuery].step * unit,
-                       scores + kQuery * kBlock + t);
+        folded[half][kQuery] = FOLDING::fold(sums[2 * kQuery], sums[2 * kQuery + 1]);
+      });
+      if (half == 0 && t + kTile < count) continue;
+      for_each_number<QUERIES>([&](auto query) TQ_INLINED {
+        constexpr int kQuery = decltype(query)::value;
+        FOLDING::store(folded[0][kQuery], folded[1][kQuery], endings[kQuery].total,
+                       endings[kQuery].step * unit, scores + kQuery * kBlock + t - half * kTile);
       });
     }
-  }
-  for (; t < count; t += kTile) {
-    score_tile<BITS, QUERIES, PACKED>(format, source, t, all, tables, prepared, pitch, endings, unit,
-                                      asking, scores + t);
+  } else {
+    for (; t < count; t += kTile) {
+      score_tile<BITS, QUERIES, PACKED>(format, source, t, all, tables, prepared, pitch, endings,
+                                        unit, pace, scores + t);
+    }
   }
 }
 
 // A row of a block of weights: groups, then of every kStepRows of them the value of a step, then what
 // first_value_sums wants.
-TQ_INLINE const Group* groups_of(const float* numbers) {
-  return reinterpret_cast<const Group*>(numbers);
+TQ_INLINE const Group* groups_of(const float* operands) {
+  return reinterpret_cast<const Group*>(operands);
 }
-TQ_INLINE float step_at(const float* numbers, int step) {
-  return numbers[kGroups * kGroupFloats + step];
+TQ_INLINE float step_at(const float* operands, int step) {
+  return operands[kGroups * kGroupFloats + step];
 }
-TQ_INLINE Sums first_sums_at(const float* numbers, int step) {
+TQ_INLINE Sums first_sums_at(const float* operands, int step) {
   int32_t total;
-  memcpy(&total, numbers + kGroups * kGroupFloats + kSteps + step, sizeof total);
+  memcpy(&total, operands + kGroups * kGroupFloats + kSteps + step, sizeof total);
   return first_value_sums(total);
 }
 
@@ -450,25 +447,25 @@ template <int BITS, int QUERIES, int PACKED>
 struct Passes {
   static constexpr int kHalves = PACKED == 1 && QUERIES > kDeepQueries ? 2 : 1;
   static constexpr int kLines = PACKED == 4 ? 1 : (PACKED == 1 && kHalves == 1 ? 4 : 2);
-  static constexpr int kTogether = slots_together(kSlots<BITS>, QUERIES * kLines);
+  static constexpr int kTogether = slots_together(kSlots<BITS>, QUERIES* kLines);
   static constexpr int kParts = kSlots<BITS> / kTogether;
   static constexpr int kSums = QUERIES * kTogether * kLines;
 };
 
 template <int BITS, int QUERIES, int PACKED, int HALF, int FIRST_SLOT>
 TQ_INLINE void accumulate_pass(const RowFormat& format, const Rows& rows, int count, int piece,
-                               const Tables& tables, const float* numbers, float unit, Asking& asking,
-                               float* sums, int pitch, int next) {
+                               const Tables& tables, const float* operands, float unit,
+                               PacedPrefetch& pace, float* sums, int pitch, int next) {
   using Cut = Passes<BITS, QUERIES, PACKED>;
   constexpr int kTogether = Cut::kTogether, kLines = Cut::kLines;
-  const float* weights = numbers;
+  const float* weights = operands;
   int t = 0;
   for (int step = 0; t < count; ++step) {
     const int last = smaller(count, (step + 1) * kStepRows);
     Sums total[Cut::kSums];
     for_each_number<Cut::kSums>([&](auto i) TQ_INLINED {
       constexpr int kQuery = decltype(i)::value / (kTogether * kLines);
-      total[decltype(i)::value] = first_sums_at(numbers + kQuery * tq::kNumbersFloats, step);
+      total[decltype(i)::value] = first_sums_at(operands + kQuery * tq::kOperandFloats, step);
     });
     // Of the cache, then of the copies.
     while (t < last) {
@@ -483,7 +480,7 @@ TQ_INLINE void accumulate_pass(const RowFormat& format, const Rows& rows, int co
         Bytes from[kSegments<BITS>][4];
         for_each_number<kSegments<BITS>>([&](auto segment) TQ_INLINED {
           constexpr int kSegment = decltype(segment)::value;
-          if constexpr (kSegment == 0) asking.step();
+          if constexpr (kSegment == 0) pace.step();
           load_lines<PACKED, HALF, kLines == 4>(at[kSegment], stride, from[kSegment]);
           at[kSegment] += 4 * stride;
         });
@@ -500,7 +497,7 @@ TQ_INLINE void accumulate_pass(const RowFormat& format, const Rows& rows, int co
         });
         for_each_number<QUERIES>([&](auto query) TQ_INLINED {
           constexpr int kQuery = decltype(query)::value;
-          const Factors by = spread_factors(*groups_of(weights + kQuery * tq::kNumbersFloats));
+          const Factors by = spread_factors(*groups_of(weights + kQuery * tq::kOperandFloats));
           for_each_number<kTogether * kLines>([&](auto i) TQ_INLINED {
             constexpr int kAt = decltype(i)::value;
             add_value_products(total[kQuery * kTogether * kLines + kAt], codes[kAt], by);
@@ -511,7 +508,7 @@ TQ_INLINE void accumulate_pass(const RowFormat& format, const Rows& rows, int co
     }
     for_each_number<QUERIES>([&](auto query) TQ_INLINED {
       constexpr int kQuery = decltype(query)::value;
-      const Floats by = spread(step_at(numbers + kQuery * tq::kNumbersFloats, step) * unit);
+      const Floats by = spread(step_at(operands + kQuery * tq::kOperandFloats, step) * unit);
       for_each_number<kTogether * kLines>([&](auto i) TQ_INLINED {
         constexpr int kAt = decltype(i)::value;
         float* const at = sums + kQuery * pitch + (FIRST_SLOT + kAt / kLines) * next +
@@ -525,17 +522,18 @@ TQ_INLINE void accumulate_pass(const RowFormat& format, const Rows& rows, int co
 
 template <int BITS, int QUERIES, int PACKED>
 void accumulate_lines(const RowFormat& format, const uint8_t* rows, int count, const Tables& tables,
-                      const float* numbers, float unit, tq::Ahead ahead, float* sums, int pitch) {
+                      const float* operands, float unit, tq::PrefetchRange prefetch, float* sums,
+                      int pitch) {
   using Cut = Passes<BITS, QUERIES, PACKED>;
   const int all = pieces(format);
-  Asking asking(ahead, all * Cut::kHalves * Cut::kParts * ((count + 3) / 4));
+  PacedPrefetch pace(prefetch, all * Cut::kHalves * Cut::kParts * ((count + 3) / 4));
   const Rows source(format, rows, count, 4);
   for (int piece = 0; piece < all; ++piece) {
     for_each_number<Cut::kHalves>([&](auto half) TQ_INLINED {
       for_each_number<Cut::kParts>([&](auto part) TQ_INLINED {
         accumulate_pass<BITS, QUERIES, PACKED, decltype(half)::value,
                         decltype(part)::value * Cut::kTogether>(
-            format, source, count, piece, tables, numbers, unit, asking,
+            format, source, count, piece, tables, operands, unit, pace,
             sums + piece * piece_lines(format) * kWords, pitch, all * piece_lines(format) * kWords);
       });
     });
@@ -553,23 +551,24 @@ TQ_INLINE bool is_narrow(const RowFormat& format) {
 TQ_INLINE int narrow_lines(const RowFormat& format) { return (format.slot_size + 3) / 4; }
 
 constexpr int kSideRows = kBytes / 4;  // tokens of a line
-constexpr int kMostLines = 6;          // of three segments
+constexpr int kMostLines = 6;  // of three segments
 
 // All lines of a block: [token / kSideRows][segment][line of a slot].
 template <class SIDES>
 struct NarrowRows {
   alignas(64) uint8_t of_block[kBlock / kSideRows][kMostLines][kBytes];
 
-  NarrowRows(const RowFormat& format, const uint8_t* rows, int count, tq::Ahead ahead) {
+  NarrowRows(const RowFormat& format, const uint8_t* rows, int count, tq::PrefetchRange prefetch) {
     const int segments = format.bits == 3 ? 3 : 1;
     const int bytes = segments * format.slot_size;
     const int chunks = (bytes + 15) / 16, of_slot = narrow_lines(format);
-    const uintptr_t codes_end = reinterpret_cast<uintptr_t>(rows + (count - 1) * format.stride + bytes);
+    const uintptr_t codes_end =
+        reinterpret_cast<uintptr_t>(rows + (count - 1) * format.stride + bytes);
     const uintptr_t end = reinterpret_cast<uintptr_t>(format.end);
     const uintptr_t limit = end > codes_end ? end : codes_end;
-    Asking asking(ahead, (count + kSideRows - 1) / kSideRows);
+    PacedPrefetch pace(prefetch, (count + kSideRows - 1) / kSideRows);
     for (int t = 0; t < count; t += kSideRows) {
-      asking.step();
+      pace.step();
       constexpr int kCopied = 32;  // bytes of a row
       uint8_t copies[kSideRows * kCopied];
       const uint8_t* from = rows + static_cast<ptrdiff_t>(t) * format.stride;
@@ -600,15 +599,14 @@ struct NarrowRows {
 };
 
 template <int BITS, int QUERIES, int FIRST_SLOT, int TOGETHER, class SIDES>
-TQ_INLINE void accumulate_narrow_pass(const NarrowRows<SIDES>& rows, int count, int line, int of_slot,
-                                      const Tables& tables, const float* numbers, float unit,
-                                      float* sums, int pitch) {
+TQ_INLINE void accumulate_narrow_pass(const NarrowRows<SIDES>& rows, int count, int line,
+                                      int of_slot, const Tables& tables, const float* operands,
+                                      float unit, float* sums, int pitch) {
   constexpr int kSides = kStepRows / kSideRows;  // of a step
   for (int step = 0; step * kStepRows < count; ++step) {
     Sums total[QUERIES * TOGETHER];
-    for_each_number<QUERIES * TOGETHER>([&](auto i) TQ_INLINED {
-      total[decltype(i)::value] = zero_sums();
-    });
+    for_each_number<QUERIES * TOGETHER>(
+        [&](auto i) TQ_INLINED { total[decltype(i)::value] = zero_sums(); });
     for (int side = step * kSides; side < (step + 1) * kSides && side * kSideRows < count; ++side) {
       Bytes segment[kSegments<BITS>];
       for_each_number<kSegments<BITS>>([&](auto i) TQ_INLINED {
@@ -622,8 +620,8 @@ TQ_INLINE void accumulate_narrow_pass(const NarrowRows<SIDES>& rows, int count, 
       });
       for_each_number<QUERIES>([&](auto query) TQ_INLINED {
         constexpr int kQuery = decltype(query)::value;
-        const Factors by =
-            SIDES::spread(groups_of(numbers + kQuery * tq::kNumbersFloats) + side * (kSideRows / 4));
+        const Factors by = SIDES::spread(groups_of(operands + kQuery * tq::kOperandFloats) +
+                                         side * (kSideRows / 4));
         for_each_number<TOGETHER>([&](auto slot) TQ_INLINED {
           constexpr int kSlot = decltype(slot)::value;
           add_value_products(total[kQuery * TOGETHER + kSlot], codes[kSlot], by);
@@ -632,7 +630,7 @@ TQ_INLINE void accumulate_narrow_pass(const NarrowRows<SIDES>& rows, int count, 
     }
     for_each_number<QUERIES>([&](auto query) TQ_INLINED {
       constexpr int kQuery = decltype(query)::value;
-      const float by = step_at(numbers + kQuery * tq::kNumbersFloats, step) * unit;
+      const float by = step_at(operands + kQuery * tq::kOperandFloats, step) * unit;
       for_each_number<TOGETHER / 4>([&](auto four) TQ_INLINED {
         constexpr int kSlot = 4 * decltype(four)::value, kAt = kQuery * TOGETHER + kSlot;
         SIDES::add_to(total[kAt], total[kAt + 1], total[kAt + 2], total[kAt + 3], by,
@@ -644,15 +642,15 @@ TQ_INLINE void accumulate_narrow_pass(const NarrowRows<SIDES>& rows, int count, 
 
 template <int BITS, int QUERIES, class SIDES = Sides>
 void accumulate_narrow(const RowFormat& format, const uint8_t* rows, int count,
-                       const Tables& tables, const float* numbers, float unit, tq::Ahead ahead,
-                       float* sums, int pitch) {
+                       const Tables& tables, const float* operands, float unit,
+                       tq::PrefetchRange prefetch, float* sums, int pitch) {
   constexpr int kTogether = slots_together(kSlots<BITS>, QUERIES);
   static_assert(kTogether % 4 == 0);
-  const NarrowRows<SIDES> source(format, rows, count, ahead);
+  const NarrowRows<SIDES> source(format, rows, count, prefetch);
   for (int line = 0; line < narrow_lines(format); ++line) {
     for_each_number<kSlots<BITS> / kTogether>([&](auto part) TQ_INLINED {
       accumulate_narrow_pass<BITS, QUERIES, decltype(part)::value * kTogether, kTogether, SIDES>(
-          source, count, line, narrow_lines(format), tables, numbers, unit, sums, pitch);
+          source, count, line, narrow_lines(format), tables, operands, unit, sums, pitch);
     });
   }
 }
@@ -729,37 +727,38 @@ TQ_INLINE void for_each_share(int queries, Body&& body) {
 }
 
 void score_rows(const RowFormat& format, const uint8_t* rows, int count, const IntegerTable& table,
-                const float* prepared, int pitch, int queries, float* scores, tq::Ahead ahead) {
+                const float* prepared, int pitch, int queries, float* scores,
+                tq::PrefetchRange prefetch) {
   const Tables entries = make_tables(format, table.entries, make_key_table);
   with_format(format, [&](auto bits, auto many) {
     for_each_share(queries, [&](int first, int some) {
       with_queries(some, [&](auto share) {
         score_tiles<decltype(bits)::value, decltype(share)::value, decltype(many)::value>(
             format, rows, count, entries, prepared + first * pitch, pitch, table.unit,
-            first == 0 ? ahead : tq::Ahead{}, scores + first * kBlock);
+            first == 0 ? prefetch : tq::PrefetchRange{}, scores + first * kBlock);
       });
     });
   });
 }
 
 // A step of a row of weights that are good; `largest` is the largest of them.
-TQ_INLINE void store_step(const float* weights, float largest, int step, float* numbers) {
+TQ_INLINE void store_step(const float* weights, float largest, int step, float* operands) {
   constexpr int kVectors = kStepRows / kWords;
   Floats x[kVectors];
   for (int i = 0; i < kVectors; ++i) x[i] = load_floats(weights + i * kWords);
   // Below this a step has no inverse; such weights are zeros beside anything.
-  const float inverse = largest > 1e-30f ? kLargestWeight / largest : 0.0f;
+  const float inverse = largest > 1e-30f ? tq::kLargestByteWeight / largest : 0.0f;
   const int32_t total = store_weights<kVectors>(
-      x, inverse, reinterpret_cast<Group*>(numbers + step * (kStepRows / 4) * kGroupFloats));
-  numbers[kGroups * kGroupFloats + step] = largest / kLargestWeight;
-  memcpy(numbers + kGroups * kGroupFloats + kSteps + step, &total, sizeof total);
+      x, inverse, reinterpret_cast<Group*>(operands + step * (kStepRows / 4) * kGroupFloats));
+  operands[kGroups * kGroupFloats + step] = largest / tq::kLargestByteWeight;
+  memcpy(operands + kGroups * kGroupFloats + kSteps + step, &total, sizeof total);
 }
 
 constexpr int kVectors = kBlock / kWords;
 constexpr int kStepVectors = kStepRows / kWords;
 
 // A row of kBlock weights; false, and nothing done, where one is negative or not finite.
-TQ_INLINE bool store_row(const float* weights, float* numbers) {
+TQ_INLINE bool store_row(const float* weights, float* operands) {
   float largest[kSteps];
   for (int step = 0; step < kSteps; ++step) {
     Bits most = no_bits();
@@ -770,32 +769,32 @@ TQ_INLINE bool store_row(const float* weights, float* numbers) {
     if (!(largest[step] == largest[step])) return false;
   }
   for (int step = 0; step < kSteps; ++step) {
-    store_step(weights + step * kStepRows, largest[step], step, numbers);
+    store_step(weights + step * kStepRows, largest[step], step, operands);
   }
   return true;
 }
 
-bool quantise_weights(const float* weights, int count, float* numbers) {
+bool quantise_weights(const float* weights, int count, float* operands) {
   alignas(64) float x[kBlock];
   for (int i = 0; i < kVectors; ++i) {
     store_floats(x + i * kWords,
                  i * kWords < count ? load_floats(weights + i * kWords) : spread(0.0f));
   }
-  if (store_row(x, numbers)) return true;
+  if (store_row(x, operands)) return true;
   for (int i = 0; i < kVectors; ++i) store_floats(x + i * kWords, spread(0.0f));
-  store_row(x, numbers);
+  store_row(x, operands);
   return false;
 }
 
 // Rows go through the three phases together: what one row waits for is another's time.
-constexpr int kSoftenedRows = 8;
+constexpr int kSoftmaxRows = 8;
 
 template <int PARTS>
-TQ_INLINE void soften_some(const float* scores, int rows, const float* key_scales,
-                           const tq::PartScales& value_scales, float* maxima, float* exponentials,
-                           float* numbers, Asking& asking) {
-  alignas(64) float weights[kSoftenedRows][PARTS][kBlock];
-  float top[kSoftenedRows], largest[kSoftenedRows][PARTS][kSteps];
+TQ_INLINE void softmax_rows(const float* scores, int rows, const float* key_scales,
+                            const tq::PartScales& value_scales, float* maxima, float* exponentials,
+                            float* operands, PacedPrefetch& pace) {
+  alignas(64) float weights[kSoftmaxRows][PARTS][kBlock];
+  float top[kSoftmaxRows], largest[kSoftmaxRows][PARTS][kSteps];
   for (int r = 0; r < rows; ++r) {
     Floats x[kVectors];
     for (int i = 0; i < kVectors; ++i) {
@@ -803,7 +802,7 @@ TQ_INLINE void soften_some(const float* scores, int rows, const float* key_scale
                      load_floats(key_scales + i * kWords));
       store_floats(weights[r][0] + i * kWords, x[i]);
     }
-    asking.step();
+    pace.step();
     const float most = largest_of_all<kVectors>(x);
     top[r] = most > maxima[r] ? most : maxima[r];
   }
@@ -811,7 +810,7 @@ TQ_INLINE void soften_some(const float* scores, int rows, const float* key_scale
     // NaN scores are passed over by the maximum, and make a weight NaN.
     Floats sum = spread(0.0f);
     const Floats from = spread(top[r]);
-    asking.step();
+    pace.step();
     for (int step = 0; step < kSteps; ++step) {
       Bits most[PARTS];
       for (int p = 0; p < PARTS; ++p) most[p] = no_bits();
@@ -844,10 +843,10 @@ TQ_INLINE void soften_some(const float* scores, int rows, const float* key_scale
     for (int i = 0; i < PARTS * kSteps; ++i) {
       const int p = i / kSteps, step = i % kSteps;
       store_step(weights[r][p] + step * kStepRows, largest[r][p][step], step,
-                 numbers + r * tq::kNumbersFloats + p * value_scales.pitch);
+                 operands + r * tq::kOperandFloats + p * value_scales.pitch);
     }
     maxima[r] = top[r];
-    asking.step();
+    pace.step();
   }
 }
 
@@ -865,16 +864,16 @@ bool any_reaches(const float* scores, int rows, const float* key_scales, const f
   return any_reached(reached);
 }
 
-void soften(const float* scores, int rows, const float* key_scales,
-            const tq::PartScales& value_scales, float* maxima, float* exponentials, float* numbers,
-            tq::Ahead ahead) {
-  Asking asking(ahead, 3 * rows);
+void softmax_block(const float* scores, int rows, const float* key_scales,
+                   const tq::PartScales& value_scales, float* maxima, float* exponentials,
+                   float* operands, tq::PrefetchRange prefetch) {
+  PacedPrefetch pace(prefetch, 3 * rows);
   const auto some_of = [&](int first, auto parts) {
-    soften_some<decltype(parts)::value>(
-        scores + first * kBlock, smaller(kSoftenedRows, rows - first), key_scales, value_scales,
-        maxima + first, exponentials + first, numbers + first * tq::kNumbersFloats, asking);
+    softmax_rows<decltype(parts)::value>(
+        scores + first * kBlock, smaller(kSoftmaxRows, rows - first), key_scales, value_scales,
+        maxima + first, exponentials + first, operands + first * tq::kOperandFloats, pace);
   };
-  for (int first = 0; first < rows; first += kSoftenedRows) {
+  for (int first = 0; first < rows; first += kSoftmaxRows) {
     if (value_scales.parts == 1) {
       some_of(first, Number<1>{});
     } else {
@@ -883,9 +882,9 @@ void soften(const float* scores, int rows, const float* key_scales,
   }
 }
 
-float soften_zeros(const float* scores, const float* key_scales, const float* key_zeros,
-                   float query_sum, const float* value_scales, const float* value_zeros,
-                   float* maximum, float* numbers, float* zeros) {
+float softmax_block_zeros(const float* scores, const float* key_scales, const float* key_zeros,
+                          float query_sum, const float* value_scales, const float* value_zeros,
+                          float* maximum, float* operands, float* zeros) {
   Floats x[kVectors];
   alignas(64) float weights[kBlock];
   const Floats shift = spread(query_sum);
@@ -906,12 +905,11 @@ float soften_zeros(const float* scores, const float* key_scales, const float* ke
     const Floats weight = exponential(difference(x[i], from));
     sum = total_of_floats(sum, weight);
     of_zeros = multiply_add(weight, load_floats(value_zeros + i * kWords), of_zeros);
-    store_floats(weights + i * kWords,
-                 product(weight, load_floats(value_scales + i * kWords)));
+    store_floats(weights + i * kWords, product(weight, load_floats(value_scales + i * kWords)));
   }
   const float exponentials = sum_of_lanes(sum), all_zeros = sum_of_lanes(of_zeros);
   if (!(exponentials < __builtin_huge_valf()) || !(all_zeros - all_zeros == 0.0f) ||
-      !store_row(weights, numbers)) {
+      !store_row(weights, operands)) {
     return __builtin_nanf("");
   }
   *maximum = max;
@@ -920,8 +918,8 @@ float soften_zeros(const float* scores, const float* key_scales, const float* ke
 }
 
 void accumulate_rows(const RowFormat& format, const uint8_t* rows, int count,
-                     const IntegerTable& table, const float* numbers, int queries, float* sums,
-                     int pitch, tq::Ahead ahead) {
+                     const IntegerTable& table, const float* operands, int queries, float* sums,
+                     int pitch, tq::PrefetchRange prefetch) {
   const Tables entries = make_tables(format, table.entries, make_value_table);
   with_format(format, [&](auto bits, auto many) {
     for_each_share(queries, [&](int first, int some) {
@@ -930,13 +928,13 @@ void accumulate_rows(const RowFormat& format, const uint8_t* rows, int count,
         if constexpr (Sides::kIsOn && (kBits == 2 || kBits == 3)) {
           if (is_narrow(format)) {
             return accumulate_narrow<kBits, decltype(share)::value>(
-                format, rows, count, entries, numbers + first * tq::kNumbersFloats, table.unit,
-                first == 0 ? ahead : tq::Ahead{}, sums + first * pitch, pitch);
+                format, rows, count, entries, operands + first * tq::kOperandFloats, table.unit,
+                first == 0 ? prefetch : tq::PrefetchRange{}, sums + first * pitch, pitch);
           }
         }
         accumulate_lines<decltype(bits)::value, decltype(share)::value, decltype(many)::value>(
-            format, rows, count, entries, numbers + first * tq::kNumbersFloats, table.unit,
-            first == 0 ? ahead : tq::Ahead{}, sums + first * pitch, pitch);
+            format, rows, count, entries, operands + first * tq::kOperandFloats, table.unit,
+            first == 0 ? prefetch : tq::PrefetchRange{}, sums + first * pitch, pitch);
       });
     });
   });
@@ -944,16 +942,13 @@ void accumulate_rows(const RowFormat& format, const uint8_t* rows, int count,
 
 constexpr tq::IntegerKernels make_integer_kernels() {
   tq::IntegerKernels all{};
-  all.largest_number = kLargestNumber;
-  all.largest_weight = kLargestWeight;
-  all.step_rows = kStepRows;
   all.query_floats = query_floats;
   all.sums_floats = sums_floats;
   all.prepare_query = prepare_query;
   all.score_rows = score_rows;
   all.quantise_weights = quantise_weights;
-  all.soften = soften;
-  all.soften_zeros = soften_zeros;
+  all.softmax_block = softmax_block;
+  all.softmax_block_zeros = softmax_block_zeros;
   all.any_reaches = any_reaches;
   all.accumulate_rows = accumulate_rows;
   all.natural_sums = natural_sums;

@@ -4,8 +4,6 @@
 // No STL, no ORT, no inline function with external linkage (see core/kernels.h). Rows are never
 // read beyond their own bytes: the last row of a cache may end at the end of its memory.
 
-#include "core/kernels.h"
-
 namespace {
 
 using tq::kBlock;

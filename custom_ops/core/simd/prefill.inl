@@ -64,9 +64,9 @@ TQ_INLINE Seen find_seen(const int* low, const int* high) {
 }
 
 // One step of the online softmax: scores become weights.
-TQ_INLINE void soften_row(float* scores, const float* key_scales, const float* value_scales,
-                          int from, int to, int low, int high, float* max_score, float* weight,
-                          float* sums, int width) {
+TQ_INLINE void softmax_row(float* scores, const float* key_scales, const float* value_scales,
+                           int from, int to, int low, int high, float* max_score, float* weight,
+                           float* sums, int width) {
   const bool sees_all = low <= from && high >= to;
   const float top = sees_all ? scale_scores<false>(scores, key_scales, from, to, 0, 0)
                              : scale_scores<true>(scores, key_scales, from, to, low, high);
@@ -95,9 +95,9 @@ void attend_strip(const PrefillBlock& block, const float* query, const int* low,
                         kPrefillBlock, end - begin, block.key_width, false);
   }
   for (int r = 0; r < ROWS; ++r) {
-    soften_row(scores + r * kPrefillBlock, block.key_scales, block.value_scales, seen.from, seen.to,
-               low[r], high[r], max_scores + r, weights + r,
-               sums + static_cast<ptrdiff_t>(r) * block.value_width, block.value_width);
+    softmax_row(scores + r * kPrefillBlock, block.key_scales, block.value_scales, seen.from,
+                seen.to, low[r], high[r], max_scores + r, weights + r,
+                sums + static_cast<ptrdiff_t>(r) * block.value_width, block.value_width);
   }
   multiply_rows<ROWS>(scores + seen.first, kPrefillBlock,
                       block.values + static_cast<ptrdiff_t>(seen.first) * block.value_width,

@@ -8,8 +8,6 @@ namespace {
 using tq::IntegerTable;
 using tq::PairBlock;
 
-constexpr float kLargestNumber = 32767.0f;
-
 TQ_INLINE Table make_table_of_words(const IntegerTable& table) {
   float entries[16];
   for (int i = 0; i < 16; ++i) {
@@ -103,10 +101,13 @@ void pair_rows(const RowFormat& format, const uint8_t* rows, int count, const In
 // What numbers are multiplied with before they are rounded; zero for nothing but zeros, and numbers
 // so small that a step has no inverse, which are zeros beside anything.
 TQ_INLINE float inverse_step(float largest) {
-  return largest > 1e-30f && largest < __builtin_huge_valf() ? kLargestNumber / largest : 0.0f;
+  return largest > 1e-30f && largest < __builtin_huge_valf() ? tq::kLargestPairNumber / largest
+                                                             : 0.0f;
 }
 // Not a number where the largest is not finite.
-TQ_INLINE float step_of(float largest) { return (largest - largest * 0.0f) / kLargestNumber; }
+TQ_INLINE float step_of(float largest) {
+  return (largest - largest * 0.0f) / tq::kLargestPairNumber;
+}
 
 float pack_query(const RowFormat& format, const float* query, int32_t* words) {
   V top = zero(), nonfinite = zero();
@@ -162,9 +163,9 @@ void attend_pair_strip(const PairBlock& block, const int32_t* query, const float
   }
   for (int r = 0; r < ROWS; ++r) {
     float* const row = scores + r * kPrefillBlock;
-    soften_row(row, block.key_scales, block.value_scales, seen.from, seen.to, low[r], high[r],
-               max_scores + r, weights + r, sums + static_cast<ptrdiff_t>(r) * block.value_width,
-               block.value_width);
+    softmax_row(row, block.key_scales, block.value_scales, seen.from, seen.to, low[r], high[r],
+                max_scores + r, weights + r, sums + static_cast<ptrdiff_t>(r) * block.value_width,
+                block.value_width);
     steps[r] = pack_weights(row, seen.from, seen.to, numbers + r * kPrefillBlock);
   }
   block.multiply(reinterpret_cast<const int32_t*>(numbers + seen.from), kPrefillBlock / 2,

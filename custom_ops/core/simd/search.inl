@@ -19,11 +19,11 @@ constexpr int kColumns = kLanes == 8 ? 4 : 8;  // that errors are fed back to at
 struct Attempts {
   float worth[kMaxGains], product[kMaxGains], square[kMaxGains];
 
-  void store(int at, V products, V squares) {
+  void keep(int at, V products, V squares) {
     const V positive = max(products, zero());
-    ::store(worth + at, div(mul(positive, positive), squares));
-    ::store(product + at, products);
-    ::store(square + at, squares);
+    store(worth + at, div(mul(positive, positive), squares));
+    store(product + at, products);
+    store(square + at, squares);
   }
   // The first of the best.
   int best(int count) const {
@@ -133,7 +133,7 @@ TQ_INLINE void search_with_feedback(const AnyTable& numbers, const Count& count_
   for (int r = 0; r < ROWS; ++r) fed[r].begin(y + r * size, feedback[r], unit, size);
   for (int at = 0; at < count; at += kLanes) {
     try_gains_with_feedback<ROWS>(numbers, count_of, load(gains + at), fed, at, size);
-    for (int r = 0; r < ROWS; ++r) attempts[r].store(at, fed[r].product, fed[r].square);
+    for (int r = 0; r < ROWS; ++r) attempts[r].keep(at, fed[r].product, fed[r].square);
   }
   for (int r = 0; r < ROWS; ++r) {
     const int best = attempts[r].best(count);
@@ -150,7 +150,7 @@ TQ_INLINE Found search_one(const AnyTable& centroids, const Count& count_of, con
   for (int at = 0; at < count; at += kLanes) {
     V product, square;
     try_gains(centroids, count_of, load(gains + at), y, size, &product, &square);
-    attempts.store(at, product, square);
+    attempts.keep(at, product, square);
   }
   const int best = attempts.best(count);
   const V gain = set1(gains[best]);
@@ -177,23 +177,24 @@ void search(const SearchTables& tables, const Feedback* feedback, const float* y
   }
 #endif
   const float* const table = feedback == nullptr ? tables.table : tables.numbers;
-  with_codes(table, tables.boundaries, tables.levels,
-             [&](const auto& centroids, const auto& count_of) {
-    int r = 0;
-    if (feedback != nullptr) {
-      for (; r + 2 <= rows; r += 2) {
-        search_with_feedback<2>(centroids, count_of, gains, count, tables.unit, feedback + r,
-                                y + r * size, size, codes + r * size, found + r);
-      }
-      for (; r < rows; ++r) {
-        search_with_feedback<1>(centroids, count_of, gains, count, tables.unit, feedback + r,
-                                y + r * size, size, codes + r * size, found + r);
-      }
-    }
-    for (; r < rows; ++r) {
-      found[r] = search_one(centroids, count_of, gains, count, y + r * size, size, codes + r * size);
-    }
-  });
+  with_codes(
+      table, tables.boundaries, tables.levels, [&](const auto& centroids, const auto& count_of) {
+        int r = 0;
+        if (feedback != nullptr) {
+          for (; r + 2 <= rows; r += 2) {
+            search_with_feedback<2>(centroids, count_of, gains, count, tables.unit, feedback + r,
+                                    y + r * size, size, codes + r * size, found + r);
+          }
+          for (; r < rows; ++r) {
+            search_with_feedback<1>(centroids, count_of, gains, count, tables.unit, feedback + r,
+                                    y + r * size, size, codes + r * size, found + r);
+          }
+        }
+        for (; r < rows; ++r) {
+          found[r] =
+              search_one(centroids, count_of, gains, count, y + r * size, size, codes + r * size);
+        }
+      });
 }
 
 }  // namespace

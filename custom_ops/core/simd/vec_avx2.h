@@ -1,11 +1,7 @@
-// Eight lanes: AVX2, FMA and F16C. Included by kernels_avx2.cpp only.
+// Eight lanes: AVX2, FMA and F16C. Included by level_avx2.cpp only.
 #pragma once
 
-#include <immintrin.h>
-#include <stdint.h>
-
 #include "core/simd/gather_words.h"
-#include "core/simd/inline.h"
 
 namespace {
 
@@ -83,8 +79,7 @@ TQ_INLINE I load_bytes(const uint8_t* p, int n) {
   return _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(bytes)));
 }
 TQ_INLINE void store_bytes(uint8_t* p, I i, int) {  // head sizes are multiples of 8: always full
-  const __m128i words =
-      _mm_packus_epi32(_mm256_castsi256_si128(i), _mm256_extracti128_si256(i, 1));
+  const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(i), _mm256_extracti128_si256(i, 1));
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(words, words));
 }
 template <int N>

@@ -1,11 +1,8 @@
-// Sixteen lanes: AVX-512 F, BW, VL and DQ. Included by kernels_avx512.cpp only.
+// Sixteen lanes: AVX-512 F, BW, VL and DQ. For level_avx512.cpp, and the search of
+// level_avx512vnni.cpp.
 #pragma once
 
-#include <immintrin.h>
-#include <stdint.h>
-
 #include "core/simd/gather_words.h"
-#include "core/simd/inline.h"
 
 namespace {
 

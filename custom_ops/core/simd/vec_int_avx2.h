@@ -1,12 +1,6 @@
-// Integer products with AVX2: eight 32-bit words. Included by integer_avx2.cpp, integer8_avx2.cpp and
-// integer8_avxvnni.cpp only, which add the numbers that are multiplied with codes.
+// Integer products with AVX2: eight 32-bit words. Included by operands_i16_avx2.h and
+// operands_i8_avxvnni.h, which add the operands that are multiplied with codes.
 #pragma once
-
-#include <immintrin.h>
-#include <stdint.h>
-#include <string.h>
-
-#include "core/simd/inline.h"
 
 namespace {
 
@@ -159,9 +153,7 @@ TQ_INLINE float largest_of_all(const Floats* v) {
 // larger than any weight.
 using Bits = __m256i;
 TQ_INLINE Bits no_bits() { return _mm256_setzero_si256(); }
-TQ_INLINE Bits larger_bits(Bits a, Floats b) {
-  return _mm256_max_epu32(a, _mm256_castps_si256(b));
-}
+TQ_INLINE Bits larger_bits(Bits a, Floats b) { return _mm256_max_epu32(a, _mm256_castps_si256(b)); }
 // NaN where one was no weight.
 TQ_INLINE float largest_weight(Bits most) {
   __m128i m = _mm_max_epu32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));

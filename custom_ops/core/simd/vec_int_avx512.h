@@ -1,11 +1,6 @@
-// Integer products with AVX-512 VNNI: sixteen 32-bit words. Included by integer_avx512vnni.cpp and
-// integer8_avx512vnni.cpp only, which add the numbers that are multiplied with codes.
+// Integer products with AVX-512 VNNI: sixteen 32-bit words. Included by operands_i8_avx512.h,
+// which adds the operands that are multiplied with codes.
 #pragma once
-
-#include <immintrin.h>
-#include <stdint.h>
-
-#include "core/simd/inline.h"
 
 namespace {
 
@@ -67,8 +62,8 @@ TQ_INLINE void interleave(__m512i a, __m512i b, __m512i c, __m512i d, Bytes* lin
 }
 // Words of four rows in each quarter, as words that have a byte of each row.
 TQ_INLINE Bytes transpose_bytes(__m512i rows) {
-  return _mm512_shuffle_epi8(rows, _mm512_broadcast_i32x4(_mm_setr_epi8(
-      0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)));
+  return _mm512_shuffle_epi8(rows, _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2,
+                                                                        6, 10, 14, 3, 7, 11, 15)));
 }
 // Rows of 32 bytes: the four lines side by side in two. Words of the rows go to their quarters, two
 // rows at a time, and bytes to their places there: few shuffles, for which there is one port.
@@ -189,9 +184,7 @@ TQ_INLINE float largest_of_all(const Floats* v) {
 // larger than any weight.
 using Bits = __m512i;
 TQ_INLINE Bits no_bits() { return _mm512_setzero_si512(); }
-TQ_INLINE Bits larger_bits(Bits a, Floats b) {
-  return _mm512_max_epu32(a, _mm512_castps_si512(b));
-}
+TQ_INLINE Bits larger_bits(Bits a, Floats b) { return _mm512_max_epu32(a, _mm512_castps_si512(b)); }
 // NaN where one was no weight.
 TQ_INLINE float largest_weight(Bits most) {
   const uint32_t bits = _mm512_reduce_max_epu32(most);

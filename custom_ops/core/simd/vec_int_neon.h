@@ -1,13 +1,7 @@
-// Integer products with NEON of aarch64: four 32-bit words. Included by integer_neon.cpp,
-// integer8_neon.cpp and, for processors that have the instructions for products of bytes, by
-// integer_neondot.cpp and integer8_neondot.cpp only, which add the numbers that are multiplied with
-// codes.
+// Integer products with NEON of aarch64: four 32-bit words. Included by operands_i16_neon.h and, for
+// processors that have the instructions for products of bytes, operands_i8_neondot.h, which add the
+// operands that are multiplied with codes.
 #pragma once
-
-#include <arm_neon.h>
-#include <stdint.h>
-
-#include "core/simd/inline.h"
 
 namespace {
 

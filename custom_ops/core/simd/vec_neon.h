@@ -1,12 +1,5 @@
-// Four lanes: NEON of aarch64. Included by kernels_neon.cpp only.
+// Four lanes: NEON of aarch64. Included by level_neon.cpp only.
 #pragma once
-
-#include <arm_neon.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include "core/simd/inline.h"
 
 namespace {
 
@@ -138,8 +131,7 @@ TQ_INLINE V lookup(const WideTable& t, I codes) {
   const uint8x16_t indices =
       vreinterpretq_u8_u32(vmlaq_n_u32(vdupq_n_u32(0x03020100u), low, 0x04040404u));
   const uint8x16_t found = vqtbl4q_u8(t.low.bytes, indices);
-  return vreinterpretq_f32_u8(
-      vqtbx4q_u8(found, t.high.bytes, vsubq_u8(indices, vdupq_n_u8(64))));
+  return vreinterpretq_f32_u8(vqtbx4q_u8(found, t.high.bytes, vsubq_u8(indices, vdupq_n_u8(64))));
 }
 
 // ---- bits
@@ -170,12 +162,8 @@ TQ_INLINE void transpose_lanes(V* r) {
 }
 
 // ---- float16
-TQ_INLINE V load_half(const uint16_t* p) {
-  return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
-}
-TQ_INLINE void store_half(uint16_t* p, V v) {
-  vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(v)));
-}
+TQ_INLINE V load_half(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
+TQ_INLINE void store_half(uint16_t* p, V v) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(v))); }
 // float16, each `stride` bytes behind the one before.
 TQ_INLINE V gather_half(const uint8_t* p, ptrdiff_t stride) {
   const auto word = [p, stride](int i) TQ_INLINED {

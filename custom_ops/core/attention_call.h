@@ -1,0 +1,110 @@
+// What a call of attention is made of: the caches, the tensors beside them, and what a query sees.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "core/element.h"
+#include "core/paging.h"
+#include "core/rotation.h"
+#include "core/window.h"
+#include "tq/codec_spec.h"
+
+namespace tq {
+
+struct CacheView {
+  const uint8_t* rows;  // [B, N, S, W]
+  spec::Codec codec;
+  int stride;              // W, at least the bytes of a row
+  const float* centroids;  // not looked at without rotation
+  const uint8_t* end = nullptr;  // of the bytes that may be read, if they are known
+};
+
+// Most rows of an offset.
+inline constexpr int64_t kMaxOffsets = 64;
+
+// All sizes have been checked by the caller. Shapes: query and output [B, H, T, D]; the caches hold
+// `slots` rows per head; strides of the bias in elements, zero where it is broadcast.
+struct AttentionCall {
+  Element element;
+  const void* query;
+  void* output;
+  CacheView key, value;
+  Rotation key_rotation;    // its matrix, or the fast form; not looked at by codecs without
+  Rotation value_rotation;  // its transposed matrix, or the fast form
+  const int64_t* past_length;
+  bool length_per_batch;
+  // How many of the first slots no query sees; null for none.
+  const int64_t* left_padding;
+  bool padding_per_batch;
+  int64_t batch, query_heads, heads, tokens, slots;
+  int head_size;
+  const void* bias;  // may be null
+  int64_t bias_stride[4];
+  const void* sink;  // [H] of the element type, may be null
+  float scale, softcap;  // softcap 0: none
+  float skip_below;      // see AttentionRows; 0: nothing is skipped
+  bool causal;
+  int64_t sliding_window;  // 0: none
+  // [P, N, D], both or neither: what is added to the keys and values of slot s is row
+  // min(s, P - 1).
+  const float* key_offset;
+  const float* value_offset;
+  int64_t offsets;  // P, at most kMaxOffsets; 0 without
+  // Rows of the caches begin behind the overlay: slots are overlay rows and rows of tokens. With
+  // entries the vectors of the call [B, N, T, D] are there, and tokens fewer than tags.
+  Window window;
+  const void* new_keys;
+  const void* new_values;
+  // With pages, the caches are [P, S, N, W], query and output [1, H, packed, D]; there is neither a
+  // bias nor a window, and nobody looks at `slots`. Else null.
+  const Paging* paging;
+
+  int64_t past(int64_t b) const { return past_length[length_per_batch ? b : 0]; }
+  int64_t group() const { return query_heads / heads; }  // query heads of a KV head
+};
+
+// Paged attention: requests whose tokens are packed. All sizes, and all pages that tokens need, have
+// been checked by the caller.
+struct PagedAttentionCall {
+  // What all requests have in common; batch, tokens, lengths, slots and paging are not looked at.
+  // Query and output are [1, H, T, D], the caches [P, S, N, W].
+  AttentionCall common;
+  int64_t requests;                   // R
+  const int32_t* cumulative_lengths;  // [R + 1]
+  const int32_t* past_lengths;        // [R]
+  const int32_t* block_table;         // [R, columns]
+  int64_t columns, page_slots;
+};
+
+// Maximum of a query row whose keys are all hidden so far.
+inline constexpr float kNoMaximum = -std::numeric_limits<float>::infinity();
+
+// Tokens low .. high.
+struct Range {
+  int64_t low, high;
+};
+
+// Keys that a new token of sequence `b` sees, by its position alone; both ends rise with the token.
+inline Range visible_range(const AttentionCall& call, int64_t b, int64_t token) {
+  const int64_t position = call.past(b) + token;
+  Range range{0, call.causal ? position + 1 : call.past(b) + call.tokens};
+  if (call.sliding_window > 0) {
+    range.low = std::max<int64_t>(0, position - call.sliding_window + 1);
+  }
+  if (call.left_padding != nullptr) {
+    const int64_t padding = call.left_padding[call.padding_per_batch ? b : 0];
+    range.low = std::min(std::max(range.low, padding), range.high);
+  }
+  return range;
+}
+
+// Tokens of one KV head of one sequence whose exact vectors are resident without a gap: those before
+// `sinks`, and those from `recent` on.
+struct ResidentTokens {
+  int64_t sinks, recent;
+};
+inline constexpr ResidentTokens kNoResidentTokens{0, std::numeric_limits<int64_t>::max()};
+
+}  // namespace tq

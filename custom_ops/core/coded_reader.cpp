@@ -1,0 +1,83 @@
+// Rows of lloyd_max, uniform and u8: the codes of one codebook, then a scale, of uniform also a zero.
+#include <algorithm>
+#include <cstring>
+
+#include "core/coded_part.h"
+#include "core/readers.h"
+
+namespace tq {
+namespace {
+
+class CodedReader final : public RowReader {
+ public:
+  CodedReader(const Kernels& kernels, const CacheView& cache, int head_size, const CodedPart& part)
+      : RowReader(kernels, cache, head_size,
+                  {part.query_width(), part.sums_width(), part.padded(), 1, part.is_integer(),
+                   spec::has_zero(cache.codec.kind), false}),
+        part_(part) {}
+
+  void prepare_query(const float* natural, float* prepared) const override {
+    part_.prepare_query(natural, prepared);
+  }
+  void natural_sums(const float* sums, float* natural) const override {
+    part_.natural_sums(sums, natural);
+  }
+  void scales(const uint8_t* rows, int count, float* out) const override {
+    if (codec().kind != spec::Kind::kU8) {
+      return kernels().load_fields(rows + fields(), stride(), count, out);
+    }
+    for (int t = 0; t < count; ++t) {
+      std::memcpy(out + t, behind(rows, t) + fields(), sizeof *out);
+    }
+    std::fill(out + count, out + kBlock, 0.0f);
+  }
+  void scales_and_zeros(const uint8_t* rows, int count, float* scales,
+                        float* zeros) const override {
+    kernels().load_field_pairs(rows + fields(), stride(), count, scales, zeros);
+    const float middle = 0.5f * static_cast<float>((1 << codec().bits) - 1);
+    for (int t = 0; t < kBlock; ++t) zeros[t] += scales[t] * middle;
+  }
+  void quantise(const uint8_t* rows, int count, const float* weights, const PartScales&,
+                float* operands, float* sum) const override {
+    part_.quantise(rows, count, weights, operands, sum);
+  }
+  void accumulate_operands(const uint8_t* rows, int count, const float* operands, std::ptrdiff_t,
+                           int queries, float* sums, PrefetchRange prefetch) const override {
+    part_.accumulate_operands(rows, count, operands, queries, sums, sums_width(), prefetch);
+  }
+
+ private:
+  bool is_fused(int queries) const override {
+    return is_integer() || queries <= kernels().max_fused;
+  }
+  std::size_t fused_work_size(int queries) const override {
+    return is_integer() ? static_cast<std::size_t>(queries) * kOperandFloats : 0;
+  }
+  void score_fused(const uint8_t* rows, int count, const float* query, int queries, float*,
+                   float* scores, PrefetchRange prefetch) const override {
+    part_.score(rows, count, query, query_width(), queries, scores, prefetch);
+  }
+  void accumulate_fused(const uint8_t* rows, int count, const float* weights, int queries, float*,
+                        float* sums) const override {
+    part_.accumulate(rows, count, weights, queries, sums);
+  }
+  void decode_rows(const uint8_t* rows, int count, float* values) const override {
+    part_.decode_rows(rows, count, values);
+  }
+  void decode_columns(const uint8_t* rows, int count, float* keys) const override {
+    part_.decode_columns(rows, count, keys);
+  }
+
+  const CodedPart part_;
+};
+
+}  // namespace
+
+std::unique_ptr<const RowReader> make_coded_reader(const Kernels& kernels, const CacheView& cache,
+                                                   int head_size) {
+  return std::make_unique<CodedReader>(
+      kernels, cache, head_size,
+      first_part(kernels, cache, head_size, kernels.integers != nullptr));
+}
+
+}  // namespace tq

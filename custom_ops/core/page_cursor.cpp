@@ -1,0 +1,31 @@
+// Rows of blocks; the contract is in page_cursor.h.
+#include "core/page_cursor.h"
+
+#include <cstring>
+
+namespace tq {
+
+int64_t PageCursor::heads_together() const {
+  int64_t together = call_.paging == nullptr ? 1 : std::min(call_.heads, kHeadsTogether);
+  while (call_.heads % together != 0) --together;
+  return together;
+}
+
+const uint8_t* PageCursor::block_rows(const CacheView& cache, int64_t b, int64_t n, int64_t at,
+                                      int count, uint8_t* copy) const {
+  if (!copies()) return cache.rows + row_of(b, n, at) * cache.stride;
+  for (int64_t some = 0, done = 0; done < count; done += some) {
+    some = std::min(call_.paging->together(at + done), count - done);
+    std::memcpy(copy + done * cache.stride, cache.rows + row_of(b, n, at + done) * cache.stride,
+                static_cast<std::size_t>(some * cache.stride));
+  }
+  return copy;
+}
+
+std::size_t PageCursor::copy_size() const {
+  if (!copies()) return 0;
+  const int stride = std::max(call_.key.stride, call_.value.stride);
+  return (static_cast<std::size_t>(kBlock * stride) / kCacheLine + 2) * (kCacheLine / 4);
+}
+
+}  // namespace tq

@@ -1,0 +1,48 @@
+// Scores of blocks of keys.
+#pragma once
+
+#include <cstdint>
+
+#include "core/attention_call.h"
+#include "core/head_task.h"
+#include "core/kernels.h"
+#include "core/row_prefetcher.h"
+#include "core/row_reader.h"
+
+namespace tq {
+
+class Scorer {
+ public:
+  // Both outlive this object.
+  Scorer(const RowReader& key, const RowReader& value) : key_(key), value_(value) {}
+
+  // scores[r][t], without the scales of the keys. Prefetches the rows `later` of the keys, and the
+  // block of values `values`, which may be null.
+  void score(const HeadTask& task, const uint8_t* keys, int count, float* scores, float* work,
+             RowSpan later, const uint8_t* values) const {
+    if (values == nullptr || count < kBlock) {
+      key_.score(keys, count, task.query, task.count, work, scores,
+                 key_.prefetch_range(later.rows, later.count, 0.0f, kPrefetchShare));
+      // Other products have prefetched what they read next.
+      if (key_.is_integer()) {
+        prefetch_now(key_.prefetch_range(later.rows, later.count, kPrefetchShare, 1.0f));
+      }
+      prefetch_now(value_.prefetch_range(values, count, 0.0f, 1.0f));
+    } else {
+      constexpr int kHalf = kBlock / 2;
+      key_.score(keys, kHalf, task.query, task.count, work, scores,
+                 key_.prefetch_range(later.rows, later.count, 0.0f, 1.0f));
+      key_.score(key_.behind(keys, kHalf), kHalf, task.query, task.count, work, scores + kHalf,
+                 value_.prefetch_range(values, kBlock, 0.0f, 1.0f));
+    }
+  }
+
+ private:
+  // Of what a block prefetches of its keys: while it scores, the rest with the scales. About as the
+  // time is, since processors drop requests that come faster than memory answers.
+  static constexpr float kPrefetchShare = 0.6f;
+
+  const RowReader &key_, &value_;
+};
+
+}  // namespace tq
