@@ -69,7 +69,7 @@ def refused(answer: Any, status: int = 400) -> dict[str, Any]:
         ({"temperature": float("nan")}, "temperature takes"),
         ({"temperature": float("inf")}, "temperature takes"),
         ({"temperature": "0.5"}, "temperature takes"),
-        ({"temperature": 1e-40}, "temperature is 1e-40, and has to be a number that float32 holds"),
+        ({"temperature": 1e-40}, "a number that float32 holds"),
         ({"top_p": 1.5}, "top_p takes a number from 1e-6 to 1"),
         # By which the Engine would mean no bound.
         ({"top_p": 0}, "top_p takes"),
@@ -136,7 +136,7 @@ def test_models_and_seeds_that_are_not_there(client: TestClient) -> None:
     assert error["message"] == "there is no model 'gpt'; ask for 'int4'"
     refused(client.post(ROUTE, json=ASKED | {"model": "gpt\n" * 5000}), 404)
     error = refused(client.post(ROUTE, json=ASKED | {"seed": 4, "temperature": 1}))
-    assert (error["param"], error["message"].partition(",")[0]) == ("seed", "seed is 4")
+    assert (error["param"], error["message"].partition(" ")[0]) == ("seed", "seed")
 
 
 NEUTRAL: dict[str, list[Any]] = {
