@@ -128,7 +128,7 @@ def test_stop_strings_are_refused(engine: Engine, stop: Any) -> None:
     ],
 )
 def test_choices_are_refused(name: str, value: Any) -> None:
-    with pytest.raises(UsageError, match=f"^{name} is "):
+    with pytest.raises(UsageError, match=f"^{name} must be "):
         Choice(**{name: value})
 
 
