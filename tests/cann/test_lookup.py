@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import simulated_kernels as calls
 from simulated_kernels import INT4, Kernels, rotation_of
-from tests.cann import kernels as calls
 from tq_onnx.codec import reference
 from tq_onnx.codec.codebook import Codebook, codebook_of
 
