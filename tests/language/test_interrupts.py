@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
@@ -14,6 +15,7 @@ import pytest
 import tq_onnx
 from tests.language.models import PROMPT, folder, language_model
 from tq_onnx import Cache, LanguageModel
+from tq_onnx.errors import UsageError
 from tq_onnx.language import batch, cache, call
 from tq_onnx.runtime import buffers, contents, decoder, generate
 
@@ -96,7 +98,8 @@ def test_an_interrupted_call_leaves_caches_true(
     first = filled(model), filled(model, IDS[:4])
     texts = [kept.tokens for kept in first]
     counter = Interrupts()
-    assert not counter.run(lambda: CALLS[name](model, *(each.fork(1)[0] for each in first)))
+    pair = [each.fork(1)[0] for each in first]
+    assert not counter.run(lambda: CALLS[name](model, *pair))
     step = max(counter.seen // POINTS, 1)
     longer = model.generate(AGAIN, max_new_tokens=8).tokens
     for at in range(1, counter.seen + 1, step):
@@ -115,3 +118,40 @@ def test_an_interrupted_call_leaves_caches_true(
                     assert np.array_equal(kept.decoder.plane(index), fresh.decoder.plane(index))
         done = model.generate(AGAIN, cache=pair[0], max_new_tokens=8)
         assert form == "window" or done.tokens == longer
+
+
+def test_every_instruction_of_taking_a_cache_leaves_it_free() -> None:
+    """And one of several threads gets it."""
+    kept = language_model("growing").new_cache()
+
+    def take() -> None:
+        with kept.in_use():
+            pass
+
+    counter = Interrupts()
+    counter.run(take)
+    for at in range(1, counter.seen + 1):
+        assert Interrupts(at).run(take)
+        take()
+
+    takers, refused = [], []
+    begin, end = threading.Barrier(8), threading.Event()
+
+    def hold(number: int) -> None:
+        begin.wait()
+        try:
+            with kept.in_use():
+                takers.append(number)
+                end.wait()
+        except UsageError:
+            refused.append(number)
+        if len(refused) == 7:
+            end.set()
+
+    threads = [threading.Thread(target=hold, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(takers), len(refused)) == (1, 7)
+    take()

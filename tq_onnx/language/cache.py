@@ -8,10 +8,10 @@ nothing is mixed. Whatever ends a call early, the cache holds the tokens that it
 from __future__ import annotations
 
 import copy
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from os import PathLike
 from typing import Final, Protocol
 
@@ -39,6 +39,23 @@ class _User:
     """Lives as long as a call that uses a cache."""
 
 
+def _nobody() -> None:
+    """Refer to no user."""
+
+
+@dataclass(eq=False)
+class _Use:
+    """One use of a cache; it is over when its user is gone.
+
+    Attributes:
+        user: gives the user, or None.
+        following: the use after it, as "use"; of several threads the first to note its own has it.
+    """
+
+    user: Callable[[], _User | None]
+    following: dict[str, _Use] = field(default_factory=dict)
+
+
 class Cache:
     """The keys and values of one text; ``LanguageModel.new_cache`` makes an empty one.
 
@@ -57,8 +74,7 @@ class Cache:
         self._model = model
         # Replaced together. The text may be longer than what the decoder has read of it.
         self._held = decoder, list(tokens)
-        self._lock = threading.Lock()
-        self._user: Callable[[], _User | None] = lambda: None
+        self._use = _Use(_nobody)
 
     def __len__(self) -> int:
         return self.decoder.length
@@ -147,20 +163,22 @@ class Cache:
         Raises:
             UsageError: somebody does already.
         """
+        # No lock, which an interrupt may leave locked: the cache is free when this frame is gone.
         user = _User()
-        with self._lock:
-            if self._user() is not None:
+        use, last = _Use(weakref.ref(user)), self._use
+        while last is not use:
+            if last.user() is not None:
                 raise UsageError(
                     "the cache is in use by another call",
                     fix="close its stream, or give each text a cache of its own, by new_cache or "
                     "fork",
                 )
-            # Weak: wherever an interrupt comes, the cache is free when this frame is gone.
-            self._user = weakref.ref(user)
+            last = last.following.setdefault("use", use)
+        self._use = use
         try:
             yield self.decoder
         finally:
-            self._user = lambda: None
+            use.user = _nobody
 
     def refuse_other(self, model: Owner) -> None:
         """Refuse a model that the cache does not belong to.
