@@ -21,11 +21,13 @@ class Progress:
             compared, windows or tokens of a text that is read, else steps of the work; only the
             quotient of ``done`` and ``total`` means the same everywhere.
         total: units in all; None where nobody knows.
+        seconds: what all of it is expected to take on this machine; None where nobody knows.
     """
 
     doing: str
     done: int = 0
     total: int | None = None
+    seconds: float | None = None
 
 
 OnProgress = Callable[[Progress], None]

@@ -15,7 +15,12 @@ from safetensors.numpy import save_file
 
 from tq_onnx.codec.calibration import LayerStatistics
 from tq_onnx.conversion import calibrationfile
-from tq_onnx.conversion.calibrationfile import check_target, read_calibration, write_calibration
+from tq_onnx.conversion.calibrationfile import (
+    check_target,
+    content_digest,
+    read_calibration,
+    write_calibration,
+)
 from tq_onnx.errors import ModelFileError, OutputExistsError, TqOnnxError
 from tq_onnx.files.transaction import Transaction
 
@@ -23,7 +28,7 @@ P, H, N, D = 5, 4, 2, 8
 Tensors = dict[str, np.ndarray]
 FACTS = {
     "format": "tq_onnx.calibration",
-    "format_version": "3",
+    "format_version": "4",
     "tool_version": "0.1.0",
     "tokens": "640",
     "context": "128",
@@ -33,7 +38,10 @@ FACTS = {
 
 def tensors(layers: int = 2) -> Tensors:
     rng = np.random.default_rng(0)
-    made: Tensors = {"counts": np.array([5, 5, 5, 5, 620])}
+    made: Tensors = {
+        "counts": np.array([5, 5, 5, 5, 620]),
+        "fingerprint_tokens": np.array([7, 0, 255]),
+    }
     for layer in range(layers):
         for name, shape in (("k", (P, N, D)), ("v", (P, N, D)), ("q", (H, D))):
             draws = rng.standard_normal(shape).astype(np.float32)
@@ -50,12 +58,22 @@ def tensors(layers: int = 2) -> Tensors:
         made[f"layers.{layer}.value_covariance"] = products
         mean = made[f"layers.{layer}.v_mean"][-1]
         made[f"layers.{layer}.v_energy"][-1] = products.diagonal(axis1=1, axis2=2) + mean**2
+        for name in ("k", "v"):
+            draws = rng.standard_normal((N, D)).astype(np.float32)
+            made[f"layers.{layer}.{name}_fingerprint"] = draws
     return made
 
 
+def save(made: Tensors, path: Path, facts: dict[str, str]) -> None:
+    """A file whose digest is that of its content."""
+    content = {name: np.ascontiguousarray(tensor) for name, tensor in made.items()}
+    save_file(content, path, {**facts, "content_digest": content_digest(content, facts)})
+
+
 def turn_back(made: Tensors, facts: dict[str, str], version: str, *tables: str) -> None:
-    for name in [name for name in made if name.endswith(tables)]:
+    for name in [name for name in made if name.endswith((*tables, "fingerprint"))]:
         made.pop(name)
+    made.pop("fingerprint_tokens")
     facts["format_version"] = version
 
 
@@ -67,10 +85,14 @@ def of_version_2(made: Tensors, facts: dict[str, str]) -> None:
     turn_back(made, facts, "2", "value_covariance")
 
 
+def of_version_3(made: Tensors, facts: dict[str, str]) -> None:
+    turn_back(made, facts, "3", "fingerprint")
+
+
 @pytest.fixture
 def sound(tmp_path: Path) -> Path:
     path = tmp_path / "sound.safetensors"
-    save_file(tensors(), path, FACTS)
+    save(tensors(), path, FACTS)
     return path
 
 
@@ -80,6 +102,8 @@ def test_round_trip(sound: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.counts, wanted["counts"])
     assert (found.tokens, found.context, found.tool_version) == (640, 128, "0.1.0")
     assert found.text_digest == FACTS["text_digest"]
+    assert found.fingerprint_tokens == (7, 0, 255)
+    assert found.names_model
     assert len(found.layers) == 2
     for index, layer in enumerate(found.layers):
         for field in fields(LayerStatistics):
@@ -98,20 +122,79 @@ def test_round_trip(sound: Path, tmp_path: Path) -> None:
         assert getattr(second, field) == getattr(found, field)
 
 
-@pytest.mark.parametrize(("turn", "has_covariance"), [(of_version_1, False), (of_version_2, True)])
-def test_older_files_have_fewer_covariances(
-    tmp_path: Path, turn: Callable[[Tensors, dict[str, str]], None], has_covariance: bool
+@pytest.mark.parametrize(
+    ("turn", "has_covariance", "has_classes"),
+    [(of_version_1, False, False), (of_version_2, True, False), (of_version_3, True, True)],
+)
+def test_older_files_have_fewer_tables_and_name_no_model(
+    tmp_path: Path,
+    turn: Callable[[Tensors, dict[str, str]], None],
+    has_covariance: bool,
+    has_classes: bool,
 ) -> None:
     made, facts = tensors(), dict(FACTS)
     turn(made, facts)
     path, again = tmp_path / "old", tmp_path / "again"
     save_file(made, path, facts)
     found = read_calibration(path)
-    assert (found.has_covariance, found.has_classes) == (has_covariance, False)
+    assert (found.has_covariance, found.has_classes) == (has_covariance, has_classes)
+    assert not found.names_model
     np.testing.assert_array_equal(found.layers[1].k_mean, made[MEAN])
     write_calibration(again, found)
     second = read_calibration(again)
-    assert (second.has_covariance, second.has_classes) == (has_covariance, False)
+    assert (second.has_covariance, second.has_classes) == (has_covariance, has_classes)
+
+
+def test_a_file_of_short_windows_names_its_model(sound: Path, tmp_path: Path) -> None:
+    """They show no covariance of values; the fingerprint does not depend on them."""
+    found = read_calibration(sound)
+    layers = tuple(replace(layer, value_covariance=None) for layer in found.layers)
+    write_calibration(tmp_path / "short", replace(found, layers=layers))
+    second = read_calibration(tmp_path / "short")
+    assert second.names_model
+    assert (second.has_covariance, second.has_classes) == (True, False)
+
+
+def exchange(name: str, other: str) -> Callable[[Tensors, dict[str, str]], None]:
+    """Exchange what two prefixes begin."""
+
+    def edit(made: Tensors, facts: dict[str, str]) -> None:
+        for key in [key for key in made if key.startswith(name)]:
+            there = other + key[len(name) :]
+            made[key], made[there] = made[there], made[key]
+
+    return edit
+
+
+def reverse_heads(made: Tensors, facts: dict[str, str]) -> None:
+    for name in made:
+        if name.endswith(("k_mean", "k_energy")):
+            made[name] = made[name][:, ::-1]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        exchange("layers.0.", "layers.1."),
+        exchange("layers.0.k_mean", "layers.1.k_mean"),
+        exchange("layers.0.k_", "layers.0.v_"),
+        reverse_heads,
+        lambda made, facts: facts.__setitem__("context", "4096"),
+    ],
+    ids=["layers", "means", "keys and values", "heads", "context"],
+)
+def test_tables_that_changed_their_places_are_noticed(
+    tmp_path: Path, edit: Callable[[Tensors, dict[str, str]], None]
+) -> None:
+    made, facts = tensors(), dict(FACTS)
+    del made["layers.0.value_covariance"], made["layers.1.value_covariance"]
+    digest = content_digest(made, facts)
+    edit(made, facts)
+    content = {name: np.ascontiguousarray(tensor) for name, tensor in made.items()}
+    save_file(content, tmp_path / "edited", {**facts, "content_digest": digest})
+    refused(tmp_path / "edited", "its content is not what was written")
+    save(made, tmp_path / "sound", facts)
+    assert read_calibration(tmp_path / "sound").names_model
 
 
 def test_a_file_that_would_not_be_read_is_not_written(
@@ -137,7 +220,7 @@ def test_the_same_statistics_give_the_same_bytes(sound: Path, tmp_path: Path) ->
 
 def test_many_layers_keep_their_order(tmp_path: Path) -> None:
     path = tmp_path / "many"
-    save_file(tensors(12), path, FACTS)
+    save(tensors(12), path, FACTS)
     found = read_calibration(path)
     for index in (2, 10, 11):
         wanted = tensors(12)[f"layers.{index}.v_mean"]
@@ -203,9 +286,19 @@ SMALL = np.ones((P, N, D), np.float32)
         (without(MEAN), "layer 1 has not the tables of its version"),
         (without("layers.0.q_energy"), "layer 0 has not the tables"),
         (without(COVARIANCE), "layer 1 has not the tables"),
-        (without(OF_VALUES), "layer 1 has not the tables"),
-        (with_fact("format_version", "1"), "layer 0 has not the tables"),
-        (with_fact("format_version", "2"), "layer 0 has not the tables"),
+        (with_tensor("layers.1.k_fingerprint", SMALL), "layer 1 has a fingerprint of another"),
+        (with_tensor("layers.1.v_fingerprint", SMALL[0, :1]), "layer 1 has a fingerprint"),
+        (with_number("layers.1.v_fingerprint", np.nan), "not finite"),
+        (without("layers.1.v_fingerprint"), "layer 1 has not the tables"),
+        (without("fingerprint_tokens"), "fingerprint_tokens are no list of token ids"),
+        (with_tensor("fingerprint_tokens", [[1]]), "fingerprint_tokens are no list of token ids"),
+        (with_tensor("fingerprint_tokens", [1.0]), "fingerprint_tokens are no list of token ids"),
+        (with_tensor("fingerprint_tokens", np.zeros(0, np.int64)), "tokens are out of range"),
+        (with_tensor("fingerprint_tokens", np.zeros(65, np.int64)), "tokens are out of range"),
+        (with_tensor("fingerprint_tokens", [-1]), "tokens are out of range"),
+        (with_tensor("fingerprint_tokens", [2**31]), "tokens are out of range"),
+        (with_fact("format_version", "1"), "'fingerprint_tokens' is no table of float32"),
+        (with_fact("format_version", "3"), "'fingerprint_tokens' is no table of float32"),
         (without(*(name for name in tensors() if ".0." in name)), "layers are missing"),
         (without(*(name for name in tensors() if "layers" in name)), "layers are missing"),
         (with_tensor("layers.01.k_mean", SMALL), "'layers.01.k_mean' is no table"),
@@ -232,8 +325,8 @@ SMALL = np.ones((P, N, D), np.float32)
         (with_number("layers.0.q_energy", -1), "layer 0 has a negative energy"),
         (without("format"), "the format is not tq_onnx.calibration"),
         (with_fact("format", "pt"), "the format is not tq_onnx.calibration"),
-        (with_fact("format_version", "4"), "the version of the format is none of 1, 2, 3"),
-        (without("format_version"), "the version of the format is none of 1, 2, 3"),
+        (with_fact("format_version", "5"), "the version of the format is none of 1, 2, 3, 4"),
+        (without("format_version"), "the version of the format is none of 1, 2, 3, 4"),
         (with_tensor(COVARIANCE, SMALL), "layer 1 has a query covariance of shape (5, 2, 8)"),
         (with_tensor(COVARIANCE, SQUARE[:1]), "covariance of shape (1, 8, 8)"),
         (with_tensor(COVARIANCE, SQUARE.astype(np.float64)), "is no table of float32"),
@@ -259,7 +352,7 @@ def test_damaged_contents(
     made, facts = tensors(), dict(FACTS)
     edit(made, facts)
     path = tmp_path / "damaged"
-    save_file({name: np.ascontiguousarray(tensor) for name, tensor in made.items()}, path, facts)
+    save(made, path, facts)
     refused(path, says)
 
 

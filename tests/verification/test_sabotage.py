@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -27,23 +26,21 @@ from tests.verification.damages import (  # noqa: F401 - they fill the lists
 from tests.verification.damages.editing import DAMAGES, OF_CALIBRATION, Damage, NothingToDamageError
 from tq_onnx.conversion.calibrationfile import write_calibration
 from tq_onnx.conversion.options import Options
-from tq_onnx.conversion.original import recognise_original
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.errors import VerificationError
 from tq_onnx.files.load import load
-from tq_onnx.measure.readings import read_original, with_float_products
 from tq_onnx.plan import plan_in
+from tq_onnx.progress import silent
 from tq_onnx.quality.calibrate import calibrate
 from tq_onnx.quality.report import report
-from tq_onnx.runtime.model import OpenModel
-from tq_onnx.runtime.opening import open_original
 from tq_onnx.verification import fidelity
-from tq_onnx.verification import verify as verifying
-from tq_onnx.verification.checks import PropertyCheck
-from tq_onnx.verification.fidelity import RawOriginal, convert_raw, expect_fidelity
-from tq_onnx.verification.interfaces import refuse_stranger
+from tq_onnx.verification.baseline import Baseline
+from tq_onnx.verification.fidelity import expect_held
+from tq_onnx.verification.interfaces import failing, refuse_stranger
 from tq_onnx.verification.planned import expect_layers
-from tq_onnx.verification.verify import VerifyReport, verify
+from tq_onnx.verification.steps import Steps
+from tq_onnx.verification.verification import Inputs, Verification
+from tq_onnx.verification.verify import report_of
 
 MOBIUS, LLAMA, GEMMA = "mobius-default", "dynamo-llama", "dynamo-gemma2"
 FEW = 60
@@ -51,61 +48,27 @@ FEW = 60
 TEXT = ids(32, seed=7)[0] % FEW
 
 
-def check(before: Path, after: Path) -> VerifyReport:
-    return verify(before, after, TEXT, source="", new_tokens=2, context=32, threads=1)
-
-
 @cache
-def raw_of(name: str) -> tuple[OpenModel, RawOriginal]:
-    """What ``report`` compares all conversions of an original with."""
-    graph = load(original(name))
-    before = open_original(original(name), loaded=graph, threads=1)
-    own = read_original(with_float_products(before, graph, library=False, threads=1), TEXT)
-    found = recognise_original(graph, original(name), recognition=before.recognition)
-    raw = convert_raw(found, TEXT, own, threads=1)
-    assert isinstance(raw, RawOriginal)
-    return before, raw
+def baseline_of(name: str) -> Baseline:
+    """An original that is read once, however many conversions of it are verified."""
+    return Baseline.of(original(name), threads=1, is_kept=True)
 
 
-@pytest.fixture
-def one_original(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Have ``verify`` read an original once, however many conversions of it are verified.
-
-    What ``verify`` and ``report`` both find by comparing a conversion with it is found once, too.
-    """
-    compared: dict[tuple[RawOriginal, Path], list[PropertyCheck]] = {}
-
-    def once(raw: RawOriginal, path: Path, *rest: Any, **options: Any) -> list[PropertyCheck]:
-        if (raw, path) not in compared:
-            compared[raw, path] = real(raw, path, *rest, **options)
-        return list(compared[raw, path])
-
-    real = fidelity.fidelity
-    for module in (fidelity, verifying):
-        monkeypatch.setattr(module, "fidelity", once)
-
-    def keep(name: str) -> None:
-        before, raw = raw_of(name)
-        for function, result in (
-            ("open_original", before),
-            ("recognise_original", None),
-            ("read_original", None),
-            ("convert_raw", raw),
-        ):
-            monkeypatch.setattr(verifying, function, lambda *_, it=result, **__: it)
-
-    return keep
+def compared(name: str, path: Path) -> Verification:
+    inputs = Inputs(TEXT, new_tokens=2, context=32, threads=1)
+    return Verification(baseline_of(name), path, load(path), inputs, Steps(silent))
 
 
-def expect_conversion(name: str, path: Path) -> None:
+def expect_conversion(verification: Verification) -> None:
     """Do what ``report`` does before it measures anything."""
-    before, raw = raw_of(name)
-    loaded = load(path)
-    refuse_stranger(before, path, loaded)
+    path, loaded = verification.converted, verification.loaded
+    refuse_stranger(verification.baseline.opened, path, loaded)
     plan = plan_in(loaded.model.metadata_props)
     assert plan is not None
     expect_layers(path, loaded.model, plan)
-    expect_fidelity(raw, path, loaded, plan, threads=1)
+    with failing(path):
+        found = [*verification.fidelity, verification.tables]
+    expect_held(found, path)
 
 
 @pytest.fixture(scope="module")
@@ -130,8 +93,9 @@ def damaged(whole: Path, change: Callable[[onnx.ModelProto], None], path: Path) 
 
 
 def assert_found(name: str, path: Path, place: str) -> None:
+    verification = compared(name, path)
     try:
-        found = check(original(name), path)
+        found = report_of(verification, source="")
     except VerificationError as error:
         said = str(error)
     else:
@@ -139,7 +103,7 @@ def assert_found(name: str, path: Path, place: str) -> None:
         said = "; ".join(entry.detail for entry in found.checks if entry.holds is False)
     assert place in said
     with pytest.raises(VerificationError) as refused:
-        expect_conversion(name, path)
+        expect_conversion(verification)
     assert str(path) in str(refused.value)
 
 
@@ -148,9 +112,10 @@ def test_whole_models_pass(centred: Path) -> None:
         *((name, converted(name)) for name in (DYNAMO, GENAI, MOBIUS, GEMMA)),
         (LLAMA, centred),
     ):
-        found = check(original(name), after)
+        verification = compared(name, after)
+        found = report_of(verification, source="")
         assert found.holds, [entry for entry in found.checks if not entry.holds]
-        expect_conversion(name, after)
+        expect_conversion(verification)
 
 
 def damages_of_models() -> Iterator[tuple[Damage, str]]:
@@ -173,10 +138,7 @@ def damages_of_models() -> Iterator[tuple[Damage, str]]:
     ("damage", "name"),
     [pytest.param(*case, id=f"{case[0].name}-{case[1]}") for case in damages_of_models()],
 )
-def test_a_damage_is_found(
-    tmp_path: Path, one_original: Callable[[str], None], name: str, damage: Damage
-) -> None:
-    one_original(name)
+def test_a_damage_is_found(tmp_path: Path, name: str, damage: Damage) -> None:
     try:
         path = damaged(converted(name), damage.change, tmp_path / "damaged.onnx")
     except NothingToDamageError:
@@ -192,10 +154,7 @@ OF_BOTH = {"one_bit", "swap_kv_heads", "roll_vocabulary", "cross_caches", "see_t
     [*OF_CALIBRATION, *(one for one in DAMAGES if one.name in OF_BOTH)],
     ids=lambda damage: damage.name,
 )
-def test_a_damage_to_scales_is_found(
-    tmp_path: Path, one_original: Callable[[str], None], centred: Path, damage: Damage
-) -> None:
-    one_original(LLAMA)
+def test_a_damage_to_scales_is_found(tmp_path: Path, centred: Path, damage: Damage) -> None:
     path = damaged(centred, damage.change, tmp_path / "damaged.onnx")
     assert_found(LLAMA, path, damage.place)
 

@@ -31,7 +31,7 @@ class CalibrationReport:
         context: tokens of the longest windows.
         text_digest: SHA-256 of their ids.
         extremes: vectors that scales in float16 cannot hold, of every cache.
-        warnings: one sentence about them, if there are any.
+        warnings: one sentence about them, if there are any, and one about a text that is too short.
     """
 
     model: Path
@@ -120,5 +120,5 @@ def calibrate(
         context=found.context,
         text_digest=found.text_digest,
         extremes=found.extremes,
-        warnings=warnings_of(found.extremes),
+        warnings=(*warnings_of(found.extremes), *((found.shortage,) if found.shortage else ())),
     )

@@ -162,8 +162,9 @@ def convert(
         del chosen["external_data"]
         return convert_to_graphs(source, written, **chosen)
     from tq_onnx.conversion import pipeline
+    from tq_onnx.runtime.fingerprint import expect_model_of
 
-    return pipeline.convert(source, written, **chosen)
+    return pipeline.convert(source, written, **chosen, on_calibration=expect_model_of)
 
 
 def default_output(

@@ -32,6 +32,7 @@ def verify(
     library: bool = True,
     threads: int | None = None,
     ep: str = CPU,
+    quick: bool = False,
     on_progress: OnProgress | None = None,
 ) -> VerifyReport | PagedReport | GraphReport:
     """Compare a converted model with its original.
@@ -50,6 +51,8 @@ def verify(
         threads: threads within an operator; by default onnxruntime's choice.
         ep: execution provider that must run all of the converted model, a name in
             ``tq_onnx.runtime.providers``.
+        quick: whether what takes long is left out: seconds in place of minutes. ``left_out`` of the
+            report says what that is.
         on_progress: called as each step begins and goes on.
 
     Returns:
@@ -78,6 +81,7 @@ def verify(
         library=library,
         threads=threads,
         ep=provider_of(ep),
+        quick=quick,
         on_progress=on_progress,
     )
 

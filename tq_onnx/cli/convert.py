@@ -211,6 +211,8 @@ def convert(
         report = converting.convert(
             model, written, preset=preset, target=target, on_progress=on_progress, **arguments
         )
+    reports = report.decoders if isinstance(report, FolderReport) else (report,)
+    terminal.print_warnings(dict.fromkeys(text for one in reports for text in one.warnings))
     if as_json:
         terminal.print_json(report)
     elif isinstance(report, FolderReport):

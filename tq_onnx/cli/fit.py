@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tq_onnx.api import fitting
-from tq_onnx.cli import flags, terminal
+from tq_onnx.cli import flags, planned, terminal
 from tq_onnx.codec.presets import COMMON_PRESETS, DEFAULT_PRESET
 from tq_onnx.measure.tables import TextTable, byte_size
 
@@ -104,12 +104,15 @@ def _verdict(found: FitReport) -> str:
 def _facts(found: FitReport) -> list[tuple[str, object]]:
     source = "given" if found.given else "free"
     positions = "unknown" if found.positions is None else f"{found.positions:,} tokens"
-    return [
+    facts: list[tuple[str, object]] = [
         ("memory", f"{byte_size(found.memory)} ({source})"),
         ("weights", byte_size(found.weights)),
         ("model takes", positions),
         ("sequences", found.sequences),
     ]
+    if found.calibration is not None:
+        facts.append(("calibrated", planned.reach(found.calibration)))
+    return facts
 
 
 def _note(fits: bool, growing: bool) -> str:

@@ -96,7 +96,7 @@ def _print_converted(model: Path, found: InspectionReport) -> None:
     plan, size = found.plan, found.bytes_per_token
     assert plan is not None  # by the callers
     rows = (
-        *planned.rows(plan),
+        *planned.rows(plan, calibration=found.calibration),
         *_classes(found, plan.layers[0].head_size),
         ("heads", _heads(plan.layers[0])),
         ("capacity", _caches(plan)),

@@ -11,11 +11,16 @@ from tq_onnx.ops.features import FEATURES, GAINS, in_some, layer_names
 from tq_onnx.targets.registry import target_of_plan
 
 if TYPE_CHECKING:
+    from tq_onnx.conversion.calibrationrecord import CalibrationFacts
     from tq_onnx.conversion.equalise import LayerEqualisation
     from tq_onnx.plan import LayerPlan, Plan
 
 
-def rows(plan: Plan, equalisation: Sequence[LayerEqualisation] = ()) -> list[tuple[str, str]]:
+def rows(
+    plan: Plan,
+    equalisation: Sequence[LayerEqualisation] = (),
+    calibration: CalibrationFacts | None = None,
+) -> list[tuple[str, str]]:
     """Return the facts of a plan: label and text."""
     dialects = ", ".join(dict.fromkeys(layer.dialect for layer in plan.layers))
     found = [("layers", f"{len(plan.layers)} ({dialects})"), ("preset", _preset(plan))]
@@ -43,7 +48,22 @@ def rows(plan: Plan, equalisation: Sequence[LayerEqualisation] = ()) -> list[tup
         layers = feature.layers(plan)
         if feature.says is not None and layers:
             found.append((feature.name, feature.says(plan, layers)))
+    if any(layer.centered for layer in plan.layers):
+        found.append(("calibrated", reach(calibration)))
     return found
+
+
+def reach(calibration: CalibrationFacts | None) -> str:
+    """Return how far a calibration reaches, and what measures longer contexts."""
+    if calibration is None:
+        return (
+            "by an earlier version, which did not write down its windows; `tq-onnx report "
+            "--context N` measures contexts of N tokens"
+        )
+    return (
+        f"on {calibration.tokens:,} tokens, for contexts of up to {calibration.context:,}; "
+        "`tq-onnx report --context N` measures longer ones"
+    )
 
 
 def warn(plan: Plan, equalisation: Sequence[LayerEqualisation]) -> None:

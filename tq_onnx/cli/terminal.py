@@ -186,6 +186,11 @@ def print_error(sentence: str) -> None:
     click.echo(f"error: {printable(' '.join(sentence.split()))}", err=True)
 
 
+def print_note(sentence: str) -> None:
+    """Print one sentence on stderr, above what is drawn there."""
+    console().print(printable(sentence))
+
+
 def print_warnings(sentences: Iterable[str]) -> None:
     """Print each sentence on stderr, on one line."""
     for sentence in sentences:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -12,9 +12,15 @@ from tq_onnx.cli import flags, terminal
 from tq_onnx.errors import VerificationError
 
 if TYPE_CHECKING:
+    from tq_onnx.progress import OnProgress, Progress
     from tq_onnx.verification.fixedgraphs import GraphReport
     from tq_onnx.verification.pages import PagedReport
     from tq_onnx.verification.verify import VerifyReport
+
+
+_MINUTE: Final = 60
+_LONG: Final = 15
+"""Seconds that people wait for without wondering."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +61,18 @@ class VerifyDocument:
     show_default=True,
     help="Tokens per window of the perplexity.",
 )
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Check the plan, the tables and every layer on one short text, in seconds. The last line "
+    "says what is left out.",
+)
 @flags.tokenizer
 @flags.threads
 @flags.ep
 @flags.without_library("Check the function bodies only, not the kernels.")
 @flags.as_json
-def verify(*, as_json: bool, **arguments: Any) -> None:
+def verify(*, quick: bool, as_json: bool, **arguments: Any) -> None:
     """Compare a CONVERTED model with its ORIGINAL.
 
     Check interface, baked tables, kernels and function bodies against the numpy reference,
@@ -74,10 +86,13 @@ def verify(*, as_json: bool, **arguments: Any) -> None:
 
     \b
     Example:
+      tq-onnx verify --quick model.onnx model.int4.onnx
       tq-onnx verify model.onnx model.int4.onnx --text book.txt
     """
     with terminal.progress("Opening both models") as on_progress:
-        report = measuring.verify(**arguments, on_progress=on_progress)
+        report = measuring.verify(
+            **arguments, quick=quick, on_progress=_announcing(on_progress, quick=quick)
+        )
     terminal.print_warnings(report.warnings)
     if as_json:
         terminal.print_json(VerifyDocument(report.holds, report))
@@ -89,7 +104,7 @@ def verify(*, as_json: bool, **arguments: Any) -> None:
         raise VerificationError(
             failure(report.checks),
             where=str(report.converted),
-            fix="convert the original again with this version of tq-onnx",
+            fix=report.advice,
         )
 
 
@@ -100,4 +115,29 @@ def _print(report: VerifyReport | PagedReport | GraphReport) -> None:
         terminal.print_table(table)
     held = sum(check.holds is True for check in report.checks)
     verdict = "verified" if report.holds else "NOT verified"
-    terminal.print_line(f"{verdict}: {held} of {len(report.checks)} checks hold")
+    rest = f"; --quick left out: {', '.join(report.left_out)}" if report.left_out else ""
+    terminal.print_line(f"{verdict}: {held} of {len(report.checks)} checks hold{rest}")
+
+
+def _announcing(on_progress: OnProgress, *, quick: bool) -> OnProgress:
+    """Say how long it will take, once, where that is long enough to wonder."""
+    said = False
+
+    def tell(moment: Progress) -> None:
+        nonlocal said
+        if moment.seconds is not None and not said:
+            said = True
+            if moment.seconds >= _LONG:
+                less = "" if quick else "; verify --quick leaves out what takes longest"
+                terminal.print_note(f"this takes about {_duration(moment.seconds)}{less}")
+        on_progress(moment)
+
+    return tell
+
+
+def _duration(seconds: float) -> str:
+    """Return a time as people say it, as exact as an estimate is."""
+    if seconds < _MINUTE:
+        return f"{10 * max(1, round(seconds / 10))} seconds"
+    minutes = round(seconds / _MINUTE)
+    return "a minute" if minutes == 1 else f"{minutes} minutes"

@@ -10,6 +10,11 @@ table holds all later positions together.
               rotated key puts into a score is proportional to |q|^2 |k|^2, which
               s_i = (E (k_i - mu_i)^2 / E q_i^2)^(1/4) makes smallest
     covariances of queries tell which errors of a key its scores see: e costs e H e^T, H = E q^T q
+
+Which model statistics are of is told by its fingerprint: the key and the value that each layer
+caches for the last of a few fixed token ids. It is what the model does, so all exports of it have
+the same one, whatever its weights are called, fused or transposed; weights of 4 bits move it by
+some hundredths, and another model, layer or head has another direction altogether.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.codec.extremes import Extremes
+from tq_onnx.codec.prior import rank, with_prior
 from tq_onnx.errors import UsageError
 
 Float32 = npt.NDArray[np.float32]
@@ -36,6 +42,13 @@ LARGEST_STATISTIC: Final = 1e36
 
 # What float32 leaves of a variance, energy minus mean squared, as part of the energy.
 _SMALLEST_VARIANCE: Final = 1e-6
+
+FEW_TOKENS: Final = 4
+"""Tokens for each coordinate of a head, behind the first positions, below which a text is short:
+the prior of covariances (``tq_onnx.codec.prior``) weighs a fifth there."""
+
+ENOUGH_TOKENS: Final = 4096
+"""Tokens that people are told to calibrate on at the least."""
 
 Leading = Literal["means", "zeros"]
 
@@ -72,6 +85,9 @@ class LayerStatistics:
             files of the format's version 1, which do not have it.
         value_covariance: products v^T v of the values less their means, mean over the tokens of
             the last position row, float32 ``[N, D, D]``. None in files of older versions than 3.
+        k_fingerprint: the key of the last of the calibration's ``fingerprint_tokens``, ``[N, D]``.
+            None in files of older versions than 4.
+        v_fingerprint: the value of that token, ``[N, D]``; None likewise.
     """
 
     k_mean: Float64
@@ -81,6 +97,8 @@ class LayerStatistics:
     q_energy: Float64
     query_covariance: Float32 | None = None
     value_covariance: Float32 | None = None
+    k_fingerprint: Float64 | None = None
+    v_fingerprint: Float64 | None = None
 
     @property
     def num_heads(self) -> int:
@@ -110,6 +128,8 @@ class Calibration:
         tool_version: version of tq-onnx that made it.
         text_digest: SHA-256 of the token ids, hexadecimal.
         extremes: vectors that scales in float16 cannot hold, of every cache; files do not keep it.
+        fingerprint_tokens: the ids whose keys and values tell which model it was; empty in older
+            files, which name none.
     """
 
     layers: tuple[LayerStatistics, ...]
@@ -119,6 +139,7 @@ class Calibration:
     tool_version: str
     text_digest: str
     extremes: tuple[Extremes, ...] = ()
+    fingerprint_tokens: tuple[int, ...] = ()
 
     @property
     def has_covariance(self) -> bool:
@@ -134,9 +155,34 @@ class Calibration:
         )
 
     @property
+    def names_model(self) -> bool:
+        """True if it tells which model it is of, beyond the number and the sizes of its heads."""
+        return bool(self.fingerprint_tokens) and all(
+            layer.k_fingerprint is not None and layer.v_fingerprint is not None
+            for layer in self.layers
+        )
+
+    @property
     def longest_center_from(self) -> int:
         """The most first positions that can have offsets of their own."""
         return len(self.counts) - 1
+
+    @property
+    def shortage(self) -> str:
+        """What the text was too short for, in a sentence; empty if it was long enough."""
+        if int(self.counts[-1]) >= FEW_TOKENS * max(layer.head_size for layer in self.layers):
+            return ""
+        # Values of the first layer depend on the token alone, and vocabularies may be small.
+        ranks = [
+            rank(layer.value_covariance)
+            for layer in self.layers[1:] or self.layers
+            if layer.value_covariance is not None
+        ]
+        found, possible = min(ranks, default=(0, 0))
+        return (
+            f"the calibration has read {self.tokens:,} tokens, in which values fill {found} of "
+            f"{possible} dimensions: calibrate on a text of {ENOUGH_TOKENS:,} tokens or more"
+        )
 
     def check_matches(self, layers: Sequence[Heads]) -> None:
         """Refuse a model that the statistics are not of.
@@ -175,6 +221,25 @@ class Calibration:
                 "the positions that the calibration file keeps apart"
             )
 
+    def moments(
+        self, layer: int, center_from: int
+    ) -> tuple[tuple[Float64, Float64], tuple[Float64, Float64]]:
+        """Return mean and standard deviation of a layer's keys, and of its values, ``[N, D]``.
+
+        Args:
+            layer: index of the layer.
+            center_from: the first token that is centered by the common mean; those before it do
+                not count.
+        """
+        found = self.layers[layer]
+
+        def of(means: Float64, energies: Float64) -> tuple[Float64, Float64]:
+            mean, energy = self._pooled(means, center_from), self._pooled(energies, center_from)
+            variance = np.maximum(energy - mean**2, _SMALLEST_VARIANCE * energy)
+            return mean, np.sqrt(variance)
+
+        return of(found.k_mean, found.k_energy), of(found.v_mean, found.v_energy)
+
     def spread(
         self, layer: int, center_from: int = 4, *, key_scale: Float32 | None = None
     ) -> tuple[Float64, Float64]:
@@ -190,9 +255,7 @@ class Calibration:
             ``[N, D]``.
         """
         found = self.layers[layer]
-        energy = self._pooled(found.k_energy, center_from)
-        variance = energy - self._pooled(found.k_mean, center_from) ** 2
-        variance = np.maximum(variance, _SMALLEST_VARIANCE * energy)
+        variance = self.moments(layer, center_from)[0][1] ** 2
         heads, size = variance.shape
         queries = found.q_energy.reshape(heads, -1, size).mean(axis=1)
         squares = 1.0 if key_scale is None else np.asarray(key_scale, np.float64) ** 2
@@ -255,6 +318,28 @@ class Calibration:
             rows = np.concatenate([own, self._pooled(means, center_from)[None]])
             made.append(np.ascontiguousarray(rows if scale is None else rows / scale, np.float32))
         return made[0], made[1]
+
+    def query_covariance(self, layer: int) -> Float64:
+        """Return the second moments of the queries of each KV head, ``[N, D, D]``, with a prior.
+
+        Raises:
+            ValueError: the file has none.
+        """
+        covariance = self.layers[layer].query_covariance
+        if covariance is None:
+            raise ValueError("the calibration has no covariances of queries")
+        return with_prior(covariance, int(self.counts.sum()))
+
+    def value_covariance(self, layer: int) -> Float64:
+        """Return the covariance of the values of each KV head, ``[N, D, D]``, with a prior.
+
+        Raises:
+            ValueError: the file has none.
+        """
+        covariance = self.layers[layer].value_covariance
+        if covariance is None:
+            raise ValueError("the calibration has no covariances of values")
+        return with_prior(covariance, int(self.counts[-1]))
 
     def _pooled(self, table: Float64, start: int) -> Float64:
         """Return the mean ``[N, D]`` over all tokens from a position on, of rows ``[P, N, D]``.

@@ -199,7 +199,9 @@ def _kind(name: str, number: int, first_eighths: int) -> CodecKind:
         ):
             own = written.codes[..., each.coordinates]
             found = each.directions.judge(each.unit, own, written.tie * each.growth)
-            wanted.append(found.wanted)
+            # Codes with a scale of 0 mean nothing: they are noise of a vector without a part in the
+            # class.
+            wanted.append(np.where(written.fields[form.name] == 0, own, found.wanted))
             distances.append(found.distances / each.growth)
             lost.append(found.lost)
             clearance.append(found.clearance / each.growth)

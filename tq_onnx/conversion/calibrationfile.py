@@ -1,18 +1,23 @@
 """Calibration files: safetensors with the statistics of ``tq_onnx.codec.calibration``.
 
-Tensors are float32 ``layers.3.k_mean`` and so on, and int64 ``counts``; the metadata says the
-format's version, the tool's, the number of tokens, the context and a digest of the token ids.
-Older versions of the format are still read: 1 has no ``layers.3.query_covariance``, and 2 no
-``layers.3.value_covariance``.
+Tensors are float32 ``layers.3.k_mean`` and so on, and int64 ``counts`` and
+``fingerprint_tokens``; the metadata says the format's version, the tool's, the number of tokens,
+the context, a digest of the token ids, and one of the content: tables that change their places
+would be those of other layers.
+Older versions of the format are still read: 1 has no ``layers.3.query_covariance``, 2 no
+``layers.3.value_covariance``, and 3 neither fingerprints nor a digest of the content, so that it
+names no model.
 A file comes from anywhere: everything in it is checked before it is used.
 Only calibration files are ever replaced by one, never a model or its data.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,7 +36,7 @@ from tq_onnx.files.arrays import (
 )
 
 FORMAT: Final = "tq_onnx.calibration"
-FORMAT_VERSION: Final = "3"
+FORMAT_VERSION: Final = "4"
 
 _LARGEST_FILE: Final = 2 << 30
 """Bytes; covariances of 96 layers with 96 heads of size 128 take 1.2 GB."""
@@ -42,10 +47,13 @@ _TABLES: Final = ("k_mean", "k_energy", "v_mean", "v_energy")
 _QUERIES: Final = "q_energy"
 _COVARIANCE: Final = "query_covariance"
 _OF_VALUES: Final = "value_covariance"
+_FINGERPRINTS: Final = ("k_fingerprint", "v_fingerprint")
+_FINGERPRINT_TOKENS: Final = "fingerprint_tokens"
 _NAMES: Final = {
     "1": (*_TABLES, _QUERIES),
     "2": (*_TABLES, _QUERIES, _COVARIANCE),
-    FORMAT_VERSION: (*_TABLES, _QUERIES, _COVARIANCE, _OF_VALUES),
+    "3": (*_TABLES, _QUERIES, _COVARIANCE, _OF_VALUES),
+    FORMAT_VERSION: (*_TABLES, _QUERIES, _COVARIANCE, _OF_VALUES, *_FINGERPRINTS),
 }
 """Tables of a layer, by version of the format."""
 
@@ -56,7 +64,9 @@ _FACTS: Final = {
     "context": re.compile(r"[1-9][0-9]{0,14}"),
     "text_digest": re.compile(r"[0-9a-f]{64}"),
 }
+_DIGEST: Final = "content_digest"
 _MOST_TOKENS: Final = 10**15
+_MOST_FINGERPRINT_TOKENS: Final = 64
 _NOISE: Final = 1e-4
 """Relative; what float32 leaves of sums that should be equal, many times over."""
 
@@ -68,15 +78,14 @@ def write_calibration(path: Path, calibration: Calibration, *, overwrite: bool =
         ModelFileError: it exists and may not be replaced, or cannot be written.
     """
     tensors = {"counts": calibration.counts}
-    # Statistics that were read from an older file go into one.
-    version = "2" if calibration.has_covariance else "1"
-    if calibration.has_classes:
-        version = FORMAT_VERSION
+    version = _version_of(calibration)
+    if version == FORMAT_VERSION:
+        tensors[_FINGERPRINT_TOKENS] = np.array(calibration.fingerprint_tokens, np.int64)
     for index, layer in enumerate(calibration.layers):
         for name in _NAMES[version]:
-            tensors[f"layers.{index}.{name}"] = np.ascontiguousarray(
-                getattr(layer, name), np.float32
-            )
+            table = getattr(layer, name)
+            if table is not None:
+                tensors[f"layers.{index}.{name}"] = np.ascontiguousarray(table, np.float32)
     facts = {
         "format": FORMAT,
         "format_version": version,
@@ -85,6 +94,8 @@ def write_calibration(path: Path, calibration: Calibration, *, overwrite: bool =
         "context": str(calibration.context),
         "text_digest": calibration.text_digest,
     }
+    if version == FORMAT_VERSION:
+        facts[_DIGEST] = content_digest(tensors, facts)
     check_target(path, overwrite=overwrite)
     size = _MOST_HEADER + sum(tensor.nbytes for tensor in tensors.values())
     if size > _LARGEST_FILE:
@@ -95,6 +106,18 @@ def write_calibration(path: Path, calibration: Calibration, *, overwrite: bool =
             fix="convert without --calibration",
         )
     write_arrays(path, tensors, facts, overwrite=overwrite)
+
+
+def content_digest(tensors: Mapping[str, Any], facts: Mapping[str, str]) -> str:
+    """Return the SHA-256 of tables with their names, and of all facts but itself; hexadecimal."""
+    content = hashlib.sha256()
+    for name, fact in sorted(facts.items()):
+        if name != _DIGEST:
+            content.update(f"{name}={fact}\n".encode())
+    for name, tensor in sorted(tensors.items()):
+        content.update(f"{name}:{tensor.dtype}{tensor.shape}\n".encode())
+        content.update(np.ascontiguousarray(tensor).tobytes())
+    return content.hexdigest()
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:
@@ -148,6 +171,15 @@ def read_calibration(path: Path) -> Calibration:
         ) from error
 
 
+def _version_of(calibration: Calibration) -> str:
+    """Return the format that has all of a calibration: one that was read goes into its own."""
+    if calibration.names_model:
+        return FORMAT_VERSION
+    if not calibration.has_covariance:
+        return "1"
+    return "3" if calibration.has_classes else "2"
+
+
 def _check_folder(folder: Path) -> None:
     while not os.path.lexists(folder):  # those that do not exist are made
         folder = folder.parent
@@ -168,11 +200,14 @@ def _check_format(facts: dict[str, str]) -> None:
 
 
 def _checked(tensors: dict[str, Any], facts: dict[str, str]) -> Calibration:
+    is_newest = facts["format_version"] == FORMAT_VERSION
+    digest = content_digest(tensors, facts)
     counts = tensors.pop("counts", None)
     if counts is None or counts.dtype != np.int64 or counts.ndim != 1 or len(counts) < 2:
         raise ValueError("counts are not one integer for each position")
     if (counts < 1).any() or (counts > _MOST_TOKENS).any():
         raise ValueError("counts are out of range")
+    fingerprint = _fingerprint_tokens(tensors) if is_newest else ()
     found: dict[int, dict[str, Any]] = {}
     for name, tensor in tensors.items():
         parsed = _NAME.fullmatch(name)
@@ -187,12 +222,17 @@ def _checked(tensors: dict[str, Any], facts: dict[str, str]) -> Calibration:
     if sorted(found) != list(range(len(found))) or not found:
         raise ValueError("layers are missing")
     layers = []
+    names = len(_NAMES[facts["format_version"]])
     for index in range(len(found)):
         tables = found[index]
-        if sorted(tables) != sorted(_NAMES[facts["format_version"]]):
+        missing = set(_NAMES[facts["format_version"]]).difference(tables)
+        # Windows that are no longer than the positions kept apart show no covariance of values.
+        if missing - ({_OF_VALUES} if is_newest else set()) or len(tables) + len(missing) != names:
             raise ValueError(f"layer {index} has not the tables of its version")
         _check_layer(index, tables, len(counts))
         layers.append(LayerStatistics(**tables))
+    if is_newest and facts.get(_DIGEST) != digest:
+        raise ValueError("its content is not what was written")
     return Calibration(
         tuple(layers),
         counts,
@@ -200,7 +240,18 @@ def _checked(tensors: dict[str, Any], facts: dict[str, str]) -> Calibration:
         int(facts["context"]),
         str(facts["tool_version"]),
         str(facts["text_digest"]),
+        fingerprint_tokens=fingerprint,
     )
+
+
+def _fingerprint_tokens(tensors: dict[str, Any]) -> tuple[int, ...]:
+    """Take the ids of the fingerprint out of the tensors."""
+    ids = tensors.pop(_FINGERPRINT_TOKENS, None)
+    if ids is None or ids.dtype != np.int64 or ids.ndim != 1:
+        raise ValueError(f"{_FINGERPRINT_TOKENS} are no list of token ids")
+    if not 0 < len(ids) <= _MOST_FINGERPRINT_TOKENS or ids.min() < 0 or ids.max() >= 1 << 31:
+        raise ValueError(f"{_FINGERPRINT_TOKENS} are out of range")
+    return tuple(ids.tolist())
 
 
 def _check_layer(index: int, tables: dict[str, Any], positions: int) -> None:
@@ -212,6 +263,8 @@ def _check_layer(index: int, tables: dict[str, Any], positions: int) -> None:
     queries = tables[_QUERIES].shape
     if len(queries) != 2 or queries[1] != shape[2] or queries[0] < 1 or queries[0] % shape[1]:
         raise ValueError(f"layer {index} has queries of shape {queries}")
+    if any(tables[name].shape != shape[1:] for name in _FINGERPRINTS if name in tables):
+        raise ValueError(f"layer {index} has a fingerprint of another shape than its keys")
     if any((tables[name] < 0).any() for name in ("k_energy", "v_energy", _QUERIES)):
         raise ValueError(f"layer {index} has a negative energy")
     if _COVARIANCE in tables:

@@ -11,6 +11,7 @@ import numpy as np
 from tq_onnx.codec.classmatrices import first_coordinates
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.codec.unrotated import RAW
+from tq_onnx.conversion.calibrationrecord import record_in
 from tq_onnx.conversion.equalise import predict
 from tq_onnx.conversion.headnorms import LayerNorms, NoNorms, find_norms
 from tq_onnx.conversion.merging import refuse_scales
@@ -135,7 +136,8 @@ def _inspect_converted(loaded: LoadedModel, path: Path) -> InspectionReport:
     try:
         with located(path):
             plan = plan_in(loaded.model.metadata_props)
-        assert plan is not None  # by the caller
+            assert plan is not None  # by the caller
+            record = record_in(loaded.model.metadata_props, plan)
         size = converted_bytes(loaded.model, plan)
     except (ModelFileError, KeyError, TypeError, AttributeError) as error:
         raise ModelFileError(
@@ -154,6 +156,7 @@ def _inspect_converted(loaded: LoadedModel, path: Path) -> InspectionReport:
         (),
         plan,
         classes=tuple(_classes(loaded, plan)),
+        calibration=None if record is None else record.facts,
     )
 
 

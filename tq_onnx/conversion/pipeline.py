@@ -16,10 +16,16 @@ from typing import Final
 
 import onnx_ir as ir
 
+from tq_onnx.codec.calibration import Calibration
 from tq_onnx.codec.presets import DEFAULT_PRESET
 from tq_onnx.codec.window import Window
 from tq_onnx.conversion.bake import bake_metadata
 from tq_onnx.conversion.calibrationfile import read_calibration
+from tq_onnx.conversion.calibrationrecord import (
+    METADATA_CALIBRATION,
+    CalibrationFacts,
+    record_of,
+)
 from tq_onnx.conversion.check import check, check_merged
 from tq_onnx.conversion.equalise import LayerEqualisation
 from tq_onnx.conversion.merging import expect_continued, merge
@@ -49,6 +55,11 @@ _SAVE: Final = "Writing"
 STEPS: Final = (_LOAD, _RECOGNISE, _PLAN, _REWRITE, _CHECK, _SAVE)
 """Steps of a conversion, as progress names them."""
 
+OnCalibration = Callable[[Path, Calibration], tuple[str, ...]]
+"""Takes an original and the calibration that it is to be converted with; refuses one of another
+model, and returns what it could not tell, in sentences. It runs the model, which conversions do
+not."""
+
 _GRAPH_BYTES: Final = 64 << 20
 """A model file whose weights are made while they are written, so that few of them are in memory."""
 
@@ -63,6 +74,7 @@ def convert(
     overwrite: bool = False,
     external_data: ExternalData | None = None,
     on_progress: OnProgress | None = None,
+    on_calibration: OnCalibration | None = None,
 ) -> ConversionReport:
     """Convert a model file.
 
@@ -75,6 +87,7 @@ def convert(
         overwrite: whether an output that exists may be replaced.
         external_data: what becomes of external data, see ``tq_onnx.files.save``.
         on_progress: called as each step begins, and while external data is copied.
+        on_calibration: called with a calibration before it is used.
 
     Raises:
         UsageError: an option has no such value, or does not fit the model.
@@ -95,6 +108,7 @@ def convert(
         target=target,
         on_progress=on_progress,
         on_load=check_first,
+        on_calibration=on_calibration,
     )
     _tell(on_progress, _SAVE)
     files = save(
@@ -119,6 +133,8 @@ class Prepared:
         bytes_before: cache bytes of one token in the original.
         bytes_after: cache bytes of one token now.
         equalisation: what scales of the norm weights do; see ``ConversionReport``.
+        calibration: likewise.
+        warnings: likewise.
         limit: bytes that the model file may have; None for those that any may.
     """
 
@@ -127,6 +143,8 @@ class Prepared:
     bytes_before: int
     bytes_after: int
     equalisation: tuple[LayerEqualisation, ...] = ()
+    calibration: CalibrationFacts | None = None
+    warnings: tuple[str, ...] = ()
     limit: int | None = None
 
     def report(self, files: SavedFiles) -> ConversionReport:
@@ -142,6 +160,8 @@ class Prepared:
             after,
             before / after,
             self.equalisation,
+            self.calibration,
+            self.warnings,
         )
 
 
@@ -153,6 +173,7 @@ def prepare(
     target: Target = CPU,
     on_progress: OnProgress | None = None,
     on_load: Callable[[LoadedModel], None] | None = None,
+    on_calibration: OnCalibration | None = None,
     original: Original | None = None,
     window: Window | None = None,
 ) -> Prepared:
@@ -165,6 +186,7 @@ def prepare(
         target: what the model is made for.
         on_progress: called as each step begins.
         on_load: called with the model before any work is done on it; it may refuse.
+        on_calibration: called with a calibration before it is used.
         original: the model, if it was read already; it is converted in place.
         window: of all caches, raw ones included; None for what the options ask for.
 
@@ -192,7 +214,7 @@ def prepare(
     )
     merged = original.merged
     if merged is None:
-        return convert_graph(original)
+        return convert_graph(original, on_calibration=on_calibration)
     if target.name != CPU.name:
         raise UnsupportedModelError(
             f"the target {target.name} takes no decoder in the branches of an If",
@@ -201,7 +223,7 @@ def prepare(
         )
     sites = merged.first.recognition.sites
     first = convert_graph(merged.first, beside=original.recognition.sites)
-    following = convert_graph(original, beside=sites)
+    following = convert_graph(original, beside=sites, on_calibration=on_calibration)
     with blaming(merged.interface, path), located(path):
         expect_continued(first.plan, following.plan)
         parts = {one.loaded.branch: one.loaded.model for one in (first, following)}
@@ -220,6 +242,7 @@ def _prepare(
     on_progress: OnProgress | None,
     window: Window | None,
     beside: Sequence[Site] = (),
+    on_calibration: OnCalibration | None = None,
 ) -> Prepared:
     """Convert a model that is no merged one, or a part of one that stands beside ``beside``."""
     chosen = preset_of(preset)
@@ -245,9 +268,7 @@ def _prepare(
             reason = f"models for --target {target.name} have none"
             expect_window(chosen, asked, reason, instead="use --preset int3")
         expect_classes(chosen, options, calibration)
-        if calibration is not None:
-            calibration.check_matches(plan.layers)
-            calibration.check_center_from(options.center_from)
+        warnings = _calibration_warnings(calibration, plan, options, path, on_calibration)
         bytes_before = original.bytes_per_token
         _tell(on_progress, _REWRITE)
         model = _run((ConvertPass(plan, recognition),), loaded.model, path)
@@ -260,6 +281,7 @@ def _prepare(
                 plan = lowering.plan_behind
         name_sizes(model)
         bake_metadata(model, plan)
+        facts = _write_record(model, calibration, options)
         _tell(on_progress, _CHECK)
         check(before, model, plan, target)
         size = converted_bytes(model, plan)
@@ -267,7 +289,34 @@ def _prepare(
     files = () if target.has_weights or has_all else loaded.external_files
     loaded = replace(loaded, model=model, external_files=files)
     limit = _GRAPH_BYTES if has_all else None
-    return Prepared(loaded, plan, bytes_before, size, equalisation, limit)
+    return Prepared(loaded, plan, bytes_before, size, equalisation, facts, warnings, limit)
+
+
+def _calibration_warnings(
+    calibration: Calibration | None,
+    plan: Plan,
+    options: Options,
+    path: Path,
+    on_calibration: OnCalibration | None,
+) -> tuple[str, ...]:
+    """Refuse a calibration of another model; return what may be wrong with it, in sentences."""
+    if calibration is None:
+        return ()
+    calibration.check_matches(plan.layers)
+    calibration.check_center_from(options.center_from)
+    unknown = () if on_calibration is None else on_calibration(path, calibration)
+    return (*unknown, *((calibration.shortage,) if calibration.shortage else ()))
+
+
+def _write_record(
+    model: ir.Model, calibration: Calibration | None, options: Options
+) -> CalibrationFacts | None:
+    """Write what a model keeps of its calibration into the metadata; return it in a few words."""
+    if calibration is None:
+        return None
+    record = record_of(calibration, options.center_from)
+    model.metadata_props[METADATA_CALIBRATION] = record.to_json()
+    return record.facts
 
 
 def _run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tq_onnx.conversion.calibrationrecord import CalibrationFacts
 from tq_onnx.conversion.equalise import LayerEqualisation
 from tq_onnx.files.save import SavedFiles
 from tq_onnx.plan import Plan
@@ -24,6 +25,8 @@ class ConversionReport:
         ratio: how many times smaller the cache is.
         equalisation: for each layer, what scales of its norm weights do to the noise of scores;
             empty if none were asked for.
+        calibration: the calibration that it was made with; None without one.
+        warnings: what may be wrong with that calibration, in sentences.
     """
 
     source: Path
@@ -34,6 +37,8 @@ class ConversionReport:
     bytes_per_token_after: int
     ratio: float
     equalisation: tuple[LayerEqualisation, ...] = ()
+    calibration: CalibrationFacts | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,8 @@ class InspectionReport:
             convertible.
         states: outputs that recurrent layers hand on beside the caches, and that stay as they are.
         classes: of a converted model whose coordinates have two classes, which keys have more bits.
+        calibration: of a converted model, the calibration that it was made with; None without one,
+            or where an older version converted it.
     """
 
     model: Path
@@ -126,6 +133,7 @@ class InspectionReport:
     equalisation: tuple[LayerEqualisation, ...] = ()
     states: tuple[str, ...] = ()
     classes: tuple[KeyClasses, ...] = ()
+    calibration: CalibrationFacts | None = None
 
     @property
     def is_converted(self) -> bool:

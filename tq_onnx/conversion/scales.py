@@ -231,8 +231,7 @@ class _Calibrated:
                     )
                     matrices = key_matrices(*spread, codec, **how)
                 else:
-                    covariance = self._calibration.layers[plan.layer].value_covariance
-                    assert covariance is not None  # see expect_classes
+                    covariance = self._calibration.value_covariance(plan.layer)
                     matrices = value_matrices(covariance, codec, **how)
             except ValueError as error:
                 raise UsageError(str(error), where=f"layer {plan.layer}") from error
@@ -250,11 +249,10 @@ class _Calibrated:
     ) -> None:
         """Give the encoder of keys the matrices of the queries that will read them."""
         plan, key = layer.plan, layer.key
-        covariance = self._calibration.layers[plan.layer].query_covariance
-        assert covariance is not None  # else nothing was planned
         rotation = key.rotation.const_value
         assert rotation is not None  # baked
         try:
+            covariance = self._calibration.query_covariance(plan.layer)
             matrices = (
                 feedback_of(covariance, rotation.numpy(), scales)
                 if classes is None

@@ -48,6 +48,7 @@ from tq_onnx.integrations.genai import (
 from tq_onnx.ops.features import EXACT_WINDOW
 from tq_onnx.plan import Plan
 from tq_onnx.progress import OnProgress, Progress, silent
+from tq_onnx.runtime.fingerprint import expect_model_of
 from tq_onnx.runtime.library import get_library_path
 
 _CONFIGURATIONS: Final = (CONFIG_FILE, "config.json")
@@ -165,6 +166,7 @@ def convert_folder(
                     options=options,
                     target=target,
                     original=found.originals.pop(model.name, None),
+                    on_calibration=expect_model_of,
                 )
             except UnsupportedModelError as error:
                 refused[model.name] = error

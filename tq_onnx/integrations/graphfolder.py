@@ -24,6 +24,7 @@ from tq_onnx.files.save import SavedFiles, refusal
 from tq_onnx.files.transaction import Transaction
 from tq_onnx.integrations.folderconversion import FolderReport
 from tq_onnx.progress import OnProgress, Progress, silent
+from tq_onnx.runtime.fingerprint import expect_model_of
 
 COMPANIONS: Final = (
     *("config.json", "generation_config.json", "chat_template.jinja", "special_tokens_map.json"),
@@ -70,7 +71,13 @@ def convert_to_graphs(
             # A number of tokens that was asked for is one of prompts.
             asked = {} if name == STEP_FILE else target.values
             chosen = target.having(**{**values, **asked})
-            prepared = pipeline.prepare(path, preset=preset, options=options, target=chosen)
+            prepared = pipeline.prepare(
+                path,
+                preset=preset,
+                options=options,
+                target=chosen,
+                on_calibration=None if reports else expect_model_of,
+            )
             staged = stage_model(transaction, prepared.loaded.model, folder / name)
             files = SavedFiles(folder / name, (), None, staged.size, staged.data)
             reports.append(prepared.report(files))

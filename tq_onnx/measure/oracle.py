@@ -122,6 +122,7 @@ def judge_backends(
     library: bool,
     ep: ExecutionProvider = CPU,
     threads: int | None = None,
+    quick: bool = False,
     on_progress: OnProgress,
 ) -> BackendFigures:
     """Run a model on every backend and compare all its layers with the reference.
@@ -135,13 +136,14 @@ def judge_backends(
         library: whether the kernels run besides the function bodies.
         ep: a provider with its own memory is one more backend.
         threads: threads within an operator.
+        quick: whether only the first backend runs, and reads nothing but the prompt and the token.
         on_progress: called for each layer of each call.
     """
     judged: list[OracleFigures] = []
     losses: list[ReconstructionFigures] = []
     logits: list[npt.NDArray[np.float64]] = []
-    backends = _backends(library, ep)
-    done, total = 0, (1 + 2 * len(backends)) * len(probe.layers)
+    backends = _backends(library, ep)[: 1 if quick else None]
+    done, total = 0, (2 * len(backends) + (not quick)) * len(probe.layers)
     prompt = text[:ORACLE_TOKENS]
     for backend in backends:
         decoder = probe.decoder(
@@ -149,7 +151,7 @@ def judge_backends(
         )
         found: dict[int, OracleFigures] = {}
         calls = [prompt] if decoder.signature.first_only else [prompt[:-1], prompt[-1:]]
-        if not losses:
+        if not (losses or quick):
             calls.insert(0, text)
         for call in calls:
             if len(call) > 1:

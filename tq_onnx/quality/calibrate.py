@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +27,7 @@ from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.recognise.branches import load_decoder
 from tq_onnx.recognise.positions import table_positions
 from tq_onnx.runtime.decoder import Decoder
+from tq_onnx.runtime.fingerprint import fingerprint_tokens
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.version import __version__
 
@@ -104,9 +106,31 @@ def calibrate(
             _gather(gathering, probe, decoder, chunk, position)
         tell(Progress("Reading the beginnings of windows", done + 1, len(more)))
     digest = hashlib.sha256(text.astype("<i8").tobytes()).hexdigest()
-    return gathering.result(
-        tokens=read, context=context, tool_version=__version__, text_digest=digest
+    found = gathering.result(
+        tokens=read,
+        context=min(context, len(begin) + len(text)),  # no window was longer than the text
+        tool_version=__version__,
+        text_digest=digest,
     )
+    ids = fingerprint_tokens(opened.vocabulary, opened.longest)
+    return _with_fingerprint(found, probe, decoder, ids)
+
+
+def _with_fingerprint(
+    found: Calibration, probe: Probe, decoder: Decoder, ids: npt.NDArray[np.int64]
+) -> Calibration:
+    """Add what tells the model from others: what it caches for the last of some ids."""
+    fed = 0
+    for position, chunk in _chunks(ids, decoder):
+        decoder.prefill(chunk[None])
+        fed = position + len(chunk)
+    layers = []
+    for statistics, layer in zip(found.layers, probe.layers, strict=True):
+        key, value = (
+            decoder.watched[names.vectors][0, :, -1].astype(np.float64) for names in layer.caches
+        )
+        layers.append(replace(statistics, k_fingerprint=key, v_fingerprint=value))
+    return replace(found, layers=tuple(layers), fingerprint_tokens=tuple(ids[:fed].tolist()))
 
 
 def _chunks(

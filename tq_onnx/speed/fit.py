@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from tq_onnx.codec.presets import PRESETS
+from tq_onnx.conversion.calibrationrecord import CalibrationFacts, record_in
 from tq_onnx.conversion.original import recognise_original
 from tq_onnx.conversion.planning import make_plan
 from tq_onnx.errors import ModelFileError, TqOnnxError, UnsupportedModelError, UsageError, located
@@ -73,6 +74,7 @@ class FitReport:
         positions: tokens that the model takes; None if nothing beside it says so.
         weights: bytes of the weights in memory.
         rows: the model as it is, then what presets would make of it.
+        calibration: of a converted model, the calibration that it was made with; None without one.
     """
 
     model: Path
@@ -82,6 +84,7 @@ class FitReport:
     positions: int | None
     weights: int
     rows: tuple[FitRow, ...]
+    calibration: CalibrationFacts | None = None
 
 
 def fit(
@@ -135,8 +138,23 @@ def fit(
     ]
     weights = next(one.weights for _, one in found if one is not None)
     return FitReport(
-        loaded.path, allowed, memory is not None, sequences, positions, weights, tuple(rows)
+        loaded.path,
+        allowed,
+        memory is not None,
+        sequences,
+        positions,
+        weights,
+        tuple(rows),
+        _calibration(loaded, path) if converted else None,
     )
+
+
+def _calibration(loaded: LoadedModel, path: Path) -> CalibrationFacts | None:
+    metadata = loaded.model.metadata_props
+    with located(path):
+        plan = plan_in(metadata)
+        record = None if plan is None else record_in(metadata, plan)
+    return None if record is None else record.facts
 
 
 _Found = tuple[list[tuple[FitRow, Footprint | None]], Interface]

@@ -28,6 +28,17 @@ from tq_onnx.plan import Plan
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.session import placement
 
+CONVERT_AGAIN: Final = "convert the original again with this version of tq-onnx"
+"""What to do where checks do not hold, and nothing tells more."""
+
+LEFT_OUT: Final = (
+    "quality on a text and greedy continuation",
+    "caches fed in chunks and in place",
+    "errors of rows against theory",
+    "function bodies beside the kernels",
+)
+"""What a quick verification does not do."""
+
 MAX_ATTENTION_ERROR: Final = {"FLOAT": 2e-5, "FLOAT16": 1e-3, "BFLOAT16": 8e-3}
 # Kernels that multiply prompts as integers round queries and weights to 16 bits; what rounding them
 # to 8 bits does is measured on the call itself, see ``OracleFigures.rounding``.

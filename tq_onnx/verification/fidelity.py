@@ -215,6 +215,19 @@ def expect_fidelity(
     with failing(converted):
         found = fidelity(raw, converted, loaded, plan, library=library, threads=threads)
         found.append(tables(with_operators(loaded).model, plan))
+    expect_held(found, converted)
+
+
+def expect_held(found: Sequence[PropertyCheck], converted: Path) -> None:
+    """Refuse a converted model of which checks do not hold.
+
+    Args:
+        found: the checks.
+        converted: the model; errors name it.
+
+    Raises:
+        VerificationError: one of them does not hold, and the error says what was measured.
+    """
     lost = [check.detail for check in found if check.holds is False]
     if lost:
         raise VerificationError(

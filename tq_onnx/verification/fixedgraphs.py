@@ -37,7 +37,7 @@ from tq_onnx.runtime.providers import CPU, ExecutionProvider
 from tq_onnx.runtime.session import make_session, ports
 from tq_onnx.runtime.signature import signature_of
 from tq_onnx.targets.registry import target_of
-from tq_onnx.verification.checks import PropertyCheck, failed
+from tq_onnx.verification.checks import CONVERT_AGAIN, LEFT_OUT, PropertyCheck, failed
 from tq_onnx.verification.devices import (
     MAX_LOGIT_ERROR,
     MAX_RELATIVE_ERROR,
@@ -62,11 +62,13 @@ class GraphReport:
         source: where the tokens come from.
         tokens: tokens of the text.
         checks: the hard properties.
-        quality: original against graph.
-        greedy: the continuations of both models.
+        quality: original against graph; None if it was quick.
+        greedy: the continuations of both models; None likewise.
         placement: where the nodes of the graph ran.
         device: the graph on its provider against itself on the CPU; None on the CPU.
         warnings: none; a key of every document of ``verify``.
+        left_out: what was not done because it was quick; empty else.
+        advice: what to do if a check does not hold.
     """
 
     original: Path
@@ -74,11 +76,13 @@ class GraphReport:
     source: str
     tokens: int
     checks: tuple[PropertyCheck, ...]
-    quality: QualityFigures
-    greedy: GreedyFigures
+    quality: QualityFigures | None
+    greedy: GreedyFigures | None
     placement: PlacementReport
     device: ProviderFigures | None = None
     warnings: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    advice: str = CONVERT_AGAIN
 
     @property
     def holds(self) -> bool:
@@ -97,6 +101,7 @@ def verify_graph(
     context: int = 512,
     threads: int | None = None,
     ep: ExecutionProvider = CPU,
+    quick: bool = False,
     on_progress: OnProgress | None = None,
 ) -> GraphReport:
     """Compare a graph of fixed sizes with its original.
@@ -111,6 +116,7 @@ def verify_graph(
         context: tokens per perplexity window.
         threads: threads within an operator.
         ep: where the graph runs; it is then compared with itself on the CPU too.
+        quick: whether quality on a text and greedy continuation are left out.
         on_progress: called as each step begins.
 
     Raises:
@@ -131,22 +137,24 @@ def verify_graph(
     found, reference = _made_again(original, plan, on_cpu, threads)
     tell(Progress("Comparing the graph with its conversion"))
     found.append(_computes(compare_models(reference, on_cpu, prompt, new_tokens=new_tokens)))
-    figures = divergence.compare(
-        before.decoder(),
-        after.decoder(),
-        text,
-        vocabulary=before.vocabulary,
-        context=min(context, len(text), room),
-        stride=max(1, min(context, room) // 2),
-        on_progress=tell,
-    )
-    tell(Progress("Continuing a prompt with both models"))
-    own, other = (
-        generate(model.decoder(), prompt.tolist(), max_new_tokens=new_tokens).tokens
-        for model in (before, after)
-    )
-    noise = figures.logit_rms_difference
-    greedy = compare_greedy(before.decoder(), prompt.tolist(), own, other, noise)
+    figures = greedy = None
+    if not quick:
+        figures = divergence.compare(
+            before.decoder(),
+            after.decoder(),
+            text,
+            vocabulary=before.vocabulary,
+            context=min(context, len(text), room),
+            stride=max(1, min(context, room) // 2),
+            on_progress=tell,
+        )
+        tell(Progress("Continuing a prompt with both models"))
+        own, other = (
+            generate(model.decoder(), prompt.tolist(), max_new_tokens=new_tokens).tokens
+            for model in (before, after)
+        )
+        noise = figures.logit_rms_difference
+        greedy = compare_greedy(before.decoder(), prompt.tolist(), own, other, noise)
     nodes = report_placement(after.session, converted.model)
     device = None
     if ep.has_own_memory:
@@ -157,12 +165,13 @@ def verify_graph(
         original=original,
         converted=converted.path,
         source=source,
-        tokens=len(text),
+        tokens=len(prompt if quick else text),
         checks=tuple(found),
         quality=figures,
         greedy=greedy,
         placement=nodes,
         device=device,
+        left_out=LEFT_OUT[:1] if quick else (),
     )
 
 

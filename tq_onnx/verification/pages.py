@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from tq_onnx.conversion.calibrationrecord import record_in
 from tq_onnx.conversion.check import snapshot_interface
 from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.files.load import LoadedModel, load
@@ -32,7 +33,9 @@ from tq_onnx.runtime.session import make_session, placement
 from tq_onnx.targets.paged.checks import violations
 from tq_onnx.targets.registry import target_of
 from tq_onnx.verification.adapted import BY_NODES, fold_alike
+from tq_onnx.verification.calibrated import advice, calibration_checks
 from tq_onnx.verification.checks import (
+    CONVERT_AGAIN,
     ROUNDING_BY_CALL,
     PropertyCheck,
     failed,
@@ -78,6 +81,8 @@ class PagedReport:
         kernel_distance: of kernels from function bodies, likewise; None if no kernels ran.
         cache_bytes_per_token: in pages; the rest of a page that is begun comes on top.
         warnings: none; a key of every document of ``verify``.
+        left_out: nothing, as no step takes long; likewise.
+        advice: what to do if a check does not hold.
     """
 
     original: Path
@@ -90,6 +95,8 @@ class PagedReport:
     kernel_distance: float | None
     cache_bytes_per_token: int
     warnings: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    advice: str = CONVERT_AGAIN
 
     @property
     def holds(self) -> bool:
@@ -129,7 +136,8 @@ def verify_pages(
     snapshot = snapshot_interface(graph.model)
     before = open_original(original, loaded=graph, threads=threads)
     _refuse_stranger(before, converted, plan)
-    text = _texts(text_of(before, tokens))
+    ids = text_of(before, tokens)
+    text = _texts(ids)
     tell(Progress("Reading each request with the original"))
     floats = with_float_products(before, graph, library=False, threads=threads)
     wanted = _alone(floats, text)
@@ -145,6 +153,8 @@ def verify_pages(
     given = _packed(made(_bytes(raw), library=library), raw_plan, text)
     found.append(_same(wanted, given, plan, raw))
     found.append(_clauses(KEPT, _changed(original, converted, raw, plan)))
+    record = record_in(converted.model.metadata_props, plan)
+    found += calibration_checks(record, plan, before, ids)
     tell(Progress("Reading packed requests"))
     content = _bytes(converted.model)
     bodies = _packed(made(content, library=False), plan, text)
@@ -168,6 +178,7 @@ def verify_pages(
         logit_distance=distance(wanted, (kernels or [bodies])[0]),
         kernel_distance=distance(bodies, kernels[0]) if kernels else None,
         cache_bytes_per_token=plan.bytes_per_token,
+        advice=advice(found, record),
     )
 
 

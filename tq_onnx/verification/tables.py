@@ -16,15 +16,17 @@ _VERDICTS = {True: "ok", False: "FAILED", None: "not done"}
 
 
 def verify_tables(report: VerifyReport | PagedReport | GraphReport) -> tuple[TextTable, ...]:
-    """Return checks, quality and layers, in reading order; pages and graphs show no layers."""
+    """Return checks, quality and layers, in reading order, as far as there are such."""
     from tq_onnx.verification.fixedgraphs import GraphReport
     from tq_onnx.verification.pages import PagedReport
 
     if isinstance(report, PagedReport):
         return _checks(report), _pages(report)
     if isinstance(report, GraphReport):
-        return _checks(report), _table(report, _predictions(report))
-    return _checks(report), _quality(report), _layers(report)
+        quality = _predictions(report)
+        return (_checks(report), *((_table(report, quality),) if quality else ()))
+    layers = (_layers(report),) if report.layers else ()
+    return (_checks(report), _quality(report), *layers)
 
 
 def _pages(report: PagedReport) -> TextTable:
@@ -45,6 +47,8 @@ def _checks(report: VerifyReport | PagedReport | GraphReport) -> TextTable:
 
 def _predictions(report: VerifyReport | GraphReport) -> list[tuple[str, object]]:
     quality = report.quality
+    if quality is None:
+        return []
     return [
         (
             "perplexity",
@@ -79,7 +83,11 @@ def _quality(report: VerifyReport) -> TextTable:
     if report.logits_kernel_body is not None:
         gap = f"{report.logits_kernel_body:.1e} relative"
         rows.append(("logits, kernels against bodies", gap))
-    return _table(report, rows)
+    return (
+        TextTable.of(("figure", "value"), rows, "Caches")
+        if report.left_out
+        else _table(report, rows)
+    )
 
 
 def _table(report: VerifyReport | GraphReport, rows: list[tuple[str, object]]) -> TextTable:

@@ -1,0 +1,196 @@
+"""What a converted model says of the calibration that it was made with, in its metadata.
+
+The file of a calibration does not travel with the model. What ``inspect``, ``fit`` and ``verify``
+need of it does: how many tokens it read, how long its windows were, which model it was of, and of
+each cache the mean and the deviation that vectors had. One JSON document; tables are float16 in
+base64, some 10 bytes for each coordinate of a layer's heads.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tq_onnx.codec.calibration import Calibration
+from tq_onnx.errors import ModelFileError
+from tq_onnx.plan import Plan
+
+METADATA_CALIBRATION: Final = "tq_onnx.calibration"
+_VERSION: Final = 1
+_MOST: Final = 10**15
+_MOST_HALF: Final = 65504.0
+_ELEMENT: Final = np.dtype("<f2")
+
+Table = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class CalibrationFacts:
+    """A calibration, in a few words.
+
+    Attributes:
+        tokens: tokens that it read.
+        context: tokens of its longest windows. At positions behind them its means are no longer
+            those of the keys.
+        names_model: whether it tells which model it is of.
+        shortage: what its text was too short for, in a sentence; empty if it was long enough.
+    """
+
+    tokens: int
+    context: int
+    names_model: bool
+    shortage: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class CacheRecord:
+    """What vectors of one cache were like, before anything was done to them.
+
+    Attributes:
+        mean: of the tokens that are centered by one mean, ``[N, D]``.
+        deviation: their standard deviation, ``[N, D]``.
+        fingerprint: see ``tq_onnx.codec.calibration``, ``[N, D]``; None if the calibration has
+            none.
+    """
+
+    mean: Table
+    deviation: Table
+    fingerprint: Table | None
+
+
+@dataclass(frozen=True, eq=False)
+class CalibrationRecord:
+    """A calibration, as far as it can be compared with a model.
+
+    Attributes:
+        facts: what people want to know of it.
+        fingerprint_tokens: see ``tq_onnx.codec.calibration``.
+        layers: keys and values, one pair for each layer.
+    """
+
+    facts: CalibrationFacts
+    fingerprint_tokens: tuple[int, ...]
+    layers: tuple[tuple[CacheRecord, CacheRecord], ...]
+
+    def to_json(self) -> str:
+        """Return one JSON document with stable key order."""
+        document = {
+            "version": _VERSION,
+            "tokens": self.facts.tokens,
+            "context": self.facts.context,
+            "shortage": self.facts.shortage,
+            "fingerprint_tokens": list(self.fingerprint_tokens),
+            "layers": [
+                {role: _written(record) for role, record in zip(_ROLES, pair, strict=True)}
+                for pair in self.layers
+            ],
+        }
+        return json.dumps(document, sort_keys=True, separators=(",", ":"))
+
+
+_ROLES: Final = ("key", "value")
+_TABLES: Final = ("mean", "deviation", "fingerprint")
+
+
+def record_of(calibration: Calibration, center_from: int) -> CalibrationRecord:
+    """Return what a model keeps of a calibration.
+
+    Args:
+        calibration: the statistics.
+        center_from: the first token that is centered by the common mean.
+    """
+    layers = []
+    for index, layer in enumerate(calibration.layers):
+        keys, values = calibration.moments(index, center_from)
+        has_all = calibration.names_model
+        layers.append(
+            (
+                CacheRecord(*keys, layer.k_fingerprint if has_all else None),
+                CacheRecord(*values, layer.v_fingerprint if has_all else None),
+            )
+        )
+    facts = CalibrationFacts(
+        calibration.tokens, calibration.context, calibration.names_model, calibration.shortage
+    )
+    return CalibrationRecord(facts, calibration.fingerprint_tokens, tuple(layers))
+
+
+def record_in(metadata: Mapping[str, str], plan: Plan) -> CalibrationRecord | None:
+    """Return the record in a model's metadata; None if there is none.
+
+    Args:
+        metadata: of the converted model.
+        plan: its plan, whose heads the tables must have.
+
+    Raises:
+        ModelFileError: the record cannot be read.
+    """
+    text = metadata.get(METADATA_CALIBRATION)
+    if text is None:
+        return None
+    try:
+        return _read(json.loads(text), plan)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ModelFileError(
+            "the record of the model's calibration cannot be read",
+            where=METADATA_CALIBRATION,
+            fix=f"convert the original model again ({error})",
+        ) from error
+
+
+def _read(document: Any, plan: Plan) -> CalibrationRecord:
+    if document["version"] != _VERSION:
+        raise ValueError("another version")
+    tokens, context = (_number(document[name], 1) for name in ("tokens", "context"))
+    shortage = document["shortage"]
+    if not isinstance(shortage, str):
+        raise TypeError("shortage is no text")
+    ids = tuple(_number(token, 0) for token in document["fingerprint_tokens"])
+    if len(document["layers"]) != len(plan.layers):
+        raise ValueError("other layers than the plan")
+    layers = []
+    for entry, layer in zip(document["layers"], plan.layers, strict=True):
+        shape = layer.kv_num_heads, layer.head_size
+        layers.append((_cache(entry["key"], shape, ids), _cache(entry["value"], shape, ids)))
+    facts = CalibrationFacts(tokens, context, bool(ids), shortage)
+    return CalibrationRecord(facts, ids, tuple(layers))
+
+
+def _cache(entry: Any, shape: tuple[int, int], ids: tuple[int, ...]) -> CacheRecord:
+    fingerprint = _table(entry["fingerprint"], shape) if ids else None
+    return CacheRecord(
+        _table(entry["mean"], shape), np.abs(_table(entry["deviation"], shape)), fingerprint
+    )
+
+
+def _written(record: CacheRecord) -> dict[str, str]:
+    tables = {name: getattr(record, name) for name in _TABLES}
+    return {
+        name: base64.b64encode(_halves(table).tobytes()).decode()
+        for name, table in tables.items()
+        if table is not None
+    }
+
+
+def _halves(table: Table) -> npt.NDArray[np.float16]:
+    halves: npt.NDArray[np.float16] = np.clip(table, -_MOST_HALF, _MOST_HALF).astype(_ELEMENT)
+    return halves
+
+
+def _table(text: str, shape: tuple[int, int]) -> Table:
+    table = np.frombuffer(base64.b64decode(text, validate=True), _ELEMENT).reshape(shape)
+    if not np.isfinite(table).all():
+        raise ValueError("a table is not finite")
+    return table.astype(np.float64)
+
+
+def _number(value: Any, least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _MOST:
+        raise ValueError(f"{str(value)[:20]!r} is no number that belongs there")
+    return value

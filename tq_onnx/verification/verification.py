@@ -1,0 +1,486 @@
+"""One verification: an original, its conversion, the plan, and what they make of a text.
+
+Whoever has compared several conversions with one original gives all of them the same ``Baseline``.
+Sessions are opened where they are needed and live no longer, because a model may take most of the
+memory.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tq_onnx.codec import reference
+from tq_onnx.conversion.calibrationrecord import CalibrationRecord, record_in
+from tq_onnx.errors import UnsupportedModelError, VerificationError
+from tq_onnx.files.load import LoadedModel
+from tq_onnx.measure import divergence
+from tq_onnx.measure.divergence import QualityFigures
+from tq_onnx.measure.expose_internals import expose_internals, with_operators
+from tq_onnx.measure.feeding_modes import (
+    FeedingFigures,
+    all_caches,
+    chunk_of,
+    compare_feeding_modes,
+)
+from tq_onnx.measure.greedy import GreedyFigures, compare_greedy
+from tq_onnx.measure.oracle import BackendFigures, judge_backends
+from tq_onnx.measure.probe import Probe
+from tq_onnx.measure.readings import with_float_products
+from tq_onnx.measure.reconstruction import CacheDistance, cache_distances
+from tq_onnx.measure.windows import MIN_TOKENS, Ids, windows
+from tq_onnx.plan import Plan, plan_in
+from tq_onnx.runtime.generate import generate
+from tq_onnx.runtime.model import OpenModel
+from tq_onnx.runtime.opening import open_converted
+from tq_onnx.runtime.placement import PlacementReport, report_placement
+from tq_onnx.runtime.providers import CPU, ExecutionProvider
+from tq_onnx.verification import checks, steps
+from tq_onnx.verification.baseline import Baseline
+from tq_onnx.verification.calibrated import TEXT_TOKENS, calibration_checks
+from tq_onnx.verification.checks import PropertyCheck
+from tq_onnx.verification.devices import (
+    ProviderFigures,
+    compare_providers,
+    on_device,
+    providers_agree,
+)
+from tq_onnx.verification.fidelity import PROMPT_TOKENS, fidelity
+from tq_onnx.verification.interfaces import failing, interface_kept, not_made_from, refuse_stranger
+from tq_onnx.verification.planned import expect_layers
+from tq_onnx.verification.steps import Steps
+
+PROBE_TOKENS: Final = 512
+MODE_TOKENS: Final = 8
+ANY_ROOM: Final = 1 << 30
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """What a verification reads, and how.
+
+    Attributes:
+        text: ids ``[n]``.
+        new_tokens: greedy tokens to generate with each model.
+        context: tokens per perplexity window.
+        library: whether the library's kernels are checked, too.
+        threads: threads within an operator.
+        ep: where the converted model runs when it is compared with the original.
+        quick: whether what takes long is left out, see ``checks.LEFT_OUT``.
+    """
+
+    text: Ids
+    new_tokens: int = 32
+    context: int = 512
+    library: bool = True
+    threads: int | None = None
+    ep: ExecutionProvider = CPU
+    quick: bool = False
+
+
+@dataclass(frozen=True)
+class MemoryFigures:
+    """Cache bytes, of the buffers and by the types.
+
+    Attributes:
+        tokens: tokens that the measured caches held.
+        original_bytes: bytes of the original's buffers.
+        converted_bytes: bytes of the converted model's buffers.
+        original_bytes_per_token: from the types of the original's caches.
+        converted_bytes_per_token: from the types of the converted model's caches.
+    """
+
+    tokens: int
+    original_bytes: int
+    converted_bytes: int
+    original_bytes_per_token: int
+    converted_bytes_per_token: int
+
+    @property
+    def ratio(self) -> float:
+        """The factor by which the caches became smaller."""
+        return self.original_bytes / self.converted_bytes
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What both models predict on a text, and how they go on with its beginning."""
+
+    quality: QualityFigures
+    greedy: GreedyFigures
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a verification found; ``VerifyReport`` says what each is."""
+
+    checks: tuple[PropertyCheck, ...]
+    predictions: Predictions | None
+    memory: MemoryFigures
+    modes: FeedingFigures | None
+    drift: tuple[CacheDistance, ...]
+    judged: BackendFigures
+    placement: PlacementReport
+    device: ProviderFigures | None
+
+
+class Verification:
+    """A conversion against its original.
+
+    Args:
+        baseline: the original.
+        converted: the file of the conversion; errors name it.
+        loaded: the conversion, or the part of it that belongs to the baseline.
+        inputs: what both read.
+        progress: goes on with each step.
+    """
+
+    def __init__(
+        self,
+        baseline: Baseline,
+        converted: Path,
+        loaded: LoadedModel,
+        inputs: Inputs,
+        progress: Steps,
+    ) -> None:
+        """Compare nothing yet."""
+        self.baseline = baseline
+        self.converted = converted
+        self.loaded = loaded
+        self.inputs = inputs
+        self._steps = progress
+        self._started = time.monotonic()
+
+    @cached_property
+    def form(self) -> LoadedModel:
+        """The conversion with operators, which are made again where its target has none."""
+        return with_operators(self.loaded)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of that."""
+        plan = plan_in(self.form.model.metadata_props)
+        assert plan is not None  # strangers are refused
+        return plan
+
+    @cached_property
+    def record(self) -> CalibrationRecord | None:
+        """What the conversion says of its calibration."""
+        with failing(self.converted):
+            return record_in(self.loaded.model.metadata_props, self.plan)
+
+    @cached_property
+    def library(self) -> bool:
+        """Whether the library's kernels are checked; they have nothing to do in other forms."""
+        return self.inputs.library and self.form is self.loaded
+
+    @cached_property
+    def room(self) -> int:
+        """Tokens that both models can hold.
+
+        Raises:
+            UnsupportedModelError: they are too few to compare anything.
+        """
+        room = min(model.longest or ANY_ROOM for model in (self.baseline.opened, self._after))
+        if room < MIN_TOKENS:
+            raise UnsupportedModelError(
+                f"the model takes no more than {room} tokens, too few to compare anything",
+                where=str(self.baseline.path),
+                fix=f"export it with room for {MIN_TOKENS} or more",
+            )
+        return room
+
+    @cached_property
+    def prompt(self) -> Ids:
+        """The beginning of the text, which everything short reads."""
+        text = self.inputs.text
+        return text[: min(PROMPT_TOKENS, len(text), self.room // 2)]
+
+    @cached_property
+    def probe(self) -> Probe:
+        """The conversion with its internals exposed.
+
+        Raises:
+            UnsupportedModelError: its caches do not keep all tokens.
+        """
+        self._steps.begin(steps.EXPOSING)
+        probe = expose_internals(self.converted, loaded=self.loaded)
+        if any(layer.is_shortened for layer in probe.layers):
+            raise UnsupportedModelError(
+                "the caches keep a window of the tokens, and verify compares all tokens",
+                where=str(self.converted),
+                fix="measure its quality with `tq-onnx report`",
+            )
+        return probe
+
+    @cached_property
+    def fidelity(self) -> list[PropertyCheck]:
+        """Everything but the codecs against the original."""
+        raw = self.baseline.raw(self.prompt, library=self.library)
+        with failing(self.converted, self.inputs.ep):
+            return fidelity(
+                raw,
+                self.converted,
+                self.form,
+                self.plan,
+                library=self.library,
+                threads=self.inputs.threads,
+            )
+
+    @cached_property
+    def tables(self) -> PropertyCheck:
+        """The baked tables against the plan."""
+        return checks.tables(self.form.model, self.plan)
+
+    def findings(self) -> Findings:
+        """Compare everything, as far as the inputs ask for it.
+
+        Raises:
+            VerificationError: the model is no conversion of the original, or cannot read what the
+                original reads.
+            TqOnnxError: a model or the library is refused.
+        """
+        inputs, baseline = self.inputs, self.baseline
+        refuse_stranger(baseline.opened, self.converted, self.loaded)
+        found = [self._kept()]
+        memory, own, other = self._read()
+        predictions = None if inputs.quick else self._predict()
+        nodes = report_placement(self._after.session, self.loaded.model)
+        found += [
+            checks.placed(self._after, self.library),
+            checks.cache_sizes(self._after, memory.converted_bytes, memory.tokens),
+        ]
+        self._steps.begin(steps.CALIBRATION)
+        found += calibration_checks(
+            self.record,
+            self.plan,
+            baseline.opened,
+            inputs.text,
+            tokens=PROMPT_TOKENS if inputs.quick else TEXT_TOKENS,
+        )
+        chunk = chunk_of(self._after)
+        calls = [] if inputs.quick else baseline.call_distances(self.prompt, chunk)
+        with failing(self.converted, inputs.ep):
+            distances = cache_distances(own, other, self.probe)
+            modes = None
+            if not inputs.quick:
+                modes, pieces = self._feed(chunk)
+                found += checks.feeding_modes_agree(
+                    modes,
+                    self.loaded.model,
+                    own=calls,
+                    drift=distances,
+                    chunked_drift=cache_distances(own, pieces, self.probe) if pieces else [],
+                )
+        self._close()
+        self._steps.begin(steps.FIDELITY)
+        found += [*self.fidelity, self.tables, checks.same_weights(distances, self.probe)]
+        baseline.release()
+        judged = self._judge()
+        found += [
+            *checks.backends_hold(self.probe, judged.layers),
+            *checks.theory_holds(judged.reconstruction),
+        ]
+        device = None
+        if inputs.ep.has_own_memory:
+            device = self._compare_providers()
+            found += [on_device(nodes), *providers_agree(device, self.plan.layers[0].dtype)]
+        self._steps.end_part()
+        return Findings(
+            tuple(found),
+            predictions,
+            memory,
+            modes,
+            tuple(distances),
+            judged,
+            nodes,
+            device,
+        )
+
+    @cached_property
+    def _after(self) -> OpenModel:
+        """The conversion as it is."""
+        inputs = self.inputs
+        with failing(self.converted, inputs.ep):
+            return open_converted(
+                self.converted,
+                loaded=self.loaded,
+                library=self.library,
+                threads=inputs.threads,
+                ep=inputs.ep,
+            )
+
+    def _close(self) -> None:
+        """Give up the session of the conversion as it is."""
+        self.__dict__.pop("_after", None)
+
+    def _kept(self) -> PropertyCheck:
+        """Compare what both models take and give; refuse what is no conversion of the original."""
+        before, after = self.baseline.opened, self._after
+        kept = interface_kept(before, after)
+        if not kept.holds:
+            raise not_made_from(before.path, after.path, kept.detail)
+        expect_layers(after.path, self.loaded.model, after.plan)
+        return kept
+
+    def _read(self) -> tuple[MemoryFigures, list[npt.NDArray[Any]], list[npt.NDArray[Any]]]:
+        """Read the prompt with both models; return the sizes of their caches, and the caches.
+
+        Its last token is a call of its own, as in decoding.
+        """
+        before, after, prompt = self.baseline.opened, self._after, self.prompt
+        own, other = before.decoder(), after.decoder(most=len(prompt))
+        once = before.signature.first_only
+        calls = (prompt,) if once else (prompt[:-1], prompt[-1:])
+        moments = [self._started, time.monotonic()]
+        for call in calls:
+            own.prefill(call[None])
+            with failing(after.path, self.inputs.ep):
+                other.prefill(call[None])
+            moments.append(time.monotonic())
+        self._expect(np.diff(moments))
+        memory = MemoryFigures(
+            tokens=other.slots,
+            original_bytes=own.cache_bytes,
+            converted_bytes=other.cache_bytes,
+            original_bytes_per_token=before.signature.bytes_per_token,
+            converted_bytes_per_token=after.signature.bytes_per_token,
+        )
+        caches = all_caches(own), all_caches(other)
+        for spec, wanted, found in zip(after.signature.caches, *caches, strict=True):
+            if found.shape[2] != wanted.shape[2]:
+                raise VerificationError(
+                    f"{spec.pair.present} has {found.shape[2]} rows after a prompt of "
+                    f"{len(prompt)} tokens, and the original's {wanted.shape[2]}",
+                    where=str(after.path),
+                    fix="convert the original again",
+                )
+        return memory, *caches
+
+    def _predict(self) -> Predictions:
+        before, after, inputs = self.baseline.opened, self._after, self.inputs
+        context = min(inputs.context, len(inputs.text), self.room)
+        self._steps.begin(steps.TEXT)
+        figures = divergence.compare(
+            before.decoder(),
+            after.decoder(most=context),
+            inputs.text,
+            vocabulary=before.vocabulary,
+            context=context,
+            stride=max(1, context // 2),
+            on_progress=self._steps.within,
+        )
+        self._steps.begin(steps.GREEDY)
+        prompt = self.prompt.tolist()
+        own, other = (
+            generate(
+                model.decoder(most=len(prompt) + self._new_tokens),
+                prompt,
+                max_new_tokens=self._new_tokens,
+            ).tokens
+            for model in (before, after)
+        )
+        noise = figures.logit_rms_difference
+        return Predictions(figures, compare_greedy(before.decoder(), prompt, own, other, noise))
+
+    @property
+    def _new_tokens(self) -> int:
+        once = self.baseline.opened.signature.first_only
+        return min(self.inputs.new_tokens, 1 if once else self.room - len(self.prompt))
+
+    def _feed(self, chunk: int) -> tuple[FeedingFigures, list[npt.NDArray[Any]]]:
+        self._steps.begin(steps.FEEDING)
+        threads = self.inputs.threads
+        room, after = self.room, self._after
+        if self.library:
+            self._close()  # before its place is taken
+            after = open_converted(self.converted, loaded=self.loaded, threads=threads, exact=True)
+        after = with_float_products(
+            after, self.loaded, library=self.library, threads=threads, exact=True
+        )
+        new_tokens = min(MODE_TOKENS, room - len(self.prompt))
+        return compare_feeding_modes(after, self.prompt, new_tokens=new_tokens, chunk=chunk)
+
+    def _judge(self) -> BackendFigures:
+        self._steps.begin(steps.LAYERS)
+        inputs = self.inputs
+        with failing(self.converted, inputs.ep):
+            return judge_backends(
+                self.probe,
+                self.prompt if inputs.quick else inputs.text[: self._probed],
+                library=self.library,
+                ep=inputs.ep,
+                threads=inputs.threads,
+                quick=inputs.quick,
+                on_progress=self._steps.within,
+            )
+
+    @property
+    def _probed(self) -> int:
+        """Tokens whose rows are compared with theory."""
+        inputs = self.inputs
+        return min(inputs.context, len(inputs.text), self.room, PROBE_TOKENS)
+
+    def _compare_providers(self) -> ProviderFigures:
+        self._steps.begin(steps.DEVICE)
+        return compare_providers(
+            self.probe,
+            self.prompt,
+            new_tokens=self._new_tokens,
+            ep=self.inputs.ep,
+            threads=self.inputs.threads,
+        )
+
+    def _expect(self, timed: npt.NDArray[np.float64]) -> None:
+        """Say how long it will take, from what opening, a prompt and a token took with both."""
+        opening, prompt, token = (*timed.tolist(), *timed[-1:].tolist())[:3]
+        inputs, tokens = self.inputs, len(self.prompt)
+        encoding = self._encoding_seconds()
+        backends = 2 if self.library else 1
+        seconds = {
+            steps.OPENING: opening + prompt + token,
+            steps.CALIBRATION: prompt,
+            steps.EXPOSING: opening / 10,
+            steps.FIDELITY: opening + 2 * prompt + 4 * token,
+            steps.LAYERS: opening + 2 * tokens * encoding,
+        }
+        if not inputs.quick:
+            context = min(inputs.context, len(inputs.text), self.room)
+            read = windows(len(inputs.text), context, max(1, context // 2))
+            count = sum(window.stop - window.start for window in read)
+            pieces = tokens // chunk_of(self._after)
+            seconds |= {
+                steps.CALIBRATION: prompt * TEXT_TOKENS / tokens / 2,
+                steps.TEXT: prompt * count / tokens,
+                steps.GREEDY: prompt + token * inputs.new_tokens,
+                steps.FEEDING: opening / 2 + 3 * prompt + token * (pieces + MODE_TOKENS),
+                steps.LAYERS: backends * opening
+                + encoding * (2 * backends * tokens + 2 * self._probed),
+            }
+        if inputs.ep.has_own_memory:
+            seconds[steps.DEVICE] = opening + prompt + token * inputs.new_tokens
+        self._steps.expect(seconds)
+
+    def _encoding_seconds(self) -> float:
+        """Return what the reference takes to encode one token of all layers."""
+        names = self.probe.layers[0].key
+        heads = self.probe.layers[0].plan.kv_num_heads
+        vectors = np.random.default_rng(0).standard_normal((1, heads, 8, names.head_size))
+        begin = time.monotonic()
+        if names.rotation is not None:
+            reference.encode(
+                vectors,
+                names.codec,
+                names.rotation,
+                names.codebook,
+                names.norm_correction,
+                gains=names.gains,
+                feedback=names.feedback,
+            )
+        return (time.monotonic() - begin) / 8 * 2 * len(self.probe.layers)
