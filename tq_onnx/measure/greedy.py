@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from tq_onnx.runtime.decoder import Decoder
+from tq_onnx.runtime.generate import PROMPT_PIECE
 
 NEAR_TIE: Final = 4.0
 """A gap below this many RMS logit differences may well close: the difference of two logits has
@@ -59,6 +60,25 @@ class GreedyFigures:
             f"the same {self.first_difference} of {count} tokens, then the original prefers its "
             f"own by {self.gap:.3f} logits ({tie}; logits differ by {self.noise:.3f} RMS)"
         )
+
+
+def greedy_tokens(decoder: Decoder, prompt: Sequence[int], count: int) -> tuple[int, ...]:
+    """Return the most likely tokens after a prompt.
+
+    Logits may be NaN, where ``generate`` would raise: the checks of ``verify`` say that.
+
+    Args:
+        decoder: of batch 1, empty.
+        prompt: ids of the prompt.
+        count: number of tokens.
+    """
+    tokens: list[int] = []
+    logits = decoder.read([prompt], most=PROMPT_PIECE)[0]
+    while len(tokens) < count:
+        tokens.append(int(np.argmax(logits)))
+        if len(tokens) < count:
+            logits = decoder.step(tokens[-1:])[0]
+    return tuple(tokens)
 
 
 def compare_greedy(

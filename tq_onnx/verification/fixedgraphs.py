@@ -25,11 +25,10 @@ from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.measure import divergence
 from tq_onnx.measure.divergence import QualityFigures
-from tq_onnx.measure.greedy import GreedyFigures, compare_greedy
+from tq_onnx.measure.greedy import GreedyFigures, compare_greedy, greedy_tokens
 from tq_onnx.measure.windows import text_of
 from tq_onnx.plan import Plan, plan_in
 from tq_onnx.progress import OnProgress, Progress, silent
-from tq_onnx.runtime.generate import generate
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.opening import open_converted, open_original
 from tq_onnx.runtime.placement import PlacementReport, report_placement
@@ -150,8 +149,7 @@ def verify_graph(
         )
         tell(Progress("Continuing a prompt with both models"))
         own, other = (
-            generate(model.decoder(), prompt.tolist(), max_new_tokens=new_tokens).tokens
-            for model in (before, after)
+            greedy_tokens(model.decoder(), prompt.tolist(), new_tokens) for model in (before, after)
         )
         noise = figures.logit_rms_difference
         greedy = compare_greedy(before.decoder(), prompt.tolist(), own, other, noise)

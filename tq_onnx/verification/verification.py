@@ -29,14 +29,13 @@ from tq_onnx.measure.feeding_modes import (
     chunk_of,
     compare_feeding_modes,
 )
-from tq_onnx.measure.greedy import GreedyFigures, compare_greedy
+from tq_onnx.measure.greedy import GreedyFigures, compare_greedy, greedy_tokens
 from tq_onnx.measure.oracle import BackendFigures, judge_backends
 from tq_onnx.measure.probe import Probe
 from tq_onnx.measure.readings import with_float_products
 from tq_onnx.measure.reconstruction import CacheDistance, cache_distances
 from tq_onnx.measure.windows import MIN_TOKENS, Ids, windows
 from tq_onnx.plan import Plan, plan_in
-from tq_onnx.runtime.generate import generate
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.opening import open_converted
 from tq_onnx.runtime.placement import PlacementReport, report_placement
@@ -379,11 +378,9 @@ class Verification:
         self._steps.begin(steps.GREEDY)
         prompt = self.prompt.tolist()
         own, other = (
-            generate(
-                model.decoder(most=len(prompt) + self._new_tokens),
-                prompt,
-                max_new_tokens=self._new_tokens,
-            ).tokens
+            greedy_tokens(
+                model.decoder(most=len(prompt) + self._new_tokens), prompt, self._new_tokens
+            )
             for model in (before, after)
         )
         noise = figures.logit_rms_difference
