@@ -16,15 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.codec.calibration import Calibration
 from tq_onnx.errors import TqOnnxError, UsageError
-from tq_onnx.runtime.decoder import Decoder
-from tq_onnx.runtime.opening import open_original
+
+if TYPE_CHECKING:
+    from tq_onnx.runtime.decoder import Decoder
 
 LEAST_KEY_COSINE: Final = 0.8
 LEAST_VALUE_COSINE: Final = 0.6
@@ -105,6 +106,9 @@ def expect_model_of(path: Path, calibration: Calibration) -> tuple[str, ...]:
             "of a model into it: nothing tells whether it is of this one; `tq-onnx calibrate` "
             "makes one that does",
         )
+    # A conversion without a calibration needs no onnxruntime.
+    from tq_onnx.runtime.opening import open_original
+
     try:
         opened = open_original(path)
         opened.refuse_text()
