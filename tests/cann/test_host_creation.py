@@ -152,7 +152,11 @@ def test_another_soc(kernels_named: None, tmp_path: Path) -> None:
     )
     ran = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path)],
-        env={**os.environ, "TQ_FAKE_ACL_SOC": "Ascend910A"},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),  # pytest's, with the simulated kernels
+            "TQ_FAKE_ACL_SOC": "Ascend910A",
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -68,7 +68,9 @@ def _run(shim: Simulator, name: str, cores: int = 1) -> list[str]:
     memory = np.zeros(1024, np.uint8)
     shim.reset()
     with shim.device_memory([memory]) as (address,):
-        status = shim.call("tq_fault", name.encode(), address, ctypes.c_uint32(cores))
+        status = shim.call(
+            "tq_fault", name.encode(), ctypes.c_void_p(address), ctypes.c_uint32(cores)
+        )
     assert (status != 0) == (shim.hazards > 0)
     return shim.messages()
 
@@ -96,7 +98,7 @@ def test_freed_memory_is_not_live(shim: Simulator) -> None:
     with shim.device_memory([memory]) as (address,):
         pass
     shim.reset()
-    shim.call("tq_fault", b"none", address, ctypes.c_uint32(1))
+    shim.call("tq_fault", b"none", ctypes.c_void_p(address), ctypes.c_uint32(1))
     assert any("outside of every live block" in message for message in shim.messages())
 
 
