@@ -46,7 +46,9 @@ def test_a_model_and_a_text(folder: Path) -> None:
     text = ("--text", folder / "text.txt", "--tokens", 300, "--context", 128)
     outcome = run("calibrate", model, *text, *BODIES)
     assert outcome.code == 0, outcome.err
-    assert outcome.err == ""
+    few = "the calibration has read 300 tokens, in which values fill 61 of 128 dimensions"
+    told = f"{few}: calibrate on a text of 4,096 tokens or more"
+    assert outcome.err == f"warning: {told}\n"
     size = target.stat().st_size
     assert "tokens  300 in windows of up to 128" in outcome.out
     assert f"{target} ({size:,} bytes)" in outcome.out
@@ -71,6 +73,7 @@ def test_a_model_and_a_text(folder: Path) -> None:
     assert document["output"] == str(target)
     assert document["bytes"] == size
     assert (document["tokens"], document["context"]) == (300, 128)
+    assert [text[: len(few) - 27] for text in document["warnings"]] == [few[:-27]]
     assert document["layers"] == len(found.layers)
     skipped = load_tokenizer(folder).encode(heldout_text())[300:600]
     wanted = calibrate(model, skipped, context=128, library=False, threads=1)
@@ -88,7 +91,7 @@ def test_without_a_text(folder: Path, tmp_path: Path) -> None:
     ids = load_tokenizer(folder).encode(calibration_text())[:80]
     digest = hashlib.sha256(np.asarray(ids, "<i8").tobytes()).hexdigest()
     assert outcome.document["text_digest"] == digest
-    assert outcome.document["context"] == 2048
+    assert outcome.document["context"] == 80  # no window is longer than the text
     configuration = json.loads((folder / "config.json").read_text())
     try:
         changed = configuration | {"max_position_embeddings": 70}
@@ -97,6 +100,13 @@ def test_without_a_text(folder: Path, tmp_path: Path) -> None:
         assert outcome.document["context"] == 70
     finally:
         (folder / "config.json").write_text(json.dumps(configuration))
+
+
+def test_enough_text_is_not_spoken_of(folder: Path, tmp_path: Path) -> None:
+    output = ("--tokens", 600, "--context", 256, "-o", tmp_path / "own")
+    outcome = run("calibrate", folder, *output, *BODIES)
+    assert outcome.code == 0, outcome.err
+    assert outcome.err == ""
 
 
 def test_the_text_that_comes_along_is_a_mixture() -> None:

@@ -27,7 +27,7 @@ def test_convert_writes_beside_the_input(tmp_path: Path, fixture: str) -> None:
     assert outcome.err == ""
     assert "3.76 times smaller than float16, 7.53 than float32" in outcome.out
     assert "the newest 32 tokens and the first 4 in float16" in " ".join(outcome.out.split())
-    assert f"tq-onnx verify {model} {tmp_path / 'model.int4.onnx'}" in outcome.out
+    assert f"tq-onnx verify {model} {tmp_path / 'model.int4.onnx'} --quick" in outcome.out
     after = snapshot(tmp_path)
     assert set(after) - set(before) == {"model.int4.onnx"}
     assert all(after[name] == digest for name, digest in before.items())
@@ -169,17 +169,26 @@ def test_a_calibration_file(tmp_path: Path) -> None:
     model, known = inline(tmp_path), tmp_path / "known.safetensors"
     plan = run("convert", model, "--json").document["plan"]
     layers = tuple(statistics_of(layer["kv_num_heads"], 4, 64) for layer in plan["layers"])
-    facts = {"tokens": 9, "context": 9, "tool_version": "1", "text_digest": "0" * 64}
-    write_calibration(known, Calibration(layers, np.ones(9, np.int64), **facts))
+    facts = {"tokens": 9999, "context": 96, "tool_version": "1", "text_digest": "0" * 64}
+    counts = np.full(9, 1000)
+    write_calibration(known, Calibration(layers, counts, **facts))
     given = ("--calibration", known, "--overwrite")
     outcome = run("convert", model, *given)
     assert outcome.code == 0, outcome.err
-    assert "centered         keys and values by their means\n" in outcome.out
+    assert "keys and values by their means\n" in outcome.out
+    assert "calibrated  " in outcome.out
+    assert "on 9,999 tokens, for contexts of up to 96; `tq-onnx report --context N`" in outcome.out
+    assert outcome.err.startswith("warning: the calibration file is of tq-onnx 1, which wrote no")
+    small = model.with_name("model.int4-cal.onnx")
+    for command in ("inspect", "fit"):
+        assert "for contexts of up to 96;" in run(command, small).out
+        told = run(command, small, "--json").document["calibration"]
+        assert (told["tokens"], told["context"], told["names_model"]) == (9999, 96, False)
     found = run("convert", model, *given, "--layers", 0, "--json").document["plan"]
     assert [layer["centered"] for layer in found["layers"]] == [True, False]
     assert "not between 0 and 8" in run("convert", model, *given, "--center-from", 9).sentence(2)
     assert "--center-from says" in run("convert", model, "--center-from", 2).sentence(2)
-    few = Calibration(layers[:1], np.ones(9, np.int64), **facts)
+    few = Calibration(layers[:1], counts, **facts)
     write_calibration(known, few, overwrite=True)
     assert "1 layers, and the model has 2" in run("convert", model, *given).sentence(2)
     known.write_bytes(b"no safetensors")
@@ -221,7 +230,7 @@ def test_a_folder(tmp_path: Path) -> None:
     assert "model.onnx.data (copied)" in outcome.out
     assert "chat_template.jinja, tokenizer.json" in outcome.out
     assert "custom_ops_library = " in outcome.out
-    assert f"tq-onnx verify {source} {out}" in outcome.out
+    assert f"tq-onnx verify {source} {out} --quick" in outcome.out
     assert outcome.out.count("note") == 1  # of the window that it does not have
     assert "--overwrite" in run("convert", source, "--preset", "int3").sentence(4)
     outcome = run("convert", source, "-o", out, "--overwrite", "--json")

@@ -68,6 +68,39 @@ def test_json_is_one_document_whatever_the_verdict(plain: tuple[Path, Path], bad
     assert failed.document["holds"] is False
 
 
+def test_quick_says_what_it_leaves_out(plain: tuple[Path, Path], bad: Path) -> None:
+    outcome = run("verify", *plain, "--threads", 1, "--quick")
+    assert outcome.code == 0, outcome.err
+    left_out = (
+        "quality on a text and greedy continuation, caches fed in chunks and in place, errors of "
+        "rows against theory, function bodies beside the kernels"
+    )
+    last = outcome.out.strip().splitlines()[-1]
+    assert last == f"verified: 11 of 11 checks hold; --quick left out: {left_out}"
+    document = run("verify", *plain, "--threads", 1, "--quick", "--json").document
+    report = document["report"]
+    assert ", ".join(report["left_out"]) == left_out
+    assert [report[name] for name in ("quality", "greedy", "modes", "layers")] == [None] * 3 + [[]]
+    assert report["tokens"] == 64
+    assert {one["backend"] for one in report["ladder"]} == {"kernel"}
+    sentence = run("verify", plain[0], bad, "--threads", 1, "--quick").sentence(5)
+    assert "baked tables match the plan" in sentence
+    assert run("verify", *plain, *FEW, "--json").document["report"]["left_out"] == []
+
+
+def test_a_long_verification_says_how_long_it_takes(
+    plain: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tq_onnx.cli import verify as module
+
+    monkeypatch.setattr(module, "_LONG", 0)
+    outcome = run("verify", *plain, *FEW)
+    (said,) = outcome.err.splitlines()
+    assert said.startswith("this takes about ")
+    assert said.endswith("; verify --quick leaves out what takes longest")
+    assert "--quick" not in run("verify", *plain, "--threads", 1, "--quick").err
+
+
 def test_bodies_only(plain: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TQ_ONNX_LIBRARY", "nowhere.so")
     outcome = run("verify", *plain, *FEW, "--no-library")

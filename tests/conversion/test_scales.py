@@ -158,7 +158,7 @@ def test_errors_of_keys_are_fed_back(value_bits: int | None) -> None:
     gains = [Encode.gains.of(node).name for node in nodes]
     assert gains == ["tq.none"] * 2 + ["tq.gains.16"] * 2 + ["tq.none"] * 2
     rotation, scales = array(model, "tq.rotation.1"), known.scales(1, 2)
-    made = feedback_of(known.layers[1].query_covariance, rotation, scales)
+    made = feedback_of(known.query_covariance(1), rotation, scales)
     assert np.array_equal(array(model, "tq.key_feedback.1"), made)
     # The kernel and the function body choose the same codes, of keys and of values.
     data = batch(sum(CHUNKS))

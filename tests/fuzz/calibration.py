@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import numpy as np
@@ -15,8 +16,10 @@ from safetensors.numpy import save
 
 from tests.fuzz import json_edits, model
 from tests.fuzz.commands import Case
-from tq_onnx.conversion.calibrationfile import read_calibration
+from tq_onnx.conversion.calibrationfile import content_digest, read_calibration
 from tq_onnx.errors import ModelFileError
+from tq_onnx.runtime.fingerprint import read_fingerprint
+from tq_onnx.runtime.opening import open_original
 
 EXPORT: Final = "dynamo-op23-sdpa"
 LAYERS, H, N, D, P = 2, 4, 2, 16, 5
@@ -25,6 +28,7 @@ ODD: Final = (
     *(9e35, 3e38),
 )
 OTHERS: Final = ("x", "layers.2.k_mean", "layers.99999.k_mean", "layers.0.k_mean ", "layers.00.x")
+TOKENS: Final = (5, 3, 8, 1, 9)
 PRESETS: Final = ("int4", "int2", "k8v4", "raw")
 CODES: Final = (0, 2, 3, 4)
 """That a file is of another model shows in the command, so it is a matter of usage."""
@@ -35,7 +39,8 @@ def check(draw: random.Random, folder: Path) -> Case:
     case = Case(folder)
     preset = draw.choice(PRESETS)
     path = folder / "calibration.safetensors"
-    case.what, content = changed(*sound(), OTHERS, draw)
+    write = draw.choice((sealed, sealed, sealed, save))
+    case.what, content = changed(*sound(), OTHERS, draw, write)
     path.write_bytes(content)
     try:
         read_calibration(path)
@@ -64,7 +69,11 @@ def warm() -> None:
 def sound() -> tuple[dict[str, Any], dict[str, str]]:
     """Tensors and facts of a file that fits the export."""
     rng = np.random.default_rng(0)
-    tensors: dict[str, Any] = {"counts": np.array([5, 5, 5, 5, 620])}
+    tensors: dict[str, Any] = {
+        "counts": np.array([5, 5, 5, 5, 620]),
+        "fingerprint_tokens": np.array(TOKENS),
+    }
+    fingerprint = _fingerprint()
     for layer in range(LAYERS):
         for role in "kv":
             draws = rng.standard_normal((P, N, D)).astype(np.float32)
@@ -81,9 +90,11 @@ def sound() -> tuple[dict[str, Any], dict[str, str]]:
         mean = tensors[f"layers.{layer}.v_mean"][-1]
         own = products.diagonal(axis1=1, axis2=2)
         tensors[f"layers.{layer}.v_energy"][-1] = own + mean**2
+        for index, role in enumerate("kv"):
+            tensors[f"layers.{layer}.{role}_fingerprint"] = fingerprint[2 * layer + index]
     facts = {
         "format": "tq_onnx.calibration",
-        "format_version": "3",
+        "format_version": "4",
         "tool_version": "0.1.0",
         "tokens": "640",
         "context": "128",
@@ -92,8 +103,26 @@ def sound() -> tuple[dict[str, Any], dict[str, str]]:
     return tensors, facts
 
 
+def _fingerprint() -> list[Any]:
+    """What the export caches for the last of the tokens."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        path.write_bytes(model.export(EXPORT))
+        caches = read_fingerprint(open_original(path, threads=1).decoder(), TOKENS)
+    return [cache.astype(np.float32) for cache in caches]
+
+
+def sealed(tensors: dict[str, Any], facts: dict[str, str]) -> bytes:
+    """A file with the digest of its content, or nothing else of it would be looked at."""
+    return save(tensors, {**facts, "content_digest": content_digest(tensors, facts)})
+
+
 def changed(
-    tensors: dict[str, Any], facts: dict[str, str], others: Sequence[str], draw: random.Random
+    tensors: dict[str, Any],
+    facts: dict[str, str],
+    others: Sequence[str],
+    draw: random.Random,
+    save: Callable[[dict[str, Any], dict[str, str]], bytes] = save,
 ) -> tuple[str, bytes]:
     """What is changed in the content of a safetensors file, and the file; others are odd names."""
     tensors = {**tensors}

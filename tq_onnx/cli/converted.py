@@ -38,7 +38,7 @@ def print_model(report: ConversionReport, model: Path, output: Path) -> None:
     rows += [("needs", f"{file} ({how[files.external_data or 'keep']})") for file in files.data]
     if target_of_plan(plan).has_operators:
         pair = f"{shlex.quote(str(model))} {shlex.quote(str(output))}"
-        rows.append(("next", f"tq-onnx verify --quick {pair}"))
+        rows.append(("next", f"tq-onnx verify {pair} --quick"))
     terminal.print_facts(rows)
     if files.moved is not None:
         terminal.print_line(f"  {files.moved} holds weights that did not fit into the model file")
@@ -80,7 +80,7 @@ def print_folder(report: FolderReport, folder: Path, output: Path) -> None:
     if report.genai is not None:
         rows += _genai_rows(report.genai, PRESETS[first.plan.preset])
     there, here = shlex.quote(str(folder)), shlex.quote(str(output))
-    rows.append(("next", f"tq-onnx verify --quick {there} {here}"))
+    rows.append(("next", f"tq-onnx verify {there} {here} --quick"))
     terminal.print_facts(rows)
     for decoder in report.decoders:
         planned.warn(decoder.plan, decoder.equalisation)

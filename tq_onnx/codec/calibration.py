@@ -325,10 +325,11 @@ class Calibration:
         Raises:
             ValueError: the file has none.
         """
-        covariance = self.layers[layer].query_covariance
-        if covariance is None:
+        found = self.layers[layer]
+        if found.query_covariance is None:
             raise ValueError("the calibration has no covariances of queries")
-        return with_prior(covariance, int(self.counts.sum()))
+        queries = int(self.counts.sum()) * found.num_heads // found.kv_num_heads
+        return with_prior(found.query_covariance, queries)
 
     def value_covariance(self, layer: int) -> Float64:
         """Return the covariance of the values of each KV head, ``[N, D, D]``, with a prior.

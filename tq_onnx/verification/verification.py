@@ -112,7 +112,7 @@ class Predictions:
     """What both models predict on a text, and how they go on with its beginning."""
 
     quality: QualityFigures
-    greedy: GreedyFigures
+    greedy: GreedyFigures | None
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,6 @@ class Verification:
         Raises:
             UnsupportedModelError: its caches do not keep all tokens.
         """
-        self._steps.begin(steps.EXPOSING)
         probe = expose_internals(self.converted, loaded=self.loaded)
         if any(layer.is_shortened for layer in probe.layers):
             raise UnsupportedModelError(
@@ -375,6 +374,9 @@ class Verification:
             stride=max(1, context // 2),
             on_progress=self._steps.within,
         )
+        noise = figures.logit_rms_difference
+        if not np.isfinite(noise):  # nothing can be chosen from logits that are no numbers
+            return Predictions(figures, None)
         self._steps.begin(steps.GREEDY)
         prompt = self.prompt.tolist()
         own, other = (
@@ -383,7 +385,6 @@ class Verification:
             )
             for model in (before, after)
         )
-        noise = figures.logit_rms_difference
         return Predictions(figures, compare_greedy(before.decoder(), prompt, own, other, noise))
 
     @property
@@ -443,7 +444,6 @@ class Verification:
         seconds = {
             steps.OPENING: opening + prompt + token,
             steps.CALIBRATION: prompt,
-            steps.EXPOSING: opening / 10,
             steps.FIDELITY: opening + 2 * prompt + 4 * token,
             steps.LAYERS: opening + 2 * tokens * encoding,
         }

@@ -59,7 +59,7 @@ class VerifyReport:
         kernels: True if the library's kernels were checked, and not only the function bodies.
         checks: the hard properties.
         quality: original against converted; None if it was quick.
-        greedy: the continuations of both models; None likewise.
+        greedy: the continuations of both models; None likewise, and where logits are no numbers.
         memory: cache bytes of both models.
         modes: the feeding modes of the converted model; None if it was quick.
         layers: reconstruction of every cache; empty if it was quick.
