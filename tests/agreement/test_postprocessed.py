@@ -90,7 +90,6 @@ def test_verify_knows_what_is_rounded_by_the_range_of_a_call(
     ]
 
 
-@pytest.mark.slow
 def test_int4_costs_a_post_processed_model_no_more_than_its_export(tmp_path: Path) -> None:
     """The trained model with weights of four bits in float16, and caches of float32."""
     build_bundled("dynamo", tmp_path / "export")
