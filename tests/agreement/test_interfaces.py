@@ -189,10 +189,10 @@ def test_a_prefill_graph_takes_one_prompt_of_its_length() -> None:
     first, then = pair(None)
     decoder = first.decoder()
     with pytest.raises(UsageError, match="3 tokens were given to a graph that takes 6"):
-        decoder.prefill(np.zeros((1, 3)))
-    decoder.prefill(np.zeros((1, 6)))
+        decoder.prefill(np.zeros((1, 3), np.int64))
+    decoder.prefill(np.zeros((1, 6), np.int64))
     with pytest.raises(TqOnnxError, match="takes a first prompt only"):
-        decoder.prefill(np.zeros((1, 6)))
+        decoder.prefill(np.zeros((1, 6), np.int64))
     with pytest.raises(UsageError, match="one that continues its caches"):
         first.decoder(first=then)
     with pytest.raises(UsageError, match="3 sequences were given to a graph that takes 2"):

@@ -48,7 +48,7 @@ def ids_of(tokens: npt.ArrayLike) -> Tokens:
     except ValueError as error:
         raise UsageError("tokens are no array: their lists have several lengths") from error
     if array.size and array.dtype.kind not in "iu":
-        raise UsageError(f"tokens are of type {array.dtype}, and have to be token ids")
+        raise UsageError(f"tokens must be whole numbers, got type {array.dtype}")
     ids = np.ascontiguousarray(array, np.int64)
     if ids.min(initial=0) < 0:
         raise UsageError(f"a token id must be at least 0, got {ids.min()}")

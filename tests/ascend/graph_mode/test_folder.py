@@ -130,7 +130,7 @@ def test_verify_finds_another_node(exported: Path, graphs: Path, tmp_path: Path)
     onnx.save(model, folder / "decode.onnx")
     outcome = run("verify", exported, folder, *SHORT)
     assert outcome.code == 5
-    assert "FAILED   decode.onnx is the conversion of the original" in outcome.out
+    assert "FAILED  decode.onnx is the conversion of the original" in outcome.out
     assert "NOT verified" in outcome.out
 
 
