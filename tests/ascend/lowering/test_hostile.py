@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -540,10 +541,13 @@ def test_what_is_to_be_done_is_true() -> None:
     for name, match in (
         ("optimum", "head size of 16.*; use another target$"),
         ("dynamo-op18-sdpa-bf16", "bfloat16.*; export it in float or float16"),
-        ("hf-prefill", "first prompt.*; export it with past"),
     ):
         with pytest.raises(UnsupportedModelError, match=match):
             CANN.capabilities.expect(CANN.name, convert(load(name)))
+    prompts = convert(load("hf-prefill"))
+    larger = replace(prompts, layers=tuple(replace(one, head_size=64) for one in prompts.layers))
+    with pytest.raises(UnsupportedModelError, match=r"first prompt.*; export it with past"):
+        CANN.capabilities.expect(CANN.name, larger)
     with pytest.raises(
         UsageError, match="; use a preset such as int4, int3 or int2 for all layers"
     ):
@@ -555,7 +559,7 @@ def test_what_is_to_be_done_is_true() -> None:
 
 @pytest.mark.parametrize(
     ("name", "code", "match"),
-    [("tokens", 3, "mask of layer 0"), ("optimum", 2, "head size of 16")],
+    [("tokens", 3, "mask of layer 0"), ("optimum", 3, "head size of 16")],
 )
 def test_nothing_is_written_of_what_is_refused(
     tmp_path: Path, name: str, code: int, match: str
