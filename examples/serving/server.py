@@ -6,7 +6,7 @@ Routes: POST /v1/chat/completions, GET /v1/models, GET /health. Requests are com
 onnxruntime-genai's Engine; see engine.py for what it batches, protocol.py for the fields of a
 request, and limits.py for what is taken at most.
 
-Needs onnxruntime-genai 0.18, fastapi, uvicorn and tq-onnx[text].
+Needs onnxruntime-genai 0.18, fastapi, uvicorn and tq-onnx.
 """
 
 from __future__ import annotations
