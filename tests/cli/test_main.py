@@ -78,6 +78,18 @@ def test_help_of_every_command_shows_an_example_that_parses(name: str, flag: str
         parse(line)
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_begins_with_a_sentence_and_gives_every_option_one(name: str) -> None:
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    assert re.match(r"[A-Z][^.]*\.\n\n", command.help or "")
+    for option in command.params:
+        if isinstance(option, click.Option):
+            text = option.help or ""
+            assert re.match(r"[A-Z].*\.(  \[default: [^]]+\])?$", text), (option.name, text)
+            assert "by default" not in text.lower(), "defaults stand in brackets"
+
+
 def test_documentation_examples_parse() -> None:
     for line in examples():
         parse(line)

@@ -17,13 +17,15 @@ from tq_onnx.verification.checks import failure
 
 @click.command(name="verify-on-npu")
 @click.argument("models", type=flags.FilePath(), nargs=-1)
-@click.option("-o", "--output", type=flags.FilePath(), help="Write the report to this file.")
+@click.option(
+    "-o", "--output", type=flags.FilePath(), metavar="FILE", help="Write the report to FILE."
+)
 @click.option(
     "--seconds",
     type=flags.Real(1, 1e9),
     default=PART_SECONDS,
     show_default=True,
-    help="Time limit of each part.",
+    help="Stop each part after X seconds.",
 )
 @flags.as_json
 def verify_on_npu(
@@ -31,14 +33,16 @@ def verify_on_npu(
 ) -> None:
     """Check everything on an Ascend NPU and write a report to send back.
 
-    Check encode and attention against numpy with all codecs, the bundled model against the CPU, the
-    placement of nodes, graph mode, and MODELS (originals, or converted for CANN). Measure times.
+    Reads MODELS: originals, or models converted for CANN. Compares encode and attention with numpy
+    for all codecs, and the bundled model with the CPU. Checks node placement, graph mode and
+    MODELS. Measures times.
 
-    The report is one JSON document, on stdout without -o, or with --json. It names files, but no
-    folders, no host and no user. Exit with code 5 if a check fails; the report has the reason.
+    Writes one JSON document to FILE, and to stdout without -o or with --json. It has the names of
+    files, but no folders, host or user. Exits with code 5 if a check fails; the report has the
+    reason.
 
-    With -o, what is finished is kept in OUTPUT.parts until the report is written. After an
-    interruption the same command goes on from there.
+    With -o, finished parts are kept in FILE.parts until the report is written. After an
+    interruption, the same command continues from there.
 
     \b
     Example:

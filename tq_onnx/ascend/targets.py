@@ -73,18 +73,18 @@ def _lower_graph(plan: Plan, path: Path, values: Values) -> Lowering:
 
 CANN: Final = Target(
     name="cann",
-    help="every floating-point node on CANNExecutionProvider, for Ascend NPUs",
+    help="Ascend NPUs, with every floating-point node on CANNExecutionProvider",
     summary="every floating-point node on CANNExecutionProvider",
     example="--target cann --max-positions 8192",
     options=(
         TargetOption(
             "max_positions",
-            "longest context, the size of the rotary tables.  [default: "
-            "max_position_embeddings of config.json beside MODEL, or 32768]",
+            "longest context in tokens, which sets the size of the rotary tables.  [default: "
+            "max_position_embeddings of config.json beside MODEL, else 32768]",
         ),
         TargetOption(
             "expand_weights",
-            "write quantised weights (MatMulNBits) in that type, to a data file beside the output.",
+            "store quantized weights (MatMulNBits) as this type, in a data file beside the output.",
             words=("float16", "float32"),
         ),
     ),
@@ -97,12 +97,12 @@ CANN: Final = Target(
 
 CANN_GRAPH: Final = Target(
     name="cann-graph",
-    help="standard operators and fixed sizes, for the provider's graph mode; see docs/ascend.md",
+    help="graph mode of CANNExecutionProvider, with fixed sizes (docs/ascend.md)",
     summary="one graph of fixed sizes for CANNExecutionProvider (docs/ascend.md)",
     example="--target cann-graph --capacity 2048 -o graphs/",
     options=(
-        TargetOption("capacity", "cache slots.", default=DEFAULT_CAPACITY),
-        TargetOption("call_tokens", "tokens a call.", default=1),
+        TargetOption("capacity", "capacity of the caches in tokens.", default=DEFAULT_CAPACITY),
+        TargetOption("call_tokens", "tokens per call.", default=1),
     ),
     capabilities=Capabilities(
         means="graph",

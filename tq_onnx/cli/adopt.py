@@ -18,17 +18,16 @@ from tq_onnx.runtime.platforms import PLATFORMS
     "platform",
     type=click.Choice(list(PLATFORMS)),
     metavar="PLATFORM",
-    help=f"Platform to adopt the folder for: {', '.join(PLATFORMS)}.  [default: that of WHEEL, "
-    "or this one]",
+    help=f"{flags.PLATFORM}  [default: that of the wheel, else this machine's]",
 )
 @click.option("--wheel", type=flags.FilePath(), help=flags.WHEEL)
 @flags.as_json
 def adopt(*, folder: Path, platform: str | None, wheel: Path | None, as_json: bool) -> None:
-    """Give a converted folder of onnxruntime-genai the operator library of a platform.
+    """Replace the operator library in a converted folder of onnxruntime-genai.
 
-    FOLDER was written by `tq-onnx convert` and carries the library of the machine that converted
-    it. Its models are the same for every platform and stay. Without options it gets the library of
-    this installation.
+    Reads the library of this installation, or that in a wheel. Writes it to FOLDER, a folder that
+    `tq-onnx convert` wrote, and removes the library that was there. The models do not depend on the
+    platform and stay unchanged.
 
     \b
     Example:

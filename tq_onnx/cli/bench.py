@@ -33,7 +33,7 @@ def _numbers(
     "--contexts",
     metavar="N,...",
     callback=_numbers,
-    help="Tokens in the caches when decode begins.  [default: 1024,4096,16384 as far as the "
+    help="Tokens in the caches when decoding starts.  [default: 1024,4096,16384, as far as the "
     "model and the memory allow]",
 )
 @click.option(
@@ -41,31 +41,33 @@ def _numbers(
     type=flags.Whole(1),
     default=32,
     show_default=True,
-    help="Decode steps to time, for each model and context.",
+    help="Time N decode steps for each model and context.",
 )
 @click.option(
     "--prompt-limit",
     type=flags.Whole(),
     default=4096,
     show_default=True,
-    help="Longest context that is read as a prompt, to measure the time to the first token. "
-    "Longer contexts are filled with copies of a short prompt's rows.",
+    help="Measure the time to the first token for contexts of up to N tokens. Longer contexts are "
+    "filled with copies of a short prompt's cache rows.",
 )
 @click.option(
     "--preset",
     type=click.Choice(list(PRESETS)),
-    help=f"Preset of the conversion in memory.  [default: {DEFAULT_PRESET}]",
+    metavar="PRESET",
+    help=f"{flags.PRESET} Only without CONVERTED.  [default: {DEFAULT_PRESET}]",
 )
 @flags.threads
 @flags.no_library
-@click.option("--picture", "--plot", type=flags.FilePath(), help="Draw a .png or .svg.")
+@flags.picture("--plot")
 @flags.as_json
 def bench(*, as_json: bool, **arguments: Any) -> None:
     """Measure the speed of an ORIGINAL model before and after its conversion.
 
-    Measure decode speed, time to the first token and cache bytes at several contexts. Without
-    CONVERTED, convert in memory. Both models run in turns with batch 1, and update their caches in
-    place if they can. The tokens are random. Both models may also be folders with one decoder each.
+    Reads ORIGINAL and CONVERTED, each a file or a folder with one decoder. Without CONVERTED, it
+    converts ORIGINAL in memory. Prints decode speed, time to the first token and cache bytes
+    for several contexts. The models take turns, with batch size 1, random tokens and, where
+    possible, caches that are updated in place.
 
     \b
     Example:

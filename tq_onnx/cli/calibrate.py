@@ -16,47 +16,49 @@ from tq_onnx.cli import flags, terminal
 @click.option(
     "--text",
     type=flags.FilePath(),
-    help="UTF-8 text to read, of the kind that the model will see. By default a text that comes "
-    "with tq-onnx: prose, code and lists, in several languages.",
+    metavar="FILE",
+    help="Read this UTF-8 text, which should resemble the model's later input.  [default: a "
+    "bundled text of prose, code and lists in several languages]",
 )
 @click.option(
     "-o",
     "--output",
     type=flags.FilePath(),
-    help="File to write.  [default: MODEL with .calibration.safetensors]",
+    metavar="FILE",
+    help="Write the statistics to FILE.  [default: MODEL with .calibration.safetensors]",
 )
 @click.option(
     "--tokens",
     type=flags.Whole(64),
     default=16384,
     show_default=True,
-    help="Tokens of the text to read.",
+    help="Read N tokens of the text.",
 )
 @click.option(
     "--skip",
     type=flags.Whole(),
     default=0,
     show_default=True,
-    help="Tokens at the start of the text to skip, to measure quality on them later.",
+    help="Skip the first N tokens of the text, to measure quality on them later.",
 )
 @click.option(
     "--context",
     type=flags.Whole(16),
-    help="Tokens of the longest windows, as many as the contexts that the model is used with "
-    "have.  [default: 2048, or as many as the model takes]",
+    help="Tokens of the longest window; should match the longest context in use.  [default: 2048, "
+    "or the model's limit if lower]",
 )
 @flags.tokenizer
 @flags.threads
 @flags.no_library
-@click.option("--overwrite", is_flag=True, help="Replace an output that exists.")
+@click.option("--overwrite", is_flag=True, help=flags.OVERWRITE)
 @flags.as_json
 def calibrate(*, as_json: bool, **arguments: Any) -> None:
-    """Gather statistics of an original MODEL, for `convert --calibration`.
+    """Gather statistics of an original MODEL for `convert --calibration`.
 
-    Write the means and energies of keys, values and queries to a small safetensors file. convert
-    turns them into offsets, which cost no byte per token, into scales for a model without norms of
-    queries and keys, and into what the presets int2.75 and int2.5 need to know: which coordinates
-    deserve more bits. MODEL is not changed. MODEL may be a folder with one decoder.
+    Reads MODEL, a file or a folder with one decoder, and runs it on a text. Writes the means and
+    energies of keys, values and queries to a small safetensors file. `convert` uses them to center
+    keys and values, and to scale keys in models without norms of queries and keys. The presets
+    int2.75 and int2.5 also use them to choose the coordinates that get more bits.
 
     \b
     Example:

@@ -25,28 +25,22 @@ _PROMPT: Final = "> "
 _SHOWN: Final = 400
 """Characters of a message of a loaded conversation, from its end."""
 _HELP: Final = """\
-/save FILE    write the conversation and its cache
-/load FILE    go on with a conversation that was saved
-/rewind [N]   forget the last N questions and answers, 1 by default
+/save FILE    save the conversation and its cache
+/load FILE    continue a saved conversation
+/rewind [N]   remove the last N questions and answers, 1 by default
 /help         show this
-/exit         leave; so does the end of the input
-Ctrl-C stops an answer; a second one leaves."""
+/exit         exit, like the end of the input
+Ctrl-C stops an answer; pressed again, it exits."""
 
 
 @click.command()
 @click.argument("model", type=flags.FilePath())
-@click.option("--system", default="", metavar="TEXT", help="What the model is told first.")
-@click.option(
-    "--max-new-tokens",
-    type=flags.Whole(1),
-    default=512,
-    show_default=True,
-    help="Tokens of an answer at most.",
-)
+@click.option("--system", default="", metavar="TEXT", help="Start with this system message.")
+@flags.max_new_tokens(512)
 @click.option(
     "--context",
     type=flags.Whole(1),
-    help="Tokens in caches that are updated in place. By default caches grow.",
+    help=f"{flags.CAPACITY}  [default: the size in the graph, else caches grow]",
 )
 @flags.sampling
 @flags.tokenizer
@@ -68,11 +62,12 @@ def chat(
 ) -> None:
     """Chat with an original or a converted MODEL; the KV cache is kept between turns.
 
-    MODEL is a file or a folder with one decoder, and has a chat template. Each line of the input is
-    a question; answers go to stdout. /save, /load and /rewind keep conversations, /help lists all
-    commands. Ctrl-C stops an answer, a second one leaves.
+    Reads MODEL, a file or a folder with one decoder and a chat template. Reads one question per
+    line from stdin and writes the answers to stdout. /help lists the commands, such as /save, /load
+    and /rewind. Ctrl-C stops an answer; pressed again, it exits.
 
-    Tokens are drawn as generation_config.json beside the model recommends; options come first.
+    Sampling options override generation_config.json beside the model, which overrides the defaults
+    below.
 
     \b
     Example:

@@ -36,8 +36,8 @@ _WITHOUT_WINDOW = ", ".join(
 
 def _windows() -> str:
     """Return the windows of presets, and which presets have them."""
-    return ", ".join(
-        f"{size} with {', '.join(one.name for one in _WITH_WINDOW if one.window == size)}"
+    return "; ".join(
+        f"{size} for {', '.join(one.name for one in _WITH_WINDOW if one.window == size)}"
         for size in dict.fromkeys(preset.window for preset in _WITH_WINDOW)
     )
 
@@ -69,8 +69,8 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     "--output",
     type=flags.FilePath(),
     first=True,
-    help="Write to this file or folder.  [default: MODEL.PRESET.onnx or FOLDER-PRESET, beside "
-    "MODEL; -cal and -TARGET follow PRESET where there are]",
+    help="Write to this file or folder.  [default: MODEL.PRESET.onnx or FOLDER-PRESET beside "
+    "MODEL; --calibration adds -cal to PRESET, a target other than cpu adds -TARGET]",
 )
 @_codec(
     "--preset",
@@ -79,15 +79,15 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     default=DEFAULT_PRESET,
     show_default=True,
     first=True,
-    help="Choose the codecs of keys and values; `tq-onnx presets` lists them.",
+    help=flags.PRESET,
 )
 @_calibration(
     "--calibration",
     type=flags.FilePath(),
     metavar="FILE",
     first=True,
-    help="Use the statistics that `tq-onnx calibrate` wrote: center keys and values, equalize "
-    "keys. int2.75 and int2.5 need them.",
+    help="Use the statistics that `tq-onnx calibrate` wrote, to lower the error. int2.75 and "
+    "int2.5 require them.",
 )
 @_target(
     "--target",
@@ -96,28 +96,28 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     default=CPU.name,
     show_default=True,
     first=True,
-    help=f"Choose what the model runs on: {', '.join(TARGETS)}.  "
+    help=f"Runtime to convert for: {', '.join(TARGETS)}.  "
     + " ".join(f"{target.name}: {target.help}." for target in TARGETS.values() if target.help),
 )
 @_output(
     "--overwrite",
     is_flag=True,
     first=True,
-    help="Replace an existing output; in a folder, files of the same names.",
+    help=f"{flags.OVERWRITE} In a folder, replace files of the same names.",
 )
 @_output(
     "--external-data",
     type=click.Choice(get_args(converting.ExternalData)),
-    help="Share weights in files beside MODEL (keep), copy them, or make hard links, which ONNX "
-    "Runtime reads and onnx does not.  [default: keep in the same folder, else copy]",
+    help="Keep weight files where they are, copy them, or hard-link them. onnxruntime reads hard "
+    "links; the onnx package does not.  [default: keep for output beside MODEL, else copy]",
 )
 @flags.option_of_json(_output)
-@_codec("--bits-k", type=flags.Whole(1, MAX_BITS), metavar="BITS", help="Set the bits of keys.")
-@_codec("--bits-v", type=flags.Whole(1, MAX_BITS), metavar="BITS", help="Set the bits of values.")
+@_codec("--bits-k", type=flags.Whole(1, MAX_BITS), metavar="BITS", help="Bits of a key element.")
+@_codec("--bits-v", type=flags.Whole(1, MAX_BITS), metavar="BITS", help="Bits of a value element.")
 @_codec(
     "--rotation",
     type=click.Choice(list(ROTATIONS)),
-    help="Choose the rotations; hadamard needs a head size that is a power of two.  "
+    help="Rotation before quantization. hadamard needs a head size that is a power of two.  "
     "[default: the preset's]",
 )
 @_codec(
@@ -125,46 +125,47 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     type=flags.Whole(0, MAX_SEED),
     default=DEFAULT_SEED,
     show_default=True,
-    help="Set the seed of the rotations.",
+    help="Random seed of the rotations.",
 )
 @_window(
     "--window",
     type=flags.Whole(),
     metavar="N",
-    help="Keep the newest N tokens in float16, too: a fixed cost for each sequence. Not the "
-    f"model's sliding window.  [default: {_windows()}, else 0; 0 in folders of "
-    f"onnxruntime-genai and for {_WITHOUT_WINDOW}]",
+    help="Also keep the newest N tokens in float16, at a fixed cost per sequence. Independent of "
+    f"the model's sliding window.  [default: {_windows()}; else 0. 0 in folders of "
+    f"onnxruntime-genai and for the targets {_WITHOUT_WINDOW}]",
 )
 @_window(
     "--sinks",
     type=flags.Whole(),
     metavar="N",
-    help="Keep the first N tokens in float16, too.  "
-    f"[default: {_WITH_WINDOW[0].sinks} where there is a window by default]",
+    help="Also keep the first N tokens in float16.  "
+    f"[default: {_WITH_WINDOW[0].sinks} if the default of --window is above 0, else 0]",
 )
 @_layers(
     "--layers",
     metavar="A-B",
-    help="Compress only these layers, counted from 0: 4-12, 7, or 0,2-5.  [default: all]",
+    help="Compress only these layers, counted from 0: 4-12, 7 or 0,2-5.  [default: all]",
 )
 @_layers(
     "--boundary-layers",
     type=flags.Whole(),
     default=0,
+    show_default=True,
     metavar="N",
     help="Leave the first N and the last N layers uncompressed.",
 )
 @_calibration(
     "--equalize/--no-equalize",
     default=None,
-    help="Fold scales into the norm weights of queries and keys, to lower the error of keys.  "
-    "[default: if there are such weights]",
+    help="Rescale the norm weights of queries and keys, to lower the error of keys.  [default: on "
+    "if the model has such weights]",
 )
 @_calibration(
     "--center-from",
     type=flags.Whole(),
     metavar="N",
-    help="With --calibration, center all tokens from the Nth on by one mean.  "
+    help="With --calibration: center all tokens from N on by one common mean.  "
     f"[default: {CENTER_FROM}]",
 )
 @_output(
@@ -172,8 +173,7 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     "platform",
     type=click.Choice(list(PLATFORMS)),
     metavar="PLATFORM",
-    help="Give a folder of onnxruntime-genai the operator library of this platform: "
-    f"{', '.join(PLATFORMS)}.  [default: this one]",
+    help=f"{flags.PLATFORM}  [default: that of the wheel, else this machine's]",
 )
 @_output("--wheel", type=flags.FilePath(), help=flags.WHEEL)
 @_target("--paged", "target", flag_value=PAGED, help=f"Same as --target {PAGED}.")
@@ -189,11 +189,11 @@ def convert(
 ) -> None:
     """Convert an exported decoder to a TurboQuant KV cache.
 
-    MODEL is an ONNX decoder with past key/value inputs and outputs, from onnxruntime-genai's model
-    builder, optimum or torch.onnx.export. It is not changed.
+    Reads MODEL, an ONNX decoder with past key/value inputs and outputs, from onnxruntime-genai's
+    model builder, optimum or torch.onnx.export. Writes a new file; MODEL is not changed.
 
-    MODEL may also be a folder of onnxruntime-genai or Hugging Face. Its decoders are converted; all
-    other files are copied.
+    MODEL may also be a folder of onnxruntime-genai or Hugging Face. Then it writes a new folder,
+    with the converted decoders and copies of all other files.
 
     \b
     Example:

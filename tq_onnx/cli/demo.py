@@ -17,20 +17,22 @@ _SHOWN_PROMPT: Final = 160
 
 
 @click.command()
-@click.option("--keep", type=flags.FilePath(), help="Keep both models in this folder.")
+@click.option("--keep", type=flags.FilePath(), metavar="FOLDER", help="Keep both models in FOLDER.")
 @click.option(
     "--route",
     type=click.Choice(["genai", "dynamo"]),
     default="genai",
     show_default=True,
-    help="Exporter of the model.",
+    help="Build the model as this exporter writes it.",
 )
 @flags.threads
 @flags.as_json
 def demo(keep: Path | None, route: str, threads: int | None, as_json: bool) -> None:
-    """Convert the bundled model and run it before and after.
+    """Convert the bundled model and compare it with its conversion.
 
-    The model is a small, really trained Qwen3. It has not seen the text.
+    Builds a tiny Qwen3 (trained, not random weights) and runs both models on a text that was not in
+    the training data. Prints cache bytes, perplexity, speed and a continuation. Keeps no files
+    without --keep.
 
     \b
     Example:

@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 @click.argument("converted", type=flags.FilePath())
 @flags.as_json
 def diff(*, original: Path, converted: Path, as_json: bool) -> None:
-    """Show what changed between ORIGINAL and CONVERTED, per layer and in total.
+    """Show what a conversion changed in the graph, per layer and in total.
 
-    Nodes, types, shapes and bytes of the caches, and weights that were added, removed or changed.
-    Neither model is run; `tq-onnx verify` compares what they compute.
+    Reads ORIGINAL and CONVERTED, each a file or a folder with one decoder, and runs neither. Prints
+    the nodes, caches and weights that were added, removed or changed. `tq-onnx verify` compares the
+    results of the models.
 
     \b
     Example:

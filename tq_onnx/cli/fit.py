@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 @click.option(
     "--memory",
     metavar="SIZE",
-    help="Memory for the whole process, as 16GB or 16GiB. By default what is free, limits of "
-    "containers included.",
+    help="Memory of the whole process, as 16GB or 16GiB.  [default: free memory, within the limits "
+    "of a container]",
 )
 @click.option(
     "--context",
     type=flags.Whole(1),
-    help="Show the memory that contexts of this many tokens need.",
+    help="Show the memory for contexts of N tokens.",
 )
 @click.option(
     "--sequences",
     type=flags.Whole(1),
     default=1,
     show_default=True,
-    help="Texts whose caches are in memory at the same time.",
+    help="Number of sequences with caches in memory at the same time.",
 )
 @flags.all_presets
 @flags.as_json
@@ -49,9 +49,8 @@ def fit(
 ) -> None:
     """Show the largest context of MODEL that fits into memory, for each preset.
 
-    MODEL is an original or a converted model, or a folder with one decoder. Nothing is run:
-    weights, caches and the values of a call are counted in the graph. On the CPU; docs have
-    measured peaks beside these forecasts.
+    Reads the graph of an original or a converted model, or of a folder with one decoder. Nothing is
+    run. Prints an estimate of weights, caches and intermediate values for the CPU.
 
     \b
     Example:

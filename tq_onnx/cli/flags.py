@@ -11,6 +11,7 @@ from typing import Any, Final
 import click
 
 from tq_onnx.api.arguments import LARGEST, MAX_THREADS
+from tq_onnx.runtime.platforms import PLATFORMS
 from tq_onnx.runtime.providers import CPU, PROVIDERS
 
 
@@ -91,9 +92,21 @@ def _shown(text: str) -> str:
 tokenizer = click.option(
     "--tokenizer",
     type=FilePath(),
-    help="Folder with tokenizer.json; by default the folder of a model.",
+    metavar="FOLDER",
+    help="Folder with tokenizer.json.  [default: the folder of the model]",
 )
-threads = click.option("--threads", type=Whole(1, MAX_THREADS), help="Threads for onnxruntime.")
+threads = click.option(
+    "--threads",
+    type=Whole(1, MAX_THREADS),
+    help="Threads of onnxruntime.  [default: onnxruntime's choice]",
+)
+text = click.option(
+    "--text",
+    type=FilePath(),
+    metavar="FILE",
+    help="Read this UTF-8 text.  [default: the held-out text of the bundled model, or random "
+    "tokens without a tokenizer]",
+)
 
 
 def without_library(text: str) -> Callable[[Any], Any]:
@@ -107,31 +120,61 @@ def without_library(text: str) -> Callable[[Any], Any]:
     )
 
 
-no_library = without_library("Run the function bodies, not the kernels.")
+no_library = without_library("Run the ONNX function bodies instead of the kernels.")
 ep = click.option(
     "--ep",
     type=click.Choice(list(PROVIDERS)),
     default=CPU.name,
     show_default=True,
-    help="Execution provider that must run all of the converted model.",
+    help="Execution provider that must run the converted model.",
 )
-windows = click.option(
-    "--context",
-    type=Whole(16),
-    default=1024,
-    show_default=True,
-    help="Tokens per window; each begins with empty caches.",
-)
+
+
+def windows(default: int) -> Callable[[Any], Any]:
+    """Return the option ``--context`` of commands that read a text in windows."""
+    return click.option(
+        "--context",
+        type=Whole(16),
+        default=default,
+        show_default=True,
+        help="Tokens per window; each window starts with empty caches.",
+    )
+
+
+def max_new_tokens(default: int) -> Callable[[Any], Any]:
+    """Return the option ``--max-new-tokens``."""
+    return click.option(
+        "--max-new-tokens",
+        type=Whole(1),
+        default=default,
+        show_default=True,
+        help="Generate at most N tokens.",
+    )
+
+
+def picture(*names: str) -> Callable[[Any], Any]:
+    """Return the option ``--picture``, with other names for it."""
+    return click.option(
+        "--picture",
+        *names,
+        type=FilePath(),
+        metavar="FILE",
+        help="Draw a chart to FILE (.png or .svg).",
+    )
 
 
 all_presets = click.option(
-    "--all", "show_all", is_flag=True, help="Show all presets, not the six common ones."
+    "--all", "show_all", is_flag=True, help="Show all presets instead of the six common ones."
 )
 
 
-WHEEL: Final = (
-    "Wheel of tq-onnx to take the library from, or a folder with wheels of several platforms."
+WHEEL: Final = "Take the library from this wheel of tq-onnx, or from a folder of such wheels."
+PLATFORM: Final = (
+    f"Platform of the operator library in a folder of onnxruntime-genai: {', '.join(PLATFORMS)}."
 )
+PRESET: Final = "Codecs of keys and values; see `tq-onnx presets`."
+OVERWRITE: Final = "Replace existing output."
+CAPACITY: Final = "Allocate caches for N tokens up front."
 
 _SAMPLING = (
     click.option(
@@ -139,43 +182,42 @@ _SAMPLING = (
         type=Real(0, 100),
         default=0.0,
         show_default=True,
-        help="Randomness; 0 takes the most likely token.",
+        help="Sampling temperature; 0 for greedy decoding.",
     ),
     click.option(
         "--top-k",
         type=Whole(),
         default=0,
         show_default=True,
-        help="Draw from this many most likely tokens; 0 for all.",
+        help="Sample from the N most likely tokens; 0 for all.",
     ),
     click.option(
         "--top-p",
         type=Real(0, 1, above=True),
         default=1.0,
         show_default=True,
-        help="Draw from the most likely tokens that hold this share of the probability; 1 for all.",
+        help="Sample from the fewest tokens with a total probability of X; 1 for all.",
     ),
     click.option(
         "--min-p",
         type=Real(0, 1),
         default=0.0,
         show_default=True,
-        help="Draw from tokens at least this many times as likely as the most likely one; 0 for "
-        "all.",
+        help="Sample from tokens with at least X times the highest probability; 0 for all.",
     ),
     click.option(
         "--repetition-penalty",
         type=Real(0, 100, above=True),
         default=1.0,
         show_default=True,
-        help="Make tokens that were there before less likely; 1 for no change.",
+        help="Make tokens that occurred before less likely; 1 for no penalty.",
     ),
     click.option(
         "--seed",
         type=Whole(0, 2**64 - 1),
         default=0,
         show_default=True,
-        help="Seed of the draws.",
+        help="Random seed of sampling.",
     ),
 )
 

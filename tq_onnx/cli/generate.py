@@ -50,19 +50,13 @@ class GenerateDocument:
 
 @click.command()
 @click.argument("model", type=flags.FilePath())
-@click.option("--prompt", required=True, help="The text to continue; - reads stdin.")
-@click.option(
-    "--max-new-tokens",
-    type=flags.Whole(1),
-    default=64,
-    show_default=True,
-    help="Tokens to generate at most.",
-)
+@click.option("--prompt", required=True, help="Continue this text; - reads it from stdin.")
+@flags.max_new_tokens(64)
 @click.option(
     "--capacity",
     type=flags.Whole(1),
-    help="Tokens in caches that are updated in place. By default as many as needed if the model "
-    "takes a fixed capacity; otherwise caches grow.",
+    help=f"{flags.CAPACITY}  [default: as needed if the model requires a fixed capacity, else "
+    "caches grow]",
 )
 @flags.sampling
 @flags.tokenizer
@@ -83,10 +77,10 @@ def generate(
     as_json: bool,
     **draws: Any,
 ) -> None:
-    """Continue a text with an original or a converted MODEL.
+    """Generate text with an original or a converted MODEL.
 
-    MODEL is a file, or a folder with one decoder. The text streams to stdout; speed and cache bytes
-    go to stderr.
+    Reads MODEL, a file or a folder with one decoder. Streams the continuation of the prompt to
+    stdout, then writes speed and cache bytes to stderr.
 
     \b
     Example:

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("model", type=flags.FilePath(), required=False)
-@click.option("--check", is_flag=True, help="Exit with code 5 if there is a problem.")
+@click.option("--check", is_flag=True, help="Exit with code 5 if a problem is found.")
 @flags.ep
 @flags.as_json
 def info(*, model: Path | None, check: bool, ep: str, as_json: bool) -> None:
-    """Show versions, the operator library, CPU features and providers.
+    """Show versions, the operator library, CPU features and execution providers.
 
-    With a MODEL, or a folder with one decoder, also show the provider of each node. Problems are: a
-    provider that does not load, a floating-point node or a cache on another provider than --ep, and
-    TurboQuant nodes without kernels.
+    Reads the installation. With MODEL, a file or a folder with one decoder, it also prints which
+    provider runs the nodes. Problems are a provider that does not load, a floating-point node or a
+    cache on a provider other than --ep, and TurboQuant nodes without kernels.
 
     \b
     Example:

@@ -35,17 +35,17 @@ _PAIRS: Final = 12
 @flags.as_json
 @click.pass_context
 def inspect(ctx: click.Context, model: Path, show_all: bool, as_json: bool) -> None:
-    """Show the layers that convert finds in MODEL, or the conversion of MODEL.
+    """Show the attention layers of an original MODEL, or the conversion of a converted one.
 
-    For an original, show the attention layers and the cache bytes of one token, now and with each
-    preset. If the model has norms of queries and keys, show the noise that 4-bit keys would add to
-    its scores. If it cannot be converted, show the reasons (exit code 3).
+    Reads MODEL. For an original, prints its attention layers and the cache bytes per token, now and
+    with each preset. If the model has norms of queries and keys, also prints the noise that 4-bit
+    keys would add to the attention scores. If the model cannot be converted, prints the reasons and
+    exits with code 3.
 
-    For a converted model, show preset, seed, row layout and cache bytes, and where some coordinates
-    of keys have more bits, which ones do (with --json, of every head).
+    For a converted model, prints preset, seed, row layout and cache bytes. If some coordinates of
+    keys have more bits, prints which ones (--json lists them for every head).
 
-    MODEL may also be a folder. Then show each decoder in it, and the other files that convert would
-    copy.
+    For a folder, prints this for each decoder, and the other files that `convert` would copy.
 
     \b
     Example:

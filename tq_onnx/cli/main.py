@@ -22,19 +22,19 @@ from tq_onnx.version import __version__
 
 GROUPS: Final[dict[str, dict[str, str]]] = {
     "Start": {
-        "demo": "Convert the bundled model and run it before and after.",
+        "demo": "Convert the bundled model and compare it with its conversion.",
         "inspect": "Show the attention layers of a model, or its conversion.",
-        "fit": "Show which context fits into memory, for each preset.",
+        "fit": "Show the largest context that fits into memory.",
     },
     "Convert": {
         "convert": "Convert an exported decoder to a TurboQuant KV cache.",
         "calibrate": "Gather statistics of a model for convert --calibration.",
-        "presets": "List the presets: codecs, bytes per token, source.",
-        "adopt": "Give a converted folder the library of another platform.",
+        "presets": "List the presets with their codecs and bytes per token.",
+        "adopt": "Replace the operator library in a converted folder.",
     },
     "Check": {
         "verify": "Compare a converted model with its original.",
-        "report": "Measure the loss of quality of conversions.",
+        "report": "Measure how much quality conversions lose.",
         "bench": "Measure the speed before and after a conversion.",
         "diff": "Show what a conversion changed in the graph.",
         "view": "Show the graph of a model in Netron.",
@@ -128,8 +128,8 @@ class Commands(click.Group):
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="`tq-onnx COMMAND --help` shows the options of a command. Environment variables, see "
-    f"docs/commands.md: {', '.join(variable.name for variable in VARIABLES)}.",
+    epilog="`tq-onnx COMMAND --help` shows the options of a command. Environment variables "
+    f"(docs/commands.md): {', '.join(variable.name for variable in VARIABLES)}.",
 )
 @click.version_option(__version__, "-V", "--version", prog_name="tq-onnx")
 def main() -> None:

@@ -16,14 +16,14 @@ from tq_onnx.measure.tables import TextTable
     type=flags.Whole(8, 512),
     default=128,
     show_default=True,
-    help="Head size for the bytes.",
+    help="Show bytes for heads of this size.",
 )
 @flags.as_json
 def presets(head_size: int, as_json: bool) -> None:
-    """List the presets: codecs, bytes of a token, source.
+    """List the presets with their codecs, bytes per token and origin.
 
-    Bytes are for the key and the value of one KV head, metadata included. `tq-onnx inspect` shows
-    the bytes of a whole model.
+    Reads no files. Bytes are for the key and the value of one KV head, metadata included. `tq-onnx
+    inspect` shows the bytes of a whole model.
 
     \b
     Example:

@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("original", type=flags.FilePath())
 @click.argument("converted", nargs=-1, required=True, type=flags.FilePath())
-@click.option("--text", type=flags.FilePath(), help="UTF-8 text to read.")
+@flags.text
 @click.option(
     "--tokens",
     type=flags.Whole(16),
     default=6144,
     show_default=True,
-    help="Tokens of the text to read.",
+    help="Read N tokens of the text.",
 )
-@flags.windows
+@flags.windows(1024)
 @click.option(
     "--stride",
     type=flags.Whole(1),
-    help="Tokens by which overlapping windows advance. By default windows stand side by side, and "
-    "every prediction inside them counts.",
+    help="Start a window every N tokens, so that windows overlap.  [default: windows do not "
+    "overlap, and every prediction counts]",
 )
 @flags.tokenizer
 @flags.threads
@@ -38,37 +38,39 @@ if TYPE_CHECKING:
     "--peers/--no-peers",
     default=True,
     show_default=True,
-    help="Measure ONNX Runtime's own float16, int8 and int4 caches, too.",
+    help="Also measure onnxruntime's own float16, int8 and int4 caches.",
 )
 @click.option(
     "--generation",
     is_flag=True,
-    help="Judge generation, too: passages that come again 200 to 2,000 tokens later, and decoding "
-    "token by token. It doubles the time.",
+    help="Also measure generation: repeating passages from 200 to 2,000 tokens earlier, and "
+    "decoding token by token. Takes twice as long.",
 )
 @click.option(
     "--outliers",
     is_flag=True,
-    help="Measure each conversion a second time, of the same model with channels of keys that are "
-    "16 to 64 times as large as the others, as those of trained Qwen3.",
+    help="Also measure each conversion on a variant of the model with outliers: key channels 16 to "
+    "64 times as large as the others, as in trained Qwen3.",
 )
-@click.option("--layers", is_flag=True, help="Also show a table of the layers of each model.")
-@click.option("--picture", type=flags.FilePath(), help="Draw a .png or .svg file.")
+@click.option("--layers", is_flag=True, help="Also show the errors of each layer.")
+@flags.picture()
 @click.option(
     "--markdown",
     type=flags.FilePath(),
-    help="Write the tables to a Markdown file.",
+    metavar="FILE",
+    help="Write the tables to FILE, in Markdown.",
 )
 @flags.as_json
 def report(*, layers: bool, as_json: bool, **arguments: Any) -> None:
-    """Measure the loss of quality of each CONVERTED model against its ORIGINAL.
+    """Measure how much quality each CONVERTED model loses against ORIGINAL.
 
-    Every model reads the text through onnxruntime, with real caches. Report perplexity, KL
-    divergence and agreement with the original, cache bytes, and the errors of keys, values and
-    attention of each layer. Models may also be folders with one decoder each. Exit with code 5,
-    without figures, if a CONVERTED model is not ORIGINAL but for its codecs.
+    Reads the models, each a file or a folder with one decoder, and runs them on a text. Prints
+    perplexity, KL divergence and agreement with the original, cache bytes, and the errors of keys,
+    values and attention in each layer. Exits with code 5, without figures, if a CONVERTED model is
+    not a conversion of ORIGINAL.
 
-    A temporary file holds the original's predictions: 4 bytes for each token and vocabulary entry.
+    Writes the original's predictions to a temporary file: 4 bytes for each token and vocabulary
+    entry.
 
     \b
     Example:

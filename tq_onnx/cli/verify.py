@@ -39,50 +39,45 @@ class VerifyDocument:
 @click.command()
 @click.argument("original", type=flags.FilePath())
 @click.argument("converted", type=flags.FilePath())
-@click.option("--text", type=flags.FilePath(), help="UTF-8 text to read.")
+@flags.text
 @click.option(
     "--tokens",
     type=flags.Whole(16),
     default=2048,
     show_default=True,
-    help="Tokens of the text to compare.",
+    help="Read N tokens of the text.",
 )
 @click.option(
     "--new-tokens",
     type=flags.Whole(1),
     default=32,
     show_default=True,
-    help="Greedy tokens to generate with each model.",
+    help="Generate N tokens greedily with each model.",
 )
-@click.option(
-    "--context",
-    type=flags.Whole(16),
-    default=512,
-    show_default=True,
-    help="Tokens per window of the perplexity.",
-)
+@flags.windows(512)
 @click.option(
     "--quick",
     is_flag=True,
     help="Check the plan, the tables and every layer on one short text, in seconds. The last line "
-    "says what is left out.",
+    "names the checks that were left out.",
 )
 @flags.tokenizer
 @flags.threads
 @flags.ep
-@flags.without_library("Check the function bodies only, not the kernels.")
+@flags.without_library("Check only the ONNX function bodies, not the kernels.")
 @flags.as_json
 def verify(*, quick: bool, as_json: bool, **arguments: Any) -> None:
     """Compare a CONVERTED model with its ORIGINAL.
 
-    Check interface, baked tables, kernels and function bodies against the numpy reference,
-    reconstruction, and the ways to feed caches. Without its codecs, CONVERTED must have the weights
-    of ORIGINAL and compute the same in every layer. Report perplexity, KL divergence, greedy
-    continuation and cache bytes. Exit with code 5 if a check fails. Both models may also be folders
-    with one decoder each.
+    Reads both models, each a file or a folder with one decoder, and runs them. Checks the
+    interface, the tables in the graph, kernels and function bodies against the numpy reference, the
+    reconstruction of keys and values, and caches fed in chunks and in place. Apart from the codecs,
+    CONVERTED must have the weights of ORIGINAL and compute the same in every layer.
+    Prints perplexity, KL divergence, greedy continuation and cache bytes. Exits with code 5 if a
+    check fails.
 
-    With --ep, run the converted model on another provider, and compare it with itself on the CPU:
-    logits, greedy tokens, cache bytes. Show the provider of every node.
+    With --ep, runs CONVERTED on that provider and compares logits, greedy tokens and cache
+    bytes with those of the CPU. Prints which provider runs the nodes.
 
     \b
     Example:

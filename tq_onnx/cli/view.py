@@ -19,8 +19,8 @@ from tq_onnx.cli import flags, terminal
     "--port",
     type=flags.Whole(0, 65535),
     default=0,
-    show_default="any that is free",
-    help="Port of the page, on this machine only.",
+    show_default="any free port",
+    help="Serve the page on this port, to this machine only.",
 )
 @click.option(
     "--browser/--no-browser",
@@ -31,8 +31,8 @@ from tq_onnx.cli import flags, terminal
 def view(*, model: Path, port: int, browser: bool) -> None:
     """Show the graph of MODEL in Netron, opened at the first converted layer.
 
-    MODEL is an original or a converted model, or a folder with one decoder. The address of the page
-    goes to stdout. Ctrl-C ends the command. Needs netron (`pip install 'tq-onnx[view]'`).
+    Reads an original or a converted model, or a folder with one decoder. Prints the address of the
+    page, and serves it until Ctrl-C. Needs netron (`pip install 'tq-onnx[view]'`).
 
     \b
     Example:

@@ -58,25 +58,26 @@ def _violations(original: InterfaceSnapshot, model: ir.Model, plan: Plan) -> Ite
 
 TARGET: Final = Target(
     name=PAGED,
-    help="caches in pages, for onnxruntime-genai's Engine; see docs/serving.md",
+    help="onnxruntime-genai's Engine, with paged caches (docs/serving.md)",
     summary="caches in pages, the tokens of many requests in one call (docs/serving.md)",
     example="--paged",
     options=(
         TargetOption(
             "block_size",
-            "tokens in a page.",
+            f"tokens per page, a multiple of {MULTIPLE}.",
             default=BLOCK_SIZE,
             least=MULTIPLE,
         ),
         TargetOption(
             "max_batch_size",
-            "requests in a call, for a folder.",
+            "most requests per call, for a folder.",
             default=MAX_BATCH_SIZE,
             for_folders=True,
         ),
         TargetOption(
             "num_blocks",
-            f"pages, for a folder.  [default: {USUAL_TOKENS:,} tokens for each]",
+            f"pages per cache, for a folder.  [default: enough for {USUAL_TOKENS:,} tokens per "
+            "request, and for one full context]",
             for_folders=True,
         ),
     ),

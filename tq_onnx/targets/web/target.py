@@ -34,7 +34,7 @@ def _restore(model: ir.Model, plan: Plan) -> ir.Model:
 
 WEB: Final = Target(
     name="web",
-    help="few standard operators, for onnxruntime-web and onnxruntime-node; see docs/portable.md",
+    help="onnxruntime-web and onnxruntime-node, with few standard operators (docs/portable.md)",
     summary="few standard operators for onnxruntime-web and onnxruntime-node (docs/portable.md)",
     example="--target web",
     capabilities=Capabilities(
