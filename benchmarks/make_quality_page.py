@@ -60,6 +60,10 @@ the presets for experiments, too (`mse3` to `mse1`, `prod4`, `prod3`, `experimen
 Every model reads the text in windows that begin with empty caches, and every prediction counts.
 Every key and value is written to its cache and read back from there. The original is the same file
 before its conversion, in float32. The texts are few: the same command measures your model on yours.
+Calibrations were made on windows of up to 2,048 tokens, and hold that far. Beyond their windows
+they lose more than no calibration
+([presets.md](presets.md#what-a-calibration-is-valid-for)); `report --context` measures the
+length that you use.
 
 - `int4`, `int3`, `int2`, `k5v3`, `k4v3` and `k4v2` keep the newest 32 tokens and the first 4 exact
   unless a row says otherwise. **Bytes per token** of 1,024, 8,192 and 32,768 have their share.

@@ -159,8 +159,10 @@ def test_what_cannot_be_known_is_said() -> None:
     (note,) = expect_model_of(original("genai-cuda-fp16"), found)
     assert "was not run to tell whether the calibration file is of it" in note
     assert "implemented only on the CUDA and WebGPU EPs" in note
-    (note,) = expect_model_of(original("hf-static-prefill"), found)
+    (note,) = expect_model_of(original("hf-static-prefill"), calibration(original("hf-decode")))
     assert "it takes no prompt of 16 tokens" in note
+    with pytest.raises(UsageError, match=f"{OTHER}: it knows token 94, and this model 61 tokens"):
+        expect_model_of(original("hf-decode"), found)
 
 
 def test_half_precision() -> None:

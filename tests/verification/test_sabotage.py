@@ -36,10 +36,11 @@ from tq_onnx.quality.report import report
 from tq_onnx.verification import fidelity
 from tq_onnx.verification.baseline import Baseline
 from tq_onnx.verification.fidelity import expect_held
+from tq_onnx.verification.findings import Inputs
 from tq_onnx.verification.interfaces import failing, refuse_stranger
 from tq_onnx.verification.planned import expect_layers
 from tq_onnx.verification.steps import Steps
-from tq_onnx.verification.verification import Inputs, Verification
+from tq_onnx.verification.verification import Verification
 from tq_onnx.verification.verify import report_of
 
 MOBIUS, LLAMA, GEMMA = "mobius-default", "dynamo-llama", "dynamo-gemma2"

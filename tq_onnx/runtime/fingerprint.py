@@ -112,19 +112,20 @@ def expect_model_of(path: Path, calibration: Calibration) -> tuple[str, ...]:
     try:
         opened = open_original(path)
         opened.refuse_text()
-        ids = np.array(calibration.fingerprint_tokens, np.int64)
-        opened.refuse_tokens(ids)
+        ids = calibration.fingerprint_tokens
+        if max(ids) >= opened.vocabulary:
+            raise _another(f"it knows token {max(ids)}, and this model {opened.vocabulary} tokens")
         decoder = opened.decoder()
         if len(ids) > (opened.longest or len(ids)) or len(ids) % (decoder.longest_call or 1):
             return (_unknown(f"it takes no prompt of {len(ids)} tokens"),)
-        caches = read_fingerprint(decoder, calibration.fingerprint_tokens)
+        caches = read_fingerprint(decoder, ids)
+    except UsageError:
+        raise
     except TqOnnxError as error:
         return (_unknown(error.what),)
     for layer, how in differing_layers(fingerprints_of(calibration), caches):
-        raise UsageError(
-            f"the calibration file is of another model: for the same tokens, layer {layer} caches "
-            f"something else than there ({how})",
-            fix="calibrate the very model that you convert, or another export of it",
+        raise _another(
+            f"for the same tokens, layer {layer} caches something else than there ({how})"
         )
     return ()
 
@@ -137,6 +138,13 @@ def fingerprints_of(calibration: Calibration) -> list[tuple[Array, Array]]:
         assert layer.v_fingerprint is not None
         found.append((layer.k_fingerprint, layer.v_fingerprint))
     return found
+
+
+def _another(difference: str) -> UsageError:
+    return UsageError(
+        f"the calibration file is of another model: {difference}",
+        fix="calibrate the very model that you convert, or another export of it",
+    )
 
 
 def _unknown(reason: str) -> str:

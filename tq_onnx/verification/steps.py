@@ -8,6 +8,7 @@ reference, in which most of the last step goes. The others are multiples of them
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from tq_onnx.progress import OnProgress, Progress
@@ -23,8 +24,73 @@ DEVICE: Final = "Comparing a device with the CPU"
 
 ORDER: Final = (OPENING, TEXT, GREEDY, CALIBRATION, FEEDING, FIDELITY, LAYERS, DEVICE)
 
+_THEORY_TOKENS: Final = 640
+"""Whose rows the reference makes besides, to say what theory promises."""
+
+_JUDGING: Final = 3.0
+"""Times that of encoding a row: judging it, and attention of its token."""
+
+_FED_STEPS: Final = 8
+"""Tokens that follow a prompt in each way to feed caches."""
+
 _UNITS: Final = 1000
 """Of the bar, for each second."""
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """What was timed, with both models but for the last.
+
+    Attributes:
+        opening: opening them.
+        token: one token of a prompt.
+        step: one token alone.
+        encoding: what the reference takes to encode one token of all layers.
+    """
+
+    opening: float
+    token: float
+    step: float
+    encoding: float
+
+    def of_steps(
+        self,
+        *,
+        prompt: int,
+        text: int | None,
+        new_tokens: int,
+        chunk: int,
+        probed: int,
+        backends: int,
+        has_device: bool,
+    ) -> dict[str, float]:
+        """Return what the steps will take.
+
+        Args:
+            prompt: tokens of the prompt.
+            text: tokens of all windows of the text; None if it is not read, nor are caches fed.
+            new_tokens: greedy tokens of each model.
+            chunk: tokens of a call where caches are fed in chunks.
+            probed: tokens of each layer that are compared with the reference.
+            backends: ways to run the nodes.
+            has_device: whether a device is compared, too.
+        """
+        read = prompt * self.token
+        rows = backends * prompt + (0 if text is None else probed + _THEORY_TOKENS)
+        seconds = {
+            OPENING: self.opening + read + self.step,
+            CALIBRATION: (prompt if text is None else probed) * self.token / 2,
+            FIDELITY: self.opening + 2 * read + 4 * self.step,
+            LAYERS: backends * self.opening + _JUDGING * rows * self.encoding,
+        }
+        if text is not None:
+            seconds[TEXT] = text * self.token
+            seconds[GREEDY] = read + new_tokens * self.step
+            fed = prompt // chunk + _FED_STEPS
+            seconds[FEEDING] = self.opening / 2 + 3 * read + fed * self.step
+        if has_device:
+            seconds[DEVICE] = self.opening + read + new_tokens * self.step
+        return seconds
 
 
 class Steps:

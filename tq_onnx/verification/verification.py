@@ -8,7 +8,6 @@ memory.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +20,6 @@ from tq_onnx.conversion.calibrationrecord import CalibrationRecord, record_in
 from tq_onnx.errors import UnsupportedModelError, VerificationError
 from tq_onnx.files.load import LoadedModel
 from tq_onnx.measure import divergence
-from tq_onnx.measure.divergence import QualityFigures
 from tq_onnx.measure.expose_internals import expose_internals, with_operators
 from tq_onnx.measure.feeding_modes import (
     FeedingFigures,
@@ -29,17 +27,16 @@ from tq_onnx.measure.feeding_modes import (
     chunk_of,
     compare_feeding_modes,
 )
-from tq_onnx.measure.greedy import GreedyFigures, compare_greedy, greedy_tokens
+from tq_onnx.measure.greedy import compare_greedy, greedy_tokens
 from tq_onnx.measure.oracle import BackendFigures, judge_backends
 from tq_onnx.measure.probe import Probe
 from tq_onnx.measure.readings import with_float_products
-from tq_onnx.measure.reconstruction import CacheDistance, cache_distances
+from tq_onnx.measure.reconstruction import cache_distances
 from tq_onnx.measure.windows import MIN_TOKENS, Ids, windows
 from tq_onnx.plan import Plan, plan_in
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.opening import open_converted
-from tq_onnx.runtime.placement import PlacementReport, report_placement
-from tq_onnx.runtime.providers import CPU, ExecutionProvider
+from tq_onnx.runtime.placement import report_placement
 from tq_onnx.verification import checks, steps
 from tq_onnx.verification.baseline import Baseline
 from tq_onnx.verification.calibrated import TEXT_TOKENS, calibration_checks
@@ -51,82 +48,15 @@ from tq_onnx.verification.devices import (
     providers_agree,
 )
 from tq_onnx.verification.fidelity import PROMPT_TOKENS, fidelity
+from tq_onnx.verification.findings import Findings, Inputs, MemoryFigures, Predictions
 from tq_onnx.verification.interfaces import failing, interface_kept, not_made_from, refuse_stranger
 from tq_onnx.verification.planned import expect_layers
-from tq_onnx.verification.steps import Steps
+from tq_onnx.verification.steps import Seconds, Steps
 
 PROBE_TOKENS: Final = 512
 MODE_TOKENS: Final = 8
 ANY_ROOM: Final = 1 << 30
-
-
-@dataclass(frozen=True, eq=False)
-class Inputs:
-    """What a verification reads, and how.
-
-    Attributes:
-        text: ids ``[n]``.
-        new_tokens: greedy tokens to generate with each model.
-        context: tokens per perplexity window.
-        library: whether the library's kernels are checked, too.
-        threads: threads within an operator.
-        ep: where the converted model runs when it is compared with the original.
-        quick: whether what takes long is left out, see ``checks.LEFT_OUT``.
-    """
-
-    text: Ids
-    new_tokens: int = 32
-    context: int = 512
-    library: bool = True
-    threads: int | None = None
-    ep: ExecutionProvider = CPU
-    quick: bool = False
-
-
-@dataclass(frozen=True)
-class MemoryFigures:
-    """Cache bytes, of the buffers and by the types.
-
-    Attributes:
-        tokens: tokens that the measured caches held.
-        original_bytes: bytes of the original's buffers.
-        converted_bytes: bytes of the converted model's buffers.
-        original_bytes_per_token: from the types of the original's caches.
-        converted_bytes_per_token: from the types of the converted model's caches.
-    """
-
-    tokens: int
-    original_bytes: int
-    converted_bytes: int
-    original_bytes_per_token: int
-    converted_bytes_per_token: int
-
-    @property
-    def ratio(self) -> float:
-        """The factor by which the caches became smaller."""
-        return self.original_bytes / self.converted_bytes
-
-
-@dataclass(frozen=True)
-class Predictions:
-    """What both models predict on a text, and how they go on with its beginning."""
-
-    quality: QualityFigures
-    greedy: GreedyFigures | None
-
-
-@dataclass(frozen=True)
-class Findings:
-    """What a verification found; ``VerifyReport`` says what each is."""
-
-    checks: tuple[PropertyCheck, ...]
-    predictions: Predictions | None
-    memory: MemoryFigures
-    modes: FeedingFigures | None
-    drift: tuple[CacheDistance, ...]
-    judged: BackendFigures
-    placement: PlacementReport
-    device: ProviderFigures | None
+_TIMED_TOKENS: Final = 64
 
 
 class Verification:
@@ -375,8 +305,6 @@ class Verification:
             on_progress=self._steps.within,
         )
         noise = figures.logit_rms_difference
-        if not np.isfinite(noise):  # nothing can be chosen from logits that are no numbers
-            return Predictions(figures, None)
         self._steps.begin(steps.GREEDY)
         prompt = self.prompt.tolist()
         own, other = (
@@ -438,46 +366,37 @@ class Verification:
     def _expect(self, timed: npt.NDArray[np.float64]) -> None:
         """Say how long it will take, from what opening, a prompt and a token took with both."""
         opening, prompt, token = (*timed.tolist(), *timed[-1:].tolist())[:3]
-        inputs, tokens = self.inputs, len(self.prompt)
-        encoding = self._encoding_seconds()
-        backends = 2 if self.library else 1
-        seconds = {
-            steps.OPENING: opening + prompt + token,
-            steps.CALIBRATION: prompt,
-            steps.FIDELITY: opening + 2 * prompt + 4 * token,
-            steps.LAYERS: opening + 2 * tokens * encoding,
-        }
-        if not inputs.quick:
-            context = min(inputs.context, len(inputs.text), self.room)
-            read = windows(len(inputs.text), context, max(1, context // 2))
-            count = sum(window.stop - window.start for window in read)
-            pieces = tokens // chunk_of(self._after)
-            seconds |= {
-                steps.CALIBRATION: prompt * TEXT_TOKENS / tokens / 2,
-                steps.TEXT: prompt * count / tokens,
-                steps.GREEDY: prompt + token * inputs.new_tokens,
-                steps.FEEDING: opening / 2 + 3 * prompt + token * (pieces + MODE_TOKENS),
-                steps.LAYERS: backends * opening
-                + encoding * (2 * backends * tokens + 2 * self._probed),
-            }
-        if inputs.ep.has_own_memory:
-            seconds[steps.DEVICE] = opening + prompt + token * inputs.new_tokens
-        self._steps.expect(seconds)
+        inputs, count = self.inputs, len(self.prompt)
+        seconds = Seconds(opening, prompt / count, token, self._encoding_seconds())
+        context = min(inputs.context, len(inputs.text), self.room)
+        read = windows(len(inputs.text), context, max(1, context // 2))
+        text = None if inputs.quick else sum(window.stop - window.start for window in read)
+        self._steps.expect(
+            seconds.of_steps(
+                prompt=count,
+                text=text,
+                new_tokens=inputs.new_tokens,
+                chunk=chunk_of(self._after),
+                probed=self._probed,
+                backends=2 if self.library and not inputs.quick else 1,
+                has_device=inputs.ep.has_own_memory,
+            )
+        )
 
     def _encoding_seconds(self) -> float:
         """Return what the reference takes to encode one token of all layers."""
-        names = self.probe.layers[0].key
-        heads = self.probe.layers[0].plan.kv_num_heads
-        vectors = np.random.default_rng(0).standard_normal((1, heads, 8, names.head_size))
+        layer = self.probe.layers[0]
         begin = time.monotonic()
-        if names.rotation is not None:
-            reference.encode(
-                vectors,
-                names.codec,
-                names.rotation,
-                names.codebook,
-                names.norm_correction,
-                gains=names.gains,
-                feedback=names.feedback,
-            )
-        return (time.monotonic() - begin) / 8 * 2 * len(self.probe.layers)
+        for names in layer.caches:
+            if names.rotation is not None:
+                shape = (1, layer.plan.kv_num_heads, _TIMED_TOKENS, names.head_size)
+                reference.encode(
+                    np.random.default_rng(0).standard_normal(shape),
+                    names.codec,
+                    names.rotation,
+                    names.codebook,
+                    names.norm_correction,
+                    gains=names.gains,
+                    feedback=names.feedback,
+                )
+        return (time.monotonic() - begin) / _TIMED_TOKENS * len(self.probe.layers)

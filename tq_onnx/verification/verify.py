@@ -37,11 +37,12 @@ from tq_onnx.verification.baseline import Baseline
 from tq_onnx.verification.calibrated import advice
 from tq_onnx.verification.checks import CONVERT_AGAIN, LEFT_OUT, PropertyCheck, failed
 from tq_onnx.verification.devices import ProviderFigures
+from tq_onnx.verification.findings import Inputs, MemoryFigures
 from tq_onnx.verification.fixedgraphs import GraphReport, verify_graph
 from tq_onnx.verification.interfaces import failing, not_made_from
 from tq_onnx.verification.pages import PagedReport, verify_pages
 from tq_onnx.verification.steps import OPENING, Steps
-from tq_onnx.verification.verification import Inputs, MemoryFigures, Verification
+from tq_onnx.verification.verification import Verification
 
 BEGINNING: Final = "first prompt"
 """Of checks of the branch that takes no caches."""
@@ -59,7 +60,7 @@ class VerifyReport:
         kernels: True if the library's kernels were checked, and not only the function bodies.
         checks: the hard properties.
         quality: original against converted; None if it was quick.
-        greedy: the continuations of both models; None likewise, and where logits are no numbers.
+        greedy: the continuations of both models; None likewise.
         memory: cache bytes of both models.
         modes: the feeding modes of the converted model; None if it was quick.
         layers: reconstruction of every cache; empty if it was quick.

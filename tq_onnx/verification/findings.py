@@ -1,0 +1,85 @@
+"""What goes into a verification, and what comes out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tq_onnx.measure.divergence import QualityFigures
+from tq_onnx.measure.feeding_modes import FeedingFigures
+from tq_onnx.measure.greedy import GreedyFigures
+from tq_onnx.measure.oracle import BackendFigures
+from tq_onnx.measure.reconstruction import CacheDistance
+from tq_onnx.measure.windows import Ids
+from tq_onnx.runtime.placement import PlacementReport
+from tq_onnx.runtime.providers import CPU, ExecutionProvider
+from tq_onnx.verification.checks import PropertyCheck
+from tq_onnx.verification.devices import ProviderFigures
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """What a verification reads, and how.
+
+    Attributes:
+        text: ids ``[n]``.
+        new_tokens: greedy tokens to generate with each model.
+        context: tokens per perplexity window.
+        library: whether the library's kernels are checked, too.
+        threads: threads within an operator.
+        ep: where the converted model runs when it is compared with the original.
+        quick: whether what takes long is left out, see ``checks.LEFT_OUT``.
+    """
+
+    text: Ids
+    new_tokens: int = 32
+    context: int = 512
+    library: bool = True
+    threads: int | None = None
+    ep: ExecutionProvider = CPU
+    quick: bool = False
+
+
+@dataclass(frozen=True)
+class MemoryFigures:
+    """Cache bytes, of the buffers and by the types.
+
+    Attributes:
+        tokens: tokens that the measured caches held.
+        original_bytes: bytes of the original's buffers.
+        converted_bytes: bytes of the converted model's buffers.
+        original_bytes_per_token: from the types of the original's caches.
+        converted_bytes_per_token: from the types of the converted model's caches.
+    """
+
+    tokens: int
+    original_bytes: int
+    converted_bytes: int
+    original_bytes_per_token: int
+    converted_bytes_per_token: int
+
+    @property
+    def ratio(self) -> float:
+        """The factor by which the caches became smaller."""
+        return self.original_bytes / self.converted_bytes
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What both models predict on a text, and how they go on with its beginning."""
+
+    quality: QualityFigures
+    greedy: GreedyFigures
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a verification found; ``VerifyReport`` says what each is."""
+
+    checks: tuple[PropertyCheck, ...]
+    predictions: Predictions | None
+    memory: MemoryFigures
+    modes: FeedingFigures | None
+    drift: tuple[CacheDistance, ...]
+    judged: BackendFigures
+    placement: PlacementReport
+    device: ProviderFigures | None
