@@ -167,7 +167,6 @@ all_presets = click.option(
     "--all", "show_all", is_flag=True, help="Show all presets instead of the six common ones."
 )
 
-
 WHEEL: Final = "Take the library from this wheel of tq-onnx, or from a folder of such wheels."
 PLATFORM: Final = (
     f"Platform of the operator library in a folder of onnxruntime-genai: {', '.join(PLATFORMS)}."

@@ -55,10 +55,7 @@ if TYPE_CHECKING:
 @click.option("--layers", is_flag=True, help="Also show the errors of each layer.")
 @flags.picture()
 @click.option(
-    "--markdown",
-    type=flags.FilePath(),
-    metavar="FILE",
-    help="Write the tables to FILE, in Markdown.",
+    "--markdown", type=flags.FilePath(), metavar="FILE", help="Write Markdown tables to FILE."
 )
 @flags.as_json
 def report(*, layers: bool, as_json: bool, **arguments: Any) -> None:
