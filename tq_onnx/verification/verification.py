@@ -178,7 +178,8 @@ class Verification:
         refuse_stranger(baseline.opened, self.converted, self.loaded)
         found = [self._kept()]
         memory, own, other = self._read()
-        predictions = None if inputs.quick else self._predict()
+        new_tokens = self._new_tokens  # while the original is still open
+        predictions = None if inputs.quick else self._predict(new_tokens)
         nodes = report_placement(self._after.session, self.loaded.model)
         found += [
             checks.placed(self._after, self.library),
@@ -217,7 +218,7 @@ class Verification:
         ]
         device = None
         if inputs.ep.has_own_memory:
-            device = self._compare_providers()
+            device = self._compare_providers(new_tokens)
             found += [on_device(nodes), *providers_agree(device, self.plan.layers[0].dtype)]
         self._steps.end_part()
         return Findings(
@@ -291,7 +292,7 @@ class Verification:
                 )
         return memory, *caches
 
-    def _predict(self) -> Predictions:
+    def _predict(self, new_tokens: int) -> Predictions:
         before, after, inputs = self.baseline.opened, self._after, self.inputs
         context = min(inputs.context, len(inputs.text), self.room)
         self._steps.begin(steps.TEXT)
@@ -308,9 +309,7 @@ class Verification:
         self._steps.begin(steps.GREEDY)
         prompt = self.prompt.tolist()
         own, other = (
-            greedy_tokens(
-                model.decoder(most=len(prompt) + self._new_tokens), prompt, self._new_tokens
-            )
+            greedy_tokens(model.decoder(most=len(prompt) + new_tokens), prompt, new_tokens)
             for model in (before, after)
         )
         return Predictions(figures, compare_greedy(before.decoder(), prompt, own, other, noise))
@@ -353,12 +352,12 @@ class Verification:
         inputs = self.inputs
         return min(inputs.context, len(inputs.text), self.room, PROBE_TOKENS)
 
-    def _compare_providers(self) -> ProviderFigures:
+    def _compare_providers(self, new_tokens: int) -> ProviderFigures:
         self._steps.begin(steps.DEVICE)
         return compare_providers(
             self.probe,
             self.prompt,
-            new_tokens=self._new_tokens,
+            new_tokens=new_tokens,
             ep=self.inputs.ep,
             threads=self.inputs.threads,
         )
