@@ -395,8 +395,14 @@ def test_closing_between_the_check_and_the_order(
     """An order that comes behind the last one is told of the end by one of two, and only once."""
     opened = Engine(exact_folders["paged"], threads=1)
     thread = opened._thread
-    goes_on = threading.Event()
-    opened.submit(PROMPT, Consumer(lambda _: goes_on.wait(SECONDS)), max_new_tokens=1)
+    arrived, goes_on = threading.Event(), threading.Event()
+
+    def hold(_: Step) -> None:
+        arrived.set()
+        goes_on.wait(SECONDS)
+
+    opened.submit(PROMPT, Consumer(hold), max_new_tokens=1)
+    assert arrived.wait(SECONDS)  # the thread takes no order until it goes on
     if ends_first:
         goes_on.set()
 
