@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +13,8 @@ from typing import Any
 
 from tq_onnx.cli.main import main
 
+#: What ``verify`` says at its beginning on a machine that takes long for it.
+DURATION = re.compile(r"^this takes about .*\n", re.M)
 SCHEMAS = Path(__file__).parents[2] / "docs" / "schemas"
 
 
@@ -26,6 +29,7 @@ class Outcome:
     out: str
     err: str
     command: str = ""
+    duration: str = ""
 
     @property
     def document(self) -> Any:
@@ -55,4 +59,11 @@ def run(*arguments: object) -> Outcome:
             main.main([str(argument) for argument in arguments])
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1
-    return Outcome(code, out.getvalue(), err.getvalue(), str(next(iter(arguments), "")))
+    errors = err.getvalue()
+    return Outcome(
+        code,
+        out.getvalue(),
+        DURATION.sub("", errors),
+        str(next(iter(arguments), "")),
+        "".join(DURATION.findall(errors)),
+    )

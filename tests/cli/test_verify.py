@@ -95,10 +95,10 @@ def test_a_long_verification_says_how_long_it_takes(
 
     monkeypatch.setattr(module, "_LONG", 0)
     outcome = run("verify", *plain, *FEW)
-    (said,) = outcome.err.splitlines()
+    (said,) = outcome.duration.splitlines()
     assert said.startswith("this takes about ")
     assert said.endswith("; verify --quick leaves out what takes longest")
-    assert "--quick" not in run("verify", *plain, "--threads", 1, "--quick").err
+    assert "--quick" not in run("verify", *plain, "--threads", 1, "--quick").duration
 
 
 def test_bodies_only(plain: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
