@@ -131,10 +131,13 @@ def _reference(record: Any, records: dict[str, Any]) -> dict[str, Any]:
 
 
 def attributes(record: type) -> dict[str, str]:
-    """Return what the docstring of a record says of its attributes."""
-    _, _, text = (record.__doc__ or "").partition("Attributes:\n")
-    found = re.findall(r"^        (\w+): (.*(?:\n {12,}.*)*)", text, re.MULTILINE)
-    return {name: _prose(meaning) for name, meaning in found}
+    """Return what the docstrings of a record and of those it extends say of its attributes."""
+    meanings = {}
+    for extended in reversed(record.__mro__):
+        _, _, text = (extended.__doc__ or "").partition("Attributes:\n")
+        found = re.findall(r"^        (\w+): (.*(?:\n {12,}.*)*)", text, re.MULTILINE)
+        meanings |= {name: _prose(meaning) for name, meaning in found}
+    return meanings
 
 
 def _prose(text: str) -> str:

@@ -36,7 +36,7 @@ from tq_onnx.runtime.providers import CPU, ExecutionProvider
 from tq_onnx.runtime.session import make_session, ports
 from tq_onnx.runtime.signature import signature_of
 from tq_onnx.targets.registry import target_of
-from tq_onnx.verification.checks import CONVERT_AGAIN, LEFT_OUT, PropertyCheck, failed
+from tq_onnx.verification.checks import LEFT_OUT, PropertyCheck, Verdict
 from tq_onnx.verification.devices import (
     MAX_LOGIT_ERROR,
     MAX_RELATIVE_ERROR,
@@ -51,42 +51,21 @@ from tq_onnx.verification.interfaces import refuse_stranger
 PROMPT_TOKENS: Final = 32
 
 
-@dataclass(frozen=True)
-class GraphReport:
+@dataclass(frozen=True, kw_only=True)
+class GraphReport(Verdict):
     """The result of ``verify`` of a graph of fixed sizes.
 
     Attributes:
-        original: the original model.
-        converted: the graph; where there is one for pieces of prompts beside it, that too.
-        source: where the tokens come from.
-        tokens: tokens of the text.
-        checks: the hard properties.
         quality: original against graph; None if it was quick.
         greedy: the continuations of both models; None likewise.
         placement: where the nodes of the graph ran.
         device: the graph on its provider against itself on the CPU; None on the CPU.
-        warnings: none; a key of every document of ``verify``.
-        left_out: what was not done because it was quick; empty else.
-        advice: what to do if a check does not hold.
     """
 
-    original: Path
-    converted: Path
-    source: str
-    tokens: int
-    checks: tuple[PropertyCheck, ...]
     quality: QualityFigures | None
     greedy: GreedyFigures | None
     placement: PlacementReport
     device: ProviderFigures | None = None
-    warnings: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
-    advice: str = CONVERT_AGAIN
-
-    @property
-    def holds(self) -> bool:
-        """The verdict: True if every check holds."""
-        return not failed(self.checks)
 
 
 def verify_graph(

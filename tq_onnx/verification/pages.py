@@ -35,10 +35,9 @@ from tq_onnx.targets.registry import target_of
 from tq_onnx.verification.adapted import BY_NODES, fold_alike
 from tq_onnx.verification.calibrated import advice, calibration_checks
 from tq_onnx.verification.checks import (
-    CONVERT_AGAIN,
     ROUNDING_BY_CALL,
     PropertyCheck,
-    failed,
+    Verdict,
     tables,
 )
 from tq_onnx.verification.fidelity import KEPT, MAX_REWRITE_ERROR, MAX_ROUNDED_ERROR
@@ -66,42 +65,21 @@ _BLOCKS: Final = 12
 Logits = npt.NDArray[Any]
 
 
-@dataclass(frozen=True)
-class PagedReport:
+@dataclass(frozen=True, kw_only=True)
+class PagedReport(Verdict):
     """The result of ``verify`` of a model with pages.
 
     Attributes:
-        original: the original model.
-        converted: the converted model.
-        source: where the tokens come from.
-        tokens: tokens of the text that were read.
         kernels: True if the library's kernels were checked, and not only the function bodies.
-        checks: the hard properties.
         logit_distance: of the converted model from the original, relative; of all requests.
         kernel_distance: of kernels from function bodies, likewise; None if no kernels ran.
         cache_bytes_per_token: in pages; the rest of a page that is begun comes on top.
-        warnings: none; a key of every document of ``verify``.
-        left_out: nothing, as no step takes long; likewise.
-        advice: what to do if a check does not hold.
     """
 
-    original: Path
-    converted: Path
-    source: str
-    tokens: int
     kernels: bool
-    checks: tuple[PropertyCheck, ...]
     logit_distance: float
     kernel_distance: float | None
     cache_bytes_per_token: int
-    warnings: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
-    advice: str = CONVERT_AGAIN
-
-    @property
-    def holds(self) -> bool:
-        """The verdict: True if every check holds."""
-        return not failed(self.checks)
 
 
 def verify_pages(

@@ -35,7 +35,7 @@ from tq_onnx.runtime.providers import CPU, ExecutionProvider
 from tq_onnx.targets.registry import target_of_plan
 from tq_onnx.verification.baseline import Baseline
 from tq_onnx.verification.calibrated import advice
-from tq_onnx.verification.checks import CONVERT_AGAIN, LEFT_OUT, PropertyCheck, failed
+from tq_onnx.verification.checks import LEFT_OUT, Verdict
 from tq_onnx.verification.devices import ProviderFigures
 from tq_onnx.verification.findings import Inputs, MemoryFigures
 from tq_onnx.verification.fixedgraphs import GraphReport, verify_graph
@@ -48,17 +48,12 @@ BEGINNING: Final = "first prompt"
 """Of checks of the branch that takes no caches."""
 
 
-@dataclass(frozen=True)
-class VerifyReport:
+@dataclass(frozen=True, kw_only=True)
+class VerifyReport(Verdict):
     """The result of ``verify``.
 
     Attributes:
-        original: the original model.
-        converted: the converted model.
-        source: where the tokens come from.
-        tokens: tokens of the text.
         kernels: True if the library's kernels were checked, and not only the function bodies.
-        checks: the hard properties.
         quality: original against converted; None if it was quick.
         greedy: the continuations of both models; None likewise.
         memory: cache bytes of both models.
@@ -70,17 +65,9 @@ class VerifyReport:
         logits_kernel_body: largest relative difference of logits between kernels and bodies.
         placement: where the nodes of the converted model ran when it was compared.
         device: the converted model on its provider against itself on the CPU; None on the CPU.
-        warnings: one sentence about the vectors that rows cannot hold, if there are any.
-        left_out: what was not done because it was quick; empty else.
-        advice: what to do if a check does not hold.
     """
 
-    original: Path
-    converted: Path
-    source: str
-    tokens: int
     kernels: bool
-    checks: tuple[PropertyCheck, ...]
     quality: QualityFigures | None
     greedy: GreedyFigures | None
     memory: MemoryFigures
@@ -91,14 +78,6 @@ class VerifyReport:
     logits_kernel_body: float | None
     placement: PlacementReport
     device: ProviderFigures | None = None
-    warnings: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
-    advice: str = CONVERT_AGAIN
-
-    @property
-    def holds(self) -> bool:
-        """The verdict: True if every check holds."""
-        return not failed(self.checks)
 
 
 def verify(
