@@ -31,9 +31,9 @@ from tq_onnx.runtime.installation import InfoReport
 from tq_onnx.speed.bench import SpeedReport
 from tq_onnx.speed.fit import FitReport
 from tq_onnx.verification.diff import DiffReport
+from tq_onnx.verification.findings import VerifyReport
 from tq_onnx.verification.fixedgraphs import GraphReport
 from tq_onnx.verification.pages import PagedReport
-from tq_onnx.verification.verify import VerifyReport
 
 FOLDER: Final = Path(__file__).resolve().parent / "schemas"
 DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"

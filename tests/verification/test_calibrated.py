@@ -34,7 +34,8 @@ from tq_onnx.verification.calibrated import (
     calibration_checks,
 )
 from tq_onnx.verification.checks import PropertyCheck, failed
-from tq_onnx.verification.verify import VerifyReport, verify
+from tq_onnx.verification.findings import VerifyReport
+from tq_onnx.verification.verify import verify
 
 TEXTS = {
     "prose": heldout_text()[:600],

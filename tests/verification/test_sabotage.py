@@ -41,7 +41,6 @@ from tq_onnx.verification.interfaces import failing, refuse_stranger
 from tq_onnx.verification.planned import expect_layers
 from tq_onnx.verification.steps import Steps
 from tq_onnx.verification.verification import Verification
-from tq_onnx.verification.verify import report_of
 
 MOBIUS, LLAMA, GEMMA = "mobius-default", "dynamo-llama", "dynamo-gemma2"
 FEW = 60
@@ -96,7 +95,7 @@ def damaged(whole: Path, change: Callable[[onnx.ModelProto], None], path: Path) 
 def assert_found(name: str, path: Path, place: str) -> None:
     verification = compared(name, path)
     try:
-        found = report_of(verification, source="")
+        found = verification.report()
     except VerificationError as error:
         said = str(error)
     else:
@@ -114,7 +113,7 @@ def test_whole_models_pass(centred: Path) -> None:
         (LLAMA, centred),
     ):
         verification = compared(name, after)
-        found = report_of(verification, source="")
+        found = verification.report()
         assert found.holds, [entry for entry in found.checks if not entry.holds]
         expect_conversion(verification)
 

@@ -26,8 +26,9 @@ from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.progress import Progress
 from tq_onnx.quality.page import to_markdown
 from tq_onnx.runtime.opening import open_converted
+from tq_onnx.verification.findings import VerifyReport
 from tq_onnx.verification.tables import verify_tables
-from tq_onnx.verification.verify import VerifyReport, verify
+from tq_onnx.verification.verify import verify
 
 TEXT = ids(160, seed=7)[0]
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from tq_onnx.progress import OnProgress
     from tq_onnx.quality.figures import ComparisonReport
     from tq_onnx.speed.bench import SpeedReport
+    from tq_onnx.verification.findings import VerifyReport
     from tq_onnx.verification.fixedgraphs import GraphReport
     from tq_onnx.verification.pages import PagedReport
-    from tq_onnx.verification.verify import VerifyReport
 
 
 def verify(

@@ -13,9 +13,9 @@ from tq_onnx.errors import VerificationError
 
 if TYPE_CHECKING:
     from tq_onnx.progress import OnProgress, Progress
+    from tq_onnx.verification.findings import VerifyReport
     from tq_onnx.verification.fixedgraphs import GraphReport
     from tq_onnx.verification.pages import PagedReport
-    from tq_onnx.verification.verify import VerifyReport
 
 
 _MINUTE: Final = 60

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from tq_onnx.measure.divergence import QualityFigures
 from tq_onnx.measure.feeding_modes import FeedingFigures
 from tq_onnx.measure.greedy import GreedyFigures
-from tq_onnx.measure.oracle import BackendFigures
-from tq_onnx.measure.reconstruction import CacheDistance
+from tq_onnx.measure.oracle import OracleFigures
+from tq_onnx.measure.reconstruction import CacheDistance, ReconstructionFigures
 from tq_onnx.measure.windows import Ids
 from tq_onnx.runtime.placement import PlacementReport
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
-from tq_onnx.verification.checks import PropertyCheck
+from tq_onnx.verification.checks import Verdict
 from tq_onnx.verification.devices import ProviderFigures
 
 
@@ -63,23 +63,33 @@ class MemoryFigures:
         return self.original_bytes / self.converted_bytes
 
 
-@dataclass(frozen=True)
-class Predictions:
-    """What both models predict on a text, and how they go on with its beginning."""
+@dataclass(frozen=True, kw_only=True)
+class VerifyReport(Verdict):
+    """The result of ``verify``.
 
-    quality: QualityFigures
-    greedy: GreedyFigures
+    Attributes:
+        kernels: True if the library's kernels were checked, and not only the function bodies.
+        quality: original against converted; None if it was quick.
+        greedy: the continuations of both models; None likewise.
+        memory: cache bytes of both models.
+        modes: the feeding modes of the converted model; None if it was quick.
+        layers: reconstruction of every cache; empty if it was quick.
+        drift: every cache against the original's.
+        ladder: errors of each backend (kernels, function bodies, device) on each layer, against
+            numpy. It is a key of the JSON document, so the name stays.
+        logits_kernel_body: largest relative difference of logits between kernels and bodies.
+        placement: where the nodes of the converted model ran when it was compared.
+        device: the converted model on its provider against itself on the CPU; None on the CPU.
+    """
 
-
-@dataclass(frozen=True)
-class Findings:
-    """What a verification found; ``VerifyReport`` says what each is."""
-
-    checks: tuple[PropertyCheck, ...]
-    predictions: Predictions | None
+    kernels: bool
+    quality: QualityFigures | None
+    greedy: GreedyFigures | None
     memory: MemoryFigures
     modes: FeedingFigures | None
+    layers: tuple[ReconstructionFigures, ...]
     drift: tuple[CacheDistance, ...]
-    judged: BackendFigures
+    ladder: tuple[OracleFigures, ...]
+    logits_kernel_body: float | None
     placement: PlacementReport
-    device: ProviderFigures | None
+    device: ProviderFigures | None = None

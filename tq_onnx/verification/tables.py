@@ -8,9 +8,9 @@ from tq_onnx.measure.tables import TextTable, either
 
 if TYPE_CHECKING:
     from tq_onnx.measure.reconstruction import ReconstructionFigures
+    from tq_onnx.verification.findings import VerifyReport
     from tq_onnx.verification.fixedgraphs import GraphReport
     from tq_onnx.verification.pages import PagedReport
-    from tq_onnx.verification.verify import VerifyReport
 
 _VERDICTS = {True: "ok", False: "FAILED", None: "not done"}
 

@@ -16,10 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.codec import reference
+from tq_onnx.codec.extremes import warnings_of
 from tq_onnx.conversion.calibrationrecord import CalibrationRecord, record_in
 from tq_onnx.errors import UnsupportedModelError, VerificationError
 from tq_onnx.files.load import LoadedModel
 from tq_onnx.measure import divergence
+from tq_onnx.measure.divergence import QualityFigures
 from tq_onnx.measure.expose_internals import expose_internals, with_operators
 from tq_onnx.measure.feeding_modes import (
     FeedingFigures,
@@ -27,7 +29,7 @@ from tq_onnx.measure.feeding_modes import (
     chunk_of,
     compare_feeding_modes,
 )
-from tq_onnx.measure.greedy import compare_greedy, greedy_tokens
+from tq_onnx.measure.greedy import GreedyFigures, compare_greedy, greedy_tokens
 from tq_onnx.measure.oracle import BackendFigures, judge_backends
 from tq_onnx.measure.probe import Probe
 from tq_onnx.measure.readings import with_float_products
@@ -39,7 +41,7 @@ from tq_onnx.runtime.opening import open_converted
 from tq_onnx.runtime.placement import report_placement
 from tq_onnx.verification import checks, steps
 from tq_onnx.verification.baseline import Baseline
-from tq_onnx.verification.calibrated import TEXT_TOKENS, calibration_checks
+from tq_onnx.verification.calibrated import TEXT_TOKENS, advice, calibration_checks
 from tq_onnx.verification.checks import PropertyCheck
 from tq_onnx.verification.devices import (
     ProviderFigures,
@@ -48,7 +50,7 @@ from tq_onnx.verification.devices import (
     providers_agree,
 )
 from tq_onnx.verification.fidelity import PROMPT_TOKENS, fidelity
-from tq_onnx.verification.findings import Findings, Inputs, MemoryFigures, Predictions
+from tq_onnx.verification.findings import Inputs, MemoryFigures, VerifyReport
 from tq_onnx.verification.interfaces import failing, interface_kept, not_made_from, refuse_stranger
 from tq_onnx.verification.planned import expect_layers
 from tq_onnx.verification.steps import Seconds, Steps
@@ -166,8 +168,11 @@ class Verification:
         """The baked tables against the plan."""
         return checks.tables(self.form.model, self.plan)
 
-    def findings(self) -> Findings:
+    def report(self, source: str = "") -> VerifyReport:
         """Compare everything, as far as the inputs ask for it.
+
+        Args:
+            source: where the tokens come from.
 
         Raises:
             VerificationError: the model is no conversion of the original, or cannot read what the
@@ -179,7 +184,7 @@ class Verification:
         found = [self._kept()]
         memory, own, other = self._read()
         new_tokens = self._new_tokens  # while the original is still open
-        predictions = None if inputs.quick else self._predict(new_tokens)
+        quality, greedy = (None, None) if inputs.quick else self._predict(new_tokens)
         nodes = report_placement(self._after.session, self.loaded.model)
         found += [
             checks.placed(self._after, self.library),
@@ -221,15 +226,26 @@ class Verification:
             device = self._compare_providers(new_tokens)
             found += [on_device(nodes), *providers_agree(device, self.plan.layers[0].dtype)]
         self._steps.end_part()
-        return Findings(
-            tuple(found),
-            predictions,
-            memory,
-            modes,
-            tuple(distances),
-            judged,
-            nodes,
-            device,
+        return VerifyReport(
+            original=baseline.path,
+            converted=self.converted,
+            source=source,
+            tokens=len(self.prompt if inputs.quick else inputs.text),
+            kernels=self.library,
+            checks=tuple(found),
+            quality=quality,
+            greedy=greedy,
+            memory=memory,
+            modes=modes,
+            layers=judged.reconstruction,
+            drift=tuple(distances),
+            ladder=judged.layers,
+            logits_kernel_body=judged.logit_gap,
+            placement=nodes,
+            device=device,
+            warnings=warnings_of(row.extremes for row in judged.reconstruction if row.extremes),
+            left_out=checks.LEFT_OUT if inputs.quick else (),
+            advice=advice(found, self.record),
         )
 
     @cached_property
@@ -292,7 +308,7 @@ class Verification:
                 )
         return memory, *caches
 
-    def _predict(self, new_tokens: int) -> Predictions:
+    def _predict(self, new_tokens: int) -> tuple[QualityFigures, GreedyFigures]:
         before, after, inputs = self.baseline.opened, self._after, self.inputs
         context = min(inputs.context, len(inputs.text), self.room)
         self._steps.begin(steps.TEXT)
@@ -312,7 +328,7 @@ class Verification:
             greedy_tokens(model.decoder(most=len(prompt) + new_tokens), prompt, new_tokens)
             for model in (before, after)
         )
-        return Predictions(figures, compare_greedy(before.decoder(), prompt, own, other, noise))
+        return figures, compare_greedy(before.decoder(), prompt, own, other, noise)
 
     @property
     def _new_tokens(self) -> int:

@@ -11,33 +11,23 @@ text, so no verdict hangs on them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from tq_onnx.codec.extremes import warnings_of
 from tq_onnx.files.load import LoadedModel, load
-from tq_onnx.measure.divergence import QualityFigures
-from tq_onnx.measure.feeding_modes import FeedingFigures
-from tq_onnx.measure.greedy import GreedyFigures
-from tq_onnx.measure.oracle import OracleFigures
-from tq_onnx.measure.reconstruction import CacheDistance, ReconstructionFigures
 from tq_onnx.measure.windows import text_of
 from tq_onnx.plan import plan_in
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.recognise.branches import split
 from tq_onnx.runtime.model import refuse_pages
-from tq_onnx.runtime.placement import PlacementReport
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
 from tq_onnx.targets.registry import target_of_plan
 from tq_onnx.verification.baseline import Baseline
-from tq_onnx.verification.calibrated import advice
-from tq_onnx.verification.checks import LEFT_OUT, Verdict
-from tq_onnx.verification.devices import ProviderFigures
-from tq_onnx.verification.findings import Inputs, MemoryFigures
+from tq_onnx.verification.findings import Inputs, VerifyReport
 from tq_onnx.verification.fixedgraphs import GraphReport, verify_graph
 from tq_onnx.verification.interfaces import failing, not_made_from
 from tq_onnx.verification.pages import PagedReport, verify_pages
@@ -46,38 +36,6 @@ from tq_onnx.verification.verification import Verification
 
 BEGINNING: Final = "first prompt"
 """Of checks of the branch that takes no caches."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifyReport(Verdict):
-    """The result of ``verify``.
-
-    Attributes:
-        kernels: True if the library's kernels were checked, and not only the function bodies.
-        quality: original against converted; None if it was quick.
-        greedy: the continuations of both models; None likewise.
-        memory: cache bytes of both models.
-        modes: the feeding modes of the converted model; None if it was quick.
-        layers: reconstruction of every cache; empty if it was quick.
-        drift: every cache against the original's.
-        ladder: errors of each backend (kernels, function bodies, device) on each layer, against
-            numpy. It is a key of the JSON document, so the name stays.
-        logits_kernel_body: largest relative difference of logits between kernels and bodies.
-        placement: where the nodes of the converted model ran when it was compared.
-        device: the converted model on its provider against itself on the CPU; None on the CPU.
-    """
-
-    kernels: bool
-    quality: QualityFigures | None
-    greedy: GreedyFigures | None
-    memory: MemoryFigures
-    modes: FeedingFigures | None
-    layers: tuple[ReconstructionFigures, ...]
-    drift: tuple[CacheDistance, ...]
-    ladder: tuple[OracleFigures, ...]
-    logits_kernel_body: float | None
-    placement: PlacementReport
-    device: ProviderFigures | None = None
 
 
 def verify(
@@ -163,7 +121,7 @@ def verify(
             text_of(baseline.opened, tokens), new_tokens, context, library, threads, ep, quick
         )
         verification = Verification(baseline, converted, part, inputs, progress)
-        reports.append(report_of(verification, source=source))
+        reports.append(verification.report(source))
     *others, report = reports
     found = [
         replace(check, name=f"{BEGINNING}: {check.name}") for r in others for check in r.checks
@@ -172,41 +130,6 @@ def verify(
         report,
         checks=(*found, *report.checks),
         warnings=tuple(text for one in reports for text in one.warnings),
-    )
-
-
-def report_of(verification: Verification, *, source: str) -> VerifyReport:
-    """Do a verification and return its report.
-
-    Args:
-        verification: what is compared.
-        source: where the tokens come from.
-
-    Raises:
-        TqOnnxError: as for ``Verification.findings``.
-    """
-    found = verification.findings()
-    predictions, judged = found.predictions, found.judged
-    return VerifyReport(
-        original=verification.baseline.path,
-        converted=verification.converted,
-        source=source,
-        tokens=len(verification.prompt if predictions is None else verification.inputs.text),
-        kernels=verification.library,
-        checks=found.checks,
-        quality=None if predictions is None else predictions.quality,
-        greedy=None if predictions is None else predictions.greedy,
-        memory=found.memory,
-        modes=found.modes,
-        layers=judged.reconstruction,
-        drift=found.drift,
-        ladder=judged.layers,
-        logits_kernel_body=judged.logit_gap,
-        placement=found.placement,
-        device=found.device,
-        warnings=warnings_of(one.extremes for one in judged.reconstruction if one.extremes),
-        left_out=LEFT_OUT if verification.inputs.quick else (),
-        advice=advice(found.checks, verification.record),
     )
 
 
