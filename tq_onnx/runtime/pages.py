@@ -58,11 +58,6 @@ class PagedDecoder:
             for pair in self._pairs
         }
 
-    @property
-    def free_pages(self) -> int:
-        """Pages that no request has."""
-        return len(self._free)
-
     def run(self, tokens: Mapping[Any, Sequence[int] | npt.NDArray[np.int64]]) -> Logits:
         """Feed new tokens of some requests, and return logits ``[R, V]`` of their last ones.
 
@@ -97,10 +92,6 @@ class PagedDecoder:
             request.length += count
         found: Logits = logits
         return found
-
-    def drop(self, name: Hashable) -> None:
-        """Forget a request, and give its pages to others."""
-        self._free += self._requests.pop(name).pages
 
     def _make_room(self, request: Request, tokens: int) -> None:
         missing = -(-tokens // self._plan.block_size) - len(request.pages)
