@@ -26,6 +26,7 @@ from tq_onnx.errors import TqOnnxError, UsageError
 
 if TYPE_CHECKING:
     from tq_onnx.runtime.decoder import Decoder
+    from tq_onnx.runtime.model import OpenModel
 
 LEAST_KEY_COSINE: Final = 0.8
 LEAST_VALUE_COSINE: Final = 0.6
@@ -86,6 +87,11 @@ def differing_layers(
                 break
 
 
+def takes_prompt(opened: OpenModel, decoder: Decoder, count: int) -> bool:
+    """Return True if a model can read so many tokens at the beginning, in whole calls."""
+    return count <= (opened.longest or count) and count % (decoder.longest_call or 1) == 0
+
+
 def expect_model_of(path: Path, calibration: Calibration) -> tuple[str, ...]:
     """Refuse a model that a calibration is not of; its layers and heads have the same sizes.
 
@@ -116,7 +122,7 @@ def expect_model_of(path: Path, calibration: Calibration) -> tuple[str, ...]:
         if max(ids) >= opened.vocabulary:
             raise _another(f"it knows token {max(ids)}, and this model {opened.vocabulary} tokens")
         decoder = opened.decoder()
-        if len(ids) > (opened.longest or len(ids)) or len(ids) % (decoder.longest_call or 1):
+        if not takes_prompt(opened, decoder, len(ids)):
             return (_unknown(f"it takes no prompt of {len(ids)} tokens"),)
         caches = read_fingerprint(decoder, ids)
     except UsageError:

@@ -33,7 +33,7 @@ from tq_onnx.measure.feeding_modes import all_caches
 from tq_onnx.measure.readings import widened
 from tq_onnx.plan import Plan
 from tq_onnx.runtime.decoder import Decoder
-from tq_onnx.runtime.fingerprint import differing_layers, read_fingerprint
+from tq_onnx.runtime.fingerprint import differing_layers, read_fingerprint, takes_prompt
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.verification.checks import CONVERT_AGAIN, PropertyCheck, failed
 
@@ -130,10 +130,10 @@ def _of_this_model(record: CalibrationRecord, before: OpenModel) -> PropertyChec
         why = "the calibration file was of an earlier version, and named no model"
         return PropertyCheck(OF_THIS_MODEL, None, why)
     decoder = before.decoder()
-    if max(ids) >= before.vocabulary or len(ids) > (before.longest or len(ids)):
-        why = f"the original does not take the {len(ids)} tokens that tell"
+    if max(ids) >= before.vocabulary:
+        why = f"the original does not know the {len(ids)} tokens that tell"
         return PropertyCheck(OF_THIS_MODEL, None, why)
-    if len(ids) % (decoder.longest_call or 1):
+    if not takes_prompt(before, decoder, len(ids)):
         why = f"the original takes no prompt of {len(ids)} tokens"
         return PropertyCheck(OF_THIS_MODEL, None, why)
     wanted = [
