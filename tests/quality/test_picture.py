@@ -9,8 +9,10 @@ import pytest
 from tests.runtime.models import DYNAMO, converted, original
 from tq_onnx.errors import ModelFileError, UsageError
 from tq_onnx.quality.figures import ComparisonReport
+from tq_onnx.quality.page import to_page
 from tq_onnx.quality.picture import check_picture, draw_quality
 from tq_onnx.quality.report import report as make_report
+from tq_onnx.quality.tables import position_table
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +31,21 @@ def test_an_svg_names_every_point(report: ComparisonReport, tmp_path: Path) -> N
     assert text.count('id="LineCollection_') == 2  # the error bars of each panel
     draw_quality(report, tmp_path / "b.svg")
     assert (tmp_path / "b.svg").read_text() == text
+
+
+def test_long_windows_show_the_divergence_by_position(
+    report: ComparisonReport, tmp_path: Path
+) -> None:
+    assert position_table(report) is None
+    (model,) = report.models
+    quality = replace(model.quality, kl_by_position=(0.25, None, 2e-3))
+    long = replace(report, models=(replace(model, quality=quality),))
+    table = position_table(long)
+    assert table is not None
+    assert table.rows[0] == ("int4, no window", "0.2500", "", "0.00200")
+    draw_quality(long, tmp_path / "long.svg")
+    assert "position in the window" in (tmp_path / "long.svg").read_text()
+    assert "to 3,072" in to_page(long)
 
 
 def test_a_png_without_peers(report: ComparisonReport, tmp_path: Path) -> None:

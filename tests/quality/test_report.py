@@ -140,6 +140,7 @@ def test_figures_are_those_of_the_definition(report: ComparisonReport) -> None:
     assert int4.kl_mean == pytest.approx(np.mean(kl), rel=1e-4)
     assert int4.kl_first_half == pytest.approx(np.mean([one[:32] for one in kl]), rel=1e-4)
     assert int4.kl_second_half == pytest.approx(np.mean([one[32:] for one in kl]), rel=1e-4)
+    assert int4.kl_by_position == pytest.approx((np.mean(kl),), rel=1e-4)
     assert int4.kl_p99 == pytest.approx(np.percentile(np.concatenate(kl), 99), rel=1e-4)
     assert int4.kl_error == pytest.approx(np.std(kl) / np.sqrt(3 * 63), rel=1e-4)
     change = np.concatenate(losses, axis=1)

@@ -87,6 +87,7 @@ def _print(found: ComparisonReport, *, layers: bool) -> None:
         generation_table,
         layer_table,
         outlier_table,
+        position_table,
         report_notes,
         report_table,
     )
@@ -94,7 +95,7 @@ def _print(found: ComparisonReport, *, layers: bool) -> None:
     terminal.print_table(report_table(found))
     if terminal.width() is not None:
         terminal.print_line("all columns: in a pipe, with --markdown FILE, or with --json")
-    for table in (generation_table(found), outlier_table(found)):
+    for table in (position_table(found), generation_table(found), outlier_table(found)):
         if table is not None:
             terminal.print_table(table)
     if layers:

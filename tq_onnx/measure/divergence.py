@@ -21,6 +21,9 @@ from tq_onnx.measure.windows import Ids, Window, windows
 from tq_onnx.progress import OnProgress, Progress
 from tq_onnx.runtime.decoder import Decoder
 
+STRETCH: Final = 1024
+"""Positions of a window whose mean KL divergence is one number of ``kl_by_position``."""
+
 # Logits of one chunk: at most this many numbers per model.
 _CHUNK_LOGITS: Final = 1 << 23
 _LONGEST_CHUNK: Final = 256
@@ -47,6 +50,8 @@ class QualityFigures:
         kl_first_half: mean KL divergence in the first half of each window; None if nothing was
             scored there.
         kl_second_half: the same in the second half, whose caches are longer.
+        kl_by_position: mean KL divergence of each 1,024 positions of the windows, the first ones
+            first; None where nothing was scored.
         top1_agreement: part of the positions where both models prefer the same token.
         logit_max_difference: largest absolute difference of a logit.
         logit_relative_error: RMS difference over RMS of the original's centred logits.
@@ -66,6 +71,7 @@ class QualityFigures:
     kl_max: float
     kl_first_half: float | None
     kl_second_half: float | None
+    kl_by_position: tuple[float | None, ...]
     top1_agreement: float
     logit_max_difference: float
     logit_relative_error: float
@@ -187,6 +193,13 @@ def _picked(scores: npt.NDArray[np.float64], ids: npt.NDArray[np.int64]) -> npt.
     return picked
 
 
+def _by_stretch(kl: npt.NDArray[np.float64], positions: Ids) -> tuple[float | None, ...]:
+    """Return the mean of each ``STRETCH`` positions; None where there is no number."""
+    stretches = positions // STRETCH
+    sums, counts = np.bincount(stretches, kl), np.bincount(stretches)
+    return tuple(float(s / n) if n else None for s, n in zip(sums, counts, strict=True))
+
+
 class Sums:
     """Sums of everything in ``QualityFigures``, and two numbers of each position."""
 
@@ -230,7 +243,8 @@ class Sums:
     def figures(self, context: int, stride: int) -> QualityFigures:
         """Return the figures of windows of ``context`` tokens that advance by ``stride``."""
         kl, gain = np.concatenate(self._kl), np.concatenate(self._gain)
-        early = np.concatenate(self._positions) < context // 2
+        positions = np.concatenate(self._positions)
+        early = positions < context // 2
         count = len(kl)
         change = float(np.exp(gain.mean()))
         own = float(np.exp(self._loss / count))
@@ -248,6 +262,7 @@ class Sums:
             kl_max=float(kl.max()),
             kl_first_half=float(kl[early].mean()) if early.any() else None,
             kl_second_half=float(kl[~early].mean()) if not early.all() else None,
+            kl_by_position=_by_stretch(kl, positions),
             top1_agreement=self._agreed / count,
             logit_max_difference=self._largest,
             logit_relative_error=float(np.sqrt(self._difference / max(self._energy, 1e-300))),

@@ -12,6 +12,7 @@ from tq_onnx.quality.tables import (
     generation_table,
     layer_table,
     outlier_table,
+    position_table,
     report_notes,
     report_table,
 )
@@ -54,7 +55,7 @@ def to_page(report: ComparisonReport, picture: str | None = None, *, layers: boo
     """
     table = report_table(report)
     parts = [f"{table.title}.", to_markdown(table)]
-    for more in (generation_table(report), outlier_table(report)):
+    for more in (position_table(report), generation_table(report), outlier_table(report)):
         if more is not None:
             parts += [f"{more.title}.", to_markdown(more)]
     parts.append("\n".join(f"- {note}" for note in report_notes(report)))

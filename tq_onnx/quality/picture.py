@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tq_onnx.codec.presetfacts import LENGTHS
 from tq_onnx.errors import ModelFileError, UsageError
+from tq_onnx.measure.divergence import STRETCH
 from tq_onnx.measure.tables import model_name
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def draw_quality(report: ComparisonReport, path: Path) -> None:
     """Draw KL divergence and change of perplexity over bytes per token, one point for each model.
 
     Bars are standard errors. Bytes are those of caches of 8,192 tokens, exact windows included.
+    With windows of more than 1,024 tokens, a third panel has the KL divergence over the position.
 
     Args:
         report: the measured figures.
@@ -81,8 +83,9 @@ def draw_quality(report: ComparisonReport, path: Path) -> None:
     Raises:
         UsageError, ModelFileError: as ``check_picture``.
     """
-    with _figure(path, 14, 7) as figure:
-        left, right = figure.subplots(1, 2)
+    stretches = max(len(model.quality.kl_by_position) for model in _drawn(report))
+    with _figure(path, 14 if stretches < 2 else 21, 7) as figure:
+        left, right, *more = figure.subplots(1, 2 if stretches < 2 else 3)
         figure.suptitle(
             f"{model_name(report.original)}: {report.positions:,} predictions, windows of "
             f"{report.context:,} tokens; float perplexity {report.perplexity:.2f}"
@@ -107,9 +110,29 @@ def draw_quality(report: ComparisonReport, path: Path) -> None:
         )
         for axes, heights, errors in panels:
             _scatter(axes, report, heights, errors)
+        for axes in more:
+            _draw_positions(axes, _drawn(report))
         figure.draw_without_rendering()
         for axes, heights, _ in panels:
             _label(axes, _drawn(report), heights)
+
+
+def _draw_positions(axes: Axes, models: Sequence[ModelFigures]) -> None:
+    """Draw a line for each model, with a point in the middle of each stretch of a window."""
+    for model in models:
+        points = [
+            (STRETCH * (stretch + 0.5), max(kl, _LEAST_KL))
+            for stretch, kl in enumerate(model.quality.kl_by_position)
+            if kl is not None
+        ]
+        style = "s--" if model.peer else "o-"
+        axes.plot(*zip(*points, strict=True), style, label=model.name)
+    axes.set_xlabel(f"position in the window, means of {STRETCH:,} tokens")
+    axes.set_ylabel("mean KL divergence from the original, nats")
+    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.grid(visible=True, which="major", color="0.92")
+    axes.legend(fontsize=8)
 
 
 def draw_speed(report: SpeedReport, path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from tq_onnx.measure.divergence import STRETCH
 from tq_onnx.measure.tables import HALF_BITS, TextTable, either
 
 if TYPE_CHECKING:
@@ -60,6 +61,25 @@ def report_table(report: ComparisonReport) -> TextTable:
             ">KL mean",
             ">same top token",
         ),
+    )
+
+
+def position_table(report: ComparisonReport) -> TextTable | None:
+    """Return the KL divergence by position, one row a model; None for windows of one stretch."""
+    models = (*report.models, *report.peers)
+    stretches = max(len(model.quality.kl_by_position) for model in models)
+    if stretches < 2:
+        return None
+    return TextTable.of(
+        ("model", *(f">to {STRETCH * (stretch + 1):,}" for stretch in range(stretches))),
+        [
+            (
+                model.name,
+                *("" if kl is None else _small(kl) for kl in model.quality.kl_by_position),
+            )
+            for model in models
+        ],
+        f"Mean KL divergence of each {STRETCH:,} positions of a window, in nats",
     )
 
 
