@@ -211,7 +211,9 @@ def sections(presets: list[str], tokens: int, threads: int) -> list[Section]:
                 f"[ -e {SMOLLM} ] || python models/export_smollm2.py {SMOLLM}",
                 f"tq-onnx calibrate {SMOLLM}/model.onnx --threads {threads} --overwrite",
                 *_conversions(SMOLLM, [first], calibrated),
-                *_conversions(SMOLLM, [first], calibrated, f"--window {WIDER}", f"-{WIDER}"),
+                *_conversions(
+                    SMOLLM, [first], calibrated, f"--residual-length {WIDER}", f"-{WIDER}"
+                ),
                 _report(
                     SMOLLM_WINDOW,
                     SMOLLM,
@@ -240,7 +242,9 @@ def sections(presets: list[str], tokens: int, threads: int) -> list[Section]:
             SMOLLM_PLAIN,
             (
                 *_conversions(SMOLLM, calibrated, []),
-                *_conversions(SMOLLM, [first], calibrated[:2], "--window 0 --sinks 0", "-bare"),
+                *_conversions(
+                    SMOLLM, [first], calibrated[:2], "--residual-length 0 --sink-tokens 0", "-bare"
+                ),
                 _report(
                     SMOLLM_PLAIN,
                     SMOLLM,

@@ -233,7 +233,7 @@ def test_any_file_that_is_loaded_gives_finite_logits(preset: str, tmp_path: Path
     if PRESETS[preset].is_split or preset == "raw":
         pytest.skip("it wants a calibration, or has no codes")
     path = tmp_path / "model.onnx"
-    tq_onnx.convert(original(DYNAMO), path, preset=preset, window=0, sinks=0)
+    tq_onnx.convert(original(DYNAMO), path, preset=preset, residual_length=0, sink_tokens=0)
     model = tq_onnx.load(path, threads=1)
     cache, file = model.new_cache(), tmp_path / "talk.safetensors"
     model.generate([5, 6, 7], cache=cache, max_new_tokens=2)

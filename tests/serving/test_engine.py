@@ -50,7 +50,7 @@ def test_batches_are_answered_as_by_the_generator(folder: Path, tmp_path: Path) 
     prompts = uneven_prompts(24)
     assert len({len(prompt) for prompt in prompts}) > 12
     for window in (0, 16):
-        chosen = Options(window=window, sinks=0)
+        chosen = Options(residual_length=window, sink_tokens=0)
         report = convert_folder(folder, tmp_path / str(window), preset="raw", options=chosen)
         assert report.genai is not None
         alone = Alone(report.output, report.genai.window_rows)
@@ -135,7 +135,9 @@ def test_convert_warns_where_batches_go_wrong(route: str, warned: bool, tmp_path
 def test_limits_of_a_folder(route: str, together: bool, tmp_path: Path) -> None:
     source = bundled_genai(tmp_path / "in", route)
     assert batching_of(source) == Batching(False, UNKNOWN, 2048, 0, vocabulary=260)
-    made = convert_folder(source, tmp_path / "out", options=Options(window=16, sinks=4))
+    made = convert_folder(
+        source, tmp_path / "out", options=Options(residual_length=16, sink_tokens=4)
+    )
     assert made.genai is not None
     batching = batching_of(made.output, max_length=5000)
     assert (batching.together, batching.reason) == (together, "" if together else UNEVEN)
@@ -172,7 +174,9 @@ def test_ends_and_refusals(converted: Path) -> None:
 def test_a_failure_ends_every_answer(converted: Path) -> None:
     """Rows of caches that are too few, which only the graph notices."""
     windowed = converted.with_name("windowed")
-    convert_folder(converted.with_name("qwen3"), windowed, options=Options(window=16, sinks=4))
+    convert_folder(
+        converted.with_name("qwen3"), windowed, options=Options(residual_length=16, sink_tokens=4)
+    )
     thread = Engine(windowed)
     batching_with(thread, window_rows=0)
     told = threading.Event()

@@ -23,7 +23,7 @@ from tq_onnx.targets.registry import TARGETS
 
 _output = grouped("Output")
 _codec = grouped("Codec")
-_window = grouped("Exact window")
+_exact_tokens = grouped("Exact tokens")
 _layers = grouped("Layers")
 _calibration = grouped("Calibration")
 _target = grouped("Target")
@@ -127,20 +127,22 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     show_default=True,
     help="Random seed of the rotations.",
 )
-@_window(
-    "--window",
+@_exact_tokens(
+    "--residual-length",
+    former="--window",
     type=flags.Whole(),
     metavar="N",
     help="Also keep the newest N tokens in float16, at a fixed cost per sequence. Independent of "
     f"the model's sliding window.  [default: {_windows()}; else 0. 0 in folders of "
     f"onnxruntime-genai and for the targets {_WITHOUT_WINDOW}]",
 )
-@_window(
-    "--sinks",
+@_exact_tokens(
+    "--sink-tokens",
+    former="--sinks",
     type=flags.Whole(),
     metavar="N",
     help="Also keep the first N tokens in float16.  "
-    f"[default: {_WITH_WINDOW[0].sinks} if the default of --window is above 0, else 0]",
+    f"[default: {_WITH_WINDOW[0].sinks} if the default of --residual-length is above 0, else 0]",
 )
 @_layers(
     "--layers",

@@ -65,7 +65,7 @@ def diff(*, original: Path, converted: Path, as_json: bool) -> None:
     if weights:
         head = ("initializer", "type", ">bytes before", ">bytes after")
         terminal.print_table(TextTable.of(head, weights))
-    window = f" and {found.window_bytes:,} for the exact window" if found.window_bytes else ""
+    window = f" and {found.window_bytes:,} for exact tokens" if found.window_bytes else ""
     terminal.print_line(
         f"preset {found.preset}: {found.bytes_per_token_before:,} cache bytes per token before, "
         f"{found.bytes_per_token_after:,} after{window}"

@@ -65,6 +65,6 @@ def presets(head_size: int, as_json: bool) -> None:
     terminal.print_table(TextTable.of(columns, rows, brief=brief))
     terminal.print_line(
         f"bytes: key and value of one token and KV head of size {head_size}; at 8k: the same with "
-        "its share of the exact window, in a cache of 8,192 tokens; bits: of one value; smaller: "
-        "than float16, times, without a window"
+        "its share of the exact tokens, in a cache of 8,192 tokens; bits: of one value; smaller: "
+        "than float16, times, without exact tokens"
     )

@@ -22,7 +22,7 @@ from typing import Final
 
 from tq_onnx.codec.presets import DEFAULT_PRESET, Preset
 from tq_onnx.conversion import pipeline
-from tq_onnx.conversion.options import Options, expect_window, preset_of, without
+from tq_onnx.conversion.options import Options, expect_exact_tokens, preset_of, without
 from tq_onnx.conversion.planning import DEFAULT_OPTIONS
 from tq_onnx.conversion.reports import ConversionReport
 from tq_onnx.conversion.target import CPU, Target
@@ -115,8 +115,8 @@ def convert_folder(
         output: the folder to write.
         preset: a name in ``codec.presets.PRESETS``.
         options: what else is asked for, the same for every decoder. A folder of
-            onnxruntime-genai gets equal rows in any case, and an exact window only if it is asked
-            for.
+            onnxruntime-genai gets equal rows in any case, and exact tokens only if the options
+            request them.
         target: the target, the same for every decoder.
         overwrite: whether files of an output that exists may be replaced; others in it stay.
         external_data: ``copy`` (the default) or ``link``.
@@ -209,19 +209,20 @@ def convert_folder(
 
 
 def _genai_options(options: Options, preset: Preset, target: Target) -> Options:
-    """Return the options of a folder of onnxruntime-genai: equal rows, no window by default.
+    """Return the options of a folder of onnxruntime-genai: equal rows, no exact tokens by default.
 
-    Buffers for max_length tokens have no rows for a window, and those of beams never do.
+    Buffers for max_length tokens have no rows for exact tokens, and those of beams never do.
 
     Raises:
-        UsageError: the preset is of little use without a window.
+        UsageError: the preset is of little use without exact tokens.
     """
     if EXACT_WINDOW in target.capabilities.features:
-        expect_window(
+        expect_exact_tokens(
             preset,
             options,
-            "folders of onnxruntime-genai have one only if it is asked for",
-            instead=f"give --window {preset.window} --sinks {preset.sinks}, use --preset int3",
+            "folders of onnxruntime-genai have them only on request",
+            instead=f"give residual_length={preset.window} and sink_tokens={preset.sinks}, use "
+            "--preset int3",
         )
     return replace(without(options, [EXACT_WINDOW]), equal_rows=True)
 

@@ -216,9 +216,9 @@ def patch_config(
     if window_rows:
         if not fixed:
             raise UnsupportedModelError(
-                "onnxruntime-genai gives caches that grow no room for an exact window",
+                "onnxruntime-genai gives caches that grow no room for exact tokens",
                 where=str(config.path),
-                fix="convert with --window 0 --sinks 0",
+                fix="convert with residual_length=0 and sink_tokens=0",
             )
         after = _make_room(document, window_rows)
     may_share = before is False and fixed and not window_rows and engine is None
