@@ -69,7 +69,8 @@ length that you use.
   unless a row says otherwise. **Bytes per token** of 1,024, 8,192 and 32,768 have their share.
   `int2.75` and `int2.5` are in [presets.md](presets.md#bits-where-they-matter).
 - **change** is that of the perplexity, with its standard error. **KL** is the divergence from the
-  original's predictions, in nats, and less noisy. Below 0.01 nobody notices.
+  original's predictions, in nats, and less noisy. Below 0.01 it is hard to
+  notice.
 - **Generation**: *natural* and *random*: a passage comes again so many tokens later, and the loss
   on its second copy rises by so much of what copying gains. *decoding*: the model is fed what the
   original writes, token by token; *near-ties* only differ where the original was undecided.

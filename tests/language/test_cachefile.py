@@ -275,8 +275,8 @@ def test_a_file_that_no_memory_holds(saved: Path, monkeypatch: pytest.MonkeyPatc
         ("[]", "the file holds no conversation"),
         ("{", "the file is not a cache"),
         ("[" * 100_000, "the file is not a cache"),
-        ('[{"role": "user"}]', "its messages are none"),
-        ('[{"role": "user", "content": 5}]', "its messages are none"),
+        ('[{"role": "user"}]', "its messages are invalid"),
+        ('[{"role": "user", "content": 5}]', "its messages are invalid"),
     ],
     ids=["none", "no turns", "no JSON", "deep", "no content", "no text"],
 )

@@ -21,7 +21,7 @@ from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.errors import EngineError, UsageError
 from tq_onnx.integrations.folderconversion import convert_folder
-from tq_onnx.language.engine import ASKED, UNEVEN, UNKNOWN, batching_of
+from tq_onnx.language.engine import ALONE, UNEVEN, UNKNOWN, batching_of
 from tq_onnx.runtime.batching import Batching
 from tq_onnx.runtime.jobs import Step
 
@@ -67,7 +67,7 @@ def test_quantised_batches_part_at_near_ties_only(converted: Path) -> None:
     alone, prompts = Alone(converted), uneven_prompts(24)
     assert_near_ties_only(alone, prompts, answered(converted, prompts, NEW), [NEW] * len(prompts))
     # One at a time there is no other rounding.
-    assert batching_of(converted, alone=True).reason == ASKED
+    assert batching_of(converted, alone=True).reason == ALONE
     answers = answered(converted, prompts, NEW, together=False)
     assert answers == [alone.answer(prompt, NEW) for prompt in prompts]
 

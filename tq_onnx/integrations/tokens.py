@@ -167,8 +167,7 @@ def calibration_tokens(
     if len(ids) < FEWEST_TOKENS:
         behind = f"behind the first {skip:,} tokens " if skip else ""
         raise UsageError(
-            f"{behind}there are {len(ids)} tokens, and {FEWEST_TOKENS} are the fewest that tell "
-            "anything",
+            f"{behind}there are {len(ids)} tokens, and statistics need at least {FEWEST_TOKENS}",
             where=OWN_TEXT if text is None else str(text),
             fix="skip fewer, or give a longer text" if skip else "give a longer text",
         )

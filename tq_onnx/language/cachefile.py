@@ -195,7 +195,7 @@ def _messages(facts: dict[str, str]) -> list[Message]:
     try:
         return texts_of(json.loads(facts.get(_MESSAGES, "[]")))
     except (UsageError, RecursionError) as error:
-        raise ValueError("its messages are none") from error
+        raise ValueError("its messages are invalid") from error
 
 
 def _check_facts(facts: dict[str, str], identity: Identity, where: str) -> None:

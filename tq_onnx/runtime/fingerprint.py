@@ -108,9 +108,8 @@ def expect_model_of(path: Path, calibration: Calibration) -> tuple[str, ...]:
     """
     if not calibration.names_model:
         return (
-            f"the calibration file is of tq-onnx {calibration.tool_version}, which wrote no name "
-            "of a model into it: nothing tells whether it is of this one; `tq-onnx calibrate` "
-            "makes one that does",
+            f"tq-onnx {calibration.tool_version} wrote the calibration file and did not name the "
+            "model in it, so that it may be of another model; run `tq-onnx calibrate` again",
         )
     # A conversion without a calibration needs no onnxruntime.
     from tq_onnx.runtime.opening import open_original

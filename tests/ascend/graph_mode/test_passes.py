@@ -240,7 +240,7 @@ def test_an_operator_that_the_provider_does_not_take_is_refused(converted: Path)
     model = load(converted).model
     node = next(node for node in model.graph if node.op_type == "Sigmoid")
     node.op_type, node.name = "Tan", "odd"
-    with pytest.raises(UnsupportedModelError, match=r"odd \(Tan\) is none of the operators"):
+    with pytest.raises(UnsupportedModelError, match=r"odd \(Tan\) is not an operator"):
         lower(model, capacity=8)
 
 
