@@ -119,7 +119,7 @@ def read_config(folder: Path) -> GenaiConfig | None:
         model = document["model"]
         decoder = model["decoder"]
         decoders = tuple(_file_names(decoder))
-        others = tuple(
+        components = tuple(
             name
             for key, part in model.items()
             if key != "decoder" and isinstance(part, dict)
@@ -143,10 +143,10 @@ def read_config(folder: Path) -> GenaiConfig | None:
         raise ModelFileError(
             "the configuration names no file of a decoder", where=str(path), fix=_SAVE_AGAIN
         )
-    for name in (*decoders, *others):
+    for name in (*decoders, *components):
         _check_name(name, path)
     providers = tuple(name for name in providers if name.lower() not in ("cpu", ""))
-    return GenaiConfig(path, document, decoders, others, providers)
+    return GenaiConfig(path, document, decoders, components, providers)
 
 
 def check_config(config: GenaiConfig) -> None:
