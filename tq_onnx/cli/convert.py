@@ -37,7 +37,7 @@ _WITHOUT_WINDOW = ", ".join(
 def _windows() -> str:
     """Return the windows of presets, and which presets have them."""
     return "; ".join(
-        f"{size} for {', '.join(one.name for one in _WITH_WINDOW if one.window == size)}"
+        f"{size} for {', '.join(preset.name for preset in _WITH_WINDOW if preset.window == size)}"
         for size in dict.fromkeys(preset.window for preset in _WITH_WINDOW)
     )
 
@@ -214,7 +214,7 @@ def convert(
             model, written, preset=preset, target=target, on_progress=on_progress, **arguments
         )
     reports = report.decoders if isinstance(report, FolderReport) else (report,)
-    terminal.print_warnings(dict.fromkeys(text for one in reports for text in one.warnings))
+    terminal.print_warnings(dict.fromkeys(text for entry in reports for text in entry.warnings))
     if as_json:
         terminal.print_json(report)
     elif isinstance(report, FolderReport):

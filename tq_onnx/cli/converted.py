@@ -79,8 +79,8 @@ def print_folder(report: FolderReport, folder: Path, output: Path) -> None:
     rows += [("left out", f"{entry.name}: {entry.reason}") for entry in report.left_out]
     if report.genai is not None:
         rows += _genai_rows(report.genai, PRESETS[first.plan.preset])
-    there, here = shlex.quote(str(folder)), shlex.quote(str(output))
-    rows.append(("next", f"tq-onnx verify {there} {here} --quick"))
+    original_name, converted_name = shlex.quote(str(folder)), shlex.quote(str(output))
+    rows.append(("next", f"tq-onnx verify {original_name} {converted_name} --quick"))
     terminal.print_facts(rows)
     for decoder in report.decoders:
         planned.warn(decoder.plan, decoder.equalisation)

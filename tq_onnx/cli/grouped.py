@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import click
 
-_REST: Final = "Other"
+_UNGROUPED: Final = "Other"
 ALL: Final = "tq_onnx.all_options"
 """Key of a context's ``meta``: whether its help shows all options."""
 
@@ -24,7 +24,7 @@ class GroupedOption(click.Option):
     def __init__(
         self,
         *arguments: Any,
-        group: str = _REST,
+        group: str = _UNGROUPED,
         first: bool = False,
         former: str | None = None,
         **settings: Any,
@@ -66,16 +66,16 @@ class GroupedCommand(click.Command):
             record = option.get_help_record(ctx) if isinstance(option, click.Option) else None
             if record is None or not (shows_all or getattr(option, "first", True)):
                 continue
-            group = getattr(option, "group", _REST) if shows_all else "Options"
+            group = getattr(option, "group", _UNGROUPED) if shows_all else "Options"
             groups.setdefault(group, []).append(record)
-        rest = groups.pop(_REST, None)
-        for name, records in (groups | ({_REST: rest} if rest else {})).items():
+        ungrouped = groups.pop(_UNGROUPED, None)
+        for name, records in (groups | ({_UNGROUPED: ungrouped} if ungrouped else {})).items():
             with formatter.section(name):
                 formatter.write_dl(records)
 
 
-def _show_all(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
-    if asked:
+def _show_all(ctx: click.Context, _option: click.Parameter, is_set: bool) -> None:
+    if is_set:
         ctx.meta[ALL] = True
         click.echo(ctx.get_help(), color=ctx.color)
         ctx.exit()

@@ -30,12 +30,12 @@ def presets(head_size: int, as_json: bool) -> None:
       tq-onnx presets
       tq-onnx presets --head-size 64 --json
     """
-    found = [preset_facts(preset, head_size) for preset in PRESETS.values()]
+    facts = [preset_facts(preset, head_size) for preset in PRESETS.values()]
     if as_json:
-        terminal.print_json(found)
+        terminal.print_json(facts)
         return
     rows = []
-    for entry in found:
+    for entry in facts:
         slot = "" if entry.vllm_slot is None else f" (its slot: {entry.vllm_slot} bytes)"
         rows.append(
             (
