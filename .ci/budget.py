@@ -86,13 +86,13 @@ def has_commit(name: str) -> bool:
     return subprocess.run(command, cwd=ROOT, check=False, capture_output=True).returncode == 0
 
 
-def write(rooms: dict[str, int], lines: Counter[str]) -> None:
-    """Lower the numbers of the budget file to the lines of today; comments stay."""
-    text = BUDGET.read_text(encoding="utf-8")
-    for room, most in rooms.items():
-        number = min(most, round(lines[room] * SLACK))
-        text = re.sub(rf'^("{re.escape(room)}" = )\d+', rf"\g<1>{number}", text, flags=re.MULTILINE)
-    BUDGET.write_text(text, encoding="utf-8")
+def write(section: str, numbers: dict[str, int]) -> None:
+    """Set the numbers of a section of the budget file; comments stay."""
+    head, mark, body = BUDGET.read_text(encoding="utf-8").partition(f"[{section}]\n")
+    for room, number in numbers.items():
+        line = rf'^("{re.escape(room)}" = )\d+'
+        body = re.sub(line, rf"\g<1>{number}", body, count=1, flags=re.MULTILINE)
+    BUDGET.write_text(head + mark + body, encoding="utf-8")
 
 
 def main() -> int:
@@ -108,7 +108,8 @@ def main() -> int:
     rooms: dict[str, int] = budget["rooms"]
     lines = lines_by_room(rooms)
     if arguments.write:
-        write(rooms, lines)
+        lower = {room: min(most, round(lines[room] * SLACK)) for room, most in rooms.items()}
+        write("rooms", lower)
         return 0
     added, removed = Counter[str](), Counter[str]()
     if has_commit(arguments.base):

@@ -31,7 +31,7 @@ from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.targets.registry import TARGETS
 
-PLAIN = Options(gains=False, window=0, sinks=0)
+PLAIN = Options(gains=False, residual_length=0, sink_tokens=0)
 """What models for JavaScript have, in a model with operators."""
 
 

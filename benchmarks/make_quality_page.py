@@ -69,7 +69,8 @@ length that you use.
   unless a row says otherwise. **Bytes per token** of 1,024, 8,192 and 32,768 have their share.
   `int2.75` and `int2.5` are in [presets.md](presets.md#bits-where-they-matter).
 - **change** is that of the perplexity, with its standard error. **KL** is the divergence from the
-  original's predictions, in nats, and less noisy. Below 0.01 nobody notices.
+  original's predictions, in nats, and less noisy. Below 0.01 it is hard to
+  notice.
 - **Generation**: *natural* and *random*: a passage comes again so many tokens later, and the loss
   on its second copy rises by so much of what copying gains. *decoding*: the model is fed what the
   original writes, token by token; *near-ties* only differ where the original was undecided.
@@ -211,7 +212,9 @@ def sections(presets: list[str], tokens: int, threads: int) -> list[Section]:
                 f"[ -e {SMOLLM} ] || python models/export_smollm2.py {SMOLLM}",
                 f"tq-onnx calibrate {SMOLLM}/model.onnx --threads {threads} --overwrite",
                 *_conversions(SMOLLM, [first], calibrated),
-                *_conversions(SMOLLM, [first], calibrated, f"--window {WIDER}", f"-{WIDER}"),
+                *_conversions(
+                    SMOLLM, [first], calibrated, f"--residual-length {WIDER}", f"-{WIDER}"
+                ),
                 _report(
                     SMOLLM_WINDOW,
                     SMOLLM,
@@ -240,7 +243,9 @@ def sections(presets: list[str], tokens: int, threads: int) -> list[Section]:
             SMOLLM_PLAIN,
             (
                 *_conversions(SMOLLM, calibrated, []),
-                *_conversions(SMOLLM, [first], calibrated[:2], "--window 0 --sinks 0", "-bare"),
+                *_conversions(
+                    SMOLLM, [first], calibrated[:2], "--residual-length 0 --sink-tokens 0", "-bare"
+                ),
                 _report(
                     SMOLLM_PLAIN,
                     SMOLLM,

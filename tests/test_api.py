@@ -228,8 +228,16 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "seed must be at most 4294967295, got 9223",
     ),
     "a negative seed": ("convert", {"seed": -1}, "seed must be at least 0, got -1"),
-    "half a token": ("convert", {"window": 1.5}, "window must be a whole number, got 1.5"),
-    "half a sink": ("convert", {"sinks": -0.5}, "sinks must be a whole number, got -0.5"),
+    "half a token": (
+        "convert",
+        {"residual_length": 1.5},
+        "residual_length must be a whole number, got 1.5",
+    ),
+    "half a sink": (
+        "convert",
+        {"sink_tokens": -0.5},
+        "sink_tokens must be a whole number, got -0.5",
+    ),
     "a truth for bits": ("convert", {"bits_k": True}, "bits_k must be a whole number, got True"),
     "bits": ("convert", {"bits_v": 2**70}, "bits_v must be at most 8, got 11805"),
     "layers at the ends": (
@@ -268,6 +276,15 @@ def test_refusals(model: Path, case: str) -> None:
     with pytest.raises(tq_onnx.errors.UsageError, match=sentence) as caught:
         getattr(tq_onnx, name)(model, **arguments)
     assert isinstance(caught.value, TqOnnxError)
+
+
+def test_former_names_of_parameters(model: Path) -> None:
+    with pytest.warns(DeprecationWarning, match="sinks is called sink_tokens now") as caught:
+        done = tq_onnx.convert(model, window=8, sinks=2)
+    assert caught[0].filename == __file__
+    assert (done.plan.recent, done.plan.sinks) == (8, 2)
+    with pytest.raises(tq_onnx.errors.UsageError, match="give residual_length only"):
+        tq_onnx.convert(model, window=8, residual_length=8)
 
 
 USER_FILE = """

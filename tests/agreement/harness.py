@@ -45,7 +45,7 @@ from tq_onnx.runtime.signature import plan_of, signature_of
 Array = np.ndarray[Any, Any]
 
 CHUNKS = (7, 1, 3, 1)
-AS_THEY_ARE = Options(equalize=False, gains=False, window=0, sinks=0)
+AS_THEY_ARE = Options(equalize=False, gains=False, residual_length=0, sink_tokens=0)
 """Keys are compared with those of the original, which no scales have changed; simulated codecs
 search for nothing."""
 TOTAL = sum(CHUNKS)

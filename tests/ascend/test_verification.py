@@ -189,9 +189,9 @@ def test_what_something_else_gave_is_not_taken_over(
     model, kept = tmp_path / "model.onnx", tmp_path / "kept"
     model.write_bytes(b"1")
     request = Request(models=(model,))
-    npu.verify_on_npu(request, kept=kept)
+    npu.verify_on_npu(request, parts_file=kept)
     asked.clear()
-    npu.verify_on_npu(request, kept=kept)
+    npu.verify_on_npu(request, parts_file=kept)
     assert asked == [PARTS[0]]
     if changed == "device":
         device["soc"] = "another"
@@ -200,7 +200,7 @@ def test_what_something_else_gave_is_not_taken_over(
     else:
         kept.write_text("[]")
     asked.clear()
-    npu.verify_on_npu(request, kept=kept)
+    npu.verify_on_npu(request, parts_file=kept)
     assert asked == [*PARTS]
 
 

@@ -32,7 +32,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("products")
     build_bundled("genai", folder)
     path = folder / "model.onnx"
-    convert(path, folder / "int4.onnx", preset="int4", options=Options(window=0, sinks=0))
+    convert(
+        path, folder / "int4.onnx", preset="int4", options=Options(residual_length=0, sink_tokens=0)
+    )
     return path
 
 

@@ -30,7 +30,7 @@ def for_the_cpu(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """An original and its conversion for another provider."""
     folder = tmp_path_factory.mktemp("cpu")
     original = build_bundled("dynamo", folder)
-    convert(original, folder / "int4.onnx", options=Options(window=0, sinks=0))
+    convert(original, folder / "int4.onnx", options=Options(residual_length=0, sink_tokens=0))
     return original, folder / "int4.onnx"
 
 

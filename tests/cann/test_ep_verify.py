@@ -65,7 +65,7 @@ def test_verify_holds_on_the_device_and_beside_the_cpu(
 def test_a_batch_in_place(fake: FakeAcl, pair: tuple[Path, Path], tmp_path: Path) -> None:
     """Two sequences of one length, whose prompts are fed in two calls."""
     model = tmp_path / "rows.onnx"  # float16 numbers of a window need not be the same
-    convert(pair[0], model, target=CANN_TARGET, options=Options(window=0, sinks=0))
+    convert(pair[0], model, target=CANN_TARGET, options=Options(residual_length=0, sink_tokens=0))
     ours = open_converted(model, ep=providers.CANN).decoder(batch=2, capacity=32)
     theirs = open_converted(model, exact=True).decoder(batch=2, capacity=32)
     fake.set_delay(300)

@@ -41,7 +41,7 @@ def engine(fake: FakeAcl) -> Iterator[GraphEngine]:
 def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     exported = build_bundled(request.param, tmp_path_factory.mktemp("bundled"))
     output = exported.with_name("converted.onnx")
-    convert(exported, output, options=Options(gains=False, window=0, sinks=0))
+    convert(exported, output, options=Options(gains=False, residual_length=0, sink_tokens=0))
     return output
 
 

@@ -87,7 +87,7 @@ def converted(originals: dict[str, Path]) -> dict[Made, Path]:
         files[export, preset] = originals[export].with_name(f"{preset}.cann.onnx")
         convert(
             originals[export], files[export, preset],
-            preset=preset, options=Options(window=0, sinks=0), target=CANN_TARGET,
+            preset=preset, options=Options(residual_length=0, sink_tokens=0), target=CANN_TARGET,
         )  # fmt: skip
     return files
 

@@ -140,7 +140,7 @@ def test_what_is_refused(small: Path, tmp_path: Path) -> None:
 
     short.write_text("Not much.")
     sentence = run("calibrate", small, "--text", short).sentence(2)
-    assert sentence.endswith("64 are the fewest that tell anything; give a longer text")
+    assert sentence.endswith("statistics need at least 64; give a longer text")
     sentence = run("calibrate", small, *text, "--skip", 10**6).sentence(2)
     assert "behind the first 1,000,000 tokens there are 0 tokens" in sentence
     short.write_text("")

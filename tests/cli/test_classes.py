@@ -121,24 +121,24 @@ def test_what_is_refused(folder: Path, tmp_path: Path, preset: str) -> None:
     told = run("convert", source, *out, "--calibration", statistics).sentence(2)
     recent = ALL_PRESETS[preset].window
     assert told.endswith(
-        f"the preset {preset} needs an exact window, and folders of onnxruntime-genai have one "
-        f"only if it is asked for; give --window {recent} --sinks 4, use --preset int3, or "
-        "convert with --window 0, which costs 10 % of perplexity"
+        f"the preset {preset} needs exact tokens, and folders of onnxruntime-genai have them only "
+        f"on request; give --residual-length {recent} and --sink-tokens 4, use --preset int3, or "
+        "convert with --residual-length 0, which costs 10 % of perplexity"
     )
     told = run("convert", model, *out, "--calibration", tmp_path / "older").sentence(2)
     assert "does not tell which coordinates matter: it was made by an older version" in told
     given = (*out, "--calibration", statistics)
     told = run("convert", model, *given, "--paged").sentence(2)
-    assert f"the preset {preset} needs an exact window, and models for --target paged" in told
+    assert f"the preset {preset} needs exact tokens, and models for --target paged" in told
     assert told.endswith(
-        "use --preset int3, or convert with --window 0, which costs 10 % of perplexity"
+        "use --preset int3, or convert with --residual-length 0, which costs 10 % of perplexity"
     )
     # No calibration and no window would make them right.
     for target in ("cann", "cann-graph", "web"):
         refused = run("convert", model, *out, "--target", target).sentence(2)
         assert "for caches of split_" in refused
         assert "calibrat" not in refused
-        assert "--window" not in refused
+        assert "--residual-length" not in refused
     assert "class of coordinates that is a power of two, not" in run(
         "convert", model, *given, "--rotation", "hadamard"
     ).sentence(2)
@@ -150,7 +150,7 @@ def test_pages_take_it_when_no_window_is_meant(folder: Path, tmp_path: Path) -> 
     path = tmp_path / "paged.onnx"
     made = run(
         *("convert", model, "--preset", "int2.5", "--calibration", statistics),
-        *("--paged", "--window", 0, "--sinks", 0, "-o", path),
+        *("--paged", "--residual-length", 0, "--sink-tokens", 0, "-o", path),
     )
     assert made.code == 0, made.err
     found = run("verify", model, path, "--tokens", TOKENS)

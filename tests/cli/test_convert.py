@@ -213,7 +213,7 @@ def test_weights_that_move_out_are_told(tmp_path: Path, monkeypatch: pytest.Monk
     model = inline(tmp_path)
     monkeypatch.setattr(oversize, "MAX_PROTOBUF_BYTES", model.stat().st_size * 9 // 10)
     # Without a window, whose function bodies take more room than these weights.
-    outcome = run("convert", model, "--window", 0, "--sinks", 0)
+    outcome = run("convert", model, "--residual-length", 0, "--sink-tokens", 0)
     assert outcome.code == 0, outcome.err
     moved = tmp_path / "model.int4.onnx.data"
     assert f"{moved} holds weights" in outcome.out
@@ -263,8 +263,8 @@ def test_a_folder_for_a_gpu(tmp_path: Path) -> None:
     assert "asks for cuda, and the library has kernels for the CPU only" in out
     assert "past_present_share_buffer may be set to true" in out
     # Beams and scripts that set max_length go on working.
-    assert "exact window" not in out.replace("rows of the exact window, too", "")
-    assert "--window 32 --sinks 4 would lose less" in " ".join(out.split())
+    assert "exact tokens" not in out
+    assert "--residual-length 32 --sink-tokens 4 would lose less" in " ".join(out.split())
 
 
 def test_folders_that_are_refused(tmp_path: Path) -> None:
@@ -278,6 +278,15 @@ def test_folders_that_are_refused(tmp_path: Path) -> None:
         "convert", source
     ).sentence(3)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_former_names_of_options_work_and_are_not_shown(tmp_path: Path) -> None:
+    outcome = run("convert", inline(tmp_path), "--window", 8, "--sinks", 2, "--json")
+    plan = json.loads(outcome.out)["plan"]
+    assert (plan["recent"], plan["sinks"]) == (8, 2)
+    assert not re.search(r"--(window|sinks)\b", run("convert", "--help-all").out)
+    refused = run("convert", "model.onnx", "--window", "x").sentence(2)
+    assert "--residual-length" in refused
 
 
 def test_help_fits_a_screen_and_help_all_has_groups(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +304,7 @@ def test_help_fits_a_screen_and_help_all_has_groups(monkeypatch: pytest.MonkeyPa
         "Codec",
         "Calibration",
         "Target",
-        "Exact window",
+        "Exact tokens",
         "Layers",
         "Other",
     ]
@@ -304,8 +313,8 @@ def test_help_fits_a_screen_and_help_all_has_groups(monkeypatch: pytest.MonkeyPa
         ("--output", "Output", "Codec"),
         ("--preset", "Codec", "Calibration"),
         ("--center-from", "Calibration", "Target"),
-        ("--call-tokens", "Target", "Exact window"),
-        ("--sinks", "Exact window", "Layers"),
+        ("--call-tokens", "Target", "Exact tokens"),
+        ("--sink-tokens", "Exact tokens", "Layers"),
         ("--boundary-layers", "Layers", "Other"),
     ):
         (line,) = (n for n, line in enumerate(lines) if re.match(rf" +(-o, )?{option}\b", line))

@@ -143,7 +143,7 @@ def test_a_folder_for_javascript(tmp_path: Path) -> None:
     [
         (("--preset", "k8v4"), "the target web has no graph for caches of fp8"),
         (("--boundary-layers", "1"), "the target web has no graph for caches of raw"),
-        (("--window", "8"), "the target web has no graph for an exact window"),
+        (("--residual-length", "8"), "the target web has no graph for exact tokens"),
     ],
 )
 def test_refusals_for_javascript(exported: Path, options: tuple[str, ...], sentence: str) -> None:

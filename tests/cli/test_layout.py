@@ -70,7 +70,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "diff {original} {converted}",
         "info",
         "convert {original} -o {place}/out.onnx",
-        "convert {place}/qwen3-genai --window 16",
+        "convert {place}/qwen3-genai --residual-length 16",
         "bench {original} --contexts 32 --tokens 2 --threads 1",
         "verify {original} {converted} --tokens 32 --context 32 --new-tokens 2 --threads 1",
         "report {original} {converted} --tokens 64 --context 64 --layers --outliers --threads 1",

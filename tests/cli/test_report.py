@@ -57,7 +57,10 @@ def test_json_is_one_document(plain: tuple[Path, Path]) -> None:
 def test_the_bundled_model_reads_its_held_out_text(tmp_path: Path) -> None:
     model = build_bundled("dynamo", tmp_path / "m")
     # With a window int4 is as good as int8 in so short a text.
-    assert run("convert", model, "--preset", "int4", "--window", 0, "--sinks", 0).code == 0
+    assert (
+        run("convert", model, "--preset", "int4", "--residual-length", 0, "--sink-tokens", 0).code
+        == 0
+    )
     folder = tmp_path / "copy"
     folder.mkdir()
     shutil.move(model.with_name("model.int4.onnx"), folder / "model.onnx")

@@ -197,7 +197,7 @@ def test_logits_stay_as_they_were(name: str, tolerance: float) -> None:
 def test_norms_are_found_where_attention_reads_new_keys_exactly() -> None:
     model = load("dynamo-op18-sdpa")
     recognition = recognise(model)
-    plan = make_plan(recognition, PRESETS["int4"], Options(window=8))
+    plan = make_plan(recognition, PRESETS["int4"], Options(residual_length=8))
     ConvertPass(plan, recognition)(model)
     with_outliers(model, plan)
     assert all(layer.gain is not None and layer.gain > 10 for layer in equalise(model, plan))

@@ -26,7 +26,7 @@ from tq_onnx.runtime.generate import generate
 from tq_onnx.runtime.opening import open_model
 from tq_onnx.verification.verify import verify
 
-UNSEEN = Options(window=0, sinks=0)
+UNSEEN = Options(residual_length=0, sink_tokens=0)
 
 
 @pytest.fixture(scope="module")

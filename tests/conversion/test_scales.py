@@ -186,7 +186,7 @@ def test_fillers_go_where_nothing_needs_them() -> None:
 def test_attention_has_scaled_keys_beside_its_scaled_queries() -> None:
     """Where a window keeps tokens exactly, its new keys are those that are encoded."""
     model = decoder(layers=2)
-    plan, _ = converted(model, "int4", replace(CENTERED, window=3, sinks=1))
+    plan, _ = converted(model, "int4", replace(CENTERED, residual_length=3, sink_tokens=1))
     assert [layer.equalised for layer in plan.layers] == ["nodes", "nodes"]
     for layer in converted_layers(model, plan):
         assert layer.attention.new_keys is layer.key.vectors

@@ -60,7 +60,9 @@ def load(name: str) -> ir.Model:
 def convert(model: ir.Model, preset: str = "int4") -> Plan:
     """Converts in place, with encoders that every target has."""
     recognition = recognise(model)
-    plan = make_plan(recognition, PRESETS[preset], Options(gains=False, window=0, sinks=0))
+    plan = make_plan(
+        recognition, PRESETS[preset], Options(gains=False, residual_length=0, sink_tokens=0)
+    )
     ConvertPass(plan, recognition)(model)
     bake_metadata(model, plan)
     return plan

@@ -85,7 +85,9 @@ def converted(folder: Path, preset: str) -> Path:
     """The converted folder, beside the original; folders of genai have no window by default."""
     made = folder.with_name(f"{folder.name}-{preset}")
     if not made.exists():
-        convert_folder(folder, made, preset=preset, options=Options(window=0, sinks=0))
+        convert_folder(
+            folder, made, preset=preset, options=Options(residual_length=0, sink_tokens=0)
+        )
     return made
 
 

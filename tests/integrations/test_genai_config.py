@@ -25,7 +25,7 @@ LIBRARY = "libtq_onnx_ops.so"
 SIZES = {"layers": 2, "heads": 4, "kv_heads": 2, "head_size": 64, "vocabulary": 97}
 
 
-NO_WINDOW = Options(window=0, sinks=0)
+NO_WINDOW = Options(residual_length=0, sink_tokens=0)
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_a_window_gets_room_in_shared_buffers(
     assert after["model"]["context_length"] == before["model"]["context_length"] + 80
     assert (changes.share_buffer, changes.may_share, changes.window_rows) == (True, False, 80)
     growing = replace(windowed, fixed_capacity=False)
-    with pytest.raises(UnsupportedModelError, match="no room for an exact window"):
+    with pytest.raises(UnsupportedModelError, match="no room for exact tokens"):
         patched(tmp_path, document, {"model.onnx": growing})
 
 

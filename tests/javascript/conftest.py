@@ -56,7 +56,7 @@ def web(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     model = tmp_path_factory.mktemp("web") / "model.onnx"
     convert(original, model, preset=request.param, target=TARGETS["web"])
     with_operators = original.with_name("operators.onnx")
-    plain = Options(gains=False, window=0, sinks=0)
+    plain = Options(gains=False, residual_length=0, sink_tokens=0)
     convert(original, with_operators, preset=request.param, options=plain)
     return Web(folder, model, _by_the_library(with_operators))
 

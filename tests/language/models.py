@@ -33,9 +33,10 @@ def folder(form: str) -> Path:
         (path / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
         return path
     source = folder("original")
-    window = {"window": 8, "sinks": 2} if form == "window" else {"window": 0, "sinks": 0}
+    newest, first = (8, 2) if form == "window" else (0, 0)
+    options = Options(residual_length=newest, sink_tokens=first)
     preset = "int3" if form == "int3" else "int4"
-    convert(source / "model.onnx", path / "model.onnx", preset=preset, options=Options(**window))
+    convert(source / "model.onnx", path / "model.onnx", preset=preset, options=options)
     for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json"):
         (path / name).write_bytes((source / name).read_bytes())
     return path

@@ -233,7 +233,7 @@ def test_any_file_that_is_loaded_gives_finite_logits(preset: str, tmp_path: Path
     if PRESETS[preset].is_split or preset == "raw":
         pytest.skip("it wants a calibration, or has no codes")
     path = tmp_path / "model.onnx"
-    tq_onnx.convert(original(DYNAMO), path, preset=preset, window=0, sinks=0)
+    tq_onnx.convert(original(DYNAMO), path, preset=preset, residual_length=0, sink_tokens=0)
     model = tq_onnx.load(path, threads=1)
     cache, file = model.new_cache(), tmp_path / "talk.safetensors"
     model.generate([5, 6, 7], cache=cache, max_new_tokens=2)
@@ -275,8 +275,8 @@ def test_a_file_that_no_memory_holds(saved: Path, monkeypatch: pytest.MonkeyPatc
         ("[]", "the file holds no conversation"),
         ("{", "the file is not a cache"),
         ("[" * 100_000, "the file is not a cache"),
-        ('[{"role": "user"}]', "its messages are none"),
-        ('[{"role": "user", "content": 5}]', "its messages are none"),
+        ('[{"role": "user"}]', "its messages are invalid"),
+        ('[{"role": "user", "content": 5}]', "its messages are invalid"),
     ],
     ids=["none", "no turns", "no JSON", "deep", "no content", "no text"],
 )

@@ -58,7 +58,9 @@ def test_a_batch_with_the_cache_of_another_seed_writes_nothing(tmp_path: Path) -
     models = []
     for seed in (0, 1):
         path = tmp_path / f"{seed}.onnx"
-        tq_onnx.convert(original(DYNAMO), path, preset="int4", seed=seed, window=0, sinks=0)
+        tq_onnx.convert(
+            original(DYNAMO), path, preset="int4", seed=seed, residual_length=0, sink_tokens=0
+        )
         models.append(tq_onnx.load(path, threads=1))
     caches = [model.new_cache() for model in models]
     for model, cache in zip(models, caches, strict=True):

@@ -31,7 +31,7 @@ def original(name: str) -> Path:
 @cache
 def converted(name: str) -> Path:
     output = Path(_FOLDER.name) / f"{name}.int4.onnx"
-    convert(original(name), output, options=Options(window=0, sinks=0))
+    convert(original(name), output, options=Options(residual_length=0, sink_tokens=0))
     return output
 
 

@@ -20,7 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def exact_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The same with caches that lose nothing: in 20 pages of 16 tokens, and not in pages."""
     source = bundled_genai(tmp_path_factory.mktemp("exact") / "qwen3", "genai")
-    plain = Options(window=0, sinks=0)
+    plain = Options(residual_length=0, sink_tokens=0)
     pages = target_of("paged", block_size=16, num_blocks=20)
     return {
         "paged": convert_folder(

@@ -21,7 +21,7 @@ from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.errors import EngineError, UsageError
 from tq_onnx.integrations.folderconversion import convert_folder
-from tq_onnx.language.engine import ASKED, UNEVEN, UNKNOWN, batching_of
+from tq_onnx.language.engine import ALONE, UNEVEN, UNKNOWN, batching_of
 from tq_onnx.runtime.batching import Batching
 from tq_onnx.runtime.jobs import Step
 
@@ -50,7 +50,7 @@ def test_batches_are_answered_as_by_the_generator(folder: Path, tmp_path: Path) 
     prompts = uneven_prompts(24)
     assert len({len(prompt) for prompt in prompts}) > 12
     for window in (0, 16):
-        chosen = Options(window=window, sinks=0)
+        chosen = Options(residual_length=window, sink_tokens=0)
         report = convert_folder(folder, tmp_path / str(window), preset="raw", options=chosen)
         assert report.genai is not None
         alone = Alone(report.output, report.genai.window_rows)
@@ -67,7 +67,7 @@ def test_quantised_batches_part_at_near_ties_only(converted: Path) -> None:
     alone, prompts = Alone(converted), uneven_prompts(24)
     assert_near_ties_only(alone, prompts, answered(converted, prompts, NEW), [NEW] * len(prompts))
     # One at a time there is no other rounding.
-    assert batching_of(converted, alone=True).reason == ASKED
+    assert batching_of(converted, alone=True).reason == ALONE
     answers = answered(converted, prompts, NEW, together=False)
     assert answers == [alone.answer(prompt, NEW) for prompt in prompts]
 
@@ -135,7 +135,9 @@ def test_convert_warns_where_batches_go_wrong(route: str, warned: bool, tmp_path
 def test_limits_of_a_folder(route: str, together: bool, tmp_path: Path) -> None:
     source = bundled_genai(tmp_path / "in", route)
     assert batching_of(source) == Batching(False, UNKNOWN, 2048, 0, vocabulary=260)
-    made = convert_folder(source, tmp_path / "out", options=Options(window=16, sinks=4))
+    made = convert_folder(
+        source, tmp_path / "out", options=Options(residual_length=16, sink_tokens=4)
+    )
     assert made.genai is not None
     batching = batching_of(made.output, max_length=5000)
     assert (batching.together, batching.reason) == (together, "" if together else UNEVEN)
@@ -172,7 +174,9 @@ def test_ends_and_refusals(converted: Path) -> None:
 def test_a_failure_ends_every_answer(converted: Path) -> None:
     """Rows of caches that are too few, which only the graph notices."""
     windowed = converted.with_name("windowed")
-    convert_folder(converted.with_name("qwen3"), windowed, options=Options(window=16, sinks=4))
+    convert_folder(
+        converted.with_name("qwen3"), windowed, options=Options(residual_length=16, sink_tokens=4)
+    )
     thread = Engine(windowed)
     batching_with(thread, window_rows=0)
     told = threading.Event()

@@ -302,7 +302,7 @@ def test_jobs_of_another_engine_are_refused(
     job = engine.submit(PROMPT, consumer, max_new_tokens=8, sampling=GREEDY)
     with Engine(exact_folders["static"], threads=1) as another:
         for stranger in (job, None, 5):
-            with pytest.raises(UsageError, match="job is none of this Engine"):
+            with pytest.raises(UsageError, match="job is not a job of this Engine"):
                 another.cancel(stranger)  # type: ignore[arg-type]
     assert consumer.last().finish == LENGTH
     assert consumer.tokens == answer

@@ -249,7 +249,7 @@ class Machine(RuleBasedStateMachine):
         if answer.engine is self.engine:
             self.engine.cancel(answer.job)
             return
-        with pytest.raises(UsageError, match="none of this Engine"):
+        with pytest.raises(UsageError, match="not a job of this Engine"):
             self.engine.cancel(answer.job)
 
     @rule(number=numbers, new=lengths)

@@ -23,7 +23,7 @@ def test_requests_join_and_leave(route: str, block_size: int, tmp_path: Path) ->
     """24 requests, of which the pages hold some at a time; caches lose nothing."""
     folder = bundled_genai(tmp_path / "original", route)
     plain = convert_folder(
-        folder, tmp_path / "plain", preset="raw", options=Options(window=0, sinks=0)
+        folder, tmp_path / "plain", preset="raw", options=Options(residual_length=0, sink_tokens=0)
     )
     target = target_of(
         "paged", block_size=block_size, num_blocks=480 // block_size, max_batch_size=5

@@ -240,7 +240,9 @@ def test_the_plan_must_be_for_the_target(tmp_path: Path) -> None:
 
 def test_graph_mode_begins_with_sound_tables(tmp_path: Path) -> None:
     """Nothing is left of them afterwards, so they are checked before."""
-    prepared = prepare(inline(tmp_path), options=Options(gains=False, window=0, sinks=0))
+    prepared = prepare(
+        inline(tmp_path), options=Options(gains=False, residual_length=0, sink_tokens=0)
+    )
     rotation = prepared.loaded.model.graph.initializers["tq.rotation.0"]
     assert rotation.const_value is not None
     crooked = rotation.const_value.numpy() * np.float32(1.5)

@@ -69,7 +69,7 @@ def converted(original: Path, *, scaled: bool) -> tuple[OpenModel, tuple[LayerEq
     """An original in int4, on the kernels; exact tokens would hide what scales do."""
     model = load(original).model
     found = recognise(model)
-    plan = make_plan(found, PRESETS["int4"], Options(window=0, sinks=0))
+    plan = make_plan(found, PRESETS["int4"], Options(residual_length=0, sink_tokens=0))
     ConvertPass(plan, found)(model)
     bake_metadata(model, plan)
     report = equalise(model, plan) if scaled else ()

@@ -121,7 +121,9 @@ def test_an_exact_window(
 ) -> None:
     """The buffers that onnxruntime-genai makes for ``max_length`` have rows for it."""
     output = tmp_path_factory.mktemp("window") / "out"
-    made = convert_folder(report.source, output, options=Options(window=16, sinks=4)).genai
+    made = convert_folder(
+        report.source, output, options=Options(residual_length=16, sink_tokens=4)
+    ).genai
     assert made is not None
     batch = prompts(count)
     generator = start(output, batch, new=NEW + made.window_rows)
@@ -268,7 +270,7 @@ def test_the_graph_sizes_the_caches(report: FolderReport, configured: Configure)
 def test_a_buffer_without_rows_for_the_window_says_how_many_it_needs(
     report: FolderReport, tmp_path: Path
 ) -> None:
-    window = Options(window=32, sinks=4)
+    window = Options(residual_length=32, sink_tokens=4)
     folder = convert_folder(report.source, tmp_path / "window", options=window).output
     sentence = (
         "present needs 184 cache rows, one for each of 40 tokens and 144 for the exact window, but "

@@ -82,7 +82,7 @@ def test_one_byte_is_found(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
 def test_a_byte_of_an_entry_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an exact window: the device's vectors say what its entries are."""
     model = tmp_path / "windowed.onnx"
-    convert(original(DYNAMO), model, options=Options(window=8, sinks=2))
+    convert(original(DYNAMO), model, options=Options(residual_length=8, sink_tokens=2))
     figures = compared_with_damage(monkeypatch, model, (4, 1))
     assert (figures.bytes_differing, figures.codes_wrong, figures.scale_steps) == (1, 1, 0)
     failed = [one.name for one in providers_agree(figures, "FLOAT") if not one.holds]

@@ -97,7 +97,7 @@ def test_sinks_are_judged(tmp_path: Path) -> None:
             node.attributes["smooth_softmax"] = ir.AttrInt64("smooth_softmax", 1)
     before, after = tmp_path / "before.onnx", tmp_path / "after.onnx"
     ir.save(model, before)
-    convert(before, after, options=Options(window=0, sinks=0))
+    convert(before, after, options=Options(residual_length=0, sink_tokens=0))
     probe = expose_internals(after)
     decoder = probe.decoder(library=True, threads=1)
     decoder.prefill(ids(12))
@@ -132,7 +132,7 @@ def test_what_rounded_queries_do_is_no_fault(
             weight.const_value = ir.tensor((factor * numbers).astype(numbers.dtype), name=key)
     before, after = tmp_path / "before.onnx", tmp_path / "after.onnx"
     ir.save(model, before)
-    convert(before, after, options=Options(window=0, sinks=0))
+    convert(before, after, options=Options(residual_length=0, sink_tokens=0))
     probe = expose_internals(after)
     decoder = probe.decoder(library=backend == oracle.KERNEL, threads=1)
     decoder.prefill(ids(30))
@@ -182,7 +182,9 @@ def test_an_output_that_is_not_a_number_is_seen(probe: Probe, fake: Fake) -> Non
 
 def test_a_tie_is_told_from_a_wrong_code(tmp_path: Path) -> None:
     output = tmp_path / "plain.onnx"
-    convert(original(DYNAMO), output, options=Options(gains=False, window=0, sinks=0))
+    convert(
+        original(DYNAMO), output, options=Options(gains=False, residual_length=0, sink_tokens=0)
+    )
     probe = expose_internals(output)
     fake = faked(probe)
     layer = probe.layers[0]

@@ -27,7 +27,7 @@ from tq_onnx.verification.verify import verify
 STATIC = "mobius-static"
 DECODE = "hf-decode"
 LEGACY = "legacy-op17-sdpa"
-WINDOW = Options(window=16, sinks=4)
+WINDOW = Options(residual_length=16, sink_tokens=4)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_a_conversion_holds(folder: Path, name: str) -> None:
 
 
 def test_layers_that_stay_uncompressed_have_its_rows_and_no_entries(folder: Path) -> None:
-    options = Options(window=16, sinks=4, layers="1")
+    options = Options(residual_length=16, sink_tokens=4, layers="1")
     report = checked(folder, GENAI, options)
     assert report.holds, [entry for entry in report.checks if not entry.holds]
     model = onnx.load(converted(folder, GENAI, options), load_external_data=False)
@@ -73,7 +73,7 @@ def test_layers_that_stay_uncompressed_have_its_rows_and_no_entries(folder: Path
 
 def test_all_caches_have_as_many_rows(folder: Path) -> None:
     """Keys of 4 bits and values of 2: their entries take 4 and 8 rows at D = 64."""
-    options = Options(window=16, sinks=4, bits_v=2)
+    options = Options(residual_length=16, sink_tokens=4, bits_v=2)
     plan = prepare(original(GENAI), options=options).plan
     assert plan.overlay_rows == window_of(16, 4, [(64, 34), (64, 18)]).overlay_rows == 20 * 8
     assert plan.window_bytes == 160 * plan.bytes_per_token
@@ -140,7 +140,7 @@ def window_error(folder: Path, model: str) -> tuple[float, float]:
     """How far the logits are from the original's, without and with a window."""
     wanted = open_model(original(model), threads=1).decoder().prefill(TEXT[None, :60] % 61)[0]
     errors = []
-    for options in (Options(), Options(window=60)):
+    for options in (Options(), Options(residual_length=60)):
         given, _ = fed(open_converted(converted(folder, model, options), threads=1), None)
         errors.append(float(np.abs(given - wanted).max() / np.abs(wanted).max()))
     return errors[0], errors[1]
@@ -152,13 +152,13 @@ def test_all_in_the_window_is_the_original_in_float16(folder: Path) -> None:
 
 
 def test_a_target_without_kernels_refuses() -> None:
-    with pytest.raises(UsageError, match=r"cann-graph has no graph for an exact window"):
+    with pytest.raises(UsageError, match=r"cann-graph has no graph for exact tokens"):
         prepare(original(DYNAMO), options=WINDOW, target=target_of("cann-graph"))
 
 
 def test_more_tokens_than_a_window_holds() -> None:
-    with pytest.raises(UsageError, match="--window"):
-        prepare(original(DYNAMO), options=Options(window=4000, sinks=97))
+    with pytest.raises(UsageError, match="residual_length"):
+        prepare(original(DYNAMO), options=Options(residual_length=4000, sink_tokens=97))
 
 
 @pytest.mark.parametrize(  # the others want a calibration: tests/cli/test_classes.py
@@ -168,8 +168,8 @@ def test_presets_of_our_own_have_one(preset: str) -> None:
     ours = preset in ("int4", "int3", "int2", "k5v3", "k4v3", "k4v2")
     for options, expected in (
         (Options(), (32, 4) if ours else (0, 0)),
-        (Options(window=0), (0, 4) if ours else (0, 0)),
-        (Options(sinks=1), (32, 1) if ours else (0, 1)),
+        (Options(residual_length=0), (0, 4) if ours else (0, 0)),
+        (Options(sink_tokens=1), (32, 1) if ours else (0, 1)),
     ):
         plan = prepare(original(DYNAMO), preset=preset, options=options).plan
         assert (plan.recent, plan.sinks) == (expected if preset != "raw" else (plan.recent, 0))
@@ -187,7 +187,7 @@ def test_on_ascend_presets_have_theirs() -> None:
 
 
 def test_no_window_is_what_it_was() -> None:
-    plain = prepare(original(DYNAMO), options=Options(window=0, sinks=0))
+    plain = prepare(original(DYNAMO), options=Options(residual_length=0, sink_tokens=0))
     assert (plain.plan.recent, plain.plan.sinks, plain.plan.overlay_rows) == (0, 0, 0)
     nodes = [node for node in plain.loaded.model.graph if node.domain == "ai.turboquant"]
     assert not any({"recent", "sinks", "overlay_rows"} & {*node.attributes} for node in nodes)

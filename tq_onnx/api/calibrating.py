@@ -100,7 +100,7 @@ def calibrate(
     ids, begin = calibration_tokens(source, path_of(text), path_of(tokenizer), tokens, skip)
     from tq_onnx.quality import calibrate as room
 
-    found = room.calibrate(
+    calibration = room.calibrate(
         source,
         ids,
         context=context or min(DEFAULT_CONTEXT, configured_positions(source) or DEFAULT_CONTEXT),
@@ -109,16 +109,19 @@ def calibrate(
         threads=threads,
         on_progress=on_progress,
     )
-    write_calibration(target, found, overwrite=overwrite)
+    write_calibration(target, calibration, overwrite=overwrite)
     return CalibrationReport(
         model=source,
         output=target,
         source=OWN_TEXT if text is None else str(path_of(text)),
         bytes=target.stat().st_size,
-        layers=len(found.layers),
-        tokens=found.tokens,
-        context=found.context,
-        text_digest=found.text_digest,
-        extremes=found.extremes,
-        warnings=(*warnings_of(found.extremes), *((found.shortage,) if found.shortage else ())),
+        layers=len(calibration.layers),
+        tokens=calibration.tokens,
+        context=calibration.context,
+        text_digest=calibration.text_digest,
+        extremes=calibration.extremes,
+        warnings=(
+            *warnings_of(calibration.extremes),
+            *((calibration.shortage,) if calibration.shortage else ()),
+        ),
     )

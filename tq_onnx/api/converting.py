@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from tq_onnx.api.arguments import AnyPath, at_least, path_of, within
+from tq_onnx.api.arguments import AnyPath, at_least, path_of, takes_former_names, within
 from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED, MAX_SEED
 from tq_onnx.codec.spec import MAX_BITS
 from tq_onnx.conversion.options import CENTER_FROM, Options
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 ExternalData = Literal["keep", "copy", "link"]
 
 
+@takes_former_names
 def convert(
     path: AnyPath,
     output: AnyPath | None = None,
@@ -42,8 +43,8 @@ def convert(
     equalize: bool | None = None,
     calibration: AnyPath | None = None,
     center_from: int | None = None,
-    window: int | None = None,
-    sinks: int | None = None,
+    residual_length: int | None = None,
+    sink_tokens: int | None = None,
     gains: bool = True,
     feedback: bool | None = None,
     platform: str | None = None,
@@ -75,10 +76,12 @@ def convert(
         calibration: a file that ``calibrate`` made of this model.
         center_from: the first token that is centered by the mean of all later ones; only with
             ``calibration``, 4 by default.
-        window: how many of the newest tokens each cache holds as float16 too, for queries near
-            them; not the model's own sliding window. By default the preset's number, 0 in
-            folders of onnxruntime-genai and for targets without one: cann-graph, web, paged.
-        sinks: how many of the first tokens, likewise; not the sinks of a model's heads.
+        residual_length: how many of the newest tokens each cache holds in float16, too, for
+            queries near them; independent of the model's sliding window. By default the preset's
+            number, 0 in folders of onnxruntime-genai and for targets without exact tokens:
+            cann-graph, web, paged.
+        sink_tokens: how many of the first tokens, likewise; independent of the sinks of a model's
+            heads.
         gains: whether encoders search for the best codes, in presets that do; if not, they take the
             nearest and correct the norm.
         feedback: whether keys are coded with error feedback; by default where ``calibration`` has
@@ -109,7 +112,7 @@ def convert(
     within(0, MAX_SEED, seed=seed)
     within(1, MAX_BITS, bits_k=bits_k, bits_v=bits_v)
     at_least(0, boundary_layers=boundary_layers, center_from=center_from)
-    at_least(0, window=window, sinks=sinks)
+    at_least(0, residual_length=residual_length, sink_tokens=sink_tokens)
     options = Options(
         rotation=rotation,
         seed=seed,
@@ -121,8 +124,8 @@ def convert(
         equalize=equalize,
         calibration=path_of(calibration),
         center_from=CENTER_FROM if center_from is None else center_from,
-        window=window,
-        sinks=sinks,
+        residual_length=residual_length,
+        sink_tokens=sink_tokens,
         gains=gains,
         feedback=feedback,
     )

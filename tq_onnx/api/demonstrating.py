@@ -194,7 +194,7 @@ def _report(
             strict=True,
         )
     )
-    own, other = (run.tokens for run in runs)
+    original_tokens, converted_tokens = (run.tokens for run in runs)
     noise = figures.logit_rms_difference
     return DemoReport(
         preset=PRESET,
@@ -207,7 +207,9 @@ def _report(
         context=len(prompt) + NEW_TOKENS,
         kl_mean=figures.kl_mean,
         top1_agreement=figures.top1_agreement,
-        greedy=compare_greedy(models[0].decoder(), prompt, own, other, noise),
+        greedy=compare_greedy(
+            models[0].decoder(), prompt, original_tokens, converted_tokens, noise
+        ),
         prompt=words.decode(prompt),
     )
 

@@ -65,10 +65,10 @@ def memory_of(text: str) -> int:
     Raises:
         UsageError: it is no such text, or more than there is.
     """
-    found = _SIZE.fullmatch(text)
-    if found is None:
+    match = _SIZE.fullmatch(text)
+    if match is None:
         raise UsageError(f"{text!r} is no size", fix="write it like 16GB, 512MiB or 1000000")
-    number, unit, binary = found.groups()
+    number, unit, binary = match.groups()
     size = float(number) * (1024 if binary else 1000) ** _POWERS.get((unit or "").lower(), 0)
     if size > MAX_MEMORY:
         raise UsageError(f"{text!r} is more than any machine has")

@@ -155,7 +155,7 @@ def report(
         raise UsageError("there is no converted model to compare", fix="give one or more")
     before, *after = (find_model(path_of(path)) for path in (original, *paths))
     ids, source = model_tokens((before, *after), path_of(text), tokens, path_of(tokenizer))
-    found = run(
+    comparison = run(
         before,
         after,
         ids,
@@ -170,10 +170,10 @@ def report(
         on_progress=on_progress,
     )
     if drawn is not None:
-        draw_quality(found, drawn)
+        draw_quality(comparison, drawn)
     if page is not None:
-        write_page(found, page, drawn, layers=layers)
-    return found
+        write_page(comparison, page, drawn, layers=layers)
+    return comparison
 
 
 def bench(
@@ -229,7 +229,7 @@ def bench(
     drawn = path_of(picture)
     if drawn is not None:
         check_picture(drawn)
-    found = run(
+    speeds = run(
         find_model(path_of(original)),
         None if converted is None else find_model(path_of(converted)),
         preset=preset or DEFAULT_PRESET,
@@ -241,8 +241,8 @@ def bench(
         on_progress=on_progress,
     )
     if drawn is not None:
-        draw_speed(found, drawn)
-    return found
+        draw_speed(speeds, drawn)
+    return speeds
 
 
 def _count(tokens: int | Sequence[int]) -> int | None:

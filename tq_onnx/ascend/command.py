@@ -53,16 +53,16 @@ def verify_on_npu(
         raise ModelFileError(
             "the report cannot be written there", where=str(output), fix="give another file with -o"
         )
-    kept = None if output is None else output.with_name(f"{output.name}.parts")
+    parts_file = None if output is None else output.with_name(f"{output.name}.parts")
     report = verification.verify_on_npu(
         Request(tuple(map(find_model, models))),
         part_seconds=seconds,
-        kept=kept,
+        parts_file=parts_file,
         on_progress=terminal.print_progress,
     )
     _write(report, output, as_json=as_json)
-    if kept is not None:
-        kept.unlink(missing_ok=True)
+    if parts_file is not None:
+        parts_file.unlink(missing_ok=True)
     _print(report, output)
     if not report.holds:
         raise VerificationError(failure(report.checks, named=5), fix="send the report back")
@@ -89,7 +89,9 @@ def _print(report: NpuReport, output: Path | None) -> None:
     soc = (report.environment and report.environment.soc) or "an unknown device"
     passed = sum(check.holds is True for check in report.checks)
     skipped = sum(check.holds is None for check in report.checks)
-    more = f", {skipped} left out" if skipped else ""
+    skipped_text = f", {skipped} left out" if skipped else ""
     where = "" if output is None else f", in {output}"
-    click.echo(f"{soc}: {passed} of {len(report.checks)} checks hold{more}{where}", err=True)
+    click.echo(
+        f"{soc}: {passed} of {len(report.checks)} checks hold{skipped_text}{where}", err=True
+    )
     click.echo(report.note, err=True)

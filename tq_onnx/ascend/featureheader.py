@@ -66,12 +66,12 @@ def render_header() -> str:
     """Return the text of the header."""
     slots = [slot for operator in (Encode, Attention) for slot in operator.inputs]
     # A node with a mask is refused: what the target takes of it, it makes causal.
-    taken = CAPABILITIES.features - {ATTENTION_BIAS}
+    features = CAPABILITIES.features - {ATTENTION_BIAS}
     inputs = [
         slot.name
         for name, _ in TABLE
         for slot in slots
-        if slot.when is not None and slot.when in taken and slot.when.name == name
+        if slot.when is not None and slot.when in features and slot.when.name == name
     ]
     return _TEMPLATE.format(
         codecs=_lines(f"{{spec::Kind::{_constant(each.kind)}, {each.bits}}}" for each in CODECS),
@@ -81,7 +81,8 @@ def render_header() -> str:
         inputs=_lines(f'"{name}"' for name in inputs),
         least_rows=_lines(f'{{"{soc}", {size}}}' for soc, size in LEAST_ROW_BYTES.items()),
         words="\n".join(
-            f'inline constexpr char {_constant(name)}[] =\n    "{there}";' for name, there in TABLE
+            f'inline constexpr char {_constant(name)}[] =\n    "{clause}";'
+            for name, clause in TABLE
         ),
     )
 

@@ -39,13 +39,13 @@ def adopt(*, folder: Path, platform: str | None, wheel: Path | None, as_json: bo
     if as_json:
         terminal.print_json(report)
         return
-    others = [name for name in report.replaced if name != report.library]
+    removed = [name for name in report.replaced if name != report.library]
     terminal.print_facts(
         [
             ("folder", folder),
             ("platform", report.platform),
             ("library", f"{report.library} ({report.bytes_written:,} bytes written)"),
             ("from", report.source),
-            *(("removed", name) for name in others),
+            *(("removed", name) for name in removed),
         ]
     )

@@ -18,12 +18,12 @@ def _numbers(
     if text is None:
         return None
     try:
-        found = tuple(int(part) for part in text.split(","))
+        numbers = tuple(int(part) for part in text.split(","))
     except ValueError:
-        found = (0,)
-    if min(found) < 1:
+        numbers = (0,)
+    if min(numbers) < 1:
         raise click.BadParameter(f"{text!r} is not a list of numbers of tokens, like 1024,4096")
-    return found
+    return numbers
 
 
 @click.command()
@@ -78,10 +78,10 @@ def bench(*, as_json: bool, **arguments: Any) -> None:
     from tq_onnx.speed.tables import bench_notes, bench_table
 
     with terminal.progress("Opening the original") as on_progress:
-        found = measuring.bench(**arguments, on_progress=on_progress)
+        report = measuring.bench(**arguments, on_progress=on_progress)
     if as_json:
-        terminal.print_json(found)
+        terminal.print_json(report)
         return
-    terminal.print_table(bench_table(found))
-    for line in bench_notes(found):
+    terminal.print_table(bench_table(report))
+    for line in bench_notes(report):
         terminal.print_line(line)

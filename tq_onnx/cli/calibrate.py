@@ -66,19 +66,19 @@ def calibrate(*, as_json: bool, **arguments: Any) -> None:
       tq-onnx convert model.onnx --calibration model.calibration.safetensors
     """
     with terminal.progress("Opening the model") as on_progress:
-        found = calibrating.calibrate(**arguments, on_progress=on_progress)
-    terminal.print_warnings(found.warnings)
+        report = calibrating.calibrate(**arguments, on_progress=on_progress)
+    terminal.print_warnings(report.warnings)
     if as_json:
-        terminal.print_json(found)
+        terminal.print_json(report)
         return
-    typed = (arguments["model"], arguments["output"] or found.output)
+    typed = (arguments["model"], arguments["output"] or report.output)
     model, output = (shlex.quote(str(path)) for path in typed)
     terminal.print_facts(
         [
-            ("layers", str(found.layers)),
-            ("text", found.source),
-            ("tokens", f"{found.tokens:,} in windows of up to {found.context:,}"),
-            ("output", f"{found.output} ({found.bytes:,} bytes)"),
+            ("layers", str(report.layers)),
+            ("text", report.source),
+            ("tokens", f"{report.tokens:,} in windows of up to {report.context:,}"),
+            ("output", f"{report.output} ({report.bytes:,} bytes)"),
             ("next", f"tq-onnx convert {model} --calibration {output}"),
         ]
     )

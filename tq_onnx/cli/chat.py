@@ -160,8 +160,8 @@ class Conversation:
                 self._chat = self._model.load_chat(Path(argument).expanduser())
             count = sum(message["role"] == "user" for message in self._chat.messages)
             turns = f"{count} turn{'' if count == 1 else 's'}"
-            done = "saved" if name == "save" else "loaded"
-            click.echo(f"{done}: {turns}, {len(self._chat.cache):,} tokens", err=True)
+            verb = "saved" if name == "save" else "loaded"
+            click.echo(f"{verb}: {turns}, {len(self._chat.cache):,} tokens", err=True)
             if name == "load":
                 _show_end(self._chat)
         elif name in ("save", "load"):

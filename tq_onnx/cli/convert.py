@@ -23,7 +23,7 @@ from tq_onnx.targets.registry import TARGETS
 
 _output = grouped("Output")
 _codec = grouped("Codec")
-_window = grouped("Exact window")
+_exact_tokens = grouped("Exact tokens")
 _layers = grouped("Layers")
 _calibration = grouped("Calibration")
 _target = grouped("Target")
@@ -37,7 +37,7 @@ _WITHOUT_WINDOW = ", ".join(
 def _windows() -> str:
     """Return the windows of presets, and which presets have them."""
     return "; ".join(
-        f"{size} for {', '.join(one.name for one in _WITH_WINDOW if one.window == size)}"
+        f"{size} for {', '.join(preset.name for preset in _WITH_WINDOW if preset.window == size)}"
         for size in dict.fromkeys(preset.window for preset in _WITH_WINDOW)
     )
 
@@ -127,20 +127,22 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     show_default=True,
     help="Random seed of the rotations.",
 )
-@_window(
-    "--window",
+@_exact_tokens(
+    "--residual-length",
+    former="--window",
     type=flags.Whole(),
     metavar="N",
     help="Also keep the newest N tokens in float16, at a fixed cost per sequence. Independent of "
     f"the model's sliding window.  [default: {_windows()}; else 0. 0 in folders of "
     f"onnxruntime-genai and for the targets {_WITHOUT_WINDOW}]",
 )
-@_window(
-    "--sinks",
+@_exact_tokens(
+    "--sink-tokens",
+    former="--sinks",
     type=flags.Whole(),
     metavar="N",
     help="Also keep the first N tokens in float16.  "
-    f"[default: {_WITH_WINDOW[0].sinks} if the default of --window is above 0, else 0]",
+    f"[default: {_WITH_WINDOW[0].sinks} if the default of --residual-length is above 0, else 0]",
 )
 @_layers(
     "--layers",
@@ -212,7 +214,7 @@ def convert(
             model, written, preset=preset, target=target, on_progress=on_progress, **arguments
         )
     reports = report.decoders if isinstance(report, FolderReport) else (report,)
-    terminal.print_warnings(dict.fromkeys(text for one in reports for text in one.warnings))
+    terminal.print_warnings(dict.fromkeys(text for entry in reports for text in entry.warnings))
     if as_json:
         terminal.print_json(report)
     elif isinstance(report, FolderReport):

@@ -79,8 +79,8 @@ def print_folder(report: FolderReport, folder: Path, output: Path) -> None:
     rows += [("left out", f"{entry.name}: {entry.reason}") for entry in report.left_out]
     if report.genai is not None:
         rows += _genai_rows(report.genai, PRESETS[first.plan.preset])
-    there, here = shlex.quote(str(folder)), shlex.quote(str(output))
-    rows.append(("next", f"tq-onnx verify {there} {here} --quick"))
+    original_name, converted_name = shlex.quote(str(folder)), shlex.quote(str(output))
+    rows.append(("next", f"tq-onnx verify {original_name} {converted_name} --quick"))
     terminal.print_facts(rows)
     for decoder in report.decoders:
         planned.warn(decoder.plan, decoder.equalisation)
@@ -98,7 +98,7 @@ def _genai_rows(changes: GenaiChanges, preset: Preset) -> list[tuple[str, str]]:
         patched.append(f"head_size = {changes.head_size}, the bytes of a cache row")
     if changes.share_buffer != changes.share_buffer_before:
         patched.append(
-            "past_present_share_buffer = true: the exact window needs it"
+            "past_present_share_buffer = true: exact tokens need it"
             if changes.share_buffer
             else "past_present_share_buffer = false: the caches of this model must grow"
         )
@@ -133,16 +133,16 @@ def _genai_rows(changes: GenaiChanges, preset: Preset) -> list[tuple[str, str]]:
         rows.append(
             (
                 "note",
-                "max_length and context_length count the rows of the exact window, too: give "
-                f"{changes.window_rows} more than the tokens that are wanted",
+                "max_length and context_length count the rows of exact tokens, too: add "
+                f"{changes.window_rows} to the number of tokens",
             )
         )
     elif preset.window and engine is None:
         rows.append(
             (
                 "note",
-                f"--window {preset.window} --sinks {preset.sinks} would lose less; beams cannot be "
-                "searched then, and max_length counts the rows of the exact window, too",
+                f"--residual-length {preset.window} --sink-tokens {preset.sinks} would lose less; "
+                "beam search is not possible then, and max_length counts their rows, too",
             )
         )
     if changes.may_share:

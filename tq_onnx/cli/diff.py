@@ -33,9 +33,9 @@ def diff(*, original: Path, converted: Path, as_json: bool) -> None:
       tq-onnx diff model.onnx model.int4.onnx --json
     """
     with terminal.progress("Reading the graphs"):
-        found = converting.diff(original, converted)
+        report = converting.diff(original, converted)
     if as_json:
-        terminal.print_json(found)
+        terminal.print_json(report)
         return
     rows = [
         (
@@ -48,29 +48,33 @@ def diff(*, original: Path, converted: Path, as_json: bool) -> None:
             _nodes(layer.removed),
             _nodes(layer.added),
         )
-        for layer in found.layers
+        for layer in report.layers
     ]
     columns = (">layer", "cache before", "cache after", "codec", ">bytes before", ">bytes after")
     terminal.print_table(TextTable.of((*columns, "nodes removed", "nodes added"), rows))
     counts = [
-        (f"{one.domain}::{one.op_type}" if one.domain else one.op_type, one.before, one.after)
-        for one in found.operators
+        (
+            f"{count.domain}::{count.op_type}" if count.domain else count.op_type,
+            count.before,
+            count.after,
+        )
+        for count in report.operators
     ]
-    total = ("all", found.nodes_before, found.nodes_after)
+    total = ("all", report.nodes_before, report.nodes_after)
     terminal.print_table(TextTable.of(("operator", ">before", ">after"), [*counts, total]))
     weights = [
-        (one.name, one.type, f"{one.bytes_before:,}", f"{one.bytes_after:,}")
-        for one in found.initializers
+        (weight.name, weight.type, f"{weight.bytes_before:,}", f"{weight.bytes_after:,}")
+        for weight in report.initializers
     ]
     if weights:
         head = ("initializer", "type", ">bytes before", ">bytes after")
         terminal.print_table(TextTable.of(head, weights))
-    window = f" and {found.window_bytes:,} for the exact window" if found.window_bytes else ""
+    window = f" and {report.window_bytes:,} for exact tokens" if report.window_bytes else ""
     terminal.print_line(
-        f"preset {found.preset}: {found.bytes_per_token_before:,} cache bytes per token before, "
-        f"{found.bytes_per_token_after:,} after{window}"
+        f"preset {report.preset}: {report.bytes_per_token_before:,} cache bytes per token before, "
+        f"{report.bytes_per_token_after:,} after{window}"
     )
 
 
 def _nodes(counts: Sequence[OperatorCount]) -> str:
-    return ", ".join(f"{one.before} {one.op_type}" for one in counts)
+    return ", ".join(f"{count.before} {count.op_type}" for count in counts)

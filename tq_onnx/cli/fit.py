@@ -59,14 +59,14 @@ def fit(
       tq-onnx fit model.int4.onnx --context 32768 --json
     """
     with terminal.progress("Reading the graph") as on_progress:
-        found = fitting.fit(
+        report = fitting.fit(
             model, memory=memory, context=context, sequences=sequences, on_progress=on_progress
         )
     if as_json:
-        terminal.print_json(found)
+        terminal.print_json(report)
         return
-    terminal.print_line(_verdict(found))
-    terminal.print_facts(_facts(found), title=str(found.model))
+    terminal.print_line(_verdict(report))
+    terminal.print_facts(_facts(report), title=str(report.model))
     columns = ("preset", ">context", "limited by", ">caches", ">process", ">bytes per token", "")
     rows = [
         (
@@ -78,8 +78,8 @@ def fit(
             f"{row.bytes_per_token:,}" if not row.refusal else "",
             row.refusal or _note(row.fits, row.growing),
         )
-        for row in found.rows
-        if show_all or len(found.rows) == 1 or row.preset in (None, *COMMON_PRESETS)
+        for row in report.rows
+        if show_all or len(report.rows) == 1 or row.preset in (None, *COMMON_PRESETS)
     ]
     terminal.print_table(TextTable.of(columns, rows))
 
@@ -87,9 +87,9 @@ def fit(
 _LIMITS = {"memory": "memory", "model": "the model", "request": "--context"}
 
 
-def _verdict(found: FitReport) -> str:
+def _verdict(report: FitReport) -> str:
     """Return what the table says of the default preset and of the model as it is."""
-    now, *presets = found.rows
+    now, *presets = report.rows
     best = next((row for row in presets if row.preset == DEFAULT_PRESET and not row.refusal), None)
     row, name = (now, "the model") if best is None else (best, DEFAULT_PRESET)
     if row.limited_by != "request":
@@ -100,17 +100,17 @@ def _verdict(found: FitReport) -> str:
     return f"{name} {verdict}: {byte_size(row.peak_bytes)}{original}"
 
 
-def _facts(found: FitReport) -> list[tuple[str, object]]:
-    source = "given" if found.given else "free"
-    positions = "unknown" if found.positions is None else f"{found.positions:,} tokens"
+def _facts(report: FitReport) -> list[tuple[str, object]]:
+    source = "given" if report.given else "free"
+    positions = "unknown" if report.positions is None else f"{report.positions:,} tokens"
     facts: list[tuple[str, object]] = [
-        ("memory", f"{byte_size(found.memory)} ({source})"),
-        ("weights", byte_size(found.weights)),
+        ("memory", f"{byte_size(report.memory)} ({source})"),
+        ("weights", byte_size(report.weights)),
         ("model takes", positions),
-        ("sequences", found.sequences),
+        ("sequences", report.sequences),
     ]
-    if found.calibration is not None:
-        facts.append(("calibrated", planned.reach(found.calibration)))
+    if report.calibration is not None:
+        facts.append(("calibrated", planned.reach(report.calibration)))
     return facts
 
 

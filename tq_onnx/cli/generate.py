@@ -102,7 +102,7 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     ids = words.encode(text)
     opened.refuse_prompt(ids)
-    capacity = opened.capacity_for(len(ids), max_new_tokens, asked=capacity)
+    capacity = opened.capacity_for(len(ids), max_new_tokens, requested=capacity)
     tokens = TokenStream(
         opened.decoder(capacity=None if opened.room else capacity),
         ids,
@@ -138,12 +138,12 @@ def generate(
         return
     terminal.print_line()
     in_place = opened.plan is None or library
-    kept = f"of {capacity} tokens{', in place' if in_place else ''}" if capacity else "growing"
+    size = f"of {capacity} tokens{', in place' if in_place else ''}" if capacity else "growing"
     place = f" on {PROVIDERS[ep].provider}" if PROVIDERS[ep].has_own_memory else ""
     click.echo(
         f"{terminal.printable(model.name)}: {result.prompt_tokens} + {len(result.tokens)} tokens"
         f"{place}, prompt "
         f"{result.prefill_seconds:.2f} s, {result.tokens_per_second:.1f} tokens/s; caches "
-        f"{result.cache_bytes:,} bytes ({kept}, {opened.signature.bytes_per_token:,} per token)",
+        f"{result.cache_bytes:,} bytes ({size}, {opened.signature.bytes_per_token:,} per token)",
         err=True,
     )

@@ -13,21 +13,33 @@ from typing import Any, Final
 
 import click
 
-_REST: Final = "Other"
+_UNGROUPED: Final = "Other"
 ALL: Final = "tq_onnx.all_options"
 """Key of a context's ``meta``: whether its help shows all options."""
 
 
 class GroupedOption(click.Option):
-    """An option with the name of its group."""
+    """An option with the name of its group, and the name that it had in earlier versions."""
 
     def __init__(
-        self, *arguments: Any, group: str = _REST, first: bool = False, **settings: Any
+        self,
+        *arguments: Any,
+        group: str = _UNGROUPED,
+        first: bool = False,
+        former: str | None = None,
+        **settings: Any,
     ) -> None:
         """Make the option; see ``click.Option`` for the other arguments."""
         super().__init__(*arguments, **settings)
         self.group = group
         self.first = first
+        self.former = former
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Let the parser know the former name, too, which neither help nor errors show."""
+        super().add_to_parser(parser, ctx)
+        if self.former is not None:
+            parser.add_option(self, [self.former], dest=self.name, action="store", nargs=1)
 
 
 class GroupedCommand(click.Command):
@@ -54,16 +66,16 @@ class GroupedCommand(click.Command):
             record = option.get_help_record(ctx) if isinstance(option, click.Option) else None
             if record is None or not (shows_all or getattr(option, "first", True)):
                 continue
-            group = getattr(option, "group", _REST) if shows_all else "Options"
+            group = getattr(option, "group", _UNGROUPED) if shows_all else "Options"
             groups.setdefault(group, []).append(record)
-        rest = groups.pop(_REST, None)
-        for name, records in (groups | ({_REST: rest} if rest else {})).items():
+        ungrouped = groups.pop(_UNGROUPED, None)
+        for name, records in (groups | ({_UNGROUPED: ungrouped} if ungrouped else {})).items():
             with formatter.section(name):
                 formatter.write_dl(records)
 
 
-def _show_all(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
-    if asked:
+def _show_all(ctx: click.Context, _option: click.Parameter, is_set: bool) -> None:
+    if is_set:
         ctx.meta[ALL] = True
         click.echo(ctx.get_help(), color=ctx.color)
         ctx.exit()

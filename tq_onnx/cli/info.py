@@ -42,8 +42,8 @@ def info(*, model: Path | None, check: bool, ep: str, as_json: bool) -> None:
     if model is not None:
         model = find_model(model)
     chosen = PROVIDERS[ep]
-    asked = model is not None or check or chosen.has_own_memory
-    report = inspect_installation(model, chosen if asked else None)
+    runs_model = model is not None or check or chosen.has_own_memory
+    report = inspect_installation(model, chosen if runs_model else None)
     if as_json:
         terminal.print_json(report)
     else:

@@ -56,48 +56,48 @@ def inspect(ctx: click.Context, model: Path, show_all: bool, as_json: bool) -> N
     from tq_onnx.integrations.folderinspection import FolderInspection
 
     with terminal.progress("Reading the graph") as on_progress:
-        found = converting.inspect(model, on_progress=on_progress)
+        report = converting.inspect(model, on_progress=on_progress)
     if as_json:
-        terminal.print_json(found)
-    elif isinstance(found, FolderInspection):
-        _print_folder(model, found, show_all=show_all)
-    elif found.plan is not None:
-        _print_converted(model, found)
+        terminal.print_json(report)
+    elif isinstance(report, FolderInspection):
+        _print_folder(model, report, show_all=show_all)
+    elif report.plan is not None:
+        _print_converted(model, report)
     else:
-        _print_original(model, found, show_all=show_all)
-    if not (found.convertible or found.is_converted):
+        _print_original(model, report, show_all=show_all)
+    if not (report.convertible or report.is_converted):
         ctx.exit(UnsupportedModelError.exit_code)
 
 
-def _print_folder(folder: Path, found: FolderInspection, *, show_all: bool) -> None:
-    for model in (*found.of_role("decoder"), *found.of_role("converted")):
+def _print_folder(folder: Path, report: FolderInspection, *, show_all: bool) -> None:
+    for model in (*report.of_role("decoder"), *report.of_role("converted")):
         path = folder / model.name
         if model.report.plan is not None:
             _print_converted(path, model.report)
         else:
             _print_original(path, model.report, show_all=show_all, following=False)
-    if found.is_converted:
+    if report.is_converted:
         return
-    others = [model.name for model in found.of_role("other")]
+    components = [model.name for model in report.of_role("other")]
     rows = [
         (what, name)
-        for what, names in (("carries", others), ("data", found.data))
+        for what, names in (("carries", components), ("data", report.data))
         for name in names
     ]
-    rows += [("carries", ", ".join(found.companions))] if found.companions else []
-    rows += [("leaves out", f"{entry.name}: {entry.reason}") for entry in found.left_out]
+    rows += [("carries", ", ".join(report.companions))] if report.companions else []
+    rows += [("leaves out", f"{entry.name}: {entry.reason}") for entry in report.left_out]
     if rows:
         terminal.print_facts(rows)
-    if found.convertible:
+    if report.convertible:
         terminal.print_line(f"next: tq-onnx convert {shlex.quote(str(folder))}")
 
 
-def _print_converted(model: Path, found: InspectionReport) -> None:
-    plan, size = found.plan, found.bytes_per_token
+def _print_converted(model: Path, report: InspectionReport) -> None:
+    plan, size = report.plan, report.bytes_per_token
     assert plan is not None  # by the callers
     rows = (
-        *planned.rows(plan, calibration=found.calibration),
-        *_classes(found, plan.layers[0].head_size),
+        *planned.rows(plan, calibration=report.calibration),
+        *_classes(report, plan.layers[0].head_size),
         ("heads", _heads(plan.layers[0])),
         ("capacity", _caches(plan)),
         ("cache per token", f"{size:,} bytes" if size is not None else "unknown"),
@@ -107,20 +107,22 @@ def _print_converted(model: Path, found: InspectionReport) -> None:
     terminal.print_facts(rows, title=f"{model}: converted")
 
 
-def _classes(found: InspectionReport, head_size: int) -> list[tuple[str, str]]:
+def _classes(report: InspectionReport, head_size: int) -> list[tuple[str, str]]:
     """Return which pairs of a rotary embedding most heads gave more bits; nothing without."""
-    heads = [head for layer in found.classes for head in layer.heads]
+    heads = [head for layer in report.classes for head in layer.heads]
     if not heads:
         return []
-    pairs = Counter(pair for head in heads for pair in {one % (head_size // 2) for one in head})
+    pairs = Counter(
+        pair for head in heads for pair in {coordinate % (head_size // 2) for coordinate in head}
+    )
     named = ", ".join(f"{pair} ({count})" for pair, count in pairs.most_common(_PAIRS))
     more = len(pairs) - _PAIRS
-    rest = f" and {more} more" if more > 0 else ""
+    remainder = f" and {more} more" if more > 0 else ""
     return [
         (
             "more bits",
             f"{len(heads[0])} of {head_size} coordinates of a key; pairs i, i + {head_size // 2} by"
-            f" heads that give them, of {len(heads)}: {named}{rest}",
+            f" heads that give them, of {len(heads)}: {named}{remainder}",
         )
     ]
 
@@ -179,13 +181,17 @@ def _layers(report: InspectionReport) -> TextTable:
         )
         kinds.setdefault(facts, []).append(layer.layer)
     rows = [
-        (number_ranges(layers), *facts, *_noise([noise[one] for one in layers if one in noise]))
+        (
+            number_ranges(layers),
+            *facts,
+            *_noise([noise[layer] for layer in layers if layer in noise]),
+        )
         for facts, layers in kinds.items()
     ]
     columns = (">layers", "form", ">heads", ">KV heads", ">head size", "type", ">scale", "mask")
-    more = (">noise", ">equalised", ">gain") if noise else ()
-    brief = [name for name in (*columns, *more) if name not in ("type", ">scale")]
-    return TextTable.of((*columns, *more), rows, brief=brief)
+    extra = (">noise", ">equalised", ">gain") if noise else ()
+    brief = [name for name in (*columns, *extra) if name not in ("type", ">scale")]
+    return TextTable.of((*columns, *extra), rows, brief=brief)
 
 
 def _presets(report: InspectionReport, *, show_all: bool) -> TextTable:

@@ -74,11 +74,11 @@ def table_lines(table: TextTable, width: int | None) -> list[str]:
 
 def _shrunk(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
     """Return widths that fit, the widest columns made narrower first."""
-    found = list(widths)
-    while sum(found) > room:
-        spare = [index for index, size in enumerate(found) if size > least[index]]
-        found[max(spare, key=lambda index: found[index])] -= 1
-    return found
+    fitted = list(widths)
+    while sum(fitted) > room:
+        spare = [index for index, size in enumerate(fitted) if size > least[index]]
+        fitted[max(spare, key=lambda index: fitted[index])] -= 1
+    return fitted
 
 
 def _row(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> list[str]:
@@ -105,16 +105,16 @@ def _wrapped(text: str, width: int) -> list[str]:
     """Return a text in lines of whole words; a word that is longer has a line of its own."""
     if _cells(text) <= width:
         return [text]
-    more = " \\" if text.startswith(_COMMAND) else ""
+    continuation = " \\" if text.startswith(_COMMAND) else ""
     indent = text[: len(text) - len(text.lstrip())]
     lines = textwrap.wrap(
         text,
-        max(1, width - len(more)),
-        subsequent_indent=f"{indent}  " if more else indent,
+        max(1, width - len(continuation)),
+        subsequent_indent=f"{indent}  " if continuation else indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return [f"{line}{more}" for line in lines[:-1]] + lines[-1:]
+    return [f"{line}{continuation}" for line in lines[:-1]] + lines[-1:]
 
 
 def _longest_word(text: str) -> int:

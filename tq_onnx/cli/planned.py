@@ -23,19 +23,19 @@ def rows(
 ) -> list[tuple[str, str]]:
     """Return the facts of a plan: label and text."""
     dialects = ", ".join(dict.fromkeys(layer.dialect for layer in plan.layers))
-    found = [("layers", f"{len(plan.layers)} ({dialects})"), ("preset", _preset(plan))]
+    facts = [("layers", f"{len(plan.layers)} ({dialects})"), ("preset", _preset(plan))]
     if summary := target_of_plan(plan).summary:
-        found.append(("target", summary))
+        facts.append(("target", summary))
     groups: dict[str, list[LayerPlan]] = {}
     for layer in plan.layers:
         groups.setdefault(_codecs(layer), []).append(layer)
-    found += [
+    facts += [
         ("caches", text if len(groups) == 1 else f"{text} in {layer_names(layers)}")
         for text, layers in groups.items()
     ]
     preset = PRESETS.get(plan.preset)
     if preset and preset.gains and GAINS in target_of_plan(plan).capabilities.lacking:
-        found.append(("gains", f"none, the nearest codes: --target {plan.target} has no gains"))
+        facts.append(("gains", f"none, the nearest codes: --target {plan.target} has no gains"))
     for where, text in (
         ("norms", "scales in the norm weights of queries and keys"),
         ("nodes", "scales from the calibration file"),
@@ -43,14 +43,14 @@ def rows(
         scaled = [layer for layer in plan.layers if layer.equalised == where]
         if scaled:
             noise = _noise(equalisation, scaled)
-            found.append(("equalised", f"{text}{in_some(plan, scaled)}{noise}"))
+            facts.append(("equalised", f"{text}{in_some(plan, scaled)}{noise}"))
     for feature in FEATURES:
         layers = feature.layers(plan)
         if feature.says is not None and layers:
-            found.append((feature.name, feature.says(plan, layers)))
+            facts.append((feature.name, feature.says(plan, layers)))
     if any(layer.centered for layer in plan.layers):
-        found.append(("calibrated", reach(calibration)))
-    return found
+        facts.append(("calibrated", reach(calibration)))
+    return facts
 
 
 def reach(calibration: CalibrationFacts | None) -> str:
@@ -102,8 +102,8 @@ def _codecs(layer: LayerPlan) -> str:
 
 def _noise(equalisation: Sequence[LayerEqualisation], layers: Sequence[LayerPlan]) -> str:
     """Return what scales do to the worst of some layers."""
-    own = {layer.layer for layer in layers}
-    entries = [entry for entry in equalisation if entry.layer in own and entry.noise_after]
+    indices = {layer.layer for layer in layers}
+    entries = [entry for entry in equalisation if entry.layer in indices and entry.noise_after]
     if not entries:
         return ""
     worst = max(entries, key=lambda entry: entry.noise_before or 0.0)

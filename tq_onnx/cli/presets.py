@@ -30,12 +30,12 @@ def presets(head_size: int, as_json: bool) -> None:
       tq-onnx presets
       tq-onnx presets --head-size 64 --json
     """
-    found = [preset_facts(preset, head_size) for preset in PRESETS.values()]
+    facts = [preset_facts(preset, head_size) for preset in PRESETS.values()]
     if as_json:
-        terminal.print_json(found)
+        terminal.print_json(facts)
         return
     rows = []
-    for entry in found:
+    for entry in facts:
         slot = "" if entry.vllm_slot is None else f" (its slot: {entry.vllm_slot} bytes)"
         rows.append(
             (
@@ -65,6 +65,6 @@ def presets(head_size: int, as_json: bool) -> None:
     terminal.print_table(TextTable.of(columns, rows, brief=brief))
     terminal.print_line(
         f"bytes: key and value of one token and KV head of size {head_size}; at 8k: the same with "
-        "its share of the exact window, in a cache of 8,192 tokens; bits: of one value; smaller: "
-        "than float16, times, without a window"
+        "its share of the exact tokens, in a cache of 8,192 tokens; bits: of one value; smaller: "
+        "than float16, times, without exact tokens"
     )

@@ -74,15 +74,15 @@ def report(*, layers: bool, as_json: bool, **arguments: Any) -> None:
       tq-onnx report model.onnx model.int4.onnx model.int3.onnx --text book.txt --picture cost.svg
     """
     with terminal.progress("Opening the original") as on_progress:
-        found = measuring.report(**arguments, layers=layers, on_progress=on_progress)
-    terminal.print_warnings(found.warnings)
+        comparison = measuring.report(**arguments, layers=layers, on_progress=on_progress)
+    terminal.print_warnings(comparison.warnings)
     if as_json:
-        terminal.print_json(found)
+        terminal.print_json(comparison)
     else:
-        _print(found, layers=layers)
+        _print(comparison, layers=layers)
 
 
-def _print(found: ComparisonReport, *, layers: bool) -> None:
+def _print(comparison: ComparisonReport, *, layers: bool) -> None:
     from tq_onnx.quality.tables import (
         generation_table,
         layer_table,
@@ -92,14 +92,18 @@ def _print(found: ComparisonReport, *, layers: bool) -> None:
         report_table,
     )
 
-    terminal.print_table(report_table(found))
+    terminal.print_table(report_table(comparison))
     if terminal.width() is not None:
         terminal.print_line("all columns: in a pipe, with --markdown FILE, or with --json")
-    for table in (position_table(found), generation_table(found), outlier_table(found)):
+    for table in (
+        position_table(comparison),
+        generation_table(comparison),
+        outlier_table(comparison),
+    ):
         if table is not None:
             terminal.print_table(table)
     if layers:
-        for model in (model for model in found.models if model.layers):
-            terminal.print_table(layer_table(model, found.layer_tokens))
-    for line in report_notes(found):
+        for model in (model for model in comparison.models if model.layers):
+            terminal.print_table(layer_table(model, comparison.layer_tokens))
+    for line in report_notes(comparison):
         terminal.print_line(line)

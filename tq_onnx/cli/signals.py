@@ -26,18 +26,22 @@ def ending_by_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    wanted = [getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")]
-    taken = [one for one in wanted if one is not None and signal.getsignal(one) == signal.SIG_DFL]
+    signals = [getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")]
+    numbers = [
+        number
+        for number in signals
+        if number is not None and signal.getsignal(number) == signal.SIG_DFL
+    ]
 
     def end(number: int, _frame: object) -> None:
-        for one in taken:  # nothing interrupts the undoing
-            signal.signal(one, signal.SIG_IGN)
+        for signal_number in numbers:  # nothing interrupts the undoing
+            signal.signal(signal_number, signal.SIG_IGN)
         raise TerminatedError(number)
 
-    for one in taken:
+    for one in numbers:
         signal.signal(one, end)
     try:
         yield
     finally:
-        for one in taken:
+        for one in numbers:
             signal.signal(one, signal.SIG_DFL)

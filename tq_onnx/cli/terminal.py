@@ -55,7 +55,7 @@ EXIT_SIGNAL: Final = 128
 """The number of a signal is added to it."""
 EXIT_BROKEN_PIPE: Final = 141
 
-_PARAMETER: Final = re.compile(r"\b(window|sinks)=(\d+)")
+_PARAMETER: Final = re.compile(r"\b(residual_length|sink_tokens)=(\d+)")
 """A parameter of the functions, in a message; here it is an option."""
 
 _QUIET: Final = "onnx_ir"
@@ -278,7 +278,9 @@ def exit_code_of(run: Callable[[], Any]) -> int:
 
 def _sentence(error: Exception) -> str:
     if isinstance(error, TqOnnxError):
-        return _PARAMETER.sub(lambda found: f"--{found[1]} {found[2]}", str(error))
+        return _PARAMETER.sub(
+            lambda match: f"--{match[1].replace('_', '-')} {match[2]}", str(error)
+        )
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or 'the output'}: {error.strerror}"
     if isinstance(error, MemoryError):

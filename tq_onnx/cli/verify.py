@@ -110,8 +110,8 @@ def _print(report: VerifyReport | PagedReport | GraphReport) -> None:
         terminal.print_table(table)
     held = sum(check.holds is True for check in report.checks)
     verdict = "verified" if report.holds else "NOT verified"
-    rest = f"; --quick left out: {', '.join(report.left_out)}" if report.left_out else ""
-    terminal.print_line(f"{verdict}: {held} of {len(report.checks)} checks hold{rest}")
+    left_out = f"; --quick left out: {', '.join(report.left_out)}" if report.left_out else ""
+    terminal.print_line(f"{verdict}: {held} of {len(report.checks)} checks hold{left_out}")
 
 
 def _announcing(on_progress: OnProgress, *, quick: bool) -> OnProgress:

@@ -193,7 +193,7 @@ def _check_format(facts: dict[str, str]) -> None:
     if facts.get("format") != FORMAT:
         raise ValueError(f"the format is not {FORMAT}")
     if facts.get("format_version") not in _NAMES:
-        raise ValueError(f"the version of the format is none of {', '.join(_NAMES)}")
+        raise ValueError(f"the version of the format is not one of {', '.join(_NAMES)}")
     for name, form in _FACTS.items():
         if form.fullmatch(facts.get(name, "")) is None:
             raise ValueError(f"the {name} is missing or damaged")

@@ -231,7 +231,7 @@ def _transpose(node: ir.Node, held: Held, way: Way) -> list[Channels]:
         raise NoMatch("is transposed in an unknown way", node)
     perm = list(node.attributes.get_ints("perm", tuple(reversed(range(size)))))
     if sorted(perm) != list(range(size)):
-        raise NoMatch("is transposed by an order that is none", node)
+        raise NoMatch("is transposed by an invalid permutation", node)
     return [Channels(perm.index(channels.axis), channels.ids)]
 
 

@@ -42,9 +42,9 @@ class Options:
         calibration: file with statistics of this model, of which offsets are made, and scales
             where there are no norm weights for them.
         center_from: the first token that is centered by the mean of all later ones.
-        window: how many of the newest tokens are kept exactly besides their rows; None for the
-            preset's number, where the model and its target can have a window.
-        sinks: how many of the first tokens are kept so, likewise.
+        residual_length: how many of the newest tokens caches hold in float16, too; None for the
+            preset's number, where the model and its target can have exact tokens.
+        sink_tokens: how many of the first tokens, likewise.
         feedback: whether errors of keys are fed back; None for wherever the preset searches and the
             calibration file has what it takes.
         gains: whether encoders search where the preset has them do so; if not, they take the
@@ -61,8 +61,8 @@ class Options:
     equalize: bool | None = None
     calibration: Path | None = None
     center_from: int = CENTER_FROM
-    window: int | None = None
-    sinks: int | None = None
+    residual_length: int | None = None
+    sink_tokens: int | None = None
     feedback: bool | None = None
     gains: bool = True
 
@@ -128,19 +128,19 @@ def exact_tokens(preset: Preset, options: Options) -> tuple[int, int]:
     Raises:
         UsageError: they are more than a cache can have.
     """
-    window = preset.window if options.window is None else options.window
-    sinks = preset.sinks if options.sinks is None else options.sinks
-    if window + sinks > MAX_ENTRIES:
+    newest = preset.window if options.residual_length is None else options.residual_length
+    first = preset.sinks if options.sink_tokens is None else options.sink_tokens
+    if newest + first > MAX_ENTRIES:
         raise UsageError(
-            f"--window {window} and --sinks {sinks} are more than the "
-            f"{MAX_ENTRIES} tokens that a window can hold"
+            f"residual_length={newest} and sink_tokens={first} are more than the {MAX_ENTRIES} "
+            "exact tokens that a cache can hold"
         )
-    return window, sinks
+    return newest, first
 
 
-def asks_for_window(options: Options) -> bool:
-    """Return whether an exact window is asked for, whatever the preset."""
-    return bool(options.window or options.sinks)
+def requests_exact_tokens(options: Options) -> bool:
+    """Return whether the options request exact tokens, whatever the preset."""
+    return bool(options.residual_length or options.sink_tokens)
 
 
 def without(options: Options, lacking: Iterable[Feature]) -> Options:
@@ -155,22 +155,22 @@ def without(options: Options, lacking: Iterable[Feature]) -> Options:
     return replace(options, **off)
 
 
-def expect_window(preset: Preset, options: Options, what: str, *, instead: str) -> None:
-    """Refuse a preset that is of little use without a window where none is asked for.
+def expect_exact_tokens(preset: Preset, options: Options, what: str, *, instead: str) -> None:
+    """Refuse a preset that is of little use without exact tokens where the options request none.
 
     Args:
         preset: the preset.
-        options: what was asked for.
-        what: why there is no window, a clause.
-        instead: what to do, besides converting without a window.
+        options: the options of the caller.
+        what: why there are no exact tokens, a clause.
+        instead: what to do, besides converting without them.
 
     Raises:
-        UsageError: it is such a preset, and the options do not say to do without.
+        UsageError: the preset needs exact tokens, and ``residual_length`` is None.
     """
-    if preset.is_split and options.window is None:
+    if preset.is_split and options.residual_length is None:
         raise UsageError(
-            f"the preset {preset.name} needs an exact window, and {what}",
-            fix=f"{instead}, or convert with --window 0, which costs 10 % of perplexity",
+            f"the preset {preset.name} needs exact tokens, and {what}",
+            fix=f"{instead}, or convert with residual_length=0, which costs 10 % of perplexity",
         )
 
 

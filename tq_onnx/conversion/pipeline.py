@@ -30,7 +30,7 @@ from tq_onnx.conversion.check import check, check_merged
 from tq_onnx.conversion.equalise import LayerEqualisation
 from tq_onnx.conversion.merging import expect_continued, merge
 from tq_onnx.conversion.naming import name_sizes
-from tq_onnx.conversion.options import Options, expect_window, preset_of, without
+from tq_onnx.conversion.options import Options, expect_exact_tokens, preset_of, without
 from tq_onnx.conversion.original import Original, blaming, recognise_original
 from tq_onnx.conversion.planning import DEFAULT_OPTIONS, make_plan
 from tq_onnx.conversion.reports import ConversionReport
@@ -266,7 +266,7 @@ def _prepare(
             target.capabilities.expect(target.name, plan, nodes)
         if EXACT_WINDOW in target.capabilities.lacking:
             reason = f"models for --target {target.name} have none"
-            expect_window(chosen, asked, reason, instead="use --preset int3")
+            expect_exact_tokens(chosen, asked, reason, instead="use --preset int3")
         expect_classes(chosen, options, calibration)
         warnings = _calibration_warnings(calibration, plan, options, path, on_calibration)
         bytes_before = original.bytes_per_token

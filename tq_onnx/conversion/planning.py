@@ -14,9 +14,9 @@ from tq_onnx.codec.window import Window, window_of
 from tq_onnx.conversion.options import (
     Options,
     adapted,
-    asks_for_window,
     compressed_layers,
     exact_tokens,
+    requests_exact_tokens,
 )
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.plan import CachePlan, LayerPlan, Plan
@@ -111,8 +111,8 @@ def _window(
     """Return the window of a model: all caches have as many rows, whatever their width.
 
     Raises:
-        UnsupportedModelError: a window is asked for, and a cache loses rows before it is returned,
-            so that nobody knows where the window is.
+        UnsupportedModelError: the options request exact tokens, and a cache loses rows before it is
+            returned, so that the place of its exact tokens is unknown.
         UsageError: no cache can have such a window.
     """
     planes = [
@@ -126,12 +126,12 @@ def _window(
         return Window()
     for site in recognition.sites:
         if any(cache.cut is not None for cache in (site.key, site.value)):
-            if not asks_for_window(options) and not preset.is_split:
+            if not requests_exact_tokens(options) and not preset.is_split:
                 return Window()
             raise UnsupportedModelError(
-                "a cache is shortened before it is returned, and an exact window with it",
+                "a cache is shortened before it is returned, and its exact tokens with it",
                 where=f"layer {site.layer}",
-                fix="convert with --window 0 --sinks 0",
+                fix="convert with residual_length=0 and sink_tokens=0",
             )
     return window
 

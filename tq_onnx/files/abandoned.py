@@ -53,10 +53,10 @@ def remove_abandoned(target: Path) -> None:
     """Remove the temporary files of a target that no living run has; what cannot be stays."""
     pattern = re.compile(re.escape(f".{target.name}.") + r"[0-9a-f]{8}\.(tmp|old)")
     try:
-        found = [path for path in target.parent.iterdir() if pattern.fullmatch(path.name)]
+        paths = [path for path in target.parent.iterdir() if pattern.fullmatch(path.name)]
     except OSError:
         return
-    for path in found:
+    for path in paths:
         # The backup of a target that is not there is the only copy of what was replaced.
         if path.suffix == ".old" and not os.path.lexists(target):
             continue

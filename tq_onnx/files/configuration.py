@@ -21,13 +21,13 @@ def context_length(model: Path) -> int | None:
     ``max_position_embeddings`` of ``config.json`` and ``context_length`` of ``genai_config.json``
     beside the model file count, the least of both; None if neither tells.
     """
-    found = [configured_positions(model)]
+    values = [configured_positions(model)]
     try:
-        told = json.loads(read_text(model.parent / GENAI_CONFIGURATION))
-        found.append(told["model"]["context_length"])
+        document = json.loads(read_text(model.parent / GENAI_CONFIGURATION))
+        values.append(document["model"]["context_length"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
-    sizes = [size for size in found if type(size) is int and size > 0]
+    sizes = [size for size in values if type(size) is int and size > 0]
     return min(sizes, default=None)
 
 
@@ -37,10 +37,10 @@ def configured_positions(model: Path) -> int | None:
     None if there is no such file, or no positive number in it.
     """
     try:
-        told = json.loads(read_text(model.parent / CONFIGURATION))[_POSITIONS]
+        positions = json.loads(read_text(model.parent / CONFIGURATION))[_POSITIONS]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return told if isinstance(told, int) and told > 0 else None
+    return positions if isinstance(positions, int) and positions > 0 else None
 
 
 def recommended_sampling(model: Path) -> dict[str, int | float]:
@@ -51,9 +51,9 @@ def recommended_sampling(model: Path) -> dict[str, int | float]:
         does not say ``do_sample``.
     """
     try:
-        told = json.loads((model.parent / GENERATION_CONFIGURATION).read_text("utf-8"))
-        if told.get("do_sample") is not True:
+        document = json.loads((model.parent / GENERATION_CONFIGURATION).read_text("utf-8"))
+        if document.get("do_sample") is not True:
             return {}
     except (OSError, ValueError, AttributeError, RecursionError):
         return {}
-    return {name: told[name] for name in _SAMPLING if type(told.get(name)) in (int, float)}
+    return {name: document[name] for name in _SAMPLING if type(document.get(name)) in (int, float)}

@@ -70,7 +70,7 @@ def _check_counts(proto: onnx.ModelProto, where: str) -> None:
     """Refuse a graph of so many parts that its objects need more memory and time than its bytes."""
     counts = dict.fromkeys(_MOST, 0)
     pending = [proto.graph]
-    nodes: list[onnx.NodeProto] = [node for one in proto.functions for node in one.node]
+    nodes: list[onnx.NodeProto] = [node for function in proto.functions for node in function.node]
     counts["nodes"] = len(nodes)
     while pending or nodes:
         for node in nodes:

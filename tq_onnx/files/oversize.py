@@ -47,7 +47,7 @@ def stage_model(
     model: ir.Model,
     target: Path,
     *,
-    taken: Collection[Path] = (),
+    occupied: Collection[Path] = (),
     limit: int | None = None,
 ) -> StagedModel:
     """Stage a model file, after a data file for its weights if one is needed.
@@ -71,7 +71,7 @@ def stage_model(
     if inside <= limit - limit // 16:
         proto = ir.to_proto(model)
     if proto is None or _size(proto) > limit:
-        data = _free_name(target, {*taken, *_sources(model)})
+        data = _free_name(target, {*occupied, *_sources(model)})
         if data.exists() and not transaction.overwrite:
             raise OutputExistsError(
                 "the output exists", where=str(data), fix="give --overwrite or another output"
@@ -147,9 +147,9 @@ def _move(values: Iterable[ir.Value], data: Path) -> Iterator[bytes]:
         offset += tensor.nbytes
 
 
-def _free_name(target: Path, taken: Collection[Path]) -> Path:
+def _free_name(target: Path, occupied: Collection[Path]) -> Path:
     data, number = target.with_name(f"{target.name}.data"), 1
-    while data in taken:
+    while data in occupied:
         data, number = target.with_name(f"{target.name}.{number}.data"), number + 1
     return data
 

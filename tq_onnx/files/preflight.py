@@ -164,24 +164,24 @@ def _declared_bytes(tensor: onnx.TensorProto, where: str) -> int:
 def _check_inline(tensor: onnx.TensorProto, size: int, where: str) -> None:
     count = math.prod(tensor.dims)
     if tensor.HasField("raw_data"):
-        held, wanted, unit = len(tensor.raw_data), {size}, "bytes"
+        held, expected, unit = len(tensor.raw_data), {size}, "bytes"
     else:
-        own = _FIELDS.get(tensor.data_type, "int32_data")
-        held = len(getattr(tensor, own))
-        if any(len(getattr(tensor, field)) for field in _ALL_FIELDS if field != own):
+        own_field = _FIELDS.get(tensor.data_type, "int32_data")
+        held = len(getattr(tensor, own_field))
+        if any(len(getattr(tensor, field)) for field in _ALL_FIELDS if field != own_field):
             raise ModelFileError(
                 f"the tensor {tensor.name or '(unnamed)'!r} holds values of another element type",
                 where=where,
                 fix="the file is damaged: export or download it again",
             )
         # Types below 8 bits are packed into the integers of int32_data.
-        wanted, unit = {count, size} if size < count else {count}, "values"
+        expected, unit = {count, size} if size < count else {count}, "values"
         if tensor.data_type in _COMPLEX:
-            wanted = {2 * count}
-    if held not in wanted:
+            expected = {2 * count}
+    if held not in expected:
         raise ModelFileError(
             f"the tensor {tensor.name or '(unnamed)'!r} of dimensions {list(tensor.dims)} holds "
-            f"{held} {unit} instead of {max(wanted)}",
+            f"{held} {unit} instead of {max(expected)}",
             where=where,
             fix="the file is damaged: export or download it again",
         )

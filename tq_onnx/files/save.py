@@ -134,14 +134,14 @@ def save(
         transaction.clear([target, *(copy for _, copy in missing)])
         # What the conversion adds to the model itself is little beside what it had.
         check_space(target.parent, total + loaded.path.stat().st_size)
-        done = 0
+        copied = 0
         for source, copy in missing:
             if mode == "link":
                 transaction.link(source, copy)
             else:
-                done = transaction.copy(source, copy, done, total, on_progress)
-        taken = {loaded.path, *loaded.external_files, *(copy for _, copy in copies)}
-        staged = stage_model(transaction, model, target, taken=taken, limit=limit)
+                copied = transaction.copy(source, copy, copied, total, on_progress)
+        occupied = {loaded.path, *loaded.external_files, *(copy for _, copy in copies)}
+        staged = stage_model(transaction, model, target, occupied=occupied, limit=limit)
         transaction.commit()
     except BaseException as error:
         transaction.undo()
@@ -162,15 +162,15 @@ def _missing(
     Raises:
         OutputExistsError: one is there with other content, and may not be replaced.
     """
-    there = [(source, copy) for source, copy in copies if _may_be(copy, source)]
-    there = [pair for pair in there if not _same_file(*pair)]
-    total, done = sum(source.stat().st_size for source, _ in there), 0
+    candidates = [(source, copy) for source, copy in copies if _may_be(copy, source)]
+    candidates = [pair for pair in candidates if not _same_file(*pair)]
+    total, compared = sum(source.stat().st_size for source, _ in candidates), 0
     missing = [(source, copy) for source, copy in copies if not _may_be(copy, source)]
-    for source, copy in there:
-        if not same_content(copy, source, done, total, on_progress):
+    for source, copy in candidates:
+        if not same_content(copy, source, compared, total, on_progress):
             _check_target(copy, str(copy), overwrite, _OTHER_DATA)
             missing.append((source, copy))
-        done += source.stat().st_size
+        compared += source.stat().st_size
     return missing
 
 
@@ -186,19 +186,19 @@ def _may_be(path: Path, source: Path) -> bool:
 
 
 def _data_mode(
-    loaded: LoadedModel, target: Path, where: str, asked: ExternalData | None
+    loaded: LoadedModel, target: Path, where: str, mode: ExternalData | None
 ) -> ExternalData | None:
     if not loaded.external_files:
         return None
     if target.parent == loaded.path.parent:
-        if asked in ("copy", "link"):
+        if mode in ("copy", "link"):
             raise UsageError(
-                f"there is nothing to {asked}: the output lies beside the model's external data",
+                f"there is nothing to {mode}: the output lies beside the model's external data",
                 where=where,
                 fix="keep it there, or give an output in another folder",
             )
         return "keep"
-    if asked == "keep":
+    if mode == "keep":
         if all(_same_file(copy, source) for source, copy in _copies(loaded, target)):
             return "keep"
         raise UsageError(
@@ -206,7 +206,7 @@ def _data_mode(
             where=where,
             fix="choose copy or link",
         )
-    return asked or "copy"
+    return mode or "copy"
 
 
 def _copies(loaded: LoadedModel, target: Path) -> tuple[tuple[Path, Path], ...]:
@@ -214,9 +214,9 @@ def _copies(loaded: LoadedModel, target: Path) -> tuple[tuple[Path, Path], ...]:
     return tuple((file, target.parent / file.relative_to(folder)) for file in loaded.external_files)
 
 
-def _same_file(path: Path, other: Path) -> bool:
+def _same_file(path: Path, second: Path) -> bool:
     try:
-        return path.samefile(other)
+        return path.samefile(second)
     except OSError:
         return False
 

@@ -79,8 +79,8 @@ def read_whole(tensor: ir.TensorProtocol) -> Array:
 
 def sources_of(*tensors: ir.TensorProtocol | None) -> tuple[Path, ...]:
     """Return the files that tensors are read from."""
-    found = [Path(one.path) for one in tensors if isinstance(one, ir.ExternalTensor)]
-    return tuple(dict.fromkeys(found))
+    paths = [Path(tensor.path) for tensor in tensors if isinstance(tensor, ir.ExternalTensor)]
+    return tuple(dict.fromkeys(paths))
 
 
 def streamed(tensor: ir.ExternalTensor, name: str) -> StreamedTensor:
@@ -89,11 +89,11 @@ def streamed(tensor: ir.ExternalTensor, name: str) -> StreamedTensor:
     most = max(1, PIECE_BYTES // dtype.itemsize)
 
     def pieces() -> Iterator[Array]:
-        left, offset = tensor.size, tensor.offset or 0
-        while left:
-            count = min(left, most)
+        remaining, offset = tensor.size, tensor.offset or 0
+        while remaining:
+            count = min(remaining, most)
             yield np.fromfile(tensor.path, dtype, count, offset=offset)
-            left, offset = left - count, offset + count * dtype.itemsize
+            remaining, offset = remaining - count, offset + count * dtype.itemsize
 
     shape = tuple(tensor.shape.numpy())
     return StreamedTensor(pieces, tensor.dtype, shape, name=name, sources=sources_of(tensor))

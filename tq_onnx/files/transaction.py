@@ -23,7 +23,7 @@ _CHUNK: Final = 16 << 20
 
 
 def same_content(
-    path: Path, other: Path, done: int, total: int, on_progress: OnProgress | None
+    path: Path, second: Path, position: int, total: int, on_progress: OnProgress | None
 ) -> bool:
     """Return True if two regular files hold the same bytes; read in chunks, up to a difference.
 
@@ -39,19 +39,19 @@ def same_content(
     Raises:
         OSError: a file cannot be read.
     """
-    status, wanted = path.lstat(), other.stat()
-    if not stat.S_ISREG(status.st_mode) or status.st_size != wanted.st_size:
+    status, second_status = path.lstat(), second.stat()
+    if not stat.S_ISREG(status.st_mode) or status.st_size != second_status.st_size:
         return False
-    with path.open("rb", buffering=0) as left, other.open("rb", buffering=0) as right:
+    with path.open("rb", buffering=0) as left, second.open("rb", buffering=0) as right:
         while True:
             chunk = left.read(_CHUNK)
             if chunk != right.read(_CHUNK):
                 return False
             if not chunk:
                 return True
-            done += len(chunk)
+            position += len(chunk)
             if on_progress is not None:
-                on_progress(Progress("Comparing files", done, total))
+                on_progress(Progress("Comparing files", position, total))
 
 
 class Transaction:
@@ -94,9 +94,9 @@ class Transaction:
         os.link(source.resolve(), self._temporary(target))
 
     def copy(
-        self, source: Path, target: Path, done: int, total: int, on_progress: OnProgress | None
+        self, source: Path, target: Path, position: int, total: int, on_progress: OnProgress | None
     ) -> int:
-        """Copy a file and return ``done`` plus its size; inside the kernel where it can."""
+        """Copy a file and return ``position`` plus its size; inside the kernel where it can."""
         self.make_folder(target.parent)
         with source.open("rb") as reader, self._open(target) as writer:
             in_kernel = hasattr(os, "copy_file_range")
@@ -114,11 +114,11 @@ class Transaction:
                     _write_all(writer.fileno(), chunk)
                 if not count:
                     break
-                done += count
+                position += count
                 if on_progress is not None:
-                    on_progress(Progress("Copying files", done, total))
+                    on_progress(Progress("Copying files", position, total))
             os.fsync(writer.fileno())
-        return done
+        return position
 
     def write(self, target: Path, parts: Iterable[bytes | memoryview]) -> int:
         """Stage a file whose content is taken part by part, and return its size."""

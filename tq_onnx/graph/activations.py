@@ -40,7 +40,7 @@ Its GroupQueryAttention goes through the keys block by block (seen in 1.31 and 1
 
 
 def activation_bytes(
-    model: ir.Model, shapes: Mapping[str, Sequence[int]], kept: Collection[str], scores: int
+    model: ir.Model, shapes: Mapping[str, Sequence[int]], retained: Collection[str], scores: int
 ) -> int:
     """Return the most bytes that values of a graph take at the same time.
 
@@ -56,7 +56,7 @@ def activation_bytes(
     graph = _sized(model, shapes)
     uses = Counter(value for node in graph for value in node.inputs if value is not None)
     uses.update(graph.outputs)
-    buffers = _Buffers(uses, kept)
+    buffers = _Buffers(uses, retained)
     varying = {value for value in graph.inputs if value.name in shapes}
     for node in graph:
         if varying.isdisjoint(node.inputs):
@@ -82,9 +82,9 @@ class _Buffers:
         most: the most so far.
     """
 
-    def __init__(self, uses: Counter[ir.Value], kept: Collection[str]) -> None:
+    def __init__(self, uses: Counter[ir.Value], retained: Collection[str]) -> None:
         self._uses = uses
-        self._kept = kept
+        self._kept = retained
         self._buffer: dict[ir.Value, ir.Value] = {}  # by the value that it was made for
         self._readers: Counter[ir.Value] = Counter()
         self._bytes: dict[ir.Value, int] = {}
@@ -146,15 +146,15 @@ def _sized(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> ir.Graph:
         entry.type.tensor_type.ClearField("shape")
     with suppress(Exception):  # what onnx cannot infer has other rules
         proto = infer(proto)
-    told = ir.from_proto(proto)
-    values = {value for node in told.graph for value in node.outputs}
+    inferred = ir.from_proto(proto)
+    values = {value for node in inferred.graph for value in node.outputs}
     for value in values:
         if value.dtype is None and types.get(value.name or ""):
             value.type = ir.TensorType(ir.DataType(types[value.name or ""]))
         if value.shape is not None and not value.shape.is_static():
             value.shape = ir.Shape(dim if isinstance(dim, int) else None for dim in value.shape)
-    refine(told.graph, values)
-    return told.graph
+    refine(inferred.graph, values)
+    return inferred.graph
 
 
 def _nbytes(value: ir.Value) -> int:

@@ -84,32 +84,32 @@ def _size(value: ir.Value | None, depth: int) -> int | None:
         return None
     if node.op_type in ("Squeeze", "Unsqueeze", "Identity"):
         return _size(node.inputs[0], depth - 1)
-    asked = node.inputs[0]
-    sizes = _sizes(None if asked is None else asked.producer())
+    source = node.inputs[0]
+    sizes = _sizes(None if source is None else source.producer())
     if node.op_type == "Shape":
-        found = _sizes(node)
+        elements = _sizes(node)
     elif node.op_type == "Gather" and attribute_int(node, "axis", 0) == 0:
         chosen = integers(node.inputs[1]) or ()
-        found = [sizes[index] for index in chosen if -len(sizes) <= index < len(sizes)]
+        elements = [sizes[index] for index in chosen if -len(sizes) <= index < len(sizes)]
     elif node.op_type == "Slice" and len(node.inputs) < 5:
         bounds = [integers(bound) for bound in node.inputs[1:]]
         starts, ends = [bound[0] if bound else None for bound in bounds[:2]]
         along = len(bounds) < 3 or bounds[2] in ((0,), (-1,))
-        found = sizes[starts:ends] if along and None not in (starts, ends) else []
+        elements = sizes[starts:ends] if along and None not in (starts, ends) else []
     else:
         return None
-    return found[0] if len(found) == 1 else None
+    return elements[0] if len(elements) == 1 else None
 
 
 def _sizes(node: ir.Node | None) -> list[int | None]:
     """Return what a Shape node tells, with None for sizes that differ between calls."""
     if node is None or (node.domain, node.op_type) != ("", "Shape"):
         return []
-    asked = node.inputs[0]
-    if asked is None or asked.shape is None:
+    source = node.inputs[0]
+    if source is None or source.shape is None:
         return []
-    told = [size if isinstance(size, int) else None for size in asked.shape]
-    return told[attribute_int(node, "start", 0) : attribute_int(node, "end", len(told))]
+    shape = [size if isinstance(size, int) else None for size in source.shape]
+    return shape[attribute_int(node, "start", 0) : attribute_int(node, "end", len(shape))]
 
 
 def integers(value: ir.Value | None) -> tuple[int, ...] | None:

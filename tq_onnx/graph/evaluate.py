@@ -28,7 +28,7 @@ _MOST_DETAIL: Final = 200
 """Letters of what the evaluator says; it lists all that it knows."""
 
 
-def evaluate(values: Sequence[ir.Value], given: Mapping[ir.Value, Array]) -> list[Array]:
+def evaluate(values: Sequence[ir.Value], arrays: Mapping[ir.Value, Array]) -> list[Array]:
     """Compute values of a graph.
 
     Args:
@@ -41,30 +41,30 @@ def evaluate(values: Sequence[ir.Value], given: Mapping[ir.Value, Array]) -> lis
     """
     graph = _graph_of(values)
     if graph is None:
-        return [given[value] if value in given else _constant(value) for value in values]
-    live = live_nodes(values, cut=given.keys())
+        return [arrays[value] if value in arrays else _constant(value) for value in values]
+    live = live_nodes(values, cut=arrays.keys())
     nodes = [node for node in graph if node in live]
     if len(nodes) > _MOST_NODES:
         raise NoMatch(f"{len(nodes)} nodes compute {values[0].name}", nodes[0])
-    feeds = {_name(value): np.asarray(array) for value, array in given.items()}
+    feeds = {_name(value): np.asarray(array) for value, array in arrays.items()}
     constants: dict[str, ir.TensorProtocol] = {}
     for node in nodes:
         for item in (node, *nested_nodes(node)):
             for value in item.inputs:
-                _add_source(value, given, constants)
-    wanted = [value for value in values if value not in given and value.producer() is not None]
-    model = _model(graph, nodes, wanted, constants, feeds)
+                _add_source(value, arrays, constants)
+    outputs = [value for value in values if value not in arrays and value.producer() is not None]
+    model = _model(graph, nodes, outputs, constants, feeds)
     try:
-        found = ReferenceEvaluator(model).run(None, feeds) if wanted else []
+        results = ReferenceEvaluator(model).run(None, feeds) if outputs else []
     except Exception as error:
         detail = " ".join(str(error).split())[:_MOST_DETAIL]
         raise NoMatch(f"{values[0].name} cannot be computed ({detail})") from error
-    computed = dict(zip(wanted, found, strict=True))
+    computed = dict(zip(outputs, results, strict=True))
     return [
         np.asarray(computed[value])
         if value in computed
-        else given[value]
-        if value in given
+        else arrays[value]
+        if value in arrays
         else _constant(value)
         for value in values
     ]
@@ -79,9 +79,11 @@ def _graph_of(values: Sequence[ir.Value]) -> ir.Graph | None:
 
 
 def _add_source(
-    value: ir.Value | None, given: Mapping[ir.Value, Array], constants: dict[str, ir.TensorProtocol]
+    value: ir.Value | None,
+    arrays: Mapping[ir.Value, Array],
+    constants: dict[str, ir.TensorProtocol],
 ) -> None:
-    if value is None or value in given or value.producer() is not None:
+    if value is None or value in arrays or value.producer() is not None:
         return
     tensor = value.const_value
     # What is an input too may have other numbers in a call.
@@ -93,7 +95,7 @@ def _add_source(
 def _model(
     graph: ir.Graph,
     nodes: Sequence[ir.Node],
-    wanted: Sequence[ir.Value],
+    outputs: Sequence[ir.Value],
     constants: Mapping[str, ir.TensorProtocol],
     feeds: Mapping[str, Array],
 ) -> onnx.ModelProto:
@@ -104,9 +106,9 @@ def _model(
         array = onnx.numpy_helper.from_array(tensor.numpy(), name)
         proto.initializer.append(array)
     for name, numbers in feeds.items():
-        given = proto.input.add(name=name)
-        given.type.tensor_type.elem_type = ir.DataType.from_numpy(numbers.dtype)
-    proto.output.extend(onnx.ValueInfoProto(name=_name(value)) for value in wanted)
+        declaration = proto.input.add(name=name)
+        declaration.type.tensor_type.elem_type = ir.DataType.from_numpy(numbers.dtype)
+    proto.output.extend(onnx.ValueInfoProto(name=_name(value)) for value in outputs)
     model = onnx.ModelProto(graph=proto, ir_version=_IR_VERSION)
     for domain, version in graph.opset_imports.items():
         model.opset_import.add(domain=domain, version=version)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 import onnx_ir as ir
 
 
-def live_nodes(wanted: Iterable[ir.Value | None], cut: Collection[ir.Value] = ()) -> set[ir.Node]:
+def live_nodes(values: Iterable[ir.Value | None], cut: Collection[ir.Value] = ()) -> set[ir.Node]:
     """Return the nodes that the wanted values depend on, nodes inside subgraphs included.
 
     Args:
@@ -15,7 +15,7 @@ def live_nodes(wanted: Iterable[ir.Value | None], cut: Collection[ir.Value] = ()
         cut: values that are given, so that nothing is needed to compute them.
     """
     live: set[ir.Node] = set()
-    pending = [value for value in wanted if value is not None and value not in cut]
+    pending = [value for value in values if value is not None and value not in cut]
     while pending:
         node = pending.pop().producer()
         if node is None or node in live:
@@ -53,16 +53,16 @@ def read_too_early(graph: ir.Graph) -> tuple[ir.Node, ir.Value] | None:
 
     Where there is none, every way backwards through the graph ends.
     """
-    made: set[ir.Node] = set()
+    earlier: set[ir.Node] = set()
     for node in graph:
         for item in (node, *nested_nodes(node)):
             for value in item.inputs:
                 maker = None if value is None else value.producer()
                 if value is None or maker is None or maker.graph is not graph:
                     continue
-                if maker not in made:
+                if maker not in earlier:
                     return node, value
-        made.add(node)
+        earlier.add(node)
     return None
 
 

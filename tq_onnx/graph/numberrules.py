@@ -32,11 +32,11 @@ _ARITHMETIC: Final[dict[str, Callable[[int, int], int | None]]] = {
 
 
 def _shape(numbers: Numbers, node: ir.Node) -> Sizes | None:
-    asked = sizes(operand(node, 0))
-    if asked is None:
+    shape = sizes(operand(node, 0))
+    if shape is None:
         return None
-    end = attribute_int(node, "end", len(asked))
-    return asked[attribute_int(node, "start", 0) : end]
+    end = attribute_int(node, "end", len(shape))
+    return shape[attribute_int(node, "start", 0) : end]
 
 
 def _gathered(numbers: Numbers, node: ir.Node) -> Sizes | None:

@@ -123,9 +123,9 @@ def _formula(value: ir.Value | None) -> tuple[ir.Value, float] | None:
         return None
     for index in (0, 1) if node.op_type == "Mul" else (0,):
         numbers, factor = node.inputs[index], node.inputs[1 - index]
-        found = _mean_square(_below_root(factor, inverse=node.op_type == "Mul"))
-        if numbers is not None and found is not None:
-            squared, epsilon = found
+        mean_square = _mean_square(_below_root(factor, inverse=node.op_type == "Mul"))
+        if numbers is not None and mean_square is not None:
+            squared, epsilon = mean_square
             if widened(squared)[-1] is widened(numbers)[-1]:
                 return numbers, epsilon
     return None
@@ -171,8 +171,8 @@ def _is_last_mean(node: ir.Node) -> bool:
     """Return True if a node is the mean along the last axis."""
     if kind(node) != "ReduceMean":
         return False
-    given = integers(node.inputs[1]) if len(node.inputs) > 1 else None
-    axes = node.attributes.get_ints("axes", ()) or given
+    numbers = integers(node.inputs[1]) if len(node.inputs) > 1 else None
+    axes = node.attributes.get_ints("axes", ()) or numbers
     last = (rank(node.outputs[0]) or 0) - 1
     return axes is not None and tuple(axes) in ((-1,), (last,))
 
@@ -186,12 +186,12 @@ def _square(node: ir.Node | None) -> ir.Value | None:
     """Return the value that a node squares."""
     if node is None or kind(node) not in ("Pow", "Mul"):
         return None
-    base, other = node.inputs
-    if base is None or other is None:
+    base, operand = node.inputs
+    if base is None or operand is None:
         return None
     if node.op_type == "Pow":
-        return base if scalar(other) == 2 else None
-    return base if widened(base)[-1] is widened(other)[-1] else None
+        return base if scalar(operand) == 2 else None
+    return base if widened(base)[-1] is widened(operand)[-1] else None
 
 
 def _is_over_mean(value: ir.Value | None) -> bool:
@@ -270,7 +270,7 @@ def _with_number(node: ir.Node, size: int, depth: int) -> Array | None:
         array = _constant(node.inputs[index], size, depth - 1)
         number = scalar(node.inputs[1 - index])
         if array is not None and number is not None:
-            other = array.dtype.type(number)
-            result = array + other if node.op_type == "Add" else array * other
+            operand = array.dtype.type(number)
+            result = array + operand if node.op_type == "Add" else array * operand
             return np.asarray(result, array.dtype)
     return None

@@ -53,18 +53,18 @@ def fill_shapes(model: ir.Model) -> None:
 def _forget_made_up_names(graph: ir.Graph) -> set[ir.Value]:
     """Make sizes unknown whose names no input has; return the values that had some."""
     known = {dim.value for value in graph.inputs for dim in value.shape or () if _is_named(dim)}
-    found = set()
+    renamed = set()
     for node in graph:
         for value in node.outputs:
-            told = value.shape
+            shape = value.shape
             # An output of the graph is a promise to callers, under whatever names.
-            if told is None or value.is_graph_output():
+            if shape is None or value.is_graph_output():
                 continue
-            kept = [None if _is_named(dim) and dim.value not in known else dim for dim in told]
-            if kept != list(told):
-                value.shape = ir.Shape(kept)
-                found.add(value)
-    return found
+            dims = [None if _is_named(dim) and dim.value not in known else dim for dim in shape]
+            if dims != list(shape):
+                value.shape = ir.Shape(dims)
+                renamed.add(value)
+    return renamed
 
 
 def _is_named(dim: int | ir.SymbolicDim) -> TypeGuard[ir.SymbolicDim]:
@@ -92,25 +92,27 @@ def infer(proto: onnx.ModelProto) -> onnx.ModelProto:
         if len(value.type.tensor_type.shape.dim) == 1
     )
     # Inference makes an entry for each that is declared, were it 2^36, and does so in each reader.
-    made = onnx.shape_inference.infer_shapes(proto, data_prop=max(lists, default=0) <= _MAX_LIST)
+    inferred = onnx.shape_inference.infer_shapes(
+        proto, data_prop=max(lists, default=0) <= _MAX_LIST
+    )
     # A shape that a damaged graph computes of a cache has a dimension for each token.
-    for value in (*made.graph.value_info, *made.graph.output):
+    for value in (*inferred.graph.value_info, *inferred.graph.output):
         if len(value.type.tensor_type.shape.dim) > MAX_RANK:
             value.type.tensor_type.ClearField("shape")
-    return made
+    return inferred
 
 
 def without_weights(model: ir.Model) -> onnx.ModelProto:
     """Return the model with its weights as inputs; constants that are small stay."""
     graph = model.graph
-    kept: dict[str, ir.Value] = {}
+    constants: dict[str, ir.Value] = {}
     weights: list[ir.Value] = []
     for name, value in graph.initializers.items():
         tensor = value.const_value
         if tensor is None or tensor.size > _MAX_CONSTANT or isinstance(tensor, ir.ExternalTensor):
             weights.append(value)
         else:
-            kept[name] = value
+            constants[name] = value
     proto = onnx.ModelProto()
     proto.ir_version = model.ir_version
     for domain, version in model.opset_imports.items():
@@ -125,7 +127,7 @@ def without_weights(model: ir.Model) -> onnx.ModelProto:
     content.output.extend(map(serde.serialize_value, graph.outputs))
     content.initializer.extend(
         serde.serialize_tensor(value.const_value)
-        for value in kept.values()
+        for value in constants.values()
         if value.const_value is not None
     )
     content.value_info.extend(

@@ -137,8 +137,8 @@ def _unsqueezed(numbers: Numbers, node: ir.Node) -> Sizes | None:
         return None
     size = len(shape) + len(axes)
     new = {int(axis) % size for axis in axes if axis is not None}
-    rest = iter(shape)
-    return tuple(1 if axis in new else next(rest, None) for axis in range(size))
+    dims = iter(shape)
+    return tuple(1 if axis in new else next(dims, None) for axis in range(size))
 
 
 def _joined(numbers: Numbers, node: ir.Node) -> Sizes | None:
@@ -172,7 +172,7 @@ def _sliced(numbers: Numbers, node: ir.Node) -> Sizes | None:
         return None
     result = list(shape)
     steps = numbers(operand(node, 4)) or (1,) * len(axes)
-    if any(given is not None and len(given) != len(axes) for given in (starts, ends, steps)):
+    if any(bounds is not None and len(bounds) != len(axes) for bounds in (starts, ends, steps)):
         return None
     for index, axis in enumerate(axes):
         if not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
@@ -210,8 +210,8 @@ def _reduced(numbers: Numbers, node: ir.Node) -> Sizes | None:
     shape = sizes(operand(node, 0))
     if not shape:
         return shape
-    given = operand(node, 1)
-    axes = numbers(given) if given is not None else node.attributes.get_ints("axes", ())
+    axes_input = operand(node, 1)
+    axes = numbers(axes_input) if axes_input is not None else node.attributes.get_ints("axes", ())
     if axes is None or not all(isinstance(axis, int) for axis in axes):
         return None
     if not axes and attribute_int(node, "noop_with_empty_axes", 0):

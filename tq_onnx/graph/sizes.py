@@ -45,10 +45,10 @@ def refine(graph: ir.Graph, untold: set[ir.Value]) -> None:
         untold: values about which the model itself says nothing: their sizes may be replaced by
             numbers. Of others only unknown dimensions are filled in.
     """
-    for node, value, found in walk(graph):
+    for node, value, inferred in walk(graph):
         _tell_type(node, value)
-        if found is not None and value.dtype is not None:
-            add(value, found, replace=value in untold)
+        if inferred is not None and value.dtype is not None:
+            add(value, inferred, replace=value in untold)
             _name_unknown(value, node)
 
 
@@ -58,10 +58,10 @@ def _name_unknown(output: ir.Value, node: ir.Node) -> None:
     By its name a size is known to be the same in what is made of this value, so that the rest of a
     Reshape can be divided by it.
     """
-    told = sizes(output)
-    if told is not None and None in told and node.op_type in _MIXES:
+    shape = sizes(output)
+    if shape is not None and None in shape and node.op_type in _MIXES:
         named = (
-            f"{output.name}[{axis}]" if size is None else size for axis, size in enumerate(told)
+            f"{output.name}[{axis}]" if size is None else size for axis, size in enumerate(shape)
         )
         output.shape = ir.Shape(tuple(named))
 
@@ -73,9 +73,9 @@ def follow(graph: ir.Graph) -> None:
     told more than their substitute's neighbours know. What follows takes the place of what was
     told, unless nothing does or the two contradict.
     """
-    for _, value, found in walk(graph):
-        if found is not None:
-            _replace(value, found)
+    for _, value, inferred in walk(graph):
+        if inferred is not None:
+            _replace(value, inferred)
 
 
 def walk(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value, Sizes | None]]:
@@ -97,9 +97,9 @@ def walk(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value, Sizes | None]]:
         if not node.outputs:
             continue
         if node.domain == "":
-            made = NUMBERS.get(node.op_type, nothing)(numbers, node)
-            if made is not None and 0 < len(made) <= _MAX_LIST:
-                known[node.outputs[0]] = made
+            elements = NUMBERS.get(node.op_type, nothing)(numbers, node)
+            if elements is not None and 0 < len(elements) <= _MAX_LIST:
+                known[node.outputs[0]] = elements
         if node.op_type == "Split":
             for value, part in zip(
                 node.outputs, _parts(node, numbers(operand(node, 1))), strict=False
@@ -151,43 +151,44 @@ def _tell_type(node: ir.Node, output: ir.Value) -> None:
         output.type = ir.TensorType(dtype)
 
 
-def add(output: ir.Value, found: Sizes, *, replace: bool = False) -> None:
+def add(output: ir.Value, inferred: Sizes, *, replace: bool = False) -> None:
     """Fill in what is unknown; with ``replace`` numbers take the place of names, too.
 
     What no model may declare, and a damaged one makes inference find, stays unknown.
     """
-    found = tuple(
-        None if isinstance(size, int) and not 0 <= size <= MAX_DIMENSION else size for size in found
+    inferred = tuple(
+        None if isinstance(size, int) and not 0 <= size <= MAX_DIMENSION else size
+        for size in inferred
     )
-    told = sizes(output)
-    merged = found
-    if told is not None:
-        if not _agree(told, found):
+    shape = sizes(output)
+    merged = inferred
+    if shape is not None:
+        if not _agree(shape, inferred):
             return
         merged = tuple(
-            there if here is None or (replace and isinstance(there, int)) else here
-            for here, there in zip(told, found, strict=True)
+            new_size if size is None or (replace and isinstance(new_size, int)) else size
+            for size, new_size in zip(shape, inferred, strict=True)
         )
-    if merged != told and is_holdable(size for size in merged if isinstance(size, int)):
+    if merged != shape and is_holdable(size for size in merged if isinstance(size, int)):
         output.shape = ir.Shape(merged)
 
 
-def _replace(output: ir.Value, found: Sizes) -> None:
+def _replace(output: ir.Value, inferred: Sizes) -> None:
     """Keep nothing of what was told but numbers, and what nothing is known of otherwise."""
-    told = sizes(output)
-    if told is None:
-        output.shape = ir.Shape(found)
-    elif _agree(told, found):
+    shape = sizes(output)
+    if shape is None:
+        output.shape = ir.Shape(inferred)
+    elif _agree(shape, inferred):
         output.shape = ir.Shape(
-            here if there is None or isinstance(here, int) else there
-            for here, there in zip(told, found, strict=True)
+            size if new_size is None or isinstance(size, int) else new_size
+            for size, new_size in zip(shape, inferred, strict=True)
         )
 
 
-def _agree(told: Sizes, found: Sizes) -> bool:
+def _agree(shape: Sizes, inferred: Sizes) -> bool:
     """Return True if two shapes have as many dimensions, and no two numbers that differ."""
-    return len(told) == len(found) and all(
-        here == there
-        for here, there in zip(told, found, strict=True)
-        if isinstance(here, int) and isinstance(there, int)
+    return len(shape) == len(inferred) and all(
+        size == new_size
+        for size, new_size in zip(shape, inferred, strict=True)
+        if isinstance(size, int) and isinstance(new_size, int)
     )

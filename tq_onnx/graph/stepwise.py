@@ -46,49 +46,49 @@ class Steps:
         self,
         graph: ir.Graph,
         values: Collection[ir.Value],
-        given: Mapping[ir.Value, Array],
+        arrays: Mapping[ir.Value, Array],
         varied: Collection[ir.Value],
     ) -> None:
         """Compute what does not depend on the varied values; see the class for arguments."""
-        live = live_nodes(values, cut={*given, *varied})
+        live = live_nodes(values, cut={*arrays, *varied})
         nodes = [node for node in graph if node in live]
-        self._known: dict[ir.Value, Array | None] = dict(given)
+        self._known: dict[ir.Value, Array | None] = dict(arrays)
         self._late: list[tuple[ir.Node, ReferenceEvaluator | None]] = []
         late = set(varied)
         for node in nodes if len(nodes) <= _MOST_NODES else ():
-            made = _evaluator(node, graph)
+            evaluator = _evaluator(node, graph)
             if any(value in late for value in node.inputs):
                 late.update(node.outputs)
-                self._late.append((node, made))
+                self._late.append((node, evaluator))
             else:
-                _step(node, made, self._known)
+                _step(node, evaluator, self._known)
 
     def run(self, varied: Mapping[ir.Value, Array]) -> Mapping[ir.Value, Array | None]:
         """Return the numbers of all values that the graph gives any for."""
         known = {**self._known, **varied}
-        for node, made in self._late:
-            _step(node, made, known)
+        for node, evaluator in self._late:
+            _step(node, evaluator, known)
         return known
 
 
 def _step(
-    node: ir.Node, made: ReferenceEvaluator | None, known: dict[ir.Value, Array | None]
+    node: ir.Node, evaluator: ReferenceEvaluator | None, known: dict[ir.Value, Array | None]
 ) -> None:
     numbers = [None if value is None else _read(value, known) for value in node.inputs]
     missing = any(
         array is None and value is not None
         for value, array in zip(node.inputs, numbers, strict=True)
     )
-    if made is None or missing or _may_be_large(node, numbers):
+    if evaluator is None or missing or _may_be_large(node, numbers):
         return
     feeds = {f"i{index}": array for index, array in enumerate(numbers) if array is not None}
     try:
         # Divisions by zero and the like are the graph's own affair.
         with np.errstate(all="ignore"):
-            found = made.run(None, feeds)
+            results = evaluator.run(None, feeds)
     except Exception:  # the evaluator's errors are of many types: the sizes do not fit
         return
-    for value, array in zip(node.outputs, found, strict=False):
+    for value, array in zip(node.outputs, results, strict=False):
         numpy = np.asarray(array)
         if numpy.size <= _MOST_NUMBERS:
             known[value] = numpy
@@ -105,7 +105,7 @@ def _may_be_large(node: ir.Node, numbers: Sequence[Array | None]) -> bool:
             return True
     if node.op_type not in _GROWING:
         return False
-    told = [
+    counts = [
         int(size)
         for array in arrays[_GROWING[node.op_type] :]
         if array.size <= _MOST_SIZES
@@ -113,7 +113,7 @@ def _may_be_large(node: ir.Node, numbers: Sequence[Array | None]) -> bool:
         for size in array.flat
         if np.isfinite(size)
     ]
-    return prod(max(abs(size), 1) for size in told) > _MOST_NUMBERS
+    return prod(max(abs(size), 1) for size in counts) > _MOST_NUMBERS
 
 
 def _read(value: ir.Value, known: Mapping[ir.Value, Array | None]) -> Array | None:

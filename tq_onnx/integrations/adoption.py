@@ -105,20 +105,21 @@ def library_for(platform: str | None, wheel: Path | None) -> Iterator[PlatformLi
         return
     name, content, source = _unpacked(_find(wheel, platform or platform_here()))
     try:
-        found = platform_of(content)
+        content_platform = platform_of(content)
     except LibraryError as error:
         error.locate(source)
         raise
-    if platform not in (None, found):
+    if platform not in (None, content_platform):
         raise LibraryError(
-            f"the wheel has the library of {found}, not of {platform}",
+            f"the wheel has the library of {content_platform}, not of {platform}",
             where=str(source),
             fix=_download(str(platform)),
         )
-    expected = PLATFORMS.get(found)
+    expected = PLATFORMS.get(content_platform)
     if expected is None or name != expected.library:
         raise LibraryError(
-            f"the wheel has a library for {found} by the name of another platform's, {name}",
+            f"the wheel has a library for {content_platform} by the name of another platform's, "
+            f"{name}",
             where=str(source),
             fix="get the wheel again",
         )
@@ -132,7 +133,7 @@ def library_for(platform: str | None, wheel: Path | None) -> Iterator[PlatformLi
     with TemporaryDirectory(prefix="tq-onnx-") as folder:
         path = Path(folder) / name
         path.write_bytes(content)
-        yield PlatformLibrary(path, found, source)
+        yield PlatformLibrary(path, content_platform, source)
 
 
 def adopt_folder(
@@ -161,13 +162,13 @@ def adopt_folder(
             where=str(folder),
             fix="use the model as it is: it is the same for every platform",
         )
-    with library_for(platform, wheel) as found:
-        name = found.path.name
+    with library_for(platform, wheel) as library:
+        name = library.path.name
         content, before = with_library(config, name)
         transaction = Transaction(overwrite=True)
         try:
-            size = found.path.stat().st_size
-            transaction.copy(found.path, folder / name, 0, size, None)
+            size = library.path.stat().st_size
+            transaction.copy(library.path, folder / name, 0, size, None)
             size += transaction.write(config.path, [content])
             transaction.commit(last=[config.path])
             for old in before:
@@ -178,18 +179,19 @@ def adopt_folder(
             if isinstance(error, OSError):
                 raise refusal(error, folder) from error
             raise
-        return AdoptionReport(folder, found.platform, name, found.source, before, size)
+        return AdoptionReport(folder, library.platform, name, library.source, before, size)
 
 
 def _own(platform: str | None) -> PlatformLibrary:
     path = get_library_path()
-    here = platform_here()
-    if platform not in (None, here):
+    this_platform = platform_here()
+    if platform not in (None, this_platform):
         raise LibraryError(
-            f"the library of {platform} is not part of this installation, which is for {here}",
+            f"the library of {platform} is not part of this installation, which is for "
+            f"{this_platform}",
             fix=_download(str(platform)),
         )
-    return PlatformLibrary(path, here, path)
+    return PlatformLibrary(path, this_platform, path)
 
 
 def _download(platform: str) -> str:
@@ -205,12 +207,12 @@ def _find(wheel: Path, platform: str) -> Path:
     """Return the wheel itself, or the one in a folder that is for a platform."""
     if not wheel.is_dir():
         return wheel
-    one = PLATFORMS.get(platform)
-    found = sorted(wheel.glob(f"tq_onnx-*{one.tag}*.whl")) if one else []
-    if len(found) == 1:
-        return found[0]
-    if found or one is None:
-        what, fix = f"{len(found) or 'no'} wheels", "name the file with --wheel"
+    entry = PLATFORMS.get(platform)
+    wheels = sorted(wheel.glob(f"tq_onnx-*{entry.tag}*.whl")) if entry else []
+    if len(wheels) == 1:
+        return wheels[0]
+    if wheels or entry is None:
+        what, fix = f"{len(wheels) or 'no'} wheels", "name the file with --wheel"
     else:
         what, fix = "no wheel", _download(platform)
     raise LibraryError(

@@ -164,14 +164,14 @@ def survey(
         for model in models
         if model.role == "converted"
     ]
-    others = [name for name in names if not name.endswith(".onnx") and name not in data]
-    reasons = {name: _why_not(root / name) for name in others}
+    plain_files = [name for name in names if not name.endswith(".onnx") and name not in data]
+    reasons = {name: _why_not(root / name) for name in plain_files}
     left_out += [LeftOut(name, reason) for name, reason in reasons.items() if reason]
     companions = tuple(name for name, reason in reasons.items() if not reason)
     return Folder(root, tuple(models), tuple(data), companions, tuple(left_out), genai, originals)
 
 
-def without_models(found: Folder, reasons: Mapping[str, str]) -> Folder:
+def without_models(content: Folder, reasons: Mapping[str, str]) -> Folder:
     """Leave models out, and the data that only they read.
 
     Args:
@@ -179,49 +179,49 @@ def without_models(found: Folder, reasons: Mapping[str, str]) -> Folder:
         reasons: why, by the names of the models.
     """
     if not reasons:
-        return found
-    models = tuple(model for model in found.models if model.name not in reasons)
+        return content
+    models = tuple(model for model in content.models if model.name not in reasons)
     read = {
-        file.relative_to(found.path).as_posix()
+        file.relative_to(content.path).as_posix()
         for model in models
         for file in model.report.external_files
     }
     gone = [LeftOut(name, reason) for name, reason in reasons.items()]
-    gone += [LeftOut(name, UNREAD) for name in found.data if name not in read]
+    gone += [LeftOut(name, UNREAD) for name in content.data if name not in read]
     return replace(
-        found,
+        content,
         models=models,
-        data=tuple(name for name in found.data if name in read),
-        left_out=(*found.left_out, *gone),
+        data=tuple(name for name in content.data if name in read),
+        left_out=(*content.left_out, *gone),
     )
 
 
-def require_decoder(found: Folder, folder: Path) -> None:
+def require_decoder(content: Folder, folder: Path) -> None:
     """Refuse a folder that has nothing to convert.
 
     Raises:
         UnsupportedModelError: there is no decoder; the sentence lists what was seen.
         AlreadyConvertedError: all its decoders are converted already.
     """
-    if found.decoders:
+    if content.decoders:
         return
-    if any(model.role == "converted" for model in found.models):
+    if any(model.role == "converted" for model in content.models):
         raise AlreadyConvertedError(
             "the decoders in this folder have TurboQuant caches already",
             where=str(folder),
             fix="convert the original folder instead",
         )
-    if found.models:
+    if content.models:
         seen = [
             f"{model.name}: {model.report.misses[0].reason if model.report.misses else 'no caches'}"
-            for model in found.models
+            for model in content.models
         ]
         raise UnsupportedModelError(
             f"no ONNX file in this folder is a decoder with caches ({_list(seen)})",
             where=str(folder),
             fix="export the decoder with past key/value inputs and outputs",
         )
-    seen = sorted([*found.companions, *(entry.name for entry in found.left_out)])
+    seen = sorted([*content.companions, *(entry.name for entry in content.left_out)])
     raise UnsupportedModelError(
         f"there is no ONNX file in this folder (it has {_list(seen) or 'no files'})",
         where=str(folder),
@@ -244,12 +244,12 @@ def find_model(path: Path) -> Path:
     for usual in ("model.onnx", "onnx/model.onnx", "decode.onnx", "decoder_with_past_model.onnx"):
         if (path / usual).is_file():
             return path / usual
-    found = sorted(entry for pattern in ("*.onnx", "onnx/*.onnx") for entry in path.glob(pattern))
-    if len(found) == 1:
-        return found[0]
-    if not found:
+    files = sorted(entry for pattern in ("*.onnx", "onnx/*.onnx") for entry in path.glob(pattern))
+    if len(files) == 1:
+        return files[0]
+    if not files:
         raise ModelFileError("there is no ONNX file in this folder", where=str(path))
-    names = _list([entry.relative_to(path).as_posix() for entry in found])
+    names = _list([entry.relative_to(path).as_posix() for entry in files])
     raise UsageError(
         f"there are several ONNX files in this folder ({names})",
         where=str(path),
@@ -260,14 +260,14 @@ def find_model(path: Path) -> Path:
 def _files(root: Path, folder: Path, left_out: list[LeftOut]) -> Iterator[str]:
     """Yield the regular files below the root, by relative name, in order."""
     for home, folders, files in os.walk(root, onerror=_raise):
-        here = Path(home)
+        parent = Path(home)
         for name in sorted(folders):
-            if (here / name).is_symlink():
-                shown = (here / name).relative_to(root).as_posix()
+            if (parent / name).is_symlink():
+                shown = (parent / name).relative_to(root).as_posix()
                 left_out.append(LeftOut(shown, "a link to a folder"))
         folders[:] = sorted(set(folders) - _TOOL_FOLDERS)
         for name in sorted(files):
-            path = here / name
+            path = parent / name
             shown = path.relative_to(root).as_posix()
             if _TOOL_FILES.fullmatch(name):
                 continue
@@ -338,8 +338,8 @@ def _why_not(path: Path) -> str:
 
 
 def _list(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    remainder = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + remainder
 
 
 def _raise(error: OSError) -> None:

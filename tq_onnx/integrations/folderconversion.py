@@ -22,7 +22,7 @@ from typing import Final
 
 from tq_onnx.codec.presets import DEFAULT_PRESET, Preset
 from tq_onnx.conversion import pipeline
-from tq_onnx.conversion.options import Options, expect_window, preset_of, without
+from tq_onnx.conversion.options import Options, expect_exact_tokens, preset_of, without
 from tq_onnx.conversion.planning import DEFAULT_OPTIONS
 from tq_onnx.conversion.reports import ConversionReport
 from tq_onnx.conversion.target import CPU, Target
@@ -115,8 +115,8 @@ def convert_folder(
         output: the folder to write.
         preset: a name in ``codec.presets.PRESETS``.
         options: what else is asked for, the same for every decoder. A folder of
-            onnxruntime-genai gets equal rows in any case, and an exact window only if it is asked
-            for.
+            onnxruntime-genai gets equal rows in any case, and exact tokens only if the options
+            request them.
         target: the target, the same for every decoder.
         overwrite: whether files of an output that exists may be replaced; others in it stay.
         external_data: ``copy`` (the default) or ``link``.
@@ -142,51 +142,53 @@ def convert_folder(
         )
     tell = on_progress or silent
     written = _check_output(folder, output, overwrite)
-    found = survey(folder, on_progress, to_convert=True)
-    require_decoder(found, folder)
-    if found.genai is None:
+    content = survey(folder, on_progress, to_convert=True)
+    require_decoder(content, folder)
+    if content.genai is None:
         if library is not None:
             raise UsageError(NO_LIBRARY, where=str(folder), fix="leave --for and --wheel out")
     else:
-        check_config(found.genai)
+        check_config(content.genai)
         options = _genai_options(options, preset_of(preset), target)
         library = library or get_library_path()
-    job = _Job(found, folder, written, Transaction(overwrite), external_data or "copy")
+    job = _Job(content, folder, written, Transaction(overwrite), external_data or "copy")
     try:
         job.check_room(library)
         job.transaction.make_folder(written)
         reports = []
         refused: dict[str, UnsupportedModelError] = {}
-        for index, model in enumerate(found.decoders):
-            tell(Progress(f"Converting {model.name}", index, len(found.decoders)))
+        for index, model in enumerate(content.decoders):
+            tell(Progress(f"Converting {model.name}", index, len(content.decoders)))
             try:
                 prepared = pipeline.prepare(
                     folder / model.name,
                     preset=preset,
                     options=options,
                     target=target,
-                    original=found.originals.pop(model.name, None),
+                    original=content.originals.pop(model.name, None),
                     on_calibration=expect_model_of,
                 )
             except UnsupportedModelError as error:
                 refused[model.name] = error
-                if found.genai is not None:  # which runs all of them, or none
+                if content.genai is not None:  # which runs all of them, or none
                     raise
             else:
                 reports.append(prepared.report(job.write_model(prepared, model.name)))
         _expect_decoders(reports, refused)
         _check_pairs(reports, folder)
-        found = job.found = without_models(
-            found, {name: error.what for name, error in refused.items()}
+        content = job.content = without_models(
+            content, {name: error.what for name, error in refused.items()}
         )
         changes = None
-        if found.genai is not None and library is not None:
+        if content.genai is not None and library is not None:
             plans = dict(
                 zip(
-                    (model.name for model in found.decoders), (r.plan for r in reports), strict=True
+                    (model.name for model in content.decoders),
+                    (r.plan for r in reports),
+                    strict=True,
                 )
             )
-            changes = job.write_genai(found.genai, plans, library, target)
+            changes = job.write_genai(content.genai, plans, library, target)
         tell(Progress("Copying files"))
         carried = job.copy(on_progress, library)
         job.commit()
@@ -196,32 +198,33 @@ def convert_folder(
             raise refusal(error, output) from error
         raise
     return FolderReport(
-        found.path,
+        content.path,
         written,
         tuple(reports),
         carried,
-        found.data,
-        job.mode if found.data else None,
-        found.left_out,
+        content.data,
+        job.mode if content.data else None,
+        content.left_out,
         changes,
         job.written,
     )
 
 
 def _genai_options(options: Options, preset: Preset, target: Target) -> Options:
-    """Return the options of a folder of onnxruntime-genai: equal rows, no window by default.
+    """Return the options of a folder of onnxruntime-genai: equal rows, no exact tokens by default.
 
-    Buffers for max_length tokens have no rows for a window, and those of beams never do.
+    Buffers for max_length tokens have no rows for exact tokens, and those of beams never do.
 
     Raises:
-        UsageError: the preset is of little use without a window.
+        UsageError: the preset is of little use without exact tokens.
     """
     if EXACT_WINDOW in target.capabilities.features:
-        expect_window(
+        expect_exact_tokens(
             preset,
             options,
-            "folders of onnxruntime-genai have one only if it is asked for",
-            instead=f"give --window {preset.window} --sinks {preset.sinks}, use --preset int3",
+            "folders of onnxruntime-genai have them only on request",
+            instead=f"give residual_length={preset.window} and sink_tokens={preset.sinks}, use "
+            "--preset int3",
         )
     return replace(without(options, [EXACT_WINDOW]), equal_rows=True)
 
@@ -243,16 +246,16 @@ def _check_pairs(reports: Sequence[ConversionReport], folder: Path) -> None:
         UsageError: scales found a place in the one and not in the other.
     """
     firsts = [r for r in reports if any(layer.key.past is None for layer in r.plan.layers)]
-    others = [r for r in reports if r not in firsts]
+    continuations = [r for r in reports if r not in firsts]
     for first in firsts:
-        for other in others:
+        for continuation in continuations:
             shapes = [
                 [(layer.kv_num_heads, layer.value.size, layer.dtype) for layer in r.plan.layers]
-                for r in (first, other)
+                for r in (first, continuation)
             ]
-            layer = first.plan.unlike(other.plan) if shapes[0] == shapes[1] else None
+            layer = first.plan.unlike(continuation.plan) if shapes[0] == shapes[1] else None
             if layer is not None:
-                names = " and ".join(r.source.name for r in (first, other))
+                names = " and ".join(r.source.name for r in (first, continuation))
                 raise UsageError(
                     f"the caches of layer {layer} of {names} would hold different numbers, because "
                     "scales find a place in one of them only",
@@ -266,28 +269,28 @@ class _Job:
 
     def __init__(
         self,
-        found: Folder,
+        content: Folder,
         shown: Path,
         target: Path,
         transaction: Transaction,
         mode: ExternalData,
     ) -> None:
-        self.found = found
+        self.content = content
         self.shown = shown
         self.target = target
         self.transaction = transaction
         self.mode = mode
         self.written = 0
-        converted = {model.name for model in found.models if model.role != "other"}
-        models = tuple(model.name for model in found.models if model.name not in converted)
-        self.carried = (*models, *found.companions)
+        converted = {model.name for model in content.models if model.role != "other"}
+        models = tuple(model.name for model in content.models if model.name not in converted)
+        self.carried = (*models, *content.companions)
 
     def check_room(self, library: Path | None) -> None:
         """Refuse what the file system has no room for, before anything is written."""
-        names = [*self.carried, *(model.name for model in self.found.decoders)]
+        names = [*self.carried, *(model.name for model in self.content.decoders)]
         if self.mode == "copy":
-            names += self.found.data
-        sizes = [(self.found.path / name).stat().st_size for name in names]
+            names += self.content.data
+        sizes = [(self.content.path / name).stat().st_size for name in names]
         if library is not None:
             sizes.append(library.stat().st_size)
         home = self.target
@@ -298,10 +301,10 @@ class _Job:
     def write_model(self, prepared: pipeline.Prepared, name: str) -> SavedFiles:
         """Stage one decoder under the name it has."""
         target = self.target / name
-        taken = {self.target / data for data in self.found.data}
+        occupied = {self.target / data for data in self.content.data}
         loaded = prepared.loaded
         staged = stage_model(
-            self.transaction, loaded.model, target, taken=taken, limit=prepared.limit
+            self.transaction, loaded.model, target, occupied=occupied, limit=prepared.limit
         )
         self.written += staged.size + staged.data_size
         data = tuple(
@@ -322,11 +325,11 @@ class _Job:
     def copy(self, on_progress: OnProgress | None, library: Path | None) -> tuple[str, ...]:
         """Stage all files that stay as they are; return the names of those that are no data."""
         carried = tuple(
-            name for name in self.carried if name != CONFIG_FILE or self.found.genai is None
+            name for name in self.carried if name != CONFIG_FILE or self.content.genai is None
         )
-        root = self.found.path
+        root = self.content.path
         copies = [(root / name, self.target / name) for name in carried]
-        data = [(root / name, self.target / name) for name in self.found.data]
+        data = [(root / name, self.target / name) for name in self.content.data]
         if self.mode == "copy":
             copies += data
         if library is not None:
@@ -337,13 +340,13 @@ class _Job:
                     fix="remove that file from the folder",
                 )
             copies.append((library, self.target / library.name))
-        total, done = sum(source.stat().st_size for source, _ in copies), 0
+        total, position = sum(source.stat().st_size for source, _ in copies), 0
         for source, target in copies:
             size = source.stat().st_size
-            if target.exists() and same_content(target, source, done, total, on_progress):
-                done += size
+            if target.exists() and same_content(target, source, position, total, on_progress):
+                position += size
                 continue
-            done = self.transaction.copy(source, target, done, total, on_progress)
+            position = self.transaction.copy(source, target, position, total, on_progress)
             self.written += size
         for source, target in data if self.mode == "link" else ():
             if not (target.exists() and target.samefile(source)):
@@ -352,7 +355,7 @@ class _Job:
 
     def commit(self) -> None:
         """Rename everything: models after the rest, configurations at the end."""
-        models = [self.target / model.name for model in self.found.models]
+        models = [self.target / model.name for model in self.content.models]
         last = [self.target / name for name in _CONFIGURATIONS]
         self.transaction.commit(last=[*models, *last])
 

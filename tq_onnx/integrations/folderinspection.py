@@ -58,19 +58,19 @@ def inspect_folder(folder: Path, on_progress: OnProgress | None = None) -> Folde
             has no room for the library.
         ModelFileError: a file cannot be read, or lies outside.
     """
-    found = survey(folder, on_progress)
-    if not any(model.role == "converted" for model in found.models):
-        require_decoder(found, folder)
-    decoders = found.decoders
-    if decoders and found.genai is not None:
-        check_config(found.genai)
+    content = survey(folder, on_progress)
+    if not any(model.role == "converted" for model in content.models):
+        require_decoder(content, folder)
+    decoders = content.decoders
+    if decoders and content.genai is not None:
+        check_config(content.genai)
     return FolderInspection(
-        folder=found.path,
+        folder=content.path,
         convertible=bool(decoders)
-        and (any if found.genai is None else all)(model.report.convertible for model in decoders),
-        models=found.models,
-        data=found.data,
-        companions=found.companions,
-        left_out=found.left_out,
-        genai=found.genai is not None,
+        and (any if content.genai is None else all)(model.report.convertible for model in decoders),
+        models=content.models,
+        data=content.data,
+        companions=content.companions,
+        left_out=content.left_out,
+        genai=content.genai is not None,
     )

@@ -119,7 +119,7 @@ def read_config(folder: Path) -> GenaiConfig | None:
         model = document["model"]
         decoder = model["decoder"]
         decoders = tuple(_file_names(decoder))
-        others = tuple(
+        components = tuple(
             name
             for key, part in model.items()
             if key != "decoder" and isinstance(part, dict)
@@ -143,10 +143,10 @@ def read_config(folder: Path) -> GenaiConfig | None:
         raise ModelFileError(
             "the configuration names no file of a decoder", where=str(path), fix=_SAVE_AGAIN
         )
-    for name in (*decoders, *others):
+    for name in (*decoders, *components):
         _check_name(name, path)
     providers = tuple(name for name in providers if name.lower() not in ("cpu", ""))
-    return GenaiConfig(path, document, decoders, others, providers)
+    return GenaiConfig(path, document, decoders, components, providers)
 
 
 def check_config(config: GenaiConfig) -> None:
@@ -216,9 +216,9 @@ def patch_config(
     if window_rows:
         if not fixed:
             raise UnsupportedModelError(
-                "onnxruntime-genai gives caches that grow no room for an exact window",
+                "onnxruntime-genai gives caches that grow no room for exact tokens",
                 where=str(config.path),
-                fix="convert with --window 0 --sinks 0",
+                fix="convert with residual_length=0 and sink_tokens=0",
             )
         after = _make_room(document, window_rows)
     may_share = before is False and fixed and not window_rows and engine is None

@@ -131,7 +131,7 @@ def _usual_pages(document: Mapping[str, Any], block_size: int, batch: int) -> in
     most texts are taken to be shorter. 0 where nothing says how long a text may be.
     """
     longest = document["model"].get("context_length")
-    asked = (document.get("search") or {}).get("max_length")
-    told = [size for size in (longest, asked) if isinstance(size, int) and size > 0]
-    most = min(told, default=0)
+    max_length = (document.get("search") or {}).get("max_length")
+    lengths = [size for size in (longest, max_length) if isinstance(size, int) and size > 0]
+    most = min(lengths, default=0)
     return max(-(-most // block_size), batch * -(-min(most, USUAL_TOKENS) // block_size))

@@ -66,11 +66,11 @@ def convert_to_graphs(
     written = 0
     try:
         transaction.make_folder(folder)
-        for done, (name, values) in enumerate(target.files.items()):
-            tell(Progress(f"Converting to {name}", done, len(target.files)))
+        for index, (name, values) in enumerate(target.files.items()):
+            tell(Progress(f"Converting to {name}", index, len(target.files)))
             # A number of tokens that was asked for is one of prompts.
-            asked = {} if name == STEP_FILE else target.values
-            chosen = target.having(**{**values, **asked})
+            overrides = {} if name == STEP_FILE else target.values
+            chosen = target.having(**{**values, **overrides})
             prepared = pipeline.prepare(
                 path,
                 preset=preset,

@@ -82,9 +82,9 @@ def stream_text(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
     text = TextStream(tokenizer)
     for token in tokens:
         yield text.take(token)
-    rest = text.rest()
-    if rest:
-        yield rest
+    tail = text.rest()
+    if tail:
+        yield tail
 
 
 class TextStream:
@@ -133,8 +133,8 @@ class _LibraryTokenizer:
         _expect_utf8(text)
         with _damage_of(self._path):
             # Unlike encode, which is for one text, it lets other threads run meanwhile.
-            done = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
-            return list(done[0].ids)
+            encodings = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+            return list(encodings[0].ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
         with _damage_of(self._path):

@@ -121,8 +121,8 @@ def model_tokens(
         if text is not None:
             raise UsageError("a text and token ids were given", fix="leave one of them out")
         return tokens, "token ids of the caller"
-    found = find_tokenizer(directory, *models)
-    if found is None:
+    tokenizer = find_tokenizer(directory, *models)
+    if tokenizer is None:
         if text is not None:
             raise UsageError(
                 "a text needs a tokenizer, and there is none beside the model",
@@ -131,10 +131,10 @@ def model_tokens(
             )
         return tokens, NO_LANGUAGE
     if text is not None:
-        return file_tokens(text, found, tokens), str(text)
+        return file_tokens(text, tokenizer, tokens), str(text)
     from tq_onnx.integrations.bundled import heldout_text
 
-    return found.encode(heldout_text())[:tokens], "the held-out text of the bundled model"
+    return tokenizer.encode(heldout_text())[:tokens], "the held-out text of the bundled model"
 
 
 def calibration_tokens(
@@ -167,14 +167,13 @@ def calibration_tokens(
     if len(ids) < FEWEST_TOKENS:
         behind = f"behind the first {skip:,} tokens " if skip else ""
         raise UsageError(
-            f"{behind}there are {len(ids)} tokens, and {FEWEST_TOKENS} are the fewest that tell "
-            "anything",
+            f"{behind}there are {len(ids)} tokens, and statistics need at least {FEWEST_TOKENS}",
             where=OWN_TEXT if text is None else str(text),
             fix="skip fewer, or give a longer text" if skip else "give a longer text",
         )
     return ids, begin
 
 
-def _shared(one: list[int], other: list[int]) -> list[int]:
+def _shared(first: list[int], second: list[int]) -> list[int]:
     """Return what both begin with."""
-    return next(one[:n] for n in range(len(one), -1, -1) if one[:n] == other[:n])
+    return next(first[:n] for n in range(len(first), -1, -1) if first[:n] == second[:n])

@@ -109,16 +109,16 @@ def served(path: Path, *, port: int = 0) -> Iterator[str]:
             connection = HTTPConnection(*behind)
             with closing(connection):
                 connection.request("GET", self.path)
-                found = connection.getresponse()
-                kind = found.getheader("Content-Type", "application/octet-stream")
-                if found.status != HTTPStatus.OK:
-                    self.send_error(found.status)
+                response = connection.getresponse()
+                kind = response.getheader("Content-Type", "application/octet-stream")
+                if response.status != HTTPStatus.OK:
+                    self.send_error(response.status)
                 elif kind == "text/html":
                     added = f'<script src="{_SCRIPT}"></script></head>'.encode()
-                    self._answer(kind, found.read().replace(b"</head>", added, 1))
+                    self._answer(kind, response.read().replace(b"</head>", added, 1))
                 else:
-                    self._begin(kind, found.length or 0)
-                    copyfileobj(found, self.wfile)
+                    self._begin(kind, response.length or 0)
+                    copyfileobj(response, self.wfile)
 
         def _answer(self, kind: str, content: bytes) -> None:
             self._begin(kind, len(content))

@@ -38,14 +38,14 @@ def read_safetensors(path: Path) -> Mapping[str, FloatArray]:
         ModelFileError: the file is missing, truncated, or its header does not describe it.
     """
     try:
-        found: list[tuple[str, Any]] = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
+        entries: list[tuple[str, Any]] = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
     except OSError as error:
         raise _refusal(path, f"the weights cannot be read ({error.strerror})") from error
     except SafetensorError as error:
         reason = " ".join(str(error).split())[:_LONGEST_REASON]
         raise _refusal(path, f"the file is no sound safetensors file ({reason})") from error
     tensors: dict[str, FloatArray] = {}
-    for name, entry in sorted(found, key=lambda pair: pair[0]):
+    for name, entry in sorted(entries, key=lambda pair: pair[0]):
         dtype = _DTYPES.get(entry["dtype"])
         if dtype is None:
             raise _refusal(path, f"tensor {name[:40]!r} is neither float16 nor float32")

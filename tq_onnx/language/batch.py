@@ -47,13 +47,13 @@ class _Row:
         """The token to feed next; any will do for a text that has ended."""
         return self.tokens[-1] if self.tokens else self.call.ids[-1]
 
-    def completion(self, seconds: Seconds, kept: int) -> Completion:
+    def completion(self, seconds: Seconds, reused: int) -> Completion:
         self.said.rest()
         return Completion(
             text=self.said.text,
             tokens=tuple(self.tokens),
             finish_reason=self.reason,
-            usage=Usage(len(self.call.ids), kept, len(self.tokens)),
+            usage=Usage(len(self.call.ids), reused, len(self.tokens)),
             seconds=seconds,
         )
 
@@ -72,11 +72,11 @@ def generate_batch(
             many new tokens as the one with the most.
     """
     lengths = [len(call.ids) for call in calls]
-    kept = [cache.shared(call.ids) for cache, call in zip(caches or (), calls, strict=False)]
-    new = max(length - keep for length, keep in zip_longest(lengths, kept, fillvalue=0))
-    kept = [max(length - new, 0) for length in lengths] if caches else [0] * len(calls)
-    if any(kept):
-        decoder.restore(_joined([cache.decoder.snapshot() for cache in caches or ()], kept))
+    prefixes = [cache.shared(call.ids) for cache, call in zip(caches or (), calls, strict=False)]
+    new = max(length - keep for length, keep in zip_longest(lengths, prefixes, fillvalue=0))
+    prefixes = [max(length - new, 0) for length in lengths] if caches else [0] * len(calls)
+    if any(prefixes):
+        decoder.restore(_joined([cache.decoder.snapshot() for cache in caches or ()], prefixes))
     rows, seconds = _continued(decoder, calls, new)
     if caches is not None:
         joined, longest = decoder.snapshot(), max(lengths)
@@ -85,16 +85,16 @@ def generate_batch(
             text = [*row.call.ids, *row.tokens[:-1]]
             start = longest - lengths[index]
             caches[index].replace(_part(joined, index, slice(start, start + len(text))), text)
-    return [row.completion(seconds, keep) for row, keep in zip(rows, kept, strict=True)]
+    return [row.completion(seconds, keep) for row, keep in zip(rows, prefixes, strict=True)]
 
 
 def _continued(decoder: Decoder, calls: Sequence[Call], new: int) -> tuple[list[_Row], Seconds]:
     """Read the last ``new`` tokens of each prompt, and continue all of them."""
     tokens, mask = np.zeros((2, len(calls), new), np.int64)
     for index, call in enumerate(calls):
-        rest = call.ids[-new:]
-        tokens[index, new - len(rest) :] = rest
-        mask[index, new - len(rest) :] = 1
+        suffix = call.ids[-new:]
+        tokens[index, new - len(suffix) :] = suffix
+        mask[index, new - len(suffix) :] = 1
     rows = [_Row(call) for call in calls]
     started = time.perf_counter()
     logits = decoder.read(tokens, mask, most=PROMPT_PIECE)
@@ -109,15 +109,15 @@ def _continued(decoder: Decoder, calls: Sequence[Call], new: int) -> tuple[list[
         decode += time.perf_counter() - started
 
 
-def _joined(held: Sequence[Snapshot], kept: Sequence[int]) -> Snapshot:
+def _joined(held: Sequence[Snapshot], prefixes: Sequence[int]) -> Snapshot:
     """Put the first tokens of several texts beside each other, padded on the left."""
-    longest = max(kept)
-    mask = np.array([[slot >= longest - keep for slot in range(longest)] for keep in kept])
+    longest = max(prefixes)
+    mask = np.array([[slot >= longest - keep for slot in range(longest)] for keep in prefixes])
     planes = []
-    for parts in zip(*(one.planes for one in held), strict=True):
+    for parts in zip(*(snapshot.planes for snapshot in held), strict=True):
         first = parts[0]
         plane = np.zeros((len(parts), first.shape[1], longest, first.shape[3]), first.dtype)
-        for row, part, keep in zip(plane, parts, kept, strict=True):
+        for row, part, keep in zip(plane, parts, prefixes, strict=True):
             row[:, longest - keep :] = part[0, :, :keep]
         planes.append(plane)
     return Snapshot(tuple(planes), mask.astype(np.int64), {})

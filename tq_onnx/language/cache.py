@@ -112,9 +112,9 @@ class Cache:
             UsageError: the number is none, the cache has fewer, or it is in use.
             UnsupportedModelError: the model has recurrent layers, which cannot go back.
         """
-        kept = arguments.count(tokens, "tokens")
+        count = arguments.count(tokens, "tokens")
         with self.in_use() as decoder:
-            decoder.rewind(kept)
+            decoder.rewind(count)
 
     def fork(self, count: int) -> list[Cache]:
         """Copy the cache, so that texts can go on from here in several ways.
@@ -216,12 +216,12 @@ class Cache:
             The number of tokens that are kept.
         """
         decoder = self.decoder
-        kept = self.shared(tokens)
-        if kept < len(self) and decoder.signature.interface.states:
-            kept = 0  # recurrent layers cannot go back
-        decoder.rewind(kept)
+        prefix = self.shared(tokens)
+        if prefix < len(self) and decoder.signature.interface.states:
+            prefix = 0  # recurrent layers cannot go back
+        decoder.rewind(prefix)
         self._held = decoder, list(tokens)
-        return kept
+        return prefix
 
     def append(self, token: int) -> None:
         """Note the token that is read next."""

@@ -93,8 +93,10 @@ def identity_of(files: Sequence[Path], signature: Signature, plan_text: str | No
     for file in files:
         _take(file, digest)
     plan = signature.plan
-    told = plan_text or repr([(spec.pair, spec.type_name, spec.row) for spec in signature.caches])
-    plan_digest = hashlib.sha256(told.encode()).hexdigest()
+    plan_facts = plan_text or repr(
+        [(spec.pair, spec.type_name, spec.row) for spec in signature.caches]
+    )
+    plan_digest = hashlib.sha256(plan_facts.encode()).hexdigest()
     return Identity(digest.hexdigest(), plan_digest, plan.layout_digest if plan else "")
 
 
@@ -195,7 +197,7 @@ def _messages(facts: dict[str, str]) -> list[Message]:
     try:
         return texts_of(json.loads(facts.get(_MESSAGES, "[]")))
     except (UsageError, RecursionError) as error:
-        raise ValueError("its messages are none") from error
+        raise ValueError("its messages are invalid") from error
 
 
 def _check_facts(facts: dict[str, str], identity: Identity, where: str) -> None:
@@ -217,9 +219,9 @@ def _checked(
 ) -> tuple[list[int], Snapshot]:
     states = {f"state.{name}": value for name, value in empty.states.items()}
     count = len(signature.caches)
-    wanted = {"tokens", "mask", *states, *(f"cache.{index}" for index in range(count))}
-    if arrays.keys() != wanted:
-        odd = min(arrays.keys() ^ wanted)
+    expected = {"tokens", "mask", *states, *(f"cache.{index}" for index in range(count))}
+    if arrays.keys() != expected:
+        odd = min(arrays.keys() ^ expected)
         raise ValueError(f"the tensor {odd[:60]} is {'unknown' if odd in arrays else 'missing'}")
     tokens, mask = arrays["tokens"], arrays["mask"]
     if tokens.dtype != np.int64 or tokens.ndim != 1 or not len(tokens):
@@ -243,8 +245,8 @@ def _checked(
             raise ValueError(f"{name[:60]} has another shape or type")
         if not np.isfinite(arrays[name]).all():
             raise ValueError(f"{name[:60]} has numbers that are not finite")
-    kept = {name.removeprefix("state."): arrays[name] for name in states}
-    return tokens.tolist(), Snapshot(tuple(planes), mask, kept)
+    state_arrays = {name.removeprefix("state."): arrays[name] for name in states}
+    return tokens.tolist(), Snapshot(tuple(planes), mask, state_arrays)
 
 
 def _floats(

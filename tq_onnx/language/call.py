@@ -42,9 +42,9 @@ class Call:
             UsageError: the cache is in use.
         """
         with cache.in_use():
-            last, done = yield from self._pieces(cache)
+            last, completion = yield from self._pieces(cache)
         yield last
-        return done
+        return completion
 
     def completion(self, cache: Cache) -> Completion:
         """Return the text; the cache is in use by the caller."""
@@ -53,37 +53,37 @@ class Call:
             try:
                 next(running)
             except StopIteration as end:
-                done: Completion = end.value[1]
-                return done
+                completion: Completion = end.value[1]
+                return completion
 
     def _pieces(self, cache: Cache) -> Generator[Piece, None, tuple[Piece, Completion]]:
         """Yield the text but for its last piece; return that and the whole."""
-        kept = cache.begin(self.ids)
+        prefix = cache.begin(self.ids)
         tokens = TokenStream(
             cache.decoder,
-            self.ids[kept:],
+            self.ids[prefix:],
             max_new_tokens=self.max_new_tokens,
             sampling=self.sampling,
             stop_ids=self.stop_ids,
-            context=self.ids[:kept],
+            context=self.ids[:prefix],
         )
         said = Transcript(self.tokenizer, self.stops)
-        told = 0
+        sent = 0
         for token in tokens:
             cache.append(token)
             part = said.take(token)
             if said.stopped:
                 break
             if part or self.tokenizer is None:
-                yield Piece(part, tuple(tokens.tokens[told:]))
-                told = len(tokens.tokens)
+                yield Piece(part, tuple(tokens.tokens[sent:]))
+                sent = len(tokens.tokens)
         result = tokens.result
         reason = STOP if result.stopped or said.stopped else LENGTH
-        last = Piece(said.rest(), tuple(result.tokens[told:]), reason)
+        last = Piece(said.rest(), tuple(result.tokens[sent:]), reason)
         return last, Completion(
             text=said.text,
             tokens=result.tokens,
             finish_reason=reason,
-            usage=Usage(len(self.ids), kept, len(result.tokens)),
+            usage=Usage(len(self.ids), prefix, len(result.tokens)),
             seconds=Seconds(result.prefill_seconds, result.decode_seconds),
         )

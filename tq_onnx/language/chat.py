@@ -74,11 +74,11 @@ class Chat:
     ) -> Completion:
         """Answer a turn; see ``LanguageModel.generate`` for arguments and errors."""
         turn = self._turn(text)
-        done = self._model.generate(
+        completion = self._model.generate(
             turn, cache=self.cache, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop
         )
-        self.messages = [*turn, {"role": "assistant", "content": done.text}]
-        return done
+        self.messages = [*turn, {"role": "assistant", "content": completion.text}]
+        return completion
 
     def stream(
         self,
@@ -121,13 +121,13 @@ class Chat:
         """
         back = arguments.count(turns, "turns", least=1)
         messages = messages_of(self.messages)
-        asked = [at for at, message in enumerate(messages) if message["role"] == "user"]
-        if back > len(asked):
-            held = f"{len(asked)} turn{'' if len(asked) == 1 else 's'}"
+        questions = [at for at, message in enumerate(messages) if message["role"] == "user"]
+        if back > len(questions):
+            held = f"{len(questions)} turn{'' if len(questions) == 1 else 's'}"
             raise UsageError(f"{held} cannot go back by {back}")
         # The cache goes back by itself, to where the next prompt begins to differ.
         with self.cache.in_use():  # a stream would bring its turn back
-            self.messages = messages[: asked[-back]]
+            self.messages = messages[: questions[-back]]
 
     def _turn(self, text: str) -> list[Message]:
         """Return the turns with a question of the user."""

@@ -34,7 +34,7 @@ UNKNOWN: Final = (
 )
 MOST_THREADS: Final = 1024
 """ONNX Runtime starts any number, until the machine takes no more."""
-ASKED: Final = "one request at a time, as asked for"
+ALONE: Final = "one request at a time, because alone is True"
 
 
 def batching_of(folder: Path, *, max_length: int | None = None, alone: bool = False) -> Batching:
@@ -56,7 +56,7 @@ def batching_of(folder: Path, *, max_length: int | None = None, alone: bool = Fa
     rows = max((plan.overlay_rows for plan in plans), default=0)
     joins = bool(plans) and all(plan.block_size for plan in plans)
     even_only = not joins and not all(plan.interface.right_padding for plan in plans)
-    reason = UNKNOWN if not plans else UNEVEN if even_only else ASKED if alone else ""
+    reason = UNKNOWN if not plans else UNEVEN if even_only else ALONE if alone else ""
     most = most_tokens(configuration) - rows
     sizes = [plan.interface.vocabulary for plan in plans]
     sizes.append(configuration.get("model", {}).get("vocab_size"))
@@ -205,7 +205,7 @@ class Engine:
         It does not wait, and takes no lock.
 
         Raises:
-            UsageError: the job is none of this Engine.
+            UsageError: the job is not one of this Engine.
         """
         self._thread.cancel(job)
 

@@ -279,8 +279,8 @@ class LanguageModel:
                 users.enter_context(cache.in_use())
             for group in groups.values():
                 members = None if held is None else [held[index] for index in group]
-                done = self._together([calls[index] for index in group], members)
-                completions.update(zip(group, done, strict=True))
+                results = self._together([calls[index] for index in group], members)
+                completions.update(zip(group, results, strict=True))
         return [completions[index] for index in range(len(calls))]
 
     def engine(

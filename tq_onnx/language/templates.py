@@ -120,9 +120,9 @@ def find_template(folder: Path) -> ChatTemplate | None:
     Raises:
         ModelFileError: it cannot be read.
     """
-    own, config = folder / TEMPLATE_FILE, folder / CONFIG_FILE
-    if own.is_file():
-        return read_template(own, folder)
+    file, config = folder / TEMPLATE_FILE, folder / CONFIG_FILE
+    if file.is_file():
+        return read_template(file, folder)
     fields = _config(config)
     source: Any = fields.get("chat_template")
     if isinstance(source, list):  # several by name
@@ -160,14 +160,14 @@ def require_template(folder: Path, model: Path) -> ChatTemplate:
         UnsupportedModelError: there is none.
         ModelFileError: it cannot be read.
     """
-    found = find_template(folder)
-    if found is None:
+    template = find_template(folder)
+    if template is None:
         raise UnsupportedModelError(
             "the model has no chat template, so it takes texts and no messages",
             where=str(model),
             fix=f"copy {TEMPLATE_FILE} or {CONFIG_FILE} of the original model to its tokenizer",
         )
-    return found
+    return template
 
 
 def _special_tokens(fields: Mapping[str, Any]) -> dict[str, str]:

@@ -180,10 +180,10 @@ CLASSES: Final = Feature(
     says=lambda plan, layers: f"of each KV head, {plan.matrix_bytes:,} bytes in the model",
 )
 EXACT_WINDOW: Final = Feature(
-    "exact window",
-    "an exact window",
+    "exact tokens",
+    "exact tokens",
     lambda layer, plan: plan.has_window,
-    options={"window": 0, "sinks": 0},
+    options={"residual_length": 0, "sink_tokens": 0},
     says=_window_text,
 )
 PAGES: Final = Feature("pages", "caches in pages", lambda layer, plan: plan.block_size)

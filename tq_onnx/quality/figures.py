@@ -32,7 +32,7 @@ class ModelFigures:
         copying: passages that come again; none unless generation is judged.
         drift: decoding token by token; None unless generation is judged, and for graphs that
             cannot decode.
-        outliers: the same with outliers in the norm weights; None unless that is asked for, for
+        outliers: the same with outliers in the norm weights; None unless requested, for
             peers and calibrated models, and where there are no such weights.
     """
 

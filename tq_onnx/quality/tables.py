@@ -155,7 +155,7 @@ def layer_table(model: ModelFigures, tokens: int) -> TextTable:
 def report_notes(report: ComparisonReport) -> list[str]:
     """Return notes for the reader of the tables, one sentence each."""
     lines = [
-        "bytes/token: of caches of 1,024, 8,192 and 32,768 tokens, exact window included; times "
+        "bytes/token: of caches of 1,024, 8,192 and 32,768 tokens, exact tokens included; times "
         "smaller: at 32,768 tokens",
         "change: of the perplexity, with its standard error; KL: divergence from the original's "
         "predictions in nats; errors: mean over the layers of squared error over squared norm",

@@ -164,15 +164,15 @@ def path(value: object, name: str) -> Path:
         UsageError: it is none, or empty, which ``Path`` would take for the current folder.
     """
     try:
-        given = os.fspath(value)  # type: ignore[call-overload]
+        text = os.fspath(value)  # type: ignore[call-overload]
     except TypeError:
-        given = None
-    if not isinstance(given, str):
+        text = None
+    if not isinstance(text, str):
         raise UsageError(f"{name} must be a path, got {_shown(value)}")
-    if not given or "\0" in given:
-        reason = "is empty" if not given else "has a zero byte"
+    if not text or "\0" in text:
+        reason = "is empty" if not text else "has a zero byte"
         raise UsageError(f"{name} {reason}", fix="name a file, or . for the current folder")
-    return Path(given)
+    return Path(text)
 
 
 def function(value: object, name: str) -> Callable[..., Any]:

@@ -66,10 +66,10 @@ def read_configuration(folder: Path) -> dict[str, Any]:
             fix="give a folder of onnxruntime-genai, as tq-onnx convert FOLDER writes it",
         )
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelFileError(f"it cannot be read: {error}", where=str(path)) from error
-    return found
+    return document
 
 
 def most_tokens(configuration: dict[str, Any]) -> int:

@@ -139,7 +139,7 @@ class CacheBuffers:
                 binding.bind_output(spec.pair.present, "cpu")
 
     def advanced(
-        self, made: Sequence[onnxruntime.OrtValue], *, in_place: bool, grows: bool
+        self, outputs: Sequence[onnxruntime.OrtValue], *, in_place: bool, grows: bool
     ) -> CacheBuffers:
         """Return the buffers that the next call reads.
 
@@ -149,7 +149,7 @@ class CacheBuffers:
             grows: likewise.
         """
         if not in_place and not grows:
-            return self._with(list(made))
+            return self._with(list(outputs))
         after = self._with(self._targets)
         if grows:
             after._held, after._free = self._free, self._held

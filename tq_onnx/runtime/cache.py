@@ -90,8 +90,8 @@ class CacheSpec:
     def shortened(self, value: onnxruntime.OrtValue, tokens: int) -> onnxruntime.OrtValue:
         """Copy the rows of the first tokens, and those of the window, to a buffer of their own."""
         old = as_array(value)
-        kept = old[:, :tokens] if self.flat else old[:, :, : self.window.overlay_rows + tokens]
-        return self._buffer(np.ascontiguousarray(kept), value.device_name())
+        rows = old[:, :tokens] if self.flat else old[:, :, : self.window.overlay_rows + tokens]
+        return self._buffer(np.ascontiguousarray(rows), value.device_name())
 
     def restored(
         self, plane: npt.NDArray[Any], tokens: int, device: str = "cpu"

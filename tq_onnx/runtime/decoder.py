@@ -232,9 +232,9 @@ class Decoder(Contents):
 
     def copy(self) -> Decoder:
         """Return a decoder of the same kind whose caches hold the same."""
-        other = copy.copy(self)
-        other.restore(self.snapshot())
-        return other
+        copied = copy.copy(self)
+        copied.restore(self.snapshot())
+        return copied
 
     def _prompt(
         self, tokens: npt.ArrayLike, attention_mask: npt.ArrayLike | None
@@ -272,8 +272,8 @@ class Decoder(Contents):
         wide = 0 if self._wide is None else self._wide.feeding.new or 0
         edges = [start]
         while edges[-1] < end:
-            left = end - edges[-1]
-            edges.append(edges[-1] + (wide if 0 < wide <= left else min(size, left)))
+            remaining = end - edges[-1]
+            edges.append(edges[-1] + (wide if 0 < wide <= remaining else min(size, remaining)))
         return list(pairwise(edges))
 
     def _calls(self, new: int, chunk: int | None) -> list[tuple[int, int]]:
@@ -303,7 +303,7 @@ class Decoder(Contents):
         slots = max(self.slots, mask_BS.shape[1])
         if not graph.signature.interface.static:
             slots = mask_BS.shape[1]
-        given = {
+        feeds = {
             name: self._repeated(values)
             for name, values in graph.feeding.values(tokens_BT, mask_BS, slots).items()
         }
@@ -311,9 +311,9 @@ class Decoder(Contents):
         in_place = self._in_place and graph is not self._first
         states = graph.signature.interface.states
         recurrent = self._state.recurrent
-        given |= {pair.past: recurrent[pair.past] for pair in states if pair.past is not None}
+        feeds |= {pair.past: recurrent[pair.past] for pair in states if pair.past is not None}
         binding = graph.session.io_binding()
-        for name, values in given.items():
+        for name, values in feeds.items():
             binding.bind_cpu_input(name, values)
         outputs = (graph.signature.interface.logits, *watch, *(pair.present for pair in states))
         for name in outputs:
@@ -331,18 +331,18 @@ class Decoder(Contents):
             # there was room made for; which ones do is not told by their interface.
             self._grows = False
             return self._run(tokens_BT, mask_BT)
-        logits, *others = binding.get_outputs()
+        logits, *results = binding.get_outputs()
         check_logits(logits.shape(), self.batch * self._copies, tokens_BT.shape[1], self.where)
         recurrent = {
             pair.past: np.array(value.numpy())
-            for pair, value in zip(states, others[len(watch) :], strict=False)
+            for pair, value in zip(states, results[len(watch) :], strict=False)
             if pair.past is not None
         }
         self.watched = {
             name: self._own(np.array(value.numpy()))
-            for name, value in zip(watch, others[: len(watch)], strict=True)
+            for name, value in zip(watch, results[: len(watch)], strict=True)
         }
-        caches = caches.advanced(others[len(outputs) - 1 :], in_place=in_place, grows=grows)
+        caches = caches.advanced(results[len(outputs) - 1 :], in_place=in_place, grows=grows)
         self._state = State(caches, mask_BS, recurrent)
         return self._own(np.asarray(logits.numpy()))
 

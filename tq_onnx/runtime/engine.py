@@ -113,10 +113,10 @@ class EngineThread:
         Takes no lock, so that a finalizer may call it at any moment.
 
         Raises:
-            UsageError: the job is none of this Engine.
+            UsageError: the job is not one of this Engine.
         """
         if not isinstance(job, Job) or job.engine is not self:
-            raise UsageError("job is none of this Engine", fix="give what its submit returned")
+            raise UsageError("job is not a job of this Engine", fix="give what its submit returned")
         if self._reason is None:
             self._orders.put(lambda: self._cancel(job, Step(finish=CANCELLED)))
 

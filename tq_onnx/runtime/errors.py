@@ -47,8 +47,8 @@ def load_error(error: Exception, where: str, ep: ExecutionProvider = CPU) -> TqO
     """Return the one-sentence form of an error that ONNX Runtime raised while opening a model."""
     kind = type(error).__name__
     message = message_of(error)
-    if (found := _provider_error(message, error, where, ep)) is not None:
-        return found
+    if (provider_error := _provider_error(message, error, where, ep)) is not None:
+        return provider_error
     if kind == "InvalidProtobuf":
         return ModelFileError("this is not an ONNX model", where=where, fix="check the file")
     # ONNX Runtime 1.24 names only the file system's complaint.

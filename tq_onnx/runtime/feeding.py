@@ -77,9 +77,11 @@ class Feeding:
         self._entries = {entry.name: entry for entry in session.get_inputs()}
         self._embeddings = embeddings
         self._returned = {entry.name: entry for entry in session.get_outputs()}
-        made = [self._entries[one.name].shape for one in interface.fed if one.role == ENCODER]
-        stated = [shape[-2 if len(shape) > 2 else -1] for shape in made]
-        self._encoded = max((one for one in stated if isinstance(one, int)), default=_ENCODED)
+        encoder_shapes = [
+            self._entries[entry.name].shape for entry in interface.fed if entry.role == ENCODER
+        ]
+        stated = [shape[-2 if len(shape) > 2 else -1] for shape in encoder_shapes]
+        self._encoded = max((size for size in stated if isinstance(size, int)), default=_ENCODED)
         self._check(caches)
         tokens = self._entries[interface.tokens].shape
         self.batch: int | None = tokens[0] if isinstance(tokens[0], int) else None
@@ -120,13 +122,13 @@ class Feeding:
 
     def first_states(self, rows: int) -> dict[str, npt.NDArray[Any]]:
         """Return the states before the first call, by their inputs: zeros for so many sequences."""
-        found = {}
+        states = {}
         for pair in self.interface.states:
             if pair.past is not None:
                 # Some exporters name the sizes of the input: "64". Those of the output are numbers.
                 sizes = self._returned[pair.present].shape[1:]
-                found[pair.past] = self._typed(pair.past, np.zeros((rows, *sizes)), _FLOATS)
-        return found
+                states[pair.past] = self._typed(pair.past, np.zeros((rows, *sizes)), _FLOATS)
+        return states
 
     def _tokens(self, tokens_BT: Tokens) -> npt.NDArray[Any]:
         name = self.interface.tokens
@@ -197,7 +199,7 @@ class Feeding:
             )
         tokens = _INTEGERS if self._embeddings is None else _FLOATS
         masks = {**_INTEGERS, **_FLAGS}
-        wanted: list[tuple[str | None, dict[str, Any], int | None]] = [
+        expected: list[tuple[str | None, dict[str, Any], int | None]] = [
             (names.tokens, tokens, 2 if self._embeddings is None else 3),
             (names.attention_mask, masks, 2),
             (names.position_ids, _INTEGERS, 2),
@@ -206,8 +208,8 @@ class Feeding:
             types = {VISIBLE: {**_FLAGS, **_FLOATS}, IGNORED: _ANY, ENCODER: _ANY}.get(
                 role, _INTEGERS
             )
-            wanted.append((fed, types, 4 if role == VISIBLE else None))
-        for name, types, rank in wanted:
+            expected.append((fed, types, 4 if role == VISIBLE else None))
+        for name, types, rank in expected:
             if name is None:
                 continue
             entry = self._entries.get(name)

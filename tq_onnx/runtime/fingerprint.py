@@ -67,20 +67,20 @@ def read_fingerprint(decoder: Decoder, tokens: Sequence[int]) -> list[Array]:
 
 
 def differing_layers(
-    wanted: Sequence[tuple[Array, Array]], caches: Sequence[Array]
+    expected: Sequence[tuple[Array, Array]], caches: Sequence[Array]
 ) -> Iterator[tuple[int, str]]:
     """Yield the layers whose fingerprint is of something else, and how far it is off.
 
     Args:
-        wanted: key and value ``[N, D]`` of each layer.
+        expected: key and value ``[N, D]`` of each layer.
         caches: keys and values of the model in turn, ``[N, D]``; values may be narrower.
     """
-    for layer, pair in enumerate(wanted):
-        for role, table, found, least in (
+    for layer, pair in enumerate(expected):
+        for role, table, rows, least in (
             ("key", pair[0], caches[2 * layer], LEAST_KEY_COSINE),
             ("value", pair[1], caches[2 * layer + 1], LEAST_VALUE_COSINE),
         ):
-            cosines = _cosines(table[:, : found.shape[1]], found)
+            cosines = _cosines(table[:, : rows.shape[1]], rows)
             head = int(cosines.argmin())
             if not cosines[head] >= least:
                 yield layer, f"the {role} of head {head} has a cosine of {cosines[head]:.2f}"
@@ -108,9 +108,8 @@ def expect_model_of(path: Path, calibration: Calibration) -> tuple[str, ...]:
     """
     if not calibration.names_model:
         return (
-            f"the calibration file is of tq-onnx {calibration.tool_version}, which wrote no name "
-            "of a model into it: nothing tells whether it is of this one; `tq-onnx calibrate` "
-            "makes one that does",
+            f"tq-onnx {calibration.tool_version} wrote the calibration file and did not name the "
+            "model in it, so that it may be of another model; run `tq-onnx calibrate` again",
         )
     # A conversion without a calibration needs no onnxruntime.
     from tq_onnx.runtime.opening import open_original
@@ -138,12 +137,12 @@ def expect_model_of(path: Path, calibration: Calibration) -> tuple[str, ...]:
 
 def fingerprints_of(calibration: Calibration) -> list[tuple[Array, Array]]:
     """Return key and value ``[N, D]`` of each layer of a calibration that has them."""
-    found = []
+    tables = []
     for layer in calibration.layers:
         assert layer.k_fingerprint is not None  # by names_model
         assert layer.v_fingerprint is not None
-        found.append((layer.k_fingerprint, layer.v_fingerprint))
-    return found
+        tables.append((layer.k_fingerprint, layer.v_fingerprint))
+    return tables
 
 
 def _another(difference: str) -> UsageError:
@@ -160,9 +159,9 @@ def _unknown(reason: str) -> str:
     )
 
 
-def _cosines(wanted: Array, found: Array) -> npt.NDArray[np.float64]:
+def _cosines(expected: Array, measured: Array) -> npt.NDArray[np.float64]:
     """Return the cosines of vectors ``[N, D]``; 1 for two zeros."""
-    left, right = (np.asarray(array, np.float64) for array in (wanted, found))
+    left, right = (np.asarray(array, np.float64) for array in (expected, measured))
     lengths = np.linalg.norm(left, axis=-1) * np.linalg.norm(right, axis=-1)
     products = (left * right).sum(axis=-1)
     both_zero = ~left.any(axis=-1) & ~right.any(axis=-1)

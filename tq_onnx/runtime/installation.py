@@ -93,8 +93,8 @@ class InfoReport:
     @property
     def problems(self) -> list[str]:
         """The problems of the library, the provider and the model."""
-        found = (self.library.problem, self.provider.problem if self.provider else None)
-        return [problem for problem in found if problem is not None]
+        problems = (self.library.problem, self.provider.problem if self.provider else None)
+        return [problem for problem in problems if problem is not None]
 
 
 def inspect_installation(
@@ -134,7 +134,7 @@ def _library() -> LibraryReport:
     path = None
     try:
         path = str(get_library_path())
-        found = library_info()
+        facts = library_info()
     except LibraryError as error:
         return LibraryReport(path=path, problem=str(error))
     problem = None
@@ -143,15 +143,15 @@ def _library() -> LibraryReport:
     except LibraryError as error:
         problem = str(error)
     registers = problem is None
-    if found.isa is None and problem is None:
+    if facts.isa is None and problem is None:
         problem = "TQ_ONNX_ISA asks for a level that this CPU does not run"
     return LibraryReport(
         path=path,
-        version=found.version,
-        layout_digest=found.layout_digest,
-        isa=found.isa,
-        isa_compiled=found.isa_compiled,
-        isa_supported=found.isa_supported,
+        version=facts.version,
+        layout_digest=facts.layout_digest,
+        isa=facts.isa,
+        isa_compiled=facts.isa_compiled,
+        isa_supported=facts.isa_supported,
         registers=registers,
         problem=problem,
     )
@@ -159,9 +159,9 @@ def _library() -> LibraryReport:
 
 def _packages() -> dict[str, str | None]:
     """Return the versions by name, and which other package ONNX Runtime is from, if it is."""
-    found = {name: _version(name) for name in _PACKAGES}
-    others = {one.package: _version(one.package) for one in PROVIDERS.values()}
-    return {**found, **{name: version for name, version in others.items() if version}}
+    versions = {name: _version(name) for name in _PACKAGES}
+    alternatives = {provider.package: _version(provider.package) for provider in PROVIDERS.values()}
+    return {**versions, **{name: version for name, version in alternatives.items() if version}}
 
 
 def _version(package: str) -> str | None:

@@ -67,8 +67,8 @@ class BoundModel:
         """
         self._once()
         values = self._binding.get_outputs()
-        found = {name: value.numpy() for name, value in zip(self._names, values, strict=True)}
-        return {name: np.array(array) for name, array in found.items()}
+        arrays = {name: value.numpy() for name, value in zip(self._names, values, strict=True)}
+        return {name: np.array(array) for name, array in arrays.items()}
 
     def seconds(self, runs: int, wake: int) -> list[float]:
         """Return the times of so many runs, after others that are not counted.
@@ -76,13 +76,13 @@ class BoundModel:
         Raises:
             TqOnnxError: it does not run.
         """
-        found = []
+        times = []
         for number in range(wake + runs):
             begin = time.perf_counter()
             self._once()
             if number >= wake:
-                found.append(time.perf_counter() - begin)
-        return found
+                times.append(time.perf_counter() - begin)
+        return times
 
     def _once(self) -> None:
         try:

@@ -70,13 +70,13 @@ class Choice:
         if self.is_greedy:
             turn.set_do_sample(False)
             return
-        given = (
+        settings = (
             (self.temperature, turn.set_temperature),
             (self.top_p, turn.set_top_p),
             (self.top_k, turn.set_top_k),
             (self.seed, turn.set_seed),
         )
-        for value, give in given:
+        for value, give in settings:
             if value is not None:
                 turn.set_do_sample(True)
                 give(value)

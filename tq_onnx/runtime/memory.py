@@ -19,8 +19,8 @@ def free_memory() -> int | None:
     The least of what is free on the machine and what the control groups of the process, versions 1
     and 2, leave: a container has its limits there. File pages that can be dropped count as free.
     """
-    found = [size for size in (_free_on_machine(), *_left_in_groups()) if size is not None]
-    return min(found) if found else None
+    sizes = [size for size in (_free_on_machine(), *_left_in_groups()) if size is not None]
+    return min(sizes) if sizes else None
 
 
 def _free_on_machine() -> int | None:
@@ -37,16 +37,16 @@ def _left_in_groups() -> list[int]:
         lines = _CGROUPS.read_text().splitlines()
     except OSError:
         return []
-    found = []
+    limits = []
     for line in lines:
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if not controllers:
             names = ("memory.max", "memory.current", "inactive_file")
-            found += _left(_MOUNT, path, *names)
+            limits += _left(_MOUNT, path, *names)
         elif _V1 in controllers.split(","):
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            found += _left(_MOUNT / _V1, path, *names)
-    return found
+            limits += _left(_MOUNT / _V1, path, *names)
+    return limits
 
 
 def _left(mount: Path, path: str, limit: str, usage: str, droppable: str) -> list[int]:
@@ -55,7 +55,7 @@ def _left(mount: Path, path: str, limit: str, usage: str, droppable: str) -> lis
     In a container, the path is often one of the host, and its own group is the mount itself.
     """
     group = mount / path.strip("/")
-    found = []
+    limits = []
     for folder in dict.fromkeys((group, *group.parents, mount)):
         if not folder.is_relative_to(mount):
             continue
@@ -65,8 +65,8 @@ def _left(mount: Path, path: str, limit: str, usage: str, droppable: str) -> lis
         except (OSError, ValueError):  # no such group, or "max"
             continue
         if most < _UNLIMITED:
-            found.append(max(most - used + _droppable(folder / "memory.stat", droppable), 0))
-    return found
+            limits.append(max(most - used + _droppable(folder / "memory.stat", droppable), 0))
+    return limits
 
 
 def _droppable(statistics: Path, name: str) -> int:

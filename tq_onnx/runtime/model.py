@@ -88,11 +88,11 @@ class OpenModel:
             UnsupportedModelError: it takes what an encoder makes.
         """
         models = (self,) if self.first is None else (self.first, self)
-        fed = (one for model in models for one in model.signature.interface.fed)
-        made = next((one.name for one in fed if one.role == ENCODER), None)
-        if made is not None:
+        fed = (entry for model in models for entry in model.signature.interface.fed)
+        encoded = next((entry.name for entry in fed if entry.role == ENCODER), None)
+        if encoded is not None:
             raise UnsupportedModelError(
-                f"the model goes on from what an encoder makes ({made}), not from a text alone",
+                f"the model goes on from what an encoder makes ({encoded}), not from a text alone",
                 where=str(self.path),
                 fix="run it with what runs its encoder; verify, report and bench make that up",
             )
@@ -159,7 +159,7 @@ class OpenModel:
             )
 
     def capacity_for(
-        self, prompt_tokens: int, new_tokens: int, *, asked: int | None = None
+        self, prompt_tokens: int, new_tokens: int, *, requested: int | None = None
     ) -> int | None:
         """Return the tokens that caches have to hold to continue a prompt.
 
@@ -175,7 +175,7 @@ class OpenModel:
             UsageError: the capacity that was asked for, or the graph's capacity, is too small.
         """
         needed = prompt_tokens + new_tokens
-        capacity = asked or self.room
+        capacity = requested or self.room
         if capacity is None:
             fixed = self.signature.fixed_capacity and self.first is None
             return needed if fixed else None

@@ -87,16 +87,16 @@ def open_model(
         if plan is not None:
             target_of_plan(plan)
     if plan is not None:
-        signature, found = signature_of(session, plan), None
+        signature, recognition = signature_of(session, plan), None
     else:
         from tq_onnx.recognise.match import recognise
 
-        found = recognise(loaded.model)
-        signature = _recognised(found, session, path)
+        recognition = recognise(loaded.model)
+        signature = _recognised(recognition, session, path)
     positions = table_positions(loaded.model, signature.interface)
     wide = _wide(path, signature, library=library, threads=threads, exact=exact, ep=ep)
     return OpenModel(
-        loaded.path, session, signature, found, first, loaded.external_files, positions, wide
+        loaded.path, session, signature, recognition, first, loaded.external_files, positions, wide
     )
 
 
@@ -230,9 +230,11 @@ def open_original(
     return model
 
 
-def _recognised(found: Recognition, session: Any, path: Path) -> Signature:
-    if found.misses or found.interface is None:
-        reason = str(found.misses[0]) if found.misses else "the inputs are not a decoder's"
+def _recognised(recognition: Recognition, session: Any, path: Path) -> Signature:
+    if recognition.misses or recognition.interface is None:
+        reason = (
+            str(recognition.misses[0]) if recognition.misses else "the inputs are not a decoder's"
+        )
         raise UnsupportedModelError(
             f"tq-onnx cannot run this model: {reason}",
             where=str(path),
@@ -245,9 +247,9 @@ def _recognised(found: Recognition, session: Any, path: Path) -> Signature:
             kv_num_heads=site.kv_num_heads,
             head_size=site.size_of(role),
         )
-        for site in found.sites
+        for site in recognition.sites
         for role, cache in (("key", site.key), ("value", site.value))
     ]
     # Only attention that is told how many tokens count may find more room than that in its cache.
-    fixed = found.fixed_capacity and all(site.counts_tokens for site in found.sites)
-    return Signature(found.interface, tuple(caches), fixed)
+    fixed = recognition.fixed_capacity and all(site.counts_tokens for site in recognition.sites)
+    return Signature(recognition.interface, tuple(caches), fixed)

@@ -17,7 +17,7 @@ from tq_onnx.errors import UsageError
 from tq_onnx.plan import BLOCK_TABLE, CUMULATIVE_LENGTHS, PAST_LENGTHS, Plan
 
 Logits = npt.NDArray[Any]
-_NOTHING: Final = -1
+_NO_PAGE: Final = -1
 """In the places of a table that have no page."""
 
 
@@ -72,7 +72,7 @@ class PagedDecoder:
         for request, count in zip(requests, counts, strict=True):
             self._make_room(request, request.length + count)
         table = np.full(
-            (len(requests), max(len(request.pages) for request in requests)), _NOTHING, np.int32
+            (len(requests), max(len(request.pages) for request in requests)), _NO_PAGE, np.int32
         )
         for row, request in zip(table, requests, strict=True):
             row[: len(request.pages)] = request.pages
@@ -90,8 +90,8 @@ class PagedDecoder:
         self._caches = dict(zip(self._caches, presents, strict=True))
         for request, count in zip(requests, counts, strict=True):
             request.length += count
-        found: Logits = logits
-        return found
+        last_logits: Logits = logits
+        return last_logits
 
     def _make_room(self, request: Request, tokens: int) -> None:
         missing = -(-tokens // self._plan.block_size) - len(request.pages)

@@ -56,9 +56,9 @@ class PlacementReport:
         """Return one line for a report."""
         if self.nodes == 0:
             return f"{self.provider}; this onnxruntime keeps no record of nodes"
-        others = ", ".join(f"{count} {op}" for op, count in self.elsewhere.items())
+        elsewhere = ", ".join(f"{count} {op}" for op, count in self.elsewhere.items())
         on_it = f"{self.on_provider} of {self.nodes} nodes on {self.provider}"
-        return f"{on_it}; on the CPU: {others}" if others else on_it
+        return f"{on_it}; on the CPU: {elsewhere}" if elsewhere else on_it
 
 
 def report_placement(session: Any, model: ir.Model) -> PlacementReport:
@@ -68,22 +68,22 @@ def report_placement(session: Any, model: ir.Model) -> PlacementReport:
         session: from ``make_session``.
         model: the graph that it was opened from; it is not changed.
     """
-    found = placement(session)
-    wanted = provider_of(session).provider
+    placed = placement(session)
+    provider = provider_of(session).provider
     text = model.metadata_props.get(METADATA_PLAN)
-    others = [node for node in found.assigned if node.provider != wanted]
+    misassigned = [node for node in placed.assigned if node.provider != provider]
     misplaced: tuple[PlacedNode, ...] = ()
-    if others:
+    if misassigned:
         belongs = _Belonging(copy_graph(model))
-        misplaced = tuple(node for node in others if belongs.on_device(node))
+        misplaced = tuple(node for node in misassigned if belongs.on_device(node))
     return PlacementReport(
-        wanted,
-        found.nodes,
-        found.nodes - len(others),
-        dict(sorted(Counter(node.op_type for node in others).items())),
+        provider,
+        placed.nodes,
+        placed.nodes - len(misassigned),
+        dict(sorted(Counter(node.op_type for node in misassigned).items())),
         misplaced,
-        found.encode,
-        found.attention,
+        placed.encode,
+        placed.attention,
         0 if text is None else _layers(Plan.from_json(text)),
     )
 
@@ -95,10 +95,10 @@ def _layers(plan: Plan) -> int:
 def problem_of(report: PlacementReport) -> str | None:
     """Return the problem of a placement as a clause; None if there is none."""
     if report.misplaced:
-        first, *others = report.misplaced
-        plural = "" if len(others) == 1 else "s"
-        more = f" (and {len(others)} more node{plural})" if others else ""
-        return f"node {first.name} ({first.op_type}) runs on {first.provider}{more}"
+        first, *further = report.misplaced
+        plural = "" if len(further) == 1 else "s"
+        suffix = f" (and {len(further)} more node{plural})" if further else ""
+        return f"node {first.name} ({first.op_type}) runs on {first.provider}{suffix}"
     if (report.encode, report.attention) != (2 * report.layers, report.layers):
         return (
             f"{report.encode} {ENCODE} and {report.attention} {ATTENTION} nodes of "

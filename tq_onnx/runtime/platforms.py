@@ -54,8 +54,8 @@ class Platform:
 
 
 PLATFORMS: Final = {
-    one.name: one
-    for one in (
+    platform.name: platform
+    for platform in (
         Platform("linux-x86_64", "manylinux_2_28_x86_64"),
         Platform("linux-arm64", "manylinux_2_28_aarch64"),
         Platform("windows-x86_64", "win_amd64"),

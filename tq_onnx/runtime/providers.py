@@ -99,7 +99,7 @@ CANN_GRAPH: Final = replace(
 )
 
 PROVIDERS: Final[Mapping[str, ExecutionProvider]] = MappingProxyType(
-    {one.name: one for one in (CPU, CANN, CANN_GRAPH)}
+    {provider.name: provider for provider in (CPU, CANN, CANN_GRAPH)}
 )
 
 
@@ -107,7 +107,7 @@ def provider_of(session: Any) -> ExecutionProvider:
     """Return the provider that a session of ``make_session`` was opened for."""
     first = session.get_providers()[0]
     has = session.get_provider_options().get(first, {})
-    for one in PROVIDERS.values():
-        if one.provider == first and dict(one.options).items() <= has.items():
-            return one
+    for provider in PROVIDERS.values():
+        if provider.provider == first and dict(provider.options).items() <= has.items():
+            return provider
     return CPU

@@ -126,5 +126,5 @@ def probabilities(scores: _Floats, sampling: Sampling) -> _Floats:
         weights[order[before >= sampling.top_p]] = 0
     if sampling.min_p:
         weights[weights < sampling.min_p * weights.max()] = 0
-    found: _Floats = weights / weights.sum()
-    return found
+    result: _Floats = weights / weights.sum()
+    return result

@@ -191,12 +191,12 @@ def placement(session: onnxruntime.InferenceSession) -> Placement:
             PlacedNode(node.name, node.op_type, node.domain, subgraph.ep_name)
             for node in subgraph.get_nodes()
         )
-    own = [node.op_type for node in assigned if node.domain == DOMAIN]
+    op_types = [node.op_type for node in assigned if node.domain == DOMAIN]
     return Placement(
         tuple(sorted(providers)),
         len(assigned),
-        own.count(ENCODE) + own.count(PAGED_ENCODE),
-        own.count(ATTENTION) + own.count(PAGED_ATTENTION),
+        op_types.count(ENCODE) + op_types.count(PAGED_ENCODE),
+        op_types.count(ATTENTION) + op_types.count(PAGED_ATTENTION),
         tuple(assigned),
     )
 

@@ -57,23 +57,23 @@ class Signature:
         """True if the graph takes a first prompt, and no caches."""
         return any(spec.pair.past is None for spec in self.caches)
 
-    def capacity(self, wanted: int | None) -> int | None:
+    def capacity(self, requested: int | None) -> int | None:
         """Return the tokens that caches hold, updated in place; None where they grow.
 
         Args:
-            wanted: what a caller asks for; None for what the graph says.
+            requested: what a caller asks for; None for what the graph says.
 
         Raises:
             UnsupportedModelError: the model can only grow.
             UsageError: the graph says something else, or nothing would fit.
         """
-        given = self.slots
-        if wanted is None:
-            return given
-        wanted = arguments.count(wanted, "context", least=1, most=MAX_CAPACITY)
-        if given is not None and wanted != given:
+        slots = self.slots
+        if requested is None:
+            return slots
+        requested = arguments.count(requested, "context", least=1, most=MAX_CAPACITY)
+        if slots is not None and requested != slots:
             raise UsageError(
-                f"the caches of this model hold {given} tokens, not {wanted}",
+                f"the caches of this model hold {slots} tokens, not {requested}",
                 fix="leave the capacity out",
             )
         if not self.fixed_capacity:
@@ -81,7 +81,7 @@ class Signature:
                 "this model counts tokens by the length of its caches, so they can only grow",
                 fix="leave the capacity out",
             )
-        return wanted
+        return requested
 
     @property
     def slots(self) -> int | None:
@@ -115,10 +115,15 @@ def signature_of(session: onnxruntime.InferenceSession, plan: Plan) -> Signature
     Raises:
         UnsupportedModelError: the plan names what the model does not have.
     """
-    told = plan.interface
+    interface = plan.interface
     inputs, outputs = ({port.name for port in side} for side in ports(session))
-    named = (told.tokens, told.attention_mask, told.position_ids, *(one.name for one in told.fed))
-    missing = {name for name in named if name is not None} - inputs | {told.logits} - outputs
+    named = (
+        interface.tokens,
+        interface.attention_mask,
+        interface.position_ids,
+        *(entry.name for entry in interface.fed),
+    )
+    missing = {name for name in named if name is not None} - inputs | {interface.logits} - outputs
     if missing:
         raise UnsupportedModelError(
             f"the model has no {min(missing)}, which its plan names",

@@ -148,10 +148,10 @@ def _chosen(
 ) -> list[int]:
     """Return the contexts to measure, shortest first."""
     if contexts is not None:
-        for context in (asked := sorted(set(contexts))):
+        for context in (lengths := sorted(set(contexts))):
             check_fits((before, after), context, tokens=tokens)
-        check_positions(after, asked[-1], tokens=tokens)
-        return asked
+        check_positions(after, lengths[-1], tokens=tokens)
+        return lengths
     rooms = [side.longest for side in (before, after) if side.longest is not None]
     room = min(rooms, default=None)
     usual = list(CONTEXTS)

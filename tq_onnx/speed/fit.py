@@ -117,13 +117,13 @@ def fit(
     loaded = load_decoder(path)
     tell(Progress("Counting what a call takes"))
     converted = METADATA_PLAN in loaded.model.metadata_props
-    found, interface = (_converted if converted else _original)(loaded, path)
-    told = (
+    candidates, interface = (_converted if converted else _original)(loaded, path)
+    limits = (
         context_length(loaded.path),
         table_positions(loaded.model, interface),
-        *(one.slots for _, one in found if one is not None),
+        *(footprint.slots for _, footprint in candidates if footprint is not None),
     )
-    positions = min((size for size in told if size), default=None)
+    positions = min((size for size in limits if size), default=None)
     if context is not None and positions is not None and context > positions:
         raise UsageError(
             f"the model takes {positions:,} tokens, not {context:,}",
@@ -134,9 +134,9 @@ def fit(
         row
         if footprint is None
         else _with_context(row, footprint, allowed, positions, context, sequences=sequences)
-        for row, footprint in found
+        for row, footprint in candidates
     ]
-    weights = next(one.weights for _, one in found if one is not None)
+    weights = next(footprint.weights for _, footprint in candidates if footprint is not None)
     return FitReport(
         loaded.path,
         allowed,
@@ -157,7 +157,7 @@ def _calibration(loaded: LoadedModel, path: Path) -> CalibrationFacts | None:
     return None if record is None else record.facts
 
 
-_Found = tuple[list[tuple[FitRow, Footprint | None]], Interface]
+_Rows = tuple[list[tuple[FitRow, Footprint | None]], Interface]
 
 
 def _row(preset: str | None, refusal: str = "") -> FitRow:
@@ -193,7 +193,7 @@ def _with_context(
     )
 
 
-def _converted(loaded: LoadedModel, path: Path) -> _Found:
+def _converted(loaded: LoadedModel, path: Path) -> _Rows:
     with located(path):
         plan = plan_in(loaded.model.metadata_props)
         if plan is None:
@@ -219,7 +219,7 @@ def _converted(loaded: LoadedModel, path: Path) -> _Found:
     return [(_row(plan.preset), footprint)], plan.interface
 
 
-def _original(loaded: LoadedModel, path: Path) -> _Found:
+def _original(loaded: LoadedModel, path: Path) -> _Rows:
     original = recognise_original(loaded, path)
     recognition = original.recognition
     interface = recognition.interface
@@ -248,15 +248,15 @@ def _original(loaded: LoadedModel, path: Path) -> _Found:
         PROCESS + RECOGNISED,
         slots,
     )
-    found: list[tuple[FitRow, Footprint | None]] = [(_row(None), now)]
+    rows: list[tuple[FitRow, Footprint | None]] = [(_row(None), now)]
     for name, preset in PRESETS.items():
         try:
             plan = make_plan(recognition, preset)
         except TqOnnxError as error:
-            found.append((_row(name, error.what), None))
+            rows.append((_row(name, error.what), None))
             continue
-        found.append((_row(name), _after(now, plan)))
-    return found, interface
+        rows.append((_row(name), _after(now, plan)))
+    return rows, interface
 
 
 def _after(now: Footprint, plan: Plan) -> Footprint:

@@ -109,8 +109,8 @@ class Footprint:
 
     def caches(self, context: int, sequences: int = 1) -> int:
         """Return the bytes of the caches of some texts in a step."""
-        one = self.window_bytes + context * self.bytes_per_token
-        return sequences * one * (2 if self.growing else 1)
+        cache_bytes = self.window_bytes + context * self.bytes_per_token
+        return sequences * cache_bytes * (2 if self.growing else 1)
 
     def peak(self, context: int, sequences: int = 1) -> int:
         """Return the peak of a process that reads and continues texts up to a context in tokens."""
@@ -184,25 +184,25 @@ def _shapes(
 ) -> dict[str, list[int]]:
     """Return the shapes of all inputs in the last piece of a prompt."""
     new = PROMPT_PIECE
-    seen = {one.name for one in names.fed if one.role == VISIBLE}
-    found = {}
+    seen = {entry.name for entry in names.fed if entry.role == VISIBLE}
+    shapes = {}
     for value in graph.inputs:
         if value.name in graph.initializers or value.shape is None:
             continue
         name = value.name or ""
         stated = [static_dim(value, axis) for axis in range(len(value.shape))]
         if name == names.tokens:
-            wanted = [new] if len(stated) == 1 else [1, new, *stated[2:]]
+            sizes = [new] if len(stated) == 1 else [1, new, *stated[2:]]
         elif name == names.attention_mask:
-            wanted = [1, context]
+            sizes = [1, context]
         elif name == names.position_ids:
-            wanted = [1, new]
+            sizes = [1, new]
         elif name in seen:
-            wanted = [1, 1, new, context]
+            sizes = [1, 1, new, context]
         elif name in caches:
             cache, past = caches[name], context - new
             pages = cache.block_size and -(-context // cache.block_size)
-            wanted = (
+            sizes = (
                 [pages, *stated[1:]]
                 if pages
                 else [1, past, stated[-1]]
@@ -210,6 +210,6 @@ def _shapes(
                 else [1, cache.kv_num_heads, past + cache.overlay_rows, stated[-1]]
             )
         else:
-            wanted = list(stated)
-        found[name] = [told or size or 1 for told, size in zip(stated, wanted, strict=True)]
-    return found
+            sizes = list(stated)
+        shapes[name] = [dim or size or 1 for dim, size in zip(stated, sizes, strict=True)]
+    return shapes

@@ -148,14 +148,14 @@ def measure(
     pieces = sum(_pieces(runner, context) for runner in runners) if prompt else 0
     # Pieces and turns count alike: on a CPU both read the weights a few times.
     total = pieces + len(turns) * len(runners)
-    done = 0
-    tell(Progress(doing, done, total))
+    calls = 0
+    tell(Progress(doing, calls, total))
     if prompt:
         for number in range(_MOST_PROMPTS):
             for runner in runners:
                 for _ in runner.read(context):
-                    done += number == 0
-                    tell(Progress(doing, done, total))
+                    calls += number == 0
+                    tell(Progress(doing, calls, total))
             if sum(sum(runner.prompts) for runner in runners) > _PROMPT_SECONDS * len(runners):
                 break
     else:
@@ -167,8 +167,8 @@ def measure(
             if pause:
                 time.sleep(_SPIN_SECONDS)
             runner.take_turn(steps)
-            done += 1
-            tell(Progress(doing, done, total))
+            calls += 1
+            tell(Progress(doing, calls, total))
     return [runner.figures(context, size) for runner, size in zip(runners, sizes, strict=True)]
 
 

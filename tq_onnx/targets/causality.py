@@ -93,16 +93,16 @@ def windows(layers: Iterable[ConvertedLayer], plan: Plan, model: ir.Model) -> li
         NoMatch: a mask hides something else than the future and what is behind a window.
     """
     shown: dict[tuple[ir.Value | None, int], int] = {}
-    found = []
+    result = []
     for layer in layers:
-        told = [layer.plan.sliding_window]
+        layer_windows = [layer.plan.sliding_window]
         for attention in layer.attentions:
             key = _mask_of(attention)
             if key not in shown:
                 shown[key] = _expect_window(layer, attention, plan, model)
-            told.append(shown[key])
-        found.append(min((window for window in told if window), default=0))
-    return found
+            layer_windows.append(shown[key])
+        result.append(min((window for window in layer_windows if window), default=0))
+    return result
 
 
 def _mask_of(attention: AttentionNode) -> tuple[ir.Value | None, int]:
@@ -238,8 +238,8 @@ def hides_the_future(
         is_token = past + np.arange(tokens)[:, None] >= first
         is_padding = np.arange(past + tokens) < first
         shown = numbers[b][:, seen & is_token & ~is_padding]
-        rest = numbers[b][:, is_token & (hidden | is_padding)]
-        if not ((shown == 0).all() and (rest <= _HIDDEN).all()):
+        hidden_numbers = numbers[b][:, is_token & (hidden | is_padding)]
+        if not ((shown == 0).all() and (hidden_numbers <= _HIDDEN).all()):
             return False
     return True
 
@@ -263,8 +263,8 @@ def keep_all_rows(model: ir.Model, plan: Plan) -> int:
             choice = use.node
             if choice.domain != "" or choice.op_type != "Where" or use.idx == 0:
                 continue
-            condition, other = choice.inputs[0], choice.inputs[3 - use.idx]
-            numbers = None if other is None else other.const_value
+            condition, masked = choice.inputs[0], choice.inputs[3 - use.idx]
+            numbers = None if masked is None else masked.const_value
             if condition is None or numbers is None or numbers.size != 1:
                 continue
             if choice.outputs[0].is_graph_output():
@@ -275,14 +275,14 @@ def keep_all_rows(model: ir.Model, plan: Plan) -> int:
     return count
 
 
-def _is_always(condition: ir.Value, wanted: bool, plan: Plan, model: ir.Model) -> bool:
+def _is_always(condition: ir.Value, expected: bool, plan: Plan, model: ir.Model) -> bool:
     """Return True if a condition ``[B, 1, T, 1]`` or smaller is this in calls without padding."""
     try:
         expect_no_contents(condition, plan, model)
         for call in LENGTHS[:-1]:
             (numbers,) = evaluate([condition], dict(inputs_of_call(plan, model, *call)))
             rows = (call[0], 1, call[1], 1)
-            if np.broadcast_shapes(numbers.shape, rows) != rows or not (numbers == wanted).all():
+            if np.broadcast_shapes(numbers.shape, rows) != rows or not (numbers == expected).all():
                 return False
     except (NoMatch, ValueError):  # of another shape
         return False
@@ -294,9 +294,12 @@ def is_positions(value: ir.Value, plan: Plan, model: ir.Model) -> bool:
     try:
         expect_no_contents(value, plan, model)
         for batch, tokens, past in LENGTHS:
-            (found,) = evaluate([value], dict(inputs_of_call(plan, model, batch, tokens, past)))
-            wanted = np.arange(past, past + tokens)
-            if found.shape not in ((1, tokens), (batch, tokens)) or not (found == wanted).all():
+            (positions,) = evaluate([value], dict(inputs_of_call(plan, model, batch, tokens, past)))
+            expected = np.arange(past, past + tokens)
+            if (
+                positions.shape not in ((1, tokens), (batch, tokens))
+                or not (positions == expected).all()
+            ):
                 return False
     except NoMatch:
         return False
@@ -324,12 +327,12 @@ def _counts_past(
     ids = input_of(model, plan.interface.tokens)
     named = zip((sizes(ids) or ())[:2], (batch, tokens), strict=False)
     names = {name: size for name, size in named if isinstance(name, str)}
-    given = {
+    inputs = {
         **shapes_by_name(value, names),
         **dict(inputs_of_call(plan, model, *call, padding=padding)),
     }
-    (found,) = evaluate([value], given)
-    return found.shape in ((1,), (batch,)) and bool((found == past).all())
+    (lengths,) = evaluate([value], inputs)
+    return lengths.shape in ((1,), (batch,)) and bool((lengths == past).all())
 
 
 def shapes_by_name(value: ir.Value, names: Mapping[str, int]) -> dict[ir.Value, Array]:
@@ -344,11 +347,11 @@ def shapes_by_name(value: ir.Value, names: Mapping[str, int]) -> dict[ir.Value, 
         source = node.inputs[0] if node.inputs else None
         if node.domain != "" or node.op_type != "Shape" or source is None:
             continue
-        asked = sizes(source)
-        if asked is None or source.dtype in _COMPUTED:
+        shape = sizes(source)
+        if shape is None or source.dtype in _COMPUTED:
             continue
-        start, end = attribute_int(node, "start", 0), attribute_int(node, "end", len(asked))
-        answer = [names.get(size) if isinstance(size, str) else size for size in asked[start:end]]
+        start, end = attribute_int(node, "start", 0), attribute_int(node, "end", len(shape))
+        answer = [names.get(size) if isinstance(size, str) else size for size in shape[start:end]]
         if None not in answer:
             known[node.outputs[0]] = np.array(answer, np.int64)
     return known

@@ -48,21 +48,21 @@ def target_of(name: str, **values: Any) -> Target:
     if name not in TARGETS:
         raise UsageError(f"target {name!r} is not one of {', '.join(TARGETS)}")
     target = TARGETS[name]
-    for value, given in values.items():
+    for value, setting in values.items():
         owners = [
-            one.name
-            for one in TARGETS.values()
-            if any(option.name == value for option in one.options)
+            target.name
+            for target in TARGETS.values()
+            if any(option.name == value for option in target.options)
         ]
         if not owners:
             raise UsageError(f"no target has the option {value}")
-        if given is not None and name not in owners:
+        if setting is not None and name not in owners:
             flag, names = "--" + value.replace("_", "-"), " or ".join(owners)
             raise UsageError(
                 f"{flag} is an option that only a model for --target {names} has",
                 fix=f"give --target {names}, or leave {flag} out",
             )
-    return target.having(**{key: given for key, given in values.items() if given is not None})
+    return target.having(**{key: setting for key, setting in values.items() if setting is not None})
 
 
 def target_of_plan(plan: Plan) -> Target:

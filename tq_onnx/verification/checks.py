@@ -166,7 +166,7 @@ def cache_sizes(converted: OpenModel, cache_bytes: int, tokens: int) -> Property
     planned = converted.plan.bytes_per_token if converted.plan else 0
     window = converted.plan.window_bytes if converted.plan else 0
     measured = (cache_bytes - window) / tokens
-    besides = f" besides {window} of the exact window" if window else ""
+    besides = f" besides {window} of exact tokens" if window else ""
     return PropertyCheck(
         "cache buffers have the planned size",
         measured == planned,

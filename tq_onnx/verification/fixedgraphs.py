@@ -192,7 +192,9 @@ def _made_again(
 
 
 def _conversion(original: Path, plan: Plan, target: Target) -> Prepared:
-    options = Options(rotation=plan.rotation, seed=plan.seed, gains=False, window=0, sinks=0)
+    options = Options(
+        rotation=plan.rotation, seed=plan.seed, gains=False, residual_length=0, sink_tokens=0
+    )
     return prepare(original, preset=plan.preset, options=options, target=target)
 
 

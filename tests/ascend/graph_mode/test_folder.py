@@ -87,7 +87,7 @@ def test_both_read_a_prompt(graphs: Path) -> None:
 
 def test_generate_takes_the_folder(exported: Path, graphs: Path, tmp_path: Path) -> None:
     plain = tmp_path / "plain.onnx"
-    convert(exported, plain, options=Options(gains=False, window=0, sinks=0))
+    convert(exported, plain, options=Options(gains=False, residual_length=0, sink_tokens=0))
     asked = ("--prompt", "It was the best of times", "--max-new-tokens", 12, "--json")
     ours = run("generate", graphs, *asked)
     assert ours.code == 0, ours.err

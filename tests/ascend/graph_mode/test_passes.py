@@ -38,7 +38,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def converted(exported: Path) -> Path:
     output = exported.with_name("converted.onnx")
-    convert(exported, output, options=Options(gains=False, window=0, sinks=0))
+    convert(exported, output, options=Options(gains=False, residual_length=0, sink_tokens=0))
     return output
 
 
@@ -145,7 +145,7 @@ def test_the_last_slot_can_be_used(converted: Path) -> None:
     [
         (
             "k4v3",
-            Options(boundary_layers=1, gains=False, window=0, sinks=0),
+            Options(boundary_layers=1, gains=False, residual_length=0, sink_tokens=0),
         ),  # several codecs, raw among them
         ("k8v4", Options()),
         ("ascend-u8", Options(equal_rows=True)),
@@ -167,7 +167,9 @@ def test_offsets(exported: Path, converted: Path, tmp_path: Path) -> None:
     convert(
         exported,
         centered,
-        options=Options(calibration=tmp_path / "statistics", gains=False, window=0, sinks=0),
+        options=Options(
+            calibration=tmp_path / "statistics", gains=False, residual_length=0, sink_tokens=0
+        ),
     )
     both = Both(centered, batch=2, calls={1, 3})
     for tokens in (3, 1, 1):
@@ -178,7 +180,7 @@ def test_operators_of_onnxruntime_become_standard_ones(tmp_path: Path) -> None:
     """The model builder's norms and rotary embeddings, and an opset that CANN does not read."""
     exported = build_bundled("genai", tmp_path)
     converted = exported.with_name("converted.onnx")
-    convert(exported, converted, options=Options(gains=False, window=0, sinks=0))
+    convert(exported, converted, options=Options(gains=False, residual_length=0, sink_tokens=0))
     both = Both(converted, batch=2, calls={1, 4}, error=1e-4)
     for tokens in (4, 1, 1):
         both.step(np.random.default_rng(tokens).integers(0, 250, (2, tokens)))
@@ -238,7 +240,7 @@ def test_an_operator_that_the_provider_does_not_take_is_refused(converted: Path)
     model = load(converted).model
     node = next(node for node in model.graph if node.op_type == "Sigmoid")
     node.op_type, node.name = "Tan", "odd"
-    with pytest.raises(UnsupportedModelError, match=r"odd \(Tan\) is none of the operators"):
+    with pytest.raises(UnsupportedModelError, match=r"odd \(Tan\) is not an operator"):
         lower(model, capacity=8)
 
 
@@ -272,7 +274,11 @@ FIXTURES = Path(__file__).parents[2] / "fixtures"
 def test_a_step_of_other_exports(tmp_path: Path, name: str) -> None:
     """Positions, lengths and masks are spelled in many ways; here they all come from the mask."""
     converted = tmp_path / "converted.onnx"
-    convert(FIXTURES / f"{name}.onnx", converted, options=Options(gains=False, window=0, sinks=0))
+    convert(
+        FIXTURES / f"{name}.onnx",
+        converted,
+        options=Options(gains=False, residual_length=0, sink_tokens=0),
+    )
     model = load(converted).model
     plan = lower(model)
     graph = on_cpu(ir.to_proto(model))

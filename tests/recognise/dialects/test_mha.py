@@ -261,7 +261,7 @@ REFUSALS: Final[dict[str, tuple[Callable[[], ir.Model], str]]] = {
     ),
     "causality over a cache from outside": (
         lambda: decoder(OUTSIDE.replace("<num_heads = 2>", CAUSAL), inputs=INPUTS),
-        "not told how many of the keys are past",
+        "has no input for the number of past keys",
     ),
     "a past inside and outside": (
         lambda: decoder(

@@ -633,7 +633,7 @@ REFUSALS: Final[dict[str, tuple[Callable[[], ir.Model], str]]] = {
     "a mask of rank 5": (mobius(with_input(3, BOOL, [1, "B", 1, "T", "S"])), "rank 5"),
     "causal over a Concat": (
         lambda: grown("is_causal=1"),
-        "not told how many of the keys are past ones",
+        "has no input for the number of past keys",
     ),
     "a count over a Concat": (
         lambda: grown(operands="query, key, value, , , , valid", more="int64[B] valid"),
@@ -652,7 +652,7 @@ REFUSALS: Final[dict[str, tuple[Callable[[], ir.Model], str]]] = {
     ),
     "causal without a count": (
         lambda: static(operands="query, key, value"),
-        "not told how many of the keys are past ones",
+        "has no input for the number of past keys",
     ),
     "empty slots unhidden": (
         lambda: static("is_causal=0", operands="query, key, value"),

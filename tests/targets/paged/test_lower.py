@@ -170,11 +170,11 @@ def test_fixtures_that_are_refused(name: str, reason: str) -> None:
 def test_options_that_are_refused() -> None:
     with pytest.raises(UsageError, match="not a multiple of 16"):
         paged("genai-cpu-fp32", block_size=40)
-    with pytest.raises(UsageError, match="exact window"):
+    with pytest.raises(UsageError, match="exact tokens"):
         prepare(
             FIXTURES / "genai-cpu-fp32.onnx",
             preset="int4",
-            options=Options(window=4),
+            options=Options(residual_length=4),
             target=target_of("paged"),
         )
 

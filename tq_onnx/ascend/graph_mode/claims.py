@@ -47,7 +47,7 @@ def left_over(model: ir.Model) -> Iterator[str]:
     for node in model.graph:
         name = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
         if node.domain != "" or node.op_type not in CLAIMED:
-            yield f"{label(node)} ({name}) is none of the operators that the provider takes"
+            yield f"{label(node)} ({name}) is not an operator that the provider supports"
         elif all(value is None or value.is_initializer() for value in node.inputs):
             yield f"{label(node)} ({name}) has constants for inputs only"
 

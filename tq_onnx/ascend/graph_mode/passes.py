@@ -242,7 +242,7 @@ def _refuse(model: ir.Model) -> None:
         ("a size depends on numbers", list(provider.not_static(model))),
     ):
         if clauses:
-            more = f" (and {len(clauses) - 1} more)" if len(clauses) > 1 else ""
+            remainder = f" (and {len(clauses) - 1} more)" if len(clauses) > 1 else ""
             raise UnsupportedModelError(
-                f"{what}: {clauses[0]}{more}", where="graph mode", fix=_EXPORT
+                f"{what}: {clauses[0]}{remainder}", where="graph mode", fix=_EXPORT
             )

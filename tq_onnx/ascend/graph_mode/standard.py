@@ -81,9 +81,9 @@ def _use_claimed(model: ir.Model) -> None:
                 node.attributes["to"] = ir.AttrInt64("to", int(like.dtype))
         elif node.op_type == "IsNaN":
             with build.before(node, "graph_mode"):
-                same = build.op("Equal", [source, source], "is_number", dtype=ir.DataType.BOOL)
+                is_number = build.op("Equal", [source, source], "is_number", dtype=ir.DataType.BOOL)
             node.op_type = "Not"
-            node.replace_input_with(0, same)
+            node.replace_input_with(0, is_number)
 
 
 def _forget_guesses(model: ir.Model) -> None:
@@ -119,8 +119,8 @@ def _drop_idle(model: ir.Model) -> int:
         if node.domain != "" or node.op_type not in ("Slice", "Reshape", "Expand"):
             continue
         source, shape = node.inputs[0], node.outputs[0].shape
-        same = source is not None and source.shape is not None and source.shape == shape
-        if not same or shape is None or not shape.is_static():
+        is_idle = source is not None and source.shape is not None and source.shape == shape
+        if not is_idle or shape is None or not shape.is_static():
             continue
         if node.op_type == "Slice" and not _steps_forward(node):
             continue

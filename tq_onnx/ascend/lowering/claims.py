@@ -55,7 +55,7 @@ _WEIGHTS: Final = ("MatMulNBits", "GatherBlockQuantized")
 _NEW_ATTRIBUTES: Final = ("saturate", "round_mode")
 """Of Cast, since opsets 19 and 24."""
 
-_OWN: Final = frozenset({ENCODE, ATTENTION, *DECODER})
+_OPERATORS: Final = frozenset({ENCODE, ATTENTION, *DECODER})
 _VIEWS: Final = frozenset({"Reshape", "Flatten", "Identity"})
 _BROADCASTING: Final = frozenset({"Add", "Sub", "Mul", "Div"})
 _NOT_FLOATS: Final = frozenset(
@@ -89,7 +89,7 @@ def left_over(model: ir.Model) -> Iterator[LeftOver]:
     """Yield what the provider would not run correctly: nodes in graph order, then the opset."""
     caches = {v for v in model.graph.inputs if v.dtype is ir.DataType.UINT8}
     for node in model.graph:
-        if node.domain == DOMAIN and node.op_type in _OWN:
+        if node.domain == DOMAIN and node.op_type in _OPERATORS:
             continue
         name = f"{label(node)} ({_name(node)})"
         read = [value for value in node.inputs if value in caches]

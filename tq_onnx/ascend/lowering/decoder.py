@@ -186,11 +186,11 @@ def _refuse_left_over(model: ir.Model, misses: list[str]) -> None:
     nodes = list(provider.left_over(model))
     if not nodes:
         return
-    more = f" (and {len(nodes) - 1} more nodes)" if len(nodes) > 1 else ""
+    remainder = f" (and {len(nodes) - 1} more nodes)" if len(nodes) > 1 else ""
     # Nodes that make angles come first then, and say less.
     angles = f"a rotary embedding stays, because {misses[0]}: " if misses else ""
     raise UnsupportedModelError(
-        f"CANNExecutionProvider cannot run the whole model: {angles}{nodes[0].what}{more}",
+        f"CANNExecutionProvider cannot run the whole model: {angles}{nodes[0].what}{remainder}",
         where=_FLAG,
         fix=nodes[0].fix,
     )

@@ -72,24 +72,24 @@ def length_and_padding(
     if mask is None:
         return None
     int64, matrix, row = ir.DataType.INT64, [None, None], ir.DataType.BOOL
-    zero, one, zeroth = build.integers(0), build.integers(1), build.number(0)
+    zero, unit, zeroth = build.integers(0), build.integers(1), build.number(0)
     is_token = mask
     if mask.dtype is not row:
         padding_value = np.zeros((), np.int64 if mask.dtype is int64 else np.int32)
         none = build.constant(f"tq.padding.{padding_value.dtype}", padding_value)
         is_padding = build.op("Equal", [mask, none], "is_padding", dtype=row, shape=matrix)
         is_token = build.op("Not", [is_padding], "is_token", dtype=row, shape=matrix)
-    zeros = build.op("Where", [is_token, zero, one], "zeros", dtype=int64, shape=matrix)
+    zeros = build.op("Where", [is_token, zero, unit], "zeros", dtype=int64, shape=matrix)
     padding = build.op(
-        "ReduceSum", [zeros, one], "left_padding", dtype=int64, shape=[None], keepdims=0
+        "ReduceSum", [zeros, unit], "left_padding", dtype=int64, shape=[None], keepdims=0
     )
     total = build.dim(mask, 1, "total_tokens")
     end = build.op("Squeeze", [total, zero], "end", dtype=int64, shape=[])
     places = build.op("Range", [zeroth, end, build.number(1)], "places", dtype=int64, shape=[None])
-    ends = build.op("Unsqueeze", [padding, one], "padding_ends", dtype=int64, shape=[None, 1])
+    ends = build.op("Unsqueeze", [padding, unit], "padding_ends", dtype=int64, shape=[None, 1])
     before = build.op("Less", [places, ends], "is_before", dtype=row, shape=matrix)
     wrong = build.op("Equal", [before, is_token], "is_wrong", dtype=row, shape=matrix)
-    counted = build.op("Where", [wrong, one, zero], "wrong", dtype=int64, shape=matrix)
+    counted = build.op("Where", [wrong, unit, zero], "wrong", dtype=int64, shape=matrix)
     most = build.op("ReduceMax", [counted], "any_wrong", dtype=int64, shape=[], keepdims=0)
     index = build.op("Unsqueeze", [most, zero], "index", dtype=int64, shape=[1])
     past = _past_of_mask(build, mask, model, plan)

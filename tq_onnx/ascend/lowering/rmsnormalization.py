@@ -121,9 +121,9 @@ def _is_plain(form: RmsNorm) -> bool:
 def _source(numbers: ir.Value, output: ir.Value) -> ir.Value | None:
     """Return X in the type of Y; or else in a wider one, and Y is rounded to its own."""
     values = widened(numbers)
-    same = [value for value in values if value.dtype is output.dtype]
+    exact = [value for value in values if value.dtype is output.dtype]
     wider = [v for v in values if v.dtype in ELEMENTS and holds(v.dtype, output.dtype)]
-    return next(iter((*same[-1:], *wider[-1:])), None)
+    return next(iter((*exact[-1:], *wider[-1:])), None)
 
 
 def _weight(value: ir.Value | None, source: ir.Value) -> ir.Value | npt.NDArray[Any] | None:

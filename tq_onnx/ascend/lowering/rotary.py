@@ -156,7 +156,7 @@ class _Finder:
     @property
     def misses(self) -> list[str]:
         """Why angles were not found to be those of positions."""
-        return [found.reason for found in self._known.values() if isinstance(found, NoMatch)]
+        return [angles.reason for angles in self._known.values() if isinstance(angles, NoMatch)]
 
     def find(self, node: ir.Node) -> _Rotation | None:
         """Return the rotary embedding that a node is, or the last step of.

@@ -76,7 +76,7 @@ def verify_on_npu(
     *,
     on_progress: OnProgress | None = None,
     part_seconds: float = PART_SECONDS,
-    kept: Path | None = None,
+    parts_file: Path | None = None,
 ) -> NpuReport:
     """Run all checks.
 
@@ -84,8 +84,8 @@ def verify_on_npu(
         request: the models to check besides the operators. On a simulated device sizes are small.
         on_progress: called as each part begins; units are parts.
         part_seconds: how long a part may take.
-        kept: a file for the parts that are finished, from which an interrupted run goes on; it is
-            left there. None to keep nothing.
+        parts_file: a file for the parts that are finished, from which an interrupted run goes on;
+            it stays there. None for no file.
 
     Raises:
         LibraryError: there is no CANN in this environment.
@@ -101,9 +101,9 @@ def verify_on_npu(
     checks: list[DeviceCheck] = []
     timings: list[Timing] = []
     finished: KeptParts | None = None
-    for done, part in enumerate(parts):
+    for index, part in enumerate(parts):
         earlier = None if finished is None else finished.get(part)
-        tell(Progress(part if earlier is None else f"{part}, from before", done, len(parts)))
+        tell(Progress(part if earlier is None else f"{part}, from before", index, len(parts)))
         result = earlier or _in_a_process(part, request, part_seconds)
         if finished is not None and earlier is None:
             finished.add(part, result)
@@ -115,7 +115,7 @@ def verify_on_npu(
             if result["environment"] is not None:
                 environment = Environment.of(result["environment"])
             request = replace(request, brief=request.brief or bool(simulated))
-            finished = KeptParts(kept, request, result)
+            finished = KeptParts(parts_file, request, result)
         checks += (DeviceCheck(**check) for check in result["checks"])
         timings += (Timing(**timing) for timing in result["timings"])
     return NpuReport(
@@ -170,5 +170,5 @@ def _environment() -> dict[str, str]:
 
 def _died(part: str, problem: str) -> dict[str, Any]:
     check = {"name": part, "holds": False, "problem": problem}
-    nothing = {"simulated": None, "environment": None, "absent": None}
-    return {"checks": [check], "timings": [], **nothing}
+    fields = {"simulated": None, "environment": None, "absent": None}
+    return {"checks": [check], "timings": [], **fields}

@@ -80,7 +80,10 @@ class Environment:
     def of(cls, facts: Mapping[str, Any]) -> Environment:
         """Make it of what ``dataclasses.asdict`` made of one in another process."""
         return cls(
-            **{**facts, "libraries": tuple(LibraryFile(**one) for one in facts["libraries"])}
+            **{
+                **facts,
+                "libraries": tuple(LibraryFile(**library) for library in facts["libraries"]),
+            }
         )
 
 

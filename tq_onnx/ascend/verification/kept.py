@@ -13,7 +13,7 @@ from typing import Any
 
 from tq_onnx.ascend.verification.findings import Request
 
-Found = dict[str, Any]
+Findings = dict[str, Any]
 """What the process of a part wrote."""
 
 
@@ -26,11 +26,11 @@ class KeptParts:
         device: what the first part found, by which it is known again.
     """
 
-    def __init__(self, path: Path | None, request: Request, device: Found) -> None:
+    def __init__(self, path: Path | None, request: Request, device: Findings) -> None:
         """Read the file, if there is one that belongs to this request and device."""
         self._path = path
         self._of = _fingerprint(request, device)
-        self._parts: dict[str, Found] = {}
+        self._parts: dict[str, Findings] = {}
         if path is None:
             return
         with suppress(OSError, ValueError, TypeError, KeyError):
@@ -38,13 +38,13 @@ class KeptParts:
             if before["of"] == self._of:
                 self._parts = dict(before["parts"])
 
-    def get(self, part: str) -> Found | None:
+    def get(self, part: str) -> Findings | None:
         """Return what a part found before; None if it has not been run."""
         return self._parts.get(part)
 
-    def add(self, part: str, found: Found) -> None:
+    def add(self, part: str, findings: Findings) -> None:
         """Keep what a part found; a file that cannot be written does not end what took minutes."""
-        self._parts[part] = found
+        self._parts[part] = findings
         if self._path is None:
             return
         text = json.dumps({"of": self._of, "parts": self._parts})
@@ -54,7 +54,7 @@ class KeptParts:
             new.replace(self._path)
 
 
-def _fingerprint(request: Request, device: Found) -> str:
+def _fingerprint(request: Request, device: Findings) -> str:
     models = [(str(path.resolve()), *_state(path)) for path in request.models]
     facts = [device["environment"], models, request.brief]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

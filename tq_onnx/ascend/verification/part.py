@@ -134,5 +134,5 @@ def run_part(part: str, request: Request, output: Path) -> None:
 
 
 if __name__ == "__main__":
-    name, asked, target = sys.argv[1:]
-    run_part(name, Request.from_json(Path(asked).read_text(encoding="utf-8")), Path(target))
+    name, request_file, target = sys.argv[1:]
+    run_part(name, Request.from_json(Path(request_file).read_text(encoding="utf-8")), Path(target))

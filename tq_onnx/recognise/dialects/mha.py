@@ -203,7 +203,7 @@ def _updated_outside(
     )
     if attribute_int(node, "unidirectional", 0) and not first_prompt:
         raise NoMatch(
-            "the operator is unidirectional, but is not told how many of the keys are past", node
+            "the operator is unidirectional, but has no input for the number of past keys", node
         )
     num_heads = attribute_int(node, "num_heads", 0)
     returned = [static_dim(reach.anchor.present, 1) for reach in (key, value)]

@@ -181,9 +181,7 @@ def _check_visibility(node: ir.Node, slots: tuple[ir.Value | None, ...], update:
     if update.past is None or valid is not None:
         return
     if attribute_int(node, "is_causal", 0):
-        raise NoMatch(
-            "the operator is causal, but is not told how many of the keys are past ones", node
-        )
+        raise NoMatch("the operator is causal, but has no input for the number of past keys", node)
     if scattered and slots[MASK] is None:
         raise NoMatch("nothing hides the slots of the cache that hold no key", node)
 

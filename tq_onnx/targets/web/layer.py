@@ -49,8 +49,8 @@ class LayerCalls:
         name = f"layers.{layer.plan.layer}.attention"
         with build.before(layer.attention.node, name):
             key, value = (
-                self._replaced(encoder, made)
-                for encoder, made in zip(layer.encoders, self._rows(), strict=True)
+                self._replaced(encoder, rows)
+                for encoder, rows in zip(layer.encoders, self._rows(), strict=True)
             )
         attentions = []
         for each in layer.attentions:
@@ -67,11 +67,11 @@ class LayerCalls:
         key, value = (encoder.codec for encoder in encoders)
         if key != value:
             return self._encoded(vectors[0], key), self._encoded(vectors[1], value)
-        both = build.op("Concat", vectors, "keys_and_values", dtype=_FLOAT, axis=1)
+        keys_and_values = build.op("Concat", vectors, "keys_and_values", dtype=_FLOAT, axis=1)
         heads = self.layer.plan.kv_num_heads
         return build.ops(
             "Split",
-            [self._encoded(both, key), build.integers(heads, heads)],
+            [self._encoded(keys_and_values, key), build.integers(heads, heads)],
             "rows",
             dtype=_BYTES,
             shapes=[None, None],
@@ -111,9 +111,9 @@ class LayerCalls:
             return [call(bodies.packed_plane, codes, weights, by_byte, dtype=_BYTES)]
         top = tables.top_value(build, codec)
         tops = call(bodies.tops_of, codes, top)
-        rest = call(bodies.without_tops, codes, tops, top)
+        remainder = call(bodies.without_tops, codes, tops, top)
         return [
-            call(bodies.packed_plane, rest, weights, by_byte, dtype=_BYTES),
+            call(bodies.packed_plane, remainder, weights, by_byte, dtype=_BYTES),
             call(
                 bodies.packed_tops,
                 tops,

@@ -59,24 +59,24 @@ class InlineOperatorsPass(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Replace the operators in place."""
         layers = converted_layers(model, self._plan)
-        own = frozenset(model.graph)
+        model_nodes = frozenset(model.graph)
         calls = Calls(Builder(model.graph))
         shared = Shared(calls, layers[0])
-        told = [LayerCalls(calls, shared, layer, self._plan).replace() for layer in layers]
+        remembered = [LayerCalls(calls, shared, layer, self._plan).replace() for layer in layers]
         for identifier in [key for key in model.functions if key[0] == DOMAIN]:
             del model.functions[identifier]
         _inline(model, calls)
-        _share_constants(model, calls.build, own)
+        _share_constants(model, calls.build, model_nodes)
         RemoveUnusedNodesPass()(model)
         model.graph.sort()
-        restore.remember(model, told)
+        restore.remember(model, remembered)
         return ir.passes.PassResult(model, modified=True)
 
     def ensures(self, model: ir.Model) -> None:
         """Ensure that none of our operators is left."""
-        left = [node.name for node in model.graph.all_nodes() if node.domain.startswith(DOMAIN)]
-        if left or model.functions:
-            raise ir.passes.PostconditionError(f"{[*left, *model.functions]} are left")
+        nodes = [node.name for node in model.graph.all_nodes() if node.domain.startswith(DOMAIN)]
+        if nodes or model.functions:
+            raise ir.passes.PostconditionError(f"{[*nodes, *model.functions]} are left")
 
 
 def _inline(model: ir.Model, calls: Calls) -> None:
@@ -96,10 +96,10 @@ def _inline(model: ir.Model, calls: Calls) -> None:
         del model.opset_imports[domain]
 
 
-def _share_constants(model: ir.Model, build: Builder, own: frozenset[ir.Node]) -> None:
+def _share_constants(model: ir.Model, build: Builder, model_nodes: frozenset[ir.Node]) -> None:
     """Make initializers of the constants in functions, one of each; the model's own stay."""
     for node in list(model.graph):
-        if node.op_type != "Constant" or node in own:
+        if node.op_type != "Constant" or node in model_nodes:
             continue
         (value,) = node.outputs
         tensor = ir.convenience.get_const_tensor(value)

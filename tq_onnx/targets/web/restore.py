@@ -69,7 +69,7 @@ def take_place(old: ir.Value, new: ir.Value) -> ir.Value:
 
 def remember(model: ir.Model, layers: Sequence[Remembered]) -> None:
     """Write the names of the values into the metadata."""
-    told = [
+    entries = [
         {
             "key": _names(layer.key),
             "value": _names(layer.value),
@@ -77,7 +77,7 @@ def remember(model: ir.Model, layers: Sequence[Remembered]) -> None:
         }
         for layer in layers
     ]
-    model.metadata_props[METADATA_LAYERS] = json.dumps(told, separators=(",", ":"))
+    model.metadata_props[METADATA_LAYERS] = json.dumps(entries, separators=(",", ":"))
 
 
 def _names(ends: EncoderEnds | AttentionEnds) -> dict[str, str | None]:
@@ -106,8 +106,8 @@ def restore(model: ir.Model, plan: Plan) -> ir.Model:
     }
     plain = replace(plan, target=CPU)
     try:
-        told = json.loads(model.metadata_props.pop(METADATA_LAYERS))
-        layers = [_layer(entry, values) for entry in told]
+        entries = json.loads(model.metadata_props.pop(METADATA_LAYERS))
+        layers = [_layer(entry, values) for entry in entries]
         build = Builder(model.graph)
         for layer, ends in zip(plain.layers, layers, strict=True):
             _restore(OperatorNodes(build, plain, layer), ends)
@@ -152,8 +152,8 @@ def _restore(operators: OperatorNodes, ends: Remembered) -> None:
 
 def _encoder(operators: OperatorNodes, role: Role, ends: EncoderEnds) -> ir.Value:
     with operators.build.before(_producer(ends.present), _scope(operators.layer)):
-        made = operators.encode(ends.vectors, ends.past, ends.past_length, role, None)
-    return take_place(ends.present, made)
+        rows = operators.encode(ends.vectors, ends.past, ends.past_length, role, None)
+    return take_place(ends.present, rows)
 
 
 def _producer(value: ir.Value) -> ir.Node:

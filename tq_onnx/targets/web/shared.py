@@ -52,7 +52,7 @@ class Calls:
         """Return the result of a piece."""
         name = operator_style(piece.name)
         self.called[domain, name] = piece
-        made = self.build.ops(
+        outputs = self.build.ops(
             name,
             inputs,
             name,
@@ -61,7 +61,7 @@ class Calls:
             domain=domain,
             attributes=attributes,
         )
-        return made[0]
+        return outputs[0]
 
     def wide(self, value: ir.Value) -> ir.Value:
         """Return floats in float32."""
@@ -111,9 +111,9 @@ class Shared:
 
         def make() -> ir.Value:
             build = self._build
-            zero, one = build.number(0), build.number(1)
+            zero, unit = build.number(0), build.number(1)
             new = build.op("Squeeze", [self.new()], "new_tokens", dtype=_INT64, shape=[])
-            steps = build.op("Range", [zero, new, one], "steps", dtype=_INT64)
+            steps = build.op("Range", [zero, new, unit], "steps", dtype=_INT64)
             past = build.op(
                 "Reshape", [past_length, build.integers(-1, 1, 1, 1)], "past", dtype=_INT64
             )
@@ -131,8 +131,10 @@ class Shared:
         def make() -> ir.Value:
             build = self._build
             rows = build.dim(past, 2, "rows")
-            more = build.op("Sub", [self.total(past_length), rows], "more", dtype=_INT64)
-            missing = build.op("Max", [more, build.integers(0)], "missing", dtype=_INT64, shape=[1])
+            shortage = build.op("Sub", [self.total(past_length), rows], "more", dtype=_INT64)
+            missing = build.op(
+                "Max", [shortage, build.integers(0)], "missing", dtype=_INT64, shape=[1]
+            )
             sizes = [self.batch(), build.integers(heads), missing, build.integers(width)]
             shape = build.op("Concat", sizes, "room_shape", dtype=_INT64, axis=0)
             return build.op("Expand", [self._zero_byte(), shape], "room", dtype=_BYTES)
@@ -235,8 +237,8 @@ class Shared:
         """Return the shape ``[B, N, -1, last]``: the query heads of a KV head in one matrix."""
 
         def make() -> ir.Value:
-            rest = [self._build.integers(heads), self._build.integers(-1), last]
-            sizes = [self.batch(), *rest]
+            inner = [self._build.integers(heads), self._build.integers(-1), last]
+            sizes = [self.batch(), *inner]
             return self._build.op("Concat", sizes, "grouped_shape", dtype=_INT64, axis=0)
 
         return self.once("grouped_shape", last, heads, make=make)

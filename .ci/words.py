@@ -1,0 +1,119 @@
+"""Count names that are no nouns, and refuse riddles in what people read.
+
+    python .ci/words.py            against [names] of tests/budget.toml
+    python .ci/words.py --write    lower those budgets to what the rooms have now
+
+A variable, a loop variable or a parameter is a noun. ``WORDS`` are pronouns and participles: each
+room may have as many as its budget says, which only falls. Fields of classes are not counted, as
+files and callers depend on them. README.md, docs/*.md and the strings of the product have none of
+``PHRASES``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Final
+
+from budget import BUDGET, ROOT, git, room_of, tomllib, write
+
+WORDS: Final = frozenset(
+    (
+        *("one", "other", "others", "own", "its", "their", "theirs", "here", "there"),
+        *("found", "given", "told", "made", "wanted", "asked", "had", "done", "taken", "left"),
+        *("kept", "nothing", "both", "rest", "more", "same", "such"),
+    )
+)
+PHRASES: Final = (
+    *("is told", "are told", "not told", "is asked", "are asked", "asked of", "as asked for"),
+    *("than the wanted", "for ever", "beside it stands", "nobody", "without theirs"),
+    *("is none of", "are none of", "that is none", "messages are none"),
+    *("tell anything", "nothing tells", "makes one that does"),
+)
+_RIDDLE: Final = re.compile(
+    r"\b(" + "|".join(phrase.replace(" ", r"\s+") for phrase in PHRASES) + r")\b", re.IGNORECASE
+)
+
+
+def names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the line and the name of each variable and parameter of a module in ``WORDS``."""
+    fields = {
+        id(node)
+        for record in ast.walk(tree)
+        if isinstance(record, ast.ClassDef)
+        for statement in record.body
+        if isinstance(statement, ast.Assign | ast.AnnAssign)
+        for node in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        name = None
+        if (
+            isinstance(node, ast.Name)
+            and isinstance(node.ctx, ast.Store)
+            and id(node) not in fields
+        ):
+            name = node.id
+        elif isinstance(node, ast.arg):
+            name = node.arg
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar):
+            name = node.name
+        if name is not None and name.strip("_").lower() in WORDS:
+            yield node.lineno, name
+
+
+def strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the line and the text of each string of a module that is no docstring."""
+    nodes = list(ast.walk(tree))
+    documentation = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if is_text and id(node) not in documentation:
+            yield node.lineno, node.value
+
+
+def riddles(line: int, text: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and the phrase of each riddle in a text that begins in a line."""
+    for match in _RIDDLE.finditer(text):
+        yield line + text.count("\n", 0, match.start()), " ".join(match[1].split())
+
+
+def main() -> int:
+    """Print what is wrong; return 1 if there are more names than a budget allows, or a riddle."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--write", action="store_true", help="lower the budgets to today's names")
+    arguments = parser.parse_args()
+
+    rooms: dict[str, int] = tomllib.loads(BUDGET.read_text(encoding="utf-8"))["names"]
+    places: dict[str, list[str]] = defaultdict(list)
+    wrong = []
+    for path in git("ls-files", "*.py", "README.md", "docs/*.md").splitlines():
+        room = room_of(path, rooms)
+        if not (ROOT / path).is_file() or (room is None and path.endswith(".py")):
+            continue
+        text = (ROOT / path).read_text(encoding="utf-8")
+        texts = [(1, text)]
+        if path.endswith(".py"):
+            tree = ast.parse(text)
+            places[room or ""] += [f"{path}:{line}: {name}" for line, name in names(tree)]
+            texts = list(strings(tree)) if path.startswith("tq_onnx/") else []
+        for start, prose in texts:
+            wrong += [f"{path}:{line}: {phrase!r}" for line, phrase in riddles(start, prose)]
+    if arguments.write:
+        write("names", {room: min(most, len(places[room])) for room, most in rooms.items()})
+        return 0
+    for room, most in rooms.items():
+        if len(places[room]) > most:
+            print(*places[room], sep="\n")
+            wrong.append(f"{room} has {len(places[room])} names that are no nouns, not {most}")
+    print(*wrong, sep="\n", end="\n" if wrong else "")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
